@@ -1,0 +1,146 @@
+// The fused pointwise pass after a convolution, one read and one write of the tensor:
+//
+//     destination[n,c,s] = alpha * activation(scale[c] * (value[n,c,s] + addend[n,c,s]) + shift[c])
+//                        + beta * old[n,c,s]
+//
+// `addend`, `scale`, `shift` and `old` may be absent: then that term is left out, not read as zero,
+// so a NaN in memory that beta = 0 excludes is never seen (null scale and shift; ADDEND and OLD). Everything is computed in the arithmetic
+// type (float, or double for double) and rounded once. `destination` may be the same memory as
+// `value`, `addend` or `old`: a thread reads all it needs before it writes.
+//
+// NaN rule, every mode: NaN in, NaN out (cuDNN's CUDNN_PROPAGATE_NAN). The comparisons are
+// therefore written so that NaN takes the branch that returns x. swish and gelu of -infinity are
+// NaN, as the product -infinity * 0 in their formulas is.
+//
+// The host maps (n, c, s) onto (outer, middle, inner) with `inner` contiguous where any axis is:
+// channels-first has inner = s and a channel per row, channels-last inner = c and a channel per
+// column (CHANNEL_INNER). A row is one (outer, middle) pair; a thread owns UNROLL packs of COUNT
+// elements, taken down the rows (UNROLL_ROWS) or along one row, all loaded before the first is used.
+
+#include "element.cuh"
+
+enum Mode {
+    IDENTITY = 0,
+    RELU = 1,
+    CLIPPED_RELU = 2,  // coef: the ceiling
+    ELU = 3,           // coef: cuDNN's alpha, the negative saturation
+    SIGMOID = 4,
+    TANH = 5,
+    SWISH = 6,  // coef: beta in x * sigmoid(beta * x)
+    GELU = 7,   // the exact one, with erf
+    LEAKY_RELU = 8,  // coef: the negative slope
+};
+
+__device__ inline float exponential(float x) { return expf(x); }
+__device__ inline double exponential(double x) { return exp(x); }
+__device__ inline float exponential_minus_one(float x) { return expm1f(x); }
+__device__ inline double exponential_minus_one(double x) { return expm1(x); }
+__device__ inline float hyperbolic_tangent(float x) { return tanhf(x); }
+__device__ inline double hyperbolic_tangent(double x) { return tanh(x); }
+__device__ inline float error_function_complement(float x) { return erfcf(x); }
+__device__ inline double error_function_complement(double x) { return erfc(x); }
+
+template <int MODE, typename A>
+__device__ inline A activation(A x, A coef) {
+    const A zero = 0, one = 1;
+    if constexpr (MODE == RELU) return x < zero ? zero : x;
+    if constexpr (MODE == CLIPPED_RELU) return x < zero ? zero : (x > coef ? coef : x);
+    if constexpr (MODE == ELU) return x > zero ? x : coef * exponential_minus_one(x);
+    if constexpr (MODE == SIGMOID) return one / (one + exponential(-x));
+    if constexpr (MODE == TANH) return hyperbolic_tangent(x);
+    if constexpr (MODE == SWISH) return x / (one + exponential(-coef * x));
+    // 1 + erf(t) = erfc(-t), without the cancellation for large negative t
+    if constexpr (MODE == GELU)
+        return A(0.5) * x * error_function_complement(A(-0.70710678118654752440) * x);
+    if constexpr (MODE == LEAKY_RELU) return x < zero ? coef * x : x;
+    return x;
+}
+
+struct Axes {
+    long long outer, middle, inner;
+};
+
+struct PointwiseGeometry {
+    Axes size;                             // in elements
+    Axes destination, value, addend, old;  // strides in elements; inner is 1 where COUNT > 1
+    long long tiles, column_tiles;         // blocks' worth of work: in all, and along a row
+};
+
+// ADDEND and OLD say that these operands are there: absent ones shall cost no registers.
+template <typename T, typename V, typename D, int MODE, bool ADDEND, bool OLD, int COUNT,
+          int UNROLL, bool UNROLL_ROWS, bool CHANNEL_INNER>
+__global__ void __launch_bounds__(256, 2) pointwise(
+    PointwiseGeometry geometry, D *destination, const V *value, const Arithmetic<T> *addend,
+    const T *__restrict__ scale, const T *__restrict__ shift, const D *old, Arithmetic<T> alpha,
+    Arithmetic<T> beta, Arithmetic<T> coef) {
+    using A = Arithmetic<T>;
+    const Axes size = geometry.size;
+    const long long rows = size.outer * size.middle;
+
+    for (long long tile = blockIdx.x; tile < geometry.tiles; tile += gridDim.x) {
+        const long long row_tile = (unsigned long long)tile / geometry.column_tiles;
+        const long long column_tile = tile - row_tile * geometry.column_tiles;
+        const long long first_row =
+            row_tile * blockDim.y * (UNROLL_ROWS ? UNROLL : 1) + threadIdx.y;
+        const long long first_column =
+            (column_tile * blockDim.x * (UNROLL_ROWS ? 1 : UNROLL) + threadIdx.x) * COUNT;
+
+        long long outer[UNROLL], middle[UNROLL], column[UNROLL], available[UNROLL];
+        Pack<V, COUNT> values[UNROLL];
+        Pack<A, COUNT> addends[ADDEND ? UNROLL : 1];
+        Pack<D, COUNT> olds[OLD ? UNROLL : 1];
+
+#pragma unroll
+        for (int u = 0; u < UNROLL; ++u) {
+            const long long row = first_row + (UNROLL_ROWS ? u * (int)blockDim.y : 0);
+            column[u] = first_column + (UNROLL_ROWS ? 0 : u * (int)blockDim.x * COUNT);
+            available[u] = row < rows ? size.inner - column[u] : 0;
+            outer[u] = size.outer == 1 ? 0 : (unsigned long long)row / size.middle;
+            middle[u] = row - outer[u] * size.middle;
+        }
+        auto offset = [&](const Axes &stride, int u) {
+            return outer[u] * stride.outer + middle[u] * stride.middle +
+                   column[u] * (COUNT > 1 ? 1 : stride.inner);
+        };
+
+#pragma unroll
+        for (int u = 0; u < UNROLL; ++u)
+            values[u] = load_pack<COUNT>(value + offset(geometry.value, u), available[u]);
+        if constexpr (ADDEND) {
+#pragma unroll
+            for (int u = 0; u < UNROLL; ++u)
+                addends[u] = load_pack<COUNT>(addend + offset(geometry.addend, u), available[u]);
+        }
+        if constexpr (OLD) {
+#pragma unroll
+            for (int u = 0; u < UNROLL; ++u)
+                olds[u] = load_pack<COUNT>(old + offset(geometry.old, u), available[u]);
+        }
+
+        // One pair a thread where rows are unrolled (the columns, hence the channels, are the same
+        // for all) and one a row otherwise.
+        Pack<T, COUNT> scales = {}, shifts = {};
+        if (CHANNEL_INNER && scale) scales = load_pack<COUNT>(scale + column[0], available[0]);
+        if (CHANNEL_INNER && shift) shifts = load_pack<COUNT>(shift + column[0], available[0]);
+
+#pragma unroll
+        for (int u = 0; u < UNROLL; ++u) {
+            if (available[u] <= 0) continue;
+            A row_scale = 1, row_shift = 0;
+            if (!CHANNEL_INNER && scale) row_scale = widen(scale[middle[u]]);
+            if (!CHANNEL_INNER && shift) row_shift = widen(shift[middle[u]]);
+            Pack<D, COUNT> results;
+#pragma unroll
+            for (int i = 0; i < COUNT; ++i) {
+                A x = widen(values[u].element[i]);
+                if constexpr (ADDEND) x += addends[u].element[i];
+                if (scale) x *= CHANNEL_INNER ? A(widen(scales.element[i])) : row_scale;
+                if (shift) x += CHANNEL_INNER ? A(widen(shifts.element[i])) : row_shift;
+                x = alpha * activation<MODE>(x, coef);
+                if constexpr (OLD) x += beta * A(widen(olds[u].element[i]));
+                results.element[i] = narrow<D>(x);
+            }
+            store_pack<COUNT>(destination + offset(geometry.destination, u), results, available[u]);
+        }
+    }
+}

@@ -1,0 +1,126 @@
+"""The device contract: what runs steps. Everything clever lives above it.
+
+A `Device` gives memory and runs operations; a `Run` is one call's use of its three streams. The
+same executor drives all devices, so the host device exercises it where there is no card.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from ooc_cudnn.devices.view import DeviceView
+from ooc_cudnn.memory.arena import Allocation, Arena
+from ooc_cudnn.operations.chain import Buffer, Launch
+
+HostArray = np.ndarray[Any, Any]
+STREAMS = ("copy_in", "compute", "copy_out")
+
+
+class Event(Protocol):
+    """The end of a step; with a start if the run is timed."""
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Start and stop of the step, in seconds since the run began; only after `finish`."""
+
+
+class Run(Protocol):
+    """One call's use of a device: three streams, each of which runs its actions in order."""
+
+    def submit(
+        self,
+        stream: str,
+        waits: Sequence[Event],
+        action: Callable[[Any], None],
+        *,
+        signals: bool,
+    ) -> Event | None:
+        """Queue `action(stream handle)` behind `waits`; return its event if anyone will ask."""
+
+    def synchronize(self, event: Event) -> None:
+        """Block the host until a step has ended; raise what went wrong in any step so far."""
+
+    def finish(self, *, wait: bool) -> None:
+        """Join the streams: with `wait` the host blocks until all is done and written.
+
+        Without it only later device work is ordered behind this run.
+        """
+
+    def cancel(self) -> None:
+        """Drop what has not started, wait for what has, release everything."""
+
+
+class Device(Protocol):
+    """What computes: `cuda`, `host` or `simulated`."""
+
+    kind: str
+    name: str
+    arena: Arena
+
+    def identity(self) -> Mapping[str, str]:
+        """What a machine model is keyed by: the hardware and the versions that matter."""
+
+    def free_bytes(self) -> int:
+        """Device memory that is free, whoever uses the rest."""
+
+    def layouts(self, dtype: str) -> tuple[str, ...]:
+        """Memory orders in which windows can be computed in `dtype`."""
+
+    def synchronize(self) -> None:
+        """Block until the device is idle (for measuring, and after errors)."""
+
+    def release_caches(self) -> None:
+        """Give back everything that can be made again."""
+
+    # Host memory -------------------------------------------------------------------------------
+
+    def allocate_pinned(self, nbytes: int) -> HostArray:
+        """Page-locked host memory of exactly `nbytes`, as bytes; freed with the array."""
+
+    def pin(self, pointer: int, nbytes: int) -> None:
+        """Page-lock host memory in place."""
+
+    def unpin(self, pointer: int) -> None:
+        """Undo `pin`."""
+
+    def is_pinned(self, pointer: int, nbytes: int) -> bool:
+        """Whether host memory is page-locked from its first byte to its last."""
+
+    # Device memory -----------------------------------------------------------------------------
+
+    def as_array(self, allocation: Allocation, shape: tuple[int, ...], dtype: str) -> Any:
+        """Return a user's array over device memory; it keeps the allocation alive."""
+
+    def copy_in(self, destination: DeviceView, source: HostArray | DeviceView, stream: Any) -> None:
+        """Copy a region to the device."""
+
+    def copy_out(
+        self, destination: HostArray | DeviceView, source: DeviceView, stream: Any
+    ) -> None:
+        """Copy a region from the device."""
+
+    # Computing ---------------------------------------------------------------------------------
+
+    def workspace(
+        self, launches: Sequence[tuple[Launch, Mapping[str, Buffer]]], budget_bytes: int | None
+    ) -> tuple[int, tuple[str, ...]] | None:
+        """Scratch bytes that the launches need, and the algorithms' names.
+
+        Without a budget, of the algorithms the device prefers; with one, of the best within it.
+        Returns None if some launch has no such algorithm.
+        """
+
+    def run(
+        self,
+        launch: Launch,
+        views: Mapping[str, DeviceView],
+        workspace: tuple[int, int],
+        stream: Any,
+    ) -> None:
+        """Run a launch on its buffers; `workspace` is (pointer, bytes)."""
+
+    def start(self, *, overlap: bool, staged: bool, timed: bool) -> Run:
+        """Open a run. `staged`: some operand is in host memory that cannot be copied from as is."""

@@ -1,0 +1,236 @@
+"""The host as a device: NumPy computes, threads are the streams, an arena holds a hard limit.
+
+A real out-of-core engine on a machine without a card (disk to memory), and what exercises the
+planner, the schedule and the executor in tests.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+import platform
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ooc_cudnn.devices import host_convolution
+from ooc_cudnn.devices.base import HostArray
+from ooc_cudnn.devices.view import DeviceView
+from ooc_cudnn.devices.worker import WorkerRun
+from ooc_cudnn.memory.arena import Allocation, Arena
+from ooc_cudnn.operations.activation import MODES
+from ooc_cudnn.operations.chain import Buffer, Launch
+from ooc_cudnn.operations.convolution import Convolution
+from ooc_cudnn.operations.pointwise import Pointwise
+from ooc_cudnn.tensor import ORDERS, numpy_dtype
+
+#: Elements that an elementwise pass works on at a time, so that its temporaries stay small.
+CHUNK_ELEMENTS = 2**18
+
+
+class HostAllocation:
+    """Host memory that plays device memory."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.bytes = np.empty(nbytes + 64, np.uint8)
+        self.nbytes = nbytes
+        self.pointer = -(-self.bytes.ctypes.data // 64) * 64
+
+
+class HostDevice:
+    """NumPy and threads behind the device contract."""
+
+    kind = "host"
+
+    def __init__(self) -> None:
+        self.name = "host"
+        self.arena = Arena(HostAllocation, self.free_bytes)
+        self._pinned: dict[int, int] = {}
+
+    def identity(self) -> Mapping[str, str]:
+        """Processor, cores and NumPy's version."""
+        return {
+            "host": platform.processor() or platform.machine(),
+            "cores": str(os.cpu_count()),
+            "numpy": np.__version__,
+        }
+
+    def free_bytes(self) -> int:
+        """Memory the operating system could give."""
+        try:
+            for line in Path("/proc/meminfo").read_text().splitlines():
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+        except OSError:
+            pass
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+    def layouts(self, dtype: str) -> tuple[str, ...]:
+        """Any order; channels-first is gathered fastest."""
+        return ORDERS
+
+    def synchronize(self) -> None:
+        """Nothing runs outside a run."""
+
+    def release_caches(self) -> None:
+        """Give the arena's block back."""
+        self.arena.release_block()
+
+    # Host memory -------------------------------------------------------------------------------
+
+    def allocate_pinned(self, nbytes: int) -> HostArray:
+        """Plain memory: here, nothing needs page-locking to be copied."""
+        array = np.empty(nbytes, np.uint8)
+        pointer = array.ctypes.data
+        self._pinned[pointer] = nbytes
+        weakref.finalize(array, self._pinned.pop, pointer, None)
+        return array
+
+    def pin(self, pointer: int, nbytes: int) -> None:
+        """Remember the range as pinned; the host device copies from any memory alike."""
+        self._pinned[pointer] = nbytes
+
+    def unpin(self, pointer: int) -> None:
+        """Forget the range."""
+        self._pinned.pop(pointer, None)
+
+    def is_pinned(self, pointer: int, nbytes: int) -> bool:
+        """Whether the range lies in one that was pinned."""
+        return any(
+            start <= pointer and pointer + nbytes <= start + count
+            for start, count in tuple(self._pinned.items())
+        )
+
+    # Device memory -----------------------------------------------------------------------------
+
+    def as_array(self, allocation: Allocation, shape: tuple[int, ...], dtype: str) -> HostArray:
+        """Return an array over the allocation, marked as living on the device."""
+        count = math.prod(shape) * numpy_dtype(dtype).itemsize
+        raw = (ctypes.c_char * count).from_address(allocation.pointer)
+        raw.allocation = allocation  # type: ignore[attr-defined]  # keeps it alive
+        return np.ndarray(shape, numpy_dtype(dtype), buffer=raw).view(HostDeviceArray)
+
+    def copy_in(self, destination: DeviceView, source: HostArray | DeviceView, stream: Any) -> None:
+        """Copy into the arena."""
+        array = source if isinstance(source, np.ndarray) else _array(source)
+        np.copyto(_array(destination), array)
+
+    def copy_out(
+        self, destination: HostArray | DeviceView, source: DeviceView, stream: Any
+    ) -> None:
+        """Copy out of the arena."""
+        array = destination if isinstance(destination, np.ndarray) else _array(destination)
+        np.copyto(array, _array(source))
+
+    # Computing ---------------------------------------------------------------------------------
+
+    def workspace(
+        self, launches: Sequence[tuple[Launch, Mapping[str, Buffer]]], budget_bytes: int | None
+    ) -> tuple[int, tuple[str, ...]] | None:
+        """Scratch of the largest convolution: its columns and its product."""
+        needed = max(
+            (
+                host_convolution.workspace_bytes(launch.operation)
+                for launch, _ in launches
+                if isinstance(launch.operation, Convolution)
+            ),
+            default=0,
+        )
+        if budget_bytes is not None and -(-needed // 256) * 256 > budget_bytes:
+            return None
+        return needed, ("columns and matrix product",) if needed else ()
+
+    def run(
+        self,
+        launch: Launch,
+        views: Mapping[str, DeviceView],
+        workspace: tuple[int, int],
+        stream: Any,
+    ) -> None:
+        """Compute with NumPy."""
+        operation = launch.operation
+        inputs = [_array(views[name]) if name else None for name in launch.inputs]
+        output = _array(views[launch.output])
+        if isinstance(operation, Convolution):
+            x, w = inputs
+            scratch = _array(DeviceView(workspace[0], "float32", (workspace[1] // 4,), (1,)))
+            assert x is not None and w is not None
+            host_convolution.convolve(operation, x, w, output, scratch.view(np.uint8))
+        elif isinstance(operation, Pointwise):
+            value, addend, shift, old = inputs
+            assert value is not None
+            _pointwise(operation, value, addend, shift, old, output)
+        else:
+            (value,) = inputs
+            assert value is not None
+            np.copyto(output, value)
+
+    def start(self, *, overlap: bool, staged: bool, timed: bool) -> WorkerRun:
+        """Three threads, or the caller's own."""
+        return WorkerRun(overlap=overlap)
+
+
+class HostDeviceArray(np.ndarray[Any, Any]):
+    """A NumPy array that lives in the host device's memory: its placement is "device"."""
+
+
+def _array(view: DeviceView) -> HostArray:
+    """Return the NumPy array over a device view."""
+    dtype = numpy_dtype(view.dtype)
+    span = 1 + sum(
+        (extent - 1) * stride
+        for extent, stride in zip(view.shape, view.strides, strict=True)
+        if extent
+    )
+    if 0 in view.shape:
+        return np.empty(view.shape, dtype)
+    raw = (ctypes.c_char * (span * dtype.itemsize)).from_address(view.pointer)
+    strides = tuple(stride * dtype.itemsize for stride in view.strides)
+    return np.ndarray(view.shape, dtype, buffer=raw, strides=strides)
+
+
+def _chunks(shape: tuple[int, ...]) -> Iterator[tuple[slice, ...]]:
+    """Index boxes of at most about `CHUNK_ELEMENTS`, cut along the leading axes."""
+    inner = math.prod(shape[1:])
+    if inner <= CHUNK_ELEMENTS or len(shape) == 1:
+        step = max(1, CHUNK_ELEMENTS // max(inner, 1))
+        for start in range(0, shape[0], step):
+            yield (slice(start, min(start + step, shape[0])),)
+        return
+    for index in range(shape[0]):
+        for rest in _chunks(shape[1:]):
+            yield (slice(index, index + 1), *rest)
+
+
+def _pointwise(
+    operation: Pointwise,
+    value: HostArray,
+    addend: HostArray | None,
+    shift: HostArray | None,
+    old: HostArray | None,
+    output: HostArray,
+) -> None:
+    """destination = alpha * activation(value + addend + shift) + beta * old, chunk by chunk."""
+    wide = value.dtype == np.float64 or output.dtype == np.float64
+    dtype = np.dtype(np.float64 if wide else np.float32)
+    function = MODES[operation.mode][0]
+    if shift is not None:
+        shift = np.broadcast_to(
+            shift.astype(dtype).reshape(1, -1, *[1] * (value.ndim - 2)), value.shape
+        )
+    for box in _chunks(value.shape):
+        result = value[box].astype(dtype)
+        if addend is not None:
+            result += addend[box]
+        if shift is not None:
+            result += shift[box]
+        result = function(result, operation.coef)
+        if operation.alpha != 1:
+            result = result * dtype.type(operation.alpha)
+        if old is not None:
+            result = result + dtype.type(operation.beta) * old[box].astype(dtype)
+        np.copyto(output[box], result, casting="unsafe")

@@ -1,0 +1,135 @@
+"""Convolution on the host: blocks of rows gathered into columns, and one matrix product each.
+
+The columns of a block (Caffe's im2col) fit the caches; the product is BLAS. All scratch memory is
+the workspace that the plan counted, so the arena's limit holds for it too.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from ooc_cudnn.operations.convolution import Convolution
+from ooc_cudnn.tensor import DTYPES, numpy_dtype
+
+Array = np.ndarray[Any, Any]
+
+#: Columns of one block: about a second-level cache.
+BLOCK_BYTES = 2 * 2**20
+
+
+def compute_dtype(dtype: str) -> str:
+    """What sums are made in: float64 for float64, float32 for all others."""
+    return "float64" if dtype == "float64" else "float32"
+
+
+def _block_sites(operation: Convolution) -> int:
+    """Output sites of one block, a multiple of the innermost rows where these are short."""
+    item = DTYPES[compute_dtype(operation.dtype)]
+    depth = math.prod(operation.w_shape[1:])
+    sites = max(1, BLOCK_BYTES // (item * (depth + operation.w_shape[0] // operation.groups)))
+    return min(sites, max(1, math.prod(operation.output_shape[2:])))
+
+
+def workspace_bytes(operation: Convolution) -> int:
+    """Scratch bytes: the filter in the compute dtype, one block's columns and its product.
+
+    >>> workspace_bytes(Convolution.of((1, 1, 4, 4), (1, 1, 3, 3)))
+    196
+    """
+    item = DTYPES[compute_dtype(operation.dtype)]
+    depth, c_y = math.prod(operation.w_shape[1:]), operation.w_shape[0]
+    sites = _block_sites(operation)
+    return item * (math.prod(operation.w_shape) + sites * (depth + c_y // operation.groups))
+
+
+def convolve(operation: Convolution, x: Array, w: Array, y: Array, workspace: Array) -> None:
+    """Write the convolution of x with w to y; any strides, any of the library's dtypes.
+
+    Parameters
+    ----------
+    workspace : array of uint8
+        At least `workspace_bytes` long.
+    """
+    if 0 in y.shape:
+        return
+    if 0 in x.shape:
+        y[...] = 0
+        return
+    dtype = numpy_dtype(compute_dtype(operation.dtype))
+    groups, depth = operation.groups, math.prod(operation.w_shape[1:])
+    per_group, c_x = operation.w_shape[0] // groups, operation.w_shape[1]
+    sites = _block_sites(operation)
+    scratch = workspace[: workspace_bytes(operation)].view(dtype)
+    filters = scratch[: w.size].reshape(w.shape)
+    np.copyto(filters, w, casting="unsafe")
+    matrix = filters.reshape(groups, per_group, depth)
+    columns = scratch[w.size : w.size + depth * sites]
+    product = scratch[w.size + depth * sites :]
+    for image, (lines, columns_of) in itertools.product(
+        range(x.shape[0]), _blocks(operation.output_shape[2:], sites)
+    ):
+        shape = tuple(stop - start for start, stop in (*lines, columns_of))
+        count = math.prod(shape)
+        gathered = columns[: depth * count].reshape(depth, count)
+        result = product[: per_group * count].reshape(per_group, count)
+        window = tuple(slice(start, stop) for start, stop in (*lines, columns_of))
+        for group in range(groups):
+            _gather(
+                operation,
+                x[image, group * c_x : (group + 1) * c_x],
+                (*lines, columns_of),
+                gathered.reshape(c_x, -1, *shape),
+            )
+            np.matmul(matrix[group], gathered, out=result)
+            target = y[(image, slice(group * per_group, (group + 1) * per_group), *window)]
+            np.copyto(target, result.reshape(per_group, *shape), casting="unsafe")
+
+
+def _blocks(
+    extents: tuple[int, ...], sites: int
+) -> Iterator[tuple[tuple[tuple[int, int], ...], tuple[int, int]]]:
+    """Cut the output sites into boxes of at most `sites`: (ranges of outer axes, innermost)."""
+    sizes, room = [], sites
+    for extent in reversed(extents):
+        sizes.append(max(1, min(extent, room)))
+        room //= sizes[-1]
+    sizes.reverse()
+    axes = [
+        [(start, min(start + size, extent)) for start in range(0, extent, size)]
+        for extent, size in zip(extents, sizes, strict=True)
+    ]
+    for box in itertools.product(*axes):
+        yield box[:-1], box[-1]
+
+
+def _gather(
+    operation: Convolution,
+    x: Array,
+    box: tuple[tuple[int, int], ...],
+    columns: Array,
+) -> None:
+    """Fill columns (cX, window sites, box...) with the inputs that the box's outputs see."""
+    window = operation.w_shape[2:]
+    for at, tap in enumerate(itertools.product(*(range(k) for k in window))):
+        inside, source = [], []
+        for axis, (start, stop) in enumerate(box):
+            stride = operation.stride[axis]
+            offset = tap[axis] * operation.dilation[axis] - operation.padding[axis][0]
+            # outputs o in [start, stop) with 0 <= o * stride + offset < extent
+            first = max(start, -(-max(0, -offset) // stride))
+            last = min(stop, (x.shape[axis + 1] - 1 - offset) // stride + 1)
+            inside.append(slice(first - start, max(last, first) - start))
+            begin = first * stride + offset
+            source.append(slice(begin, begin + max(0, last - first - 1) * stride + 1, stride)
+                          if last > first else slice(0, 0))  # fmt: skip
+        column = columns[:, at]
+        target = column[(slice(None), *inside)]
+        if target.size < column.size:
+            column[...] = 0
+        if target.size:
+            np.copyto(target, x[(slice(None), *source)], casting="unsafe")

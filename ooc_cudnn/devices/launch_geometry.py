@@ -1,0 +1,176 @@
+"""How a tensor becomes rows, packs, tiles and blocks of threads. Pure arithmetic, no GPU needed.
+
+Words: a row is a run of elements along the innermost axis; a pack is what one thread moves in one
+access; a tile is what one block of threads does at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+BLOCK_THREADS = 256
+WIDEST_ACCESS_BYTES = 16
+
+Triple = tuple[int, int, int]
+
+
+class Rows(NamedTuple):
+    """(n, c, s) as (outer, middle, inner), for all operands of one call."""
+
+    sizes: Triple
+    strides: tuple[Triple, ...]  # of each operand, in elements
+    inner_is_channel: bool
+    contiguous: bool  # along inner, in every operand
+
+
+def common_rows(sizes: Triple, strides: Sequence[Triple], *, keep_channel: bool) -> Rows:
+    """Choose the innermost axis and merge axes that follow each other in every operand.
+
+    Where the operands disagree about the innermost axis, the first one (the destination) decides.
+    With `keep_channel` the channel remains the whole of the middle or the inner axis, because a
+    parameter is looked up with it.
+
+    >>> common_rows((2, 3, 5), [(15, 5, 1)], keep_channel=False)
+    Rows(sizes=(1, 1, 30), strides=((30, 30, 1),), inner_is_channel=False, contiguous=True)
+    >>> common_rows((2, 3, 5), [(15, 1, 3)], keep_channel=True)
+    Rows(sizes=(1, 10, 3), strides=((30, 3, 1),), inner_is_channel=True, contiguous=True)
+    """
+    _, c, s = sizes
+    channel_agrees = c == 1 or all(stride[1] == 1 for stride in strides)
+    spatial_agrees = s == 1 or all(stride[2] == 1 for stride in strides)
+    if channel_agrees and spatial_agrees:
+        inner_is_channel = c > s
+    elif channel_agrees or spatial_agrees:
+        inner_is_channel = channel_agrees
+    else:
+        inner_is_channel = c > 1 and strides[0][1] < strides[0][2]
+
+    order = (0, 2, 1) if inner_is_channel else (0, 1, 2)
+    # Each axis is its size and one stride per operand.
+    axes = [(sizes[axis], tuple(stride[axis] for stride in strides)) for axis in order]
+    outer, middle, inner = axes
+    if not keep_channel:
+        middle, inner = _merge(middle, inner)
+    if not keep_channel or inner_is_channel:
+        outer, middle = _merge(outer, middle)
+    if not keep_channel:
+        middle, inner = _merge(middle, inner)
+    # A stride that is never taken: the packed one, which constrains no alignment.
+    inner_strides = (1,) * len(strides) if inner[0] == 1 else inner[1]
+    middle_strides = (
+        tuple(inner[0] * step for step in inner_strides) if middle[0] == 1 else middle[1]
+    )
+    outer_strides = (
+        tuple(middle[0] * step for step in middle_strides) if outer[0] == 1 else outer[1]
+    )
+    return Rows(
+        (outer[0], middle[0], inner[0]),
+        tuple(zip(outer_strides, middle_strides, inner_strides, strict=True)),
+        inner_is_channel,
+        all(step == 1 for step in inner_strides),
+    )
+
+
+_Axis = tuple[int, tuple[int, ...]]
+
+
+def _merge(outside: _Axis, inside: _Axis) -> tuple[_Axis, _Axis]:
+    """The two axes as one, the outside one then of size 1; unchanged where they do not merge."""
+    size, steps = inside
+    one = (1, (0,) * len(steps))
+    if outside[0] == 1:
+        return one, inside
+    if size == 1:
+        return one, outside
+    if all(step_out == size * step for step_out, step in zip(outside[1], steps, strict=True)):
+        return one, (outside[0] * size, steps)
+    return outside, inside
+
+
+def pack_size(rows: Rows, item_bytes: Sequence[int], pointers: Sequence[int], most: int) -> int:
+    """The most elements, a power of two up to `most`, that one thread can move in one access.
+
+    Every row of every operand must begin on a boundary of its pack, or of 16 bytes where a pack
+    is larger than that.
+
+    >>> rows = common_rows((1, 2, 6), [(12, 6, 1)], keep_channel=True)
+    >>> pack_size(rows, [4], [4096], most=4)  # rows of 24 bytes
+    2
+    """
+    if not rows.contiguous:
+        return 1
+    count = most
+    while count > rows.sizes[2]:
+        count //= 2
+    while count > 1:
+        boundaries = [min(WIDEST_ACCESS_BYTES, count * item) for item in item_bytes]
+        if all(
+            pointer % boundary == 0
+            and (rows.sizes[0] == 1 or outer * item % boundary == 0)
+            and (rows.sizes[1] == 1 or middle * item % boundary == 0)
+            for (outer, middle, _), item, pointer, boundary in zip(
+                rows.strides, item_bytes, pointers, boundaries, strict=True
+            )
+        ):
+            break
+        count //= 2
+    return count
+
+
+class Blocks(NamedTuple):
+    """How blocks of threads lie over rows of packs."""
+
+    block: tuple[int, int]
+    unroll_rows: bool  # a thread's packs lie in one column, else along one row
+    tiles: int
+    column_tiles: int
+
+
+def block_shape(rows: int, packs: int, unroll: int, *, one_column: bool = False) -> Blocks:
+    """Lay blocks of 256 threads over `rows` rows of `packs` packs, `unroll` packs a thread.
+
+    `one_column` asks that a thread's packs share a column whatever the shape (a channel's
+    parameters are then read once). Otherwise they lie along a row where rows are long enough.
+
+    >>> block_shape(rows=1000, packs=6, unroll=4)
+    Blocks(block=(8, 32), unroll_rows=True, tiles=8, column_tiles=1)
+    """
+    if packs <= BLOCK_THREADS:
+        across = 1 << (packs - 1).bit_length()
+    else:  # the width that leaves the fewest lanes past the end of a row; the widest of equals
+        across = min((256, 128, 64, 32), key=lambda width: -(-packs // width) * width)
+    down = BLOCK_THREADS // across
+    unroll_rows = one_column or (rows > down and packs < 4 * unroll * across)
+    tile_rows = down * (unroll if unroll_rows else 1)
+    tile_packs = across * (1 if unroll_rows else unroll)
+    row_tiles, column_tiles = -(-rows // tile_rows), -(-packs // tile_packs)
+    return Blocks((across, down), unroll_rows, row_tiles * column_tiles, column_tiles)
+
+
+# A tile of a transpose: at most so many channels, and bytes in all. Measured on an H200.
+TRANSPOSE_CHANNELS = 64
+TRANSPOSE_TILE_BYTES = {2: 8192, 4: 8192, 8: 16384}
+TRANSPOSE_PACK = {2: 2, 4: 1, 8: 1}
+
+
+def transpose_tile(channels: int, spatial: int, item_bytes: int) -> tuple[int, int]:
+    """The tile (channels, spatial elements) of a transpose between the two layouts.
+
+    Few channels get a tile exactly as narrow and accordingly long; many are cut evenly.
+
+    >>> transpose_tile(3, 10**6, 4), transpose_tile(64, 10**6, 4), transpose_tile(100, 49, 4)
+    ((3, 672), (64, 32), (64, 32))
+    """
+    across = channels
+    if channels > TRANSPOSE_CHANNELS:
+        across = _even_cut(channels, TRANSPOSE_CHANNELS)
+    longest = TRANSPOSE_TILE_BYTES[item_bytes] // item_bytes // across // 32 * 32
+    return across, _even_cut(spatial, min(max(longest, 32), 1024))
+
+
+def _even_cut(extent: int, longest: int) -> int:
+    """The length of equal pieces of at most `longest`, rounded up to a quarter of `longest`."""
+    quarter = max(longest // 4, 8)
+    length = -(-extent // -(-extent // longest))
+    return min(-(-length // quarter) * quarter, longest)

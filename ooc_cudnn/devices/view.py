@@ -1,0 +1,84 @@
+"""A tensor in device memory, as the kernels see it: a pointer, an element type, sizes, strides."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceView:
+    """A strided tensor in device memory. Owns nothing and keeps nothing alive.
+
+    Parameters
+    ----------
+    pointer : int
+        Device address of the first element.
+    dtype : str
+        "float16", "bfloat16", "float32" or "float64".
+    shape : tuple of int
+        Sizes in logical order: n, c, then the spatial axes. (Filters: k, c, spatial. Channel
+        vectors: one axis.)
+    strides : tuple of int
+        Strides in elements, not bytes, one per axis.
+
+    Examples
+    --------
+    >>> rows = DeviceView(4096, "float32", (2, 3, 4, 5), (300, 100, 5, 1))  # 4 of 20 rows
+    >>> rows.flat()
+    ((2, 3, 20), (300, 100, 1))
+    >>> DeviceView(4096, "float32", (2, 3, 4, 5), (60, 1, 15, 3)).flat()  # channels-last
+    ((2, 3, 20), (60, 1, 3))
+    """
+
+    pointer: int
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if self.dtype not in ITEM_BYTES:
+            raise ValueError(f"dtype is {self.dtype!r}; it must be one of {', '.join(ITEM_BYTES)}")
+        if len(self.shape) != len(self.strides):
+            raise ValueError(
+                f"shape {self.shape} and strides {self.strides} differ in their number of axes"
+            )
+        if min(self.shape, default=0) < 0:
+            raise ValueError(f"shape is {self.shape}; sizes must not be negative")
+
+    @property
+    def item_bytes(self) -> int:
+        """Bytes of one element."""
+        return ITEM_BYTES[self.dtype]
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    def flat(self) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
+        """Sizes and strides as (n, c, s), with the spatial axes flattened into s.
+
+        Raises
+        ------
+        ValueError
+            If there are fewer than two axes, or the spatial axes do not flatten to one stride
+            (columns were cut off the rows, say).
+        """
+        if len(self.shape) < 2:
+            raise ValueError(f"shape is {self.shape}; the axes n and c are required")
+        size, stride = 1, 1
+        for extent, step in zip(reversed(self.shape[2:]), reversed(self.strides[2:]), strict=True):
+            if extent == 1:
+                continue
+            if size == 1:
+                stride = step
+            elif step != stride * size and self.size:
+                raise ValueError(
+                    f"the spatial axes of shape {self.shape} with strides {self.strides} do not "
+                    f"flatten: an axis of stride {step} follows {size} elements of stride {stride}"
+                )
+            size *= extent
+        return (self.shape[0], self.shape[1], size), (self.strides[0], self.strides[1], stride)

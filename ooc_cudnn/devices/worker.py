@@ -1,0 +1,136 @@
+"""Streams made of threads: each runs its actions in order, waiting for events of the others.
+
+The host device's streams are these. The cuda device puts them in front of its streams when pieces
+have to be staged by the host, so that staging, too, waits in line without holding up the caller.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ooc_cudnn.devices.base import STREAMS
+
+Action = Callable[[Any], None]
+
+
+class Cancelled(Exception):
+    """Raised inside a worker that waits for a step which will never come."""
+
+
+class WorkerEvent:
+    """The end of an action."""
+
+    __slots__ = ("done", "failed", "start_seconds", "stop_seconds", "zero_seconds")
+
+    def __init__(self, zero_seconds: float) -> None:
+        self.done = threading.Event()
+        self.zero_seconds = zero_seconds
+        self.start_seconds = self.stop_seconds = zero_seconds
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Start and stop in seconds since the run began."""
+        return self.start_seconds - self.zero_seconds, self.stop_seconds - self.zero_seconds
+
+
+class WorkerRun:
+    """Three threads, one for each stream; or none, when the streams do not overlap.
+
+    An action that fails stops the run: what has not started is dropped, and the first error is
+    raised to the caller from `synchronize` or `finish`.
+
+    Parameters
+    ----------
+    overlap : bool
+        False: actions run at once, on the caller's thread.
+    handles : mapping of stream name to object, optional
+        What is passed to the actions of a stream.
+    """
+
+    def __init__(self, *, overlap: bool, handles: dict[str, Any] | None = None) -> None:
+        self._handles = handles or dict.fromkeys(STREAMS)
+        self._zero_seconds = time.perf_counter()
+        self._stop = threading.Event()
+        self._error: BaseException | None = None
+        self._queues: dict[str, queue.SimpleQueue[Any]] = {}
+        self._threads: list[threading.Thread] = []
+        if overlap:
+            for name in STREAMS:
+                self._queues[name] = queue.SimpleQueue()
+                thread = threading.Thread(
+                    target=self._work, args=(name,), name=f"ooc_cudnn {name}", daemon=True
+                )
+                self._threads.append(thread)
+                thread.start()
+
+    def submit(
+        self, stream: str, waits: Sequence[WorkerEvent], action: Action, *, signals: bool
+    ) -> WorkerEvent:
+        """Queue an action."""
+        event = WorkerEvent(self._zero_seconds)
+        if self._threads:
+            self._queues[stream].put((tuple(waits), action, event))
+        else:
+            event.start_seconds = time.perf_counter()
+            action(self._handles[stream])
+            event.stop_seconds = time.perf_counter()
+            event.done.set()
+        return event
+
+    def synchronize(self, event: WorkerEvent) -> None:
+        """Wait for an action, in slices so that Ctrl-C is heard."""
+        while not event.done.wait(0.1):
+            if self._stop.is_set():
+                break
+        self._raise()
+
+    def finish(self, *, wait: bool = True) -> None:
+        """Let the threads run dry, and join them."""
+        self._join()
+        self._raise()
+
+    def cancel(self) -> None:
+        """Drop what is queued and join the threads."""
+        self._stop.set()
+        self._join()
+
+    def _join(self) -> None:
+        for waiting in self._queues.values():
+            waiting.put(None)
+        for thread in self._threads:
+            while thread.is_alive():
+                thread.join(0.1)
+        self._threads = []
+
+    def _raise(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _work(self, name: str) -> None:
+        waiting, handle = self._queues[name], self._handles[name]
+        while (item := waiting.get()) is not None:
+            waits, action, event = item
+            if not self._stop.is_set():
+                try:
+                    for earlier in waits:
+                        self._wait(earlier)
+                    event.start_seconds = time.perf_counter()
+                    action(handle)
+                    event.stop_seconds = time.perf_counter()
+                except Cancelled:
+                    pass
+                except BaseException as error:  # handed to the caller's thread
+                    self._error = self._error or error
+                    self._stop.set()
+            event.done.set()
+
+    def _wait(self, event: WorkerEvent) -> None:
+        while not event.done.wait(0.5):
+            if self._stop.is_set():
+                raise Cancelled
+        if self._stop.is_set():
+            raise Cancelled

@@ -1,0 +1,362 @@
+"""From a public function to its result: wrap the operands, plan once, run.
+
+The way of every call, one direction: operands -> chain -> plan -> schedule -> executor. All that
+depends only on shapes, dtypes, placements and settings is kept, so a repeated call goes straight to
+the executor.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ooc_cudnn.calibration import machine_for
+from ooc_cudnn.devices import get_device
+from ooc_cudnn.devices.base import Device
+from ooc_cudnn.errors import DeviceOutOfMemoryError
+from ooc_cudnn.memory.arrays import (
+    Wrapped,
+    check_apart,
+    check_writable,
+    reserve_file,
+    wrap,
+)
+from ooc_cudnn.memory.functions import empty_on
+from ooc_cudnn.memory.limit import forget_limits, limit_bytes
+from ooc_cudnn.operations.chain import Chain
+from ooc_cudnn.pipeline.execute import Executor
+from ooc_cudnn.pipeline.plan import Plan
+from ooc_cudnn.pipeline.planner import Request, make_plan
+from ooc_cudnn.pipeline.schedule import make_schedule
+from ooc_cudnn.pipeline.verify import Verification
+from ooc_cudnn.profiling import Call, recording
+from ooc_cudnn.progress import reporter
+from ooc_cudnn.settings import Settings, current
+from ooc_cudnn.tensor import TensorSpec, numpy_dtype, packed_strides
+from perfmodel import MachineModel
+
+#: Makes the chain of a call from the operands' specs and the settings; raises on bad arguments.
+Build = Callable[[Mapping[str, TensorSpec], Settings], Chain]
+
+#: Calls that are remembered, with their plans and schedules.
+REMEMBERED_CALLS = 256
+#: A remembered plan is made anew once this much more memory is available than when it was made.
+ROOM_WORTH_REPLANNING = 1.25
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A call, ready to run on any operands of the same specs."""
+
+    chain: Chain
+    plan: Plan
+    executor: Executor
+    available_bytes: int
+    staged: bool
+
+
+_prepared: OrderedDict[Hashable, Prepared] = OrderedDict()
+_lock = threading.RLock()
+
+
+def call(
+    function: str,
+    build: Build,
+    arrays: Mapping[str, Any],
+    parameters: Hashable,
+    *,
+    beta: float,
+    out: Any,
+) -> Any:
+    """Run a function on its operands and return its result.
+
+    Parameters
+    ----------
+    function : str
+        The public function's name.
+    build : callable
+        Makes the chain.
+    arrays : mapping
+        The operands in the chain's order, x first, without the result.
+    parameters : hashable
+        All arguments that shape the chain: with the specs and the settings, what a plan depends on.
+    beta : float
+        Whether the result's old content counts; then `out` is required.
+    out : array, optional
+        Where to write.
+    """
+    settings = current()
+    device = get_device(settings.device)
+    operands = {name: wrap(array, device, name=name) for name, array in arrays.items()}
+    if out is None and beta:
+        raise ValueError(f"beta={beta} needs out, whose content it scales")
+    result = wrap(out, device, name="out") if out is not None else None
+    key = (
+        function,
+        parameters,
+        settings,
+        *(operand.spec for operand in operands.values()),
+        *(operand.pointer % 16 for operand in operands.values()),
+        result and (result.spec, result.pointer % 16),
+    )
+    with device.arena.lock:
+        prepared = _find(key, device, settings)
+        if prepared is None:
+            prepared = _prepare(key, function, build, operands, result, device, settings)
+        if result is not None:
+            check_writable(result)
+            check_apart(operands, result)
+            if result.spec.placement == "disk":
+                reserve_file(result.array)
+        else:
+            result = _make_result(prepared.plan, device, operands["x"])
+        _run(key, prepared, device, settings, operands, result)
+    if out is not None:
+        return out
+    restore = operands["x"].restore
+    return restore(result.array) if restore is not None else result.array
+
+
+def _find(key: Hashable, device: Device, settings: Settings) -> Prepared | None:
+    prepared = _prepared.get(key)
+    if prepared is None:
+        return None
+    available = limit_bytes(device, settings.memory_limit) - device.arena.array_bytes
+    if prepared.plan.device_bytes > available:
+        return None
+    if available > prepared.available_bytes * ROOM_WORTH_REPLANNING and not prepared.plan.in_core:
+        return None
+    _prepared.move_to_end(key)
+    return prepared
+
+
+def _prepare(
+    key: Hashable,
+    function: str,
+    build: Build,
+    operands: Mapping[str, Wrapped],
+    result: Wrapped | None,
+    device: Device,
+    settings: Settings,
+    *,
+    share: float = 1.0,
+) -> Prepared:
+    """Build the chain, plan it and make its schedule."""
+    specs = {name: operand.spec for name, operand in operands.items()}
+    chain = build(specs, settings)
+    y = chain.operands["y"]
+    if result is None:
+        pending = _result_spec(chain, specs["x"], device, settings)
+    else:
+        pending = result.spec
+        if pending.shape != y.shape:
+            raise ValueError(f"out must have shape {y.shape}, not {pending.shape}")
+        if pending.dtype != y.dtype:
+            raise TypeError(f"out must be {y.dtype} like x, not {pending.dtype}")
+    specs["y"] = pending
+    pointers = {name: operand.pointer for name, operand in operands.items()}
+    pointers["y"] = result.pointer if result is not None else 0
+    # A result that is still to be allocated on the device takes its room from the limit.
+    room = limit_bytes(device, settings.memory_limit) - device.arena.array_bytes
+    if result is None and pending.placement == "device":
+        room -= pending.nbytes
+    request = make_request(
+        function,
+        chain,
+        specs,
+        machine_for(device, settings.machine),
+        max(int(room * share), 0),
+        device.layouts(chain.dtype),
+        overlap=settings.overlap,
+        aligned={name: pointer % 16 == 0 for name, pointer in pointers.items()},
+    )
+    plan = make_plan(request, device.workspace)
+    prepared = Prepared(
+        chain, plan, make_executor(request, plan), room, _is_staged(plan, device)
+    )
+    with _lock:
+        _prepared[key] = prepared
+        while len(_prepared) > REMEMBERED_CALLS:
+            _prepared.popitem(last=False)
+    return prepared
+
+
+def make_request(
+    function: str,
+    chain: Chain,
+    specs: Mapping[str, TensorSpec],
+    machine: MachineModel,
+    memory_limit: int,
+    layouts: tuple[str, ...],
+    *,
+    overlap: bool,
+    aligned: Mapping[str, bool],
+) -> Request:
+    """Describe a call to the planner.
+
+    Parameters
+    ----------
+    aligned : mapping
+        Whether each operand starts on a 16-byte boundary.
+    """
+    x_order = specs["x"].order or "channels_first"
+    in_place = []
+    for name, spec in specs.items():
+        packed = spec.order is not None and _images_are_packed(spec)
+        if spec.placement == "device" and packed and aligned[name]:
+            in_place.append((name, spec.strides[0] * spec.itemsize % 16 == 0))
+    if "y" in dict(in_place) and chain.beta and specs["y"].order is None:
+        raise AssertionError("an operand without an order is never in place")
+    return Request(
+        function=function,
+        chain=chain,
+        operands=tuple(specs.items()),
+        in_place=tuple(in_place),
+        orders=tuple((name, spec.order or x_order) for name, spec in specs.items()),
+        machine=machine,
+        memory_limit=memory_limit,
+        # An order that needs no re-laying comes first: it is taken when the seconds are equal.
+        layouts=tuple(sorted(layouts, key=lambda layout: layout != x_order)),
+        overlap=overlap,
+    )
+
+
+def _images_are_packed(spec: TensorSpec) -> bool:
+    """Whether each image's elements lie side by side (images may be further apart)."""
+    packed = packed_strides(spec.shape, spec.order or "channels_first")
+    return all(
+        extent == 1 or have == want
+        for extent, have, want in zip(spec.shape[1:], spec.strides[1:], packed[1:], strict=True)
+    )
+
+
+def make_executor(request: Request, plan: Plan) -> Executor:
+    """Make a plan's schedule, and the executor that runs it."""
+    orders = dict(request.orders)
+    schedule = make_schedule(
+        request.chain,
+        plan.split,
+        order=plan.order,
+        rings=dict(plan.rings),
+        layout=plan.layout,
+        orders=orders,
+    )
+    return Executor(request.chain, plan, schedule, orders)
+
+
+def _is_staged(plan: Plan, device: Device) -> bool:
+    return any(
+        spec.placement in ("pageable", "disk") or (spec.order is None and spec.placement != "device")
+        for name, spec in plan.operands
+        if dict(plan.rings).get(name)
+    )
+
+
+def _result_spec(
+    chain: Chain, x: TensorSpec, device: Device, settings: Settings
+) -> TensorSpec:
+    """Where a result goes that the caller gave no place for: by x's placement and order."""
+    y = chain.operands["y"]
+    order = x.order or "channels_first"
+    strides = packed_strides(y.shape, order)
+    if x.placement != "device":
+        return TensorSpec(y.shape, y.dtype, "pageable", strides)
+    spec = TensorSpec(y.shape, y.dtype, "device", strides)
+    if device.arena.array_bytes + spec.nbytes <= limit_bytes(device, settings.memory_limit):
+        return spec
+    return TensorSpec(y.shape, y.dtype, "pinned", strides)
+
+
+def _make_result(plan: Plan, device: Device, x: Wrapped) -> Wrapped:
+    """Allocate the result that the plan was made for."""
+    spec = dict(plan.operands)["y"]
+    order = spec.order or "channels_first"
+    if spec.placement == "pageable":
+        last = order == "channels_last" and len(spec.shape) > 2
+        stored = (spec.shape[0], *spec.shape[2:], spec.shape[1]) if last else spec.shape
+        array = np.empty(stored, numpy_dtype(spec.dtype))
+        if last:
+            array = array.transpose(0, len(stored) - 1, *range(1, len(stored) - 1))
+    else:
+        array = empty_on(device, spec.shape, spec.dtype, order)
+    return wrap(array, device, name="out")
+
+
+def _run(
+    key: Hashable,
+    prepared: Prepared,
+    device: Device,
+    settings: Settings,
+    operands: Mapping[str, Wrapped],
+    result: Wrapped,
+) -> None:
+    """Run, verify, record; on out of memory free the caches and retry once, then with half."""
+    everything = {**operands, "y": result}
+    sources = {
+        name: operand.view() if operand.spec.placement == "device" else operand.array
+        for name, operand in everything.items()
+    }
+    calls = recording()
+    verification = (
+        Verification(prepared.plan.function, prepared.chain, sources, device, settings.verify)
+        if settings.verify
+        else None
+    )
+    plan = prepared.plan
+    on_device = result.spec.placement == "device"
+    timed = calls is not None
+    device.arena.reset_peak()
+    begin = time.perf_counter()
+    with reporter(
+        settings.progress,
+        total=plan.pieces,
+        label=plan.function,
+        predicted_seconds=plan.seconds,
+    ) as progress:
+        trace = _with_ladder(
+            prepared,
+            device,
+            lambda: prepared.executor.run(
+                device,
+                sources,
+                staged=prepared.staged,
+                wait=not (on_device and plan.in_core) and not on_device,
+                timed=timed,
+                on_piece=progress.update if type(progress).__name__ != "Reporter" else None,
+            ),
+        )
+    if calls is not None and trace is not None:
+        calls.append(
+            Call(
+                function=plan.function,
+                plan=plan,
+                seconds=time.perf_counter() - begin,
+                predicted_seconds=plan.seconds,
+                peak_device_bytes=device.arena.peak_bytes,
+                trace=trace,
+            )
+        )
+    if verification is not None:
+        verification.check()
+
+
+def _with_ladder(prepared: Prepared, device: Device, run: Callable[[], Any]) -> Any:
+    """Run; if the driver has no memory left, free every cache and try once more."""
+    try:
+        return run()
+    except DeviceOutOfMemoryError:
+        device.release_caches()
+        forget_limits()
+        return run()
+
+
+def forget_calls() -> None:
+    """Forget remembered plans (after calibration, and in tests)."""
+    with _lock:
+        _prepared.clear()

@@ -1,0 +1,232 @@
+"""The convolution functions: thin. Each checks nothing but what its chain cannot know."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from typing import Any
+
+import numpy as np
+
+from ooc_cudnn.functions.call import call
+from ooc_cudnn.operations.activation import Activation, check_mode
+from ooc_cudnn.operations.base import Operation
+from ooc_cudnn.operations.bias import AddTensor
+from ooc_cudnn.operations.chain import Chain
+from ooc_cudnn.operations.convolution import Convolution
+from ooc_cudnn.settings import Settings
+from ooc_cudnn.tensor import TensorSpec
+
+
+def convolution_forward(
+    x: Any,
+    w: Any,
+    *,
+    padding: Any = 0,
+    stride: Any = 1,
+    dilation: Any = 1,
+    groups: int = 1,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    out: Any = None,
+) -> Any:
+    """Cross-correlate x with the filters w, in pieces if they do not fit the device.
+
+    Parameters
+    ----------
+    x : array, shape (n, cX, spatial...)
+        One to three spatial axes; float16, bfloat16, float32 or float64; any placement and strides.
+    w : array, shape (cY, cX / groups, window...)
+        Same dtype.
+    padding : int, one per spatial axis, or a (before, after) pair per axis
+        Zeros around x.
+    stride, dilation : int or one per spatial axis
+    groups : int
+        Divides cX and cY.
+    alpha, beta : float
+        ``out = alpha * result + beta * out``; beta needs `out`.
+    out : array, shape (n, cY, spatial...), optional
+        Where to write: any placement, a `numpy.memmap` too; may not overlap x or w.
+
+    Returns
+    -------
+    array
+        `out` if given. Else on the host for a host x, by `empty`'s rule for a device x; in the
+        memory order of x; a PyTorch tensor for a PyTorch x.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Naming the argument, its value and the rule.
+    PlanInfeasibleError
+        If the memory limit admits no plan, with the smallest that would.
+    DeviceOutOfMemoryError
+        If the driver has less memory than the limit promised.
+
+    Notes
+    -----
+    Source: cudnnConvolutionForward (CUDNN_CROSS_CORRELATION); the splitting is section 3 of the
+    ooc_cuDNN paper.
+
+    Examples
+    --------
+    >>> import numpy as np, ooc_cudnn
+    >>> x, w = np.ones((2, 3, 8, 8), "float32"), np.ones((4, 3, 3, 3), "float32")
+    >>> with ooc_cudnn.settings(device="host", machine="host"):
+    ...     y = ooc_cudnn.convolution_forward(x, w, padding=1)
+    >>> y.shape, float(y[0, 0, 4, 4]), float(y[0, 0, 0, 0])
+    ((2, 4, 8, 8), 27.0, 12.0)
+    """
+    geometry = _geometry(padding, stride, dilation, groups)
+    alpha, beta = _scalar(alpha, "alpha"), _scalar(beta, "beta")
+
+    def build(specs: Mapping[str, TensorSpec], settings: Settings) -> Chain:
+        convolution = _convolution(specs, geometry, settings)
+        return Chain((convolution,), convolution.dtype, alpha, beta)
+
+    return call(
+        "convolution_forward",
+        build,
+        {"x": x, "w": w},
+        (geometry, alpha, beta),
+        beta=beta,
+        out=out,
+    )
+
+
+def convolution_add_activation_forward(
+    x: Any,
+    w: Any,
+    b: Any,
+    *,
+    activation: str = "relu",
+    coef: float | None = None,
+    padding: Any = 0,
+    stride: Any = 1,
+    dilation: Any = 1,
+    groups: int = 1,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    out: Any = None,
+) -> Any:
+    """Convolution, bias and activation on one residence of each piece: the paper's fused function.
+
+    ``out = alpha * activation(convolution(x, w) + b) + beta * out``
+
+    Parameters
+    ----------
+    x, w, padding, stride, dilation, groups, alpha, beta, out
+        As for `convolution_forward`.
+    b : array, shape (cY,) or (1, cY, 1...)
+        Bias, one value per output channel, x's dtype.
+    activation : str
+        relu, clipped_relu, elu, sigmoid, tanh, swish, gelu, leaky_relu or identity.
+    coef : float, optional
+        Ceiling of clipped_relu (6), alpha of elu (1), beta of swish (1), negative slope of
+        leaky_relu (0.01).
+
+    Returns
+    -------
+    array
+        As for `convolution_forward`.
+
+    Raises
+    ------
+    TypeError, ValueError, PlanInfeasibleError, DeviceOutOfMemoryError
+        As for `convolution_forward`.
+
+    Notes
+    -----
+    Source: cudnnConvolutionBiasActivationForward; section 5 of the ooc_cuDNN paper. NaN propagates
+    through every activation (CUDNN_PROPAGATE_NAN).
+
+    Examples
+    --------
+    >>> import numpy as np, ooc_cudnn
+    >>> x, w = np.ones((1, 1, 4, 4), "float32"), np.ones((2, 1, 3, 3), "float32")
+    >>> with ooc_cudnn.settings(device="host", machine="host"):
+    ...     y = ooc_cudnn.convolution_add_activation_forward(x, w, np.float32([1, -10]))
+    >>> y[0, :, 0, 0].tolist()
+    [10.0, 0.0]
+    """
+    geometry = _geometry(padding, stride, dilation, groups)
+    alpha, beta = _scalar(alpha, "alpha"), _scalar(beta, "beta")
+    mode, coef = check_mode(activation, coef, name="activation")
+    b = _flat_bias(b, x)
+
+    def build(specs: Mapping[str, TensorSpec], settings: Settings) -> Chain:
+        convolution = _convolution(specs, geometry, settings)
+        shape, dtype = convolution.output_shape, convolution.dtype
+        if specs["b"].shape != (shape[1],):
+            raise ValueError(
+                f"b must hold one value per output channel, shape ({shape[1]},), "
+                f"not {specs['b'].shape}"
+            )
+        if specs["b"].dtype != dtype:
+            raise TypeError(f"b must be {dtype} like x, not {specs['b'].dtype}")
+        operations: tuple[Operation, ...] = (
+            convolution,
+            AddTensor(shape, dtype),
+            Activation(shape, mode, coef, dtype),
+        )
+        return Chain(operations, dtype, alpha, beta)
+
+    return call(
+        "convolution_add_activation_forward",
+        build,
+        {"x": x, "w": w, "b": b},
+        (geometry, mode, coef, alpha, beta),
+        beta=beta,
+        out=out,
+    )
+
+
+def _geometry(*arguments: Any) -> tuple[Hashable, ...]:
+    """Make padding, stride, dilation and groups hashable; they are checked with the shapes."""
+    return tuple(_hashable(argument) for argument in arguments)
+
+
+def _hashable(value: Any) -> Hashable:
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    if isinstance(value, list | tuple):
+        return tuple(_hashable(item) for item in value)
+    return (type(value).__name__, value) if isinstance(value, bool) else value
+
+
+def _scalar(value: Any, name: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float | np.number):
+        raise TypeError(f"{name} must be a number, not {value!r}")
+    number = float(value)
+    if not np.isfinite(number):
+        raise ValueError(f"{name} must be finite, not {value!r}")
+    return number
+
+
+def _flat_bias(b: Any, x: Any) -> Any:
+    """Accept a bias as (cY,) or as cuDNN's (1, cY, 1...)."""
+    shape = tuple(getattr(b, "shape", ()))
+    if len(shape) > 1 and len(shape) == len(getattr(x, "shape", ())):
+        if all(extent == 1 for axis, extent in enumerate(shape) if axis != 1):
+            return b.reshape(shape[1])
+        raise ValueError(f"b must have shape (cY,) or (1, cY, 1...), not {shape}")
+    return b
+
+
+def _convolution(
+    specs: Mapping[str, TensorSpec], geometry: tuple[Any, ...], settings: Settings
+) -> Convolution:
+    x, w = specs["x"], specs["w"]
+    if w.dtype != x.dtype:
+        raise TypeError(f"w must be {x.dtype} like x, not {w.dtype}")
+    padding, stride, dilation, groups = geometry
+    return Convolution.of(
+        x.shape,
+        w.shape,
+        padding=padding,
+        stride=stride,
+        dilation=dilation,
+        groups=groups,
+        dtype=x.dtype,
+        allow_tf32=settings.allow_tf32,
+        deterministic=settings.deterministic,
+    )

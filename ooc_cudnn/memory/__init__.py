@@ -1,0 +1,1 @@
+"""Memory: the arena and its limit, users' arrays, pinned memory, copies between placements."""

@@ -1,0 +1,261 @@
+"""Users' arrays at the edge: everything is accepted here and made uniform once.
+
+NumPy (pageable, pinned, `numpy.memmap`), CuPy and whatever speaks DLPack become a `Wrapped`: the
+NumPy or CuPy array over the same memory, its spec and its address. No framework is imported that
+the user has not imported.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ooc_cudnn.devices.base import Device
+from ooc_cudnn.devices.host import HostDeviceArray
+from ooc_cudnn.devices.view import DeviceView
+from ooc_cudnn.tensor import TensorSpec, dtype_name, numpy_dtype
+
+_CUDA, _CPU = 2, 1  # DLPack's device types
+
+
+class Wrapped(NamedTuple):
+    """An operand: the NumPy or CuPy array, its spec and address, and the way back.
+
+    `restore` turns a NumPy or CuPy result into what the user's framework calls a tensor.
+    """
+
+    array: Any
+    spec: TensorSpec
+    pointer: int
+    restore: Callable[[Any], Any] | None = None
+
+    def view(self) -> DeviceView:
+        """The operand as device memory."""
+        return DeviceView(self.pointer, self.spec.dtype, self.spec.shape, self.spec.strides)
+
+    def span(self) -> tuple[int, int]:
+        """Lowest byte address and one past the highest."""
+        low, high = _span(self.spec)
+        return self.pointer + low, self.pointer + high
+
+
+@lru_cache(maxsize=4096)
+def _span(spec: TensorSpec) -> tuple[int, int]:
+    reach = [(e - 1) * s * spec.itemsize for e, s in zip(spec.shape, spec.strides, strict=True)]
+    return sum(min(r, 0) for r in reach), sum(max(r, 0) for r in reach) + spec.itemsize
+
+
+@lru_cache(maxsize=4096)
+def _spec(
+    shape: tuple[int, ...], strides: tuple[int, ...], dtype: Any, placement: str
+) -> TensorSpec:
+    name = dtype_name(dtype)
+    item = dtype.itemsize
+    if any(stride % item for stride in strides):
+        raise ValueError(f"strides {strides} (bytes) must be multiples of the element size {item}")
+    elements = tuple(stride // item for stride in strides)
+    # The stride of an axis of extent 1 is never taken; give it the packed value.
+    step, fixed = 1, list(elements)
+    for axis in range(len(shape) - 1, -1, -1):
+        if shape[axis] == 1:
+            fixed[axis] = step
+        step = max(step, fixed[axis] * shape[axis])
+    return TensorSpec(shape, name, placement, tuple(fixed))
+
+
+def wrap(array: Any, device: Device, *, name: str) -> Wrapped:
+    """Accept a user's array.
+
+    Raises
+    ------
+    TypeError
+        If it is no array, its dtype is not supported, or it lives on a device that is not the
+        one in use.
+    """
+    if isinstance(array, np.ndarray):
+        return _wrap_numpy(array, device, name)
+    cupy = sys.modules.get("cupy")
+    if cupy is not None and isinstance(array, cupy.ndarray):
+        return _wrap_cupy(array, device, name)
+    return _wrap_dlpack(array, device, name)
+
+
+def _checked_spec(array: Any, placement: str, name: str) -> TensorSpec:
+    if array.ndim == 0 or 0 in array.shape:
+        raise ValueError(f"{name} must not be empty, but has shape {tuple(array.shape)}")
+    if not array.dtype.isnative:
+        raise TypeError(f"{name} must be in native byte order, not {array.dtype}")
+    try:
+        return _spec(tuple(array.shape), tuple(array.strides), array.dtype, placement)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{name}: {error}") from None
+
+
+def _wrap_numpy(array: np.ndarray[Any, Any], device: Device, name: str) -> Wrapped:
+    pointer = array.__array_interface__["data"][0]
+    return Wrapped(array, _checked_spec(array, _host_placement(array, pointer, device), name), pointer)
+
+
+def _host_placement(array: np.ndarray[Any, Any], pointer: int, device: Device) -> str:
+    """Where a NumPy array lives: "device" (the host device's), "disk", "pinned" or "pageable"."""
+    base: Any = array
+    while isinstance(base, np.ndarray):
+        if isinstance(base, HostDeviceArray) and device.kind == "host":
+            return "device"
+        if isinstance(base, np.memmap):
+            return "disk"
+        base = base.base
+    return "pinned" if device.is_pinned(pointer, array.nbytes) else "pageable"
+
+
+def _wrap_cupy(array: Any, device: Device, name: str) -> Wrapped:
+    if device.kind not in ("cuda", "simulated"):
+        raise TypeError(
+            f"{name} is a CuPy array, but the device in use is {device.name}; "
+            "set device='cuda', or pass host arrays"
+        )
+    return Wrapped(array, _checked_spec(array, "device", name), array.data.ptr)
+
+
+def _wrap_dlpack(array: Any, device: Device, name: str) -> Wrapped:
+    try:
+        kind, _ = array.__dlpack_device__()
+    except AttributeError:
+        raise TypeError(
+            f"{name} must be a NumPy or CuPy array or speak DLPack, not {type(array).__name__}"
+        ) from None
+    if kind not in (_CPU, _CUDA, 3):  # 3: pinned host memory
+        raise TypeError(f"{name} lives on a device of DLPack type {kind}; CPU or CUDA is needed")
+    torch = sys.modules.get("torch")
+    is_torch = torch is not None and isinstance(array, torch.Tensor)
+    brain = is_torch and array.dtype == torch.bfloat16
+    source = array.detach().view(torch.int16) if brain else array.detach() if is_torch else array
+    if kind == _CUDA:
+        import cupy as module
+    else:
+        module = np
+    plain = module.from_dlpack(source)
+    if brain:
+        plain = plain.view(numpy_dtype("bfloat16"))
+    wrapped = wrap(plain, device, name=name)
+    return wrapped._replace(restore=_to_torch if is_torch else None)
+
+
+def _to_torch(array: Any) -> Any:
+    """Return a PyTorch tensor over an array's memory."""
+    torch = sys.modules["torch"]
+    if array.dtype.name == "bfloat16":
+        return torch.from_dlpack(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_dlpack(array)
+
+
+def check_writable(wrapped: Wrapped, *, name: str = "out") -> None:
+    """Raise ValueError if an array cannot be written to."""
+    if isinstance(wrapped.array, np.ndarray) and not wrapped.array.flags.writeable:
+        hint = " (open the memmap with mode 'r+')" if wrapped.spec.placement == "disk" else ""
+        raise ValueError(f"{name} is read-only{hint}")
+
+
+def check_apart(inputs: dict[str, Wrapped], out: Wrapped, *, name: str = "out") -> None:
+    """Raise ValueError if the output shares memory, or bytes of a file, with an input."""
+    on_device = out.spec.placement == "device"
+    low, high = out.span()
+    for other, wrapped in inputs.items():
+        if (wrapped.spec.placement == "device") != on_device:
+            continue
+        first, last = wrapped.span()
+        if first < high and low < last and _share(wrapped.array, out.array):
+            raise ValueError(f"{name} overlaps {other} in memory; give {name} memory of its own")
+        if wrapped.spec.placement == out.spec.placement == "disk" and _same_file(
+            wrapped.array, out.array
+        ):
+            raise ValueError(f"{name} overlaps {other} in the file; give {name} bytes of its own")
+
+
+def _share(one: Any, other: Any) -> bool:
+    if not (isinstance(one, np.ndarray) and isinstance(other, np.ndarray)):
+        return True
+    try:
+        return np.shares_memory(one, other, max_work=10**5)
+    except np.exceptions.TooHardError:
+        return True
+
+
+def file_range(array: Any) -> tuple[str, int, int] | None:
+    """Return (path, first byte, one past the last) of the file behind a memory-mapped array."""
+    base = array
+    found = None
+    while isinstance(base, np.ndarray):
+        if isinstance(base, np.memmap) and base.filename is not None:
+            found = base  # the outermost memmap is the one that was opened
+        base = base.base
+    if found is None:
+        return None
+    # Address of the file's first byte: the mapping's address less the offset of its data.
+    start = found.offset
+    root = found.__array_interface__["data"][0]
+    low, high = _array_span(array)
+    return str(found.filename), start + low - root, start + high - root
+
+
+def _array_span(array: np.ndarray[Any, Any]) -> tuple[int, int]:
+    pointer = array.__array_interface__["data"][0]
+    reach = [(e - 1) * s for e, s in zip(array.shape, array.strides, strict=True)]
+    low = pointer + sum(min(r, 0) for r in reach)
+    return low, pointer + sum(max(r, 0) for r in reach) + array.itemsize
+
+
+def _same_file(one: Any, other: Any) -> bool:
+    import os
+
+    a, b = file_range(one), file_range(other)
+    if a is None or b is None or not (a[1] < b[2] and b[1] < a[2]):
+        return False
+    try:
+        return os.path.samefile(a[0], b[0])
+    except OSError:
+        return False
+
+
+def reserve_file(array: Any) -> None:
+    """Make the file system set aside every byte that an output memmap will be written to.
+
+    A sparse file on a full disk would kill the process with a bus error in mid-run; this turns it
+    into an error before the first copy.
+
+    Raises
+    ------
+    OSError
+        If the disk is full, saying how many bytes were asked for.
+    """
+    import errno
+    import os
+
+    from ooc_cudnn.units import format_bytes
+
+    found = file_range(array)
+    if found is None:
+        return
+    path, low, high = found
+    try:
+        descriptor = os.open(path, os.O_RDWR)
+    except FileNotFoundError:
+        return  # mapped and unlinked: nothing to reserve by name
+    try:
+        os.posix_fallocate(descriptor, low, high - low)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
+            raise OSError(
+                error.errno,
+                f"out needs {format_bytes(high - low)} on disk, and the disk is full; "
+                "free space or choose another place",
+                path,
+            ) from None
+        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
+            raise
+    finally:
+        os.close(descriptor)

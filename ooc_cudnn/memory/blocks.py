@@ -1,0 +1,72 @@
+"""A region as the fewest plain or strided 2-D copies: pure integer arithmetic."""
+
+from __future__ import annotations
+
+import itertools
+from functools import lru_cache
+from typing import NamedTuple
+
+Shape = tuple[int, ...]
+
+
+class Block(NamedTuple):
+    """One 2-D copy: `rows` runs of `width` elements, `pitch` elements apart on each side."""
+
+    destination_offset: int
+    source_offset: int
+    width: int
+    rows: int
+    destination_pitch: int
+    source_pitch: int
+
+
+@lru_cache(maxsize=4096)
+def blocks(shape: Shape, destination: Shape, source: Shape) -> tuple[Block, ...]:
+    """Cut a copy between two strided tensors into 2-D copies, as few as can be.
+
+    Parameters
+    ----------
+    shape : tuple of int
+        Extents.
+    destination, source : tuple of int
+        Strides in elements on each side.
+
+    Examples
+    --------
+    Rows 0 to 4 of every channel of a (2, 3, 16, 8) tensor, to a packed piece: one strided copy.
+
+    >>> blocks((2, 3, 4, 8), (96, 32, 8, 1), (384, 128, 8, 1))
+    (Block(destination_offset=0, source_offset=0, width=32, rows=6, destination_pitch=32, source_pitch=128),)
+
+    A whole packed tensor is one plain copy:
+
+    >>> blocks((2, 3, 4, 8), (96, 32, 8, 1), (96, 32, 8, 1))[0].rows
+    1
+    """
+    if 0 in shape:
+        return ()
+    axes = sorted(
+        (
+            (s, d, extent)
+            for s, d, extent in zip(source, destination, shape, strict=True)
+            if extent > 1
+        ),
+        reverse=True,
+    )
+    merged: list[list[int]] = []  # outermost first: [source stride, destination stride, extent]
+    for s, d, extent in axes:
+        if merged and merged[-1][0] == s * extent and merged[-1][1] == d * extent:
+            merged[-1] = [s, d, merged[-1][2] * extent]
+        else:
+            merged.append([s, d, extent])
+    if merged and merged[-1][0] == 1 and merged[-1][1] == 1:
+        width = merged.pop()[2]
+    else:
+        width = 1
+    source_pitch, destination_pitch, rows = merged.pop() if merged else (width, width, 1)
+    found = []
+    for at in itertools.product(*(range(extent) for _, _, extent in merged)):
+        to = sum(i * d for i, (_, d, _) in zip(at, merged, strict=True))
+        from_ = sum(i * s for i, (s, _, _) in zip(at, merged, strict=True))
+        found.append(Block(to, from_, width, rows, destination_pitch, source_pitch))
+    return tuple(found)

@@ -1,0 +1,256 @@
+"""`empty`, `zeros`, `malloc`, `memcpy`, `pin`, `placement`: memory as the paper's users see it."""
+
+from __future__ import annotations
+
+import math
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from ooc_cudnn.devices import get_device
+from ooc_cudnn.devices.base import Device
+from ooc_cudnn.devices.view import DeviceView
+from ooc_cudnn.errors import DeviceOutOfMemoryError, HostOutOfMemoryError
+from ooc_cudnn.memory.arrays import Wrapped, check_writable, wrap
+from ooc_cudnn.memory.limit import limit_bytes
+from ooc_cudnn.memory.pinned import allocate
+from ooc_cudnn.settings import current
+from ooc_cudnn.tensor import ORDERS, dtype_name, numpy_dtype
+
+
+def empty(shape: Any, dtype: Any = "float32", order: str = "channels_first") -> Any:
+    """Return an uninitialised tensor: on the device if all of it fits, else in pinned host memory.
+
+    Parameters
+    ----------
+    shape : int or tuple of int
+        N, C, then spatial axes for feature maps; any shape for others.
+    dtype : str or dtype
+        "float16", "bfloat16", "float32" or "float64".
+    order : str
+        Memory order, "channels_first" or "channels_last".
+
+    Returns
+    -------
+    array
+        On the device (CuPy on cuda) if the whole array fits what is left of the memory limit, else
+        a NumPy array in pinned host memory; never half and half (the paper's rule, section 5).
+
+    Raises
+    ------
+    HostOutOfMemoryError
+        If it fits neither.
+    ValueError, TypeError
+        If shape, dtype or order are none.
+
+    Examples
+    --------
+    >>> import ooc_cudnn
+    >>> with ooc_cudnn.settings(device="host", memory_limit="1MiB"):
+    ...     small, large = ooc_cudnn.empty((4, 4)), ooc_cudnn.empty((1024, 1024))
+    ...     ooc_cudnn.placement(small), ooc_cudnn.placement(large)
+    ('device', 'pinned')
+    """
+    settings = current()
+    return empty_on(get_device(settings.device), shape, dtype, order)
+
+
+def empty_on(device: Device, shape: Any, dtype: Any, order: str = "channels_first") -> Any:
+    """`empty` on a given device."""
+    sizes = (shape,) if isinstance(shape, int | np.integer) else tuple(shape)
+    if not sizes or any(
+        isinstance(extent, bool) or not isinstance(extent, int | np.integer) or extent < 1
+        for extent in sizes
+    ):
+        raise ValueError(f"shape must hold positive integers, not {shape!r}")
+    if order not in ORDERS:
+        raise ValueError(f"order must be one of {', '.join(ORDERS)}, not {order!r}")
+    sizes = tuple(int(extent) for extent in sizes)
+    name = dtype_name(dtype)
+    last = order == "channels_last" and len(sizes) > 2
+    stored = (sizes[0], *sizes[2:], sizes[1]) if last else sizes
+    array = _memory(device, stored, name, math.prod(sizes) * numpy_dtype(name).itemsize)
+    return array.transpose(0, len(sizes) - 1, *range(1, len(sizes) - 1)) if last else array
+
+
+def _memory(device: Device, shape: tuple[int, ...], dtype: str, nbytes: int) -> Any:
+    settings = current()
+    try:
+        allocation = device.arena.allocate_array(
+            nbytes, limit_bytes(device, settings.memory_limit)
+        )
+    except DeviceOutOfMemoryError as no_device_room:
+        try:
+            raw = allocate(device, nbytes, settings.host_memory_limit)
+        except HostOutOfMemoryError as error:
+            raise error from no_device_room
+        return raw.view(numpy_dtype(dtype)).reshape(shape)
+    return device.as_array(allocation, shape, dtype)
+
+
+def zeros(shape: Any, dtype: Any = "float32", order: str = "channels_first") -> Any:
+    """Return a tensor of zeros, placed as by `empty`."""
+    array = empty(shape, dtype, order)
+    array[...] = 0
+    return array
+
+
+def malloc(nbytes: int) -> Any:
+    """Return `nbytes` of raw memory (a uint8 array), placed as by `empty`.
+
+    Source: the paper's ooc_malloc (section 5).
+    """
+    if isinstance(nbytes, bool) or not isinstance(nbytes, int | np.integer) or nbytes < 1:
+        raise ValueError(f"nbytes must be a positive integer, not {nbytes!r}")
+    settings = current()
+    device = get_device(settings.device)
+    try:
+        allocation = device.arena.allocate_array(
+            int(nbytes), limit_bytes(device, settings.memory_limit)
+        )
+    except DeviceOutOfMemoryError:
+        return allocate(device, int(nbytes), settings.host_memory_limit)
+    return device.as_array(allocation, (int(nbytes),), "uint8")
+
+
+def memcpy(dst: Any, src: Any) -> None:
+    """Copy `src` to `dst`, between any two placements; returns when it is done.
+
+    Parameters
+    ----------
+    dst, src : array
+        Of one shape and dtype; any strides, any placements. Any dtype if both are of it.
+
+    Raises
+    ------
+    ValueError, TypeError
+        If shapes or dtypes differ, or `dst` is read-only.
+    """
+    device = get_device(current().device)
+    to, from_ = _wrap_bytes(dst, device, "dst"), _wrap_bytes(src, device, "src")
+    if to.spec.shape != from_.spec.shape:
+        raise ValueError(f"dst has shape {to.spec.shape}, src {from_.spec.shape}")
+    if to.spec.dtype != from_.spec.dtype:
+        raise TypeError(f"dst is {to.spec.dtype}, src {from_.spec.dtype}")
+    check_writable(to, name="dst")
+    if to.spec.placement != "device" and from_.spec.placement != "device":
+        np.copyto(to.array, from_.array)
+        return
+    run = device.start(overlap=False, staged=True, timed=False)
+    if to.spec.placement == "device":
+        source: np.ndarray[Any, Any] | DeviceView = (
+            from_.view() if from_.spec.placement == "device" else from_.array
+        )
+        run.submit(
+            "copy_in", (), lambda stream: device.copy_in(to.view(), source, stream), signals=True
+        )
+    else:
+        run.submit(
+            "copy_out",
+            (),
+            lambda stream: device.copy_out(to.array, from_.view(), stream),
+            signals=True,
+        )
+    run.finish(wait=True)
+
+
+def _wrap_bytes(array: Any, device: Device, name: str) -> Wrapped:
+    """Wrap an array; raw bytes, which no operation computes on, travel as float16 pairs do not."""
+    dtype = getattr(array, "dtype", None)
+    if dtype is not None and dtype == np.uint8:
+        return _as_elements(array, device, name)
+    return wrap(array, device, name=name)
+
+
+def _as_elements(array: Any, device: Device, name: str) -> Wrapped:
+    """View raw bytes as elements that copies know, the widest that fit."""
+    for dtype in ("float64", "float32", "float16"):
+        item = np.dtype(dtype).itemsize
+        if array.ndim == 1 and array.strides == (1,) and array.shape[0] % item == 0:
+            return wrap(array.view(dtype), device, name=name)
+    raise ValueError(f"{name}: raw bytes must be contiguous and even in number to be copied")
+
+
+def placement(array: Any) -> str:
+    """Return where an array lives: "device", "pinned", "pageable" or "disk".
+
+    Examples
+    --------
+    >>> import numpy, ooc_cudnn
+    >>> ooc_cudnn.placement(numpy.zeros(3, "float32"))
+    'pageable'
+    """
+    device = get_device(current().device)
+    return _wrap_bytes(array, device, "array").spec.placement
+
+
+class Pin:
+    """Page-locks an existing NumPy array in place, until `close` or the end of a ``with`` block."""
+
+    def __init__(self, array: np.ndarray[Any, Any]) -> None:
+        if not isinstance(array, np.ndarray):
+            raise TypeError(f"array must be a NumPy array, not {type(array).__name__}")
+        if not (array.flags.c_contiguous or array.transpose().flags.c_contiguous):
+            # Any order will do, as long as the memory has no holes.
+            span = sum((e - 1) * abs(s) for e, s in zip(array.shape, array.strides, strict=True))
+            if span + array.itemsize != array.nbytes:
+                raise ValueError("array must fill its memory without holes to be pinned")
+        self.array = array
+        self._device: Device | None = get_device(current().device)
+        self._pointer = array.__array_interface__["data"][0]
+        self._device.pin(self._pointer, array.nbytes)
+
+    def close(self) -> None:
+        """Unlock the pages; a second call does nothing."""
+        if self._device is not None:
+            device, self._device = self._device, None
+            device.synchronize()
+            device.unpin(self._pointer)
+
+    def __enter__(self) -> np.ndarray[Any, Any]:
+        return self.array
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_device", None) is not None:
+            self.close()
+
+
+def pin(array: np.ndarray[Any, Any]) -> Pin:
+    """Page-lock an existing NumPy array in place.
+
+    Copies to and from pinned memory run at the full speed of the link; pinning takes time once
+    (about 0.03 to 0.6 s a GiB), so it pays for arrays that are used in more than one call.
+
+    Parameters
+    ----------
+    array : numpy.ndarray
+        Without holes in its memory; any axis order.
+
+    Returns
+    -------
+    Pin
+        A context manager that yields the array; or keep it and call `close`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If it is no such array.
+
+    Examples
+    --------
+    >>> import numpy, ooc_cudnn
+    >>> x = numpy.zeros((1, 3, 64, 64), "float32")
+    >>> with ooc_cudnn.pin(x):
+    ...     ooc_cudnn.placement(x)
+    'pinned'
+    """
+    return Pin(array)

@@ -1,0 +1,141 @@
+"""Activations: elementwise functions, by cuDNN's modes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+from scipy.special import erf, expit
+
+from ooc_cudnn.operations.base import Array, Parameter, Shape
+from ooc_cudnn.operations.window import Range, Rows
+from ooc_cudnn.tensor import DTYPES
+from perfmodel import Work
+
+
+def _relu(x: Array, coef: float) -> Array:
+    return np.maximum(x, 0)
+
+
+def _clipped_relu(x: Array, coef: float) -> Array:
+    return np.minimum(np.maximum(x, 0), coef)
+
+
+def _elu(x: Array, coef: float) -> Array:
+    return np.where(x > 0, x, coef * np.expm1(np.minimum(x, 0)))
+
+
+def _sigmoid(x: Array, coef: float) -> Array:
+    return np.asarray(expit(x))
+
+
+def _tanh(x: Array, coef: float) -> Array:
+    return np.tanh(x)
+
+
+def _swish(x: Array, coef: float) -> Array:
+    return np.asarray(x * expit(coef * x))
+
+
+def _gelu(x: Array, coef: float) -> Array:
+    return np.asarray(0.5 * x * (1 + erf(x / math.sqrt(2))))
+
+
+def _leaky_relu(x: Array, coef: float) -> Array:
+    return np.where(x > 0, x, coef * x)
+
+
+def _identity(x: Array, coef: float) -> Array:
+    return x
+
+
+#: mode -> (function of (x, coef), default coef or None where the mode takes none)
+MODES: dict[str, tuple[Callable[[Array, float], Array], float | None]] = {
+    "relu": (_relu, None),
+    "clipped_relu": (_clipped_relu, 6.0),
+    "elu": (_elu, 1.0),
+    "sigmoid": (_sigmoid, None),
+    "tanh": (_tanh, None),
+    "swish": (_swish, 1.0),
+    "gelu": (_gelu, None),
+    "leaky_relu": (_leaky_relu, 0.01),
+    "identity": (_identity, None),
+}
+
+
+def check_mode(mode: object, coef: object, *, name: str = "mode") -> tuple[str, float]:
+    """Return a valid (mode, coef) or raise an error that lists the modes.
+
+    `coef` is the ceiling of clipped_relu (default 6), alpha of elu (1), beta of swish (1) and the
+    negative slope of leaky_relu (0.01); the other modes take none.
+
+    Raises
+    ------
+    ValueError
+        For an unknown mode, a coef that is no finite number, or one given to a mode without.
+    """
+    if not isinstance(mode, str) or mode not in MODES:
+        raise ValueError(f"{name} must be one of {', '.join(MODES)}, not {mode!r}")
+    default = MODES[mode][1]
+    if coef is None:
+        return mode, default or 0.0
+    if default is None:
+        raise ValueError(f"coef has no meaning for {name}={mode!r}; leave it out")
+    if isinstance(coef, bool) or not isinstance(coef, int | float | np.number):
+        raise TypeError(f"coef must be a number, not {coef!r}")
+    if not math.isfinite(coef) or (mode == "clipped_relu" and coef < 0):
+        raise ValueError(
+            f"coef of {mode} must be finite{' and not negative' * (mode == 'clipped_relu')}, "
+            f"not {coef!r}"
+        )
+    return mode, float(coef)
+
+
+@dataclass(frozen=True)
+class Activation:
+    """y = f(x), f by `mode`. NaN propagates in every mode (CUDNN_PROPAGATE_NAN).
+
+    Source: cudnnActivationForward. `coef` as in `check_mode`.
+    """
+
+    shape: Shape
+    mode: str = "relu"
+    coef: float = 0.0
+    dtype: str = "float32"
+
+    name = "activation_forward"
+
+    @property
+    def input_shape(self) -> Shape:
+        """Shape of x."""
+        return self.shape
+
+    @property
+    def output_shape(self) -> Shape:
+        """Shape of y, x's."""
+        return self.shape
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """None."""
+        return ()
+
+    def input_rows(self, rows: Range) -> Rows:
+        """Need the same rows."""
+        return Rows(*rows, 0, 0)
+
+    def on_piece(self, n: int, rows: Rows) -> Activation:
+        """Return it for `n` images and the given rows."""
+        return replace(self, shape=(n, self.shape[1], rows.stop - rows.start, *self.shape[3:]))
+
+    def work(self) -> Work:
+        """One read and one write of the tensor."""
+        return Work(
+            f"pointwise/{self.dtype}", 0.0, 2.0 * math.prod(self.shape) * DTYPES[self.dtype]
+        )
+
+    def reference(self, x: Array, *parameters: Array) -> Array:
+        """Evaluate in float64."""
+        return MODES[self.mode][0](x.astype(np.float64), self.coef)

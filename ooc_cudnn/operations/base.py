@@ -1,0 +1,56 @@
+"""What every operation answers: its shapes, its halo, its work, and what it computes.
+
+An operation is a pure description of one computation; it holds no data. The operation that runs on
+one piece is an operation of the same class with the piece's shapes, so a device needs nothing else.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from ooc_cudnn.operations.window import Range, Rows
+from perfmodel import Work
+
+Shape = tuple[int, ...]
+Array = np.ndarray[Any, Any]
+
+
+class Parameter(NamedTuple):
+    """An operand of an operation besides its input: a filter, a bias."""
+
+    name: str
+    shape: Shape
+
+
+class Operation(Protocol):
+    """One computation on a tensor of `input_shape` that gives one of `output_shape`."""
+
+    @property
+    def name(self) -> str:
+        """The function's name, cuDNN's in snake case."""
+
+    @property
+    def input_shape(self) -> Shape:
+        """Shape of the tensor that flows in."""
+
+    @property
+    def output_shape(self) -> Shape:
+        """Shape of the tensor that flows out."""
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """The other operands, in the order `reference` takes them."""
+
+    def input_rows(self, rows: Range) -> Rows:
+        """Rows of the input that output rows `rows` need: the halo, clipped, with its padding."""
+
+    def on_piece(self, n: int, rows: Rows) -> Operation:
+        """Return the same operation on `n` images and the given input rows, all channels."""
+
+    def work(self) -> Work:
+        """What it costs, in the features that the performance model is fitted on."""
+
+    def reference(self, x: Array, *parameters: Array) -> Array:
+        """Compute it plainly in float64; slow, for checking (`verify`) and for tests."""

@@ -1,0 +1,253 @@
+"""Convolution (cuDNN's cross-correlation), forward."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from ooc_cudnn.operations.base import Array, Parameter, Shape
+from ooc_cudnn.operations.window import (
+    Pair,
+    Range,
+    Rows,
+    grouped_ranges,
+    input_rows,
+    output_extent,
+    padding_pairs,
+    per_axis,
+    ranges,
+)
+from ooc_cudnn.tensor import DTYPES
+from perfmodel import Work, convolution_flops
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """Cross-correlation of x (n, cX, spatial...) with w (cY, cX / groups, window...).
+
+    Parameters
+    ----------
+    x_shape, w_shape : tuple of int
+        One to three spatial axes, the same number in both.
+    padding : tuple of (before, after) pairs, one per spatial axis
+    stride, dilation : tuple of int, one per spatial axis
+    groups : int
+        Divides cX and cY; ``groups == cX`` is a depthwise convolution.
+    dtype : str
+        Of x and w.
+    y_dtype : str, optional
+        Of the result; `dtype` when left out (sums over pieces of cX are float32 for half types).
+    allow_tf32, deterministic : bool
+        cuDNN's math type: whether TF32 (and other lossy float32 paths) may be used, and whether
+        results must be bitwise repeatable.
+    layout : str
+        Memory order the device computes in.
+
+    Notes
+    -----
+    Source: cudnnConvolutionForward with CUDNN_CROSS_CORRELATION. Any spatial axis may see padding
+    alone, and a piece may have no input row at all: the result there is zero.
+
+    Examples
+    --------
+    >>> Convolution.of((1, 3, 32, 32), (8, 3, 3, 3), padding=1, stride=2).output_shape
+    (1, 8, 16, 16)
+    """
+
+    x_shape: Shape
+    w_shape: Shape
+    padding: tuple[Pair, ...]
+    stride: Shape
+    dilation: Shape
+    groups: int = 1
+    dtype: str = "float32"
+    y_dtype: str = ""
+    allow_tf32: bool = True
+    deterministic: bool = False
+    layout: str = "channels_first"
+    output_shape: Shape = field(init=False, compare=False, repr=False)
+
+    name = "convolution_forward"
+
+    def __post_init__(self) -> None:
+        if not self.y_dtype:
+            object.__setattr__(self, "y_dtype", self.dtype)
+        spatial = tuple(
+            output_extent(*axis)
+            for axis in zip(
+                self.x_shape[2:],
+                self.w_shape[2:],
+                self.stride,
+                self.padding,
+                self.dilation,
+                strict=True,
+            )
+        )
+        object.__setattr__(
+            self, "output_shape", (self.x_shape[0], self.w_shape[0], *spatial)
+        )
+
+    @classmethod
+    def of(
+        cls,
+        x_shape: Shape,
+        w_shape: Shape,
+        *,
+        padding: object = 0,
+        stride: object = 1,
+        dilation: object = 1,
+        groups: int = 1,
+        dtype: str = "float32",
+        allow_tf32: bool = True,
+        deterministic: bool = False,
+    ) -> Convolution:
+        """Check a user's arguments and return the convolution they describe.
+
+        Raises
+        ------
+        TypeError, ValueError
+            Naming the argument, its value and the rule.
+        """
+        axes = len(x_shape) - 2
+        if axes not in (1, 2, 3):
+            raise ValueError(
+                f"x must have shape (n, cX, 1 to 3 spatial axes), not {tuple(x_shape)}"
+            )
+        if len(w_shape) != len(x_shape):
+            raise ValueError(
+                f"w must have as many axes as x ({len(x_shape)}), not shape {tuple(w_shape)}"
+            )
+        (groups,) = per_axis(groups, 1, name="groups", least=1)
+        c_x, c_y = x_shape[1], w_shape[0]
+        if c_x % groups or c_y % groups:
+            raise ValueError(f"groups must divide cX={c_x} and cY={c_y}, not {groups}")
+        if w_shape[1] * groups != c_x:
+            raise ValueError(
+                f"w must have shape (cY, cX / groups, window...): cX / groups is {c_x} / {groups}, "
+                f"but w has shape {tuple(w_shape)}"
+            )
+        made = cls(
+            tuple(x_shape),
+            tuple(w_shape),
+            padding_pairs(padding, axes),  # type: ignore[arg-type]
+            per_axis(stride, axes, name="stride", least=1),  # type: ignore[arg-type]
+            per_axis(dilation, axes, name="dilation", least=1),  # type: ignore[arg-type]
+            groups,
+            dtype,
+            allow_tf32=allow_tf32,
+            deterministic=deterministic,
+        )
+        if min(made.output_shape) < 1:
+            raise ValueError(
+                f"w of window {w_shape[2:]} with dilation {made.dilation} is larger than x of "
+                f"{x_shape[2:]} padded by {made.padding}: nothing fits"
+            )
+        return made
+
+    @property
+    def input_shape(self) -> Shape:
+        """Shape of x."""
+        return self.x_shape
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """The filter w."""
+        return (Parameter("w", self.w_shape),)
+
+    # How it may be cut ------------------------------------------------------------------------
+
+    @property
+    def c_x_extent(self) -> int:
+        """Input channels that one output channel sees: the axis cX, per group."""
+        return self.w_shape[1]
+
+    def c_y_ranges(self, size: int) -> tuple[Range, ...]:
+        """Cut the output channels into pieces of `size`, none of which straddles a group."""
+        return grouped_ranges(self.w_shape[0], self.w_shape[0] // self.groups, size)
+
+    def c_x_ranges(self, size: int) -> tuple[Range, ...]:
+        """Cut the input channels of one group."""
+        return ranges(self.c_x_extent, size)
+
+    def c_x_may_be_cut(self, c_y_size: int) -> bool:
+        """Whether cX can be cut beside pieces of `c_y_size`: not if one holds several groups."""
+        return self.groups == 1 or c_y_size <= self.w_shape[0] // self.groups
+
+    def input_channels(self, c_y: Range, c_x: Range) -> Range:
+        """Channels of x that output channels `c_y` see through the range `c_x` of their group."""
+        per_group = self.w_shape[0] // self.groups
+        first, last = c_y[0] // per_group, (c_y[1] - 1) // per_group
+        return first * self.c_x_extent + c_x[0], last * self.c_x_extent + c_x[1]
+
+    def input_rows(self, rows: Range) -> Rows:
+        """Rows of x (first spatial axis) that output rows `rows` need."""
+        return input_rows(
+            rows,
+            self.x_shape[2],
+            self.w_shape[2],
+            self.stride[0],
+            self.padding[0],
+            self.dilation[0],
+        )
+
+    def on_piece(self, n: int, rows: Rows) -> Convolution:
+        """Return the convolution of `n` images and the given rows of x, all channels."""
+        return self.on_channels(n, (0, self.w_shape[0]), (0, self.c_x_extent), rows)
+
+    def on_channels(self, n: int, c_y: Range, c_x: Range, rows: Rows) -> Convolution:
+        """Return the convolution of one piece, cut along channels too."""
+        channels = self.input_channels(c_y, c_x)
+        per_group = self.w_shape[0] // self.groups
+        return replace(
+            self,
+            x_shape=(n, channels[1] - channels[0], rows.stop - rows.start, *self.x_shape[3:]),
+            w_shape=(c_y[1] - c_y[0], c_x[1] - c_x[0], *self.w_shape[2:]),
+            padding=((rows.before, rows.after), *self.padding[1:]),
+            groups=max(1, (c_y[1] - c_y[0]) // per_group),
+        )
+
+    # What it costs and what it computes ---------------------------------------------------------
+
+    @property
+    def precision(self) -> str:
+        """Name of the arithmetic: the dtype, or "tf32" for float32 that may use it."""
+        return "tf32" if self.dtype == "float32" and self.allow_tf32 else self.dtype
+
+    def work(self) -> Work:
+        """Flops by the paper's section 4.2 (cY in steps of 32), and the bytes of all operands."""
+        n, c_x = self.x_shape[:2]
+        flops = convolution_flops(
+            n=n,
+            c_x=c_x,
+            c_y=self.w_shape[0],
+            output_sites=math.prod(self.output_shape[2:]),
+            window_sites=math.prod(self.w_shape[2:]),
+            groups=self.groups,
+        )
+        elements = math.prod(self.x_shape) + math.prod(self.w_shape)
+        return Work(
+            f"convolution/{self.precision}/{self.layout}",
+            flops,
+            elements * DTYPES[self.dtype] + math.prod(self.output_shape) * DTYPES[self.y_dtype],
+        )
+
+    def reference(self, x: Array, *parameters: Array) -> Array:
+        """Sum over window positions, in float64."""
+        (w,) = parameters
+        x, w = x.astype(np.float64), w.astype(np.float64)
+        x = np.pad(x, ((0, 0), (0, 0), *self.padding))
+        n, c_y = x.shape[0], w.shape[0]
+        sites = self.output_shape[2:]
+        x = x.reshape(n, self.groups, -1, *x.shape[2:])
+        w = w.reshape(self.groups, c_y // self.groups, *w.shape[1:])
+        y = np.zeros((n, self.groups, c_y // self.groups, *sites))
+        for tap in itertools.product(*(range(k) for k in self.w_shape[2:])):
+            window = tuple(
+                slice(k * d, k * d + (o - 1) * s + 1, s)
+                for k, d, s, o in zip(tap, self.dilation, self.stride, sites, strict=True)
+            )
+            y += np.einsum("ngc...,gkc->ngk...", x[(..., *window)], w[(..., *tap)])
+        return y.reshape(n, c_y, *sites)

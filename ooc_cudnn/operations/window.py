@@ -1,0 +1,147 @@
+"""Windows that slide over rows: output extents, and the input rows behind output rows (the halo).
+
+Everything here is integer arithmetic on one axis; DESIGN.md section 3 is its specification.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+Range = tuple[int, int]
+Pair = tuple[int, int]
+
+
+class Rows(NamedTuple):
+    """Input rows ``[start, stop)`` to read, and the padding rows to put ``before`` and ``after``."""
+
+    start: int
+    stop: int
+    before: int
+    after: int
+
+
+def output_extent(extent: int, window: int, stride: int, padding: Pair, dilation: int) -> int:
+    """Output positions of a window along one axis (may be zero or less when none fits).
+
+    >>> output_extent(7, window=3, stride=2, padding=(1, 1), dilation=1)
+    4
+    """
+    return (extent + padding[0] + padding[1] - ((window - 1) * dilation + 1)) // stride + 1
+
+
+def input_rows(
+    rows: Range, extent: int, window: int, stride: int, padding: Pair, dilation: int
+) -> Rows:
+    """Input rows that output rows ``[a, b)`` need: ``[a*s - p, (b-1)*s - p + (k-1)*d + 1)``, clipped.
+
+    What is clipped off comes back as padding, so a piece in the middle has none.
+
+    >>> input_rows((0, 4), 10, window=3, stride=1, padding=(1, 1), dilation=1)
+    Rows(start=0, stop=5, before=1, after=0)
+    >>> input_rows((4, 8), 10, window=3, stride=1, padding=(1, 1), dilation=1)
+    Rows(start=3, stop=9, before=0, after=0)
+    >>> input_rows((8, 10), 10, window=3, stride=1, padding=(1, 1), dilation=1)
+    Rows(start=7, stop=10, before=0, after=1)
+
+    Output rows that see padding alone need no input at all:
+
+    >>> input_rows((0, 1), 10, window=1, stride=1, padding=(2, 2), dilation=1)
+    Rows(start=0, stop=0, before=1, after=0)
+    """
+    low = rows[0] * stride - padding[0]
+    high = (rows[1] - 1) * stride - padding[0] + (window - 1) * dilation + 1
+    start = min(max(low, 0), extent)
+    stop = min(max(high, start), extent)
+    if high <= 0:  # wholly in the leading padding
+        return Rows(0, 0, high - low, 0)
+    if low >= extent:  # wholly in the trailing padding
+        return Rows(extent, extent, 0, high - low)
+    return Rows(start, stop, start - low, high - stop)
+
+
+def ranges(extent: int, size: int) -> tuple[Range, ...]:
+    """Cut ``[0, extent)`` into ranges of `size`; the last one may be smaller.
+
+    >>> ranges(10, 4)
+    ((0, 4), (4, 8), (8, 10))
+    """
+    return tuple((start, min(start + size, extent)) for start in range(0, extent, size))
+
+
+def grouped_ranges(extent: int, group: int, size: int) -> tuple[Range, ...]:
+    """Cut ``[0, extent)`` so that no range crosses the border of a group it does not fill.
+
+    Ranges of `group` or more hold whole groups; smaller ones cut each group by itself.
+
+    >>> grouped_ranges(12, 4, 9)
+    ((0, 8), (8, 12))
+    >>> grouped_ranges(8, 4, 3)
+    ((0, 3), (3, 4), (4, 7), (7, 8))
+    """
+    if size >= group:
+        return ranges(extent, size - size % group)
+    return tuple(
+        (start + low, start + high)
+        for start in range(0, extent, group)
+        for low, high in ranges(group, size)
+    )
+
+
+def per_axis(value: int | Sequence[int], axes: int, *, name: str, least: int) -> tuple[int, ...]:
+    """Normalise ``stride``, ``dilation`` or ``window``: an int, or one int per spatial axis.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Naming the argument, its value and the rule.
+    """
+    values = (value,) * axes if _is_int(value) else tuple(_sequence(value, name))
+    if len(values) != axes or not all(_is_int(item) for item in values):
+        raise ValueError(
+            f"{name} must be an int or one int per spatial axis ({axes}), not {value!r}"
+        )
+    if any(item < least for item in values):
+        raise ValueError(f"{name} must be at least {least}, not {value!r}")
+    return tuple(int(item) for item in values)
+
+
+def padding_pairs(
+    value: int | Sequence[int] | Sequence[Pair], axes: int, *, name: str = "padding"
+) -> tuple[Pair, ...]:
+    """Normalise ``padding``: an int, one per spatial axis, or a (before, after) pair per axis.
+
+    >>> padding_pairs(1, 2)
+    ((1, 1), (1, 1))
+    >>> padding_pairs([(0, 1), 2], 2)
+    ((0, 1), (2, 2))
+    """
+    values = (value,) * axes if _is_int(value) else tuple(_sequence(value, name))
+    rule = f"{name} must be an int, one per spatial axis ({axes}), or a (before, after) pair per axis"
+    if len(values) != axes:
+        raise ValueError(f"{rule}, not {value!r}")
+    pairs = []
+    for item in values:
+        pair = (item, item) if _is_int(item) else tuple(_sequence(item, name))
+        if len(pair) != 2 or not all(_is_int(side) for side in pair):
+            raise ValueError(f"{rule}, not {value!r}")
+        if min(pair) < 0:
+            raise ValueError(f"{name} must not be negative, not {value!r}")
+        pairs.append((int(pair[0]), int(pair[1])))
+    return tuple(pairs)
+
+
+def _is_int(value: object) -> bool:
+    """Whether `value` is an integer (NumPy's too), and no bool."""
+    import numbers
+
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def _sequence(value: object, name: str) -> Sequence[object]:
+    if isinstance(value, str | bytes) or not isinstance(value, Sequence):
+        tolist = getattr(value, "tolist", None)  # a NumPy array of sizes
+        if callable(tolist):
+            return list(tolist())
+        raise TypeError(f"{name} must be an int or a sequence of ints, not {value!r}")
+    return value

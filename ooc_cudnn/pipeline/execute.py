@@ -1,0 +1,253 @@
+"""The executor: runs the steps of a schedule on a device. The one loop, for every function.
+
+Timing, tracing and progress observe the steps and never alter them; without overlap the same steps
+run one after the other.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ooc_cudnn.devices.base import Device, Event, HostArray, Run
+from ooc_cudnn.devices.view import DeviceView
+from ooc_cudnn.operations.chain import Chain, Region
+from ooc_cudnn.pipeline.plan import Plan
+from ooc_cudnn.pipeline.planner import aligned
+from ooc_cudnn.pipeline.schedule import COMPUTE, COPY_IN, Place, Schedule, Step
+from ooc_cudnn.pipeline.trace import StepTrace, Trace
+from ooc_cudnn.tensor import DTYPES, packed_strides
+
+#: Pieces that may be in flight before the host waits: enough to hide the issuing, few enough that
+#: Ctrl-C and the progress bar stay close to what the device does.
+RUN_AHEAD_PIECES = 16
+
+#: An operand as the executor takes it: a NumPy array, or a view of device memory.
+Source = HostArray | DeviceView
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where every buffer of a plan lies in the arena's block: offsets and slot sizes in bytes."""
+
+    slots: Mapping[str, tuple[int, int, int]]  # name -> (offset, bytes of one slot, slots)
+    buffers: Mapping[str, int]  # intermediates -> offset
+    workspace: tuple[int, int]  # offset, bytes
+    total_bytes: int
+
+
+def lay_out(plan: Plan, sizes: Mapping[str, int]) -> Layout:
+    """Place rings, intermediates and workspace one behind the other, aligned.
+
+    Parameters
+    ----------
+    sizes : mapping
+        Largest bytes of each buffer, by name.
+
+    Raises
+    ------
+    ValueError
+        If the total is not what the plan promised.
+    """
+    slots: dict[str, tuple[int, int, int]] = {}
+    buffers: dict[str, int] = {}
+    rings, offset = dict(plan.rings), 0
+    for name, size in sizes.items():
+        count = rings.get(name, 1)
+        if name in rings:
+            if count:
+                slots[name] = (offset, aligned(size), count)
+        else:
+            buffers[name] = offset
+        offset += count * aligned(size)
+    workspace = (offset, plan.workspace_bytes)
+    total = offset + aligned(plan.workspace_bytes)
+    if total != plan.device_bytes:
+        raise ValueError(f"the plan counts {plan.device_bytes} bytes, its buffers take {total}")
+    return Layout(slots, buffers, workspace, total)
+
+
+class Executor:
+    """Runs one prepared call: everything that does not depend on the data's addresses is fixed.
+
+    Parameters
+    ----------
+    chain, plan, schedule
+        What is run, and how.
+    orders : mapping
+        Memory order of each operand's slots.
+    """
+
+    def __init__(
+        self,
+        chain: Chain,
+        plan: Plan,
+        schedule: Schedule,
+        orders: Mapping[str, str],
+    ) -> None:
+        self.chain, self.plan, self.schedule = chain, plan, schedule
+        self.orders = orders
+        self.layout = lay_out(plan, schedule.sizes)
+
+    def run(
+        self,
+        device: Device,
+        operands: Mapping[str, Source],
+        *,
+        staged: bool,
+        wait: bool,
+        timed: bool = False,
+        on_piece: Callable[[int], None] | None = None,
+    ) -> Trace | None:
+        """Run every step.
+
+        Parameters
+        ----------
+        operands : mapping
+            x, the parameters and y, as they are given.
+        staged : bool
+            Whether an operand is in memory that cannot be copied from as it is.
+        wait : bool
+            Whether to block until all is written.
+        timed : bool
+            Whether to return a trace.
+        on_piece : callable, optional
+            Told how many pieces are done, now and then.
+
+        Raises
+        ------
+        Exception
+            The first error of any step, after the streams are drained.
+        """
+        base = device.arena.reserve(
+            self.layout.total_bytes,
+            self.plan.memory_limit + device.arena.array_bytes,
+            purpose=self.plan.function,
+        )
+        run = device.start(overlap=self.plan.overlap, staged=staged, timed=timed)
+        try:
+            events = self._issue(device, run, base, operands, timed, on_piece)
+            run.finish(wait=wait or timed)
+        except BaseException:
+            run.cancel()
+            raise
+        return self._trace(device, events) if timed else None
+
+    def _issue(
+        self,
+        device: Device,
+        run: Run,
+        base: int,
+        operands: Mapping[str, Source],
+        timed: bool,
+        on_piece: Callable[[int], None] | None,
+    ) -> list[Event | None]:
+        steps = self.schedule.steps
+        events: list[Event | None] = []
+        ends: deque[Event] = deque()  # the last signalled step of each recent piece
+        done = 0
+        throttled = self.schedule.pieces > RUN_AHEAD_PIECES or on_piece is not None
+        for index, step in enumerate(steps):
+            action = self._action(device, step, base, operands)
+            waits = [event for at in step.waits if (event := events[at]) is not None]
+            ends_piece = throttled and (
+                index + 1 == len(steps) or steps[index + 1].piece != step.piece
+            )
+            event = run.submit(
+                step.stream, waits, action, signals=step.signals or timed or ends_piece
+            )
+            events.append(event)
+            if ends_piece and event is not None:
+                ends.append(event)
+                if len(ends) > RUN_AHEAD_PIECES:
+                    run.synchronize(ends.popleft())
+                    done += 1
+                    if on_piece is not None:
+                        on_piece(done)
+        while ends and on_piece is not None:
+            run.synchronize(ends.popleft())
+            done += 1
+            on_piece(done)
+        return events
+
+    def _action(
+        self, device: Device, step: Step, base: int, operands: Mapping[str, Source]
+    ) -> Callable[[Any], None]:
+        """What the step does, bound to addresses; it runs when its stream comes to it."""
+        if step.stream == COMPUTE:
+            return self._compute(device, step, base, operands)
+        (place,) = step.places
+        slot, outside = self._slot(place, base), region_of(operands[place.operand], place.region)
+        if step.stream == COPY_IN:
+            return lambda stream: device.copy_in(slot, outside, stream)
+        return lambda stream: device.copy_out(outside, slot, stream)
+
+    def _compute(
+        self, device: Device, step: Step, base: int, operands: Mapping[str, Source]
+    ) -> Callable[[Any], None]:
+        views: dict[str, DeviceView] = {}
+        for place in step.places:
+            if place.slot < 0:
+                view = region_of(operands[place.operand], place.region)
+                if not isinstance(view, DeviceView):
+                    raise TypeError(f"{place.operand} is planned in place, but not on the device")
+                views[place.operand] = view
+            else:
+                views[place.operand] = self._slot(place, base)
+        for name, buffer in self.schedule.buffers[step.launches].items():
+            if name in self.layout.buffers:
+                strides = packed_strides(buffer.shape, buffer.order)
+                pointer = base + self.layout.buffers[name]
+                views[name] = DeviceView(pointer, buffer.dtype, buffer.shape, strides)
+        workspace = (base + self.layout.workspace[0], self.layout.workspace[1])
+
+        def compute(stream: Any) -> None:
+            for launch in step.launches:
+                device.run(launch, views, workspace, stream)
+
+        return compute
+
+    def _slot(self, place: Place, base: int) -> DeviceView:
+        """View of the part of a ring's slot that a region fills, packed in the operand's order."""
+        offset, size, _ = self.layout.slots[place.operand]
+        shape = tuple(stop - start for start, stop in place.region)
+        order = self.orders.get(place.operand, "channels_first")
+        return DeviceView(
+            base + offset + place.slot * size,
+            self.chain.operands[place.operand].dtype,
+            shape,
+            packed_strides(shape, order),
+        )
+
+    def _trace(self, device: Device, events: list[Event | None]) -> Trace:
+        traced = []
+        for step, event in zip(self.schedule.steps, events, strict=True):
+            if event is None:
+                continue
+            start, stop = event.interval
+            moved = 0
+            if step.stream != COMPUTE:
+                (place,) = step.places
+                moved = DTYPES[self.chain.operands[place.operand].dtype]
+                for low, high in place.region:
+                    moved *= high - low
+            what = ", ".join(place.operand for place in step.places)
+            traced.append(StepTrace(step.stream, step.piece, what, start, stop, moved))
+        return Trace(tuple(traced))
+
+
+def region_of(source: Source, region: Region) -> Source:
+    """The part of an operand that a region names, without a copy."""
+    if isinstance(source, DeviceView):
+        offset = sum(
+            start * stride for (start, _), stride in zip(region, source.strides, strict=True)
+        )
+        return DeviceView(
+            source.pointer + offset * DTYPES[source.dtype],
+            source.dtype,
+            tuple(stop - start for start, stop in region),
+            source.strides,
+        )
+    return source[tuple(slice(start, stop) for start, stop in region)]

@@ -1,0 +1,196 @@
+"""The plan: the whole decision for one call, as data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from ooc_cudnn.tensor import TensorSpec
+from ooc_cudnn.units import format_bytes, format_seconds
+from perfmodel import Split
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """Another split that was examined, and what it would have cost."""
+
+    split: Split
+    layout: str
+    seconds: float
+    device_bytes: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How one call will run: what the solver decides, the runtime obeys and `explain` prints.
+
+    Attributes
+    ----------
+    function : str
+        The public function's name.
+    operands : tuple of (name, TensorSpec)
+        The call's operands, the result "y" last.
+    split : Split
+        Piece sizes d_n, d_cY, d_cX, d_hY.
+    pieces : int
+        Number of pieces.
+    order : tuple of str
+        Loop order, outermost axis first.
+    rings : tuple of (name, int)
+        Slots of each operand's ring; 0 for an operand that is computed on where it lies.
+    layout : str
+        Memory order in which windows are computed.
+    algorithms : tuple of str
+        What the device chose for each distinct window operation; empty before it was asked.
+    workspace_bytes : int
+        Scratch memory, as asked from the device.
+    memory : tuple of (purpose, bytes)
+        Device memory by purpose; the sum is `device_bytes`.
+    memory_limit : int
+        Bytes the call may hold on the device.
+    bytes_in, bytes_out : int
+        Bytes over the link, halo rows and reloads included.
+    copy_in_seconds, compute_seconds, copy_out_seconds, seconds : float
+        Predicted: each stage by itself, and the call.
+    binding_stage : str
+        The stage that takes longest.
+    overlap : bool
+        Whether the three streams run at once.
+    machine : str
+        Name of the machine model that predicted.
+    alternatives : tuple of Alternative
+        Runners-up.
+    """
+
+    function: str
+    operands: tuple[tuple[str, TensorSpec], ...]
+    split: Split
+    pieces: int
+    order: tuple[str, ...]
+    rings: tuple[tuple[str, int], ...]
+    layout: str
+    algorithms: tuple[str, ...]
+    workspace_bytes: int
+    memory: tuple[tuple[str, int], ...]
+    memory_limit: int
+    bytes_in: int
+    bytes_out: int
+    copy_in_seconds: float
+    compute_seconds: float
+    copy_out_seconds: float
+    seconds: float
+    binding_stage: str
+    overlap: bool
+    machine: str
+    alternatives: tuple[Alternative, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.pieces < 1:
+            raise ValueError(f"pieces must be at least 1, not {self.pieces}")
+        if self.device_bytes > self.memory_limit:
+            raise ValueError(
+                f"a plan of {self.device_bytes} bytes does not fit its limit of "
+                f"{self.memory_limit} bytes"
+            )
+
+    @property
+    def device_bytes(self) -> int:
+        """Device memory the call takes: exactly what it will reserve."""
+        return sum(count for _, count in self.memory)
+
+    @property
+    def in_core(self) -> bool:
+        """Whether nothing is copied: every operand is computed on where it lies."""
+        return not any(slots for _, slots in self.rings)
+
+    def explain(self) -> str:
+        """Return a table a person reads: split, seconds by stage, memory by purpose, alternatives."""
+        return "\n".join(_explain(self))
+
+    def __str__(self) -> str:
+        return self.explain()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a dict of plain JSON values."""
+        data = {field.name: getattr(self, field.name) for field in fields(self)}
+        data["operands"] = [[name, spec.to_json()] for name, spec in self.operands]
+        data["split"] = self.split.to_json()
+        data["alternatives"] = [
+            [a.split.to_json(), a.layout, a.seconds, a.device_bytes] for a in self.alternatives
+        ]
+        return {
+            key: [list(v) if isinstance(v, tuple) else v for v in value]
+            if isinstance(value, tuple)
+            else value
+            for key, value in data.items()
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Plan:
+        """Return the plan that `to_json` described."""
+        known = dict(data)
+        known["operands"] = tuple((n, TensorSpec.from_json(s)) for n, s in data["operands"])
+        known["split"] = Split.from_json(data["split"])
+        for name in ("order", "algorithms"):
+            known[name] = tuple(data[name])
+        for name in ("rings", "memory"):
+            known[name] = tuple((key, value) for key, value in data[name])
+        known["alternatives"] = tuple(
+            Alternative(Split.from_json(split), *rest) for split, *rest in data["alternatives"]
+        )
+        return cls(**known)
+
+
+def _explain(plan: Plan) -> list[str]:
+    split = plan.split
+    lines = [f"{plan.function} on {plan.machine}: {plan.pieces} piece{'s' * (plan.pieces > 1)}"]
+    for name, spec in plan.operands:
+        shape = " x ".join(map(str, spec.shape))
+        slots = dict(plan.rings).get(name, 0)
+        where = f"ring of {slots} slot{'s' * (slots > 1)}" if slots else "computed on in place"
+        lines.append(
+            f"  {name:<4}{shape:<28}{spec.dtype:<10}{format_bytes(spec.nbytes):>12}  "
+            f"{spec.placement:<9} {where}"
+        )
+    lines += [
+        "",
+        f"  split      d_n={split.n} d_cY={split.c_y} d_cX={split.c_x} d_hY={split.h_y}, "
+        f"loop order {', '.join(_paper(axis) for axis in plan.order)}",
+        f"  layout     {plan.layout.replace('_', '-')}"
+        + (f", {', '.join(plan.algorithms)}" if plan.algorithms else ""),
+        "",
+        "  stage         seconds        bytes",
+    ]
+    stages = (
+        ("copy_in", plan.copy_in_seconds, plan.bytes_in),
+        ("compute", plan.compute_seconds, None),
+        ("copy_out", plan.copy_out_seconds, plan.bytes_out),
+    )
+    for stage, seconds, count in stages:
+        mark = "  <- binds" if stage == plan.binding_stage else ""
+        size = format_bytes(count) if count is not None else ""
+        lines.append(f"  {stage:<10}{format_seconds(seconds):>11}{size:>13}{mark}")
+    together = "three streams overlapped" if plan.overlap else "one after the other"
+    lines += [f"  {'call':<10}{format_seconds(plan.seconds):>11}  predicted, {together}", ""]
+    for purpose, count in plan.memory:
+        lines.append(f"  memory     {format_bytes(count):>12}  {purpose}")
+    lines.append(
+        f"  total      {format_bytes(plan.device_bytes):>12}  of a limit of "
+        f"{format_bytes(plan.memory_limit)}"
+    )
+    if plan.alternatives:
+        lines += ["", "  alternatives                                  predicted       memory"]
+    for other in plan.alternatives:
+        sizes = f"d_n={other.split.n} d_cY={other.split.c_y} d_cX={other.split.c_x} " + (
+            f"d_hY={other.split.h_y} {other.layout.replace('_', '-')}"
+        )
+        lines.append(
+            f"  {sizes:<44}{format_seconds(other.seconds):>11}"
+            f"{format_bytes(other.device_bytes):>13}"
+        )
+    return lines
+
+
+def _paper(axis: str) -> str:
+    return {"c_y": "cY", "c_x": "cX", "h_y": "hY"}.get(axis, axis)

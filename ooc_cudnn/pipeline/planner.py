@@ -1,0 +1,471 @@
+"""From a chain and its operands to a plan: what a split costs, and the search for the best one.
+
+The chain says which regions a piece needs; the machine model says what moving and computing them
+costs; `perfmodel.ordered_search` finds the piece sizes. Workspace is asked from the device.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from ooc_cudnn.errors import PlanInfeasibleError
+from ooc_cudnn.operations.chain import AXES, Accumulation, Buffer, Chain, Launch, Piece
+from ooc_cudnn.pipeline.plan import Alternative, Plan
+from ooc_cudnn.tensor import DTYPES, TensorSpec
+from perfmodel import (
+    InfeasibleError,
+    MachineModel,
+    PipelineCost,
+    Price,
+    Split,
+    binding_stage,
+    closed_form,
+    default_candidates,
+    ordered_search,
+)
+
+#: Device memory is handed out in multiples of this (bytes).
+ALIGNMENT = 256
+#: No piece exceeds these, whatever memory would allow (DESIGN.md section 3).
+LARGEST_PIECE_ELEMENTS = 2**30
+LARGEST_PIECE_BYTES = 2**31
+LARGEST_BATCH = 65535
+#: Slots of the rings of x and y, the best first: three let both copies and compute run at once.
+RING_DEPTHS = (3, 2, 1)
+#: How often the search is repeated with less memory when the device asks for workspace.
+WORKSPACE_ATTEMPTS = 4
+
+#: `Device.workspace`: the scratch bytes of a set of launches and the names of their algorithms.
+AskWorkspace = Callable[
+    [tuple[tuple[Launch, Mapping[str, Buffer]], ...], int | None],
+    tuple[int, tuple[str, ...]] | None,
+]
+
+
+def aligned(count: int) -> int:
+    """Round bytes up to the alignment of the arena.
+
+    >>> aligned(1), aligned(256)
+    (256, 256)
+    """
+    return -(-count // ALIGNMENT) * ALIGNMENT
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be planned: a chain, where its operands live, and what may be used.
+
+    `in_place` names the operands that live on the device and can be computed on as they lie, if
+    at all: each with whether pieces of n may be, too (every image must start aligned).
+    `order` is the memory order in which each operand lies, or is brought to its slot.
+    """
+
+    function: str
+    chain: Chain
+    operands: tuple[tuple[str, TensorSpec], ...]
+    in_place: tuple[tuple[str, bool], ...]
+    orders: tuple[tuple[str, str], ...]
+    machine: MachineModel
+    memory_limit: int
+    layouts: tuple[str, ...]
+    overlap: bool = True
+    loop_order: tuple[str, ...] = AXES
+
+    @cached_property
+    def specs(self) -> Mapping[str, TensorSpec]:
+        """The operands by name."""
+        return dict(self.operands)
+
+
+@dataclass(frozen=True)
+class Priced:
+    """Everything that is known of one split under one layout."""
+
+    price: Price
+    rings: tuple[tuple[str, int], ...]
+    cost: PipelineCost
+    memory: tuple[tuple[str, int], ...]
+    bytes_in: int
+    bytes_out: int
+
+
+class SplitProblem:
+    """The search's view of a request, for one layout: a `perfmodel.Problem`."""
+
+    def __init__(self, request: Request, layout: str, reserved_bytes: int) -> None:
+        self.request, self.chain, self.layout = request, request.chain, layout
+        self.limit_bytes = request.memory_limit - reserved_bytes
+        self.orders = dict(request.orders)
+        self.priced: dict[Split, Priced] = {}
+
+    @property
+    def extents(self) -> Split:
+        """Full sizes."""
+        return self.chain.extents
+
+    def candidates(self, axis: str) -> tuple[int, ...]:
+        """Piece sizes worth trying on an axis."""
+        extent = getattr(self.extents, axis)
+        if axis in ("c_y", "c_x") and not self.chain.channels_may_be_cut:
+            return (extent,)
+        if axis == "n":
+            extent = min(extent, LARGEST_BATCH)
+        return default_candidates(extent)
+
+    def price(self, split: Split) -> Price:
+        """Seconds and memory of a split; the ring is as deep as fits the limit."""
+        if not self.chain.is_legal(split):
+            return Price(0, 0.0, legal=False, reason="cX cannot be cut beside several groups")
+        if split not in self.priced:
+            counted = _Counted(self, split)
+            best: Priced | None = None
+            for depth in RING_DEPTHS if counted.pieces > 1 else (1,):
+                for whole in (True, False):
+                    best = counted.priced(depth, whole)
+                    if best.price.memory_bytes <= self.limit_bytes:
+                        self.priced[split] = best
+                        return best.price
+            assert best is not None
+            self.priced[split] = best
+        return self.priced[split].price
+
+
+class _Counted:
+    """One split, counted: pieces by class, buffers, bytes and work."""
+
+    def __init__(self, problem: SplitProblem, split: Split) -> None:
+        self.request, self.chain = problem.request, problem.chain
+        self.layout, self.orders = problem.layout, problem.orders
+        self.split = split
+        self.axes = self.chain.ranges(split)
+        self.counts = {axis: len(self.axes[axis]) for axis in AXES}
+        self.pieces = math.prod(self.counts.values())
+        self._measure()
+
+    def _measure(self) -> None:
+        """Launch every class of piece once: the largest of each buffer, and the work of all."""
+        seconds, self.sizes = self.request.machine.compute.seconds, dict[str, int]()
+        self.largest_elements = self.largest_bytes = 0
+        self.compute_seconds = 0.0
+        piece_seconds: dict[Piece, float] = {}
+        self.launches: dict[Launch, Mapping[str, Buffer]] = {}
+        for piece, accumulation, times in self._classes():
+            launches, buffers = self.chain.launches(
+                piece, layout=self.layout, orders=self.orders, accumulation=accumulation
+            )
+            for name, buffer in buffers.items():
+                elements = math.prod(buffer.shape)
+                count = elements * DTYPES[buffer.dtype]
+                self.sizes[name] = max(self.sizes.get(name, 0), count)
+                self.largest_elements = max(self.largest_elements, elements)
+                self.largest_bytes = max(self.largest_bytes, count)
+            for launch in launches:
+                self.launches.setdefault(launch, buffers)
+            spent = sum(seconds(launch.operation.work()) for launch in launches)
+            piece_seconds[piece] = spent
+            self.compute_seconds += times * spent
+        self.first_compute = next(iter(piece_seconds.values()))
+        self.last_compute = list(piece_seconds.values())[-1]
+
+    def _classes(self) -> list[tuple[Piece, Accumulation, int]]:
+        """One piece of each class (equal shapes), with its place in the sum and how many."""
+        found = []
+        c_x = self.axes["c_x"]
+        for n, n_times in _by_size(self.axes["n"]):
+            for c_y, c_y_times in _by_size(self.axes["c_y"]):
+                for h_y, h_y_times in self._row_classes():
+                    times = n_times * c_y_times * h_y_times
+                    for at, channels in enumerate(c_x):
+                        if 1 < at < len(c_x) - 1:
+                            continue  # all between the second and the last are alike
+                        middle = max(1, len(c_x) - 2) if at == 1 and len(c_x) > 2 else 1
+                        place = Accumulation(at == 0, at == len(c_x) - 1)
+                        found.append((Piece(n, c_y, h_y, channels), place, times * middle))
+        return found
+
+    def _row_classes(self) -> list[tuple[tuple[int, int], int]]:
+        """Row ranges that need equally many rows of every operation of the chain."""
+        classes: dict[tuple[int, ...], tuple[tuple[int, int], int]] = {}
+        ranges = self.axes["h_y"]
+        # Only pieces near the borders differ from the second one.
+        inner = len(ranges) > 16
+        for at, rows in enumerate(ranges):
+            times = 1
+            if inner and 6 < at < len(ranges) - 6:
+                if at > 7:
+                    continue
+                times = len(ranges) - 13
+            needed = self.chain.rows(rows)
+            key = (rows[1] - rows[0], *(r.stop - r.start for r in needed))
+            if key in classes:
+                classes[key] = (classes[key][0], classes[key][1] + times)
+            else:
+                classes[key] = (rows, times)
+        return list(classes.values())
+
+    def _distinct_bytes(self, name: str) -> int:
+        """Bytes of every region of an operand once: halo rows count in each piece they go to."""
+        spec, operand = self.request.specs[name], self.chain.operands[name]
+        if name == "x" and "h_y" in operand.axes:
+            rows = sum(
+                times * (self.chain.rows(h_y)[0].stop - self.chain.rows(h_y)[0].start)
+                for h_y, times in self._row_classes()
+            )
+            return spec.nbytes // spec.shape[2] * rows
+        return spec.nbytes
+
+    def distinct(self, name: str) -> int:
+        """How many different regions of an operand the pieces need."""
+        return math.prod(self.counts[axis] for axis in self.chain.operands[name].axes)
+
+    def loads(self, name: str, depth: int) -> int:
+        """How many regions are copied in, with `depth` slots to find earlier ones in."""
+        depends = self.chain.operands[name].axes
+        order = self.request.loop_order
+        inner = math.prod(self.counts[axis] for axis in depends)
+        outside: list[str] = []
+        for axis in order:
+            if inner <= depth:
+                break
+            outside.append(axis)
+            if axis in depends:
+                inner //= self.counts[axis]
+        while outside and (outside[-1] not in depends or self.counts[outside[-1]] == 1):
+            outside.pop()
+        return inner * math.prod(self.counts[axis] for axis in outside)
+
+    def _stays_in_place(self, name: str) -> bool:
+        """Whether the pieces of an operand on the device are computed on where they lie.
+
+        Only whole images are: cuDNN is slow, and beyond 2**31 elements wrong, on pieces whose rows
+        or channels are strided, so those are brought to a slot by a copy on the device.
+        """
+        may_cut_n = dict(self.request.in_place).get(name)
+        if may_cut_n is None:
+            return False
+        axes = self.chain.operands[name].axes - ({"n"} if may_cut_n else set())
+        return all(self.counts[axis] == 1 for axis in axes)
+
+    def priced(self, depth: int, whole_parameters: bool) -> Priced:
+        """Price the split with rings of `depth` slots, parameters kept whole or in a ring."""
+        request, chain = self.request, self.chain
+        transfer = request.machine.transfer
+        rings, memory = [], []
+        bytes_in = copy_in = setup = first_in = 0.0
+        for name in chain.operands:
+            if self._stays_in_place(name):
+                rings.append((name, 0))
+                continue
+            distinct = self.distinct(name)
+            streamed = name in ("x", "y")
+            slots = min(distinct, depth) if streamed or not whole_parameters else distinct
+            rings.append((name, slots))
+            memory.append((f"{name}: {slots} x {self.sizes[name]}", slots * aligned(self.sizes[name])))
+            if name not in chain.loaded:
+                continue
+            loads = self.loads(name, slots)
+            count = self._distinct_bytes(name) / distinct * loads
+            placement = request.specs[name].placement
+            bytes_in += count if placement != "device" else 0
+            spent = transfer.copy_in_seconds(placement, int(count), copies=loads)
+            copy_in += spent
+            first_in += spent / loads
+        others = [name for name in self.sizes if name not in chain.operands]
+        for name in others:
+            memory.append((name.replace("_", " "), aligned(self.sizes[name])))
+        copy_out = bytes_out = last_out = 0.0
+        if not self._stays_in_place("y"):
+            pieces_out, spec = self.distinct("y"), request.specs["y"]
+            bytes_out = 0.0 if spec.placement == "device" else float(spec.nbytes)
+            copy_out = transfer.copy_out_seconds(spec.placement, spec.nbytes, copies=pieces_out)
+            last_out = copy_out / pieces_out
+        cost = PipelineCost(
+            setup, copy_in, self.compute_seconds, copy_out,
+            min(first_in, copy_in), min(self.first_compute, self.compute_seconds),
+            min(self.last_compute, self.compute_seconds), last_out,
+        )  # fmt: skip
+        overlap = request.overlap and depth > 1
+        return Priced(
+            self._price(sum(count for _, count in memory), cost, overlap),
+            tuple(rings), cost, tuple(memory), int(bytes_in), int(bytes_out),
+        )  # fmt: skip
+
+    def _price(self, memory_bytes: int, cost: PipelineCost, overlap: bool) -> Price:
+        batch = min(self.split.n, self.chain.extents.n)
+        if (
+            self.largest_elements > LARGEST_PIECE_ELEMENTS
+            or self.largest_bytes > LARGEST_PIECE_BYTES
+            or batch > LARGEST_BATCH
+        ):
+            return Price(
+                memory_bytes, 0.0, legal=False,
+                reason=f"a piece would exceed {LARGEST_PIECE_ELEMENTS} elements, "
+                f"{LARGEST_PIECE_BYTES} bytes or a batch of {LARGEST_BATCH}",
+            )  # fmt: skip
+        seconds = closed_form(cost, self.request.machine.transfer, overlap=overlap)
+        return Price(memory_bytes, seconds)
+
+
+def _by_size(ranges: tuple[tuple[int, int], ...]) -> list[tuple[tuple[int, int], int]]:
+    """Return one range of each size, with how many there are."""
+    counted = Counter(stop - start for start, stop in ranges)
+    first = {stop - start: (start, stop) for start, stop in reversed(ranges)}
+    return [(first[size], times) for size, times in counted.items()]
+
+
+def distinct_launches(
+    request: Request, plan: Plan
+) -> tuple[tuple[Launch, Mapping[str, Buffer]], ...]:
+    """Every different launch of a plan, with its buffers."""
+    counted = _Counted(SplitProblem(request, plan.layout, 0), plan.split)
+    return tuple(counted.launches.items())
+
+
+def make_plan(
+    request: Request, ask_workspace: AskWorkspace | None = None, split: Split | None = None
+) -> Plan:
+    """Search the best split that the device can run within the limit.
+
+    Parameters
+    ----------
+    request : Request
+    ask_workspace : callable, optional
+        Asks the device; without it (no card at hand) the plan assumes no workspace.
+    split : Split, optional
+        Take this one instead of searching.
+
+    Raises
+    ------
+    PlanInfeasibleError
+        With the smallest limit that would do.
+    """
+    if ask_workspace is None:
+        return _search(request, 0, split, None)
+    first = plan = _search(request, 0, split, ask_workspace)
+    for _ in range(WORKSPACE_ATTEMPTS):
+        answer = ask_workspace(distinct_launches(request, plan), None)
+        if answer is not None and plan.device_bytes + aligned(answer[0]) <= request.memory_limit:
+            return _with_workspace(plan, *answer)
+        if answer is None or split is not None:
+            break
+        # Leave workspace the share of memory that it took beside these pieces.
+        needed = plan.device_bytes + aligned(answer[0])
+        try:
+            share = request.memory_limit * aligned(answer[0]) // needed
+            plan = _search(request, share, None, ask_workspace)
+        except PlanInfeasibleError:
+            break
+    # No room for the algorithms that cuDNN prefers: take those that fit beside the best split.
+    budget = request.memory_limit - first.device_bytes
+    for plan in (first, plan):
+        answer = ask_workspace(distinct_launches(request, plan), budget)
+        if answer is not None:
+            return _with_workspace(plan, *answer)
+        budget = request.memory_limit - plan.device_bytes
+    raise PlanInfeasibleError(
+        function=request.function,
+        limit_bytes=request.memory_limit,
+        smallest_bytes=_smallest_bytes(request, ask_workspace),
+    )
+
+
+def _with_workspace(plan: Plan, workspace_bytes: int, algorithms: tuple[str, ...]) -> Plan:
+    memory = plan.memory
+    if workspace_bytes:
+        memory += (("workspace", aligned(workspace_bytes)),)
+    return replace(plan, workspace_bytes=workspace_bytes, algorithms=algorithms, memory=memory)
+
+
+def _search(
+    request: Request,
+    reserved_bytes: int,
+    split: Split | None,
+    ask_workspace: AskWorkspace | None,
+) -> Plan:
+    """Search each layout and return the plan of the fastest."""
+    best: tuple[float, str, Split, Priced] | None = None
+    alternatives: list[Alternative] = []
+    for layout in request.layouts:
+        problem = SplitProblem(request, layout, reserved_bytes)
+        try:
+            if split is not None:
+                found, others = split, ()
+                price = problem.price(split)
+                if not price.legal or price.memory_bytes > problem.limit_bytes:
+                    raise InfeasibleError(
+                        problem.limit_bytes,
+                        price.memory_bytes if price.legal else None,
+                        price.reason,
+                    )
+            else:
+                result = ordered_search(problem, max(problem.limit_bytes, 0))
+                found, others = result.split, result.alternatives
+        except InfeasibleError:
+            continue
+        priced = problem.priced[found]
+        alternatives += [
+            Alternative(s, layout, p.seconds, p.memory_bytes)
+            for s, p in ((found, priced.price), *others)
+        ]
+        if best is None or priced.price.seconds < best[0] * (1 - 1e-9):
+            best = (priced.price.seconds, layout, found, priced)
+    if best is None:
+        raise PlanInfeasibleError(
+            function=request.function,
+            limit_bytes=request.memory_limit,
+            smallest_bytes=_smallest_bytes(request, ask_workspace),
+        )
+    seconds, layout, found, priced = best
+    alternatives.sort(key=lambda other: (other.seconds, other.device_bytes))
+    cost, transfer = priced.cost, request.machine.transfer
+    return Plan(
+        function=request.function,
+        operands=request.operands,
+        split=found,
+        pieces=math.prod(len(r) for r in request.chain.ranges(found).values()),
+        order=request.loop_order,
+        rings=priced.rings,
+        layout=layout,
+        algorithms=(),
+        workspace_bytes=0,
+        memory=priced.memory,
+        memory_limit=request.memory_limit,
+        bytes_in=priced.bytes_in,
+        bytes_out=priced.bytes_out,
+        copy_in_seconds=cost.copy_in_seconds,
+        compute_seconds=cost.compute_seconds,
+        copy_out_seconds=cost.copy_out_seconds,
+        seconds=seconds,
+        binding_stage=binding_stage(cost, transfer),
+        overlap=request.overlap,
+        machine=request.machine.name,
+        alternatives=tuple(
+            a for a in alternatives if (a.split, a.layout) != (found, layout)
+        )[:4],
+    )
+
+
+def _smallest_bytes(request: Request, ask_workspace: AskWorkspace | None) -> int:
+    """Memory of the smallest plan, workspace included: what the limit would have to be."""
+    chain = request.chain
+    corner = replace(chain.extents, n=1, h_y=1)
+    if chain.channels_may_be_cut:
+        corner = replace(corner, c_y=1, c_x=1)
+    least: int | None = None
+    for layout in request.layouts:
+        relaxed = replace(request, memory_limit=2**62, layouts=(layout,))
+        problem = SplitProblem(relaxed, layout, 2**62)  # no memory to spare: the shortest rings
+        price = problem.price(corner)
+        if not price.legal:
+            continue
+        total, launches = price.memory_bytes, _Counted(problem, corner).launches
+        if ask_workspace is not None:
+            answer = ask_workspace(tuple(launches.items()), total // 8)
+            answer = answer or ask_workspace(tuple(launches.items()), None)
+            total += aligned(answer[0] if answer else 0)
+        least = total if least is None else min(least, total)
+    return least or 0

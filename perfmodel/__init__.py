@@ -1,0 +1,64 @@
+"""The performance model: pure arithmetic that predicts seconds and chooses the split.
+
+Knows nothing of arrays, devices or ooc_cudnn. One file for each concept:
+
+- `linear`: seconds = alpha * work + beta, fitted and predicted.
+- `transfer`: the link, one way and duplex, by placement.
+- `compute`: operations, from the features of their work.
+- `machine`: all of it for one machine, with JSON there and back.
+- `pipeline`: seconds of a whole split, in closed form and replayed on a virtual clock.
+- `search`: the split with the fewest seconds under a memory limit.
+"""
+
+from .compute import ComputeModel, Work, convolution_flops
+from .linear import Fit, FitError, Line, fit
+from .machine import MachineFileError, MachineModel, shipped, shipped_names
+from .pipeline import (
+    PipelineCost,
+    Split,
+    Timeline,
+    VirtualStep,
+    binding_stage,
+    closed_form,
+    replay,
+)
+from .search import (
+    Found,
+    InfeasibleError,
+    Price,
+    Problem,
+    default_candidates,
+    exhaustive_search,
+    ordered_search,
+)
+from .transfer import PLACEMENTS, TransferModel
+
+__all__ = [
+    "PLACEMENTS",
+    "ComputeModel",
+    "Fit",
+    "FitError",
+    "Found",
+    "InfeasibleError",
+    "Line",
+    "MachineFileError",
+    "MachineModel",
+    "PipelineCost",
+    "Price",
+    "Problem",
+    "Split",
+    "Timeline",
+    "TransferModel",
+    "VirtualStep",
+    "Work",
+    "binding_stage",
+    "closed_form",
+    "convolution_flops",
+    "default_candidates",
+    "exhaustive_search",
+    "fit",
+    "ordered_search",
+    "replay",
+    "shipped",
+    "shipped_names",
+]

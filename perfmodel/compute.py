@@ -1,0 +1,158 @@
+"""What a computation on the device costs, from the features of its work.
+
+Section 4.2 of the paper: convolutions are linear in their arithmetic, counted with cY rounded up
+to a multiple of 32 because the kernels compute 32 output channels at a time. Everything else here
+(bias, activation, re-laying a piece) is limited by device memory and linear in the bytes it reads
+and writes. Which kernel runs is part of the key: one line for each kind, dtype or precision, and
+layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .linear import Line
+from .record import Record, Table, mapping, members, number, text, whole
+
+
+@dataclass(frozen=True)
+class Work(Record):
+    """The features of one computation from which its seconds are predicted.
+
+    Parameters
+    ----------
+    key : str
+        Names the line, most general part first: "convolution/tf32/channels_last",
+        "pointwise/float32".
+    flops : float
+        Floating-point operations; what convolutions are linear in.
+    device_bytes : float
+        Bytes read and written in device memory; what everything else is linear in.
+    """
+
+    key: str
+    flops: float
+    device_bytes: float
+
+    def __post_init__(self) -> None:
+        text("key", self.key)
+        object.__setattr__(self, "flops", number("flops", self.flops))
+        object.__setattr__(self, "device_bytes", number("device_bytes", self.device_bytes))
+
+
+def convolution_flops(
+    n: int,
+    c_x: int,
+    c_y: int,
+    output_sites: int,
+    window_sites: int,
+    groups: int = 1,
+    channel_step: int = 32,
+) -> float:
+    """Return the arithmetic of a convolution as the kernels carry it out (paper, section 4.2).
+
+    Parameters
+    ----------
+    n, c_x, c_y : int
+        Batch, input channels and output channels over all groups.
+    output_sites, window_sites : int
+        hY * wY and rW * sW, or their like in one and three dimensions.
+    groups : int
+        Divides both channel counts.
+    channel_step : int
+        Output channels of each group are rounded up to a multiple of this.
+
+    Examples
+    --------
+    >>> convolution_flops(n=1, c_x=64, c_y=64, output_sites=100, window_sites=9)
+    7372800.0
+    >>> convolution_flops(1, 64, 33, 100, 9) == convolution_flops(1, 64, 64, 100, 9)
+    True
+    """
+    sizes = {"n": n, "c_x": c_x, "c_y": c_y, "output_sites": output_sites}
+    sizes |= {"window_sites": window_sites, "groups": groups, "channel_step": channel_step}
+    for name, size in sizes.items():
+        whole(name, size, at_least=1)
+    if c_x % groups or c_y % groups:
+        raise ValueError(f"groups is {groups}; it must divide c_x = {c_x} and c_y = {c_y}")
+    # ceil32(cY / groups) * groups
+    stepped_c_y = -(-(c_y // groups) // channel_step) * channel_step * groups
+    # 2 * n * (hY * wY) * (rW * sW) * (cX / groups) * ceil32(cY)
+    return float(2 * n * output_sites * window_sites * (c_x // groups) * stepped_c_y)
+
+
+@dataclass(frozen=True)
+class ComputeModel:
+    """One line for each kind of computation.
+
+    Parameters
+    ----------
+    lines : mapping from key to Line
+        Over flops where the key starts with "convolution", over device bytes elsewhere.
+
+    Examples
+    --------
+    >>> model = ComputeModel({"convolution/tf32/channels_last": Line(2e-12, 1e-5)})
+    >>> model.seconds(Work("convolution/tf32/channels_last", flops=1e9, device_bytes=1e6))
+    0.00201
+    """
+
+    lines: Mapping[str, Line]
+
+    def __post_init__(self) -> None:
+        for key in self.lines:
+            text("key", key)
+        object.__setattr__(self, "lines", Table(self.lines))
+
+    def nearest_key(self, key: str) -> str:
+        """Return the known key that stands in for `key`: itself where it is known.
+
+        Otherwise the one that shares the most leading parts (between slashes), at least one; of
+        several such, the one with the most equal parts anywhere; then the slowest, so that a
+        guess errs towards caution; then the first by name.
+
+        Raises
+        ------
+        KeyError
+            If no known key shares the first part.
+
+        Examples
+        --------
+        >>> fast, slow = Line(1e-12, 0.0), Line(3e-12, 0.0)
+        >>> model = ComputeModel({"convolution/tf32/channels_last": fast,
+        ...                       "convolution/float64/channels_first": slow})
+        >>> model.nearest_key("convolution/float64/channels_last")
+        'convolution/float64/channels_first'
+        >>> model.nearest_key("convolution/float8/channels_last")
+        'convolution/tf32/channels_last'
+        """
+        if key in self.lines:
+            return key
+        parts = key.split("/")
+
+        def nearness(known: str) -> tuple[int, int, float]:
+            equal = [a == b for a, b in zip(parts, known.split("/"), strict=False)]
+            leading = [*equal, False].index(False)
+            return leading, sum(equal), self.lines[known].alpha
+
+        best = max(sorted(self.lines), key=nearness, default=None)
+        if best is None or nearness(best)[0] == 0:
+            known_keys = ", ".join(sorted(self.lines)) or "none"
+            raise KeyError(f"no line for {key!r} nor for any of its kind; known keys: {known_keys}")
+        return best
+
+    def seconds(self, work: Work) -> float:
+        """Return the predicted seconds of `work`, by the line of its nearest key."""
+        line = self.lines[self.nearest_key(work.key)]
+        # t = alpha * flops + beta, or alpha * bytes + beta
+        return line.seconds(work.flops if work.key.startswith("convolution") else work.device_bytes)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"lines": {key: line.to_json() for key, line in self.lines.items()}}
+
+    @classmethod
+    def from_json(cls, data: object) -> ComputeModel:
+        lines = mapping("lines", members("ComputeModel", data, ("lines",))["lines"])
+        return cls({key: Line.from_json(line) for key, line in lines.items()})

@@ -1,0 +1,197 @@
+"""Everything fitted on one machine, as one value and as one file.
+
+A machine file says what it is and in which version, so that an empty, cut-off, foreign or newer
+file is told apart and the error names the remedy. Profiles of known machines are shipped with the
+package: `shipped("h200")`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from difflib import get_close_matches
+from importlib import resources
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any
+
+from .compute import ComputeModel
+from .record import Table, mapping, members, number, text
+from .transfer import TransferModel
+
+FORMAT = "ooc_cudnn machine model"
+FORMAT_VERSION = 1
+
+_REMEDY = "to replace it, run 'ooc-cudnn calibrate'"
+
+
+class MachineFileError(ValueError):
+    """A machine file that cannot be used; the message names the file and the remedy."""
+
+
+@dataclass(frozen=True)
+class MachineModel:
+    """The fitted performance model of one machine.
+
+    Parameters
+    ----------
+    name : str
+        Short, for people: "h200".
+    identity : mapping from str to str
+        What the model holds for: gpu, driver, cudnn, host; `note` says where figures come from.
+    transfer : TransferModel
+    compute : ComputeModel
+    calibrated : str
+        ISO date of the calibration, or "shipped".
+    quality : mapping from the name of a line to mapping from str to float
+        How each line was found: residual, held_out_error, samples. Empty where unknown.
+    """
+
+    name: str
+    identity: Mapping[str, str]
+    transfer: TransferModel
+    compute: ComputeModel
+    calibrated: str = "shipped"
+    quality: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        text("name", self.name)
+        for key, value in self.identity.items():
+            if not isinstance(value, str):
+                raise TypeError(f"identity[{key!r}] is {value!r}; it must be a string")
+        if text("calibrated", self.calibrated) != "shipped":
+            try:
+                datetime.fromisoformat(self.calibrated)
+            except ValueError:
+                raise ValueError(
+                    f"calibrated is {self.calibrated!r}; it must be an ISO date or 'shipped'"
+                ) from None
+        quality = {
+            line: Table({name: number(f"quality of {line}: {name}", v) for name, v in held.items()})
+            for line, held in self.quality.items()
+        }
+        object.__setattr__(self, "identity", Table(self.identity))
+        object.__setattr__(self, "quality", Table(quality))
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "version": FORMAT_VERSION,
+            "name": self.name,
+            "calibrated": self.calibrated,
+            "identity": dict(self.identity),
+            "transfer": self.transfer.to_json(),
+            "compute": self.compute.to_json(),
+            "quality": {line: dict(held) for line, held in self.quality.items()},
+        }
+
+    @classmethod
+    def from_json(cls, data: object) -> MachineModel:
+        """Build from what `to_json` returned; ValueError says what does not fit."""
+        held = mapping("machine model", data)
+        if held.get("format") != FORMAT:
+            raise ValueError(f"not an ooc_cudnn machine model (its format is not {FORMAT!r})")
+        version = held.get("version")
+        if type(version) is not int or version < 1:
+            raise ValueError(f"version is {version!r}; it must be a whole number of at least 1")
+        if version > FORMAT_VERSION:
+            raise ValueError(
+                f"written by a newer ooc_cudnn (format version {version}; "
+                f"this one reads up to {FORMAT_VERSION}), so upgrade ooc_cudnn"
+            )
+        names = ("name", "calibrated", "identity", "transfer", "compute", "quality")
+        held = members("machine model", held, ("format", "version", *names))
+        qualities = mapping("quality", held["quality"])
+        return cls(
+            name=held["name"],
+            identity=mapping("identity", held["identity"]),
+            transfer=TransferModel.from_json(held["transfer"]),
+            compute=ComputeModel.from_json(held["compute"]),
+            calibrated=held["calibrated"],
+            quality={line: mapping(f"quality of {line}", q) for line, q in qualities.items()},
+        )
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write to `path`, making its folder; whoever reads sees the old file or the new one."""
+        target = Path(path)
+        content = json.dumps(self.to_json(), indent=2, allow_nan=False) + "\n"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
+        try:
+            with open(unfinished, "x", encoding="utf-8") as stream:
+                stream.write(content)
+                stream.flush()
+                os.fsync(stream.fileno())
+            os.replace(unfinished, target)
+        finally:
+            unfinished.unlink(missing_ok=True)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> MachineModel:
+        """Read a file that `save` wrote.
+
+        Raises
+        ------
+        MachineFileError
+            If the file is empty, cut off, of another kind, or from a newer version.
+        OSError
+            If there is no such file or it cannot be read.
+        """
+        return cls._parse(Path(path).read_bytes(), str(path))
+
+    @classmethod
+    def _parse(cls, content: bytes, path: str) -> MachineModel:
+        if not content.strip():
+            raise MachineFileError(f"machine file {path} is empty; {_REMEDY}")
+        try:
+            data = json.loads(content)
+        except (ValueError, RecursionError) as error:
+            raise MachineFileError(
+                f"machine file {path} is corrupt, not JSON ({error}); {_REMEDY}"
+            ) from error
+        try:
+            return cls.from_json(data)
+        except (TypeError, ValueError) as error:
+            raise MachineFileError(f"machine file {path}: {error}; {_REMEDY}") from error
+
+
+def shipped_names() -> tuple[str, ...]:
+    """Return the names of the machines whose profiles come with the package.
+
+    Examples
+    --------
+    >>> "h200" in shipped_names()
+    True
+    """
+    names = (entry.name for entry in _machines().iterdir())
+    return tuple(sorted(name.removesuffix(".json") for name in names if name.endswith(".json")))
+
+
+def shipped(name: str) -> MachineModel:
+    """Return the shipped profile called `name`.
+
+    Raises
+    ------
+    ValueError
+        If there is none; the message lists the names and suggests the nearest.
+
+    Examples
+    --------
+    >>> shipped("h200").calibrated
+    'shipped'
+    """
+    names = shipped_names()
+    if name not in names:
+        nearest = get_close_matches(str(name).lower(), names, n=1)
+        hint = f" (did you mean {nearest[0]!r}?)" if nearest else ""
+        raise ValueError(f"no machine called {name!r}{hint}; shipped are {', '.join(names)}")
+    file = _machines() / f"{name}.json"
+    return MachineModel._parse(file.read_bytes(), str(file))
+
+
+def _machines() -> Traversable:
+    return resources.files(__package__ or "perfmodel") / "machines"

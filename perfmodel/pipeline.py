@@ -1,0 +1,291 @@
+"""Seconds of a whole split, twice: the paper's closed form beside a replay on a virtual clock.
+
+The closed form (section 4.3) needs eight numbers and no schedule, so it prices a split during the
+search. The replay runs the very steps of a schedule, in order on each stream and each waiting for
+the steps it names, and so sees what the closed form cannot: short rings and uneven pieces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from .record import Record, members, number, whole
+from .transfer import TransferModel
+
+Stage = Literal["copy_in", "compute", "copy_out"]
+STAGES: tuple[Stage, ...] = get_args(Stage)
+
+
+@dataclass(frozen=True, slots=True)
+class Split(Record):
+    """The piece sizes d_n, d_cY, d_cX and d_hY: what one piece holds of each axis.
+
+    Examples
+    --------
+    >>> Split(n=2, c_y=64, c_x=64, h_y=128)
+    Split(n=2, c_y=64, c_x=64, h_y=128)
+    """
+
+    n: int
+    c_y: int
+    c_x: int
+    h_y: int
+
+    def __post_init__(self) -> None:
+        for axis in ("n", "c_y", "c_x", "h_y"):
+            object.__setattr__(self, axis, whole(axis, getattr(self, axis), at_least=1))
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineCost(Record):
+    """Seconds of one call by stage, each direction of the link counted as if it were alone.
+
+    Parameters
+    ----------
+    setup_seconds : float
+        Before the pipeline starts: weights that go to the device once.
+    copy_in_seconds, compute_seconds, copy_out_seconds : float
+        Totals over all pieces.
+    first_copy_in, first_compute, last_compute, last_copy_out : float
+        Of the first and of the last piece alone; parts of the totals.
+    """
+
+    setup_seconds: float
+    copy_in_seconds: float
+    compute_seconds: float
+    copy_out_seconds: float
+    first_copy_in: float
+    first_compute: float
+    last_compute: float
+    last_copy_out: float
+
+    def __post_init__(self) -> None:
+        for name in self.__dataclass_fields__:
+            object.__setattr__(self, name, number(name, getattr(self, name)))
+        for part, total in (
+            ("first_copy_in", "copy_in_seconds"),
+            ("first_compute", "compute_seconds"),
+            ("last_compute", "compute_seconds"),
+            ("last_copy_out", "copy_out_seconds"),
+        ):
+            # a total added up piece by piece may differ in its last digits
+            if getattr(self, part) > getattr(self, total) * (1.0 + 1e-6):
+                raise ValueError(
+                    f"{part} is {getattr(self, part)!r}, more than its total "
+                    f"{total} = {getattr(self, total)!r}"
+                )
+
+
+def _link_totals(cost: PipelineCost, transfer: TransferModel) -> tuple[float, float]:
+    """Return the seconds of all copies in and of all copies out, slowing each other down.
+
+    The first copy in has the link alone, since nothing is computed yet, and so has the last copy
+    out, since everything has arrived: with a single piece the directions never meet.
+    """
+    copy_in, copy_out = transfer.duplex(
+        max(cost.copy_in_seconds - cost.first_copy_in, 0.0),
+        max(cost.copy_out_seconds - cost.last_copy_out, 0.0),
+    )
+    return cost.first_copy_in + copy_in, copy_out + cost.last_copy_out
+
+
+def closed_form(cost: PipelineCost, transfer: TransferModel, overlap: bool = True) -> float:
+    """Return the predicted seconds of a call (paper, section 4.3).
+
+    Parameters
+    ----------
+    cost : PipelineCost
+    transfer : TransferModel
+        Says how much the two directions of the link slow each other down.
+    overlap : bool
+        False for the same steps one after the other.
+
+    Examples
+    --------
+    Four equal pieces, 1 s in, 2 s of computing, 1 s out: fill, four times the largest, drain.
+
+    >>> cost = PipelineCost(0.0, 4.0, 8.0, 4.0, 1.0, 2.0, 2.0, 1.0)
+    >>> closed_form(cost, TransferModel({}, {}, duplex_slowdown=1.0))
+    10.0
+    >>> closed_form(cost, TransferModel({}, {}, duplex_slowdown=1.0), overlap=False)
+    16.0
+    """
+    if not overlap:
+        # T = T_setup + T_in + T_compute + T_out
+        stages = cost.copy_in_seconds + cost.compute_seconds + cost.copy_out_seconds
+        return cost.setup_seconds + stages
+    copy_in, copy_out = _link_totals(cost, transfer)
+    # T = T_setup + max over stages of (fill before it + all of it + drain after it);
+    # for N equal pieces this is T_setup + (N - 1) * max(t_in, t_c, t_out) + t_in + t_c + t_out
+    return cost.setup_seconds + max(
+        copy_in + cost.last_compute + cost.last_copy_out,
+        cost.first_copy_in + cost.compute_seconds + cost.last_copy_out,
+        cost.first_copy_in + cost.first_compute + copy_out,
+    )
+
+
+def binding_stage(cost: PipelineCost, transfer: TransferModel) -> Stage:
+    """Return the stage with the most seconds when all overlap; the earlier one of equals.
+
+    Examples
+    --------
+    >>> cost = PipelineCost(0.0, 4.0, 8.0, 4.0, 1.0, 2.0, 2.0, 1.0)
+    >>> binding_stage(cost, TransferModel({}, {}, duplex_slowdown=1.0))
+    'compute'
+    """
+    copy_in, copy_out = _link_totals(cost, transfer)
+    seconds = (copy_in, cost.compute_seconds, copy_out)
+    return STAGES[seconds.index(max(seconds))]
+
+
+@dataclass(frozen=True, slots=True)
+class VirtualStep:
+    """A step as the virtual clock sees it.
+
+    Parameters
+    ----------
+    stream : {"copy_in", "compute", "copy_out"}
+    seconds : float
+        What it takes alone.
+    waits : tuple of int
+        Indices of earlier steps, on whichever stream, that must have finished before it starts.
+    """
+
+    stream: Stage
+    seconds: float
+    waits: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.stream not in STAGES:
+            raise ValueError(f"stream is {self.stream!r}; it must be one of {', '.join(STAGES)}")
+        object.__setattr__(self, "seconds", number("seconds", self.seconds))
+        object.__setattr__(self, "waits", tuple(self.waits))
+
+    def to_json(self) -> dict[str, Any]:
+        return {"stream": self.stream, "seconds": self.seconds, "waits": list(self.waits)}
+
+    @classmethod
+    def from_json(cls, data: object) -> VirtualStep:
+        return cls(**members("VirtualStep", data, ("stream", "seconds", "waits")))
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """When each step started and finished, in seconds on the virtual clock."""
+
+    start: tuple[float, ...]
+    finish: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "start", tuple(self.start))
+        object.__setattr__(self, "finish", tuple(self.finish))
+        if len(self.start) != len(self.finish):
+            raise ValueError(f"{len(self.start)} starts but {len(self.finish)} finishes")
+        if any(begun > done for begun, done in zip(self.start, self.finish, strict=True)):
+            raise ValueError("a step finishes before it starts")
+
+    @property
+    def seconds(self) -> float:
+        """Return when the last step finishes; 0 where there are none."""
+        return max(self.finish, default=0.0)
+
+    def busy_seconds(self, steps: Sequence[VirtualStep], stream: Stage) -> float:
+        """Return for how long `stream` was running one of `steps`, those of the replay."""
+        if len(steps) != len(self.start):
+            raise ValueError(f"{len(steps)} steps, but the timeline is of {len(self.start)}")
+        return sum(
+            (
+                done - begun
+                for step, begun, done in zip(steps, self.start, self.finish, strict=True)
+                if step.stream == stream
+            ),
+            0.0,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return {"start": list(self.start), "finish": list(self.finish)}
+
+    @classmethod
+    def from_json(cls, data: object) -> Timeline:
+        return cls(**members("Timeline", data, ("start", "finish")))
+
+
+def replay(steps: Sequence[VirtualStep], duplex_slowdown: float = 1.0) -> Timeline:
+    """Run steps on a virtual clock.
+
+    The steps of one stream run in their order, one at a time; a step starts as soon as its stream
+    is free and the steps it waits for have finished. While a copy in and a copy out are both
+    running, each advances at 1 / duplex_slowdown of its rate.
+
+    Examples
+    --------
+    >>> steps = [VirtualStep("copy_in", 1.0), VirtualStep("compute", 2.0, (0,)),
+    ...          VirtualStep("copy_in", 1.0), VirtualStep("copy_out", 1.0, (1,))]
+    >>> timeline = replay(steps)
+    >>> timeline.start, timeline.seconds
+    ((0.0, 1.0, 1.0, 3.0), 4.0)
+    """
+    slowdown = number("duplex_slowdown", duplex_slowdown, at_least=1.0)
+    return _Clock(steps, slowdown).run()
+
+
+class _Clock:
+    """The state of a replay: at most one running step a stream, advanced from event to event."""
+
+    def __init__(self, steps: Sequence[VirtualStep], slowdown: float) -> None:
+        self.steps = steps
+        self.slowdown = slowdown
+        self.now = 0.0
+        self.start = [0.0] * len(steps)
+        self.finish = [0.0] * len(steps)
+        self.queues: dict[str, list[int]] = {stage: [] for stage in STAGES}
+        self.running: dict[str, int] = {}
+        self.missing = [0] * len(steps)
+        self.dependents: list[list[int]] = [[] for _ in steps]
+        self.duplex = False
+        for index, step in enumerate(steps):
+            self.queues[step.stream].append(index)
+            for earlier in set(step.waits):
+                if not 0 <= earlier < index:
+                    raise ValueError(f"step {index} waits for {earlier}, not an earlier step")
+                self.missing[index] += 1
+                self.dependents[earlier].append(index)
+        for queue in self.queues.values():
+            queue.reverse()
+
+    def run(self) -> Timeline:
+        # a step waits for earlier ones only, so the earliest unfinished step can always run
+        self._start_ready()
+        while self.running:
+            self.now = min([self.finish[index] for index in self.running.values()])
+            self._finish_due()
+            self._start_ready()
+        return Timeline(tuple(self.start), tuple(self.finish))
+
+    def _finish_due(self) -> None:
+        for stream, index in list(self.running.items()):
+            if self.finish[index] <= self.now:
+                del self.running[stream]
+                for waiting in self.dependents[index]:
+                    self.missing[waiting] -= 1
+
+    def _start_ready(self) -> None:
+        """Start what can start now; `finish` of a running step assumes that nothing changes."""
+        for stream, queue in self.queues.items():
+            if queue and stream not in self.running and not self.missing[queue[-1]]:
+                index = self.running[stream] = queue.pop()
+                self.start[index] = self.now
+                # a copy that joins a duplex already counted is as slow as its opposite
+                slowed = self.duplex and stream != "compute"
+                factor = self.slowdown if slowed else 1.0
+                self.finish[index] = self.now + self.steps[index].seconds * factor
+        duplex = "copy_in" in self.running and "copy_out" in self.running
+        if duplex != self.duplex:
+            self.duplex = duplex
+            factor = self.slowdown if duplex else 1.0 / self.slowdown
+            for stream in ("copy_in", "copy_out"):
+                if stream in self.running:
+                    index = self.running[stream]
+                    self.finish[index] = self.now + (self.finish[index] - self.now) * factor

@@ -1,0 +1,140 @@
+"""Records: frozen dataclasses that check their fields and go to JSON and back.
+
+JSON here means plain dicts, lists, strings and numbers; writing files is the business of
+`perfmodel.machine`. Reading is strict: a missing or unknown name is an error, so that a typing
+mistake in a machine file is found when the file is read and not when a plan turns out strange.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields
+from typing import Any, Self, TypeVar, cast
+
+Value = TypeVar("Value")
+
+
+def number(name: str, value: object, at_least: float = 0.0) -> float:
+    """Return `value` as a float; raise unless it is finite and not below `at_least`.
+
+    Examples
+    --------
+    >>> number("seconds", 3)
+    3.0
+    >>> number("seconds", float("nan"))
+    Traceback (most recent call last):
+    ValueError: seconds is nan; it must be a finite number of at least 0.0
+    """
+    if type(value) is not float:
+        if isinstance(value, bool) or not isinstance(value, numbers.Real):
+            raise TypeError(f"{name} is {value!r}; it must be a number")
+        try:
+            value = float(value)
+        except OverflowError:
+            value = math.inf
+    if not at_least <= value < math.inf:
+        raise ValueError(f"{name} is {value!r}; it must be a finite number of at least {at_least}")
+    return value
+
+
+def whole(name: str, value: object, at_least: int = 0) -> int:
+    """Return `value` as an int; raise unless it is a whole number not below `at_least`.
+
+    Examples
+    --------
+    >>> whole("copies", 2)
+    2
+    >>> whole("copies", 0, at_least=1)
+    Traceback (most recent call last):
+    ValueError: copies is 0; it must be at least 1
+    """
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise TypeError(f"{name} is {value!r}; it must be a whole number")
+    if value < at_least:
+        raise ValueError(f"{name} is {value!r}; it must be at least {at_least}")
+    return int(value)
+
+
+def text(name: str, value: object) -> str:
+    """Return `value` if it is a string that is not empty; raise otherwise."""
+    if not isinstance(value, str):
+        raise TypeError(f"{name} is {value!r}; it must be a string")
+    if not value:
+        raise ValueError(f"{name} is an empty string; it must say something")
+    return value
+
+
+def members(owner: str, data: object, names: Iterable[str]) -> dict[str, Any]:
+    """Return `data` as a dict if it holds exactly `names`; raise ValueError naming what is wrong.
+
+    Examples
+    --------
+    >>> members("Line", {"alpha": 1.0}, ("alpha", "beta"))
+    Traceback (most recent call last):
+    ValueError: Line lacks 'beta'
+    """
+    wanted = tuple(names)
+    held = mapping(owner, data)
+    for name in wanted:
+        if name not in held:
+            raise ValueError(f"{owner} lacks {name!r}")
+    for name in held:
+        if name not in wanted:
+            raise ValueError(f"{owner} has an unknown {name!r}; it knows {', '.join(wanted)}")
+    return held
+
+
+def mapping(owner: str, data: object) -> dict[str, Any]:
+    """Return `data` as a dict; raise ValueError if it is not a mapping from names."""
+    if not isinstance(data, Mapping) or not all(isinstance(name, str) for name in data):
+        raise ValueError(f"{owner} must be a mapping from names, not {data!r:.80}")
+    return dict(data)
+
+
+class Table(Mapping[str, Value]):
+    """A mapping that does not change and has a hash, so that records holding one are constants.
+
+    Examples
+    --------
+    >>> table = Table({"pinned": 1})
+    >>> table["pinned"], table == {"pinned": 1}, hash(table) == hash(Table({"pinned": 1}))
+    (1, True, True)
+    """
+
+    __slots__ = ("_items",)
+
+    def __init__(self, items: Mapping[str, Value]) -> None:
+        self._items = dict(items)
+
+    def __getitem__(self, key: str) -> Value:
+        return self._items[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self._items.items()))
+
+    def __repr__(self) -> str:
+        return repr(self._items)
+
+
+class Record:
+    """What a dataclass of plain numbers and strings inherits to go to JSON and back."""
+
+    __slots__ = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields by name."""
+        return {field.name: getattr(self, field.name) for field in fields(cast(Any, self))}
+
+    @classmethod
+    def from_json(cls, data: object) -> Self:
+        """Build from what `to_json` returned; ValueError on a missing or unknown name."""
+        names = [field.name for field in fields(cast(Any, cls))]
+        return cls(**members(cls.__name__, data, names))

@@ -1,0 +1,82 @@
+"""Convolutions are priced by arithmetic in steps of 32 channels, the rest by bytes."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perfmodel import ComputeModel, Line, Work, convolution_flops
+
+MODEL = ComputeModel(
+    {
+        "convolution/tf32/channels_last": Line(1 / 400e12, 2e-5),
+        "convolution/tf32/channels_first": Line(1 / 200e12, 2e-5),
+        "convolution/float64/channels_first": Line(1 / 30e12, 2e-5),
+        "pointwise/float32": Line(1 / 4.2e12, 5e-6),
+    }
+)
+
+
+def test_the_papers_first_problem():
+    # Table 4: n=1, 64 -> 64 channels, 8192 x 4096, 3 x 3
+    assert convolution_flops(1, 64, 64, 8192 * 4096, 9) == 2 * 64 * 64 * 8192 * 4096 * 9
+
+
+@given(st.integers(1, 200), st.integers(1, 8))
+def test_output_channels_count_in_steps_for_each_group(per_group, groups):
+    flops = convolution_flops(2, 5 * groups, per_group * groups, 7, 9, groups)
+    stepped = next(step for step in range(32, 1000, 32) if step >= per_group)
+    assert flops == 2 * 2 * 7 * 9 * 5 * stepped * groups
+
+
+def test_a_step_of_one_counts_the_bare_arithmetic():
+    assert convolution_flops(1, 3, 5, 10, 9, channel_step=1) == 2 * 3 * 5 * 10 * 9
+
+
+def test_groups_must_divide_the_channels():
+    with pytest.raises(ValueError, match="groups is 3"):
+        convolution_flops(1, 4, 6, 1, 1, groups=3)
+    with pytest.raises(ValueError, match="n is 0"):
+        convolution_flops(0, 4, 6, 1, 1)
+
+
+def test_convolutions_go_by_flops_and_the_rest_by_bytes():
+    work = Work("convolution/tf32/channels_last", flops=4e12, device_bytes=1e15)
+    assert MODEL.seconds(work) == pytest.approx(0.01 + 2e-5)
+    work = Work("pointwise/float32", flops=1e15, device_bytes=4.2e9)
+    assert MODEL.seconds(work) == pytest.approx(1e-3 + 5e-6)
+
+
+@pytest.mark.parametrize(
+    ("key", "nearest"),
+    [
+        ("pointwise/float32", "pointwise/float32"),
+        ("pointwise/float16", "pointwise/float32"),
+        ("pointwise", "pointwise/float32"),
+        ("convolution/float64/channels_last", "convolution/float64/channels_first"),
+        ("convolution/float16/channels_last", "convolution/tf32/channels_last"),
+        # equally near: the slower one
+        ("convolution/float16/channels_first", "convolution/float64/channels_first"),
+        ("convolution/tf32", "convolution/tf32/channels_first"),
+    ],
+)
+def test_an_unknown_key_falls_back_on_the_nearest(key, nearest):
+    assert MODEL.nearest_key(key) == nearest
+
+
+@pytest.mark.parametrize("key", ["pooling/float32", "convolutions/tf32", "point"])
+def test_nothing_near_names_the_known_keys(key):
+    with pytest.raises(KeyError, match=r"known keys: .*pointwise/float32"):
+        MODEL.seconds(Work(key, 1.0, 1.0))
+
+
+def test_bad_work_and_keys_are_refused():
+    with pytest.raises(ValueError, match="flops"):
+        Work("pointwise", -1.0, 0.0)
+    with pytest.raises(ValueError, match="key"):
+        ComputeModel({"": Line(0, 0)})
+
+
+def test_json_there_and_back():
+    assert ComputeModel.from_json(MODEL.to_json()) == MODEL
+    work = Work("pointwise", 1.0, 2.0)
+    assert Work.from_json(work.to_json()) == work

@@ -1,0 +1,123 @@
+"""Machine files: written whole, read back the same, refused with the file's name and a remedy."""
+
+import json
+import os
+import pickle
+from dataclasses import replace
+
+import pytest
+
+from perfmodel import MachineFileError, MachineModel, Work, shipped, shipped_names
+
+HOST = shipped("host")
+KINDS = ("tf32", "float32", "float16", "bfloat16", "float64")
+LAYOUTS = ("channels_first", "channels_last")
+
+
+@pytest.fixture
+def fitted():
+    quality = {"copy_in/pinned": {"residual": 0.01, "held_out_error": 0.02, "samples": 40}}
+    return replace(HOST, calibrated="2025-01-31", quality=quality)
+
+
+def test_a_saved_model_is_loaded_as_it_was(fitted, tmp_path):
+    path = tmp_path / "a folder" / "machine.json"
+    fitted.save(path)
+    assert MachineModel.load(path) == fitted
+    assert MachineModel.load(str(path)).quality["copy_in/pinned"]["samples"] == 40.0
+    assert os.listdir(path.parent) == ["machine.json"]
+
+
+def test_a_model_is_a_constant(fitted):
+    assert hash(MachineModel.from_json(fitted.to_json())) == hash(fitted)
+    assert pickle.loads(pickle.dumps(fitted)) == fitted
+
+
+def test_a_failed_save_leaves_the_old_file(fitted, tmp_path, monkeypatch):
+    path = tmp_path / "machine.json"
+    HOST.save(path)
+
+    def full(descriptor):
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        fitted.save(path)
+    assert MachineModel.load(path) == HOST
+    assert os.listdir(tmp_path) == ["machine.json"]
+
+
+def changed(**changes):
+    return json.dumps({**HOST.to_json(), **changes})
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "is empty"),
+        (" \n", "is empty"),
+        (json.dumps(HOST.to_json())[:300], "corrupt"),
+        (b"\xff\xfe\x00", "corrupt"),
+        ("[" * 100_000, "corrupt"),
+        ("[1, 2]", "must be a mapping"),
+        ('{"name": "h200"}', "not an ooc_cudnn machine model"),
+        (changed(version=2), "newer ooc_cudnn .* upgrade"),
+        (changed(version="1"), "version is '1'"),
+        (changed(surprise=1), "unknown 'surprise'"),
+        (changed(name=""), "name is an empty string"),
+        (changed(calibrated="yesterday"), "calibrated is 'yesterday'"),
+        (changed(identity={"gpu": 3}), "identity"),
+        (changed(compute={"lines": {"pointwise": {"alpha": -1, "beta": 0}}}), "alpha is -1"),
+        (changed(compute={"lines": {"pointwise": {"alpha": float("nan"), "beta": 0}}}), "nan"),
+        (changed(transfer=[]), "TransferModel must be a mapping"),
+        (changed(quality={"line": {"residual": "low"}}), "residual is 'low'"),
+    ],
+)
+def test_a_file_that_cannot_be_used_says_which_and_what_to_do(content, message, tmp_path):
+    path = tmp_path / "broken.json"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(MachineFileError, match=message) as caught:
+        MachineModel.load(path)
+    assert str(path) in str(caught.value)
+    assert "ooc-cudnn calibrate" in str(caught.value)
+
+
+def test_no_file_is_not_a_broken_file(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        MachineModel.load(tmp_path / "none.json")
+
+
+@pytest.mark.parametrize("name", shipped_names())
+def test_shipped_profiles_know_every_line_and_their_origin(name):
+    model = shipped(name)
+    assert model.name == name
+    assert model.calibrated == "shipped"
+    assert len(model.identity["note"]) > 40
+    for kind in KINDS:
+        for layout in LAYOUTS:
+            assert f"convolution/{kind}/{layout}" in model.compute.lines
+    for kind in KINDS[1:]:
+        assert f"pointwise/{kind}" in model.compute.lines
+    for lines in (model.transfer.copy_in, model.transfer.copy_out):
+        assert set(lines) == {"pinned", "pageable", "disk"}
+
+
+def test_the_h200_profile_gives_the_measured_figures():
+    model = shipped("h200")
+    assert shipped_names() == ("h200", "host")
+    alone = model.transfer.copy_in_seconds("pinned", 49e9, copies=1)
+    assert alone == pytest.approx(49 / 55, rel=1e-3)
+    assert model.transfer.duplex(alone, alone)[0] == pytest.approx(1.0, rel=1e-3)
+    work = Work("convolution/tf32/channels_last", flops=400e12, device_bytes=0)
+    assert model.compute.seconds(work) == pytest.approx(1.0, rel=1e-3)
+
+
+@pytest.mark.parametrize("name", ["h2000", "H200", "h20"])
+def test_a_near_miss_is_met_with_a_suggestion(name):
+    with pytest.raises(ValueError, match=r"did you mean 'h200'.*shipped are h200, host"):
+        shipped(name)
+
+
+def test_a_name_is_not_a_path():
+    with pytest.raises(ValueError, match="no machine called"):
+        shipped("../machines/h200")

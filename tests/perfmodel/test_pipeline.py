@@ -1,0 +1,203 @@
+"""The closed form and the replay agree where they should, and respect every lower bound."""
+
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perfmodel import (
+    PipelineCost,
+    Split,
+    Timeline,
+    TransferModel,
+    VirtualStep,
+    binding_stage,
+    closed_form,
+    replay,
+)
+
+INDEPENDENT = TransferModel({}, {}, 1.0)
+SECONDS = st.floats(0.001, 10.0)
+STREAMS = ("copy_in", "compute", "copy_out")
+
+
+def equal_pieces(count, copy_in, compute, copy_out, setup=0.0):
+    totals = (count * copy_in, count * compute, count * copy_out)
+    return PipelineCost(setup, *totals, copy_in, compute, compute, copy_out)
+
+
+def schedule(pieces, ring=None):
+    """Return the steps of (in, compute, out) pieces through a ring of slots."""
+    steps = []
+    for index, (copy_in, compute, copy_out) in enumerate(pieces):
+        free = () if ring is None or index < ring else (3 * (index - ring) + 2,)
+        steps.append(VirtualStep("copy_in", copy_in, free))
+        steps.append(VirtualStep("compute", compute, (3 * index,)))
+        steps.append(VirtualStep("copy_out", copy_out, (3 * index + 1,)))
+    return steps
+
+
+@given(st.integers(1, 50), SECONDS, SECONDS, SECONDS, st.floats(0, 5))
+def test_equal_pieces_fill_run_and_drain(count, copy_in, compute, copy_out, setup):
+    cost = equal_pieces(count, copy_in, compute, copy_out, setup)
+    steady = (count - 1) * max(copy_in, compute, copy_out)
+    expected = setup + steady + copy_in + compute + copy_out
+    assert closed_form(cost, INDEPENDENT) == pytest.approx(expected)
+
+
+@given(st.integers(1, 30), SECONDS, SECONDS, SECONDS)
+def test_closed_form_and_replay_agree_for_equal_pieces(count, copy_in, compute, copy_out):
+    cost = equal_pieces(count, copy_in, compute, copy_out)
+    timeline = replay(schedule([(copy_in, compute, copy_out)] * count))
+    assert timeline.seconds == pytest.approx(closed_form(cost, INDEPENDENT))
+
+
+@pytest.mark.parametrize("slowdown", [1.12, 1.8])
+def test_a_busy_duplex_link_agrees_within_two_pieces(slowdown):
+    link = TransferModel({}, {}, slowdown)
+    timeline = replay(schedule([(1.0, 0.2, 1.0)] * 40), slowdown)
+    predicted = closed_form(equal_pieces(40, 1.0, 0.2, 1.0), link)
+    assert timeline.seconds == pytest.approx(predicted, abs=2.0 * (slowdown - 1.0))
+    assert predicted > 40 * slowdown
+
+
+@given(SECONDS, SECONDS, SECONDS, st.floats(1, 2))
+def test_with_one_piece_the_directions_never_meet(copy_in, compute, copy_out, slowdown):
+    predicted = closed_form(
+        equal_pieces(1, copy_in, compute, copy_out), TransferModel({}, {}, slowdown)
+    )
+    assert predicted == pytest.approx(copy_in + compute + copy_out)
+    assert replay(schedule([(copy_in, compute, copy_out)]), slowdown).seconds == pytest.approx(
+        predicted
+    )
+
+
+def test_without_overlap_everything_adds_up_one_way():
+    cost = PipelineCost(1.0, 2.0, 3.0, 4.0, 0.5, 0.5, 0.5, 0.5)
+    assert closed_form(cost, TransferModel({}, {}, 1.5), overlap=False) == 10.0
+
+
+def test_short_first_and_last_pieces_shorten_fill_and_drain():
+    even = equal_pieces(10, 1.0, 0.5, 1.0)
+    tapered = PipelineCost(0.0, 10.0, 5.0, 10.0, 0.1, 0.05, 0.05, 0.1)
+    assert closed_form(even, INDEPENDENT) == pytest.approx(11.5)
+    assert closed_form(tapered, INDEPENDENT) == pytest.approx(10.15)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "stage"),
+    [((3, 1, 2), "copy_in"), ((1, 3, 2), "compute"), ((1, 2, 3), "copy_out"), ((2, 2, 2), None)],
+)
+def test_the_binding_stage_has_the_most_seconds(seconds, stage):
+    cost = equal_pieces(10, *(float(value) for value in seconds))
+    assert binding_stage(cost, INDEPENDENT) == (stage or "copy_in")
+
+
+def test_a_busy_link_can_become_the_binding_stage():
+    cost = equal_pieces(100, 1.0, 1.1, 1.0)
+    assert binding_stage(cost, INDEPENDENT) == "compute"
+    assert binding_stage(cost, TransferModel({}, {}, 1.3)) == "copy_in"
+
+
+def test_parts_beyond_their_totals_are_refused():
+    with pytest.raises(ValueError, match=r"first_copy_in is 2\.0, more than its total"):
+        PipelineCost(0.0, 1.0, 1.0, 1.0, 2.0, 0.5, 0.5, 0.5)
+    with pytest.raises(ValueError, match="compute_seconds is -1"):
+        PipelineCost(0.0, 1.0, -1.0, 1.0, 0.0, 0.0, 0.0, 0.0)
+
+
+PIECES = st.lists(
+    st.tuples(st.floats(0, 10), st.floats(0, 10), st.floats(0, 10)), min_size=1, max_size=15
+)
+
+
+@settings(max_examples=60)
+@given(PIECES, st.integers(1, 4), st.floats(1, 2))
+def test_no_makespan_beats_a_lower_bound(pieces, ring, slowdown):
+    steps = schedule(pieces, ring)
+    timeline = replay(steps, slowdown)
+    serial = sum(step.seconds for step in steps)
+    for stream in STREAMS:
+        alone = sum(step.seconds for step in steps if step.stream == stream)
+        busy = timeline.busy_seconds(steps, stream)
+        assert timeline.seconds >= busy - 1e-9
+        assert alone - 1e-9 <= busy <= alone * slowdown + 1e-9
+    assert timeline.seconds >= max(sum(piece) for piece in pieces) - 1e-9
+    assert timeline.seconds <= serial * slowdown + 1e-9
+    in_order = dict.fromkeys(STREAMS, 0.0)
+    for index, step in enumerate(steps):
+        assert timeline.start[index] >= in_order[step.stream]
+        assert all(timeline.start[index] >= timeline.finish[earlier] for earlier in step.waits)
+        in_order[step.stream] = timeline.finish[index]
+
+
+@given(PIECES)
+def test_a_ring_of_one_slot_is_serial(pieces):
+    timeline = replay(schedule(pieces, ring=1), 1.5)
+    assert timeline.seconds == pytest.approx(sum(sum(piece) for piece in pieces))
+
+
+@settings(max_examples=40)
+@given(PIECES, st.integers(1, 3))
+def test_a_deeper_ring_is_never_slower_on_independent_roads(pieces, ring):
+    shallow, deep = replay(schedule(pieces, ring)), replay(schedule(pieces, ring + 1))
+    assert deep.seconds <= shallow.seconds + 1e-9
+
+
+def test_a_partly_shared_link_slows_only_the_shared_part():
+    # out runs from 1 to 3 alone; in joins at 2 and both run at half speed until out is done
+    steps = [
+        VirtualStep("compute", 1.0),
+        VirtualStep("copy_out", 2.0, (0,)),
+        VirtualStep("compute", 1.0),
+        VirtualStep("copy_in", 2.0, (2,)),
+    ]
+    timeline = replay(steps, 2.0)
+    assert timeline.start == (0.0, 1.0, 1.0, 2.0)
+    assert timeline.finish == (1.0, 4.0, 2.0, 5.0)
+    assert timeline.busy_seconds(steps, "copy_out") == 3.0
+
+
+def test_a_hundred_thousand_steps_take_a_moment():
+    steps = schedule([(1.0, 0.5, 1.0)] * 33_334, ring=3)
+    began = time.perf_counter()
+    timeline = replay(steps, 1.1)
+    assert time.perf_counter() - began < 5.0
+    assert timeline.seconds == pytest.approx(33_334 * 1.1, rel=1e-3)
+
+
+def test_a_barrier_over_all_steps_is_cheap():
+    steps = [VirtualStep("copy_in", 1.0) for _ in range(20_000)]
+    steps.append(VirtualStep("compute", 1.0, tuple(range(20_000))))
+    steps.extend(VirtualStep("copy_out", 0.5) for _ in range(20_000))
+    assert replay(steps).seconds == 20_001.0
+
+
+def test_bad_steps_are_refused():
+    with pytest.raises(ValueError, match="step 0 waits for 0"):
+        replay([VirtualStep("compute", 1.0, (0,))])
+    with pytest.raises(ValueError, match="step 1 waits for -1"):
+        replay([VirtualStep("compute", 1.0), VirtualStep("compute", 1.0, (-1,))])
+    with pytest.raises(ValueError, match="stream is 'both'"):
+        VirtualStep("both", 1.0)
+    with pytest.raises(ValueError, match="duplex_slowdown"):
+        replay([], 0.5)
+    with pytest.raises(ValueError, match="1 steps, but the timeline is of 0"):
+        replay([]).busy_seconds([VirtualStep("compute", 1.0)], "compute")
+
+
+def test_nothing_takes_no_time():
+    assert replay([]) == Timeline((), ())
+    assert replay([]).seconds == 0.0
+
+
+def test_json_there_and_back():
+    steps = schedule([(1.0, 2.0, 3.0)] * 2, ring=1)
+    assert [VirtualStep.from_json(step.to_json()) for step in steps] == steps
+    timeline = replay(steps)
+    assert Timeline.from_json(timeline.to_json()) == timeline
+    cost = equal_pieces(3, 1.0, 2.0, 3.0)
+    assert PipelineCost.from_json(cost.to_json()) == cost
+    with pytest.raises(ValueError, match="h_y is 0"):
+        Split(1, 1, 1, 0)

@@ -1,0 +1,188 @@
+"""The CUDA sources compile, and what decides which kernel runs is right. No GPU needed."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from ooc_cudnn.devices import kernels, launch_geometry
+from ooc_cudnn.devices.view import DeviceView
+
+NVCC = shutil.which("nvcc")
+
+INSTANCES = {
+    "pointwise.cu": [
+        "pointwise<float, float, float, RELU, false, false, 4, 4, false, false>",
+        "pointwise<__half, float, __half, GELU, true, false, 4, 4, true, true>",
+        "pointwise<__nv_bfloat16, __nv_bfloat16, __nv_bfloat16, SWISH, false, false, 8, 4, false, false>",
+        "pointwise<__half, __half, __half, IDENTITY, true, true, 8, 4, false, false>",
+        "pointwise<__half, __half, float, CLIPPED_RELU, false, true, 1, 8, true, false>",
+        "pointwise<double, double, double, ELU, true, true, 2, 4, true, true>",
+        "pointwise<double, double, double, TANH, false, false, 1, 4, true, true>",
+    ],
+    "relayout.cu": [
+        "copy_strided<unsigned short, 8, 4, true>",
+        "copy_strided<unsigned long long, 1, 4, false>",
+        "transpose<unsigned short, 64, 64, 2, 2>",
+        "transpose<unsigned int, 672, 3, 1, 1>",
+        "transpose<unsigned int, 64, 32, 1, 1>",
+        "transpose<unsigned long long, 5, 384, 1, 1>",
+        "fill_zero<uint4>",
+        "fill_zero<unsigned char>",
+    ],
+    "convolution_direct.cu": [
+        "convolution_direct<float, float, 4>",
+        "convolution_direct<__half, float, 1>",
+        "convolution_direct<__nv_bfloat16, __nv_bfloat16, 4>",
+        "convolution_direct<double, double, 1>",
+    ],
+}
+
+
+def test_every_source_is_compiled_here():
+    assert {path.name for path in kernels.sources_folder().glob("*.cu")} >= set(INSTANCES)
+
+
+@pytest.mark.skipif(NVCC is None, reason="nvcc is not installed")
+@pytest.mark.parametrize("architecture", ["sm_75", "sm_90"])
+@pytest.mark.parametrize("source", sorted(INSTANCES))
+def test_source_compiles_without_warnings(source: str, architecture: str, tmp_path: Path):
+    folder = kernels.sources_folder()
+    # Taking the address of a template instance makes the compiler build it.
+    table = ",\n".join(f"    (void *)&{instance}" for instance in INSTANCES[source])
+    unit = tmp_path / "unit.cu"
+    unit.write_text(f'#include "{folder / source}"\nvoid *instances[] = {{\n{table}}};\n')
+    options = ["-std=c++17", f"-arch={architecture}", "-cubin", "-Werror", "all-warnings"]
+    command = [str(NVCC), *options, "-Xptxas", "-v", "-o", str(tmp_path / "unit.cubin"), str(unit)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("Compiling entry function") == len(INSTANCES[source]), done.stderr
+
+
+def packed(sizes: tuple[int, int, int], order: str) -> tuple[int, int, int]:
+    _, c, s = sizes
+    return (c * s, s, 1) if order == "first" else (c * s, 1, c)
+
+
+@pytest.mark.parametrize("keep_channel", [False, True])
+@pytest.mark.parametrize("orders", list(itertools.product(["first", "last"], repeat=2)))
+@pytest.mark.parametrize("pitch", [0, 4])
+@pytest.mark.parametrize("sizes", list(itertools.product([1, 2, 3], [1, 2, 5], [1, 4, 7])))
+def test_rows_address_the_same_elements(sizes, pitch, orders, keep_channel):
+    """Walking (outer, middle, inner) meets the addresses that walking (n, c, s) meets."""
+    strides = []
+    for order in orders:
+        _, c, s = packed((sizes[0], sizes[1], sizes[2] + pitch), order)
+        strides.append((_ + pitch, c, s))
+    rows = launch_geometry.common_rows(sizes, strides, keep_channel=keep_channel)
+    expected = {
+        tuple(sum(i * step for i, step in zip(index, stride, strict=True)) for stride in strides)
+        + ((index[1],) if keep_channel else ())
+        for index in itertools.product(*map(range, sizes))
+    }
+    met = [
+        tuple(
+            sum(i * step for i, step in zip(index, stride, strict=True)) for stride in rows.strides
+        )
+        + ((index[2 if rows.inner_is_channel else 1],) if keep_channel else ())
+        for index in itertools.product(*map(range, rows.sizes))
+    ]
+    assert len(met) == len(set(met))
+    assert set(met) == expected
+
+
+def test_packed_layouts_move_in_16_byte_packs():
+    shape = (2, 64, 8, 8)
+    first = DeviceView(4096, "float16", shape, (4096, 64, 8, 1))
+    last = DeviceView(4096, "float16", shape, (4096, 1, 512, 64))
+    bias = DeviceView(256, "float16", (64,), (1,))
+    for view in (first, last):
+        launch = kernels.plan_pointwise(view, view, None, None, bias, None, "relu", "float16")
+        assert launch is not None
+        assert "__half, __half, __half, 1, false, false, 8, 4," in launch.expression
+    odd = DeviceView(4098, "float16", shape, first.strides)
+    launch = kernels.plan_pointwise(odd, first, None, None, bias, None, "relu", "float16")
+    assert launch is not None
+    assert "__half, __half, __half, 1, false, false, 1, 8," in launch.expression
+
+
+def test_relayout_chooses_copy_or_transpose():
+    shape = (2, 64, 100)
+    first = DeviceView(4096, "float32", shape, (6400, 100, 1))
+    last = DeviceView(4096, "float32", shape, (6400, 1, 64))
+    names = {
+        (a, b): kernels.plan_relayout(x, y).expression.split("<")[0]
+        for (a, x), (b, y) in itertools.product([("first", first), ("last", last)], repeat=2)
+    }
+    assert names == {
+        ("first", "first"): "copy_strided",
+        ("last", "last"): "copy_strided",
+        ("first", "last"): "transpose",
+        ("last", "first"): "transpose",
+    }
+
+
+@pytest.mark.parametrize("item_bytes", [2, 4, 8])
+def test_transpose_tiles_fit_shared_memory(item_bytes: int):
+    for channels, spatial in itertools.product(range(2, 200), (2, 49, 1000, 10**6)):
+        tile_c, tile_s = launch_geometry.transpose_tile(channels, spatial, item_bytes)
+        assert 1 <= tile_c <= 64
+        assert 8 <= tile_s <= 1024
+        padding = max(tile_c, tile_s) * (33 if min(tile_c, tile_s) < 32 else 2)
+        assert (tile_c * tile_s + padding) * item_bytes < 48 * 1024 or tile_c < 32
+        # the exact pitch of relayout.cu, both ways
+        for p, q in ((tile_c, tile_s), (tile_s, tile_c)):
+            pitch = (p | 1) if q >= 32 else p + -(-32 // q)
+            assert q * pitch * item_bytes <= 48 * 1024
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("int8", (1, 1), (1, 1)), "dtype"),
+        (("float32", (1, 1), (1,)), "number of axes"),
+        (("float32", (1, -1), (1, 1)), "negative"),
+    ],
+)
+def test_view_refuses(arguments, message: str):
+    with pytest.raises(ValueError, match=message):
+        DeviceView(0, *arguments)
+
+
+def test_view_flattens_or_says_why_not():
+    assert DeviceView(0, "float32", (2, 3, 4, 1, 5), (90, 30, 5, 77, 1)).flat() == (
+        (2, 3, 20),
+        (90, 30, 1),
+    )
+    assert DeviceView(0, "float32", (2, 3), (3, 1)).flat() == ((2, 3, 1), (3, 1, 1))
+    with pytest.raises(ValueError, match="do not flatten"):
+        DeviceView(0, "float32", (2, 3, 4, 5), (90, 30, 6, 1)).flat()
+    with pytest.raises(ValueError, match="n and c"):
+        DeviceView(0, "float32", (2,), (1,)).flat()
+
+
+def test_plans_refuse_operands_that_do_not_fit():
+    a = DeviceView(0, "float32", (1, 2, 3), (6, 3, 1))
+    b = DeviceView(0, "float32", (1, 2, 4), (8, 4, 1))
+    half = DeviceView(0, "float16", (1, 2, 3), (6, 3, 1))
+    bias = DeviceView(0, "float32", (3,), (1,))
+
+    def pointwise(value, *, addend=None, shift=None, old=None, mode="relu", dtype="float32"):
+        kernels.plan_pointwise(a, value, addend, None, shift, old, mode, dtype)
+
+    with pytest.raises(ValueError, match="value has shape"):
+        pointwise(b)
+    with pytest.raises(ValueError, match="shift has shape"):
+        pointwise(a, shift=bias)
+    with pytest.raises(ValueError, match="value is float16"):
+        pointwise(half)
+    with pytest.raises(ValueError, match="mode is"):
+        pointwise(a, mode="relu6")
+    with pytest.raises(ValueError, match="keeps type and shape"):
+        kernels.plan_relayout(a, half)
+    with pytest.raises(ValueError, match="groups is 3"):
+        kernels.plan_convolution_direct(a, a, a, (0,), (1,), (1,), 3)
