@@ -36,32 +36,85 @@ __device__ inline float narrow<float>(float x) { return x; }
 template <>
 __device__ inline double narrow<double>(double x) { return x; }
 
-// COUNT neighbouring elements, aligned so that the compiler moves them in accesses of up to 16
-// bytes, the widest one instruction can do. The host promises the alignment by choosing COUNT.
+// COUNT neighbouring elements, moved in accesses of up to 16 bytes, the widest one instruction can
+// do. The host promises the alignment by choosing COUNT.
 template <typename Element, int COUNT>
-struct alignas(sizeof(Element) * COUNT < 16 ? sizeof(Element) * COUNT : 16) Pack {
+struct Pack {
     Element element[COUNT];
 };
+
+template <int BYTES>
+struct AccessOf;
+template <>
+struct AccessOf<1> { using type = unsigned char; };
+template <>
+struct AccessOf<2> { using type = unsigned short; };
+template <>
+struct AccessOf<4> { using type = unsigned int; };
+template <>
+struct AccessOf<8> { using type = uint2; };
+template <>
+struct AccessOf<16> { using type = uint4; };
+
+template <int BYTES>
+using Access = typename AccessOf<(BYTES < 16 ? BYTES : 16)>::type;
 
 // Reads COUNT elements at `source`, or only the first `available` where a row ends inside a pack.
 template <int COUNT, typename Element>
 __device__ inline Pack<Element, COUNT> load_pack(const Element *source, long long available) {
-    if (available >= COUNT) return *reinterpret_cast<const Pack<Element, COUNT> *>(source);
+    using Wide = Access<sizeof(Element) * COUNT>;
+    constexpr int ACCESSES = sizeof(Element) * COUNT / sizeof(Wide);
     Pack<Element, COUNT> pack = {};
+    if (available >= COUNT) {
+        Wide wide[ACCESSES];
 #pragma unroll
-    for (int i = 0; i < COUNT; ++i)
-        if (i < available) pack.element[i] = source[i];
+        for (int i = 0; i < ACCESSES; ++i) wide[i] = reinterpret_cast<const Wide *>(source)[i];
+        memcpy(&pack, wide, sizeof(pack));
+    } else if (COUNT > 1) {
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i)
+            if (i < available) pack.element[i] = source[i];
+    }
     return pack;
 }
 
+// The counterpart. `__stwb` is the ordinary store; an assignment the compiler takes apart again into
+// 4-byte stores where the elements are 16-bit. It is also a barrier to the compiler: load first.
 template <int COUNT, typename Element>
 __device__ inline void store_pack(
     Element *destination, const Pack<Element, COUNT> &pack, long long available) {
+    using Wide = Access<sizeof(Element) * COUNT>;
+    constexpr int ACCESSES = sizeof(Element) * COUNT / sizeof(Wide);
     if (available >= COUNT) {
-        *reinterpret_cast<Pack<Element, COUNT> *>(destination) = pack;
-        return;
-    }
+        Wide wide[ACCESSES];
+        memcpy(wide, &pack, sizeof(pack));
 #pragma unroll
-    for (int i = 0; i < COUNT; ++i)
-        if (i < available) destination[i] = pack.element[i];
+        for (int i = 0; i < ACCESSES; ++i) __stwb(reinterpret_cast<Wide *>(destination) + i, wide[i]);
+    } else if (COUNT > 1) {
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i)
+            if (i < available) destination[i] = pack.element[i];
+    }
 }
+
+// A tensor as rows: (n, c, s) with the contiguous axis innermost, whichever that is.
+struct Axes {
+    long long outer, middle, inner;
+};
+
+// The row `row` as (outer, middle). UNROLL rows `step` apart cost one division, not UNROLL.
+struct Row {
+    long long outer, middle;
+
+    __device__ Row(long long row, const Axes &size) {
+        outer = size.outer == 1 ? 0 : (unsigned long long)row / size.middle;
+        middle = row - outer * size.middle;
+    }
+    __device__ void advance(long long step, const Axes &size) {
+        middle += step;
+        if (size.outer == 1 || middle < size.middle) return;
+        const long long wraps = (unsigned long long)middle / size.middle;
+        outer += wraps;
+        middle -= wraps * size.middle;
+    }
+};

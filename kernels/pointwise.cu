@@ -56,19 +56,16 @@ __device__ inline A activation(A x, A coef) {
     return x;
 }
 
-struct Axes {
-    long long outer, middle, inner;
-};
-
 struct PointwiseGeometry {
     Axes size;                             // in elements
-    Axes destination, value, addend, old;  // strides in elements; inner is 1 where COUNT > 1
+    Axes destination, value, addend, old;  // strides in elements
     long long tiles, column_tiles;         // blocks' worth of work: in all, and along a row
 };
 
 // ADDEND and OLD say that these operands are there: absent ones shall cost no registers.
+// CONTIGUOUS says that every inner stride is 1; where it is false, COUNT is 1.
 template <typename T, typename V, typename D, int MODE, bool ADDEND, bool OLD, int COUNT,
-          int UNROLL, bool UNROLL_ROWS, bool CHANNEL_INNER>
+          int UNROLL, bool UNROLL_ROWS, bool CHANNEL_INNER, bool CONTIGUOUS>
 __global__ void __launch_bounds__(256, 2) pointwise(
     PointwiseGeometry geometry, D *destination, const V *value, const Arithmetic<T> *addend,
     const T *__restrict__ scale, const T *__restrict__ shift, const D *old, Arithmetic<T> alpha,
@@ -90,17 +87,19 @@ __global__ void __launch_bounds__(256, 2) pointwise(
         Pack<A, COUNT> addends[ADDEND ? UNROLL : 1];
         Pack<D, COUNT> olds[OLD ? UNROLL : 1];
 
+        Row row(first_row, size);
 #pragma unroll
         for (int u = 0; u < UNROLL; ++u) {
-            const long long row = first_row + (UNROLL_ROWS ? u * (int)blockDim.y : 0);
+            if (UNROLL_ROWS && u > 0) row.advance(blockDim.y, size);
+            outer[u] = row.outer;
+            middle[u] = row.middle;
             column[u] = first_column + (UNROLL_ROWS ? 0 : u * (int)blockDim.x * COUNT);
-            available[u] = row < rows ? size.inner - column[u] : 0;
-            outer[u] = size.outer == 1 ? 0 : (unsigned long long)row / size.middle;
-            middle[u] = row - outer[u] * size.middle;
+            const bool inside = first_row + (UNROLL_ROWS ? u * (int)blockDim.y : 0) < rows;
+            available[u] = inside ? size.inner - column[u] : 0;
         }
         auto offset = [&](const Axes &stride, int u) {
             return outer[u] * stride.outer + middle[u] * stride.middle +
-                   column[u] * (COUNT > 1 ? 1 : stride.inner);
+                   column[u] * (CONTIGUOUS ? 1 : stride.inner);
         };
 
 #pragma unroll
@@ -117,25 +116,38 @@ __global__ void __launch_bounds__(256, 2) pointwise(
                 olds[u] = load_pack<COUNT>(old + offset(geometry.old, u), available[u]);
         }
 
-        // One pair a thread where rows are unrolled (the columns, hence the channels, are the same
-        // for all) and one a row otherwise.
-        Pack<T, COUNT> scales = {}, shifts = {};
-        if (CHANNEL_INNER && scale) scales = load_pack<COUNT>(scale + column[0], available[0]);
-        if (CHANNEL_INNER && shift) shifts = load_pack<COUNT>(shift + column[0], available[0]);
+        // The channels' parameters: for channels-last one pair a column, the same for all rows of
+        // the thread, else one pair a row. Absent ones are 1 and -0: x * 1 + (-0) is x, always.
+        constexpr int PARAMETERS = CHANNEL_INNER ? COUNT : UNROLL;
+        A scales[PARAMETERS], shifts[PARAMETERS];
+#pragma unroll
+        for (int i = 0; i < PARAMETERS; ++i) scales[i] = A(1), shifts[i] = A(-0.0);
+        auto read = [&](A(&parameters)[PARAMETERS], const T *__restrict__ source) {
+            if constexpr (CHANNEL_INNER) {
+                const auto pack = load_pack<COUNT>(source + column[0], available[0]);
+#pragma unroll
+                for (int i = 0; i < COUNT; ++i) parameters[i] = widen(pack.element[i]);
+            } else {
+#pragma unroll
+                for (int u = 0; u < UNROLL; ++u)
+                    if (!UNROLL_ROWS && u > 0)
+                        parameters[u] = parameters[0];
+                    else if (available[u] > 0)
+                        parameters[u] = widen(source[middle[u]]);
+            }
+        };
+        if (scale) read(scales, scale);
+        if (shift) read(shifts, shift);
 
 #pragma unroll
         for (int u = 0; u < UNROLL; ++u) {
             if (available[u] <= 0) continue;
-            A row_scale = 1, row_shift = 0;
-            if (!CHANNEL_INNER && scale) row_scale = widen(scale[middle[u]]);
-            if (!CHANNEL_INNER && shift) row_shift = widen(shift[middle[u]]);
             Pack<D, COUNT> results;
 #pragma unroll
             for (int i = 0; i < COUNT; ++i) {
                 A x = widen(values[u].element[i]);
                 if constexpr (ADDEND) x += addends[u].element[i];
-                if (scale) x *= CHANNEL_INNER ? A(widen(scales.element[i])) : row_scale;
-                if (shift) x += CHANNEL_INNER ? A(widen(shifts.element[i])) : row_shift;
+                x = x * scales[CHANNEL_INNER ? i : u] + shifts[CHANNEL_INNER ? i : u];
                 x = alpha * activation<MODE>(x, coef);
                 if constexpr (OLD) x += beta * A(widen(olds[u].element[i]));
                 results.element[i] = narrow<D>(x);

@@ -8,18 +8,15 @@
 
 #include "element.cuh"
 
-struct Axes {
-    long long outer, middle, inner;
-};
-
 struct CopyGeometry {
     Axes size;                      // in words
-    Axes destination, value;        // strides in words; inner is 1 where COUNT > 1
+    Axes destination, value;        // strides in words
     long long tiles, column_tiles;  // blocks' worth of work: in all, and along a row
 };
 
-// As in pointwise.cu: a thread owns UNROLL packs of COUNT words, down the rows or along one row.
-template <typename Word, int COUNT, int UNROLL, bool UNROLL_ROWS>
+// As in pointwise.cu: a thread owns UNROLL packs of COUNT words, down the rows or along one row;
+// CONTIGUOUS says that the inner strides are 1.
+template <typename Word, int COUNT, int UNROLL, bool UNROLL_ROWS, bool CONTIGUOUS>
 __global__ void __launch_bounds__(256) copy_strided(
     CopyGeometry geometry, Word *__restrict__ destination, const Word *__restrict__ value) {
     const Axes size = geometry.size;
@@ -35,17 +32,17 @@ __global__ void __launch_bounds__(256) copy_strided(
 
         Pack<Word, COUNT> packs[UNROLL];
         long long target[UNROLL], available[UNROLL];
+        Row row(first_row, size);
 #pragma unroll
         for (int u = 0; u < UNROLL; ++u) {
-            const long long row = first_row + (UNROLL_ROWS ? u * (int)blockDim.y : 0);
+            if (UNROLL_ROWS && u > 0) row.advance(blockDim.y, size);
+            const bool inside = first_row + (UNROLL_ROWS ? u * (int)blockDim.y : 0) < rows;
             const long long column = first_column + (UNROLL_ROWS ? 0 : u * (int)blockDim.x * COUNT);
-            available[u] = row < rows ? size.inner - column : 0;
-            const long long outer = size.outer == 1 ? 0 : (unsigned long long)row / size.middle;
-            const long long middle = row - outer * size.middle;
             auto offset = [&](const Axes &stride) {
-                return outer * stride.outer + middle * stride.middle +
-                       column * (COUNT > 1 ? 1 : stride.inner);
+                return row.outer * stride.outer + row.middle * stride.middle +
+                       column * (CONTIGUOUS ? 1 : stride.inner);
             };
+            available[u] = inside ? size.inner - column : 0;
             target[u] = offset(geometry.destination);
             packs[u] = load_pack<COUNT>(value + offset(geometry.value), available[u]);
         }
@@ -58,70 +55,139 @@ __global__ void __launch_bounds__(256) copy_strided(
 // p is the axis contiguous in `value`, q the one contiguous in `destination`: channels-first to
 // channels-last has p = s and q = c, the way back p = c and q = s.
 struct TransposeGeometry {
-    long long size_p, size_q;
+    long long batch, size_p, size_q;
     long long value_n, value_q;              // strides in words; value's p stride is 1
     long long destination_n, destination_p;  // destination's q stride is 1
-    long long tiles, tiles_p, tiles_q;       // in all (n included), along p, along q
 };
 
-// A block of 256 threads moves TILE_P x TILE_Q words: reads runs along p, LOAD words a thread,
-// writes runs along q, STORE words a thread. The tile is shaped by the host: near square where both
-// axes are long, exactly as narrow as the tensor where it has few channels, so that no lane idles.
-template <typename Word, int TILE_P, int TILE_Q, int LOAD, int STORE>
-__global__ void __launch_bounds__(256, 3) transpose(
-    TransposeGeometry geometry, Word *__restrict__ destination, const Word *__restrict__ value) {
-    constexpr int THREADS = 256;
-    // Rows of the tile are padded so that a warp that walks q meets 32 different banks: an odd
-    // pitch does it for 32 and more rows; for fewer, each row is shifted by the lanes of one row.
-    constexpr int PITCH = TILE_Q >= 32 ? (TILE_P | 1) : TILE_P + (32 + TILE_Q - 1) / TILE_Q;
-    constexpr int LOADS = TILE_Q * (TILE_P / LOAD), STORES = TILE_P * (TILE_Q / STORE);
-    constexpr int LOAD_ROUNDS = (LOADS + THREADS - 1) / THREADS;
-    constexpr int STORE_ROUNDS = (STORES + THREADS - 1) / THREADS;
-    static_assert(TILE_P % LOAD == 0 && TILE_Q % STORE == 0, "a tile holds whole packs");
-    __shared__ Word tile[TILE_Q * PITCH];
-    const int thread = threadIdx.x;
+constexpr int TRANSPOSE_THREADS = 256;
 
-    for (long long index = blockIdx.x; index < geometry.tiles; index += gridDim.x) {
-        const long long rest = (unsigned long long)index / geometry.tiles_q;
-        const long long n = (unsigned long long)rest / geometry.tiles_p;
-        const long long first_q = (index - rest * geometry.tiles_q) * TILE_Q;
-        const long long first_p = (rest - n * geometry.tiles_p) * TILE_P;
-        const long long left_p = geometry.size_p - first_p, left_q = geometry.size_q - first_q;
-        const Word *source = value + n * geometry.value_n + first_q * geometry.value_q + first_p;
-        Word *target =
-            destination + n * geometry.destination_n + first_p * geometry.destination_p + first_q;
+// Where a thread is in a tile made of runs of ACROSS packs, in each round of the block over it.
+template <int ACROSS>
+struct Walk {
+    static constexpr bool EVEN = TRANSPOSE_THREADS % ACROSS == 0;  // then `pack` never changes
+    static constexpr int STEP = TRANSPOSE_THREADS / ACROSS;        // and `run` takes this step
 
-        Pack<Word, LOAD> packs[LOAD_ROUNDS];
-#pragma unroll
-        for (int round = 0; round < LOAD_ROUNDS; ++round) {
-            const int item = round * THREADS + thread;
-            const int q = item / (TILE_P / LOAD), p = item % (TILE_P / LOAD) * LOAD;
-            if (q < TILE_Q && q < left_q)
-                packs[round] = load_pack<LOAD>(source + q * geometry.value_q + p, left_p - p);
-        }
-#pragma unroll
-        for (int round = 0; round < LOAD_ROUNDS; ++round) {
-            const int item = round * THREADS + thread;
-            const int q = item / (TILE_P / LOAD), p = item % (TILE_P / LOAD) * LOAD;
-            if (q < TILE_Q) {
-#pragma unroll
-                for (int i = 0; i < LOAD; ++i) tile[q * PITCH + p + i] = packs[round].element[i];
-            }
-        }
-        __syncthreads();
-#pragma unroll
-        for (int round = 0; round < STORE_ROUNDS; ++round) {
-            const int item = round * THREADS + thread;
-            const int p = item / (TILE_Q / STORE), q = item % (TILE_Q / STORE) * STORE;
-            if (p < TILE_P && p < left_p) {
-                Pack<Word, STORE> pack;
-#pragma unroll
-                for (int i = 0; i < STORE; ++i) pack.element[i] = tile[(q + i) * PITCH + p];
-                store_pack<STORE>(target + p * geometry.destination_p + q, pack, left_q - q);
-            }
-        }
-        __syncthreads();  // the next tile overwrites this one
+    static __device__ int run(int round) {
+        if (EVEN) return threadIdx.x / ACROSS + round * STEP;
+        return (threadIdx.x + round * TRANSPOSE_THREADS) / ACROSS;
     }
+    static __device__ int pack(int round) {
+        if (EVEN) return threadIdx.x % ACROSS;
+        return (threadIdx.x + round * TRANSPOSE_THREADS) % ACROSS;
+    }
+    static __device__ long long offset(int round, long long run_stride) {
+        if (EVEN) return (int)(threadIdx.x / ACROSS) * run_stride + round * (STEP * run_stride);
+        return run(round) * run_stride;
+    }
+};
+
+// Runs of a tile in shared memory are padded so that a warp that walks across them meets 32
+// different banks: an odd pitch does it for 32 and more runs; for fewer, each is shifted by the
+// lanes that one run takes.
+template <int TILE_P, int TILE_Q>
+constexpr int PITCH = TILE_Q >= 32 ? (TILE_P | 1) : TILE_P + (32 + TILE_Q - 1) / TILE_Q;
+
+// A tile that lies in the tensor as a whole: everything is read before anything waits.
+template <typename Word, int TILE_P, int TILE_Q, int LOAD, int STORE>
+__device__ inline void transpose_whole_tile(
+    Word *tile, Word *__restrict__ target, const Word *__restrict__ source, long long target_stride,
+    long long source_stride) {
+    using Read = Walk<TILE_P / LOAD>;
+    using Write = Walk<TILE_Q / STORE>;
+    constexpr int PACKS_READ = TILE_Q * (TILE_P / LOAD), PACKS_WRITTEN = TILE_P * (TILE_Q / STORE);
+    constexpr int READ_ROUNDS = (PACKS_READ + TRANSPOSE_THREADS - 1) / TRANSPOSE_THREADS;
+    constexpr int WRITE_ROUNDS = (PACKS_WRITTEN + TRANSPOSE_THREADS - 1) / TRANSPOSE_THREADS;
+
+    Pack<Word, LOAD> read[READ_ROUNDS];
+#pragma unroll
+    for (int round = 0; round < READ_ROUNDS; ++round) {
+        const int q = Read::run(round), p = Read::pack(round) * LOAD;
+        if (q < TILE_Q)
+            read[round] = load_pack<LOAD>(source + Read::offset(round, source_stride) + p, LOAD);
+    }
+#pragma unroll
+    for (int round = 0; round < READ_ROUNDS; ++round) {
+        const int q = Read::run(round), p = Read::pack(round) * LOAD;
+        if (q < TILE_Q) {
+#pragma unroll
+            for (int i = 0; i < LOAD; ++i)
+                tile[q * PITCH<TILE_P, TILE_Q> + p + i] = read[round].element[i];
+        }
+    }
+    __syncthreads();
+    Pack<Word, STORE> written[WRITE_ROUNDS];
+#pragma unroll
+    for (int round = 0; round < WRITE_ROUNDS; ++round) {
+        const int p = Write::run(round), q = Write::pack(round) * STORE;
+        if (p < TILE_P) {
+#pragma unroll
+            for (int i = 0; i < STORE; ++i)
+                written[round].element[i] = tile[(q + i) * PITCH<TILE_P, TILE_Q> + p];
+        }
+    }
+#pragma unroll
+    for (int round = 0; round < WRITE_ROUNDS; ++round) {
+        const int p = Write::run(round), q = Write::pack(round) * STORE;
+        if (p < TILE_P)
+            store_pack<STORE>(
+                target + Write::offset(round, target_stride) + q, written[round], STORE);
+    }
+    __syncthreads();  // the next tile overwrites this one
+}
+
+// A tile at the edge, of which left_p x left_q words exist: word by word.
+template <typename Word, int TILE_P, int TILE_Q>
+__device__ inline void transpose_edge_tile(
+    Word *tile, Word *__restrict__ target, const Word *__restrict__ source, long long target_stride,
+    long long source_stride, int left_p, int left_q) {
+#pragma unroll 4
+    for (int i = threadIdx.x; i < TILE_P * TILE_Q; i += TRANSPOSE_THREADS) {
+        const int q = i / TILE_P, p = i % TILE_P;
+        if (q < left_q && p < left_p)
+            tile[q * PITCH<TILE_P, TILE_Q> + p] = source[q * source_stride + p];
+    }
+    __syncthreads();
+#pragma unroll 4
+    for (int i = threadIdx.x; i < TILE_P * TILE_Q; i += TRANSPOSE_THREADS) {
+        const int p = i / TILE_Q, q = i % TILE_Q;
+        if (q < left_q && p < left_p)
+            target[p * target_stride + q] = tile[q * PITCH<TILE_P, TILE_Q> + p];
+    }
+    __syncthreads();
+}
+
+// A block of 256 threads moves TILE_P x TILE_Q words at a time: it reads runs along p, LOAD words a
+// thread, and writes runs along q, STORE words a thread. The tile is shaped by the host: near
+// square where both axes are long, exactly as narrow as the tensor where it has few channels, so
+// that no lane idles. The spatial axis (P_IS_SPATIAL: p, else q) goes with blockIdx.x, the channels
+// with y, the batch with z; each loops where the grid ends.
+template <typename Word, int TILE_P, int TILE_Q, int LOAD, int STORE, bool P_IS_SPATIAL>
+__global__ void __launch_bounds__(TRANSPOSE_THREADS, sizeof(Word) == 8 ? 3 : 4) transpose(
+    TransposeGeometry geometry, Word *__restrict__ destination, const Word *__restrict__ value) {
+    static_assert(TILE_P % LOAD == 0 && TILE_Q % STORE == 0, "a tile holds whole packs");
+    __shared__ Word tile[TILE_Q * PITCH<TILE_P, TILE_Q>];
+    const long long begin_p = (P_IS_SPATIAL ? blockIdx.x : blockIdx.y) * (long long)TILE_P;
+    const long long begin_q = (P_IS_SPATIAL ? blockIdx.y : blockIdx.x) * (long long)TILE_Q;
+    const long long step_p = (P_IS_SPATIAL ? gridDim.x : gridDim.y) * (long long)TILE_P;
+    const long long step_q = (P_IS_SPATIAL ? gridDim.y : gridDim.x) * (long long)TILE_Q;
+
+    for (long long n = blockIdx.z; n < geometry.batch; n += gridDim.z)
+        for (long long p = begin_p; p < geometry.size_p; p += step_p)
+            for (long long q = begin_q; q < geometry.size_q; q += step_q) {
+                const Word *source = value + n * geometry.value_n + q * geometry.value_q + p;
+                Word *target =
+                    destination + n * geometry.destination_n + p * geometry.destination_p + q;
+                const long long rest_p = geometry.size_p - p, rest_q = geometry.size_q - q;
+                if (rest_p >= TILE_P && rest_q >= TILE_Q)
+                    transpose_whole_tile<Word, TILE_P, TILE_Q, LOAD, STORE>(
+                        tile, target, source, geometry.destination_p, geometry.value_q);
+                else
+                    transpose_edge_tile<Word, TILE_P, TILE_Q>(
+                        tile, target, source, geometry.destination_p, geometry.value_q,
+                        rest_p < TILE_P ? (int)rest_p : TILE_P,
+                        rest_q < TILE_Q ? (int)rest_q : TILE_Q);
+            }
 }
 
 // The host picks the widest Word (up to 16 bytes) that divides address, width and pitch.

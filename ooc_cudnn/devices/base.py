@@ -94,13 +94,14 @@ class Device(Protocol):
     def as_array(self, allocation: Allocation, shape: tuple[int, ...], dtype: str) -> Any:
         """Return a user's array over device memory; it keeps the allocation alive."""
 
-    def copy_in(self, destination: DeviceView, source: HostArray | DeviceView, stream: Any) -> None:
-        """Copy a region to the device."""
+    def copy_in(self, destination: DeviceView, source: HostArray | DeviceView, stream: Any) -> Any:
+        """Copy a region to the device.
 
-    def copy_out(
-        self, destination: HostArray | DeviceView, source: DeviceView, stream: Any
-    ) -> None:
-        """Copy a region from the device."""
+        Returns None, or a `concurrent.futures.Future` that the run waits for.
+        """
+
+    def copy_out(self, destination: HostArray | DeviceView, source: DeviceView, stream: Any) -> Any:
+        """Copy a region from the device; returns as `copy_in`."""
 
     # Computing ---------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ import math
 import os
 import platform
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from ooc_cudnn.devices.base import HostArray
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.devices.worker import WorkerRun
 from ooc_cudnn.memory.arena import Allocation, Arena
+from ooc_cudnn.memory.blocks import boxes
 from ooc_cudnn.operations.activation import MODES
 from ooc_cudnn.operations.chain import Buffer, Launch
 from ooc_cudnn.operations.convolution import Convolution
@@ -193,19 +194,6 @@ def _array(view: DeviceView) -> HostArray:
     return np.ndarray(view.shape, dtype, buffer=raw, strides=strides)
 
 
-def _chunks(shape: tuple[int, ...]) -> Iterator[tuple[slice, ...]]:
-    """Index boxes of at most about `CHUNK_ELEMENTS`, cut along the leading axes."""
-    inner = math.prod(shape[1:])
-    if inner <= CHUNK_ELEMENTS or len(shape) == 1:
-        step = max(1, CHUNK_ELEMENTS // max(inner, 1))
-        for start in range(0, shape[0], step):
-            yield (slice(start, min(start + step, shape[0])),)
-        return
-    for index in range(shape[0]):
-        for rest in _chunks(shape[1:]):
-            yield (slice(index, index + 1), *rest)
-
-
 def _pointwise(
     operation: Pointwise,
     value: HostArray,
@@ -222,7 +210,7 @@ def _pointwise(
         shift = np.broadcast_to(
             shift.astype(dtype).reshape(1, -1, *[1] * (value.ndim - 2)), value.shape
         )
-    for box in _chunks(value.shape):
+    for box in boxes(value.shape, CHUNK_ELEMENTS):
         result = value[box].astype(dtype)
         if addend is not None:
             result += addend[box]

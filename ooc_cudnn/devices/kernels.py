@@ -45,7 +45,8 @@ MODES = {
 }
 MODES_WITH_COEFFICIENT = ("clipped_relu", "elu", "swish", "leaky_relu")
 
-LARGEST_GRID = 2**31 - 1
+LARGEST_GRID = 2**31 - 1  # along x
+LARGEST_GRID_YZ = 65535  # along y and z
 MOST_LAUNCHES = 4096  # remembered; a process that meets more shapes starts over
 
 _CUDA_TYPES = {
@@ -63,7 +64,7 @@ class Launch(NamedTuple):
 
     source: str
     expression: str
-    grid: int
+    grid: tuple[int, ...]
     block: tuple[int, int]
     geometry: np.ndarray
 
@@ -123,7 +124,7 @@ def _function(device: int, source: str, expression: str) -> Any:
 
 class _Prepared(NamedTuple):
     function: Any
-    grid: tuple[int]
+    grid: tuple[int, ...]
     block: tuple[int, int]
     geometry: np.ndarray
 
@@ -146,7 +147,7 @@ def _prepare(device: int, key: Any, launch: Launch | None) -> _Prepared | None:
     prepared = None
     if launch is not None:
         function = _function(device, launch.source, launch.expression)
-        prepared = _Prepared(function, (launch.grid,), launch.block, launch.geometry)
+        prepared = _Prepared(function, launch.grid, launch.block, launch.geometry)
     if len(_prepared) >= MOST_LAUNCHES:
         _prepared.clear()
     _prepared[key] = prepared
@@ -269,11 +270,12 @@ def plan_pointwise(
         str(unroll),
         _bool(blocks.unroll_rows),
         _bool(channel_inner),
+        _bool(rows.contiguous),
     )
     return Launch(
         "pointwise.cu",
         f"pointwise<{', '.join(arguments)}>",
-        min(blocks.tiles, LARGEST_GRID),
+        (min(blocks.tiles, LARGEST_GRID),),
         blocks.block,
         _geometry(
             *rows.sizes,
@@ -409,8 +411,9 @@ def plan_relayout(destination: DeviceView, value: DeviceView) -> Launch | None:
     blocks = block_shape(outer * middle, -(-inner // count), unroll)
     return Launch(
         "relayout.cu",
-        f"copy_strided<{_WORDS[item]}, {count}, {unroll}, {_bool(blocks.unroll_rows)}>",
-        min(blocks.tiles, LARGEST_GRID),
+        f"copy_strided<{_WORDS[item]}, {count}, {unroll}, {_bool(blocks.unroll_rows)}, "
+        f"{_bool(rows.contiguous)}>",
+        (min(blocks.tiles, LARGEST_GRID),),
         blocks.block,
         _geometry(
             *rows.sizes,
@@ -444,14 +447,17 @@ def _plan_transpose(
 
     load = pack(tile_p, value.pointer, value_q, source_n if n > 1 else 0)
     store = pack(tile_q, destination.pointer, destination_p, to_n if n > 1 else 0)
-    tiles_p, tiles_q = -(-size_p // tile_p), -(-size_q // tile_q)
-    tiles = n * tiles_p * tiles_q
     return Launch(
         "relayout.cu",
-        f"transpose<{_WORDS[item]}, {tile_p}, {tile_q}, {load}, {store}>",
-        min(tiles, LARGEST_GRID),
+        f"transpose<{_WORDS[item]}, {tile_p}, {tile_q}, {load}, {store}, "
+        f"{_bool(from_channels_first)}>",
+        (
+            min(-(-s // tile_s), LARGEST_GRID),
+            min(-(-c // tile_c), LARGEST_GRID_YZ),
+            min(n, LARGEST_GRID_YZ),
+        ),
         (BLOCK_THREADS, 1),
-        _geometry(size_p, size_q, source_n, value_q, to_n, destination_p, tiles, tiles_p, tiles_q),
+        _geometry(n, size_p, size_q, source_n, value_q, to_n, destination_p),
     )
 
 
@@ -566,7 +572,7 @@ def plan_convolution_direct(
     return Launch(
         "convolution_direct.cu",
         f"convolution_direct<{_CUDA_TYPES[x.dtype]}, {_CUDA_TYPES[y.dtype]}, {tile}>",
-        min(-(-threads // BLOCK_THREADS), LARGEST_GRID),
+        (min(-(-threads // BLOCK_THREADS), LARGEST_GRID),),
         (BLOCK_THREADS, 1),
         _geometry(
             *(groups, channels_in // groups, each),

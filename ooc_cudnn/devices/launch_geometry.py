@@ -134,12 +134,10 @@ def block_shape(rows: int, packs: int, unroll: int, *, one_column: bool = False)
     parameters are then read once). Otherwise they lie along a row where rows are long enough.
 
     >>> block_shape(rows=1000, packs=6, unroll=4)
-    Blocks(block=(8, 32), unroll_rows=True, tiles=8, column_tiles=1)
+    Blocks(block=(6, 42), unroll_rows=True, tiles=6, column_tiles=1)
     """
-    if packs <= BLOCK_THREADS:
-        across = 1 << (packs - 1).bit_length()
-    else:  # the width that leaves the fewest lanes past the end of a row; the widest of equals
-        across = min((256, 128, 64, 32), key=lambda width: -(-packs // width) * width)
+    # Equal pieces of a row, as wide as a block allows, so that few lanes lie past its end.
+    across = -(-packs // -(-packs // BLOCK_THREADS))
     down = BLOCK_THREADS // across
     unroll_rows = one_column or (rows > down and packs < 4 * unroll * across)
     tile_rows = down * (unroll if unroll_rows else 1)
@@ -150,8 +148,8 @@ def block_shape(rows: int, packs: int, unroll: int, *, one_column: bool = False)
 
 # A tile of a transpose: at most so many channels, and bytes in all. Measured on an H200.
 TRANSPOSE_CHANNELS = 64
-TRANSPOSE_TILE_BYTES = {2: 8192, 4: 8192, 8: 16384}
-TRANSPOSE_PACK = {2: 2, 4: 1, 8: 1}
+TRANSPOSE_TILE_BYTES = {2: 8192, 4: 16384, 8: 16384}
+TRANSPOSE_PACK = {2: 4, 4: 2, 8: 1}  # elements a thread moves in one access
 
 
 def transpose_tile(channels: int, spatial: int, item_bytes: int) -> tuple[int, int]:
@@ -160,7 +158,7 @@ def transpose_tile(channels: int, spatial: int, item_bytes: int) -> tuple[int, i
     Few channels get a tile exactly as narrow and accordingly long; many are cut evenly.
 
     >>> transpose_tile(3, 10**6, 4), transpose_tile(64, 10**6, 4), transpose_tile(100, 49, 4)
-    ((3, 672), (64, 32), (64, 32))
+    ((3, 1024), (64, 64), (64, 64))
     """
     across = channels
     if channels > TRANSPOSE_CHANNELS:

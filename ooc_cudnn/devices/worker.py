@@ -49,9 +49,18 @@ class WorkerRun:
         False: actions run at once, on the caller's thread.
     handles : mapping of stream name to object, optional
         What is passed to the actions of a stream.
+    prepare : callable, optional
+        Called first on each thread.
     """
 
-    def __init__(self, *, overlap: bool, handles: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        overlap: bool,
+        handles: dict[str, Any] | None = None,
+        prepare: Callable[[], None] | None = None,
+    ) -> None:
+        self._prepare = prepare
         self._handles = handles or dict.fromkeys(STREAMS)
         self._zero_seconds = time.perf_counter()
         self._stop = threading.Event()
@@ -71,15 +80,29 @@ class WorkerRun:
         self, stream: str, waits: Sequence[WorkerEvent], action: Action, *, signals: bool
     ) -> WorkerEvent:
         """Queue an action."""
-        event = WorkerEvent(self._zero_seconds)
+        event = self._event()
         if self._threads:
             self._queues[stream].put((tuple(waits), action, event))
         else:
-            event.start_seconds = time.perf_counter()
-            action(self._handles[stream])
-            event.stop_seconds = time.perf_counter()
-            event.done.set()
+            self._perform(stream, waits, action, event)
         return event
+
+    def _event(self) -> WorkerEvent:
+        """Make the event of an action."""
+        return WorkerEvent(self._zero_seconds)
+
+    def _perform(self, stream: str, waits: Sequence[WorkerEvent], action: Action,
+                 event: WorkerEvent) -> None:  # fmt: skip
+        """Run an action whose waits are over, and mark its event."""
+        event.start_seconds = time.perf_counter()
+        action(self._handles[stream])
+        event.stop_seconds = time.perf_counter()
+        event.done.set()
+
+    def _fail(self, error: BaseException) -> None:
+        """Remember the first error and stop."""
+        self._error = self._error or error
+        self._stop.set()
 
     def synchronize(self, event: WorkerEvent) -> None:
         """Wait for an action, in slices so that Ctrl-C is heard."""
@@ -111,22 +134,22 @@ class WorkerRun:
             raise self._error
 
     def _work(self, name: str) -> None:
-        waiting, handle = self._queues[name], self._handles[name]
+        waiting = self._queues[name]
+        if self._prepare is not None:
+            self._prepare()
         while (item := waiting.get()) is not None:
             waits, action, event = item
-            if not self._stop.is_set():
-                try:
-                    for earlier in waits:
-                        self._wait(earlier)
-                    event.start_seconds = time.perf_counter()
-                    action(handle)
-                    event.stop_seconds = time.perf_counter()
-                except Cancelled:
-                    pass
-                except BaseException as error:  # handed to the caller's thread
-                    self._error = self._error or error
-                    self._stop.set()
-            event.done.set()
+            try:
+                for earlier in waits:
+                    self._wait(earlier)
+                if self._stop.is_set():
+                    raise Cancelled
+                self._perform(name, waits, action, event)
+            except Cancelled:
+                event.done.set()
+            except BaseException as error:  # handed to the caller's thread
+                self._fail(error)
+                event.done.set()
 
     def _wait(self, event: WorkerEvent) -> None:
         while not event.done.wait(0.5):

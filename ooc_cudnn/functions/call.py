@@ -46,6 +46,8 @@ Build = Callable[[Mapping[str, TensorSpec], Settings], Chain]
 
 #: Calls that are remembered, with their plans and schedules.
 REMEMBERED_CALLS = 256
+#: Below this many bytes in pageable memory, staging in the caller's time is faster than threads.
+WORTH_THREADS_BYTES = 8 * 2**20
 #: A remembered plan is made anew once this much more memory is available than when it was made.
 ROOM_WORTH_REPLANNING = 1.25
 
@@ -178,7 +180,7 @@ def _prepare(
     )
     plan = make_plan(request, device.workspace)
     prepared = Prepared(
-        chain, plan, make_executor(request, plan), room, _is_staged(plan, device)
+        chain, plan, make_executor(request, plan), room, _is_staged(plan)
     )
     with _lock:
         _prepared[key] = prepared
@@ -208,11 +210,9 @@ def make_request(
     x_order = specs["x"].order or "channels_first"
     in_place = []
     for name, spec in specs.items():
-        packed = spec.order is not None and _images_are_packed(spec)
+        packed = spec.strides == packed_strides(spec.shape, spec.order or "channels_first")
         if spec.placement == "device" and packed and aligned[name]:
             in_place.append((name, spec.strides[0] * spec.itemsize % 16 == 0))
-    if "y" in dict(in_place) and chain.beta and specs["y"].order is None:
-        raise AssertionError("an operand without an order is never in place")
     return Request(
         function=function,
         chain=chain,
@@ -224,15 +224,6 @@ def make_request(
         # An order that needs no re-laying comes first: it is taken when the seconds are equal.
         layouts=tuple(sorted(layouts, key=lambda layout: layout != x_order)),
         overlap=overlap,
-    )
-
-
-def _images_are_packed(spec: TensorSpec) -> bool:
-    """Whether each image's elements lie side by side (images may be further apart)."""
-    packed = packed_strides(spec.shape, spec.order or "channels_first")
-    return all(
-        extent == 1 or have == want
-        for extent, have, want in zip(spec.shape[1:], spec.strides[1:], packed[1:], strict=True)
     )
 
 
@@ -250,12 +241,15 @@ def make_executor(request: Request, plan: Plan) -> Executor:
     return Executor(request.chain, plan, schedule, orders)
 
 
-def _is_staged(plan: Plan, device: Device) -> bool:
-    return any(
-        spec.placement in ("pageable", "disk") or (spec.order is None and spec.placement != "device")
-        for name, spec in plan.operands
-        if dict(plan.rings).get(name)
+def _is_staged(plan: Plan) -> bool:
+    """Whether enough of the data is in memory that cannot be copied from as it is for threads."""
+    staged_bytes = sum(
+        spec.nbytes
+        for _, spec in plan.operands
+        if spec.placement in ("pageable", "disk")
+        or (spec.placement == "pinned" and spec.order is None)
     )
+    return plan.pieces > 1 and staged_bytes > WORTH_THREADS_BYTES
 
 
 def _result_spec(

@@ -1,8 +1,10 @@
-"""A region as the fewest plain or strided 2-D copies: pure integer arithmetic."""
+"""A region as the fewest 2-D copies, or as boxes of a bounded size: pure integer arithmetic."""
 
 from __future__ import annotations
 
 import itertools
+import math
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -70,3 +72,24 @@ def blocks(shape: Shape, destination: Shape, source: Shape) -> tuple[Block, ...]
         from_ = sum(i * s for i, (s, _, _) in zip(at, merged, strict=True))
         found.append(Block(to, from_, width, rows, destination_pitch, source_pitch))
     return tuple(found)
+
+
+def boxes(shape: Shape, most: int) -> Iterator[tuple[slice, ...]]:
+    """Cut an array along its leading axes into boxes of at most `most` elements, in memory order.
+
+    Each box of a packed array is contiguous, and follows the one before.
+
+    >>> list(boxes((2, 3), 3))
+    [(slice(0, 1, None),), (slice(1, 2, None),)]
+    >>> list(boxes((2, 3), 2))[:2]
+    [(slice(0, 1, None), slice(0, 2, None)), (slice(0, 1, None), slice(2, 3, None))]
+    """
+    inner = math.prod(shape[1:])
+    if inner <= most or len(shape) == 1:
+        step = max(1, most // max(inner, 1))
+        for start in range(0, shape[0], step):
+            yield (slice(start, min(start + step, shape[0])),)
+        return
+    for index in range(shape[0]):
+        for rest in boxes(shape[1:], most):
+            yield (slice(index, index + 1), *rest)

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from ooc_cudnn.devices import kernels
+from ooc_cudnn.devices import kernels, launch_geometry
 from ooc_cudnn.devices.view import DeviceView
 
 cupy = pytest.importorskip("cupy")
@@ -319,6 +319,28 @@ def test_relayout_moves_every_bit(shape, dtype, offset):
         kernels.relayout(destination.view, value.view)
         result = np.ascontiguousarray(destination.result()).view(np.uint8)
         assert np.array_equal(result, np.ascontiguousarray(data).view(np.uint8)), (source, target)
+
+
+@pytest.mark.parametrize(("channels", "tile_bytes"), [(32, 4096), (64, 16384)])
+@pytest.mark.parametrize("pack", [1, 2, 4, 8])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_relayout_is_right_for_any_tile(dtype, pack, channels, tile_bytes, monkeypatch):
+    if pack * NUMPY[dtype].itemsize > 16:
+        pytest.skip("wider than an access")
+    monkeypatch.setattr(launch_geometry, "TRANSPOSE_CHANNELS", channels)
+    monkeypatch.setattr(
+        launch_geometry, "TRANSPOSE_TILE_BYTES", dict.fromkeys((2, 4, 8), tile_bytes)
+    )
+    monkeypatch.setattr(kernels, "TRANSPOSE_PACK", dict.fromkeys((2, 4, 8), pack))
+    kernels._prepared.clear()
+    for shape in [(2, 192, 40, 8), (1, 3, 2000), (2, 100, 7, 12)]:
+        data = random(shape)
+        for source, target in [("first", "last"), ("last", "first")]:
+            value = Operand(shape, dtype, source, data=data)
+            destination = Operand(shape, dtype, target)
+            kernels.relayout(destination.view, value.view)
+            assert np.array_equal(destination.result(), value.array), (shape, source)
+    kernels._prepared.clear()
 
 
 def test_relayout_between_strides_that_are_contiguous_nowhere():

@@ -1,0 +1,101 @@
+# Every target does its own set-up; `make` alone lists them. What can be set, with its default:
+#   PYTHON=python3   the interpreter of a new environment, 3.11 or later
+#   VENV=.venv       where the environment stands; one that is there already is used as it is
+#   CUDA=            cuda12, cuda13 or none; chosen by the NVIDIA driver and card where not given
+#   ARGS=            handed on to the command: make demo ARGS="--device host", make test ARGS="-k halo"
+
+PYTHON ?= python3
+VENV   ?= .venv
+NVCC   ?= $(shell command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null)
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip install --disable-pip-version-check --quiet
+
+# cuda13 serves drivers of CUDA 13 and later with cards of Turing (7.5) and later, cuda12 older ones.
+CUDA ?= $(shell { nvidia-smi && nvidia-smi --query-gpu=compute_cap --format=csv,noheader; } 2>/dev/null \
+	| sed -nE 's/.*CUDA[A-Z ]* Version: *([0-9]+).*/driver \1/p; s/^([0-9]+\.[0-9]+)$$/card \1/p' \
+	| awk '$$1 == "driver" {driver = $$2} $$1 == "card" {card++; old += $$2 < 7.5} \
+	       END {if (card) print (driver >= 13 && !old) ? "cuda13" : "cuda12"}')
+
+# The wheels of this version are local to find-links or to PyTorch's CPU index: PyPI's, with gigabytes
+# of CUDA, never match it.
+TORCH       := torch==2.13.0+cpu
+TORCH_INDEX := https://download.pytorch.org/whl/cpu
+
+.PHONY: help demo test gpu-test check format layout lint types kernels clean distclean
+.DELETE_ON_ERROR:
+
+help: ## list the targets
+	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1@\2/p' $(MAKEFILE_LIST) | awk -F@ '{printf "%-18s %s\n", $$1, $$2}'
+
+demo: $(VENV)/ready-plot ## convolution + bias + ReLU on an image larger than the memory limit
+	@$(BIN)/ooc-cudnn demo $(ARGS)
+
+test: $(VENV)/ready-dev $(VENV)/ready-torch ## all tests that this machine can run
+	@$(BIN)/python -m pytest $(ARGS)
+
+gpu-test: $(VENV)/ready-dev $(VENV)/ready-torch ## the tests that need a card, and only they
+	@$(BIN)/python -m pytest -m gpu $(ARGS)
+
+check: layout lint types kernels ## format, lint, types, and the kernels where nvcc is present
+
+format: $(VENV)/ready-dev ## put the code in shape
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+layout: $(VENV)/ready-dev
+	@$(BIN)/ruff format --check .
+
+lint: $(VENV)/ready-dev
+	@$(BIN)/ruff check .
+
+types: $(VENV)/ready-dev
+	@$(BIN)/mypy
+
+# Compiled for the oldest card that this nvcc knows, and for Hopper.
+kernels:
+ifeq ($(NVCC),)
+	@echo "kernels: no nvcc here, so kernels/*.cu are not compiled"
+else
+	@set -e; mkdir -p build/kernels; \
+	for arch in $$($(NVCC) --list-gpu-code | sort -t_ -k2n | head -n 1) sm_90; do \
+		for source in $(wildcard kernels/*.cu); do \
+			$(NVCC) -std=c++17 -Werror all-warnings -arch=$$arch -cubin $$source \
+				-o build/kernels/$$(basename $$source .cu).$$arch.cubin; \
+		done; \
+		echo "kernels: $(words $(wildcard kernels/*.cu)) compiled for $$arch"; \
+	done
+endif
+
+clean: ## remove what was built
+	@rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	@find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+
+distclean: clean ## remove the environment too
+	@rm -rf $(VENV)
+
+# --- set-up -------------------------------------------------------------------------------------------
+
+$(VENV)/pyvenv.cfg:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "Python 3.11 or later is needed, and $(PYTHON) is not: make PYTHON=/path/to/python3.12"; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+		$(PYTHON) -c 'import sys; print("%s cannot make environments. On Debian and Ubuntu: sudo apt install python%d.%d-venv" \
+			% (sys.executable, *sys.version_info[:2]))'; exit 1; }
+	@echo "set-up: $(VENV), with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv $(VENV)
+
+# ready-plot: what the demo needs; ready-dev: all that the checks and tests need.
+$(VENV)/ready-%: pyproject.toml $(VENV)/pyvenv.cfg
+	@extras="$(strip $* $(filter-out none,$(CUDA)))"; extras=$$(echo $$extras | tr ' ' ,); \
+	echo "set-up: installing ooc_cudnn[$$extras] into $(VENV); this can take minutes"; \
+	$(PIP) --editable ".[$$extras]"
+	@touch $@
+
+# The first attempt serves machines whose pip has the wheel at hand, the second all others.
+$(VENV)/ready-torch: | $(VENV)/ready-dev
+	@$(BIN)/python -c 'import torch' 2>/dev/null || { \
+		echo "set-up: installing $(TORCH), which the tests compare with"; \
+		$(PIP) $(TORCH) 2>/dev/null || $(PIP) --retries 1 --extra-index-url $(TORCH_INDEX) $(TORCH) 2>/dev/null; \
+	} || echo "set-up: no $(TORCH) here, so the tests that compare with PyTorch are skipped. To see why:" \
+		"$(BIN)/pip install --extra-index-url $(TORCH_INDEX) $(TORCH)"
+	@touch $@

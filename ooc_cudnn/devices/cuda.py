@@ -1,0 +1,378 @@
+"""A CUDA GPU behind the device contract: CuPy's runtime, cuDNN's convolutions, our own kernels."""
+
+from __future__ import annotations
+
+import mmap
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ooc_cudnn.devices import kernels
+from ooc_cudnn.devices.base import HostArray
+from ooc_cudnn.devices.cuda_run import CudaRun, StagedCudaRun
+from ooc_cudnn.devices.view import DeviceView
+from ooc_cudnn.errors import DeviceUnavailableError
+from ooc_cudnn.memory.arena import Allocation, Arena
+from ooc_cudnn.memory.blocks import blocks
+from ooc_cudnn.operations.chain import Buffer, Launch
+from ooc_cudnn.operations.convolution import Convolution
+from ooc_cudnn.operations.pointwise import Pointwise
+from ooc_cudnn.tensor import numpy_dtype
+
+_TO_DEVICE, _TO_HOST, _ON_DEVICE = 1, 2, 3  # cudaMemcpyKind
+_HUGE_PAGES, _POPULATE_WRITE = 14, 23  # madvise
+
+#: Rows narrower than this, and copies of more blocks, are gathered by the host instead.
+NARROWEST_ROW_BYTES = 128
+MOST_BLOCKS = 256
+
+
+class CudaAllocation:
+    """Device memory straight from cudaMalloc: a pool would round it up and keep it."""
+
+    def __init__(self, nbytes: int, device: int) -> None:
+        import cupy
+
+        with cupy.cuda.Device(device):
+            try:
+                self._memory = cupy.cuda.Memory(nbytes)
+            except cupy.cuda.runtime.CUDARuntimeError as error:
+                if error.status != 2:  # cudaErrorMemoryAllocation
+                    raise
+                raise MemoryError(str(error)) from error
+        self.pointer: int = self._memory.ptr
+        self.nbytes = nbytes
+
+
+class CudaDevice:
+    """One GPU.
+
+    Raises
+    ------
+    DeviceUnavailableError
+        If CUDA, CuPy or cuDNN does not work here, with the remedy.
+    """
+
+    kind = "cuda"
+
+    def __init__(self, index: int) -> None:
+        self._cupy = _import_cupy(index)
+        from ooc_cudnn.devices.cudnn import Convolutions
+
+        self.index = index
+        self.name = f"cuda:{index}"
+        self.arena = Arena(lambda nbytes: CudaAllocation(nbytes, index), self.free_bytes)
+        self.convolutions = Convolutions()
+        self._runtime = self._cupy.cuda.runtime
+        self._staging: Any = None
+        with self._cupy.cuda.Device(index):
+            self.copy_streams = tuple(self._cupy.cuda.Stream(non_blocking=True) for _ in range(2))
+        #: Events for reuse: without timing, and with.
+        self.events: tuple[list[int], list[int]] = ([], [])
+        self.last_compute: tuple[int, int] | None = None  # (stream, event) of the last run
+
+    def use(self) -> None:
+        """Make the GPU current on the calling thread."""
+        self._runtime.setDevice(self.index)
+
+    def identity(self) -> Mapping[str, str]:
+        """The GPU's name, the driver's and cuDNN's versions."""
+        import cudnn
+
+        properties = self._runtime.getDeviceProperties(self.index)
+        return {
+            "gpu": properties["name"].decode(),
+            "driver": str(self._runtime.driverGetVersion()),
+            "cudnn": str(cudnn.backend_version()),
+            "device_bytes": str(properties["totalGlobalMem"]),
+        }
+
+    def free_bytes(self) -> int:
+        """Free memory of the GPU, as the driver says."""
+        with self._cupy.cuda.Device(self.index):
+            return int(self._runtime.memGetInfo()[0])
+
+    def layouts(self, dtype: str) -> tuple[str, ...]:
+        """Both orders; cuDNN is fastest in channels-last on tensor cores, else in channels-first."""
+        return ("channels_first", "channels_last")
+
+    def synchronize(self) -> None:
+        """Wait for the GPU."""
+        with self._cupy.cuda.Device(self.index):
+            self._runtime.deviceSynchronize()
+
+    def release_caches(self) -> None:
+        """Give back the arena's block and CuPy's pooled memory."""
+        self.synchronize()
+        self.arena.release_block()
+        self._cupy.get_default_memory_pool().free_all_blocks()
+
+    # Host memory -------------------------------------------------------------------------------
+
+    def allocate_pinned(self, nbytes: int) -> HostArray:
+        """Pages of our own, touched in one go and registered: 4 to 8 times as fast as cudaHostAlloc."""
+        try:
+            memory = mmap.mmap(-1, max(nbytes, 1))
+        except (OSError, ValueError) as error:
+            raise MemoryError(f"the machine cannot map {nbytes} bytes: {error}") from error
+        for advice in (_HUGE_PAGES, _POPULATE_WRITE):
+            try:
+                memory.madvise(advice)
+            except OSError:
+                pass  # older kernels do without; registering touches the pages
+        array = np.frombuffer(memory, np.uint8, nbytes)
+        pointer = array.__array_interface__["data"][0]
+        try:
+            self.pin(pointer, nbytes)
+        except OSError as error:
+            raise MemoryError(str(error)) from error
+        weakref.finalize(array, _unpin_quietly, self._runtime, pointer)
+        return array
+
+    def pin(self, pointer: int, nbytes: int) -> None:
+        """Page-lock host memory in place (cudaHostRegister)."""
+        self.use()
+        try:
+            self._runtime.hostRegister(pointer, nbytes, 1)  # portable: for every GPU
+        except self._cupy.cuda.runtime.CUDARuntimeError as error:
+            if error.status == 712:  # cudaErrorHostMemoryAlreadyRegistered
+                raise ValueError(
+                    "array is pinned already, or shares a page with an array that is"
+                ) from None
+            raise OSError(f"cannot page-lock {nbytes} bytes: {error}") from error
+
+    def unpin(self, pointer: int) -> None:
+        """Undo `pin` (cudaHostUnregister); waits for the GPU."""
+        self.use()
+        self._runtime.hostUnregister(pointer)
+
+    def is_pinned(self, pointer: int, nbytes: int) -> bool:
+        """Ask the driver about the first byte and the last."""
+        attributes = self._runtime.pointerGetAttributes
+        return attributes(pointer).type == 1 and (
+            nbytes <= 1 or attributes(pointer + nbytes - 1).type == 1
+        )
+
+    # Device memory -----------------------------------------------------------------------------
+
+    def as_array(self, allocation: Allocation, shape: tuple[int, ...], dtype: str) -> Any:
+        """Return a CuPy array over the allocation."""
+        memory = self._cupy.cuda.UnownedMemory(
+            allocation.pointer, allocation.nbytes, allocation, self.index
+        )
+        return self._cupy.ndarray(
+            shape, numpy_dtype(dtype), self._cupy.cuda.MemoryPointer(memory, 0)
+        )
+
+    def copy_in(
+        self, destination: DeviceView, source: HostArray | DeviceView, stream: Any
+    ) -> Any:
+        """Copy a region to the device: by the link, or on the device if it is there already."""
+        if 0 in destination.shape:
+            return None
+        if isinstance(source, DeviceView):
+            return self._copy_on_device(destination, source, stream)
+        if not self._copy_directly(destination, source, stream, to_device=True):
+            return self.staging.copy_in(destination, source, stream)
+        return None
+
+    def copy_out(
+        self, destination: HostArray | DeviceView, source: DeviceView, stream: Any
+    ) -> Any:
+        """Copy a region from the device."""
+        if isinstance(destination, DeviceView):
+            return self._copy_on_device(destination, source, stream)
+        if not self._copy_directly(source, destination, stream, to_device=False):
+            return self.staging.copy_out(destination, source, stream)
+        return None
+
+    def _copy_directly(
+        self, view: DeviceView, array: HostArray, stream: Any, *, to_device: bool
+    ) -> bool:
+        """Copy between the device and pinned memory, if the array is pinned and not scattered."""
+        item = array.itemsize
+        pointer = array.__array_interface__["data"][0]
+        strides = tuple(stride // item for stride in array.strides)
+        if min(strides, default=0) < 0:
+            return False
+        reach = 1 + sum((e - 1) * s for e, s in zip(array.shape, strides, strict=True))
+        if not self.is_pinned(pointer, reach * item):
+            return False
+        parts = blocks(array.shape, view.strides, strides)
+        if len(parts) > MOST_BLOCKS or (
+            parts[0].rows > 1 and parts[0].width * item < NARROWEST_ROW_BYTES
+        ):
+            return False
+        for part in parts:
+            on_device = view.pointer + part.destination_offset * item
+            on_host = pointer + part.source_offset * item
+            to, to_pitch, from_, from_pitch = (
+                (on_device, part.destination_pitch, on_host, part.source_pitch)
+                if to_device
+                else (on_host, part.source_pitch, on_device, part.destination_pitch)
+            )
+            kind = _TO_DEVICE if to_device else _TO_HOST
+            if part.rows == 1:
+                self._runtime.memcpyAsync(to, from_, part.width * item, kind, stream.ptr)
+            else:
+                self._runtime.memcpy2DAsync(
+                    to, to_pitch * item, from_, from_pitch * item,
+                    part.width * item, part.rows, kind, stream.ptr,
+                )  # fmt: skip
+        return True
+
+    def _copy_on_device(self, destination: DeviceView, source: DeviceView, stream: Any) -> None:
+        """Copy between views of any strides: re-laid by our kernel, or by CuPy where axes differ."""
+        if len(source.shape) >= 3:
+            try:
+                kernels.relayout(destination, source, stream)
+                return
+            except ValueError:  # spatial axes that do not flatten into one
+                pass
+        with stream:
+            self._cupy.copyto(self._view_array(destination), self._view_array(source))
+
+    def _view_array(self, view: DeviceView) -> Any:
+        """Return a CuPy array over a view of any strides."""
+        item = view.item_bytes
+        reach = [(e - 1) * s * item for e, s in zip(view.shape, view.strides, strict=True)]
+        low = sum(min(r, 0) for r in reach)
+        memory = self._cupy.cuda.UnownedMemory(
+            view.pointer + low, sum(abs(r) for r in reach) + item, None, self.index
+        )
+        return self._cupy.ndarray(
+            view.shape,
+            numpy_dtype(view.dtype),
+            self._cupy.cuda.MemoryPointer(memory, -low),
+            tuple(stride * item for stride in view.strides),
+        )
+
+    @property
+    def staging(self) -> Any:
+        """The slabs and threads for pageable memory, made at first use."""
+        if self._staging is None:
+            from ooc_cudnn.devices.staging import Staging
+            from ooc_cudnn.memory.pinned import allocate
+
+            self._staging = Staging(
+                lambda nbytes: allocate(self, nbytes, None, purpose="staging"), self.use
+            )
+        return self._staging
+
+    # Computing ---------------------------------------------------------------------------------
+
+    def workspace(
+        self, launches: Sequence[tuple[Launch, Mapping[str, Buffer]]], budget_bytes: int | None
+    ) -> tuple[int, tuple[str, ...]] | None:
+        """Ask cuDNN; what it does not support runs without workspace."""
+        most, engines = 0, dict[str, None]()
+        with self._cupy.cuda.Device(self.index):
+            for launch, buffers in launches:
+                operation = launch.operation
+                if not isinstance(operation, Convolution):
+                    continue
+                if 0 in operation.x_shape or 0 in buffers[launch.output].shape:
+                    continue
+                found = self.convolutions.executable(operation, budget_bytes)
+                if found is None:
+                    if (
+                        budget_bytes is not None
+                        and self.convolutions.executable(operation, None) is not None
+                    ):
+                        return None
+                    engines["direct"] = None
+                else:
+                    most = max(most, found.workspace_bytes)
+                    engines[found.engine] = None
+        return most, tuple(engines)
+
+    def run(
+        self,
+        launch: Launch,
+        views: Mapping[str, DeviceView],
+        workspace: tuple[int, int],
+        stream: Any,
+    ) -> None:
+        """Launch cuDNN or a kernel."""
+        operation, inputs = launch.operation, launch.inputs
+        output = views[launch.output]
+        if isinstance(operation, Convolution):
+            x, w = views[inputs[0]], views[inputs[1]]
+            self.convolutions.run(operation, x, w, output, workspace, stream)
+        elif isinstance(operation, Pointwise):
+            if 0 in output.shape:
+                return
+            value, addend, shift, old = (views[name] if name else None for name in inputs)
+            assert value is not None
+            kernels.pointwise(
+                output,
+                value,
+                addend=addend,
+                shift=shift,
+                old=old,
+                alpha=operation.alpha,
+                beta=operation.beta,
+                mode=operation.mode,
+                coef=operation.coef if operation.mode in kernels.MODES_WITH_COEFFICIENT else None,
+                stream=stream,
+            )
+        elif 0 not in output.shape:
+            kernels.relayout(output, views[inputs[0]], stream)
+
+    def start(self, *, overlap: bool, staged: bool, timed: bool) -> CudaRun | StagedCudaRun:
+        """Open a run on the caller's current stream and two copy streams."""
+        self.use()
+        compute = self._cupy.cuda.get_current_stream()
+        kind = StagedCudaRun if staged and overlap else CudaRun
+        return kind(self, compute, overlap=overlap, timed=timed)
+
+
+def _unpin_quietly(runtime: Any, pointer: int) -> None:
+    """Unregister memory that is about to be unmapped; at interpreter exit CUDA may be gone."""
+    try:
+        runtime.hostUnregister(pointer)
+    except runtime.CUDARuntimeError:
+        pass
+
+
+def _import_cupy(index: int) -> Any:
+    """Import CuPy and cuDNN and make sure that the GPU is there.
+
+    Raises
+    ------
+    DeviceUnavailableError
+        Naming what is missing and the command that mends it.
+    """
+    try:
+        import cupy
+    except ImportError as error:
+        raise DeviceUnavailableError(
+            f"CuPy cannot be imported ({error})",
+            remedy="pip install 'ooc_cudnn[cuda13]' (or cuda12, by your driver), "
+            "or set device='host'",
+        ) from error
+    try:
+        count = cupy.cuda.runtime.getDeviceCount()
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        raise DeviceUnavailableError(
+            f"CUDA does not work here ({error})",
+            remedy="run `ooc-cudnn doctor`, or set device='host'",
+        ) from error
+    if index >= count:
+        raise DeviceUnavailableError(
+            f"there is no GPU number {index}; this machine has {count}",
+            remedy="set device='cuda:0'",
+        )
+    try:
+        import cudnn
+
+        cudnn.backend_version()
+    except Exception as error:  # a broken cuDNN fails in many ways, and all mean the same
+        raise DeviceUnavailableError(
+            f"cuDNN cannot be used ({type(error).__name__}: {error})",
+            remedy="pip install 'nvidia-cudnn-frontend>=1.16,<1.29' nvidia-cudnn-cu13 "
+            "(or -cu12), then run `ooc-cudnn doctor`",
+        ) from error
+    return cupy

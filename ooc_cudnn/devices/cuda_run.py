@@ -1,0 +1,262 @@
+"""One call's use of a GPU: three streams ordered by events, with or without threads in front.
+
+`CudaRun` issues every step on the caller's thread. `StagedCudaRun` has a thread in front of each
+stream, so that pieces in pageable memory can wait for their staging without holding up the others.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
+from typing import TYPE_CHECKING, Any
+
+from ooc_cudnn.devices.base import STREAMS
+from ooc_cudnn.devices.worker import Cancelled, WorkerEvent, WorkerRun
+
+if TYPE_CHECKING:
+    from ooc_cudnn.devices.cuda import CudaDevice
+
+Action = Callable[[Any], Any]
+_UNTIMED = 2  # cudaEventDisableTiming
+
+
+class _Events:
+    """CUDA events lent by a device to one run, given back at its end."""
+
+    def __init__(self, device: CudaDevice, timed: bool) -> None:
+        import cupy
+
+        self.runtime = cupy.cuda.runtime
+        self._free = device.events[1 if timed else 0]
+        self._flags = 0 if timed else _UNTIMED
+        self._lent: list[int] = []
+
+    def record(self, stream: Any) -> int:
+        """Record an event on a stream."""
+        try:
+            event = self._free.pop()
+        except IndexError:
+            event = self.runtime.eventCreateWithFlags(self._flags)
+        self._lent.append(event)
+        self.runtime.eventRecord(event, stream.ptr)
+        return event
+
+    def give_back(self) -> None:
+        """Return every event for reuse; waits that were issued have captured what they need."""
+        self._free.extend(self._lent)
+        self._lent.clear()
+
+
+class CudaEvent:
+    """The end of a step on a stream, and its start if the run is timed."""
+
+    __slots__ = ("run", "start", "stop")
+
+    def __init__(self, run: CudaRun, start: int | None, stop: int) -> None:
+        self.run, self.start, self.stop = run, start, stop
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Start and stop in seconds since the run began."""
+        return self.run.interval(self.start, self.stop)
+
+
+class _Streams:
+    """What both kinds of run share: the streams, joined to the caller's before and after."""
+
+    def __init__(self, device: CudaDevice, compute: Any, *, overlap: bool, timed: bool) -> None:
+        self.device, self.timed, self.overlap = device, timed, overlap
+        self.events = _Events(device, timed)
+        self.runtime = self.events.runtime
+        copy_in, copy_out = device.copy_streams if overlap else (compute, compute)
+        self.handles = {"copy_in": copy_in, "compute": compute, "copy_out": copy_out}
+        last = device.last_compute
+        if last is not None and last[0] != compute.ptr:
+            # The previous run used the same memory, from another of the caller's streams.
+            self.runtime.streamWaitEvent(compute.ptr, last[1])
+        self.begin: int | None = self.events.record(compute) if timed else None
+        self._joined: set[str] = {"compute"} if overlap else set(STREAMS)
+        self._intervals: dict[tuple[int, int], tuple[float, float]] = {}
+
+    def stream(self, name: str) -> Any:
+        """Return a stream, ordered behind the caller's work when it is first used."""
+        handle = self.handles[name]
+        if name not in self._joined:
+            if self.begin is None:
+                self.begin = self.events.record(self.handles["compute"])
+            self.runtime.streamWaitEvent(handle.ptr, self.begin)
+            self._joined.add(name)
+        return handle
+
+    def join(self, *, wait: bool) -> None:
+        """Order the caller's stream behind the copies, and with `wait` the host behind all."""
+        compute = self.handles["compute"]
+        copies = [self.handles[n] for n in ("copy_in", "copy_out") if n in self._joined]
+        for handle in copies:
+            if handle is not compute:
+                self.runtime.streamWaitEvent(compute.ptr, self.events.record(handle))
+        event = self.device.last_compute[1] if self.device.last_compute is not None else None
+        if event is None:
+            event = self.runtime.eventCreateWithFlags(_UNTIMED)
+        self.runtime.eventRecord(event, compute.ptr)
+        self.device.last_compute = (compute.ptr, event)
+        if wait:
+            self.runtime.streamSynchronize(compute.ptr)
+
+    def interval(self, start: int | None, stop: int) -> tuple[float, float]:
+        """Seconds of two events since the run began; read once, before they are lent again."""
+        if start is None or self.begin is None:
+            raise ValueError("the run was not timed")
+        if (start, stop) not in self._intervals:
+            elapsed = self.runtime.eventElapsedTime
+            self._intervals[start, stop] = (
+                elapsed(self.begin, start) / 1e3,
+                elapsed(self.begin, stop) / 1e3,
+            )
+        return self._intervals[start, stop]
+
+
+class CudaRun(_Streams):
+    """Steps issued on the caller's thread."""
+
+    def __init__(self, device: CudaDevice, compute: Any, *, overlap: bool, timed: bool) -> None:
+        super().__init__(device, compute, overlap=overlap, timed=timed)
+        self._made: list[CudaEvent] = []
+
+    def submit(
+        self, stream: str, waits: Sequence[CudaEvent], action: Action, *, signals: bool
+    ) -> CudaEvent | None:
+        """Issue a step."""
+        handle = self.stream(stream)
+        if self.overlap:
+            for event in waits:
+                self.runtime.streamWaitEvent(handle.ptr, event.stop)
+        start = self.events.record(handle) if self.timed else None
+        pending = action(handle)
+        if pending is not None:  # staged by the host; here in the caller's time
+            pending.result()
+        if not signals and not self.timed:
+            return None
+        event = CudaEvent(self, start, self.events.record(handle))
+        if self.timed:
+            self._made.append(event)
+        return event
+
+    def synchronize(self, event: CudaEvent) -> None:
+        """Wait for a step."""
+        self.runtime.eventSynchronize(event.stop)
+
+    def finish(self, *, wait: bool) -> None:
+        """Join the streams."""
+        self.join(wait=wait)
+        for event in self._made:
+            self.interval(event.start, event.stop)
+        self.events.give_back()
+
+    def cancel(self) -> None:
+        """Wait for what was issued."""
+        for handle in self.handles.values():
+            self.runtime.streamSynchronize(handle.ptr)
+        self.events.give_back()
+
+
+class StagedEvent(WorkerEvent):
+    """Like `CudaEvent`, but it exists on the device only once its step was issued."""
+
+    __slots__ = ("run", "start", "stop")
+
+    def __init__(self, run: StagedCudaRun) -> None:
+        super().__init__(0.0)
+        self.run = run
+        self.start: int | None = None
+        self.stop: int | None = None
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Start and stop in seconds since the run began."""
+        if self.stop is None:
+            raise ValueError("the step has not run")
+        return self.run.streams.interval(self.start, self.stop)
+
+
+class StagedCudaRun(WorkerRun):
+    """A thread in front of each stream."""
+
+    def __init__(self, device: CudaDevice, compute: Any, *, overlap: bool, timed: bool) -> None:
+        self.streams = _Streams(device, compute, overlap=overlap, timed=timed)
+        for name in STREAMS:
+            self.streams.stream(name)
+        self._futures: list[Future[None]] = []
+        self._made: list[StagedEvent] = []
+        super().__init__(overlap=overlap, handles=self.streams.handles, prepare=device.use)
+
+    def _event(self) -> StagedEvent:
+        event = StagedEvent(self)
+        self._made.append(event)
+        return event
+
+    def _perform(
+        self, stream: str, waits: Sequence[WorkerEvent], action: Action, event: WorkerEvent
+    ) -> None:
+        assert isinstance(event, StagedEvent)
+        streams, handle = self.streams, self.streams.handles[stream]
+        for earlier in waits:
+            if not isinstance(earlier, StagedEvent) or earlier.stop is None:
+                raise Cancelled
+            streams.runtime.streamWaitEvent(handle.ptr, earlier.stop)
+        if streams.timed:
+            event.start = streams.events.record(handle)
+        pending: Future[None] | None = action(handle)
+        if pending is None or stream != "copy_in":
+            # A copy out is on its stream already; its future only says that all is written.
+            event.stop = streams.events.record(handle)
+            event.done.set()
+        if pending is not None:
+            self._futures.append(pending)
+            pending.add_done_callback(
+                lambda future: self._issued(stream, event, future)  # type: ignore[arg-type]
+            )
+
+    def _issued(self, stream: str, event: StagedEvent, future: Future[None]) -> None:
+        """The last copy of a staged piece was issued (or, for a copy out, all was written)."""
+        error = future.exception()
+        if error is not None:
+            self._fail(error)
+        elif stream == "copy_in":
+            try:
+                event.stop = self.streams.events.record(self.streams.handles[stream])
+            except BaseException as failed:
+                self._fail(failed)
+        event.done.set()
+
+    def synchronize(self, event: WorkerEvent) -> None:
+        """Wait for a step."""
+        super().synchronize(event)
+        if isinstance(event, StagedEvent) and event.stop is not None:
+            self.streams.runtime.eventSynchronize(event.stop)
+
+    def finish(self, *, wait: bool = True) -> None:
+        """Join threads, staging and streams."""
+        super().finish()
+        self._settle()
+        self._raise()
+        self.streams.join(wait=True)
+        if self.streams.timed:
+            for event in self._made:
+                if event.stop is not None:
+                    self.streams.interval(event.start, event.stop)
+        self.streams.events.give_back()
+
+    def cancel(self) -> None:
+        """Drop what is queued; wait for what was issued."""
+        super().cancel()
+        self._settle()
+        for handle in self.streams.handles.values():
+            self.streams.runtime.streamSynchronize(handle.ptr)
+        self.streams.events.give_back()
+
+    def _settle(self) -> None:
+        """Wait until no thread touches the caller's memory any more."""
+        while wait(self._futures, timeout=0.1).not_done:
+            time.sleep(0)

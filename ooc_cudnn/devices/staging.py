@@ -1,0 +1,247 @@
+"""Staging: pageable memory and memory-mapped files, through pinned slabs, by several threads.
+
+The driver copies pageable memory at a tenth of the link and on the caller's time. Here slabs of one
+size take the pieces: a pool of threads fills an input slab in chunks, and the thread that finishes
+it starts its copy to the device; an output slab is emptied the same way once its copy has ended.
+Measured on an H200: 4 slabs of 16 MiB each way and 12 threads reach 67 to 74 % of the duplex link,
+against 11 % for the driver's own copies and 16 to 47 % for page-locking piece by piece.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+
+from ooc_cudnn.devices.base import HostArray
+from ooc_cudnn.devices.view import DeviceView
+from ooc_cudnn.memory.blocks import boxes
+
+SLAB_BYTES = 16 * 2**20
+CHUNK_BYTES = 4 * 2**20
+SLABS = 4  # each way
+THREADS = 12
+
+
+class Slab:
+    """Pinned memory for one copy at a time, with the event of its last one."""
+
+    def __init__(self, array: HostArray, event: int) -> None:
+        self.array = array
+        self.pointer = array.__array_interface__["data"][0]
+        self.event = event
+
+
+class Pool:
+    """Threads that copy chunks; what they raise goes to the chunk's own callback."""
+
+    def __init__(self, threads: int, prepare: Callable[[], None]) -> None:
+        self._tasks: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        for index in range(threads):
+            threading.Thread(
+                target=self._work, args=(prepare,), name=f"ooc_cudnn staging {index}", daemon=True
+            ).start()
+
+    def put(self, task: Callable[[], None]) -> None:
+        """Queue a task, which must not raise."""
+        self._tasks.put(task)
+
+    def _work(self, prepare: Callable[[], None]) -> None:
+        prepare()
+        while True:
+            self._tasks.get()()
+
+
+class Transfer:
+    """One staged copy of a region: counts its slabs, and resolves `future` after the last."""
+
+    def __init__(self, slabs: int) -> None:
+        self.future: Future[None] = Future()
+        self._left = slabs
+        self._lock = threading.Lock()
+
+    def slab_done(self) -> None:
+        """One slab fewer."""
+        with self._lock:
+            self._left -= 1
+            last = self._left == 0
+        if last and not self.future.done():
+            self.future.set_result(None)
+
+    def fail(self, error: BaseException) -> None:
+        """Hand an error to whoever waits."""
+        with self._lock:
+            if not self.future.done():
+                self.future.set_exception(error)
+
+
+class Staging:
+    """The slabs and the pool of one GPU.
+
+    Parameters
+    ----------
+    allocate_pinned : callable
+        Takes bytes, returns pinned memory.
+    prepare : callable
+        Makes the GPU current on a thread.
+    """
+
+    def __init__(
+        self, allocate_pinned: Callable[[int], HostArray], prepare: Callable[[], None]
+    ) -> None:
+        import cupy
+
+        self._runtime = cupy.cuda.runtime
+        self._pool = Pool(max(2, min(THREADS, (os.cpu_count() or 4) - 4)), prepare)
+        self._drained: queue.SimpleQueue[tuple[Slab, Callable[[], None]]] = queue.SimpleQueue()
+        self._free: dict[str, queue.SimpleQueue[Slab]] = {}
+        self._memory = []
+        for way in ("in", "out"):
+            self._free[way] = queue.SimpleQueue()
+            for _ in range(SLABS):
+                array = allocate_pinned(SLAB_BYTES)
+                self._memory.append(array)
+                # Not timed: the cheapest kind.
+                self._free[way].put(Slab(array, self._runtime.eventCreateWithFlags(2)))
+        threading.Thread(
+            target=self._drain, args=(prepare,), name="ooc_cudnn draining", daemon=True
+        ).start()
+
+    def copy_in(self, destination: DeviceView, source: HostArray, stream: Any) -> Future[None]:
+        """Copy a host region to packed device memory.
+
+        Returns when every chunk is queued; the future resolves when the last copy was issued.
+        """
+        source, pieces = _slabs(destination, source)
+        transfer = Transfer(len(pieces))
+        for offset, chunks in pieces:
+            slab = self._free["in"].get()
+            self._runtime.eventSynchronize(slab.event)
+            self._fill(slab, source, chunks, destination.pointer + offset, stream, transfer)
+        return transfer.future
+
+    def _fill(
+        self,
+        slab: Slab,
+        source: HostArray,
+        chunks: list[tuple[slice, ...]],
+        pointer: int,
+        stream: Any,
+        transfer: Transfer,
+    ) -> None:
+        """Queue the chunks of a slab; whoever copies the last one sends the slab off."""
+        parts, total = _parts(slab, source, chunks)
+        left = [len(parts)]
+        lock = threading.Lock()
+
+        def copy(to: HostArray, from_: HostArray) -> None:
+            try:
+                np.copyto(to, from_)
+            except BaseException as error:
+                transfer.fail(error)
+            with lock:
+                left[0] -= 1
+                last = left[0] == 0
+            if last:
+                try:
+                    self._runtime.memcpyAsync(pointer, slab.pointer, total, 1, stream.ptr)
+                    self._runtime.eventRecord(slab.event, stream.ptr)
+                except BaseException as error:
+                    transfer.fail(error)
+                self._free["in"].put(slab)
+                transfer.slab_done()
+
+        for to, from_ in parts:
+            self._pool.put(lambda to=to, from_=from_: copy(to, from_))  # type: ignore[misc]
+
+    def copy_out(self, destination: HostArray, source: DeviceView, stream: Any) -> Future[None]:
+        """Copy packed device memory to a host region.
+
+        Returns when every device copy is issued; the future resolves when all is written.
+        """
+        destination, pieces = _slabs(source, destination)
+        transfer = Transfer(len(pieces))
+        for offset, chunks in pieces:
+            slab = self._free["out"].get()
+            parts, total = _parts(slab, destination, chunks)
+            self._runtime.memcpyAsync(slab.pointer, source.pointer + offset, total, 2, stream.ptr)
+            self._runtime.eventRecord(slab.event, stream.ptr)
+            self._drained.put((slab, self._emptying(slab, parts, transfer)))
+        return transfer.future
+
+    def _emptying(
+        self, slab: Slab, parts: list[tuple[HostArray, HostArray]], transfer: Transfer
+    ) -> Callable[[], None]:
+        """Return what queues the chunks of a slab whose copy has ended."""
+        left = [len(parts)]
+        lock = threading.Lock()
+
+        def copy(from_: HostArray, to: HostArray) -> None:
+            try:
+                np.copyto(to, from_)
+            except BaseException as error:
+                transfer.fail(error)
+            with lock:
+                left[0] -= 1
+                last = left[0] == 0
+            if last:
+                self._free["out"].put(slab)
+                transfer.slab_done()
+
+        def empty() -> None:
+            for from_, to in parts:
+                self._pool.put(lambda from_=from_, to=to: copy(from_, to))  # type: ignore[misc]
+
+        return empty
+
+    def _drain(self, prepare: Callable[[], None]) -> None:
+        prepare()
+        while True:
+            slab, empty = self._drained.get()
+            self._runtime.eventSynchronize(slab.event)
+            empty()
+
+
+def _slabs(
+    view: DeviceView, array: HostArray
+) -> tuple[HostArray, list[tuple[int, list[tuple[slice, ...]]]]]:
+    """Cut a region into slabs of chunks: (byte offset in the packed piece, boxes of the array).
+
+    The array comes back with its axes in the piece's memory order, in which boxes are contiguous.
+    """
+    order = sorted(
+        range(len(view.shape)), key=lambda axis: (-view.strides[axis], view.shape[axis] != 1, axis)
+    )
+    ordered = array.transpose(order)
+    item = view.item_bytes
+    found: list[tuple[int, list[tuple[slice, ...]]]] = []
+    offset = room = 0
+    for box in boxes(ordered.shape, CHUNK_BYTES // item):
+        lengths = [part.stop - part.start for part in box]
+        nbytes = math.prod(lengths) * math.prod(ordered.shape[len(box) :]) * item
+        if nbytes > room:
+            found.append((offset, []))
+            room = SLAB_BYTES
+        found[-1][1].append(box)
+        room -= nbytes
+        offset += nbytes
+    return ordered, found
+
+
+def _parts(
+    slab: Slab, array: HostArray, chunks: list[tuple[slice, ...]]
+) -> tuple[list[tuple[HostArray, HostArray]], int]:
+    """Pair each chunk's place in the slab with its place in the array; and their bytes in all."""
+    parts, offset = [], 0
+    for box in chunks:
+        outside = array[box]
+        held = slab.array[offset : offset + outside.nbytes]
+        parts.append((held.view(outside.dtype).reshape(outside.shape), outside))
+        offset += outside.nbytes
+    return parts, offset
