@@ -163,6 +163,11 @@ class TensorSpec:
         if len(strides) != len(shape):
             raise ValueError(f"strides {strides} do not match shape {shape}")
         object.__setattr__(self, "strides", strides)
+        key = (shape, self.dtype, self.placement, strides)
+        object.__setattr__(self, "_hash", hash(key))
+
+    def __hash__(self) -> int:
+        return self._hash  # type: ignore[attr-defined]  # looked up in every call
 
     @cached_property
     def itemsize(self) -> int:

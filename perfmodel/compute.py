@@ -41,6 +41,17 @@ class Work(Record):
         object.__setattr__(self, "flops", number("flops", self.flops))
         object.__setattr__(self, "device_bytes", number("device_bytes", self.device_bytes))
 
+    @property
+    def amount(self) -> float:
+        """What the seconds are linear in: flops of a convolution, device bytes of anything else.
+
+        Examples
+        --------
+        >>> Work("pointwise/float32", flops=0.0, device_bytes=64.0).amount
+        64.0
+        """
+        return self.flops if self.key.startswith("convolution") else self.device_bytes
+
 
 def convolution_flops(
     n: int,
@@ -147,7 +158,7 @@ class ComputeModel:
         """Return the predicted seconds of `work`, by the line of its nearest key."""
         line = self.lines[self.nearest_key(work.key)]
         # t = alpha * flops + beta, or alpha * bytes + beta
-        return line.seconds(work.flops if work.key.startswith("convolution") else work.device_bytes)
+        return line.seconds(work.amount)
 
     def to_json(self) -> dict[str, Any]:
         return {"lines": {key: line.to_json() for key, line in self.lines.items()}}

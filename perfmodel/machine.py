@@ -42,7 +42,8 @@ class MachineModel:
     name : str
         Short, for people: "h200".
     identity : mapping from str to str
-        What the model holds for: gpu, driver, cudnn, host; `note` says where figures come from.
+        What the model holds for: gpu, driver, cudnn, host; `note` says where figures come from,
+        `device_bytes`, if present, how much memory the device has (a whole number).
     transfer : TransferModel
     compute : ComputeModel
     calibrated : str
@@ -63,6 +64,9 @@ class MachineModel:
         for key, value in self.identity.items():
             if not isinstance(value, str):
                 raise TypeError(f"identity[{key!r}] is {value!r}; it must be a string")
+        if not self.identity.get("device_bytes", "1").isdecimal():
+            count = self.identity["device_bytes"]
+            raise ValueError(f"identity['device_bytes'] is {count!r}; it must be a whole number")
         if text("calibrated", self.calibrated) != "shipped":
             try:
                 datetime.fromisoformat(self.calibrated)
@@ -76,6 +80,18 @@ class MachineModel:
         }
         object.__setattr__(self, "identity", Table(self.identity))
         object.__setattr__(self, "quality", Table(quality))
+
+    @property
+    def device_bytes(self) -> int | None:
+        """Memory of the device, or None where the model does not know it.
+
+        Examples
+        --------
+        >>> shipped("h200").device_bytes
+        150754820096
+        """
+        count = self.identity.get("device_bytes")
+        return None if count is None else int(count)
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -33,14 +33,14 @@ class Run(Protocol):
     def submit(
         self,
         stream: str,
-        waits: Sequence[Event],
+        waits: Sequence[Any],
         action: Callable[[Any], None],
         *,
         signals: bool,
     ) -> Event | None:
         """Queue `action(stream handle)` behind `waits`; return its event if anyone will ask."""
 
-    def synchronize(self, event: Event) -> None:
+    def synchronize(self, event: Any) -> None:
         """Block the host until a step has ended; raise what went wrong in any step so far."""
 
     def finish(self, *, wait: bool) -> None:

@@ -2,31 +2,39 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
+import os
 import weakref
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 
 from ooc_cudnn.devices import kernels
 from ooc_cudnn.devices.base import HostArray
+from ooc_cudnn.devices.staging import Staging, begun
 from ooc_cudnn.devices.cuda_run import CudaRun, StagedCudaRun
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.errors import DeviceUnavailableError
 from ooc_cudnn.memory.arena import Allocation, Arena
-from ooc_cudnn.memory.blocks import blocks
+from ooc_cudnn.memory.blocks import blocks, boxes
+from ooc_cudnn.memory.pinned import allocate
 from ooc_cudnn.operations.chain import Buffer, Launch
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.pointwise import Pointwise
-from ooc_cudnn.tensor import numpy_dtype
+from ooc_cudnn.settings import current
+from ooc_cudnn.tensor import ORDERS, numpy_dtype, packed_strides
 
 _TO_DEVICE, _TO_HOST, _ON_DEVICE = 1, 2, 3  # cudaMemcpyKind
-_HUGE_PAGES, _POPULATE_WRITE = 14, 23  # madvise
+_HUGE_PAGES = 14  # MADV_HUGEPAGE
 
 #: Rows narrower than this, and copies of more blocks, are gathered by the host instead.
 NARROWEST_ROW_BYTES = 128
 MOST_BLOCKS = 256
+#: Scattered device memory (for `memcpy` and `verify` only) is copied by boxes of this size.
+SCATTERED_BOX_ELEMENTS = 2**18
 
 
 class CudaAllocation:
@@ -104,8 +112,11 @@ class CudaDevice:
             self._runtime.deviceSynchronize()
 
     def release_caches(self) -> None:
-        """Give back the arena's block and CuPy's pooled memory."""
+        """Give back the arena's block, CuPy's pooled memory and the staging slabs."""
         self.synchronize()
+        if self._staging is not None:
+            self._staging.close()
+            self._staging = None
         self.arena.release_block()
         self._cupy.get_default_memory_pool().free_all_blocks()
 
@@ -117,12 +128,10 @@ class CudaDevice:
             memory = mmap.mmap(-1, max(nbytes, 1))
         except (OSError, ValueError) as error:
             raise MemoryError(f"the machine cannot map {nbytes} bytes: {error}") from error
-        for advice in (_HUGE_PAGES, _POPULATE_WRITE):
-            try:
-                memory.madvise(advice)
-            except OSError:
-                pass  # older kernels do without; registering touches the pages
+        with contextlib.suppress(OSError):  # a kernel without huge pages does with small ones
+            memory.madvise(_HUGE_PAGES)
         array = np.frombuffer(memory, np.uint8, nbytes)
+        _touch(array)
         pointer = array.__array_interface__["data"][0]
         try:
             self.pin(pointer, nbytes)
@@ -173,19 +182,36 @@ class CudaDevice:
         if 0 in destination.shape:
             return None
         if isinstance(source, DeviceView):
-            return self._copy_on_device(destination, source, stream)
-        if not self._copy_directly(destination, source, stream, to_device=True):
-            return self.staging.copy_in(destination, source, stream)
-        return None
+            return self._copy_on_device(destination, source, begun(stream))
+        return self._copy_by_link(destination, source, stream, to_device=True)
 
     def copy_out(
         self, destination: HostArray | DeviceView, source: DeviceView, stream: Any
     ) -> Any:
         """Copy a region from the device."""
+        if 0 in source.shape:
+            return None
         if isinstance(destination, DeviceView):
             return self._copy_on_device(destination, source, stream)
-        if not self._copy_directly(source, destination, stream, to_device=False):
-            return self.staging.copy_out(destination, source, stream)
+        return self._copy_by_link(source, destination, stream, to_device=False)
+
+    def _copy_by_link(
+        self, view: DeviceView, array: HostArray, stream: Any, *, to_device: bool
+    ) -> Any:
+        """Copy directly if the memory is pinned, else staged; scattered device memory by boxes."""
+        if self._copy_directly(view, array, stream, to_device=to_device):
+            return None
+        if any(view.strides == packed_strides(view.shape, order) for order in ORDERS):
+            if to_device:
+                return self.staging.copy_in(view, array, stream)
+            return self.staging.copy_out(array, view, stream)
+        with begun(stream):
+            device_array = self._view_array(view)
+            for box in boxes(array.shape, SCATTERED_BOX_ELEMENTS):
+                if to_device:
+                    device_array[box] = self._cupy.asarray(np.ascontiguousarray(array[box]))
+                else:
+                    array[box] = self._cupy.asnumpy(device_array[box])
         return None
 
     def _copy_directly(
@@ -205,6 +231,7 @@ class CudaDevice:
             parts[0].rows > 1 and parts[0].width * item < NARROWEST_ROW_BYTES
         ):
             return False
+        stream = begun(stream)
         for part in parts:
             on_device = view.pointer + part.destination_offset * item
             on_host = pointer + part.source_offset * item
@@ -253,11 +280,11 @@ class CudaDevice:
     def staging(self) -> Any:
         """The slabs and threads for pageable memory, made at first use."""
         if self._staging is None:
-            from ooc_cudnn.devices.staging import Staging
-            from ooc_cudnn.memory.pinned import allocate
-
             self._staging = Staging(
-                lambda nbytes: allocate(self, nbytes, None, purpose="staging"), self.use
+                lambda nbytes: allocate(
+                    self, nbytes, current().host_memory_limit, purpose="staging slabs"
+                ),
+                self.use,
             )
         return self._staging
 
@@ -325,16 +352,29 @@ class CudaDevice:
         """Open a run on the caller's current stream and two copy streams."""
         self.use()
         compute = self._cupy.cuda.get_current_stream()
+        if staged:
+            self.staging  # noqa: B018  # made here: the settings are the calling thread's
         kind = StagedCudaRun if staged and overlap else CudaRun
         return kind(self, compute, overlap=overlap, timed=timed)
 
 
+def _touch(array: HostArray) -> None:
+    """Make the system back every page of fresh memory, by several threads: one takes 0.4 s a GiB."""
+    step = 32 * 2**20
+    if array.nbytes <= step:
+        array[...] = 0
+        return
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        for _ in pool.map(
+            lambda start: array[start : start + step].fill(0), range(0, array.nbytes, step)
+        ):
+            pass
+
+
 def _unpin_quietly(runtime: Any, pointer: int) -> None:
     """Unregister memory that is about to be unmapped; at interpreter exit CUDA may be gone."""
-    try:
+    with contextlib.suppress(runtime.CUDARuntimeError):
         runtime.hostUnregister(pointer)
-    except runtime.CUDARuntimeError:
-        pass
 
 
 def _import_cupy(index: int) -> Any:

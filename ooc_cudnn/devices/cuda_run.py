@@ -12,6 +12,7 @@ from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, Any
 
 from ooc_cudnn.devices.base import STREAMS
+from ooc_cudnn.devices.staging import FirstCopyStream
 from ooc_cudnn.devices.worker import Cancelled, WorkerEvent, WorkerRun
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 Action = Callable[[Any], Any]
 _UNTIMED = 2  # cudaEventDisableTiming
+POLL_SECONDS = 2e-4
 
 
 class _Events:
@@ -206,7 +208,11 @@ class StagedCudaRun(WorkerRun):
                 raise Cancelled
             streams.runtime.streamWaitEvent(handle.ptr, earlier.stop)
         if streams.timed:
-            event.start = streams.events.record(handle)
+            if stream == "copy_in":
+                # What is staged starts with its first copy, not with the wait for the host.
+                handle = FirstCopyStream(handle, lambda: self._starts(event, stream))
+            else:
+                self._starts(event, stream)
         pending: Future[None] | None = action(handle)
         if pending is None or stream != "copy_in":
             # A copy out is on its stream already; its future only says that all is written.
@@ -215,8 +221,11 @@ class StagedCudaRun(WorkerRun):
         if pending is not None:
             self._futures.append(pending)
             pending.add_done_callback(
-                lambda future: self._issued(stream, event, future)  # type: ignore[arg-type]
+                lambda future: self._issued(stream, event, future)
             )
+
+    def _starts(self, event: StagedEvent, stream: str) -> None:
+        event.start = self.streams.events.record(self.streams.handles[stream])
 
     def _issued(self, stream: str, event: StagedEvent, future: Future[None]) -> None:
         """The last copy of a staged piece was issued (or, for a copy out, all was written)."""
@@ -234,7 +243,9 @@ class StagedCudaRun(WorkerRun):
         """Wait for a step."""
         super().synchronize(event)
         if isinstance(event, StagedEvent) and event.stop is not None:
-            self.streams.runtime.eventSynchronize(event.stop)
+            # Asked now and then: waiting in the driver would spin on a core that stages.
+            while not self.streams.runtime.eventQuery(event.stop) == 0:
+                time.sleep(POLL_SECONDS)
 
     def finish(self, *, wait: bool = True) -> None:
         """Join threads, staging and streams."""

@@ -21,9 +21,10 @@ _X, _W, _Y = 1, 2, 3  # tensor identifiers in a graph
 
 
 class Executable(NamedTuple):
-    """A built plan: the graph, its scratch bytes and its engine's name."""
+    """A built plan: the graph, which of its plans, its scratch bytes and its engine's name."""
 
     graph: Any
+    plan_index: int
     workspace_bytes: int
     engine: str
 
@@ -97,8 +98,8 @@ class Convolutions:
             return
         handle = self.handle
         self._cudnn.set_stream(handle, stream.ptr)
-        found.graph.execute(
-            {_X: x.pointer, _W: w.pointer, _Y: y.pointer}, pointer, handle=handle
+        found.graph.execute_plan_at_index(
+            {_X: x.pointer, _W: w.pointer, _Y: y.pointer}, pointer, found.plan_index, handle
         )
 
     def _choose(self, operation: Convolution, available_bytes: int) -> Executable | None:
@@ -119,12 +120,18 @@ class Convolutions:
             if budget_bytes is not None:
                 graph.deselect_workspace_greater_than(budget_bytes)
             graph.check_support()
-            graph.build_plans()
         except cudnn.cudnnGraphNotSupportedError:
             return None
         except RuntimeError as error:
             raise CudnnError(f"cuDNN cannot build {operation}: {error}") from error
-        return Executable(graph, int(graph.get_workspace_size()), graph.get_plan_name_at_index(0))
+        for index in range(graph.get_execution_plan_count()):
+            try:  # the best ranked that is neither deselected nor unsupported
+                graph.build_plan_at_index(index)
+            except (cudnn.cudnnGraphNotSupportedError, RuntimeError):
+                continue
+            nbytes = int(graph.get_workspace_size_plan_at_index(index))
+            return Executable(graph, index, nbytes, graph.get_plan_name_at_index(index))
+        return None
 
     def _describe(self, operation: Convolution) -> Any:
         """State the operation as a graph of packed tensors in the operation's layout."""

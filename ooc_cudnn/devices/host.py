@@ -111,8 +111,8 @@ class HostDevice:
     def as_array(self, allocation: Allocation, shape: tuple[int, ...], dtype: str) -> HostArray:
         """Return an array over the allocation, marked as living on the device."""
         count = math.prod(shape) * numpy_dtype(dtype).itemsize
-        raw = (ctypes.c_char * count).from_address(allocation.pointer)
-        raw.allocation = allocation  # type: ignore[attr-defined]  # keeps it alive
+        raw: Any = (ctypes.c_char * count).from_address(allocation.pointer)
+        raw.allocation = allocation  # keeps it alive
         return np.ndarray(shape, numpy_dtype(dtype), buffer=raw).view(HostDeviceArray)
 
     def copy_in(self, destination: DeviceView, source: HostArray | DeviceView, stream: Any) -> None:
@@ -189,7 +189,7 @@ def _array(view: DeviceView) -> HostArray:
     )
     if 0 in view.shape:
         return np.empty(view.shape, dtype)
-    raw = (ctypes.c_char * (span * dtype.itemsize)).from_address(view.pointer)
+    raw: Any = (ctypes.c_char * (span * dtype.itemsize)).from_address(view.pointer)
     strides = tuple(stride * dtype.itemsize for stride in view.strides)
     return np.ndarray(view.shape, dtype, buffer=raw, strides=strides)
 

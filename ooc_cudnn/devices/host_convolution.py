@@ -86,7 +86,9 @@ def convolve(operation: Convolution, x: Array, w: Array, y: Array, workspace: Ar
                 gathered.reshape(c_x, -1, *shape),
             )
             np.matmul(matrix[group], gathered, out=result)
-            target = y[(image, slice(group * per_group, (group + 1) * per_group), *window)]
+            channels = slice(group * per_group, (group + 1) * per_group)
+            inside: tuple[Any, ...] = (image, channels, *window)
+            target = y[inside]
             np.copyto(target, result.reshape(per_group, *shape), casting="unsafe")
 
 

@@ -22,7 +22,6 @@ import numpy as np
 
 from ooc_cudnn.devices.launch_geometry import (
     BLOCK_THREADS,
-    TRANSPOSE_PACK,
     WIDEST_ACCESS_BYTES,
     block_shape,
     common_rows,
@@ -166,9 +165,12 @@ def _geometry(*numbers: int) -> np.ndarray:
     return np.array(numbers, dtype=np.int64).view(f"V{8 * len(numbers)}")
 
 
-def _unroll(access_bytes: int) -> int:
-    """How many packs a thread takes: enough bytes in flight to hide the latency of memory."""
-    return 8 if access_bytes <= 4 else 4
+def _unroll(access_bytes: int, *, light: bool = False) -> int:
+    """How many packs a thread takes: enough bytes in flight, in registers that are there.
+
+    `light` promises few registers a pack, and much work a thread that its packs can share.
+    """
+    return 8 if light or access_bytes <= 4 else 4
 
 
 def _bool(value: bool) -> str:
@@ -256,7 +258,8 @@ def plan_pointwise(
         while any(pointer % min(WIDEST_ACCESS_BYTES, boundary) for pointer in parameters):
             boundary //= 2
         count = boundary // ITEM_BYTES[dtype]
-    unroll = _unroll(count * widest)
+    light = widest == 2 and addend is None and old is None
+    unroll = _unroll(count * widest, light=light)
     outer, middle, inner = rows.sizes
     blocks = block_shape(outer * middle, -(-inner // count), unroll, one_column=channel_inner)
     arguments = (
@@ -440,7 +443,7 @@ def _plan_transpose(
         value_q, destination_p = source_s, to_c
 
     def pack(tile: int, pointer: int, *steps: int) -> int:
-        count = TRANSPOSE_PACK[item]
+        count = WIDEST_ACCESS_BYTES // item
         while tile % count or pointer % (count * item) or any(step % count for step in steps):
             count //= 2
         return count

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 BLOCK_THREADS = 256
 WIDEST_ACCESS_BYTES = 16
+SHORTEST_RUN = 32  # packs that neighbouring threads move together, at the least: a warp
 
 Triple = tuple[int, int, int]
 
@@ -128,47 +129,63 @@ class Blocks(NamedTuple):
 
 
 def block_shape(rows: int, packs: int, unroll: int, *, one_column: bool = False) -> Blocks:
-    """Lay blocks of 256 threads over `rows` rows of `packs` packs, `unroll` packs a thread.
+    """Lay blocks of up to 256 threads over `rows` rows of `packs` packs, `unroll` packs a thread.
 
-    `one_column` asks that a thread's packs share a column whatever the shape (a channel's
-    parameters are then read once). Otherwise they lie along a row where rows are long enough.
+    A thread's packs lie along one row where rows are long enough for that, else in one column.
+    `one_column` asks for a column whatever the shape (a channel's parameters are then read once).
 
     >>> block_shape(rows=1000, packs=6, unroll=4)
     Blocks(block=(6, 42), unroll_rows=True, tiles=6, column_tiles=1)
+    >>> block_shape(rows=1000, packs=1500, unroll=4)
+    Blocks(block=(188, 1), unroll_rows=False, tiles=2000, column_tiles=2)
     """
+    unroll_rows = one_column or (rows > 1 and packs < SHORTEST_RUN * unroll)
+    packs_each = 1 if unroll_rows else unroll
     # Equal pieces of a row, as wide as a block allows, so that few lanes lie past its end.
-    across = -(-packs // -(-packs // BLOCK_THREADS))
+    column_tiles = -(-packs // (BLOCK_THREADS * packs_each))
+    across = -(-packs // (column_tiles * packs_each))
     down = BLOCK_THREADS // across
-    unroll_rows = one_column or (rows > down and packs < 4 * unroll * across)
-    tile_rows = down * (unroll if unroll_rows else 1)
-    tile_packs = across * (1 if unroll_rows else unroll)
-    row_tiles, column_tiles = -(-rows // tile_rows), -(-packs // tile_packs)
+    row_tiles = -(-rows // (down * (unroll if unroll_rows else 1)))
     return Blocks((across, down), unroll_rows, row_tiles * column_tiles, column_tiles)
 
 
-# A tile of a transpose: at most so many channels, and bytes in all. Measured on an H200.
+# A tile of a transpose: at most so many channels, so many bytes in all. The best of 30 shapes
+# measured on an H200, with packs of 16 bytes.
 TRANSPOSE_CHANNELS = 64
-TRANSPOSE_TILE_BYTES = {2: 8192, 4: 16384, 8: 16384}
-TRANSPOSE_PACK = {2: 4, 4: 2, 8: 1}  # elements a thread moves in one access
+TRANSPOSE_TILE_BYTES = 16384
+TRANSPOSE_LONGEST = 1024
 
 
 def transpose_tile(channels: int, spatial: int, item_bytes: int) -> tuple[int, int]:
     """The tile (channels, spatial elements) of a transpose between the two layouts.
 
-    Few channels get a tile exactly as narrow and accordingly long; many are cut evenly.
+    Few channels get a tile exactly as narrow and accordingly long.
 
     >>> transpose_tile(3, 10**6, 4), transpose_tile(64, 10**6, 4), transpose_tile(100, 49, 4)
-    ((3, 1024), (64, 64), (64, 64))
+    ((3, 1024), (64, 64), (50, 49))
     """
-    across = channels
-    if channels > TRANSPOSE_CHANNELS:
-        across = _even_cut(channels, TRANSPOSE_CHANNELS)
-    longest = TRANSPOSE_TILE_BYTES[item_bytes] // item_bytes // across // 32 * 32
-    return across, _even_cut(spatial, min(max(longest, 32), 1024))
+    pack = WIDEST_ACCESS_BYTES // item_bytes
+    across = _piece(channels, TRANSPOSE_CHANNELS, pack)
+    longest = TRANSPOSE_TILE_BYTES // item_bytes // across // 32 * 32
+    return across, _piece(spatial, min(max(longest, 32), TRANSPOSE_LONGEST), pack)
 
 
-def _even_cut(extent: int, longest: int) -> int:
-    """The length of equal pieces of at most `longest`, rounded up to a quarter of `longest`."""
-    quarter = max(longest // 4, 8)
-    length = -(-extent // -(-extent // longest))
-    return min(-(-length // quarter) * quarter, longest)
+def _piece(extent: int, longest: int, pack: int) -> int:
+    """How to cut an extent into pieces: whole ones if possible, made of whole packs if possible.
+
+    A last piece that is not whole takes a slow path, which matters where there are few pieces.
+
+    >>> _piece(192, 64, pack=4), _piece(196, 64, pack=4), _piece(257, 64, pack=4)
+    (64, 28, 64)
+    """
+    if extent <= longest:
+        return extent
+    fewest = -(-extent // longest)
+    if fewest > 16:
+        return longest
+    while pack:
+        for pieces in range(fewest, 2 * fewest):
+            if extent % pieces == 0 and extent // pieces % pack == 0:
+                return extent // pieces
+        pack //= 2
+    return longest

@@ -12,13 +12,13 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from ooc_cudnn.calibration import machine_for
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.devices.base import Device
+from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.errors import DeviceOutOfMemoryError
 from ooc_cudnn.memory.arrays import (
     Wrapped,
@@ -28,21 +28,46 @@ from ooc_cudnn.memory.arrays import (
     wrap,
 )
 from ooc_cudnn.memory.functions import empty_on
+from ooc_cudnn.machines import machine_for
 from ooc_cudnn.memory.limit import forget_limits, limit_bytes
 from ooc_cudnn.operations.chain import Chain
-from ooc_cudnn.pipeline.execute import Executor
+from ooc_cudnn.pipeline.execute import Executor, Source, make_executor
 from ooc_cudnn.pipeline.plan import Plan
 from ooc_cudnn.pipeline.planner import Request, make_plan
-from ooc_cudnn.pipeline.schedule import make_schedule
 from ooc_cudnn.pipeline.verify import Verification
 from ooc_cudnn.profiling import Call, recording
-from ooc_cudnn.progress import reporter
+from ooc_cudnn.progress import Reporter, reporter
 from ooc_cudnn.settings import Settings, current
 from ooc_cudnn.tensor import TensorSpec, numpy_dtype, packed_strides
 from perfmodel import MachineModel
 
 #: Makes the chain of a call from the operands' specs and the settings; raises on bad arguments.
 Build = Callable[[Mapping[str, TensorSpec], Settings], Chain]
+
+
+class Description(NamedTuple):
+    """What a public function is asked to do, before it is known whether to run or only to plan it.
+
+    Attributes
+    ----------
+    function : str
+        The public function's name.
+    build : callable
+        Makes the chain.
+    arrays : mapping
+        The operands in the chain's order, x first, without the result: arrays, or specs to plan.
+    parameters : hashable
+        All arguments that shape the chain: with the specs and the settings, what a plan depends on.
+    beta : float
+        Whether the result's old content counts; then `out` is required.
+    """
+
+    function: str
+    build: Build
+    arrays: Mapping[str, Any]
+    parameters: Hashable
+    beta: float
+
 
 #: Calls that are remembered, with their plans and schedules.
 REMEMBERED_CALLS = 256
@@ -54,12 +79,17 @@ ROOM_WORTH_REPLANNING = 1.25
 
 @dataclass(frozen=True)
 class Prepared:
-    """A call, ready to run on any operands of the same specs."""
+    """A call, ready to run on any operands of the same specs.
+
+    `result_bytes` is the device memory that its result is still to be given, `available_bytes` what
+    the plan could choose from beside it.
+    """
 
     chain: Chain
     plan: Plan
     executor: Executor
     available_bytes: int
+    result_bytes: int
     staged: bool
 
 
@@ -67,37 +97,13 @@ _prepared: OrderedDict[Hashable, Prepared] = OrderedDict()
 _lock = threading.RLock()
 
 
-def call(
-    function: str,
-    build: Build,
-    arrays: Mapping[str, Any],
-    parameters: Hashable,
-    *,
-    beta: float,
-    out: Any,
-) -> Any:
-    """Run a function on its operands and return its result.
-
-    Parameters
-    ----------
-    function : str
-        The public function's name.
-    build : callable
-        Makes the chain.
-    arrays : mapping
-        The operands in the chain's order, x first, without the result.
-    parameters : hashable
-        All arguments that shape the chain: with the specs and the settings, what a plan depends on.
-    beta : float
-        Whether the result's old content counts; then `out` is required.
-    out : array, optional
-        Where to write.
-    """
+def call(description: Description, out: Any) -> Any:
+    """Run a function on its operands and return its result, written to `out` if that is given."""
+    function, build, arrays, parameters, beta = description
     settings = current()
     device = get_device(settings.device)
     operands = {name: wrap(array, device, name=name) for name, array in arrays.items()}
-    if out is None and beta:
-        raise ValueError(f"beta={beta} needs out, whose content it scales")
+    check_beta(beta, out)
     result = wrap(out, device, name="out") if out is not None else None
     key = (
         function,
@@ -118,18 +124,39 @@ def call(
                 reserve_file(result.array)
         else:
             result = _make_result(prepared.plan, device, operands["x"])
-        _run(key, prepared, device, settings, operands, result)
+        sources = {name: _source(operand) for name, operand in operands.items()}
+        sources["y"] = _source(result)
+        try:
+            _run(prepared, device, settings, sources)
+        except DeviceOutOfMemoryError:
+            # The driver has less than the limit promised. Nothing has been copied yet.
+            device.release_caches()
+            forget_limits()
+            try:
+                _run(prepared, device, settings, sources)
+            except DeviceOutOfMemoryError:
+                prepared = _prepare(
+                    key, function, build, operands, result, device, settings, share=0.5
+                )
+                _run(prepared, device, settings, sources)
     if out is not None:
         return out
     restore = operands["x"].restore
     return restore(result.array) if restore is not None else result.array
 
 
+def check_beta(beta: float, out: object) -> None:
+    """Raise ValueError if there is nothing for beta to scale."""
+    if out is None and beta:
+        raise ValueError(f"beta={beta} needs out, whose content it scales")
+
+
 def _find(key: Hashable, device: Device, settings: Settings) -> Prepared | None:
     prepared = _prepared.get(key)
     if prepared is None:
         return None
-    available = limit_bytes(device, settings.memory_limit) - device.arena.array_bytes
+    room = limit_bytes(device, settings.memory_limit) - device.arena.array_bytes
+    available = room - prepared.result_bytes
     if prepared.plan.device_bytes > available:
         return None
     if available > prepared.available_bytes * ROOM_WORTH_REPLANNING and not prepared.plan.in_core:
@@ -151,36 +178,29 @@ def _prepare(
 ) -> Prepared:
     """Build the chain, plan it and make its schedule."""
     specs = {name: operand.spec for name, operand in operands.items()}
-    chain = build(specs, settings)
-    y = chain.operands["y"]
-    if result is None:
-        pending = _result_spec(chain, specs["x"], device, settings)
-    else:
-        pending = result.spec
-        if pending.shape != y.shape:
-            raise ValueError(f"out must have shape {y.shape}, not {pending.shape}")
-        if pending.dtype != y.dtype:
-            raise TypeError(f"out must be {y.dtype} like x, not {pending.dtype}")
-    specs["y"] = pending
     pointers = {name: operand.pointer for name, operand in operands.items()}
     pointers["y"] = result.pointer if result is not None else 0
-    # A result that is still to be allocated on the device takes its room from the limit.
+    chain = build(specs, settings)
     room = limit_bytes(device, settings.memory_limit) - device.arena.array_bytes
-    if result is None and pending.placement == "device":
-        room -= pending.nbytes
+    specs["y"], available = place_result(chain, specs["x"], result and result.spec, room)
     request = make_request(
         function,
         chain,
         specs,
         machine_for(device, settings.machine),
-        max(int(room * share), 0),
+        max(int(available * share), 0),
         device.layouts(chain.dtype),
         overlap=settings.overlap,
         aligned={name: pointer % 16 == 0 for name, pointer in pointers.items()},
     )
     plan = make_plan(request, device.workspace)
     prepared = Prepared(
-        chain, plan, make_executor(request, plan), room, _is_staged(plan)
+        chain,
+        plan,
+        make_executor(request, plan),
+        available,
+        room - available,
+        _is_staged(plan),
     )
     with _lock:
         _prepared[key] = prepared
@@ -227,20 +247,6 @@ def make_request(
     )
 
 
-def make_executor(request: Request, plan: Plan) -> Executor:
-    """Make a plan's schedule, and the executor that runs it."""
-    orders = dict(request.orders)
-    schedule = make_schedule(
-        request.chain,
-        plan.split,
-        order=plan.order,
-        rings=dict(plan.rings),
-        layout=plan.layout,
-        orders=orders,
-    )
-    return Executor(request.chain, plan, schedule, orders)
-
-
 def _is_staged(plan: Plan) -> bool:
     """Whether enough of the data is in memory that cannot be copied from as it is for threads."""
     staged_bytes = sum(
@@ -252,19 +258,34 @@ def _is_staged(plan: Plan) -> bool:
     return plan.pieces > 1 and staged_bytes > WORTH_THREADS_BYTES
 
 
-def _result_spec(
-    chain: Chain, x: TensorSpec, device: Device, settings: Settings
-) -> TensorSpec:
-    """Where a result goes that the caller gave no place for: by x's placement and order."""
+def place_result(
+    chain: Chain, x: TensorSpec, out: TensorSpec | None, room_bytes: int
+) -> tuple[TensorSpec, int]:
+    """Return the result's spec, and the device memory that remains for the call.
+
+    Without `out` the result goes where x's placement and order say. One that is still to be
+    allocated on the device takes its room from the limit.
+
+    Raises
+    ------
+    ValueError, TypeError
+        If `out` does not fit the result.
+    """
     y = chain.operands["y"]
+    if out is not None:
+        if out.shape != y.shape:
+            raise ValueError(f"out must have shape {y.shape}, not {out.shape}")
+        if out.dtype != y.dtype:
+            raise TypeError(f"out must be {y.dtype} like x, not {out.dtype}")
+        return out, room_bytes
     order = x.order or "channels_first"
     strides = packed_strides(y.shape, order)
     if x.placement != "device":
-        return TensorSpec(y.shape, y.dtype, "pageable", strides)
+        return TensorSpec(y.shape, y.dtype, "pageable", strides), room_bytes
     spec = TensorSpec(y.shape, y.dtype, "device", strides)
-    if device.arena.array_bytes + spec.nbytes <= limit_bytes(device, settings.memory_limit):
-        return spec
-    return TensorSpec(y.shape, y.dtype, "pinned", strides)
+    if spec.nbytes <= room_bytes:
+        return spec, room_bytes - spec.nbytes
+    return TensorSpec(y.shape, y.dtype, "pinned", strides), room_bytes
 
 
 def _make_result(plan: Plan, device: Device, x: Wrapped) -> Wrapped:
@@ -282,29 +303,21 @@ def _make_result(plan: Plan, device: Device, x: Wrapped) -> Wrapped:
     return wrap(array, device, name="out")
 
 
+def _source(operand: Wrapped) -> Source:
+    """The operand as the executor takes it."""
+    return operand.view() if operand.spec.placement == "device" else operand.array
+
+
 def _run(
-    key: Hashable,
-    prepared: Prepared,
-    device: Device,
-    settings: Settings,
-    operands: Mapping[str, Wrapped],
-    result: Wrapped,
+    prepared: Prepared, device: Device, settings: Settings, sources: Mapping[str, Source]
 ) -> None:
-    """Run, verify, record; on out of memory free the caches and retry once, then with half."""
-    everything = {**operands, "y": result}
-    sources = {
-        name: operand.view() if operand.spec.placement == "device" else operand.array
-        for name, operand in everything.items()
-    }
-    calls = recording()
+    """Run, show progress, record, verify."""
+    plan, calls = prepared.plan, recording()
     verification = (
-        Verification(prepared.plan.function, prepared.chain, sources, device, settings.verify)
+        Verification(plan.function, prepared.chain, sources, device, settings.verify)
         if settings.verify
         else None
     )
-    plan = prepared.plan
-    on_device = result.spec.placement == "device"
-    timed = calls is not None
     device.arena.reset_peak()
     begin = time.perf_counter()
     with reporter(
@@ -313,17 +326,14 @@ def _run(
         label=plan.function,
         predicted_seconds=plan.seconds,
     ) as progress:
-        trace = _with_ladder(
-            prepared,
+        trace = prepared.executor.run(
             device,
-            lambda: prepared.executor.run(
-                device,
-                sources,
-                staged=prepared.staged,
-                wait=not (on_device and plan.in_core) and not on_device,
-                timed=timed,
-                on_piece=progress.update if type(progress).__name__ != "Reporter" else None,
-            ),
+            sources,
+            staged=prepared.staged,
+            # Memory on the host may be read or changed as soon as the call returns.
+            wait=not all(isinstance(source, DeviceView) for source in sources.values()),
+            timed=calls is not None,
+            on_piece=None if type(progress) is Reporter else progress.update,
         )
     if calls is not None and trace is not None:
         calls.append(
@@ -338,16 +348,6 @@ def _run(
         )
     if verification is not None:
         verification.check()
-
-
-def _with_ladder(prepared: Prepared, device: Device, run: Callable[[], Any]) -> Any:
-    """Run; if the driver has no memory left, free every cache and try once more."""
-    try:
-        return run()
-    except DeviceOutOfMemoryError:
-        device.release_caches()
-        forget_limits()
-        return run()
 
 
 def forget_calls() -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from ooc_cudnn.functions.call import call
+from ooc_cudnn.functions.call import Description, call
 from ooc_cudnn.operations.activation import Activation, check_mode
 from ooc_cudnn.operations.base import Operation
 from ooc_cudnn.operations.bias import AddTensor
@@ -76,6 +77,13 @@ def convolution_forward(
     >>> y.shape, float(y[0, 0, 4, 4]), float(y[0, 0, 0, 0])
     ((2, 4, 8, 8), 27.0, 12.0)
     """
+    return call(describe_forward(x, w, padding, stride, dilation, groups, alpha, beta), out)
+
+
+def describe_forward(
+    x: Any, w: Any, padding: Any, stride: Any, dilation: Any, groups: Any, alpha: Any, beta: Any
+) -> Description:
+    """Describe a `convolution_forward`, to be run or planned."""
     geometry = _geometry(padding, stride, dilation, groups)
     alpha, beta = _scalar(alpha, "alpha"), _scalar(beta, "beta")
 
@@ -83,14 +91,8 @@ def convolution_forward(
         convolution = _convolution(specs, geometry, settings)
         return Chain((convolution,), convolution.dtype, alpha, beta)
 
-    return call(
-        "convolution_forward",
-        build,
-        {"x": x, "w": w},
-        (geometry, alpha, beta),
-        beta=beta,
-        out=out,
-    )
+    arrays = {"x": x, "w": w}
+    return Description("convolution_forward", build, arrays, (geometry, alpha, beta), beta)
 
 
 def convolution_add_activation_forward(
@@ -148,6 +150,28 @@ def convolution_add_activation_forward(
     >>> y[0, :, 0, 0].tolist()
     [10.0, 0.0]
     """
+    return call(
+        describe_add_activation_forward(
+            x, w, b, activation, coef, padding, stride, dilation, groups, alpha, beta
+        ),
+        out,
+    )
+
+
+def describe_add_activation_forward(
+    x: Any,
+    w: Any,
+    b: Any,
+    activation: Any,
+    coef: Any,
+    padding: Any,
+    stride: Any,
+    dilation: Any,
+    groups: Any,
+    alpha: Any,
+    beta: Any,
+) -> Description:
+    """Describe a `convolution_add_activation_forward`, to be run or planned."""
     geometry = _geometry(padding, stride, dilation, groups)
     alpha, beta = _scalar(alpha, "alpha"), _scalar(beta, "beta")
     mode, coef = check_mode(activation, coef, name="activation")
@@ -170,14 +194,23 @@ def convolution_add_activation_forward(
         )
         return Chain(operations, dtype, alpha, beta)
 
-    return call(
+    return Description(
         "convolution_add_activation_forward",
         build,
         {"x": x, "w": w, "b": b},
         (geometry, mode, coef, alpha, beta),
-        beta=beta,
-        out=out,
+        beta,
     )
+
+
+#: Each public function, and what describes its call: with the same parameters, less `out`.
+DESCRIBED = {
+    "convolution_forward": (convolution_forward, describe_forward),
+    "convolution_add_activation_forward": (
+        convolution_add_activation_forward,
+        describe_add_activation_forward,
+    ),
+}
 
 
 def _geometry(*arguments: Any) -> tuple[Hashable, ...]:
@@ -207,6 +240,8 @@ def _flat_bias(b: Any, x: Any) -> Any:
     shape = tuple(getattr(b, "shape", ()))
     if len(shape) > 1 and len(shape) == len(getattr(x, "shape", ())):
         if all(extent == 1 for axis, extent in enumerate(shape) if axis != 1):
+            if isinstance(b, TensorSpec):
+                return replace(b, shape=(shape[1],), strides=(b.strides[1],))
             return b.reshape(shape[1])
         raise ValueError(f"b must have shape (cY,) or (1, cY, 1...), not {shape}")
     return b

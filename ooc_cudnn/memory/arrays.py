@@ -130,7 +130,7 @@ def _wrap_dlpack(array: Any, device: Device, name: str) -> Wrapped:
         ) from None
     if kind not in (_CPU, _CUDA, 3):  # 3: pinned host memory
         raise TypeError(f"{name} lives on a device of DLPack type {kind}; CPU or CUDA is needed")
-    torch = sys.modules.get("torch")
+    torch: Any = sys.modules.get("torch")
     is_torch = torch is not None and isinstance(array, torch.Tensor)
     brain = is_torch and array.dtype == torch.bfloat16
     source = array.detach().view(torch.int16) if brain else array.detach() if is_torch else array
@@ -180,7 +180,7 @@ def _share(one: Any, other: Any) -> bool:
     if not (isinstance(one, np.ndarray) and isinstance(other, np.ndarray)):
         return True
     try:
-        return np.shares_memory(one, other, max_work=10**5)
+        return np.shares_memory(one, other, max_work=10**5)  # type: ignore[arg-type]
     except np.exceptions.TooHardError:
         return True
 

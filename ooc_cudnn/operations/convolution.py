@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -132,9 +133,9 @@ class Convolution:
         made = cls(
             tuple(x_shape),
             tuple(w_shape),
-            padding_pairs(padding, axes),  # type: ignore[arg-type]
-            per_axis(stride, axes, name="stride", least=1),  # type: ignore[arg-type]
-            per_axis(dilation, axes, name="dilation", least=1),  # type: ignore[arg-type]
+            padding_pairs(padding, axes),
+            per_axis(stride, axes, name="stride", least=1),
+            per_axis(dilation, axes, name="dilation", least=1),
             groups,
             dtype,
             allow_tf32=allow_tf32,
@@ -249,5 +250,7 @@ class Convolution:
                 slice(k * d, k * d + (o - 1) * s + 1, s)
                 for k, d, s, o in zip(tap, self.dilation, self.stride, sites, strict=True)
             )
-            y += np.einsum("ngc...,gkc->ngk...", x[(..., *window)], w[(..., *tap)])
+            seen: tuple[Any, ...] = (..., *window)
+            weights: tuple[Any, ...] = (..., *tap)
+            y += np.einsum("ngc...,gkc->ngk...", x[seen], w[weights])
         return y.reshape(n, c_y, *sites)

@@ -6,7 +6,7 @@ Everything here is integer arithmetic on one axis; DESIGN.md section 3 is its sp
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 Range = tuple[int, int]
 Pair = tuple[int, int]
@@ -88,7 +88,7 @@ def grouped_ranges(extent: int, group: int, size: int) -> tuple[Range, ...]:
     )
 
 
-def per_axis(value: int | Sequence[int], axes: int, *, name: str, least: int) -> tuple[int, ...]:
+def per_axis(value: Any, axes: int, *, name: str, least: int) -> tuple[int, ...]:
     """Normalise ``stride``, ``dilation`` or ``window``: an int, or one int per spatial axis.
 
     Raises
@@ -96,7 +96,9 @@ def per_axis(value: int | Sequence[int], axes: int, *, name: str, least: int) ->
     TypeError, ValueError
         Naming the argument, its value and the rule.
     """
-    values = (value,) * axes if _is_int(value) else tuple(_sequence(value, name))
+    values: tuple[Any, ...] = (
+        (value,) * axes if _is_int(value) else tuple(_sequence(value, name))
+    )
     if len(values) != axes or not all(_is_int(item) for item in values):
         raise ValueError(
             f"{name} must be an int or one int per spatial axis ({axes}), not {value!r}"
@@ -106,9 +108,7 @@ def per_axis(value: int | Sequence[int], axes: int, *, name: str, least: int) ->
     return tuple(int(item) for item in values)
 
 
-def padding_pairs(
-    value: int | Sequence[int] | Sequence[Pair], axes: int, *, name: str = "padding"
-) -> tuple[Pair, ...]:
+def padding_pairs(value: Any, axes: int, *, name: str = "padding") -> tuple[Pair, ...]:
     """Normalise ``padding``: an int, one per spatial axis, or a (before, after) pair per axis.
 
     >>> padding_pairs(1, 2)
@@ -138,7 +138,7 @@ def _is_int(value: object) -> bool:
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
-def _sequence(value: object, name: str) -> Sequence[object]:
+def _sequence(value: Any, name: str) -> Sequence[Any]:
     if isinstance(value, str | bytes) or not isinstance(value, Sequence):
         tolist = getattr(value, "tolist", None)  # a NumPy array of sizes
         if callable(tolist):

@@ -6,9 +6,10 @@ costs; `perfmodel.ordered_search` finds the piece sizes. Workspace is asked from
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -366,11 +367,62 @@ def make_plan(
         if answer is not None:
             return _with_workspace(plan, *answer)
         budget = request.memory_limit - plan.device_bytes
+    smaller = _leave_workspace(request, ask_workspace) if split is None else None
+    if smaller is not None:
+        return smaller
     raise PlanInfeasibleError(
         function=request.function,
         limit_bytes=request.memory_limit,
         smallest_bytes=_smallest_bytes(request, ask_workspace),
     )
+
+
+def _leave_workspace(request: Request, ask_workspace: AskWorkspace) -> Plan | None:
+    """Leave workspace more and more of the memory, down to the smallest pieces there are."""
+    limit = request.memory_limit
+    tries: list[tuple[Request, int, Split | None]] = [
+        (request, limit - limit // share, None) for share in (2, 4, 8)
+    ]
+    for alone, corner, piece_bytes, workspace_bytes in _corners(request, ask_workspace):
+        if piece_bytes + workspace_bytes <= limit:
+            tries.append((alone, limit - piece_bytes, corner))
+    for asked, reserved_bytes, split in tries:
+        try:
+            plan = _search(asked, reserved_bytes, split, ask_workspace)
+        except PlanInfeasibleError:
+            continue
+        answer = ask_workspace(distinct_launches(request, plan), limit - plan.device_bytes)
+        if answer is not None:
+            return _with_workspace(plan, *answer)
+    return None
+
+
+def _corners(
+    request: Request, ask_workspace: AskWorkspace | None
+) -> Iterator[tuple[Request, Split, int, int]]:
+    """Splits into single elements: (request for one layout, split, bytes, workspace bytes).
+
+    Both with cX cut and with cX whole, where there are no sums to hold.
+    """
+    chain = request.chain
+    smallest = replace(chain.extents, n=1, h_y=1)
+    splits = [smallest]
+    if chain.channels_may_be_cut:
+        splits = [replace(smallest, c_y=1, c_x=c_x) for c_x in {1, smallest.c_x}]
+    for layout, split in itertools.product(request.layouts, splits):
+        alone = replace(request, memory_limit=2**62, layouts=(layout,))
+        problem = SplitProblem(alone, layout, 2**62)  # no memory to spare: the shortest rings
+        price = problem.price(split)
+        if not price.legal:
+            continue
+        workspace_bytes = 0
+        if ask_workspace is not None:
+            launches = tuple(_Counted(problem, split).launches.items())
+            answer = ask_workspace(launches, price.memory_bytes // 8)
+            answer = answer or ask_workspace(launches, None)
+            workspace_bytes = aligned(answer[0] if answer else 0)
+        alone = replace(alone, memory_limit=request.memory_limit)
+        yield alone, split, price.memory_bytes, workspace_bytes
 
 
 def _with_workspace(plan: Plan, workspace_bytes: int, algorithms: tuple[str, ...]) -> Plan:
@@ -451,21 +503,4 @@ def _search(
 
 def _smallest_bytes(request: Request, ask_workspace: AskWorkspace | None) -> int:
     """Memory of the smallest plan, workspace included: what the limit would have to be."""
-    chain = request.chain
-    corner = replace(chain.extents, n=1, h_y=1)
-    if chain.channels_may_be_cut:
-        corner = replace(corner, c_y=1, c_x=1)
-    least: int | None = None
-    for layout in request.layouts:
-        relaxed = replace(request, memory_limit=2**62, layouts=(layout,))
-        problem = SplitProblem(relaxed, layout, 2**62)  # no memory to spare: the shortest rings
-        price = problem.price(corner)
-        if not price.legal:
-            continue
-        total, launches = price.memory_bytes, _Counted(problem, corner).launches
-        if ask_workspace is not None:
-            answer = ask_workspace(tuple(launches.items()), total // 8)
-            answer = answer or ask_workspace(tuple(launches.items()), None)
-            total += aligned(answer[0] if answer else 0)
-        least = total if least is None else min(least, total)
-    return least or 0
+    return min((sum(found[2:]) for found in _corners(request, ask_workspace)), default=0)

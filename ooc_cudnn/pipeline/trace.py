@@ -9,6 +9,15 @@ from typing import Any
 
 STREAMS = ("copy_in", "compute", "copy_out")
 
+#: Colours of even and of odd pieces, by stream.
+COLOURS = {
+    "copy_in": ("#3b6ea5", "#8fb3d9"),
+    "compute": ("#2a7f3f", "#86c193"),
+    "copy_out": ("#c8504b", "#eba29e"),
+}
+#: How many pieces of a long call are shown enlarged, about.
+ENLARGED_PIECES = 10
+
 
 @dataclass(frozen=True, slots=True)
 class StepTrace:
@@ -104,6 +113,13 @@ def save_chrome(calls: list[tuple[str, Trace]], path: str | os.PathLike[str]) ->
 def plot(calls: list[tuple[str, Trace]], path: str | os.PathLike[str]) -> None:
     """Draw the three streams of each call over time, as PNG or whatever the suffix says.
 
+    A call of many pieces gets a second row: some pieces from its middle, enlarged.
+
+    Parameters
+    ----------
+    calls : list of (str, Trace)
+        Each call's title and steps. A title's first line is set in bold.
+
     Raises
     ------
     ModuleNotFoundError
@@ -112,31 +128,67 @@ def plot(calls: list[tuple[str, Trace]], path: str | os.PathLike[str]) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    colours = {"copy_in": "#4477aa", "compute": "#228833", "copy_out": "#ee6677"}
-    figure = Figure(figsize=(12, 1.1 + 1.5 * len(calls)), layout="constrained")
+    rows: list[tuple[str, Trace, tuple[float, float] | None]] = []
+    for title, trace in calls:
+        rows.append((title, trace, None))
+        pieces = len({step.piece for step in trace.steps})
+        if pieces > 2 * ENLARGED_PIECES:
+            whole = trace.seconds
+            half = whole * ENLARGED_PIECES / pieces / 2
+            rows.append((title, trace, (whole / 2 - half, whole / 2 + half)))
+    figure = Figure(figsize=(12, 0.4 + 2.2 * len(rows)), layout="constrained", dpi=120)
     FigureCanvasAgg(figure)
-    rows = figure.subplots(len(calls), 1, squeeze=False)[:, 0]
-    for axes, (label, trace) in zip(rows, calls, strict=True):
-        whole = trace.seconds
-        scale, unit = (1e3, "ms") if whole < 1 else (1.0, "s")
-        for row, stream in enumerate(STREAMS):
-            steps = [step for step in trace.steps if step.stream == stream]
-            for parity, alpha in ((0, 0.95), (1, 0.6)):
-                spans = [
-                    (s.start_seconds * scale, (s.stop_seconds - s.start_seconds) * scale)
-                    for s in steps
-                    if s.piece % 2 == parity
-                ]
-                axes.broken_barh(
-                    spans, (row - 0.4, 0.8), facecolors=colours[stream], alpha=alpha, linewidth=0
-                )
-        busy = [trace.busy_seconds(s) / whole if whole else 0.0 for s in STREAMS]
-        axes.set_yticks(
-            range(3),
-            [f"{s.replace('_', ' ')} ({b:.0%})" for s, b in zip(STREAMS, busy, strict=True)],
-        )
-        axes.invert_yaxis()
-        axes.set_title(label, fontsize=10, loc="left")
-        axes.set_xlabel(unit)
-        axes.margins(x=0.01)
-    figure.savefig(path, dpi=120)
+    drawn = figure.subplots(len(rows), 1, squeeze=False)[:, 0]
+    for axes, (title, trace, window) in zip(drawn, rows, strict=True):
+        if window is None:
+            _draw(axes, trace, (0.0, trace.seconds), number=False)
+            first, _, rest = title.partition("\n")
+            axes.set_title(first, fontsize=12, fontweight="bold", loc="left", pad=22 * bool(rest))
+            axes.annotate(
+                rest, (0, 1), xytext=(0, 6), xycoords="axes fraction", textcoords="offset points",
+                fontsize=9, color="#555555",
+            )  # fmt: skip
+        else:
+            _draw(axes, trace, window, number=True)
+            axes.set_title("from the middle, enlarged", fontsize=9, color="#555555", loc="left")
+    figure.savefig(path)
+
+
+def _draw(axes: Any, trace: Trace, window: tuple[float, float], *, number: bool) -> None:
+    """Draw the part of a trace in a window of seconds since its first step."""
+    zero = min((step.start_seconds for step in trace.steps), default=0.0)
+    # The whole call in one unit, whichever part of it is shown.
+    scale, unit = (1e3, "ms") if trace.seconds < 1 else (1.0, "s")
+    left, right = (edge * scale for edge in window)
+    for row, stream in enumerate(STREAMS):
+        for dark in (True, False):
+            steps = [
+                (s.piece, (s.start_seconds - zero) * scale, (s.stop_seconds - zero) * scale)
+                for s in trace.steps
+                if s.stream == stream and (s.piece % 2 == 0) == dark
+            ]
+            spans = [(start, stop - start) for _, start, stop in steps]
+            # An outline of a fraction of a pixel keeps short steps of a long call visible.
+            axes.broken_barh(
+                spans, (row - 0.38, 0.76), color=COLOURS[stream][not dark], linewidth=0.3
+            )
+            for piece, start, stop in steps if number else ():
+                low, high = max(start, left), min(stop, right)
+                if high - low > 0.025 * (right - left):
+                    axes.text((low + high) / 2, row, piece, ha="center", va="center",
+                              color="white", fontsize=8)  # fmt: skip
+    whole = trace.seconds
+    busy = [trace.busy_seconds(stream) / whole if whole else 0.0 for stream in STREAMS]
+    names = [stream.replace("_", " ") for stream in STREAMS]
+    axes.set_yticks(
+        range(len(STREAMS)),
+        names if number else [f"{n}\n{b:.0%} busy" for n, b in zip(names, busy, strict=True)],
+    )
+    axes.set_ylim(len(STREAMS) - 0.5, -0.5)
+    axes.set_xlim(left, right if right > left else left + 1)
+    axes.set_xlabel(f"time in {unit}")
+    axes.tick_params(axis="y", length=0)
+    axes.grid(axis="x", color="#dddddd", linewidth=0.6)
+    axes.set_axisbelow(True)
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)

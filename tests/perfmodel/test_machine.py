@@ -121,3 +121,12 @@ def test_a_near_miss_is_met_with_a_suggestion(name):
 def test_a_name_is_not_a_path():
     with pytest.raises(ValueError, match="no machine called"):
         shipped("../machines/h200")
+
+
+def test_the_memory_of_the_device_is_a_whole_number_or_unknown():
+    assert HOST.device_bytes is None
+    known = replace(HOST, identity={"device_bytes": "1024"})
+    assert known.device_bytes == 1024
+    assert MachineModel.from_json(known.to_json()).device_bytes == 1024
+    with pytest.raises(ValueError, match="whole number"):
+        replace(HOST, identity={"device_bytes": "16GiB"})

@@ -1,0 +1,245 @@
+"""A device that computes nothing: a virtual clock, priced by a machine model, behind the contract.
+
+The unchanged executor drives it. Actions run at once on the caller's thread and only say what they
+cost; each becomes a `perfmodel.VirtualStep`, and `perfmodel.replay` says at the end of the run when
+it would have started and stopped, the two directions of the link slowing each other down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ooc_cudnn.devices.base import Event, HostArray
+from ooc_cudnn.devices.view import DeviceView
+from ooc_cudnn.memory.arena import Allocation, Arena
+from ooc_cudnn.operations.chain import Buffer, Launch
+from ooc_cudnn.tensor import DTYPES, ORDERS, TensorSpec
+from perfmodel import MachineModel, VirtualStep, replay
+
+#: Memory of a device whose machine model does not say: more than anybody asks for.
+BOUNDLESS_BYTES = 2**62
+
+
+class SimulatedArray(np.ndarray[Any, Any]):
+    """A host array without data: one element behind every index, and a placement.
+
+    Slices keep the placement, so the device knows it of every region that is copied.
+    """
+
+    placement: str = "pageable"
+
+    def __array_finalize__(self, source: object) -> None:
+        self.placement = getattr(source, "placement", "pageable")
+
+
+def simulated_array(shape: tuple[int, ...], dtype: str, placement: str) -> SimulatedArray:
+    """Return an array of any size that takes no memory.
+
+    Examples
+    --------
+    >>> array = simulated_array((512, 64, 256, 256), "bfloat16", "disk")
+    >>> array.nbytes, array[:1, :, 8:16].nbytes, array[:1].placement
+    (4294967296, 2097152, 'disk')
+    """
+    element = np.zeros((), f"V{DTYPES[dtype]}")
+    array = np.broadcast_to(element, shape).view(SimulatedArray)
+    array.placement = placement
+    return array
+
+
+def simulated_operand(spec: TensorSpec) -> SimulatedArray | DeviceView:
+    """Return an operand without data: an array, or a view at an address that nobody reads."""
+    if spec.placement == "device":
+        return DeviceView(0, spec.dtype, spec.shape, spec.strides)
+    return simulated_array(spec.shape, spec.dtype, spec.placement)
+
+
+class SimulatedAllocation:
+    """Device memory that is only counted."""
+
+    def __init__(self, pointer: int, nbytes: int) -> None:
+        self.pointer, self.nbytes = pointer, nbytes
+
+
+class SimulatedDevice:
+    """A machine model behind the device contract.
+
+    Parameters
+    ----------
+    machine : MachineModel
+        Prices every step.
+    device_bytes : int, optional
+        Memory of the device; what the model says when left out, or boundless.
+
+    Examples
+    --------
+    >>> from perfmodel import shipped
+    >>> SimulatedDevice(shipped("h200")).free_bytes()
+    150754820096
+    """
+
+    kind = "simulated"
+
+    def __init__(self, machine: MachineModel, device_bytes: int | None = None) -> None:
+        self.machine = machine
+        self.name = f"simulated {machine.name}"
+        known = machine.device_bytes if device_bytes is None else device_bytes
+        self._device_bytes = BOUNDLESS_BYTES if known is None else known
+        self._next_pointer = 256
+        self._pinned: dict[int, int] = {}
+        self.arena = Arena(self._allocate, self.free_bytes)
+
+    def _allocate(self, nbytes: int) -> SimulatedAllocation:
+        if nbytes > self.free_bytes():
+            raise MemoryError
+        pointer = self._next_pointer
+        self._next_pointer += -(-nbytes // 256) * 256
+        return SimulatedAllocation(pointer, nbytes)
+
+    def identity(self) -> Mapping[str, str]:
+        return {**self.machine.identity, "simulated": self.machine.name}
+
+    def free_bytes(self) -> int:
+        return self._device_bytes - self.arena.held_bytes
+
+    def layouts(self, dtype: str) -> tuple[str, ...]:
+        return ORDERS
+
+    def synchronize(self) -> None:
+        pass
+
+    def release_caches(self) -> None:
+        self.arena.release_block()
+
+    # Host memory -------------------------------------------------------------------------------
+
+    def allocate_pinned(self, nbytes: int) -> HostArray:
+        array = np.empty(nbytes, np.uint8).view(SimulatedArray)
+        array.placement = "pinned"
+        return array
+
+    def pin(self, pointer: int, nbytes: int) -> None:
+        self._pinned[pointer] = nbytes
+
+    def unpin(self, pointer: int) -> None:
+        self._pinned.pop(pointer, None)
+
+    def is_pinned(self, pointer: int, nbytes: int) -> bool:
+        return any(
+            start <= pointer and pointer + nbytes <= start + count
+            for start, count in self._pinned.items()
+        )
+
+    def _placement(self, array: HostArray | DeviceView) -> str:
+        """Where the other side of a copy lives."""
+        if isinstance(array, DeviceView):
+            return "device"
+        if isinstance(array, SimulatedArray):
+            return array.placement
+        base: Any = array
+        while isinstance(base, np.ndarray):
+            if isinstance(base, np.memmap):
+                return "disk"
+            base = base.base
+        return "pinned" if self.is_pinned(array.ctypes.data, array.nbytes) else "pageable"
+
+    # Device memory -----------------------------------------------------------------------------
+
+    def as_array(self, allocation: Allocation, shape: tuple[int, ...], dtype: str) -> Any:
+        array = simulated_array(shape, dtype, "device")
+        array.allocation = allocation  # type: ignore[attr-defined]  # keeps it counted
+        return array
+
+    def copy_in(self, destination: DeviceView, source: HostArray | DeviceView, stream: Any) -> None:
+        stream.seconds += self.machine.transfer.copy_in_seconds(
+            self._placement(source), destination.size * destination.item_bytes
+        )
+
+    def copy_out(
+        self, destination: HostArray | DeviceView, source: DeviceView, stream: Any
+    ) -> None:
+        stream.seconds += self.machine.transfer.copy_out_seconds(
+            self._placement(destination), source.size * source.item_bytes
+        )
+
+    # Computing ---------------------------------------------------------------------------------
+
+    def workspace(
+        self, launches: Sequence[tuple[Launch, Mapping[str, Buffer]]], budget_bytes: int | None
+    ) -> tuple[int, tuple[str, ...]] | None:
+        return 0, ()
+
+    def run(
+        self,
+        launch: Launch,
+        views: Mapping[str, DeviceView],
+        workspace: tuple[int, int],
+        stream: Any,
+    ) -> None:
+        stream.seconds += self.machine.compute.seconds(launch.operation.work())
+
+    def start(self, *, overlap: bool, staged: bool, timed: bool) -> SimulatedRun:
+        return SimulatedRun(self.machine.transfer.duplex_slowdown, overlap=overlap)
+
+
+class SimulatedStream:
+    """What actions are handed in place of a stream: they add the seconds they would take."""
+
+    __slots__ = ("seconds",)
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+
+class SimulatedEvent:
+    """The end of a virtual step."""
+
+    __slots__ = ("_run", "index")
+
+    def __init__(self, run: SimulatedRun, index: int) -> None:
+        self._run, self.index = run, index
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        return self._run.intervals[self.index]
+
+
+class SimulatedRun:
+    """One call on the virtual clock. Without overlap every step waits for the one before it."""
+
+    def __init__(self, duplex_slowdown: float, *, overlap: bool) -> None:
+        self.steps: list[VirtualStep] = []
+        self.intervals: tuple[tuple[float, float], ...] = ()
+        self._duplex_slowdown = duplex_slowdown
+        self._overlap = overlap
+
+    def submit(
+        self,
+        stream: str,
+        waits: Sequence[Event],
+        action: Callable[[Any], None],
+        *,
+        signals: bool,
+    ) -> SimulatedEvent:
+        handle = SimulatedStream()
+        action(handle)
+        index = len(self.steps)
+        if self._overlap:
+            after = tuple(event.index for event in waits if isinstance(event, SimulatedEvent))
+        else:
+            after = (index - 1,) if index else ()
+        self.steps.append(VirtualStep(stream, handle.seconds, after))  # type: ignore[arg-type]
+        return SimulatedEvent(self, index)
+
+    def synchronize(self, event: Event) -> None:
+        pass  # the host runs ahead without limit: no step depends on when it was issued
+
+    def finish(self, *, wait: bool = True) -> None:
+        timeline = replay(self.steps, self._duplex_slowdown)
+        self.intervals = tuple(zip(timeline.start, timeline.finish, strict=True))
+
+    def cancel(self) -> None:
+        self.steps.clear()

@@ -1,0 +1,183 @@
+"""`plan`: how a call would run, and how long it would take, without running it."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from ooc_cudnn.devices import get_device
+from ooc_cudnn.devices.base import Device
+from ooc_cudnn.functions import convolution
+from ooc_cudnn.functions.call import Description, check_beta, make_request, place_result
+from ooc_cudnn.machines import machine_for, named_machine
+from ooc_cudnn.memory.arrays import wrap
+from ooc_cudnn.memory.limit import limit_bytes
+from ooc_cudnn.pipeline.plan import Plan
+from ooc_cudnn.pipeline.planner import AskWorkspace, Request, make_plan
+from ooc_cudnn.settings import Settings, current
+from ooc_cudnn.tensor import ORDERS, TensorSpec
+from ooc_cudnn.units import parse_limit, resolve_limit
+from perfmodel import MachineModel
+
+#: Every public function that can be planned, and what describes its call.
+FUNCTIONS = {**convolution.DESCRIBED}
+
+
+def plan(
+    function: str,
+    *,
+    machine: MachineModel | str | os.PathLike[str] | None = None,
+    memory_limit: int | float | str | None = None,
+    out: Any = None,
+    **arguments: Any,
+) -> Plan:
+    """Return the plan of a call: split, memory, predicted seconds. No data is touched.
+
+    Parameters
+    ----------
+    function : str
+        Name of a public function, "convolution_forward" for one.
+    machine : MachineModel, path or name of a shipped profile, optional
+        Plan for that machine, without asking a device: in whichever memory order is predicted to
+        be faster, and without the scratch memory that cuDNN might ask for. When left out, it is
+        the plan that the call would be run by, here and now: with the device, the machine model
+        and the memory limit of the settings.
+    memory_limit : int, str or float, optional
+        Device memory the call may hold: bytes, "16GiB", or a fraction of the machine's. Else the
+        setting ``memory_limit``, else 90 % of the machine's memory.
+    out : TensorSpec or array, optional
+        Where the result goes; by the functions' own rule when left out.
+    **arguments
+        The function's own, by name. An operand is an array or a `TensorSpec`.
+
+    Returns
+    -------
+    Plan
+        ``print(plan)`` shows it as a table.
+
+    Raises
+    ------
+    ValueError, TypeError
+        For an unknown function (the nearest is suggested) and whatever the function itself would
+        raise; for a `machine` whose memory is not known, without a `memory_limit`.
+    PlanInfeasibleError
+        If the memory limit admits no plan, with the smallest that would.
+
+    Examples
+    --------
+    >>> from ooc_cudnn.tensor import TensorSpec
+    >>> x, w = TensorSpec((512, 64, 256, 256)), TensorSpec((64, 64, 3, 3), placement="device")
+    >>> found = plan("convolution_forward", x=x, w=w, padding=1, machine="h200",
+    ...              memory_limit="16GiB")
+    >>> found.binding_stage, found.device_bytes < 2**34, 0.15 < found.seconds < 0.2
+    ('copy_out', True, True)
+    """
+    request, ask_workspace, device = _prepare(function, machine, memory_limit, out, arguments)
+    if device is None:
+        return make_plan(request)
+    with device.arena.lock:
+        return make_plan(request, ask_workspace)
+
+
+def plan_request(
+    function: str,
+    *,
+    machine: MachineModel | str | os.PathLike[str] | None = None,
+    memory_limit: int | float | str | None = None,
+    out: Any = None,
+    **arguments: Any,
+) -> Request:
+    """Return what `plan` would plan: what `pipeline.simulate` takes beside the plan."""
+    return _prepare(function, machine, memory_limit, out, arguments)[0]
+
+
+def _prepare(
+    function: str,
+    machine: MachineModel | str | os.PathLike[str] | None,
+    memory_limit: int | float | str | None,
+    out: Any,
+    arguments: Mapping[str, Any],
+) -> tuple[Request, AskWorkspace | None, Device | None]:
+    settings = current()
+    limit: int | float | None = settings.memory_limit
+    if memory_limit is not None:
+        limit = parse_limit(memory_limit, name="memory_limit")
+    description, specs, aligned = _describe(function, arguments, settings)
+    check_beta(description.beta, out)
+    result, aligned["y"] = _spec(out, "out", settings) if out is not None else (None, True)
+    device: Device | None = None
+    if machine is None:
+        device = get_device(settings.device)
+        model = machine_for(device, settings.machine)
+        room = limit_bytes(device, limit) - device.arena.array_bytes
+    else:
+        model = named_machine(machine)
+        room = _limit_of(model, limit)
+    chain = description.build(specs, settings)
+    layouts = ORDERS if device is None else device.layouts(chain.dtype)
+    specs["y"], room = place_result(chain, specs["x"], result, room)
+    request = make_request(
+        description.function,
+        chain,
+        specs,
+        model,
+        max(room, 0),
+        layouts,
+        overlap=settings.overlap,
+        aligned=aligned,
+    )
+    return request, device.workspace if device is not None else None, device
+
+
+def _describe(
+    function: str, arguments: Mapping[str, Any], settings: Settings
+) -> tuple[Description, dict[str, TensorSpec], dict[str, bool]]:
+    """Bind the arguments as the function would; its operands as specs, and whether aligned."""
+    if function not in FUNCTIONS:
+        nearest = difflib.get_close_matches(str(function), FUNCTIONS, n=1, cutoff=0.4)
+        hint = f" (did you mean {nearest[0]!r}?)" if nearest else ""
+        raise ValueError(f"function={function!r} is not known{hint}; it is {_any_of(FUNCTIONS)}")
+    public, describe = FUNCTIONS[function]
+    try:
+        bound = inspect.signature(public).bind(**arguments)
+    except TypeError as error:
+        raise TypeError(f"{function}: {error}") from None
+    bound.apply_defaults()
+    del bound.arguments["out"]
+    described = describe(**bound.arguments)
+    specs, aligned = {}, {}
+    for name, operand in described.arrays.items():
+        specs[name], aligned[name] = _spec(operand, name, settings)
+    return described, specs, aligned
+
+
+def _any_of(names: Mapping[str, Any]) -> str:
+    return "one of " + ", ".join(names)
+
+
+def _spec(operand: Any, name: str, settings: Settings) -> tuple[TensorSpec, bool]:
+    """Return an operand's spec and whether it starts on a 16-byte boundary."""
+    if isinstance(operand, TensorSpec):
+        return operand, True
+    try:
+        wrapped = wrap(operand, get_device(settings.device), name=name)
+    except TypeError as error:
+        if hasattr(operand, "dtype"):
+            raise
+        raise TypeError(f"{name} must be an array or a TensorSpec, not {operand!r:.60}") from error
+    return wrapped.spec, wrapped.pointer % 16 == 0
+
+
+def _limit_of(machine: MachineModel, limit: int | float | None) -> int:
+    """Resolve a memory limit on a machine that is not at hand."""
+    if isinstance(limit, int):
+        return limit
+    if machine.device_bytes is None:
+        raise ValueError(
+            f"the machine model {machine.name!r} does not say how much memory its device has; "
+            'give memory_limit in bytes, as in memory_limit="16GiB"'
+        )
+    return resolve_limit(limit, machine.device_bytes)

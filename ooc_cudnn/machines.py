@@ -1,0 +1,152 @@
+"""Which machine model predicts: a given one, the one fitted on this machine, or a shipped default.
+
+Fitted models live in the user's cache directory, one file for each combination of hardware and
+versions that changes what they say.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import threading
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+
+from ooc_cudnn.devices.base import Device
+from perfmodel import MachineFileError, MachineModel, shipped, shipped_names
+
+#: Entries of an identity that do not tell one machine from another.
+_INCIDENTAL = ("device_bytes", "note")
+
+_loaded: dict[tuple[str, int], MachineModel] = {}
+_shipped: dict[str, MachineModel] = {}
+_told: set[str] = set()
+_lock = threading.Lock()
+
+
+def cache_directory() -> Path:
+    """Where the library keeps files: ``$XDG_CACHE_HOME/ooc_cudnn``, or ``~/.cache/ooc_cudnn``."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    # The XDG specification: a path that is not absolute is to be ignored.
+    root = Path(base) if os.path.isabs(base) else Path(os.path.expanduser("~")) / ".cache"
+    return root / "ooc_cudnn"
+
+
+def machine_key(identity: Mapping[str, str]) -> str:
+    """Return a name for the files of a machine, safe in every file system.
+
+    Readable values first, then a hash of the exact ones.
+
+    Examples
+    --------
+    >>> machine_key({"gpu": "NVIDIA H200", "driver": "13000", "cudnn": "91002"})
+    'NVIDIA-H200_13000_91002_1f2611bb'
+    """
+    telling = {key: value for key, value in identity.items() if key not in _INCIDENTAL}
+    digest = hashlib.sha256(repr(sorted(telling.items())).encode()).hexdigest()[:8]
+    words = (re.sub(r"[^A-Za-z0-9.]+", "-", value).strip("-.")[:40] for value in telling.values())
+    return "_".join([*(word for word in words if word), digest])
+
+
+def machine_path(identity: Mapping[str, str]) -> Path:
+    """Where the model fitted on the machine of this identity is kept."""
+    return cache_directory() / "machines" / f"{machine_key(identity)}.json"
+
+
+def named_machine(setting: MachineModel | str | os.PathLike[str]) -> MachineModel:
+    """Return the model that is meant: itself, a file, or a shipped profile.
+
+    Raises
+    ------
+    ValueError
+        If there is neither such a file nor such a profile, or the file cannot be used.
+
+    Examples
+    --------
+    >>> named_machine("h200").name
+    'h200'
+    """
+    if isinstance(setting, MachineModel):
+        return setting
+    name = os.fspath(setting)
+    if name in shipped_names():
+        return _shipped_once(name)
+    if os.path.exists(name):
+        return _load_once(Path(name))
+    if os.path.dirname(name) or name.endswith(".json"):
+        raise ValueError(f"machine={name!r}: there is no such file")
+    return shipped(name)  # raises, and suggests the nearest
+
+
+def machine_for(
+    device: Device, setting: MachineModel | str | os.PathLike[str] | None
+) -> MachineModel:
+    """Return the model that predicts for a device.
+
+    Parameters
+    ----------
+    device : Device
+    setting : MachineModel, str, path or None
+        A model, its file, or the name of a shipped profile. None: the one that `calibrate` fitted
+        on this machine if there is one, else a shipped default, with one warning a process.
+
+    Raises
+    ------
+    ValueError
+        If `setting` names no model.
+    """
+    if setting is not None:
+        return named_machine(setting)
+    path = machine_path(device.identity())
+    default = "host" if device.kind == "host" else "h200"
+    try:
+        model = _load_once(path)
+        _check_identity(model, device.identity(), path)
+        return model
+    except FileNotFoundError:
+        _tell(
+            f"{device.name} is not calibrated, so plans are made with the shipped figures of "
+            f"{default!r}; results are right, but may be slow. Run 'ooc-cudnn calibrate' once "
+            f"(or set machine={default!r} to say that this is meant)."
+        )
+    except (MachineFileError, OSError) as error:
+        _tell(
+            f"the calibration of {device.name} cannot be used, so plans are made with the shipped "
+            f"figures of {default!r}: {error}. Run 'ooc-cudnn calibrate' to replace it."
+        )
+    return _shipped_once(default)
+
+
+def _shipped_once(name: str) -> MachineModel:
+    if name not in _shipped:
+        _shipped[name] = shipped(name)
+    return _shipped[name]
+
+
+def _load_once(path: Path) -> MachineModel:
+    """Load a file, once for each time it is written."""
+    key = (str(path), path.stat().st_mtime_ns)
+    model = _loaded.get(key)
+    if model is None:
+        model = _loaded[key] = MachineModel.load(path)
+    return model
+
+
+def _check_identity(model: MachineModel, identity: Mapping[str, str], path: Path) -> None:
+    for name, value in identity.items():
+        if name not in _INCIDENTAL and model.identity.get(name) != value:
+            raise MachineFileError(
+                f"machine file {path} was fitted where {name} is {model.identity.get(name)!r}, "
+                f"but here it is {value!r}"
+            )
+
+
+def _tell(message: str) -> None:
+    """Warn, once a process for each message."""
+    with _lock:
+        if message in _told:
+            return
+        _told.add(message)
+    warnings.warn(message, UserWarning, stacklevel=3)
