@@ -1,9 +1,57 @@
-"""Run cuDNN's functions on tensors larger than GPU memory."""
+"""Run cuDNN's functions on tensors larger than GPU memory.
 
+Data stays in host memory or on disk; each call is cut into pieces that flow through the card over
+three streams, and a performance model fitted on your machine decides how to cut.
+
+>>> import numpy as np, ooc_cudnn
+>>> x, w = np.ones((1, 3, 32, 32), "float32"), np.ones((8, 3, 3, 3), "float32")
+>>> with ooc_cudnn.settings(device="host", machine="host", memory_limit="64KiB"):
+...     y = ooc_cudnn.convolution_add_activation_forward(x, w, np.zeros(8, "float32"), padding=1)
+>>> y.shape
+(1, 8, 32, 32)
+"""
+
+from ooc_cudnn import operations
+from ooc_cudnn.calibration import calibrate
+from ooc_cudnn.errors import (
+    DeviceOutOfMemoryError,
+    OocError,
+    PlanInfeasibleError,
+    VerificationError,
+)
 from ooc_cudnn.functions.convolution import (
     convolution_add_activation_forward,
     convolution_forward,
 )
+from ooc_cudnn.functions.plan import plan
 from ooc_cudnn.memory.functions import empty, malloc, memcpy, pin, placement, zeros
+from ooc_cudnn.pipeline.plan import Plan
 from ooc_cudnn.profiling import profile
 from ooc_cudnn.settings import settings
+from ooc_cudnn.tensor import TensorSpec
+from perfmodel import MachineModel
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "DeviceOutOfMemoryError",
+    "MachineModel",
+    "OocError",
+    "Plan",
+    "PlanInfeasibleError",
+    "TensorSpec",
+    "VerificationError",
+    "calibrate",
+    "convolution_add_activation_forward",
+    "convolution_forward",
+    "empty",
+    "malloc",
+    "memcpy",
+    "operations",
+    "pin",
+    "placement",
+    "plan",
+    "profile",
+    "settings",
+    "zeros",
+]

@@ -18,6 +18,9 @@ AXES = ("n", "h_y", "c_x", "c_y")
 """The paper's order: each later axis costs more extra traffic when it is cut."""
 
 KEPT_ALTERNATIVES = 5
+WORTH_A_CUT = 0.02
+"""Share of the seconds that a cut must save where memory does not ask for it: a prediction is not
+exact, and every cut adds launches, accumulation and traffic that it sees only in part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,12 +254,19 @@ class _Search:
         for _ in range(2):
             before = self.rank(split)
             for axis in axes:
-                split = min(
+                best = min(
                     (_with(split, {axis: size}) for size in self.sizes(axis)), key=self.rank
                 )
+                if self.is_worth(best, split):
+                    split = best
             if not self.rank(split) < before:
                 break
         return split
+
+    def is_worth(self, better: Split, than: Split) -> bool:
+        """Whether a split is legal or fits where another does not, or saves enough seconds."""
+        new, old = self.rank(better), self.rank(than)
+        return new[:2] < old[:2] or (new[:2] == old[:2] and new[2] < old[2] * (1 - WORTH_A_CUT))
 
     def shrink(self, split: Split, axes: Iterable[str]) -> Split:
         """Look for less memory than `split` needs, where smaller pieces do not mean less."""

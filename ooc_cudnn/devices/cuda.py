@@ -20,7 +20,7 @@ from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.errors import DeviceUnavailableError
 from ooc_cudnn.memory.arena import Allocation, Arena
 from ooc_cudnn.memory.blocks import blocks, boxes
-from ooc_cudnn.memory.pinned import allocate
+from ooc_cudnn.memory.pinned import allocate, release
 from ooc_cudnn.operations.chain import Buffer, Launch
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.pointwise import Pointwise
@@ -112,11 +112,12 @@ class CudaDevice:
             self._runtime.deviceSynchronize()
 
     def release_caches(self) -> None:
-        """Give back the arena's block, CuPy's pooled memory and the staging slabs."""
+        """Give back the arena's block, CuPy's pooled memory, staging slabs and idle pinned memory."""
         self.synchronize()
         if self._staging is not None:
             self._staging.close()
             self._staging = None
+        release(self)
         self.arena.release_block()
         self._cupy.get_default_memory_pool().free_all_blocks()
 

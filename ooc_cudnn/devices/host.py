@@ -23,6 +23,7 @@ from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.devices.worker import WorkerRun
 from ooc_cudnn.memory.arena import Allocation, Arena
 from ooc_cudnn.memory.blocks import boxes
+from ooc_cudnn.memory.pinned import release
 from ooc_cudnn.operations.activation import MODES
 from ooc_cudnn.operations.chain import Buffer, Launch
 from ooc_cudnn.operations.convolution import Convolution
@@ -78,8 +79,9 @@ class HostDevice:
         """Nothing runs outside a run."""
 
     def release_caches(self) -> None:
-        """Give the arena's block back."""
+        """Give back the arena's block and idle pinned memory."""
         self.arena.release_block()
+        release(self)
 
     # Host memory -------------------------------------------------------------------------------
 

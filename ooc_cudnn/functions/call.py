@@ -14,8 +14,6 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.devices.view import DeviceView
@@ -27,7 +25,7 @@ from ooc_cudnn.memory.arrays import (
     reserve_file,
     wrap,
 )
-from ooc_cudnn.memory.functions import empty_on
+from ooc_cudnn.memory.functions import empty_in
 from ooc_cudnn.machines import machine_for
 from ooc_cudnn.memory.limit import forget_limits, limit_bytes
 from ooc_cudnn.operations.chain import Chain
@@ -38,7 +36,7 @@ from ooc_cudnn.pipeline.verify import Verification
 from ooc_cudnn.profiling import Call, recording
 from ooc_cudnn.progress import Reporter, reporter
 from ooc_cudnn.settings import Settings, current
-from ooc_cudnn.tensor import TensorSpec, numpy_dtype, packed_strides
+from ooc_cudnn.tensor import TensorSpec, packed_strides
 from perfmodel import MachineModel
 
 #: Makes the chain of a call from the operands' specs and the settings; raises on bad arguments.
@@ -281,7 +279,8 @@ def place_result(
     order = x.order or "channels_first"
     strides = packed_strides(y.shape, order)
     if x.placement != "device":
-        return TensorSpec(y.shape, y.dtype, "pageable", strides), room_bytes
+        placement = "pinned" if x.placement == "pinned" else "pageable"
+        return TensorSpec(y.shape, y.dtype, placement, strides), room_bytes
     spec = TensorSpec(y.shape, y.dtype, "device", strides)
     if spec.nbytes <= room_bytes:
         return spec, room_bytes - spec.nbytes
@@ -292,14 +291,7 @@ def _make_result(plan: Plan, device: Device, x: Wrapped) -> Wrapped:
     """Allocate the result that the plan was made for."""
     spec = dict(plan.operands)["y"]
     order = spec.order or "channels_first"
-    if spec.placement == "pageable":
-        last = order == "channels_last" and len(spec.shape) > 2
-        stored = (spec.shape[0], *spec.shape[2:], spec.shape[1]) if last else spec.shape
-        array = np.empty(stored, numpy_dtype(spec.dtype))
-        if last:
-            array = array.transpose(0, len(stored) - 1, *range(1, len(stored) - 1))
-    else:
-        array = empty_on(device, spec.shape, spec.dtype, order)
+    array = empty_in(device, spec.placement, spec.shape, spec.dtype, order)
     return wrap(array, device, name="out")
 
 

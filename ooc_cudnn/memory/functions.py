@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ooc_cudnn.devices import get_device
+from ooc_cudnn.devices import get_device, loaded_devices
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.errors import DeviceOutOfMemoryError, HostOutOfMemoryError
@@ -68,25 +68,32 @@ def empty_on(device: Device, shape: Any, dtype: Any, order: str = "channels_firs
         raise ValueError(f"order must be one of {', '.join(ORDERS)}, not {order!r}")
     sizes = tuple(int(extent) for extent in sizes)
     name = dtype_name(dtype)
-    last = order == "channels_last" and len(sizes) > 2
-    stored = (sizes[0], *sizes[2:], sizes[1]) if last else sizes
-    array = _memory(device, stored, name, math.prod(sizes) * numpy_dtype(name).itemsize)
-    return array.transpose(0, len(sizes) - 1, *range(1, len(sizes) - 1)) if last else array
-
-
-def _memory(device: Device, shape: tuple[int, ...], dtype: str, nbytes: int) -> Any:
-    settings = current()
     try:
-        allocation = device.arena.allocate_array(
-            nbytes, limit_bytes(device, settings.memory_limit)
-        )
+        return empty_in(device, "device", sizes, name, order)
     except DeviceOutOfMemoryError as no_device_room:
         try:
-            raw = allocate(device, nbytes, settings.host_memory_limit)
+            return empty_in(device, "pinned", sizes, name, order)
         except HostOutOfMemoryError as error:
             raise error from no_device_room
-        return raw.view(numpy_dtype(dtype)).reshape(shape)
-    return device.as_array(allocation, shape, dtype)
+
+
+def empty_in(
+    device: Device, placement: str, shape: tuple[int, ...], dtype: str, order: str
+) -> Any:
+    """An uninitialised tensor in a placement of the caller's choice (not on disk)."""
+    last = order == "channels_last" and len(shape) > 2
+    stored = (shape[0], *shape[2:], shape[1]) if last else shape
+    kind, settings = numpy_dtype(dtype), current()
+    nbytes = math.prod(shape) * kind.itemsize
+    if placement == "device":
+        limit = limit_bytes(device, settings.memory_limit)
+        array = device.as_array(device.arena.allocate_array(nbytes, limit), stored, dtype)
+    elif placement == "pinned":
+        raw = allocate(device, nbytes, settings.host_memory_limit)
+        array = raw.view(kind).reshape(stored)
+    else:
+        array = np.empty(stored, kind)
+    return array.transpose(0, len(shape) - 1, *range(1, len(shape) - 1)) if last else array
 
 
 def zeros(shape: Any, dtype: Any = "float32", order: str = "channels_first") -> Any:
@@ -170,6 +177,17 @@ def _as_elements(array: Any, device: Device, name: str) -> Wrapped:
         if array.ndim == 1 and array.strides == (1,) and array.shape[0] % item == 0:
             return wrap(array.view(dtype), device, name=name)
     raise ValueError(f"{name}: raw bytes must be contiguous and even in number to be copied")
+
+
+def release() -> None:
+    """Give back all memory that the library keeps for its next call, on every device in use.
+
+    The arena's block, staging slabs, and pinned memory whose arrays are gone. Arrays that you hold
+    stay.
+    """
+    for device in loaded_devices():
+        with device.arena.lock:
+            device.release_caches()
 
 
 def placement(array: Any) -> str:

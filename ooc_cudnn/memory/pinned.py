@@ -1,56 +1,101 @@
-"""Pinned host memory: allocated exactly, counted against the host limit, given back with the array."""
+"""Pinned host memory: allocated exactly, counted against the host limit, used again.
+
+Page-locking costs a quarter of a second a GiB, so memory whose arrays are gone is kept for the next
+array of the same size, until the limit asks for it or `release` gives it back.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import threading
 import weakref
+from collections import defaultdict
 from typing import Any
 
 import numpy as np
 
-from ooc_cudnn.devices.base import Device
+from ooc_cudnn.devices.base import Device, HostArray
 from ooc_cudnn.errors import HostOutOfMemoryError
 
-_held: dict[str, int] = {}
+PAGE_BYTES = 4096
+
+
+class _Pool:
+    """The pinned memory of one device: bytes held, and what lies ready, by size."""
+
+    def __init__(self) -> None:
+        self.held_bytes = 0
+        self.ready: defaultdict[int, list[HostArray]] = defaultdict(list)
+
+    def drop_ready(self) -> None:
+        """Give back to the system what no array uses."""
+        while self.ready:
+            nbytes, memory = self.ready.popitem()
+            self.held_bytes -= nbytes * len(memory)
+
+
+_pools: defaultdict[str, _Pool] = defaultdict(_Pool)
+_lock = threading.RLock()
 
 
 def held_bytes(device: Device) -> int:
-    """Bytes of pinned host memory that the library holds for a device."""
-    return _held.get(device.name, 0)
+    """Bytes of pinned host memory held for a device: in arrays, and ready for new ones."""
+    return _pools[device.name].held_bytes
+
+
+def release(device: Device) -> None:
+    """Give back the pinned memory that no array uses."""
+    with _lock:
+        _pools[device.name].drop_ready()
 
 
 def allocate(
     device: Device, nbytes: int, limit_bytes: int | None, *, purpose: str = "an array"
 ) -> np.ndarray[Any, Any]:
-    """Allocate pinned host memory as bytes; it is uncounted when the array is gone.
+    """Return pinned host memory as bytes: a multiple of the page size is taken for them.
 
     Raises
     ------
     HostOutOfMemoryError
         If `limit_bytes` or the machine does not allow it.
     """
-    held = held_bytes(device)
-    if limit_bytes is not None and held + nbytes > limit_bytes:
-        raise HostOutOfMemoryError(
-            requested_bytes=nbytes,
-            available_bytes=max(limit_bytes - held, 0),
-            limit_bytes=limit_bytes,
-            held_bytes=held,
-            purpose=purpose,
-        )
+    rounded = -(-nbytes // PAGE_BYTES) * PAGE_BYTES
+    with _lock:
+        pool = _pools[device.name]
+        if pool.ready.get(rounded):
+            memory = pool.ready[rounded].pop()
+        else:
+            if limit_bytes is not None and pool.held_bytes + rounded > limit_bytes:
+                pool.drop_ready()
+            memory = _allocate(device, pool, rounded, limit_bytes, purpose)
+            pool.held_bytes += rounded
+    # The array's memory is an object of its own: when the last view is gone, so is it.
+    owner = (ctypes.c_char * nbytes).from_address(memory.__array_interface__["data"][0])
+    weakref.finalize(owner, _return, pool, memory, rounded).atexit = False
+    buffer: Any = owner
+    return np.ndarray((nbytes,), np.uint8, buffer=buffer)
+
+
+def _allocate(
+    device: Device, pool: _Pool, nbytes: int, limit_bytes: int | None, purpose: str
+) -> HostArray:
+    available = 0
     try:
-        array = device.allocate_pinned(nbytes)
+        if limit_bytes is None or pool.held_bytes + nbytes <= limit_bytes:
+            return device.allocate_pinned(nbytes)
+        available = max(limit_bytes - pool.held_bytes, 0)
+        refused: MemoryError | None = None
     except MemoryError as error:
-        raise HostOutOfMemoryError(
-            requested_bytes=nbytes,
-            available_bytes=0,
-            limit_bytes=limit_bytes,
-            held_bytes=held,
-            purpose=purpose,
-        ) from error
-    _held[device.name] = held + nbytes
-    weakref.finalize(array, _uncount, device.name, nbytes)
-    return array
+        refused = error
+    raise HostOutOfMemoryError(
+        requested_bytes=nbytes,
+        available_bytes=available,
+        limit_bytes=limit_bytes,
+        held_bytes=pool.held_bytes,
+        purpose=purpose,
+    ) from refused
 
 
-def _uncount(name: str, nbytes: int) -> None:
-    _held[name] -= nbytes
+def _return(pool: _Pool, memory: HostArray, nbytes: int) -> None:
+    """Keep memory for the next array of its size. No lock: finalizers run anywhere."""
+    pool.ready[nbytes].append(memory)

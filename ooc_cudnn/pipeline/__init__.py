@@ -1,0 +1,1 @@
+"""The pipeline: planning a call, scheduling its steps, executing and tracing them."""

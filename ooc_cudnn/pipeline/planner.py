@@ -178,7 +178,7 @@ class _Counted:
         c_x = self.axes["c_x"]
         for n, n_times in _by_size(self.axes["n"]):
             for c_y, c_y_times in _by_size(self.axes["c_y"]):
-                for h_y, h_y_times in self._row_classes():
+                for h_y, h_y_times in self._row_classes:
                     times = n_times * c_y_times * h_y_times
                     for at, channels in enumerate(c_x):
                         if 1 < at < len(c_x) - 1:
@@ -188,25 +188,31 @@ class _Counted:
                         found.append((Piece(n, c_y, h_y, channels), place, times * middle))
         return found
 
+    @cached_property
     def _row_classes(self) -> list[tuple[tuple[int, int], int]]:
-        """Row ranges that need equally many rows of every operation of the chain."""
-        classes: dict[tuple[int, ...], tuple[tuple[int, int], int]] = {}
+        """Row ranges that need equally many rows and padding of every operation of the chain."""
         ranges = self.axes["h_y"]
-        # Only pieces near the borders differ from the second one.
-        inner = len(ranges) > 16
-        for at, rows in enumerate(ranges):
-            times = 1
-            if inner and 6 < at < len(ranges) - 6:
-                if at > 7:
-                    continue
-                times = len(ranges) - 13
+        # Between the first and the last piece that no border clips, all are alike. The very last
+        # may be smaller, so it is looked at by itself.
+        front, back = 0, len(ranges) - 2
+        while front < back and self._is_clipped(ranges[front]):
+            front += 1
+        while front < back and self._is_clipped(ranges[back]):
+            back -= 1
+        alike = max(0, back - front)
+        classes: dict[tuple[int, ...], tuple[tuple[int, int], int]] = {}
+        for at in (*range(front + 1), *range(front + 1 + alike, len(ranges))):
+            rows, times = ranges[at], 1 + alike * (at == front)
             needed = self.chain.rows(rows)
-            key = (rows[1] - rows[0], *(r.stop - r.start for r in needed))
-            if key in classes:
-                classes[key] = (classes[key][0], classes[key][1] + times)
-            else:
-                classes[key] = (rows, times)
+            key = (rows[1] - rows[0], *(i for r in needed for i in (r.stop - r.start, *r[2:])))
+            classes[key] = (rows, times) if key not in classes else (
+                classes[key][0], classes[key][1] + times
+            )  # fmt: skip
         return list(classes.values())
+
+    def _is_clipped(self, h_y: tuple[int, int]) -> bool:
+        """Whether some operation sees padding above or below these rows."""
+        return any(rows.before or rows.after for rows in self.chain.rows(h_y))
 
     def _distinct_bytes(self, name: str) -> int:
         """Bytes of every region of an operand once: halo rows count in each piece they go to."""
@@ -214,30 +220,41 @@ class _Counted:
         if name == "x" and "h_y" in operand.axes:
             rows = sum(
                 times * (self.chain.rows(h_y)[0].stop - self.chain.rows(h_y)[0].start)
-                for h_y, times in self._row_classes()
+                for h_y, times in self._row_classes
             )
             return spec.nbytes // spec.shape[2] * rows
         return spec.nbytes
 
+    def _loops(self, name: str) -> list[tuple[int, bool]]:
+        """The loops, outermost first: (times, whether an operand's region depends on it)."""
+        depends, found = self.chain.operands[name].axes, []
+        for axis in self.request.loop_order:
+            times, convolution = self.counts[axis], self.chain.convolution
+            if name == "x" and axis == "c_y" and axis in depends and convolution is not None:
+                # Pieces of cY inside one group see the same channels of x.
+                seen = {convolution.input_channels(c_y, (0, 1)) for c_y in self.axes["c_y"]}
+                found += [(len(seen), True), (times // len(seen), False)]
+            else:
+                found.append((times, axis in depends))
+        return found
+
     def distinct(self, name: str) -> int:
         """How many different regions of an operand the pieces need."""
-        return math.prod(self.counts[axis] for axis in self.chain.operands[name].axes)
+        return math.prod(times for times, depends in self._loops(name) if depends)
 
     def loads(self, name: str, depth: int) -> int:
         """How many regions are copied in, with `depth` slots to find earlier ones in."""
-        depends = self.chain.operands[name].axes
-        order = self.request.loop_order
-        inner = math.prod(self.counts[axis] for axis in depends)
-        outside: list[str] = []
-        for axis in order:
+        inner = self.distinct(name)
+        outside: list[tuple[int, bool]] = []
+        for times, depends in self._loops(name):
             if inner <= depth:
                 break
-            outside.append(axis)
-            if axis in depends:
-                inner //= self.counts[axis]
-        while outside and (outside[-1] not in depends or self.counts[outside[-1]] == 1):
+            outside.append((times, depends))
+            if depends:
+                inner //= times
+        while outside and (not outside[-1][1] or outside[-1][0] == 1):
             outside.pop()
-        return inner * math.prod(self.counts[axis] for axis in outside)
+        return inner * math.prod(times for times, _ in outside)
 
     def _stays_in_place(self, name: str) -> bool:
         """Whether the pieces of an operand on the device are computed on where they lie.
@@ -256,7 +273,7 @@ class _Counted:
         request, chain = self.request, self.chain
         transfer = request.machine.transfer
         rings, memory = [], []
-        bytes_in = copy_in = setup = first_in = 0.0
+        bytes_in, copy_in, setup, first_in = 0, 0.0, 0.0, 0.0
         for name in chain.operands:
             if self._stays_in_place(name):
                 rings.append((name, 0))
@@ -265,23 +282,24 @@ class _Counted:
             streamed = name in ("x", "y")
             slots = min(distinct, depth) if streamed or not whole_parameters else distinct
             rings.append((name, slots))
-            memory.append((f"{name}: {slots} x {self.sizes[name]}", slots * aligned(self.sizes[name])))
+            purpose = f"{name}: {slots} slot{'s' * (slots > 1)}"
+            memory.append((purpose, slots * aligned(self.sizes[name])))
             if name not in chain.loaded:
                 continue
             loads = self.loads(name, slots)
-            count = self._distinct_bytes(name) / distinct * loads
+            count = self._distinct_bytes(name) * loads // distinct
             placement = request.specs[name].placement
             bytes_in += count if placement != "device" else 0
-            spent = transfer.copy_in_seconds(placement, int(count), copies=loads)
+            spent = transfer.copy_in_seconds(placement, count, copies=loads)
             copy_in += spent
             first_in += spent / loads
         others = [name for name in self.sizes if name not in chain.operands]
         for name in others:
             memory.append((name.replace("_", " "), aligned(self.sizes[name])))
-        copy_out = bytes_out = last_out = 0.0
+        bytes_out, copy_out, last_out = 0, 0.0, 0.0
         if not self._stays_in_place("y"):
             pieces_out, spec = self.distinct("y"), request.specs["y"]
-            bytes_out = 0.0 if spec.placement == "device" else float(spec.nbytes)
+            bytes_out = 0 if spec.placement == "device" else spec.nbytes
             copy_out = transfer.copy_out_seconds(spec.placement, spec.nbytes, copies=pieces_out)
             last_out = copy_out / pieces_out
         cost = PipelineCost(
@@ -292,7 +310,7 @@ class _Counted:
         overlap = request.overlap and depth > 1
         return Priced(
             self._price(sum(count for _, count in memory), cost, overlap),
-            tuple(rings), cost, tuple(memory), int(bytes_in), int(bytes_out),
+            tuple(rings), cost, tuple(memory), bytes_in, bytes_out,
         )  # fmt: skip
 
     def _price(self, memory_bytes: int, cost: PipelineCost, overlap: bool) -> Price:
