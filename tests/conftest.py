@@ -1,0 +1,59 @@
+"""What all tests share: the host device, its shipped machine model, and nothing remembered."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import perfmodel
+
+# The helpers beside this file are imported by name, whichever way pytest imports the tests.
+sys.path.insert(0, str(Path(__file__).parent))
+
+settings_module = importlib.import_module("ooc_cudnn.settings")
+
+
+@pytest.fixture(autouse=True)
+def host_device(request, monkeypatch):
+    """Run on the host device with the shipped model; forget settings and remembered calls."""
+    if "gpu" in request.node.path.parts or "perfmodel" in request.node.path.parts:
+        yield None
+        return
+    for setting in settings_module.SETTINGS:
+        monkeypatch.delenv(setting.environment_variable, raising=False)
+    settings_module._forget()
+    settings_module.settings(device="host", machine=perfmodel.shipped("host"), progress=False)
+    from ooc_cudnn.devices import get_device
+    from ooc_cudnn.functions.call import forget_calls
+    from ooc_cudnn.memory.limit import forget_limits
+
+    device = get_device("host")
+    forget_calls()
+    forget_limits()
+    device.release_caches()
+    yield device
+    settings_module._forget()
+    forget_calls()
+    forget_limits()
+    device.release_caches()
+
+
+@pytest.fixture
+def random():
+    """A generator that gives each test the same numbers every time."""
+    return np.random.default_rng(20)
+
+
+@pytest.fixture
+def no_threads_left():
+    """Fail if the library leaves a thread behind."""
+    yield
+    gc.collect()
+    left = [thread.name for thread in threading.enumerate() if thread.name.startswith("ooc_cudnn")]
+    assert not left
