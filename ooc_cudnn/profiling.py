@@ -77,7 +77,8 @@ class Profile:
             If matplotlib is missing: ``pip install 'ooc_cudnn[plot]'``.
         """
         self._require_calls()
-        plot([(str(call), call.trace) for call in self.calls], path)
+        # The name, then the figures on a line of their own.
+        plot([(str(call).replace(": ", "\n", 1), call.trace) for call in self.calls], path)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a trace that chrome://tracing and ui.perfetto.dev open."""

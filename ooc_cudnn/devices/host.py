@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from ooc_cudnn.devices import host_convolution
+from ooc_cudnn.devices import blas, host_convolution
 from ooc_cudnn.devices.base import HostArray
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.devices.worker import WorkerRun
@@ -162,7 +162,8 @@ class HostDevice:
             x, w = inputs
             scratch = _array(DeviceView(workspace[0], "float32", (workspace[1] // 4,), (1,)))
             assert x is not None and w is not None
-            host_convolution.convolve(operation, x, w, output, scratch.view(np.uint8))
+            with blas.one_thread():
+                host_convolution.convolve(operation, x, w, output, scratch.view(np.uint8))
         elif isinstance(operation, Pointwise):
             value, addend, shift, old = inputs
             assert value is not None
