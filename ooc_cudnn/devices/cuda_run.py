@@ -6,7 +6,9 @@ stream, so that pieces in pageable memory can wait for their staging without hol
 
 from __future__ import annotations
 
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, Any
@@ -125,6 +127,7 @@ class CudaRun(_Streams):
     def __init__(self, device: CudaDevice, compute: Any, *, overlap: bool, timed: bool) -> None:
         super().__init__(device, compute, overlap=overlap, timed=timed)
         self._made: list[CudaEvent] = []
+        self._pending: Future[None] | None = None
 
     def submit(
         self, stream: str, waits: Sequence[CudaEvent], action: Action, *, signals: bool
@@ -135,9 +138,9 @@ class CudaRun(_Streams):
             for event in waits:
                 self.runtime.streamWaitEvent(handle.ptr, event.stop)
         start = self.events.record(handle) if self.timed else None
-        pending = action(handle)
-        if pending is not None:  # staged by the host; here in the caller's time
-            pending.result()
+        self._pending = action(handle)
+        if self._pending is not None:  # staged by the host; here in the caller's time
+            self._pending.result()
         if not signals and not self.timed:
             return None
         event = CudaEvent(self, start, self.events.record(handle))
@@ -158,6 +161,8 @@ class CudaRun(_Streams):
 
     def cancel(self) -> None:
         """Wait for what was issued."""
+        if self._pending is not None:
+            wait((self._pending,))
         for handle in self.handles.values():
             self.runtime.streamSynchronize(handle.ptr)
         self.events.give_back()
@@ -190,6 +195,8 @@ class StagedCudaRun(WorkerRun):
         for name in STREAMS:
             self.streams.stream(name)
         self._futures: list[Future[None]] = []
+        self._staged: deque[tuple[StagedEvent, Future[None] | None]] = deque()
+        self._lock = threading.Lock()
         self._made: list[StagedEvent] = []
         super().__init__(overlap=overlap, handles=self.streams.handles, prepare=device.use)
 
@@ -214,30 +221,49 @@ class StagedCudaRun(WorkerRun):
             else:
                 self._starts(event, stream)
         pending: Future[None] | None = action(handle)
-        if pending is None or stream != "copy_in":
-            # A copy out is on its stream already; its future only says that all is written.
-            event.stop = streams.events.record(handle)
-            event.done.set()
         if pending is not None:
             self._futures.append(pending)
-            pending.add_done_callback(
-                lambda future: self._issued(stream, event, future)
-            )
+        if stream != "copy_in":
+            # A copy out is on its stream already; its future only says that all is written.
+            event.stop = streams.events.record(streams.handles[stream])
+            event.done.set()
+            if pending is not None:
+                pending.add_done_callback(self._written)
+            return
+        with self._lock:
+            self._staged.append((event, pending))
+        if pending is None:
+            self._issued(None)
+        else:
+            pending.add_done_callback(self._issued)
 
     def _starts(self, event: StagedEvent, stream: str) -> None:
         event.start = self.streams.events.record(self.streams.handles[stream])
 
-    def _issued(self, stream: str, event: StagedEvent, future: Future[None]) -> None:
-        """The last copy of a staged piece was issued (or, for a copy out, all was written)."""
+    def _written(self, future: Future[None]) -> None:
         error = future.exception()
         if error is not None:
             self._fail(error)
-        elif stream == "copy_in":
-            try:
-                event.stop = self.streams.events.record(self.streams.handles[stream])
-            except BaseException as failed:
-                self._fail(failed)
-        event.done.set()
+
+    def _issued(self, _: Future[None] | None) -> None:
+        """A copy in was issued: mark every one that has none before it that is still staged.
+
+        Whoever waits for a step of a stream counts on all earlier ones of that stream, so events
+        are recorded in the order of the steps, whichever was staged first.
+        """
+        with self._lock:
+            while self._staged and (self._staged[0][1] is None or self._staged[0][1].done()):
+                event, pending = self._staged.popleft()
+                error = pending.exception() if pending is not None else None
+                try:
+                    if error is not None:
+                        raise error
+                    if self.streams.timed and event.start is None:  # there was nothing to copy
+                        self._starts(event, "copy_in")
+                    event.stop = self.streams.events.record(self.streams.handles["copy_in"])
+                except BaseException as failed:
+                    self._fail(failed)
+                event.done.set()
 
     def synchronize(self, event: WorkerEvent) -> None:
         """Wait for a step."""
