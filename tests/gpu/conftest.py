@@ -1,0 +1,46 @@
+"""Tests on the card: skipped where there is none; under the shipped H200 model, no calibration."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import pytest
+
+import perfmodel
+from ooc_cudnn.devices import get_device
+from ooc_cudnn.errors import DeviceUnavailableError
+
+settings_module = importlib.import_module("ooc_cudnn.settings")
+
+
+def pytest_collection_modifyitems(items):
+    """Mark every test of this folder, and skip it where CUDA or cuDNN does not work."""
+    here = [item for item in items if Path(__file__).parent in item.path.parents]
+    try:
+        get_device("cuda")
+        skip = None
+    except DeviceUnavailableError as error:
+        skip = pytest.mark.skip(reason=str(error))
+    for item in here:
+        item.add_marker(pytest.mark.gpu)
+        if skip is not None:
+            item.add_marker(skip)
+
+
+@pytest.fixture(autouse=True)
+def cuda_device(monkeypatch):
+    """Run on the card; forget settings and remembered calls afterwards."""
+    from ooc_cudnn.functions.call import forget_calls
+    from ooc_cudnn.memory.limit import forget_limits
+
+    for setting in settings_module.SETTINGS:
+        monkeypatch.delenv(setting.environment_variable, raising=False)
+    settings_module._forget()
+    settings_module.settings(device="cuda", machine=perfmodel.shipped("h200"), progress=False)
+    forget_calls()
+    forget_limits()
+    yield get_device("cuda")
+    settings_module._forget()
+    forget_calls()
+    forget_limits()
