@@ -1,0 +1,191 @@
+"""Inputs whose every image differs, and outputs checked against sums made by hand in float64.
+
+Inputs are slices of one pool of random numbers, each plane from an offset of its own: filling costs
+a copy, and a piece computed from another image's data, or written to another's place, is wrong. The
+reference reads the pool and never the array the library was given, so inputs that were overwritten
+show too. It is a plain sum of products in NumPy and shares no code with the library.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+
+#: Offsets of planes in the pool: multiples of one prime modulo another, so no two are alike.
+_STEP, _SPAN = 4_099, 4_194_301
+
+#: Largest error of an output over the sum of |x| |w| behind it, and of all samples over their norm.
+#: TF32 rounds each factor to 2**-11, so a product is off by 2**-10 at most.
+TOLERANCES = {True: (2.0**-9, 1e-3), False: (2e-6, 2e-6)}
+
+
+@dataclass(frozen=True)
+class Images:
+    """A tensor (n, c, h, w) of random numbers, known without holding it."""
+
+    shape: tuple[int, int, int, int]
+    pool: Array
+
+    @classmethod
+    def of(cls, shape: tuple[int, int, int, int], seed: int = 0) -> Images:
+        if shape[0] * shape[1] > _SPAN:
+            raise ValueError(f"{shape[0] * shape[1]} planes cannot all differ")
+        size = shape[2] * shape[3] + _SPAN
+        return cls(shape, np.random.default_rng(seed).standard_normal(size, dtype=np.float32))
+
+    @property
+    def nbytes(self) -> int:
+        return 4 * math.prod(self.shape)
+
+    def _offsets(self, image: int) -> Array:
+        planes = image * self.shape[1] + np.arange(self.shape[1])
+        return planes * _STEP % _SPAN
+
+    def fill(self, array: Any) -> Any:
+        """Write the tensor to a NumPy array (several threads) or a CuPy array."""
+        if tuple(array.shape) != self.shape:
+            raise ValueError(f"array has shape {array.shape}, not {self.shape}")
+        pool: Any = self.pool
+        if not isinstance(array, np.ndarray):
+            import cupy
+
+            pool = cupy.asarray(pool)
+        size = self.shape[2] * self.shape[3]
+
+        def plane(index: int) -> None:
+            image, channel = divmod(index, self.shape[1])
+            offset = index * _STEP % _SPAN
+            array[image, channel] = pool[offset : offset + size].reshape(self.shape[2:])
+
+        _each(plane, self.shape[0] * self.shape[1], threads=isinstance(array, np.ndarray))
+        return array
+
+    def window(self, image: int, row: int, column: int, size: int) -> Array:
+        """The values (c, size, size) from a corner on, zero outside, in float64."""
+        _, _, height, width = self.shape
+        rows, columns = np.arange(row, row + size), np.arange(column, column + size)
+        inside = ((rows >= 0) & (rows < height))[:, None] & ((columns >= 0) & (columns < width))
+        places = np.clip(rows, 0, height - 1)[:, None] * width + np.clip(columns, 0, width - 1)
+        values = self.pool[self._offsets(image)[:, None, None] + places].astype(np.float64)
+        return np.where(inside, values, 0.0)
+
+
+def filters(c_y: int, c_x: int, size: int = 3, seed: int = 1) -> tuple[Array, Array]:
+    """Random filters, scaled so that outputs are near 1, and a bias."""
+    rng = np.random.default_rng(seed)
+    w = rng.standard_normal((c_y, c_x, size, size)) / math.sqrt(c_x * size * size)
+    return w.astype(np.float32), rng.standard_normal(c_y).astype(np.float32)
+
+
+def poison(array: Any) -> None:
+    """Fill an output with NaN, so that an element that is not written shows."""
+    planes = array.shape[0] * array.shape[1]
+    _each(
+        lambda at: array[divmod(at, array.shape[1])].fill(np.nan),
+        planes,
+        threads=isinstance(array, np.ndarray),
+    )
+
+
+def unwritten(array: Any) -> int:
+    """Count the planes (image, channel) of an output that still hold a NaN: it survives `min`."""
+    smallest: list[Any] = []
+    planes, on_host = array.shape[0] * array.shape[1], isinstance(array, np.ndarray)
+    _each(
+        lambda at: smallest.append(array[divmod(at, array.shape[1])].min()), planes, threads=on_host
+    )
+    if on_host:
+        return int(np.isnan(smallest).sum())
+    import cupy
+
+    return int(cupy.isnan(cupy.stack(smallest)).sum())
+
+
+def _each(function: Any, count: int, *, threads: bool) -> None:
+    if not threads:
+        for index in range(count):
+            function(index)
+        return
+    with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
+        for _ in pool.map(function, range(count)):
+            pass
+
+
+def points(
+    shape: Sequence[int], split: Any = None, *, random: int = 96, seed: int = 2
+) -> list[tuple[int, int, int]]:
+    """Sites (image, row, column) to look at: corners, both sides of piece borders, and random."""
+    count, _, height, width = shape
+    rng = np.random.default_rng(seed)
+    images, rows = {0, count - 1}, {0, height - 1}
+    if split is not None:
+        for size, extent, found in ((split.n, count, images), (split.h_y, height, rows)):
+            borders = list(range(size, extent, size))
+            keep = {0, len(borders) // 2, len(borders) - 1} if borders else set()
+            for at in keep:
+                found |= {borders[at] - 1, borders[at]}
+    sites = {
+        (image, row, column)
+        for image in images
+        for row in rows
+        for column in (0, width // 2, width - 1)
+    }
+    for _ in range(random):
+        sites.add(tuple(int(rng.integers(extent)) for extent in (count, height, width)))  # type: ignore[arg-type]
+    return sorted(sites)
+
+
+def verify(
+    images: Images,
+    w: Array,
+    b: Array | None,
+    output: Any,
+    *,
+    tf32: bool,
+    split: Any = None,
+    relu: bool = True,
+    whole: bool = True,
+) -> dict[str, Any]:
+    """Check a padded convolution of stride 1 (+ bias, ReLU) at samples, all channels of each.
+
+    With `whole`, also look for elements that were never written. Returns numbers and "ok".
+    """
+    expected, actual, scales = [], [], []
+    size = w.shape[2]
+    matrix = w.reshape(w.shape[0], -1).astype(np.float64)
+    bias = np.zeros(w.shape[0]) if b is None else b.astype(np.float64)
+    sites = points(output.shape, split)
+    highest = 0
+    for image, row, column in sites:
+        patch = images.window(image, row - size // 2, column - size // 2, size).ravel()
+        result = matrix @ patch + bias
+        expected.append(np.maximum(result, 0) if relu else result)
+        scales.append(np.abs(matrix) @ np.abs(patch) + np.abs(bias))
+        values = output[image, :, row, column]
+        actual.append(np.asarray(values if isinstance(values, np.ndarray) else values.get()))
+        place = ((image + 1) * output.shape[1] - 1) * output.shape[2] * output.shape[3]
+        highest = max(highest, place + row * output.shape[3] + column)
+    want, got, scale = np.array(expected), np.array(actual, np.float64), np.array(scales)
+    each_tolerance, norm_tolerance = TOLERANCES[tf32]
+    each = float(np.max(np.abs(got - want) / scale)) if np.isfinite(got).all() else math.inf
+    norm = float(np.linalg.norm(got - want) / np.linalg.norm(want))
+    missing = unwritten(output) if whole else None
+    return {
+        "ok": bool(each <= each_tolerance and norm <= norm_tolerance and not missing),
+        "sites": len(sites),
+        "values": int(want.size),
+        "norm_error": norm,
+        "norm_tolerance": norm_tolerance,
+        "largest_error_over_sum_of_products": each,
+        "tolerance_of_each": each_tolerance,
+        "planes_with_unwritten_elements": missing,
+        "highest_element": int(highest),
+    }

@@ -1,0 +1,107 @@
+"""Strict float32 on one image of 2**31 elements, against the one unsplit cuDNN call.
+
+n=1, 64 -> 64 channels, 4096x8192, 3x3, `allow_tf32=False`, limit 16 GiB: 8.6 GB in and 8.6 GB out,
+from CuPy arrays and from pinned memory. cuDNN's only strict engine for a tensor of this size takes
+seconds; the library's pieces are small enough for its fast ones.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import ooc_cudnn
+from benchmarks import common
+from benchmarks.contents import Images, filters, poison, verify
+from benchmarks.timing import Timing, interleave, timed
+
+NAME = "convolution_large"
+
+
+def body(report: common.Report) -> None:
+    arguments = report.arguments
+    shape = (1, 8, 64, 96) if arguments.quick else (1, 64, 4096, 8192)
+    limit = "96kB" if arguments.quick else "16GiB"
+    images = Images.of(shape)
+    w, _ = filters(shape[1], shape[1])
+    device_w = common.to_device(w, arguments)
+    synchronize = common.synchronizer(arguments)
+
+    def call(x: Any, y: Any, memory_limit: Any = limit) -> None:
+        with ooc_cudnn.settings(memory_limit=memory_limit, allow_tf32=False):
+            ooc_cudnn.convolution_forward(x, device_w, padding=1, out=y)
+
+    def on_device() -> tuple[Any, Any]:
+        if not arguments.cuda:
+            with ooc_cudnn.settings(memory_limit="64GiB"):
+                return ooc_cudnn.empty(shape), ooc_cudnn.empty(shape)
+        import cupy
+
+        return cupy.empty(shape, np.float32), cupy.empty(shape, np.float32)
+
+    def check(name: str, y: Any, split: Any = None) -> None:
+        report.check(name, verify(images, w, None, y, tf32=False, split=split, relu=False))
+
+    def measure(name: str, x: Any, y: Any, memory_limit: Any) -> Timing:
+        found = interleave(
+            {name: lambda: call(x, y, memory_limit)},
+            synchronize,
+            repeats=2 if arguments.quick else 5,
+        )[name]
+        poison(y)
+        with common.profiled() as calls:
+            call(x, y, memory_limit)
+        diagnosis = common.diagnosis(calls[0])
+        report.measure(f"{name}: seconds", found)
+        report.measure(f"{name}: call", diagnosis, spoken=common.spoken(diagnosis))
+        common.check_limit(report, name, diagnosis, memory_limit)
+        check(f"{name}: contents", y, calls[0].plan.split)
+        report.claim(f"{name}: predicted / measured", diagnosis["predicted_seconds"] / found.median)
+        return found
+
+    x, y = on_device()
+    images.fill(x)
+    poison(y)
+    if arguments.cuda:
+        from benchmarks.direct import DirectConvolution
+
+        unsplit: Any = DirectConvolution(x, device_w, y, tf32=False)
+        report.measure("unsplit: engine", unsplit.engine)
+        # It takes seconds and its time does not scatter; the first run loads the engine.
+        seconds = Timing(tuple(timed(unsplit, synchronize) for _ in range(2)))
+        baseline = min(seconds.samples)
+    else:
+        seconds = interleave({"u": lambda: call(x, y, "64GiB")}, synchronize, repeats=2)["u"]
+        baseline = seconds.median
+    report.measure("unsplit: seconds", seconds)
+    check("unsplit: contents", y)
+
+    # Arrays of the host device count against its limit; a GPU user's own arrays do not.
+    held = 0 if arguments.cuda else 2 * images.nbytes + device_w.nbytes
+    times = {"device": measure("device", x, y, held + 96_000 if held else limit)}
+    del x, y
+    if arguments.cuda:
+        import cupy
+
+        del unsplit
+        cupy.get_default_memory_pool().free_all_blocks()
+    x, y = common.pinned(shape), common.pinned(shape)
+    images.fill(x)
+    times["pinned"] = measure("pinned", x, y, device_w.nbytes + 96_000 if held else limit)
+    bound = None if arguments.quick else 10
+    for name, timing in times.items():
+        report.claim(
+            f"{name}: times faster than the unsplit cuDNN call",
+            baseline / timing.median,
+            ">=" if bound else "",
+            bound,
+        )
+
+
+def main(argv: list[str] | None = None) -> int:
+    return common.run(NAME, body, __doc__, argv)
+
+
+if __name__ == "__main__":
+    common.main(main)

@@ -1,0 +1,165 @@
+"""What the library is compared with: cuDNN by hand, and raw copies over the link."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+
+from ooc_cudnn.tensor import packed_strides
+
+
+class DirectConvolution:
+    """One float32 convolution through cudnn-frontend, built once: padding 1, stride 1, NCHW.
+
+    The first plan that cuDNN ranks and can build, its scratch memory allocated beforehand. With
+    `tf32` off, engines that round are deselected by their numerical notes.
+    """
+
+    def __init__(self, x: Any, w: Any, y: Any, *, tf32: bool) -> None:
+        import cudnn
+        import cupy
+
+        cupy.cuda.runtime.free(0)  # a context before the handle
+        self._handle = cudnn.create_handle()
+        cudnn.set_stream(self._handle, cupy.cuda.get_current_stream().ptr)
+        kind = cudnn.data_type.FLOAT
+        graph = cudnn.pygraph(
+            io_data_type=kind,
+            intermediate_data_type=kind,
+            compute_data_type=kind,
+            handle=self._handle,
+        )
+
+        def tensor(array: Any, uid: int) -> Any:
+            strides = packed_strides(array.shape, "channels_first")
+            return graph.tensor(
+                dim=list(array.shape), stride=list(strides), data_type=kind, name=f"t{uid}", uid=uid
+            )
+
+        result = graph.conv_fprop(
+            image=tensor(x, 1),
+            weight=tensor(w, 2),
+            pre_padding=[1, 1],
+            post_padding=[1, 1],
+            stride=[1, 1],
+            dilation=[1, 1],
+            compute_data_type=kind,
+        )
+        result.set_output(True).set_uid(3).set_data_type(kind).set_dim(list(y.shape))
+        result.set_stride(list(packed_strides(y.shape, "channels_first")))
+        graph.validate()
+        graph.build_operation_graph()
+        graph.create_execution_plans([cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK])
+        if not tf32:
+            notes = cudnn.numerical_note
+            graph.deselect_numeric_notes(
+                [
+                    notes.TENSOR_CORE,
+                    notes.DOWN_CONVERT_INPUTS,
+                    notes.REDUCED_PRECISION_REDUCTION,
+                    notes.FFT,
+                ]
+            )
+        graph.check_support()
+        for index in range(graph.get_execution_plan_count()):
+            try:
+                graph.build_plan_at_index(index)
+            except (cudnn.cudnnGraphNotSupportedError, RuntimeError):
+                continue
+            break
+        else:
+            raise RuntimeError("cuDNN has no plan for this convolution")
+        self.workspace_bytes = int(graph.get_workspace_size_plan_at_index(index))
+        self.engine = str(graph.get_plan_name_at_index(index))
+        self._workspace = cupy.cuda.alloc(max(self.workspace_bytes, 1))
+        self._graph, self._index = graph, index
+        self._pointers = {1: x.data.ptr, 2: w.data.ptr, 3: y.data.ptr}
+        self._arrays = (x, w, y)
+
+    def __call__(self) -> None:
+        """Launch, on the stream that was current when it was built."""
+        self._graph.execute_plan_at_index(
+            self._pointers, self._workspace.ptr, self._index, self._handle
+        )
+
+
+class DirectBiasActivation:
+    """The bias and ReLU kernel by itself, in place on a CuPy array."""
+
+    def __init__(self, y: Any, b: Any) -> None:
+        import cupy
+
+        from ooc_cudnn.devices import kernels
+        from ooc_cudnn.devices.view import DeviceView
+
+        def view(array: Any) -> DeviceView:
+            strides = tuple(s // array.itemsize for s in array.strides)
+            return DeviceView(array.data.ptr, str(array.dtype), tuple(array.shape), strides)
+
+        self._launch, self._y, self._b = kernels.pointwise, view(y), view(b)
+        self._stream, self._arrays = cupy.cuda.get_current_stream(), (y, b)
+
+    def __call__(self) -> None:
+        """Launch."""
+        self._launch(self._y, self._y, shift=self._b, mode="relu", stream=self._stream)
+
+
+class DuplexLink:
+    """Raw copies of x to the device and of NaN to y, both at once: the bytes of a call, no more.
+
+    On a GPU one asynchronous copy each way, on streams of their own; on the host two threads. What
+    comes back is NaN, so every measurement also poisons y for the call that follows.
+    """
+
+    def __init__(self, x: np.ndarray[Any, Any], y: np.ndarray[Any, Any], *, cuda: bool) -> None:
+        self._x, self._y, self._cuda = x, y, cuda
+        if cuda:
+            import cupy
+
+            self._runtime = cupy.cuda.runtime
+            self._streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(2)]
+            self._into = cupy.cuda.Memory(x.nbytes)
+            self._from = cupy.cuda.Memory(y.nbytes)
+            self._runtime.memset(self._from.ptr, 0xFF, y.nbytes)  # every float of ones is NaN
+            self._runtime.deviceSynchronize()
+        else:
+            self._into = np.empty_like(x)
+            self._from = np.full_like(y, np.nan)
+
+    def __call__(self) -> None:
+        """Copy both ways; return when both have ended."""
+        if self._cuda:
+            copy = self._runtime.memcpyAsync
+            x, y = self._x, self._y
+            copy(self._into.ptr, x.ctypes.data, x.nbytes, 1, self._streams[0].ptr)
+            copy(y.ctypes.data, self._from.ptr, y.nbytes, 2, self._streams[1].ptr)
+            for stream in self._streams:
+                stream.synchronize()
+            return
+        back = threading.Thread(target=np.copyto, args=(self._y, self._from))
+        back.start()
+        np.copyto(self._into, self._x)
+        back.join()
+
+
+def one_after_the_other(x: np.ndarray[Any, Any], y: np.ndarray[Any, Any], *, cuda: bool) -> Any:
+    """Return the driver's own synchronous copies: all of x in, then as many bytes out to y."""
+    if not cuda:
+        held = np.empty_like(x)
+
+        def copies() -> None:
+            np.copyto(held, x)
+            np.copyto(y, held.reshape(y.shape))
+
+        return copies
+    import cupy
+
+    runtime, memory = cupy.cuda.runtime, cupy.cuda.Memory(max(x.nbytes, y.nbytes))
+
+    def driver_copies() -> None:
+        runtime.memcpy(memory.ptr, x.ctypes.data, x.nbytes, 1)
+        runtime.memcpy(y.ctypes.data, memory.ptr, y.nbytes, 2)
+
+    return driver_copies

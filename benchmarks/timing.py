@@ -1,0 +1,111 @@
+"""Timing: warm-up, then repeats that take turns with what they are compared with."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds of each repeat, in order."""
+
+    samples: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not self.samples:
+            raise ValueError("a timing needs at least one repeat")
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.samples)
+
+    def percentile(self, percent: float) -> float:
+        return float(np.percentile(self.samples, percent))
+
+    def __str__(self) -> str:
+        return (
+            f"median {self.median * 1e3:.4g} ms, min {min(self.samples) * 1e3:.4g}, "
+            f"max {max(self.samples) * 1e3:.4g} of {len(self.samples)}"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "unit": "seconds",
+            "median": self.median,
+            "min": min(self.samples),
+            "max": max(self.samples),
+            "p10": self.percentile(10),
+            "p90": self.percentile(90),
+            "samples": list(self.samples),
+        }
+
+
+def timed(function: Callable[[], Any], synchronize: Callable[[], None]) -> float:
+    """Seconds of one call, from an idle device to an idle device."""
+    synchronize()
+    begin = time.perf_counter()
+    function()
+    synchronize()
+    return time.perf_counter() - begin
+
+
+def interleave(
+    functions: Mapping[str, Callable[[], Any]],
+    synchronize: Callable[[], None],
+    *,
+    repeats: int,
+    warmup: int = 1,
+    before: Mapping[str, Callable[[], Any]] | None = None,
+) -> dict[str, Timing]:
+    """Time functions in turns, so that a drift of the machine meets all of them alike.
+
+    `before` names what runs, untimed, ahead of each repeat of a function.
+    """
+    samples: dict[str, list[float]] = {name: [] for name in functions}
+    for repeat in range(-warmup, repeats):
+        for name, function in functions.items():
+            if before and name in before:
+                before[name]()
+            seconds = timed(function, synchronize)
+            if repeat >= 0:
+                samples[name].append(seconds)
+    return {name: Timing(tuple(found)) for name, found in samples.items()}
+
+
+def host_seconds_per_call(
+    functions: Mapping[str, Callable[[], Any]],
+    synchronize: Callable[[], None],
+    *,
+    calls: int,
+    batches: int,
+) -> dict[str, Timing]:
+    """Host time of one call: batches in turns, the device waited for only between them."""
+    samples: dict[str, list[float]] = {name: [] for name in functions}
+    for batch in range(-1, batches):
+        for name, function in functions.items():
+            synchronize()
+            begin = time.perf_counter()
+            for _ in range(calls):
+                function()
+            seconds = (time.perf_counter() - begin) / calls
+            if batch >= 0:
+                samples[name].append(seconds)
+    synchronize()
+    return {name: Timing(tuple(found)) for name, found in samples.items()}
+
+
+def paired_ratio(numerator: Timing, denominator: Timing) -> dict[str, float]:
+    """Ratio of two timings that took turns: of the medians, and the spread repeat by repeat."""
+    each = [a / b for a, b in zip(numerator.samples, denominator.samples, strict=True)]
+    return {
+        "of_medians": numerator.median / denominator.median,
+        "median": statistics.median(each),
+        "min": min(each),
+        "max": max(each),
+    }
