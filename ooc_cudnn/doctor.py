@@ -1,0 +1,273 @@
+"""`ooc-cudnn doctor`: what is installed, what of it works, and the command that mends the rest.
+
+`diagnose` gathers facts and never raises; `ooc_cudnn.doctor_rules.judge` says what they mean;
+`report` writes both for a person. CUDA is looked at in a process of its own (`doctor_probe`), so
+that a cuDNN which ends its process is something to report, and so that nothing of CUDA is loaded
+here.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from ooc_cudnn import doctor_probe
+from ooc_cudnn.devices import get_device
+from ooc_cudnn.machines import cache_directory, machine_path
+from ooc_cudnn.settings import SettingRow, describe
+from perfmodel import MachineModel
+
+#: Packages that are named; CuPy and cuDNN come under a name for each major version of CUDA.
+PACKAGES = re.compile(
+    r"ooc[-_]cudnn|numpy|scipy|matplotlib|tqdm|ml[-_]dtypes|torch|cupy(-cuda\d+x|-rocm.*)?"
+    r"|nvidia-cudnn-(cu\d+|frontend)",
+    re.IGNORECASE,
+)
+PROBE_SECONDS = 180
+#: The name of the last fact: how the probe ended.
+ENDED = "ended"
+
+
+@dataclass(frozen=True)
+class Library:
+    """A loaded libcudnn; `version` is cudnnGetVersion's (91900 is 9.19.0), if it has one."""
+
+    path: str
+    version: int | None = None
+    deleted: bool = False
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A card that the driver shows."""
+
+    name: str
+    memory_bytes: int
+    compute_capability: str
+
+
+@dataclass(frozen=True)
+class Check:
+    """A small convolution: its largest error, or why there is none."""
+
+    error_size: float | None = None
+    failure: str = ""
+    remedy: str = ""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """The machine model of a device: its file, and its date or why it cannot be used."""
+
+    device: str
+    path: str
+    date: str = ""
+    failure: str = ""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that is not as it should be, and what mends it."""
+
+    level: Literal["broken", "note"]
+    what: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Everything `diagnose` found. Of what is not there, the value is empty or None."""
+
+    python: str
+    system: str
+    packages: Mapping[str, str]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    driver_installed: bool = False
+    driver: str = ""
+    driver_cuda: int | None = None
+    driver_status: int = 0
+    driver_failure: str = ""
+    gpus: tuple[Gpu, ...] = ()
+    cuda_runtime: int | None = None
+    cupy_failure: str = ""
+    cudnn_backend: int | None = None
+    frontend_failure: str = ""
+    imports: Mapping[str, str] = field(default_factory=dict)
+    libraries: tuple[Library, ...] = ()
+    libraries_here: tuple[Library, ...] = ()
+    probe_failure: str = ""
+    host_check: Check = Check()
+    cuda_check: Check | None = None
+    cache: str = ""
+    cache_writable: bool = True
+    calibrations: tuple[Calibration, ...] = ()
+    settings: tuple[SettingRow, ...] = ()
+    settings_failure: str = ""
+
+    @property
+    def device_setting(self) -> str:
+        """The setting `device`; "auto" where settings cannot be read."""
+        return next((str(row.value) for row in self.settings if row.name == "device"), "auto")
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """Where facts come from; tests put their own in place."""
+
+    packages: Callable[[], Mapping[str, str]] = lambda: installed_packages()
+    probe: Callable[[Sequence[str]], Iterable[tuple[str, Any]]] = lambda m: run_probe(m)
+    libraries_here: Callable[[], list[dict[str, Any]]] = doctor_probe.libraries
+    host_check: Callable[[], float] = lambda: doctor_probe.convolution_error("host")
+    host_identity: Callable[[], Mapping[str, str]] = lambda: get_device("host").identity()
+    settings: Callable[[], list[SettingRow]] = describe
+    environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    cache: Callable[[], Path] = cache_directory
+
+
+def diagnose(modules: Sequence[str] = (), *, surroundings: Surroundings | None = None) -> Diagnosis:
+    """Gather every fact; nothing raises, and nothing of CUDA is imported here.
+
+    Parameters
+    ----------
+    modules : sequence of str
+        Imported first by the process that looks at CUDA, as your program does: ("torch",).
+    surroundings : Surroundings, optional
+        For tests.
+    """
+    at = surroundings or Surroundings()
+    problems: list[str] = []
+
+    def attempt(function: Callable[[], Any], otherwise: Any) -> Any:
+        try:
+            return function()
+        except Exception as error:
+            problems.append(f"{type(error).__name__}: {' '.join(str(error).split())}")
+            return otherwise
+
+    facts: dict[str, Any] = dict(attempt(lambda: list(at.probe(modules)), [(ENDED, "")]))
+    if problems:
+        facts[ENDED] = problems.pop()
+    error = attempt(at.host_check, None)
+    host_check = Check(error, problems.pop() if problems else "")
+    rows = attempt(lambda: tuple(at.settings()), ())
+    settings_failure = problems.pop() if problems else ""
+    driver = facts.get("driver", {})
+    cache = attempt(at.cache, Path())
+    return Diagnosis(
+        python=f"{platform.python_version()} at {sys.executable}",
+        system=platform.platform(),
+        packages=attempt(at.packages, {}),
+        environment={
+            name: at.environment[name]
+            for name in ("CUDA_VISIBLE_DEVICES", "LD_LIBRARY_PATH", "CUDA_PATH")
+            if at.environment.get(name) is not None
+        },
+        driver_installed=bool(driver),
+        driver=driver.get("version", ""),
+        driver_cuda=driver.get("cuda"),
+        driver_status=driver.get("status", 0),
+        driver_failure=driver.get("error", ""),
+        gpus=tuple(Gpu(**gpu) for gpu in driver.get("gpus", ())),
+        cuda_runtime=facts.get("cupy", {}).get("cuda"),
+        cupy_failure=facts.get("cupy", {}).get("error", ""),
+        cudnn_backend=facts.get("frontend", {}).get("backend"),
+        frontend_failure=facts.get("frontend", {}).get("error", ""),
+        imports={name: found.get("error", "") for name, found in facts.get("imports", {}).items()},
+        libraries=tuple(Library(**found) for found in facts.get("libraries", ())),
+        libraries_here=tuple(Library(**found) for found in attempt(at.libraries_here, ())),
+        probe_failure=facts.get(ENDED, ""),
+        host_check=host_check,
+        cuda_check=_cuda_check(facts),
+        cache=str(cache),
+        cache_writable=attempt(lambda: _is_writable(cache), False),
+        calibrations=tuple(
+            _calibration(device, identity)
+            for device, identity in (
+                ("host", attempt(at.host_identity, {})),
+                ("cuda", facts.get("identity", {})),
+            )
+            if identity and "error" not in identity
+        ),
+        settings=rows,
+        settings_failure=settings_failure,
+    )
+
+
+def _cuda_check(facts: Mapping[str, Any]) -> Check | None:
+    found = facts.get("convolution")
+    if found is None:
+        return None
+    return Check(found.get("error_size"), found.get("error", ""), found.get("remedy", ""))
+
+
+def installed_packages() -> dict[str, str]:
+    """Name and version of every installed package that matters here, in lower case."""
+    found: dict[str, str] = {}
+    for distribution in importlib.metadata.distributions():
+        name = (distribution.metadata["Name"] or "").lower().replace("_", "-")
+        if PACKAGES.fullmatch(name):
+            found.setdefault(name, distribution.version)
+    return dict(sorted(found.items()))
+
+
+def run_probe(
+    modules: Sequence[str], command: Sequence[str] | None = None
+) -> Iterator[tuple[str, Any]]:
+    """Look at CUDA in another process; yield its facts, the last of them how it ended."""
+    arguments = [*(command or (sys.executable, "-m", "ooc_cudnn.doctor_probe")), *modules]
+    try:
+        done = subprocess.run(
+            arguments, capture_output=True, text=True, timeout=PROBE_SECONDS, errors="replace"
+        )
+        code, output, complaint = done.returncode, done.stdout, done.stderr
+    except subprocess.TimeoutExpired as error:
+        raw = error.stdout or b""
+        output = raw.decode(errors="replace") if isinstance(raw, bytes) else raw
+        code, complaint = None, f"no answer for {PROBE_SECONDS} s"
+    started = ""
+    for line in output.splitlines():
+        try:
+            found = json.loads(line)
+            fact, value = found["fact"], found["value"]
+        except (ValueError, KeyError, TypeError):
+            continue  # what an imported module printed
+        if fact == "started":
+            started = f" in {value}"
+        else:
+            yield fact, value
+    if code == 0:
+        yield ENDED, ""
+        return
+    try:
+        reason = signal.Signals(-(code or 0)).name
+    except ValueError:
+        reason = "no answer in time" if code is None else f"exit status {code}"
+    last = " ".join(complaint.split())[-300:]
+    yield ENDED, f"{reason}{started}" + (f": {last}" if last else "")
+
+
+def _is_writable(directory: Path) -> bool:
+    at = directory
+    while not at.exists() and at != at.parent:
+        at = at.parent
+    return os.access(at, os.W_OK | os.X_OK)
+
+
+def _calibration(device: str, identity: Mapping[str, str]) -> Calibration:
+    path = machine_path(identity)
+    try:
+        return Calibration(device, str(path), MachineModel.load(path).calibrated)
+    except FileNotFoundError:
+        return Calibration(device, str(path))
+    except (OSError, ValueError) as error:
+        return Calibration(device, str(path), failure=" ".join(str(error).split()))

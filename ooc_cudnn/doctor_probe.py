@@ -1,0 +1,243 @@
+"""What `doctor` finds out about CUDA, in a process of its own: a broken cuDNN may end it.
+
+Run as ``python -m ooc_cudnn.doctor_probe [module...]``. Each fact is printed as one line of JSON as
+soon as it is known, so that a crash loses only what comes after it. Modules named on the command
+line are imported first, as the user's program does: what they load may clash with what the library
+loads.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import importlib.util
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ooc_cudnn.devices import get_device
+
+Emit = Callable[[str, Any], None]
+Load = Callable[[str], Any]
+
+_COMPUTE_MAJOR, _COMPUTE_MINOR = 75, 76  # cuDeviceGetAttribute
+#: cuInit's answer where a driver is installed but no card is visible.
+_NO_DEVICE = 100
+_LIBRARY = re.compile(r"(/\S.*?/libcudnn[^/]*\.so[^/]*?)( \(deleted\))?$")
+
+
+def main(modules: Sequence[str]) -> int:
+    """Print every fact."""
+    probe(_print, modules)
+    return 0
+
+
+def probe(
+    emit: Emit,
+    modules: Iterable[str] = (),
+    *,
+    load: Load = ctypes.CDLL,
+    import_module: Callable[[str], Any] = importlib.import_module,
+    is_installed: Callable[[str], bool] | None = None,
+    check: Callable[[str], float] | None = None,
+    maps: Callable[[], str] | None = None,
+) -> None:
+    """Find out everything, in the order in which it can go wrong. Nothing raises.
+
+    Parameters
+    ----------
+    emit : callable
+        Given the name of a fact and its value.
+    modules : iterable of str
+        Imported first.
+    load, import_module, is_installed, check, maps : callable
+        Stand-ins for tests: loads a shared library; imports a module; says whether one is there;
+        runs a small convolution on the card and returns its error; reads ``/proc/self/maps``.
+    """
+    installed = is_installed or (lambda name: importlib.util.find_spec(name) is not None)
+    imported = {name: _attempt(partial(_import, import_module, name)) for name in modules}
+    emit("imports", imported)
+    driver = _attempt(lambda: driver_facts(load))
+    emit("driver", driver)
+    has_card = bool(driver.get("gpus"))
+    emit("libraries", libraries(maps, load))
+    if not has_card:
+        return
+    for fact, name, describe in (("cupy", "cupy", _cupy), ("frontend", "cudnn", _frontend)):
+        if installed(name):
+            emit(fact, _attempt(partial(describe, import_module, name)))
+            emit("libraries", libraries(maps, load))
+    if installed("cupy") and installed("cudnn"):
+        emit("started", "a small convolution")
+        emit("convolution", _attempt(lambda: {"error_size": (check or convolution_error)("cuda")}))
+        if check is None:
+            emit("identity", _attempt(lambda: dict(get_device("cuda").identity())))
+        emit("libraries", libraries(maps, load))
+
+
+def driver_facts(load: Load) -> dict[str, Any]:
+    """Ask the NVIDIA driver: its CUDA version and cards; empty where there is no driver."""
+    try:
+        cuda = load("libcuda.so.1")
+    except OSError:
+        return {}
+    facts: dict[str, Any] = {"version": _driver_version(load), "gpus": []}
+    version = ctypes.c_int()
+    if cuda.cuDriverGetVersion(ctypes.byref(version)) == 0:
+        facts["cuda"] = version.value
+    status = int(cuda.cuInit(0))
+    if status != 0:
+        if status != _NO_DEVICE:
+            facts["status"] = status
+        return facts
+    count = ctypes.c_int()
+    cuda.cuDeviceGetCount(ctypes.byref(count))
+    for index in range(count.value):
+        device, name, size = ctypes.c_int(), ctypes.create_string_buffer(128), ctypes.c_size_t()
+        major, minor = ctypes.c_int(), ctypes.c_int()
+        cuda.cuDeviceGet(ctypes.byref(device), index)
+        cuda.cuDeviceGetName(name, len(name), device)
+        cuda.cuDeviceTotalMem_v2(ctypes.byref(size), device)
+        cuda.cuDeviceGetAttribute(ctypes.byref(major), _COMPUTE_MAJOR, device)
+        cuda.cuDeviceGetAttribute(ctypes.byref(minor), _COMPUTE_MINOR, device)
+        facts["gpus"].append(
+            {
+                "name": name.value.decode(errors="replace"),
+                "memory_bytes": size.value,
+                "compute_capability": f"{major.value}.{minor.value}",
+            }
+        )
+    return facts
+
+
+def _driver_version(load: Load) -> str:
+    """The driver's own version, "580.65.06": from NVML, else from the kernel module."""
+    try:
+        nvml = load("libnvidia-ml.so.1")
+        text = ctypes.create_string_buffer(96)
+        if nvml.nvmlInit_v2() == 0 and nvml.nvmlSystemGetDriverVersion(text, len(text)) == 0:
+            return text.value.decode(errors="replace")
+    except (AttributeError, OSError):
+        pass
+    try:
+        found = re.search(r"\b\d{3,}\.\d+[.\d]*", Path("/proc/driver/nvidia/version").read_text())
+    except OSError:
+        return ""
+    return found.group() if found else ""
+
+
+def libraries(
+    maps: Callable[[], str] | None = None, load: Load | None = None
+) -> list[dict[str, Any]]:
+    """Every libcudnn in this process: path, version (None if it does not say), deleted or not.
+
+    Parameters
+    ----------
+    maps : callable, optional
+        Returns the text of ``/proc/self/maps``.
+    load : callable, optional
+        Opens a library that is already loaded.
+    """
+    try:
+        text = maps() if maps is not None else Path("/proc/self/maps").read_text()
+    except OSError:  # not Linux
+        return []
+    found: dict[str, bool] = {}
+    for line in text.splitlines():
+        match = _LIBRARY.search(line)
+        if match:
+            found[match[1]] = found.get(match[1], False) or bool(match[2])
+    return [
+        {
+            "path": path,
+            "version": None if deleted else _library_version(path, load or _opened),
+            "deleted": deleted,
+        }
+        for path, deleted in sorted(found.items())
+    ]
+
+
+def _library_version(path: str, load: Load) -> int | None:
+    """What cudnnGetVersion says; the parts of cuDNN other than libcudnn.so itself do not."""
+    if not os.path.basename(path).startswith("libcudnn.so"):
+        return None
+    try:
+        get = load(path).cudnnGetVersion
+    except (AttributeError, OSError):
+        return None
+    get.restype = ctypes.c_size_t
+    return int(get())
+
+
+def _opened(path: str) -> Any:
+    """Open a library only if it is loaded: looking must not change what there is to see."""
+    return ctypes.CDLL(path, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+
+
+def convolution_error(device: str) -> float:
+    """Run a small convolution + bias + ReLU; return its largest error against plain loops."""
+    import numpy as np
+
+    from ooc_cudnn.functions.convolution import convolution_add_activation_forward
+    from ooc_cudnn.settings import settings
+
+    random = np.random.default_rng(0)
+    x = random.standard_normal((2, 3, 12, 10)).astype(np.float32)
+    w = random.standard_normal((4, 3, 3, 3)).astype(np.float32)
+    b = random.standard_normal(4).astype(np.float32)
+    machine = "host" if device == "host" else "h200"
+    with settings(
+        device=device, machine=machine, memory_limit="64MiB", allow_tf32=False, progress=False,
+        verify=0, overlap=True,
+    ):  # fmt: skip
+        y = convolution_add_activation_forward(x, w, b, padding=1)
+    padded = np.pad(x.astype(np.float64), ((0, 0), (0, 0), (1, 1), (1, 1)))
+    expected = np.zeros(y.shape) + b.astype(np.float64).reshape(1, -1, 1, 1)
+    for i in range(3):
+        for j in range(3):
+            seen = padded[:, :, i : i + 12, j : j + 10]
+            expected += np.einsum("oc,nchw->nohw", w[:, :, i, j].astype(np.float64), seen)
+    return float(np.abs(y - np.maximum(expected, 0)).max())
+
+
+def _cupy(import_module: Callable[[str], Any], name: str) -> dict[str, Any]:
+    cupy = import_module(name)
+    runtime = cupy.cuda.runtime
+    return {"version": cupy.__version__, "cuda": int(runtime.runtimeGetVersion())}
+
+
+def _frontend(import_module: Callable[[str], Any], name: str) -> dict[str, Any]:
+    cudnn = import_module(name)
+    return {"version": cudnn.__version__, "backend": int(cudnn.backend_version())}
+
+
+def _import(import_module: Callable[[str], Any], name: str) -> dict[str, Any]:
+    module = import_module(name)
+    return {"version": str(getattr(module, "__version__", ""))}
+
+
+def _attempt(function: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What a function returns, or what it raised, as one line."""
+    try:
+        return function()
+    except Exception as error:
+        message = " ".join(str(error).split())
+        facts = {"error": f"{type(error).__name__}: {message}"}
+        remedy = getattr(error, "remedy", None)
+        if isinstance(remedy, str):
+            facts["remedy"] = remedy
+        return facts
+
+
+def _print(fact: str, value: Any) -> None:
+    sys.stdout.write(json.dumps({"fact": fact, "value": value}) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
