@@ -16,6 +16,7 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -303,6 +304,7 @@ def _demo(arguments: argparse.Namespace) -> int:
             memory_limit=arguments.memory_limit,
             output=arguments.output,
             keep=arguments.keep,
+            say=partial(print, flush=True),  # in a log, too, progress shows as it is made
         )
     return 0
 

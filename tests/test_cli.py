@@ -205,6 +205,7 @@ def test_demo_hands_its_options_on(capsys, monkeypatch, tmp_path):
         "--output", str(tmp_path), "--keep",
     )  # fmt: skip
     assert status == 0
+    assert callable(seen.pop("say"))
     assert seen == {
         "megapixels": 0.5, "memory_limit": "1MiB", "output": tmp_path, "keep": True,
         "device": "host",
