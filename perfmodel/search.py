@@ -254,9 +254,7 @@ class _Search:
         for _ in range(2):
             before = self.rank(split)
             for axis in axes:
-                best = min(
-                    (_with(split, {axis: size}) for size in self.sizes(axis)), key=self.rank
-                )
+                best = min((_with(split, {axis: size}) for size in self.sizes(axis)), key=self.rank)
                 if self.is_worth(best, split):
                     split = best
             if not self.rank(split) < before:

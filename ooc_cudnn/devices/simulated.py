@@ -42,7 +42,7 @@ def simulated_array(shape: tuple[int, ...], dtype: str, placement: str) -> Simul
     --------
     >>> array = simulated_array((512, 64, 256, 256), "bfloat16", "disk")
     >>> array.nbytes, array[:1, :, 8:16].nbytes, array[:1].placement
-    (4294967296, 2097152, 'disk')
+    (4294967296, 262144, 'disk')
     """
     element = np.zeros((), f"V{DTYPES[dtype]}")
     array = np.broadcast_to(element, shape).view(SimulatedArray)

@@ -70,10 +70,10 @@ def plan(
     --------
     >>> from ooc_cudnn.tensor import TensorSpec
     >>> x, w = TensorSpec((512, 64, 256, 256)), TensorSpec((64, 64, 3, 3), placement="device")
-    >>> found = plan("convolution_forward", x=x, w=w, padding=1, machine="h200",
+    >>> found = plan("convolution_forward", x=x, w=w, padding=1, out=x, machine="h200",
     ...              memory_limit="16GiB")
     >>> found.binding_stage, found.device_bytes < 2**34, 0.15 < found.seconds < 0.2
-    ('copy_out', True, True)
+    ('copy_in', True, True)
     """
     request, ask_workspace, device = _prepare(function, machine, memory_limit, out, arguments)
     if device is None:

@@ -1,0 +1,197 @@
+"""`plan`: what the call itself would do, from specs, for this machine or another."""
+
+import json
+
+import numpy as np
+import pytest
+
+import ooc_cudnn
+from ooc_cudnn.devices import get_device
+from ooc_cudnn.errors import PlanInfeasibleError
+from ooc_cudnn.functions.plan import FUNCTIONS, plan
+from ooc_cudnn.pipeline.plan import Plan
+from ooc_cudnn.tensor import TensorSpec
+from perfmodel import shipped
+
+X = TensorSpec((512, 64, 256, 256))
+W = TensorSpec((64, 64, 3, 3), placement="device")
+B = TensorSpec((64,), placement="device")
+
+
+def planned(function="convolution_forward", **changes):
+    arguments = {"x": X, "w": W, "padding": 1, "machine": "h200", "memory_limit": "1GiB"}
+    return plan(function, **(arguments | changes))
+
+
+class TestAnotherMachine:
+    def test_no_device_is_asked(self, monkeypatch):
+        def forbidden(setting):
+            raise AssertionError("a device was asked for")
+
+        monkeypatch.setattr("ooc_cudnn.functions.plan.get_device", forbidden)
+        found = planned()
+        assert found.machine == "h200"
+        assert found.device_bytes <= found.memory_limit == 2**30
+        assert found.workspace_bytes == 0
+
+    @pytest.mark.parametrize("function", FUNCTIONS)
+    def test_every_function_can_be_planned(self, function):
+        arguments = {"b": B} if "add" in function else {}
+        found = planned(function, **arguments)
+        assert found.function == function
+        assert [name for name, _ in found.operands] == ["x", "w", *arguments, "y"]
+
+    def test_a_model_a_file_and_a_name_mean_the_same(self, tmp_path):
+        shipped("h200").save(tmp_path / "mine.json")
+        assert (
+            planned(machine=shipped("h200")) == planned() == planned(machine=tmp_path / "mine.json")
+        )
+
+    def test_both_memory_orders_are_considered(self):
+        found = planned(memory_limit="100GiB", x=TensorSpec((4, 64, 256, 256), "float16", "device"),
+                        w=TensorSpec((64, 64, 3, 3), "float16", "device"))  # fmt: skip
+        assert {found.layout, *(other.layout for other in found.alternatives)} == {
+            "channels_first",
+            "channels_last",
+        }
+
+    @pytest.mark.parametrize("machine", ["h201", "H200x"])
+    def test_an_unknown_machine_is_named_with_the_nearest(self, machine):
+        with pytest.raises(ValueError, match=r"did you mean 'h200'"):
+            planned(machine=machine)
+
+    def test_a_file_that_is_not_there_is_named(self, tmp_path):
+        with pytest.raises(ValueError, match="no such file"):
+            planned(machine=str(tmp_path / "none.json"))
+
+
+class TestLimit:
+    def test_the_argument_the_setting_then_the_machine(self):
+        with ooc_cudnn.settings(memory_limit="2GiB"):
+            assert planned(memory_limit=None).memory_limit == 2**31
+            assert planned(memory_limit="3GiB").memory_limit == 3 * 2**30
+        assert planned(memory_limit=None).memory_limit == int(0.9 * 150_754_820_096)
+        assert planned(memory_limit=0.5).memory_limit == 150_754_820_096 // 2
+
+    def test_a_machine_that_does_not_say_needs_one(self):
+        with pytest.raises(ValueError, match=r"'host' does not say.*memory_limit"):
+            planned(machine="host", memory_limit=None)
+        with pytest.raises(ValueError, match="memory_limit"):
+            planned(machine="host", memory_limit=0.5)
+        assert planned(machine="host", memory_limit=2**30).memory_limit == 2**30
+
+    def test_a_limit_too_small_says_what_would_do(self):
+        with pytest.raises(PlanInfeasibleError) as error:
+            planned(memory_limit=1000)
+        smallest = error.value.smallest_bytes
+        assert planned(memory_limit=smallest).device_bytes <= smallest
+
+    @pytest.mark.parametrize("limit", ["lots", -1, float("nan")])
+    def test_a_limit_that_is_none_is_refused(self, limit):
+        with pytest.raises(ValueError, match="memory_limit"):
+            planned(memory_limit=limit)
+
+
+class TestResult:
+    def test_where_it_goes_is_the_functions_own_rule(self):
+        placed = {"pinned": "pinned", "pageable": "pageable", "disk": "pageable"}
+        for x, y in placed.items():
+            found = planned(x=TensorSpec(X.shape, placement=x))
+            assert dict(found.operands)["y"].placement == y
+        on_device = TensorSpec((4, 64, 256, 256), placement="device")
+        small = planned(x=on_device, memory_limit="1GiB")
+        assert dict(small.operands)["y"].placement == "device"
+        # the result takes its room from the limit
+        assert small.memory_limit == 2**30 - on_device.nbytes
+        large = planned(x=on_device, memory_limit="63MiB")
+        assert dict(large.operands)["y"].placement == "pinned"
+
+    def test_out_is_a_spec_or_an_array_and_checked(self):
+        assert dict(planned(out=X).operands)["y"].placement == "pinned"
+        with pytest.raises(ValueError, match="out must have shape"):
+            planned(out=TensorSpec((1, 64, 256, 256)))
+        with pytest.raises(TypeError, match="out must be float32"):
+            planned(out=TensorSpec(X.shape, "float16"))
+
+    def test_beta_needs_out(self):
+        with pytest.raises(ValueError, match="beta"):
+            planned(beta=1.0)
+        assert planned(beta=1.0, out=X).bytes_in == 2 * X.nbytes
+
+
+class TestArguments:
+    def test_an_unknown_function_lists_all_and_suggests(self):
+        with pytest.raises(ValueError, match=r"did you mean 'convolution_forward'.*one of conv"):
+            planned("convolution_forwrd")
+        with pytest.raises(ValueError, match="is not known; it is one of"):
+            planned("xyz")
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"paddin": 1}, "convolution_forward: got an unexpected keyword argument 'paddin'"),
+            ({"w": 3}, "w must be an array or a TensorSpec, not 3"),
+            ({"w": TensorSpec((64, 64, 3, 3), "float64")}, "w must be float32 like x"),
+        ],
+    )
+    def test_bad_arguments_are_named(self, change, message):
+        with pytest.raises(TypeError, match=message):
+            planned(**change)
+
+    def test_missing_arguments_are_named(self):
+        with pytest.raises(TypeError, match="missing a required argument: 'w'"):
+            plan("convolution_forward", x=X)
+
+    def test_what_the_function_refuses_is_refused(self):
+        with pytest.raises(ValueError, match="groups"):
+            planned(groups=7)
+        with pytest.raises(ValueError, match="activation"):
+            planned("convolution_add_activation_forward", b=B, activation="rely")
+
+    @pytest.mark.parametrize("shape", [(64,), (1, 64, 1, 1)])
+    def test_a_bias_has_either_of_its_shapes(self, shape):
+        found = planned("convolution_add_activation_forward", b=TensorSpec(shape))
+        assert dict(found.operands)["b"].shape == (64,)
+
+
+class TestHere:
+    """Without `machine`: the plan of the call itself, on the device of the settings."""
+
+    @pytest.mark.parametrize("out", [False, True])
+    @pytest.mark.parametrize("limit", ["100kB", "1MB"])
+    def test_it_is_the_plan_the_call_runs_by(self, limit, out, random):
+        x = random.standard_normal((3, 6, 33, 20)).astype("f4")
+        w = random.standard_normal((8, 6, 3, 3)).astype("f4")
+        b = random.standard_normal(8).astype("f4")
+        arguments = {"x": x, "w": w, "b": b, "padding": 1, "activation": "tanh"}
+        if out:
+            arguments["out"] = np.empty((3, 8, 33, 20), "f4")
+        with ooc_cudnn.settings(memory_limit=limit):
+            found = plan("convolution_add_activation_forward", **arguments)
+            with ooc_cudnn.profile() as profile:
+                ooc_cudnn.convolution_add_activation_forward(**arguments)
+        assert profile.calls[0].plan == found
+        assert profile.calls[0].peak_device_bytes == found.device_bytes
+        assert found.workspace_bytes > 0
+
+    def test_specs_will_do_and_nothing_is_allocated(self):
+        before = get_device("host").arena.held_bytes
+        found = plan("convolution_forward", x=X, w=W, padding=1, memory_limit="1GiB")
+        assert found.machine == "host"
+        assert get_device("host").arena.held_bytes == before
+
+    def test_the_limit_of_the_settings_holds(self):
+        with ooc_cudnn.settings(memory_limit="1GiB"):
+            assert plan("convolution_forward", x=X, w=W).memory_limit == 2**30
+
+
+@pytest.mark.parametrize("limit", ["1GiB", "100GiB"])
+def test_a_plan_goes_to_json_and_back(limit):
+    found = planned(
+        "convolution_add_activation_forward", b=B, memory_limit=limit, x=TensorSpec((8, 64, 64, 64))
+    )
+    text = json.dumps(found.to_json(), allow_nan=False)
+    assert Plan.from_json(json.loads(text)) == found
+    here = plan("convolution_forward", x=TensorSpec((1, 3, 32, 32)), w=TensorSpec((8, 3, 3, 3)))
+    assert here.algorithms
+    assert Plan.from_json(json.loads(json.dumps(here.to_json()))) == here

@@ -1,0 +1,104 @@
+"""Which machine model is taken, and what happens where there is none or a bad one."""
+
+import dataclasses
+import os
+import re
+import warnings
+
+import pytest
+
+from ooc_cudnn import machines
+from ooc_cudnn.devices.simulated import SimulatedDevice
+from ooc_cudnn.machines import cache_directory, machine_for, machine_key, machine_path
+from perfmodel import shipped
+
+HOST, H200 = shipped("host"), shipped("h200")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(machines, "_told", set())
+    return tmp_path
+
+
+@pytest.fixture
+def device():
+    return SimulatedDevice(H200)
+
+
+def fitted(device, **changes):
+    return dataclasses.replace(
+        H200, name="fitted", calibrated="2025-01-31", identity=device.identity(), **changes
+    )
+
+
+def test_a_given_one_is_taken_as_it_is(device, tmp_path):
+    assert machine_for(device, HOST) is HOST
+    assert machine_for(device, "host") == HOST
+    fitted(device).save(tmp_path / "mine.json")
+    assert machine_for(device, str(tmp_path / "mine.json")) == fitted(device)
+    with pytest.raises(ValueError, match="did you mean 'h200'"):
+        machine_for(device, "h20")
+    with pytest.raises(ValueError, match="no such file"):
+        machine_for(device, str(tmp_path / "other.json"))
+
+
+def test_the_fitted_one_is_taken_in_silence(device):
+    fitted(device).save(machine_path(device.identity()))
+    assert machine_for(device, None) == fitted(device)
+
+
+def test_without_one_the_shipped_is_taken_and_said_once(device):
+    with pytest.warns(UserWarning, match="not calibrated.*'ooc-cudnn calibrate'"):
+        assert machine_for(device, None) == H200
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert machine_for(device, None) == H200
+
+
+@pytest.mark.parametrize("content", ["", "{", '{"format": "other"}', '{"a": 1}'])
+def test_a_bad_file_is_said_and_not_used(device, content):
+    path = machine_path(device.identity())
+    path.parent.mkdir(parents=True)
+    path.write_text(content)
+    with pytest.warns(UserWarning, match=f"{re.escape(str(path))}.*'ooc-cudnn calibrate'"):
+        assert machine_for(device, None) == H200
+
+
+def test_a_file_from_elsewhere_is_refused(device):
+    path = machine_path(device.identity())
+    elsewhere = {**device.identity(), "gpu": "NVIDIA A100"}
+    dataclasses.replace(fitted(device), identity=elsewhere).save(path)
+    with pytest.warns(UserWarning, match="fitted where gpu is 'NVIDIA A100'"):
+        assert machine_for(device, None) == H200
+
+
+def test_a_file_written_meanwhile_is_seen(device):
+    path = machine_path(device.identity())
+    fitted(device).save(path)
+    first = machine_for(device, None)
+    assert machine_for(device, None) is first
+    fitted(device, quality={"duplex": {"spread": 0.5}}).save(path)
+    os.utime(path, ns=(1, 1))
+    assert machine_for(device, None).quality == {"duplex": {"spread": 0.5}}
+
+
+def test_the_key_is_a_file_name_and_tells_machines_apart():
+    identity = {"gpu": "NVIDIA H200 / SXM: 141GB", "driver": "570.86", "cudnn": "9.8"}
+    key = machine_key(identity)
+    assert re.fullmatch(r"[A-Za-z0-9._-]{1,150}", key)
+    assert machine_key({**identity, "device_bytes": "1", "note": "x"}) == key
+    assert machine_key({**identity, "gpu": "NVIDIA H200 - SXM  141GB"}) != key
+    for name in identity:
+        assert machine_key({**identity, name: "other"}) != key
+    assert len(machine_key({"gpu": "x" * 1000, "host": "../../etc"})) < 150
+    assert "/" not in machine_key({"host": "../../etc"})
+
+
+def test_where_files_are_kept(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cache_directory() == tmp_path / ".cache" / "ooc_cudnn"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert cache_directory() == tmp_path / ".cache" / "ooc_cudnn"
