@@ -128,6 +128,7 @@ class _Prepared(NamedTuple):
     geometry: np.ndarray
 
 
+_UNKNOWN = _Prepared(None, (), (0, 0), np.empty(0))
 _prepared: dict[Any, _Prepared | None] = {}
 _current_device: Callable[[], int] | None = None
 
@@ -353,9 +354,8 @@ def pointwise(
         _signature(shift),
         _signature(old),
     )
-    try:
-        prepared = _prepared[key]
-    except KeyError:
+    prepared = _prepared.get(key, _UNKNOWN)
+    if prepared is _UNKNOWN:
         if dtype is None:
             given = (destination, value, scale, shift)
             dtype = min((view for view in given if view), key=lambda view: view.item_bytes).dtype
@@ -472,9 +472,8 @@ def relayout(destination: DeviceView, value: DeviceView, stream: Any = None) -> 
     """
     device = _device()
     key = ("relayout", device, _signature(destination), _signature(value))
-    try:
-        prepared = _prepared[key]
-    except KeyError:
+    prepared = _prepared.get(key, _UNKNOWN)
+    if prepared is _UNKNOWN:
         prepared = _prepare(device, key, plan_relayout(destination, value))
     if prepared is not None:
         prepared.function(
@@ -628,9 +627,8 @@ def convolution_direct(
     dilation = _per_axis("dilation", dilation, axes, 1)
     options = (padding, stride, dilation, groups)
     key = ("convolution", device, options, _signature(x), _signature(w), _signature(y))
-    try:
-        prepared = _prepared[key]
-    except KeyError:
+    prepared = _prepared.get(key, _UNKNOWN)
+    if prepared is _UNKNOWN:
         launch = plan_convolution_direct(x, w, y, padding, stride, dilation, groups)
         prepared = _prepare(device, key, launch)
     if prepared is not None:
