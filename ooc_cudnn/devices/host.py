@@ -147,6 +147,7 @@ class HostDevice:
             return None
         return needed, ("columns and matrix product",) if needed else ()
 
+    @np.errstate(all="ignore")  # infinity and NaN propagate as on a card, without a word
     def run(
         self,
         launch: Launch,
@@ -185,16 +186,14 @@ class HostDeviceArray(np.ndarray[Any, Any]):
 def _array(view: DeviceView) -> HostArray:
     """Return the NumPy array over a device view."""
     dtype = numpy_dtype(view.dtype)
-    span = 1 + sum(
-        (extent - 1) * stride
-        for extent, stride in zip(view.shape, view.strides, strict=True)
-        if extent
-    )
     if 0 in view.shape:
         return np.empty(view.shape, dtype)
-    raw: Any = (ctypes.c_char * (span * dtype.itemsize)).from_address(view.pointer)
     strides = tuple(stride * dtype.itemsize for stride in view.strides)
-    return np.ndarray(view.shape, dtype, buffer=raw, strides=strides)
+    reach = [(extent - 1) * stride for extent, stride in zip(view.shape, strides, strict=True)]
+    below = -sum(step for step in reach if step < 0)  # bytes before the first element
+    span = below + sum(step for step in reach if step > 0) + dtype.itemsize
+    raw: Any = (ctypes.c_char * span).from_address(view.pointer - below)
+    return np.ndarray(view.shape, dtype, buffer=raw, offset=below, strides=strides)
 
 
 def _pointwise(

@@ -11,13 +11,14 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.devices.view import DeviceView
-from ooc_cudnn.errors import DeviceOutOfMemoryError
+from ooc_cudnn.errors import DeviceOutOfMemoryError, PlanInfeasibleError
+from ooc_cudnn.machines import machine_for
 from ooc_cudnn.memory.arrays import (
     Wrapped,
     check_apart,
@@ -26,7 +27,6 @@ from ooc_cudnn.memory.arrays import (
     wrap,
 )
 from ooc_cudnn.memory.functions import empty_in
-from ooc_cudnn.machines import machine_for
 from ooc_cudnn.memory.limit import forget_limits, limit_bytes
 from ooc_cudnn.operations.chain import Chain
 from ooc_cudnn.pipeline.execute import Executor, Source, make_executor
@@ -179,19 +179,39 @@ def _prepare(
     pointers = {name: operand.pointer for name, operand in operands.items()}
     pointers["y"] = result.pointer if result is not None else 0
     chain = build(specs, settings)
-    room = limit_bytes(device, settings.memory_limit) - device.arena.array_bytes
+    limit = limit_bytes(device, settings.memory_limit)
+    room = limit - device.arena.array_bytes
     specs["y"], available = place_result(chain, specs["x"], result and result.spec, room)
-    request = make_request(
-        function,
-        chain,
-        specs,
-        machine_for(device, settings.machine),
-        max(int(available * share), 0),
-        device.layouts(chain.dtype),
-        overlap=settings.overlap,
-        aligned={name: pointer % 16 == 0 for name, pointer in pointers.items()},
-    )
-    plan = make_plan(request, device.workspace)
+
+    def planned() -> tuple[Request, Plan]:
+        request = make_request(
+            function,
+            chain,
+            specs,
+            machine_for(device, settings.machine),
+            max(int(available * share), 0),
+            device.layouts(chain.dtype),
+            overlap=settings.overlap,
+            aligned={name: pointer % 16 == 0 for name, pointer in pointers.items()},
+        )
+        return request, make_plan(request, device.workspace)
+
+    try:
+        try:
+            request, plan = planned()
+        except PlanInfeasibleError:
+            if result is not None or specs["y"].placement != "device":
+                raise
+            # A new result that leaves no room to work in goes to the host.
+            specs["y"], available = replace(specs["y"], placement="pinned"), room
+            request, plan = planned()
+    except PlanInfeasibleError as error:
+        # The limit to set counts the arrays that take their share of it.
+        raise PlanInfeasibleError(
+            function=function,
+            limit_bytes=limit,
+            smallest_bytes=error.smallest_bytes + limit - available,
+        ) from None
     prepared = Prepared(
         chain,
         plan,
@@ -326,6 +346,7 @@ def _run(
             wait=not all(isinstance(source, DeviceView) for source in sources.values()),
             timed=calls is not None,
             on_piece=None if type(progress) is Reporter else progress.update,
+            limit_bytes=limit_bytes(device, settings.memory_limit),
         )
     if calls is not None and trace is not None:
         calls.append(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -84,7 +84,7 @@ def describe_forward(
     x: Any, w: Any, padding: Any, stride: Any, dilation: Any, groups: Any, alpha: Any, beta: Any
 ) -> Description:
     """Describe a `convolution_forward`, to be run or planned."""
-    geometry = _geometry(padding, stride, dilation, groups)
+    geometry = (padding, stride, dilation, groups)
     alpha, beta = _scalar(alpha, "alpha"), _scalar(beta, "beta")
 
     def build(specs: Mapping[str, TensorSpec], settings: Settings) -> Chain:
@@ -92,7 +92,7 @@ def describe_forward(
         return Chain((convolution,), convolution.dtype, alpha, beta)
 
     arrays = {"x": x, "w": w}
-    return Description("convolution_forward", build, arrays, (geometry, alpha, beta), beta)
+    return Description("convolution_forward", build, arrays, _remember(geometry, alpha, beta), beta)
 
 
 def convolution_add_activation_forward(
@@ -172,7 +172,7 @@ def describe_add_activation_forward(
     beta: Any,
 ) -> Description:
     """Describe a `convolution_add_activation_forward`, to be run or planned."""
-    geometry = _geometry(padding, stride, dilation, groups)
+    geometry = (padding, stride, dilation, groups)
     alpha, beta = _scalar(alpha, "alpha"), _scalar(beta, "beta")
     mode, coef = check_mode(activation, coef, name="activation")
     b = _flat_bias(b, x)
@@ -198,13 +198,13 @@ def describe_add_activation_forward(
         "convolution_add_activation_forward",
         build,
         {"x": x, "w": w, "b": b},
-        (geometry, mode, coef, alpha, beta),
+        _remember(geometry, mode, coef, alpha, beta),
         beta,
     )
 
 
 #: Each public function, and what describes its call: with the same parameters, less `out`.
-DESCRIBED = {
+DESCRIBED: dict[str, tuple[Callable[..., Any], Callable[..., Description]]] = {
     "convolution_forward": (convolution_forward, describe_forward),
     "convolution_add_activation_forward": (
         convolution_add_activation_forward,
@@ -213,21 +213,15 @@ DESCRIBED = {
 }
 
 
-def _geometry(*arguments: Any) -> tuple[Hashable, ...]:
-    """Make padding, stride, dilation and groups hashable; they are checked with the shapes."""
-    return tuple(_hashable(argument) for argument in arguments)
-
-
-def _hashable(value: Any) -> Hashable:
-    if isinstance(value, np.ndarray):
-        value = value.tolist()
-    if isinstance(value, list | tuple):
-        return tuple(_hashable(item) for item in value)
-    return (type(value).__name__, value) if isinstance(value, bool) else value
+def _remember(*arguments: Any) -> Hashable:
+    """What a plan depends on, hashable; 1, 1.0 and True are equal, but only the first is valid."""
+    return repr(arguments)
 
 
 def _scalar(value: Any, name: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float | np.number):
+    if isinstance(value, bool) or not isinstance(
+        value, int | float | np.integer | np.floating
+    ):
         raise TypeError(f"{name} must be a number, not {value!r}")
     number = float(value)
     if not np.isfinite(number):

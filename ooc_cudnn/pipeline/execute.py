@@ -101,6 +101,7 @@ class Executor:
         wait: bool,
         timed: bool = False,
         on_piece: Callable[[int], None] | None = None,
+        limit_bytes: int | None = None,
     ) -> Trace | None:
         """Run every step.
 
@@ -116,16 +117,18 @@ class Executor:
             Whether to return a trace.
         on_piece : callable, optional
             Told how many pieces are done, now and then.
+        limit_bytes : int, optional
+            What the library may hold on the device; without it, the plan's limit beside all arrays.
 
         Raises
         ------
         Exception
             The first error of any step, after the streams are drained.
         """
+        if limit_bytes is None:
+            limit_bytes = self.plan.memory_limit + device.arena.array_bytes
         base = device.arena.reserve(
-            self.layout.total_bytes,
-            self.plan.memory_limit + device.arena.array_bytes,
-            purpose=self.plan.function,
+            self.layout.total_bytes, limit_bytes, purpose=self.plan.function
         )
         run = device.start(overlap=self.plan.overlap, staged=staged, timed=timed)
         try:
@@ -241,13 +244,13 @@ class Executor:
         )
 
     def _trace(self, device: Device, events: list[Event | None]) -> Trace:
-        traced = []
+        traced, specs = [], dict(self.plan.operands)
         for step, event in zip(self.schedule.steps, events, strict=True):
             if event is None:
                 continue
             start, stop = event.interval
             moved = 0
-            if step.stream != COMPUTE:
+            if step.stream != COMPUTE and specs[step.places[0].operand].placement != "device":
                 (place,) = step.places
                 moved = DTYPES[self.chain.operands[place.operand].dtype]
                 for low, high in place.region:

@@ -81,6 +81,11 @@ class Request:
         """The operands by name."""
         return dict(self.operands)
 
+    @cached_property
+    def counted(self) -> dict[tuple[str, Split], _Counted]:
+        """Splits counted so far, by layout: the same in every search, whatever memory is left."""
+        return {}
+
 
 @dataclass(frozen=True)
 class Priced:
@@ -122,7 +127,10 @@ class SplitProblem:
         if not self.chain.is_legal(split):
             return Price(0, 0.0, legal=False, reason="cX cannot be cut beside several groups")
         if split not in self.priced:
-            counted = _Counted(self, split)
+            key = self.layout, split
+            counted = self.request.counted.get(key)
+            if counted is None:
+                counted = self.request.counted[key] = _Counted(self, split)
             best: Priced | None = None
             for depth in RING_DEPTHS if counted.pieces > 1 else (1,):
                 for whole in (True, False):
@@ -399,7 +407,7 @@ def _leave_workspace(request: Request, ask_workspace: AskWorkspace) -> Plan | No
     """Leave workspace more and more of the memory, down to the smallest pieces there are."""
     limit = request.memory_limit
     tries: list[tuple[Request, int, Split | None]] = [
-        (request, limit - limit // share, None) for share in (2, 4, 8)
+        (request, limit - limit // share, None) for share in (2, 8)
     ]
     for alone, corner, piece_bytes, workspace_bytes in _corners(request, ask_workspace):
         if piece_bytes + workspace_bytes <= limit:

@@ -80,6 +80,7 @@ class Verification:
         run.finish(wait=True)
         return array.astype(np.float64)
 
+    @np.errstate(all="ignore")  # infinity and NaN are compared, too
     def check(self) -> None:
         """Compare every patch.
 

