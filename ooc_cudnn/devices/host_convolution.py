@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -20,6 +23,9 @@ Array = np.ndarray[Any, Any]
 
 #: Columns of one block: about a second-level cache.
 BLOCK_BYTES = 2 * 2**20
+MOST_WORKERS = 8
+#: Work that outweighs handing a share to another thread (some 50 microseconds).
+WORTH_A_WORKER_FLOPS = 10_000_000
 
 
 def compute_dtype(dtype: str) -> str:
@@ -35,16 +41,22 @@ def _block_sites(operation: Convolution) -> int:
     return min(sites, max(1, math.prod(operation.output_shape[2:])))
 
 
+def _workers(operation: Convolution) -> int:
+    """Threads that compute blocks side by side: one a core, where there is work for them."""
+    flops = 2 * math.prod(operation.output_shape) * math.prod(operation.w_shape[1:])
+    return max(1, min(os.cpu_count() or 1, MOST_WORKERS, int(flops // WORTH_A_WORKER_FLOPS)))
+
+
 def workspace_bytes(operation: Convolution) -> int:
-    """Scratch bytes: the filter in the compute dtype, one block's columns and its product.
+    """Scratch bytes: the filter in the compute dtype; for each worker a block's columns and product.
 
     >>> workspace_bytes(Convolution.of((1, 1, 4, 4), (1, 1, 3, 3)))
     196
     """
     item = DTYPES[compute_dtype(operation.dtype)]
     depth, c_y = math.prod(operation.w_shape[1:]), operation.w_shape[0]
-    sites = _block_sites(operation)
-    return item * (math.prod(operation.w_shape) + sites * (depth + c_y // operation.groups))
+    block = _block_sites(operation) * (depth + c_y // operation.groups)
+    return item * (math.prod(operation.w_shape) + _workers(operation) * block)
 
 
 def convolve(operation: Convolution, x: Array, w: Array, y: Array, workspace: Array) -> None:
@@ -61,41 +73,68 @@ def convolve(operation: Convolution, x: Array, w: Array, y: Array, workspace: Ar
         y[...] = 0
         return
     dtype = numpy_dtype(compute_dtype(operation.dtype))
-    groups, depth = operation.groups, math.prod(operation.w_shape[1:])
-    per_group, c_x = operation.w_shape[0] // groups, operation.w_shape[1]
-    sites = _block_sites(operation)
     scratch = workspace[: workspace_bytes(operation)].view(dtype)
     filters = scratch[: w.size].reshape(w.shape)
     np.copyto(filters, w, casting="unsafe")
+    boxes = list(
+        itertools.product(
+            range(x.shape[0]), _blocks(operation.output_shape[2:], _block_sites(operation))
+        )
+    )
+    workers = _workers(operation)
+    shares = scratch[w.size :].reshape(workers, -1)
+    if workers == 1:
+        _convolve_boxes(operation, x, filters, y, boxes, shares[0])
+        return
+    futures = [
+        _pool().submit(_convolve_boxes, operation, x, filters, y, boxes[at::workers], shares[at])
+        for at in range(workers)
+    ]
+    wait(futures)  # no thread may touch the arena once this returns, even after an error
+    for future in futures:
+        future.result()
+
+
+@cache
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(MOST_WORKERS, thread_name_prefix="ooc_cudnn host")
+
+
+def _convolve_boxes(
+    operation: Convolution,
+    x: Array,
+    filters: Array,
+    y: Array,
+    boxes: list[tuple[int, tuple[tuple[int, int], ...]]],
+    scratch: Array,
+) -> None:
+    """Compute some boxes of the output, one after the other, in scratch memory of their own."""
+    groups, depth = operation.groups, math.prod(operation.w_shape[1:])
+    per_group, c_x = operation.w_shape[0] // groups, operation.w_shape[1]
     matrix = filters.reshape(groups, per_group, depth)
-    columns = scratch[w.size : w.size + depth * sites]
-    product = scratch[w.size + depth * sites :]
-    for image, (lines, columns_of) in itertools.product(
-        range(x.shape[0]), _blocks(operation.output_shape[2:], sites)
-    ):
-        shape = tuple(stop - start for start, stop in (*lines, columns_of))
+    sites = _block_sites(operation)
+    columns, product = scratch[: depth * sites], scratch[depth * sites :]
+    for image, box in boxes:
+        shape = tuple(stop - start for start, stop in box)
         count = math.prod(shape)
         gathered = columns[: depth * count].reshape(depth, count)
         result = product[: per_group * count].reshape(per_group, count)
-        window = tuple(slice(start, stop) for start, stop in (*lines, columns_of))
+        window = tuple(slice(start, stop) for start, stop in box)
         for group in range(groups):
             _gather(
                 operation,
                 x[image, group * c_x : (group + 1) * c_x],
-                (*lines, columns_of),
+                box,
                 gathered.reshape(c_x, -1, *shape),
             )
             np.matmul(matrix[group], gathered, out=result)
             channels = slice(group * per_group, (group + 1) * per_group)
             inside: tuple[Any, ...] = (image, channels, *window)
-            target = y[inside]
-            np.copyto(target, result.reshape(per_group, *shape), casting="unsafe")
+            np.copyto(y[inside], result.reshape(per_group, *shape), casting="unsafe")
 
 
-def _blocks(
-    extents: tuple[int, ...], sites: int
-) -> Iterator[tuple[tuple[tuple[int, int], ...], tuple[int, int]]]:
-    """Cut the output sites into boxes of at most `sites`: (ranges of outer axes, innermost)."""
+def _blocks(extents: tuple[int, ...], sites: int) -> Iterator[tuple[tuple[int, int], ...]]:
+    """Cut the output sites into boxes of at most `sites`: a range for each axis."""
     sizes, room = [], sites
     for extent in reversed(extents):
         sizes.append(max(1, min(extent, room)))
@@ -105,8 +144,7 @@ def _blocks(
         [(start, min(start + size, extent)) for start in range(0, extent, size)]
         for extent, size in zip(extents, sizes, strict=True)
     ]
-    for box in itertools.product(*axes):
-        yield box[:-1], box[-1]
+    yield from itertools.product(*axes)
 
 
 def _gather(
