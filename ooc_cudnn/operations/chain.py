@@ -314,6 +314,8 @@ class _Builder:
     ) -> None:
         if output != "y":
             self.buffers[output] = Buffer(shape, dtype, order)
+        if 0 in shape:
+            return  # the next operation sees padding alone
         self.launched.append(Launch(operation, inputs, output))
 
     def _in_order(self, name: str, order: str, target: str) -> str:

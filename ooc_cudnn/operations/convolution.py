@@ -242,6 +242,8 @@ class Convolution:
         x = np.pad(x, ((0, 0), (0, 0), *self.padding))
         n, c_y = x.shape[0], w.shape[0]
         sites = self.output_shape[2:]
+        if 0 in sites:
+            return np.zeros((n, c_y, *sites))
         x = x.reshape(n, self.groups, -1, *x.shape[2:])
         w = w.reshape(self.groups, c_y // self.groups, *w.shape[1:])
         y = np.zeros((n, self.groups, c_y // self.groups, *sites))

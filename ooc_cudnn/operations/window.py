@@ -48,10 +48,17 @@ def input_rows(
 
     >>> input_rows((0, 1), 10, window=1, stride=1, padding=(2, 2), dilation=1)
     Rows(start=0, stop=0, before=1, after=0)
+
+    No output rows (inside a chain, where the next operation sees padding alone) need none either:
+
+    >>> input_rows((0, 0), 10, window=3, stride=1, padding=(1, 1), dilation=1)
+    Rows(start=0, stop=0, before=2, after=0)
     """
     low = rows[0] * stride - padding[0]
     high = (rows[1] - 1) * stride - padding[0] + (window - 1) * dilation + 1
     start = min(max(low, 0), extent)
+    if rows[0] == rows[1]:
+        return Rows(start, start, max(high - low, 0), 0)
     stop = min(max(high, start), extent)
     if high <= 0:  # wholly in the leading padding
         return Rows(0, 0, high - low, 0)
