@@ -109,20 +109,34 @@ class DirectBiasActivation:
 class DuplexLink:
     """Raw copies of x to the device and of NaN to y, both at once: the bytes of a call, no more.
 
-    On a GPU one asynchronous copy each way, on streams of their own; on the host two threads. What
-    comes back is NaN, so every measurement also poisons y for the call that follows.
+    On a GPU asynchronous copies, each way on a stream of its own: whole, or in pieces of
+    `piece_bytes` that share a ring of device memory, whichever the link likes better; on the host
+    two threads. What comes back is NaN, so every measurement also poisons y for what follows.
     """
 
-    def __init__(self, x: np.ndarray[Any, Any], y: np.ndarray[Any, Any], *, cuda: bool) -> None:
+    RING_PIECES = 4
+
+    def __init__(
+        self,
+        x: np.ndarray[Any, Any],
+        y: np.ndarray[Any, Any],
+        *,
+        cuda: bool,
+        piece_bytes: int | None = None,
+    ) -> None:
         self._x, self._y, self._cuda = x, y, cuda
+        self._piece_bytes = min(piece_bytes or x.nbytes, x.nbytes)
+        if x.nbytes != y.nbytes:
+            raise ValueError(f"x has {x.nbytes} bytes and y {y.nbytes}; as many each way, please")
         if cuda:
             import cupy
 
             self._runtime = cupy.cuda.runtime
             self._streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(2)]
-            self._into = cupy.cuda.Memory(x.nbytes)
-            self._from = cupy.cuda.Memory(y.nbytes)
-            self._runtime.memset(self._from.ptr, 0xFF, y.nbytes)  # every float of ones is NaN
+            pieces = -(-x.nbytes // self._piece_bytes)
+            held = min(pieces, self.RING_PIECES) * self._piece_bytes
+            self._into, self._from = cupy.cuda.Memory(held), cupy.cuda.Memory(held)
+            self._runtime.memset(self._from.ptr, 0xFF, held)  # every float of ones is NaN
             self._runtime.deviceSynchronize()
         else:
             self._into = np.empty_like(x)
@@ -131,12 +145,15 @@ class DuplexLink:
     def __call__(self) -> None:
         """Copy both ways; return when both have ended."""
         if self._cuda:
-            copy = self._runtime.memcpyAsync
-            x, y = self._x, self._y
-            copy(self._into.ptr, x.ctypes.data, x.nbytes, 1, self._streams[0].ptr)
-            copy(y.ctypes.data, self._from.ptr, y.nbytes, 2, self._streams[1].ptr)
-            for stream in self._streams:
-                stream.synchronize()
+            copy, (inward, outward) = self._runtime.memcpyAsync, self._streams
+            x, y = self._x.ctypes.data, self._y.ctypes.data
+            for index, start in enumerate(range(0, self._x.nbytes, self._piece_bytes)):
+                size = min(self._piece_bytes, self._x.nbytes - start)
+                slot = index % self.RING_PIECES * self._piece_bytes
+                copy(self._into.ptr + slot, x + start, size, 1, inward.ptr)
+                copy(y + start, self._from.ptr + slot, size, 2, outward.ptr)
+            inward.synchronize()
+            outward.synchronize()
             return
         back = threading.Thread(target=np.copyto, args=(self._y, self._from))
         back.start()
