@@ -33,7 +33,7 @@ from ooc_cudnn.memory.limit import limit_bytes
 from ooc_cudnn.operations.chain import Buffer, Launch
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.pointwise import Pointwise
-from ooc_cudnn.pipeline.planner import aligned
+from ooc_cudnn.pipeline.pricing import aligned
 from ooc_cudnn.progress import Reporter, reporter
 from ooc_cudnn.settings import current
 from perfmodel import ComputeModel, FitError, Line, MachineModel, TransferModel, fit

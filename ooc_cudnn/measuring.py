@@ -16,7 +16,7 @@ import numpy as np
 from ooc_cudnn.devices.base import Device, Event, HostArray
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.operations.chain import Buffer, Launch
-from ooc_cudnn.pipeline.planner import aligned
+from ooc_cudnn.pipeline.pricing import aligned
 from ooc_cudnn.tensor import DTYPES, numpy_dtype, packed_strides
 
 Action = Callable[[Any], Any]

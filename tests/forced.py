@@ -16,7 +16,7 @@ from ooc_cudnn.devices import get_device
 from ooc_cudnn.functions.call import make_executor, make_request
 from ooc_cudnn.memory.arrays import wrap
 from ooc_cudnn.operations.chain import AXES
-from ooc_cudnn.pipeline import planner
+from ooc_cudnn.pipeline import planner, pricing
 from ooc_cudnn.tensor import TensorSpec
 from perfmodel import Split
 
@@ -44,16 +44,16 @@ def legal_splits(chain):
 @contextmanager
 def rings(depth=None, whole=None):
     """Make the planner choose rings of `depth` slots, parameters whole or in a ring."""
-    priced = planner._Counted.priced
+    priced = pricing.Counted.priced
 
     def forced(self, asked_depth, asked_whole):
         return priced(self, asked_depth, asked_whole if whole is None else whole)
 
     with (
         mock.patch.object(
-            planner, "RING_DEPTHS", planner.RING_DEPTHS if depth is None else (depth,)
+            pricing, "RING_DEPTHS", pricing.RING_DEPTHS if depth is None else (depth,)
         ),
-        mock.patch.object(planner._Counted, "priced", forced),
+        mock.patch.object(pricing.Counted, "priced", forced),
     ):
         yield
 

@@ -31,7 +31,8 @@ from ooc_cudnn.memory.limit import forget_limits, limit_bytes
 from ooc_cudnn.operations.chain import Chain
 from ooc_cudnn.pipeline.execute import Executor, Source, make_executor
 from ooc_cudnn.pipeline.plan import Plan
-from ooc_cudnn.pipeline.planner import Request, make_plan
+from ooc_cudnn.pipeline.planner import make_plan
+from ooc_cudnn.pipeline.pricing import Request
 from ooc_cudnn.pipeline.verify import Verification
 from ooc_cudnn.profiling import Call, recording
 from ooc_cudnn.progress import Reporter, reporter

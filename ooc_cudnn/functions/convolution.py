@@ -219,9 +219,7 @@ def _remember(*arguments: Any) -> Hashable:
 
 
 def _scalar(value: Any, name: str) -> float:
-    if isinstance(value, bool) or not isinstance(
-        value, int | float | np.integer | np.floating
-    ):
+    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
         raise TypeError(f"{name} must be a number, not {value!r}")
     number = float(value)
     if not np.isfinite(number):

@@ -16,7 +16,8 @@ from ooc_cudnn.machines import machine_for, named_machine
 from ooc_cudnn.memory.arrays import wrap
 from ooc_cudnn.memory.limit import limit_bytes
 from ooc_cudnn.pipeline.plan import Plan
-from ooc_cudnn.pipeline.planner import AskWorkspace, Request, make_plan
+from ooc_cudnn.pipeline.planner import AskWorkspace, make_plan
+from ooc_cudnn.pipeline.pricing import Request
 from ooc_cudnn.settings import Settings, current
 from ooc_cudnn.tensor import ORDERS, TensorSpec
 from ooc_cudnn.units import parse_limit, resolve_limit

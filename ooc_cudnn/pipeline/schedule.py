@@ -84,7 +84,9 @@ class Schedule:
     sizes: Mapping[str, int]
 
 
-def pieces(chain: Chain, split: Split, order: tuple[str, ...]) -> Iterator[tuple[Piece, Accumulation]]:
+def pieces(
+    chain: Chain, split: Split, order: tuple[str, ...]
+) -> Iterator[tuple[Piece, Accumulation]]:
     """Every piece of a split in loop order, with its place in the sum over cX."""
     axes = chain.ranges(split)
     last = len(axes["c_x"]) - 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ooc_cudnn.devices.simulated import SimulatedDevice, simulated_operand
 from ooc_cudnn.pipeline.execute import make_executor
 from ooc_cudnn.pipeline.plan import Plan
-from ooc_cudnn.pipeline.planner import Request
+from ooc_cudnn.pipeline.pricing import Request
 from ooc_cudnn.pipeline.trace import Trace
 
 

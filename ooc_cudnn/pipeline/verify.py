@@ -56,7 +56,9 @@ class Verification:
         if chain.channels_may_be_cut:
             first = int(random.integers(whole.c_y))
             group = (
-                whole.c_y // chain.convolution.groups if chain.convolution is not None else whole.c_y
+                whole.c_y // chain.convolution.groups
+                if chain.convolution is not None
+                else whole.c_y
             )
             end = min((first // group + 1) * group, first + PATCH_CHANNELS)
             channels = (first, end)
@@ -122,8 +124,7 @@ class Verification:
         rows = chain.rows(piece.h_y)
         for index, operation in enumerate(chain.operations):
             parameters = [
-                self._read(name, chain.region(name, piece))
-                for name in chain.parameter_names[index]
+                self._read(name, chain.region(name, piece)) for name in chain.parameter_names[index]
             ]
             if isinstance(operation, Convolution) and chain.convolution is not None:
                 step: Any = operation.on_channels(1, piece.c_y, piece.c_x, rows[index])
@@ -149,4 +150,3 @@ class Verification:
                 terms = max(terms, math.prod(operation.w_shape[1:]))
                 roundoff = max(roundoff, UNIT_ROUNDOFF[operation.precision])
         return 8.0 * roundoff * len(self.chain.operations) * max(1.0, math.sqrt(terms) / 8)
-

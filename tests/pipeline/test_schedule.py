@@ -14,7 +14,8 @@ from ooc_cudnn.operations.activation import Activation
 from ooc_cudnn.operations.bias import AddTensor
 from ooc_cudnn.operations.chain import AXES, Chain
 from ooc_cudnn.operations.convolution import Convolution
-from ooc_cudnn.pipeline.planner import aligned, distinct_launches
+from ooc_cudnn.pipeline.planner import distinct_launches
+from ooc_cudnn.pipeline.pricing import aligned
 from ooc_cudnn.pipeline.schedule import make_schedule, pieces
 from ooc_cudnn.tensor import DTYPES, TensorSpec
 from perfmodel import Split
