@@ -103,7 +103,13 @@ class Arena:
             if self.held_bytes + nbytes > limit_bytes:
                 self.release_block()
             self._check(nbytes, limit_bytes, "an array")
-            allocation = self._from_device(nbytes, limit_bytes, "an array")
+            try:
+                allocation = self._from_device(nbytes, limit_bytes, "an array")
+            except DeviceOutOfMemoryError:
+                if self._block is None:
+                    raise
+                self.release_block()
+                allocation = self._from_device(nbytes, limit_bytes, "an array")
             self._array_bytes += nbytes
             self._peak_bytes = max(self._peak_bytes, self._array_bytes)
         weakref.finalize(allocation, self._uncount, nbytes)
@@ -136,4 +142,3 @@ class Arena:
                 held_bytes=self.held_bytes,
                 purpose=purpose,
             ) from error
-

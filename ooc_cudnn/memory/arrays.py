@@ -97,7 +97,9 @@ def _checked_spec(array: Any, placement: str, name: str) -> TensorSpec:
 
 def _wrap_numpy(array: np.ndarray[Any, Any], device: Device, name: str) -> Wrapped:
     pointer = array.__array_interface__["data"][0]
-    return Wrapped(array, _checked_spec(array, _host_placement(array, pointer, device), name), pointer)
+    return Wrapped(
+        array, _checked_spec(array, _host_placement(array, pointer, device), name), pointer
+    )
 
 
 def _host_placement(array: np.ndarray[Any, Any], pointer: int, device: Device) -> str:
@@ -109,7 +111,8 @@ def _host_placement(array: np.ndarray[Any, Any], pointer: int, device: Device) -
         if isinstance(base, np.memmap):
             return "disk"
         base = base.base
-    return "pinned" if device.is_pinned(pointer, array.nbytes) else "pageable"
+    low, high = (pointer, pointer + array.nbytes) if array.flags.forc else array_span(array)
+    return "pinned" if device.is_pinned(low, high - low) else "pageable"
 
 
 def _wrap_cupy(array: Any, device: Device, name: str) -> Wrapped:
@@ -198,11 +201,12 @@ def file_range(array: Any) -> tuple[str, int, int] | None:
     # Address of the file's first byte: the mapping's address less the offset of its data.
     start = found.offset
     root = found.__array_interface__["data"][0]
-    low, high = _array_span(array)
+    low, high = array_span(array)
     return str(found.filename), start + low - root, start + high - root
 
 
-def _array_span(array: np.ndarray[Any, Any]) -> tuple[int, int]:
+def array_span(array: np.ndarray[Any, Any]) -> tuple[int, int]:
+    """Lowest byte address of a NumPy array, and one past the highest."""
     pointer = array.__array_interface__["data"][0]
     reach = [(e - 1) * s for e, s in zip(array.shape, array.strides, strict=True)]
     low = pointer + sum(min(r, 0) for r in reach)

@@ -12,7 +12,7 @@ from ooc_cudnn.devices import get_device, loaded_devices
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.errors import DeviceOutOfMemoryError, HostOutOfMemoryError
-from ooc_cudnn.memory.arrays import Wrapped, check_writable, wrap
+from ooc_cudnn.memory.arrays import Wrapped, array_span, check_writable, wrap
 from ooc_cudnn.memory.limit import limit_bytes
 from ooc_cudnn.memory.pinned import allocate
 from ooc_cudnn.settings import current
@@ -77,9 +77,7 @@ def empty_on(device: Device, shape: Any, dtype: Any, order: str = "channels_firs
             raise error from no_device_room
 
 
-def empty_in(
-    device: Device, placement: str, shape: tuple[int, ...], dtype: str, order: str
-) -> Any:
+def empty_in(device: Device, placement: str, shape: tuple[int, ...], dtype: str, order: str) -> Any:
     """An uninitialised tensor in a placement of the caller's choice (not on disk)."""
     last = order == "channels_last" and len(shape) > 2
     stored = (shape[0], *shape[2:], shape[1]) if last else shape
@@ -216,7 +214,8 @@ class Pin:
                 raise ValueError("array must fill its memory without holes to be pinned")
         self.array = array
         self._device: Device | None = get_device(current().device)
-        self._pointer = array.__array_interface__["data"][0]
+        # The lowest address: of an array with negative strides, not that of its first element.
+        self._pointer = array_span(array)[0]
         self._device.pin(self._pointer, array.nbytes)
 
     def close(self) -> None:

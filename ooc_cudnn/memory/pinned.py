@@ -67,7 +67,13 @@ def allocate(
         else:
             if limit_bytes is not None and pool.held_bytes + rounded > limit_bytes:
                 pool.drop_ready()
-            memory = _allocate(device, pool, rounded, limit_bytes, purpose)
+            try:
+                memory = _allocate(device, pool, rounded, limit_bytes, purpose)
+            except HostOutOfMemoryError:
+                if not pool.ready:
+                    raise
+                pool.drop_ready()
+                memory = _allocate(device, pool, rounded, limit_bytes, purpose)
             pool.held_bytes += rounded
     # The array's memory is an object of its own: when the last view is gone, so is it.
     owner = (ctypes.c_char * nbytes).from_address(memory.__array_interface__["data"][0])

@@ -1,0 +1,86 @@
+"""Pinned memory: exact, counted, used again, given back."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import numpy as np
+import pytest
+
+from ooc_cudnn.errors import HostOutOfMemoryError
+from ooc_cudnn.memory.pinned import PAGE_BYTES, allocate, held_bytes, release
+
+
+class Locked:
+    """A device that only locks pages, and says how many it could."""
+
+    def __init__(self, name, total_bytes=10**9):
+        self.name, self.total_bytes, self.asked = name, total_bytes, []
+
+    def allocate_pinned(self, nbytes):
+        live = sum(r().nbytes for r in self.asked if r() is not None)
+        if live + nbytes > self.total_bytes:
+            raise MemoryError
+        array = np.empty(nbytes, "u1")
+        self.asked.append(weakref.ref(array))
+        return array
+
+
+@pytest.fixture
+def device(request):
+    made = Locked(request.node.name)
+    yield made
+    gc.collect()
+    release(made)
+
+
+def test_pages_not_powers_of_two(device):
+    array = allocate(device, 3 * PAGE_BYTES + 1, None)
+    assert array.shape == (3 * PAGE_BYTES + 1,)
+    assert held_bytes(device) == 4 * PAGE_BYTES
+
+
+def test_used_again_by_arrays_of_the_same_pages(device):
+    array = allocate(device, 5000, None)
+    pointer = array.ctypes.data
+    del array
+    again = allocate(device, 8192, None)
+    assert again.ctypes.data == pointer
+    assert len(device.asked) == 1
+    other = allocate(device, 8192, None)
+    assert other.ctypes.data != pointer
+    assert held_bytes(device) == 2 * 8192
+
+
+def test_limit(device):
+    first = allocate(device, PAGE_BYTES, 2 * PAGE_BYTES)
+    with pytest.raises(HostOutOfMemoryError) as caught:
+        allocate(device, PAGE_BYTES + 1, 2 * PAGE_BYTES, purpose="a slab")
+    error = caught.value
+    assert (error.available_bytes, error.held_bytes) == (PAGE_BYTES, PAGE_BYTES)
+    assert error.purpose == "a slab"
+    del first
+    # What lies ready is given back for an array of another size.
+    assert allocate(device, 2 * PAGE_BYTES, 2 * PAGE_BYTES).nbytes == 2 * PAGE_BYTES
+
+
+def test_the_machine_has_no_more(device):
+    device.total_bytes = 3 * PAGE_BYTES
+    array = allocate(device, PAGE_BYTES, None)
+    with pytest.raises(HostOutOfMemoryError):
+        allocate(device, 3 * PAGE_BYTES, None)
+    del array
+    # ... but for memory that lies ready, which goes back first.
+    assert allocate(device, 3 * PAGE_BYTES, None).nbytes == 3 * PAGE_BYTES
+    assert held_bytes(device) == 3 * PAGE_BYTES
+
+
+def test_release(device):
+    kept, gone = allocate(device, 100, None), allocate(device, 9000, None)
+    del gone
+    assert held_bytes(device) == 4 * PAGE_BYTES
+    release(device)
+    assert held_bytes(device) == PAGE_BYTES
+    kept[...] = 3
+    assert (kept == 3).all()
