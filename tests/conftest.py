@@ -55,5 +55,6 @@ def no_threads_left():
     """Fail if the library leaves a thread behind."""
     yield
     gc.collect()
-    left = [thread.name for thread in threading.enumerate() if thread.name.startswith("ooc_cudnn")]
+    streams = {f"ooc_cudnn {stream}" for stream in ("copy_in", "compute", "copy_out")}
+    left = [thread.name for thread in threading.enumerate() if thread.name in streams]
     assert not left

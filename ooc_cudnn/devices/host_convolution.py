@@ -22,7 +22,8 @@ from ooc_cudnn.tensor import DTYPES, numpy_dtype
 Array = np.ndarray[Any, Any]
 
 #: Columns of one block: about a second-level cache.
-BLOCK_BYTES = 2 * 2**20
+BLOCK_BYTES = 2097152
+SMALLEST_BLOCK_BYTES = 2**18
 MOST_WORKERS = 8
 #: Work that outweighs handing a share to another thread (some 50 microseconds).
 WORTH_A_WORKER_FLOPS = 10_000_000
@@ -37,7 +38,10 @@ def _block_sites(operation: Convolution) -> int:
     """Output sites of one block, a multiple of the innermost rows where these are short."""
     item = DTYPES[compute_dtype(operation.dtype)]
     depth = math.prod(operation.w_shape[1:])
-    sites = max(1, BLOCK_BYTES // (item * (depth + operation.w_shape[0] // operation.groups)))
+    # Scratch no larger than the piece itself: under a tight limit it would crowd the pieces out.
+    piece = item * (math.prod(operation.x_shape) + math.prod(operation.output_shape))
+    block_bytes = max(SMALLEST_BLOCK_BYTES, min(BLOCK_BYTES, piece))
+    sites = max(1, block_bytes // (item * (depth + operation.w_shape[0] // operation.groups)))
     return min(sites, max(1, math.prod(operation.output_shape[2:])))
 
 
@@ -83,15 +87,15 @@ def convolve(operation: Convolution, x: Array, w: Array, y: Array, workspace: Ar
     )
     workers = _workers(operation)
     shares = scratch[w.size :].reshape(workers, -1)
-    if workers == 1:
-        _convolve_boxes(operation, x, filters, y, boxes, shares[0])
-        return
-    futures = [
+    others = [
         _pool().submit(_convolve_boxes, operation, x, filters, y, boxes[at::workers], shares[at])
-        for at in range(workers)
+        for at in range(1, workers)
     ]
-    wait(futures)  # no thread may touch the arena once this returns, even after an error
-    for future in futures:
+    try:
+        _convolve_boxes(operation, x, filters, y, boxes[::workers], shares[0])
+    finally:
+        wait(others)  # no thread may touch the arena once this returns, even after an error
+    for future in others:
         future.result()
 
 
@@ -100,6 +104,7 @@ def _pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(MOST_WORKERS, thread_name_prefix="ooc_cudnn host")
 
 
+@np.errstate(all="ignore")  # not inherited by the pool's threads
 def _convolve_boxes(
     operation: Convolution,
     x: Array,
@@ -155,18 +160,45 @@ def _gather(
 ) -> None:
     """Fill columns (cX, window sites, box...) with the inputs that the box's outputs see."""
     window = operation.w_shape[2:]
+    first = [
+        start * stride - padding[0]
+        for (start, _), stride, padding in zip(
+            box, operation.stride, operation.padding, strict=True
+        )
+    ]
+    last = [
+        low + (stop - start - 1) * stride + (k - 1) * dilation
+        for low, (start, stop), stride, k, dilation in zip(
+            first, box, operation.stride, window, operation.dilation, strict=True
+        )
+    ]
+    if min(first) >= 0 and all(at < extent for at, extent in zip(last, x.shape[1:], strict=True)):
+        # No padding in sight: every tap of the window in one strided copy.
+        corner = x[(slice(None), *(slice(low, None) for low in first))]
+        seen = np.lib.stride_tricks.as_strided(
+            corner,
+            (x.shape[0], *window, *columns.shape[2:]),
+            (
+                x.strides[0],
+                *(s * d for s, d in zip(x.strides[1:], operation.dilation, strict=True)),
+                *(s * d for s, d in zip(x.strides[1:], operation.stride, strict=True)),
+            ),
+            writeable=False,
+        )
+        np.copyto(columns.reshape(seen.shape), seen, casting="unsafe")
+        return
     for at, tap in enumerate(itertools.product(*(range(k) for k in window))):
         inside, source = [], []
         for axis, (start, stop) in enumerate(box):
             stride = operation.stride[axis]
             offset = tap[axis] * operation.dilation[axis] - operation.padding[axis][0]
             # outputs o in [start, stop) with 0 <= o * stride + offset < extent
-            first = max(start, -(-max(0, -offset) // stride))
-            last = min(stop, (x.shape[axis + 1] - 1 - offset) // stride + 1)
-            inside.append(slice(first - start, max(last, first) - start))
-            begin = first * stride + offset
-            source.append(slice(begin, begin + max(0, last - first - 1) * stride + 1, stride)
-                          if last > first else slice(0, 0))  # fmt: skip
+            low = max(start, -(-max(0, -offset) // stride))
+            high = min(stop, (x.shape[axis + 1] - 1 - offset) // stride + 1)
+            inside.append(slice(low - start, max(high, low) - start))
+            begin = low * stride + offset
+            source.append(slice(begin, begin + max(0, high - low - 1) * stride + 1, stride)
+                          if high > low else slice(0, 0))  # fmt: skip
         column = columns[:, at]
         target = column[(slice(None), *inside)]
         if target.size < column.size:

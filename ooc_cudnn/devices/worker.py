@@ -135,8 +135,11 @@ class WorkerRun:
 
     def _work(self, name: str) -> None:
         waiting = self._queues[name]
-        if self._prepare is not None:
-            self._prepare()
+        try:
+            if self._prepare is not None:
+                self._prepare()
+        except BaseException as error:  # every action is dropped, and the caller told
+            self._fail(error)
         while (item := waiting.get()) is not None:
             waits, action, event = item
             try:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
-from ooc_cudnn.errors import DeviceOutOfMemoryError
+from ooc_cudnn.errors import DeviceOutOfMemoryError, OocError
 
 
 class Allocation(Protocol):
@@ -40,6 +41,7 @@ class Arena:
         self._block: Allocation | None = None
         self._array_bytes = 0
         self._peak_bytes = 0
+        self._at_work = False
         self.lock = threading.RLock()
 
     @property
@@ -76,8 +78,15 @@ class Arena:
         ------
         DeviceOutOfMemoryError
             If the limit or the device does not allow it.
+        OocError
+            If a call works in the block: this one comes from its progress callable.
         """
         with self.lock:
+            if self._at_work:
+                raise OocError(
+                    "a call is at work on this device: a progress callable may not call a "
+                    "function that computes on it"
+                )
             if self.block_bytes < nbytes or self.held_bytes > limit_bytes:
                 self.release_block()
                 self._check(nbytes, limit_bytes, purpose)
@@ -86,10 +95,24 @@ class Arena:
             self._peak_bytes = max(self._peak_bytes, self._array_bytes + nbytes)
             return self._block.pointer if self._block is not None else 0
 
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """Keep the block where it is while a call works in it.
+
+        Other threads wait for `lock`; this is for what the same thread does meanwhile, in a
+        progress callable.
+        """
+        self._at_work = True
+        try:
+            yield
+        finally:
+            self._at_work = False
+
     def release_block(self) -> None:
-        """Give the block back to the device."""
+        """Give the block back to the device, unless a call works in it."""
         with self.lock:
-            self._block = None
+            if not self._at_work:
+                self._block = None
 
     def allocate_array(self, nbytes: int, limit_bytes: int) -> Allocation:
         """Allocate memory for a user's array; it is uncounted when the allocation is collected.

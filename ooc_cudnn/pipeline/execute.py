@@ -130,13 +130,14 @@ class Executor:
         base = device.arena.reserve(
             self.layout.total_bytes, limit_bytes, purpose=self.plan.function
         )
-        run = device.start(overlap=self.plan.overlap, staged=staged, timed=timed)
-        try:
-            events = self._issue(device, run, base, operands, timed, on_piece)
-            run.finish(wait=wait or timed)
-        except BaseException:
-            run.cancel()
-            raise
+        with device.arena.at_work():
+            run = device.start(overlap=self.plan.overlap, staged=staged, timed=timed)
+            try:
+                events = self._issue(device, run, base, operands, timed, on_piece)
+                run.finish(wait=wait or timed)
+            except BaseException:
+                run.cancel()
+                raise
         return self._trace(device, events) if timed else None
 
     def _issue(

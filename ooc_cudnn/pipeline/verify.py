@@ -14,6 +14,7 @@ import numpy as np
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.errors import VerificationError
+from ooc_cudnn.operations.activation import Activation
 from ooc_cudnn.operations.chain import Chain, Piece, Region
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.pipeline.execute import Source, region_of
@@ -130,9 +131,11 @@ class Verification:
                 step: Any = operation.on_channels(1, piece.c_y, piece.c_x, rows[index])
             else:
                 step = operation.on_piece(1, rows[index])
-            if operation.name == "activation_forward":
+            if isinstance(operation, Activation):
                 value = step.reference(value)
-                size = np.maximum(size, np.abs(value))
+                # What the activation enlarges errors by; the other modes' slope is about 1.
+                slope = abs(operation.coef) if operation.mode in ("elu", "leaky_relu") else 1.0
+                size = np.maximum(max(1.0, slope) * size, np.abs(value))
             else:
                 value = step.reference(value, *parameters)
                 size = step.reference(size, *(np.abs(p) for p in parameters))

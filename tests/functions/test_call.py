@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import ooc_cudnn
+from ooc_cudnn.devices import host_convolution
 from ooc_cudnn.errors import DeviceOutOfMemoryError, PlanInfeasibleError
 from ooc_cudnn.functions import call as call_module
 
@@ -579,8 +580,10 @@ def test_really_full_disk(tmp_path):
         subprocess.run(["umount", "-l", target], check=True)
 
 
-def test_values_that_are_not_finite(data):
+@pytest.mark.parametrize("worth", [1, 10**7], ids=["every core", "one thread"])
+def test_values_that_are_not_finite(data, monkeypatch, worth):
     """Infinity and NaN come out where they belong, without warnings."""
+    monkeypatch.setattr(host_convolution, "WORTH_A_WORKER_FLOPS", worth)
     x = data.x.copy()
     x[0, 0, 4, 4], x[1, 1, 2, 2], x[2, 2, 0, 0] = np.nan, np.inf, -np.inf
     with np.errstate(invalid="ignore"):

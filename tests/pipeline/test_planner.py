@@ -1,0 +1,159 @@
+"""The planner: limits, rings, workspace, pieces that are too large, what stays in place."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from forced import Forced
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ooc_cudnn.errors import PlanInfeasibleError
+from ooc_cudnn.operations.activation import Activation
+from ooc_cudnn.operations.bias import AddTensor
+from ooc_cudnn.operations.chain import Chain
+from ooc_cudnn.operations.convolution import Convolution
+from ooc_cudnn.pipeline import planner, pricing
+from ooc_cudnn.tensor import TensorSpec
+from perfmodel import Split
+
+
+def forced(x, w, *, limit=2**30, placement="pageable", dtype="float32", fused=False, **geometry):
+    convolution = Convolution.of(x, w, dtype=dtype, **geometry)
+    operations, shape = (convolution,), convolution.output_shape
+    if fused:
+        operations += (AddTensor(shape, dtype), Activation(shape, "relu", 0.0, dtype))
+    chain = Chain(operations, dtype)
+    specs = {name: TensorSpec(op.shape, dtype, placement) for name, op in chain.operands.items()}
+    return Forced(chain, specs, limit=limit)
+
+
+def test_everything_on_the_device_stays_there():
+    plan = forced((8, 16, 32, 32), (16, 16, 3, 3), placement="device", padding=1).plan()
+    assert plan.in_core
+    assert (plan.bytes_in, plan.bytes_out, plan.pieces) == (0, 0, 1)
+    assert plan.device_bytes == plan.workspace_bytes + -plan.workspace_bytes % 256
+
+
+def test_all_that_fits_is_loaded_once():
+    made = forced((8, 16, 32, 32), (16, 16, 3, 3), padding=1)
+    plan = made.plan()
+    sizes = {name: spec.nbytes for name, spec in plan.operands}
+    assert plan.bytes_out == sizes["y"]
+    assert sizes["x"] + sizes["w"] <= plan.bytes_in <= 1.3 * (sizes["x"] + sizes["w"])
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(256, 300_000), st.booleans())
+def test_any_limit(limit, fused):
+    made = forced((4, 12, 24, 20), (10, 12, 3, 3), limit=limit, padding=1, fused=fused)
+    try:
+        plan = made.plan()
+    except PlanInfeasibleError as error:
+        least = error.smallest_bytes
+    else:
+        assert plan.device_bytes <= limit
+        least = plan.device_bytes
+        # A plan for exactly this much exists, too: this one.
+    made.limit = least
+    assert made.plan().device_bytes <= least
+
+
+def test_more_memory_is_never_predicted_slower():
+    seconds = [
+        forced((4, 12, 24, 20), (10, 12, 3, 3), limit=limit, padding=1).plan().seconds
+        for limit in (4_000, 16_000, 64_000, 256_000, 10**7)
+    ]
+    for less, more in itertools.pairwise(seconds):
+        assert more <= less * 1.001
+
+
+def test_too_large_for_one_piece_whatever_the_memory():
+    x = (1, 64, 4096, 8192)  # 2**31 elements
+    plan = forced(x, (64, 64, 3, 3), limit=2**50, padding=1, placement="device").plan()
+    elements = 64 * min(plan.split.h_y + 2, 4096) * 8192
+    assert elements <= pricing.LARGEST_PIECE_ELEMENTS
+    assert plan.pieces > 1
+    many = forced((200_000, 1, 2), (1, 1, 1), limit=2**50).plan()
+    assert many.split.n <= pricing.LARGEST_BATCH
+    with pytest.raises(PlanInfeasibleError):
+        forced(x, (64, 64, 3, 3), limit=2**50).plan(Split(n=1, c_y=64, c_x=64, h_y=4096))
+
+
+def test_one_row_that_is_too_large_has_no_plan():
+    made = forced((1, 1, 1, 2**31), (1, 1, 1, 1), limit=2**50)
+    with pytest.raises(PlanInfeasibleError):
+        made.plan()
+
+
+class Workspace:
+    """A device whose algorithms want much, or make do with little; it remembers what was asked."""
+
+    def __init__(self, preferred, least):
+        self.preferred, self.least, self.asked = preferred, least, []
+
+    def __call__(self, launches, budget):
+        self.asked.append(budget)
+        if budget is None:
+            return self.preferred, ("preferred",)
+        if self.preferred <= budget:
+            return self.preferred, ("preferred",)
+        return (self.least, ("least",)) if self.least <= budget else None
+
+
+@pytest.mark.parametrize("limit", [30_000, 100_000, 400_000])
+def test_workspace_is_counted(limit):
+    made = forced((4, 12, 24, 20), (10, 12, 3, 3), limit=limit, padding=1)
+    preferred = planner.make_plan(made.request(), Workspace(10_000, 1_000))
+    assert preferred.algorithms == ("preferred",)
+    assert preferred.workspace_bytes == 10_000
+    assert preferred.device_bytes <= limit
+    assert ("workspace", 10_240) in preferred.memory
+    without = planner.make_plan(made.request(), None)
+    assert without.workspace_bytes == 0
+
+
+def test_workspace_beyond_the_limit_gives_way_to_less():
+    made = forced((4, 12, 24, 20), (10, 12, 3, 3), limit=30_000, padding=1)
+    plan = planner.make_plan(made.request(), Workspace(10**9, 1_000))
+    assert plan.algorithms == ("least",)
+    assert plan.device_bytes <= 30_000
+    with pytest.raises(PlanInfeasibleError):
+        planner.make_plan(made.request(), Workspace(10**9, 10**9))
+
+
+@pytest.mark.parametrize(
+    "workspace", [Workspace(5_000, 5_000), Workspace(10**6, 3_000), Workspace(0, 0)]
+)
+def test_the_least_limit_is_enough(workspace):
+    made = forced((4, 12, 24, 20), (10, 12, 3, 3), limit=256, padding=1)
+    with pytest.raises(PlanInfeasibleError) as caught:
+        planner.make_plan(made.request(), workspace)
+    made.limit = caught.value.smallest_bytes
+    assert planner.make_plan(made.request(), workspace).device_bytes <= made.limit
+
+
+def test_only_whole_images_are_computed_on_in_place():
+    made = forced((8, 16, 16, 16), (16, 16, 3, 3), placement="device", padding=1)
+    rings = dict(made.plan(Split(n=2, c_y=16, c_x=16, h_y=16)).rings)
+    assert rings == {"x": 0, "w": 0, "y": 0}
+    rings = dict(made.plan(Split(n=8, c_y=16, c_x=16, h_y=4)).rings)
+    assert rings["x"] > 0
+    assert rings["y"] > 0
+    assert rings["w"] == 0
+    rings = dict(made.plan(Split(n=8, c_y=4, c_x=16, h_y=16)).rings)
+    assert rings["x"] == 0
+    assert rings["w"] > 0
+    assert rings["y"] > 0
+
+
+def test_rows_without_end_are_priced_quickly():
+    """A window taller than many pieces, thousands of pieces: the classes stay few, and exact."""
+    made = forced((1, 1, 3000, 4), (1, 1, 61, 1), padding=(30, 0))
+    counted = pricing.Counted(
+        pricing.SplitProblem(made.request(), "channels_first", 0), Split(n=1, c_y=1, c_x=1, h_y=1)
+    )
+    assert sum(times for _, times in counted._row_classes) == 3000
+    assert len(counted._row_classes) == 61
+    assert counted.sizes["x"] == 61 * 4 * 4
