@@ -40,7 +40,7 @@ def _block_sites(operation: Convolution) -> int:
     depth = math.prod(operation.w_shape[1:])
     # Scratch no larger than the piece itself: under a tight limit it would crowd the pieces out.
     piece = item * (math.prod(operation.x_shape) + math.prod(operation.output_shape))
-    block_bytes = max(SMALLEST_BLOCK_BYTES, min(BLOCK_BYTES, piece))
+    block_bytes = max(SMALLEST_BLOCK_BYTES, min(BLOCK_BYTES, piece // _workers(operation)))
     sites = max(1, block_bytes // (item * (depth + operation.w_shape[0] // operation.groups)))
     return min(sites, max(1, math.prod(operation.output_shape[2:])))
 
