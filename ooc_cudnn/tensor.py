@@ -201,6 +201,4 @@ class TensorSpec:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> TensorSpec:
         """Return the spec that `to_json` described."""
-        return cls(
-            tuple(data["shape"]), data["dtype"], data["placement"], tuple(data["strides"])
-        )
+        return cls(tuple(data["shape"]), data["dtype"], data["placement"], tuple(data["strides"]))

@@ -161,9 +161,11 @@ class ComputeModel:
         return line.seconds(work.amount)
 
     def to_json(self) -> dict[str, Any]:
+        """Return a dict of plain JSON values."""
         return {"lines": {key: line.to_json() for key, line in self.lines.items()}}
 
     @classmethod
     def from_json(cls, data: object) -> ComputeModel:
+        """Return what `to_json` described."""
         lines = mapping("lines", members("ComputeModel", data, ("lines",))["lines"])
         return cls({key: Line.from_json(line) for key, line in lines.items()})

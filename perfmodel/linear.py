@@ -110,6 +110,7 @@ class Fit:
         }
 
     def to_json(self) -> dict[str, Any]:
+        """Return a dict of plain JSON values."""
         return {
             "line": self.line.to_json(),
             "residuals": list(self.residuals),
@@ -119,6 +120,7 @@ class Fit:
 
     @classmethod
     def from_json(cls, data: object) -> Fit:
+        """Return what `to_json` described."""
         held = members("Fit", data, ("line", "residuals", "held_out_error", "samples"))
         held["line"] = Line.from_json(held["line"])
         if not isinstance(held["residuals"], Iterable):

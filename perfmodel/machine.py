@@ -94,6 +94,7 @@ class MachineModel:
         return None if count is None else int(count)
 
     def to_json(self) -> dict[str, Any]:
+        """Return a dict of plain JSON values."""
         return {
             "format": FORMAT,
             "version": FORMAT_VERSION,

@@ -164,10 +164,12 @@ class VirtualStep:
         object.__setattr__(self, "waits", tuple(self.waits))
 
     def to_json(self) -> dict[str, Any]:
+        """Return a dict of plain JSON values."""
         return {"stream": self.stream, "seconds": self.seconds, "waits": list(self.waits)}
 
     @classmethod
     def from_json(cls, data: object) -> VirtualStep:
+        """Return what `to_json` described."""
         return cls(**members("VirtualStep", data, ("stream", "seconds", "waits")))
 
 
@@ -205,10 +207,12 @@ class Timeline:
         )
 
     def to_json(self) -> dict[str, Any]:
+        """Return a dict of plain JSON values."""
         return {"start": list(self.start), "finish": list(self.finish)}
 
     @classmethod
     def from_json(cls, data: object) -> Timeline:
+        """Return what `to_json` described."""
         return cls(**members("Timeline", data, ("start", "finish")))
 
 

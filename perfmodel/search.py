@@ -111,6 +111,7 @@ class Found:
     alternatives: tuple[tuple[Split, Price], ...] = ()
 
     def to_json(self) -> dict[str, Any]:
+        """Return a dict of plain JSON values."""
         return {
             "split": self.split.to_json(),
             "price": self.price.to_json(),
@@ -120,6 +121,7 @@ class Found:
 
     @classmethod
     def from_json(cls, data: object) -> Found:
+        """Return what `to_json` described."""
         held = members("Found", data, ("split", "price", "examined", "alternatives"))
         return cls(
             Split.from_json(held["split"]),

@@ -82,6 +82,7 @@ class TransferModel:
         return in_seconds + extra, out_seconds + extra
 
     def to_json(self) -> dict[str, Any]:
+        """Return a dict of plain JSON values."""
         return {
             "copy_in": {placement: line.to_json() for placement, line in self.copy_in.items()},
             "copy_out": {placement: line.to_json() for placement, line in self.copy_out.items()},
@@ -90,6 +91,7 @@ class TransferModel:
 
     @classmethod
     def from_json(cls, data: object) -> TransferModel:
+        """Return what `to_json` described."""
         held = members("TransferModel", data, ("copy_in", "copy_out", "duplex_slowdown"))
         return cls(
             copy_in=_lines("copy_in", held["copy_in"]),

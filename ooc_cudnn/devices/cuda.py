@@ -14,8 +14,8 @@ import numpy as np
 
 from ooc_cudnn.devices import kernels
 from ooc_cudnn.devices.base import HostArray
-from ooc_cudnn.devices.staging import Staging, begun
 from ooc_cudnn.devices.cuda_run import CudaRun, StagedCudaRun
+from ooc_cudnn.devices.staging import Staging, begun
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.errors import DeviceUnavailableError
 from ooc_cudnn.memory.arena import Allocation, Arena
@@ -103,7 +103,7 @@ class CudaDevice:
             return int(self._runtime.memGetInfo()[0])
 
     def layouts(self, dtype: str) -> tuple[str, ...]:
-        """Both orders; cuDNN is fastest in channels-last on tensor cores, else in channels-first."""
+        """Both orders: channels-last is fastest on tensor cores, channels-first elsewhere."""
         return ("channels_first", "channels_last")
 
     def synchronize(self) -> None:
@@ -112,7 +112,7 @@ class CudaDevice:
             self._runtime.deviceSynchronize()
 
     def release_caches(self) -> None:
-        """Give back the arena's block, CuPy's pooled memory, staging slabs and idle pinned memory."""
+        """Give back the arena's block, CuPy's pool, staging slabs and idle pinned memory."""
         self.synchronize()
         if self._staging is not None:
             self._staging.close()
@@ -124,7 +124,7 @@ class CudaDevice:
     # Host memory -------------------------------------------------------------------------------
 
     def allocate_pinned(self, nbytes: int) -> HostArray:
-        """Pages of our own, touched in one go and registered: 4 to 8 times as fast as cudaHostAlloc."""
+        """Pages of our own, touched by many threads and registered: faster than cudaHostAlloc."""
         try:
             memory = mmap.mmap(-1, max(nbytes, 1))
         except (OSError, ValueError) as error:
@@ -176,9 +176,7 @@ class CudaDevice:
             shape, numpy_dtype(dtype), self._cupy.cuda.MemoryPointer(memory, 0)
         )
 
-    def copy_in(
-        self, destination: DeviceView, source: HostArray | DeviceView, stream: Any
-    ) -> Any:
+    def copy_in(self, destination: DeviceView, source: HostArray | DeviceView, stream: Any) -> Any:
         """Copy a region to the device: by the link, or on the device if it is there already."""
         if 0 in destination.shape:
             return None
@@ -186,9 +184,7 @@ class CudaDevice:
             return self._copy_on_device(destination, source, begun(stream))
         return self._copy_by_link(destination, source, stream, to_device=True)
 
-    def copy_out(
-        self, destination: HostArray | DeviceView, source: DeviceView, stream: Any
-    ) -> Any:
+    def copy_out(self, destination: HostArray | DeviceView, source: DeviceView, stream: Any) -> Any:
         """Copy a region from the device."""
         if 0 in source.shape:
             return None
@@ -252,7 +248,7 @@ class CudaDevice:
         return True
 
     def _copy_on_device(self, destination: DeviceView, source: DeviceView, stream: Any) -> None:
-        """Copy between views of any strides: re-laid by our kernel, or by CuPy where axes differ."""
+        """Copy between views of any strides: re-laid by our kernel, else by CuPy."""
         if len(source.shape) >= 3:
             try:
                 kernels.relayout(destination, source, stream)
@@ -360,7 +356,7 @@ class CudaDevice:
 
 
 def _touch(array: HostArray) -> None:
-    """Make the system back every page of fresh memory, by several threads: one takes 0.4 s a GiB."""
+    """Make the system back every page of fresh memory; one thread takes 0.4 s a GiB."""
     step = 32 * 2**20
     if array.nbytes <= step:
         array[...] = 0

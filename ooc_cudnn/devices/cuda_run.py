@@ -270,7 +270,7 @@ class StagedCudaRun(WorkerRun):
         super().synchronize(event)
         if isinstance(event, StagedEvent) and event.stop is not None:
             # Asked now and then: waiting in the driver would spin on a core that stages.
-            while not self.streams.runtime.eventQuery(event.stop) == 0:
+            while self.streams.runtime.eventQuery(event.stop) != 0:
                 time.sleep(POLL_SECONDS)
 
     def finish(self, *, wait: bool = True) -> None:

@@ -71,7 +71,7 @@ class Convolutions:
             self._chosen.clear()
 
     def executable(self, operation: Convolution, budget_bytes: int | None) -> Executable | None:
-        """Return the plan of an operation, its workspace within a budget; None if cuDNN has none."""
+        """Return an operation's plan, its workspace within a budget; None if there is none."""
         key = (operation, budget_bytes)
         with self._lock:
             if key not in self._built:

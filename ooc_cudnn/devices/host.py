@@ -162,7 +162,8 @@ class HostDevice:
         if isinstance(operation, Convolution):
             x, w = inputs
             scratch = _array(DeviceView(workspace[0], "float32", (workspace[1] // 4,), (1,)))
-            assert x is not None and w is not None
+            assert x is not None
+            assert w is not None
             with blas.one_thread():
                 host_convolution.convolve(operation, x, w, output, scratch.view(np.uint8))
         elif isinstance(operation, Pointwise):

@@ -52,7 +52,7 @@ def _workers(operation: Convolution) -> int:
 
 
 def workspace_bytes(operation: Convolution) -> int:
-    """Scratch bytes: the filter in the compute dtype; for each worker a block's columns and product.
+    """Scratch bytes: the filter in the compute dtype; each worker's columns and product.
 
     >>> workspace_bytes(Convolution.of((1, 1, 4, 4), (1, 1, 3, 3)))
     196

@@ -38,7 +38,8 @@ def blocks(shape: Shape, destination: Shape, source: Shape) -> tuple[Block, ...]
     Rows 0 to 4 of every channel of a (2, 3, 16, 8) tensor, to a packed piece: one strided copy.
 
     >>> blocks((2, 3, 4, 8), (96, 32, 8, 1), (384, 128, 8, 1))
-    (Block(destination_offset=0, source_offset=0, width=32, rows=6, destination_pitch=32, source_pitch=128),)
+    (Block(destination_offset=0, source_offset=0, width=32, rows=6, destination_pitch=32,
+           source_pitch=128),)
 
     A whole packed tensor is one plain copy:
 
@@ -61,10 +62,7 @@ def blocks(shape: Shape, destination: Shape, source: Shape) -> tuple[Block, ...]
             merged[-1] = [s, d, merged[-1][2] * extent]
         else:
             merged.append([s, d, extent])
-    if merged and merged[-1][0] == 1 and merged[-1][1] == 1:
-        width = merged.pop()[2]
-    else:
-        width = 1
+    width = merged.pop()[2] if merged and merged[-1][:2] == [1, 1] else 1
     source_pitch, destination_pitch, rows = merged.pop() if merged else (width, width, 1)
     found = []
     for at in itertools.product(*(range(extent) for _, _, extent in merged)):

@@ -83,9 +83,7 @@ def check_mode(mode: object, coef: object, *, name: str = "mode") -> tuple[str, 
         return mode, default or 0.0
     if default is None:
         raise ValueError(f"coef has no meaning for {name}={mode!r}; leave it out")
-    if isinstance(coef, bool) or not isinstance(
-        coef, int | float | np.integer | np.floating
-    ):
+    if isinstance(coef, bool) or not isinstance(coef, int | float | np.integer | np.floating):
         raise TypeError(f"coef must be a number, not {coef!r}")
     if not math.isfinite(coef) or (mode == "clipped_relu" and coef < 0):
         raise ValueError(

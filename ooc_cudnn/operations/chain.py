@@ -88,6 +88,9 @@ class Accumulation(NamedTuple):
     last: bool = True
 
 
+ALONE = Accumulation()
+
+
 @dataclass(frozen=True)
 class Chain:
     """Operations from x to y, and ``y = alpha * result + beta * y`` at the end.
@@ -250,7 +253,7 @@ class Chain:
         *,
         layout: str,
         orders: Mapping[str, str],
-        accumulation: Accumulation = Accumulation(),
+        accumulation: Accumulation = ALONE,
     ) -> tuple[tuple[Launch, ...], Mapping[str, Buffer]]:
         """What to run on a piece, and every buffer it takes, by name.
 
@@ -280,7 +283,7 @@ class _Builder:
     ) -> None:
         self.chain, self.piece, self.layout = chain, piece, layout
         self.accumulation = accumulation
-        self.accumulating = accumulation != Accumulation()
+        self.accumulating = accumulation != ALONE
         self.launched: list[Launch] = []
         self.buffers: dict[str, Buffer] = {}
         for name, operand in chain.operands.items():
@@ -334,9 +337,7 @@ class _Builder:
         if not isinstance(whole, Convolution):
             raise TypeError(f"{whole.name} cannot be launched as a window operation")
         if chain.convolution is not None:
-            operation = whole.on_channels(
-                piece.n[1] - piece.n[0], piece.c_y, piece.c_x, rows
-            )
+            operation = whole.on_channels(piece.n[1] - piece.n[0], piece.c_y, piece.c_x, rows)
         else:
             operation = whole.on_piece(piece.n[1] - piece.n[0], rows)
         dtype = ACCUMULATOR[chain.dtype] if self.accumulating else chain.dtype
@@ -408,4 +409,3 @@ class _Builder:
             self._elementwise(
                 stage, f"trailing{at}", to_y=final, alpha=chain.alpha if final else 1.0
             )
-

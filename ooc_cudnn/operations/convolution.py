@@ -87,9 +87,7 @@ class Convolution:
                 strict=True,
             )
         )
-        object.__setattr__(
-            self, "output_shape", (self.x_shape[0], self.w_shape[0], *spatial)
-        )
+        object.__setattr__(self, "output_shape", (self.x_shape[0], self.w_shape[0], *spatial))
 
     @classmethod
     def of(

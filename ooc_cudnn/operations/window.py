@@ -13,7 +13,7 @@ Pair = tuple[int, int]
 
 
 class Rows(NamedTuple):
-    """Input rows ``[start, stop)`` to read, and the padding rows to put ``before`` and ``after``."""
+    """Input rows ``[start, stop)`` to read, and the padding rows ``before`` and ``after``."""
 
     start: int
     stop: int
@@ -33,7 +33,7 @@ def output_extent(extent: int, window: int, stride: int, padding: Pair, dilation
 def input_rows(
     rows: Range, extent: int, window: int, stride: int, padding: Pair, dilation: int
 ) -> Rows:
-    """Input rows that output rows ``[a, b)`` need: ``[a*s - p, (b-1)*s - p + (k-1)*d + 1)``, clipped.
+    """Input rows behind output rows ``[a, b)``: ``[a*s - p, (b-1)*s - p + (k-1)*d + 1)``, clipped.
 
     What is clipped off comes back as padding, so a piece in the middle has none.
 
@@ -103,9 +103,7 @@ def per_axis(value: Any, axes: int, *, name: str, least: int) -> tuple[int, ...]
     TypeError, ValueError
         Naming the argument, its value and the rule.
     """
-    values: tuple[Any, ...] = (
-        (value,) * axes if _is_int(value) else tuple(_sequence(value, name))
-    )
+    values: tuple[Any, ...] = (value,) * axes if _is_int(value) else tuple(_sequence(value, name))
     if len(values) != axes or not all(_is_int(item) for item in values):
         raise ValueError(
             f"{name} must be an int or one int per spatial axis ({axes}), not {value!r}"
@@ -124,7 +122,9 @@ def padding_pairs(value: Any, axes: int, *, name: str = "padding") -> tuple[Pair
     ((0, 1), (2, 2))
     """
     values = (value,) * axes if _is_int(value) else tuple(_sequence(value, name))
-    rule = f"{name} must be an int, one per spatial axis ({axes}), or a (before, after) pair per axis"
+    rule = (
+        f"{name} must be an int, one per spatial axis ({axes}), or a (before, after) pair per axis"
+    )
     if len(values) != axes:
         raise ValueError(f"{rule}, not {value!r}")
     pairs = []

@@ -105,7 +105,7 @@ class Plan:
         return not any(slots for _, slots in self.rings)
 
     def explain(self) -> str:
-        """Return a table a person reads: split, seconds by stage, memory by purpose, alternatives."""
+        """Return a table a person reads: split, seconds, memory by purpose, alternatives."""
         return "\n".join(_explain(self))
 
     def __str__(self) -> str:

@@ -144,8 +144,8 @@ class Verification:
     def _tolerance(self) -> float:
         """Error that rounding explains, as a share of the sums' size.
 
-        A sum of k products in arithmetic of unit roundoff u errs by at most about k * u; in practice
-        by its square root, of which a generous multiple is allowed.
+        A sum of k products in arithmetic of unit roundoff u errs by at most about k * u; in
+        practice by its square root, of which a generous multiple is allowed.
         """
         terms, roundoff = 1, UNIT_ROUNDOFF[self.chain.dtype]
         for operation in self.chain.operations:

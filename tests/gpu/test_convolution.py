@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 import reference
 from forced import Forced, legal_splits
-from tests.functions.test_convolution import CASES, NUMPY, Case, Run, channels_last
 
 import ooc_cudnn
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.errors import DeviceOutOfMemoryError, PlanInfeasibleError, VerificationError
+from tests.functions.test_convolution import CASES, NUMPY, Case, Run, channels_last
 
 PLACEMENTS = ("device", "pinned", "pageable", "disk")
 #: Building a cuDNN plan takes milliseconds, so of many splits an even share is run.
@@ -66,7 +66,7 @@ FAULTS = tuple(
 )
 
 
-@pytest.mark.parametrize("case", (*CASES, *FAULTS), ids=str)
+@pytest.mark.parametrize("case", [*CASES, *FAULTS], ids=str)
 def test_splits(case, tmp_path):
     run = Run(case)
     arrays = run.arrays()
@@ -263,9 +263,8 @@ def test_out_of_memory_on_the_card_is_an_error_that_leaves_the_library_usable():
     hog = cupy.cuda.Memory(free - 2**28)
     x, w = np.ones((64, 16, 256, 256), "f4"), np.ones((16, 16, 3, 3), "f4")
     with ooc_cudnn.settings(memory_limit="100GiB"):
-        from perfmodel import Split
-
         from ooc_cudnn.functions import call
+        from perfmodel import Split
 
         with pytest.MonkeyPatch.context() as patch:
             plan = call.make_plan
