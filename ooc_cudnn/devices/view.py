@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+ITEM_BYTES = {"uint8": 1, "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class DeviceView:
     pointer : int
         Device address of the first element.
     dtype : str
-        "float16", "bfloat16", "float32" or "float64".
+        "float16", "bfloat16", "float32" or "float64"; "uint8" for bytes that are only copied.
     shape : tuple of int
         Sizes in logical order: n, c, then the spatial axes. (Filters: k, c, spatial. Channel
         vectors: one axis.)

@@ -67,39 +67,58 @@ def _spec(
     return TensorSpec(shape, name, placement, tuple(fixed))
 
 
+class Located(NamedTuple):
+    """Any array: the NumPy or CuPy array over its memory, where that is, and the way back."""
+
+    array: Any
+    placement: str
+    pointer: int
+    restore: Callable[[Any], Any] | None = None
+
+
 def wrap(array: Any, device: Device, *, name: str) -> Wrapped:
-    """Accept a user's array.
+    """Accept a user's array as an operand.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If it is no array, is empty, its dtype is not supported, or it lives on a device that is
+        not the one in use.
+    """
+    plain, placement, pointer, restore = locate(array, device, name=name)
+    if plain.ndim == 0 or 0 in plain.shape:
+        raise ValueError(f"{name} must not be empty, but has shape {tuple(plain.shape)}")
+    if not plain.dtype.isnative:
+        raise TypeError(f"{name} must be in native byte order, not {plain.dtype}")
+    try:
+        spec = _spec(tuple(plain.shape), tuple(plain.strides), plain.dtype, placement)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{name}: {error}") from None
+    return Wrapped(plain, spec, pointer, restore)
+
+
+def locate(array: Any, device: Device, *, name: str) -> Located:
+    """Say where an array of any dtype lives.
 
     Raises
     ------
     TypeError
-        If it is no array, its dtype is not supported, or it lives on a device that is not the
-        one in use.
+        If it is no array, or lives on a device that is not the one in use.
     """
     if isinstance(array, np.ndarray):
-        return _wrap_numpy(array, device, name)
+        if isinstance(array, np.ma.MaskedArray):
+            raise TypeError(f"{name} is a masked array; fill it first: {name}.filled(...)")
+        pointer = array.__array_interface__["data"][0]
+        return Located(array, _host_placement(array, pointer, device), pointer)
     cupy = sys.modules.get("cupy")
     if cupy is not None and isinstance(array, cupy.ndarray):
-        return _wrap_cupy(array, device, name)
-    return _wrap_dlpack(array, device, name)
-
-
-def _checked_spec(array: Any, placement: str, name: str) -> TensorSpec:
-    if array.ndim == 0 or 0 in array.shape:
-        raise ValueError(f"{name} must not be empty, but has shape {tuple(array.shape)}")
-    if not array.dtype.isnative:
-        raise TypeError(f"{name} must be in native byte order, not {array.dtype}")
-    try:
-        return _spec(tuple(array.shape), tuple(array.strides), array.dtype, placement)
-    except (TypeError, ValueError) as error:
-        raise type(error)(f"{name}: {error}") from None
-
-
-def _wrap_numpy(array: np.ndarray[Any, Any], device: Device, name: str) -> Wrapped:
-    pointer = array.__array_interface__["data"][0]
-    return Wrapped(
-        array, _checked_spec(array, _host_placement(array, pointer, device), name), pointer
-    )
+        if device.kind != "cuda" or device.name != f"cuda:{array.device.id}":
+            raise TypeError(
+                f"{name} is a CuPy array on cuda:{array.device.id}, but the device in use is "
+                f"{device.name}; set device='cuda:{array.device.id}', or pass host arrays"
+            )
+        return Located(array, "device", array.data.ptr)
+    return _from_dlpack(array, device, name)
 
 
 def _host_placement(array: np.ndarray[Any, Any], pointer: int, device: Device) -> str:
@@ -115,16 +134,7 @@ def _host_placement(array: np.ndarray[Any, Any], pointer: int, device: Device) -
     return "pinned" if device.is_pinned(low, high - low) else "pageable"
 
 
-def _wrap_cupy(array: Any, device: Device, name: str) -> Wrapped:
-    if device.kind not in ("cuda", "simulated"):
-        raise TypeError(
-            f"{name} is a CuPy array, but the device in use is {device.name}; "
-            "set device='cuda', or pass host arrays"
-        )
-    return Wrapped(array, _checked_spec(array, "device", name), array.data.ptr)
-
-
-def _wrap_dlpack(array: Any, device: Device, name: str) -> Wrapped:
+def _from_dlpack(array: Any, device: Device, name: str) -> Located:
     try:
         kind, _ = array.__dlpack_device__()
     except AttributeError:
@@ -144,8 +154,8 @@ def _wrap_dlpack(array: Any, device: Device, name: str) -> Wrapped:
     plain = module.from_dlpack(source)
     if brain:
         plain = plain.view(numpy_dtype("bfloat16"))
-    wrapped = wrap(plain, device, name=name)
-    return wrapped._replace(restore=_to_torch if is_torch else None)
+    located = locate(plain, device, name=name)
+    return located._replace(restore=_to_torch if is_torch else None)
 
 
 def _to_torch(array: Any) -> Any:
@@ -156,10 +166,11 @@ def _to_torch(array: Any) -> Any:
     return torch.from_dlpack(array)
 
 
-def check_writable(wrapped: Wrapped, *, name: str = "out") -> None:
+def check_writable(wrapped: Wrapped | Located, *, name: str = "out") -> None:
     """Raise ValueError if an array cannot be written to."""
     if isinstance(wrapped.array, np.ndarray) and not wrapped.array.flags.writeable:
-        hint = " (open the memmap with mode 'r+')" if wrapped.spec.placement == "disk" else ""
+        mapped = isinstance(wrapped.array, np.memmap)
+        hint = " (open the memmap with mode 'r+')" if mapped else ""
         raise ValueError(f"{name} is read-only{hint}")
 
 

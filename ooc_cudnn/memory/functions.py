@@ -12,7 +12,7 @@ from ooc_cudnn.devices import get_device, loaded_devices
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.errors import DeviceOutOfMemoryError, HostOutOfMemoryError
-from ooc_cudnn.memory.arrays import Wrapped, array_span, check_writable, wrap
+from ooc_cudnn.memory.arrays import Located, array_span, check_writable, locate
 from ooc_cudnn.memory.limit import limit_bytes
 from ooc_cudnn.memory.pinned import allocate
 from ooc_cudnn.settings import current
@@ -125,7 +125,7 @@ def memcpy(dst: Any, src: Any) -> None:
     Parameters
     ----------
     dst, src : array
-        Of one shape and dtype; any strides, any placements. Any dtype if both are of it.
+        Of one shape and dtype, whichever it is; any strides, any placements.
 
     Raises
     ------
@@ -133,48 +133,40 @@ def memcpy(dst: Any, src: Any) -> None:
         If shapes or dtypes differ, or `dst` is read-only.
     """
     device = get_device(current().device)
-    to, from_ = _wrap_bytes(dst, device, "dst"), _wrap_bytes(src, device, "src")
-    if to.spec.shape != from_.spec.shape:
-        raise ValueError(f"dst has shape {to.spec.shape}, src {from_.spec.shape}")
-    if to.spec.dtype != from_.spec.dtype:
-        raise TypeError(f"dst is {to.spec.dtype}, src {from_.spec.dtype}")
+    to, from_ = locate(dst, device, name="dst"), locate(src, device, name="src")
+    if to.array.shape != from_.array.shape:
+        raise ValueError(f"dst has shape {to.array.shape}, src {from_.array.shape}")
+    if to.array.dtype != from_.array.dtype:
+        raise TypeError(f"dst is {to.array.dtype}, src {from_.array.dtype}")
     check_writable(to, name="dst")
-    if to.spec.placement != "device" and from_.spec.placement != "device":
+    if 0 in to.array.shape:
+        return
+    if to.placement != "device" and from_.placement != "device":
         np.copyto(to.array, from_.array)
         return
+    (inside, outside), stream = (_as_words(to), _as_words(from_)), "copy_in"
+    if to.placement != "device":
+        (inside, outside), stream = (outside, inside), "copy_out"
     run = device.start(overlap=False, staged=True, timed=False)
-    if to.spec.placement == "device":
-        source: np.ndarray[Any, Any] | DeviceView = (
-            from_.view() if from_.spec.placement == "device" else from_.array
-        )
-        run.submit(
-            "copy_in", (), lambda stream: device.copy_in(to.view(), source, stream), signals=True
-        )
+    if stream == "copy_in":
+        run.submit(stream, (), lambda s: device.copy_in(inside, outside, s), signals=True)
     else:
-        run.submit(
-            "copy_out",
-            (),
-            lambda stream: device.copy_out(to.array, from_.view(), stream),
-            signals=True,
-        )
+        run.submit(stream, (), lambda s: device.copy_out(outside, inside, s), signals=True)
     run.finish(wait=True)
 
 
-def _wrap_bytes(array: Any, device: Device, name: str) -> Wrapped:
-    """Wrap an array; raw bytes, which no operation computes on, travel as float16 pairs do not."""
-    dtype = getattr(array, "dtype", None)
-    if dtype is not None and dtype == np.uint8:
-        return _as_elements(array, device, name)
-    return wrap(array, device, name=name)
-
-
-def _as_elements(array: Any, device: Device, name: str) -> Wrapped:
-    """View raw bytes as elements that copies know, the widest that fit."""
-    for dtype in ("float64", "float32", "float16"):
-        item = np.dtype(dtype).itemsize
-        if array.ndim == 1 and array.strides == (1,) and array.shape[0] % item == 0:
-            return wrap(array.view(dtype), device, name=name)
-    raise ValueError(f"{name}: raw bytes must be contiguous and even in number to be copied")
+def _as_words(located: Located) -> Any:
+    """The memory of an array of any dtype, as elements that copies know."""
+    array = located.array
+    if array.dtype.itemsize == 16:  # two words each
+        array = array[..., None].view("float64")
+    word = {1: "uint8", 2: "float16", 4: "float32", 8: "float64"}.get(array.dtype.itemsize)
+    if word is None:
+        raise TypeError(f"elements of {array.dtype.itemsize} bytes cannot be copied")
+    if located.placement != "device":
+        return array.view(word)
+    strides = tuple(stride // array.dtype.itemsize for stride in array.strides)
+    return DeviceView(located.pointer, word, tuple(array.shape), strides)
 
 
 def release() -> None:
@@ -198,7 +190,7 @@ def placement(array: Any) -> str:
     'pageable'
     """
     device = get_device(current().device)
-    return _wrap_bytes(array, device, "array").spec.placement
+    return locate(array, device, name="array").placement
 
 
 class Pin:
