@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 
+from benchmarks import readme
 from benchmarks.common import Claim
 from benchmarks.contents import Images, filters, points, poison, unwritten, verify
 from benchmarks.timing import Timing, interleave, paired_ratio
@@ -162,3 +163,7 @@ def test_timings_take_turns_and_are_summarised():
     two, one = Timing((2.0, 4.0, 30.0)), Timing((1.0, 2.0, 10.0))
     assert two.to_json()["median"] == 4.0
     assert paired_ratio(two, one) == {"of_medians": 2.0, "median": 2.0, "min": 2.0, "max": 3.0}
+
+
+def test_the_readme_quotes_the_stored_results():
+    assert readme.main(["--check"]) == 0

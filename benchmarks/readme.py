@@ -1,0 +1,105 @@
+"""Write the README's figures from benchmarks/results: ``python -m benchmarks.readme``.
+
+`--check` says whether the README is up to date, and changes nothing; a test runs it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+from benchmarks import common
+from benchmarks.environment import ROOT
+
+BEGIN, END = "<!-- figures: begin (python -m benchmarks.readme) -->", "<!-- figures: end -->"
+
+LINK, LARGE, CORE, LOOP = (
+    "convolution_link",
+    "convolution_large",
+    "convolution_in_core",
+    "naive_loop",
+)
+SHARE, TIMES = "fraction of the duplex link", "times faster than"
+BY_HAND = f"{TIMES} loop, CuPy and PyTorch, 4 images at a time (the fastest loop)"
+
+#: (what a row says, result file, claim, how its value is printed)
+ROWS = (
+    ("X and Y pinned, limit 16 GiB: share of the duplex link",
+     LINK, f"pinned, limit 16GiB: {SHARE}", "{:.0%}"),
+    ("the same, limit 1 GiB", LINK, f"pinned, limit 1GiB: {SHARE}", "{:.0%}"),
+    ("the same operands in pageable NumPy arrays", LINK, f"pageable: {SHARE}", "{:.0%}"),
+    ("the driver's own pageable copies, one after the other, nothing computed",
+     LINK, f"driver's pageable copies: {SHARE}", "{:.0%}"),
+    ("pageable arrays page-locked by `pin()`", LINK, f"page-locked by pin(): {SHARE}", "{:.0%}"),
+    ("one image of 64 x 4096 x 8192, strict float32, on the device, against one unsplit cuDNN call",
+     LARGE, f"device: {TIMES} the unsplit cuDNN call", "{:.0f} times as fast"),
+    ("the same from and to pinned memory",
+     LARGE, f"pinned: {TIMES} the unsplit cuDNN call", "{:.0f} times as fast"),
+    ("everything small and on the device: host time over the cuDNN call itself, plain",
+     CORE, "1x64x32x32 convolution_forward: host overhead", "{:.0f} us"),
+    ("the same, fused with bias and ReLU", CORE, "1x64x32x32 fused: host overhead", "{:.0f} us"),
+    ("n=128, pinned, against the fastest loop written by hand (CuPy copies, PyTorch computes)",
+     LOOP, f"pinned: {BY_HAND}", "{:.0f} times as fast"),
+    ("n=128, pageable, against the same loop",
+     LOOP, f"pageable: {BY_HAND}", "{:.0f} times as fast"),
+)  # fmt: skip
+
+
+def figures(folder: Path = common.RESULTS) -> str:
+    """Return the README's section, made of the stored results.
+
+    Raises
+    ------
+    KeyError
+        If a result file lacks a claim that the README quotes.
+    """
+    results: dict[str, dict[str, Any]] = {
+        name: json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+        for name in sorted({row[1] for row in ROWS})
+    }
+    where = results["convolution_link"]["environment"]
+    gpu, versions = where["gpu"], where["versions"]
+    setting = (
+        f"On one {gpu['name']} (PCIe {gpu['pcie.link.gen.current']}, driver "
+        f"{gpu['driver_version']}, cuDNN {versions['nvidia-cudnn-cu13']}, commit "
+        f"`{where['commit'][:7]}`), float32 with TF32 where nothing else is said; n=512, 64 to 64 "
+        "channels, 256 x 256, 3 x 3 filters, bias and ReLU: 8.6 GB in and 8.6 GB out. Each figure "
+        "is a median, taken beside its baseline in one run, and the results were verified. The "
+        "duplex link is raw copies of the same bytes both ways at once; it scatters by 3 %."
+    )
+    lines = [*textwrap.wrap(setting, 100), "", "| | |", "|---|---|"]
+    for label, name, claim, form in ROWS:
+        values = {row["name"]: row["value"] for row in results[name]["claims"]}
+        lines.append(f"| {label} | {form.format(values[claim])} |")
+    lines += [
+        "",
+        "`python -m benchmarks.card` measures them again (about five minutes);",
+        "[benchmarks/results](benchmarks/results) holds the full records.",
+    ]
+    return "\n".join(lines)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Write or check the section; return the exit status."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="change nothing; fail if out of date")
+    arguments = parser.parse_args(argv)
+    path = ROOT / "README.md"
+    text = path.read_text(encoding="utf-8")
+    before, rest = text.split(BEGIN)
+    _, after = rest.split(END)
+    made = f"{before}{BEGIN}\n\n{figures()}\n\n{END}{after}"
+    if arguments.check:
+        if made != text:
+            print("README.md is out of date: run python -m benchmarks.readme", file=sys.stderr)
+        return int(made != text)
+    path.write_text(made, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
