@@ -27,7 +27,8 @@ from ooc_cudnn.functions.convolution import convolution_add_activation_forward
 from ooc_cudnn.functions.plan import plan
 from ooc_cudnn.profiling import Call, profile
 from ooc_cudnn.progress import reporter
-from ooc_cudnn.settings import Progress, current, settings
+from ooc_cudnn.settings import current, settings
+from ooc_cudnn.settings_table import Progress
 from ooc_cudnn.units import format_bytes, format_seconds, parse_bytes
 
 Array = np.ndarray[Any, Any]

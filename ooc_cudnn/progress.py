@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from ooc_cudnn.units import format_seconds
 
 if TYPE_CHECKING:
-    from ooc_cudnn.settings import Progress
+    from ooc_cudnn.settings_table import Progress
 
 SHORTEST_SECONDS: Final = 2.0
 """Calls predicted to take no longer get no bar from ``progress="auto"``."""

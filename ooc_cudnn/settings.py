@@ -1,9 +1,9 @@
 """Settings: one table, read from the environment, set for the process or for a block.
 
-The table `SETTINGS` is the only list of what can be set; parsing, documentation and tests follow
-from it. A value is looked up in four places, the nearest first: the blocks around the current call
-(``with settings(...)``), the process (``settings(...)``), the environment (``OOC_CUDNN_<NAME>``,
-read once, at the first use), the default.
+What can be set is `ooc_cudnn.settings_table.SETTINGS`. A value is looked up in four places, the
+nearest first: the blocks around the current call (``with settings(...)``), the process
+(``settings(...)``), the environment (``OOC_CUDNN_<NAME>``, read once, at the first use), the
+default.
 
 The library reads settings once per call, with `current`, on the caller's thread, and hands the
 frozen snapshot to its own threads, which read none.
@@ -25,258 +25,22 @@ from __future__ import annotations
 
 import difflib
 import os
-import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from types import MappingProxyType, TracebackType
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
-import numpy as np
-
-from ooc_cudnn.units import parse_bytes, parse_limit
-
-if TYPE_CHECKING:
-    from perfmodel.machine import MachineModel
+from ooc_cudnn.settings_table import SETTINGS, Settings
 
 _UNDECIDED_SECONDS: Final = 0.1
 _POLL_SECONDS: Final = 0.0002
 
-Progress = Literal["auto"] | bool | Callable[[int, int], object]
 Source = Literal["default", "environment", "process", "block"]
 
-
-# ---------------------------------------------------------------------------------------------
-# What can be set
-# ---------------------------------------------------------------------------------------------
-
-
-def _parse_device(value: object, name: str) -> str:
-    choices = "give 'auto', 'cuda', 'cuda:N' (N is the device's number) or 'host'"
-    if not isinstance(value, str):
-        raise TypeError(f"{name}={value!r} is a {type(value).__name__}; {choices}")
-    device = value.strip().lower()
-    if not re.fullmatch(r"auto|host|cuda(:(0|[1-9][0-9]{0,3}))?", device):
-        raise ValueError(f"{name}={value!r} is not a device; {choices}")
-    return device
-
-
-def _parse_memory_limit(value: object, name: str) -> int | float | None:
-    return None if value is None else parse_limit(value, name=name)
-
-
-def _parse_host_memory_limit(value: object, name: str) -> int | None:
-    return None if value is None else parse_bytes(value, name=name)
-
-
-_WORDS: Final = {
-    **dict.fromkeys(("1", "true", "yes", "on"), True),
-    **dict.fromkeys(("0", "false", "no", "off"), False),
-}
-
-
-def _parse_switch(value: object, name: str) -> bool:
-    choices = f"give True or False; as text, one of {', '.join(_WORDS)}"
-    if isinstance(value, bool | np.bool_):
-        return bool(value)
-    if not isinstance(value, str):
-        raise TypeError(f"{name}={value!r} is a {type(value).__name__}; {choices}")
-    try:
-        return _WORDS[value.strip().lower()]
-    except KeyError:
-        raise ValueError(f"{name}={value!r} is neither on nor off; {choices}") from None
-
-
-def _parse_count(value: object, name: str) -> int:
-    rule = "give a whole number, 0 or more"
-    if isinstance(value, str):
-        if not re.fullmatch(r"[0-9]{1,18}", value.strip()):
-            raise ValueError(f"{name}={value!r} is not a count; {rule}")
-        return int(value)
-    if isinstance(value, bool) or not isinstance(value, int | np.integer):
-        raise TypeError(f"{name}={value!r} is a {type(value).__name__}; {rule}")
-    if value < 0:
-        raise ValueError(f"{name}={value!r} is negative; {rule}")
-    return int(value)
-
-
-def _parse_machine(value: object, name: str) -> MachineModel | str | None:
-    choices = "give a MachineModel, the path of a saved one, or the name of a shipped profile"
-    if value is None:
-        return None
-    if isinstance(value, str | os.PathLike):
-        text = os.fspath(value)
-        if not isinstance(text, str):
-            raise TypeError(f"{name}={value!r} is a path of bytes; {choices}")
-        if not text.strip():
-            raise ValueError(f"{name}={value!r} is empty; {choices}")
-        return text
-    from perfmodel.machine import MachineModel  # only those who pass one need it loaded
-
-    if not isinstance(value, MachineModel):
-        raise TypeError(f"{name}={value!r} is a {type(value).__name__}; {choices}")
-    return value
-
-
-def _parse_progress(value: object, name: str) -> Progress:
-    choices = "give 'auto', True, False or a callable taking (done, total)"
-    if callable(value):
-        return value
-    if isinstance(value, str) and value.strip().lower() == "auto":
-        return "auto"
-    try:
-        return _parse_switch(value, name)
-    except (TypeError, ValueError) as error:
-        raise type(error)(f"{name}={value!r} is not a kind of progress; {choices}") from None
-
-
-@dataclass(frozen=True)
-class Setting:
-    """One row of the table.
-
-    Parameters
-    ----------
-    name : str
-        The keyword of `settings` and the field of `Settings`.
-    default : object
-        The value in effect when nobody sets one.
-    parse : callable
-        Takes a value and the name that an error calls it by; returns the value in its one normal
-        form, or raises ``TypeError`` or ``ValueError``.
-    meaning : str
-        What it does, its values and their unit.
-    trade_off : str
-        What is gained and lost by changing it.
-
-    Examples
-    --------
-    >>> SETTINGS[0].environment_variable
-    'OOC_CUDNN_DEVICE'
-    """
-
-    name: str
-    default: Any
-    parse: Callable[[object, str], Any]
-    meaning: str
-    trade_off: str
-
-    @property
-    def environment_variable(self) -> str:
-        """The environment variable that sets it."""
-        return f"OOC_CUDNN_{self.name.upper()}"
-
-
-SETTINGS: Final = (
-    Setting(
-        "device",
-        "auto",
-        _parse_device,
-        "Where operations run: 'cuda', 'cuda:1' (a device by number), 'host' (NumPy on the CPU), "
-        "or 'auto': cuda where it works, else host.",
-        "'auto' always runs but may run slowly; 'cuda' raises an error where there is no GPU.",
-    ),
-    Setting(
-        "memory_limit",
-        None,
-        _parse_memory_limit,
-        "All the device memory that the library may hold: bytes, '16GiB', or a fraction of what "
-        "is free (0.5, '50%'). None is 90 % of what is free.",
-        "Less leaves room for other libraries; below a few pieces of 32 MiB per operand, copies "
-        "and computation overlap less.",
-    ),
-    Setting(
-        "host_memory_limit",
-        None,
-        _parse_host_memory_limit,
-        "All the pinned (page-locked) host memory that the library may hold: bytes or '64GiB'. "
-        "None is no limit.",
-        "Pinned memory copies fastest and cannot be swapped out; too much of it starves the "
-        "machine.",
-    ),
-    Setting(
-        "allow_tf32",
-        True,
-        _parse_switch,
-        "Whether float32 convolutions may use TF32 tensor cores. Off is strict float32, enforced.",
-        "On is several times faster where computation binds, with 10 bits of mantissa in the "
-        "products.",
-    ),
-    Setting(
-        "deterministic",
-        False,
-        _parse_switch,
-        "Whether results repeat bit by bit on one machine.",
-        "On leaves out cuDNN's algorithms that add in any order, some of which are the fastest.",
-    ),
-    Setting(
-        "overlap",
-        True,
-        _parse_switch,
-        "Whether copies and computation run at the same time. Off runs the same steps one by one.",
-        "Off is slower by up to three times; it makes a fault easier to find.",
-    ),
-    Setting(
-        "verify",
-        0,
-        _parse_count,
-        "How many random patches of each output are recomputed on the host in float64; a mismatch "
-        "raises VerificationError. 0 is none.",
-        "Each patch costs milliseconds, and catches a cuDNN that is wrong on this machine.",
-    ),
-    Setting(
-        "machine",
-        None,
-        _parse_machine,
-        "The performance model that plans are made with: a MachineModel, the path of a saved one, "
-        "or the name of a shipped profile. None is the one fitted on this machine.",
-        "Another machine's model gives correct results from slower plans; use it to plan for that "
-        "machine.",
-    ),
-    Setting(
-        "progress",
-        "auto",
-        _parse_progress,
-        "A progress bar: 'auto' (on calls longer than 2 s in a terminal or notebook), True, False, "
-        "or a callable that is given (done, total).",
-        "A callable runs between the pieces of a call, so a slow one slows the call.",
-    ),
-)
-"""Every setting, in the order of the documentation."""
-
 _BY_NAME: Final = {setting.name: setting for setting in SETTINGS}
-
-
-@dataclass(frozen=True)
-class Settings:
-    """Every setting at one moment: what `current` returns.
-
-    Frozen and hashable, so it can be part of a cache's key. `machine` and `progress` count in
-    comparisons but not in the hash, since what users put there need not be hashable.
-
-    Parameters
-    ----------
-    device, memory_limit, host_memory_limit, allow_tf32, deterministic, overlap, verify, machine, \
-progress
-        As in `SETTINGS`, each in its normal form. `memory_limit` is bytes (``int``), a fraction of
-        the free memory (``float``) or None: see `ooc_cudnn.units.resolve_limit`.
-    """
-
-    device: str
-    memory_limit: int | float | None
-    host_memory_limit: int | None
-    allow_tf32: bool
-    deterministic: bool
-    overlap: bool
-    verify: int
-    machine: MachineModel | str | None = field(hash=False)
-    progress: Progress = field(hash=False)
-
-
-# ---------------------------------------------------------------------------------------------
-# What is set
-# ---------------------------------------------------------------------------------------------
 
 
 class _Layer:

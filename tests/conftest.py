@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import perfmodel
+from ooc_cudnn.settings_table import SETTINGS
 
 # The helpers beside this file are imported by name, whichever way pytest imports the tests.
 sys.path.insert(0, str(Path(__file__).parent))
@@ -25,7 +26,7 @@ def host_device(request, monkeypatch):
     if "gpu" in request.node.path.parts or "perfmodel" in request.node.path.parts:
         yield None
         return
-    for setting in settings_module.SETTINGS:
+    for setting in SETTINGS:
         monkeypatch.delenv(setting.environment_variable, raising=False)
     settings_module._forget()
     settings_module.settings(device="host", machine=perfmodel.shipped("host"), progress=False)

@@ -20,7 +20,8 @@ import numpy as np
 import pytest
 
 import perfmodel
-from ooc_cudnn.settings import SETTINGS, Settings, current, describe, settings
+from ooc_cudnn.settings import current, describe, settings
+from ooc_cudnn.settings_table import SETTINGS, Settings
 
 # By this road: the package's attribute of this name is the function.
 module = importlib.import_module("ooc_cudnn.settings")

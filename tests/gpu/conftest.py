@@ -10,6 +10,7 @@ import pytest
 import perfmodel
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.errors import DeviceUnavailableError
+from ooc_cudnn.settings_table import SETTINGS
 
 settings_module = importlib.import_module("ooc_cudnn.settings")
 
@@ -34,7 +35,7 @@ def cuda_device(monkeypatch):
     from ooc_cudnn.functions.call import forget_calls
     from ooc_cudnn.memory.limit import forget_limits
 
-    for setting in settings_module.SETTINGS:
+    for setting in SETTINGS:
         monkeypatch.delenv(setting.environment_variable, raising=False)
     settings_module._forget()
     settings_module.settings(device="cuda", machine=perfmodel.shipped("h200"), progress=False)
