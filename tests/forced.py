@@ -13,10 +13,11 @@ from unittest import mock
 
 import perfmodel
 from ooc_cudnn.devices import get_device
-from ooc_cudnn.functions.call import make_executor, make_request
+from ooc_cudnn.functions.planning import make_request
 from ooc_cudnn.memory.arrays import wrap
 from ooc_cudnn.operations.chain import AXES
 from ooc_cudnn.pipeline import planner, pricing
+from ooc_cudnn.pipeline.execute import make_executor
 from ooc_cudnn.tensor import TensorSpec
 from perfmodel import Split
 

@@ -10,14 +10,15 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.devices.view import DeviceView
-from ooc_cudnn.errors import DeviceOutOfMemoryError, PlanInfeasibleError
+from ooc_cudnn.errors import DeviceOutOfMemoryError
+from ooc_cudnn.functions.planning import Build, Description, Target, check_beta, plan_call
 from ooc_cudnn.machines import machine_for
 from ooc_cudnn.memory.arrays import (
     Wrapped,
@@ -31,42 +32,11 @@ from ooc_cudnn.memory.limit import forget_limits, limit_bytes
 from ooc_cudnn.operations.chain import Chain
 from ooc_cudnn.pipeline.execute import Executor, Source, make_executor
 from ooc_cudnn.pipeline.plan import Plan
-from ooc_cudnn.pipeline.planner import make_plan
-from ooc_cudnn.pipeline.pricing import Request
 from ooc_cudnn.pipeline.verify import Verification
 from ooc_cudnn.profiling import Call, recording
 from ooc_cudnn.progress import Reporter, reporter
-from ooc_cudnn.settings import Settings, current
-from ooc_cudnn.tensor import TensorSpec, packed_strides
-from perfmodel import MachineModel
-
-#: Makes the chain of a call from the operands' specs and the settings; raises on bad arguments.
-Build = Callable[[Mapping[str, TensorSpec], Settings], Chain]
-
-
-class Description(NamedTuple):
-    """What a public function is asked to do, before it is known whether to run or only to plan it.
-
-    Attributes
-    ----------
-    function : str
-        The public function's name.
-    build : callable
-        Makes the chain.
-    arrays : mapping
-        The operands in the chain's order, x first, without the result: arrays, or specs to plan.
-    parameters : hashable
-        All arguments that shape the chain: with the specs and the settings, what a plan depends on.
-    beta : float
-        Whether the result's old content counts; then `out` is required.
-    """
-
-    function: str
-    build: Build
-    arrays: Mapping[str, Any]
-    parameters: Hashable
-    beta: float
-
+from ooc_cudnn.settings import current
+from ooc_cudnn.settings_table import Settings
 
 #: Calls that are remembered, with their plans and schedules.
 REMEMBERED_CALLS = 256
@@ -144,12 +114,6 @@ def call(description: Description, out: Any) -> Any:
     return restore(result.array) if restore is not None else result.array
 
 
-def check_beta(beta: float, out: object) -> None:
-    """Raise ValueError if there is nothing for beta to scale."""
-    if out is None and beta:
-        raise ValueError(f"beta={beta} needs out, whose content it scales")
-
-
 def _find(key: Hashable, device: Device, settings: Settings) -> Prepared | None:
     prepared = _prepared.get(key)
     if prepared is None:
@@ -181,44 +145,29 @@ def _prepare(
     pointers["y"] = result.pointer if result is not None else 0
     chain = build(specs, settings)
     limit = limit_bytes(device, settings.memory_limit)
-    room = limit - device.arena.array_bytes
-    specs["y"], available = place_result(chain, specs["x"], result and result.spec, room)
-
-    def planned() -> tuple[Request, Plan]:
-        request = make_request(
-            function,
-            chain,
-            specs,
-            machine_for(device, settings.machine),
-            max(int(available * share), 0),
-            device.layouts(chain.dtype),
-            overlap=settings.overlap,
-            aligned={name: pointer % 16 == 0 for name, pointer in pointers.items()},
-        )
-        return request, make_plan(request, device.workspace)
-
-    try:
-        try:
-            request, plan = planned()
-        except PlanInfeasibleError:
-            if result is not None or specs["y"].placement != "device":
-                raise
-            # A new result that leaves no room to work in goes to the host.
-            specs["y"], available = replace(specs["y"], placement="pinned"), room
-            request, plan = planned()
-    except PlanInfeasibleError as error:
-        # The limit to set counts the arrays that take their share of it.
-        raise PlanInfeasibleError(
-            function=function,
-            limit_bytes=limit,
-            smallest_bytes=error.smallest_bytes + limit - available,
-        ) from None
+    target = Target(
+        machine_for(device, settings.machine),
+        limit,
+        limit - device.arena.array_bytes,
+        device.layouts(chain.dtype),
+        device.workspace,
+        settings.overlap,
+    )
+    request, plan, available = plan_call(
+        function,
+        chain,
+        specs,
+        result.spec if result is not None else None,
+        target,
+        aligned={name: pointer % 16 == 0 for name, pointer in pointers.items()},
+        share=share,
+    )
     prepared = Prepared(
         chain,
         plan,
         make_executor(request, plan),
         available,
-        room - available,
+        target.room_bytes - available,
         _is_staged(plan),
     )
     with _lock:
@@ -226,44 +175,6 @@ def _prepare(
         while len(_prepared) > REMEMBERED_CALLS:
             _prepared.popitem(last=False)
     return prepared
-
-
-def make_request(
-    function: str,
-    chain: Chain,
-    specs: Mapping[str, TensorSpec],
-    machine: MachineModel,
-    memory_limit: int,
-    layouts: tuple[str, ...],
-    *,
-    overlap: bool,
-    aligned: Mapping[str, bool],
-) -> Request:
-    """Describe a call to the planner.
-
-    Parameters
-    ----------
-    aligned : mapping
-        Whether each operand starts on a 16-byte boundary.
-    """
-    x_order = specs["x"].order or "channels_first"
-    in_place = []
-    for name, spec in specs.items():
-        packed = spec.strides == packed_strides(spec.shape, spec.order or "channels_first")
-        if spec.placement == "device" and packed and aligned[name]:
-            in_place.append((name, spec.strides[0] * spec.itemsize % 16 == 0))
-    return Request(
-        function=function,
-        chain=chain,
-        operands=tuple(specs.items()),
-        in_place=tuple(in_place),
-        orders=tuple((name, spec.order or x_order) for name, spec in specs.items()),
-        machine=machine,
-        memory_limit=memory_limit,
-        # An order that needs no re-laying comes first: it is taken when the seconds are equal.
-        layouts=tuple(sorted(layouts, key=lambda layout: layout != x_order)),
-        overlap=overlap,
-    )
 
 
 def _is_staged(plan: Plan) -> bool:
@@ -275,37 +186,6 @@ def _is_staged(plan: Plan) -> bool:
         or (spec.placement == "pinned" and spec.order is None)
     )
     return plan.pieces > 1 and staged_bytes > WORTH_THREADS_BYTES
-
-
-def place_result(
-    chain: Chain, x: TensorSpec, out: TensorSpec | None, room_bytes: int
-) -> tuple[TensorSpec, int]:
-    """Return the result's spec, and the device memory that remains for the call.
-
-    Without `out` the result goes where x's placement and order say. One that is still to be
-    allocated on the device takes its room from the limit.
-
-    Raises
-    ------
-    ValueError, TypeError
-        If `out` does not fit the result.
-    """
-    y = chain.operands["y"]
-    if out is not None:
-        if out.shape != y.shape:
-            raise ValueError(f"out must have shape {y.shape}, not {out.shape}")
-        if out.dtype != y.dtype:
-            raise TypeError(f"out must be {y.dtype} like x, not {out.dtype}")
-        return out, room_bytes
-    order = x.order or "channels_first"
-    strides = packed_strides(y.shape, order)
-    if x.placement != "device":
-        placement = "pinned" if x.placement == "pinned" else "pageable"
-        return TensorSpec(y.shape, y.dtype, placement, strides), room_bytes
-    spec = TensorSpec(y.shape, y.dtype, "device", strides)
-    if spec.nbytes <= room_bytes:
-        return spec, room_bytes - spec.nbytes
-    return TensorSpec(y.shape, y.dtype, "pinned", strides), room_bytes
 
 
 def _make_result(plan: Plan, device: Device, x: Wrapped) -> Wrapped:

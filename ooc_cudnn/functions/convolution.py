@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from ooc_cudnn.functions.call import Description, call
+from ooc_cudnn.functions.call import call
+from ooc_cudnn.functions.planning import Description
 from ooc_cudnn.operations.activation import Activation, check_mode
 from ooc_cudnn.operations.base import Operation
 from ooc_cudnn.operations.bias import AddTensor
 from ooc_cudnn.operations.chain import Chain
 from ooc_cudnn.operations.convolution import Convolution
-from ooc_cudnn.settings import Settings
+from ooc_cudnn.settings_table import Settings
 from ooc_cudnn.tensor import TensorSpec
 
 

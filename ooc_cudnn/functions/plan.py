@@ -9,16 +9,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from ooc_cudnn.devices import get_device
-from ooc_cudnn.devices.base import Device
 from ooc_cudnn.functions import convolution
-from ooc_cudnn.functions.call import Description, check_beta, make_request, place_result
+from ooc_cudnn.functions.planning import Description, Planned, Target, check_beta, plan_call
 from ooc_cudnn.machines import machine_for, named_machine
 from ooc_cudnn.memory.arrays import wrap
 from ooc_cudnn.memory.limit import limit_bytes
 from ooc_cudnn.pipeline.plan import Plan
-from ooc_cudnn.pipeline.planner import AskWorkspace, make_plan
 from ooc_cudnn.pipeline.pricing import Request
-from ooc_cudnn.settings import Settings, current
+from ooc_cudnn.settings import current
+from ooc_cudnn.settings_table import Settings
 from ooc_cudnn.tensor import ORDERS, TensorSpec
 from ooc_cudnn.units import parse_limit, resolve_limit
 from perfmodel import MachineModel
@@ -76,11 +75,7 @@ def plan(
     >>> found.binding_stage, found.device_bytes < 2**34, 0.15 < found.seconds < 0.2
     ('copy_in', True, True)
     """
-    request, ask_workspace, device = _prepare(function, machine, memory_limit, out, arguments)
-    if device is None:
-        return make_plan(request)
-    with device.arena.lock:
-        return make_plan(request, ask_workspace)
+    return _planned(function, machine, memory_limit, out, arguments).plan
 
 
 def plan_request(
@@ -92,16 +87,16 @@ def plan_request(
     **arguments: Any,
 ) -> Request:
     """Return what `plan` would plan: what `pipeline.simulate` takes beside the plan."""
-    return _prepare(function, machine, memory_limit, out, arguments)[0]
+    return _planned(function, machine, memory_limit, out, arguments).request
 
 
-def _prepare(
+def _planned(
     function: str,
     machine: MachineModel | str | os.PathLike[str] | None,
     memory_limit: int | float | str | None,
     out: Any,
     arguments: Mapping[str, Any],
-) -> tuple[Request, AskWorkspace | None, Device | None]:
+) -> Planned:
     settings = current()
     limit: int | float | None = settings.memory_limit
     if memory_limit is not None:
@@ -109,28 +104,24 @@ def _prepare(
     description, specs, aligned = _describe(function, arguments, settings)
     check_beta(description.beta, out)
     result, aligned["y"] = _spec(out, "out", settings) if out is not None else (None, True)
-    device: Device | None = None
-    if machine is None:
-        device = get_device(settings.device)
-        model = machine_for(device, settings.machine)
-        room = limit_bytes(device, limit) - device.arena.array_bytes
-    else:
+    chain = description.build(specs, settings)
+    if machine is not None:
         model = named_machine(machine)
         room = _limit_of(model, limit)
-    chain = description.build(specs, settings)
-    layouts = ORDERS if device is None else device.layouts(chain.dtype)
-    specs["y"], room = place_result(chain, specs["x"], result, room)
-    request = make_request(
-        description.function,
-        chain,
-        specs,
-        model,
-        max(room, 0),
-        layouts,
-        overlap=settings.overlap,
-        aligned=aligned,
-    )
-    return request, device.workspace if device is not None else None, device
+        target = Target(model, room, room, ORDERS, None, settings.overlap)
+        return plan_call(description.function, chain, specs, result, target, aligned=aligned)
+    device = get_device(settings.device)
+    with device.arena.lock:
+        count = limit_bytes(device, limit)
+        target = Target(
+            machine_for(device, settings.machine),
+            count,
+            count - device.arena.array_bytes,
+            device.layouts(chain.dtype),
+            device.workspace,
+            settings.overlap,
+        )
+        return plan_call(description.function, chain, specs, result, target, aligned=aligned)
 
 
 def _describe(
