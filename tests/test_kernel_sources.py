@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ooc_cudnn.devices import kernels, launch_geometry
+from ooc_cudnn.devices import kernel_plans, kernels, launch_geometry
 from ooc_cudnn.devices.view import DeviceView
 
 NVCC = shutil.which("nvcc")
@@ -103,11 +103,11 @@ def test_packed_layouts_move_in_16_byte_packs():
     last = DeviceView(4096, "float16", shape, (4096, 1, 512, 64))
     bias = DeviceView(256, "float16", (64,), (1,))
     for view in (first, last):
-        launch = kernels.plan_pointwise(view, view, None, None, bias, None, "relu", "float16")
+        launch = kernel_plans.plan_pointwise(view, view, None, None, bias, None, "relu", "float16")
         assert launch is not None
         assert "__half, __half, __half, 1, false, false, 8, 8," in launch.expression
     odd = DeviceView(4098, "float16", shape, first.strides)
-    launch = kernels.plan_pointwise(odd, first, None, None, bias, None, "relu", "float16")
+    launch = kernel_plans.plan_pointwise(odd, first, None, None, bias, None, "relu", "float16")
     assert launch is not None
     assert "__half, __half, __half, 1, false, false, 1, 8," in launch.expression
 
@@ -117,7 +117,7 @@ def test_relayout_chooses_copy_or_transpose():
     first = DeviceView(4096, "float32", shape, (6400, 100, 1))
     last = DeviceView(4096, "float32", shape, (6400, 1, 64))
     names = {
-        (a, b): kernels.plan_relayout(x, y).expression.split("<")[0]
+        (a, b): kernel_plans.plan_relayout(x, y).expression.split("<")[0]
         for (a, x), (b, y) in itertools.product([("first", first), ("last", last)], repeat=2)
     }
     assert names == {
@@ -172,7 +172,7 @@ def test_plans_refuse_operands_that_do_not_fit():
     bias = DeviceView(0, "float32", (3,), (1,))
 
     def pointwise(value, *, addend=None, shift=None, old=None, mode="relu", dtype="float32"):
-        kernels.plan_pointwise(a, value, addend, None, shift, old, mode, dtype)
+        kernel_plans.plan_pointwise(a, value, addend, None, shift, old, mode, dtype)
 
     with pytest.raises(ValueError, match="value has shape"):
         pointwise(b)
@@ -183,6 +183,6 @@ def test_plans_refuse_operands_that_do_not_fit():
     with pytest.raises(ValueError, match="mode is"):
         pointwise(a, mode="relu6")
     with pytest.raises(ValueError, match="keeps type and shape"):
-        kernels.plan_relayout(a, half)
+        kernel_plans.plan_relayout(a, half)
     with pytest.raises(ValueError, match="groups is 3"):
-        kernels.plan_convolution_direct(a, a, a, (0,), (1,), (1,), 3)
+        kernel_plans.plan_convolution_direct(a, a, a, (0,), (1,), (1,), 3)

@@ -15,6 +15,7 @@ import numpy as np
 from ooc_cudnn.devices import kernels
 from ooc_cudnn.devices.base import HostArray
 from ooc_cudnn.devices.cuda_run import CudaRun, StagedCudaRun
+from ooc_cudnn.devices.kernel_plans import MODES_WITH_COEFFICIENT
 from ooc_cudnn.devices.staging import Staging, begun
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.errors import DeviceUnavailableError
@@ -339,7 +340,7 @@ class CudaDevice:
                 alpha=operation.alpha,
                 beta=operation.beta,
                 mode=operation.mode,
-                coef=operation.coef if operation.mode in kernels.MODES_WITH_COEFFICIENT else None,
+                coef=operation.coef if operation.mode in MODES_WITH_COEFFICIENT else None,
                 stream=stream,
             )
         elif 0 not in output.shape:

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 BLOCK_THREADS = 256
+LARGEST_GRID = 2**31 - 1  # along x
+LARGEST_GRID_YZ = 65535  # along y and z
 WIDEST_ACCESS_BYTES = 16
 SHORTEST_RUN = 32  # packs that neighbouring threads move together, at the least: a warp
 

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from ooc_cudnn.devices import kernels, launch_geometry
+from ooc_cudnn.devices import kernel_plans, kernels, launch_geometry
 from ooc_cudnn.devices.view import DeviceView
 
 cupy = pytest.importorskip("cupy")
@@ -162,13 +162,13 @@ def check_pointwise(
         dtype=dtype,
         stream=stream,
     )
-    real = kernels.arithmetic_dtype(destination.view.dtype)
+    real = kernel_plans.arithmetic_dtype(destination.view.dtype)
     size[~np.isfinite(size)] = 0
     assert_close(destination.result(), reference, destination.view.dtype, 8 * EPSILON[real] * size)
 
 
 @pytest.mark.parametrize("layout", ["first", "last"])
-@pytest.mark.parametrize("mode", list(kernels.MODES))
+@pytest.mark.parametrize("mode", list(kernel_plans.MODES))
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_pointwise_modes_in_place(dtype, mode, layout):
     shape = (2, 16, 6, 8)
@@ -196,7 +196,7 @@ def test_nan_propagates_and_infinity_saturates(dtype):
     for mode, values in expected.items():
         x = Operand((1, 5, 1), dtype, data=data)
         kernels.pointwise(x.view, x.view, mode=mode, coef=COEFFICIENTS.get(mode))
-        real = kernels.arithmetic_dtype(dtype)
+        real = kernel_plans.arithmetic_dtype(dtype)
         assert_close(x.result().ravel(), np.array(values), dtype, 4 * EPSILON[real])
 
 
@@ -215,7 +215,7 @@ MIXED = [
 @pytest.mark.parametrize(("dtype", "value_dtype", "destination_dtype"), MIXED)
 def test_pointwise_all_terms_and_types(dtype, value_dtype, destination_dtype, layout):
     shape = (2, 24, 5, 16)
-    real = kernels.arithmetic_dtype(dtype)
+    real = kernel_plans.arithmetic_dtype(dtype)
     value = Operand(shape, value_dtype, layout, data=random(shape, 1))
     addend = Operand(shape, real, layout, data=random(shape, 2))
     old = Operand(shape, destination_dtype, layout, data=random(shape, 3))
@@ -426,7 +426,7 @@ def test_convolution_direct(dtype, y_dtype, case, layouts):
     options = (each(padding), each(stride), each(dilation), groups)
     reference = reference_convolution(x.wide, w.wide, outputs, *options)
     size = reference_convolution(np.abs(x.wide), np.abs(w.wide), outputs, *options)
-    real = kernels.arithmetic_dtype(dtype)
+    real = kernel_plans.arithmetic_dtype(dtype)
     assert_close(y.result(), reference, y_dtype, 8 * EPSILON[real] * size)
 
 
