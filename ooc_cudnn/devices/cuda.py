@@ -14,28 +14,21 @@ import numpy as np
 
 from ooc_cudnn.devices import kernels
 from ooc_cudnn.devices.base import HostArray
+from ooc_cudnn.devices.cuda_copies import copy_by_link, copy_on_device
 from ooc_cudnn.devices.cuda_run import CudaRun, StagedCudaRun
 from ooc_cudnn.devices.kernel_plans import MODES_WITH_COEFFICIENT
 from ooc_cudnn.devices.staging import Staging, begun
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.errors import DeviceUnavailableError
 from ooc_cudnn.memory.arena import Allocation, Arena
-from ooc_cudnn.memory.blocks import blocks, boxes
 from ooc_cudnn.memory.pinned import allocate, release
 from ooc_cudnn.operations.chain import Buffer, Launch
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.pointwise import Pointwise
 from ooc_cudnn.settings import current
-from ooc_cudnn.tensor import ORDERS, numpy_dtype, packed_strides
+from ooc_cudnn.tensor import numpy_dtype
 
-_TO_DEVICE, _TO_HOST, _ON_DEVICE = 1, 2, 3  # cudaMemcpyKind
 _HUGE_PAGES = 14  # MADV_HUGEPAGE
-
-#: Rows narrower than this, and copies of more blocks, are gathered by the host instead.
-NARROWEST_ROW_BYTES = 128
-MOST_BLOCKS = 256
-#: Scattered device memory (for `memcpy` and `verify` only) is copied by boxes of this size.
-SCATTERED_BOX_ELEMENTS = 2**18
 
 
 class CudaAllocation:
@@ -74,7 +67,7 @@ class CudaDevice:
         self.name = f"cuda:{index}"
         self.arena = Arena(lambda nbytes: CudaAllocation(nbytes, index), self.free_bytes)
         self.convolutions = Convolutions()
-        self._runtime = self._cupy.cuda.runtime
+        self.runtime = self._cupy.cuda.runtime
         self._staging: Any = None
         with self._cupy.cuda.Device(index):
             self.copy_streams = tuple(self._cupy.cuda.Stream(non_blocking=True) for _ in range(2))
@@ -84,16 +77,16 @@ class CudaDevice:
 
     def use(self) -> None:
         """Make the GPU current on the calling thread."""
-        self._runtime.setDevice(self.index)
+        self.runtime.setDevice(self.index)
 
     def identity(self) -> Mapping[str, str]:
         """The GPU's name, the driver's and cuDNN's versions."""
         import cudnn
 
-        properties = self._runtime.getDeviceProperties(self.index)
+        properties = self.runtime.getDeviceProperties(self.index)
         return {
             "gpu": properties["name"].decode(),
-            "driver": str(self._runtime.driverGetVersion()),
+            "driver": str(self.runtime.driverGetVersion()),
             "cudnn": str(cudnn.backend_version()),
             "device_bytes": str(properties["totalGlobalMem"]),
         }
@@ -101,7 +94,7 @@ class CudaDevice:
     def free_bytes(self) -> int:
         """Free memory of the GPU, as the driver says."""
         with self._cupy.cuda.Device(self.index):
-            return int(self._runtime.memGetInfo()[0])
+            return int(self.runtime.memGetInfo()[0])
 
     def layouts(self, dtype: str) -> tuple[str, ...]:
         """Both orders: channels-last is fastest on tensor cores, channels-first elsewhere."""
@@ -110,7 +103,7 @@ class CudaDevice:
     def synchronize(self) -> None:
         """Wait for the GPU."""
         with self._cupy.cuda.Device(self.index):
-            self._runtime.deviceSynchronize()
+            self.runtime.deviceSynchronize()
 
     def release_caches(self) -> None:
         """Give back the arena's block, CuPy's pool, staging slabs and idle pinned memory."""
@@ -139,14 +132,14 @@ class CudaDevice:
             self.pin(pointer, nbytes)
         except OSError as error:
             raise MemoryError(str(error)) from error
-        weakref.finalize(array, _unpin_quietly, self._runtime, pointer)
+        weakref.finalize(array, _unpin_quietly, self.runtime, pointer)
         return array
 
     def pin(self, pointer: int, nbytes: int) -> None:
         """Page-lock host memory in place (cudaHostRegister)."""
         self.use()
         try:
-            self._runtime.hostRegister(pointer, nbytes, 1)  # portable: for every GPU
+            self.runtime.hostRegister(pointer, nbytes, 1)  # portable: for every GPU
         except self._cupy.cuda.runtime.CUDARuntimeError as error:
             if error.status == 712:  # cudaErrorHostMemoryAlreadyRegistered
                 raise ValueError(
@@ -157,11 +150,11 @@ class CudaDevice:
     def unpin(self, pointer: int) -> None:
         """Undo `pin` (cudaHostUnregister); waits for the GPU."""
         self.use()
-        self._runtime.hostUnregister(pointer)
+        self.runtime.hostUnregister(pointer)
 
     def is_pinned(self, pointer: int, nbytes: int) -> bool:
         """Ask the driver about the first byte and the last."""
-        attributes = self._runtime.pointerGetAttributes
+        attributes = self.runtime.pointerGetAttributes
         return attributes(pointer).type == 1 and (
             nbytes <= 1 or attributes(pointer + nbytes - 1).type == 1
         )
@@ -182,97 +175,16 @@ class CudaDevice:
         if 0 in destination.shape:
             return None
         if isinstance(source, DeviceView):
-            return self._copy_on_device(destination, source, begun(stream))
-        return self._copy_by_link(destination, source, stream, to_device=True)
+            return copy_on_device(self, destination, source, begun(stream))
+        return copy_by_link(self, destination, source, stream, to_device=True)
 
     def copy_out(self, destination: HostArray | DeviceView, source: DeviceView, stream: Any) -> Any:
         """Copy a region from the device."""
         if 0 in source.shape:
             return None
         if isinstance(destination, DeviceView):
-            return self._copy_on_device(destination, source, stream)
-        return self._copy_by_link(source, destination, stream, to_device=False)
-
-    def _copy_by_link(
-        self, view: DeviceView, array: HostArray, stream: Any, *, to_device: bool
-    ) -> Any:
-        """Copy directly if the memory is pinned, else staged; scattered device memory by boxes."""
-        if self._copy_directly(view, array, stream, to_device=to_device):
-            return None
-        if any(view.strides == packed_strides(view.shape, order) for order in ORDERS):
-            if to_device:
-                return self.staging.copy_in(view, array, stream)
-            return self.staging.copy_out(array, view, stream)
-        with begun(stream):
-            device_array = self._view_array(view)
-            for box in boxes(array.shape, SCATTERED_BOX_ELEMENTS):
-                if to_device:
-                    device_array[box] = self._cupy.asarray(np.ascontiguousarray(array[box]))
-                else:
-                    array[box] = self._cupy.asnumpy(device_array[box])
-        return None
-
-    def _copy_directly(
-        self, view: DeviceView, array: HostArray, stream: Any, *, to_device: bool
-    ) -> bool:
-        """Copy between the device and pinned memory, if the array is pinned and not scattered."""
-        item = array.itemsize
-        pointer = array.__array_interface__["data"][0]
-        strides = tuple(stride // item for stride in array.strides)
-        if min(strides, default=0) < 0:
-            return False
-        reach = 1 + sum((e - 1) * s for e, s in zip(array.shape, strides, strict=True))
-        if not self.is_pinned(pointer, reach * item):
-            return False
-        parts = blocks(array.shape, view.strides, strides)
-        if len(parts) > MOST_BLOCKS or (
-            parts[0].rows > 1 and parts[0].width * item < NARROWEST_ROW_BYTES
-        ):
-            return False
-        stream = begun(stream)
-        for part in parts:
-            on_device = view.pointer + part.destination_offset * item
-            on_host = pointer + part.source_offset * item
-            to, to_pitch, from_, from_pitch = (
-                (on_device, part.destination_pitch, on_host, part.source_pitch)
-                if to_device
-                else (on_host, part.source_pitch, on_device, part.destination_pitch)
-            )
-            kind = _TO_DEVICE if to_device else _TO_HOST
-            if part.rows == 1:
-                self._runtime.memcpyAsync(to, from_, part.width * item, kind, stream.ptr)
-            else:
-                self._runtime.memcpy2DAsync(
-                    to, to_pitch * item, from_, from_pitch * item,
-                    part.width * item, part.rows, kind, stream.ptr,
-                )  # fmt: skip
-        return True
-
-    def _copy_on_device(self, destination: DeviceView, source: DeviceView, stream: Any) -> None:
-        """Copy between views of any strides: re-laid by our kernel, else by CuPy."""
-        if len(source.shape) >= 3:
-            try:
-                kernels.relayout(destination, source, stream)
-                return
-            except ValueError:  # spatial axes that do not flatten into one
-                pass
-        with stream:
-            self._cupy.copyto(self._view_array(destination), self._view_array(source))
-
-    def _view_array(self, view: DeviceView) -> Any:
-        """Return a CuPy array over a view of any strides."""
-        item = view.item_bytes
-        reach = [(e - 1) * s * item for e, s in zip(view.shape, view.strides, strict=True)]
-        low = sum(min(r, 0) for r in reach)
-        memory = self._cupy.cuda.UnownedMemory(
-            view.pointer + low, sum(abs(r) for r in reach) + item, None, self.index
-        )
-        return self._cupy.ndarray(
-            view.shape,
-            numpy_dtype(view.dtype),
-            self._cupy.cuda.MemoryPointer(memory, -low),
-            tuple(stride * item for stride in view.strides),
-        )
+            return copy_on_device(self, destination, source, stream)
+        return copy_by_link(self, source, destination, stream, to_device=False)
 
     @property
     def staging(self) -> Any:
