@@ -11,7 +11,7 @@ from ooc_cudnn.operations.chain import Chain
 from ooc_cudnn.pipeline.plan import Plan
 from ooc_cudnn.pipeline.planner import AskWorkspace, make_plan
 from ooc_cudnn.pipeline.pricing import Request
-from ooc_cudnn.settings import Settings
+from ooc_cudnn.settings_table import Settings
 from ooc_cudnn.tensor import TensorSpec, packed_strides
 from perfmodel import MachineModel
 
