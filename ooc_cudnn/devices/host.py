@@ -95,6 +95,8 @@ class HostDevice:
 
     def pin(self, pointer: int, nbytes: int) -> None:
         """Remember the range as pinned; the host device copies from any memory alike."""
+        if self.is_pinned(pointer, nbytes):
+            raise ValueError("array is pinned already")
         self._pinned[pointer] = nbytes
 
     def unpin(self, pointer: int) -> None:

@@ -172,6 +172,9 @@ def check_writable(wrapped: Wrapped | Located, *, name: str = "out") -> None:
         mapped = isinstance(wrapped.array, np.memmap)
         hint = " (open the memmap with mode 'r+')" if mapped else ""
         raise ValueError(f"{name} is read-only{hint}")
+    array = wrapped.array
+    if any(s == 0 and e > 1 for e, s in zip(array.shape, array.strides, strict=True)):
+        raise ValueError(f"{name} is a broadcast view: several of its elements share memory")
 
 
 def check_apart(inputs: dict[str, Wrapped], out: Wrapped, *, name: str = "out") -> None:
@@ -253,7 +256,7 @@ def reserve_file(array: Any) -> None:
     from ooc_cudnn.units import format_bytes
 
     found = file_range(array)
-    if found is None:
+    if found is None or getattr(array, "mode", None) == "c":  # copy on write: no file is written
         return
     path, low, high = found
     try:

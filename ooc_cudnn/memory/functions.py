@@ -205,10 +205,12 @@ class Pin:
             if span + array.itemsize != array.nbytes:
                 raise ValueError("array must fill its memory without holes to be pinned")
         self.array = array
-        self._device: Device | None = get_device(current().device)
+        self._device: Device | None = None
         # The lowest address: of an array with negative strides, not that of its first element.
         self._pointer = array_span(array)[0]
-        self._device.pin(self._pointer, array.nbytes)
+        device = get_device(current().device)
+        device.pin(self._pointer, array.nbytes)
+        self._device = device  # only what was pinned is unpinned
 
     def close(self) -> None:
         """Unlock the pages; a second call does nothing."""

@@ -16,6 +16,7 @@ from ooc_cudnn.operations.window import (
     Rows,
     grouped_ranges,
     input_rows,
+    is_int,
     output_extent,
     padding_pairs,
     per_axis,
@@ -119,7 +120,10 @@ class Convolution:
             raise ValueError(
                 f"w must have as many axes as x ({len(x_shape)}), not shape {tuple(w_shape)}"
             )
-        (groups,) = per_axis(groups, 1, name="groups", least=1)
+        if not is_int(groups):
+            raise TypeError(f"groups must be an int, not {groups!r}")
+        if groups < 1:
+            raise ValueError(f"groups must be at least 1, not {groups!r}")
         c_x, c_y = x_shape[1], w_shape[0]
         if c_x % groups or c_y % groups:
             raise ValueError(f"groups must divide cX={c_x} and cY={c_y}, not {groups}")

@@ -103,8 +103,8 @@ def per_axis(value: Any, axes: int, *, name: str, least: int) -> tuple[int, ...]
     TypeError, ValueError
         Naming the argument, its value and the rule.
     """
-    values: tuple[Any, ...] = (value,) * axes if _is_int(value) else tuple(_sequence(value, name))
-    if len(values) != axes or not all(_is_int(item) for item in values):
+    values: tuple[Any, ...] = (value,) * axes if is_int(value) else tuple(_sequence(value, name))
+    if len(values) != axes or not all(is_int(item) for item in values):
         raise ValueError(
             f"{name} must be an int or one int per spatial axis ({axes}), not {value!r}"
         )
@@ -121,7 +121,7 @@ def padding_pairs(value: Any, axes: int, *, name: str = "padding") -> tuple[Pair
     >>> padding_pairs([(0, 1), 2], 2)
     ((0, 1), (2, 2))
     """
-    values = (value,) * axes if _is_int(value) else tuple(_sequence(value, name))
+    values = (value,) * axes if is_int(value) else tuple(_sequence(value, name))
     rule = (
         f"{name} must be an int, one per spatial axis ({axes}), or a (before, after) pair per axis"
     )
@@ -129,8 +129,8 @@ def padding_pairs(value: Any, axes: int, *, name: str = "padding") -> tuple[Pair
         raise ValueError(f"{rule}, not {value!r}")
     pairs = []
     for item in values:
-        pair = (item, item) if _is_int(item) else tuple(_sequence(item, name))
-        if len(pair) != 2 or not all(_is_int(side) for side in pair):
+        pair = (item, item) if is_int(item) else tuple(_sequence(item, name))
+        if len(pair) != 2 or not all(is_int(side) for side in pair):
             raise ValueError(f"{rule}, not {value!r}")
         if min(pair) < 0:
             raise ValueError(f"{name} must not be negative, not {value!r}")
@@ -138,7 +138,7 @@ def padding_pairs(value: Any, axes: int, *, name: str = "padding") -> tuple[Pair
     return tuple(pairs)
 
 
-def _is_int(value: object) -> bool:
+def is_int(value: object) -> bool:
     """Whether `value` is an integer (NumPy's too), and no bool."""
     import numbers
 

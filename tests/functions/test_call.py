@@ -867,3 +867,17 @@ def test_overlap_off_is_the_same_steps_and_the_same_bits(data, limit):
     if steps[0] != steps[1]:
         # The planner may choose another split where copies and computation do not overlap.
         assert {s[1] for s in steps[0]} != {s[1] for s in steps[1]} or limit == "1MiB"
+
+
+def test_out_that_repeats_an_element_is_refused():
+    x, w = np.ones((1, 1, 4, 4), "f4"), np.ones((2, 1, 3, 3), "f4")
+    out = np.lib.stride_tricks.as_strided(np.zeros(4, "f4"), (1, 2, 2, 2), (16, 0, 8, 4))
+    with pytest.raises(ValueError, match="out is a broadcast view"):
+        ooc_cudnn.convolution_forward(x, w, out=out)
+
+
+@pytest.mark.parametrize("groups", [(2,), 2.0, True, "2", None])
+def test_groups_must_be_an_int(groups):
+    x, w = np.ones((1, 4, 4, 4), "f4"), np.ones((2, 2, 3, 3), "f4")
+    with pytest.raises(TypeError, match="groups must be an int"):
+        ooc_cudnn.convolution_forward(x, w, groups=groups)

@@ -227,3 +227,12 @@ def test_release_keeps_what_is_held(host_device):
     host_device.release_caches()
     assert host_device.arena.block_bytes == 0
     assert not held.any()
+
+
+def test_pinning_twice_is_refused_and_keeps_the_first():
+    array = np.zeros((4, 4), "f4")
+    with ooc_cudnn.pin(array):
+        with pytest.raises(ValueError, match="pinned already"):
+            ooc_cudnn.pin(array)
+        assert ooc_cudnn.placement(array) == "pinned"
+    assert ooc_cudnn.placement(array) == "pageable"
