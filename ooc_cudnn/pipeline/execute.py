@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ooc_cudnn.devices.base import Device, Event, HostArray, Run
 from ooc_cudnn.devices.view import DeviceView
@@ -69,6 +69,14 @@ def lay_out(plan: Plan, sizes: Mapping[str, int]) -> Layout:
     return Layout(slots, buffers, workspace, total)
 
 
+class Bound(NamedTuple):
+    """Actions of a call that copies nothing, and the addresses they are bound to."""
+
+    base: int
+    addresses: tuple[int, ...]
+    actions: tuple[Callable[[Any], None], ...]
+
+
 class Executor:
     """Runs one prepared call: everything that does not depend on the data's addresses is fixed.
 
@@ -90,7 +98,7 @@ class Executor:
         self.chain, self.plan, self.schedule = chain, plan, schedule
         self.orders = orders
         self.layout = lay_out(plan, schedule.sizes)
-        self._bound: tuple[tuple[int, ...], list[Callable[[Any], None]]] | None = None
+        self._bound: Bound | None = None
 
     def run(
         self,
@@ -140,6 +148,39 @@ class Executor:
                 raise
         return self._trace(device, events) if timed else None
 
+    def repeat(self, device: Device, addresses: tuple[int, ...], limit_bytes: int) -> bool:
+        """Run a call that copies nothing again, if it ran last at the same addresses.
+
+        Such a call lasts microseconds, and making it ready again would take longer than running it.
+
+        Parameters
+        ----------
+        addresses : tuple of int
+            Of the operands, in the chain's order.
+
+        Returns
+        -------
+        bool
+            False if it did not run, and has to be run in full.
+        """
+        bound = self._bound
+        if bound is None or bound.addresses != addresses:
+            return False
+        arena, needed = device.arena, self.layout.total_bytes
+        if arena.block_bytes < needed or arena.held_bytes > limit_bytes:
+            return False
+        if arena.reserve(needed, limit_bytes, purpose=self.plan.function) != bound.base:
+            return False
+        run = device.start(overlap=False, staged=False, timed=False)
+        try:
+            for action in bound.actions:
+                run.submit(COMPUTE, (), action, signals=False)
+            run.finish(wait=False)
+        except BaseException:
+            run.cancel()
+            raise
+        return True
+
     def _issue(
         self,
         device: Device,
@@ -154,7 +195,7 @@ class Executor:
         ends: deque[Event] = deque()  # the last signalled step of each recent piece
         done = 0
         throttled = self.schedule.pieces > RUN_AHEAD_PIECES or on_piece is not None
-        actions = self._remembered(device, base, operands)
+        actions = self._bind(device, base, operands) if self.plan.in_core else ()
         for index, step in enumerate(steps):
             action = actions[index] if actions else self._action(device, step, base, operands)
             waits = [event for at in step.waits if (event := events[at]) is not None]
@@ -178,22 +219,18 @@ class Executor:
             on_piece(done)
         return events
 
-    def _remembered(
+    def _bind(
         self, device: Device, base: int, operands: Mapping[str, Source]
-    ) -> list[Callable[[Any], None]]:
-        """Actions of a call that copies nothing, kept while its addresses stay the same.
+    ) -> tuple[Callable[[Any], None], ...]:
+        """Bind every step of a call that copies nothing, and keep that for `repeat`.
 
-        Such calls last microseconds, and binding their few steps would take longer than running
-        them. Nothing is kept alive: actions hold addresses alone.
+        Nothing is kept alive: the actions hold addresses alone.
         """
-        if not self.plan.in_core:
-            return []
-        addresses = (base, *(getattr(source, "pointer", 0) for source in operands.values()))
-        if self._bound is None or self._bound[0] != addresses:
-            steps = self.schedule.steps
-            bound = [self._action(device, step, base, operands) for step in steps]
-            self._bound = (addresses, bound)
-        return self._bound[1]
+        steps = self.schedule.steps
+        actions = tuple(self._action(device, step, base, operands) for step in steps)
+        views = [source for source in operands.values() if isinstance(source, DeviceView)]
+        self._bound = Bound(base, tuple(view.pointer for view in views), actions)
+        return actions
 
     def _action(
         self, device: Device, step: Step, base: int, operands: Mapping[str, Source]

@@ -881,3 +881,25 @@ def test_groups_must_be_an_int(groups):
     x, w = np.ones((1, 4, 4, 4), "f4"), np.ones((2, 2, 3, 3), "f4")
     with pytest.raises(TypeError, match="groups must be an int"):
         ooc_cudnn.convolution_forward(x, w, groups=groups)
+
+
+def test_a_repeated_call_in_core_computes_anew_and_follows_its_arrays():
+    x, w, b = (ooc_cudnn.zeros(shape) for shape in ((1, 2, 4, 4), (3, 2, 1, 1), (3,)))
+    outs = [ooc_cudnn.zeros((1, 3, 4, 4)) for _ in range(2)]
+    w[...], b[...] = 1, 0.5
+    for value in range(1, 6):
+        x[...] = value
+        out = outs[value // 3]  # twice the first, then the second
+        out[...] = np.nan
+        assert ooc_cudnn.convolution_add_activation_forward(x, w, b, out=out) is out
+        assert (np.asarray(out) == 2 * value + 0.5).all()
+    other = ooc_cudnn.zeros((1, 2, 4, 4))
+    ooc_cudnn.convolution_add_activation_forward(other, w, b, out=out)
+    assert (np.asarray(out) == 0.5).all()
+    with pytest.raises(ValueError, match="overlaps"):
+        ooc_cudnn.convolution_forward(x, ooc_cudnn.zeros((2, 2, 1, 1)), out=x)
+    seen = []
+    with ooc_cudnn.settings(progress=lambda done, total: seen.append((done, total))):
+        ooc_cudnn.convolution_add_activation_forward(x, w, b, out=out)
+    assert seen[-1] == (1, 1)
+    assert (np.asarray(out) == 10.5).all()
