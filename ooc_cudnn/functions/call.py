@@ -19,7 +19,6 @@ from ooc_cudnn.devices.base import Device
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.errors import DeviceOutOfMemoryError
 from ooc_cudnn.functions.planning import Build, Description, Target, check_beta, plan_call
-from ooc_cudnn.machines import machine_for
 from ooc_cudnn.memory.arrays import (
     Wrapped,
     check_apart,
@@ -148,15 +147,7 @@ def _prepare(
     pointers = {name: operand.pointer for name, operand in operands.items()}
     pointers["y"] = result.pointer if result is not None else 0
     chain = build(specs, settings)
-    limit = _limit(device, settings)
-    target = Target(
-        machine_for(device, settings.machine),
-        limit,
-        limit - device.arena.array_bytes,
-        device.layouts(chain.dtype),
-        device.workspace,
-        settings.overlap,
-    )
+    target = Target.here(device, _limit(device, settings), chain.dtype, settings)
     request, plan, available = plan_call(
         function,
         chain,

@@ -11,7 +11,7 @@ from typing import Any
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.functions import convolution
 from ooc_cudnn.functions.planning import Description, Planned, Target, check_beta, plan_call
-from ooc_cudnn.machines import machine_for, named_machine
+from ooc_cudnn.machines import named_machine
 from ooc_cudnn.memory.arrays import wrap
 from ooc_cudnn.memory.limit import limit_bytes
 from ooc_cudnn.pipeline.plan import Plan
@@ -73,7 +73,7 @@ def plan(
     >>> found = plan("convolution_forward", x=x, w=w, padding=1, out=x, machine="h200",
     ...              memory_limit="16GiB")
     >>> found.binding_stage, found.device_bytes < 2**34, 0.15 < found.seconds < 0.2
-    ('copy_in', True, True)
+    ('copy_out', True, True)
     """
     return _planned(function, machine, memory_limit, out, arguments).plan
 
@@ -112,15 +112,7 @@ def _planned(
         return plan_call(description.function, chain, specs, result, target, aligned=aligned)
     device = get_device(settings.device)
     with device.arena.lock:
-        count = limit_bytes(device, limit)
-        target = Target(
-            machine_for(device, settings.machine),
-            count,
-            count - device.arena.array_bytes,
-            device.layouts(chain.dtype),
-            device.workspace,
-            settings.overlap,
-        )
+        target = Target.here(device, limit_bytes(device, limit), chain.dtype, settings)
         return plan_call(description.function, chain, specs, result, target, aligned=aligned)
 
 

@@ -6,7 +6,9 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from ooc_cudnn.devices.base import Device
 from ooc_cudnn.errors import PlanInfeasibleError
+from ooc_cudnn.machines import machine_for
 from ooc_cudnn.operations.chain import Chain
 from ooc_cudnn.pipeline.plan import Plan
 from ooc_cudnn.pipeline.planner import AskWorkspace, make_plan
@@ -64,6 +66,18 @@ class Target(NamedTuple):
     layouts: tuple[str, ...]
     ask_workspace: AskWorkspace | None
     overlap: bool
+
+    @classmethod
+    def here(cls, device: Device, limit: int, dtype: str, settings: Settings) -> Target:
+        """The device in use, as the settings have it."""
+        return cls(
+            machine_for(device, settings.machine),
+            limit,
+            limit - device.arena.array_bytes,
+            device.layouts(dtype),
+            device.workspace,
+            settings.overlap,
+        )
 
 
 class Planned(NamedTuple):

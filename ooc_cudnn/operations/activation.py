@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from scipy.special import erf, expit
 
-from ooc_cudnn.operations.base import Array, Parameter, Shape
-from ooc_cudnn.operations.window import Range, Rows
-from ooc_cudnn.tensor import DTYPES
-from perfmodel import Work
+from ooc_cudnn.operations.base import Array, Shape
+from ooc_cudnn.operations.per_element import PerElement
 
 
 def _relu(x: Array, coef: float) -> Array:
@@ -94,7 +92,7 @@ def check_mode(mode: object, coef: object, *, name: str = "mode") -> tuple[str, 
 
 
 @dataclass(frozen=True)
-class Activation:
+class Activation(PerElement):
     """y = f(x), f by `mode`. NaN propagates in every mode (CUDNN_PROPAGATE_NAN).
 
     Source: cudnnActivationForward. `coef` as in `check_mode`.
@@ -106,35 +104,6 @@ class Activation:
     dtype: str = "float32"
 
     name = "activation_forward"
-
-    @property
-    def input_shape(self) -> Shape:
-        """Shape of x."""
-        return self.shape
-
-    @property
-    def output_shape(self) -> Shape:
-        """Shape of y, x's."""
-        return self.shape
-
-    @property
-    def parameters(self) -> tuple[Parameter, ...]:
-        """None."""
-        return ()
-
-    def input_rows(self, rows: Range) -> Rows:
-        """Need the same rows."""
-        return Rows(*rows, 0, 0)
-
-    def on_piece(self, n: int, rows: Rows) -> Activation:
-        """Return it for `n` images and the given rows."""
-        return replace(self, shape=(n, self.shape[1], rows.stop - rows.start, *self.shape[3:]))
-
-    def work(self) -> Work:
-        """One read and one write of the tensor."""
-        return Work(
-            f"pointwise/{self.dtype}", 0.0, 2.0 * math.prod(self.shape) * DTYPES[self.dtype]
-        )
 
     def reference(self, x: Array, *parameters: Array) -> Array:
         """Evaluate in float64."""

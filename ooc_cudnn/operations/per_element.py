@@ -1,0 +1,48 @@
+"""What operations share that compute each element by itself: shapes, rows, pieces, work."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Self
+
+from ooc_cudnn.operations.base import Parameter, Shape
+from ooc_cudnn.operations.window import Range, Rows
+from ooc_cudnn.tensor import DTYPES
+from perfmodel import Work
+
+
+class PerElement:
+    """Mixin of a frozen dataclass with the fields `shape` and `dtype`: no halo, same shape out."""
+
+    shape: Shape
+    dtype: str
+
+    @property
+    def input_shape(self) -> Shape:
+        """Shape of x."""
+        return self.shape
+
+    @property
+    def output_shape(self) -> Shape:
+        """Shape of y, x's."""
+        return self.shape
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """None, unless the operation says otherwise."""
+        return ()
+
+    def input_rows(self, rows: Range) -> Rows:
+        """Need the same rows."""
+        return Rows(*rows, 0, 0)
+
+    def on_piece(self, n: int, rows: Rows) -> Self:
+        """Return it for `n` images and the given rows."""
+        shape = (n, self.shape[1], rows.stop - rows.start, *self.shape[3:])
+        return replace(self, shape=shape)  # type: ignore[type-var]  # it is mixed into dataclasses
+
+    def work(self) -> Work:
+        """One read and one write of the tensor."""
+        nbytes = math.prod(self.shape) * DTYPES[self.dtype]
+        return Work(f"pointwise/{self.dtype}", 0.0, 2.0 * nbytes)
