@@ -300,8 +300,8 @@ def _import_cupy(index: int) -> Any:
     except ImportError as error:
         raise DeviceUnavailableError(
             f"CuPy cannot be imported ({error})",
-            remedy="pip install 'ooc_cudnn[cuda13]' (or cuda12, by your driver), "
-            "or set device='host'",
+            remedy="pip install 'ooc_cudnn[cuda13]' (or cuda12: `ooc-cudnn doctor` says which "
+            "fits the driver), or set device='host'",
         ) from error
     try:
         count = cupy.cuda.runtime.getDeviceCount()
