@@ -80,12 +80,9 @@ def convolve(operation: Convolution, x: Array, w: Array, y: Array, workspace: Ar
     scratch = workspace[: workspace_bytes(operation)].view(dtype)
     filters = scratch[: w.size].reshape(w.shape)
     np.copyto(filters, w, casting="unsafe")
-    boxes = list(
-        itertools.product(
-            range(x.shape[0]), _blocks(operation.output_shape[2:], _block_sites(operation))
-        )
-    )
     workers = _workers(operation)
+    blocks = list(_blocks(operation.output_shape[2:], _block_sites(operation), workers))
+    boxes = list(itertools.product(range(x.shape[0]), blocks))
     shares = scratch[w.size :].reshape(workers, -1)
     others = [
         _pool().submit(_convolve_boxes, operation, x, filters, y, boxes[at::workers], shares[at])
@@ -138,16 +135,28 @@ def _convolve_boxes(
             np.copyto(y[inside], result.reshape(per_group, *shape), casting="unsafe")
 
 
-def _blocks(extents: tuple[int, ...], sites: int) -> Iterator[tuple[tuple[int, int], ...]]:
-    """Cut the output sites into boxes of at most `sites`: a range for each axis."""
-    sizes, room = [], sites
+def _blocks(
+    extents: tuple[int, ...], sites: int, shares: int
+) -> Iterator[tuple[tuple[int, int], ...]]:
+    """Cut the output sites into boxes of at most `sites`, a range for each axis.
+
+    The outermost axis that is cut is cut evenly, into a multiple of `shares` where it is long
+    enough: no worker waits for another's last box.
+
+    >>> list(_blocks((10, 4), 12, 2))
+    [((0, 2), (0, 4)), ((2, 5), (0, 4)), ((5, 7), (0, 4)), ((7, 10), (0, 4))]
+    """
+    counts, room = [], sites
     for extent in reversed(extents):
-        sizes.append(max(1, min(extent, room)))
-        room //= sizes[-1]
-    sizes.reverse()
+        size = max(1, min(extent, room))
+        counts.append(-(-extent // size))
+        room //= size
+    counts.reverse()
+    outermost = next((at for at, count in enumerate(counts) if count > 1), 0)
+    counts[outermost] = min(extents[outermost], -(-counts[outermost] // shares) * shares)
     axes = [
-        [(start, min(start + size, extent)) for start in range(0, extent, size)]
-        for extent, size in zip(extents, sizes, strict=True)
+        [(at * extent // count, (at + 1) * extent // count) for at in range(count)]
+        for extent, count in zip(extents, counts, strict=True)
     ]
     yield from itertools.product(*axes)
 
@@ -158,40 +167,47 @@ def _gather(
     box: tuple[tuple[int, int], ...],
     columns: Array,
 ) -> None:
-    """Fill columns (cX, window sites, box...) with the inputs that the box's outputs see."""
-    window = operation.w_shape[2:]
+    """Fill columns (cX, window sites, box...) with the inputs that the box's outputs see.
+
+    Where the outer axes see no padding, one copy takes all their taps at once.
+    """
+    window, shape = operation.w_shape[2:], columns.shape[2:]
     first = [
         start * stride - padding[0]
         for (start, _), stride, padding in zip(
             box, operation.stride, operation.padding, strict=True
         )
     ]
-    last = [
-        low + (stop - start - 1) * stride + (k - 1) * dilation
-        for low, (start, stop), stride, k, dilation in zip(
-            first, box, operation.stride, window, operation.dilation, strict=True
+    inside_axis = [
+        low >= 0 and low + (count - 1) * stride + (k - 1) * dilation < extent
+        for low, count, stride, k, dilation, extent in zip(
+            first, shape, operation.stride, window, operation.dilation, x.shape[1:], strict=True
         )
     ]
-    if min(first) >= 0 and all(at < extent for at, extent in zip(last, x.shape[1:], strict=True)):
-        # No padding in sight: every tap of the window in one strided copy.
-        corner = x[(slice(None), *(slice(low, None) for low in first))]
-        seen = np.lib.stride_tricks.as_strided(
-            corner,
-            (x.shape[0], *window, *columns.shape[2:]),
-            (
-                x.strides[0],
-                *(s * d for s, d in zip(x.strides[1:], operation.dilation, strict=True)),
-                *(s * d for s, d in zip(x.strides[1:], operation.stride, strict=True)),
-            ),
-            writeable=False,
-        )
-        np.copyto(columns.reshape(seen.shape), seen, casting="unsafe")
+    grid = columns.reshape(x.shape[0], *window, *shape)
+    if all(inside_axis):
+        np.copyto(grid, _windows(operation, x, first, grid.shape), casting="unsafe")
         return
-    for at, tap in enumerate(itertools.product(*(range(k) for k in window))):
+    if all(inside_axis[:-1]):
+        stride, dilation = operation.stride[-1], operation.dilation[-1]
+        for tap in range(window[-1]):
+            begin = first[-1] + tap * dilation  # of the first output of the row
+            low = min(shape[-1], -(-max(0, -begin) // stride))
+            high = max(low, min(shape[-1], (x.shape[-1] - 1 - begin) // stride + 1))
+            part = np.moveaxis(grid, len(window), 0)[tap][..., None, :]
+            part[..., :low] = 0
+            part[..., high:] = 0
+            if high > low:
+                begins = [*first[:-1], begin + low * stride]
+                seen = (x.shape[0], *window[:-1], 1, *shape[:-1], high - low)
+                target = np.moveaxis(part[..., low:high], -2, len(window))
+                np.copyto(target, _windows(operation, x, begins, seen), casting="unsafe")
+        return
+    for at, taps in enumerate(itertools.product(*(range(k) for k in window))):
         inside, source = [], []
         for axis, (start, stop) in enumerate(box):
             stride = operation.stride[axis]
-            offset = tap[axis] * operation.dilation[axis] - operation.padding[axis][0]
+            offset = taps[axis] * operation.dilation[axis] - operation.padding[axis][0]
             # outputs o in [start, stop) with 0 <= o * stride + offset < extent
             low = max(start, -(-max(0, -offset) // stride))
             high = min(stop, (x.shape[axis + 1] - 1 - offset) // stride + 1)
@@ -205,3 +221,19 @@ def _gather(
             column[...] = 0
         if target.size:
             np.copyto(target, x[(slice(None), *source)], casting="unsafe")
+
+
+def _windows(operation: Convolution, x: Array, begins: list[int], shape: tuple[int, ...]) -> Array:
+    """View x as (cX, window..., sites...), from the given place on; every element exists."""
+    corner = x[(slice(None), *(slice(begin, None) for begin in begins))]
+    steps = x.strides[1:]
+    return np.lib.stride_tricks.as_strided(
+        corner,
+        shape,
+        (
+            x.strides[0],
+            *(step * d for step, d in zip(steps, operation.dilation, strict=True)),
+            *(step * d for step, d in zip(steps, operation.stride, strict=True)),
+        ),
+        writeable=False,
+    )
