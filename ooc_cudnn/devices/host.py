@@ -24,6 +24,7 @@ from ooc_cudnn.devices.worker import WorkerRun
 from ooc_cudnn.memory.arena import Allocation, Arena
 from ooc_cudnn.memory.blocks import boxes
 from ooc_cudnn.memory.pinned import release
+from ooc_cudnn.memory.pinned_ranges import PinnedRanges
 from ooc_cudnn.operations.activation import MODES
 from ooc_cudnn.operations.chain import Buffer, Launch
 from ooc_cudnn.operations.convolution import Convolution
@@ -51,7 +52,7 @@ class HostDevice:
     def __init__(self) -> None:
         self.name = "host"
         self.arena = Arena(HostAllocation, self.free_bytes)
-        self._pinned: dict[int, int] = {}
+        self._pinned = PinnedRanges()
 
     def identity(self) -> Mapping[str, str]:
         """Processor, cores and NumPy's version."""
@@ -89,26 +90,23 @@ class HostDevice:
         """Plain memory: here, nothing needs page-locking to be copied."""
         array = np.empty(nbytes, np.uint8)
         pointer = array.ctypes.data
-        self._pinned[pointer] = nbytes
-        weakref.finalize(array, self._pinned.pop, pointer, None)
+        self._pinned.add(pointer, nbytes)
+        weakref.finalize(array, self._pinned.remove, pointer)
         return array
 
     def pin(self, pointer: int, nbytes: int) -> None:
         """Remember the range as pinned; the host device copies from any memory alike."""
         if self.is_pinned(pointer, nbytes):
             raise ValueError("array is pinned already")
-        self._pinned[pointer] = nbytes
+        self._pinned.add(pointer, nbytes)
 
     def unpin(self, pointer: int) -> None:
         """Forget the range."""
-        self._pinned.pop(pointer, None)
+        self._pinned.remove(pointer)
 
     def is_pinned(self, pointer: int, nbytes: int) -> bool:
         """Whether the range lies in one that was pinned."""
-        return any(
-            start <= pointer and pointer + nbytes <= start + count
-            for start, count in tuple(self._pinned.items())
-        )
+        return self._pinned.hold(pointer, nbytes)
 
     # Device memory -----------------------------------------------------------------------------
 

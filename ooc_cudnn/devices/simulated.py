@@ -15,6 +15,7 @@ import numpy as np
 from ooc_cudnn.devices.base import Event, HostArray
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.memory.arena import Allocation, Arena
+from ooc_cudnn.memory.pinned_ranges import PinnedRanges
 from ooc_cudnn.operations.chain import Buffer, Launch
 from ooc_cudnn.tensor import DTYPES, ORDERS, TensorSpec
 from perfmodel import MachineModel, VirtualStep, replay
@@ -89,7 +90,7 @@ class SimulatedDevice:
         known = machine.device_bytes if device_bytes is None else device_bytes
         self._device_bytes = BOUNDLESS_BYTES if known is None else known
         self._next_pointer = 256
-        self._pinned: dict[int, int] = {}
+        self._pinned = PinnedRanges()
         self.arena = Arena(self._allocate, self.free_bytes)
 
     def _allocate(self, nbytes: int) -> SimulatedAllocation:
@@ -122,16 +123,13 @@ class SimulatedDevice:
         return array
 
     def pin(self, pointer: int, nbytes: int) -> None:
-        self._pinned[pointer] = nbytes
+        self._pinned.add(pointer, nbytes)
 
     def unpin(self, pointer: int) -> None:
-        self._pinned.pop(pointer, None)
+        self._pinned.remove(pointer)
 
     def is_pinned(self, pointer: int, nbytes: int) -> bool:
-        return any(
-            start <= pointer and pointer + nbytes <= start + count
-            for start, count in self._pinned.items()
-        )
+        return self._pinned.hold(pointer, nbytes)
 
     def _placement(self, array: HostArray | DeviceView) -> str:
         """Where the other side of a copy lives."""
