@@ -1,4 +1,4 @@
-"""Every benchmark that needs a GPU, one process each: about five minutes on an H200.
+"""Every benchmark that needs a GPU, one process each: about three minutes on an H200.
 
 Takes the arguments of the benchmarks and hands them on; `--only` names some of them. Results go to
 `--output`, else to the folder in $OUT, else to benchmarks/results.

@@ -62,14 +62,16 @@ def figures(folder: Path = common.RESULTS) -> str:
         for name in sorted({row[1] for row in ROWS})
     }
     where = results["convolution_link"]["environment"]
+    commits = sorted({result["environment"]["commit"][:7] for result in results.values()})
     gpu, versions = where["gpu"], where["versions"]
+    code = " and ".join(f"`{commit}`" for commit in commits)
     setting = (
         f"On one {gpu['name']} (PCIe {gpu['pcie.link.gen.current']}, driver "
-        f"{gpu['driver_version']}, cuDNN {versions['nvidia-cudnn-cu13']}, commit "
-        f"`{where['commit'][:7]}`), float32 with TF32 where nothing else is said; n=512, 64 to 64 "
-        "channels, 256 x 256, 3 x 3 filters, bias and ReLU: 8.6 GB in and 8.6 GB out. Each figure "
-        "is a median, taken beside its baseline in one run, and the results were verified. The "
-        "duplex link is raw copies of the same bytes both ways at once; it scatters by 3 %."
+        f"{gpu['driver_version']}, cuDNN {versions['nvidia-cudnn-cu13']}, at {code}), float32 "
+        "with TF32 where nothing else is said; n=512, 64 to 64 channels, 256 x 256, 3 x 3 filters, "
+        "bias and ReLU: 8.6 GB in and 8.6 GB out. Each figure is a median, taken beside its "
+        "baseline in one run, and the results were verified. The duplex link is raw copies of the "
+        "same bytes both ways at once; it scatters by 3 %."
     )
     lines = [*textwrap.wrap(setting, 100), "", "| | |", "|---|---|"]
     for label, name, claim, form in ROWS:
@@ -77,7 +79,7 @@ def figures(folder: Path = common.RESULTS) -> str:
         lines.append(f"| {label} | {form.format(values[claim])} |")
     lines += [
         "",
-        "`python -m benchmarks.card` measures them again (about five minutes);",
+        "`python -m benchmarks.card` measures them again (about three minutes);",
         "[benchmarks/results](benchmarks/results) holds the full records.",
     ]
     return "\n".join(lines)
