@@ -22,6 +22,7 @@ class Parameter(NamedTuple):
 
     name: str
     shape: Shape
+    dtype: str = ""  #: x's when left out
 
 
 class Operation(Protocol):

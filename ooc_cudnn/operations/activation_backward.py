@@ -1,0 +1,93 @@
+"""Gradients of activations: dx from y, dy and, where y does not tell, x."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import erf, expit
+
+from ooc_cudnn.operations.base import Array, Shape
+from ooc_cudnn.tensor import DTYPES
+from perfmodel import Work
+
+
+def _elu(y: Array, x: Array, coef: float) -> Array:
+    return np.where(x > 0, 1.0, coef * np.exp(np.minimum(x, 0)))
+
+
+def _swish(y: Array, x: Array, coef: float) -> Array:
+    gate = expit(coef * x)
+    return np.asarray(gate + coef * x * gate * (1 - gate))
+
+
+def _gelu(y: Array, x: Array, coef: float) -> Array:
+    density = np.exp(-0.5 * x * x) / math.sqrt(2 * math.pi)
+    return np.asarray(0.5 * (1 + erf(x / math.sqrt(2))) + x * density)
+
+
+#: mode -> slope from (y, x, coef), in float64; x is y itself where the mode does not need x.
+SLOPES: dict[str, Callable[[Array, Array, float], Array]] = {
+    "relu": lambda y, x, coef: np.where(y > 0, 1.0, 0.0),
+    "clipped_relu": lambda y, x, coef: np.where((y > 0) & (y < coef), 1.0, 0.0),
+    "elu": lambda y, x, coef: np.where(y > 0, 1.0, y + coef),
+    "sigmoid": lambda y, x, coef: y * (1 - y),
+    "tanh": lambda y, x, coef: 1 - y * y,
+    "swish": _swish,
+    "gelu": _gelu,
+    "leaky_relu": lambda y, x, coef: np.where(x > 0, 1.0, coef),
+    "identity": lambda y, x, coef: np.ones_like(y),
+}
+
+
+def needs_x(mode: str, coef: float) -> bool:
+    """Whether y does not tell the slope: swish, gelu, and elu and leaky_relu that fold back.
+
+    >>> needs_x("relu", 0.0), needs_x("gelu", 0.0), needs_x("leaky_relu", -0.5)
+    (False, True, True)
+    """
+    return mode in ("swish", "gelu") or (mode in ("elu", "leaky_relu") and coef < 0)
+
+
+@dataclass(frozen=True)
+class ActivationBackward:
+    """dx = dy * f'(x), from (y, dy, x); x is absent where `needs_x` is false.
+
+    Where the slope is 0 by selection (relu below 0, clipped_relu outside), dx is 0 whatever dy is,
+    as in cuDNN and PyTorch; NaN in y (or x) gives NaN. At the kink itself the slope is the left
+    one: 0 for relu and clipped_relu at 0, `coef` for leaky_relu; clipped_relu at its ceiling has 0.
+
+    Source: cudnnActivationBackward.
+    """
+
+    shape: Shape
+    mode: str
+    coef: float
+    dtype: str
+
+    name = "activation_backward"
+
+    @property
+    def output_shape(self) -> Shape:
+        """Shape of dx, y's."""
+        return self.shape
+
+    def work(self) -> Work:
+        """Two or three reads and a write."""
+        passes = 4.0 if needs_x(self.mode, self.coef) else 3.0
+        nbytes = passes * math.prod(self.shape) * DTYPES[self.dtype]
+        return Work(f"pointwise/{self.dtype}/activation_backward", 0.0, nbytes)
+
+    def reference(self, *inputs: Array) -> Array:
+        """Evaluate in float64."""
+        y, dy = (array.astype(np.float64) for array in inputs[:2])
+        x = y
+        slope = SLOPES[self.mode]
+        if len(inputs) > 2 and needs_x(self.mode, self.coef):
+            x = inputs[2].astype(np.float64)
+            slope = _elu if self.mode == "elu" else slope
+        found = slope(y, x, self.coef)
+        dx = np.where(found == 0, 0.0, dy * found)
+        return np.where(np.isnan(y) | np.isnan(x), np.nan, dx)

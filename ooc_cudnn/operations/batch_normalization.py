@@ -1,0 +1,244 @@
+"""Batch normalisation: exact over the whole batch, however it is cut.
+
+Statistics are (3, c) float64: count, mean, and sum of squared deviations (M2) of each channel;
+those of two pieces are merged by Chan's formula, so they do not depend on how the batch is cut and
+do not cancel where the mean is large. Channel vectors (mean, scale, ...) are float32, for float64
+data float64.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ooc_cudnn.operations.activation import MODES
+from ooc_cudnn.operations.base import Array, Parameter, Shape
+from ooc_cudnn.operations.window import Range, Rows
+from ooc_cudnn.tensor import ACCUMULATOR, DTYPES
+from perfmodel import Work
+
+
+def _work(shape: Shape, dtype: str, passes: int) -> Work:
+    nbytes = float(passes * math.prod(shape) * DTYPES[dtype])
+    return Work(f"pointwise/{dtype}/batch_normalization", 0.0, nbytes)
+
+
+def _small(channels: int) -> Work:
+    return Work("pointwise/float64/batch_normalization", 0.0, 72.0 * channels)
+
+
+def per_channel(vector: Array, ndim: int) -> Array:
+    """A vector of one value per channel, in float64, shaped to meet a tensor of `ndim` axes."""
+    return vector.astype(np.float64).reshape(1, -1, *[1] * (ndim - 2))
+
+
+@dataclass(frozen=True)
+class Moments:
+    """(3, c) float64 from (x,): count, mean and M2 of each channel in this piece."""
+
+    shape: Shape
+    dtype: str
+
+    name = "moments"
+
+    @property
+    def output_shape(self) -> Shape:
+        """Three numbers a channel."""
+        return (3, self.shape[1])
+
+    def work(self) -> Work:
+        """One read."""
+        return _work(self.shape, self.dtype, 1)
+
+
+@dataclass(frozen=True)
+class MergeMoments:
+    """The moments of two parts together, from (state, part); in place on the state.
+
+    delta = mean_b - mean_a; mean = mean_a + delta * n_b / n; M2 = M2_a + M2_b + delta^2 n_a n_b / n
+    """
+
+    channels: int
+
+    name = "merge_moments"
+
+    @property
+    def output_shape(self) -> Shape:
+        """Three numbers a channel."""
+        return (3, self.channels)
+
+    def work(self) -> Work:
+        """Nothing to speak of."""
+        return _small(self.channels)
+
+
+@dataclass(frozen=True)
+class MomentsResult:
+    """One channel vector from (state, old).
+
+    `what`: "mean"; "inverse_deviation", 1 / sqrt(M2 / count + epsilon); "running_mean",
+    (1 - factor) * old + factor * mean; "running_variance", the same with M2 / (count - 1), or
+    M2 / count where count is 1. `old` is absent but for the running ones, and may be the output.
+    """
+
+    channels: int
+    what: str
+    dtype: str
+    epsilon: float = 0.0
+    factor: float = 0.0
+
+    name = "moments_result"
+
+    @property
+    def output_shape(self) -> Shape:
+        """One value a channel."""
+        return (self.channels,)
+
+    def work(self) -> Work:
+        """Nothing to speak of."""
+        return _small(self.channels)
+
+
+@dataclass(frozen=True)
+class Normalise:
+    """y = f(scale * (x - mean) * inverse deviation + bias), from (x, scale, bias, mean, spread).
+
+    The order is that of cudnnBatchNormalizationForwardInference. `spread` is the inverse deviation,
+    or with `epsilon` the variance, of which the inverse deviation is 1 / sqrt(spread + epsilon).
+    As an operation of a chain it is inference; f is an activation fused into the pass.
+    """
+
+    shape: Shape
+    dtype: str
+    epsilon: float | None = None
+    mode: str = "identity"
+    coef: float = 0.0
+
+    name = "batch_normalization_forward_inference"
+
+    @property
+    def input_shape(self) -> Shape:
+        """Shape of x."""
+        return self.shape
+
+    @property
+    def output_shape(self) -> Shape:
+        """Shape of y, x's."""
+        return self.shape
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """Scale, bias, mean and variance, one value per channel each, in the arithmetic type."""
+        dtype, shape = ACCUMULATOR[self.dtype], (self.shape[1],)
+        return tuple(
+            Parameter(name, shape, dtype) for name in ("scale", "bias", "mean", "variance")
+        )
+
+    def input_rows(self, rows: Range) -> Rows:
+        """Need the same rows."""
+        return Rows(*rows, 0, 0)
+
+    def on_piece(self, n: int, rows: Rows) -> Normalise:
+        """Return it for `n` images and the given rows."""
+        return replace(self, shape=(n, self.shape[1], rows.stop - rows.start, *self.shape[3:]))
+
+    def work(self) -> Work:
+        """One read and one write."""
+        return _work(self.shape, self.dtype, 2)
+
+    def reference(self, x: Array, *parameters: Array) -> Array:
+        """Evaluate in float64."""
+        x = x.astype(np.float64)
+        scale, bias, mean, spread = (per_channel(p, x.ndim) for p in parameters)
+        if self.epsilon is not None:
+            spread = 1 / np.sqrt(spread + self.epsilon)
+        return MODES[self.mode][0](scale * (x - mean) * spread + bias, self.coef)
+
+
+@dataclass(frozen=True)
+class NormaliseSums:
+    """(2, c) float64 from (x, dy, mean, inverse deviation): sums of dy and of dy * xhat.
+
+    xhat = (x - mean) * inverse deviation
+    """
+
+    shape: Shape
+    dtype: str
+
+    name = "normalise_sums"
+
+    @property
+    def output_shape(self) -> Shape:
+        """Two numbers a channel."""
+        return (2, self.shape[1])
+
+    def work(self) -> Work:
+        """Two reads."""
+        return _work(self.shape, self.dtype, 2)
+
+
+@dataclass(frozen=True)
+class AddStates:
+    """state + part, from (state, part), float64 of the same shape; in place on the state."""
+
+    shape: Shape
+
+    name = "add_states"
+
+    @property
+    def output_shape(self) -> Shape:
+        """Shape of both."""
+        return self.shape
+
+    def work(self) -> Work:
+        """Nothing to speak of."""
+        return _small(math.prod(self.shape))
+
+
+@dataclass(frozen=True)
+class StateRow:
+    """One row of a (rows, c) float64 state as a channel vector of `dtype`, from (state,)."""
+
+    rows: int
+    channels: int
+    row: int
+    dtype: str
+
+    name = "state_row"
+
+    @property
+    def output_shape(self) -> Shape:
+        """One value a channel."""
+        return (self.channels,)
+
+    def work(self) -> Work:
+        """Nothing to speak of."""
+        return _small(self.channels)
+
+
+@dataclass(frozen=True)
+class NormaliseBackward:
+    """dx from (x, dy, scale, mean, inverse deviation, sums): the gradient through the statistics.
+
+    dx = scale * inverse deviation * (dy - sums[0] / count - xhat * sums[1] / count)
+
+    `count` is the number of elements a channel has in the whole batch. Source:
+    cudnnBatchNormalizationBackward.
+    """
+
+    shape: Shape
+    dtype: str
+    count: int
+
+    name = "normalise_backward"
+
+    @property
+    def output_shape(self) -> Shape:
+        """Shape of dx, x's."""
+        return self.shape
+
+    def work(self) -> Work:
+        """Two reads and a write."""
+        return _work(self.shape, self.dtype, 3)

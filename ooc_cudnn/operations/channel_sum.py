@@ -1,0 +1,42 @@
+"""The sum of a tensor over everything but its channels: the gradient of a bias."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from ooc_cudnn.operations.base import Array, Shape
+from ooc_cudnn.tensor import DTYPES
+from perfmodel import Work
+
+
+@dataclass(frozen=True)
+class ChannelSum:
+    """db (c,) from dy (n, c, spatial...): summed in float64, rounded once to `result_dtype`.
+
+    Source: cudnnConvolutionBackwardBias.
+    """
+
+    shape: Shape
+    dtype: str
+    result_dtype: str
+
+    name = "convolution_backward_bias"
+
+    @property
+    def output_shape(self) -> Shape:
+        """One value per channel."""
+        return (self.shape[1],)
+
+    def work(self) -> Work:
+        """One read."""
+        nbytes = float(math.prod(self.shape) * DTYPES[self.dtype])
+        return Work(f"pointwise/{self.dtype}/channel_sum", 0.0, nbytes)
+
+    def reference(self, *inputs: Array) -> Array:
+        """Sum in float64."""
+        (dy,) = inputs
+        axes = (0, *range(2, dy.ndim))
+        return np.asarray(dy.astype(np.float64).sum(axis=axes))

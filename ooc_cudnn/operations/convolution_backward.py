@@ -1,0 +1,135 @@
+"""Gradients of a convolution with respect to its data and to its filter."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ooc_cudnn.operations.base import Array, Shape
+from ooc_cudnn.operations.convolution import Convolution
+from ooc_cudnn.tensor import DTYPES
+from perfmodel import Work
+
+
+@dataclass(frozen=True)
+class ConvolutionBackwardData:
+    """dx from (w, dy), for one piece.
+
+    Parameters
+    ----------
+    forward : Convolution
+        The forward convolution of the piece: its `x_shape` is dx's, its `output_shape` dy's, both
+        in its `layout`. A dy of no rows gives a dx of zeros.
+    result_dtype : str
+        Of dx; sums over pieces of cY are float32 for half types.
+
+    Notes
+    -----
+    Source: cudnnConvolutionBackwardData.
+    """
+
+    forward: Convolution
+    result_dtype: str
+
+    name = "convolution_backward_data"
+
+    @property
+    def output_shape(self) -> Shape:
+        """Shape of dx."""
+        return self.forward.x_shape
+
+    def work(self) -> Work:
+        """As much as the forward convolution."""
+        return _work(self.forward, "backward_data", self.forward.x_shape, self.result_dtype)
+
+    def reference(self, *inputs: Array) -> Array:
+        """Scatter dy through every tap of the window, in float64."""
+        w, dy = (array.astype(np.float64) for array in inputs)
+        forward = self.forward
+        n, groups = forward.x_shape[0], forward.groups
+        padded = [e + a + b for e, (a, b) in zip(forward.x_shape[2:], forward.padding, strict=True)]
+        dx = np.zeros((n, groups, forward.w_shape[1], *padded))
+        dy = dy.reshape(n, groups, -1, *dy.shape[2:])
+        w = w.reshape(groups, -1, *w.shape[1:])
+        if 0 not in dy.shape:
+            for tap, window in _taps(forward, dy.shape[3:]):
+                dx[window] += np.einsum("ngk...,gkc->ngc...", dy, w[tap])
+        inside: tuple[Any, ...] = tuple(
+            slice(before, before + extent)
+            for extent, (before, _) in zip(forward.x_shape[2:], forward.padding, strict=True)
+        )
+        return np.ascontiguousarray(dx[(..., *inside)]).reshape(forward.x_shape)
+
+
+@dataclass(frozen=True)
+class ConvolutionBackwardFilter:
+    """dw from (x, dy), for one piece: the part of the sum over n and hY that the piece holds.
+
+    Parameters
+    ----------
+    forward : Convolution
+        The forward convolution of the piece: its `w_shape` is dw's, its `output_shape` dy's. An x
+        of no rows gives a dw of zeros.
+    result_dtype : str
+        Of dw; sums over pieces of n and hY are float32 for half types.
+
+    Notes
+    -----
+    Source: cudnnConvolutionBackwardFilter.
+    """
+
+    forward: Convolution
+    result_dtype: str
+
+    name = "convolution_backward_filter"
+
+    @property
+    def output_shape(self) -> Shape:
+        """Shape of dw."""
+        return self.forward.w_shape
+
+    def work(self) -> Work:
+        """As much as the forward convolution."""
+        return _work(self.forward, "backward_filter", self.forward.w_shape, self.result_dtype)
+
+    def reference(self, *inputs: Array) -> Array:
+        """Correlate x with dy at every tap of the window, in float64."""
+        x, dy = (array.astype(np.float64) for array in inputs)
+        forward = self.forward
+        x = np.pad(x, ((0, 0), (0, 0), *forward.padding))
+        n, groups = x.shape[0], forward.groups
+        x = x.reshape(n, groups, -1, *x.shape[2:])
+        dy = dy.reshape(n, groups, -1, *dy.shape[2:])
+        dw = np.zeros((groups, dy.shape[2], *forward.w_shape[1:]))
+        sites = dy.shape[3:]
+        if 0 in dy.shape:
+            return dw.reshape(forward.w_shape)
+        flat = dy.reshape(n, groups, dy.shape[2], -1)
+        for tap, window in _taps(forward, sites):
+            seen = x[window].reshape(n, groups, x.shape[2], -1)
+            dw[tap] = np.einsum("ngks,ngcs->gkc", flat, seen, optimize=True)
+        return dw.reshape(forward.w_shape)
+
+
+def _taps(forward: Convolution, sites: Shape) -> Iterator[tuple[Any, Any]]:
+    """Every tap: its index into w, and the index of padded x that the output sites see through it.
+
+    Both after an ellipsis.
+    """
+    for tap in itertools.product(*(range(k) for k in forward.w_shape[2:])):
+        window = [
+            slice(k * d, k * d + (o - 1) * s + 1, s)
+            for k, d, s, o in zip(tap, forward.dilation, forward.stride, sites, strict=True)
+        ]
+        yield (..., *tap), (..., *window)
+
+
+def _work(forward: Convolution, direction: str, result: Shape, result_dtype: str) -> Work:
+    work = replace(forward, y_dtype=forward.dtype).work()
+    extra = math.prod(result) * (DTYPES[result_dtype] - DTYPES[forward.dtype])
+    return Work(f"{work.key}/{direction}", work.flops, work.device_bytes + extra)

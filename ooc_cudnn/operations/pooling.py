@@ -1,0 +1,241 @@
+"""Pooling: the largest or the mean value of each window."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from ooc_cudnn.operations.base import Array, Parameter, Shape
+from ooc_cudnn.operations.window import (
+    Pair,
+    Range,
+    Rows,
+    input_rows,
+    output_extent,
+    padding_pairs,
+    per_axis,
+)
+from ooc_cudnn.tensor import DTYPES
+from perfmodel import Work
+
+#: "max_deterministic" computes what "max" does: both are deterministic here.
+MODES = ("max", "max_deterministic", "average_include_padding", "average_exclude_padding")
+
+
+@dataclass(frozen=True)
+class Pooling:
+    """Pool x (n, c, spatial...) over windows.
+
+    Parameters
+    ----------
+    x_shape : tuple of int
+    window, stride : tuple of int, one per spatial axis
+    padding : tuple of (before, after) pairs, one per spatial axis
+        Smaller than the window. Padding is never a maximum. `average_include_padding` divides by
+        the whole window, `average_exclude_padding` by the elements of x in it. (In a piece of a
+        backward pass they may be negative: the first window starts inside.)
+    mode : str
+        One of `MODES`.
+
+    Notes
+    -----
+    Source: cudnnPoolingForward. NaN in a window gives NaN (CUDNN_PROPAGATE_NAN). Averages are
+    summed in the arithmetic type (float32 for half types).
+
+    Examples
+    --------
+    >>> Pooling.of((1, 3, 32, 32), window=3, stride=2, padding=1).output_shape
+    (1, 3, 16, 16)
+    """
+
+    x_shape: Shape
+    window: Shape
+    stride: Shape
+    padding: tuple[Pair, ...]
+    mode: str = "max"
+    dtype: str = "float32"
+    output_shape: Shape = field(init=False, compare=False, repr=False)
+
+    name = "pooling_forward"
+
+    def __post_init__(self) -> None:
+        spatial = tuple(
+            output_extent(*axis, 1)
+            for axis in zip(self.x_shape[2:], self.window, self.stride, self.padding, strict=True)
+        )
+        object.__setattr__(self, "output_shape", (*self.x_shape[:2], *spatial))
+
+    @classmethod
+    def of(
+        cls,
+        x_shape: Shape,
+        *,
+        window: object,
+        mode: object = "max",
+        padding: object = 0,
+        stride: object = None,
+        dtype: str = "float32",
+    ) -> Pooling:
+        """Check a user's arguments and return the pooling they describe; stride None is window.
+
+        Raises
+        ------
+        TypeError, ValueError
+            Naming the argument, its value and the rule.
+        """
+        axes = len(x_shape) - 2
+        if axes not in (1, 2, 3):
+            raise ValueError(f"x must have shape (n, c, 1 to 3 spatial axes), not {tuple(x_shape)}")
+        if not isinstance(mode, str) or mode not in MODES:
+            raise ValueError(f"mode must be one of {', '.join(MODES)}, not {mode!r}")
+        sizes = per_axis(window, axes, name="window", least=1)
+        pairs = padding_pairs(padding, axes)
+        for size, pair in zip(sizes, pairs, strict=True):
+            if max(pair) >= size:
+                raise ValueError(
+                    f"padding must be smaller than the window on every axis, so that each window "
+                    f"sees x; padding={padding!r} with window={window!r}"
+                )
+        strides = sizes if stride is None else per_axis(stride, axes, name="stride", least=1)
+        made = cls(tuple(x_shape), sizes, strides, pairs, mode, dtype)
+        if min(made.output_shape) < 1:
+            raise ValueError(
+                f"window {sizes} is larger than x of {tuple(x_shape[2:])} padded by {pairs}: "
+                "nothing fits"
+            )
+        return made
+
+    @property
+    def input_shape(self) -> Shape:
+        """Shape of x."""
+        return self.x_shape
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """None."""
+        return ()
+
+    @property
+    def is_max(self) -> bool:
+        """Whether the largest value is taken, and not the mean."""
+        return self.mode.startswith("max")
+
+    def input_rows(self, rows: Range) -> Rows:
+        """Rows of x (first spatial axis) that output rows `rows` need."""
+        return input_rows(
+            rows, self.x_shape[2], self.window[0], self.stride[0], self.padding[0], dilation=1
+        )
+
+    def on_piece(self, n: int, rows: Rows) -> Pooling:
+        """Return the pooling of `n` images and the given rows of x, all channels."""
+        return replace(
+            self,
+            x_shape=(n, self.x_shape[1], rows.stop - rows.start, *self.x_shape[3:]),
+            padding=((rows.before, rows.after), *self.padding[1:]),
+        )
+
+    def work(self) -> Work:
+        """Read x, write y."""
+        elements = math.prod(self.x_shape) + math.prod(self.output_shape)
+        return Work(f"pointwise/{self.dtype}/pooling", 0.0, float(elements * DTYPES[self.dtype]))
+
+    def taps(self) -> Iterator[tuple[Any, Any]]:
+        """Every tap of the window: (slices of y, slices of x) of the windows whose tap is on x."""
+        for tap in itertools.product(*(range(k) for k in self.window)):
+            outputs, inputs = [], []
+            for axis, at in enumerate(tap):
+                stride, offset = self.stride[axis], at - self.padding[axis][0]
+                extent, count = self.x_shape[2 + axis], self.output_shape[2 + axis]
+                low = min(count, max(0, -(offset // stride)))
+                high = max(low, min(count, (extent - 1 - offset) // stride + 1))
+                begin = low * stride + offset
+                outputs.append(slice(low, high))
+                end = begin + (high - low - 1) * stride + 1
+                inputs.append(slice(begin, end, stride) if high > low else slice(0, 0))
+            yield (..., *outputs), (..., *inputs)
+
+    def divisors(self) -> Array:
+        """What each window's sum is divided by for the mean, of the spatial shape of y."""
+        sites = self.output_shape[2:]
+        if self.mode == "average_include_padding":
+            return np.full(sites, float(math.prod(self.window)))
+        count = np.zeros(sites)
+        for outputs, _ in self.taps():
+            count[outputs[1:]] += 1
+        return count
+
+    def reference(self, x: Array, *parameters: Array) -> Array:
+        """Pool in float64."""
+        x = x.astype(np.float64)
+        y = np.full(self.output_shape, -np.inf if self.is_max else 0.0)
+        for outputs, inputs in self.taps():
+            y[outputs] = np.maximum(y[outputs], x[inputs]) if self.is_max else (
+                y[outputs] + x[inputs]
+            )  # fmt: skip
+        return y if self.is_max else y / self.divisors()
+
+
+@dataclass(frozen=True)
+class PoolingBackward:
+    """dx from (y, dy, x), for one piece.
+
+    Parameters
+    ----------
+    forward : Pooling
+        The pooling from the piece of x to the pieces of y and dy.
+    rows : (start, stop)
+        Rows of that x of which dx is asked.
+
+    Notes
+    -----
+    Source: cudnnPoolingBackward. A maximum's gradient goes to the first element of the window that
+    equals y (NaN equals NaN), in row-major order, so every mode is deterministic. y and x are
+    absent in average modes. Where windows overlap, gradients are summed in the arithmetic type.
+    """
+
+    forward: Pooling
+    rows: Range
+
+    name = "pooling_backward"
+
+    @property
+    def dtype(self) -> str:
+        """Of all operands."""
+        return self.forward.dtype
+
+    @property
+    def output_shape(self) -> Shape:
+        """Shape of dx."""
+        n, c, _, *rest = self.forward.x_shape
+        return (n, c, self.rows[1] - self.rows[0], *rest)
+
+    def work(self) -> Work:
+        """Read y, dy and x, write dx."""
+        elements = math.prod(self.output_shape) + math.prod(self.forward.output_shape)
+        if self.forward.is_max:
+            elements += math.prod(self.forward.x_shape) + math.prod(self.forward.output_shape)
+        return Work(f"pointwise/{self.dtype}/pooling", 0.0, float(elements * DTYPES[self.dtype]))
+
+    def reference(self, *inputs: Array) -> Array:
+        """Scatter in float64; inputs are (y, dy, x), or (dy,) in average modes."""
+        forward = self.forward
+        dx = np.zeros(forward.x_shape)
+        if forward.is_max:
+            y, dy, x = inputs
+            dy = dy.astype(np.float64)
+            taken = np.zeros(forward.output_shape, bool)
+            for outputs, seen in forward.taps():
+                same = (x[seen] == y[outputs]) | (np.isnan(x[seen]) & np.isnan(y[outputs]))
+                fresh = same & ~taken[outputs]
+                taken[outputs] |= fresh
+                dx[seen] += np.where(fresh, dy[outputs], 0.0)
+        else:
+            dy = inputs[-1].astype(np.float64) / forward.divisors()
+            for outputs, seen in forward.taps():
+                dx[seen] += dy[outputs]
+        return dx[:, :, self.rows[0] : self.rows[1]]

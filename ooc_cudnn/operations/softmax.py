@@ -1,0 +1,185 @@
+"""Softmax over the channels of each site, or over all of each image (instance)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from ooc_cudnn.operations.base import Array, Shape
+from ooc_cudnn.tensor import DTYPES
+from perfmodel import Work
+
+ALGORITHMS = ("accurate", "log")
+MODES = ("channel", "instance")
+
+
+def _work(shape: Shape, dtype: str, passes: int) -> Work:
+    nbytes = float(passes * math.prod(shape) * DTYPES[dtype])
+    return Work(f"pointwise/{dtype}/softmax", 0.0, nbytes)
+
+
+@dataclass(frozen=True)
+class Softmax:
+    """y from (x,): softmax over axis 1, for every image and site; "log" gives its logarithm.
+
+    Source: cudnnSoftmaxForward with CUDNN_SOFTMAX_ACCURATE or _LOG, CUDNN_SOFTMAX_MODE_CHANNEL.
+    """
+
+    shape: Shape
+    algorithm: str
+    dtype: str
+
+    name = "softmax_forward"
+
+    @property
+    def output_shape(self) -> Shape:
+        """Shape of y, x's."""
+        return self.shape
+
+    def work(self) -> Work:
+        """Two reads and a write."""
+        return _work(self.shape, self.dtype, 3)
+
+    def reference(self, *inputs: Array) -> Array:
+        """Evaluate in float64."""
+        x = inputs[0].astype(np.float64)
+        shifted = x - x.max(axis=1, keepdims=True)
+        total = np.exp(shifted).sum(axis=1, keepdims=True)
+        return np.asarray(
+            np.exp(shifted) / total if self.algorithm == "accurate" else shifted - np.log(total)
+        )
+
+
+@dataclass(frozen=True)
+class SoftmaxBackward:
+    """dx from (y, dy): ``y * (dy - sum(y * dy))`` over axis 1; "log" ``dy - exp(y) * sum(dy)``.
+
+    Source: cudnnSoftmaxBackward.
+    """
+
+    shape: Shape
+    algorithm: str
+    dtype: str
+
+    name = "softmax_backward"
+
+    @property
+    def output_shape(self) -> Shape:
+        """Shape of dx, y's."""
+        return self.shape
+
+    def work(self) -> Work:
+        """Four reads and a write."""
+        return _work(self.shape, self.dtype, 5)
+
+    def reference(self, *inputs: Array) -> Array:
+        """Evaluate in float64."""
+        y, dy = (array.astype(np.float64) for array in inputs)
+        if self.algorithm == "accurate":
+            return np.asarray(y * (dy - (y * dy).sum(axis=1, keepdims=True)))
+        return np.asarray(dy - np.exp(y) * dy.sum(axis=1, keepdims=True))
+
+
+# The softmax of whole images, in two sweeps over their pieces -----------------------------------
+
+
+@dataclass(frozen=True)
+class ImageMaximum:
+    """(n, 2) float64 from (x,): each image's maximum m, and the sum of exp(x - m), in this piece.
+
+    A piece that is -infinity throughout has the sum 0. NaN gives NaN in both.
+    """
+
+    shape: Shape
+    dtype: str
+
+    name = "image_maximum"
+
+    @property
+    def output_shape(self) -> Shape:
+        """Two numbers an image."""
+        return (self.shape[0], 2)
+
+    def work(self) -> Work:
+        """Two reads."""
+        return _work(self.shape, self.dtype, 2)
+
+
+@dataclass(frozen=True)
+class MergeImageMaximum:
+    """The (n, 2) of two parts of the images together, from (state, part); in place on the state."""
+
+    images: int
+
+    name = "merge_image_maximum"
+
+    @property
+    def output_shape(self) -> Shape:
+        """Two numbers an image."""
+        return (self.images, 2)
+
+    def work(self) -> Work:
+        """Nothing to speak of."""
+        return Work("pointwise/float64/softmax", 0.0, 48.0 * self.images)
+
+
+@dataclass(frozen=True)
+class ImageSoftmax:
+    """y from (x, state): ``exp(x - m) / sum``, or for "log" ``x - m - log(sum)``."""
+
+    shape: Shape
+    algorithm: str
+    dtype: str
+
+    name = "image_softmax"
+
+    @property
+    def output_shape(self) -> Shape:
+        """Shape of y, x's."""
+        return self.shape
+
+    def work(self) -> Work:
+        """One read and one write."""
+        return _work(self.shape, self.dtype, 2)
+
+
+@dataclass(frozen=True)
+class ImageProductSum:
+    """(n, 1) float64 from (y, dy): each image's sum of y * dy, or for "log" (y absent) of dy."""
+
+    shape: Shape
+    algorithm: str
+    dtype: str
+
+    name = "image_product_sum"
+
+    @property
+    def output_shape(self) -> Shape:
+        """One number an image."""
+        return (self.shape[0], 1)
+
+    def work(self) -> Work:
+        """One or two reads."""
+        return _work(self.shape, self.dtype, 1 if self.algorithm == "log" else 2)
+
+
+@dataclass(frozen=True)
+class ImageSoftmaxBackward:
+    """dx from (y, dy, sums): as `SoftmaxBackward`, with the images' sums (n, 1) known."""
+
+    shape: Shape
+    algorithm: str
+    dtype: str
+
+    name = "image_softmax_backward"
+
+    @property
+    def output_shape(self) -> Shape:
+        """Shape of dx, y's."""
+        return self.shape
+
+    def work(self) -> Work:
+        """Two reads and a write."""
+        return _work(self.shape, self.dtype, 3)
