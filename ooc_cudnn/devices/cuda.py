@@ -236,8 +236,8 @@ class CudaDevice:
         operation, inputs = launch.operation, launch.inputs
         output = views[launch.output]
         if isinstance(operation, Convolution):
-            x, w = views[inputs[0]], views[inputs[1]]
-            self.convolutions.run(operation, x, w, output, workspace, stream)
+            operands = tuple(views[name] for name in inputs if name)
+            self.convolutions.run(operation, operands, output, workspace, stream)
         elif isinstance(operation, Pointwise):
             if 0 in output.shape:
                 return

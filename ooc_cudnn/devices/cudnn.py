@@ -81,13 +81,13 @@ class Convolutions:
     def run(
         self,
         operation: Convolution,
-        x: DeviceView,
-        w: DeviceView,
-        y: DeviceView,
+        inputs: tuple[DeviceView, ...],
+        output: DeviceView,
         workspace: tuple[int, int],
         stream: Any,
     ) -> None:
         """Launch on a stream; a workspace that is large enough for the preferred plan gets it."""
+        (x, w), y = inputs, output
         if 0 in y.shape:
             return
         if 0 in x.shape:  # the piece sees padding alone

@@ -313,8 +313,8 @@ def test_verify_finds_a_wrong_result(monkeypatch):
     device = get_device("cuda")
     run = device.convolutions.run
 
-    def broken(operation, x, w, y, workspace, stream):
-        run(operation, x, w, y, workspace, stream)
+    def broken(operation, inputs, y, workspace, stream):
+        run(operation, inputs, y, workspace, stream)
         from ooc_cudnn.devices import kernels
 
         kernels.fill_zero(y.pointer, y.size * 4, 1, y.size * 4, stream)
