@@ -24,7 +24,14 @@ from typing import Any
 import numpy as np
 
 import ooc_cudnn
-from examples.vgg16_layers import Convolution, GradientPool, LogSoftmax, MaxPooling, Parameter
+from examples.vgg16_layers import (
+    Convolution,
+    GradientPool,
+    LogSoftmax,
+    MaxPooling,
+    Parameter,
+    shaped,
+)
 from examples.vgg16_report import Report
 
 #: Channels of the 3x3 convolutions; each group is followed by a 2x2 pooling.
@@ -242,22 +249,21 @@ def _train(options: argparse.Namespace) -> None:
         watch=report.watch,
     )
     random = np.random.default_rng(1)
-    images = ooc_cudnn.empty(network.images_shape, options.dtype, options.order)
-    ooc_cudnn.memcpy(
-        images, random.standard_normal(network.images_shape, np.float32).astype(options.dtype)
-    )
+    flat = random.standard_normal(math.prod(network.images_shape), np.float32)
+    images = shaped(flat.astype(options.dtype), network.images_shape, options.order)
     labels = random.integers(options.classes, size=options.batch)
     steps = []
-    for step in range(options.steps):
-        report.clear()
-        begin = time.perf_counter()
-        network.forward(images)
-        loss = network.loss(labels)
-        network.backward(labels)
-        network.descend(options.rate)
-        steps.append({"loss": loss, "seconds": time.perf_counter() - begin})
-        if not options.json:
-            print(f"step {step + 1}: loss {loss:.4f}, {steps[-1]['seconds']:.3f} s")
+    with ooc_cudnn.pin(images):
+        for step in range(options.steps):
+            report.clear()
+            begin = time.perf_counter()
+            network.forward(images)
+            loss = network.loss(labels)
+            network.backward(labels)
+            network.descend(options.rate)
+            steps.append({"loss": loss, "seconds": time.perf_counter() - begin})
+            if not options.json:
+                print(f"step {step + 1}: loss {loss:.4f}, {steps[-1]['seconds']:.3f} s")
     if options.json:
         print(json.dumps({"options": vars(options), "steps": steps, "calls": report.to_json()}))
     else:
