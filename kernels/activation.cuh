@@ -1,0 +1,45 @@
+// The activations, by cuDNN's modes: a template for each, so that a kernel pays for its own only.
+//
+// NaN rule, every mode: NaN in, NaN out (cuDNN's CUDNN_PROPAGATE_NAN). The comparisons are
+// therefore written so that NaN takes the branch that returns x. swish and gelu of -infinity are
+// NaN, as the product -infinity * 0 in their formulas is.
+#pragma once
+
+#include "element.cuh"
+
+enum Mode {
+    IDENTITY = 0,
+    RELU = 1,
+    CLIPPED_RELU = 2,  // coef: the ceiling
+    ELU = 3,           // coef: cuDNN's alpha, the negative saturation
+    SIGMOID = 4,
+    TANH = 5,
+    SWISH = 6,  // coef: beta in x * sigmoid(beta * x)
+    GELU = 7,   // the exact one, with erf
+    LEAKY_RELU = 8,  // coef: the negative slope
+};
+
+__device__ inline float exponential(float x) { return expf(x); }
+__device__ inline double exponential(double x) { return exp(x); }
+__device__ inline float exponential_minus_one(float x) { return expm1f(x); }
+__device__ inline double exponential_minus_one(double x) { return expm1(x); }
+__device__ inline float hyperbolic_tangent(float x) { return tanhf(x); }
+__device__ inline double hyperbolic_tangent(double x) { return tanh(x); }
+__device__ inline float error_function_complement(float x) { return erfcf(x); }
+__device__ inline double error_function_complement(double x) { return erfc(x); }
+
+template <int MODE, typename A>
+__device__ inline A activation(A x, A coef) {
+    const A zero = 0, one = 1;
+    if constexpr (MODE == RELU) return x < zero ? zero : x;
+    if constexpr (MODE == CLIPPED_RELU) return x < zero ? zero : (x > coef ? coef : x);
+    if constexpr (MODE == ELU) return x > zero ? x : coef * exponential_minus_one(x);
+    if constexpr (MODE == SIGMOID) return one / (one + exponential(-x));
+    if constexpr (MODE == TANH) return hyperbolic_tangent(x);
+    if constexpr (MODE == SWISH) return x / (one + exponential(-coef * x));
+    // 1 + erf(t) = erfc(-t), without the cancellation for large negative t
+    if constexpr (MODE == GELU)
+        return A(0.5) * x * error_function_complement(A(-0.70710678118654752440) * x);
+    if constexpr (MODE == LEAKY_RELU) return x < zero ? coef * x : x;
+    return x;
+}
