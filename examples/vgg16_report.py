@@ -85,10 +85,6 @@ class Report:
     def __init__(self) -> None:
         self.rows: list[Row] = []
 
-    def clear(self) -> None:
-        """Forget the calls so far."""
-        self.rows.clear()
-
     @contextmanager
     def watch(self, layer: str, direction: str) -> Iterator[None]:
         """Record the calls in the block under a layer's name."""
