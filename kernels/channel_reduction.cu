@@ -1,0 +1,153 @@
+// Sums over everything but the channels, in float64 and in two steps: each block adds up a part of
+// some channels (`channel_partials`), then a few threads add up a channel's parts
+// (`channel_totals`). Which thread adds what depends on shapes and strides alone, so results are
+// the same in every run; nothing is atomic.
+//
+// Three kinds:
+//
+//     TOTAL     sum(x)                                     -> total, rounded once
+//     MOMENTS   sum(x - K), sum((x - K)^2), K: the first x  -> count, mean, sum((x - mean)^2)
+//     PRODUCTS  sum(dy), sum(dy * (x - mean))              -> both, the second * inverse deviation
+//
+// MOMENTS subtracts an element of the channel first: a large mean cancels there, exactly or nearly,
+// and not between the two sums. As K is one of the N elements, (K - mean)^2 <= N * variance, so no
+// data lose more than the digits of N, and ordinary data lose none.
+//
+// NaN in a channel gives NaN in its sums, as in cuDNN.
+
+#include "group_walk.cuh"
+
+enum Kind { TOTAL = 0, MOMENTS = 1, PRODUCTS = 2 };
+
+// K; 0 where it is no number, so that one infinite x leaves the mean infinite wherever it stands.
+template <typename T>
+__device__ inline double first_of(const T *x, long long channel, long long channel_stride) {
+    const double first = widen(x[channel * channel_stride]);
+    return isfinite(first) ? first : 0.0;
+}
+
+template <typename T, int KIND, int COUNT, int UNROLL, bool UNROLL_ROWS, bool COLUMNS>
+__global__ void __launch_bounds__(BLOCK_THREADS) channel_partials(
+    GroupWalk<2> walk, const T *x, const T *dy, const Arithmetic<T> *mean, long long channels,
+    long long channel_stride, double *partial) {
+    constexpr int SUMS = KIND == TOTAL ? 1 : 2;
+    constexpr int PARALLEL = COLUMNS ? COUNT : 2;  // two chains of additions are in flight at least
+    constexpr int MOST_COLUMNS = 256;              // the host sees to it
+    __shared__ double shared[BLOCK_THREADS];
+    __shared__ double of_columns[COLUMNS ? SUMS * MOST_COLUMNS : 1];
+    const int place = threadIdx.y * blockDim.x + threadIdx.x;
+
+    for (long long item = blockIdx.x; item < walk.groups * walk.parts; item += gridDim.x) {
+        const long long group = divided(item, walk.parts), part = item - group * walk.parts;
+        const long long first_column = COLUMNS ? group * blockDim.x * COUNT : 0;
+
+        Arithmetic<T> center[COLUMNS ? COUNT : 1] = {};
+        if constexpr (KIND != TOTAL) {
+#pragma unroll
+            for (int i = 0; i < (COLUMNS ? COUNT : 1); ++i) {
+                const long long column = first_column + threadIdx.x * COUNT + i;
+                if (COLUMNS && column >= walk.size.inner) continue;
+                const long long channel = COLUMNS ? column % channels : group;
+                center[i] = KIND == PRODUCTS ? mean[channel] : first_of(x, channel, channel_stride);
+            }
+        }
+
+        double sums[SUMS][PARALLEL] = {};
+        for (long long tile = part; tile < walk.tiles; tile += walk.parts) {
+            const GroupTile<2, COUNT, UNROLL, UNROLL_ROWS, COLUMNS> at(walk, group, tile);
+            Pack<T, COUNT> values[UNROLL], gradients[KIND == PRODUCTS ? UNROLL : 1];
+            at.load(values, x, 0);
+            if constexpr (KIND == PRODUCTS) at.load(gradients, dy, 1);
+#pragma unroll
+            for (int u = 0; u < UNROLL; ++u)
+#pragma unroll
+                for (int i = 0; i < COUNT; ++i) {
+                    if (!at.has(u, i)) continue;
+                    const int chain = COLUMNS ? i : (u * COUNT + i) % 2;
+                    const double value = widen(values[u].element[i]);
+                    if constexpr (KIND == TOTAL) {
+                        sums[0][chain] += value;
+                    } else {
+                        const double difference = value - center[COLUMNS ? i : 0];
+                        double weight = difference;
+                        if constexpr (KIND == PRODUCTS) weight = widen(gradients[u].element[i]);
+                        sums[0][chain] += weight;
+                        sums[1][chain] = fma(weight, difference, sums[1][chain]);
+                    }
+                }
+        }
+
+        if constexpr (!COLUMNS) {
+            const int threads = blockDim.x * blockDim.y;
+#pragma unroll
+            for (int s = 0; s < SUMS; ++s) {
+                const double sum = join_threads(
+                    sums[s][0] + sums[s][1], shared, place, 1, threads, sum_of_two);
+                if (place == 0) partial[(part * SUMS + s) * channels + group] = sum;
+            }
+        } else {
+#pragma unroll
+            for (int s = 0; s < SUMS; ++s)
+#pragma unroll
+                for (int i = 0; i < COUNT; ++i) {
+                    const double sum = join_threads(
+                        sums[s][i], shared, place, blockDim.x, blockDim.y, sum_of_two);
+                    if (threadIdx.y == 0)
+                        of_columns[s * MOST_COLUMNS + threadIdx.x * COUNT + i] = sum;
+                }
+            __syncthreads();
+            // Columns that repeat the channels are joined here where the block has all of them.
+            const int columns =
+                (int)min(walk.size.inner - first_column, (long long)blockDim.x * COUNT);
+            const int kept = walk.groups == 1 ? (int)channels : columns;
+            const long long width = walk.groups == 1 ? channels : walk.size.inner;
+            for (int k = place; k < SUMS * kept; k += blockDim.x * blockDim.y) {
+                const int s = k / kept, first = k % kept;
+                double sum = 0;
+                for (int column = first; column < columns; column += kept)
+                    sum += of_columns[s * MOST_COLUMNS + column];
+                partial[(part * SUMS + s) * width + first_column + first] = sum;
+            }
+            __syncthreads();
+        }
+    }
+}
+
+// The partial sums are [parts][SUMS][repeats * channels]; a row of threads has neighbouring
+// channels. `count`: elements of a channel. R: the type of the result, a state's is double.
+template <typename T, typename R, int KIND>
+__global__ void __launch_bounds__(BLOCK_THREADS) channel_totals(
+    R *result, const double *partial, const T *x, const Arithmetic<T> *inverse_deviation,
+    long long parts, long long repeats, long long channels, long long channel_stride,
+    long long count) {
+    constexpr int SUMS = KIND == TOTAL ? 1 : 2;
+    __shared__ double shared[BLOCK_THREADS];
+    const int place = threadIdx.y * blockDim.x + threadIdx.x;
+    const long long channel = (long long)blockIdx.x * blockDim.x + threadIdx.x;
+    const bool inside = channel < channels;
+
+    double sums[SUMS];
+#pragma unroll
+    for (int s = 0; s < SUMS; ++s) {
+        double sum = 0;
+        for (long long part = threadIdx.y; inside && part < parts; part += blockDim.y)
+            for (long long repeat = 0; repeat < repeats; ++repeat)
+                sum += partial[((part * SUMS + s) * repeats + repeat) * channels + channel];
+        sums[s] = join_threads(sum, shared, place, blockDim.x, blockDim.y, sum_of_two);
+    }
+    if (!inside || threadIdx.y > 0) return;
+    if constexpr (KIND == TOTAL) result[channel] = narrow_double<R>(sums[0]);
+    if constexpr (KIND == MOMENTS) {
+        const double shift = count == 0 ? 0.0 : first_of(x, channel, channel_stride);
+        const double mean = count == 0 ? 0.0 : sums[0] / count;
+        const double squares = sums[1] - sums[0] * mean;
+        result[channel] = count;
+        result[channels + channel] = shift + mean;
+        // Rounding may take it below 0; NaN stays.
+        result[2 * channels + channel] = squares < 0 ? 0.0 : squares;
+    }
+    if constexpr (KIND == PRODUCTS) {
+        result[channel] = sums[0];
+        result[channels + channel] = sums[1] * (double)inverse_deviation[channel];
+    }
+}

@@ -1,0 +1,113 @@
+// Batch normalisation with the statistics known, one read of each operand and one write:
+//
+//     normalise           y  = f(a * (x - mean) + bias),  a = scale * inverse deviation
+//     normalise_backward  dx = a * (dy - sums[0] / count - xhat * sums[1] / count),
+//                         xhat = (x - mean) * inverse deviation
+//
+// All but x and dy are vectors with one value per channel, in the arithmetic type; sums are
+// float64. The mean is subtracted before anything is multiplied, so a large one does not cost
+// digits. The result may be the same memory as x or dy: a thread reads all it needs first.
+//
+// NaN rule: NaN in x, dy or a channel's vectors gives NaN, whatever the activation.
+
+#include "activation.cuh"
+#include "group_walk.cuh"
+
+__device__ inline float square_root(float x) { return sqrtf(x); }
+__device__ inline double square_root(double x) { return sqrt(x); }
+
+// The channel of a thread's column `i`, or of the whole group; negative past the last column.
+template <bool COLUMNS, int COUNT, int OPERANDS>
+__device__ inline long long channel_at(
+    const GroupWalk<OPERANDS> &walk, long long group, int i, long long channels) {
+    if (!COLUMNS) return group;
+    const long long column = (group * blockDim.x + threadIdx.x) * COUNT + i;
+    return column < walk.size.inner ? column % channels : -1;
+}
+
+// SPREAD_IS_VARIANCE: `spread` is the variance and not yet the inverse deviation.
+template <typename T, int MODE, bool SPREAD_IS_VARIANCE, int COUNT, int UNROLL, bool UNROLL_ROWS,
+          bool COLUMNS>
+__global__ void __launch_bounds__(BLOCK_THREADS) normalise(
+    GroupWalk<2> walk, T *y, const T *x, const Arithmetic<T> *scale, const Arithmetic<T> *bias,
+    const Arithmetic<T> *mean, const Arithmetic<T> *spread, long long channels,
+    Arithmetic<T> epsilon, Arithmetic<T> coef) {
+    using A = Arithmetic<T>;
+    constexpr int GROUPS = COLUMNS ? COUNT : 1;  // groups of one thread
+    for (long long item = blockIdx.x; item < walk.groups * walk.parts; item += gridDim.x) {
+        const long long group = divided(item, walk.parts), part = item - group * walk.parts;
+
+        A center[GROUPS] = {}, factor[GROUPS] = {}, shift[GROUPS] = {};
+#pragma unroll
+        for (int i = 0; i < GROUPS; ++i) {
+            const long long channel = channel_at<COLUMNS, COUNT>(walk, group, i, channels);
+            if (channel < 0) continue;
+            A inverse = spread[channel];
+            if (SPREAD_IS_VARIANCE) inverse = A(1) / square_root(inverse + epsilon);
+            center[i] = mean[channel];
+            factor[i] = scale[channel] * inverse;
+            shift[i] = bias[channel];
+        }
+
+        for (long long tile = part; tile < walk.tiles; tile += walk.parts) {
+            const GroupTile<2, COUNT, UNROLL, UNROLL_ROWS, COLUMNS> at(walk, group, tile);
+            Pack<T, COUNT> values[UNROLL];
+            at.load(values, x, 1);
+#pragma unroll
+            for (int u = 0; u < UNROLL; ++u) {
+#pragma unroll
+                for (int i = 0; i < COUNT; ++i) {
+                    const int g = COLUMNS ? i : 0;
+                    const A normal = (widen(values[u].element[i]) - center[g]) * factor[g];
+                    values[u].element[i] = narrow<T>(activation<MODE>(normal + shift[g], coef));
+                }
+                if (at.available[u] > 0)
+                    store_pack<COUNT>(y + at.offset[0][u], values[u], at.available[u]);
+            }
+        }
+    }
+}
+
+template <typename T, int COUNT, int UNROLL, bool UNROLL_ROWS, bool COLUMNS>
+__global__ void __launch_bounds__(BLOCK_THREADS) normalise_backward(
+    GroupWalk<3> walk, T *dx, const T *x, const T *dy, const Arithmetic<T> *scale,
+    const Arithmetic<T> *mean, const Arithmetic<T> *inverse_deviation, const double *sums,
+    long long channels, double count) {
+    using A = Arithmetic<T>;
+    constexpr int GROUPS = COLUMNS ? COUNT : 1;
+    for (long long item = blockIdx.x; item < walk.groups * walk.parts; item += gridDim.x) {
+        const long long group = divided(item, walk.parts), part = item - group * walk.parts;
+
+        // dx = factor * (dy - level - (x - center) * slope)
+        A center[GROUPS] = {}, factor[GROUPS] = {}, level[GROUPS] = {}, slope[GROUPS] = {};
+#pragma unroll
+        for (int i = 0; i < GROUPS; ++i) {
+            const long long channel = channel_at<COLUMNS, COUNT>(walk, group, i, channels);
+            if (channel < 0) continue;
+            const A inverse = inverse_deviation[channel];
+            center[i] = mean[channel];
+            factor[i] = scale[channel] * inverse;
+            level[i] = A(sums[channel] / count);
+            slope[i] = A(sums[channels + channel] / count * inverse);
+        }
+
+        for (long long tile = part; tile < walk.tiles; tile += walk.parts) {
+            const GroupTile<3, COUNT, UNROLL, UNROLL_ROWS, COLUMNS> at(walk, group, tile);
+            Pack<T, COUNT> values[UNROLL], gradients[UNROLL];
+            at.load(values, x, 1);
+            at.load(gradients, dy, 2);
+#pragma unroll
+            for (int u = 0; u < UNROLL; ++u) {
+#pragma unroll
+                for (int i = 0; i < COUNT; ++i) {
+                    const int g = COLUMNS ? i : 0;
+                    const A above = (widen(values[u].element[i]) - center[g]) * slope[g];
+                    const A rest = widen(gradients[u].element[i]) - level[g] - above;
+                    values[u].element[i] = narrow<T>(factor[g] * rest);
+                }
+                if (at.available[u] > 0)
+                    store_pack<COUNT>(dx + at.offset[0][u], values[u], at.available[u]);
+            }
+        }
+    }
+}

@@ -1,0 +1,160 @@
+// Softmax where the channels are contiguous: every row of `inner` channels by itself, read once,
+// kept in registers, written once. softmax_steps.cuh says what is computed.
+//
+// LANES neighbouring threads share a row, each with PACKS packs of COUNT elements, LANES packs
+// apart. Rows whose length keeps them from being read in packs are STAGED: where they follow each
+// other without a gap, a block moves many of them in wide packs between memory and shared memory,
+// and its threads take them from there. The result may be the same memory as an operand.
+
+#include "softmax_steps.cuh"
+
+struct SoftmaxRows {
+    Axes size;                      // rows outer x middle, of inner channels
+    Axes result, first, second;     // strides in elements; inner is contiguous
+    long long tile_rows;            // rows that a block takes at once
+    long long tiles, middle_tiles;  // blocks' worth of work: in all, and in each outer
+};
+
+template <int LANES, typename A, typename Join>
+__device__ inline A join_lanes(A mine, Join join) {
+    constexpr int WIDTH = LANES < 32 ? LANES : 32;
+#pragma unroll
+    for (int step = WIDTH / 2; step > 0; step /= 2)
+        mine = join(mine, __shfl_xor_sync(0xffffffffu, mine, step));
+    if constexpr (LANES > 32) {
+        static_assert(LANES == BLOCK_THREADS, "a row belongs to a warp's lanes, or to a block");
+        __shared__ A of_warps[LANES / 32];
+        if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = mine;
+        __syncthreads();
+        mine = of_warps[0];
+#pragma unroll
+        for (int warp = 1; warp < LANES / 32; ++warp) mine = join(mine, of_warps[warp]);
+        __syncthreads();
+    }
+    return mine;
+}
+
+// One row. Lanes without a row (`channels` 0) take part in the exchange.
+template <typename T, int TASK, int COUNT, int PACKS, int LANES>
+__device__ inline void softmax_row(T *result, const T *first, const T *second, int channels) {
+    using A = Arithmetic<T>;
+    constexpr bool BACKWARD = !is_forward(TASK);
+    const int lane = threadIdx.x % LANES;
+    Pack<T, COUNT> packs[PACKS], others[BACKWARD ? PACKS : 1];
+#pragma unroll
+    for (int p = 0; p < PACKS; ++p) {
+        const int at = (p * LANES + lane) * COUNT;
+        packs[p] = load_pack<COUNT>(first + at, channels - at);
+        if constexpr (BACKWARD) others[p] = load_pack<COUNT>(second + at, channels - at);
+    }
+    auto inside = [&](int p, int i) { return (p * LANES + lane) * COUNT + i < channels; };
+
+    A m = 0;
+    if constexpr (!BACKWARD) {
+        m = minus_infinity<A>();
+#pragma unroll
+        for (int p = 0; p < PACKS; ++p)
+#pragma unroll
+            for (int i = 0; i < COUNT; ++i)
+                if (inside(p, i)) m = larger(m, widen(packs[p].element[i]));
+        m = join_lanes<LANES>(m, [](A a, A b) { return larger(a, b); });
+    }
+
+    A terms[PACKS][COUNT], total = 0;
+#pragma unroll
+    for (int p = 0; p < PACKS; ++p)
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i) {
+            const A b = BACKWARD ? widen(others[BACKWARD ? p : 0].element[i]) : A(0);
+            terms[p][i] = term_of<TASK>(A(widen(packs[p].element[i])), b, m);
+            if (inside(p, i)) total += terms[p][i];
+        }
+    total = prepared<TASK>(join_lanes<LANES>(total, [](A a, A b) { return a + b; }));
+
+#pragma unroll
+    for (int p = 0; p < PACKS; ++p) {
+        const int at = (p * LANES + lane) * COUNT;
+        if (at >= channels) continue;
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i) {
+            const A b = BACKWARD ? widen(others[BACKWARD ? p : 0].element[i]) : A(0);
+            const A a = widen(packs[p].element[i]);
+            packs[p].element[i] = narrow<T>(outcome<TASK>(a, b, terms[p][i], m, total));
+        }
+        store_pack<COUNT>(result + at, packs[p], channels - at);
+    }
+}
+
+template <typename T, int TASK, int COUNT, int PACKS, int LANES>
+__global__ void __launch_bounds__(BLOCK_THREADS) softmax_rows(
+    SoftmaxRows geometry, T *result, const T *first, const T *second) {
+    constexpr int ROWS = BLOCK_THREADS / LANES;
+    const long long rows = geometry.size.outer * geometry.size.middle;
+    for (long long tile = blockIdx.x; tile < geometry.tiles; tile += gridDim.x) {
+        const long long index = tile * ROWS + threadIdx.x / LANES;
+        const Row row(index < rows ? index : 0, geometry.size);
+        auto offset = [&](const Axes &stride) {
+            return row.outer * stride.outer + row.middle * stride.middle;
+        };
+        softmax_row<T, TASK, COUNT, PACKS, LANES>(
+            result + offset(geometry.result), first + offset(geometry.first),
+            second + offset(geometry.second), index < rows ? (int)geometry.size.inner : 0);
+    }
+}
+
+// Here COUNT is of the packs between memory and shared memory, and ITEMS elements belong to a lane.
+template <typename T, int TASK, int COUNT, int ITEMS, int LANES, int STAGE_BYTES>
+__global__ void __launch_bounds__(BLOCK_THREADS) softmax_staged(
+    SoftmaxRows geometry, T *result, const T *first, const T *second) {
+    constexpr int OPERANDS = is_forward(TASK) ? 1 : 2;
+    constexpr int STAGE = STAGE_BYTES / OPERANDS / sizeof(T);
+    constexpr int PACKS = (STAGE / COUNT + BLOCK_THREADS - 1) / BLOCK_THREADS;
+    __shared__ __align__(16) T stage[OPERANDS][STAGE];
+    const int channels = (int)geometry.size.inner;
+
+    for (long long tile = blockIdx.x; tile < geometry.tiles; tile += gridDim.x) {
+        const long long outer = divided(tile, geometry.middle_tiles);
+        const long long first_row = (tile - outer * geometry.middle_tiles) * geometry.tile_rows;
+        const int rows = (int)min(geometry.tile_rows, geometry.size.middle - first_row);
+        const int elements = rows * channels;
+        auto offset = [&](const Axes &stride) {
+            return outer * stride.outer + first_row * channels;
+        };
+
+#pragma unroll
+        for (int o = 0; o < OPERANDS; ++o) {
+            const T *source =
+                o == 0 ? first + offset(geometry.first) : second + offset(geometry.second);
+            Pack<T, COUNT> packs[PACKS];
+#pragma unroll
+            for (int p = 0; p < PACKS; ++p) {
+                const int at = (p * BLOCK_THREADS + threadIdx.x) * COUNT;
+                packs[p] = load_pack<COUNT>(source + at, elements - at);
+            }
+#pragma unroll
+            for (int p = 0; p < PACKS; ++p) {
+                const int at = (p * BLOCK_THREADS + threadIdx.x) * COUNT;
+                if (at < elements) store_pack<COUNT>(stage[o] + at, packs[p], elements - at);
+            }
+        }
+        __syncthreads();
+        // All threads as often as any: a row's lanes exchange values.
+        for (int begin = 0; begin < rows; begin += BLOCK_THREADS / LANES) {
+            const int row = begin + threadIdx.x / LANES;
+            const int at = row < rows ? row * channels : 0;
+            softmax_row<T, TASK, 1, ITEMS, LANES>(
+                stage[0] + at, stage[0] + at, stage[OPERANDS - 1] + at, row < rows ? channels : 0);
+        }
+        __syncthreads();
+        T *destination = result + offset(geometry.result);
+#pragma unroll
+        for (int p = 0; p < PACKS; ++p) {
+            const int at = (p * BLOCK_THREADS + threadIdx.x) * COUNT;
+            if (at < elements)
+                store_pack<COUNT>(
+                    destination + at, load_pack<COUNT>(stage[0] + at, elements - at),
+                    elements - at);
+        }
+        __syncthreads();
+    }
+}

@@ -1,0 +1,75 @@
+// The small arithmetic between the sweeps over a tensor, on float64 states that hold a few numbers
+// a channel or an image. One thread each; the result may be the same memory as the first operand.
+
+#include "element.cuh"
+
+template <typename Body>
+__device__ inline void for_each(long long count, Body body) {
+    const long long step = (long long)gridDim.x * blockDim.x;
+    for (long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x; i < count; i += step)
+        body(i);
+}
+
+// Rows of a state: counts, means, sums of squared deviations (Chan, Golub and LeVeque, 1979).
+__global__ void merge_moments(
+    double *result, const double *state, const double *part, long long channels) {
+    for_each(channels, [&](long long c) {
+        const double count_a = state[c], count_b = part[c], count = count_a + count_b;
+        const double mean_a = state[channels + c], mean_b = part[channels + c];
+        const double squares_a = state[2 * channels + c], squares_b = part[2 * channels + c];
+        const double share = count == 0 ? 0.0 : count_b / count, delta = mean_b - mean_a;
+        // Where one part is empty the other stays, bit for bit, infinite or not.
+        const bool all_b = count_a == 0, all_a = count_b == 0;
+        result[c] = count;
+        result[channels + c] = all_a ? mean_a : all_b ? mean_b : mean_a + delta * share;
+        result[2 * channels + c] =
+            all_a   ? squares_a
+            : all_b ? squares_b
+                    : squares_a + squares_b + delta * delta * count_a * share;
+    });
+}
+
+enum What { MEAN = 0, INVERSE_DEVIATION = 1, RUNNING_MEAN = 2, RUNNING_VARIANCE = 3 };
+
+// `old` is read for the running ones only, and may be the result.
+template <typename V, int WHAT>
+__global__ void moments_result(
+    V *result, const double *state, const V *old, long long channels, double epsilon,
+    double factor) {
+    for_each(channels, [&](long long c) {
+        const double count = state[c], mean = state[channels + c], squares = state[2 * channels + c];
+        double value = mean;
+        if (WHAT == INVERSE_DEVIATION) value = 1 / sqrt(squares / count + epsilon);
+        if (WHAT == RUNNING_VARIANCE) value = squares / (count == 1 ? 1 : count - 1);
+        if (WHAT == RUNNING_MEAN || WHAT == RUNNING_VARIANCE)
+            value = (1 - factor) * (double)old[c] + factor * value;
+        result[c] = (V)value;
+    });
+}
+
+template <typename V>
+__global__ void state_row(V *result, const double *row, long long channels) {
+    for_each(channels, [&](long long c) { result[c] = (V)row[c]; });
+}
+
+__global__ void add_states(
+    double *result, const double *state, const double *part, long long numbers) {
+    for_each(numbers, [&](long long i) { result[i] = state[i] + part[i]; });
+}
+
+// Pairs (maximum m, sum of exp(x - m)). A part that is -infinity throughout has m = -infinity and
+// the sum 0, and adds nothing.
+__global__ void merge_image_maximum(
+    double *result, const double *state, const double *part, long long images) {
+    for_each(images, [&](long long n) {
+        const double m_a = state[2 * n], m_b = part[2 * n];
+        const double sum_a = state[2 * n + 1], sum_b = part[2 * n + 1];
+        const double m = m_a > m_b ? m_a : m_b;
+        // Equal ones need no factor, and infinite ones must not be subtracted.
+        const double joined = (m_a == m ? sum_a : sum_a * exp(m_a - m)) +
+                              (m_b == m ? sum_b : sum_b * exp(m_b - m));
+        const bool nan = isnan(m_a) || isnan(m_b);
+        result[2 * n] = nan ? m_a + m_b : m;
+        result[2 * n + 1] = joined;
+    });
+}
