@@ -15,7 +15,6 @@ import perfmodel
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.functions.planning import make_request
 from ooc_cudnn.memory.arrays import wrap
-from ooc_cudnn.operations.chain import AXES
 from ooc_cudnn.pipeline import planner, pricing
 from ooc_cudnn.pipeline.execute import make_executor
 from ooc_cudnn.tensor import TensorSpec
@@ -73,7 +72,7 @@ class Forced:
             for name, array in arrays.items()
         }
 
-    def request(self, *, layout=None, overlap=True, order=AXES):
+    def request(self, *, layout=None, overlap=True, order=()):
         """Describe the call to the planner, as the library does."""
         specs = {
             name: self.arrays[name] if wrapped is None else wrapped.spec
@@ -92,7 +91,7 @@ class Forced:
                 for name, wrapped in self.wrapped.items()
             },
         )
-        return replace(request, loop_order=order)
+        return replace(request, loop_order=order or self.chain.loop_order)
 
     def plan(self, split=None, *, depth=None, whole=None, request=None, **options):
         """Plan with everything forced that is given."""

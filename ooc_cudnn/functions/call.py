@@ -18,7 +18,13 @@ from ooc_cudnn.devices import get_device
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.errors import DeviceOutOfMemoryError
-from ooc_cudnn.functions.planning import Build, Description, Target, check_beta, plan_call
+from ooc_cudnn.functions.planning import (
+    Build,
+    Description,
+    Target,
+    given_results,
+    plan_call,
+)
 from ooc_cudnn.memory.arrays import (
     Wrapped,
     check_apart,
@@ -28,7 +34,7 @@ from ooc_cudnn.memory.arrays import (
 )
 from ooc_cudnn.memory.functions import empty_in
 from ooc_cudnn.memory.limit import forget_limits, limit_bytes
-from ooc_cudnn.operations.chain import Chain
+from ooc_cudnn.operations.splittable import Splittable
 from ooc_cudnn.pipeline.execute import Executor, Source, make_executor
 from ooc_cudnn.pipeline.plan import Plan
 from ooc_cudnn.pipeline.verify import Verification
@@ -53,7 +59,7 @@ class Prepared:
     the plan could choose from beside it.
     """
 
-    chain: Chain
+    chain: Splittable
     plan: Plan
     executor: Executor
     available_bytes: int
@@ -65,39 +71,47 @@ _prepared: OrderedDict[Hashable, Prepared] = OrderedDict()
 _lock = threading.RLock()
 
 
-def call(description: Description, out: Any) -> Any:
-    """Run a function on its operands and return its result, written to `out` if that is given."""
-    function, build, arrays, parameters, beta = description
+def call(description: Description, out: Any = None) -> Any:
+    """Run a function on its operands and return its results, written to `out` if that is given.
+
+    Parameters
+    ----------
+    out : array, or tuple of arrays and None
+        For each of the results; a single one is not in a tuple.
+    """
+    function, build, arrays, parameters, _, results, _ = description
     settings = current()
     device = get_device(settings.device)
     operands = {name: wrap(array, device, name=name) for name, array in arrays.items()}
-    check_beta(beta, out)
-    result = wrap(out, device, name="out") if out is not None else None
+    given = given_results(description, out)
+    outs = {
+        name: wrap(array, device, name="out" if len(results) == 1 else name)
+        for name, array in given.items()
+    }
     key = (
         function,
         parameters,
         settings,
         *(operand.spec for operand in operands.values()),
         *(operand.pointer % 16 for operand in operands.values()),
-        result and (result.spec, result.pointer % 16),
+        *((name, result.spec, result.pointer % 16) for name, result in outs.items()),
     )
     with device.arena.lock:
         prepared = _find(key, device, settings)
         if prepared is None:
-            prepared = _prepare(key, function, build, operands, result, device, settings)
-        if result is not None and _is_plain(prepared.plan, settings):
-            addresses = (*(operand.pointer for operand in operands.values()), result.pointer)
+            prepared = _prepare(key, function, build, operands, outs, device, settings)
+        chain = prepared.chain
+        if len(outs) == len(chain.results) and _is_plain(prepared.plan, settings):
+            addresses = (*(each.pointer for each in operands.values()),
+                         *(outs[name].pointer for name in chain.results))  # fmt: skip
             if prepared.executor.repeat(device, addresses, _limit(device, settings)):
-                return out
-        if result is not None:
-            check_writable(result)
-            check_apart(operands, result)
-            if result.spec.placement == "disk":
-                reserve_file(result.array)
-        else:
-            result = _make_result(prepared.plan, device, operands["x"])
-        sources = {name: _source(operand) for name, operand in operands.items()}
-        sources["y"] = _source(result)
+                return _returned(results, given, outs, operands)
+        _check_results(operands, outs)
+        for name in chain.results:
+            if name not in outs:
+                outs[name] = _make_result(prepared.plan, device, name)
+        known = {**operands, **outs}
+        sources = {name: _source(known[name]) for name in chain.operands}
         try:
             _run(prepared, device, settings, sources)
         except DeviceOutOfMemoryError:
@@ -108,13 +122,38 @@ def call(description: Description, out: Any) -> Any:
                 _run(prepared, device, settings, sources)
             except DeviceOutOfMemoryError:
                 prepared = _prepare(
-                    key, function, build, operands, result, device, settings, share=0.5
+                    key, function, build, operands, outs, device, settings, share=0.5
                 )
                 _run(prepared, device, settings, sources)
-    if out is not None:
-        return out
-    restore = operands["x"].restore
-    return restore(result.array) if restore is not None else result.array
+    return _returned(results, given, outs, operands)
+
+
+def _check_results(operands: Mapping[str, Wrapped], outs: Mapping[str, Wrapped]) -> None:
+    """Raise before any copy starts if a result that was given cannot be written."""
+    for name, result in outs.items():
+        check_writable(result)
+        check_apart({**operands, **{k: v for k, v in outs.items() if k != name}}, result)
+        if result.spec.placement == "disk":
+            reserve_file(result.array)
+
+
+def _returned(
+    results: tuple[str, ...],
+    given: Mapping[str, Any],
+    outs: Mapping[str, Wrapped],
+    operands: Mapping[str, Wrapped],
+) -> Any:
+    """The results as the user gets them: what was given, or new ones of the operands' framework."""
+    restore = next((each.restore for each in operands.values()), None)
+    returned = [
+        given[name]
+        if name in given
+        else outs[name].array
+        if restore is None
+        else restore(outs[name].array)
+        for name in results
+    ]
+    return tuple(returned) if len(returned) > 1 else returned[0]
 
 
 def _find(key: Hashable, device: Device, settings: Settings) -> Prepared | None:
@@ -136,25 +175,24 @@ def _prepare(
     function: str,
     build: Build,
     operands: Mapping[str, Wrapped],
-    result: Wrapped | None,
+    outs: Mapping[str, Wrapped],
     device: Device,
     settings: Settings,
     *,
     share: float = 1.0,
 ) -> Prepared:
-    """Build the chain, plan it and make its schedule."""
+    """Build what is to be cut, plan it and make its schedule."""
     specs = {name: operand.spec for name, operand in operands.items()}
-    pointers = {name: operand.pointer for name, operand in operands.items()}
-    pointers["y"] = result.pointer if result is not None else 0
+    aligned = {name: each.pointer % 16 == 0 for name, each in {**operands, **outs}.items()}
     chain = build(specs, settings)
     target = Target.here(device, _limit(device, settings), chain.dtype, settings)
     request, plan, available = plan_call(
         function,
         chain,
         specs,
-        result.spec if result is not None else None,
+        {name: result.spec for name, result in outs.items()},
         target,
-        aligned={name: pointer % 16 == 0 for name, pointer in pointers.items()},
+        aligned=aligned,
         share=share,
     )
     prepared = Prepared(
@@ -198,12 +236,12 @@ def _is_staged(plan: Plan) -> bool:
     return plan.pieces > 1 and staged_bytes > WORTH_THREADS_BYTES
 
 
-def _make_result(plan: Plan, device: Device, x: Wrapped) -> Wrapped:
-    """Allocate the result that the plan was made for."""
-    spec = dict(plan.operands)["y"]
+def _make_result(plan: Plan, device: Device, name: str) -> Wrapped:
+    """Allocate a result that the plan was made for."""
+    spec = dict(plan.operands)[name]
     order = spec.order or "channels_first"
     array = empty_in(device, spec.placement, spec.shape, spec.dtype, order)
-    return wrap(array, device, name="out")
+    return wrap(array, device, name=name)
 
 
 def _source(operand: Wrapped) -> Source:

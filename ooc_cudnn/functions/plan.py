@@ -10,7 +10,13 @@ from typing import Any
 
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.functions import convolution
-from ooc_cudnn.functions.planning import Description, Planned, Target, check_beta, plan_call
+from ooc_cudnn.functions.planning import (
+    Description,
+    Planned,
+    Target,
+    given_results,
+    plan_call,
+)
 from ooc_cudnn.machines import named_machine
 from ooc_cudnn.memory.arrays import wrap
 from ooc_cudnn.memory.limit import limit_bytes
@@ -102,18 +108,19 @@ def _planned(
     if memory_limit is not None:
         limit = parse_limit(memory_limit, name="memory_limit")
     description, specs, aligned = _describe(function, arguments, settings)
-    check_beta(description.beta, out)
-    result, aligned["y"] = _spec(out, "out", settings) if out is not None else (None, True)
+    outs = {}
+    for name, array in given_results(description, out).items():
+        outs[name], aligned[name] = _spec(array, "out", settings)
     chain = description.build(specs, settings)
     if machine is not None:
         model = named_machine(machine)
         room = _limit_of(model, limit)
         target = Target(model, room, room, ORDERS, None, settings.overlap)
-        return plan_call(description.function, chain, specs, result, target, aligned=aligned)
+        return plan_call(description.function, chain, specs, outs, target, aligned=aligned)
     device = get_device(settings.device)
     with device.arena.lock:
         target = Target.here(device, limit_bytes(device, limit), chain.dtype, settings)
-        return plan_call(description.function, chain, specs, result, target, aligned=aligned)
+        return plan_call(description.function, chain, specs, outs, target, aligned=aligned)
 
 
 def _describe(

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.machines import machine_for
-from ooc_cudnn.operations.chain import Chain
+from ooc_cudnn.operations.splittable import Operand, Splittable
 from ooc_cudnn.pipeline.plan import Plan
 from ooc_cudnn.pipeline.planner import AskWorkspace, make_plan
 from ooc_cudnn.pipeline.pricing import Request
@@ -17,8 +18,8 @@ from ooc_cudnn.settings_table import Settings
 from ooc_cudnn.tensor import TensorSpec, packed_strides
 from perfmodel import MachineModel
 
-#: Makes the chain of a call from the operands' specs and the settings; raises on bad arguments.
-Build = Callable[[Mapping[str, TensorSpec], Settings], Chain]
+#: Makes what is to be cut from the operands' specs and the settings; raises on bad arguments.
+Build = Callable[[Mapping[str, TensorSpec], Settings], Splittable]
 
 
 class Description(NamedTuple):
@@ -29,20 +30,26 @@ class Description(NamedTuple):
     function : str
         The public function's name.
     build : callable
-        Makes the chain.
+        Makes what is to be cut.
     arrays : mapping
-        The operands in the chain's order, x first, without the result: arrays, or specs to plan.
+        The operands in the call's order, without the results: arrays, or specs to plan.
     parameters : hashable
-        All arguments that shape the chain: with the specs and the settings, what a plan depends on.
+        All arguments that shape the call: with the specs and the settings, what a plan depends on.
     beta : float
-        Whether the result's old content counts; then `out` is required.
+        Whether the results' old content counts; then `out` is required.
+    results : tuple of str
+        Names of the results that the function returns.
+    updated : mapping
+        Further results, given by the user to be changed in place: running averages.
     """
 
     function: str
     build: Build
     arrays: Mapping[str, Any]
     parameters: Hashable
-    beta: float
+    beta: float = 0.0
+    results: tuple[str, ...] = ("y",)
+    updated: Mapping[str, Any] = MappingProxyType({})
 
 
 class Target(NamedTuple):
@@ -90,38 +97,43 @@ class Planned(NamedTuple):
 
 def plan_call(
     function: str,
-    chain: Chain,
+    chain: Splittable,
     operands: Mapping[str, TensorSpec],
-    out: TensorSpec | None,
+    outs: Mapping[str, TensorSpec],
     target: Target,
     *,
     aligned: Mapping[str, bool],
     share: float = 1.0,
 ) -> Planned:
-    """Plan a call on operands, its result where `out` says or where the functions' rule puts it.
+    """Plan a call, its results where `outs` says or where the functions' rule puts them.
 
     Parameters
     ----------
+    outs : mapping
+        Specs of the results that are given.
     aligned : mapping
-        Whether each operand, and y, starts on a 16-byte boundary.
+        Whether each operand, and each result that is given, starts on a 16-byte boundary.
     share : float
         Of the available memory that may be used.
 
     Raises
     ------
     ValueError, TypeError
-        If `out` does not fit the result.
+        If a result does not fit what is given for it.
     PlanInfeasibleError
         With the smallest limit that would do.
     """
-    specs = dict(operands)
-    specs["y"], available = place_result(chain, specs["x"], out, target.room_bytes)
+    available = target.room_bytes
 
-    def planned() -> Planned:
+    def planned(*, on_device: bool) -> Planned:
+        nonlocal available
+        placed, available = place_results(
+            chain, operands, outs, target.room_bytes, on_device=on_device
+        )
         request = make_request(
             function,
             chain,
-            specs,
+            {**operands, **placed},
             target.machine,
             max(int(available * share), 0),
             target.layouts,
@@ -132,13 +144,12 @@ def plan_call(
 
     try:
         try:
-            return planned()
+            return planned(on_device=True)
         except PlanInfeasibleError:
-            if out is not None or specs["y"].placement != "device":
+            if available == target.room_bytes:
                 raise
-            # A new result that leaves no room to work in goes to the host.
-            specs["y"], available = replace(specs["y"], placement="pinned"), target.room_bytes
-            return planned()
+            # New results that leave no room to work in go to the host.
+            return planned(on_device=False)
     except PlanInfeasibleError as error:
         # The limit to set counts the arrays that take their share of it.
         raise PlanInfeasibleError(
@@ -148,15 +159,33 @@ def plan_call(
         ) from None
 
 
-def check_beta(beta: float, out: object) -> None:
-    """Raise ValueError if there is nothing for beta to scale."""
-    if out is None and beta:
-        raise ValueError(f"beta={beta} needs out, whose content it scales")
+def given_results(description: Description, out: Any) -> dict[str, Any]:
+    """Return the results that the user gave, by name.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If `out` is no tuple for a function of several results, or there is nothing for beta to
+        scale.
+    """
+    names = description.results
+    outs: tuple[Any, ...] = (None,) * len(names)
+    if len(names) == 1:
+        outs = (out,)
+    elif isinstance(out, tuple | list) and len(out) == len(names):
+        outs = tuple(out)
+    elif out is not None:
+        raise TypeError(f"out must be a tuple ({', '.join(names)}), with None where none is given")
+    given = {name: array for name, array in zip(names, outs, strict=True) if array is not None}
+    if description.beta and len(given) < len(names):
+        missing = "out" if len(names) == 1 else f"out for each of {', '.join(names)}"
+        raise ValueError(f"beta={description.beta} needs {missing}, whose content it scales")
+    return {**given, **description.updated}
 
 
 def make_request(
     function: str,
-    chain: Chain,
+    chain: Splittable,
     specs: Mapping[str, TensorSpec],
     machine: MachineModel,
     memory_limit: int,
@@ -172,52 +201,66 @@ def make_request(
     aligned : mapping
         Whether each operand starts on a 16-byte boundary.
     """
-    x_order = specs["x"].order or "channels_first"
+    lead_order = specs[chain.lead].order or "channels_first"
     in_place = []
     for name, spec in specs.items():
         packed = spec.strides == packed_strides(spec.shape, spec.order or "channels_first")
-        if spec.placement == "device" and packed and aligned[name]:
+        if spec.placement == "device" and packed and aligned.get(name, True):
             in_place.append((name, spec.strides[0] * spec.itemsize % 16 == 0))
     return Request(
         function=function,
         chain=chain,
         operands=tuple(specs.items()),
         in_place=tuple(in_place),
-        orders=tuple((name, spec.order or x_order) for name, spec in specs.items()),
+        orders=tuple((name, spec.order or lead_order) for name, spec in specs.items()),
         machine=machine,
         memory_limit=memory_limit,
         # An order that needs no re-laying comes first: it is taken when the seconds are equal.
-        layouts=tuple(sorted(layouts, key=lambda layout: layout != x_order)),
+        layouts=tuple(sorted(layouts, key=lambda layout: layout != lead_order)),
         overlap=overlap,
     )
 
 
-def place_result(
-    chain: Chain, x: TensorSpec, out: TensorSpec | None, room_bytes: int
-) -> tuple[TensorSpec, int]:
-    """Return the result's spec, and the device memory that remains for the call.
+def place_results(
+    chain: Splittable,
+    operands: Mapping[str, TensorSpec],
+    outs: Mapping[str, TensorSpec],
+    room_bytes: int,
+    *,
+    on_device: bool = True,
+) -> tuple[dict[str, TensorSpec], int]:
+    """Return the results' specs, and the device memory that remains for the call.
 
-    Without `out` the result goes where x's placement and order say. One that is still to be
-    allocated on the device takes its room from the limit.
+    A result that is not given goes where the placement and the order of the leading operand say.
+    One that is still to be allocated on the device takes its room from the limit; one that does not
+    fit there, or must not be there (`on_device`), is pinned.
 
     Raises
     ------
     ValueError, TypeError
-        If `out` does not fit the result.
+        If a result does not fit what is given for it.
     """
-    y = chain.operands["y"]
-    if out is not None:
-        if out.shape != y.shape:
-            raise ValueError(f"out must have shape {y.shape}, not {out.shape}")
-        if out.dtype != y.dtype:
-            raise TypeError(f"out must be {y.dtype} like x, not {out.dtype}")
-        return out, room_bytes
-    order = x.order or "channels_first"
-    strides = packed_strides(y.shape, order)
-    if x.placement != "device":
-        placement = "pinned" if x.placement == "pinned" else "pageable"
-        return TensorSpec(y.shape, y.dtype, placement, strides), room_bytes
-    spec = TensorSpec(y.shape, y.dtype, "device", strides)
-    if spec.nbytes <= room_bytes:
-        return spec, room_bytes - spec.nbytes
-    return TensorSpec(y.shape, y.dtype, "pinned", strides), room_bytes
+    lead = {**operands, **outs}[chain.lead]
+    placed = {}
+    for name in chain.results:
+        made = chain.operands[name]
+        if name in outs:
+            _check_result("out" if len(chain.results) == 1 else name, outs[name], made)
+            placed[name] = outs[name]
+            continue
+        order = lead.order or "channels_first"
+        strides = packed_strides(made.shape, order)
+        placement = "pageable" if lead.placement in ("pageable", "disk") else "pinned"
+        spec = TensorSpec(made.shape, made.dtype, placement, strides)
+        if lead.placement == "device" and on_device and spec.nbytes <= room_bytes:
+            spec = replace(spec, placement="device")
+            room_bytes -= spec.nbytes
+        placed[name] = spec
+    return placed, room_bytes
+
+
+def _check_result(name: str, given: TensorSpec, made: Operand) -> None:
+    if given.shape != made.shape:
+        raise ValueError(f"{name} must have shape {made.shape}, not {given.shape}")
+    if given.dtype != made.dtype:
+        raise TypeError(f"{name} must be {made.dtype}, the dtype of the result, not {given.dtype}")

@@ -47,11 +47,17 @@ class Operation(Protocol):
     def input_rows(self, rows: Range) -> Rows:
         """Rows of the input that output rows `rows` need: the halo, clipped, with its padding."""
 
-    def on_piece(self, n: int, rows: Rows) -> Operation:
-        """Return the same operation on `n` images and the given input rows, all channels."""
+    def on_piece(self, n: int, rows: Rows, channels: int) -> Operation:
+        """Return the same operation on `n` images, the given input rows and so many channels.
+
+        Only operations that keep channels apart are ever asked for less than all.
+        """
 
     def work(self) -> Work:
         """What it costs, in the features that the performance model is fitted on."""
 
     def reference(self, x: Array, *parameters: Array) -> Array:
         """Compute it plainly in float64; slow, for checking (`verify`) and for tests."""
+
+    def magnitude(self, x: Array, *parameters: Array) -> Array:
+        """Bound the sums that `reference` makes, without cancellation, for |x| of that size."""

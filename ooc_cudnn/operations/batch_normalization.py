@@ -140,13 +140,19 @@ class Normalise:
         """Need the same rows."""
         return Rows(*rows, 0, 0)
 
-    def on_piece(self, n: int, rows: Rows) -> Normalise:
-        """Return it for `n` images and the given rows."""
-        return replace(self, shape=(n, self.shape[1], rows.stop - rows.start, *self.shape[3:]))
+    def on_piece(self, n: int, rows: Rows, channels: int) -> Normalise:
+        """Return it for `n` images, the given rows and channels."""
+        shape = (n, channels, rows.stop - rows.start, *self.shape[3:])
+        return replace(self, shape=shape[: len(self.shape)])
 
     def work(self) -> Work:
         """One read and one write."""
         return _work(self.shape, self.dtype, 2)
+
+    def magnitude(self, x: Array, *parameters: Array) -> Array:
+        """|scale| * (|x| + |mean|) * inverse deviation + |bias|."""
+        scale, bias, mean, spread = (np.abs(p) for p in parameters)
+        return replace(self, mode="identity").reference(x, scale, bias, -mean, spread)
 
     def reference(self, x: Array, *parameters: Array) -> Array:
         """Evaluate in float64."""

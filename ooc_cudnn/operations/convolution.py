@@ -196,7 +196,7 @@ class Convolution:
             self.dilation[0],
         )
 
-    def on_piece(self, n: int, rows: Rows) -> Convolution:
+    def on_piece(self, n: int, rows: Rows, channels: int) -> Convolution:
         """Return the convolution of `n` images and the given rows of x, all channels."""
         return self.on_channels(n, (0, self.w_shape[0]), (0, self.c_x_extent), rows)
 
@@ -236,6 +236,10 @@ class Convolution:
             flops,
             elements * DTYPES[self.dtype] + math.prod(self.output_shape) * DTYPES[self.y_dtype],
         )
+
+    def magnitude(self, x: Array, *parameters: Array) -> Array:
+        """The sums of absolute products."""
+        return self.reference(x, *(np.abs(p) for p in parameters))
 
     def reference(self, x: Array, *parameters: Array) -> Array:
         """Sum over window positions, in float64."""

@@ -1,14 +1,15 @@
-"""Two tensors into one, element by element, the second broadcast: cuDNN's OpTensor and AddTensor."""
+"""Two tensors into one, element by element, the second broadcast: cuDNN's OpTensor."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ooc_cudnn.operations.base import Array, Shape
+from ooc_cudnn.operations.base import Array, Parameter, Shape
+from ooc_cudnn.operations.window import Range, Rows
 from ooc_cudnn.tensor import DTYPES
 from perfmodel import Work
 
@@ -47,18 +48,44 @@ class OpTensor:
     name = "op_tensor"
 
     @property
+    def input_shape(self) -> Shape:
+        """Shape of a."""
+        return self.shape
+
+    @property
     def output_shape(self) -> Shape:
         """Shape of c, a's."""
         return self.shape
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """The second tensor, b."""
+        return (Parameter("b", self.b_shape),)
+
+    def input_rows(self, rows: Range) -> Rows:
+        """Need the same rows."""
+        return Rows(*rows, 0, 0)
+
+    def on_piece(self, n: int, rows: Rows, channels: int) -> OpTensor:
+        """Return it for `n` images, the given rows and channels; b stays 1 wide where it is."""
+        shape = (n, channels, rows.stop - rows.start, *self.shape[3:])[: len(self.shape)]
+        b_shape = tuple(1 if b == 1 else e for e, b in zip(shape, self.b_shape, strict=True))
+        return replace(self, shape=shape, b_shape=b_shape)
+
+    def magnitude(self, x: Array, *parameters: Array) -> Array:
+        """The sum of absolute values, or the product or the larger of them."""
+        op = {"minimum": "maximum"}.get(self.op, self.op)
+        made = replace(self, op=op, alpha_a=abs(self.alpha_a), alpha_b=abs(self.alpha_b))
+        return made.reference(x, *(np.abs(p) for p in parameters))
 
     def work(self) -> Work:
         """Read a and b, write c."""
         elements = math.prod(self.shape) * (2 if self.alpha_a else 1) + math.prod(self.b_shape)
         return Work(f"pointwise/{self.dtype}/op_tensor", 0.0, float(elements * DTYPES[self.dtype]))
 
-    def reference(self, *inputs: Array) -> Array:
+    def reference(self, x: Array, *parameters: Array) -> Array:
         """Evaluate in float64."""
-        a, b = inputs
+        a, (b,) = x, parameters
         b = self.alpha_b * np.broadcast_to(b.astype(np.float64), self.shape)
         if self.op == "add" and self.alpha_a == 0:
             return b

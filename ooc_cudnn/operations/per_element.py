@@ -6,7 +6,9 @@ import math
 from dataclasses import replace
 from typing import Self
 
-from ooc_cudnn.operations.base import Parameter, Shape
+import numpy as np
+
+from ooc_cudnn.operations.base import Array, Parameter, Shape
 from ooc_cudnn.operations.window import Range, Rows
 from ooc_cudnn.tensor import DTYPES
 from perfmodel import Work
@@ -37,10 +39,18 @@ class PerElement:
         """Need the same rows."""
         return Rows(*rows, 0, 0)
 
-    def on_piece(self, n: int, rows: Rows) -> Self:
-        """Return it for `n` images and the given rows."""
-        shape = (n, self.shape[1], rows.stop - rows.start, *self.shape[3:])
+    def on_piece(self, n: int, rows: Rows, channels: int) -> Self:
+        """Return it for `n` images, the given rows and channels."""
+        shape = (n, channels, rows.stop - rows.start, *self.shape[3:])[: len(self.shape)]
         return replace(self, shape=shape)  # type: ignore[type-var]  # it is mixed into dataclasses
+
+    def magnitude(self, x: Array, *parameters: Array) -> Array:
+        """As large as x with the parameters' own size on top."""
+        return self.reference(x, *(np.abs(p) for p in parameters))
+
+    def reference(self, x: Array, *parameters: Array) -> Array:
+        """Compute it in float64."""
+        raise NotImplementedError
 
     def work(self) -> Work:
         """One read and one write of the tensor."""

@@ -131,11 +131,11 @@ class Pooling:
             rows, self.x_shape[2], self.window[0], self.stride[0], self.padding[0], dilation=1
         )
 
-    def on_piece(self, n: int, rows: Rows) -> Pooling:
-        """Return the pooling of `n` images and the given rows of x, all channels."""
+    def on_piece(self, n: int, rows: Rows, channels: int) -> Pooling:
+        """Return the pooling of `n` images, the given rows of x and so many channels."""
         return replace(
             self,
-            x_shape=(n, self.x_shape[1], rows.stop - rows.start, *self.x_shape[3:]),
+            x_shape=(n, channels, rows.stop - rows.start, *self.x_shape[3:]),
             padding=((rows.before, rows.after), *self.padding[1:]),
         )
 
@@ -168,6 +168,10 @@ class Pooling:
         for outputs, _ in self.taps():
             count[outputs[1:]] += 1
         return count
+
+    def magnitude(self, x: Array, *parameters: Array) -> Array:
+        """The largest value, or the sum of absolute values."""
+        return self.reference(x)
 
     def reference(self, x: Array, *parameters: Array) -> Array:
         """Pool in float64."""

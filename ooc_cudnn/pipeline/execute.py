@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from ooc_cudnn.devices.base import Device, Event, HostArray, Run
 from ooc_cudnn.devices.view import DeviceView
-from ooc_cudnn.operations.chain import Chain, Region
+from ooc_cudnn.operations.splittable import Region, Splittable
 from ooc_cudnn.pipeline.plan import Plan
 from ooc_cudnn.pipeline.pricing import Request, aligned
 from ooc_cudnn.pipeline.schedule import COMPUTE, COPY_IN, Place, Schedule, Step, make_schedule
@@ -90,7 +90,7 @@ class Executor:
 
     def __init__(
         self,
-        chain: Chain,
+        chain: Splittable,
         plan: Plan,
         schedule: Schedule,
         orders: Mapping[str, str],
@@ -116,7 +116,7 @@ class Executor:
         Parameters
         ----------
         operands : mapping
-            x, the parameters and y, as they are given.
+            Every operand, as it is given.
         staged : bool
             Whether an operand is in memory that cannot be copied from as it is.
         wait : bool
@@ -257,10 +257,10 @@ class Executor:
             else:
                 views[place.operand] = self._slot(place, base)
         for name, buffer in self.schedule.buffers[step.launches].items():
-            if name in self.layout.buffers:
-                strides = packed_strides(buffer.shape, buffer.order)
-                pointer = base + self.layout.buffers[name]
-                views[name] = DeviceView(pointer, buffer.dtype, buffer.shape, strides)
+            block = buffer.block or name
+            if block in self.layout.buffers:
+                pointer = base + self.layout.buffers[block] + buffer.offset_bytes
+                views[name] = DeviceView(pointer, buffer.dtype, buffer.shape, buffer.strides)
         workspace = (base + self.layout.workspace[0], self.layout.workspace[1])
 
         def compute(stream: Any) -> None:

@@ -30,7 +30,7 @@ class Plan:
     function : str
         The public function's name.
     operands : tuple of (name, TensorSpec)
-        The call's operands, the result "y" last.
+        The call's operands, results last.
     split : Split
         Piece sizes d_n, d_cY, d_cX, d_hY.
     pieces : int

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 from ooc_cudnn.errors import PlanInfeasibleError
-from ooc_cudnn.operations.chain import Buffer, Launch
+from ooc_cudnn.operations.splittable import AXES, Buffer, Launch
 from ooc_cudnn.pipeline.plan import Alternative, Plan
 from ooc_cudnn.pipeline.pricing import Counted, Priced, Request, SplitProblem, aligned
 from perfmodel import InfeasibleError, Price, Split, binding_stage, ordered_search
@@ -111,11 +111,10 @@ def _corners(
 
     Both with cX cut and with cX whole, where there are no sums to hold.
     """
-    chain = request.chain
-    smallest = replace(chain.extents, n=1, h_y=1)
-    splits = [smallest]
-    if chain.channels_may_be_cut:
-        splits = [replace(smallest, c_y=1, c_x=c_x) for c_x in {1, smallest.c_x}]
+    call = request.chain
+    whole = call.extents
+    smallest = replace(whole, **{axis: 1 for axis in AXES if call.may_cut(axis)})
+    splits = [replace(smallest, c_x=c_x) for c_x in {smallest.c_x, whole.c_x}]
     for layout, split in itertools.product(request.layouts, splits):
         alone = replace(request, memory_limit=2**62, layouts=(layout,))
         problem = SplitProblem(alone, layout, 2**62)  # no memory to spare: the shortest rings
@@ -165,7 +164,8 @@ def _search(request: Request, reserved_bytes: int, split: Split | None) -> Plan 
         function=request.function,
         operands=request.operands,
         split=found,
-        pieces=math.prod(len(r) for r in request.chain.ranges(found).values()),
+        pieces=math.prod(len(r) for r in request.chain.ranges(found).values())
+        * request.chain.sweeps,
         order=request.loop_order,
         rings=priced.rings,
         layout=layout,

@@ -6,14 +6,25 @@ moving and computing them costs.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
-from ooc_cudnn.operations.chain import AXES, Accumulation, Buffer, Chain, Launch, Piece
-from ooc_cudnn.tensor import DTYPES, TensorSpec
+from ooc_cudnn.operations.splittable import (
+    AXES,
+    SWEEP,
+    Accumulation,
+    Buffer,
+    Launch,
+    Piece,
+    Splittable,
+)
+from ooc_cudnn.operations.window import Range
+from ooc_cudnn.pipeline.schedule import runs_down
+from ooc_cudnn.tensor import TensorSpec
 from perfmodel import (
     MachineModel,
     PipelineCost,
@@ -44,7 +55,7 @@ def aligned(count: int) -> int:
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be planned: a chain, where its operands live, and what may be used.
+    """What is to be planned: a call, where its operands live, and what may be used.
 
     `in_place` names the operands that live on the device and can be computed on as they lie, if
     at all: each with whether pieces of n may be, too (every image must start aligned).
@@ -52,7 +63,7 @@ class Request:
     """
 
     function: str
-    chain: Chain
+    chain: Splittable
     operands: tuple[tuple[str, TensorSpec], ...]
     in_place: tuple[tuple[str, bool], ...]
     orders: tuple[tuple[str, str], ...]
@@ -60,7 +71,11 @@ class Request:
     memory_limit: int
     layouts: tuple[str, ...]
     overlap: bool = True
-    loop_order: tuple[str, ...] = AXES
+    loop_order: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.loop_order:
+            object.__setattr__(self, "loop_order", self.chain.loop_order)
 
     @cached_property
     def specs(self) -> Mapping[str, TensorSpec]:
@@ -102,7 +117,7 @@ class SplitProblem:
     def candidates(self, axis: str) -> tuple[int, ...]:
         """Piece sizes worth trying on an axis."""
         extent = getattr(self.extents, axis)
-        if axis in ("c_y", "c_x") and not self.chain.channels_may_be_cut:
+        if not self.chain.may_cut(axis):
             return (extent,)
         if axis == "n":
             extent = min(extent, LARGEST_BATCH)
@@ -118,7 +133,7 @@ class SplitProblem:
             if counted is None:
                 counted = self.request.counted[key] = Counted(self, split)
             best: Priced | None = None
-            for depth in RING_DEPTHS if counted.pieces > 1 else (1,):
+            for depth in counted.depths:
                 for whole in (True, False):
                     best = counted.priced(depth, whole)
                     if best.price.memory_bytes <= self.limit_bytes:
@@ -137,7 +152,7 @@ class Counted:
         self.layout, self.orders = problem.layout, problem.orders
         self.split = split
         self.axes = self.chain.ranges(split)
-        self.counts = {axis: len(self.axes[axis]) for axis in AXES}
+        self.counts = {axis: len(self.axes[axis]) for axis in AXES} | {SWEEP: self.chain.sweeps}
         self.pieces = math.prod(self.counts.values())
         self._measure()
 
@@ -153,9 +168,9 @@ class Counted:
                 piece, layout=self.layout, orders=self.orders, accumulation=accumulation
             )
             for name, buffer in buffers.items():
-                elements = math.prod(buffer.shape)
-                count = elements * DTYPES[buffer.dtype]
-                self.sizes[name] = max(self.sizes.get(name, 0), count)
+                elements, count = math.prod(buffer.whole), buffer.nbytes
+                block = buffer.block or name
+                self.sizes[block] = max(self.sizes.get(block, 0), count)
                 self.largest_elements = max(self.largest_elements, elements)
                 self.largest_bytes = max(self.largest_bytes, count)
             for launch in launches:
@@ -166,70 +181,110 @@ class Counted:
         self.first_compute = next(iter(piece_seconds.values()))
         self.last_compute = list(piece_seconds.values())[-1]
 
+    @cached_property
+    def depths(self) -> tuple[int, ...]:
+        """Slots worth trying: with two sweeps, first as many as the first one leaves behind."""
+        if self.pieces == 1:
+            return (1,)
+        if self.chain.sweeps == 1:
+            return RING_DEPTHS
+        inside = self.request.loop_order[self.request.loop_order.index(SWEEP) + 1 :]
+        return (math.prod(self.counts[axis] for axis in inside), *RING_DEPTHS)
+
     def _classes(self) -> list[tuple[Piece, Accumulation, int]]:
         """One piece of each class (equal shapes), with its place in the sum and how many."""
+        images, channels, inputs = (self._range_classes(axis) for axis in ("n", "c_y", "c_x"))
         found = []
-        c_x = self.axes["c_x"]
-        for n, n_times in _by_size(self.axes["n"]):
-            for c_y, c_y_times in _by_size(self.axes["c_y"]):
-                for h_y, h_y_times in self._row_classes:
-                    times = n_times * c_y_times * h_y_times
-                    for at, channels in enumerate(c_x):
-                        if 1 < at < len(c_x) - 1:
-                            continue  # all between the second and the last are alike
-                        middle = max(1, len(c_x) - 2) if at == 1 and len(c_x) > 2 else 1
-                        place = Accumulation(at == 0, at == len(c_x) - 1)
-                        found.append((Piece(n, c_y, h_y, channels), place, times * middle))
+        for sweep, n, c_y, h_y, c_x in itertools.product(
+            range(self.chain.sweeps), images, channels, self._row_classes, inputs
+        ):
+            piece = Piece(n.range, c_y.range, h_y.range, c_x.range, sweep, h_y.after)
+            ways = (n, c_y, h_y, c_x)
+            place = Accumulation(all(way.first for way in ways), all(way.last for way in ways))
+            found.append((piece, place, math.prod(way.times for way in ways)))
         return found
 
+    def _range_classes(self, axis: str) -> list[_Class]:
+        """One range of each class of an axis: of each size, and of a sum the first and the last."""
+        ranges, end = self.axes[axis], len(self.axes[axis]) - 1
+        reduced = axis in self.chain.reduced
+        # Only groups of channels make ranges before the last one uneven.
+        even = axis == "n" or len({stop - start for start, stop in ranges[:-1]}) <= 1
+        counted: dict[tuple[int, bool, bool], _Class] = {}
+        at = 0
+        while at <= end:
+            range_, times = ranges[at], 1
+            if even and 0 < at < end - 1:
+                times = end - at  # all between the first and the last are alike
+            first, last = not reduced or at == 0, not reduced or at == end
+            key = (range_[1] - range_[0], first, last)
+            known = counted.get(key, _Class(range_, None, 0, first, last))
+            counted[key] = known._replace(times=known.times + times)
+            at += times
+        return list(counted.values())
+
     @cached_property
-    def _row_classes(self) -> list[tuple[tuple[int, int], int]]:
-        """Row ranges that need equally many rows and padding of every operation of the chain."""
-        ranges = self.axes["h_y"]
+    def _row_classes(self) -> list[_Class]:
+        """Row ranges that need equally many rows and padding of every operation."""
+        ranges, call = self.axes["h_y"], self.chain
+        down = runs_down(self.request.loop_order, self.counts)
+        end, reduced = len(ranges) - 1, "h_y" in call.reduced
+
+        def piece(at: int) -> Piece:
+            return self._piece_of(ranges[at], ranges[at - 1] if down and at else None)
+
         # Between the first and the last piece that no border clips, all are alike. The very last
         # may be smaller, so it is looked at by itself.
-        front, back = 0, len(ranges) - 2
-        while front < back and self._is_clipped(ranges[front]):
+        front, back = 0, end - 1
+        while front < back and (
+            call.meets_border(piece(front))
+            or call.row_key(piece(front)) != call.row_key(piece(front + 1))
+            or (reduced and front == 0)
+        ):
             front += 1
-        while front < back and self._is_clipped(ranges[back]):
+        while front < back and (
+            call.meets_border(piece(back))
+            or call.row_key(piece(back)) != call.row_key(piece(front))
+        ):
             back -= 1
         alike = max(0, back - front)
-        classes: dict[tuple[int, ...], tuple[tuple[int, int], int]] = {}
-        for at in (*range(front + 1), *range(front + 1 + alike, len(ranges))):
-            rows, times = ranges[at], 1 + alike * (at == front)
-            needed = self.chain.rows(rows)
-            key = (rows[1] - rows[0], *(i for r in needed for i in (r.stop - r.start, *r[2:])))
-            classes[key] = (rows, times) if key not in classes else (
-                classes[key][0], classes[key][1] + times
-            )  # fmt: skip
+        classes: dict[Hashable, _Class] = {}
+        for at in (*range(front + 1), *range(front + 1 + alike, end + 1)):
+            times, example = 1 + alike * (at == front), piece(at)
+            first, last = not reduced or at == 0, not reduced or at == end
+            rows = example.h_y
+            key = (rows[1] - rows[0], call.row_key(example), first, last)
+            known = classes.get(key, _Class(rows, example.after, 0, first, last))
+            classes[key] = known._replace(times=known.times + times)
         return list(classes.values())
 
-    def _is_clipped(self, h_y: tuple[int, int]) -> bool:
-        """Whether some operation sees padding above or below these rows."""
-        return any(rows.before or rows.after for rows in self.chain.rows(h_y))
+    def _piece_of(self, h_y: Range, after: Range | None, sweep: int = 0) -> Piece:
+        """The first piece of the other axes, with the given rows."""
+        axes = self.axes
+        return Piece(axes["n"][0], axes["c_y"][0], h_y, axes["c_x"][0], sweep, after)
 
     def _distinct_bytes(self, name: str) -> int:
         """Bytes of every region of an operand once: halo rows count in each piece they go to."""
         spec, operand = self.request.specs[name], self.chain.operands[name]
-        if name == "x" and "h_y" in operand.axes:
-            rows = sum(
-                times * (self.chain.rows(h_y)[0].stop - self.chain.rows(h_y)[0].start)
-                for h_y, times in self._row_classes
-            )
-            return spec.nbytes // spec.shape[2] * rows
-        return spec.nbytes
+        if "h_y" not in operand.axes or len(spec.shape) < 3:
+            return spec.nbytes
+        rows = 0
+        for found in self._row_classes:
+            piece = self._piece_of(found.range, found.after, self.chain.sweeps - 1)
+            region = self.chain.region(name, piece)
+            rows += found.times * (region[2][1] - region[2][0]) if region else 0
+        return spec.nbytes // spec.shape[2] * rows
 
     def _loops(self, name: str) -> list[tuple[int, bool]]:
         """The loops, outermost first: (times, whether an operand's region depends on it)."""
-        depends, found = self.chain.operands[name].axes, []
+        found = []
         for axis in self.request.loop_order:
-            times, convolution = self.counts[axis], self.chain.convolution
-            if name == "x" and axis == "c_y" and axis in depends and convolution is not None:
-                # Pieces of cY inside one group see the same channels of x.
-                seen = {convolution.input_channels(c_y, (0, 1)) for c_y in self.axes["c_y"]}
-                found += [(len(seen), True), (times // len(seen), False)]
-            else:
-                found.append((times, axis in depends))
+            if axis == SWEEP:
+                found.append((self.chain.sweeps_of(name), False))
+                continue
+            times = self.counts[axis]
+            seen = self.chain.distinct(name, axis, self.axes[axis])
+            found += [(seen, True), (times // seen, False)]
         return found
 
     def distinct(self, name: str) -> int:
@@ -273,8 +328,10 @@ class Counted:
                 rings.append((name, 0))
                 continue
             distinct = self.distinct(name)
-            streamed = name in ("x", "y")
+            streamed = name in chain.streamed
             slots = min(distinct, depth) if streamed or not whole_parameters else distinct
+            if chain.sweeps_of(name) == 1 and streamed:
+                slots = min(slots, RING_DEPTHS[0])
             rings.append((name, slots))
             purpose = f"{name}: {slots} slot{'s' * (slots > 1)}"
             memory.append((purpose, slots * aligned(self.sizes[name])))
@@ -291,11 +348,13 @@ class Counted:
         for name in others:
             memory.append((name.replace("_", " "), aligned(self.sizes[name])))
         bytes_out, copy_out, last_out = 0, 0.0, 0.0
-        if not self._stays_in_place("y"):
-            pieces_out, spec = self.distinct("y"), request.specs["y"]
-            bytes_out = 0 if spec.placement == "device" else spec.nbytes
-            copy_out = transfer.copy_out_seconds(spec.placement, spec.nbytes, copies=pieces_out)
-            last_out = copy_out / pieces_out
+        for name in chain.results:
+            if not self._stays_in_place(name):
+                pieces_out, spec = self.distinct(name), request.specs[name]
+                bytes_out += 0 if spec.placement == "device" else spec.nbytes
+                spent = transfer.copy_out_seconds(spec.placement, spec.nbytes, copies=pieces_out)
+                copy_out += spent
+                last_out += spent / pieces_out
         cost = PipelineCost(
             setup, copy_in, self.compute_seconds, copy_out,
             min(first_in, copy_in), min(self.first_compute, self.compute_seconds),
@@ -323,8 +382,11 @@ class Counted:
         return Price(memory_bytes, seconds)
 
 
-def _by_size(ranges: tuple[tuple[int, int], ...]) -> list[tuple[tuple[int, int], int]]:
-    """Return one range of each size, with how many there are."""
-    counted = Counter(stop - start for start, stop in ranges)
-    first = {stop - start: (start, stop) for start, stop in reversed(ranges)}
-    return [(first[size], times) for size, times in counted.items()]
+class _Class(NamedTuple):
+    """Ranges of one axis that are alike: one of them, and how many there are."""
+
+    range: Range
+    after: Range | None
+    times: int
+    first: bool
+    last: bool

@@ -13,7 +13,16 @@ from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ooc_cudnn.operations.chain import Accumulation, Buffer, Chain, Launch, Piece, Region
+from ooc_cudnn.operations.splittable import (
+    AXES,
+    SWEEP,
+    Accumulation,
+    Buffer,
+    Launch,
+    Piece,
+    Region,
+    Splittable,
+)
 from perfmodel import Split
 
 COPY_IN, COPY_OUT, COMPUTE = "copy_in", "copy_out", "compute"
@@ -85,20 +94,46 @@ class Schedule:
 
 
 def pieces(
-    chain: Chain, split: Split, order: tuple[str, ...]
+    call: Splittable, split: Split, order: tuple[str, ...]
 ) -> Iterator[tuple[Piece, Accumulation]]:
-    """Every piece of a split in loop order, with its place in the sum over cX."""
-    axes = chain.ranges(split)
-    last = len(axes["c_x"]) - 1
-    counts = [range(len(axes[axis])) for axis in order]
-    for indices in itertools.product(*counts):
+    """Every piece of a split in loop order, with its place in the sum over the reduced axes."""
+    axes = call.ranges(split)
+    counts = {axis: len(axes[axis]) for axis in AXES} | {SWEEP: call.sweeps}
+    reduced = [axis for axis in call.reduced if counts[axis] > 1]
+    down = runs_down(order, counts)
+    for indices in itertools.product(*(range(counts[axis]) for axis in order)):
         at = dict(zip(order, indices, strict=True))
-        piece = Piece(**{axis: axes[axis][index] for axis, index in at.items()})
-        yield piece, Accumulation(first=at["c_x"] == 0, last=at["c_x"] == last)
+        h_y = at["h_y"]
+        yield (
+            Piece(
+                axes["n"][at["n"]],
+                axes["c_y"][at["c_y"]],
+                axes["h_y"][h_y],
+                axes["c_x"][at["c_x"]],
+                at.get(SWEEP, 0),
+                axes["h_y"][h_y - 1] if down and h_y else None,
+            ),
+            Accumulation(
+                first=all(at[axis] == 0 for axis in reduced),
+                last=all(at[axis] == counts[axis] - 1 for axis in reduced),
+            ),
+        )
+
+
+def runs_down(order: tuple[str, ...], counts: Mapping[str, int]) -> bool:
+    """Whether pieces follow each other down the rows: no loop inside that one but the sum over cX.
+
+    >>> runs_down(("n", "c_y", "h_y", "c_x"), {"n": 4, "c_y": 1, "h_y": 4, "c_x": 2})
+    True
+    >>> runs_down(("h_y", "n", "c_y", "c_x"), {"n": 4, "c_y": 1, "h_y": 4, "c_x": 1})
+    False
+    """
+    inside = order[order.index("h_y") + 1 :]
+    return all(counts[axis] == 1 for axis in inside if axis != "c_x")
 
 
 def make_schedule(
-    chain: Chain,
+    call: Splittable,
     split: Split,
     *,
     order: tuple[str, ...],
@@ -110,38 +145,48 @@ def make_schedule(
 
     Parameters
     ----------
-    chain, split, order
-        What is computed, the piece sizes, and the loop order, outermost axis first. cX must be
-        innermost where it is cut: sums are completed before the next output region starts.
+    call, split, order
+        What is computed, the piece sizes, and the loop order, outermost axis first. Reduced axes
+        must be innermost where they are cut: sums are completed before the next ones start.
     rings : mapping
         Slots of each operand's ring; 0 for an operand computed on in place.
     layout, orders
-        As for `Chain.launches`.
+        As for `Splittable.launches`.
 
     Raises
     ------
     ValueError
-        If cX is cut and not the innermost axis.
+        If a reduced axis is cut, and outside of another one that is cut.
     """
-    if len(chain.ranges(split)["c_x"]) > 1 and order[-1] != "c_x":
-        raise ValueError(f"c_x is cut, so it must be the innermost loop, not {order}")
-    generator = _Generator(chain, rings)
+    _check_order(call, split, order)
+    generator = _Generator(call, rings)
     made: dict[Hashable, tuple[tuple[Launch, ...], Mapping[str, Buffer]]] = {}
-    count = 0
-    for count, (piece, accumulation) in enumerate(pieces(chain, split, order), start=1):
+    for piece, accumulation in pieces(call, split, order):
         # Pieces of equal shape and padding launch the same.
-        rows = tuple((r.stop - r.start, r.before, r.after) for r in chain.rows(piece.h_y))
-        key = (tuple(stop - start for start, stop in piece), rows, accumulation)
+        key = (piece.sizes, piece.sweep, call.row_key(piece), accumulation)
         if key not in made:
-            made[key] = chain.launches(
+            made[key] = call.launches(
                 piece, layout=layout, orders=orders, accumulation=accumulation
             )
-        generator.add(count - 1, piece, accumulation, made[key][0])
-    sizes: dict[str, int] = {}
+        generator.add(piece, made[key][0])
+    steps = generator.finish()
+    largest: dict[str, int] = {}
     for _, buffers in made.values():
         for name, buffer in buffers.items():
-            sizes[name] = max(sizes.get(name, 0), buffer.nbytes)
-    return Schedule(generator.finish(), count, dict(made.values()), sizes)
+            block = buffer.block or name
+            largest[block] = max(largest.get(block, 0), buffer.nbytes)
+    return Schedule(steps, generator.pieces, dict(made.values()), largest)
+
+
+def _check_order(call: Splittable, split: Split, order: tuple[str, ...]) -> None:
+    axes = call.ranges(split)
+    cut = [axis for axis in order if axis == SWEEP or len(axes[axis]) > 1]
+    summed = [axis in call.reduced for axis in cut]
+    if summed != sorted(summed):
+        raise ValueError(
+            f"{' and '.join(call.reduced)} must be the innermost loops where they are cut, since "
+            f"they are summed over; the order is {order}"
+        )
 
 
 class _Ring:
@@ -164,12 +209,14 @@ class _Ring:
 
 
 class _Generator:
-    def __init__(self, chain: Chain, rings: Mapping[str, int]) -> None:
-        self.chain = chain
+    def __init__(self, call: Splittable, rings: Mapping[str, int]) -> None:
+        self.call = call
         self.rings = {name: _Ring(depth) for name, depth in rings.items() if depth}
         self.steps: list[Step] = []
         self.signals: set[int] = set()
-        self.y_slot = -1
+        self.pieces = 0
+        #: Results being made: where, and the last step that computed on them.
+        self.open: dict[str, tuple[Place, int]] = {}
 
     def _add(self, step: Step, waits: set[int]) -> int:
         """Append a step, keeping of its waits the latest on each other stream."""
@@ -203,39 +250,51 @@ class _Generator:
             ring.loaded[slot] = ring.used[slot] = self._add(step, {ring.used[slot]})
         return Place(name, region, slot)
 
-    def add(
-        self, index: int, piece: Piece, accumulation: Accumulation, launches: tuple[Launch, ...]
-    ) -> None:
-        chain = self.chain
-        places, waits = [], set()
-        for name in chain.operands:
-            region = chain.region(name, piece)
-            if name != "y":
-                place = self._load(index, name, region)
-            elif "y" not in self.rings:
-                place = Place("y", region, -1)
-            elif not accumulation.first:
-                place = Place("y", region, self.y_slot)
-            elif chain.beta:
-                place = self._load(index, "y", region)
-                self.y_slot = place.slot
-            else:
-                self.y_slot = self.rings["y"].take(region)
-                place = Place("y", region, self.y_slot)
-                waits.add(self.rings["y"].used[self.y_slot])
+    def _result(self, index: int, name: str, region: Region) -> Place:
+        """A slot for a region of a result: the one it is being made in, or a fresh one."""
+        if name in self.open:
+            return self.open[name][0]
+        ring = self.rings.get(name)
+        if ring is None or name in self.call.loaded:
+            return self._load(index, name, region)
+        return Place(name, region, ring.take(region))
+
+    def _leave(self, regions: Mapping[str, Region | None]) -> None:
+        """Copy out every result that the next piece, of the given regions, does not go on with."""
+        for name, (place, computed) in tuple(self.open.items()):
+            if regions.get(name) == place.region:
+                continue
+            del self.open[name]
+            if place.slot >= 0:
+                ring = self.rings[name]
+                out = Step(COPY_OUT, self.pieces - 1, (place,))
+                ring.used[place.slot] = self._add(out, {computed})
+                ring.regions[place.slot] = None
+
+    def add(self, piece: Piece, launches: tuple[Launch, ...]) -> None:
+        regions = {name: self.call.region(name, piece) for name in self.call.operands}
+        self._leave(regions)
+        index, self.pieces = self.pieces, self.pieces + 1
+        places: list[Place] = []
+        waits: set[int] = set()
+        for name, region in regions.items():
+            if region is None:
+                continue
+            bring = self._result if name in self.call.results else self._load
+            place = bring(index, name, region)
             places.append(place)
             if place.slot >= 0:
-                waits.add(self.rings[name].loaded[place.slot])
+                ring = self.rings[name]
+                waits |= {ring.loaded[place.slot], ring.used[place.slot]}
         computed = self._add(Step(COMPUTE, index, tuple(places), launches), waits)
         for place in places:
             if place.slot >= 0:
                 self.rings[place.operand].used[place.slot] = computed
-        if accumulation.last and "y" in self.rings:
-            out = Step(COPY_OUT, index, (places[-1],))
-            self.rings["y"].used[self.y_slot] = self._add(out, {computed})
-            self.rings["y"].regions[self.y_slot] = None
+            if place.operand in self.call.results:
+                self.open[place.operand] = (place, computed)
 
     def finish(self) -> tuple[Step, ...]:
+        self._leave({})
         return tuple(
             Step(step.stream, step.piece, step.places, step.launches, step.waits, True)
             if index in self.signals

@@ -14,15 +14,9 @@ import numpy as np
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.errors import VerificationError
-from ooc_cudnn.operations.activation import Activation
-from ooc_cudnn.operations.chain import Chain, Piece, Region
-from ooc_cudnn.operations.convolution import Convolution
+from ooc_cudnn.operations.splittable import Piece, Read, Region, Splittable
 from ooc_cudnn.pipeline.execute import Source, region_of
 from ooc_cudnn.tensor import numpy_dtype
-
-#: Rows of a patch; all of its columns and up to `PATCH_CHANNELS` channels are compared.
-PATCH_ROWS = 2
-PATCH_CHANNELS = 4
 
 #: Relative rounding error of one product or sum, by arithmetic.
 UNIT_ROUNDOFF = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "tf32": 2.0**-11, "float32": 2.0**-24,
@@ -30,40 +24,28 @@ UNIT_ROUNDOFF = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "tf32": 2.0**-11, "fl
 
 
 class Verification:
-    """Patches chosen, and the old output read, before a run; compared after it."""
+    """Patches chosen, and the old results read, before a run; compared after it."""
 
     def __init__(
         self,
         function: str,
-        chain: Chain,
+        call: Splittable,
         sources: Mapping[str, Source],
         device: Device,
         patches: int,
     ) -> None:
-        self.function, self.chain, self.sources, self.device = function, chain, sources, device
+        self.function, self.call, self.sources, self.device = function, call, sources, device
         random = np.random.default_rng()
-        self.pieces = [self._random_piece(random) for _ in range(patches)]
-        self.old = [
-            self._read("y", chain.region("y", piece)) if chain.beta else None
-            for piece in self.pieces
-        ]
+        self.pieces = [call.patch(random) for _ in range(patches)]
+        self.old = [self._old(piece) for piece in self.pieces]
 
-    def _random_piece(self, random: np.random.Generator) -> Piece:
-        whole, chain = self.chain.extents, self.chain
-        n = int(random.integers(whole.n))
-        row = int(random.integers(whole.h_y))
-        rows = (row, min(row + PATCH_ROWS, whole.h_y))
-        channels = (0, whole.c_y)
-        if chain.channels_may_be_cut:
-            first = int(random.integers(whole.c_y))
-            group = (
-                whole.c_y // chain.convolution.groups
-                if chain.convolution is not None
-                else whole.c_y
-            )
-            end = min((first // group + 1) * group, first + PATCH_CHANNELS)
-            channels = (first, end)
-        return Piece((n, n + 1), channels, rows, (0, whole.c_x))
+    def _old(self, piece: Piece) -> dict[str, np.ndarray[Any, Any]]:
+        """What the results that are read hold before the run."""
+        return {
+            name: self._read(name, region)
+            for name in self.call.results
+            if name in self.call.loaded and (region := self.call.region(name, piece)) is not None
+        }
 
     def _read(self, name: str, region: Region) -> np.ndarray[Any, Any]:
         """Return a region of an operand as a float64 array."""
@@ -85,7 +67,7 @@ class Verification:
 
     @np.errstate(all="ignore")  # infinity and NaN are compared, too
     def check(self) -> None:
-        """Compare every patch.
+        """Compare every patch of every result.
 
         Raises
         ------
@@ -93,53 +75,45 @@ class Verification:
             At the first element that differs by more than rounding allows.
         """
         for piece, old in zip(self.pieces, self.old, strict=True):
-            region = self.chain.region("y", piece)
-            expected, magnitude = self._expected(piece)
-            if old is not None:
-                expected = expected + self.chain.beta * old
-                magnitude = magnitude + np.abs(self.chain.beta * old)
-            actual = self._read("y", region)
-            tolerance = self._tolerance() * magnitude + 1e-30
-            error = np.abs(actual - expected)
-            # NaN and infinity must appear where they are expected, and nowhere else.
-            same = (actual == expected) | (np.isnan(actual) & np.isnan(expected))
-            wrong = ~(same | (error <= tolerance))
-            if wrong.any():
-                at = tuple(int(i) for i in np.argwhere(wrong)[0])
-                raise VerificationError(
-                    function=self.function,
-                    region=tuple(
-                        (low + i, low + i + 1) for (low, _), i in zip(region, at, strict=True)
-                    ),
-                    expected=float(expected[at]),
-                    actual=float(actual[at]),
-                    error=float(error[at]),
-                    tolerance=float(tolerance[at]),
-                )
+            for name, (expected, sizes) in self.call.expected(piece, self._before(old)).items():
+                region = self.call.region(name, piece)
+                if region is not None:
+                    self._compare(name, region, expected, sizes, old.get(name))
 
-    def _expected(self, piece: Piece) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        """The patch in float64, and the size its sums would have without cancellation."""
-        chain = self.chain
-        value = self._read("x", chain.region("x", piece))
-        size = np.abs(value)
-        rows = chain.rows(piece.h_y)
-        for index, operation in enumerate(chain.operations):
-            parameters = [
-                self._read(name, chain.region(name, piece)) for name in chain.parameter_names[index]
-            ]
-            if isinstance(operation, Convolution) and chain.convolution is not None:
-                step: Any = operation.on_channels(1, piece.c_y, piece.c_x, rows[index])
-            else:
-                step = operation.on_piece(1, rows[index])
-            if isinstance(operation, Activation):
-                value = step.reference(value)
-                # What the activation enlarges errors by; the other modes' slope is about 1.
-                slope = abs(operation.coef) if operation.mode in ("elu", "leaky_relu") else 1.0
-                size = np.maximum(max(1.0, slope) * size, np.abs(value))
-            else:
-                value = step.reference(value, *parameters)
-                size = step.reference(size, *(np.abs(p) for p in parameters))
-        return chain.alpha * value, abs(chain.alpha) * size
+    def _before(self, old: Mapping[str, np.ndarray[Any, Any]]) -> Read:
+        """Read operands; results as they were before the run."""
+        return lambda name, region: old[name] if name in old else self._read(name, region)
+
+    def _compare(
+        self,
+        name: str,
+        region: Region,
+        expected: np.ndarray[Any, Any],
+        sizes: np.ndarray[Any, Any],
+        old: np.ndarray[Any, Any] | None,
+    ) -> None:
+        alpha, beta = self.call.scaling(name)
+        expected, sizes = alpha * expected, abs(alpha) * sizes
+        if beta and old is not None:
+            expected, sizes = expected + beta * old, sizes + np.abs(beta * old)
+        actual = self._read(name, region)
+        tolerance = self._tolerance() * sizes + 1e-30
+        error = np.abs(actual - expected)
+        # NaN and infinity must appear where they are expected, and nowhere else.
+        same = (actual == expected) | (np.isnan(actual) & np.isnan(expected))
+        wrong = ~(same | (error <= tolerance))
+        if wrong.any():
+            at = tuple(int(i) for i in np.argwhere(wrong)[0])
+            raise VerificationError(
+                function=self.function,
+                region=tuple(
+                    (low + i, low + i + 1) for (low, _), i in zip(region, at, strict=True)
+                ),
+                expected=float(expected[at]),
+                actual=float(actual[at]),
+                error=float(error[at]),
+                tolerance=float(tolerance[at]),
+            )
 
     def _tolerance(self) -> float:
         """Error that rounding explains, as a share of the sums' size.
@@ -147,9 +121,6 @@ class Verification:
         A sum of k products in arithmetic of unit roundoff u errs by at most about k * u; in
         practice by its square root, of which a generous multiple is allowed.
         """
-        terms, roundoff = 1, UNIT_ROUNDOFF[self.chain.dtype]
-        for operation in self.chain.operations:
-            if isinstance(operation, Convolution):
-                terms = max(terms, math.prod(operation.w_shape[1:]))
-                roundoff = max(roundoff, UNIT_ROUNDOFF[operation.precision])
-        return 8.0 * roundoff * len(self.chain.operations) * max(1.0, math.sqrt(terms) / 8)
+        terms, arithmetic, operations = self.call.rounding()
+        roundoff = max(UNIT_ROUNDOFF[self.call.dtype], UNIT_ROUNDOFF[arithmetic])
+        return 8.0 * roundoff * operations * max(1.0, math.sqrt(terms) / 8)

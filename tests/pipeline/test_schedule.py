@@ -208,7 +208,7 @@ def test_c_x_must_be_innermost_where_it_is_cut():
         "orders": orders,
     }
     make_schedule(chain, Split(n=1, c_y=1, c_x=4, h_y=1), **options)
-    with pytest.raises(ValueError, match="c_x is cut, so it must be the innermost loop"):
+    with pytest.raises(ValueError, match="c_x must be the innermost loops"):
         make_schedule(chain, Split(n=1, c_y=1, c_x=2, h_y=1), **options)
 
 

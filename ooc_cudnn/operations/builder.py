@@ -1,0 +1,152 @@
+"""Builds the launches of one piece; intermediates of different times share their memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from ooc_cudnn.operations.base import Shape
+from ooc_cudnn.operations.pointwise import Pointwise, Relayout
+from ooc_cudnn.operations.splittable import (
+    ALONE,
+    Accumulation,
+    Buffer,
+    Launch,
+    Launchable,
+    Piece,
+    Splittable,
+)
+
+
+class Builder:
+    """The launches of one piece, and its buffers.
+
+    An intermediate made by `scratch` takes the first block that is free, and gives it back in
+    `release`; so blocks depend on the order of operations alone, and are the same in every piece.
+    """
+
+    def __init__(
+        self,
+        call: Splittable,
+        piece: Piece,
+        layout: str,
+        orders: Mapping[str, str],
+        accumulation: Accumulation,
+    ) -> None:
+        self.call, self.piece, self.layout = call, piece, layout
+        self.accumulation = accumulation
+        self.accumulating = accumulation != ALONE
+        self.launched: list[Launch] = []
+        self.buffers: dict[str, Buffer] = {}
+        self._busy: set[str] = set()
+        for name, operand in call.operands.items():
+            region = call.region(name, piece)
+            if region is None:
+                continue
+            shape = tuple(stop - start for start, stop in region)
+            self.buffers[name] = Buffer(shape, operand.dtype, orders.get(name, "channels_first"))
+
+    def built(self) -> tuple[tuple[Launch, ...], Mapping[str, Buffer]]:
+        """Everything launched, and every buffer."""
+        return tuple(self.launched), self.buffers
+
+    def scratch(
+        self,
+        name: str,
+        shape: Shape,
+        dtype: str,
+        order: str = "channels_first",
+        rows: tuple[int, int] | None = None,
+    ) -> str:
+        """Make an intermediate in the first free block; return its name."""
+        number = next(at for at in range(len(self._busy) + 1) if f"scratch {at}" not in self._busy)
+        block = f"scratch {number}"
+        self._busy.add(block)
+        self.buffers[name] = Buffer(shape, dtype, order, block, rows)
+        return name
+
+    def release(self, *names: str) -> None:
+        """Say that intermediates were read for the last time; operands and states stay."""
+        for name in names:
+            if name and self.buffers[name].block.startswith("scratch "):
+                self._busy.discard(self.buffers[name].block)
+
+    def state(self, name: str, shape: Shape, dtype: str, order: str = "channels_first") -> str:
+        """Make a buffer that keeps its content from piece to piece."""
+        self.buffers[name] = Buffer(shape, dtype, order)
+        return name
+
+    def launch(self, operation: Launchable, inputs: tuple[str, ...], output: str) -> None:
+        """Launch, unless there is nothing to write."""
+        if 0 not in self.buffers[output].shape:
+            self.launched.append(Launch(operation, inputs, output))
+
+    def in_order(self, name: str, order: str) -> str:
+        """Return the name of a buffer that holds `name` in `order`, re-laying it if need be."""
+        have = self.buffers[name]
+        if have.order == order or len(have.shape) < 3:
+            return name
+        target = self.scratch(f"{name}_relaid", have.shape, have.dtype, order)
+        self.launch(Relayout(have.shape, have.dtype), (name,), target)
+        return target
+
+    def copy(self, source: str, target: str) -> None:
+        """Copy between buffers of one shape."""
+        have = self.buffers[source]
+        self.launch(Relayout(have.shape, have.dtype), (source,), target)
+
+    def may_write(self, result: str, dtype: str, order: str) -> bool:
+        """Whether an operation may write a result itself: nothing is left to be done to it."""
+        have = self.buffers[result]
+        return (
+            not self.accumulating
+            and self.call.alpha == 1
+            and self.call.beta == 0
+            and have.dtype == dtype
+            and (have.order == order or len(have.shape) < 3)
+        )
+
+    def accumulate(self, product: str, sums: str = "sums") -> bool:
+        """Add a product to the sums of its kind; return whether the piece completes them."""
+        have = self.buffers[product]
+        self.state(sums, have.shape, have.dtype, have.order)
+        if self.accumulation.first:
+            # The first product starts the sums: its launch writes them directly.
+            at = max((i for i, made in enumerate(self.launched) if made.output == product),
+                     default=None)  # fmt: skip
+            if at is not None:
+                self.launched[at] = self.launched[at]._replace(output=sums)
+        else:
+            add = Pointwise(have.shape, have.dtype, have.dtype, has_addend=True)
+            self.launch(add, (product, sums, "", ""), sums)
+        self.release(product)
+        return self.accumulation.last
+
+    def finish(
+        self, name: str, result: str, pointwise: Pointwise | None = None, shift: str = ""
+    ) -> None:
+        """From a computed tensor to a result: memory order, an elementwise pass, alpha and beta.
+
+        Parameters
+        ----------
+        pointwise : Pointwise, optional
+            The pass to fuse alpha and beta into; needed to do more than that.
+        shift : str
+            Its shift.
+        """
+        if name == result:
+            return
+        call, target = self.call, self.buffers[result]
+        have = self.buffers[name]
+        plain = pointwise is None and call.alpha == 1 and call.beta == 0
+        if plain and have.dtype == target.dtype:
+            self.copy(name, result)  # of another memory order, or of a state
+            self.release(name)
+            return
+        laid = self.in_order(name, target.order)
+        if laid != name:
+            self.release(name)
+        made = pointwise or Pointwise(have.shape, have.dtype, target.dtype)
+        made = replace(made, dtype=target.dtype, alpha=call.alpha, beta=call.beta)
+        self.launch(made, (laid, "", shift, result if call.beta else ""), result)
+        self.release(laid)

@@ -1,0 +1,219 @@
+"""The launches of a chain on one piece.
+
+Elementwise operations that follow each other are one pass. A window operation reads its input from
+one tensor: the rows that were kept from the pieces before, and below them those that this piece
+makes, written there by the operation before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from ooc_cudnn.operations.activation import Activation
+from ooc_cudnn.operations.base import Shape
+from ooc_cudnn.operations.batch_normalization import Normalise
+from ooc_cudnn.operations.bias import AddTensor
+from ooc_cudnn.operations.builder import Builder
+from ooc_cudnn.operations.convolution import Convolution
+from ooc_cudnn.operations.op_tensor import OpTensor
+from ooc_cudnn.operations.pointwise import Pointwise
+from ooc_cudnn.operations.pooling import Pooling
+from ooc_cudnn.operations.splittable import Accumulation, Buffer, Launch, Piece
+from ooc_cudnn.tensor import ACCUMULATOR
+
+if TYPE_CHECKING:
+    from ooc_cudnn.operations.chain import Chain
+
+
+class Stage(NamedTuple):
+    """Operations that are launched as one: indices [first, last], and what follows the first.
+
+    `shift` is the operand of a bias, `mode` and `coef` an activation.
+    """
+
+    first: int
+    last: int
+    shift: str = ""
+    mode: str = "identity"
+    coef: float = 0.0
+
+
+def stages(chain: Chain) -> tuple[Stage, ...]:
+    """Group a chain's operations: bias and activation together, normalisation and activation."""
+    found: list[Stage] = []
+    for index, operation in enumerate(chain.operations):
+        previous = found[-1] if found else None
+        if isinstance(operation, Activation):
+            fused = previous is not None and previous.mode == "identity"
+            if fused and isinstance(chain.operations[previous.first], AddTensor | Normalise):  # type: ignore[union-attr]
+                found[-1] = previous._replace(  # type: ignore[union-attr]
+                    last=index, mode=operation.mode, coef=operation.coef
+                )
+            else:
+                found.append(Stage(index, index, mode=operation.mode, coef=operation.coef))
+        elif isinstance(operation, AddTensor):
+            found.append(Stage(index, index, shift=chain.parameter_names[index][0]))
+        else:
+            found.append(Stage(index, index))
+    return tuple(found)
+
+
+class ChainBuilder(Builder):
+    """Builds the launches of one piece; one method for each kind of stage."""
+
+    def __init__(
+        self,
+        chain: Chain,
+        piece: Piece,
+        layout: str,
+        orders: Mapping[str, str],
+        accumulation: Accumulation,
+    ) -> None:
+        super().__init__(chain, piece, layout, orders, accumulation)
+        self.chain = chain
+        self.flow = chain.flow(piece.h_y, piece.after)
+        self.current = "x"
+
+    def build(self) -> tuple[tuple[Launch, ...], Mapping[str, Buffer]]:
+        """Build every stage; of a sum over cX that is not complete, the convolution alone."""
+        made = stages(self.chain)
+        for at, stage in enumerate(made):
+            following = made[at + 1] if at + 1 < len(made) else None
+            if not isinstance(self.chain.operations[stage.first], Convolution | Pooling):
+                self._elementwise(stage, following)
+                continue
+            self._window(stage, following)
+            if self.accumulating:
+                if not self.accumulate(self.current):
+                    return self.built()
+                self.current, self.accumulating = "sums", False
+            if following is not None:
+                self._hand_on(following)
+        self.finish(self.current, "y")
+        return self.built()
+
+    # Where the result of a stage goes -----------------------------------------------------------
+
+    def _shape(self, index: int) -> Shape:
+        """Shape of an operation's result in this piece."""
+        start, stop = self.flow[index].made
+        whole = self.chain.operations[index].output_shape
+        channels = self.buffers["y"].shape[1] if self.chain.channels_may_be_cut else whole[1]
+        return (self.buffers["y"].shape[0], channels, stop - start, *whole[3:])[: len(whole)]
+
+    def _input_of(self, following: Stage | None, shape: Shape, dtype: str) -> str | None:
+        """The rows of the next window's input that this piece makes; None if they are all of it.
+
+        The rows kept from the pieces before come first.
+        """
+        if following is None:
+            return None
+        flow = self.flow[following.first]
+        kept = flow.kept[1] - flow.kept[0]
+        if not isinstance(self.chain.operations[following.first], Convolution | Pooling):
+            return None
+        if not kept and flow.keeps[0] >= flow.keeps[1]:
+            return None
+        rows = kept + shape[2]
+        name = f"input {following.first}"
+        full = (*shape[:2], rows, *shape[3:])
+        self.scratch(name, full, dtype, self.layout)
+        made = self.buffers[name]._replace(shape=shape, rows=(kept, rows))
+        self.buffers[f"made {following.first}"] = made
+        return f"made {following.first}"
+
+    def _keep(self, index: int) -> None:
+        """Complete a window's input with the rows kept before, and keep its last ones."""
+        flow, name = self.flow[index], f"input {index}"
+        if name not in self.buffers:
+            return
+        full = self.buffers[name]
+        kept, keeps = flow.kept[1] - flow.kept[0], flow.keeps[1] - flow.keeps[0]
+
+        def rows_of(part: str, start: int, count: int) -> str:
+            shape = (*full.shape[:2], count, *full.shape[3:])
+            self.buffers[part] = full._replace(shape=shape, rows=(start, full.shape[2]))
+            return part
+
+        store = f"kept {index}"
+        if kept:
+            shape = (*full.shape[:2], kept, *full.shape[3:])
+            found = self.state(f"found {index}", shape, full.dtype, full.order)
+            self.buffers[found] = self.buffers[found]._replace(block=store)
+            self.copy(found, rows_of(f"{name} above", 0, kept))
+        if keeps and flow.made[0] < flow.made[1]:
+            self.state(store, (*full.shape[:2], keeps, *full.shape[3:]), full.dtype, full.order)
+            self.copy(rows_of(f"{name} below", full.shape[2] - keeps, keeps), store)
+
+    # Stages -------------------------------------------------------------------------------------
+
+    def _window(self, stage: Stage, following: Stage | None) -> None:
+        """A convolution or a pooling, in the plan's layout."""
+        index = stage.first
+        operation = self.chain.on_piece(index, self.piece)
+        self._keep(index)
+        source = f"input {index}" if f"input {index}" in self.buffers else self.current
+        sources: tuple[str, ...] = (self.in_order(source, self.layout),)
+        dtype = self.chain.dtype
+        if isinstance(operation, Convolution):
+            dtype = ACCUMULATOR[dtype] if self.accumulating else dtype
+            operation = replace(operation, layout=self.layout, y_dtype=dtype)
+            (w,) = self.chain.parameter_names[index]
+            sources += (self.in_order(w, self.layout),)
+        product = "y"
+        if following is not None or not self.may_write("y", dtype, self.layout):
+            product = self.scratch(f"product {index}", self._shape(index), dtype, self.layout)
+        self.launch(operation, sources, product)
+        self.release(source, *sources)
+        self.current = product
+
+    def _hand_on(self, following: Stage) -> None:
+        """Bring a window's result to where the next stage reads it, if it lies elsewhere."""
+        source, have = self.current, self.buffers[self.current]
+        operation = self.chain.operations[following.first]
+        target = self._input_of(following, have.shape, self.chain.dtype)
+        if target is None:
+            if have.dtype == self.chain.dtype or isinstance(operation, AddTensor | Activation):
+                return  # those take sums as they are
+            target = self.scratch(f"narrow {following.first}", have.shape, self.chain.dtype,
+                                  have.order)  # fmt: skip
+        self.launch(
+            Pointwise(have.shape, have.dtype, self.chain.dtype), (source, "", "", ""), target
+        )
+        self.release(source)
+        self.current = target
+
+    def _elementwise(self, stage: Stage, following: Stage | None) -> None:
+        """One pass: into y, or where the next window reads it, or in place."""
+        chain, index, before = self.chain, stage.first, self.current
+        have = self.buffers[before]
+        operation: Normalise | OpTensor | Pointwise
+        if isinstance(chain.operations[index], AddTensor | Activation):
+            inputs: tuple[str, ...] = ("", stage.shift, "")
+            operation = Pointwise(
+                have.shape, have.dtype, chain.dtype, stage.mode, stage.coef,
+                has_shift=bool(stage.shift),
+            )  # fmt: skip
+            if following is None:  # alpha, beta and the memory order of y are part of the pass
+                self.finish(before, "y", operation, stage.shift)
+                self.current = "y"
+                return
+        else:
+            inputs = chain.parameter_names[index]
+            operation = chain.on_piece(index, self.piece)  # type: ignore[assignment]
+            if isinstance(operation, Normalise):
+                operation = replace(operation, mode=stage.mode, coef=stage.coef)
+        target = self._input_of(following, have.shape, chain.dtype)
+        if target is None:
+            if following is None and self.may_write("y", chain.dtype, have.order):
+                target = "y"
+            elif before == "x" or have.dtype != chain.dtype:
+                target = self.scratch(f"elementwise {index}", have.shape, chain.dtype, have.order)
+            else:
+                target = before
+        source = self.in_order(before, self.buffers[target].order)
+        self.launch(operation, (source, *inputs), target)
+        self.release(*({before, source} - {target}))
+        self.current = target

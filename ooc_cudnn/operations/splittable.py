@@ -1,0 +1,296 @@
+"""What can be cut: everything that the planner, the schedule and the executor ask of a call.
+
+A chain of operations is splittable, and so is a gradient, a softmax or a batch normalisation. Each
+says along which axes it may be cut, which region of each operand a piece touches, and what to
+launch on a piece. Nothing outside `operations/` knows which of them it runs.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Mapping
+from functools import cached_property
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from ooc_cudnn.operations.base import Array, Shape
+from ooc_cudnn.operations.window import Range, ranges
+from ooc_cudnn.tensor import DTYPES, packed_strides
+from perfmodel import Split, Work
+
+Region = tuple[Range, ...]
+
+#: The axes a call is cut along, in the paper's loop order (outermost first).
+AXES = ("n", "c_y", "h_y", "c_x")
+#: The loop over sweeps: what sums over its data before it can use the sum goes over it twice.
+SWEEP = "sweep"
+
+
+class Piece(NamedTuple):
+    """One piece of a call: a range on each axis it is cut along.
+
+    `after` are the rows of the piece computed just before, if the pieces follow each other down the
+    rows of the same images: what both need of the rows between is then still on the device.
+    """
+
+    n: Range
+    c_y: Range
+    h_y: Range
+    c_x: Range
+    sweep: int = 0
+    after: Range | None = None
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        """Lengths of its ranges."""
+        n, c_y, h_y, c_x = self.n, self.c_y, self.h_y, self.c_x
+        return n[1] - n[0], c_y[1] - c_y[0], h_y[1] - h_y[0], c_x[1] - c_x[0]
+
+
+class Operand(NamedTuple):
+    """An operand: its shape, and the axes on which its region depends."""
+
+    shape: Shape
+    dtype: str
+    axes: frozenset[str]
+
+
+class Buffer(NamedTuple):
+    """A tensor that a launch reads or writes.
+
+    `block` names the memory it lies in (its own name when left out): buffers of different times
+    share a block. `rows` is (first row, all rows) where it is a range of rows of a taller tensor.
+    """
+
+    shape: Shape
+    dtype: str
+    order: str
+    block: str = ""
+    rows: tuple[int, int] | None = None
+
+    @property
+    def whole(self) -> Shape:
+        """Shape of the tensor whose rows it is, or its own."""
+        if self.rows is None:
+            return self.shape
+        return (*self.shape[:2], self.rows[1], *self.shape[3:])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the packed whole."""
+        return math.prod(self.whole) * DTYPES[self.dtype]
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Strides in elements."""
+        return packed_strides(self.whole, self.order)
+
+    @property
+    def offset_bytes(self) -> int:
+        """Where its first row starts in the whole."""
+        return self.rows[0] * self.strides[2] * DTYPES[self.dtype] if self.rows else 0
+
+
+class Launchable(Protocol):
+    """What a device runs: a pure description of one computation on one piece."""
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+
+    def work(self) -> Work:
+        """What it costs."""
+
+
+class Launch(NamedTuple):
+    """One operation on one piece: names of the buffers it reads and of the one it writes.
+
+    Which inputs an operation takes, and in which order, its docstring says ("y from (x, w)"); ""
+    stands for one that is absent.
+    """
+
+    operation: Any  # a Launchable; each device knows those it can run
+    inputs: tuple[str, ...]
+    output: str
+
+
+class Accumulation(NamedTuple):
+    """Where a piece stands in the sum over the reduced axes: alone, first, in the middle, last."""
+
+    first: bool = True
+    last: bool = True
+
+
+ALONE = Accumulation()
+
+#: Reads a region of an operand as float64 (for `verify`).
+Read = Callable[[str, Region], Array]
+
+
+class Rounding(NamedTuple):
+    """What bounds a result's rounding error: terms of its sums, arithmetic, operations in a row."""
+
+    terms: int
+    arithmetic: str
+    operations: int = 1
+
+
+class Splittable(ABC):
+    """One call, as what it may be cut into.
+
+    Attributes
+    ----------
+    dtype : str
+        Of the data.
+    alpha, beta : float
+        ``result = alpha * computed + beta * result``, once per element.
+    lead : str
+        The operand whose placement and memory order new results take.
+    loop_order : tuple of str
+        The loops over pieces, outermost first; reduced axes are innermost.
+    reduced : tuple of str
+        Axes that are summed over.
+    sweeps : int
+        How often the pieces are gone through.
+    results : tuple of str
+        Names of the operands that are written, last in `operands`.
+    """
+
+    dtype: str
+    alpha: float = 1.0
+    beta: float = 0.0
+    lead: str = "x"
+    loop_order: tuple[str, ...] = AXES
+    reduced: tuple[str, ...] = ("c_x",)
+    sweeps: int = 1
+    results: tuple[str, ...] = ("y",)
+
+    # Operands ---------------------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def operands(self) -> Mapping[str, Operand]:
+        """Every operand by name: inputs, then results."""
+
+    @cached_property
+    def loaded(self) -> tuple[str, ...]:
+        """Operands that are copied in: all but the results, which are read where beta is not 0."""
+        return tuple(name for name in self.operands if name not in self.results or self.beta != 0)
+
+    @cached_property
+    def streamed(self) -> tuple[str, ...]:
+        """Operands that flow by in pieces; the others are small, and kept whole if they fit."""
+        return tuple(name for name, operand in self.operands.items() if "n" in operand.axes)
+
+    def scaling(self, result: str) -> tuple[float, float]:
+        """Alpha and beta of a result: of those that have none, 1 and 0."""
+        return self.alpha, self.beta
+
+    def sweeps_of(self, name: str) -> int:
+        """In how many sweeps an operand is touched."""
+        return self.sweeps
+
+    # Cutting ----------------------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def extents(self) -> Split:
+        """Full sizes of the axes: the split that is one piece."""
+
+    def may_cut(self, axis: str) -> bool:
+        """Whether an axis may be cut at all."""
+        return bool(getattr(self.extents, axis) > 1)
+
+    def is_legal(self, split: Split) -> bool:
+        """Whether it can be cut so (whatever the memory)."""
+        whole = self.extents
+        return all(
+            self.may_cut(axis) or getattr(split, axis) >= getattr(whole, axis) for axis in AXES
+        )
+
+    def ranges(self, split: Split) -> Mapping[str, tuple[Range, ...]]:
+        """Ranges of each axis under a split, in order.
+
+        Raises
+        ------
+        ValueError
+            If it cannot be cut so.
+        """
+        if not self.is_legal(split):
+            raise ValueError(f"this call cannot be cut as in {split}")
+        return {axis: self.axis_ranges(axis, getattr(split, axis)) for axis in AXES}
+
+    def axis_ranges(self, axis: str, size: int) -> tuple[Range, ...]:
+        """Cut one axis into ranges of `size`."""
+        return ranges(getattr(self.extents, axis), size)
+
+    def distinct(self, name: str, axis: str, cut: tuple[Range, ...]) -> int:
+        """How many different regions of an operand the ranges of one axis make."""
+        return len(cut) if axis in self.operands[name].axes else 1
+
+    @abstractmethod
+    def region(self, name: str, piece: Piece) -> Region | None:
+        """Region of an operand that a piece touches; None if it does not touch it."""
+
+    def row_key(self, piece: Piece) -> Hashable:
+        """What launches depend on besides the sizes of a piece: how its rows meet the borders."""
+        return None
+
+    def meets_border(self, piece: Piece) -> bool:
+        """Whether some operation sees padding above or below the rows of a piece.
+
+        Pieces of equally many rows that do not are all alike.
+        """
+        return False
+
+    # Launching --------------------------------------------------------------------------------
+
+    @abstractmethod
+    def launches(
+        self,
+        piece: Piece,
+        *,
+        layout: str,
+        orders: Mapping[str, str],
+        accumulation: Accumulation = ALONE,
+    ) -> tuple[tuple[Launch, ...], Mapping[str, Buffer]]:
+        """What to run on a piece, and every buffer it takes, by name.
+
+        Parameters
+        ----------
+        layout : str
+            Memory order in which windows are computed.
+        orders : mapping
+            Memory order in which each operand lies; one that differs from what a launch takes is
+            re-laid on the device.
+        accumulation : Accumulation
+            Where the piece stands in the sum over the reduced axes.
+        """
+
+    # Checking ---------------------------------------------------------------------------------
+
+    @abstractmethod
+    def patch(self, random: np.random.Generator) -> Piece:
+        """A small random piece, whole along the reduced axes, for `expected`."""
+
+    @abstractmethod
+    def expected(self, piece: Piece, read: Read) -> Mapping[str, tuple[Array, Array]]:
+        """Compute the results of a patch plainly in float64.
+
+        Returns
+        -------
+        mapping from result to (values, sizes)
+            Before alpha and beta; sizes are what the sums would be without cancellation.
+        """
+
+    @abstractmethod
+    def rounding(self) -> Rounding:
+        """What bounds the rounding error of the results."""
+
+
+def random_range(random: np.random.Generator, extent: int, size: int) -> Range:
+    """A random range of at most `size`."""
+    start = int(random.integers(extent))
+    return start, min(start + size, extent)
