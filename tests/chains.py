@@ -1,0 +1,112 @@
+"""Chains for tests: a recipe, the operations it means to the library, its result in float64."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import bounded
+import numpy as np
+from bounded import Bounded
+from function_cases import Call, draw, finished
+
+import ooc_cudnn
+from ooc_cudnn import operations
+
+
+@dataclass(frozen=True)
+class Step:
+    """One operation of a recipe: its kind, and its arguments; parameters are drawn."""
+
+    kind: str
+    arguments: dict
+
+    def __str__(self):
+        return self.kind
+
+
+def conv(c_y, window, *, groups=1, **geometry):
+    return Step("convolution", {"c_y": c_y, "window": window, "groups": groups, **geometry})
+
+
+def bias():
+    return Step("bias", {})
+
+
+def act(mode="relu", coef=None):
+    return Step("activation", {"mode": mode, "coef": coef})
+
+
+def pool(window, **geometry):
+    return Step("pooling", {"window": window, **geometry})
+
+
+def norm(epsilon=1e-5):
+    return Step("normalization", {"epsilon": epsilon})
+
+
+def tensor(op, keeps="nchw", *, alpha_a=1.0, alpha_b=1.0):
+    """An OpTensor whose b keeps the axes named (n, c, h for the first spatial one, w the rest)."""
+    return Step("tensor", {"op": op, "keeps": keeps, "alpha_a": alpha_a, "alpha_b": alpha_b})
+
+
+def take(step, x, random, dtype):
+    """One step: (the library's operation, the Bounded result)."""
+    arguments = dict(step.arguments)
+    shape = x.value.shape
+    vector = np.dtype("f8" if dtype == "float64" else "f4")
+    if step.kind == "convolution":
+        c_y, window = arguments.pop("c_y"), arguments.pop("window")
+        window = (window,) * (len(shape) - 2) if isinstance(window, int) else window
+        w = draw(random, (c_y, shape[1] // arguments["groups"], *window), dtype)
+        # Keep the numbers moderate through deep chains.
+        w = (w / np.sqrt(np.prod(w.shape[1:]))).astype(w.dtype)
+        made = bounded.convolution(x, w, dtype, **arguments)
+        return operations.Convolution(w, **arguments), made
+    if step.kind == "bias":
+        b = draw(random, shape[1:2], dtype)
+        return operations.AddTensor(b), bounded.bias(x, b, dtype)
+    if step.kind == "activation":
+        mode, coef = arguments["mode"], arguments["coef"]
+        made = bounded.activation(x, dtype, mode, coef)
+        return operations.Activation(mode, coef=coef), made
+    if step.kind == "pooling":
+        window = arguments.pop("window")
+        made = bounded.pooling(x, dtype, window=window, **arguments)
+        return operations.Pooling(window, **arguments), made
+    if step.kind == "normalization":
+        scale, shift, mean = random.standard_normal((3, shape[1])).astype(vector)
+        variance = (0.5 + random.random(shape[1])).astype(vector)
+        vectors = (scale, shift, mean, variance)
+        made = bounded.normalised(x, *vectors, dtype, **arguments)
+        return operations.BatchNormalization(*vectors, **arguments), made
+    keeps = arguments.pop("keeps")
+    axes = ["n", "c", "h", *["w"] * (len(shape) - 3)]
+    b = draw(random, [e if a in keeps else 1 for e, a in zip(shape, axes, strict=True)], dtype)
+    made = bounded.op_tensor(x, b, dtype, **arguments)
+    return operations.OpTensor(arguments.pop("op"), b, **arguments), made
+
+
+class ChainCall(Call):
+    """A `chain_forward`; its operations hold the parameters."""
+
+    def run(self, arrays=None, out=None):
+        arrays = {**self.operands, **(arrays or {})}
+        options = dict(self.options)
+        made = ooc_cudnn.chain_forward(
+            arrays["x"], options.pop("operations"), **options, **({"out": out["y"]} if out else {})
+        )
+        assert out is None or made is out["y"]
+        return {"y": made}
+
+
+def make_call(shape, recipe, dtype="float32", alpha=1.0, beta=0.0, *, seed=41, name=""):
+    """Draw x and every parameter of a recipe."""
+    random = np.random.default_rng(seed)
+    x = draw(random, shape, dtype)
+    result, made = Bounded.exact(x), []
+    for step in recipe:
+        operation, result = take(step, result, random, dtype)
+        made.append(operation)
+    result, old = finished(result, dtype, alpha=alpha, beta=beta, random=random)
+    options = {"operations": made, "alpha": alpha, "beta": beta}
+    return ChainCall("chain_forward", {"x": x}, options, {"y": result}, old={"y": old}, name=name)
