@@ -41,6 +41,9 @@ SLOPES: dict[str, Callable[[Array, Array, float], Array]] = {
     "identity": lambda y, x, coef: np.ones_like(y),
 }
 
+#: Modes whose slope selects between dy and 0, and is not multiplied.
+SELECTING = ("relu", "clipped_relu")
+
 
 def needs_x(mode: str, coef: float) -> bool:
     """Whether y does not tell the slope: swish, gelu, and elu and leaky_relu that fold back.
@@ -56,7 +59,7 @@ class ActivationBackward:
     """dx = dy * f'(x), from (y, dy, x); x is absent where `needs_x` is false.
 
     Where the slope is 0 by selection (relu below 0, clipped_relu outside), dx is 0 whatever dy is,
-    as in cuDNN and PyTorch; NaN in y (or x) gives NaN. At the kink itself the slope is the left
+    as in cuDNN and PyTorch; elsewhere a slope of 0 is multiplied, so that dy = NaN gives NaN. NaN in y (or x) gives NaN. At the kink itself the slope is the left
     one: 0 for relu and clipped_relu at 0, `coef` for leaky_relu; clipped_relu at its ceiling has 0.
 
     Source: cudnnActivationBackward.
@@ -89,5 +92,5 @@ class ActivationBackward:
             x = inputs[2].astype(np.float64)
             slope = _elu if self.mode == "elu" else slope
         found = slope(y, x, self.coef)
-        dx = np.where(found == 0, 0.0, dy * found)
+        dx = np.where(found == 0, 0.0, dy) if self.mode in SELECTING else dy * found
         return np.where(np.isnan(y) | np.isnan(x), np.nan, dx)

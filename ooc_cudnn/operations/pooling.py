@@ -225,13 +225,16 @@ class PoolingBackward:
             elements += math.prod(self.forward.x_shape) + math.prod(self.forward.output_shape)
         return Work(f"pointwise/{self.dtype}/pooling", 0.0, float(elements * DTYPES[self.dtype]))
 
-    def reference(self, *inputs: Array) -> Array:
-        """Scatter in float64; inputs are (y, dy, x), or (dy,) in average modes."""
+    def reference(self, *inputs: Array | None) -> Array:
+        """Scatter in float64; inputs are (y, dy, x). In average modes (dy,) will do."""
         forward = self.forward
         dx = np.zeros(forward.x_shape)
+        y, dy, x = inputs if len(inputs) == 3 else (None, inputs[0], None)
+        assert dy is not None
+        dy = dy.astype(np.float64)
         if forward.is_max:
-            y, dy, x = inputs
-            dy = dy.astype(np.float64)
+            assert y is not None
+            assert x is not None
             taken = np.zeros(forward.output_shape, bool)
             for outputs, seen in forward.taps():
                 same = (x[seen] == y[outputs]) | (np.isnan(x[seen]) & np.isnan(y[outputs]))
@@ -239,7 +242,7 @@ class PoolingBackward:
                 taken[outputs] |= fresh
                 dx[seen] += np.where(fresh, dy[outputs], 0.0)
         else:
-            dy = inputs[-1].astype(np.float64) / forward.divisors()
+            dy /= forward.divisors()
             for outputs, seen in forward.taps():
                 dx[seen] += dy[outputs]
         return dx[:, :, self.rows[0] : self.rows[1]]

@@ -1,0 +1,242 @@
+// The largest or the mean value of each window (cudnnPoolingForward).
+//
+//     pool_rows      w is contiguous in x: a thread makes OUTPUTS neighbours along w and reads each
+//                    row of x that their windows share once, in packs
+//     pool_windows   any strides: a thread makes one window of COUNT lanes (channels-last: packs of
+//                    channels)
+//     pool_by_warp   the same for large windows: a warp shares a window
+//
+// NaN rule: a window with a NaN gives NaN (CUDNN_PROPAGATE_NAN). Padding is never a maximum.
+// Averages are summed in the arithmetic type, in an order that depends on the window alone.
+
+#include "pooling.cuh"
+
+struct PoolingGeometry {
+    long long a, b, lanes;  // lanes: in elements
+    Extents y, x;           // spatial sizes
+    Extents before;         // padding; negative where the first window begins inside x
+    Strides y_stride, x_stride;
+    long long total;  // threads' (or warps') worth of work
+};
+
+template <int MODE, typename A>
+__device__ inline A start() {
+    return MODE == MAX ? negative_infinity<A>() : A(0);
+}
+template <int MODE, typename A>
+__device__ inline A include(A total, A x) {
+    if constexpr (MODE == MAX) return larger(total, x);
+    return total + x;
+}
+template <int MODE, typename A>
+__device__ inline A finish(A total, long long whole, long long inside) {
+    if constexpr (MODE == MAX) return total;
+    return total / A(MODE == AVERAGE_INCLUDE_PADDING ? whole : inside);
+}
+
+// LEFT columns of padding lie before the first window. The columns [o * SW, (o + OUTPUTS) * SW) are
+// loaded in packs of LOAD, those that windows need beyond them one by one. The host promises that
+// rows and packs are aligned.
+template <typename T, int MODE, int KD, int KH, int KW, int SD, int SH, int SW, int LEFT,
+          int OUTPUTS, int LOAD, int STORE>
+__global__ void __launch_bounds__(256) pool_rows(
+    PoolingGeometry g, T *__restrict__ y, const T *__restrict__ x) {
+    using A = Arithmetic<T>;
+    constexpr int MAIN = OUTPUTS * SW;
+    constexpr int RIGHT = KW - SW - LEFT > 0 ? KW - SW - LEFT : 0;
+    const long long groups = (g.y.w + OUTPUTS - 1) / OUTPUTS;
+    const long long step = (long long)gridDim.x * blockDim.x;
+    for (long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x; i < g.total; i += step) {
+        long long rest = i;
+        const long long first = take(rest, groups) * OUTPUTS;
+        const long long h = take(rest, g.y.h), d = take(rest, g.y.d);
+        const long long b = take(rest, g.b), a = rest;
+        const long long column = first * SW;
+        const long long top = h * SH - g.before.h, front = d * SD - g.before.d;
+        const T *plane = x + a * g.x_stride.a + b * g.x_stride.b + column;
+
+        A totals[OUTPUTS];
+#pragma unroll
+        for (int o = 0; o < OUTPUTS; ++o) totals[o] = start<MODE, A>();
+        for (int at_d = 0; at_d < KD; ++at_d) {
+            const long long depth = front + at_d;
+            if (KD > 1 && (depth < 0 || depth >= g.x.d)) continue;
+            // All rows are loaded before the first is used.
+            Pack<T, LOAD> packs[KH][MAIN / LOAD];
+            T left[KH][LEFT > 0 ? LEFT : 1], right[KH][RIGHT > 0 ? RIGHT : 1];
+            int available[KH];
+#pragma unroll
+            for (int k = 0; k < KH; ++k) {
+                const long long row = top + k;
+                const bool inside = row >= 0 && row < g.x.h;
+                const T *source = plane + depth * g.x_stride.d + row * g.x_stride.h;
+                // beyond MAIN + RIGHT it does not matter how many
+                available[k] = inside ? (int)smaller(g.x.w - column, MAIN + RIGHT) : -LEFT;
+#pragma unroll
+                for (int p = 0; p < MAIN / LOAD; ++p)
+                    packs[k][p] = load_pack<LOAD>(source + p * LOAD, available[k] - p * LOAD);
+#pragma unroll
+                for (int e = 0; e < LEFT; ++e)
+                    if (e - LEFT < available[k] && column + e >= LEFT)
+                        left[k][e] = source[e - LEFT];
+#pragma unroll
+                for (int e = 0; e < RIGHT; ++e)
+                    if (MAIN + e < available[k]) right[k][e] = source[MAIN + e];
+            }
+#pragma unroll
+            for (int k = 0; k < KH; ++k) {
+                A values[LEFT + MAIN + RIGHT];
+#pragma unroll
+                for (int e = -LEFT; e < MAIN + RIGHT; ++e) {
+                    const bool present = e < available[k] && (e >= 0 || column >= -e);
+                    T value;
+                    if (e < 0) value = left[k][e + LEFT < 0 ? 0 : e + LEFT];
+                    else if (e < MAIN) value = packs[k][e / LOAD].element[e % LOAD];
+                    else value = right[k][e - MAIN];
+                    values[LEFT + e] = present ? A(widen(value)) : start<MODE, A>();
+                }
+#pragma unroll
+                for (int o = 0; o < OUTPUTS; ++o)
+#pragma unroll
+                    for (int j = 0; j < KW; ++j)
+                        totals[o] = include<MODE>(totals[o], values[o * SW + j]);
+            }
+        }
+
+        const long long across = Clipped(front, KD, g.x.d).count() * Clipped(top, KH, g.x.h).count();
+        T *target = y + a * g.y_stride.a + b * g.y_stride.b + d * g.y_stride.d +
+                    h * g.y_stride.h + first;
+#pragma unroll
+        for (int p = 0; p < OUTPUTS / STORE; ++p) {
+            Pack<T, STORE> results;
+#pragma unroll
+            for (int e = 0; e < STORE; ++e) {
+                const int o = p * STORE + e;
+                const long long inside =
+                    across * Clipped(column + o * SW - LEFT, KW, g.x.w).count();
+                results.element[e] =
+                    narrow<T>(finish<MODE>(totals[o], (long long)KD * KH * KW, inside));
+            }
+            store_pack<STORE>(target + p * STORE, results, g.y.w - first - p * STORE);
+        }
+    }
+}
+
+// Where a window lies in x, and its first lane.
+template <int COUNT, int SD, int SH, int SW>
+struct Window {
+    long long y_offset, x_offset, available;
+    long long front, top, left;
+
+    __device__ Window(const PoolingGeometry &g, long long index) {
+        const long long lane = take(index, (g.lanes + COUNT - 1) / COUNT) * COUNT;
+        const long long w = take(index, g.y.w), h = take(index, g.y.h), d = take(index, g.y.d);
+        const long long b = take(index, g.b), a = index;
+        available = g.lanes - lane;
+        y_offset = a * g.y_stride.a + b * g.y_stride.b + d * g.y_stride.d + h * g.y_stride.h +
+                   w * g.y_stride.w + lane * g.y_stride.lane;
+        x_offset = a * g.x_stride.a + b * g.x_stride.b + lane * g.x_stride.lane;
+        front = d * SD - g.before.d;
+        top = h * SH - g.before.h;
+        left = w * SW - g.before.w;
+    }
+};
+
+template <typename T, int MODE, int COUNT>
+__device__ inline void store_window(
+    T *target, const Arithmetic<T> (&totals)[COUNT], long long whole, long long inside,
+    long long available) {
+    Pack<T, COUNT> results;
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i)
+        results.element[i] = narrow<T>(finish<MODE>(totals[i], whole, inside));
+    store_pack<COUNT>(target, results, available);
+}
+
+template <typename T, int MODE, int COUNT, int KD, int KH, int KW, int SD, int SH, int SW>
+__global__ void __launch_bounds__(256) pool_windows(
+    PoolingGeometry g, T *__restrict__ y, const T *__restrict__ x) {
+    using A = Arithmetic<T>;
+    const long long step = (long long)gridDim.x * blockDim.x;
+    for (long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x; i < g.total; i += step) {
+        const Window<COUNT, SD, SH, SW> at(g, i);
+        const Clipped d(at.front, KD, g.x.d), h(at.top, KH, g.x.h), w(at.left, KW, g.x.w);
+        const T *source = x + at.x_offset;
+        A totals[COUNT];
+#pragma unroll
+        for (int e = 0; e < COUNT; ++e) totals[e] = start<MODE, A>();
+        if constexpr (KD == 1 && KH * KW <= 16) {
+            // Small windows: all loaded before the first is used.
+            Pack<T, COUNT> packs[KH * KW];
+            bool present[KH * KW];
+#pragma unroll
+            for (int k = 0; k < KH * KW; ++k) {
+                const long long row = at.top + k / KW, column = at.left + k % KW;
+                present[k] = d.low < d.high && row >= h.low && row < h.high && column >= w.low &&
+                             column < w.high;
+                packs[k] = load_pack<COUNT>(
+                    source + at.front * g.x_stride.d + row * g.x_stride.h + column * g.x_stride.w,
+                    present[k] ? at.available : 0);
+            }
+#pragma unroll
+            for (int k = 0; k < KH * KW; ++k)
+#pragma unroll
+                for (int e = 0; e < COUNT; ++e)
+                    if (present[k])
+                        totals[e] = include<MODE>(totals[e], A(widen(packs[k].element[e])));
+        } else {
+            for (long long depth = d.low; depth < d.high; ++depth)
+                for (long long row = h.low; row < h.high; ++row) {
+                    const T *line = source + depth * g.x_stride.d + row * g.x_stride.h;
+#pragma unroll 4
+                    for (long long column = w.low; column < w.high; ++column) {
+                        const auto pack =
+                            load_pack<COUNT>(line + column * g.x_stride.w, at.available);
+#pragma unroll
+                        for (int e = 0; e < COUNT; ++e)
+                            totals[e] = include<MODE>(totals[e], A(widen(pack.element[e])));
+                    }
+                }
+        }
+        store_window<T, MODE, COUNT>(
+            y + at.y_offset, totals, (long long)KD * KH * KW, d.count() * h.count() * w.count(),
+            at.available);
+    }
+}
+
+template <typename T, int MODE, int COUNT, int KD, int KH, int KW, int SD, int SH, int SW>
+__global__ void __launch_bounds__(256) pool_by_warp(
+    PoolingGeometry g, T *__restrict__ y, const T *__restrict__ x) {
+    using A = Arithmetic<T>;
+    const int thread = threadIdx.x % 32;
+    const long long step = (long long)gridDim.x * (blockDim.x / 32);
+    long long i = (long long)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
+    for (; i < g.total; i += step) {
+        const Window<COUNT, SD, SH, SW> at(g, i);
+        const Clipped d(at.front, KD, g.x.d), h(at.top, KH, g.x.h), w(at.left, KW, g.x.w);
+        const long long inside = d.count() * h.count() * w.count();
+        const T *source = x + at.x_offset;
+        A totals[COUNT];
+#pragma unroll
+        for (int e = 0; e < COUNT; ++e) totals[e] = start<MODE, A>();
+#pragma unroll 4
+        for (long long k = thread; k < inside; k += 32) {
+            long long rest = k;
+            const long long column = w.low + take(rest, w.count());
+            const long long row = h.low + take(rest, h.count()), depth = d.low + rest;
+            const auto pack = load_pack<COUNT>(
+                source + depth * g.x_stride.d + row * g.x_stride.h + column * g.x_stride.w,
+                at.available);
+#pragma unroll
+            for (int e = 0; e < COUNT; ++e)
+                totals[e] = include<MODE>(totals[e], A(widen(pack.element[e])));
+        }
+#pragma unroll
+        for (int e = 0; e < COUNT; ++e)
+            for (int other = 16; other > 0; other /= 2)
+                totals[e] = include<MODE>(totals[e], __shfl_xor_sync(~0u, totals[e], other));
+        if (thread == 0)
+            store_window<T, MODE, COUNT>(
+                y + at.y_offset, totals, (long long)KD * KH * KW, inside, at.available);
+    }
+}

@@ -1,0 +1,215 @@
+"""OpTensor's and ActivationBackward's kernels on a card, against NumPy and PyTorch in float64."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from device_operand import DTYPES, EPSILON, Operand, assert_close, random
+
+from ooc_cudnn.devices import kernel_plans
+from ooc_cudnn.devices.kernels_elementwise import activation_backward, op_tensor
+from ooc_cudnn.devices.view import DeviceView
+from ooc_cudnn.operations.activation_backward import ActivationBackward, needs_x
+from ooc_cudnn.operations.op_tensor import OpTensor
+
+cupy = pytest.importorskip("cupy")
+torch = pytest.importorskip("torch")
+F = torch.nn.functional
+pytestmark = pytest.mark.gpu
+
+OPS = {
+    "add": lambda a, b: a + b,
+    "multiply": lambda a, b: a * b,
+    "minimum": np.minimum,
+    "maximum": np.maximum,
+}
+LAYOUTS = ["first", "last", "first_rows", "last_rows"]
+
+
+def check_op_tensor(a, b, c, op, alpha_a, alpha_b):
+    shape, dtype = c.view.shape, c.view.dtype
+    operation = OpTensor(shape, b.view.shape, dtype, op, alpha_a, alpha_b)
+    with np.errstate(all="ignore"):
+        second = alpha_b * np.broadcast_to(b.wide, shape)
+        if op == "add" and alpha_a == 0:
+            expected = size = second
+        else:
+            expected = OPS[op](alpha_a * a.wide, second)
+            size = np.abs(alpha_a * a.wide) + np.abs(second)
+    op_tensor(operation, (a and a.view, b.view), c.view, (0, 0), None)
+    real = EPSILON[kernel_plans.arithmetic_dtype(dtype)]
+    slack = 8 * real * np.where(np.isfinite(size), np.abs(size), 0)
+    assert_close(c.result(), expected, dtype, slack)
+
+
+def specials(shape, seed):
+    data = random(shape, seed)
+    where = np.random.default_rng(seed)
+    for value in (np.nan, np.inf, -np.inf, 0.0, -0.0):
+        data.ravel()[where.integers(0, data.size, 1 + data.size // 50)] = value
+    return data
+
+
+B_SHAPES = [(1, 24, 1, 1), (2, 24, 1, 1), (2, 24, 5, 16), (1, 1, 1, 1), (1, 1, 5, 16),
+            (2, 1, 5, 1), (1, 24, 1, 16)]  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("b_shape", B_SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_op_tensor(dtype, b_shape, layout):
+    shape = (2, 24, 5, 16)
+    for op, b_layout in zip(OPS, ("first", "last", "first_rows", "last"), strict=True):
+        a = Operand(shape, dtype, layout, data=specials(shape, 1))
+        b = Operand(b_shape, dtype, b_layout, data=specials(b_shape, 2))
+        check_op_tensor(a, b, Operand(shape, dtype, layout), op, 1.0, 1.0)
+        check_op_tensor(a, b, Operand(shape, dtype, layout), op, -0.5, 1.5)
+        check_op_tensor(a, b, a, op, 2.0, 1.0)
+    c = Operand(shape, dtype, layout)
+    b = Operand(b_shape, dtype, layout, data=specials(b_shape, 2))
+    check_op_tensor(None, b, c, "add", 0.0, 3.0)
+
+
+SHAPES = [(3, 64, 7, 7), (2, 1, 9, 9), (1, 5, 1000), (2, 3, 4, 5, 6), (70_000, 2, 3, 1), (4, 33),
+          (1, 1), (2, 20_001, 3), (1, 3, 100, 100)]  # fmt: skip
+
+
+@pytest.mark.parametrize("offset", [0, 1])
+@pytest.mark.parametrize("layouts", ["first first", "last last", "last_rows last", "first last"])
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_op_tensor_shapes(shape, dtype, layouts, offset):
+    layout, other = layouts.split()
+    for b_shape in ((1, shape[1], *[1] * (len(shape) - 2)), shape):
+        a = Operand(shape, dtype, layout, data=random(shape, 1), offset=offset)
+        b = Operand(b_shape, dtype, layout, data=random(b_shape, 2), offset=offset)
+        check_op_tensor(a, b, Operand(shape, dtype, other), "add", 1.0, 1.0)
+        check_op_tensor(a, b, a, "multiply", 1.0, 1.0)
+
+
+MODES = {
+    "identity": lambda x, coef: x * 1,
+    "relu": lambda x, coef: F.relu(x),
+    "clipped_relu": lambda x, coef: F.hardtanh(x, 0.0, coef),
+    "elu": lambda x, coef: torch.where(x > 0, x, coef * torch.expm1(x)),
+    "sigmoid": lambda x, coef: torch.sigmoid(x),
+    "tanh": lambda x, coef: torch.tanh(x),
+    "swish": lambda x, coef: x * torch.sigmoid(coef * x),
+    "gelu": lambda x, coef: F.gelu(x),
+    "leaky_relu": lambda x, coef: torch.where(x > 0, x, coef * x),
+}
+COEFFICIENTS = {"clipped_relu": 1.5, "elu": 0.7, "swish": 1.3, "leaky_relu": 0.1}
+#: Gradients here are the difference of numbers of size 1.
+CANCELLING = {"sigmoid": 1.0, "tanh": 2.0, "swish": 4.0, "gelu": 4.0}
+
+
+def check_activation(mode, coef, dtype, layouts, shape=(2, 16, 6, 8), *, offset=0, into=None):
+    x_layout, y_layout, dy_layout, dx_layout = layouts.split()
+    data = np.clip(3 * random(shape, 1), -9, 9)
+    data.ravel()[:1] = 0.0
+    x = Operand(shape, dtype, x_layout, data=data, offset=offset)
+    t = torch.from_numpy(x.wide).requires_grad_()
+    found = MODES[mode](t, coef)
+    y = Operand(shape, dtype, y_layout, data=found.detach().numpy(), offset=offset)
+    dy = Operand(shape, dtype, dy_layout, data=random(shape, 2), offset=offset)
+    dx = {"y": y, "dy": dy, "x": x}.get(into) or Operand(shape, dtype, dx_layout)
+    found.backward(torch.from_numpy(dy.wide))
+    expected = t.grad.numpy()
+    slack = np.abs(dy.wide) * CANCELLING.get(mode, 0.0) * 8 * EPSILON["float32"]
+    if not needs_x(mode, coef):  # y was rounded
+        rounding = EPSILON[dtype] * (1 + np.abs(y.wide)) if mode not in ("relu", "identity") else 0
+        slack = slack + 2 * np.abs(dy.wide) * rounding
+        if mode in ("clipped_relu", "elu", "leaky_relu"):  # and may be on the other side of a kink
+            at_kink = np.abs(y.wide - coef) <= EPSILON[dtype] * 2
+            slack = slack + np.where(at_kink, np.abs(dy.wide), 0)
+    operation = ActivationBackward(shape, mode, coef, dtype)
+    inputs = (y.view, dy.view, x.view if needs_x(mode, coef) else None)
+    activation_backward(operation, inputs, dx.view, (0, 0), None)
+    assert_close(dx.result(), expected, dtype, slack)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_activation_backward(dtype, mode, layout):
+    check_activation(mode, COEFFICIENTS.get(mode, 0.0), dtype, " ".join([layout] * 4))
+    if mode in ("elu", "leaky_relu"):
+        check_activation(mode, -0.4, dtype, " ".join([layout] * 4))
+
+
+@pytest.mark.parametrize("offset", [0, 1])
+@pytest.mark.parametrize("layouts", ["first first first first", "last last last last",
+                                     "first_rows first first first_rows",
+                                     "last last_rows last_rows last"])  # fmt: skip
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_activation_backward_shapes(shape, dtype, layouts, offset):
+    for mode in ("relu", "gelu"):
+        check_activation(mode, 0.0, dtype, layouts, shape, offset=offset)
+
+
+@pytest.mark.parametrize("into", ["y", "dy", "x"])
+def test_activation_backward_in_place(into):
+    check_activation("swish", 1.0, "float32", "first first first first", into=into)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("mode", MODES)
+def test_nan_and_infinity(mode, dtype):
+    coef = COEFFICIENTS.get(mode, 0.0)
+    shape = (1, 4, 2)
+    y = Operand(shape, dtype, data=np.array([np.nan, 0, -1, 1, 1, 0, np.nan, 0.5]).reshape(shape))
+    x = Operand(shape, dtype, data=y.wide)
+    gradient = np.array([1, np.nan, np.inf, np.nan, np.inf, 0, 0, -2]).reshape(shape)
+    dy = Operand(shape, dtype, data=gradient)
+    dx = Operand(shape, dtype)
+    operation = ActivationBackward(shape, mode, coef, dtype)
+    activation_backward(operation, (y.view, dy.view, x.view), dx.view, (0, 0), None)
+    result = dx.result().astype("f8").ravel()
+    assert np.isnan(result[[0, 6]]).all()
+    if mode in ("relu", "clipped_relu"):
+        assert (result[[1, 2, 5]] == 0).all()  # flat: whatever dy is
+        assert np.isnan(result[3])
+        assert result[4] == np.inf
+    with np.errstate(all="ignore"):
+        slack = 8 * EPSILON[kernel_plans.arithmetic_dtype(dtype)] * 4
+        assert_close(dx.result(), operation.reference(y.array, dy.array, x.array), dtype, slack)
+
+
+def test_empty_tensors_do_nothing():
+    empty = DeviceView(0, "float32", (0, 2, 3), (6, 3, 1))
+    operation = OpTensor(empty.shape, empty.shape, "float32")
+    op_tensor(operation, (empty, empty), empty, (0, 0), None)
+    activation_backward(
+        ActivationBackward(empty.shape, "relu", 0.0, "float32"),
+        (empty, empty, None), empty, (0, 0), None,
+    )  # fmt: skip
+
+
+def test_arguments_that_are_missing_are_named():
+    a = DeviceView(0, "float32", (1, 2), (2, 1))
+    with pytest.raises(ValueError, match="a is absent"):
+        op_tensor(OpTensor((1, 2), (1, 2), "float32"), (None, a), a, (0, 0), None)
+    with pytest.raises(ValueError, match="lacks one"):
+        activation_backward(
+            ActivationBackward((1, 2), "gelu", 0.0, "float32"), (a, a, None), a, (0, 0), None
+        )
+
+
+@pytest.mark.parametrize("layout", ["first", "last"])
+def test_beyond_two_to_the_31(layout):
+    n, c, s = 1, 2, 1_100_000_003
+    if cupy.cuda.runtime.memGetInfo()[0] < 6 * n * c * s:
+        pytest.skip("needs 13 GB of device memory")
+    memory = cupy.arange(n * c * s, dtype=np.int16) % 64
+    memory = memory.astype(np.float16)
+    strides = (c * s, s, 1) if layout == "first" else (c * s, 1, c)
+    view = DeviceView(memory.data.ptr, "float16", (n, c, s), strides)
+    b = Operand((1, c, 1), "float16", data=np.array([[[-10.0], [100.0]]]))
+    op_tensor(OpTensor((n, c, s), (1, c, 1), "float16"), (view, b.view), view, (0, 0), None)
+    for at in (0, 1, 2**31 - 1, 2**31, 2**31 + 12345, math.prod((n, c, s)) - 1):
+        channel = at // s if layout == "first" else at % c
+        before = int(np.int64(at).astype(np.int16)) % 64
+        assert float(memory[at]) == before + (-10.0, 100.0)[channel]
