@@ -1,0 +1,190 @@
+"""PyTorch tensors in every function: the same memory in and out, a tensor where a tensor came."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from function_cases import some_limits
+from sample import NAMES, sample
+
+import ooc_cudnn
+from ooc_cudnn import operations
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("ml_dtypes")
+TORCH = {
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "float32": torch.float32,
+    "float64": torch.float64,
+}
+
+
+def tensor(array):
+    """The array as a tensor of its own memory."""
+    if array.dtype.name == "bfloat16":
+        return torch.from_numpy(array.astype("f4")).to(torch.bfloat16)
+    return torch.from_numpy(array.copy())
+
+
+@pytest.fixture(scope="module", params=["float32", "bfloat16", "float64", "float16"])
+def calls(request):
+    return sample(request.param, alpha=2.0, beta=-0.25)
+
+
+@pytest.fixture(scope="module")
+def plain():
+    return sample()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_tensors_in_and_out(calls, name):
+    call = calls[name]
+    for limit in some_limits(call):
+        arrays = {n: tensor(a) for n, a in call.arrays.items()}
+        out = {n: tensor(a) for n, a in call.old.items() if n in call.outs}
+        pointers = {n: t.data_ptr() for n, t in out.items()}
+        with ooc_cudnn.settings(memory_limit=limit, verify=1):
+            found = call.run(arrays, out)
+        call.check(found, f"limit {limit}", arrays)
+        for n, made in found.items():
+            assert isinstance(made, torch.Tensor), n
+            if n in call.outs:
+                assert made.data_ptr() == pointers[n]
+                assert made.dtype == TORCH[call.old[n].dtype.name]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_new_results_are_tensors_of_ordinary_memory(plain, name):
+    call = plain[name]
+    if name == "add_tensor":
+        pytest.skip("works in place without out")
+    for limit in some_limits(call):
+        arrays = {n: tensor(a) for n, a in call.arrays.items()}
+        with ooc_cudnn.settings(memory_limit=limit):
+            found = call.run(arrays)
+        call.check(found, f"limit {limit}", arrays)
+        for made in found.values():
+            assert isinstance(made, torch.Tensor)
+            assert not made.requires_grad
+            made += 1
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_channels_last_tensors_give_channels_last_results(plain, name):
+    call = plain[name]
+    if name == "add_tensor":
+        pytest.skip("works in place without out")
+
+    def lay(array):
+        made = tensor(array)
+        return made.to(memory_format=torch.channels_last) if made.ndim == 4 else made
+
+    arrays = {n: lay(a) for n, a in call.arrays.items()}
+    found = call.run(arrays)
+    call.check(found, "channels last", arrays)
+    for made in found.values():
+        assert made.ndim != 4 or made.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_tensors_that_require_gradients_are_read(plain, name):
+    call = plain[name]
+    arrays = {n: tensor(a) for n, a in call.arrays.items()}
+    for n, t in arrays.items():
+        if n not in call.changed:
+            t.requires_grad_()
+    found = call.run(arrays, {n: tensor(a) for n, a in call.old.items()})
+    call.check(found, "requires_grad", arrays)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_strided_tensors(plain, name):
+    call = plain[name]
+
+    def lay(array):
+        large = torch.full((*array.shape[:-1], 2 * array.shape[-1] + 1), torch.nan)
+        large[..., 1::2] = tensor(array)
+        return large[..., 1::2]
+
+    for limit in some_limits(call)[::2]:
+        arrays = {n: lay(a) for n, a in call.arrays.items()}
+        out = {n: lay(a) for n, a in call.old.items() if n in call.outs}
+        with ooc_cudnn.settings(memory_limit=limit):
+            found = call.run(arrays, out)
+        call.check(found, f"limit {limit}", arrays)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_tensors_and_arrays_may_be_mixed(plain, name):
+    call = plain[name]
+    for turn in range(2):
+        arrays = {
+            n: tensor(a) if (at + turn) % 2 else a.copy()
+            for at, (n, a) in enumerate(call.arrays.items())
+        }
+        found = call.run(arrays, call.fresh())
+        call.check(found, f"turn {turn}", arrays)
+
+
+def test_add_tensor_in_place_on_a_tensor():
+    y, b = torch.ones(2, 3, 16, 9), torch.arange(3.0)
+    pointer = y.data_ptr()
+    for limit in ("1MiB", "3KiB"):
+        before = y.clone()
+        with ooc_cudnn.settings(memory_limit=limit):
+            assert ooc_cudnn.add_tensor(b, y) is y
+        assert y.data_ptr() == pointer
+        assert torch.equal(y, before + b.reshape(1, 3, 1, 1))
+
+
+def test_running_statistics_of_a_module():
+    """Trained side by side with torch.nn.BatchNorm2d, on its own buffers."""
+    random = np.random.default_rng(51)
+    module, ours = torch.nn.BatchNorm2d(3), torch.nn.BatchNorm2d(3)
+    for _ in range(3):
+        x = torch.from_numpy(random.standard_normal((4, 3, 16, 9)).astype("f4") + 2)
+        expected = module(x)
+        with ooc_cudnn.settings(memory_limit="6KiB"):
+            y, _, _ = ooc_cudnn.batch_normalization_forward_training(
+                x,
+                ours.weight,
+                ours.bias,
+                running_mean=ours.running_mean,
+                running_variance=ours.running_var,
+            )
+        assert torch.allclose(y, expected, atol=1e-5)
+    assert torch.allclose(ours.running_mean, module.running_mean, atol=1e-6)
+    assert torch.allclose(ours.running_var, module.running_var, atol=1e-5)
+
+
+def test_a_chain_of_tensors_is_torchs_sequential():
+    torch.manual_seed(1)
+    network = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 8, 3, padding=1),
+        torch.nn.BatchNorm2d(8),
+        torch.nn.ReLU(),
+        torch.nn.Conv2d(8, 8, 3, padding=1, groups=2),
+        torch.nn.MaxPool2d(3, 2, padding=1),
+    ).eval()
+    first, norm, _, second, _ = network
+    norm.running_mean.normal_()
+    x = torch.randn(2, 3, 30, 20)
+    chain = [
+        operations.Convolution(first.weight, padding=1),
+        operations.AddTensor(first.bias),
+        operations.BatchNormalization(
+            norm.weight, norm.bias, norm.running_mean, norm.running_var, epsilon=norm.eps
+        ),
+        operations.Activation("relu"),
+        operations.Convolution(second.weight, padding=1, groups=2),
+        operations.AddTensor(second.bias),
+        operations.Pooling(3, stride=2, padding=1),
+    ]
+    with torch.no_grad():
+        expected = network(x)
+    for limit in ("1MiB", "20KiB"):
+        with ooc_cudnn.settings(memory_limit=limit):
+            y = ooc_cudnn.chain_forward(x, chain)
+        assert isinstance(y, torch.Tensor)
+        assert torch.allclose(y, expected, atol=1e-4)
