@@ -1,9 +1,10 @@
-"""Convolutions through NVIDIA's cudnn-frontend: a graph for each piece shape, built once.
+"""Convolutions and their gradients through NVIDIA's cudnn-frontend: plans built once a shape.
 
 Measured on cuDNN 9.19: every dtype, layout, stride, dilation, group count and asymmetric padding is
-supported on packed tensors, but half types with a float32 result and few channels; on strided
-tensors of 2**31 elements and more cuDNN writes nonsense, so pieces are always packed here. What it
-does not support, `kernels/convolution_direct.cu` computes.
+supported on packed tensors, if not by every engine that says so (`cudnn_engines`), nor in every
+combination of types (`cudnn_forms`); on strided tensors of 2**31 elements and more cuDNN writes
+nonsense, so pieces are always packed here. What it does not support, our own kernels
+`convolution_direct*.cu` compute.
 """
 
 from __future__ import annotations
@@ -12,36 +13,23 @@ import threading
 from typing import Any, NamedTuple
 
 from ooc_cudnn.devices import kernels
+from ooc_cudnn.devices.cudnn_engines import forbidden_notes, is_faulty
+from ooc_cudnn.devices.cudnn_forms import Form, forms
+from ooc_cudnn.devices.cudnn_graphs import INPUTS, RESULT, AnyConvolution, describe, forward_of
+from ooc_cudnn.devices.kernels_convolution_backward import RUNNERS
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.errors import CudnnError
 from ooc_cudnn.operations.convolution import Convolution
-from ooc_cudnn.tensor import packed_strides
-
-_X, _W, _Y = 1, 2, 3  # tensor identifiers in a graph
-
-
-def _is_faulty(engine: str, operation: Convolution) -> bool:
-    """Whether an engine of cuDNN is known to compute an operation wrongly.
-
-    Engine 5 (one channel a group), seen with cuDNN 9.19 on an H200: wrong for every image but the
-    first where the last axis has more padding before than after.
-
-    >>> _is_faulty("eng5_k1=2", Convolution.of((2, 1, 5), (1, 1, 3), padding=((1, 0),)))
-    True
-    >>> _is_faulty("eng50", Convolution.of((2, 1, 5), (1, 1, 3), padding=((1, 0),)))
-    False
-    """
-    before, after = operation.padding[-1]
-    return engine.split("_")[0] == "eng5" and before != after
 
 
 class Executable(NamedTuple):
-    """A built plan: the graph, which of its plans, its scratch bytes and its engine's name."""
+    """A built plan: its graph, which of the graph's plans, all its scratch bytes, its engine."""
 
     graph: Any
     plan_index: int
     workspace_bytes: int
     engine: str
+    form: Form
 
 
 class Convolutions:
@@ -54,8 +42,8 @@ class Convolutions:
         self._handle: Any = None
         self._lock = threading.RLock()
         # Most capable first: without a budget, then those that fit smaller and smaller ones.
-        self._built: dict[tuple[Convolution, int | None], Executable | None] = {}
-        self._chosen: dict[tuple[Convolution, int], Executable | None] = {}
+        self._built: dict[tuple[AnyConvolution, int | None], Executable | None] = {}
+        self._chosen: dict[tuple[AnyConvolution, int], Executable | None] = {}
 
     @property
     def handle(self) -> Any:
@@ -70,7 +58,7 @@ class Convolutions:
             self._built.clear()
             self._chosen.clear()
 
-    def executable(self, operation: Convolution, budget_bytes: int | None) -> Executable | None:
+    def executable(self, operation: AnyConvolution, budget_bytes: int | None) -> Executable | None:
         """Return an operation's plan, its workspace within a budget; None if there is none."""
         key = (operation, budget_bytes)
         with self._lock:
@@ -80,19 +68,21 @@ class Convolutions:
 
     def run(
         self,
-        operation: Convolution,
+        operation: AnyConvolution,
         inputs: tuple[DeviceView, ...],
         output: DeviceView,
         workspace: tuple[int, int],
         stream: Any,
     ) -> None:
-        """Launch on a stream; a workspace that is large enough for the preferred plan gets it."""
-        (x, w), y = inputs, output
-        if 0 in y.shape:
+        """Launch on a stream; a workspace that is large enough for the preferred plan gets it.
+
+        Inputs in the operation's order; all packed, at multiples of 16 bytes.
+        """
+        if 0 in output.shape:
             return
-        if 0 in x.shape:  # the piece sees padding alone
-            nbytes = y.size * y.item_bytes
-            kernels.fill_zero(y.pointer, nbytes, 1, nbytes, stream)
+        if any(0 in view.shape for view in inputs):  # nothing but padding, or no window at all
+            nbytes = output.size * output.item_bytes
+            kernels.fill_zero(output.pointer, nbytes, 1, nbytes, stream)
             return
         pointer, available = workspace
         try:
@@ -100,38 +90,47 @@ class Convolutions:
         except KeyError:
             found = self._choose(operation, available)
         if found is None:
-            kernels.convolution_direct(
-                x,
-                w,
-                y,
-                padding=[before for before, _ in operation.padding],
-                stride=operation.stride,
-                dilation=operation.dilation,
-                groups=operation.groups,
-                stream=stream,
-            )
+            _run_directly(operation, inputs, output, workspace, stream)
             return
+        addresses = {RESULT: output.pointer}
+        for uid, view, copy in zip(INPUTS, inputs, found.form.copies, strict=True):
+            addresses[uid] = copy.make(view, pointer, stream) if copy else view.pointer
         handle = self.handle
         self._cudnn.set_stream(handle, stream.ptr)
         found.graph.execute_plan_at_index(
-            {_X: x.pointer, _W: w.pointer, _Y: y.pointer}, pointer, found.plan_index, handle
+            addresses, pointer + found.form.nbytes, found.plan_index, handle
         )
 
-    def _choose(self, operation: Convolution, available_bytes: int) -> Executable | None:
+    def _choose(self, operation: AnyConvolution, available_bytes: int) -> Executable | None:
         found = self.executable(operation, None)
         if found is not None and found.workspace_bytes > available_bytes:
             found = self.executable(operation, available_bytes)
         self._chosen[operation, available_bytes] = found
         return found
 
-    def _build(self, operation: Convolution, budget_bytes: int | None) -> Executable | None:
-        cudnn = self._cudnn
-        graph = self._describe(operation)
+    def _build(self, operation: AnyConvolution, budget_bytes: int | None) -> Executable | None:
+        forward = forward_of(operation)
+        # cuDNN takes no negative padding: a piece of dx whose first rows no window reaches.
+        least = min(*forward.x_shape, *forward.w_shape, *forward.output_shape)
+        if least < 1 or any(min(pair) < 0 for pair in forward.padding):
+            return None
+        for form in forms(operation):
+            left = None if budget_bytes is None else budget_bytes - form.nbytes
+            if left is not None and left < 0:
+                continue
+            found = self._build_form(form, left)
+            if found is not None:
+                return found
+        return None
+
+    def _build_form(self, form: Form, budget_bytes: int | None) -> Executable | None:
+        cudnn, operation = self._cudnn, form.operation
+        graph = describe(cudnn, self.handle, operation)
         try:
             graph.validate()
             graph.build_operation_graph()
             graph.create_execution_plans([cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK])
-            graph.deselect_numeric_notes(self._forbidden(operation))
+            graph.deselect_numeric_notes(forbidden_notes(cudnn, operation))
             if budget_bytes is not None:
                 graph.deselect_workspace_greater_than(budget_bytes)
             graph.check_support()
@@ -140,74 +139,37 @@ class Convolutions:
         except RuntimeError as error:
             raise CudnnError(f"cuDNN cannot build {operation}: {error}") from error
         for index in range(graph.get_execution_plan_count()):
-            if _is_faulty(graph.get_plan_name_at_index(index), operation):
+            engine = graph.get_plan_name_at_index(index)
+            if is_faulty(engine, operation):
                 continue
             try:  # the best ranked that is neither deselected nor unsupported
                 graph.build_plan_at_index(index)
             except (cudnn.cudnnGraphNotSupportedError, RuntimeError):
                 continue
-            nbytes = int(graph.get_workspace_size_plan_at_index(index))
-            return Executable(graph, index, nbytes, graph.get_plan_name_at_index(index))
+            nbytes = form.nbytes + int(graph.get_workspace_size_plan_at_index(index))
+            name = f"{engine}, {form.name}" if form.name else engine
+            return Executable(graph, index, nbytes, name, form)
         return None
 
-    def _describe(self, operation: Convolution) -> Any:
-        """State the operation as a graph of packed tensors in the operation's layout."""
-        cudnn = self._cudnn
-        types = {
-            "float16": cudnn.data_type.HALF,
-            "bfloat16": cudnn.data_type.BFLOAT16,
-            "float32": cudnn.data_type.FLOAT,
-            "float64": cudnn.data_type.DOUBLE,
-        }
-        compute = types["float64" if operation.dtype == "float64" else "float32"]
-        data = types[operation.dtype]
-        # A single spatial axis becomes the second of two: as the first it has slower engines.
-        flat = len(operation.x_shape) == 3
-        x_shape, w_shape, y_shape = (
-            (*shape[:2], 1, shape[2]) if flat else shape
-            for shape in (operation.x_shape, operation.w_shape, operation.output_shape)
-        )
-        padding = ((0, 0), *operation.padding) if flat else operation.padding
-        graph = cudnn.pygraph(
-            io_data_type=data,
-            intermediate_data_type=compute,
-            compute_data_type=compute,
-            handle=self.handle,
-        )
 
-        def tensor(shape: tuple[int, ...], name: str, uid: int) -> Any:
-            return graph.tensor(
-                dim=list(shape),
-                stride=list(packed_strides(shape, operation.layout)),
-                data_type=data,
-                name=name,
-                uid=uid,
-            )
-
-        y = graph.conv_fprop(
-            image=tensor(x_shape, "x", _X),
-            weight=tensor(w_shape, "w", _W),
-            pre_padding=[before for before, _ in padding],
-            post_padding=[after for _, after in padding],
-            stride=[1, *operation.stride] if flat else list(operation.stride),
-            dilation=[1, *operation.dilation] if flat else list(operation.dilation),
-            compute_data_type=compute,
-        )
-        y.set_output(True).set_uid(_Y).set_data_type(types[operation.y_dtype])
-        y.set_dim(list(y_shape)).set_stride(list(packed_strides(y_shape, operation.layout)))
-        return graph
-
-    def _forbidden(self, operation: Convolution) -> list[Any]:
-        """Numerical notes whose engines must not be used."""
-        notes = self._cudnn.numerical_note
-        forbidden = []
-        if operation.dtype == "float32" and not operation.allow_tf32:
-            forbidden += [
-                notes.TENSOR_CORE,
-                notes.DOWN_CONVERT_INPUTS,
-                notes.REDUCED_PRECISION_REDUCTION,
-                notes.FFT,
-            ]
-        if operation.deterministic:
-            forbidden.append(notes.NONDETERMINISTIC)
-        return forbidden
+def _run_directly(
+    operation: AnyConvolution,
+    inputs: tuple[DeviceView, ...],
+    output: DeviceView,
+    workspace: tuple[int, int],
+    stream: Any,
+) -> None:
+    if not isinstance(operation, Convolution):
+        RUNNERS[type(operation)](operation, inputs, output, workspace, stream)
+        return
+    x, w = inputs
+    kernels.convolution_direct(
+        x,
+        w,
+        output,
+        padding=[before for before, _ in operation.padding],
+        stride=operation.stride,
+        dilation=operation.dilation,
+        groups=operation.groups,
+        stream=stream,
+    )

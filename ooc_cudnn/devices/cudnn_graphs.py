@@ -1,0 +1,95 @@
+"""A convolution or one of its gradients, stated as a cuDNN graph of packed tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ooc_cudnn.operations.convolution import Convolution
+from ooc_cudnn.operations.convolution_backward import (
+    ConvolutionBackwardData,
+    ConvolutionBackwardFilter,
+)
+from ooc_cudnn.tensor import packed_strides
+
+AnyConvolution = Convolution | ConvolutionBackwardData | ConvolutionBackwardFilter
+
+#: Tensor identifiers in a graph: the operation's inputs in their order, and its result.
+INPUTS, RESULT = (1, 2), 3
+
+
+def forward_of(operation: AnyConvolution) -> Convolution:
+    """The forward convolution that an operation is, or is a gradient of."""
+    return operation if isinstance(operation, Convolution) else operation.forward
+
+
+def result_dtype(operation: AnyConvolution) -> str:
+    """The type of an operation's result."""
+    return operation.y_dtype if isinstance(operation, Convolution) else operation.result_dtype
+
+
+def describe(cudnn: Any, handle: Any, operation: AnyConvolution) -> Any:
+    """State an operation as a graph; its tensors are packed, in the operation's layout.
+
+    Nothing is checked or built yet.
+    """
+    types = {
+        "float16": cudnn.data_type.HALF,
+        "bfloat16": cudnn.data_type.BFLOAT16,
+        "float32": cudnn.data_type.FLOAT,
+        "float64": cudnn.data_type.DOUBLE,
+    }
+    forward = forward_of(operation)
+    data = types[forward.dtype]
+    compute = types["float64" if forward.dtype == "float64" else "float32"]
+    # A single spatial axis becomes the second of two: as the first it has slower engines.
+    flat = len(forward.x_shape) == 3
+
+    def dimensions(shape: tuple[int, ...]) -> list[int]:
+        return [*shape[:2], 1, shape[2]] if flat else list(shape)
+
+    def strides(shape: tuple[int, ...]) -> list[int]:
+        return list(packed_strides(tuple(dimensions(shape)), forward.layout))
+
+    graph = cudnn.pygraph(
+        io_data_type=data,
+        intermediate_data_type=compute,
+        compute_data_type=compute,
+        handle=handle,
+    )
+
+    def tensor(shape: tuple[int, ...], name: str, uid: int) -> Any:
+        return graph.tensor(
+            dim=dimensions(shape), stride=strides(shape), data_type=data, name=name, uid=uid
+        )
+
+    padding = ((0, 0), *forward.padding) if flat else forward.padding
+    windows = {
+        "pre_padding": [before for before, _ in padding],
+        "post_padding": [after for _, after in padding],
+        "stride": [1, *forward.stride] if flat else list(forward.stride),
+        "dilation": [1, *forward.dilation] if flat else list(forward.dilation),
+        "compute_data_type": compute,
+    }
+    first, second = INPUTS
+    if isinstance(operation, Convolution):
+        result = graph.conv_fprop(
+            image=tensor(forward.x_shape, "x", first),
+            weight=tensor(forward.w_shape, "w", second),
+            **windows,
+        )
+    elif isinstance(operation, ConvolutionBackwardData):
+        result = graph.conv_dgrad(
+            filter=tensor(forward.w_shape, "w", first),
+            loss=tensor(forward.output_shape, "dy", second),
+            **windows,
+        )
+    else:
+        result = graph.conv_wgrad(
+            image=tensor(forward.x_shape, "x", first),
+            loss=tensor(forward.output_shape, "dy", second),
+            **windows,
+        )
+    shape = operation.output_shape
+    result.set_output(True).set_uid(RESULT).set_data_type(types[result_dtype(operation)])
+    result.set_dim(dimensions(shape)).set_stride(strides(shape))
+    return graph
