@@ -33,15 +33,18 @@ _OPS = {"add": np.add, "multiply": np.multiply, "minimum": np.minimum, "maximum"
 def op_tensor(
     operation: OpTensor, inputs: tuple[Array | None, ...], output: Array, workspace: Array
 ) -> None:
-    """c = op(alpha_a * a, alpha_b * b); b is broadcast without a copy."""
+    """c = op(alpha_a * a, alpha_b * b)."""
     a, b = inputs
     assert b is not None
     dtype = arithmetic_dtype(operation.dtype)
     alpha_a, alpha_b = dtype.type(operation.alpha_a), dtype.type(operation.alpha_b)
-    b = np.broadcast_to(b, operation.shape)
     alone = operation.op == "add" and operation.alpha_a == 0
     for box in chunks(output):
-        result = b[box].astype(dtype)
+        # What is broadcast is converted once, not once an element.
+        narrow = tuple(
+            slice(0, 1) if extent == 1 else part for extent, part in zip(b.shape, box, strict=True)
+        )
+        result = b[narrow].astype(dtype)
         if operation.alpha_b != 1:
             result *= alpha_b
         if not alone:
@@ -49,7 +52,7 @@ def op_tensor(
             first = a[box].astype(dtype, copy=False)
             if operation.alpha_a != 1:
                 first = first * alpha_a
-            _OPS[operation.op](first, result, out=result)
+            result = _OPS[operation.op](first, result)
         np.copyto(output[box], result, casting="unsafe")
 
 
@@ -67,8 +70,10 @@ def activation_backward(
         before = value if x is None else x[box].astype(dtype, copy=False)
         slope = _slope(operation.mode, operation.coef, value, before)
         result = slope * dy[box].astype(dtype, copy=False)
-        result[slope == 0] = 0  # whatever dy is
-        result[(value != value) | (before != before)] = np.nan
+        np.copyto(result, 0, where=slope == 0)  # whatever dy is
+        np.copyto(result, np.nan, where=np.isnan(value))
+        if x is not None:
+            np.copyto(result, np.nan, where=np.isnan(before))
         np.copyto(output[box], result, casting="unsafe")
 
 

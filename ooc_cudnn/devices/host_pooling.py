@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ooc_cudnn.devices import host_chunks
-from ooc_cudnn.devices.host_chunks import Array, Box, Runner, arithmetic_dtype, chunks
+from ooc_cudnn.devices.host_chunks import Array, Box, Runner, arithmetic_dtype, chunks, met
 from ooc_cudnn.operations.pooling import Pooling, PoolingBackward
 from ooc_cudnn.operations.window import Range
 
@@ -84,25 +84,11 @@ def _pool_axis(
                     into[...] = np.maximum.reduce(part[(*lead, slice(low, high))], axis=2 + axis)
         return result
     for tap in range(k):
-        targets, sources = _met(first + tap, stride, extent, count)
+        targets, sources = met(first + tap, stride, extent, count)
         into = result[(*lead, targets)]
         if into.size:
             ufunc(into, part[(*lead, sources)], out=into)
     return result
-
-
-def _met(offset: int, stride: int, extent: int, count: int) -> tuple[slice, slice]:
-    """Positions `o` in ``[0, count)`` with ``0 <= o * stride + offset < extent``, and the latter.
-
-    >>> _met(-1, 2, 4, 9)
-    (slice(1, 3, None), slice(1, 4, 2))
-    """
-    low = min(count, max(0, -(offset // stride)))
-    high = max(low, min(count, (extent - 1 - offset) // stride + 1))
-    if high == low:
-        return slice(0, 0), slice(0, 0)
-    begin = low * stride + offset
-    return slice(low, high), slice(begin, begin + (high - low - 1) * stride + 1, stride)
 
 
 def _filled_like(model: Array, shape: list[int], value: float, dtype: np.dtype[Any]) -> Array:
@@ -179,7 +165,7 @@ def _scatter_means(
                 ]
         else:
             for tap in range(k):
-                sources, targets = _met(first + tap, forward.stride[axis], extent, count)
+                sources, targets = met(first + tap, forward.stride[axis], extent, count)
                 spread[(*lead, targets)] += gradient[(*lead, sources)]
         gradient = spread
     part[...] = gradient
@@ -205,10 +191,10 @@ def _scatter_maxima(
     taken = np.zeros_like(y, dtype=bool)
     holds_nan = bool(np.isnan(y).any())
     for taps in itertools.product(*(range(k) for k in forward.window)):
-        met = [
-            _met(in_x[a] + taps[a], forward.stride[a], x.shape[2 + a], y.shape[2 + a]) for a in axes
+        pairs = [
+            met(in_x[a] + taps[a], forward.stride[a], x.shape[2 + a], y.shape[2 + a]) for a in axes
         ]
-        outputs, inputs = _indices(met)
+        outputs, inputs = _indices(pairs)
         value, largest = x[inputs], y[outputs]
         fresh = np.zeros_like(taken)
         same = value == largest
@@ -217,18 +203,18 @@ def _scatter_maxima(
         fresh[outputs] = same
         fresh &= ~taken
         taken |= fresh
-        met = [
-            _met(in_part[a] + taps[a], forward.stride[a], part.shape[2 + a], y.shape[2 + a])
+        pairs = [
+            met(in_part[a] + taps[a], forward.stride[a], part.shape[2 + a], y.shape[2 + a])
             for a in axes
         ]
-        outputs, inputs = _indices(met)
+        outputs, inputs = _indices(pairs)
         into = part[inputs]
         np.add(into, dy[outputs], out=into, where=fresh[outputs])
 
 
-def _indices(met: list[tuple[slice, slice]]) -> tuple[Any, Any]:
+def _indices(pairs: list[tuple[slice, slice]]) -> tuple[Any, Any]:
     """Indices of windows, and of what a tap of them meets, from those of each axis."""
-    return (..., *(pair[0] for pair in met)), (..., *(pair[1] for pair in met))
+    return (..., *(pair[0] for pair in pairs)), (..., *(pair[1] for pair in pairs))
 
 
 RUNNERS: dict[type, Runner] = {Pooling: pooling, PoolingBackward: pooling_backward}

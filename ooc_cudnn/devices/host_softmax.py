@@ -23,21 +23,27 @@ def softmax(
     (x,) = inputs
     assert x is not None
     dtype = arithmetic_dtype(operation.dtype)
+    log = operation.algorithm == "log"
     for sites in _sites(x):
         boxes = list(_channel_boxes(x, sites))
-        maximum = _maximum(x, boxes, dtype)
+        # A site's channels fit one box but for extreme numbers of them: converted once, then.
+        kept = x[boxes[0]].astype(dtype, copy=False) if len(boxes) == 1 else None
+        parts = [x[box] for box in boxes] if kept is None else [kept]
+        maximum = _maximum(parts, dtype)
         total: Any = 0.0
+        for part in parts:
+            part = part.astype(dtype, copy=False) - maximum
+            power = np.exp(part, out=None if log else part)
+            total = total + power.sum(axis=1, keepdims=True, dtype=np.float64)
+        last = np.asarray(np.log(total) if log else total).astype(dtype)
         for box in boxes:
-            part = np.exp(x[box].astype(dtype, copy=False) - maximum)
-            total = total + part.sum(axis=1, keepdims=True, dtype=np.float64)
-        last = np.asarray(np.log(total) if operation.algorithm == "log" else total).astype(dtype)
-        for box in boxes:
-            if operation.algorithm == "log":
+            if kept is None:
                 part = x[box].astype(dtype, copy=False) - maximum
+                if not log:
+                    np.exp(part, out=part)
+            if log:
                 part -= last
             else:
-                if len(boxes) > 1:  # of a single box, `part` holds them still
-                    part = np.exp(x[box].astype(dtype, copy=False) - maximum)
                 part /= last
             np.copyto(output[box], part, casting="unsafe")
 
@@ -55,29 +61,29 @@ def softmax_backward(
         boxes = list(_channel_boxes(dy, sites))
         total: Any = 0.0
         for box in boxes:
-            part = dy[box].astype(dtype, copy=log)
-            if not log:
-                part = part * y[box]
+            value, gradient = y[box].astype(dtype), dy[box].astype(dtype)
+            part = gradient if log else value * gradient
             total = total + part.sum(axis=1, keepdims=True, dtype=np.float64)
         total = total.astype(dtype)
         for box in boxes:
-            value, part = y[box].astype(dtype), dy[box].astype(dtype)
+            if len(boxes) > 1:  # of a single box, both are at hand
+                value, gradient = y[box].astype(dtype), dy[box].astype(dtype)
             if log:
                 np.exp(value, out=value)
                 value *= total
-                part -= value
+                gradient -= value
             else:
-                part -= total
-                part *= value
-            np.copyto(output[box], part, casting="unsafe")
+                gradient -= total
+                gradient *= value
+            np.copyto(output[box], gradient, casting="unsafe")
 
 
-def _maximum(x: Array, boxes: list[Box], dtype: np.dtype[Any]) -> Array:
+def _maximum(parts: list[Array], dtype: np.dtype[Any]) -> Array:
     """The largest channel of each site; NaN where there is one."""
     found = None
-    for box in boxes:
-        part = x[box].max(axis=1, keepdims=True).astype(dtype)
-        found = part if found is None else np.maximum(found, part)
+    for part in parts:
+        largest = part.max(axis=1, keepdims=True).astype(dtype)
+        found = largest if found is None else np.maximum(found, largest)
     assert found is not None
     return found
 

@@ -9,7 +9,11 @@ import numpy as np
 import pytest
 from host_operations import DTYPES, LAYOUTS, assert_near, laid_out, run
 
-from ooc_cudnn.devices import host_convolution, host_convolution_backward
+from ooc_cudnn.devices import (
+    host_convolution,
+    host_convolution_backward,
+    host_convolution_backward_filter,
+)
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.convolution_backward import (
     ConvolutionBackwardData,
@@ -67,28 +71,34 @@ def check(forward, x, w, dy, layout="channels_first", result_dtype=None):
     return data, filters, (x, w, dy)
 
 
+@pytest.fixture(params=[True, False], ids=["scattered", "by residues"])
+def way(request, monkeypatch):
+    """Both ways of the gradient of the data, whichever were the faster."""
+    monkeypatch.setattr(host_convolution_backward, "_scatters", lambda forward: request.param)
+
+
 @pytest.mark.parametrize("worth", [1, 10**7], ids=["every core", "one thread"])
 @pytest.mark.parametrize("block_bytes", [1, 300, 2**21])
 @pytest.mark.parametrize("case", CASES)
-def test_blocks_of_any_size(monkeypatch, random, case, block_bytes, worth):
+def test_blocks_of_any_size(monkeypatch, way, random, case, block_bytes, worth):
     monkeypatch.setattr(host_convolution, "WORTH_A_WORKER_FLOPS", worth)
     monkeypatch.setattr(host_convolution, "SMALLEST_BLOCK_BYTES", 1)
     monkeypatch.setattr(host_convolution, "BLOCK_BYTES", block_bytes)
-    monkeypatch.setattr(host_convolution_backward, "LEAST_SITES", 1)
-    monkeypatch.setattr(host_convolution_backward, "TILE_BYTES", block_bytes)
+    monkeypatch.setattr(host_convolution_backward_filter, "LEAST_SITES", 1)
+    monkeypatch.setattr(host_convolution_backward_filter, "TILE_BYTES", block_bytes)
     check(*operands(random, case))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("case", ["uneven", "groups", "common factor", "solid"])
-def test_dtypes_and_layouts(random, case, dtype, layout):
+def test_dtypes_and_layouts(way, random, case, dtype, layout):
     check(*operands(random, case, dtype), layout, ACCUMULATOR[dtype])
     check(*operands(random, case, dtype), layout)
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_agrees_with_the_references_of_the_operations(random, case):
+def test_agrees_with_the_references_of_the_operations(way, random, case):
     forward, x, w, dy = operands(random, case)
     for operation, inputs in (
         (ConvolutionBackwardData(forward, "float64"), (w, dy)),
@@ -99,7 +109,7 @@ def test_agrees_with_the_references_of_the_operations(random, case):
 
 
 @pytest.mark.parametrize("rows", [0, 1])
-def test_no_rows_of_dy_give_zeros(rows):
+def test_no_rows_of_dy_give_zeros(way, rows):
     forward = Convolution((2, 3, rows, 4), (2, 3, 3, 3), ((0, 0), (1, 1)), (1, 1), (1, 1))
     assert forward.output_shape[2] <= 0
     data = ConvolutionBackwardData(forward, "float32")
@@ -110,7 +120,7 @@ def test_no_rows_of_dy_give_zeros(rows):
     assert (run(host_convolution_backward, filters, (x, dy), "float32") == 0).all()
 
 
-def test_no_rows_of_x_give_zeros():
+def test_no_rows_of_x_give_zeros(way):
     forward = Convolution((2, 3, 0, 4), (2, 3, 2, 3), ((1, 2), (1, 1)), (1, 1), (1, 1))
     assert forward.output_shape[2] == 2
     filters = ConvolutionBackwardFilter(forward, "float32")
@@ -122,7 +132,7 @@ def test_no_rows_of_x_give_zeros():
     )
 
 
-def test_pieces_whose_windows_begin_inside_or_beyond_the_rows(random):
+def test_pieces_whose_windows_begin_inside_or_beyond_the_rows(way, random):
     """Rows [a, b) of dx from the rows of dy that reach them: padding may be negative."""
     whole, _, w, dy = operands(random, "common factor")
     dx = ConvolutionBackwardData(whole, "float64").reference(w, dy)
@@ -159,7 +169,7 @@ def test_repeatable_and_workspace_near_a_block_for_each_worker(random):
     np.testing.assert_array_equal(first, second)
     large = Convolution.of((1, 64, 4096, 4096), (64, 64, 3, 3), padding=1)
     most = host_convolution.MOST_WORKERS * (
-        host_convolution.BLOCK_BYTES + host_convolution_backward.TILE_BYTES + 4 * 64 * 64 * 9
+        host_convolution.BLOCK_BYTES + host_convolution_backward_filter.TILE_BYTES + 4 * 64 * 64 * 9
     )
     for operation in (
         ConvolutionBackwardData(large, "float32"),
