@@ -19,7 +19,7 @@ __device__ inline Peak<double> load_peak(const double *source) { return {source[
 
 template <typename T, int COUNT, int UNROLL, bool UNROLL_ROWS>
 __global__ void __launch_bounds__(BLOCK_THREADS) image_peaks(
-    GroupWalk<1> walk, double *parts, const T *x) {
+    GroupWalk<1> walk, const T *x, double *parts) {
     using A = Arithmetic<T>;
     __shared__ Peak<double> shared[BLOCK_THREADS];
     const int place = threadIdx.y * blockDim.x + threadIdx.x;
@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(BLOCK_THREADS) image_peaks(
 // Sums of y * dy, or for LOG_BACKWARD of dy (y is not read): [images][parts].
 template <typename T, int TASK, int COUNT, int UNROLL, bool UNROLL_ROWS>
 __global__ void __launch_bounds__(BLOCK_THREADS) image_sums(
-    GroupWalk<2> walk, double *parts, const T *y, const T *dy) {
+    GroupWalk<2> walk, const T *y, const T *dy, double *parts) {
     __shared__ double shared[BLOCK_THREADS];
     const int place = threadIdx.y * blockDim.x + threadIdx.x;
     for (long long item = blockIdx.x; item < walk.groups * walk.parts; item += gridDim.x) {
@@ -76,12 +76,17 @@ __global__ void __launch_bounds__(BLOCK_THREADS) image_sums(
     }
 }
 
+struct ImageParts {
+    long long images, parts;
+};
+
 // One block an image. They are templates so that what is not used is not compiled.
 template <int THREADS>
 __global__ void __launch_bounds__(THREADS) join_image_peaks(
-    double *state, const double *parts, long long count, long long images) {
+    ImageParts geometry, double *state, const double *parts) {
+    const long long count = geometry.parts;
     __shared__ Peak<double> shared[THREADS];
-    for (long long image = blockIdx.x; image < images; image += gridDim.x) {
+    for (long long image = blockIdx.x; image < geometry.images; image += gridDim.x) {
         Peak<double> peak = {minus_infinity<double>(), 0};
         for (long long part = threadIdx.x; part < count; part += THREADS)
             peak = join_peaks(peak, load_peak(parts + 2 * (image * count + part)));
@@ -92,9 +97,10 @@ __global__ void __launch_bounds__(THREADS) join_image_peaks(
 
 template <int THREADS>
 __global__ void __launch_bounds__(THREADS) join_image_sums(
-    double *state, const double *parts, long long count, long long images) {
+    ImageParts geometry, double *state, const double *parts) {
+    const long long count = geometry.parts;
     __shared__ double shared[THREADS];
-    for (long long image = blockIdx.x; image < images; image += gridDim.x) {
+    for (long long image = blockIdx.x; image < geometry.images; image += gridDim.x) {
         double sum = 0;
         for (long long part = threadIdx.x; part < count; part += THREADS)
             sum += parts[image * count + part];
@@ -108,7 +114,7 @@ template <typename T, int TASK, int COUNT, int UNROLL, bool UNROLL_ROWS>
 __global__ void __launch_bounds__(BLOCK_THREADS) image_outcomes(
     GroupWalk<3> walk, T *result, const T *first, const T *second, const double *state) {
     using A = Arithmetic<T>;
-    constexpr bool BACKWARD = !is_forward(TASK);
+    constexpr bool BACKWARD = !FORWARD<TASK>;
     for (long long item = blockIdx.x; item < walk.groups * walk.parts; item += gridDim.x) {
         const long long group = divided(item, walk.parts), part = item - group * walk.parts;
         const A m = BACKWARD ? A(0) : A(state[2 * group]);

@@ -38,7 +38,7 @@ __device__ inline A join_lanes(A mine, Join join) {
 template <typename T, int TASK, int COUNT, int PACKS, int LANES>
 __device__ inline void softmax_row(T *result, const T *first, const T *second, int channels) {
     using A = Arithmetic<T>;
-    constexpr bool BACKWARD = !is_forward(TASK);
+    constexpr bool BACKWARD = !FORWARD<TASK>;
     const int lane = threadIdx.x % LANES;
     Pack<T, COUNT> packs[PACKS], others[BACKWARD ? PACKS : 1];
 #pragma unroll
@@ -106,7 +106,7 @@ __global__ void __launch_bounds__(BLOCK_THREADS) softmax_rows(
 template <typename T, int TASK, int COUNT, int ITEMS, int LANES, int STAGE_BYTES>
 __global__ void __launch_bounds__(BLOCK_THREADS) softmax_staged(
     SoftmaxRows geometry, T *result, const T *first, const T *second) {
-    constexpr int OPERANDS = is_forward(TASK) ? 1 : 2;
+    constexpr int OPERANDS = FORWARD<TASK> ? 1 : 2;
     constexpr int STAGE = STAGE_BYTES / OPERANDS / sizeof(T);
     constexpr int PACKS = (STAGE / COUNT + BLOCK_THREADS - 1) / BLOCK_THREADS;
     __shared__ __align__(16) T stage[OPERANDS][STAGE];

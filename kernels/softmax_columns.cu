@@ -56,7 +56,7 @@ template <typename T, int TASK, int COUNT, int PACKS>
 __global__ void __launch_bounds__(BLOCK_THREADS) softmax_columns(
     SoftmaxColumns geometry, T *result, const T *first, const T *second) {
     using A = Arithmetic<T>;
-    constexpr bool BACKWARD = !is_forward(TASK);
+    constexpr bool BACKWARD = !FORWARD<TASK>;
     __shared__ Sites<A, COUNT> shared[BLOCK_THREADS];
     const long long tiles = geometry.images * geometry.column_tiles;
 
@@ -120,7 +120,7 @@ template <typename T, int TASK, int COUNT, int UNROLL>
 __global__ void __launch_bounds__(BLOCK_THREADS) softmax_columns_swept(
     SoftmaxColumns geometry, T *result, const T *first, const T *second) {
     using A = Arithmetic<T>;
-    constexpr bool BACKWARD = !is_forward(TASK);
+    constexpr bool BACKWARD = !FORWARD<TASK>;
     __shared__ Sites<Peak<A>, COUNT> shared[BLOCK_THREADS];
     const long long tiles = geometry.images * geometry.column_tiles;
 

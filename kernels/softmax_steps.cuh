@@ -18,7 +18,8 @@
 
 enum Task { ACCURATE = 0, LOG = 1, ACCURATE_BACKWARD = 2, LOG_BACKWARD = 3 };
 
-constexpr bool is_forward(int task) { return task == ACCURATE || task == LOG; }
+template <int TASK>
+constexpr bool FORWARD = TASK == ACCURATE || TASK == LOG;
 
 __device__ inline float exponential(float x) { return expf(x); }
 __device__ inline double exponential(double x) { return exp(x); }
@@ -35,7 +36,7 @@ __device__ inline A minus_infinity() {
 // What is summed.
 template <int TASK, typename A>
 __device__ inline A term_of(A a, A b, A m) {
-    if (is_forward(TASK)) return exponential(a - m);
+    if (FORWARD<TASK>) return exponential(a - m);
     return TASK == ACCURATE_BACKWARD ? a * b : b;
 }
 

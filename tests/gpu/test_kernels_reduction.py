@@ -1,0 +1,165 @@
+"""The reductions over everything but the channels on a card, against NumPy in float64."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from device_operand import DTYPES, Operand, assert_close, random
+
+pytest.importorskip("cupy")
+
+from kernel_runs import Packed, run
+
+from ooc_cudnn.devices import kernels_reduction
+from ooc_cudnn.devices.kernel_plans import arithmetic_dtype
+from ooc_cudnn.operations.batch_normalization import Moments, NormaliseSums
+from ooc_cudnn.operations.channel_sum import ChannelSum
+
+pytestmark = pytest.mark.gpu
+
+LAYOUTS = ["first", "last", "first_rows", "last_rows"]
+SHAPES = [
+    (2, 3, 5, 7), (1, 1, 1, 1), (3, 64, 7, 7), (2, 1, 9, 9), (1, 5, 1000), (2, 3, 4, 5, 6),
+    (700, 2, 3, 1), (4, 33), (1, 1), (300, 7), (2, 3, 20_001), (1, 3, 100, 100), (2, 130, 3, 5),
+    (2, 1001, 3), (5, 2048, 2), (1, 3000, 4, 4), (3, 21, 40, 30), (9, 16, 33),
+]  # fmt: skip
+
+
+def axes_of(x):
+    return (0, *range(2, x.ndim))
+
+
+def per_channel(vector, x):
+    return vector.reshape(1, -1, *[1] * (x.ndim - 2))
+
+
+def reference_moments(x):
+    count = x.size // x.shape[1]
+    mean = x.mean(axis=axes_of(x))
+    squares = ((x - per_channel(mean, x)) ** 2).sum(axis=axes_of(x))
+    return np.stack([np.full(x.shape[1], float(count)), mean, squares])
+
+
+def check_all(shape, dtype, layout, *, offset=0, data=None):
+    data = random(shape, 1) + 3 if data is None else data
+    x = Operand(shape, dtype, layout, data=data, offset=offset)
+    dy = Operand(shape, dtype, layout, data=random(shape, 2), offset=offset)
+    channels, terms = shape[1], math.prod(shape) // shape[1]
+    loss = 4 * (2 + math.log2(terms)) * 2.0**-52
+
+    real = arithmetic_dtype(dtype)
+    for result_dtype in {dtype, real}:
+        db = Packed((channels,), result_dtype)
+        operation = ChannelSum(shape, dtype, result_dtype)
+        result = run(kernels_reduction, operation, (x,), db)
+        size = np.abs(x.wide).sum(axis=axes_of(x.wide))
+        assert_close(result, x.wide.sum(axis=axes_of(x.wide)), result_dtype, loss * size)
+
+    state = run(kernels_reduction, Moments(shape, dtype), (x,), Packed((3, channels), "float64"))
+    expected = reference_moments(x.wide)
+    spread = np.abs(x.wide).max(axis=axes_of(x.wide))
+    assert np.array_equal(state[0], expected[0])
+    assert_close(state[1], expected[1], "float64", loss * spread)
+    assert_close(state[2], expected[2], "float64", 8 * loss * (expected[2] + spread**2))
+
+    mean = Packed((channels,), real, random(channels, 3), offset=offset)
+    inverse = Packed((channels,), real, np.abs(random(channels, 4)) + 0.1, offset=offset)
+    operation = NormaliseSums(shape, dtype)
+    sums = run(
+        kernels_reduction, operation, (x, dy, mean, inverse), Packed((2, channels), "float64")
+    )
+    normal = (x.wide - per_channel(mean.wide, x.wide)) * per_channel(inverse.wide, x.wide)
+    for row, terms_of in ((0, dy.wide), (1, dy.wide * normal)):
+        size = np.abs(terms_of).sum(axis=axes_of(x.wide))
+        assert_close(sums[row], terms_of.sum(axis=axes_of(x.wide)), "float64", loss * size)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_shapes(dtype, shape, layout):
+    check_all(shape, dtype, layout)
+    check_all(shape, dtype, layout, offset=1)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
+def test_dtypes(dtype, layout):
+    check_all((3, 24, 9, 16), dtype, layout)
+    check_all((3, 5, 9, 7), dtype, layout, offset=1)
+
+
+@pytest.mark.parametrize("layout", ["first", "last"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_mean_far_above_the_deviation_costs_no_digits(dtype, layout):
+    shape = (4, 6, 50, 50)
+    far = {"float16": 64.0, "bfloat16": 16.0, "float32": 2.0**14, "float64": 2.0**40}[dtype]
+    x = Operand(shape, dtype, layout, data=far * (1 + np.arange(6).reshape(1, 6, 1, 1))
+                + random(shape))  # fmt: skip
+    state = run(kernels_reduction, Moments(shape, dtype), (x,), Packed((3, 6), "float64"))
+    exact = x.wide.astype(np.longdouble)
+    mean = exact.mean(axis=(0, 2, 3))
+    squares = ((exact - per_channel(mean, exact)) ** 2).sum(axis=(0, 2, 3)).astype(float)
+    assert np.allclose(state[1], mean.astype(float), rtol=1e-15, atol=0)
+    assert np.allclose(state[2], squares, rtol=1e-12, atol=0)
+
+
+def test_a_first_element_far_away_costs_few_digits():
+    shape = (1, 1, 100_000)
+    data = random(shape)
+    data[0, 0, 0] = 1e9
+    x = Operand(shape, "float64", data=data)
+    state = run(kernels_reduction, Moments(shape, "float64"), (x,), Packed((3, 1), "float64"))
+    assert_close(state, reference_moments(x.wide), "float64", 1e-11 * reference_moments(x.wide))
+
+
+@pytest.mark.parametrize("layout", ["first", "last"])
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_nan_and_infinity_stay_in_their_channel(dtype, layout):
+    shape = (2, 8, 6, 10)
+    for at in (0, 57):
+        data = random(shape)
+        data[1 if at else 0, 2].ravel()[at] = np.nan
+        data[1 if at else 0, 5].ravel()[at] = np.inf
+        x = Operand(shape, dtype, layout, data=data)
+        db = run(kernels_reduction, ChannelSum(shape, dtype, "float32"), (x,),
+                 Packed((8,), "float32"))  # fmt: skip
+        state = run(kernels_reduction, Moments(shape, dtype), (x,), Packed((3, 8), "float64"))
+        good = [0, 1, 3, 4, 6, 7]
+        assert np.isfinite(db[good]).all()
+        assert np.isfinite(state[:, good]).all()
+        assert np.isnan(db[2])
+        assert db[5] == np.inf
+        assert np.isnan(state[1:, 2]).all()
+        assert state[1, 5] == np.inf
+        assert np.isnan(state[2, 5])
+
+
+def test_half_precision_is_rounded_once_from_the_exact_sum():
+    # By way of float32 this is 2049 (to even: 2048); rounded once it is 2050.
+    data = np.array([2048.0, 1.0, 2.0**-24]).reshape(1, 1, 3)
+    x = Operand((1, 1, 3), "float16", data=data)
+    db = run(kernels_reduction, ChannelSum((1, 1, 3), "float16", "float16"), (x,),
+             Packed((1,), "float16"))  # fmt: skip
+    assert db[0] == 2050
+
+
+def test_nothing_sums_to_zero():
+    for shape in ((0, 3, 4), (2, 3, 0)):
+        x = Operand(shape, "float32")
+        db = run(kernels_reduction, ChannelSum(shape, "float32", "float32"), (x,),
+                 Packed((3,), "float32"))  # fmt: skip
+        assert db.tolist() == [0, 0, 0]
+        state = run(kernels_reduction, Moments(shape, "float32"), (x,), Packed((3, 3), "float64"))
+        assert not state.any()
+
+
+def test_workspace_too_small_is_refused():
+    x = Operand((2, 3, 4), "float32", data=random((2, 3, 4)))
+    db = Packed((3,), "float32")
+    with pytest.raises(ValueError, match="workspace"):
+        kernels_reduction.channel_sum(
+            ChannelSum((2, 3, 4), "float32", "float32"), (x.view,), db.view, (0, 0), None
+        )
