@@ -53,14 +53,14 @@ __device__ inline A gradient(A y, A dy, A x, A coef) {
     return dy;
 }
 
-template <typename T, int MODE, bool NEEDS_X, int COUNT, int UNROLL>
+template <typename I, typename T, int MODE, bool NEEDS_X, int COUNT, int UNROLL>
 __global__ void __launch_bounds__(256) activation_backward(
-    Walk<4> walk, T *dx, const T *y, const T *dy, const T *x, Arithmetic<T> coef) {
+    Walk<I, 4> walk, T *dx, const T *y, const T *dy, const T *x, Arithmetic<T> coef) {
     using A = Arithmetic<T>;
     const long long step = (long long)gridDim.x * blockDim.x * UNROLL;
     long long first = (long long)blockIdx.x * blockDim.x * UNROLL + threadIdx.x;
     for (; first < walk.packs; first += step) {
-        Place<4> place[UNROLL];
+        Place<I, 4> place[UNROLL];
         Pack<T, COUNT> ys[UNROLL], dys[UNROLL], xs[NEEDS_X ? UNROLL : 1];
 #pragma unroll
         for (int u = 0; u < UNROLL; ++u) {

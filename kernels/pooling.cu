@@ -11,12 +11,13 @@
 
 #include "pooling.cuh"
 
+template <typename I>
 struct PoolingGeometry {
-    long long a, b, lanes;  // lanes: in elements
-    Extents y, x;           // spatial sizes
-    Extents before;         // padding; negative where the first window begins inside x
-    Strides y_stride, x_stride;
-    long long total;  // threads' (or warps') worth of work
+    I a, b, lanes;      // lanes: in elements
+    Extents<I> y, x;    // spatial sizes
+    Extents<I> before;  // padding; negative where the first window begins inside x
+    Strides<I> y_stride, x_stride;
+    I total;  // threads' (or warps') worth of work
 };
 
 template <int MODE, typename A>
@@ -28,38 +29,39 @@ __device__ inline A include(A total, A x) {
     if constexpr (MODE == MAX) return larger(total, x);
     return total + x;
 }
-template <int MODE, typename A>
-__device__ inline A finish(A total, long long whole, long long inside) {
+template <int MODE, typename A, typename I>
+__device__ inline A finish(A total, long long whole, I inside) {
     if constexpr (MODE == MAX) return total;
-    return total / A(MODE == AVERAGE_INCLUDE_PADDING ? whole : inside);
+    return total / (MODE == AVERAGE_INCLUDE_PADDING ? A(whole) : A(inside));
 }
 
 // LEFT columns of padding lie before the first window. The columns [o * SW, (o + OUTPUTS) * SW) are
 // loaded in packs of LOAD, those that windows need beyond them one by one. The host promises that
 // rows and packs are aligned.
-template <typename T, int MODE, int KD, int KH, int KW, int SD, int SH, int SW, int LEFT,
+template <typename I, typename T, int MODE, int KD, int KH, int KW, int SD, int SH, int SW, int LEFT,
           int OUTPUTS, int LOAD, int STORE>
 __global__ void __launch_bounds__(256) pool_rows(
-    PoolingGeometry g, T *__restrict__ y, const T *__restrict__ x) {
+    PoolingGeometry<I> g, T *__restrict__ y, const T *__restrict__ x) {
     using A = Arithmetic<T>;
     constexpr int MAIN = OUTPUTS * SW;
     constexpr int RIGHT = KW - SW - LEFT > 0 ? KW - SW - LEFT : 0;
-    const long long groups = (g.y.w + OUTPUTS - 1) / OUTPUTS;
+    const I groups = (g.y.w + OUTPUTS - 1) / OUTPUTS;
     const long long step = (long long)gridDim.x * blockDim.x;
-    for (long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x; i < g.total; i += step) {
-        long long rest = i;
-        const long long first = take(rest, groups) * OUTPUTS;
-        const long long h = take(rest, g.y.h), d = take(rest, g.y.d);
-        const long long b = take(rest, g.b), a = rest;
-        const long long column = first * SW;
-        const long long top = h * SH - g.before.h, front = d * SD - g.before.d;
+    long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
+    for (; i < g.total; i += step) {
+        I rest = (I)i;
+        const I first = take(rest, groups) * OUTPUTS;
+        const I h = take(rest, g.y.h), d = take(rest, g.y.d);
+        const I b = take(rest, g.b), a = rest;
+        const I column = first * SW;
+        const I top = h * SH - g.before.h, front = d * SD - g.before.d;
         const T *plane = x + a * g.x_stride.a + b * g.x_stride.b + column;
 
         A totals[OUTPUTS];
 #pragma unroll
         for (int o = 0; o < OUTPUTS; ++o) totals[o] = start<MODE, A>();
         for (int at_d = 0; at_d < KD; ++at_d) {
-            const long long depth = front + at_d;
+            const I depth = front + at_d;
             if (KD > 1 && (depth < 0 || depth >= g.x.d)) continue;
             // All rows are loaded before the first is used.
             Pack<T, LOAD> packs[KH][MAIN / LOAD];
@@ -67,11 +69,11 @@ __global__ void __launch_bounds__(256) pool_rows(
             int available[KH];
 #pragma unroll
             for (int k = 0; k < KH; ++k) {
-                const long long row = top + k;
+                const I row = top + k;
                 const bool inside = row >= 0 && row < g.x.h;
                 const T *source = plane + depth * g.x_stride.d + row * g.x_stride.h;
                 // beyond MAIN + RIGHT it does not matter how many
-                available[k] = inside ? (int)smaller(g.x.w - column, MAIN + RIGHT) : -LEFT;
+                available[k] = inside ? (int)least(g.x.w - column, I(MAIN + RIGHT)) : -LEFT;
 #pragma unroll
                 for (int p = 0; p < MAIN / LOAD; ++p)
                     packs[k][p] = load_pack<LOAD>(source + p * LOAD, available[k] - p * LOAD);
@@ -103,7 +105,7 @@ __global__ void __launch_bounds__(256) pool_rows(
             }
         }
 
-        const long long across = Clipped(front, KD, g.x.d).count() * Clipped(top, KH, g.x.h).count();
+        const I across = Clipped<I>(front, KD, g.x.d).count() * Clipped<I>(top, KH, g.x.h).count();
         T *target = y + a * g.y_stride.a + b * g.y_stride.b + d * g.y_stride.d +
                     h * g.y_stride.h + first;
 #pragma unroll
@@ -112,8 +114,8 @@ __global__ void __launch_bounds__(256) pool_rows(
 #pragma unroll
             for (int e = 0; e < STORE; ++e) {
                 const int o = p * STORE + e;
-                const long long inside =
-                    across * Clipped(column + o * SW - LEFT, KW, g.x.w).count();
+                const I inside =
+                    across * Clipped<I>(column + o * SW - LEFT, KW, g.x.w).count();
                 results.element[e] =
                     narrow<T>(finish<MODE>(totals[o], (long long)KD * KH * KW, inside));
             }
@@ -123,18 +125,17 @@ __global__ void __launch_bounds__(256) pool_rows(
 }
 
 // Where a window lies in x, and its first lane.
-template <int COUNT, int SD, int SH, int SW>
+template <typename I, int COUNT, int SD, int SH, int SW>
 struct Window {
-    long long y_offset, x_offset, available;
-    long long front, top, left;
+    I y_offset, x_offset, available;
+    I front, top, left;
 
-    __device__ Window(const PoolingGeometry &g, long long index) {
-        const long long lane = take(index, (g.lanes + COUNT - 1) / COUNT) * COUNT;
-        const long long w = take(index, g.y.w), h = take(index, g.y.h), d = take(index, g.y.d);
-        const long long b = take(index, g.b), a = index;
+    __device__ Window(const PoolingGeometry<I> &g, I index) {
+        const I lane = take(index, (g.lanes + COUNT - 1) / COUNT) * COUNT;
+        const I w = take(index, g.y.w), h = take(index, g.y.h), d = take(index, g.y.d);
+        const I b = take(index, g.b), a = index;
         available = g.lanes - lane;
-        y_offset = a * g.y_stride.a + b * g.y_stride.b + d * g.y_stride.d + h * g.y_stride.h +
-                   w * g.y_stride.w + lane * g.y_stride.lane;
+        y_offset = at_offset(g.y_stride, a, b, d, h, w, lane);
         x_offset = a * g.x_stride.a + b * g.x_stride.b + lane * g.x_stride.lane;
         front = d * SD - g.before.d;
         top = h * SH - g.before.h;
@@ -142,10 +143,10 @@ struct Window {
     }
 };
 
-template <typename T, int MODE, int COUNT>
+template <typename I, typename T, int MODE, int COUNT>
 __device__ inline void store_window(
-    T *target, const Arithmetic<T> (&totals)[COUNT], long long whole, long long inside,
-    long long available) {
+    T *target, const Arithmetic<T> (&totals)[COUNT], long long whole, I inside,
+    I available) {
     Pack<T, COUNT> results;
 #pragma unroll
     for (int i = 0; i < COUNT; ++i)
@@ -153,14 +154,16 @@ __device__ inline void store_window(
     store_pack<COUNT>(target, results, available);
 }
 
-template <typename T, int MODE, int COUNT, int KD, int KH, int KW, int SD, int SH, int SW>
+template <typename I, typename T, int MODE, int COUNT, int KD, int KH, int KW, int SD, int SH,
+          int SW>
 __global__ void __launch_bounds__(256) pool_windows(
-    PoolingGeometry g, T *__restrict__ y, const T *__restrict__ x) {
+    PoolingGeometry<I> g, T *__restrict__ y, const T *__restrict__ x) {
     using A = Arithmetic<T>;
     const long long step = (long long)gridDim.x * blockDim.x;
-    for (long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x; i < g.total; i += step) {
-        const Window<COUNT, SD, SH, SW> at(g, i);
-        const Clipped d(at.front, KD, g.x.d), h(at.top, KH, g.x.h), w(at.left, KW, g.x.w);
+    long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
+    for (; i < g.total; i += step) {
+        const Window<I, COUNT, SD, SH, SW> at(g, (I)i);
+        const Clipped<I> d(at.front, KD, g.x.d), h(at.top, KH, g.x.h), w(at.left, KW, g.x.w);
         const T *source = x + at.x_offset;
         A totals[COUNT];
 #pragma unroll
@@ -171,9 +174,8 @@ __global__ void __launch_bounds__(256) pool_windows(
             bool present[KH * KW];
 #pragma unroll
             for (int k = 0; k < KH * KW; ++k) {
-                const long long row = at.top + k / KW, column = at.left + k % KW;
-                present[k] = d.low < d.high && row >= h.low && row < h.high && column >= w.low &&
-                             column < w.high;
+                const I row = at.top + k / KW, column = at.left + k % KW;
+                present[k] = d.has(at.front) && h.has(row) && w.has(column);
                 packs[k] = load_pack<COUNT>(
                     source + at.front * g.x_stride.d + row * g.x_stride.h + column * g.x_stride.w,
                     present[k] ? at.available : 0);
@@ -185,11 +187,11 @@ __global__ void __launch_bounds__(256) pool_windows(
                     if (present[k])
                         totals[e] = include<MODE>(totals[e], A(widen(packs[k].element[e])));
         } else {
-            for (long long depth = d.low; depth < d.high; ++depth)
-                for (long long row = h.low; row < h.high; ++row) {
+            for (I depth = d.low; depth < d.high; ++depth)
+                for (I row = h.low; row < h.high; ++row) {
                     const T *line = source + depth * g.x_stride.d + row * g.x_stride.h;
 #pragma unroll 4
-                    for (long long column = w.low; column < w.high; ++column) {
+                    for (I column = w.low; column < w.high; ++column) {
                         const auto pack =
                             load_pack<COUNT>(line + column * g.x_stride.w, at.available);
 #pragma unroll
@@ -198,34 +200,34 @@ __global__ void __launch_bounds__(256) pool_windows(
                     }
                 }
         }
-        store_window<T, MODE, COUNT>(
+        store_window<I, T, MODE, COUNT>(
             y + at.y_offset, totals, (long long)KD * KH * KW, d.count() * h.count() * w.count(),
             at.available);
     }
 }
 
-template <typename T, int MODE, int COUNT, int KD, int KH, int KW, int SD, int SH, int SW>
+template <typename I, typename T, int MODE, int COUNT, int KD, int KH, int KW, int SD, int SH,
+          int SW>
 __global__ void __launch_bounds__(256) pool_by_warp(
-    PoolingGeometry g, T *__restrict__ y, const T *__restrict__ x) {
+    PoolingGeometry<I> g, T *__restrict__ y, const T *__restrict__ x) {
     using A = Arithmetic<T>;
     const int thread = threadIdx.x % 32;
     const long long step = (long long)gridDim.x * (blockDim.x / 32);
     long long i = (long long)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
     for (; i < g.total; i += step) {
-        const Window<COUNT, SD, SH, SW> at(g, i);
-        const Clipped d(at.front, KD, g.x.d), h(at.top, KH, g.x.h), w(at.left, KW, g.x.w);
-        const long long inside = d.count() * h.count() * w.count();
+        const Window<I, COUNT, SD, SH, SW> at(g, (I)i);
+        const Clipped<I> d(at.front, KD, g.x.d), h(at.top, KH, g.x.h), w(at.left, KW, g.x.w);
+        const I inside = d.count() * h.count() * w.count();
         const T *source = x + at.x_offset;
         A totals[COUNT];
 #pragma unroll
         for (int e = 0; e < COUNT; ++e) totals[e] = start<MODE, A>();
+        Sites<I, 32> site(h, w, thread);
 #pragma unroll 4
-        for (long long k = thread; k < inside; k += 32) {
-            long long rest = k;
-            const long long column = w.low + take(rest, w.count());
-            const long long row = h.low + take(rest, h.count()), depth = d.low + rest;
+        for (I k = thread; k < inside; k += 32, site.advance()) {
             const auto pack = load_pack<COUNT>(
-                source + depth * g.x_stride.d + row * g.x_stride.h + column * g.x_stride.w,
+                source + (d.low + site.depth) * g.x_stride.d + (h.low + site.row) * g.x_stride.h +
+                    (w.low + site.column) * g.x_stride.w,
                 at.available);
 #pragma unroll
             for (int e = 0; e < COUNT; ++e)
@@ -236,7 +238,7 @@ __global__ void __launch_bounds__(256) pool_by_warp(
             for (int other = 16; other > 0; other /= 2)
                 totals[e] = include<MODE>(totals[e], __shfl_xor_sync(~0u, totals[e], other));
         if (thread == 0)
-            store_window<T, MODE, COUNT>(
+            store_window<I, T, MODE, COUNT>(
                 y + at.y_offset, totals, (long long)KD * KH * KW, inside, at.available);
     }
 }

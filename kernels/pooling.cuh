@@ -2,7 +2,8 @@
 //
 // All tensors have six axes here: two outer ones, three spatial ones and the lanes. Channels-first
 // has (n, c, d, h, w, 1), channels-last (1, n, d, h, w, c), so that the last axis that is not 1 is
-// contiguous; missing spatial axes have extent 1.
+// contiguous; missing spatial axes have extent 1. I, the type of indices, is int where all elements
+// of every tensor lie within 2**31 of its first, else long long: that is half the instructions.
 //
 // A maximum is one of the values of its window, to the bit. CuPy's -ftz=true would take subnormal
 // floats as zero, so the comparisons are written in PTX, which flushes only where it says so.
@@ -12,11 +13,13 @@
 
 enum Mode { MAX = 0, AVERAGE_INCLUDE_PADDING = 1, AVERAGE_EXCLUDE_PADDING = 2 };
 
+template <typename I>
 struct Extents {
-    long long d, h, w;
+    I d, h, w;
 };
+template <typename I>
 struct Strides {
-    long long a, b, d, h, w, lane;
+    I a, b, d, h, w, lane;
 };
 
 // NaN propagates: a NaN among the two is the larger.
@@ -57,27 +60,69 @@ __device__ inline float negative_infinity<float>() {
     return __int_as_float(0xff800000);
 }
 
+template <typename I>
+__device__ inline I at_offset(const Strides<I> &stride, I a, I b, I d, I h, I w, I lane) {
+    return a * stride.a + b * stride.b + d * stride.d + h * stride.h + w * stride.w +
+           lane * stride.lane;
+}
+
 // Takes the innermost axis off an index.
-__device__ inline long long take(long long &index, long long size) {
+template <typename I>
+__device__ inline I take(I &index, I size) {
     if (size == 1) return 0;
-    const long long outside = quotient(index, size);
-    const long long at = index - outside * size;
+    const I outside = quotient(index, size), at = index - outside * size;
     index = outside;
     return at;
 }
 
-__device__ inline long long smaller(long long a, long long b) { return a < b ? a : b; }
-__device__ inline long long larger(long long a, long long b) { return a > b ? a : b; }
+template <typename I>
+__device__ inline I least(I a, I b) {
+    return a < b ? a : b;
+}
+template <typename I>
+__device__ inline I most(I a, I b) {
+    return a > b ? a : b;
+}
 
 // The elements of x in a window of `size` that begins at `begin` (negative: in the padding).
+template <typename I>
 struct Clipped {
-    long long low, high;
+    I low, high;
 
-    __device__ Clipped(long long begin, int size, long long extent)
-        : low(larger(begin, 0ll)), high(larger(low, smaller(begin + size, extent))) {}
-    __device__ long long count() const { return high - low; }
+    __device__ Clipped(I begin, I size, I extent)
+        : low(most(begin, I(0))), high(most(low, least(begin + size, extent))) {}
+    __device__ I count() const { return high - low; }
+    __device__ bool has(I at) const { return at >= low && at < high; }
 };
 
-__device__ inline long long floor_quotient(long long a, long long b) {
+// The elements of a window that lie in x, one after another in row-major order, STEP at a time.
+template <typename I, int STEP>
+struct Sites {
+    I across, down, step_rows, step_columns;
+    I depth, row, column;
+
+    __device__ Sites(const Clipped<I> &h, const Clipped<I> &w, int first)
+        : across(most(w.count(), I(1))), down(most(h.count(), I(1))) {
+        step_rows = quotient(I(STEP), across);
+        step_columns = STEP - step_rows * across;
+        row = quotient(I(first), across);
+        column = first - row * across;
+        depth = 0;
+        wrap();
+    }
+    __device__ void wrap() {
+        while (row >= down) row -= down, ++depth;
+    }
+    __device__ void advance() {
+        column += step_columns;
+        row += step_rows;
+        if (column >= across) column -= across, ++row;
+        wrap();
+    }
+};
+
+// Rounded down; b is positive.
+template <typename I>
+__device__ inline I floor_quotient(I a, I b) {
     return a >= 0 ? a / b : -((-a + b - 1) / b);
 }

@@ -13,44 +13,38 @@
 
 #include "pooling.cuh"
 
+template <typename I>
 struct UnpoolingGeometry {
-    long long a, b, lanes;       // lanes: in elements
-    Extents dx, origin, x, y;    // dx: its spatial sizes; origin: its first element, in x
-    Extents before;              // padding; negative where the first window begins inside x
-    Strides dx_stride, y_stride, dy_stride, x_stride;
-    Extents tiles;
-    long long b_tiles, lane_tiles;
-    long long total;  // tiles, or elements for unpool_direct
+    I a, b, lanes;                 // lanes: in elements
+    Extents<I> dx, origin, x, y;   // dx: its spatial sizes; origin: its first element, in x
+    Extents<I> before;             // padding; negative where the first window begins inside x
+    Strides<I> dx_stride, y_stride, dy_stride, x_stride;
+    Extents<I> tiles;
+    I b_tiles, lane_tiles;
+    I total;  // tiles, or elements for unpool_direct
 };
 
-__device__ inline long long at_offset(
-    const Strides &stride, long long a, long long b, long long d, long long h, long long w,
-    long long lane) {
-    return a * stride.a + b * stride.b + d * stride.d + h * stride.h + w * stride.w +
-           lane * stride.lane;
-}
-
-template <int MODE, int KD, int KH, int KW>
-__device__ inline long long divisor(
-    const UnpoolingGeometry &g, long long front, long long top, long long left) {
-    if (MODE == AVERAGE_INCLUDE_PADDING) return (long long)KD * KH * KW;
-    return Clipped(front, KD, g.x.d).count() * Clipped(top, KH, g.x.h).count() *
-           Clipped(left, KW, g.x.w).count();
+template <int MODE, int KD, int KH, int KW, typename I>
+__device__ inline I divisor(
+    const UnpoolingGeometry<I> &g, I front, I top, I left) {
+    if (MODE == AVERAGE_INCLUDE_PADDING) return I(KD) * KH * KW;
+    return Clipped<I>(front, KD, g.x.d).count() * Clipped<I>(top, KH, g.x.h).count() *
+           Clipped<I>(left, KW, g.x.w).count();
 }
 
 // One axis of a tile of SIZE elements: the windows of K elements every S that touch it. Window
 // `low + i` begins `i * S - shift` elements after the tile's first.
-template <int SIZE, int K, int S>
+template <typename I, int SIZE, int K, int S>
 struct Touching {
     static constexpr int WINDOWS = (SIZE + K - 2) / S + 1;
     static constexpr int COVERING = (K + S - 1) / S;  // windows over one element, at the most
-    long long low;
+    I low;
     int shift;
 
     // `begin`: the tile's first element, in padded x
-    __device__ Touching(long long begin) {
-        low = floor_quotient(begin - K, S) + 1;
-        shift = (int)(begin - low * S);
+    __device__ Touching(I begin) {
+        low = floor_quotient(begin - K, I(S)) + 1;
+        shift = K == 1 && S == 1 ? 0 : (int)(begin - low * S);
     }
     // The last window that begins at or before element `at` of the tile; -1 if none does.
     __device__ int last(int at) const { return at + shift < 0 ? -1 : (at + shift) / S; }
@@ -59,11 +53,11 @@ struct Touching {
 };
 
 // The first element of each window that equals its maximum, one per lane; -1 if none.
-template <int COUNT, int KD, int KH, int KW, typename T>
+template <int COUNT, int KD, int KH, int KW, typename I, typename T>
 __device__ inline void first_equal(
-    int (&found)[COUNT], const UnpoolingGeometry &g, const T *x, const Pack<T, COUNT> &y,
-    long long front, long long top, long long left, long long available) {
-    const Clipped d(front, KD, g.x.d), h(top, KH, g.x.h), w(left, KW, g.x.w);
+    int (&found)[COUNT], const UnpoolingGeometry<I> &g, const T *x, const Pack<T, COUNT> &y,
+    I front, I top, I left, I available) {
+    const Clipped<I> d(front, KD, g.x.d), h(top, KH, g.x.h), w(left, KW, g.x.w);
 #pragma unroll
     for (int e = 0; e < COUNT; ++e) found[e] = -1;
     if constexpr (KD == 1 && KH * KW <= 16) {
@@ -71,9 +65,8 @@ __device__ inline void first_equal(
         bool present[KH * KW];
 #pragma unroll
         for (int k = 0; k < KH * KW; ++k) {
-            const long long row = top + k / KW, column = left + k % KW;
-            present[k] = d.low < d.high && row >= h.low && row < h.high && column >= w.low &&
-                         column < w.high;
+            const I row = top + k / KW, column = left + k % KW;
+            present[k] = d.has(front) && h.has(row) && w.has(column);
             packs[k] = load_pack<COUNT>(
                 x + front * g.x_stride.d + row * g.x_stride.h + column * g.x_stride.w,
                 present[k] ? available : 0);
@@ -85,13 +78,13 @@ __device__ inline void first_equal(
                 if (present[k] && same_value(widen(packs[k].element[e]), widen(y.element[e])))
                     found[e] = k;
     } else {
-        for (long long depth = d.low; depth < d.high; ++depth)
-            for (long long row = h.low; row < h.high; ++row) {
+        for (I depth = d.low; depth < d.high; ++depth)
+            for (I row = h.low; row < h.high; ++row) {
                 const T *line = x + depth * g.x_stride.d + row * g.x_stride.h;
                 const int before = ((int)(depth - front) * KH + (int)(row - top)) * KW;
                 bool all = true;
 #pragma unroll 4
-                for (long long column = w.low; column < w.high; ++column) {
+                for (I column = w.low; column < w.high; ++column) {
                     const auto pack = load_pack<COUNT>(line + column * g.x_stride.w, available);
 #pragma unroll
                     for (int e = 0; e < COUNT; ++e)
@@ -106,20 +99,17 @@ __device__ inline void first_equal(
 }
 
 // The same with a warp for each window, 32 elements at a time.
-template <int COUNT, int KD, int KH, int KW, typename T>
+template <int COUNT, int KD, int KH, int KW, typename I, typename T>
 __device__ inline void first_equal_by_warp(
-    int (&found)[COUNT], const UnpoolingGeometry &g, const T *x, const Pack<T, COUNT> &y,
-    long long front, long long top, long long left, long long available) {
-    const Clipped d(front, KD, g.x.d), h(top, KH, g.x.h), w(left, KW, g.x.w);
-    const unsigned sites = (unsigned)(d.count() * h.count() * w.count());
-    const unsigned across = (unsigned)w.count(), down = (unsigned)h.count();
+    int (&found)[COUNT], const UnpoolingGeometry<I> &g, const T *x, const Pack<T, COUNT> &y,
+    I front, I top, I left, I available) {
+    const Clipped<I> d(front, KD, g.x.d), h(top, KH, g.x.h), w(left, KW, g.x.w);
+    const I sites = d.count() * h.count() * w.count();
 #pragma unroll
     for (int e = 0; e < COUNT; ++e) found[e] = -1;
-    for (unsigned begin = 0; begin < sites; begin += 32) {
-        const unsigned k = begin + threadIdx.x % 32;
-        const unsigned line = k / across, plane = line / down;
-        const long long column = w.low + (k - line * across);
-        const long long row = h.low + (line - plane * down), depth = d.low + plane;
+    Sites<I, 32> site(h, w, threadIdx.x % 32);
+    for (I k = threadIdx.x % 32; k - (int)(threadIdx.x % 32) < sites; k += 32, site.advance()) {
+        const I depth = d.low + site.depth, row = h.low + site.row, column = w.low + site.column;
         const auto pack = load_pack<COUNT>(
             x + depth * g.x_stride.d + row * g.x_stride.h + column * g.x_stride.w,
             k < sites ? available : 0);
@@ -137,67 +127,69 @@ __device__ inline void first_equal_by_warp(
     }
 }
 
-// The box is TB x TD x TH x TW elements of TL packs of COUNT lanes.
-template <typename T, int MODE, bool BY_WARP, int COUNT, int TB, int TD, int TH, int TW, int TL,
-          int KD, int KH, int KW, int SD, int SH, int SW>
+// The box is TB x TD x TH x TW elements of TL packs of COUNT lanes; a thread makes WIDE neighbours
+// along w of it. TW is a multiple of WIDE, or all of w.
+template <typename I, typename T, int MODE, bool BY_WARP, int COUNT, int WIDE, int TB, int TD,
+          int TH, int TW, int TL, int KD, int KH, int KW, int SD, int SH, int SW>
 __global__ void __launch_bounds__(256) unpool_tile(
-    UnpoolingGeometry g, T *__restrict__ dx, const T *__restrict__ y, const T *__restrict__ dy,
+    UnpoolingGeometry<I> g, T *__restrict__ dx, const T *__restrict__ y, const T *__restrict__ dy,
     const T *__restrict__ x) {
     using A = Arithmetic<T>;
-    using D = Touching<TD, KD, SD>;
-    using H = Touching<TH, KH, SH>;
-    using W = Touching<TW, KW, SW>;
+    using D = Touching<I, TD, KD, SD>;
+    using H = Touching<I, TH, KH, SH>;
+    using W = Touching<I, TW, KW, SW>;
     constexpr int WINDOWS = TB * D::WINDOWS * H::WINDOWS * W::WINDOWS * TL;
-    constexpr int ELEMENTS = TB * TD * TH * TW * TL;
+    constexpr int GROUPS = (TW + WIDE - 1) / WIDE;
+    constexpr int ELEMENTS = TB * TD * TH * GROUPS * TL;
     __shared__ Pack<A, COUNT> gradients[WINDOWS];
     __shared__ Pack<int, COUNT> targets[MODE == MAX ? WINDOWS : 1];
 
     for (long long tile = blockIdx.x; tile < g.total; tile += gridDim.x) {
-        long long rest = tile;
-        const long long first_lane = take(rest, g.lane_tiles) * (TL * COUNT);
-        const long long first_w = take(rest, g.tiles.w) * TW;
-        const long long first_h = take(rest, g.tiles.h) * TH;
-        const long long first_d = take(rest, g.tiles.d) * TD;
-        const long long first_b = take(rest, g.b_tiles) * TB, a = rest;
+        I rest = (I)tile;
+        const I first_lane = take(rest, g.lane_tiles) * (TL * COUNT);
+        const I first_w = take(rest, g.tiles.w) * TW, first_h = take(rest, g.tiles.h) * TH;
+        const I first_d = take(rest, g.tiles.d) * TD, first_b = take(rest, g.b_tiles) * TB;
+        const I a = rest;
         const D d(first_d + g.origin.d + g.before.d);
         const H h(first_h + g.origin.h + g.before.h);
         const W w(first_w + g.origin.w + g.before.w);
 
-        constexpr int THREADS = BY_WARP ? 32 : 1;  // of a window
-        for (int i = threadIdx.x / THREADS; i < WINDOWS; i += 256 / THREADS) {
-            const int lane = i % TL, i_w = i / TL % W::WINDOWS;
-            const int i_h = i / (TL * W::WINDOWS) % H::WINDOWS;
-            const int i_d = i / (TL * W::WINDOWS * H::WINDOWS) % D::WINDOWS;
-            const int i_b = i / (TL * W::WINDOWS * H::WINDOWS * D::WINDOWS);
-            const long long at_lane = first_lane + lane * COUNT, b = first_b + i_b;
-            const long long at_w = w.low + i_w, at_h = h.low + i_h, at_d = d.low + i_d;
+        constexpr unsigned THREADS = BY_WARP ? 32 : 1;  // of a window
+        for (unsigned i = threadIdx.x / THREADS; i < WINDOWS; i += 256 / THREADS) {
+            const unsigned lane = i % TL, i_w = i / TL % W::WINDOWS;
+            const unsigned i_h = i / (TL * W::WINDOWS) % H::WINDOWS;
+            const unsigned i_d = i / (TL * W::WINDOWS * H::WINDOWS) % D::WINDOWS;
+            const unsigned i_b = i / (TL * W::WINDOWS * H::WINDOWS * D::WINDOWS);
+            const I at_lane = first_lane + I(lane * COUNT), b = first_b + I(i_b);
+            const I at_w = w.low + I(i_w), at_h = h.low + I(i_h), at_d = d.low + I(i_d);
             const bool exists = at_lane < g.lanes && b < g.b && at_w >= 0 && at_w < g.y.w &&
                                 at_h >= 0 && at_h < g.y.h && at_d >= 0 && at_d < g.y.d;
-            const long long available = exists ? g.lanes - at_lane : 0;
-            const long long front = at_d * SD - g.before.d, top = at_h * SH - g.before.h;
-            const long long left = at_w * SW - g.before.w;
+            const I available = exists ? g.lanes - at_lane : 0;
+            const I front = at_d * SD - g.before.d, top = at_h * SH - g.before.h;
+            const I left = at_w * SW - g.before.w;
             const auto incoming = load_pack<COUNT>(
                 dy + at_offset(g.dy_stride, a, b, at_d, at_h, at_w, at_lane), available);
-            Pack<A, COUNT> gradient;
+            A share = 1;
             if constexpr (MODE == MAX) {
-                const auto most = load_pack<COUNT>(
+                const auto maximum = load_pack<COUNT>(
                     y + at_offset(g.y_stride, a, b, at_d, at_h, at_w, at_lane), available);
                 Pack<int, COUNT> target;
 #pragma unroll
                 for (int e = 0; e < COUNT; ++e) target.element[e] = -1;
-                const T *source = x + a * g.x_stride.a + b * g.x_stride.b + at_lane * g.x_stride.lane;
+                const T *source = x + at_offset(g.x_stride, a, b, I(0), I(0), I(0), at_lane);
                 if (exists) {
                     if constexpr (BY_WARP)
                         first_equal_by_warp<COUNT, KD, KH, KW>(
-                            target.element, g, source, most, front, top, left, available);
+                            target.element, g, source, maximum, front, top, left, available);
                     else
                         first_equal<COUNT, KD, KH, KW>(
-                            target.element, g, source, most, front, top, left, available);
+                            target.element, g, source, maximum, front, top, left, available);
                 }
                 targets[i] = target;
+            } else if (exists) {
+                share = A(divisor<MODE, KD, KH, KW>(g, front, top, left));
             }
-            const A share = MODE == MAX || !exists ? A(1)
-                                                   : A(divisor<MODE, KD, KH, KW>(g, front, top, left));
+            Pack<A, COUNT> gradient;
 #pragma unroll
             for (int e = 0; e < COUNT; ++e) {
                 gradient.element[e] = widen(incoming.element[e]);
@@ -207,14 +199,16 @@ __global__ void __launch_bounds__(256) unpool_tile(
         }
         __syncthreads();
 
-        for (int i = threadIdx.x; i < ELEMENTS; i += 256) {
-            const int lane = i % TL, i_w = i / TL % TW, i_h = i / (TL * TW) % TH;
-            const int i_d = i / (TL * TW * TH) % TD, i_b = i / (TL * TW * TH * TD);
-            const long long at_lane = first_lane + lane * COUNT, b = first_b + i_b;
-            if (at_lane >= g.lanes || b >= g.b || first_w + i_w >= g.dx.w ||
-                first_h + i_h >= g.dx.h || first_d + i_d >= g.dx.d)
+        for (unsigned i = threadIdx.x; i < ELEMENTS; i += 256) {
+            const unsigned lane = i % TL, i_w = i / TL % GROUPS * WIDE;
+            const unsigned i_h = i / (TL * GROUPS) % TH, i_d = i / (TL * GROUPS * TH) % TD;
+            const unsigned i_b = i / (TL * GROUPS * TH * TD);
+            const I at_lane = first_lane + I(lane * COUNT), b = first_b + I(i_b);
+            const I at_w = first_w + I(i_w), at_h = first_h + I(i_h), at_d = first_d + I(i_d);
+            if (at_lane >= g.lanes || b >= g.b || at_w >= g.dx.w || at_h >= g.dx.h ||
+                at_d >= g.dx.d)
                 continue;
-            Pack<A, COUNT> total = {};
+            Pack<A, COUNT> totals[WIDE] = {};
             for (int j_d = 0; j_d < D::COVERING; ++j_d) {
                 const int w_d = d.last(i_d) - j_d, tap_d = d.tap(i_d, w_d);
                 if (w_d < 0 || tap_d >= KD) break;
@@ -222,86 +216,93 @@ __global__ void __launch_bounds__(256) unpool_tile(
                     const int w_h = h.last(i_h) - j_h, tap_h = h.tap(i_h, w_h);
                     if (w_h < 0 || tap_h >= KH) break;
                     const int line = ((i_b * D::WINDOWS + w_d) * H::WINDOWS + w_h) * W::WINDOWS;
-                    for (int j_w = 0; j_w < W::COVERING; ++j_w) {
-                        const int w_w = w.last(i_w) - j_w, tap_w = w.tap(i_w, w_w);
-                        if (w_w < 0 || tap_w >= KW) break;
-                        const int window = (line + w_w) * TL + lane;
-                        const Pack<A, COUNT> gradient = gradients[window];
-                        if constexpr (MODE == MAX) {
-                            const Pack<int, COUNT> target = targets[window];
-                            const int tap = (tap_d * KH + tap_h) * KW + tap_w;
+                    const int before = (tap_d * KH + tap_h) * KW;
 #pragma unroll
-                            for (int e = 0; e < COUNT; ++e)
-                                if (target.element[e] == tap) total.element[e] += gradient.element[e];
-                        } else {
+                    for (int u = 0; u < WIDE; ++u)
+                        for (int j_w = 0; j_w < W::COVERING; ++j_w) {
+                            const int w_w = w.last(i_w + u) - j_w, tap_w = w.tap(i_w + u, w_w);
+                            if (w_w < 0 || w_w >= W::WINDOWS || tap_w >= KW) break;
+                            const int window = (line + w_w) * TL + lane;
+                            const Pack<A, COUNT> gradient = gradients[window];
+                            if constexpr (MODE == MAX) {
+                                const Pack<int, COUNT> target = targets[window];
 #pragma unroll
-                            for (int e = 0; e < COUNT; ++e) total.element[e] += gradient.element[e];
+                                for (int e = 0; e < COUNT; ++e)
+                                    if (target.element[e] == before + tap_w)
+                                        totals[u].element[e] += gradient.element[e];
+                            } else {
+#pragma unroll
+                                for (int e = 0; e < COUNT; ++e)
+                                    totals[u].element[e] += gradient.element[e];
+                            }
                         }
-                    }
                 }
             }
-            Pack<T, COUNT> results;
+            // Lanes and columns are not both packs.
+            Pack<T, COUNT * WIDE> results;
 #pragma unroll
-            for (int e = 0; e < COUNT; ++e) results.element[e] = narrow<T>(total.element[e]);
-            store_pack<COUNT>(
-                dx + at_offset(
-                         g.dx_stride, a, b, first_d + i_d, first_h + i_h, first_w + i_w, at_lane),
-                results, g.lanes - at_lane);
+            for (int e = 0; e < COUNT * WIDE; ++e)
+                results.element[e] = narrow<T>(totals[e / COUNT].element[e % COUNT]);
+            store_pack<COUNT * WIDE>(
+                dx + at_offset(g.dx_stride, a, b, at_d, at_h, at_w, at_lane), results,
+                COUNT > 1 ? g.lanes - at_lane
+                          : WIDE > 1 ? least(g.dx.w - at_w, I(TW - i_w)) : I(1));
         }
         __syncthreads();
     }
 }
 
 // Whether element (depth, row, column) of x is the first of its window that equals y.
-template <int KH, int KW, typename T>
+template <int KH, int KW, typename I, typename T>
 __device__ inline bool is_first_equal(
-    const UnpoolingGeometry &g, const T *x, T y, long long front, long long top, long long left,
-    long long depth, long long row, long long column) {
-    auto same = [&](long long d, long long h, long long w) {
+    const UnpoolingGeometry<I> &g, const T *x, T y, I front, I top, I left,
+    I depth, I row, I column) {
+    auto same = [&](I d, I h, I w) {
         const T value = x[d * g.x_stride.d + h * g.x_stride.h + w * g.x_stride.w];
         return same_value(widen(value), widen(y));
     };
     if (!same(depth, row, column)) return false;
-    const Clipped h(top, KH, g.x.h), w(left, KW, g.x.w);
-    for (long long d = larger(front, 0ll); d <= depth; ++d)
+    const Clipped<I> h(top, KH, g.x.h), w(left, KW, g.x.w);
+    for (I d = most(front, I(0)); d <= depth; ++d)
         for (long long i = h.low; i < (d < depth ? h.high : row + 1); ++i)
-            for (long long j = w.low; j < (d < depth || i < row ? w.high : column); ++j)
+            for (I j = w.low; j < (d < depth || i < row ? w.high : column); ++j)
                 if (same(d, i, j)) return false;
     return true;
 }
 
-template <typename T, int MODE, int KD, int KH, int KW, int SD, int SH, int SW>
+template <typename I, typename T, int MODE, int KD, int KH, int KW, int SD, int SH, int SW>
 __global__ void __launch_bounds__(256) unpool_direct(
-    UnpoolingGeometry g, T *__restrict__ dx, const T *__restrict__ y, const T *__restrict__ dy,
+    UnpoolingGeometry<I> g, T *__restrict__ dx, const T *__restrict__ y, const T *__restrict__ dy,
     const T *__restrict__ x) {
     using A = Arithmetic<T>;
     const long long step = (long long)gridDim.x * blockDim.x;
-    for (long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x; i < g.total; i += step) {
-        long long rest = i;
-        const long long lane = take(rest, g.lanes), i_w = take(rest, g.dx.w);
-        const long long i_h = take(rest, g.dx.h), i_d = take(rest, g.dx.d);
-        const long long b = take(rest, g.b), a = rest;
-        const long long depth = i_d + g.origin.d, row = i_h + g.origin.h, column = i_w + g.origin.w;
+    long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
+    for (; i < g.total; i += step) {
+        I rest = (I)i;
+        const I lane = take(rest, g.lanes), i_w = take(rest, g.dx.w);
+        const I i_h = take(rest, g.dx.h), i_d = take(rest, g.dx.d);
+        const I b = take(rest, g.b), a = rest;
+        const I depth = i_d + g.origin.d, row = i_h + g.origin.h, column = i_w + g.origin.w;
         // The windows over an element: [first, last] along each axis, descending as in unpool_tile.
-        const long long last_d = smaller(floor_quotient(depth + g.before.d, SD), g.y.d - 1);
-        const long long last_h = smaller(floor_quotient(row + g.before.h, SH), g.y.h - 1);
-        const long long last_w = smaller(floor_quotient(column + g.before.w, SW), g.y.w - 1);
+        const I last_d = least(floor_quotient(depth + g.before.d, I(SD)), g.y.d - 1);
+        const I last_h = least(floor_quotient(row + g.before.h, I(SH)), g.y.h - 1);
+        const I last_w = least(floor_quotient(column + g.before.w, I(SW)), g.y.w - 1);
         const T *source = x + a * g.x_stride.a + b * g.x_stride.b + lane * g.x_stride.lane;
         A total = 0;
-        for (long long d = last_d; d >= 0; --d) {
-            const long long front = d * SD - g.before.d;
+        for (I d = last_d; d >= 0; --d) {
+            const I front = d * SD - g.before.d;
             if (front + KD <= depth) break;
-            for (long long h = last_h; h >= 0; --h) {
-                const long long top = h * SH - g.before.h;
+            for (I h = last_h; h >= 0; --h) {
+                const I top = h * SH - g.before.h;
                 if (top + KH <= row) break;
-                for (long long w = last_w; w >= 0; --w) {
-                    const long long left = w * SW - g.before.w;
+                for (I w = last_w; w >= 0; --w) {
+                    const I left = w * SW - g.before.w;
                     if (left + KW <= column) break;
                     const A incoming = widen(dy[at_offset(g.dy_stride, a, b, d, h, w, lane)]);
                     if constexpr (MODE == MAX) {
-                        const T most = y[at_offset(g.y_stride, a, b, d, h, w, lane)];
+                        const T maximum = y[at_offset(g.y_stride, a, b, d, h, w, lane)];
                         if (is_first_equal<KH, KW>(
-                                g, source, most, front, top, left, depth, row, column))
+                                g, source, maximum, front, top, left, depth, row, column))
                             total += incoming;
                     } else {
                         total += incoming / A(divisor<MODE, KD, KH, KW>(g, front, top, left));

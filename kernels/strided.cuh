@@ -14,36 +14,41 @@ __device__ inline long long quotient(long long a, long long b) {
     return (unsigned long long)a / (unsigned long long)b;
 }
 
-template <int OPERANDS>
+__device__ inline int quotient(int a, int b) { return (unsigned)a / (unsigned)b; }
+
+// I, the type of indices, is int where all elements lie within 2**31 of the first, else long long:
+// that is half the instructions.
+template <typename I, int OPERANDS>
 struct Walk {
-    long long size[OUTER_AXES], inner;  // inner: elements of a row
-    long long stride[OPERANDS][OUTER_AXES], inner_stride[OPERANDS];
-    long long first;      // the first outer axis whose size is not 1
-    long long row_packs;  // packs in a row
-    long long packs;      // in all rows
+    I size[OUTER_AXES], inner;  // inner: elements of a row
+    I stride[OPERANDS][OUTER_AXES], inner_stride[OPERANDS];
+    I first;      // the first outer axis whose size is not 1
+    I row_packs;  // packs in a row
+    I packs;      // in all rows
 };
 
 // Where pack `index` begins in each operand, and how many elements of its row are left there: none
 // past the end of the tensor.
-template <int OPERANDS>
+template <typename I, int OPERANDS>
 struct Place {
-    long long offset[OPERANDS], available;
+    I offset[OPERANDS], available;
 };
 
-template <int COUNT, int OPERANDS>
-__device__ inline Place<OPERANDS> place_of(const Walk<OPERANDS> &walk, long long index) {
-    Place<OPERANDS> place = {};
-    if (index >= walk.packs) return place;
-    long long row = walk.row_packs == walk.packs ? 0 : quotient(index, walk.row_packs);
-    const long long column = (index - row * walk.row_packs) * COUNT;
+template <int COUNT, typename I, int OPERANDS>
+__device__ inline Place<I, OPERANDS> place_of(const Walk<I, OPERANDS> &walk, long long pack) {
+    Place<I, OPERANDS> place = {};
+    if (pack >= walk.packs) return place;
+    const I index = (I)pack;
+    I row = walk.row_packs == walk.packs ? 0 : quotient(index, walk.row_packs);
+    const I column = (index - row * walk.row_packs) * COUNT;
     place.available = walk.inner - column;
 #pragma unroll
     for (int o = 0; o < OPERANDS; ++o) place.offset[o] = column * walk.inner_stride[o];
 #pragma unroll
     for (int axis = OUTER_AXES - 1; axis >= 0; --axis) {
         if (axis < walk.first) continue;
-        const long long outside = axis == walk.first ? 0 : quotient(row, walk.size[axis]);
-        const long long at = row - outside * walk.size[axis];
+        const I outside = axis == walk.first ? 0 : quotient(row, walk.size[axis]);
+        const I at = row - outside * walk.size[axis];
 #pragma unroll
         for (int o = 0; o < OPERANDS; ++o) place.offset[o] += at * walk.stride[o][axis];
         row = outside;

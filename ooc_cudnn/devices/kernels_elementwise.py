@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from ooc_cudnn.devices.kernel_plans import _CUDA_TYPES, MODES, Launch, _bool, _geometry
-from ooc_cudnn.devices.kernels_launch import Runner, launch
+from ooc_cudnn.devices.kernel_plans import _CUDA_TYPES, MODES, Launch, _bool
+from ooc_cudnn.devices.kernels_launch import Runner, geometry, index_type, is_small, launch
 from ooc_cudnn.devices.launch_geometry import BLOCK_THREADS, LARGEST_GRID, WIDEST_ACCESS_BYTES
 from ooc_cudnn.devices.merged_axes import MergedAxes, is_packable, merged_axes, walk_numbers
 from ooc_cudnn.devices.view import DeviceView
@@ -17,7 +17,7 @@ from ooc_cudnn.operations.op_tensor import OpTensor
 
 # The numbers are the enumerations `Op` and `Spread` in op_tensor.cu.
 OPS = {"add": 0, "multiply": 1, "minimum": 2, "maximum": 3}
-CONSTANT, PACKED, STRIDED = 0, 1, 2
+CONSTANT, PACKED, STRIDED, CARRIED = 0, 1, 2, 3
 
 #: Packs of a thread, all loaded before the first is used. An activation's gradient loads up to
 #: three operands for each and needs the registers.
@@ -44,13 +44,8 @@ def _count(axes: MergedAxes, views: Sequence[DeviceView | None]) -> int:
     return count
 
 
-def _launch(source: str, expression: str, axes: MergedAxes, count: int, unroll: int) -> Launch:
-    numbers = walk_numbers(axes, count)
-    packs = numbers[-1]
-    blocks = -(-packs // (BLOCK_THREADS * unroll))
-    return Launch(
-        source, expression, (min(blocks, LARGEST_GRID),), (BLOCK_THREADS, 1), _geometry(*numbers)
-    )
+def _blocks(packs: int, unroll: int) -> tuple[int]:
+    return (min(-(-packs // (BLOCK_THREADS * unroll)), LARGEST_GRID),)
 
 
 def plan_op_tensor(
@@ -66,13 +61,21 @@ def plan_op_tensor(
     b_strides = tuple(
         0 if extent == 1 else step for extent, step in zip(b.shape, b.strides, strict=True)
     )
-    axes = merged_axes(c.shape, [c.strides, a.strides if a else c.strides, b_strides])
+    whole = [c.strides, a.strides if a else c.strides]
+    axes = merged_axes(c.shape, [*whole, b_strides])
     count = _count(axes, [c, a])
-    if axes.inner_strides[2] == 0:
+    flat = merged_axes(c.shape, whole)
+    flat_count = 1 if flat.sizes else _count(flat, [c, a])
+    walked = count  # elements of a step of the walk
+    if flat_count > count and axes.inner > 1:
+        spread, count, walked = CARRIED, flat_count, 1
+    elif axes.inner_strides[2] == 0:
         spread = CONSTANT
     else:
         spread = PACKED if count > 1 and is_packable(axes, 2, b, count) else STRIDED
+    small = is_small([a, b, c], c.size)
     arguments = (
+        index_type(small=small),
         _CUDA_TYPES[operation.dtype],
         str(OPS[operation.op]),
         _bool(a is not None),
@@ -80,8 +83,15 @@ def plan_op_tensor(
         str(count),
         str(UNROLL_OP_TENSOR),
     )
-    expression = f"op_tensor<{', '.join(arguments)}>"
-    return _launch("op_tensor.cu", expression, axes, count, UNROLL_OP_TENSOR)
+    numbers = walk_numbers(axes, walked)
+    packs = -(-numbers[-1] * walked // count)
+    return Launch(
+        "op_tensor.cu",
+        f"op_tensor<{', '.join(arguments)}>",
+        _blocks(packs, UNROLL_OP_TENSOR),
+        (BLOCK_THREADS, 1),
+        geometry(numbers, small=small),
+    )
 
 
 def op_tensor(
@@ -125,15 +135,23 @@ def plan_activation_backward(
     views = [dx, y, dy, x]
     axes = merged_axes(dx.shape, [(view or dx).strides for view in views])
     count = _count(axes, views)
+    small = is_small(views, dx.size)
     arguments = (
+        index_type(small=small),
         _CUDA_TYPES[operation.dtype],
         str(MODES[operation.mode]),
         _bool(x is not None),
         str(count),
         str(UNROLL_ACTIVATION),
     )
-    expression = f"activation_backward<{', '.join(arguments)}>"
-    return _launch("activation_backward.cu", expression, axes, count, UNROLL_ACTIVATION)
+    numbers = walk_numbers(axes, count)
+    return Launch(
+        "activation_backward.cu",
+        f"activation_backward<{', '.join(arguments)}>",
+        _blocks(numbers[-1], UNROLL_ACTIVATION),
+        (BLOCK_THREADS, 1),
+        geometry(numbers, small=small),
+    )
 
 
 def activation_backward(

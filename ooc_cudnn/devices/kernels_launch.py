@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
+import numpy as np
+
 from ooc_cudnn.devices import kernels
 from ooc_cudnn.devices.kernel_plans import Launch
 from ooc_cudnn.devices.view import DeviceView
@@ -14,6 +16,34 @@ Runner = Callable[
     [Any, tuple[DeviceView | None, ...], DeviceView, tuple[int, int], Any],
     None,
 ]
+
+#: Offsets below this are computed in 32 bits; what is left of 2**31 is room for steps past the end.
+SMALL_OFFSETS = 2**31 - 2**16
+
+
+def is_small(views: Sequence[DeviceView | None], *numbers: int) -> bool:
+    """Whether every offset in the views, and every one of `numbers`, fits an int.
+
+    >>> is_small([DeviceView(0, "float32", (2, 2**30), (2**30, 1))], 5)
+    False
+    """
+    reach = [
+        sum((size - 1) * abs(step) for size, step in zip(view.shape, view.strides, strict=True))
+        for view in views
+        if view is not None and view.size
+    ]
+    return all(abs(number) < SMALL_OFFSETS for number in (*reach, *numbers))
+
+
+def index_type(*, small: bool) -> str:
+    """The template argument I of the kernels that compute offsets in either width."""
+    return "int" if small else "long long"
+
+
+def geometry(numbers: Sequence[int], *, small: bool) -> np.ndarray:
+    """A C struct of ints or long longs, which CuPy passes by value."""
+    data = np.array(numbers, np.int32 if small else np.int64)
+    return data.view(f"V{data.nbytes}")
 
 
 def launch(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from ooc_cudnn.devices.kernel_plans import _CUDA_TYPES, Launch, _bool, _geometry
+from ooc_cudnn.devices.kernel_plans import _CUDA_TYPES, Launch, _bool
+from ooc_cudnn.devices.kernels_launch import geometry, index_type, is_small
 from ooc_cudnn.devices.launch_geometry import BLOCK_THREADS, LARGEST_GRID
 from ooc_cudnn.devices.pooling_plans import (
     MODES,
@@ -21,6 +22,8 @@ from ooc_cudnn.operations.pooling import PoolingBackward
 #: Packs of dx that a block makes at once, and lanes among them.
 TILE_PACKS = 2048
 TILE_LANES = 16
+#: Where channels do not lie beside each other, tiles hold whole runs of so many elements along w.
+ALONG_W = 8
 #: Bytes of a pack: wider ones need more registers and shared memory than they save.
 PACK_BYTES = 16
 #: Shared memory of a block: as many blocks as a multiprocessor runs shall fit.
@@ -63,7 +66,7 @@ def choose_tile(
     lanes = _piece(-(-sizes[5] // count), TILE_LANES)
     left = TILE_PACKS // lanes
     squarest = 2 ** math.ceil(math.log2(left) / 2)
-    w = _piece(sizes[4], squarest, stride[2])
+    w = _piece(sizes[4], squarest, math.lcm(stride[2], ALONG_W if sizes[5] == 1 else 1))
     h = _piece(sizes[3], max(left // w, 1), stride[1])
     d = _piece(sizes[2], max(left // (w * h), 1), stride[0])
     b = _piece(sizes[1], max(left // (w * h * d), 1))
@@ -127,12 +130,16 @@ def plan_pooling_backward(
     real_bytes = 8 if operation.dtype == "float64" else 4
     lane_bytes = real_bytes + (4 if forward.is_max else 0)
     taps = math.prod(window)
-    tile = choose_tile(sizes, count, window, stride, lane_bytes) if taps < 2**31 else None
+    tile = choose_tile(sizes, count, window, stride, lane_bytes) if taps < 2**30 else None
 
-    arguments = [_CUDA_TYPES[operation.dtype], str(MODES[forward.mode])]
+    small = is_small(views, *[view.size for view in views], *window, *stride, *before)
+    arguments = [index_type(small=small), _CUDA_TYPES[operation.dtype], str(MODES[forward.mode])]
     if tile is not None:
         by_warp = forward.is_max and taps >= WARP_TAPS
-        arguments += [_bool(by_warp), str(count), *map(str, tile)]
+        wide = aligned_pack(dx, axes[0], 4, PACK_BYTES // dx.item_bytes) if count == 1 else 1
+        while wide > 1 and tile.w % wide and tile.w < sizes[4]:
+            wide //= 2
+        arguments += [_bool(by_warp), str(count), str(wide), *map(str, tile)]
         tiles = [
             -(-size // piece) for size, piece in zip(sizes[1:5], tile[:4], strict=True)
         ]  # b, d, h, w
@@ -148,17 +155,20 @@ def plan_pooling_backward(
         f"{name}<{', '.join(arguments)}>",
         (min(blocks, LARGEST_GRID),),
         (BLOCK_THREADS, 1),
-        _geometry(
-            *(sizes[0], sizes[1], sizes[5]),
-            *sizes[2:5],
-            *origin,
-            *three(forward.x_shape[2:], 1),
-            *three(forward.output_shape[2:], 1),
-            *before,
-            *(step for each in axes for step in each.strides),
-            *tiles[1:],
-            tiles[0],
-            lane_tiles,
-            total,
+        geometry(
+            (
+                *(sizes[0], sizes[1], sizes[5]),
+                *sizes[2:5],
+                *origin,
+                *three(forward.x_shape[2:], 1),
+                *three(forward.output_shape[2:], 1),
+                *before,
+                *(step for each in axes for step in each.strides),
+                *tiles[1:],
+                tiles[0],
+                lane_tiles,
+                total,
+            ),
+            small=small,
         ),
     )

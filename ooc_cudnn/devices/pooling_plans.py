@@ -9,7 +9,8 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ooc_cudnn.devices.kernel_plans import _CUDA_TYPES, Launch, _geometry
+from ooc_cudnn.devices.kernel_plans import _CUDA_TYPES, Launch
+from ooc_cudnn.devices.kernels_launch import geometry, index_type, is_small
 from ooc_cudnn.devices.launch_geometry import BLOCK_THREADS, LARGEST_GRID, WIDEST_ACCESS_BYTES
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.operations.pooling import Pooling
@@ -115,7 +116,8 @@ def plan_pooling(operation: Pooling, x: DeviceView, y: DeviceView) -> Launch | N
     y_axes, x_axes = six_axes([y, x], channels_last=last)
     window, stride = three(operation.window, 1), three(operation.stride, 1)
     before = three([pair[0] for pair in operation.padding], 0)
-    arguments = [_CUDA_TYPES[operation.dtype], str(MODES[operation.mode])]
+    small = is_small([x, y], x.size, y.size, *window, *stride, *before)
+    arguments = [index_type(small=small), _CUDA_TYPES[operation.dtype], str(MODES[operation.mode])]
     windows = [str(number) for number in (*window, *stride)]
     taps = math.prod(window)
 
@@ -141,14 +143,17 @@ def plan_pooling(operation: Pooling, x: DeviceView, y: DeviceView) -> Launch | N
         f"{name}<{', '.join(arguments)}>",
         (min(-(-total // threads), LARGEST_GRID),),
         (BLOCK_THREADS, 1),
-        _geometry(
-            *(y_axes.sizes[0], y_axes.sizes[1], y_axes.sizes[5]),
-            *y_axes.sizes[2:5],
-            *x_axes.sizes[2:5],
-            *before,
-            *y_axes.strides,
-            *x_axes.strides,
-            total,
+        geometry(
+            (
+                *(y_axes.sizes[0], y_axes.sizes[1], y_axes.sizes[5]),
+                *y_axes.sizes[2:5],
+                *x_axes.sizes[2:5],
+                *before,
+                *y_axes.strides,
+                *x_axes.strides,
+                total,
+            ),
+            small=small,
         ),
     )
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from device_operand import DTYPES, EPSILON, Operand, assert_close, random
 
-from ooc_cudnn.devices import kernel_plans
+from ooc_cudnn.devices import kernel_plans, kernels, kernels_launch
 from ooc_cudnn.devices.kernels_elementwise import activation_backward, op_tensor
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.operations.activation_backward import ActivationBackward, needs_x
@@ -117,7 +117,8 @@ def check_activation(mode, coef, dtype, layouts, shape=(2, 16, 6, 8), *, offset=
     dx = {"y": y, "dy": dy, "x": x}.get(into) or Operand(shape, dtype, dx_layout)
     found.backward(torch.from_numpy(dy.wide))
     expected = t.grad.numpy()
-    slack = np.abs(dy.wide) * CANCELLING.get(mode, 0.0) * 8 * EPSILON["float32"]
+    real = EPSILON[kernel_plans.arithmetic_dtype(dtype)]
+    slack = np.abs(dy.wide) * (1 + CANCELLING.get(mode, 0.0)) * 8 * real
     if not needs_x(mode, coef):  # y was rounded
         rounding = EPSILON[dtype] * (1 + np.abs(y.wide)) if mode not in ("relu", "identity") else 0
         slack = slack + 2 * np.abs(dy.wide) * rounding
@@ -176,6 +177,16 @@ def test_nan_and_infinity(mode, dtype):
     with np.errstate(all="ignore"):
         slack = 8 * EPSILON[kernel_plans.arithmetic_dtype(dtype)] * 4
         assert_close(dx.result(), operation.reference(y.array, dy.array, x.array), dtype, slack)
+
+
+@pytest.mark.parametrize("layout", ["first", "last_rows"])
+@pytest.mark.parametrize("shape", [(3, 10, 7, 7), (2, 64, 4, 4)], ids=str)
+def test_offsets_in_64_bits(shape, layout, monkeypatch):
+    monkeypatch.setattr(kernels_launch, "SMALL_OFFSETS", 0)
+    kernels._prepared.clear()
+    test_op_tensor_shapes(shape, "float16", f"{layout} {layout}", 0)
+    check_activation("swish", 1.0, "float16", " ".join([layout] * 4), shape)
+    kernels._prepared.clear()
 
 
 def test_empty_tensors_do_nothing():

@@ -253,6 +253,18 @@ def test_the_direct_kernel(layouts, monkeypatch):
     kernels._prepared.clear()
 
 
+@pytest.mark.parametrize("layouts", [FIRST, LAST])
+def test_offsets_in_64_bits(layouts, monkeypatch):
+    from ooc_cudnn.devices import kernels, kernels_launch
+
+    monkeypatch.setattr(kernels_launch, "SMALL_OFFSETS", 0)
+    kernels._prepared.clear()
+    for case in ("3x3 s2 p1", "3d", "negative", "1d", "large global", "too many overlap"):
+        for mode in ("max", EXCLUDE):
+            check(case, "float32", mode, layouts)
+    kernels._prepared.clear()
+
+
 def test_a_warp_or_a_thread_for_each_window(monkeypatch):
     from ooc_cudnn.devices import kernels
 
