@@ -84,3 +84,18 @@ def met(offset: int, stride: int, extent: int, count: int) -> tuple[slice, slice
         return slice(0, 0), slice(0, 0)
     begin = low * stride + offset
     return slice(low, high), slice(begin, begin + (high - low - 1) * stride + 1, stride)
+
+
+def kept_where(mask: Array, values: Array) -> Array:
+    """Values where the mask is true, 0 elsewhere, whatever they are there.
+
+    By bits: `numpy.where` takes a branch for each element, ten times as long on a random mask.
+
+    >>> kept_where(np.array([True, False]), np.array([2.5, np.nan]))
+    array([2.5, 0. ])
+    """
+    bits = np.dtype(f"i{values.itemsize}")
+    keep = mask.astype(bits)
+    np.negative(keep, out=keep)
+    np.bitwise_and(keep, values.view(bits), out=keep)
+    return keep.view(values.dtype)

@@ -17,6 +17,7 @@ from ooc_cudnn.devices.host_chunks import (
     Runner,
     arithmetic_dtype,
     chunks,
+    kept_where,
     of_channels,
     of_images,
 )
@@ -70,10 +71,11 @@ def activation_backward(
         before = value if x is None else x[box].astype(dtype, copy=False)
         slope = _slope(operation.mode, operation.coef, value, before)
         result = slope * dy[box].astype(dtype, copy=False)
-        np.copyto(result, 0, where=slope == 0)  # whatever dy is
-        np.copyto(result, np.nan, where=np.isnan(value))
-        if x is not None:
-            np.copyto(result, np.nan, where=np.isnan(before))
+        result = kept_where(slope != 0, result)  # whatever dy is
+        for source in (value,) if x is None else (value, before):
+            absent = np.isnan(source)
+            if absent.any():
+                np.copyto(result, np.nan, where=absent)
         np.copyto(output[box], result, casting="unsafe")
 
 
