@@ -42,6 +42,14 @@ INSTANCES = {
         "convolution_direct<__nv_bfloat16, __nv_bfloat16, 4>",
         "convolution_direct<double, double, 1>",
     ],
+    "convolution_direct_backward.cu": [
+        "convolution_direct_data<float, float, 4>",
+        "convolution_direct_data<__half, float, 1>",
+        "convolution_direct_data<__nv_bfloat16, __nv_bfloat16, 4>",
+        "convolution_direct_filter<float, float, 1>",
+        "convolution_direct_filter<__half, float, 4>",
+        "convolution_direct_filter<double, double, 4>",
+    ],
 }
 
 

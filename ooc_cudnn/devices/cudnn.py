@@ -92,14 +92,20 @@ class Convolutions:
         if found is None:
             _run_directly(operation, inputs, output, workspace, stream)
             return
-        addresses = {RESULT: output.pointer}
-        for uid, view, copy in zip(INPUTS, inputs, found.form.copies, strict=True):
-            addresses[uid] = copy.make(view, pointer, stream) if copy else view.pointer
+        form = found.form
+        addresses = {}
+        for uid, view, copy in zip(INPUTS, inputs, form.inputs, strict=True):
+            addresses[uid] = pointer + copy.offset if copy else view.pointer
+            if copy:
+                copy.fill(view, pointer, stream)
+        addresses[RESULT] = pointer + form.result.offset if form.result else output.pointer
         handle = self.handle
         self._cudnn.set_stream(handle, stream.ptr)
         found.graph.execute_plan_at_index(
-            addresses, pointer + found.form.nbytes, found.plan_index, handle
+            addresses, pointer + form.nbytes, found.plan_index, handle
         )
+        if form.result:
+            form.result.give_back(output, pointer, stream)
 
     def _choose(self, operation: AnyConvolution, available_bytes: int) -> Executable | None:
         found = self.executable(operation, None)

@@ -27,6 +27,16 @@ def result_dtype(operation: AnyConvolution) -> str:
     return operation.y_dtype if isinstance(operation, Convolution) else operation.result_dtype
 
 
+def input_shapes(operation: AnyConvolution) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shapes of an operation's inputs, in their order."""
+    forward = forward_of(operation)
+    if isinstance(operation, Convolution):
+        return forward.x_shape, forward.w_shape
+    if isinstance(operation, ConvolutionBackwardData):
+        return forward.w_shape, forward.output_shape
+    return forward.x_shape, forward.output_shape
+
+
 def describe(cudnn: Any, handle: Any, operation: AnyConvolution) -> Any:
     """State an operation as a graph; its tensors are packed, in the operation's layout.
 
@@ -70,25 +80,16 @@ def describe(cudnn: Any, handle: Any, operation: AnyConvolution) -> Any:
         "dilation": [1, *forward.dilation] if flat else list(forward.dilation),
         "compute_data_type": compute,
     }
-    first, second = INPUTS
+    first, second = (
+        tensor(shape, name, uid)
+        for shape, name, uid in zip(input_shapes(operation), ("a", "b"), INPUTS, strict=True)
+    )
     if isinstance(operation, Convolution):
-        result = graph.conv_fprop(
-            image=tensor(forward.x_shape, "x", first),
-            weight=tensor(forward.w_shape, "w", second),
-            **windows,
-        )
+        result = graph.conv_fprop(image=first, weight=second, **windows)
     elif isinstance(operation, ConvolutionBackwardData):
-        result = graph.conv_dgrad(
-            filter=tensor(forward.w_shape, "w", first),
-            loss=tensor(forward.output_shape, "dy", second),
-            **windows,
-        )
+        result = graph.conv_dgrad(filter=first, loss=second, **windows)
     else:
-        result = graph.conv_wgrad(
-            image=tensor(forward.x_shape, "x", first),
-            loss=tensor(forward.output_shape, "dy", second),
-            **windows,
-        )
+        result = graph.conv_wgrad(image=first, loss=second, **windows)
     shape = operation.output_shape
     result.set_output(True).set_uid(RESULT).set_data_type(types[result_dtype(operation)])
     result.set_dim(dimensions(shape)).set_stride(strides(shape))

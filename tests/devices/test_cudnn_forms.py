@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from ooc_cudnn.devices.cudnn_forms import forms
-from ooc_cudnn.devices.cudnn_graphs import forward_of, result_dtype
+from ooc_cudnn.devices.cudnn_forms import forms, widened, with_symmetric_rows
+from ooc_cudnn.devices.cudnn_graphs import forward_of, input_shapes, result_dtype
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.convolution_backward import (
     ConvolutionBackwardData,
@@ -16,66 +16,60 @@ from ooc_cudnn.operations.convolution_backward import (
 )
 
 PADDINGS = [((1, 0), 1), ((0, 2), (1, 1)), ((3, 1), 0), ((1, 1), 1), ((1, 0), (0, 1))]
+GRADIENTS = (ConvolutionBackwardData, ConvolutionBackwardFilter)
 
 
-def forward(padding, dtype="float64", **options):
-    return Convolution.of(
-        (2, 4, 6, 5), (6, 2, 3, 2), padding=padding, groups=2, dtype=dtype, **options
-    )
+def forward(padding, dtype="float64", channels=4, **options):
+    w = (6, channels // 2, 3, 2)
+    return Convolution.of((2, channels, 6, 5), w, padding=padding, groups=2, dtype=dtype, **options)
 
 
+@pytest.mark.parametrize("kind", [None, *GRADIENTS])
 @pytest.mark.parametrize("padding", PADDINGS, ids=str)
-def test_rows_of_zeros_leave_the_filter_gradient_as_it_is(padding):
-    operation = ConvolutionBackwardFilter(forward(padding), "float64")
+def test_symmetric_rows_leave_the_result_as_it_is(padding, kind):
+    convolution = forward(padding)
+    operation = kind(convolution, "float64") if kind else convolution
+    form = with_symmetric_rows(operation)
+    before, after = forward_of(form.operation).padding[0]
+    assert before == after
     random = np.random.default_rng(0)
-    x = random.standard_normal(operation.forward.x_shape)
-    dy = random.standard_normal(operation.forward.output_shape)
-    tried = list(forms(operation))
-    assert tried[-1].operation == operation
-    for form in tried:
-        copied = x
-        if form.copies[0] is not None:
-            rows = (form.copies[0].before, form.copies[0].after)
-            copied = np.pad(x, ((0, 0), (0, 0), rows, (0, 0)))
-            before, after = forward_of(form.operation).padding[0]
-            assert before == after
-            assert form.copies[0].shape == copied.shape
-        result = form.operation.reference(copied, dy)
-        assert np.allclose(result, operation.reference(x, dy), rtol=1e-12)
+    inputs = [random.standard_normal(shape) for shape in input_shapes(operation)]
+    given = list(inputs)
+    for place, copy in enumerate(form.inputs):
+        if copy is not None:
+            rows = (copy.before, copy.after)
+            given[place] = np.pad(inputs[place], ((0, 0), (0, 0), rows, (0, 0)))
+            assert copy.shape == given[place].shape
+    result = form.operation.reference(*given)
+    if form.result is not None:
+        assert form.result.shape == result.shape
+        result = result[:, :, form.result.before : result.shape[2] - form.result.after]
+    assert np.allclose(result, operation.reference(*inputs), rtol=1e-12)
 
 
 def test_who_gets_which_form():
-    names = {}
-    for dtype, tf32 in itertools.product(("float16", "float32", "float64"), (True, False)):
-        convolution = forward(((1, 0), 1), dtype, allow_tf32=tf32)
-        half = "float32" if dtype == "float16" else dtype
-        for operation in (
-            ConvolutionBackwardData(convolution, half),
-            ConvolutionBackwardFilter(convolution, half),
-        ):
-            names[operation.name, dtype, tf32] = [form.name for form in forms(operation)]
-    data, filters = "convolution_backward_data", "convolution_backward_filter"
-    assert names == {
-        (data, "float16", True): ["", "widened"],
-        (data, "float16", False): ["", "widened"],
-        (data, "float32", True): [""],
-        (data, "float32", False): [""],
-        (data, "float64", True): [""],
-        (data, "float64", False): [""],
-        (filters, "float16", True): ["", "widened"],
-        (filters, "float16", False): ["", "widened"],
-        (filters, "float32", True): [""],
-        (filters, "float32", False): ["zero rows", ""],
-        (filters, "float64", True): ["zero rows", ""],
-        (filters, "float64", False): ["zero rows", ""],
-    }
+    def names(dtype, *, tf32=True, **options):
+        convolution = forward(((1, 0), 1), dtype, channels=32, allow_tf32=tf32, **options)
+        result = "float32" if dtype == "float16" else dtype
+        operations = (
+            replace(convolution, y_dtype=result),
+            *(k(convolution, result) for k in GRADIENTS),
+        )
+        return [[form.name for form in forms(operation)] for operation in operations]
+
+    rows = "symmetric rows"
+    assert names("float16") == [["", "widened"], ["", "widened"], ["widened", ""]]
+    assert names("float32") == [[""], [""], [""]]
+    assert names("float32", tf32=False) == [[""], [""], [rows, ""]]
+    assert names("float32", tf32=False, stride=2) == [[""], [rows, ""], [rows, ""]]
+    assert names("float64") == [[rows, ""], [rows, ""], [rows, ""]]
 
 
 def test_copies_lie_apart_and_are_counted():
-    for kind in (ConvolutionBackwardData, ConvolutionBackwardFilter):
+    for kind in GRADIENTS:
         operation = kind(forward(1, "bfloat16"), "float32")
-        form = list(forms(operation))[-1]
-        first, second = form.copies
+        form = widened(operation)
+        first, second = form.inputs
         assert first.offset == 0
         assert second.offset >= 4 * np.prod(first.shape)
         assert second.offset % 256 == form.nbytes % 256 == 0

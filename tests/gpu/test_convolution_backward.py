@@ -27,6 +27,7 @@ ml_dtypes = pytest.importorskip("ml_dtypes")
 if not cupy.cuda.is_available():
     pytest.skip("no CUDA device", allow_module_level=True)
 
+torch.set_num_threads(1)  # several workers share the machine
 NUMPY = {name: np.dtype(name) for name in ("float16", "float32", "float64")}
 NUMPY["bfloat16"] = np.dtype(ml_dtypes.bfloat16)
 GUARD = 256  # bytes, on either side of a result
@@ -92,6 +93,8 @@ CASES = {
     "wide-last-odd": case((3, 64, 17, 19), WIDE, ((0, 1), 1)),
     "wide-middle-odd": case((3, 64, 17, 19), WIDE, (0, 1)),
     "wide-strided": case((2, 64, 18, 21), WIDE, ((1, 0), 1), 2),
+    "large-filter": case((1, 256, 10, 12), (256, 256, 3, 3), ((1, 0), 1)),
+    "large-filter-odd": case((1, 256, 9, 11), (256, 256, 3, 3), 1),
     "ragged-channels": case((2, 63, 10, 12), (65, 63, 3, 3), ((0, 1), 1)),
     "one-row": case((2, 8, 1, 11), W, ((2, 0), 1)),
     "1d": case((2, 8, 23), (12, 8, 3), ((1, 0),)),
