@@ -28,8 +28,8 @@ __device__ inline double first_of(const T *x, long long channel, long long chann
 
 template <typename T, int KIND, int COUNT, int UNROLL, bool UNROLL_ROWS, bool COLUMNS>
 __global__ void __launch_bounds__(BLOCK_THREADS) channel_partials(
-    GroupWalk<2> walk, const T *x, const T *dy, const Arithmetic<T> *mean, long long channels,
-    long long channel_stride, double *partial) {
+    GroupWalk<2> walk, const T *x, const T *dy, const Arithmetic<T> *mean, double *partial,
+    long long channels, long long channel_stride) {
     constexpr int SUMS = KIND == TOTAL ? 1 : 2;
     constexpr int PARALLEL = COLUMNS ? COUNT : 2;  // two chains of additions are in flight at least
     constexpr int MOST_COLUMNS = 256;              // the host sees to it
@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(BLOCK_THREADS) channel_partials(
     const int place = threadIdx.y * blockDim.x + threadIdx.x;
 
     for (long long item = blockIdx.x; item < walk.groups * walk.parts; item += gridDim.x) {
-        const long long group = divided(item, walk.parts), part = item - group * walk.parts;
+        const long long part = divided(item, walk.groups), group = item - part * walk.groups;
         const long long first_column = COLUMNS ? group * blockDim.x * COUNT : 0;
 
         Arithmetic<T> center[COLUMNS ? COUNT : 1] = {};
@@ -113,16 +113,21 @@ __global__ void __launch_bounds__(BLOCK_THREADS) channel_partials(
     }
 }
 
-// The partial sums are [parts][SUMS][repeats * channels]; a row of threads has neighbouring
-// channels. `count`: elements of a channel. R: the type of the result, a state's is double.
+struct ChannelTotals {
+    long long parts, repeats, channels;  // the partial sums are [parts][SUMS][repeats][channels]
+    long long count;                     // elements of a channel
+    long long channel_stride;            // of x
+};
+
+// A row of threads has neighbouring channels. R: the type of the result; a state's is double.
 template <typename T, typename R, int KIND>
 __global__ void __launch_bounds__(BLOCK_THREADS) channel_totals(
-    R *result, const double *partial, const T *x, const Arithmetic<T> *inverse_deviation,
-    long long parts, long long repeats, long long channels, long long channel_stride,
-    long long count) {
+    ChannelTotals geometry, R *result, const T *x, const Arithmetic<T> *inverse_deviation,
+    const double *partial) {
     constexpr int SUMS = KIND == TOTAL ? 1 : 2;
     __shared__ double shared[BLOCK_THREADS];
     const int place = threadIdx.y * blockDim.x + threadIdx.x;
+    const long long channels = geometry.channels, count = geometry.count;
     const long long channel = (long long)blockIdx.x * blockDim.x + threadIdx.x;
     const bool inside = channel < channels;
 
@@ -130,15 +135,17 @@ __global__ void __launch_bounds__(BLOCK_THREADS) channel_totals(
 #pragma unroll
     for (int s = 0; s < SUMS; ++s) {
         double sum = 0;
-        for (long long part = threadIdx.y; inside && part < parts; part += blockDim.y)
-            for (long long repeat = 0; repeat < repeats; ++repeat)
-                sum += partial[((part * SUMS + s) * repeats + repeat) * channels + channel];
+        for (long long part = threadIdx.y; inside && part < geometry.parts;
+             part += blockDim.y)
+            for (long long repeat = 0; repeat < geometry.repeats; ++repeat)
+                sum += partial
+                    [((part * SUMS + s) * geometry.repeats + repeat) * channels + channel];
         sums[s] = join_threads(sum, shared, place, blockDim.x, blockDim.y, sum_of_two);
     }
     if (!inside || threadIdx.y > 0) return;
     if constexpr (KIND == TOTAL) result[channel] = narrow_double<R>(sums[0]);
     if constexpr (KIND == MOMENTS) {
-        const double shift = count == 0 ? 0.0 : first_of(x, channel, channel_stride);
+        const double shift = count == 0 ? 0.0 : first_of(x, channel, geometry.channel_stride);
         const double mean = count == 0 ? 0.0 : sums[0] / count;
         const double squares = sums[1] - sums[0] * mean;
         result[channel] = count;

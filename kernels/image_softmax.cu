@@ -24,7 +24,7 @@ __global__ void __launch_bounds__(BLOCK_THREADS) image_peaks(
     __shared__ Peak<double> shared[BLOCK_THREADS];
     const int place = threadIdx.y * blockDim.x + threadIdx.x;
     for (long long item = blockIdx.x; item < walk.groups * walk.parts; item += gridDim.x) {
-        const long long group = divided(item, walk.parts), part = item - group * walk.parts;
+        const long long part = divided(item, walk.groups), group = item - part * walk.groups;
         Peak<A> peak = {minus_infinity<A>(), 0};
         for (long long tile = part; tile < walk.tiles; tile += walk.parts) {
             const GroupTile<1, COUNT, UNROLL, UNROLL_ROWS, false> at(walk, group, tile);
@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(BLOCK_THREADS) image_peaks(
         const Peak<double> joined = join_threads(
             Peak<double>{peak.m, peak.sum}, shared, place, 1, blockDim.x * blockDim.y,
             join_peaks<double>);
-        if (place == 0) store_peak(parts + 2 * item, joined);
+        if (place == 0) store_peak(parts + 2 * (group * walk.parts + part), joined);
     }
 }
 
@@ -53,7 +53,7 @@ __global__ void __launch_bounds__(BLOCK_THREADS) image_sums(
     __shared__ double shared[BLOCK_THREADS];
     const int place = threadIdx.y * blockDim.x + threadIdx.x;
     for (long long item = blockIdx.x; item < walk.groups * walk.parts; item += gridDim.x) {
-        const long long group = divided(item, walk.parts), part = item - group * walk.parts;
+        const long long part = divided(item, walk.groups), group = item - part * walk.groups;
         double sums[2] = {};
         for (long long tile = part; tile < walk.tiles; tile += walk.parts) {
             const GroupTile<2, COUNT, UNROLL, UNROLL_ROWS, false> at(walk, group, tile);
@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(BLOCK_THREADS) image_sums(
         }
         const double sum = join_threads(
             sums[0] + sums[1], shared, place, 1, blockDim.x * blockDim.y, sum_of_two);
-        if (place == 0) parts[item] = sum;
+        if (place == 0) parts[group * walk.parts + part] = sum;
     }
 }
 
@@ -116,7 +116,7 @@ __global__ void __launch_bounds__(BLOCK_THREADS) image_outcomes(
     using A = Arithmetic<T>;
     constexpr bool BACKWARD = !FORWARD<TASK>;
     for (long long item = blockIdx.x; item < walk.groups * walk.parts; item += gridDim.x) {
-        const long long group = divided(item, walk.parts), part = item - group * walk.parts;
+        const long long part = divided(item, walk.groups), group = item - part * walk.groups;
         const A m = BACKWARD ? A(0) : A(state[2 * group]);
         const A total = A(prepared<TASK>(BACKWARD ? state[group] : state[2 * group + 1]));
         for (long long tile = part; tile < walk.tiles; tile += walk.parts) {

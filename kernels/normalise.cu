@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(BLOCK_THREADS) normalise(
     using A = Arithmetic<T>;
     constexpr int GROUPS = COLUMNS ? COUNT : 1;  // groups of one thread
     for (long long item = blockIdx.x; item < walk.groups * walk.parts; item += gridDim.x) {
-        const long long group = divided(item, walk.parts), part = item - group * walk.parts;
+        const long long part = divided(item, walk.groups), group = item - part * walk.groups;
 
         A center[GROUPS] = {}, factor[GROUPS] = {}, shift[GROUPS] = {};
 #pragma unroll
@@ -76,7 +76,7 @@ __global__ void __launch_bounds__(BLOCK_THREADS) normalise_backward(
     using A = Arithmetic<T>;
     constexpr int GROUPS = COLUMNS ? COUNT : 1;
     for (long long item = blockIdx.x; item < walk.groups * walk.parts; item += gridDim.x) {
-        const long long group = divided(item, walk.parts), part = item - group * walk.parts;
+        const long long part = divided(item, walk.groups), group = item - part * walk.groups;
 
         // dx = factor * (dy - level - (x - center) * slope)
         A center[GROUPS] = {}, factor[GROUPS] = {}, level[GROUPS] = {}, slope[GROUPS] = {};

@@ -34,7 +34,24 @@ __device__ inline A join_lanes(A mine, Join join) {
     return mine;
 }
 
-// One row. Lanes without a row (`channels` 0) take part in the exchange.
+// As `store_pack`, to shared memory, which that cannot address.
+template <int COUNT, typename Element>
+__device__ inline void stage_pack(
+    Element *destination, const Pack<Element, COUNT> &pack, int available) {
+    using Wide = Access<sizeof(Element) * COUNT>;
+    if (available >= COUNT) {
+        Wide wide;
+        static_assert(sizeof(wide) == sizeof(pack), "a pack is one access");
+        memcpy(&wide, &pack, sizeof(pack));
+        *reinterpret_cast<Wide *>(destination) = wide;
+    } else {
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i)
+            if (i < available) destination[i] = pack.element[i];
+    }
+}
+
+// One row, in memory of either kind where COUNT is 1. Lanes without a row (`channels` 0) take part in the exchange.
 template <typename T, int TASK, int COUNT, int PACKS, int LANES>
 __device__ inline void softmax_row(T *result, const T *first, const T *second, int channels) {
     using A = Arithmetic<T>;
@@ -81,7 +98,8 @@ __device__ inline void softmax_row(T *result, const T *first, const T *second, i
             const A a = widen(packs[p].element[i]);
             packs[p].element[i] = narrow<T>(outcome<TASK>(a, b, terms[p][i], m, total));
         }
-        store_pack<COUNT>(result + at, packs[p], channels - at);
+        if constexpr (COUNT == 1) result[at] = packs[p].element[0];
+        else store_pack<COUNT>(result + at, packs[p], channels - at);
     }
 }
 
@@ -134,7 +152,7 @@ __global__ void __launch_bounds__(BLOCK_THREADS) softmax_staged(
 #pragma unroll
             for (int p = 0; p < PACKS; ++p) {
                 const int at = (p * BLOCK_THREADS + threadIdx.x) * COUNT;
-                if (at < elements) store_pack<COUNT>(stage[o] + at, packs[p], elements - at);
+                if (at < elements) stage_pack<COUNT>(stage[o] + at, packs[p], elements - at);
             }
         }
         __syncthreads();

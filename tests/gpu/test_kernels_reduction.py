@@ -96,13 +96,11 @@ def test_dtypes(dtype, layout):
 def test_a_mean_far_above_the_deviation_costs_no_digits(dtype, layout):
     shape = (4, 6, 50, 50)
     far = {"float16": 64.0, "bfloat16": 16.0, "float32": 2.0**14, "float64": 2.0**40}[dtype]
-    x = Operand(shape, dtype, layout, data=far * (1 + np.arange(6).reshape(1, 6, 1, 1))
-                + random(shape))  # fmt: skip
+    base = far * np.arange(1.0, 7.0).reshape(1, 6, 1, 1)
+    x = Operand(shape, dtype, layout, data=base + random(shape))
     state = run(kernels_reduction, Moments(shape, dtype), (x,), Packed((3, 6), "float64"))
-    exact = x.wide.astype(np.longdouble)
-    mean = exact.mean(axis=(0, 2, 3))
-    squares = ((exact - per_channel(mean, exact)) ** 2).sum(axis=(0, 2, 3)).astype(float)
-    assert np.allclose(state[1], mean.astype(float), rtol=1e-15, atol=0)
+    _, mean, squares = reference_moments(x.wide - base)  # the difference is exact
+    assert np.allclose(state[1] - base.ravel(), mean, rtol=0, atol=2 * np.spacing(6 * far))
     assert np.allclose(state[2], squares, rtol=1e-12, atol=0)
 
 
