@@ -12,22 +12,26 @@ from typing import Any
 
 import numpy as np
 
-from ooc_cudnn.devices import kernels
 from ooc_cudnn.devices.base import HostArray
 from ooc_cudnn.devices.cuda_copies import copy_by_link, copy_on_device
 from ooc_cudnn.devices.cuda_run import CudaRun, StagedCudaRun
-from ooc_cudnn.devices.kernel_plans import MODES_WITH_COEFFICIENT
+from ooc_cudnn.devices.kernel_runners import RUNNERS, WORKSPACE
 from ooc_cudnn.devices.staging import Staging, begun
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.errors import DeviceUnavailableError
 from ooc_cudnn.memory.arena import Allocation, Arena
 from ooc_cudnn.memory.pinned import allocate, release
-from ooc_cudnn.operations.chain import Buffer, Launch
 from ooc_cudnn.operations.convolution import Convolution
-from ooc_cudnn.operations.pointwise import Pointwise
+from ooc_cudnn.operations.convolution_backward import (
+    ConvolutionBackwardData,
+    ConvolutionBackwardFilter,
+)
+from ooc_cudnn.operations.splittable import Buffer, Launch
 from ooc_cudnn.settings import current
 from ooc_cudnn.tensor import numpy_dtype
 
+#: What cuDNN runs; our kernels run everything else.
+CONVOLUTIONS = (Convolution, ConvolutionBackwardData, ConvolutionBackwardFilter)
 _HUGE_PAGES = 14  # MADV_HUGEPAGE
 
 
@@ -203,26 +207,27 @@ class CudaDevice:
     def workspace(
         self, launches: Sequence[tuple[Launch, Mapping[str, Buffer]]], budget_bytes: int | None
     ) -> tuple[int, tuple[str, ...]] | None:
-        """Ask cuDNN; what it does not support runs without workspace."""
+        """Ask cuDNN, and the kernels; these cannot do with less than they say."""
         most, engines = 0, dict[str, None]()
         with self._cupy.cuda.Device(self.index):
             for launch, buffers in launches:
                 operation = launch.operation
-                if not isinstance(operation, Convolution):
+                if not isinstance(operation, CONVOLUTIONS):
+                    ask = WORKSPACE.get(type(operation))
+                    most = max(most, ask(operation) if ask is not None else 0)
                     continue
-                if 0 in operation.x_shape or 0 in buffers[launch.output].shape:
+                if any(0 in buffers[name].shape for name in (*launch.inputs, launch.output)):
                     continue
                 found = self.convolutions.executable(operation, budget_bytes)
-                if found is None:
-                    if (
-                        budget_bytes is not None
-                        and self.convolutions.executable(operation, None) is not None
-                    ):
-                        return None
-                    engines["direct"] = None
-                else:
+                if found is not None:
                     most = max(most, found.workspace_bytes)
                     engines[found.engine] = None
+                elif budget_bytes is None or self.convolutions.executable(operation, None) is None:
+                    engines["direct"] = None
+                else:
+                    return None
+        if budget_bytes is not None and -(-most // 256) * 256 > budget_bytes:
+            return None
         return most, tuple(engines)
 
     def run(
@@ -233,30 +238,15 @@ class CudaDevice:
         stream: Any,
     ) -> None:
         """Launch cuDNN or a kernel."""
-        operation, inputs = launch.operation, launch.inputs
-        output = views[launch.output]
-        if isinstance(operation, Convolution):
-            operands = tuple(views[name] for name in inputs if name)
-            self.convolutions.run(operation, operands, output, workspace, stream)
-        elif isinstance(operation, Pointwise):
-            if 0 in output.shape:
-                return
-            value, addend, shift, old = (views[name] if name else None for name in inputs)
-            assert value is not None
-            kernels.pointwise(
-                output,
-                value,
-                addend=addend,
-                shift=shift,
-                old=old,
-                alpha=operation.alpha,
-                beta=operation.beta,
-                mode=operation.mode,
-                coef=operation.coef if operation.mode in MODES_WITH_COEFFICIENT else None,
-                stream=stream,
-            )
-        elif 0 not in output.shape:
-            kernels.relayout(output, views[inputs[0]], stream)
+        operation, output = launch.operation, views[launch.output]
+        if 0 in output.shape:
+            return
+        inputs = tuple(views[name] if name else None for name in launch.inputs)
+        if isinstance(operation, CONVOLUTIONS):
+            present = tuple(view for view in inputs if view is not None)
+            self.convolutions.run(operation, present, output, workspace, stream)
+        else:
+            RUNNERS[type(operation)](operation, inputs, output, workspace, stream)
 
     def start(self, *, overlap: bool, staged: bool, timed: bool) -> CudaRun | StagedCudaRun:
         """Open a run on the caller's current stream and two copy streams."""

@@ -11,14 +11,23 @@ import math
 import os
 import platform
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ooc_cudnn.devices import blas, host_convolution
+from ooc_cudnn.devices import (
+    blas,
+    host_convolution,
+    host_convolution_backward,
+    host_elementwise,
+    host_pooling,
+    host_reduction,
+    host_softmax,
+)
 from ooc_cudnn.devices.base import HostArray
+from ooc_cudnn.devices.host_chunks import CHUNK_ELEMENTS, Runner
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.devices.worker import WorkerRun
 from ooc_cudnn.memory.arena import Allocation, Arena
@@ -26,13 +35,10 @@ from ooc_cudnn.memory.blocks import boxes
 from ooc_cudnn.memory.pinned import release
 from ooc_cudnn.memory.pinned_ranges import PinnedRanges
 from ooc_cudnn.operations.activation import MODES
-from ooc_cudnn.operations.chain import Buffer, Launch
 from ooc_cudnn.operations.convolution import Convolution
-from ooc_cudnn.operations.pointwise import Pointwise
+from ooc_cudnn.operations.pointwise import Pointwise, Relayout
+from ooc_cudnn.operations.splittable import Buffer, Launch
 from ooc_cudnn.tensor import ORDERS, numpy_dtype
-
-#: Elements that an elementwise pass works on at a time, so that its temporaries stay small.
-CHUNK_ELEMENTS = 2**18
 
 
 class HostAllocation:
@@ -134,18 +140,16 @@ class HostDevice:
     def workspace(
         self, launches: Sequence[tuple[Launch, Mapping[str, Buffer]]], budget_bytes: int | None
     ) -> tuple[int, tuple[str, ...]] | None:
-        """Scratch of the largest convolution: its columns and its product."""
-        needed = max(
-            (
-                host_convolution.workspace_bytes(launch.operation)
-                for launch, _ in launches
-                if isinstance(launch.operation, Convolution)
-            ),
-            default=0,
-        )
+        """Scratch of the launch that needs most; it cannot do with less."""
+        needed, names = 0, dict[str, None]()
+        for launch, _ in launches:
+            ask = WORKSPACE.get(type(launch.operation))
+            if ask is not None:
+                needed = max(needed, ask(launch.operation))
+                names["columns and matrix product"] = None
         if budget_bytes is not None and -(-needed // 256) * 256 > budget_bytes:
             return None
-        return needed, ("columns and matrix product",) if needed else ()
+        return needed, tuple(names)
 
     @np.errstate(all="ignore")  # infinity and NaN propagate as on a card, without a word
     def run(
@@ -156,24 +160,12 @@ class HostDevice:
         stream: Any,
     ) -> None:
         """Compute with NumPy."""
-        operation = launch.operation
-        inputs = [_array(views[name]) if name else None for name in launch.inputs]
-        output = _array(views[launch.output])
-        if isinstance(operation, Convolution):
-            x, w = inputs
-            scratch = _array(DeviceView(workspace[0], "float32", (workspace[1] // 4,), (1,)))
-            assert x is not None
-            assert w is not None
-            with blas.one_thread():
-                host_convolution.convolve(operation, x, w, output, scratch.view(np.uint8))
-        elif isinstance(operation, Pointwise):
-            value, addend, shift, old = inputs
-            assert value is not None
-            _pointwise(operation, value, addend, shift, old, output)
-        else:
-            (value,) = inputs
-            assert value is not None
-            np.copyto(output, value)
+        inputs = tuple(_array(views[name]) if name else None for name in launch.inputs)
+        scratch = _array(DeviceView(workspace[0], "uint8", (workspace[1],), (1,)))
+        with blas.one_thread():
+            RUNNERS[type(launch.operation)](
+                launch.operation, inputs, _array(views[launch.output]), scratch
+            )
 
     def start(self, *, overlap: bool, staged: bool, timed: bool) -> WorkerRun:
         """Three threads, or the caller's own."""
@@ -197,15 +189,24 @@ def _array(view: DeviceView) -> HostArray:
     return np.ndarray(view.shape, dtype, buffer=raw, offset=below, strides=strides)
 
 
+def _convolution(
+    operation: Convolution, inputs: tuple[Any, ...], output: HostArray, workspace: HostArray
+) -> None:
+    x, w = inputs
+    host_convolution.convolve(operation, x, w, output, workspace)
+
+
+def _relayout(
+    operation: Relayout, inputs: tuple[Any, ...], output: HostArray, workspace: HostArray
+) -> None:
+    np.copyto(output, inputs[0])
+
+
 def _pointwise(
-    operation: Pointwise,
-    value: HostArray,
-    addend: HostArray | None,
-    shift: HostArray | None,
-    old: HostArray | None,
-    output: HostArray,
+    operation: Pointwise, inputs: tuple[Any, ...], output: HostArray, workspace: HostArray
 ) -> None:
     """destination = alpha * activation(value + addend + shift) + beta * old, chunk by chunk."""
+    value, addend, shift, old = inputs
     wide = value.dtype == np.float64 or output.dtype == np.float64
     dtype = np.dtype(np.float64 if wide else np.float32)
     function = MODES[operation.mode][0]
@@ -225,3 +226,24 @@ def _pointwise(
         if old is not None:
             result = result + dtype.type(operation.beta) * old[box].astype(dtype)
         np.copyto(output[box], result, casting="unsafe")
+
+
+#: What runs each operation, and what it needs as scratch.
+RUNNERS: dict[type, Runner] = {
+    Convolution: _convolution,
+    Pointwise: _pointwise,
+    Relayout: _relayout,
+    **host_convolution_backward.RUNNERS,
+    **host_elementwise.RUNNERS,
+    **host_pooling.RUNNERS,
+    **host_reduction.RUNNERS,
+    **host_softmax.RUNNERS,
+}
+WORKSPACE: dict[type, Callable[[Any], int]] = {
+    Convolution: host_convolution.workspace_bytes,
+    **host_convolution_backward.WORKSPACE,
+    **host_elementwise.WORKSPACE,
+    **host_pooling.WORKSPACE,
+    **host_reduction.WORKSPACE,
+    **host_softmax.WORKSPACE,
+}

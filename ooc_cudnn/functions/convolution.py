@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
-
+from ooc_cudnn.functions.arguments import (
+    channel_vector,
+    check_vector,
+    make_convolution,
+    remember,
+    scalar,
+    shape_of,
+)
 from ooc_cudnn.functions.call import call
 from ooc_cudnn.functions.planning import Description
 from ooc_cudnn.operations.activation import Activation, check_mode
 from ooc_cudnn.operations.base import Operation
 from ooc_cudnn.operations.bias import AddTensor
 from ooc_cudnn.operations.chain import Chain
-from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.settings_table import Settings
 from ooc_cudnn.tensor import TensorSpec
 
@@ -86,14 +90,14 @@ def describe_forward(
 ) -> Description:
     """Describe a `convolution_forward`, to be run or planned."""
     geometry = (padding, stride, dilation, groups)
-    alpha, beta = _scalar(alpha, "alpha"), _scalar(beta, "beta")
+    alpha, beta = scalar(alpha, "alpha"), scalar(beta, "beta")
 
     def build(specs: Mapping[str, TensorSpec], settings: Settings) -> Chain:
-        convolution = _convolution(specs, geometry, settings)
+        convolution = make_convolution(specs["x"], specs["w"], geometry, settings)
         return Chain((convolution,), convolution.dtype, alpha, beta)
 
     arrays = {"x": x, "w": w}
-    return Description("convolution_forward", build, arrays, _remember(geometry, alpha, beta), beta)
+    return Description("convolution_forward", build, arrays, remember(geometry, alpha, beta), beta)
 
 
 def convolution_add_activation_forward(
@@ -174,20 +178,14 @@ def describe_add_activation_forward(
 ) -> Description:
     """Describe a `convolution_add_activation_forward`, to be run or planned."""
     geometry = (padding, stride, dilation, groups)
-    alpha, beta = _scalar(alpha, "alpha"), _scalar(beta, "beta")
+    alpha, beta = scalar(alpha, "alpha"), scalar(beta, "beta")
     mode, coef = check_mode(activation, coef, name="activation")
-    b = _flat_bias(b, x)
+    b = channel_vector(b, "b", len(shape_of(x)))
 
     def build(specs: Mapping[str, TensorSpec], settings: Settings) -> Chain:
-        convolution = _convolution(specs, geometry, settings)
+        convolution = make_convolution(specs["x"], specs["w"], geometry, settings)
         shape, dtype = convolution.output_shape, convolution.dtype
-        if specs["b"].shape != (shape[1],):
-            raise ValueError(
-                f"b must hold one value per output channel, shape ({shape[1]},), "
-                f"not {specs['b'].shape}"
-            )
-        if specs["b"].dtype != dtype:
-            raise TypeError(f"b must be {dtype} like x, not {specs['b'].dtype}")
+        check_vector(specs, "b", shape[1], dtype, "the result")
         operations: tuple[Operation, ...] = (
             convolution,
             AddTensor(shape, dtype),
@@ -199,7 +197,7 @@ def describe_add_activation_forward(
         "convolution_add_activation_forward",
         build,
         {"x": x, "w": w, "b": b},
-        _remember(geometry, mode, coef, alpha, beta),
+        remember(geometry, mode, coef, alpha, beta),
         beta,
     )
 
@@ -212,49 +210,3 @@ DESCRIBED: dict[str, tuple[Callable[..., Any], Callable[..., Description]]] = {
         describe_add_activation_forward,
     ),
 }
-
-
-def _remember(*arguments: Any) -> Hashable:
-    """What a plan depends on, hashable; 1, 1.0 and True are equal, but only the first is valid."""
-    return repr(arguments)
-
-
-def _scalar(value: Any, name: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
-        raise TypeError(f"{name} must be a number, not {value!r}")
-    number = float(value)
-    if not np.isfinite(number):
-        raise ValueError(f"{name} must be finite, not {value!r}")
-    return number
-
-
-def _flat_bias(b: Any, x: Any) -> Any:
-    """Accept a bias as (cY,) or as cuDNN's (1, cY, 1...)."""
-    shape = tuple(getattr(b, "shape", ()))
-    if len(shape) > 1 and len(shape) == len(getattr(x, "shape", ())):
-        if all(extent == 1 for axis, extent in enumerate(shape) if axis != 1):
-            if isinstance(b, TensorSpec):
-                return replace(b, shape=(shape[1],), strides=(b.strides[1],))
-            return b.reshape(shape[1])
-        raise ValueError(f"b must have shape (cY,) or (1, cY, 1...), not {shape}")
-    return b
-
-
-def _convolution(
-    specs: Mapping[str, TensorSpec], geometry: tuple[Any, ...], settings: Settings
-) -> Convolution:
-    x, w = specs["x"], specs["w"]
-    if w.dtype != x.dtype:
-        raise TypeError(f"w must be {x.dtype} like x, not {w.dtype}")
-    padding, stride, dilation, groups = geometry
-    return Convolution.of(
-        x.shape,
-        w.shape,
-        padding=padding,
-        stride=stride,
-        dilation=dilation,
-        groups=groups,
-        dtype=x.dtype,
-        allow_tf32=settings.allow_tf32,
-        deterministic=settings.deterministic,
-    )

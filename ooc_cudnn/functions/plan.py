@@ -9,7 +9,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from ooc_cudnn.devices import get_device
-from ooc_cudnn.functions import convolution
+from ooc_cudnn.functions import (
+    batch_normalization,
+    chain,
+    convolution,
+    convolution_backward,
+    elementwise,
+    fused,
+    pooling,
+    softmax,
+)
 from ooc_cudnn.functions.planning import (
     Description,
     Planned,
@@ -29,7 +38,16 @@ from ooc_cudnn.units import parse_limit, resolve_limit
 from perfmodel import MachineModel
 
 #: Every public function that can be planned, and what describes its call.
-FUNCTIONS = {**convolution.DESCRIBED}
+FUNCTIONS = {
+    **convolution.DESCRIBED,
+    **convolution_backward.DESCRIBED,
+    **elementwise.DESCRIBED,
+    **pooling.DESCRIBED,
+    **softmax.DESCRIBED,
+    **batch_normalization.DESCRIBED,
+    **fused.DESCRIBED,
+    **chain.DESCRIBED,
+}
 
 
 def plan(
@@ -111,16 +129,16 @@ def _planned(
     outs = {}
     for name, array in given_results(description, out).items():
         outs[name], aligned[name] = _spec(array, "out", settings)
-    chain = description.build(specs, settings)
+    made = description.build(specs, settings)
     if machine is not None:
         model = named_machine(machine)
         room = _limit_of(model, limit)
         target = Target(model, room, room, ORDERS, None, settings.overlap)
-        return plan_call(description.function, chain, specs, outs, target, aligned=aligned)
+        return plan_call(description.function, made, specs, outs, target, aligned=aligned)
     device = get_device(settings.device)
     with device.arena.lock:
-        target = Target.here(device, limit_bytes(device, limit), chain.dtype, settings)
-        return plan_call(description.function, chain, specs, outs, target, aligned=aligned)
+        target = Target.here(device, limit_bytes(device, limit), made.dtype, settings)
+        return plan_call(description.function, made, specs, outs, target, aligned=aligned)
 
 
 def _describe(

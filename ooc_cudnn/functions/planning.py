@@ -40,7 +40,7 @@ class Description(NamedTuple):
     results : tuple of str
         Names of the results that the function returns.
     updated : mapping
-        Further results, given by the user to be changed in place: running averages.
+        Results that the user gave beside `out`, to be changed in place: running averages.
     """
 
     function: str

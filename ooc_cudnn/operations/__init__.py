@@ -1,7 +1,22 @@
-"""The operations that chains are made of: pure descriptions, one file each."""
+"""The operations that chains are made of, with their arrays; what `chain_forward` takes.
 
-from ooc_cudnn.operations.activation import Activation
-from ooc_cudnn.operations.bias import AddTensor
-from ooc_cudnn.operations.convolution import Convolution
+The pure descriptions behind them, one file each, are in this package's modules.
+"""
 
-__all__ = ["Activation", "AddTensor", "Convolution"]
+from ooc_cudnn.operations.applied import (
+    Activation,
+    AddTensor,
+    BatchNormalization,
+    Convolution,
+    OpTensor,
+    Pooling,
+)
+
+__all__ = [
+    "Activation",
+    "AddTensor",
+    "BatchNormalization",
+    "Convolution",
+    "OpTensor",
+    "Pooling",
+]

@@ -6,6 +6,7 @@ one piece is an operation of the same class with the piece's shapes, so a device
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -23,6 +24,19 @@ class Parameter(NamedTuple):
     name: str
     shape: Shape
     dtype: str = ""  #: x's when left out
+
+
+def numbered(names: Sequence[tuple[str, ...]]) -> tuple[tuple[str, ...], ...]:
+    """Operand names of a chain's parameters: those that repeat carry their operation's number.
+
+    >>> numbered([("w",), ("b",), (), ("w",)])
+    (('w0',), ('b',), (), ('w3',))
+    """
+    every = [name for group in names for name in group]
+    return tuple(
+        tuple(name if every.count(name) == 1 else f"{name}{at}" for name in group)
+        for at, group in enumerate(names)
+    )
 
 
 class Operation(Protocol):

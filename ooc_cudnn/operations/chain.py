@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ooc_cudnn.operations.activation import Activation
-from ooc_cudnn.operations.base import Array, Operation
+from ooc_cudnn.operations.base import Array, Operation, numbered
 from ooc_cudnn.operations.chain_builder import ChainBuilder
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.pooling import Pooling
@@ -100,13 +100,7 @@ class Chain(Splittable):
     @cached_property
     def parameter_names(self) -> tuple[tuple[str, ...], ...]:
         """Operand names of each operation's parameters: "w", "b", numbered where they repeat."""
-        names = [parameter.name for step in self.operations for parameter in step.parameters]
-        return tuple(
-            tuple(
-                p.name if names.count(p.name) == 1 else f"{p.name}{index}" for p in step.parameters
-            )
-            for index, step in enumerate(self.operations)
-        )
+        return numbered([tuple(p.name for p in step.parameters) for step in self.operations])
 
     @cached_property
     def _owners(self) -> Mapping[str, int]:

@@ -67,6 +67,35 @@ def input_rows(
     return Rows(start, stop, start - low, high - stop)
 
 
+def contributing_rows(
+    rows: Range, count: int, window: int, stride: int, padding: Pair, dilation: int
+) -> Rows:
+    """Output rows whose windows see input rows ``[a, b)``: what a gradient's rows are made of.
+
+    `before` and `after` are the padding of the forward operation from those input rows to these
+    output rows. One output row more than needed is taken where the padding would be negative.
+
+    >>> contributing_rows((4, 8), 10, window=3, stride=1, padding=(1, 1), dilation=1)
+    Rows(start=3, stop=9, before=2, after=2)
+    >>> contributing_rows((0, 4), 5, window=3, stride=2, padding=(1, 1), dilation=1)
+    Rows(start=0, stop=3, before=1, after=2)
+
+    Rows that no window sees have none:
+
+    >>> contributing_rows((9, 10), 3, window=1, stride=3, padding=(0, 0), dilation=1)
+    Rows(start=3, stop=3, before=0, after=0)
+    """
+    reach = (window - 1) * dilation + 1
+    start = max(0, -((reach - 1 - rows[0] - padding[0]) // stride))
+    start = min(start, (rows[0] + padding[0]) // stride, count)
+    stop = max(start, min(count, (rows[1] - 1 + padding[0]) // stride + 1))
+    if start == stop:
+        return Rows(start, stop, 0, 0)
+    before = rows[0] + padding[0] - start * stride
+    after = (stop - start - 1) * stride + reach - (rows[1] - rows[0]) - before
+    return Rows(start, stop, before, max(0, after))
+
+
 def ranges(extent: int, size: int) -> tuple[Range, ...]:
     """Cut ``[0, extent)`` into ranges of `size`; the last one may be smaller.
 

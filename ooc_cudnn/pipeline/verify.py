@@ -44,8 +44,13 @@ class Verification:
         return {
             name: self._read(name, region)
             for name in self.call.results
-            if name in self.call.loaded and (region := self.call.region(name, piece)) is not None
+            if name in self.call.loaded and (region := self._region(name, piece)) is not None
         }
+
+    def _region(self, name: str, piece: Piece) -> Region | None:
+        """Region of a patch in a result, in whichever sweep that is written."""
+        sweeps = (piece._replace(sweep=sweep) for sweep in reversed(range(self.call.sweeps)))
+        return next(filter(None, (self.call.region(name, each) for each in sweeps)), None)
 
     def _read(self, name: str, region: Region) -> np.ndarray[Any, Any]:
         """Return a region of an operand as a float64 array."""
@@ -76,7 +81,7 @@ class Verification:
         """
         for piece, old in zip(self.pieces, self.old, strict=True):
             for name, (expected, sizes) in self.call.expected(piece, self._before(old)).items():
-                region = self.call.region(name, piece)
+                region = self._region(name, piece)
                 if region is not None:
                     self._compare(name, region, expected, sizes, old.get(name))
 

@@ -1,0 +1,101 @@
+"""What the public functions check before there is anything to cut."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ooc_cudnn.operations.convolution import Convolution
+from ooc_cudnn.settings_table import Settings
+from ooc_cudnn.tensor import TensorSpec
+
+
+def remember(*arguments: Any) -> Hashable:
+    """What a plan depends on, hashable; 1, 1.0 and True are equal, but only the first is valid."""
+    return repr(arguments)
+
+
+def scalar(value: Any, name: str) -> float:
+    """A finite number.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Naming the argument.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
+        raise TypeError(f"{name} must be a number, not {value!r}")
+    number = float(value)
+    if not np.isfinite(number):
+        raise ValueError(f"{name} must be finite, not {value!r}")
+    return number
+
+
+def shape_of(array: Any) -> tuple[int, ...]:
+    """Shape of an operand as it was given, or () of what has none."""
+    return tuple(getattr(array, "shape", ()))
+
+
+def channel_vector(vector: Any, name: str, ndim: int) -> Any:
+    """Accept one value per channel as (c,) or as cuDNN's (1, c, 1...)."""
+    shape = shape_of(vector)
+    if len(shape) > 1 and len(shape) == ndim:
+        if all(extent == 1 for axis, extent in enumerate(shape) if axis != 1):
+            if isinstance(vector, TensorSpec):
+                return replace(vector, shape=(shape[1],), strides=(vector.strides[1],))
+            return vector.reshape(shape[1])
+        raise ValueError(f"{name} must have shape (c,) or (1, c, 1...), not {shape}")
+    return vector
+
+
+def check_dtype(specs: Mapping[str, TensorSpec], like: str, *names: str) -> str:
+    """Check that operands have the dtype of `like`; return it."""
+    dtype = specs[like].dtype
+    for name in names:
+        if specs[name].dtype != dtype:
+            raise TypeError(f"{name} must be {dtype} like {like}, not {specs[name].dtype}")
+    return dtype
+
+
+def check_shape(
+    specs: Mapping[str, TensorSpec], name: str, shape: tuple[int, ...], why: str
+) -> None:
+    """Check the shape of an operand."""
+    if specs[name].shape != shape:
+        raise ValueError(f"{name} must have shape {shape}, {why}, not {specs[name].shape}")
+
+
+def check_vector(
+    specs: Mapping[str, TensorSpec], name: str, channels: int, dtype: str, of: str
+) -> None:
+    """Check that an operand holds one value per channel."""
+    if specs[name].shape != (channels,):
+        raise ValueError(
+            f"{name} must hold one value per channel of {of}, shape ({channels},), "
+            f"not {specs[name].shape}"
+        )
+    if specs[name].dtype != dtype:
+        raise TypeError(f"{name} must be {dtype}, not {specs[name].dtype}")
+
+
+def make_convolution(
+    x: TensorSpec, w: TensorSpec, geometry: tuple[Any, ...], settings: Settings
+) -> Convolution:
+    """The forward convolution of a call; `geometry` is (padding, stride, dilation, groups)."""
+    if w.dtype != x.dtype:
+        raise TypeError(f"w must be {x.dtype} like x, not {w.dtype}")
+    padding, stride, dilation, groups = geometry
+    return Convolution.of(
+        x.shape,
+        w.shape,
+        padding=padding,
+        stride=stride,
+        dilation=dilation,
+        groups=groups,
+        dtype=x.dtype,
+        allow_tf32=settings.allow_tf32,
+        deterministic=settings.deterministic,
+    )

@@ -1,0 +1,379 @@
+"""Batch normalisation: training, inference, and the gradient; exact over the whole batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ooc_cudnn.functions.arguments import (
+    channel_vector,
+    check_dtype,
+    check_shape,
+    check_vector,
+    remember,
+    scalar,
+    shape_of,
+)
+from ooc_cudnn.functions.call import call
+from ooc_cudnn.functions.planning import Description
+from ooc_cudnn.operations.batch_normalization import Normalise
+from ooc_cudnn.operations.batch_statistics import BatchNormalization, BatchNormalizationGradient
+from ooc_cudnn.operations.chain import Chain
+from ooc_cudnn.settings_table import Settings
+from ooc_cudnn.tensor import ACCUMULATOR, TensorSpec
+
+
+def batch_normalization_forward_training(
+    x: Any,
+    scale: Any,
+    bias: Any,
+    *,
+    running_mean: Any = None,
+    running_variance: Any = None,
+    exponential_average_factor: float = 0.1,
+    epsilon: float = 1e-5,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    out: Any = None,
+) -> Any:
+    """Normalise each channel by the statistics of the whole batch, however that is cut.
+
+    Parameters
+    ----------
+    x : array, shape (n, c, up to 3 spatial axes)
+        Any placement and strides.
+    scale, bias : array, shape (c,) or (1, c, 1...)
+        float32; float64 for float64 x.
+    running_mean, running_variance : array, shape (c,), optional
+        Updated in place, ``(1 - factor) * old + factor * new``; the variance is the unbiased one.
+        Both or neither.
+    exponential_average_factor : float
+        From 0 to 1.
+    epsilon : float
+        Added to the variance; not negative.
+    alpha, beta : float
+        ``y = alpha * result + beta * y``; beta needs `out`.
+    out : array, shape of x, or tuple (y, saved_mean, saved_inverse_variance), optional
+        Where to write; None for what is to be new.
+
+    Returns
+    -------
+    y, saved_mean, saved_inverse_variance : array
+        The last two, of shape (c,), are what the backward pass takes: mean and
+        1 / sqrt(variance + epsilon).
+
+    Raises
+    ------
+    TypeError, ValueError
+        Naming the argument, its value and the rule.
+    PlanInfeasibleError, DeviceOutOfMemoryError
+        As for `convolution_forward`.
+
+    Notes
+    -----
+    Source: cudnnBatchNormalizationForwardTraining with CUDNN_BATCHNORM_SPATIAL. The pieces are gone
+    through twice; their statistics are merged by Chan's formula in float64.
+
+    Examples
+    --------
+    >>> import numpy as np, ooc_cudnn
+    >>> x = np.float32([[[1, 3]], [[5, 7]]])
+    >>> with ooc_cudnn.settings(device="host", machine="host"):
+    ...     y, mean, _ = ooc_cudnn.batch_normalization_forward_training(
+    ...         x, np.ones(1, "float32"), np.zeros(1, "float32"))
+    >>> mean.tolist(), y.round(2).ravel().tolist()
+    ([4.0], [-1.340000033378601, -0.44999998807907104, 0.44999998807907104, 1.340000033378601])
+    """
+    description = describe_forward_training(
+        x, scale, bias, running_mean, running_variance, exponential_average_factor, epsilon,
+        alpha, beta,
+    )  # fmt: skip
+    return call(description, _first_of_three(out))
+
+
+def describe_forward_training(
+    x: Any,
+    scale: Any,
+    bias: Any,
+    running_mean: Any,
+    running_variance: Any,
+    exponential_average_factor: Any,
+    epsilon: Any,
+    alpha: Any,
+    beta: Any,
+) -> Description:
+    """Describe a `batch_normalization_forward_training`, to be run or planned."""
+    alpha, beta = scalar(alpha, "alpha"), scalar(beta, "beta")
+    epsilon = _epsilon(epsilon)
+    factor = scalar(exponential_average_factor, "exponential_average_factor")
+    if not 0 <= factor <= 1:
+        raise ValueError(f"exponential_average_factor must be from 0 to 1, not {factor}")
+    running = {"running_mean": running_mean, "running_variance": running_variance}
+    if (running_mean is None) != (running_variance is None):
+        raise ValueError("running_mean and running_variance must be given both, or neither")
+    updated = {} if running_mean is None else running
+    axes = len(shape_of(x))
+    arrays = {
+        "x": x,
+        "scale": channel_vector(scale, "scale", axes),
+        "bias": channel_vector(bias, "bias", axes),
+    }
+
+    def build(specs: Mapping[str, TensorSpec], settings: Settings) -> BatchNormalization:
+        _check(specs, "scale", "bias")
+        x = specs["x"]
+        return BatchNormalization(x.shape, x.dtype, epsilon, factor, bool(updated), alpha, beta)
+
+    return Description(
+        "batch_normalization_forward_training",
+        build,
+        arrays,
+        remember(factor, epsilon, bool(updated), alpha, beta),
+        beta,
+        ("y", "saved_mean", "saved_inverse_variance"),
+        updated,
+    )
+
+
+def batch_normalization_forward_inference(
+    x: Any,
+    scale: Any,
+    bias: Any,
+    mean: Any,
+    variance: Any,
+    *,
+    epsilon: float = 1e-5,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    out: Any = None,
+) -> Any:
+    """Normalise each channel by given statistics.
+
+    ``y = scale * (x - mean) / sqrt(variance + epsilon) + bias``
+
+    Parameters
+    ----------
+    x : array, shape (n, c, up to 3 spatial axes)
+        Any placement and strides.
+    scale, bias, mean, variance : array, shape (c,) or (1, c, 1...)
+        float32; float64 for float64 x.
+    epsilon : float
+        Not negative.
+    alpha, beta : float
+        ``out = alpha * result + beta * out``; beta needs `out`.
+    out : array, shape of x, optional
+        Where to write; any placement; may not overlap x.
+
+    Returns
+    -------
+    array, shape of x
+        `out` if given. Else on the host for a host x, by `empty`'s rule for a device x.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Naming the argument, its value and the rule.
+    PlanInfeasibleError, DeviceOutOfMemoryError
+        As for `convolution_forward`.
+
+    Notes
+    -----
+    Source: cudnnBatchNormalizationForwardInference with CUDNN_BATCHNORM_SPATIAL.
+
+    Examples
+    --------
+    >>> import numpy as np, ooc_cudnn
+    >>> x, vector = np.float32([[[1, 3]]]), lambda value: np.float32([value])
+    >>> with ooc_cudnn.settings(device="host", machine="host"):
+    ...     ooc_cudnn.batch_normalization_forward_inference(
+    ...         x, vector(2), vector(1), vector(1), vector(4), epsilon=0.0).tolist()
+    [[[1.0, 3.0]]]
+    """
+    description = describe_forward_inference(x, scale, bias, mean, variance, epsilon, alpha, beta)
+    return call(description, out)
+
+
+def describe_forward_inference(
+    x: Any, scale: Any, bias: Any, mean: Any, variance: Any, epsilon: Any, alpha: Any, beta: Any
+) -> Description:
+    """Describe a `batch_normalization_forward_inference`, to be run or planned."""
+    alpha, beta = scalar(alpha, "alpha"), scalar(beta, "beta")
+    epsilon = _epsilon(epsilon)
+    vectors = {"scale": scale, "bias": bias, "mean": mean, "variance": variance}
+    axes = len(shape_of(x))
+    arrays = {"x": x} | {
+        name: channel_vector(vector, name, axes) for name, vector in vectors.items()
+    }
+
+    def build(specs: Mapping[str, TensorSpec], settings: Settings) -> Chain:
+        _check(specs, *vectors)
+        x = specs["x"]
+        return Chain((Normalise(x.shape, x.dtype, epsilon),), x.dtype, alpha, beta)
+
+    return Description(
+        "batch_normalization_forward_inference",
+        build,
+        arrays,
+        remember(epsilon, alpha, beta),
+        beta,
+    )
+
+
+def batch_normalization_backward(
+    x: Any,
+    dy: Any,
+    scale: Any,
+    *,
+    saved_mean: Any = None,
+    saved_inverse_variance: Any = None,
+    epsilon: float = 1e-5,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    out: Any = None,
+) -> Any:
+    """Gradient of batch normalisation in training, through the statistics of the whole batch.
+
+    Parameters
+    ----------
+    x, dy : array, shape (n, c, up to 3 spatial axes)
+        Data of the forward function and gradient of its result; any placement and strides.
+    scale : array, shape (c,) or (1, c, 1...)
+        float32; float64 for float64 x.
+    saved_mean, saved_inverse_variance : array, shape (c,), optional
+        As the forward function returned them; computed anew when left out.
+    epsilon : float
+        Of the forward function; only used where the statistics are computed anew.
+    alpha, beta : float
+        ``dx = alpha * result + beta * dx``; beta needs `out`.
+    out : array, shape of x, or tuple (dx, dscale, dbias), optional
+        Where to write; None for what is to be new.
+
+    Returns
+    -------
+    dx, dscale, dbias : array
+        The last two of shape (c,).
+
+    Raises
+    ------
+    TypeError, ValueError
+        Naming the argument, its value and the rule.
+    PlanInfeasibleError, DeviceOutOfMemoryError
+        As for `convolution_forward`.
+
+    Notes
+    -----
+    Source: cudnnBatchNormalizationBackward with CUDNN_BATCHNORM_SPATIAL. The pieces are gone
+    through twice; sums are made in float64.
+
+    Examples
+    --------
+    >>> import numpy as np, ooc_cudnn
+    >>> x, dy = np.float32([[[1, 3]], [[5, 7]]]), np.float32([[[1, 1]], [[1, 1]]])
+    >>> with ooc_cudnn.settings(device="host", machine="host"):
+    ...     dx, dscale, dbias = ooc_cudnn.batch_normalization_backward(x, dy, np.ones(1, "float32"))
+    >>> bool(abs(dx).max() < 1e-6), dbias.tolist()
+    (True, [4.0])
+    """
+    if saved_mean is None and saved_inverse_variance is None:
+        saved_mean, saved_inverse_variance = call(_describe_statistics(x, _epsilon(epsilon)))
+    description = describe_backward(
+        x, dy, scale, saved_mean, saved_inverse_variance, epsilon, alpha, beta
+    )
+    return call(description, _first_of_three(out))
+
+
+def describe_backward(
+    x: Any,
+    dy: Any,
+    scale: Any,
+    saved_mean: Any,
+    saved_inverse_variance: Any,
+    epsilon: Any,
+    alpha: Any,
+    beta: Any,
+) -> Description:
+    """Describe a `batch_normalization_backward` with its statistics, to be run or planned."""
+    alpha, beta = scalar(alpha, "alpha"), scalar(beta, "beta")
+    _epsilon(epsilon)
+    axes = len(shape_of(x))
+    vectors = {
+        "scale": scale,
+        "saved_mean": saved_mean,
+        "saved_inverse_variance": saved_inverse_variance,
+    }
+    if (saved_mean is None) != (saved_inverse_variance is None):
+        raise ValueError("saved_mean and saved_inverse_variance must be given both, or neither")
+    if saved_mean is None:  # to be planned as if they were there
+        shape = shape_of(x)
+        dtype = "float64" if str(getattr(x, "dtype", "")) == "float64" else "float32"
+        saved = TensorSpec(shape[1:2] or (1,), dtype)
+        vectors |= {"saved_mean": saved, "saved_inverse_variance": saved}
+    arrays = {"x": x, "dy": dy} | {
+        name: channel_vector(vector, name, axes) for name, vector in vectors.items()
+    }
+
+    def build(specs: Mapping[str, TensorSpec], settings: Settings) -> BatchNormalizationGradient:
+        _check(specs, *vectors)
+        x = specs["x"]
+        check_shape(specs, "dy", x.shape, "that of x")
+        check_dtype(specs, "x", "dy")
+        return BatchNormalizationGradient(x.shape, x.dtype, alpha, beta)
+
+    return Description(
+        "batch_normalization_backward",
+        build,
+        arrays,
+        remember(alpha, beta),
+        beta,
+        ("dx", "dscale", "dbias"),
+    )
+
+
+def _describe_statistics(x: Any, epsilon: float) -> Description:
+    """Describe the mean and the inverse deviation of x alone."""
+
+    def build(specs: Mapping[str, TensorSpec], settings: Settings) -> BatchNormalization:
+        _check(specs)
+        x = specs["x"]
+        return BatchNormalization(x.shape, x.dtype, epsilon, statistics_alone=True)
+
+    return Description(
+        "batch_normalization_backward",
+        build,
+        {"x": x},
+        remember("statistics", epsilon),
+        results=("saved_mean", "saved_inverse_variance"),
+    )
+
+
+DESCRIBED: dict[str, tuple[Callable[..., Any], Callable[..., Description]]] = {
+    "batch_normalization_forward_training": (
+        batch_normalization_forward_training,
+        describe_forward_training,
+    ),
+    "batch_normalization_forward_inference": (
+        batch_normalization_forward_inference,
+        describe_forward_inference,
+    ),
+    "batch_normalization_backward": (batch_normalization_backward, describe_backward),
+}
+
+
+def _first_of_three(out: Any) -> Any:
+    """A single array is where the first of three results goes."""
+    return out if out is None or isinstance(out, tuple | list) else (out, None, None)
+
+
+def _epsilon(value: Any) -> float:
+    epsilon = scalar(value, "epsilon")
+    if epsilon < 0:
+        raise ValueError(f"epsilon must not be negative, not {epsilon}")
+    return epsilon
+
+
+def _check(specs: Mapping[str, TensorSpec], *vectors: str) -> None:
+    x = specs["x"]
+    if len(x.shape) not in (2, 3, 4, 5):
+        raise ValueError(f"x must have shape (n, c, up to 3 spatial axes), not {x.shape}")
+    for name in vectors:
+        check_vector(specs, name, x.shape[1], ACCUMULATOR[x.dtype], "x")

@@ -1,0 +1,143 @@
+"""`chain_forward`: any run of operations on one residence of each piece."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from ooc_cudnn import operations as public
+from ooc_cudnn.functions.arguments import channel_vector, remember, scalar, shape_of
+from ooc_cudnn.functions.call import call
+from ooc_cudnn.functions.planning import Description
+from ooc_cudnn.operations.applied import Applied, Flow
+from ooc_cudnn.operations.base import Operation, numbered
+from ooc_cudnn.operations.chain import Chain
+from ooc_cudnn.settings_table import Settings
+from ooc_cudnn.tensor import TensorSpec
+
+_KINDS = tuple(getattr(public, name) for name in public.__all__)
+
+
+def chain_forward(
+    x: Any,
+    operations: Iterable[Applied],
+    *,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    out: Any = None,
+) -> Any:
+    """Run operations one after the other on each piece of x while it is on the device.
+
+    Parameters
+    ----------
+    x : array, shape (n, c, up to 3 spatial axes)
+        Any placement and strides.
+    operations : sequence
+        Of `ooc_cudnn.operations`: Convolution(w, padding=1), AddTensor(b), Activation("relu"),
+        Pooling(2), BatchNormalization(scale, bias, mean, variance), OpTensor("add", b).
+    alpha, beta : float
+        ``out = alpha * result + beta * out``; beta needs `out`.
+    out : array, optional
+        Where to write the last result; any placement; may not overlap the operands.
+
+    Returns
+    -------
+    array
+        `out` if given. Else on the host for a host x, by `empty`'s rule for a device x.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Naming the operation and its argument, its value and the rule; for operations whose shapes
+        do not meet, both of them.
+    PlanInfeasibleError, DeviceOutOfMemoryError
+        As for `convolution_forward`.
+
+    Notes
+    -----
+    Cut along n and rows (and along channels, with a single convolution that comes first).
+    Intermediates never leave the device, and nothing is computed twice: the last rows of every
+    intermediate stay there for the next piece. What lies outside an intermediate is the next
+    operation's padding, so the result is that of the whole, without seams.
+
+    Examples
+    --------
+    >>> import numpy as np, ooc_cudnn
+    >>> from ooc_cudnn.operations import Activation, Convolution, Pooling
+    >>> x, w = np.ones((1, 1, 8, 8), "float32"), np.ones((1, 1, 3, 3), "float32")
+    >>> with ooc_cudnn.settings(device="host", machine="host"):
+    ...     y = ooc_cudnn.chain_forward(
+    ...         x, [Convolution(w, padding=1), Activation("relu"), Pooling(2)])
+    >>> y[0, 0, 0].tolist()
+    [9.0, 9.0, 9.0, 9.0]
+    """
+    return call(describe_chain_forward(x, operations, alpha, beta), out)
+
+
+def describe_chain_forward(x: Any, operations: Any, alpha: Any, beta: Any) -> Description:
+    """Describe a `chain_forward`, to be run or planned."""
+    alpha, beta = scalar(alpha, "alpha"), scalar(beta, "beta")
+    try:
+        applied: tuple[Applied, ...] = tuple(operations)
+    except TypeError:
+        raise TypeError(
+            f"operations must be a sequence of ooc_cudnn.operations, not {operations!r:.60}"
+        ) from None
+    if not applied:
+        raise ValueError("operations must hold at least one operation")
+    for at, operation in enumerate(applied):
+        if not isinstance(operation, _KINDS):
+            raise TypeError(
+                f"operations[{at}] must be one of ooc_cudnn.operations "
+                f"({', '.join(public.__all__)}), not {operation!r:.60}"
+            )
+    names = numbered([operation.names for operation in applied])
+    arrays: dict[str, Any] = {"x": x}
+    for operation, own in zip(applied, names, strict=True):
+        found = [_flat(operation, array, len(shape_of(x))) for array in operation.arrays]
+        arrays |= zip(own, found, strict=True)
+
+    def build(specs: Mapping[str, TensorSpec], settings: Settings) -> Chain:
+        shape, dtype = specs["x"].shape, specs["x"].dtype
+        made: list[Operation] = []
+        for at, operation in enumerate(applied):
+            given = tuple(specs[name] for name in names[at])
+            try:
+                made.append(operation.bind(Flow(shape, dtype, settings), given))
+            except (ValueError, TypeError) as error:
+                raise type(error)(_where(applied, at, shape) + str(error)) from None
+            shape = made[-1].output_shape
+        return Chain(tuple(made), dtype, alpha, beta)
+
+    parameters = remember([operation.arguments for operation in applied], alpha, beta)
+    return Description("chain_forward", build, arrays, parameters, beta)
+
+
+def _where(applied: tuple[Applied, ...], at: int, shape: tuple[int, ...]) -> str:
+    """Name an operation that does not fit, and the one before it."""
+    name = f"operations[{at}], {type(applied[at]).__name__}"
+    if at == 0:
+        return f"{name}, does not fit x of shape {shape}: "
+    before = f"operations[{at - 1}], {type(applied[at - 1]).__name__}"
+    return f"{name}, does not fit {before}, which gives shape {shape}: "
+
+
+def _flat(operation: Applied, array: Any, axes: int) -> Any:
+    """Channel vectors of cuDNN's shape (1, c, 1...) as (c,), where these are meant."""
+    shape = shape_of(array)
+    is_vector = len(shape) == axes and all(e == 1 for at, e in enumerate(shape) if at != 1)
+    if isinstance(operation, public.BatchNormalization) or (
+        is_vector and isinstance(operation, public.AddTensor)
+    ):
+        return channel_vector(array, "a channel vector", axes)
+    if isinstance(operation, public.OpTensor) and len(shape) == 1:
+        wide = (1, shape[0], *[1] * (axes - 2))
+        if isinstance(array, TensorSpec):
+            return TensorSpec(wide, array.dtype, array.placement)
+        return array.reshape(wide)
+    return array
+
+
+DESCRIBED: dict[str, tuple[Callable[..., Any], Callable[..., Description]]] = {
+    "chain_forward": (chain_forward, describe_chain_forward),
+}

@@ -1,0 +1,248 @@
+"""Adding tensors, activations and their gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ooc_cudnn.functions.arguments import check_dtype, check_shape, remember, scalar, shape_of
+from ooc_cudnn.functions.call import call
+from ooc_cudnn.functions.planning import Description
+from ooc_cudnn.operations.activation import Activation, check_mode
+from ooc_cudnn.operations.activation_backward import needs_x
+from ooc_cudnn.operations.chain import Chain
+from ooc_cudnn.operations.per_site import ActivationGradient, Addition
+from ooc_cudnn.settings_table import Settings
+from ooc_cudnn.tensor import TensorSpec
+
+
+def add_tensor(b: Any, y: Any, *, alpha: float = 1.0, beta: float = 1.0, out: Any = None) -> Any:
+    """Add b, broadcast, to y: ``y = alpha * b + beta * y``, in place or into `out`.
+
+    Parameters
+    ----------
+    b : array
+        As many axes as y, every extent y's or 1; or shape (c,). Any placement and strides.
+    y : array, shape (n, c, up to 3 spatial axes)
+        Same dtype; changed in place without `out`.
+    alpha, beta : float
+        With ``beta=0`` the content of y is not read.
+    out : array, shape of y, optional
+        Where to write instead; y is not changed then.
+
+    Returns
+    -------
+    array
+        y, or `out`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Naming the argument, its value and the rule.
+    PlanInfeasibleError, DeviceOutOfMemoryError
+        As for `convolution_forward`.
+
+    Notes
+    -----
+    Source: cudnnAddTensor.
+
+    Examples
+    --------
+    >>> import numpy as np, ooc_cudnn
+    >>> y = np.zeros((1, 2, 2, 2), "float32")
+    >>> with ooc_cudnn.settings(device="host", machine="host"):
+    ...     _ = ooc_cudnn.add_tensor(np.float32([1, 2]), y)
+    >>> y[0, :, 0, 0].tolist()
+    [1.0, 2.0]
+    """
+    return call(describe_add_tensor(b, y, alpha, beta, _apart=out is not None), out)
+
+
+def describe_add_tensor(b: Any, y: Any, alpha: Any, beta: Any, _apart: bool = False) -> Description:
+    """Describe an `add_tensor`, to be run or planned."""
+    alpha, beta = scalar(alpha, "alpha"), scalar(beta, "beta")
+    shape = shape_of(y)
+    if len(shape) not in (2, 3, 4, 5):
+        raise ValueError(f"y must have shape (n, c, up to 3 spatial axes), not {shape}")
+    b_shape = shape_of(b)
+    if len(b_shape) == 1:
+        b_shape = (1, b_shape[0], *[1] * (len(shape) - 2))
+        if isinstance(b, TensorSpec):
+            b = TensorSpec(b_shape, b.dtype, b.placement)
+        else:
+            b = b.reshape(b_shape)
+    fits = len(b_shape) == len(shape) and all(
+        own in (1, extent) for own, extent in zip(b_shape, shape, strict=True)
+    )
+    if not fits:
+        raise ValueError(
+            f"b must have the shape of y, {shape}, with any extent 1, or shape ({shape[1]},), "
+            f"not {shape_of(b)}"
+        )
+
+    def build(specs: Mapping[str, TensorSpec], settings: Settings) -> Addition:
+        return Addition(shape, b_shape, specs["b"].dtype, alpha, beta, apart=_apart)
+
+    arrays = {"b": b, "x": y} if _apart else {"b": b}
+    return Description(
+        "add_tensor",
+        build,
+        arrays,
+        remember(shape, alpha, beta, _apart),
+        updated={} if _apart else {"y": y},
+    )
+
+
+def activation_forward(
+    x: Any,
+    *,
+    mode: str = "relu",
+    coef: float | None = None,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    out: Any = None,
+) -> Any:
+    """Apply an activation to every element.
+
+    Parameters
+    ----------
+    x : array, shape (n, c, up to 3 spatial axes)
+        Any placement and strides.
+    mode : str
+        relu, clipped_relu, elu, sigmoid, tanh, swish, gelu, leaky_relu or identity.
+    coef : float, optional
+        Ceiling of clipped_relu (6), alpha of elu (1), beta of swish (1), negative slope of
+        leaky_relu (0.01).
+    alpha, beta : float
+        ``out = alpha * result + beta * out``; beta needs `out`.
+    out : array, shape of x, optional
+        Where to write; any placement; may not overlap x.
+
+    Returns
+    -------
+    array, shape of x
+        `out` if given. Else on the host for a host x, by `empty`'s rule for a device x.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Naming the argument, its value and the rule.
+    PlanInfeasibleError, DeviceOutOfMemoryError
+        As for `convolution_forward`.
+
+    Notes
+    -----
+    Source: cudnnActivationForward. NaN propagates in every mode (CUDNN_PROPAGATE_NAN).
+
+    Examples
+    --------
+    >>> import numpy as np, ooc_cudnn
+    >>> with ooc_cudnn.settings(device="host", machine="host"):
+    ...     ooc_cudnn.activation_forward(np.float32([[[-1, 2]]]), mode="relu").tolist()
+    [[[0.0, 2.0]]]
+    """
+    return call(describe_activation_forward(x, mode, coef, alpha, beta), out)
+
+
+def describe_activation_forward(x: Any, mode: Any, coef: Any, alpha: Any, beta: Any) -> Description:
+    """Describe an `activation_forward`, to be run or planned."""
+    alpha, beta = scalar(alpha, "alpha"), scalar(beta, "beta")
+    mode, coef = check_mode(mode, coef)
+
+    def build(specs: Mapping[str, TensorSpec], settings: Settings) -> Chain:
+        x = specs["x"]
+        _check_rank(x, "x")
+        return Chain((Activation(x.shape, mode, coef, x.dtype),), x.dtype, alpha, beta)
+
+    return Description(
+        "activation_forward", build, {"x": x}, remember(mode, coef, alpha, beta), beta
+    )
+
+
+def activation_backward(
+    y: Any,
+    dy: Any,
+    x: Any = None,
+    *,
+    mode: str = "relu",
+    coef: float | None = None,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    out: Any = None,
+) -> Any:
+    """Gradient of an activation: ``dx = dy * f'(x)``.
+
+    Parameters
+    ----------
+    y, dy : array, shape (n, c, up to 3 spatial axes)
+        Result of the forward function and its gradient; any placement and strides, same dtype.
+    x : array, same shape, optional
+        Data of the forward function. swish and gelu need it, and elu and leaky_relu with a negative
+        coef; the others do not read it.
+    mode, coef, alpha, beta
+        As for `activation_forward`.
+    out : array, shape of y, optional
+        Where to write; any placement; may not overlap the operands.
+
+    Returns
+    -------
+    array, shape of y
+        `out` if given. Else placed and laid in memory as dy is.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Naming the argument, its value and the rule.
+    PlanInfeasibleError, DeviceOutOfMemoryError
+        As for `convolution_forward`.
+
+    Notes
+    -----
+    Source: cudnnActivationBackward. At a kink the slope is the left one (relu: 0 at 0); where the
+    slope is 0 by selection dx is 0 whatever dy is; NaN in y (or x) gives NaN.
+
+    Examples
+    --------
+    >>> import numpy as np, ooc_cudnn
+    >>> y, dy = np.float32([[[0, 2]]]), np.float32([[[5, 7]]])
+    >>> with ooc_cudnn.settings(device="host", machine="host"):
+    ...     ooc_cudnn.activation_backward(y, dy, mode="relu").tolist()
+    [[[0.0, 7.0]]]
+    """
+    return call(describe_activation_backward(y, dy, x, mode, coef, alpha, beta), out)
+
+
+def describe_activation_backward(
+    y: Any, dy: Any, x: Any, mode: Any, coef: Any, alpha: Any, beta: Any
+) -> Description:
+    """Describe an `activation_backward`, to be run or planned."""
+    alpha, beta = scalar(alpha, "alpha"), scalar(beta, "beta")
+    mode, coef = check_mode(mode, coef)
+    if needs_x(mode, coef) and x is None:
+        raise ValueError(f"x is required for mode={mode!r} with coef={coef}: y does not tell it")
+    if x is not None and shape_of(x) != shape_of(y):
+        raise ValueError(f"x must have the shape of y, {shape_of(y)}, not {shape_of(x)}")
+
+    def build(specs: Mapping[str, TensorSpec], settings: Settings) -> ActivationGradient:
+        y = specs["y"]
+        _check_rank(y, "y")
+        for name in specs:
+            check_shape(specs, name, y.shape, "that of y")
+            check_dtype(specs, "y", name)
+        return ActivationGradient(y.shape, mode, coef, y.dtype, alpha, beta)
+
+    arrays = {"y": y, "dy": dy} | ({"x": x} if needs_x(mode, coef) else {})
+    parameters = remember(mode, coef, alpha, beta)
+    return Description("activation_backward", build, arrays, parameters, beta, ("dx",))
+
+
+DESCRIBED: dict[str, tuple[Callable[..., Any], Callable[..., Description]]] = {
+    "add_tensor": (add_tensor, describe_add_tensor),
+    "activation_forward": (activation_forward, describe_activation_forward),
+    "activation_backward": (activation_backward, describe_activation_backward),
+}
+
+
+def _check_rank(spec: TensorSpec, name: str) -> None:
+    if len(spec.shape) not in (2, 3, 4, 5):
+        raise ValueError(f"{name} must have shape (n, c, up to 3 spatial axes), not {spec.shape}")

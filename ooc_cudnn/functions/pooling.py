@@ -1,0 +1,181 @@
+"""Pooling and its gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ooc_cudnn.functions.arguments import check_dtype, check_shape, remember, scalar, shape_of
+from ooc_cudnn.functions.call import call
+from ooc_cudnn.functions.planning import Description
+from ooc_cudnn.operations.backward_pooling import BackwardPooling
+from ooc_cudnn.operations.chain import Chain
+from ooc_cudnn.operations.pooling import Pooling
+from ooc_cudnn.settings_table import Settings
+from ooc_cudnn.tensor import TensorSpec
+
+
+def pooling_forward(
+    x: Any,
+    *,
+    window: Any,
+    mode: str = "max",
+    padding: Any = 0,
+    stride: Any = None,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    out: Any = None,
+) -> Any:
+    """Take the largest or the mean value of each window.
+
+    Parameters
+    ----------
+    x : array, shape (n, c, spatial...)
+        One to three spatial axes; any placement and strides.
+    window : int or one per spatial axis
+    mode : str
+        max, max_deterministic (both are deterministic here), average_include_padding (divides by
+        the whole window) or average_exclude_padding (by the elements of x in it).
+    padding : int, one per spatial axis, or a (before, after) pair per axis
+        Smaller than the window. Padding is never a maximum, and counts as zeros in a mean.
+    stride : int or one per spatial axis, optional
+        The window when left out.
+    alpha, beta : float
+        ``out = alpha * result + beta * out``; beta needs `out`.
+    out : array, optional
+        Where to write; any placement; may not overlap x.
+
+    Returns
+    -------
+    array, shape (n, c, spatial...)
+        `out` if given. Else on the host for a host x, by `empty`'s rule for a device x.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Naming the argument, its value and the rule.
+    PlanInfeasibleError, DeviceOutOfMemoryError
+        As for `convolution_forward`.
+
+    Notes
+    -----
+    Source: cudnnPoolingForward. NaN in a window gives NaN (CUDNN_PROPAGATE_NAN).
+
+    Examples
+    --------
+    >>> import numpy as np, ooc_cudnn
+    >>> x = np.arange(16, dtype="float32").reshape(1, 1, 4, 4)
+    >>> with ooc_cudnn.settings(device="host", machine="host"):
+    ...     ooc_cudnn.pooling_forward(x, window=2).tolist()
+    [[[[5.0, 7.0], [13.0, 15.0]]]]
+    """
+    return call(describe_pooling_forward(x, window, mode, padding, stride, alpha, beta), out)
+
+
+def describe_pooling_forward(
+    x: Any, window: Any, mode: Any, padding: Any, stride: Any, alpha: Any, beta: Any
+) -> Description:
+    """Describe a `pooling_forward`, to be run or planned."""
+    geometry = {"window": window, "mode": mode, "padding": padding, "stride": stride}
+    alpha, beta = scalar(alpha, "alpha"), scalar(beta, "beta")
+
+    def build(specs: Mapping[str, TensorSpec], settings: Settings) -> Chain:
+        x = specs["x"]
+        return Chain((Pooling.of(x.shape, dtype=x.dtype, **geometry),), x.dtype, alpha, beta)
+
+    return Description("pooling_forward", build, {"x": x}, remember(geometry, alpha, beta), beta)
+
+
+def pooling_backward(
+    y: Any,
+    dy: Any,
+    x: Any,
+    *,
+    window: Any,
+    mode: str = "max",
+    padding: Any = 0,
+    stride: Any = None,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    out: Any = None,
+) -> Any:
+    """Gradient of pooling.
+
+    Parameters
+    ----------
+    y, dy : array, shape (n, c, spatial...)
+        Result of the forward function and its gradient; any placement and strides.
+    x : array
+        Data of the forward function, same dtype.
+    window, mode, padding, stride, alpha, beta
+        As for `pooling_forward`.
+    out : array, shape of x, optional
+        Where to write; any placement; may not overlap the operands.
+
+    Returns
+    -------
+    array, shape of x
+        `out` if given. Else placed and laid in memory as dy is.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Naming the argument, its value and the rule.
+    PlanInfeasibleError, DeviceOutOfMemoryError
+        As for `convolution_forward`.
+
+    Notes
+    -----
+    Source: cudnnPoolingBackward. The gradient of a maximum goes to the first element of the window
+    that equals y, in row-major order, in every mode. For averages y and x are not read: only
+    their shapes count.
+
+    Examples
+    --------
+    >>> import numpy as np, ooc_cudnn
+    >>> x = np.arange(4, dtype="float32").reshape(1, 1, 2, 2)
+    >>> y, dy = np.full((1, 1, 1, 1), 3, "float32"), np.full((1, 1, 1, 1), 8, "float32")
+    >>> with ooc_cudnn.settings(device="host", machine="host"):
+    ...     ooc_cudnn.pooling_backward(y, dy, x, window=2).tolist()
+    [[[[0.0, 0.0], [0.0, 8.0]]]]
+    """
+    description = describe_pooling_backward(y, dy, x, window, mode, padding, stride, alpha, beta)
+    return call(description, out)
+
+
+def describe_pooling_backward(
+    y: Any,
+    dy: Any,
+    x: Any,
+    window: Any,
+    mode: Any,
+    padding: Any,
+    stride: Any,
+    alpha: Any,
+    beta: Any,
+) -> Description:
+    """Describe a `pooling_backward`, to be run or planned."""
+    geometry = {"window": window, "mode": mode, "padding": padding, "stride": stride}
+    alpha, beta = scalar(alpha, "alpha"), scalar(beta, "beta")
+    x_shape, y_shape = shape_of(x), shape_of(y)
+
+    def build(specs: Mapping[str, TensorSpec], settings: Settings) -> BackwardPooling:
+        forward = Pooling.of(x_shape, dtype=specs["dy"].dtype, **geometry)
+        why = f"what x of {x_shape} gives with these arguments"
+        check_shape(specs, "dy", forward.output_shape, why)
+        if y_shape != forward.output_shape:
+            raise ValueError(f"y must have shape {forward.output_shape}, {why}, not {y_shape}")
+        for name in specs:
+            check_dtype(specs, "dy", name)
+        return BackwardPooling(forward, alpha, beta)
+
+    average = isinstance(mode, str) and mode.startswith("average")
+    arrays = {"dy": dy} if average else {"y": y, "dy": dy, "x": x}
+    parameters = remember(geometry, x_shape, y_shape, alpha, beta)
+    return Description("pooling_backward", build, arrays, parameters, beta, ("dx",))
+
+
+DESCRIBED: dict[str, tuple[Callable[..., Any], Callable[..., Description]]] = {
+    "pooling_forward": (pooling_forward, describe_pooling_forward),
+    "pooling_backward": (pooling_backward, describe_pooling_backward),
+}

@@ -1,0 +1,171 @@
+"""Softmax and its gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ooc_cudnn.functions.arguments import check_dtype, check_shape, remember, scalar
+from ooc_cudnn.functions.call import call
+from ooc_cudnn.functions.planning import Description
+from ooc_cudnn.operations.image_softmax import ImageSoftmaxCall, ImageSoftmaxGradient
+from ooc_cudnn.operations.per_site import SoftmaxCall, SoftmaxGradient
+from ooc_cudnn.operations.softmax import ALGORITHMS, MODES
+from ooc_cudnn.operations.splittable import Splittable
+from ooc_cudnn.settings_table import Settings
+from ooc_cudnn.tensor import TensorSpec
+
+
+def softmax_forward(
+    x: Any,
+    *,
+    algorithm: str = "accurate",
+    mode: str = "channel",
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    out: Any = None,
+) -> Any:
+    """Softmax over the channels of each site, or over all elements of each image.
+
+    Parameters
+    ----------
+    x : array, shape (n, c, up to 3 spatial axes)
+        Any placement and strides; (n, c) for logits.
+    algorithm : str
+        "accurate" subtracts the maximum first, "log" gives the logarithm of that.
+    mode : str
+        "channel": over c, for every image and site; the channels of a site are not cut.
+        "instance": over all elements of an image, however it is cut.
+    alpha, beta : float
+        ``out = alpha * result + beta * out``; beta needs `out`.
+    out : array, shape of x, optional
+        Where to write; any placement; may not overlap x.
+
+    Returns
+    -------
+    array, shape of x
+        `out` if given. Else on the host for a host x, by `empty`'s rule for a device x.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Naming the argument, its value and the rule.
+    PlanInfeasibleError, DeviceOutOfMemoryError
+        As for `convolution_forward`.
+
+    Notes
+    -----
+    Source: cudnnSoftmaxForward. The sum of an instance is made in float64, in a first sweep over
+    its pieces.
+
+    Examples
+    --------
+    >>> import numpy as np, ooc_cudnn
+    >>> with ooc_cudnn.settings(device="host", machine="host"):
+    ...     ooc_cudnn.softmax_forward(np.zeros((1, 4), "float32")).tolist()
+    [[0.25, 0.25, 0.25, 0.25]]
+    """
+    return call(describe_softmax_forward(x, algorithm, mode, alpha, beta), out)
+
+
+def describe_softmax_forward(
+    x: Any, algorithm: Any, mode: Any, alpha: Any, beta: Any
+) -> Description:
+    """Describe a `softmax_forward`, to be run or planned."""
+    alpha, beta = scalar(alpha, "alpha"), scalar(beta, "beta")
+    _check(algorithm, mode)
+    kind = SoftmaxCall if mode == "channel" else ImageSoftmaxCall
+
+    def build(specs: Mapping[str, TensorSpec], settings: Settings) -> Splittable:
+        x = specs["x"]
+        _check_rank(x, "x")
+        return kind(x.shape, algorithm, x.dtype, alpha, beta)
+
+    return Description(
+        "softmax_forward", build, {"x": x}, remember(algorithm, mode, alpha, beta), beta
+    )
+
+
+def softmax_backward(
+    y: Any,
+    dy: Any,
+    *,
+    algorithm: str = "accurate",
+    mode: str = "channel",
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    out: Any = None,
+) -> Any:
+    """Gradient of softmax.
+
+    Parameters
+    ----------
+    y, dy : array, shape (n, c, up to 3 spatial axes)
+        Result of the forward function and its gradient; any placement and strides, same dtype.
+    algorithm, mode, alpha, beta
+        As for `softmax_forward`.
+    out : array, shape of y, optional
+        Where to write; any placement; may not overlap the operands.
+
+    Returns
+    -------
+    array, shape of y
+        `out` if given. Else placed and laid in memory as dy is.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Naming the argument, its value and the rule.
+    PlanInfeasibleError, DeviceOutOfMemoryError
+        As for `convolution_forward`.
+
+    Notes
+    -----
+    Source: cudnnSoftmaxBackward. ``dx = y * (dy - sum(y * dy))``; for "log"
+    ``dx = dy - exp(y) * sum(dy)``.
+
+    Examples
+    --------
+    >>> import numpy as np, ooc_cudnn
+    >>> y, dy = np.float32([[0.5, 0.5]]), np.float32([[1, 0]])
+    >>> with ooc_cudnn.settings(device="host", machine="host"):
+    ...     ooc_cudnn.softmax_backward(y, dy).tolist()
+    [[0.25, -0.25]]
+    """
+    return call(describe_softmax_backward(y, dy, algorithm, mode, alpha, beta), out)
+
+
+def describe_softmax_backward(
+    y: Any, dy: Any, algorithm: Any, mode: Any, alpha: Any, beta: Any
+) -> Description:
+    """Describe a `softmax_backward`, to be run or planned."""
+    alpha, beta = scalar(alpha, "alpha"), scalar(beta, "beta")
+    _check(algorithm, mode)
+    kind = SoftmaxGradient if mode == "channel" else ImageSoftmaxGradient
+
+    def build(specs: Mapping[str, TensorSpec], settings: Settings) -> Splittable:
+        y = specs["y"]
+        _check_rank(y, "y")
+        check_shape(specs, "dy", y.shape, "that of y")
+        check_dtype(specs, "y", "dy")
+        return kind(y.shape, algorithm, y.dtype, alpha, beta)
+
+    parameters = remember(algorithm, mode, alpha, beta)
+    return Description("softmax_backward", build, {"y": y, "dy": dy}, parameters, beta, ("dx",))
+
+
+DESCRIBED: dict[str, tuple[Callable[..., Any], Callable[..., Description]]] = {
+    "softmax_forward": (softmax_forward, describe_softmax_forward),
+    "softmax_backward": (softmax_backward, describe_softmax_backward),
+}
+
+
+def _check(algorithm: Any, mode: Any) -> None:
+    for name, value, allowed in (("algorithm", algorithm, ALGORITHMS), ("mode", mode, MODES)):
+        if not isinstance(value, str) or value not in allowed:
+            raise ValueError(f"{name} must be one of {', '.join(allowed)}, not {value!r}")
+
+
+def _check_rank(spec: TensorSpec, name: str) -> None:
+    if len(spec.shape) not in (2, 3, 4, 5):
+        raise ValueError(f"{name} must have shape (n, c, up to 3 spatial axes), not {spec.shape}")

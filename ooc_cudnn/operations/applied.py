@@ -1,0 +1,293 @@
+"""Operations as a user writes them for a chain: with the arrays they are applied with.
+
+Each binds itself to the shape of the tensor that flows in, and gives the pure description that is
+planned, and the arrays that go with it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+from ooc_cudnn.operations import activation, bias, convolution, op_tensor, pooling
+from ooc_cudnn.operations.base import Operation, Shape
+from ooc_cudnn.operations.batch_normalization import Normalise
+from ooc_cudnn.settings_table import Settings
+from ooc_cudnn.tensor import ACCUMULATOR, TensorSpec
+
+
+class Flow(NamedTuple):
+    """The tensor that flows into an operation, and the settings in force."""
+
+    shape: Shape
+    dtype: str
+    settings: Settings
+
+
+class Applied(Protocol):
+    """An operation and its arrays."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What its arrays are called, as its description calls its parameters."""
+
+    @property
+    def arrays(self) -> tuple[Any, ...]:
+        """The arrays it is applied with, in the order of its description's parameters."""
+
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        """Everything else that shapes it."""
+
+    def bind(self, flow: Flow, specs: tuple[TensorSpec, ...]) -> Operation:
+        """Describe it, applied to a tensor; raises on what does not fit."""
+
+
+def _same_dtype(flow: Flow, name: str, spec: TensorSpec) -> None:
+    if spec.dtype != flow.dtype:
+        raise TypeError(f"{name} must be {flow.dtype} like x, not {spec.dtype}")
+
+
+@dataclass(frozen=True, eq=False)
+class Convolution:
+    """Cross-correlation with the filters w, as `convolution_forward`.
+
+    Parameters
+    ----------
+    w : array, shape (cY, cX / groups, window...)
+    padding, stride, dilation, groups
+        As for `convolution_forward`.
+    """
+
+    w: Any
+    padding: Any = field(default=0, kw_only=True)
+    stride: Any = field(default=1, kw_only=True)
+    dilation: Any = field(default=1, kw_only=True)
+    groups: int = field(default=1, kw_only=True)
+
+    @property
+    def arrays(self) -> tuple[Any, ...]:
+        """The filters."""
+        return (self.w,)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """As the description's parameters."""
+        return ("w",)
+
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        """Its geometry."""
+        return ("convolution", self.padding, self.stride, self.dilation, self.groups)
+
+    def bind(self, flow: Flow, specs: tuple[TensorSpec, ...]) -> Operation:
+        """The convolution of a tensor."""
+        (w,) = specs
+        _same_dtype(flow, "w", w)
+        return convolution.Convolution.of(
+            flow.shape,
+            w.shape,
+            padding=self.padding,
+            stride=self.stride,
+            dilation=self.dilation,
+            groups=self.groups,
+            dtype=flow.dtype,
+            allow_tf32=flow.settings.allow_tf32,
+            deterministic=flow.settings.deterministic,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Activation:
+    """An activation, as `activation_forward`."""
+
+    mode: str = "relu"
+    coef: float | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        activation.check_mode(self.mode, self.coef)
+
+    @property
+    def arrays(self) -> tuple[Any, ...]:
+        """None."""
+        return ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """As the description's parameters."""
+        return ()
+
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        """Its mode."""
+        return ("activation", self.mode, self.coef)
+
+    def bind(self, flow: Flow, specs: tuple[TensorSpec, ...]) -> Operation:
+        """The activation of a tensor."""
+        mode, coef = activation.check_mode(self.mode, self.coef)
+        return activation.Activation(flow.shape, mode, coef, flow.dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class Pooling:
+    """Pooling, as `pooling_forward`."""
+
+    window: Any
+    mode: str = field(default="max", kw_only=True)
+    padding: Any = field(default=0, kw_only=True)
+    stride: Any = field(default=None, kw_only=True)
+
+    @property
+    def arrays(self) -> tuple[Any, ...]:
+        """None."""
+        return ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """As the description's parameters."""
+        return ()
+
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        """Its geometry."""
+        return ("pooling", self.window, self.mode, self.padding, self.stride)
+
+    def bind(self, flow: Flow, specs: tuple[TensorSpec, ...]) -> Operation:
+        """The pooling of a tensor."""
+        return pooling.Pooling.of(
+            flow.shape,
+            window=self.window,
+            mode=self.mode,
+            padding=self.padding,
+            stride=self.stride,
+            dtype=flow.dtype,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class OpTensor:
+    """``op(alpha_a * x, alpha_b * b)`` with a second tensor b, broadcast: cudnnOpTensor.
+
+    Parameters
+    ----------
+    op : str
+        add, multiply, minimum or maximum.
+    b : array
+        As many axes as x, every extent x's or 1; or shape (c,).
+    alpha_a, alpha_b : float
+    """
+
+    op: str
+    b: Any
+    alpha_a: float = field(default=1.0, kw_only=True)
+    alpha_b: float = field(default=1.0, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if self.op not in op_tensor.OPS:
+            raise ValueError(f"op must be one of {', '.join(op_tensor.OPS)}, not {self.op!r}")
+
+    @property
+    def arrays(self) -> tuple[Any, ...]:
+        """The second tensor."""
+        return (self.b,)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """As the description's parameters."""
+        return ("b",)
+
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        """The operation and its coefficients."""
+        return ("op_tensor", self.op, self.alpha_a, self.alpha_b)
+
+    def bind(self, flow: Flow, specs: tuple[TensorSpec, ...]) -> Operation:
+        """The operation on a tensor."""
+        (b,) = specs
+        _same_dtype(flow, "b", b)
+        _broadcasts(b.shape, flow.shape)
+        return op_tensor.OpTensor(
+            flow.shape, b.shape, flow.dtype, self.op, self.alpha_a, self.alpha_b
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class AddTensor:
+    """Add b, broadcast: a bias of shape (c,) or (1, c, 1...), or any tensor that broadcasts."""
+
+    b: Any
+
+    @property
+    def arrays(self) -> tuple[Any, ...]:
+        """What is added."""
+        return (self.b,)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """As the description's parameters."""
+        return ("b",)
+
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        """None."""
+        return ("add_tensor",)
+
+    def bind(self, flow: Flow, specs: tuple[TensorSpec, ...]) -> Operation:
+        """A bias, if there is one value per channel; else the sum of two tensors."""
+        (b,) = specs
+        _same_dtype(flow, "b", b)
+        if b.shape == (flow.shape[1],):
+            return bias.AddTensor(flow.shape, flow.dtype)
+        _broadcasts(b.shape, flow.shape)
+        return op_tensor.OpTensor(flow.shape, b.shape, flow.dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class BatchNormalization:
+    """Inference by given statistics, as `batch_normalization_forward_inference`."""
+
+    scale: Any
+    bias: Any
+    mean: Any
+    variance: Any
+    epsilon: float = field(default=1e-5, kw_only=True)
+
+    @property
+    def arrays(self) -> tuple[Any, ...]:
+        """Scale, bias, mean, variance."""
+        return (self.scale, self.bias, self.mean, self.variance)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """As the description's parameters."""
+        return ("scale", "bias", "mean", "variance")
+
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        """What is added to the variance."""
+        return ("batch_normalization", self.epsilon)
+
+    def bind(self, flow: Flow, specs: tuple[TensorSpec, ...]) -> Operation:
+        """The normalisation of a tensor."""
+        made = Normalise(flow.shape, flow.dtype, float(self.epsilon))
+        for parameter, spec in zip(made.parameters, specs, strict=True):
+            if spec.shape != parameter.shape:
+                raise ValueError(
+                    f"{parameter.name} must have shape {parameter.shape}, not {spec.shape}"
+                )
+            if spec.dtype != ACCUMULATOR[flow.dtype]:
+                raise TypeError(
+                    f"{parameter.name} must be {ACCUMULATOR[flow.dtype]}, not {spec.dtype}"
+                )
+        return made
+
+
+def _broadcasts(shape: Shape, whole: Shape) -> None:
+    fits = len(shape) == len(whole) and all(
+        own in (1, extent) for own, extent in zip(shape, whole, strict=True)
+    )
+    if not fits:
+        raise ValueError(
+            f"b must have the shape of what it meets, {whole}, with any extent 1, or shape "
+            f"({whole[1]},), not {shape}"
+        )

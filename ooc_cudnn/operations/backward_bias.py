@@ -1,0 +1,58 @@
+"""The gradient of a convolution with respect to its bias, as a call."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from ooc_cudnn.operations.base import Shape
+from ooc_cudnn.operations.channel_sum import ChannelSum
+from ooc_cudnn.operations.single import Single, height, tensor_region
+from ooc_cudnn.operations.splittable import Operand, Piece, Region, Rounding
+from perfmodel import Split
+
+
+@dataclass(frozen=True)
+class BackwardBias(Single):
+    """db from dy: cut along channels; summed over n and hY on the device, leaving once."""
+
+    shape: Shape
+    dtype: str
+    alpha: float = 1.0
+    beta: float = 0.0
+
+    lead = "dy"
+    results = ("db",)
+    takes = ("dy",)
+    reduced = ("n", "h_y")
+    loop_order = ("c_y", "c_x", "n", "h_y")
+
+    @cached_property
+    def operands(self) -> Mapping[str, Operand]:
+        """Gradient of the result, gradient of the bias."""
+        return {
+            "dy": Operand(self.shape, self.dtype, frozenset({"n", "c_y", "h_y"})),
+            "db": Operand((self.shape[1],), self.dtype, frozenset({"c_y"})),
+        }
+
+    @cached_property
+    def extents(self) -> Split:
+        """Images, channels, rows."""
+        return Split(n=self.shape[0], c_y=self.shape[1], c_x=1, h_y=height(self.shape))
+
+    def region(self, name: str, piece: Piece) -> Region:
+        """Region of an operand that a piece touches."""
+        if name == "db":
+            return (piece.c_y,)
+        return tensor_region(self.shape, piece.n, piece.c_y, piece.h_y)
+
+    def on_piece(self, piece: Piece, *, layout: str, result_dtype: str) -> ChannelSum:
+        """The part of the sum that the piece holds."""
+        shape = tuple(stop - start for start, stop in self.region("dy", piece))
+        return ChannelSum(shape, self.dtype, result_dtype)
+
+    def rounding(self) -> Rounding:
+        """Sums are made in float64 and rounded once a piece."""
+        return Rounding(math.prod(self.shape) // self.shape[1], self.dtype)

@@ -1,0 +1,150 @@
+"""The gradient of a convolution with respect to its data, as a call."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from ooc_cudnn.operations.convolution import Convolution
+from ooc_cudnn.operations.convolution_backward import ConvolutionBackwardData
+from ooc_cudnn.operations.single import Single, tensor_region
+from ooc_cudnn.operations.splittable import Operand, Piece, Region, Rounding
+from ooc_cudnn.operations.window import (
+    Range,
+    Rows,
+    contributing_rows,
+    grouped_ranges,
+    ranges,
+)
+from perfmodel import Split
+
+
+@dataclass(frozen=True)
+class BackwardData(Single):
+    """dx from w and dy: cut along n, the channels of x (cX) and its rows; summed over cY.
+
+    Pieces of rows are multiples of the stride, so that all of them between the borders are alike.
+    """
+
+    forward: Convolution
+    alpha: float = 1.0
+    beta: float = 0.0
+
+    lead = "dy"
+    results = ("dx",)
+    takes = ("w", "dy")
+    windowed = True
+    reduced = ("c_y",)
+    loop_order = ("n", "c_x", "h_y", "c_y")
+
+    @property
+    def dtype(self) -> str:  # type: ignore[override]
+        """Of all operands."""
+        return self.forward.dtype
+
+    @cached_property
+    def operands(self) -> Mapping[str, Operand]:
+        """Filter, gradient of the result, gradient of the data."""
+        forward = self.forward
+        grouped = {"c_x"} if forward.groups > 1 else set()
+        return {
+            "w": Operand(forward.w_shape, self.dtype, frozenset({"c_y", "c_x"})),
+            "dy": Operand(
+                forward.output_shape, self.dtype, frozenset({"n", "c_y", "h_y"} | grouped)
+            ),
+            "dx": Operand(forward.x_shape, self.dtype, frozenset({"n", "c_x", "h_y"})),
+        }
+
+    @cached_property
+    def extents(self) -> Split:
+        """Images, cY of a group, all of cX, rows of x."""
+        n, c_x, h_x = self.forward.x_shape[:3]
+        return Split(n=n, c_y=self.forward.w_shape[0] // self.forward.groups, c_x=c_x, h_y=h_x)
+
+    def is_legal(self, split: Split) -> bool:
+        """CY is not cut beside pieces of cX that hold several groups."""
+        if self.forward.groups == 1 or split.c_y >= self.extents.c_y:
+            return True
+        return split.c_x <= self.forward.c_x_extent
+
+    def axis_ranges(self, axis: str, size: int) -> tuple[Range, ...]:
+        """Cut an axis: rows in multiples of the stride, channels inside groups."""
+        extent, stride = getattr(self.extents, axis), self.forward.stride[0]
+        if axis == "h_y":
+            return ranges(extent, -(-size // stride) * stride)
+        if axis == "c_x":
+            return grouped_ranges(extent, self.forward.c_x_extent, size)
+        return ranges(extent, size)
+
+    def distinct(self, name: str, axis: str, cut: tuple[Range, ...]) -> int:
+        """Pieces of cX in one group see one region of dy."""
+        if name == "dy" and axis == "c_x":
+            return len({self._channels(c_x, (0, 1)) for c_x in cut})
+        return super().distinct(name, axis, cut)
+
+    def _channels(self, c_x: Range, c_y: Range) -> Range:
+        """Channels of dy that channels `c_x` of x go to, in the range `c_y` of their group."""
+        per_group = self.forward.w_shape[0] // self.forward.groups
+        first, last = (channel // self.forward.c_x_extent for channel in (c_x[0], c_x[1] - 1))
+        return first * per_group + c_y[0], last * per_group + c_y[1]
+
+    def _rows(self, h_y: Range) -> Rows:
+        forward = self.forward
+        return contributing_rows(
+            h_y,
+            forward.output_shape[2],
+            forward.w_shape[2],
+            forward.stride[0],
+            forward.padding[0],
+            forward.dilation[0],
+        )
+
+    def row_key(self, piece: Piece) -> Hashable:
+        """Rows of dy, and padding."""
+        rows = self._rows(piece.h_y)
+        return rows.stop - rows.start, rows.before, rows.after
+
+    def meets_border(self, piece: Piece) -> bool:
+        """Whether dy ends at one of these rows."""
+        rows = self._rows(piece.h_y)
+        return rows.start == 0 or rows.stop == self.forward.output_shape[2]
+
+    def region(self, name: str, piece: Piece) -> Region:
+        """Region of an operand that a piece touches."""
+        shape = self.operands[name].shape
+        channels = self._channels(piece.c_x, piece.c_y)
+        if name == "dx":
+            return tensor_region(shape, piece.n, piece.c_x, piece.h_y)
+        if name == "dy":
+            rows = self._rows(piece.h_y)
+            return tensor_region(shape, piece.n, channels, (rows.start, rows.stop))
+        per_group = self.forward.c_x_extent
+        first = piece.c_x[0] // per_group * per_group
+        inputs = (0, per_group)
+        if piece.c_x[1] <= first + per_group:
+            inputs = (piece.c_x[0] - first, piece.c_x[1] - first)
+        return (channels, inputs, *((0, extent) for extent in shape[2:]))
+
+    def on_piece(self, piece: Piece, *, layout: str, result_dtype: str) -> ConvolutionBackwardData:
+        """The gradient of the convolution from these rows of x to those of dy."""
+        rows = self._rows(piece.h_y)
+        w, dx = (
+            tuple(stop - start for start, stop in self.region(name, piece)) for name in ("w", "dx")
+        )
+        forward = replace(
+            self.forward,
+            x_shape=dx,
+            w_shape=w,
+            padding=((rows.before, rows.after), *self.forward.padding[1:]),
+            groups=max(1, dx[1] // w[1]),
+            layout=layout,
+        )
+        return ConvolutionBackwardData(forward, result_dtype)
+
+    def rounding(self) -> Rounding:
+        """Every tap of every output channel of a group."""
+        forward = self.forward
+        terms = forward.w_shape[0] // forward.groups * math.prod(forward.w_shape[2:])
+        return Rounding(terms, forward.precision)

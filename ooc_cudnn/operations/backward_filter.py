@@ -1,0 +1,103 @@
+"""The gradient of a convolution with respect to its filter, as a call."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from ooc_cudnn.operations.convolution import Convolution
+from ooc_cudnn.operations.convolution_backward import ConvolutionBackwardFilter
+from ooc_cudnn.operations.single import Single, tensor_region
+from ooc_cudnn.operations.splittable import Operand, Piece, Region, Rounding
+from ooc_cudnn.operations.window import Range, ranges
+from perfmodel import Split
+
+
+@dataclass(frozen=True)
+class BackwardFilter(Single):
+    """dw from x and dy: cut along cY and cX; summed over n and hY on the device, leaving once."""
+
+    forward: Convolution
+    alpha: float = 1.0
+    beta: float = 0.0
+
+    results = ("dw",)
+    takes = ("x", "dy")
+    windowed = True
+    reduced = ("n", "h_y")
+    loop_order = ("c_y", "c_x", "n", "h_y")
+
+    @property
+    def dtype(self) -> str:  # type: ignore[override]
+        """Of all operands."""
+        return self.forward.dtype
+
+    @cached_property
+    def operands(self) -> Mapping[str, Operand]:
+        """Data, gradient of the result, gradient of the filter."""
+        forward = self.forward
+        grouped = {"c_y"} if forward.groups > 1 else set()
+        return {
+            "x": Operand(forward.x_shape, self.dtype, frozenset({"n", "h_y", "c_x"} | grouped)),
+            "dy": Operand(forward.output_shape, self.dtype, frozenset({"n", "c_y", "h_y"})),
+            "dw": Operand(forward.w_shape, self.dtype, frozenset({"c_y", "c_x"})),
+        }
+
+    @cached_property
+    def extents(self) -> Split:
+        """Images, cY, cX of a group, rows of dy."""
+        n, c_y, h_y = self.forward.output_shape[:3]
+        return Split(n=n, c_y=c_y, c_x=self.forward.c_x_extent, h_y=h_y)
+
+    def is_legal(self, split: Split) -> bool:
+        """CX is not cut beside pieces of cY that hold several groups."""
+        return split.c_x >= self.extents.c_x or self.forward.c_x_may_be_cut(split.c_y)
+
+    def axis_ranges(self, axis: str, size: int) -> tuple[Range, ...]:
+        """Cut an axis; no range of channels straddles a group."""
+        if axis == "c_y":
+            return self.forward.c_y_ranges(size)
+        return ranges(getattr(self.extents, axis), size)
+
+    def distinct(self, name: str, axis: str, cut: tuple[Range, ...]) -> int:
+        """Pieces of cY in one group see one region of x."""
+        if name == "x" and axis == "c_y":
+            return len({self.forward.input_channels(c_y, (0, 1)) for c_y in cut})
+        return super().distinct(name, axis, cut)
+
+    def row_key(self, piece: Piece) -> Hashable:
+        """Rows of x, and padding."""
+        rows = self.forward.input_rows(piece.h_y)
+        return rows.stop - rows.start, rows.before, rows.after
+
+    def meets_border(self, piece: Piece) -> bool:
+        """Whether the window sees padding above or below."""
+        rows = self.forward.input_rows(piece.h_y)
+        return bool(rows.before or rows.after)
+
+    def region(self, name: str, piece: Piece) -> Region:
+        """Region of an operand that a piece touches."""
+        shape = self.operands[name].shape
+        if name == "dy":
+            return tensor_region(shape, piece.n, piece.c_y, piece.h_y)
+        if name == "dw":
+            return (piece.c_y, piece.c_x, *((0, extent) for extent in shape[2:]))
+        rows = self.forward.input_rows(piece.h_y)
+        channels = self.forward.input_channels(piece.c_y, piece.c_x)
+        return tensor_region(shape, piece.n, channels, (rows.start, rows.stop))
+
+    def on_piece(
+        self, piece: Piece, *, layout: str, result_dtype: str
+    ) -> ConvolutionBackwardFilter:
+        """The part of the sum over n and hY that the piece holds."""
+        forward = self.forward.on_channels(
+            piece.n[1] - piece.n[0], piece.c_y, piece.c_x, self.forward.input_rows(piece.h_y)
+        )
+        return ConvolutionBackwardFilter(replace(forward, layout=layout), result_dtype)
+
+    def rounding(self) -> Rounding:
+        """Every site of every image."""
+        n, _, *sites = self.forward.output_shape
+        return Rounding(n * math.prod(sites), self.forward.precision)

@@ -1,0 +1,341 @@
+"""Batch normalisation in training, and its gradient, as calls: two sweeps over the whole batch.
+
+The first sweep merges the statistics of the pieces, the second one uses them: they are those of the
+whole batch, however it is cut. Where all pieces of some channels fit the device at once, the second
+sweep finds them there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from ooc_cudnn.operations.base import Array, Shape
+from ooc_cudnn.operations.batch_normalization import (
+    AddStates,
+    MergeMoments,
+    Moments,
+    MomentsResult,
+    Normalise,
+    NormaliseBackward,
+    NormaliseSums,
+    StateRow,
+    per_channel,
+)
+from ooc_cudnn.operations.builder import Builder
+from ooc_cudnn.operations.single import height, tensor_region
+from ooc_cudnn.operations.splittable import (
+    ALONE,
+    SWEEP,
+    Accumulation,
+    Buffer,
+    Launch,
+    Launchable,
+    Operand,
+    Piece,
+    Read,
+    Region,
+    Rounding,
+    Splittable,
+    random_range,
+)
+from ooc_cudnn.tensor import ACCUMULATOR
+from perfmodel import Split
+
+_CUT = frozenset({"n", "c_y", "h_y"})
+_PER_CHANNEL = frozenset({"c_y"})
+
+
+class _PerChannel(Splittable):
+    """Cut along channels, n and rows; statistics are summed over n and rows in the first sweep."""
+
+    sweeps = 2
+    reduced = ("n", "h_y")
+    loop_order = ("c_y", SWEEP, "n", "h_y", "c_x")
+    shape: Shape
+    #: Operands that only one of the sweeps touches.
+    first_alone: tuple[str, ...] = ()
+    second_alone: tuple[str, ...] = ()
+
+    @cached_property
+    def extents(self) -> Split:
+        """Images, channels, rows."""
+        return Split(n=self.shape[0], c_y=self.shape[1], c_x=1, h_y=height(self.shape))
+
+    def sweeps_of(self, name: str) -> int:
+        """One for what only one of them touches."""
+        return 1 if name in self.first_alone + self.second_alone else self.sweeps
+
+    def region(self, name: str, piece: Piece) -> Region | None:
+        """Channels of a vector; images, channels and rows of a tensor."""
+        if name in (self.first_alone, self.second_alone)[1 - piece.sweep]:
+            return None
+        if len(self.operands[name].shape) == 1:
+            return (piece.c_y,)
+        return tensor_region(self.shape, piece.n, piece.c_y, piece.h_y)
+
+    def scaling(self, result: str) -> tuple[float, float]:
+        """Alpha and beta are those of the tensor."""
+        return (self.alpha, self.beta) if result == self.results[0] else (1.0, 0.0)
+
+    def piece_shape(self, piece: Piece) -> Shape:
+        """Shape of a piece of the data."""
+        region = tensor_region(self.shape, piece.n, piece.c_y, piece.h_y)
+        return tuple(stop - start for start, stop in region)
+
+    @property
+    def elements(self) -> int:
+        """How many elements a channel has in the whole batch."""
+        return math.prod(self.shape) // self.shape[1]
+
+    def add_up(
+        self, build: Builder, gather: Launchable, merge: Launchable, inputs: tuple[str, ...]
+    ) -> str:
+        """Sum up a piece, and merge it into what was summed up before."""
+        shape: Shape = gather.output_shape  # type: ignore[attr-defined]
+        state = build.state("statistics", shape, "float64")
+        if build.accumulation.first:
+            build.launch(gather, inputs, state)
+            return state
+        part = build.scratch("part", shape, "float64")
+        build.launch(gather, inputs, part)
+        build.launch(merge, (state, part), state)
+        return state
+
+    def make(
+        self, build: Builder, operation: Launchable, inputs: tuple[str, ...], order: str
+    ) -> None:
+        """Make a piece of the tensor that is the first result."""
+        result, dtype = self.results[0], self.dtype
+        product = result
+        if not build.may_write(result, dtype, order):
+            product = build.scratch("product", self.piece_shape(build.piece), dtype, order)
+        build.launch(operation, inputs, product)
+        build.finish(product, result)
+
+    # Checking ---------------------------------------------------------------------------------
+
+    def patch(self, random: np.random.Generator) -> Piece:
+        """A few rows of one channel of one image, where all statistics are known."""
+        whole, sweep = self.extents, self.sweeps - 1
+        n, c_y = random_range(random, whole.n, 1), random_range(random, whole.c_y, 1)
+        return Piece(n, c_y, random_range(random, whole.h_y, 2), (0, 1), sweep)
+
+    def images(self, name: str, piece: Piece, read: Read) -> list[Array]:
+        """All images of a patch's channel, one by one."""
+        rows = (0, self.extents.h_y)
+        return [
+            read(name, tensor_region(self.shape, (at, at + 1), piece.c_y, rows))
+            for at in range(self.extents.n)
+        ]
+
+    def rounding(self) -> Rounding:
+        """Sums are made in float64."""
+        return Rounding(1, self.dtype, 8)
+
+
+@dataclass(frozen=True)
+class BatchNormalization(_PerChannel):
+    """y, and the mean and inverse deviation of each channel, from x, scale and bias.
+
+    Parameters
+    ----------
+    running : bool
+        Whether running averages are updated, by `factor`.
+    statistics_alone : bool
+        Whether y is left out, and with it the second sweep.
+    """
+
+    shape: Shape
+    dtype: str
+    epsilon: float
+    factor: float = 0.0
+    running: bool = False
+    alpha: float = 1.0
+    beta: float = 0.0
+    statistics_alone: bool = False
+
+    first_alone = ("running_mean", "running_variance")
+    second_alone = ("scale", "bias", "y")
+
+    @cached_property
+    def sweeps(self) -> int:  # type: ignore[override]
+        """The second one makes y."""
+        return 1 if self.statistics_alone else 2
+
+    @cached_property
+    def results(self) -> tuple[str, ...]:  # type: ignore[override]
+        """Y, what is saved for the backward pass, and running averages."""
+        saved = ("saved_mean", "saved_inverse_variance")
+        if self.statistics_alone:
+            return saved
+        return ("y", *saved, *(self.first_alone if self.running else ()))
+
+    @cached_property
+    def operands(self) -> Mapping[str, Operand]:
+        """The data, scale and bias, the results."""
+        vector = Operand((self.shape[1],), ACCUMULATOR[self.dtype], _PER_CHANNEL)
+        tensor = Operand(self.shape, self.dtype, _CUT)
+        inputs = ("x",) if self.statistics_alone else ("x", "scale", "bias")
+        return {name: tensor if name in ("x", "y") else vector for name in (*inputs, *self.results)}
+
+    @cached_property
+    def loaded(self) -> tuple[str, ...]:
+        """The inputs and the running averages."""
+        read = ("x", "scale", "bias", *self.first_alone, *(("y",) if self.beta else ()))
+        return tuple(name for name in self.operands if name in read)
+
+    def launches(
+        self,
+        piece: Piece,
+        *,
+        layout: str,
+        orders: Mapping[str, str],
+        accumulation: Accumulation = ALONE,
+    ) -> tuple[tuple[Launch, ...], Mapping[str, Buffer]]:
+        """Merge the moments of a piece, or normalise it."""
+        build = Builder(self, piece, layout, orders, accumulation)
+        build.accumulating = False
+        shape, channels = self.piece_shape(piece), piece.c_y[1] - piece.c_y[0]
+        if piece.sweep == 0:
+            state = self.add_up(build, Moments(shape, self.dtype), MergeMoments(channels), ("x",))
+            if accumulation.last:
+                self._results(build, state, channels)
+            return build.built()
+        vectors = ("scale", "bias", "saved_mean", "saved_inverse_variance")
+        order = build.buffers["x"].order
+        self.make(build, Normalise(shape, self.dtype), ("x", *vectors), order)
+        return build.built()
+
+    def _results(self, build: Builder, state: str, channels: int) -> None:
+        """From the moments to the vectors that leave."""
+        for name, what in (
+            ("saved_mean", "mean"),
+            ("saved_inverse_variance", "inverse_deviation"),
+            ("running_mean", "running_mean"),
+            ("running_variance", "running_variance"),
+        ):
+            if name in self.results:
+                made = MomentsResult(
+                    channels, what, ACCUMULATOR[self.dtype], self.epsilon, self.factor
+                )
+                build.launch(made, (state, name if what.startswith("running") else ""), name)
+
+    def expected(self, piece: Piece, read: Read) -> Mapping[str, tuple[Array, Array]]:
+        """Statistics of the whole batch, in two passes."""
+        images = self.images("x", piece, read)
+        mean = sum(float(image.sum()) for image in images) / self.elements
+        variance = sum(float(((image - mean) ** 2).sum()) for image in images) / self.elements
+        inverse = 1 / np.sqrt(variance + self.epsilon)
+        largest = max(float(np.abs(image).max()) for image in images)
+        found = {
+            "saved_mean": (np.array([mean]), np.array([largest])),
+            "saved_inverse_variance": (
+                np.array([inverse]),
+                np.array([inverse * (1 + inverse * largest)]),
+            ),
+        }
+        if "y" in self.results:
+            x = read("x", tensor_region(self.shape, piece.n, piece.c_y, piece.h_y))
+            scale, bias = (
+                per_channel(read(name, (piece.c_y,)), x.ndim) for name in self.second_alone[:2]
+            )
+            size = np.abs(scale) * (np.abs(x) + largest) * inverse + np.abs(bias)
+            found["y"] = scale * (x - mean) * inverse + bias, size
+        if self.running:
+            unbiased = variance * self.elements / max(1, self.elements - 1)
+            for name, value in zip(self.first_alone, (mean, unbiased), strict=True):
+                old = read(name, (piece.c_y,))
+                made = (1 - self.factor) * old + self.factor * value
+                found[name] = made, np.abs(old) + abs(value) + largest
+        return found
+
+
+@dataclass(frozen=True)
+class BatchNormalizationGradient(_PerChannel):
+    """dx, dscale and dbias from x, dy, scale, and the saved mean and inverse deviation."""
+
+    shape: Shape
+    dtype: str
+    alpha: float = 1.0
+    beta: float = 0.0
+
+    results = ("dx", "dscale", "dbias")
+    first_alone = ("dscale", "dbias")
+    second_alone = ("scale", "dx")
+
+    @cached_property
+    def operands(self) -> Mapping[str, Operand]:
+        """Data, its gradient, vectors, results."""
+        vector = Operand((self.shape[1],), ACCUMULATOR[self.dtype], _PER_CHANNEL)
+        tensor = Operand(self.shape, self.dtype, _CUT)
+        saved = ("saved_mean", "saved_inverse_variance")
+        return {
+            name: tensor if name in ("x", "dy", "dx") else vector
+            for name in ("x", "dy", "scale", *saved, *self.results)
+        }
+
+    @cached_property
+    def loaded(self) -> tuple[str, ...]:
+        """The inputs, and dx for beta."""
+        results = self.results[0 if not self.beta else 1 :]
+        return tuple(name for name in self.operands if name not in results)
+
+    def launches(
+        self,
+        piece: Piece,
+        *,
+        layout: str,
+        orders: Mapping[str, str],
+        accumulation: Accumulation = ALONE,
+    ) -> tuple[tuple[Launch, ...], Mapping[str, Buffer]]:
+        """Add up the sums of a piece, or make its gradient."""
+        build = Builder(self, piece, layout, orders, accumulation)
+        build.accumulating = False
+        shape, channels = self.piece_shape(piece), piece.c_y[1] - piece.c_y[0]
+        order = build.buffers["x"].order
+        tensors = ("x", build.in_order("dy", order))
+        saved = ("saved_mean", "saved_inverse_variance")
+        if piece.sweep == 0:
+            gather = NormaliseSums(shape, self.dtype)
+            state = self.add_up(build, gather, AddStates((2, channels)), (*tensors, *saved))
+            if accumulation.last:
+                for row, name in ((1, "dscale"), (0, "dbias")):
+                    made = StateRow(2, channels, row, ACCUMULATOR[self.dtype])
+                    build.launch(made, (state,), name)
+            return build.built()
+        state = build.state("statistics", (2, channels), "float64")
+        operation = NormaliseBackward(shape, self.dtype, self.elements)
+        self.make(build, operation, (*tensors, "scale", *saved, state), order)
+        return build.built()
+
+    def expected(self, piece: Piece, read: Read) -> Mapping[str, tuple[Array, Array]]:
+        """Sums over the whole batch."""
+        mean, inverse, scale = (
+            float(read(name, (piece.c_y,))[0])
+            for name in ("saved_mean", "saved_inverse_variance", "scale")
+        )
+        pairs = list(
+            zip(self.images("x", piece, read), self.images("dy", piece, read), strict=True)
+        )
+        dbias = sum(float(dy.sum()) for _, dy in pairs)
+        dscale = sum(float((dy * (x - mean)).sum()) for x, dy in pairs) * inverse
+        size_b = sum(float(np.abs(dy).sum()) for _, dy in pairs)
+        size_s = sum(float(np.abs(dy * (np.abs(x) + abs(mean))).sum()) for x, dy in pairs) * inverse
+        region = tensor_region(self.shape, piece.n, piece.c_y, piece.h_y)
+        x, dy = read("x", region), read("dy", region)
+        hat, count = (x - mean) * inverse, self.elements
+        size_hat = (np.abs(x) + abs(mean)) * inverse
+        size = np.abs(dy) + size_b / count + size_hat * size_s / count
+        return {
+            "dx": (
+                scale * inverse * (dy - dbias / count - hat * dscale / count),
+                abs(scale) * inverse * size,
+            ),
+            "dscale": (np.array([dscale]), np.array([size_s])),
+            "dbias": (np.array([dbias]), np.array([size_b])),
+        }

@@ -1,0 +1,313 @@
+"""All three gradients of convolution, bias and activation, on one residence of each piece."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from ooc_cudnn.operations.activation_backward import ActivationBackward
+from ooc_cudnn.operations.base import Array
+from ooc_cudnn.operations.builder import Builder
+from ooc_cudnn.operations.channel_sum import ChannelSum
+from ooc_cudnn.operations.convolution import Convolution
+from ooc_cudnn.operations.convolution_backward import (
+    ConvolutionBackwardData,
+    ConvolutionBackwardFilter,
+)
+from ooc_cudnn.operations.single import tensor_region
+from ooc_cudnn.operations.splittable import (
+    ALONE,
+    Accumulation,
+    Buffer,
+    Launch,
+    Launchable,
+    Operand,
+    Piece,
+    Read,
+    Region,
+    Rounding,
+    Splittable,
+    random_range,
+)
+from ooc_cudnn.operations.window import Range, Rows, contributing_rows
+from ooc_cudnn.tensor import ACCUMULATOR
+from perfmodel import Split
+
+
+class GradientRows(NamedTuple):
+    """The rows of a piece that owns some rows of dy.
+
+    `read` are the rows of y and dy, those owned last; `data` the rows of dx, and `seen` the rows of
+    dy that they are made of, with the padding of the convolution from one to the other; `inputs`
+    the rows of x behind the owned ones.
+    """
+
+    read: Range
+    data: Range
+    seen: Rows
+    inputs: Rows
+
+
+@dataclass(frozen=True)
+class FusedBackward(Splittable):
+    """dx, dw and db from x, w, y and dy: cut along n and the rows of dy, all channels in a piece.
+
+    The gradient dz before the activation is made once for a piece, and all three are made of it.
+    dw and db are summed over n and hY on the device and leave once.
+    """
+
+    forward: Convolution
+    mode: str
+    coef: float
+    alpha: float = 1.0
+    beta: float = 0.0
+
+    lead = "dy"
+    results = ("dx", "dw", "db")
+    reduced = ("n", "h_y")
+    loop_order = ("c_y", "c_x", "n", "h_y")
+
+    @property
+    def dtype(self) -> str:  # type: ignore[override]
+        """Of all operands."""
+        return self.forward.dtype
+
+    @cached_property
+    def operands(self) -> Mapping[str, Operand]:
+        """Data, filter, result and its gradient; the three gradients."""
+        forward, cut = self.forward, frozenset({"n", "h_y"})
+        whole: frozenset[str] = frozenset()
+        return {
+            "x": Operand(forward.x_shape, self.dtype, cut),
+            "w": Operand(forward.w_shape, self.dtype, whole),
+            "y": Operand(forward.output_shape, self.dtype, cut),
+            "dy": Operand(forward.output_shape, self.dtype, cut),
+            "dx": Operand(forward.x_shape, self.dtype, cut),
+            "dw": Operand(forward.w_shape, self.dtype, whole),
+            "db": Operand(forward.w_shape[:1], self.dtype, whole),
+        }
+
+    @cached_property
+    def extents(self) -> Split:
+        """Images, cY, cX of a group, rows of dy."""
+        n, c_y, h_y = self.forward.output_shape[:3]
+        return Split(n=n, c_y=c_y, c_x=self.forward.c_x_extent, h_y=h_y)
+
+    def may_cut(self, axis: str) -> bool:
+        """Images and rows."""
+        return axis in ("n", "h_y") and super().may_cut(axis)
+
+    def rows(self, h_y: Range) -> GradientRows:
+        """The rows of a piece that owns rows `h_y` of dy."""
+        forward, extent = self.forward, self.forward.x_shape[2]
+        stride, padding = forward.stride[0], forward.padding[0]
+
+        def boundary(row: int) -> int:
+            """Where the rows of dx start that belong to dy's from `row` on."""
+            if row == 0:
+                return 0
+            if row == forward.output_shape[2]:
+                return extent
+            return min(max(row * stride - padding[0], 0), extent)
+
+        data = (boundary(h_y[0]), boundary(h_y[1]))
+        seen = Rows(h_y[0], h_y[0], 0, 0)
+        if data[0] < data[1]:
+            seen = contributing_rows(
+                data, forward.output_shape[2], forward.w_shape[2], stride, padding,
+                forward.dilation[0],
+            )  # fmt: skip
+        start = min(seen.start, h_y[0]) if seen.start < seen.stop else h_y[0]
+        return GradientRows((start, h_y[1]), data, seen, forward.input_rows(h_y))
+
+    def row_key(self, piece: Piece) -> Hashable:
+        """Everything about the rows, counted from the first that is read."""
+        rows = self.rows(piece.h_y)
+        first = rows.read[0]
+        return (
+            piece.h_y[0] - first,
+            rows.data[1] - rows.data[0],
+            (rows.seen.start - first, rows.seen.stop - first, *rows.seen[2:]),
+            (rows.inputs.stop - rows.inputs.start, *rows.inputs[2:]),
+        )
+
+    def meets_border(self, piece: Piece) -> bool:
+        """Whether x or dy ends at these rows."""
+        rows = self.rows(piece.h_y)
+        clipped = rows.data[0] == 0 or rows.data[1] == self.forward.x_shape[2]
+        return clipped or rows.seen.start == 0 or bool(rows.inputs.before or rows.inputs.after)
+
+    def region(self, name: str, piece: Piece) -> Region:
+        """Region of an operand that a piece touches; channels are cut for `verify` alone."""
+        shape = self.operands[name].shape
+        rows = self.rows(piece.h_y)
+        if name == "db":
+            return (piece.c_y,)
+        if name in ("w", "dw"):
+            return (piece.c_y, piece.c_x, *((0, extent) for extent in shape[2:]))
+        if name in ("y", "dy"):
+            return tensor_region(shape, piece.n, piece.c_y, rows.read)
+        if name == "dx":
+            return tensor_region(shape, piece.n, (0, shape[1]), rows.data)
+        channels = self.forward.input_channels(piece.c_y, piece.c_x)
+        return tensor_region(shape, piece.n, channels, (rows.inputs.start, rows.inputs.stop))
+
+    # Launching --------------------------------------------------------------------------------
+
+    def launches(
+        self,
+        piece: Piece,
+        *,
+        layout: str,
+        orders: Mapping[str, str],
+        accumulation: Accumulation = ALONE,
+    ) -> tuple[tuple[Launch, ...], Mapping[str, Buffer]]:
+        """The gradient before the activation, then the three that are made of it."""
+        build = Builder(self, piece, layout, orders, accumulation)
+        accumulating, rows = build.accumulating, self.rows(piece.h_y)
+        dz = self._before_activation(build)
+        build.accumulating = False
+        dtype = ACCUMULATOR[self.dtype] if accumulating else self.dtype
+
+        part = self._rows_of(build, dz, (rows.seen.start, rows.seen.stop), rows.read[0], "seen")
+        w = build.in_order("w", layout)
+        self._one(build, self.data_gradient(piece, layout, self.dtype), (w, part), "dx", layout)
+        build.release(w)
+        if part != dz:
+            build.release(part)
+
+        build.accumulating = accumulating
+        own = self._rows_of(build, dz, piece.h_y, rows.read[0], "own")
+        x = build.in_order("x", layout)
+        self._one(build, self.filter_gradient(piece, layout, dtype), (x, own), "dw", layout)
+        build.release(x)
+        bias = ChannelSum(build.buffers[own].shape, self.dtype, dtype)
+        self._one(build, bias, (own,), "db", layout)
+        build.release(own, dz)
+        return build.built()
+
+    def _before_activation(self, build: Builder) -> str:
+        """dz = dy * f'(x), in the plan's layout."""
+        dy = build.in_order("dy", build.layout)
+        if self.mode == "identity":
+            return dy
+        y = build.in_order("y", build.layout)
+        shape = build.buffers["dy"].shape
+        dz = build.scratch("dz", shape, self.dtype, build.layout)
+        build.launch(ActivationBackward(shape, self.mode, self.coef, self.dtype), (y, dy, ""), dz)
+        build.release(y, dy)
+        return dz
+
+    def _rows_of(self, build: Builder, dz: str, rows: Range, first: int, name: str) -> str:
+        """Some rows of dz as a tensor of their own; dz itself if they are all of it."""
+        have = build.buffers[dz]
+        if (rows[0] - first, rows[1] - first) == (0, have.shape[2]):
+            return dz
+        shape = (*have.shape[:2], rows[1] - rows[0], *have.shape[3:])
+        build.buffers[f"{name} of dz"] = have._replace(
+            shape=shape, block=have.block or dz, rows=(rows[0] - first, have.shape[2])
+        )
+        packed = build.scratch(f"{name} rows", shape, have.dtype, have.order)
+        build.copy(f"{name} of dz", packed)
+        return packed
+
+    def _one(
+        self,
+        build: Builder,
+        operation: Launchable,
+        inputs: tuple[str, ...],
+        result: str,
+        layout: str,
+    ) -> None:
+        """One of the gradients: computed, added up, finished."""
+        shape = build.buffers[result].shape
+        dtype = ACCUMULATOR[self.dtype] if build.accumulating else self.dtype
+        product = result
+        if not build.may_write(result, dtype, layout):
+            product = build.scratch(f"{result} of piece", shape, dtype, layout)
+        build.launch(operation, inputs, product)
+        if build.accumulating:
+            sums = f"{result} sums"
+            if not build.accumulate(product, sums):
+                return
+            product = sums
+        build.finish(product, result)
+
+    def data_gradient(self, piece: Piece, layout: str, dtype: str) -> ConvolutionBackwardData:
+        """The gradient of the data of a piece, all channels."""
+        rows = self.rows(piece.h_y)
+        forward = replace(
+            self.forward,
+            x_shape=tuple(stop - start for start, stop in self.region("dx", piece)),
+            padding=((rows.seen.before, rows.seen.after), *self.forward.padding[1:]),
+            layout=layout,
+        )
+        return ConvolutionBackwardData(forward, dtype)
+
+    def filter_gradient(self, piece: Piece, layout: str, dtype: str) -> ConvolutionBackwardFilter:
+        """The part of the filter's gradient that a piece holds."""
+        inputs = self.rows(piece.h_y).inputs
+        count = piece.n[1] - piece.n[0]
+        forward = self.forward.on_channels(count, piece.c_y, piece.c_x, inputs)
+        return ConvolutionBackwardFilter(replace(forward, layout=layout), dtype)
+
+    # Checking ---------------------------------------------------------------------------------
+
+    def patch(self, random: np.random.Generator) -> Piece:
+        """Either a few rows of dx, or a few filters over the whole batch."""
+        whole = self.extents
+        n, rows = random_range(random, whole.n, 1), random_range(random, whole.h_y, 2)
+        if random.integers(2):
+            return Piece(n, (0, whole.c_y), rows, (0, whole.c_x))
+        c_y, c_x = random_range(random, whole.c_y, 1), random_range(random, whole.c_x, 2)
+        return Piece((0, whole.n), c_y, (0, whole.h_y), c_x)
+
+    def expected(self, piece: Piece, read: Read) -> Mapping[str, tuple[Array, Array]]:
+        """Of rows, dx; of the whole batch, dw and db, image after image."""
+        whole, found = self.extents, dict[str, tuple[Array, Array]]()
+        if piece.c_y == (0, whole.c_y) and piece.c_x == (0, whole.c_x):
+            rows = self.rows(piece.h_y)
+            dz = self._dz(piece, read)
+            dz = dz[:, :, rows.seen.start - rows.read[0] : rows.seen.stop - rows.read[0]]
+            operation = self.data_gradient(piece, "channels_first", "float64")
+            w = read("w", self.region("w", piece))
+            found["dx"] = (
+                operation.reference(w, dz),
+                operation.reference(np.abs(w), np.abs(dz)),
+            )
+        if piece.n == (0, whole.n) and piece.h_y == (0, whole.h_y):
+            images = [self._sums(piece._replace(n=(at, at + 1)), read) for at in range(whole.n)]
+            dw, dw_size, db, db_size = (
+                sum(each[1:], each[0]) for each in zip(*images, strict=True)
+            )
+            found |= {"dw": (dw, dw_size), "db": (db, db_size)}
+        return found
+
+    def _sums(self, piece: Piece, read: Read) -> tuple[Array, Array, Array, Array]:
+        """What one image adds to dw and db, and the sizes of the sums."""
+        dz, x = self._dz(piece, read), read("x", self.region("x", piece))
+        part = self.filter_gradient(piece, "channels_first", "float64")
+        axes = (0, *range(2, dz.ndim))
+        return (
+            part.reference(x, dz),
+            part.reference(np.abs(x), np.abs(dz)),
+            dz.sum(axis=axes),
+            np.abs(dz).sum(axis=axes),
+        )
+
+    def _dz(self, piece: Piece, read: Read) -> Array:
+        region = self.region("dy", piece)
+        shape = tuple(stop - start for start, stop in region)
+        operation = ActivationBackward(shape, self.mode, self.coef, self.dtype)
+        return operation.reference(read("y", region), read("dy", region))
+
+    def rounding(self) -> Rounding:
+        """The longer of both sums."""
+        n, _, *sites = self.forward.output_shape
+        taps = self.forward.w_shape[0] * math.prod(self.forward.w_shape[2:])
+        return Rounding(max(taps, n * math.prod(sites)), self.forward.precision, 2)

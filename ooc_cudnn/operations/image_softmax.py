@@ -1,0 +1,191 @@
+"""Softmax over whole images, as calls: one sweep makes each sum, a second one divides by it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from ooc_cudnn.operations.base import Array, Shape
+from ooc_cudnn.operations.batch_normalization import AddStates
+from ooc_cudnn.operations.builder import Builder
+from ooc_cudnn.operations.per_site import PerSite
+from ooc_cudnn.operations.softmax import (
+    ImageMaximum,
+    ImageProductSum,
+    ImageSoftmax,
+    ImageSoftmaxBackward,
+    MergeImageMaximum,
+    Softmax,
+    SoftmaxBackward,
+)
+from ooc_cudnn.operations.splittable import (
+    ALONE,
+    SWEEP,
+    Accumulation,
+    Buffer,
+    Launch,
+    Launchable,
+    Piece,
+    Read,
+    Region,
+    Rounding,
+)
+
+
+class _TwoSweeps(PerSite):
+    """Cut along n, channels and rows; the result is written in the second sweep."""
+
+    sweeps = 2
+    reduced = ("c_y", "h_y")
+    loop_order = ("n", SWEEP, "c_y", "h_y", "c_x")
+    shape: Shape
+    algorithm: str
+
+    def sweeps_of(self, name: str) -> int:
+        """Results in the second alone."""
+        return 1 if name in self.results else 2
+
+    def region(self, name: str, piece: Piece) -> Region | None:  # type: ignore[override]
+        """The same for all; the result in the second sweep alone."""
+        if name in self.results and piece.sweep == 0:
+            return None
+        return super().region(name, piece)
+
+    def first(self, shape: Shape) -> tuple[Launchable, Launchable]:
+        """What sums up a piece, and what merges two sums."""
+        raise NotImplementedError
+
+    def second(self, shape: Shape) -> Launchable:
+        """What makes the result from the operands and the sums."""
+        raise NotImplementedError
+
+    def whole(self) -> Launchable:
+        """The same over axis 1, for images with all their elements there."""
+        raise NotImplementedError
+
+    def on_piece(self, piece: Piece, *, layout: str, result_dtype: str) -> Launchable:
+        """What makes a piece of the result."""
+        return self.second(self.piece_shape(piece))
+
+    def launches(
+        self,
+        piece: Piece,
+        *,
+        layout: str,
+        orders: Mapping[str, str],
+        accumulation: Accumulation = ALONE,
+    ) -> tuple[tuple[Launch, ...], Mapping[str, Buffer]]:
+        """Sum up, or make the result."""
+        build = Builder(self, piece, layout, orders, accumulation)
+        build.accumulating = False
+        order = build.buffers[self.lead].order
+        shape = self.piece_shape(piece)
+        gather, merge = self.first(shape)
+        state = build.state("sums", gather.output_shape, "float64")  # type: ignore[attr-defined]
+        sources = tuple(build.in_order(name, order) for name in self.takes)
+        if piece.sweep == 0:
+            taken = tuple(
+                "" if name == "y" and self.algorithm == "log" else source
+                for name, source in zip(self.takes, sources, strict=True)
+            )
+            if accumulation.first:
+                build.launch(gather, taken, state)
+                return build.built()
+            part = build.scratch("part", gather.output_shape, "float64")  # type: ignore[attr-defined]
+            build.launch(gather, taken, part)
+            build.launch(merge, (state, part), state)
+            return build.built()
+        (result,) = self.results
+        product = result
+        if not build.may_write(result, self.dtype, order):
+            product = build.scratch("product", shape, self.dtype, order)
+        operation = self.on_piece(piece, layout=order, result_dtype=self.dtype)
+        build.launch(operation, (*sources, state), product)
+        build.release(*sources)
+        build.finish(product, result)
+        return build.built()
+
+    # Checking ---------------------------------------------------------------------------------
+
+    def patch(self, random: np.random.Generator) -> Piece:
+        """One image."""
+        return super().patch(random)._replace(sweep=1)
+
+    def expected(self, piece: Piece, read: Read) -> Mapping[str, tuple[Array, Array]]:
+        """By the reference over axis 1."""
+        inputs = [read(name, self.region(name, piece) or ()) for name in self.takes]
+        shape, flat = inputs[0].shape, (inputs[0].shape[0], -1)
+        value, size = self.compare(self.whole(), [array.reshape(flat) for array in inputs])
+        return {self.results[0]: (value.reshape(shape), size.reshape(shape))}
+
+    def rounding(self) -> Rounding:
+        """Sums are made in float64."""
+        return Rounding(1, self.dtype, 8)
+
+
+@dataclass(frozen=True)
+class ImageSoftmaxCall(_TwoSweeps):
+    """y from x: softmax over all elements of each image."""
+
+    shape: Shape
+    algorithm: str
+    dtype: str
+    alpha: float = 1.0
+    beta: float = 0.0
+
+    takes = ("x",)
+
+    def first(self, shape: Shape) -> tuple[Launchable, Launchable]:
+        """Maximum and sum of exponentials."""
+        return ImageMaximum(shape, self.dtype), MergeImageMaximum(shape[0])
+
+    def second(self, shape: Shape) -> Launchable:
+        """Exponential over the sum."""
+        return ImageSoftmax(shape, self.algorithm, self.dtype)
+
+    def whole(self) -> Launchable:
+        """Softmax over axis 1."""
+        return Softmax((1, 1), self.algorithm, self.dtype)
+
+    def compare(self, operation: Launchable, inputs: list[Array]) -> tuple[Array, Array]:
+        """Differences of inputs are made before they are raised."""
+        value = operation.reference(*inputs)  # type: ignore[attr-defined]
+        size = np.abs(value) + np.max(np.abs(inputs[0]), axis=1, keepdims=True)
+        return value, size if self.algorithm == "log" else size * np.abs(value) + np.abs(value)
+
+
+@dataclass(frozen=True)
+class ImageSoftmaxGradient(_TwoSweeps):
+    """dx from y and dy: softmax over all elements of each image."""
+
+    shape: Shape
+    algorithm: str
+    dtype: str
+    alpha: float = 1.0
+    beta: float = 0.0
+
+    lead = "dy"
+    takes = ("y", "dy")
+    results = ("dx",)
+
+    def first(self, shape: Shape) -> tuple[Launchable, Launchable]:
+        """Sum of the products."""
+        return ImageProductSum(shape, self.algorithm, self.dtype), AddStates((shape[0], 1))
+
+    def second(self, shape: Shape) -> Launchable:
+        """The gradient, with the sum known."""
+        return ImageSoftmaxBackward(shape, self.algorithm, self.dtype)
+
+    def whole(self) -> Launchable:
+        """Its gradient over axis 1."""
+        return SoftmaxBackward((1, 1), self.algorithm, self.dtype)
+
+    def compare(self, operation: Launchable, inputs: list[Array]) -> tuple[Array, Array]:
+        """Sums of absolute values."""
+        y, dy = inputs
+        value = operation.reference(y, dy)  # type: ignore[attr-defined]
+        size = np.abs(dy) if self.algorithm == "log" else np.abs(y * dy)
+        factor = np.exp(y) * (1 + np.abs(y)) if self.algorithm == "log" else np.abs(y)
+        return value, np.abs(dy) * (1 + np.abs(y)) + factor * size.sum(axis=1, keepdims=True)

@@ -1,0 +1,200 @@
+"""Calls whose pieces are alike in all operands: each element, or each site, for itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from ooc_cudnn.operations.activation_backward import ActivationBackward, needs_x
+from ooc_cudnn.operations.base import Array, Shape
+from ooc_cudnn.operations.op_tensor import OpTensor
+from ooc_cudnn.operations.single import Single, height, tensor_region
+from ooc_cudnn.operations.softmax import Softmax, SoftmaxBackward
+from ooc_cudnn.operations.splittable import Launchable, Operand, Piece, Region, Rounding
+from perfmodel import Split
+
+_CUT = frozenset({"n", "c_y", "h_y"})
+
+
+class PerSite(Single):
+    """Shared by calls of which every operand has the shape of the result, and the same region."""
+
+    shape: Shape
+
+    @cached_property
+    def operands(self) -> Mapping[str, Operand]:
+        """The operands taken, and the result, of one shape."""
+        names = (*(name for name in self.takes if name), *self.results)
+        return {name: Operand(self.shape, self.dtype, _CUT) for name in names}
+
+    @cached_property
+    def extents(self) -> Split:
+        """Images, channels, rows."""
+        return Split(n=self.shape[0], c_y=self.shape[1], c_x=1, h_y=height(self.shape))
+
+    def region(self, name: str, piece: Piece) -> Region:
+        """The same for all."""
+        return tensor_region(self.shape, piece.n, piece.c_y, piece.h_y)
+
+    def piece_shape(self, piece: Piece) -> Shape:
+        """Shape of the piece."""
+        region = tensor_region(self.shape, piece.n, piece.c_y, piece.h_y)
+        return tuple(stop - start for start, stop in region)
+
+    def rounding(self) -> Rounding:
+        """A few operations on each element."""
+        return Rounding(1, self.dtype, 4)
+
+
+@dataclass(frozen=True)
+class ActivationGradient(PerSite):
+    """dx from y, dy and, where y does not tell the slope, x."""
+
+    shape: Shape
+    mode: str
+    coef: float
+    dtype: str
+    alpha: float = 1.0
+    beta: float = 0.0
+
+    lead = "dy"
+    results = ("dx",)
+
+    @cached_property
+    def takes(self) -> tuple[str, ...]:  # type: ignore[override]
+        """Y, dy and x; x is absent where it is not needed."""
+        return ("y", "dy", "x" if needs_x(self.mode, self.coef) else "")
+
+    def on_piece(self, piece: Piece, *, layout: str, result_dtype: str) -> ActivationBackward:
+        """The same on fewer elements."""
+        return ActivationBackward(self.piece_shape(piece), self.mode, self.coef, self.dtype)
+
+    def compare(self, operation: Launchable, inputs: list[Array]) -> tuple[Array, Array]:
+        """A slope of up to 1.2, or coef, that is itself a difference of numbers of size 1."""
+        value = operation.reference(*inputs)  # type: ignore[attr-defined]
+        largest = 4.0 + abs(self.coef) + np.abs(inputs[0]) + np.abs(inputs[-1])
+        return value, np.abs(value) + np.abs(inputs[1]) * largest
+
+
+@dataclass(frozen=True)
+class SoftmaxCall(PerSite):
+    """y from x, over the channels of every site: these are not cut."""
+
+    shape: Shape
+    algorithm: str
+    dtype: str
+    alpha: float = 1.0
+    beta: float = 0.0
+
+    takes = ("x",)
+
+    def may_cut(self, axis: str) -> bool:
+        """Images and rows."""
+        return axis in ("n", "h_y") and super().may_cut(axis)
+
+    def on_piece(self, piece: Piece, *, layout: str, result_dtype: str) -> Softmax:
+        """The same on fewer sites."""
+        return Softmax(self.piece_shape(piece), self.algorithm, self.dtype)
+
+    def compare(self, operation: Launchable, inputs: list[Array]) -> tuple[Array, Array]:
+        """Differences of inputs are made before they are raised."""
+        value = operation.reference(*inputs)  # type: ignore[attr-defined]
+        size = np.abs(value) + np.max(np.abs(inputs[0]), axis=1, keepdims=True)
+        return value, size if self.algorithm == "log" else size * np.abs(value) + np.abs(value)
+
+    def rounding(self) -> Rounding:
+        """A sum over the channels."""
+        return Rounding(self.shape[1], self.dtype, 4)
+
+
+@dataclass(frozen=True)
+class SoftmaxGradient(SoftmaxCall):
+    """dx from y and dy, over the channels of every site."""
+
+    lead = "dy"
+    takes = ("y", "dy")  # type: ignore[assignment]
+    results = ("dx",)
+
+    def on_piece(self, piece: Piece, *, layout: str, result_dtype: str) -> SoftmaxBackward:  # type: ignore[override]
+        """The same on fewer sites."""
+        return SoftmaxBackward(self.piece_shape(piece), self.algorithm, self.dtype)
+
+    def compare(self, operation: Launchable, inputs: list[Array]) -> tuple[Array, Array]:
+        """Sums of absolute values."""
+        y, dy = inputs
+        value = operation.reference(y, dy)  # type: ignore[attr-defined]
+        size = np.abs(dy) if self.algorithm == "log" else np.abs(y * dy)
+        factor = np.exp(y) * (1 + np.abs(y)) if self.algorithm == "log" else np.abs(y)
+        return value, np.abs(dy) * (1 + np.abs(y)) + factor * size.sum(axis=1, keepdims=True)
+
+
+@dataclass(frozen=True)
+class Addition(PerSite):
+    """y = alpha * b + beta * y, b broadcast, in place on y or, `apart`, from an x that stays.
+
+    The coefficients are the operation's own: in place, y is read because beta is not 0.
+    """
+
+    shape: Shape
+    b_shape: Shape
+    dtype: str
+    alpha_b: float = 1.0
+    alpha_x: float = 1.0
+    apart: bool = False
+
+    @property
+    def lead(self) -> str:  # type: ignore[override]
+        """X, or y where it is in place."""
+        return "x" if self.apart else "y"
+
+    @cached_property
+    def takes(self) -> tuple[str, ...]:  # type: ignore[override]
+        """What is added to, and b."""
+        if self.alpha_x == 0:
+            return ("", "b")
+        return ("x" if self.apart else "y", "b")
+
+    @cached_property
+    def operands(self) -> Mapping[str, Operand]:
+        """B, x, y."""
+        extents = zip(("n", "c_y", "h_y"), self.b_shape, strict=False)
+        axes = frozenset(axis for axis, extent in extents if extent > 1)
+        found = {"b": Operand(self.b_shape, self.dtype, axes)}
+        if self.apart:
+            found["x"] = Operand(self.shape, self.dtype, _CUT)
+        return {**found, "y": Operand(self.shape, self.dtype, _CUT)}
+
+    @cached_property
+    def loaded(self) -> tuple[str, ...]:
+        """All that is read."""
+        return tuple(name for name in self.operands if name in self.takes)
+
+    def region(self, name: str, piece: Piece) -> Region:
+        """The same for x and y; of b, all of what is broadcast."""
+        region = super().region(name, piece)
+        if name != "b":
+            return region
+        return tuple(
+            (0, 1) if extent == 1 else part
+            for part, extent in zip(region, self.b_shape, strict=True)
+        )
+
+    def on_piece(self, piece: Piece, *, layout: str, result_dtype: str) -> OpTensor:
+        """The same on fewer elements."""
+        b_shape = tuple(stop - start for start, stop in self.region("b", piece))
+        return OpTensor(
+            self.piece_shape(piece), b_shape, self.dtype, "add", self.alpha_x, self.alpha_b
+        )
+
+    def compare(self, operation: Launchable, inputs: list[Array]) -> tuple[Array, Array]:
+        """The sum of absolute values."""
+        x, b = inputs if len(inputs) > 1 else (np.zeros(1), inputs[0])
+        value = operation.reference(x, b)  # type: ignore[attr-defined]
+        return value, np.abs(self.alpha_x * x) + np.abs(self.alpha_b * b)
+
+    def rounding(self) -> Rounding:
+        """One sum."""
+        return Rounding(1, self.dtype, 2)

@@ -1,0 +1,130 @@
+"""One operation as a call of its own: what gradients, softmax and the like share."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+
+import numpy as np
+
+from ooc_cudnn.operations.base import Array, Shape
+from ooc_cudnn.operations.builder import Builder
+from ooc_cudnn.operations.splittable import (
+    ALONE,
+    Accumulation,
+    Buffer,
+    Launch,
+    Launchable,
+    Piece,
+    Read,
+    Region,
+    Splittable,
+    random_range,
+)
+from ooc_cudnn.operations.window import Range
+from ooc_cudnn.tensor import ACCUMULATOR
+from perfmodel import Split
+
+#: Extents of the patch that `verify` looks at, where an axis may be cut.
+PATCH = {"n": 1, "c_y": 4, "h_y": 2, "c_x": 4}
+
+
+def tensor_region(shape: Shape, n: Range, channels: Range, rows: Range) -> Region:
+    """Images, channels and rows of a tensor, all of its further axes."""
+    return (n, channels, rows, *((0, extent) for extent in shape[3:]))[: len(shape)]
+
+
+def height(shape: Shape) -> int:
+    """Rows of a tensor; 1 for one without spatial axes."""
+    return shape[2] if len(shape) > 2 else 1
+
+
+class Single(Splittable):
+    """One operation that gives one result.
+
+    On each piece its inputs are brought to one memory order, the operation runs, its results are
+    summed over the reduced axes, and alpha and beta are applied.
+
+    Attributes
+    ----------
+    windowed : bool
+        Whether it is computed in the plan's layout, else in that of the leading operand.
+    takes : tuple of str
+        The operands it reads, in its order; "" for one that is absent.
+    """
+
+    windowed: bool = False
+    takes: tuple[str, ...] = ()
+    reduced: tuple[str, ...] = ()
+
+    @abstractmethod
+    def on_piece(self, piece: Piece, *, layout: str, result_dtype: str) -> Launchable:
+        """The operation on one piece."""
+
+    @abstractmethod
+    def region(self, name: str, piece: Piece) -> Region:
+        """Region of an operand that a piece touches."""
+
+    def launches(
+        self,
+        piece: Piece,
+        *,
+        layout: str,
+        orders: Mapping[str, str],
+        accumulation: Accumulation = ALONE,
+    ) -> tuple[tuple[Launch, ...], Mapping[str, Buffer]]:
+        """Run the operation, add up, finish."""
+        build = Builder(self, piece, layout, orders, accumulation)
+        (result,) = self.results
+        order = layout if self.windowed else build.buffers[self.lead].order
+        dtype = ACCUMULATOR[self.dtype] if build.accumulating else build.buffers[result].dtype
+        operation = self.on_piece(piece, layout=order, result_dtype=dtype)
+        sources = tuple(build.in_order(name, order) if name else "" for name in self.takes)
+        product = result
+        if not build.may_write(result, dtype, order):
+            product = build.scratch("product", build.buffers[result].shape, dtype, order)
+        build.launch(operation, sources, product)
+        build.release(*sources)
+        if build.accumulating:
+            if not build.accumulate(product):
+                return build.built()
+            product = "sums"
+        build.finish(product, result)
+        return build.built()
+
+    # Checking ---------------------------------------------------------------------------------
+
+    def patch(self, random: np.random.Generator) -> Piece:
+        """A few of everything that may be cut, all of what is summed over."""
+        whole: Split = self.extents
+
+        def chosen(axis: str) -> Range:
+            extent = int(getattr(whole, axis))
+            if self.may_cut(axis) and axis not in self.reduced:
+                return random_range(random, extent, PATCH[axis])
+            return 0, extent
+
+        return Piece(chosen("n"), chosen("c_y"), chosen("h_y"), chosen("c_x"))
+
+    def expected(self, piece: Piece, read: Read) -> Mapping[str, tuple[Array, Array]]:
+        """By the operation's reference, image after image where the images are summed over."""
+        if "n" not in self.reduced:
+            return {self.results[0]: self._expected(piece, read)}
+        parts = (
+            self._expected(piece._replace(n=(image, image + 1)), read) for image in range(*piece.n)
+        )
+        value, size = next(parts)
+        for more_value, more_size in parts:
+            value, size = value + more_value, size + more_size
+        return {self.results[0]: (value, size)}
+
+    def _expected(self, piece: Piece, read: Read) -> tuple[Array, Array]:
+        operation = self.on_piece(piece, layout="channels_first", result_dtype="float64")
+        inputs = [read(name, self.region(name, piece)) for name in self.takes if name]
+        return self.compare(operation, inputs)
+
+    def compare(self, operation: Launchable, inputs: list[Array]) -> tuple[Array, Array]:
+        """The value, and the size of its sums; of linear operations, those of absolute values."""
+        value = operation.reference(*inputs)  # type: ignore[attr-defined]
+        size = operation.reference(*(np.abs(array) for array in inputs))  # type: ignore[attr-defined]
+        return value, size
