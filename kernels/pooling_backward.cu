@@ -33,23 +33,37 @@ __device__ inline I divisor(
 }
 
 // One axis of a tile of SIZE elements: the windows of K elements every S that touch it. Window
-// `low + i` begins `i * S - shift` elements after the tile's first.
-template <typename I, int SIZE, int K, int S>
+// `low + i` begins `i * S - shift` elements after the tile's first. PHASE is where in a stride every
+// tile begins; then shift is the same for all and known here, else PHASE is -1.
+template <typename I, int SIZE, int K, int S, int PHASE>
 struct Touching {
-    static constexpr int WINDOWS = (SIZE + K - 2) / S + 1;
+    static constexpr bool FIXED = PHASE >= 0;
+    static constexpr int SHIFT = FIXED ? ((PHASE - K) % S + S) % S + K - S : K - 1;  // at most
+    static constexpr int WINDOWS = (SIZE - 1 + SHIFT) / S + 1;
     static constexpr int COVERING = (K + S - 1) / S;  // windows over one element, at the most
+    static constexpr int UNROLL = COVERING <= 4 ? COVERING : 1;
     I low;
-    int shift;
+    int moving_shift;
 
     // `begin`: the tile's first element, in padded x
     __device__ Touching(I begin) {
         low = floor_quotient(begin - K, I(S)) + 1;
-        shift = K == 1 && S == 1 ? 0 : (int)(begin - low * S);
+        moving_shift = (int)(begin - low * S);
     }
-    // The last window that begins at or before element `at` of the tile; -1 if none does.
-    __device__ int last(int at) const { return at + shift < 0 ? -1 : (at + shift) / S; }
-    // Where the element lies in that window.
-    __device__ int tap(int at, int window) const { return at + shift - window * S; }
+    __device__ int shift() const { return FIXED ? SHIFT : moving_shift; }
+    // The last window that begins at or before element `group * WIDE + at`; negative if none does.
+    template <int WIDE>
+    __device__ int last(int group, int at) const {
+        // Neither term is below -S. Where whole strides make a group the second is a constant.
+        if (FIXED && WIDE % S == 0) return group * (WIDE / S) + (at + SHIFT + S) / S - 1;
+        return (group * WIDE + at + shift() + S) / S - 1;
+    }
+    // Where that element lies in that window.
+    template <int WIDE>
+    __device__ int tap(int group, int at) const {
+        if (FIXED && WIDE % S == 0) return (at + SHIFT + S) % S;
+        return (group * WIDE + at + shift() + S) % S;
+    }
 };
 
 // The first element of each window that equals its maximum, one per lane; -1 if none.
@@ -127,22 +141,34 @@ __device__ inline void first_equal_by_warp(
     }
 }
 
+// Where in its window a maximum is; small, since shared memory limits the tile.
+template <bool SMALL>
+struct TargetOf {
+    using type = int;
+};
+template <>
+struct TargetOf<true> {
+    using type = short;
+};
+
 // The box is TB x TD x TH x TW elements of TL packs of COUNT lanes; a thread makes WIDE neighbours
 // along w of it. TW is a multiple of WIDE, or all of w.
 template <typename I, typename T, int MODE, bool BY_WARP, int COUNT, int WIDE, int TB, int TD,
-          int TH, int TW, int TL, int KD, int KH, int KW, int SD, int SH, int SW>
+          int TH, int TW, int TL, int PD, int PH, int PW, int KD, int KH, int KW, int SD, int SH,
+          int SW>
 __global__ void __launch_bounds__(256) unpool_tile(
     UnpoolingGeometry<I> g, T *__restrict__ dx, const T *__restrict__ y, const T *__restrict__ dy,
     const T *__restrict__ x) {
     using A = Arithmetic<T>;
-    using D = Touching<I, TD, KD, SD>;
-    using H = Touching<I, TH, KH, SH>;
-    using W = Touching<I, TW, KW, SW>;
+    using D = Touching<I, TD, KD, SD, PD>;
+    using H = Touching<I, TH, KH, SH, PH>;
+    using W = Touching<I, TW, KW, SW, PW>;
     constexpr int WINDOWS = TB * D::WINDOWS * H::WINDOWS * W::WINDOWS * TL;
     constexpr int GROUPS = (TW + WIDE - 1) / WIDE;
     constexpr int ELEMENTS = TB * TD * TH * GROUPS * TL;
     __shared__ Pack<A, COUNT> gradients[WINDOWS];
-    __shared__ Pack<int, COUNT> targets[MODE == MAX ? WINDOWS : 1];
+    using Target = typename TargetOf<(long long)KD * KH * KW < 32768>::type;
+    __shared__ Pack<Target, COUNT> targets[MODE == MAX ? WINDOWS : 1];
 
     for (long long tile = blockIdx.x; tile < g.total; tile += gridDim.x) {
         I rest = (I)tile;
@@ -173,18 +199,21 @@ __global__ void __launch_bounds__(256) unpool_tile(
             if constexpr (MODE == MAX) {
                 const auto maximum = load_pack<COUNT>(
                     y + at_offset(g.y_stride, a, b, at_d, at_h, at_w, at_lane), available);
-                Pack<int, COUNT> target;
+                int found[COUNT];
 #pragma unroll
-                for (int e = 0; e < COUNT; ++e) target.element[e] = -1;
+                for (int e = 0; e < COUNT; ++e) found[e] = -1;
                 const T *source = x + at_offset(g.x_stride, a, b, I(0), I(0), I(0), at_lane);
                 if (exists) {
                     if constexpr (BY_WARP)
                         first_equal_by_warp<COUNT, KD, KH, KW>(
-                            target.element, g, source, maximum, front, top, left, available);
+                            found, g, source, maximum, front, top, left, available);
                     else
                         first_equal<COUNT, KD, KH, KW>(
-                            target.element, g, source, maximum, front, top, left, available);
+                            found, g, source, maximum, front, top, left, available);
                 }
+                Pack<Target, COUNT> target;
+#pragma unroll
+                for (int e = 0; e < COUNT; ++e) target.element[e] = (Target)found[e];
                 targets[i] = target;
             } else if (exists) {
                 share = A(divisor<MODE, KD, KH, KW>(g, front, top, left));
@@ -200,32 +229,38 @@ __global__ void __launch_bounds__(256) unpool_tile(
         __syncthreads();
 
         for (unsigned i = threadIdx.x; i < ELEMENTS; i += 256) {
-            const unsigned lane = i % TL, i_w = i / TL % GROUPS * WIDE;
+            const unsigned lane = i % TL, group = i / TL % GROUPS;
             const unsigned i_h = i / (TL * GROUPS) % TH, i_d = i / (TL * GROUPS * TH) % TD;
-            const unsigned i_b = i / (TL * GROUPS * TH * TD);
+            const unsigned i_b = i / (TL * GROUPS * TH * TD), i_w = group * WIDE;
             const I at_lane = first_lane + I(lane * COUNT), b = first_b + I(i_b);
             const I at_w = first_w + I(i_w), at_h = first_h + I(i_h), at_d = first_d + I(i_d);
             if (at_lane >= g.lanes || b >= g.b || at_w >= g.dx.w || at_h >= g.dx.h ||
                 at_d >= g.dx.d)
                 continue;
             Pack<A, COUNT> totals[WIDE] = {};
+#pragma unroll D::UNROLL
             for (int j_d = 0; j_d < D::COVERING; ++j_d) {
-                const int w_d = d.last(i_d) - j_d, tap_d = d.tap(i_d, w_d);
+                const int w_d = d.template last<1>(i_d, 0) - j_d;
+                const int tap_d = d.template tap<1>(i_d, 0) + j_d * SD;
                 if (w_d < 0 || tap_d >= KD) break;
+#pragma unroll H::UNROLL
                 for (int j_h = 0; j_h < H::COVERING; ++j_h) {
-                    const int w_h = h.last(i_h) - j_h, tap_h = h.tap(i_h, w_h);
+                    const int w_h = h.template last<1>(i_h, 0) - j_h;
+                    const int tap_h = h.template tap<1>(i_h, 0) + j_h * SH;
                     if (w_h < 0 || tap_h >= KH) break;
                     const int line = ((i_b * D::WINDOWS + w_d) * H::WINDOWS + w_h) * W::WINDOWS;
                     const int before = (tap_d * KH + tap_h) * KW;
 #pragma unroll
                     for (int u = 0; u < WIDE; ++u)
+#pragma unroll W::UNROLL
                         for (int j_w = 0; j_w < W::COVERING; ++j_w) {
-                            const int w_w = w.last(i_w + u) - j_w, tap_w = w.tap(i_w + u, w_w);
-                            if (w_w < 0 || w_w >= W::WINDOWS || tap_w >= KW) break;
+                            const int w_w = w.template last<WIDE>(group, u) - j_w;
+                            const int tap_w = w.template tap<WIDE>(group, u) + j_w * SW;
+                            if (tap_w >= KW || w_w < 0 || w_w >= W::WINDOWS) break;
                             const int window = (line + w_w) * TL + lane;
                             const Pack<A, COUNT> gradient = gradients[window];
                             if constexpr (MODE == MAX) {
-                                const Pack<int, COUNT> target = targets[window];
+                                const Pack<Target, COUNT> target = targets[window];
 #pragma unroll
                                 for (int e = 0; e < COUNT; ++e)
                                     if (target.element[e] == before + tap_w)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from ooc_cudnn.devices.kernel_plans import _CUDA_TYPES, Launch, _bool
@@ -21,7 +22,7 @@ from ooc_cudnn.operations.pooling import PoolingBackward
 
 #: Packs of dx that a block makes at once, and lanes among them.
 TILE_PACKS = 2048
-TILE_LANES = 16
+TILE_LANES = 8
 #: Where channels do not lie beside each other, tiles hold whole runs of so many elements along w.
 ALONG_W = 8
 #: Bytes of a pack: wider ones need more registers and shared memory than they save.
@@ -61,10 +62,10 @@ def choose_tile(
     A lane of a window takes `lane_bytes` of shared memory.
 
     >>> choose_tile((1, 8, 1, 112, 112, 1), 1, (1, 2, 2), (1, 2, 2), 8)
-    Tile(b=1, d=1, h=28, w=56, lanes=1)
+    Tile(b=1, d=1, h=56, w=56, lanes=1)
     """
     lanes = _piece(-(-sizes[5] // count), TILE_LANES)
-    left = TILE_PACKS // lanes
+    left = TILE_PACKS * (2 if sizes[5] == 1 else 1) // lanes
     squarest = 2 ** math.ceil(math.log2(left) / 2)
     w = _piece(sizes[4], squarest, math.lcm(stride[2], ALONG_W if sizes[5] == 1 else 1))
     h = _piece(sizes[3], max(left // w, 1), stride[1])
@@ -92,6 +93,16 @@ def _piece(extent: int, longest: int, step: int = 1) -> int:
     size = -(-extent // -(-extent // longest))
     rounded = -(-size // step) * step
     return rounded if rounded <= longest else size
+
+
+def _phases(
+    tile: Tile, sizes: Sequence[int], begin: Sequence[int], stride: Sequence[int]
+) -> list[int]:
+    """Where in a stride the tiles begin along d, h and w; -1 where not all do at the same."""
+    return [
+        first % step if size <= piece or piece % step == 0 else -1
+        for piece, size, first, step in zip(tile[1:4], sizes[2:5], begin, stride, strict=True)
+    ]
 
 
 def plan_pooling_backward(
@@ -128,8 +139,8 @@ def plan_pooling_backward(
     for view, each in zip(views, axes, strict=True):
         count = min(count, aligned_pack(view, each, 5, count))
     real_bytes = 8 if operation.dtype == "float64" else 4
-    lane_bytes = real_bytes + (4 if forward.is_max else 0)
     taps = math.prod(window)
+    lane_bytes = real_bytes + (forward.is_max and (2 if taps < 2**15 else 4))
     tile = choose_tile(sizes, count, window, stride, lane_bytes) if taps < 2**30 else None
 
     small = is_small(views, *[view.size for view in views], *window, *stride, *before)
@@ -139,7 +150,8 @@ def plan_pooling_backward(
         wide = aligned_pack(dx, axes[0], 4, PACK_BYTES // dx.item_bytes) if count == 1 else 1
         while wide > 1 and tile.w % wide and tile.w < sizes[4]:
             wide //= 2
-        arguments += [_bool(by_warp), str(count), str(wide), *map(str, tile)]
+        phases = _phases(tile, sizes, [o + p for o, p in zip(origin, before, strict=True)], stride)
+        arguments += [_bool(by_warp), str(count), str(wide), *map(str, tile), *map(str, phases)]
         tiles = [
             -(-size // piece) for size, piece in zip(sizes[1:5], tile[:4], strict=True)
         ]  # b, d, h, w

@@ -40,11 +40,11 @@ INSTANCES = {
         "pool_by_warp<long long, double, AVERAGE_EXCLUDE_PADDING, 1, 1, 30, 30, 1, 2, 2>",
     ],
     "pooling_backward.cu": [
-        "unpool_tile<int, float, MAX, false, 1, 4, 1, 1, 32, 64, 1, 1, 2, 2, 1, 2, 2>",
-        "unpool_tile<int, __half, MAX, false, 8, 1, 1, 1, 8, 16, 8, 1, 3, 3, 1, 2, 2>",
+        "unpool_tile<int, float, MAX, false, 1, 4, 1, 1, 32, 64, 1, 0, 0, 0, 1, 2, 2, 1, 2, 2>",
+        "unpool_tile<int, __half, MAX, false, 8, 1, 1, 1, 8, 16, 8, 0, 1, 1, 1, 3, 3, 1, 2, 2>",
         "unpool_tile<long long, __nv_bfloat16, AVERAGE_EXCLUDE_PADDING, false, 8, 1, 1, 1, 8, 16, "
-        "8, 1, 3, 3, 1, 2, 2>",
-        "unpool_tile<int, double, MAX, true, 2, 1, 1, 1, 8, 16, 2, 1, 30, 30, 1, 20, 20>",
+        "8, 0, -1, -1, 1, 3, 3, 1, 2, 2>",
+        "unpool_tile<int, double, MAX, true, 2, 1, 1, 1, 8, 16, 2, 0, -1, 3, 1, 30, 30, 1, 20, 20>",
         "unpool_direct<int, float, MAX, 1, 20, 20, 1, 1, 1>",
         "unpool_direct<long long, __half, AVERAGE_EXCLUDE_PADDING, 1, 20, 20, 1, 1, 1>",
     ],
@@ -102,7 +102,9 @@ def test_the_common_windows_move_in_16_byte_packs():
     operation = Pooling.of((8, 64, 128, 128), window=3, stride=2, padding=1, dtype="float16")
     forward, backward = names(operation, "first")
     assert forward == "pool_rows<int, __half, 0, 1, 3, 3, 1, 2, 2, 1, 8, 8, 8>"
-    assert backward.startswith("unpool_tile<int, __half, 0, false, 1, 8, 1, 1, 32, 64, 1, ")
+    assert backward.startswith(
+        "unpool_tile<int, __half, 0, false, 1, 8, 1, 1, 64, 64, 1, 0, 1, 1, "
+    )
     forward, backward = names(operation, "last")
     assert forward == "pool_windows<int, __half, 0, 8, 1, 3, 3, 1, 2, 2>"
     assert backward.startswith("unpool_tile<int, __half, 0, false, 8, 1, ")
