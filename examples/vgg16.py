@@ -185,11 +185,9 @@ class VGG16:
         ooc_cudnn.memcpy(dy, gradient)
         inputs = (self.images, *self.maps)
         for at in reversed(range(len(self.layers))):
-            x, y, layer = inputs[at], self.maps[at], self.layers[at]
-            dx = self.gradient_pool.take(tuple(x.shape))
+            layer = self.layers[at]
             with self.watch(layer.name, "backward"):
-                layer.backward(x, y, dy, dx)
-            dy = dx
+                dy = layer.backward(inputs[at], self.maps[at], dy, self.gradient_pool)
         return {"images": dy, **{name: p.gradient for name, p in self.parameters.items()}}
 
     def descend(self, rate: float) -> None:

@@ -49,6 +49,10 @@ class GradientPool:
     def take(self, shape: tuple[int, ...]) -> Any:
         """Return a tensor in the buffer that was taken longer ago: the last one stays valid."""
         self.buffers.reverse()
+        return self.again(shape)
+
+    def again(self, shape: tuple[int, ...]) -> Any:
+        """Return a tensor in the buffer that was taken last, in place of what is there."""
         return shaped(self.buffers[0], shape, self.order)
 
 
@@ -68,17 +72,24 @@ class Convolution:
             x, self.w.value, self.b.value, activation=self.activation, padding=self.padding, out=y
         )
 
-    def backward(self, x: Any, y: Any, dy: Any, dx: Any) -> None:
-        """Write dx and the gradients of the parameters; x, y and dy are read once."""
-        ooc_cudnn.convolution_add_activation_backward(
-            x,
-            self.w.value,
-            y,
-            dy,
-            activation=self.activation,
-            padding=self.padding,
-            out=(dx, self.w.gradient, self.b.gradient),
-        )
+    def backward(self, x: Any, y: Any, dy: Any, pool: GradientPool) -> Any:
+        """Write the gradients of the parameters, and return dx."""
+        w, dw, db = self.w.value, self.w.gradient, self.b.gradient
+        dx = pool.take(x.shape)
+        try:
+            ooc_cudnn.convolution_add_activation_backward(
+                x, w, y, dy, activation=self.activation, padding=self.padding, out=(dx, dw, db)
+            )
+        except ooc_cudnn.PlanInfeasibleError:
+            # Filters too large to stay on the device whole. The single functions cut them, too.
+            # dz goes where dx would have gone, and then dx where dy was.
+            dz = pool.again(y.shape)
+            ooc_cudnn.activation_backward(y, dy, mode=self.activation, out=dz)
+            ooc_cudnn.convolution_backward_filter(x, dz, padding=self.padding, out=dw)
+            ooc_cudnn.convolution_backward_bias(dz, out=db)
+            dx = pool.take(x.shape)
+            ooc_cudnn.convolution_backward_data(w, dz, padding=self.padding, out=dx)
+        return dx
 
 
 @dataclass
@@ -91,9 +102,11 @@ class MaxPooling:
         """Write y."""
         ooc_cudnn.pooling_forward(x, window=2, out=y)
 
-    def backward(self, x: Any, y: Any, dy: Any, dx: Any) -> None:
-        """Write dx."""
+    def backward(self, x: Any, y: Any, dy: Any, pool: GradientPool) -> Any:
+        """Return dx."""
+        dx = pool.take(x.shape)
         ooc_cudnn.pooling_backward(y, dy, x, window=2, out=dx)
+        return dx
 
 
 @dataclass
@@ -106,6 +119,8 @@ class LogSoftmax:
         """Write y."""
         ooc_cudnn.softmax_forward(x, algorithm="log", out=y)
 
-    def backward(self, x: Any, y: Any, dy: Any, dx: Any) -> None:
-        """Write dx."""
+    def backward(self, x: Any, y: Any, dy: Any, pool: GradientPool) -> Any:
+        """Return dx."""
+        dx = pool.take(x.shape)
         ooc_cudnn.softmax_backward(y, dy, algorithm="log", out=dx)
+        return dx
