@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(BLOCK_THREADS) channel_partials(
         const long long part = divided(item, walk.groups), group = item - part * walk.groups;
         const long long first_column = COLUMNS ? group * blockDim.x * COUNT : 0;
 
-        Arithmetic<T> center[COLUMNS ? COUNT : 1] = {};
+        double center[COLUMNS ? COUNT : 1] = {};  // widened once, and not for every element
         if constexpr (KIND != TOTAL) {
 #pragma unroll
             for (int i = 0; i < (COLUMNS ? COUNT : 1); ++i) {

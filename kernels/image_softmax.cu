@@ -9,7 +9,8 @@
 
 // (maximum m, sum of exp(x - m)) of each part: [images][parts][2]. NaN in both where there is a NaN
 // or +infinity, (-infinity, 0) where there is nothing but -infinity.
-__device__ inline void store_peak(double *destination, const Peak<double> &peak) {
+template <typename A>
+__device__ inline void store_peak(double *destination, const Peak<A> &peak) {
     destination[0] = isnan(peak.sum) ? peak.sum : peak.m;
     destination[1] = peak.sum;
 }
@@ -21,7 +22,7 @@ template <typename T, int COUNT, int UNROLL, bool UNROLL_ROWS>
 __global__ void __launch_bounds__(BLOCK_THREADS) image_peaks(
     GroupWalk<1> walk, const T *x, double *parts) {
     using A = Arithmetic<T>;
-    __shared__ Peak<double> shared[BLOCK_THREADS];
+    __shared__ Peak<A> shared[BLOCK_THREADS];
     const int place = threadIdx.y * blockDim.x + threadIdx.x;
     for (long long item = blockIdx.x; item < walk.groups * walk.parts; item += gridDim.x) {
         const long long part = divided(item, walk.groups), group = item - part * walk.groups;
@@ -37,12 +38,11 @@ __global__ void __launch_bounds__(BLOCK_THREADS) image_peaks(
                 for (int i = 0; i < COUNT; ++i)
                     values[u * COUNT + i] =
                         at.has(u, i) ? A(widen(packs[u].element[i])) : minus_infinity<A>();
-            extend(peak, values);
+            extend<T>(peak, values);
         }
-        const Peak<double> joined = join_threads(
-            Peak<double>{peak.m, peak.sum}, shared, place, 1, blockDim.x * blockDim.y,
-            join_peaks<double>);
-        if (place == 0) store_peak(parts + 2 * (group * walk.parts + part), joined);
+        peak = join_threads(
+            peak, shared, place, 1, blockDim.x * blockDim.y, join_peaks<A>);
+        if (place == 0) store_peak(parts + 2 * (group * walk.parts + part), peak);
     }
 }
 
@@ -130,8 +130,8 @@ __global__ void __launch_bounds__(BLOCK_THREADS) image_outcomes(
                 for (int i = 0; i < COUNT; ++i) {
                     const A a = widen(packs[u].element[i]);
                     const A b = BACKWARD ? widen(others[BACKWARD ? u : 0].element[i]) : A(0);
-                    const A term = TASK == ACCURATE ? exponential(a - m) : A(0);
-                    packs[u].element[i] = narrow<T>(outcome<TASK>(a, b, term, m, total));
+                    const A term = TASK == ACCURATE ? exponential_for<T>(a - m) : A(0);
+                    packs[u].element[i] = narrow<T>(outcome<T, TASK>(a, b, term, m, total));
                 }
                 if (at.available[u] > 0)
                     store_pack<COUNT>(result + at.offset[0][u], packs[u], at.available[u]);

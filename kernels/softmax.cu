@@ -83,7 +83,7 @@ __device__ inline void softmax_row(T *result, const T *first, const T *second, i
 #pragma unroll
         for (int i = 0; i < COUNT; ++i) {
             const A b = BACKWARD ? widen(others[BACKWARD ? p : 0].element[i]) : A(0);
-            terms[p][i] = term_of<TASK>(A(widen(packs[p].element[i])), b, m);
+            terms[p][i] = term_of<T, TASK>(A(widen(packs[p].element[i])), b, m);
             if (inside(p, i)) total += terms[p][i];
         }
     total = prepared<TASK>(join_lanes<LANES>(total, [](A a, A b) { return a + b; }));
@@ -96,7 +96,7 @@ __device__ inline void softmax_row(T *result, const T *first, const T *second, i
         for (int i = 0; i < COUNT; ++i) {
             const A b = BACKWARD ? widen(others[BACKWARD ? p : 0].element[i]) : A(0);
             const A a = widen(packs[p].element[i]);
-            packs[p].element[i] = narrow<T>(outcome<TASK>(a, b, terms[p][i], m, total));
+            packs[p].element[i] = narrow<T>(outcome<T, TASK>(a, b, terms[p][i], m, total));
         }
         if constexpr (COUNT == 1) result[at] = packs[p].element[0];
         else store_pack<COUNT>(result + at, packs[p], channels - at);

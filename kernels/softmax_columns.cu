@@ -91,7 +91,7 @@ __global__ void __launch_bounds__(BLOCK_THREADS) softmax_columns(
 #pragma unroll
             for (int i = 0; i < COUNT; ++i) {
                 const A b = BACKWARD ? widen(others[BACKWARD ? p : 0].element[i]) : A(0);
-                terms[p][i] = term_of<TASK>(A(widen(packs[p].element[i])), b, m[i]);
+                terms[p][i] = term_of<T, TASK>(A(widen(packs[p].element[i])), b, m[i]);
                 if (inside(p)) total[i] += terms[p][i];
             }
         join_columns(total, shared, [](A a, A b) { return a + b; });
@@ -106,7 +106,7 @@ __global__ void __launch_bounds__(BLOCK_THREADS) softmax_columns(
             for (int i = 0; i < COUNT; ++i) {
                 const A b = BACKWARD ? widen(others[BACKWARD ? p : 0].element[i]) : A(0);
                 const A a = widen(packs[p].element[i]);
-                packs[p].element[i] = narrow<T>(outcome<TASK>(a, b, terms[p][i], m[i], total[i]));
+                packs[p].element[i] = narrow<T>(outcome<T, TASK>(a, b, terms[p][i], m[i], total[i]));
             }
             const long long channel = p * (int)blockDim.y + threadIdx.y;
             store_pack<COUNT>(
@@ -154,11 +154,11 @@ __global__ void __launch_bounds__(BLOCK_THREADS) softmax_columns_swept(
                     const bool inside = from + u * (int)blockDim.y < geometry.channels;
                     values[u] = inside && TASK != LOG_BACKWARD ? A(widen(packs[u].element[i])) : A(0);
                     if (BACKWARD)  // absent ones were loaded as 0
-                        peaks[i].sum += term_of<TASK>(values[u], A(widen(others[u].element[i])), A(0));
+                        peaks[i].sum += term_of<T, TASK>(values[u], A(widen(others[u].element[i])), A(0));
                     else if (!inside)
                         values[u] = minus_infinity<A>();
                 }
-                if (!BACKWARD) extend(peaks[i], values);
+                if (!BACKWARD) extend<T>(peaks[i], values);
             }
         }
         join_columns(peaks, shared, [](const Peak<A> &p, const Peak<A> &q) {
@@ -179,9 +179,9 @@ __global__ void __launch_bounds__(BLOCK_THREADS) softmax_columns_swept(
 #pragma unroll
                 for (int i = 0; i < COUNT; ++i) {
                     const A a = widen(packs[u].element[i]), b = widen(others[u].element[i]);
-                    const A term = TASK == ACCURATE ? exponential(a - peaks[i].m) : A(0);
+                    const A term = TASK == ACCURATE ? exponential_for<T>(a - peaks[i].m) : A(0);
                     packs[u].element[i] =
-                        narrow<T>(outcome<TASK>(a, b, term, peaks[i].m, total[i]));
+                        narrow<T>(outcome<T, TASK>(a, b, term, peaks[i].m, total[i]));
                 }
                 store_pack<COUNT>(
                     destination + channel * geometry.result.middle, packs[u], available);

@@ -23,6 +23,13 @@ constexpr bool FORWARD = TASK == ACCURATE || TASK == LOG;
 
 __device__ inline float exponential(float x) { return expf(x); }
 __device__ inline double exponential(double x) { return exp(x); }
+
+// For data of type T: the hardware's own, of about 20 good bits, is plenty for 16-bit elements.
+template <typename T>
+__device__ inline Arithmetic<T> exponential_for(Arithmetic<T> x) {
+    if constexpr (sizeof(T) == 2) return __expf(x);
+    else return exponential(x);
+}
 __device__ inline float logarithm(float x) { return logf(x); }
 __device__ inline double logarithm(double x) { return log(x); }
 __device__ inline float larger(float a, float b) { return fmaxf(a, b); }
@@ -34,9 +41,9 @@ __device__ inline A minus_infinity() {
 }
 
 // What is summed.
-template <int TASK, typename A>
+template <typename T, int TASK, typename A = Arithmetic<T>>
 __device__ inline A term_of(A a, A b, A m) {
-    if (FORWARD<TASK>) return exponential(a - m);
+    if (FORWARD<TASK>) return exponential_for<T>(a - m);
     return TASK == ACCURATE_BACKWARD ? a * b : b;
 }
 
@@ -47,11 +54,11 @@ __device__ inline A prepared(A total) {
     return TASK == LOG ? logarithm(total) : total;
 }
 
-template <int TASK, typename A>
+template <typename T, int TASK, typename A = Arithmetic<T>>
 __device__ inline A outcome(A a, A b, A term, A m, A total) {
     if (TASK == ACCURATE) return term * total;
     if (TASK == LOG) return a - m - total;
-    return TASK == ACCURATE_BACKWARD ? a * (b - total) : b - exponential(a) * total;
+    return TASK == ACCURATE_BACKWARD ? a * (b - total) : b - exponential_for<T>(a) * total;
 }
 
 // A running maximum and the sum of exp(x - m): begins as (-infinity, 0).
@@ -74,7 +81,7 @@ __device__ inline Peak<A> join_peaks(const Peak<A> &p, const Peak<A> &q) {
 }
 
 // Takes `count` more values in; absent ones are -infinity. Few exponentials where m stays.
-template <int COUNT, typename A>
+template <typename T, int COUNT, typename A = Arithmetic<T>>
 __device__ inline void extend(Peak<A> &peak, const A (&values)[COUNT]) {
     A m = peak.m;
 #pragma unroll
@@ -82,7 +89,7 @@ __device__ inline void extend(Peak<A> &peak, const A (&values)[COUNT]) {
     const A base = m == minus_infinity<A>() ? A(0) : m;
     A sum = 0;
 #pragma unroll
-    for (int i = 0; i < COUNT; ++i) sum += exponential(values[i] - base);
+    for (int i = 0; i < COUNT; ++i) sum += exponential_for<T>(values[i] - base);
     peak.sum = peak.sum * rescaling(peak.m, m) + sum;
     peak.m = m;
 }

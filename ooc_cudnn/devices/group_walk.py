@@ -15,6 +15,7 @@ from ooc_cudnn.devices.kernel_plans import _unroll
 from ooc_cudnn.devices.launch_geometry import (
     BLOCK_THREADS,
     LARGEST_GRID,
+    SHORTEST_RUN,
     WIDEST_ACCESS_BYTES,
     Rows,
     block_shape,
@@ -124,7 +125,9 @@ def _walk_runs(views: Views, rows: Rows, blocks: int, *, images: bool) -> GroupW
     empty = lines == 0 or inner == 0
     shape = block_shape(max(lines, 1), -(-max(inner, 1) // count), unroll)
     across, down = shape.block
-    # As many threads as there is work for.
+    # As many threads as there is work for, and for a short single row no fewer than a warp.
+    if lines == 1 and shape.column_tiles == 1:
+        across = max(across, min(-(-inner // count), SHORTEST_RUN))
     down = min(down, -(-max(lines, 1) // (unroll if shape.unroll_rows else 1)))
     tiles = 0 if empty else shape.tiles
     parts = max(1, min(tiles, blocks // max(groups, 1)))
@@ -150,11 +153,11 @@ def _walk_columns(views: Views, rows: Rows, blocks: int) -> GroupWalk:
     count = _count(views, rows)
     if rows.contiguous and all(stride[1] == channels for stride in rows.strides):
         unjoined = rows
-        wide = WIDEST_ACCESS_BYTES // max(view.item_bytes for view in views)
+        wide = WIDEST_ACCESS_BYTES // views[0].item_bytes
         while True:  # the widest packs that suit the rows they would join
             rows, repeats, last_inner = _joined(unjoined, wide)
             count = _count(views, rows)
-            if count == wide or wide == 1:
+            if count >= wide or wide == 1:
                 break
             wide //= 2
     outer, middle, inner = rows.sizes

@@ -10,7 +10,12 @@ import math
 from collections.abc import Callable, Hashable
 from typing import Any
 
-from ooc_cudnn.devices.group_walk import COLUMN_PACKS, REDUCTION_BLOCKS, GroupWalk, walk_channels
+from ooc_cudnn.devices.group_walk import (
+    COLUMN_PACKS,
+    REDUCTION_BLOCKS,
+    GroupWalk,
+    walk_channels,
+)
 from ooc_cudnn.devices.kernel_plans import _CUDA_TYPES, Launch, _geometry
 from ooc_cudnn.devices.kernels_launch import Runner, launch
 from ooc_cudnn.devices.launch_geometry import BLOCK_THREADS

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ooc_cudnn.devices.kernel_plans import _CUDA_TYPES, Launch, _geometry
+from ooc_cudnn.devices.kernel_plans import _CUDA_TYPES, Launch, _geometry, arithmetic_dtype
 from ooc_cudnn.devices.launch_geometry import (
     BLOCK_THREADS,
     LARGEST_GRID,
@@ -21,7 +21,7 @@ from ooc_cudnn.devices.launch_geometry import (
     Rows,
     pack_size,
 )
-from ooc_cudnn.devices.view import DeviceView
+from ooc_cudnn.devices.view import ITEM_BYTES, DeviceView
 
 # The numbers are the enumeration `Task` in softmax_steps.cuh.
 ACCURATE, LOG, ACCURATE_BACKWARD, LOG_BACKWARD = 0, 1, 2, 3
@@ -34,6 +34,8 @@ PACKS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 #: Bytes that neighbouring threads read together, at the least: a line of the cache.
 LINE_BYTES = 128
 STAGE_BYTES = (16384, 32768)
+#: Registers that a thread of a column has for values, in bytes of the arithmetic type.
+COLUMN_BYTES = 256
 STAGED_ROWS = 8  # a multiple of it is whole packs, whatever the channels
 
 
@@ -130,7 +132,7 @@ def _plan_staged(task: int, views: Sequence[DeviceView], sites: SitesByChannels)
     channels = sites.channels
     operands = 1 if task in (ACCURATE, LOG) else 2
     fitting = [stage for stage in STAGE_BYTES if STAGED_ROWS * channels * item * operands <= stage]
-    lanes = 1 if channels <= WARP else 8 if channels <= 8 * WARP else WARP
+    lanes = 1 if channels <= WARP else 8 if channels <= 2 * WARP else WARP
     if not fitting or -(-channels // lanes) > lane_elements(dtype) * (2 if lanes == 1 else 1):
         return None
     tile = fitting[0] // operands // item // channels // STAGED_ROWS * STAGED_ROWS
@@ -169,7 +171,7 @@ def plan_columns(task: int, views: Sequence[DeviceView], sites: SitesByChannels)
     count = pack_size(rows, items, pointers, WIDEST_ACCESS_BYTES // item)
 
     # In registers: as many threads down a column as its channels need.
-    most = 2 * lane_elements(dtype) // (1 if forward else 2)
+    most = COLUMN_BYTES // ITEM_BYTES[arithmetic_dtype(dtype)] // (1 if forward else 2)
     for width in (count, max(1, count // 2)) if rows.contiguous else ():
         down = 1
         while down < WARP and -(-sites.channels // down) * width > most:
