@@ -229,6 +229,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rate", type=float, default=0.01, help="learning rate (%(default)s)")
     parser.add_argument("--json", action="store_true", help="print JSON in place of the table")
     options = parser.parse_args(arguments)
+    if options.steps < 1:
+        parser.error(f"--steps must be at least 1, not {options.steps}")
     chosen = {"device": options.device, "memory_limit": options.memory_limit}
     with ooc_cudnn.settings(**{name: value for name, value in chosen.items() if value is not None}):
         _train(options)
