@@ -60,7 +60,7 @@ def op_tensor(
 def activation_backward(
     operation: ActivationBackward, inputs: tuple[Array | None, ...], output: Array, workspace: Array
 ) -> None:
-    """dx = dy * f'(x); 0 where the slope is 0, NaN where y or x is."""
+    """dx = dy * f'(x); relu and clipped_relu select, NaN where y or x is."""
     y, dy, *rest = inputs
     x = rest[0] if rest and needs_x(operation.mode, operation.coef) else None
     assert y is not None
@@ -71,7 +71,8 @@ def activation_backward(
         before = value if x is None else x[box].astype(dtype, copy=False)
         slope = _slope(operation.mode, operation.coef, value, before)
         result = slope * dy[box].astype(dtype, copy=False)
-        result = kept_where(slope != 0, result)  # whatever dy is
+        if operation.mode in ("relu", "clipped_relu"):
+            result = kept_where(slope != 0, result)  # whatever dy is
         for source in (value,) if x is None else (value, before):
             absent = np.isnan(source)
             if absent.any():

@@ -30,7 +30,7 @@ def pooling_backward(
     y, dy, x = (None, inputs[0], None) if len(inputs) == 1 else inputs
     assert dy is not None
     dtype = arithmetic_dtype(operation.dtype)
-    if forward.is_max and _windows_are_few(forward) and output.size:
+    if forward.is_max and _windows_are_few(forward) and output.size and dy.size:
         assert y is not None
         assert x is not None
         _search_windows(operation, y, dy, x, output)

@@ -59,8 +59,9 @@ class ActivationBackward:
     """dx = dy * f'(x), from (y, dy, x); x is absent where `needs_x` is false.
 
     Where the slope is 0 by selection (relu below 0, clipped_relu outside), dx is 0 whatever dy is,
-    as in cuDNN and PyTorch; elsewhere a slope of 0 is multiplied, so that dy = NaN gives NaN. NaN in y (or x) gives NaN. At the kink itself the slope is the left
-    one: 0 for relu and clipped_relu at 0, `coef` for leaky_relu; clipped_relu at its ceiling has 0.
+    as in cuDNN and PyTorch; elsewhere a slope of 0 is multiplied, so that dy = NaN gives NaN. NaN
+    in y (or x) gives NaN. At the kink itself the slope is the left one: 0 for relu and clipped_relu
+    at 0, `coef` for leaky_relu; clipped_relu at its ceiling has 0.
 
     Source: cudnnActivationBackward.
     """
