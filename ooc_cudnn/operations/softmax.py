@@ -89,7 +89,8 @@ class SoftmaxBackward:
 class ImageMaximum:
     """(n, 2) float64 from (x,): each image's maximum m, and the sum of exp(x - m), in this piece.
 
-    A piece that is -infinity throughout has the sum 0. NaN gives NaN in both.
+    A piece that is -infinity throughout has the sum 0. NaN gives NaN in both, and +infinity makes
+    the sum NaN, whatever the maximum then is: such an image's softmax is NaN throughout.
     """
 
     shape: Shape
