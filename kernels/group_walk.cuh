@@ -4,7 +4,7 @@
 // Two orders of memory. Where a group's elements lie in runs (a channel of a channels-first tensor,
 // an image), blocks take `parts` of one group. Where groups are the columns (the channels of a
 // channels-last tensor), COLUMNS, blocks take parts of all rows of a few neighbouring columns.
-// Blocks that follow each other take neighbouring groups, since short runs share lines of the cache.
+// Blocks that follow each other take neighbouring groups: short runs share lines of the cache.
 //
 // A row is a run of `inner` elements at one (outer, middle); a thread owns UNROLL packs of COUNT
 // elements, taken down the rows (UNROLL_ROWS, always with COLUMNS) or along one row. Short rows

@@ -51,7 +51,8 @@ __device__ inline void stage_pack(
     }
 }
 
-// One row, in memory of either kind where COUNT is 1. Lanes without a row (`channels` 0) take part in the exchange.
+// One row, in memory of either kind where COUNT is 1. Lanes without a row (`channels` 0) take part
+// in the exchange.
 template <typename T, int TASK, int COUNT, int PACKS, int LANES>
 __device__ inline void softmax_row(T *result, const T *first, const T *second, int channels) {
     using A = Arithmetic<T>;

@@ -66,10 +66,11 @@ __global__ void __launch_bounds__(BLOCK_THREADS) softmax_columns(
         const T *a_source = first + column.offset(geometry.first);
         const T *b_source = second + column.offset(geometry.second);
         Pack<T, COUNT> packs[PACKS], others[BACKWARD ? PACKS : 1];
-        auto inside = [&](int p) { return p * (int)blockDim.y + (int)threadIdx.y < geometry.channels; };
+        auto channel_of = [&](int p) { return p * (int)blockDim.y + (int)threadIdx.y; };
+        auto inside = [&](int p) { return channel_of(p) < geometry.channels; };
 #pragma unroll
         for (int p = 0; p < PACKS; ++p) {
-            const long long channel = p * (int)blockDim.y + threadIdx.y, there = inside(p) ? available : 0;
+            const long long channel = channel_of(p), there = inside(p) ? available : 0;
             packs[p] = load_pack<COUNT>(a_source + channel * geometry.first.middle, there);
             if constexpr (BACKWARD)
                 others[p] = load_pack<COUNT>(b_source + channel * geometry.second.middle, there);
@@ -106,9 +107,10 @@ __global__ void __launch_bounds__(BLOCK_THREADS) softmax_columns(
             for (int i = 0; i < COUNT; ++i) {
                 const A b = BACKWARD ? widen(others[BACKWARD ? p : 0].element[i]) : A(0);
                 const A a = widen(packs[p].element[i]);
-                packs[p].element[i] = narrow<T>(outcome<T, TASK>(a, b, terms[p][i], m[i], total[i]));
+                packs[p].element[i] =
+                    narrow<T>(outcome<T, TASK>(a, b, terms[p][i], m[i], total[i]));
             }
-            const long long channel = p * (int)blockDim.y + threadIdx.y;
+            const long long channel = channel_of(p);
             store_pack<COUNT>(
                 destination + channel * geometry.result.middle, packs[p], available);
         }
@@ -130,7 +132,8 @@ __global__ void __launch_bounds__(BLOCK_THREADS) softmax_columns_swept(
         const T *a_source = first + column.offset(geometry.first);
         const T *b_source = second + column.offset(geometry.second);
         Pack<T, COUNT> packs[UNROLL], others[UNROLL] = {};
-        auto load = [&](Pack<T, COUNT>(&into)[UNROLL], const T *source, long long stride, long long from) {
+        auto load = [&](Pack<T, COUNT>(&into)[UNROLL], const T *source, long long stride,
+                        long long from) {
 #pragma unroll
             for (int u = 0; u < UNROLL; ++u) {
                 const long long channel = from + u * (int)blockDim.y;
@@ -152,9 +155,11 @@ __global__ void __launch_bounds__(BLOCK_THREADS) softmax_columns_swept(
 #pragma unroll
                 for (int u = 0; u < UNROLL; ++u) {
                     const bool inside = from + u * (int)blockDim.y < geometry.channels;
-                    values[u] = inside && TASK != LOG_BACKWARD ? A(widen(packs[u].element[i])) : A(0);
+                    const A b = widen(others[u].element[i]);
+                    values[u] =
+                        inside && TASK != LOG_BACKWARD ? A(widen(packs[u].element[i])) : A(0);
                     if (BACKWARD)  // absent ones were loaded as 0
-                        peaks[i].sum += term_of<T, TASK>(values[u], A(widen(others[u].element[i])), A(0));
+                        peaks[i].sum += term_of<T, TASK>(values[u], b, A(0));
                     else if (!inside)
                         values[u] = minus_infinity<A>();
                 }

@@ -3,6 +3,10 @@
 
 #include "element.cuh"
 
+struct Extent {
+    long long count;  // channels, images or numbers
+};
+
 template <typename Body>
 __device__ inline void for_each(long long count, Body body) {
     const long long step = (long long)gridDim.x * blockDim.x;
@@ -12,7 +16,8 @@ __device__ inline void for_each(long long count, Body body) {
 
 // Rows of a state: counts, means, sums of squared deviations (Chan, Golub and LeVeque, 1979).
 __global__ void merge_moments(
-    double *result, const double *state, const double *part, long long channels) {
+    Extent extent, double *result, const double *state, const double *part) {
+    const long long channels = extent.count;
     for_each(channels, [&](long long c) {
         const double count_a = state[c], count_b = part[c], count = count_a + count_b;
         const double mean_a = state[channels + c], mean_b = part[channels + c];
@@ -34,10 +39,12 @@ enum What { MEAN = 0, INVERSE_DEVIATION = 1, RUNNING_MEAN = 2, RUNNING_VARIANCE 
 // `old` is read for the running ones only, and may be the result.
 template <typename V, int WHAT>
 __global__ void moments_result(
-    V *result, const double *state, const V *old, long long channels, double epsilon,
+    Extent extent, V *result, const double *state, const V *old, double epsilon,
     double factor) {
+    const long long channels = extent.count;
     for_each(channels, [&](long long c) {
-        const double count = state[c], mean = state[channels + c], squares = state[2 * channels + c];
+        const double count = state[c], mean = state[channels + c];
+        const double squares = state[2 * channels + c];
         double value = mean;
         if (WHAT == INVERSE_DEVIATION) value = 1 / sqrt(squares / count + epsilon);
         if (WHAT == RUNNING_VARIANCE) value = squares / (count == 1 ? 1 : count - 1);
@@ -48,20 +55,22 @@ __global__ void moments_result(
 }
 
 template <typename V>
-__global__ void state_row(V *result, const double *row, long long channels) {
-    for_each(channels, [&](long long c) { result[c] = (V)row[c]; });
+__global__ void state_row(
+    Extent extent, V *result, const double *state, long long row) {
+    const double *source = state + row * extent.count;
+    for_each(extent.count, [&](long long c) { result[c] = (V)source[c]; });
 }
 
 __global__ void add_states(
-    double *result, const double *state, const double *part, long long numbers) {
-    for_each(numbers, [&](long long i) { result[i] = state[i] + part[i]; });
+    Extent extent, double *result, const double *state, const double *part) {
+    for_each(extent.count, [&](long long i) { result[i] = state[i] + part[i]; });
 }
 
 // Pairs (maximum m, sum of exp(x - m)). A part that is -infinity throughout has m = -infinity and
 // the sum 0, and adds nothing.
 __global__ void merge_image_maximum(
-    double *result, const double *state, const double *part, long long images) {
-    for_each(images, [&](long long n) {
+    Extent extent, double *result, const double *state, const double *part) {
+    for_each(extent.count, [&](long long n) {
         const double m_a = state[2 * n], m_b = part[2 * n];
         const double sum_a = state[2 * n + 1], sum_b = part[2 * n + 1];
         const double m = m_a > m_b ? m_a : m_b;
