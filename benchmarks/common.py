@@ -230,6 +230,13 @@ def release_pinned(arguments: argparse.Namespace) -> None:
     release(get_device(arguments.device))
 
 
+def release_device(arguments: argparse.Namespace) -> None:
+    """Give the library's device memory back to the driver."""
+    from ooc_cudnn.devices import get_device
+
+    get_device(arguments.device).release_caches()
+
+
 @contextmanager
 def profiled() -> Iterator[list[Any]]:
     """Record calls; give the list of them."""
