@@ -81,6 +81,8 @@ class BackwardData(Single):
     def distinct(self, name: str, axis: str, cut: tuple[Range, ...]) -> int:
         """Pieces of cX in one group see one region of dy."""
         if name == "dy" and axis == "c_x":
+            if self.forward.groups == 1:
+                return 1
             return len({self._channels(c_x, (0, 1)) for c_x in cut})
         return super().distinct(name, axis, cut)
 

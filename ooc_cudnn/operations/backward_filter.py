@@ -64,6 +64,8 @@ class BackwardFilter(Single):
     def distinct(self, name: str, axis: str, cut: tuple[Range, ...]) -> int:
         """Pieces of cY in one group see one region of x."""
         if name == "x" and axis == "c_y":
+            if self.forward.groups == 1:
+                return 1
             return len({self.forward.input_channels(c_y, (0, 1)) for c_y in cut})
         return super().distinct(name, axis, cut)
 

@@ -181,7 +181,7 @@ class Counted:
         self.first_compute = next(iter(piece_seconds.values()))
         self.last_compute = list(piece_seconds.values())[-1]
 
-    @cached_property
+    @property
     def depths(self) -> tuple[int, ...]:
         """Slots worth trying: with two sweeps, first as many as the first one leaves behind."""
         if self.pieces == 1:
