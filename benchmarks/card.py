@@ -1,4 +1,4 @@
-"""Every benchmark that needs a GPU, one process each: about three minutes on an H200.
+"""Every benchmark that needs a GPU, one process each: about six minutes on an H200.
 
 Takes the arguments of the benchmarks and hands them on; `--only` names some of them. Results go to
 `--output`, else to the folder in $OUT, else to benchmarks/results.
@@ -15,7 +15,14 @@ import time
 from benchmarks import common
 from benchmarks.environment import ROOT
 
-NAMES = ("convolution_in_core", "convolution_large", "naive_loop", "convolution_link")
+NAMES = (
+    "convolution_in_core",
+    "convolution_large",
+    "naive_loop",
+    "convolution_link",
+    "functions",
+    "fused",
+)
 
 
 def main(argv: list[str] | None = None) -> int:

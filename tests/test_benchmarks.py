@@ -18,6 +18,8 @@ NAMES = [
     "convolution_in_core",
     "naive_loop",
     "host_split",
+    "functions",
+    "fused",
 ]
 
 

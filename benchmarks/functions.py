@@ -1,0 +1,351 @@
+"""Every public function far out of core, against the limit of its link and its arithmetic.
+
+float32 with TF32, n=512 images of 64 channels, 256x256: 8.6 GB in each large operand, all of them
+in pinned memory, limit 4 GiB. The limit of a call is the larger of two, taken in the same run: raw
+copies of its operands in and its results out, each byte once, both ways at once; and the launches
+of its plan by themselves, on data that the device already holds.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+import ooc_cudnn
+from benchmarks import common
+from benchmarks.contents import Images, filters, unwritten
+from benchmarks.limits import Link, busy_shares, without_link
+from benchmarks.timing import Timing, interleave
+from ooc_cudnn import operations
+from ooc_cudnn.devices import get_device
+
+NAME = "functions"
+BOUND = 0.90
+#: Patches of every result that `verify` recomputes in float64.
+PATCHES = 2
+HostArray = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call; the large arrays that it reads, and those that it writes."""
+
+    name: str
+    call: Callable[[], Any]
+    reads: tuple[HostArray, ...]
+    writes: tuple[HostArray, ...] = ()
+    before: Callable[[], Any] | None = None
+
+
+class Operands:
+    """Four arrays in pinned memory, allocated once and used by every function; small ones beside.
+
+    `x`, `y` and `dy` hold random numbers; `out` takes every result.
+    """
+
+    def __init__(self, report: common.Report) -> None:
+        arguments = report.arguments
+        self.shape = (6, 8, 24, 32) if arguments.quick else (512, 64, 256, 256)
+        begin = time.perf_counter()
+        self.x, self.y, self.dy, self.out = (common.pinned(self.shape) for _ in range(4))
+        report.measure("seconds to allocate the pinned operands", time.perf_counter() - begin)
+        for seed, array in enumerate((self.x, self.y, self.dy)):
+            Images.of(self.shape, seed).fill(array)
+        report.say("operands filled")
+        channels = self.shape[1]
+        w, b = filters(channels, channels)
+        self.w, self.b = (common.to_device(array, arguments) for array in (w, b))
+        random = np.random.default_rng(5)
+        vectors = random.uniform(0.5, 1.5, (4, channels)).astype(np.float32)
+        self.scale, self.bias, self.mean, self.variance = (
+            common.to_device(vector, arguments) for vector in vectors
+        )
+        # Arrays of the host device count against its limit; a GPU user's own arrays do not.
+        self.limit: Any = "160kB" if arguments.quick else "4GiB"
+
+    def pooled(self, array: HostArray) -> HostArray:
+        """The first quarter of an array, as what pooling by 2 gives."""
+        n, c, h, w = self.shape
+        return array.reshape(-1)[: array.size // 4].reshape(n, c, h // 2, w // 2)
+
+
+def convolutions(on: Operands) -> Iterator[Case]:
+    """Convolutions, what is fused with them, and their gradients."""
+    x, y, dy, out, w, b = on.x, on.y, on.dy, on.out, on.w, on.b
+    yield Case(
+        "convolution_forward",
+        lambda: ooc_cudnn.convolution_forward(x, w, padding=1, out=out),
+        (x,),
+        (out,),
+    )
+    yield Case(
+        "convolution_backward_data",
+        lambda: ooc_cudnn.convolution_backward_data(w, dy, padding=1, out=out),
+        (dy,),
+        (out,),
+    )
+    yield Case(
+        "convolution_backward_filter",
+        lambda: ooc_cudnn.convolution_backward_filter(x, dy, padding=1),
+        (x, dy),
+    )
+    yield Case("convolution_backward_bias", lambda: ooc_cudnn.convolution_backward_bias(dy), (dy,))
+    yield Case(
+        "convolution_add_activation_forward",
+        lambda: ooc_cudnn.convolution_add_activation_forward(x, w, b, padding=1, out=out),
+        (x,),
+        (out,),
+    )
+    half = on.pooled(out)
+    yield Case(
+        "convolution_add_activation_pooling_forward",
+        lambda: ooc_cudnn.convolution_add_activation_pooling_forward(
+            x, w, b, window=2, padding=1, out=half
+        ),
+        (x,),
+        (half,),
+    )
+    yield Case(
+        "convolution_add_activation_backward",
+        lambda: ooc_cudnn.convolution_add_activation_backward(
+            x, w, y, dy, padding=1, out=(out, None, None)
+        ),
+        (x, y, dy),
+        (out,),
+    )
+    layer = [
+        operations.Convolution(w, padding=1),
+        operations.AddTensor(b),
+        operations.Activation("relu"),
+    ]
+    chain: list[Any] = [*layer, *layer, operations.Pooling(2)]
+    yield Case("chain_forward, conv-bias-relu twice and pooling",
+               lambda: ooc_cudnn.chain_forward(x, chain, out=half), (x,), (half,))  # fmt: skip
+
+
+def elementwise(on: Operands) -> Iterator[Case]:
+    """Bias, activations and their gradients."""
+    x, y, dy, out = on.x, on.y, on.dy, on.out
+    yield Case("add_tensor", lambda: ooc_cudnn.add_tensor(on.b, x, out=out), (x,), (out,))
+    yield Case(
+        "activation_forward, relu", lambda: ooc_cudnn.activation_forward(x, out=out), (x,), (out,)
+    )
+    yield Case(
+        "activation_forward, gelu",
+        lambda: ooc_cudnn.activation_forward(x, mode="gelu", out=out),
+        (x,),
+        (out,),
+    )
+    yield Case(
+        "activation_backward, relu",
+        lambda: ooc_cudnn.activation_backward(y, dy, out=out),
+        (y, dy),
+        (out,),
+    )
+    yield Case("activation_backward, gelu",
+               lambda: ooc_cudnn.activation_backward(y, dy, x, mode="gelu", out=out),
+               (y, dy, x), (out,))  # fmt: skip
+
+
+def softmax(on: Operands) -> Iterator[Case]:
+    """Softmax over the channels of each site, and over each image."""
+    for mode in ("channel", "instance"):
+        yield Case(
+            f"softmax_forward, {mode}",
+            partial(ooc_cudnn.softmax_forward, on.x, mode=mode, out=on.out),
+            (on.x,),
+            (on.out,),
+        )
+        yield Case(f"softmax_backward, {mode}",
+                   partial(ooc_cudnn.softmax_backward, on.y, on.dy, mode=mode, out=on.out),
+                   (on.y, on.dy), (on.out,))  # fmt: skip
+
+
+def normalisation(on: Operands) -> Iterator[Case]:
+    """Batch normalisation; its backward pass with the statistics of the forward pass."""
+    x, dy, out, saved = on.x, on.dy, on.out, list[Any]()
+
+    def train() -> None:
+        saved[:] = ooc_cudnn.batch_normalization_forward_training(
+            x, on.scale, on.bias, out=(out, None, None)
+        )[1:]
+
+    def back() -> None:
+        ooc_cudnn.batch_normalization_backward(
+            x,
+            dy,
+            on.scale,
+            saved_mean=saved[0],
+            saved_inverse_variance=saved[1],
+            out=(out, None, None),
+        )
+
+    yield Case("batch_normalization_forward_training", train, (x,), (out,))
+    yield Case(
+        "batch_normalization_forward_inference",
+        lambda: ooc_cudnn.batch_normalization_forward_inference(
+            x, on.scale, on.bias, on.mean, on.variance, out=out
+        ),
+        (x,),
+        (out,),
+    )
+    yield Case("batch_normalization_backward", back, (x, dy), (out,))  # fmt: skip
+
+
+def pooling(on: Operands) -> Iterator[Case]:
+    """Pooling of windows that do not overlap, and of those that do; its gradient."""
+    x, out = on.x, on.out
+    half, y, dy = (on.pooled(array) for array in (out, on.y, on.dy))
+    yield Case(
+        "pooling_forward, 2x2 max",
+        lambda: ooc_cudnn.pooling_forward(x, window=2, out=half),
+        (x,),
+        (half,),
+    )
+    yield Case(
+        "pooling_forward, 3x3 average",
+        lambda: ooc_cudnn.pooling_forward(
+            x, window=3, stride=2, padding=1, out=half, mode="average_exclude_padding"
+        ),
+        (x,),
+        (half,),
+    )
+    yield Case("pooling_backward, 2x2 max",
+               lambda: ooc_cudnn.pooling_backward(y, dy, x, window=2, out=out),
+               (y, dy, x), (out,),
+               lambda: ooc_cudnn.pooling_forward(x, window=2, out=y))  # fmt: skip
+
+
+class Bench:
+    """Measures one function after the other; keeps a row of each."""
+
+    HEAD = ("function", "in", "out", "measured", "link", "in core", "binds", "limit/measured",
+            "predicted", "pieces", "d_n d_cY d_hY")  # fmt: skip
+
+    def __init__(self, report: common.Report, limit: Any) -> None:
+        self.report, self.limit = report, limit
+        self.device = get_device(report.arguments.device)
+        self.synchronize = common.synchronizer(report.arguments)
+        self.link = Link(cuda=report.arguments.cuda)
+        self.repeats = 2 if report.arguments.quick else 3
+        self.rows: list[tuple[str, ...]] = []
+
+    def measure(self, case: Case) -> None:
+        """Time a call, take its limit, look at what it wrote."""
+        report, name = self.report, case.name
+        copies = self.link.copies(case.reads, case.writes)
+        if case.before is not None:
+            case.before()
+        begin = time.perf_counter()
+        case.call()  # plans, compiles its kernels
+        report.measure(f"{name}: first call, planned and compiled", time.perf_counter() - begin)
+        times = interleave(
+            {"link": copies, "call": case.call}, self.synchronize, repeats=self.repeats, warmup=0
+        )
+        with without_link(self.device), common.profiled() as calls:
+            case.call()
+        # A trace without copies: gaps between launches are the host's, not the device's.
+        core_seconds = min(calls[0].trace.busy_seconds("compute"), calls[0].seconds)
+        found = self._verified(case, copies)
+        self._compare(case, times, core_seconds, found)
+
+    def _verified(self, case: Case, copies: Callable[[], None]) -> dict[str, Any]:
+        """Run once more on poisoned results: profiled, and patches recomputed in float64."""
+        report, name = self.report, case.name
+        copies()
+        with ooc_cudnn.settings(verify=PATCHES), common.profiled() as calls:
+            case.call()
+        missing = sum(unwritten(array) for array in case.writes)
+        report.check(
+            f"{name}: contents",
+            {"ok": not missing, "verified_patches": PATCHES, "unwritten_planes": missing},
+        )
+        (call,) = calls
+        found = common.diagnosis(call) | {"busy_shares": busy_shares(call.trace)}
+        report.measure(f"{name}: call", found, spoken=common.spoken(found))
+        common.check_limit(report, name, found, self.limit)
+        return found
+
+    def _compare(
+        self,
+        case: Case,
+        times: dict[str, Timing],
+        core_seconds: float,
+        found: dict[str, Any],
+    ) -> None:
+        report, name = self.report, case.name
+        ours, link = times["call"].median, times["link"].median
+        binds = "link" if link >= core_seconds else "arithmetic"
+        limit = max(link, core_seconds)
+        report.measure(f"{name}: seconds", times["call"])
+        report.measure(f"{name}: link", times["link"])
+        report.measure(
+            f"{name}: limit",
+            {
+                "seconds": limit,
+                "binds": binds,
+                "link_seconds": link,
+                "in_core_compute_seconds": core_seconds,
+                "bytes_in": sum(array.nbytes for array in case.reads),
+                "bytes_out": sum(array.nbytes for array in case.writes),
+            },
+        )
+        report.claim(f"{name}: limit / measured", limit / ours, ">=", BOUND)
+        report.claim(f"{name}: predicted / measured", found["predicted_seconds"] / ours)
+        split = found["split"]
+        self.rows.append((
+            name,
+            f"{found['bytes_in'] / 1e9:.2f} GB", f"{found['bytes_out'] / 1e9:.2f} GB",
+            f"{ours * 1e3:.1f} ms", f"{link * 1e3:.1f} ms", f"{core_seconds * 1e3:.1f} ms", binds,
+            f"{limit / ours:.3f}", f"{found['predicted_seconds'] * 1e3:.1f} ms",
+            str(found["pieces"]), f"{split['n']} {split['c_y']} {split['h_y']}",
+        ))  # fmt: skip
+
+
+def link_rates(report: common.Report, on: Operands, synchronize: Any) -> None:
+    """The link by itself: in pieces of some sizes, each way alone and both at once."""
+    for mebibytes in (1,) if report.arguments.quick else (16, 32, 256):
+        link = Link(cuda=report.arguments.cuda, piece_bytes=mebibytes * 2**20)
+        ways = {
+            "in": link.copies((on.x,), ()),
+            "out": link.copies((), (on.out,)),
+            "both": link.copies((on.x,), (on.out,)),
+        }
+        moved = {"in": 1, "out": 1, "both": 2}
+        for way, timing in interleave(ways, synchronize, repeats=2, warmup=0).items():
+            rate = moved[way] * on.x.nbytes / 1e9 / min(timing.samples)
+            report.measure(f"link, pieces of {mebibytes} MiB, {way}: GB/s", rate)
+
+
+def body(report: common.Report) -> None:
+    on = Operands(report)
+    bench = Bench(report, on.limit)
+    link_rates(report, on, bench.synchronize)
+    groups = (convolutions, elementwise, softmax, normalisation, pooling)
+    with ooc_cudnn.settings(memory_limit=on.limit, allow_tf32=True):
+        for case in (case for group in groups for case in group(on)):
+            try:
+                bench.measure(case)
+            except Exception as error:  # the others are still worth their time on the card
+                found = {"ok": False, "error": f"{type(error).__name__}: {error}"}
+                report.check(f"{case.name}: contents", found)
+    print(common.table(Bench.HEAD, bench.rows))
+    ratios = [claim.value for claim in report.claims if claim.name.endswith("limit / measured")]
+    report.claim("functions measured", len(ratios))
+    if ratios:
+        report.claim("limit / measured, geometric mean",
+                     math.exp(sum(map(math.log, ratios)) / len(ratios)))  # fmt: skip
+
+
+def main(argv: list[str] | None = None) -> int:
+    return common.run(NAME, body, __doc__, argv)
+
+
+if __name__ == "__main__":
+    common.main(main)
