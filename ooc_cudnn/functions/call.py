@@ -12,7 +12,8 @@ import time
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.devices.base import Device
@@ -37,11 +38,13 @@ from ooc_cudnn.memory.limit import forget_limits, limit_bytes
 from ooc_cudnn.operations.splittable import Splittable
 from ooc_cudnn.pipeline.execute import Executor, Source, make_executor
 from ooc_cudnn.pipeline.plan import Plan
+from ooc_cudnn.pipeline.trace import Trace, one_after_the_other
 from ooc_cudnn.pipeline.verify import Verification
 from ooc_cudnn.profiling import Call, recording
 from ooc_cudnn.progress import SHORTEST_SECONDS, Reporter, reporter
 from ooc_cudnn.settings import current
 from ooc_cudnn.settings_table import Settings
+from ooc_cudnn.tensor import TensorSpec
 
 #: Calls that are remembered, with their plans and schedules.
 REMEMBERED_CALLS = 256
@@ -51,20 +54,28 @@ WORTH_THREADS_BYTES = 8 * 2**20
 ROOM_WORTH_REPLANNING = 1.25
 
 
+class Run(NamedTuple):
+    """One of the runs that make up a call, with what its operands are in the call."""
+
+    executor: Executor
+    staged: bool
+    names: Mapping[str, str]
+
+
 @dataclass(frozen=True)
 class Prepared:
     """A call, ready to run on any operands of the same specs.
 
-    `result_bytes` is the device memory that its result is still to be given, `available_bytes` what
-    the plan could choose from beside it.
+    `result_bytes` is the device memory that its results are still to be given, `available_bytes`
+    what the plan could choose from beside it, `between` what its runs hand on to each other.
     """
 
     chain: Splittable
     plan: Plan
-    executor: Executor
+    runs: tuple[Run, ...]
     available_bytes: int
     result_bytes: int
-    staged: bool
+    between: Mapping[str, TensorSpec]
 
 
 _prepared: OrderedDict[Hashable, Prepared] = OrderedDict()
@@ -104,7 +115,7 @@ def call(description: Description, out: Any = None) -> Any:
         if len(outs) == len(chain.results) and _is_plain(prepared.plan, settings):
             addresses = (*(each.pointer for each in operands.values()),
                          *(outs[name].pointer for name in chain.results))  # fmt: skip
-            if prepared.executor.repeat(device, addresses, _limit(device, settings)):
+            if prepared.runs[0].executor.repeat(device, addresses, _limit(device, settings)):
                 return _returned(results, given, outs, operands)
         _check_results(operands, outs)
         for name in chain.results:
@@ -186,7 +197,7 @@ def _prepare(
     aligned = {name: each.pointer % 16 == 0 for name, each in {**operands, **outs}.items()}
     chain = build(specs, settings)
     target = Target.here(device, _limit(device, settings), chain.dtype, settings)
-    request, plan, available = plan_call(
+    planned = plan_call(
         function,
         chain,
         specs,
@@ -197,11 +208,14 @@ def _prepare(
     )
     prepared = Prepared(
         chain,
-        plan,
-        make_executor(request, plan),
-        available,
-        target.room_bytes - available,
-        _is_staged(plan),
+        planned.plan,
+        tuple(
+            Run(make_executor(part.request, part.plan), _is_staged(part.plan), part.names)
+            for part in planned.parts
+        ),
+        planned.available_bytes,
+        target.room_bytes - planned.available_bytes,
+        planned.between,
     )
     with _lock:
         _prepared[key] = prepared
@@ -214,6 +228,7 @@ def _is_plain(plan: Plan, settings: Settings) -> bool:
     """Whether a call copies nothing, and nobody wants to see what it does."""
     return (
         plan.in_core
+        and not plan.parts
         and not settings.verify
         and settings.progress in ("auto", False)
         and plan.seconds < SHORTEST_SECONDS
@@ -238,7 +253,10 @@ def _is_staged(plan: Plan) -> bool:
 
 def _make_result(plan: Plan, device: Device, name: str) -> Wrapped:
     """Allocate a result that the plan was made for."""
-    spec = dict(plan.operands)[name]
+    return _allocate(dict(plan.operands)[name], device, name)
+
+
+def _allocate(spec: TensorSpec, device: Device, name: str) -> Wrapped:
     order = spec.order or "channels_first"
     array = empty_in(device, spec.placement, spec.shape, spec.dtype, order)
     return wrap(array, device, name=name)
@@ -259,24 +277,38 @@ def _run(
         if settings.verify
         else None
     )
+    known = dict(sources)
+    for name, spec in prepared.between.items():
+        known[name] = _source(_allocate(spec, device, name))
     device.arena.reset_peak()
     begin = time.perf_counter()
+    traces: list[Trace | None] = []
     with reporter(
         settings.progress,
         total=plan.pieces,
         label=plan.function,
         predicted_seconds=plan.seconds,
     ) as progress:
-        trace = prepared.executor.run(
-            device,
-            sources,
-            staged=prepared.staged,
-            # Memory on the host may be read or changed as soon as the call returns.
-            wait=not all(isinstance(source, DeviceView) for source in sources.values()),
-            timed=calls is not None,
-            on_piece=None if type(progress) is Reporter else progress.update,
-            limit_bytes=_limit(device, settings),
-        )
+
+        def update(before: int, pieces: int, progress: Reporter = progress) -> None:
+            progress.update(before + pieces)
+
+        done = 0
+        for run in prepared.runs:
+            traces.append(
+                run.executor.run(
+                    device,
+                    {own: known[run.names.get(own, own)] for own in run.executor.chain.operands},
+                    staged=run.staged,
+                    # Memory on the host may be read or changed as soon as the call returns.
+                    wait=not all(isinstance(source, DeviceView) for source in known.values()),
+                    timed=calls is not None,
+                    on_piece=None if type(progress) is Reporter else partial(update, done),
+                    limit_bytes=_limit(device, settings),
+                )
+            )
+            done += run.executor.plan.pieces
+    trace = one_after_the_other(traces)
     if calls is not None and trace is not None:
         calls.append(
             Call(

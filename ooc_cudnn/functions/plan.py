@@ -110,8 +110,15 @@ def plan_request(
     out: Any = None,
     **arguments: Any,
 ) -> Request:
-    """Return what `plan` would plan: what `pipeline.simulate` takes beside the plan."""
-    return _planned(function, machine, memory_limit, out, arguments).request
+    """Return what `plan` would plan: what `pipeline.simulate` takes beside the plan.
+
+    Raises
+    ------
+    ValueError
+        For a chain that is cut into shorter ones.
+    """
+    (part,) = _planned(function, machine, memory_limit, out, arguments).parts
+    return part.request
 
 
 def _planned(

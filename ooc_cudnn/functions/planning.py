@@ -7,16 +7,23 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from ooc_cudnn.devices.base import Device
 from ooc_cudnn.errors import PlanInfeasibleError
-from ooc_cudnn.machines import machine_for
+from ooc_cudnn.functions.chain_planning import plan_request
+from ooc_cudnn.functions.target import Planned, Target, make_request
 from ooc_cudnn.operations.splittable import Operand, Splittable
-from ooc_cudnn.pipeline.plan import Plan
-from ooc_cudnn.pipeline.planner import AskWorkspace, make_plan
-from ooc_cudnn.pipeline.pricing import Request
 from ooc_cudnn.settings_table import Settings
 from ooc_cudnn.tensor import TensorSpec, packed_strides
-from perfmodel import MachineModel
+
+__all__ = [
+    "Build",
+    "Description",
+    "Planned",
+    "Target",
+    "given_results",
+    "make_request",
+    "place_results",
+    "plan_call",
+]
 
 #: Makes what is to be cut from the operands' specs and the settings; raises on bad arguments.
 Build = Callable[[Mapping[str, TensorSpec], Settings], Splittable]
@@ -50,49 +57,6 @@ class Description(NamedTuple):
     beta: float = 0.0
     results: tuple[str, ...] = ("y",)
     updated: Mapping[str, Any] = MappingProxyType({})
-
-
-class Target(NamedTuple):
-    """What a call is planned for.
-
-    Attributes
-    ----------
-    machine : MachineModel
-    limit_bytes, room_bytes : int
-        The memory limit, and what of it is not taken by arrays that the user holds.
-    layouts : tuple of str
-        Memory orders that windows can be computed in.
-    ask_workspace : callable, optional
-        `Device.workspace`; None where there is no device to ask.
-    overlap : bool
-    """
-
-    machine: MachineModel
-    limit_bytes: int
-    room_bytes: int
-    layouts: tuple[str, ...]
-    ask_workspace: AskWorkspace | None
-    overlap: bool
-
-    @classmethod
-    def here(cls, device: Device, limit: int, dtype: str, settings: Settings) -> Target:
-        """The device in use, as the settings have it."""
-        return cls(
-            machine_for(device, settings.machine),
-            limit,
-            limit - device.arena.array_bytes,
-            device.layouts(dtype),
-            device.workspace,
-            settings.overlap,
-        )
-
-
-class Planned(NamedTuple):
-    """A plan, the request it answers, and the device memory that it could choose from."""
-
-    request: Request
-    plan: Plan
-    available_bytes: int
 
 
 def plan_call(
@@ -140,7 +104,7 @@ def plan_call(
             overlap=target.overlap,
             aligned=aligned,
         )
-        return Planned(request, make_plan(request, target.ask_workspace), available)
+        return plan_request(request, target, available, aligned)
 
     try:
         try:
@@ -181,44 +145,6 @@ def given_results(description: Description, out: Any) -> dict[str, Any]:
         missing = "out" if len(names) == 1 else f"out for each of {', '.join(names)}"
         raise ValueError(f"beta={description.beta} needs {missing}, whose content it scales")
     return {**given, **description.updated}
-
-
-def make_request(
-    function: str,
-    chain: Splittable,
-    specs: Mapping[str, TensorSpec],
-    machine: MachineModel,
-    memory_limit: int,
-    layouts: tuple[str, ...],
-    *,
-    overlap: bool,
-    aligned: Mapping[str, bool],
-) -> Request:
-    """Describe a call to the planner.
-
-    Parameters
-    ----------
-    aligned : mapping
-        Whether each operand starts on a 16-byte boundary.
-    """
-    lead_order = specs[chain.lead].order or "channels_first"
-    in_place = []
-    for name, spec in specs.items():
-        packed = spec.strides == packed_strides(spec.shape, spec.order or "channels_first")
-        if spec.placement == "device" and packed and aligned.get(name, True):
-            in_place.append((name, spec.strides[0] * spec.itemsize % 16 == 0))
-    return Request(
-        function=function,
-        chain=chain,
-        operands=tuple(specs.items()),
-        in_place=tuple(in_place),
-        orders=tuple((name, spec.order or lead_order) for name, spec in specs.items()),
-        machine=machine,
-        memory_limit=memory_limit,
-        # An order that needs no re-laying comes first: it is taken when the seconds are equal.
-        layouts=tuple(sorted(layouts, key=lambda layout: layout != lead_order)),
-        overlap=overlap,
-    )
 
 
 def place_results(

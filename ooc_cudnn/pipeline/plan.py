@@ -61,6 +61,11 @@ class Plan:
         Name of the machine model that predicted.
     alternatives : tuple of Alternative
         Runners-up.
+    parts : tuple of Plan
+        Where a chain is cut into shorter ones, their plans; the figures above are their sums, the
+        split is that of the slowest, the memory that of the largest.
+    reason : str
+        Why it is cut, and where.
     """
 
     function: str
@@ -84,6 +89,8 @@ class Plan:
     overlap: bool
     machine: str
     alternatives: tuple[Alternative, ...] = ()
+    parts: tuple[Plan, ...] = ()
+    reason: str = ""
 
     def __post_init__(self) -> None:
         if self.pieces < 1:
@@ -106,7 +113,16 @@ class Plan:
 
     def explain(self) -> str:
         """Return a table a person reads: split, seconds, memory by purpose, alternatives."""
-        return "\n".join(_explain(self))
+        if not self.parts:
+            return "\n".join(_explain(self))
+        lines = [
+            f"{self.function} on {self.machine}: {len(self.parts)} chains one after the other, "
+            f"{format_seconds(self.seconds)} predicted",
+            f"  {self.reason}",
+        ]
+        for part in self.parts:
+            lines += ["", *_explain(part)]
+        return "\n".join(lines)
 
     def __str__(self) -> str:
         return self.explain()
@@ -119,6 +135,7 @@ class Plan:
         data["alternatives"] = [
             [a.split.to_json(), a.layout, a.seconds, a.device_bytes] for a in self.alternatives
         ]
+        data["parts"] = [part.to_json() for part in self.parts]
         return {
             key: [list(v) if isinstance(v, tuple) else v for v in value]
             if isinstance(value, tuple)
@@ -139,6 +156,7 @@ class Plan:
         known["alternatives"] = tuple(
             Alternative(Split.from_json(split), *rest) for split, *rest in data["alternatives"]
         )
+        known["parts"] = tuple(cls.from_json(part) for part in data.get("parts", ()))
         return cls(**known)
 
 

@@ -56,6 +56,11 @@ def make_plan(
     return plan
 
 
+def smallest_bytes(request: Request) -> int:
+    """Memory of the smallest pieces, without workspace."""
+    return min((piece_bytes for _, _, piece_bytes, _ in _corners(request, None)), default=2**62)
+
+
 def distinct_launches(
     request: Request, plan: Plan
 ) -> tuple[tuple[Launch, Mapping[str, Buffer]], ...]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 STREAMS = ("copy_in", "compute", "copy_out")
@@ -108,6 +109,27 @@ def save_chrome(calls: list[tuple[str, Trace]], path: str | os.PathLike[str]) ->
     ]
     with open(path, "w", encoding="utf-8") as file:
         json.dump({"traceEvents": events, "displayTimeUnit": "ms"}, file)
+
+
+def one_after_the_other(traces: Sequence[Trace | None]) -> Trace | None:
+    """Traces of runs that followed each other, as one; None if they were not timed."""
+    steps: list[StepTrace] = []
+    end, pieces = 0.0, 0
+    for trace in traces:
+        if trace is None:
+            return None
+        steps += [
+            replace(
+                step,
+                piece=step.piece + pieces,
+                start_seconds=step.start_seconds + end,
+                stop_seconds=step.stop_seconds + end,
+            )
+            for step in trace.steps
+        ]
+        end = max((step.stop_seconds for step in steps), default=0.0)
+        pieces = max((step.piece + 1 for step in steps), default=0)
+    return Trace(tuple(steps))
 
 
 def plot(calls: list[tuple[str, Trace]], path: str | os.PathLike[str]) -> None:

@@ -1,0 +1,131 @@
+"""From a request to its plan: as one run, or, for a chain that memory is short for, as several."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ooc_cudnn.errors import PlanInfeasibleError
+from ooc_cudnn.functions.target import Planned, PlannedPart, Target, make_request
+from ooc_cudnn.operations.chain import Chain
+from ooc_cudnn.operations.chain_builder import stages
+from ooc_cudnn.pipeline.cutting import (
+    SHARE_OF_SMALLEST,
+    WORTH_CUTTING,
+    Part,
+    between,
+    choose_cuts,
+    joined,
+    large_piece_seconds,
+    part_between,
+    parts_of,
+)
+from ooc_cudnn.pipeline.planner import make_plan, smallest_bytes
+from ooc_cudnn.pipeline.pricing import Request
+
+
+def plan_request(
+    request: Request, target: Target, available: int, aligned: Mapping[str, bool]
+) -> Planned:
+    """Plan a call as one run; a chain that memory is short for as shorter chains, if better."""
+    chain = request.chain
+    may_be_cut = isinstance(chain, Chain) and len(stages(chain)) > 1
+    try:
+        whole = make_plan(request, target.ask_workspace)
+    except PlanInfeasibleError as error:
+        if not may_be_cut:
+            raise
+        shorter = _plan_in_parts(request, target, available, aligned, "since it does not fit")
+        if shorter is not None:
+            return shorter
+        smallest = min(error.smallest_bytes, _smallest_in_parts(request, target, aligned))
+        raise PlanInfeasibleError(
+            function=request.function,
+            limit_bytes=request.memory_limit,
+            smallest_bytes=smallest,
+        ) from None
+    if may_be_cut and whole.compute_seconds > WORTH_CUTTING * large_piece_seconds(request):
+        why = "since larger pieces of shorter chains are faster"
+        shorter = _plan_in_parts(request, target, available, aligned, why)
+        if shorter is not None and shorter.plan.seconds * WORTH_CUTTING < whole.seconds:
+            return shorter
+    return Planned((PlannedPart(request, whole, {}),), whole, available)
+
+
+def _part_request(request: Request, part: Part, aligned: Mapping[str, bool]) -> Request:
+    """Describe a part of a chain, its intermediates in pinned memory."""
+    chain, x = request.chain, request.specs["x"]
+    assert isinstance(chain, Chain)
+    specs = {
+        own: between(chain, int(name.split()[1]), x)
+        if name.startswith("between")
+        else request.specs[name]
+        for own, name in part.names.items()
+    }
+    return make_request(
+        request.function,
+        part.chain,
+        {own: specs[own] for own in part.chain.operands},
+        request.machine,
+        request.memory_limit,
+        request.layouts,
+        overlap=request.overlap,
+        aligned={own: aligned.get(name, True) for own, name in part.names.items()},
+    )
+
+
+def _smallest_in_parts(request: Request, target: Target, aligned: Mapping[str, bool]) -> int:
+    """The least memory with which a chain runs when it is cut wherever it can be."""
+    chain, smallest = request.chain, 0
+    assert isinstance(chain, Chain)
+    for part in parts_of(chain, tuple(stage.first for stage in stages(chain)[1:])):
+        try:
+            make_plan(_part_request(request, part, aligned), target.ask_workspace)
+        except PlanInfeasibleError as error:
+            smallest = max(smallest, error.smallest_bytes)
+    return smallest
+
+
+def _plan_in_parts(
+    request: Request, target: Target, available: int, aligned: Mapping[str, bool], why: str
+) -> Planned | None:
+    """Plan a chain as shorter ones; None if it cannot be cut so that they fit."""
+    chain, x = request.chain, request.specs["x"]
+    assert isinstance(chain, Chain)
+    least: dict[tuple[int, int], int] = {}
+
+    def smallest(start: int, stop: int) -> int:
+        """Memory of the smallest pieces of operations [start, stop)."""
+        if (start, stop) not in least:
+            part = part_between(chain, start, stop)
+            least[start, stop] = smallest_bytes(_part_request(request, part, aligned))
+        return least[start, stop]
+
+    everywhere = tuple(stage.first for stage in stages(chain)[1:])
+    room = request.memory_limit
+    candidates = [
+        choose_cuts(chain, lambda start, stop: smallest(start, stop) <= SHARE_OF_SMALLEST * room),
+        choose_cuts(chain, lambda start, stop: smallest(start, stop) <= room),
+        everywhere,
+    ]
+    found: list[Planned] = []
+    for cuts in dict.fromkeys(candidates):
+        if not cuts or (cuts == everywhere and found):
+            continue
+        parts = parts_of(chain, cuts)
+        requests = [_part_request(request, part, aligned) for part in parts]
+        try:
+            plans = tuple(make_plan(each, target.ask_workspace) for each in requests)
+        except PlanInfeasibleError:
+            continue
+        found.append(
+            Planned(
+                tuple(
+                    PlannedPart(each, plan, part.names)
+                    for each, plan, part in zip(requests, plans, parts, strict=True)
+                ),
+                joined(request, plans, cuts, why),
+                available,
+                {f"between {cut}": between(chain, cut, x) for cut in cuts},
+            )
+        )
+    return min(found, key=lambda planned: planned.plan.seconds, default=None)

@@ -1,0 +1,113 @@
+"""What a call is planned for, and what planning it gives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+from ooc_cudnn.devices.base import Device
+from ooc_cudnn.machines import machine_for
+from ooc_cudnn.operations.splittable import Splittable
+from ooc_cudnn.pipeline.plan import Plan
+from ooc_cudnn.pipeline.planner import AskWorkspace
+from ooc_cudnn.pipeline.pricing import Request
+from ooc_cudnn.settings_table import Settings
+from ooc_cudnn.tensor import TensorSpec, packed_strides
+from perfmodel import MachineModel
+
+
+class Target(NamedTuple):
+    """What a call is planned for.
+
+    Attributes
+    ----------
+    machine : MachineModel
+    limit_bytes, room_bytes : int
+        The memory limit, and what of it is not taken by arrays that the user holds.
+    layouts : tuple of str
+        Memory orders that windows can be computed in.
+    ask_workspace : callable, optional
+        `Device.workspace`; None where there is no device to ask.
+    overlap : bool
+    """
+
+    machine: MachineModel
+    limit_bytes: int
+    room_bytes: int
+    layouts: tuple[str, ...]
+    ask_workspace: AskWorkspace | None
+    overlap: bool
+
+    @classmethod
+    def here(cls, device: Device, limit: int, dtype: str, settings: Settings) -> Target:
+        """The device in use, as the settings have it."""
+        return cls(
+            machine_for(device, settings.machine),
+            limit,
+            limit - device.arena.array_bytes,
+            device.layouts(dtype),
+            device.workspace,
+            settings.overlap,
+        )
+
+
+class PlannedPart(NamedTuple):
+    """One of the runs that make up a call: most calls are a single one.
+
+    `names` says what its operands are in the call, where they are not called the same.
+    """
+
+    request: Request
+    plan: Plan
+    names: Mapping[str, str]
+
+
+class Planned(NamedTuple):
+    """A plan, the runs that make it up, and the device memory that it could choose from.
+
+    `between` are the intermediates that the runs hand on, by name.
+    """
+
+    parts: tuple[PlannedPart, ...]
+    plan: Plan
+    available_bytes: int
+    between: Mapping[str, TensorSpec] = MappingProxyType({})
+
+
+def make_request(
+    function: str,
+    chain: Splittable,
+    specs: Mapping[str, TensorSpec],
+    machine: MachineModel,
+    memory_limit: int,
+    layouts: tuple[str, ...],
+    *,
+    overlap: bool,
+    aligned: Mapping[str, bool],
+) -> Request:
+    """Describe a call to the planner.
+
+    Parameters
+    ----------
+    aligned : mapping
+        Whether each operand starts on a 16-byte boundary.
+    """
+    lead_order = specs[chain.lead].order or "channels_first"
+    in_place = []
+    for name, spec in specs.items():
+        packed = spec.strides == packed_strides(spec.shape, spec.order or "channels_first")
+        if spec.placement == "device" and packed and aligned.get(name, True):
+            in_place.append((name, spec.strides[0] * spec.itemsize % 16 == 0))
+    return Request(
+        function=function,
+        chain=chain,
+        operands=tuple(specs.items()),
+        in_place=tuple(in_place),
+        orders=tuple((name, spec.order or lead_order) for name, spec in specs.items()),
+        machine=machine,
+        memory_limit=memory_limit,
+        # An order that needs no re-laying comes first: it is taken when the seconds are equal.
+        layouts=tuple(sorted(layouts, key=lambda layout: layout != lead_order)),
+        overlap=overlap,
+    )

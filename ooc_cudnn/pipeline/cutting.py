@@ -1,0 +1,138 @@
+"""A long chain as shorter ones, run one after the other: what lies between goes through the host.
+
+A piece of a chain needs room for the widest of its intermediates, and each of its operations rows
+enough to be worth a launch. Where memory is short for that, two chains with an intermediate between
+them in pinned memory can be faster, or be what fits at all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+from ooc_cudnn.operations.chain import Chain
+from ooc_cudnn.operations.chain_builder import stages
+from ooc_cudnn.pipeline.plan import Plan
+from ooc_cudnn.pipeline.pricing import Request, SplitProblem
+from ooc_cudnn.tensor import TensorSpec, packed_strides
+from ooc_cudnn.units import format_bytes
+
+#: Of the limit, what the smallest piece of a shorter chain may take: the rest is for larger pieces.
+SHARE_OF_SMALLEST = 1 / 8
+#: A chain is worth cutting once its pieces make it this much slower than one large piece.
+WORTH_CUTTING = 1.1
+
+
+class Part(NamedTuple):
+    """A shorter chain, and what its operands are in the whole: its own name -> theirs.
+
+    What lies between two parts is called "between <index of the operation that reads it>".
+    """
+
+    chain: Chain
+    names: Mapping[str, str]
+
+
+def parts_of(chain: Chain, cuts: tuple[int, ...]) -> tuple[Part, ...]:
+    """Cut a chain before the operations of the given indices."""
+    ends = (*cuts, len(chain.operations))
+    return tuple(
+        part_between(chain, start, stop) for start, stop in zip((0, *cuts), ends, strict=True)
+    )
+
+
+def part_between(chain: Chain, start: int, stop: int) -> Part:
+    """Operations [start, stop) of a chain; alpha and beta go with the last one."""
+    last = stop == len(chain.operations)
+    part = replace(
+        chain,
+        operations=chain.operations[start:stop],
+        alpha=chain.alpha if last else 1.0,
+        beta=chain.beta if last else 0.0,
+    )
+    names = {"x": f"between {start}" if start else "x", "y": "y" if last else f"between {stop}"}
+    for own, whole in zip(part.parameter_names, chain.parameter_names[start:stop], strict=True):
+        names |= zip(own, whole, strict=True)
+    return Part(part, names)
+
+
+def choose_cuts(chain: Chain, fits: Callable[[int, int], bool]) -> tuple[int, ...] | None:
+    """Cut a chain into as few parts as fit, where its intermediates are smallest.
+
+    Parameters
+    ----------
+    fits : callable
+        Whether the smallest piece of operations [start, stop) fits.
+
+    Returns
+    -------
+    tuple of int, or None
+        None if some stage does not fit by itself.
+    """
+    starts = [stage.first for stage in stages(chain)]
+    ends = [*starts[1:], len(chain.operations)]
+    cuts: list[int] = []
+    start = 0
+    while True:
+        fitting = [end for end in ends if end > start and fits(start, end)]
+        if not fitting:
+            return None
+        if fitting[-1] == len(chain.operations):
+            return tuple(cuts)
+        start = min(
+            fitting, key=lambda end: (math.prod(chain.operations[end - 1].output_shape), -end)
+        )
+        cuts.append(start)
+
+
+def between(chain: Chain, cut: int, x: TensorSpec) -> TensorSpec:
+    """Where the intermediate before an operation is put: pinned, in the memory order of x."""
+    shape = chain.operations[cut - 1].output_shape
+    strides = packed_strides(shape, x.order or "channels_first")
+    return TensorSpec(shape, chain.dtype, "pinned", strides)
+
+
+def large_piece_seconds(request: Request) -> float:
+    """Seconds of computing in one piece, whatever memory that would take."""
+    least = math.inf
+    for layout in request.layouts:
+        problem = SplitProblem(replace(request, memory_limit=2**62), layout, 0)
+        problem.price(request.chain.extents)
+        counted = problem.request.counted[layout, request.chain.extents]
+        least = min(least, counted.compute_seconds)
+    return least
+
+
+def joined(request: Request, plans: tuple[Plan, ...], cuts: tuple[int, ...], why: str) -> Plan:
+    """One plan of several that run one after the other."""
+    largest = max(plans, key=lambda plan: plan.device_bytes)
+    stages_seconds = {
+        stage: sum(getattr(plan, f"{stage}_seconds") for plan in plans)
+        for stage in ("copy_in", "compute", "copy_out")
+    }
+    slowest = max(plans, key=lambda plan: plan.seconds)
+    host = (
+        sum(spec.nbytes for plan in plans for name, spec in plan.operands if name == "x")
+        - dict(plans[0].operands)["x"].nbytes
+    )
+    return replace(
+        largest,
+        function=request.function,
+        operands=request.operands,
+        split=slowest.split,
+        pieces=sum(plan.pieces for plan in plans),
+        algorithms=tuple(dict.fromkeys(name for plan in plans for name in plan.algorithms)),
+        bytes_in=sum(plan.bytes_in for plan in plans),
+        bytes_out=sum(plan.bytes_out for plan in plans),
+        copy_in_seconds=stages_seconds["copy_in"],
+        compute_seconds=stages_seconds["compute"],
+        copy_out_seconds=stages_seconds["copy_out"],
+        seconds=sum(plan.seconds for plan in plans),
+        binding_stage=slowest.binding_stage,
+        alternatives=(),
+        parts=plans,
+        reason=f"cut before operation{'s' * (len(cuts) > 1)} {', '.join(map(str, cuts))}, {why}; "
+        f"{format_bytes(host)} of intermediates go through pinned memory",
+    )
