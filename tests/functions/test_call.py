@@ -500,7 +500,7 @@ def test_read_only_memmap_as_out(data, tmp_path):
         data.run(out=out)
 
 
-@pytest.mark.parametrize("limit", ["1B", 256, 2000])
+@pytest.mark.parametrize("limit", ["1B", 256, 500])
 def test_limit_too_small_for_any_plan(data, limit):
     out = nans()
     with (
