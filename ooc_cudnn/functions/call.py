@@ -116,7 +116,7 @@ def call(description: Description, out: Any = None) -> Any:
             addresses = (*(each.pointer for each in operands.values()),
                          *(outs[name].pointer for name in chain.results))  # fmt: skip
             if prepared.runs[0].executor.repeat(device, addresses, _limit(device, settings)):
-                return _returned(results, given, outs, operands)
+                return _returned(results, given, outs, {**operands, **outs}[chain.lead])
         _check_results(operands, outs)
         for name in chain.results:
             if name not in outs:
@@ -136,7 +136,7 @@ def call(description: Description, out: Any = None) -> Any:
                     key, function, build, operands, outs, device, settings, share=0.5
                 )
                 _run(prepared, device, settings, sources)
-    return _returned(results, given, outs, operands)
+    return _returned(results, given, outs, {**operands, **outs}[chain.lead])
 
 
 def _check_results(operands: Mapping[str, Wrapped], outs: Mapping[str, Wrapped]) -> None:
@@ -152,18 +152,11 @@ def _returned(
     results: tuple[str, ...],
     given: Mapping[str, Any],
     outs: Mapping[str, Wrapped],
-    operands: Mapping[str, Wrapped],
+    lead: Wrapped,
 ) -> Any:
-    """The results as the user gets them: what was given, or new ones of the operands' framework."""
-    restore = next((each.restore for each in operands.values()), None)
-    returned = [
-        given[name]
-        if name in given
-        else outs[name].array
-        if restore is None
-        else restore(outs[name].array)
-        for name in results
-    ]
+    """The results as the user gets them: what was given, or new ones of x's (or dy's) framework."""
+    restore = lead.restore or (lambda array: array)
+    returned = [given[name] if name in given else restore(outs[name].array) for name in results]
     return tuple(returned) if len(returned) > 1 else returned[0]
 
 

@@ -9,6 +9,7 @@ import ooc_cudnn
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.functions.plan import FUNCTIONS, plan
+from ooc_cudnn.operations import AddTensor, Convolution
 from ooc_cudnn.pipeline.plan import Plan
 from ooc_cudnn.tensor import TensorSpec
 from perfmodel import shipped
@@ -16,6 +17,50 @@ from perfmodel import shipped
 X = TensorSpec((512, 64, 256, 256))
 W = TensorSpec((64, 64, 3, 3), placement="device")
 B = TensorSpec((64,), placement="device")
+
+
+POOLED = TensorSpec((512, 64, 128, 128))
+VECTOR = {"scale": B, "bias": B}
+SAVED = {"saved_mean": B, "saved_inverse_variance": B}
+#: Arguments of each function, and the operands of its plan.
+CALLS = {
+    "convolution_forward": ({"x": X, "w": W, "padding": 1}, "x w y"),
+    "convolution_backward_data": ({"w": W, "dy": X, "padding": 1}, "w dy dx"),
+    "convolution_backward_filter": ({"x": X, "dy": X, "padding": 1}, "x dy dw"),
+    "convolution_backward_bias": ({"dy": X}, "dy db"),
+    "add_tensor": ({"b": B, "y": X}, "b y"),
+    "activation_forward": ({"x": X}, "x y"),
+    "activation_backward": ({"y": X, "dy": X, "x": X, "mode": "gelu"}, "y dy x dx"),
+    "pooling_forward": ({"x": X, "window": 2}, "x y"),
+    "pooling_backward": ({"y": POOLED, "dy": POOLED, "x": X, "window": 2}, "y dy x dx"),
+    "softmax_forward": ({"x": X, "mode": "instance"}, "x y"),
+    "softmax_backward": ({"y": X, "dy": X}, "y dy dx"),
+    "batch_normalization_forward_training": (
+        {"x": X, **VECTOR, "running_mean": B, "running_variance": B},
+        "x scale bias y saved_mean saved_inverse_variance running_mean running_variance",
+    ),
+    "batch_normalization_forward_inference": (
+        {"x": X, **VECTOR, "mean": B, "variance": B},
+        "x scale bias mean variance y",
+    ),
+    "batch_normalization_backward": (
+        {"x": X, "dy": X, "scale": B, **SAVED},
+        "x dy scale saved_mean saved_inverse_variance dx dscale dbias",
+    ),
+    "convolution_add_activation_forward": ({"x": X, "w": W, "b": B, "padding": 1}, "x w b y"),
+    "convolution_add_activation_pooling_forward": (
+        {"x": X, "w": W, "b": B, "padding": 1, "window": 2},
+        "x w b y",
+    ),
+    "convolution_add_activation_backward": (
+        {"x": X, "w": W, "y": X, "dy": X, "padding": 1},
+        "x w y dy dx dw db",
+    ),
+    "chain_forward": (
+        {"x": X, "operations": [Convolution(W, padding=1), AddTensor(B), Convolution(W)]},
+        "x w0 b w2 y",
+    ),
+}
 
 
 def planned(function="convolution_forward", **changes):
@@ -36,10 +81,16 @@ class TestAnotherMachine:
 
     @pytest.mark.parametrize("function", FUNCTIONS)
     def test_every_function_can_be_planned(self, function):
-        arguments = {"b": B} if "add" in function else {}
-        found = planned(function, **arguments)
+        arguments, operands = CALLS[function]
+        found = plan(function, machine="h200", memory_limit="1GiB", **arguments)
         assert found.function == function
-        assert [name for name, _ in found.operands] == ["x", "w", *arguments, "y"]
+        assert [name for name, _ in found.operands] == operands.split()
+        assert 0 < found.device_bytes <= 2**30
+        # More than the link alone could do would be a lie; ten times slower is no plan.
+        moved = max(found.bytes_in, found.bytes_out)
+        assert moved / 60e9 < found.seconds < 10 * (found.bytes_in + found.bytes_out) / 50e9
+        assert function in str(found)
+        assert Plan.from_json(json.loads(json.dumps(found.to_json()))) == found
 
     def test_a_model_a_file_and_a_name_mean_the_same(self, tmp_path):
         shipped("h200").save(tmp_path / "mine.json")
