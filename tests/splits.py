@@ -92,6 +92,12 @@ CHAINS = {
         (conv(2, 3, padding=1, stride=2), conv(2, 3, padding=3, dilation=3), act(),
          conv(2, (2, 3), stride=(3, 2), padding=((0, 1), 1)), conv(2, 2, dilation=2, padding=2)),
     ),
+    "a halo above rows that are skipped": (
+        (2, 2, 12, 4), (act("tanh"), conv(3, 3, padding=1), conv(2, 1, stride=2))
+    ),
+    "a halo above rows that pooling skips": (
+        (2, 2, 13, 4), (conv(3, 3, padding=1), conv(2, 5, padding=2), pool(1, stride=(2, 1)))
+    ),
     "windows that see padding alone": (
         (2, 2, 3, 4),
         (conv(3, 1, padding=5, stride=2), act("sigmoid"), conv(2, 1, padding=4), bias()),
@@ -154,7 +160,7 @@ def makers():
         found[f"one element a channel: training {shape}"] = (normalization.training_call, shape)
         found[f"one element a channel: backward {shape}"] = (normalization.backward_call, shape)
     found["one channel: softmax"] = (calls.softmax_forward_call, (3, 1, 4, 2), "log", "channel")
-    half = ConvolutionCase("half", (2, 4, 5, 3), (3, 4, 3, 3), {"padding": 1}, "bfloat16", **SCALE)
+    half = ConvolutionCase("half", (2, 3, 4, 3), (2, 3, 3, 3), {"padding": 1}, "bfloat16", **SCALE)
     for which in ("data", "filter", "bias"):
         found[f"gradient of {which}: bfloat16"] = (calls.gradient_call, half, which)
     return found

@@ -51,11 +51,8 @@ def test_every_loop_order(name):
 def test_splits_with_some_operands_channels_last(name):
     """Operands in two memory orders are brought to one on the way."""
     call = make(name)
-    names = [*call.arrays, *call.outs]
-    for last in names:
-        made = Split(
-            call, lambda n, a, last=last: channels_last(a) if n == last and a.ndim > 2 else a
-        )
+    for last in (name for name, a in (call.arrays | call.old).items() if a.ndim > 2):
+        made = Split(call, lambda n, a, last=last: channels_last(a) if n == last else a)
         splits = some(list(legal_splits(made.splittable)), SPLITS)
         for at, split in enumerate(splits):
             made.run(split, layout=LAYOUTS[at % 2], overlap=False)
