@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 ROOT = Path(__file__).parent.parent
-#: Names the commit where the repository's history is not at hand (`git describe --always --dirty`).
+#: Names the commit where the repository's history is not at hand, or is not that of the code.
 COMMIT_VARIABLE = "BENCHMARK_COMMIT"
 
 
@@ -45,13 +45,15 @@ def environment(device: str) -> dict[str, Any]:
 
 
 def _commit() -> str:
-    """The commit, with "-dirty" if the folder holds changes."""
+    """The commit that the variable names, else that of the folder, "-dirty" if it holds changes."""
+    if COMMIT_VARIABLE in os.environ:
+        return os.environ[COMMIT_VARIABLE]
     command = ["git", "describe", "--always", "--dirty", "--abbrev=40"]
     try:
         found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
         return found.stdout.strip()
     except (OSError, subprocess.CalledProcessError):
-        return os.environ.get(COMMIT_VARIABLE, "unknown")
+        return "unknown"
 
 
 def source_digest() -> str:
