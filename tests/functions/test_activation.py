@@ -68,7 +68,7 @@ def test_dtypes_and_scales_under_falling_limits(dtype, alpha, beta, mode, direct
 def test_any_strides(laid, direction):
     for mode, alpha, beta in (("leaky_relu", 1.0, 0.0), ("gelu", 2.0, -0.25)):
         call = MAKE[direction](SHAPES["2d"], mode, None, "float32", alpha, beta)
-        check_laid(call, laid, some_limits(call)[::2])
+        check_laid(call, laid)
 
 
 @pytest.mark.parametrize(("mode", "coef"), MODES, ids=lambda v: str(v))

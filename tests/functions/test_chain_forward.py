@@ -74,6 +74,8 @@ CHAINS = {
         (2, 2, 4, 6),
         (conv(3, 1, padding=5, stride=2), act("sigmoid"), conv(3, 1, padding=4), bias(), pool(2)),
     ),
+    # Pieces skip rows of the second convolution, of whose input rows they share some.
+    "bottleneck": ((2, 3, 15, 9), (conv(4, 1), conv(4, 3, padding=1), conv(3, 1, stride=2))),
     "strides beyond windows": (
         (2, 3, 40, 9),
         (conv(4, 2, stride=3), conv(3, 1, stride=2), pool(1, stride=3)),
@@ -148,7 +150,7 @@ def test_dtypes_and_scales_under_falling_limits(dtype, alpha, beta, name):
 def test_any_strides(laid):
     for name in ("conv-bias-relu-conv-pool-conv", "residual", "elementwise only", "pooling first"):
         call = call_of(name, "float32", 2.0, -0.25)
-        check_laid(call, laid, some_limits(call)[::2])
+        check_laid(call, laid)
 
 
 @pytest.mark.parametrize("laid", LAID)
@@ -302,8 +304,10 @@ def recipes(draw_from):
 def test_random_chains_under_a_random_limit(drawn, last_channels):
     shape, recipe, share = drawn
     call = make_call(shape, recipe)
+    if last_channels:
+        call.operands["x"] = LAID["channels_last"](call.operands["x"])
+        call.old["y"] = LAID["channels_last"](call.old["y"])
     limits = some_limits(call)
     limit = int(limits[-1] + share * max(0, limits[-2] - limits[-1]))
-    x = LAID["channels_last"](call.operands["x"]) if last_channels else call.operands["x"]
     with ooc_cudnn.settings(memory_limit=limit, verify=1):
-        call.check(call.run({"x": x}, call.fresh()), f"limit {limit}", call.arrays)
+        call.check(call.run(out=call.fresh()), f"limit {limit}", call.arrays)

@@ -66,7 +66,7 @@ def test_any_strides(laid, direction):
     for algorithm, mode in WAYS:
         for shape in ("2d", "vectors"):
             call = MAKE[direction](SHAPES[shape], algorithm, mode, "float32", 2.0, -0.25)
-            check_laid(call, laid, some_limits(call)[::2])
+            check_laid(call, laid)
 
 
 @pytest.mark.parametrize(("algorithm", "mode"), WAYS)
