@@ -132,6 +132,7 @@ def describe_forward_training(
         beta,
         ("y", "saved_mean", "saved_inverse_variance"),
         updated,
+        ("y",),
     )
 
 
@@ -326,6 +327,7 @@ def describe_backward(
         remember(alpha, beta),
         beta,
         ("dx", "dscale", "dbias"),
+        scaled=("dx",),
     )
 
 

@@ -90,7 +90,8 @@ def call(description: Description, out: Any = None) -> Any:
     out : array, or tuple of arrays and None
         For each of the results; a single one is not in a tuple.
     """
-    function, build, arrays, parameters, _, results, _ = description
+    function, build, arrays, parameters = description[:4]
+    results = description.results
     settings = current()
     device = get_device(settings.device)
     operands = {name: wrap(array, device, name=name) for name, array in arrays.items()}

@@ -48,6 +48,8 @@ class Description(NamedTuple):
         Names of the results that the function returns.
     updated : mapping
         Results that the user gave beside `out`, to be changed in place: running averages.
+    scaled : tuple of str, optional
+        The results that alpha and beta are for; all of them when left out.
     """
 
     function: str
@@ -57,6 +59,7 @@ class Description(NamedTuple):
     beta: float = 0.0
     results: tuple[str, ...] = ("y",)
     updated: Mapping[str, Any] = MappingProxyType({})
+    scaled: tuple[str, ...] | None = None
 
 
 def plan_call(
@@ -141,8 +144,9 @@ def given_results(description: Description, out: Any) -> dict[str, Any]:
     elif out is not None:
         raise TypeError(f"out must be a tuple ({', '.join(names)}), with None where none is given")
     given = {name: array for name, array in zip(names, outs, strict=True) if array is not None}
-    if description.beta and len(given) < len(names):
-        missing = "out" if len(names) == 1 else f"out for each of {', '.join(names)}"
+    scaled = description.scaled or names
+    if description.beta and not all(name in given for name in scaled):
+        missing = "out" if len(names) == 1 else f"out for {' and '.join(scaled)}"
         raise ValueError(f"beta={description.beta} needs {missing}, whose content it scales")
     return {**given, **description.updated}
 

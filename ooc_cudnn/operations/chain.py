@@ -57,14 +57,17 @@ class Flow(NamedTuple):
         Output rows that the piece computes: all it needs, less those that earlier pieces made.
     needed : Rows
         Input rows of those, with the padding that was clipped off.
+    stored : (start, stop)
+        Input rows that were kept from the pieces before, those among them that are not needed.
     kept : (start, stop)
-        Of the input rows, those that were kept from the pieces before.
+        Of the needed input rows, those that are stored.
     keeps : (start, stop)
-        Input rows that are kept for the pieces to come.
+        Input rows to be stored for the pieces to come.
     """
 
     made: Range
     needed: Rows
+    stored: Range
     kept: Range
     keeps: Range
 
@@ -199,10 +202,10 @@ class Chain(Splittable):
         With `after`, the rows of the piece before, only what that one (and those before it) did not
         make is computed; without, everything the piece needs.
         """
-        # Up to which row each operation's input was made by the pieces before.
-        done = [0] * len(self.operations)
+        # Up to which row each operation's input, and at last y, was made by the pieces before.
+        done = [0] * (len(self.operations) + 1)
         if after is not None:
-            done = [rows.stop for rows in self.rows(after)]
+            done = [*(rows.stop for rows in self.rows(after)), after[1]]
         found: list[Flow] = []
         made = h_y
         for index in reversed(range(len(self.operations))):
@@ -213,14 +216,18 @@ class Chain(Splittable):
             start = max(needed.start, done[index]) if index else needed.start
             earlier = (min(start, needed.stop), needed.stop)
             kept = (needed.start, max(needed.start, earlier[0]))
-            keeps = (earlier[1], earlier[1])
+            stored = keeps = (earlier[1], earlier[1])
+            if index and kept[0] < kept[1]:
+                stored = (self._first_needed(index, done[index + 1], done[index]), done[index])
             if index and made[1] < self.heights[index]:
-                # Of its input the next piece will need the rows from here on.
-                following = operation.input_rows((made[1], made[1] + 1)).start
-                keeps = (min(following, earlier[1]), earlier[1])
-            found.append(Flow(made, needed, kept, keeps))
+                keeps = (self._first_needed(index, made[1], earlier[1]), earlier[1])
+            found.append(Flow(made, needed, stored, kept, keeps))
             made = earlier
         return tuple(reversed(found))
+
+    def _first_needed(self, index: int, row: int, end: int) -> int:
+        """The first input row, before `end`, that an operation's output needs from `row` on."""
+        return min(self.operations[index].input_rows((row, row + 1)).start, end)
 
     @cached_property
     def heights(self) -> tuple[int, ...]:
@@ -237,6 +244,8 @@ class Chain(Splittable):
                 f.needed.before,
                 f.needed.after,
                 f.kept[1] - f.kept[0],
+                f.kept[0] - f.stored[0],
+                f.stored[1] - f.stored[0],
                 f.keeps[1] - f.keeps[0],
                 f.keeps[0] - f.needed.start,
             )

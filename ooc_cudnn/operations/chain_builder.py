@@ -139,9 +139,11 @@ class ChainBuilder(Builder):
 
         store = f"kept {index}"
         if kept:
+            # Of what the pieces before stored, this one may need the last rows alone.
+            skipped, stored = flow.kept[0] - flow.stored[0], flow.stored[1] - flow.stored[0]
             shape = (*full.shape[:2], kept, *full.shape[3:])
-            found = self.state(f"found {index}", shape, full.dtype, full.order)
-            self.buffers[found] = self.buffers[found]._replace(block=store)
+            found = f"found {index}"
+            self.buffers[found] = Buffer(shape, full.dtype, full.order, store, (skipped, stored))
             self.copy(found, rows_of(f"{name} above", 0, kept))
         if keeps and flow.made[0] < flow.made[1]:
             self.state(store, (*full.shape[:2], keeps, *full.shape[3:]), full.dtype, full.order)

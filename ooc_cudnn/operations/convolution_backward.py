@@ -130,6 +130,9 @@ def _taps(forward: Convolution, sites: Shape) -> Iterator[tuple[Any, Any]]:
 
 
 def _work(forward: Convolution, direction: str, result: Shape, result_dtype: str) -> Work:
-    work = replace(forward, y_dtype=forward.dtype).work()
     extra = math.prod(result) * (DTYPES[result_dtype] - DTYPES[forward.dtype])
-    return Work(f"{work.key}/{direction}", work.flops, work.device_bytes + extra)
+    key = f"convolution/{forward.precision}/{forward.layout}/{direction}"
+    if min(forward.output_shape) < 1:  # no window reaches the piece: its result is zeros
+        return Work(key, 0.0, float(math.prod(result) * DTYPES[result_dtype]))
+    work = replace(forward, y_dtype=forward.dtype).work()
+    return Work(key, work.flops, work.device_bytes + extra)

@@ -256,7 +256,7 @@ class Executor:
                 views[place.operand] = view
             else:
                 views[place.operand] = self._slot(place, base)
-        for name, buffer in self.schedule.buffers[step.launches].items():
+        for name, buffer in step.buffers.items():
             block = buffer.block or name
             if block in self.layout.buffers:
                 pointer = base + self.layout.buffers[block] + buffer.offset_bytes

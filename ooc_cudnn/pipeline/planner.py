@@ -102,7 +102,7 @@ def _with_room(
 def _smaller_and_smaller(request: Request, ask_workspace: AskWorkspace) -> Iterator[Plan | None]:
     """Plans that leave workspace more and more of the memory, down to the smallest pieces."""
     limit = request.memory_limit
-    for share in (2, 8):
+    for share in (2, 8, 32, 128):
         yield _search(request, limit - limit // share, None)
     for alone, corner, piece_bytes, workspace_bytes in _corners(request, ask_workspace):
         if piece_bytes + workspace_bytes <= limit:

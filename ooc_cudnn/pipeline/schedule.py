@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Hashable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from ooc_cudnn.operations.splittable import (
@@ -53,6 +53,8 @@ class Step:
         The operand copied, or every operand computed on.
     launches : tuple of Launch
         What a compute step runs.
+    buffers : mapping
+        Where its launches read and write, by name: shared by all steps that launch the same.
     waits : tuple of int
         Indices of earlier steps, on other streams, that must have finished.
     signals : bool
@@ -65,6 +67,7 @@ class Step:
     launches: tuple[Launch, ...] = ()
     waits: tuple[int, ...] = ()
     signals: bool = False
+    buffers: Mapping[str, Buffer] = field(default_factory=dict, compare=False, repr=False)
 
     def __str__(self) -> str:
         what = ", ".join(f"{p.operand}[{p.slot}]" for p in self.places)
@@ -81,15 +84,12 @@ class Schedule:
     steps : tuple of Step
     pieces : int
         Number of pieces.
-    buffers : mapping
-        The buffers of each different tuple of launches, by name.
     sizes : mapping
         Largest bytes of each buffer: what its slots must hold.
     """
 
     steps: tuple[Step, ...]
     pieces: int
-    buffers: Mapping[tuple[Launch, ...], Mapping[str, Buffer]]
     sizes: Mapping[str, int]
 
 
@@ -168,14 +168,14 @@ def make_schedule(
             made[key] = call.launches(
                 piece, layout=layout, orders=orders, accumulation=accumulation
             )
-        generator.add(piece, made[key][0])
+        generator.add(piece, *made[key])
     steps = generator.finish()
     largest: dict[str, int] = {}
     for _, buffers in made.values():
         for name, buffer in buffers.items():
             block = buffer.block or name
             largest[block] = max(largest.get(block, 0), buffer.nbytes)
-    return Schedule(steps, generator.pieces, dict(made.values()), largest)
+    return Schedule(steps, generator.pieces, largest)
 
 
 def _check_order(call: Splittable, split: Split, order: tuple[str, ...]) -> None:
@@ -226,15 +226,7 @@ class _Generator:
                 stream = self.steps[index].stream
                 latest[stream] = max(latest.get(stream, -1), index)
         self.signals.update(latest.values())
-        self.steps.append(
-            Step(
-                step.stream,
-                step.piece,
-                step.places,
-                step.launches,
-                tuple(sorted(latest.values())),
-            )
-        )
+        self.steps.append(replace(step, waits=tuple(sorted(latest.values()))))
         return len(self.steps) - 1
 
     def _load(self, index: int, name: str, region: Region) -> Place:
@@ -271,7 +263,9 @@ class _Generator:
                 ring.used[place.slot] = self._add(out, {computed})
                 ring.regions[place.slot] = None
 
-    def add(self, piece: Piece, launches: tuple[Launch, ...]) -> None:
+    def add(
+        self, piece: Piece, launches: tuple[Launch, ...], buffers: Mapping[str, Buffer]
+    ) -> None:
         regions = {name: self.call.region(name, piece) for name in self.call.operands}
         self._leave(regions)
         index, self.pieces = self.pieces, self.pieces + 1
@@ -286,7 +280,8 @@ class _Generator:
             if place.slot >= 0:
                 ring = self.rings[name]
                 waits |= {ring.loaded[place.slot], ring.used[place.slot]}
-        computed = self._add(Step(COMPUTE, index, tuple(places), launches), waits)
+        step = Step(COMPUTE, index, tuple(places), launches, buffers=buffers)
+        computed = self._add(step, waits)
         for place in places:
             if place.slot >= 0:
                 self.rings[place.operand].used[place.slot] = computed
@@ -296,8 +291,6 @@ class _Generator:
     def finish(self) -> tuple[Step, ...]:
         self._leave({})
         return tuple(
-            Step(step.stream, step.piece, step.places, step.launches, step.waits, True)
-            if index in self.signals
-            else step
+            replace(step, signals=True) if index in self.signals else step
             for index, step in enumerate(self.steps)
         )

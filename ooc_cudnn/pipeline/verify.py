@@ -22,6 +22,9 @@ from ooc_cudnn.tensor import numpy_dtype
 UNIT_ROUNDOFF = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "tf32": 2.0**-11, "float32": 2.0**-24,
                  "float64": 2.0**-53}  # fmt: skip
 
+#: What results this small are rounded to.
+SMALLEST_STEP = {"float16": 2.0**-24}
+
 
 class Verification:
     """Patches chosen, and the old results read, before a run; compared after it."""
@@ -102,7 +105,7 @@ class Verification:
         if beta and old is not None:
             expected, sizes = expected + beta * old, sizes + np.abs(beta * old)
         actual = self._read(name, region)
-        tolerance = self._tolerance() * sizes + 1e-30
+        tolerance = self._tolerance() * sizes + SMALLEST_STEP.get(self.call.dtype, 1e-30)
         error = np.abs(actual - expected)
         # NaN and infinity must appear where they are expected, and nowhere else.
         same = (actual == expected) | (np.isnan(actual) & np.isnan(expected))
