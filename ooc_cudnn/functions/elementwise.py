@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ooc_cudnn.functions.arguments import check_dtype, check_shape, remember, scalar, shape_of
+from ooc_cudnn.functions.arguments import check_dtype, remember, scalar, shape_of
 from ooc_cudnn.functions.call import call
 from ooc_cudnn.functions.planning import Description
 from ooc_cudnn.operations.activation import Activation, check_mode
@@ -178,7 +178,7 @@ def activation_backward(
         Result of the forward function and its gradient; any placement and strides, same dtype.
     x : array, same shape, optional
         Data of the forward function. swish and gelu need it, and elu and leaky_relu with a negative
-        coef; the others do not read it.
+        coef; these read it instead of y, the others do not read it.
     mode, coef, alpha, beta
         As for `activation_forward`.
     out : array, shape of y, optional
@@ -224,15 +224,19 @@ def describe_activation_backward(
         raise ValueError(f"x must have the shape of y, {shape_of(y)}, not {shape_of(x)}")
 
     def build(specs: Mapping[str, TensorSpec], settings: Settings) -> ActivationGradient:
-        y = specs["y"]
-        _check_rank(y, "y")
+        dy = specs["dy"]
+        _check_rank(dy, "dy")
         for name in specs:
-            check_shape(specs, name, y.shape, "that of y")
-            check_dtype(specs, "y", name)
-        return ActivationGradient(y.shape, mode, coef, y.dtype, alpha, beta)
+            if specs[name].shape != shape:
+                raise ValueError(
+                    f"{name} must have the shape of y, {shape}, not {specs[name].shape}"
+                )
+            check_dtype(specs, "dy", name)
+        return ActivationGradient(shape, mode, coef, dy.dtype, alpha, beta)
 
-    arrays = {"y": y, "dy": dy} | ({"x": x} if needs_x(mode, coef) else {})
-    parameters = remember(mode, coef, alpha, beta)
+    arrays = {"x": x, "dy": dy} if needs_x(mode, coef) else {"y": y, "dy": dy}
+    shape = shape_of(y)
+    parameters = remember(mode, coef, shape, alpha, beta)
     return Description("activation_backward", build, arrays, parameters, beta, ("dx",))
 
 

@@ -27,7 +27,7 @@ class PerSite(Single):
     @cached_property
     def operands(self) -> Mapping[str, Operand]:
         """The operands taken, and the result, of one shape."""
-        names = (*(name for name in self.takes if name), *self.results)
+        names = dict.fromkeys((*(name for name in self.takes if name), *self.results))
         return {name: Operand(self.shape, self.dtype, _CUT) for name in names}
 
     @cached_property
@@ -51,7 +51,7 @@ class PerSite(Single):
 
 @dataclass(frozen=True)
 class ActivationGradient(PerSite):
-    """dx from y, dy and, where y does not tell the slope, x."""
+    """dx from y and dy or, where y does not tell the slope, from x and dy."""
 
     shape: Shape
     mode: str
@@ -65,8 +65,8 @@ class ActivationGradient(PerSite):
 
     @cached_property
     def takes(self) -> tuple[str, ...]:  # type: ignore[override]
-        """Y, dy and x; x is absent where it is not needed."""
-        return ("y", "dy", "x" if needs_x(self.mode, self.coef) else "")
+        """Y and dy; or x and dy, x in the place of y too: the NaN of one is in the other."""
+        return ("x", "dy", "x") if needs_x(self.mode, self.coef) else ("y", "dy", "")
 
     def on_piece(self, piece: Piece, *, layout: str, result_dtype: str) -> ActivationBackward:
         """The same on fewer elements."""

@@ -79,7 +79,8 @@ class Single(Splittable):
         order = layout if self.windowed else build.buffers[self.lead].order
         dtype = ACCUMULATOR[self.dtype] if build.accumulating else build.buffers[result].dtype
         operation = self.on_piece(piece, layout=order, result_dtype=dtype)
-        sources = tuple(build.in_order(name, order) if name else "" for name in self.takes)
+        laid = {name: build.in_order(name, order) for name in dict.fromkeys(self.takes) if name}
+        sources = tuple(laid.get(name, "") for name in self.takes)
         product = result
         if not build.may_write(result, dtype, order):
             product = build.scratch("product", build.buffers[result].shape, dtype, order)

@@ -194,7 +194,9 @@ class Executor:
         events: list[Event | None] = []
         ends: deque[Event] = deque()  # the last signalled step of each recent piece
         done = 0
-        throttled = self.schedule.pieces > RUN_AHEAD_PIECES or on_piece is not None
+        # What a deep ring can hold ahead of its use must be issued ahead, too.
+        ahead = max(RUN_AHEAD_PIECES, 2 * max((slots for _, slots in self.plan.rings), default=0))
+        throttled = self.schedule.pieces > ahead or on_piece is not None
         actions = self._bind(device, base, operands) if self.plan.in_core else ()
         for index, step in enumerate(steps):
             action = actions[index] if actions else self._action(device, step, base, operands)
@@ -208,7 +210,7 @@ class Executor:
             events.append(event)
             if ends_piece and event is not None:
                 ends.append(event)
-                if len(ends) > RUN_AHEAD_PIECES:
+                if len(ends) > ahead:
                     run.synchronize(ends.popleft())
                     done += 1
                     if on_piece is not None:

@@ -183,13 +183,21 @@ class Counted:
 
     @property
     def depths(self) -> tuple[int, ...]:
-        """Slots worth trying: with two sweeps, first as many as the first one leaves behind."""
+        """Slots worth trying: with two sweeps, first as many as hold two blocks of pieces."""
         if self.pieces == 1:
             return (1,)
         if self.chain.sweeps == 1:
             return RING_DEPTHS
+        block = self.block_pieces
+        return tuple(dict.fromkeys((2 * block, block + 1, block, *RING_DEPTHS)))
+
+    @cached_property
+    def block_pieces(self) -> int:
+        """Pieces that the first sweep goes through before the second one starts; else 1."""
+        if self.chain.sweeps == 1:
+            return 1
         inside = self.request.loop_order[self.request.loop_order.index(SWEEP) + 1 :]
-        return (math.prod(self.counts[axis] for axis in inside), *RING_DEPTHS)
+        return math.prod(self.counts[axis] for axis in inside)
 
     def _classes(self) -> list[tuple[Piece, Accumulation, int]]:
         """One piece of each class (equal shapes), with its place in the sum and how many."""
@@ -317,12 +325,17 @@ class Counted:
         axes = self.chain.operands[name].axes - ({"n"} if may_cut_n else set())
         return all(self.counts[axis] == 1 for axis in axes)
 
+    def _at_once(self, name: str) -> int:
+        """Regions that are copied in before anything can leave, or out after all came in."""
+        return self.block_pieces if name in self.chain.streamed else 1
+
     def priced(self, depth: int, whole_parameters: bool) -> Priced:
         """Price the split with rings of `depth` slots, parameters kept whole or in a ring."""
         request, chain = self.request, self.chain
         transfer = request.machine.transfer
         rings, memory = [], []
         bytes_in, copy_in, setup, first_in = 0, 0.0, 0.0, 0.0
+        stays = True
         for name in chain.operands:
             if self._stays_in_place(name):
                 rings.append((name, 0))
@@ -343,7 +356,9 @@ class Counted:
             bytes_in += count if placement != "device" else 0
             spent = transfer.copy_in_seconds(placement, count, copies=loads)
             copy_in += spent
-            first_in += spent / loads
+            # A first sweep must see all pieces of its block before the second one makes a result;
+            first_in += spent * min(1.0, self._at_once(name) / loads)
+            stays = stays and (loads == distinct or not streamed)
         others = [name for name in self.sizes if name not in chain.operands]
         for name in others:
             memory.append((name.replace("_", " "), aligned(self.sizes[name])))
@@ -354,7 +369,9 @@ class Counted:
                 bytes_out += 0 if spec.placement == "device" else spec.nbytes
                 spent = transfer.copy_out_seconds(spec.placement, spec.nbytes, copies=pieces_out)
                 copy_out += spent
-                last_out += spent / pieces_out
+                # ... which all leave at the end, unless the second sweep has to load them again.
+                at_once = self._at_once(name) if stays else 1
+                last_out += spent * min(1.0, at_once / pieces_out)
         cost = PipelineCost(
             setup, copy_in, self.compute_seconds, copy_out,
             min(first_in, copy_in), min(self.first_compute, self.compute_seconds),

@@ -30,7 +30,7 @@ CALLS = {
     "convolution_backward_bias": ({"dy": X}, "dy db"),
     "add_tensor": ({"b": B, "y": X}, "b y"),
     "activation_forward": ({"x": X}, "x y"),
-    "activation_backward": ({"y": X, "dy": X, "x": X, "mode": "gelu"}, "y dy x dx"),
+    "activation_backward": ({"y": X, "dy": X, "x": X, "mode": "gelu"}, "x dy dx"),
     "pooling_forward": ({"x": X, "window": 2}, "x y"),
     "pooling_backward": ({"y": POOLED, "dy": POOLED, "x": X, "window": 2}, "y dy x dx"),
     "softmax_forward": ({"x": X, "mode": "instance"}, "x y"),
