@@ -6,24 +6,19 @@ moving and computing them costs.
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
 
 from ooc_cudnn.operations.splittable import (
-    AXES,
     SWEEP,
-    Accumulation,
     Buffer,
     Launch,
     Piece,
     Splittable,
 )
-from ooc_cudnn.operations.window import Range
-from ooc_cudnn.pipeline.schedule import runs_down
+from ooc_cudnn.pipeline.piece_classes import PieceClasses
 from ooc_cudnn.tensor import TensorSpec
 from perfmodel import (
     MachineModel,
@@ -144,16 +139,14 @@ class SplitProblem:
         return self.priced[split].price
 
 
-class Counted:
-    """One split, counted: pieces by class, buffers, bytes and work."""
+class Counted(PieceClasses):
+    """One split, counted: buffers, bytes and work."""
 
     def __init__(self, problem: SplitProblem, split: Split) -> None:
         self.request, self.chain = problem.request, problem.chain
+        super().__init__(self.chain, split, self.request.loop_order)
         self.layout, self.orders = problem.layout, problem.orders
         self.split = split
-        self.axes = self.chain.ranges(split)
-        self.counts = {axis: len(self.axes[axis]) for axis in AXES} | {SWEEP: self.chain.sweeps}
-        self.pieces = math.prod(self.counts.values())
         self._measure()
 
     def _measure(self) -> None:
@@ -163,7 +156,7 @@ class Counted:
         self.compute_seconds = 0.0
         piece_seconds: dict[Piece, float] = {}
         self.launches: dict[Launch, Mapping[str, Buffer]] = {}
-        for piece, accumulation, times in self._classes():
+        for piece, accumulation, times in self.classes():
             launches, buffers = self.chain.launches(
                 piece, layout=self.layout, orders=self.orders, accumulation=accumulation
             )
@@ -191,94 +184,14 @@ class Counted:
         block = self.block_pieces
         return tuple(dict.fromkeys((2 * block, block + 1, block, *RING_DEPTHS)))
 
-    @cached_property
-    def block_pieces(self) -> int:
-        """Pieces that the first sweep goes through before the second one starts; else 1."""
-        if self.chain.sweeps == 1:
-            return 1
-        inside = self.request.loop_order[self.request.loop_order.index(SWEEP) + 1 :]
-        return math.prod(self.counts[axis] for axis in inside)
-
-    def _classes(self) -> list[tuple[Piece, Accumulation, int]]:
-        """One piece of each class (equal shapes), with its place in the sum and how many."""
-        images, channels, inputs = (self._range_classes(axis) for axis in ("n", "c_y", "c_x"))
-        found = []
-        for sweep, n, c_y, h_y, c_x in itertools.product(
-            range(self.chain.sweeps), images, channels, self._row_classes, inputs
-        ):
-            piece = Piece(n.range, c_y.range, h_y.range, c_x.range, sweep, h_y.after)
-            ways = (n, c_y, h_y, c_x)
-            place = Accumulation(all(way.first for way in ways), all(way.last for way in ways))
-            found.append((piece, place, math.prod(way.times for way in ways)))
-        return found
-
-    def _range_classes(self, axis: str) -> list[_Class]:
-        """One range of each class of an axis: of each size, and of a sum the first and the last."""
-        ranges, end = self.axes[axis], len(self.axes[axis]) - 1
-        reduced = axis in self.chain.reduced
-        # Only groups of channels make ranges before the last one uneven.
-        even = axis == "n" or len({stop - start for start, stop in ranges[:-1]}) <= 1
-        counted: dict[tuple[int, bool, bool], _Class] = {}
-        at = 0
-        while at <= end:
-            range_, times = ranges[at], 1
-            if even and 0 < at < end - 1:
-                times = end - at  # all between the first and the last are alike
-            first, last = not reduced or at == 0, not reduced or at == end
-            key = (range_[1] - range_[0], first, last)
-            known = counted.get(key, _Class(range_, None, 0, first, last))
-            counted[key] = known._replace(times=known.times + times)
-            at += times
-        return list(counted.values())
-
-    @cached_property
-    def _row_classes(self) -> list[_Class]:
-        """Row ranges that need equally many rows and padding of every operation."""
-        ranges, call = self.axes["h_y"], self.chain
-        down = runs_down(self.request.loop_order, self.counts)
-        end, reduced = len(ranges) - 1, "h_y" in call.reduced
-
-        def piece(at: int) -> Piece:
-            return self._piece_of(ranges[at], ranges[at - 1] if down and at else None)
-
-        # Between the first and the last piece that no border clips, all are alike. The very last
-        # may be smaller, so it is looked at by itself.
-        front, back = 0, end - 1
-        while front < back and (
-            call.meets_border(piece(front))
-            or call.row_key(piece(front)) != call.row_key(piece(front + 1))
-            or (reduced and front == 0)
-        ):
-            front += 1
-        while front < back and (
-            call.meets_border(piece(back))
-            or call.row_key(piece(back)) != call.row_key(piece(front))
-        ):
-            back -= 1
-        alike = max(0, back - front)
-        classes: dict[Hashable, _Class] = {}
-        for at in (*range(front + 1), *range(front + 1 + alike, end + 1)):
-            times, example = 1 + alike * (at == front), piece(at)
-            first, last = not reduced or at == 0, not reduced or at == end
-            rows = example.h_y
-            key = (rows[1] - rows[0], call.row_key(example), first, last)
-            known = classes.get(key, _Class(rows, example.after, 0, first, last))
-            classes[key] = known._replace(times=known.times + times)
-        return list(classes.values())
-
-    def _piece_of(self, h_y: Range, after: Range | None, sweep: int = 0) -> Piece:
-        """The first piece of the other axes, with the given rows."""
-        axes = self.axes
-        return Piece(axes["n"][0], axes["c_y"][0], h_y, axes["c_x"][0], sweep, after)
-
     def _distinct_bytes(self, name: str) -> int:
         """Bytes of every region of an operand once: halo rows count in each piece they go to."""
         spec, operand = self.request.specs[name], self.chain.operands[name]
         if "h_y" not in operand.axes or len(spec.shape) < 3:
             return spec.nbytes
         rows = 0
-        for found in self._row_classes:
-            piece = self._piece_of(found.range, found.after, self.chain.sweeps - 1)
+        for found in self.row_classes:
+            piece = self.piece_of(found.range, found.after, self.chain.sweeps - 1)
             region = self.chain.region(name, piece)
             rows += found.times * (region[2][1] - region[2][0]) if region else 0
         return spec.nbytes // spec.shape[2] * rows
@@ -397,13 +310,3 @@ class Counted:
             )  # fmt: skip
         seconds = closed_form(cost, self.request.machine.transfer, overlap=overlap)
         return Price(memory_bytes, seconds)
-
-
-class _Class(NamedTuple):
-    """Ranges of one axis that are alike: one of them, and how many there are."""
-
-    range: Range
-    after: Range | None
-    times: int
-    first: bool
-    last: bool

@@ -154,6 +154,6 @@ def test_rows_without_end_are_priced_quickly():
     counted = pricing.Counted(
         pricing.SplitProblem(made.request(), "channels_first", 0), Split(n=1, c_y=1, c_x=1, h_y=1)
     )
-    assert sum(found.times for found in counted._row_classes) == 3000
-    assert len(counted._row_classes) == 61
+    assert sum(found.times for found in counted.row_classes) == 3000
+    assert len(counted.row_classes) == 61
     assert counted.sizes["x"] == 61 * 4 * 4
