@@ -22,6 +22,7 @@ NAMES = (
     "convolution_link",
     "functions",
     "fused",
+    "chain_vgg",
 )
 
 

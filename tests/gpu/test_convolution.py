@@ -263,13 +263,13 @@ def test_out_of_memory_on_the_card_is_an_error_that_leaves_the_library_usable():
     hog = cupy.cuda.Memory(free - 2**28)
     x, w = np.ones((64, 16, 256, 256), "f4"), np.ones((16, 16, 3, 3), "f4")
     with ooc_cudnn.settings(memory_limit="100GiB"):
-        from ooc_cudnn.functions import call, planning
+        from ooc_cudnn.functions import call, chain_planning
         from perfmodel import Split
 
         with pytest.MonkeyPatch.context() as patch:
-            plan = planning.make_plan
+            plan = chain_planning.make_plan
             patch.setattr(
-                planning,
+                chain_planning,
                 "make_plan",
                 lambda r, ask: plan(r, ask, Split(n=64, c_y=16, c_x=16, h_y=254)),
             )
