@@ -168,7 +168,7 @@ def check_under_falling_limits(call, *, cuts=True):
             assert done.function == call.function
             assert done.peak_device_bytes == done.plan.device_bytes <= limit, where
         pieces.append(done.plan.pieces)
-        limit = min(done.plan.device_bytes - 1, int(0.8 * limit))
+        limit = min(done.plan.device_bytes - 1, int(0.6 * limit))
     assert least > limit
     arrays, out = call.copies(), call.fresh()
     with ooc_cudnn.settings(memory_limit=least), ooc_cudnn.profile() as p:
@@ -246,9 +246,9 @@ def lay(array, how):
 
 
 def check_laid(call, how):
-    """Operands and results laid so, with plenty and the least, and each alone among packed ones."""
+    """Operands and results laid so, with plenty and the least, and every other one of them."""
     names = [*call.arrays, *call.outs]
-    ways = [(set(names), PLENTY), (set(names), 1), *(({name}, 1) for name in names)]
+    ways = [(set(names), PLENTY), (set(names), 1), (set(names[::2]), 1), (set(names[1::2]), 1)]
     for laid, limit in ways:
         arrays = {n: lay(a, how) if n in laid else a.copy() for n, a in call.arrays.items()}
         out = {n: lay(a, how) if n in laid else a.copy() for n, a in call.fresh().items()}

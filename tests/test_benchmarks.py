@@ -20,6 +20,7 @@ NAMES = [
     "host_split",
     "functions",
     "fused",
+    "chain_vgg",
 ]
 
 

@@ -75,9 +75,7 @@ def test_under_falling_limits(case, function):
 @pytest.mark.parametrize("function", MAKE)
 @pytest.mark.parametrize("laid", LAID)
 def test_any_strides(laid, function):
-    for name in ("2d-overlapping", "alpha-beta", "groups"):
-        call = MAKE[function](find(name))
-        check_laid(call, laid)
+    check_laid(MAKE[function](find("alpha-beta")), laid)
 
 
 @pytest.mark.parametrize("which", ["dx", "dw", "db"])

@@ -63,10 +63,13 @@ def test_dtypes_and_scales_under_falling_limits(dtype, alpha, beta, algorithm, m
 @pytest.mark.parametrize("direction", MAKE)
 @pytest.mark.parametrize("laid", LAID)
 def test_any_strides(laid, direction):
-    for algorithm, mode in WAYS:
-        for shape in ("2d", "vectors"):
-            call = MAKE[direction](SHAPES[shape], algorithm, mode, "float32", 2.0, -0.25)
-            check_laid(call, laid)
+    for algorithm, mode, shape in (
+        ("accurate", "channel", "2d"),
+        ("accurate", "channel", "vectors"),
+        ("log", "instance", "2d"),
+    ):
+        call = MAKE[direction](SHAPES[shape], algorithm, mode, "float32", 2.0, -0.25)
+        check_laid(call, laid)
 
 
 @pytest.mark.parametrize(("algorithm", "mode"), WAYS)
