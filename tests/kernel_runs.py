@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import cupy
 import numpy as np
+import pytest
 from device_operand import NUMPY, Operand
 
 from ooc_cudnn.devices.view import DeviceView
+
+cupy = pytest.importorskip("cupy")
 
 GUARD_BYTES = 256
 

@@ -292,9 +292,11 @@ def test_input_shapes_that_do_not_give_dy(calls, shape):
 )
 def test_filter_shapes_that_do_not_give_dy(calls, shape):
     refused(
-        calls["convolution_backward_filter"], (TypeError, ValueError), r"filter_shape|dy must|w must",
+        calls["convolution_backward_filter"],
+        (TypeError, ValueError),
+        r"filter_shape|dy must|w must",
         {"filter_shape": shape},
-    )  # fmt: skip
+    )
 
 
 def test_dy_that_no_x_gives():
