@@ -135,19 +135,21 @@ def finished(result, dtype, *, alpha=1.0, beta=0.0, random=None):
 
 
 def least_limit(call):
-    """The smallest limit there is, as the error names it."""
-    with (
-        ooc_cudnn.settings(memory_limit=1),
-        pytest.raises(PlanInfeasibleError) as caught,
-    ):
-        call.run(call.copies(), call.fresh())
-    return caught.value.smallest_bytes
+    """The smallest limit there is, as the error names it; asked for once a call."""
+    if not hasattr(call, "least"):
+        with (
+            ooc_cudnn.settings(memory_limit=1),
+            pytest.raises(PlanInfeasibleError) as caught,
+        ):
+            call.run(call.copies(), call.fresh())
+        call.least = caught.value.smallest_bytes
+    return call.least
 
 
-def check_under_falling_limits(call, *, cuts=True):
+def check_under_falling_limits(call, *, cuts=True, most=3):
     """From all at once down to the least limit; returns the numbers of pieces seen.
 
-    `cuts`: that more than one number of pieces is seen.
+    `cuts`: that more than one number of pieces is seen; `most`: limits tried before the least.
     """
     limit, pieces, least = PLENTY, [], None
     while least is None:
@@ -168,7 +170,8 @@ def check_under_falling_limits(call, *, cuts=True):
             assert done.function == call.function
             assert done.peak_device_bytes == done.plan.device_bytes <= limit, where
         pieces.append(done.plan.pieces)
-        limit = min(done.plan.device_bytes - 1, int(0.6 * limit))
+        falling = min(done.plan.device_bytes - 1, int(0.6 * limit))
+        limit = falling if len(pieces) < most else 1
     assert least > limit
     arrays, out = call.copies(), call.fresh()
     with ooc_cudnn.settings(memory_limit=least), ooc_cudnn.profile() as p:
@@ -236,6 +239,10 @@ def some_rows(array):
 LAID: dict[str, Callable] = {
     f.__name__: f for f in (channels_last, strided, transposed, backwards, images_last, some_rows)
 }
+
+
+#: Some of them, for functions whose plans take long to find.
+FEW_LAID = ("channels_last", "strided", "backwards")
 
 
 def lay(array, how):

@@ -21,7 +21,7 @@ pytest.importorskip("ml_dtypes")
 pytestmark = pytest.mark.usefixtures("no_threads_left")
 CHAIN = "chain_forward"
 #: Operands that a function takes in every mode, and does not read in this one.
-NOT_READ = {"pooling_backward average": ("y", "x")}
+NOT_READ = {"pooling_backward average": ("y", "x"), "activation_backward": ("y",)}
 
 
 @pytest.fixture(scope="module")
@@ -48,8 +48,14 @@ def test_every_public_function_is_here():
 # Placements --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("to", PLACEMENTS)
-@pytest.mark.parametrize("source", PLACEMENTS)
+#: Every placement to and from, without every pair (test_call.py has those).
+FROM_TO = (
+    ("device", "device"), ("device", "pageable"), ("pinned", "disk"), ("pageable", "device"),
+    ("disk", "pinned"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("source", "to"), FROM_TO)
 @pytest.mark.parametrize("name", NAMES)
 def test_placements(scaled_calls, tmp_path, name, source, to):
     """Every operand in one placement and every result in another, or the reverse in turn."""
@@ -166,7 +172,7 @@ def test_read_only_operands(calls, name):
     arrays = call.copies()
     for n, array in arrays.items():
         array.flags.writeable = n in call.changed
-    for limit in some_limits(call):
+    for limit in some_limits(call)[::2]:
         for n in call.changed:
             arrays[n][...] = call.arrays[n]
         with ooc_cudnn.settings(memory_limit=limit):
@@ -283,7 +289,7 @@ def test_overlap_off_gives_the_same_bits(calls, name):
 def test_the_same_call_again(calls, name):
     """Remembered plans give the same bits, on other arrays too, and keep no old data."""
     call = calls[name]
-    for limit in some_limits(call):
+    for limit in some_limits(call)[::2]:
         with ooc_cudnn.settings(memory_limit=limit):
             found = [call.run(call.copies(), call.fresh()) for _ in range(3)]
             for again in found[1:]:
@@ -331,7 +337,7 @@ def test_verification_sees_a_wrong_result(calls, name, which, monkeypatch):
 def test_verification_passes_what_is_right(scaled_calls, name):
     """Patches are random: many of them, under several limits, with old content."""
     call = scaled_calls[name]
-    for limit in some_limits(call):
+    for limit in some_limits(call)[::2]:
         with ooc_cudnn.settings(memory_limit=limit, verify=200):
             call.check(call.run(call.copies(), call.fresh()), f"limit {limit}")
 
@@ -339,31 +345,25 @@ def test_verification_passes_what_is_right(scaled_calls, name):
 # Interruptions, threads --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
 @pytest.mark.parametrize("name", NAMES)
-def test_an_interrupted_call_leaves_operands_alone_and_the_next_works(calls, name, error):
+def test_an_interrupted_call_leaves_operands_alone_and_the_next_works(calls, name):
     call = calls[name]
-    limit = least_limit(call)
-    for overlap in (True, False):
-        arrays, done = call.copies(), []
+    arrays, done = call.copies(), []
 
-        def stop(*_, done=done):
-            done.append(1)
-            if len(done) == 2:
-                raise error("enough")
+    def stop(*_):
+        done.append(1)
+        if len(done) == 2:
+            raise KeyboardInterrupt
 
-        with (
-            ooc_cudnn.settings(memory_limit=limit, progress=stop, overlap=overlap),
-            contextlib.suppress(error),
-        ):
+    with ooc_cudnn.settings(memory_limit=least_limit(call)):
+        with ooc_cudnn.settings(progress=stop), contextlib.suppress(KeyboardInterrupt):
             call.run(arrays, call.fresh())
         assert done
         if len(done) >= 2:
             for n, array in arrays.items():
                 assert np.array_equal(array, call.arrays[n]), n
-        with ooc_cudnn.settings(memory_limit=limit, overlap=overlap):
-            arrays = call.copies()
-            call.check(call.run(arrays, call.fresh()), "after an interruption", arrays)
+        arrays = call.copies()
+        call.check(call.run(arrays, call.fresh()), "after an interruption", arrays)
 
 
 def test_all_functions_at_once_from_several_threads(calls):

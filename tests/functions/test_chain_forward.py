@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 from chains import act, bias, conv, make_call, norm, pool, tensor
 from function_cases import (
+    FEW_LAID,
     LAID,
     check_laid,
     check_under_falling_limits,
     lay,
+    least_limit,
     some_limits,
 )
 from hypothesis import HealthCheck, given, settings
@@ -134,21 +136,21 @@ def call_of(name, *options, **more):
 
 @pytest.mark.parametrize("name", CHAINS)
 def test_under_falling_limits(name):
-    check_under_falling_limits(call_of(name))
+    check_under_falling_limits(call_of(name), most=2)
 
 
 @pytest.mark.parametrize(
     "name",
-    ["conv-bias-relu-conv-pool-conv", "residual", "elementwise only", "average pooling at borders"],
+    ["residual", "average pooling at borders"],
 )
 @pytest.mark.parametrize(("dtype", "alpha", "beta"), SCALES)
 def test_dtypes_and_scales_under_falling_limits(dtype, alpha, beta, name):
-    check_under_falling_limits(call_of(name, dtype, alpha, beta))
+    check_under_falling_limits(call_of(name, dtype, alpha, beta), most=2)
 
 
-@pytest.mark.parametrize("laid", LAID)
+@pytest.mark.parametrize("laid", FEW_LAID)
 def test_any_strides(laid):
-    for name in ("conv-bias-relu-conv-pool-conv", "residual", "elementwise only", "pooling first"):
+    for name in ("bottleneck", "elementwise only"):
         call = call_of(name, "float32", 2.0, -0.25)
         check_laid(call, laid)
 
@@ -177,12 +179,12 @@ def test_parameters_with_any_strides(laid):
         assert np.allclose(y, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_pieces_of_one_row_reach_into_every_block_of_vgg():
+def test_the_least_memory_cuts_vgg_into_many_pieces():
     call = call_of("vgg")
-    with ooc_cudnn.settings(memory_limit=some_limits(call)[-1]), ooc_cudnn.profile() as p:
+    with ooc_cudnn.settings(memory_limit=least_limit(call)), ooc_cudnn.profile() as p:
         call.check(call.run(out=call.fresh()))
-    # 4 rows of 2 images.
-    assert p.calls[0].plan.pieces == 8
+    # At the least 4 rows of 2 images; the chain itself may be cut as well.
+    assert p.calls[0].plan.pieces >= 8
 
 
 def test_a_chain_equals_the_functions_one_by_one():
@@ -297,7 +299,7 @@ def recipes(draw_from):
 @settings(
     deadline=None,
     derandomize=True,
-    max_examples=60,
+    max_examples=30,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(drawn=recipes(), last_channels=st.booleans())

