@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import itertools
 from dataclasses import replace
+from functools import partial
 
 import calls
 import chains
@@ -18,7 +19,6 @@ from calls import POOLING_MODES, ConvolutionCase, FusedCase, PoolingCase
 from chains import act, bias, conv, norm, pool, tensor
 from forced import Forced
 
-from ooc_cudnn.functions.batch_normalization import _describe_statistics
 from ooc_cudnn.functions.plan import FUNCTIONS
 from ooc_cudnn.operations.splittable import SWEEP
 from ooc_cudnn.settings import current
@@ -155,7 +155,8 @@ def makers():
         found[f"training: {dtype}"] = (normalization.training_call, *more)
         found[f"inference: {dtype}"] = (normalization.inference_call, *more)
         found[f"normalization backward: {dtype}"] = (normalization.backward_call, *more)
-        found[f"statistics: {dtype}"] = (statistics_call, x, dtype)
+        anew = partial(normalization.backward_call, saved=False)
+        found[f"normalization backward, statistics anew: {dtype}"] = (anew, *more)
     for shape in ((1, 5, 1, 1), (1, 4, 1), (1, 6)):
         found[f"one element a channel: training {shape}"] = (normalization.training_call, shape)
         found[f"one element a channel: backward {shape}"] = (normalization.backward_call, shape)
@@ -166,26 +167,12 @@ def makers():
     return found
 
 
-def statistics_call(shape, dtype):
-    """The statistics that `batch_normalization_backward` computes anew, without the gradient."""
-    call = normalization.training_call(shape, dtype, running=False)
-    results = {name: call.results[name] for name in ("saved_mean", "saved_inverse_variance")}
-    options = {"epsilon": call.options["epsilon"]}
-    operands = {"x": call.operands["x"]}
-    return replace(
-        call, function=STATISTICS, operands=operands, options=options, results=results,
-        outs=(), old={}, name="statistics",
-    )  # fmt: skip
-
-
 def add_in_place_call(b, y, dtype, alpha, beta):
     """`add_tensor` without out: y is changed."""
     call = calls.add_tensor_call(b, y, dtype, alpha, beta)
     return replace(call, results={}, outs=(), old={}, changed={"y": call.results["y"]})
 
 
-#: Not a public function of its own: half of one.
-STATISTICS = "statistics of batch_normalization_backward"
 MAKERS = makers()
 
 
@@ -199,8 +186,6 @@ def make(name):
 
 def describe(call, arrays):
     """Describe the call as the public function does, on these arrays."""
-    if call.function == STATISTICS:
-        return _describe_statistics(arrays["x"], call.options["epsilon"])
     public, described = FUNCTIONS[call.function]
     bound = inspect.signature(public).bind(**{**call.options, **arrays})
     bound.apply_defaults()

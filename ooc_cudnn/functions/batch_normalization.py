@@ -264,7 +264,7 @@ def batch_normalization_backward(
     Notes
     -----
     Source: cudnnBatchNormalizationBackward with CUDNN_BATCHNORM_SPATIAL. The pieces are gone
-    through twice; sums are made in float64.
+    through twice, and once more where the statistics are computed anew; sums are made in float64.
 
     Examples
     --------
@@ -275,8 +275,6 @@ def batch_normalization_backward(
     >>> bool(abs(dx).max() < 1e-6), dbias.tolist()
     (True, [4.0])
     """
-    if saved_mean is None and saved_inverse_variance is None:
-        saved_mean, saved_inverse_variance = call(_describe_statistics(x, _epsilon(epsilon)))
     description = describe_backward(
         x, dy, scale, saved_mean, saved_inverse_variance, epsilon, alpha, beta
     )
@@ -293,9 +291,9 @@ def describe_backward(
     alpha: Any,
     beta: Any,
 ) -> Description:
-    """Describe a `batch_normalization_backward` with its statistics, to be run or planned."""
+    """Describe a `batch_normalization_backward`, to be run or planned."""
     alpha, beta = scalar(alpha, "alpha"), scalar(beta, "beta")
-    _epsilon(epsilon)
+    epsilon = _epsilon(epsilon)
     axes = len(shape_of(x))
     vectors = {
         "scale": scale,
@@ -304,11 +302,9 @@ def describe_backward(
     }
     if (saved_mean is None) != (saved_inverse_variance is None):
         raise ValueError("saved_mean and saved_inverse_variance must be given both, or neither")
-    if saved_mean is None:  # to be planned as if they were there
-        shape = shape_of(x)
-        dtype = "float64" if str(getattr(x, "dtype", "")) == "float64" else "float32"
-        saved = TensorSpec(shape[1:2] or (1,), dtype)
-        vectors |= {"saved_mean": saved, "saved_inverse_variance": saved}
+    anew = saved_mean is None
+    if anew:
+        vectors = {"scale": scale}
     arrays = {"x": x, "dy": dy} | {
         name: channel_vector(vector, name, axes) for name, vector in vectors.items()
     }
@@ -318,33 +314,16 @@ def describe_backward(
         x = specs["x"]
         check_shape(specs, "dy", x.shape, "that of x")
         check_dtype(specs, "x", "dy")
-        return BatchNormalizationGradient(x.shape, x.dtype, alpha, beta)
+        return BatchNormalizationGradient(x.shape, x.dtype, epsilon if anew else None, alpha, beta)
 
     return Description(
         "batch_normalization_backward",
         build,
         arrays,
-        remember(alpha, beta),
+        remember(anew and epsilon, alpha, beta),
         beta,
         ("dx", "dscale", "dbias"),
         scaled=("dx",),
-    )
-
-
-def _describe_statistics(x: Any, epsilon: float) -> Description:
-    """Describe the mean and the inverse deviation of x alone."""
-
-    def build(specs: Mapping[str, TensorSpec], settings: Settings) -> BatchNormalization:
-        _check(specs)
-        x = specs["x"]
-        return BatchNormalization(x.shape, x.dtype, epsilon, statistics_alone=True)
-
-    return Description(
-        "batch_normalization_backward",
-        build,
-        {"x": x},
-        remember("statistics", epsilon),
-        results=("saved_mean", "saved_inverse_variance"),
     )
 
 

@@ -96,10 +96,14 @@ def call(description: Description, out: Any = None) -> Any:
     device = get_device(settings.device)
     operands = {name: wrap(array, device, name=name) for name, array in arrays.items()}
     given = given_results(description, out)
+    updated = description.updated
     outs = {
-        name: wrap(array, device, name="out" if len(results) == 1 else name)
+        name: wrap(array, device, name=name if len(results) > 1 or name in updated else "out")
         for name, array in given.items()
     }
+    # Specs that what is to be cut is made of, besides those of the operands.
+    further = {n: wrap(array, device, name=n).spec for n, array in description.beside.items()}
+    further |= {name: outs[name].spec for name in updated}
     key = (
         function,
         parameters,
@@ -107,18 +111,19 @@ def call(description: Description, out: Any = None) -> Any:
         *(operand.spec for operand in operands.values()),
         *(operand.pointer % 16 for operand in operands.values()),
         *((name, result.spec, result.pointer % 16) for name, result in outs.items()),
+        *further.values(),
     )
     with device.arena.lock:
         prepared = _find(key, device, settings)
         if prepared is None:
-            prepared = _prepare(key, function, build, operands, outs, device, settings)
+            prepared = _prepare(key, function, build, operands, outs, further, device, settings)
         chain = prepared.chain
         if len(outs) == len(chain.results) and _is_plain(prepared.plan, settings):
             addresses = (*(each.pointer for each in operands.values()),
                          *(outs[name].pointer for name in chain.results))  # fmt: skip
             if prepared.runs[0].executor.repeat(device, addresses, _limit(device, settings)):
                 return _returned(results, given, outs, {**operands, **outs}[chain.lead])
-        _check_results(operands, outs)
+        _check_results(operands, outs, updated)
         for name in chain.results:
             if name not in outs:
                 outs[name] = _make_result(prepared.plan, device, name)
@@ -134,16 +139,18 @@ def call(description: Description, out: Any = None) -> Any:
                 _run(prepared, device, settings, sources)
             except DeviceOutOfMemoryError:
                 prepared = _prepare(
-                    key, function, build, operands, outs, device, settings, share=0.5
+                    key, function, build, operands, outs, further, device, settings, share=0.5
                 )
                 _run(prepared, device, settings, sources)
     return _returned(results, given, outs, {**operands, **outs}[chain.lead])
 
 
-def _check_results(operands: Mapping[str, Wrapped], outs: Mapping[str, Wrapped]) -> None:
+def _check_results(
+    operands: Mapping[str, Wrapped], outs: Mapping[str, Wrapped], updated: Mapping[str, Any]
+) -> None:
     """Raise before any copy starts if a result that was given cannot be written."""
     for name, result in outs.items():
-        check_writable(result)
+        check_writable(result, name=name if name in updated else "out")
         check_apart({**operands, **{k: v for k, v in outs.items() if k != name}}, result)
         if result.spec.placement == "disk":
             reserve_file(result.array)
@@ -181,6 +188,7 @@ def _prepare(
     build: Build,
     operands: Mapping[str, Wrapped],
     outs: Mapping[str, Wrapped],
+    further: Mapping[str, TensorSpec],
     device: Device,
     settings: Settings,
     *,
@@ -189,7 +197,7 @@ def _prepare(
     """Build what is to be cut, plan it and make its schedule."""
     specs = {name: operand.spec for name, operand in operands.items()}
     aligned = {name: each.pointer % 16 == 0 for name, each in {**operands, **outs}.items()}
-    chain = build(specs, settings)
+    chain = build({**specs, **further}, settings)
     target = Target.here(device, _limit(device, settings), chain.dtype, settings)
     planned = plan_call(
         function,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ooc_cudnn.functions.arguments import check_dtype, remember, scalar, shape_of
+from ooc_cudnn.functions.arguments import check_dtype, check_shape, remember, scalar, shape_of
 from ooc_cudnn.functions.call import call
 from ooc_cudnn.functions.planning import Description
 from ooc_cudnn.operations.activation import Activation, check_mode
@@ -61,34 +61,34 @@ def add_tensor(b: Any, y: Any, *, alpha: float = 1.0, beta: float = 1.0, out: An
 def describe_add_tensor(b: Any, y: Any, alpha: Any, beta: Any, _apart: bool = False) -> Description:
     """Describe an `add_tensor`, to be run or planned."""
     alpha, beta = scalar(alpha, "alpha"), scalar(beta, "beta")
-    shape = shape_of(y)
-    if len(shape) not in (2, 3, 4, 5):
-        raise ValueError(f"y must have shape (n, c, up to 3 spatial axes), not {shape}")
-    b_shape = shape_of(b)
-    if len(b_shape) == 1:
-        b_shape = (1, b_shape[0], *[1] * (len(shape) - 2))
+    b_shape, axes = shape_of(b), len(shape_of(y))
+    if len(b_shape) == 1 and axes > 1:
+        b_shape = (1, b_shape[0], *[1] * (axes - 2))
         if isinstance(b, TensorSpec):
             b = TensorSpec(b_shape, b.dtype, b.placement)
         else:
             b = b.reshape(b_shape)
-    fits = len(b_shape) == len(shape) and all(
-        own in (1, extent) for own, extent in zip(b_shape, shape, strict=True)
-    )
-    if not fits:
-        raise ValueError(
-            f"b must have the shape of y, {shape}, with any extent 1, or shape ({shape[1]},), "
-            f"not {shape_of(b)}"
-        )
 
     def build(specs: Mapping[str, TensorSpec], settings: Settings) -> Addition:
-        return Addition(shape, b_shape, specs["b"].dtype, alpha, beta, apart=_apart)
+        y, b = specs["y"], specs["b"]
+        _check_rank(y, "y")
+        fits = len(b.shape) == len(y.shape) and all(
+            own in (1, extent) for own, extent in zip(b.shape, y.shape, strict=True)
+        )
+        if not fits:
+            raise ValueError(
+                f"b must have the shape of y, {y.shape}, with any extent 1, or shape "
+                f"({y.shape[1]},), not {b.shape}"
+            )
+        check_dtype({"y": y, "b": b}, "y", "b")
+        return Addition(y.shape, b.shape, y.dtype, alpha, beta, apart=_apart)
 
-    arrays = {"b": b, "x": y} if _apart else {"b": b}
     return Description(
         "add_tensor",
         build,
-        arrays,
-        remember(shape, alpha, beta, _apart),
+        {"b": b, "y": y} if _apart else {"b": b},
+        remember(alpha, beta, _apart),
+        results=("out",) if _apart else ("y",),
         updated={} if _apart else {"y": y},
     )
 
@@ -220,24 +220,26 @@ def describe_activation_backward(
     mode, coef = check_mode(mode, coef)
     if needs_x(mode, coef) and x is None:
         raise ValueError(f"x is required for mode={mode!r} with coef={coef}: y does not tell it")
-    if x is not None and shape_of(x) != shape_of(y):
-        raise ValueError(f"x must have the shape of y, {shape_of(y)}, not {shape_of(x)}")
+    read = ("x", "dy") if needs_x(mode, coef) else ("y", "dy")
+    arrays = {name: array for name, array in (("y", y), ("dy", dy), ("x", x)) if array is not None}
 
     def build(specs: Mapping[str, TensorSpec], settings: Settings) -> ActivationGradient:
-        dy = specs["dy"]
-        _check_rank(dy, "dy")
-        for name in specs:
-            if specs[name].shape != shape:
-                raise ValueError(
-                    f"{name} must have the shape of y, {shape}, not {specs[name].shape}"
-                )
-            check_dtype(specs, "dy", name)
-        return ActivationGradient(shape, mode, coef, dy.dtype, alpha, beta)
+        y = specs["y"]
+        _check_rank(y, "y")
+        for name in arrays:
+            check_shape(specs, name, y.shape, "that of y")
+            check_dtype(specs, "y", name)
+        return ActivationGradient(y.shape, mode, coef, y.dtype, alpha, beta)
 
-    arrays = {"x": x, "dy": dy} if needs_x(mode, coef) else {"y": y, "dy": dy}
-    shape = shape_of(y)
-    parameters = remember(mode, coef, shape, alpha, beta)
-    return Description("activation_backward", build, arrays, parameters, beta, ("dx",))
+    return Description(
+        "activation_backward",
+        build,
+        {name: arrays[name] for name in read},
+        remember(mode, coef, alpha, beta),
+        beta,
+        ("dx",),
+        beside={name: array for name, array in arrays.items() if name not in read},
+    )
 
 
 DESCRIBED: dict[str, tuple[Callable[..., Any], Callable[..., Description]]] = {

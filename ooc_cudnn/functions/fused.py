@@ -124,7 +124,7 @@ def describe_pooling_forward(
             convolution,
             AddTensor(shape, dtype),
             Activation(shape, function, coef, dtype),
-            Pooling.of(shape, dtype=dtype, **pooled),
+            Pooling.of(shape, dtype=dtype, prefix="pooling_", **pooled),
         )
         return Chain(operations, dtype, alpha, beta)
 

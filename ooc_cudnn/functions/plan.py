@@ -135,8 +135,11 @@ def _planned(
     description, specs, aligned = _describe(function, arguments, settings)
     outs = {}
     for name, array in given_results(description, out).items():
-        outs[name], aligned[name] = _spec(array, "out", settings)
-    made = description.build(specs, settings)
+        given = name if name in description.updated else "out"
+        outs[name], aligned[name] = _spec(array, given, settings)
+    further = {n: _spec(array, n, settings)[0] for n, array in description.beside.items()}
+    further |= {name: outs[name] for name in description.updated}
+    made = description.build({**specs, **further}, settings)
     if machine is not None:
         model = named_machine(machine)
         room = _limit_of(model, limit)

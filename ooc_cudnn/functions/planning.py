@@ -47,7 +47,10 @@ class Description(NamedTuple):
     results : tuple of str
         Names of the results that the function returns.
     updated : mapping
-        Results that the user gave beside `out`, to be changed in place: running averages.
+        Results that the user gave beside `out`, to be changed in place: running averages. What is
+        to be cut is made knowing their specs, too.
+    beside : mapping
+        Arrays that are not read, but whose shape and dtype count: y, where x tells the slope.
     scaled : tuple of str, optional
         The results that alpha and beta are for; all of them when left out.
     """
@@ -60,6 +63,7 @@ class Description(NamedTuple):
     results: tuple[str, ...] = ("y",)
     updated: Mapping[str, Any] = MappingProxyType({})
     scaled: tuple[str, ...] | None = None
+    beside: Mapping[str, Any] = MappingProxyType({})
 
 
 def plan_call(

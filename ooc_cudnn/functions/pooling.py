@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ooc_cudnn.functions.arguments import check_dtype, check_shape, remember, scalar, shape_of
+from ooc_cudnn.functions.arguments import check_dtype, check_shape, remember, scalar
 from ooc_cudnn.functions.call import call
 from ooc_cudnn.functions.planning import Description
 from ooc_cudnn.operations.backward_pooling import BackwardPooling
@@ -157,22 +157,28 @@ def describe_pooling_backward(
     """Describe a `pooling_backward`, to be run or planned."""
     geometry = {"window": window, "mode": mode, "padding": padding, "stride": stride}
     alpha, beta = scalar(alpha, "alpha"), scalar(beta, "beta")
-    x_shape, y_shape = shape_of(x), shape_of(y)
+    average = isinstance(mode, str) and mode.startswith("average")
+    arrays = {"y": y, "dy": dy, "x": x}
 
     def build(specs: Mapping[str, TensorSpec], settings: Settings) -> BackwardPooling:
+        x_shape = specs["x"].shape
         forward = Pooling.of(x_shape, dtype=specs["dy"].dtype, **geometry)
-        why = f"what x of {x_shape} gives with these arguments"
-        check_shape(specs, "dy", forward.output_shape, why)
-        if y_shape != forward.output_shape:
-            raise ValueError(f"y must have shape {forward.output_shape}, {why}, not {y_shape}")
-        for name in specs:
+        for name in ("y", "dy"):
+            why = f"what x of {x_shape} gives with these arguments"
+            check_shape(specs, name, forward.output_shape, why)
+        for name in arrays:
             check_dtype(specs, "dy", name)
         return BackwardPooling(forward, alpha, beta)
 
-    average = isinstance(mode, str) and mode.startswith("average")
-    arrays = {"dy": dy} if average else {"y": y, "dy": dy, "x": x}
-    parameters = remember(geometry, x_shape, y_shape, alpha, beta)
-    return Description("pooling_backward", build, arrays, parameters, beta, ("dx",))
+    return Description(
+        "pooling_backward",
+        build,
+        {"dy": dy} if average else arrays,
+        remember(geometry, alpha, beta),
+        beta,
+        ("dx",),
+        beside={"y": y, "x": x} if average else {},
+    )
 
 
 DESCRIBED: dict[str, tuple[Callable[..., Any], Callable[..., Description]]] = {

@@ -6,6 +6,8 @@ planned, and the arrays that go with it.
 
 from __future__ import annotations
 
+import math
+import numbers
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -185,6 +187,12 @@ class OpTensor:
     def __post_init__(self) -> None:
         if self.op not in op_tensor.OPS:
             raise ValueError(f"op must be one of {', '.join(op_tensor.OPS)}, not {self.op!r}")
+        for name in ("alpha_a", "alpha_b"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, numbers.Real):
+                raise TypeError(f"{name} must be a number, not {value!r}")
+            if not math.isfinite(value):
+                raise ValueError(f"{name} must be finite, not {value!r}")
 
     @property
     def arrays(self) -> tuple[Any, ...]:

@@ -1,13 +1,14 @@
-"""Batch normalisation in training, and its gradient, as calls: two sweeps over the whole batch.
+"""Batch normalisation in training, and its gradient, as calls: sweeps over the whole batch.
 
-The first sweep merges the statistics of the pieces, the second one uses them: they are those of the
-whole batch, however it is cut. Where all pieces of some channels fit the device at once, the second
-sweep finds them there.
+One sweep merges the statistics of the pieces, the next one uses them: they are those of the whole
+batch, however it is cut. Where all pieces of some channels fit the device at once, later sweeps
+find them there.
 """
 
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -51,28 +52,29 @@ _PER_CHANNEL = frozenset({"c_y"})
 
 
 class _PerChannel(Splittable):
-    """Cut along channels, n and rows; statistics are summed over n and rows in the first sweep."""
+    """Cut along channels, n and rows; statistics are summed over n and rows, sweep after sweep."""
 
     sweeps = 2
     reduced = ("n", "h_y")
     loop_order = ("c_y", SWEEP, "n", "h_y", "c_x")
     shape: Shape
-    #: Operands that only one of the sweeps touches.
-    first_alone: tuple[str, ...] = ()
-    second_alone: tuple[str, ...] = ()
 
     @cached_property
     def extents(self) -> Split:
         """Images, channels, rows."""
         return Split(n=self.shape[0], c_y=self.shape[1], c_x=1, h_y=height(self.shape))
 
+    @abstractmethod
+    def touched(self, name: str) -> range:
+        """The sweeps that touch an operand."""
+
     def sweeps_of(self, name: str) -> int:
-        """One for what only one of them touches."""
-        return 1 if name in self.first_alone + self.second_alone else self.sweeps
+        """How many these are."""
+        return len(self.touched(name))
 
     def region(self, name: str, piece: Piece) -> Region | None:
         """Channels of a vector; images, channels and rows of a tensor."""
-        if name in (self.first_alone, self.second_alone)[1 - piece.sweep]:
+        if piece.sweep not in self.touched(name):
             return None
         if len(self.operands[name].shape) == 1:
             return (piece.c_y,)
@@ -93,11 +95,16 @@ class _PerChannel(Splittable):
         return math.prod(self.shape) // self.shape[1]
 
     def add_up(
-        self, build: Builder, gather: Launchable, merge: Launchable, inputs: tuple[str, ...]
+        self,
+        build: Builder,
+        name: str,
+        gather: Launchable,
+        merge: Launchable,
+        inputs: tuple[str, ...],
     ) -> str:
-        """Sum up a piece, and merge it into what was summed up before."""
+        """Sum up a piece, and merge it into what was summed up before; return the state's name."""
         shape: Shape = gather.output_shape  # type: ignore[attr-defined]
-        state = build.state("statistics", shape, "float64")
+        state = build.state(name, shape, "float64")
         if build.accumulation.first:
             build.launch(gather, inputs, state)
             return state
@@ -138,6 +145,13 @@ class _PerChannel(Splittable):
         return Rounding(1, self.dtype, 8)
 
 
+def moments_of(images: list[Array]) -> tuple[float, float]:
+    """Mean and variance of all images of a channel, in two passes."""
+    count = sum(image.size for image in images)
+    mean = sum(float(image.sum()) for image in images) / count
+    return mean, sum(float(((image - mean) ** 2).sum()) for image in images) / count
+
+
 @dataclass(frozen=True)
 class BatchNormalization(_PerChannel):
     """y, and the mean and inverse deviation of each channel, from x, scale and bias.
@@ -146,8 +160,6 @@ class BatchNormalization(_PerChannel):
     ----------
     running : bool
         Whether running averages are updated, by `factor`.
-    statistics_alone : bool
-        Whether y is left out, and with it the second sweep.
     """
 
     shape: Shape
@@ -157,37 +169,34 @@ class BatchNormalization(_PerChannel):
     running: bool = False
     alpha: float = 1.0
     beta: float = 0.0
-    statistics_alone: bool = False
-
-    first_alone = ("running_mean", "running_variance")
-    second_alone = ("scale", "bias", "y")
-
-    @cached_property
-    def sweeps(self) -> int:  # type: ignore[override]
-        """The second one makes y."""
-        return 1 if self.statistics_alone else 2
 
     @cached_property
     def results(self) -> tuple[str, ...]:  # type: ignore[override]
         """Y, what is saved for the backward pass, and running averages."""
-        saved = ("saved_mean", "saved_inverse_variance")
-        if self.statistics_alone:
-            return saved
-        return ("y", *saved, *(self.first_alone if self.running else ()))
+        averages = ("running_mean", "running_variance") if self.running else ()
+        return ("y", "saved_mean", "saved_inverse_variance", *averages)
 
     @cached_property
     def operands(self) -> Mapping[str, Operand]:
         """The data, scale and bias, the results."""
         vector = Operand((self.shape[1],), ACCUMULATOR[self.dtype], _PER_CHANNEL)
         tensor = Operand(self.shape, self.dtype, _CUT)
-        inputs = ("x",) if self.statistics_alone else ("x", "scale", "bias")
-        return {name: tensor if name in ("x", "y") else vector for name in (*inputs, *self.results)}
+        return {
+            name: tensor if name in ("x", "y") else vector
+            for name in ("x", "scale", "bias", *self.results)
+        }
 
     @cached_property
     def loaded(self) -> tuple[str, ...]:
-        """The inputs and the running averages."""
-        read = ("x", "scale", "bias", *self.first_alone, *(("y",) if self.beta else ()))
-        return tuple(name for name in self.operands if name in read)
+        """The inputs and the running averages; y for beta."""
+        made = ("saved_mean", "saved_inverse_variance", *(() if self.beta else ("y",)))
+        return tuple(name for name in self.operands if name not in made)
+
+    def touched(self, name: str) -> range:
+        """The statistics in the first sweep, the data's scale and y in the second."""
+        if name in ("scale", "bias", "y"):
+            return range(1, 2)
+        return range(1) if name.startswith("running") else range(2)
 
     def launches(
         self,
@@ -202,7 +211,8 @@ class BatchNormalization(_PerChannel):
         build.accumulating = False
         shape, channels = self.piece_shape(piece), piece.c_y[1] - piece.c_y[0]
         if piece.sweep == 0:
-            state = self.add_up(build, Moments(shape, self.dtype), MergeMoments(channels), ("x",))
+            gather = Moments(shape, self.dtype)
+            state = self.add_up(build, "moments", gather, MergeMoments(channels), ("x",))
             if accumulation.last:
                 self._results(build, state, channels)
             return build.built()
@@ -226,29 +236,23 @@ class BatchNormalization(_PerChannel):
                 build.launch(made, (state, name if what.startswith("running") else ""), name)
 
     def expected(self, piece: Piece, read: Read) -> Mapping[str, tuple[Array, Array]]:
-        """Statistics of the whole batch, in two passes."""
+        """Statistics of the whole batch."""
         images = self.images("x", piece, read)
-        mean = sum(float(image.sum()) for image in images) / self.elements
-        variance = sum(float(((image - mean) ** 2).sum()) for image in images) / self.elements
+        mean, variance = moments_of(images)
         inverse = 1 / np.sqrt(variance + self.epsilon)
         largest = max(float(np.abs(image).max()) for image in images)
+        x = read("x", tensor_region(self.shape, piece.n, piece.c_y, piece.h_y))
+        scale, bias = (per_channel(read(name, (piece.c_y,)), x.ndim) for name in ("scale", "bias"))
+        size = np.abs(scale) * (np.abs(x) + largest) * inverse + np.abs(bias)
+        error = inverse * (1 + inverse * largest)
         found = {
+            "y": (scale * (x - mean) * inverse + bias, size),
             "saved_mean": (np.array([mean]), np.array([largest])),
-            "saved_inverse_variance": (
-                np.array([inverse]),
-                np.array([inverse * (1 + inverse * largest)]),
-            ),
+            "saved_inverse_variance": (np.array([inverse]), np.array([error])),
         }
-        if "y" in self.results:
-            x = read("x", tensor_region(self.shape, piece.n, piece.c_y, piece.h_y))
-            scale, bias = (
-                per_channel(read(name, (piece.c_y,)), x.ndim) for name in self.second_alone[:2]
-            )
-            size = np.abs(scale) * (np.abs(x) + largest) * inverse + np.abs(bias)
-            found["y"] = scale * (x - mean) * inverse + bias, size
         if self.running:
             unbiased = variance * self.elements / max(1, self.elements - 1)
-            for name, value in zip(self.first_alone, (mean, unbiased), strict=True):
+            for name, value in (("running_mean", mean), ("running_variance", unbiased)):
                 old = read(name, (piece.c_y,))
                 made = (1 - self.factor) * old + self.factor * value
                 found[name] = made, np.abs(old) + abs(value) + largest
@@ -257,23 +261,37 @@ class BatchNormalization(_PerChannel):
 
 @dataclass(frozen=True)
 class BatchNormalizationGradient(_PerChannel):
-    """dx, dscale and dbias from x, dy, scale, and the saved mean and inverse deviation."""
+    """dx, dscale and dbias from x, dy, scale, and the saved mean and inverse deviation.
+
+    With `epsilon`, mean and inverse deviation are not operands: a first sweep of their own makes
+    them.
+    """
 
     shape: Shape
     dtype: str
+    epsilon: float | None = None
     alpha: float = 1.0
     beta: float = 0.0
 
     results = ("dx", "dscale", "dbias")
-    first_alone = ("dscale", "dbias")
-    second_alone = ("scale", "dx")
+
+    @cached_property
+    def sweeps(self) -> int:  # type: ignore[override]
+        """One for the sums and one for dx, after one for the statistics where these are made."""
+        return 2 if self.epsilon is None else 3
+
+    @cached_property
+    def saved(self) -> tuple[str, str]:
+        """Where mean and inverse deviation are: operands, or states of the call."""
+        made = self.epsilon is not None
+        return ("mean", "inverse") if made else ("saved_mean", "saved_inverse_variance")
 
     @cached_property
     def operands(self) -> Mapping[str, Operand]:
         """Data, its gradient, vectors, results."""
         vector = Operand((self.shape[1],), ACCUMULATOR[self.dtype], _PER_CHANNEL)
         tensor = Operand(self.shape, self.dtype, _CUT)
-        saved = ("saved_mean", "saved_inverse_variance")
+        saved = self.saved if self.epsilon is None else ()
         return {
             name: tensor if name in ("x", "dy", "dx") else vector
             for name in ("x", "dy", "scale", *saved, *self.results)
@@ -285,6 +303,15 @@ class BatchNormalizationGradient(_PerChannel):
         results = self.results[0 if not self.beta else 1 :]
         return tuple(name for name in self.operands if name not in results)
 
+    def touched(self, name: str) -> range:
+        """X in all sweeps, the sums' results in the last but one, dx and scale in the last."""
+        last = self.sweeps - 1
+        if name in ("dscale", "dbias"):
+            return range(last - 1, last)
+        if name in ("scale", "dx"):
+            return range(last, last + 1)
+        return range(last + 1) if name == "x" else range(last - 1, last + 1)
+
     def launches(
         self,
         piece: Piece,
@@ -293,35 +320,48 @@ class BatchNormalizationGradient(_PerChannel):
         orders: Mapping[str, str],
         accumulation: Accumulation = ALONE,
     ) -> tuple[tuple[Launch, ...], Mapping[str, Buffer]]:
-        """Add up the sums of a piece, or make its gradient."""
+        """Merge the moments of a piece, or add up its sums, or make its gradient."""
         build = Builder(self, piece, layout, orders, accumulation)
         build.accumulating = False
         shape, channels = self.piece_shape(piece), piece.c_y[1] - piece.c_y[0]
+        vectors = ACCUMULATOR[self.dtype]
+        if self.epsilon is not None:
+            for name in self.saved:
+                build.state(name, (channels,), vectors)
+        if piece.sweep == self.sweeps - 3:
+            gather = Moments(shape, self.dtype)
+            state = self.add_up(build, "moments", gather, MergeMoments(channels), ("x",))
+            if accumulation.last:
+                for name, what in zip(self.saved, ("mean", "inverse_deviation"), strict=True):
+                    epsilon = self.epsilon or 0.0
+                    made = MomentsResult(channels, what, vectors, epsilon)
+                    build.launch(made, (state, ""), name)
+            return build.built()
         order = build.buffers["x"].order
         tensors = ("x", build.in_order("dy", order))
-        saved = ("saved_mean", "saved_inverse_variance")
-        if piece.sweep == 0:
-            gather = NormaliseSums(shape, self.dtype)
-            state = self.add_up(build, gather, AddStates((2, channels)), (*tensors, *saved))
+        if piece.sweep == self.sweeps - 2:
+            sums = NormaliseSums(shape, self.dtype)
+            inputs = (*tensors, *self.saved)
+            state = self.add_up(build, "sums", sums, AddStates((2, channels)), inputs)
             if accumulation.last:
                 for row, name in ((1, "dscale"), (0, "dbias")):
-                    made = StateRow(2, channels, row, ACCUMULATOR[self.dtype])
-                    build.launch(made, (state,), name)
+                    build.launch(StateRow(2, channels, row, vectors), (state,), name)
             return build.built()
-        state = build.state("statistics", (2, channels), "float64")
+        state = build.state("sums", (2, channels), "float64")
         operation = NormaliseBackward(shape, self.dtype, self.elements)
-        self.make(build, operation, (*tensors, "scale", *saved, state), order)
+        self.make(build, operation, (*tensors, "scale", *self.saved, state), order)
         return build.built()
 
     def expected(self, piece: Piece, read: Read) -> Mapping[str, tuple[Array, Array]]:
         """Sums over the whole batch."""
-        mean, inverse, scale = (
-            float(read(name, (piece.c_y,))[0])
-            for name in ("saved_mean", "saved_inverse_variance", "scale")
-        )
-        pairs = list(
-            zip(self.images("x", piece, read), self.images("dy", piece, read), strict=True)
-        )
+        images = self.images("x", piece, read)
+        scale = float(read("scale", (piece.c_y,))[0])
+        if self.epsilon is not None:
+            mean, variance = moments_of(images)
+            inverse = 1 / math.sqrt(variance + self.epsilon)
+        else:
+            mean, inverse = (float(read(name, (piece.c_y,))[0]) for name in self.saved)
+        pairs = list(zip(images, self.images("dy", piece, read), strict=True))
         dbias = sum(float(dy.sum()) for _, dy in pairs)
         dscale = sum(float((dy * (x - mean)).sum()) for x, dy in pairs) * inverse
         size_b = sum(float(np.abs(dy).sum()) for _, dy in pairs)

@@ -133,7 +133,7 @@ class SoftmaxGradient(SoftmaxCall):
 
 @dataclass(frozen=True)
 class Addition(PerSite):
-    """y = alpha * b + beta * y, b broadcast, in place on y or, `apart`, from an x that stays.
+    """alpha_b * b + alpha_y * y, b broadcast, in place on y or, `apart`, into another tensor.
 
     The coefficients are the operation's own: in place, y is read because beta is not 0.
     """
@@ -142,30 +142,29 @@ class Addition(PerSite):
     b_shape: Shape
     dtype: str
     alpha_b: float = 1.0
-    alpha_x: float = 1.0
+    alpha_y: float = 1.0
     apart: bool = False
 
+    lead = "y"
+
     @property
-    def lead(self) -> str:  # type: ignore[override]
-        """X, or y where it is in place."""
-        return "x" if self.apart else "y"
+    def results(self) -> tuple[str, ...]:  # type: ignore[override]
+        """Y itself, or what is written apart from it."""
+        return ("out",) if self.apart else ("y",)
 
     @cached_property
     def takes(self) -> tuple[str, ...]:  # type: ignore[override]
-        """What is added to, and b."""
-        if self.alpha_x == 0:
-            return ("", "b")
-        return ("x" if self.apart else "y", "b")
+        """Y and b; y is absent where its factor is 0."""
+        return ("y" if self.alpha_y else "", "b")
 
     @cached_property
     def operands(self) -> Mapping[str, Operand]:
-        """B, x, y."""
+        """B, y, and the result that is apart from y."""
         extents = zip(("n", "c_y", "h_y"), self.b_shape, strict=False)
         axes = frozenset(axis for axis, extent in extents if extent > 1)
-        found = {"b": Operand(self.b_shape, self.dtype, axes)}
-        if self.apart:
-            found["x"] = Operand(self.shape, self.dtype, _CUT)
-        return {**found, "y": Operand(self.shape, self.dtype, _CUT)}
+        whole = Operand(self.shape, self.dtype, _CUT)
+        found = {"b": Operand(self.b_shape, self.dtype, axes), "y": whole}
+        return {**found, "out": whole} if self.apart else found
 
     @cached_property
     def loaded(self) -> tuple[str, ...]:
@@ -173,7 +172,7 @@ class Addition(PerSite):
         return tuple(name for name in self.operands if name in self.takes)
 
     def region(self, name: str, piece: Piece) -> Region:
-        """The same for x and y; of b, all of what is broadcast."""
+        """The same for all but b; of b, all of what is broadcast."""
         region = super().region(name, piece)
         if name != "b":
             return region
@@ -186,14 +185,14 @@ class Addition(PerSite):
         """The same on fewer elements."""
         b_shape = tuple(stop - start for start, stop in self.region("b", piece))
         return OpTensor(
-            self.piece_shape(piece), b_shape, self.dtype, "add", self.alpha_x, self.alpha_b
+            self.piece_shape(piece), b_shape, self.dtype, "add", self.alpha_y, self.alpha_b
         )
 
     def compare(self, operation: Launchable, inputs: list[Array]) -> tuple[Array, Array]:
         """The sum of absolute values."""
         x, b = inputs if len(inputs) > 1 else (np.zeros(1), inputs[0])
         value = operation.reference(x, b)  # type: ignore[attr-defined]
-        return value, np.abs(self.alpha_x * x) + np.abs(self.alpha_b * b)
+        return value, np.abs(self.alpha_y * x) + np.abs(self.alpha_b * b)
 
     def rounding(self) -> Rounding:
         """One sum."""

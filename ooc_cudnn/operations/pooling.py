@@ -80,8 +80,11 @@ class Pooling:
         padding: object = 0,
         stride: object = None,
         dtype: str = "float32",
+        prefix: str = "",
     ) -> Pooling:
         """Check a user's arguments and return the pooling they describe; stride None is window.
+
+        `prefix` is what the user's names of padding and stride begin with.
 
         Raises
         ------
@@ -94,14 +97,16 @@ class Pooling:
         if not isinstance(mode, str) or mode not in MODES:
             raise ValueError(f"mode must be one of {', '.join(MODES)}, not {mode!r}")
         sizes = per_axis(window, axes, name="window", least=1)
-        pairs = padding_pairs(padding, axes)
+        pairs = padding_pairs(padding, axes, name=f"{prefix}padding")
         for size, pair in zip(sizes, pairs, strict=True):
             if max(pair) >= size:
                 raise ValueError(
-                    f"padding must be smaller than the window on every axis, so that each window "
-                    f"sees x; padding={padding!r} with window={window!r}"
+                    f"{prefix}padding must be smaller than the window on every axis, so that each "
+                    f"window sees x; {prefix}padding={padding!r} with window={window!r}"
                 )
-        strides = sizes if stride is None else per_axis(stride, axes, name="stride", least=1)
+        strides = sizes
+        if stride is not None:
+            strides = per_axis(stride, axes, name=f"{prefix}stride", least=1)
         made = cls(tuple(x_shape), sizes, strides, pairs, mode, dtype)
         if min(made.output_shape) < 1:
             raise ValueError(
