@@ -224,8 +224,9 @@ class Split:
         self.kept = {name: lay(name, array) for name, array in call.copies().items()}
         description = describe(call, self.kept)
         arrays = dict(description.arrays)
+        known = {**arrays, **description.beside, **description.updated}
         specs = {
-            name: TensorSpec(tuple(a.shape), a.dtype.name, "pageable") for name, a in arrays.items()
+            name: TensorSpec(tuple(a.shape), a.dtype.name, "pageable") for name, a in known.items()
         }
         self.splittable = description.build(specs, current())
         self.results = {}
