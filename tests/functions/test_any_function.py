@@ -303,7 +303,8 @@ def broken(monkeypatch, name, change):
 
     def run(self, launch, views, workspace, stream):
         real(self, launch, views, workspace, stream)
-        if launch.output == name:
+        # add_tensor calls its result "out" inside where y is an operand of its own.
+        if launch.output in (name, "out"):
             change(host._array(views[launch.output]))
 
     monkeypatch.setattr(HostDevice, "run", run)
