@@ -54,9 +54,9 @@ class ConvolutionBackwardData:
         n, groups = forward.x_shape[0], forward.groups
         padded = [e + a + b for e, (a, b) in zip(forward.x_shape[2:], forward.padding, strict=True)]
         dx = np.zeros((n, groups, forward.w_shape[1], *padded))
-        dy = dy.reshape(n, groups, -1, *dy.shape[2:])
-        w = w.reshape(groups, -1, *w.shape[1:])
         if 0 not in dy.shape:
+            dy = dy.reshape(n, groups, -1, *dy.shape[2:])
+            w = w.reshape(groups, -1, *w.shape[1:])
             for tap, window in _taps(forward, dy.shape[3:]):
                 dx[window] += np.einsum("ngk...,gkc->ngc...", dy, w[tap])
         inside: tuple[Any, ...] = tuple(
@@ -101,14 +101,14 @@ class ConvolutionBackwardFilter:
         """Correlate x with dy at every tap of the window, in float64."""
         x, dy = (array.astype(np.float64) for array in inputs)
         forward = self.forward
+        if 0 in dy.shape:
+            return np.zeros(forward.w_shape)
         x = np.pad(x, ((0, 0), (0, 0), *forward.padding))
         n, groups = x.shape[0], forward.groups
         x = x.reshape(n, groups, -1, *x.shape[2:])
         dy = dy.reshape(n, groups, -1, *dy.shape[2:])
         dw = np.zeros((groups, dy.shape[2], *forward.w_shape[1:]))
         sites = dy.shape[3:]
-        if 0 in dy.shape:
-            return dw.reshape(forward.w_shape)
         flat = dy.reshape(n, groups, dy.shape[2], -1)
         for tap, window in _taps(forward, sites):
             seen = x[window].reshape(n, groups, x.shape[2], -1)
