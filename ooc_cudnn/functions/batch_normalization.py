@@ -88,7 +88,7 @@ def batch_normalization_forward_training(
         x, scale, bias, running_mean, running_variance, exponential_average_factor, epsilon,
         alpha, beta,
     )  # fmt: skip
-    return call(description, _first_of_three(out))
+    return call(description, out)
 
 
 def describe_forward_training(
@@ -278,7 +278,7 @@ def batch_normalization_backward(
     description = describe_backward(
         x, dy, scale, saved_mean, saved_inverse_variance, epsilon, alpha, beta
     )
-    return call(description, _first_of_three(out))
+    return call(description, out)
 
 
 def describe_backward(
@@ -338,11 +338,6 @@ DESCRIBED: dict[str, tuple[Callable[..., Any], Callable[..., Description]]] = {
     ),
     "batch_normalization_backward": (batch_normalization_backward, describe_backward),
 }
-
-
-def _first_of_three(out: Any) -> Any:
-    """A single array is where the first of three results goes."""
-    return out if out is None or isinstance(out, tuple | list) else (out, None, None)
 
 
 def _epsilon(value: Any) -> float:

@@ -132,7 +132,7 @@ def _planned(
     limit: int | float | None = settings.memory_limit
     if memory_limit is not None:
         limit = parse_limit(memory_limit, name="memory_limit")
-    description, specs, aligned = _describe(function, arguments, settings)
+    description, specs, aligned = _describe(function, arguments, out, settings)
     outs = {}
     for name, array in given_results(description, out).items():
         given = name if name in description.updated else "out"
@@ -152,7 +152,7 @@ def _planned(
 
 
 def _describe(
-    function: str, arguments: Mapping[str, Any], settings: Settings
+    function: str, arguments: Mapping[str, Any], out: Any, settings: Settings
 ) -> tuple[Description, dict[str, TensorSpec], dict[str, bool]]:
     """Bind the arguments as the function would; its operands as specs, and whether aligned."""
     if function not in FUNCTIONS:
@@ -166,6 +166,10 @@ def _describe(
         raise TypeError(f"{function}: {error}") from None
     bound.apply_defaults()
     del bound.arguments["out"]
+    # Where `out` shapes the call: its shape is the result's, or nothing is done in place.
+    shaped_by_out = {"_out": out, "_apart": out is not None}
+    taken = inspect.signature(describe).parameters
+    bound.arguments.update({n: value for n, value in shaped_by_out.items() if n in taken})
     described = describe(**bound.arguments)
     specs, aligned = {}, {}
     for name, operand in described.arrays.items():

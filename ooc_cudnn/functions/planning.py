@@ -145,6 +145,8 @@ def given_results(description: Description, out: Any) -> dict[str, Any]:
         outs = (out,)
     elif isinstance(out, tuple | list) and len(out) == len(names):
         outs = tuple(out)
+    elif out is not None and description.scaled == names[:1]:
+        outs = (out, *outs[1:])  # of one tensor and vectors beside it, the tensor
     elif out is not None:
         raise TypeError(f"out must be a tuple ({', '.join(names)}), with None where none is given")
     given = {name: array for name, array in zip(names, outs, strict=True) if array is not None}

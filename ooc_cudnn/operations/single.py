@@ -19,7 +19,6 @@ from ooc_cudnn.operations.splittable import (
     Read,
     Region,
     Splittable,
-    random_range,
 )
 from ooc_cudnn.operations.window import Range
 from ooc_cudnn.tensor import ACCUMULATOR
@@ -97,13 +96,19 @@ class Single(Splittable):
 
     def patch(self, random: np.random.Generator) -> Piece:
         """A few of everything that may be cut, all of what is summed over."""
-        whole: Split = self.extents
+        whole = self.extents
+        sizes = {
+            axis: PATCH[axis]
+            if self.may_cut(axis) and axis not in self.reduced
+            else getattr(whole, axis)
+            for axis in PATCH
+        }
+        if not self.is_legal(Split(**sizes)):  # several groups of channels beside cut ones
+            sizes |= {axis: 1 for axis in ("c_y", "c_x") if axis not in self.reduced}
 
         def chosen(axis: str) -> Range:
-            extent = int(getattr(whole, axis))
-            if self.may_cut(axis) and axis not in self.reduced:
-                return random_range(random, extent, PATCH[axis])
-            return 0, extent
+            cut = self.axis_ranges(axis, sizes[axis])
+            return cut[int(random.integers(len(cut)))]
 
         return Piece(chosen("n"), chosen("c_y"), chosen("h_y"), chosen("c_x"))
 

@@ -145,7 +145,7 @@ def _with_workspace(plan: Plan, workspace_bytes: int, algorithms: tuple[str, ...
 
 def _search(request: Request, reserved_bytes: int, split: Split | None) -> Plan | None:
     """Search each layout and return the plan of the fastest; None if nothing fits."""
-    best: tuple[str, Split, Priced] | None = None
+    best: tuple[str, Split, Priced, float] | None = None
     alternatives: list[Alternative] = []
     for layout in request.layouts:
         problem = SplitProblem(request, layout, reserved_bytes)
@@ -155,14 +155,14 @@ def _search(request: Request, reserved_bytes: int, split: Split | None) -> Plan 
             continue
         priced = problem.priced[found]
         alternatives += [
-            Alternative(other, layout, price.seconds, price.memory_bytes)
+            Alternative(other, layout, problem.seconds(other), price.memory_bytes)
             for other, price in ((found, priced.price), *others)
         ]
         if best is None or priced.price.seconds < best[2].price.seconds * (1 - 1e-9):
-            best = layout, found, priced
+            best = layout, found, priced, problem.seconds(found)
     if best is None:
         return None
-    layout, found, priced = best
+    layout, found, priced, seconds = best
     alternatives.sort(key=lambda other: (other.seconds, other.device_bytes))
     cost = priced.cost
     return Plan(
@@ -183,7 +183,7 @@ def _search(request: Request, reserved_bytes: int, split: Split | None) -> Plan 
         copy_in_seconds=cost.copy_in_seconds,
         compute_seconds=cost.compute_seconds,
         copy_out_seconds=cost.copy_out_seconds,
-        seconds=priced.price.seconds,
+        seconds=seconds,
         binding_stage=binding_stage(cost, request.machine.transfer),
         overlap=request.overlap,
         machine=request.machine.name,

@@ -138,6 +138,13 @@ class SplitProblem:
             self.priced[split] = best
         return self.priced[split].price
 
+    def seconds(self, split: Split) -> float:
+        """Predicted seconds of a split that was priced, its steps overlapped or one by one."""
+        priced = self.priced[split]
+        if self.request.overlap:
+            return priced.price.seconds
+        return closed_form(priced.cost, self.request.machine.transfer, overlap=False)
+
 
 class Counted(PieceClasses):
     """One split, counted: buffers, bytes and work."""
@@ -290,7 +297,8 @@ class Counted(PieceClasses):
             min(first_in, copy_in), min(self.first_compute, self.compute_seconds),
             min(self.last_compute, self.compute_seconds), last_out,
         )  # fmt: skip
-        overlap = request.overlap and depth > 1
+        # Without overlap the same steps run, so the split is that of the overlapped call.
+        overlap = depth > 1
         return Priced(
             self._price(sum(count for _, count in memory), cost, overlap),
             tuple(rings), cost, tuple(memory), bytes_in, bytes_out,
