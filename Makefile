@@ -31,7 +31,7 @@ demo: $(VENV)/ready-plot ## convolution + bias + ReLU on an image larger than th
 	@$(BIN)/ooc-cudnn demo $(ARGS)
 
 test: $(VENV)/ready-dev $(VENV)/ready-torch ## all tests that this machine can run
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
 
 gpu-test: $(VENV)/ready-dev $(VENV)/ready-torch ## the tests that need a card, and only they
 	@$(BIN)/python -m pytest -m gpu $(ARGS)

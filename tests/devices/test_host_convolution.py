@@ -69,7 +69,7 @@ def test_float64_and_half_types(random):
 
 def test_no_rows_of_x_give_zeros():
     operation = Convolution.of((2, 1, 4, 3), (1, 1, 2, 1), padding=((2, 0), 0)).on_piece(
-        2, Convolution.of((2, 1, 4, 3), (1, 1, 2, 1), padding=((2, 0), 0)).input_rows((0, 1))
+        2, Convolution.of((2, 1, 4, 3), (1, 1, 2, 1), padding=((2, 0), 0)).input_rows((0, 1)), 1
     )
     assert operation.x_shape[2] == 0
     y = np.full(operation.output_shape, np.nan, "f4")
