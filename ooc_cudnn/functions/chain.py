@@ -9,7 +9,7 @@ from ooc_cudnn import operations as public
 from ooc_cudnn.functions.arguments import channel_vector, remember, scalar, shape_of
 from ooc_cudnn.functions.call import call
 from ooc_cudnn.functions.planning import Description
-from ooc_cudnn.operations.applied import Applied, Flow
+from ooc_cudnn.operations.applied import Applied, Incoming
 from ooc_cudnn.operations.base import Operation, numbered
 from ooc_cudnn.operations.chain import Chain
 from ooc_cudnn.settings_table import Settings
@@ -103,7 +103,7 @@ def describe_chain_forward(x: Any, operations: Any, alpha: Any, beta: Any) -> De
         for at, operation in enumerate(applied):
             given = tuple(specs[name] for name in names[at])
             try:
-                made.append(operation.bind(Flow(shape, dtype, settings), given))
+                made.append(operation.bind(Incoming(shape, dtype, settings), given))
             except (ValueError, TypeError) as error:
                 raise type(error)(_where(applied, at, shape) + str(error)) from None
             shape = made[-1].output_shape

@@ -18,7 +18,7 @@ from ooc_cudnn.settings_table import Settings
 from ooc_cudnn.tensor import ACCUMULATOR, TensorSpec
 
 
-class Flow(NamedTuple):
+class Incoming(NamedTuple):
     """The tensor that flows into an operation, and the settings in force."""
 
     shape: Shape
@@ -41,13 +41,13 @@ class Applied(Protocol):
     def arguments(self) -> tuple[Any, ...]:
         """Everything else that shapes it."""
 
-    def bind(self, flow: Flow, specs: tuple[TensorSpec, ...]) -> Operation:
+    def bind(self, incoming: Incoming, specs: tuple[TensorSpec, ...]) -> Operation:
         """Describe it, applied to a tensor; raises on what does not fit."""
 
 
-def _same_dtype(flow: Flow, name: str, spec: TensorSpec) -> None:
-    if spec.dtype != flow.dtype:
-        raise TypeError(f"{name} must be {flow.dtype} like x, not {spec.dtype}")
+def _same_dtype(incoming: Incoming, name: str, spec: TensorSpec) -> None:
+    if spec.dtype != incoming.dtype:
+        raise TypeError(f"{name} must be {incoming.dtype} like x, not {spec.dtype}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,20 +82,20 @@ class Convolution:
         """Its geometry."""
         return ("convolution", self.padding, self.stride, self.dilation, self.groups)
 
-    def bind(self, flow: Flow, specs: tuple[TensorSpec, ...]) -> Operation:
+    def bind(self, incoming: Incoming, specs: tuple[TensorSpec, ...]) -> Operation:
         """The convolution of a tensor."""
         (w,) = specs
-        _same_dtype(flow, "w", w)
+        _same_dtype(incoming, "w", w)
         return convolution.Convolution.of(
-            flow.shape,
+            incoming.shape,
             w.shape,
             padding=self.padding,
             stride=self.stride,
             dilation=self.dilation,
             groups=self.groups,
-            dtype=flow.dtype,
-            allow_tf32=flow.settings.allow_tf32,
-            deterministic=flow.settings.deterministic,
+            dtype=incoming.dtype,
+            allow_tf32=incoming.settings.allow_tf32,
+            deterministic=incoming.settings.deterministic,
         )
 
 
@@ -124,10 +124,10 @@ class Activation:
         """Its mode."""
         return ("activation", self.mode, self.coef)
 
-    def bind(self, flow: Flow, specs: tuple[TensorSpec, ...]) -> Operation:
+    def bind(self, incoming: Incoming, specs: tuple[TensorSpec, ...]) -> Operation:
         """The activation of a tensor."""
         mode, coef = activation.check_mode(self.mode, self.coef)
-        return activation.Activation(flow.shape, mode, coef, flow.dtype)
+        return activation.Activation(incoming.shape, mode, coef, incoming.dtype)
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,15 +154,15 @@ class Pooling:
         """Its geometry."""
         return ("pooling", self.window, self.mode, self.padding, self.stride)
 
-    def bind(self, flow: Flow, specs: tuple[TensorSpec, ...]) -> Operation:
+    def bind(self, incoming: Incoming, specs: tuple[TensorSpec, ...]) -> Operation:
         """The pooling of a tensor."""
         return pooling.Pooling.of(
-            flow.shape,
+            incoming.shape,
             window=self.window,
             mode=self.mode,
             padding=self.padding,
             stride=self.stride,
-            dtype=flow.dtype,
+            dtype=incoming.dtype,
         )
 
 
@@ -209,13 +209,13 @@ class OpTensor:
         """The operation and its coefficients."""
         return ("op_tensor", self.op, self.alpha_a, self.alpha_b)
 
-    def bind(self, flow: Flow, specs: tuple[TensorSpec, ...]) -> Operation:
+    def bind(self, incoming: Incoming, specs: tuple[TensorSpec, ...]) -> Operation:
         """The operation on a tensor."""
         (b,) = specs
-        _same_dtype(flow, "b", b)
-        _broadcasts(b.shape, flow.shape)
+        _same_dtype(incoming, "b", b)
+        _broadcasts(b.shape, incoming.shape)
         return op_tensor.OpTensor(
-            flow.shape, b.shape, flow.dtype, self.op, self.alpha_a, self.alpha_b
+            incoming.shape, b.shape, incoming.dtype, self.op, self.alpha_a, self.alpha_b
         )
 
 
@@ -240,14 +240,14 @@ class AddTensor:
         """None."""
         return ("add_tensor",)
 
-    def bind(self, flow: Flow, specs: tuple[TensorSpec, ...]) -> Operation:
+    def bind(self, incoming: Incoming, specs: tuple[TensorSpec, ...]) -> Operation:
         """A bias, if there is one value per channel; else the sum of two tensors."""
         (b,) = specs
-        _same_dtype(flow, "b", b)
-        if b.shape == (flow.shape[1],):
-            return bias.AddTensor(flow.shape, flow.dtype)
-        _broadcasts(b.shape, flow.shape)
-        return op_tensor.OpTensor(flow.shape, b.shape, flow.dtype)
+        _same_dtype(incoming, "b", b)
+        if b.shape == (incoming.shape[1],):
+            return bias.AddTensor(incoming.shape, incoming.dtype)
+        _broadcasts(b.shape, incoming.shape)
+        return op_tensor.OpTensor(incoming.shape, b.shape, incoming.dtype)
 
 
 @dataclass(frozen=True, eq=False)
@@ -275,17 +275,17 @@ class BatchNormalization:
         """What is added to the variance."""
         return ("batch_normalization", self.epsilon)
 
-    def bind(self, flow: Flow, specs: tuple[TensorSpec, ...]) -> Operation:
+    def bind(self, incoming: Incoming, specs: tuple[TensorSpec, ...]) -> Operation:
         """The normalisation of a tensor."""
-        made = Normalise(flow.shape, flow.dtype, float(self.epsilon))
+        made = Normalise(incoming.shape, incoming.dtype, float(self.epsilon))
         for parameter, spec in zip(made.parameters, specs, strict=True):
             if spec.shape != parameter.shape:
                 raise ValueError(
                     f"{parameter.name} must have shape {parameter.shape}, not {spec.shape}"
                 )
-            if spec.dtype != ACCUMULATOR[flow.dtype]:
+            if spec.dtype != ACCUMULATOR[incoming.dtype]:
                 raise TypeError(
-                    f"{parameter.name} must be {ACCUMULATOR[flow.dtype]}, not {spec.dtype}"
+                    f"{parameter.name} must be {ACCUMULATOR[incoming.dtype]}, not {spec.dtype}"
                 )
         return made
 
