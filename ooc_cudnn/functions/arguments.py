@@ -60,6 +60,13 @@ def check_dtype(specs: Mapping[str, TensorSpec], like: str, *names: str) -> str:
     return dtype
 
 
+def check_rank(specs: Mapping[str, TensorSpec], name: str) -> None:
+    """Check that an operand has the axes n and c, and up to three spatial ones."""
+    shape = specs[name].shape
+    if len(shape) not in (2, 3, 4, 5):
+        raise ValueError(f"{name} must have shape (n, c, up to 3 spatial axes), not {shape}")
+
+
 def check_shape(
     specs: Mapping[str, TensorSpec], name: str, shape: tuple[int, ...], why: str
 ) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from ooc_cudnn.functions.arguments import (
     channel_vector,
     check_dtype,
+    check_rank,
     check_shape,
     check_vector,
     remember,
@@ -349,7 +350,6 @@ def _epsilon(value: Any) -> float:
 
 def _check(specs: Mapping[str, TensorSpec], *vectors: str) -> None:
     x = specs["x"]
-    if len(x.shape) not in (2, 3, 4, 5):
-        raise ValueError(f"x must have shape (n, c, up to 3 spatial axes), not {x.shape}")
+    check_rank(specs, "x")
     for name in vectors:
         check_vector(specs, name, x.shape[1], ACCUMULATOR[x.dtype], "x")

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ooc_cudnn.functions.arguments import check_dtype, check_shape, remember, scalar, shape_of
+from ooc_cudnn.functions.arguments import (
+    check_dtype,
+    check_rank,
+    check_shape,
+    remember,
+    scalar,
+    shape_of,
+)
 from ooc_cudnn.functions.call import call
 from ooc_cudnn.functions.planning import Description
 from ooc_cudnn.operations.activation import Activation, check_mode
@@ -71,7 +78,7 @@ def describe_add_tensor(b: Any, y: Any, alpha: Any, beta: Any, _apart: bool = Fa
 
     def build(specs: Mapping[str, TensorSpec], settings: Settings) -> Addition:
         y, b = specs["y"], specs["b"]
-        _check_rank(y, "y")
+        check_rank(specs, "y")
         fits = len(b.shape) == len(y.shape) and all(
             own in (1, extent) for own, extent in zip(b.shape, y.shape, strict=True)
         )
@@ -151,7 +158,7 @@ def describe_activation_forward(x: Any, mode: Any, coef: Any, alpha: Any, beta: 
 
     def build(specs: Mapping[str, TensorSpec], settings: Settings) -> Chain:
         x = specs["x"]
-        _check_rank(x, "x")
+        check_rank(specs, "x")
         return Chain((Activation(x.shape, mode, coef, x.dtype),), x.dtype, alpha, beta)
 
     return Description(
@@ -225,7 +232,7 @@ def describe_activation_backward(
 
     def build(specs: Mapping[str, TensorSpec], settings: Settings) -> ActivationGradient:
         y = specs["y"]
-        _check_rank(y, "y")
+        check_rank(specs, "y")
         for name in arrays:
             check_shape(specs, name, y.shape, "that of y")
             check_dtype(specs, "y", name)
@@ -247,8 +254,3 @@ DESCRIBED: dict[str, tuple[Callable[..., Any], Callable[..., Description]]] = {
     "activation_forward": (activation_forward, describe_activation_forward),
     "activation_backward": (activation_backward, describe_activation_backward),
 }
-
-
-def _check_rank(spec: TensorSpec, name: str) -> None:
-    if len(spec.shape) not in (2, 3, 4, 5):
-        raise ValueError(f"{name} must have shape (n, c, up to 3 spatial axes), not {spec.shape}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ooc_cudnn.functions.arguments import check_dtype, check_shape, remember, scalar
+from ooc_cudnn.functions.arguments import check_dtype, check_rank, check_shape, remember, scalar
 from ooc_cudnn.functions.call import call
 from ooc_cudnn.functions.planning import Description
 from ooc_cudnn.operations.image_softmax import ImageSoftmaxCall, ImageSoftmaxGradient
@@ -78,7 +78,7 @@ def describe_softmax_forward(
 
     def build(specs: Mapping[str, TensorSpec], settings: Settings) -> Splittable:
         x = specs["x"]
-        _check_rank(x, "x")
+        check_rank(specs, "x")
         return kind(x.shape, algorithm, x.dtype, alpha, beta)
 
     return Description(
@@ -145,7 +145,7 @@ def describe_softmax_backward(
 
     def build(specs: Mapping[str, TensorSpec], settings: Settings) -> Splittable:
         y = specs["y"]
-        _check_rank(y, "y")
+        check_rank(specs, "y")
         check_shape(specs, "dy", y.shape, "that of y")
         check_dtype(specs, "y", "dy")
         return kind(y.shape, algorithm, y.dtype, alpha, beta)
@@ -164,8 +164,3 @@ def _check(algorithm: Any, mode: Any) -> None:
     for name, value, allowed in (("algorithm", algorithm, ALGORITHMS), ("mode", mode, MODES)):
         if not isinstance(value, str) or value not in allowed:
             raise ValueError(f"{name} must be one of {', '.join(allowed)}, not {value!r}")
-
-
-def _check_rank(spec: TensorSpec, name: str) -> None:
-    if len(spec.shape) not in (2, 3, 4, 5):
-        raise ValueError(f"{name} must have shape (n, c, up to 3 spatial axes), not {spec.shape}")
