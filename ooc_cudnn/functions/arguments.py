@@ -51,6 +51,17 @@ def channel_vector(vector: Any, name: str, ndim: int) -> Any:
     return vector
 
 
+def wide_vector(vector: Any, ndim: int) -> Any:
+    """Shape one value per channel, (c,), as (1, c, 1...), to be broadcast; others stay."""
+    shape = shape_of(vector)
+    if len(shape) != 1 or ndim < 2:
+        return vector
+    wide = (1, shape[0], *[1] * (ndim - 2))
+    if isinstance(vector, TensorSpec):
+        return TensorSpec(wide, vector.dtype, vector.placement)
+    return vector.reshape(wide)
+
+
 def check_dtype(specs: Mapping[str, TensorSpec], like: str, *names: str) -> str:
     """Check that operands have the dtype of `like`; return it."""
     dtype = specs[like].dtype

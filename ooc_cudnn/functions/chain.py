@@ -6,7 +6,13 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ooc_cudnn import operations as public
-from ooc_cudnn.functions.arguments import channel_vector, remember, scalar, shape_of
+from ooc_cudnn.functions.arguments import (
+    channel_vector,
+    remember,
+    scalar,
+    shape_of,
+    wide_vector,
+)
 from ooc_cudnn.functions.call import call
 from ooc_cudnn.functions.planning import Description
 from ooc_cudnn.operations.applied import Applied, Incoming
@@ -130,12 +136,7 @@ def _flat(operation: Applied, array: Any, axes: int) -> Any:
         is_vector and isinstance(operation, public.AddTensor)
     ):
         return channel_vector(array, "a channel vector", axes)
-    if isinstance(operation, public.OpTensor) and len(shape) == 1:
-        wide = (1, shape[0], *[1] * (axes - 2))
-        if isinstance(array, TensorSpec):
-            return TensorSpec(wide, array.dtype, array.placement)
-        return array.reshape(wide)
-    return array
+    return wide_vector(array, axes) if isinstance(operation, public.OpTensor) else array
 
 
 DESCRIBED: dict[str, tuple[Callable[..., Any], Callable[..., Description]]] = {

@@ -12,12 +12,14 @@ from ooc_cudnn.functions.arguments import (
     remember,
     scalar,
     shape_of,
+    wide_vector,
 )
 from ooc_cudnn.functions.call import call
 from ooc_cudnn.functions.planning import Description
 from ooc_cudnn.operations.activation import Activation, check_mode
 from ooc_cudnn.operations.activation_backward import needs_x
 from ooc_cudnn.operations.chain import Chain
+from ooc_cudnn.operations.op_tensor import check_broadcast
 from ooc_cudnn.operations.per_site import ActivationGradient, Addition
 from ooc_cudnn.settings_table import Settings
 from ooc_cudnn.tensor import TensorSpec
@@ -68,25 +70,12 @@ def add_tensor(b: Any, y: Any, *, alpha: float = 1.0, beta: float = 1.0, out: An
 def describe_add_tensor(b: Any, y: Any, alpha: Any, beta: Any, _apart: bool = False) -> Description:
     """Describe an `add_tensor`, to be run or planned."""
     alpha, beta = scalar(alpha, "alpha"), scalar(beta, "beta")
-    b_shape, axes = shape_of(b), len(shape_of(y))
-    if len(b_shape) == 1 and axes > 1:
-        b_shape = (1, b_shape[0], *[1] * (axes - 2))
-        if isinstance(b, TensorSpec):
-            b = TensorSpec(b_shape, b.dtype, b.placement)
-        else:
-            b = b.reshape(b_shape)
+    b = wide_vector(b, len(shape_of(y)))
 
     def build(specs: Mapping[str, TensorSpec], settings: Settings) -> Addition:
         y, b = specs["y"], specs["b"]
         check_rank(specs, "y")
-        fits = len(b.shape) == len(y.shape) and all(
-            own in (1, extent) for own, extent in zip(b.shape, y.shape, strict=True)
-        )
-        if not fits:
-            raise ValueError(
-                f"b must have the shape of y, {y.shape}, with any extent 1, or shape "
-                f"({y.shape[1]},), not {b.shape}"
-            )
+        check_broadcast(b.shape, y.shape, "y")
         check_dtype({"y": y, "b": b}, "y", "b")
         return Addition(y.shape, b.shape, y.dtype, alpha, beta, apart=_apart)
 

@@ -213,7 +213,7 @@ class OpTensor:
         """The operation on a tensor."""
         (b,) = specs
         _same_dtype(incoming, "b", b)
-        _broadcasts(b.shape, incoming.shape)
+        op_tensor.check_broadcast(b.shape, incoming.shape, "what it meets")
         return op_tensor.OpTensor(
             incoming.shape, b.shape, incoming.dtype, self.op, self.alpha_a, self.alpha_b
         )
@@ -246,7 +246,7 @@ class AddTensor:
         _same_dtype(incoming, "b", b)
         if b.shape == (incoming.shape[1],):
             return bias.AddTensor(incoming.shape, incoming.dtype)
-        _broadcasts(b.shape, incoming.shape)
+        op_tensor.check_broadcast(b.shape, incoming.shape, "what it meets")
         return op_tensor.OpTensor(incoming.shape, b.shape, incoming.dtype)
 
 
@@ -288,14 +288,3 @@ class BatchNormalization:
                     f"{parameter.name} must be {ACCUMULATOR[incoming.dtype]}, not {spec.dtype}"
                 )
         return made
-
-
-def _broadcasts(shape: Shape, whole: Shape) -> None:
-    fits = len(shape) == len(whole) and all(
-        own in (1, extent) for own, extent in zip(shape, whole, strict=True)
-    )
-    if not fits:
-        raise ValueError(
-            f"b must have the shape of what it meets, {whole}, with any extent 1, or shape "
-            f"({whole[1]},), not {shape}"
-        )

@@ -10,7 +10,7 @@ import numpy as np
 from ooc_cudnn.operations.base import Array, Shape
 from ooc_cudnn.operations.batch_normalization import AddStates
 from ooc_cudnn.operations.builder import Builder
-from ooc_cudnn.operations.per_site import PerSite
+from ooc_cudnn.operations.per_site import PerSite, softmax_backward_size, softmax_size
 from ooc_cudnn.operations.softmax import (
     ImageMaximum,
     ImageProductSum,
@@ -152,8 +152,7 @@ class ImageSoftmaxCall(_TwoSweeps):
     def compare(self, operation: Launchable, inputs: list[Array]) -> tuple[Array, Array]:
         """Differences of inputs are made before they are raised."""
         value = operation.reference(*inputs)  # type: ignore[attr-defined]
-        size = np.abs(value) + np.max(np.abs(inputs[0]), axis=1, keepdims=True)
-        return value, size if self.algorithm == "log" else size * np.abs(value) + np.abs(value)
+        return value, softmax_size(value, inputs[0], self.algorithm)
 
 
 @dataclass(frozen=True)
@@ -184,8 +183,5 @@ class ImageSoftmaxGradient(_TwoSweeps):
 
     def compare(self, operation: Launchable, inputs: list[Array]) -> tuple[Array, Array]:
         """Sums of absolute values."""
-        y, dy = inputs
-        value = operation.reference(y, dy)  # type: ignore[attr-defined]
-        size = np.abs(dy) if self.algorithm == "log" else np.abs(y * dy)
-        factor = np.exp(y) * (1 + np.abs(y)) if self.algorithm == "log" else np.abs(y)
-        return value, np.abs(dy) * (1 + np.abs(y)) + factor * size.sum(axis=1, keepdims=True)
+        value = operation.reference(*inputs)  # type: ignore[attr-defined]
+        return value, softmax_backward_size(inputs[0], inputs[1], self.algorithm)

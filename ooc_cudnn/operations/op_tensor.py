@@ -22,6 +22,18 @@ OPS: dict[str, Callable[[Array, Array], Array]] = {
 }
 
 
+def check_broadcast(shape: Shape, whole: Shape, of: str) -> None:
+    """Raise ValueError unless every extent of b is that of the tensor it meets, or 1."""
+    fits = len(shape) == len(whole) and all(
+        own in (1, extent) for own, extent in zip(shape, whole, strict=True)
+    )
+    if not fits:
+        raise ValueError(
+            f"b must have the shape of {of}, {whole}, with any extent 1, or shape ({whole[1]},), "
+            f"not {shape}"
+        )
+
+
 @dataclass(frozen=True)
 class OpTensor:
     """c = op(alpha_a * a, alpha_b * b), from (a, b); every extent of b is a's, or 1.
