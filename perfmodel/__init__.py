@@ -7,7 +7,8 @@ Knows nothing of arrays, devices or ooc_cudnn. One file for each concept:
 - `compute`: operations, from the features of their work.
 - `machine`: all of it for one machine, with JSON there and back.
 - `pipeline`: seconds of a whole split, in closed form and replayed on a virtual clock.
-- `search`: the split with the fewest seconds under a memory limit.
+- `problem`: what a search is asked and what it answers.
+- `search`, `search_local`: the split with the fewest seconds under a memory limit.
 """
 
 from .compute import ComputeModel, Work, convolution_flops
@@ -22,15 +23,9 @@ from .pipeline import (
     closed_form,
     replay,
 )
-from .search import (
-    Found,
-    InfeasibleError,
-    Price,
-    Problem,
-    default_candidates,
-    exhaustive_search,
-    ordered_search,
-)
+from .problem import Found, InfeasibleError, Price, Problem, default_candidates
+from .search import exhaustive_search, ordered_search
+from .search_local import local_search
 from .transfer import PLACEMENTS, TransferModel
 
 __all__ = [
@@ -57,6 +52,7 @@ __all__ = [
     "default_candidates",
     "exhaustive_search",
     "fit",
+    "local_search",
     "ordered_search",
     "replay",
     "shipped",

@@ -1,7 +1,7 @@
 """The ordered search finds what fits, close to the best, with few questions."""
 
 import pickle
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import pytest
@@ -18,9 +18,10 @@ from perfmodel import (
     closed_form,
     default_candidates,
     exhaustive_search,
+    local_search,
     ordered_search,
 )
-from perfmodel.search import AXES
+from perfmodel.problem import AXES
 
 LINK = TransferModel({}, {}, 1.1)
 
@@ -137,6 +138,36 @@ def test_whatever_fits_is_found_and_never_beats_the_exhaustive_best(extents, sha
             assert best_bytes(best) <= found.smallest_bytes
 
 
+@settings(max_examples=40, deadline=None)
+@given(st.builds(Split, *(st.integers(1, 12) for _ in range(4))), st.floats(0.0, 1.2))
+def test_the_local_search_ends_where_no_neighbour_is_better(extents, share):
+    problem = Convolution(extents)
+    limit = int(share * problem.price(extents).memory_bytes)
+    best, found = outcome(exhaustive_search, problem, limit), outcome(local_search, problem, limit)
+    assert type(found) is type(best)
+    if isinstance(found, InfeasibleError):
+        assert found.smallest_bytes == best.smallest_bytes
+        return
+    assert found.price.memory_bytes <= limit
+    assert found.price.seconds >= best.price.seconds * (1 - 1e-8)
+    for axis in AXES:
+        sizes = problem.candidates(axis)
+        at = sizes.index(getattr(found.split, axis))
+        for neighbour in sizes[max(at - 1, 0) : at + 2]:
+            price = problem.price(replace(found.split, **{axis: neighbour}))
+            fits = price.memory_bytes <= limit
+            assert not fits or price.seconds >= found.price.seconds * (1 - 1e-8)
+
+
+def test_the_local_search_can_be_told_where_to_start():
+    limit = EVERYTHING // 20
+    starts = [Split(1, 1, 1, 1), Split(16, 32, 32, 64), Split(1, 32, 32, 4)]
+    found = [local_search(WHOLE, limit, start).price for start in starts]
+    assert all(price.memory_bytes <= limit for price in found)
+    with pytest.raises(ValueError, match="its n must be one of"):
+        local_search(WHOLE, limit, Split(5, 32, 32, 64))
+
+
 def outcome(search, problem, limit):
     """Return what is found, or the error that says nothing is."""
     try:
@@ -228,7 +259,7 @@ def test_a_dead_end_falls_back_on_the_smallest_pieces():
 
 def test_the_smallest_legal_split_is_reported():
     smallest = WHOLE.price(Split(1, 1, 1, 1)).memory_bytes
-    for search in (ordered_search, exhaustive_search):
+    for search in (ordered_search, exhaustive_search, local_search):
         with pytest.raises(InfeasibleError, match=f"needs {smallest} bytes") as caught:
             search(WHOLE, smallest - 1)
         assert caught.value.smallest_bytes == smallest
@@ -239,7 +270,7 @@ def test_the_smallest_legal_split_is_reported():
 
 def test_nothing_legal_says_why():
     problem = Table(Split(1, 1, 1, 1), {}, lambda s: Price(1, 0.0, False, "no engine"))
-    for search in (ordered_search, exhaustive_search):
+    for search in (ordered_search, exhaustive_search, local_search):
         with pytest.raises(InfeasibleError, match="whatever the limit: no engine") as caught:
             search(problem, 100)
         assert caught.value.smallest_bytes is None
