@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -69,7 +69,7 @@ class BackwardData(Single):
             return True
         return split.c_x <= self.forward.c_x_extent
 
-    def axis_ranges(self, axis: str, size: int) -> tuple[Range, ...]:
+    def axis_ranges(self, axis: str, size: int) -> Sequence[Range]:
         """Cut an axis: rows in multiples of the stride, channels inside groups."""
         extent, stride = getattr(self.extents, axis), self.forward.stride[0]
         if axis == "h_y":
@@ -78,7 +78,7 @@ class BackwardData(Single):
             return grouped_ranges(extent, self.forward.c_x_extent, size)
         return ranges(extent, size)
 
-    def distinct(self, name: str, axis: str, cut: tuple[Range, ...]) -> int:
+    def distinct(self, name: str, axis: str, cut: Sequence[Range]) -> int:
         """Pieces of cX in one group see one region of dy."""
         if name == "dy" and axis == "c_x":
             if self.forward.groups == 1:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -55,13 +55,13 @@ class BackwardFilter(Single):
         """CX is not cut beside pieces of cY that hold several groups."""
         return split.c_x >= self.extents.c_x or self.forward.c_x_may_be_cut(split.c_y)
 
-    def axis_ranges(self, axis: str, size: int) -> tuple[Range, ...]:
+    def axis_ranges(self, axis: str, size: int) -> Sequence[Range]:
         """Cut an axis; no range of channels straddles a group."""
         if axis == "c_y":
             return self.forward.c_y_ranges(size)
         return ranges(getattr(self.extents, axis), size)
 
-    def distinct(self, name: str, axis: str, cut: tuple[Range, ...]) -> int:
+    def distinct(self, name: str, axis: str, cut: Sequence[Range]) -> int:
         """Pieces of cY in one group see one region of x."""
         if name == "x" and axis == "c_y":
             if self.forward.groups == 1:

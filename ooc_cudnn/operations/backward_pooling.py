@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -58,7 +58,7 @@ class BackwardPooling(Single):
         n, c, rows = self.forward.x_shape[:3]
         return Split(n=n, c_y=c, c_x=1, h_y=rows)
 
-    def axis_ranges(self, axis: str, size: int) -> tuple[Range, ...]:
+    def axis_ranges(self, axis: str, size: int) -> Sequence[Range]:
         """Cut an axis: rows in multiples of the stride."""
         stride = self.forward.stride[0] if axis == "h_y" else 1
         return ranges(getattr(self.extents, axis), -(-size // stride) * stride)

@@ -5,8 +5,9 @@ Everything here is integer arithmetic on one axis; DESIGN.md section 3 is its sp
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, overload
 
 Range = tuple[int, int]
 Pair = tuple[int, int]
@@ -96,32 +97,68 @@ def contributing_rows(
     return Rows(start, stop, before, max(0, after))
 
 
-def ranges(extent: int, size: int) -> tuple[Range, ...]:
+@dataclass(frozen=True, slots=True)
+class Ranges(Sequence[Range]):
+    """Ranges of `size` over ``[0, extent)``, each group of `group` cut by itself; none is stored.
+
+    >>> tuple(Ranges(8, 3, 4))
+    ((0, 3), (3, 4), (4, 7), (7, 8))
+    """
+
+    extent: int
+    size: int
+    group: int
+
+    @property
+    def alike(self) -> bool:
+        """Whether all but the last are equally long."""
+        return self.group == self.extent or self.group % self.size == 0
+
+    def __len__(self) -> int:
+        return self.extent // self.group * -(-self.group // self.size) if self.extent else 0
+
+    @overload
+    def __getitem__(self, at: int) -> Range: ...
+    @overload
+    def __getitem__(self, at: slice) -> tuple[Range, ...]: ...
+    def __getitem__(self, at: int | slice) -> Range | tuple[Range, ...]:
+        """One range, or a tuple of them."""
+        count = len(self)
+        if isinstance(at, slice):
+            return tuple(self[index] for index in range(*at.indices(count)))
+        if not -count <= at < count:
+            raise IndexError(f"range {at} of {count}")
+        group, inside = divmod(at % count, -(-self.group // self.size))
+        start, end = group * self.group + inside * self.size, (group + 1) * self.group
+        return start, min(start + self.size, end)
+
+    def __iter__(self) -> Iterator[Range]:
+        for first in range(0, self.extent, max(self.group, 1)):
+            end = first + self.group
+            for start in range(first, end, self.size):
+                yield start, min(start + self.size, end)
+
+
+def ranges(extent: int, size: int) -> Ranges:
     """Cut ``[0, extent)`` into ranges of `size`; the last one may be smaller.
 
-    >>> ranges(10, 4)
+    >>> tuple(ranges(10, 4))
     ((0, 4), (4, 8), (8, 10))
     """
-    return tuple((start, min(start + size, extent)) for start in range(0, extent, size))
+    return Ranges(extent, min(size, max(extent, 1)), extent)
 
 
-def grouped_ranges(extent: int, group: int, size: int) -> tuple[Range, ...]:
+def grouped_ranges(extent: int, group: int, size: int) -> Ranges:
     """Cut ``[0, extent)`` so that no range crosses the border of a group it does not fill.
 
     Ranges of `group` or more hold whole groups; smaller ones cut each group by itself.
 
-    >>> grouped_ranges(12, 4, 9)
+    >>> tuple(grouped_ranges(12, 4, 9))
     ((0, 8), (8, 12))
-    >>> grouped_ranges(8, 4, 3)
+    >>> tuple(grouped_ranges(8, 4, 3))
     ((0, 3), (3, 4), (4, 7), (7, 8))
     """
-    if size >= group:
-        return ranges(extent, size - size % group)
-    return tuple(
-        (start + low, start + high)
-        for start in range(0, extent, group)
-        for low, high in ranges(group, size)
-    )
+    return ranges(extent, size - size % group) if size >= group else Ranges(extent, size, group)
 
 
 def per_axis(value: Any, axes: int, *, name: str, least: int) -> tuple[int, ...]:
