@@ -104,7 +104,7 @@ def test_shipped_profiles_know_every_line_and_their_origin(name):
 
 def test_the_h200_profile_gives_the_measured_figures():
     model = shipped("h200")
-    assert shipped_names() == ("h200", "host")
+    assert shipped_names() == ("h200", "host", "p100", "p40", "titanx")
     alone = model.transfer.copy_in_seconds("pinned", 55.5e9, copies=1)
     assert alone == pytest.approx(1.0, rel=1e-3)
     assert model.transfer.duplex(alone, alone)[0] == pytest.approx(1.09, rel=1e-3)
@@ -114,7 +114,7 @@ def test_the_h200_profile_gives_the_measured_figures():
 
 @pytest.mark.parametrize("name", ["h2000", "H200", "h20"])
 def test_a_near_miss_is_met_with_a_suggestion(name):
-    with pytest.raises(ValueError, match=r"did you mean 'h200'.*shipped are h200, host"):
+    with pytest.raises(ValueError, match=r"did you mean 'h200'.*shipped are h200, host, p100"):
         shipped(name)
 
 
