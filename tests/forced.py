@@ -15,7 +15,7 @@ import perfmodel
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.functions.planning import make_request
 from ooc_cudnn.memory.arrays import wrap
-from ooc_cudnn.pipeline import planner, pricing
+from ooc_cudnn.pipeline import counted, planner
 from ooc_cudnn.pipeline.execute import make_executor
 from ooc_cudnn.tensor import TensorSpec
 from perfmodel import Split
@@ -44,16 +44,16 @@ def legal_splits(chain):
 @contextmanager
 def rings(depth=None, whole=None):
     """Make the planner choose rings of `depth` slots, parameters whole or in a ring."""
-    priced = pricing.Counted.priced
+    priced = counted.Counted.priced
 
     def forced(self, asked_depth, asked_whole):
         return priced(self, asked_depth, asked_whole if whole is None else whole)
 
     with (
         mock.patch.object(
-            pricing, "RING_DEPTHS", pricing.RING_DEPTHS if depth is None else (depth,)
+            counted, "RING_DEPTHS", counted.RING_DEPTHS if depth is None else (depth,)
         ),
-        mock.patch.object(pricing.Counted, "priced", forced),
+        mock.patch.object(counted.Counted, "priced", forced),
     ):
         yield
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -13,6 +13,7 @@ from ooc_cudnn.operations.single import Single, tensor_region
 from ooc_cudnn.operations.splittable import Operand, Piece, Region, Rounding
 from ooc_cudnn.operations.window import (
     Range,
+    Ranges,
     Rows,
     contributing_rows,
     grouped_ranges,
@@ -69,7 +70,7 @@ class BackwardData(Single):
             return True
         return split.c_x <= self.forward.c_x_extent
 
-    def axis_ranges(self, axis: str, size: int) -> Sequence[Range]:
+    def axis_ranges(self, axis: str, size: int) -> Ranges:
         """Cut an axis: rows in multiples of the stride, channels inside groups."""
         extent, stride = getattr(self.extents, axis), self.forward.stride[0]
         if axis == "h_y":
@@ -78,7 +79,7 @@ class BackwardData(Single):
             return grouped_ranges(extent, self.forward.c_x_extent, size)
         return ranges(extent, size)
 
-    def distinct(self, name: str, axis: str, cut: Sequence[Range]) -> int:
+    def distinct(self, name: str, axis: str, cut: Ranges) -> int:
         """Pieces of cX in one group see one region of dy."""
         if name == "dy" and axis == "c_x":
             if self.forward.groups == 1:

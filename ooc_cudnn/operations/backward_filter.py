@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -11,7 +11,7 @@ from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.convolution_backward import ConvolutionBackwardFilter
 from ooc_cudnn.operations.single import Single, tensor_region
 from ooc_cudnn.operations.splittable import Operand, Piece, Region, Rounding
-from ooc_cudnn.operations.window import Range, ranges
+from ooc_cudnn.operations.window import Ranges, ranges
 from perfmodel import Split
 
 
@@ -55,13 +55,13 @@ class BackwardFilter(Single):
         """CX is not cut beside pieces of cY that hold several groups."""
         return split.c_x >= self.extents.c_x or self.forward.c_x_may_be_cut(split.c_y)
 
-    def axis_ranges(self, axis: str, size: int) -> Sequence[Range]:
+    def axis_ranges(self, axis: str, size: int) -> Ranges:
         """Cut an axis; no range of channels straddles a group."""
         if axis == "c_y":
             return self.forward.c_y_ranges(size)
         return ranges(getattr(self.extents, axis), size)
 
-    def distinct(self, name: str, axis: str, cut: Sequence[Range]) -> int:
+    def distinct(self, name: str, axis: str, cut: Ranges) -> int:
         """Pieces of cY in one group see one region of x."""
         if name == "x" and axis == "c_y":
             if self.forward.groups == 1:

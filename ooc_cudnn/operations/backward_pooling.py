@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -13,7 +13,7 @@ from ooc_cudnn.operations.base import Array
 from ooc_cudnn.operations.pooling import Pooling, PoolingBackward
 from ooc_cudnn.operations.single import Single, tensor_region
 from ooc_cudnn.operations.splittable import Launchable, Operand, Piece, Region, Rounding
-from ooc_cudnn.operations.window import Pair, Range, Rows, contributing_rows, ranges
+from ooc_cudnn.operations.window import Pair, Range, Ranges, Rows, contributing_rows, ranges
 from perfmodel import Split
 
 
@@ -58,7 +58,7 @@ class BackwardPooling(Single):
         n, c, rows = self.forward.x_shape[:3]
         return Split(n=n, c_y=c, c_x=1, h_y=rows)
 
-    def axis_ranges(self, axis: str, size: int) -> Sequence[Range]:
+    def axis_ranges(self, axis: str, size: int) -> Ranges:
         """Cut an axis: rows in multiples of the stride."""
         stride = self.forward.stride[0] if axis == "h_y" else 1
         return ranges(getattr(self.extents, axis), -(-size // stride) * stride)

@@ -12,7 +12,7 @@ intermediate stay on the device (`flow`), so nothing is computed twice.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -38,7 +38,7 @@ from ooc_cudnn.operations.splittable import (
     Splittable,
     random_range,
 )
-from ooc_cudnn.operations.window import Range, Rows, ranges
+from ooc_cudnn.operations.window import Range, Ranges, Rows, ranges
 from perfmodel import Split
 
 __all__ = ["ALONE", "AXES", "Accumulation", "Buffer", "Chain", "Launch", "Piece", "Region"]
@@ -172,15 +172,15 @@ class Chain(Splittable):
             return True
         return self.convolution.c_x_may_be_cut(split.c_y)
 
-    def axis_ranges(self, axis: str, size: int) -> Sequence[Range]:
+    def axis_ranges(self, axis: str, size: int) -> Ranges:
         """Cut an axis; no range of channels straddles a group."""
         if axis == "c_y" and self.convolution is not None:
             return self.convolution.c_y_ranges(size)
         if axis == "c_x":
-            return self.convolution.c_x_ranges(size) if self.convolution else ((0, 1),)
+            return self.convolution.c_x_ranges(size) if self.convolution else ranges(1, 1)
         return ranges(getattr(self.extents, axis), size)
 
-    def distinct(self, name: str, axis: str, cut: Sequence[Range]) -> int:
+    def distinct(self, name: str, axis: str, cut: Ranges) -> int:
         """How many regions the ranges of an axis make: pieces of cY in one group see one of x."""
         if name == "x" and axis == "c_y" and self.convolution is not None:
             if self.convolution.groups == 1:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,6 +13,7 @@ from ooc_cudnn.operations.base import Array, Parameter, Shape
 from ooc_cudnn.operations.window import (
     Pair,
     Range,
+    Ranges,
     Rows,
     grouped_ranges,
     input_rows,
@@ -168,11 +168,11 @@ class Convolution:
         """Input channels that one output channel sees: the axis cX, per group."""
         return self.w_shape[1]
 
-    def c_y_ranges(self, size: int) -> Sequence[Range]:
+    def c_y_ranges(self, size: int) -> Ranges:
         """Cut the output channels into pieces of `size`, none of which straddles a group."""
         return grouped_ranges(self.w_shape[0], self.w_shape[0] // self.groups, size)
 
-    def c_x_ranges(self, size: int) -> Sequence[Range]:
+    def c_x_ranges(self, size: int) -> Ranges:
         """Cut the input channels of one group."""
         return ranges(self.c_x_extent, size)
 

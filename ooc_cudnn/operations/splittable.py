@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from ooc_cudnn.operations.base import Array, Shape
-from ooc_cudnn.operations.window import Range, ranges
+from ooc_cudnn.operations.window import Range, Ranges, ranges
 from ooc_cudnn.tensor import DTYPES, packed_strides
 from perfmodel import Split, Work
 
@@ -210,7 +210,7 @@ class Splittable(ABC):
             self.may_cut(axis) or getattr(split, axis) >= getattr(whole, axis) for axis in AXES
         )
 
-    def ranges(self, split: Split) -> Mapping[str, Sequence[Range]]:
+    def ranges(self, split: Split) -> Mapping[str, Ranges]:
         """Ranges of each axis under a split, in order.
 
         Raises
@@ -222,11 +222,11 @@ class Splittable(ABC):
             raise ValueError(f"this call cannot be cut as in {split}")
         return {axis: self.axis_ranges(axis, getattr(split, axis)) for axis in AXES}
 
-    def axis_ranges(self, axis: str, size: int) -> Sequence[Range]:
+    def axis_ranges(self, axis: str, size: int) -> Ranges:
         """Cut one axis into ranges of `size`."""
         return ranges(getattr(self.extents, axis), size)
 
-    def distinct(self, name: str, axis: str, cut: Sequence[Range]) -> int:
+    def distinct(self, name: str, axis: str, cut: Ranges) -> int:
         """How many different regions of an operand the ranges of one axis make."""
         return len(cut) if axis in self.operands[name].axes else 1
 

@@ -99,8 +99,7 @@ def large_piece_seconds(request: Request) -> float:
     least = math.inf
     for layout in request.layouts:
         problem = SplitProblem(replace(request, memory_limit=2**62), layout, 0)
-        problem.price(request.chain.extents)
-        counted = problem.request.counted[layout, request.chain.extents]
+        counted = problem.counted(request.chain.extents, request.chain.loop_order)
         least = min(least, counted.compute_seconds)
     return least
 

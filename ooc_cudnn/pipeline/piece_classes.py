@@ -8,7 +8,7 @@ from collections.abc import Hashable
 from functools import cached_property
 from typing import NamedTuple
 
-from ooc_cudnn.operations.splittable import AXES, SWEEP, Accumulation, Piece, Splittable
+from ooc_cudnn.operations.splittable import SWEEP, Accumulation, Piece, Splittable
 from ooc_cudnn.operations.window import Range
 from ooc_cudnn.pipeline.schedule import runs_down
 from perfmodel import Split
@@ -40,7 +40,8 @@ class PieceClasses:
     def __init__(self, call: Splittable, split: Split, loop_order: tuple[str, ...]) -> None:
         self.call, self.loop_order = call, loop_order
         self.axes = call.ranges(split)
-        self.counts = {axis: len(self.axes[axis]) for axis in AXES} | {SWEEP: call.sweeps}
+        self.counts = {axis: len(ranges) for axis, ranges in self.axes.items()}
+        self.counts[SWEEP] = call.sweeps
         self.pieces = math.prod(self.counts.values())
 
     @cached_property
@@ -66,15 +67,13 @@ class PieceClasses:
 
     def range_classes(self, axis: str) -> list[Class]:
         """One range of each class of an axis: of each size, and of a sum the first and the last."""
-        ranges, end = self.axes[axis], len(self.axes[axis]) - 1
+        ranges, end = self.axes[axis], self.counts[axis] - 1
         reduced = axis in self.call.reduced
-        # Only groups of channels make ranges before the last one uneven.
-        even = axis == "n" or len({stop - start for start, stop in ranges[:-1]}) <= 1
         counted: dict[tuple[int, bool, bool], Class] = {}
         at = 0
         while at <= end:
             range_, times = ranges[at], 1
-            if even and 0 < at < end - 1:
+            if ranges.alike and 0 < at < end - 1:
                 times = end - at  # all between the first and the last are alike
             first, last = not reduced or at == 0, not reduced or at == end
             key = (range_[1] - range_[0], first, last)

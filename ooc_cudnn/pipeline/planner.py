@@ -14,7 +14,7 @@ from dataclasses import replace
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.operations.splittable import AXES, Buffer, Launch
 from ooc_cudnn.pipeline.plan import Alternative, Plan
-from ooc_cudnn.pipeline.pricing import Counted, Priced, Request, SplitProblem, aligned
+from ooc_cudnn.pipeline.pricing import Priced, Request, SplitProblem, aligned
 from perfmodel import InfeasibleError, Price, Split, binding_stage, ordered_search
 
 #: How often the search is repeated with less memory when the device asks for workspace.
@@ -65,7 +65,7 @@ def distinct_launches(
     request: Request, plan: Plan
 ) -> tuple[tuple[Launch, Mapping[str, Buffer]], ...]:
     """Every different launch of a plan, with its buffers."""
-    counted = Counted(SplitProblem(request, plan.layout, 0), plan.split)
+    counted = SplitProblem(request, plan.layout, 0).counted(plan.split, plan.order)
     return tuple(counted.launches.items())
 
 
@@ -128,7 +128,8 @@ def _corners(
             continue
         workspace_bytes = 0
         if ask_workspace is not None:
-            launches = tuple(Counted(problem, split).launches.items())
+            order = problem.priced[split].order
+            launches = tuple(problem.counted(split, order).launches.items())
             answer = ask_workspace(launches, price.memory_bytes // 8)
             answer = answer or ask_workspace(launches, None)
             workspace_bytes = aligned(answer[0] if answer else 0)
@@ -171,7 +172,7 @@ def _search(request: Request, reserved_bytes: int, split: Split | None) -> Plan 
         split=found,
         pieces=math.prod(len(r) for r in request.chain.ranges(found).values())
         * request.chain.sweeps,
-        order=request.loop_order,
+        order=priced.order,
         rings=priced.rings,
         layout=layout,
         algorithms=(),

@@ -15,7 +15,7 @@ from ooc_cudnn.operations.activation import Activation, check_mode
 from ooc_cudnn.operations.bias import AddTensor
 from ooc_cudnn.operations.chain import Chain
 from ooc_cudnn.operations.convolution import Convolution
-from ooc_cudnn.pipeline.pricing import RING_DEPTHS
+from ooc_cudnn.pipeline.counted import RING_DEPTHS
 from perfmodel import Split
 
 

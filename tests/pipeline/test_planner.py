@@ -15,6 +15,7 @@ from ooc_cudnn.operations.bias import AddTensor
 from ooc_cudnn.operations.chain import Chain
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.pipeline import planner, pricing
+from ooc_cudnn.pipeline import request as limits
 from ooc_cudnn.tensor import TensorSpec
 from perfmodel import Split
 
@@ -73,10 +74,10 @@ def test_too_large_for_one_piece_whatever_the_memory():
     x = (1, 64, 4096, 8192)  # 2**31 elements
     plan = forced(x, (64, 64, 3, 3), limit=2**50, padding=1, placement="device").plan()
     elements = 64 * min(plan.split.h_y + 2, 4096) * 8192
-    assert elements <= pricing.LARGEST_PIECE_ELEMENTS
+    assert elements <= limits.LARGEST_PIECE_ELEMENTS
     assert plan.pieces > 1
     many = forced((200_000, 1, 2), (1, 1, 1), limit=2**50).plan()
-    assert many.split.n <= pricing.LARGEST_BATCH
+    assert many.split.n <= limits.LARGEST_BATCH
     with pytest.raises(PlanInfeasibleError):
         forced(x, (64, 64, 3, 3), limit=2**50).plan(Split(n=1, c_y=64, c_x=64, h_y=4096))
 
@@ -151,9 +152,8 @@ def test_only_whole_images_are_computed_on_in_place():
 def test_rows_without_end_are_priced_quickly():
     """A window taller than many pieces, thousands of pieces: the classes stay few, and exact."""
     made = forced((1, 1, 3000, 4), (1, 1, 61, 1), padding=(30, 0))
-    counted = pricing.Counted(
-        pricing.SplitProblem(made.request(), "channels_first", 0), Split(n=1, c_y=1, c_x=1, h_y=1)
-    )
+    problem = pricing.SplitProblem(made.request(), "channels_first", 0)
+    counted = problem.counted(Split(n=1, c_y=1, c_x=1, h_y=1), made.chain.loop_order)
     assert sum(found.times for found in counted.row_classes) == 3000
     assert len(counted.row_classes) == 61
     assert counted.sizes["x"] == 61 * 4 * 4

@@ -1,0 +1,240 @@
+"""One split of a call under one loop order, counted: memory, bytes over the link, seconds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from ooc_cudnn.operations.splittable import SWEEP, Buffer, Launch
+from ooc_cudnn.pipeline.loop_orders import LoopOrder
+from ooc_cudnn.pipeline.piece_classes import PieceClasses
+from ooc_cudnn.pipeline.piece_costs import PieceCost
+from ooc_cudnn.pipeline.request import (
+    LARGEST_BATCH,
+    LARGEST_PIECE_BYTES,
+    LARGEST_PIECE_ELEMENTS,
+    Request,
+    aligned,
+)
+from perfmodel import PipelineCost, Price, Split, closed_form
+
+#: Slots of the rings of x and y, the best first: three let both copies and compute run at once.
+RING_DEPTHS = (3, 2, 1)
+
+
+@dataclass(frozen=True)
+class Priced:
+    """Everything that is known of one split under one layout."""
+
+    price: Price
+    order: LoopOrder
+    rings: tuple[tuple[str, int], ...]
+    cost: PipelineCost
+    memory: tuple[tuple[str, int], ...]
+    bytes_in: int
+    bytes_out: int
+
+
+class Counted(PieceClasses):
+    """One split, counted: buffers, bytes and work."""
+
+    def __init__(self, request: Request, layout: str, split: Split, order: LoopOrder) -> None:
+        super().__init__(request.chain, split, order)
+        self.request, self.chain, self.split = request, request.chain, split
+        self._measure(layout)
+
+    def _measure(self, layout: str) -> None:
+        """One piece of every class: the largest of each buffer, and the work of all."""
+        costs, self.sizes = self.request.piece_costs(layout), dict[str, int]()
+        self.largest_elements = self.largest_bytes = 0
+        self.compute_seconds = 0.0
+        self.measured: list[PieceCost] = []
+        for piece, accumulation, times in self.classes():
+            cost = costs.of(piece, accumulation)
+            for block, count in cost.sizes.items():
+                self.sizes[block] = max(self.sizes.get(block, 0), count)
+            self.largest_elements = max(self.largest_elements, cost.largest_elements)
+            self.largest_bytes = max(self.largest_bytes, cost.largest_bytes)
+            self.compute_seconds += times * cost.seconds
+            self.measured.append(cost)
+        self.first_compute = self.measured[0].seconds
+        self.last_compute = self.measured[-1].seconds
+
+    @property
+    def launches(self) -> Mapping[Launch, Mapping[str, Buffer]]:
+        """Every different launch, with its buffers."""
+        found: dict[Launch, Mapping[str, Buffer]] = {}
+        for cost in self.measured:
+            for launch in cost.launches:
+                found.setdefault(launch, cost.buffers)
+        return found
+
+    @cached_property
+    def reason(self) -> str:
+        """Why no memory is enough for it; empty where some is."""
+        batch = min(self.split.n, self.chain.extents.n)
+        if (
+            self.largest_elements <= LARGEST_PIECE_ELEMENTS
+            and self.largest_bytes <= LARGEST_PIECE_BYTES
+            and batch <= LARGEST_BATCH
+        ):
+            return ""
+        return (
+            f"a piece would exceed {LARGEST_PIECE_ELEMENTS} elements, "
+            f"{LARGEST_PIECE_BYTES} bytes or a batch of {LARGEST_BATCH}"
+        )
+
+    @property
+    def depths(self) -> tuple[int, ...]:
+        """Slots worth trying: with two sweeps, first as many as hold two blocks of pieces."""
+        if self.pieces == 1:
+            return (1,)
+        if self.chain.sweeps == 1:
+            return RING_DEPTHS
+        block = self.block_pieces
+        return tuple(dict.fromkeys((2 * block, block + 1, block, *RING_DEPTHS)))
+
+    def best(self, limit_bytes: int) -> Priced:
+        """The fastest rings that fit; the smallest ones where none do."""
+        best: Priced | None = None
+        for priced in self._worth_trying(limit_bytes):
+            if priced.price.memory_bytes > limit_bytes:
+                smallest = priced
+            elif best is None or priced.price.seconds < best.price.seconds * (1 - 1e-9):
+                best = priced
+        return best or smallest
+
+    def _worth_trying(self, limit_bytes: int) -> Iterator[Priced]:
+        """Rings that no others beat in memory and seconds.
+
+        More slots are never slower, but with two sweeps: results that all wait for the second one
+        leave later than those that it makes from what it loads again.
+        """
+        some_fit = False
+        for depth in self.depths:
+            kept = self.priced(depth, True)
+            yield kept
+            if kept.price.memory_bytes <= limit_bytes and self.chain.sweeps == 1:
+                return
+            if not some_fit:
+                ringed = self.priced(depth, False)
+                yield ringed
+                some_fit = ringed.price.memory_bytes <= limit_bytes
+
+    def _distinct_bytes(self, name: str) -> int:
+        """Bytes of every region of an operand once: halo rows count in each piece they go to."""
+        spec, operand = self.request.specs[name], self.chain.operands[name]
+        if "h_y" not in operand.axes or len(spec.shape) < 3:
+            return spec.nbytes
+        rows = 0
+        for found in self.row_classes:
+            piece = self.piece_of(found.range, found.after, self.chain.sweeps - 1)
+            region = self.chain.region(name, piece)
+            rows += found.times * (region[2][1] - region[2][0]) if region else 0
+        return spec.nbytes // spec.shape[2] * rows
+
+    def _loops(self, name: str) -> list[tuple[int, bool]]:
+        """The loops, outermost first: (times, whether an operand's region depends on it)."""
+        found = []
+        for axis in self.loop_order:
+            if axis == SWEEP:
+                found.append((self.chain.sweeps_of(name), False))
+                continue
+            times = self.counts[axis]
+            seen = self.chain.distinct(name, axis, self.axes[axis])
+            found += [(seen, True), (times // seen, False)]
+        return found
+
+    def distinct(self, name: str) -> int:
+        """How many different regions of an operand the pieces need."""
+        return math.prod(times for times, depends in self._loops(name) if depends)
+
+    def loads(self, name: str, depth: int) -> int:
+        """How many regions are copied in, with `depth` slots to find earlier ones in."""
+        inner = self.distinct(name)
+        outside: list[tuple[int, bool]] = []
+        for times, depends in self._loops(name):
+            if inner <= depth:
+                break
+            outside.append((times, depends))
+            if depends:
+                inner //= times
+        while outside and (not outside[-1][1] or outside[-1][0] == 1):
+            outside.pop()
+        return inner * math.prod(times for times, _ in outside)
+
+    def _stays_in_place(self, name: str) -> bool:
+        """Whether the pieces of an operand on the device are computed on where they lie.
+
+        Only whole images are: cuDNN is slow, and beyond 2**31 elements wrong, on pieces whose rows
+        or channels are strided, so those are brought to a slot by a copy on the device.
+        """
+        may_cut_n = self.request.computed_on_in_place.get(name)
+        if may_cut_n is None:
+            return False
+        axes = self.chain.operands[name].axes - ({"n"} if may_cut_n else set())
+        return all(self.counts[axis] == 1 for axis in axes)
+
+    def _at_once(self, name: str) -> int:
+        """Regions that are copied in before anything can leave, or out after all came in."""
+        return self.block_pieces if name in self.chain.streamed else 1
+
+    def priced(self, depth: int, whole_parameters: bool) -> Priced:
+        """Price the split with rings of `depth` slots, parameters kept whole or in a ring."""
+        request, chain = self.request, self.chain
+        rings, memory = [], []
+        bytes_in, copy_in, setup, first_in = 0, 0.0, 0.0, 0.0
+        stays = True
+        for name in chain.operands:
+            if self._stays_in_place(name):
+                rings.append((name, 0))
+                continue
+            distinct = self.distinct(name)
+            streamed = name in chain.streamed
+            slots = min(distinct, depth) if streamed or not whole_parameters else distinct
+            if chain.sweeps_of(name) == 1 and streamed:
+                slots = min(slots, RING_DEPTHS[0])
+            rings.append((name, slots))
+            purpose = f"{name}: {slots} slot{'s' * (slots > 1)}"
+            memory.append((purpose, slots * aligned(self.sizes[name])))
+            if name not in chain.loaded:
+                continue
+            loads = self.loads(name, slots)
+            count = self._distinct_bytes(name) * loads // distinct
+            bytes_in += count if request.specs[name].placement != "device" else 0
+            spent = request.copy_seconds("in", name, count, loads)
+            copy_in += spent
+            # A first sweep must see all pieces of its block before the second one makes a result;
+            first_in += spent * min(1.0, self._at_once(name) / loads)
+            stays = stays and (loads == distinct or not streamed)
+        others = [name for name in self.sizes if name not in chain.operands]
+        for name in others:
+            memory.append((name.replace("_", " "), aligned(self.sizes[name])))
+        bytes_out, copy_out, last_out = 0, 0.0, 0.0
+        for name in chain.results:
+            if not self._stays_in_place(name):
+                pieces_out, spec = self.distinct(name), request.specs[name]
+                bytes_out += 0 if spec.placement == "device" else spec.nbytes
+                spent = request.copy_seconds("out", name, spec.nbytes, pieces_out)
+                copy_out += spent
+                # ... which all leave at the end, unless the second sweep has to load them again.
+                at_once = self._at_once(name) if stays else 1
+                last_out += spent * min(1.0, at_once / pieces_out)
+        cost = PipelineCost(
+            setup, copy_in, self.compute_seconds, copy_out,
+            min(first_in, copy_in), min(self.first_compute, self.compute_seconds),
+            min(self.last_compute, self.compute_seconds), last_out,
+        )  # fmt: skip
+        # Without overlap the same steps run, so the split is that of the overlapped call.
+        return Priced(
+            self._price(sum(count for _, count in memory), cost, overlap=depth > 1),
+            self.loop_order, tuple(rings), cost, tuple(memory), bytes_in, bytes_out,
+        )  # fmt: skip
+
+    def _price(self, memory_bytes: int, cost: PipelineCost, *, overlap: bool) -> Price:
+        if self.reason:
+            return Price(memory_bytes, 0.0, legal=False, reason=self.reason)
+        seconds = closed_form(cost, self.request.machine.transfer, overlap=overlap)
+        return Price(memory_bytes, seconds)

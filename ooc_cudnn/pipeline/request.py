@@ -1,0 +1,99 @@
+"""What is to be planned, and what was found out about it so far."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal
+
+from ooc_cudnn.operations.splittable import Splittable
+from ooc_cudnn.pipeline.loop_orders import LoopOrder, legal_orders
+from ooc_cudnn.pipeline.piece_costs import PieceCosts
+from ooc_cudnn.tensor import TensorSpec
+from perfmodel import MachineModel, Split
+
+if TYPE_CHECKING:
+    from ooc_cudnn.pipeline.counted import Counted
+
+#: Device memory is handed out in multiples of this (bytes).
+ALIGNMENT = 256
+#: No piece exceeds these, whatever memory would allow (DESIGN.md section 3).
+LARGEST_PIECE_ELEMENTS = 2**30
+LARGEST_PIECE_BYTES = 2**31
+LARGEST_BATCH = 65535
+
+
+def aligned(count: int) -> int:
+    """Round bytes up to the alignment of the arena.
+
+    >>> aligned(1), aligned(256)
+    (256, 256)
+    """
+    return -(-count // ALIGNMENT) * ALIGNMENT
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be planned: a call, where its operands live, and what may be used.
+
+    `in_place` names the operands that live on the device and can be computed on as they lie, if
+    at all: each with whether pieces of n may be, too (every image must start aligned).
+    `orders` is the memory order in which each operand lies, or is brought to its slot.
+    `loop_order` is the one to take; empty where any legal one will do.
+    """
+
+    function: str
+    chain: Splittable
+    operands: tuple[tuple[str, TensorSpec], ...]
+    in_place: tuple[tuple[str, bool], ...]
+    orders: tuple[tuple[str, str], ...]
+    machine: MachineModel
+    memory_limit: int
+    layouts: tuple[str, ...]
+    overlap: bool = True
+    loop_order: LoopOrder = ()
+
+    @cached_property
+    def specs(self) -> Mapping[str, TensorSpec]:
+        """The operands by name."""
+        return dict(self.operands)
+
+    @cached_property
+    def computed_on_in_place(self) -> Mapping[str, bool]:
+        """What `in_place` says, by name."""
+        return dict(self.in_place)
+
+    @cached_property
+    def loop_orders(self) -> tuple[LoopOrder, ...]:
+        """The loop orders to choose from."""
+        return (self.loop_order,) if self.loop_order else legal_orders(self.chain)
+
+    @cached_property
+    def counted(self) -> dict[tuple[str, Split, LoopOrder], Counted]:
+        """Splits counted so far: the same in every search, whatever memory is left."""
+        return {}
+
+    @cached_property
+    def _piece_costs(self) -> dict[str, PieceCosts]:
+        return {}
+
+    def piece_costs(self, layout: str) -> PieceCosts:
+        """What pieces cost in a layout."""
+        if layout not in self._piece_costs:
+            self._piece_costs[layout] = PieceCosts(
+                self.chain, layout, dict(self.orders), self.machine.compute
+            )
+        return self._piece_costs[layout]
+
+    def copy_seconds(
+        self, direction: Literal["in", "out"], name: str, host_bytes: int, copies: int
+    ) -> float:
+        """One-way seconds of moving an operand, or parts of it, in so many equal copies.
+
+        The only place where the planner asks what the link costs.
+        """
+        placement, transfer = self.specs[name].placement, self.machine.transfer
+        if direction == "in":
+            return transfer.copy_in_seconds(placement, host_bytes, copies=copies)
+        return transfer.copy_out_seconds(placement, host_bytes, copies=copies)
