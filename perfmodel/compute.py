@@ -10,7 +10,7 @@ layout.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .linear import Line
@@ -30,16 +30,26 @@ class Work(Record):
         Floating-point operations; what convolutions are linear in.
     device_bytes : float
         Bytes read and written in device memory; what everything else is linear in.
+    features : mapping from name to float
+        What else seconds may be linear in: a line has a rate for those that count.
+    problem : str
+        What is computed, whatever its size: "64 to 128, 3x3" for one. All computations of one key
+        and problem are equally well or badly predicted, so one that was tried corrects the others
+        (`ComputeModel.corrected`).
     """
 
     key: str
     flops: float
     device_bytes: float
+    features: Mapping[str, float] = field(default_factory=dict)
+    problem: str = ""
 
     def __post_init__(self) -> None:
         text("key", self.key)
         object.__setattr__(self, "flops", number("flops", self.flops))
         object.__setattr__(self, "device_bytes", number("device_bytes", self.device_bytes))
+        features = {name: number(name, amount) for name, amount in self.features.items()}
+        object.__setattr__(self, "features", Table(features))
 
     @property
     def amount(self) -> float:
@@ -51,6 +61,15 @@ class Work(Record):
         64.0
         """
         return self.flops if self.key.startswith("convolution") else self.device_bytes
+
+    @property
+    def kind(self) -> str:
+        """Key and problem: what is the same for all sizes of one computation."""
+        return f"{self.key}: {self.problem}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a dict of plain JSON values."""
+        return {**super().to_json(), "features": dict(self.features)}
 
 
 def convolution_flops(
@@ -102,6 +121,9 @@ class ComputeModel:
     ----------
     lines : mapping from key to Line
         Over flops where the key starts with "convolution", over device bytes elsewhere.
+    corrections : mapping from `Work.kind` to float
+        Factors for the seconds of what was tried on the device. They hold for one process and are
+        not stored.
 
     Examples
     --------
@@ -111,11 +133,23 @@ class ComputeModel:
     """
 
     lines: Mapping[str, Line]
+    corrections: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for key in self.lines:
             text("key", key)
         object.__setattr__(self, "lines", Table(self.lines))
+        object.__setattr__(self, "corrections", Table(self.corrections))
+
+    def corrected(self, corrections: Mapping[str, float]) -> ComputeModel:
+        """Return the model with the seconds of some problems multiplied.
+
+        Parameters
+        ----------
+        corrections : mapping from `Work.kind` to float
+            Measured seconds over those of the line, for all work of that kind.
+        """
+        return replace(self, corrections={**self.corrections, **corrections})
 
     def nearest_key(self, key: str) -> str:
         """Return the known key that stands in for `key`: itself where it is known.
@@ -157,8 +191,9 @@ class ComputeModel:
     def seconds(self, work: Work) -> float:
         """Return the predicted seconds of `work`, by the line of its nearest key."""
         line = self.lines[self.nearest_key(work.key)]
-        # t = alpha * flops + beta, or alpha * bytes + beta
-        return line.seconds(work.amount)
+        # t = alpha * flops + beta, or alpha * bytes + beta, and the further terms of the line
+        seconds = line.seconds(work.amount, work.features)
+        return seconds * self.corrections.get(work.kind, 1.0)
 
     def to_json(self) -> dict[str, Any]:
         """Return a dict of plain JSON values."""

@@ -4,20 +4,23 @@ The paper (section 4.1, 4.2) models every stage by seconds = alpha * work + beta
 a copy and arithmetic for a convolution. `Line.seconds` is the only place where that formula is
 evaluated; `fit` finds the line, and judges it through `Line.seconds`.
 
+Where one amount of work is not enough (a convolution also moves bytes, and pads its channels to the
+tiles it computes), the line has further terms, each linear as well.
+
 The fit minimises *relative* error, so that a copy of a kilobyte counts as much as one of a
 gigabyte, and it is robust: a sample disturbed by another process loses its weight.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .record import Record, members, number, whole
+from .record import Record, Table, mapping, members, number, whole
 
 Floats = NDArray[np.float64]
 
@@ -25,6 +28,8 @@ FEWEST_WORKS = 3
 """Two points always lie on a line; it takes a third to tell whether the line is true."""
 
 FOLDS = 5
+
+NO_FEATURES: Mapping[str, Any] = Table({})
 
 FALL_FORGIVEN = 0.1
 """A drift of the clock may make flat timings fall by this share; more is no drift."""
@@ -44,28 +49,54 @@ class Line(Record):
         Seconds per unit of work (a byte, a floating-point operation), at least 0.
     beta : float
         Seconds that each copy or kernel costs whatever its size, at least 0.
+    terms : mapping from name to float
+        Seconds per unit of further features of the work, at least 0.
 
     Examples
     --------
     >>> Line(alpha=2e-9, beta=1e-3).seconds(5e6)
     0.011
+    >>> Line(2e-9, 1e-3, {"elements": 1e-9}).seconds(5e6, {"elements": 1e6})
+    0.012
     """
 
     alpha: float
     beta: float
+    terms: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "alpha", number("alpha", self.alpha))
         object.__setattr__(self, "beta", number("beta", self.beta))
+        terms = {name: number(f"terms[{name!r}]", rate) for name, rate in self.terms.items()}
+        object.__setattr__(self, "terms", Table(terms))
 
     @overload
-    def seconds(self, work: float) -> float: ...
+    def seconds(self, work: float, features: Mapping[str, float] = ...) -> float: ...
     @overload
-    def seconds(self, work: Floats) -> Floats: ...
-    def seconds(self, work: float | Floats) -> float | Floats:
-        """Return the seconds for `work`, a number or an array of them."""
-        # t = alpha * work + beta
-        return self.alpha * work + self.beta
+    def seconds(self, work: Floats, features: Mapping[str, Floats] = ...) -> Floats: ...
+    def seconds(self, work: Any, features: Mapping[str, Any] = NO_FEATURES) -> Any:
+        """Return the seconds for `work` and its further features, numbers or arrays of them.
+
+        A feature that is not given is 0.
+        """
+        # t = alpha * work + sum_k gamma_k * feature_k + beta
+        seconds = self.alpha * work + self.beta
+        for name, rate in self.terms.items():
+            if name in features:
+                seconds = seconds + rate * features[name]
+        return seconds
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a dict of plain JSON values."""
+        terms = {"terms": dict(self.terms)} if self.terms else {}
+        return {"alpha": self.alpha, "beta": self.beta, **terms}
+
+    @classmethod
+    def from_json(cls, data: object) -> Line:
+        """Return what `to_json` described; further terms may be left out."""
+        held = {"terms": {}, **mapping("Line", data)}
+        held = members("Line", held, ("alpha", "beta", "terms"))
+        return cls(held["alpha"], held["beta"], mapping("terms", held["terms"]))
 
 
 @dataclass(frozen=True)
@@ -128,7 +159,9 @@ class Fit:
         return cls(**held)
 
 
-def fit(work: ArrayLike, seconds: ArrayLike) -> Fit:
+def fit(
+    work: ArrayLike, seconds: ArrayLike, features: Mapping[str, ArrayLike] = NO_FEATURES
+) -> Fit:
     """Fit a line to measured samples.
 
     Parameters
@@ -137,6 +170,8 @@ def fit(work: ArrayLike, seconds: ArrayLike) -> Fit:
         Work of each sample, at least 0; at least three different amounts.
     seconds : array_like
         Measured seconds of each sample, above 0.
+    features : mapping from name to array_like
+        Further features of each sample, at least 0, that may become terms of the line.
 
     Raises
     ------
@@ -150,42 +185,66 @@ def fit(work: ArrayLike, seconds: ArrayLike) -> Fit:
     >>> round(fitted.line.alpha * 1e9, 6), round(fitted.line.beta * 1e3, 6)
     (2.0, 1.0)
     """
-    works, times = _checked(work, seconds)
-    _refuse_negative_rate(works, times)
-    line = _robust_line(works, times)
+    samples = _Samples.checked(work, seconds, features)
+    if not features:
+        _refuse_negative_rate(samples)
+    line = _robust_line(samples)
     return Fit(
         line=line,
-        residuals=tuple(float(value) for value in _relative_errors(line, works, times)),
-        held_out_error=_held_out_error(works, times),
-        samples=len(works),
+        residuals=tuple(float(value) for value in samples.relative_errors(line)),
+        held_out_error=_held_out_error(samples),
+        samples=len(samples.works),
     )
 
 
-def _checked(work: ArrayLike, seconds: ArrayLike) -> tuple[Floats, Floats]:
-    try:
-        works, times = np.asarray(work, dtype=float), np.asarray(seconds, dtype=float)
-    except (TypeError, ValueError) as error:
-        raise FitError(f"work and seconds must be numbers: {error}") from error
-    if works.ndim != 1 or works.shape != times.shape:
-        raise FitError(
-            f"work has shape {works.shape} and seconds {times.shape}; "
-            "they must be two lists of the same length"
-        )
-    if not (np.isfinite(works).all() and np.isfinite(times).all()):
-        raise FitError("a sample is not finite; measure again")
-    if (works < 0).any() or (times <= 0).any():
-        raise FitError("a sample has negative work, or took no time; measure longer runs")
-    different = len(np.unique(works))
-    if different < FEWEST_WORKS:
-        raise FitError(
-            f"{len(works)} samples of {different} different amounts of work; "
-            f"a fit needs at least {FEWEST_WORKS} amounts"
-        )
-    return works, times
+@dataclass(frozen=True)
+class _Samples:
+    """What was measured, checked: work, seconds and further features of each sample."""
 
+    works: Floats
+    times: Floats
+    features: Mapping[str, Floats]
 
-def _relative_errors(line: Line, works: Floats, times: Floats) -> Floats:
-    return line.seconds(works) / times - 1.0
+    @classmethod
+    def checked(
+        cls, work: ArrayLike, seconds: ArrayLike, features: Mapping[str, ArrayLike]
+    ) -> _Samples:
+        try:
+            works, times = np.asarray(work, dtype=float), np.asarray(seconds, dtype=float)
+            further = {name: np.asarray(of, dtype=float) for name, of in features.items()}
+        except (TypeError, ValueError) as error:
+            raise FitError(f"work, seconds and features must be numbers: {error}") from error
+        shapes = {name: values.shape for name, values in further.items()}
+        if works.ndim != 1 or any(s != works.shape for s in (times.shape, *shapes.values())):
+            raise FitError(
+                f"work has shape {works.shape}, seconds {times.shape}, features {shapes}; "
+                "they must be lists of the same length"
+            )
+        if not all(np.isfinite(values).all() for values in (works, times, *further.values())):
+            raise FitError("a sample is not finite; measure again")
+        if any((values < 0).any() for values in (works, *further.values())) or (times <= 0).any():
+            raise FitError("a sample has negative work, or took no time; measure longer runs")
+        different = len(np.unique(works))
+        if different < FEWEST_WORKS:
+            raise FitError(
+                f"{len(works)} samples of {different} different amounts of work; "
+                f"a fit needs at least {FEWEST_WORKS} amounts"
+            )
+        return cls(works, times, further)
+
+    def of(self, chosen: NDArray[np.bool_]) -> _Samples:
+        """Some of the samples."""
+        features = {name: values[chosen] for name, values in self.features.items()}
+        return _Samples(self.works[chosen], self.times[chosen], features)
+
+    @property
+    def rows(self) -> Floats:
+        """The linear system: relative error = rows @ (alpha, beta, gamma...) - 1."""
+        columns = [self.works, np.ones_like(self.works), *self.features.values()]
+        return np.stack(columns, axis=1) / self.times[:, None]
+
+    def relative_errors(self, line: Line) -> Floats:
+        return line.seconds(self.works, self.features) / self.times - 1.0
 
 
 def _folds(works: Floats) -> Iterator[NDArray[np.bool_]]:
@@ -196,22 +255,24 @@ def _folds(works: Floats) -> Iterator[NDArray[np.bool_]]:
         yield amount % count == fold
 
 
-def _held_out_error(works: Floats, times: Floats) -> float:
+def _held_out_error(samples: _Samples) -> float:
     errors = [
-        _relative_errors(_robust_line(works[~held], times[~held]), works[held], times[held])
-        for held in _folds(works)
+        samples.of(held).relative_errors(_robust_line(samples.of(~held)))
+        for held in _folds(samples.works)
     ]
     return float(np.median(np.abs(np.concatenate(errors))))
 
 
-def _robust_line(works: Floats, times: Floats) -> Line:
-    alpha, beta = _reweighted(works, times, non_negative=True)[0]
-    return Line(float(alpha), float(beta))
+def _robust_line(samples: _Samples) -> Line:
+    alpha, beta, *rates = _reweighted(samples.rows, non_negative=True)[0].tolist()
+    terms = dict(zip(samples.features, rates, strict=True))
+    return Line(alpha, beta, {name: rate for name, rate in terms.items() if rate > 0.0})
 
 
-def _refuse_negative_rate(works: Floats, times: Floats) -> None:
+def _refuse_negative_rate(samples: _Samples) -> None:
     """Raise if the line, left free, falls by more than the scatter of the samples explains."""
-    solution, weights, rows = _reweighted(works, times, non_negative=False)
+    rows = samples.rows
+    solution, weights = _reweighted(rows, non_negative=False)
     alpha = float(solution[0])
     if alpha >= 0:
         return
@@ -219,7 +280,7 @@ def _refuse_negative_rate(works: Floats, times: Floats) -> None:
     # variance of (alpha, beta) = s^2 (A^T W A)^-1, s^2 the weighted mean square of the errors
     scatter = float(np.sum(weights * errors**2) / np.sum(weights))
     uncertainty = np.sqrt(scatter * np.linalg.pinv((rows.T * weights) @ rows)[0, 0])
-    fall = -alpha * np.ptp(works) / np.median(times)
+    fall = -alpha * np.ptp(samples.works) / np.median(samples.times)
     if -alpha > 3.0 * uncertainty and fall > FALL_FORGIVEN:
         raise FitError(
             f"seconds fall as work grows (alpha = {alpha:.3g} seconds per unit of work): the "
@@ -227,20 +288,16 @@ def _refuse_negative_rate(works: Floats, times: Floats) -> None:
         )
 
 
-def _reweighted(
-    works: Floats, times: Floats, *, non_negative: bool
-) -> tuple[Floats, Floats, Floats]:
+def _reweighted(rows: Floats, *, non_negative: bool) -> tuple[Floats, Floats]:
     """Least squares of relative error by iteratively reweighted least squares.
 
-    Returns (alpha, beta), the final weight of each sample, and the rows of the linear system.
-    The first rounds minimise the sum of absolute errors, which no tenth of bad samples can lead
-    far astray; the later ones follow a Cauchy loss, whose scale is the spread of the good samples.
-    A Cauchy weight never reaches zero: a bent curve is averaged and shows in the residuals,
-    where a loss that rejects would follow one half of it and call the other half outliers.
+    Returns (alpha, beta, gamma...) and the final weight of each sample. The first rounds minimise
+    the sum of absolute errors, which no tenth of bad samples can lead far astray; the later ones
+    follow a Cauchy loss, whose scale is the spread of the good samples. A Cauchy weight never
+    reaches zero: a bent curve is averaged and shows in the residuals, where a loss that rejects
+    would follow one half of it and call the other half outliers.
     """
-    # relative error = (alpha * work + beta) / t - 1, linear in alpha and beta
-    rows = np.stack([works / times, 1.0 / times], axis=1)
-    weights = np.ones_like(works)
+    weights = np.ones(len(rows))
     for round_ in range(60):
         solution = _least_squares(rows, weights, non_negative=non_negative)
         errors = np.abs(rows @ solution - 1.0)
@@ -249,20 +306,21 @@ def _reweighted(
         else:
             spread = max(1.4826 * float(np.median(errors)), 1e-6)
             weights = 1.0 / (1.0 + (errors / (2.385 * spread)) ** 2)
-    return solution, weights, rows
+    return solution, weights
 
 
 def _least_squares(rows: Floats, weights: Floats, *, non_negative: bool) -> Floats:
-    """Solve rows @ (alpha, beta) = 1; with two unknowns the bounded optimum is on an axis."""
+    """Solve rows @ (alpha, beta, gamma...) = 1."""
     root = np.sqrt(weights)
     weighted = rows * root[:, None]
     # work may be 1e12 and seconds 1e-5: columns of length one keep the system well conditioned
     lengths = np.linalg.norm(weighted, axis=0)
     lengths[lengths == 0.0] = 1.0
     columns = weighted / lengths
-    solution: Floats = np.asarray(np.linalg.lstsq(columns, root, rcond=None)[0])
-    if non_negative and (solution < 0.0).any():
-        shares = np.maximum(columns.T @ root, 0.0)
-        # dropping all but one column leaves |root|^2 - share^2: the larger share wins
-        solution = np.where(np.arange(2) == np.argmax(shares), shares, 0.0)
+    if non_negative:
+        from scipy.optimize import nnls  # half of what `import ooc_cudnn` would take otherwise
+
+        solution = nnls(columns, root)[0]
+    else:
+        solution = np.linalg.lstsq(columns, root, rcond=None)[0]
     return np.asarray(solution / lengths)

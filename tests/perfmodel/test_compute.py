@@ -80,3 +80,25 @@ def test_json_there_and_back():
     assert ComputeModel.from_json(MODEL.to_json()) == MODEL
     work = Work("pointwise", 1.0, 2.0)
     assert Work.from_json(work.to_json()) == work
+
+
+def test_features_add_their_terms():
+    model = ComputeModel({"pointwise/float32": Line(1e-12, 1e-6, {"elements": 2e-12})})
+    work = Work("pointwise/float32", 0.0, 1e9, {"elements": 1e9, "taps": 1e9})
+    assert model.seconds(work) == pytest.approx(1e-3 + 2e-3 + 1e-6)
+    assert Work.from_json(work.to_json()) == work
+    with pytest.raises(ValueError, match="elements"):
+        Work("pointwise", 0.0, 1.0, {"elements": -1.0})
+
+
+def test_what_was_tried_corrects_all_of_its_kind_and_nothing_else():
+    tried = Work("pointwise/float32", 0.0, 4.2e9, problem="3x3")
+    corrected = MODEL.corrected({tried.kind: 2.0})
+    assert corrected.seconds(tried) == pytest.approx(2 * MODEL.seconds(tried))
+    larger = Work("pointwise/float32", 0.0, 8.4e9, problem="3x3")
+    assert corrected.seconds(larger) == pytest.approx(2 * MODEL.seconds(larger))
+    other = Work("pointwise/float32", 0.0, 4.2e9, problem="2x2")
+    assert corrected.seconds(other) == MODEL.seconds(other)
+    assert corrected.corrected({other.kind: 3.0}).corrections == {tried.kind: 2.0, other.kind: 3.0}
+    # they hold for one process: a stored model has none
+    assert ComputeModel.from_json(corrected.to_json()) == MODEL

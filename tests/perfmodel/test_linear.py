@@ -147,3 +147,63 @@ def test_a_fit_goes_to_json_and_back():
         Fit(found.line, (0.1,), 0.0, 2)
     with pytest.raises(ValueError, match="list of numbers"):
         Fit.from_json({**found.to_json(), "residuals": 3})
+
+
+def terms_samples(*, noise=0.0, count=80, seed=0):
+    """Work and two features that vary apart, and the seconds of a known line."""
+    rng = np.random.default_rng(seed)
+    line = Line(2e-12, 1e-5, {"bytes": 3e-12, "elements": 5e-12})
+    work, size, elements = (10 ** rng.uniform(6, 10, count) for _ in range(3))
+    features = {"bytes": size, "elements": elements}
+    seconds = line.seconds(work, features) * (1 + noise * rng.standard_normal(count))
+    return line, work, seconds, features
+
+
+def test_known_terms_are_recovered():
+    line, work, seconds, features = terms_samples()
+    found = fit(work, seconds, features)
+    assert found.line.alpha == pytest.approx(line.alpha, rel=1e-6)
+    assert found.line.beta == pytest.approx(line.beta, rel=1e-6)
+    assert found.line.terms == pytest.approx(dict(line.terms), rel=1e-6)
+    assert found.held_out_error < 1e-6
+
+
+def test_known_terms_are_recovered_from_noise_and_outliers():
+    line, work, seconds, features = terms_samples(noise=0.05, count=400)
+    seconds[::17] *= 4.0
+    found = fit(work, seconds, features).line
+    assert found.alpha == pytest.approx(line.alpha, rel=0.1)
+    assert found.terms == pytest.approx(dict(line.terms), rel=0.1)
+
+
+def test_a_feature_that_costs_nothing_is_no_term():
+    _, work, seconds, features = terms_samples()
+    unrelated = np.random.default_rng(9).uniform(1, 1e9, len(work))
+    found = fit(work, seconds, {**features, "unrelated": unrelated}).line
+    assert found.terms.get("unrelated", 0.0) * 1e9 < 1e-6 * seconds.min()
+
+
+@pytest.mark.parametrize("bad", [[-1.0, 2.0, 3.0], [1.0, 2.0], [1.0, math.nan, 3.0], ["a", 1, 2]])
+def test_bad_features_are_refused(bad):
+    with pytest.raises(FitError, match=r"feature|finite|negative"):
+        fit([1.0, 2.0, 3.0], [1.0, 2.0, 3.0], {"bytes": bad})
+
+
+def test_a_feature_that_is_not_given_counts_nothing():
+    line = Line(1.0, 2.0, {"bytes": 3.0})
+    assert line.seconds(4.0) == 6.0
+    assert line.seconds(4.0, {"bytes": 1.0, "other": 9.0}) == 9.0
+    np.testing.assert_array_equal(
+        line.seconds(np.array([1.0, 2.0]), {"bytes": np.array([0.0, 1.0])}), [3.0, 7.0]
+    )
+
+
+def test_terms_go_to_json_and_back_and_lines_without_them_stay_as_they_were():
+    line = Line(1.0, 2.0, {"bytes": 3.0})
+    assert Line.from_json(line.to_json()) == line
+    assert Line(1.0, 2.0).to_json() == {"alpha": 1.0, "beta": 2.0}
+    assert Line.from_json({"alpha": 1.0, "beta": 2.0}) == Line(1.0, 2.0)
+    with pytest.raises(ValueError, match="terms"):
+        Line(1.0, 2.0, {"bytes": -3.0})
+    with pytest.raises(ValueError, match="unknown 'gamma'"):
+        Line.from_json({"alpha": 1.0, "beta": 2.0, "gamma": 1.0})
