@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -40,6 +40,23 @@ class Timing(NamedTuple):
 
     seconds: float
     spread: float
+
+
+class Group(NamedTuple):
+    """A part of a calibration: its name, about how many seconds it takes, and what makes it."""
+
+    label: str
+    seconds: float
+    measure: Callable[[], None]
+
+
+class Recorder(Protocol):
+    """Takes a sample of a line: its key, its work and further features, and its timing."""
+
+    def __call__(
+        self, key: str, work: float, timing: Timing, features: Mapping[str, float] = ...
+    ) -> None:
+        """Keep the sample."""
 
 
 class Bench:
@@ -229,6 +246,13 @@ class Bench:
             "compute",
             lambda index: lambda handle: self.device.run(launch, views, workspace, handle),
         )
+
+
+def make_bench(device: Device, limit: int, *, quick: bool) -> Bench:
+    """Return a bench that repeats as often as a calibration of this device should."""
+    if quick:
+        return Bench(device, limit, batches=3, batch_seconds=0.01)
+    return Bench(device, limit, batches=3 if device.kind == "host" else 5, batch_seconds=0.03)
 
 
 def _steady(stops: Any) -> float:

@@ -10,6 +10,7 @@ import pytest
 import ooc_cudnn
 from ooc_cudnn import calibration
 from ooc_cudnn.calibration import calibrate
+from ooc_cudnn.calibration_compute import ComputeMeasurements
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.devices.simulated import SimulatedDevice, SimulatedRun
 from ooc_cudnn.machines import machine_for, machine_path
@@ -167,7 +168,7 @@ class TestKeeping:
         def interrupted(self, *arguments, **keywords):
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(calibration._Calibration, "pointwise", interrupted)
+        monkeypatch.setattr(ComputeMeasurements, "pointwise", interrupted)
         with pytest.raises(KeyboardInterrupt):
             calibrate(device, quick=True)
         assert machine_for(device, None) == old
@@ -195,7 +196,7 @@ class TestKeeping:
         seen = []
         with ooc_cudnn.settings(progress=lambda done, total: seen.append((done, total))):
             calibrate(SimulatedDevice(H200), save=False, quick=True)
-        assert seen[-1] == (13, 13)
+        assert seen[-1] == (100, 100)
         assert [done for done, _ in seen] == sorted(done for done, _ in seen)
 
 
