@@ -11,7 +11,7 @@ Knows nothing of arrays, devices or ooc_cudnn. One file for each concept:
 - `search`, `search_local`: the split with the fewest seconds under a memory limit.
 """
 
-from .compute import ComputeModel, Work, convolution_flops
+from .compute import ComputeModel, Work, convolution_flops, convolution_work, pass_work
 from .linear import Fit, FitError, Line, fit
 from .machine import MachineFileError, MachineModel, shipped, shipped_names
 from .pipeline import (
@@ -49,11 +49,13 @@ __all__ = [
     "binding_stage",
     "closed_form",
     "convolution_flops",
+    "convolution_work",
     "default_candidates",
     "exhaustive_search",
     "fit",
     "local_search",
     "ordered_search",
+    "pass_work",
     "replay",
     "shipped",
     "shipped_names",

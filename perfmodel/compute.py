@@ -3,18 +3,22 @@
 Section 4.2 of the paper: convolutions are linear in their arithmetic, counted with cY rounded up
 to a multiple of 32 because the kernels compute 32 output channels at a time. Everything else here
 (bias, activation, re-laying a piece) is limited by device memory and linear in the bytes it reads
-and writes. Which kernel runs is part of the key: one line for each kind, dtype or precision, and
-layout.
+and writes. Finer features of either add terms to the line. Which kernel runs is part of the key:
+one line for each kind, dtype or precision, and layout.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from .linear import Line
 from .record import Record, Table, mapping, members, number, text, whole
+
+TILE_CHANNELS = 128
+"""Channels of the wide tiles in which matrix units compute."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +117,65 @@ def convolution_flops(
     return float(2 * n * output_sites * window_sites * (c_x // groups) * stepped_c_y)
 
 
+def convolution_work(
+    key: str,
+    *,
+    n: int,
+    c_x: int,
+    c_y: int,
+    output_sites: int,
+    window_sites: int,
+    groups: int = 1,
+    x_bytes: float,
+    w_bytes: float,
+    y_bytes: float,
+    problem: str = "",
+) -> Work:
+    """Return the work of a convolution, or of one of its gradients.
+
+    Its features are what tensor cores and wide tiles add to the paper's flops: the arithmetic with
+    the channels of each group rounded up to the 128 of a tile, those of y, of x, and both; and the
+    bytes of x and of y, which bind where channels are few.
+
+    Parameters
+    ----------
+    n, c_x, c_y, output_sites, window_sites, groups : int
+        As for `convolution_flops`.
+    x_bytes, w_bytes, y_bytes : float
+        Of the data (or its gradient), of the filters and of the result.
+    """
+    sizes = {"n": n, "output_sites": output_sites, "window_sites": window_sites, "groups": groups}
+    tiled_c_x = -(-(c_x // groups) // TILE_CHANNELS) * TILE_CHANNELS * groups
+    narrow = partial(convolution_flops, c_x=c_x, c_y=c_y, **sizes)
+    wide = partial(convolution_flops, c_x=tiled_c_x, c_y=c_y, **sizes)
+    features = {
+        "flops_y128": narrow(channel_step=TILE_CHANNELS),
+        "flops_x128": wide(),
+        "flops_x128_y128": wide(channel_step=TILE_CHANNELS),
+        "x_bytes": x_bytes,
+        "y_bytes": y_bytes,
+    }
+    return Work(key, narrow(), x_bytes + w_bytes + y_bytes, features, problem)
+
+
+def pass_work(
+    key: str, *, device_bytes: float, elements: float, taps: float = 0.0, problem: str = ""
+) -> Work:
+    """Return the work of a pass over device memory.
+
+    Parameters
+    ----------
+    device_bytes : float
+        Read and written.
+    elements : float
+        That are computed: narrow types are bound by this sooner than by their bytes.
+    taps : float
+        Values that windows look at, over all their places.
+    """
+    features = {"elements": elements, "taps": taps} if taps else {"elements": elements}
+    return Work(key, 0.0, device_bytes, features, problem)
+
+
 @dataclass(frozen=True)
 class ComputeModel:
     """One line for each kind of computation.
@@ -155,8 +218,8 @@ class ComputeModel:
         """Return the known key that stands in for `key`: itself where it is known.
 
         Otherwise the one that shares the most leading parts (between slashes), at least one; of
-        several such, the one with the most equal parts anywhere; then the slowest, so that a
-        guess errs towards caution; then the first by name.
+        several such, one that has no other parts; then the one with the most equal parts
+        anywhere; then the slowest, so that a guess errs towards caution; then the first by name.
 
         Raises
         ------
@@ -177,10 +240,11 @@ class ComputeModel:
             return key
         parts = key.split("/")
 
-        def nearness(known: str) -> tuple[int, int, float]:
-            equal = [a == b for a, b in zip(parts, known.split("/"), strict=False)]
+        def nearness(known: str) -> tuple[int, bool, int, float]:
+            held = known.split("/")
+            equal = [a == b for a, b in zip(parts, held, strict=False)]
             leading = [*equal, False].index(False)
-            return leading, sum(equal), self.lines[known].alpha
+            return leading, leading == len(held), sum(equal), self.lines[known].alpha
 
         best = max(sorted(self.lines), key=nearness, default=None)
         if best is None or nearness(best)[0] == 0:

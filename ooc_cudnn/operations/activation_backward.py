@@ -11,7 +11,7 @@ from scipy.special import erf, expit
 
 from ooc_cudnn.operations.base import Array, Shape
 from ooc_cudnn.tensor import DTYPES
-from perfmodel import Work
+from perfmodel import Work, pass_work
 
 
 def _elu(y: Array, x: Array, coef: float) -> Array:
@@ -81,8 +81,13 @@ class ActivationBackward:
     def work(self) -> Work:
         """Two or three reads and a write."""
         passes = 4.0 if needs_x(self.mode, self.coef) else 3.0
-        nbytes = passes * math.prod(self.shape) * DTYPES[self.dtype]
-        return Work(f"pointwise/{self.dtype}/activation_backward", 0.0, nbytes)
+        elements = math.prod(self.shape)
+        return pass_work(
+            f"pointwise/{self.dtype}/activation_backward",
+            device_bytes=passes * elements * DTYPES[self.dtype],
+            elements=elements,
+            problem=self.mode,
+        )
 
     def reference(self, *inputs: Array) -> Array:
         """Evaluate in float64."""

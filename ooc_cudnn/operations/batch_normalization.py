@@ -17,16 +17,19 @@ from ooc_cudnn.operations.activation import MODES
 from ooc_cudnn.operations.base import Array, Parameter, Shape
 from ooc_cudnn.operations.window import Range, Rows
 from ooc_cudnn.tensor import ACCUMULATOR, DTYPES
-from perfmodel import Work
+from perfmodel import Work, pass_work
 
 
 def _work(shape: Shape, dtype: str, passes: int) -> Work:
-    nbytes = float(passes * math.prod(shape) * DTYPES[dtype])
-    return Work(f"pointwise/{dtype}/batch_normalization", 0.0, nbytes)
+    elements = math.prod(shape)
+    key = f"pointwise/{dtype}/batch_normalization"
+    return pass_work(key, device_bytes=passes * elements * DTYPES[dtype], elements=elements)
 
 
 def _small(channels: int) -> Work:
-    return Work("pointwise/float64/batch_normalization", 0.0, 72.0 * channels)
+    return pass_work(
+        "pointwise/float64/batch_normalization", device_bytes=72.0 * channels, elements=channels
+    )
 
 
 def per_channel(vector: Array, ndim: int) -> Array:

@@ -9,7 +9,7 @@ import numpy as np
 
 from ooc_cudnn.operations.base import Array, Shape
 from ooc_cudnn.tensor import DTYPES
-from perfmodel import Work
+from perfmodel import Work, pass_work
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,12 @@ class ChannelSum:
 
     def work(self) -> Work:
         """One read."""
-        nbytes = float(math.prod(self.shape) * DTYPES[self.dtype])
-        return Work(f"pointwise/{self.dtype}/channel_sum", 0.0, nbytes)
+        elements = math.prod(self.shape)
+        return pass_work(
+            f"pointwise/{self.dtype}/channel_sum",
+            device_bytes=elements * DTYPES[self.dtype],
+            elements=elements,
+        )
 
     def reference(self, *inputs: Array) -> Array:
         """Sum in float64."""

@@ -24,7 +24,7 @@ from ooc_cudnn.operations.window import (
     ranges,
 )
 from ooc_cudnn.tensor import DTYPES
-from perfmodel import Work, convolution_flops
+from perfmodel import Work, convolution_work
 
 
 @dataclass(frozen=True)
@@ -221,21 +221,31 @@ class Convolution:
         return "tf32" if self.dtype == "float32" and self.allow_tf32 else self.dtype
 
     def work(self) -> Work:
-        """Flops by the paper's section 4.2 (cY in steps of 32), and the bytes of all operands."""
-        n, c_x = self.x_shape[:2]
-        flops = convolution_flops(
-            n=n,
-            c_x=c_x,
+        """Flops by the paper's section 4.2, those of whole tiles, and the bytes of all operands."""
+        item = DTYPES[self.dtype]
+        return convolution_work(
+            f"convolution/{self.precision}/{self.layout}",
+            n=self.x_shape[0],
+            c_x=self.x_shape[1],
             c_y=self.w_shape[0],
             output_sites=math.prod(self.output_shape[2:]),
             window_sites=math.prod(self.w_shape[2:]),
             groups=self.groups,
+            x_bytes=math.prod(self.x_shape) * item,
+            w_bytes=math.prod(self.w_shape) * item,
+            y_bytes=math.prod(self.output_shape) * DTYPES[self.y_dtype],
+            problem=self.problem,
         )
-        elements = math.prod(self.x_shape) + math.prod(self.w_shape)
-        return Work(
-            f"convolution/{self.precision}/{self.layout}",
-            flops,
-            elements * DTYPES[self.dtype] + math.prod(self.output_shape) * DTYPES[self.y_dtype],
+
+    @property
+    def problem(self) -> str:
+        """What it computes, whatever its extents."""
+        window, stride, dilation = (
+            "x".join(map(str, sizes)) for sizes in (self.w_shape[2:], self.stride, self.dilation)
+        )
+        return (
+            f"{self.x_shape[1]} to {self.w_shape[0]} in {self.groups}, window {window}, "
+            f"stride {stride}, dilation {dilation}"
         )
 
     def magnitude(self, x: Array, *parameters: Array) -> Array:

@@ -135,4 +135,4 @@ def _work(forward: Convolution, direction: str, result: Shape, result_dtype: str
     if min(forward.output_shape) < 1:  # no window reaches the piece: its result is zeros
         return Work(key, 0.0, float(math.prod(result) * DTYPES[result_dtype]))
     work = replace(forward, y_dtype=forward.dtype).work()
-    return Work(key, work.flops, work.device_bytes + extra)
+    return replace(work, key=key, device_bytes=work.device_bytes + extra)

@@ -11,7 +11,7 @@ import numpy as np
 from ooc_cudnn.operations.base import Array, Parameter, Shape
 from ooc_cudnn.operations.window import Range, Rows
 from ooc_cudnn.tensor import DTYPES
-from perfmodel import Work
+from perfmodel import Work, pass_work
 
 #: op -> float64 function of (a, b). minimum and maximum propagate NaN.
 OPS: dict[str, Callable[[Array, Array], Array]] = {
@@ -93,7 +93,11 @@ class OpTensor:
     def work(self) -> Work:
         """Read a and b, write c."""
         elements = math.prod(self.shape) * (2 if self.alpha_a else 1) + math.prod(self.b_shape)
-        return Work(f"pointwise/{self.dtype}/op_tensor", 0.0, float(elements * DTYPES[self.dtype]))
+        return pass_work(
+            f"pointwise/{self.dtype}/op_tensor",
+            device_bytes=elements * DTYPES[self.dtype],
+            elements=math.prod(self.shape),
+        )
 
     def reference(self, x: Array, *parameters: Array) -> Array:
         """Evaluate in float64."""

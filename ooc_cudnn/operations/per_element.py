@@ -11,7 +11,7 @@ import numpy as np
 from ooc_cudnn.operations.base import Array, Parameter, Shape
 from ooc_cudnn.operations.window import Range, Rows
 from ooc_cudnn.tensor import DTYPES
-from perfmodel import Work
+from perfmodel import Work, pass_work
 
 
 class PerElement:
@@ -54,5 +54,6 @@ class PerElement:
 
     def work(self) -> Work:
         """One read and one write of the tensor."""
-        nbytes = math.prod(self.shape) * DTYPES[self.dtype]
-        return Work(f"pointwise/{self.dtype}", 0.0, 2.0 * nbytes)
+        elements = math.prod(self.shape)
+        nbytes = 2.0 * elements * DTYPES[self.dtype]
+        return pass_work(f"pointwise/{self.dtype}", device_bytes=nbytes, elements=elements)

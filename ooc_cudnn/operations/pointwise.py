@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from ooc_cudnn.operations.base import Shape
 from ooc_cudnn.tensor import DTYPES
-from perfmodel import Work
+from perfmodel import Work, pass_work
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,12 @@ class Pointwise:
         elements = math.prod(self.shape)
         per_element = DTYPES[self.value_dtype] * (1 + self.has_addend)
         per_element += DTYPES[self.dtype] * (2 if self.beta else 1)
-        return Work(f"pointwise/{self.dtype}", 0.0, float(elements * per_element))
+        return pass_work(
+            f"pointwise/{self.dtype}",
+            device_bytes=elements * per_element,
+            elements=elements,
+            problem=self.mode,
+        )
 
 
 @dataclass(frozen=True)
@@ -64,6 +69,9 @@ class Relayout:
 
     def work(self) -> Work:
         """One read and one write."""
-        return Work(
-            f"pointwise/{self.dtype}", 0.0, 2.0 * math.prod(self.shape) * DTYPES[self.dtype]
+        elements = math.prod(self.shape)
+        return pass_work(
+            f"pointwise/{self.dtype}/relayout",
+            device_bytes=2.0 * elements * DTYPES[self.dtype],
+            elements=elements,
         )

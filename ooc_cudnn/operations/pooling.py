@@ -21,7 +21,7 @@ from ooc_cudnn.operations.window import (
     per_axis,
 )
 from ooc_cudnn.tensor import DTYPES
-from perfmodel import Work
+from perfmodel import Work, pass_work
 
 #: "max_deterministic" computes what "max" does: both are deterministic here.
 MODES = ("max", "max_deterministic", "average_include_padding", "average_exclude_padding")
@@ -145,9 +145,21 @@ class Pooling:
         )
 
     def work(self) -> Work:
-        """Read x, write y."""
+        """Read x, write y; each value of y looks at a window."""
         elements = math.prod(self.x_shape) + math.prod(self.output_shape)
-        return Work(f"pointwise/{self.dtype}/pooling", 0.0, float(elements * DTYPES[self.dtype]))
+        return pass_work(
+            f"pointwise/{self.dtype}/pooling",
+            device_bytes=elements * DTYPES[self.dtype],
+            elements=elements,
+            taps=math.prod(self.output_shape) * math.prod(self.window),
+            problem=self.problem,
+        )
+
+    @property
+    def problem(self) -> str:
+        """What it computes, whatever its extents."""
+        window, stride = ("x".join(map(str, sizes)) for sizes in (self.window, self.stride))
+        return f"{self.mode}, window {window}, stride {stride}"
 
     def taps(self) -> Iterator[tuple[Any, Any]]:
         """Every tap of the window: (slices of y, slices of x) of the windows whose tap is on x."""
@@ -225,10 +237,17 @@ class PoolingBackward:
 
     def work(self) -> Work:
         """Read y, dy and x, write dx."""
-        elements = math.prod(self.output_shape) + math.prod(self.forward.output_shape)
-        if self.forward.is_max:
-            elements += math.prod(self.forward.x_shape) + math.prod(self.forward.output_shape)
-        return Work(f"pointwise/{self.dtype}/pooling", 0.0, float(elements * DTYPES[self.dtype]))
+        forward = self.forward
+        elements = math.prod(self.output_shape) + math.prod(forward.output_shape)
+        if forward.is_max:
+            elements += math.prod(forward.x_shape) + math.prod(forward.output_shape)
+        return pass_work(
+            f"pointwise/{self.dtype}/pooling_backward",
+            device_bytes=elements * DTYPES[self.dtype],
+            elements=elements,
+            taps=math.prod(forward.output_shape) * math.prod(forward.window),
+            problem=forward.problem,
+        )
 
     def reference(self, *inputs: Array | None) -> Array:
         """Scatter in float64; inputs are (y, dy, x). In average modes (dy,) will do."""

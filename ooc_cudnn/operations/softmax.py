@@ -9,15 +9,16 @@ import numpy as np
 
 from ooc_cudnn.operations.base import Array, Shape
 from ooc_cudnn.tensor import DTYPES
-from perfmodel import Work
+from perfmodel import Work, pass_work
 
 ALGORITHMS = ("accurate", "log")
 MODES = ("channel", "instance")
 
 
 def _work(shape: Shape, dtype: str, passes: int) -> Work:
-    nbytes = float(passes * math.prod(shape) * DTYPES[dtype])
-    return Work(f"pointwise/{dtype}/softmax", 0.0, nbytes)
+    elements = math.prod(shape)
+    key = f"pointwise/{dtype}/softmax"
+    return pass_work(key, device_bytes=passes * elements * DTYPES[dtype], elements=elements)
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,9 @@ class MergeImageMaximum:
 
     def work(self) -> Work:
         """Nothing to speak of."""
-        return Work("pointwise/float64/softmax", 0.0, 48.0 * self.images)
+        return pass_work(
+            "pointwise/float64/softmax", device_bytes=48.0 * self.images, elements=self.images
+        )
 
 
 @dataclass(frozen=True)

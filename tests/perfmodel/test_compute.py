@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfmodel import ComputeModel, Line, Work, convolution_flops
+from perfmodel import ComputeModel, Line, Work, convolution_flops, convolution_work, pass_work
 
 MODEL = ComputeModel(
     {
@@ -102,3 +102,31 @@ def test_what_was_tried_corrects_all_of_its_kind_and_nothing_else():
     assert corrected.corrected({other.kind: 3.0}).corrections == {tried.kind: 2.0, other.kind: 3.0}
     # they hold for one process: a stored model has none
     assert ComputeModel.from_json(corrected.to_json()) == MODEL
+
+
+def test_the_features_of_a_convolution():
+    sizes = {"n": 2, "c_x": 6, "c_y": 300, "output_sites": 7, "window_sites": 9, "groups": 2}
+    work = convolution_work("convolution", x_bytes=10, w_bytes=20, y_bytes=30, **sizes)
+    sites = 2 * 2 * 7 * 9
+    # 3 input and 150 output channels a group: in steps of 32 that is 160, in steps of 128 256
+    assert work.flops == sites * 3 * 320
+    assert work.features == {
+        "flops_y128": sites * 3 * 512,
+        "flops_x128": sites * 128 * 320,
+        "flops_x128_y128": sites * 128 * 512,
+        "x_bytes": 10,
+        "y_bytes": 30,
+    }
+    assert work.device_bytes == 60
+
+
+def test_the_features_of_a_pass():
+    work = pass_work("pointwise/float16/pooling", device_bytes=6, elements=3, taps=27)
+    assert (work.flops, work.device_bytes) == (0, 6)
+    assert work.features == {"elements": 3, "taps": 27}
+    assert pass_work("pointwise", device_bytes=6, elements=3).features == {"elements": 3}
+
+
+def test_a_plain_key_stands_in_for_its_parts_before_a_sibling_does():
+    model = ComputeModel({"pointwise/float32": Line(1, 0), "pointwise/float32/pooling": Line(9, 0)})
+    assert model.nearest_key("pointwise/float32/softmax") == "pointwise/float32"
