@@ -134,8 +134,9 @@ def convolution_work(
     """Return the work of a convolution, or of one of its gradients.
 
     Its features are what tensor cores and wide tiles add to the paper's flops: the arithmetic with
-    the channels of each group rounded up to the 128 of a tile, those of y, of x, and both; and the
-    bytes of x and of y, which bind where channels are few.
+    the channels of each group rounded up to the 128 of a tile, those of y, of x, and both; the
+    bytes of x and of y, which bind where channels are few; and the sites n * hY * wY, each of which
+    costs something whatever the channels.
 
     Parameters
     ----------
@@ -154,6 +155,7 @@ def convolution_work(
         "flops_x128_y128": wide(channel_step=TILE_CHANNELS),
         "x_bytes": x_bytes,
         "y_bytes": y_bytes,
+        "sites": float(n * output_sites),
     }
     return Work(key, narrow(), x_bytes + w_bytes + y_bytes, features, problem)
 

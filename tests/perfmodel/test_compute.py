@@ -116,6 +116,7 @@ def test_the_features_of_a_convolution():
         "flops_x128_y128": sites * 128 * 512,
         "x_bytes": 10,
         "y_bytes": 30,
+        "sites": 2 * 7,
     }
     assert work.device_bytes == 60
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from perfmodel import shipped
+from perfmodel import convolution_work, shipped
 
 GIB = 2**30
 LAYOUTS = ("channels_first", "channels_last")
@@ -47,6 +47,19 @@ def test_the_p100s_link_moves_table_4_in_its_time():
     assert transfer.duplex_slowdown == 1
     for line in (transfer.copy_in["pinned"], transfer.copy_out["pinned"]):
         assert line.alpha * 4 * 64 * sites == pytest.approx(seconds, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("channels", "least", "most"), [(64, 4320e9, 4340e9), (1024, 7590e9, 7629e9)]
+)
+def test_the_p100_is_slow_where_channels_are_few(channels, least, most):
+    sites = 1024 * 1024
+    work = convolution_work(
+        "convolution/float32/channels_first", n=1, c_x=channels, c_y=channels, output_sites=sites,
+        window_sites=9, x_bytes=0, w_bytes=0, y_bytes=0,
+    )  # fmt: skip
+    seconds = shipped("p100").compute.seconds(work)
+    assert least < 2 * channels**2 * 9 * sites / seconds < most
 
 
 @pytest.mark.parametrize("name", ["p100", "titanx", "p40"])
