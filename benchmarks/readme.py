@@ -101,22 +101,30 @@ def figures(folder: Path = common.RESULTS) -> str:
     return "\n".join(lines)
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Write or check the section; return the exit status."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="change nothing; fail if out of date")
-    arguments = parser.parse_args(argv)
-    path = ROOT / "README.md"
+def fill(path: Path, begin: str, end: str, section: str, *, check: bool) -> int:
+    """Write a section between two markers of a page, or check it; return the exit status."""
     text = path.read_text(encoding="utf-8")
-    before, rest = text.split(BEGIN)
-    _, after = rest.split(END)
-    made = f"{before}{BEGIN}\n\n{figures()}\n\n{END}{after}"
-    if arguments.check:
+    before, rest = text.split(begin)
+    _, after = rest.split(end)
+    made = f"{before}{begin}\n\n{section}\n\n{end}{after}"
+    if check:
         if made != text:
-            print("README.md is out of date: run python -m benchmarks.readme", file=sys.stderr)
+            print(f"{path.name} is out of date: its section says how to write it", file=sys.stderr)
         return int(made != text)
     path.write_text(made, encoding="utf-8")
     return 0
+
+
+def checks(description: str | None, argv: list[str] | None) -> bool:
+    """Read the one argument of what fills pages: whether to change nothing."""
+    parser = argparse.ArgumentParser(description=(description or "").splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="change nothing; fail if out of date")
+    return bool(parser.parse_args(argv).check)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Write or check the section; return the exit status."""
+    return fill(ROOT / "README.md", BEGIN, END, figures(), check=checks(__doc__, argv))
 
 
 if __name__ == "__main__":
