@@ -63,7 +63,7 @@ class Span(NamedTuple):
     most: float
 
     def __str__(self) -> str:
-        return f"{self.least:.1%} to {self.most:.1%}"
+        return f"{100 * self.least:.1f} to {100 * self.most:.1f} %"
 
 
 #: Table 4: GFLOPS with the features on the host and the filters on the device.

@@ -187,7 +187,7 @@ def table_4(report: common.Report, sizes: dict[Size, float]) -> None:
     for size in list(sizes)[: 1 if report.arguments.quick else None]:
         found, most = searched(size), paper_figures.ORDERED_GAP
         title = f"ordered search, gap to the best: {size}"
-        row = {"simulated": found.ordered, "paper": f"at most {most:.1%}", "unit": "%"}
+        row = {"simulated": found.ordered, "paper": f"at most {100 * most:.1f} %", "unit": "%"}
         report.measure(title, row)
         report.claim(title, found.ordered, "<=", most)
         row = {"simulated": str(found.local), "paper": str(paper_figures.LOCAL_GAP), "unit": "%"}
