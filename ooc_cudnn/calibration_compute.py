@@ -1,18 +1,32 @@
-"""What a calibration measures of computing: convolutions and elementwise passes, as `Group`s."""
+"""What a calibration measures of computing: convolutions, their gradients and passes over memory.
+
+Every launch is timed by itself, on the device it will run on; `calibration_shapes` draws them.
+"""
 
 from __future__ import annotations
 
-import itertools
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 
+from ooc_cudnn.calibration_shapes import (
+    DIRECTIONS,
+    GPU_POOL,
+    HOST_POOL,
+    convolutions,
+    passes,
+)
 from ooc_cudnn.devices.base import Device
+from ooc_cudnn.functions.plan import described
 from ooc_cudnn.measuring import Bench, Group, Recorder
-from ooc_cudnn.operations.chain import Buffer, Launch
 from ooc_cudnn.operations.convolution import Convolution
-from ooc_cudnn.operations.pointwise import Pointwise
+from ooc_cudnn.operations.convolution_backward import (
+    ConvolutionBackwardData,
+    ConvolutionBackwardFilter,
+)
+from ooc_cudnn.operations.splittable import Buffer, Launch, Piece
 from ooc_cudnn.pipeline.pricing import aligned
-from ooc_cudnn.tensor import numpy_dtype
+from ooc_cudnn.tensor import ACCUMULATOR, numpy_dtype
 from perfmodel import Line
 
 #: Kinds of arithmetic: dtype, and whether TF32 is allowed.
@@ -23,33 +37,15 @@ ARITHMETIC = (
     ("bfloat16", True),
     ("float64", True),
 )
+#: Convolutions of each kind of arithmetic, memory order and direction; calls of each pass.
+GPU_COUNTS, HOST_COUNTS, QUICK_COUNTS = (36, 8), (12, 6), (4, 3)
+#: Seconds that one sample takes, to tell how far a calibration is.
+SAMPLE_SECONDS = 0.03
+#: How often a launch is timed, and for how long: the fit has many launches to average over.
+BATCHES, BATCH_SECONDS = 3, 0.005
 
-#: Convolutions measured on a GPU: n, cX, cY, height and width, window. Every third one is enough
-#: for a quick calibration.
-GPU_CONVOLUTIONS: tuple[tuple[int, int, int, int, int], ...] = (
-    (8, 64, 64, 256, 3),
-    (1, 64, 64, 256, 3),
-    (16, 32, 64, 128, 5),
-    (16, 128, 128, 128, 3),
-    (8, 16, 32, 256, 3),
-    (4, 128, 128, 128, 3),
-    (8, 256, 256, 64, 3),
-    (32, 256, 256, 64, 3),
-    (8, 3, 64, 256, 3),
-    (4, 64, 128, 128, 1),
-)
-#: The same on the host, a hundred times smaller.
-HOST_CONVOLUTIONS: tuple[tuple[int, int, int, int, int], ...] = (
-    (1, 32, 64, 128, 3),
-    (1, 16, 64, 192, 3),
-    (1, 128, 128, 32, 3),
-    (1, 32, 32, 64, 5),
-    (2, 64, 64, 96, 3),
-    (1, 3, 32, 256, 3),
-    (1, 16, 32, 128, 3),
-    (4, 32, 32, 32, 3),
-    (2, 256, 64, 32, 1),
-)
+#: Launches, and the buffers they take.
+Launches = Iterator[tuple[Launch, Mapping[str, Buffer]]]
 
 
 class ComputeMeasurements:
@@ -59,31 +55,39 @@ class ComputeMeasurements:
     ----------
     bench : Bench
     record : callable
-        Takes the key of a line, the amount of work of a sample, and its timing.
+        Takes the key of a line, the amount of work of a sample, its timing and its features.
     quick : bool
         Fewer of them.
     """
 
     def __init__(self, bench: Bench, record: Recorder, *, quick: bool) -> None:
-        self.bench, self.record, self.device = bench, record, bench.device
-        small = self.device.kind == "host"
-        self.shapes = HOST_CONVOLUTIONS if small else GPU_CONVOLUTIONS
-        most = 22 if small else 25
-        if quick:
-            self.shapes = self.shapes[::3]
-            self.elements = (2 ** (most - 6), 2 ** (most - 3), 2 ** (most - 1))
-        else:
-            self.elements = tuple(2**power for power in range(most - 8, most + 1, 2))
+        self.bench = Bench(
+            bench.device, bench.limit_bytes, batches=BATCHES, batch_seconds=BATCH_SECONDS
+        )
+        self.record, self.device = record, bench.device
+        on_host = self.device.kind == "host"
+        self.pool = HOST_POOL if on_host else GPU_POOL
+        counts = QUICK_COUNTS if quick else HOST_COUNTS if on_host else GPU_COUNTS
+        self.convolution_count, self.pass_count = counts
 
     def groups(self) -> list[Group]:
-        """What is to be measured, in parts that need the device's memory one after the other."""
+        """What is to be measured, in parts of known length."""
         found = []
         for dtype, tf32 in arithmetic(self.device):
             for layout in self.device.layouts(dtype):
-                measure = partial(self.convolutions, dtype, layout, allow_tf32=tf32)
-                found.append(Group(f"convolutions {dtype} {layout}", 2.0, measure))
+                for direction in DIRECTIONS:
+                    launches = partial(self.convolutions, dtype, layout, direction, tf32)
+                    found.append(
+                        Group(
+                            f"{direction} convolutions, {dtype}, {layout}",
+                            self.convolution_count * SAMPLE_SECONDS,
+                            partial(self.measure, launches, dtype),
+                        )
+                    )
             if tf32 or self.device.kind == "host":
-                found.append(Group(f"passes {dtype}", 0.5, partial(self.pointwise, dtype)))
+                measure = partial(self.measure, partial(self.passes, dtype), dtype)
+                seconds = 15 * self.pass_count * SAMPLE_SECONDS
+                found.append(Group(f"passes, {dtype}", seconds, measure))
         return found
 
     def with_stand_ins(self, lines: dict[str, Line]) -> dict[str, Line]:
@@ -93,67 +97,75 @@ class ComputeMeasurements:
             lines.update({key.replace("float32", "tf32"): lines[key] for key in strict})
         return lines
 
-    def convolutions(self, dtype: str, layout: str, *, allow_tf32: bool) -> None:
-        """Measure one kind of arithmetic in one memory order."""
-        found = []
-        for n, c_x, c_y, extent, window in self.shapes:
-            operation = replace(
-                Convolution.of(
-                    (n, c_x, extent, extent),
-                    (c_y, c_x, window, window),
-                    padding=window // 2,
-                    dtype=dtype,
-                    allow_tf32=allow_tf32,
-                ),
-                layout=layout,
-            )
-            buffers = {
-                "x": Buffer(operation.x_shape, dtype, layout),
-                "w": Buffer(operation.w_shape, dtype, layout),
-                "y": Buffer(operation.output_shape, dtype, layout),
-            }
-            found.append((Launch(operation, ("x", "w"), "y"), buffers))
-        self._launches(found, dtype)
+    def convolutions(self, dtype: str, layout: str, direction: str, tf32: bool) -> Launches:
+        """Convolutions of one kind of arithmetic, memory order and direction."""
+        drawn = convolutions(
+            f"{dtype} {tf32} {layout} {direction}",
+            self.pool,
+            dtype,
+            allow_tf32=tf32,
+            count=self.convolution_count,
+        )
+        for operation in drawn:
+            yield convolution_launch(replace(operation, layout=layout), direction)
 
-    def pointwise(self, dtype: str) -> None:
-        """Measure the fused elementwise pass: bias and ReLU."""
-        found = []
-        for elements in self.elements:
-            shape = (1, 64, elements // 2048, 32)
-            operation = Pointwise(shape, dtype, dtype, "relu", has_shift=True)
-            buffers = {
-                "x": Buffer(shape, dtype, "channels_first"),
-                "b": Buffer((64,), dtype, "channels_first"),
-                "y": Buffer(shape, dtype, "channels_first"),
-            }
-            found.append((Launch(operation, ("x", "", "b", ""), "y"), buffers))
-        self._launches(found, dtype)
+    def passes(self, dtype: str) -> Launches:
+        """Launches of the calls that are passes over memory, each on all of its data."""
+        for function, arguments, layout in passes(f"{dtype}", self.pool, dtype, self.pass_count):
+            call = described(function, **arguments)
+            whole = call.extents
+            for sweep in range(call.sweeps):
+                launches, buffers = call.launches(
+                    Piece((0, whole.n), (0, whole.c_y), (0, whole.h_y), (0, whole.c_x), sweep),
+                    layout=layout,
+                    orders=dict.fromkeys(call.operands, layout),
+                )
+                for launch in launches:
+                    used = {name: buffers[name] for name in (*launch.inputs, launch.output) if name}
+                    yield launch, used
 
-    def _launches(self, launches: list[tuple[Launch, dict[str, Buffer]]], dtype: str) -> None:
+    def measure(self, launches: partial[Launches], dtype: str) -> None:
         """Time launches on random numbers; those that the memory limit excludes are left out."""
-        # Each operand has a place of its own, so no result becomes another launch's input.
-        sizes: dict[str, int] = {}
-        chosen: list[tuple[Launch, dict[str, Buffer], int]] = []
-        for launch, buffers in launches:
-            grown = {
-                name: max(sizes.get(name, 0), aligned(buffer.nbytes))
-                for name, buffer in buffers.items()
-            }
-            held = sum(grown.values())
-            scratch = self.bench.workspace(launch, buffers, held) if self.bench.fits(held) else None
-            most = max([scratch or 0, *(other for *_, other in chosen)])
-            if scratch is not None and self.bench.fits(held + aligned(most)):
-                chosen.append((launch, buffers, scratch))
-                sizes = grown
-        held, most = sum(sizes.values()), max((scratch for *_, scratch in chosen), default=0)
-        base = self.bench.reserve(held + aligned(most))
-        self.bench.fill(base, held, dtype)
-        starts = itertools.accumulate(sizes.values(), initial=base)
-        pointers = dict(zip(sizes, starts, strict=False))
-        for launch, buffers, scratch in chosen:
+        filled = (0, 0)
+        for launch, buffers in launches():
+            sizes = {name: aligned(buffer.nbytes) for name, buffer in buffers.items()}
+            held = sum(sizes.values())
+            if not self.bench.fits(held):
+                continue
+            scratch = self.bench.workspace(launch, buffers, held)
+            if scratch is None:
+                continue
+            base = self.bench.reserve(held + aligned(scratch))
+            if base != filled[0] or held > filled[1]:
+                # Results of earlier launches are random enough to be the inputs of later ones.
+                self.bench.fill(base, held, dtype)
+                filled = base, held
+            pointers, at = {}, base
+            for name, size in sizes.items():
+                pointers[name], at = at, at + size
             work = launch.operation.work()
-            timing = self.bench.launch(launch, buffers, pointers, (base + held, scratch))
-            self.record(work.key, work.amount, timing)
+            timing = self.bench.launch(launch, buffers, pointers, (at, scratch))
+            self.record(work.key, work.amount, timing, work.features)
+
+
+def convolution_launch(
+    operation: Convolution, direction: str
+) -> tuple[Launch, Mapping[str, Buffer]]:
+    """Return the launch of a convolution, or of one of its gradients, and its buffers."""
+    dtype, layout = operation.dtype, operation.layout
+    x, w, y = (
+        Buffer(shape, dtype, layout)
+        for shape in (operation.x_shape, operation.w_shape, operation.output_shape)
+    )
+    if direction == "backward_data":
+        backward_data = ConvolutionBackwardData(operation, dtype)
+        return Launch(backward_data, ("w", "dy"), "dx"), {"w": w, "dy": y, "dx": x}
+    if direction == "backward_filter":
+        sums = ACCUMULATOR[dtype]
+        backward_filter = ConvolutionBackwardFilter(operation, sums)
+        buffers = {"x": x, "dy": y, "dw": w._replace(dtype=sums)}
+        return Launch(backward_filter, ("x", "dy"), "dw"), buffers
+    return Launch(operation, ("x", "w"), "y"), {"x": x, "w": w, "y": y}
 
 
 def arithmetic(device: Device) -> tuple[tuple[str, bool], ...]:

@@ -161,7 +161,13 @@ def convolution_work(
 
 
 def pass_work(
-    key: str, *, device_bytes: float, elements: float, taps: float = 0.0, problem: str = ""
+    key: str,
+    *,
+    device_bytes: float,
+    elements: float,
+    taps: float = 0.0,
+    exponentials: float = 0.0,
+    problem: str = "",
 ) -> Work:
     """Return the work of a pass over device memory.
 
@@ -173,9 +179,12 @@ def pass_work(
         That are computed: narrow types are bound by this sooner than by their bytes.
     taps : float
         Values that windows look at, over all their places.
+    exponentials : float
+        Transcendental functions that are evaluated.
     """
-    features = {"elements": elements, "taps": taps} if taps else {"elements": elements}
-    return Work(key, 0.0, device_bytes, features, problem)
+    features = {"elements": elements, "taps": taps, "exponentials": exponentials}
+    counted = {name: amount for name, amount in features.items() if amount}
+    return Work(key, 0.0, device_bytes, counted, problem)
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from ooc_cudnn.functions.planning import (
 from ooc_cudnn.machines import named_machine
 from ooc_cudnn.memory.arrays import wrap
 from ooc_cudnn.memory.limit import limit_bytes
+from ooc_cudnn.operations.splittable import Splittable
 from ooc_cudnn.pipeline.plan import Plan
 from ooc_cudnn.pipeline.pricing import Request
 from ooc_cudnn.settings import current
@@ -99,7 +100,7 @@ def plan(
     >>> found.binding_stage, found.device_bytes < 2**34, 0.15 < found.seconds < 0.2
     ('copy_out', True, True)
     """
-    return _planned(function, machine, memory_limit, out, arguments).plan
+    return planned_call(function, machine, memory_limit, out, arguments).plan
 
 
 def plan_request(
@@ -117,11 +118,38 @@ def plan_request(
     ValueError
         For a chain that is cut into shorter ones.
     """
-    (part,) = _planned(function, machine, memory_limit, out, arguments).parts
+    (part,) = planned_call(function, machine, memory_limit, out, arguments).parts
     return part.request
 
 
-def _planned(
+def described(function: str, **arguments: Any) -> Splittable:
+    """Return a call of a public function as what it may be cut into.
+
+    Parameters
+    ----------
+    function : str
+    **arguments
+        As for `plan`.
+    """
+    settings = current()
+    description, specs, _ = _describe(function, arguments, None, settings)
+    given = given_results(description, None)
+    outs = {name: _spec(array, name, settings)[0] for name, array in given.items()}
+    return _build(description, specs, outs, settings)
+
+
+def _build(
+    description: Description,
+    specs: Mapping[str, TensorSpec],
+    outs: Mapping[str, TensorSpec],
+    settings: Settings,
+) -> Splittable:
+    further = {n: _spec(array, n, settings)[0] for n, array in description.beside.items()}
+    further |= {name: outs[name] for name in description.updated}
+    return description.build({**specs, **further}, settings)
+
+
+def planned_call(
     function: str,
     machine: MachineModel | str | os.PathLike[str] | None,
     memory_limit: int | float | str | None,
@@ -137,9 +165,7 @@ def _planned(
     for name, array in given_results(description, out).items():
         given = name if name in description.updated else "out"
         outs[name], aligned[name] = _spec(array, given, settings)
-    further = {n: _spec(array, n, settings)[0] for n, array in description.beside.items()}
-    further |= {name: outs[name] for name in description.updated}
-    made = description.build({**specs, **further}, settings)
+    made = _build(description, specs, outs, settings)
     if machine is not None:
         model = named_machine(machine)
         room = _limit_of(model, limit)

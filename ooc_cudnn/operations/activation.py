@@ -49,6 +49,9 @@ def _identity(x: Array, coef: float) -> Array:
     return x
 
 
+#: Modes that evaluate an exponential or an error function.
+TRANSCENDENTAL = frozenset({"elu", "sigmoid", "tanh", "swish", "gelu"})
+
 #: mode -> (function of (x, coef), default coef or None where the mode takes none)
 MODES: dict[str, tuple[Callable[[Array, float], Array], float | None]] = {
     "relu": (_relu, None),

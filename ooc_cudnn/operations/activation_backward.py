@@ -28,6 +28,9 @@ def _gelu(y: Array, x: Array, coef: float) -> Array:
     return np.asarray(0.5 * (1 + erf(x / math.sqrt(2))) + x * density)
 
 
+#: Modes whose slope evaluates an exponential or an error function.
+TRANSCENDENTAL = frozenset({"swish", "gelu"})
+
 #: mode -> slope from (y, x, coef), in float64; x is y itself where the mode does not need x.
 SLOPES: dict[str, Callable[[Array, Array, float], Array]] = {
     "relu": lambda y, x, coef: np.where(y > 0, 1.0, 0.0),
@@ -86,6 +89,7 @@ class ActivationBackward:
             f"pointwise/{self.dtype}/activation_backward",
             device_bytes=passes * elements * DTYPES[self.dtype],
             elements=elements,
+            exponentials=elements if self.mode in TRANSCENDENTAL else 0,
             problem=self.mode,
         )
 

@@ -126,6 +126,8 @@ def test_the_features_of_a_pass():
     assert (work.flops, work.device_bytes) == (0, 6)
     assert work.features == {"elements": 3, "taps": 27}
     assert pass_work("pointwise", device_bytes=6, elements=3).features == {"elements": 3}
+    tanh = pass_work("pointwise", device_bytes=6, elements=3, exponentials=3)
+    assert tanh.features == {"elements": 3, "exponentials": 3}
 
 
 def test_a_plain_key_stands_in_for_its_parts_before_a_sibling_does():
