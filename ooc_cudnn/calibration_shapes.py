@@ -1,0 +1,181 @@
+"""What a calibration computes: convolutions and passes as people have them, drawn by a fixed seed.
+
+The draw depends on nothing but the seed, so two calibrations of one machine measure the same.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ooc_cudnn.operations.base import Shape
+from ooc_cudnn.operations.convolution import Convolution
+from ooc_cudnn.tensor import DTYPES, TensorSpec, packed_strides
+
+DIRECTIONS = ("forward", "backward_data", "backward_filter")
+
+CHANNELS = (3, 8, 16, 32, 32, 48, 64, 64, 64, 96, 128, 128, 128, 192, 256, 256, 384, 512, 512, 1024)
+EXTENTS = (7, 14, 28, 32, 56, 64, 112, 128, 224, 256, 512, 1024, 2048)
+WINDOWS = (1, 3, 3, 3, 3, 5, 7)
+STRIDED, VOLUMES, GROUPED = 0.15, 0.1, 0.08
+LARGEST_BATCH = 65535
+
+
+@dataclass(frozen=True)
+class Pool:
+    """How large the sampled computations are.
+
+    Parameters
+    ----------
+    convolution_bytes : (float, float)
+        Binary logarithms of the fewest and the most bytes of x and y.
+    most_flops : float
+        No convolution takes more, so that none takes long.
+    pass_elements : (float, float)
+        Binary logarithms of the fewest and the most elements of a pass.
+    channels : tuple of int
+        Numbers of channels, the usual ones more often.
+    """
+
+    convolution_bytes: tuple[float, float]
+    most_flops: float
+    pass_elements: tuple[float, float]
+    channels: tuple[int, ...]
+
+
+GPU_POOL = Pool((22.0, 28.5), 1e12, (19.0, 27.0), CHANNELS)
+HOST_POOL = Pool((18.0, 21.5), 1e8, (15.0, 19.0), CHANNELS[:16])
+
+
+def convolutions(
+    seed: str, pool: Pool, dtype: str, *, allow_tf32: bool, count: int
+) -> Iterator[Convolution]:
+    """Draw convolutions, channels-first.
+
+    Parameters
+    ----------
+    seed : str
+        The same seed draws the same convolutions.
+    count : int
+    """
+    draw = random.Random(seed)
+    while count:
+        found = _convolution(draw, pool, dtype, allow_tf32=allow_tf32)
+        if found is not None and found.work().flops <= pool.most_flops:
+            count -= 1
+            yield found
+
+
+def _convolution(
+    draw: random.Random, pool: Pool, dtype: str, *, allow_tf32: bool
+) -> Convolution | None:
+    """One convolution, or None where the draw makes no sense."""
+    c_x, c_y, groups = draw.choice(pool.channels), draw.choice(pool.channels), 1
+    if draw.random() < GROUPED:
+        groups, c_y = draw.choice((c_x, 2, 4, 32)), c_x
+    window = draw.choice(WINDOWS)
+    stride = 2 if draw.random() < STRIDED else 1
+    extent = draw.choice(EXTENTS)
+    sites = [extent, draw.choice((extent, 2 * extent, max(4, extent // 2)))]
+    if draw.random() < VOLUMES:
+        sites, window = [draw.choice((4, 8, 16, 32)), *(min(e, 256) for e in sites)], min(window, 3)
+    if c_x % groups or min(sites) < window:
+        return None
+    image_bytes = (c_x + c_y / stride ** len(sites)) * math.prod(sites) * DTYPES[dtype]
+    n = max(1, round(2 ** draw.uniform(*pool.convolution_bytes) / image_bytes))
+    if n > LARGEST_BATCH or n * image_bytes > 2.0 ** (pool.convolution_bytes[1] + 1):
+        return None
+    return Convolution.of(
+        (n, c_x, *sites),
+        (c_y, c_x // groups, *[window] * len(sites)),
+        padding=window // 2,
+        stride=stride,
+        groups=groups,
+        dtype=dtype,
+        allow_tf32=allow_tf32,
+    )
+
+
+def passes(
+    seed: str, pool: Pool, dtype: str, count: int
+) -> Iterator[tuple[str, Mapping[str, Any], str]]:
+    """Draw calls of the functions that are passes over device memory.
+
+    Parameters
+    ----------
+    count : int
+        Calls of each function.
+
+    Yields
+    ------
+    (function, arguments, layout)
+        Operands are specs.
+    """
+    draw = random.Random(seed)
+    for _ in range(count):
+        for function in _PASSES:
+            layout = draw.choice(("channels_first", "channels_last"))
+            x = _spec(_shape(draw, pool), dtype, layout)
+            yield function, _arguments(draw, function, x), layout
+
+
+def _shape(draw: random.Random, pool: Pool) -> Shape:
+    c, extent = draw.choice(pool.channels), draw.choice(EXTENTS[2:])
+    elements = 2 ** draw.uniform(*pool.pass_elements)
+    extent = min(extent, max(7, math.isqrt(int(elements / c))))
+    return min(LARGEST_BATCH, max(1, round(elements / (c * extent * extent)))), c, extent, extent
+
+
+def _spec(shape: Shape, dtype: str, order: str) -> TensorSpec:
+    return TensorSpec(shape, dtype, "pinned", packed_strides(shape, order))
+
+
+_PASSES = (
+    "activation_forward",
+    "activation_backward",
+    "add_tensor",
+    "convolution_backward_bias",
+    "pooling_forward",
+    "pooling_backward",
+    "softmax_forward",
+    "softmax_backward",
+    "batch_normalization_forward_inference",
+    "batch_normalization_forward_training",
+    "batch_normalization_backward",
+)
+
+
+def _arguments(draw: random.Random, function: str, x: TensorSpec) -> dict[str, Any]:
+    """Arguments of a call on a tensor like x."""
+    channels = x.shape[1]
+    vector = TensorSpec((channels,), "float64" if x.dtype == "float64" else "float32", "pinned")
+    match function:
+        case "activation_forward":
+            return {"x": x, "mode": draw.choice(("relu", "sigmoid", "tanh", "gelu"))}
+        case "activation_backward":
+            return {"y": x, "dy": x, "x": x, "mode": draw.choice(("relu", "sigmoid", "gelu"))}
+        case "add_tensor":
+            return {"b": TensorSpec((1, channels, 1, 1), x.dtype, "pinned"), "y": x}
+        case "convolution_backward_bias":
+            return {"dy": x}
+        case "softmax_backward":
+            return {"y": x, "dy": x}
+        case "batch_normalization_forward_inference":
+            return {"x": x, **dict.fromkeys(("scale", "bias", "mean", "variance"), vector)}
+        case "batch_normalization_forward_training":
+            return {"x": x, "scale": vector, "bias": vector}
+        case "batch_normalization_backward":
+            return {"x": x, "dy": x, "scale": vector}
+        case "pooling_forward" | "pooling_backward":
+            window, stride = draw.choice(((2, 2), (2, 2), (3, 2), (3, 1), (5, 2)))
+            mode = draw.choice(("max", "average_include_padding", "average_exclude_padding"))
+            found = {"x": x, "window": window, "stride": stride, "mode": mode}
+            if function == "pooling_backward":
+                sites = tuple((extent - window) // stride + 1 for extent in x.shape[2:])
+                y = _spec((*x.shape[:2], *sites), x.dtype, x.order or "channels_first")
+                found |= {"y": y, "dy": y}
+            return found
+    return {"x": x}
