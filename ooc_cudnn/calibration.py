@@ -153,8 +153,10 @@ class _Calibration:
                 f"{name}: timings vary by {spread:.0%} from batch to batch; something else uses "
                 "the machine, so calibrate again when it is quiet"
             )
+        names = sorted(set().union(*found.features))
+        features = {name: [held.get(name, 0.0) for held in found.features] for name in names}
         try:
-            fitted = fit(found.work, [timing.seconds for timing in found.timings])
+            fitted = fit(found.work, [timing.seconds for timing in found.timings], features)
         except FitError as error:
             raise FitError(f"{name}: {error}") from error
         self.quality[key] = {**fitted.quality(), "spread": spread}
