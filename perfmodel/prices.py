@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from .pipeline import Split
@@ -56,6 +56,15 @@ class Prices:
         """Whether a split is legal and within the limit."""
         price = self.price(split)
         return price.legal and price.memory_bytes <= self.limit_bytes
+
+    def ordered(self, axes: Sequence[str]) -> Found:
+        """Cut axis by axis, from the whole; if that ends beyond the limit, grow the smallest."""
+        split = self.refine(self.problem.extents, axes)
+        if not self.fits(split):
+            smallest = {axis: min(self.sizes(axis)) for axis in axes}
+            corner = resized(self.problem.extents, smallest)
+            split = self.refine(self.shrink(corner, axes), axes)
+        return self.found(split)
 
     def refine(self, split: Split, axes: Iterable[str]) -> Split:
         """Choose the best size axis by axis, and once more where that improves."""

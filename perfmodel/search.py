@@ -30,13 +30,7 @@ def ordered_search(problem: Problem, limit_bytes: int, order: Sequence[str] = AX
     InfeasibleError
         If nothing legal fits.
     """
-    search = Prices(problem, limit_bytes)
-    axes = _checked_order(order)
-    split = search.refine(problem.extents, axes)
-    if not search.fits(split):
-        corner = resized(problem.extents, {axis: min(search.sizes(axis)) for axis in axes})
-        split = search.refine(search.shrink(corner, axes), axes)
-    return search.found(split)
+    return Prices(problem, limit_bytes).ordered(_checked_order(order))
 
 
 def exhaustive_search(problem: Problem, limit_bytes: int) -> Found:

@@ -1,6 +1,6 @@
 """From a request to a plan: the search for the best split that the device can run.
 
-`perfmodel.ordered_search` finds the piece sizes by what `pricing` says they cost. Workspace is
+`perfmodel.guided_search` finds the piece sizes by what `pricing` says they cost. Workspace is
 asked from the device, for the very pieces that were found, and never modelled.
 """
 
@@ -15,7 +15,8 @@ from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.operations.splittable import AXES, Buffer, Launch
 from ooc_cudnn.pipeline.plan import Alternative, Plan
 from ooc_cudnn.pipeline.pricing import Priced, Request, SplitProblem, aligned
-from perfmodel import InfeasibleError, Price, Split, binding_stage, ordered_search
+from perfmodel import InfeasibleError, Price, Split, binding_stage
+from perfmodel.search_guided import guided_search
 
 #: How often the search is repeated with less memory when the device asks for workspace.
 WORKSPACE_ATTEMPTS = 4
@@ -185,7 +186,7 @@ def _search(request: Request, reserved_bytes: int, split: Split | None) -> Plan 
         compute_seconds=cost.compute_seconds,
         copy_out_seconds=cost.copy_out_seconds,
         seconds=seconds,
-        binding_stage=binding_stage(cost, request.machine.transfer),
+        binding_stage=binding_stage(cost, request.slowdown),
         overlap=request.overlap,
         machine=request.machine.name,
         alternatives=tuple(
@@ -199,7 +200,7 @@ def _find(
 ) -> tuple[Split, tuple[tuple[Split, Price], ...]]:
     """Return the split to take, and the runners-up of a search."""
     if split is None:
-        result = ordered_search(problem, max(problem.limit_bytes, 0))
+        result = guided_search(problem, max(problem.limit_bytes, 0))
         return result.split, result.alternatives
     price = problem.price(split)
     if not price.legal or price.memory_bytes > problem.limit_bytes:

@@ -6,9 +6,11 @@ moving and computing them costs.
 
 from __future__ import annotations
 
-from ooc_cudnn.operations.splittable import SWEEP
+from ooc_cudnn.operations.splittable import AXES, SWEEP
 from ooc_cudnn.pipeline.counted import Counted, Priced
 from ooc_cudnn.pipeline.loop_orders import different_orders
+from ooc_cudnn.pipeline.piece_model import Sizes
+from ooc_cudnn.pipeline.promising import promising_splits
 from ooc_cudnn.pipeline.request import LARGEST_BATCH, Request, aligned
 from perfmodel import Price, Split, closed_form, default_candidates
 
@@ -36,6 +38,7 @@ class SplitProblem:
         self.limit_bytes = request.memory_limit - reserved_bytes
         self.at_most = at_most
         self.priced: dict[Split, Priced] = {}
+        self._promising: dict[int, tuple[tuple[float, Split], ...]] = {}
 
     @property
     def extents(self) -> Split:
@@ -61,6 +64,18 @@ class SplitProblem:
         if split not in self.priced:
             self.priced[split] = self._best(split)
         return self.priced[split].price
+
+    def promising(self, limit_bytes: int) -> tuple[tuple[float, Split], ...]:
+        """The splits that are estimated to be fastest within a limit, best first."""
+        if limit_bytes not in self._promising:
+            found = promising_splits(self.request, self.layout, self.sizes, limit_bytes)
+            self._promising[limit_bytes] = found
+        return self._promising[limit_bytes]
+
+    @property
+    def sizes(self) -> Sizes:
+        """The candidates of all axes."""
+        return {axis: self.candidates(axis) for axis in AXES}
 
     def _best(self, split: Split) -> Priced:
         counts = {axis: len(ranges) for axis, ranges in self.chain.ranges(split).items()}
@@ -91,4 +106,4 @@ class SplitProblem:
         priced = self.priced[split]
         if self.request.overlap:
             return priced.price.seconds
-        return closed_form(priced.cost, self.request.machine.transfer, overlap=False)
+        return closed_form(priced.cost, overlap=False)

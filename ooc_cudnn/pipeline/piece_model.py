@@ -1,0 +1,213 @@
+"""What the pieces of many splits cost, from a few of them.
+
+Buffers, arithmetic and traffic of a piece are products of its sizes on the axes (on h_y with halo
+rows beside it), and each launch takes some seconds whatever its size. So pieces that are cut along
+one axis alone tell what those cost that are cut along several; the exact price of the best splits
+knows the rest.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ooc_cudnn.operations.splittable import ALONE, AXES, Accumulation, Piece
+from ooc_cudnn.pipeline.piece_costs import PieceCosts
+from perfmodel import Split
+
+Values = NDArray[np.float64]
+#: Piece sizes on each axis.
+Sizes = Mapping[str, tuple[int, ...]]
+
+MIDDLE = Accumulation(first=False, last=False)
+LAST = Accumulation(first=False, last=True)
+CHANNELS = ("c_y", "c_x")
+
+
+class Probe(NamedTuple):
+    """One piece: the seconds of all sweeps, and the most memory that one of them takes."""
+
+    seconds: float
+    memory: Mapping[str, int]
+
+
+#: Entries of `Probe.memory` that are no blocks.
+ELEMENTS, BYTES = "largest elements", "largest bytes"
+
+
+class PieceModel:
+    """Pieces of all splits that are made of some sizes, as arrays with the axes n, c_y, h_y, c_x.
+
+    Attributes
+    ----------
+    launch_seconds, work_seconds : array
+        Of one piece of each split, and of all pieces of one sweep beside that.
+    completing_seconds : array
+        What it takes to complete the sums of all results.
+    memory : mapping from name to array
+        Bytes of each block; and the elements and bytes of the largest buffer.
+    """
+
+    def __init__(self, costs: PieceCosts, sizes: Sizes) -> None:
+        self.call, self.costs, self.sizes = costs.call, costs, sizes
+        shape = tuple(len(sizes[axis]) for axis in AXES)
+        self.launch_seconds, self.work_seconds, self.completing_seconds = np.zeros((3, *shape))
+        self.memory: dict[str, Values] = {}
+        for part in itertools.product(*(self._parts(axis) for axis in AXES)):
+            self._fill(shape, dict(zip(AXES, part, strict=True)))
+
+    def _parts(self, axis: str) -> list[slice]:
+        """Sizes between which pieces change steadily.
+
+        Rows that are cut have kept rows beside them, and a sum that is cut has an accumulator.
+        """
+        sizes, extent = self.sizes[axis], getattr(self.call.extents, axis)
+        if axis != "h_y" and axis not in self.call.reduced:
+            return [slice(0, len(sizes))]
+        whole = sum(size >= extent for size in sizes)
+        parts = [slice(0, whole), slice(whole, len(sizes))]
+        return [part for part in parts if part.start < part.stop]
+
+    def _fill(self, shape: tuple[int, ...], part: Mapping[str, slice]) -> None:
+        """Fill the arrays for the sizes of a part."""
+        call = self.call
+        sizes = {axis: self.sizes[axis][part[axis]] for axis in AXES}
+        cut = [axis for axis in call.reduced if sizes[axis][0] < getattr(call.extents, axis)]
+        place = MIDDLE if cut else ALONE
+        largest = self._largest(sizes)
+        if largest is None:
+            return
+        least = self._probe({axis: sizes[axis][-1] for axis in AXES}, place)
+        most = self._probe(largest, place)
+        lines = {axis: Line(self, axis, sizes[axis], largest, place) for axis in AXES}
+        where = tuple(part[axis] for axis in AXES)
+        beside = max(most.seconds - least.seconds, 0.0)
+        self.launch_seconds[where] = least.seconds
+        self.work_seconds[where] = beside * _outer([
+            lines[axis].work(least.seconds, beside) for axis in AXES
+        ])  # fmt: skip
+        for name, count in most.memory.items():
+            found = self.memory.setdefault(name, np.zeros(shape))
+            found[where] = count * _outer([lines[axis].memory(name, count) for axis in AXES])
+        if not cut:
+            return
+        # What completes a sum is done once for each result, as large as the result.
+        last = self._probe(largest, LAST)
+        shares = _outer([
+            np.ones(len(sizes[axis])) if axis in call.reduced else lines[axis].share
+            for axis in AXES
+        ])  # fmt: skip
+        self.completing_seconds[where] = max(last.seconds - most.seconds, 0.0) * _outer([
+            np.ones(len(sizes[axis])) if axis in call.reduced else lines[axis].covered
+            for axis in AXES
+        ])  # fmt: skip
+        for name, count in last.memory.items():
+            extra = count - most.memory.get(name, 0)
+            if extra > 0 and name not in (ELEMENTS, BYTES):
+                self.memory.setdefault(name, np.zeros(shape))[where] += extra * shares
+
+    def _largest(self, sizes: Sizes) -> dict[str, int] | None:
+        """The largest piece that is legal: with groups, not all channels can be whole at once."""
+        for c_y, c_x in itertools.product(sizes["c_y"], sizes["c_x"]):
+            found = {"n": sizes["n"][0], "c_y": c_y, "h_y": sizes["h_y"][0], "c_x": c_x}
+            if self.call.is_legal(Split(**found)):
+                return found
+        return None
+
+    def _probe(self, sizes: Mapping[str, int], place: Accumulation) -> Probe:
+        """Cost of a piece of these sizes, away from the borders if it can be."""
+        call = self.call
+        n, c_y, rows, c_x = (call.axis_ranges(axis, sizes[axis]) for axis in AXES)
+        at = len(rows) // 2
+        after = rows[at - 1] if at else None
+        memory: dict[str, int] = {}
+        seconds = 0.0
+        for sweep in range(call.sweeps):
+            cost = self.costs.of(Piece(n[0], c_y[0], rows[at], c_x[0], sweep, after), place)
+            seconds += cost.seconds
+            held = {ELEMENTS: cost.largest_elements, BYTES: cost.largest_bytes, **cost.sizes}
+            for name, count in held.items():
+                memory[name] = max(memory.get(name, 0), count)
+        return Probe(seconds, memory)
+
+
+class Line:
+    """Pieces that are cut along one axis alone.
+
+    Attributes
+    ----------
+    share, covered : array
+        For each size, the share that the largest of its pieces has of the axis' largest piece; and
+        that which all of them have.
+    """
+
+    def __init__(
+        self,
+        model: PieceModel,
+        axis: str,
+        sizes: tuple[int, ...],
+        largest: Mapping[str, int],
+        place: Accumulation,
+    ) -> None:
+        # Between a few rows and many all is linear; of channels, kernels take steps.
+        looked_at = sizes if axis in CHANNELS else tuple(dict.fromkeys((sizes[0], sizes[-1])))
+        pieces = [{**largest, axis: size} for size in looked_at]
+        pieces = [piece for piece in pieces if model.call.is_legal(Split(**piece))]
+        self.probes = [model._probe(piece, place) for piece in pieces]
+        cuts = [model.call.axis_ranges(axis, size) for size in sizes]
+        self.counts = np.array([len(cut) for cut in cuts], float)
+        self.first = np.array([cut[0][1] - cut[0][0] for cut in cuts], float)
+        self.last = np.array([cut[-1][1] - cut[-1][0] for cut in cuts], float)
+        self.levels = np.array(
+            [_length(model.call.axis_ranges(axis, piece[axis]), axis) for piece in pieces]
+        )
+        base = model.call.axis_ranges(axis, largest[axis])[0]
+        self.share = self.first / (base[1] - base[0])
+        self.covered = np.full(len(sizes), cuts[0].extent / (base[1] - base[0]))
+
+    def work(self, launch_seconds: float, beside: float) -> Values:
+        """Seconds of all pieces of each size, launching apart, over those of the largest piece."""
+        ratios = [
+            (probe.seconds - launch_seconds) / beside if beside > 0 else 1.0
+            for probe in self.probes
+        ]
+        of_first, of_last = self._at(self.first, ratios), self._at(self.last, ratios)
+        return np.maximum((self.counts - 1) * of_first + of_last, 0.0)
+
+    def memory(self, name: str, count: int) -> Values:
+        """Bytes of a block for each size, over those of the largest piece."""
+        ratios = [probe.memory.get(name, 0) / max(count, 1) for probe in self.probes]
+        return self._at(self.first, ratios)
+
+    def _at(self, sizes: Values, ratios: Sequence[float]) -> Values:
+        """Between the sizes looked at; beyond, as the first and the last line go on."""
+        if len(ratios) == 1 or self.levels[0] == self.levels[-1]:
+            return np.full(len(sizes), ratios[0])
+        levels, known = self.levels[::-1], np.array(ratios[::-1])
+        above = np.searchsorted(levels[1:-1], sizes, side="right") + 1
+        slope = (known[above] - known[above - 1]) / (levels[above] - levels[above - 1])
+        found: Values = known[above - 1] + (sizes - levels[above - 1]) * slope
+        return found
+
+
+def _length(ranges: Sequence[tuple[int, int]], axis: str) -> float:
+    """How long the range is that is looked at."""
+    start, stop = ranges[len(ranges) // 2 if axis == "h_y" else 0]
+    return float(stop - start)
+
+
+def _outer(vectors: Sequence[Values]) -> Values:
+    """The products of the values of several axes."""
+    found = vectors[0].reshape(-1, *(1,) * (len(vectors) - 1))
+    for at, vector in enumerate(vectors[1:], start=1):
+        shape = [1] * len(vectors)
+        shape[at] = len(vector)
+        found = found * vector.reshape(shape)
+    return found
+
+
+__all__ = ["BYTES", "ELEMENTS", "PieceModel", "Sizes", "Values"]

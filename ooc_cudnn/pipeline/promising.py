@@ -1,0 +1,62 @@
+"""Which splits are worth pricing: first those that keep channels whole, then all.
+
+Channels that are cut make data come in more than once, or sums wait in memory. They are looked at
+where the best split without that is slower than the machine has to be.
+"""
+
+from __future__ import annotations
+
+from ooc_cudnn.operations.splittable import AXES
+from ooc_cudnn.pipeline.estimates import Grid
+from ooc_cudnn.pipeline.piece_model import CHANNELS, Sizes
+from ooc_cudnn.pipeline.request import Request
+from perfmodel import Split
+
+#: Splits of each grid that may be priced.
+KEPT = 12
+#: Sizes of an axis that are looked at first where all axes are cut.
+COARSE = 6
+#: So much slower than the floor is as fast as can be.
+NEAR_THE_FLOOR = 1.006
+
+Promising = tuple[tuple[float, Split], ...]
+
+
+def promising_splits(request: Request, layout: str, sizes: Sizes, limit_bytes: int) -> Promising:
+    """The splits that are estimated to be fastest, best first, with their seconds."""
+    whole = {axis: sizes[axis][:1] if axis in CHANNELS else sizes[axis] for axis in AXES}
+    grid = Grid(request, layout, whole)
+    found = dict(_splits(grid, limit_bytes))
+    best = min(found.values(), default=float("inf"))
+    if whole == sizes or best <= grid.floor_seconds * NEAR_THE_FLOOR:
+        return _ranked(found)
+    coarse = {axis: _thinned(sizes[axis]) for axis in AXES}
+    rough = dict(_splits(Grid(request, layout, coarse), limit_bytes))
+    found |= rough
+    for split in sorted(rough, key=lambda split: rough[split])[:1]:
+        around = {axis: _around(getattr(split, axis), sizes[axis], coarse[axis]) for axis in AXES}
+        found |= _splits(Grid(request, layout, around), limit_bytes)
+    return _ranked(found)
+
+
+def _splits(grid: Grid, limit_bytes: int) -> dict[Split, float]:
+    return {split: seconds for seconds, split in grid.best(limit_bytes, KEPT)}
+
+
+def _ranked(found: dict[Split, float]) -> Promising:
+    return tuple(sorted(((seconds, split) for split, seconds in found.items()), key=lambda e: e[0]))
+
+
+def _thinned(sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """Some of the sizes, evenly, the largest and the smallest among them."""
+    if len(sizes) <= COARSE:
+        return sizes
+    step = (len(sizes) - 1) / (COARSE - 1)
+    return tuple(sizes[round(at * step)] for at in range(COARSE))
+
+
+def _around(size: int, sizes: tuple[int, ...], coarse: tuple[int, ...]) -> tuple[int, ...]:
+    """The sizes from the next larger coarse one to the next smaller."""
+    at = coarse.index(size)
+    high, low = coarse[max(at - 1, 0)], coarse[min(at + 1, len(coarse) - 1)]
+    return tuple(each for each in sizes if low <= each <= high)
