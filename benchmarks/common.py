@@ -104,11 +104,9 @@ class Report:
         """Whether contents were checked, and every check held."""
         return bool(self.checks) and all(check["ok"] for check in self.checks.values())
 
-    def finish(self) -> int:
-        """Write the file, print the table, return the exit status."""
-        folder = Path(self.arguments.output)
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"{self.name}.json"
+    def write(self, path: Path) -> None:
+        """Write what was measured so far."""
+        path.parent.mkdir(parents=True, exist_ok=True)
         report = {
             "benchmark": self.name,
             "quick": self.arguments.quick,
@@ -122,6 +120,11 @@ class Report:
             "settings": {row.name: _plain(row.value) for row in describe()},
         }
         path.write_text(json.dumps(report, indent=1, default=_plain) + "\n", encoding="utf-8")
+
+    def finish(self) -> int:
+        """Write the file, print the table, return the exit status."""
+        path = Path(self.arguments.output) / f"{self.name}.json"
+        self.write(path)
         print(
             f"\n{self.name}" + (" (quick: the times mean nothing)" if self.arguments.quick else "")
         )

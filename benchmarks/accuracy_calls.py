@@ -1,0 +1,151 @@
+"""One drawn call, measured beside what the machine model says of it, stage by stage."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import ooc_cudnn
+from benchmarks.accuracy_draw import Drawn
+from benchmarks.accuracy_operands import Blocks, Bound
+from benchmarks.common import diagnosis, profiled
+from benchmarks.timing import Timing, timed
+from ooc_cudnn.errors import PlanInfeasibleError
+from ooc_cudnn.functions.plan import planned_call
+from ooc_cudnn.functions.planning import Planned
+from ooc_cudnn.pipeline.plan import Plan
+from ooc_cudnn.pipeline.simulate import simulate
+from ooc_cudnn.pipeline.trace import STREAMS
+
+#: A limit under which there is no plan is replaced by this times the smallest that has one.
+ABOVE_SMALLEST = 1.1
+#: (seconds, repeats): calls that take at least so long are repeated so often. Short ones more
+#: often than others, since what disturbs them is short as well.
+REPEATS = ((5.0, 1), (0.5, 3), (0.02, 5), (0.0, 9))
+
+
+def measure_call(drawn: Drawn, blocks: Blocks) -> dict[str, Any]:
+    """Plan, run and time a call.
+
+    Returns
+    -------
+    dict
+        Plain JSON values: the call as drawn, its plan, seconds measured and predicted by the
+        closed form and by the replay, of the call and of each stage, and the peak of memory.
+    """
+    bound = Bound(drawn, blocks)
+    found: dict[str, Any] = {"drawn": drawn.to_json(), "description": str(drawn)}
+    with _limited(drawn, found, bound) as planned:
+        begin = time.perf_counter()
+        bound()
+        found["first_call_seconds"] = time.perf_counter() - begin
+        timing = _timed(bound, blocks.device.synchronize)
+        found |= {"seconds": timing.median, "timing": timing.to_json()}
+        _profile(bound, planned, found)
+        found["replay"] = replayed(planned)
+    predicted = found["predicted_seconds"]
+    found["predicted/measured"] = predicted / timing.median
+    found["replay/measured"] = found["replay"]["seconds"] / timing.median
+    return found
+
+
+@contextmanager
+def _limited(drawn: Drawn, found: dict[str, Any], bound: Bound) -> Iterator[Planned]:
+    """Set the memory limit as drawn, or a little above the smallest that will do; give the plan."""
+    limit = drawn.memory_limit
+    for _ in range(3):
+        with ooc_cudnn.settings(memory_limit=limit, allow_tf32=drawn.allow_tf32):
+            begin = time.perf_counter()
+            try:
+                planned = plan_bound(bound)
+            except PlanInfeasibleError as error:
+                limit = math.ceil(ABOVE_SMALLEST * error.smallest_bytes)
+                continue
+            found |= {
+                "plan_seconds": time.perf_counter() - begin,
+                "memory_limit": limit,
+                "limit_raised": limit != drawn.memory_limit,
+                "bytes": drawn.nbytes,
+                "placement": drawn.placement_class,
+            }
+            yield planned
+            return
+    raise RuntimeError(f"no plan under {limit} bytes, which an error had said would do")
+
+
+def plan_bound(bound: Bound) -> Planned:
+    """The plan that a call is run by, with its requests."""
+    given = bound.arguments()
+    out = given.pop("out")
+    return planned_call(bound.drawn.function, None, None, out, given)
+
+
+def _timed(bound: Bound, synchronize: Callable[[], None]) -> Timing:
+    """Time repeats, as many as their length asks for."""
+    samples: list[float] = []
+    repeats = 1
+    while len(samples) < repeats:
+        bound.prepare()
+        samples.append(timed(bound, synchronize))
+        repeats = next(times for seconds, times in REPEATS if samples[0] >= seconds)
+    return Timing(tuple(samples))
+
+
+def _profile(bound: Bound, planned: Planned, found: dict[str, Any]) -> None:
+    """Run once more, every step timed; keep what the streams did, and the peak of memory."""
+    bound.prepare()
+    bound.poison()
+    before = bound.blocks.device.arena.array_bytes
+    with profiled() as calls:
+        bound()
+    (call,) = calls
+    plan: Plan = call.plan
+    said = diagnosis(call)
+    found |= {
+        "predicted_seconds": plan.seconds,
+        "predicted_before_seconds": planned.plan.seconds,
+        "binding_stage": plan.binding_stage,
+        "device_bytes": plan.device_bytes,
+        "peak_device_bytes": call.peak_device_bytes - before,
+        "peak_exact": call.peak_device_bytes - before == plan.device_bytes,
+        "stages": {
+            stream: {
+                "predicted_seconds": getattr(plan, f"{stream}_seconds"),
+                "measured_seconds": call.trace.busy_seconds(stream),
+            }
+            for stream in STREAMS
+        },
+        "parts": len(plan.parts) or 1,
+        "profile": said,
+        "contents": bound.look(),
+    }
+
+
+def replayed(planned: Planned) -> dict[str, Any]:
+    """Seconds of a plan on the virtual clock, and how long each stream is busy there."""
+    traces = [simulate(part.request, part.plan) for part in planned.parts]
+    return {
+        "seconds": sum(trace.seconds for trace in traces),
+        "stages": {s: sum(trace.busy_seconds(s) for trace in traces) for s in STREAMS},
+    }
+
+
+def spoken_call(found: dict[str, Any]) -> str:
+    """Give a measured call in one line."""
+    stages = ", ".join(
+        f"{stream} {each['predicted_seconds'] * 1e3:.3g}/{each['measured_seconds'] * 1e3:.3g}"
+        for stream, each in found["stages"].items()
+    )
+    peak = "" if found["peak_exact"] else (
+        f" PEAK {found['peak_device_bytes']} NOT {found['device_bytes']}"
+    )  # fmt: skip
+    contents = "" if found["contents"]["ok"] else f" WRONG CONTENTS {found['contents']}"
+    return (
+        f"{found['predicted/measured']:.3f} (replay {found['replay/measured']:.3f}) of "
+        f"{found['seconds'] * 1e3:.4g} ms, {found['binding_stage']} binds; "
+        f"predicted/measured ms: {stages}; {found['profile']['pieces']} pieces, "
+        f"limit {found['memory_limit'] / found['bytes']:.2f}{peak}{contents}"
+    )

@@ -1,0 +1,178 @@
+"""Whether the performance model tells the truth: predicted against measured seconds, and memory.
+
+Calls are drawn at random and held out: functions, shapes, dtypes, memory orders, placements and
+limits. Each is a pure function of (seed, index, scale), so any can be run alone: `--only 17`.
+Beyond the bounds the script fails and names what was missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import ooc_cudnn
+from benchmarks import common
+from benchmarks.accuracy_calls import measure_call, spoken_call
+from benchmarks.accuracy_draw import SCALES, draw
+from benchmarks.accuracy_operands import Blocks
+from benchmarks.accuracy_summary import BOUNDS, HEAD, LEAST_CALLS, rows, summary, worst
+from ooc_cudnn.devices import get_device
+from ooc_cudnn.machines import machine_for
+
+NAME = "model_accuracy"
+#: Calls between two writings of the file.
+WRITE_EVERY = 10
+
+
+def calls(report: common.Report, blocks: Blocks) -> list[dict[str, Any]]:
+    """Measure calls as they are drawn, until there are enough or the time is up."""
+    arguments, scale = report.arguments, SCALES[report.arguments.scale]
+    found = report.measurements["calls"] = list[dict[str, Any]]()
+    failed = report.measurements["failed"] = list[dict[str, Any]]()
+    indices = [arguments.only] if arguments.only is not None else range(arguments.calls)
+    begin = time.perf_counter()
+    for index in indices:
+        if time.perf_counter() - begin > arguments.seconds:
+            report.note(f"the {arguments.seconds:g} s for calls were over before call {index}")
+            break
+        drawn = draw(arguments.seed, index, scale)
+        try:
+            measured = measure_call(drawn, blocks)
+        except Exception as error:  # the others are still worth their time on the card
+            failed.append(
+                {
+                    "description": str(drawn),
+                    "drawn": drawn.to_json(),
+                    "error": f"{type(error).__name__}: {error}",
+                    "traceback": traceback.format_exc(),
+                }
+            )
+            report.say(f"{drawn}: FAILED, {failed[-1]['error']}")
+            continue
+        found.append(measured)
+        report.say(f"{drawn}\n            {spoken_call(measured)}")
+        if len(found) % WRITE_EVERY == 0:
+            report.write(Path(arguments.json))
+    return found
+
+
+def judge_calls(report: common.Report, found: list[dict[str, Any]]) -> None:
+    """Sum up, and hold the figures to their bounds."""
+    median, p90 = BOUNDS["cuda" if report.arguments.cuda else "host"]
+    whole = report.arguments.only is None
+    report.claim("calls measured", len(found), ">=", LEAST_CALLS if whole else 1)
+    report.claim("calls that failed", len(report.measurements["failed"]), "<=", 0)
+    if not found:
+        return
+    said = report.measurements["summary"] = summary(found)
+    for predictor in ("closed_form", "replay"):
+        bounds = (("<=", median), ("<=", p90)) if predictor == "closed_form" else ((), ())
+        report.claim(f"error of the {predictor}, median", said[predictor]["median"], *bounds[0])
+        report.claim(f"error of the {predictor}, 90th percentile",
+                     said[predictor]["p90"], *bounds[1])  # fmt: skip
+    inexact = [call["description"] for call in found if not call["peak_exact"]]
+    report.claim("calls whose peak of memory is not the plan's", len(inexact), "<=", 0)
+    for call in found:
+        report.check(f"{call['description']}: contents", call["contents"])
+
+
+def show(report: common.Report, found: list[dict[str, Any]]) -> None:
+    """Print the errors by group, and the worst calls."""
+    if not found:
+        return
+    said = report.measurements["summary"]
+    for group in ("by_function", "by_binding_stage", "by_placement", "by_dtype"):
+        print(f"\n{group.replace('_', ' ')}")
+        print(common.table(HEAD, rows(said[group])))
+    print("\nstages, busy seconds: the replay's over those measured")
+    print(common.table(HEAD, rows(said["by_stage_of_replay"])))
+    print("\nworst")
+    for call in worst(found):
+        print(f"{call['description']}\n    {spoken_call(call)}")
+
+
+@contextmanager
+def modelled(report: common.Report) -> Iterator[None]:
+    """Set the machine model: fitted now, the saved one, a profile or a file."""
+    arguments = report.arguments
+    machine: Any = arguments.machine
+    with ooc_cudnn.settings(device=arguments.device, progress=False, verify=0):
+        begin = time.perf_counter()
+        device = get_device(arguments.device)
+        if machine == "calibrate":
+            machine = ooc_cudnn.calibrate(device, save=False, quick=arguments.quick)
+        elif machine == "saved":
+            machine = machine_for(device, None)
+        report.measure("seconds to get the machine model", time.perf_counter() - begin)
+        with ooc_cudnn.settings(machine=machine):
+            model = machine_for(device, machine)
+            report.measure("machine model", model.to_json(), spoken=model.name)
+            yield
+
+
+def judged(report: common.Report) -> int:
+    """Write the file, print the claims; 1 where one is missed."""
+    arguments = report.arguments
+    report.write(Path(arguments.json))
+    print()
+    print(common.table(("claim", "measured", "bound", ""), [c.row() for c in report.claims]))
+    missed = [claim.name for claim in report.claims if claim.holds is False]
+    wrong = [name for name, check in report.checks.items() if not check["ok"]]
+    for failed in report.measurements["failed"]:
+        print(f"FAILED: {failed['description']}: {failed['error']}")
+    for name in (*missed, *wrong):
+        print(f"MISSED: {name}")
+    print(arguments.json)
+    return 1 if missed or wrong else 0
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    """Read the arguments."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--device", default="auto", help="auto, cuda, cuda:1 or host")
+    parser.add_argument("--machine", default="calibrate",
+                        help="calibrate (and do not save), saved, a profile or a file")  # fmt: skip
+    parser.add_argument("--seed", type=int, default=2024)
+    parser.add_argument("--calls", type=int, default=LEAST_CALLS)
+    parser.add_argument("--only", type=int, help="measure the call of this index alone")
+    parser.add_argument("--seconds", type=float, default=300.0, help="after which no call starts")
+    parser.add_argument("--scale", choices=tuple(SCALES), help="by default the device's")
+    parser.add_argument("--json", help="file to write; by default in benchmarks/results")
+    parser.add_argument("--scratch", help="folder for files that are operands")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes; times mean nothing")
+    arguments = parser.parse_args(argv)
+    if arguments.device == "auto":
+        arguments.device = get_device("auto").kind
+    arguments.cuda = arguments.device != "host"
+    kind = "cuda" if arguments.cuda else "host"
+    arguments.scale = arguments.scale or ("tiny" if arguments.quick else kind)
+    arguments.json = arguments.json or str(common.RESULTS / f"{NAME}_{kind}.json")
+    return arguments
+
+
+def main(argv: list[str] | None = None) -> int:
+    arguments = parse(argv)
+    report = common.Report(NAME, arguments)
+    drawn = {name: getattr(arguments, name) for name in ("seed", "calls", "only", "scale")}
+    report.measure("drawn with", drawn)
+    with (
+        modelled(report),
+        tempfile.TemporaryDirectory(prefix="ooc_cudnn_", dir=common.folder_of(arguments)) as folder,
+    ):
+        blocks = Blocks(arguments.device, SCALES[arguments.scale], Path(folder))
+        report.say("memory is allocated")
+        found = calls(report, blocks)
+        judge_calls(report, found)
+        show(report, found)
+        blocks.release()
+        return judged(report)
+
+
+if __name__ == "__main__":
+    common.main(main)

@@ -1,0 +1,184 @@
+"""The accuracy of the performance model: what is drawn, what is summed up, and a tiny run."""
+
+import json
+
+import numpy as np
+import pytest
+
+from benchmarks import model_accuracy
+from benchmarks.accuracy_calls import measure_call
+from benchmarks.accuracy_draw import SCALES, Drawn, Operand, draw
+from benchmarks.accuracy_operands import Blocks, Bound, shaped, stored_bytes, words
+from benchmarks.accuracy_sketches import SKETCHES, convolution_flops, windowed
+from benchmarks.accuracy_summary import errors, grouped, worst
+from ooc_cudnn.functions.plan import FUNCTIONS, plan
+from ooc_cudnn.tensor import DTYPES, TensorSpec, numpy_dtype
+
+
+def test_every_public_function_is_drawn():
+    assert set(SKETCHES) == set(FUNCTIONS)
+    turn = [draw(7, index, SCALES["cuda"]).function for index in range(len(SKETCHES))]
+    assert set(turn) == set(FUNCTIONS)
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_a_draw_is_a_function_of_its_seed_and_keeps_to_its_scale(scale):
+    bounds = SCALES[scale]
+    for index in range(len(SKETCHES) * 3):
+        drawn = draw(3, index, bounds)
+        assert drawn == draw(3, index, bounds)
+        assert Drawn.from_json(json.loads(json.dumps(drawn.to_json()))) == drawn
+        assert bounds.smallest_bytes <= drawn.nbytes <= 2 * bounds.largest_bytes
+        assert drawn.flops <= max(bounds.flops.values())
+    assert draw(3, 0, bounds) != draw(4, 0, bounds)
+
+
+def test_draws_differ_in_everything():
+    drawn = [draw(1, index, SCALES["cuda"]) for index in range(120)]
+    operands = [operand for each in drawn for operand in each.operands]
+    assert {operand.dtype for operand in operands} == set(DTYPES)
+    assert {o.placement for o in operands} == {"device", "pinned", "pageable", "disk"}
+    assert {o.order for o in operands} == {"channels_first", "channels_last", "rows_apart"}
+    assert {len(o.shape) for o in operands if o.fill == "result"} >= {3, 4, 5}
+    assert {each.allow_tf32 for each in drawn} == {True, False}
+    shares = [each.memory_share for each in drawn]
+    assert min(shares) < 0.05
+    assert max(shares) > 1
+    assert any(each.arguments.get("groups", 1) > 1 for each in drawn)
+
+
+def test_shapes_of_draws_are_those_that_the_library_computes():
+    for index in range(len(SKETCHES) * 2):
+        drawn = draw(5, index, SCALES["cuda"])
+        if drawn.operations:
+            continue  # planned with arrays, in the tiny run
+        specs = {o.name: TensorSpec(o.shape, o.dtype, "pinned") for o in drawn.operands}
+        results = tuple(specs.pop(o.name) for o in drawn.operands if o.fill == "result")
+        found = plan(
+            drawn.function,
+            machine="h200",
+            memory_limit="100GiB",
+            out=results if len(results) > 1 else results[0],
+            **specs,
+            **drawn.arguments,
+        )
+        assert found.seconds > 0
+
+
+def test_arithmetic_of_a_sketch():
+    # 2 * 10 * 10 sites * 3 * 3 taps, and one step of 32 channels each way instead of 3 to 5
+    assert convolution_flops((5, 3, 3, 3), (5, 10, 10), 1) == 2 * 100 * 9 * 32 * 32
+    assert windowed((8, 9), 3, 1, 2) == (4, 5)
+    assert windowed((8,), 3, 0, 1, dilation=2) == (4,)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_words_are_numbers_in_every_dtype(dtype):
+    values = words(2**16).view(numpy_dtype(dtype)).astype(np.float64)
+    assert np.isfinite(values).all()
+    assert np.abs(values).max() < 2
+    assert np.abs(values).min() >= 2.0**-63
+    assert 0.4 < (values < 0).mean() < 0.6
+
+
+@pytest.mark.parametrize("order", ["channels_first", "channels_last", "rows_apart"])
+def test_memory_orders(order):
+    operand = Operand("x", (2, 3, 4, 5), "float32", "pageable", order, "data")
+    raw = np.zeros(stored_bytes(operand), np.uint8)
+    array = shaped(raw, operand)
+    array[...] = np.arange(120).reshape(2, 3, 4, 5)
+    assert array.shape == operand.shape
+    steps = {"channels_first": 60, "channels_last": 60, "rows_apart": 105}
+    assert array.strides[0] == 4 * steps[order]
+    assert array.strides[1] == {"channels_first": 80, "channels_last": 4, "rows_apart": 140}[order]
+    assert np.count_nonzero(raw.view(np.float32)) == 119
+
+
+@pytest.fixture
+def blocks(tmp_path):
+    return Blocks("host", SCALES["tiny"], tmp_path)
+
+
+def test_operands_are_where_they_were_drawn(blocks):
+    import ooc_cudnn
+
+    for index in range(len(SKETCHES)):
+        drawn = draw(2, index, SCALES["tiny"])
+        bound = Bound(drawn, blocks)
+        for operand in drawn.operands:
+            array = bound.arrays[operand.name]
+            assert array.shape == operand.shape
+            assert array.dtype == numpy_dtype(operand.dtype)
+            assert ooc_cudnn.placement(array) == operand.placement
+
+
+def test_results_that_are_not_written_are_seen(blocks):
+    bound = Bound(draw(2, 0, SCALES["tiny"]), blocks)
+    bound.poison()
+    assert not bound.look()["ok"]
+    bound()
+    assert bound.look()["ok"]
+
+
+def test_one_call_is_measured_stage_by_stage(blocks):
+    found = measure_call(draw(2, 1, SCALES["tiny"]), blocks)
+    assert found["peak_exact"]
+    assert found["contents"]["ok"]
+    assert found["predicted/measured"] == found["predicted_seconds"] / found["seconds"]
+    assert found["profile"]["pieces"] >= 1
+    assert set(found["stages"]) == {"copy_in", "compute", "copy_out"}
+    assert found["replay"]["seconds"] > 0
+
+
+def _call(ratio, name="f"):
+    return {"predicted/measured": ratio, "name": name}
+
+
+def test_errors_are_summed_up():
+    calls = [_call(ratio) for ratio in (0.5, 0.9, 1.0, 1.1, 1.4)]
+    found = errors(calls)
+    assert found["median"] == pytest.approx(0.1)
+    assert found["max"] == pytest.approx(0.5)
+    assert found["p90"] == pytest.approx(0.46)  # 0, 0.1, 0.1, 0.4, 0.5: 0.4 + 0.6 * 0.1
+    assert found["median_ratio"] == 1.0
+    assert [call["predicted/measured"] for call in worst(calls, 2)] == [0.5, 1.4]
+    assert set(grouped([_call(1, "a"), _call(2, "b")], lambda call: call["name"])) == {"a", "b"}
+
+
+def test_a_tiny_run_writes_what_it_measured(tmp_path, capsys):
+    path = tmp_path / "accuracy.json"
+    arguments = ["--quick", "--device", "host", "--machine", "host", "--calls", "4", "--seed", "2"]
+    assert model_accuracy.main([*arguments, "--json", str(path), "--scratch", str(tmp_path)]) == 0
+    report = json.loads(path.read_text())
+    assert report["quick"] is True
+    assert report["verified"] is True
+    assert len(report["measurements"]["calls"]) == 4
+    assert report["measurements"]["drawn with"]["seed"] == 2
+    assert report["measurements"]["machine model"]["format"] == "ooc_cudnn machine model"
+    assert "by function" in capsys.readouterr().out
+
+
+def test_beyond_the_bounds_it_fails_and_says_what_was_missed(tmp_path, capsys):
+    arguments = ["--device", "host", "--machine", "h200", "--scale", "tiny", "--only", "1"]
+    path = tmp_path / "accuracy.json"
+    assert model_accuracy.main([*arguments, "--json", str(path), "--scratch", str(tmp_path)]) == 1
+    assert "MISSED: error of the closed_form, median" in capsys.readouterr().out
+
+
+def test_a_call_that_fails_is_recorded_and_the_others_run(tmp_path, monkeypatch):
+    measured = []
+
+    def fails_once(drawn, blocks):
+        measured.append(drawn.index)
+        if drawn.index == 0:
+            raise RuntimeError("the card fell off")
+        return measure_call(drawn, blocks)
+
+    monkeypatch.setattr(model_accuracy, "measure_call", fails_once)
+    path = tmp_path / "accuracy.json"
+    arguments = ["--quick", "--device", "host", "--machine", "host", "--calls", "2", "--seed", "2"]
+    model_accuracy.main([*arguments, "--json", str(path), "--scratch", str(tmp_path)])
+    found = json.loads(path.read_text())["measurements"]
+    assert measured == [0, 1]
+    assert [failed["error"] for failed in found["failed"]] == ["RuntimeError: the card fell off"]
+    assert len(found["calls"]) == 1
