@@ -62,17 +62,24 @@ def convolutions(
     count : int
     """
     draw = random.Random(seed)
-    while count:
-        found = _convolution(draw, pool, dtype, allow_tf32=allow_tf32)
-        if found is not None and found.work().flops <= pool.most_flops:
-            count -= 1
-            yield found
+    for part in range(count):
+        found = None
+        while found is None or found.work().flops > pool.most_flops:
+            most_bytes = 2 ** _between(draw, pool.convolution_bytes, part, count)
+            found = _convolution(draw, pool, dtype, most_bytes, allow_tf32=allow_tf32)
+        yield found
+
+
+def _between(draw: random.Random, bounds: tuple[float, float], part: int, parts: int) -> float:
+    """A number between the bounds, in one of their equal parts: so all sizes are there."""
+    low, high = bounds
+    return low + (high - low) * (part + draw.random()) / parts
 
 
 def _convolution(
-    draw: random.Random, pool: Pool, dtype: str, *, allow_tf32: bool
+    draw: random.Random, pool: Pool, dtype: str, most_bytes: float, *, allow_tf32: bool
 ) -> Convolution | None:
-    """One convolution, or None where the draw makes no sense."""
+    """One convolution of about so many bytes, or None where the draw makes no sense."""
     c_x, c_y, groups = draw.choice(pool.channels), draw.choice(pool.channels), 1
     if draw.random() < GROUPED:
         groups, c_y = draw.choice((c_x, 2, 4, 32)), c_x
@@ -85,8 +92,8 @@ def _convolution(
     if c_x % groups or min(sites) < window:
         return None
     image_bytes = (c_x + c_y / stride ** len(sites)) * math.prod(sites) * DTYPES[dtype]
-    n = max(1, round(2 ** draw.uniform(*pool.convolution_bytes) / image_bytes))
-    if n > LARGEST_BATCH or n * image_bytes > 2.0 ** (pool.convolution_bytes[1] + 1):
+    n = round(most_bytes / image_bytes)
+    if not 1 <= n <= LARGEST_BATCH:
         return None
     return Convolution.of(
         (n, c_x, *sites),
@@ -115,16 +122,16 @@ def passes(
         Operands are specs.
     """
     draw = random.Random(seed)
-    for _ in range(count):
+    for part in range(count):
         for function in _PASSES:
             layout = draw.choice(("channels_first", "channels_last"))
-            x = _spec(_shape(draw, pool), dtype, layout)
+            elements = 2 ** _between(draw, pool.pass_elements, part, count)
+            x = _spec(_shape(draw, pool, elements), dtype, layout)
             yield function, _arguments(draw, function, x), layout
 
 
-def _shape(draw: random.Random, pool: Pool) -> Shape:
+def _shape(draw: random.Random, pool: Pool, elements: float) -> Shape:
     c, extent = draw.choice(pool.channels), draw.choice(EXTENTS[2:])
-    elements = 2 ** draw.uniform(*pool.pass_elements)
     extent = min(extent, max(7, math.isqrt(int(elements / c))))
     return min(LARGEST_BATCH, max(1, round(elements / (c * extent * extent)))), c, extent, extent
 
