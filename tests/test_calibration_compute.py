@@ -1,0 +1,94 @@
+"""What a calibration computes: drawn alike each time, of all sizes; every line is found again."""
+
+import dataclasses
+import math
+from collections import defaultdict
+
+import pytest
+
+from ooc_cudnn import calibration_compute
+from ooc_cudnn.calibration_compute import ComputeMeasurements, arithmetic
+from ooc_cudnn.calibration_shapes import GPU_POOL, HOST_POOL, convolutions, passes
+from ooc_cudnn.devices import get_device
+from ooc_cudnn.devices.simulated import SimulatedDevice
+from ooc_cudnn.measuring import make_bench
+from perfmodel import ComputeModel, Line, fit, shipped
+
+LAYOUTS = ("channels_first", "channels_last")
+
+
+def collected(device, *, quick=True):
+    """Measure; for each line a list of (work, features, seconds)."""
+    found = defaultdict(list)
+
+    def record(key, work, timing, features):
+        found[key].append((work, features, timing.seconds))
+
+    measurements = ComputeMeasurements(make_bench(device, 2**31, quick=quick), record, quick=quick)
+    for group in measurements.groups():
+        group.measure()
+    device.arena.release_block()
+    return found
+
+
+@pytest.mark.parametrize("pool", [GPU_POOL, HOST_POOL])
+def test_convolutions_are_drawn_alike_and_of_all_sizes(pool):
+    drawn = list(convolutions("seed", pool, "float32", allow_tf32=True, count=24))
+    assert drawn == list(convolutions("seed", pool, "float32", allow_tf32=True, count=24))
+    assert drawn != list(convolutions("other", pool, "float32", allow_tf32=True, count=24))
+    low, high = pool.convolution_bytes
+    sizes = sorted(
+        math.log2(4 * (math.prod(each.x_shape) + math.prod(each.output_shape))) for each in drawn
+    )
+    assert low - 1 < sizes[0] < low + 1
+    assert high - 1 < sizes[-1] < high + 1
+    assert all(0 < each.work().flops <= pool.most_flops for each in drawn)
+
+
+def test_every_pass_is_drawn():
+    drawn = list(passes("seed", GPU_POOL, "float16", 2))
+    assert drawn == list(passes("seed", GPU_POOL, "float16", 2))
+    assert len({function for function, *_ in drawn}) == len(drawn) / 2 == 11
+    for _, arguments, layout in drawn:
+        tensors = [spec for spec in arguments.values() if getattr(spec, "ndim", 1) == 4]
+        assert all(spec.order in (layout, None) for spec in tensors)
+
+
+def test_every_line_of_a_known_machine_is_found_again(monkeypatch):
+    kinds = [(d, a) for d in ("forward", "backward_data", "backward_filter") for a in LAYOUTS]
+    keys = {f"convolution/tf32/{layout}" for layout in LAYOUTS}
+    keys |= {f"convolution/tf32/{a}/{d}" for d, a in kinds if d != "forward"}
+    lines = {
+        key: Line(1e-14 * at, 1e-6 * at, {"flops_x128": 2e-15 * at, "y_bytes": 1e-12 * at})
+        for at, key in enumerate(sorted(keys), 1)
+    }
+    lines |= {
+        f"pointwise/float32{kind}": Line(1e-13 * at, 1e-6 * at, {"elements": 3e-13 * at})
+        for at, kind in enumerate(
+            ["", "/relayout", "/op_tensor", "/softmax", "/batch_normalization", "/channel_sum",
+             "/activation_backward", "/pooling", "/pooling_backward"], 1
+        )
+    }  # fmt: skip
+    lines["pointwise/float64/batch_normalization"] = Line(0.0, 1e-6)
+    machine = dataclasses.replace(shipped("h200"), compute=ComputeModel(lines))
+    monkeypatch.setattr(calibration_compute, "ARITHMETIC", (("float32", True),))
+    found = collected(SimulatedDevice(machine), quick=False)
+    assert set(found) | {"pointwise/float32/relayout"} == set(lines)
+    for key, samples in found.items():
+        work, features, seconds = zip(*samples, strict=True)
+        names = set().union(*features)
+        held = {name: [each.get(name, 0.0) for each in features] for name in names}
+        line = fit(work, seconds, held).line
+        for amount, more, measured in samples:
+            assert line.seconds(amount, more) == pytest.approx(measured, rel=1e-4), key
+
+
+def test_the_host_knows_no_tf32_and_its_lines_stand_in():
+    device = get_device("host")
+    assert all(not tf32 for dtype, tf32 in arithmetic(device) if dtype == "float32")
+    measurements = ComputeMeasurements(
+        make_bench(device, 2**30, quick=True), lambda *a, **k: None, quick=True
+    )
+    line = Line(1.0, 2.0)
+    lines = measurements.with_stand_ins({"convolution/float32/channels_last": line})
+    assert lines["convolution/tf32/channels_last"] == line
