@@ -17,7 +17,7 @@ from ooc_cudnn.devices.base import Device, Event, HostArray
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.operations.chain import Buffer, Launch
 from ooc_cudnn.pipeline.pricing import aligned
-from ooc_cudnn.tensor import DTYPES, numpy_dtype, packed_strides
+from ooc_cudnn.tensor import DTYPES, numpy_dtype
 
 Action = Callable[[Any], Any]
 
@@ -236,15 +236,19 @@ class Bench:
         buffers: Mapping[str, Buffer],
         pointers: Mapping[str, int],
         workspace: tuple[int, int],
+        most: int = 0,
     ) -> Timing:
-        """Time a launch on packed buffers at the given addresses."""
-        views = {}
-        for name, buffer in buffers.items():
-            strides = packed_strides(buffer.shape, buffer.order)
-            views[name] = DeviceView(pointers[name], buffer.dtype, buffer.shape, strides)
+        """Time a launch on buffers at the given addresses, at most so many steps a batch."""
+        views = {
+            name: DeviceView(
+                pointers[name] + buffer.offset_bytes, buffer.dtype, buffer.shape, buffer.strides
+            )
+            for name, buffer in buffers.items()
+        }
         return self.time(
             "compute",
             lambda index: lambda handle: self.device.run(launch, views, workspace, handle),
+            most=most,
         )
 
 

@@ -26,6 +26,7 @@ from ooc_cudnn.functions.planning import (
     given_results,
     plan_call,
 )
+from ooc_cudnn.functions.trials import forget_trials
 from ooc_cudnn.memory.arrays import (
     Wrapped,
     check_apart,
@@ -212,7 +213,7 @@ def _prepare(
         chain,
         planned.plan,
         tuple(
-            Run(make_executor(part.request, part.plan), _is_staged(part.plan), part.names)
+            Run(make_executor(part.request, part.plan), is_staged(part.plan), part.names)
             for part in planned.parts
         ),
         planned.available_bytes,
@@ -242,7 +243,7 @@ def _limit(device: Device, settings: Settings) -> int:
     return limit_bytes(device, settings.memory_limit)
 
 
-def _is_staged(plan: Plan) -> bool:
+def is_staged(plan: Plan) -> bool:
     """Whether enough of the data is in memory that cannot be copied from as it is for threads."""
     staged_bytes = sum(
         spec.nbytes
@@ -327,6 +328,7 @@ def _run(
 
 
 def forget_calls() -> None:
-    """Forget remembered plans (after calibration, and in tests)."""
+    """Forget remembered plans and trials (after calibration, and in tests)."""
     with _lock:
         _prepared.clear()
+    forget_trials()

@@ -10,9 +10,11 @@ from typing import Any, NamedTuple
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.functions.chain_planning import plan_request
 from ooc_cudnn.functions.target import Planned, Target, make_request
+from ooc_cudnn.functions.trials import planned_after_trials
 from ooc_cudnn.operations.splittable import Operand, Splittable
 from ooc_cudnn.settings_table import Settings
 from ooc_cudnn.tensor import TensorSpec, packed_strides
+from perfmodel import MachineModel
 
 __all__ = [
     "Build",
@@ -111,7 +113,13 @@ def plan_call(
             overlap=target.overlap,
             aligned=aligned,
         )
-        return plan_request(request, target, available, aligned)
+
+        def make(machine: MachineModel) -> Planned:
+            return plan_request(replace(request, machine=machine), target, available, aligned)
+
+        if target.trial_device is None:
+            return make(target.machine)
+        return planned_after_trials(make, target.machine, target.trial_device, target.limit_bytes)
 
     try:
         try:

@@ -30,6 +30,9 @@ class Target(NamedTuple):
     ask_workspace : callable, optional
         `Device.workspace`; None where there is no device to ask.
     overlap : bool
+    trial_device : Device, optional
+        The device on which launches may be tried; None where there is none, where a machine was
+        named to predict for, or where plans must not depend on timings (`deterministic`).
     """
 
     machine: MachineModel
@@ -38,6 +41,7 @@ class Target(NamedTuple):
     layouts: tuple[str, ...]
     ask_workspace: AskWorkspace | None
     overlap: bool
+    trial_device: Device | None = None
 
     @classmethod
     def here(cls, device: Device, limit: int, dtype: str, settings: Settings) -> Target:
@@ -49,6 +53,7 @@ class Target(NamedTuple):
             device.layouts(dtype),
             device.workspace,
             settings.overlap,
+            None if settings.machine is not None or settings.deterministic else device,
         )
 
 

@@ -60,6 +60,11 @@ class Arena:
         return self._array_bytes + self.block_bytes
 
     @property
+    def is_at_work(self) -> bool:
+        """Whether a call works in the block: nothing else may until it has ended."""
+        return self._at_work
+
+    @property
     def peak_bytes(self) -> int:
         """Most bytes in use at once since `reset_peak`."""
         return self._peak_bytes

@@ -1,0 +1,145 @@
+"""Trials: launches of a plan, timed on the device before the plan is settled.
+
+One line stands for all convolutions of a kind of arithmetic, but cuDNN has another engine for every
+shape, and the engines differ by more than any line tells. For one problem (channels, window,
+stride) seconds are linear in the size of a piece, though; so one launch of it, timed, corrects what
+is predicted for pieces of all sizes (`ComputeModel.corrected`). That is remembered for the process.
+
+Nothing is tried where the result could not matter: where copies bind by far, or for milliseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from weakref import WeakKeyDictionary
+
+from ooc_cudnn.devices.base import Device
+from ooc_cudnn.functions.target import Planned, PlannedPart
+from ooc_cudnn.measuring import Bench
+from ooc_cudnn.operations.splittable import Buffer, Launch
+from ooc_cudnn.pipeline.planner import distinct_launches
+from ooc_cudnn.pipeline.pricing import aligned
+from perfmodel import MachineModel
+
+#: Computing that takes less is not worth a trial (seconds of a whole call).
+SHORTEST_SECONDS = 1e-3
+#: Nor is computing that would have to be so many times slower to bind.
+LARGEST_ERROR = 4.0
+#: Nor are launches that take less than this share of what is tried.
+SMALLEST_SHARE = 0.1
+#: Launches of a trial: the first ones only warm up.
+LAUNCHES = 3
+#: A trial may take this share of the call's seconds, or as long as building a cuDNN plan.
+MOST_SHARE, MOST_SECONDS = 0.1, 0.1
+#: The plan that follows from a trial may hold launches that were not tried.
+MOST_ROUNDS = 2
+
+_known: WeakKeyDictionary[Device, dict[str, float]] = WeakKeyDictionary()
+
+
+def forget_trials() -> None:
+    """Forget what was tried (after calibration, and in tests)."""
+    _known.clear()
+
+
+def planned_after_trials(
+    make: Callable[[MachineModel], Planned],
+    machine: MachineModel,
+    device: Device,
+    limit_bytes: int,
+) -> Planned:
+    """Plan a call, try what matters of the plan, and plan again by what was learnt.
+
+    Parameters
+    ----------
+    make : callable
+        Plans the call with a machine model.
+    machine : MachineModel
+        The device's, as it was calibrated.
+    device : Device
+        Its arena's lock is held.
+    limit_bytes : int
+        Device memory that may be held meanwhile, users' arrays included.
+    """
+    known = _known.setdefault(device, {})
+    planned = make(_corrected(machine, known))
+    if device.arena.is_at_work:  # the caller is a progress callable: the device is taken
+        return planned
+    for _ in range(MOST_ROUNDS):
+        learnt = _try(planned.parts, machine, known, device, limit_bytes)
+        if not learnt:
+            break
+        known.update(learnt)
+        planned = make(_corrected(machine, known))
+    return planned
+
+
+def _corrected(machine: MachineModel, known: Mapping[str, float]) -> MachineModel:
+    return replace(machine, compute=machine.compute.corrected(known)) if known else machine
+
+
+def _try(
+    parts: Sequence[PlannedPart],
+    machine: MachineModel,
+    known: Mapping[str, float],
+    device: Device,
+    limit_bytes: int,
+) -> dict[str, float]:
+    """Time what of a plan is not known and matters: measured over predicted seconds, by kind."""
+    bench = Bench(device, limit_bytes, batches=1, batch_seconds=0.0)
+    learnt = {}
+    for part in parts:
+        for launch, buffers in _worth_trying(part, machine, known):
+            seconds = _seconds(bench, launch, buffers, part.plan.workspace_bytes)
+            if seconds is not None:
+                work = launch.operation.work()
+                learnt[work.kind] = seconds / machine.compute.seconds(work)
+    if device.arena.block_bytes > max(part.plan.device_bytes for part in parts):
+        device.arena.release_block()
+    return learnt
+
+
+def _seconds(
+    bench: Bench, launch: Launch, buffers: Mapping[str, Buffer], workspace_bytes: int
+) -> float | None:
+    """Time a launch on random numbers; None where memory does not allow it."""
+    sizes = {name: aligned(buffer.nbytes) for name, buffer in buffers.items()}
+    held = sum(sizes.values())
+    if not bench.fits(held + aligned(workspace_bytes)):
+        return None
+    at = base = bench.reserve(held + aligned(workspace_bytes))
+    pointers = {}
+    for name, size in sizes.items():
+        pointers[name], at = at, at + size
+        bench.fill(pointers[name], buffers[name].nbytes, buffers[name].dtype)
+    workspace = (base + held, workspace_bytes)
+    return bench.launch(launch, buffers, pointers, workspace, most=LAUNCHES).seconds
+
+
+def _worth_trying(
+    part: PlannedPart, machine: MachineModel, known: Mapping[str, float]
+) -> list[tuple[Launch, Mapping[str, Buffer]]]:
+    """The largest launch of every kind that is not known and matters, with its buffers."""
+    plan = part.plan
+    link_seconds = max(plan.copy_in_seconds, plan.copy_out_seconds)
+    if plan.compute_seconds < max(SHORTEST_SECONDS, link_seconds / LARGEST_ERROR):
+        return []
+    largest: dict[str, tuple[float, Launch, Mapping[str, Buffer]]] = {}
+    for launch, buffers in distinct_launches(part.request, plan):
+        work = launch.operation.work()
+        seconds = machine.compute.seconds(work)
+        if seconds > largest.get(work.kind, (0.0,))[0]:
+            taken = {name: buffers[name] for name in (*launch.inputs, launch.output) if name}
+            largest[work.kind] = seconds, launch, taken
+    total = sum(seconds for seconds, *_ in largest.values())
+    allowed = max(MOST_SECONDS, MOST_SHARE * plan.seconds)
+    found: list[tuple[Launch, Mapping[str, Buffer]]] = []
+    for kind, (seconds, launch, used) in largest.items():
+        if kind in known or seconds < SMALLEST_SHARE * total:
+            continue
+        allowed -= 2 * LAUNCHES * seconds
+        if allowed < 0:
+            break
+        found.append((launch, used))
+    return found

@@ -1,0 +1,109 @@
+"""What is tried before a plan is settled, and what comes of it."""
+
+import dataclasses
+import time
+
+import numpy as np
+import pytest
+
+import ooc_cudnn
+from ooc_cudnn.functions import trials
+from ooc_cudnn.machines import machine_path
+from ooc_cudnn.tensor import TensorSpec
+from perfmodel import shipped
+
+
+@pytest.fixture
+def slow(host_device, monkeypatch, tmp_path):
+    """Make the host's launches slow, count them; and plan by the device's own model."""
+    run, launched = host_device.run, []
+
+    def slower(launch, views, workspace, stream):
+        launched.append(launch)
+        time.sleep(0.02)
+        run(launch, views, workspace, stream)
+
+    monkeypatch.setattr(host_device, "run", slower)
+    monkeypatch.setattr(trials, "SHORTEST_SECONDS", 0.0)
+    monkeypatch.setattr(trials, "LARGEST_ERROR", np.inf)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    identity = dict(host_device.identity())
+    dataclasses.replace(shipped("host"), identity=identity).save(machine_path(identity))
+    with ooc_cudnn.settings(machine=None):
+        yield launched
+
+
+X, W = TensorSpec((8, 4, 16, 16)), TensorSpec((4, 4, 3, 3))
+
+
+def planned(**settings):
+    with ooc_cudnn.settings(memory_limit=2**17, **settings):
+        return ooc_cudnn.plan("convolution_forward", x=X, w=W, padding=1)
+
+
+def test_a_plan_takes_what_its_launches_take(slow):
+    plan = planned()
+    assert plan.compute_seconds > 0.02 * plan.pieces
+    assert plan.compute_seconds == pytest.approx(0.021 * plan.pieces, rel=0.5)
+    assert plan.binding_stage == "compute"
+
+
+def test_what_was_tried_is_not_tried_again(slow):
+    first = planned()
+    tried = len(slow)
+    assert 0 < tried <= 3 * 2 * trials.LAUNCHES
+    assert planned() == first
+    assert len(slow) == tried
+
+
+def test_other_channels_are_another_problem(slow):
+    planned()
+    tried = len(slow)
+    with ooc_cudnn.settings(memory_limit=2**17):
+        ooc_cudnn.plan("convolution_forward", x=X, w=TensorSpec((8, 4, 3, 3)), padding=1)
+    assert len(slow) > tried
+
+
+def test_the_call_is_predicted_and_right(slow):
+    random = np.random.default_rng(0)
+    x, w = random.standard_normal(X.shape, "f4"), random.standard_normal(W.shape, "f4")
+    with ooc_cudnn.settings(memory_limit=2**17), ooc_cudnn.profile() as seen:
+        y = ooc_cudnn.convolution_forward(x, w, padding=1)
+    (call,) = seen.calls
+    assert call.predicted_seconds == pytest.approx(call.seconds, rel=0.5)
+    assert call.peak_device_bytes == call.plan.device_bytes
+    with ooc_cudnn.settings(machine="host"):
+        np.testing.assert_array_equal(y, ooc_cudnn.convolution_forward(x, w, padding=1))
+
+
+@pytest.mark.parametrize("settings", [{"deterministic": True}, {"machine": "host"}])
+def test_nothing_is_tried_where_plans_must_not_depend_on_it(slow, settings):
+    planned(**settings)
+    assert not slow
+
+
+def test_nothing_is_tried_for_milliseconds_or_where_copies_bind(slow, monkeypatch):
+    monkeypatch.setattr(trials, "SHORTEST_SECONDS", 1e-1)
+    planned()
+    monkeypatch.setattr(trials, "SHORTEST_SECONDS", 0.0)
+    monkeypatch.setattr(trials, "LARGEST_ERROR", 0.0001)
+    planned()
+    assert not slow
+
+
+def test_a_progress_callable_may_plan(slow):
+    seen = []
+
+    def progress(done, total):
+        seen.append(ooc_cudnn.plan("convolution_forward", x=X, w=TensorSpec((2, 4, 3, 3))))
+
+    x, w = np.ones(X.shape, "f4"), np.ones(W.shape, "f4")
+    with ooc_cudnn.settings(memory_limit=2**17, progress=progress):
+        ooc_cudnn.convolution_forward(x, w, padding=1)
+    assert seen
+
+
+def test_a_trial_keeps_to_the_memory_limit(slow, host_device):
+    with ooc_cudnn.settings(memory_limit=2**17):
+        ooc_cudnn.plan("convolution_forward", x=X, w=W, padding=1)
+        assert host_device.arena.held_bytes <= 2**17
