@@ -138,7 +138,7 @@ class _Calibration:
         return MachineModel(
             name=identity.get("gpu", self.device.name),
             identity=identity,
-            transfer=TransferModel(**copies, duplex_slowdown=self.link.slowdown),
+            transfer=TransferModel(copies["copy_in"], copies["copy_out"], self.link.slowdowns()),
             compute=ComputeModel(self.compute.with_stand_ins(lines)),
             calibrated=datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
             quality=self.quality | self.link.quality,

@@ -15,6 +15,7 @@ import numpy as np
 from ooc_cudnn.machines import cache_directory
 from ooc_cudnn.measuring import DUPLEX_BATCHES, Bench, Group, Recorder
 from ooc_cudnn.memory.arrays import reserve_file
+from perfmodel import Slowdown
 
 MIB = 2**20
 
@@ -47,6 +48,10 @@ class LinkMeasurements:
         self.copy_bytes = tuple(size * MIB for size in copies)
         self.disk_bytes = tuple(size * MIB for size in through_files)
         self.file_bytes = (24 if quick else 96) * MIB
+
+    def slowdowns(self) -> dict[str, Slowdown]:
+        """What `TransferModel` needs of both ways at once."""
+        return {"pinned/pinned": Slowdown(self.slowdown, self.slowdown)}
 
     def groups(self) -> list[Group]:
         """What is to be measured, one after the other."""

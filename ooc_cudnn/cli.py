@@ -176,7 +176,11 @@ def _table(model: MachineModel) -> str:
             f"  {name:<{width}} {speed:>16} {line.beta * 1e6:>7.1f} us "
             f"{shares[0]:>9} {shares[1]:>9} {shares[2]:>7}"
         )
-    rows.append(f"  both directions at once: {model.transfer.duplex_slowdown:.2f} times as long")
+    for pair, slower in model.transfer.slowdowns.items():
+        rows.append(
+            f"  while both directions are busy, {pair}: in {slower.copy_in:.2f}, out "
+            f"{slower.copy_out:.2f} times as long"
+        )
     return "\n".join(rows)
 
 

@@ -3,12 +3,13 @@
 Knows nothing of arrays, devices or ooc_cudnn. One file for each concept:
 
 - `linear`: seconds = alpha * work + beta, fitted and predicted.
+- `samples`: what a line was fitted to.
 - `transfer`: the link, one way and duplex, by placement.
 - `compute`: operations, from the features of their work.
 - `machine`: all of it for one machine, with JSON there and back.
 - `pipeline`: seconds of a whole split, in closed form and replayed on a virtual clock.
 - `problem`: what a search is asked and what it answers.
-- `search`, `search_local`: the split with the fewest seconds under a memory limit.
+- `search`, `search_local`, `search_guided`: the split with the fewest seconds under a memory limit.
 """
 
 from .compute import ComputeModel, Work, convolution_flops, convolution_work, pass_work
@@ -24,13 +25,16 @@ from .pipeline import (
     replay,
 )
 from .problem import Found, InfeasibleError, Price, Problem, default_candidates
+from .samples import Samples
 from .search import exhaustive_search, ordered_search
+from .search_guided import EstimatedProblem, guided_search
 from .search_local import local_search
-from .transfer import PLACEMENTS, TransferModel
+from .transfer import PLACEMENTS, Slowdown, TransferModel
 
 __all__ = [
     "PLACEMENTS",
     "ComputeModel",
+    "EstimatedProblem",
     "Fit",
     "FitError",
     "Found",
@@ -41,6 +45,8 @@ __all__ = [
     "PipelineCost",
     "Price",
     "Problem",
+    "Samples",
+    "Slowdown",
     "Split",
     "Timeline",
     "TransferModel",
@@ -53,6 +59,7 @@ __all__ = [
     "default_candidates",
     "exhaustive_search",
     "fit",
+    "guided_search",
     "local_search",
     "ordered_search",
     "pass_work",

@@ -8,6 +8,7 @@ package: `shipped("h200")`.
 from __future__ import annotations
 
 import json
+import math
 import os
 import uuid
 from collections.abc import Mapping
@@ -21,10 +22,14 @@ from typing import Any
 
 from .compute import ComputeModel
 from .record import Table, mapping, members, number, text
+from .samples import Samples
 from .transfer import TransferModel
 
 FORMAT = "ooc_cudnn machine model"
-FORMAT_VERSION = 1
+#: Version 2 knows how much each pair of placements slows the other down, and keeps its samples.
+FORMAT_VERSION = 2
+
+LINE_LENGTH = 100
 
 _REMEDY = "to replace it, run 'ooc-cudnn calibrate'"
 
@@ -49,7 +54,11 @@ class MachineModel:
     calibrated : str
         ISO date of the calibration, or "shipped".
     quality : mapping from the name of a line to mapping from str to float
-        How each line was found: residual, held_out_error, samples. Empty where unknown.
+        How each line was found: residual, held_out_error, samples, spread. Empty where unknown.
+    samples : mapping from the name of a line to Samples
+        What each line was fitted to. Empty where unknown.
+    facts : mapping from str to float
+        What was measured besides, and predicts nothing; a name ends in its unit.
     """
 
     name: str
@@ -58,6 +67,8 @@ class MachineModel:
     compute: ComputeModel
     calibrated: str = "shipped"
     quality: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    samples: Mapping[str, Samples] = field(default_factory=dict)
+    facts: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         text("name", self.name)
@@ -80,6 +91,9 @@ class MachineModel:
         }
         object.__setattr__(self, "identity", Table(self.identity))
         object.__setattr__(self, "quality", Table(quality))
+        object.__setattr__(self, "samples", Table(self.samples))
+        facts = {name: number(name, value, -math.inf) for name, value in self.facts.items()}
+        object.__setattr__(self, "facts", Table(facts))
 
     @property
     def device_bytes(self) -> int | None:
@@ -104,6 +118,8 @@ class MachineModel:
             "transfer": self.transfer.to_json(),
             "compute": self.compute.to_json(),
             "quality": {line: dict(held) for line, held in self.quality.items()},
+            "samples": {line: held.to_json() for line, held in self.samples.items()},
+            "facts": dict(self.facts),
         }
 
     @classmethod
@@ -120,9 +136,18 @@ class MachineModel:
                 f"written by a newer ooc_cudnn (format version {version}; "
                 f"this one reads up to {FORMAT_VERSION}), so upgrade ooc_cudnn"
             )
-        names = ("name", "calibrated", "identity", "transfer", "compute", "quality")
-        held = members("machine model", held, ("format", "version", *names))
-        qualities = mapping("quality", held["quality"])
+        if version < FORMAT_VERSION:
+            raise ValueError(
+                f"written by an older ooc_cudnn (format version {version}, now {FORMAT_VERSION}), "
+                "which measured less, so calibrate again"
+            )
+        names = ("name", "calibrated", "identity", "transfer", "compute")
+        tables = ("quality", "samples", "facts")
+        held = members("machine model", held, ("format", "version", *names, *tables))
+        qualities, samples = (
+            mapping("quality", held["quality"]),
+            mapping("samples", held["samples"]),
+        )
         return cls(
             name=held["name"],
             identity=mapping("identity", held["identity"]),
@@ -130,12 +155,14 @@ class MachineModel:
             compute=ComputeModel.from_json(held["compute"]),
             calibrated=held["calibrated"],
             quality={line: mapping(f"quality of {line}", q) for line, q in qualities.items()},
+            samples={line: Samples.from_json(found) for line, found in samples.items()},
+            facts=mapping("facts", held["facts"]),
         )
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write to `path`, making its folder; whoever reads sees the old file or the new one."""
         target = Path(path)
-        content = json.dumps(self.to_json(), indent=2, allow_nan=False) + "\n"
+        content = _laid_out(self.to_json()) + "\n"
         target.parent.mkdir(parents=True, exist_ok=True)
         unfinished = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
         try:
@@ -174,6 +201,18 @@ class MachineModel:
             return cls.from_json(data)
         except (TypeError, ValueError) as error:
             raise MachineFileError(f"machine file {path}: {error}; {_REMEDY}") from error
+
+
+def _laid_out(value: Any, indent: str = "") -> str:
+    """JSON in which what is short stands on one line, as does every list."""
+    flat = json.dumps(value, allow_nan=False)
+    if not isinstance(value, dict) or len(flat) + len(indent) <= LINE_LENGTH:
+        return flat
+    inner = indent + "  "
+    members_ = (
+        f"{inner}{json.dumps(name)}: {_laid_out(held, inner)}" for name, held in value.items()
+    )
+    return "{\n" + ",\n".join(members_) + f"\n{indent}}}"
 
 
 def shipped_names() -> tuple[str, ...]:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal, get_args
 
 from .record import Record, members, number, whole
-from .transfer import TransferModel
+from .transfer import Slowdown, TransferModel
 
 Stage = Literal["copy_in", "compute", "copy_out"]
 STAGES: tuple[Stage, ...] = get_args(Stage)
@@ -78,27 +79,33 @@ class PipelineCost(Record):
                 )
 
 
-def _link_totals(cost: PipelineCost, transfer: TransferModel) -> tuple[float, float]:
+#: Roads that do not slow each other down.
+INDEPENDENT = Slowdown()
+
+
+def _link_totals(cost: PipelineCost, slowdown: Slowdown) -> tuple[float, float]:
     """Return the seconds of all copies in and of all copies out, slowing each other down.
 
     The first copy in has the link alone, since nothing is computed yet, and so has the last copy
     out, since everything has arrived: with a single piece the directions never meet.
     """
-    copy_in, copy_out = transfer.duplex(
+    copy_in, copy_out = slowdown.together(
         max(cost.copy_in_seconds - cost.first_copy_in, 0.0),
         max(cost.copy_out_seconds - cost.last_copy_out, 0.0),
     )
     return cost.first_copy_in + copy_in, copy_out + cost.last_copy_out
 
 
-def closed_form(cost: PipelineCost, transfer: TransferModel, overlap: bool = True) -> float:
+def closed_form(
+    cost: PipelineCost, slowdown: Slowdown = INDEPENDENT, overlap: bool = True
+) -> float:
     """Return the predicted seconds of a call (paper, section 4.3).
 
     Parameters
     ----------
     cost : PipelineCost
-    transfer : TransferModel
-        Says how much the two directions of the link slow each other down.
+    slowdown : Slowdown
+        How much the two directions of the link slow each other down in this call.
     overlap : bool
         False for the same steps one after the other.
 
@@ -107,16 +114,16 @@ def closed_form(cost: PipelineCost, transfer: TransferModel, overlap: bool = Tru
     Four equal pieces, 1 s in, 2 s of computing, 1 s out: fill, four times the largest, drain.
 
     >>> cost = PipelineCost(0.0, 4.0, 8.0, 4.0, 1.0, 2.0, 2.0, 1.0)
-    >>> closed_form(cost, TransferModel({}, {}, duplex_slowdown=1.0))
+    >>> closed_form(cost)
     10.0
-    >>> closed_form(cost, TransferModel({}, {}, duplex_slowdown=1.0), overlap=False)
+    >>> closed_form(cost, overlap=False)
     16.0
     """
     if not overlap:
         # T = T_setup + T_in + T_compute + T_out
         stages = cost.copy_in_seconds + cost.compute_seconds + cost.copy_out_seconds
         return cost.setup_seconds + stages
-    copy_in, copy_out = _link_totals(cost, transfer)
+    copy_in, copy_out = _link_totals(cost, slowdown)
     # T = T_setup + max over stages of (fill before it + all of it + drain after it);
     # for N equal pieces this is T_setup + (N - 1) * max(t_in, t_c, t_out) + t_in + t_c + t_out
     return cost.setup_seconds + max(
@@ -126,16 +133,16 @@ def closed_form(cost: PipelineCost, transfer: TransferModel, overlap: bool = Tru
     )
 
 
-def binding_stage(cost: PipelineCost, transfer: TransferModel) -> Stage:
+def binding_stage(cost: PipelineCost, slowdown: Slowdown = INDEPENDENT) -> Stage:
     """Return the stage with the most seconds when all overlap; the earlier one of equals.
 
     Examples
     --------
     >>> cost = PipelineCost(0.0, 4.0, 8.0, 4.0, 1.0, 2.0, 2.0, 1.0)
-    >>> binding_stage(cost, TransferModel({}, {}, duplex_slowdown=1.0))
+    >>> binding_stage(cost)
     'compute'
     """
-    copy_in, copy_out = _link_totals(cost, transfer)
+    copy_in, copy_out = _link_totals(cost, slowdown)
     seconds = (copy_in, cost.compute_seconds, copy_out)
     return STAGES[seconds.index(max(seconds))]
 
@@ -151,11 +158,14 @@ class VirtualStep:
         What it takes alone.
     waits : tuple of int
         Indices of earlier steps, on whichever stream, that must have finished before it starts.
+    placement : str
+        Of the host memory of a copy; it decides how much it and its opposite slow each other down.
     """
 
     stream: Stage
     seconds: float
     waits: tuple[int, ...] = ()
+    placement: str = "pinned"
 
     def __post_init__(self) -> None:
         if self.stream not in STAGES:
@@ -165,12 +175,17 @@ class VirtualStep:
 
     def to_json(self) -> dict[str, Any]:
         """Return a dict of plain JSON values."""
-        return {"stream": self.stream, "seconds": self.seconds, "waits": list(self.waits)}
+        return {
+            "stream": self.stream,
+            "seconds": self.seconds,
+            "waits": list(self.waits),
+            "placement": self.placement,
+        }
 
     @classmethod
     def from_json(cls, data: object) -> VirtualStep:
         """Return what `to_json` described."""
-        return cls(**members("VirtualStep", data, ("stream", "seconds", "waits")))
+        return cls(**members("VirtualStep", data, ("stream", "seconds", "waits", "placement")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,12 +231,13 @@ class Timeline:
         return cls(**members("Timeline", data, ("start", "finish")))
 
 
-def replay(steps: Sequence[VirtualStep], duplex_slowdown: float = 1.0) -> Timeline:
+def replay(steps: Sequence[VirtualStep], transfer: TransferModel | None = None) -> Timeline:
     """Run steps on a virtual clock.
 
     The steps of one stream run in their order, one at a time; a step starts as soon as its stream
     is free and the steps it waits for have finished. While a copy in and a copy out are both
-    running, each advances at 1 / duplex_slowdown of its rate.
+    running, each is slower by the factor that `transfer` has for their placements; without one,
+    they do not slow each other down.
 
     Examples
     --------
@@ -231,16 +247,14 @@ def replay(steps: Sequence[VirtualStep], duplex_slowdown: float = 1.0) -> Timeli
     >>> timeline.start, timeline.seconds
     ((0.0, 1.0, 1.0, 3.0), 4.0)
     """
-    slowdown = number("duplex_slowdown", duplex_slowdown, at_least=1.0)
-    return _Clock(steps, slowdown).run()
+    return _Clock(steps, transfer or TransferModel({}, {})).run()
 
 
 class _Clock:
     """The state of a replay: at most one running step a stream, advanced from event to event."""
 
-    def __init__(self, steps: Sequence[VirtualStep], slowdown: float) -> None:
+    def __init__(self, steps: Sequence[VirtualStep], transfer: TransferModel) -> None:
         self.steps = steps
-        self.slowdown = slowdown
         self.now = 0.0
         self.start = [0.0] * len(steps)
         self.finish = [0.0] * len(steps)
@@ -248,7 +262,9 @@ class _Clock:
         self.running: dict[str, int] = {}
         self.missing = [0] * len(steps)
         self.dependents: list[list[int]] = [[] for _ in steps]
-        self.duplex = False
+        self.slowdown = lru_cache(transfer.slowdown)
+        #: By what factor the copy that runs in each direction is slowed down now.
+        self.factors = {"copy_in": 1.0, "copy_out": 1.0}
         for index, step in enumerate(steps):
             self.queues[step.stream].append(index)
             for earlier in set(step.waits):
@@ -281,15 +297,24 @@ class _Clock:
             if queue and stream not in self.running and not self.missing[queue[-1]]:
                 index = self.running[stream] = queue.pop()
                 self.start[index] = self.now
-                # a copy that joins a duplex already counted is as slow as its opposite
-                slowed = self.duplex and stream != "compute"
-                factor = self.slowdown if slowed else 1.0
+                # as slow as the copy before it; put right below if its opposite has changed
+                factor = self.factors.get(stream, 1.0)
                 self.finish[index] = self.now + self.steps[index].seconds * factor
-        duplex = "copy_in" in self.running and "copy_out" in self.running
-        if duplex != self.duplex:
-            self.duplex = duplex
-            factor = self.slowdown if duplex else 1.0 / self.slowdown
-            for stream in ("copy_in", "copy_out"):
-                if stream in self.running:
-                    index = self.running[stream]
-                    self.finish[index] = self.now + (self.finish[index] - self.now) * factor
+        self._share_link()
+
+    def _share_link(self) -> None:
+        """Let what is left of the running copies take as long as they slow each other down now."""
+        copy_in, copy_out = self.running.get("copy_in"), self.running.get("copy_out")
+        pair = INDEPENDENT
+        if copy_in is not None and copy_out is not None:
+            pair = self.slowdown(self.steps[copy_in].placement, self.steps[copy_out].placement)
+        self._slow_down("copy_in", copy_in, pair.copy_in)
+        self._slow_down("copy_out", copy_out, pair.copy_out)
+
+    def _slow_down(self, stream: str, index: int | None, factor: float) -> None:
+        was = self.factors[stream]
+        if factor != was:
+            self.factors[stream] = factor
+            if index is not None:
+                left = (self.finish[index] - self.now) * (factor / was)
+                self.finish[index] = self.now + left

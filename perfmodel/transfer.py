@@ -1,20 +1,69 @@
 """What it costs to move bytes between the device and where an array lives.
 
 Section 4.1 of the paper: a copy takes alpha * bytes + beta. Each placement of the host side has a
-line of its own for each direction, and one more number says that the link is not two independent
-roads: while both directions are busy, each runs slower by `duplex_slowdown`.
+line of its own for each direction. The link is not two independent roads: while both directions are
+busy, each runs slower by a factor, which depends on where either side's host memory is. (Two pinned
+copies share the link; copies that are staged share the host's memory and its threads as well.)
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from .linear import Line
-from .record import Table, mapping, members, number, whole
+from .record import Record, Table, mapping, members, number, whole
 
 PLACEMENTS = ("device", "pinned", "pageable", "disk")
+
+#: What stands in for a placement whose pairs were not measured: files are staged like plain memory.
+_STANDS_IN = {"disk": "pageable", "pageable": "pinned"}
+
+
+@dataclass(frozen=True, slots=True)
+class Slowdown(Record):
+    """By what factor copies of each direction take longer while the other direction is busy.
+
+    Parameters
+    ----------
+    copy_in, copy_out : float
+        At least 1.
+
+    Examples
+    --------
+    >>> Slowdown(1.1, 1.2).copy_out
+    1.2
+    """
+
+    copy_in: float = 1.0
+    copy_out: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("copy_in", "copy_out"):
+            factor = number(f"slowdown of {name}", getattr(self, name), at_least=1.0)
+            object.__setattr__(self, name, factor)
+
+    def together(self, in_seconds: float, out_seconds: float) -> tuple[float, float]:
+        """Return the seconds that each direction takes when both start together.
+
+        Parameters
+        ----------
+        in_seconds, out_seconds : float
+            What each would take if it had the link alone.
+
+        Examples
+        --------
+        >>> Slowdown(1.5, 1.5).together(2.0, 6.0)
+        (3.0, 7.0)
+        """
+        # both are busy until the first is done: T = min(t_in * s_in, t_out * s_out);
+        # until then T / s of each is done, and what is left of the other takes what it takes alone
+        both = min(in_seconds * self.copy_in, out_seconds * self.copy_out)
+        return (
+            in_seconds + both * (1.0 - 1.0 / self.copy_in),
+            out_seconds + both * (1.0 - 1.0 / self.copy_out),
+        )
 
 
 @dataclass(frozen=True)
@@ -26,22 +75,27 @@ class TransferModel:
     copy_in, copy_out : mapping from placement to Line
         One-way seconds over host bytes. The placements are "pinned", "pageable" and "disk"; what
         is on the device already costs nothing and has no line.
-    duplex_slowdown : float
-        At least 1: the factor by which one-way seconds grow while the other direction is busy.
+    slowdowns : mapping from "IN/OUT" to Slowdown
+        For the placement that is copied from and the one that is copied to, "pinned/pageable" say,
+        while both are busy. A pair with "disk" that is missing is that with "pageable", and one
+        with "pageable" that with "pinned"; where that is missing too, nothing is slowed down.
 
     Examples
     --------
     >>> line = Line(alpha=1 / 50e9, beta=1e-5)
-    >>> link = TransferModel({"pinned": line}, {"pinned": line}, duplex_slowdown=1.1)
+    >>> link = TransferModel({"pinned": line}, {"pinned": line},
+    ...                      {"pinned/pinned": Slowdown(1.1, 1.1)})
     >>> link.copy_in_seconds("pinned", 50_000_000, copies=2)
     0.00102
     >>> link.copy_in_seconds("device", 50_000_000)
     0.0
+    >>> link.slowdown("pinned", "pinned")
+    Slowdown(copy_in=1.1, copy_out=1.1)
     """
 
     copy_in: Mapping[str, Line]
     copy_out: Mapping[str, Line]
-    duplex_slowdown: float
+    slowdowns: Mapping[str, Slowdown] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for direction in ("copy_in", "copy_out"):
@@ -53,8 +107,12 @@ class TransferModel:
                         f"the placements that cost time are {', '.join(PLACEMENTS[1:])}"
                     )
             object.__setattr__(self, direction, Table(lines))
-        slowdown = number("duplex_slowdown", self.duplex_slowdown, at_least=1.0)
-        object.__setattr__(self, "duplex_slowdown", slowdown)
+        for pair in self.slowdowns:
+            if not set(pair.split("/")) <= set(PLACEMENTS[1:]) or pair.count("/") != 1:
+                raise ValueError(
+                    f"slowdowns has {pair!r}; it must name two placements, as 'pinned/pageable'"
+                )
+        object.__setattr__(self, "slowdowns", Table(self.slowdowns))
 
     def copy_in_seconds(self, placement: str, host_bytes: float, copies: int = 1) -> float:
         """Return the one-way seconds of `copies` copies of `host_bytes` in all to the device."""
@@ -64,39 +122,74 @@ class TransferModel:
         """Return the one-way seconds of `copies` copies of `host_bytes` in all to the host."""
         return _copy_seconds("copy_out", self.copy_out, placement, host_bytes, copies)
 
-    def duplex(self, in_seconds: float, out_seconds: float) -> tuple[float, float]:
-        """Return the seconds that each direction takes when both start together.
+    def slowdown(self, in_placement: str, out_placement: str) -> Slowdown:
+        """Return how much copies from one placement and to another slow each other down."""
+        while True:
+            found = self.slowdowns.get(f"{in_placement}/{out_placement}")
+            if found is not None:
+                return found
+            # the further one from pinned memory first
+            if "disk" in (in_placement, out_placement):
+                replaced = "disk"
+            elif "pageable" in (in_placement, out_placement):
+                replaced = "pageable"
+            else:
+                return Slowdown()
+            if in_placement == replaced:
+                in_placement = _STANDS_IN[replaced]
+            if out_placement == replaced:
+                out_placement = _STANDS_IN[replaced]
+
+    def mean_slowdown(
+        self, in_seconds: Mapping[str, float], out_seconds: Mapping[str, float]
+    ) -> Slowdown:
+        """Return the mean slowdown of a call whose operands lie in several placements.
 
         Parameters
         ----------
-        in_seconds, out_seconds : float
-            What each would take if it had the link alone.
+        in_seconds, out_seconds : mapping from placement to float
+            What the copies from and to each placement take alone: the weights of its pairs.
 
         Examples
         --------
-        >>> TransferModel({}, {}, duplex_slowdown=1.5).duplex(2.0, 6.0)
-        (3.0, 7.0)
+        >>> link = TransferModel({}, {}, {"pinned/pinned": Slowdown(1.1, 1.1),
+        ...                               "pageable/pinned": Slowdown(1.3, 1.1)})
+        >>> link.mean_slowdown({"pinned": 1.0, "pageable": 3.0}, {"pinned": 2.0})
+        Slowdown(copy_in=1.25, copy_out=1.1)
         """
-        # the shorter is slowed all along, t' = t * s; the longer only while the shorter runs
-        extra = (self.duplex_slowdown - 1.0) * min(in_seconds, out_seconds)
-        return in_seconds + extra, out_seconds + extra
+        total = copy_in = copy_out = 0.0
+        for source, seconds in in_seconds.items():
+            for target, others in out_seconds.items():
+                weight = seconds * others
+                if weight:
+                    pair = self.slowdown(source, target)
+                    total += weight
+                    copy_in += weight * pair.copy_in
+                    copy_out += weight * pair.copy_out
+        if not total:
+            return Slowdown()
+        # a mean of ones may come out a rounding error below one
+        return Slowdown(max(1.0, copy_in / total), max(1.0, copy_out / total))
 
     def to_json(self) -> dict[str, Any]:
         """Return a dict of plain JSON values."""
         return {
             "copy_in": {placement: line.to_json() for placement, line in self.copy_in.items()},
             "copy_out": {placement: line.to_json() for placement, line in self.copy_out.items()},
-            "duplex_slowdown": self.duplex_slowdown,
+            "slowdowns": {pair: held.to_json() for pair, held in self.slowdowns.items()},
         }
 
     @classmethod
     def from_json(cls, data: object) -> TransferModel:
         """Return what `to_json` described."""
-        held = members("TransferModel", data, ("copy_in", "copy_out", "duplex_slowdown"))
+        held = members("TransferModel", data, ("copy_in", "copy_out", "slowdowns"))
         return cls(
             copy_in=_lines("copy_in", held["copy_in"]),
             copy_out=_lines("copy_out", held["copy_out"]),
-            duplex_slowdown=held["duplex_slowdown"],
+            slowdowns={
+                pair: Slowdown.from_json(data)
+                for pair, data in mapping("slowdowns", held["slowdowns"]).items()
+            },
         )
 
 

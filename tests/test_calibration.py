@@ -14,7 +14,7 @@ from ooc_cudnn.calibration_compute import ComputeMeasurements
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.devices.simulated import SimulatedDevice, SimulatedRun
 from ooc_cudnn.machines import machine_for, machine_path
-from perfmodel import ComputeModel, FitError, Line, MachineModel, TransferModel, shipped
+from perfmodel import ComputeModel, FitError, Line, MachineModel, Slowdown, TransferModel, shipped
 
 H200 = shipped("h200")
 
@@ -40,7 +40,7 @@ def known_machine():
         transfer=TransferModel(
             {placement: line(50e9) for placement in placements},
             {placement: line(50e9) for placement in placements},
-            duplex_slowdown=1.37,
+            {"pinned/pinned": Slowdown(1.37, 1.37)},
         ),
         compute=ComputeModel(
             {
@@ -60,7 +60,7 @@ class NoisyDevice(SimulatedDevice):
 
     def start(self, *, overlap, staged, timed):
         device = self
-        run = SimulatedRun(self.machine.transfer.duplex_slowdown, overlap=overlap)
+        run = SimulatedRun(self.machine.transfer, overlap=overlap)
         submit = run.submit
         # all steps of a run alike, as where another process takes turns
         factor = 1 + device.noise * device.random.exponential()
@@ -81,7 +81,7 @@ class TestKnownMachine:
     def test_alpha_and_beta_of_every_line_are_recovered(self, quick):
         known = known_machine()
         found = calibrate(SimulatedDevice(known), save=False, quick=quick)
-        assert found.transfer.duplex_slowdown == pytest.approx(1.37, rel=0.01)
+        assert found.transfer.slowdown("pinned", "pinned").copy_in == pytest.approx(1.37, rel=0.01)
         for direction in ("copy_in", "copy_out"):
             was, now = getattr(known.transfer, direction), getattr(found.transfer, direction)
             assert set(now) == set(was) == {"pinned", "pageable", "disk"}

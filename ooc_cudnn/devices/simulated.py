@@ -18,7 +18,7 @@ from ooc_cudnn.memory.arena import Allocation, Arena
 from ooc_cudnn.memory.pinned_ranges import PinnedRanges
 from ooc_cudnn.operations.chain import Buffer, Launch
 from ooc_cudnn.tensor import DTYPES, ORDERS, TensorSpec
-from perfmodel import MachineModel, VirtualStep, replay
+from perfmodel import MachineModel, TransferModel, VirtualStep, replay
 
 #: Memory of a device whose machine model does not say: more than anybody asks for.
 BOUNDLESS_BYTES = 2**62
@@ -152,15 +152,17 @@ class SimulatedDevice:
         return array
 
     def copy_in(self, destination: DeviceView, source: HostArray | DeviceView, stream: Any) -> None:
+        stream.placement = self._placement(source)
         stream.seconds += self.machine.transfer.copy_in_seconds(
-            self._placement(source), destination.size * destination.item_bytes
+            stream.placement, destination.size * destination.item_bytes
         )
 
     def copy_out(
         self, destination: HostArray | DeviceView, source: DeviceView, stream: Any
     ) -> None:
+        stream.placement = self._placement(destination)
         stream.seconds += self.machine.transfer.copy_out_seconds(
-            self._placement(destination), source.size * source.item_bytes
+            stream.placement, source.size * source.item_bytes
         )
 
     # Computing ---------------------------------------------------------------------------------
@@ -180,16 +182,20 @@ class SimulatedDevice:
         stream.seconds += self.machine.compute.seconds(launch.operation.work())
 
     def start(self, *, overlap: bool, staged: bool, timed: bool) -> SimulatedRun:
-        return SimulatedRun(self.machine.transfer.duplex_slowdown, overlap=overlap)
+        return SimulatedRun(self.machine.transfer, overlap=overlap)
 
 
 class SimulatedStream:
-    """What actions are handed in place of a stream: they add the seconds they would take."""
+    """What actions are handed in place of a stream: they add the seconds they would take.
 
-    __slots__ = ("seconds",)
+    A step copies one region of one operand, whose placement it says here.
+    """
+
+    __slots__ = ("placement", "seconds")
 
     def __init__(self) -> None:
         self.seconds = 0.0
+        self.placement = "pinned"
 
 
 class SimulatedEvent:
@@ -208,10 +214,10 @@ class SimulatedEvent:
 class SimulatedRun:
     """One call on the virtual clock. Without overlap every step waits for the one before it."""
 
-    def __init__(self, duplex_slowdown: float, *, overlap: bool) -> None:
+    def __init__(self, transfer: TransferModel, *, overlap: bool) -> None:
         self.steps: list[VirtualStep] = []
         self.intervals: tuple[tuple[float, float], ...] = ()
-        self._duplex_slowdown = duplex_slowdown
+        self._transfer = transfer
         self._overlap = overlap
 
     def submit(
@@ -229,14 +235,16 @@ class SimulatedRun:
             after = tuple(event.index for event in waits if isinstance(event, SimulatedEvent))
         else:
             after = (index - 1,) if index else ()
-        self.steps.append(VirtualStep(stream, handle.seconds, after))  # type: ignore[arg-type]
+        self.steps.append(
+            VirtualStep(stream, handle.seconds, after, handle.placement)  # type: ignore[arg-type]
+        )
         return SimulatedEvent(self, index)
 
     def synchronize(self, event: Event) -> None:
         pass  # the host runs ahead without limit: no step depends on when it was issued
 
     def finish(self, *, wait: bool = True) -> None:
-        timeline = replay(self.steps, self._duplex_slowdown)
+        timeline = replay(self.steps, self._transfer)
         self.intervals = tuple(zip(timeline.start, timeline.finish, strict=True))
 
     def cancel(self) -> None:

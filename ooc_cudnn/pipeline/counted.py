@@ -236,5 +236,5 @@ class Counted(PieceClasses):
     def _price(self, memory_bytes: int, cost: PipelineCost, *, overlap: bool) -> Price:
         if self.reason:
             return Price(memory_bytes, 0.0, legal=False, reason=self.reason)
-        seconds = closed_form(cost, self.request.machine.transfer, overlap=overlap)
+        seconds = closed_form(cost, self.request.slowdown, overlap=overlap)
         return Price(memory_bytes, seconds)

@@ -11,7 +11,7 @@ from ooc_cudnn.operations.splittable import Splittable
 from ooc_cudnn.pipeline.loop_orders import LoopOrder, legal_orders
 from ooc_cudnn.pipeline.piece_costs import PieceCosts
 from ooc_cudnn.tensor import TensorSpec
-from perfmodel import MachineModel, Split
+from perfmodel import MachineModel, Slowdown, Split
 
 if TYPE_CHECKING:
     from ooc_cudnn.pipeline.counted import Counted
@@ -85,6 +85,22 @@ class Request:
                 self.chain, layout, dict(self.orders), self.machine.compute
             )
         return self._piece_costs[layout]
+
+    @cached_property
+    def slowdown(self) -> Slowdown:
+        """How much the two directions of the link slow each other down in this call.
+
+        Each pair of placements counts by the seconds of moving its operands once.
+        """
+        ways: dict[str, dict[str, float]] = {"in": {}, "out": {}}
+        for name, spec in self.operands:
+            if name in self.chain.loaded:
+                spent = self.copy_seconds("in", name, spec.nbytes, 1)
+                ways["in"][spec.placement] = ways["in"].get(spec.placement, 0.0) + spent
+            if name in self.chain.results:
+                spent = self.copy_seconds("out", name, spec.nbytes, 1)
+                ways["out"][spec.placement] = ways["out"].get(spec.placement, 0.0) + spent
+        return self.machine.transfer.mean_slowdown(ways["in"], ways["out"])
 
     def copy_seconds(
         self, direction: Literal["in", "out"], name: str, host_bytes: int, copies: int

@@ -24,6 +24,7 @@ from perfmodel import (
     Line,
     MachineModel,
     PipelineCost,
+    Slowdown,
     Split,
     TransferModel,
     closed_form,
@@ -41,7 +42,9 @@ def machine(slowdown=1.0, in_alpha=1e-9, out_alpha=1e-9, compute_alpha=1e-12, be
         "by hand",
         {},
         TransferModel(
-            dict.fromkeys(placements, in_line), dict.fromkeys(placements, out_line), slowdown
+            dict.fromkeys(placements, in_line),
+            dict.fromkeys(placements, out_line),
+            {"pinned/pinned": Slowdown(slowdown, slowdown)},
         ),
         ComputeModel(
             {"convolution/tf32": Line(compute_alpha, beta), "pointwise/float32": Line(0.0, 0.0)}
@@ -117,7 +120,7 @@ class TestOperands:
         model = dataclasses.replace(
             H200,
             transfer=TransferModel(
-                {"pinned": Line(1e-9, 0), "pageable": Line(2e-9, 0), "disk": Line(3e-9, 0)}, {}, 1.0
+                {"pinned": Line(1e-9, 0), "pageable": Line(2e-9, 0), "disk": Line(3e-9, 0)}, {}
             ),
         )
         device = SimulatedDevice(model)
@@ -244,4 +247,4 @@ class TestSimulate:
 def test_the_closed_form_of_a_hand_made_cost_is_the_replay():
     """The one assumption of `machine` above: no placement but "device" is free."""
     cost = PipelineCost(0.0, 8.0, 4.0, 2.0, 1.0, 0.5, 0.5, 0.25)
-    assert closed_form(cost, machine().transfer) == pytest.approx(8.75)
+    assert closed_form(cost) == pytest.approx(8.75)

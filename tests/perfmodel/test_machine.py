@@ -7,17 +7,25 @@ from dataclasses import replace
 
 import pytest
 
-from perfmodel import MachineFileError, MachineModel, Work, shipped, shipped_names
+from perfmodel import MachineFileError, MachineModel, Samples, Work, shipped, shipped_names
 
 HOST = shipped("host")
 KINDS = ("tf32", "float32", "float16", "bfloat16", "float64")
+SLOW = {"pinned/pinned": {"copy_in": 0.5, "copy_out": 1.0}}
 LAYOUTS = ("channels_first", "channels_last")
 
 
 @pytest.fixture
 def fitted():
     quality = {"copy_in/pinned": {"residual": 0.01, "held_out_error": 0.02, "samples": 40}}
-    return replace(HOST, calibrated="2025-01-31", quality=quality)
+    samples = Samples((1e6, 2e6), (1e-3, 3e-3), {"sites": (4.0, 5.0)})
+    return replace(
+        HOST,
+        calibrated="2025-01-31",
+        quality=quality,
+        samples={"copy_in/pinned": samples, "copy_out/pinned": Samples((1.0,), (2.0,))},
+        facts={"pin_bytes_per_second": 2e9, "drift_share": -0.01},
+    )
 
 
 def test_a_saved_model_is_loaded_as_it_was(fitted, tmp_path):
@@ -26,6 +34,16 @@ def test_a_saved_model_is_loaded_as_it_was(fitted, tmp_path):
     assert MachineModel.load(path) == fitted
     assert MachineModel.load(str(path)).quality["copy_in/pinned"]["samples"] == 40.0
     assert os.listdir(path.parent) == ["machine.json"]
+
+
+def test_a_file_has_a_line_for_each_line(fitted, tmp_path):
+    path = tmp_path / "machine.json"
+    fitted.save(path)
+    lines = path.read_text().splitlines()
+    assert [line.strip() for line in lines if '"pageable": {' in line][:1] == [
+        f'"pageable": {json.dumps(fitted.transfer.copy_in["pageable"].to_json())},'
+    ]
+    assert len(lines) < 60
 
 
 def test_a_model_is_a_constant(fitted):
@@ -61,7 +79,20 @@ def changed(**changes):
         ("[" * 100_000, "corrupt"),
         ("[1, 2]", "must be a mapping"),
         ('{"name": "h200"}', "not an ooc_cudnn machine model"),
-        (changed(version=2), "newer ooc_cudnn .* upgrade"),
+        (changed(version=3), "newer ooc_cudnn .* upgrade"),
+        (changed(version=1), "older ooc_cudnn .*calibrate again"),
+        (changed(version=0), "version is 0"),
+        (changed(version=True), "version is True"),
+        (changed(samples={"line": {"work": [1, 2], "seconds": [1]}}), "seconds has 1 samples"),
+        (changed(samples={"line": {"work": [1], "seconds": [0]}}), "seconds has a 0"),
+        (changed(samples={"line": {"work": 1, "seconds": [1]}}), "must be a list of numbers"),
+        (changed(facts={"pin": "fast"}), "pin is 'fast'"),
+        (changed(facts=[1]), "facts must be a mapping"),
+        (
+            changed(transfer={**HOST.to_json()["transfer"], "slowdowns": {"a": {}}}),
+            "Slowdown lacks",
+        ),
+        (changed(transfer={**HOST.to_json()["transfer"], "slowdowns": SLOW}), "at least 1.0"),
         (changed(version="1"), "version is '1'"),
         (changed(surprise=1), "unknown 'surprise'"),
         (changed(name=""), "name is an empty string"),
@@ -107,7 +138,9 @@ def test_the_h200_profile_gives_the_measured_figures():
     assert shipped_names() == ("h200", "host", "p100", "p40", "titanx")
     alone = model.transfer.copy_in_seconds("pinned", 55.5e9, copies=1)
     assert alone == pytest.approx(1.0, rel=1e-3)
-    assert model.transfer.duplex(alone, alone)[0] == pytest.approx(1.09, rel=1e-3)
+    busy = model.transfer.slowdown("pinned", "pinned").together(alone, alone)
+    assert busy == pytest.approx((55.5 / 50.7, 55.4 / 50.2), rel=0.01)
+    assert model.transfer.slowdown("pageable", "pageable").copy_in > 1.2
     work = Work("convolution/tf32/channels_last", flops=400e12, device_bytes=0)
     assert model.compute.seconds(work) == pytest.approx(1.0, rel=1e-3)
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from perfmodel import (
     PipelineCost,
+    Slowdown,
     Split,
     Timeline,
     TransferModel,
@@ -17,9 +18,14 @@ from perfmodel import (
     replay,
 )
 
-INDEPENDENT = TransferModel({}, {}, 1.0)
 SECONDS = st.floats(0.001, 10.0)
 STREAMS = ("copy_in", "compute", "copy_out")
+
+
+def busy_link(slow_in, slow_out=None):
+    """A link that is slower while both directions are busy, and the factors of all its calls."""
+    factors = Slowdown(slow_in, slow_in if slow_out is None else slow_out)
+    return TransferModel({}, {}, {"pinned/pinned": factors}), factors
 
 
 def equal_pieces(count, copy_in, compute, copy_out, setup=0.0):
@@ -43,46 +49,48 @@ def test_equal_pieces_fill_run_and_drain(count, copy_in, compute, copy_out, setu
     cost = equal_pieces(count, copy_in, compute, copy_out, setup)
     steady = (count - 1) * max(copy_in, compute, copy_out)
     expected = setup + steady + copy_in + compute + copy_out
-    assert closed_form(cost, INDEPENDENT) == pytest.approx(expected)
+    assert closed_form(cost) == pytest.approx(expected)
 
 
 @given(st.integers(1, 30), SECONDS, SECONDS, SECONDS)
 def test_closed_form_and_replay_agree_for_equal_pieces(count, copy_in, compute, copy_out):
     cost = equal_pieces(count, copy_in, compute, copy_out)
     timeline = replay(schedule([(copy_in, compute, copy_out)] * count))
-    assert timeline.seconds == pytest.approx(closed_form(cost, INDEPENDENT))
+    assert timeline.seconds == pytest.approx(closed_form(cost))
 
 
-@pytest.mark.parametrize("slowdown", [1.12, 1.8])
-def test_a_busy_duplex_link_agrees_within_two_pieces(slowdown):
-    link = TransferModel({}, {}, slowdown)
-    timeline = replay(schedule([(1.0, 0.2, 1.0)] * 40), slowdown)
-    predicted = closed_form(equal_pieces(40, 1.0, 0.2, 1.0), link)
-    assert timeline.seconds == pytest.approx(predicted, abs=2.0 * (slowdown - 1.0))
-    assert predicted > 40 * slowdown
+@pytest.mark.parametrize("slow_in", [1.12, 1.8])
+@pytest.mark.parametrize("slow_out", [1.0, 1.3, 1.8])
+def test_a_busy_duplex_link_agrees_within_two_pieces(slow_in, slow_out):
+    link, factors = busy_link(slow_in, slow_out)
+    timeline = replay(schedule([(1.0, 0.2, 1.0)] * 40), link)
+    predicted = closed_form(equal_pieces(40, 1.0, 0.2, 1.0), factors)
+    # a piece each way: both are busy until the faster copy is done, then the slower goes on alone
+    faster, slower = sorted((slow_in, slow_out))
+    steady = faster + (1.0 - faster / slower)
+    assert predicted == pytest.approx(39 * steady + 1.0 + 0.2 + 1.0)
+    assert timeline.seconds == pytest.approx(predicted, abs=2.0 * (steady - 1.0))
 
 
 @given(SECONDS, SECONDS, SECONDS, st.floats(1, 2))
 def test_with_one_piece_the_directions_never_meet(copy_in, compute, copy_out, slowdown):
-    predicted = closed_form(
-        equal_pieces(1, copy_in, compute, copy_out), TransferModel({}, {}, slowdown)
-    )
+    link, factors = busy_link(slowdown)
+    predicted = closed_form(equal_pieces(1, copy_in, compute, copy_out), factors)
     assert predicted == pytest.approx(copy_in + compute + copy_out)
-    assert replay(schedule([(copy_in, compute, copy_out)]), slowdown).seconds == pytest.approx(
-        predicted
-    )
+    timeline = replay(schedule([(copy_in, compute, copy_out)]), link)
+    assert timeline.seconds == pytest.approx(predicted)
 
 
 def test_without_overlap_everything_adds_up_one_way():
     cost = PipelineCost(1.0, 2.0, 3.0, 4.0, 0.5, 0.5, 0.5, 0.5)
-    assert closed_form(cost, TransferModel({}, {}, 1.5), overlap=False) == 10.0
+    assert closed_form(cost, Slowdown(1.5, 1.5), overlap=False) == 10.0
 
 
 def test_short_first_and_last_pieces_shorten_fill_and_drain():
     even = equal_pieces(10, 1.0, 0.5, 1.0)
     tapered = PipelineCost(0.0, 10.0, 5.0, 10.0, 0.1, 0.05, 0.05, 0.1)
-    assert closed_form(even, INDEPENDENT) == pytest.approx(11.5)
-    assert closed_form(tapered, INDEPENDENT) == pytest.approx(10.15)
+    assert closed_form(even) == pytest.approx(11.5)
+    assert closed_form(tapered) == pytest.approx(10.15)
 
 
 @pytest.mark.parametrize(
@@ -91,13 +99,13 @@ def test_short_first_and_last_pieces_shorten_fill_and_drain():
 )
 def test_the_binding_stage_has_the_most_seconds(seconds, stage):
     cost = equal_pieces(10, *(float(value) for value in seconds))
-    assert binding_stage(cost, INDEPENDENT) == (stage or "copy_in")
+    assert binding_stage(cost) == (stage or "copy_in")
 
 
 def test_a_busy_link_can_become_the_binding_stage():
     cost = equal_pieces(100, 1.0, 1.1, 1.0)
-    assert binding_stage(cost, INDEPENDENT) == "compute"
-    assert binding_stage(cost, TransferModel({}, {}, 1.3)) == "copy_in"
+    assert binding_stage(cost) == "compute"
+    assert binding_stage(cost, Slowdown(1.3, 1.3)) == "copy_in"
 
 
 def test_parts_beyond_their_totals_are_refused():
@@ -113,10 +121,10 @@ PIECES = st.lists(
 
 
 @settings(max_examples=60)
-@given(PIECES, st.integers(1, 4), st.floats(1, 2))
-def test_no_makespan_beats_a_lower_bound(pieces, ring, slowdown):
-    steps = schedule(pieces, ring)
-    timeline = replay(steps, slowdown)
+@given(PIECES, st.integers(1, 4), st.floats(1, 2), st.floats(1, 2))
+def test_no_makespan_beats_a_lower_bound(pieces, ring, slow_in, slow_out):
+    steps, slowdown = schedule(pieces, ring), max(slow_in, slow_out)
+    timeline = replay(steps, busy_link(slow_in, slow_out)[0])
     serial = sum(step.seconds for step in steps)
     for stream in STREAMS:
         alone = sum(step.seconds for step in steps if step.stream == stream)
@@ -134,7 +142,7 @@ def test_no_makespan_beats_a_lower_bound(pieces, ring, slowdown):
 
 @given(PIECES)
 def test_a_ring_of_one_slot_is_serial(pieces):
-    timeline = replay(schedule(pieces, ring=1), 1.5)
+    timeline = replay(schedule(pieces, ring=1), busy_link(1.5)[0])
     assert timeline.seconds == pytest.approx(sum(sum(piece) for piece in pieces))
 
 
@@ -153,16 +161,29 @@ def test_a_partly_shared_link_slows_only_the_shared_part():
         VirtualStep("compute", 1.0),
         VirtualStep("copy_in", 2.0, (2,)),
     ]
-    timeline = replay(steps, 2.0)
+    timeline = replay(steps, busy_link(2.0)[0])
     assert timeline.start == (0.0, 1.0, 1.0, 2.0)
     assert timeline.finish == (1.0, 4.0, 2.0, 5.0)
     assert timeline.busy_seconds(steps, "copy_out") == 3.0
 
 
+def test_each_pair_of_placements_has_factors_of_its_own():
+    # two copies out, the first to pinned memory, the second to pageable; one long copy in
+    factors = {"pinned/pinned": Slowdown(2.0, 1.0), "pinned/pageable": Slowdown(4.0, 3.0)}
+    steps = [
+        VirtualStep("copy_in", 2.0, placement="pinned"),
+        VirtualStep("copy_out", 1.0, placement="pinned"),
+        VirtualStep("copy_out", 1.0, placement="pageable"),
+    ]
+    timeline = replay(steps, TransferModel({}, {}, factors))
+    # in: half a second's worth by 1, three quarters more by 4; then alone
+    assert timeline.finish == pytest.approx((4.0 + 0.75, 1.0, 4.0))
+
+
 def test_a_hundred_thousand_steps_take_a_moment():
     steps = schedule([(1.0, 0.5, 1.0)] * 33_334, ring=3)
     began = time.perf_counter()
-    timeline = replay(steps, 1.1)
+    timeline = replay(steps, busy_link(1.1)[0])
     assert time.perf_counter() - began < 5.0
     assert timeline.seconds == pytest.approx(33_334 * 1.1, rel=1e-3)
 
@@ -181,8 +202,6 @@ def test_bad_steps_are_refused():
         replay([VirtualStep("compute", 1.0), VirtualStep("compute", 1.0, (-1,))])
     with pytest.raises(ValueError, match="stream is 'both'"):
         VirtualStep("both", 1.0)
-    with pytest.raises(ValueError, match="duplex_slowdown"):
-        replay([], 0.5)
     with pytest.raises(ValueError, match="1 steps, but the timeline is of 0"):
         replay([]).busy_seconds([VirtualStep("compute", 1.0)], "compute")
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from perfmodel import convolution_work, shipped
+from perfmodel import Slowdown, convolution_work, shipped
 
 GIB = 2**30
 LAYOUTS = ("channels_first", "channels_last")
@@ -44,7 +44,7 @@ def test_the_p100s_link_moves_table_4_in_its_time():
     sites = 512 * 256 * 256
     seconds = 2 * 64 * 64 * 9 * sites / 2681e9
     transfer = shipped("p100").transfer
-    assert transfer.duplex_slowdown == 1
+    assert transfer.slowdown("pinned", "pinned") == Slowdown(1.0, 1.0)
     for line in (transfer.copy_in["pinned"], transfer.copy_out["pinned"]):
         assert line.alpha * 4 * 64 * sites == pytest.approx(seconds, rel=1e-4)
 

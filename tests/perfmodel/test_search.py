@@ -13,8 +13,8 @@ from perfmodel import (
     InfeasibleError,
     PipelineCost,
     Price,
+    Slowdown,
     Split,
-    TransferModel,
     closed_form,
     default_candidates,
     exhaustive_search,
@@ -23,7 +23,7 @@ from perfmodel import (
 )
 from perfmodel.problem import AXES
 
-LINK = TransferModel({}, {}, 1.1)
+LINK = Slowdown(1.1, 1.1)
 
 
 def pieces_of(extents, split):

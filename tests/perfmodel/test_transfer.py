@@ -4,12 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfmodel import Line, TransferModel, VirtualStep, replay
+from perfmodel import PLACEMENTS, Line, Slowdown, TransferModel, VirtualStep, replay
 
 PINNED = Line(1 / 50e9, 1e-5)
 DISK = Line(1 / 2e9, 1e-4)
-LINK = TransferModel({"pinned": PINNED, "disk": DISK}, {"pinned": PINNED}, 1.12)
+PAIRS = {"pinned/pinned": Slowdown(1.1, 1.12), "pageable/pinned": Slowdown(1.4, 1.2)}
+LINK = TransferModel({"pinned": PINNED, "disk": DISK}, {"pinned": PINNED}, PAIRS)
 SECONDS = st.floats(0.0, 1e3)
+FACTORS = st.floats(1.0, 3.0)
 
 
 def test_each_copy_costs_beta():
@@ -26,7 +28,7 @@ def test_an_unknown_placement_is_named_with_the_known_ones():
     with pytest.raises(KeyError, match=r"no copy_out line for placement 'disk'.*device, pinned"):
         LINK.copy_out_seconds("disk", 1)
     with pytest.raises(ValueError, match="'device'; the placements that cost time"):
-        TransferModel({"device": PINNED}, {}, 1.0)
+        TransferModel({"device": PINNED}, {})
 
 
 @pytest.mark.parametrize(("host_bytes", "copies"), [(-1, 1), (1, -1), (float("nan"), 1)])
@@ -35,30 +37,61 @@ def test_bad_amounts_are_refused(host_bytes, copies):
         LINK.copy_in_seconds("pinned", host_bytes, copies)
 
 
-def test_a_slowdown_below_one_is_refused():
-    with pytest.raises(ValueError, match="duplex_slowdown"):
-        TransferModel({}, {}, 0.9)
+@pytest.mark.parametrize("factor", [0.9, float("nan"), float("inf"), -1])
+def test_a_slowdown_below_one_is_refused(factor):
+    with pytest.raises(ValueError, match="slowdown of copy_out"):
+        Slowdown(1.1, factor)
 
 
-@given(SECONDS, SECONDS, st.floats(1.0, 2.0))
-def test_duplex_is_what_a_virtual_clock_shows(in_seconds, out_seconds, slowdown):
-    link = TransferModel({}, {}, slowdown)
+@pytest.mark.parametrize("pair", ["pinned", "pinned/device", "pinned/pinned/pinned", "a/b", ""])
+def test_a_pair_that_is_none_is_refused(pair):
+    with pytest.raises(ValueError, match=r"slowdowns has .*two placements"):
+        TransferModel({}, {}, {pair: Slowdown()})
+
+
+def test_what_was_not_measured_is_as_what_it_resembles():
+    assert LINK.slowdown("pageable", "pinned") == Slowdown(1.4, 1.2)
+    assert LINK.slowdown("disk", "pinned") == Slowdown(1.4, 1.2)
+    for pair in (("pinned", "disk"), ("pinned", "pageable"), ("pageable", "disk")):
+        assert LINK.slowdown(*pair) == Slowdown(1.1, 1.12)
+    assert LINK.slowdown("device", "pinned") == Slowdown()
+    for source in PLACEMENTS:
+        for target in PLACEMENTS:
+            assert TransferModel({}, {}).slowdown(source, target) == Slowdown()
+
+
+def test_the_slowdown_of_a_call_is_the_mean_of_its_pairs():
+    # 1 s pinned and 3 s pageable in, all pinned out: a quarter and three quarters of the time
+    found = LINK.mean_slowdown({"pinned": 1.0, "pageable": 3.0, "device": 0.0}, {"pinned": 7.0})
+    assert found.copy_in == pytest.approx(0.25 * 1.1 + 0.75 * 1.4)
+    assert found.copy_out == pytest.approx(0.25 * 1.12 + 0.75 * 1.2)
+    assert LINK.mean_slowdown({"pinned": 2.0}, {"pinned": 3.0}) == Slowdown(1.1, 1.12)
+    assert LINK.mean_slowdown({}, {"pinned": 1.0}) == Slowdown()
+    assert LINK.mean_slowdown({"device": 0.0}, {"pinned": 1.0}) == Slowdown()
+
+
+@given(SECONDS, SECONDS, FACTORS, FACTORS)
+def test_both_ways_at_once_is_what_a_virtual_clock_shows(
+    in_seconds, out_seconds, slow_in, slow_out
+):
+    pair = Slowdown(slow_in, slow_out)
     timeline = replay(
-        [VirtualStep("copy_in", in_seconds), VirtualStep("copy_out", out_seconds)], slowdown
+        [VirtualStep("copy_in", in_seconds), VirtualStep("copy_out", out_seconds)],
+        TransferModel({}, {}, {"pinned/pinned": pair}),
     )
-    assert link.duplex(in_seconds, out_seconds) == pytest.approx(timeline.finish, abs=1e-9)
+    assert pair.together(in_seconds, out_seconds) == pytest.approx(timeline.finish, abs=1e-9)
 
 
 def test_a_duplex_link_moves_the_measured_rate():
-    # 55 GB/s alone, 49 GB/s each way together
-    link = TransferModel({"pinned": Line(1 / 55e9, 0)}, {"pinned": Line(1 / 55e9, 0)}, 55 / 49)
-    alone = link.copy_in_seconds("pinned", 49e9)
-    assert link.duplex(alone, alone) == pytest.approx((1.0, 1.0))
+    # 55 GB/s alone; staged copies 31 GB/s of 34 alone, beside pinned ones of 49
+    pair = Slowdown(34 / 31, 55 / 49)
+    assert pair.together(1 / 34, 1 / 55)[1] == pytest.approx(1 / 49)
+    assert pair.together(1e6 / 34, 1e9) == pytest.approx((1e6 / 31, 1e9 + 1e6 / 31 * (1 - 49 / 55)))
 
 
 def test_a_transfer_model_is_a_constant_and_goes_to_json_and_back():
     lines = {"pinned": PINNED}
-    link = TransferModel(lines, lines, 1.0)
+    link = TransferModel(lines, lines)
     lines["disk"] = DISK
     assert "disk" not in link.copy_in
     assert TransferModel.from_json(LINK.to_json()) == LINK

@@ -1,0 +1,112 @@
+"""Where the closed form and the replay agree, and where they do not, with the reason for each.
+
+The closed form assumes that nothing waits but for data: pieces alike, and slots enough that a copy
+in never waits for a result to leave. The replay assumes nothing.
+"""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perfmodel import PipelineCost, Slowdown, TransferModel, VirtualStep, closed_form, replay
+
+#: Any stage may bind.
+STAGES = st.tuples(st.floats(0.1, 10.0), st.floats(0.1, 10.0), st.floats(0.1, 10.0))
+
+
+def cost_of(pieces):
+    """Totals and ends of (copy in, compute, copy out) pieces."""
+    copy_in, compute, copy_out = (sum(stage) for stage in zip(*pieces, strict=True))
+    first, last = pieces[0], pieces[-1]
+    return PipelineCost(0.0, copy_in, compute, copy_out, first[0], first[1], last[1], last[2])
+
+
+def steps_of(pieces, ring):
+    """The schedule: x and y have `ring` slots each, which a later piece takes over."""
+    steps = []
+    for index, (copy_in, compute, copy_out) in enumerate(pieces):
+        # x's slot is free when it was computed on, y's when it has left
+        read = (3 * (index - ring) + 1,) if index >= ring else ()
+        left = (3 * (index - ring) + 2,) if index >= ring else ()
+        steps.append(VirtualStep("copy_in", copy_in, read))
+        steps.append(VirtualStep("compute", compute, (3 * index, *left)))
+        steps.append(VirtualStep("copy_out", copy_out, (3 * index + 1,)))
+    return steps
+
+
+def ratio(pieces, ring=3, slowdown=1.0):
+    """The closed form's seconds over the replay's."""
+    factors = Slowdown(slowdown, slowdown)
+    link = TransferModel({}, {}, {"pinned/pinned": factors})
+    return closed_form(cost_of(pieces), factors) / replay(steps_of(pieces, ring), link).seconds
+
+
+class TestTheyAgree:
+    @given(STAGES, st.integers(1, 40), st.integers(3, 5))
+    def test_on_equal_pieces_in_rings_of_three(self, piece, count, ring):
+        assert ratio([piece] * count, ring) == pytest.approx(1.0)
+
+    @given(STAGES, st.integers(30, 60), st.floats(1.0, 1.5))
+    def test_within_a_piece_where_the_directions_slow_each_other(self, piece, count, slowdown):
+        pieces = [piece] * count
+        factors = Slowdown(slowdown, slowdown)
+        link = TransferModel({}, {}, {"pinned/pinned": factors})
+        found = replay(steps_of(pieces, 3), link).seconds
+        # the directions meet piece by piece, and less often than if both were busy from the start
+        assert closed_form(cost_of(pieces), factors) == pytest.approx(found, rel=0.05)
+
+    @pytest.mark.parametrize("slowdown", [1.0, 1.1, 1.3])
+    @pytest.mark.parametrize("bound", [0, 1, 2])
+    def test_within_two_per_cent_where_one_stage_binds_clearly(self, bound, slowdown):
+        piece = [1.0, 1.0, 1.0]
+        piece[bound] = 3.0
+        assert ratio([tuple(piece)] * 60, slowdown=slowdown) == pytest.approx(1.0, rel=0.02)
+
+    @pytest.mark.parametrize("stage", [0, 1])
+    def test_with_a_big_first_piece(self, stage):
+        """What brings the weights, say: the closed form knows the first piece by itself."""
+        pieces = [[1.0, 1.0, 1.0] for _ in range(11)]
+        pieces[0][stage] = 10.0
+        assert ratio(pieces) == pytest.approx(1.0)
+
+    def test_with_a_last_piece_that_is_smaller(self):
+        pieces = [(2.0, 1.0, 2.0)] * 20 + [(0.5, 0.25, 0.5)]
+        assert ratio(pieces) == pytest.approx(1.0, rel=0.02)
+
+
+class TestTheyDoNotAgree:
+    """The closed form is a lower bound there, but for slowdowns; each says by how much it errs."""
+
+    @given(st.lists(STAGES, min_size=1, max_size=20), st.integers(1, 4))
+    def test_the_closed_form_is_never_above_the_replay(self, pieces, ring):
+        assert ratio(pieces, ring) <= 1.0 + 1e-9
+
+    @pytest.mark.parametrize(
+        ("ring", "expected"),
+        # one slot: compute waits for the copy out before, copies in for compute: 1 + 1 seconds each
+        [(1, 0.5), (2, 1.0), (3, 1.0)],
+    )
+    def test_with_one_slot_stages_take_turns(self, ring, expected):
+        assert ratio([(1.0, 1.0, 1.0)] * 200, ring) == pytest.approx(expected, rel=0.02)
+
+    def test_with_ragged_pieces_who_is_slow_changes(self):
+        # each stage is idle while another has its large piece, so none is busy all along
+        pieces = [(3.0, 0.1, 0.1), (0.1, 3.0, 0.1), (0.1, 0.1, 3.0)] * 20
+        assert ratio(pieces, ring=1) < 0.6
+        assert ratio(pieces, ring=3) > ratio(pieces, ring=1) + 0.1
+
+    def test_with_a_long_computation_in_the_middle_results_leave_late(self):
+        # copies bind before and after it, but neither runs during most of it: slots are full
+        pieces = [(1.0, 0.1, 1.0)] * 5 + [(1.0, 10.0, 1.0)] + [(1.0, 0.1, 1.0)] * 5
+        found = ratio(pieces)
+        # closed form: 1 + 11 + 1; replay: 6 + 10 and then 6 results to leave
+        assert found == pytest.approx(13 / 22, rel=0.02)
+
+    def test_with_two_sweeps_no_result_leaves_during_the_first(self):
+        # the first sweep only reads, the second reads again and writes: the stages of different
+        # sweeps overlap less than their totals say, unless first_compute is that of a whole sweep
+        pieces = [(1.0, 0.2, 0.0)] * 10 + [(0.0, 0.2, 1.0)] * 10
+        assert ratio(pieces) == pytest.approx(0.57, abs=0.05)
+        whole_sweep = PipelineCost(0.0, 10.0, 4.0, 10.0, 10.0, 0.2, 0.2, 1.0)
+        found = replay(steps_of(pieces, 10), None).seconds
+        assert closed_form(whole_sweep) == pytest.approx(found, rel=0.02)
