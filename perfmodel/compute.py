@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from .linear import Line
@@ -247,8 +247,16 @@ class ComputeModel:
         >>> model.nearest_key("convolution/float8/channels_last")
         'convolution/tf32/channels_last'
         """
-        if key in self.lines:
-            return key
+        if key not in self._nearest:
+            self._nearest[key] = key if key in self.lines else self._nearest_to(key)
+        return self._nearest[key]
+
+    @cached_property
+    def _nearest(self) -> dict[str, str]:
+        """What stands in for the keys that were asked for."""
+        return {}
+
+    def _nearest_to(self, key: str) -> str:
         parts = key.split("/")
 
         def nearness(known: str) -> tuple[int, bool, int, float]:

@@ -5,6 +5,7 @@ The estimates of all splits are cheap to make at once, and close; a price is exa
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -17,21 +18,30 @@ MOST_PRICES = 40
 FEWEST_PRICES = 3
 """Splits that are priced at least, so that there are alternatives."""
 MOST_FITTING = 8
-EQUAL = 0.001
-"""Splits whose seconds differ by less are equally good: the one of the largest pieces is taken."""
+NOT_WORTH_PRICING = 0.001
+"""Share of the seconds that the next split must promise to save."""
+WORTH_A_CUT = {"h_y": 0.003, "c_x": 0.003, "c_y": 0.003}
+"""Share of the seconds that it must save to cut an axis: rows and channels of a tensor are strided,
+halos and sums are more work, and a prediction sees that only in part."""
+WORTH_TWICE_THE_PIECES = 0.0001
+"""Share of the seconds that twice as many pieces must save."""
 
 
 class EstimatedProblem(Problem, Protocol):
     """A problem that can say which splits are worth pricing."""
 
     def promising(self, limit_bytes: int) -> Sequence[tuple[float, Split]]:
-        """Return the estimated seconds of the splits that seem best within a limit, best first."""
+        """Return the estimated seconds of the splits that seem best within a limit.
+
+        In the order of seconds times `caution`.
+        """
 
 
 def guided_search(problem: EstimatedProblem, limit_bytes: int) -> Found:
     """Return the best of the splits that are estimated to be best.
 
-    Splits are priced in the order of their estimates. The search ends where the next one, even if
+    Of splits that are about equally fast, it takes the one with fewer cuts (`caution`). Splits are
+    priced in the order of their estimates. The search ends where the next one, even if
     its estimate were as much too high as any before, is no better than the best so far. Where
     estimates lead nowhere, an ordered search decides.
 
@@ -48,23 +58,36 @@ def guided_search(problem: EstimatedProblem, limit_bytes: int) -> Found:
     """
     prices = Prices(problem, limit_bytes)
     fitting: list[Split] = []
-    best, ratio = float("inf"), 1.0
+    least, ratio = float("inf"), 1.0
     for estimate, split in problem.promising(limit_bytes)[:MOST_PRICES]:
-        expected = estimate * ratio
-        if len(fitting) >= FEWEST_PRICES and expected >= best * (1 - EQUAL):
+        expected = estimate * ratio * caution(problem.extents, split)
+        if len(fitting) >= FEWEST_PRICES and expected >= least * (1 - NOT_WORTH_PRICING):
             break
         if len(fitting) >= MOST_FITTING:
             break
         price = prices.price(split)
         if prices.fits(split):
             fitting.append(split)
-            best = min(best, price.seconds)
+            least = min(least, price.seconds * caution(problem.extents, split))
             ratio = min(ratio, price.seconds / estimate)
     if not fitting:
         return prices.ordered(AXES)
-    equal = [split for split in fitting if prices.price(split).seconds <= best * (1 + EQUAL)]
-    return prices.found(min(equal, key=lambda split: (-_volume(split), prices.rank(split))))
+    return prices.found(
+        min(fitting, key=lambda s: prices.price(s).seconds * caution(problem.extents, s))
+    )
 
 
-def _volume(split: Split) -> int:
-    return split.n * split.h_y * split.c_x * split.c_y
+def caution(whole: Split, split: Split) -> float:
+    """By what factor the seconds of a split count more than those of the whole.
+
+    Examples
+    --------
+    >>> whole = Split(n=4, c_y=2, c_x=1, h_y=8)
+    >>> round(caution(whole, Split(1, 2, 1, 8)), 6), round(caution(whole, Split(4, 2, 1, 2)), 6)
+    (1.0002, 1.0032)
+    """
+    pieces = math.prod(-(-getattr(whole, axis) // getattr(split, axis)) for axis in AXES)
+    cut = sum(
+        worth for axis, worth in WORTH_A_CUT.items() if getattr(split, axis) < getattr(whole, axis)
+    )
+    return 1.0 + cut + WORTH_TWICE_THE_PIECES * math.log2(pieces)

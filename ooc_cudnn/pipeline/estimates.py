@@ -26,11 +26,9 @@ from ooc_cudnn.pipeline.request import (
     Request,
 )
 from perfmodel import Split
+from perfmodel.search_guided import WORTH_A_CUT, WORTH_TWICE_THE_PIECES
 
 Mask = NDArray[np.bool_]
-#: A piece more is worth this share of the seconds, where splits are about equally fast.
-WORTH_A_DOUBLING = 1e-4
-
 _ONE: Values = np.ones((1,) * 5)
 
 
@@ -278,17 +276,8 @@ class Grid:
 
     @property
     def floor_seconds(self) -> float:
-        """No split takes less: every operand crosses the link once, and all is computed."""
-        specs = self.request.specs
-        moved = {
-            way: sum(
-                link.per_byte * specs[name].nbytes
-                for (one, name), link in self._links.items()
-                if one == way
-            )
-            for way in ("in", "out")
-        }
-        return max(*moved.values(), float(self.compute_seconds.min()))
+        """About what no split can be faster than: it all crosses the link once, and is computed."""
+        return max(self.request.link_floor_seconds, float(self.compute_seconds.min()))
 
     # The best -----------------------------------------------------------------------------------
 
@@ -304,15 +293,21 @@ class Grid:
         for order in self.orders[1:]:
             seconds = np.minimum(seconds, self.seconds(order, limit_bytes))
         seconds = seconds.ravel()
-        # Of splits that are about equally fast, those of few pieces.
-        pieces = np.broadcast_to(self.pieces[0], self.shape).ravel()
-        rank = seconds * (1 + WORTH_A_DOUBLING * np.log2(pieces))
+        rank = seconds * self._caution
         count = min(count, len(rank))
         for at in np.argpartition(rank, count - 1)[:count]:
             if np.isfinite(rank[at]):
                 chosen = np.unravel_index(at, self.shape)
                 sizes = {axis: self.sizes[axis][i] for axis, i in zip(AXES, chosen, strict=True)}
-                yield float(rank[at]), Split(**sizes)
+                yield float(seconds[at]), Split(**sizes)
+
+    @cached_property
+    def _caution(self) -> Values:
+        """`perfmodel.search_guided.caution` of every split."""
+        found: Values = 1.0 + WORTH_TWICE_THE_PIECES * np.log2(self.pieces)
+        for axis, worth in WORTH_A_CUT.items():
+            found = found + worth * (self.counts[axis] > 1)
+        return np.broadcast_to(found[0], self.shape).ravel()
 
 
 def _product(values: Iterable[Values]) -> Values:

@@ -5,27 +5,38 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
 
-from ooc_cudnn.operations.splittable import SWEEP, Splittable
+from ooc_cudnn.operations.splittable import AXES, SWEEP, Splittable
 
 LoopOrder = tuple[str, ...]
 
 
 def legal_orders(call: Splittable) -> tuple[LoopOrder, ...]:
-    """Every order in which a call's loops may be nested, its own first.
+    """The orders in which a call's loops may be nested, its own first.
 
     Sums are completed before the next ones start, so reduced axes are innermost; what stands
-    outside of the loop over sweeps stays there.
+    outside of the loop over sweeps stays there. Axes on which the same operands depend, n and h_y
+    for most, come in the call's own order: the other way round moves as many bytes.
     """
     order = call.loop_order
     at = order.index(SWEEP) if SWEEP in order else 0
     outside, inside = order[:at], order[at:]
     sweep, inside = inside[: SWEEP in order], inside[SWEEP in order :]
-    found = (
+    found = [
         (*before, *sweep, *after)
         for before in _nestings(outside, call.reduced)
         for after in _nestings(inside, call.reduced)
-    )
+    ]
+    own = {axis: at for at, axis in enumerate(order)}
+    for one, other in itertools.combinations(AXES, 2):
+        if _alike(call, one, other):
+            first, second = sorted((one, other), key=own.__getitem__)
+            found = [each for each in found if each.index(first) < each.index(second)]
     return tuple(dict.fromkeys((order, *found)))
+
+
+def _alike(call: Splittable, one: str, other: str) -> bool:
+    """Whether the same operands depend on two axes."""
+    return all((one in found.axes) == (other in found.axes) for found in call.operands.values())
 
 
 def different_orders(

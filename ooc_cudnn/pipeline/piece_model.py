@@ -57,6 +57,7 @@ class PieceModel:
         shape = tuple(len(sizes[axis]) for axis in AXES)
         self.launch_seconds, self.work_seconds, self.completing_seconds = np.zeros((3, *shape))
         self.memory: dict[str, Values] = {}
+        self._channel_lines: dict[tuple[str, Accumulation], Line] = {}
         for part in itertools.product(*(self._parts(axis) for axis in AXES)):
             self._fill(shape, dict(zip(AXES, part, strict=True)))
 
@@ -69,7 +70,7 @@ class PieceModel:
         if axis != "h_y" and axis not in self.call.reduced:
             return [slice(0, len(sizes))]
         whole = sum(size >= extent for size in sizes)
-        parts = [slice(0, whole), slice(whole, len(sizes))]
+        parts = [slice(whole, len(sizes)), slice(0, whole)]
         return [part for part in parts if part.start < part.stop]
 
     def _fill(self, shape: tuple[int, ...], part: Mapping[str, slice]) -> None:
@@ -81,22 +82,22 @@ class PieceModel:
         largest = self._largest(sizes)
         if largest is None:
             return
-        least = self._probe({axis: sizes[axis][-1] for axis in AXES}, place)
-        most = self._probe(largest, place)
-        lines = {axis: Line(self, axis, sizes[axis], largest, place) for axis in AXES}
-        where = tuple(part[axis] for axis in AXES)
+        least = self.probe({axis: sizes[axis][-1] for axis in AXES}, place)
+        most = self.probe(largest, place)
         beside = max(most.seconds - least.seconds, 0.0)
+        lines = {
+            axis: self._line(axis, sizes, largest, place, least.seconds, beside) for axis in AXES
+        }
+        where = tuple(part[axis] for axis in AXES)
         self.launch_seconds[where] = least.seconds
-        self.work_seconds[where] = beside * _outer([
-            lines[axis].work(least.seconds, beside) for axis in AXES
-        ])  # fmt: skip
+        self.work_seconds[where] = beside * _outer([lines[axis].work for axis in AXES])
         for name, count in most.memory.items():
             found = self.memory.setdefault(name, np.zeros(shape))
-            found[where] = count * _outer([lines[axis].memory(name, count) for axis in AXES])
+            found[where] = count * _outer([lines[axis].memory(name) for axis in AXES])
         if not cut:
             return
         # What completes a sum is done once for each result, as large as the result.
-        last = self._probe(largest, LAST)
+        last = self.probe(largest, LAST)
         shares = _outer([
             np.ones(len(sizes[axis])) if axis in call.reduced else lines[axis].share
             for axis in AXES
@@ -110,6 +111,24 @@ class PieceModel:
             if extra > 0 and name not in (ELEMENTS, BYTES):
                 self.memory.setdefault(name, np.zeros(shape))[where] += extra * shares
 
+    def _line(
+        self,
+        axis: str,
+        sizes: Sizes,
+        largest: Mapping[str, int],
+        place: Accumulation,
+        launch_seconds: float,
+        beside: float,
+    ) -> Line:
+        """The line along an axis; channels are alike in few and in many rows."""
+        key = axis, place
+        found = self._channel_lines.get(key)
+        if found is None or len(found.counts) != len(sizes[axis]):
+            found = Line(self, axis, sizes[axis], largest, place, launch_seconds, beside)
+            if axis in CHANNELS:
+                self._channel_lines[key] = found
+        return found
+
     def _largest(self, sizes: Sizes) -> dict[str, int] | None:
         """The largest piece that is legal: with groups, not all channels can be whole at once."""
         for c_y, c_x in itertools.product(sizes["c_y"], sizes["c_x"]):
@@ -118,7 +137,13 @@ class PieceModel:
                 return found
         return None
 
-    def _probe(self, sizes: Mapping[str, int], place: Accumulation) -> Probe:
+    def length(self, axis: str, size: int) -> float:
+        """How long the range is that is looked at for a size."""
+        cut = self.call.axis_ranges(axis, size)
+        start, stop = cut[len(cut) // 2 if axis == "h_y" else 0]
+        return float(stop - start)
+
+    def probe(self, sizes: Mapping[str, int], place: Accumulation) -> Probe:
         """Cost of a piece of these sizes, away from the borders if it can be."""
         call = self.call
         n, c_y, rows, c_x = (call.axis_ranges(axis, sizes[axis]) for axis in AXES)
@@ -140,9 +165,9 @@ class Line:
 
     Attributes
     ----------
-    share, covered : array
-        For each size, the share that the largest of its pieces has of the axis' largest piece; and
-        that which all of them have.
+    share, covered, work : array
+        For each size, over the axis' largest piece: the extent of its largest piece, that of all
+        its pieces, and the seconds of all its pieces without those of launching.
     """
 
     def __init__(
@@ -152,36 +177,34 @@ class Line:
         sizes: tuple[int, ...],
         largest: Mapping[str, int],
         place: Accumulation,
+        launch_seconds: float,
+        beside: float,
     ) -> None:
         # Between a few rows and many all is linear; of channels, kernels take steps.
         looked_at = sizes if axis in CHANNELS else tuple(dict.fromkeys((sizes[0], sizes[-1])))
         pieces = [{**largest, axis: size} for size in looked_at]
         pieces = [piece for piece in pieces if model.call.is_legal(Split(**piece))]
-        self.probes = [model._probe(piece, place) for piece in pieces]
+        probes = [model.probe(piece, place) for piece in pieces]
+        base = model.probe(largest, place)
         cuts = [model.call.axis_ranges(axis, size) for size in sizes]
         self.counts = np.array([len(cut) for cut in cuts], float)
         self.first = np.array([cut[0][1] - cut[0][0] for cut in cuts], float)
-        self.last = np.array([cut[-1][1] - cut[-1][0] for cut in cuts], float)
-        self.levels = np.array(
-            [_length(model.call.axis_ranges(axis, piece[axis]), axis) for piece in pieces]
-        )
-        base = model.call.axis_ranges(axis, largest[axis])[0]
-        self.share = self.first / (base[1] - base[0])
-        self.covered = np.full(len(sizes), cuts[0].extent / (base[1] - base[0]))
+        last = np.array([cut[-1][1] - cut[-1][0] for cut in cuts], float)
+        self.levels = np.array([model.length(axis, piece[axis]) for piece in pieces])
+        start, stop = model.call.axis_ranges(axis, largest[axis])[0]
+        self.share = self.first / (stop - start)
+        self.covered = np.full(len(sizes), cuts[0].extent / (stop - start))
+        ratios = [(p.seconds - launch_seconds) / beside if beside > 0 else 1.0 for p in probes]
+        of_first, of_last = self._at(self.first, ratios), self._at(last, ratios)
+        self.work = np.maximum((self.counts - 1) * of_first + of_last, 0.0)
+        self._memory = {
+            name: self._at(self.first, [p.memory.get(name, 0) / max(count, 1) for p in probes])
+            for name, count in base.memory.items()
+        }
 
-    def work(self, launch_seconds: float, beside: float) -> Values:
-        """Seconds of all pieces of each size, launching apart, over those of the largest piece."""
-        ratios = [
-            (probe.seconds - launch_seconds) / beside if beside > 0 else 1.0
-            for probe in self.probes
-        ]
-        of_first, of_last = self._at(self.first, ratios), self._at(self.last, ratios)
-        return np.maximum((self.counts - 1) * of_first + of_last, 0.0)
-
-    def memory(self, name: str, count: int) -> Values:
+    def memory(self, name: str) -> Values:
         """Bytes of a block for each size, over those of the largest piece."""
-        ratios = [probe.memory.get(name, 0) / max(count, 1) for probe in self.probes]
-        return self._at(self.first, ratios)
+        return self._memory.get(name, self.share)
 
     def _at(self, sizes: Values, ratios: Sequence[float]) -> Values:
         """Between the sizes looked at; beyond, as the first and the last line go on."""
@@ -192,12 +215,6 @@ class Line:
         slope = (known[above] - known[above - 1]) / (levels[above] - levels[above - 1])
         found: Values = known[above - 1] + (sizes - levels[above - 1]) * slope
         return found
-
-
-def _length(ranges: Sequence[tuple[int, int]], axis: str) -> float:
-    """How long the range is that is looked at."""
-    start, stop = ranges[len(ranges) // 2 if axis == "h_y" else 0]
-    return float(stop - start)
 
 
 def _outer(vectors: Sequence[Values]) -> Values:

@@ -15,6 +15,7 @@ from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.operations.splittable import AXES, Buffer, Launch
 from ooc_cudnn.pipeline.plan import Alternative, Plan
 from ooc_cudnn.pipeline.pricing import Priced, Request, SplitProblem, aligned
+from ooc_cudnn.pipeline.promising import NEAR_THE_FLOOR
 from perfmodel import InfeasibleError, Price, Split, binding_stage
 from perfmodel.search_guided import guided_search
 
@@ -150,6 +151,8 @@ def _search(request: Request, reserved_bytes: int, split: Split | None) -> Plan 
     best: tuple[str, Split, Priced, float] | None = None
     alternatives: list[Alternative] = []
     for layout in request.layouts:
+        if best is not None and best[3] <= request.link_floor_seconds * NEAR_THE_FLOOR:
+            break  # the link binds, in whichever layout it is computed
         problem = SplitProblem(request, layout, reserved_bytes)
         try:
             found, others = _find(problem, split)

@@ -11,13 +11,14 @@ from ooc_cudnn.pipeline.estimates import Grid
 from ooc_cudnn.pipeline.piece_model import CHANNELS, Sizes
 from ooc_cudnn.pipeline.request import Request
 from perfmodel import Split
+from perfmodel.search_guided import caution
 
 #: Splits of each grid that may be priced.
 KEPT = 12
 #: Sizes of an axis that are looked at first where all axes are cut.
 COARSE = 6
 #: So much slower than the floor is as fast as can be.
-NEAR_THE_FLOOR = 1.006
+NEAR_THE_FLOOR = 1.004
 
 Promising = tuple[tuple[float, Split], ...]
 
@@ -29,22 +30,24 @@ def promising_splits(request: Request, layout: str, sizes: Sizes, limit_bytes: i
     found = dict(_splits(grid, limit_bytes))
     best = min(found.values(), default=float("inf"))
     if whole == sizes or best <= grid.floor_seconds * NEAR_THE_FLOOR:
-        return _ranked(found)
+        return _ranked(found, request)
     coarse = {axis: _thinned(sizes[axis]) for axis in AXES}
     rough = dict(_splits(Grid(request, layout, coarse), limit_bytes))
     found |= rough
     for split in sorted(rough, key=lambda split: rough[split])[:1]:
         around = {axis: _around(getattr(split, axis), sizes[axis], coarse[axis]) for axis in AXES}
         found |= _splits(Grid(request, layout, around), limit_bytes)
-    return _ranked(found)
+    return _ranked(found, request)
 
 
 def _splits(grid: Grid, limit_bytes: int) -> dict[Split, float]:
     return {split: seconds for seconds, split in grid.best(limit_bytes, KEPT)}
 
 
-def _ranked(found: dict[Split, float]) -> Promising:
-    return tuple(sorted(((seconds, split) for split, seconds in found.items()), key=lambda e: e[0]))
+def _ranked(found: dict[Split, float], request: Request) -> Promising:
+    whole = request.chain.extents
+    ranked = sorted(found, key=lambda split: found[split] * caution(whole, split))
+    return tuple((found[split], split) for split in ranked)
 
 
 def _thinned(sizes: tuple[int, ...]) -> tuple[int, ...]:

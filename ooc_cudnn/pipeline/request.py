@@ -102,6 +102,34 @@ class Request:
                 ways["out"][spec.placement] = ways["out"].get(spec.placement, 0.0) + spent
         return self.machine.transfer.mean_slowdown(ways["in"], ways["out"])
 
+    @cached_property
+    def link_floor_seconds(self) -> float:
+        """About what no split can be faster than: all operands cross the link once, in pieces.
+
+        Of k pieces, each costs the start of its copies, and one has nothing to overlap with.
+        """
+        alone, starts = {"in": 0.0, "out": 0.0}, {"in": 0.0, "out": 0.0}
+        streamed = {"in": 0.0, "out": 0.0}
+        ways = [("in", name) for name in self.chain.loaded]
+        ways += [("out", name) for name in self.chain.results]
+        for way, name in ways:
+            one, two = (
+                self.copy_seconds(way, name, self.specs[name].nbytes, copies)  # type: ignore[arg-type]
+                for copies in (1, 2)
+            )
+            alone[way] += one
+            if name in self.chain.streamed:
+                streamed[way] += one
+                starts[way] += two - one
+        copy_in, copy_out = self.slowdown.together(alone["in"], alone["out"])
+        return min(
+            max(
+                copy_in + starts["in"] * pieces + streamed["out"] / pieces,
+                copy_out + starts["out"] * pieces + streamed["in"] / pieces,
+            )
+            for pieces in (2 ** (power / 4) for power in range(80))
+        )
+
     def copy_seconds(
         self, direction: Literal["in", "out"], name: str, host_bytes: int, copies: int
     ) -> float:
