@@ -9,7 +9,8 @@ knows the rest.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -57,21 +58,40 @@ class PieceModel:
         shape = tuple(len(sizes[axis]) for axis in AXES)
         self.launch_seconds, self.work_seconds, self.completing_seconds = np.zeros((3, *shape))
         self.memory: dict[str, Values] = {}
-        self._channel_lines: dict[tuple[str, Accumulation], Line] = {}
-        for part in itertools.product(*(self._parts(axis) for axis in AXES)):
-            self._fill(shape, dict(zip(AXES, part, strict=True)))
+        self._probes: dict[tuple[tuple[int, ...], Accumulation], Probe] = {}
+        self._lines: dict[tuple[str, tuple[int, ...]], Line] = {}
+        for part in self._parts():
+            self._fill(shape, part)
 
-    def _parts(self, axis: str) -> list[slice]:
-        """Sizes between which pieces change steadily.
+    def _parts(self) -> Iterator[dict[str, slice]]:
+        """Boxes of sizes in which pieces are of one kind, those that are cut first.
 
-        Rows that are cut have kept rows beside them, and a sum that is cut has an accumulator.
+        Where an axis is cut that is summed over there is an accumulator; and rows that are cut may
+        have kept rows beside them.
         """
-        sizes, extent = self.sizes[axis], getattr(self.call.extents, axis)
-        if axis != "h_y" and axis not in self.call.reduced:
-            return [slice(0, len(sizes))]
-        whole = sum(size >= extent for size in sizes)
-        parts = [slice(whole, len(sizes)), slice(0, whole)]
-        return [part for part in parts if part.start < part.stop]
+        whole = {axis: slice(0, len(sizes)) for axis, sizes in self.sizes.items()}
+        reduced = [axis for axis in self.call.reduced if len(self.sizes[axis]) > 1]
+        boxes = []
+        for at, axis in enumerate(reduced):
+            earlier = {other: slice(0, 1) for other in reduced[:at]}
+            boxes.append({**whole, **earlier, axis: slice(1, len(self.sizes[axis]))})
+        boxes.append({**whole, **{axis: slice(0, 1) for axis in reduced}})
+        for box in boxes:
+            rows = box["h_y"]
+            if rows.start == 0 and rows.stop > 1 and self._keeps_rows:
+                yield {**box, "h_y": slice(1, rows.stop)}
+                yield {**box, "h_y": slice(0, 1)}
+            else:
+                yield box
+
+    @cached_property
+    def _keeps_rows(self) -> bool:
+        """Whether pieces that follow each other down the rows differ from others."""
+        call = self.call
+        n, c_y, rows, c_x = (call.axis_ranges(axis, self.sizes[axis][-1]) for axis in AXES)
+        at = len(rows) // 2
+        piece = Piece(n[0], c_y[0], rows[at], c_x[0], 0, rows[at - 1])
+        return call.row_key(piece) != call.row_key(piece._replace(after=None))
 
     def _fill(self, shape: tuple[int, ...], part: Mapping[str, slice]) -> None:
         """Fill the arrays for the sizes of a part."""
@@ -120,14 +140,11 @@ class PieceModel:
         launch_seconds: float,
         beside: float,
     ) -> Line:
-        """The line along an axis; channels are alike in few and in many rows."""
-        key = axis, place
-        found = self._channel_lines.get(key)
-        if found is None or len(found.counts) != len(sizes[axis]):
-            found = Line(self, axis, sizes[axis], largest, place, launch_seconds, beside)
-            if axis in CHANNELS:
-                self._channel_lines[key] = found
-        return found
+        """The line along an axis: about the same in all parts."""
+        key = axis, sizes[axis]
+        if key not in self._lines:
+            self._lines[key] = Line(self, axis, sizes[axis], largest, place, launch_seconds, beside)
+        return self._lines[key]
 
     def _largest(self, sizes: Sizes) -> dict[str, int] | None:
         """The largest piece that is legal: with groups, not all channels can be whole at once."""
@@ -145,6 +162,12 @@ class PieceModel:
 
     def probe(self, sizes: Mapping[str, int], place: Accumulation) -> Probe:
         """Cost of a piece of these sizes, away from the borders if it can be."""
+        key = tuple(sizes[axis] for axis in AXES), place
+        if key not in self._probes:
+            self._probes[key] = self._probe(sizes, place)
+        return self._probes[key]
+
+    def _probe(self, sizes: Mapping[str, int], place: Accumulation) -> Probe:
         call = self.call
         n, c_y, rows, c_x = (call.axis_ranges(axis, sizes[axis]) for axis in AXES)
         at = len(rows) // 2

@@ -150,7 +150,7 @@ def _search(request: Request, reserved_bytes: int, split: Split | None) -> Plan 
     """Search each layout and return the plan of the fastest; None if nothing fits."""
     best: tuple[str, Split, Priced, float] | None = None
     alternatives: list[Alternative] = []
-    for layout in request.layouts:
+    for layout in request.different_layouts:
         if best is not None and best[3] <= request.link_floor_seconds * NEAR_THE_FLOOR:
             break  # the link binds, in whichever layout it is computed
         problem = SplitProblem(request, layout, reserved_bytes)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
-from ooc_cudnn.operations.splittable import Splittable
+from ooc_cudnn.operations.splittable import AXES, Piece, Splittable
 from ooc_cudnn.pipeline.loop_orders import LoopOrder, legal_orders
 from ooc_cudnn.pipeline.piece_costs import PieceCosts
 from ooc_cudnn.tensor import TensorSpec
@@ -85,6 +85,24 @@ class Request:
                 self.chain, layout, dict(self.orders), self.machine.compute
             )
         return self._piece_costs[layout]
+
+    @cached_property
+    def different_layouts(self) -> tuple[str, ...]:
+        """Of the layouts, those in which different things are launched: passes have but one."""
+        call, found = self.chain, list[object]()
+        n, c_y, h_y, c_x = (
+            call.axis_ranges(axis, 1 if call.may_cut(axis) else getattr(call.extents, axis))[0]
+            for axis in AXES
+        )
+        piece = Piece(n, c_y, h_y, c_x)
+        pieces = [piece._replace(sweep=sweep) for sweep in range(call.sweeps)]
+        layouts = []
+        for layout in self.layouts:
+            made = [call.launches(each, layout=layout, orders=dict(self.orders)) for each in pieces]
+            if made not in found:
+                found.append(made)
+                layouts.append(layout)
+        return tuple(layouts)
 
     @cached_property
     def slowdown(self) -> Slowdown:
