@@ -2,16 +2,18 @@
 
 Calls are drawn at random and held out: functions, shapes, dtypes, memory orders, placements and
 limits. Each is a pure function of (seed, index, scale), so any can be run alone: `--only 17`.
-Beyond the bounds the script fails and names what was missed.
+Then problems small enough to measure every split of a coarse grid, and the chosen split beside
+them. Beyond the bounds the script fails and names what was missed.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,13 +21,31 @@ from typing import Any
 import ooc_cudnn
 from benchmarks import common
 from benchmarks.accuracy_calls import measure_call, spoken_call
-from benchmarks.accuracy_draw import SCALES, draw
+from benchmarks.accuracy_draw import SCALES, Drawn, draw
 from benchmarks.accuracy_operands import Blocks
-from benchmarks.accuracy_summary import BOUNDS, HEAD, LEAST_CALLS, rows, summary, worst
+from benchmarks.accuracy_splits import (
+    draw_problem,
+    measure_problem,
+    problem_scale,
+    spoken_problem,
+)
+from benchmarks.accuracy_summary import (
+    BOUNDS,
+    HEAD,
+    LEAST_CALLS,
+    LEAST_PROBLEMS,
+    SPLIT_BOUNDS,
+    figures,
+    rows,
+    summary,
+    worst,
+)
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.machines import machine_for
 
 NAME = "model_accuracy"
+#: After so many failures the fault is a common one.
+MOST_FAILURES = 20
 #: Calls between two writings of the file.
 WRITE_EVERY = 10
 
@@ -34,7 +54,6 @@ def calls(report: common.Report, blocks: Blocks) -> list[dict[str, Any]]:
     """Measure calls as they are drawn, until there are enough or the time is up."""
     arguments, scale = report.arguments, SCALES[report.arguments.scale]
     found = report.measurements["calls"] = list[dict[str, Any]]()
-    failed = report.measurements["failed"] = list[dict[str, Any]]()
     indices = [arguments.only] if arguments.only is not None else range(arguments.calls)
     begin = time.perf_counter()
     for index in indices:
@@ -42,18 +61,8 @@ def calls(report: common.Report, blocks: Blocks) -> list[dict[str, Any]]:
             report.note(f"the {arguments.seconds:g} s for calls were over before call {index}")
             break
         drawn = draw(arguments.seed, index, scale)
-        try:
-            measured = measure_call(drawn, blocks)
-        except Exception as error:  # the others are still worth their time on the card
-            failed.append(
-                {
-                    "description": str(drawn),
-                    "drawn": drawn.to_json(),
-                    "error": f"{type(error).__name__}: {error}",
-                    "traceback": traceback.format_exc(),
-                }
-            )
-            report.say(f"{drawn}: FAILED, {failed[-1]['error']}")
+        measured = attempt(report, drawn, lambda drawn=drawn: measure_call(drawn, blocks))
+        if measured is None:
             continue
         found.append(measured)
         report.say(f"{drawn}\n            {spoken_call(measured)}")
@@ -62,12 +71,68 @@ def calls(report: common.Report, blocks: Blocks) -> list[dict[str, Any]]:
     return found
 
 
+def attempt(
+    report: common.Report, drawn: Drawn, measure: Callable[[], dict[str, Any] | None]
+) -> dict[str, Any] | None:
+    """Measure; keep what fails, since the others are still worth their time on the card."""
+    try:
+        return measure()
+    except Exception as error:
+        failed = {
+            "description": str(drawn),
+            "drawn": drawn.to_json(),
+            "error": f"{type(error).__name__}: {error}",
+            "traceback": traceback.format_exc(),
+        }
+        report.measurements.setdefault("failed", []).append(failed)
+        report.say(f"{drawn}: FAILED, {failed['error']}")
+        if len(report.measurements["failed"]) >= MOST_FAILURES:
+            report.write(Path(report.arguments.json))
+            raise
+        return None
+
+
+def splits(report: common.Report, blocks: Blocks) -> list[dict[str, Any]]:
+    """Measure every split of problems as they are drawn, until there are enough of them."""
+    arguments = report.arguments
+    scale = problem_scale(arguments.scale)
+    found = report.measurements["splits"] = list[dict[str, Any]]()
+    begin = time.perf_counter()
+    for index in itertools.count() if arguments.only is None else [arguments.only]:
+        if len(found) == arguments.problems:
+            break
+        if time.perf_counter() - begin > arguments.split_seconds:
+            report.note(f"the {arguments.split_seconds:g} s for splits were over at {index}")
+            break
+        drawn = draw_problem(arguments.seed, index, scale)
+        if drawn is None:
+            continue
+        measured = attempt(report, drawn, lambda drawn=drawn: measure_problem(drawn, blocks))
+        if measured is not None:
+            found.append(measured)
+            report.say(f"{drawn}\n            {spoken_problem(measured)}")
+            report.write(Path(arguments.json))
+    return found
+
+
+def judge_splits(report: common.Report, found: list[dict[str, Any]]) -> None:
+    """Hold the chosen splits to their bounds."""
+    whole = report.arguments.only is None
+    report.claim("problems of splits measured", len(found), ">=", LEAST_PROBLEMS if whole else 0)
+    if found:
+        ratios = figures([each["chosen/best"] for each in found])
+        median, worst_bound = SPLIT_BOUNDS
+        report.claim("chosen split over best, median", ratios["median"], "<=", median)
+        report.claim("chosen split over best, worst", ratios["max"], "<=", worst_bound)
+        searched = figures([each["chosen/best predicted"] for each in found])
+        report.claim("chosen split over best, as predicted, worst", searched["max"])
+
+
 def judge_calls(report: common.Report, found: list[dict[str, Any]]) -> None:
     """Sum up, and hold the figures to their bounds."""
     median, p90 = BOUNDS["cuda" if report.arguments.cuda else "host"]
     whole = report.arguments.only is None
     report.claim("calls measured", len(found), ">=", LEAST_CALLS if whole else 1)
-    report.claim("calls that failed", len(report.measurements["failed"]), "<=", 0)
     if not found:
         return
     said = report.measurements["summary"] = summary(found)
@@ -118,14 +183,15 @@ def modelled(report: common.Report) -> Iterator[None]:
 
 def judged(report: common.Report) -> int:
     """Write the file, print the claims; 1 where one is missed."""
-    arguments = report.arguments
-    report.write(Path(arguments.json))
+    arguments, failed = report.arguments, report.measurements.get("failed", [])
+    report.claim("measurements that failed", len(failed), "<=", 0)
     print()
     print(common.table(("claim", "measured", "bound", ""), [c.row() for c in report.claims]))
+    report.write(Path(arguments.json))
     missed = [claim.name for claim in report.claims if claim.holds is False]
     wrong = [name for name, check in report.checks.items() if not check["ok"]]
-    for failed in report.measurements["failed"]:
-        print(f"FAILED: {failed['description']}: {failed['error']}")
+    for each in failed:
+        print(f"FAILED: {each['description']}: {each['error']}")
     for name in (*missed, *wrong):
         print(f"MISSED: {name}")
     print(arguments.json)
@@ -140,8 +206,13 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
                         help="calibrate (and do not save), saved, a profile or a file")  # fmt: skip
     parser.add_argument("--seed", type=int, default=2024)
     parser.add_argument("--calls", type=int, default=LEAST_CALLS)
+    parser.add_argument("--problems", type=int, default=LEAST_PROBLEMS,
+                        help="whose splits are all measured")  # fmt: skip
     parser.add_argument("--only", type=int, help="measure the call of this index alone")
-    parser.add_argument("--seconds", type=float, default=300.0, help="after which no call starts")
+    parser.add_argument("--part", choices=("calls", "splits", "both"), default="both")
+    parser.add_argument("--seconds", type=float, default=270.0, help="after which no call starts")
+    parser.add_argument("--split-seconds", type=float, default=240.0,
+                        help="after which no problem starts")  # fmt: skip
     parser.add_argument("--scale", choices=tuple(SCALES), help="by default the device's")
     parser.add_argument("--json", help="file to write; by default in benchmarks/results")
     parser.add_argument("--scratch", help="folder for files that are operands")
@@ -159,7 +230,9 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> int:
     arguments = parse(argv)
     report = common.Report(NAME, arguments)
-    drawn = {name: getattr(arguments, name) for name in ("seed", "calls", "only", "scale")}
+    drawn = {
+        name: getattr(arguments, name) for name in ("seed", "calls", "problems", "only", "scale")
+    }
     report.measure("drawn with", drawn)
     with (
         modelled(report),
@@ -167,9 +240,12 @@ def main(argv: list[str] | None = None) -> int:
     ):
         blocks = Blocks(arguments.device, SCALES[arguments.scale], Path(folder))
         report.say("memory is allocated")
-        found = calls(report, blocks)
-        judge_calls(report, found)
-        show(report, found)
+        if arguments.part != "splits":
+            found = calls(report, blocks)
+            judge_calls(report, found)
+            show(report, found)
+        if arguments.part != "calls":
+            judge_splits(report, splits(report, blocks))
         blocks.release()
         return judged(report)
 

@@ -1,6 +1,7 @@
 """The accuracy of the performance model: what is drawn, what is summed up, and a tiny run."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,8 +11,20 @@ from benchmarks.accuracy_calls import measure_call
 from benchmarks.accuracy_draw import SCALES, Drawn, Operand, draw
 from benchmarks.accuracy_operands import Blocks, Bound, shaped, stored_bytes, words
 from benchmarks.accuracy_sketches import SKETCHES, convolution_flops, windowed
+from benchmarks.accuracy_splits import (
+    LEAST_SPLITS,
+    MOST_PIECES,
+    MOST_SPLITS,
+    Runs,
+    draw_problem,
+    final_ratio,
+    grid,
+    problem_scale,
+    rank_correlation,
+)
 from benchmarks.accuracy_summary import errors, grouped, worst
-from ooc_cudnn.functions.plan import FUNCTIONS, plan
+from benchmarks.timing import Timing
+from ooc_cudnn.functions.plan import FUNCTIONS, plan, planned_call
 from ooc_cudnn.tensor import DTYPES, TensorSpec, numpy_dtype
 
 
@@ -148,6 +161,7 @@ def test_errors_are_summed_up():
 def test_a_tiny_run_writes_what_it_measured(tmp_path, capsys):
     path = tmp_path / "accuracy.json"
     arguments = ["--quick", "--device", "host", "--machine", "host", "--calls", "4", "--seed", "2"]
+    arguments += ["--problems", "2"]
     assert model_accuracy.main([*arguments, "--json", str(path), "--scratch", str(tmp_path)]) == 0
     report = json.loads(path.read_text())
     assert report["quick"] is True
@@ -160,6 +174,7 @@ def test_a_tiny_run_writes_what_it_measured(tmp_path, capsys):
 
 def test_beyond_the_bounds_it_fails_and_says_what_was_missed(tmp_path, capsys):
     arguments = ["--device", "host", "--machine", "h200", "--scale", "tiny", "--only", "1"]
+    arguments += ["--part", "calls"]
     path = tmp_path / "accuracy.json"
     assert model_accuracy.main([*arguments, "--json", str(path), "--scratch", str(tmp_path)]) == 1
     assert "MISSED: error of the closed_form, median" in capsys.readouterr().out
@@ -177,8 +192,71 @@ def test_a_call_that_fails_is_recorded_and_the_others_run(tmp_path, monkeypatch)
     monkeypatch.setattr(model_accuracy, "measure_call", fails_once)
     path = tmp_path / "accuracy.json"
     arguments = ["--quick", "--device", "host", "--machine", "host", "--calls", "2", "--seed", "2"]
+    arguments += ["--part", "calls"]
     model_accuracy.main([*arguments, "--json", str(path), "--scratch", str(tmp_path)])
     found = json.loads(path.read_text())["measurements"]
     assert measured == [0, 1]
     assert [failed["error"] for failed in found["failed"]] == ["RuntimeError: the card fell off"]
     assert len(found["calls"]) == 1
+
+
+def test_problems_have_to_be_cut_and_are_smaller():
+    scale = problem_scale("cuda")
+    drawn = [draw_problem(3, index, scale) for index in range(40)]
+    found = [each for each in drawn if each is not None]
+    assert 10 < len(found) < 40
+    assert all(0.08 <= each.memory_share <= 0.5 for each in found)
+    assert all(each.placement_class in ("pinned", "pageable") for each in found)
+    assert all(each.nbytes <= 2 * scale.largest_bytes for each in found)
+    assert found[0] == draw_problem(3, found[0].index, scale)
+
+
+@pytest.fixture
+def problem(blocks):
+    drawn = replace(draw(2, 1, SCALES["tiny"]), memory_share=0.3)
+    bound = Bound(drawn, blocks)
+    arguments = bound.arguments()
+    out = arguments.pop("out")
+    planned = planned_call(drawn.function, None, drawn.memory_limit, out, arguments)
+    return bound, planned.parts[0].request
+
+
+def test_a_grid_holds_different_splits_within_the_limit(problem):
+    _, request = problem
+    plans = grid(request, None)
+    cuts = [tuple(request.chain.ranges(plan.split).items()) for plan in plans]
+    assert LEAST_SPLITS <= len(plans) <= MOST_SPLITS
+    assert all(cut not in cuts[:at] for at, cut in enumerate(cuts))
+    assert all(plan.device_bytes <= request.memory_limit for plan in plans)
+    assert all(plan.pieces <= MOST_PIECES * request.chain.sweeps for plan in plans)
+
+
+def test_every_plan_of_a_grid_gives_the_same_result(problem):
+    bound, request = problem
+    bound()
+    expected = [array.copy() for array in bound.results.values()]
+    runs = Runs(bound, request)
+    for each in grid(request, None):
+        for array in bound.results.values():
+            array[...] = np.nan
+        runs.by(each)()
+        for array, right in zip(bound.results.values(), expected, strict=True):
+            np.testing.assert_allclose(
+                array.astype(np.float64), right.astype(np.float64), rtol=1e-3, atol=1e-3
+            )
+
+
+def test_the_best_split_is_found_round_by_round():
+    drifting = np.array([1.0, 2.0, 4.0])
+    found = final_ratio(
+        {
+            "0": Timing(tuple(1.1 * drifting)),
+            "3": Timing(tuple(1.0 * drifting)),
+            "5": Timing(tuple(1.05 * drifting)),
+        }
+    )
+    assert found["chosen/best"] == pytest.approx(1.1)
+    assert found["best"] == 3
+    assert final_ratio({"0": Timing((1.0,)), "1": Timing((2.0,))})["chosen/best"] == 1.0
+    assert rank_correlation([1.0, 2.0, 3.0], [10.0, 20.0, 30.0]) == pytest.approx(1)
+    assert rank_correlation([1.0, 2.0, 3.0], [30.0, 20.0, 10.0]) == pytest.approx(-1)

@@ -156,6 +156,7 @@ def planned_call(
     out: Any,
     arguments: Mapping[str, Any],
 ) -> Planned:
+    """Return what `plan` returns, with the requests and the runs that make up the call."""
     settings = current()
     limit: int | float | None = settings.memory_limit
     if memory_limit is not None:
@@ -177,10 +178,14 @@ def planned_call(
         return plan_call(description.function, made, specs, outs, target, aligned=aligned)
 
 
-def _describe(
-    function: str, arguments: Mapping[str, Any], out: Any, settings: Settings
-) -> tuple[Description, dict[str, TensorSpec], dict[str, bool]]:
-    """Bind the arguments as the function would; its operands as specs, and whether aligned."""
+def describe_call(function: str, arguments: Mapping[str, Any], out: Any) -> Description:
+    """Describe a call, its arguments bound as the public function would.
+
+    Raises
+    ------
+    ValueError, TypeError
+        As `plan`.
+    """
     if function not in FUNCTIONS:
         nearest = difflib.get_close_matches(str(function), FUNCTIONS, n=1, cutoff=0.4)
         hint = f" (did you mean {nearest[0]!r}?)" if nearest else ""
@@ -196,11 +201,18 @@ def _describe(
     shaped_by_out = {"_out": out, "_apart": out is not None}
     taken = inspect.signature(describe).parameters
     bound.arguments.update({n: value for n, value in shaped_by_out.items() if n in taken})
-    described = describe(**bound.arguments)
+    return describe(**bound.arguments)
+
+
+def _describe(
+    function: str, arguments: Mapping[str, Any], out: Any, settings: Settings
+) -> tuple[Description, dict[str, TensorSpec], dict[str, bool]]:
+    """Describe a call; its operands as specs, and whether they are aligned."""
+    description = describe_call(function, arguments, out)
     specs, aligned = {}, {}
-    for name, operand in described.arrays.items():
+    for name, operand in description.arrays.items():
         specs[name], aligned[name] = _spec(operand, name, settings)
-    return described, specs, aligned
+    return description, specs, aligned
 
 
 def _any_of(names: Mapping[str, Any]) -> str:
