@@ -9,7 +9,7 @@ knows the rest.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ooc_cudnn.operations.splittable import ALONE, AXES, Accumulation, Piece
+from ooc_cudnn.operations.window import Ranges
 from ooc_cudnn.pipeline.piece_costs import PieceCosts
 from perfmodel import Split
 
@@ -59,7 +60,7 @@ class PieceModel:
         self.launch_seconds, self.work_seconds, self.completing_seconds = np.zeros((3, *shape))
         self.memory: dict[str, Values] = {}
         self._probes: dict[tuple[tuple[int, ...], Accumulation], Probe] = {}
-        self._lines: dict[tuple[str, tuple[int, ...]], Line] = {}
+        self._lines: dict[Hashable, Line] = {}
         for part in self._parts():
             self._fill(shape, part)
 
@@ -99,15 +100,14 @@ class PieceModel:
         sizes = {axis: self.sizes[axis][part[axis]] for axis in AXES}
         cut = [axis for axis in call.reduced if sizes[axis][0] < getattr(call.extents, axis)]
         place = MIDDLE if cut else ALONE
-        largest = self._largest(sizes)
-        if largest is None:
+        largest = self._first_legal(sizes)
+        smallest = self._first_legal({axis: sizes[axis][::-1] for axis in AXES})
+        if largest is None or smallest is None:
             return
-        least = self.probe({axis: sizes[axis][-1] for axis in AXES}, place)
+        least = self.probe(smallest, place)
         most = self.probe(largest, place)
+        lines = {axis: self._line(axis, sizes, largest, place, least.seconds) for axis in AXES}
         beside = max(most.seconds - least.seconds, 0.0)
-        lines = {
-            axis: self._line(axis, sizes, largest, place, least.seconds, beside) for axis in AXES
-        }
         where = tuple(part[axis] for axis in AXES)
         self.launch_seconds[where] = least.seconds
         self.work_seconds[where] = beside * _outer([lines[axis].work for axis in AXES])
@@ -138,23 +138,36 @@ class PieceModel:
         largest: Mapping[str, int],
         place: Accumulation,
         launch_seconds: float,
-        beside: float,
     ) -> Line:
-        """The line along an axis: about the same in all parts."""
-        key = axis, sizes[axis]
+        """The line along an axis: about the same in all parts that hold the same pieces of it."""
+        # Between a few rows and many all is linear; of channels, kernels take steps.
+        ends = tuple(dict.fromkeys((sizes[axis][0], sizes[axis][-1])))
+        looked_at = sizes[axis] if axis in CHANNELS else ends
+        beside = self._first_legal({**sizes, axis: looked_at[-1:]}) or largest
+        beside = {**beside, axis: largest[axis]}
+        looked_at = tuple(size for size in looked_at if self._may_be({**beside, axis: size}))
+        key = axis, sizes[axis], looked_at, largest[axis]
         if key not in self._lines:
-            self._lines[key] = Line(self, axis, sizes[axis], largest, place, launch_seconds, beside)
+            probes = {
+                self._length(axis, size): self.probe({**beside, axis: size}, place)
+                for size in looked_at
+            }
+            cuts = [self.call.axis_ranges(axis, size) for size in (largest[axis], *sizes[axis])]
+            self._lines[key] = Line(cuts, probes, self.probe(beside, place), launch_seconds)
         return self._lines[key]
 
-    def _largest(self, sizes: Sizes) -> dict[str, int] | None:
-        """The largest piece that is legal: with groups, not all channels can be whole at once."""
+    def _may_be(self, sizes: Mapping[str, int]) -> bool:
+        return self.call.is_legal(Split(**sizes))
+
+    def _first_legal(self, sizes: Sizes) -> dict[str, int] | None:
+        """The first piece that is legal: with groups, channels cannot be cut just as one likes."""
         for c_y, c_x in itertools.product(sizes["c_y"], sizes["c_x"]):
             found = {"n": sizes["n"][0], "c_y": c_y, "h_y": sizes["h_y"][0], "c_x": c_x}
-            if self.call.is_legal(Split(**found)):
+            if self._may_be(found):
                 return found
         return None
 
-    def length(self, axis: str, size: int) -> float:
+    def _length(self, axis: str, size: int) -> float:
         """How long the range is that is looked at for a size."""
         cut = self.call.axis_ranges(axis, size)
         start, stop = cut[len(cut) // 2 if axis == "h_y" else 0]
@@ -186,6 +199,17 @@ class PieceModel:
 class Line:
     """Pieces that are cut along one axis alone.
 
+    Parameters
+    ----------
+    cuts : sequence of Ranges
+        Those of the largest piece, and of each size.
+    probes : mapping from extent to Probe
+        Pieces of some sizes.
+    base : Probe
+        The largest piece.
+    launch_seconds : float
+        What a piece of any size takes.
+
     Attributes
     ----------
     share, covered, work : array
@@ -195,33 +219,27 @@ class Line:
 
     def __init__(
         self,
-        model: PieceModel,
-        axis: str,
-        sizes: tuple[int, ...],
-        largest: Mapping[str, int],
-        place: Accumulation,
+        cuts: Sequence[Ranges],
+        probes: Mapping[float, Probe],
+        base: Probe,
         launch_seconds: float,
-        beside: float,
     ) -> None:
-        # Between a few rows and many all is linear; of channels, kernels take steps.
-        looked_at = sizes if axis in CHANNELS else tuple(dict.fromkeys((sizes[0], sizes[-1])))
-        pieces = [{**largest, axis: size} for size in looked_at]
-        pieces = [piece for piece in pieces if model.call.is_legal(Split(**piece))]
-        probes = [model.probe(piece, place) for piece in pieces]
-        base = model.probe(largest, place)
-        cuts = [model.call.axis_ranges(axis, size) for size in sizes]
-        self.counts = np.array([len(cut) for cut in cuts], float)
-        self.first = np.array([cut[0][1] - cut[0][0] for cut in cuts], float)
+        self.levels = np.array(list(probes))
+        (start, stop), cuts = cuts[0][0], cuts[1:]
+        counts = np.array([len(cut) for cut in cuts], float)
+        first = np.array([cut[0][1] - cut[0][0] for cut in cuts], float)
         last = np.array([cut[-1][1] - cut[-1][0] for cut in cuts], float)
-        self.levels = np.array([model.length(axis, piece[axis]) for piece in pieces])
-        start, stop = model.call.axis_ranges(axis, largest[axis])[0]
-        self.share = self.first / (stop - start)
-        self.covered = np.full(len(sizes), cuts[0].extent / (stop - start))
-        ratios = [(p.seconds - launch_seconds) / beside if beside > 0 else 1.0 for p in probes]
-        of_first, of_last = self._at(self.first, ratios), self._at(last, ratios)
-        self.work = np.maximum((self.counts - 1) * of_first + of_last, 0.0)
+        self.share = first / (stop - start)
+        self.covered = np.full(len(cuts), cuts[0].extent / (stop - start))
+        beside = base.seconds - launch_seconds
+        ratios = [
+            (probe.seconds - launch_seconds) / beside if beside > 0 else 1.0
+            for probe in probes.values()
+        ]
+        of_first, of_last = self._at(first, ratios), self._at(last, ratios)
+        self.work = np.maximum((counts - 1) * of_first + of_last, 0.0)
         self._memory = {
-            name: self._at(self.first, [p.memory.get(name, 0) / max(count, 1) for p in probes])
+            name: self._at(first, [p.memory.get(name, 0) / max(count, 1) for p in probes.values()])
             for name, count in base.memory.items()
         }
 
