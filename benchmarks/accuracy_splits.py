@@ -15,6 +15,7 @@ import ooc_cudnn
 from benchmarks.accuracy_calls import plan_bound
 from benchmarks.accuracy_draw import MIB, SCALES, Drawn, Scale, draw
 from benchmarks.accuracy_operands import Blocks, Bound
+from benchmarks.neighbours import Neighbours
 from benchmarks.timing import Timing, interleave, paired_ratio, timed
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.functions.call import is_staged
@@ -166,14 +167,16 @@ def measure_problem(drawn: Drawn, blocks: Blocks) -> dict[str, Any] | None:
         same = [plan for plan in plans if _way(plan) == _way(chosen)]
         plans = [chosen, *(plan for plan in plans if plan not in same)]
         planning = time.perf_counter() - begin
-        runs = Runs(bound, request)
+        runs, neighbours = Runs(bound, request), Neighbours()
         measured = _measure({str(at): runs.by(plan) for at, plan in enumerate(plans)}, blocks)
+        share = neighbours.share()
     return {
         "drawn": drawn.to_json(),
         "description": str(drawn),
         "memory_limit": drawn.memory_limit,
         "placement": drawn.placement_class,
         "plan_seconds": planning,
+        "others_share": share,
         "splits": [
             _plan_json(plan) | {"seconds": measured["seconds"][str(at)]}
             for at, plan in enumerate(plans)

@@ -20,7 +20,7 @@ from typing import Any
 
 import ooc_cudnn
 from benchmarks import common
-from benchmarks.accuracy_calls import measure_call, spoken_call
+from benchmarks.accuracy_calls import DISTURBED, measure_call, spoken_call
 from benchmarks.accuracy_draw import SCALES, Drawn, draw
 from benchmarks.accuracy_operands import Blocks
 from benchmarks.accuracy_splits import (
@@ -143,6 +143,8 @@ def judge_calls(report: common.Report, found: list[dict[str, Any]]) -> None:
                      said[predictor]["p90"], *bounds[1])  # fmt: skip
     inexact = [call["description"] for call in found if not call["peak_exact"]]
     report.claim("calls whose peak of memory is not the plan's", len(inexact), "<=", 0)
+    disturbed = [call for call in found if call["others_share"] > DISTURBED]
+    report.claim("calls disturbed by other processes", len(disturbed))
     for call in found:
         report.check(f"{call['description']}: contents", call["contents"])
 

@@ -1,6 +1,10 @@
 """The accuracy of the performance model: what is drawn, what is summed up, and a tiny run."""
 
 import json
+import os
+import subprocess
+import sys
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -23,6 +27,7 @@ from benchmarks.accuracy_splits import (
     rank_correlation,
 )
 from benchmarks.accuracy_summary import errors, grouped, worst
+from benchmarks.neighbours import Neighbours
 from benchmarks.timing import Timing
 from ooc_cudnn.functions.plan import FUNCTIONS, plan, planned_call
 from ooc_cudnn.tensor import DTYPES, TensorSpec, numpy_dtype
@@ -260,3 +265,18 @@ def test_the_best_split_is_found_round_by_round():
     assert final_ratio({"0": Timing((1.0,)), "1": Timing((2.0,))})["chosen/best"] == 1.0
     assert rank_correlation([1.0, 2.0, 3.0], [10.0, 20.0, 30.0]) == pytest.approx(1)
     assert rank_correlation([1.0, 2.0, 3.0], [30.0, 20.0, 10.0]) == pytest.approx(-1)
+
+
+def test_neighbours_are_not_oneself():
+    neighbours = Neighbours()
+    end = time.perf_counter() + 0.3
+    while time.perf_counter() < end:
+        pass
+    alone = neighbours.share()
+    command = "import time; end = time.perf_counter() + 1\nwhile time.perf_counter() < end: pass"
+    with subprocess.Popen([sys.executable, "-c", command]) as other:
+        neighbours.share()
+        other.wait()
+        shared = neighbours.share()
+    assert 0 <= alone <= 1.1
+    assert 0.6 / (os.cpu_count() or 1) <= shared <= 1.1
