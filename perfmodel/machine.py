@@ -53,6 +53,8 @@ class MachineModel:
     compute : ComputeModel
     calibrated : str
         ISO date of the calibration, or "shipped".
+    step_seconds : float
+        What the host takes to issue a step, be it a copy or a computation.
     quality : mapping from the name of a line to mapping from str to float
         How each line was found: residual, held_out_error, samples, spread. Empty where unknown.
     samples : mapping from the name of a line to Samples
@@ -66,6 +68,7 @@ class MachineModel:
     transfer: TransferModel
     compute: ComputeModel
     calibrated: str = "shipped"
+    step_seconds: float = 0.0
     quality: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     samples: Mapping[str, Samples] = field(default_factory=dict)
     facts: Mapping[str, float] = field(default_factory=dict)
@@ -85,6 +88,7 @@ class MachineModel:
                 raise ValueError(
                     f"calibrated is {self.calibrated!r}; it must be an ISO date or 'shipped'"
                 ) from None
+        object.__setattr__(self, "step_seconds", number("step_seconds", self.step_seconds))
         quality = {
             line: Table({name: number(f"quality of {line}: {name}", v) for name, v in held.items()})
             for line, held in self.quality.items()
@@ -117,6 +121,7 @@ class MachineModel:
             "identity": dict(self.identity),
             "transfer": self.transfer.to_json(),
             "compute": self.compute.to_json(),
+            "step_seconds": self.step_seconds,
             "quality": {line: dict(held) for line, held in self.quality.items()},
             "samples": {line: held.to_json() for line, held in self.samples.items()},
             "facts": dict(self.facts),
@@ -141,7 +146,7 @@ class MachineModel:
                 f"written by an older ooc_cudnn (format version {version}, now {FORMAT_VERSION}), "
                 "which measured less, so calibrate again"
             )
-        names = ("name", "calibrated", "identity", "transfer", "compute")
+        names = ("name", "calibrated", "identity", "transfer", "compute", "step_seconds")
         tables = ("quality", "samples", "facts")
         held = members("machine model", held, ("format", "version", *names, *tables))
         qualities, samples = (
@@ -154,6 +159,7 @@ class MachineModel:
             transfer=TransferModel.from_json(held["transfer"]),
             compute=ComputeModel.from_json(held["compute"]),
             calibrated=held["calibrated"],
+            step_seconds=held["step_seconds"],
             quality={line: mapping(f"quality of {line}", q) for line, q in qualities.items()},
             samples={line: Samples.from_json(found) for line, found in samples.items()},
             facts=mapping("facts", held["facts"]),

@@ -51,6 +51,8 @@ class PipelineCost(Record):
         Totals over all pieces.
     first_copy_in, first_compute, last_compute, last_copy_out : float
         Of the first and of the last piece alone; parts of the totals.
+    issue_seconds : float
+        What the host takes to issue all steps, while the device works on those issued before.
     """
 
     setup_seconds: float
@@ -61,6 +63,7 @@ class PipelineCost(Record):
     first_compute: float
     last_compute: float
     last_copy_out: float
+    issue_seconds: float = 0.0
 
     def __post_init__(self) -> None:
         for name in self.__dataclass_fields__:
@@ -122,14 +125,16 @@ def closed_form(
     if not overlap:
         # T = T_setup + T_in + T_compute + T_out
         stages = cost.copy_in_seconds + cost.compute_seconds + cost.copy_out_seconds
-        return cost.setup_seconds + stages
+        return cost.setup_seconds + max(stages, cost.issue_seconds)
     copy_in, copy_out = _link_totals(cost, slowdown)
     # T = T_setup + max over stages of (fill before it + all of it + drain after it);
-    # for N equal pieces this is T_setup + (N - 1) * max(t_in, t_c, t_out) + t_in + t_c + t_out
+    # for N equal pieces this is T_setup + (N - 1) * max(t_in, t_c, t_out) + t_in + t_c + t_out;
+    # and the last copy out cannot start before it is issued
     return cost.setup_seconds + max(
         copy_in + cost.last_compute + cost.last_copy_out,
         cost.first_copy_in + cost.compute_seconds + cost.last_copy_out,
         cost.first_copy_in + cost.first_compute + copy_out,
+        cost.issue_seconds + cost.last_copy_out,
     )
 
 
@@ -160,17 +165,21 @@ class VirtualStep:
         Indices of earlier steps, on whichever stream, that must have finished before it starts.
     placement : str
         Of the host memory of a copy; it decides how much it and its opposite slow each other down.
+    issued : float
+        When the host issues it: it starts no earlier.
     """
 
     stream: Stage
     seconds: float
     waits: tuple[int, ...] = ()
     placement: str = "pinned"
+    issued: float = 0.0
 
     def __post_init__(self) -> None:
         if self.stream not in STAGES:
             raise ValueError(f"stream is {self.stream!r}; it must be one of {', '.join(STAGES)}")
         object.__setattr__(self, "seconds", number("seconds", self.seconds))
+        object.__setattr__(self, "issued", number("issued", self.issued))
         object.__setattr__(self, "waits", tuple(self.waits))
 
     def to_json(self) -> dict[str, Any]:
@@ -180,12 +189,14 @@ class VirtualStep:
             "seconds": self.seconds,
             "waits": list(self.waits),
             "placement": self.placement,
+            "issued": self.issued,
         }
 
     @classmethod
     def from_json(cls, data: object) -> VirtualStep:
         """Return what `to_json` described."""
-        return cls(**members("VirtualStep", data, ("stream", "seconds", "waits", "placement")))
+        names = ("stream", "seconds", "waits", "placement", "issued")
+        return cls(**members("VirtualStep", data, names))
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,10 +245,10 @@ class Timeline:
 def replay(steps: Sequence[VirtualStep], transfer: TransferModel | None = None) -> Timeline:
     """Run steps on a virtual clock.
 
-    The steps of one stream run in their order, one at a time; a step starts as soon as its stream
-    is free and the steps it waits for have finished. While a copy in and a copy out are both
-    running, each is slower by the factor that `transfer` has for their placements; without one,
-    they do not slow each other down.
+    The steps of one stream run in their order, one at a time; a step starts as soon as it is
+    issued, its stream is free and the steps it waits for have finished. While a copy in and a copy
+    out are both running, each is slower by the factor that `transfer` has for their placements;
+    without one, they do not slow each other down.
 
     Examples
     --------
@@ -278,11 +289,20 @@ class _Clock:
     def run(self) -> Timeline:
         # a step waits for earlier ones only, so the earliest unfinished step can always run
         self._start_ready()
-        while self.running:
-            self.now = min([self.finish[index] for index in self.running.values()])
+        while self.running or any(self.queues.values()):
+            due = [self.finish[index] for index in self.running.values()]
+            self.now = min(due + self._issues())
             self._finish_due()
             self._start_ready()
         return Timeline(tuple(self.start), tuple(self.finish))
+
+    def _issues(self) -> list[float]:
+        """When steps are issued that nothing but that keeps from starting."""
+        return [
+            self.steps[queue[-1]].issued
+            for stream, queue in self.queues.items()
+            if queue and stream not in self.running and not self.missing[queue[-1]]
+        ]
 
     def _finish_due(self) -> None:
         for stream, index in list(self.running.items()):
@@ -294,7 +314,9 @@ class _Clock:
     def _start_ready(self) -> None:
         """Start what can start now; `finish` of a running step assumes that nothing changes."""
         for stream, queue in self.queues.items():
-            if queue and stream not in self.running and not self.missing[queue[-1]]:
+            if not queue or stream in self.running or self.missing[queue[-1]]:
+                continue
+            if self.steps[queue[-1]].issued <= self.now:
                 index = self.running[stream] = queue.pop()
                 self.start[index] = self.now
                 # as slow as the copy before it; put right below if its opposite has changed

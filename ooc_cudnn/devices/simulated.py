@@ -18,7 +18,7 @@ from ooc_cudnn.memory.arena import Allocation, Arena
 from ooc_cudnn.memory.pinned_ranges import PinnedRanges
 from ooc_cudnn.operations.chain import Buffer, Launch
 from ooc_cudnn.tensor import DTYPES, ORDERS, TensorSpec
-from perfmodel import MachineModel, TransferModel, VirtualStep, replay
+from perfmodel import MachineModel, VirtualStep, replay
 
 #: Memory of a device whose machine model does not say: more than anybody asks for.
 BOUNDLESS_BYTES = 2**62
@@ -182,7 +182,7 @@ class SimulatedDevice:
         stream.seconds += self.machine.compute.seconds(launch.operation.work())
 
     def start(self, *, overlap: bool, staged: bool, timed: bool) -> SimulatedRun:
-        return SimulatedRun(self.machine.transfer, overlap=overlap)
+        return SimulatedRun(self.machine, overlap=overlap)
 
 
 class SimulatedStream:
@@ -214,10 +214,10 @@ class SimulatedEvent:
 class SimulatedRun:
     """One call on the virtual clock. Without overlap every step waits for the one before it."""
 
-    def __init__(self, transfer: TransferModel, *, overlap: bool) -> None:
+    def __init__(self, machine: MachineModel, *, overlap: bool) -> None:
         self.steps: list[VirtualStep] = []
         self.intervals: tuple[tuple[float, float], ...] = ()
-        self._transfer = transfer
+        self._machine = machine
         self._overlap = overlap
 
     def submit(
@@ -235,8 +235,9 @@ class SimulatedRun:
             after = tuple(event.index for event in waits if isinstance(event, SimulatedEvent))
         else:
             after = (index - 1,) if index else ()
+        issued = (index + 1) * self._machine.step_seconds
         self.steps.append(
-            VirtualStep(stream, handle.seconds, after, handle.placement)  # type: ignore[arg-type]
+            VirtualStep(stream, handle.seconds, after, handle.placement, issued)  # type: ignore[arg-type]
         )
         return SimulatedEvent(self, index)
 
@@ -244,7 +245,7 @@ class SimulatedRun:
         pass  # the host runs ahead without limit: no step depends on when it was issued
 
     def finish(self, *, wait: bool = True) -> None:
-        timeline = replay(self.steps, self._transfer)
+        timeline = replay(self.steps, self._machine.transfer)
         self.intervals = tuple(zip(timeline.start, timeline.finish, strict=True))
 
     def cancel(self) -> None:

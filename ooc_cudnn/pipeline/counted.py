@@ -186,7 +186,7 @@ class Counted(PieceClasses):
         request, chain = self.request, self.chain
         rings, memory = [], []
         bytes_in, copy_in, setup, first_in = 0, 0.0, 0.0, 0.0
-        stays = True
+        stays, steps = True, self.pieces
         for name in chain.operands:
             if self._stays_in_place(name):
                 rings.append((name, 0))
@@ -202,6 +202,7 @@ class Counted(PieceClasses):
             if name not in chain.loaded:
                 continue
             loads = self.loads(name, slots)
+            steps += loads
             count = self._distinct_bytes(name) * loads // distinct
             bytes_in += count if request.specs[name].placement != "device" else 0
             spent = request.copy_seconds("in", name, count, loads)
@@ -216,6 +217,7 @@ class Counted(PieceClasses):
         for name in chain.results:
             if not self._stays_in_place(name):
                 pieces_out, spec = self.distinct(name), request.specs[name]
+                steps += pieces_out
                 bytes_out += 0 if spec.placement == "device" else spec.nbytes
                 spent = request.copy_seconds("out", name, spec.nbytes, pieces_out)
                 copy_out += spent
@@ -226,6 +228,7 @@ class Counted(PieceClasses):
             setup, copy_in, self.compute_seconds, copy_out,
             min(first_in, copy_in), min(self.first_compute, self.compute_seconds),
             min(self.last_compute, self.compute_seconds), last_out,
+            steps * request.machine.step_seconds,
         )  # fmt: skip
         # Without overlap the same steps run, so the split is that of the overlapped call.
         return Priced(

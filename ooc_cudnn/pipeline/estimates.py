@@ -198,6 +198,7 @@ class Grid:
         call, (depths, whole), at_once = self.call, self._rings(order), self._block(order)
         memory: Values = self._scratch_bytes
         copy_in = first_in = np.zeros((1,) * 5)
+        steps = self.pieces * call.sweeps
         stays: Mask = np.ones((1,) * 5, bool)
         for name in call.operands:
             distinct, streamed = self.distinct[name], name in call.streamed
@@ -212,6 +213,7 @@ class Grid:
             loads, link = self._loads(name, slots, order), self._links["in", name]
             per_load = link.per_byte * self.bytes_read[name] / distinct + link.per_copy
             spent = per_load * loads * self.outside[name]
+            steps = steps + loads * self.outside[name]
             copy_in = copy_in + spent
             first_in = first_in + spent * np.minimum(1.0, (at_once if streamed else 1.0) / loads)
             if streamed and call.sweeps > 1:
@@ -221,6 +223,7 @@ class Grid:
             distinct, link = self.distinct[name], self._links["out", name]
             spent = link.per_byte * self.request.specs[name].nbytes + link.per_copy * distinct
             spent = spent * self.outside[name]
+            steps = steps + distinct * self.outside[name]
             copy_out = copy_out + spent
             kept = np.where(stays & (name in call.streamed), at_once, 1.0)
             last_out = last_out + spent * np.minimum(1.0, kept / distinct)
@@ -232,14 +235,15 @@ class Grid:
         )
         slowed_in = copy_in + both * (1.0 - 1.0 / slowdown.copy_in)
         slowed_out = copy_out + both * (1.0 - 1.0 / slowdown.copy_out)
+        issue = steps * self.request.machine.step_seconds
         overlapped = np.maximum(
-            np.maximum(slowed_in + piece, first_in + compute) + last_out,
+            np.maximum(np.maximum(slowed_in + piece, first_in + compute), issue) + last_out,
             first_in + piece + slowed_out,
         )
         seconds = np.where(
             (depths > 1) & (self.pieces * call.sweeps > 1),
             overlapped,
-            copy_in + compute + copy_out,
+            np.maximum(copy_in + compute + copy_out, issue),
         )
         seconds = np.where((memory <= limit_bytes) & self._legal, seconds, np.inf)
         best: Values = np.broadcast_to(seconds.min(axis=0), self.shape)

@@ -201,11 +201,24 @@ class TestSimulate:
         # the planner prices such a ring as if nothing overlapped; a copy out still may
         assert 1.3 * found.seconds < simulate(request, short).seconds <= short.seconds * 1.001
 
+    @pytest.mark.parametrize("overlap", [True, False])
+    def test_many_small_pieces_take_what_issuing_them_takes(self, overlap):
+        """Three steps of a piece, one after the other on the host, and the last copy out."""
+        from ooc_cudnn.settings import settings
+
+        model = dataclasses.replace(machine(), step_seconds=1e-3)
+        with settings(overlap=overlap):
+            request = request_of(model, n=64)
+            found = make_plan(request, split=Split(n=1, c_y=32, c_x=32, h_y=64))
+        trace = simulate(request, found)
+        assert trace.seconds == pytest.approx(64 * 3 * 1e-3, rel=0.02)
+        assert found.seconds == pytest.approx(trace.seconds, rel=0.02)
+
     def test_without_overlap_the_stages_add_up(self):
         from ooc_cudnn.settings import settings
 
         with settings(overlap=False):
-            request = request_of(H200)
+            request = request_of(dataclasses.replace(H200, step_seconds=0.0))
             found = make_plan(request, split=Split(n=2, c_y=32, c_x=32, h_y=32))
         assert found.overlap is False
         trace = simulate(request, found)

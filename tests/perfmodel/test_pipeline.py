@@ -220,3 +220,22 @@ def test_json_there_and_back():
     assert PipelineCost.from_json(cost.to_json()) == cost
     with pytest.raises(ValueError, match="h_y is 0"):
         Split(1, 1, 1, 0)
+
+
+def test_a_step_starts_when_it_is_issued_and_what_waits_for_it_later():
+    steps = [
+        VirtualStep("copy_in", 1.0, issued=0.5),
+        VirtualStep("compute", 1.0, (0,), issued=1.0),
+        VirtualStep("copy_in", 1.0, issued=4.0),
+        VirtualStep("copy_out", 1.0, (1,), issued=2.0),
+    ]
+    timeline = replay(steps)
+    assert timeline.start == (0.5, 1.5, 4.0, 2.5)
+    assert timeline.seconds == 5.0
+    assert VirtualStep.from_json(steps[0].to_json()) == steps[0]
+
+
+def test_issuing_binds_where_steps_are_many_and_small():
+    cost = PipelineCost(0.0, 4.0, 8.0, 4.0, 1.0, 2.0, 2.0, 1.0, issue_seconds=20.0)
+    assert closed_form(cost) == 21.0
+    assert closed_form(cost, overlap=False) == 20.0
