@@ -19,6 +19,7 @@ from ooc_cudnn.devices import get_device
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.errors import DeviceOutOfMemoryError
+from ooc_cudnn.functions.chain_planning import forget_plans
 from ooc_cudnn.functions.planning import (
     Build,
     Description,
@@ -331,4 +332,5 @@ def forget_calls() -> None:
     """Forget remembered plans and trials (after calibration, and in tests)."""
     with _lock:
         _prepared.clear()
+    forget_plans()
     forget_trials()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import threading
+from collections import OrderedDict
+from collections.abc import Hashable, Mapping
 
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.functions.target import Planned, PlannedPart, Target, make_request
@@ -19,14 +21,45 @@ from ooc_cudnn.pipeline.cutting import (
     part_between,
     parts_of,
 )
+from ooc_cudnn.pipeline.plan import Plan
 from ooc_cudnn.pipeline.planner import make_plan, smallest_bytes
 from ooc_cudnn.pipeline.pricing import Request
+
+#: Plans that are remembered.
+REMEMBERED_PLANS = 64
+
+_remembered: OrderedDict[Hashable, Planned] = OrderedDict()
+_lock = threading.Lock()
 
 
 def plan_request(
     request: Request, target: Target, available: int, aligned: Mapping[str, bool]
 ) -> Planned:
-    """Plan a call as one run; a chain that memory is short for as shorter chains, if better."""
+    """Plan a call as one run; a chain that memory is short for as shorter chains, if better.
+
+    Plans are remembered: what is asked for again costs nothing.
+    """
+    key = request, target.ask_workspace, available, tuple(aligned.items())
+    with _lock:
+        found = _remembered.pop(key, None)
+    if found is None:
+        found = _planned(request, target, available, aligned)
+    with _lock:
+        _remembered[key] = found
+        while len(_remembered) > REMEMBERED_PLANS:
+            _remembered.popitem(last=False)
+    return found
+
+
+def forget_plans() -> None:
+    """Forget what was planned (after calibration, and in tests)."""
+    with _lock:
+        _remembered.clear()
+
+
+def _planned(
+    request: Request, target: Target, available: int, aligned: Mapping[str, bool]
+) -> Planned:
     chain = request.chain
     may_be_cut = isinstance(chain, Chain) and len(stages(chain)) > 1
     try:
@@ -100,6 +133,16 @@ def _plan_in_parts(
             least[start, stop] = smallest_bytes(_part_request(request, part, aligned))
         return least[start, stop]
 
+    planned: dict[tuple[str, str], tuple[Request, Plan]] = {}
+
+    def plan_of(part: Part) -> tuple[Request, Plan]:
+        """The same part may be one of several ways to cut."""
+        key = part.names["x"], part.names["y"]
+        if key not in planned:
+            made = _part_request(request, part, aligned)
+            planned[key] = made, make_plan(made, target.ask_workspace)
+        return planned[key]
+
     everywhere = tuple(stage.first for stage in stages(chain)[1:])
     room = request.memory_limit
     candidates = [
@@ -112,9 +155,8 @@ def _plan_in_parts(
         if not cuts or (cuts == everywhere and found):
             continue
         parts = parts_of(chain, cuts)
-        requests = [_part_request(request, part, aligned) for part in parts]
         try:
-            plans = tuple(make_plan(each, target.ask_workspace) for each in requests)
+            requests, plans = zip(*map(plan_of, parts), strict=True)
         except PlanInfeasibleError:
             continue
         found.append(

@@ -46,6 +46,8 @@ __all__ = ["ALONE", "AXES", "Accumulation", "Buffer", "Chain", "Launch", "Piece"
 #: Rows of a patch that `verify` looks at, and channels.
 PATCH_ROWS = 2
 PATCH_CHANNELS = 4
+#: Flows of a chain that are kept.
+REMEMBERED_FLOWS = 256
 
 
 class Flow(NamedTuple):
@@ -202,6 +204,20 @@ class Chain(Splittable):
         With `after`, the rows of the piece before, only what that one (and those before it) did not
         make is computed; without, everything the piece needs.
         """
+        key = h_y, after
+        found = self._flows.get(key)
+        if found is None:
+            if len(self._flows) >= REMEMBERED_FLOWS:
+                self._flows.clear()
+            found = self._flows[key] = self._flow(h_y, after)
+        return found
+
+    @cached_property
+    def _flows(self) -> dict[tuple[Range, Range | None], tuple[Flow, ...]]:
+        """Those asked for last: a piece's are needed many times over."""
+        return {}
+
+    def _flow(self, h_y: Range, after: Range | None) -> tuple[Flow, ...]:
         # Up to which row each operation's input, and at last y, was made by the pieces before.
         done = [0] * (len(self.operations) + 1)
         if after is not None:

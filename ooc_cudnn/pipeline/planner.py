@@ -122,21 +122,21 @@ def _corners(
     whole = call.extents
     smallest = replace(whole, **{axis: 1 for axis in AXES if call.may_cut(axis)})
     splits = [replace(smallest, c_x=c_x) for c_x in {smallest.c_x, whole.c_x}]
-    for layout, split in itertools.product(request.layouts, splits):
+    for layout, split in itertools.product(request.different_layouts, splits):
         alone = replace(request, memory_limit=2**62, layouts=(layout,))
-        problem = SplitProblem(alone, layout, 2**62)  # no memory to spare: the shortest rings
-        price = problem.price(split)
-        if not price.legal:
+        problem = SplitProblem(alone, layout, 0)
+        smallest_rings = [counted.priced(1, False) for counted in problem.counts(split)]
+        if not smallest_rings or smallest_rings[0].price.legal is False:
             continue
+        priced = min(smallest_rings, key=lambda each: each.price.memory_bytes)
         workspace_bytes = 0
         if ask_workspace is not None:
-            order = problem.priced[split].order
-            launches = tuple(problem.counted(split, order).launches.items())
-            answer = ask_workspace(launches, price.memory_bytes // 8)
+            launches = tuple(problem.counted(split, priced.order).launches.items())
+            answer = ask_workspace(launches, priced.price.memory_bytes // 8)
             answer = answer or ask_workspace(launches, None)
             workspace_bytes = aligned(answer[0] if answer else 0)
         alone = replace(alone, memory_limit=request.memory_limit)
-        yield alone, split, price.memory_bytes, workspace_bytes
+        yield alone, split, priced.price.memory_bytes, workspace_bytes
 
 
 def _with_workspace(plan: Plan, workspace_bytes: int, algorithms: tuple[str, ...]) -> Plan:

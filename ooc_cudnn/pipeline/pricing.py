@@ -6,6 +6,8 @@ moving and computing them costs.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from ooc_cudnn.operations.splittable import AXES, SWEEP
 from ooc_cudnn.pipeline.counted import Counted, Priced
 from ooc_cudnn.pipeline.loop_orders import different_orders
@@ -78,15 +80,21 @@ class SplitProblem:
         return {axis: self.candidates(axis) for axis in AXES}
 
     def _best(self, split: Split) -> Priced:
-        counts = {axis: len(ranges) for axis, ranges in self.chain.ranges(split).items()}
-        orders = different_orders(self.request.loop_orders, counts | {SWEEP: self.chain.sweeps})
         best: Priced | None = None
-        for order in orders:
-            found = self.counted(split, order).best(self.limit_bytes)
+        for counted in self.counts(split):
+            found = counted.best(self.limit_bytes)
             if best is None or self._rank(found) < self._rank(best):
                 best = found
         assert best is not None
         return best
+
+    def counts(self, split: Split) -> Iterator[Counted]:
+        """A split under every loop order that makes a difference; none where it is not legal."""
+        if self.chain.is_legal(split):
+            counts = {axis: len(ranges) for axis, ranges in self.chain.ranges(split).items()}
+            counts[SWEEP] = self.chain.sweeps
+            for order in different_orders(self.request.loop_orders, counts):
+                yield self.counted(split, order)
 
     def _rank(self, priced: Priced) -> tuple[int, float]:
         """Bytes over the limit, then seconds; the last digits of sums say nothing."""
