@@ -21,6 +21,7 @@ NAMES = [
     "functions",
     "fused",
     "chain_vgg",
+    "planning",
 ]
 
 

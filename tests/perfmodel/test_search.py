@@ -2,7 +2,8 @@
 
 import pickle
 from dataclasses import dataclass, replace
-from math import prod
+from itertools import product
+from math import prod, sin
 
 import pytest
 from hypothesis import given, settings
@@ -18,10 +19,12 @@ from perfmodel import (
     closed_form,
     default_candidates,
     exhaustive_search,
+    guided_search,
     local_search,
     ordered_search,
 )
 from perfmodel.problem import AXES
+from perfmodel.search_guided import caution
 
 LINK = Slowdown(1.1, 1.1)
 
@@ -166,6 +169,54 @@ def test_the_local_search_can_be_told_where_to_start():
     assert all(price.memory_bytes <= limit for price in found)
     with pytest.raises(ValueError, match="its n must be one of"):
         local_search(WHOLE, limit, Split(5, 32, 32, 64))
+
+
+@dataclass
+class Estimated(Convolution):
+    """The same, with estimates that are wrong by up to a fifth, and blind to what is illegal."""
+
+    wrong: float = 0.0
+
+    def promising(self, limit_bytes):
+        """Every split that is estimated to fit."""
+        found = []
+        for sizes in product(*(self.candidates(axis) for axis in AXES)):
+            split = Split(**dict(zip(AXES, sizes, strict=True)))
+            price = Convolution.price(self, split)
+            off = 1 + self.wrong * sin(prod(sizes))
+            if price.memory_bytes * off <= limit_bytes:
+                found.append((price.seconds * off or 1e-9, split))
+        return sorted(found, key=lambda each: each[0] * caution(self.extents, each[1]))
+
+
+@pytest.mark.parametrize("share", [2.0, 0.6, 0.3, 0.1, 0.03, 0.01])
+def test_the_guided_search_finds_the_best_by_few_prices(share):
+    limit = int(share * EVERYTHING)
+    best = exhaustive_search(Convolution(WHOLE.extents, at_most=7), limit).price.seconds
+    for wrong, within in ((0.0, 1.01), (0.05, 1.1), (0.2, 1.4)):
+        found = guided_search(Estimated(WHOLE.extents, at_most=7, wrong=wrong), limit)
+        assert found.price.memory_bytes <= limit
+        assert best * (1 - 1e-8) <= found.price.seconds <= within * best
+        assert found.examined <= 40
+
+
+def test_without_promises_the_guided_search_is_the_ordered_one():
+    class Silent(Convolution):
+        def promising(self, limit_bytes):
+            return ()
+
+    problem = Silent(WHOLE.extents)
+    assert guided_search(problem, EVERYTHING // 10) == ordered_search(WHOLE, EVERYTHING // 10)
+    with pytest.raises(InfeasibleError):
+        guided_search(problem, 10)
+
+
+def test_of_equally_fast_splits_the_one_with_fewer_cuts_is_taken():
+    whole = Split(4, 4, 4, 4)
+    splits = [Split(2, 4, 4, 4), Split(4, 4, 4, 2), Split(4, 2, 4, 4), Split(2, 2, 2, 2)]
+    counted = [caution(whole, split) for split in splits]
+    assert counted == sorted(counted)
+    assert 1 < counted[0] < counted[-1] < 1.01
 
 
 def outcome(search, problem, limit):

@@ -1,0 +1,97 @@
+"""What the planner finds is the best of all splits, layouts apart, and found quickly."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from splits import MAKERS, Split, loop_orders, make
+
+from benchmarks.planning_problems import arguments, drawn_sizes, problems, request
+from ooc_cudnn.functions.plan import FUNCTIONS
+from ooc_cudnn.operations.splittable import AXES
+from ooc_cudnn.pipeline.estimates import Grid
+from ooc_cudnn.pipeline.loop_orders import different_orders, legal_orders
+from ooc_cudnn.pipeline.planner import make_plan
+from ooc_cudnn.pipeline.pricing import SplitProblem
+from perfmodel import InfeasibleError, exhaustive_search, guided_search
+from perfmodel import Split as Sizes
+
+MACHINE = "h200"
+WITHIN = 1.01
+#: Five times what benchmarks/planning.py allows.
+SECONDS = 5 * 0.005
+
+
+def best_of(search, made, sizes):
+    """Predicted seconds; infinite where nothing fits."""
+    problem = SplitProblem(replace(made), made.layouts[0], 0, sizes)
+    try:
+        return search(problem, made.memory_limit).price.seconds
+    except InfeasibleError:
+        return math.inf
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize(("small", "count", "sizes"), [(True, 3, 6), (False, 2, 4)])
+def test_what_is_found_is_the_best_of_all_splits(function, small, count, sizes):
+    for _, share, made in problems((function,), count, 3, MACHINE, small=small):
+        best, found = (
+            best_of(search, made, sizes) for search in (exhaustive_search, guided_search)
+        )
+        assert best * (1 - 1e-6) <= found <= best * WITHIN or found == best, (
+            f"{share} of the data, {made.chain.extents}"
+        )
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_estimates_are_close_to_prices(function):
+    ((_, _, made),) = problems((function,), 1, 4, MACHINE)
+    made = replace(made, memory_limit=2**60)
+    problem = SplitProblem(made, made.layouts[0], 0, 4)
+    grid = Grid(made, made.layouts[0], problem.sizes)
+    seconds = np.minimum.reduce([grid.seconds(order, 2**60) for order in grid.orders])
+    errors = []
+    for at in np.ndindex(*grid.shape):
+        sizes = {axis: grid.sizes[axis][i] for axis, i in zip(AXES, at, strict=True)}
+        price = problem.price(Sizes(**sizes))
+        if price.legal and np.isfinite(seconds[at]):
+            errors.append(abs(math.log(seconds[at] / price.seconds)))
+    assert np.median(errors) < 0.02
+    assert np.quantile(errors, 0.9) < 0.15
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_a_search_takes_milliseconds(function):
+    random, times = np.random.default_rng(5), []
+    for _ in range(4):
+        made = request(function, 0.5, MACHINE, **arguments(function, drawn_sizes(random)))
+        begin = time.process_time()
+        make_plan(made)
+        times.append(time.process_time() - begin)
+    assert min(times[1:]) < SECONDS
+
+
+@pytest.mark.parametrize("name", list(MAKERS)[::7])
+def test_loop_orders_are_legal_and_none_that_matters_is_missing(name):
+    call = Split(make(name)).splittable
+    everything, chosen = set(loop_orders(call)), legal_orders(call)
+    assert chosen[0] == call.loop_order
+    assert set(chosen) <= everything | {call.loop_order}
+    # On which operands each loop depends tells what is loaded how often.
+    axes = [found.axes for found in call.operands.values()]
+
+    def seen(order):
+        loops = [axis for axis in order if getattr(call.extents, axis, 2) > 1]
+        return tuple(tuple(axis in of for of in axes) for axis in loops)
+
+    assert {seen(order) for order in everything} == {seen(order) for order in chosen}
+
+
+def test_loops_of_one_piece_are_no_loops():
+    orders = (("n", "c_y", "h_y", "c_x"), ("c_y", "n", "h_y", "c_x"))
+    assert different_orders(orders, {"n": 3, "c_y": 1, "h_y": 2, "c_x": 1}) == orders[:1]
+    assert different_orders(orders, {"n": 3, "c_y": 2, "h_y": 1, "c_x": 1}) == orders
