@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 from .linear import Line
@@ -145,19 +145,24 @@ def convolution_work(
     x_bytes, w_bytes, y_bytes : float
         Of the data (or its gradient), of the filters and of the result.
     """
-    sizes = {"n": n, "output_sites": output_sites, "window_sites": window_sites, "groups": groups}
-    tiled_c_x = -(-(c_x // groups) // TILE_CHANNELS) * TILE_CHANNELS * groups
-    narrow = partial(convolution_flops, c_x=c_x, c_y=c_y, **sizes)
-    wide = partial(convolution_flops, c_x=tiled_c_x, c_y=c_y, **sizes)
+    flops = convolution_flops(n, c_x, c_y, output_sites, window_sites, groups)
+    # 2 * n * (hY * wY) * (rW * sW) * cX / groups * cY, in all groups
+    products = 2 * n * output_sites * window_sites * groups
+    narrow_x, wide_x = c_x // groups, _stepped(c_x // groups, TILE_CHANNELS)
+    narrow_y, wide_y = (_stepped(c_y // groups, step) for step in (32, TILE_CHANNELS))
     features = {
-        "flops_y128": narrow(channel_step=TILE_CHANNELS),
-        "flops_x128": wide(),
-        "flops_x128_y128": wide(channel_step=TILE_CHANNELS),
+        "flops_y128": float(products * narrow_x * wide_y),
+        "flops_x128": float(products * wide_x * narrow_y),
+        "flops_x128_y128": float(products * wide_x * wide_y),
         "x_bytes": x_bytes,
         "y_bytes": y_bytes,
         "sites": float(n * output_sites),
     }
-    return Work(key, narrow(), x_bytes + w_bytes + y_bytes, features, problem)
+    return Work(key, flops, x_bytes + w_bytes + y_bytes, features, problem)
+
+
+def _stepped(channels: int, step: int) -> int:
+    return -(-channels // step) * step
 
 
 def pass_work(

@@ -42,7 +42,9 @@ class Link(NamedTuple):
 class Grid:
     """Every split made of some piece sizes, largest first on each axis."""
 
-    def __init__(self, request: Request, layout: str, sizes: Sizes) -> None:
+    def __init__(
+        self, request: Request, layout: str, sizes: Sizes, looked_at: Sizes | None = None
+    ) -> None:
         self.request, self.call, self.sizes = request, request.chain, sizes
         self.shape = tuple(len(sizes[axis]) for axis in AXES)
         self.ranges = {
@@ -52,7 +54,7 @@ class Grid:
             axis: self._along(axis, [len(cut) for cut in self.ranges[axis]]) for axis in AXES
         }
         self.pieces = _product(self.counts.values())
-        model = PieceModel(request.piece_costs(layout), sizes)
+        model = PieceModel(request.piece_costs(layout), sizes, looked_at)
         self.memory = {name: values[np.newaxis] for name, values in model.memory.items()}
         self.compute_seconds: Values = (
             self.pieces * model.launch_seconds + model.work_seconds + model.completing_seconds
@@ -281,7 +283,10 @@ class Grid:
     @property
     def floor_seconds(self) -> float:
         """About what no split can be faster than: it all crosses the link once, and is computed."""
-        return max(self.request.link_floor_seconds, float(self.compute_seconds.min()))
+        floor = self.request.floor
+        # one piece comes in before the first is computed, and one leaves after the last
+        ends = (floor.streamed_in + floor.streamed_out) / self.pieces
+        return max(floor.seconds, float((self.compute_seconds + ends).min()))
 
     # The best -----------------------------------------------------------------------------------
 

@@ -44,6 +44,14 @@ ELEMENTS, BYTES = "largest elements", "largest bytes"
 class PieceModel:
     """Pieces of all splits that are made of some sizes, as arrays with the axes n, c_y, h_y, c_x.
 
+    Parameters
+    ----------
+    costs : PieceCosts
+    sizes : mapping from axis to tuple of int
+        Largest first.
+    looked_at : mapping from axis to tuple of int, optional
+        Sizes of the pieces that the others are told from; `sizes` when left out.
+
     Attributes
     ----------
     launch_seconds, work_seconds : array
@@ -54,8 +62,9 @@ class PieceModel:
         Bytes of each block; and the elements and bytes of the largest buffer.
     """
 
-    def __init__(self, costs: PieceCosts, sizes: Sizes) -> None:
+    def __init__(self, costs: PieceCosts, sizes: Sizes, looked_at: Sizes | None = None) -> None:
         self.call, self.costs, self.sizes = costs.call, costs, sizes
+        self.looked_at = looked_at or sizes
         shape = tuple(len(sizes[axis]) for axis in AXES)
         self.launch_seconds, self.work_seconds, self.completing_seconds = np.zeros((3, *shape))
         self.memory: dict[str, Values] = {}
@@ -100,13 +109,17 @@ class PieceModel:
         sizes = {axis: self.sizes[axis][part[axis]] for axis in AXES}
         cut = [axis for axis in call.reduced if sizes[axis][0] < getattr(call.extents, axis)]
         place = MIDDLE if cut else ALONE
-        largest = self._first_legal(sizes)
-        smallest = self._first_legal({axis: sizes[axis][::-1] for axis in AXES})
+        known = {axis: self._known(axis, part[axis]) for axis in AXES}
+        largest = self._first_legal(known)
+        smallest = self._first_legal({axis: known[axis][::-1] for axis in AXES})
         if largest is None or smallest is None:
             return
         least = self.probe(smallest, place)
         most = self.probe(largest, place)
-        lines = {axis: self._line(axis, sizes, largest, place, least.seconds) for axis in AXES}
+        lines = {
+            axis: self._line(axis, sizes[axis], known, largest, place, least.seconds)
+            for axis in AXES
+        }
         beside = max(most.seconds - least.seconds, 0.0)
         where = tuple(part[axis] for axis in AXES)
         self.launch_seconds[where] = least.seconds
@@ -131,28 +144,37 @@ class PieceModel:
             if extra > 0 and name not in (ELEMENTS, BYTES):
                 self.memory.setdefault(name, np.zeros(shape))[where] += extra * shares
 
+    def _known(self, axis: str, part: slice) -> tuple[int, ...]:
+        """Sizes that are looked at, of those in a part: cut where these are cut."""
+        known, extent = self.looked_at[axis], getattr(self.call.extents, axis)
+        if part == slice(0, len(self.sizes[axis])):
+            return known
+        cut = self.sizes[axis][part][0] < extent
+        return tuple(size for size in known if (size < extent) == cut) or known[-1:]
+
     def _line(
         self,
         axis: str,
-        sizes: Sizes,
+        sizes: tuple[int, ...],
+        known: Sizes,
         largest: Mapping[str, int],
         place: Accumulation,
         launch_seconds: float,
     ) -> Line:
         """The line along an axis: about the same in all parts that hold the same pieces of it."""
         # Between a few rows and many all is linear; of channels, kernels take steps.
-        ends = tuple(dict.fromkeys((sizes[axis][0], sizes[axis][-1])))
-        looked_at = sizes[axis] if axis in CHANNELS else ends
-        beside = self._first_legal({**sizes, axis: looked_at[-1:]}) or largest
+        ends = tuple(dict.fromkeys((known[axis][0], known[axis][-1])))
+        looked_at = known[axis] if axis in CHANNELS else ends
+        beside = self._first_legal({**known, axis: looked_at[-1:]}) or largest
         beside = {**beside, axis: largest[axis]}
         looked_at = tuple(size for size in looked_at if self._may_be({**beside, axis: size}))
-        key = axis, sizes[axis], looked_at, largest[axis]
+        key = axis, sizes, looked_at, largest[axis]
         if key not in self._lines:
             probes = {
                 self._length(axis, size): self.probe({**beside, axis: size}, place)
                 for size in looked_at
             }
-            cuts = [self.call.axis_ranges(axis, size) for size in (largest[axis], *sizes[axis])]
+            cuts = [self.call.axis_ranges(axis, size) for size in (largest[axis], *sizes)]
             self._lines[key] = Line(cuts, probes, self.probe(beside, place), launch_seconds)
         return self._lines[key]
 

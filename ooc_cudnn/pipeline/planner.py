@@ -16,7 +16,7 @@ from ooc_cudnn.operations.splittable import AXES, Buffer, Launch
 from ooc_cudnn.pipeline.plan import Alternative, Plan
 from ooc_cudnn.pipeline.pricing import Priced, Request, SplitProblem, aligned
 from ooc_cudnn.pipeline.promising import NEAR_THE_FLOOR
-from perfmodel import InfeasibleError, Price, Split, binding_stage
+from perfmodel import InfeasibleError, Price, Split, binding_stage, closed_form
 from perfmodel.search_guided import guided_search
 
 #: How often the search is repeated with less memory when the device asks for workspace.
@@ -151,8 +151,8 @@ def _search(request: Request, reserved_bytes: int, split: Split | None) -> Plan 
     best: tuple[str, Split, Priced, float] | None = None
     alternatives: list[Alternative] = []
     for layout in request.different_layouts:
-        if best is not None and best[3] <= request.link_floor_seconds * NEAR_THE_FLOOR:
-            break  # the link binds, in whichever layout it is computed
+        if best is not None and _link_binds(request, best[2]):
+            break  # in whichever layout it is computed
         problem = SplitProblem(request, layout, reserved_bytes)
         try:
             found, others = _find(problem, split)
@@ -196,6 +196,12 @@ def _search(request: Request, reserved_bytes: int, split: Split | None) -> Plan 
             other for other in alternatives if (other.split, other.layout) != (found, layout)
         )[:4],
     )
+
+
+def _link_binds(request: Request, priced: Priced) -> bool:
+    """Whether a call would take as long if nothing had to be computed."""
+    copies = replace(priced.cost, compute_seconds=0.0, first_compute=0.0, last_compute=0.0)
+    return priced.price.seconds <= closed_form(copies, request.slowdown) * NEAR_THE_FLOOR
 
 
 def _find(

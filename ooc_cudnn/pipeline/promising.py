@@ -16,7 +16,9 @@ from perfmodel.search_guided import caution
 #: Splits of each grid that may be priced.
 KEPT = 12
 #: Sizes of an axis that are looked at first where all axes are cut.
-COARSE = 6
+COARSE = 5
+#: And then, between those beside the best.
+FINE = 7
 #: So much slower than the floor is as fast as can be.
 NEAR_THE_FLOOR = 1.004
 
@@ -31,12 +33,12 @@ def promising_splits(request: Request, layout: str, sizes: Sizes, limit_bytes: i
     best = min(found.values(), default=float("inf"))
     if whole == sizes or best <= grid.floor_seconds * NEAR_THE_FLOOR:
         return _ranked(found, request)
-    coarse = {axis: _thinned(sizes[axis]) for axis in AXES}
+    coarse = {axis: _thinned(sizes[axis], COARSE) for axis in AXES}
     rough = dict(_splits(Grid(request, layout, coarse), limit_bytes))
     found |= rough
     for split in sorted(rough, key=lambda split: rough[split])[:1]:
         around = {axis: _around(getattr(split, axis), sizes[axis], coarse[axis]) for axis in AXES}
-        found |= _splits(Grid(request, layout, around), limit_bytes)
+        found |= _splits(Grid(request, layout, around, coarse), limit_bytes)
     return _ranked(found, request)
 
 
@@ -50,16 +52,16 @@ def _ranked(found: dict[Split, float], request: Request) -> Promising:
     return tuple((found[split], split) for split in ranked)
 
 
-def _thinned(sizes: tuple[int, ...]) -> tuple[int, ...]:
+def _thinned(sizes: tuple[int, ...], count: int) -> tuple[int, ...]:
     """Some of the sizes, evenly, the largest and the smallest among them."""
-    if len(sizes) <= COARSE:
+    if len(sizes) <= count:
         return sizes
-    step = (len(sizes) - 1) / (COARSE - 1)
-    return tuple(sizes[round(at * step)] for at in range(COARSE))
+    step = (len(sizes) - 1) / (count - 1)
+    return tuple(sizes[round(at * step)] for at in range(count))
 
 
 def _around(size: int, sizes: tuple[int, ...], coarse: tuple[int, ...]) -> tuple[int, ...]:
-    """The sizes from the next larger coarse one to the next smaller."""
+    """Some of the sizes from the next larger coarse one to the next smaller."""
     at = coarse.index(size)
     high, low = coarse[max(at - 1, 0)], coarse[min(at + 1, len(coarse) - 1)]
-    return tuple(each for each in sizes if low <= each <= high)
+    return _thinned(tuple(each for each in sizes if low < each < high or each == size), FINE)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from ooc_cudnn.operations.splittable import AXES, Piece, Splittable
 from ooc_cudnn.pipeline.loop_orders import LoopOrder, legal_orders
@@ -31,6 +31,38 @@ def aligned(count: int) -> int:
     (256, 256)
     """
     return -(-count // ALIGNMENT) * ALIGNMENT
+
+
+class Floor(NamedTuple):
+    """What a call takes at least, if every operand that cannot stay in place crosses the link once.
+
+    Attributes
+    ----------
+    copy_in, copy_out : float
+        Seconds of each direction, beside the other.
+    streamed_in, streamed_out : float
+        Seconds that operands which flow by in pieces take alone.
+    start_in, start_out : float
+        Seconds that the copies of one piece take to start.
+    """
+
+    copy_in: float
+    copy_out: float
+    streamed_in: float
+    streamed_out: float
+    start_in: float
+    start_out: float
+
+    @property
+    def seconds(self) -> float:
+        """Of k pieces, each starts its copies, and one has nothing to overlap with."""
+        return min(
+            max(
+                self.copy_in + self.start_in * pieces + self.streamed_out / pieces,
+                self.copy_out + self.start_out * pieces + self.streamed_in / pieces,
+            )
+            for pieces in (2 ** (power / 4) for power in range(80))
+        )
 
 
 @dataclass(frozen=True)
@@ -121,13 +153,9 @@ class Request:
         return self.machine.transfer.mean_slowdown(ways["in"], ways["out"])
 
     @cached_property
-    def link_floor_seconds(self) -> float:
-        """About what no split can be faster than: all operands cross the link once, in pieces.
-
-        Of k pieces, each costs the start of its copies, and one has nothing to overlap with.
-        """
-        alone, starts = {"in": 0.0, "out": 0.0}, {"in": 0.0, "out": 0.0}
-        streamed = {"in": 0.0, "out": 0.0}
+    def floor(self) -> Floor:
+        """What the link takes at least."""
+        alone, streamed, starts = ({"in": 0.0, "out": 0.0} for _ in range(3))
         ways = [("in", name) for name in self.chain.loaded]
         ways += [("out", name) for name in self.chain.results]
         for way, name in ways:
@@ -139,14 +167,8 @@ class Request:
             if name in self.chain.streamed:
                 streamed[way] += one
                 starts[way] += two - one
-        copy_in, copy_out = self.slowdown.together(alone["in"], alone["out"])
-        return min(
-            max(
-                copy_in + starts["in"] * pieces + streamed["out"] / pieces,
-                copy_out + starts["out"] * pieces + streamed["in"] / pieces,
-            )
-            for pieces in (2 ** (power / 4) for power in range(80))
-        )
+        together = self.slowdown.together(alone["in"], alone["out"])
+        return Floor(*together, streamed["in"], streamed["out"], starts["in"], starts["out"])
 
     def copy_seconds(
         self, direction: Literal["in", "out"], name: str, host_bytes: int, copies: int
