@@ -9,27 +9,40 @@ from __future__ import annotations
 
 import datetime
 import statistics
+import time
 from collections import defaultdict
 from collections.abc import Mapping
 
 from ooc_cudnn.calibration_compute import ComputeMeasurements
 from ooc_cudnn.calibration_link import LinkMeasurements
+from ooc_cudnn.calibration_steps import step_seconds
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.functions.call import forget_calls
 from ooc_cudnn.machines import machine_for, machine_path
-from ooc_cudnn.measuring import Bench, Timing, make_bench
+from ooc_cudnn.measuring import Bench, Group, Timing, make_bench
 from ooc_cudnn.memory.limit import limit_bytes
 from ooc_cudnn.progress import reporter
 from ooc_cudnn.settings import current
 from ooc_cudnn.settings_table import Progress
-from perfmodel import ComputeModel, FitError, Line, MachineModel, TransferModel, fit
+from perfmodel import (
+    ComputeModel,
+    FitError,
+    Line,
+    MachineModel,
+    Samples,
+    TransferModel,
+    fit_samples,
+    shipped,
+)
 from perfmodel.linear import NO_FEATURES
 
 __all__ = ["calibrate", "machine_for"]
 
-#: A line is refused if the timings of its typical sample lie further than this from their median.
-TOO_NOISY = 0.5
+#: A line is refused if the timings of its typical sample lie further than this from their median:
+#: disturbances that spread them so far make the fit about half as slow again. (Files are on disks
+#: that others use.)
+TOO_NOISY, TOO_NOISY_FILES = 0.25, 0.5
 
 
 def calibrate(
@@ -84,7 +97,7 @@ def calibrate(
     return model
 
 
-class _Samples:
+class _Measured:
     """What was measured for one line."""
 
     def __init__(self) -> None:
@@ -92,14 +105,30 @@ class _Samples:
         self.timings: list[Timing] = []
         self.features: list[Mapping[str, float]] = []
 
+    @property
+    def spread(self) -> float:
+        """How far the timings of a typical sample varied."""
+        return statistics.median(timing.spread for timing in self.timings)
+
+    def samples(self) -> Samples:
+        """In columns, as the model keeps them."""
+        names = sorted(set().union(*self.features))
+        return Samples(
+            tuple(self.work),
+            tuple(float(f"{timing.seconds:.5g}") for timing in self.timings),
+            {name: tuple(held.get(name, 0.0) for held in self.features) for name in names},
+        )
+
 
 class _Calibration:
     """The measurements of one calibration, in the order in which they are made."""
 
     def __init__(self, bench: Bench, *, quick: bool) -> None:
-        self.device = bench.device
-        self.samples: defaultdict[str, _Samples] = defaultdict(_Samples)
+        self.bench, self.device = bench, bench.device
+        self.measured: defaultdict[str, _Measured] = defaultdict(_Measured)
         self.quality: dict[str, dict[str, float]] = {}
+        self.facts: dict[str, float] = {}
+        self.step = Timing(0.0, 0.0)
         self.link = LinkMeasurements(bench, self.record, quick=quick)
         self.compute = ComputeMeasurements(bench, self.record, quick=quick)
 
@@ -107,26 +136,43 @@ class _Calibration:
         self, key: str, work: float, timing: Timing, features: Mapping[str, float] = NO_FEATURES
     ) -> None:
         """Keep a sample of a line."""
-        samples = self.samples[key]
-        samples.work.append(work)
-        samples.timings.append(timing)
-        samples.features.append(features)
+        found = self.measured[key]
+        found.work.append(work)
+        found.timings.append(timing)
+        found.features.append(features)
 
     def measure(self, progress: Progress) -> None:
         """Make all measurements, and tell how far they are by the time they should take."""
         groups = [*self.link.groups(), *self.compute.groups()]
+        groups.append(Group("issuing steps", 0.3, self.steps))
         seconds = sum(group.seconds for group in groups)
-        done = 0.0
+        done, began = 0.0, time.perf_counter()
         with reporter(progress, total=100, label="calibrate", predicted_seconds=seconds) as report:
+            first = self.references()
             for group in groups:
                 group.measure()
                 done += group.seconds
                 report.update(round(100 * done / seconds))
+            self.link.close()
+            for name, after in self.references().items():
+                self.facts[f"drift_of_{name}_share"] = after / first[name] - 1.0
+        self.facts["calibration_seconds"] = round(time.perf_counter() - began, 1)
+
+    def steps(self) -> None:
+        """Measure how long the host takes to issue a step."""
+        self.step = step_seconds(self.bench)
+        self.quality["steps"] = {"spread": self.step.spread}
+
+    def references(self) -> dict[str, float]:
+        """Seconds of a copy and of a launch, which are the same while no clock drifts."""
+        found = {"copy_in": self.link.reference(), "compute": self.compute.reference()}
+        return {name: seconds for name, seconds in found.items() if seconds}
 
     def model(self, progress: Progress) -> MachineModel:
         """Measure everything, and fit it."""
         self.measure(progress)
-        lines = {key: self.line(key, found) for key, found in self.samples.items()}
+        samples = {key: found.samples() for key, found in self.measured.items()}
+        lines = {key: self.line(key, held) for key, held in samples.items()}
         copies: dict[str, dict[str, Line]] = {"copy_in": {}, "copy_out": {}}
         for key in [key for key in lines if key.startswith("copy_")]:
             direction, placement = key.split("/")
@@ -138,26 +184,33 @@ class _Calibration:
         return MachineModel(
             name=identity.get("gpu", self.device.name),
             identity=identity,
-            transfer=TransferModel(copies["copy_in"], copies["copy_out"], self.link.slowdowns()),
+            transfer=TransferModel(copies["copy_in"], copies["copy_out"], self.link.slowdowns),
             compute=ComputeModel(self.compute.with_stand_ins(lines)),
+            step_seconds=float(f"{self.step.seconds:.5g}"),
             calibrated=datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
             quality=self.quality | self.link.quality,
+            samples=samples | self.link.samples,
+            facts=self.facts | self.link.facts,
         )
 
-    def line(self, key: str, found: _Samples) -> Line:
+    def line(self, key: str, samples: Samples) -> Line:
         """Fit one line, and keep how good it is."""
-        spread = statistics.median(timing.spread for timing in found.timings)
-        name = f"{key} on {self.device.name}"
-        if spread > TOO_NOISY:
+        spread, name = self.measured[key].spread, f"{key} on {self.device.name}"
+        if spread > (TOO_NOISY_FILES if key.endswith("/disk") else TOO_NOISY):
             raise FitError(
                 f"{name}: timings vary by {spread:.0%} from batch to batch; something else uses "
                 "the machine, so calibrate again when it is quiet"
             )
-        names = sorted(set().union(*found.features))
-        features = {name: [held.get(name, 0.0) for held in found.features] for name in names}
         try:
-            fitted = fit(found.work, [timing.seconds for timing in found.timings], features)
+            fitted = fit_samples(samples, self.like(key))
         except FitError as error:
             raise FitError(f"{name}: {error}") from error
         self.quality[key] = {**fitted.quality(), "spread": spread}
         return fitted.line
+
+    def like(self, key: str) -> Line | None:
+        """The line of a shipped machine that is scaled where samples are few; none of a copy."""
+        if key.startswith("copy_"):
+            return None
+        known = shipped("host" if self.device.kind == "host" else "h200").compute
+        return known.lines[known.nearest_key(key)]

@@ -18,7 +18,7 @@ from ooc_cudnn.calibration_shapes import (
 )
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.functions.plan import described
-from ooc_cudnn.measuring import Bench, Group, Recorder
+from ooc_cudnn.measuring import Bench, Group, Recorder, Timing
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.convolution_backward import (
     ConvolutionBackwardData,
@@ -65,6 +65,8 @@ class ComputeMeasurements:
             bench.device, bench.limit_bytes, batches=BATCHES, batch_seconds=BATCH_SECONDS
         )
         self.record, self.device = record, bench.device
+        #: Where device memory was filled with random numbers: address and bytes.
+        self.filled = (0, 0)
         on_host = self.device.kind == "host"
         self.pool = HOST_POOL if on_host else GPU_POOL
         counts = QUICK_COUNTS if quick else HOST_COUNTS if on_host else GPU_COUNTS
@@ -126,26 +128,44 @@ class ComputeMeasurements:
 
     def measure(self, launches: partial[Launches], dtype: str) -> None:
         """Time launches on random numbers; those that the memory limit excludes are left out."""
-        filled = (0, 0)
+        self.filled = (0, 0)
         for launch, buffers in launches():
-            sizes = {name: aligned(buffer.nbytes) for name, buffer in buffers.items()}
-            held = sum(sizes.values())
-            if not self.bench.fits(held):
-                continue
-            scratch = self.bench.workspace(launch, buffers, held)
-            if scratch is None:
-                continue
-            base = self.bench.reserve(held + aligned(scratch))
-            if base != filled[0] or held > filled[1]:
-                # Results of earlier launches are random enough to be the inputs of later ones.
-                self.bench.fill(base, held, dtype)
-                filled = base, held
-            pointers, at = {}, base
-            for name, size in sizes.items():
-                pointers[name], at = at, at + size
-            work = launch.operation.work()
-            timing = self.bench.launch(launch, buffers, pointers, (at, scratch))
-            self.record(work.key, work.amount, timing, work.features)
+            timing = self._timing(launch, buffers, dtype)
+            if timing is not None:
+                work = launch.operation.work()
+                self.record(work.key, work.amount, timing, work.features)
+
+    def _timing(self, launch: Launch, buffers: Mapping[str, Buffer], dtype: str) -> Timing | None:
+        sizes = {name: aligned(buffer.nbytes) for name, buffer in buffers.items()}
+        held = sum(sizes.values())
+        if not self.bench.fits(held):
+            return None
+        scratch = self.bench.workspace(launch, buffers, held)
+        if scratch is None:
+            return None
+        base = self.bench.reserve(held + aligned(scratch))
+        if base != self.filled[0] or held > self.filled[1]:
+            # Results of earlier launches are random enough to be the inputs of later ones.
+            self.bench.fill(base, held, dtype)
+            self.filled = base, held
+        pointers, at = {}, base
+        for name, size in sizes.items():
+            pointers[name], at = at, at + size
+        return self.bench.launch(launch, buffers, pointers, (at, scratch))
+
+    def reference(self) -> float | None:
+        """Seconds of one convolution that is measured first and last, to see clocks drift.
+
+        None where the memory limit leaves no room for any.
+        """
+        dtype, tf32 = arithmetic(self.device)[0]
+        layout = self.device.layouts(dtype)[0]
+        self.filled = (0, 0)
+        for launch, buffers in self.convolutions(dtype, layout, DIRECTIONS[0], tf32):
+            timing = self._timing(launch, buffers, dtype)
+            if timing is not None:
+                return timing.seconds
+        return None
 
 
 def convolution_launch(

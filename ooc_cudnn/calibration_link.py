@@ -1,23 +1,41 @@
-"""What a calibration measures of the link: copies of pieces by placement, and both ways at once."""
+"""What a calibration measures of the link: copies by placement and size, one way and both ways.
+
+What is measured is the steady state of pieces that follow each other through more host memory than
+any processor cache holds. One way and both ways take turns, so that their ratio, the slowdown, does
+not depend on when they were measured.
+"""
 
 from __future__ import annotations
 
-import functools
-import os
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
+import statistics
+import time
+from collections.abc import Sequence
+from functools import partial
+from itertools import product
 
 import numpy as np
 
-from ooc_cudnn.machines import cache_directory
-from ooc_cudnn.measuring import DUPLEX_BATCHES, Bench, Group, Recorder
-from ooc_cudnn.memory.arrays import reserve_file
-from perfmodel import Slowdown
+from ooc_cudnn.calibration_files import FileCopies
+from ooc_cudnn.devices.base import HostArray
+from ooc_cudnn.measuring import Bench, Group, Measure, Recorder, Timing
+from perfmodel import Samples, Slowdown
 
 MIB = 2**20
+DIRECTIONS = ("copy_in", "copy_out")
+
+#: Bytes of pieces, and of pieces of files; for a quick calibration, the second of each.
+GPU_SIZES = tuple(MIB * n for n in (1, 4, 16, 32, 64, 128)), tuple(MIB * n for n in (1, 16, 32))
+HOST_SIZES = tuple(MIB * n // 4 for n in (1, 4, 16, 32, 64, 128)), (MIB // 4, 2 * MIB, 8 * MIB)
+FILE_SIZES = tuple(MIB * n for n in (1, 4, 8, 16)), tuple(MIB * n for n in (1, 4, 16))
+#: Bytes of plain memory each way: several times a processor cache.
+GPU_PAGEABLE, HOST_PAGEABLE = (512 * MIB, 256 * MIB), 64 * MIB
+#: Pieces from this size on say how much the directions slow each other down: they are what calls
+#: move, and what each copy costs beside its bytes no longer counts.
+GPU_LARGE, HOST_LARGE = 16 * MIB, MIB
+#: Most copies of a batch.
+MOST_COPIES = 128
+#: Rows of the strided copy, and what is page-locked at once.
+STRIDED_ROW_BYTES, PIN_BYTES = 4096, 64 * MIB
 
 
 class LinkMeasurements:
@@ -33,135 +51,196 @@ class LinkMeasurements:
 
     Attributes
     ----------
-    slowdown : float
-        How much longer copies take while the other direction is busy; 1 until it is measured.
-    quality : dict
-        Of what is no line.
+    slowdowns : dict
+        Of each pair of placements, as `TransferModel` has them.
+    quality, samples, facts : dict
+        Of what is no line, as `MachineModel` has them.
     """
 
     def __init__(self, bench: Bench, record: Recorder, *, quick: bool) -> None:
         self.bench, self.record, self.device = bench, record, bench.device
-        self.slowdown = 1.0
+        on_host = self.device.kind == "host"
+        sizes = (HOST_SIZES if on_host else GPU_SIZES)[1 if quick else 0]
+        pageable = HOST_PAGEABLE if on_host else GPU_PAGEABLE[1 if quick else 0]
+        self.large = HOST_LARGE if on_host else GPU_LARGE
+        # the smallest, where none fits, then says what it lacks
+        self.sizes = tuple(size for size in sizes if bench.fits(2 * size)) or sizes[:1]
+        self.bytes_each_way = {"pinned": 2 * self.sizes[-1], "pageable": pageable}
+        self.files = FileCopies(bench, record, FILE_SIZES[1 if quick else 0])
+        self.host: dict[str, dict[str, HostArray]] = {}
+        self.alone: dict[tuple[str, str, int], Timing] = {}
+        self.slowdowns: dict[str, Slowdown] = {}
         self.quality: dict[str, dict[str, float]] = {}
-        copies = (1, 4, 16) if quick else (1, 2, 4, 16, 32, 64)
-        through_files = (1, 2, 4) if quick else (1, 4, 8, 16)
-        self.copy_bytes = tuple(size * MIB for size in copies)
-        self.disk_bytes = tuple(size * MIB for size in through_files)
-        self.file_bytes = (24 if quick else 96) * MIB
-
-    def slowdowns(self) -> dict[str, Slowdown]:
-        """What `TransferModel` needs of both ways at once."""
-        return {"pinned/pinned": Slowdown(self.slowdown, self.slowdown)}
+        self.samples: dict[str, Samples] = {}
+        self.facts: dict[str, float] = {}
 
     def groups(self) -> list[Group]:
-        """What is to be measured, one after the other."""
-        return [
-            Group("pinned copies", 1.0, self.pinned),
-            Group("pageable copies", 1.0, self.pageable),
-            Group("copies of files", 1.0, self.files),
+        """What is to be measured, in this order."""
+        bench, each = self.bench, len(self.sizes) * len(DIRECTIONS)
+        batch = 1.5 * bench.batches * bench.batch_seconds
+        moved = self.bytes_each_way["pageable"] / 2**30
+        found = [
+            Group("host memory", 2.0 * moved, self.prepare),
+            Group("pinned copies", 1.5 * each * batch, partial(self.same, "pinned")),
+            Group("pageable copies", 1.5 * each * batch, partial(self.same, "pageable")),
+            Group("copies of both kinds", 4 * batch, self.mixed),
+            Group("strided copies", 4 * batch, self.strided),
         ]
+        if self.device.kind != "host":  # there, nothing needs page-locking to be copied
+            found.append(Group("page-locking", 0.5 * moved, self.page_locking))
+        found.append(Group("copies of files", 2.0 * self.files.seconds, self.files.measure))
+        return found
 
-    def pinned(self) -> None:
-        """Measure copies of pinned memory, and how the two directions slow each other down."""
-        sizes = self._copy_sizes()
-        host = self.device.allocate_pinned(2 * sizes[-1]).view(np.float32)
-        self._link("pinned", host, sizes)
-        other = self.device.allocate_pinned(2 * sizes[-1]).view(np.float32)
-        other[...] = 0
-        base, elements = self.bench.reserve(2 * sizes[-1]), sizes[-1] // 4
-        copy_in = self.bench.copy("copy_in", base, host, elements)
-        copy_out = self.bench.copy("copy_out", base + sizes[-1], other, elements)
-        found = self.bench.slowdown(
-            copy_in,
-            copy_out,
-            self.bench.time("copy_in", copy_in).seconds,
-            self.bench.time("copy_out", copy_out).seconds,
-        )
-        self.quality["duplex"] = {"spread": found.spread, "samples": float(DUPLEX_BATCHES)}
-        self.slowdown = found.seconds
+    def prepare(self) -> None:
+        """Allocate host memory for copies each way, and touch every page of it."""
+        base = self._reserve()
+        for placement, count in self.bytes_each_way.items():
+            self.host[placement] = {}
+            for direction in DIRECTIONS:
+                began = time.perf_counter()
+                memory = (
+                    self.device.allocate_pinned(count).view(np.float32)
+                    if placement == "pinned"
+                    else np.empty(count // 4, np.float32)
+                )
+                if placement == "pinned" and self.device.kind != "host":
+                    spent = time.perf_counter() - began
+                    self.facts["allocate_pinned_bytes_per_second"] = count / max(spent, 1e-9)
+                self.host[placement][direction] = memory
+                size = self.sizes[-1]
+                copy = self.bench.copy("copy_out", base, memory, size // 4)
+                touching = [copy(index) for index in range(-(-count // size))]
+                self.bench.steps({"copy_out": touching}, staged=placement != "pinned")
 
-    def pageable(self) -> None:
-        """Measure copies of plain NumPy memory."""
-        sizes = self._copy_sizes()
-        self._link("pageable", np.zeros(2 * sizes[-1] // 4, np.float32), sizes)
+    def close(self) -> None:
+        """Let the host memory go."""
+        self.host.clear()
 
-    def _copy_sizes(self) -> tuple[int, ...]:
-        sizes = tuple(size for size in self.copy_bytes if self.bench.fits(2 * size))
-        return sizes or self.copy_bytes[:1]  # which then says what it lacks
+    def reference(self) -> float:
+        """Seconds of one copy that is measured first and last, to see whether clocks drift."""
+        size = min(self.sizes[-1], GPU_LARGE)
+        host = self.device.allocate_pinned(2 * size).view(np.float32)
+        host[:] = 0
+        base = self.bench.reserve(size)
+        return self.bench.time("copy_in", self.bench.copy("copy_in", base, host, size // 4)).seconds
 
-    def _link(self, placement: str, host: Any, sizes: tuple[int, ...]) -> None:
-        base, staged = self.bench.reserve(sizes[-1]), placement != "pinned"
-        # Out first: it touches every page of the host's memory, and then of the device's.
-        for direction in ("copy_out", "copy_in"):
-            whole = self.bench.copy(direction, base, host, sizes[-1] // 4)
-            self.bench.steps({direction: [whole(0), whole(1)]}, staged=staged)
-            for size in sizes:
-                action = self.bench.copy(direction, base, host, size // 4)
-                timing = self.bench.time(direction, action, staged=staged)
+    # Copies ------------------------------------------------------------------------------------
+
+    def same(self, placement: str) -> None:
+        """Measure copies of pinned memory, or of plain memory: in, out, and both at once."""
+        kinds = [("copy_in",), ("copy_out",), DIRECTIONS]
+        wanted = list(product(self.sizes, kinds))
+        measures = [
+            self._copies(dict.fromkeys(directions, placement), size)
+            for size, directions in wanted
+        ]
+        both: list[tuple[int, dict[str, Timing]]] = []
+        for (size, directions), found in zip(wanted, self.bench.in_turns(measures), strict=True):
+            if len(directions) == 2:
+                both.append((size, found))
+                continue
+            for direction, timing in found.items():
+                self.alone[direction, placement, size] = timing
                 self.record(f"{direction}/{placement}", size, timing)
+        self._slowed((placement, placement), both)
 
-    def files(self) -> None:
-        """Measure copies of files."""
-        with _scratch_directory() as directory:
-            self.disk(directory)
+    def mixed(self) -> None:
+        """Measure copies of pinned memory one way and of plain memory the other way, at once."""
+        pairs = (("pinned", "pageable"), ("pageable", "pinned"))
+        wanted = list(product(pairs, self._large_sizes()))
+        measures = [
+            self._copies(dict(zip(DIRECTIONS, pair, strict=True)), size) for pair, size in wanted
+        ]
+        found = self.bench.in_turns(measures)
+        for pair in pairs:
+            both = [
+                (size, timings)
+                for (of, size), timings in zip(wanted, found, strict=True)
+                if of == pair
+            ]
+            self._slowed(pair, both)
 
-    def disk(self, directory: Path) -> None:
-        """Measure reading a file that is not in the page cache, and writing one that is new.
+    def strided(self) -> None:
+        """Measure copies of rows that lie apart; they cost the same as others on a good link."""
+        size = min(self.sizes[-1], self.large)
+        base, row = self._reserve(), STRIDED_ROW_BYTES // 4
+        plain, apart = list[Measure](), list[Measure]()
+        for direction in DIRECTIONS:
+            host = self.host["pinned"][direction]
+            for measures, copy in (
+                (plain, self.bench.copy(direction, base, host, size // 4)),
+                (apart, self.bench.strided_copy(direction, base, host, size // 4, row)),
+            ):
+                measures.append(
+                    self.bench.prepare({direction: copy}, staged=False, most=MOST_COPIES)
+                )
+        found = self.bench.in_turns([*plain, *apart])
+        for direction, one, other in zip(DIRECTIONS, found[:2], found[2:], strict=True):
+            ratio = other[direction].seconds / one[direction].seconds
+            self.facts[f"strided_{direction}_over_plain"] = ratio
 
-        Writing is as fast as the page cache takes it, as it is until that is full.
-        """
-        source = directory / "source"
-        np.ones(self.file_bytes // 4, np.float32).tofile(source)
-        sizes = [size for size in self.disk_bytes if self.bench.fits(2 * size)]
-        base = self.bench.reserve(max(sizes, default=MIB))
-        openings: dict[str, Callable[[], Any]] = {
-            "copy_in": lambda: _cold(source),
-            "copy_out": lambda: _fresh(directory / "target", self.file_bytes),
+    def page_locking(self) -> None:
+        """Measure how fast plain memory is page-locked and released, a piece at a time."""
+        host = self.host["pageable"]["copy_in"]
+        count = min(PIN_BYTES, host.nbytes)
+        seconds: dict[str, list[float]] = {"pin": [], "unpin": []}
+        for start in range(0, host.nbytes - count + 1, count):
+            pointer = host.ctypes.data + start
+            began = time.perf_counter()
+            self.device.pin(pointer, count)
+            locked = time.perf_counter()
+            self.device.unpin(pointer)
+            seconds["pin"].append(locked - began)
+            seconds["unpin"].append(time.perf_counter() - locked)
+        for name, found in seconds.items():
+            spent = max(statistics.median(found), 1e-9)
+            self.facts[f"{name}_bytes_per_second"] = count / spent
+
+    def _copies(self, placements: dict[str, str], size: int) -> Measure:
+        """Prepare copies in the given directions, of memory of the given placements."""
+        base = self._reserve()
+        actions = {
+            direction: self.bench.copy(
+                direction,
+                base + DIRECTIONS.index(direction) * self.sizes[-1],
+                self.host[placement][direction],
+                size // 4,
+            )
+            for direction, placement in placements.items()
         }
-        for direction, opened in openings.items():
-            for size in sizes:
-                measure = functools.partial(self._through_file, direction, base, opened, size)
-                self.record(f"{direction}/disk", size, self.bench.repeat(measure))
+        staged = set(placements.values()) != {"pinned"}
+        return self.bench.prepare(actions, staged=staged, most=MOST_COPIES)
 
-    def _through_file(
-        self, direction: str, base: int, opened: Callable[[], Any], size: int
-    ) -> float:
-        """Seconds of one copy, to or from parts of a file that were not touched before."""
-        file = opened()
-        count = min(8, file.nbytes // size)
-        copy = self.bench.copy(direction, base, file, size // 4)
-        actions = [copy(index) for index in range(count)]
-        stops = self.bench.steps({direction: actions}, staged=True)[direction]
-        return float((stops[-1] - stops[0]) / (count - 1))
+    def _slowed(self, pair: tuple[str, str], both: Sequence[tuple[int, dict[str, Timing]]]) -> None:
+        """Keep how much slower large copies of a pair are at once than alone."""
+        name = "/".join(pair)
+        large, factors, spreads = self._large_sizes(), dict[str, float](), list[float]()
+        for direction, placement in zip(DIRECTIONS, pair, strict=True):
+            ratios = [
+                found[direction].seconds / self.alone[direction, placement, size].seconds
+                for size, found in both
+                if size in large
+            ]
+            factors[direction] = _rounded(max(1.0, statistics.median(ratios)))
+            spreads += [found[direction].spread for size, found in both if size in large]
+            self.samples[f"duplex/{name}/{direction}"] = Samples(
+                tuple(float(size) for size, _ in both),
+                tuple(_rounded(found[direction].seconds) for _, found in both),
+            )
+        self.slowdowns[name] = Slowdown(**factors)
+        self.quality[f"duplex/{name}"] = {
+            "spread": statistics.median(spreads),
+            "samples": float(len(both)),
+        }
 
+    def _large_sizes(self) -> tuple[int, ...]:
+        return tuple(size for size in self.sizes if size >= min(self.large, self.sizes[-1]))
 
-# Files -----------------------------------------------------------------------------------------
-
-
-@contextmanager
-def _scratch_directory() -> Iterator[Path]:
-    """Make a folder for a while: in the cache directory, else where temporary files go."""
-    try:
-        cache_directory().mkdir(parents=True, exist_ok=True)
-        folder = tempfile.TemporaryDirectory(prefix="calibrate-", dir=cache_directory())
-    except OSError:
-        folder = tempfile.TemporaryDirectory(prefix="ooc_cudnn-calibrate-")
-    with folder as name:
-        yield Path(name)
-
-
-def _cold(path: Path) -> np.memmap[Any, Any]:
-    """Map a file, with nothing of it in the page cache where the system can be asked for that."""
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())
-        if hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    return np.memmap(path, np.float32, "r")
+    def _reserve(self) -> int:
+        """A slot for each direction."""
+        return self.bench.reserve(2 * self.sizes[-1])
 
 
-def _fresh(path: Path, nbytes: int) -> np.memmap[Any, Any]:
-    """Map a new file, set aside on the disk as an output is."""
-    path.unlink(missing_ok=True)
-    file: np.memmap[Any, Any] = np.memmap(path, np.float32, "w+", shape=(nbytes // 4,))
-    reserve_file(file)
-    return file
+def _rounded(value: float) -> float:
+    """Five digits: files stay short, and no timing is truer."""
+    return float(f"{value:.5g}")

@@ -7,7 +7,9 @@ that neither the start of a run nor what trails it (staging) counts.
 
 from __future__ import annotations
 
+import itertools
 import statistics
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -20,13 +22,15 @@ from ooc_cudnn.pipeline.pricing import aligned
 from ooc_cudnn.tensor import DTYPES, numpy_dtype
 
 Action = Callable[[Any], Any]
+#: Measures a batch: seconds of a step, by stream or by whatever else is told apart.
+Measure = Callable[[], Mapping[str, float]]
 
 #: Steps of a batch: as many as fill `Bench.batch_seconds`, within these.
-FEWEST_STEPS, MOST_STEPS = 3, 32
+FEWEST_STEPS, MOST_STEPS = 2, 32
+#: Turns that are made in any case, and how many times longer than planned the others may take.
+FEWEST_TURNS, PATIENCE = 2, 3
 #: Of a batch's steps, the first quarter only brings it to its steady state.
 WARM_SHARE = 4
-#: The slowdown is a ratio of two measurements, and no other samples average its errors out.
-DUPLEX_BATCHES = 9
 #: Random elements that buffers are filled with, over and over.
 NOISE_ELEMENTS = 2**18
 
@@ -36,10 +40,22 @@ class Timing(NamedTuple):
 
     `spread` is the median of the batches' distances from the median, as a share of it: one batch
     that was disturbed does not count, half of them do.
+
+    Examples
+    --------
+    >>> Timing.of([1.0, 1.25, 0.5, 1.0, 9.0])
+    Timing(seconds=1.0, spread=0.25)
     """
 
     seconds: float
     spread: float
+
+    @classmethod
+    def of(cls, batches: Sequence[float]) -> Timing:
+        """Sum batches up."""
+        middle = statistics.median(batches)
+        distance = statistics.median(abs(seconds - middle) for seconds in batches)
+        return cls(middle, distance / middle if middle > 0 else 0.0)
 
 
 class Group(NamedTuple):
@@ -135,24 +151,65 @@ class Bench:
         most : int, optional
             Most steps of a batch.
         """
-        most = most or MOST_STEPS
-        count = min(FEWEST_STEPS, most)
-        warm = _steady(
-            self.steps({stream: [action(i) for i in range(count)]}, staged=staged)[stream]
-        )
-        count = min(max(int(self.batch_seconds / max(warm, 1e-9)), count), most)
-        return self.repeat(
-            lambda: _steady(
-                self.steps({stream: [action(i) for i in range(count)]}, staged=staged)[stream]
-            )
-        )
+        measure = self.prepare({stream: action}, staged=staged, most=most or MOST_STEPS)
+        return self.in_turns([measure])[0][stream]
 
-    def repeat(self, measure: Callable[[], float], times: int = 0) -> Timing:
-        """Return the median of what `measure` says, and how far it varies."""
-        found = [measure() for _ in range(times or self.batches)]
-        middle = statistics.median(found)
-        distance = statistics.median(abs(seconds - middle) for seconds in found)
-        return Timing(middle, distance / middle if middle > 0 else 0.0)
+    def prepare(
+        self, actions: Mapping[str, Callable[[int], Action]], *, staged: bool, most: int
+    ) -> Measure:
+        """Warm a step of each stream up, and return what measures a batch of them.
+
+        Several streams run at once, and are timed while all of them are busy.
+        """
+        few = min(FEWEST_STEPS, most)
+        warm = self.steps(
+            {stream: [action(i) for i in range(few)] for stream, action in actions.items()},
+            staged=staged,
+        )
+        seconds = {stream: max(_steady(stops), 1e-9) for stream, stops in warm.items()}
+        lasting = max(self.batch_seconds, few * len(actions) * max(seconds.values()))
+        counts = {
+            stream: min(max(int(lasting / spent), few), most) for stream, spent in seconds.items()
+        }
+
+        def measure() -> dict[str, float]:
+            stops = self.steps(
+                {
+                    stream: [action(i) for i in range(counts[stream])]
+                    for stream, action in actions.items()
+                },
+                staged=staged,
+            )
+            until = min(ended[-1] for ended in stops.values())
+            return {
+                # two steps at least: where one stream was far slower than in the warm-up
+                stream: _steady(ended[: max(FEWEST_STEPS, int(np.sum(ended <= until)))])
+                for stream, ended in stops.items()
+            }
+
+        return measure
+
+    def in_turns(self, measures: Sequence[Measure]) -> list[dict[str, Timing]]:
+        """Measure several things in turns, each `batches` times, or less often what takes long.
+
+        Every turn has another random order, so that whatever drifts or disturbs meanwhile (clocks,
+        temperature, other processes) hits all of them alike.
+        """
+        found: list[dict[str, list[float]]] = [{} for _ in measures]
+        shuffled = np.random.default_rng(0)
+        lasting = PATIENCE * len(measures) * self.batches * self.batch_seconds
+        began = time.perf_counter()
+        for turn in range(self.batches):
+            if turn >= FEWEST_TURNS and time.perf_counter() - began > lasting:
+                break
+            for index in shuffled.permutation(len(measures)):
+                for name, seconds in measures[index]().items():
+                    found[index].setdefault(name, []).append(seconds)
+        return [{name: Timing.of(each) for name, each in one.items()} for one in found]
+
+    def repeat(self, measure: Callable[[], float], times: int) -> Timing:
+        """Sum up what `measure` says so many times."""
+        return Timing.of([measure() for _ in range(times)])
 
     # Copies ------------------------------------------------------------------------------------
 
@@ -161,13 +218,14 @@ class Bench:
     ) -> Callable[[int], Action]:
         """Return the copies of pieces that follow each other through `host`, each to one slot.
 
-        Host memory streams past, as it does in a call; the slot stays, as in a ring.
+        Host memory streams past, as it does in a call, and a batch goes on where the last one
+        ended, so that no processor cache holds what is copied. The slot stays, as in a ring.
         """
         slot = DeviceView(pointer, "float32", (elements,), (1,))
-        pieces = max(1, host.shape[0] // elements)
+        places = itertools.cycle(range(0, max(1, host.size // elements) * elements, elements))
 
-        def action(index: int) -> Action:
-            at = index % pieces * elements
+        def action(_: int) -> Action:
+            at = next(places)
             piece = host[at : at + elements]
             if stream == "copy_in":
                 return lambda handle: self.device.copy_in(slot, piece, handle)
@@ -175,31 +233,16 @@ class Bench:
 
         return action
 
-    def slowdown(
-        self, copy_in: Callable[[int], Action], copy_out: Callable[[int], Action],
-        in_seconds: float, out_seconds: float,
-    ) -> Timing:  # fmt: skip
-        """Return how much longer copies take while the other direction is busy, at least 1."""
-        least = max(in_seconds, out_seconds, 1e-9)
-        lasting = max(FEWEST_STEPS * 2 * least, self.batch_seconds)
-        actions = {
-            "copy_in": [copy_in(i) for i in range(max(1, round(lasting / max(in_seconds, 1e-9))))],
-            "copy_out": [
-                copy_out(i) for i in range(max(1, round(lasting / max(out_seconds, 1e-9))))
-            ],
-        }
-
-        def measure() -> float:
-            stops = self.steps(actions, staged=False)
-            both_until = min(ended[-1] for ended in stops.values())
-            alone = {"copy_in": in_seconds, "copy_out": out_seconds}
-            ratios = [
-                _steady(ended[ended <= both_until]) / alone[stream]
-                for stream, ended in stops.items()
-            ]
-            return max(1.0, statistics.fmean(ratios))
-
-        return self.repeat(measure, DUPLEX_BATCHES)
+    def strided_copy(
+        self, stream: str, pointer: int, host: HostArray, elements: int, row: int
+    ) -> Callable[[int], Action]:
+        """Return copies of a piece of which the host has every other row of `row` elements."""
+        rows = elements // row
+        slot = DeviceView(pointer, "float32", (rows, row), (row, 1))
+        piece = host[: 2 * rows * row].reshape(rows, 2 * row)[:, :row]
+        if stream == "copy_in":
+            return lambda _: lambda handle: self.device.copy_in(slot, piece, handle)
+        return lambda _: lambda handle: self.device.copy_out(piece, slot, handle)
 
     # Computing ---------------------------------------------------------------------------------
 

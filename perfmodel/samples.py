@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .linear import Floats, Line
+from .linear import Fit, FitError, Floats, Line, fit
 from .record import Table, mapping, members, number
 
 
@@ -73,6 +73,61 @@ class Samples:
         """Return what `to_json` described."""
         held = members("Samples", {"features": {}, **mapping("Samples", data)}, _COLUMNS)
         return cls(held["work"], held["seconds"], mapping("features", held["features"]))
+
+
+def fit_samples(samples: Samples, like: Line | None = None) -> Fit:
+    """Fit a line to samples, or scale a known one where that predicts better.
+
+    A line with many terms needs many samples. Fewer still tell how much faster or slower the
+    machine is than one whose line is known, if that is of the same kind.
+
+    Parameters
+    ----------
+    samples : Samples
+    like : Line, optional
+        A line of the same kind, of any machine.
+
+    Returns
+    -------
+    Fit
+        Of the two the one with the smaller error on samples held out. With no more samples than
+        unknowns, the scaled one.
+
+    Raises
+    ------
+    FitError
+        As `fit`.
+
+    Examples
+    --------
+    >>> samples = Samples((1e6, 2e6, 3e6), (1e-3, 1e-3, 5e-3), {"x": (1.0, 0.0, 3.0)})
+    >>> fit_samples(samples, like=Line(1e-9, 0.0, {"x": 1e-3})).line
+    Line(alpha=5e-10, beta=0.0, terms={'x': 0.0005})
+    """
+    if like is None:
+        return fit(samples.work, samples.seconds, samples.features)
+    scaled = _scaled(samples, like)
+    if samples.features and len(samples.work) <= 2 + len(samples.features):
+        return scaled
+    fitted = fit(samples.work, samples.seconds, samples.features)
+    return min((fitted, scaled), key=lambda found: found.held_out_error)
+
+
+def _scaled(samples: Samples, like: Line) -> Fit:
+    seconds, predicted = np.array(samples.seconds), samples.predicted(like)
+    if not predicted.all():
+        raise FitError("the line to scale takes no time")
+    ratios = seconds / predicted
+    factor = float(np.median(ratios))
+    terms = {name: rate * factor for name, rate in like.terms.items()}
+    line = Line(like.alpha * factor, like.beta * factor, terms)
+    # each sample predicted by the others; a single one by nothing
+    held_out = [
+        abs(float(np.median(np.delete(ratios, at))) / ratio - 1.0) if len(ratios) > 1 else 1.0
+        for at, ratio in enumerate(ratios)
+    ]
+    residuals = tuple(samples.residuals(line).tolist())
+    return Fit(line, residuals, float(np.median(held_out)), len(ratios))
 
 
 _COLUMNS = ("work", "seconds", "features")

@@ -70,7 +70,7 @@ def test_every_line_of_a_known_machine_is_found_again(monkeypatch):
         )
     }  # fmt: skip
     lines["pointwise/float64/batch_normalization"] = Line(0.0, 1e-6)
-    machine = dataclasses.replace(shipped("h200"), compute=ComputeModel(lines))
+    machine = dataclasses.replace(shipped("h200"), step_seconds=0.0, compute=ComputeModel(lines))
     monkeypatch.setattr(calibration_compute, "ARITHMETIC", (("float32", True),))
     found = collected(SimulatedDevice(machine), quick=False)
     assert set(found) | {"pointwise/float32/relayout"} == set(lines)

@@ -1,0 +1,107 @@
+"""What a calibration measures of files: reading ones that nothing has cached, writing new ones."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ooc_cudnn.machines import cache_directory
+from ooc_cudnn.measuring import Bench, Measure, Recorder
+from ooc_cudnn.memory.arrays import reserve_file
+
+#: Copies of one measurement: parts of a file, each touched once.
+MOST_PARTS = 8
+FILE_BYTES = 96 * 2**20
+
+
+class FileCopies:
+    """Copies of pieces from and to files, each of parts that were not touched before.
+
+    Parameters
+    ----------
+    bench : Bench
+    record : callable
+        Takes the key of a line, the bytes of a sample, and its timing.
+    sizes : tuple of int
+        Bytes of the pieces.
+    """
+
+    def __init__(self, bench: Bench, record: Recorder, sizes: tuple[int, ...]) -> None:
+        self.bench, self.record = bench, record
+        self.sizes = tuple(size for size in sizes if bench.fits(2 * size))
+        self.file_bytes = min(FILE_BYTES, 6 * sizes[-1])
+
+    @property
+    def seconds(self) -> float:
+        """About how long the measurements take, at 2 GB/s."""
+        read = sum(min(MOST_PARTS * size, self.file_bytes) for size in self.sizes)
+        return 2 * self.bench.batches * read / 2e9
+
+    def measure(self) -> None:
+        """Measure both directions.
+
+        Writing is as fast as the page cache takes it, as it is until that is full.
+        """
+        with _scratch_directory() as directory:
+            source, target = directory / "source", directory / "target"
+            np.ones(self.file_bytes // 4, np.float32).tofile(source)
+            base = self.bench.reserve(max(self.sizes, default=2**20))
+            openings: dict[str, Callable[[], Any]] = {
+                "copy_in": lambda: _cold(source),
+                "copy_out": lambda: _fresh(target, self.file_bytes),
+            }
+            wanted = [(direction, size) for direction in openings for size in self.sizes]
+            measures: list[Measure] = [
+                partial(self._through_file, direction, base, openings[direction], size)
+                for direction, size in wanted
+            ]
+            timings = self.bench.in_turns(measures)
+            for (direction, size), found in zip(wanted, timings, strict=True):
+                self.record(f"{direction}/disk", size, found[direction])
+
+    def _through_file(
+        self, direction: str, base: int, opened: Callable[[], Any], size: int
+    ) -> Mapping[str, float]:
+        """Seconds of one copy."""
+        file = opened()
+        count = min(MOST_PARTS, file.nbytes // size)
+        copy = self.bench.copy(direction, base, file, size // 4)
+        actions = [copy(index) for index in range(count)]
+        stops = self.bench.steps({direction: actions}, staged=True)[direction]
+        return {direction: float((stops[-1] - stops[0]) / (count - 1))}
+
+
+@contextmanager
+def _scratch_directory() -> Iterator[Path]:
+    """Make a folder for a while: in the cache directory, else where temporary files go."""
+    try:
+        cache_directory().mkdir(parents=True, exist_ok=True)
+        folder = tempfile.TemporaryDirectory(prefix="calibrate-", dir=cache_directory())
+    except OSError:
+        folder = tempfile.TemporaryDirectory(prefix="ooc_cudnn-calibrate-")
+    with folder as name:
+        yield Path(name)
+
+
+def _cold(path: Path) -> np.memmap[Any, Any]:
+    """Map a file, with nothing of it in the page cache where the system can be asked for that."""
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    return np.memmap(path, np.float32, "r")
+
+
+def _fresh(path: Path, nbytes: int) -> np.memmap[Any, Any]:
+    """Map a new file, set aside on the disk as an output is."""
+    path.unlink(missing_ok=True)
+    file: np.memmap[Any, Any] = np.memmap(path, np.float32, "w+", shape=(nbytes // 4,))
+    reserve_file(file)
+    return file
