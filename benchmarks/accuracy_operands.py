@@ -84,14 +84,19 @@ class Blocks:
 
     def fill(self, raw: Array) -> None:
         """Fill bytes with the words of the pattern."""
-        pattern: Array = self.pattern.view(np.uint8)
-        if self.device.kind == "cuda" and not isinstance(raw, np.ndarray):
-            import cupy
-
-            pattern = cupy.asarray(pattern)
+        pattern = self.beside(raw, self.pattern.view(np.uint8))
         for start in range(0, raw.nbytes, pattern.nbytes):
             part = raw[start : start + pattern.nbytes]
             part[...] = pattern[: part.nbytes]
+
+    @staticmethod
+    def beside(raw: Array, array: np.ndarray[Any, Any]) -> Array:
+        """Return an array where `raw` is: itself, or a copy on the card."""
+        if isinstance(raw, np.ndarray):
+            return array
+        import cupy
+
+        return cupy.asarray(array)
 
     def release(self) -> None:
         """Take back what the last call was given."""
@@ -130,15 +135,11 @@ class Bound:
         raw = source[operand.placement].take(stored_bytes(operand))
         if operand.fill == "result" and self.drawn.arguments.get("beta"):
             self.blocks.fill(raw)
-        array = shaped(raw, operand)
         if operand.fill in ("filters", "positive"):
-            values = _values(operand)
-            if self.blocks.device.kind == "cuda" and operand.placement == "device":
-                import cupy
-
-                values = cupy.asarray(values)
-            array[...] = values
-        return array
+            stored = np.zeros(raw.nbytes, np.uint8)
+            shaped(stored, operand)[...] = _values(operand)
+            raw[...] = self.blocks.beside(raw, stored)
+        return shaped(raw, operand)
 
     # Files -------------------------------------------------------------------------------------
 
@@ -208,15 +209,17 @@ class Bound:
         """Put NaN where `look` will look, unless the call adds to what is there."""
         if not self.drawn.arguments.get("beta"):
             for array in self.results.values():
-                array[_sample(array.shape)] = math.nan
+                words = _on_card_as_words(array)
+                value = math.nan if words is array else BFLOAT16_NAN
+                words[_sample(array.shape)] = value
 
     def look(self) -> dict[str, Any]:
         """Say of a sample of every result whether it is finite, and whether it varies."""
         finite, varies = True, True
         for array in self.results.values():
-            sample = array[_sample(array.shape)]
-            values = np.asarray(sample if isinstance(sample, np.ndarray) else sample.get())
-            values = values.astype(np.float64)
+            sample = _on_card_as_words(array)[_sample(array.shape)]
+            found = np.asarray(sample if isinstance(sample, np.ndarray) else sample.get())
+            values = found.view(array.dtype).astype(np.float64)
             finite &= bool(np.isfinite(values).all())
             varies &= values.size < 16 or bool(values.min() != values.max())
         # the softmax of a single channel is 1
@@ -226,6 +229,7 @@ class Bound:
 
 
 OPERATIONS = "operations"
+BFLOAT16_NAN = 0x7FC0
 
 
 def stored_bytes(operand: Operand) -> int:
@@ -257,6 +261,12 @@ def _values(operand: Operand) -> np.ndarray[Any, Any]:
     else:
         values = rng.standard_normal(count) / math.sqrt(math.prod(operand.shape[1:]))
     return np.resize(values.astype(numpy_dtype(operand.dtype)), operand.shape)
+
+
+def _on_card_as_words(array: Array) -> Array:
+    """An array, or the words of one that the card's own arithmetic may not know."""
+    on_card = not isinstance(array, np.ndarray)
+    return array.view(np.uint16) if on_card and array.dtype.name == "bfloat16" else array
 
 
 def _sample(shape: tuple[int, ...]) -> tuple[slice, ...]:

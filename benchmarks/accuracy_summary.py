@@ -95,6 +95,17 @@ def _spread(call: Found) -> float:
     return float((timing["max"] - timing["min"]) / timing["median"])
 
 
+def rounded(value: Any, digits: int = 6) -> Any:
+    """JSON with numbers of so many digits: what is measured has no more."""
+    if isinstance(value, float):
+        return float(f"{value:.{digits}g}")
+    if isinstance(value, Mapping):
+        return {name: rounded(held, digits) for name, held in value.items()}
+    if isinstance(value, list | tuple):
+        return [rounded(held, digits) for held in value]
+    return value
+
+
 def rows(found: Mapping[str, Mapping[str, float]]) -> list[tuple[str, ...]]:
     """Grouped errors as rows of a table."""
     return [

@@ -36,6 +36,7 @@ from benchmarks.accuracy_summary import (
     LEAST_PROBLEMS,
     SPLIT_BOUNDS,
     figures,
+    rounded,
     rows,
     summary,
     worst,
@@ -64,7 +65,7 @@ def calls(report: common.Report, blocks: Blocks) -> list[dict[str, Any]]:
         measured = attempt(report, drawn, lambda drawn=drawn: measure_call(drawn, blocks))
         if measured is None:
             continue
-        found.append(measured)
+        found.append(rounded(measured))
         report.say(f"{drawn}\n            {spoken_call(measured)}")
         if len(found) % WRITE_EVERY == 0:
             report.write(Path(arguments.json))
@@ -109,7 +110,7 @@ def splits(report: common.Report, blocks: Blocks) -> list[dict[str, Any]]:
             continue
         measured = attempt(report, drawn, lambda drawn=drawn: measure_problem(drawn, blocks))
         if measured is not None:
-            found.append(measured)
+            found.append(rounded(measured))
             report.say(f"{drawn}\n            {spoken_problem(measured)}")
             report.write(Path(arguments.json))
     return found
@@ -212,8 +213,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
                         help="whose splits are all measured")  # fmt: skip
     parser.add_argument("--only", type=int, help="measure the call of this index alone")
     parser.add_argument("--part", choices=("calls", "splits", "both"), default="both")
-    parser.add_argument("--seconds", type=float, default=270.0, help="after which no call starts")
-    parser.add_argument("--split-seconds", type=float, default=240.0,
+    parser.add_argument("--seconds", type=float, default=240.0, help="after which no call starts")
+    parser.add_argument("--split-seconds", type=float, default=200.0,
                         help="after which no problem starts")  # fmt: skip
     parser.add_argument("--scale", choices=tuple(SCALES), help="by default the device's")
     parser.add_argument("--json", help="file to write; by default in benchmarks/results")
@@ -225,7 +226,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     arguments.cuda = arguments.device != "host"
     kind = "cuda" if arguments.cuda else "host"
     arguments.scale = arguments.scale or ("tiny" if arguments.quick else kind)
-    arguments.json = arguments.json or str(common.RESULTS / f"{NAME}_{kind}.json")
+    part = "" if arguments.part == "both" else f"_{arguments.part}"
+    arguments.json = arguments.json or str(common.RESULTS / f"{NAME}_{kind}{part}.json")
     return arguments
 
 

@@ -26,7 +26,7 @@ from benchmarks.accuracy_splits import (
     problem_scale,
     rank_correlation,
 )
-from benchmarks.accuracy_summary import errors, grouped, worst
+from benchmarks.accuracy_summary import errors, grouped, rounded, worst
 from benchmarks.neighbours import Neighbours
 from benchmarks.timing import Timing
 from ooc_cudnn.functions.plan import FUNCTIONS, plan, planned_call
@@ -161,6 +161,11 @@ def test_errors_are_summed_up():
     assert found["median_ratio"] == 1.0
     assert [call["predicted/measured"] for call in worst(calls, 2)] == [0.5, 1.4]
     assert set(grouped([_call(1, "a"), _call(2, "b")], lambda call: call["name"])) == {"a", "b"}
+
+
+def test_figures_are_rounded_wherever_they_stand():
+    found = rounded({"a": [1.23456789, 7], "b": {"c": (True, "x", 1.0e-9 / 3)}})
+    assert found == {"a": [1.23457, 7], "b": {"c": [True, "x", 3.33333e-10]}}
 
 
 def test_a_tiny_run_writes_what_it_measured(tmp_path, capsys):
