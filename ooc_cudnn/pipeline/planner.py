@@ -22,6 +22,11 @@ from perfmodel.search_guided import guided_search
 #: How often the search is repeated with less memory when the device asks for workspace.
 WORKSPACE_ATTEMPTS = 4
 
+#: A second layout is not searched where the best splits of the first are so much slower in it.
+CLEARLY = 1.1
+#: How many of them are looked at.
+TRIED = 2
+
 #: `Device.workspace`: the scratch bytes of a set of launches and the names of their algorithms.
 AskWorkspace = Callable[
     [tuple[tuple[Launch, Mapping[str, Buffer]], ...], int | None],
@@ -155,7 +160,11 @@ def _search(request: Request, reserved_bytes: int, split: Split | None) -> Plan 
             break  # in whichever layout it is computed
         problem = SplitProblem(request, layout, reserved_bytes)
         try:
-            found, others = _find(problem, split)
+            tried = _tried(problem, alternatives)
+            if best is not None and tried and tried[0][1].seconds > CLEARLY * best[2].price.seconds:
+                found, others = tried[0][0], tuple(tried[1:])
+            else:
+                found, others = _find(problem, split)
         except InfeasibleError:
             continue
         priced = problem.priced[found]
@@ -195,6 +204,19 @@ def _search(request: Request, reserved_bytes: int, split: Split | None) -> Plan 
         alternatives=tuple(
             other for other in alternatives if (other.split, other.layout) != (found, layout)
         )[:4],
+    )
+
+
+def _tried(problem: SplitProblem, known: list[Alternative]) -> list[tuple[Split, Price]]:
+    """Prices of the best splits in another layout, fastest first, of those that fit in this one."""
+    found = [(other.split, problem.price(other.split)) for other in known[:TRIED]]
+    return sorted(
+        (
+            (split, price)
+            for split, price in found
+            if price.legal and price.memory_bytes <= problem.limit_bytes
+        ),
+        key=lambda each: each[1].seconds,
     )
 
 
