@@ -60,11 +60,13 @@ class Prices:
     def ordered(self, axes: Sequence[str]) -> Found:
         """Cut axis by axis, from the whole; if that ends beyond the limit, grow the smallest."""
         split = self.refine(self.problem.extents, axes)
-        if not self.fits(split):
-            smallest = {axis: min(self.sizes(axis)) for axis in axes}
-            corner = resized(self.problem.extents, smallest)
-            split = self.refine(self.shrink(corner, axes), axes)
-        return self.found(split)
+        return self.found(split) if self.fits(split) else self.grown(axes)
+
+    def grown(self, axes: Sequence[str]) -> Found:
+        """Look for what fits among the smallest pieces, and grow it axis by axis."""
+        smallest = {axis: min(self.sizes(axis)) for axis in axes}
+        split = self.shrink(resized(self.problem.extents, smallest), axes)
+        return self.found(self.refine(split, axes) if self.fits(split) else split)
 
     def refine(self, split: Split, axes: Iterable[str]) -> Split:
         """Choose the best size axis by axis, and once more where that improves."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from .pipeline import Split
@@ -43,7 +44,7 @@ def guided_search(problem: EstimatedProblem, limit_bytes: int) -> Found:
     Of splits that are about equally fast, it takes the one with fewer cuts (`caution`). Splits are
     priced in the order of their estimates. The search ends where the next one, even if
     its estimate were as much too high as any before, is no better than the best so far. Where
-    estimates lead nowhere, an ordered search decides.
+    estimates lead nowhere, though something fits, an ordered search decides.
 
     Parameters
     ----------
@@ -71,7 +72,8 @@ def guided_search(problem: EstimatedProblem, limit_bytes: int) -> Found:
             least = min(least, price.seconds * caution(problem.extents, split))
             ratio = min(ratio, price.seconds / estimate)
     if not fitting:
-        return prices.ordered(AXES)
+        smallest = replace(problem.extents, **{axis: min(prices.sizes(axis)) for axis in AXES})
+        return prices.ordered(AXES) if prices.fits(smallest) else prices.grown(AXES)
     return prices.found(
         min(fitting, key=lambda s: prices.price(s).seconds * caution(problem.extents, s))
     )

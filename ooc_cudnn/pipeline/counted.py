@@ -137,6 +137,15 @@ class Counted(PieceClasses):
 
     def _loops(self, name: str) -> list[tuple[int, bool]]:
         """The loops, outermost first: (times, whether an operand's region depends on it)."""
+        if name not in self._known_loops:
+            self._known_loops[name] = self._loops_of(name)
+        return self._known_loops[name]
+
+    @cached_property
+    def _known_loops(self) -> dict[str, list[tuple[int, bool]]]:
+        return {}
+
+    def _loops_of(self, name: str) -> list[tuple[int, bool]]:
         found = []
         for axis in self.loop_order:
             if axis == SWEEP:

@@ -128,26 +128,26 @@ class Grid:
         return self._along("h_y", rows)
 
     def _loads(self, name: str, slots: Values, order: LoopOrder) -> Values:
-        """How many regions are copied in: `Counted.loads`."""
-        inner, factor, between = self.distinct[name], _ONE, _ONE
+        """How many regions are copied in: `Counted.loads`.
+
+        A loop that a region does not depend on loads again what does not fit the slots of all
+        regions that the loops inside it need.
+        """
+        inner, loads = self.distinct[name], self.distinct[name]
         for axis in order:
             if axis == SWEEP:
                 again = self.call.sweeps_of(name)
                 if again > 1:
-                    between = between * np.where(inner > slots, float(again), 1.0)
+                    loads = loads * np.where(inner > slots, float(again), 1.0)
                 continue
             times, seen = self.counts[axis], self.seen[name][axis]
             if times is _ONE:
                 continue
-            active = inner > slots
             if seen is not _ONE:
-                cut = active & (seen > 1)
-                factor = factor * np.where(cut, seen * between, 1.0)
-                inner = np.where(cut, inner / seen, inner)
-                between = np.where(cut, 1.0, between)
+                inner = inner / seen
             if seen is _ONE or name in self._partly_seen:
-                between = between * np.where(active, times / seen, 1.0)
-        return inner * factor
+                loads = loads * np.where(inner > slots, times / seen, 1.0)
+        return loads
 
     @cached_property
     def _partly_seen(self) -> set[str]:

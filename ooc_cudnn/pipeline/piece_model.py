@@ -70,6 +70,7 @@ class PieceModel:
         self.memory: dict[str, Values] = {}
         self._probes: dict[tuple[tuple[int, ...], Accumulation], Probe] = {}
         self._lines: dict[Hashable, Line] = {}
+        self._cuts: dict[tuple[str, int], Ranges] = {}
         for part in self._parts():
             self._fill(shape, part)
 
@@ -98,7 +99,7 @@ class PieceModel:
     def _keeps_rows(self) -> bool:
         """Whether pieces that follow each other down the rows differ from others."""
         call = self.call
-        n, c_y, rows, c_x = (call.axis_ranges(axis, self.sizes[axis][-1]) for axis in AXES)
+        n, c_y, rows, c_x = (self._ranges(axis, self.sizes[axis][-1]) for axis in AXES)
         at = len(rows) // 2
         piece = Piece(n[0], c_y[0], rows[at], c_x[0], 0, rows[at - 1])
         return call.row_key(piece) != call.row_key(piece._replace(after=None))
@@ -174,9 +175,15 @@ class PieceModel:
                 self._length(axis, size): self.probe({**beside, axis: size}, place)
                 for size in looked_at
             }
-            cuts = [self.call.axis_ranges(axis, size) for size in (largest[axis], *sizes)]
+            cuts = [self._ranges(axis, size) for size in (largest[axis], *sizes)]
             self._lines[key] = Line(cuts, probes, self.probe(beside, place), launch_seconds)
         return self._lines[key]
+
+    def _ranges(self, axis: str, size: int) -> Ranges:
+        key = axis, size
+        if key not in self._cuts:
+            self._cuts[key] = self.call.axis_ranges(axis, size)
+        return self._cuts[key]
 
     def _may_be(self, sizes: Mapping[str, int]) -> bool:
         return self.call.is_legal(Split(**sizes))
@@ -191,7 +198,7 @@ class PieceModel:
 
     def _length(self, axis: str, size: int) -> float:
         """How long the range is that is looked at for a size."""
-        cut = self.call.axis_ranges(axis, size)
+        cut = self._ranges(axis, size)
         start, stop = cut[len(cut) // 2 if axis == "h_y" else 0]
         return float(stop - start)
 
@@ -204,7 +211,7 @@ class PieceModel:
 
     def _probe(self, sizes: Mapping[str, int], place: Accumulation) -> Probe:
         call = self.call
-        n, c_y, rows, c_x = (call.axis_ranges(axis, sizes[axis]) for axis in AXES)
+        n, c_y, rows, c_x = (self._ranges(axis, sizes[axis]) for axis in AXES)
         at = len(rows) // 2
         after = rows[at - 1] if at else None
         memory: dict[str, int] = {}
@@ -271,7 +278,7 @@ class Line:
 
     def _at(self, sizes: Values, ratios: Sequence[float]) -> Values:
         """Between the sizes looked at; beyond, as the first and the last line go on."""
-        if len(ratios) == 1 or self.levels[0] == self.levels[-1]:
+        if min(ratios) == max(ratios):
             return np.full(len(sizes), ratios[0])
         levels, known = self.levels[::-1], np.array(ratios[::-1])
         above = np.searchsorted(levels[1:-1], sizes, side="right") + 1
@@ -281,12 +288,9 @@ class Line:
 
 
 def _outer(vectors: Sequence[Values]) -> Values:
-    """The products of the values of several axes."""
-    found = vectors[0].reshape(-1, *(1,) * (len(vectors) - 1))
-    for at, vector in enumerate(vectors[1:], start=1):
-        shape = [1] * len(vectors)
-        shape[at] = len(vector)
-        found = found * vector.reshape(shape)
+    """The products of the values of all axes."""
+    n, c_y, h_y, c_x = vectors
+    found: Values = n[:, None, None, None] * c_y[:, None, None] * (h_y[:, None] * c_x)
     return found
 
 
