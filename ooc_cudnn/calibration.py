@@ -148,6 +148,7 @@ class _Calibration:
         seconds = sum(group.seconds for group in groups)
         done, began = 0.0, time.perf_counter()
         with reporter(progress, total=100, label="calibrate", predicted_seconds=seconds) as report:
+            self.references()  # warms up
             first = self.references()
             for group in groups:
                 group.measure()

@@ -25,7 +25,7 @@ DIRECTIONS = ("copy_in", "copy_out")
 
 #: Bytes of pieces, and of pieces of files; for a quick calibration, the second of each.
 GPU_SIZES = tuple(MIB * n for n in (1, 4, 16, 32, 64, 128)), tuple(MIB * n for n in (1, 16, 32))
-HOST_SIZES = tuple(MIB * n // 4 for n in (1, 4, 16, 32, 64, 128)), (MIB // 4, 2 * MIB, 8 * MIB)
+HOST_SIZES = tuple(MIB * n // 4 for n in (1, 4, 16, 32, 64)), (MIB // 4, 2 * MIB, 8 * MIB)
 FILE_SIZES = tuple(MIB * n for n in (1, 4, 8, 16)), tuple(MIB * n for n in (1, 4, 16))
 #: Bytes of plain memory each way: several times a processor cache.
 GPU_PAGEABLE, HOST_PAGEABLE = (512 * MIB, 256 * MIB), 64 * MIB
@@ -65,7 +65,10 @@ class LinkMeasurements:
         self.large = HOST_LARGE if on_host else GPU_LARGE
         # the smallest, where none fits, then says what it lacks
         self.sizes = tuple(size for size in sizes if bench.fits(2 * size)) or sizes[:1]
-        self.bytes_each_way = {"pinned": 2 * self.sizes[-1], "pageable": pageable}
+        self.bytes_each_way = {
+            "pinned": max(2 * self.sizes[-1], pageable // 4),
+            "pageable": max(2 * self.sizes[-1], pageable),
+        }
         self.files = FileCopies(bench, record, FILE_SIZES[1 if quick else 0])
         self.host: dict[str, dict[str, HostArray]] = {}
         self.alone: dict[tuple[str, str, int], Timing] = {}
@@ -131,8 +134,7 @@ class LinkMeasurements:
         kinds = [("copy_in",), ("copy_out",), DIRECTIONS]
         wanted = list(product(self.sizes, kinds))
         measures = [
-            self._copies(dict.fromkeys(directions, placement), size)
-            for size, directions in wanted
+            self._copies(dict.fromkeys(directions, placement), size) for size, directions in wanted
         ]
         both: list[tuple[int, dict[str, Timing]]] = []
         for (size, directions), found in zip(wanted, self.bench.in_turns(measures), strict=True):

@@ -25,7 +25,7 @@ from ooc_cudnn.errors import OocError
 from ooc_cudnn.functions.plan import FUNCTIONS, plan
 from ooc_cudnn.settings import current, settings
 from ooc_cudnn.tensor import DTYPES, PLACEMENTS, TensorSpec
-from perfmodel import MachineModel, shipped_names
+from perfmodel import shipped_names
 
 PROGRAM = "ooc-cudnn"
 #: What users cause; anything else is a fault of the library, and shows its traceback.
@@ -129,59 +129,31 @@ def _add_calibrate(commands: Any) -> None:
     _add_device(parser)
     parser.add_argument("--quick", action="store_true", help="seconds, with larger errors")
     parser.add_argument("--no-save", action="store_true", help="print only")
+    parser.add_argument(
+        "--plot", metavar="FILE", help="draw samples, fits and residuals (PNG, SVG, PDF)"
+    )
     parser.set_defaults(run=_calibrate)
 
 
 def _calibrate(arguments: argparse.Namespace) -> int:
     from ooc_cudnn.calibration import calibrate
+    from ooc_cudnn.calibration_pictures import draw_calibration, require_matplotlib
+    from ooc_cudnn.calibration_report import report
     from ooc_cudnn.devices import get_device
     from ooc_cudnn.machines import machine_path
 
+    if arguments.plot is not None:
+        require_matplotlib()  # before the time is spent
     with _on(arguments.device):
         device = get_device(current().device)
         model = calibrate(device, save=not arguments.no_save, quick=arguments.quick)
-    print(_table(model))
+    print(report(model))
     print()
     print("not saved" if arguments.no_save else f"saved in {machine_path(device.identity())}")
+    if arguments.plot is not None:
+        draw_calibration(model, arguments.plot)
+        print(f"drawn in {arguments.plot}")
     return 0
-
-
-def _table(model: MachineModel) -> str:
-    """Every fitted line: seconds = work / speed + start, and how well it fits."""
-    lines = [
-        (f"{direction}/{placement}", line, "GB/s", 1e9)
-        for direction, held in (
-            ("copy_in", model.transfer.copy_in),
-            ("copy_out", model.transfer.copy_out),
-        )
-        for placement, line in held.items()
-    ]
-    for name, line in model.compute.lines.items():
-        unit, scale = ("GFLOP/s", 1e9) if name.startswith("convolution") else ("GB/s", 1e9)
-        lines.append((name, line, unit, scale))
-    width = max(len(name) for name, *_ in lines)
-    rows = [
-        f"{model.name}, calibrated {model.calibrated}",
-        f"  {'':<{width}} {'speed':>16} {'start':>10} "
-        f"{'residual':>9} {'held out':>9} {'spread':>7}",
-    ]
-    for name, line, unit, scale in lines:
-        quality = model.quality.get(name, {})
-        shares = [
-            f"{quality[key]:.1%}" if key in quality else ""
-            for key in ("residual", "held_out_error", "spread")
-        ]
-        speed = f"{1 / (line.alpha * scale):.3g} {unit}" if line.alpha else ""
-        rows.append(
-            f"  {name:<{width}} {speed:>16} {line.beta * 1e6:>7.1f} us "
-            f"{shares[0]:>9} {shares[1]:>9} {shares[2]:>7}"
-        )
-    for pair, slower in model.transfer.slowdowns.items():
-        rows.append(
-            f"  while both directions are busy, {pair}: in {slower.copy_in:.2f}, out "
-            f"{slower.copy_out:.2f} times as long"
-        )
-    return "\n".join(rows)
 
 
 # ---------------------------------------------------------------------------------------------

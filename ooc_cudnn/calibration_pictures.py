@@ -1,0 +1,186 @@
+"""A calibration as a picture: what was measured against the lines that were fitted to it."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from perfmodel import Line, MachineModel, Samples
+
+#: Placements, or kinds of computation: each with a colour that those who see no red tell apart.
+COLOURS = ("#2a78d6", "#e07b39", "#3f9e6e", "#8a63c4", "#b0a030", "#555555", "#c94f7c", "#39a0b0")
+MEASURED = {"marker": "o", "markersize": 4.5, "linestyle": ""}
+BOTH_WAYS = {"pinned": "^", "pageable": "s", "disk": "D"}
+
+
+def draw_calibration(model: MachineModel, path: str | os.PathLike[str]) -> None:
+    """Draw a model's samples against its lines, as PNG or whatever the suffix says.
+
+    Parameters
+    ----------
+    model : MachineModel
+        With its samples, as `calibrate` returns it.
+    path : path
+
+    Raises
+    ------
+    ValueError
+        If the model keeps no samples, as most of the shipped ones.
+    ModuleNotFoundError
+        If matplotlib is missing: ``pip install 'ooc_cudnn[plot]'``.
+    """
+    calibration_figure(model).savefig(path)
+
+
+def require_matplotlib() -> None:
+    """Raise ModuleNotFoundError, with the command that installs it, where matplotlib is missing."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ModuleNotFoundError(
+            "a picture needs matplotlib: pip install 'ooc_cudnn[plot]'", name="matplotlib"
+        )
+
+
+def calibration_figure(model: MachineModel) -> Any:
+    """Return the same as a matplotlib figure, as a notebook shows it.
+
+    Above, the speed of copies by their size: dots are measured, curves fitted; hollow marks are
+    copies while the other direction was busy, dashed what the slowdown of the pair predicts for
+    them. In the middle, predicted over measured seconds of computing. Below, the residuals.
+    """
+    if not model.samples:
+        raise ValueError(
+            f"machine model {model.name!r} keeps no samples to draw; one that "
+            "'ooc-cudnn calibrate' fitted does"
+        )
+    require_matplotlib()
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(12, 12.5), layout="constrained", dpi=120)
+    FigureCanvasAgg(figure)
+    figure.suptitle(f"{model.name}, calibrated {model.calibrated}", fontweight="bold")
+    rows = figure.subplots(3, 2)
+    for axes, direction in zip(rows[0], ("copy_in", "copy_out"), strict=True):
+        _draw_copies(axes, model, direction)
+    lines = dict(model.compute.lines)
+    convolutions = [key for key in lines if key.startswith("convolution")]
+    passes = [key for key in lines if not key.startswith("convolution")]
+    _draw_computing(rows[1][0], model, convolutions, part=1, title="convolutions")
+    _draw_computing(rows[1][1], model, passes, part=2, title="passes over device memory")
+    for placements in (model.transfer.copy_in, model.transfer.copy_out):
+        direction = "copy_in" if placements is model.transfer.copy_in else "copy_out"
+        lines |= {f"{direction}/{name}": line for name, line in placements.items()}
+    _draw_residuals(rows[2][0], model, lines, (key for key in lines if key.startswith("copy_")))
+    _draw_residuals(rows[2][1], model, lines, (*convolutions, *passes))
+    return figure
+
+
+def _draw_copies(axes: Any, model: MachineModel, direction: str) -> None:
+    """Rate over size of one direction, by placement."""
+    lines: Mapping[str, Line] = getattr(model.transfer, direction)
+    for colour, (placement, line) in zip(COLOURS, lines.items(), strict=False):
+        samples = model.samples.get(f"{direction}/{placement}")
+        if samples is None:
+            continue
+        work = np.array(samples.work)
+        sizes = np.geomspace(work.min() / 1.5, work.max() * 1.5)
+        axes.plot(work, _rate(work, samples), color=colour, **MEASURED)
+        axes.plot(sizes, _gigabytes(sizes, line.seconds(sizes)), color=colour, label=placement)
+        for pair, slowdown in model.transfer.slowdowns.items():
+            ends = dict(zip(("copy_in", "copy_out"), pair.split("/"), strict=True))
+            busy = model.samples.get(f"duplex/{pair}/{direction}")
+            if busy is None or ends[direction] != placement:
+                continue
+            other = ends["copy_out" if direction == "copy_in" else "copy_in"]
+            factor = getattr(slowdown, direction)
+            axes.plot(
+                busy.work, _rate(np.array(busy.work), busy), color=colour, linestyle="",
+                marker=BOTH_WAYS[other], markersize=6, markerfacecolor="none",
+            )  # fmt: skip
+            slowed = _gigabytes(sizes, line.seconds(sizes) * factor)
+            axes.plot(sizes, slowed, color=colour, linestyle="--", linewidth=0.8)
+    others = {pair.split("/")[direction == "copy_in"] for pair in model.transfer.slowdowns}
+    opposite = "out to" if direction == "copy_in" else "in from"
+    for other in sorted(others, reverse=True):
+        axes.plot(
+            (), (), color="#555555", linestyle="--", linewidth=0.8, marker=BOTH_WAYS[other],
+            markersize=6, markerfacecolor="none", label=f"while copies {opposite} {other} run",
+        )  # fmt: skip
+    axes.set_xscale("log", base=2)
+    axes.set_xlabel("bytes of a piece")
+    axes.set_ylabel("GB/s")
+    axes.set_ylim(0, axes.get_ylim()[1] * 1.3)  # room for the legend
+    _finish(axes, direction.replace("_", " "), columns=2)
+
+
+def _draw_computing(
+    axes: Any, model: MachineModel, keys: Iterable[str], *, part: int, title: str
+) -> None:
+    """Predicted over measured seconds; coloured by one part of the key."""
+    groups: dict[str, list[str]] = {}
+    for key in keys:
+        if key in model.samples:
+            parts = key.split("/")
+            groups.setdefault(parts[part] if part < len(parts) else "elementwise", []).append(key)
+    most, least = 0.0, np.inf
+    for at, (name, members) in enumerate(groups.items()):
+        measured = np.concatenate([model.samples[key].seconds for key in members])
+        predicted = np.concatenate(
+            [model.samples[key].predicted(model.compute.lines[key]) for key in members]
+        )
+        style = {**MEASURED, "marker": "o" if at < len(COLOURS) else "x"}
+        axes.plot(measured, predicted, color=COLOURS[at % len(COLOURS)], label=name, **style)
+        most, least = max(most, measured.max()), min(least, measured.min())
+    if groups:
+        axes.plot((least, most), (least, most), color="#999999", linewidth=0.8, zorder=0)
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+    axes.set_xlabel("measured seconds")
+    axes.set_ylabel("predicted seconds")
+    _finish(axes, title)
+
+
+def _draw_residuals(
+    axes: Any, model: MachineModel, lines: Mapping[str, Line], keys: Iterable[str]
+) -> None:
+    """(predicted - measured) / measured over measured seconds."""
+    found = [
+        (np.array(model.samples[key].seconds), model.samples[key].residuals(lines[key]))
+        for key in keys
+        if key in model.samples
+    ]
+    if found:
+        seconds, residuals = (np.concatenate(column) for column in zip(*found, strict=True))
+        axes.plot(seconds, np.clip(residuals, -1, 1) * 100, color=COLOURS[0], alpha=0.6, **MEASURED)
+        axes.set_xscale("log")
+        median, tail = np.quantile(np.abs(residuals), (0.5, 0.9))
+        title = f"residuals: {median:.1%} in the median, {tail:.1%} for nine of ten"
+    else:
+        title = "residuals"
+    axes.axhline(0, color="#999999", linewidth=0.8, zorder=0)
+    axes.set_ylim(-100, 100)
+    axes.set_xlabel("measured seconds")
+    axes.set_ylabel("predicted - measured, in per cent")
+    _finish(axes, title)
+
+
+def _finish(axes: Any, title: str, columns: int = 1) -> None:
+    axes.set_title(title, fontsize=11, loc="left")
+    axes.grid(color="#dddddd", linewidth=0.6)
+    axes.set_axisbelow(True)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(fontsize=8, frameon=False, loc="upper left", ncols=columns)
+
+
+def _rate(work: Any, samples: Samples) -> Any:
+    return _gigabytes(work, np.array(samples.seconds))
+
+
+def _gigabytes(work: Any, seconds: Any) -> Any:
+    return work / seconds / 1e9

@@ -1,0 +1,147 @@
+"""A calibration drawn and written: every sample is there, and nothing is drawn without samples."""
+
+import dataclasses
+import importlib.util
+import re
+
+import numpy as np
+import pytest
+
+from ooc_cudnn import calibration_pictures
+from ooc_cudnn.calibration_pictures import calibration_figure, draw_calibration
+from ooc_cudnn.calibration_report import report
+from perfmodel import Line, Samples, Slowdown, TransferModel, shipped
+
+SIZES = (1e6, 4e6, 16e6)
+
+
+@pytest.fixture
+def model():
+    """The H200 with samples a tenth slower than its lines, half-way through made-up noise."""
+    h200 = shipped("h200")
+    lines = {f"copy_in/{name}": line for name, line in h200.transfer.copy_in.items()}
+    lines |= {f"copy_out/{name}": line for name, line in h200.transfer.copy_out.items()}
+    lines |= h200.compute.lines
+    samples = {
+        key: Samples(SIZES, tuple(1.1 * line.seconds(size) for size in SIZES))
+        for key, line in lines.items()
+    }
+    for pair in h200.transfer.slowdowns:
+        for direction, placement in zip(("copy_in", "copy_out"), pair.split("/"), strict=True):
+            line = lines[f"{direction}/{placement}"]
+            seconds = tuple(1.5 * line.seconds(size) for size in SIZES)
+            samples[f"duplex/{pair}/{direction}"] = Samples(SIZES, seconds)
+    quality = {key: {"residual": 0.1, "held_out_error": 0.2, "spread": 0.03} for key in lines}
+    return dataclasses.replace(
+        h200,
+        samples=samples,
+        quality={**quality, "duplex/pinned/pinned": {"spread": 0.04, "samples": 3.0}},
+        facts={
+            "pin_bytes_per_second": 2.5e9,
+            "strided_copy_in_over_plain": 1.25,
+            "drift_of_compute_share": -0.034,
+            "calibration_seconds": 48.5,
+        },
+    )
+
+
+def points(axes):
+    """Every point that is drawn as a mark."""
+    marked = [line for line in axes.get_lines() if line.get_marker() not in ("None", "", None)]
+    return sum(len(line.get_xdata()) for line in marked)
+
+
+def test_every_sample_is_a_mark(model):
+    pytest.importorskip("matplotlib")
+    copies_in, copies_out, convolutions, passes, link, computing = calibration_figure(model).axes
+    for axes in (copies_in, copies_out):
+        # three placements alone, and four pairs at once
+        assert points(axes) == (3 + 4) * len(SIZES)
+    kinds = [key for key in model.compute.lines if key.startswith("convolution")]
+    assert points(convolutions) == len(SIZES) * len(kinds)
+    assert points(passes) == len(SIZES) * (len(model.compute.lines) - len(kinds))
+    assert points(link) == 6 * len(SIZES)
+    assert points(computing) == len(SIZES) * len(model.compute.lines)
+
+
+def test_residuals_are_those_of_the_samples(model):
+    pytest.importorskip("matplotlib")
+    *_, link, computing = calibration_figure(model).axes
+    for axes in (link, computing):
+        drawn = np.concatenate(
+            [line.get_ydata() for line in axes.get_lines() if line.get_marker() == "o"]
+        )
+        assert drawn == pytest.approx(100 * (1 / 1.1 - 1))
+        assert axes.get_title(loc="left") == "residuals: 9.1% in the median, 9.1% for nine of ten"
+
+
+def test_rates_are_bytes_over_seconds(model):
+    pytest.importorskip("matplotlib")
+    axes = calibration_figure(model).axes[0]
+    drawn = next(line for line in axes.get_lines() if line.get_marker() == "o")
+    seconds = model.samples["copy_in/pinned"].seconds
+    expected = [size / spent / 1e9 for size, spent in zip(SIZES, seconds, strict=True)]
+    assert list(drawn.get_ydata()) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg"])
+def test_it_is_written_in_the_format_of_the_suffix(model, tmp_path, suffix):
+    pytest.importorskip("matplotlib")
+    draw_calibration(model, tmp_path / f"fit.{suffix}")
+    content = (tmp_path / f"fit.{suffix}").read_bytes()
+    assert content.startswith(b"\x89PNG" if suffix == "png" else b"<?xml")
+
+
+def test_parts_that_were_not_measured_are_left_out(model):
+    pytest.importorskip("matplotlib")
+    some = {key: held for key, held in model.samples.items() if key == "copy_in/pinned"}
+    figure = calibration_figure(dataclasses.replace(model, samples=some))
+    assert [points(axes) for axes in figure.axes] == [3, 0, 0, 0, 3, 0]
+
+
+def test_a_model_without_samples_says_so():
+    with pytest.raises(ValueError, match=r"'p100' keeps no samples.*ooc-cudnn calibrate"):
+        calibration_figure(shipped("p100"))
+
+
+def test_without_matplotlib_the_command_is_named(model, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'ooc_cudnn\[plot\]'"):
+        draw_calibration(model, "never.png")
+    with pytest.raises(ModuleNotFoundError):
+        calibration_pictures.require_matplotlib()
+
+
+def test_the_report_has_everything(model):
+    model = dataclasses.replace(
+        model,
+        transfer=TransferModel(
+            {"pinned": Line(1 / 50e9, 5e-6)},
+            {"pinned": Line(1 / 40e9, 5e-6)},
+            {"pinned/pinned": Slowdown(1.5, 1.25)},
+        ),
+        step_seconds=2.5e-5,
+    )
+    text = report(model)
+    lines = text.splitlines()
+    assert re.search(r"copy_in/pinned +50 GB/s +5\.0 us +10\.0% +20\.0% +3\.0%", text)
+    assert re.search(r"copy_out/pinned +40 GB/s", text)
+    for key in model.compute.lines:
+        assert any(line.startswith(f"{key} ") for line in lines), key
+    known = model.samples["copy_in/pinned"].seconds[-1]
+    busy = model.samples["duplex/pinned/pinned/copy_in"].seconds[-1]
+    assert f"in {16e6 / busy / 1e9:.1f} of {16e6 / known / 1e9:.1f} GB/s" in text
+    assert "in 1.50, out 1.25 times" in text
+    assert "spread 4.0%" in text
+    assert "issuing a step: 25.0 us" in text
+    assert "page-locking plain memory: 2.50 GB/s" in text
+    assert "strided copy in: 1.25 times as long as a plain one" in text
+    assert "drift of compute from first to last: -3.4%" in text
+    assert lines[-1] == "measured in 48.5 s"
+
+
+def test_further_terms_are_told():
+    model = shipped("p100")
+    text = report(model)
+    sites = model.compute.lines["convolution/float32/channels_first"].terms["sites"]
+    assert f"sites {sites:.3g} s" in text
