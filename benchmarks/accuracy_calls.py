@@ -29,6 +29,9 @@ ABOVE_SMALLEST = 1.1
 REPEATS = ((5.0, 1), (0.5, 3), (0.02, 5), (0.0, 9))
 #: Repeats are made again where other processes take more than this share of the processors.
 DISTURBED, QUIET_TRIES, QUIET_SECONDS = 0.1, 6, 4.0
+#: What is kept of the diagnosis of a profiled run.
+PROFILED = ("seconds_while_profiled", "pieces", "split", "order", "rings", "layout", "algorithms",
+            "memory", "bytes_in", "bytes_out", "streams")  # fmt: skip
 
 
 def measure_call(drawn: Drawn, blocks: Blocks) -> dict[str, Any]:
@@ -141,7 +144,7 @@ def _profile(bound: Bound, planned: Planned, found: dict[str, Any]) -> None:
             for stream in STREAMS
         },
         "parts": len(plan.parts) or 1,
-        "profile": said,
+        "profile": {name: said[name] for name in PROFILED},
         "contents": bound.look(),
     }
 
