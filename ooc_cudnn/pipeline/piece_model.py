@@ -71,29 +71,29 @@ class PieceModel:
         self._probes: dict[tuple[tuple[int, ...], Accumulation], Probe] = {}
         self._lines: dict[Hashable, Line] = {}
         self._cuts: dict[tuple[str, int], Ranges] = {}
-        for part in self._parts():
-            self._fill(shape, part)
+        for part, place in self._parts():
+            self._fill(shape, part, place)
 
-    def _parts(self) -> Iterator[dict[str, slice]]:
-        """Boxes of sizes in which pieces are of one kind, those that are cut first.
+    def _parts(self) -> Iterator[tuple[dict[str, slice], Accumulation]]:
+        """Boxes of sizes in which pieces are of one kind; a later one is right where they overlap.
 
         Where an axis is cut that is summed over there is an accumulator; and rows that are cut may
         have kept rows beside them.
         """
-        whole = {axis: slice(0, len(sizes)) for axis, sizes in self.sizes.items()}
-        reduced = [axis for axis in self.call.reduced if len(self.sizes[axis]) > 1]
+        everything = {axis: slice(0, len(sizes)) for axis, sizes in self.sizes.items()}
+        extents, reduced = self.call.extents, self.call.reduced
         boxes = []
-        for at, axis in enumerate(reduced):
-            earlier = {other: slice(0, 1) for other in reduced[:at]}
-            boxes.append({**whole, **earlier, axis: slice(1, len(self.sizes[axis]))})
-        boxes.append({**whole, **{axis: slice(0, 1) for axis in reduced}})
-        for box in boxes:
+        if any(self.sizes[axis][-1] < getattr(extents, axis) for axis in reduced):
+            boxes.append((everything, MIDDLE))
+        if all(self.sizes[axis][0] >= getattr(extents, axis) for axis in reduced):
+            boxes.append(({**everything, **dict.fromkeys(reduced, slice(0, 1))}, ALONE))
+        for box, place in boxes:
             rows = box["h_y"]
-            if rows.start == 0 and rows.stop > 1 and self._keeps_rows:
-                yield {**box, "h_y": slice(1, rows.stop)}
-                yield {**box, "h_y": slice(0, 1)}
+            if rows.stop > 1 and self._keeps_rows:
+                yield {**box, "h_y": slice(1, rows.stop)}, place
+                yield {**box, "h_y": slice(0, 1)}, place
             else:
-                yield box
+                yield box, place
 
     @cached_property
     def _keeps_rows(self) -> bool:
@@ -104,12 +104,10 @@ class PieceModel:
         piece = Piece(n[0], c_y[0], rows[at], c_x[0], 0, rows[at - 1])
         return call.row_key(piece) != call.row_key(piece._replace(after=None))
 
-    def _fill(self, shape: tuple[int, ...], part: Mapping[str, slice]) -> None:
+    def _fill(self, shape: tuple[int, ...], part: Mapping[str, slice], place: Accumulation) -> None:
         """Fill the arrays for the sizes of a part."""
         call = self.call
         sizes = {axis: self.sizes[axis][part[axis]] for axis in AXES}
-        cut = [axis for axis in call.reduced if sizes[axis][0] < getattr(call.extents, axis)]
-        place = MIDDLE if cut else ALONE
         known = {axis: self._known(axis, part[axis]) for axis in AXES}
         largest = self._first_legal(known)
         smallest = self._first_legal({axis: known[axis][::-1] for axis in AXES})
@@ -128,7 +126,10 @@ class PieceModel:
         for name, count in most.memory.items():
             found = self.memory.setdefault(name, np.zeros(shape))
             found[where] = count * _outer([lines[axis].memory(name) for axis in AXES])
-        if not cut:
+        for name in self.memory.keys() - most.memory.keys():
+            self.memory[name][where] = 0.0
+        self.completing_seconds[where] = 0.0
+        if place == ALONE:
             return
         # What completes a sum is done once for each result, as large as the result.
         last = self.probe(largest, LAST)

@@ -27,12 +27,15 @@ Promising = tuple[tuple[float, Split], ...]
 
 def promising_splits(request: Request, layout: str, sizes: Sizes, limit_bytes: int) -> Promising:
     """The splits that are estimated to be fastest, best first, with their seconds."""
+    found: dict[Split, float] = {}
     whole = {axis: sizes[axis][:1] if axis in CHANNELS else sizes[axis] for axis in AXES}
-    grid = Grid(request, layout, whole)
-    found = dict(_splits(grid, limit_bytes))
-    best = min(found.values(), default=float("inf"))
-    if whole == sizes or best <= grid.floor_seconds * NEAR_THE_FLOOR:
-        return _ranked(found, request)
+    # What sums over images and rows in a first sweep wants channels to be cut.
+    if request.chain.sweeps == 1 or whole == sizes:
+        grid = Grid(request, layout, whole)
+        found |= _splits(grid, limit_bytes)
+        best = min(found.values(), default=float("inf"))
+        if whole == sizes or best <= grid.floor_seconds * NEAR_THE_FLOOR:
+            return _ranked(found, request)
     coarse = {axis: _thinned(sizes[axis], COARSE) for axis in AXES}
     rough = dict(_splits(Grid(request, layout, coarse), limit_bytes))
     found |= rough
