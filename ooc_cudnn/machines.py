@@ -23,6 +23,8 @@ _INCIDENTAL = ("device_bytes", "note")
 _loaded: dict[tuple[str, int], MachineModel] = {}
 _shipped: dict[str, MachineModel] = {}
 _told: set[str] = set()
+#: Models that were asked for and devices they were compared with.
+_compared: set[tuple[str, str, str]] = set()
 _lock = threading.Lock()
 
 
@@ -89,8 +91,9 @@ def machine_for(
     ----------
     device : Device
     setting : MachineModel, str, path or None
-        A model, its file, or the name of a shipped profile. None: the one that `calibrate` fitted
-        on this machine if there is one, else a shipped default, with one warning a process.
+        A model, its file, or the name of a shipped profile: taken as asked, with one warning a
+        process that names the differences if it was fitted on another machine. None: the one that
+        `calibrate` fitted on this machine if there is one, else a shipped default, with a warning.
 
     Raises
     ------
@@ -98,7 +101,9 @@ def machine_for(
         If `setting` names no model.
     """
     if setting is not None:
-        return named_machine(setting)
+        model = named_machine(setting)
+        _compare(model, device)
+        return model
     path = machine_path(device.identity())
     default = "host" if device.kind == "host" else "h200"
     try:
@@ -135,12 +140,38 @@ def _load_once(path: Path) -> MachineModel:
 
 
 def _check_identity(model: MachineModel, identity: Mapping[str, str], path: Path) -> None:
-    for name, value in identity.items():
-        if name not in _INCIDENTAL and model.identity.get(name) != value:
-            raise MachineFileError(
-                f"machine file {path} was fitted where {name} is {model.identity.get(name)!r}, "
-                f"but here it is {value!r}"
-            )
+    found = _differences(model, identity)
+    if found:
+        raise MachineFileError(f"machine file {path} was fitted elsewhere: {found}")
+
+
+def _differences(model: MachineModel, identity: Mapping[str, str]) -> str:
+    """How the machine that a model was fitted on differs from this one; empty if it does not."""
+    return "; ".join(
+        f"{name} is {model.identity[name]!r} there, {value!r} here"
+        if name in model.identity
+        else f"{name} is unknown there, {value!r} here"
+        for name, value in identity.items()
+        if name not in _INCIDENTAL and model.identity.get(name) != value
+    )
+
+
+def _compare(model: MachineModel, device: Device) -> None:
+    """Tell, once, how a model that was asked for differs from the machine it is used on.
+
+    Shipped profiles are fitted elsewhere by nature; who names one means it.
+    """
+    key = (model.name, model.calibrated, device.name)
+    if model.calibrated == "shipped" or key in _compared:
+        return
+    _compared.add(key)
+    found = _differences(model, device.identity())
+    if found:
+        _tell(
+            f"the machine model asked for ({model.name}, calibrated {model.calibrated}) was fitted "
+            f"on another machine than {device.name}: {found}. Results are right, but may be slow; "
+            "machine=None takes the model fitted here, 'ooc-cudnn calibrate' makes one."
+        )
 
 
 def _tell(message: str) -> None:
@@ -149,4 +180,4 @@ def _tell(message: str) -> None:
         if message in _told:
             return
         _told.add(message)
-    warnings.warn(message, UserWarning, stacklevel=3)
+    warnings.warn(message, UserWarning, stacklevel=4)

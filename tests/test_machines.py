@@ -1,6 +1,8 @@
 """Which machine model is taken, and what happens where there is none or a bad one."""
 
 import dataclasses
+import importlib
+import json
 import os
 import re
 import warnings
@@ -10,6 +12,7 @@ import pytest
 from ooc_cudnn import machines
 from ooc_cudnn.devices.simulated import SimulatedDevice
 from ooc_cudnn.machines import cache_directory, machine_for, machine_key, machine_path
+from ooc_cudnn.settings import current
 from perfmodel import shipped
 
 HOST, H200 = shipped("host"), shipped("h200")
@@ -19,6 +22,7 @@ HOST, H200 = shipped("host"), shipped("h200")
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(machines, "_told", set())
+    monkeypatch.setattr(machines, "_compared", set())
     return tmp_path
 
 
@@ -57,7 +61,11 @@ def test_without_one_the_shipped_is_taken_and_said_once(device):
         assert machine_for(device, None) == H200
 
 
-@pytest.mark.parametrize("content", ["", "{", '{"format": "other"}', '{"a": 1}'])
+OLD = json.dumps({**H200.to_json(), "version": 1})
+NEW = json.dumps({**H200.to_json(), "version": 99})
+
+
+@pytest.mark.parametrize("content", ["", "{", '{"format": "other"}', '{"a": 1}', OLD, NEW])
 def test_a_bad_file_is_said_and_not_used(device, content):
     path = machine_path(device.identity())
     path.parent.mkdir(parents=True)
@@ -70,8 +78,47 @@ def test_a_file_from_elsewhere_is_refused(device):
     path = machine_path(device.identity())
     elsewhere = {**device.identity(), "gpu": "NVIDIA A100"}
     dataclasses.replace(fitted(device), identity=elsewhere).save(path)
-    with pytest.warns(UserWarning, match="fitted where gpu is 'NVIDIA A100'"):
+    with pytest.warns(UserWarning, match="gpu is 'NVIDIA A100' there, 'NVIDIA H200' here"):
         assert machine_for(device, None) == H200
+
+
+def test_one_from_elsewhere_is_taken_on_request_with_the_differences(device, tmp_path):
+    identity = {**device.identity(), "gpu": "NVIDIA A100", "device_bytes": "1", "note": "other"}
+    del identity["simulated"]
+    elsewhere = dataclasses.replace(fitted(device), identity=identity)
+    elsewhere.save(tmp_path / "a100.json")
+    with pytest.warns(UserWarning, match="fitted on another machine") as caught:
+        assert machine_for(device, str(tmp_path / "a100.json")) == elsewhere
+    (warning,) = caught
+    message = str(warning.message)
+    assert "gpu is 'NVIDIA A100' there, 'NVIDIA H200' here" in message
+    assert "simulated is unknown there" in message
+    assert "device_bytes" not in message
+    assert "note" not in message
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # said once
+        assert machine_for(device, str(tmp_path / "a100.json")) == elsewhere
+        # what was fitted here, and what is shipped, is taken in silence
+        fitted(device).save(tmp_path / "here.json")
+        machine_for(device, tmp_path / "here.json")
+        machine_for(device, "p100")
+
+
+def test_the_environment_names_one_too(device, tmp_path, monkeypatch):
+    elsewhere = dataclasses.replace(fitted(device), identity={"gpu": "NVIDIA A100"})
+    elsewhere.save(tmp_path / "a100.json")
+    monkeypatch.setenv("OOC_CUDNN_MACHINE", str(tmp_path / "a100.json"))
+    importlib.import_module("ooc_cudnn.settings")._forget()
+    with pytest.warns(UserWarning, match="gpu is 'NVIDIA A100' there"):
+        assert machine_for(device, current().machine) == elsewhere
+
+
+@pytest.mark.parametrize("content", ["", "{", OLD, NEW])
+def test_a_bad_file_on_request_is_an_error(device, tmp_path, content):
+    path = tmp_path / "mine.json"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=f"{re.escape(str(path))}.*'ooc-cudnn calibrate'"):
+        machine_for(device, path)
 
 
 def test_a_file_written_meanwhile_is_seen(device):
