@@ -69,9 +69,10 @@ class MachineModel:
     compute: ComputeModel
     calibrated: str = "shipped"
     step_seconds: float = 0.0
-    quality: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    samples: Mapping[str, Samples] = field(default_factory=dict)
-    facts: Mapping[str, float] = field(default_factory=dict)
+    # plans are remembered by their model: what predicts nothing does not count in its hash
+    quality: Mapping[str, Mapping[str, float]] = field(default_factory=dict, hash=False)
+    samples: Mapping[str, Samples] = field(default_factory=dict, hash=False)
+    facts: Mapping[str, float] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         text("name", self.name)
