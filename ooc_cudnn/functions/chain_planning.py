@@ -17,7 +17,7 @@ from ooc_cudnn.pipeline.cutting import (
     between,
     choose_cuts,
     joined,
-    large_piece_seconds,
+    large_piece,
     part_between,
     parts_of,
 )
@@ -76,12 +76,27 @@ def _planned(
             limit_bytes=request.memory_limit,
             smallest_bytes=smallest,
         ) from None
-    if may_be_cut and whole.compute_seconds > WORTH_CUTTING * large_piece_seconds(request):
+    if may_be_cut and _larger_pieces_help(request, whole):
         why = "since larger pieces of shorter chains are faster"
         shorter = _plan_in_parts(request, target, available, aligned, why)
         if shorter is not None and shorter.plan.seconds * WORTH_CUTTING < whole.seconds:
             return shorter
     return Planned((PlannedPart(request, whole, {}),), whole, available)
+
+
+def _larger_pieces_help(request: Request, whole: Plan) -> bool:
+    """Whether memory makes pieces so small that they slow the computing down, and the call with it.
+
+    Shorter chains may have larger pieces, but compute no faster than one piece of everything, and
+    what they read and write still crosses the link.
+    """
+    large = large_piece(request)
+    least = max(large.seconds, request.floor.seconds)
+    return (
+        large.memory_bytes > request.memory_limit
+        and whole.compute_seconds > WORTH_CUTTING * large.seconds
+        and whole.seconds > WORTH_CUTTING * least
+    )
 
 
 def _part_request(request: Request, part: Part, aligned: Mapping[str, bool]) -> Request:

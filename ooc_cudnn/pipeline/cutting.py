@@ -94,14 +94,24 @@ def between(chain: Chain, cut: int, x: TensorSpec) -> TensorSpec:
     return TensorSpec(shape, chain.dtype, "pinned", strides)
 
 
-def large_piece_seconds(request: Request) -> float:
-    """Seconds of computing in one piece, whatever memory that would take."""
-    least = math.inf
-    for layout in request.layouts:
-        problem = SplitProblem(replace(request, memory_limit=2**62), layout, 0)
-        counted = problem.counted(request.chain.extents, request.chain.loop_order)
-        least = min(least, counted.compute_seconds)
-    return least
+class LargePiece(NamedTuple):
+    """A chain in one piece: seconds of computing it, and the device memory that it takes."""
+
+    seconds: float
+    memory_bytes: int
+
+
+def large_piece(request: Request) -> LargePiece:
+    """The least of either, whatever memory there is."""
+    chain = request.chain
+    counted = [
+        SplitProblem(request, layout, 0).counted(chain.extents, chain.loop_order)
+        for layout in request.layouts
+    ]
+    return LargePiece(
+        min(one.compute_seconds for one in counted),
+        min(one.priced(1, True).price.memory_bytes for one in counted),
+    )
 
 
 def joined(request: Request, plans: tuple[Plan, ...], cuts: tuple[int, ...], why: str) -> Plan:
