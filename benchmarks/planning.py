@@ -66,13 +66,13 @@ def layers(count: int | None, c_x: int) -> list[Any]:
 
 
 def median_seconds(calls: Iterator[Callable[[], Any]]) -> dict[str, float]:
-    """Time calls that all differ; the first one warms up."""
+    """Processor seconds of calls that all differ; the first one warms up."""
     next(calls)()
     times = []
     for call in calls:
-        begin = time.perf_counter()
+        begin = time.process_time()
         call()
-        times.append(time.perf_counter() - begin)
+        times.append(time.process_time() - begin)
     return {"median": float(np.median(times)), "most": max(times), "calls": len(times)}
 
 
