@@ -31,6 +31,9 @@ FORMAT_VERSION = 2
 
 LINE_LENGTH = 100
 
+HOST_SECONDS = ("call_seconds", "launch_seconds", "step_seconds")
+"""What the host takes for the parts of a call, while the device works on what is issued."""
+
 _REMEDY = "to replace it, run 'ooc-cudnn calibrate'"
 
 
@@ -53,6 +56,10 @@ class MachineModel:
     compute : ComputeModel
     calibrated : str
         ISO date of the calibration, or "shipped".
+    call_seconds : float
+        What a call takes on the host before its first step and after its last.
+    launch_seconds : float
+        What the host takes to launch a kernel.
     step_seconds : float
         What the host takes to issue a step, be it a copy or a computation.
     quality : mapping from the name of a line to mapping from str to float
@@ -68,6 +75,8 @@ class MachineModel:
     transfer: TransferModel
     compute: ComputeModel
     calibrated: str = "shipped"
+    call_seconds: float = 0.0
+    launch_seconds: float = 0.0
     step_seconds: float = 0.0
     # plans are remembered by their model: what predicts nothing does not count in its hash
     quality: Mapping[str, Mapping[str, float]] = field(default_factory=dict, hash=False)
@@ -89,7 +98,8 @@ class MachineModel:
                 raise ValueError(
                     f"calibrated is {self.calibrated!r}; it must be an ISO date or 'shipped'"
                 ) from None
-        object.__setattr__(self, "step_seconds", number("step_seconds", self.step_seconds))
+        for name in HOST_SECONDS:
+            object.__setattr__(self, name, number(name, getattr(self, name)))
         quality = {
             line: Table({name: number(f"quality of {line}: {name}", v) for name, v in held.items()})
             for line, held in self.quality.items()
@@ -122,7 +132,7 @@ class MachineModel:
             "identity": dict(self.identity),
             "transfer": self.transfer.to_json(),
             "compute": self.compute.to_json(),
-            "step_seconds": self.step_seconds,
+            **{name: getattr(self, name) for name in HOST_SECONDS},
             "quality": {line: dict(held) for line, held in self.quality.items()},
             "samples": {line: held.to_json() for line, held in self.samples.items()},
             "facts": dict(self.facts),
@@ -147,7 +157,7 @@ class MachineModel:
                 f"written by an older ooc_cudnn (format version {version}, now {FORMAT_VERSION}), "
                 "which measured less, so calibrate again"
             )
-        names = ("name", "calibrated", "identity", "transfer", "compute", "step_seconds")
+        names = ("name", "calibrated", "identity", "transfer", "compute", *HOST_SECONDS)
         tables = ("quality", "samples", "facts")
         held = members("machine model", held, ("format", "version", *names, *tables))
         qualities, samples = (
@@ -160,7 +170,7 @@ class MachineModel:
             transfer=TransferModel.from_json(held["transfer"]),
             compute=ComputeModel.from_json(held["compute"]),
             calibrated=held["calibrated"],
-            step_seconds=held["step_seconds"],
+            **{name: held[name] for name in HOST_SECONDS},
             quality={line: mapping(f"quality of {line}", q) for line, q in qualities.items()},
             samples={line: Samples.from_json(found) for line, found in samples.items()},
             facts=mapping("facts", held["facts"]),

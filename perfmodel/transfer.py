@@ -8,14 +8,21 @@ copies share the link; copies that are staged share the host's memory and its th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from .linear import Line
 from .record import Record, Table, mapping, members, number, whole
 
 PLACEMENTS = ("device", "pinned", "pageable", "disk")
+
+NARROWEST_ROW_BYTES = 128
+"""Narrower rows of pinned memory are gathered by the host, as those of plain memory are."""
+
+FAR_ROW_BYTES = 2**16
+"""Rows of pinned memory that lie further apart than this take longer while both directions run."""
 
 #: What stands in for a placement whose pairs were not measured: files are staged like plain memory.
 _STANDS_IN = {"disk": "pageable", "pageable": "pinned"}
@@ -66,6 +73,17 @@ class Slowdown(Record):
         )
 
 
+class Rows(NamedTuple):
+    """How the host's side of a copy lies: rows of so many bytes, so many bytes apart."""
+
+    width_bytes: float
+    pitch_bytes: float
+
+
+#: What lies in one piece.
+WHOLE = Rows(math.inf, 0.0)
+
+
 @dataclass(frozen=True)
 class TransferModel:
     """The link of one machine, by placement.
@@ -73,12 +91,16 @@ class TransferModel:
     Parameters
     ----------
     copy_in, copy_out : mapping from placement to Line
-        One-way seconds over host bytes. The placements are "pinned", "pageable" and "disk"; what
-        is on the device already costs nothing and has no line.
+        One-way seconds over host bytes, with a term for "rows" that lie apart. The placements are
+        "pinned", "pageable" and "disk"; what is on the device already costs nothing and has no
+        line.
     slowdowns : mapping from "IN/OUT" to Slowdown
         For the placement that is copied from and the one that is copied to, "pinned/pageable" say,
         while both are busy. A pair with "disk" that is missing is that with "pageable", and one
         with "pageable" that with "pinned"; where that is missing too, nothing is slowed down.
+    latency : mapping from "copy_in/PLACEMENT" or "copy_out/PLACEMENT" to float
+        Seconds that the first copy in of a call, or the last copy out, takes beside: staging has to
+        start, and trails. Where missing, "disk" takes what "pageable" takes, and others nothing.
 
     Examples
     --------
@@ -96,6 +118,7 @@ class TransferModel:
     copy_in: Mapping[str, Line]
     copy_out: Mapping[str, Line]
     slowdowns: Mapping[str, Slowdown] = field(default_factory=dict)
+    latency: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for direction in ("copy_in", "copy_out"):
@@ -113,14 +136,68 @@ class TransferModel:
                     f"slowdowns has {pair!r}; it must name two placements, as 'pinned/pageable'"
                 )
         object.__setattr__(self, "slowdowns", Table(self.slowdowns))
+        latency = {name: number(f"latency of {name}", held) for name, held in self.latency.items()}
+        object.__setattr__(self, "latency", Table(latency))
 
-    def copy_in_seconds(self, placement: str, host_bytes: float, copies: int = 1) -> float:
+    def copy_in_seconds(
+        self, placement: str, host_bytes: float, copies: int = 1, rows: Rows = WHOLE
+    ) -> float:
         """Return the one-way seconds of `copies` copies of `host_bytes` in all to the device."""
-        return _copy_seconds("copy_in", self.copy_in, placement, host_bytes, copies)
+        return self._copy_seconds("copy_in", placement, host_bytes, copies, rows)
 
-    def copy_out_seconds(self, placement: str, host_bytes: float, copies: int = 1) -> float:
+    def copy_out_seconds(
+        self, placement: str, host_bytes: float, copies: int = 1, rows: Rows = WHOLE
+    ) -> float:
         """Return the one-way seconds of `copies` copies of `host_bytes` in all to the host."""
-        return _copy_seconds("copy_out", self.copy_out, placement, host_bytes, copies)
+        return self._copy_seconds("copy_out", placement, host_bytes, copies, rows)
+
+    def _copy_seconds(
+        self, direction: str, placement: str, host_bytes: float, copies: int, rows: Rows
+    ) -> float:
+        moved, times = number("host_bytes", host_bytes), whole("copies", copies)
+        if placement == "device" or times == 0:
+            return 0.0
+        line = self._line(direction, placement)
+        # t = alpha * bytes + beta * copies, as `copies` equal copies one after the other
+        plain = times * line.seconds(moved / times)
+        return plain + moved * self.apart_seconds_per_byte(direction, placement, rows)
+
+    def apart_seconds_per_byte(self, direction: str, placement: str, rows: Rows) -> float:
+        """Return what a byte takes longer because it lies in rows apart from each other."""
+        if rows.width_bytes == math.inf:
+            return 0.0
+        line = self._line(direction, placement)
+        lines: Mapping[str, Line] = getattr(self, direction)
+        if placement != "pinned":
+            return line.terms.get("rows", 0.0) / rows.width_bytes
+        if rows.width_bytes < NARROWEST_ROW_BYTES and "pageable" in lines:
+            staged = lines["pageable"]
+            gathered = staged.terms.get("rows", 0.0) / rows.width_bytes
+            return max(staged.alpha - line.alpha, 0.0) + gathered
+        far = rows.pitch_bytes >= FAR_ROW_BYTES
+        return line.terms.get("rows", 0.0) / rows.width_bytes if far else 0.0
+
+    def _line(self, direction: str, placement: str) -> Line:
+        lines: Mapping[str, Line] = getattr(self, direction)
+        if placement not in lines:
+            known = ", ".join(["device", *lines])
+            raise KeyError(
+                f"no {direction} line for placement {placement!r}; this machine has {known}"
+            )
+        return lines[placement]
+
+    def latency_of(self, direction: str, placement: str) -> float:
+        """Return what a call's first copy from there, or last copy to there, takes beside.
+
+        Examples
+        --------
+        >>> TransferModel({}, {}, {}, {"copy_in/pageable": 1e-3}).latency_of("copy_in", "disk")
+        0.001
+        """
+        known = self.latency.get(f"{direction}/{placement}")
+        if known is None and placement == "disk":
+            known = self.latency.get(f"{direction}/pageable")
+        return known or 0.0
 
     def slowdown(self, in_placement: str, out_placement: str) -> Slowdown:
         """Return how much copies from one placement and to another slow each other down."""
@@ -177,12 +254,13 @@ class TransferModel:
             "copy_in": {placement: line.to_json() for placement, line in self.copy_in.items()},
             "copy_out": {placement: line.to_json() for placement, line in self.copy_out.items()},
             "slowdowns": {pair: held.to_json() for pair, held in self.slowdowns.items()},
+            "latency": dict(self.latency),
         }
 
     @classmethod
     def from_json(cls, data: object) -> TransferModel:
         """Return what `to_json` described."""
-        held = members("TransferModel", data, ("copy_in", "copy_out", "slowdowns"))
+        held = members("TransferModel", data, ("copy_in", "copy_out", "slowdowns", "latency"))
         return cls(
             copy_in=_lines("copy_in", held["copy_in"]),
             copy_out=_lines("copy_out", held["copy_out"]),
@@ -190,21 +268,9 @@ class TransferModel:
                 pair: Slowdown.from_json(data)
                 for pair, data in mapping("slowdowns", held["slowdowns"]).items()
             },
+            latency=mapping("latency", held["latency"]),
         )
 
 
 def _lines(name: str, data: object) -> dict[str, Line]:
     return {placement: Line.from_json(line) for placement, line in mapping(name, data).items()}
-
-
-def _copy_seconds(
-    direction: str, lines: Mapping[str, Line], placement: str, host_bytes: float, copies: int
-) -> float:
-    moved, times = number("host_bytes", host_bytes), whole("copies", copies)
-    if placement == "device" or times == 0:
-        return 0.0
-    if placement not in lines:
-        known = ", ".join(["device", *lines])
-        raise KeyError(f"no {direction} line for placement {placement!r}; this machine has {known}")
-    # t = alpha * bytes + beta * copies, as `copies` equal copies one after the other
-    return times * lines[placement].seconds(moved / times)

@@ -12,14 +12,14 @@ from ooc_cudnn.devices.staging import begun
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.memory.blocks import blocks, boxes
 from ooc_cudnn.tensor import ORDERS, numpy_dtype, packed_strides
+from perfmodel.transfer import NARROWEST_ROW_BYTES
 
 if TYPE_CHECKING:
     from ooc_cudnn.devices.cuda import CudaDevice
 
 _TO_DEVICE, _TO_HOST = 1, 2  # cudaMemcpyKind
 
-#: Rows narrower than this, and copies of more blocks, are gathered by the host instead.
-NARROWEST_ROW_BYTES = 128
+#: Copies of more blocks are gathered by the host instead, as narrow rows are.
 MOST_BLOCKS = 256
 #: Scattered device memory (for `memcpy` and `verify` only) is copied by boxes of this size.
 SCATTERED_BOX_ELEMENTS = 2**18

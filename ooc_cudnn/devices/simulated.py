@@ -15,10 +15,12 @@ import numpy as np
 from ooc_cudnn.devices.base import Event, HostArray
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.memory.arena import Allocation, Arena
+from ooc_cudnn.memory.blocks import rows_of
 from ooc_cudnn.memory.pinned_ranges import PinnedRanges
 from ooc_cudnn.operations.chain import Buffer, Launch
-from ooc_cudnn.tensor import DTYPES, ORDERS, TensorSpec
+from ooc_cudnn.tensor import DTYPES, ORDERS, TensorSpec, packed_strides
 from perfmodel import MachineModel, VirtualStep, replay
+from perfmodel.transfer import WHOLE, Rows
 
 #: Memory of a device whose machine model does not say: more than anybody asks for.
 BOUNDLESS_BYTES = 2**62
@@ -27,17 +29,24 @@ BOUNDLESS_BYTES = 2**62
 class SimulatedArray(np.ndarray[Any, Any]):
     """A host array without data: one element behind every index, and a placement.
 
-    Slices keep the placement, so the device knows it of every region that is copied.
+    Slices keep the placement and how the array would lie in memory (strides in elements), so the
+    device knows both of every region that is copied.
     """
 
     placement: str = "pageable"
+    lying: tuple[int, ...] = ()
 
     def __array_finalize__(self, source: object) -> None:
         self.placement = getattr(source, "placement", "pageable")
+        self.lying = getattr(source, "lying", ())
 
 
-def simulated_array(shape: tuple[int, ...], dtype: str, placement: str) -> SimulatedArray:
+def simulated_array(
+    shape: tuple[int, ...], dtype: str, placement: str, strides: tuple[int, ...] | None = None
+) -> SimulatedArray:
     """Return an array of any size that takes no memory.
+
+    `strides` are those that an array with data would have, in elements.
 
     Examples
     --------
@@ -47,6 +56,7 @@ def simulated_array(shape: tuple[int, ...], dtype: str, placement: str) -> Simul
     """
     element = np.zeros((), f"V{DTYPES[dtype]}")
     array = np.broadcast_to(element, shape).view(SimulatedArray)
+    array.lying = packed_strides(shape, "channels_first") if strides is None else strides
     array.placement = placement
     return array
 
@@ -55,7 +65,7 @@ def simulated_operand(spec: TensorSpec) -> SimulatedArray | DeviceView:
     """Return an operand without data: an array, or a view at an address that nobody reads."""
     if spec.placement == "device":
         return DeviceView(0, spec.dtype, spec.shape, spec.strides)
-    return simulated_array(spec.shape, spec.dtype, spec.placement)
+    return simulated_array(spec.shape, spec.dtype, spec.placement, spec.strides)
 
 
 class SimulatedAllocation:
@@ -154,7 +164,7 @@ class SimulatedDevice:
     def copy_in(self, destination: DeviceView, source: HostArray | DeviceView, stream: Any) -> None:
         stream.placement = self._placement(source)
         stream.seconds += self.machine.transfer.copy_in_seconds(
-            stream.placement, destination.size * destination.item_bytes
+            stream.placement, destination.size * destination.item_bytes, rows=_lying(source)
         )
 
     def copy_out(
@@ -162,7 +172,7 @@ class SimulatedDevice:
     ) -> None:
         stream.placement = self._placement(destination)
         stream.seconds += self.machine.transfer.copy_out_seconds(
-            stream.placement, source.size * source.item_bytes
+            stream.placement, source.size * source.item_bytes, rows=_lying(destination)
         )
 
     # Computing ---------------------------------------------------------------------------------
@@ -183,6 +193,16 @@ class SimulatedDevice:
 
     def start(self, *, overlap: bool, staged: bool, timed: bool) -> SimulatedRun:
         return SimulatedRun(self.machine, overlap=overlap)
+
+
+def _lying(array: HostArray | DeviceView) -> Rows:
+    """How the host's side of a copy lies in memory."""
+    if isinstance(array, DeviceView):
+        return WHOLE
+    if isinstance(array, SimulatedArray) and len(array.lying) == array.ndim:
+        return rows_of(array.shape, array.lying, array.itemsize)
+    strides = tuple(stride // array.itemsize for stride in array.strides)
+    return rows_of(array.shape, strides, array.itemsize)
 
 
 class SimulatedStream:
@@ -218,6 +238,7 @@ class SimulatedRun:
         self.steps: list[VirtualStep] = []
         self.intervals: tuple[tuple[float, float], ...] = ()
         self._machine = machine
+        self._latency = {"copy_in": 0.0, "copy_out": 0.0}
         self._overlap = overlap
 
     def submit(
@@ -231,6 +252,11 @@ class SimulatedRun:
         handle = SimulatedStream()
         action(handle)
         index = len(self.steps)
+        if stream != "compute":
+            # The first copy of a direction takes what its slowest placement takes to get going.
+            latency = self._machine.transfer.latency_of(stream, handle.placement)
+            handle.seconds += max(0.0, latency - self._latency[stream])
+            self._latency[stream] = max(latency, self._latency[stream])
         if self._overlap:
             after = tuple(event.index for event in waits if isinstance(event, SimulatedEvent))
         else:

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
+from perfmodel.transfer import WHOLE, Rows
+
 Shape = tuple[int, ...]
 
 
@@ -70,6 +72,35 @@ def blocks(shape: Shape, destination: Shape, source: Shape) -> tuple[Block, ...]
         from_ = sum(i * s for i, (s, _, _) in zip(at, merged, strict=True))
         found.append(Block(to, from_, width, rows, destination_pitch, source_pitch))
     return tuple(found)
+
+
+def rows_of(shape: Shape, strides: Shape, itemsize: int) -> Rows:
+    """Return how a region lies in memory: the rows that are in one piece, and how far apart.
+
+    Parameters
+    ----------
+    shape : tuple of int
+        Extents of the region.
+    strides : tuple of int
+        Of the tensor it is a region of, in elements.
+    itemsize : int
+        Bytes of an element.
+
+    Examples
+    --------
+    Rows 0 to 4 of every channel of a (2, 3, 16, 8) tensor of float32; and all of it:
+
+    >>> rows_of((2, 3, 4, 8), (384, 128, 8, 1), 4)
+    Rows(width_bytes=128, pitch_bytes=512)
+    >>> rows_of((2, 3, 16, 8), (384, 128, 8, 1), 4)
+    Rows(width_bytes=inf, pitch_bytes=0.0)
+    """
+    width = 1
+    for stride, extent in sorted((abs(s), e) for s, e in zip(strides, shape, strict=True) if e > 1):
+        if stride != width:
+            return Rows(width * itemsize, stride * itemsize)
+        width *= extent
+    return WHOLE
 
 
 def boxes(shape: Shape, most: int) -> Iterator[tuple[slice, ...]]:

@@ -19,6 +19,7 @@ from ooc_cudnn.pipeline.request import (
     aligned,
 )
 from perfmodel import PipelineCost, Price, Split, closed_form
+from perfmodel.transfer import Rows
 
 #: Slots of the rings of x and y, the best first: three let both copies and compute run at once.
 RING_DEPTHS = (3, 2, 1)
@@ -49,7 +50,7 @@ class Counted(PieceClasses):
         """One piece of every class: the largest of each buffer, and the work of all."""
         costs, self.sizes = self.request.piece_costs(layout), dict[str, int]()
         self.largest_elements = self.largest_bytes = 0
-        self.compute_seconds = 0.0
+        self.compute_seconds, self.launched = 0.0, 0
         self.measured: list[PieceCost] = []
         for piece, accumulation, times in self.classes():
             cost = costs.of(piece, accumulation)
@@ -58,6 +59,7 @@ class Counted(PieceClasses):
             self.largest_elements = max(self.largest_elements, cost.largest_elements)
             self.largest_bytes = max(self.largest_bytes, cost.largest_bytes)
             self.compute_seconds += times * cost.seconds
+            self.launched += times * len(cost.launches)
             self.measured.append(cost)
         self.first_compute = self.measured[0].seconds
         self.last_compute = self.measured[-1].seconds
@@ -135,6 +137,17 @@ class Counted(PieceClasses):
             rows += found.times * (region[2][1] - region[2][0]) if region else 0
         return spec.nbytes // spec.shape[2] * rows
 
+    def _rows(self, name: str) -> Rows:
+        """How the pieces of an operand lie in its memory."""
+        if name not in self._lying:
+            piece = next(piece for piece, *_ in self.classes())._replace(sweep=self.call.sweeps - 1)
+            self._lying[name] = self.request.rows(name, piece)
+        return self._lying[name]
+
+    @cached_property
+    def _lying(self) -> dict[str, Rows]:
+        return {}
+
     def _loops(self, name: str) -> list[tuple[int, bool]]:
         """The loops, outermost first: (times, whether an operand's region depends on it)."""
         if name not in self._known_loops:
@@ -194,7 +207,7 @@ class Counted(PieceClasses):
         """Price the split with rings of `depth` slots, parameters kept whole or in a ring."""
         request, chain = self.request, self.chain
         rings, memory = [], []
-        bytes_in, copy_in, setup, first_in = 0, 0.0, 0.0, 0.0
+        bytes_in, copy_in, first_in = 0, 0.0, 0.0
         stays, steps = True, self.pieces
         for name in chain.operands:
             if self._stays_in_place(name):
@@ -214,7 +227,7 @@ class Counted(PieceClasses):
             steps += loads
             count = self._distinct_bytes(name) * loads // distinct
             bytes_in += count if request.specs[name].placement != "device" else 0
-            spent = request.copy_seconds("in", name, count, loads)
+            spent = request.copy_seconds("in", name, count, loads, self._rows(name))
             copy_in += spent
             # A first sweep must see all pieces of its block before the second one makes a result;
             first_in += spent * min(1.0, self._at_once(name) / loads)
@@ -228,16 +241,19 @@ class Counted(PieceClasses):
                 pieces_out, spec = self.distinct(name), request.specs[name]
                 steps += pieces_out
                 bytes_out += 0 if spec.placement == "device" else spec.nbytes
-                spent = request.copy_seconds("out", name, spec.nbytes, pieces_out)
+                spent = request.copy_seconds("out", name, spec.nbytes, pieces_out, self._rows(name))
                 copy_out += spent
                 # ... which all leave at the end, unless the second sweep has to load them again.
                 at_once = self._at_once(name) if stays else 1
                 last_out += spent * min(1.0, at_once / pieces_out)
+        latency = request.latency
+        copy_in, first_in = copy_in + latency[0], first_in + latency[0]
+        copy_out, last_out = copy_out + latency[1], last_out + latency[1]
         cost = PipelineCost(
-            setup, copy_in, self.compute_seconds, copy_out,
+            request.machine.call_seconds, copy_in, self.compute_seconds, copy_out,
             min(first_in, copy_in), min(self.first_compute, self.compute_seconds),
             min(self.last_compute, self.compute_seconds), last_out,
-            steps * request.machine.step_seconds,
+            steps * request.machine.step_seconds + self.launched * request.machine.launch_seconds,
         )  # fmt: skip
         # Without overlap the same steps run, so the split is that of the overlapped call.
         return Priced(

@@ -59,6 +59,8 @@ class Grid:
         self.compute_seconds: Values = (
             self.pieces * model.launch_seconds + model.work_seconds + model.completing_seconds
         )
+        results = _product(self.counts[axis] for axis in AXES if axis not in self.call.reduced)
+        self.launched = self.pieces * model.launches + results * model.completing_launches
         self.piece_seconds = self.compute_seconds / (self.pieces * self.call.sweeps)
 
     def _along(self, axis: str, values: Sequence[float]) -> Values:
@@ -169,10 +171,45 @@ class Grid:
         return Link((2 * one - two) / max(count, 1), two - one)
 
     @cached_property
+    def _ways(self) -> list[tuple[Literal["in", "out"], str]]:
+        """What crosses the link, and which way."""
+        ways: list[tuple[Literal["in", "out"], str]] = [("in", name) for name in self.call.loaded]
+        return ways + [("out", name) for name in self.call.results]
+
+    @cached_property
     def _links(self) -> dict[tuple[str, str], Link]:
-        ways = [("in", name) for name in self.call.loaded]
-        ways += [("out", name) for name in self.call.results]
-        return {(way, name): self._link(way, name) for way, name in ways}  # type: ignore[arg-type]
+        return {(way, name): self._link(way, name) for way, name in self._ways}
+
+    @cached_property
+    def _apart(self) -> dict[tuple[str, str], Values]:
+        """What a byte takes longer in rows that lie apart: `TransferModel.apart_seconds_per_byte`.
+
+        Where several axes are cut, the one whose pieces lie in the narrowest rows tells.
+        """
+        found: dict[tuple[str, str], Values] = {}
+        for way, name in self._ways:
+            slower: Values = np.zeros((1,) * 5)
+            for axis in self.call.operands[name].axes - {"n"}:
+                if self.counts[axis] is not _ONE:
+                    slower = np.maximum(slower, self._apart_along(axis, way, name))
+            found[way, name] = slower
+        return found
+
+    def _apart_along(self, axis: str, way: Literal["in", "out"], name: str) -> Values:
+        """The same, where one axis alone is cut: the width of rows is as the piece's extent."""
+        cuts, request = self.ranges[axis], self.request
+        least = {other: self.ranges[other][0][0] for other in AXES} | {axis: cuts[-1][0]}
+        rows = request.rows(name, Piece(**least, sweep=self.call.sweeps - 1))
+        unit = rows.width_bytes / (cuts[-1][0][1] - cuts[-1][0][0])
+        values = [
+            request.apart_seconds_per_byte(
+                way, name, rows._replace(width_bytes=unit * (cut[0][1] - cut[0][0]))
+            )
+            if len(cut) > 1
+            else 0.0
+            for cut in cuts
+        ]
+        return self._along(axis, values)
 
     def _rings(self, order: LoopOrder) -> tuple[Values, Mask | bool]:
         """Slots to try, deepest first, with parameters whole and, if that matters, in a ring."""
@@ -213,7 +250,8 @@ class Grid:
             if name not in call.loaded:
                 continue
             loads, link = self._loads(name, slots, order), self._links["in", name]
-            per_load = link.per_byte * self.bytes_read[name] / distinct + link.per_copy
+            per_byte = link.per_byte + self._apart["in", name]
+            per_load = per_byte * self.bytes_read[name] / distinct + link.per_copy
             spent = per_load * loads * self.outside[name]
             steps = steps + loads * self.outside[name]
             copy_in = copy_in + spent
@@ -223,12 +261,16 @@ class Grid:
         copy_out = last_out = np.zeros((1,) * 5)
         for name in call.results:
             distinct, link = self.distinct[name], self._links["out", name]
-            spent = link.per_byte * self.request.specs[name].nbytes + link.per_copy * distinct
+            per_byte = link.per_byte + self._apart["out", name]
+            spent = per_byte * self.request.specs[name].nbytes + link.per_copy * distinct
             spent = spent * self.outside[name]
             steps = steps + distinct * self.outside[name]
             copy_out = copy_out + spent
             kept = np.where(stays & (name in call.streamed), at_once, 1.0)
             last_out = last_out + spent * np.minimum(1.0, kept / distinct)
+        latency_in, latency_out = self.request.latency
+        copy_in, first_in = copy_in + latency_in, first_in + latency_in
+        copy_out, last_out = copy_out + latency_out, last_out + latency_out
         compute, piece = self.compute_seconds, self.piece_seconds
         # perfmodel.closed_form, with and without overlap
         slowdown = self.request.slowdown
@@ -237,7 +279,8 @@ class Grid:
         )
         slowed_in = copy_in + both * (1.0 - 1.0 / slowdown.copy_in)
         slowed_out = copy_out + both * (1.0 - 1.0 / slowdown.copy_out)
-        issue = steps * self.request.machine.step_seconds
+        machine = self.request.machine
+        issue = steps * machine.step_seconds + self.launched * machine.launch_seconds
         overlapped = np.maximum(
             np.maximum(np.maximum(slowed_in + piece, first_in + compute), issue) + last_out,
             first_in + piece + slowed_out,
@@ -247,6 +290,7 @@ class Grid:
             overlapped,
             np.maximum(copy_in + compute + copy_out, issue),
         )
+        seconds = seconds + machine.call_seconds
         seconds = np.where((memory <= limit_bytes) & self._legal, seconds, np.inf)
         best: Values = np.broadcast_to(seconds.min(axis=0), self.shape)
         return best

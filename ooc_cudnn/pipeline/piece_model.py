@@ -26,15 +26,16 @@ Values = NDArray[np.float64]
 Sizes = Mapping[str, tuple[int, ...]]
 
 MIDDLE = Accumulation(first=False, last=False)
-LAST = Accumulation(first=False, last=True)
+FIRST, LAST = Accumulation(first=True, last=False), Accumulation(first=False, last=True)
 CHANNELS = ("c_y", "c_x")
 
 
 class Probe(NamedTuple):
-    """One piece: the seconds of all sweeps, and the most memory that one of them takes."""
+    """One piece: the seconds and launches of all sweeps, the most memory that one of them takes."""
 
     seconds: float
     memory: Mapping[str, int]
+    launches: int
 
 
 #: Entries of `Probe.memory` that are no blocks.
@@ -58,6 +59,8 @@ class PieceModel:
         Of one piece of each split, and of all pieces of one sweep beside that.
     completing_seconds : array
         What it takes to complete the sums of all results.
+    launches, completing_launches : array
+        Of one piece in the middle of a sum, and of beginning and completing one beside that.
     memory : mapping from name to array
         Bytes of each block; and the elements and bytes of the largest buffer.
     """
@@ -67,6 +70,7 @@ class PieceModel:
         self.looked_at = looked_at or sizes
         shape = tuple(len(sizes[axis]) for axis in AXES)
         self.launch_seconds, self.work_seconds, self.completing_seconds = np.zeros((3, *shape))
+        self.launches, self.completing_launches = np.zeros((2, *shape))
         self.memory: dict[str, Values] = {}
         self._probes: dict[tuple[tuple[int, ...], Accumulation], Probe] = {}
         self._lines: dict[Hashable, Line] = {}
@@ -121,7 +125,7 @@ class PieceModel:
         }
         beside = max(most.seconds - least.seconds, 0.0)
         where = tuple(part[axis] for axis in AXES)
-        self.launch_seconds[where] = least.seconds
+        self.launch_seconds[where], self.launches[where] = least.seconds, least.launches
         self.work_seconds[where] = beside * _outer([lines[axis].work for axis in AXES])
         for name, count in most.memory.items():
             found = self.memory.setdefault(name, np.zeros(shape))
@@ -133,6 +137,8 @@ class PieceModel:
             return
         # What completes a sum is done once for each result, as large as the result.
         last = self.probe(largest, LAST)
+        ends = self.probe(largest, FIRST).launches + last.launches
+        self.completing_launches[where] = ends - 2 * most.launches
         shares = _outer([
             np.ones(len(sizes[axis])) if axis in call.reduced else lines[axis].share
             for axis in AXES
@@ -216,14 +222,15 @@ class PieceModel:
         at = len(rows) // 2
         after = rows[at - 1] if at else None
         memory: dict[str, int] = {}
-        seconds = 0.0
+        seconds, launches = 0.0, 0
         for sweep in range(call.sweeps):
             cost = self.costs.of(Piece(n[0], c_y[0], rows[at], c_x[0], sweep, after), place)
             seconds += cost.seconds
+            launches += len(cost.launches)
             held = {ELEMENTS: cost.largest_elements, BYTES: cost.largest_bytes, **cost.sizes}
             for name, count in held.items():
                 memory[name] = max(memory.get(name, 0), count)
-        return Probe(seconds, memory)
+        return Probe(seconds, memory, launches)
 
 
 class Line:

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from ooc_cudnn.memory.blocks import rows_of
 from ooc_cudnn.operations.splittable import AXES, Piece, Splittable
 from ooc_cudnn.pipeline.loop_orders import LoopOrder, legal_orders
 from ooc_cudnn.pipeline.piece_costs import PieceCosts
 from ooc_cudnn.tensor import TensorSpec
 from perfmodel import MachineModel, Slowdown, Split
+from perfmodel.transfer import WHOLE, Rows
 
 if TYPE_CHECKING:
     from ooc_cudnn.pipeline.counted import Counted
@@ -171,13 +173,45 @@ class Request:
         return Floor(*together, streamed["in"], streamed["out"], starts["in"], starts["out"])
 
     def copy_seconds(
-        self, direction: Literal["in", "out"], name: str, host_bytes: int, copies: int
+        self,
+        direction: Literal["in", "out"],
+        name: str,
+        host_bytes: int,
+        copies: int,
+        rows: Rows = WHOLE,
     ) -> float:
         """One-way seconds of moving an operand, or parts of it, in so many equal copies.
 
-        The only place where the planner asks what the link costs.
+        The only place, with the two below, where the planner asks what the link costs.
         """
         placement, transfer = self.specs[name].placement, self.machine.transfer
         if direction == "in":
-            return transfer.copy_in_seconds(placement, host_bytes, copies=copies)
-        return transfer.copy_out_seconds(placement, host_bytes, copies=copies)
+            return transfer.copy_in_seconds(placement, host_bytes, copies, rows)
+        return transfer.copy_out_seconds(placement, host_bytes, copies, rows)
+
+    def apart_seconds_per_byte(
+        self, direction: Literal["in", "out"], name: str, rows: Rows
+    ) -> float:
+        """What a byte of an operand takes longer in pieces that lie in rows apart."""
+        placement = self.specs[name].placement
+        if placement == "device":
+            return 0.0
+        return self.machine.transfer.apart_seconds_per_byte(f"copy_{direction}", placement, rows)
+
+    @cached_property
+    def latency(self) -> tuple[float, float]:
+        """Seconds that the first copy in and the last copy out take beside."""
+        transfer, chain = self.machine.transfer, self.chain
+        found = [
+            max((transfer.latency_of(way, self.specs[name].placement) for name in names), default=0)
+            for way, names in (("copy_in", chain.loaded), ("copy_out", chain.results))
+        ]
+        return found[0], found[1]
+
+    def rows(self, name: str, piece: Piece) -> Rows:
+        """How the region of an operand that a piece touches lies in the operand's memory."""
+        spec, region = self.specs[name], self.chain.region(name, piece)
+        if region is None:
+            return WHOLE
+        shape = tuple(stop - start for start, stop in region)
+        return rows_of(shape, spec.strides, spec.itemsize)

@@ -30,6 +30,7 @@ from perfmodel import (
     closed_form,
     shipped,
 )
+from perfmodel.machine import HOST_SECONDS
 
 H200 = shipped("h200")
 
@@ -218,7 +219,7 @@ class TestSimulate:
         from ooc_cudnn.settings import settings
 
         with settings(overlap=False):
-            request = request_of(dataclasses.replace(H200, step_seconds=0.0))
+            request = request_of(dataclasses.replace(H200, **dict.fromkeys(HOST_SECONDS, 0.0)))
             found = make_plan(request, split=Split(n=2, c_y=32, c_x=32, h_y=32))
         assert found.overlap is False
         trace = simulate(request, found)

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel import PLACEMENTS, Line, Slowdown, TransferModel, VirtualStep, replay
+from perfmodel.transfer import FAR_ROW_BYTES, NARROWEST_ROW_BYTES, Rows
 
 PINNED = Line(1 / 50e9, 1e-5)
 DISK = Line(1 / 2e9, 1e-4)
@@ -96,3 +97,40 @@ def test_a_transfer_model_is_a_constant_and_goes_to_json_and_back():
     assert "disk" not in link.copy_in
     assert TransferModel.from_json(LINK.to_json()) == LINK
     assert hash(TransferModel.from_json(LINK.to_json())) == hash(LINK)
+
+
+class TestRowsApart:
+    LINK = TransferModel(
+        {"pinned": Line(1e-9, 0.0, {"rows": 1e-7}), "pageable": Line(3e-9, 0.0, {"rows": 2e-8})},
+        {"pinned": Line(1e-9, 0.0), "disk": Line(1e-8, 0.0)},
+        latency={"copy_in/pageable": 0.5},
+    )
+
+    def test_gathering_takes_a_while_for_each_row(self):
+        # 1000 rows of 500 bytes
+        seconds = self.LINK.copy_in_seconds("pageable", 500_000, 2, Rows(500, 1000))
+        assert seconds == pytest.approx(3e-9 * 500_000 + 1000 * 2e-8)
+
+    def test_rows_of_pinned_memory_cost_only_where_they_lie_far_apart(self):
+        near, far = Rows(500, FAR_ROW_BYTES - 1), Rows(500, FAR_ROW_BYTES)
+        assert self.LINK.copy_in_seconds("pinned", 500_000, 1, near) == pytest.approx(5e-4)
+        assert self.LINK.copy_in_seconds("pinned", 500_000, 1, far) == pytest.approx(6e-4)
+        assert self.LINK.copy_out_seconds("pinned", 500_000, 1, far) == pytest.approx(5e-4)
+
+    def test_narrow_rows_of_pinned_memory_are_gathered_like_plain_memory(self):
+        narrow = Rows(NARROWEST_ROW_BYTES - 28, 1000)
+        seconds = self.LINK.copy_in_seconds("pinned", 500_000, 1, narrow)
+        gathered = self.LINK.copy_in_seconds("pageable", 500_000, 1, narrow)
+        assert seconds == pytest.approx(gathered)
+
+    def test_what_lies_in_one_piece_costs_nothing_more(self):
+        assert self.LINK.copy_in_seconds("pageable", 1e6) == pytest.approx(3e-3)
+
+    def test_staging_has_a_latency_and_files_are_staged(self):
+        assert self.LINK.latency_of("copy_in", "pageable") == 0.5
+        assert self.LINK.latency_of("copy_in", "disk") == 0.5
+        assert self.LINK.latency_of("copy_out", "disk") == 0.0
+        assert self.LINK.latency_of("copy_in", "pinned") == 0.0
+
+    def test_json_there_and_back(self):
+        assert TransferModel.from_json(self.LINK.to_json()) == self.LINK

@@ -10,13 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ooc_cudnn.errors import PlanInfeasibleError
+from ooc_cudnn.functions.plan import plan_request
 from ooc_cudnn.operations.activation import Activation
 from ooc_cudnn.operations.bias import AddTensor
 from ooc_cudnn.operations.chain import Chain
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.pipeline import planner, pricing
 from ooc_cudnn.pipeline import request as limits
-from ooc_cudnn.tensor import TensorSpec
+from ooc_cudnn.tensor import TensorSpec, packed_strides
 from perfmodel import Split
 
 
@@ -157,3 +158,16 @@ def test_rows_without_end_are_priced_quickly():
     assert sum(found.times for found in counted.row_classes) == 3000
     assert len(counted.row_classes) == 61
     assert counted.sizes["x"] == 61 * 4 * 4
+
+
+@pytest.mark.parametrize("order", ["channels_first", "channels_last"])
+def test_what_is_gathered_is_cut_along_images_and_not_into_narrow_rows(order):
+    """Rows of 56 bytes of plain memory take a dozen times as long to gather as whole images."""
+    strides = packed_strides((4723, 256, 14, 14), order)
+    x = TensorSpec((4723, 256, 14, 14), "float32", "pageable", strides)
+    w = TensorSpec((256, 256, 1, 1), placement="device")
+    found = plan_request("convolution_forward", x=x, w=w, out=x, machine="h200",
+                         memory_limit="145MiB")  # fmt: skip
+    plan = planner.make_plan(found)
+    assert plan.split.h_y == 14
+    assert plan.split.c_y == plan.split.c_x == 256
