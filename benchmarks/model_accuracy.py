@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import os
 import tempfile
 import time
 import traceback
@@ -49,6 +50,8 @@ NAME = "model_accuracy"
 MOST_FAILURES = 20
 #: Calls between two writings of the file.
 WRITE_EVERY = 10
+#: Names the folder under which the library keeps its files.
+CACHE = "XDG_CACHE_HOME"
 
 
 def calls(report: common.Report, blocks: Blocks) -> list[dict[str, Any]]:
@@ -167,21 +170,46 @@ def show(report: common.Report, found: list[dict[str, Any]]) -> None:
 
 @contextmanager
 def modelled(report: common.Report) -> Iterator[None]:
-    """Set the machine model: fitted now, the saved one, a profile or a file."""
+    """Have calls planned as users' are: by a calibration of this device, or by a named model.
+
+    A model that is fitted now is saved in a cache directory of its own. The setting `machine` stays
+    None then, as for users: launches are tried before a plan is settled, which no named model asks
+    for.
+    """
     arguments = report.arguments
-    machine: Any = arguments.machine
-    with ooc_cudnn.settings(device=arguments.device, progress=False, verify=0):
+    machine = None if arguments.machine in ("calibrate", "saved") else arguments.machine
+    with (
+        tempfile.TemporaryDirectory(
+            prefix="ooc_cudnn_cache_", dir=common.folder_of(arguments)
+        ) as cache,
+        ooc_cudnn.settings(device=arguments.device, machine=machine, progress=False, verify=0),
+        cached_in(cache if arguments.machine == "calibrate" else None),
+    ):
         begin = time.perf_counter()
         device = get_device(arguments.device)
-        if machine == "calibrate":
-            machine = ooc_cudnn.calibrate(device, save=False, quick=arguments.quick)
-        elif machine == "saved":
-            machine = machine_for(device, None)
+        if arguments.machine == "calibrate":
+            ooc_cudnn.calibrate(device, quick=arguments.quick)
+        model = machine_for(device, machine)
         report.measure("seconds to get the machine model", time.perf_counter() - begin)
-        with ooc_cudnn.settings(machine=machine):
-            model = machine_for(device, machine)
-            report.measure("machine model", model.to_json(), spoken=model.name)
-            yield
+        report.measure("machine model", model.to_json(), spoken=model.name)
+        yield
+
+
+@contextmanager
+def cached_in(folder: str | None) -> Iterator[None]:
+    """Let the library keep its files in another folder; None: where it always does."""
+    if folder is None:
+        yield
+        return
+    before = os.environ.get(CACHE)
+    os.environ[CACHE] = os.path.abspath(folder)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[CACHE]
+        else:
+            os.environ[CACHE] = before
 
 
 def judged(report: common.Report) -> int:
@@ -206,7 +234,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", default="auto", help="auto, cuda, cuda:1 or host")
     parser.add_argument("--machine", default="calibrate",
-                        help="calibrate (and do not save), saved, a profile or a file")  # fmt: skip
+                        help="calibrate (kept apart), saved, a profile or a file")  # fmt: skip
     parser.add_argument("--seed", type=int, default=2024)
     parser.add_argument("--calls", type=int, default=LEAST_CALLS)
     parser.add_argument("--problems", type=int, default=LEAST_PROBLEMS,

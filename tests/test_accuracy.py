@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+import ooc_cudnn
 from benchmarks import model_accuracy
 from benchmarks.accuracy_calls import measure_call
 from benchmarks.accuracy_draw import SCALES, Drawn, Operand, draw
@@ -29,8 +30,13 @@ from benchmarks.accuracy_splits import (
 from benchmarks.accuracy_summary import errors, grouped, rounded, worst
 from benchmarks.neighbours import Neighbours
 from benchmarks.timing import Timing
+from ooc_cudnn.devices import get_device
 from ooc_cudnn.functions.plan import FUNCTIONS, plan, planned_call
+from ooc_cudnn.functions.target import Target
+from ooc_cudnn.machines import machine_path
+from ooc_cudnn.settings import current
 from ooc_cudnn.tensor import DTYPES, TensorSpec, numpy_dtype
+from perfmodel import shipped
 
 
 def test_every_public_function_is_drawn():
@@ -118,8 +124,6 @@ def blocks(tmp_path):
 
 
 def test_operands_are_where_they_were_drawn(blocks):
-    import ooc_cudnn
-
     for index in range(len(SKETCHES)):
         drawn = draw(2, index, SCALES["tiny"])
         bound = Bound(drawn, blocks)
@@ -188,6 +192,34 @@ def test_beyond_the_bounds_it_fails_and_says_what_was_missed(tmp_path, capsys):
     path = tmp_path / "accuracy.json"
     assert model_accuracy.main([*arguments, "--json", str(path), "--scratch", str(tmp_path)]) == 1
     assert "MISSED: error of the closed_form, median" in capsys.readouterr().out
+
+
+def test_calls_are_planned_by_a_calibration_of_its_own_as_users_are(tmp_path, monkeypatch):
+    calibrated, seen = [], []
+
+    def calibrate(device, quick):
+        identity = dict(device.identity())
+        replace(shipped("host"), name="own", identity=identity).save(machine_path(identity))
+        calibrated.append((machine_path(identity), quick))
+
+    def look(drawn, blocks):
+        settings = current()
+        target = Target.here(get_device("host"), 2**20, "float32", settings)
+        seen.append((settings.machine, target.machine.name, target.trial_device))
+        return measure_call(drawn, blocks)
+
+    monkeypatch.setattr(ooc_cudnn, "calibrate", calibrate)
+    monkeypatch.setattr(model_accuracy, "measure_call", look)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "of the user"))
+    arguments = ["--quick", "--device", "host", "--calls", "1", "--part", "calls"]
+    arguments += ["--json", str(tmp_path / "accuracy.json"), "--scratch", str(tmp_path)]
+    model_accuracy.main(arguments)
+    assert seen == [(None, "own", get_device("host"))]
+    ((path, quick),) = calibrated
+    assert quick
+    assert not path.exists()
+    assert not (tmp_path / "of the user").exists()
+    assert os.environ["XDG_CACHE_HOME"] == str(tmp_path / "of the user")
 
 
 def test_a_call_that_fails_is_recorded_and_the_others_run(tmp_path, monkeypatch):
