@@ -12,10 +12,12 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Mapping
+from dataclasses import replace
 
 from ooc_cudnn.calibration_compute import ComputeMeasurements
 from ooc_cudnn.calibration_link import LinkMeasurements
-from ooc_cudnn.calibration_steps import step_seconds
+from ooc_cudnn.calibration_rows import RowMeasurements
+from ooc_cudnn.calibration_steps import host_seconds
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.functions.call import forget_calls
@@ -128,8 +130,9 @@ class _Calibration:
         self.measured: defaultdict[str, _Measured] = defaultdict(_Measured)
         self.quality: dict[str, dict[str, float]] = {}
         self.facts: dict[str, float] = {}
-        self.step = Timing(0.0, 0.0)
+        self.host: dict[str, float] = {}
         self.link = LinkMeasurements(bench, self.record, quick=quick)
+        self.apart = RowMeasurements(bench, quick=quick)
         self.compute = ComputeMeasurements(bench, self.record, quick=quick)
 
     def record(
@@ -143,7 +146,7 @@ class _Calibration:
 
     def measure(self, progress: Progress) -> None:
         """Make all measurements, and tell how far they are by the time they should take."""
-        groups = [*self.link.groups(), *self.compute.groups()]
+        groups = [*self.link.groups(), *self.apart.groups(), *self.compute.groups()]
         groups.append(Group("issuing steps", 0.3, self.steps))
         seconds = sum(group.seconds for group in groups)
         done, began = 0.0, time.perf_counter()
@@ -161,8 +164,9 @@ class _Calibration:
 
     def steps(self) -> None:
         """Measure how long the host takes to issue a step."""
-        self.step = step_seconds(self.bench)
-        self.quality["steps"] = {"spread": self.step.spread}
+        for name, timing in host_seconds(self.bench).items():
+            self.host[name] = float(f"{timing.seconds:.5g}")
+            self.quality[name] = {"spread": timing.spread}
 
     def references(self) -> dict[str, float]:
         """Seconds of a copy and of a launch, which are the same while no clock drifts."""
@@ -177,7 +181,9 @@ class _Calibration:
         copies: dict[str, dict[str, Line]] = {"copy_in": {}, "copy_out": {}}
         for key in [key for key in lines if key.startswith("copy_")]:
             direction, placement = key.split("/")
-            copies[direction][placement] = lines.pop(key)
+            rows = self.apart.rows.get(key)
+            terms = {"rows": float(f"{rows:.5g}")} if rows else {}
+            copies[direction][placement] = replace(lines.pop(key), terms=terms)
         identity = dict(self.device.identity())
         identity.setdefault(
             "device_bytes", str(self.device.free_bytes() + self.device.arena.held_bytes)
@@ -185,9 +191,14 @@ class _Calibration:
         return MachineModel(
             name=identity.get("gpu", self.device.name),
             identity=identity,
-            transfer=TransferModel(copies["copy_in"], copies["copy_out"], self.link.slowdowns),
+            transfer=TransferModel(
+                copies["copy_in"],
+                copies["copy_out"],
+                self.link.slowdowns,
+                {name: float(f"{held:.5g}") for name, held in self.apart.latency.items()},
+            ),
             compute=ComputeModel(self.compute.with_stand_ins(lines)),
-            step_seconds=float(f"{self.step.seconds:.5g}"),
+            **self.host,
             calibrated=datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
             quality=self.quality | self.link.quality,
             samples=samples | self.link.samples,

@@ -1,47 +1,103 @@
-"""What a calibration measures of the host: how long it takes to issue the steps of a call.
+"""What a calibration measures of the host: what it takes to issue the steps of a call.
 
 Pieces of a few bytes cost the device nothing; what a call of many of them takes is the host's.
 """
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
+from ooc_cudnn.devices.base import HostArray
+from ooc_cudnn.functions.elementwise import activation_forward
 from ooc_cudnn.functions.plan import plan_request
 from ooc_cudnn.measuring import Bench, Timing
 from ooc_cudnn.pipeline.execute import make_executor
 from ooc_cudnn.pipeline.planner import make_plan
+from ooc_cudnn.pipeline.schedule import COMPUTE
+from ooc_cudnn.settings import settings
 from ooc_cudnn.tensor import TensorSpec
 from perfmodel import shipped
 
 #: Images of a few bytes, each a piece of its own.
-SHAPE = (256, 1, 1, 64)
+SHAPE = (256, 8, 2, 8)
+FILTERS = (8, 8, 1, 1)
 #: How often they are gone through.
 REPEATS = 7
 
 
-def step_seconds(bench: Bench) -> Timing:
-    """Seconds of one step of a call whose pieces are next to nothing."""
-    device = bench.device
+def host_seconds(bench: Bench) -> Mapping[str, Timing]:
+    """Seconds of a call, of a launch and of a step, as `MachineModel` names them.
+
+    A piece of an activation takes three steps and one launch, one of a fused convolution three
+    steps and several launches; and a call of one piece tells what a call takes beside.
+    """
     x = TensorSpec(SHAPE, "float32", "pinned")
-    request = plan_request(
-        "activation_forward", x=x, out=x, machine=shipped("host"), memory_limit=bench.limit_bytes
-    )
-    plan = make_plan(request, split=replace(request.chain.extents, n=1))
-    executor = make_executor(request, plan)
-    operands = {
-        name: device.allocate_pinned(x.nbytes).view(np.float32).reshape(SHAPE)
-        for name in request.chain.operands
+    w, b = TensorSpec(FILTERS, "float32", "pinned"), TensorSpec((8,), "float32", "pinned")
+    simple, of_simple = _many_pieces(bench, "activation_forward", x=x)
+    fused, of_fused = _many_pieces(bench, "convolution_add_activation_forward", x=x, w=w, b=b)
+    launch = max(fused.seconds - simple.seconds, 0.0) / max(of_fused - of_simple, 1)
+    launch = min(launch, simple.seconds / 2)
+    step = (simple.seconds - of_simple * launch) / 3
+    found = {
+        "launch_seconds": Timing(launch, fused.spread),
+        "step_seconds": Timing(step, simple.spread),
     }
-    operands["x"][...] = 1.0
+    whole = _one_piece(bench)
+    if whole is not None:
+        call = max(whole.seconds - 3 * step - launch, 0.0)
+        found["call_seconds"] = Timing(call, whole.spread)
+    return found
 
-    def measure() -> float:
+
+def _many_pieces(bench: Bench, function: str, **operands: TensorSpec) -> tuple[Timing, int]:
+    """Seconds of a piece of a call that is cut into images, and its launches."""
+    request = plan_request(
+        function, out=operands["x"], machine=shipped("host"), memory_limit=bench.limit_bytes,
+        **operands,
+    )  # fmt: skip
+    whole = request.chain.extents
+    plan = make_plan(request, bench.device.workspace, replace(whole, n=1))
+    executor = make_executor(request, plan)
+    arrays = {name: _pinned(bench, spec.shape) for name, spec in request.operands}
+
+    def run() -> None:
+        limit = bench.limit_bytes
+        executor.run(bench.device, arrays, staged=False, wait=True, limit_bytes=limit)
+
+    launches = max(len(step.launches) for step in executor.schedule.steps if step.stream == COMPUTE)
+    timing = _timed(run)
+    return Timing(timing.seconds / plan.pieces, timing.spread), launches
+
+
+def _one_piece(bench: Bench) -> Timing | None:
+    """Seconds of a public function on next to nothing; None for a device that none can use."""
+    name = {"host": "host", "cuda": f"cuda:{getattr(bench.device, 'index', 0)}"}.get(
+        bench.device.kind
+    )
+    if name is None:
+        return None
+    x, y = _pinned(bench, FILTERS), _pinned(bench, FILTERS)
+    with settings(device=name, machine=shipped("host"), progress=False, verify=0):
+        return _timed(lambda: activation_forward(x, out=y))
+
+
+def _pinned(bench: Bench, shape: tuple[int, ...]) -> HostArray:
+    array: Any = bench.device.allocate_pinned(4 * math.prod(shape)).view(np.float32).reshape(shape)
+    array[...] = 1.0
+    return array
+
+
+def _timed(run: Callable[[], None]) -> Timing:
+    run()
+    found = []
+    for _ in range(REPEATS):
         began = time.perf_counter()
-        executor.run(device, operands, staged=False, wait=True, limit_bytes=bench.limit_bytes)
-        return (time.perf_counter() - began) / len(executor.schedule.steps)
-
-    measure()
-    return Timing.of([measure() for _ in range(REPEATS)])
+        run()
+        found.append(time.perf_counter() - began)
+    return Timing.of(found)

@@ -1,0 +1,130 @@
+"""What a calibration measures of copies beside their bytes: rows that lie apart, and latency.
+
+The host gathers rows of plain memory one by one, and pinned memory whose rows lie far apart is
+slower to read and write both ways at once. Staging takes a while to start, and trails.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ooc_cudnn.devices.base import HostArray
+from ooc_cudnn.devices.view import DeviceView
+from ooc_cudnn.measuring import Action, Bench, Group
+from perfmodel.transfer import FAR_ROW_BYTES
+
+DIRECTIONS = ("copy_in", "copy_out")
+#: A row of a channel is copied of every channel and image: (channels, rows, elements of a row).
+NARROW = (32, 8, 16)
+#: Bytes of a row of pinned memory that lies far apart from the next.
+FAR_BYTES = FAR_ROW_BYTES // 4
+#: Bytes of a copy, and of one on the host.
+GPU_BYTES, HOST_BYTES = 2**24, 2**20
+#: Copies that follow each other, where what they take together counts.
+MANY = 5
+REPEATS = 3
+
+
+class RowMeasurements:
+    """The copies that tell what rows and staging take.
+
+    Attributes
+    ----------
+    rows : dict
+        Seconds a row, by "copy_in/PLACEMENT" and "copy_out/PLACEMENT".
+    latency : dict
+        As `TransferModel` has it.
+    """
+
+    def __init__(self, bench: Bench, *, quick: bool) -> None:
+        self.bench, self.device = bench, bench.device
+        self.size = HOST_BYTES if self.device.kind == "host" or quick else GPU_BYTES
+        self.rows: dict[str, float] = {}
+        self.latency: dict[str, float] = {}
+
+    def groups(self) -> list[Group]:
+        """What is to be measured."""
+        return [Group("rows that lie apart", 0.5, self.measure)]
+
+    def measure(self) -> None:
+        """Measure all of it, where memory allows."""
+        if not self.bench.fits(2 * self.size):
+            return
+        base = self.bench.reserve(2 * self.size)
+        # four bytes of eight are copied of the narrow rows, and of the far ones one in four
+        plain = np.ones(2 * NARROW[1] * self.size // 4, np.float32)
+        for at, direction in enumerate(DIRECTIONS):
+            pointer = base + at * self.size
+            whole = partial(self._copy, direction, pointer, *self._whole(plain))
+            apart = partial(self._copy, direction, pointer, *self._narrow(plain))
+            extra = self._seconds({direction: apart}) - self._seconds({direction: whole})
+            count = self.size // (4 * NARROW[2])
+            self.rows[f"{direction}/pageable"] = self.rows[f"{direction}/disk"] = max(
+                extra / count, 0.0
+            )
+            few, many = (self._wall({direction: whole}, number) for number in (1, MANY))
+            self.latency[f"{direction}/pageable"] = max(few - (many - few) / (MANY - 1), 0.0)
+        self._far(base)
+
+    def _far(self, base: int) -> None:
+        """Pinned memory, both ways at once."""
+        spread = FAR_ROW_BYTES // FAR_BYTES * self.size
+        hosts = [self.device.allocate_pinned(spread).view(np.float32) for _ in DIRECTIONS]
+        whole, apart = (
+            {
+                direction: partial(self._copy, direction, base + at * self.size, *lying(host))
+                for at, (direction, host) in enumerate(zip(DIRECTIONS, hosts, strict=True))
+            }
+            for lying in (self._whole, self._rows_far)
+        )
+        for host in hosts:
+            host[...] = 1.0
+        extra = self._seconds(apart, staged=False) - self._seconds(whole, staged=False)
+        for direction in DIRECTIONS:
+            self.rows[f"{direction}/pinned"] = max(extra / (self.size // FAR_BYTES), 0.0)
+
+    def _whole(self, host: HostArray) -> tuple[HostArray, tuple[int, ...]]:
+        return host[: self.size // 4], (1,)
+
+    def _narrow(self, host: HostArray) -> tuple[HostArray, tuple[int, ...]]:
+        channels, rows, width = NARROW
+        images = self.size // (4 * channels * width)
+        lying = host[: images * channels * rows * width].reshape(images, channels, rows, width)
+        return lying[:, :, :1], (channels * width, width, width, 1)
+
+    def _rows_far(self, host: HostArray) -> tuple[HostArray, tuple[int, ...]]:
+        lying = host.reshape(-1, FAR_ROW_BYTES // 4)[:, : FAR_BYTES // 4]
+        return lying, (FAR_BYTES // 4, 1)
+
+    def _copy(
+        self, direction: str, pointer: int, host: HostArray, strides: tuple[int, ...]
+    ) -> Action:
+        slot = DeviceView(pointer, "float32", host.shape, strides)
+        if direction == "copy_in":
+            return lambda handle: self.device.copy_in(slot, host, handle)
+        return lambda handle: self.device.copy_out(host, slot, handle)
+
+    def _seconds(self, copies: Mapping[str, Callable[[], Action]], *, staged: bool = True) -> float:
+        """Seconds of a copy among many."""
+        few, many = (self._wall(copies, number, staged=staged) for number in (MANY, 3 * MANY))
+        return (many - few) / (2 * MANY)
+
+    def _wall(
+        self, copies: Mapping[str, Callable[[], Action]], number: int, *, staged: bool = True
+    ) -> float:
+        """Seconds until so many copies of each direction are done, from the very start."""
+        found = []
+        for _ in range(REPEATS + 1):
+            actions: dict[str, list[Any]] = {
+                direction: [copy() for _ in range(number)] for direction, copy in copies.items()
+            }
+            began = time.perf_counter()
+            self.bench.steps(actions, staged=staged)
+            found.append(time.perf_counter() - began)
+        return statistics.median(found[1:])
