@@ -1,15 +1,26 @@
 """Every Python example in the pages of docs/ runs, and gives what the page says."""
 
 import doctest
+import json
 import re
 from pathlib import Path
 
 import pytest
 
 import ooc_cudnn
+from benchmarks import common, model_page
+from ooc_cudnn import calibration
+from ooc_cudnn.functions import trials
+from ooc_cudnn.pipeline.pricing import CANDIDATES
+from perfmodel.compute import TILE_CHANNELS
+from perfmodel.transfer import FAR_ROW_BYTES, NARROWEST_ROW_BYTES
 
 DOCS = Path(__file__).parents[1] / "docs"
-PAGES = [*sorted((DOCS / "functions").glob("*.md")), DOCS / "migration.md"]
+PAGES = [
+    *sorted((DOCS / "functions").glob("*.md")),
+    DOCS / "migration.md",
+    DOCS / "performance-model.md",
+]
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
@@ -64,3 +75,40 @@ def test_every_function_has_its_page():
     for name in functions:
         assert f"`{name}`" in index, name
         assert f"`{name}(" in pages, name
+
+
+def test_the_model_page_quotes_what_is_stored():
+    assert model_page.main(["--check"]) == 0
+
+
+@pytest.mark.parametrize(
+    "path", sorted(common.RESULTS.glob("model_accuracy_*.json")), ids=lambda path: path.stem
+)
+def test_the_model_page_has_every_bound_and_figure_of_a_stored_result(path):
+    """Read once more by other means than those that wrote the page."""
+    text = (DOCS / "performance-model.md").read_text(encoding="utf-8")
+    result = json.loads(path.read_text(encoding="utf-8"))
+    commit = f"`{result['environment']['commit'][:7]}`"
+    rows = text[text.index(commit) :].split("\n\n")[1].splitlines()[2:]
+    assert len(rows) == len(result["claims"])
+    for row, claim in zip(rows, result["claims"], strict=True):
+        name, measured, bound, verdict = (cell.strip() for cell in row.strip("|").split("|"))
+        assert name == claim["name"].replace("_", " ")
+        value = float(measured.removesuffix(" %")) / (100 if "%" in measured else 1)
+        assert value == pytest.approx(claim["value"], abs=0.0006)
+        assert bool(bound) == (claim["bound"] is not None)
+        assert ("missed" in verdict) == (claim["holds"] is False)
+
+
+def test_the_model_page_quotes_the_constants_of_the_code():
+    text = " ".join((DOCS / "performance-model.md").read_text(encoding="utf-8").split())
+    assert (FAR_ROW_BYTES, NARROWEST_ROW_BYTES) == (64 * 1024, 128)
+    assert "the pitch is 64 KiB or more, and where rows are narrower than 128 bytes" in text
+    assert (calibration.TOO_NOISY, calibration.TOO_NOISY_FILES) == (0.25, 0.5)
+    assert "more than 25 % from their median (files: 50 %)" in text
+    assert (trials.SHORTEST_SECONDS, trials.LARGEST_ERROR) == (1e-3, 4.0)
+    assert "computing takes a millisecond or more, and at least a quarter of what the link" in text
+    assert (trials.MOST_SHARE, trials.MOST_SECONDS) == (0.1, 0.1)
+    assert "a tenth of the call's predicted seconds at most, or 0.1 s if that is more" in text
+    assert f"{CANDIDATES} of them at most" in text
+    assert f"channels of y, of x, or of both in steps of {TILE_CHANNELS}" in text

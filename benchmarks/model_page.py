@@ -1,0 +1,245 @@
+"""Write the figures of docs/performance-model.md: ``python -m benchmarks.model_page``.
+
+Its tables are made of the shipped profile of the H200 and of what `planning` and `model_accuracy`
+stored in benchmarks/results. `--check` says whether the page is up to date, and changes nothing; a
+test runs it.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import textwrap
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks import accuracy_summary, common, model_accuracy, planning
+from benchmarks.environment import ROOT
+from benchmarks.readme import checks, fill
+from perfmodel import Line, MachineModel, shipped
+
+PAGE = ROOT / "docs" / "performance-model.md"
+#: Said of a call where the figures of `accuracy_summary` are grouped.
+GROUPS = {
+    "by_placement": "slowest operand in {} memory",
+    "by_binding_stage": "bound by {}",
+    "by_stage_of_replay": "{} alone, busy seconds of the replay",
+}
+PLACES = {"disk": "slowest operand in a file", "device": "all operands on the device"}
+
+
+def markers(name: str) -> tuple[str, str]:
+    """Return the lines between which a section stands."""
+    begin = f"<!-- {name}: begin (python -m benchmarks.model_page) -->"
+    return begin, f"<!-- {name}: end -->"
+
+
+# The link and the host ---------------------------------------------------------------------------
+
+
+def machine_section(model: MachineModel) -> str:
+    """Return the constants of a machine, and how well its lines fit where that is known."""
+    lines = ["| copies | rate | beta | a row that lies apart | residual | held out |"]
+    lines.append("|---|---:|---:|---:|---:|---:|")
+    for direction, words in (("copy_in", "in from"), ("copy_out", "out to")):
+        copies: Mapping[str, Line] = getattr(model.transfer, direction)
+        for placement, line in copies.items():
+            rows = line.terms.get("rows")
+            shares = _shares(model, [f"{direction}/{placement}"])
+            lines.append(
+                f"| {words} {_files(placement)} | {1e-9 / line.alpha:.1f} GB/s "
+                f"| {line.beta * 1e6:.0f} us "
+                f"| {f'{rows * 1e9:.3g} ns' if rows else ''} | {shares} |"
+            )
+    lines += ["", "| both ways at once | in takes | out takes |", "|---|---:|---:|"]
+    for pair, slower in model.transfer.slowdowns.items():
+        source, target = map(_files, pair.split("/"))
+        lines.append(
+            f"| in from {source}, out to {target} "
+            f"| {slower.copy_in:.2f} times as long | {slower.copy_out:.2f} times as long |"
+        )
+    kinds = {
+        "convolutions": [key for key in model.compute.lines if key.startswith("convolution")],
+        "passes over device memory": [
+            key for key in model.compute.lines if not key.startswith("convolution")
+        ],
+    }
+    if any(key in model.quality for key in model.compute.lines):
+        lines += ["", "| computing, the median line | residual | held out |", "|---|---:|---:|"]
+        lines += [f"| {name} | {_shares(model, keys)} |" for name, keys in kinds.items()]
+    said = [
+        f"{direction.replace('copy_', '')} {_files(placement)} {seconds * 1e3:.2g} ms"
+        for name, seconds in model.transfer.latency.items()
+        for direction, placement in [name.split("/")]
+    ]
+    latency = f"; staging's latency: {', '.join(said)}" if said else ""
+    host = (
+        f"The host: a call {model.call_seconds * 1e6:.0f} us, a step "
+        f"{model.step_seconds * 1e6:.0f} us, a launch {model.launch_seconds * 1e6:.0f} us{latency}."
+    )
+    return "\n".join([*lines, "", *textwrap.wrap(f"{host}{_calibrated(model)}", 100)])
+
+
+def _calibrated(model: MachineModel) -> str:
+    """How a model was made, where it says so: from how many samples, how long, how steady."""
+    if "calibration_seconds" not in model.facts:
+        return ""
+    drifts = [
+        f"{name.removeprefix('drift_of_').removesuffix('_share').replace('_', ' ')} "
+        f"{value * 100:+.1f} %"
+        for name, value in model.facts.items()
+        if name.startswith("drift_of_")
+    ]
+    drift = f"; drift from first to last: {', '.join(drifts)}" if drifts else ""
+    count = sum(len(held.work) for held in model.samples.values())
+    seconds = model.facts["calibration_seconds"]
+    return f" Calibrated in {seconds:.0f} s, with {count} samples{drift}."
+
+
+def _files(placement: str) -> str:
+    return "files" if placement == "disk" else placement
+
+
+def _shares(model: MachineModel, keys: list[str]) -> str:
+    """Medians of the two errors over lines, as cells; empty where they are unknown."""
+    cells = []
+    for name in ("residual", "held_out_error"):
+        known = [held[name] for held in map(model.quality.get, keys) if held and name in held]
+        cells.append(_percent(statistics.median(known)) if known else "")
+    return " | ".join(cells)
+
+
+def _percent(share: float) -> str:
+    return f"{share * 100:.1f} %"
+
+
+# The searches ------------------------------------------------------------------------------------
+
+
+def search_section(result: Mapping[str, Any]) -> str:
+    """Return how near the best the searches come, and how long planning takes."""
+    found = result["measurements"]
+    lines = ["| found, over the best of all splits | median | nine of ten | worst |"]
+    lines.append("|---|---:|---:|---:|")
+    for name in ("ordered", "local", "guided"):
+        spread = found[f"{name}: found over best"]
+        cells = " | ".join(f"{spread[at]:.3f}" for at in ("0.5", "0.9", "1.0"))
+        lines.append(f"| {name} search | {cells} |")
+    searches = [
+        held["median"] for name, held in found.items() if name.endswith(": seconds of a search")
+    ]
+    problems = found["guided: found over best"]["problems"]
+    lines += [
+        "",
+        f"Over {problems} calls. Planning takes, on one core and in the median:",
+        "",
+        "| | |",
+        "|---|---:|",
+        f"| one function, the {len(searches)} functions | {min(searches) * 1e3:.1f} to "
+        f"{max(searches) * 1e3:.1f} ms |",
+    ]
+    for name, held in found.items():
+        if name.endswith(": seconds to plan"):
+            label = name.removesuffix(": seconds to plan")
+            lines.append(f"| {label} | {held['median'] * 1e3:.0f} ms |")
+    return "\n".join(lines)
+
+
+# Accuracy ----------------------------------------------------------------------------------------
+
+
+def stored(folder: Path = common.RESULTS) -> list[Mapping[str, Any]]:
+    """Return what `model_accuracy` stored, on cards first; quick runs tell nothing."""
+    paths = sorted(folder.glob(f"{model_accuracy.NAME}_*.json"))
+    results = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+    return sorted(
+        (result for result in results if not result["quick"]),
+        key=lambda result: result["environment"]["device"] == "host",
+    )
+
+
+def calls_stored(folder: Path = common.RESULTS) -> list[Mapping[str, Any]]:
+    """Return those with calls."""
+    return [result for result in stored(folder) if result["measurements"].get("calls")]
+
+
+def machine_of(result: Mapping[str, Any]) -> str:
+    """Return what a result was measured on."""
+    where = result["environment"]
+    if where["gpu"]:
+        return str(where["gpu"]["name"])
+    return f"host device, {where['cores']} cores"
+
+
+def accuracy_section(results: list[Mapping[str, Any]]) -> str:
+    """Return the claims of every result, and the errors by placement, bound and stage."""
+    return "\n\n".join(part for result in results for part in _accuracy(result))
+
+
+def _accuracy(result: Mapping[str, Any]) -> list[str]:
+    where, drawn = result["environment"], result["measurements"]["drawn with"]
+    said = (
+        f"**{machine_of(result)}**, on {where['date'][:10]} at `{where['commit'][:7]}`, "
+        f"seed {drawn['seed']}:"
+    )
+    lines = ["| | measured | bound | |", "|---|---:|---:|---|"]
+    for claim in result["claims"]:
+        name, value, bound = claim["name"], claim["value"], claim["bound"]
+        limit = "" if bound is None else f"{claim['relation']} {shown(name, bound)}"
+        verdict = {True: "held", False: "**missed**", None: ""}[claim["holds"]]
+        lines.append(f"| {name.replace('_', ' ')} | {shown(name, value)} | {limit} | {verdict} |")
+    parts = [said, "\n".join(lines)]
+    if "summary" in result["measurements"]:
+        parts.append(_grouped(result["measurements"]["summary"]))
+    return parts
+
+
+def _grouped(summary: Mapping[str, Any]) -> str:
+    lines = ["| errors | calls | median | 90th percentile | predicted / measured |"]
+    lines.append("|---|---:|---:|---:|---:|")
+    for group, words in GROUPS.items():
+        for name, count, median, tail, _, ratio in accuracy_summary.rows(summary.get(group, {})):
+            label = words.format(name.replace("_", " "))
+            if group == "by_placement":
+                label = PLACES.get(name, label)
+            cells = (label, count, median.replace("%", " %"), tail.replace("%", " %"), ratio)
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def shown(name: str, value: float) -> str:
+    """Return the figure of a claim: an error in percent, a ratio, or a count.
+
+    Examples
+    --------
+    >>> shown("error of the replay, median", 0.0512), shown("calls measured", 60.0)
+    ('5.1 %', '60')
+    >>> shown("chosen split over best, median", 1.0042)
+    '1.004'
+    """
+    if name.startswith("error"):
+        return _percent(value)
+    return f"{value:.3f}" if " over " in name else f"{value:.0f}"
+
+
+def sections(folder: Path = common.RESULTS) -> dict[str, str]:
+    """Return the sections by the names in their markers."""
+    planned = json.loads((folder / f"{planning.NAME}.json").read_text(encoding="utf-8"))
+    return {
+        "machine": machine_section(shipped("h200")),
+        "searches": search_section(planned),
+        "accuracy": accuracy_section(stored(folder)),
+    }
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Write or check the sections; return the exit status."""
+    check = checks(__doc__, argv)
+    found = [fill(PAGE, *markers(name), text, check=check) for name, text in sections().items()]
+    return max(found)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
