@@ -1,6 +1,6 @@
 """Seconds of a whole split, twice: the paper's closed form beside a replay on a virtual clock.
 
-The closed form (section 4.3) needs eight numbers and no schedule, so it prices a split during the
+The closed form (section 4.3) needs ten numbers and no schedule, so it prices a split during the
 search. The replay runs the very steps of a schedule, in order on each stream and each waiting for
 the steps it names, and so sees what the closed form cannot: short rings and uneven pieces.
 """
@@ -53,6 +53,8 @@ class PipelineCost(Record):
         Of the first and of the last piece alone; parts of the totals.
     issue_seconds : float
         What the host takes to issue all steps, while the device works on those issued before.
+    waiting_seconds : float
+        For how long no copy in may start, because the data that its slot holds is still needed.
     """
 
     setup_seconds: float
@@ -64,6 +66,7 @@ class PipelineCost(Record):
     last_compute: float
     last_copy_out: float
     issue_seconds: float = 0.0
+    waiting_seconds: float = 0.0
 
     def __post_init__(self) -> None:
         for name in self.__dataclass_fields__:
@@ -87,7 +90,7 @@ INDEPENDENT = Slowdown()
 
 
 def _link_totals(cost: PipelineCost, slowdown: Slowdown) -> tuple[float, float]:
-    """Return the seconds of all copies in and of all copies out, slowing each other down.
+    """Return when all copies in are done and how long all copies out take, slowing each other down.
 
     The first copy in has the link alone, since nothing is computed yet, and so has the last copy
     out, since everything has arrived: with a single piece the directions never meet.
@@ -96,7 +99,7 @@ def _link_totals(cost: PipelineCost, slowdown: Slowdown) -> tuple[float, float]:
         max(cost.copy_in_seconds - cost.first_copy_in, 0.0),
         max(cost.copy_out_seconds - cost.last_copy_out, 0.0),
     )
-    return cost.first_copy_in + copy_in, copy_out + cost.last_copy_out
+    return cost.first_copy_in + copy_in + cost.waiting_seconds, copy_out + cost.last_copy_out
 
 
 def closed_form(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,6 +17,7 @@ from ooc_cudnn.pipeline.request import (
     Request,
     aligned,
 )
+from ooc_cudnn.pipeline.reuse import Reuse
 from perfmodel import PipelineCost, Price, Split, closed_form
 from perfmodel.transfer import Rows
 
@@ -101,29 +101,48 @@ class Counted(PieceClasses):
     def best(self, limit_bytes: int) -> Priced:
         """The fastest rings that fit; the smallest ones where none do."""
         best: Priced | None = None
-        for priced in self._worth_trying(limit_bytes):
-            if priced.price.memory_bytes > limit_bytes:
-                smallest = priced
-            elif best is None or priced.price.seconds < best.price.seconds * (1 - 1e-9):
+        for depth, whole_parameters in self._worth_trying(limit_bytes):
+            if self.memory_bytes(depth, whole_parameters) > limit_bytes:
+                smallest = depth, whole_parameters
+                continue
+            priced = self.priced(depth, whole_parameters)
+            if best is None or priced.price.seconds < best.price.seconds * (1 - 1e-9):
                 best = priced
-        return best or smallest
+        return best or self.priced(*smallest)
 
-    def _worth_trying(self, limit_bytes: int) -> Iterator[Priced]:
-        """Rings that no others beat in memory and seconds.
+    def _worth_trying(self, limit_bytes: int) -> Iterator[tuple[int, bool]]:
+        """Rings that no others beat in memory and seconds: (slots, whether parameters are whole).
 
         More slots are never slower, but with two sweeps: results that all wait for the second one
         leave later than those that it makes from what it loads again.
         """
         some_fit = False
         for depth in self.depths:
-            kept = self.priced(depth, True)
-            yield kept
-            if kept.price.memory_bytes <= limit_bytes and self.chain.sweeps == 1:
+            yield depth, True
+            if self.chain.sweeps == 1 and self.memory_bytes(depth, True) <= limit_bytes:
                 return
             if not some_fit:
-                ringed = self.priced(depth, False)
-                yield ringed
-                some_fit = ringed.price.memory_bytes <= limit_bytes
+                yield depth, False
+                some_fit = self.memory_bytes(depth, False) <= limit_bytes
+
+    def memory_bytes(self, depth: int, whole_parameters: bool) -> int:
+        """Device memory with such rings."""
+        slots = self._slots(depth, whole_parameters)
+        return sum(slots.get(name, 1) * aligned(count) for name, count in self.sizes.items())
+
+    def _slots(self, depth: int, whole_parameters: bool) -> dict[str, int]:
+        """Slots of each operand, in rings of `depth` at most; none where it is computed on."""
+        chain, found = self.chain, dict[str, int]()
+        for name in chain.operands:
+            if name in self._in_place:
+                found[name] = 0
+                continue
+            distinct, streamed = self.reuse(name).distinct, name in chain.streamed
+            slots = min(distinct, depth) if streamed or not whole_parameters else distinct
+            if streamed and chain.sweeps > 1 and chain.sweeps_of(name) == 1:
+                slots = min(slots, RING_DEPTHS[0])
+            found[name] = slots
+        return found
 
     def _distinct_bytes(self, name: str) -> int:
         """Bytes of every region of an operand once: halo rows count in each piece they go to."""
@@ -148,44 +167,24 @@ class Counted(PieceClasses):
     def _lying(self) -> dict[str, Rows]:
         return {}
 
-    def _loops(self, name: str) -> list[tuple[int, bool]]:
-        """The loops, outermost first: (times, whether an operand's region depends on it)."""
-        if name not in self._known_loops:
-            self._known_loops[name] = self._loops_of(name)
-        return self._known_loops[name]
+    def reuse(self, name: str) -> Reuse:
+        """How the loops go through the regions of an operand."""
+        if name not in self._reuse:
+            self._reuse[name] = Reuse(list(self._loops(name)))
+        return self._reuse[name]
 
     @cached_property
-    def _known_loops(self) -> dict[str, list[tuple[int, bool]]]:
+    def _reuse(self) -> dict[str, Reuse]:
         return {}
 
-    def _loops_of(self, name: str) -> list[tuple[int, bool]]:
-        found = []
+    def _loops(self, name: str) -> Iterator[tuple[int, bool]]:
         for axis in self.loop_order:
             if axis == SWEEP:
-                found.append((self.chain.sweeps_of(name), False))
-                continue
-            times = self.counts[axis]
-            seen = self.chain.distinct(name, axis, self.axes[axis])
-            found += [(seen, True), (times // seen, False)]
-        return found
-
-    def distinct(self, name: str) -> int:
-        """How many different regions of an operand the pieces need."""
-        return math.prod(times for times, depends in self._loops(name) if depends)
-
-    def loads(self, name: str, depth: int) -> int:
-        """How many regions are copied in, with `depth` slots to find earlier ones in."""
-        inner = self.distinct(name)
-        outside: list[tuple[int, bool]] = []
-        for times, depends in self._loops(name):
-            if inner <= depth:
-                break
-            outside.append((times, depends))
-            if depends:
-                inner //= times
-        while outside and (not outside[-1][1] or outside[-1][0] == 1):
-            outside.pop()
-        return inner * math.prod(times for times, _ in outside)
+                yield self.chain.sweeps_of(name), False
+            elif (times := self.counts[axis]) > 1:
+                seen = self.chain.distinct(name, axis, self.axes[axis])
+                yield seen, True
+                yield times // seen, False
 
     def _stays_in_place(self, name: str) -> bool:
         """Whether the pieces of an operand on the device are computed on where they lie.
@@ -199,6 +198,10 @@ class Counted(PieceClasses):
         axes = self.chain.operands[name].axes - ({"n"} if may_cut_n else set())
         return all(self.counts[axis] == 1 for axis in axes)
 
+    @cached_property
+    def _in_place(self) -> frozenset[str]:
+        return frozenset(name for name in self.chain.operands if self._stays_in_place(name))
+
     def _at_once(self, name: str) -> int:
         """Regions that are copied in before anything can leave, or out after all came in."""
         return self.block_pieces if name in self.chain.streamed else 1
@@ -206,39 +209,33 @@ class Counted(PieceClasses):
     def priced(self, depth: int, whole_parameters: bool) -> Priced:
         """Price the split with rings of `depth` slots, parameters kept whole or in a ring."""
         request, chain = self.request, self.chain
-        rings, memory = [], []
-        bytes_in, copy_in, first_in = 0, 0.0, 0.0
+        rings, memory = self._slots(depth, whole_parameters), []
+        bytes_in, first_in = 0, 0.0
         stays, steps = True, self.pieces
-        for name in chain.operands:
-            if self._stays_in_place(name):
-                rings.append((name, 0))
+        copies: dict[str, float] = {}
+        for name, slots in rings.items():
+            if not slots:
                 continue
-            distinct = self.distinct(name)
-            streamed = name in chain.streamed
-            slots = min(distinct, depth) if streamed or not whole_parameters else distinct
-            if chain.sweeps_of(name) == 1 and streamed:
-                slots = min(slots, RING_DEPTHS[0])
-            rings.append((name, slots))
             purpose = f"{name}: {slots} slot{'s' * (slots > 1)}"
             memory.append((purpose, slots * aligned(self.sizes[name])))
             if name not in chain.loaded:
                 continue
-            loads = self.loads(name, slots)
+            distinct, loads = self.reuse(name).distinct, self.reuse(name).loads(slots)
             steps += loads
             count = self._distinct_bytes(name) * loads // distinct
             bytes_in += count if request.specs[name].placement != "device" else 0
             spent = request.copy_seconds("in", name, count, loads, self._rows(name))
-            copy_in += spent
+            copies[name] = spent
             # A first sweep must see all pieces of its block before the second one makes a result;
             first_in += spent * min(1.0, self._at_once(name) / loads)
-            stays = stays and (loads == distinct or not streamed)
-        others = [name for name in self.sizes if name not in chain.operands]
-        for name in others:
-            memory.append((name.replace("_", " "), aligned(self.sizes[name])))
+            stays = stays and (loads == distinct or name not in chain.streamed)
+        for name, count in self.sizes.items():
+            if name not in rings:
+                memory.append((name.replace("_", " "), aligned(count)))
         bytes_out, copy_out, last_out = 0, 0.0, 0.0
         for name in chain.results:
-            if not self._stays_in_place(name):
-                pieces_out, spec = self.distinct(name), request.specs[name]
+            if rings[name]:
+                pieces_out, spec = self.reuse(name).distinct, request.specs[name]
                 steps += pieces_out
                 bytes_out += 0 if spec.placement == "device" else spec.nbytes
                 spent = request.copy_seconds("out", name, spec.nbytes, pieces_out, self._rows(name))
@@ -247,19 +244,49 @@ class Counted(PieceClasses):
                 at_once = self._at_once(name) if stays else 1
                 last_out += spent * min(1.0, at_once / pieces_out)
         latency = request.latency
-        copy_in, first_in = copy_in + latency[0], first_in + latency[0]
+        copy_in, first_in = sum(copies.values()) + latency[0], first_in + latency[0]
         copy_out, last_out = copy_out + latency[1], last_out + latency[1]
         cost = PipelineCost(
             request.machine.call_seconds, copy_in, self.compute_seconds, copy_out,
             min(first_in, copy_in), min(self.first_compute, self.compute_seconds),
             min(self.last_compute, self.compute_seconds), last_out,
             steps * request.machine.step_seconds + self.launched * request.machine.launch_seconds,
+            self._waiting_seconds(rings, copies, copy_out),
         )  # fmt: skip
         # Without overlap the same steps run, so the split is that of the overlapped call.
         return Priced(
             self._price(sum(count for _, count in memory), cost, overlap=depth > 1),
-            self.loop_order, tuple(rings), cost, tuple(memory), bytes_in, bytes_out,
+            self.loop_order, tuple(rings.items()), cost, tuple(memory), bytes_in, bytes_out,
         )  # fmt: skip
+
+    def _waiting_seconds(
+        self, rings: Mapping[str, int], copies: Mapping[str, float], copy_out: float
+    ) -> float:
+        """For how long copies in wait for slots whose regions are still needed."""
+        gates = {name: self.reuse(name).gate(rings[name]) for name in copies}
+        if not any(gates.values()):
+            return 0.0
+        gated = sum(spent for name, spent in copies.items() if gates[name])
+        # What else is copied in goes on meanwhile, and may be what computing waits for.
+        others = (sum(copies.values()) - gated) / self.pieces
+        pace = max(self.compute_seconds / self.pieces, others)
+        # Results leave at their own pace; computing is ahead of that by as many as have a slot.
+        held = min(
+            (
+                rings[name] * self.pieces / self.reuse(name).distinct
+                for name in self.chain.results
+                if rings[name]
+            ),
+            default=self.pieces,
+        )
+        waiting = 0.0
+        for gate in gates.values():
+            if gate:
+                until = max(gate.pieces * pace, (gate.pieces - held) * copy_out / self.pieces)
+                ahead = gate.spare * gated / (gate.blocks * gate.regions)
+                each = until - gate.block_pieces * others - ahead
+                waiting = max(waiting, (gate.blocks - 1) * each)
+        return waiting
 
     def _price(self, memory_bytes: int, cost: PipelineCost, *, overlap: bool) -> Price:
         if self.reason:
