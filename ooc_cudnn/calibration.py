@@ -44,7 +44,7 @@ __all__ = ["calibrate", "machine_for"]
 #: A line is refused if the timings of its typical sample lie further than this from their median:
 #: disturbances that spread them so far make the fit about half as slow again. (Files are on disks
 #: that others use.)
-TOO_NOISY, TOO_NOISY_FILES = 0.25, 0.5
+TOO_NOISY, TOO_NOISY_FILES = 0.25, 1.0
 
 
 def calibrate(

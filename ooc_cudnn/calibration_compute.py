@@ -38,7 +38,7 @@ ARITHMETIC = (
     ("float64", True),
 )
 #: Convolutions of each kind of arithmetic, memory order and direction; calls of each pass.
-GPU_COUNTS, HOST_COUNTS, QUICK_COUNTS = (28, 6), (9, 5), (4, 3)
+GPU_COUNTS, HOST_COUNTS, QUICK_COUNTS = (18, 4), (9, 5), (1, 1)
 #: Seconds that one sample takes, to tell how far a calibration is.
 SAMPLE_SECONDS = 0.03
 #: How often a launch is timed, and for how long: the fit has many launches to average over.
@@ -76,7 +76,7 @@ class ComputeMeasurements:
         """What is to be measured, in parts of known length."""
         found = []
         for dtype, tf32 in arithmetic(self.device):
-            for layout in self.device.layouts(dtype):
+            for layout in () if dtype in self.stand_ins else self.device.layouts(dtype):
                 for direction in DIRECTIONS:
                     launches = partial(self.convolutions, dtype, layout, direction, tf32)
                     found.append(
@@ -92,11 +92,20 @@ class ComputeMeasurements:
                 found.append(Group(f"passes, {dtype}", seconds, measure))
         return found
 
+    @property
+    def stand_ins(self) -> Mapping[str, str]:
+        """Convolutions that are computed as others are: TF32 on the host, bfloat16 on a card."""
+        return {"tf32": "float32"} if self.device.kind == "host" else {"bfloat16": "float16"}
+
     def with_stand_ins(self, lines: dict[str, Line]) -> dict[str, Line]:
-        """Add the lines of TF32 on the host, which computes it as float32."""
-        if self.device.kind == "host":
-            strict = [key for key in lines if key.startswith("convolution/float32/")]
-            lines.update({key.replace("float32", "tf32"): lines[key] for key in strict})
+        """Add the lines that others stand in for."""
+        for arithmetic, stands_in in self.stand_ins.items():
+            start = f"convolution/{stands_in}/"
+            lines |= {
+                f"convolution/{arithmetic}/{key.removeprefix(start)}": line
+                for key, line in lines.items()
+                if key.startswith(start)
+            }
         return lines
 
     def convolutions(self, dtype: str, layout: str, direction: str, tf32: bool) -> Launches:

@@ -71,6 +71,17 @@ class Work(Record):
         """Key and problem: what is the same for all sizes of one computation."""
         return f"{self.key}: {self.problem}"
 
+    @property
+    def family(self) -> str:
+        """Key, and the problem up to its first semicolon: what may be as well or badly predicted.
+
+        Examples
+        --------
+        >>> Work("convolution", 1.0, 1.0, problem="3x3; 64 to 128").family
+        'convolution: 3x3'
+        """
+        return f"{self.key}: {self.problem.partition(';')[0]}"
+
     def to_json(self) -> dict[str, Any]:
         """Return a dict of plain JSON values."""
         return {**super().to_json(), "features": dict(self.features)}
@@ -200,7 +211,7 @@ class ComputeModel:
     ----------
     lines : mapping from key to Line
         Over flops where the key starts with "convolution", over device bytes elsewhere.
-    corrections : mapping from `Work.kind` to float
+    corrections : mapping from `Work.kind`, or `Work.family`, to float
         Factors for the seconds of what was tried on the device. They hold for one process and are
         not stored.
 
@@ -225,8 +236,9 @@ class ComputeModel:
 
         Parameters
         ----------
-        corrections : mapping from `Work.kind` to float
-            Measured seconds over those of the line, for all work of that kind.
+        corrections : mapping from `Work.kind`, or `Work.family`, to float
+            Measured seconds over those of the line, for all work of that kind; and for what is
+            of that family, but of no kind that was tried.
         """
         return replace(self, corrections={**self.corrections, **corrections})
 
@@ -281,7 +293,10 @@ class ComputeModel:
         line = self.lines[self.nearest_key(work.key)]
         # t = alpha * flops + beta, or alpha * bytes + beta, and the further terms of the line
         seconds = line.seconds(work.amount, work.features)
-        return seconds * self.corrections.get(work.kind, 1.0)
+        if not self.corrections:
+            return seconds
+        of_family = self.corrections.get(work.family, 1.0)
+        return seconds * self.corrections.get(work.kind, of_family)
 
     def to_json(self) -> dict[str, Any]:
         """Return a dict of plain JSON values."""

@@ -31,6 +31,9 @@ FOLDS = 5
 
 NO_FEATURES: Mapping[str, Any] = Table({})
 
+MOST_UNEVEN = 10.0
+"""A prediction further off than by this factor counts as one that is."""
+
 FALL_FORGIVEN = 0.1
 """A drift of the clock may make flat timings fall by this share; more is no drift."""
 
@@ -300,12 +303,16 @@ def _reweighted(rows: Floats, *, non_negative: bool) -> tuple[Floats, Floats]:
     weights = np.ones(len(rows))
     for round_ in range(60):
         solution = _least_squares(rows, weights, non_negative=non_negative)
-        errors = np.abs(rows @ solution - 1.0)
+        # Half as long counts as much as twice as long: e = log(p / t).
+        ratios = np.clip(rows @ solution, 1.0 / MOST_UNEVEN, MOST_UNEVEN)
+        errors = np.maximum(np.abs(np.log(ratios)), 1e-9)
         if round_ < 30:
             weights = 1.0 / np.maximum(errors, 1e-6)
         else:
             spread = max(1.4826 * float(np.median(errors)), 1e-6)
             weights = 1.0 / (1.0 + (errors / (2.385 * spread)) ** 2)
+        # as squares of p / t - 1: the derivative of the loss of e is that of the weighted square
+        weights = weights * errors / (ratios * np.maximum(np.abs(ratios - 1.0), 1e-9))
     return solution, weights
 
 

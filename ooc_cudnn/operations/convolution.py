@@ -244,8 +244,8 @@ class Convolution:
             "x".join(map(str, sizes)) for sizes in (self.w_shape[2:], self.stride, self.dilation)
         )
         return (
-            f"{self.x_shape[1]} to {self.w_shape[0]} in {self.groups}, window {window}, "
-            f"stride {stride}, dilation {dilation}"
+            f"window {window}, stride {stride}, dilation {dilation}; "
+            f"{self.x_shape[1]} to {self.w_shape[0]} in {self.groups}"
         )
 
     def magnitude(self, x: Array, *parameters: Array) -> Array:

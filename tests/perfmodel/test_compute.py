@@ -133,3 +133,11 @@ def test_the_features_of_a_pass():
 def test_a_plain_key_stands_in_for_its_parts_before_a_sibling_does():
     model = ComputeModel({"pointwise/float32": Line(1, 0), "pointwise/float32/pooling": Line(9, 0)})
     assert model.nearest_key("pointwise/float32/softmax") == "pointwise/float32"
+
+
+def test_what_was_tried_stands_for_its_family_until_more_is_known():
+    tried = Work("pointwise/float32", 0.0, 4.2e9, problem="3x3; 64 to 64")
+    cut = Work("pointwise/float32", 0.0, 4.2e9, problem="3x3; 32 to 64")
+    corrected = MODEL.corrected({tried.kind: 0.5, tried.family: 2.0})
+    assert corrected.seconds(tried) == pytest.approx(MODEL.seconds(tried) / 2)
+    assert corrected.seconds(cut) == pytest.approx(MODEL.seconds(cut) * 2)

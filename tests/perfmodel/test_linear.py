@@ -207,3 +207,11 @@ def test_terms_go_to_json_and_back_and_lines_without_them_stay_as_they_were():
         Line(1.0, 2.0, {"bytes": -3.0})
     with pytest.raises(ValueError, match="unknown 'gamma'"):
         Line.from_json({"alpha": 1.0, "beta": 2.0, "gamma": 1.0})
+
+
+def test_half_as_long_counts_as_much_as_twice_as_long():
+    """Timings that scatter by factors are met in the middle, not at their lowest."""
+    rng = np.random.default_rng(4)
+    work = 10 ** rng.uniform(6, 9, 400)
+    seconds = 1e-9 * work * np.exp(rng.normal(0.0, 1.0, 400))
+    assert fit(work, seconds).line.alpha == pytest.approx(1e-9, rel=0.25)
