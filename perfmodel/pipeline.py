@@ -55,6 +55,9 @@ class PipelineCost(Record):
         What the host takes to issue all steps, while the device works on those issued before.
     waiting_seconds : float
         For how long no copy in may start, because the data that its slot holds is still needed.
+    turning_seconds : float
+        What the slots of the slowest ring take to be filled, used and freed as often as it needs,
+        one after the other: where staging takes long, a short ring binds.
     """
 
     setup_seconds: float
@@ -67,6 +70,7 @@ class PipelineCost(Record):
     last_copy_out: float
     issue_seconds: float = 0.0
     waiting_seconds: float = 0.0
+    turning_seconds: float = 0.0
 
     def __post_init__(self) -> None:
         for name in self.__dataclass_fields__:
@@ -128,7 +132,7 @@ def closed_form(
     if not overlap:
         # T = T_setup + T_in + T_compute + T_out
         stages = cost.copy_in_seconds + cost.compute_seconds + cost.copy_out_seconds
-        return cost.setup_seconds + max(stages, cost.issue_seconds)
+        return cost.setup_seconds + max(stages, cost.issue_seconds, cost.turning_seconds)
     copy_in, copy_out = _link_totals(cost, slowdown)
     # T = T_setup + max over stages of (fill before it + all of it + drain after it);
     # for N equal pieces this is T_setup + (N - 1) * max(t_in, t_c, t_out) + t_in + t_c + t_out;
@@ -138,6 +142,7 @@ def closed_form(
         cost.first_copy_in + cost.compute_seconds + cost.last_copy_out,
         cost.first_copy_in + cost.first_compute + copy_out,
         cost.issue_seconds + cost.last_copy_out,
+        cost.turning_seconds + cost.last_copy_out,
     )
 
 
@@ -170,6 +175,8 @@ class VirtualStep:
         Of the host memory of a copy; it decides how much it and its opposite slow each other down.
     issued : float
         When the host issues it: it starts no earlier.
+    latency : float
+        How long after what it waits for it can start, at the earliest: staging takes a while.
     """
 
     stream: Stage
@@ -177,12 +184,14 @@ class VirtualStep:
     waits: tuple[int, ...] = ()
     placement: str = "pinned"
     issued: float = 0.0
+    latency: float = 0.0
 
     def __post_init__(self) -> None:
         if self.stream not in STAGES:
             raise ValueError(f"stream is {self.stream!r}; it must be one of {', '.join(STAGES)}")
         object.__setattr__(self, "seconds", number("seconds", self.seconds))
         object.__setattr__(self, "issued", number("issued", self.issued))
+        object.__setattr__(self, "latency", number("latency", self.latency))
         object.__setattr__(self, "waits", tuple(self.waits))
 
     def to_json(self) -> dict[str, Any]:
@@ -193,12 +202,13 @@ class VirtualStep:
             "waits": list(self.waits),
             "placement": self.placement,
             "issued": self.issued,
+            "latency": self.latency,
         }
 
     @classmethod
     def from_json(cls, data: object) -> VirtualStep:
         """Return what `to_json` described."""
-        names = ("stream", "seconds", "waits", "placement", "issued")
+        names = ("stream", "seconds", "waits", "placement", "issued", "latency")
         return cls(**members("VirtualStep", data, names))
 
 
@@ -276,6 +286,8 @@ class _Clock:
         self.running: dict[str, int] = {}
         self.missing = [0] * len(steps)
         self.dependents: list[list[int]] = [[] for _ in steps]
+        #: When a step could start, once nothing that it waits for is missing.
+        self.ready = [max(step.issued, step.latency) for step in steps]
         self.slowdown = lru_cache(transfer.slowdown)
         #: By what factor the copy that runs in each direction is slowed down now.
         self.factors = {"copy_in": 1.0, "copy_out": 1.0}
@@ -294,15 +306,15 @@ class _Clock:
         self._start_ready()
         while self.running or any(self.queues.values()):
             due = [self.finish[index] for index in self.running.values()]
-            self.now = min(due + self._issues())
+            self.now = min(due + self._getting_ready())
             self._finish_due()
             self._start_ready()
         return Timeline(tuple(self.start), tuple(self.finish))
 
-    def _issues(self) -> list[float]:
-        """When steps are issued that nothing but that keeps from starting."""
+    def _getting_ready(self) -> list[float]:
+        """When steps are ready that nothing but that keeps from starting."""
         return [
-            self.steps[queue[-1]].issued
+            self.ready[queue[-1]]
             for stream, queue in self.queues.items()
             if queue and stream not in self.running and not self.missing[queue[-1]]
         ]
@@ -313,13 +325,15 @@ class _Clock:
                 del self.running[stream]
                 for waiting in self.dependents[index]:
                     self.missing[waiting] -= 1
+                    staged = self.now + self.steps[waiting].latency
+                    self.ready[waiting] = max(self.ready[waiting], staged)
 
     def _start_ready(self) -> None:
         """Start what can start now; `finish` of a running step assumes that nothing changes."""
         for stream, queue in self.queues.items():
             if not queue or stream in self.running or self.missing[queue[-1]]:
                 continue
-            if self.steps[queue[-1]].issued <= self.now:
+            if self.ready[queue[-1]] <= self.now:
                 index = self.running[stream] = queue.pop()
                 self.start[index] = self.now
                 # as slow as the copy before it; put right below if its opposite has changed

@@ -238,7 +238,6 @@ class SimulatedRun:
         self.steps: list[VirtualStep] = []
         self.intervals: tuple[tuple[float, float], ...] = ()
         self._machine = machine
-        self._latency = {"copy_in": 0.0, "copy_out": 0.0}
         self._overlap = overlap
 
     def submit(
@@ -252,18 +251,16 @@ class SimulatedRun:
         handle = SimulatedStream()
         action(handle)
         index = len(self.steps)
-        if stream != "compute":
-            # The first copy of a direction takes what its slowest placement takes to get going.
-            latency = self._machine.transfer.latency_of(stream, handle.placement)
-            handle.seconds += max(0.0, latency - self._latency[stream])
-            self._latency[stream] = max(latency, self._latency[stream])
         if self._overlap:
             after = tuple(event.index for event in waits if isinstance(event, SimulatedEvent))
         else:
             after = (index - 1,) if index else ()
         issued = (index + 1) * self._machine.step_seconds
+        latency = 0.0
+        if stream != "compute":
+            latency = self._machine.transfer.latency_of(stream, handle.placement)
         self.steps.append(
-            VirtualStep(stream, handle.seconds, after, handle.placement, issued)  # type: ignore[arg-type]
+            VirtualStep(stream, handle.seconds, after, handle.placement, issued, latency)  # type: ignore[arg-type]
         )
         return SimulatedEvent(self, index)
 

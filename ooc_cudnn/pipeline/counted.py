@@ -212,7 +212,7 @@ class Counted(PieceClasses):
         rings, memory = self._slots(depth, whole_parameters), []
         bytes_in, first_in = 0, 0.0
         stays, steps = True, self.pieces
-        copies: dict[str, float] = {}
+        copies, turning = dict[str, float](), list[float]()
         for name, slots in rings.items():
             if not slots:
                 continue
@@ -226,6 +226,7 @@ class Counted(PieceClasses):
             bytes_in += count if request.specs[name].placement != "device" else 0
             spent = request.copy_seconds("in", name, count, loads, self._rows(name))
             copies[name] = spent
+            turning.append(self._turning_seconds("copy_in", name, slots, loads, spent))
             # A first sweep must see all pieces of its block before the second one makes a result;
             first_in += spent * min(1.0, self._at_once(name) / loads)
             stays = stays and (loads == distinct or name not in chain.streamed)
@@ -240,6 +241,9 @@ class Counted(PieceClasses):
                 bytes_out += 0 if spec.placement == "device" else spec.nbytes
                 spent = request.copy_seconds("out", name, spec.nbytes, pieces_out, self._rows(name))
                 copy_out += spent
+                turning.append(
+                    self._turning_seconds("copy_out", name, rings[name], pieces_out, spent)
+                )
                 # ... which all leave at the end, unless the second sweep has to load them again.
                 at_once = self._at_once(name) if stays else 1
                 last_out += spent * min(1.0, at_once / pieces_out)
@@ -252,12 +256,27 @@ class Counted(PieceClasses):
             min(self.last_compute, self.compute_seconds), last_out,
             steps * request.machine.step_seconds + self.launched * request.machine.launch_seconds,
             self._waiting_seconds(rings, copies, copy_out),
+            max(turning, default=0.0),
         )  # fmt: skip
         # Without overlap the same steps run, so the split is that of the overlapped call.
         return Priced(
             self._price(sum(count for _, count in memory), cost, overlap=depth > 1),
             self.loop_order, tuple(rings.items()), cost, tuple(memory), bytes_in, bytes_out,
         )  # fmt: skip
+
+    def _turning_seconds(
+        self, direction: str, name: str, slots: int, copies: int, seconds: float
+    ) -> float:
+        """What the slots of a ring take to be staged, copied and computed on, one after the other.
+
+        Only staging takes so long that this matters where a ring is short.
+        """
+        placement = self.request.specs[name].placement
+        latency = self.request.machine.transfer.latency_of(direction, placement)
+        if not latency:
+            return 0.0
+        each = latency + seconds / copies + self.compute_seconds / self.pieces
+        return each * copies / slots
 
     def _waiting_seconds(
         self, rings: Mapping[str, int], copies: Mapping[str, float], copy_out: float

@@ -239,3 +239,31 @@ def test_issuing_binds_where_steps_are_many_and_small():
     cost = PipelineCost(0.0, 4.0, 8.0, 4.0, 1.0, 2.0, 2.0, 1.0, issue_seconds=20.0)
     assert closed_form(cost) == 21.0
     assert closed_form(cost, overlap=False) == 20.0
+
+
+def test_what_is_staged_starts_a_while_after_what_it_waits_for():
+    steps = [
+        VirtualStep("copy_in", 1.0, latency=0.5),
+        VirtualStep("compute", 1.0, (0,)),
+        VirtualStep("copy_in", 1.0, (1,), latency=0.5),
+        VirtualStep("copy_in", 1.0, latency=0.5),
+    ]
+    # the last one was staged long before its stream is free
+    assert replay(steps).start == (0.5, 1.5, 3.0, 4.0)
+
+
+def test_a_short_ring_of_what_is_staged_binds():
+    """Eight pieces, one slot each way: the formula and the steps agree."""
+    latency, seconds, compute = 3.0, 1.0, 0.25
+    steps = []
+    for piece in range(8):
+        before = (3 * piece - 2,) if piece else ()
+        steps.append(VirtualStep("copy_in", seconds, before, latency=latency))
+        steps.append(VirtualStep("compute", compute, (3 * piece,)))
+        steps.append(VirtualStep("copy_out", 0.1, (3 * piece + 1,)))
+    turning = 8 * (latency + seconds + compute)
+    cost = PipelineCost(
+        0.0, 8 * seconds + latency, 8 * compute, 0.8, seconds + latency, compute, compute, 0.1,
+        turning_seconds=turning,
+    )  # fmt: skip
+    assert replay(steps).seconds == pytest.approx(closed_form(cost), rel=0.01)
