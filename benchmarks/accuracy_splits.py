@@ -43,7 +43,7 @@ FINALISTS, LEAST_FINAL_ROUNDS, MOST_FINAL_ROUNDS, FINAL_SECONDS = 3, 9, 31, 8.0
 #: Memory limits, over the bytes of all operands: such that every call has to be cut.
 SHARES = (0.08, 0.5)
 
-_SMALLER = {"cuda": (64 * MIB, 384 * MIB), "host": (6 * MIB, 32 * MIB)}
+_SMALLER = {"cuda": (384 * MIB, 1536 * MIB), "host": (6 * MIB, 32 * MIB)}
 
 
 def problem_scale(name: str) -> Scale:
