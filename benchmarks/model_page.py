@@ -27,6 +27,7 @@ GROUPS = {
     "by_binding_stage": "bound by {}",
     "by_stage_of_replay": "{} alone, busy seconds of the replay",
 }
+VERDICTS = {True: "held", False: "**missed**", None: ""}
 PLACES = {"disk": "slowest operand in a file", "device": "all operands on the device"}
 
 
@@ -92,10 +93,10 @@ def _calibrated(model: MachineModel) -> str:
         for name, value in model.facts.items()
         if name.startswith("drift_of_")
     ]
-    drift = f"; drift from first to last: {', '.join(drifts)}" if drifts else ""
+    drift = f", drift from first to last: {', '.join(drifts)}" if drifts else ""
     count = sum(len(held.work) for held in model.samples.values())
     seconds = model.facts["calibration_seconds"]
-    return f" Calibrated in {seconds:.0f} s, with {count} samples{drift}."
+    return f" Calibrated in {seconds:.0f} s{drift}; {count} samples are kept."
 
 
 def _files(placement: str) -> str:
@@ -103,12 +104,29 @@ def _files(placement: str) -> str:
 
 
 def _shares(model: MachineModel, keys: list[str]) -> str:
-    """Medians of the two errors over lines, as cells; empty where they are unknown."""
-    cells = []
-    for name in ("residual", "held_out_error"):
-        known = [held[name] for held in map(model.quality.get, keys) if held and name in held]
-        cells.append(_percent(statistics.median(known)) if known else "")
+    """Medians of the two errors over lines, as cells; empty where they are unknown.
+
+    The residual is that of the line on the samples that are kept, where there are any.
+    """
+    residuals, held_out = [], []
+    for key in keys:
+        quality = model.quality.get(key, {})
+        if key in model.samples:
+            errors = model.samples[key].residuals(_line(model, key))
+            residuals.append(statistics.median(abs(errors).tolist()))
+        elif "residual" in quality:
+            residuals.append(quality["residual"])
+        held_out += [quality["held_out_error"]] if "held_out_error" in quality else []
+    cells = [_percent(statistics.median(known)) if known else "" for known in (residuals, held_out)]
     return " | ".join(cells)
+
+
+def _line(model: MachineModel, key: str) -> Line:
+    if not key.startswith("copy_"):
+        return model.compute.lines[key]
+    direction, placement = key.split("/")
+    copies: Mapping[str, Line] = getattr(model.transfer, direction)
+    return copies[placement]
 
 
 def _percent(share: float) -> str:
@@ -133,17 +151,18 @@ def search_section(result: Mapping[str, Any]) -> str:
     problems = found["guided: found over best"]["problems"]
     lines += [
         "",
-        f"Over {problems} calls. Planning takes, on one core and in the median:",
+        f"Over {problems} calls. A search takes {min(searches) * 1e3:.1f} to "
+        f"{max(searches) * 1e3:.1f} ms, the median of each of the {len(searches)} functions, "
+        "on one core:",
         "",
-        "| | |",
-        "|---|---:|",
-        f"| one function, the {len(searches)} functions | {min(searches) * 1e3:.1f} to "
-        f"{max(searches) * 1e3:.1f} ms |",
+        "| | ms | bound | |",
+        "|---|---:|---:|---|",
     ]
-    for name, held in found.items():
-        if name.endswith(": seconds to plan"):
-            label = name.removesuffix(": seconds to plan")
-            lines.append(f"| {label} | {held['median'] * 1e3:.0f} ms |")
+    for claim in result["claims"]:
+        if claim["unit"] == "ms":
+            limit = "" if claim["bound"] is None else f"{claim['relation']} {claim['bound']:.0f}"
+            verdict = VERDICTS[claim["holds"]]
+            lines.append(f"| {claim['name']} | {claim['value']:.1f} | {limit} | {verdict} |")
     return "\n".join(lines)
 
 
@@ -188,7 +207,7 @@ def _accuracy(result: Mapping[str, Any]) -> list[str]:
     for claim in result["claims"]:
         name, value, bound = claim["name"], claim["value"], claim["bound"]
         limit = "" if bound is None else f"{claim['relation']} {shown(name, bound)}"
-        verdict = {True: "held", False: "**missed**", None: ""}[claim["holds"]]
+        verdict = VERDICTS[claim["holds"]]
         lines.append(f"| {name.replace('_', ' ')} | {shown(name, value)} | {limit} | {verdict} |")
     parts = [said, "\n".join(lines)]
     if "summary" in result["measurements"]:

@@ -92,14 +92,37 @@ def test_a_result_of_splits_alone_has_no_groups():
     assert "median | 90th" not in model_page.accuracy_section([only])
 
 
+def test_searches_show_what_they_find_and_how_long_they_take():
+    spread = {"0.5": 1.0, "0.9": 1.5, "1.0": 12.1875, "problems": 9}
+    keys = ("name", "value", "bound", "relation", "unit", "holds")
+    claims = [
+        ("guided: found over best, the worst", 1.002, 1.01, "<=", "", True),
+        ("search for one function, slowest median", 11.41, 5.0, "<=", "ms", False),
+    ]
+    found = {f"{name}: found over best": spread for name in ("ordered", "local", "guided")}
+    found |= {f"{name}: seconds of a search": {"median": seconds}
+              for name, seconds in (("one", 0.0022), ("other", 0.01141))}  # fmt: skip
+    section = model_page.search_section(
+        {
+            "measurements": found,
+            "claims": [dict(zip(keys, claim, strict=True)) for claim in claims],
+        }
+    )
+    assert "| ordered search | 1.000 | 1.500 | 12.188 |" in section
+    assert "Over 9 calls. A search takes 2.2 to 11.4 ms" in section
+    assert "| search for one function, slowest median | 11.4 | <= 5 | **missed** |" in section
+    assert "the worst" not in section
+
+
 def test_a_machine_shows_its_lines_and_how_it_was_made(calibrated):
     section = model_page.machine_section(calibrated)
     rate = 1e-9 / calibrated.transfer.copy_in["pinned"].alpha
     assert f"| in from pinned | {rate:.1f} GB/s |" in section
-    assert "| 1.2 % | 3.5 % |" in section
+    # 1 / 1.1 - 1 on the samples, whatever its quality says
+    assert "| 9.1 % | 3.5 % |" in section
     assert "| convolutions | 20.0 % | 30.0 % |" in section
     said = " ".join(section.split())
-    assert "Calibrated in 49 s, with 3 samples; drift from first to last: copy in -1.2 %." in said
+    assert "Calibrated in 49 s, drift from first to last: copy in -1.2 %; 3 samples are" in said
 
 
 def test_one_without_samples_shows_what_it_has():
