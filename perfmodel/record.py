@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import ItemsView, Iterable, Iterator, Mapping
 from dataclasses import fields
 from typing import Any, Self, TypeVar, cast
 
@@ -28,7 +28,7 @@ def number(name: str, value: object, at_least: float = 0.0) -> float:
     ValueError: seconds is nan; it must be a finite number of at least 0.0
     """
     if type(value) is not float:
-        if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        if isinstance(value, bool) or not isinstance(value, (int, numbers.Real)):
             raise TypeError(f"{name} is {value!r}; it must be a number")
         try:
             value = float(value)
@@ -50,11 +50,13 @@ def whole(name: str, value: object, at_least: int = 0) -> int:
     Traceback (most recent call last):
     ValueError: copies is 0; it must be at least 1
     """
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        raise TypeError(f"{name} is {value!r}; it must be a whole number")
+    if type(value) is not int:
+        if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+            raise TypeError(f"{name} is {value!r}; it must be a whole number")
+        value = int(value)
     if value < at_least:
         raise ValueError(f"{name} is {value!r}; it must be at least {at_least}")
-    return int(value)
+    return value
 
 
 def text(name: str, value: object) -> str:
@@ -111,8 +113,15 @@ class Table(Mapping[str, Value]):
     def __getitem__(self, key: str) -> Value:
         return self._items[key]
 
+    def __contains__(self, key: object) -> bool:
+        return key in self._items
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._items)
+
+    def items(self) -> ItemsView[str, Value]:
+        """Names and values, as those of a dict: predictions go through them often."""
+        return self._items.items()
 
     def __len__(self) -> int:
         return len(self._items)

@@ -91,7 +91,7 @@ def _larger_pieces_help(request: Request, whole: Plan) -> bool:
     what they read and write still crosses the link.
     """
     large = large_piece(request)
-    least = max(large.seconds, request.floor.seconds)
+    least = max(large.seconds, request.floor_seconds(0.0, request.memory_limit))
     return (
         large.memory_bytes > request.memory_limit
         and whole.compute_seconds > WORTH_CUTTING * large.seconds

@@ -1,376 +1,275 @@
-"""What all splits made of some piece sizes are estimated to cost, at once.
+"""What the splits of a grid are estimated to cost within a memory limit, all at once.
 
-The formulas of `Counted` stand here once more, for arrays of axes (rings, n, c_y, h_y, c_x). Pieces
-come from `piece_model`, so an estimate is good to a few percent; it says which splits are
-worth pricing.
+It says which splits are worth pricing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from functools import cached_property
-from typing import Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ooc_cudnn.operations.splittable import AXES, SWEEP, Piece
+from ooc_cudnn.operations.splittable import AXES, SWEEP
 from ooc_cudnn.pipeline.counted import RING_DEPTHS
-from ooc_cudnn.pipeline.loop_orders import LoopOrder, different_orders
-from ooc_cudnn.pipeline.piece_model import BYTES, ELEMENTS, PieceModel, Sizes, Values
-from ooc_cudnn.pipeline.request import (
-    ALIGNMENT,
-    LARGEST_BATCH,
-    LARGEST_PIECE_BYTES,
-    LARGEST_PIECE_ELEMENTS,
-    Request,
-)
+from ooc_cudnn.pipeline.grid import ONE, Grid, Mask, product
+from ooc_cudnn.pipeline.grid_reuse import gate
+from ooc_cudnn.pipeline.grid_reuse import loads as loads_of
+from ooc_cudnn.pipeline.loop_orders import LoopOrder
+from ooc_cudnn.pipeline.piece_model import Values
 from perfmodel import Split
 from perfmodel.search_guided import WORTH_A_CUT, WORTH_TWICE_THE_PIECES
 
-Mask = NDArray[np.bool_]
-_ONE: Values = np.ones((1,) * 5)
+_NOTHING: Values = np.zeros((1,) * 5)
 
 
-class Link(NamedTuple):
-    """Seconds of moving an operand one way: so many per byte, and so many per copy."""
+class Estimates:
+    """Seconds of every split of a grid, with its best rings."""
 
-    per_byte: float
-    per_copy: float
+    def __init__(self, grid: Grid, limit_bytes: int) -> None:
+        self.grid, self.call, self.request = grid, grid.call, grid.request
+        self.limit_bytes = limit_bytes
 
+    # Rings --------------------------------------------------------------------------------------
 
-class Grid:
-    """Every split made of some piece sizes, largest first on each axis."""
+    def _slots(self, name: str, depth: Values | float, whole: Mask | bool) -> Values:
+        """Slots of an operand in rings of some depth: `Counted._slots`."""
+        distinct, call = self.grid.distinct[name], self.call
+        if name not in call.streamed:
+            if whole is True:
+                return distinct
+            return np.where(whole, distinct, np.minimum(distinct, depth))
+        if call.sweeps > 1 and call.sweeps_of(name) == 1:
+            depth = np.minimum(depth, float(RING_DEPTHS[0]))
+        return np.minimum(distinct, depth)
 
-    def __init__(
-        self, request: Request, layout: str, sizes: Sizes, looked_at: Sizes | None = None
-    ) -> None:
-        self.request, self.call, self.sizes = request, request.chain, sizes
-        self.shape = tuple(len(sizes[axis]) for axis in AXES)
-        self.ranges = {
-            axis: [self.call.axis_ranges(axis, size) for size in sizes[axis]] for axis in AXES
-        }
-        self.counts = {
-            axis: self._along(axis, [len(cut) for cut in self.ranges[axis]]) for axis in AXES
-        }
-        self.pieces = _product(self.counts.values())
-        model = PieceModel(request.piece_costs(layout), sizes, looked_at)
-        self.memory = {name: values[np.newaxis] for name, values in model.memory.items()}
-        self.compute_seconds: Values = (
-            self.pieces * model.launch_seconds + model.work_seconds + model.completing_seconds
-        )
-        results = _product(self.counts[axis] for axis in AXES if axis not in self.call.reduced)
-        self.launched = self.pieces * model.launches + results * model.completing_launches
-        self.piece_seconds = self.compute_seconds / (self.pieces * self.call.sweeps)
-
-    def _along(self, axis: str, values: Sequence[float]) -> Values:
-        """Values along one axis, to be broadcast."""
-        if len(values) == 1 and values[0] == 1:
-            return _ONE
-        shape = [1] * 5
-        shape[1 + AXES.index(axis)] = len(values)
-        return np.array(values, dtype=np.float64).reshape(shape)
-
-    # Operands -----------------------------------------------------------------------------------
+    def _fits(self, depth: Values | float, whole: bool) -> Mask:
+        """Which splits fit with such rings."""
+        memory: Values = self.grid.scratch_bytes
+        for name, each in self.grid.slot_bytes.items():
+            memory = memory + self._slots(name, depth, whole) * each
+        fits: Mask = memory <= self.limit_bytes
+        return fits
 
     @cached_property
-    def seen(self) -> dict[str, dict[str, Values]]:
-        """How many regions of each operand the ranges of each axis make."""
-        call = self.call
-        return {
-            name: {
-                axis: self._along(axis, [call.distinct(name, axis, cut) for cut in cuts])
-                for axis, cuts in self.ranges.items()
-            }
-            for name in call.operands
-        }
+    def _parameters_matter(self) -> bool:
+        """Whether it makes a difference if parameters are whole or in a ring."""
+        parameters = set(self.call.operands) - set(self.call.streamed)
+        return any(self.grid.distinct[name].max() > 1 for name in parameters)
 
     @cached_property
-    def distinct(self) -> dict[str, Values]:
-        """How many different regions of each operand the pieces need."""
-        return {name: _product(seen.values()) for name, seen in self.seen.items()}
+    def _deepest(self) -> tuple[Values, Mask | bool]:
+        """The deepest rings that fit, with parameters whole and, if that matters, in a ring.
 
-    @cached_property
-    def outside(self) -> dict[str, Mask | bool]:
-        """Where an operand is not computed on as it lies."""
-        found: dict[str, Mask | bool] = dict.fromkeys(self.call.operands, True)
-        for name, may_cut_n in self.request.computed_on_in_place.items():
-            axes = self.call.operands[name].axes - ({"n"} if may_cut_n else set())
-            found[name] = _product([self.counts[axis] for axis in axes]) > 1
-        return found
-
-    @cached_property
-    def bytes_read(self) -> dict[str, Values]:
-        """Bytes of all different regions of an operand, halo rows as often as they are needed."""
-        found = {}
-        for name in self.call.loaded:
-            spec, operand = self.request.specs[name], self.call.operands[name]
-            found[name] = _ONE * spec.nbytes
-            if "h_y" in operand.axes and len(spec.shape) > 2 and self.pieces is not _ONE:
-                found[name] = found[name] / spec.shape[2] * self._rows_read(name)
-        return found
-
-    def _rows_read(self, name: str) -> Values:
-        """Rows of an operand that all pieces of each size read, one image and channel of it."""
-        height, call = self.request.specs[name].shape[2], self.call
-        rows = []
-        n, c_y, c_x = (self.ranges[axis][0][0] for axis in ("n", "c_y", "c_x"))
-        for cuts in self.ranges["h_y"]:
-            count = len(cuts)
-            if count == 1:
-                rows.append(float(height))
-                continue
-            at = count // 2
-            piece = Piece(n, c_y, cuts[at], c_x, call.sweeps - 1, cuts[at - 1])
-            region = call.region(name, piece)
-            read = region[2][1] - region[2][0] if region else 0
-            own = height * (cuts[at][1] - cuts[at][0]) / cuts[-1][1]
-            # All pieces but one have the rows beside their own.
-            rows.append(height + (count - 1) * max(read - own, 0.0))
-        return self._along("h_y", rows)
-
-    def _loads(self, name: str, slots: Values, order: LoopOrder) -> Values:
-        """How many regions are copied in: `Counted.loads`.
-
-        A loop that a region does not depend on loads again what does not fit the slots of all
-        regions that the loops inside it need.
+        No slots where none fit. More are never slower with one sweep.
         """
-        inner, loads = self.distinct[name], self.distinct[name]
-        for axis in order:
-            if axis == SWEEP:
-                again = self.call.sweeps_of(name)
-                if again > 1:
-                    loads = loads * np.where(inner > slots, float(again), 1.0)
-                continue
-            times, seen = self.counts[axis], self.seen[name][axis]
-            if times is _ONE:
-                continue
-            if seen is not _ONE:
-                inner = inner / seen
-            if seen is _ONE or name in self._partly_seen:
-                loads = loads * np.where(inner > slots, times / seen, 1.0)
-        return loads
+        ways = [self._deepest_of(whole=True)]
+        if not self._parameters_matter:
+            return ways[0], True
+        ways.append(self._deepest_of(whole=False))
+        return np.concatenate(ways), np.array([True, False]).reshape(-1, 1, 1, 1, 1)
 
-    @cached_property
-    def _partly_seen(self) -> set[str]:
-        """Operands of which several ranges of an axis may see one region: groups of channels."""
-        return {
-            name
-            for name, seen in self.seen.items()
-            if any(
-                seen[axis] is not _ONE and (seen[axis] != self.counts[axis]).any() for axis in AXES
-            )
-        }
-
-    # The price ----------------------------------------------------------------------------------
-
-    def _link(self, direction: Literal["in", "out"], name: str) -> Link:
-        """The line that the seconds of an operand's copies lie on."""
-        count = self.request.specs[name].nbytes
-        one, two = (self.request.copy_seconds(direction, name, count, copies) for copies in (1, 2))
-        return Link((2 * one - two) / max(count, 1), two - one)
-
-    @cached_property
-    def _ways(self) -> list[tuple[Literal["in", "out"], str]]:
-        """What crosses the link, and which way."""
-        ways: list[tuple[Literal["in", "out"], str]] = [("in", name) for name in self.call.loaded]
-        return ways + [("out", name) for name in self.call.results]
-
-    @cached_property
-    def _links(self) -> dict[tuple[str, str], Link]:
-        return {(way, name): self._link(way, name) for way, name in self._ways}
-
-    @cached_property
-    def _apart(self) -> dict[tuple[str, str], Values]:
-        """What a byte takes longer in rows that lie apart: `TransferModel.apart_seconds_per_byte`.
-
-        Where several axes are cut, the one whose pieces lie in the narrowest rows tells.
-        """
-        found: dict[tuple[str, str], Values] = {}
-        for way, name in self._ways:
-            slower: Values = np.zeros((1,) * 5)
-            for axis in self.call.operands[name].axes - {"n"}:
-                if self.counts[axis] is not _ONE:
-                    slower = np.maximum(slower, self._apart_along(axis, way, name))
-            found[way, name] = slower
+    def _deepest_of(self, *, whole: bool) -> Values:
+        found: Values = np.zeros((1, *self.grid.shape))
+        for depth in sorted(RING_DEPTHS):
+            found[self._fits(float(depth), whole) & (found < depth)] = depth
         return found
-
-    def _apart_along(self, axis: str, way: Literal["in", "out"], name: str) -> Values:
-        """The same, where one axis alone is cut: the width of rows is as the piece's extent."""
-        cuts, request = self.ranges[axis], self.request
-        least = {other: self.ranges[other][0][0] for other in AXES} | {axis: cuts[-1][0]}
-        rows = request.rows(name, Piece(**least, sweep=self.call.sweeps - 1))
-        unit = rows.width_bytes / (cuts[-1][0][1] - cuts[-1][0][0])
-        values = [
-            request.apart_seconds_per_byte(
-                way, name, rows._replace(width_bytes=unit * (cut[0][1] - cut[0][0]))
-            )
-            if len(cut) > 1
-            else 0.0
-            for cut in cuts
-        ]
-        return self._along(axis, values)
 
     def _rings(self, order: LoopOrder) -> tuple[Values, Mask | bool]:
-        """Slots to try, deepest first, with parameters whole and, if that matters, in a ring."""
-        depths: list[Values] = [_ONE * depth for depth in RING_DEPTHS]
-        if self.call.sweeps > 1:
-            block = self._block(order)
-            depths = [2 * block, block + 1, block, *depths]
-        elif self.pieces is _ONE:
-            depths = depths[-1:]
+        """Slots to try, and whether parameters are whole; no slots where nothing fits."""
+        if self.call.sweeps == 1:
+            return self._deepest
+        block = self._block(order)
+        depths = [2 * block, block + 1, block, *(ONE * depth for depth in RING_DEPTHS)]
         shape = np.broadcast_shapes(*(depth.shape for depth in depths))
         stacked = np.concatenate([np.broadcast_to(depth, shape) for depth in depths])
-        parameters = set(self.call.operands) - set(self.call.streamed)
-        if all(self.distinct[name].max() == 1 for name in parameters):
-            return stacked, True
-        whole = np.repeat([True, False], len(stacked)).reshape(-1, 1, 1, 1, 1)
-        return np.concatenate([stacked, stacked]), whole
+        kept = self._fits(stacked, True)
+        if not self._parameters_matter:
+            return np.where(kept, stacked, 0.0), True
+        return np.where(kept | self._fits(stacked, False), stacked, 0.0), kept
 
     def _block(self, order: LoopOrder) -> Values:
         """Pieces of one sweep before the next: `PieceClasses.block_pieces`."""
         inside = order[order.index(SWEEP) + 1 :] if SWEEP in order else ()
-        return _product([self.counts[axis] for axis in inside])
+        return product([self.grid.counts[axis] for axis in inside])
 
-    def seconds(self, order: LoopOrder, limit_bytes: int) -> Values:
+    # Copies -------------------------------------------------------------------------------------
+
+    @cached_property
+    def _per_load(self) -> dict[str, Values]:
+        """Seconds of copying one region in; nothing where it is computed on as it lies."""
+        grid, found = self.grid, {}
+        for name in self.call.loaded:
+            link = grid.links["in", name]
+            per_byte = link.per_byte + grid.apart["in", name]
+            each = per_byte * grid.bytes_read[name] / grid.distinct[name] + link.per_copy
+            found[name] = each * grid.outside[name]
+        return found
+
+    @cached_property
+    def _copies_out(self) -> dict[str, Values]:
+        """Seconds of copying each result out."""
+        grid, found = self.grid, {}
+        for name in self.call.results:
+            link = grid.links["out", name]
+            per_byte = link.per_byte + grid.apart["out", name]
+            spent = per_byte * self.request.specs[name].nbytes + link.per_copy * grid.distinct[name]
+            found[name] = spent * grid.outside[name]
+        return found
+
+    @cached_property
+    def _copy_out(self) -> Values:
+        return sum(self._copies_out.values(), _NOTHING)
+
+    @cached_property
+    def _steps_beside_loads(self) -> Values:
+        grid = self.grid
+        moved = (grid.distinct[name] * grid.outside[name] for name in self.call.results)
+        return sum(moved, grid.steps)
+
+    def _waiting(
+        self,
+        order: LoopOrder,
+        slots: dict[str, Values],
+        loads: dict[str, Values],
+        depths: Values,
+    ) -> Values:
+        """For how long copies in wait for slots: `Counted._waiting_seconds`."""
+        gates = {name: gate(self.grid, name, slots[name], order) for name in loads}
+        if not any(gates.values()):
+            return _NOTHING
+        gated, others = _NOTHING, _NOTHING
+        for name, at in gates.items():
+            spent = self._per_load[name] * loads[name]
+            if at is None:
+                others = others + spent
+            else:
+                gated = gated + np.where(at.here, spent, 0.0)
+                others = others + np.where(at.here, 0.0, spent)
+        grid = self.grid
+        others = others / grid.steps
+        pace, leaving = np.maximum(grid.piece_seconds, others), self._copy_out / grid.steps
+        held = grid.steps
+        for name in self.call.results:
+            distinct = grid.distinct[name]
+            held = np.minimum(held, np.minimum(distinct, depths) * grid.steps / distinct)
+        waiting = _NOTHING
+        for name, at in gates.items():
+            if at is not None:
+                here, pieces, block_pieces, regions = at
+                until = np.maximum(pieces * pace, (pieces - held) * leaving)
+                ahead = (slots[name] - regions) * gated / loads[name]
+                each = until - block_pieces * others - ahead
+                each = np.where(here, (loads[name] / regions - 1) * each, 0.0)
+                waiting = np.maximum(waiting, each)
+        return waiting
+
+    def _turning(
+        self, slots: dict[str, Values], loads: dict[str, Values], depths: Values
+    ) -> Values:
+        """What the slots of the slowest ring take one after the other: `Counted`."""
+        grid, turning = self.grid, _NOTHING
+        moved = [
+            ("copy_in", name, loads[name], self._per_load[name] * loads[name], slots[name])
+            for name in loads
+        ]
+        moved += [
+            ("copy_out", name, distinct, spent, np.minimum(distinct, depths))
+            for name, spent in self._copies_out.items()
+            for distinct in (grid.distinct[name],)
+        ]
+        for way, name, copies, spent, ring in moved:
+            placement = self.request.specs[name].placement
+            latency = self.request.machine.transfer.latency_of(way, placement)
+            if latency:
+                found = ((latency + grid.piece_seconds) * copies + spent) / np.maximum(ring, 1.0)
+                turning = np.maximum(turning, found * grid.outside[name])
+        return turning
+
+    # The price ----------------------------------------------------------------------------------
+
+    def seconds(self, order: LoopOrder) -> Values:
         """Seconds of every split with its best rings; infinite where none fit: `Counted.priced`."""
-        call, (depths, whole), at_once = self.call, self._rings(order), self._block(order)
-        memory: Values = self._scratch_bytes
-        copy_in = first_in = np.zeros((1,) * 5)
-        steps = self.pieces * call.sweeps
-        stays: Mask = np.ones((1,) * 5, bool)
-        for name in call.operands:
-            distinct, streamed = self.distinct[name], name in call.streamed
-            slots = np.minimum(distinct, depths)
-            if streamed and call.sweeps > 1 and call.sweeps_of(name) == 1:
-                slots = np.minimum(slots, float(RING_DEPTHS[0]))
-            elif not streamed:
-                slots = distinct if whole is True else np.where(whole, distinct, slots)
-            memory = memory + slots * self._slot_bytes[name]
-            if name not in call.loaded:
-                continue
-            loads, link = self._loads(name, slots, order), self._links["in", name]
-            per_byte = link.per_byte + self._apart["in", name]
-            per_load = per_byte * self.bytes_read[name] / distinct + link.per_copy
-            spent = per_load * loads * self.outside[name]
-            steps = steps + loads * self.outside[name]
+        grid, call, request = self.grid, self.call, self.request
+        depths, whole = self._rings(order)
+        at_once = self._block(order)
+        one_sweep = call.sweeps == 1
+        copy_in = first_in = _NOTHING
+        steps = self._steps_beside_loads
+        stays: Mask | bool = True
+        slots = {name: self._slots(name, depths, whole) for name in call.loaded}
+        loads: dict[str, Values] = {}
+        for name in call.loaded:
+            streamed = name in call.streamed
+            loads[name] = found = loads_of(self.grid, name, slots[name], order)
+            spent = self._per_load[name] * found
+            steps = steps + found * grid.outside[name]
             copy_in = copy_in + spent
-            first_in = first_in + spent * np.minimum(1.0, (at_once if streamed else 1.0) / loads)
-            if streamed and call.sweeps > 1:
-                stays = stays & (loads == distinct)
-        copy_out = last_out = np.zeros((1,) * 5)
-        for name in call.results:
-            distinct, link = self.distinct[name], self._links["out", name]
-            per_byte = link.per_byte + self._apart["out", name]
-            spent = per_byte * self.request.specs[name].nbytes + link.per_copy * distinct
-            spent = spent * self.outside[name]
-            steps = steps + distinct * self.outside[name]
-            copy_out = copy_out + spent
-            kept = np.where(stays & (name in call.streamed), at_once, 1.0)
-            last_out = last_out + spent * np.minimum(1.0, kept / distinct)
-        latency_in, latency_out = self.request.latency
+            if one_sweep or not streamed:
+                first_in = first_in + self._per_load[name]
+            else:
+                first_in = first_in + self._per_load[name] * np.minimum(found, at_once)
+                stays = stays & (found == grid.distinct[name])
+        last_out = _NOTHING
+        for name, spent in self._copies_out.items():
+            kept = ONE if one_sweep or name not in call.streamed else np.where(stays, at_once, 1.0)
+            last_out = last_out + spent * np.minimum(1.0, kept / grid.distinct[name])
+        latency_in, latency_out = request.latency
         copy_in, first_in = copy_in + latency_in, first_in + latency_in
-        copy_out, last_out = copy_out + latency_out, last_out + latency_out
-        compute, piece = self.compute_seconds, self.piece_seconds
+        copy_out, last_out = self._copy_out + latency_out, last_out + latency_out
+        waiting = self._waiting(order, slots, loads, depths)
+        compute, piece = grid.compute_seconds, grid.piece_seconds
         # perfmodel.closed_form, with and without overlap
-        slowdown = self.request.slowdown
+        slowdown, machine = request.slowdown, request.machine
         both = np.minimum(
             (copy_in - first_in) * slowdown.copy_in, (copy_out - last_out) * slowdown.copy_out
         )
-        slowed_in = copy_in + both * (1.0 - 1.0 / slowdown.copy_in)
+        slowed_in = copy_in + both * (1.0 - 1.0 / slowdown.copy_in) + np.maximum(waiting, 0.0)
         slowed_out = copy_out + both * (1.0 - 1.0 / slowdown.copy_out)
-        machine = self.request.machine
-        issue = steps * machine.step_seconds + self.launched * machine.launch_seconds
+        issue = steps * machine.step_seconds + grid.launched * machine.launch_seconds
+        least = np.maximum(issue, self._turning(slots, loads, depths))
         overlapped = np.maximum(
-            np.maximum(np.maximum(slowed_in + piece, first_in + compute), issue) + last_out,
+            np.maximum(np.maximum(slowed_in + piece, first_in + compute), least) + last_out,
             first_in + piece + slowed_out,
         )
         seconds = np.where(
-            (depths > 1) & (self.pieces * call.sweeps > 1),
+            (depths > 1) & (grid.steps > 1),
             overlapped,
-            np.maximum(copy_in + compute + copy_out, issue),
+            np.maximum(copy_in + compute + copy_out, least),
         )
-        seconds = seconds + machine.call_seconds
-        seconds = np.where((memory <= limit_bytes) & self._legal, seconds, np.inf)
-        best: Values = np.broadcast_to(seconds.min(axis=0), self.shape)
+        seconds = np.where((depths > 0) & grid.legal, seconds + machine.call_seconds, np.inf)
+        best: Values = np.broadcast_to(seconds.min(axis=0), grid.shape)
         return best
 
     @cached_property
-    def _slot_bytes(self) -> dict[str, Values]:
-        """Of each operand; nothing where it needs no slot."""
-        return {
-            name: _aligned(self.memory[name]) * self.outside[name] for name in self.call.operands
-        }
+    def fastest(self) -> Values:
+        """Seconds of every split in its best loop order."""
+        seconds = self.seconds(self.grid.orders[0])
+        for order in self.grid.orders[1:]:
+            seconds = np.minimum(seconds, self.seconds(order))
+        return seconds
 
-    @cached_property
-    def _scratch_bytes(self) -> Values:
-        """Of everything that is no operand."""
-        beside = set(self.memory) - set(self.call.operands) - {ELEMENTS, BYTES}
-        return sum((_aligned(self.memory[name]) for name in beside), _ONE * 0)
-
-    @cached_property
-    def _legal(self) -> Mask:
-        """Whether the call can be cut so, into pieces that are not too large."""
-        batch = np.array(self.sizes["n"]).reshape(1, -1, 1, 1, 1) <= LARGEST_BATCH
-        found: Mask = batch & (self.memory[ELEMENTS] <= LARGEST_PIECE_ELEMENTS)
-        found = found & (self.memory[BYTES] <= LARGEST_PIECE_BYTES)
-        if self.shape[1] == 1 or self.shape[3] == 1:
-            return found
-        whole = self.call.extents
-        table = [
-            [self.call.is_legal(Split(whole.n, c_y, c_x, whole.h_y)) for c_x in self.sizes["c_x"]]
-            for c_y in self.sizes["c_y"]
-        ]
-        channels: Mask = np.array(table).reshape(1, 1, len(table), 1, -1)
-        return found & channels
+    def best(self, count: int) -> Iterator[tuple[float, Split]]:
+        """The splits that are estimated to be fastest, in no order, with their seconds."""
+        grid, seconds = self.grid, self.fastest.ravel()
+        rank = seconds * self._caution
+        count = min(count, len(rank))
+        chosen = np.argpartition(rank, count - 1)[:count]
+        chosen = chosen[np.isfinite(rank[chosen])]
+        places = zip(*(at.tolist() for at in np.unravel_index(chosen, grid.shape)), strict=True)
+        for found, place in zip(seconds[chosen].tolist(), places, strict=True):
+            sizes = {axis: grid.sizes[axis][at] for axis, at in zip(AXES, place, strict=True)}
+            yield found, Split(**sizes)
 
     @property
     def floor_seconds(self) -> float:
-        """About what no split can be faster than: it all crosses the link once, and is computed."""
-        floor = self.request.floor
-        # one piece comes in before the first is computed, and one leaves after the last
-        ends = (floor.streamed_in + floor.streamed_out) / self.pieces
-        return max(floor.seconds, float((self.compute_seconds + ends).min()))
-
-    # The best -----------------------------------------------------------------------------------
-
-    @property
-    def orders(self) -> tuple[LoopOrder, ...]:
-        """The loop orders that differ for splits of this grid."""
-        counts = {axis: 1 if self.counts[axis] is _ONE else 2 for axis in AXES}
-        return different_orders(self.request.loop_orders, counts | {SWEEP: self.call.sweeps})
-
-    def best(self, limit_bytes: int, count: int) -> Iterator[tuple[float, Split]]:
-        """The splits that are estimated to be fastest, in no order, with their seconds."""
-        seconds = self.seconds(self.orders[0], limit_bytes)
-        for order in self.orders[1:]:
-            seconds = np.minimum(seconds, self.seconds(order, limit_bytes))
-        seconds = seconds.ravel()
-        rank = seconds * self._caution
-        count = min(count, len(rank))
-        for at in np.argpartition(rank, count - 1)[:count]:
-            if np.isfinite(rank[at]):
-                chosen = np.unravel_index(at, self.shape)
-                sizes = {axis: self.sizes[axis][i] for axis, i in zip(AXES, chosen, strict=True)}
-                yield float(seconds[at]), Split(**sizes)
+        """About what no split can be faster than: `Request.floor_seconds`."""
+        return self.request.floor_seconds(float(self.grid.compute_seconds.min()), self.limit_bytes)
 
     @cached_property
     def _caution(self) -> Values:
         """`perfmodel.search_guided.caution` of every split."""
-        found: Values = 1.0 + WORTH_TWICE_THE_PIECES * np.log2(self.pieces)
+        found: Values = 1.0 + WORTH_TWICE_THE_PIECES * np.log2(self.grid.pieces)
         for axis, worth in WORTH_A_CUT.items():
-            found = found + worth * (self.counts[axis] > 1)
-        return np.broadcast_to(found[0], self.shape).ravel()
-
-
-def _product(values: Iterable[Values]) -> Values:
-    found = _ONE
-    for each in values:
-        if each is not _ONE:
-            found = found * each
-    return found
-
-
-def _aligned(count: Values) -> Values:
-    aligned: Values = np.ceil(count / ALIGNMENT) * ALIGNMENT
-    return aligned
+            found = found + worth * (self.grid.counts[axis] > 1)
+        return np.broadcast_to(found[0], self.grid.shape).ravel()

@@ -261,38 +261,44 @@ class Line:
         base: Probe,
         launch_seconds: float,
     ) -> None:
-        self.levels = np.array(list(probes))
         (start, stop), cuts = cuts[0][0], cuts[1:]
         counts = np.array([len(cut) for cut in cuts], float)
-        first = np.array([cut[0][1] - cut[0][0] for cut in cuts], float)
-        last = np.array([cut[-1][1] - cut[-1][0] for cut in cuts], float)
-        self.share = first / (stop - start)
+        ends = np.array([(*cut[0], *cut[-1]) for cut in cuts], float)
+        first, last = ends[:, 1] - ends[:, 0], ends[:, 3] - ends[:, 2]
+        self.share: Values = first / (stop - start)
         self.covered = np.full(len(cuts), cuts[0].extent / (stop - start))
         beside = base.seconds - launch_seconds
-        ratios = [
-            (probe.seconds - launch_seconds) / beside if beside > 0 else 1.0
-            for probe in probes.values()
-        ]
-        of_first, of_last = self._at(first, ratios), self._at(last, ratios)
-        self.work = np.maximum((counts - 1) * of_first + of_last, 0.0)
-        self._memory = {
-            name: self._at(first, [p.memory.get(name, 0) / max(count, 1) for p in probes.values()])
-            for name, count in base.memory.items()
-        }
+        found = probes.values()
+        # Ratios to the largest piece, by row: of seconds, and of each block.
+        ratios = np.array([
+            [(probe.seconds - launch_seconds) / beside if beside > 0 else 1.0 for probe in found],
+            *(
+                [probe.memory.get(name, 0) / max(count, 1) for probe in found]
+                for name, count in base.memory.items()
+            ),
+        ])  # fmt: skip
+        levels = np.array(list(probes))
+        of_first = _between(levels, ratios, first)
+        (of_last,) = _between(levels, ratios[:1], last) if (last != first).any() else of_first[:1]
+        self.work = np.maximum((counts - 1) * of_first[0] + of_last, 0.0)
+        self._memory: dict[str, Values] = dict(zip(base.memory, of_first[1:], strict=True))
 
     def memory(self, name: str) -> Values:
         """Bytes of a block for each size, over those of the largest piece."""
         return self._memory.get(name, self.share)
 
-    def _at(self, sizes: Values, ratios: Sequence[float]) -> Values:
-        """Between the sizes looked at; beyond, as the first and the last line go on."""
-        if min(ratios) == max(ratios):
-            return np.full(len(sizes), ratios[0])
-        levels, known = self.levels[::-1], np.array(ratios[::-1])
-        above = np.searchsorted(levels[1:-1], sizes, side="right") + 1
-        slope = (known[above] - known[above - 1]) / (levels[above] - levels[above - 1])
-        found: Values = known[above - 1] + (sizes - levels[above - 1]) * slope
-        return found
+
+def _between(levels: Values, ratios: Values, sizes: Values) -> Values:
+    """Ratios, by row, between the sizes looked at; beyond, as the first and the last line go on."""
+    if len(levels) == 1:
+        same: Values = np.repeat(ratios, len(sizes), axis=1)
+        return same
+    levels, known = levels[::-1], ratios[:, ::-1]
+    above = np.searchsorted(levels[1:-1], sizes, side="right") + 1
+    below = above - 1
+    along = (sizes - levels[below]) / (levels[above] - levels[below])
+    found: Values = known[:, below] + (known[:, above] - known[:, below]) * along
+    return found
 
 
 def _outer(vectors: Sequence[Values]) -> Values:

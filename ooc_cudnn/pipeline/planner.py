@@ -222,7 +222,9 @@ def _tried(problem: SplitProblem, known: list[Alternative]) -> list[tuple[Split,
 
 def _link_binds(request: Request, priced: Priced) -> bool:
     """Whether a call would take as long if nothing had to be computed."""
-    copies = replace(priced.cost, compute_seconds=0.0, first_compute=0.0, last_compute=0.0)
+    copies = replace(
+        priced.cost, compute_seconds=0.0, first_compute=0.0, last_compute=0.0, waiting_seconds=0.0
+    )
     return priced.price.seconds <= closed_form(copies, request.slowdown) * NEAR_THE_FLOOR
 
 

@@ -6,8 +6,11 @@ where the best split without that is slower than the machine has to be.
 
 from __future__ import annotations
 
+import math
+
 from ooc_cudnn.operations.splittable import AXES
-from ooc_cudnn.pipeline.estimates import Grid
+from ooc_cudnn.pipeline.estimates import Estimates
+from ooc_cudnn.pipeline.grid import Grid
 from ooc_cudnn.pipeline.piece_model import CHANNELS, Sizes
 from ooc_cudnn.pipeline.request import Request
 from perfmodel import Split
@@ -29,24 +32,29 @@ def promising_splits(request: Request, layout: str, sizes: Sizes, limit_bytes: i
     """The splits that are estimated to be fastest, best first, with their seconds."""
     found: dict[Split, float] = {}
     whole = {axis: sizes[axis][:1] if axis in CHANNELS else sizes[axis] for axis in AXES}
+    as_fast_as_can_be = 0.0
     # What sums over images and rows in a first sweep wants channels to be cut.
     if request.chain.sweeps == 1 or whole == sizes:
-        grid = Grid(request, layout, whole)
-        found |= _splits(grid, limit_bytes)
-        best = min(found.values(), default=float("inf"))
-        if whole == sizes or best <= grid.floor_seconds * NEAR_THE_FLOOR:
+        estimates = Estimates(Grid(request, layout, whole), limit_bytes)
+        found |= _splits(estimates)
+        if whole == sizes:
             return _ranked(found, request)
-    coarse = {axis: _thinned(sizes[axis], COARSE) for axis in AXES}
-    rough = dict(_splits(Grid(request, layout, coarse), limit_bytes))
-    found |= rough
-    for split in sorted(rough, key=lambda split: rough[split])[:1]:
-        around = {axis: _around(getattr(split, axis), sizes[axis], coarse[axis]) for axis in AXES}
-        found |= _splits(Grid(request, layout, around, coarse), limit_bytes)
+        as_fast_as_can_be = estimates.floor_seconds * NEAR_THE_FLOOR
+    if min(found.values(), default=math.inf) > as_fast_as_can_be:
+        coarse = {axis: _thinned(sizes[axis], COARSE) for axis in AXES}
+        rough = _splits(Estimates(Grid(request, layout, coarse), limit_bytes))
+        found |= rough
+        if rough and min(found.values()) > as_fast_as_can_be:
+            best = min(rough, key=rough.__getitem__)
+            around = {
+                axis: _around(getattr(best, axis), sizes[axis], coarse[axis]) for axis in AXES
+            }
+            found |= _splits(Estimates(Grid(request, layout, around, coarse), limit_bytes))
     return _ranked(found, request)
 
 
-def _splits(grid: Grid, limit_bytes: int) -> dict[Split, float]:
-    return {split: seconds for seconds, split in grid.best(limit_bytes, KEPT)}
+def _splits(estimates: Estimates) -> dict[Split, float]:
+    return {split: seconds for seconds, split in estimates.best(KEPT)}
 
 
 def _ranked(found: dict[Split, float], request: Request) -> Promising:

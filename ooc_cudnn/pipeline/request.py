@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import numpy as np
 
 from ooc_cudnn.memory.blocks import rows_of
 from ooc_cudnn.operations.splittable import AXES, Piece, Splittable
@@ -36,16 +38,18 @@ def aligned(count: int) -> int:
 
 
 class Floor(NamedTuple):
-    """What a call takes at least, if every operand that cannot stay in place crosses the link once.
+    """What a call moves at least, if every operand that cannot stay in place is moved once.
 
     Attributes
     ----------
     copy_in, copy_out : float
-        Seconds of each direction, beside the other.
+        Seconds of each direction alone.
     streamed_in, streamed_out : float
-        Seconds that operands which flow by in pieces take alone.
+        Of these, those of operands which flow by in pieces.
     start_in, start_out : float
         Seconds that the copies of one piece take to start.
+    streamed_bytes : int
+        Of the operands that flow by and need slots.
     """
 
     copy_in: float
@@ -54,17 +58,11 @@ class Floor(NamedTuple):
     streamed_out: float
     start_in: float
     start_out: float
+    streamed_bytes: int
 
-    @property
-    def seconds(self) -> float:
-        """Of k pieces, each starts its copies, and one has nothing to overlap with."""
-        return min(
-            max(
-                self.copy_in + self.start_in * pieces + self.streamed_out / pieces,
-                self.copy_out + self.start_out * pieces + self.streamed_in / pieces,
-            )
-            for pieces in (2 ** (power / 4) for power in range(80))
-        )
+
+#: Numbers of pieces that a floor is looked for among.
+FLOOR_PIECES = 2.0 ** (np.arange(80) / 4)
 
 
 @dataclass(frozen=True)
@@ -156,7 +154,7 @@ class Request:
 
     @cached_property
     def floor(self) -> Floor:
-        """What the link takes at least."""
+        """What is moved at least."""
         alone, streamed, starts = ({"in": 0.0, "out": 0.0} for _ in range(3))
         ways = [("in", name) for name in self.chain.loaded]
         ways += [("out", name) for name in self.chain.results]
@@ -169,8 +167,63 @@ class Request:
             if name in self.chain.streamed:
                 streamed[way] += one
                 starts[way] += two - one
-        together = self.slowdown.together(alone["in"], alone["out"])
-        return Floor(*together, streamed["in"], streamed["out"], starts["in"], starts["out"])
+        slots = set(self.chain.streamed) - set(self.computed_on_in_place)
+        return Floor(
+            alone["in"], alone["out"], streamed["in"], streamed["out"], starts["in"], starts["out"],
+            sum(self.specs[name].nbytes for name in slots),
+        )  # fmt: skip
+
+    def floor_seconds(self, compute_seconds: float, limit_bytes: int) -> float:
+        """About what the call takes at least, with one sweep: `perfmodel.closed_form`.
+
+        Everything is moved once and computed, in as many equal pieces as is best of those of which
+        one fits, or two where they overlap.
+        """
+        floor, pieces, (latency_in, latency_out) = self.floor, FLOOR_PIECES, self.latency
+        starts_in, starts_out = ((pieces - 1) * each for each in (floor.start_in, floor.start_out))
+        copy_in, copy_out = floor.copy_in + starts_in, floor.copy_out + starts_out
+        first_in = (floor.streamed_in + starts_in) / pieces
+        first_in += floor.copy_in - floor.streamed_in + latency_in
+        last_out = (floor.streamed_out + starts_out) / pieces
+        last_out += floor.copy_out - floor.streamed_out + latency_out
+        copy_in, copy_out = copy_in + latency_in, copy_out + latency_out
+        slowdown, piece = self.slowdown, compute_seconds / pieces
+        both = np.minimum(
+            (copy_in - first_in) * slowdown.copy_in, (copy_out - last_out) * slowdown.copy_out
+        )
+        issue = pieces * (self.machine.step_seconds + self.machine.launch_seconds)
+        overlapped = np.maximum(
+            np.maximum(
+                copy_in + both * (1.0 - 1.0 / slowdown.copy_in) + piece, first_in + compute_seconds
+            )
+            + last_out,
+            first_in + piece + copy_out + both * (1.0 - 1.0 / slowdown.copy_out),
+        )
+        # Slots are staged, copied and computed on one after the other.
+        slots = np.minimum(limit_bytes * pieces / max(floor.streamed_bytes, 1), 3.0)
+        turning = np.maximum(
+            latency_in * pieces + floor.streamed_in, latency_out * pieces + floor.streamed_out
+        )
+        turning = (turning + compute_seconds) / np.minimum(pieces, slots)
+        least = np.maximum(issue, turning * ((latency_in > 0) | (latency_out > 0)))
+        in_turn = np.maximum(copy_in + compute_seconds + copy_out, least)
+        overlapped = np.maximum(overlapped, least + last_out)
+        overlaps = (pieces >= 2.0) & (2 * floor.streamed_bytes <= limit_bytes * pieces)
+        fits = floor.streamed_bytes <= limit_bytes * pieces
+        found = np.where(overlaps, overlapped, np.where(fits, in_turn, np.inf)).min()
+        return self.machine.call_seconds + float(found)
+
+    @cached_property
+    def channels_cut_freely(self) -> bool:
+        """Whether channels may be cut just as one likes: with groups they may not."""
+        call, whole = self.chain, self.chain.extents
+        sizes = [
+            {1, getattr(whole, axis)} if call.may_cut(axis) else {getattr(whole, axis)}
+            for axis in ("c_y", "c_x")
+        ]
+        return all(
+            call.is_legal(replace(whole, c_y=c_y, c_x=c_x)) for c_y in sizes[0] for c_x in sizes[1]
+        )
 
     def copy_seconds(
         self,

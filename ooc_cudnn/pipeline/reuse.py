@@ -86,6 +86,8 @@ class Reuse:
     def gate(self, slots: int) -> Gate | None:
         """What copies in wait for; None where no region is gone through again."""
         loops, at = self.loops, self._kept(slots)
+        if not at:
+            return None  # every region has a slot of its own
         while at < len(loops) and loops[at][1]:
             at += 1
         inside = loops[at + 1 :]

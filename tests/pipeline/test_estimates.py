@@ -13,7 +13,8 @@ from splits import MAKERS, Split, loop_orders, make
 from benchmarks.planning_problems import arguments, drawn_sizes, problems, request
 from ooc_cudnn.functions.plan import FUNCTIONS
 from ooc_cudnn.operations.splittable import AXES
-from ooc_cudnn.pipeline.estimates import Grid
+from ooc_cudnn.pipeline.estimates import Estimates
+from ooc_cudnn.pipeline.grid import Grid
 from ooc_cudnn.pipeline.loop_orders import different_orders, legal_orders
 from ooc_cudnn.pipeline.planner import make_plan
 from ooc_cudnn.pipeline.pricing import SplitProblem
@@ -53,7 +54,7 @@ def test_estimates_are_close_to_prices(function):
     made = replace(made, memory_limit=2**60)
     problem = SplitProblem(made, made.layouts[0], 0, 4)
     grid = Grid(made, made.layouts[0], problem.sizes)
-    seconds = np.minimum.reduce([grid.seconds(order, 2**60) for order in grid.orders])
+    seconds = Estimates(grid, 2**60).fastest
     errors = []
     for at in np.ndindex(*grid.shape):
         sizes = {axis: grid.sizes[axis][i] for axis, i in zip(AXES, at, strict=True)}

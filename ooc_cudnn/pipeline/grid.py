@@ -1,0 +1,247 @@
+"""All splits made of some piece sizes, as arrays: what they move, hold and compute.
+
+The formulas of `Counted` stand here once more, for arrays of axes (rings, n, c_y, h_y, c_x). Pieces
+come from `piece_model`, so what is told of a split is good to a few percent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ooc_cudnn.operations.splittable import AXES, SWEEP, Piece
+from ooc_cudnn.pipeline.loop_orders import LoopOrder, different_orders
+from ooc_cudnn.pipeline.piece_model import BYTES, ELEMENTS, PieceModel, Sizes, Values
+from ooc_cudnn.pipeline.request import (
+    ALIGNMENT,
+    LARGEST_BATCH,
+    LARGEST_PIECE_BYTES,
+    LARGEST_PIECE_ELEMENTS,
+    Request,
+)
+from perfmodel import Split
+
+Mask = NDArray[np.bool_]
+Direction = Literal["in", "out"]
+#: An axis that is not cut; told by identity, so that nothing is multiplied by it.
+ONE: Values = np.ones((1,) * 5)
+
+
+class Link(NamedTuple):
+    """Seconds of moving an operand one way: so many per byte, and so many per copy."""
+
+    per_byte: float
+    per_copy: float
+
+
+class Grid:
+    """Every split made of some piece sizes, largest first on each axis."""
+
+    def __init__(
+        self, request: Request, layout: str, sizes: Sizes, looked_at: Sizes | None = None
+    ) -> None:
+        self.request, self.call, self.sizes = request, request.chain, sizes
+        self.shape = tuple(len(sizes[axis]) for axis in AXES)
+        self.ranges = {
+            axis: [self.call.axis_ranges(axis, size) for size in sizes[axis]] for axis in AXES
+        }
+        self.counts = {
+            axis: self._along(axis, [len(cut) for cut in self.ranges[axis]]) for axis in AXES
+        }
+        self.pieces = product(self.counts.values())
+        model = PieceModel(request.piece_costs(layout), sizes, looked_at)
+        self.memory = {name: values[np.newaxis] for name, values in model.memory.items()}
+        self.compute_seconds: Values = (
+            self.pieces * model.launch_seconds + model.work_seconds + model.completing_seconds
+        )
+        results = product(self.counts[axis] for axis in AXES if axis not in self.call.reduced)
+        self.launched = self.pieces * model.launches + results * model.completing_launches
+        self.steps = self.pieces * self.call.sweeps
+        self.piece_seconds = self.compute_seconds / self.steps
+
+    def _along(self, axis: str, values: Sequence[float]) -> Values:
+        """Values along one axis, to be broadcast."""
+        if len(values) == 1 and values[0] == 1:
+            return ONE
+        shape = [1] * 5
+        shape[1 + AXES.index(axis)] = len(values)
+        return np.array(values, dtype=np.float64).reshape(shape)
+
+    # Operands -----------------------------------------------------------------------------------
+
+    @cached_property
+    def seen(self) -> dict[str, dict[str, Values]]:
+        """How many regions of each operand the ranges of each axis make."""
+        call = self.call
+        return {
+            name: {
+                axis: self._along(axis, [call.distinct(name, axis, cut) for cut in cuts])
+                for axis, cuts in self.ranges.items()
+            }
+            for name in call.operands
+        }
+
+    @cached_property
+    def distinct(self) -> dict[str, Values]:
+        """How many different regions of each operand the pieces need."""
+        return {name: product(seen.values()) for name, seen in self.seen.items()}
+
+    @cached_property
+    def outside(self) -> dict[str, Mask | bool]:
+        """Where an operand is not computed on as it lies."""
+        found: dict[str, Mask | bool] = dict.fromkeys(self.call.operands, True)
+        for name, may_cut_n in self.request.computed_on_in_place.items():
+            axes = self.call.operands[name].axes - ({"n"} if may_cut_n else set())
+            found[name] = product([self.counts[axis] for axis in axes]) > 1
+        return found
+
+    @cached_property
+    def bytes_read(self) -> dict[str, Values]:
+        """Bytes of all different regions of an operand, halo rows as often as they are needed."""
+        found = {}
+        for name in self.call.loaded:
+            spec, operand = self.request.specs[name], self.call.operands[name]
+            found[name] = ONE * spec.nbytes
+            if "h_y" in operand.axes and len(spec.shape) > 2 and self.pieces is not ONE:
+                found[name] = found[name] / spec.shape[2] * self._rows_read(name)
+        return found
+
+    def _rows_read(self, name: str) -> Values:
+        """Rows of an operand that all pieces of each size read, one image and channel of it."""
+        height, call = self.request.specs[name].shape[2], self.call
+        rows = []
+        n, c_y, c_x = (self.ranges[axis][0][0] for axis in ("n", "c_y", "c_x"))
+        for cuts in self.ranges["h_y"]:
+            count = len(cuts)
+            if count == 1:
+                rows.append(float(height))
+                continue
+            at = count // 2
+            piece = Piece(n, c_y, cuts[at], c_x, call.sweeps - 1, cuts[at - 1])
+            region = call.region(name, piece)
+            read = region[2][1] - region[2][0] if region else 0
+            own = height * (cuts[at][1] - cuts[at][0]) / cuts[-1][1]
+            # All pieces but one have the rows beside their own.
+            rows.append(height + (count - 1) * max(read - own, 0.0))
+        return self._along("h_y", rows)
+
+    @cached_property
+    def partly_seen(self) -> set[str]:
+        """Operands of which several ranges of an axis may see one region: groups of channels."""
+        return {
+            name
+            for name, seen in self.seen.items()
+            if any(
+                seen[axis] is not ONE and (seen[axis] != self.counts[axis]).any() for axis in AXES
+            )
+        }
+
+    # The link -----------------------------------------------------------------------------------
+
+    def _link(self, direction: Direction, name: str) -> Link:
+        """The line that the seconds of an operand's copies lie on."""
+        count = self.request.specs[name].nbytes
+        one, two = (self.request.copy_seconds(direction, name, count, copies) for copies in (1, 2))
+        return Link((2 * one - two) / max(count, 1), two - one)
+
+    @cached_property
+    def ways(self) -> list[tuple[Direction, str]]:
+        """What crosses the link, and which way."""
+        ways: list[tuple[Direction, str]] = [("in", name) for name in self.call.loaded]
+        return ways + [("out", name) for name in self.call.results]
+
+    @cached_property
+    def links(self) -> dict[tuple[str, str], Link]:
+        """Seconds of moving each operand each way."""
+        return {(way, name): self._link(way, name) for way, name in self.ways}
+
+    @cached_property
+    def apart(self) -> dict[tuple[str, str], Values]:
+        """What a byte takes longer in rows that lie apart: `TransferModel.apart_seconds_per_byte`.
+
+        Where several axes are cut, the one whose pieces lie in the narrowest rows tells.
+        """
+        found: dict[tuple[str, str], Values] = {}
+        for way, name in self.ways:
+            slower: Values = np.zeros((1,) * 5)
+            for axis in self.call.operands[name].axes - {"n"}:
+                if self.counts[axis] is not ONE:
+                    slower = np.maximum(slower, self._apart_along(axis, way, name))
+            found[way, name] = slower
+        return found
+
+    def _apart_along(self, axis: str, way: Direction, name: str) -> Values:
+        """The same, where one axis alone is cut: the width of rows is as the piece's extent."""
+        cuts, request = self.ranges[axis], self.request
+        least = {other: self.ranges[other][0][0] for other in AXES} | {axis: cuts[-1][0]}
+        rows = request.rows(name, Piece(**least, sweep=self.call.sweeps - 1))
+        unit = rows.width_bytes / (cuts[-1][0][1] - cuts[-1][0][0])
+        values = [
+            request.apart_seconds_per_byte(
+                way, name, rows._replace(width_bytes=unit * (cut[0][1] - cut[0][0]))
+            )
+            if len(cut) > 1
+            else 0.0
+            for cut in cuts
+        ]
+        return self._along(axis, values)
+
+    # Memory -------------------------------------------------------------------------------------
+
+    @cached_property
+    def slot_bytes(self) -> dict[str, Values]:
+        """Of each operand; nothing where it needs no slot."""
+        return {
+            name: aligned_bytes(self.memory[name]) * self.outside[name]
+            for name in self.call.operands
+        }
+
+    @cached_property
+    def scratch_bytes(self) -> Values:
+        """Of everything that is no operand."""
+        beside = set(self.memory) - set(self.call.operands) - {ELEMENTS, BYTES}
+        return sum((aligned_bytes(self.memory[name]) for name in beside), ONE * 0)
+
+    @cached_property
+    def legal(self) -> Mask:
+        """Whether the call can be cut so, into pieces that are not too large."""
+        batch = np.array(self.sizes["n"]).reshape(1, -1, 1, 1, 1) <= LARGEST_BATCH
+        found: Mask = batch & (self.memory[ELEMENTS] <= LARGEST_PIECE_ELEMENTS)
+        found = found & (self.memory[BYTES] <= LARGEST_PIECE_BYTES)
+        if self.shape[1] == 1 or self.shape[3] == 1:
+            return found
+        whole = self.call.extents
+        # Channels in groups cannot be cut just as one likes; others can.
+        if self.request.channels_cut_freely:
+            return found
+        table = [
+            [self.call.is_legal(Split(whole.n, c_y, c_x, whole.h_y)) for c_x in self.sizes["c_x"]]
+            for c_y in self.sizes["c_y"]
+        ]
+        channels: Mask = np.array(table).reshape(1, 1, len(table), 1, -1)
+        return found & channels
+
+    @property
+    def orders(self) -> tuple[LoopOrder, ...]:
+        """The loop orders that differ for splits of this grid."""
+        counts = {axis: 1 if self.counts[axis] is ONE else 2 for axis in AXES}
+        return different_orders(self.request.loop_orders, counts | {SWEEP: self.call.sweeps})
+
+
+def product(values: Iterable[Values]) -> Values:
+    """The product of arrays of axes."""
+    found = ONE
+    for each in values:
+        if each is not ONE:
+            found = found * each
+    return found
+
+
+def aligned_bytes(count: Values) -> Values:
+    """What so many bytes take in the arena."""
+    aligned: Values = np.ceil(count / ALIGNMENT) * ALIGNMENT
+    return aligned
