@@ -10,7 +10,7 @@ from ooc_cudnn.devices import kernels
 from ooc_cudnn.devices.base import HostArray
 from ooc_cudnn.devices.staging import begun
 from ooc_cudnn.devices.view import DeviceView
-from ooc_cudnn.memory.blocks import blocks, boxes
+from ooc_cudnn.memory.blocks import MOST_BLOCKS, blocks, boxes
 from ooc_cudnn.tensor import ORDERS, numpy_dtype, packed_strides
 from perfmodel.transfer import NARROWEST_ROW_BYTES
 
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 _TO_DEVICE, _TO_HOST = 1, 2  # cudaMemcpyKind
 
-#: Copies of more blocks are gathered by the host instead, as narrow rows are.
-MOST_BLOCKS = 256
 #: Scattered device memory (for `memcpy` and `verify` only) is copied by boxes of this size.
 SCATTERED_BOX_ELEMENTS = 2**18
 

@@ -278,6 +278,9 @@ class StagedCudaRun(WorkerRun):
         super().finish()
         self._settle()
         self._raise()
+        for event in self._made:
+            event.done.wait()  # a future is done a moment before `_issued` hears of it
+        self._raise()
         self.streams.join(wait=True)
         if self.streams.timed:
             for event in self._made:

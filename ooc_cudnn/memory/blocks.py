@@ -12,6 +12,9 @@ from perfmodel.transfer import WHOLE, Rows
 
 Shape = tuple[int, ...]
 
+#: Copies of more blocks are gathered by the host instead, as narrow rows are.
+MOST_BLOCKS = 256
+
 
 class Block(NamedTuple):
     """One 2-D copy: `rows` runs of `width` elements, `pitch` elements apart on each side."""
@@ -91,16 +94,25 @@ def rows_of(shape: Shape, strides: Shape, itemsize: int) -> Rows:
     Rows 0 to 4 of every channel of a (2, 3, 16, 8) tensor of float32; and all of it:
 
     >>> rows_of((2, 3, 4, 8), (384, 128, 8, 1), 4)
-    Rows(width_bytes=128, pitch_bytes=512)
+    Rows(width_bytes=128, pitch_bytes=512, scattered=False)
     >>> rows_of((2, 3, 16, 8), (384, 128, 8, 1), 4)
-    Rows(width_bytes=inf, pitch_bytes=0.0)
+    Rows(width_bytes=inf, pitch_bytes=0.0, scattered=False)
     """
+    axes = sorted((abs(stride), e) for stride, e in zip(strides, shape, strict=True) if e > 1)
+    merged: list[list[int]] = []  # innermost first: [stride, extent]
+    for stride, extent in axes:
+        if merged and stride == merged[-1][0] * merged[-1][1]:
+            merged[-1][1] *= extent
+        else:
+            merged.append([stride, extent])
     width = 1
-    for stride, extent in sorted((abs(s), e) for s, e in zip(strides, shape, strict=True) if e > 1):
-        if stride != width:
-            return Rows(width * itemsize, stride * itemsize)
-        width *= extent
-    return WHOLE
+    if merged and merged[0][0] == 1:
+        width = merged.pop(0)[1]
+    if not merged:
+        return WHOLE
+    # one 2-D copy takes the rows of one axis; there is one for each of all others
+    scattered = math.prod(extent for _, extent in merged[1:]) > MOST_BLOCKS
+    return Rows(width * itemsize, merged[0][0] * itemsize, scattered)
 
 
 def boxes(shape: Shape, most: int) -> Iterator[tuple[slice, ...]]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ooc_cudnn.memory.blocks import blocks, boxes
+from ooc_cudnn.memory.blocks import MOST_BLOCKS, blocks, boxes, rows_of
 
 
 def replay(shape, destination, source, size=40_000):
@@ -77,3 +79,16 @@ def test_boxes_cover_once_in_memory_order(shape, most):
 @pytest.mark.parametrize("shape", [(0,), (0, 3), (3, 0)])
 def test_boxes_of_nothing_hold_nothing(shape):
     assert sum(np.empty(shape)[box].size for box in boxes(shape, 4)) == 0
+
+
+def test_rows_that_no_few_blocks_hold_are_scattered():
+    # channels and rows are cut: a block for each image
+    strides = (8192, 128, 1)
+    assert rows_of((MOST_BLOCKS, 22, 43), strides, 8) == (43 * 8, 128 * 8, False)
+    assert rows_of((MOST_BLOCKS + 1, 22, 43), strides, 8) == (43 * 8, 128 * 8, True)
+    # all channels: images and channels are the rows of one block
+    assert rows_of((1000, 64, 43), strides, 8) == (43 * 8, 128 * 8, False)
+    for shape in ((300, 22, 43), (200, 22, 43), (1000, 64, 43)):
+        packed = tuple(math.prod(shape[at + 1 :]) for at in range(3))
+        many = len(blocks(shape, packed, strides)) > MOST_BLOCKS
+        assert rows_of(shape, strides, 8).scattered == many

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel import PLACEMENTS, Line, Slowdown, TransferModel, VirtualStep, replay
-from perfmodel.transfer import FAR_ROW_BYTES, NARROWEST_ROW_BYTES, Rows
+from perfmodel.transfer import FAR_ROW_BYTES, GATHERED_ALONE, NARROWEST_ROW_BYTES, Rows
 
 PINNED = Line(1 / 50e9, 1e-5)
 DISK = Line(1 / 2e9, 1e-4)
@@ -117,11 +117,13 @@ class TestRowsApart:
         assert self.LINK.copy_in_seconds("pinned", 500_000, 1, far) == pytest.approx(6e-4)
         assert self.LINK.copy_out_seconds("pinned", 500_000, 1, far) == pytest.approx(5e-4)
 
-    def test_narrow_rows_of_pinned_memory_are_gathered_like_plain_memory(self):
-        narrow = Rows(NARROWEST_ROW_BYTES - 28, 1000)
-        seconds = self.LINK.copy_in_seconds("pinned", 500_000, 1, narrow)
-        gathered = self.LINK.copy_in_seconds("pageable", 500_000, 1, narrow)
-        assert seconds == pytest.approx(gathered)
+    @pytest.mark.parametrize(
+        "rows", [Rows(NARROWEST_ROW_BYTES - 28, 1000), Rows(100, 1000, scattered=True)]
+    )
+    def test_what_is_gathered_of_pinned_memory_is_slower_than_plain_memory(self, rows):
+        seconds = self.LINK.copy_in_seconds("pinned", 500_000, 1, rows)
+        assert seconds == pytest.approx(GATHERED_ALONE * 3e-9 * 500_000 + 5000 * 2e-8)
+        assert seconds > self.LINK.copy_in_seconds("pageable", 500_000, 1, rows)
 
     def test_what_lies_in_one_piece_costs_nothing_more(self):
         assert self.LINK.copy_in_seconds("pageable", 1e6) == pytest.approx(3e-3)
