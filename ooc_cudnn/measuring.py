@@ -11,6 +11,7 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -254,7 +255,7 @@ class Bench:
 
     def fill(self, pointer: int, nbytes: int, dtype: str) -> None:
         """Fill device memory with random numbers: zeros would flatter a GPU, garbage slow a CPU."""
-        values = np.random.default_rng(0).standard_normal(NOISE_ELEMENTS).astype(numpy_dtype(dtype))
+        values = _noise(dtype)
         count = nbytes // DTYPES[dtype]
 
         def action(start: int) -> Action:
@@ -299,6 +300,13 @@ class Bench:
             lambda index: lambda handle: self.device.run(launch, views, workspace, handle),
             most=most,
         )
+
+
+@cache
+def _noise(dtype: str) -> HostArray:
+    """Random numbers, the same ones each time."""
+    values: HostArray = np.random.default_rng(0).standard_normal(NOISE_ELEMENTS)
+    return values.astype(numpy_dtype(dtype))
 
 
 def make_bench(device: Device, limit: int, *, quick: bool) -> Bench:

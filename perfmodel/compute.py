@@ -147,7 +147,9 @@ def convolution_work(
     Its features are what tensor cores and wide tiles add to the paper's flops: the arithmetic with
     the channels of each group rounded up to the 128 of a tile, those of y, of x, and both; the
     bytes of x and of y, which bind where channels are few; and the sites n * hY * wY, each of which
-    costs something whatever the channels.
+    costs something whatever the channels. Where the convolution is made of matrix products, one for
+    each image and group, of x unfolded to columns: how many products, and the elements of the
+    columns.
 
     Parameters
     ----------
@@ -168,6 +170,9 @@ def convolution_work(
         "x_bytes": x_bytes,
         "y_bytes": y_bytes,
         "sites": float(n * output_sites),
+        "products": float(n * groups),
+        # n * (hY * wY) * (rW * sW) * cX
+        "columns": float(n * output_sites * window_sites * c_x),
     }
     return Work(key, flops, x_bytes + w_bytes + y_bytes, features, problem)
 

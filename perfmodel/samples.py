@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .linear import Fit, FitError, Floats, Line, fit
+from .linear import FEWEST_WORKS, Fit, FitError, Floats, Line, fit
 from .record import Table, mapping, members, number
 
 
@@ -91,7 +91,7 @@ def fit_samples(samples: Samples, like: Line | None = None) -> Fit:
     -------
     Fit
         Of the two the one with the smaller error on samples held out. With no more samples than
-        unknowns, the scaled one.
+        unknowns, or too few amounts of work, the scaled one.
 
     Raises
     ------
@@ -107,7 +107,10 @@ def fit_samples(samples: Samples, like: Line | None = None) -> Fit:
     if like is None:
         return fit(samples.work, samples.seconds, samples.features)
     scaled = _scaled(samples, like)
-    if samples.features and len(samples.work) <= 2 + len(samples.features):
+    amounts = len(set(samples.work))
+    if amounts < FEWEST_WORKS or (
+        samples.features and len(samples.work) <= 2 + len(samples.features)
+    ):
         return scaled
     fitted = fit(samples.work, samples.seconds, samples.features)
     return min((fitted, scaled), key=lambda found: found.held_out_error)

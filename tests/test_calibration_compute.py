@@ -69,7 +69,7 @@ def test_every_line_of_a_known_machine_is_found_again(monkeypatch):
              "/activation_backward", "/pooling", "/pooling_backward"], 1
         )
     }  # fmt: skip
-    lines["pointwise/float64/batch_normalization"] = Line(0.0, 1e-6)
+    lines["pointwise/float64/statistics"] = Line(0.0, 1e-6)
     machine = dataclasses.replace(shipped("h200"), step_seconds=0.0, compute=ComputeModel(lines))
     monkeypatch.setattr(calibration_compute, "ARITHMETIC", (("float32", True),))
     found = collected(SimulatedDevice(machine), quick=False)
@@ -92,3 +92,29 @@ def test_the_host_knows_no_tf32_and_its_lines_stand_in():
     line = Line(1.0, 2.0)
     lines = measurements.with_stand_ins({"convolution/float32/channels_last": line})
     assert lines["convolution/tf32/channels_last"] == line
+
+
+def test_what_is_of_another_type_is_filled_with_numbers_of_its_own(monkeypatch):
+    """Bits of half numbers, read as float32, are denormal or huge, and slow on a host."""
+    device = get_device("host")
+    measurements = ComputeMeasurements(
+        make_bench(device, 2**30, quick=True), lambda *a, **k: None, quick=True
+    )
+    launch, buffers = next(
+        (launch, buffers)
+        for launch, buffers in measurements.passes("float16")
+        if {buffers[name].dtype for name in launch.inputs if name} == {"float16", "float32"}
+    )
+    filled = []
+    fill = measurements.bench.fill
+
+    def noted(pointer, nbytes, dtype):
+        filled.append((nbytes, dtype))
+        fill(pointer, nbytes, dtype)
+
+    monkeypatch.setattr(measurements.bench, "fill", noted)
+    measurements._timing(launch, buffers, "float16")
+    wide = [(b.nbytes, b.dtype) for n, b in buffers.items() if n in launch.inputs]
+    assert filled[0][1] == "float16"
+    assert sorted(filled[1:]) == sorted(each for each in wide if each[1] == "float32")
+    device.arena.release_block()

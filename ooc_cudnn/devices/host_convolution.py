@@ -46,8 +46,15 @@ def _block_sites(operation: Convolution) -> int:
 
 
 def _workers(operation: Convolution) -> int:
-    """Threads that compute blocks side by side: one a core, where there is work for them."""
+    """Threads that compute blocks side by side: one a core, where there is work for them.
+
+    Of images (or groups) that are small, threads would mostly wait for each other's Python: two
+    then take twice as long as one.
+    """
     flops = 2 * math.prod(operation.output_shape) * math.prod(operation.w_shape[1:])
+    products = max(1, operation.x_shape[0] * operation.groups)
+    if flops < products * WORTH_A_WORKER_FLOPS:
+        return 1
     return max(1, min(os.cpu_count() or 1, MOST_WORKERS, int(flops // WORTH_A_WORKER_FLOPS)))
 
 

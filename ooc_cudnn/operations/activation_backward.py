@@ -28,8 +28,8 @@ def _gelu(y: Array, x: Array, coef: float) -> Array:
     return np.asarray(0.5 * (1 + erf(x / math.sqrt(2))) + x * density)
 
 
-#: Modes whose slope evaluates an exponential or an error function.
-TRANSCENDENTAL = frozenset({"swish", "gelu"})
+#: Exponentials that a mode's slope evaluates; an error function counts as three of them.
+EXPONENTIALS = {"swish": 1, "gelu": 3}
 
 #: mode -> slope from (y, x, coef), in float64; x is y itself where the mode does not need x.
 SLOPES: dict[str, Callable[[Array, Array, float], Array]] = {
@@ -89,7 +89,7 @@ class ActivationBackward:
             f"pointwise/{self.dtype}/activation_backward",
             device_bytes=passes * elements * DTYPES[self.dtype],
             elements=elements,
-            exponentials=elements if self.mode in TRANSCENDENTAL else 0,
+            exponentials=elements * EXPONENTIALS.get(self.mode, 0),
             problem=self.mode,
         )
 

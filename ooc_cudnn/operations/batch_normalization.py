@@ -20,15 +20,19 @@ from ooc_cudnn.tensor import ACCUMULATOR, DTYPES
 from perfmodel import Work, pass_work
 
 
-def _work(shape: Shape, dtype: str, passes: int) -> Work:
+def _work(what: str, shape: Shape, dtype: str, passes: int) -> Work:
     elements = math.prod(shape)
-    key = f"pointwise/{dtype}/batch_normalization"
-    return pass_work(key, device_bytes=passes * elements * DTYPES[dtype], elements=elements)
+    return pass_work(
+        f"pointwise/{dtype}/batch_normalization",
+        device_bytes=passes * elements * DTYPES[dtype],
+        elements=elements,
+        problem=f"{what}; {shape[1]} channels",
+    )
 
 
 def _small(channels: int) -> Work:
     return pass_work(
-        "pointwise/float64/batch_normalization", device_bytes=72.0 * channels, elements=channels
+        "pointwise/float64/statistics", device_bytes=72.0 * channels, elements=channels
     )
 
 
@@ -53,7 +57,7 @@ class Moments:
 
     def work(self) -> Work:
         """One read."""
-        return _work(self.shape, self.dtype, 1)
+        return _work(self.name, self.shape, self.dtype, 1)
 
 
 @dataclass(frozen=True)
@@ -150,7 +154,7 @@ class Normalise:
 
     def work(self) -> Work:
         """One read and one write."""
-        return _work(self.shape, self.dtype, 2)
+        return _work(self.name, self.shape, self.dtype, 2)
 
     def magnitude(self, x: Array, *parameters: Array) -> Array:
         """|scale| * (|x| + |mean|) * inverse deviation + |bias|."""
@@ -185,7 +189,7 @@ class NormaliseSums:
 
     def work(self) -> Work:
         """Two reads."""
-        return _work(self.shape, self.dtype, 2)
+        return _work(self.name, self.shape, self.dtype, 2)
 
 
 @dataclass(frozen=True)
@@ -250,4 +254,4 @@ class NormaliseBackward:
 
     def work(self) -> Work:
         """Two reads and a write."""
-        return _work(self.shape, self.dtype, 3)
+        return _work(self.name, self.shape, self.dtype, 3)

@@ -37,6 +37,7 @@ class ChannelSum:
             f"pointwise/{self.dtype}/channel_sum",
             device_bytes=elements * DTYPES[self.dtype],
             elements=elements,
+            problem=f"sum; {self.shape[1]} channels",
         )
 
     def reference(self, *inputs: Array) -> Array:

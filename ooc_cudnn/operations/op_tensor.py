@@ -97,6 +97,7 @@ class OpTensor:
             f"pointwise/{self.dtype}/op_tensor",
             device_bytes=elements * DTYPES[self.dtype],
             elements=math.prod(self.shape),
+            problem=f"{self.op}, b {''.join('.1'[extent == 1] for extent in self.b_shape)}",
         )
 
     def reference(self, x: Array, *parameters: Array) -> Array:

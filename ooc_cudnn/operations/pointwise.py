@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ooc_cudnn.operations.activation import TRANSCENDENTAL
+from ooc_cudnn.operations.activation import EXPONENTIALS
 from ooc_cudnn.operations.base import Shape
 from ooc_cudnn.tensor import DTYPES
 from perfmodel import Work, pass_work
@@ -55,7 +55,7 @@ class Pointwise:
             f"pointwise/{self.dtype}",
             device_bytes=elements * per_element,
             elements=elements,
-            exponentials=elements if self.mode in TRANSCENDENTAL else 0,
+            exponentials=elements * EXPONENTIALS.get(self.mode, 0),
             problem=self.mode,
         )
 

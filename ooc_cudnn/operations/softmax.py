@@ -15,10 +15,15 @@ ALGORITHMS = ("accurate", "log")
 MODES = ("channel", "instance")
 
 
-def _work(shape: Shape, dtype: str, passes: int) -> Work:
+def _work(what: str, shape: Shape, dtype: str, passes: int, exponentials: int = 0) -> Work:
     elements = math.prod(shape)
-    key = f"pointwise/{dtype}/softmax"
-    return pass_work(key, device_bytes=passes * elements * DTYPES[dtype], elements=elements)
+    return pass_work(
+        f"pointwise/{dtype}/softmax",
+        device_bytes=passes * elements * DTYPES[dtype],
+        elements=elements,
+        exponentials=exponentials * elements,
+        problem=f"{what}; {shape[1]} channels",
+    )
 
 
 @dataclass(frozen=True)
@@ -41,7 +46,7 @@ class Softmax:
 
     def work(self) -> Work:
         """Two reads and a write."""
-        return _work(self.shape, self.dtype, 3)
+        return _work(f"{self.name} {self.algorithm}", self.shape, self.dtype, 3, 1)
 
     def reference(self, *inputs: Array) -> Array:
         """Evaluate in float64."""
@@ -73,7 +78,9 @@ class SoftmaxBackward:
 
     def work(self) -> Work:
         """Four reads and a write."""
-        return _work(self.shape, self.dtype, 5)
+        return _work(
+            f"{self.name} {self.algorithm}", self.shape, self.dtype, 5, int(self.algorithm == "log")
+        )
 
     def reference(self, *inputs: Array) -> Array:
         """Evaluate in float64."""
@@ -106,7 +113,7 @@ class ImageMaximum:
 
     def work(self) -> Work:
         """Two reads."""
-        return _work(self.shape, self.dtype, 2)
+        return _work(self.name, self.shape, self.dtype, 2, 1)
 
 
 @dataclass(frozen=True)
@@ -125,7 +132,7 @@ class MergeImageMaximum:
     def work(self) -> Work:
         """Nothing to speak of."""
         return pass_work(
-            "pointwise/float64/softmax", device_bytes=48.0 * self.images, elements=self.images
+            "pointwise/float64/statistics", device_bytes=48.0 * self.images, elements=self.images
         )
 
 
@@ -146,7 +153,9 @@ class ImageSoftmax:
 
     def work(self) -> Work:
         """One read and one write."""
-        return _work(self.shape, self.dtype, 2)
+        return _work(
+            f"{self.name} {self.algorithm}", self.shape, self.dtype, 2, int(self.algorithm != "log")
+        )
 
 
 @dataclass(frozen=True)
@@ -166,7 +175,12 @@ class ImageProductSum:
 
     def work(self) -> Work:
         """One or two reads."""
-        return _work(self.shape, self.dtype, 1 if self.algorithm == "log" else 2)
+        return _work(
+            f"{self.name} {self.algorithm}",
+            self.shape,
+            self.dtype,
+            1 if self.algorithm == "log" else 2,
+        )
 
 
 @dataclass(frozen=True)
@@ -186,4 +200,6 @@ class ImageSoftmaxBackward:
 
     def work(self) -> Work:
         """Two reads and a write."""
-        return _work(self.shape, self.dtype, 3)
+        return _work(
+            f"{self.name} {self.algorithm}", self.shape, self.dtype, 3, int(self.algorithm == "log")
+        )

@@ -80,6 +80,20 @@ def test_no_rows_of_x_give_zeros():
     assert (y == 0).all()
 
 
+@pytest.mark.parametrize(
+    ("x_shape", "w_shape", "groups"),
+    [((4096, 4, 14, 14), (16, 4, 3, 3), 1), ((64, 256, 32, 32), (256, 1, 3, 3), 256)],
+    ids=["small images", "small groups"],
+)
+def test_small_products_are_made_by_one_thread(monkeypatch, x_shape, w_shape, groups):
+    """However many there are: in Python, threads would wait for each other."""
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    small = Convolution.of(x_shape, w_shape, padding=1, groups=groups)
+    assert host_convolution._workers(small) == 1
+    large = Convolution.of((8, 64, 128, 128), (64, 64, 3, 3), padding=1)
+    assert host_convolution._workers(large) == 8
+
+
 def test_workspace_stays_near_a_block_for_each_worker():
     operation = Convolution.of((1, 64, 4096, 4096), (64, 64, 3, 3), padding=1)
     needed = host_convolution.workspace_bytes(operation)

@@ -117,6 +117,8 @@ def test_the_features_of_a_convolution():
         "x_bytes": 10,
         "y_bytes": 30,
         "sites": 2 * 7,
+        "products": 2 * 2,  # of each image and group
+        "columns": 2 * 7 * 9 * 6,
     }
     assert work.device_bytes == 60
 

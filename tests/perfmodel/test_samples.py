@@ -64,6 +64,12 @@ def test_few_noisy_samples_are_predicted_better_by_the_scaled_line():
     assert np.median(errors["scaled"]) < np.median(errors["free"])
 
 
+def test_two_amounts_of_work_do_not_tell_a_line_and_scale_the_known_one():
+    samples = Samples((8.0, 8.0, 32.0, 32.0), (2e-5, 2e-5, 2e-5, 2e-5), {"bytes": (1.0,) * 4})
+    line = fit_samples(samples, Line(0.0, 1e-5, {"bytes": 1e-12})).line
+    assert line.beta == pytest.approx(2e-5)
+
+
 def test_one_sample_is_not_held_out():
     found = fit_samples(Samples((1e9,), (4e-3,), {"bytes": (0.0,), "sites": (0.0,)}), LIKE)
     assert found.residual == pytest.approx(0.0, abs=1e-12)
