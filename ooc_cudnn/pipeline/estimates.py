@@ -80,13 +80,19 @@ class Estimates:
         if self.call.sweeps == 1:
             return self._deepest
         block = self._block(order)
-        depths = [2 * block, block + 1, block, *(ONE * depth for depth in RING_DEPTHS)]
-        shape = np.broadcast_shapes(*(depth.shape for depth in depths))
-        stacked = np.concatenate([np.broadcast_to(depth, shape) for depth in depths])
-        kept = self._fits(stacked, True)
-        if not self._parameters_matter:
-            return np.where(kept, stacked, 0.0), True
-        return np.where(kept | self._fits(stacked, False), stacked, 0.0), kept
+        # Where all that a first sweep saw stays on the device, more slots are never slower; and
+        # where it is loaded again, neither.
+        ways = [(block, block + 1, 2 * block), tuple(ONE * at for at in sorted(RING_DEPTHS))]
+        shape = (1, *self.grid.shape)
+        depths, kept = [np.zeros(shape) for _ in ways], [np.zeros(shape, bool) for _ in ways]
+        for at, way in enumerate(ways):
+            for depth in way:
+                fits = whole = self._fits(depth, True)
+                if self._parameters_matter:
+                    fits = fits | self._fits(depth, False)
+                depths[at] = np.where(fits, depth, depths[at])
+                kept[at] = np.where(fits, whole, kept[at])
+        return np.concatenate(depths), np.concatenate(kept) if self._parameters_matter else True
 
     def _block(self, order: LoopOrder) -> Values:
         """Pieces of one sweep before the next: `PieceClasses.block_pieces`."""
@@ -100,7 +106,7 @@ class Estimates:
         """Seconds of copying one region in; nothing where it is computed on as it lies."""
         grid, found = self.grid, {}
         for name in self.call.loaded:
-            link = grid.links["in", name]
+            link = self.request.links["in", name]
             per_byte = link.per_byte + grid.apart["in", name]
             each = per_byte * grid.bytes_read[name] / grid.distinct[name] + link.per_copy
             found[name] = each * grid.outside[name]
@@ -111,7 +117,7 @@ class Estimates:
         """Seconds of copying each result out."""
         grid, found = self.grid, {}
         for name in self.call.results:
-            link = grid.links["out", name]
+            link = self.request.links["out", name]
             per_byte = link.per_byte + grid.apart["out", name]
             spent = per_byte * self.request.specs[name].nbytes + link.per_copy * grid.distinct[name]
             found[name] = spent * grid.outside[name]

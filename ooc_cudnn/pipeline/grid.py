@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import cached_property
-from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,21 +20,14 @@ from ooc_cudnn.pipeline.request import (
     LARGEST_BATCH,
     LARGEST_PIECE_BYTES,
     LARGEST_PIECE_ELEMENTS,
+    Direction,
     Request,
 )
 from perfmodel import Split
 
 Mask = NDArray[np.bool_]
-Direction = Literal["in", "out"]
 #: An axis that is not cut; told by identity, so that nothing is multiplied by it.
 ONE: Values = np.ones((1,) * 5)
-
-
-class Link(NamedTuple):
-    """Seconds of moving an operand one way: so many per byte, and so many per copy."""
-
-    per_byte: float
-    per_copy: float
 
 
 class Grid:
@@ -46,14 +38,12 @@ class Grid:
     ) -> None:
         self.request, self.call, self.sizes = request, request.chain, sizes
         self.shape = tuple(len(sizes[axis]) for axis in AXES)
-        self.ranges = {
-            axis: [self.call.axis_ranges(axis, size) for size in sizes[axis]] for axis in AXES
-        }
-        self.counts = {
-            axis: self._along(axis, [len(cut) for cut in self.ranges[axis]]) for axis in AXES
-        }
+        self.costs = costs = request.piece_costs(layout)
+        cuts = {axis: [costs.cut(axis, size) for size in sizes[axis]] for axis in AXES}
+        self.ranges = {axis: [cut.ranges for cut in cuts[axis]] for axis in AXES}
+        self.counts = {axis: self._along(axis, [cut.times for cut in cuts[axis]]) for axis in AXES}
         self.pieces = product(self.counts.values())
-        model = PieceModel(request.piece_costs(layout), sizes, looked_at)
+        model = PieceModel(costs, sizes, looked_at)
         self.memory = {name: values[np.newaxis] for name, values in model.memory.items()}
         self.compute_seconds: Values = (
             self.pieces * model.launch_seconds + model.work_seconds + model.completing_seconds
@@ -142,23 +132,6 @@ class Grid:
 
     # The link -----------------------------------------------------------------------------------
 
-    def _link(self, direction: Direction, name: str) -> Link:
-        """The line that the seconds of an operand's copies lie on."""
-        count = self.request.specs[name].nbytes
-        one, two = (self.request.copy_seconds(direction, name, count, copies) for copies in (1, 2))
-        return Link((2 * one - two) / max(count, 1), two - one)
-
-    @cached_property
-    def ways(self) -> list[tuple[Direction, str]]:
-        """What crosses the link, and which way."""
-        ways: list[tuple[Direction, str]] = [("in", name) for name in self.call.loaded]
-        return ways + [("out", name) for name in self.call.results]
-
-    @cached_property
-    def links(self) -> dict[tuple[str, str], Link]:
-        """Seconds of moving each operand each way."""
-        return {(way, name): self._link(way, name) for way, name in self.ways}
-
     @cached_property
     def apart(self) -> dict[tuple[str, str], Values]:
         """What a byte takes longer in rows that lie apart: `TransferModel.apart_seconds_per_byte`.
@@ -166,7 +139,7 @@ class Grid:
         Where several axes are cut, the one whose pieces lie in the narrowest rows tells.
         """
         found: dict[tuple[str, str], Values] = {}
-        for way, name in self.ways:
+        for way, name in self.request.ways:
             slower: Values = np.zeros((1,) * 5)
             for axis in self.call.operands[name].axes - {"n"}:
                 if self.counts[axis] is not ONE:
@@ -216,7 +189,7 @@ class Grid:
             return found
         whole = self.call.extents
         # Channels in groups cannot be cut just as one likes; others can.
-        if self.request.channels_cut_freely:
+        if self.costs.channels_cut_freely:
             return found
         table = [
             [self.call.is_legal(Split(whole.n, c_y, c_x, whole.h_y)) for c_x in self.sizes["c_x"]]

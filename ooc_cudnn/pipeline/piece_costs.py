@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
 
 from ooc_cudnn.operations.splittable import Accumulation, Buffer, Launch, Piece, Splittable
+from ooc_cudnn.operations.window import Range, Ranges
 from perfmodel import ComputeModel
 
 
@@ -34,6 +38,23 @@ class PieceCost:
     buffers: Mapping[str, Buffer]
 
 
+class Cut(NamedTuple):
+    """One axis cut into ranges of some size: how many they are, the first and the last one."""
+
+    ranges: Ranges
+    times: int
+    first: Range
+    last: Range
+
+
+class Probe(NamedTuple):
+    """One piece: the seconds and launches of all sweeps, the most memory that one of them takes."""
+
+    seconds: float
+    memory: Mapping[str, int]
+    launches: int
+
+
 class PieceCosts:
     """Costs of the pieces of a call in one layout.
 
@@ -45,6 +66,28 @@ class PieceCosts:
     ) -> None:
         self.call, self.layout, self.orders, self.compute = call, layout, orders, compute
         self._known: dict[Hashable, PieceCost] = {}
+        #: What is known of pieces by their sizes and place: the same in every grid.
+        self.probes: dict[tuple[tuple[int, ...], Accumulation], Probe] = {}
+        self._cuts: dict[tuple[str, int], Cut] = {}
+
+    def cut(self, axis: str, size: int) -> Cut:
+        """An axis of the call, cut."""
+        found = self._cuts.get((axis, size))
+        if found is None:
+            ranges = self.call.axis_ranges(axis, size)
+            found = self._cuts[axis, size] = Cut(ranges, len(ranges), ranges[0], ranges[-1])
+        return found
+
+    @cached_property
+    def channels_cut_freely(self) -> bool:
+        """Whether channels may be cut just as one likes: with groups they may not."""
+        call, whole = self.call, self.call.extents
+        c_y, c_x = (
+            (1 if call.may_cut(axis) else getattr(whole, axis), getattr(whole, axis))
+            for axis in ("c_y", "c_x")
+        )
+        corners = itertools.product(c_y, c_x)
+        return all(call.is_legal(replace(whole, c_y=one, c_x=other)) for one, other in corners)
 
     def of(self, piece: Piece, accumulation: Accumulation) -> PieceCost:
         """The cost of a piece that stands there in the sum over the reduced axes."""

@@ -11,14 +11,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ooc_cudnn.operations.splittable import ALONE, AXES, Accumulation, Piece
-from ooc_cudnn.operations.window import Ranges
-from ooc_cudnn.pipeline.piece_costs import PieceCosts
+from ooc_cudnn.pipeline.piece_costs import Cut, PieceCosts, Probe
 from perfmodel import Split
 
 Values = NDArray[np.float64]
@@ -28,14 +26,6 @@ Sizes = Mapping[str, tuple[int, ...]]
 MIDDLE = Accumulation(first=False, last=False)
 FIRST, LAST = Accumulation(first=True, last=False), Accumulation(first=False, last=True)
 CHANNELS = ("c_y", "c_x")
-
-
-class Probe(NamedTuple):
-    """One piece: the seconds and launches of all sweeps, the most memory that one of them takes."""
-
-    seconds: float
-    memory: Mapping[str, int]
-    launches: int
 
 
 #: Entries of `Probe.memory` that are no blocks.
@@ -72,9 +62,7 @@ class PieceModel:
         self.launch_seconds, self.work_seconds, self.completing_seconds = np.zeros((3, *shape))
         self.launches, self.completing_launches = np.zeros((2, *shape))
         self.memory: dict[str, Values] = {}
-        self._probes: dict[tuple[tuple[int, ...], Accumulation], Probe] = {}
         self._lines: dict[Hashable, Line] = {}
-        self._cuts: dict[tuple[str, int], Ranges] = {}
         for part, place in self._parts():
             self._fill(shape, part, place)
 
@@ -103,7 +91,7 @@ class PieceModel:
     def _keeps_rows(self) -> bool:
         """Whether pieces that follow each other down the rows differ from others."""
         call = self.call
-        n, c_y, rows, c_x = (self._ranges(axis, self.sizes[axis][-1]) for axis in AXES)
+        n, c_y, rows, c_x = (self.costs.cut(axis, self.sizes[axis][-1]).ranges for axis in AXES)
         at = len(rows) // 2
         piece = Piece(n[0], c_y[0], rows[at], c_x[0], 0, rows[at - 1])
         return call.row_key(piece) != call.row_key(piece._replace(after=None))
@@ -182,18 +170,12 @@ class PieceModel:
                 self._length(axis, size): self.probe({**beside, axis: size}, place)
                 for size in looked_at
             }
-            cuts = [self._ranges(axis, size) for size in (largest[axis], *sizes)]
+            cuts = [self.costs.cut(axis, size) for size in (largest[axis], *sizes)]
             self._lines[key] = Line(cuts, probes, self.probe(beside, place), launch_seconds)
         return self._lines[key]
 
-    def _ranges(self, axis: str, size: int) -> Ranges:
-        key = axis, size
-        if key not in self._cuts:
-            self._cuts[key] = self.call.axis_ranges(axis, size)
-        return self._cuts[key]
-
     def _may_be(self, sizes: Mapping[str, int]) -> bool:
-        return self.call.is_legal(Split(**sizes))
+        return self.costs.channels_cut_freely or self.call.is_legal(Split(**sizes))
 
     def _first_legal(self, sizes: Sizes) -> dict[str, int] | None:
         """The first piece that is legal: with groups, channels cannot be cut just as one likes."""
@@ -205,20 +187,21 @@ class PieceModel:
 
     def _length(self, axis: str, size: int) -> float:
         """How long the range is that is looked at for a size."""
-        cut = self._ranges(axis, size)
+        cut = self.costs.cut(axis, size).ranges
         start, stop = cut[len(cut) // 2 if axis == "h_y" else 0]
         return float(stop - start)
 
     def probe(self, sizes: Mapping[str, int], place: Accumulation) -> Probe:
         """Cost of a piece of these sizes, away from the borders if it can be."""
         key = tuple(sizes[axis] for axis in AXES), place
-        if key not in self._probes:
-            self._probes[key] = self._probe(sizes, place)
-        return self._probes[key]
+        found = self.costs.probes.get(key)
+        if found is None:
+            found = self.costs.probes[key] = self._probe(sizes, place)
+        return found
 
     def _probe(self, sizes: Mapping[str, int], place: Accumulation) -> Probe:
         call = self.call
-        n, c_y, rows, c_x = (self._ranges(axis, sizes[axis]) for axis in AXES)
+        n, c_y, rows, c_x = (self.costs.cut(axis, sizes[axis]).ranges for axis in AXES)
         at = len(rows) // 2
         after = rows[at - 1] if at else None
         memory: dict[str, int] = {}
@@ -238,7 +221,7 @@ class Line:
 
     Parameters
     ----------
-    cuts : sequence of Ranges
+    cuts : sequence of Cut
         Those of the largest piece, and of each size.
     probes : mapping from extent to Probe
         Pieces of some sizes.
@@ -256,17 +239,17 @@ class Line:
 
     def __init__(
         self,
-        cuts: Sequence[Ranges],
+        cuts: Sequence[Cut],
         probes: Mapping[float, Probe],
         base: Probe,
         launch_seconds: float,
     ) -> None:
-        (start, stop), cuts = cuts[0][0], cuts[1:]
-        counts = np.array([len(cut) for cut in cuts], float)
-        ends = np.array([(*cut[0], *cut[-1]) for cut in cuts], float)
+        (start, stop), extent, cuts = cuts[0].first, cuts[0].ranges.extent, cuts[1:]
+        counts = np.array([cut.times for cut in cuts], float)
+        ends = np.array([(*cut.first, *cut.last) for cut in cuts], float)
         first, last = ends[:, 1] - ends[:, 0], ends[:, 3] - ends[:, 2]
         self.share: Values = first / (stop - start)
-        self.covered = np.full(len(cuts), cuts[0].extent / (stop - start))
+        self.covered = np.full(len(cuts), extent / (stop - start))
         beside = base.seconds - launch_seconds
         found = probes.values()
         # Ratios to the largest piece, by row: of seconds, and of each block.

@@ -22,6 +22,8 @@ KEPT = 12
 COARSE = 5
 #: And then, between those beside the best.
 FINE = 7
+#: Where coarse sizes are so much slower than whole channels, no finer ones are looked at.
+FAR = 1.25
 #: So much slower than the floor is as fast as can be.
 NEAR_THE_FLOOR = 1.004
 
@@ -43,8 +45,9 @@ def promising_splits(request: Request, layout: str, sizes: Sizes, limit_bytes: i
     if min(found.values(), default=math.inf) > as_fast_as_can_be:
         coarse = {axis: _thinned(sizes[axis], COARSE) for axis in AXES}
         rough = _splits(Estimates(Grid(request, layout, coarse), limit_bytes))
+        near = rough and min(rough.values()) < FAR * min(found.values(), default=math.inf)
         found |= rough
-        if rough and min(found.values()) > as_fast_as_can_be:
+        if near and min(found.values()) > as_fast_as_can_be:
             best = min(rough, key=rough.__getitem__)
             around = {
                 axis: _around(getattr(best, axis), sizes[axis], coarse[axis]) for axis in AXES

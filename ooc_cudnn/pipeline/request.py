@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -20,6 +20,7 @@ from perfmodel.transfer import WHOLE, Rows
 if TYPE_CHECKING:
     from ooc_cudnn.pipeline.counted import Counted
 
+Direction = Literal["in", "out"]
 #: Device memory is handed out in multiples of this (bytes).
 ALIGNMENT = 256
 #: No piece exceeds these, whatever memory would allow (DESIGN.md section 3).
@@ -59,6 +60,13 @@ class Floor(NamedTuple):
     start_in: float
     start_out: float
     streamed_bytes: int
+
+
+class Link(NamedTuple):
+    """Seconds of moving an operand one way: so many per byte, and so many per copy."""
+
+    per_byte: float
+    per_copy: float
 
 
 #: Numbers of pieces that a floor is looked for among.
@@ -153,20 +161,31 @@ class Request:
         return self.machine.transfer.mean_slowdown(ways["in"], ways["out"])
 
     @cached_property
+    def ways(self) -> tuple[tuple[Direction, str], ...]:
+        """What crosses the link, and which way."""
+        loaded: list[tuple[Direction, str]] = [("in", name) for name in self.chain.loaded]
+        return (*loaded, *(("out", name) for name in self.chain.results))
+
+    @cached_property
+    def links(self) -> dict[tuple[Direction, str], Link]:
+        """The lines that the seconds of each operand's copies lie on."""
+        found = {}
+        for way, name in self.ways:
+            count = self.specs[name].nbytes
+            one, two = (self.copy_seconds(way, name, count, copies) for copies in (1, 2))
+            found[way, name] = Link((2 * one - two) / max(count, 1), two - one)
+        return found
+
+    @cached_property
     def floor(self) -> Floor:
         """What is moved at least."""
         alone, streamed, starts = ({"in": 0.0, "out": 0.0} for _ in range(3))
-        ways = [("in", name) for name in self.chain.loaded]
-        ways += [("out", name) for name in self.chain.results]
-        for way, name in ways:
-            one, two = (
-                self.copy_seconds(way, name, self.specs[name].nbytes, copies)  # type: ignore[arg-type]
-                for copies in (1, 2)
-            )
+        for (way, name), link in self.links.items():
+            one = link.per_byte * self.specs[name].nbytes + link.per_copy
             alone[way] += one
             if name in self.chain.streamed:
                 streamed[way] += one
-                starts[way] += two - one
+                starts[way] += link.per_copy
         slots = set(self.chain.streamed) - set(self.computed_on_in_place)
         return Floor(
             alone["in"], alone["out"], streamed["in"], streamed["out"], starts["in"], starts["out"],
@@ -213,21 +232,9 @@ class Request:
         found = np.where(overlaps, overlapped, np.where(fits, in_turn, np.inf)).min()
         return self.machine.call_seconds + float(found)
 
-    @cached_property
-    def channels_cut_freely(self) -> bool:
-        """Whether channels may be cut just as one likes: with groups they may not."""
-        call, whole = self.chain, self.chain.extents
-        sizes = [
-            {1, getattr(whole, axis)} if call.may_cut(axis) else {getattr(whole, axis)}
-            for axis in ("c_y", "c_x")
-        ]
-        return all(
-            call.is_legal(replace(whole, c_y=c_y, c_x=c_x)) for c_y in sizes[0] for c_x in sizes[1]
-        )
-
     def copy_seconds(
         self,
-        direction: Literal["in", "out"],
+        direction: Direction,
         name: str,
         host_bytes: int,
         copies: int,
@@ -242,9 +249,7 @@ class Request:
             return transfer.copy_in_seconds(placement, host_bytes, copies, rows)
         return transfer.copy_out_seconds(placement, host_bytes, copies, rows)
 
-    def apart_seconds_per_byte(
-        self, direction: Literal["in", "out"], name: str, rows: Rows
-    ) -> float:
+    def apart_seconds_per_byte(self, direction: Direction, name: str, rows: Rows) -> float:
         """What a byte of an operand takes longer in pieces that lie in rows apart."""
         placement = self.specs[name].placement
         if placement == "device":
