@@ -127,7 +127,7 @@ class TestKnownMachine:
         lines |= {f"copy_out/{name}" for name in found.transfer.copy_out}
         lines |= {*found.compute.lines}
         pairs = {f"duplex/{pair}" for pair in PAIRS}
-        assert set(found.quality) == lines | pairs | {"steps"}
+        assert set(found.quality) == lines | pairs | {"launch_seconds", "step_seconds"}
         for line in lines:
             assert set(found.quality[line]) == {"residual", "held_out_error", "samples", "spread"}
         for pair in pairs:
@@ -142,7 +142,7 @@ class TestKnownMachine:
         assert set(found.samples) == set(lines) | duplex
         for key, line in lines.items():
             samples, quality = found.samples[key], found.quality[key]
-            assert len(samples.seconds) == quality["samples"] >= 3
+            assert len(samples.seconds) == quality["samples"] >= 1
             error = np.median(np.abs(samples.residuals(line)))
             assert error == pytest.approx(quality["residual"], abs=1e-4), key
 
@@ -254,7 +254,10 @@ class TestKeeping:
             calibrate(device, quick=True)
         self.nothing_but(old, device, cache)
         device.stop = -1
-        assert calibrate(device, quick=True).transfer == old.transfer
+        # (the host's part of a simulated copy is this host's, and never twice the same)
+        again = calibrate(device, quick=True)
+        assert again.compute == old.compute
+        assert again.transfer.slowdowns == old.transfer.slowdowns
 
     @pytest.mark.parametrize(
         "where", ["ooc_cudnn.calibration.fit_samples", "os.fsync", "os.replace", "tempfile.mkdtemp"]
