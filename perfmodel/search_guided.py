@@ -16,8 +16,8 @@ from .problem import AXES, Found, Problem
 
 MOST_PRICES = 40
 """Splits that are priced at most; those that turn out not to fit among them."""
-FEWEST_PRICES = 3
-"""Splits that are priced at least, so that there are alternatives."""
+FEWEST_PRICES = 2
+"""Splits that are priced at least, so that there is an alternative."""
 MOST_FITTING = 8
 NOT_WORTH_PRICING = 0.001
 """Share of the seconds that the next split must promise to save."""

@@ -103,7 +103,17 @@ class FusedBackward(Splittable):
         return axis in ("n", "h_y") and super().may_cut(axis)
 
     def rows(self, h_y: Range) -> GradientRows:
-        """The rows of a piece that owns rows `h_y` of dy."""
+        """The rows of a piece that owns rows `h_y` of dy; every operand of it asks."""
+        found = self._known_rows.get(h_y)
+        if found is None:
+            found = self._known_rows[h_y] = self._rows(h_y)
+        return found
+
+    @cached_property
+    def _known_rows(self) -> dict[Range, GradientRows]:
+        return {}
+
+    def _rows(self, h_y: Range) -> GradientRows:
         forward, extent = self.forward, self.forward.x_shape[2]
         stride, padding = forward.stride[0], forward.padding[0]
 
