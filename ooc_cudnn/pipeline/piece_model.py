@@ -156,8 +156,10 @@ class PieceModel:
         largest: Mapping[str, int],
         place: Accumulation,
         launch_seconds: float,
-    ) -> Line:
+    ) -> Line | Uncut:
         """The line along an axis: about the same in all parts that hold the same pieces of it."""
+        if sizes == (largest[axis],) and self.costs.cut(axis, *sizes).times == 1:
+            return UNCUT
         # Between a few rows and many all is linear; of channels, kernels take steps.
         ends = tuple(dict.fromkeys((known[axis][0], known[axis][-1])))
         looked_at = known[axis] if axis in CHANNELS else ends
@@ -214,6 +216,19 @@ class PieceModel:
             for name, count in held.items():
                 memory[name] = max(memory.get(name, 0), count)
         return Probe(seconds, memory, launches)
+
+
+class Uncut:
+    """The line along an axis that is whole in all pieces: of one size, that of the largest."""
+
+    share = covered = work = np.ones(1)
+
+    def memory(self, name: str) -> Values:
+        """Bytes of a block, over those of the largest piece."""
+        return self.share
+
+
+UNCUT = Uncut()
 
 
 class Line:
