@@ -16,6 +16,7 @@ from dataclasses import replace
 
 from ooc_cudnn.calibration_compute import ComputeMeasurements
 from ooc_cudnn.calibration_link import LinkMeasurements
+from ooc_cudnn.calibration_losses import measured_losses
 from ooc_cudnn.calibration_rows import RowMeasurements
 from ooc_cudnn.calibration_steps import host_seconds
 from ooc_cudnn.devices import get_device
@@ -131,6 +132,8 @@ class _Calibration:
         self.quality: dict[str, dict[str, float]] = {}
         self.facts: dict[str, float] = {}
         self.host: dict[str, float] = {}
+        self.losses: dict[str, float] = {}
+        self.quick = quick
         self.link = LinkMeasurements(bench, self.record, quick=quick)
         self.apart = RowMeasurements(bench, quick=quick)
         self.compute = ComputeMeasurements(bench, self.record, quick=quick)
@@ -148,6 +151,7 @@ class _Calibration:
         """Make all measurements, and tell how far they are by the time they should take."""
         groups = [*self.link.groups(), *self.apart.groups(), *self.compute.groups()]
         groups.append(Group("issuing steps", 0.3, self.steps))
+        groups.append(Group("computing beside copies", 0.5, self.beside))
         seconds = sum(group.seconds for group in groups)
         done, began = 0.0, time.perf_counter()
         with reporter(progress, total=100, label="calibrate", predicted_seconds=seconds) as report:
@@ -167,6 +171,12 @@ class _Calibration:
         for name, timing in host_seconds(self.bench).items():
             self.host[name] = float(f"{timing.seconds:.5g}")
             self.quality[name] = {"spread": timing.spread}
+
+    def beside(self) -> None:
+        """Measure what computing loses to what runs beside it."""
+        for name, timing in measured_losses(self.bench, quick=self.quick).items():
+            self.losses[name] = float(f"{timing.seconds:.3g}")
+            self.quality[f"losses/{name}"] = {"spread": timing.spread}
 
     def references(self) -> dict[str, float]:
         """Seconds of a copy and of a launch, which are the same while no clock drifts."""
@@ -198,7 +208,10 @@ class _Calibration:
                 {name: float(f"{held:.5g}") for name, held in self.apart.latency.items()},
             ),
             compute=ComputeModel(self.compute.with_stand_ins(lines)),
-            **self.host,
+            call_seconds=self.host.get("call_seconds", 0.0),
+            launch_seconds=self.host.get("launch_seconds", 0.0),
+            step_seconds=self.host.get("step_seconds", 0.0),
+            losses=self.losses,
             calibrated=datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
             quality=self.quality | self.link.quality,
             samples=samples | self.link.samples,

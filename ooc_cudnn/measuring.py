@@ -289,17 +289,24 @@ class Bench:
         most: int = 0,
     ) -> Timing:
         """Time a launch on buffers at the given addresses, at most so many steps a batch."""
+        action = self.action(launch, buffers, pointers, workspace)
+        return self.time("compute", action, most=most)
+
+    def action(
+        self,
+        launch: Launch,
+        buffers: Mapping[str, Buffer],
+        pointers: Mapping[str, int],
+        workspace: tuple[int, int],
+    ) -> Callable[[int], Action]:
+        """Return the launches of a batch, on buffers at the given addresses."""
         views = {
             name: DeviceView(
                 pointers[name] + buffer.offset_bytes, buffer.dtype, buffer.shape, buffer.strides
             )
             for name, buffer in buffers.items()
         }
-        return self.time(
-            "compute",
-            lambda index: lambda handle: self.device.run(launch, views, workspace, handle),
-            most=most,
-        )
+        return lambda index: lambda handle: self.device.run(launch, views, workspace, handle)
 
 
 @cache

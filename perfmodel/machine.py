@@ -20,6 +20,8 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from .compute import ComputeModel
 from .record import Table, mapping, members, number, text
 from .samples import Samples
@@ -33,6 +35,9 @@ LINE_LENGTH = 100
 
 HOST_SECONDS = ("call_seconds", "launch_seconds", "step_seconds")
 """What the host takes for the parts of a call, while the device works on what is issued."""
+
+LOSSES = ("copies", "steps")
+"""What computing may lose seconds to."""
 
 _REMEDY = "to replace it, run 'ooc-cudnn calibrate'"
 
@@ -62,6 +67,9 @@ class MachineModel:
         What the host takes to launch a kernel.
     step_seconds : float
         What the host takes to issue a step, be it a copy or a computation.
+    losses : mapping from "copies" and "steps" to float
+        Seconds, at most 1, that computing loses for each second of copies beside it, and of issuing
+        steps. A card loses next to nothing; where processors compute they do the rest, too.
     quality : mapping from the name of a line to mapping from str to float
         How each line was found: residual, held_out_error, samples, spread. Empty where unknown.
     samples : mapping from the name of a line to Samples
@@ -78,6 +86,7 @@ class MachineModel:
     call_seconds: float = 0.0
     launch_seconds: float = 0.0
     step_seconds: float = 0.0
+    losses: Mapping[str, float] = field(default_factory=dict)
     # plans are remembered by their model: what predicts nothing does not count in its hash
     quality: Mapping[str, Mapping[str, float]] = field(default_factory=dict, hash=False)
     samples: Mapping[str, Samples] = field(default_factory=dict, hash=False)
@@ -100,6 +109,10 @@ class MachineModel:
                 ) from None
         for name in HOST_SECONDS:
             object.__setattr__(self, name, number(name, getattr(self, name)))
+        losses = {name: number(f"losses[{name!r}]", held) for name, held in self.losses.items()}
+        if any(name not in LOSSES or held > 1.0 for name, held in losses.items()):
+            raise ValueError(f"losses is {losses!r}; it must hold at most 1 for each of {LOSSES}")
+        object.__setattr__(self, "losses", Table(losses))
         quality = {
             line: Table({name: number(f"quality of {line}: {name}", v) for name, v in held.items()})
             for line, held in self.quality.items()
@@ -122,6 +135,24 @@ class MachineModel:
         count = self.identity.get("device_bytes")
         return None if count is None else int(count)
 
+    def lost_seconds(self, compute: Any, copies: Any, issuing: Any) -> Any:
+        """Return what computing loses to what runs beside it, numbers or arrays of them.
+
+        Parameters
+        ----------
+        compute, copies, issuing : float or array
+            Seconds of computing by itself, of copies while it is computing, and of issuing steps.
+
+        Examples
+        --------
+        >>> from dataclasses import replace
+        >>> float(replace(shipped("h200"), losses={"copies": 0.5}).lost_seconds(4.0, 2.0, 1.0))
+        1.0
+        """
+        # what is computing at half its speed throughout has lost as much as it computes
+        lost = np.minimum(self.losses.get("copies", 0.0) * copies, compute)
+        return lost + self.losses.get("steps", 0.0) * issuing
+
     def to_json(self) -> dict[str, Any]:
         """Return a dict of plain JSON values."""
         return {
@@ -133,6 +164,7 @@ class MachineModel:
             "transfer": self.transfer.to_json(),
             "compute": self.compute.to_json(),
             **{name: getattr(self, name) for name in HOST_SECONDS},
+            **({"losses": dict(self.losses)} if self.losses else {}),
             "quality": {line: dict(held) for line, held in self.quality.items()},
             "samples": {line: held.to_json() for line, held in self.samples.items()},
             "facts": dict(self.facts),
@@ -157,7 +189,8 @@ class MachineModel:
                 f"written by an older ooc_cudnn (format version {version}, now {FORMAT_VERSION}), "
                 "which measured less, so calibrate again"
             )
-        names = ("name", "calibrated", "identity", "transfer", "compute", *HOST_SECONDS)
+        held = {"losses": {}, **held}
+        names = ("name", "calibrated", "identity", "transfer", "compute", *HOST_SECONDS, "losses")
         tables = ("quality", "samples", "facts")
         held = members("machine model", held, ("format", "version", *names, *tables))
         qualities, samples = (
@@ -171,6 +204,7 @@ class MachineModel:
             compute=ComputeModel.from_json(held["compute"]),
             calibrated=held["calibrated"],
             **{name: held[name] for name in HOST_SECONDS},
+            losses=mapping("losses", held["losses"]),
             quality={line: mapping(f"quality of {line}", q) for line, q in qualities.items()},
             samples={line: Samples.from_json(found) for line, found in samples.items()},
             facts=mapping("facts", held["facts"]),

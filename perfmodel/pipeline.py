@@ -255,13 +255,16 @@ class Timeline:
         return cls(**members("Timeline", data, ("start", "finish")))
 
 
-def replay(steps: Sequence[VirtualStep], transfer: TransferModel | None = None) -> Timeline:
+def replay(
+    steps: Sequence[VirtualStep], transfer: TransferModel | None = None, loss: float = 0.0
+) -> Timeline:
     """Run steps on a virtual clock.
 
     The steps of one stream run in their order, one at a time; a step starts as soon as it is
     issued, its stream is free and the steps it waits for have finished. While a copy in and a copy
     out are both running, each is slower by the factor that `transfer` has for their placements;
-    without one, they do not slow each other down.
+    without one, they do not slow each other down. Of each second of a copy, computing beside it
+    loses `loss` seconds, and at most half of its speed.
 
     Examples
     --------
@@ -271,14 +274,14 @@ def replay(steps: Sequence[VirtualStep], transfer: TransferModel | None = None) 
     >>> timeline.start, timeline.seconds
     ((0.0, 1.0, 1.0, 3.0), 4.0)
     """
-    return _Clock(steps, transfer or TransferModel({}, {})).run()
+    return _Clock(steps, transfer or TransferModel({}, {}), loss).run()
 
 
 class _Clock:
     """The state of a replay: at most one running step a stream, advanced from event to event."""
 
-    def __init__(self, steps: Sequence[VirtualStep], transfer: TransferModel) -> None:
-        self.steps = steps
+    def __init__(self, steps: Sequence[VirtualStep], transfer: TransferModel, loss: float) -> None:
+        self.steps, self.loss = steps, loss
         self.now = 0.0
         self.start = [0.0] * len(steps)
         self.finish = [0.0] * len(steps)
@@ -289,8 +292,8 @@ class _Clock:
         #: When a step could start, once nothing that it waits for is missing.
         self.ready = [max(step.issued, step.latency) for step in steps]
         self.slowdown = lru_cache(transfer.slowdown)
-        #: By what factor the copy that runs in each direction is slowed down now.
-        self.factors = {"copy_in": 1.0, "copy_out": 1.0}
+        #: By what factor the step that runs on each stream is slowed down now.
+        self.factors = {"copy_in": 1.0, "compute": 1.0, "copy_out": 1.0}
         for index, step in enumerate(steps):
             self.queues[step.stream].append(index)
             for earlier in set(step.waits):
@@ -337,18 +340,22 @@ class _Clock:
                 index = self.running[stream] = queue.pop()
                 self.start[index] = self.now
                 # as slow as the copy before it; put right below if its opposite has changed
-                factor = self.factors.get(stream, 1.0)
+                factor = self.factors[stream]
                 self.finish[index] = self.now + self.steps[index].seconds * factor
-        self._share_link()
+        self._slow_down_each_other()
 
-    def _share_link(self) -> None:
-        """Let what is left of the running copies take as long as they slow each other down now."""
+    def _slow_down_each_other(self) -> None:
+        """Let what is left of the running steps take as long as they slow each other down now."""
         copy_in, copy_out = self.running.get("copy_in"), self.running.get("copy_out")
         pair = INDEPENDENT
         if copy_in is not None and copy_out is not None:
             pair = self.slowdown(self.steps[copy_in].placement, self.steps[copy_out].placement)
         self._slow_down("copy_in", copy_in, pair.copy_in)
         self._slow_down("copy_out", copy_out, pair.copy_out)
+        if self.loss:
+            copying = (copy_in is not None) + (copy_out is not None)
+            factor = 1.0 / (1.0 - min(self.loss * copying, 0.5))
+            self._slow_down("compute", self.running.get("compute"), factor)
 
     def _slow_down(self, stream: str, index: int | None, factor: float) -> None:
         was = self.factors[stream]

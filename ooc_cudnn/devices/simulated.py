@@ -239,6 +239,8 @@ class SimulatedRun:
         self.intervals: tuple[tuple[float, float], ...] = ()
         self._machine = machine
         self._overlap = overlap
+        #: What computing loses to steps that were issued since the last one that computes.
+        self._lost_seconds = 0.0
 
     def submit(
         self,
@@ -256,6 +258,10 @@ class SimulatedRun:
         else:
             after = (index - 1,) if index else ()
         issued = (index + 1) * self._machine.step_seconds
+        self._lost_seconds += self._machine.lost_seconds(0.0, 0.0, self._machine.step_seconds)
+        if stream == "compute":
+            handle.seconds += self._lost_seconds
+            self._lost_seconds = 0.0
         latency = 0.0
         if stream != "compute":
             latency = self._machine.transfer.latency_of(stream, handle.placement)
@@ -268,7 +274,8 @@ class SimulatedRun:
         pass  # the host runs ahead without limit: no step depends on when it was issued
 
     def finish(self, *, wait: bool = True) -> None:
-        timeline = replay(self.steps, self._machine.transfer)
+        losses = self._machine.losses
+        timeline = replay(self.steps, self._machine.transfer, losses.get("copies", 0.0))
         self.intervals = tuple(zip(timeline.start, timeline.finish, strict=True))
 
     def cancel(self) -> None:

@@ -250,11 +250,17 @@ class Counted(PieceClasses):
         latency = request.latency
         copy_in, first_in = sum(copies.values()) + latency[0], first_in + latency[0]
         copy_out, last_out = copy_out + latency[1], last_out + latency[1]
+        machine, beside = request.machine, 0.0
+        if depth > 1:
+            beside = max(copy_in - first_in, 0.0) + max(copy_out - last_out, 0.0)
+        compute = self.compute_seconds + float(
+            machine.lost_seconds(self.compute_seconds, beside, steps * machine.step_seconds)
+        )
         cost = PipelineCost(
-            request.machine.call_seconds, copy_in, self.compute_seconds, copy_out,
+            machine.call_seconds, copy_in, compute, copy_out,
             min(first_in, copy_in), min(self.first_compute, self.compute_seconds),
             min(self.last_compute, self.compute_seconds), last_out,
-            steps * request.machine.step_seconds + self.launched * request.machine.launch_seconds,
+            steps * machine.step_seconds + self.launched * machine.launch_seconds,
             self._waiting_seconds(rings, copies, copy_out),
             max(turning, default=0.0),
         )  # fmt: skip

@@ -233,6 +233,11 @@ class Estimates:
         slowed_in = copy_in + both * (1.0 - 1.0 / slowdown.copy_in) + np.maximum(waiting, 0.0)
         slowed_out = copy_out + both * (1.0 - 1.0 / slowdown.copy_out)
         issue = steps * machine.step_seconds + grid.launched * machine.launch_seconds
+        in_turn = compute
+        if machine.losses:
+            in_turn = compute + machine.lost_seconds(compute, 0.0, steps * machine.step_seconds)
+            beside = copy_in - first_in + copy_out - last_out
+            compute = compute + machine.lost_seconds(compute, beside, steps * machine.step_seconds)
         least = np.maximum(issue, self._turning(slots, loads, depths))
         overlapped = np.maximum(
             np.maximum(np.maximum(slowed_in + piece, first_in + compute), least) + last_out,
@@ -241,7 +246,7 @@ class Estimates:
         seconds = np.where(
             (depths > 1) & (grid.steps > 1),
             overlapped,
-            np.maximum(copy_in + compute + copy_out, least),
+            np.maximum(copy_in + in_turn + copy_out, least),
         )
         seconds = np.where((depths > 0) & grid.legal, seconds + machine.call_seconds, np.inf)
         best: Values = np.broadcast_to(seconds.min(axis=0), grid.shape)

@@ -5,6 +5,7 @@ import os
 import pickle
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from perfmodel import (
@@ -51,6 +52,27 @@ def test_a_file_has_a_line_for_each_line(fitted, tmp_path):
         f'"pageable": {json.dumps(fitted.transfer.copy_in["pageable"].to_json())},'
     ]
     assert '"work": [1000000.0, 2000000.0]' in path.read_text()
+
+
+def test_losses_are_kept_and_left_out_where_there_are_none(fitted):
+    lossy = replace(fitted, losses={"copies": 0.25, "steps": 1.0})
+    assert MachineModel.from_json(json.loads(json.dumps(lossy.to_json()))) == lossy
+    assert "losses" not in replace(fitted, losses={}).to_json()
+    assert MachineModel.from_json(replace(fitted, losses={}).to_json()).losses == {}
+
+
+@pytest.mark.parametrize("losses", [{"copies": 1.5}, {"copies": -0.1}, {"heat": 0.1}])
+def test_losses_beyond_reason_are_refused(losses):
+    with pytest.raises(ValueError, match="losses"):
+        replace(HOST, losses=losses)
+
+
+def test_computing_loses_to_copies_and_steps_beside_it():
+    lossy = replace(HOST, losses={"copies": 0.5, "steps": 1.0})
+    assert lossy.lost_seconds(10.0, 4.0, 0.5) == pytest.approx(2.5)
+    assert lossy.lost_seconds(1.0, 4.0, 0.5) == pytest.approx(1.5)  # at most what it computes
+    assert lossy.lost_seconds(np.array([10.0, 1.0]), 4.0, 0.0).tolist() == [2.0, 1.0]
+    assert replace(HOST, losses={}).lost_seconds(10.0, 4.0, 0.5) == 0.0
 
 
 def test_a_model_is_a_constant(fitted):

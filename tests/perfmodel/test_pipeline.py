@@ -180,6 +180,23 @@ def test_each_pair_of_placements_has_factors_of_its_own():
     assert timeline.finish == pytest.approx((4.0 + 0.75, 1.0, 4.0))
 
 
+@pytest.mark.parametrize(("loss", "finish"), [(0.0, 4.0), (0.25, 4.5), (0.75, 5.0)])
+def test_computing_loses_seconds_to_a_copy_beside_it_but_at_most_half_its_speed(loss, finish):
+    steps = [VirtualStep("compute", 4.0), VirtualStep("copy_in", 2.0)]
+    timeline = replay(steps, loss=loss)
+    assert timeline.finish == pytest.approx((finish, 2.0))
+
+
+def test_two_copies_at_once_take_twice_as_much_from_computing():
+    steps = [
+        VirtualStep("compute", 4.0),
+        VirtualStep("copy_in", 1.0),
+        VirtualStep("copy_out", 2.0),
+    ]
+    # a second at 60 % of its speed, one at 80 %, and the rest alone
+    assert replay(steps, loss=0.2).finish == pytest.approx((4.0 + 0.4 + 0.2, 1.0, 2.0))
+
+
 def test_a_hundred_thousand_steps_take_a_moment():
     steps = schedule([(1.0, 0.5, 1.0)] * 33_334, ring=3)
     began = time.perf_counter()

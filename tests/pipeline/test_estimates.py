@@ -48,10 +48,11 @@ def test_what_is_found_is_the_best_of_all_splits(function, small, count, sizes):
         )
 
 
+@pytest.mark.parametrize("losses", [{}, {"copies": 0.5, "steps": 1.0}], ids=["card", "host"])
 @pytest.mark.parametrize("function", FUNCTIONS)
-def test_estimates_are_close_to_prices(function):
+def test_estimates_are_close_to_prices(function, losses):
     ((_, _, made),) = problems((function,), 1, 4, MACHINE)
-    made = replace(made, memory_limit=2**60)
+    made = replace(made, memory_limit=2**60, machine=replace(made.machine, losses=losses))
     problem = SplitProblem(made, made.layouts[0], 0, 4)
     grid = Grid(made, made.layouts[0], problem.sizes)
     seconds = Estimates(grid, 2**60).fastest

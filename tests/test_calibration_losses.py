@@ -1,0 +1,44 @@
+"""What computing loses to copies beside it: measured where processors do both."""
+
+import time
+
+import pytest
+
+from ooc_cudnn.calibration_losses import measured_losses
+from ooc_cudnn.devices.simulated import SimulatedDevice
+from ooc_cudnn.measuring import make_bench
+from perfmodel import shipped
+
+
+@pytest.fixture
+def bench(host_device):
+    with host_device.arena.lock:
+        yield make_bench(host_device, 2**30, quick=True)
+        host_device.release_caches()
+
+
+def test_a_second_of_copies_costs_at_most_a_second(bench):
+    found = measured_losses(bench, quick=True)
+    assert 0.0 <= found["copies"].seconds <= 1.0
+    assert found["steps"].seconds == 1.0
+
+
+def test_what_copies_hold_up_is_seen(bench, monkeypatch):
+    """Copies that hold the interpreter's lock while they run stop all computing."""
+    copy_in = bench.device.copy_in
+
+    def greedy(destination, source, stream):
+        until = time.perf_counter() + 2e-3
+        while time.perf_counter() < until:
+            pass
+        copy_in(destination, source, stream)
+
+    monkeypatch.setattr(bench.device, "copy_in", greedy)
+    assert measured_losses(bench, quick=True)["copies"].seconds > 0.1
+
+
+def test_a_card_and_a_limit_without_room_are_not_measured(bench):
+    card = make_bench(SimulatedDevice(shipped("h200")), 2**30, quick=True)
+    assert measured_losses(card, quick=True) == {}
+    bench.limit_bytes = 2**12
+    assert measured_losses(bench, quick=True) == {}
