@@ -219,7 +219,7 @@ class Request:
             first_in + piece + copy_out + both * (1.0 - 1.0 / slowdown.copy_out),
         )
         # Slots are staged, copied and computed on one after the other.
-        slots = np.minimum(limit_bytes * pieces / max(floor.streamed_bytes, 1), 3.0)
+        slots = np.clip(limit_bytes * pieces / max(floor.streamed_bytes, 1), 1.0, 3.0)
         turning = np.maximum(
             latency_in * pieces + floor.streamed_in, latency_out * pieces + floor.streamed_out
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import pytest
@@ -172,3 +173,20 @@ def test_what_is_gathered_is_cut_along_images_and_not_into_narrow_rows(order):
     # channels last, a few rows of an image are kilobytes in a row
     assert plan.split.h_y == 14 or order == "channels_last"
     assert plan.split.c_y == plan.split.c_x == 256
+
+
+@pytest.mark.parametrize("workspace_bytes", [0, 2**10, 2**16, 2**24])
+def test_limits_that_workspace_leaves_nothing_of_are_told_and_nothing_warns(workspace_bytes):
+    def ask(launches, budget):
+        return None if budget is not None and budget < workspace_bytes else (workspace_bytes, ())
+
+    x = TensorSpec((1, 64, 64, 64), placement="pageable")
+    w = TensorSpec((64, 64, 3, 3), placement="pageable")
+    for limit in (1000, 2048, 50_000, 70_000, 10**6):
+        request = plan_request("convolution_forward", x=x, w=w, machine="h200", memory_limit=10**9)
+        request = dataclasses.replace(request, memory_limit=limit)
+        try:
+            needed, fits = planner.make_plan(request, ask).device_bytes, True
+        except PlanInfeasibleError as error:
+            needed, fits = error.smallest_bytes, False
+        assert (needed <= limit) == fits
