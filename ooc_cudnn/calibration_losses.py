@@ -1,29 +1,34 @@
 """What a calibration measures of computing beside copies, where the same processors do both.
 
-Each launch is timed alone, and while copies stream past in both directions. On a card, copies and
-the steps that the host issues leave computing alone, and nothing is measured.
+Calls are run with overlap and without. What overlap does not save of the copies is what computing
+lost to them. A card loses next to nothing to copies and to the steps that the host issues, so that
+nothing is measured there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from ooc_cudnn.devices.base import HostArray
-from ooc_cudnn.functions.plan import described
-from ooc_cudnn.measuring import Action, Bench, Timing
-from ooc_cudnn.operations.splittable import Buffer, Launch, Piece
-from ooc_cudnn.pipeline.pricing import aligned
+from ooc_cudnn.functions.plan import plan_request
+from ooc_cudnn.measuring import Bench, Timing
+from ooc_cudnn.pipeline.execute import make_executor
+from ooc_cudnn.pipeline.planner import make_plan
+from ooc_cudnn.pipeline.request import Request
 from ooc_cudnn.tensor import TensorSpec
+from perfmodel import shipped
 
 #: Names of functions, and arguments.
 Calls = tuple[tuple[str, Mapping[str, Any]], ...]
 
-DIRECTIONS = ("copy_in", "copy_out")
-X = TensorSpec((4, 32, 64, 64), "float32", "pinned")
-W = TensorSpec((32, 32, 3, 3), "float32", "pinned")
+X = TensorSpec((32, 16, 64, 64), "float32", "pinned")
+W = TensorSpec((16, 16, 3, 3), "float32", "pinned")
+#: Images of a piece: a megabyte.
+PIECE_IMAGES = 4
 #: Passes that are bound by memory and by arithmetic, and what is gathered into columns.
 CALLS: Calls = (
     ("activation_forward", {"x": X, "mode": "sigmoid"}),
@@ -32,11 +37,10 @@ CALLS: Calls = (
     ("activation_backward", {"y": X, "dy": X, "x": X, "mode": "relu"}),
     ("convolution_forward", {"x": X, "w": W, "padding": 1}),
 )
+MOST_OPERANDS = 4
 #: A quick calibration makes every so-manieth of them.
 QUICK_STEP = 2
-#: Bytes of a copy, and of what it streams through: more than processors cache.
-COPY_BYTES, HOST_BYTES = 2**20, 2**25
-BATCHES, BATCH_SECONDS, MOST_STEPS = 3, 0.01, 256
+REPEATS = 5
 
 
 def measured_losses(bench: Bench, *, quick: bool) -> dict[str, Timing]:
@@ -45,65 +49,52 @@ def measured_losses(bench: Bench, *, quick: bool) -> dict[str, Timing]:
     Returns
     -------
     dict
-        Of "copies" the median over launches, and how far those lie from it. Of "steps" 1: Python
-        runs one thread at a time, so what issues a step holds up what computes. Nothing on a card,
-        or where the memory limit leaves no room.
+        Of "copies" the median over calls, and how far those lie from it; 1 where overlap saves
+        nothing. Of "steps" 1: Python runs one thread at a time, so what issues a step holds up what
+        computes. Nothing on a card, or where the memory limit leaves no room.
     """
-    if bench.device.kind != "host":
+    if bench.device.kind != "host" or not bench.fits(MOST_OPERANDS * X.nbytes):
         return {}
-    host = {
-        direction: bench.device.allocate_pinned(HOST_BYTES).view(np.float32)
-        for direction in DIRECTIONS
-    }
-    for memory in host.values():
-        memory[:] = 1.0
-    bench = Bench(bench.device, bench.limit_bytes, batches=BATCHES, batch_seconds=BATCH_SECONDS)
     calls = CALLS[:: QUICK_STEP if quick else 1]
-    losses = [_loss(bench, *each, host) for each in _launches(calls)]
-    found = [loss for loss in losses if loss is not None]
-    if not found:
-        return {}
-    return {"copies": Timing.of([min(loss, 1.0) for loss in found]), "steps": Timing(1.0, 0.0)}
+    found = [_loss(bench, request) for request in _requests(bench, calls)]
+    return {"copies": Timing.of(found), "steps": Timing(1.0, 0.0)}
 
 
-def _launches(calls: Calls) -> Iterator[tuple[Launch, Mapping[str, Buffer]]]:
-    """The first launch of each call, on all of its data."""
+def _requests(bench: Bench, calls: Calls) -> Iterator[Request]:
     for function, arguments in calls:
-        call = described(function, **arguments)
-        whole = call.extents
-        piece = Piece((0, whole.n), (0, whole.c_y), (0, whole.h_y), (0, whole.c_x), 0)
-        orders = dict.fromkeys(call.operands, "channels_first")
-        launches, buffers = call.launches(piece, layout="channels_first", orders=orders)
-        names = (*launches[0].inputs, launches[0].output)
-        yield launches[0], {name: buffers[name] for name in names if name}
+        yield plan_request(
+            function, machine=shipped("host"), memory_limit=bench.limit_bytes, **arguments
+        )
 
 
-def _loss(
-    bench: Bench, launch: Launch, buffers: Mapping[str, Buffer], host: Mapping[str, HostArray]
-) -> float | None:
-    """Seconds that a launch loses for each second that copies take alone; None without room."""
-    sizes = {name: aligned(buffer.nbytes) for name, buffer in buffers.items()}
-    held = sum(sizes.values()) + len(DIRECTIONS) * COPY_BYTES
-    scratch = bench.workspace(launch, buffers, held) if bench.fits(held) else None
-    if scratch is None:
-        return None
-    pointers, at = {}, bench.reserve(held + aligned(scratch))
-    for name, size in sizes.items():
-        bench.fill(at, buffers[name].nbytes, buffers[name].dtype)
-        pointers[name], at = at, at + size
-    copies: dict[str, Callable[[int], Action]] = {}
-    for direction, memory in host.items():
-        copies[direction] = bench.copy(direction, at, memory, COPY_BYTES // 4)
-        at += COPY_BYTES
-    compute = {"compute": bench.action(launch, buffers, pointers, (at, scratch))}
-    measures = [
-        bench.prepare(actions, staged=False, most=MOST_STEPS)
-        for actions in (compute, copies, {**compute, **copies})
+def _loss(bench: Bench, request: Request) -> float:
+    """Seconds, of each second of the copies that overlap, that overlap does not save."""
+    whole = request.chain.extents
+    plan = make_plan(request, bench.device.workspace, replace(whole, n=PIECE_IMAGES))
+    arrays = {name: _random(bench, spec.shape) for name, spec in request.operands}
+    executors = [
+        make_executor(request, replace(plan, overlap=overlap)) for overlap in (False, True)
     ]
-    alone, copying, together = bench.in_turns(measures)
-    seconds = together["compute"].seconds
-    beside = sum(
-        seconds * copying[direction].seconds / together[direction].seconds
-        for direction in DIRECTIONS
-    )
-    return max(seconds - alone["compute"].seconds, 0.0) / beside
+    seconds: list[list[float]] = [[], []]
+    copies = []
+    for _ in range(REPEATS):
+        for executor, taken in zip(executors, seconds, strict=True):
+            began = time.perf_counter()
+            trace = executor.run(
+                bench.device, arrays, staged=False, wait=True, timed=True,
+                limit_bytes=bench.limit_bytes,
+            )  # fmt: skip
+            taken.append(time.perf_counter() - began)
+            if executor is executors[0] and trace is not None:
+                copies.append(trace.busy_seconds("copy_in") + trace.busy_seconds("copy_out"))
+    # the first copy in and the last copy out have nothing to overlap with
+    beside = float(np.median(copies)) * (1.0 - 1.0 / plan.pieces)
+    saved = float(np.median(seconds[0]) - np.median(seconds[1]))
+    return min(max(1.0 - saved / beside, 0.0), 1.0)
+
+
+def _random(bench: Bench, shape: tuple[int, ...]) -> Any:
+    count = int(np.prod(shape))
+    array = bench.device.allocate_pinned(4 * count).view(np.float32)
+    array[:] = np.random.default_rng(0).standard_normal(count, np.float32)
+    return array.reshape(shape)
