@@ -38,7 +38,7 @@ ARITHMETIC = (
     ("float64", True),
 )
 #: Convolutions of each kind of arithmetic, memory order and direction; calls of each pass.
-GPU_COUNTS, HOST_COUNTS, QUICK_COUNTS = (18, 4), (6, 3), (1, 1)
+GPU_COUNTS, HOST_COUNTS, QUICK_COUNTS = (15, 3), (6, 3), (1, 1)
 #: Seconds that one sample takes, to tell how far a calibration is.
 SAMPLE_SECONDS = 0.03
 #: How often a launch is timed, and for how long: the fit has many launches to average over.

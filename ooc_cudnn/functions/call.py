@@ -10,7 +10,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -131,20 +132,33 @@ def call(description: Description, out: Any = None) -> Any:
                 outs[name] = _make_result(prepared.plan, device, name)
         known = {**operands, **outs}
         sources = {name: _source(known[name]) for name in chain.operands}
-        try:
-            _run(prepared, device, settings, sources)
-        except DeviceOutOfMemoryError:
-            # The driver has less than the limit promised. Nothing has been copied yet.
-            device.release_caches()
-            forget_limits()
+        with _vectors_kept({name: outs[name] for name in updated}):
             try:
                 _run(prepared, device, settings, sources)
             except DeviceOutOfMemoryError:
-                prepared = _prepare(
-                    key, function, build, operands, outs, further, device, settings, share=0.5
-                )
-                _run(prepared, device, settings, sources)
+                # The driver has less than the limit promised. Nothing has been copied yet.
+                device.release_caches()
+                forget_limits()
+                try:
+                    _run(prepared, device, settings, sources)
+                except DeviceOutOfMemoryError:
+                    prepared = _prepare(
+                        key, function, build, operands, outs, further, device, settings, share=0.5
+                    )
+                    _run(prepared, device, settings, sources)
     return _returned(results, given, outs, {**operands, **outs}[chain.lead])
+
+
+@contextmanager
+def _vectors_kept(updated: Mapping[str, Wrapped]) -> Iterator[None]:
+    """Running averages are as they were if the call fails: pieces of channels update theirs."""
+    kept = {n: each.array.copy() for n, each in updated.items() if len(each.spec.shape) == 1}
+    try:
+        yield
+    except BaseException:
+        for name, array in kept.items():
+            updated[name].array[...] = array
+        raise
 
 
 def _check_results(
