@@ -67,9 +67,9 @@ class ComputeMeasurements:
         self.record, self.device = record, bench.device
         #: Where device memory was filled with random numbers: address and bytes.
         self.filled = (0, 0)
-        on_host = self.device.kind == "host"
-        self.pool = HOST_POOL if on_host else GPU_POOL
-        counts = QUICK_COUNTS if quick else HOST_COUNTS if on_host else GPU_COUNTS
+        self.on_host = self.device.kind == "host"
+        self.pool = HOST_POOL if self.on_host else GPU_POOL
+        counts = QUICK_COUNTS if quick else HOST_COUNTS if self.on_host else GPU_COUNTS
         self.convolution_count, self.pass_count = counts
 
     def groups(self) -> list[Group]:
@@ -161,8 +161,9 @@ class ComputeMeasurements:
         pointers, at = {}, base
         for name, size in sizes.items():
             pointers[name], at = at, at + size
-            # Bits of another dtype are no numbers to compute with: many of them are denormal.
-            if name in launch.inputs and buffers[name].dtype != dtype:
+            # Bits of another dtype are no numbers to compute with: many of them are denormal. And
+            # processors take several times as long with what half types hold after a softmax.
+            if name in launch.inputs and (self.on_host or buffers[name].dtype != dtype):
                 self.bench.fill(pointers[name], buffers[name].nbytes, buffers[name].dtype)
         return self.bench.launch(launch, buffers, pointers, (at, scratch))
 

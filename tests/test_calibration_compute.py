@@ -114,7 +114,7 @@ def test_what_is_of_another_type_is_filled_with_numbers_of_its_own(monkeypatch):
 
     monkeypatch.setattr(measurements.bench, "fill", noted)
     measurements._timing(launch, buffers, "float16")
-    wide = [(b.nbytes, b.dtype) for n, b in buffers.items() if n in launch.inputs]
+    inputs = [(b.nbytes, b.dtype) for n, b in buffers.items() if n in launch.inputs]
     assert filled[0][1] == "float16"
-    assert sorted(filled[1:]) == sorted(each for each in wide if each[1] == "float32")
+    assert sorted(filled[1:]) == sorted(inputs)
     device.arena.release_block()

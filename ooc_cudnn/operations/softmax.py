@@ -22,7 +22,7 @@ def _work(what: str, shape: Shape, dtype: str, passes: int, exponentials: int = 
         device_bytes=passes * elements * DTYPES[dtype],
         elements=elements,
         exponentials=exponentials * elements,
-        problem=f"{what}; {shape[1]} channels",
+        problem=what,
     )
 
 
@@ -46,7 +46,9 @@ class Softmax:
 
     def work(self) -> Work:
         """Two reads and a write."""
-        return _work(f"{self.name} {self.algorithm}", self.shape, self.dtype, 3, 1)
+        return _work(
+            f"{self.name} {self.algorithm}; {self.shape[1]} channels", self.shape, self.dtype, 3, 1
+        )
 
     def reference(self, *inputs: Array) -> Array:
         """Evaluate in float64."""
@@ -79,7 +81,11 @@ class SoftmaxBackward:
     def work(self) -> Work:
         """Four reads and a write."""
         return _work(
-            f"{self.name} {self.algorithm}", self.shape, self.dtype, 5, int(self.algorithm == "log")
+            f"{self.name} {self.algorithm}; {self.shape[1]} channels",
+            self.shape,
+            self.dtype,
+            5,
+            int(self.algorithm == "log"),
         )
 
     def reference(self, *inputs: Array) -> Array:
