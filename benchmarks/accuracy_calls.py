@@ -13,7 +13,7 @@ from benchmarks.accuracy_draw import Drawn
 from benchmarks.accuracy_operands import Blocks, Bound
 from benchmarks.common import diagnosis, profiled
 from benchmarks.neighbours import Neighbours
-from benchmarks.timing import Timing, timed
+from ooc_cudnn.bench.timing import Timing, timed
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.functions.plan import planned_call

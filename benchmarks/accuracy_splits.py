@@ -16,7 +16,7 @@ from benchmarks.accuracy_calls import plan_bound
 from benchmarks.accuracy_draw import MIB, SCALES, Drawn, Scale, draw
 from benchmarks.accuracy_operands import Blocks, Bound
 from benchmarks.neighbours import Neighbours
-from benchmarks.timing import Timing, interleave, paired_ratio, timed
+from ooc_cudnn.bench.timing import Timing, interleave, paired_ratio, timed
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.functions.call import is_staged
 from ooc_cudnn.functions.plan import describe_call

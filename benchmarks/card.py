@@ -13,7 +13,7 @@ import sys
 import time
 
 from benchmarks import common
-from benchmarks.environment import ROOT
+from ooc_cudnn.bench.environment import ROOT
 
 NAMES = (
     "convolution_in_core",

@@ -14,9 +14,9 @@ import numpy as np
 
 import ooc_cudnn
 from benchmarks import common
-from benchmarks.contents import poison, unwritten
-from benchmarks.timing import Timing, interleave
 from ooc_cudnn import operations
+from ooc_cudnn.bench.contents import poison, unwritten
+from ooc_cudnn.bench.timing import Timing, interleave
 
 NAME = "chain_vgg"
 #: Output channels of the convolutions; 0 is a pooling.

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 import ooc_cudnn
-from benchmarks.environment import environment
-from benchmarks.timing import Timing
+from ooc_cudnn.bench.environment import environment
+from ooc_cudnn.bench.timing import Timing
 from ooc_cudnn.settings import describe
 from ooc_cudnn.units import parse_limit
 

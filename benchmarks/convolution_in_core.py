@@ -13,8 +13,8 @@ import numpy as np
 
 import ooc_cudnn
 from benchmarks import common
-from benchmarks.contents import Images, filters, poison, verify
-from benchmarks.timing import host_seconds_per_call, interleave
+from ooc_cudnn.bench.contents import Images, filters, poison, verify
+from ooc_cudnn.bench.timing import host_seconds_per_call, interleave
 
 NAME = "convolution_in_core"
 
@@ -48,7 +48,7 @@ class Operands:
 
     def direct(self) -> dict[str, Any]:
         """The same by hand."""
-        from benchmarks.direct import DirectBiasActivation, DirectConvolution
+        from ooc_cudnn.bench.direct import DirectBiasActivation, DirectConvolution
 
         convolution = DirectConvolution(self.x, self.w, self.y, tf32=True)
         pointwise = DirectBiasActivation(self.y, self.b)

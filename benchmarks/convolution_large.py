@@ -13,8 +13,8 @@ import numpy as np
 
 import ooc_cudnn
 from benchmarks import common
-from benchmarks.contents import Images, filters, poison, verify
-from benchmarks.timing import Timing, interleave, timed
+from ooc_cudnn.bench.contents import Images, filters, poison, verify
+from ooc_cudnn.bench.timing import Timing, interleave, timed
 
 NAME = "convolution_large"
 
@@ -64,7 +64,7 @@ def body(report: common.Report) -> None:
     images.fill(x)
     poison(y)
     if arguments.cuda:
-        from benchmarks.direct import DirectConvolution
+        from ooc_cudnn.bench.direct import DirectConvolution
 
         unsplit: Any = DirectConvolution(x, device_w, y, tf32=False)
         report.measure("unsplit: engine", unsplit.engine)

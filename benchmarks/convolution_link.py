@@ -20,9 +20,9 @@ import numpy as np
 
 import ooc_cudnn
 from benchmarks import common
-from benchmarks.contents import Images, filters, poison, verify
-from benchmarks.direct import DuplexLink, one_after_the_other
-from benchmarks.timing import Timing, interleave, paired_ratio, timed
+from ooc_cudnn.bench.contents import Images, filters, poison, verify
+from ooc_cudnn.bench.direct import DuplexLink, one_after_the_other
+from ooc_cudnn.bench.timing import Timing, interleave, paired_ratio, timed
 
 NAME = "convolution_link"
 #: Sizes of the link's copies; None is one copy each way.

@@ -19,10 +19,10 @@ import numpy as np
 
 import ooc_cudnn
 from benchmarks import common
-from benchmarks.contents import Images, filters, unwritten
-from benchmarks.limits import Link, busy_shares, without_link
-from benchmarks.timing import Timing, interleave
 from ooc_cudnn import operations
+from ooc_cudnn.bench.contents import Images, filters, unwritten
+from ooc_cudnn.bench.limits import Link, busy_shares, without_link
+from ooc_cudnn.bench.timing import Timing, interleave
 from ooc_cudnn.devices import get_device
 
 NAME = "functions"

@@ -15,9 +15,9 @@ import numpy as np
 
 import ooc_cudnn
 from benchmarks import common
-from benchmarks.contents import Images, filters, poison, verify
-from benchmarks.limits import Link
-from benchmarks.timing import interleave, paired_ratio
+from ooc_cudnn.bench.contents import Images, filters, poison, verify
+from ooc_cudnn.bench.limits import Link
+from ooc_cudnn.bench.timing import interleave, paired_ratio
 
 NAME = "fused"
 BOUND = 0.45

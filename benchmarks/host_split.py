@@ -22,9 +22,9 @@ import numpy as np
 
 import ooc_cudnn
 from benchmarks import common
-from benchmarks.contents import Images, filters, poison, verify
-from benchmarks.environment import ROOT
-from benchmarks.timing import interleave, paired_ratio
+from ooc_cudnn.bench.contents import Images, filters, poison, verify
+from ooc_cudnn.bench.environment import ROOT
+from ooc_cudnn.bench.timing import interleave, paired_ratio
 from ooc_cudnn.units import parse_limit
 
 NAME = "host_split"

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import accuracy_summary, common, model_accuracy, planning
-from benchmarks.environment import ROOT
 from benchmarks.readme import checks, fill
+from ooc_cudnn.bench.environment import ROOT
 from perfmodel import Line, MachineModel, shipped
 
 PAGE = ROOT / "docs" / "performance-model.md"

@@ -16,8 +16,8 @@ import numpy as np
 
 from benchmarks import common
 from benchmarks.accuracy_summary import BOUNDS
-from benchmarks.environment import ROOT
 from benchmarks.model_page import calls_stored, machine_of
+from ooc_cudnn.bench.environment import ROOT
 from ooc_cudnn.calibration_pictures import COLOURS, draw_calibration, require_matplotlib
 from ooc_cudnn.machines import named_machine
 

@@ -12,8 +12,8 @@ import numpy as np
 
 import ooc_cudnn
 from benchmarks import common
-from benchmarks.contents import Images, filters, poison, verify
-from benchmarks.timing import interleave
+from ooc_cudnn.bench.contents import Images, filters, poison, verify
+from ooc_cudnn.bench.timing import interleave
 
 NAME = "naive_loop"
 

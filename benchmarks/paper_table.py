@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 
 from benchmarks import common
-from benchmarks.environment import ROOT
 from benchmarks.paper_model import NAME
 from benchmarks.readme import checks, fill
+from ooc_cudnn.bench.environment import ROOT
 
 BEGIN, END = "<!-- table: begin (python -m benchmarks.paper_table) -->", "<!-- table: end -->"
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import common
-from benchmarks.environment import ROOT
+from ooc_cudnn.bench.environment import ROOT
 
 BEGIN, END = "<!-- figures: begin (python -m benchmarks.readme) -->", "<!-- figures: end -->"
 

@@ -8,8 +8,8 @@ import pytest
 
 from benchmarks import readme
 from benchmarks.common import Claim
-from benchmarks.contents import Images, filters, points, poison, unwritten, verify
-from benchmarks.timing import Timing, interleave, paired_ratio
+from ooc_cudnn.bench.contents import Images, filters, points, poison, unwritten, verify
+from ooc_cudnn.bench.timing import Timing, interleave, paired_ratio
 from perfmodel import Split
 
 NAMES = [

@@ -23,9 +23,11 @@ class Timing:
 
     @property
     def median(self) -> float:
+        """Seconds."""
         return statistics.median(self.samples)
 
     def percentile(self, percent: float) -> float:
+        """Seconds that `percent` of the repeats did not take longer than."""
         return float(np.percentile(self.samples, percent))
 
     def __str__(self) -> str:
@@ -35,6 +37,7 @@ class Timing:
         )
 
     def to_json(self) -> dict[str, Any]:
+        """Return the seconds and what sums them up."""
         return {
             "unit": "seconds",
             "median": self.median,

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 #: Names the commit where the repository's history is not at hand, or is not that of the code.
 COMMIT_VARIABLE = "BENCHMARK_COMMIT"
 

@@ -36,6 +36,7 @@ class Images:
 
     @classmethod
     def of(cls, shape: tuple[int, int, int, int], seed: int = 0) -> Images:
+        """Return the tensor of a shape and a seed."""
         if shape[0] * shape[1] > _SPAN:
             raise ValueError(f"{shape[0] * shape[1]} planes cannot all differ")
         size = shape[2] * shape[3] + _SPAN
@@ -43,6 +44,7 @@ class Images:
 
     @property
     def nbytes(self) -> int:
+        """Size in float32."""
         return 4 * math.prod(self.shape)
 
     def _offsets(self, image: int) -> Array:
