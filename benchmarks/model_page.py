@@ -71,8 +71,9 @@ def machine_section(model: MachineModel) -> str:
         lines += ["", "| computing, the median line | residual | held out |", "|---|---:|---:|"]
         lines += [f"| {name} | {_shares(model, keys)} |" for name, keys in kinds.items()]
     said = [
-        f"{direction.replace('copy_', '')} {_files(placement)} {seconds * 1e3:.2g} ms"
-        for name, seconds in model.transfer.latency.items()
+        f"{direction.replace('copy_', '')} {_files(placement)} {line.beta * 1e3:.2g} ms and "
+        f"{line.alpha * 2**20 * 1e3:.2g} ms a MiB"
+        for name, line in model.transfer.latency.items()
         for direction, placement in [name.split("/")]
     ]
     latency = f"; staging's latency: {', '.join(said)}" if said else ""

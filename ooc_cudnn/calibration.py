@@ -205,7 +205,7 @@ class _Calibration:
                 copies["copy_in"],
                 copies["copy_out"],
                 self.link.slowdowns,
-                {name: float(f"{held:.5g}") for name, held in self.apart.latency.items()},
+                self.apart.latency,
             ),
             compute=ComputeModel(self.compute.with_stand_ins(lines)),
             call_seconds=self.host.get("call_seconds", 0.0),

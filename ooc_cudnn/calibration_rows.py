@@ -17,7 +17,8 @@ import numpy as np
 from ooc_cudnn.devices.base import HostArray
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.measuring import Action, Bench, Group
-from perfmodel.transfer import FAR_ROW_BYTES
+from perfmodel import Line
+from perfmodel.transfer import FAR_ROW_BYTES, STAGED_BYTES
 
 DIRECTIONS = ("copy_in", "copy_out")
 #: A row of a channel is copied of every channel and image: (channels, rows, elements of a row).
@@ -26,6 +27,8 @@ NARROW = (32, 8, 16)
 FAR_BYTES = FAR_ROW_BYTES // 4
 #: Bytes of a copy, and of one on the host.
 GPU_BYTES, HOST_BYTES = 2**24, 2**20
+#: What a small copy has, beside which staging's latency grows with the bytes.
+SMALL_BYTES = 2**16
 #: Copies that follow each other, where what they take together counts.
 MANY = 5
 REPEATS = 3
@@ -46,7 +49,7 @@ class RowMeasurements:
         self.bench, self.device = bench, bench.device
         self.size = HOST_BYTES if self.device.kind == "host" or quick else GPU_BYTES
         self.rows: dict[str, float] = {}
-        self.latency: dict[str, float] = {}
+        self.latency: dict[str, Line] = {}
 
     def groups(self) -> list[Group]:
         """What is to be measured."""
@@ -68,9 +71,19 @@ class RowMeasurements:
             self.rows[f"{direction}/pageable"] = self.rows[f"{direction}/disk"] = max(
                 extra / count, 0.0
             )
-            few, many = (self._wall({direction: whole}, number) for number in (1, MANY))
-            self.latency[f"{direction}/pageable"] = max(few - (many - few) / (MANY - 1), 0.0)
+            self.latency[f"{direction}/pageable"] = self._latency(direction, pointer, plain)
         self._far(base)
+
+    def _latency(self, direction: str, pointer: int, plain: HostArray) -> Line:
+        """What the first copy takes beside, from a small one and one that a thread can stage."""
+        large, late = min(STAGED_BYTES, self.size), []
+        for nbytes in (SMALL_BYTES, large):
+            copy = partial(self._copy, direction, pointer, plain[: nbytes // 4], (1,))
+            few, many = (self._wall({direction: copy}, number) for number in (1, MANY))
+            late.append(max(few - (many - few) / (MANY - 1), 0.0))
+        alpha = max(late[1] - late[0], 0.0) / (large - SMALL_BYTES)
+        beta = max(late[1] - alpha * large, 0.0)
+        return Line(float(f"{alpha:.4g}"), float(f"{beta:.4g}"))
 
     def _far(self, base: int) -> None:
         """Pinned memory, both ways at once."""

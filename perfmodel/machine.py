@@ -29,7 +29,7 @@ from .transfer import TransferModel
 
 FORMAT = "ooc_cudnn machine model"
 #: Version 2 knows how much each pair of placements slows the other down, and keeps its samples.
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 
 LINE_LENGTH = 100
 

@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from .linear import Line
 from .record import Record, Table, mapping, members, number, whole
 
@@ -27,6 +29,9 @@ that stage plain memory: so many times slower (measured on an H200: 3 to 10 GB/s
 
 FAR_ROW_BYTES = 2**16
 """Rows of pinned memory that lie further apart than this take longer while both directions run."""
+
+STAGED_BYTES = 2**23
+"""What one thread stages of a copy before it starts, at most: several stage the rest beside it."""
 
 #: What stands in for a placement whose pairs were not measured: files are staged like plain memory.
 _STANDS_IN = {"disk": "pageable", "pageable": "pinned"}
@@ -106,9 +111,10 @@ class TransferModel:
         For the placement that is copied from and the one that is copied to, "pinned/pageable" say,
         while both are busy. A pair with "disk" that is missing is that with "pageable", and one
         with "pageable" that with "pinned"; where that is missing too, nothing is slowed down.
-    latency : mapping from "copy_in/PLACEMENT" or "copy_out/PLACEMENT" to float
+    latency : mapping from "copy_in/PLACEMENT" or "copy_out/PLACEMENT" to Line
         Seconds that the first copy in of a call, or the last copy out, takes beside: staging has to
-        start, and trails. Where missing, "disk" takes what "pageable" takes, and others nothing.
+        start, and trails. Over the bytes of that copy up to `STAGED_BYTES`. Where missing, "disk"
+        takes what "pageable" takes, and others nothing.
 
     Examples
     --------
@@ -126,7 +132,7 @@ class TransferModel:
     copy_in: Mapping[str, Line]
     copy_out: Mapping[str, Line]
     slowdowns: Mapping[str, Slowdown] = field(default_factory=dict)
-    latency: Mapping[str, float] = field(default_factory=dict)
+    latency: Mapping[str, Line] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for direction in ("copy_in", "copy_out"):
@@ -144,8 +150,7 @@ class TransferModel:
                     f"slowdowns has {pair!r}; it must name two placements, as 'pinned/pageable'"
                 )
         object.__setattr__(self, "slowdowns", Table(self.slowdowns))
-        latency = {name: number(f"latency of {name}", held) for name, held in self.latency.items()}
-        object.__setattr__(self, "latency", Table(latency))
+        object.__setattr__(self, "latency", Table(self.latency))
 
     def copy_in_seconds(
         self, placement: str, host_bytes: float, copies: int = 1, rows: Rows = WHOLE
@@ -195,18 +200,31 @@ class TransferModel:
             )
         return lines[placement]
 
-    def latency_of(self, direction: str, placement: str) -> float:
-        """Return what a call's first copy from there, or last copy to there, takes beside.
-
-        Examples
-        --------
-        >>> TransferModel({}, {}, {}, {"copy_in/pageable": 1e-3}).latency_of("copy_in", "disk")
-        0.001
-        """
+    def latency_of(self, direction: str, placement: str) -> Line | None:
+        """Return the line of what a copy is late by; None where copies are not staged."""
         known = self.latency.get(f"{direction}/{placement}")
         if known is None and placement == "disk":
             known = self.latency.get(f"{direction}/pageable")
-        return known or 0.0
+        return known
+
+    def latency_seconds(self, direction: str, placement: str, copy_bytes: Any) -> Any:
+        """Return what a call's first copy from there, or last copy to there, takes beside.
+
+        Parameters
+        ----------
+        copy_bytes : float or array
+            Bytes of that one copy.
+
+        Examples
+        --------
+        >>> link = TransferModel({}, {}, {}, {"copy_in/pageable": Line(1e-10, 5e-4)})
+        >>> [f"{link.latency_seconds('copy_in', 'disk', count):.4f}" for count in (1e6, 1e9)]
+        ['0.0006', '0.0013']
+        """
+        line = self.latency_of(direction, placement)
+        if line is None:
+            return 0.0
+        return line.beta + line.alpha * np.minimum(copy_bytes, STAGED_BYTES)
 
     def slowdown(self, in_placement: str, out_placement: str) -> Slowdown:
         """Return how much copies from one placement and to another slow each other down."""
@@ -263,7 +281,7 @@ class TransferModel:
             "copy_in": {placement: line.to_json() for placement, line in self.copy_in.items()},
             "copy_out": {placement: line.to_json() for placement, line in self.copy_out.items()},
             "slowdowns": {pair: held.to_json() for pair, held in self.slowdowns.items()},
-            "latency": dict(self.latency),
+            "latency": {name: line.to_json() for name, line in self.latency.items()},
         }
 
     @classmethod
@@ -277,7 +295,7 @@ class TransferModel:
                 pair: Slowdown.from_json(data)
                 for pair, data in mapping("slowdowns", held["slowdowns"]).items()
             },
-            latency=mapping("latency", held["latency"]),
+            latency=_lines("latency", held["latency"]),
         )
 
 

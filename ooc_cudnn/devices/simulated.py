@@ -163,16 +163,18 @@ class SimulatedDevice:
 
     def copy_in(self, destination: DeviceView, source: HostArray | DeviceView, stream: Any) -> None:
         stream.placement = self._placement(source)
+        stream.copied_bytes = destination.size * destination.item_bytes
         stream.seconds += self.machine.transfer.copy_in_seconds(
-            stream.placement, destination.size * destination.item_bytes, rows=_lying(source)
+            stream.placement, stream.copied_bytes, rows=_lying(source)
         )
 
     def copy_out(
         self, destination: HostArray | DeviceView, source: DeviceView, stream: Any
     ) -> None:
         stream.placement = self._placement(destination)
+        stream.copied_bytes = source.size * source.item_bytes
         stream.seconds += self.machine.transfer.copy_out_seconds(
-            stream.placement, source.size * source.item_bytes, rows=_lying(destination)
+            stream.placement, stream.copied_bytes, rows=_lying(destination)
         )
 
     # Computing ---------------------------------------------------------------------------------
@@ -208,13 +210,14 @@ def _lying(array: HostArray | DeviceView) -> Rows:
 class SimulatedStream:
     """What actions are handed in place of a stream: they add the seconds they would take.
 
-    A step copies one region of one operand, whose placement it says here.
+    A step copies one region of one operand, whose placement and bytes it says here.
     """
 
-    __slots__ = ("placement", "seconds")
+    __slots__ = ("copied_bytes", "placement", "seconds")
 
     def __init__(self) -> None:
         self.seconds = 0.0
+        self.copied_bytes = 0
         self.placement = "pinned"
 
 
@@ -264,7 +267,11 @@ class SimulatedRun:
             self._lost_seconds = 0.0
         latency = 0.0
         if stream != "compute":
-            latency = self._machine.transfer.latency_of(stream, handle.placement)
+            latency = float(
+                self._machine.transfer.latency_seconds(
+                    stream, handle.placement, handle.copied_bytes
+                )
+            )
         self.steps.append(
             VirtualStep(stream, handle.seconds, after, handle.placement, issued, latency)  # type: ignore[arg-type]
         )

@@ -213,6 +213,7 @@ class Counted(PieceClasses):
         bytes_in, first_in = 0, 0.0
         stays, steps = True, self.pieces
         copies, turning = dict[str, float](), list[float]()
+        late_in = late_out = 0.0
         for name, slots in rings.items():
             if not slots:
                 continue
@@ -226,7 +227,9 @@ class Counted(PieceClasses):
             bytes_in += count if request.specs[name].placement != "device" else 0
             spent = request.copy_seconds("in", name, count, loads, self._rows(name))
             copies[name] = spent
-            turning.append(self._turning_seconds("copy_in", name, slots, loads, spent))
+            late = float(request.latency_seconds("in", name, count / loads))
+            late_in = max(late_in, late)
+            turning.append(self._turning_seconds(late, slots, loads, spent))
             # A first sweep must see all pieces of its block before the second one makes a result;
             first_in += spent * min(1.0, self._at_once(name) / loads)
             stays = stays and (loads == distinct or name not in chain.streamed)
@@ -241,15 +244,14 @@ class Counted(PieceClasses):
                 bytes_out += 0 if spec.placement == "device" else spec.nbytes
                 spent = request.copy_seconds("out", name, spec.nbytes, pieces_out, self._rows(name))
                 copy_out += spent
-                turning.append(
-                    self._turning_seconds("copy_out", name, rings[name], pieces_out, spent)
-                )
+                late = float(request.latency_seconds("out", name, spec.nbytes / pieces_out))
+                late_out = max(late_out, late)
+                turning.append(self._turning_seconds(late, rings[name], pieces_out, spent))
                 # ... which all leave at the end, unless the second sweep has to load them again.
                 at_once = self._at_once(name) if stays else 1
                 last_out += spent * min(1.0, at_once / pieces_out)
-        latency = request.latency
-        copy_in, first_in = sum(copies.values()) + latency[0], first_in + latency[0]
-        copy_out, last_out = copy_out + latency[1], last_out + latency[1]
+        copy_in, first_in = sum(copies.values()) + late_in, first_in + late_in
+        copy_out, last_out = copy_out + late_out, last_out + late_out
         machine, beside = request.machine, 0.0
         if depth > 1:
             beside = max(copy_in - first_in, 0.0) + max(copy_out - last_out, 0.0)
@@ -270,18 +272,15 @@ class Counted(PieceClasses):
             self.loop_order, tuple(rings.items()), cost, tuple(memory), bytes_in, bytes_out,
         )  # fmt: skip
 
-    def _turning_seconds(
-        self, direction: str, name: str, slots: int, copies: int, seconds: float
-    ) -> float:
+    def _turning_seconds(self, late: float, slots: int, copies: int, seconds: float) -> float:
         """What the slots of a ring take to be staged, copied and computed on, one after the other.
 
-        Only staging takes so long that this matters where a ring is short.
+        Only staging, for which each copy is `late`, takes so long that this matters where a ring is
+        short.
         """
-        placement = self.request.specs[name].placement
-        latency = self.request.machine.transfer.latency_of(direction, placement)
-        if not latency:
+        if not late:
             return 0.0
-        each = latency + seconds / copies + self.compute_seconds / self.pieces
+        each = late + seconds / copies + self.compute_seconds / self.pieces
         return each * copies / slots
 
     def _waiting_seconds(

@@ -17,6 +17,7 @@ from ooc_cudnn.pipeline.grid_reuse import gate
 from ooc_cudnn.pipeline.grid_reuse import loads as loads_of
 from ooc_cudnn.pipeline.loop_orders import LoopOrder
 from ooc_cudnn.pipeline.piece_model import Values
+from ooc_cudnn.pipeline.request import Direction
 from perfmodel import Split
 from perfmodel.search_guided import WORTH_A_CUT, WORTH_TWICE_THE_PIECES
 
@@ -124,6 +125,25 @@ class Estimates:
         return found
 
     @cached_property
+    def _latency(self) -> dict[tuple[Direction, str], Values]:
+        """Seconds that a copy of each operand is late by; only of those that are staged."""
+        grid, found = self.grid, {}
+        for way, name in self.request.ways:
+            count = grid.bytes_read[name] if way == "in" else self.request.specs[name].nbytes
+            late = self.request.latency_seconds(way, name, count / grid.distinct[name])
+            if np.any(late):
+                found[way, name] = late * grid.outside[name]
+        return found
+
+    def _latest(self, direction: Direction) -> Values:
+        """Seconds that the first copy in or the last copy out takes beside."""
+        late = _NOTHING
+        for (way, _), seconds in self._latency.items():
+            if way == direction:
+                late = np.maximum(late, seconds)
+        return late
+
+    @cached_property
     def _copy_out(self) -> Values:
         return sum(self._copies_out.values(), _NOTHING)
 
@@ -175,19 +195,18 @@ class Estimates:
     ) -> Values:
         """What the slots of the slowest ring take one after the other: `Counted`."""
         grid, turning = self.grid, _NOTHING
-        moved = [
-            ("copy_in", name, loads[name], self._per_load[name] * loads[name], slots[name])
+        moved: list[tuple[Direction, str, Values, Values, Values]] = [
+            ("in", name, loads[name], self._per_load[name] * loads[name], slots[name])
             for name in loads
         ]
         moved += [
-            ("copy_out", name, distinct, spent, np.minimum(distinct, depths))
+            ("out", name, distinct, spent, np.minimum(distinct, depths))
             for name, spent in self._copies_out.items()
             for distinct in (grid.distinct[name],)
         ]
         for way, name, copies, spent, ring in moved:
-            placement = self.request.specs[name].placement
-            latency = self.request.machine.transfer.latency_of(way, placement)
-            if latency:
+            latency = self._latency.get((way, name))
+            if latency is not None:
                 found = ((latency + grid.piece_seconds) * copies + spent) / np.maximum(ring, 1.0)
                 turning = np.maximum(turning, found * grid.outside[name])
         return turning
@@ -220,7 +239,7 @@ class Estimates:
         for name, spent in self._copies_out.items():
             kept = ONE if one_sweep or name not in call.streamed else np.where(stays, at_once, 1.0)
             last_out = last_out + spent * np.minimum(1.0, kept / grid.distinct[name])
-        latency_in, latency_out = request.latency
+        latency_in, latency_out = self._latest("in"), self._latest("out")
         copy_in, first_in = copy_in + latency_in, first_in + latency_in
         copy_out, last_out = self._copy_out + latency_out, last_out + latency_out
         waiting = self._waiting(order, slots, loads, depths)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -198,7 +198,8 @@ class Request:
         Everything is moved once and computed, in as many equal pieces as is best of those of which
         one fits, or two where they overlap.
         """
-        floor, pieces, (latency_in, latency_out) = self.floor, FLOOR_PIECES, self.latency
+        floor, pieces = self.floor, FLOOR_PIECES
+        latency_in, latency_out = (self._least_latency(way, pieces) for way in ("in", "out"))
         starts_in, starts_out = ((pieces - 1) * each for each in (floor.start_in, floor.start_out))
         copy_in, copy_out = floor.copy_in + starts_in, floor.copy_out + starts_out
         first_in = (floor.streamed_in + starts_in) / pieces
@@ -256,15 +257,20 @@ class Request:
             return 0.0
         return self.machine.transfer.apart_seconds_per_byte(f"copy_{direction}", placement, rows)
 
-    @cached_property
-    def latency(self) -> tuple[float, float]:
-        """Seconds that the first copy in and the last copy out take beside."""
-        transfer, chain = self.machine.transfer, self.chain
-        found = [
-            max((transfer.latency_of(way, self.specs[name].placement) for name in names), default=0)
-            for way, names in (("copy_in", chain.loaded), ("copy_out", chain.results))
-        ]
-        return found[0], found[1]
+    def latency_seconds(self, direction: Direction, name: str, copy_bytes: Any) -> Any:
+        """Seconds that one copy of an operand is late by, where it is staged."""
+        placement = self.specs[name].placement
+        return self.machine.transfer.latency_seconds(f"copy_{direction}", placement, copy_bytes)
+
+    def _least_latency(self, direction: Direction, pieces: Any) -> Any:
+        """Seconds that the first copy in or the last copy out takes beside, in so many pieces."""
+        found = np.zeros_like(pieces)
+        for way, name in self.ways:
+            if way == direction:
+                parts = pieces if name in self.chain.streamed else 1
+                copy_bytes = self.specs[name].nbytes / parts
+                found = np.maximum(found, self.latency_seconds(way, name, copy_bytes))
+        return found
 
     def rows(self, name: str, piece: Piece) -> Rows:
         """How the region of an operand that a piece touches lies in the operand's memory."""

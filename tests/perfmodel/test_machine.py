@@ -108,7 +108,7 @@ def changed(**changes):
         ("[" * 100_000, "corrupt"),
         ("[1, 2]", "must be a mapping"),
         ('{"name": "h200"}', "not an ooc_cudnn machine model"),
-        (changed(version=3), "newer ooc_cudnn .* upgrade"),
+        (changed(version=4), "newer ooc_cudnn .* upgrade"),
         (changed(version=1), "older ooc_cudnn .*calibrate again"),
         (changed(version=0), "version is 0"),
         (changed(version=True), "version is True"),

@@ -1,11 +1,18 @@
 """Copies are linear in bytes and in copies; two busy directions slow each other down."""
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel import PLACEMENTS, Line, Slowdown, TransferModel, VirtualStep, replay
-from perfmodel.transfer import FAR_ROW_BYTES, GATHERED_ALONE, NARROWEST_ROW_BYTES, Rows
+from perfmodel.transfer import (
+    FAR_ROW_BYTES,
+    GATHERED_ALONE,
+    NARROWEST_ROW_BYTES,
+    STAGED_BYTES,
+    Rows,
+)
 
 PINNED = Line(1 / 50e9, 1e-5)
 DISK = Line(1 / 2e9, 1e-4)
@@ -103,7 +110,7 @@ class TestRowsApart:
     LINK = TransferModel(
         {"pinned": Line(1e-9, 0.0, {"rows": 1e-7}), "pageable": Line(3e-9, 0.0, {"rows": 2e-8})},
         {"pinned": Line(1e-9, 0.0), "disk": Line(1e-8, 0.0)},
-        latency={"copy_in/pageable": 0.5},
+        latency={"copy_in/pageable": Line(1e-8, 0.5)},
     )
 
     def test_gathering_takes_a_while_for_each_row(self):
@@ -129,10 +136,16 @@ class TestRowsApart:
         assert self.LINK.copy_in_seconds("pageable", 1e6) == pytest.approx(3e-3)
 
     def test_staging_has_a_latency_and_files_are_staged(self):
-        assert self.LINK.latency_of("copy_in", "pageable") == 0.5
-        assert self.LINK.latency_of("copy_in", "disk") == 0.5
-        assert self.LINK.latency_of("copy_out", "disk") == 0.0
-        assert self.LINK.latency_of("copy_in", "pinned") == 0.0
+        late = self.LINK.latency_seconds
+        assert late("copy_in", "pageable", 0) == 0.5
+        assert late("copy_in", "disk", 1e6) == pytest.approx(0.51)
+        assert late("copy_out", "disk", 1e6) == 0.0
+        assert late("copy_in", "pinned", 1e6) == 0.0
+
+    def test_the_latency_grows_with_what_one_thread_stages(self):
+        late = self.LINK.latency_seconds("copy_in", "pageable", np.array([1e6, 1e7, 1e9]))
+        most = 0.5 + 1e-8 * STAGED_BYTES
+        assert late == pytest.approx([0.51, most, most])
 
     def test_json_there_and_back(self):
         assert TransferModel.from_json(self.LINK.to_json()) == self.LINK
