@@ -7,8 +7,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,22 @@ from typing import Any
 import numpy as np
 
 import ooc_cudnn
-from ooc_cudnn.bench.environment import environment
+from ooc_cudnn.bench import placing
+from ooc_cudnn.bench.diagnosis import diagnosis, limit_kept, profiled, spoken
+from ooc_cudnn.bench.environment import effective_settings, environment, plain
+from ooc_cudnn.bench.placing import pinned
+from ooc_cudnn.bench.tables import table
 from ooc_cudnn.bench.timing import Timing
-from ooc_cudnn.settings import describe
-from ooc_cudnn.units import parse_limit
+
+__all__ = [
+    "Claim",
+    "Report",
+    "diagnosis",
+    "pinned",
+    "profiled",
+    "spoken",
+    "table",
+]
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -117,9 +128,9 @@ class Report:
             "notes": self.notes,
             "seconds": time.perf_counter() - self.begin,
             "environment": environment(self.arguments.device),
-            "settings": {row.name: _plain(row.value) for row in describe()},
+            "settings": effective_settings(),
         }
-        path.write_text(json.dumps(report, indent=1, default=_plain) + "\n", encoding="utf-8")
+        path.write_text(json.dumps(report, indent=1, default=plain) + "\n", encoding="utf-8")
 
     def finish(self) -> int:
         """Write the file, print the table, return the exit status."""
@@ -132,24 +143,6 @@ class Report:
         print(f"contents {'verified' if self.verified else 'WRONG OR NOT VERIFIED'}; {path}")
         missed = any(claim.holds is False for claim in self.claims)
         return 1 if not self.verified else 2 if missed and self.arguments.strict else 0
-
-
-def _plain(value: Any) -> Any:
-    """Make a value JSON."""
-    if isinstance(value, np.generic):
-        return value.item()
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    return str(getattr(value, "name", value))
-
-
-def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    """Lay rows out in columns."""
-    widths = [max(len(row[column]) for row in [head, *rows]) for column in range(len(head))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in [head, tuple("-" * width for width in widths), *rows]
-    )
 
 
 def parse(
@@ -203,116 +196,22 @@ def synchronizer(arguments: argparse.Namespace) -> Callable[[], None]:
 
 def to_device(array: np.ndarray[Any, Any], arguments: argparse.Namespace) -> Any:
     """Copy an array to the device, as the user's own array outside the library's limit."""
-    if arguments.cuda:
-        import cupy
-
-        return cupy.asarray(array)
-    with ooc_cudnn.settings(memory_limit="64GiB"):
-        placed = ooc_cudnn.empty(array.shape, array.dtype)
-    placed[...] = array
-    return placed
-
-
-def pinned(shape: tuple[int, ...], dtype: str = "float32") -> Any:
-    """Return uninitialised pinned memory, by the library's own rule."""
-    with ooc_cudnn.settings(memory_limit=1):
-        array = ooc_cudnn.empty(shape, dtype)
-    if ooc_cudnn.placement(array) != "pinned":
-        raise RuntimeError(f"expected pinned memory, got {ooc_cudnn.placement(array)}")
-    return array
+    return placing.to_device(array, cuda=arguments.cuda)
 
 
 def release_pinned(arguments: argparse.Namespace) -> None:
     """Give pinned memory that no array uses back to the system."""
-    import gc
-
-    from ooc_cudnn.devices import get_device
-    from ooc_cudnn.memory.pinned import release
-
-    gc.collect()
-    release(get_device(arguments.device))
+    placing.release_pinned(arguments.device)
 
 
 def release_device(arguments: argparse.Namespace) -> None:
     """Give the library's device memory back to the driver."""
-    from ooc_cudnn.devices import get_device
-
-    get_device(arguments.device).release_caches()
-
-
-@contextmanager
-def profiled() -> Iterator[list[Any]]:
-    """Record calls; give the list of them."""
-    with ooc_cudnn.profile() as profile:
-        yield profile.calls
-
-
-def diagnosis(call: Any) -> dict[str, Any]:
-    """Say what a profiled call did: the plan, what the streams were busy with, where they idled."""
-    plan, trace = call.plan, call.trace
-    streams = {}
-    for name in ("copy_in", "compute", "copy_out"):
-        spans = sorted((s.start_seconds, s.stop_seconds) for s in trace.steps if s.stream == name)
-        if not spans:
-            continue
-        covered, gap, end = 0.0, 0.0, spans[0][0]
-        for start, stop in spans:
-            gap = max(gap, start - end)
-            covered += max(0.0, stop - max(start, end))
-            end = max(end, stop)
-        streams[name] = {
-            "steps": len(spans),
-            "first_start": spans[0][0],
-            "last_stop": end,
-            "covered_seconds": covered,
-            "idle_seconds": end - spans[0][0] - covered,
-            "longest_gap_seconds": gap,
-            "bytes": trace.moved_bytes(name),
-        }
-    return {
-        "function": call.function,
-        "seconds_while_profiled": call.seconds,
-        "predicted_seconds": call.predicted_seconds,
-        "predicted_stages": {
-            "copy_in": plan.copy_in_seconds,
-            "compute": plan.compute_seconds,
-            "copy_out": plan.copy_out_seconds,
-        },
-        "binding_stage": plan.binding_stage,
-        "pieces": plan.pieces,
-        "split": plan.split.to_json(),
-        "order": list(plan.order),
-        "rings": dict(plan.rings),
-        "layout": plan.layout,
-        "algorithms": list(plan.algorithms),
-        "memory": dict(plan.memory),
-        "memory_limit": plan.memory_limit,
-        "peak_device_bytes": call.peak_device_bytes,
-        "bytes_in": call.bytes_in,
-        "bytes_out": call.bytes_out,
-        "streams": streams,
-    }
-
-
-def spoken(found: Mapping[str, Any]) -> str:
-    """Give a diagnosis in one line."""
-    busy = ", ".join(
-        f"{name} {s['covered_seconds'] * 1e3:.1f} ms (idle {s['idle_seconds'] * 1e3:.1f})"
-        for name, s in found["streams"].items()
-    )
-    return (
-        f"{found['pieces']} pieces {found['split']} {found['layout']} rings {found['rings']}, "
-        f"profiled {found['seconds_while_profiled'] * 1e3:.1f} ms, predicted "
-        f"{found['predicted_seconds'] * 1e3:.1f} ms, "
-        f"peak {found['peak_device_bytes'] / 2**20:.0f} MiB; {busy}"
-    )
+    placing.release_device(arguments.device)
 
 
 def check_limit(report: Report, name: str, found: Mapping[str, Any], limit: str | int) -> None:
     """The library held no more than the limit it was given (counted by the arena)."""
-    allowed = int(parse_limit(limit, name="limit"))
-    peak = found["peak_device_bytes"]
-    report.check(f"{name}: memory limit", {"ok": peak <= allowed, "peak": peak, "limit": allowed})
+    report.check(f"{name}: memory limit", limit_kept(found, limit))
 
 
 def folder_of(arguments: argparse.Namespace) -> str:

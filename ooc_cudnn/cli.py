@@ -1,4 +1,4 @@
-"""The command line: ``ooc-cudnn doctor | calibrate | plan | demo``.
+"""The command line: ``ooc-cudnn doctor | calibrate | plan | demo | bench``.
 
 An error of the library is one line and exit status 1, a wrong command line 2, Ctrl-C 130. To see
 where an error was raised, put ``--traceback`` before the subcommand.
@@ -77,7 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {_version()}")
     parser.add_argument("--traceback", action="store_true", help="show where an error was raised")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for add in (_add_doctor, _add_calibrate, _add_plan, _add_demo):
+    for add in (_add_doctor, _add_calibrate, _add_plan, _add_demo, _add_bench):
         add(commands)
     return parser
 
@@ -283,6 +283,70 @@ def _demo(arguments: argparse.Namespace) -> int:
             say=partial(print, flush=True),  # in a log, too, progress shows as it is made
         )
     return 0
+
+
+# ---------------------------------------------------------------------------------------------
+# bench
+# ---------------------------------------------------------------------------------------------
+
+
+def _add_bench(commands: Any) -> None:
+    about = "time the library beside its baselines, and verify every result"
+    parser = commands.add_parser("bench", help=about, description=f"{about.capitalize()}.")
+    parser.add_argument("--list", action="store_true", help="name the cases, and run none")
+    parser.add_argument(
+        "--case",
+        dest="cases",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="run this one, or those of a pattern such as 'fig9-*'; all when left out",
+    )
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, whose times mean nothing")
+    parser.add_argument("--json", action="store_true", help="print the records as JSON")
+    parser.add_argument(
+        "--output", type=Path, metavar="DIR", help="write each record to DIR/NAME.json"
+    )
+    parser.add_argument("--repeats", type=_count, metavar="N", help="instead of each case's own")
+    _add_device(parser)
+    parser.add_argument("--machine", metavar="NAME", help="a machine model to plan with")
+    parser.set_defaults(run=_bench)
+
+
+def _bench(arguments: argparse.Namespace) -> int:
+    from ooc_cudnn.bench.cases import CASES
+    from ooc_cudnn.bench.command import listing, report, run_cases, select, status_of
+
+    cases = select(arguments.cases, CASES)
+    if arguments.list:
+        if arguments.json:
+            print(json.dumps([case.to_json() for case in cases], indent=1))
+        else:
+            print(listing(cases))
+        return 0
+    records = run_cases(
+        cases,
+        quick=arguments.quick,
+        device=arguments.device,
+        machine=arguments.machine,
+        repeats=arguments.repeats,
+        output=arguments.output,
+        # Where the records go to stdout, what goes on does not.
+        say=partial(print, flush=True, file=sys.stderr if arguments.json else sys.stdout),
+    )
+    if arguments.json:
+        print(json.dumps(records, indent=1))
+    else:
+        print()
+        print(report(records))
+    return status_of(records, _complain)
+
+
+def _count(text: str) -> int:
+    """Read a number of repeats."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of repeats; give 1 or more")
+    return int(text)
 
 
 # ---------------------------------------------------------------------------------------------

@@ -145,6 +145,14 @@ def points(
     return sorted(sites)
 
 
+def _products(w: Array, patches: Array, bias: Array) -> tuple[Array, Array]:
+    """The outputs (sites, cY) of patches (sites, cX rW sW), and sums of the products' sizes."""
+    matrix = w.reshape(len(w), -1).astype(np.float64)
+    outputs = patches @ matrix.T + bias
+    np.abs(matrix, out=matrix)
+    return outputs, np.abs(patches) @ matrix.T + np.abs(bias)
+
+
 def verify(
     images: Images,
     w: Array,
@@ -160,22 +168,21 @@ def verify(
 
     With `whole`, also look for elements that were never written. Returns numbers and "ok".
     """
-    expected, actual, scales = [], [], []
     size = w.shape[2]
-    matrix = w.reshape(w.shape[0], -1).astype(np.float64)
-    bias = np.zeros(w.shape[0]) if b is None else b.astype(np.float64)
     sites = points(output.shape, split)
+    patches, actual = [], []
     highest = 0
     for image, row, column in sites:
-        patch = images.window(image, row - size // 2, column - size // 2, size).ravel()
-        result = matrix @ patch + bias
-        expected.append(np.maximum(result, 0) if relu else result)
-        scales.append(np.abs(matrix) @ np.abs(patch) + np.abs(bias))
+        patches.append(images.window(image, row - size // 2, column - size // 2, size).ravel())
         values = output[image, :, row, column]
         actual.append(np.asarray(values if isinstance(values, np.ndarray) else values.get()))
         place = ((image + 1) * output.shape[1] - 1) * output.shape[2] * output.shape[3]
         highest = max(highest, place + row * output.shape[3] + column)
-    want, got, scale = np.array(expected), np.array(actual, np.float64), np.array(scales)
+    bias = np.zeros(w.shape[0]) if b is None else b.astype(np.float64)
+    want, scale = _products(w, np.array(patches), bias)
+    if relu:
+        np.maximum(want, 0, out=want)
+    got = np.array(actual, np.float64)
     each_tolerance, norm_tolerance = TOLERANCES[tf32]
     each = float(np.max(np.abs(got - want) / scale)) if np.isfinite(got).all() else math.inf
     norm = float(np.linalg.norm(got - want) / np.linalg.norm(want))

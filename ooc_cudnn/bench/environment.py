@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from ooc_cudnn.settings import describe
+
 ROOT = Path(__file__).parent.parent.parent
 #: Names the commit where the repository's history is not at hand, or is not that of the code.
 COMMIT_VARIABLE = "BENCHMARK_COMMIT"
@@ -42,6 +44,20 @@ def environment(device: str) -> dict[str, Any]:
             },
         },
     }  # fmt: skip
+
+
+def effective_settings() -> dict[str, Any]:
+    """Return every setting as it is in effect."""
+    return {row.name: plain(row.value) for row in describe()}
+
+
+def plain(value: Any) -> Any:
+    """Make a value JSON."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    return str(getattr(value, "name", value))
 
 
 def _commit() -> str:

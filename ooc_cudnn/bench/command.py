@@ -1,0 +1,125 @@
+"""``ooc-cudnn bench``: which cases, on what device, and the table at the end."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ooc_cudnn.bench.case import OURS, Case
+from ooc_cudnn.bench.environment import plain
+from ooc_cudnn.bench.runner import Say, failed, run_case
+from ooc_cudnn.bench.tables import table
+from ooc_cudnn.devices import get_device
+from ooc_cudnn.errors import DeviceUnavailableError
+from ooc_cudnn.settings import current
+from ooc_cudnn.units import format_seconds
+
+HEAD = ("case", "contender", "median", "spread", "of the library's", "GFLOPS", "contents")
+
+
+def select(patterns: Sequence[str], cases: Mapping[str, Case]) -> list[Case]:
+    """Return the cases that names or globs mean, in the suite's order; all without any.
+
+    Raises
+    ------
+    ValueError
+        If one means none: the message suggests the nearest.
+    """
+    chosen: set[str] = set()
+    for pattern in patterns:
+        found = fnmatch.filter(cases, pattern.lower())
+        if not found:
+            near = difflib.get_close_matches(pattern.lower(), cases, n=1, cutoff=0.4)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise ValueError(
+                f"no case is named {pattern!r}; {hint}`ooc-cudnn bench --list` has all"
+            )
+        chosen.update(found)
+    return [case for name, case in cases.items() if not patterns or name in chosen]
+
+
+def listing(cases: Sequence[Case]) -> str:
+    """The cases, one a line."""
+    rows = [(case.name, case.memory_limit, case.about, case.source) for case in cases]
+    return table(("case", "limit", "what", "from"), rows)
+
+
+def run_cases(
+    cases: Sequence[Case],
+    *,
+    quick: bool,
+    device: str | None,
+    machine: str | None,
+    repeats: int | None,
+    output: Path | None,
+    say: Say,
+) -> list[dict[str, Any]]:
+    """Run cases one after the other; write each record as it is made.
+
+    Raises
+    ------
+    DeviceUnavailableError
+        Without a card, where the full sizes are asked for.
+    """
+    device = _resolved(device if device is not None else current().device)
+    if device == "host" and not quick:
+        raise DeviceUnavailableError(
+            "the suite's full sizes need an NVIDIA GPU, and none is used here",
+            remedy="Run `ooc-cudnn bench --quick` for tiny sizes on the host device.",
+        )
+    records = []
+    for number, case in enumerate(cases, 1):
+        say(f"[{number}/{len(cases)}] {case.name}: {case.about}")
+        record = run_case(
+            case, quick=quick, device=device, machine=machine, repeats=repeats, say=say
+        )
+        records.append(record)
+        if output is not None:
+            output.mkdir(parents=True, exist_ok=True)
+            text = json.dumps(record, indent=1, default=plain) + "\n"
+            (output / f"{case.name}.json").write_text(text, encoding="utf-8")
+    return records
+
+
+def report(records: Sequence[dict[str, Any]]) -> str:
+    """Every contender of every case in a row, and what is to be known beside it."""
+    rows, notes = [], []
+    for record in records:
+        name = record["case"]["name"]
+        if not record["contenders"]:
+            rows.append((name, OURS, "", "", "", "", f"not run: {record['reason']}"))
+        for contender, found in record["contenders"].items():
+            rows.append((name, contender, *_cells(found)))
+        notes += [f"{name}: {note}" for note in record["notes"]]
+    parts = [table(HEAD, rows), *dict.fromkeys(notes)]
+    if any(record["quick"] for record in records):
+        parts.append("tiny sizes (--quick): the times mean nothing")
+    return "\n".join(parts)
+
+
+def status_of(records: Sequence[dict[str, Any]], complain: Callable[[str], None]) -> int:
+    """Exit status: 1 if a result of the library's is wrong, or nothing could be measured."""
+    wrong = [(r["case"]["name"], name) for r in records for name in failed(r)]
+    for case, contender in wrong:
+        complain(f"WRONG CONTENTS: {contender} in {case}")
+    measured = any(record["status"] == "measured" for record in records)
+    return int(bool(wrong) or not measured)
+
+
+def _cells(found: Mapping[str, Any]) -> tuple[str, ...]:
+    if found["status"] != "measured":
+        return "", "", "", "", f"not run: {found['reason']}"
+    seconds, ratio, check = found["seconds"], found["ratio"], found["check"]
+    spread = f"{format_seconds(seconds['min'])} to {format_seconds(seconds['max'])}"
+    times = "" if ratio is None else f"{ratio['of_medians']:.3g} x"
+    contents = "a bound" if check is None else "verified" if check["ok"] else "WRONG"
+    return format_seconds(seconds["median"]), spread, times, f"{found['GFLOPS']:.4g}", contents
+
+
+def _resolved(device: str) -> str:
+    """The device by name: "auto" is the card where there is one, else "host"."""
+    return get_device(device).kind if device == "auto" else device

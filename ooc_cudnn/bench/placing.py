@@ -1,0 +1,86 @@
+"""Where operands are put, what is free there, and giving it back."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import ooc_cudnn
+from ooc_cudnn.devices import get_device
+from ooc_cudnn.memory.functions import empty_in
+from ooc_cudnn.memory.pinned import release
+from ooc_cudnn.settings import current
+from ooc_cudnn.tensor import dtype_name
+
+#: The host device counts users' own arrays, too; those of a benchmark are outside the case's limit.
+_OWN_ARRAYS_LIMIT = "64GiB"
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def pinned(shape: tuple[int, ...], dtype: str = "float32") -> Any:
+    """Return uninitialised pinned memory."""
+    return empty_in(get_device(current().device), "pinned", shape, dtype, "channels_first")
+
+
+def on_device(
+    shape: tuple[int, ...], dtype: Any = "float32", *, cuda: bool, order: str = "channels_first"
+) -> Any:
+    """Return an uninitialised array of the user's own on the device, outside the library's limit.
+
+    Raises ``MemoryError`` where the card is full.
+    """
+    if cuda:
+        import cupy
+
+        if order == "channels_first":
+            return cupy.empty(shape, dtype)
+        stored = cupy.empty((shape[0], *shape[2:], shape[1]), dtype)
+        return stored.transpose(0, len(shape) - 1, *range(1, len(shape) - 1))
+    with ooc_cudnn.settings(memory_limit=_OWN_ARRAYS_LIMIT):
+        return empty_in(get_device("host"), "device", shape, dtype_name(dtype), order)
+
+
+def to_device(array: np.ndarray[Any, Any], *, cuda: bool) -> Any:
+    """Copy an array to the device, as the user's own array outside the library's limit."""
+    if cuda:
+        import cupy
+
+        return cupy.asarray(array)
+    placed = on_device(array.shape, array.dtype, cuda=False)
+    placed[...] = array
+    return placed
+
+
+def release_pinned(device: str) -> None:
+    """Give pinned memory that no array uses back to the system."""
+    gc.collect()
+    release(get_device(device))
+
+
+def release_device(device: str) -> None:
+    """Give the library's device memory, and what CuPy keeps of freed arrays, back to the driver."""
+    found = get_device(device)
+    gc.collect()
+    found.release_caches()
+    if found.kind == "cuda":
+        import cupy
+
+        cupy.get_default_memory_pool().free_all_blocks()
+
+
+def available_host_bytes() -> int:
+    """Host memory that a process could still take: of the system, and of its control group."""
+    free = get_device("host").free_bytes()
+    try:
+        limit = (_CGROUP / "memory.max").read_text().strip()
+        if limit.isdigit():
+            # Pages of files that can be dropped count as used there, but can be had.
+            stat = dict(line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())
+            used = int((_CGROUP / "memory.current").read_text()) - int(stat["inactive_file"])
+            free = min(free, int(limit) - used)
+    except (OSError, KeyError):
+        pass  # no control group, or one of the first version
+    return free

@@ -1,0 +1,254 @@
+"""One case, run: contenders timed, their contents checked, and all of it recorded."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from importlib import import_module
+from typing import Any
+
+import ooc_cudnn
+from ooc_cudnn.bench.attempt import PATIENCE_SECONDS, Attempt, reason_of
+from ooc_cudnn.bench.case import OURS, Case
+from ooc_cudnn.bench.contender import Workload
+from ooc_cudnn.bench.environment import effective_settings, environment
+from ooc_cudnn.bench.timing import Timing, interleave, paired_ratio
+from ooc_cudnn.devices import get_device
+from ooc_cudnn.units import format_seconds
+
+Say = Callable[[str], None]
+
+#: Workload -> module and class, imported when a case asks for it.
+WORKLOADS = {
+    "convolution": ("ooc_cudnn.bench.convolution", "ConvolutionWorkload"),
+    "training_step": ("ooc_cudnn.bench.training", "TrainingStep"),
+}
+
+
+def run_case(
+    case: Case,
+    *,
+    quick: bool,
+    device: str,
+    say: Say = lambda line: None,
+    repeats: int | None = None,
+    machine: str | None = None,
+    workload: Callable[..., Workload] | None = None,
+) -> dict[str, Any]:
+    """Run a case and return its record, as plain values.
+
+    Parameters
+    ----------
+    case : Case
+    quick : bool
+        Run the tiny form, whose times mean nothing.
+    device : str
+        "host", "cuda" or "cuda:1".
+    say : callable
+        Told what goes on, line by line.
+    repeats : int, optional
+        Instead of the case's own.
+    machine : str, optional
+        A machine model to plan with; that of the settings when left out.
+    workload : callable, optional
+        Instead of the case's entry in `WORKLOADS`.
+
+    Returns
+    -------
+    dict
+        ``status`` is "measured" if the library's own time was. ``verified`` says whether its result
+        was checked and it, and every other result that the library computed, was right. A
+        baseline's ratio is its seconds over the library's, repeat by repeat where they took turns.
+    """
+    if quick:
+        case = case.at_tiny_size()
+    if repeats is not None:
+        case = replace(case, repeats=repeats)
+    overrides: dict[str, object] = {"device": device, "progress": False, "verify": 0}
+    if machine is not None:
+        overrides["machine"] = machine
+    begin = time.perf_counter()
+    with ooc_cudnn.settings(**overrides):
+        record = {
+            "case": case.to_json(),
+            "quick": quick,
+            **_measured(case, workload or _workload(case), quick=quick, device=device, say=say),
+            "environment": environment(device),
+            "settings": effective_settings(),
+        }
+    return record | {"seconds": time.perf_counter() - begin}
+
+
+def failed(record: dict[str, Any]) -> list[str]:
+    """Name the contenders whose contents are wrong and ought not to be: the library's."""
+    return [
+        name
+        for name, found in record["contenders"].items()
+        if found["status"] == "measured" and found["ours"] and not _is_right(found["check"])
+    ]
+
+
+def _workload(case: Case) -> Callable[..., Workload]:
+    try:
+        module, name = WORKLOADS[case.workload]
+    except KeyError:
+        raise ValueError(
+            f"case {case.name}: workload {case.workload!r} is none of {', '.join(WORKLOADS)}"
+        ) from None
+    found: Callable[..., Workload] = getattr(import_module(module), name)
+    return found
+
+
+def _measured(
+    case: Case, make: Callable[..., Workload], *, quick: bool, device: str, say: Say
+) -> dict[str, Any]:
+    notes: list[str] = []
+    empty: dict[str, Any] = {"contenders": {}, "verified": False, "notes": notes}
+    try:
+        workload = make(case, cuda=device != "host", tiny=quick)
+    except Exception as error:
+        reason = reason_of(error, baseline=False)
+        if reason is None:
+            raise
+        say(f"{case.name}: not run: {reason}")
+        return {"status": "unavailable", "reason": reason, **empty}
+    try:
+        names = (OURS, *case.baselines)
+        unknown = [name for name in names if name not in workload.contenders]
+        if unknown:
+            raise ValueError(f"case {case.name}: {unknown} are not among {[*workload.contenders]}")
+        notes += workload.notes
+        attempts = [Attempt(name, workload.contenders[name]) for name in names]
+        synchronize = get_device(device).synchronize
+        run = _in_turns if workload.in_turns else _one_by_one
+        drift = run(attempts, case.repeats, synchronize, say)
+        return _record(attempts, workload, notes, drift, say)
+    finally:
+        workload.release()
+
+
+def _in_turns(
+    attempts: Sequence[Attempt], repeats: int, synchronize: Callable[[], None], say: Say
+) -> float | None:
+    """Time all of them turn by turn."""
+    try:
+        for attempt in attempts:
+            attempt.prepare(synchronize)
+            if attempt.reason is not None:
+                attempt.release()
+        ready = {a.name: a for a in attempts if a.reason is None and not a.is_slow}
+        times = interleave(
+            {name: attempt.run for name, attempt in ready.items()},
+            synchronize,
+            repeats=repeats,
+            warmup=0,
+            before={name: attempt.rest for name, attempt in ready.items()},
+        )
+        for attempt in attempts:
+            if attempt.reason is None:
+                slow = Timing((attempt.seconds_of_warm_up,))
+                attempt.timing = slow if attempt.is_slow else times[attempt.name]
+                attempt.check()
+            _tell(attempt, say)
+    finally:
+        for attempt in attempts:
+            attempt.release()
+    return None
+
+
+def _one_by_one(
+    attempts: Sequence[Attempt], repeats: int, synchronize: Callable[[], None], say: Say
+) -> float | None:
+    """Time one after the other, the library first and last; return how far it drifted."""
+    ours, *others = attempts
+
+    def measure(attempt: Attempt, *, check: bool) -> list[float]:
+        try:
+            attempt.prepare(synchronize)
+            slow = [attempt.seconds_of_warm_up]
+            samples = slow if attempt.is_slow else attempt.time(repeats, synchronize)
+            if attempt.reason is None:
+                attempt.timing = Timing(tuple(samples))
+                if check:
+                    attempt.check()
+        finally:
+            attempt.release()
+        return samples
+
+    first = measure(ours, check=True)
+    _tell(ours, say)
+    for attempt in others:
+        measure(attempt, check=True)
+        _tell(attempt, say)
+    if ours.reason is not None or not others:
+        return None
+    last = measure(ours, check=False)
+    if ours.reason is not None:
+        return None
+    ours.timing = Timing((*first, *last))
+    return Timing(tuple(last)).median / Timing(tuple(first)).median
+
+
+def _record(
+    attempts: Sequence[Attempt],
+    workload: Workload,
+    notes: list[str],
+    drift: float | None,
+    say: Say,
+) -> dict[str, Any]:
+    ours = attempts[0]
+    contenders = {}
+    for attempt in attempts:
+        ratio = _ratio(attempt, ours, in_turns=workload.in_turns)
+        found = attempt.to_json(workload.operations, ratio)
+        contenders[attempt.name] = found | {"ours": attempt.ours}
+        if attempt.is_slow:
+            notes.append(
+                f"{attempt.name}: its warm-up took longer than {PATIENCE_SECONDS:g} s and is its "
+                "only sample"
+            )
+        if attempt.reason is None and attempt.checked is not None and not attempt.checked["ok"]:
+            whose = "THE LIBRARY'S RESULT IS WRONG" if attempt.ours else "the baseline is wrong"
+            notes.append(f"WRONG CONTENTS in {attempt.name}: {whose}: {attempt.checked}")
+            say(notes[-1])
+    available = ours.reason is None
+    record: dict[str, Any] = {
+        "status": "measured" if available else "unavailable",
+        "contenders": contenders,
+        "verified": available
+        and ours.checked is not None
+        and not failed({"contenders": contenders}),
+        "notes": notes,
+    }
+    if not available:
+        record["reason"] = ours.reason
+    if drift is not None:
+        record["drift"] = drift
+    return record
+
+
+def _ratio(attempt: Attempt, ours: Attempt, *, in_turns: bool) -> dict[str, float] | None:
+    """A contender's seconds over the library's: of the medians, and the least and the most."""
+    if attempt.timing is None or ours.timing is None or attempt.reason or ours.reason:
+        return None
+    theirs, mine = attempt.timing, ours.timing
+    if in_turns and len(theirs.samples) == len(mine.samples):
+        found = paired_ratio(theirs, mine)
+        return {"of_medians": found["of_medians"], "low": found["min"], "high": found["max"]}
+    return {
+        "of_medians": theirs.median / mine.median,
+        "low": min(theirs.samples) / max(mine.samples),
+        "high": max(theirs.samples) / min(mine.samples),
+    }
+
+
+def _is_right(check: dict[str, Any] | None) -> bool:
+    return check is None or bool(check["ok"])
+
+
+def _tell(attempt: Attempt, say: Say) -> None:
+    if attempt.reason is not None or attempt.timing is None:
+        say(f"  {attempt.name}: not run: {attempt.reason}")
+    else:
+        say(f"  {attempt.name}: {format_seconds(attempt.timing.median)}")
