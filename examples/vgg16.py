@@ -58,6 +58,9 @@ class VGG16:
         What the numbers of channels and hidden units are multiplied by: less than 1 for tiny nets.
     seed : int
         Of the initial parameters (He initialisation).
+    device_share : float
+        What the network's arrays may take of the memory limit; the rest is for the pieces of those
+        that did not fit.
     watch : callable, optional
         Called as ``watch(layer, direction)`` around each call, for a context manager.
     """
@@ -72,6 +75,7 @@ class VGG16:
         order: str = "channels_first",
         channels_scale: float = 1.0,
         seed: int = 0,
+        device_share: float = 0.5,
         watch: Watch = lambda layer, direction: nullcontext(),
     ) -> None:
         smallest = 2 ** len(GROUPS)
@@ -81,14 +85,15 @@ class VGG16:
                 f"{smallest} (it is halved {len(GROUPS)} times), channels_scale={channels_scale} "
                 "above 0"
             )
+        if not 0 < device_share <= 1:
+            raise ValueError(f"device_share={device_share} must be above 0 and at most 1")
         self.images_shape = (batch, 3, image, image)
         self.dtype, self.order, self.watch = np.dtype(dtype), order, watch
         self._random = np.random.default_rng(seed)
-        # What a call may hold on the device here and now. The network's arrays may take half of
-        # it: the other half is for the pieces of those that did not fit.
+        # What a call may hold on the device here and now.
         spec = ooc_cudnn.TensorSpec((1, 1, 1, 1), placement="pageable")
         room = ooc_cudnn.plan("convolution_forward", x=spec, w=spec).memory_limit
-        with ooc_cudnn.settings(memory_limit=max(room // 2, 1)):
+        with ooc_cudnn.settings(memory_limit=max(int(room * device_share), 1)):
             self.parameters: dict[str, Parameter] = {}
             self.layers, shapes = self._build(classes, channels_scale)
             elements = max(math.prod(shape) for shape in (self.images_shape, *shapes))

@@ -27,8 +27,9 @@ class Row:
     pieces : int
     stage_seconds : dict
         For which each of the three streams was at work.
-    seconds : float
-        Of the whole call; less than the sum of the stages where they overlap.
+    seconds, predicted_seconds : float
+        Of the whole call, measured and by the plan; less than the sum of the stages where they
+        overlap.
     bytes_in, bytes_out, peak_device_bytes : int
     """
 
@@ -40,6 +41,7 @@ class Row:
     pieces: int
     stage_seconds: dict[str, float]
     seconds: float
+    predicted_seconds: float
     bytes_in: int
     bytes_out: int
     peak_device_bytes: int
@@ -60,6 +62,7 @@ class Row:
             call.plan.pieces,
             stage_seconds,
             call.seconds,
+            call.predicted_seconds,
             call.bytes_in,
             call.bytes_out,
             call.peak_device_bytes,
@@ -100,7 +103,7 @@ class Report:
         """Return a table of the rows, and the sums."""
         head = (
             "layer", "function", "operands", "d_n", "d_cY", "d_cX", "d_hY", "pieces",
-            "in ms", "compute ms", "out ms", "call ms", "binds",
+            "in ms", "compute ms", "out ms", "call ms", "predicted ms", "binds",
         )  # fmt: skip
         lines = [
             (
@@ -111,6 +114,7 @@ class Report:
                 str(row.pieces),
                 *(f"{1e3 * row.stage_seconds[stage]:.2f}" for stage in STAGES),
                 f"{1e3 * row.seconds:.2f}",
+                f"{1e3 * row.predicted_seconds:.2f}",
                 row.binds.replace("_", " "),
             )
             for row in self.rows
@@ -125,7 +129,8 @@ class Report:
             for stage in STAGES
         )
         return (
-            f"{sum(row.seconds for row in rows):.3f} s in {len(rows)} calls, "
+            f"{sum(row.seconds for row in rows):.3f} s in {len(rows)} calls "
+            f"({sum(row.predicted_seconds for row in rows):.3f} s predicted), "
             f"{sum(row.bytes_in for row in rows) / 2**20:.1f} MiB in, "
             f"{sum(row.bytes_out for row in rows) / 2**20:.1f} MiB out; at most "
             f"{max(row.peak_device_bytes for row in rows) / 2**20:.1f} MiB of device memory\n"

@@ -1,0 +1,110 @@
+"""One training step of VGG-16: forward, loss, backward, descent, on a batch beyond the card."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from ooc_cudnn.bench.case import OURS, Case
+from ooc_cudnn.bench.contender import Contender, Workload
+from ooc_cudnn.bench.contents import Images
+from ooc_cudnn.bench.placing import pinned, release_device, release_pinned
+from ooc_cudnn.bench.torch_training import (
+    TorchCheckpoint,
+    TorchInCore,
+    TorchMicroBatches,
+    TorchSaveOnCpu,
+    reference,
+)
+from ooc_cudnn.bench.training_library import LibraryStep
+from ooc_cudnn.bench.training_network import Array, Network
+from ooc_cudnn.bench.training_reference import Outcome, by_hand
+from ooc_cudnn.settings import current
+
+#: Of the descent: that of the example. Weights are put back before each step that is timed.
+RATE = 0.01
+#: Classes where all channels are there: those of ImageNet.
+_CLASSES = 1000
+
+
+class TrainingStep(Workload):
+    """Images in pinned host memory, labels, and the weights that every contender begins with.
+
+    Sizes: ``batch``; ``image``, its height and width; ``channels_percent``, of the channels, the
+    hidden units and the classes of VGG-16.
+
+    Attributes
+    ----------
+    network : Network
+    images : array, shape (batch, 3, image, image), float32
+        Normal numbers in pinned memory; every image differs.
+    labels : array of int, shape (batch,)
+    rate : float
+    tf32 : bool
+        Whether products may be rounded to TF32; never on the host device.
+    """
+
+    in_turns = False
+    notes = (
+        "The library also computes the gradient of the images; PyTorch, whose images need none, "
+        "leaves it out.",
+    )
+
+    def __init__(self, case: Case, *, cuda: bool, tiny: bool) -> None:
+        sizes, self.case, self.cuda, self.tiny = case.sizes, case, cuda, tiny
+        batch, image, percent = sizes["batch"], sizes["image"], sizes["channels_percent"]
+        classes = max(2, _CLASSES * percent // 100)
+        self.rate, self.tf32 = RATE, case.allow_tf32 and cuda
+        self.network = Network.of(image, classes, percent / 100)
+        self.operations = self.network.operations(batch)
+        shape = (batch, *self.network.image_shape)
+        self.images: Array | None = Images.of((batch, 3, image, image)).fill(pinned(shape))
+        self.labels = np.random.default_rng(1).integers(classes, size=batch)
+        self._expected: Outcome | None = None
+        self.contenders: Mapping[str, Callable[[], Contender]] = {
+            OURS: lambda: LibraryStep(
+                self, OURS, "examples/vgg16.py under the memory limit, maps channels-first"
+            ),
+            "channels_last": lambda: LibraryStep(
+                self, "channels_last", "the same with maps channels-last", order="channels_last"
+            ),
+            "in_core": lambda: LibraryStep(
+                self, "in_core", "the same with everything on the device", in_core=True
+            ),
+            "torch_in_core": lambda: TorchInCore(self),
+            "torch_save_on_cpu": lambda: TorchSaveOnCpu(self),
+            "torch_checkpoint": lambda: TorchCheckpoint(self),
+            "torch_micro_batches": lambda: TorchMicroBatches(self),
+        }
+
+    @property
+    def batch(self) -> int:
+        """Images in a step."""
+        return len(self.labels)
+
+    @property
+    def given(self) -> Array:
+        """The images, as long as they are there."""
+        if self.images is None:
+            raise ValueError("the workload was released")
+        return self.images
+
+    def expected(self) -> Outcome:
+        """Return the loss and the gradients of a step from the initial weights; computed once.
+
+        By hand in float64 at the tiny size, else by PyTorch in strict float32. Raises `Unavailable`
+        where PyTorch is needed and missing: figures count only with contents verified.
+        """
+        if self._expected is None:
+            if self.tiny:
+                self._expected = by_hand(self.network, self.given, self.labels)
+            else:
+                self._expected = reference(self)
+        return self._expected
+
+    def release(self) -> None:
+        """Give the images and the reference back."""
+        self.images, self._expected = None, None
+        release_device(current().device)
+        release_pinned(current().device)

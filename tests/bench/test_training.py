@@ -1,0 +1,300 @@
+"""The training step: every way to it gives the gradients that a sum by hand gives."""
+
+import math
+import weakref
+
+import numpy as np
+import pytest
+
+import ooc_cudnn
+from ooc_cudnn.bench import torch_training, training, training_library
+from ooc_cudnn.bench.case import OURS, Case
+from ooc_cudnn.bench.contender import Unavailable
+from ooc_cudnn.bench.torch_training import pinned_bytes
+from ooc_cudnn.bench.training import TrainingStep
+from ooc_cudnn.bench.training_network import Network, example
+from ooc_cudnn.bench.training_reference import Outcome, compare, tolerances
+
+BASELINES = (
+    "channels_last",
+    "in_core",
+    "torch_in_core",
+    "torch_save_on_cpu",
+    "torch_checkpoint",
+    "torch_micro_batches",
+)
+CASE = Case(
+    name="vgg16-step",
+    about="a training step of VGG-16",
+    source="the paper, figures 12 and 13",
+    workload="training_step",
+    sizes={"batch": 2, "image": 32, "channels_percent": 6},
+    tiny={},
+    memory_limit="512KiB",
+    tiny_memory_limit="512KiB",
+    baselines=BASELINES,
+    allow_tf32=False,
+)
+
+
+@pytest.fixture
+def step():
+    made = TrainingStep(CASE, cuda=False, tiny=True)
+    yield made
+    made.release()
+
+
+@pytest.fixture
+def prepared(step):
+    """Prepare a contender by its name, and release it in the end."""
+    taken = []
+
+    def prepare(name):
+        if name.startswith("torch"):
+            pytest.importorskip("torch")
+        contender = step.contenders[name]()
+        assert contender.name == name
+        taken.append(contender)
+        contender.prepare()
+        return contender
+
+    yield prepare
+    for contender in taken:
+        contender.release()
+
+
+@pytest.mark.parametrize("name", [OURS, *BASELINES])
+def test_every_way_gives_the_gradients_made_by_hand(name, step, prepared):
+    contender = prepared(name)
+    contender.rest()
+    contender.run()
+    found = contender.check()
+    assert found["ok"], found
+    assert found["gradients"] == len(step.network.weights) == 32
+    assert found["loss"] == pytest.approx(step.expected().loss, rel=1e-6)
+    assert found["worst_gradient_error"] < 1e-5  # far from what flips of ReLU may cost
+
+
+def test_the_library_is_out_of_core_and_says_what_binds(prepared):
+    contender = prepared(OURS)
+    contender.run()
+    contender.run()
+    assert contender.check()["ok"]
+    details = contender.details()
+    assert {"device", "pinned"} <= set(details["placements"])
+    assert details["pinned_bytes_needed"] > 0
+    assert len({(row["layer"], row["direction"]) for row in details["calls"]}) == 2 * 22
+    assert any(row["pieces"] > 1 for row in details["calls"])
+    assert sum(details["binding_share"].values()) == pytest.approx(1)
+    assert set(details["stage_seconds"]) == {"copy_in", "compute", "copy_out"}
+    assert 0 < details["peak_device_bytes"] <= 512 * 1024 == details["memory_limit"]
+    assert details["bytes_in"] > 0 < details["bytes_out"]
+    planned = sum(row["predicted_seconds"] for row in details["calls"])
+    assert details["predicted_seconds"] == pytest.approx(planned + details["rest_seconds"])
+    assert details["predicted_over_measured"] == pytest.approx(
+        details["predicted_seconds"] / details["measured_seconds"]
+    )
+
+
+def test_in_core_everything_is_on_the_device(prepared):
+    contender = prepared("in_core")
+    contender.run()
+    assert contender.check()["ok"]
+    details = contender.details()
+    assert set(details["placements"]) == {"device"}
+    copied = {row["layer"] for row in details["calls"] if row["bytes_in"] or row["bytes_out"]}
+    assert copied == {"conv1_1"}  # the images come from the host
+
+
+def test_the_bytes_outside_are_those_that_empty_puts_there(step, prepared):
+    contender = prepared(OURS)
+    network = contender._network
+    arrays = [*network.maps, *network.gradient_pool.buffers]
+    arrays += [parameter.value for parameter in network.parameters.values()]
+    pinned = [array for array in arrays if ooc_cudnn.placement(array) == "pinned"]
+    values = {id(parameter.value) for parameter in network.parameters.values()}
+    aligned = example("vgg16_layers").ALIGNED_ELEMENTS * 4
+    outside = sum(
+        2 * math.ceil(a.nbytes / aligned) * aligned if id(a) in values else a.nbytes for a in pinned
+    )
+    assert outside == contender.details()["pinned_bytes_needed"] > 0
+
+
+def test_descent_is_applied_alike_by_the_library_and_torch(step, prepared):
+    ours, theirs = prepared(OURS), prepared("torch_in_core")
+    for contender in (ours, theirs):
+        contender.rest()
+        contender.run()
+        contender.run()
+    weights = theirs.network.weights()
+    for name, parameter in ours._network.parameters.items():
+        moved = training_library._on_host(parameter.value) - step.network.weights[name]
+        expected = weights[name] - step.network.weights[name]
+        assert np.linalg.norm(expected) > 0
+        assert np.linalg.norm(moved - expected) < 1e-3 * np.linalg.norm(expected), name
+
+
+def test_what_a_step_counts(step):
+    """Against a direct count, layer by layer, at the paper's size."""
+    channels = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
+    expected, c_x, side = 0, 3, 224
+    for group in channels:
+        for c_y in group:
+            expected += side * side * c_y * c_x * 9
+            c_x = c_y
+        side //= 2
+    assert expected == 15_346_630_656  # multiplications of VGG-16's convolutions, as published
+    scaled = Network(
+        step.network.layers[:1],
+        (3, 224, 224),
+        ((64, 224, 224),),
+        {"conv1_1.w": np.empty((64, 3, 3, 3), np.float32)},
+    )
+    assert scaled.operations(5) == 3 * 2 * 5 * 224 * 224 * 64 * 3 * 9
+
+
+def test_a_wrong_gradient_or_an_idle_descent_is_found(step):
+    expected = step.expected()
+    weights, rate = step.network.weights, step.rate
+    gradients = {name: g.astype(np.float32) for name, g in expected.gradients.items()}
+    after = {name: weights[name] - rate * gradients[name] for name in weights}
+    right = Outcome(expected.loss, gradients, after)
+    assert compare(step.network, right, expected, rate, tf32=True)["ok"]
+    assert not compare(step.network, Outcome(9.0, gradients, after), expected, rate, tf32=True)[
+        "ok"
+    ]
+    idle = compare(
+        step.network, Outcome(expected.loss, gradients, weights), expected, rate, tf32=True
+    )
+    assert not idle["ok"]
+    lost = {**gradients, "fc8.w": gradients["fc8.w"].copy()}
+    lost["fc8.w"][0, 0] = np.nan
+    found = compare(step.network, Outcome(expected.loss, lost, after), expected, rate, tf32=True)
+    assert not found["ok"]
+    assert (found["worst_gradient"], found["worst_gradient_error"]) == ("fc8.w", math.inf)
+
+
+def test_one_image_left_out_is_found_at_every_size(step):
+    """The gradients of a batch without one of its images are out of tolerance near the loss."""
+    network, labels = step.network, step.labels
+    part = training.by_hand(network, step.given[:1], labels[:1])
+    after = {name: w - step.rate * part.gradients[name] for name, w in network.weights.items()}
+    found = compare(
+        network, Outcome(part.loss, part.gradients, after), step.expected(), step.rate, tf32=True
+    )
+    assert not found["ok"]
+
+
+def test_tolerances_grow_away_from_the_loss(step):
+    allowed = tolerances(step.network, tf32=True)
+    assert allowed["fc8.w"] < allowed["fc7.w"] < allowed["conv5_3.b"] < allowed["conv1_1.w"]
+    # 15 ReLUs, its own among them, and 5 poolings lie between conv1_1 and the loss.
+    assert allowed["conv1_1.w"] == pytest.approx(0.03 * math.sqrt(21))
+
+
+def test_too_little_host_memory_is_said_before_anything_is_allocated(step, monkeypatch):
+    free = training_library.HOST_RESERVE_BYTES + 1000
+    monkeypatch.setattr(training_library, "available_host_bytes", lambda: free)
+    contender = step.contenders[OURS]()
+    with pytest.raises(Unavailable, match=r"needs .* of pinned host memory; 8.00 GiB are free"):
+        contender.prepare()
+    contender.release()
+    monkeypatch.setattr(training_library, "_IN_CORE_LIMIT", 1e-6)
+    in_core = step.contenders["in_core"]()
+    with pytest.raises(Unavailable, match=r"do not fit the .* of device memory"):
+        in_core.prepare()
+
+
+def test_save_on_cpu_is_refused_where_it_would_exhaust_the_host(step, monkeypatch):
+    pytest.importorskip("torch")
+    free = torch_training.HOST_RESERVE_BYTES + 1000
+    monkeypatch.setattr(torch_training, "available_host_bytes", lambda: free)
+    contender = step.contenders["torch_save_on_cpu"]()
+    with pytest.raises(Unavailable, match=r"would pin .* of host memory for saved tensors"):
+        contender.prepare()
+    contender.release()
+
+
+def test_saved_bytes_are_those_that_are_saved(step, prepared):
+    contender = prepared("torch_save_on_cpu")
+    torch, network, batch = contender._torch, contender.network, 5
+    seen = []
+
+    def pack(tensor):
+        seen.append(tensor.nbytes)
+        return tensor
+
+    images = np.ones((batch, *step.network.image_shape), np.float32)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        network.loss(network.images(images), np.zeros(batch, np.int64))
+    assert network.saved_bytes(batch) == seen
+    maps = sum(math.prod(shape) for shape in step.network.map_shapes) * 4 * batch
+    assert sum(seen) > maps  # most maps are saved twice: as a result and as an input
+    assert contender.details()["predicted_pinned_bytes"] >= sum(network.saved_bytes(step.batch))
+
+
+def test_torch_out_of_memory_is_a_memory_error_that_holds_no_tensor(prepared, monkeypatch):
+    contender = prepared("torch_in_core")
+    torch, held = contender._torch, []
+
+    def refuse():
+        tensor = torch.zeros(3)
+        held.append(weakref.ref(tensor))
+        raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 13 GiB.")
+
+    monkeypatch.setattr(contender, "gradients", refuse)
+    with pytest.raises(MemoryError, match=r"out of memory\. Tried to allocate 13 GiB"):
+        contender.run()
+    assert held[0]() is None
+
+
+def test_flags_are_put_back(prepared):
+    contender = prepared("torch_micro_batches")
+    torch = contender._torch
+    flags = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = [each.allow_tf32 for each in flags]
+    seen = []
+    through = contender.network.accumulate
+
+    def look(*arguments):
+        seen.extend(each.allow_tf32 for each in flags)
+        return through(*arguments)
+
+    contender.network.accumulate = look
+    contender.run()
+    assert seen == [False, False]
+    assert [each.allow_tf32 for each in flags] == before
+
+
+def test_the_reference_of_torch_is_that_by_hand(step, monkeypatch):
+    pytest.importorskip("torch")
+    monkeypatch.setattr(torch_training, "MICRO_BATCH", 1)
+    found, expected = torch_training.reference(step), step.expected()
+    assert found.loss == pytest.approx(expected.loss, rel=1e-6)
+    for name, gradient in expected.gradients.items():
+        error = np.linalg.norm(found.gradients[name] - gradient) / np.linalg.norm(gradient)
+        assert error < 1e-5, name
+
+
+def test_without_torch_the_library_still_runs_and_is_checked(step, prepared, monkeypatch):
+    def missing(name):
+        raise ModuleNotFoundError(f"No module named '{name}'")
+
+    monkeypatch.setattr("ooc_cudnn.bench.torch_network.importlib.import_module", missing)
+    with pytest.raises(Unavailable, match="PyTorch is not installed"):
+        step.contenders["torch_in_core"]().prepare()
+    monkeypatch.undo()
+    contender = prepared(OURS)
+    contender.run()
+    assert contender.check()["ok"]
+
+
+def test_outside_of_a_checkout_it_is_unavailable(monkeypatch, tmp_path):
+    monkeypatch.setattr("ooc_cudnn.bench.training_network.ROOT", tmp_path)
+    with pytest.raises(Unavailable, match="run from a checkout"):
+        TrainingStep(CASE, cuda=False, tiny=True)
+
+
+@pytest.mark.parametrize(("nbytes", "taken"), [(0, 0), (1, 1), (3, 4), (2**20, 2**20)])
+def test_pinned_memory_of_torch_is_a_power_of_two(nbytes, taken):
+    assert pinned_bytes(nbytes) == taken
