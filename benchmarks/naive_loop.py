@@ -13,21 +13,10 @@ import numpy as np
 import ooc_cudnn
 from benchmarks import common
 from ooc_cudnn.bench.contents import Images, filters, poison, verify
+from ooc_cudnn.bench.naive import torch_loop
 from ooc_cudnn.bench.timing import interleave
 
 NAME = "naive_loop"
-
-
-def torch_loop(x: Any, w: Any, b: Any, y: Any, chunk: int, *, cuda: bool) -> None:
-    """Chunks by PyTorch alone."""
-    import torch
-
-    place = "cuda" if cuda else "cpu"
-    w, b = torch.from_numpy(w).to(place), torch.from_numpy(b).to(place)
-    for start in range(0, len(x), chunk):
-        piece = torch.from_numpy(x[start : start + chunk]).to(place)
-        result = torch.nn.functional.conv2d(piece, w, b, padding=1).relu()
-        y[start : start + chunk] = result.cpu().numpy()
 
 
 def cupy_loop(x: Any, w: Any, b: Any, y: Any, chunk: int) -> None:

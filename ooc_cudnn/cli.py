@@ -316,6 +316,7 @@ def _add_bench(commands: Any) -> None:
 def _bench(arguments: argparse.Namespace) -> int:
     from ooc_cudnn.bench.cases import CASES
     from ooc_cudnn.bench.command import listing, report, run_cases, select, status_of
+    from ooc_cudnn.bench.environment import plain
 
     cases = select(arguments.cases, CASES)
     if arguments.list:
@@ -335,7 +336,7 @@ def _bench(arguments: argparse.Namespace) -> int:
         say=partial(print, flush=True, file=sys.stderr if arguments.json else sys.stdout),
     )
     if arguments.json:
-        print(json.dumps(records, indent=1))
+        print(json.dumps(records, indent=1, default=plain))
     else:
         print()
         print(report(records))

@@ -10,14 +10,35 @@ import numpy as np
 from ooc_cudnn.tensor import packed_strides
 
 
-class DirectConvolution:
-    """One float32 convolution through cudnn-frontend, built once: padding 1, stride 1, NCHW.
+class ConvolutionPlan:
+    """One float32 convolution through cudnn-frontend: stride 1, NCHW, padding of one column.
 
     The first plan that cuDNN ranks and can build, its scratch memory allocated beforehand. With
-    `tf32` off, engines that round are deselected by their numerical notes.
+    `tf32` off, engines that round are deselected by their numerical notes. It launches on the
+    stream that is current when it is built.
+
+    Parameters
+    ----------
+    x_shape, w_shape : tuple of int
+        (n, cX, hX, wX) and (cY, cX, 3, 3).
+    tf32 : bool
+    row_padding : int
+        Rows of padding above and below: 1, or 0 where `x` brings rows of its own for it.
+
+    Raises
+    ------
+    RuntimeError
+        If cuDNN has no plan.
     """
 
-    def __init__(self, x: Any, w: Any, y: Any, *, tf32: bool) -> None:
+    def __init__(
+        self,
+        x_shape: tuple[int, ...],
+        w_shape: tuple[int, ...],
+        *,
+        tf32: bool,
+        row_padding: int = 1,
+    ) -> None:
         import cudnn
         import cupy
 
@@ -32,23 +53,25 @@ class DirectConvolution:
             handle=self._handle,
         )
 
-        def tensor(array: Any, uid: int) -> Any:
-            strides = packed_strides(array.shape, "channels_first")
+        def tensor(shape: tuple[int, ...], uid: int) -> Any:
+            strides = packed_strides(shape, "channels_first")
             return graph.tensor(
-                dim=list(array.shape), stride=list(strides), data_type=kind, name=f"t{uid}", uid=uid
+                dim=list(shape), stride=list(strides), data_type=kind, name=f"t{uid}", uid=uid
             )
 
+        rows = x_shape[2] - 2 + 2 * row_padding
+        self.y_shape = (x_shape[0], w_shape[0], rows, x_shape[3])
         result = graph.conv_fprop(
-            image=tensor(x, 1),
-            weight=tensor(w, 2),
-            pre_padding=[1, 1],
-            post_padding=[1, 1],
+            image=tensor(x_shape, 1),
+            weight=tensor(w_shape, 2),
+            pre_padding=[row_padding, 1],
+            post_padding=[row_padding, 1],
             stride=[1, 1],
             dilation=[1, 1],
             compute_data_type=kind,
         )
-        result.set_output(True).set_uid(3).set_data_type(kind).set_dim(list(y.shape))
-        result.set_stride(list(packed_strides(y.shape, "channels_first")))
+        result.set_output(True).set_uid(3).set_data_type(kind).set_dim(list(self.y_shape))
+        result.set_stride(list(packed_strides(self.y_shape, "channels_first")))
         graph.validate()
         graph.build_operation_graph()
         graph.create_execution_plans([cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK])
@@ -75,14 +98,30 @@ class DirectConvolution:
         self.engine = str(graph.get_plan_name_at_index(index))
         self._workspace = cupy.cuda.alloc(max(self.workspace_bytes, 1))
         self._graph, self._index = graph, index
-        self._pointers = {1: x.data.ptr, 2: w.data.ptr, 3: y.data.ptr}
+
+    def launch(self, x_pointer: int, w_pointer: int, y_pointer: int) -> None:
+        """Launch on packed memory."""
+        self._graph.execute_plan_at_index(
+            {1: x_pointer, 2: w_pointer, 3: y_pointer},
+            self._workspace.ptr,
+            self._index,
+            self._handle,
+        )
+
+
+class DirectConvolution(ConvolutionPlan):
+    """A `ConvolutionPlan` bound to its arrays; padding 1."""
+
+    def __init__(self, x: Any, w: Any, y: Any, *, tf32: bool) -> None:
+        super().__init__(tuple(x.shape), tuple(w.shape), tf32=tf32)
+        if tuple(y.shape) != self.y_shape:
+            raise ValueError(f"y has shape {tuple(y.shape)}, not {self.y_shape}")
         self._arrays = (x, w, y)
+        self._bound = (x.data.ptr, w.data.ptr, y.data.ptr)
 
     def __call__(self) -> None:
-        """Launch, on the stream that was current when it was built."""
-        self._graph.execute_plan_at_index(
-            self._pointers, self._workspace.ptr, self._index, self._handle
-        )
+        """Launch."""
+        self.launch(*self._bound)
 
 
 class DirectBiasActivation:

@@ -1,0 +1,115 @@
+"""The workload of most cases: a 3x3 convolution with bias and ReLU, features on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ooc_cudnn.bench.case import Case
+from ooc_cudnn.bench.contender import Contender, Workload
+from ooc_cudnn.bench.contents import Images, filters
+from ooc_cudnn.bench.convolution_bounds import CopyLimit, InCore, PlainCudnn
+from ooc_cudnn.bench.convolution_contender import ConvolutionContender, Operands
+from ooc_cudnn.bench.convolution_library import Library, Serial, Unfused
+from ooc_cudnn.bench.guards import GIB, HOST_MARGIN, free_device_bytes, need_host
+from ooc_cudnn.bench.naive import NaiveLoop
+from ooc_cudnn.bench.placing import available_host_bytes, pinned, release_device, release_pinned
+from ooc_cudnn.bench.torch_convolution import TorchInCore
+from ooc_cudnn.bench.unified_memory import (
+    UnifiedMemory,
+    UnifiedMemoryPrefetch,
+    UnifiedMemoryPrefetchSplit,
+)
+from ooc_cudnn.settings import current
+from ooc_cudnn.units import parse_limit
+
+CONTENDERS: tuple[type[ConvolutionContender], ...] = (
+    Library,
+    InCore,
+    PlainCudnn,
+    CopyLimit,
+    Serial,
+    Unfused,
+    NaiveLoop,
+    TorchInCore,
+    UnifiedMemory,
+    UnifiedMemoryPrefetch,
+    UnifiedMemoryPrefetchSplit,
+)
+#: Of what is free, how much contenders that are held together may take.
+_TOGETHER = 0.8
+_WINDOW_SITES = 9
+
+
+class ConvolutionWorkload(Workload):
+    """A convolution (3x3, padding 1), its bias and ReLU: n images, cX to cY channels.
+
+    Sizes: ``n``, ``c_x``, ``c_y``, ``height``, ``width``; and ``pageable``, 1 where features and
+    result lie in plain NumPy arrays and not in pinned memory. Filters and bias are on the device.
+
+    Raises
+    ------
+    Unavailable
+        If the host has not the memory for features and result.
+    """
+
+    def __init__(self, case: Case, *, cuda: bool, tiny: bool) -> None:
+        sizes = case.sizes
+        n, c_x, c_y = sizes["n"], sizes["c_x"], sizes["c_y"]
+        plane = (sizes["height"], sizes["width"])
+        x_shape, y_shape = (n, c_x, *plane), (n, c_y, *plane)
+        self.operations = 2.0 * _WINDOW_SITES * n * c_x * c_y * plane[0] * plane[1]
+        feature_bytes = 4 * n * (c_x + c_y) * plane[0] * plane[1]
+        if not tiny:
+            need_host(feature_bytes, "x and y")
+        images = Images.of(x_shape)
+        w, b = filters(c_y, c_x)
+        allocate: Callable[[tuple[int, ...]], Any] = (
+            partial(np.empty, dtype=np.float32) if sizes.get("pageable") else pinned
+        )
+        self.operands: Operands | None = Operands(
+            images=images,
+            w=w,
+            b=b,
+            x=images.fill(allocate(x_shape)),
+            y=allocate(y_shape),
+            limit=case.memory_limit,
+            tf32=case.allow_tf32,
+            cuda=cuda,
+        )
+        self._device = current().device
+        self.contenders = {kind.name: partial(self._make, kind) for kind in CONTENDERS}
+        # The host device counts arrays on it against the limit, whoever holds them.
+        self.in_turns = (
+            self._fit_together(case, feature_bytes) if cuda else InCore.name not in case.baselines
+        )
+        if any(name.startswith("unified_memory") for name in case.baselines):
+            self.notes = (
+                "managed memory is kept below what the card has free: over-subscription was not "
+                "exercised",
+            )
+
+    def release(self) -> None:
+        """Give features, result, filters and bias back."""
+        self.operands = None
+        release_device(self._device)
+        release_pinned(self._device)
+
+    def _make(self, kind: type[ConvolutionContender]) -> Contender:
+        if self.operands is None:
+            raise RuntimeError("the workload was released")
+        return kind(self.operands)
+
+    def _fit_together(self, case: Case, feature_bytes: int) -> bool:
+        """Whether everything that contenders hold can be held at once, here and on the device."""
+        kinds = [kind for kind in CONTENDERS if kind.name in case.baselines]
+        on_device = feature_bytes * sum(kind.device_share for kind in kinds)
+        on_host = feature_bytes * sum(kind.host_share for kind in kinds)
+        limit = int(parse_limit(case.memory_limit, name="memory_limit"))
+        return (
+            on_device + limit + GIB <= _TOGETHER * free_device_bytes()
+            and on_host <= _TOGETHER * (available_host_bytes() - HOST_MARGIN)
+        )

@@ -1,0 +1,70 @@
+"""What all ways to the same convolution share: the operands, and the check of the result."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ooc_cudnn.bench.contender import Contender
+from ooc_cudnn.bench.contents import Images, verify
+from ooc_cudnn.bench.placing import to_device
+
+HostArray = np.ndarray[Any, Any]
+
+
+@dataclass
+class Operands:
+    """The operands of one case.
+
+    Attributes
+    ----------
+    images : Images
+        What `x` holds, known without reading it.
+    w, b : numpy.ndarray
+        Filters and bias, in plain NumPy arrays; `device_w` and `device_b` are those on the device.
+    x, y : numpy.ndarray
+        Features and result, where the case puts them.
+    limit : str
+        What device memory the library may hold.
+    tf32, cuda : bool
+    """
+
+    images: Images
+    w: HostArray
+    b: HostArray
+    x: HostArray
+    y: HostArray
+    limit: str
+    tf32: bool
+    cuda: bool
+
+    def __post_init__(self) -> None:
+        self.device_w = to_device(self.w, cuda=self.cuda)
+        self.device_b = to_device(self.b, cuda=self.cuda)
+
+    @property
+    def feature_bytes(self) -> int:
+        """Bytes of x and of y together."""
+        return int(self.x.nbytes + self.y.nbytes)
+
+    def verified(self, y: Any, *, split: Any = None) -> dict[str, Any]:
+        """Compare a result, wherever it lies, with sums made by hand."""
+        return verify(self.images, self.w, self.b, y, tf32=self.tf32, split=split)
+
+
+class ConvolutionContender(Contender):
+    """One way to convolve.
+
+    Attributes
+    ----------
+    device_share, host_share : float
+        What it holds beside the operands, in sizes of x and y together: roughly, and at most.
+    """
+
+    device_share: ClassVar[float] = 0.0
+    host_share: ClassVar[float] = 0.0
+
+    def __init__(self, operands: Operands) -> None:
+        self.operands = operands

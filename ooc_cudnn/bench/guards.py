@@ -1,0 +1,78 @@
+"""What a contender is about to take, against what is free: refused with numbers beforehand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ooc_cudnn.bench.contender import Unavailable
+from ooc_cudnn.bench.placing import available_host_bytes
+from ooc_cudnn.units import format_bytes
+
+GIB = 2**30
+#: Left to the system, and to what nobody counts.
+HOST_MARGIN, DEVICE_MARGIN, MANAGED_MARGIN = 4 * GIB, GIB, 4 * GIB
+
+_managed_bytes = 0
+
+
+def need_host(nbytes: int, what: str) -> None:
+    """Raise `Unavailable` unless the host can give this much, and 4 GiB beside it."""
+    free = available_host_bytes() - HOST_MARGIN
+    if nbytes > free:
+        raise Unavailable(
+            f"{what} would take {format_bytes(nbytes)} of host memory; "
+            f"{format_bytes(max(free, 0))} can be had beside the {format_bytes(HOST_MARGIN)} that "
+            "are left alone"
+        )
+
+
+def free_device_bytes(runtime: Any = None) -> int:
+    """Device memory that is free, less the managed memory that may yet move there."""
+    return int(_runtime(runtime).memGetInfo()[0]) - _managed_bytes
+
+
+def need_device(nbytes: int, what: str, *, runtime: Any = None) -> None:
+    """Raise `Unavailable` unless the card has this much free, and 1 GiB beside it."""
+    free = free_device_bytes(runtime) - DEVICE_MARGIN
+    if nbytes > free:
+        raise Unavailable(
+            f"{what} would take {format_bytes(nbytes)} of device memory; "
+            f"{format_bytes(max(free, 0))} can be had beside the {format_bytes(DEVICE_MARGIN)} "
+            "that are left alone"
+        )
+
+
+def take_managed(nbytes: int, *, runtime: Any = None) -> None:
+    """Count managed memory that is about to be allocated.
+
+    Raises
+    ------
+    Unavailable
+        If all managed memory together could not be on the card at once, 4 GiB to spare: what
+        over-subscription does to a machine is not for a benchmark to find out.
+    """
+    global _managed_bytes
+    free = free_device_bytes(runtime) - MANAGED_MARGIN
+    if nbytes > free:
+        raise Unavailable(
+            f"{format_bytes(nbytes)} of managed memory would be more than the card has free, "
+            f"{format_bytes(max(free, 0))} beside the {format_bytes(MANAGED_MARGIN)} that are left "
+            "alone; over-subscription is therefore not exercised"
+        )
+    _managed_bytes += nbytes
+
+
+def return_managed(nbytes: int) -> None:
+    """Count managed memory that was freed."""
+    global _managed_bytes
+    if nbytes > _managed_bytes:
+        raise ValueError(f"{nbytes} bytes returned, {_managed_bytes} taken")
+    _managed_bytes -= nbytes
+
+
+def _runtime(given: Any) -> Any:
+    if given is not None:
+        return given
+    import cupy
+
+    return cupy.cuda.runtime
