@@ -21,7 +21,7 @@ CUDA ?= $(shell { nvidia-smi && nvidia-smi --query-gpu=compute_cap --format=csv,
 TORCH       := torch==2.13.0+cpu
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
 
-.PHONY: help demo test gpu-test check format layout lint types kernels clean distclean
+.PHONY: help demo test gpu-test check format layout lint types docs kernels clean distclean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -36,7 +36,7 @@ test: $(VENV)/ready-dev $(VENV)/ready-torch ## all tests that this machine can r
 gpu-test: $(VENV)/ready-dev $(VENV)/ready-torch ## the tests that need a card, and only they
 	@$(BIN)/python -m pytest -m gpu $(ARGS)
 
-check: layout lint types kernels ## format, lint, types, and the kernels where nvcc is present
+check: layout lint types docs kernels ## format, lint, types, the site, and the kernels where nvcc is present
 
 format: $(VENV)/ready-dev ## put the code in shape
 	@$(BIN)/ruff format .
@@ -50,6 +50,11 @@ lint: $(VENV)/ready-dev
 
 types: $(VENV)/ready-dev
 	@$(BIN)/mypy
+
+# Warnings are errors: a link that leads nowhere, a page that nothing leads to, a docstring that does not parse.
+docs: $(VENV)/ready-docs ## build the site: docs/_build/html/index.html
+	@$(BIN)/python docs/settings_page.py --check
+	@$(BIN)/python -m sphinx -b html -q -W --keep-going -j auto docs docs/_build/html
 
 # Compiled for the oldest card that this nvcc knows, and for Hopper.
 kernels:
@@ -67,7 +72,7 @@ else
 endif
 
 clean: ## remove what was built
-	@rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	@rm -rf build dist docs/_build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	@find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 
 distclean: clean ## remove the environment too
