@@ -24,7 +24,9 @@ def setup(app: Sphinx) -> dict[str, Any]:
 
 def _lead(app: Sphinx, document: nodes.document) -> None:
     docs = Path(app.srcdir).resolve()
-    here = Path(document["source"]).resolve().parent
+    page = Path(document["source"])
+    # The front page shows the README, whose links start at the root of the repository.
+    here = docs.parent if page == Path(app.srcdir, "index.md") else page.resolve().parent
     for link in list(document.findall(addnodes.pending_xref)):
         if link["reftype"] != "myst" or link["reftarget"] in app.env.found_docs:
             continue
@@ -33,10 +35,10 @@ def _lead(app: Sphinx, document: nodes.document) -> None:
             continue
         # MyST names a Markdown file outside docs/ by its whole path, without the suffix.
         target = (here / (f"{path}.md" if link.get("refdomain") == "doc" else path)).resolve()
-        page = _page(app, docs, target)
+        name = _page(app, docs, target)
         text = [child.deepcopy() for child in link.children]
-        if page is not None:
-            link["refdomain"], link["reftarget"] = "doc", page
+        if name is not None:
+            link["refdomain"], link["reftarget"] = "doc", name
             link["reftargetid"] = link.get("reftargetid") or fragment or None
         elif target.is_dir():
             link.replace_self(nodes.inline("", "", *text))
