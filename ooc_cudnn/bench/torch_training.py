@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ooc_cudnn.bench.contender import Contender, Unavailable
 from ooc_cudnn.bench.placing import available_host_bytes
 from ooc_cudnn.bench.torch_network import TorchNetwork, load_torch, out_of_memory_as, precision
-from ooc_cudnn.bench.training_reference import Outcome, compare
+from ooc_cudnn.bench.training_reference import Outcome
 from ooc_cudnn.units import format_bytes
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class TorchStep(Contender):
             self._details["peak_device_bytes"] = self._torch.cuda.max_memory_allocated()
             self._details["peak_reserved_bytes"] = self._torch.cuda.max_memory_reserved()
         found = Outcome(self._loss, self.network.gradients(), self.network.weights())
-        return compare(self.step.network, found, expected, self.step.rate, tf32=self.step.tf32)
+        return self.step.compare(found, expected)
 
     def details(self) -> dict[str, Any]:
         """Return versions, and the most memory in use during the step that was checked."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from ooc_cudnn.bench.torch_training import (
 )
 from ooc_cudnn.bench.training_library import LibraryStep
 from ooc_cudnn.bench.training_network import Array, Network
-from ooc_cudnn.bench.training_reference import Outcome, by_hand
+from ooc_cudnn.bench.training_reference import Outcome, by_hand, compare
 from ooc_cudnn.settings import current
 
 #: Of the descent: that of the example. Weights are put back before each step that is timed.
@@ -102,6 +103,10 @@ class TrainingStep(Workload):
             else:
                 self._expected = reference(self)
         return self._expected
+
+    def compare(self, found: Outcome, expected: Outcome) -> dict[str, Any]:
+        """Compare a step from the initial weights with what it must give: numbers and "ok"."""
+        return compare(self.network, self.batch, found, expected, self.rate, tf32=self.tf32)
 
     def release(self) -> None:
         """Give the images and the reference back."""

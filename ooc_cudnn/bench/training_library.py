@@ -14,7 +14,7 @@ import ooc_cudnn
 from ooc_cudnn.bench.contender import Contender, Unavailable
 from ooc_cudnn.bench.placing import available_host_bytes, release_device, release_pinned
 from ooc_cudnn.bench.training_network import Array, example
-from ooc_cudnn.bench.training_reference import Outcome, compare
+from ooc_cudnn.bench.training_reference import Outcome
 from ooc_cudnn.bench.training_summary import summary
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.memory.limit import limit_bytes
@@ -138,6 +138,7 @@ class LibraryStep(Contender):
         self.rest()
         for array in self._arrays():
             _poison(array)
+        get_device(current().device).synchronize()
         loss, rest_seconds, report = self._recorded_step()
         rate, parameters = self.step.rate, self._network.parameters
         found = Outcome(
@@ -150,7 +151,7 @@ class LibraryStep(Contender):
         self._details |= {"order": self._order, "memory_limit": self._limit}
         self._details |= summary(report, rest_seconds=rest_seconds, measured_seconds=measured)
         peak = self._details["peak_device_bytes"]
-        compared = compare(self.step.network, found, expected, rate, tf32=self.step.tf32)
+        compared = self.step.compare(found, expected)
         return compared | {
             "ok": compared["ok"] and peak <= self._limit,
             "peak_device_bytes": peak,
