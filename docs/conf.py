@@ -27,6 +27,7 @@ default_role = "py:obj"
 autodoc_typehints = "none"
 autodoc_member_order = "bysource"
 napoleon_google_docstring = False
+napoleon_use_param = False  # types are sentences, not names of classes
 napoleon_use_rtype = False
 # Explicit roles and references must lead somewhere; types in docstrings are prose.
 nitpicky = True
