@@ -87,15 +87,18 @@ def run_cases(
 
 def report(records: Sequence[dict[str, Any]]) -> str:
     """Every contender of every case in a row, and what is to be known beside it."""
-    rows, notes = [], []
+    rows: list[tuple[str, ...]] = []
+    noted: dict[str, list[str]] = {}
     for record in records:
         name = record["case"]["name"]
         if not record["contenders"]:
             rows.append((name, OURS, "", "", "", "", f"not run: {record['reason']}"))
         for contender, found in record["contenders"].items():
             rows.append((name, contender, *_cells(found)))
-        notes += [f"{name}: {note}" for note in record["notes"]]
-    parts = [table(HEAD, rows), *dict.fromkeys(notes)]
+        for note in record["notes"]:
+            noted.setdefault(note, []).append(name)
+    parts = [table(HEAD, rows)]
+    parts += [f"{', '.join(names)}: {note}" for note, names in noted.items()]
     if any(record["quick"] for record in records):
         parts.append("tiny sizes (--quick): the times mean nothing")
     return "\n".join(parts)

@@ -228,8 +228,11 @@ class UnifiedMemoryPrefetchSplit(UnifiedMemory):
         arrays, plan = self._arrays, self._plans[self._shape(band)]
         w = arrays["w"].pointer
         if self._is_whole(band):
-            x, y = (arrays[name].device[band.first : band.last] for name in ("x", "y"))
-            plan.launch(x.data.ptr, w, y.data.ptr)
+            x_pointer, y_pointer = (
+                arrays[name].pointer + band.first * (arrays[name].nbytes // len(self.operands.x))
+                for name in ("x", "y")
+            )
+            plan.launch(x_pointer, w, y_pointer)
             self._pointwise[band]()
             return
         x, y = self._buffers[self._shape(band)]
