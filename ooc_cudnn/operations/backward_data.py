@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 from ooc_cudnn.operations.convolution import Convolution
@@ -136,14 +136,8 @@ class BackwardData(Single):
         w, dx = (
             tuple(stop - start for start, stop in self.region(name, piece)) for name in ("w", "dx")
         )
-        forward = replace(
-            self.forward,
-            x_shape=dx,
-            w_shape=w,
-            padding=((rows.before, rows.after), *self.forward.padding[1:]),
-            groups=max(1, dx[1] // w[1]),
-            layout=layout,
-        )
+        padding, groups = (rows.before, rows.after), max(1, dx[1] // w[1])
+        forward = self.forward.resized(dx, w, padding, groups, layout)
         return ConvolutionBackwardData(forward, result_dtype)
 
     def rounding(self) -> Rounding:

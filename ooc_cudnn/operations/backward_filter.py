@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 from ooc_cudnn.operations.convolution import Convolution
@@ -95,9 +95,13 @@ class BackwardFilter(Single):
     ) -> ConvolutionBackwardFilter:
         """The part of the sum over n and hY that the piece holds."""
         forward = self.forward.on_channels(
-            piece.n[1] - piece.n[0], piece.c_y, piece.c_x, self.forward.input_rows(piece.h_y)
+            piece.n[1] - piece.n[0],
+            piece.c_y,
+            piece.c_x,
+            self.forward.input_rows(piece.h_y),
+            layout,
         )
-        return ConvolutionBackwardFilter(replace(forward, layout=layout), result_dtype)
+        return ConvolutionBackwardFilter(forward, result_dtype)
 
     def rounding(self) -> Rounding:
         """Every site of every image."""

@@ -21,7 +21,7 @@ import numpy as np
 
 from ooc_cudnn.operations.activation import Activation
 from ooc_cudnn.operations.base import Array, Operation, numbered
-from ooc_cudnn.operations.chain_builder import ChainBuilder
+from ooc_cudnn.operations.chain_builder import ChainBuilder, Stage, stages
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.pooling import Pooling
 from ooc_cudnn.operations.splittable import (
@@ -244,6 +244,11 @@ class Chain(Splittable):
     def _first_needed(self, index: int, row: int, end: int) -> int:
         """The first input row, before `end`, that an operation's output needs from `row` on."""
         return min(self.operations[index].input_rows((row, row + 1)).start, end)
+
+    @cached_property
+    def stages(self) -> tuple[Stage, ...]:
+        """Its operations, those together that are launched as one."""
+        return stages(self)
 
     @cached_property
     def heights(self) -> tuple[int, ...]:

@@ -78,7 +78,7 @@ class ChainBuilder(Builder):
 
     def build(self) -> tuple[tuple[Launch, ...], Mapping[str, Buffer]]:
         """Build every stage; of a sum over cX that is not complete, the convolution alone."""
-        made = stages(self.chain)
+        made = self.chain.stages
         for at, stage in enumerate(made):
             following = made[at + 1] if at + 1 < len(made) else None
             if not isinstance(self.chain.operations[stage.first], Convolution | Pooling):
@@ -161,7 +161,10 @@ class ChainBuilder(Builder):
         dtype = self.chain.dtype
         if isinstance(operation, Convolution):
             dtype = ACCUMULATOR[dtype] if self.accumulating else dtype
-            operation = replace(operation, layout=self.layout, y_dtype=dtype)
+            operation = operation.resized(
+                operation.x_shape, operation.w_shape, operation.padding[0], operation.groups,
+                self.layout, dtype,
+            )  # fmt: skip
             (w,) = self.chain.parameter_names[index]
             sources += (self.in_order(w, self.layout),)
         product = "y"

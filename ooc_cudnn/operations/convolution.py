@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -201,17 +202,39 @@ class Convolution:
         """Return the convolution of `n` images and the given rows of x, all channels."""
         return self.on_channels(n, (0, self.w_shape[0]), (0, self.c_x_extent), rows)
 
-    def on_channels(self, n: int, c_y: Range, c_x: Range, rows: Rows) -> Convolution:
+    def on_channels(
+        self, n: int, c_y: Range, c_x: Range, rows: Rows, layout: str = ""
+    ) -> Convolution:
         """Return the convolution of one piece, cut along channels too."""
         channels = self.input_channels(c_y, c_x)
         per_group = self.w_shape[0] // self.groups
-        return replace(
-            self,
-            x_shape=(n, channels[1] - channels[0], rows.stop - rows.start, *self.x_shape[3:]),
-            w_shape=(c_y[1] - c_y[0], c_x[1] - c_x[0], *self.w_shape[2:]),
-            padding=((rows.before, rows.after), *self.padding[1:]),
-            groups=max(1, (c_y[1] - c_y[0]) // per_group),
+        return self.resized(
+            (n, channels[1] - channels[0], rows.stop - rows.start, *self.x_shape[3:]),
+            (c_y[1] - c_y[0], c_x[1] - c_x[0], *self.w_shape[2:]),
+            (rows.before, rows.after),
+            max(1, (c_y[1] - c_y[0]) // per_group),
+            layout,
         )
+
+    def resized(
+        self,
+        x_shape: Shape,
+        w_shape: Shape,
+        padding: Pair,
+        groups: int,
+        layout: str = "",
+        y_dtype: str = "",
+    ) -> Convolution:
+        """Return the convolution of other extents, with other padding of its first spatial axis.
+
+        In `layout` and with results of `y_dtype`, where these are given. Planning asks for it of
+        every piece it looks at; `dataclasses.replace` takes as long as all the rest.
+        """
+        return Convolution(
+            x_shape, w_shape, (padding, *self.padding[1:]), self.stride, self.dilation, groups,
+            self.dtype, y_dtype or self.y_dtype, self.allow_tf32, self.deterministic,
+            layout or self.layout,
+        )  # fmt: skip
 
     # What it costs and what it computes ---------------------------------------------------------
 
@@ -222,9 +245,13 @@ class Convolution:
 
     def work(self) -> Work:
         """Flops by the paper's section 4.2, those of whole tiles, and the bytes of all operands."""
+        return self.work_of(f"convolution/{self.precision}/{self.layout}", self.y_dtype)
+
+    def work_of(self, key: str, y_dtype: str, more_bytes: float = 0.0) -> Work:
+        """The same for whatever reads and writes as much, and so many bytes more."""
         item = DTYPES[self.dtype]
         return convolution_work(
-            f"convolution/{self.precision}/{self.layout}",
+            key,
             n=self.x_shape[0],
             c_x=self.x_shape[1],
             c_y=self.w_shape[0],
@@ -232,21 +259,16 @@ class Convolution:
             window_sites=math.prod(self.w_shape[2:]),
             groups=self.groups,
             x_bytes=math.prod(self.x_shape) * item,
-            w_bytes=math.prod(self.w_shape) * item,
-            y_bytes=math.prod(self.output_shape) * DTYPES[self.y_dtype],
+            w_bytes=math.prod(self.w_shape) * item + more_bytes,
+            y_bytes=math.prod(self.output_shape) * DTYPES[y_dtype],
             problem=self.problem,
         )
 
     @property
     def problem(self) -> str:
         """What it computes, whatever its extents."""
-        window, stride, dilation = (
-            "x".join(map(str, sizes)) for sizes in (self.w_shape[2:], self.stride, self.dilation)
-        )
-        return (
-            f"window {window}, stride {stride}, dilation {dilation}; "
-            f"{self.x_shape[1]} to {self.w_shape[0]} in {self.groups}"
-        )
+        geometry = _geometry(self.w_shape[2:], self.stride, self.dilation)
+        return f"{geometry}; {self.x_shape[1]} to {self.w_shape[0]} in {self.groups}"
 
     def magnitude(self, x: Array, *parameters: Array) -> Array:
         """The sums of absolute products."""
@@ -273,3 +295,10 @@ class Convolution:
             weights: tuple[Any, ...] = (..., *tap)
             y += np.einsum("ngc...,gkc->ngk...", x[seen], w[weights])
         return y.reshape(n, c_y, *sites)
+
+
+@lru_cache(maxsize=256)
+def _geometry(window: Shape, stride: Shape, dilation: Shape) -> str:
+    """The windows of a convolution in words: those of all its pieces."""
+    extents = ("x".join(map(str, sizes)) for sizes in (window, stride, dilation))
+    return "window {}, stride {}, dilation {}".format(*extents)

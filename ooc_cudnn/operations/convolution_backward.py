@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -134,5 +134,4 @@ def _work(forward: Convolution, direction: str, result: Shape, result_dtype: str
     key = f"convolution/{forward.precision}/{forward.layout}/{direction}"
     if min(forward.output_shape) < 1:  # no window reaches the piece: its result is zeros
         return Work(key, 0.0, float(math.prod(result) * DTYPES[result_dtype]))
-    work = replace(forward, y_dtype=forward.dtype).work()
-    return replace(work, key=key, device_bytes=work.device_bytes + extra)
+    return forward.work_of(key, forward.dtype, extra)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
@@ -254,20 +254,17 @@ class FusedBackward(Splittable):
     def data_gradient(self, piece: Piece, layout: str, dtype: str) -> ConvolutionBackwardData:
         """The gradient of the data of a piece, all channels."""
         rows = self.rows(piece.h_y)
-        forward = replace(
-            self.forward,
-            x_shape=tuple(stop - start for start, stop in self.region("dx", piece)),
-            padding=((rows.seen.before, rows.seen.after), *self.forward.padding[1:]),
-            layout=layout,
-        )
+        dx = tuple(stop - start for start, stop in self.region("dx", piece))
+        padding, whole = (rows.seen.before, rows.seen.after), self.forward
+        forward = whole.resized(dx, whole.w_shape, padding, whole.groups, layout)
         return ConvolutionBackwardData(forward, dtype)
 
     def filter_gradient(self, piece: Piece, layout: str, dtype: str) -> ConvolutionBackwardFilter:
         """The part of the filter's gradient that a piece holds."""
         inputs = self.rows(piece.h_y).inputs
         count = piece.n[1] - piece.n[0]
-        forward = self.forward.on_channels(count, piece.c_y, piece.c_x, inputs)
-        return ConvolutionBackwardFilter(replace(forward, layout=layout), dtype)
+        forward = self.forward.on_channels(count, piece.c_y, piece.c_x, inputs, layout)
+        return ConvolutionBackwardFilter(forward, dtype)
 
     # Checking ---------------------------------------------------------------------------------
 

@@ -52,7 +52,9 @@ class Counted(PieceClasses):
         self.largest_elements = self.largest_bytes = 0
         self.compute_seconds, self.launched = 0.0, 0
         self.measured: list[PieceCost] = []
-        for piece, accumulation, times in self.classes():
+        found = self.classes()
+        self._first_piece = found[0][0]
+        for piece, accumulation, times in found:
             cost = costs.of(piece, accumulation)
             for block, count in cost.sizes.items():
                 self.sizes[block] = max(self.sizes.get(block, 0), count)
@@ -159,7 +161,7 @@ class Counted(PieceClasses):
     def _rows(self, name: str) -> Rows:
         """How the pieces of an operand lie in its memory."""
         if name not in self._lying:
-            piece = next(piece for piece, *_ in self.classes())._replace(sweep=self.call.sweeps - 1)
+            piece = self._first_piece._replace(sweep=self.call.sweeps - 1)
             self._lying[name] = self.request.rows(name, piece)
         return self._lying[name]
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,6 +23,51 @@ from perfmodel import Split
 from perfmodel.search_guided import WORTH_A_CUT, WORTH_TWICE_THE_PIECES
 
 _NOTHING: Values = np.zeros((1,) * 5)
+
+
+class Way(NamedTuple):
+    """What the splits of a grid are estimated in: loop orders, each with some rings, as first axis.
+
+    `depths` are the slots of rings, `at_once` the pieces of a sweep before the next one; for each
+    operand, the slots it has and how often it is loaded; and what copies in wait for slots.
+    """
+
+    depths: Values
+    at_once: Values
+    slots: dict[str, Values]
+    loads: dict[str, Values]
+    waiting: Values
+
+    @classmethod
+    def joined(cls, ways: list[Way]) -> Way:
+        """Several as one."""
+        if len(ways) == 1:
+            return ways[0]
+        rings = len(ways[0].depths)
+        slots, loads = (
+            {name: _stacked([each[name] for each in found], rings) for name in found[0]}
+            for found in ([way.slots for way in ways], [way.loads for way in ways])
+        )
+        depths, at_once, waiting = (
+            _stacked(found, rings)
+            for found in (
+                [way.depths for way in ways],
+                [way.at_once for way in ways],
+                [way.waiting for way in ways],
+            )
+        )
+        return cls(depths, at_once, slots, loads, waiting)
+
+
+def _stacked(parts: list[Values], rings: int) -> Values:
+    """Arrays of so many rings one after the other; one that is the same in all stays itself."""
+    if len(parts[0]) == 1 and all(part is parts[0] for part in parts):
+        return parts[0]
+    extents = zip(*(part.shape[1:] for part in parts), strict=True)
+    found = np.empty((len(parts), rings, *map(max, extents)))
+    for at, part in enumerate(parts):
+        found[at] = part
+    return found.reshape(-1, *found.shape[2:])
 
 
 class Estimates:
@@ -46,11 +92,20 @@ class Estimates:
 
     def _fits(self, depth: Values | float, whole: bool) -> Mask:
         """Which splits fit with such rings."""
-        memory: Values = self.grid.scratch_bytes
+        memory = self._whole_bytes if whole else self.grid.scratch_bytes
         for name, each in self.grid.slot_bytes.items():
-            memory = memory + self._slots(name, depth, whole) * each
+            if not whole or name in self.call.streamed:
+                memory = memory + self._slots(name, depth, whole) * each
         fits: Mask = memory <= self.limit_bytes
         return fits
+
+    @cached_property
+    def _whole_bytes(self) -> Values:
+        """Of scratch and of whole parameters."""
+        grid, streamed = self.grid, self.call.streamed
+        parameters = (name for name in self.call.operands if name not in streamed)
+        held = (grid.slot_bytes[name] * grid.distinct[name] for name in parameters)
+        return sum(held, grid.scratch_bytes)
 
     @cached_property
     def _parameters_matter(self) -> bool:
@@ -71,9 +126,21 @@ class Estimates:
         return np.concatenate(ways), np.array([True, False]).reshape(-1, 1, 1, 1, 1)
 
     def _deepest_of(self, *, whole: bool) -> Values:
-        found: Values = np.zeros((1, *self.grid.shape))
-        for depth in sorted(RING_DEPTHS):
-            found[self._fits(float(depth), whole) & (found < depth)] = depth
+        """As many slots as fit: of rings of one slot, of two, and so on."""
+        grid, streamed = self.grid, self.call.streamed
+        memory, rings = self._whole_bytes if whole else grid.scratch_bytes, dict[str, Values]()
+        for name, each in grid.slot_bytes.items():
+            if whole and name not in streamed:
+                continue
+            memory = memory + each
+            if grid.distinct[name] is not ONE:
+                rings[name] = each
+        found: Values = np.zeros((1, *grid.shape))
+        found += memory <= self.limit_bytes
+        for depth in range(2, max(RING_DEPTHS) + 1):
+            for name, each in rings.items():
+                memory = memory + each * (grid.distinct[name] >= depth)
+            found += memory <= self.limit_bytes
         return found
 
     def _rings(self, order: LoopOrder) -> tuple[Values, Mask | bool]:
@@ -110,7 +177,7 @@ class Estimates:
             link = self.request.links["in", name]
             per_byte = link.per_byte + grid.apart["in", name]
             each = per_byte * grid.bytes_read[name] / grid.distinct[name] + link.per_copy
-            found[name] = each * grid.outside[name]
+            found[name] = grid.where_moved(name, each)
         return found
 
     @cached_property
@@ -121,7 +188,7 @@ class Estimates:
             link = self.request.links["out", name]
             per_byte = link.per_byte + grid.apart["out", name]
             spent = per_byte * self.request.specs[name].nbytes + link.per_copy * grid.distinct[name]
-            found[name] = spent * grid.outside[name]
+            found[name] = grid.where_moved(name, spent)
         return found
 
     @cached_property
@@ -132,7 +199,7 @@ class Estimates:
             count = grid.bytes_read[name] if way == "in" else self.request.specs[name].nbytes
             late = self.request.latency_seconds(way, name, count / grid.distinct[name])
             if np.any(late):
-                found[way, name] = late * grid.outside[name]
+                found[way, name] = grid.where_moved(name, late)
         return found
 
     def _latest(self, direction: Direction) -> Values:
@@ -150,7 +217,7 @@ class Estimates:
     @cached_property
     def _steps_beside_loads(self) -> Values:
         grid = self.grid
-        moved = (grid.distinct[name] * grid.outside[name] for name in self.call.results)
+        moved = (grid.where_moved(name, grid.distinct[name]) for name in self.call.results)
         return sum(moved, grid.steps)
 
     def _waiting(
@@ -208,56 +275,74 @@ class Estimates:
             latency = self._latency.get((way, name))
             if latency is not None:
                 found = ((latency + grid.piece_seconds) * copies + spent) / np.maximum(ring, 1.0)
-                turning = np.maximum(turning, found * grid.outside[name])
+                turning = np.maximum(turning, grid.where_moved(name, found))
         return turning
 
     # The price ----------------------------------------------------------------------------------
 
-    def seconds(self, order: LoopOrder) -> Values:
-        """Seconds of every split with its best rings; infinite where none fit: `Counted.priced`."""
-        grid, call, request = self.grid, self.call, self.request
+    def _way(self, order: LoopOrder) -> Way:
+        """What a loop order makes of copies, with the rings that are worth trying in it."""
         depths, whole = self._rings(order)
-        at_once = self._block(order)
-        one_sweep = call.sweeps == 1
-        copy_in = first_in = _NOTHING
-        steps = self._steps_beside_loads
-        stays: Mask | bool = True
-        slots = {name: self._slots(name, depths, whole) for name in call.loaded}
-        loads: dict[str, Values] = {}
-        for name in call.loaded:
-            streamed = name in call.streamed
-            loads[name] = found = loads_of(self.grid, name, slots[name], order)
-            spent = self._per_load[name] * found
-            steps = steps + found * grid.outside[name]
-            copy_in = copy_in + spent
-            if one_sweep or not streamed:
-                first_in = first_in + self._per_load[name]
-            else:
-                first_in = first_in + self._per_load[name] * np.minimum(found, at_once)
-                stays = stays & (found == grid.distinct[name])
-        last_out = _NOTHING
-        for name, spent in self._copies_out.items():
-            kept = ONE if one_sweep or name not in call.streamed else np.where(stays, at_once, 1.0)
-            last_out = last_out + spent * np.minimum(1.0, kept / grid.distinct[name])
-        latency_in, latency_out = self._latest("in"), self._latest("out")
-        copy_in, first_in = copy_in + latency_in, first_in + latency_in
-        copy_out, last_out = self._copy_out + latency_out, last_out + latency_out
+        slots = {name: self._slots(name, depths, whole) for name in self.call.loaded}
+        loads = {name: loads_of(self.grid, name, slots[name], order) for name in slots}
         waiting = self._waiting(order, slots, loads, depths)
+        return Way(depths, self._block(order), slots, loads, waiting)
+
+    @cached_property
+    def _once(self) -> tuple[Values, Values]:
+        """Seconds of the first copies in and of the last ones out, with one sweep."""
+        grid = self.grid
+        ends = (spent / grid.distinct[name] for name, spent in self._copies_out.items())
+        return sum(self._per_load.values(), _NOTHING), sum(ends, _NOTHING)
+
+    def _ends(self, way: Way) -> tuple[Values, Values]:
+        """The same with two: what the first one goes through before the second one starts."""
+        grid, call, at_once = self.grid, self.call, way.at_once
+        first_in = last_out = _NOTHING
+        stays: Mask | bool = True
+        for name, loads in way.loads.items():
+            if name in call.streamed:
+                first_in = first_in + self._per_load[name] * np.minimum(loads, at_once)
+                stays = stays & (loads == grid.distinct[name])
+            else:
+                first_in = first_in + self._per_load[name]
+        for name, spent in self._copies_out.items():
+            kept = np.where(stays, at_once, 1.0) if name in call.streamed else ONE
+            last_out = last_out + spent * np.minimum(1.0, kept / grid.distinct[name])
+        return first_in, last_out
+
+    def _seconds(self, way: Way) -> Values:
+        """Seconds of every split in some ways; infinite where none fit: `Counted.priced`."""
+        grid, request, machine = self.grid, self.request, self.request.machine
+        depths, loads = way.depths, way.loads
+        copy_in, steps = _NOTHING, self._steps_beside_loads
+        for name, times in loads.items():
+            copy_in = copy_in + self._per_load[name] * times
+            steps = steps + grid.where_moved(name, times)
+        first_in, last_out = self._once if self.call.sweeps == 1 else self._ends(way)
+        copy_out = self._copy_out
+        if self._latency:
+            latency_in, latency_out = self._latest("in"), self._latest("out")
+            copy_in, first_in = copy_in + latency_in, first_in + latency_in
+            copy_out, last_out = copy_out + latency_out, last_out + latency_out
         compute, piece = grid.compute_seconds, grid.piece_seconds
         # perfmodel.closed_form, with and without overlap
-        slowdown, machine = request.slowdown, request.machine
+        slowdown = request.slowdown
         both = np.minimum(
             (copy_in - first_in) * slowdown.copy_in, (copy_out - last_out) * slowdown.copy_out
         )
-        slowed_in = copy_in + both * (1.0 - 1.0 / slowdown.copy_in) + np.maximum(waiting, 0.0)
+        slowed_in = copy_in + both * (1.0 - 1.0 / slowdown.copy_in)
         slowed_out = copy_out + both * (1.0 - 1.0 / slowdown.copy_out)
-        issue = steps * machine.step_seconds + grid.launched * machine.launch_seconds
+        if way.waiting is not _NOTHING:
+            slowed_in = slowed_in + way.waiting
+        least = issue = steps * machine.step_seconds + grid.launched * machine.launch_seconds
+        if self._latency:
+            least = np.maximum(issue, self._turning(way.slots, loads, depths))
         in_turn = compute
         if machine.losses:
             in_turn = compute + machine.lost_seconds(compute, 0.0, steps * machine.step_seconds)
             beside = copy_in - first_in + copy_out - last_out
             compute = compute + machine.lost_seconds(compute, beside, steps * machine.step_seconds)
-        least = np.maximum(issue, self._turning(slots, loads, depths))
         overlapped = np.maximum(
             np.maximum(np.maximum(slowed_in + piece, first_in + compute), least) + last_out,
             first_in + piece + slowed_out,
@@ -273,11 +358,8 @@ class Estimates:
 
     @cached_property
     def fastest(self) -> Values:
-        """Seconds of every split in its best loop order."""
-        seconds = self.seconds(self.grid.orders[0])
-        for order in self.grid.orders[1:]:
-            seconds = np.minimum(seconds, self.seconds(order))
-        return seconds
+        """Seconds of every split with its best rings in its best loop order."""
+        return self._seconds(Way.joined([self._way(order) for order in self.grid.orders]))
 
     def best(self, count: int) -> Iterator[tuple[float, Split]]:
         """The splits that are estimated to be fastest, in no order, with their seconds."""

@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from ooc_cudnn.operations.splittable import AXES, SWEEP, Piece
+from ooc_cudnn.operations.splittable import AXES, SWEEP
 from ooc_cudnn.pipeline.loop_orders import LoopOrder, different_orders
 from ooc_cudnn.pipeline.piece_model import BYTES, ELEMENTS, PieceModel, Sizes, Values
 from ooc_cudnn.pipeline.request import (
@@ -20,7 +20,6 @@ from ooc_cudnn.pipeline.request import (
     LARGEST_BATCH,
     LARGEST_PIECE_BYTES,
     LARGEST_PIECE_ELEMENTS,
-    Direction,
     Request,
 )
 from perfmodel import Split
@@ -38,13 +37,12 @@ class Grid:
     ) -> None:
         self.request, self.call, self.sizes = request, request.chain, sizes
         self.shape = tuple(len(sizes[axis]) for axis in AXES)
-        self.costs = costs = request.piece_costs(layout)
-        cuts = {axis: [costs.cut(axis, size) for size in sizes[axis]] for axis in AXES}
-        self.ranges = {axis: [cut.ranges for cut in cuts[axis]] for axis in AXES}
-        self.counts = {axis: self._along(axis, [cut.times for cut in cuts[axis]]) for axis in AXES}
+        self.costs, self.cuts = request.piece_costs(layout), request.cuts
+        cut = {axis: [self.cuts.cut(axis, size) for size in sizes[axis]] for axis in AXES}
+        self.counts = {axis: self._along(axis, [each.times for each in cut[axis]]) for axis in AXES}
         self.pieces = product(self.counts.values())
-        model = PieceModel(costs, sizes, looked_at)
-        self.memory = {name: values[np.newaxis] for name, values in model.memory.items()}
+        model = PieceModel(self.costs, self.cuts, sizes, looked_at)
+        self.names, self.memory = model.names, model.memory[:, np.newaxis]
         self.compute_seconds: Values = (
             self.pieces * model.launch_seconds + model.work_seconds + model.completing_seconds
         )
@@ -66,13 +64,12 @@ class Grid:
     @cached_property
     def seen(self) -> dict[str, dict[str, Values]]:
         """How many regions of each operand the ranges of each axis make."""
-        call = self.call
         return {
             name: {
-                axis: self._along(axis, [call.distinct(name, axis, cut) for cut in cuts])
-                for axis, cuts in self.ranges.items()
+                axis: self._along(axis, [self.cuts.seen(name, axis, size) for size in sizes])
+                for axis, sizes in self.sizes.items()
             }
-            for name in call.operands
+            for name in self.call.operands
         }
 
     @cached_property
@@ -89,6 +86,11 @@ class Grid:
             found[name] = product([self.counts[axis] for axis in axes]) > 1
         return found
 
+    def where_moved(self, name: str, values: Values) -> Values:
+        """Values where an operand is brought to a slot, nothing where it is computed on."""
+        outside = self.outside[name]
+        return values if outside is True else values * outside
+
     @cached_property
     def bytes_read(self) -> dict[str, Values]:
         """Bytes of all different regions of an operand, halo rows as often as they are needed."""
@@ -97,27 +99,9 @@ class Grid:
             spec, operand = self.request.specs[name], self.call.operands[name]
             found[name] = ONE * spec.nbytes
             if "h_y" in operand.axes and len(spec.shape) > 2 and self.pieces is not ONE:
-                found[name] = found[name] / spec.shape[2] * self._rows_read(name)
+                rows = [self.cuts.rows_read(name, size) for size in self.sizes["h_y"]]
+                found[name] = self._along("h_y", rows) * (spec.nbytes / spec.shape[2])
         return found
-
-    def _rows_read(self, name: str) -> Values:
-        """Rows of an operand that all pieces of each size read, one image and channel of it."""
-        height, call = self.request.specs[name].shape[2], self.call
-        rows = []
-        n, c_y, c_x = (self.ranges[axis][0][0] for axis in ("n", "c_y", "c_x"))
-        for cuts in self.ranges["h_y"]:
-            count = len(cuts)
-            if count == 1:
-                rows.append(float(height))
-                continue
-            at = count // 2
-            piece = Piece(n, c_y, cuts[at], c_x, call.sweeps - 1, cuts[at - 1])
-            region = call.region(name, piece)
-            read = region[2][1] - region[2][0] if region else 0
-            own = height * (cuts[at][1] - cuts[at][0]) / cuts[-1][1]
-            # All pieces but one have the rows beside their own.
-            rows.append(height + (count - 1) * max(read - own, 0.0))
-        return self._along("h_y", rows)
 
     @cached_property
     def partly_seen(self) -> set[str]:
@@ -143,48 +127,40 @@ class Grid:
             slower: Values = np.zeros((1,) * 5)
             for axis in self.call.operands[name].axes - {"n"}:
                 if self.counts[axis] is not ONE:
-                    slower = np.maximum(slower, self._apart_along(axis, way, name))
+                    each = [
+                        self.cuts.apart_seconds_per_byte(way, name, axis, size)
+                        for size in self.sizes[axis]
+                    ]
+                    if any(each):
+                        slower = np.maximum(slower, self._along(axis, each))
             found[way, name] = slower
         return found
-
-    def _apart_along(self, axis: str, way: Direction, name: str) -> Values:
-        """The same, where one axis alone is cut: the width of rows is as the piece's extent."""
-        cuts, request = self.ranges[axis], self.request
-        least = {other: self.ranges[other][0][0] for other in AXES} | {axis: cuts[-1][0]}
-        rows = request.rows(name, Piece(**least, sweep=self.call.sweeps - 1))
-        unit = rows.width_bytes / (cuts[-1][0][1] - cuts[-1][0][0])
-        values = [
-            request.apart_seconds_per_byte(
-                way, name, rows._replace(width_bytes=unit * (cut[0][1] - cut[0][0]))
-            )
-            if len(cut) > 1
-            else 0.0
-            for cut in cuts
-        ]
-        return self._along(axis, values)
 
     # Memory -------------------------------------------------------------------------------------
 
     @cached_property
+    def _aligned(self) -> dict[str, Values]:
+        """What each block takes in the arena."""
+        aligned = np.ceil(self.memory / ALIGNMENT) * ALIGNMENT
+        return dict(zip(self.names, aligned, strict=True))
+
+    @cached_property
     def slot_bytes(self) -> dict[str, Values]:
         """Of each operand; nothing where it needs no slot."""
-        return {
-            name: aligned_bytes(self.memory[name]) * self.outside[name]
-            for name in self.call.operands
-        }
+        return {name: self.where_moved(name, self._aligned[name]) for name in self.call.operands}
 
     @cached_property
     def scratch_bytes(self) -> Values:
         """Of everything that is no operand."""
-        beside = set(self.memory) - set(self.call.operands) - {ELEMENTS, BYTES}
-        return sum((aligned_bytes(self.memory[name]) for name in beside), ONE * 0)
+        beside = set(self.names) - set(self.call.operands) - {ELEMENTS, BYTES}
+        return sum((self._aligned[name] for name in beside), ONE * 0)
 
     @cached_property
     def legal(self) -> Mask:
         """Whether the call can be cut so, into pieces that are not too large."""
         batch = np.array(self.sizes["n"]).reshape(1, -1, 1, 1, 1) <= LARGEST_BATCH
-        found: Mask = batch & (self.memory[ELEMENTS] <= LARGEST_PIECE_ELEMENTS)
-        found = found & (self.memory[BYTES] <= LARGEST_PIECE_BYTES)
+        found: Mask = batch & (self._largest(ELEMENTS) <= LARGEST_PIECE_ELEMENTS)
+        found = found & (self._largest(BYTES) <= LARGEST_PIECE_BYTES)
         if self.shape[1] == 1 or self.shape[3] == 1:
             return found
         whole = self.call.extents
@@ -197,6 +173,10 @@ class Grid:
         ]
         channels: Mask = np.array(table).reshape(1, 1, len(table), 1, -1)
         return found & channels
+
+    def _largest(self, what: str) -> Values:
+        found: Values = self.memory[self.names.index(what)]
+        return found
 
     @property
     def orders(self) -> tuple[LoopOrder, ...]:
@@ -212,9 +192,3 @@ def product(values: Iterable[Values]) -> Values:
         if each is not ONE:
             found = found * each
     return found
-
-
-def aligned_bytes(count: Values) -> Values:
-    """What so many bytes take in the arena."""
-    aligned: Values = np.ceil(count / ALIGNMENT) * ALIGNMENT
-    return aligned

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from ooc_cudnn.operations.splittable import Accumulation, Buffer, Launch, Piece, Splittable
-from ooc_cudnn.operations.window import Range, Ranges
+from ooc_cudnn.tensor import DTYPES
 from perfmodel import ComputeModel
 
 
@@ -38,15 +38,6 @@ class PieceCost:
     buffers: Mapping[str, Buffer]
 
 
-class Cut(NamedTuple):
-    """One axis cut into ranges of some size: how many they are, the first and the last one."""
-
-    ranges: Ranges
-    times: int
-    first: Range
-    last: Range
-
-
 class Probe(NamedTuple):
     """One piece: the seconds and launches of all sweeps, the most memory that one of them takes."""
 
@@ -68,15 +59,6 @@ class PieceCosts:
         self._known: dict[Hashable, PieceCost] = {}
         #: What is known of pieces by their sizes and place: the same in every grid.
         self.probes: dict[tuple[tuple[int, ...], Accumulation], Probe] = {}
-        self._cuts: dict[tuple[str, int], Cut] = {}
-
-    def cut(self, axis: str, size: int) -> Cut:
-        """An axis of the call, cut."""
-        found = self._cuts.get((axis, size))
-        if found is None:
-            ranges = self.call.axis_ranges(axis, size)
-            found = self._cuts[axis, size] = Cut(ranges, len(ranges), ranges[0], ranges[-1])
-        return found
 
     @cached_property
     def channels_cut_freely(self) -> bool:
@@ -104,13 +86,13 @@ class PieceCosts:
         sizes: dict[str, int] = {}
         largest_elements = largest_bytes = 0
         for name, buffer in buffers.items():
-            count = buffer.nbytes
+            elements = math.prod(buffer.whole)
+            count = elements * DTYPES[buffer.dtype]
             block = buffer.block or name
             if count > sizes.get(block, -1):
                 sizes[block] = count
             if count > largest_bytes:
                 largest_bytes = count
-            elements = math.prod(buffer.whole)
             if elements > largest_elements:
                 largest_elements = elements
         seconds = sum(self.compute.seconds(launch.operation.work()) for launch in launches)

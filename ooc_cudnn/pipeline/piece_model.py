@@ -11,15 +11,16 @@ from __future__ import annotations
 import itertools
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ooc_cudnn.operations.splittable import ALONE, AXES, Accumulation, Piece
-from ooc_cudnn.pipeline.piece_costs import Cut, PieceCosts, Probe
+from ooc_cudnn.pipeline.cuts import Cuts
+from ooc_cudnn.pipeline.piece_costs import PieceCosts, Probe
+from ooc_cudnn.pipeline.piece_lines import UNCUT, Line, Uncut, Values, outer
 from perfmodel import Split
 
-Values = NDArray[np.float64]
 #: Piece sizes on each axis.
 Sizes = Mapping[str, tuple[int, ...]]
 
@@ -32,12 +33,31 @@ CHANNELS = ("c_y", "c_x")
 ELEMENTS, BYTES = "largest elements", "largest bytes"
 
 
+class Part(NamedTuple):
+    """Pieces of one kind: where they stand in the arrays, and what tells all from a few of them.
+
+    `least` and `most` are the smallest and the largest; `ends` those that begin and complete a sum.
+    """
+
+    where: tuple[slice, ...]
+    lines: list[Line | Uncut]
+    least: Probe
+    most: Probe
+    ends: tuple[Probe, ...]
+
+    @property
+    def names(self) -> Iterator[str]:
+        """Of the memory that its pieces take."""
+        return itertools.chain(self.most.memory, *(probe.memory for probe in self.ends[1:]))
+
+
 class PieceModel:
     """Pieces of all splits that are made of some sizes, as arrays with the axes n, c_y, h_y, c_x.
 
     Parameters
     ----------
     costs : PieceCosts
+    cuts : Cuts
     sizes : mapping from axis to tuple of int
         Largest first.
     looked_at : mapping from axis to tuple of int, optional
@@ -51,20 +71,27 @@ class PieceModel:
         What it takes to complete the sums of all results.
     launches, completing_launches : array
         Of one piece in the middle of a sum, and of beginning and completing one beside that.
-    memory : mapping from name to array
-        Bytes of each block; and the elements and bytes of the largest buffer.
+    names : tuple of str
+        Of each block of memory; and `ELEMENTS` and `BYTES`, those of the largest buffer.
+    memory : array
+        How many bytes (or elements) each takes, with the names as a first axis.
     """
 
-    def __init__(self, costs: PieceCosts, sizes: Sizes, looked_at: Sizes | None = None) -> None:
-        self.call, self.costs, self.sizes = costs.call, costs, sizes
+    def __init__(
+        self, costs: PieceCosts, cuts: Cuts, sizes: Sizes, looked_at: Sizes | None = None
+    ) -> None:
+        self.call, self.costs, self.cuts, self.sizes = costs.call, costs, cuts, sizes
         self.looked_at = looked_at or sizes
+        self._lines: dict[Hashable, Line] = {}
         shape = tuple(len(sizes[axis]) for axis in AXES)
+        found = (self._part(part, place) for part, place in self._parts())
+        parts = [part for part in found if part is not None]
+        self.names = tuple(dict.fromkeys(name for part in parts for name in part.names))
         self.launch_seconds, self.work_seconds, self.completing_seconds = np.zeros((3, *shape))
         self.launches, self.completing_launches = np.zeros((2, *shape))
-        self.memory: dict[str, Values] = {}
-        self._lines: dict[Hashable, Line] = {}
-        for part, place in self._parts():
-            self._fill(shape, part, place)
+        self.memory: Values = np.zeros((len(self.names), *shape))
+        for each in parts:
+            self._fill(each)
 
     def _parts(self) -> Iterator[tuple[dict[str, slice], Accumulation]]:
         """Boxes of sizes in which pieces are of one kind; a later one is right where they overlap.
@@ -91,54 +118,57 @@ class PieceModel:
     def _keeps_rows(self) -> bool:
         """Whether pieces that follow each other down the rows differ from others."""
         call = self.call
-        n, c_y, rows, c_x = (self.costs.cut(axis, self.sizes[axis][-1]).ranges for axis in AXES)
+        n, c_y, rows, c_x = (self.cuts.cut(axis, self.sizes[axis][-1]).ranges for axis in AXES)
         at = len(rows) // 2
         piece = Piece(n[0], c_y[0], rows[at], c_x[0], 0, rows[at - 1])
         return call.row_key(piece) != call.row_key(piece._replace(after=None))
 
-    def _fill(self, shape: tuple[int, ...], part: Mapping[str, slice], place: Accumulation) -> None:
-        """Fill the arrays for the sizes of a part."""
-        call = self.call
-        sizes = {axis: self.sizes[axis][part[axis]] for axis in AXES}
+    def _part(self, part: Mapping[str, slice], place: Accumulation) -> Part | None:
+        """What is known of the sizes of a part; None where none of them is legal."""
         known = {axis: self._known(axis, part[axis]) for axis in AXES}
         largest = self._first_legal(known)
         smallest = self._first_legal({axis: known[axis][::-1] for axis in AXES})
         if largest is None or smallest is None:
-            return
-        least = self.probe(smallest, place)
-        most = self.probe(largest, place)
-        lines = {
-            axis: self._line(axis, sizes[axis], known, largest, place, least.seconds)
+            return None
+        least, most = self.probe(smallest, place), self.probe(largest, place)
+        lines = [
+            self._line(axis, self.sizes[axis][part[axis]], known, largest, place, least.seconds)
             for axis in AXES
-        }
-        beside = max(most.seconds - least.seconds, 0.0)
-        where = tuple(part[axis] for axis in AXES)
+        ]
+        ends = () if place == ALONE else (self.probe(largest, FIRST), self.probe(largest, LAST))
+        return Part(tuple(part[axis] for axis in AXES), lines, least, most, ends)
+
+    def _fill(self, part: Part) -> None:
+        """Fill the arrays for the sizes of a part."""
+        where, lines, least, most, ends = part
         self.launch_seconds[where], self.launches[where] = least.seconds, least.launches
-        self.work_seconds[where] = beside * _outer([lines[axis].work for axis in AXES])
-        for name, count in most.memory.items():
-            found = self.memory.setdefault(name, np.zeros(shape))
-            found[where] = count * _outer([lines[axis].memory(name) for axis in AXES])
-        for name in self.memory.keys() - most.memory.keys():
-            self.memory[name][where] = 0.0
-        self.completing_seconds[where] = 0.0
-        if place == ALONE:
+        beside = max(most.seconds - least.seconds, 0.0)
+        self.work_seconds[where] = beside * outer([line.work for line in lines])
+        counts = [float(most.memory.get(name, 0)) for name in self.names]
+        of_n, *others = (line.memory(self.names) for line in lines)
+        memory = outer([np.array(counts)[:, np.newaxis] * of_n, *others])
+        self.memory[(slice(None), *where)] = memory
+        self.completing_seconds[where] = self.completing_launches[where] = 0.0
+        if not ends:
             return
         # What completes a sum is done once for each result, as large as the result.
-        last = self.probe(largest, LAST)
-        ends = self.probe(largest, FIRST).launches + last.launches
-        self.completing_launches[where] = ends - 2 * most.launches
-        shares = _outer([
-            np.ones(len(sizes[axis])) if axis in call.reduced else lines[axis].share
-            for axis in AXES
-        ])  # fmt: skip
-        self.completing_seconds[where] = max(last.seconds - most.seconds, 0.0) * _outer([
-            np.ones(len(sizes[axis])) if axis in call.reduced else lines[axis].covered
-            for axis in AXES
-        ])  # fmt: skip
-        for name, count in last.memory.items():
-            extra = count - most.memory.get(name, 0)
+        first, last = ends
+        self.completing_launches[where] = first.launches + last.launches - 2 * most.launches
+        if last.seconds > most.seconds:
+            covered = outer(self._of_results(lines, [line.covered for line in lines]))
+            self.completing_seconds[where] = (last.seconds - most.seconds) * covered
+        for at, name in enumerate(self.names):
+            extra = last.memory.get(name, 0) - most.memory.get(name, 0)
             if extra > 0 and name not in (ELEMENTS, BYTES):
-                self.memory.setdefault(name, np.zeros(shape))[where] += extra * shares
+                shares = outer(self._of_results(lines, [line.share for line in lines]))
+                self.memory[at][where] += extra * shares
+
+    def _of_results(self, lines: Sequence[Line | Uncut], values: list[Values]) -> list[Values]:
+        """Values of the axes, of which those that are summed over make no difference."""
+        return [
+            np.ones(len(line.share)) if axis in self.call.reduced else found
+            for axis, line, found in zip(AXES, lines, values, strict=True)
+        ]
 
     def _known(self, axis: str, part: slice) -> tuple[int, ...]:
         """Sizes that are looked at, of those in a part: cut where these are cut."""
@@ -158,7 +188,7 @@ class PieceModel:
         launch_seconds: float,
     ) -> Line | Uncut:
         """The line along an axis: about the same in all parts that hold the same pieces of it."""
-        if sizes == (largest[axis],) and self.costs.cut(axis, *sizes).times == 1:
+        if sizes == (largest[axis],) and self.cuts.cut(axis, *sizes).times == 1:
             return UNCUT
         # Between a few rows and many all is linear; of channels, kernels take steps.
         ends = tuple(dict.fromkeys((known[axis][0], known[axis][-1])))
@@ -172,7 +202,7 @@ class PieceModel:
                 self._length(axis, size): self.probe({**beside, axis: size}, place)
                 for size in looked_at
             }
-            cuts = [self.costs.cut(axis, size) for size in (largest[axis], *sizes)]
+            cuts = [self.cuts.cut(axis, size) for size in (largest[axis], *sizes)]
             self._lines[key] = Line(cuts, probes, self.probe(beside, place), launch_seconds)
         return self._lines[key]
 
@@ -189,7 +219,7 @@ class PieceModel:
 
     def _length(self, axis: str, size: int) -> float:
         """How long the range is that is looked at for a size."""
-        cut = self.costs.cut(axis, size).ranges
+        cut = self.cuts.cut(axis, size).ranges
         start, stop = cut[len(cut) // 2 if axis == "h_y" else 0]
         return float(stop - start)
 
@@ -203,7 +233,7 @@ class PieceModel:
 
     def _probe(self, sizes: Mapping[str, int], place: Accumulation) -> Probe:
         call = self.call
-        n, c_y, rows, c_x = (self.costs.cut(axis, sizes[axis]).ranges for axis in AXES)
+        n, c_y, rows, c_x = (self.cuts.cut(axis, sizes[axis]).ranges for axis in AXES)
         at = len(rows) // 2
         after = rows[at - 1] if at else None
         memory: dict[str, int] = {}
@@ -216,94 +246,6 @@ class PieceModel:
             for name, count in held.items():
                 memory[name] = max(memory.get(name, 0), count)
         return Probe(seconds, memory, launches)
-
-
-class Uncut:
-    """The line along an axis that is whole in all pieces: of one size, that of the largest."""
-
-    share = covered = work = np.ones(1)
-
-    def memory(self, name: str) -> Values:
-        """Bytes of a block, over those of the largest piece."""
-        return self.share
-
-
-UNCUT = Uncut()
-
-
-class Line:
-    """Pieces that are cut along one axis alone.
-
-    Parameters
-    ----------
-    cuts : sequence of Cut
-        Those of the largest piece, and of each size.
-    probes : mapping from extent to Probe
-        Pieces of some sizes.
-    base : Probe
-        The largest piece.
-    launch_seconds : float
-        What a piece of any size takes.
-
-    Attributes
-    ----------
-    share, covered, work : array
-        For each size, over the axis' largest piece: the extent of its largest piece, that of all
-        its pieces, and the seconds of all its pieces without those of launching.
-    """
-
-    def __init__(
-        self,
-        cuts: Sequence[Cut],
-        probes: Mapping[float, Probe],
-        base: Probe,
-        launch_seconds: float,
-    ) -> None:
-        (start, stop), extent, cuts = cuts[0].first, cuts[0].ranges.extent, cuts[1:]
-        counts = np.array([cut.times for cut in cuts], float)
-        ends = np.array([(*cut.first, *cut.last) for cut in cuts], float)
-        first, last = ends[:, 1] - ends[:, 0], ends[:, 3] - ends[:, 2]
-        self.share: Values = first / (stop - start)
-        self.covered = np.full(len(cuts), extent / (stop - start))
-        beside = base.seconds - launch_seconds
-        found = probes.values()
-        # Ratios to the largest piece, by row: of seconds, and of each block.
-        ratios = np.array([
-            [(probe.seconds - launch_seconds) / beside if beside > 0 else 1.0 for probe in found],
-            *(
-                [probe.memory.get(name, 0) / max(count, 1) for probe in found]
-                for name, count in base.memory.items()
-            ),
-        ])  # fmt: skip
-        levels = np.array(list(probes))
-        of_first = _between(levels, ratios, first)
-        (of_last,) = _between(levels, ratios[:1], last) if (last != first).any() else of_first[:1]
-        self.work = np.maximum((counts - 1) * of_first[0] + of_last, 0.0)
-        self._memory: dict[str, Values] = dict(zip(base.memory, of_first[1:], strict=True))
-
-    def memory(self, name: str) -> Values:
-        """Bytes of a block for each size, over those of the largest piece."""
-        return self._memory.get(name, self.share)
-
-
-def _between(levels: Values, ratios: Values, sizes: Values) -> Values:
-    """Ratios, by row, between the sizes looked at; beyond, as the first and the last line go on."""
-    if len(levels) == 1:
-        same: Values = np.repeat(ratios, len(sizes), axis=1)
-        return same
-    levels, known = levels[::-1], ratios[:, ::-1]
-    above = np.searchsorted(levels[1:-1], sizes, side="right") + 1
-    below = above - 1
-    along = (sizes - levels[below]) / (levels[above] - levels[below])
-    found: Values = known[:, below] + (known[:, above] - known[:, below]) * along
-    return found
-
-
-def _outer(vectors: Sequence[Values]) -> Values:
-    """The products of the values of all axes."""
-    n, c_y, h_y, c_x = vectors
-    found: Values = n[:, None, None, None] * c_y[:, None, None] * (h_y[:, None] * c_x)
-    return found
 
 
 __all__ = ["BYTES", "ELEMENTS", "PieceModel", "Sizes", "Values"]

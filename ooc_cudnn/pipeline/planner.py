@@ -25,7 +25,7 @@ WORKSPACE_ATTEMPTS = 4
 #: A second layout is not searched where the best splits of the first are so much slower in it.
 CLEARLY = 1.1
 #: How many of them are looked at.
-TRIED = 2
+TRIED = 1
 
 #: `Device.workspace`: the scratch bytes of a set of launches and the names of their algorithms.
 AskWorkspace = Callable[

@@ -11,6 +11,7 @@ import numpy as np
 
 from ooc_cudnn.memory.blocks import rows_of
 from ooc_cudnn.operations.splittable import AXES, Piece, Splittable
+from ooc_cudnn.pipeline.cuts import Cuts
 from ooc_cudnn.pipeline.loop_orders import LoopOrder, legal_orders
 from ooc_cudnn.pipeline.piece_costs import PieceCosts
 from ooc_cudnn.tensor import TensorSpec
@@ -125,6 +126,11 @@ class Request:
                 self.chain, layout, dict(self.orders), self.machine.compute
             )
         return self._piece_costs[layout]
+
+    @cached_property
+    def cuts(self) -> Cuts:
+        """The axes of the call, cut."""
+        return Cuts(self)
 
     @cached_property
     def different_layouts(self) -> tuple[str, ...]:

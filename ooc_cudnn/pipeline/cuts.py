@@ -1,0 +1,104 @@
+"""What is known of one axis of a call cut into pieces of some size, whatever the other axes are.
+
+Every grid of splits asks the same of the same sizes, so each answer is found once.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
+
+from ooc_cudnn.operations.splittable import AXES, Piece
+from ooc_cudnn.operations.window import Range, Ranges
+from perfmodel.transfer import Rows
+
+if TYPE_CHECKING:
+    from ooc_cudnn.pipeline.request import Direction, Request
+
+
+class Cut(NamedTuple):
+    """One axis cut into ranges of some size: how many they are, the first and the last one."""
+
+    ranges: Ranges
+    times: int
+    first: Range
+    last: Range
+
+
+class Cuts:
+    """The axes of a request's call, cut."""
+
+    def __init__(self, request: Request) -> None:
+        self.request, self.call = request, request.chain
+        self._cuts: dict[tuple[str, int], Cut] = {}
+        self._seen: dict[tuple[str, str, int], int] = {}
+        self._rows_read: dict[tuple[str, int], float] = {}
+        self._units: dict[tuple[str, str], Rows] = {}
+        self._apart: dict[tuple[str, str, str, int], float] = {}
+
+    def cut(self, axis: str, size: int) -> Cut:
+        """An axis of the call, cut."""
+        found = self._cuts.get((axis, size))
+        if found is None:
+            ranges = self.call.axis_ranges(axis, size)
+            found = self._cuts[axis, size] = Cut(ranges, len(ranges), ranges[0], ranges[-1])
+        return found
+
+    def seen(self, name: str, axis: str, size: int) -> int:
+        """How many regions of an operand the ranges of an axis make."""
+        key = name, axis, size
+        found = self._seen.get(key)
+        if found is None:
+            found = self._seen[key] = self.call.distinct(name, axis, self.cut(axis, size).ranges)
+        return found
+
+    def rows_read(self, name: str, size: int) -> float:
+        """Rows of an operand that all pieces of so many rows read, one image and channel of it."""
+        found = self._rows_read.get((name, size))
+        if found is None:
+            found = self._rows_read[name, size] = self._all_rows_read(name, self.cut("h_y", size))
+        return found
+
+    def _all_rows_read(self, name: str, cut: Cut) -> float:
+        height = float(self.request.specs[name].shape[2])
+        if cut.times == 1:
+            return height
+        at = cut.times // 2
+        rows = cut.ranges[at]
+        region = self.call.region(name, self._whole._replace(h_y=rows, after=cut.ranges[at - 1]))
+        read = region[2][1] - region[2][0] if region else 0
+        own = height * (rows[1] - rows[0]) / cut.last[1]
+        # All pieces but one have the rows beside their own.
+        return height + (cut.times - 1) * max(read - own, 0.0)
+
+    def apart_seconds_per_byte(self, way: Direction, name: str, axis: str, size: int) -> float:
+        """What a byte of an operand takes longer in the rows that pieces of one cut axis make.
+
+        The width of rows is as the piece's extent.
+        """
+        cut = self.cut(axis, size)
+        if cut.times == 1:
+            return 0.0
+        key = way, name, axis, size
+        found = self._apart.get(key)
+        if found is None:
+            unit = self._unit(name, axis, cut)
+            width = unit.width_bytes * (cut.first[1] - cut.first[0])
+            rows = Rows(width, unit.pitch_bytes, unit.scattered)
+            found = self._apart[key] = self.request.apart_seconds_per_byte(way, name, rows)
+        return found
+
+    def _unit(self, name: str, axis: str, cut: Cut) -> Rows:
+        """How a piece lies that is cut along one axis alone, per unit of its extent there."""
+        found = self._units.get((name, axis))
+        if found is None:
+            rows = self.request.rows(name, Piece(**self._whole._asdict() | {axis: cut.first}))
+            width = rows.width_bytes / (cut.first[1] - cut.first[0])
+            found = self._units[name, axis] = rows._replace(width_bytes=width)
+        return found
+
+    @cached_property
+    def _whole(self) -> Piece:
+        """The piece that is the whole call, in the last sweep."""
+        n, c_y, h_y, c_x = ((0, getattr(self.call.extents, axis)) for axis in AXES)
+        return Piece(n, c_y, h_y, c_x, self.call.sweeps - 1)
