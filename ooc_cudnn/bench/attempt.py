@@ -8,6 +8,7 @@ from typing import Any
 from ooc_cudnn.bench.case import OURS
 from ooc_cudnn.bench.contender import Contender, Unavailable
 from ooc_cudnn.bench.timing import Timing, timed
+from ooc_cudnn.errors import PlanInfeasibleError
 
 #: A warm-up that takes longer than this is the only sample.
 PATIENCE_SECONDS = 20.0
@@ -20,7 +21,7 @@ def reason_of(error: Exception, *, baseline: bool) -> str | None:
     reason, too; the library has no such excuse.
     """
     text = " ".join(str(error).split())
-    if isinstance(error, Unavailable):
+    if isinstance(error, Unavailable | PlanInfeasibleError):
         return text
     if isinstance(error, ModuleNotFoundError):
         return f"{error.name} is not installed"
