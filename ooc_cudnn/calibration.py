@@ -14,6 +14,8 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
 
+import numpy as np
+
 from ooc_cudnn.calibration_compute import ComputeMeasurements
 from ooc_cudnn.calibration_link import LinkMeasurements
 from ooc_cudnn.calibration_losses import measured_losses
@@ -207,7 +209,7 @@ class _Calibration:
                 self.link.slowdowns,
                 self.apart.latency,
             ),
-            compute=ComputeModel(self.compute.with_stand_ins(lines)),
+            compute=ComputeModel(self.compute.with_stand_ins(self.completed(lines, samples))),
             call_seconds=self.host.get("call_seconds", 0.0),
             launch_seconds=self.host.get("launch_seconds", 0.0),
             step_seconds=self.host.get("step_seconds", 0.0),
@@ -233,9 +235,28 @@ class _Calibration:
         self.quality[key] = {**fitted.quality(), "spread": spread}
         return fitted.line
 
+    def completed(
+        self, lines: Mapping[str, Line], samples: Mapping[str, Samples]
+    ) -> dict[str, Line]:
+        """Add the lines that were not measured: as far from the shipped ones as the nearest is."""
+        known, measured = self.shipped.compute.lines, ComputeModel(lines)
+        found = dict(lines)
+        for key in known.keys() - lines.keys():
+            near = measured.nearest_key(key)
+            if near in known:
+                held = samples[near]
+                factor = float(np.median(held.predicted(lines[near]) / held.predicted(known[near])))
+                found[key] = known[key].scaled(factor)
+        return found
+
+    @property
+    def shipped(self) -> MachineModel:
+        """The shipped machine of the device's kind."""
+        return shipped("host" if self.device.kind == "host" else "h200")
+
     def like(self, key: str) -> Line | None:
         """The line of a shipped machine that is scaled where samples are few; none of a copy."""
         if key.startswith("copy_"):
             return None
-        known = shipped("host" if self.device.kind == "host" else "h200").compute
+        known = self.shipped.compute
         return known.lines[known.nearest_key(key)]

@@ -38,7 +38,9 @@ ARITHMETIC = (
     ("float64", True),
 )
 #: Convolutions of each kind of arithmetic, memory order and direction; calls of each pass.
-GPU_COUNTS, HOST_COUNTS, QUICK_COUNTS = (15, 3), (6, 3), (1, 1)
+GPU_COUNTS, HOST_COUNTS, QUICK_COUNTS = (12, 3), (6, 3), (1, 1)
+#: Types whose passes a quick calibration measures; the others are as much slower or faster.
+QUICK_PASSES = ("float32", "float16")
 #: Seconds that one sample takes, to tell how far a calibration is.
 SAMPLE_SECONDS = 0.03
 #: How often a launch is timed, and for how long: the fit has many launches to average over.
@@ -57,7 +59,7 @@ class ComputeMeasurements:
     record : callable
         Takes the key of a line, the amount of work of a sample, its timing and its features.
     quick : bool
-        Fewer of them.
+        Fewer of them: convolutions in one memory order, passes of two types.
     """
 
     def __init__(self, bench: Bench, record: Recorder, *, quick: bool) -> None:
@@ -68,6 +70,7 @@ class ComputeMeasurements:
         #: Where device memory was filled with random numbers: address and bytes.
         self.filled = (0, 0)
         self.on_host = self.device.kind == "host"
+        self.quick = quick
         self.pool = HOST_POOL if self.on_host else GPU_POOL
         counts = QUICK_COUNTS if quick else HOST_COUNTS if self.on_host else GPU_COUNTS
         self.convolution_count, self.pass_count = counts
@@ -76,7 +79,8 @@ class ComputeMeasurements:
         """What is to be measured, in parts of known length."""
         found = []
         for dtype, tf32 in arithmetic(self.device):
-            for layout in () if dtype in self.stand_ins else self.device.layouts(dtype):
+            layouts = () if dtype in self.stand_ins else self.device.layouts(dtype)
+            for layout in layouts[-1:] if self.quick else layouts:
                 for direction in DIRECTIONS:
                     launches = partial(self.convolutions, dtype, layout, direction, tf32)
                     found.append(
@@ -86,6 +90,8 @@ class ComputeMeasurements:
                             partial(self.measure, launches, dtype),
                         )
                     )
+            if self.quick and dtype not in QUICK_PASSES:
+                continue
             if tf32 or self.device.kind == "host":
                 measure = partial(self.measure, partial(self.passes, dtype), dtype)
                 seconds = 15 * self.pass_count * SAMPLE_SECONDS

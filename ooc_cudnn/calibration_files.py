@@ -18,7 +18,7 @@ from ooc_cudnn.memory.arrays import reserve_file
 
 #: Copies of one measurement: parts of a file, each touched once.
 MOST_PARTS = 8
-FILE_BYTES = 96 * 2**20
+FILE_BYTES = 192 * 2**20
 
 
 class FileCopies:

@@ -72,6 +72,11 @@ class Work(Record):
         return f"{self.key}: {self.problem}"
 
     @property
+    def sized(self) -> str:
+        """Kind and amount: one computation of one size."""
+        return f"{self.kind}; {self.amount:.9g}"
+
+    @property
     def family(self) -> str:
         """Key, and the problem up to its first semicolon: what may be as well or badly predicted.
 
@@ -241,9 +246,9 @@ class ComputeModel:
 
         Parameters
         ----------
-        corrections : mapping from `Work.kind`, or `Work.family`, to float
-            Measured seconds over those of the line, for all work of that kind; and for what is
-            of that family, but of no kind that was tried.
+        corrections : mapping from `Work.sized`, `Work.kind` or `Work.family` to float
+            Measured seconds over those of the line: for that very work, for all work of that kind,
+            and for what is of that family, but of no kind that was tried. The closest one counts.
         """
         return replace(self, corrections={**self.corrections, **corrections})
 
@@ -300,8 +305,10 @@ class ComputeModel:
         seconds = line.seconds(work.amount, work.features)
         if not self.corrections:
             return seconds
-        of_family = self.corrections.get(work.family, 1.0)
-        return seconds * self.corrections.get(work.kind, of_family)
+        for name in (work.sized, work.kind, work.family):
+            if name in self.corrections:
+                return seconds * self.corrections[name]
+        return seconds
 
     def to_json(self) -> dict[str, Any]:
         """Return a dict of plain JSON values."""

@@ -73,6 +73,11 @@ class Line(Record):
         terms = {name: number(f"terms[{name!r}]", rate) for name, rate in self.terms.items()}
         object.__setattr__(self, "terms", Table(terms))
 
+    def scaled(self, factor: float) -> Line:
+        """Return the line of what takes so many times as long."""
+        terms = {name: rate * factor for name, rate in self.terms.items()}
+        return Line(self.alpha * factor, self.beta * factor, terms)
+
     @overload
     def seconds(self, work: float, features: Mapping[str, float] = ...) -> float: ...
     @overload

@@ -122,8 +122,7 @@ def _scaled(samples: Samples, like: Line) -> Fit:
         raise FitError("the line to scale takes no time")
     ratios = seconds / predicted
     factor = float(np.median(ratios))
-    terms = {name: rate * factor for name, rate in like.terms.items()}
-    line = Line(like.alpha * factor, like.beta * factor, terms)
+    line = like.scaled(factor)
     # each sample predicted by the others; a single one by nothing
     held_out = [
         abs(float(np.median(np.delete(ratios, at))) / ratio - 1.0) if len(ratios) > 1 else 1.0

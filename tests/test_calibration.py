@@ -90,6 +90,11 @@ class NoisyDevice(SimulatedDevice):
 
 
 @pytest.mark.usefixtures("one_kind")
+def measured(model):
+    """The lines of what is computed that have samples of their own."""
+    return {key for key in model.compute.lines if key in model.samples}
+
+
 class TestKnownMachine:
     @pytest.mark.parametrize("quick", [True, False])
     def test_alpha_and_beta_of_every_line_are_recovered(self, quick):
@@ -125,7 +130,7 @@ class TestKnownMachine:
         found = calibrate(SimulatedDevice(H200), save=False, quick=True)
         lines = {f"copy_in/{name}" for name in found.transfer.copy_in}
         lines |= {f"copy_out/{name}" for name in found.transfer.copy_out}
-        lines |= {*found.compute.lines}
+        lines |= measured(found)
         pairs = {f"duplex/{pair}" for pair in PAIRS}
         assert set(found.quality) == lines | pairs | {"launch_seconds", "step_seconds"}
         for line in lines:
@@ -137,7 +142,7 @@ class TestKnownMachine:
         found = calibrate(SimulatedDevice(H200), save=False, quick=True)
         lines = {f"copy_in/{name}": line for name, line in found.transfer.copy_in.items()}
         lines |= {f"copy_out/{name}": line for name, line in found.transfer.copy_out.items()}
-        lines |= found.compute.lines
+        lines |= {key: found.compute.lines[key] for key in measured(found)}
         duplex = {f"duplex/{pair}/{way}" for pair in PAIRS for way in ("copy_in", "copy_out")}
         assert set(found.samples) == set(lines) | duplex
         for key, line in lines.items():
@@ -145,6 +150,22 @@ class TestKnownMachine:
             assert len(samples.seconds) == quality["samples"] >= 1
             error = np.median(np.abs(samples.residuals(line)))
             assert error == pytest.approx(quality["residual"], abs=1e-4), key
+
+    def test_what_is_not_measured_is_as_much_slower_as_what_is(self):
+        slower = ComputeModel({k: line.scaled(2.0) for k, line in H200.compute.lines.items()})
+        found = calibrate(
+            SimulatedDevice(dataclasses.replace(H200, compute=slower)), save=False, quick=True
+        )
+        others = found.compute.lines.keys() - measured(found)
+        assert {
+            "convolution/float32/channels_first",
+            "pointwise/float64/batch_normalization",
+        } <= others
+        assert set(found.compute.lines) == set(H200.compute.lines)
+        for key in others:
+            line, known = found.compute.lines[key], H200.compute.lines[key]
+            assert line.alpha == pytest.approx(2.0 * known.alpha, rel=0.1), key
+            assert line.terms == pytest.approx({k: 2 * v for k, v in known.terms.items()}, rel=0.1)
 
     def test_what_predicts_nothing_is_told_as_facts(self):
         found = calibrate(SimulatedDevice(H200), save=False, quick=True)

@@ -2,8 +2,9 @@
 
 One line stands for all convolutions of a kind of arithmetic, but cuDNN has another engine for every
 shape, and the engines differ by more than any line tells. For one problem (channels, window,
-stride) seconds are linear in the size of a piece, though; so one launch of it, timed, corrects what
-is predicted for pieces of all sizes (`ComputeModel.corrected`). That is remembered for the process.
+stride) seconds are mostly linear in the size of a piece, though; so one launch of it, timed,
+corrects what is predicted for pieces of all sizes (`ComputeModel.corrected`), until the size that
+is planned then is tried itself. What was learnt is remembered for the process.
 
 Nothing is tried where the result could not matter: where copies bind by far, or for milliseconds.
 """
@@ -33,7 +34,7 @@ LAUNCHES = 3
 #: A trial may take this share of the call's seconds, or as long as building a cuDNN plan.
 MOST_SHARE, MOST_SECONDS = 0.1, 0.1
 #: The plan that follows from a trial may hold launches that were not tried.
-MOST_ROUNDS = 2
+MOST_ROUNDS = 3
 
 _known: WeakKeyDictionary[Device, dict[str, float]] = WeakKeyDictionary()
 
@@ -86,7 +87,7 @@ def _try(
     device: Device,
     limit_bytes: int,
 ) -> dict[str, float]:
-    """Time what of a plan is not known and matters: measured over predicted seconds, by kind."""
+    """Time what of a plan is not known and matters: measured over predicted seconds."""
     bench = Bench(device, limit_bytes, batches=1, batch_seconds=0.0)
     learnt = {}
     for part in parts:
@@ -97,7 +98,7 @@ def _try(
                 factor = seconds / machine.compute.seconds(work)
                 # Cut along channels it is another problem, and no faster than this until tried.
                 learnt[work.family] = max(1.0, factor, known.get(work.family, 1.0))
-                learnt[work.kind] = factor
+                learnt[work.kind] = learnt[work.sized] = factor
     if device.arena.block_bytes > max(part.plan.device_bytes for part in parts):
         device.arena.release_block()
     return learnt
@@ -128,7 +129,7 @@ def _seconds(
 def _worth_trying(
     part: PlannedPart, machine: MachineModel, known: Mapping[str, float]
 ) -> list[tuple[Launch, Mapping[str, Buffer]]]:
-    """The largest launch of every kind that is not known and matters, with its buffers."""
+    """The largest launch of every kind, if it is not known and matters, with its buffers."""
     plan = part.plan
     link_seconds = max(plan.copy_in_seconds, plan.copy_out_seconds)
     if plan.compute_seconds < max(SHORTEST_SECONDS, link_seconds / LARGEST_ERROR):
@@ -143,8 +144,8 @@ def _worth_trying(
     total = sum(seconds for seconds, *_ in largest.values())
     allowed = max(MOST_SECONDS, MOST_SHARE * plan.seconds)
     found: list[tuple[Launch, Mapping[str, Buffer]]] = []
-    for kind, (seconds, launch, used) in largest.items():
-        if kind in known or seconds < SMALLEST_SHARE * total:
+    for seconds, launch, used in largest.values():
+        if launch.operation.work().sized in known or seconds < SMALLEST_SHARE * total:
             continue
         allowed -= 2 * LAUNCHES * seconds
         if allowed < 0:
