@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ooc_cudnn.bench.case import Case
-from ooc_cudnn.bench.contender import Contender, Workload
+from ooc_cudnn.bench.contender import Workload
 from ooc_cudnn.bench.contents import Images, filters
 from ooc_cudnn.bench.convolution_bounds import CopyLimit, InCore, PlainCudnn
 from ooc_cudnn.bench.convolution_contender import ConvolutionContender, Operands
@@ -70,7 +70,7 @@ class ConvolutionWorkload(Workload):
         allocate: Callable[[tuple[int, ...]], Any] = (
             partial(np.empty, dtype=np.float32) if sizes.get("pageable") else pinned
         )
-        self.operands: Operands | None = Operands(
+        self.operands = Operands(
             images=images,
             w=w,
             b=b,
@@ -81,7 +81,7 @@ class ConvolutionWorkload(Workload):
             cuda=cuda,
         )
         self._device = current().device
-        self.contenders = {kind.name: partial(self._make, kind) for kind in CONTENDERS}
+        self.contenders = {kind.name: partial(kind, self.operands) for kind in CONTENDERS}
         # The host device counts arrays on it against the limit, whoever holds them.
         self.in_turns = (
             self._fit_together(case, feature_bytes) if cuda else InCore.name not in case.baselines
@@ -94,14 +94,9 @@ class ConvolutionWorkload(Workload):
 
     def release(self) -> None:
         """Give features, result, filters and bias back."""
-        self.operands = None
+        self.operands.drop()
         release_device(self._device)
         release_pinned(self._device)
-
-    def _make(self, kind: type[ConvolutionContender]) -> Contender:
-        if self.operands is None:
-            raise RuntimeError("the workload was released")
-        return kind(self.operands)
 
     def _fit_together(self, case: Case, feature_bytes: int) -> bool:
         """Whether everything that contenders hold can be held at once, here and on the device."""

@@ -34,15 +34,19 @@ class Operands:
     images: Images
     w: HostArray
     b: HostArray
-    x: HostArray
-    y: HostArray
+    x: Any
+    y: Any
     limit: str
     tf32: bool
     cuda: bool
 
     def __post_init__(self) -> None:
-        self.device_w = to_device(self.w, cuda=self.cuda)
-        self.device_b = to_device(self.b, cuda=self.cuda)
+        self.device_w: Any = to_device(self.w, cuda=self.cuda)
+        self.device_b: Any = to_device(self.b, cuda=self.cuda)
+
+    def drop(self) -> None:
+        """Let go of all memory, though contenders still know the operands."""
+        self.x = self.y = self.device_w = self.device_b = None
 
     @property
     def feature_bytes(self) -> int:

@@ -10,7 +10,8 @@ from ooc_cudnn.bench.contents import poison
 from ooc_cudnn.bench.convolution_contender import ConvolutionContender
 from ooc_cudnn.bench.diagnosis import diagnosis, limit_kept, profiled
 from ooc_cudnn.bench.guards import need_host
-from ooc_cudnn.bench.placing import pinned
+from ooc_cudnn.bench.placing import pinned, release_device
+from ooc_cudnn.settings import current
 
 
 class Library(ConvolutionContender):
@@ -58,7 +59,8 @@ class Library(ConvolutionContender):
         }
 
     def release(self) -> None:
-        """Nothing was taken."""
+        """Give back what the library works in: the next contender may need it."""
+        release_device(current().device)
 
 
 class Serial(Library):
@@ -91,3 +93,4 @@ class Unfused(Library):
     def release(self) -> None:
         """Drop what is between."""
         self._between = None
+        super().release()

@@ -62,13 +62,8 @@ def release_pinned(device: str) -> None:
 
 def release_device(device: str) -> None:
     """Give the library's device memory, and what CuPy keeps of freed arrays, back to the driver."""
-    found = get_device(device)
     gc.collect()
-    found.release_caches()
-    if found.kind == "cuda":
-        import cupy
-
-        cupy.get_default_memory_pool().free_all_blocks()
+    get_device(device).release_caches()
 
 
 def available_host_bytes() -> int:

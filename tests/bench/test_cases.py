@@ -11,6 +11,8 @@ import pytest
 from ooc_cudnn.bench.case import OURS
 from ooc_cudnn.bench.cases import CASES
 from ooc_cudnn.bench.runner import WORKLOADS, failed, run_case
+from ooc_cudnn.devices import get_device
+from ooc_cudnn.memory.pinned import held_bytes
 from ooc_cudnn.units import parse_limit
 
 NEED_A_CARD = {
@@ -118,6 +120,14 @@ def test_the_operations_are_counted_as_the_paper_does():
     assert ours["GFLOPS"] * ours["seconds"]["median"] * 1e9 == pytest.approx(
         2 * n * c * c * 9 * h * w
     )
+
+
+@pytest.mark.parametrize("name", ["fig10-n64-tf32", "fig14-1gb-tf32"])
+def test_a_case_gives_all_its_memory_back(name):
+    run_case(CASES[name], quick=True, device="host", machine="host")
+    device = get_device("host")
+    assert held_bytes(device) == 0
+    assert device.arena.held_bytes == 0
 
 
 def test_over_subscription_is_said_not_to_be_exercised():
