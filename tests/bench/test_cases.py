@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from pathlib import Path
 
 import pytest
 
+from ooc_cudnn.bench import guards
 from ooc_cudnn.bench.case import OURS
 from ooc_cudnn.bench.cases import CASES
 from ooc_cudnn.bench.runner import WORKLOADS, failed, run_case
@@ -128,6 +130,23 @@ def test_a_case_gives_all_its_memory_back(name):
     device = get_device("host")
     assert held_bytes(device) == 0
     assert device.arena.held_bytes == 0
+
+
+def test_without_pytorch_its_baselines_are_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    record = run_case(CASES["pageable-4gb-tf32"], quick=True, device="host", machine="host")
+    found = record["contenders"]
+    for name in ("naive_loop", "torch_in_core"):
+        assert found[name]["reason"] == "torch is not installed"
+    assert record["verified"] is True
+
+
+def test_too_little_host_memory_for_a_case_is_said(monkeypatch):
+    monkeypatch.setattr(guards, "available_host_bytes", lambda: 6 * 2**30)
+    case = CASES["fig14-4gb-tf32"]
+    record = run_case(case, quick=False, device="host", machine="host")
+    assert record["status"] == "unavailable"
+    assert "x and y would take 8.00 GiB of host memory" in record["reason"]
 
 
 def test_over_subscription_is_said_not_to_be_exercised():
