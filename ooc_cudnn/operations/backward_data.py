@@ -84,7 +84,7 @@ class BackwardData(Single):
         if name == "dy" and axis == "c_x":
             if self.forward.groups == 1:
                 return 1
-            return len({self._channels(c_x, (0, 1)) for c_x in cut})
+            return cut.places
         return super().distinct(name, axis, cut)
 
     def _channels(self, c_x: Range, c_y: Range) -> Range:

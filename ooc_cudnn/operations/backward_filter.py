@@ -66,7 +66,7 @@ class BackwardFilter(Single):
         if name == "x" and axis == "c_y":
             if self.forward.groups == 1:
                 return 1
-            return len({self.forward.input_channels(c_y, (0, 1)) for c_y in cut})
+            return cut.places
         return super().distinct(name, axis, cut)
 
     def row_key(self, piece: Piece) -> Hashable:

@@ -187,7 +187,7 @@ class Chain(Splittable):
         if name == "x" and axis == "c_y" and self.convolution is not None:
             if self.convolution.groups == 1:
                 return 1
-            return len({self.convolution.input_channels(c_y, (0, 1)) for c_y in cut})
+            return cut.places
         return super().distinct(name, axis, cut)
 
     def rows(self, h_y: Range) -> tuple[Rows, ...]:

@@ -114,6 +114,15 @@ class Ranges(Sequence[Range]):
         """Whether all but the last are equally long."""
         return self.group == self.extent or self.group % self.size == 0
 
+    @property
+    def places(self) -> int:
+        """In how many places its ranges lie: groups that are cut, or ranges of whole groups.
+
+        >>> grouped_ranges(12, 4, 3).places, grouped_ranges(12, 4, 8).places
+        (3, 2)
+        """
+        return self.extent // self.group if self.group < self.extent else len(self)
+
     def __len__(self) -> int:
         return self.extent // self.group * -(-self.group // self.size) if self.extent else 0
 

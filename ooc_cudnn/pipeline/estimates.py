@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ooc_cudnn.operations.splittable import AXES, SWEEP
-from ooc_cudnn.pipeline.counted import RING_DEPTHS
-from ooc_cudnn.pipeline.grid import ONE, Grid, Mask, product
+from ooc_cudnn.operations.splittable import AXES
+from ooc_cudnn.pipeline.grid import ONE, Grid, Mask
 from ooc_cudnn.pipeline.grid_reuse import gate
 from ooc_cudnn.pipeline.grid_reuse import loads as loads_of
+from ooc_cudnn.pipeline.grid_rings import GridRings
 from ooc_cudnn.pipeline.loop_orders import LoopOrder
 from ooc_cudnn.pipeline.piece_model import Values
 from ooc_cudnn.pipeline.request import Direction
@@ -71,101 +71,22 @@ def _stacked(parts: list[Values], rings: int) -> Values:
 
 
 class Estimates:
-    """Seconds of every split of a grid, with its best rings."""
+    """Seconds of every split of a grid, with its best rings.
 
-    def __init__(self, grid: Grid, limit_bytes: int) -> None:
+    Parameters
+    ----------
+    grid : Grid
+    limit_bytes : int
+    orders : tuple of LoopOrder, optional
+        Those to look at; all that differ when left out.
+    """
+
+    def __init__(
+        self, grid: Grid, limit_bytes: int, orders: tuple[LoopOrder, ...] | None = None
+    ) -> None:
         self.grid, self.call, self.request = grid, grid.call, grid.request
-        self.limit_bytes = limit_bytes
-
-    # Rings --------------------------------------------------------------------------------------
-
-    def _slots(self, name: str, depth: Values | float, whole: Mask | bool) -> Values:
-        """Slots of an operand in rings of some depth: `Counted._slots`."""
-        distinct, call = self.grid.distinct[name], self.call
-        if name not in call.streamed:
-            if whole is True:
-                return distinct
-            return np.where(whole, distinct, np.minimum(distinct, depth))
-        if call.sweeps > 1 and call.sweeps_of(name) == 1:
-            depth = np.minimum(depth, float(RING_DEPTHS[0]))
-        return np.minimum(distinct, depth)
-
-    def _fits(self, depth: Values | float, whole: bool) -> Mask:
-        """Which splits fit with such rings."""
-        memory = self._whole_bytes if whole else self.grid.scratch_bytes
-        for name, each in self.grid.slot_bytes.items():
-            if not whole or name in self.call.streamed:
-                memory = memory + self._slots(name, depth, whole) * each
-        fits: Mask = memory <= self.limit_bytes
-        return fits
-
-    @cached_property
-    def _whole_bytes(self) -> Values:
-        """Of scratch and of whole parameters."""
-        grid, streamed = self.grid, self.call.streamed
-        parameters = (name for name in self.call.operands if name not in streamed)
-        held = (grid.slot_bytes[name] * grid.distinct[name] for name in parameters)
-        return sum(held, grid.scratch_bytes)
-
-    @cached_property
-    def _parameters_matter(self) -> bool:
-        """Whether it makes a difference if parameters are whole or in a ring."""
-        parameters = set(self.call.operands) - set(self.call.streamed)
-        return any(self.grid.distinct[name].max() > 1 for name in parameters)
-
-    @cached_property
-    def _deepest(self) -> tuple[Values, Mask | bool]:
-        """The deepest rings that fit, with parameters whole and, if that matters, in a ring.
-
-        No slots where none fit. More are never slower with one sweep.
-        """
-        ways = [self._deepest_of(whole=True)]
-        if not self._parameters_matter:
-            return ways[0], True
-        ways.append(self._deepest_of(whole=False))
-        return np.concatenate(ways), np.array([True, False]).reshape(-1, 1, 1, 1, 1)
-
-    def _deepest_of(self, *, whole: bool) -> Values:
-        """As many slots as fit: of rings of one slot, of two, and so on."""
-        grid, streamed = self.grid, self.call.streamed
-        memory, rings = self._whole_bytes if whole else grid.scratch_bytes, dict[str, Values]()
-        for name, each in grid.slot_bytes.items():
-            if whole and name not in streamed:
-                continue
-            memory = memory + each
-            if grid.distinct[name] is not ONE:
-                rings[name] = each
-        found: Values = np.zeros((1, *grid.shape))
-        found += memory <= self.limit_bytes
-        for depth in range(2, max(RING_DEPTHS) + 1):
-            for name, each in rings.items():
-                memory = memory + each * (grid.distinct[name] >= depth)
-            found += memory <= self.limit_bytes
-        return found
-
-    def _rings(self, order: LoopOrder) -> tuple[Values, Mask | bool]:
-        """Slots to try, and whether parameters are whole; no slots where nothing fits."""
-        if self.call.sweeps == 1:
-            return self._deepest
-        block = self._block(order)
-        # Where all that a first sweep saw stays on the device, more slots are never slower; and
-        # where it is loaded again, neither.
-        ways = [(block, block + 1, 2 * block), tuple(ONE * at for at in sorted(RING_DEPTHS))]
-        shape = (1, *self.grid.shape)
-        depths, kept = [np.zeros(shape) for _ in ways], [np.zeros(shape, bool) for _ in ways]
-        for at, way in enumerate(ways):
-            for depth in way:
-                fits = whole = self._fits(depth, True)
-                if self._parameters_matter:
-                    fits = fits | self._fits(depth, False)
-                depths[at] = np.where(fits, depth, depths[at])
-                kept[at] = np.where(fits, whole, kept[at])
-        return np.concatenate(depths), np.concatenate(kept) if self._parameters_matter else True
-
-    def _block(self, order: LoopOrder) -> Values:
-        """Pieces of one sweep before the next: `PieceClasses.block_pieces`."""
-        inside = order[order.index(SWEEP) + 1 :] if SWEEP in order else ()
-        return product([self.grid.counts[axis] for axis in inside])
+        self.limit_bytes, self.orders = limit_bytes, orders or grid.orders
+        self.rings = GridRings(grid, limit_bytes)
 
     # Copies -------------------------------------------------------------------------------------
 
@@ -282,11 +203,11 @@ class Estimates:
 
     def _way(self, order: LoopOrder) -> Way:
         """What a loop order makes of copies, with the rings that are worth trying in it."""
-        depths, whole = self._rings(order)
-        slots = {name: self._slots(name, depths, whole) for name in self.call.loaded}
+        depths, whole = self.rings.of(order)
+        slots = {name: self.rings.slots(name, depths, whole) for name in self.call.loaded}
         loads = {name: loads_of(self.grid, name, slots[name], order) for name in slots}
         waiting = self._waiting(order, slots, loads, depths)
-        return Way(depths, self._block(order), slots, loads, waiting)
+        return Way(depths, self.rings.block(order), slots, loads, waiting)
 
     @cached_property
     def _once(self) -> tuple[Values, Values]:
@@ -353,13 +274,24 @@ class Estimates:
             np.maximum(copy_in + in_turn + copy_out, least),
         )
         seconds = np.where((depths > 0) & grid.legal, seconds + machine.call_seconds, np.inf)
-        best: Values = np.broadcast_to(seconds.min(axis=0), grid.shape)
-        return best
+        return np.broadcast_to(seconds, (len(seconds), *grid.shape))
+
+    @cached_property
+    def _all_ways(self) -> Values:
+        """Seconds of every split in every way."""
+        return self._seconds(Way.joined([self._way(order) for order in self.orders]))
 
     @cached_property
     def fastest(self) -> Values:
         """Seconds of every split with its best rings in its best loop order."""
-        return self._seconds(Way.joined([self._way(order) for order in self.grid.orders]))
+        best: Values = self._all_ways.min(axis=0)
+        return best
+
+    @property
+    def best_order(self) -> LoopOrder:
+        """The loop order of the fastest split."""
+        way = int(self._all_ways.argmin()) // self.fastest.size
+        return self.orders[way * len(self.orders) // len(self._all_ways)]
 
     def best(self, count: int) -> Iterator[tuple[float, Split]]:
         """The splits that are estimated to be fastest, in no order, with their seconds."""

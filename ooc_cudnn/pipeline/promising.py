@@ -44,7 +44,8 @@ def promising_splits(request: Request, layout: str, sizes: Sizes, limit_bytes: i
         as_fast_as_can_be = estimates.floor_seconds * NEAR_THE_FLOOR
     if min(found.values(), default=math.inf) > as_fast_as_can_be:
         coarse = {axis: _thinned(sizes[axis], COARSE) for axis in AXES}
-        rough = _splits(Estimates(Grid(request, layout, coarse), limit_bytes))
+        all_orders = Estimates(Grid(request, layout, coarse), limit_bytes)
+        rough = _splits(all_orders)
         near = rough and min(rough.values()) < FAR * min(found.values(), default=math.inf)
         found |= rough
         if near and min(found.values()) > as_fast_as_can_be:
@@ -52,7 +53,8 @@ def promising_splits(request: Request, layout: str, sizes: Sizes, limit_bytes: i
             around = {
                 axis: _around(getattr(best, axis), sizes[axis], coarse[axis]) for axis in AXES
             }
-            found |= _splits(Estimates(Grid(request, layout, around, coarse), limit_bytes))
+            fine = Grid(request, layout, around, coarse)
+            found |= _splits(Estimates(fine, limit_bytes, (all_orders.best_order,)))
     return _ranked(found, request)
 
 
