@@ -118,6 +118,8 @@ class Ranges(Sequence[Range]):
     def places(self) -> int:
         """In how many places its ranges lie: groups that are cut, or ranges of whole groups.
 
+        Of several groups: one that is cut is not told from none.
+
         >>> grouped_ranges(12, 4, 3).places, grouped_ranges(12, 4, 8).places
         (3, 2)
         """
