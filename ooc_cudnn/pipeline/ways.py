@@ -1,4 +1,4 @@
-"""The ways in which all splits of a grid are estimated at once: loop orders, each with its rings."""
+"""The ways in which a grid is estimated all at once: loop orders, each with some rings."""
 
 from __future__ import annotations
 
