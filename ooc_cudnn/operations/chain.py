@@ -277,10 +277,17 @@ class Chain(Splittable):
         """Whether some operation sees padding above or below."""
         return any(f.needed.before or f.needed.after for f in self.flow(piece.h_y, piece.after))
 
+    @cached_property
+    def _wholes(self) -> Mapping[str, Region]:
+        """All of each operand."""
+        return {
+            name: tuple((0, extent) for extent in operand.shape)
+            for name, operand in self.operands.items()
+        }
+
     def region(self, name: str, piece: Piece) -> Region:
         """Region of an operand that a piece reads (or, of y, writes)."""
-        shape = self.operands[name].shape
-        whole = tuple((0, extent) for extent in shape)
+        shape, whole = self.operands[name].shape, self._wholes[name]
         if name == "y":
             return (piece.n, piece.c_y, piece.h_y, *whole[3:])[: len(shape)]
         if name == "x":
