@@ -8,6 +8,7 @@ modest size in every dtype, so no call needs it filled anew.
 from __future__ import annotations
 
 import math
+import mmap
 import os
 from pathlib import Path
 from typing import Any
@@ -120,6 +121,7 @@ class Bound:
         self.drawn, self.blocks = drawn, blocks
         blocks.release()
         self.arrays: dict[str, Array] = {}
+        self.mapped: dict[str, mmap.mmap] = {}
         for operand in drawn.operands:
             if operand.placement == "disk":
                 self._write_file(operand)
@@ -156,7 +158,8 @@ class Bound:
         for operand in self.drawn.operands:
             if operand.placement != "disk":
                 continue
-            self.arrays.pop(operand.name, None)  # pages that are mapped stay in the page cache
+            if (mapped := self.mapped.pop(operand.name, None)) is not None:
+                mapped.madvise(mmap.MADV_DONTNEED)  # pages in use would stay in the page cache
             path, nbytes = self._path(operand), stored_bytes(operand)
             if operand.fill == "result" and not self.drawn.arguments.get("beta"):
                 path.unlink(missing_ok=True)
@@ -167,6 +170,7 @@ class Bound:
                     if hasattr(os, "posix_fadvise"):
                         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
                 raw = np.memmap(path, np.uint8, "r+", shape=(nbytes,))
+            self.mapped[operand.name] = raw.base
             self.arrays[operand.name] = shaped(raw, operand)
 
     # The call ----------------------------------------------------------------------------------

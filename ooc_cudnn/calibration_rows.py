@@ -14,9 +14,11 @@ from typing import Any
 
 import numpy as np
 
+from ooc_cudnn.calibration_steps import cut_into_images, run_pieces
 from ooc_cudnn.devices.base import HostArray
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.measuring import Action, Bench, Group
+from ooc_cudnn.tensor import TensorSpec
 from perfmodel import Line
 from perfmodel.transfer import FAR_ROW_BYTES, STAGED_BYTES
 
@@ -29,6 +31,8 @@ FAR_BYTES = FAR_ROW_BYTES // 4
 GPU_BYTES, HOST_BYTES = 2**24, 2**20
 #: What a small copy has, beside which staging's latency grows with the bytes.
 SMALL_BYTES = 2**16
+#: Most pieces of a call in which rings turn.
+MOST_TURNS = 32
 #: Copies that follow each other, where what they take together counts.
 MANY = 5
 REPEATS = 3
@@ -50,6 +54,7 @@ class RowMeasurements:
         self.size = HOST_BYTES if self.device.kind == "host" or quick else GPU_BYTES
         self.rows: dict[str, float] = {}
         self.latency: dict[str, Line] = {}
+        self._turns: dict[int, float] = {}
 
     def groups(self) -> list[Group]:
         """What is to be measured."""
@@ -61,7 +66,7 @@ class RowMeasurements:
             return
         base = self.bench.reserve(2 * self.size)
         # four bytes of eight are copied of the narrow rows, and of the far ones one in four
-        plain = np.ones(2 * NARROW[1] * self.size // 4, np.float32)
+        plain = np.ones(2 * NARROW[1] * self.size // 4, np.float32)  # more than a processor caches
         for at, direction in enumerate(DIRECTIONS):
             pointer = base + at * self.size
             whole = partial(self._copy, direction, pointer, *self._whole(plain))
@@ -71,19 +76,46 @@ class RowMeasurements:
             self.rows[f"{direction}/pageable"] = self.rows[f"{direction}/disk"] = max(
                 extra / count, 0.0
             )
-            self.latency[f"{direction}/pageable"] = self._latency(direction, pointer, plain)
         self._far(base)
+        for direction in DIRECTIONS:
+            self.latency[f"{direction}/pageable"] = self._latency(direction, plain)
 
-    def _latency(self, direction: str, pointer: int, plain: HostArray) -> Line:
-        """What the first copy takes beside, from a small one and one that a thread can stage."""
+    def _latency(self, direction: str, plain: HostArray) -> Line:
+        """What a copy is late by, from a small one and one that a thread can stage."""
         large, late = min(STAGED_BYTES, self.size), []
         for nbytes in (SMALL_BYTES, large):
+            turning = 0.0 if self.device.kind == "host" else self._turning_seconds(nbytes, plain)
+            pointer = self.bench.reserve(self.size)
             copy = partial(self._copy, direction, pointer, plain[: nbytes // 4], (1,))
-            few, many = (self._wall({direction: copy}, number) for number in (1, MANY))
-            late.append(max(few - (many - few) / (MANY - 1), 0.0))
+            if self.device.kind == "host":
+                few, many = (self._wall({direction: copy}, number) for number in (1, MANY))
+                late.append(max(few - (many - few) / (MANY - 1), 0.0))
+            else:
+                late.append(max(turning - self._seconds({direction: copy}), 0.0))
         alpha = max(late[1] - late[0], 0.0) / (large - SMALL_BYTES)
         beta = max(late[1] - alpha * large, 0.0)
         return Line(float(f"{alpha:.4g}"), float(f"{beta:.4g}"))
+
+    def _turning_seconds(self, nbytes: int, plain: HostArray) -> float:
+        """Seconds until the slot of a ring is free again in a call that copies both ways.
+
+        Measured as it happens, not copy by copy: threads that stage wait for each other.
+        """
+        found = self._turns.get(nbytes)
+        if found is None:
+            pieces = min(MOST_TURNS, plain.nbytes // nbytes)
+            x = TensorSpec((pieces, 1, 1, nbytes // 4), "float32", "pageable")
+            executor, plan = cut_into_images(self.bench, "activation_forward", x=x)
+            given = plain[: pieces * nbytes // 4].reshape(x.shape)
+            arrays = {"x": given, "y": np.ones_like(given)}
+            timings = []
+            for _ in range(REPEATS + 1):
+                began = time.perf_counter()
+                run_pieces(self.bench, executor, arrays, staged=True)
+                timings.append(time.perf_counter() - began)
+            slots = dict(plan.rings)["x"]
+            found = self._turns[nbytes] = statistics.median(timings[1:]) * slots / plan.pieces
+        return found
 
     def _far(self, base: int) -> None:
         """Pinned memory, both ways at once."""

@@ -17,7 +17,8 @@ from ooc_cudnn.devices.base import HostArray
 from ooc_cudnn.functions.elementwise import activation_forward
 from ooc_cudnn.functions.plan import plan_request
 from ooc_cudnn.measuring import Bench, Timing
-from ooc_cudnn.pipeline.execute import make_executor
+from ooc_cudnn.pipeline.execute import Executor, make_executor
+from ooc_cudnn.pipeline.plan import Plan
 from ooc_cudnn.pipeline.planner import make_plan
 from ooc_cudnn.pipeline.schedule import COMPUTE
 from ooc_cudnn.settings import settings
@@ -57,22 +58,29 @@ def host_seconds(bench: Bench) -> Mapping[str, Timing]:
 
 def _many_pieces(bench: Bench, function: str, **operands: TensorSpec) -> tuple[Timing, int]:
     """Seconds of a piece of a call that is cut into images, and its launches."""
+    executor, plan = cut_into_images(bench, function, **operands)
+    arrays = {name: _pinned(bench, spec.shape) for name, spec in plan.operands}
+    launches = max(len(step.launches) for step in executor.schedule.steps if step.stream == COMPUTE)
+    timing = _timed(lambda: run_pieces(bench, executor, arrays, staged=False))
+    return Timing(timing.seconds / plan.pieces, timing.spread), launches
+
+
+def cut_into_images(bench: Bench, function: str, **operands: TensorSpec) -> tuple[Executor, Plan]:
+    """What runs a call, whose result is as x is, one image after the other."""
     request = plan_request(
         function, out=operands["x"], machine=shipped("host"), memory_limit=bench.limit_bytes,
         **operands,
     )  # fmt: skip
     whole = request.chain.extents
     plan = make_plan(request, bench.device.workspace, replace(whole, n=1))
-    executor = make_executor(request, plan)
-    arrays = {name: _pinned(bench, spec.shape) for name, spec in request.operands}
+    return make_executor(request, plan), plan
 
-    def run() -> None:
-        limit = bench.limit_bytes
-        executor.run(bench.device, arrays, staged=False, wait=True, limit_bytes=limit)
 
-    launches = max(len(step.launches) for step in executor.schedule.steps if step.stream == COMPUTE)
-    timing = _timed(run)
-    return Timing(timing.seconds / plan.pieces, timing.spread), launches
+def run_pieces(
+    bench: Bench, executor: Executor, arrays: Mapping[str, HostArray], *, staged: bool
+) -> None:
+    """Run a call on the host's arrays, and wait for it."""
+    executor.run(bench.device, arrays, staged=staged, wait=True, limit_bytes=bench.limit_bytes)
 
 
 def _one_piece(bench: Bench) -> Timing | None:

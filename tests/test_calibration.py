@@ -161,7 +161,7 @@ class TestKnownMachine:
             "convolution/float32/channels_first",
             "pointwise/float64/batch_normalization",
         } <= others
-        assert set(found.compute.lines) == set(H200.compute.lines)
+        assert set(found.compute.lines) >= set(H200.compute.lines)
         for key in others:
             line, known = found.compute.lines[key], H200.compute.lines[key]
             assert line.alpha == pytest.approx(2.0 * known.alpha, rel=0.1), key

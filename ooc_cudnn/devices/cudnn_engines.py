@@ -39,9 +39,11 @@ _WHOLE_ACCESSES_ONLY: dict[type, str] = {
     ConvolutionBackwardFilter: "eng70",
 }
 _ACCESS_BYTES = 16
-#: Winograd's transforms of the filter gradient, without the note that would say so: errors of 4e-4
-#: for windows of 5, as in TF32, and 50 times those of other engines for windows of 3.
-_COARSE = "eng17"
+#: Coarser sums than the notes say. Winograd's transforms of the filter gradient: in strict float32
+#: errors of 4e-4 for windows of 5, as in TF32, 50 times those of other engines for windows of 3.
+#: A data gradient of half types whose errors are a fifth of a rounding of all its products.
+_COARSE_STRICT: dict[type, str] = {ConvolutionBackwardFilter: "eng17"}
+_COARSE_HALF: dict[type, str] = {ConvolutionBackwardData: "eng2"}
 
 
 def is_faulty(engine: str, operation: AnyConvolution) -> bool:
@@ -51,6 +53,9 @@ def is_faulty(engine: str, operation: AnyConvolution) -> bool:
     >>> is_faulty("eng5_k1=2", depthwise), is_faulty("eng50", depthwise)
     (True, False)
     >>> is_faulty("eng20_k2=6", ConvolutionBackwardFilter(depthwise, "float32"))
+    True
+    >>> half = Convolution.of((2, 8, 5, 5), (8, 8, 3, 3), dtype="float16")
+    >>> is_faulty("eng2_k2=1_k3=0", ConvolutionBackwardData(half, "float16"))
     True
     """
     number, direction = engine.split("_")[0], type(operation)
@@ -65,11 +70,9 @@ def is_faulty(engine: str, operation: AnyConvolution) -> bool:
             math.prod(shape[2:]) * DTYPES[forward.dtype] % _ACCESS_BYTES
             for shape in (forward.x_shape, forward.output_shape)
         )
-    return (
-        number == _COARSE
-        and isinstance(operation, ConvolutionBackwardFilter)
-        and is_strict(operation)
-    )
+    if number == _COARSE_HALF.get(direction) and DTYPES[forward.dtype] == 2:
+        return True
+    return number == _COARSE_STRICT.get(direction) and is_strict(operation)
 
 
 def is_strict(operation: AnyConvolution) -> bool:
