@@ -5,14 +5,14 @@ Knows nothing of arrays, devices or ooc_cudnn. One file for each concept:
 - `linear`: seconds = alpha * work + beta, fitted and predicted.
 - `samples`: what a line was fitted to.
 - `transfer`: the link, one way and duplex, by placement.
-- `compute`: operations, from the features of their work.
+- `work`, `compute`: operations, from the features of their work.
 - `machine`: all of it for one machine, with JSON there and back.
 - `pipeline`: seconds of a whole split, in closed form and replayed on a virtual clock.
 - `problem`: what a search is asked and what it answers.
 - `search`, `search_local`, `search_guided`: the split with the fewest seconds under a memory limit.
 """
 
-from .compute import ComputeModel, Work, convolution_flops, convolution_work, pass_work
+from .compute import ComputeModel
 from .linear import Fit, FitError, Line, fit
 from .machine import MachineFileError, MachineModel, shipped, shipped_names
 from .pipeline import (
@@ -30,6 +30,7 @@ from .search import exhaustive_search, ordered_search
 from .search_guided import EstimatedProblem, guided_search
 from .search_local import local_search
 from .transfer import PLACEMENTS, Slowdown, TransferModel
+from .work import Work, convolution_flops, convolution_work, pass_work
 
 __all__ = [
     "PLACEMENTS",

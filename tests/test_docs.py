@@ -13,8 +13,8 @@ from benchmarks import common, model_page
 from ooc_cudnn import calibration
 from ooc_cudnn.functions import trials
 from ooc_cudnn.pipeline.pricing import CANDIDATES
-from perfmodel.compute import TILE_CHANNELS
 from perfmodel.transfer import FAR_ROW_BYTES, NARROWEST_ROW_BYTES
+from perfmodel.work import TILE_CHANNELS
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGES = [

@@ -1,0 +1,226 @@
+"""Work: the features of one computation, from which `compute` predicts its seconds.
+
+Planning counts the work of thousands of pieces, so what is counted from shapes is not checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from .record import Record, Table, number, text, whole
+
+TILE_CHANNELS = 128
+"""Channels of the wide tiles in which matrix units compute."""
+
+
+@dataclass(frozen=True)
+class Work(Record):
+    """The features of one computation from which its seconds are predicted.
+
+    Parameters
+    ----------
+    key : str
+        Names the line, most general part first: "convolution/tf32/channels_last",
+        "pointwise/float32".
+    flops : float
+        Floating-point operations; what convolutions are linear in.
+    device_bytes : float
+        Bytes read and written in device memory; what everything else is linear in.
+    features : mapping from name to float
+        What else seconds may be linear in: a line has a rate for those that count.
+    problem : str
+        What is computed, whatever its size: "64 to 128, 3x3" for one. All computations of one key
+        and problem are equally well or badly predicted, so one that was tried corrects the others
+        (`ComputeModel.corrected`).
+    """
+
+    key: str
+    flops: float
+    device_bytes: float
+    features: Mapping[str, float] = field(default_factory=dict)
+    problem: str = ""
+
+    def __post_init__(self) -> None:
+        text("key", self.key)
+        object.__setattr__(self, "flops", number("flops", self.flops))
+        object.__setattr__(self, "device_bytes", number("device_bytes", self.device_bytes))
+        features = {name: number(name, amount) for name, amount in self.features.items()}
+        object.__setattr__(self, "features", Table(features))
+
+    @classmethod
+    def _counted(
+        cls,
+        key: str,
+        flops: float,
+        device_bytes: float,
+        features: Mapping[str, float],
+        problem: str,
+    ) -> Work:
+        """Work whose numbers need no checks: they were counted from shapes."""
+        made = object.__new__(cls)
+        made.__dict__.update(
+            key=key,
+            flops=flops,
+            device_bytes=device_bytes,
+            features=Table(features),
+            problem=problem,
+        )
+        return made
+
+    @property
+    def amount(self) -> float:
+        """What the seconds are linear in: flops of a convolution, device bytes of anything else.
+
+        Examples
+        --------
+        >>> Work("pointwise/float32", flops=0.0, device_bytes=64.0).amount
+        64.0
+        """
+        return self.flops if self.key.startswith("convolution") else self.device_bytes
+
+    @property
+    def kind(self) -> str:
+        """Key and problem: what is the same for all sizes of one computation."""
+        return f"{self.key}: {self.problem}"
+
+    @property
+    def sized(self) -> str:
+        """Kind and amount: one computation of one size."""
+        return f"{self.kind}; {self.amount:.9g}"
+
+    @property
+    def family(self) -> str:
+        """Key, and the problem up to its first semicolon: what may be as well or badly predicted.
+
+        Examples
+        --------
+        >>> Work("convolution", 1.0, 1.0, problem="3x3; 64 to 128").family
+        'convolution: 3x3'
+        """
+        return f"{self.key}: {self.problem.partition(';')[0]}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a dict of plain JSON values."""
+        return {**super().to_json(), "features": dict(self.features)}
+
+
+def convolution_flops(
+    n: int,
+    c_x: int,
+    c_y: int,
+    output_sites: int,
+    window_sites: int,
+    groups: int = 1,
+    channel_step: int = 32,
+) -> float:
+    """Return the arithmetic of a convolution as the kernels carry it out (paper, section 4.2).
+
+    Parameters
+    ----------
+    n, c_x, c_y : int
+        Batch, input channels and output channels over all groups.
+    output_sites, window_sites : int
+        hY * wY and rW * sW, or their like in one and three dimensions.
+    groups : int
+        Divides both channel counts.
+    channel_step : int
+        Output channels of each group are rounded up to a multiple of this.
+
+    Examples
+    --------
+    >>> convolution_flops(n=1, c_x=64, c_y=64, output_sites=100, window_sites=9)
+    7372800.0
+    >>> convolution_flops(1, 64, 33, 100, 9) == convolution_flops(1, 64, 64, 100, 9)
+    True
+    """
+    sizes = {"n": n, "c_x": c_x, "c_y": c_y, "output_sites": output_sites}
+    sizes |= {"window_sites": window_sites, "groups": groups, "channel_step": channel_step}
+    for name, size in sizes.items():
+        whole(name, size, at_least=1)
+    if c_x % groups or c_y % groups:
+        raise ValueError(f"groups is {groups}; it must divide c_x = {c_x} and c_y = {c_y}")
+    # 2 * n * (hY * wY) * (rW * sW) * groups * cX / groups * ceil32(cY / groups)
+    products = 2 * n * output_sites * window_sites * groups
+    return float(products * (c_x // groups) * _stepped(c_y // groups, channel_step))
+
+
+def convolution_work(
+    key: str,
+    *,
+    n: int,
+    c_x: int,
+    c_y: int,
+    output_sites: int,
+    window_sites: int,
+    groups: int = 1,
+    x_bytes: float,
+    w_bytes: float,
+    y_bytes: float,
+    problem: str = "",
+) -> Work:
+    """Return the work of a convolution, or of one of its gradients.
+
+    Its features are what tensor cores and wide tiles add to the paper's flops: the arithmetic with
+    the channels of each group rounded up to the 128 of a tile, those of y, of x, and both; the
+    bytes of x and of y, which bind where channels are few; and the sites n * hY * wY, each of which
+    costs something whatever the channels. Where the convolution is made of matrix products, one for
+    each image and group, of x unfolded to columns: how many products, and the elements of the
+    columns.
+
+    Parameters
+    ----------
+    n, c_x, c_y, output_sites, window_sites, groups : int
+        As for `convolution_flops`, but not checked.
+    x_bytes, w_bytes, y_bytes : float
+        Of the data (or its gradient), of the filters and of the result.
+    """
+    # 2 * n * (hY * wY) * (rW * sW) * cX / groups * cY, in all groups
+    products = 2 * n * output_sites * window_sites * groups
+    narrow_x, wide_x = c_x // groups, _stepped(c_x // groups, TILE_CHANNELS)
+    narrow_y, wide_y = (_stepped(c_y // groups, step) for step in (32, TILE_CHANNELS))
+    flops = float(products * narrow_x * narrow_y)  # as from `convolution_flops`
+    features = {
+        "flops_y128": float(products * narrow_x * wide_y),
+        "flops_x128": float(products * wide_x * narrow_y),
+        "flops_x128_y128": float(products * wide_x * wide_y),
+        "x_bytes": float(x_bytes),
+        "y_bytes": float(y_bytes),
+        "sites": float(n * output_sites),
+        "products": float(n * groups),
+        # n * (hY * wY) * (rW * sW) * cX
+        "columns": float(n * output_sites * window_sites * c_x),
+    }
+    return Work._counted(key, flops, float(x_bytes + w_bytes + y_bytes), features, problem)
+
+
+def _stepped(channels: int, step: int) -> int:
+    return -(-channels // step) * step
+
+
+def pass_work(
+    key: str,
+    *,
+    device_bytes: float,
+    elements: float,
+    taps: float = 0.0,
+    exponentials: float = 0.0,
+    problem: str = "",
+) -> Work:
+    """Return the work of a pass over device memory.
+
+    Parameters
+    ----------
+    device_bytes : float
+        Read and written.
+    elements : float
+        That are computed: narrow types are bound by this sooner than by their bytes.
+    taps : float
+        Values that windows look at, over all their places.
+    exponentials : float
+        Transcendental functions that are evaluated.
+    """
+    features = {"elements": elements, "taps": taps, "exponentials": exponentials}
+    counted = {name: float(amount) for name, amount in features.items() if amount}
+    return Work._counted(key, 0.0, float(device_bytes), counted, problem)
