@@ -11,7 +11,7 @@ from ooc_cudnn.bench.timing import Timing, timed
 from ooc_cudnn.errors import PlanInfeasibleError
 
 #: A warm-up that takes longer than this is the only sample.
-PATIENCE_SECONDS = 20.0
+PATIENCE_SECONDS = 5.0
 
 
 def reason_of(error: Exception, *, baseline: bool) -> str | None:
