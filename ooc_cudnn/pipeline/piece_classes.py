@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 from ooc_cudnn.operations.splittable import SWEEP, Accumulation, Piece, Splittable
 from ooc_cudnn.operations.window import Range
-from ooc_cudnn.pipeline.schedule import runs_down
 from perfmodel import Split
 
 
@@ -27,6 +26,13 @@ class Class(NamedTuple):
 class PieceClasses:
     """The pieces of one split.
 
+    Parameters
+    ----------
+    call : Splittable
+    split : Split
+    down : bool
+        Whether pieces follow each other down the rows (`schedule.runs_down`).
+
     Attributes
     ----------
     axes : mapping
@@ -37,20 +43,12 @@ class PieceClasses:
         Pieces in all sweeps.
     """
 
-    def __init__(self, call: Splittable, split: Split, loop_order: tuple[str, ...]) -> None:
-        self.call, self.loop_order = call, loop_order
+    def __init__(self, call: Splittable, split: Split, *, down: bool) -> None:
+        self.call, self.split, self.down = call, split, down
         self.axes = call.ranges(split)
         self.counts = {axis: len(ranges) for axis, ranges in self.axes.items()}
         self.counts[SWEEP] = call.sweeps
         self.pieces = math.prod(self.counts.values())
-
-    @cached_property
-    def block_pieces(self) -> int:
-        """Pieces that the first sweep goes through before the second one starts; else 1."""
-        if self.call.sweeps == 1:
-            return 1
-        inside = self.loop_order[self.loop_order.index(SWEEP) + 1 :]
-        return math.prod(self.counts[axis] for axis in inside)
 
     def classes(self) -> list[tuple[Piece, Accumulation, int]]:
         """One piece of each class (equal shapes), with its place in the sum and how many."""
@@ -86,11 +84,10 @@ class PieceClasses:
     def row_classes(self) -> list[Class]:
         """Row ranges that need equally many rows and padding of every operation."""
         ranges, call = self.axes["h_y"], self.call
-        down = runs_down(self.loop_order, self.counts)
         end, reduced = len(ranges) - 1, "h_y" in call.reduced
 
         def piece(at: int) -> Piece:
-            return self.piece_of(ranges[at], ranges[at - 1] if down and at else None)
+            return self.piece_of(ranges[at], ranges[at - 1] if self.down and at else None)
 
         # Between the first and the last piece that no border clips, all are alike. The very last
         # may be smaller, so it is looked at by itself.

@@ -73,7 +73,7 @@ def distinct_launches(
 ) -> tuple[tuple[Launch, Mapping[str, Buffer]], ...]:
     """Every different launch of a plan, with its buffers."""
     counted = SplitProblem(request, plan.layout, 0).counted(plan.split, plan.order)
-    return tuple(counted.launches.items())
+    return tuple(counted.measured.launches.items())
 
 
 def _with_room(
@@ -136,7 +136,7 @@ def _corners(
         priced = min(smallest_rings, key=lambda each: each.price.memory_bytes)
         workspace_bytes = 0
         if ask_workspace is not None:
-            launches = tuple(problem.counted(split, priced.order).launches.items())
+            launches = tuple(problem.counted(split, priced.order).measured.launches.items())
             answer = ask_workspace(launches, priced.price.memory_bytes // 8)
             answer = answer or ask_workspace(launches, None)
             workspace_bytes = aligned(answer[0] if answer else 0)

@@ -85,6 +85,8 @@ class SplitProblem:
             found = counted.best(self.limit_bytes)
             if best is None or self._rank(found) < self._rank(best):
                 best = found
+            if found.price.memory_bytes <= self.limit_bytes and counted.no_order_is_faster(found):
+                break
         assert best is not None
         return best
 

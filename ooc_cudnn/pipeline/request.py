@@ -20,6 +20,7 @@ from perfmodel.transfer import WHOLE, Rows
 
 if TYPE_CHECKING:
     from ooc_cudnn.pipeline.counted import Counted
+    from ooc_cudnn.pipeline.measured import Measured
 
 Direction = Literal["in", "out"]
 #: Device memory is handed out in multiples of this (bytes).
@@ -113,6 +114,11 @@ class Request:
     @cached_property
     def counted(self) -> dict[tuple[str, Split, LoopOrder], Counted]:
         """Splits counted so far: the same in every search, whatever memory is left."""
+        return {}
+
+    @cached_property
+    def measured(self) -> dict[tuple[str, Split, bool], Measured]:
+        """Splits measured so far: the same in every loop order in which pieces are the same."""
         return {}
 
     @cached_property
@@ -263,10 +269,12 @@ class Request:
             return 0.0
         return self.machine.transfer.apart_seconds_per_byte(f"copy_{direction}", placement, rows)
 
-    def latency_seconds(self, direction: Direction, name: str, copy_bytes: Any) -> Any:
-        """Seconds that one copy of an operand is late by, where it is staged."""
-        placement = self.specs[name].placement
-        return self.machine.transfer.latency_seconds(f"copy_{direction}", placement, copy_bytes)
+    def latency_seconds(
+        self, direction: Direction, name: str, copy_bytes: Any, others: Any = 0
+    ) -> Any:
+        """Seconds that one copy of an operand is late by, where it is staged; beside `others`."""
+        transfer, placement = self.machine.transfer, self.specs[name].placement
+        return transfer.latency_seconds(f"copy_{direction}", placement, copy_bytes, others)
 
     def _least_latency(self, direction: Direction, pieces: Any) -> Any:
         """Seconds that the first copy in or the last copy out takes beside, in so many pieces."""

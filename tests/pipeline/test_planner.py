@@ -156,9 +156,9 @@ def test_rows_without_end_are_priced_quickly():
     made = forced((1, 1, 3000, 4), (1, 1, 61, 1), padding=(30, 0))
     problem = pricing.SplitProblem(made.request(), "channels_first", 0)
     counted = problem.counted(Split(n=1, c_y=1, c_x=1, h_y=1), made.chain.loop_order)
-    assert sum(found.times for found in counted.row_classes) == 3000
-    assert len(counted.row_classes) == 61
-    assert counted.sizes["x"] == 61 * 4 * 4
+    assert sum(found.times for found in counted.measured.row_classes) == 3000
+    assert len(counted.measured.row_classes) == 61
+    assert counted.measured.sizes["x"] == limits.aligned(61 * 4 * 4)
 
 
 @pytest.mark.parametrize("order", ["channels_first", "channels_last"])
