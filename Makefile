@@ -21,7 +21,7 @@ CUDA ?= $(shell { nvidia-smi && nvidia-smi --query-gpu=compute_cap --format=csv,
 TORCH       := torch==2.13.0+cpu
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
 
-.PHONY: help demo test gpu-test check format layout lint types docs kernels clean distclean
+.PHONY: help demo test gpu-test check format layout lint types docs figures kernels clean distclean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -55,6 +55,9 @@ types: $(VENV)/ready-dev
 docs: $(VENV)/ready-docs ## build the site: docs/_build/html/index.html
 	@$(BIN)/python docs/settings_page.py --check
 	@$(BIN)/python -m sphinx -b html -q -W --keep-going -j auto docs docs/_build/html
+
+figures: $(VENV)/ready-dev ## every table and picture of README and docs, from benchmarks/results
+	@$(BIN)/python -m benchmarks.regenerate $(ARGS)
 
 # Compiled for the oldest card that this nvcc knows, and for Hopper.
 kernels:

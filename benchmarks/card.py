@@ -1,7 +1,8 @@
-"""Every benchmark that needs a GPU, one process each: about six minutes on an H200.
+"""Measure everything that needs a GPU again, in named parts, one process each.
 
-Takes the arguments of the benchmarks and hands them on; `--only` names some of them. Results go to
-`--output`, else to the folder in $OUT, else to benchmarks/results.
+``python -m benchmarks.card`` runs all parts, `--only` some of them, `--list` names them. Results go
+to `--output`, else to the folder in $OUT, else to benchmarks/results; what ``ooc-cudnn bench``
+measures goes to its folder `bench`. Afterwards ``make figures`` makes the tables and pictures.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
+from pathlib import Path
 
 from benchmarks import common
 from ooc_cudnn.bench.environment import ROOT
 
-NAMES = (
+SCRIPTS = (
     "convolution_in_core",
     "convolution_large",
     "naive_loop",
@@ -26,19 +29,93 @@ NAMES = (
 )
 
 
+@dataclass(frozen=True)
+class Part:
+    """What one process measures, and the seconds it may take.
+
+    Attributes
+    ----------
+    cases : tuple of str
+        Patterns of the suite's cases; a part has these, or is a script.
+    module : str
+        Of `benchmarks`.
+    arguments : tuple of str
+        Of the script; "{output}" in them is the folder of results.
+    """
+
+    seconds: int
+    cases: tuple[str, ...] = ()
+    module: str = ""
+    arguments: tuple[str, ...] = ()
+
+    def command(self, output: str, *, quick: bool, device: str, machine: str | None) -> list[str]:
+        """Return the command line."""
+        if self.cases:
+            command = [
+                sys.executable,
+                "-m",
+                "ooc_cudnn.cli",
+                "bench",
+                "--output",
+                f"{output}/bench",
+            ]
+            command += [word for pattern in self.cases for word in ("--case", pattern)]
+            # Not every command knows "auto", which is what the suite takes without this.
+            command += [] if device == "auto" else ["--device", device]
+        else:
+            command = [sys.executable, "-m", f"benchmarks.{self.module}", "--device", device]
+            command += [word.format(output=output) for word in self.arguments]
+        command += ["--quick"] if quick else []
+        return command if machine is None else [*command, "--machine", machine]
+
+
+def _model(part: str) -> Part:
+    path = f"{{output}}/model_accuracy_cuda_{part}.json"
+    return Part(540, module="model_accuracy", arguments=("--part", part, "--json", path))
+
+
+PARTS = {
+    **{name: Part(240, module=name, arguments=("--output", "{output}")) for name in SCRIPTS},
+    "model-calls": _model("calls"),
+    "model-splits": _model("splits"),
+    "bench-fig9": Part(540, ("fig9-*",)),
+    "bench-table4": Part(300, ("table4-*",)),
+    "bench-fig10": Part(300, ("fig10-*",)),
+    "bench-fig14": Part(540, ("fig14-*",)),
+    "bench-networks": Part(300, ("vgg-conv2-*", "pathology-*", "pageable-*")),
+    "bench-vgg16": Part(540, tuple(f"vgg16-n{batch}-*" for batch in (32, 64, 128, 256))),
+    "bench-vgg16-n512": Part(540, ("vgg16-n512-*",)),
+    "bench-vgg16-n1024": Part(590, ("vgg16-n1024-*",)),
+}
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--only", nargs="+", choices=NAMES, default=NAMES)
+    parser.add_argument("--only", nargs="+", metavar="PART", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--list", action="store_true", help="name the parts, and run none")
     parser.add_argument("--output", default=os.environ.get("OUT", str(common.RESULTS)))
-    parser.add_argument("--seconds", type=float, default=240, help="at most, for each benchmark")
-    arguments, rest = parser.parse_known_args(argv)
+    parser.add_argument("--seconds", type=float, help="at most, for each part; else its own")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes; times mean nothing")
+    parser.add_argument("--device", default="auto", help="auto, cuda, cuda:1 or host")
+    parser.add_argument("--machine", help="a machine model to plan with; else each part's own")
+    arguments = parser.parse_args(argv)
+    if arguments.list:
+        for name, part in PARTS.items():
+            print(f"{name:20} {' '.join(part.cases) or f'benchmarks.{part.module}'}")
+        return 0
+    output = str(Path(arguments.output).absolute())
+    os.makedirs(output, exist_ok=True)
     statuses = {}
     for name in arguments.only:
-        command = [sys.executable, "-m", f"benchmarks.{name}", "--output", arguments.output, *rest]
+        part = PARTS[name]
+        command = part.command(
+            output, quick=arguments.quick, device=arguments.device, machine=arguments.machine
+        )
         begin = time.perf_counter()
         print(f"\n=== {name}", flush=True)
         try:
-            statuses[name] = subprocess.run(command, cwd=ROOT, timeout=arguments.seconds).returncode
+            limit = arguments.seconds or part.seconds
+            statuses[name] = subprocess.run(command, cwd=ROOT, timeout=limit).returncode
         except subprocess.TimeoutExpired:
             statuses[name] = 124
         print(f"=== {name}: {time.perf_counter() - begin:.1f} s, exit {statuses[name]}", flush=True)

@@ -2,6 +2,7 @@
 
 `model-fit.png`: the samples of the shipped H200 against its lines, and their residuals.
 `model-accuracy.png`: predicted over measured seconds of every call of `model_accuracy`.
+`--check` says whether they are of what is stored, and draws nothing.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 
 from benchmarks import common
 from benchmarks.accuracy_summary import BOUNDS
+from benchmarks.figures.stamps import is_current, stamp
 from benchmarks.model_page import calls_stored, machine_of
 from ooc_cudnn.bench.environment import ROOT
 from ooc_cudnn.calibration_pictures import COLOURS, draw_calibration, require_matplotlib
@@ -69,21 +71,45 @@ def draw_accuracy(stored: Sequence[Mapping[str, Any]], path: Path) -> None:
     figure.savefig(path)
 
 
+def shown(stored: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """Return what `draw_accuracy` shows of calls, as plain values."""
+    keys = ("placement", "seconds", "predicted/measured")
+    return [
+        [
+            machine_of(result),
+            [[call[key] for key in keys] for call in result["measurements"]["calls"]],
+        ]
+        for result in stored
+    ]
+
+
 def main(argv: list[str] | None = None) -> int:
     """Draw both; 1 where the machine keeps no samples, so that its picture stays as it is."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--machine", default="h200", help="a profile or a file, with its samples")
     parser.add_argument("--results", type=Path, default=common.RESULTS, help="folder of the calls")
     parser.add_argument("--output", type=Path, default=IMAGES)
+    parser.add_argument("--check", action="store_true", help="draw nothing; fail if out of date")
     arguments = parser.parse_args(argv)
-    stored = calls_stored(arguments.results)
+    stored, model = calls_stored(arguments.results), named_machine(arguments.machine)
+    fit, accuracy = arguments.output / FIT, arguments.output / ACCURACY
+    if arguments.check:
+        stale = [path for path, of in ((accuracy, stored and shown(stored)),
+                                       (fit, model.samples and model.to_json()))
+                 if of and not is_current(path, of)]  # fmt: skip
+        for path in stale:
+            print(
+                f"{path.name} is out of date: python -m benchmarks.model_pictures", file=sys.stderr
+            )
+        return int(bool(stale))
     if stored:
-        draw_accuracy(stored, arguments.output / ACCURACY)
-    model = named_machine(arguments.machine)
+        draw_accuracy(stored, accuracy)
+        stamp(accuracy, shown(stored))
     if not model.samples:
         print(f"{model.name} keeps no samples: {FIT} is left as it is", file=sys.stderr)
         return 1
-    draw_calibration(model, arguments.output / FIT)
+    draw_calibration(model, fit)
+    stamp(fit, model.to_json())
     return 0
 
 

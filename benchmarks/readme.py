@@ -15,6 +15,8 @@ from typing import Any
 from benchmarks import common
 from ooc_cudnn.bench.environment import ROOT
 
+CHART = "docs/images/bench/summary.png"
+
 BEGIN, END = "<!-- figures: begin (python -m benchmarks.readme) -->", "<!-- figures: end -->"
 
 LINK, LARGE, CORE, LOOP, FUNCTIONS, FUSED, CHAIN = (
@@ -89,14 +91,17 @@ def figures(folder: Path = common.RESULTS) -> str:
         "baseline in one run, and the results were verified. The duplex link is raw copies of the "
         "same bytes both ways at once; it scatters by 3 %."
     )
-    lines = [*textwrap.wrap(setting, 100), "", "| | |", "|---|---|"]
+    chart = [f"![4.3 GB in and 4.3 GB out, by each way]({CHART})", ""]
+    lines = [*(chart if (ROOT / CHART).exists() else ()), *textwrap.wrap(setting, 100)]
+    lines += ["", "| | |", "|---|---|"]
     for label, name, claim, form in ROWS:
         values = {row["name"]: row["value"] for row in results[name]["claims"]}
         lines.append(f"| {label} | {form.format(values[claim])} |")
     lines += [
         "",
-        "`python -m benchmarks.card` measures them again (about eight minutes);",
-        "[benchmarks/results](benchmarks/results) holds the full records.",
+        "`python -m benchmarks.card` measures them again;",
+        "[benchmarks/results](benchmarks/results) holds the full records, and",
+        "[docs/performance.md](docs/performance.md) compares with Unified Memory and PyTorch.",
     ]
     return "\n".join(lines)
 

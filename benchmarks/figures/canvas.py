@@ -1,0 +1,70 @@
+"""A blank picture in the project's style, and how it is saved: the same bytes from same values."""
+
+from __future__ import annotations
+
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+from benchmarks.figures.stamps import stamp
+from ooc_cudnn.bench.case import OURS
+from ooc_cudnn.calibration_pictures import COLOURS, require_matplotlib
+
+#: Contender -> colour: the library's is the first, whatever stands beside it.
+CONTENDER_COLOURS = dict(
+    zip(
+        (OURS, "unified_memory_prefetch", "in_core", "torch_in_core", "naive_loop",
+         "torch_save_on_cpu", "unified_memory", "unified_memory_prefetch_split"),
+        COLOURS, strict=True,
+    )
+)  # fmt: skip
+CONTENDER_COLOURS |= {
+    "cudnn": COLOURS[1],
+    "copy_limit": "#999999",
+    "torch_checkpoint": COLOURS[7],
+    "torch_micro_batches": COLOURS[1],
+}
+STAGE_COLOURS = {"copy_in": COLOURS[0], "compute": COLOURS[2], "copy_out": COLOURS[1]}
+PAPER = "#c94f7c"
+#: Colours of a saved picture: lines and bars need few, and the file is a third as large.
+PALETTE = 48
+
+
+def panels(rows: int, columns: int, *, width: float, height: float) -> tuple[Any, Any]:
+    """Return a figure and its axes, rows by columns; inches."""
+    require_matplotlib()
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained", dpi=100)
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(rows, columns, squeeze=False)
+    for each in axes.flat:
+        each.grid(color="#dddddd", linewidth=0.6)
+        each.set_axisbelow(True)
+        for side in ("top", "right"):
+            each.spines[side].set_visible(False)
+    return figure, axes
+
+
+def of_stage(stage: str) -> dict[str, str]:
+    """Return the colour and the name of a stage's bars."""
+    return {"color": STAGE_COLOURS[stage], "label": stage.replace("_", " ")}
+
+
+def legend(axes: Any, **where: Any) -> None:
+    """Name what is drawn, if anything is."""
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(fontsize=8, frameon=False, **where)
+
+
+def save(figure: Any, path: Path, drawn: Any) -> None:
+    """Write a picture of few colours, with the digest of what it shows; nothing tells when."""
+    from PIL import Image
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    buffer = BytesIO()
+    figure.savefig(buffer, format="png")
+    whole = Image.open(buffer).convert("RGB")
+    whole.quantize(PALETTE, dither=Image.Dither.NONE).save(path, format="PNG", optimize=True)
+    stamp(path, drawn)

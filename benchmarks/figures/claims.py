@@ -1,0 +1,97 @@
+"""What the suite is held to, beside what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from benchmarks.common import Claim
+from benchmarks.figures.records import NOT_MEASURED, STAGES, Records, names
+from benchmarks.figures.words import NOTHING, PRECISIONS, markdown
+from ooc_cudnn.bench.cases import CASES
+
+#: Contender of figure 14's two larger sizes -> how many times as long as the library, at least.
+AT_LEAST = {"unified_memory_prefetch": 2.0, "unified_memory": 10.0, "naive_loop": 25.0}
+SIZES_HELD = ("fig14-4gb", "fig14-9gb")
+LARGEST_STEP = "vgg16-n1024"
+#: How far the predicted seconds of that training step may be off.
+PREDICTION_BOUND = 0.15
+
+
+@dataclass(frozen=True)
+class Held:
+    """A claim, or what it would be were its cases measured."""
+
+    name: str
+    unit: str
+    value: float | None
+    relation: str = ""
+    bound: float | None = None
+    reason: str = ""
+
+    @property
+    def verdict(self) -> str:
+        """PASS, MISS, or that there is none: the tables say why a contender did not run."""
+        if self.value is None:
+            return self.reason if self.reason == NOT_MEASURED else "did not run"
+        claim = Claim(self.name, self.value, self.relation, self.bound, self.unit)
+        return {True: "PASS", False: "**MISS**", None: ""}[claim.holds]
+
+    def row(self) -> tuple[str, str, str, str]:
+        """Name, measured, bound and verdict, as cells."""
+        bound = "" if self.bound is None else f"{self.relation} {self._shown(self.bound)}"
+        measured = NOTHING if self.value is None else self._shown(self.value)
+        return self.name, measured, bound, self.verdict
+
+    def _shown(self, value: float) -> str:
+        return f"{value:.1%}" if self.unit == "%" else f"{value:.3g} {self.unit}".strip()
+
+
+def held(records: Records) -> list[Held]:
+    """Return every claim, in the page's order."""
+    return [*_against_others(records), *_step(records), _contents(records)]
+
+
+def claims_table(records: Records) -> str:
+    """All of them, with their verdicts."""
+    head = ("claim", "measured", "bound", "verdict")
+    return markdown(head, [each.row() for each in held(records)])
+
+
+def _against_others(records: Records) -> Iterator[Held]:
+    for contender, bound in AT_LEAST.items():
+        for size in SIZES_HELD:
+            for case in names(f"{size}-"):
+                precision = PRECISIONS[case.rsplit("-", 1)[1]]
+                reason = records.reason(case) or records.reason(case, contender) or ""
+                yield Held(
+                    f"`{contender}` over the library, `{size}`, {precision}",
+                    "x", records.ratio(case, contender), ">=", bound, reason,
+                )  # fmt: skip
+
+
+def _step(records: Records) -> Iterator[Held]:
+    for case in names(f"{LARGEST_STEP}-"):
+        what = f"`{LARGEST_STEP}`, {PRECISIONS[case.rsplit('-', 1)[1]]}"
+        for contender in ("in_core", "torch_in_core"):
+            ratio = records.ratio(case, contender)
+            reason = records.reason(case) or records.reason(case, contender) or ""
+            overhead = None if ratio is None else 1 / ratio - 1
+            yield Held(f"{what}: longer than `{contender}`", "%", overhead, reason=reason)
+        details, reason = records.details(case), records.reason(case) or ""
+        for stage in STAGES:
+            share = details.get("binding_share", {}).get(stage)
+            words = stage.replace("_", " ")
+            yield Held(f"{what}: share of time that {words} binds", "%", share, reason=reason)
+        ratio = details.get("predicted_over_measured")
+        off = None if ratio is None else abs(ratio - 1)
+        yield Held(f"{what}: prediction off by", "%", off, "<=", PREDICTION_BOUND, reason)
+
+
+def _contents(records: Records) -> Held:
+    """Count cases whose results were checked on the host and are right."""
+    right = sum(bool(record["verified"]) for record in records.found.values())
+    name = f"cases whose results were verified on the host, of {len(CASES)}"
+    if not records.found:
+        return Held(name, "", None, reason=NOT_MEASURED)
+    return Held(name, "", float(right), ">=", float(len(CASES)))

@@ -1,0 +1,207 @@
+"""Figures that sentences quote: each is made of a stored result, or has a source outside of them.
+
+``python -m benchmarks.quoted`` looks through README.md and docs, without code and generated
+sections, for numbers with a unit of speed, time or share. Every one of them must stand in the words
+of a `QUOTES` entry, which are filled in from the results, or in those of a `STATED` entry, which
+says where it is from. A test runs it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from benchmarks import common
+from benchmarks.quoted_stated import STATED
+from benchmarks.readme import checks
+from ooc_cudnn.bench.attempt import PATIENCE_SECONDS
+from ooc_cudnn.bench.environment import ROOT
+from perfmodel import shipped
+
+FIGURE = re.compile(
+    r"(?<![\w.])\d[\d.,]*(?:e[-+]?\d+)?\s?"
+    r"(?:%|per cent\b|times\b|x\b(?! \d)|ms\b|us\b|ns\b|s\b|seconds?\b|minutes?\b|"
+    r"[KMGT]i?B/s|[GT]FLOPS)|(?<![\w.-])\d[\d.]*e-\d+"
+)
+SECTIONS = re.compile(r"<!-- ([\w ]+): begin.*?<!-- \1: end -->", re.DOTALL)
+CODE = re.compile(r"^ *```.*?^ *```|`[^`\n]+`", re.DOTALL | re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Quote:
+    """Words of a page with their figures left out, and the figures.
+
+    Attributes
+    ----------
+    page : str
+        Path in the repository.
+    words : str
+        As they stand there, with a replacement field for each figure.
+    values : callable
+        Reads the figures from what is stored.
+    """
+
+    page: str
+    words: str
+    values: Callable[[], Sequence[float]]
+
+    def text(self) -> str:
+        """Return the words as they have to stand on the page."""
+        return self.words.format(*self.values())
+
+
+@cache
+def _stored(name: str) -> Any:
+    return json.loads((common.RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def claim(result: str, name: str) -> float:
+    """Return the value of a claim of a result file."""
+    (value,) = [each["value"] for each in _stored(result)["claims"] if each["name"] == name]
+    return float(value)
+
+
+def simulated(name: str) -> float:
+    """Return a figure that `paper_model` simulated."""
+    return float(_stored("paper_model")["measurements"][name]["simulated"])
+
+
+def fact(name: str) -> float:
+    """Return a fact of the shipped H200's calibration."""
+    return float(shipped("h200").facts[name])
+
+
+def more(limit: str, pieces: int, overlap: str) -> float:
+    """Return by how many percent a call of `host_split` takes longer than the whole one."""
+    return 100 * claim("host_split", f"limit {limit}, overlap {overlap} ({pieces} pieces): "
+                       "time / whole") - 100  # fmt: skip
+
+
+def _staged() -> float:
+    return 100 * claim("convolution_link", "pageable: fraction of the duplex link")
+
+
+def _overhead() -> tuple[float, float]:
+    plain, fused = (
+        claim("convolution_in_core", f"1x64x32x32 {name}: host overhead")
+        for name in ("convolution_forward", "fused")
+    )
+    return plain, fused
+
+
+def _few_channels() -> tuple[float, float]:
+    share = 100 * simulated("fused / three functions: n=1, 64 channels, 1024x1024")
+    return share, 100 * (1 - share / 42)
+
+
+LIMITS, PAPER = "docs/limitations.md", "docs/paper.md"
+QUOTES = (
+    Quote("README.md", "at {:.0f} % of the link's speed", lambda: (_staged(),)),
+    Quote(LIMITS, "at {:.0f} % of the link's speed", lambda: (_staged(),)),
+    Quote(
+        LIMITS,
+        "on the H200 {:.2f} s a GiB for arrays that exist and {:.2f} s for new ones",
+        lambda: (
+            2**30 / fact("pin_bytes_per_second"),
+            2**30 / fact("allocate_pinned_bytes_per_second"),
+        ),
+    ),
+    Quote(
+        LIMITS,
+        "splitting costs at most {:.0f} % down to",
+        lambda: (max(more("64MiB", 8, "on"), more("16MiB", 16, "on"), more("16MiB", 8, "off")),),
+    ),
+    Quote(
+        LIMITS,
+        "and {:.0f} to {:.0f} % at",
+        lambda: (more("4MiB", 48, "off"), more("4MiB", 64, "on")),
+    ),
+    Quote(LIMITS, "takes the host {:.0f} us beside cuDNN's own call, fused {:.0f} us", _overhead),
+    Quote(
+        "docs/benchmarks.md",
+        "A warm-up of more than {:.0f} seconds",
+        lambda: (PATIENCE_SECONDS,),
+    ),
+    Quote(
+        "docs/architecture.md",
+        "takes {:.0f} times as long as its pieces",
+        lambda: (claim("convolution_large", "device: times faster than the unsplit cuDNN call"),),
+    ),
+    Quote(
+        "docs/performance-model.md",
+        "the shipped profile took {:.0f} s",
+        lambda: (fact("calibration_seconds"),),
+    ),
+    Quote(
+        PAPER,
+        "256 channels run at {:.0f} GFLOPS in core",
+        lambda: (simulated("figure 9: 256 channels, on the device"),),
+    ),
+    Quote(PAPER, "the simulation gives {:.0f} %, {:.0f} % below the figure", _few_channels),
+    Quote(
+        PAPER,
+        "ends at most {} % off the best",
+        lambda: (
+            max(
+                float(row["simulated"].split()[2])
+                for name, row in _stored("paper_model")["measurements"].items()
+                if name.startswith("local search")
+            ),
+        ),
+    ),
+)
+
+
+def pages() -> Iterator[Path]:
+    """Return the README and every page of the site."""
+    yield ROOT / "README.md"
+    for path in sorted((ROOT / "docs").rglob("*.md")):
+        if "_build" not in path.parts:
+            yield path
+
+
+def prose(text: str) -> str:
+    """Return what a person wrote of a page, on one line: no code, no generated sections.
+
+    Examples
+    --------
+    >>> prose("It takes\\n`2 s`, or 3 s. <!-- a: begin -->4 s<!-- a: end -->")
+    'It takes , or 3 s.'
+    """
+    return " ".join(CODE.sub(" ", SECTIONS.sub(" ", text)).split())
+
+
+def problems(page: str, text: str) -> list[str]:
+    """Say what is wrong with the figures of a page: words that differ, figures of no source."""
+    found, rest = [], prose(text)
+    known = [quote.text() for quote in QUOTES if quote.page == page]
+    for words in (*known, *STATED.get(page, {})):
+        bare = prose(words)
+        if bare not in prose(text):
+            found.append(f"{page}: the results say {words!r}, and the page does not")
+        rest = rest.replace(bare, " ")
+    for match in FIGURE.finditer(rest):
+        near = rest[max(match.start() - 40, 0) : match.end() + 20]
+        found.append(f"{page}: {match.group()!r} in '...{near}...' is of no stored result")
+    return found
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Look through all pages; 1 if a figure has no source or is another one's."""
+    checks(__doc__, argv)
+    found = []
+    for path in pages():
+        found += problems(str(path.relative_to(ROOT)), path.read_text(encoding="utf-8"))
+    for problem in found:
+        print(problem, file=sys.stderr)
+    return int(bool(found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

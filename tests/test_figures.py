@@ -1,0 +1,293 @@
+"""Tables and pictures are of what is stored, and sentences quote nothing else."""
+
+import json
+
+import pytest
+
+from benchmarks import bench_page, card, quoted, regenerate
+from benchmarks.figures import claims, convolution_tables, pictures, stamps, training_tables
+from benchmarks.figures.records import NOT_MEASURED, Records, load, names
+from benchmarks.figures.training_pictures import by_layer
+from ooc_cudnn.bench.cases import CASES
+from ooc_cudnn.bench.command import select
+from ooc_cudnn.bench.runner import run_case
+
+SAMPLES = ("fig9-c64-tf32", "table4-b-strict", "fig10-n1-tf32", "fig14-4gb-tf32", "vgg16-n32-tf32")
+
+
+@pytest.fixture(scope="module")
+def samples():
+    """Records of tiny runs, said to be of the full sizes: their format is real, their times not."""
+    found = {}
+    for name in SAMPLES:
+        record = run_case(CASES[name], quick=True, device="host", repeats=1, machine="host")
+        record |= {"quick": False, "case": CASES[name].to_json()}
+        found[name] = json.loads(json.dumps(record, default=str))
+    return found
+
+
+@pytest.fixture
+def folder(samples, tmp_path):
+    for name, record in samples.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(record))
+    return tmp_path
+
+
+def rewrite(folder, name, change):
+    path = folder / f"{name}.json"
+    record = json.loads(path.read_text())
+    change(record)
+    path.write_text(json.dumps(record))
+
+
+# What is on the pages ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", regenerate.GENERATORS)
+def test_what_a_generator_makes_is_up_to_date(name, capsys):
+    status = regenerate.generator(name)(["--check"])
+    assert status == 0, f"run `make figures`: {capsys.readouterr().err}"
+
+
+def test_one_command_runs_every_generator(monkeypatch, capsys):
+    run = []
+
+    def one(name):
+        return lambda given: run.append((name, given)) or int("page" in name)
+
+    monkeypatch.setattr(regenerate, "generator", one)
+    assert regenerate.main(["--check"]) == 1
+    assert run == [(name, ["--check"]) for name in regenerate.GENERATORS]
+    assert "benchmarks.bench_page" in capsys.readouterr().err
+
+
+def test_a_page_that_is_out_of_date_is_found(tmp_path, monkeypatch):
+    page = tmp_path / "performance.md"
+    page.write_text(bench_page.PAGE.read_text("utf-8").replace("| claim |", "| claims |"))
+    monkeypatch.setattr(bench_page, "PAGE", page)
+    assert bench_page.main(["--check"]) == 1
+    assert bench_page.main([]) == 0
+    assert bench_page.main(["--check"]) == 0
+
+
+# Sentences -----------------------------------------------------------------------------------
+
+
+def test_a_figure_of_no_result_is_found():
+    page = (quoted.ROOT / "README.md").read_text("utf-8")
+    assert quoted.problems("README.md", page) == []
+    (found,) = quoted.problems("README.md", f"{page}\n\nIt is 7.5 times as fast.\n")
+    assert "7.5 times" in found
+    changed = page.replace("at 53 % of the link", "at 54 % of the link")
+    assert any("at 53 %" in one for one in quoted.problems("README.md", changed))
+    assert any("54 %" in one for one in quoted.problems("README.md", changed))
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["12 %", "2 ms", "66 us", "0.6 s a GiB", "1.5x", "31 GB/s", "4332 GFLOPS", "3 minutes", "1e-3",
+     "40 times as long", "5 seconds", "a tenth, 7.36e-9 s"],
+)  # fmt: skip
+def test_what_counts_as_a_figure(words):
+    assert quoted.FIGURE.search(words)
+
+
+@pytest.mark.parametrize("words", ["3x3", "64 x 64", "4.3 GB", "n=512", "16 GiB", "2 strides"])
+def test_sizes_are_no_figures(words):
+    assert not quoted.FIGURE.search(words)
+
+
+def test_quotes_are_of_pages_that_are_looked_at():
+    looked_at = {str(path.relative_to(quoted.ROOT)) for path in quoted.pages()}
+    assert {quote.page for quote in quoted.QUOTES} | set(quoted.STATED) <= looked_at
+
+
+def test_a_claim_that_is_gone_is_an_error():
+    with pytest.raises(ValueError, match="not enough values"):
+        quoted.claim("fused", "what was never claimed")
+
+
+# Records -------------------------------------------------------------------------------------
+
+
+def test_records_are_asked_by_case_and_contender(folder):
+    records = load(folder)
+    assert set(records.found) == set(SAMPLES)
+    assert records.seconds("fig14-4gb-tf32") > 0
+    assert records.ratio("fig14-4gb-tf32", "serial") > 0
+    assert records.seconds("fig14-4gb-tf32", "unified_memory") is None
+    assert "NVIDIA GPU" in records.reason("fig14-4gb-tf32", "unified_memory")
+    assert records.reason("fig14-1gb-tf32") == NOT_MEASURED
+    assert records.gflops("fig14-1gb-tf32", "serial") is None
+
+
+def test_quick_and_outdated_records_are_not_shown(folder):
+    rewrite(folder, SAMPLES[0], lambda record: record.update(quick=True))
+    rewrite(folder, SAMPLES[1], lambda record: record["case"].update(memory_limit="3GiB"))
+    (folder / "gone.json").write_text(json.dumps({"case": {"name": "gone"}}))
+    records = load(folder)
+    assert set(records.found) == set(SAMPLES[2:])
+    assert records.reason(SAMPLES[0]) == "measured at its tiny size only"
+    assert records.reason(SAMPLES[1]) == "measured with other memory_limit than it has now"
+
+
+def test_a_wrong_result_has_no_time(folder):
+    def spoil(record):
+        record["contenders"]["naive_loop"]["check"]["ok"] = False
+
+    rewrite(folder, "fig14-4gb-tf32", spoil)
+    records = load(folder)
+    assert records.seconds("fig14-4gb-tf32", "naive_loop") is None
+    assert "its result is WRONG" in convolution_tables.figure_14(records)
+
+
+# Tables --------------------------------------------------------------------------------------
+
+
+def test_the_page_shows_what_was_measured_and_why_the_rest_was_not(folder):
+    text = bench_page.section(load(folder))
+    assert "`unified_memory` did not run in fig14-4gb-tf32: CUDA Unified Memory needs" in text
+    assert "Managed memory is kept below what the card has free: over-subscription" in text
+    assert "40 of 45 cases not measured yet" in text
+    assert "4,332 to 7,455" in text
+    for line in text.splitlines():
+        if line.startswith("|"):
+            assert line.count("|") >= 3
+    tables = [block for block in text.split("\n\n") if block.startswith("|")]
+    for table in tables:
+        assert len({row.count("|") for row in table.splitlines()}) == 1
+
+
+def test_the_page_without_results_says_so():
+    text = bench_page.section(Records({}, {}))
+    assert "Not measured yet: `ooc-cudnn bench`, 45 cases." in text
+    assert "images/bench" not in text
+    assert "PASS" not in text
+
+
+def test_a_table_has_the_records_figures(folder):
+    def known(record):
+        for contender, seconds, times in (("ooc_cudnn", 0.1, 1.0), ("naive_loop", 2.6, 26.0)):
+            record["contenders"][contender]["seconds"]["median"] = seconds
+            record["contenders"][contender]["ratio"]["of_medians"] = times
+        record["contenders"]["copy_limit"]["ratio"]["of_medians"] = 0.975
+
+    rewrite(folder, "fig14-4gb-tf32", known)
+    records = load(folder)
+    (row,) = [
+        line
+        for line in convolution_tables.figure_14(records).splitlines()
+        if line.startswith("| 4.3 GB, TF32")
+    ]
+    assert row.startswith("| 4.3 GB, TF32 | 4GiB | 100 ms | 98% | - | - | - | 26.00 x |")
+    held = {each.name: each for each in claims.held(records)}
+    loop = held["`naive_loop` over the library, `fig14-4gb`, TF32"]
+    assert loop.row()[1:] == ("26 x", ">= 25 x", "PASS")
+    unified = held["`unified_memory` over the library, `fig14-4gb`, TF32"]
+    assert unified.row()[1:] == ("-", ">= 10 x", "did not run")
+
+
+def test_the_training_steps_overhead_and_prediction(samples):
+    record = json.loads(json.dumps(samples["vgg16-n32-tf32"]))
+    ours, core = record["contenders"]["ooc_cudnn"], record["contenders"]["in_core"]
+    core["ratio"]["of_medians"] = 0.8
+    ours["details"]["predicted_over_measured"] = 0.8
+    ours["details"]["binding_share"] = {"copy_in": 0.25, "compute": 0.5, "copy_out": 0.25}
+    records = Records({"vgg16-n1024-tf32": record}, {})
+    held = {each.name: each.row()[1:] for each in claims.held(records)}
+    assert held["`vgg16-n1024`, TF32: longer than `in_core`"] == ("25.0%", "", "")
+    assert held["`vgg16-n1024`, TF32: share of time that compute binds"][0] == "50.0%"
+    assert held["`vgg16-n1024`, TF32: prediction off by"] == ("20.0%", "<= 15.0%", "**MISS**")
+    assert "| 1024, TF32 |" in training_tables.figure_13(records)
+
+
+# Pictures ------------------------------------------------------------------------------------
+
+
+def test_pictures_are_small_current_and_the_same_twice(folder, tmp_path):
+    pytest.importorskip("matplotlib")
+    records, images = load(folder), tmp_path / "images"
+    assert set(pictures.stale(records, images)) == set(pictures.PICTURES)
+    pictures.draw(records, images)
+    assert pictures.stale(records, images) == []
+    first = {path.name: path.read_bytes() for path in images.glob("*.png")}
+    assert len(first) == len(pictures.PICTURES)
+    assert max(map(len, first.values())) < 60_000
+    for path in images.glob("*.png"):
+        path.unlink()
+    pictures.draw(records, images)
+    assert {path.name: path.read_bytes() for path in images.glob("*.png")} == first
+
+
+def test_pictures_of_other_results_are_found_and_those_of_none_removed(folder, tmp_path):
+    pytest.importorskip("matplotlib")
+    images = tmp_path / "images"
+    pictures.draw(load(folder), images)
+
+    def slower(record):
+        record["contenders"]["ooc_cudnn"]["seconds"]["median"] *= 2
+
+    rewrite(folder, "fig14-4gb-tf32", slower)
+    assert pictures.stale(load(folder), images) == ["fig14", "summary"]
+    (folder / "fig14-4gb-tf32.json").unlink()
+    assert sorted(pictures.stale(load(folder), images)) == ["fig14", "summary"]
+    pictures.draw(load(folder), images)
+    assert not (images / "summary.png").exists()
+    assert pictures.stale(load(folder), images) == []
+
+
+def test_a_stamp_is_a_chunk_that_readers_of_pictures_know(tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    path = tmp_path / "one.png"
+    image.new("RGB", (3, 2), "red").save(path)
+    assert stamps.stamped(path) is None
+    stamps.stamp(path, {"a": [1, 2.5]})
+    assert stamps.is_current(path, {"a": [1, 2.5]})
+    assert not stamps.is_current(path, {"a": [1, 2.6]})
+    with image.open(path) as read:
+        assert read.getpixel((2, 1)) == (255, 0, 0)
+        assert read.text["drawn from"] == stamps.digest_of({"a": [1, 2.5]})
+    assert stamps.stamped(tmp_path / "none.png") is None
+
+
+def test_calls_of_a_layer_are_summed_up_by_direction():
+    def call(layer, direction, seconds):
+        stages = {"copy_in": 1.0, "compute": 2.0, "copy_out": 0.5}
+        return {"layer": layer, "direction": direction, "seconds": seconds, "stage_seconds": stages}
+
+    found = by_layer([call("a", "forward", 3), call("b", "backward", 4), call("b", "backward", 5)])
+    assert found["forward"] == {
+        "a": {"seconds": 3, "copy_in": 1.0, "compute": 2.0, "copy_out": 0.5}
+    }
+    assert found["backward"] == {
+        "b": {"seconds": 9, "copy_in": 2.0, "compute": 4.0, "copy_out": 1.0}
+    }
+
+
+# Measuring again -----------------------------------------------------------------------------
+
+
+def test_every_case_is_in_one_part_of_the_card():
+    measured = [
+        case.name
+        for part in card.PARTS.values()
+        if part.cases
+        for case in select(part.cases, CASES)
+    ]
+    assert sorted(measured) == sorted(CASES)
+    assert set(names("fig9-")) <= set(measured)
+
+
+def test_a_part_runs_and_says_how_it_ended(tmp_path, capfd):
+    given = ["--quick", "--device", "host", "--output", str(tmp_path)]
+    assert card.main([*given, "--only", "bench-fig10"]) == 0
+    assert {path.stem for path in (tmp_path / "bench").iterdir()} == set(names("fig10-"))
+    assert "bench-fig10 0" in capfd.readouterr().out
+    assert card.main([*given, "--only", "bench-fig10", "--seconds", "0.01"]) == 124
+
+
+def test_parts_are_listed_and_a_wrong_name_refused(capsys):
+    assert card.main(["--list"]) == 0
+    assert "bench-vgg16-n1024    vgg16-n1024-*" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        card.main(["--only", "fig9"])
