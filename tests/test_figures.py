@@ -147,7 +147,7 @@ def test_a_wrong_result_has_no_time(folder):
 def test_the_page_shows_what_was_measured_and_why_the_rest_was_not(folder):
     text = bench_page.section(load(folder))
     assert "`unified_memory` did not run in fig14-4gb-tf32: CUDA Unified Memory needs" in text
-    assert "Managed memory is kept below what the card has free: over-subscription" in text
+    assert "- managed memory is kept below what the card has free: over-subscription" in text
     assert "40 of 45 cases not measured yet" in text
     assert "4,332 to 7,455" in text
     for line in text.splitlines():
@@ -156,6 +156,21 @@ def test_the_page_shows_what_was_measured_and_why_the_rest_was_not(folder):
     tables = [block for block in text.split("\n\n") if block.startswith("|")]
     for table in tables:
         assert len({row.count("|") for row in table.splitlines()}) == 1
+
+
+def test_a_table_says_where_when_and_how_steadily_it_was_measured(folder):
+    def known(record):
+        record["environment"] |= {
+            "gpu": {"name": "A card"}, "date": "2026-11-21T10:00", "commit": "0123456789-dirty"
+        }  # fmt: skip
+        record["drift"] = 0.95
+        record["notes"] = ["one note", "another"]
+
+    rewrite(folder, "table4-b-strict", known)
+    text = convolution_tables.table_4(load(folder))
+    assert text.startswith("A card, 2026-11-21, at `0123456` with changes; limit of each case")
+    assert "drifted by up to 5.0%; 5 of 6 cases not measured yet." in text
+    assert "- one note (table4-b-strict)\n- another (table4-b-strict)" in text
 
 
 def test_the_page_without_results_says_so():

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 from benchmarks.figures.stamps import stamp
+from benchmarks.figures.words import PRECISIONS
 from ooc_cudnn.bench.case import OURS
 from ooc_cudnn.calibration_pictures import COLOURS, require_matplotlib
 
@@ -56,6 +58,24 @@ def legend(axes: Any, **where: Any) -> None:
     """Name what is drawn, if anything is."""
     if axes.get_legend_handles_labels()[0]:
         axes.legend(fontsize=8, frameon=False, **where)
+
+
+def precisions(drawn: Mapping[str, Any], *, height: float) -> tuple[Any, dict[str, Any]]:
+    """Return a figure with a panel, named, for each precision of which there is anything."""
+    shown = [precision for precision in PRECISIONS if precision in drawn]
+    figure, axes = panels(1, len(shown), width=4.5 * len(shown), height=height)
+    for panel, precision in zip(axes[0], shown, strict=True):
+        panel.set_title(PRECISIONS[precision], fontsize=10, loc="left")
+    return figure, dict(zip(shown, axes[0], strict=True))
+
+
+def legend_below(figure: Any, every: Iterable[Any], *, columns: int) -> None:
+    """Name what is drawn in any panel once, under all of them."""
+    handles: dict[str, Any] = {}
+    for axes in every:
+        handles |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+    figure.legend(handles.values(), handles, loc="outside lower center", ncols=columns,
+                  fontsize=8, frameon=False)  # fmt: skip
 
 
 def save(figure: Any, path: Path, drawn: Any) -> None:

@@ -36,10 +36,10 @@ def figure_9(records: Records) -> dict[str, Any]:
 
 def draw_figure_9(drawn: dict[str, Any], path: Path) -> None:
     """A panel for each precision, the paper's range and values in both."""
-    figure, axes = canvas.panels(1, 2, width=9, height=3.8)
+    figure, axes = canvas.precisions(drawn, height=3.8)
     stated = [(channels, value) for channels, (_, value) in FIGURE_9.items() if value is not None]
-    for panel, (precision, words) in zip(axes[0], PRECISIONS.items(), strict=True):
-        for contender, line in drawn.get(precision, {}).items():
+    for precision, panel in axes.items():
+        for contender, line in drawn[precision].items():
             panel.plot(
                 *zip(*line, strict=True), label=LABELS[contender],
                 color=canvas.CONTENDER_COLOURS[contender], marker="o", markersize=4,
@@ -54,9 +54,8 @@ def draw_figure_9(drawn: dict[str, Any], path: Path) -> None:
         panel.set_yscale("log")
         panel.set_xticks(CHANNELS, map(str, CHANNELS))
         panel.set_xlabel("channels, one image of 1024 x 1024")
-        panel.set_title(words, fontsize=10, loc="left")
-        canvas.legend(panel)
-    axes[0][0].set_ylabel("GFLOPS")
+        panel.set_ylabel("GFLOPS")
+    canvas.legend_below(figure, axes.values(), columns=4 if len(axes) > 1 else 2)
     canvas.save(figure, path, drawn)
 
 
@@ -147,9 +146,9 @@ def figure_14(records: Records) -> dict[str, Any]:
 
 def draw_figure_14(drawn: dict[str, Any], path: Path) -> None:
     """Seconds over the size of the features, a panel for each precision."""
-    figure, axes = canvas.panels(1, 2, width=9, height=4)
-    for panel, (precision, words) in zip(axes[0], PRECISIONS.items(), strict=True):
-        for contender, line in drawn.get(precision, {}).items():
+    figure, axes = canvas.precisions(drawn, height=4)
+    for precision, panel in axes.items():
+        for contender, line in drawn[precision].items():
             panel.plot(
                 [nbytes / 1e9 for nbytes, _ in line], [seconds for _, seconds in line],
                 label=LABELS[contender], color=canvas.CONTENDER_COLOURS[contender], marker="o",
@@ -157,14 +156,13 @@ def draw_figure_14(drawn: dict[str, Any], path: Path) -> None:
             )  # fmt: skip
         panel.set_xscale("log", base=2)
         panel.set_yscale("log")
-        sizes = sorted({nbytes for line in drawn.get(precision, {}).values() for nbytes, _ in line})
+        sizes = sorted({nbytes for line in drawn[precision].values() for nbytes, _ in line})
         panel.set_xticks(
             [nbytes / 1e9 for nbytes in sizes], [f"{nbytes / 1e9:.1f}" for nbytes in sizes]
         )
         panel.set_xlabel("GB of x, and as much of y")
-        panel.set_title(words, fontsize=10, loc="left")
-    axes[0][0].set_ylabel("seconds, host to host")
-    canvas.legend(axes[0][1] if not drawn.get("strict") else axes[0][0], ncols=2)
+        panel.set_ylabel("seconds, host to host")
+    canvas.legend_below(figure, axes.values(), columns=4 if len(axes) > 1 else 2)
     canvas.save(figure, path, drawn)
 
 

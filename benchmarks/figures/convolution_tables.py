@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from benchmarks.figures.records import NOT_MEASURED, STAGES, Records, feature_bytes, names
+from benchmarks.figures.records import STAGES, Records, feature_bytes, names
 from benchmarks.figures.records import stage_seconds as stages_of
 from benchmarks.figures.words import (
     NOTHING,
     PRECISIONS,
     gflops,
-    joined,
     markdown,
-    provenance,
-    reasons,
     seconds,
+    section,
     share_of_bound,
     times,
 )
@@ -48,14 +46,8 @@ def figure_9(records: Records) -> str:
         f"{CHANNEL_GFLOPS.most:,.0f}; the last column has the two of its values that it states."
     )
     cases = names("fig9-")
-    return joined(
-        (
-            provenance(records, cases),
-            about,
-            markdown(("channels", "limit", *columns, "paper"), rows),
-            reasons(records, cases, IN_CORE),
-        )
-    )
+    table = markdown(("channels", "limit", *columns, "paper"), rows)
+    return section(records, cases, IN_CORE, (about, table))
 
 
 def table_4(records: Records) -> str:
@@ -73,12 +65,8 @@ def table_4(records: Records) -> str:
         )  # fmt: skip
     head = ("case", "limit", "GFLOPS", "the paper's", "GFLOPS in core", "share of raw copies",
             "without overlap", "binds")  # fmt: skip
-    return joined(
-        (
-            provenance(records, cases),
-            markdown(head, rows),
-            reasons(records, cases, (OURS, "in_core", "copy_limit", "serial")),
-        )
+    return section(
+        records, cases, (OURS, "in_core", "copy_limit", "serial"), (markdown(head, rows),)
     )
 
 
@@ -106,13 +94,14 @@ def figure_10(records: Records) -> str:
         "What the streams were busy with, in one profiled call each. They work at the same time, "
         "so that their seconds add up to more than the call's."
     )
-    return joined(
+    return section(
+        records,
+        cases,
+        (OURS, "unfused", "copy_limit"),
         (
-            provenance(records, cases),
             markdown(head, rows),
-            reasons(records, cases, (OURS, "unfused", "copy_limit")),
             *((about, broken) if parts else ()),
-        )
+        ),
     )
 
 
@@ -131,14 +120,7 @@ def figure_14(records: Records) -> str:
         )  # fmt: skip
     head = ("x, and y", "limit", "`ooc_cudnn`", "share of raw copies",
             *(f"`{contender}`" for contender in OTHERS))  # fmt: skip
-    return joined(
-        (
-            provenance(records, cases),
-            markdown(head, rows),
-            reasons(records, cases, (OURS, "copy_limit", *OTHERS)),
-            _over_subscription(records, cases),
-        )
-    )
+    return section(records, cases, (OURS, "copy_limit", *OTHERS), (markdown(head, rows),))
 
 
 def networks(records: Records) -> str:
@@ -156,13 +138,7 @@ def networks(records: Records) -> str:
         )  # fmt: skip
     head = ("case", "limit", "`ooc_cudnn`", "share of raw copies",
             *(f"`{contender}`" for contender in others))  # fmt: skip
-    return joined(
-        (
-            provenance(records, cases),
-            markdown(head, rows),
-            reasons(records, cases, (OURS, "copy_limit", *others)),
-        )
-    )
+    return section(records, cases, (OURS, "copy_limit", *others), (markdown(head, rows),))
 
 
 def binds(records: Records, case: str) -> str:
@@ -175,16 +151,3 @@ def _stages(call: Mapping[str, object]) -> list[str]:
     busy = stages_of(call)
     whole = float(str(call["seconds_while_profiled"]))
     return [format_seconds(value) for value in (whole, *(busy[stage] for stage in STAGES))]
-
-
-def _over_subscription(records: Records, cases: list[str]) -> str:
-    """Pass on what the records say of managed memory, once."""
-    said = {
-        note
-        for record in records.of(cases)
-        for note in record["notes"]
-        if "over-subscription" in note
-    }
-    if not said:
-        return "" if records.of(cases) else f"Over-subscription: {NOT_MEASURED}."
-    return " ".join(f"{note[0].upper()}{note[1:]}." for note in sorted(said))

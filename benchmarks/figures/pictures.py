@@ -44,14 +44,13 @@ def stale(found: records.Records, images: Path = IMAGES) -> list[str]:
 
 
 def draw(found: records.Records, images: Path = IMAGES) -> None:
-    """Draw those that are out of date; remove those of which nothing is measured."""
+    """Draw all of which anything was measured; remove the others."""
     drawn = shown(found)
-    for name in stale(found, images):
-        path = images / f"{name}.png"
-        if name in drawn:
-            PICTURES[name][1](drawn[name], path)
-        else:
+    for path in images.glob("*.png"):
+        if path.stem not in drawn:
             path.unlink()
+    for name, values in drawn.items():
+        PICTURES[name][1](values, images / f"{name}.png")
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -33,9 +33,9 @@ def figure_12(records: Records) -> dict[str, Any]:
 
 def draw_figure_12(drawn: dict[str, Any], path: Path) -> None:
     """Seconds of a step over the batch, a panel for each precision."""
-    figure, axes = canvas.panels(1, 2, width=9, height=4)
-    for panel, (precision, words) in zip(axes[0], PRECISIONS.items(), strict=True):
-        for contender, line in drawn.get(precision, {}).items():
+    figure, axes = canvas.precisions(drawn, height=4)
+    for precision, panel in axes.items():
+        for contender, line in drawn[precision].items():
             panel.plot(
                 *zip(*line, strict=True), label=LABELS[contender], markersize=4, marker="o",
                 color=canvas.CONTENDER_COLOURS[contender],
@@ -44,9 +44,8 @@ def draw_figure_12(drawn: dict[str, Any], path: Path) -> None:
         panel.set_yscale("log")
         panel.set_xticks(VGG16_BATCHES, map(str, VGG16_BATCHES))
         panel.set_xlabel("batch, 224 x 224")
-        panel.set_title(words, fontsize=10, loc="left")
-    axes[0][0].set_ylabel("seconds of a training step")
-    canvas.legend(axes[0][0] if drawn.get("strict") else axes[0][1])
+        panel.set_ylabel("seconds of a training step")
+    canvas.legend_below(figure, axes.values(), columns=3 if len(axes) > 1 else 2)
     canvas.save(figure, path, drawn)
 
 

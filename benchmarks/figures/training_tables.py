@@ -9,11 +9,9 @@ from benchmarks.figures.records import STAGES, Records, names
 from benchmarks.figures.words import (
     NOTHING,
     PRECISIONS,
-    joined,
     markdown,
-    provenance,
-    reasons,
     seconds,
+    section,
     times,
 )
 from ooc_cudnn.bench.case import OURS
@@ -44,15 +42,7 @@ def figure_12(records: Records) -> str:
             rows.append((f"{batch}, {words}", seconds(records, case), *compared))
     cases = names("vgg16-")
     head = ("batch", "`ooc_cudnn`", *(f"`{contender}`" for contender in OTHERS))
-    return joined(
-        (
-            provenance(records, cases),
-            markdown(head, rows),
-            reasons(records, cases, (OURS, *OTHERS)),
-            " ".join(sorted({note for record in records.of(cases) for note in record["notes"]
-                             if "PyTorch" in note})),
-        )
-    )  # fmt: skip
+    return section(records, cases, (OURS, *OTHERS), (markdown(head, rows),))
 
 
 def figure_13(records: Records) -> str:
@@ -69,7 +59,7 @@ def figure_13(records: Records) -> str:
         "the share of the calls' time in calls that each stage binds; and the predicted seconds "
         "of the step over the measured ones."
     )
-    return joined((about, markdown(head, rows)))
+    return section(records, names("vgg16-"), (), (about, markdown(head, rows)))
 
 
 def _step(details: Mapping[str, Any]) -> list[str]:

@@ -77,14 +77,20 @@ def provenance(records: Records, cases: Sequence[str]) -> str:
     where = [record["environment"] for record in there]
     cards = sorted({each["gpu"]["name"] if each["gpu"] else "host device" for each in where})
     dates = sorted({each["date"][:10] for each in where})
-    commits = sorted({each["commit"][:7] for each in where})
+    commits = sorted({_short(each["commit"]) for each in where})
     limits = list(dict.fromkeys(CASES[case].memory_limit for case in cases))
     limit = f"limit {limits[0]}" if len(limits) == 1 else "limit of each case in the table"
     when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
-    at = ", ".join(f"`{commit}`" for commit in commits)
+    drifts = [abs(record["drift"] - 1) for record in there if "drift" in record]
+    drift = f"; the library's own drifted by up to {max(drifts):.1%}" if drifts else ""
     missing = len(cases) - len(there)
     rest = f"; {missing} of {len(cases)} cases not measured yet" if missing else ""
-    return f"{', '.join(cards)}, {when}, at {at}; {limit}; medians{rest}."
+    return f"{', '.join(cards)}, {when}, at {', '.join(commits)}; {limit}; medians{drift}{rest}."
+
+
+def _short(commit: str) -> str:
+    changed = " with changes" if commit.endswith("-dirty") else ""
+    return f"`{commit[:7]}`{changed}"
 
 
 def reasons(records: Records, cases: Sequence[str], contenders: Sequence[str]) -> str:
@@ -101,6 +107,18 @@ def reasons(records: Records, cases: Sequence[str], contenders: Sequence[str]) -
     )
 
 
+def notes(records: Records, cases: Sequence[str]) -> str:
+    """List what the records say beside their figures, each note once."""
+    found: dict[str, list[str]] = {}
+    for record in records.of(cases):
+        for note in record["notes"]:
+            found.setdefault(note, []).append(record["case"]["name"])
+    return "\n".join(
+        f"- {note}" + ("" if len(where) == len(cases) else f" ({', '.join(where)})")
+        for note, where in found.items()
+    )
+
+
 def _of_case(case: str) -> tuple[str, ...]:
     return (OURS, *CASES[case].baselines)
 
@@ -108,6 +126,23 @@ def _of_case(case: str) -> tuple[str, ...]:
 def image(name: str, about: str, drawn: Mapping[str, object]) -> str:
     """Show a picture of docs/images/bench, if there is anything to draw in it."""
     return f"![{about}](images/bench/{name}.png)" if name in drawn else ""
+
+
+def section(
+    records: Records, cases: Sequence[str], contenders: Sequence[str], parts: Iterable[str]
+) -> str:
+    """Put parts between where cases were measured and what is to be known beside them.
+
+    Where none was measured there are no parts.
+    """
+    return joined(
+        (
+            provenance(records, cases),
+            *(parts if records.of(cases) else ()),
+            reasons(records, cases, contenders),
+            notes(records, cases),
+        )
+    )
 
 
 def joined(parts: Iterable[str]) -> str:
