@@ -174,9 +174,9 @@ class _Calibration:
         for name, timing in host_seconds(self.bench).items():
             self.issuing[name].append(timing.seconds)
             found = self.issuing[name]
-            self.host[name] = float(f"{statistics.mean(found):.5g}")
-            spread = max(timing.spread, (max(found) - min(found)) / 2 / statistics.mean(found))
-            self.quality[name] = {"spread": spread}
+            self.host[name] = float(f"{min(found):.5g}")
+            apart = 1.0 - min(found) / max(found) if min(found) > 0 else 0.0
+            self.quality[name] = {"spread": max(timing.spread, apart)}
 
     def beside(self) -> None:
         """Measure what computing loses to what runs beside it."""

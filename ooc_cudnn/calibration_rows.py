@@ -27,6 +27,9 @@ DIRECTIONS = ("copy_in", "copy_out")
 NARROW = (32, 8, 16)
 #: Bytes of a row of pinned memory that lies far apart from the next.
 FAR_BYTES = FAR_ROW_BYTES // 4
+#: A row that lies far apart costs this at least: the more of them, the more pages the link looks
+#: up, which takes up to two thirds longer where it does, and nothing in a measurement where not.
+LEAST_ROW_SECONDS = 3e-9
 #: Bytes of a copy, and of one on the host.
 GPU_BYTES, HOST_BYTES = 2**24, 2**20
 #: What a small copy has, beside which staging's latency grows with the bytes.
@@ -54,7 +57,7 @@ class RowMeasurements:
         self.size = HOST_BYTES if self.device.kind == "host" or quick else GPU_BYTES
         self.rows: dict[str, float] = {}
         self.latency: dict[str, Line] = {}
-        self._turns: dict[int, float] = {}
+        self._turns: dict[int, tuple[float, int]] = {}
 
     def groups(self) -> list[Group]:
         """What is to be measured."""
@@ -82,22 +85,23 @@ class RowMeasurements:
 
     def _latency(self, direction: str, plain: HostArray) -> Line:
         """What a copy is late by, from a small one and one that a thread can stage."""
-        large, late = min(STAGED_BYTES, self.size), []
+        large, on_host = min(STAGED_BYTES, self.size), self.device.kind == "host"
+        late, others = list[float](), list[float]()
         for nbytes in (SMALL_BYTES, large):
-            turning = 0.0 if self.device.kind == "host" else self._turning_seconds(nbytes, plain)
+            turning, slots = (0.0, 1) if on_host else self._turning(nbytes, plain)
             pointer = self.bench.reserve(self.size)
             copy = partial(self._copy, direction, pointer, plain[: nbytes // 4], (1,))
-            if self.device.kind == "host":
-                few, many = (self._wall({direction: copy}, number) for number in (1, MANY))
-                late.append(max(few - (many - few) / (MANY - 1), 0.0))
-            else:
-                late.append(max(turning - self._seconds({direction: copy}), 0.0))
+            few, many = (self._wall({direction: copy}, number) for number in (1, MANY))
+            each = (many - few) / (MANY - 1)
+            late.append(max(few - each, 0.0))
+            others.append(max(turning - each - late[-1], 0.0) / max(slots - 1, 1))
         alpha = max(late[1] - late[0], 0.0) / (large - SMALL_BYTES)
         beta = max(late[1] - alpha * large, 0.0)
-        return Line(float(f"{alpha:.4g}"), float(f"{beta:.4g}"))
+        terms = {} if on_host else {"others": float(f"{min(others):.4g}")}
+        return Line(float(f"{alpha:.4g}"), float(f"{beta:.4g}"), terms)
 
-    def _turning_seconds(self, nbytes: int, plain: HostArray) -> float:
-        """Seconds until the slot of a ring is free again in a call that copies both ways.
+    def _turning(self, nbytes: int, plain: HostArray) -> tuple[float, int]:
+        """Seconds until the slot of a ring is free again in a call, and the slots of that ring.
 
         Measured as it happens, not copy by copy: threads that stage wait for each other.
         """
@@ -114,7 +118,8 @@ class RowMeasurements:
                 run_pieces(self.bench, executor, arrays, staged=True)
                 timings.append(time.perf_counter() - began)
             slots = dict(plan.rings)["x"]
-            found = self._turns[nbytes] = statistics.median(timings[1:]) * slots / plan.pieces
+            found = statistics.median(timings[1:]) * slots / plan.pieces, slots
+            self._turns[nbytes] = found
         return found
 
     def _far(self, base: int) -> None:
@@ -132,7 +137,9 @@ class RowMeasurements:
             host[...] = 1.0
         extra = self._seconds(apart, staged=False) - self._seconds(whole, staged=False)
         for direction in DIRECTIONS:
-            self.rows[f"{direction}/pinned"] = max(extra / (self.size // FAR_BYTES), 0.0)
+            self.rows[f"{direction}/pinned"] = max(
+                extra / (self.size // FAR_BYTES), LEAST_ROW_SECONDS
+            )
 
     def _whole(self, host: HostArray) -> tuple[HostArray, tuple[int, ...]]:
         return host[: self.size // 4], (1,)

@@ -90,8 +90,9 @@ class Line(Record):
         # t = alpha * work + sum_k gamma_k * feature_k + beta
         seconds = self.alpha * work + self.beta
         for name, rate in self.terms.items():
-            if name in features:
-                seconds = seconds + rate * features[name]
+            amount = features.get(name)
+            if amount is not None:
+                seconds = seconds + rate * amount
         return seconds
 
     def to_json(self) -> dict[str, Any]:

@@ -30,9 +30,10 @@ class Prices:
 
     def price(self, split: Split) -> Price:
         """Return what a split costs, asking once."""
-        if split not in self.prices:
-            self.prices[split] = self.problem.price(split)
-        return self.prices[split]
+        found = self.prices.get(split)
+        if found is None:
+            found = self.prices[split] = self.problem.price(split)
+        return found
 
     def sizes(self, axis: str) -> tuple[int, ...]:
         """Return the candidates on `axis`, largest first."""

@@ -11,9 +11,10 @@ import math
 import numbers
 from collections.abc import ItemsView, Iterable, Iterator, Mapping
 from dataclasses import fields
-from typing import Any, Self, TypeVar, cast
+from typing import Any, Self, TypeVar, cast, overload
 
 Value = TypeVar("Value")
+Other = TypeVar("Other")
 
 
 def number(name: str, value: object, at_least: float = 0.0) -> float:
@@ -118,6 +119,14 @@ class Table(Mapping[str, Value]):
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._items)
+
+    @overload
+    def get(self, key: str, /) -> Value | None: ...
+    @overload
+    def get(self, key: str, /, default: Value | Other) -> Value | Other: ...
+    def get(self, key: str, /, default: Any = None) -> Any:
+        """The value of a name, or else `default`."""
+        return self._items.get(key, default)
 
     def items(self) -> ItemsView[str, Value]:
         """Names and values, as those of a dict: predictions go through them often."""

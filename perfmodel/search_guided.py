@@ -24,6 +24,7 @@ NOT_WORTH_PRICING = 0.001
 WORTH_A_CUT = {"h_y": 0.003, "c_x": 0.003, "c_y": 0.003}
 """Share of the seconds that it must save to cut an axis: rows and channels of a tensor are strided,
 halos and sums are more work, and a prediction sees that only in part."""
+_WORTHS = tuple((axis, WORTH_A_CUT.get(axis, 0.0)) for axis in AXES)
 WORTH_TWICE_THE_PIECES = 0.0001
 """Share of the seconds that twice as many pieces must save."""
 
@@ -88,8 +89,9 @@ def caution(whole: Split, split: Split) -> float:
     >>> round(caution(whole, Split(1, 2, 1, 8)), 6), round(caution(whole, Split(4, 2, 1, 2)), 6)
     (1.0002, 1.0032)
     """
-    pieces = math.prod(-(-getattr(whole, axis) // getattr(split, axis)) for axis in AXES)
-    cut = sum(
-        worth for axis, worth in WORTH_A_CUT.items() if getattr(split, axis) < getattr(whole, axis)
-    )
+    pieces, cut = 1, 0.0
+    for axis, worth in _WORTHS:
+        count = -(-getattr(whole, axis) // getattr(split, axis))
+        if count > 1:
+            pieces, cut = pieces * count, cut + worth
     return 1.0 + cut + WORTH_TWICE_THE_PIECES * math.log2(pieces)

@@ -113,8 +113,9 @@ class TransferModel:
         with "pageable" that with "pinned"; where that is missing too, nothing is slowed down.
     latency : mapping from "copy_in/PLACEMENT" or "copy_out/PLACEMENT" to Line
         Seconds that the first copy in of a call, or the last copy out, takes beside: staging has to
-        start, and trails. Over the bytes of that copy up to `STAGED_BYTES`. Where missing, "disk"
-        takes what "pageable" takes, and others nothing.
+        start, and trails. Over the bytes of that copy up to `STAGED_BYTES`, with a term for each
+        of the "others" in flight. Where missing, "disk" takes what "pageable" takes, and others
+        nothing.
 
     Examples
     --------
@@ -207,13 +208,17 @@ class TransferModel:
             known = self.latency.get(f"{direction}/pageable")
         return known
 
-    def latency_seconds(self, direction: str, placement: str, copy_bytes: Any) -> Any:
+    def latency_seconds(
+        self, direction: str, placement: str, copy_bytes: Any, others: Any = 0
+    ) -> Any:
         """Return what a call's first copy from there, or last copy to there, takes beside.
 
         Parameters
         ----------
         copy_bytes : float or array
             Bytes of that one copy.
+        others : float or array
+            Copies of the same operand that are in flight: threads that stage wait for each other.
 
         Examples
         --------
@@ -224,7 +229,8 @@ class TransferModel:
         line = self.latency_of(direction, placement)
         if line is None:
             return 0.0
-        return line.beta + line.alpha * np.minimum(copy_bytes, STAGED_BYTES)
+        alone = line.beta + line.alpha * np.minimum(copy_bytes, STAGED_BYTES)
+        return alone + line.terms.get("others", 0.0) * others
 
     def slowdown(self, in_placement: str, out_placement: str) -> Slowdown:
         """Return how much copies from one placement and to another slow each other down."""

@@ -156,7 +156,10 @@ class TestKnownMachine:
         found = calibrate(
             SimulatedDevice(dataclasses.replace(H200, compute=slower)), save=False, quick=True
         )
-        others = found.compute.lines.keys() - measured(found)
+        others = {
+            key for key in found.compute.lines.keys() - measured(found)
+            if not key.startswith("convolution/bfloat16")  # float16 stands in for it
+        }  # fmt: skip
         assert {
             "convolution/float32/channels_first",
             "pointwise/float64/batch_normalization",
@@ -165,7 +168,7 @@ class TestKnownMachine:
         for key in others:
             line, known = found.compute.lines[key], H200.compute.lines[key]
             assert line.alpha == pytest.approx(2.0 * known.alpha, rel=0.1), key
-            assert line.terms == pytest.approx({k: 2 * v for k, v in known.terms.items()}, rel=0.1)
+            assert line.beta == pytest.approx(2.0 * known.beta, rel=0.1), key
 
     def test_what_predicts_nothing_is_told_as_facts(self):
         found = calibrate(SimulatedDevice(H200), save=False, quick=True)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from ooc_cudnn.operations.splittable import SWEEP
 from ooc_cudnn.pipeline.loop_orders import LoopOrder
 from ooc_cudnn.pipeline.measured import measured
-from ooc_cudnn.pipeline.request import Request
+from ooc_cudnn.pipeline.request import Direction, Request
 from ooc_cudnn.pipeline.reuse import Reuse
 from perfmodel import PipelineCost, Price, Split, closed_form
 
@@ -198,7 +198,7 @@ class Counted:
             copies[name] = spent
             late = float(request.latency_seconds("in", name, count / loads))
             late_in = max(late_in, late)
-            turning.append(self._turning_seconds(late, slots, loads, spent))
+            turning.append(self._turning_seconds("in", name, slots, loads, count, spent))
             # A first sweep must see all pieces of its block before the second one makes a result;
             first_in += spent * min(1.0, self._at_once(name) / loads)
             stays = stays and (loads == distinct or name not in chain.streamed)
@@ -215,7 +215,9 @@ class Counted:
                 copy_out += spent
                 late = float(request.latency_seconds("out", name, spec.nbytes / pieces_out))
                 late_out = max(late_out, late)
-                turning.append(self._turning_seconds(late, rings[name], pieces_out, spent))
+                turning.append(
+                    self._turning_seconds("out", name, rings[name], pieces_out, spec.nbytes, spent)
+                )
                 # ... which all leave at the end, unless the second sweep has to load them again.
                 at_once = self._at_once(name) if stays else 1
                 last_out += spent * min(1.0, at_once / pieces_out)
@@ -241,12 +243,17 @@ class Counted:
             self.loop_order, tuple(rings.items()), cost, tuple(memory), bytes_in, bytes_out,
         )  # fmt: skip
 
-    def _turning_seconds(self, late: float, slots: int, copies: int, seconds: float) -> float:
+    def _turning_seconds(
+        self, direction: Direction, name: str, slots: int, copies: int, nbytes: int, seconds: float
+    ) -> float:
         """What the slots of a ring take to be staged, copied and computed on, one after the other.
 
-        Only staging, for which each copy is `late`, takes so long that this matters where a ring is
+        Only staging, for which each copy is late, takes so long that this matters where a ring is
         short.
         """
+        late = float(
+            self.request.latency_seconds(direction, name, nbytes / copies, others=slots - 1)
+        )
         if not late:
             return 0.0
         each = late + seconds / copies + self.measured.compute_seconds / self.pieces

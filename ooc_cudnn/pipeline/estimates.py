@@ -71,7 +71,7 @@ class Estimates:
     def _latency(self) -> dict[tuple[Direction, str], Values]:
         """Seconds that a copy of each operand is late by; only of those that are staged."""
         grid, found = self.grid, {}
-        for way, name in self.request.ways:
+        for way, name in self.request.staged:
             count = grid.bytes_read[name] if way == "in" else self.request.specs[name].nbytes
             late = self.request.latency_seconds(way, name, count / grid.distinct[name])
             if np.any(late):
@@ -150,7 +150,10 @@ class Estimates:
         for way, name, copies, spent, ring in moved:
             latency = self._latency.get((way, name))
             if latency is not None:
-                found = ((latency + grid.piece_seconds) * copies + spent) / np.maximum(ring, 1.0)
+                deep = np.maximum(ring, 1.0)
+                others = self.request.latency_seconds(way, name, 0, others=deep - 1.0)
+                late = latency + others - self.request.latency_seconds(way, name, 0)
+                found = ((late + grid.piece_seconds) * copies + spent) / deep
                 turning = np.maximum(turning, grid.where_moved(name, found))
         return turning
 

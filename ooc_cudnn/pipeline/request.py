@@ -276,10 +276,20 @@ class Request:
         transfer, placement = self.machine.transfer, self.specs[name].placement
         return transfer.latency_seconds(f"copy_{direction}", placement, copy_bytes, others)
 
+    @cached_property
+    def staged(self) -> tuple[tuple[Direction, str], ...]:
+        """Of what crosses the link, that of which copies are late."""
+        transfer = self.machine.transfer
+        return tuple(
+            (way, name)
+            for way, name in self.ways
+            if transfer.latency_of(f"copy_{way}", self.specs[name].placement) is not None
+        )
+
     def _least_latency(self, direction: Direction, pieces: Any) -> Any:
         """Seconds that the first copy in or the last copy out takes beside, in so many pieces."""
         found = np.zeros_like(pieces)
-        for way, name in self.ways:
+        for way, name in self.staged:
             if way == direction:
                 parts = pieces if name in self.chain.streamed else 1
                 copy_bytes = self.specs[name].nbytes / parts

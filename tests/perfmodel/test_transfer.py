@@ -149,3 +149,11 @@ class TestRowsApart:
 
     def test_json_there_and_back(self):
         assert TransferModel.from_json(self.LINK.to_json()) == self.LINK
+
+
+def test_copies_in_flight_make_each_other_late():
+    line = Line(1e-9, 1e-3, {"others": 2e-3})
+    link = TransferModel({}, {}, {}, {"copy_out/pageable": line})
+    assert link.latency_seconds("copy_out", "pageable", 1e6) == pytest.approx(2e-3)
+    assert link.latency_seconds("copy_out", "disk", 1e6, others=2) == pytest.approx(6e-3)
+    assert TransferModel.from_json(link.to_json()) == link
