@@ -43,7 +43,7 @@ class Builder:
             region = call.region(name, piece)
             if region is None:
                 continue
-            shape = tuple(stop - start for start, stop in region)
+            shape = tuple([stop - start for start, stop in region])
             self.buffers[name] = Buffer(shape, operand.dtype, orders.get(name, "channels_first"))
 
     def built(self) -> tuple[tuple[Launch, ...], Mapping[str, Buffer]]:
@@ -59,8 +59,9 @@ class Builder:
         rows: tuple[int, int] | None = None,
     ) -> str:
         """Make an intermediate in the first free block; return its name."""
-        number = next(at for at in range(len(self._busy) + 1) if f"scratch {at}" not in self._busy)
-        block = f"scratch {number}"
+        number = 0
+        while (block := f"scratch {number}") in self._busy:
+            number += 1
         self._busy.add(block)
         self.buffers[name] = Buffer(shape, dtype, order, block, rows)
         return name

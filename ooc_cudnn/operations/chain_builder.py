@@ -161,10 +161,11 @@ class ChainBuilder(Builder):
         dtype = self.chain.dtype
         if isinstance(operation, Convolution):
             dtype = ACCUMULATOR[dtype] if self.accumulating else dtype
-            operation = operation.resized(
-                operation.x_shape, operation.w_shape, operation.padding[0], operation.groups,
-                self.layout, dtype,
-            )  # fmt: skip
+            if (operation.layout, operation.y_dtype) != (self.layout, dtype):
+                operation = operation.resized(
+                    operation.x_shape, operation.w_shape, operation.padding[0], operation.groups,
+                    self.layout, dtype,
+                )  # fmt: skip
             (w,) = self.chain.parameter_names[index]
             sources += (self.in_order(w, self.layout),)
         product = "y"

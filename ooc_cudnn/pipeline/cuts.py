@@ -8,12 +8,18 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ooc_cudnn.operations.splittable import AXES, Piece
 from ooc_cudnn.operations.window import Range, Ranges
 from perfmodel.transfer import Rows
 
 if TYPE_CHECKING:
     from ooc_cudnn.pipeline.request import Direction, Request
+
+Sizes = tuple[int, ...]
+Values = NDArray[np.float64]
 
 
 class Cut(NamedTuple):
@@ -25,13 +31,22 @@ class Cut(NamedTuple):
     last: Range
 
 
+class Lengths(NamedTuple):
+    """One axis cut into ranges of several sizes: of each, how many, and the ends' lengths."""
+
+    times: Values
+    first: Values
+    last: Values
+
+
 class Cuts:
     """The axes of a request's call, cut."""
 
     def __init__(self, request: Request) -> None:
         self.request, self.call = request, request.chain
         self._cuts: dict[tuple[str, int], Cut] = {}
-        self._seen: dict[tuple[str, str, int], int] = {}
+        self._lengths: dict[tuple[str, Sizes], Lengths] = {}
+        self._shared: dict[tuple[str, str], bool] = {}
         self._rows_read: dict[tuple[str, int], float] = {}
         self._units: dict[tuple[str, str], Rows] = {}
         self._apart: dict[tuple[str, str, str, int], float] = {}
@@ -44,13 +59,30 @@ class Cuts:
             found = self._cuts[axis, size] = Cut(ranges, len(ranges), ranges[0], ranges[-1])
         return found
 
+    def lengths(self, axis: str, sizes: Sizes) -> Lengths:
+        """An axis of the call, cut into ranges of each of some sizes."""
+        found = self._lengths.get((axis, sizes))
+        if found is None:
+            cuts = [self.cut(axis, size) for size in sizes]
+            ends = [(each.times, *each.first, *each.last) for each in cuts]
+            times, *starts_and_stops = np.array(ends, np.float64).T
+            first_start, first_stop, last_start, last_stop = starts_and_stops
+            found = Lengths(times, first_stop - first_start, last_stop - last_start)
+            self._lengths[axis, sizes] = found
+        return found
+
+    def are_shared(self, name: str, axis: str) -> bool:
+        """Whether several ranges of an axis may see one region of an operand: in groups."""
+        found = self._shared.get((name, axis))
+        if found is None:
+            cut = self.cut(axis, 1)
+            found = self.call.distinct(name, axis, cut.ranges) != cut.times
+            self._shared[name, axis] = found
+        return found
+
     def seen(self, name: str, axis: str, size: int) -> int:
         """How many regions of an operand the ranges of an axis make."""
-        key = name, axis, size
-        found = self._seen.get(key)
-        if found is None:
-            found = self._seen[key] = self.call.distinct(name, axis, self.cut(axis, size).ranges)
-        return found
+        return self.call.distinct(name, axis, self.cut(axis, size).ranges)
 
     def rows_read(self, name: str, size: int) -> float:
         """Rows of an operand that all pieces of so many rows read, one image and channel of it."""

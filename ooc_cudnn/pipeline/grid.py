@@ -20,6 +20,7 @@ from ooc_cudnn.pipeline.request import (
     LARGEST_BATCH,
     LARGEST_PIECE_BYTES,
     LARGEST_PIECE_ELEMENTS,
+    Direction,
     Request,
 )
 from perfmodel import Split
@@ -27,6 +28,10 @@ from perfmodel import Split
 Mask = NDArray[np.bool_]
 #: An axis that is not cut; told by identity, so that nothing is multiplied by it.
 ONE: Values = np.ones((1,) * 5)
+#: Where the values along an axis stand among those of all.
+ALONG: dict[str, tuple[slice | None, ...]] = {
+    axis: (None, *(slice(None) if axis == other else None for other in AXES)) for axis in AXES
+}
 
 
 class Grid:
@@ -38,8 +43,8 @@ class Grid:
         self.request, self.call, self.sizes = request, request.chain, sizes
         self.shape = tuple(len(sizes[axis]) for axis in AXES)
         self.costs, self.cuts = request.piece_costs(layout), request.cuts
-        cut = {axis: [self.cuts.cut(axis, size) for size in sizes[axis]] for axis in AXES}
-        self.counts = {axis: self._along(axis, [each.times for each in cut[axis]]) for axis in AXES}
+        lengths = {axis: self.cuts.lengths(axis, sizes[axis]) for axis in AXES}
+        self.counts = {axis: self._along(axis, lengths[axis].times) for axis in AXES}
         self.pieces = product(self.counts.values())
         model = PieceModel(self.costs, self.cuts, sizes, looked_at)
         self.names, self.memory = model.names, model.memory[:, np.newaxis]
@@ -51,26 +56,28 @@ class Grid:
         self.steps = self.pieces * self.call.sweeps
         self.piece_seconds = self.compute_seconds / self.steps
 
-    def _along(self, axis: str, values: Sequence[float]) -> Values:
+    def _along(self, axis: str, values: Sequence[float] | Values) -> Values:
         """Values along one axis, to be broadcast."""
         if len(values) == 1 and values[0] == 1:
             return ONE
-        shape = [1] * 5
-        shape[1 + AXES.index(axis)] = len(values)
-        return np.array(values, dtype=np.float64).reshape(shape)
+        found: Values = np.asarray(values, np.float64)[ALONG[axis]]
+        return found
 
     # Operands -----------------------------------------------------------------------------------
 
     @cached_property
     def seen(self) -> dict[str, dict[str, Values]]:
         """How many regions of each operand the ranges of each axis make."""
-        return {
-            name: {
-                axis: self._along(axis, [self.cuts.seen(name, axis, size) for size in sizes])
-                for axis, sizes in self.sizes.items()
-            }
-            for name in self.call.operands
-        }
+        found = {}
+        for name, operand in self.call.operands.items():
+            seen = found[name] = dict.fromkeys(AXES, ONE)
+            for axis in operand.axes:
+                if self.counts[axis] is not ONE:
+                    seen[axis] = self.counts[axis]
+                    if self.cuts.are_shared(name, axis):
+                        each = [self.cuts.seen(name, axis, size) for size in self.sizes[axis]]
+                        seen[axis] = self._along(axis, each)
+        return found
 
     @cached_property
     def distinct(self) -> dict[str, Values]:
@@ -108,9 +115,10 @@ class Grid:
         """Operands of which several ranges of an axis may see one region: groups of channels."""
         return {
             name
-            for name, seen in self.seen.items()
+            for name, operand in self.call.operands.items()
             if any(
-                seen[axis] is not ONE and (seen[axis] != self.counts[axis]).any() for axis in AXES
+                self.counts[axis] is not ONE and self.cuts.are_shared(name, axis)
+                for axis in operand.axes
             )
         }
 
@@ -126,15 +134,15 @@ class Grid:
         for way, name in self.request.ways:
             slower: Values = np.zeros((1,) * 5)
             for axis in self.call.operands[name].axes - {"n"}:
-                if self.counts[axis] is not ONE:
-                    each = [
-                        self.cuts.apart_seconds_per_byte(way, name, axis, size)
-                        for size in self.sizes[axis]
-                    ]
-                    if any(each):
-                        slower = np.maximum(slower, self._along(axis, each))
+                # The narrowest rows take longest.
+                if self.counts[axis] is not ONE and self._apart(way, name, axis, -1):
+                    each = [self._apart(way, name, axis, at) for at in range(len(self.sizes[axis]))]
+                    slower = np.maximum(slower, self._along(axis, each))
             found[way, name] = slower
         return found
+
+    def _apart(self, way: Direction, name: str, axis: str, at: int) -> float:
+        return self.cuts.apart_seconds_per_byte(way, name, axis, self.sizes[axis][at])
 
     # Memory -------------------------------------------------------------------------------------
 

@@ -45,7 +45,7 @@ def loads(grid: Grid, name: str, slots: Values, order: LoopOrder) -> Values:
 
 
 def gate(grid: Grid, name: str, slots: Values, order: LoopOrder) -> Gates | None:
-    """`Reuse.gate` of every split; None where no order of loops makes one."""
+    """`Reuse.gate` of every split; None where there is none."""
     seen = grid.seen[name]
     cut = [axis for axis in order if axis == SWEEP or grid.counts[axis] is not ONE]
     depends = [axis != SWEEP and seen[axis] is not ONE for axis in cut]
@@ -59,6 +59,8 @@ def gate(grid: Grid, name: str, slots: Values, order: LoopOrder) -> Gates | None
         regions = product(seen[axis] for axis in inside)
         times = _times(grid, name, cut[at])
         here = (regions > 1) & (regions <= slots) & (slots < grid.distinct[name]) & (times > 1)
+        if not here.any():
+            continue
         once = product(_times(grid, name, axis) for axis in cut[at + 1 :])
         last_use, left = ONE, once
         for axis, needed in zip(cut[at + 1 :], depends[at + 1 :], strict=True):

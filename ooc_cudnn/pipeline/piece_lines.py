@@ -6,12 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ooc_cudnn.pipeline.cuts import Cut
+from ooc_cudnn.pipeline.cuts import Lengths, Values
 from ooc_cudnn.pipeline.piece_costs import Probe
-
-Values = NDArray[np.float64]
 
 
 class Uncut:
@@ -32,8 +29,12 @@ class Line:
 
     Parameters
     ----------
-    cuts : sequence of Cut
-        Those of the largest piece, and of each size.
+    lengths : Lengths
+        Of pieces of each size.
+    whole : float
+        The length of the largest piece.
+    extent : int
+        Of the axis.
     probes : mapping from extent to Probe
         Pieces of some sizes, largest first.
     base : Probe
@@ -50,19 +51,16 @@ class Line:
 
     def __init__(
         self,
-        cuts: Sequence[Cut],
+        lengths: Lengths,
+        whole: float,
+        extent: int,
         probes: Mapping[float, Probe],
         base: Probe,
         launch_seconds: float,
     ) -> None:
-        (start, stop), extent, cuts = cuts[0].first, cuts[0].ranges.extent, cuts[1:]
-        whole = stop - start
-        ends = np.array([
-            (cut.times, cut.first[1] - cut.first[0], cut.last[1] - cut.last[0]) for cut in cuts
-        ], np.float64)  # fmt: skip
-        counts, first, last = ends.T
+        counts, first, last = lengths
         self.share: Values = first / whole
-        self.covered = np.full(len(cuts), extent / whole)
+        self.covered = np.full(len(first), extent / whole)
         beside = base.seconds - launch_seconds
         found = list(probes.values())
         # Ratios to the largest piece, by row: of seconds, and of each block.

@@ -16,9 +16,9 @@ from typing import NamedTuple
 import numpy as np
 
 from ooc_cudnn.operations.splittable import ALONE, AXES, Accumulation, Piece
-from ooc_cudnn.pipeline.cuts import Cuts
+from ooc_cudnn.pipeline.cuts import Cuts, Values
 from ooc_cudnn.pipeline.piece_costs import PieceCosts, Probe
-from ooc_cudnn.pipeline.piece_lines import UNCUT, Line, Uncut, Values, outer
+from ooc_cudnn.pipeline.piece_lines import UNCUT, Line, Uncut, outer
 from perfmodel import Split
 
 #: Piece sizes on each axis.
@@ -193,17 +193,22 @@ class PieceModel:
         # Between a few rows and many all is linear; of channels, kernels take steps.
         ends = tuple(dict.fromkeys((known[axis][0], known[axis][-1])))
         looked_at = known[axis] if axis in CHANNELS else ends
-        beside = self._first_legal({**known, axis: looked_at[-1:]}) or largest
-        beside = {**beside, axis: largest[axis]}
-        looked_at = tuple(size for size in looked_at if self._may_be({**beside, axis: size}))
+        beside = largest
+        if not self.costs.channels_cut_freely:
+            beside = self._first_legal({**known, axis: looked_at[-1:]}) or largest
+            beside = {**beside, axis: largest[axis]}
+            looked_at = tuple(size for size in looked_at if self._may_be({**beside, axis: size}))
         key = axis, sizes, looked_at, largest[axis]
         if key not in self._lines:
             probes = {
                 self._length(axis, size): self.probe({**beside, axis: size}, place)
                 for size in looked_at
             }
-            cuts = [self.cuts.cut(axis, size) for size in (largest[axis], *sizes)]
-            self._lines[key] = Line(cuts, probes, self.probe(beside, place), launch_seconds)
+            ranges, _, (start, stop), _ = self.cuts.cut(axis, largest[axis])
+            self._lines[key] = Line(
+                self.cuts.lengths(axis, sizes), stop - start, ranges.extent, probes,
+                self.probe(beside, place), launch_seconds,
+            )  # fmt: skip
         return self._lines[key]
 
     def _may_be(self, sizes: Mapping[str, int]) -> bool:

@@ -63,9 +63,10 @@ class SplitProblem:
         """
         if not self.chain.is_legal(split):
             return Price(0, 0.0, legal=False, reason="cX cannot be cut beside several groups")
-        if split not in self.priced:
-            self.priced[split] = self._best(split)
-        return self.priced[split].price
+        found = self.priced.get(split)
+        if found is None:
+            found = self.priced[split] = self._best(split)
+        return found.price
 
     def promising(self, limit_bytes: int) -> tuple[tuple[float, Split], ...]:
         """The splits that are estimated to be fastest within a limit, best first."""
@@ -93,7 +94,8 @@ class SplitProblem:
     def counts(self, split: Split) -> Iterator[Counted]:
         """A split under every loop order that makes a difference; none where it is not legal."""
         if self.chain.is_legal(split):
-            counts = {axis: len(ranges) for axis, ranges in self.chain.ranges(split).items()}
+            cuts = self.request.cuts
+            counts = {axis: cuts.cut(axis, getattr(split, axis)).times for axis in AXES}
             counts[SWEEP] = self.chain.sweeps
             for order in different_orders(self.request.loop_orders, counts):
                 yield self.counted(split, order)

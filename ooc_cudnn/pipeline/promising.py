@@ -64,8 +64,8 @@ def _splits(estimates: Estimates) -> dict[Split, float]:
 
 def _ranked(found: dict[Split, float], request: Request) -> Promising:
     whole = request.chain.extents
-    ranked = sorted(found, key=lambda split: found[split] * caution(whole, split))
-    return tuple((found[split], split) for split in ranked)
+    splits = ((seconds, split) for split, seconds in found.items())
+    return tuple(sorted(splits, key=lambda each: each[0] * caution(whole, each[1])))
 
 
 def _thinned(sizes: tuple[int, ...], count: int) -> tuple[int, ...]:
