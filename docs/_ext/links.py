@@ -33,8 +33,10 @@ def _lead(app: Sphinx, document: nodes.document) -> None:
         path, _, fragment = link["reftarget"].partition("#")
         if not path:
             continue
-        # MyST names a Markdown file outside docs/ by its whole path, without the suffix.
-        target = (here / (f"{path}.md" if link.get("refdomain") == "doc" else path)).resolve()
+        # MyST names a page outside docs/ by its whole path, without the suffix.
+        suffixes = (".md", ".ipynb") if link.get("refdomain") == "doc" else ("",)
+        named = [(here / f"{path}{suffix}").resolve() for suffix in suffixes]
+        target = next((file for file in named if file.exists()), named[0])
         name = _page(app, docs, target)
         text = [child.deepcopy() for child in link.children]
         if name is not None:

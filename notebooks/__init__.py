@@ -1,0 +1,1 @@
+"""The notebooks, and what they share: `story`, `pictures`, `occupancy`, and `execute`."""

@@ -1,0 +1,104 @@
+"""Run the notebooks top to bottom, and store them with their outputs.
+
+python -m notebooks.execute            # all, in place: `make notebooks`
+python -m notebooks.execute --quick --output build 01_quickstart
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import nbformat
+from nbclient import NotebookClient
+
+FOLDER = Path(__file__).resolve().parent
+QUICK_VARIABLE = "OOC_NOTEBOOK_QUICK"
+#: Of a picture, so that the repository stays small.
+LARGEST_PICTURE_BYTES = 60_000
+#: A cell that measures on a card may take minutes.
+CELL_SECONDS = 1800
+
+
+def names() -> list[str]:
+    """Name the notebooks, in their order."""
+    return sorted(path.stem for path in FOLDER.glob("*.ipynb"))
+
+
+def execute(name: str, output: Path) -> Path:
+    """Run a notebook in a kernel of its own, and write it with its outputs.
+
+    Parameters
+    ----------
+    name : str
+        Without the suffix.
+    output : Path
+        The folder to write to.
+
+    Returns
+    -------
+    Path
+        What was written.
+
+    Raises
+    ------
+    nbclient.exceptions.CellExecutionError
+        If a cell raises; nothing is written then.
+    ValueError
+        If an output names a folder of this machine, or a picture is too large.
+    """
+    notebook = nbformat.read(FOLDER / f"{name}.ipynb", as_version=4)
+    client = NotebookClient(
+        notebook,
+        timeout=CELL_SECONDS,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(FOLDER)}},
+        record_timing=False,
+        coalesce_streams=True,
+    )
+    client.execute()
+    notebook.metadata = {  # of the machine that ran it, nothing
+        "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+        "language_info": {"name": "python"},
+    }
+    for cell in notebook.cells:
+        for out in cell.get("outputs", ()):
+            _check(name, out)
+    nbformat.validate(notebook)
+    output.mkdir(parents=True, exist_ok=True)
+    target = output / f"{name}.ipynb"
+    nbformat.write(notebook, target)
+    return target
+
+
+def _check(name: str, out: nbformat.NotebookNode) -> None:
+    if str(FOLDER.parent) in str(out):
+        raise ValueError(f"{name}: an output names {FOLDER.parent}: {out!s:.200}")
+    picture = out.get("data", {}).get("image/png")
+    if picture is not None and len(base64.b64decode(picture)) > LARGEST_PICTURE_BYTES:
+        raise ValueError(f"{name}: a picture of more than {LARGEST_PICTURE_BYTES} bytes")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run those that are named, or all."""
+    parser = argparse.ArgumentParser(prog="python -m notebooks.execute", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="such as 01_quickstart")
+    parser.add_argument("--quick", action="store_true", help="small sizes, as the tests run them")
+    parser.add_argument("--output", type=Path, default=FOLDER, help="folder (default: in place)")
+    given = parser.parse_args(arguments)
+    unknown = sorted(set(given.names) - set(names()))
+    if unknown:
+        parser.error(f"{', '.join(unknown)}: no such notebook; there are {', '.join(names())}")
+    if given.quick:
+        os.environ[QUICK_VARIABLE] = "1"
+    for name in given.names or names():
+        print(f"{execute(name, given.output).name}: done", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
