@@ -8,7 +8,6 @@ from functools import cached_property
 from ooc_cudnn.operations.splittable import AXES, SWEEP, Buffer, Launch
 from ooc_cudnn.pipeline.loop_orders import LoopOrder
 from ooc_cudnn.pipeline.piece_classes import PieceClasses
-from ooc_cudnn.pipeline.piece_costs import PieceCost
 from ooc_cudnn.pipeline.request import (
     LARGEST_BATCH,
     LARGEST_PIECE_BYTES,
@@ -48,33 +47,32 @@ class Measured(PieceClasses):
     def __init__(self, request: Request, layout: str, split: Split, *, down: bool) -> None:
         super().__init__(request.chain, split, down=down)
         self.request = request
-        costs, sizes = request.piece_costs(layout), dict[str, int]()
+        self._costs, sizes = request.piece_costs(layout), dict[str, int]()
         self._largest_elements = self._largest_bytes = 0
         self.compute_seconds, self.launched = 0.0, 0
-        self._costs: list[PieceCost] = []
-        found = self.classes()
-        self._first_piece = found[0][0]
-        for piece, accumulation, times in found:
-            cost = costs.of(piece, accumulation)
+        self._found = self.classes()
+        self._first_piece = self._found[0][0]
+        measured = [self._costs.of(piece, place) for piece, place, _ in self._found]
+        for cost, (_, _, times) in zip(measured, self._found, strict=True):
             for block, count in cost.sizes.items():
                 if count > sizes.get(block, -1):
                     sizes[block] = count
             self._largest_elements = max(self._largest_elements, cost.largest_elements)
             self._largest_bytes = max(self._largest_bytes, cost.largest_bytes)
             self.compute_seconds += times * cost.seconds
-            self.launched += times * len(cost.launches)
-            self._costs.append(cost)
+            self.launched += times * cost.launched
         self.sizes = {block: aligned(count) for block, count in sizes.items()}
-        self.first_compute = self._costs[0].seconds
-        self.last_compute = self._costs[-1].seconds
+        self.first_compute = measured[0].seconds
+        self.last_compute = measured[-1].seconds
 
     @property
     def launches(self) -> Mapping[Launch, Mapping[str, Buffer]]:
         """Every different launch, with its buffers."""
         found: dict[Launch, Mapping[str, Buffer]] = {}
-        for cost in self._costs:
-            for launch in cost.launches:
-                found.setdefault(launch, cost.buffers)
+        for piece, accumulation, _ in self._found:
+            launches, buffers = self._costs.launches(piece, accumulation)
+            for launch in launches:
+                found.setdefault(launch, buffers)
         return found
 
     @cached_property

@@ -26,16 +26,15 @@ class PieceCost:
         Bytes of each block of memory, operands' slots among them.
     largest_elements, largest_bytes : int
         Of its buffers.
-    launches, buffers
-        As from `Splittable.launches`.
+    launched : int
+        How many launches it takes.
     """
 
     seconds: float
     sizes: Mapping[str, int]
     largest_elements: int
     largest_bytes: int
-    launches: tuple[Launch, ...]
-    buffers: Mapping[str, Buffer]
+    launched: int
 
 
 class Probe(NamedTuple):
@@ -80,9 +79,7 @@ class PieceCosts:
         return found
 
     def _measure(self, piece: Piece, accumulation: Accumulation) -> PieceCost:
-        launches, buffers = self.call.launches(
-            piece, layout=self.layout, orders=self.orders, accumulation=accumulation
-        )
+        launches, buffers = self.launches(piece, accumulation)
         sizes: dict[str, int] = {}
         largest_elements = largest_bytes = 0
         for name, buffer in buffers.items():
@@ -96,4 +93,12 @@ class PieceCosts:
             if elements > largest_elements:
                 largest_elements = elements
         seconds = sum(self.compute.seconds(launch.operation.work()) for launch in launches)
-        return PieceCost(seconds, sizes, largest_elements, largest_bytes, launches, buffers)
+        return PieceCost(seconds, sizes, largest_elements, largest_bytes, len(launches))
+
+    def launches(
+        self, piece: Piece, accumulation: Accumulation
+    ) -> tuple[tuple[Launch, ...], Mapping[str, Buffer]]:
+        """What a piece launches, and its buffers: made anew, as only those of a plan are needed."""
+        return self.call.launches(
+            piece, layout=self.layout, orders=self.orders, accumulation=accumulation
+        )

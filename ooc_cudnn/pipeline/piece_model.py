@@ -246,7 +246,7 @@ class PieceModel:
         for sweep in range(call.sweeps):
             cost = self.costs.of(Piece(n[0], c_y[0], rows[at], c_x[0], sweep, after), place)
             seconds += cost.seconds
-            launches += len(cost.launches)
+            launches += cost.launched
             held = {ELEMENTS: cost.largest_elements, BYTES: cost.largest_bytes, **cost.sizes}
             for name, count in held.items():
                 memory[name] = max(memory.get(name, 0), count)
