@@ -153,7 +153,8 @@ class _Calibration:
     def measure(self, progress: Progress) -> None:
         """Make all measurements, and tell how far they are by the time they should take."""
         steps = Group("issuing steps", 0.3, self.steps)
-        groups = [steps, *self.link.groups(), *self.apart.groups(), *self.compute.groups(), steps]
+        groups = [steps, *self.link.groups(), *self.apart.groups(), steps]
+        groups += [*self.compute.groups(), steps]
         groups.append(Group("computing beside copies", 0.5, self.beside))
         seconds = sum(group.seconds for group in groups)
         done, began = 0.0, time.perf_counter()
@@ -170,12 +171,13 @@ class _Calibration:
         self.facts["calibration_seconds"] = round(time.perf_counter() - began, 1)
 
     def steps(self) -> None:
-        """Measure how long the host takes to issue a step: twice, as it may be disturbed."""
+        """Measure how long the host takes to issue a step: three times, as it may be disturbed."""
         for name, timing in host_seconds(self.bench).items():
             self.issuing[name].append(timing.seconds)
             found = self.issuing[name]
-            self.host[name] = float(f"{min(found):.5g}")
-            apart = 1.0 - min(found) / max(found) if min(found) > 0 else 0.0
+            middle = statistics.median(found)
+            self.host[name] = float(f"{middle:.5g}")
+            apart = (max(found) - min(found)) / 2 / middle if middle else 0.0
             self.quality[name] = {"spread": max(timing.spread, apart)}
 
     def beside(self) -> None:
