@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import tempfile
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 DPI = 80
 WIDTH_INCHES = 9.0
+#: In a line below the title.
+SOURCE_CHARACTERS = 90
 #: The library first; told apart by those who see no red.
 COLOURS = ("#2a7f3f", "#3b6ea5", "#e07b39", "#8a63c4", "#b0a030", "#c94f7c", "#555555", "#39a0b0")
 STAGES = {name: dark for name, (dark, _) in STREAM_COLOURS.items()}
@@ -316,11 +319,13 @@ def _axes(title: str, source: str, height: float = 3.2) -> tuple[Any, Any]:
     figure = Figure(figsize=(WIDTH_INCHES, height), layout="constrained", dpi=DPI)
     FigureCanvasAgg(figure)
     axes = figure.subplots()
-    axes.set_title(title, fontsize=11, fontweight="bold", loc="left", pad=20)
-    axes.annotate(
-        source, (0, 1), xytext=(0, 6), xycoords="axes fraction", textcoords="offset points",
-        fontsize=8.5, color="#555555",
+    lines = textwrap.wrap(source, SOURCE_CHARACTERS)
+    axes.set_title(title, fontsize=11, fontweight="bold", loc="left", pad=9 + 11 * len(lines))
+    said = axes.annotate(
+        "\n".join(lines), (0, 1), xytext=(0, 6), xycoords="axes fraction",
+        textcoords="offset points", fontsize=8.5, color="#555555",
     )  # fmt: skip
+    said.set_in_layout(False)
     axes.grid(color="#dddddd", linewidth=0.6)
     axes.set_axisbelow(True)
     for side in ("top", "right"):

@@ -217,7 +217,18 @@ def sources(found: Mapping[str, Record]) -> str:
     found : mapping of str to Record
         As `records` returns them.
     """
-    return "; ".join(dict.fromkeys(record.source for record in found.values())) or "no record yet"
+    machines: dict[tuple[str, str], list[str]] = {}
+    for record in found.values():
+        machine, _, when = record.source.partition(" at ")
+        commit, _, rest = when.partition(", ")
+        commits = machines.setdefault((machine, rest), [])
+        if commit not in commits:
+            commits.append(commit)
+    said = (
+        f"{machine} at {' and '.join(commits)}, {rest}"
+        for (machine, rest), commits in machines.items()
+    )
+    return "; ".join(said) or "no record yet"
 
 
 def result(name: str) -> dict[str, Any]:

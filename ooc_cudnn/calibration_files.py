@@ -15,6 +15,7 @@ import numpy as np
 from ooc_cudnn.machines import cache_directory
 from ooc_cudnn.measuring import Bench, Measure, Recorder
 from ooc_cudnn.memory.arrays import reserve_file
+from perfmodel import FitError
 
 #: Copies of one measurement: parts of a file, each touched once.
 MOST_PARTS = 8
@@ -48,6 +49,11 @@ class FileCopies:
         """Measure both directions.
 
         Writing is as fast as the page cache takes it, as it is until that is full.
+
+        Raises
+        ------
+        FitError
+            If most of the timings of a size say that it takes no time.
         """
         with _scratch_directory() as directory:
             source, target = directory / "source", directory / "target"
@@ -64,6 +70,11 @@ class FileCopies:
             ]
             timings = self.bench.in_turns(measures)
             for (direction, size), found in zip(wanted, timings, strict=True):
+                if found[direction].seconds <= 0:
+                    raise FitError(
+                        f"{direction}/disk: {size} bytes more took no longer; "
+                        "something else uses the machine, so calibrate again when it is quiet"
+                    )
                 self.record(f"{direction}/disk", size, found[direction])
 
     def _through_file(

@@ -10,9 +10,11 @@ import pytest
 import ooc_cudnn
 from ooc_cudnn import calibration, calibration_compute
 from ooc_cudnn.calibration import calibrate
+from ooc_cudnn.calibration_files import FileCopies
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.devices.simulated import SimulatedDevice, SimulatedRun
 from ooc_cudnn.machines import machine_for, machine_path
+from ooc_cudnn.measuring import Timing
 from perfmodel import ComputeModel, FitError, Line, MachineModel, Slowdown, TransferModel, shipped
 
 H200 = shipped("h200")
@@ -375,3 +377,21 @@ class TestThisMachine:
             if 1 / 1.5 < ratios[-1] < 1.5:
                 return
         pytest.fail(f"predicted / measured seconds were {ratios}")
+
+
+def test_files_that_seem_to_take_no_time_are_refused():
+    class Busy:
+        batches = 3
+
+        def fits(self, nbytes):
+            return True
+
+        def reserve(self, nbytes):
+            return 0
+
+        def in_turns(self, measures):
+            return [dict.fromkeys(("copy_in", "copy_out"), Timing(0.0, 0.0)) for _ in measures]
+
+    files = FileCopies(Busy(), lambda *sample: None, (2**12,))
+    with pytest.raises(FitError, match=r"copy_in/disk.*calibrate again"):
+        files.measure()

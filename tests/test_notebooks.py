@@ -18,6 +18,7 @@ from ooc_cudnn.bench.cases import CASES
 from ooc_cudnn.bench.runner import run_case
 from ooc_cudnn.functions.plan import plan_request
 from ooc_cudnn.pipeline.simulate import simulate
+from perfmodel import FitError, shipped
 
 pytest.importorskip("matplotlib")
 import itertools
@@ -106,6 +107,10 @@ def test_a_record_says_what_ran_and_where_it_is_from(on_host, tmp_path):
     assert record.details("unified_memory") == {}
     assert record.source.startswith("recorded on the host device at ")
     assert record.source.endswith("the times mean nothing")
+    other = {**made, "environment": {**made["environment"], "commit": "feedface"}}
+    commit = made["environment"]["commit"][:7]
+    together = story.sources({"a": record, "b": replace(record, data=other), "c": record})
+    assert together == record.source.replace(commit, f"{commit} and feedfac")
     assert replace(record, fresh=True).source.startswith("measured here on the host device")
 
 
@@ -131,6 +136,20 @@ def test_on_a_card_cases_are_measured_anew_unless_it_is_to_be_quick(monkeypatch,
     assert story.sized(100, 7) == 7
     assert story.records(names, tmp_path) == {}
     assert len(asked) == 2
+
+
+def test_a_machine_that_is_too_busy_to_calibrate_is_told_of(monkeypatch):
+    def busy(**options):
+        assert options == {"quick": True, "save": False}
+        raise FitError("timings vary")
+
+    monkeypatch.setattr(ooc_cudnn, "calibrate", busy)
+    model, source = story.calibrated()
+    assert model == shipped("h200")
+    assert source.startswith("recorded on an H200")
+    assert source.endswith("timings vary")
+    monkeypatch.setattr(ooc_cudnn, "calibrate", lambda **options: shipped("host"))
+    assert story.calibrated() == (shipped("host"), "measured here")
 
 
 def _simulated(images, limit):
