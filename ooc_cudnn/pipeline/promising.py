@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from ooc_cudnn.operations.splittable import AXES
+from ooc_cudnn.operations.splittable import AXES, Splittable
 from ooc_cudnn.pipeline.estimates import Estimates
 from ooc_cudnn.pipeline.grid import Grid
 from ooc_cudnn.pipeline.piece_model import CHANNELS, Sizes
@@ -24,6 +24,8 @@ COARSE = 5
 FINE = 7
 #: Where coarse sizes are so much slower than whole channels, no finer ones are looked at.
 FAR = 1.25
+#: Memory for so much of what flows by is not short.
+ROOMY = 0.2
 #: So much slower than the floor is as fast as can be.
 NEAR_THE_FLOOR = 1.004
 
@@ -35,20 +37,22 @@ def promising_splits(request: Request, layout: str, sizes: Sizes, limit_bytes: i
     found: dict[Split, float] = {}
     whole = {axis: sizes[axis][:1] if axis in CHANNELS else sizes[axis] for axis in AXES}
     as_fast_as_can_be = 0.0
-    # What sums over images and rows in a first sweep wants channels to be cut.
+    # What sums over its data before it can use the sum wants channels to be cut.
     if request.chain.sweeps == 1 or whole == sizes:
         estimates = Estimates(Grid(request, layout, whole), limit_bytes)
         found |= _splits(estimates)
         if whole == sizes:
             return _ranked(found, request)
         as_fast_as_can_be = estimates.floor_seconds * NEAR_THE_FLOOR
+        if _is_one_piece(found, request.chain):
+            return _ranked(found, request)
     if min(found.values(), default=math.inf) > as_fast_as_can_be:
         coarse = {axis: _thinned(sizes[axis], COARSE) for axis in AXES}
         all_orders = Estimates(Grid(request, layout, coarse), limit_bytes)
         rough = _splits(all_orders)
-        near = rough and min(rough.values()) < FAR * min(found.values(), default=math.inf)
+        finer = _finer_may_save(rough, found, request, limit_bytes)
         found |= rough
-        if near and min(found.values()) > as_fast_as_can_be:
+        if finer and min(found.values()) > as_fast_as_can_be:
             best = min(rough, key=rough.__getitem__)
             around = {
                 axis: _around(getattr(best, axis), sizes[axis], coarse[axis]) for axis in AXES
@@ -56,6 +60,32 @@ def promising_splits(request: Request, layout: str, sizes: Sizes, limit_bytes: i
             fine = Grid(request, layout, around, coarse)
             found |= _splits(Estimates(fine, limit_bytes, (all_orders.best_order,)))
     return _ranked(found, request)
+
+
+def _is_one_piece(found: dict[Split, float], call: Splittable) -> bool:
+    """Whether the best split is no cut at all: then none of channels is faster."""
+    fewest = min(found.values(), default=math.inf)
+    return not _sums_over_data(call) and found.get(call.extents) == fewest
+
+
+def _finer_may_save(
+    rough: dict[Split, float], whole: dict[Split, float], request: Request, limit_bytes: int
+) -> bool:
+    """Whether finer cuts of channels than the coarse ones are worth a look.
+
+    They save nothing where no cut is best and memory is not short.
+    """
+    fewest = min(whole.values(), default=math.inf)
+    if not rough or min(rough.values()) >= FAR * fewest:
+        return False
+    short = limit_bytes <= ROOMY * request.floor.streamed_bytes
+    best = min(rough, key=rough.__getitem__)
+    return short or _sums_over_data(request.chain) or whole.get(best) != fewest
+
+
+def _sums_over_data(call: Splittable) -> bool:
+    """Whether images or rows are summed over."""
+    return "n" in call.reduced or "h_y" in call.reduced
 
 
 def _splits(estimates: Estimates) -> dict[Split, float]:
