@@ -45,6 +45,17 @@ class Need(NamedTuple):
         return self.most if self.parameter and whole_parameters else min(self.most, depth)
 
 
+class Turn(NamedTuple):
+    """A ring of a call: its copies, the bytes of one of them, and the seconds of all."""
+
+    direction: Direction
+    name: str
+    slots: int
+    copies: int
+    copy_bytes: float
+    seconds: float
+
+
 class Counted:
     """One split under one loop order, counted: buffers, bytes and work.
 
@@ -59,6 +70,7 @@ class Counted:
     def __init__(self, request: Request, layout: str, split: Split, order: LoopOrder) -> None:
         self.request, self.chain, self.loop_order = request, request.chain, order
         self.measured = measured(request, layout, split, order)
+        self._reuse = dict[str, Reuse]()
         self.counts, self.pieces = self.measured.counts, self.measured.pieces
 
     @cached_property
@@ -152,13 +164,10 @@ class Counted:
 
     def reuse(self, name: str) -> Reuse:
         """How the loops go through the regions of an operand."""
-        if name not in self._reuse:
-            self._reuse[name] = Reuse(list(self._loops(name)))
-        return self._reuse[name]
-
-    @cached_property
-    def _reuse(self) -> dict[str, Reuse]:
-        return {}
+        found = self._reuse.get(name)
+        if found is None:
+            found = self._reuse[name] = Reuse(list(self._loops(name)))
+        return found
 
     def _loops(self, name: str) -> Iterator[tuple[int, bool]]:
         for axis in self.loop_order:
@@ -181,7 +190,7 @@ class Counted:
             rings[need.name] = need.slots(depth, whole_parameters)
         bytes_in, first_in = 0, 0.0
         stays, steps = True, self.pieces
-        copies, turning = dict[str, float](), list[float]()
+        copies, turning = dict[str, float](), list[Turn]()
         late_in = late_out = 0.0
         for name, slots in rings.items():
             if not slots:
@@ -196,9 +205,9 @@ class Counted:
             bytes_in += count if request.specs[name].placement != "device" else 0
             spent = request.copy_seconds("in", name, count, loads, split.rows(name))
             copies[name] = spent
-            late = float(request.latency_seconds("in", name, count / loads))
-            late_in = max(late_in, late)
-            turning.append(self._turning_seconds("in", name, slots, loads, count, spent))
+            turn = Turn("in", name, slots, loads, count / loads, spent)
+            late_in = max(late_in, self._late_seconds(turn))
+            turning.append(turn)
             # A first sweep must see all pieces of its block before the second one makes a result;
             first_in += spent * min(1.0, self._at_once(name) / loads)
             stays = stays and (loads == distinct or name not in chain.streamed)
@@ -213,11 +222,9 @@ class Counted:
                 bytes_out += 0 if spec.placement == "device" else spec.nbytes
                 spent = request.copy_seconds("out", name, spec.nbytes, pieces_out, split.rows(name))
                 copy_out += spent
-                late = float(request.latency_seconds("out", name, spec.nbytes / pieces_out))
-                late_out = max(late_out, late)
-                turning.append(
-                    self._turning_seconds("out", name, rings[name], pieces_out, spec.nbytes, spent)
-                )
+                turn = Turn("out", name, rings[name], pieces_out, spec.nbytes / pieces_out, spent)
+                late_out = max(late_out, self._late_seconds(turn))
+                turning.append(turn)
                 # ... which all leave at the end, unless the second sweep has to load them again.
                 at_once = self._at_once(name) if stays else 1
                 last_out += spent * min(1.0, at_once / pieces_out)
@@ -235,7 +242,7 @@ class Counted:
             min(split.last_compute, split.compute_seconds), last_out,
             steps * machine.step_seconds + split.launched * machine.launch_seconds,
             self._waiting_seconds(rings, copies, copy_out),
-            max(turning, default=0.0),
+            self._turning_seconds(turning),
         )  # fmt: skip
         # Without overlap the same steps run, so the split is that of the overlapped call.
         return Priced(
@@ -243,21 +250,26 @@ class Counted:
             self.loop_order, tuple(rings.items()), cost, tuple(memory), bytes_in, bytes_out,
         )  # fmt: skip
 
-    def _turning_seconds(
-        self, direction: Direction, name: str, slots: int, copies: int, nbytes: int, seconds: float
-    ) -> float:
-        """What the slots of a ring take to be staged, copied and computed on, one after the other.
+    def _late_seconds(self, turn: Turn, others: int = 0) -> float:
+        """What one copy is late by, beside others in flight."""
+        return float(
+            self.request.latency_seconds(turn.direction, turn.name, turn.copy_bytes, others)
+        )
+
+    def _turning_seconds(self, turns: list[Turn]) -> float:
+        """What the slots of the slowest ring take: staged, copied and computed on, one by one.
 
         Only staging, for which each copy is late, takes so long that this matters where a ring is
-        short.
+        short; and what is in flight of all that is staged is late by each other.
         """
-        late = float(
-            self.request.latency_seconds(direction, name, nbytes / copies, others=slots - 1)
-        )
-        if not late:
-            return 0.0
-        each = late + seconds / copies + self.measured.compute_seconds / self.pieces
-        return each * copies / slots
+        staged = [turn for turn in turns if self._late_seconds(turn)]
+        in_flight = sum(turn.slots for turn in staged if turn.copies > 1)
+        computing, slowest = self.measured.compute_seconds / self.pieces, 0.0
+        for turn in staged:
+            late = self._late_seconds(turn, max(in_flight - 1, 0))
+            each = late + turn.seconds / turn.copies + computing
+            slowest = max(slowest, each * turn.copies / turn.slots)
+        return slowest
 
     def _waiting_seconds(
         self, rings: Mapping[str, int], copies: Mapping[str, float], copy_out: float

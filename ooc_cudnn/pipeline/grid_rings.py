@@ -92,16 +92,16 @@ class GridRings:
         block = self.block(order)
         # Where all that a first sweep saw stays on the device, more slots are never slower; and
         # where it is loaded again, neither.
-        ways = [(block, block + 1, 2 * block), tuple(ONE * at for at in sorted(RING_DEPTHS))]
-        shape = (1, *self.grid.shape)
-        depths, kept = [np.zeros(shape) for _ in ways], [np.zeros(shape, bool) for _ in ways]
-        for at, way in enumerate(ways):
-            for depth in way:
-                fits = whole = self._fits(depth, True)
-                if self._parameters_matter:
-                    fits = fits | self._fits(depth, False)
-                depths[at] = np.where(fits, depth, depths[at])
-                kept[at] = np.where(fits, whole, kept[at])
+        ways = [block, block + 1, 2 * block], [np.full_like(block, at) for at in RING_DEPTHS]
+        tried = np.concatenate([*ways[0], *ways[1]])
+        fits = whole = self._fits(tried, True)
+        if self._parameters_matter:
+            fits = fits | self._fits(tried, False)
+        depths, kept = [], []
+        for part in (slice(0, len(ways[0])), slice(len(ways[0]), None)):
+            depth = np.where(fits[part], tried[part], 0.0).max(axis=0, keepdims=True)
+            depths.append(depth)
+            kept.append((whole[part] & (tried[part] == depth)).any(axis=0, keepdims=True))
         return np.concatenate(depths), np.concatenate(kept) if self._parameters_matter else True
 
     def block(self, order: LoopOrder) -> Values:

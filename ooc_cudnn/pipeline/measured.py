@@ -47,6 +47,7 @@ class Measured(PieceClasses):
     def __init__(self, request: Request, layout: str, split: Split, *, down: bool) -> None:
         super().__init__(request.chain, split, down=down)
         self.request = request
+        self._distinct_bytes, self._rows = dict[str, int](), dict[str, Rows]()
         self._costs, sizes = request.piece_costs(layout), dict[str, int]()
         self._largest_elements = self._largest_bytes = 0
         self.compute_seconds, self.launched = 0.0, 0
@@ -96,10 +97,6 @@ class Measured(PieceClasses):
             self._distinct_bytes[name] = self._all_bytes(name)
         return self._distinct_bytes[name]
 
-    @cached_property
-    def _distinct_bytes(self) -> dict[str, int]:
-        return {}
-
     def _all_bytes(self, name: str) -> int:
         spec, operand = self.request.specs[name], self.call.operands[name]
         if "h_y" not in operand.axes or len(spec.shape) < 3:
@@ -117,10 +114,6 @@ class Measured(PieceClasses):
             piece = self._first_piece._replace(sweep=self.call.sweeps - 1)
             self._rows[name] = self.request.rows(name, piece)
         return self._rows[name]
-
-    @cached_property
-    def _rows(self) -> dict[str, Rows]:
-        return {}
 
     @cached_property
     def in_place(self) -> frozenset[str]:

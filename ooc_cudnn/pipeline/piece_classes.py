@@ -66,6 +66,8 @@ class PieceClasses:
     def range_classes(self, axis: str) -> list[Class]:
         """One range of each class of an axis: of each size, and of a sum the first and the last."""
         ranges, end = self.axes[axis], self.counts[axis] - 1
+        if not end:
+            return [Class(ranges[0], None, 1, True, True)]
         reduced = axis in self.call.reduced
         counted: dict[tuple[int, bool, bool], Class] = {}
         at = 0
