@@ -82,14 +82,18 @@ class Counted:
         return math.prod(self.counts[axis] for axis in inside)
 
     @property
-    def depths(self) -> tuple[int, ...]:
-        """Slots worth trying: with two sweeps, first as many as hold two blocks of pieces."""
+    def depths(self) -> tuple[tuple[int, ...], ...]:
+        """Slots worth trying, the best first: in each group, more of them are never slower.
+
+        With two sweeps, those that hold blocks of pieces are a group of their own: results that all
+        wait for the second sweep leave later than those that it makes from what it loads again.
+        """
         if self.pieces == 1:
-            return (1,)
+            return ((1,),)
         if self.chain.sweeps == 1:
-            return RING_DEPTHS
+            return (RING_DEPTHS,)
         block = self.block_pieces
-        return tuple(dict.fromkeys((2 * block, block + 1, block, *RING_DEPTHS)))
+        return (2 * block, block + 1, block), RING_DEPTHS
 
     def best(self, limit_bytes: int) -> Priced:
         """The fastest rings that fit; the smallest ones where none do."""
@@ -122,20 +126,17 @@ class Counted:
         return True
 
     def _worth_trying(self, limit_bytes: int) -> Iterator[tuple[int, bool, bool]]:
-        """Rings that no others beat: (slots, whether parameters are whole, whether that fits).
-
-        More slots are never slower, but with two sweeps: results that all wait for the second one
-        leave later than those that it makes from what it loads again.
-        """
-        some_fit = False
-        for depth in self.depths:
-            fits = self.memory_bytes(depth, True) <= limit_bytes
-            yield depth, True, fits
-            if self.chain.sweeps == 1 and fits:
-                return
-            if not some_fit:
-                some_fit = self.memory_bytes(depth, False) <= limit_bytes
-                yield depth, False, some_fit
+        """Rings that no others beat: (slots, whether parameters are whole, whether that fits)."""
+        for group in self.depths:
+            some_fit = False
+            for depth in group:
+                fits = self.memory_bytes(depth, True) <= limit_bytes
+                yield depth, True, fits
+                if fits:
+                    break
+                if not some_fit:
+                    some_fit = self.memory_bytes(depth, False) <= limit_bytes
+                    yield depth, False, some_fit
 
     def memory_bytes(self, depth: int, whole_parameters: bool) -> int:
         """Device memory with such rings."""

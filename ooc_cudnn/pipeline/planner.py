@@ -155,9 +155,11 @@ def _search(request: Request, reserved_bytes: int, split: Split | None) -> Plan 
     """Search each layout and return the plan of the fastest; None if nothing fits."""
     best: tuple[str, Split, Priced, float] | None = None
     alternatives: list[Alternative] = []
-    for layout in request.different_layouts:
+    for layout in request.layouts:
         if best is not None and _link_binds(request, best[2]):
             break  # in whichever layout it is computed
+        if layout != request.layouts[0] and layout not in request.different_layouts:
+            continue
         problem = SplitProblem(request, layout, reserved_bytes)
         try:
             tried = _tried(problem, alternatives)
