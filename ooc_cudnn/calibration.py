@@ -153,7 +153,8 @@ class _Calibration:
     def measure(self, progress: Progress) -> None:
         """Make all measurements, and tell how far they are by the time they should take."""
         steps = Group("issuing steps", 0.3, self.steps)
-        groups = [steps, *self.link.groups(), *self.apart.groups(), steps]
+        again = () if self.quick else (steps,)
+        groups = [*again, *self.link.groups(), *self.apart.groups(), *again]
         groups += [*self.compute.groups(), steps]
         groups.append(Group("computing beside copies", 0.5, self.beside))
         seconds = sum(group.seconds for group in groups)
@@ -171,7 +172,7 @@ class _Calibration:
         self.facts["calibration_seconds"] = round(time.perf_counter() - began, 1)
 
     def steps(self) -> None:
-        """Measure how long the host takes to issue a step: three times, as it may be disturbed."""
+        """Measure how long the host takes to issue a step; the median of all times counts."""
         for name, timing in host_seconds(self.bench).items():
             self.issuing[name].append(timing.seconds)
             found = self.issuing[name]

@@ -59,7 +59,8 @@ class ComputeMeasurements:
     record : callable
         Takes the key of a line, the amount of work of a sample, its timing and its features.
     quick : bool
-        Fewer of them: convolutions in one memory order, passes of two types.
+        Fewer of them: convolutions in one memory order, gradients of one kind of arithmetic,
+        passes of two types.
     """
 
     def __init__(self, bench: Bench, record: Recorder, *, quick: bool) -> None:
@@ -78,10 +79,12 @@ class ComputeMeasurements:
     def groups(self) -> list[Group]:
         """What is to be measured, in parts of known length."""
         found = []
-        for dtype, tf32 in arithmetic(self.device):
+        kinds = arithmetic(self.device)
+        for dtype, tf32 in kinds:
+            gradients = not self.quick or (dtype, tf32) == kinds[0]
             layouts = () if dtype in self.stand_ins else self.device.layouts(dtype)
             for layout in layouts[-1:] if self.quick else layouts:
-                for direction in DIRECTIONS:
+                for direction in DIRECTIONS if gradients else DIRECTIONS[:1]:
                     launches = partial(self.convolutions, dtype, layout, direction, tf32)
                     found.append(
                         Group(

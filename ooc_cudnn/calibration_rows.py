@@ -57,7 +57,7 @@ class RowMeasurements:
         self.size = HOST_BYTES if self.device.kind == "host" or quick else GPU_BYTES
         self.rows: dict[str, float] = {}
         self.latency: dict[str, Line] = {}
-        self._turns: dict[int, tuple[float, int]] = {}
+        self._turn: tuple[float, int] | None = None
 
     def groups(self) -> list[Group]:
         """What is to be measured."""
@@ -84,20 +84,22 @@ class RowMeasurements:
             self.latency[f"{direction}/pageable"] = self._latency(direction, plain)
 
     def _latency(self, direction: str, plain: HostArray) -> Line:
-        """What a copy is late by, from a small one and one that a thread can stage."""
-        large, on_host = min(STAGED_BYTES, self.size), self.device.kind == "host"
-        late, others = list[float](), list[float]()
+        """What a copy is late by: a small one, one that a thread can stage, and among others."""
+        large, late, each = min(STAGED_BYTES, self.size), list[float](), 0.0
         for nbytes in (SMALL_BYTES, large):
-            turning, slots = (0.0, 1) if on_host else self._turning(nbytes, plain)
             pointer = self.bench.reserve(self.size)
             copy = partial(self._copy, direction, pointer, plain[: nbytes // 4], (1,))
             few, many = (self._wall({direction: copy}, number) for number in (1, MANY))
             each = (many - few) / (MANY - 1)
             late.append(max(few - each, 0.0))
-            others.append(max(turning - each - late[-1], 0.0) / max(slots - 1, 1))
         alpha = max(late[1] - late[0], 0.0) / (large - SMALL_BYTES)
         beta = max(late[1] - alpha * large, 0.0)
-        terms = {} if on_host else {"others": float(f"{min(others):.4g}")}
+        terms = {}
+        if self.device.kind != "host":
+            turning, slots = self._turning(large, plain)
+            # both rings of that call are as deep
+            others = max(turning - each - late[1], 0.0) / (2 * slots - 1)
+            terms["others"] = float(f"{others:.4g}")
         return Line(float(f"{alpha:.4g}"), float(f"{beta:.4g}"), terms)
 
     def _turning(self, nbytes: int, plain: HostArray) -> tuple[float, int]:
@@ -105,8 +107,7 @@ class RowMeasurements:
 
         Measured as it happens, not copy by copy: threads that stage wait for each other.
         """
-        found = self._turns.get(nbytes)
-        if found is None:
+        if self._turn is None:
             pieces = min(MOST_TURNS, plain.nbytes // nbytes)
             x = TensorSpec((pieces, 1, 1, nbytes // 4), "float32", "pageable")
             executor, plan = cut_into_images(self.bench, "activation_forward", x=x)
@@ -118,9 +119,8 @@ class RowMeasurements:
                 run_pieces(self.bench, executor, arrays, staged=True)
                 timings.append(time.perf_counter() - began)
             slots = dict(plan.rings)["x"]
-            found = statistics.median(timings[1:]) * slots / plan.pieces, slots
-            self._turns[nbytes] = found
-        return found
+            self._turn = statistics.median(timings[1:]) * slots / plan.pieces, slots
+        return self._turn
 
     def _far(self, base: int) -> None:
         """Pinned memory, both ways at once."""

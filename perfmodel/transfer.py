@@ -218,7 +218,7 @@ class TransferModel:
         copy_bytes : float or array
             Bytes of that one copy.
         others : float or array
-            Copies of the same operand that are in flight: threads that stage wait for each other.
+            Staged copies in flight beside it, of all operands: the threads wait for each other.
 
         Examples
         --------

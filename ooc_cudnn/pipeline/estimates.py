@@ -147,14 +147,15 @@ class Estimates:
             for name, spent in self._copies_out.items()
             for distinct in (grid.distinct[name],)
         ]
+        moved = [turn for turn in moved if turn[:2] in self._latency]
+        in_flight = _NOTHING
+        for _, name, copies, _, ring in moved:
+            in_flight = in_flight + grid.where_moved(name, ring * (copies > 1))
+        others = np.maximum(in_flight - 1.0, 0.0)
         for way, name, copies, spent, ring in moved:
-            latency = self._latency.get((way, name))
-            if latency is not None:
-                deep = np.maximum(ring, 1.0)
-                others = self.request.latency_seconds(way, name, 0, others=deep - 1.0)
-                late = latency + others - self.request.latency_seconds(way, name, 0)
-                found = ((late + grid.piece_seconds) * copies + spent) / deep
-                turning = np.maximum(turning, grid.where_moved(name, found))
+            late = self._latency[way, name] + self.request.others_seconds(way, name) * others
+            found = ((late + grid.piece_seconds) * copies + spent) / np.maximum(ring, 1.0)
+            turning = np.maximum(turning, grid.where_moved(name, found))
         return turning
 
     # The price ----------------------------------------------------------------------------------

@@ -286,6 +286,11 @@ class Request:
             if transfer.latency_of(f"copy_{way}", self.specs[name].placement) is not None
         )
 
+    def others_seconds(self, direction: Direction, name: str) -> float:
+        """Seconds that a copy of an operand is later by for each other that is in flight."""
+        alone, beside = (self.latency_seconds(direction, name, 0, others) for others in (0, 1))
+        return float(beside - alone)
+
     def _least_latency(self, direction: Direction, pieces: Any) -> Any:
         """Seconds that the first copy in or the last copy out takes beside, in so many pieces."""
         found = np.zeros_like(pieces)
