@@ -72,8 +72,8 @@ def machine_section(model: MachineModel) -> str:
         lines += [f"| {name} | {_shares(model, keys)} |" for name, keys in kinds.items()]
     said = [
         f"{direction.replace('copy_', '')} {_files(placement)} {line.beta * 1e3:.2g} ms and "
-        f"{line.alpha * 2**20 * 1e3:.2g} ms a MiB, {line.terms.get('others', 0.0) * 1e3:.2g} ms for "
-        "each other in flight"
+        f"{line.alpha * 2**20 * 1e3:.2g} ms a MiB, "
+        f"{line.terms.get('others', 0.0) * 1e3:.2g} ms for each other in flight"
         for name, line in model.transfer.latency.items()
         for direction, placement in [name.split("/")]
     ]
