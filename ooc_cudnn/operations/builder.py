@@ -139,8 +139,8 @@ class Builder:
             return
         call, target = self.call, self.buffers[result]
         have = self.buffers[name]
-        plain = pointwise is None and call.alpha == 1 and call.beta == 0
-        if plain and have.dtype == target.dtype:
+        plain = call.alpha == 1 and call.beta == 0
+        if pointwise is None and plain and have.dtype == target.dtype:
             self.copy(name, result)  # of another memory order, or of a state
             self.release(name)
             return
@@ -148,6 +148,7 @@ class Builder:
         if laid != name:
             self.release(name)
         made = pointwise or Pointwise(have.shape, have.dtype, target.dtype)
-        made = replace(made, dtype=target.dtype, alpha=call.alpha, beta=call.beta)
+        if not plain or made.dtype != target.dtype:
+            made = replace(made, dtype=target.dtype, alpha=call.alpha, beta=call.beta)
         self.launch(made, (laid, "", shift, result if call.beta else ""), result)
         self.release(laid)

@@ -357,12 +357,15 @@ class Chain(Splittable):
                 size = step.magnitude(size, *parameters)
         return {"y": (value, size)}
 
-    def on_piece(self, index: int, piece: Piece) -> Operation:
-        """Return one operation on the rows, images and channels of a piece."""
+    def on_piece(self, index: int, piece: Piece, layout: str = "") -> Operation:
+        """Return one operation on the rows, images and channels of a piece.
+
+        A convolution that may be cut along channels comes in `layout`, if it is given.
+        """
         operation, flow = self.operations[index], self.flow(piece.h_y, piece.after)[index]
         count = piece.n[1] - piece.n[0]
         if isinstance(operation, Convolution) and self.convolution is not None:
-            return operation.on_channels(count, piece.c_y, piece.c_x, flow.needed)
+            return operation.on_channels(count, piece.c_y, piece.c_x, flow.needed, layout)
         channels = operation.input_shape[1]
         if self.channels_may_be_cut:
             channels = piece.c_y[1] - piece.c_y[0]

@@ -154,7 +154,7 @@ class ChainBuilder(Builder):
     def _window(self, stage: Stage, following: Stage | None) -> None:
         """A convolution or a pooling, in the plan's layout."""
         index = stage.first
-        operation = self.chain.on_piece(index, self.piece)
+        operation = self.chain.on_piece(index, self.piece, self.layout)
         self._keep(index)
         source = f"input {index}" if f"input {index}" in self.buffers else self.current
         sources: tuple[str, ...] = (self.in_order(source, self.layout),)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -138,11 +138,10 @@ class Pooling:
 
     def on_piece(self, n: int, rows: Rows, channels: int) -> Pooling:
         """Return the pooling of `n` images, the given rows of x and so many channels."""
-        return replace(
-            self,
-            x_shape=(n, channels, rows.stop - rows.start, *self.x_shape[3:]),
-            padding=((rows.before, rows.after), *self.padding[1:]),
-        )
+        return Pooling(
+            (n, channels, rows.stop - rows.start, *self.x_shape[3:]), self.window, self.stride,
+            ((rows.before, rows.after), *self.padding[1:]), self.mode, self.dtype,
+        )  # fmt: skip
 
     def work(self) -> Work:
         """Read x, write y; each value of y looks at a window."""

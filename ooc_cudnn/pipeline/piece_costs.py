@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from ooc_cudnn.operations.splittable import Accumulation, Buffer, Launch, Piece, Splittable
+from ooc_cudnn.operations.window import Range
 from ooc_cudnn.tensor import DTYPES
 from perfmodel import ComputeModel
 
@@ -56,6 +57,7 @@ class PieceCosts:
     ) -> None:
         self.call, self.layout, self.orders, self.compute = call, layout, orders, compute
         self._known: dict[Hashable, PieceCost] = {}
+        self._row_keys: dict[tuple[Range, Range | None], Hashable] = {}
         #: What is known of pieces by their sizes and place: the same in every grid.
         self.probes: dict[tuple[tuple[int, ...], Accumulation], Probe] = {}
 
@@ -72,7 +74,11 @@ class PieceCosts:
 
     def of(self, piece: Piece, accumulation: Accumulation) -> PieceCost:
         """The cost of a piece that stands there in the sum over the reduced axes."""
-        key = (piece.sizes, piece.sweep, self.call.row_key(piece), accumulation)
+        rows = piece.h_y, piece.after
+        row_key = self._row_keys.get(rows)
+        if row_key is None:
+            row_key = self._row_keys[rows] = self.call.row_key(piece)
+        key = (piece.sizes, piece.sweep, row_key, accumulation)
         found = self._known.get(key)
         if found is None:
             found = self._known[key] = self._measure(piece, accumulation)
