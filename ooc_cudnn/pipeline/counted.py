@@ -6,11 +6,11 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
 
 from ooc_cudnn.operations.splittable import SWEEP
 from ooc_cudnn.pipeline.loop_orders import LoopOrder
 from ooc_cudnn.pipeline.measured import measured
+from ooc_cudnn.pipeline.need import Need
 from ooc_cudnn.pipeline.request import Direction, Request
 from ooc_cudnn.pipeline.reuse import Reuse
 from perfmodel import PipelineCost, Price, Split, closed_form
@@ -30,30 +30,6 @@ class Priced:
     memory: tuple[tuple[str, int], ...]
     bytes_in: int
     bytes_out: int
-
-
-class Need(NamedTuple):
-    """What an operand needs: slots of some size, so many at most; a parameter may have all."""
-
-    name: str
-    slot_bytes: int
-    most: int
-    parameter: bool
-
-    def slots(self, depth: int, whole_parameters: bool) -> int:
-        """In rings of `depth` at most."""
-        return self.most if self.parameter and whole_parameters else min(self.most, depth)
-
-
-class Turn(NamedTuple):
-    """A ring of a call: its copies, the bytes of one of them, and the seconds of all."""
-
-    direction: Direction
-    name: str
-    slots: int
-    copies: int
-    copy_bytes: float
-    seconds: float
 
 
 class Counted:

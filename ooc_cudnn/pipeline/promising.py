@@ -17,7 +17,7 @@ from perfmodel import Split
 from perfmodel.search_guided import caution
 
 #: Splits of each grid that may be priced.
-KEPT = 12
+KEPT = 8
 #: Sizes of an axis that are looked at first where all axes are cut.
 COARSE = 5
 #: And then, between those beside the best.
