@@ -10,9 +10,9 @@ from functools import cached_property
 from ooc_cudnn.operations.splittable import SWEEP
 from ooc_cudnn.pipeline.loop_orders import LoopOrder
 from ooc_cudnn.pipeline.measured import measured
-from ooc_cudnn.pipeline.need import Need
-from ooc_cudnn.pipeline.request import Direction, Request
+from ooc_cudnn.pipeline.request import Request
 from ooc_cudnn.pipeline.reuse import Reuse
+from ooc_cudnn.pipeline.rings import Need, Turn
 from perfmodel import PipelineCost, Price, Split, closed_form
 
 #: Slots of the rings of x and y, the best first: three let both copies and compute run at once.

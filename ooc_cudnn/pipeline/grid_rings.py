@@ -20,7 +20,7 @@ class GridRings:
         self.grid, self.call, self.limit_bytes = grid, grid.call, limit_bytes
 
     def slots(self, name: str, depth: Values | float, whole: Mask | bool) -> Values:
-        """Slots of an operand in rings of some depth: `need.Need`."""
+        """Slots of an operand in rings of some depth: `rings.Need`."""
         distinct, call = self.grid.distinct[name], self.call
         if name not in call.streamed:
             if whole is True:

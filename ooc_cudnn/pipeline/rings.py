@@ -1,8 +1,10 @@
-"""What an operand needs of device memory: slots in a ring, or room for all of it."""
+"""The rings of one split: the slots that each operand needs, and the copies that go through."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
+
+from ooc_cudnn.pipeline.request import Direction
 
 
 class Need(NamedTuple):
