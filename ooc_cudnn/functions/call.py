@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
+import warnings
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager
@@ -48,11 +49,14 @@ from ooc_cudnn.progress import SHORTEST_SECONDS, Reporter, reporter
 from ooc_cudnn.settings import current
 from ooc_cudnn.settings_table import Settings
 from ooc_cudnn.tensor import TensorSpec
+from ooc_cudnn.units import format_bytes
 
 #: Calls that are remembered, with their plans and schedules.
 REMEMBERED_CALLS = 256
 #: Below this many bytes in pageable memory, staging in the caller's time is faster than threads.
 WORTH_THREADS_BYTES = 8 * 2**20
+#: More pieces than this are worth a warning: about a second of the host's time, without any work.
+MANY_PIECES = 20_000
 #: A remembered plan is made anew once this much more memory is available than when it was made.
 ROOM_WORTH_REPLANNING = 1.25
 
@@ -224,6 +228,7 @@ def _prepare(
         aligned=aligned,
         share=share,
     )
+    _warn_of_many_pieces(planned.plan)
     prepared = Prepared(
         chain,
         planned.plan,
@@ -240,6 +245,18 @@ def _prepare(
         while len(_prepared) > REMEMBERED_CALLS:
             _prepared.popitem(last=False)
     return prepared
+
+
+def _warn_of_many_pieces(plan: Plan) -> None:
+    """Say what is wrong with a call that would run for minutes on pieces of next to nothing."""
+    if plan.pieces > MANY_PIECES:
+        warnings.warn(
+            f"{plan.function} is cut into {plan.pieces} pieces by the memory limit of "
+            f"{format_bytes(plan.memory_limit)}, and every piece takes the host's time and memory; "
+            "raise memory_limit if you can",
+            UserWarning,
+            stacklevel=5,
+        )
 
 
 def _is_plain(plan: Plan, settings: Settings) -> bool:

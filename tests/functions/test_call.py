@@ -517,6 +517,17 @@ def test_limit_too_small_for_any_plan(data, limit):
         data.run()
 
 
+def test_very_many_pieces_are_worth_a_warning_once(monkeypatch):
+    monkeypatch.setattr(call_module, "MANY_PIECES", 4)
+    x = np.ones((8, 2, 16, 16), np.float32)
+    with ooc_cudnn.settings(memory_limit="4KiB"):
+        with pytest.warns(
+            UserWarning, match=r"cut into \d+ pieces by the memory limit of 4\.00 KiB"
+        ):
+            ooc_cudnn.activation_forward(x)
+        ooc_cudnn.activation_forward(x)
+
+
 def test_limit_that_is_no_number():
     for limit in ("lots", "16 potatoes", "", -1, None.__class__):
         with pytest.raises((TypeError, ValueError), match="memory_limit"):
