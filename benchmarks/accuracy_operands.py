@@ -239,20 +239,24 @@ OPERATIONS = "operations"
 BFLOAT16_NAN = 0x7FC0
 
 
+def stored_shape(operand: Operand) -> tuple[int, ...]:
+    """The tensor that an operand lies in: itself, or one of more rows."""
+    if operand.order != "rows_apart":
+        return operand.shape
+    n, c, rows, *inner = operand.shape
+    return (n, c, rows + ROWS_APART, *inner)
+
+
 def stored_bytes(operand: Operand) -> int:
     """Bytes of the memory that an operand lies in: its own, and rows that it leaves out."""
-    if operand.order != "rows_apart":
-        return operand.nbytes
-    n, c, rows, *inner = operand.shape
-    return math.prod((n, c, rows + ROWS_APART, *inner)) * DTYPES[operand.dtype]
+    return math.prod(stored_shape(operand)) * DTYPES[operand.dtype]
 
 
 def shaped(raw: Array, operand: Operand) -> Array:
     """View bytes as an operand in its memory order."""
     flat, shape = raw.view(numpy_dtype(operand.dtype)), operand.shape
     if operand.order == "rows_apart":
-        taller = (*shape[:2], shape[2] + ROWS_APART, *shape[3:])
-        return flat.reshape(taller)[:, :, : shape[2]]
+        return flat.reshape(stored_shape(operand))[:, :, : shape[2]]
     if operand.order == "channels_last":
         last = len(shape) - 1
         stored = flat.reshape(shape[0], *shape[2:], shape[1])

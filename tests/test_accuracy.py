@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import ooc_cudnn
-from benchmarks import model_accuracy
+from benchmarks import model_accuracy, reprice
 from benchmarks.accuracy_calls import measure_call
 from benchmarks.accuracy_draw import SCALES, Drawn, Operand, draw
 from benchmarks.accuracy_operands import Blocks, Bound, shaped, stored_bytes, words
@@ -317,3 +317,15 @@ def test_neighbours_are_not_oneself():
         shared = neighbours.share()
     assert 0 <= alone <= 1.1
     assert 0.6 / (os.cpu_count() or 1) <= shared <= 1.1
+
+
+def test_what_was_measured_is_priced_again(capsys):
+    record = model_accuracy.common.RESULTS / "model_accuracy_cuda_calls.json"
+    calls = list(reprice.repriced(json.loads(record.read_text())))
+    assert len(calls) > 40
+    # Where the link binds, neither trials nor what was learnt of staging since make a difference.
+    pinned = [call.now / call.then for call in calls if call.placement == "pinned"]
+    assert len(pinned) > 20
+    assert np.median(np.abs(np.array(pinned) - 1.0)) < 0.05
+    assert reprice.main([str(record), "--worst", "3"]) == 0
+    assert "median now" in capsys.readouterr().out
