@@ -20,8 +20,8 @@ import numpy as np
 
 import ooc_cudnn
 from benchmarks import common
+from benchmarks.raw_copies import DuplexLink, one_after_the_other
 from ooc_cudnn.bench.contents import Images, filters, poison, verify
-from ooc_cudnn.bench.direct import DuplexLink, one_after_the_other
 from ooc_cudnn.bench.timing import Timing, interleave, paired_ratio, timed
 
 NAME = "convolution_link"

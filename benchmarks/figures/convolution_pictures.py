@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from benchmarks.figures import canvas
+from benchmarks.figures import canvas, lines
 from benchmarks.figures.records import STAGES, Records, feature_bytes, names, stage_seconds
-from benchmarks.figures.words import LABELS, PRECISIONS
+from benchmarks.figures.words import LABELS
 from benchmarks.paper_figures import CHANNEL_GFLOPS, CHANNELS, FUSED_OVER_UNFUSED
 from ooc_cudnn.bench.case import OURS
 from ooc_cudnn.bench.cases import CASES, FIGURE_9, UNIFIED_MEMORY
@@ -21,17 +21,11 @@ FEW, MANY = "fig10-n1", "fig10-n64"
 
 def figure_9(records: Records) -> dict[str, Any]:
     """GFLOPS by precision and contender: pairs of channels and value."""
-    found: dict[str, Any] = {}
-    for precision in PRECISIONS:
-        for contender in (OURS, "in_core", "cudnn"):
-            line = [
-                (channels, value)
-                for channels in CHANNELS
-                if (value := records.gflops(f"fig9-c{channels}-{precision}", contender)) is not None
-            ]
-            if line:
-                found.setdefault(precision, {})[contender] = line
-    return found
+    return lines.collected(
+        (OURS, "in_core", "cudnn"),
+        lambda precision: ((c, f"fig9-c{c}-{precision}") for c in CHANNELS),
+        records.gflops,
+    )
 
 
 def draw_figure_9(drawn: dict[str, Any], path: Path) -> None:
@@ -39,20 +33,16 @@ def draw_figure_9(drawn: dict[str, Any], path: Path) -> None:
     figure, axes = canvas.precisions(drawn, height=3.8)
     stated = [(channels, value) for channels, (_, value) in FIGURE_9.items() if value is not None]
     for precision, panel in axes.items():
-        for contender, line in drawn[precision].items():
-            panel.plot(
-                *zip(*line, strict=True), label=LABELS[contender],
-                color=canvas.CONTENDER_COLOURS[contender], marker="o", markersize=4,
-                linestyle="-" if contender == OURS else "--",
-            )  # fmt: skip
+        lines.plot(
+            panel, drawn[precision],
+            ticks={channels: str(channels) for channels in CHANNELS},
+            style=lambda contender: "-" if contender == OURS else "--",
+        )  # fmt: skip
         panel.axhspan(*CHANNEL_GFLOPS, color=canvas.PAPER, alpha=0.15, linewidth=0,
                       label="the paper's P100, all channels")  # fmt: skip
         panel.plot(
             *zip(*stated, strict=True), color=canvas.PAPER, marker="*", markersize=8, linestyle=""
         )
-        panel.set_xscale("log", base=2)
-        panel.set_yscale("log")
-        panel.set_xticks(CHANNELS, map(str, CHANNELS))
         panel.set_xlabel("channels, one image of 1024 x 1024")
         panel.set_ylabel("GFLOPS")
     canvas.legend_below(figure, axes.values(), columns=4 if len(axes) > 1 else 2)
@@ -130,36 +120,25 @@ def draw_figure_10(drawn: dict[str, Any], path: Path) -> None:
 
 def figure_14(records: Records) -> dict[str, Any]:
     """Seconds by precision and contender: pairs of bytes of x and seconds."""
-    found: dict[str, Any] = {}
-    for precision in PRECISIONS:
-        cases = [case for case in names("fig14-") if case.endswith(precision)]
-        for contender in LINES_OF_14:
-            line = [
-                (feature_bytes(case), value)
-                for case in cases
-                if (value := records.seconds(case, contender)) is not None
-            ]
-            if line:
-                found.setdefault(precision, {})[contender] = line
-    return found
+    return lines.collected(
+        LINES_OF_14,
+        lambda precision: (
+            (feature_bytes(case), case) for case in names("fig14-") if case.endswith(precision)
+        ),
+        records.seconds,
+    )
 
 
 def draw_figure_14(drawn: dict[str, Any], path: Path) -> None:
     """Seconds over the size of the features, a panel for each precision."""
     figure, axes = canvas.precisions(drawn, height=4)
     for precision, panel in axes.items():
-        for contender, line in drawn[precision].items():
-            panel.plot(
-                [nbytes / 1e9 for nbytes, _ in line], [seconds for _, seconds in line],
-                label=LABELS[contender], color=canvas.CONTENDER_COLOURS[contender], marker="o",
-                markersize=4, linestyle=":" if contender == "copy_limit" else "-",
-            )  # fmt: skip
-        panel.set_xscale("log", base=2)
-        panel.set_yscale("log")
         sizes = sorted({nbytes for line in drawn[precision].values() for nbytes, _ in line})
-        panel.set_xticks(
-            [nbytes / 1e9 for nbytes in sizes], [f"{nbytes / 1e9:.1f}" for nbytes in sizes]
-        )
+        lines.plot(
+            panel, drawn[precision],
+            ticks={nbytes: f"{nbytes / 1e9:.1f}" for nbytes in sizes},
+            style=lambda contender: ":" if contender == "copy_limit" else "-",
+        )  # fmt: skip
         panel.set_xlabel("GB of x, and as much of y")
         panel.set_ylabel("seconds, host to host")
     canvas.legend_below(figure, axes.values(), columns=4 if len(axes) > 1 else 2)

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.figures import canvas
+from benchmarks.figures import canvas, lines
 from benchmarks.figures.records import STAGES, Records
 from benchmarks.figures.training_tables import OTHERS, case_of
-from benchmarks.figures.words import LABELS, PRECISIONS
+from benchmarks.figures.words import PRECISIONS
 from ooc_cudnn.bench.case import OURS
 from ooc_cudnn.bench.cases import VGG16_BATCHES
 
@@ -18,31 +18,18 @@ DIRECTIONS = ("forward", "backward")
 
 def figure_12(records: Records) -> dict[str, Any]:
     """Seconds by precision and contender: pairs of batch and seconds."""
-    found: dict[str, Any] = {}
-    for precision in PRECISIONS:
-        for contender in (OURS, *OTHERS):
-            line = [
-                (batch, value)
-                for batch in VGG16_BATCHES
-                if (value := records.seconds(case_of(batch, precision), contender)) is not None
-            ]
-            if line:
-                found.setdefault(precision, {})[contender] = line
-    return found
+    return lines.collected(
+        (OURS, *OTHERS),
+        lambda precision: ((batch, case_of(batch, precision)) for batch in VGG16_BATCHES),
+        records.seconds,
+    )
 
 
 def draw_figure_12(drawn: dict[str, Any], path: Path) -> None:
     """Seconds of a step over the batch, a panel for each precision."""
     figure, axes = canvas.precisions(drawn, height=4)
     for precision, panel in axes.items():
-        for contender, line in drawn[precision].items():
-            panel.plot(
-                *zip(*line, strict=True), label=LABELS[contender], markersize=4, marker="o",
-                color=canvas.CONTENDER_COLOURS[contender],
-            )  # fmt: skip
-        panel.set_xscale("log", base=2)
-        panel.set_yscale("log")
-        panel.set_xticks(VGG16_BATCHES, map(str, VGG16_BATCHES))
+        lines.plot(panel, drawn[precision], ticks={batch: str(batch) for batch in VGG16_BATCHES})
         panel.set_xlabel("batch, 224 x 224")
         panel.set_ylabel("seconds of a training step")
     canvas.legend_below(figure, axes.values(), columns=3 if len(axes) > 1 else 2)

@@ -288,8 +288,9 @@ class Request:
 
     def others_seconds(self, direction: Direction, name: str) -> float:
         """Seconds that a copy of an operand is later by for each other that is in flight."""
-        alone, beside = (self.latency_seconds(direction, name, 0, others) for others in (0, 1))
-        return float(beside - alone)
+        transfer, placement = self.machine.transfer, self.specs[name].placement
+        line = transfer.latency_of(f"copy_{direction}", placement)
+        return line.terms.get("others", 0.0) if line is not None else 0.0
 
     def _least_latency(self, direction: Direction, pieces: Any) -> Any:
         """Seconds that the first copy in or the last copy out takes beside, in so many pieces."""
