@@ -1,4 +1,4 @@
-"""Raw copies over the link, which bound `convolution_link`: whole or in pieces, both ways or one."""
+"""Raw copies over the link, the bound of `convolution_link`: whole, in pieces, or one by one."""
 
 from __future__ import annotations
 
