@@ -10,7 +10,7 @@ from ooc_cudnn.bench.contender import Contender, Unavailable
 from ooc_cudnn.bench.timing import Timing, timed
 from ooc_cudnn.errors import PlanInfeasibleError
 
-#: A warm-up that takes longer than this is the only sample.
+#: What takes longer than this once it is warm is run no more: that run is the only sample.
 PATIENCE_SECONDS = 5.0
 
 
@@ -52,7 +52,7 @@ class Attempt:
         self.timing: Timing | None = None
         self.checked: dict[str, Any] | None = None
         self.details: dict[str, Any] = {}
-        self.seconds_of_warm_up = 0.0
+        self.seconds_when_warm: float | None = None
         self._contender: Contender | None = None
         self._prepared = False
         self._guarded(lambda: setattr(self, "_contender", make()))
@@ -61,19 +61,26 @@ class Attempt:
         self.ours = name == OURS or bool(self._contender and self._contender.ours)
 
     def prepare(self, synchronize: Callable[[], None]) -> None:
-        """Take memory and warm up."""
+        """Take memory and warm up; twice where it takes long: the first run plans and builds."""
         if self._contender is None:
             return
         self._prepared = True
         self._guarded(self._contender.prepare)
         self.rest()
-        if self.reason is None:
-            self.seconds_of_warm_up = timed(self.run, synchronize)
+        self.seconds_when_warm = None
+        if self.reason is None and timed(self.run, synchronize) > PATIENCE_SECONDS:
+            self.rest()
+            self.seconds_when_warm = timed(self.run, synchronize)
 
     @property
     def is_slow(self) -> bool:
-        """Whether the warm-up has to do for a timing."""
-        return self.reason is None and self.seconds_of_warm_up > PATIENCE_SECONDS
+        """Whether the second run of the warm-up has to do for a timing."""
+        return self.reason is None and (self.seconds_when_warm or 0.0) > PATIENCE_SECONDS
+
+    @property
+    def slow_samples(self) -> list[float]:
+        """The only sample of what is slow; none where nothing is."""
+        return [self.seconds_when_warm or 0.0] if self.is_slow else []
 
     def rest(self) -> None:
         """Put operands back."""

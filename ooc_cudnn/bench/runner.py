@@ -147,8 +147,8 @@ def _in_turns(
         )
         for attempt in attempts:
             if attempt.reason is None:
-                slow = Timing((attempt.seconds_of_warm_up,))
-                attempt.timing = slow if attempt.is_slow else times[attempt.name]
+                slow = attempt.slow_samples
+                attempt.timing = Timing(tuple(slow)) if slow else times[attempt.name]
                 attempt.check()
             _tell(attempt, say)
     finally:
@@ -166,8 +166,7 @@ def _one_by_one(
     def measure(attempt: Attempt, *, check: bool) -> list[float]:
         try:
             attempt.prepare(synchronize)
-            slow = [attempt.seconds_of_warm_up]
-            samples = slow if attempt.is_slow else attempt.time(repeats, synchronize)
+            samples = attempt.slow_samples or attempt.time(repeats, synchronize)
             if attempt.reason is None:
                 attempt.timing = Timing(tuple(samples))
                 if check:
@@ -205,8 +204,8 @@ def _record(
         contenders[attempt.name] = found | {"ours": attempt.ours}
         if attempt.is_slow:
             notes.append(
-                f"{attempt.name}: its warm-up took longer than {PATIENCE_SECONDS:g} s and is its "
-                "only sample"
+                f"{attempt.name}: warm it took longer than {PATIENCE_SECONDS:g} s, and has one "
+                "sample"
             )
         if attempt.reason is None and attempt.checked is not None and not attempt.checked["ok"]:
             whose = "THE LIBRARY'S RESULT IS WRONG" if attempt.ours else "the baseline is wrong"

@@ -60,7 +60,7 @@ def out_of_memory_as(torch: Any, kind: type[Exception]) -> Iterator[None]:
 
 
 class TorchNetwork:
-    """The layers as functions of parameters on a device, channels-last.
+    """The layers as functions of parameters on a device.
 
     Parameters
     ----------
@@ -69,6 +69,9 @@ class TorchNetwork:
         Whose weights they begin with.
     device : str
         "cuda" or "cpu".
+    channels_last : bool
+        The memory order of filters and maps: where TF32 is allowed tensor cores want it, and in
+        strict float32 cuDNN's kernels are several times slower with it.
 
     Attributes
     ----------
@@ -78,16 +81,18 @@ class TorchNetwork:
         x -> y. Each ends with a pooling; the last one holds the fully connected layers.
     """
 
-    def __init__(self, torch: Any, network: Network, device: str) -> None:
+    def __init__(
+        self, torch: Any, network: Network, device: str, *, channels_last: bool
+    ) -> None:
         self.torch, self.network, self.device = torch, network, device
+        self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
         self.parameters = {
             name: torch.from_numpy(weight).to(device, copy=True) for name, weight in self._weights()
         }
         for layer in self._of_kind("convolution"):
             if layer.padding:
                 name = f"{layer.name}.w"
-                last = torch.channels_last
-                self.parameters[name] = self.parameters[name].contiguous(memory_format=last)
+                self.parameters[name] = self._laid_out(self.parameters[name])
         for parameter in self.parameters.values():
             parameter.requires_grad_()
         self.groups = [self._function(layers) for layers in self._grouped()]
@@ -127,9 +132,12 @@ class TorchNetwork:
         return group
 
     def images(self, images: Array) -> Any:
-        """Copy images to the device, channels-last there."""
+        """Copy images to the device, in the network's memory order there."""
         placed = self.torch.from_numpy(images).to(self.device, non_blocking=True)
-        return placed.contiguous(memory_format=self.torch.channels_last)
+        return self._laid_out(placed)
+
+    def _laid_out(self, tensor: Any) -> Any:
+        return tensor.contiguous(memory_format=self.memory_format)
 
     def loss(
         self,

@@ -8,9 +8,10 @@ from abc import abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from ooc_cudnn.bench.contender import Contender, Unavailable
-from ooc_cudnn.bench.placing import available_host_bytes
+from ooc_cudnn.bench.placing import available_host_bytes, idle_pinned_bytes, release_pinned
 from ooc_cudnn.bench.torch_network import TorchNetwork, load_torch, out_of_memory_as, precision
 from ooc_cudnn.bench.training_reference import Outcome
+from ooc_cudnn.settings import current
 from ooc_cudnn.units import format_bytes
 
 if TYPE_CHECKING:
@@ -26,7 +27,8 @@ def reference(step: TrainingStep) -> Outcome:
     """Return the loss and gradients of a step, by PyTorch in strict float32 and micro-batches."""
     torch = load_torch(cuda=step.cuda)
     with precision(torch, tf32=False), out_of_memory_as(torch, MemoryError):
-        network = TorchNetwork(torch, step.network, "cuda" if step.cuda else "cpu")
+        device = "cuda" if step.cuda else "cpu"
+        network = TorchNetwork(torch, step.network, device, channels_last=False)
         loss = network.accumulate(step.given, step.labels, MICRO_BATCH)
         found = Outcome(loss, network.gradients())
     del network
@@ -64,8 +66,11 @@ class TorchStep(Contender):
         torch = self._torch = load_torch(cuda=self.step.cuda)
         with out_of_memory_as(torch, Unavailable):
             device = "cuda" if self.step.cuda else "cpu"
-            self.network = TorchNetwork(torch, self.step.network, device)
-        self._details = {"torch": torch.__version__}
+            self.network = TorchNetwork(
+                torch, self.step.network, device, channels_last=self.step.tf32
+            )
+        order = "channels_last" if self.step.tf32 else "channels_first"
+        self._details = {"torch": torch.__version__, "order": order}
         if self.step.cuda:
             self._details["cudnn"] = torch.backends.cudnn.version()
 
@@ -120,7 +125,7 @@ class TorchStep(Contender):
 class TorchInCore(TorchStep):
     """Everything on the card."""
 
-    name, about = "torch_in_core", "PyTorch, channels-last, everything on the device"
+    name, about = "torch_in_core", "PyTorch, everything on the device"
 
     def gradients(self) -> float:
         """Compute them of all images at once."""
@@ -138,7 +143,8 @@ class TorchSaveOnCpu(TorchStep):
         super().prepare()
         with out_of_memory_as(self._torch, Unavailable):
             needed = sum(map(pinned_bytes, self.network.saved_bytes(self.step.batch)))
-        free = available_host_bytes()
+        device = current().device
+        free = available_host_bytes() + idle_pinned_bytes(device)
         self._details["predicted_pinned_bytes"] = needed
         if needed > free - HOST_RESERVE_BYTES:
             raise Unavailable(
@@ -146,6 +152,8 @@ class TorchSaveOnCpu(TorchStep):
                 f"{format_bytes(free)} are free, of which {format_bytes(HOST_RESERVE_BYTES)} must "
                 "stay so"
             )
+        if needed > available_host_bytes() - HOST_RESERVE_BYTES:
+            release_pinned(device)
 
     def gradients(self) -> float:
         """Compute them of all images at once."""

@@ -12,7 +12,11 @@ import numpy as np
 
 import ooc_cudnn
 from ooc_cudnn.bench.contender import Contender, Unavailable
-from ooc_cudnn.bench.placing import available_host_bytes, release_device, release_pinned
+from ooc_cudnn.bench.placing import (
+    available_host_bytes,
+    idle_pinned_bytes,
+    release_device_memory,
+)
 from ooc_cudnn.bench.training_network import Array, example
 from ooc_cudnn.bench.training_reference import Outcome
 from ooc_cudnn.bench.training_summary import summary
@@ -65,7 +69,7 @@ class LibraryStep(Contender):
 
     def prepare(self) -> None:
         """Allocate the network, once it is known that there is room for it."""
-        release_device(current().device)
+        release_device_memory(current().device)
         self._limit = self._limit_bytes()
         outside = self._check_room()
         self._seconds, self._details = [], {"pinned_bytes_needed": outside}
@@ -99,7 +103,7 @@ class LibraryStep(Contender):
                 f"in core, {format_bytes(outside)} of the network's arrays do not fit the "
                 f"{format_bytes(room)} of device memory that they may take"
             )
-        free = available_host_bytes()
+        free = available_host_bytes() + idle_pinned_bytes(current().device)
         if outside > free - HOST_RESERVE_BYTES:
             raise Unavailable(
                 f"needs {format_bytes(outside)} of pinned host memory; {format_bytes(free)} are "
@@ -183,10 +187,9 @@ class LibraryStep(Contender):
         return dict(self._details)
 
     def release(self) -> None:
-        """Give the network back."""
+        """Give the network back, but keep its pinned memory: the library comes once more."""
         self._network = None
-        release_device(current().device)
-        release_pinned(current().device)
+        release_device_memory(current().device)
 
 
 def _on_host(array: Any) -> Array:

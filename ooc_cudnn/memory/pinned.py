@@ -43,6 +43,13 @@ def held_bytes(device: Device) -> int:
     return _pools[device.name].held_bytes
 
 
+def idle_bytes(device: Device) -> int:
+    """Bytes of pinned host memory that no array uses: ready for new ones of the same sizes."""
+    with _lock:
+        ready = _pools[device.name].ready
+        return sum(nbytes * len(memory) for nbytes, memory in list(ready.items()))
+
+
 def release(device: Device) -> None:
     """Give back the pinned memory that no array uses."""
     with _lock:
