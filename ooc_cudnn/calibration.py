@@ -25,7 +25,7 @@ from ooc_cudnn.devices import get_device
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.functions.call import forget_calls
 from ooc_cudnn.machines import machine_for, machine_path
-from ooc_cudnn.measuring import Bench, Group, Timing, make_bench
+from ooc_cudnn.measuring import Bench, Group, Timing, make_bench, undisturbed
 from ooc_cudnn.memory.limit import limit_bytes
 from ooc_cudnn.progress import reporter
 from ooc_cudnn.settings import current
@@ -152,10 +152,14 @@ class _Calibration:
 
     def measure(self, progress: Progress) -> None:
         """Make all measurements, and tell how far they are by the time they should take."""
-        steps = Group("issuing steps", 0.3, self.steps)
-        again = () if self.quick else (steps,)
+        # What a disturbed host takes longer for is measured several times, far from each other.
+        host = (
+            Group("issuing steps", 0.3, self.steps),
+            Group("staging", 0.3, self.apart.staging),
+        )
+        again = () if self.quick else host
         groups = [*again, *self.link.groups(), *self.apart.groups(), *again]
-        groups += [*self.compute.groups(), steps]
+        groups += [*self.compute.groups(), *host]
         groups.append(Group("computing beside copies", 0.5, self.beside))
         seconds = sum(group.seconds for group in groups)
         done, began = 0.0, time.perf_counter()
@@ -172,13 +176,13 @@ class _Calibration:
         self.facts["calibration_seconds"] = round(time.perf_counter() - began, 1)
 
     def steps(self) -> None:
-        """Measure how long the host takes to issue a step; the median of all times counts."""
+        """Measure how long the host takes to issue a step; the least disturbed time counts."""
         for name, timing in host_seconds(self.bench).items():
             self.issuing[name].append(timing.seconds)
             found = self.issuing[name]
-            middle = statistics.median(found)
-            self.host[name] = float(f"{middle:.5g}")
-            apart = (max(found) - min(found)) / 2 / middle if middle else 0.0
+            least = min(found)
+            self.host[name] = float(f"{least:.5g}")
+            apart = (max(found) - least) / 2 / least if least else 0.0
             self.quality[name] = {"spread": max(timing.spread, apart)}
 
     def beside(self) -> None:
@@ -216,7 +220,10 @@ class _Calibration:
                 self.link.slowdowns,
                 self.apart.latency,
             ),
-            compute=ComputeModel(self.compute.with_stand_ins(self.completed(lines, samples))),
+            compute=ComputeModel(
+                self.compute.with_stand_ins(self.completed(lines, samples)),
+                launching=self.compute.with_stand_ins(self.launching()),
+            ),
             call_seconds=self.host.get("call_seconds", 0.0),
             launch_seconds=self.host.get("launch_seconds", 0.0),
             step_seconds=self.host.get("step_seconds", 0.0),
@@ -226,6 +233,12 @@ class _Calibration:
             samples=samples | self.link.samples,
             facts=self.facts | self.link.facts,
         )
+
+    def launching(self) -> dict[str, float]:
+        """Seconds of the host to launch what each line stands for."""
+        return {
+            key: float(f"{undisturbed(found):.4g}") for key, found in self.compute.launching.items()
+        }
 
     def line(self, key: str, samples: Samples) -> Line:
         """Fit one line, and keep how good it is."""

@@ -5,9 +5,11 @@ Every launch is timed by itself, on the device it will run on; `calibration_shap
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
+from typing import TypeVar
 
 from ooc_cudnn.calibration_shapes import (
     DIRECTIONS,
@@ -27,7 +29,6 @@ from ooc_cudnn.operations.convolution_backward import (
 from ooc_cudnn.operations.splittable import Buffer, Launch, Piece
 from ooc_cudnn.pipeline.pricing import aligned
 from ooc_cudnn.tensor import ACCUMULATOR, numpy_dtype
-from perfmodel import Line
 
 #: Kinds of arithmetic: dtype, and whether TF32 is allowed.
 ARITHMETIC = (
@@ -46,6 +47,7 @@ SAMPLE_SECONDS = 0.03
 #: How often a launch is timed, and for how long: the fit has many launches to average over.
 BATCHES, BATCH_SECONDS = 3, 0.005
 
+Held = TypeVar("Held")
 #: Launches, and the buffers they take.
 Launches = Iterator[tuple[Launch, Mapping[str, Buffer]]]
 
@@ -68,6 +70,8 @@ class ComputeMeasurements:
             bench.device, bench.limit_bytes, batches=BATCHES, batch_seconds=BATCH_SECONDS
         )
         self.record, self.device = record, bench.device
+        #: Seconds of the host to launch each sample, by the key of its line.
+        self.launching: defaultdict[str, list[float]] = defaultdict(list)
         #: Where device memory was filled with random numbers: address and bytes.
         self.filled = (0, 0)
         self.on_host = self.device.kind == "host"
@@ -106,8 +110,8 @@ class ComputeMeasurements:
         """Convolutions that are computed as others are: TF32 on the host, bfloat16 on a card."""
         return {"tf32": "float32"} if self.device.kind == "host" else {"bfloat16": "float16"}
 
-    def with_stand_ins(self, lines: dict[str, Line]) -> dict[str, Line]:
-        """Add the lines that others stand in for."""
+    def with_stand_ins(self, lines: dict[str, Held]) -> dict[str, Held]:
+        """Add the lines that others stand in for, or what else is known by their keys."""
         for arithmetic, stands_in in self.stand_ins.items():
             start = f"convolution/{stands_in}/"
             lines |= {
@@ -153,6 +157,9 @@ class ComputeMeasurements:
             if timing is not None:
                 work = launch.operation.work()
                 self.record(work.key, work.amount, timing, work.features)
+                launching = self.bench.launching_seconds
+                if launching is not None:
+                    self.launching[work.key].append(launching)
 
     def _timing(self, launch: Launch, buffers: Mapping[str, Buffer], dtype: str) -> Timing | None:
         sizes = {name: aligned(buffer.nbytes) for name, buffer in buffers.items()}

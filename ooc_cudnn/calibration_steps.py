@@ -13,14 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from ooc_cudnn.devices.base import HostArray
+from ooc_cudnn.devices.base import Device, HostArray
 from ooc_cudnn.functions.elementwise import activation_forward
 from ooc_cudnn.functions.plan import plan_request
-from ooc_cudnn.measuring import Bench, Timing
+from ooc_cudnn.measuring import Bench, Timing, undisturbed
 from ooc_cudnn.pipeline.execute import Executor, make_executor
 from ooc_cudnn.pipeline.plan import Plan
 from ooc_cudnn.pipeline.planner import make_plan
-from ooc_cudnn.pipeline.schedule import COMPUTE
 from ooc_cudnn.settings import settings
 from ooc_cudnn.tensor import TensorSpec
 from perfmodel import shipped
@@ -35,34 +34,53 @@ REPEATS = 7
 def host_seconds(bench: Bench) -> Mapping[str, Timing]:
     """Seconds of a call, of a launch and of a step, as `MachineModel` names them.
 
-    A piece of an activation takes three steps and one launch, one of a fused convolution three
-    steps and several launches; and a call of one piece tells what a call takes beside.
+    A piece of an activation takes three steps and one launch; and a call of one piece tells what a
+    call takes beside. Where processors compute, a fused convolution, which takes more launches,
+    tells what one takes. Each is the lower quartile of several: what disturbs a host only adds.
     """
     x = TensorSpec(SHAPE, "float32", "pinned")
-    w, b = TensorSpec(FILTERS, "float32", "pinned"), TensorSpec((8,), "float32", "pinned")
-    simple, of_simple = _many_pieces(bench, "activation_forward", x=x)
-    fused, of_fused = _many_pieces(bench, "convolution_add_activation_forward", x=x, w=w, b=b)
-    launch = max(fused.seconds - simple.seconds, 0.0) / max(of_fused - of_simple, 1)
-    launch = min(launch, simple.seconds / 2)
-    step = (simple.seconds - of_simple * launch) / 3
-    found = {
-        "launch_seconds": Timing(launch, fused.spread),
-        "step_seconds": Timing(step, simple.spread),
-    }
+    simple, watched = _many_pieces(bench, "activation_forward", x=x)
+    if bench.device.kind == "host":
+        w, b = TensorSpec(FILTERS, "float32", "pinned"), TensorSpec((8,), "float32", "pinned")
+        fused, _ = _many_pieces(bench, "convolution_add_activation_forward", x=x, w=w, b=b)
+        launch = Timing(max(fused.seconds - simple.seconds, 0.0), fused.spread)
+    else:
+        launch = Timing(undisturbed(watched.seconds), Timing.of(watched.seconds).spread)
+    launch = launch._replace(seconds=min(launch.seconds, simple.seconds / 2))
+    step = (simple.seconds - launch.seconds) / 3
+    found = {"launch_seconds": launch, "step_seconds": Timing(step, simple.spread)}
     whole = _one_piece(bench)
     if whole is not None:
-        call = max(whole.seconds - 3 * step - launch, 0.0)
+        call = max(whole.seconds - 3 * step - launch.seconds, 0.0)
         found["call_seconds"] = Timing(call, whole.spread)
     return found
 
 
-def _many_pieces(bench: Bench, function: str, **operands: TensorSpec) -> tuple[Timing, int]:
-    """Seconds of a piece of a call that is cut into images, and its launches."""
+class _Watched:
+    """A device, and the seconds for which the host is at each launch."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self.seconds = list[float]()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._device, name)
+
+    def run(self, *arguments: Any) -> None:
+        """Launch."""
+        began = time.perf_counter()
+        self._device.run(*arguments)
+        self.seconds.append(time.perf_counter() - began)
+
+
+def _many_pieces(bench: Bench, function: str, **operands: TensorSpec) -> tuple[Timing, _Watched]:
+    """Seconds of a piece of a call that is cut into images, and of its launches."""
     executor, plan = cut_into_images(bench, function, **operands)
     arrays = {name: _pinned(bench, spec.shape) for name, spec in plan.operands}
-    launches = max(len(step.launches) for step in executor.schedule.steps if step.stream == COMPUTE)
     timing = _timed(lambda: run_pieces(bench, executor, arrays, staged=False))
-    return Timing(timing.seconds / plan.pieces, timing.spread), launches
+    watched = _Watched(bench.device)
+    run_pieces(bench, executor, arrays, staged=False, device=watched)
+    return Timing(timing.seconds / plan.pieces, timing.spread), watched
 
 
 def cut_into_images(bench: Bench, function: str, **operands: TensorSpec) -> tuple[Executor, Plan]:
@@ -77,10 +95,16 @@ def cut_into_images(bench: Bench, function: str, **operands: TensorSpec) -> tupl
 
 
 def run_pieces(
-    bench: Bench, executor: Executor, arrays: Mapping[str, HostArray], *, staged: bool
+    bench: Bench,
+    executor: Executor,
+    arrays: Mapping[str, HostArray],
+    *,
+    staged: bool,
+    device: Any = None,
 ) -> None:
-    """Run a call on the host's arrays, and wait for it."""
-    executor.run(bench.device, arrays, staged=staged, wait=True, limit_bytes=bench.limit_bytes)
+    """Run a call on the host's arrays, and wait for it; on another device than the bench's."""
+    where = bench.device if device is None else device
+    executor.run(where, arrays, staged=staged, wait=True, limit_bytes=bench.limit_bytes)
 
 
 def _one_piece(bench: Bench) -> Timing | None:
@@ -108,4 +132,4 @@ def _timed(run: Callable[[], None]) -> Timing:
         began = time.perf_counter()
         run()
         found.append(time.perf_counter() - began)
-    return Timing.of(found)
+    return Timing(undisturbed(found), Timing.of(found).spread)

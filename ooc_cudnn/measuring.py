@@ -88,6 +88,11 @@ class Bench:
         How often each step is measured.
     batch_seconds : float
         Roughly how long each time; short steps are repeated to fill it.
+
+    Attributes
+    ----------
+    launching : list of float
+        Seconds for which the host was at each launch that was timed last.
     """
 
     def __init__(
@@ -95,6 +100,7 @@ class Bench:
     ) -> None:
         self.device, self.limit_bytes = device, limit_bytes
         self.batches, self.batch_seconds = batches, batch_seconds
+        self.launching = list[float]()
 
     def reserve(self, nbytes: int) -> int:
         """Return the address of `nbytes` of device memory; what was reserved before is gone."""
@@ -297,7 +303,11 @@ class Bench:
         workspace: tuple[int, int],
         most: int = 0,
     ) -> Timing:
-        """Time a launch on buffers at the given addresses, at most so many steps a batch."""
+        """Time a launch on buffers at the given addresses, at most so many steps a batch.
+
+        What the host takes for it is left in `launching`.
+        """
+        self.launching = []
         action = self.action(launch, buffers, pointers, workspace)
         return self.time("compute", action, most=most)
 
@@ -315,7 +325,28 @@ class Bench:
             )
             for name, buffer in buffers.items()
         }
-        return lambda index: lambda handle: self.device.run(launch, views, workspace, handle)
+
+        def run(handle: Any) -> None:
+            began = time.perf_counter()
+            self.device.run(launch, views, workspace, handle)
+            self.launching.append(time.perf_counter() - began)
+
+        return lambda index: run
+
+    @property
+    def launching_seconds(self) -> float | None:
+        """What the host takes for the launch timed last; None where it computes it itself.
+
+        The lower quartile: what disturbs a host only adds.
+        """
+        if self.device.kind == "host" or not self.launching:
+            return None
+        return undisturbed(self.launching)
+
+
+def undisturbed(seconds: Sequence[float]) -> float:
+    """The lower quartile of what the host took for the same thing: disturbances only add."""
+    return float(np.percentile(seconds, 25))
 
 
 @cache

@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import Any
 
 from .linear import Line
-from .record import Table, mapping, members, text
+from .record import Table, mapping, members, number, text
 from .work import Work
 
 
@@ -30,6 +30,9 @@ class ComputeModel:
     corrections : mapping from `Work.kind`, or `Work.family`, to float
         Factors for the seconds of what was tried on the device. They hold for one process and are
         not stored.
+    launching : mapping from key, or `Work.kind`, to float
+        Seconds of the host to launch such work: one of cuDNN's engines takes it as long as many
+        passes do.
 
     Examples
     --------
@@ -40,14 +43,21 @@ class ComputeModel:
 
     lines: Mapping[str, Line]
     corrections: Mapping[str, float] = field(default_factory=dict)
+    launching: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for key in self.lines:
+        for key in (*self.lines, *self.launching):
             text("key", key)
+        launching = {
+            key: number(f"launching[{key!r}]", held) for key, held in self.launching.items()
+        }
+        object.__setattr__(self, "launching", Table(launching))
         object.__setattr__(self, "lines", Table(self.lines))
         object.__setattr__(self, "corrections", Table(self.corrections))
 
-    def corrected(self, corrections: Mapping[str, float]) -> ComputeModel:
+    def corrected(
+        self, corrections: Mapping[str, float], launching: Mapping[str, float] | None = None
+    ) -> ComputeModel:
         """Return the model with the seconds of some problems multiplied.
 
         Parameters
@@ -55,8 +65,14 @@ class ComputeModel:
         corrections : mapping from `Work.sized`, `Work.kind` or `Work.family` to float
             Measured seconds over those of the line: for that very work, for all work of that kind,
             and for what is of that family, but of no kind that was tried. The closest one counts.
+        launching : mapping from `Work.kind` to float, optional
+            Seconds of the host to launch work of that kind.
         """
-        return replace(self, corrections={**self.corrections, **corrections})
+        return replace(
+            self,
+            corrections={**self.corrections, **corrections},
+            launching={**self.launching, **(launching or {})},
+        )
 
     def nearest_key(self, key: str) -> str:
         """Return the known key that stands in for `key`: itself where it is known.
@@ -125,12 +141,32 @@ class ComputeModel:
                 return seconds * self.corrections[name]
         return seconds
 
+    def launching_seconds(self, work: Work, otherwise: float) -> float:
+        """Return what the host takes to launch `work`: `otherwise`, where nothing is known of it.
+
+        Examples
+        --------
+        >>> model = ComputeModel({"pointwise": Line(1e-12, 0.0)}, launching={"pointwise": 2e-5})
+        >>> model.launching_seconds(Work("pointwise/float32", 0.0, device_bytes=1e6), 3e-5)
+        2e-05
+        """
+        if not self.launching:
+            return otherwise
+        found = self.launching.get(work.kind)
+        return self.launching.get(self.nearest_key(work.key), otherwise) if found is None else found
+
     def to_json(self) -> dict[str, Any]:
         """Return a dict of plain JSON values."""
-        return {"lines": {key: line.to_json() for key, line in self.lines.items()}}
+        launching = {"launching": dict(self.launching)} if self.launching else {}
+        return {"lines": {key: line.to_json() for key, line in self.lines.items()}, **launching}
 
     @classmethod
     def from_json(cls, data: object) -> ComputeModel:
         """Return what `to_json` described."""
-        lines = mapping("lines", members("ComputeModel", data, ("lines",))["lines"])
-        return cls({key: Line.from_json(line) for key, line in lines.items()})
+        held = {"launching": {}, **mapping("ComputeModel", data)}
+        held = members("ComputeModel", held, ("lines", "launching"))
+        lines = mapping("lines", held["lines"])
+        return cls(
+            {key: Line.from_json(line) for key, line in lines.items()},
+            launching=mapping("launching", held["launching"]),
+        )

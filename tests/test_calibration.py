@@ -282,7 +282,7 @@ class TestKeeping:
         device.stop = -1
         # (the host's part of a simulated copy is this host's, and never twice the same)
         again = calibrate(device, quick=True)
-        assert again.compute == old.compute
+        assert again.compute.lines == old.compute.lines
         assert again.transfer.slowdowns == old.transfer.slowdowns
 
     @pytest.mark.parametrize(

@@ -81,9 +81,7 @@ class TorchNetwork:
         x -> y. Each ends with a pooling; the last one holds the fully connected layers.
     """
 
-    def __init__(
-        self, torch: Any, network: Network, device: str, *, channels_last: bool
-    ) -> None:
+    def __init__(self, torch: Any, network: Network, device: str, *, channels_last: bool) -> None:
         self.torch, self.network, self.device = torch, network, device
         self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
         self.parameters = {

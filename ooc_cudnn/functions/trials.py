@@ -12,7 +12,7 @@ Nothing is tried where the result could not matter: where copies bind by far, or
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from weakref import WeakKeyDictionary
 
 from ooc_cudnn.devices.base import Device
@@ -36,7 +36,30 @@ MOST_SHARE, MOST_SECONDS = 0.1, 0.1
 #: The plan that follows from a trial may hold launches that were not tried.
 MOST_ROUNDS = 3
 
-_known: WeakKeyDictionary[Device, dict[str, float]] = WeakKeyDictionary()
+
+@dataclass
+class Learnt:
+    """What trials told: measured over predicted seconds, and seconds of the host to launch."""
+
+    factors: dict[str, float] = field(default_factory=dict)
+    launching: dict[str, float] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.factors)
+
+    def update(self, other: Learnt) -> None:
+        """Take what was learnt since."""
+        self.factors.update(other.factors)
+        self.launching.update(other.launching)
+
+    def corrected(self, machine: MachineModel) -> MachineModel:
+        """Return a machine's model, corrected by it."""
+        if not self:
+            return machine
+        return replace(machine, compute=machine.compute.corrected(self.factors, self.launching))
+
+
+_known: WeakKeyDictionary[Device, Learnt] = WeakKeyDictionary()
 
 
 def forget_trials() -> None:
@@ -63,8 +86,8 @@ def planned_after_trials(
     limit_bytes : int
         Device memory that may be held meanwhile, users' arrays included.
     """
-    known = _known.setdefault(device, {})
-    planned = make(_corrected(machine, known))
+    known = _known.setdefault(device, Learnt())
+    planned = make(known.corrected(machine))
     if device.arena.is_at_work:  # the caller is a progress callable: the device is taken
         return planned
     for _ in range(MOST_ROUNDS):
@@ -72,24 +95,20 @@ def planned_after_trials(
         if not learnt:
             break
         known.update(learnt)
-        planned = make(_corrected(machine, known))
+        planned = make(known.corrected(machine))
     return planned
-
-
-def _corrected(machine: MachineModel, known: Mapping[str, float]) -> MachineModel:
-    return replace(machine, compute=machine.compute.corrected(known)) if known else machine
 
 
 def _try(
     parts: Sequence[PlannedPart],
     machine: MachineModel,
-    known: Mapping[str, float],
+    known: Learnt,
     device: Device,
     limit_bytes: int,
-) -> dict[str, float]:
-    """Time what of a plan is not known and matters: measured over predicted seconds."""
+) -> Learnt:
+    """Time what of a plan is not known and matters."""
     bench = Bench(device, limit_bytes, batches=1, batch_seconds=0.0)
-    learnt = {}
+    learnt = Learnt()
     for part in parts:
         for launch, buffers in _worth_trying(part, machine, known):
             seconds = _seconds(bench, launch, buffers, part.plan.workspace_bytes)
@@ -97,8 +116,11 @@ def _try(
                 work = launch.operation.work()
                 factor = seconds / machine.compute.seconds(work)
                 # Cut along channels it is another problem, and no faster than this until tried.
-                learnt[work.family] = max(1.0, factor, known.get(work.family, 1.0))
-                learnt[work.kind] = learnt[work.sized] = factor
+                least = max(1.0, known.factors.get(work.family, 1.0))
+                learnt.factors[work.family] = max(least, factor)
+                learnt.factors[work.kind] = learnt.factors[work.sized] = factor
+                if bench.launching_seconds is not None:
+                    learnt.launching[work.kind] = bench.launching_seconds
     if device.arena.block_bytes > max(part.plan.device_bytes for part in parts):
         device.arena.release_block()
     return learnt
@@ -127,7 +149,7 @@ def _seconds(
 
 
 def _worth_trying(
-    part: PlannedPart, machine: MachineModel, known: Mapping[str, float]
+    part: PlannedPart, machine: MachineModel, known: Learnt
 ) -> list[tuple[Launch, Mapping[str, Buffer]]]:
     """The largest launch of every kind, if it is not known and matters, with its buffers."""
     plan = part.plan
@@ -145,7 +167,7 @@ def _worth_trying(
     allowed = max(MOST_SECONDS, MOST_SHARE * plan.seconds)
     found: list[tuple[Launch, Mapping[str, Buffer]]] = []
     for seconds, launch, used in largest.values():
-        if launch.operation.work().sized in known or seconds < SMALLEST_SHARE * total:
+        if launch.operation.work().sized in known.factors or seconds < SMALLEST_SHARE * total:
             continue
         allowed -= 2 * LAUNCHES * seconds
         if allowed < 0:

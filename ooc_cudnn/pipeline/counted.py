@@ -217,7 +217,7 @@ class Counted:
             machine.call_seconds, copy_in, compute, copy_out,
             min(first_in, copy_in), min(split.first_compute, split.compute_seconds),
             min(split.last_compute, split.compute_seconds), last_out,
-            steps * machine.step_seconds + split.launched * machine.launch_seconds,
+            steps * machine.step_seconds + split.launching_seconds,
             self._waiting_seconds(rings, copies, copy_out),
             self._turning_seconds(turning),
         )  # fmt: skip

@@ -215,7 +215,7 @@ class Estimates:
         slowed_out = copy_out + both * (1.0 - 1.0 / slowdown.copy_out)
         if way.waiting is not _NOTHING:
             slowed_in = slowed_in + way.waiting
-        least = issue = steps * machine.step_seconds + grid.launched * machine.launch_seconds
+        least = issue = steps * machine.step_seconds + grid.launching_seconds
         if self._latency:
             least = np.maximum(issue, self._turning(way.slots, loads, depths))
         in_turn = compute

@@ -52,7 +52,9 @@ class Grid:
             self.pieces * model.launch_seconds + model.work_seconds + model.completing_seconds
         )
         results = product(self.counts[axis] for axis in AXES if axis not in self.call.reduced)
-        self.launched = self.pieces * model.launches + results * model.completing_launches
+        self.launching_seconds: Values = (
+            self.pieces * model.launching + results * model.completing_launching
+        )
         self.steps = self.pieces * self.call.sweeps
         self.piece_seconds = self.compute_seconds / self.steps
 

@@ -38,8 +38,8 @@ class Measured(PieceClasses):
     ----------
     sizes : mapping
         Bytes of each block of memory, as it lies in the arena.
-    compute_seconds, launched
-        Of all pieces.
+    compute_seconds, launching_seconds : float
+        Of all pieces: on the device, and of the host to launch them.
     first_compute, last_compute : float
         Seconds of the first piece and of the last one.
     """
@@ -50,7 +50,7 @@ class Measured(PieceClasses):
         self._distinct_bytes, self._rows = dict[str, int](), dict[str, Rows]()
         self._costs, sizes = request.piece_costs(layout), dict[str, int]()
         self._largest_elements = self._largest_bytes = 0
-        self.compute_seconds, self.launched = 0.0, 0
+        self.compute_seconds = self.launching_seconds = 0.0
         self._found = self.classes()
         self._first_piece = self._found[0][0]
         measured = [self._costs.of(piece, place) for piece, place, _ in self._found]
@@ -61,7 +61,7 @@ class Measured(PieceClasses):
             self._largest_elements = max(self._largest_elements, cost.largest_elements)
             self._largest_bytes = max(self._largest_bytes, cost.largest_bytes)
             self.compute_seconds += times * cost.seconds
-            self.launched += times * cost.launched
+            self.launching_seconds += times * cost.launching
         self.sizes = {block: aligned(count) for block, count in sizes.items()}
         self.first_compute = measured[0].seconds
         self.last_compute = measured[-1].seconds

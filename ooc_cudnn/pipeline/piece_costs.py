@@ -12,7 +12,7 @@ from typing import NamedTuple
 from ooc_cudnn.operations.splittable import Accumulation, Buffer, Launch, Piece, Splittable
 from ooc_cudnn.operations.window import Range
 from ooc_cudnn.tensor import DTYPES
-from perfmodel import ComputeModel
+from perfmodel import MachineModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,23 +27,23 @@ class PieceCost:
         Bytes of each block of memory, operands' slots among them.
     largest_elements, largest_bytes : int
         Of its buffers.
-    launched : int
-        How many launches it takes.
+    launching : float
+        Seconds of the host to launch what it takes.
     """
 
     seconds: float
     sizes: Mapping[str, int]
     largest_elements: int
     largest_bytes: int
-    launched: int
+    launching: float
 
 
 class Probe(NamedTuple):
-    """One piece: the seconds and launches of all sweeps, the most memory that one of them takes."""
+    """One piece: seconds of all sweeps, on the device and to launch; the most memory of a sweep."""
 
     seconds: float
     memory: Mapping[str, int]
-    launches: int
+    launching: float
 
 
 class PieceCosts:
@@ -53,9 +53,9 @@ class PieceCosts:
     """
 
     def __init__(
-        self, call: Splittable, layout: str, orders: Mapping[str, str], compute: ComputeModel
+        self, call: Splittable, layout: str, orders: Mapping[str, str], machine: MachineModel
     ) -> None:
-        self.call, self.layout, self.orders, self.compute = call, layout, orders, compute
+        self.call, self.layout, self.orders, self.machine = call, layout, orders, machine
         self._known: dict[Hashable, PieceCost] = {}
         self._row_keys: dict[tuple[Range, Range | None], Hashable] = {}
         #: What is known of pieces by their sizes and place: the same in every grid.
@@ -98,8 +98,13 @@ class PieceCosts:
                 largest_bytes = count
             if elements > largest_elements:
                 largest_elements = elements
-        seconds = sum(self.compute.seconds(launch.operation.work()) for launch in launches)
-        return PieceCost(seconds, sizes, largest_elements, largest_bytes, len(launches))
+        seconds = launching = 0.0
+        compute, otherwise = self.machine.compute, self.machine.launch_seconds
+        for launch in launches:
+            work = launch.operation.work()
+            seconds += compute.seconds(work)
+            launching += compute.launching_seconds(work, otherwise)
+        return PieceCost(seconds, sizes, largest_elements, largest_bytes, launching)
 
     def launches(
         self, piece: Piece, accumulation: Accumulation

@@ -69,8 +69,9 @@ class PieceModel:
         Of one piece of each split, and of all pieces of one sweep beside that.
     completing_seconds : array
         What it takes to complete the sums of all results.
-    launches, completing_launches : array
-        Of one piece in the middle of a sum, and of beginning and completing one beside that.
+    launching, completing_launching : array
+        Seconds of the host to launch one piece in the middle of a sum, and what beginning and
+        completing one takes beside that.
     names : tuple of str
         Of each block of memory; and `ELEMENTS` and `BYTES`, those of the largest buffer.
     memory : array
@@ -88,7 +89,7 @@ class PieceModel:
         parts = [part for part in found if part is not None]
         self.names = tuple(dict.fromkeys(name for part in parts for name in part.names))
         self.launch_seconds, self.work_seconds, self.completing_seconds = np.zeros((3, *shape))
-        self.launches, self.completing_launches = np.zeros((2, *shape))
+        self.launching, self.completing_launching = np.zeros((2, *shape))
         self.memory: Values = np.zeros((len(self.names), *shape))
         for each in parts:
             self._fill(each)
@@ -141,19 +142,19 @@ class PieceModel:
     def _fill(self, part: Part) -> None:
         """Fill the arrays for the sizes of a part."""
         where, lines, least, most, ends = part
-        self.launch_seconds[where], self.launches[where] = least.seconds, least.launches
+        self.launch_seconds[where], self.launching[where] = least.seconds, least.launching
         beside = max(most.seconds - least.seconds, 0.0)
         self.work_seconds[where] = beside * outer([line.work for line in lines])
         counts = [float(most.memory.get(name, 0)) for name in self.names]
         of_n, *others = (line.memory(self.names) for line in lines)
         memory = outer([np.array(counts)[:, np.newaxis] * of_n, *others])
         self.memory[(slice(None), *where)] = memory
-        self.completing_seconds[where] = self.completing_launches[where] = 0.0
+        self.completing_seconds[where] = self.completing_launching[where] = 0.0
         if not ends:
             return
         # What completes a sum is done once for each result, as large as the result.
         first, last = ends
-        self.completing_launches[where] = first.launches + last.launches - 2 * most.launches
+        self.completing_launching[where] = first.launching + last.launching - 2 * most.launching
         if last.seconds > most.seconds:
             covered = outer(self._of_results(lines, [line.covered for line in lines]))
             self.completing_seconds[where] = (last.seconds - most.seconds) * covered
@@ -242,15 +243,15 @@ class PieceModel:
         at = len(rows) // 2
         after = rows[at - 1] if at else None
         memory: dict[str, int] = {}
-        seconds, launches = 0.0, 0
+        seconds = launching = 0.0
         for sweep in range(call.sweeps):
             cost = self.costs.of(Piece(n[0], c_y[0], rows[at], c_x[0], sweep, after), place)
             seconds += cost.seconds
-            launches += cost.launched
+            launching += cost.launching
             held = {ELEMENTS: cost.largest_elements, BYTES: cost.largest_bytes, **cost.sizes}
             for name, count in held.items():
                 memory[name] = max(memory.get(name, 0), count)
-        return Probe(seconds, memory, launches)
+        return Probe(seconds, memory, launching)
 
 
 __all__ = ["BYTES", "ELEMENTS", "PieceModel", "Sizes", "Values"]

@@ -129,7 +129,7 @@ class Request:
         """What pieces cost in a layout."""
         if layout not in self._piece_costs:
             self._piece_costs[layout] = PieceCosts(
-                self.chain, layout, dict(self.orders), self.machine.compute
+                self.chain, layout, dict(self.orders), self.machine
             )
         return self._piece_costs[layout]
 
@@ -223,7 +223,8 @@ class Request:
         both = np.minimum(
             (copy_in - first_in) * slowdown.copy_in, (copy_out - last_out) * slowdown.copy_out
         )
-        issue = pieces * (self.machine.step_seconds + self.machine.launch_seconds)
+        launching = self.machine.launch_seconds, *self.machine.compute.launching.values()
+        issue = pieces * (self.machine.step_seconds + min(launching))
         overlapped = np.maximum(
             np.maximum(
                 copy_in + both * (1.0 - 1.0 / slowdown.copy_in) + piece, first_in + compute_seconds

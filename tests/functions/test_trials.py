@@ -8,7 +8,10 @@ import pytest
 
 import ooc_cudnn
 from ooc_cudnn.functions import trials
+from ooc_cudnn.functions.plan import plan_request
 from ooc_cudnn.machines import machine_path
+from ooc_cudnn.measuring import Bench
+from ooc_cudnn.pipeline.planner import distinct_launches
 from ooc_cudnn.tensor import TensorSpec
 from perfmodel import shipped
 
@@ -107,3 +110,18 @@ def test_a_trial_keeps_to_the_memory_limit(slow, host_device):
     with ooc_cudnn.settings(memory_limit=2**17):
         ooc_cudnn.plan("convolution_forward", x=X, w=W, padding=1)
         assert host_device.arena.held_bytes <= 2**17
+
+
+def test_what_the_host_takes_to_launch_is_learnt_of_the_problem(slow, host_device, monkeypatch):
+    """A processor's own launches are no time of the host beside the device; made up here."""
+    monkeypatch.setattr(Bench, "launching_seconds", 0.5)
+    with ooc_cudnn.settings(memory_limit=2**17):
+        request = plan_request("convolution_forward", x=X, w=W, padding=1)
+        plan = planned()
+    known = trials._known[host_device]
+    work = next(launch for launch, _ in distinct_launches(request, plan)).operation.work()
+    assert known.launching[work.kind] == 0.5
+    model = known.corrected(shipped("host")).compute
+    assert model.launching_seconds(work, 0.0) == 0.5
+    assert model.launching_seconds(dataclasses.replace(work, problem="another"), 0.1) == 0.1
+    assert plan.pieces == 1  # the fewer launches, the better

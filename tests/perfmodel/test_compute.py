@@ -143,3 +143,19 @@ def test_what_was_tried_stands_for_its_family_until_more_is_known():
     corrected = MODEL.corrected({tried.kind: 0.5, tried.family: 2.0})
     assert corrected.seconds(tried) == pytest.approx(MODEL.seconds(tried) / 2)
     assert corrected.seconds(cut) == pytest.approx(MODEL.seconds(cut) * 2)
+
+
+def test_what_launching_takes_is_by_line_and_by_problem():
+    model = ComputeModel(
+        {"convolution/tf32": Line(1e-12, 0.0), "pointwise": Line(1e-12, 0.0)},
+        launching={"convolution/tf32": 4e-5},
+    )
+    work = Work("convolution/tf32/channels_last", flops=1.0, device_bytes=1.0, problem="3x3")
+    passed = Work("pointwise", flops=0.0, device_bytes=1.0)
+    assert model.launching_seconds(work, 1e-5) == 4e-5  # of the line that stands in for it
+    assert model.launching_seconds(passed, 1e-5) == 1e-5  # nothing is known
+    tried = model.corrected({}, {work.kind: 9e-5})
+    assert tried.launching_seconds(work, 1e-5) == 9e-5
+    assert ComputeModel.from_json(model.to_json()) == model
+    with pytest.raises(ValueError, match="launching"):
+        ComputeModel({}, launching={"pointwise": -1.0})
