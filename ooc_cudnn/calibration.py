@@ -40,7 +40,8 @@ from perfmodel import (
     fit_samples,
     shipped,
 )
-from perfmodel.linear import NO_FEATURES
+from perfmodel.linear import FEWEST_WORKS, NO_FEATURES
+from perfmodel.transfer import SLAB_BYTES
 
 __all__ = ["calibrate", "machine_for"]
 
@@ -249,11 +250,23 @@ class _Calibration:
                 "the machine, so calibrate again when it is quiet"
             )
         try:
-            fitted = fit_samples(samples, self.like(key))
+            fitted = fit_samples(self.throughput(key, samples), self.like(key))
         except FitError as error:
             raise FitError(f"{name}: {error}") from error
         self.quality[key] = {**fitted.quality(), "spread": spread}
         return fitted.line
+
+    def throughput(self, key: str, samples: Samples) -> Samples:
+        """Of what is staged, the copies that fill slabs, if there are enough to fit a line to.
+
+        Smaller ones are late rather than slow, which `latency` tells.
+        """
+        staged = key.endswith(("/pageable", "/disk")) and self.device.kind != "host"
+        large = [at for at, count in enumerate(samples.work) if count >= SLAB_BYTES]
+        if not staged or len(large) < FEWEST_WORKS:
+            return samples
+        work, seconds = ([held[at] for at in large] for held in (samples.work, samples.seconds))
+        return Samples(tuple(work), tuple(seconds))
 
     def completed(
         self, lines: Mapping[str, Line], samples: Mapping[str, Samples]

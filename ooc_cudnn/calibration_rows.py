@@ -19,7 +19,7 @@ from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.measuring import Action, Bench, Group, undisturbed
 from ooc_cudnn.tensor import TensorSpec
 from perfmodel import Line
-from perfmodel.transfer import FAR_ROW_BYTES, STAGED_BYTES
+from perfmodel.transfer import FAR_ROW_BYTES, STAGED_BYTES, staging_slots
 
 DIRECTIONS = ("copy_in", "copy_out")
 #: A row of a channel is copied of every channel and image: (channels, rows, elements of a row).
@@ -101,7 +101,7 @@ class RowMeasurements:
 
     def _latency(self, direction: str, plain: HostArray) -> Line:
         """What a copy is late by: a small one, one that a thread can stage, and among others."""
-        large, late, each = min(STAGED_BYTES, self.size), list[float](), 0.0
+        large, late = min(STAGED_BYTES, self.size), list[float]()
         for nbytes in (SMALL_BYTES, large):
             pointer = self.bench.reserve(self.size)
             copy = partial(self._copy, direction, pointer, plain[: nbytes // 4], (1,))
@@ -112,14 +112,23 @@ class RowMeasurements:
         beta = max(late[1] - alpha * large, 0.0)
         terms = {}
         if self.device.kind != "host":
-            turning, slots = self._turning(large, plain)
+            each, slots = self._turning(large, plain)
+            turning = each * float(staging_slots(direction, large, slots))
             # both rings of that call are as deep
-            others = max(turning - each - late[1], 0.0) / (2 * slots - 1)
+            others = max(turning - late[1] - self._crossing(direction, large), 0.0)
+            others /= 2 * slots - 1
             terms["others"] = float(f"{others:.4g}")
         return Line(float(f"{alpha:.4g}"), float(f"{beta:.4g}"), terms)
 
+    def _crossing(self, direction: str, nbytes: int) -> float:
+        """Seconds that a copy of pinned memory takes."""
+        host = self.device.allocate_pinned(nbytes).view(np.float32)
+        host[...] = 1.0
+        base = self.bench.reserve(nbytes)
+        return self.bench.time(direction, self.bench.copy(direction, base, host, host.size)).seconds
+
     def _turning(self, nbytes: int, plain: HostArray) -> tuple[float, int]:
-        """Seconds until the slot of a ring is free again in a call, and the slots of that ring.
+        """Seconds of a piece of a call that is staged both ways, and the slots of each ring.
 
         Measured as it happens, not copy by copy: threads that stage wait for each other.
         """
@@ -135,7 +144,7 @@ class RowMeasurements:
                 run_pieces(self.bench, executor, arrays, staged=True)
                 timings.append(time.perf_counter() - began)
             slots = dict(plan.rings)["x"]
-            self._turn = undisturbed(timings[1:]) * slots / plan.pieces, slots
+            self._turn = undisturbed(timings[1:]) / plan.pieces, slots
         return self._turn
 
     def _far(self, base: int) -> None:

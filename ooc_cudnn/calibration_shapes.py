@@ -48,7 +48,7 @@ class Pool:
     channels: tuple[int, ...]
 
 
-GPU_POOL = Pool((22.0, 28.5), 1e12, (19.0, 27.0), CHANNELS)
+GPU_POOL = Pool((22.0, 28.5), 1e12, (20.5, 27.8), CHANNELS)
 HOST_POOL = Pool((18.0, 21.5), 1e8, (15.0, 19.0), CHANNELS[:16])
 
 

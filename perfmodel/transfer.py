@@ -33,6 +33,9 @@ FAR_ROW_BYTES = 2**16
 STAGED_BYTES = 2**23
 """What one thread stages of a copy before it starts, at most: several stage the rest beside it."""
 
+SLAB_BYTES, SLABS = 2**24, 4
+"""Staged copies go through so many pieces of pinned memory each way, of so many bytes."""
+
 #: What stands in for a placement whose pairs were not measured: files are staged like plain memory.
 _STANDS_IN = {"disk": "pageable", "pageable": "pinned"}
 
@@ -232,6 +235,17 @@ class TransferModel:
         alone = line.beta + line.alpha * np.minimum(copy_bytes, STAGED_BYTES)
         return alone + line.terms.get("others", 0.0) * others
 
+    def turn_seconds(self, direction: str, placement: str, copy_bytes: Any, others: Any = 0) -> Any:
+        """Return for how long a staged copy holds its slot: it is late, and crosses the link.
+
+        What is computed on the slot meanwhile is in nobody's way: the next copy is staged before
+        the slot is free.
+        """
+        late = self.latency_seconds(direction, placement, copy_bytes, others)
+        lines: Mapping[str, Line] = getattr(self, direction)
+        link = lines.get("pinned")
+        return late if link is None else late + link.alpha * copy_bytes
+
     def slowdown(self, in_placement: str, out_placement: str) -> Slowdown:
         """Return how much copies from one placement and to another slow each other down."""
         while True:
@@ -303,6 +317,25 @@ class TransferModel:
             },
             latency=_lines("latency", held["latency"]),
         )
+
+
+def staging_slots(direction: str, copy_bytes: Any, slots: Any) -> Any:
+    """Return how many staged copies can be under way at once, with a ring of `slots`.
+
+    A result leaves its slot as soon as it is in slabs: of small ones more are under way than the
+    ring has slots.
+
+    Examples
+    --------
+    >>> [int(staging_slots("copy_out", mib * 2**20, 2)) for mib in (10, 20, 100)]
+    [4, 2, 2]
+    >>> staging_slots("copy_in", 10 * 2**20, 2)
+    2
+    """
+    if direction == "copy_in":
+        return slots
+    slabs_of_each = np.maximum(np.ceil(copy_bytes / SLAB_BYTES), 1.0)
+    return np.maximum(slots, SLABS // slabs_of_each)
 
 
 def _lines(name: str, data: object) -> dict[str, Line]:

@@ -25,10 +25,9 @@ from ooc_cudnn.devices.base import HostArray
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.errors import HostOutOfMemoryError
 from ooc_cudnn.memory.blocks import boxes
+from perfmodel.transfer import SLAB_BYTES, SLABS, STAGED_BYTES
 
-SLAB_BYTES = 16 * 2**20
-CHUNK_BYTES = 8 * 2**20
-SLABS = 4  # each way
+CHUNK_BYTES = STAGED_BYTES
 THREADS = 12
 
 

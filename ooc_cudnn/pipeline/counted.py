@@ -14,6 +14,7 @@ from ooc_cudnn.pipeline.request import Request
 from ooc_cudnn.pipeline.reuse import Reuse
 from ooc_cudnn.pipeline.rings import Need, Turn
 from perfmodel import PipelineCost, Price, Split, closed_form
+from perfmodel.transfer import staging_slots
 
 #: Slots of the rings of x and y, the best first: three let both copies and compute run at once.
 RING_DEPTHS = (3, 2, 1)
@@ -182,7 +183,7 @@ class Counted:
             bytes_in += count if request.specs[name].placement != "device" else 0
             spent = request.copy_seconds("in", name, count, loads, split.rows(name))
             copies[name] = spent
-            turn = Turn("in", name, slots, loads, count / loads, spent)
+            turn = Turn("in", name, slots, loads, count / loads)
             late_in = max(late_in, self._late_seconds(turn))
             turning.append(turn)
             # A first sweep must see all pieces of its block before the second one makes a result;
@@ -199,7 +200,7 @@ class Counted:
                 bytes_out += 0 if spec.placement == "device" else spec.nbytes
                 spent = request.copy_seconds("out", name, spec.nbytes, pieces_out, split.rows(name))
                 copy_out += spent
-                turn = Turn("out", name, rings[name], pieces_out, spec.nbytes / pieces_out, spent)
+                turn = Turn("out", name, rings[name], pieces_out, spec.nbytes / pieces_out)
                 late_out = max(late_out, self._late_seconds(turn))
                 turning.append(turn)
                 # ... which all leave at the end, unless the second sweep has to load them again.
@@ -227,25 +228,23 @@ class Counted:
             self.loop_order, tuple(rings.items()), cost, tuple(memory), bytes_in, bytes_out,
         )  # fmt: skip
 
-    def _late_seconds(self, turn: Turn, others: int = 0) -> float:
-        """What one copy is late by, beside others in flight."""
-        return float(
-            self.request.latency_seconds(turn.direction, turn.name, turn.copy_bytes, others)
-        )
+    def _late_seconds(self, turn: Turn) -> float:
+        """What one copy is late by."""
+        return float(self.request.latency_seconds(turn.direction, turn.name, turn.copy_bytes))
 
     def _turning_seconds(self, turns: list[Turn]) -> float:
-        """What the slots of the slowest ring take: staged, copied and computed on, one by one.
+        """What the slots of the slowest ring take: staged and copied, one by one.
 
         Only staging, for which each copy is late, takes so long that this matters where a ring is
         short; and what is in flight of all that is staged is late by each other.
         """
         staged = [turn for turn in turns if self._late_seconds(turn)]
         in_flight = sum(turn.slots for turn in staged if turn.copies > 1)
-        computing, slowest = self.measured.compute_seconds / self.pieces, 0.0
-        for turn in staged:
-            late = self._late_seconds(turn, max(in_flight - 1, 0))
-            each = late + turn.seconds / turn.copies + computing
-            slowest = max(slowest, each * turn.copies / turn.slots)
+        others, slowest = max(in_flight - 1, 0), 0.0
+        for way, name, slots, copies, copy_bytes in staged:
+            each = float(self.request.turn_seconds(way, name, copy_bytes, others))
+            under_way = float(staging_slots(f"copy_{way}", copy_bytes, slots))
+            slowest = max(slowest, each * copies / under_way)
         return slowest
 
     def _waiting_seconds(

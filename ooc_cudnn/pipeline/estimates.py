@@ -21,6 +21,7 @@ from ooc_cudnn.pipeline.request import Direction
 from ooc_cudnn.pipeline.ways import Way
 from perfmodel import Split
 from perfmodel.search_guided import WORTH_A_CUT, WORTH_TWICE_THE_PIECES
+from perfmodel.transfer import staging_slots
 
 _NOTHING: Values = np.zeros((1,) * 5)
 
@@ -76,6 +77,16 @@ class Estimates:
             late = self.request.latency_seconds(way, name, count / grid.distinct[name])
             if np.any(late):
                 found[way, name] = grid.where_moved(name, late)
+        return found
+
+    @cached_property
+    def _turn(self) -> dict[tuple[Direction, str], tuple[Values, Values]]:
+        """Seconds for which a copy of what is staged holds its slot, and its bytes."""
+        grid, found = self.grid, {}
+        for way, name in self._latency:
+            count = grid.bytes_read[name] if way == "in" else self.request.specs[name].nbytes
+            copy_bytes = np.asarray(count / grid.distinct[name])
+            found[way, name] = self.request.turn_seconds(way, name, copy_bytes), copy_bytes
         return found
 
     def _latest(self, direction: Direction) -> Values:
@@ -138,24 +149,24 @@ class Estimates:
     ) -> Values:
         """What the slots of the slowest ring take one after the other: `Counted`."""
         grid, turning = self.grid, _NOTHING
-        moved: list[tuple[Direction, str, Values, Values, Values]] = [
-            ("in", name, loads[name], self._per_load[name] * loads[name], slots[name])
-            for name in loads
+        moved: list[tuple[Direction, str, Values, Values]] = [
+            ("in", name, loads[name], slots[name]) for name in loads
         ]
         moved += [
-            ("out", name, distinct, spent, np.minimum(distinct, depths))
-            for name, spent in self._copies_out.items()
+            ("out", name, distinct, np.minimum(distinct, depths))
+            for name in self._copies_out
             for distinct in (grid.distinct[name],)
         ]
-        moved = [turn for turn in moved if turn[:2] in self._latency]
+        moved = [turn for turn in moved if turn[:2] in self._turn]
         in_flight = _NOTHING
-        for _, name, copies, _, ring in moved:
+        for _, name, copies, ring in moved:
             in_flight = in_flight + grid.where_moved(name, ring * (copies > 1))
         others = np.maximum(in_flight - 1.0, 0.0)
-        for way, name, copies, spent, ring in moved:
-            late = self._latency[way, name] + self.request.others_seconds(way, name) * others
-            found = ((late + grid.piece_seconds) * copies + spent) / np.maximum(ring, 1.0)
-            turning = np.maximum(turning, grid.where_moved(name, found))
+        for way, name, copies, ring in moved:
+            each, copy_bytes = self._turn[way, name]
+            each = each + self.request.others_seconds(way, name) * others
+            under_way = staging_slots(f"copy_{way}", copy_bytes, np.maximum(ring, 1.0))
+            turning = np.maximum(turning, grid.where_moved(name, each * copies / under_way))
         return turning
 
     # The price ----------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from ooc_cudnn.pipeline.loop_orders import LoopOrder, legal_orders
 from ooc_cudnn.pipeline.piece_costs import PieceCosts
 from ooc_cudnn.tensor import TensorSpec
 from perfmodel import MachineModel, Slowdown, Split
-from perfmodel.transfer import WHOLE, Rows
+from perfmodel.transfer import SLABS, WHOLE, Rows
 
 if TYPE_CHECKING:
     from ooc_cudnn.pipeline.counted import Counted
@@ -232,13 +232,10 @@ class Request:
             + last_out,
             first_in + piece + copy_out + both * (1.0 - 1.0 / slowdown.copy_out),
         )
-        # Slots are staged, copied and computed on one after the other.
+        # Slots of what is staged are late one after the other.
         slots = np.clip(limit_bytes * pieces / max(floor.streamed_bytes, 1), 1.0, 3.0)
-        turning = np.maximum(
-            latency_in * pieces + floor.streamed_in, latency_out * pieces + floor.streamed_out
-        )
-        turning = (turning + compute_seconds) / np.minimum(pieces, slots)
-        least = np.maximum(issue, turning * ((latency_in > 0) | (latency_out > 0)))
+        turning = np.maximum(latency_in / slots, latency_out / np.maximum(slots, SLABS)) * pieces
+        least = np.maximum(issue, turning)
         in_turn = np.maximum(copy_in + compute_seconds + copy_out, least)
         overlapped = np.maximum(overlapped, least + last_out)
         overlaps = (pieces >= 2.0) & (2 * floor.streamed_bytes <= limit_bytes * pieces)
@@ -276,6 +273,13 @@ class Request:
         """Seconds that one copy of an operand is late by, where it is staged; beside `others`."""
         transfer, placement = self.machine.transfer, self.specs[name].placement
         return transfer.latency_seconds(f"copy_{direction}", placement, copy_bytes, others)
+
+    def turn_seconds(
+        self, direction: Direction, name: str, copy_bytes: Any, others: Any = 0
+    ) -> Any:
+        """Seconds for which a staged copy of an operand holds its slot; beside `others`."""
+        transfer, placement = self.machine.transfer, self.specs[name].placement
+        return transfer.turn_seconds(f"copy_{direction}", placement, copy_bytes, others)
 
     @cached_property
     def staged(self) -> tuple[tuple[Direction, str], ...]:
