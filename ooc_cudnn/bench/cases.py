@@ -32,6 +32,8 @@ FIGURE_9 = {
 #: From 2**31 elements on cuDNN crawls on the whole tensors: they are not tried.
 _MOST_CHANNELS_OF_WHOLE_TENSORS = 1024
 VGG16_BATCHES = (32, 64, 128, 256, 512, 1024)
+#: Batches at which all of PyTorch's ways are timed, in TF32; elsewhere PyTorch in core alone.
+_WAYS_OF_PYTORCH = (32, 512, 1024)
 
 
 def _convolution(
@@ -134,6 +136,7 @@ def _figure_10() -> Iterator[Case]:
 def _figure_14() -> Iterator[Case]:
     for size, images in (("1gb", 64), ("2gb", 128), ("4gb", 256), ("9gb", 512)):
         for precision in (TF32, STRICT) if images >= 256 else (TF32,):
+            others = ("naive_loop", "serial") if precision == TF32 else ()
             yield _convolution(
                 f"fig14-{size}",
                 f"Unified Memory: {images} images of 256x256, 64 channels",
@@ -141,20 +144,17 @@ def _figure_14() -> Iterator[Case]:
                 (images, 64, 256, 256),
                 tiny=(8, 8, 16, 16),
                 memory_limit="1GiB" if images <= 128 else "4GiB",
-                baselines=(
-                    *UNIFIED_MEMORY, "naive_loop", "serial", "copy_limit", "in_core",
-                    "torch_in_core",
-                ),
+                baselines=(*UNIFIED_MEMORY, *others, "copy_limit", "in_core", "torch_in_core"),
                 precision=precision,
                 repeats=5 if precision == TF32 else 3,
-            )  # fmt: skip
+            )
 
 
 def _networks() -> Iterator[Case]:
     yield _convolution(
         "vgg-conv2", "VGG's second convolution, 256 images", "VGG-16, conv1_2",
         (256, 64, 224, 224), tiny=(8, 8, 14, 14), memory_limit="2GiB",
-        baselines=("copy_limit", "in_core", "naive_loop", "torch_in_core"),
+        baselines=("copy_limit", "in_core", "torch_in_core"),
     )  # fmt: skip
     yield _convolution(
         "pathology-slide", "a slide of 16384x8192, 16 channels", "networks for pathology",
@@ -171,6 +171,9 @@ def _networks() -> Iterator[Case]:
 def _vgg16() -> Iterator[Case]:
     for batch in VGG16_BATCHES:
         for precision in (TF32, STRICT):
+            other_ways: tuple[str, ...] = ()
+            if batch in _WAYS_OF_PYTORCH and precision == TF32:
+                other_ways = "torch_save_on_cpu", "torch_checkpoint", "torch_micro_batches"
             yield Case(
                 name=f"vgg16-n{batch}-{precision}",
                 about=f"a training step of VGG-16, batch {batch}, "
@@ -181,13 +184,10 @@ def _vgg16() -> Iterator[Case]:
                 tiny={"batch": 2, "image": 32, "channels_percent": 6},
                 memory_limit="16GiB",
                 tiny_memory_limit="512KiB",
-                baselines=(
-                    "in_core", "torch_in_core", "torch_save_on_cpu", "torch_checkpoint",
-                    "torch_micro_batches",
-                ),
+                baselines=("in_core", "torch_in_core", *other_ways),
                 allow_tf32=precision == TF32,
                 repeats=3,
-            )  # fmt: skip
+            )
 
 
 CASES: dict[str, Case] = {

@@ -7,6 +7,7 @@ import math
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -77,6 +78,7 @@ class Network:
     weights: dict[str, Array]
 
     @classmethod
+    @lru_cache(maxsize=1)  # seconds, and cases that follow each other have the same
     def of(cls, image: int, classes: int, channels_scale: float) -> Network:
         """Read it off a network for one image, which draws the same weights as a larger batch's."""
         kinds = example("vgg16_layers")

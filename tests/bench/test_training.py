@@ -297,6 +297,7 @@ def test_without_torch_the_library_still_runs_and_is_checked(step, prepared, mon
 
 def test_outside_of_a_checkout_it_is_unavailable(monkeypatch, tmp_path):
     monkeypatch.setattr("ooc_cudnn.bench.training_network.ROOT", tmp_path)
+    Network.of.cache_clear()
     with pytest.raises(Unavailable, match="run from a checkout"):
         TrainingStep(CASE, cuda=False, tiny=True)
 
