@@ -6,6 +6,8 @@ slower to read and write both ways at once. Staging takes a while to start, and 
 
 from __future__ import annotations
 
+import math
+import statistics
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -16,19 +18,19 @@ import numpy as np
 from ooc_cudnn.calibration_steps import cut_into_images, run_pieces
 from ooc_cudnn.devices.base import HostArray
 from ooc_cudnn.devices.view import DeviceView
-from ooc_cudnn.measuring import Action, Bench, Group, undisturbed
+from ooc_cudnn.measuring import Action, Bench, Group
 from ooc_cudnn.tensor import TensorSpec
 from perfmodel import Line
-from perfmodel.transfer import FAR_ROW_BYTES, STAGED_BYTES, staging_slots
+from perfmodel.transfer import FAR_PAGE_BYTES, STAGED_BYTES, staging_slots
 
 DIRECTIONS = ("copy_in", "copy_out")
 #: A row of a channel is copied of every channel and image: (channels, rows, elements of a row).
 NARROW = (32, 8, 16)
-#: Bytes of a row of pinned memory that lies far apart from the next.
-FAR_BYTES = FAR_ROW_BYTES // 4
-#: A row that lies far apart costs this at least: the more of them, the more pages the link looks
-#: up, which takes up to two thirds longer where it does, and nothing in a measurement where not.
-LEAST_ROW_SECONDS = 3e-9
+#: Rows of pinned memory that lie far apart, and the bytes of one: on a card, and elsewhere.
+GPU_FAR, FEW_FAR = (512, 2**18), (32, 2**15)
+#: A row in another page costs this at least, so that images are cut before rows where all else is
+#: equal: where little memory may be used (and in a quick calibration) the link knows all pages.
+LEAST_ROW_SECONDS = 1e-7
 #: Bytes of a copy, and of one on the host.
 GPU_BYTES, HOST_BYTES = 2**24, 2**20
 #: What a small copy has, beside which staging's latency grows with the bytes.
@@ -53,7 +55,8 @@ class RowMeasurements:
 
     def __init__(self, bench: Bench, *, quick: bool) -> None:
         self.bench, self.device = bench, bench.device
-        self.size = HOST_BYTES if self.device.kind == "host" or quick else GPU_BYTES
+        few = self.device.kind == "host" or quick
+        self.size, self.far = (HOST_BYTES, FEW_FAR) if few else (GPU_BYTES, GPU_FAR)
         self.rows: dict[str, float] = {}
         self.latency: dict[str, Line] = {}
         self._turn: tuple[float, int] | None = None
@@ -86,7 +89,7 @@ class RowMeasurements:
             self.rows[f"{direction}/pageable"] = self.rows[f"{direction}/disk"] = max(
                 extra / count, 0.0
             )
-        self._far(base)
+        self._far()
 
     def staging(self) -> None:
         """Measure what staged copies are late by; the least disturbed of several times counts."""
@@ -144,27 +147,30 @@ class RowMeasurements:
                 run_pieces(self.bench, executor, arrays, staged=True)
                 timings.append(time.perf_counter() - began)
             slots = dict(plan.rings)["x"]
-            self._turn = undisturbed(timings[1:]) / plan.pieces, slots
+            self._turn = statistics.median(timings[1:]) / plan.pieces, slots
         return self._turn
 
-    def _far(self, base: int) -> None:
-        """Pinned memory, both ways at once."""
-        spread = FAR_ROW_BYTES // FAR_BYTES * self.size
-        hosts = [self.device.allocate_pinned(spread).view(np.float32) for _ in DIRECTIONS]
+    def _far(self) -> None:
+        """Pinned memory, both ways at once, over so many pages that the link does not know all."""
+        rows, width = self.far
+        if not self.bench.fits(2 * rows * width):
+            return
+        base = self.bench.reserve(2 * rows * width)
+        hosts = [
+            self.device.allocate_pinned(rows * FAR_PAGE_BYTES).view(np.float32) for _ in DIRECTIONS
+        ]
         whole, apart = (
             {
-                direction: partial(self._copy, direction, base + at * self.size, *lying(host))
+                direction: partial(self._copy, direction, base + at * rows * width, *lying(host))
                 for at, (direction, host) in enumerate(zip(DIRECTIONS, hosts, strict=True))
             }
-            for lying in (self._whole, self._rows_far)
+            for lying in (self._rows_joined, self._rows_far)
         )
         for host in hosts:
             host[...] = 1.0
         extra = self._seconds(apart, staged=False) - self._seconds(whole, staged=False)
         for direction in DIRECTIONS:
-            self.rows[f"{direction}/pinned"] = max(
-                extra / (self.size // FAR_BYTES), LEAST_ROW_SECONDS
-            )
+            self.rows[f"{direction}/pinned"] = max(extra / rows, LEAST_ROW_SECONDS)
 
     def _whole(self, host: HostArray) -> tuple[HostArray, tuple[int, ...]]:
         return host[: self.size // 4], (1,)
@@ -175,9 +181,12 @@ class RowMeasurements:
         lying = host[: images * channels * rows * width].reshape(images, channels, rows, width)
         return lying[:, :, :1], (channels * width, width, width, 1)
 
+    def _rows_joined(self, host: HostArray) -> tuple[HostArray, tuple[int, ...]]:
+        return host[: math.prod(self.far) // 4], (1,)
+
     def _rows_far(self, host: HostArray) -> tuple[HostArray, tuple[int, ...]]:
-        lying = host.reshape(-1, FAR_ROW_BYTES // 4)[:, : FAR_BYTES // 4]
-        return lying, (FAR_BYTES // 4, 1)
+        row = self.far[1] // 4
+        return host.reshape(-1, FAR_PAGE_BYTES // 4)[:, :row], (row, 1)
 
     def _copy(
         self, direction: str, pointer: int, host: HostArray, strides: tuple[int, ...]
@@ -204,7 +213,7 @@ class RowMeasurements:
             began = time.perf_counter()
             self.bench.steps(actions, staged=staged)
             found.append(time.perf_counter() - began)
-        return undisturbed(found[1:])
+        return statistics.median(found[1:])
 
 
 def _in_a_ring(line: Line) -> float:

@@ -5,6 +5,7 @@ Every grid of splits asks the same of the same sizes, so each answer is found on
 
 from __future__ import annotations
 
+import math
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -48,7 +49,7 @@ class Cuts:
         self._lengths: dict[tuple[str, Sizes], Lengths] = {}
         self._shared: dict[tuple[str, str], bool] = {}
         self._rows_read: dict[tuple[str, int], float] = {}
-        self._units: dict[tuple[str, str], Rows] = {}
+        self._known_rows: dict[tuple[str, str], dict[int, Rows]] = {}
         self._apart: dict[tuple[str, str, str, int], float] = {}
 
     def cut(self, axis: str, size: int) -> Cut:
@@ -114,20 +115,26 @@ class Cuts:
         key = way, name, axis, size
         found = self._apart.get(key)
         if found is None:
-            unit = self._unit(name, axis, cut)
-            width = unit.width_bytes * (cut.first[1] - cut.first[0])
-            rows = Rows(width, unit.pitch_bytes, unit.scattered)
+            rows = self._rows_of(name, axis, cut)
             found = self._apart[key] = self.request.apart_seconds_per_byte(way, name, rows)
         return found
 
-    def _unit(self, name: str, axis: str, cut: Cut) -> Rows:
-        """How a piece lies that is cut along one axis alone, per unit of its extent there."""
-        found = self._units.get((name, axis))
-        if found is None:
-            rows = self.request.rows(name, Piece(**self._whole._asdict() | {axis: cut.first}))
-            width = rows.width_bytes / (cut.first[1] - cut.first[0])
-            found = self._units[name, axis] = rows._replace(width_bytes=width)
-        return found
+    def _rows_of(self, name: str, axis: str, cut: Cut) -> Rows:
+        """How a piece lies that is cut along one axis alone.
+
+        The width of its rows is linear in its extent (there may be a halo), so two tell of all.
+        """
+        known, extent = self._known_rows.setdefault((name, axis), {}), cut.first[1] - cut.first[0]
+        if extent not in known and len(known) < 2:
+            piece = Piece(**self._whole._asdict() | {axis: cut.first})
+            known[extent] = self.request.rows(name, piece)
+        if extent in known:
+            return known[extent]
+        (one, rows), (other, others) = known.items()
+        if math.inf in (rows.width_bytes, others.width_bytes):  # that piece is all of it
+            return rows if others.width_bytes == math.inf else others
+        slope = (others.width_bytes - rows.width_bytes) / (other - one)
+        return rows._replace(width_bytes=rows.width_bytes + slope * (extent - one))
 
     @cached_property
     def _whole(self) -> Piece:
