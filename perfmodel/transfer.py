@@ -27,9 +27,9 @@ GATHERED_ALONE = 5.0
 """Pinned memory that has to be gathered is gathered in the caller's own time, without the threads
 that stage plain memory: so many times slower (measured on an H200: 3 to 10 GB/s against 35)."""
 
-FAR_ROW_BYTES, FAR_PAGE_BYTES = 2**16, 2**21
-"""Rows of pinned memory that lie further apart than the first take longer while both directions
-run: the link looks a page of the second size up for each, or for several where they are closer."""
+FAR_PAGE_BYTES = 2**21
+"""Rows of pinned memory that lie apart take longer while both directions run: the link looks a page
+of this size up for each of them, or for several where they are closer."""
 
 FAR_MOST = 0.65
 """Of what its bytes take, so much longer at most: of the smallest rows, several are looked up at
@@ -198,9 +198,8 @@ class TransferModel:
             staged = lines["pageable"]
             each = staged.terms.get("rows", 0.0) / rows.width_bytes
             return max(GATHERED_ALONE * staged.alpha - line.alpha, 0.0) + each
-        if rows.pitch_bytes < FAR_ROW_BYTES:
-            return 0.0
-        pages = min(rows.pitch_bytes / FAR_PAGE_BYTES, 1.0)
+        # what lies in one piece needs its own pages only
+        pages = min(max(rows.pitch_bytes - rows.width_bytes, 0.0) / FAR_PAGE_BYTES, 1.0)
         return min(pages * line.terms.get("rows", 0.0) / rows.width_bytes, FAR_MOST * line.alpha)
 
     def _line(self, direction: str, placement: str) -> Line:

@@ -9,7 +9,6 @@ from perfmodel import PLACEMENTS, Line, Slowdown, TransferModel, VirtualStep, re
 from perfmodel.transfer import (
     FAR_MOST,
     FAR_PAGE_BYTES,
-    FAR_ROW_BYTES,
     GATHERED_ALONE,
     NARROWEST_ROW_BYTES,
     STAGED_BYTES,
@@ -120,13 +119,13 @@ class TestRowsApart:
         seconds = self.LINK.copy_in_seconds("pageable", 500_000, 2, Rows(500, 1000))
         assert seconds == pytest.approx(3e-9 * 500_000 + 1000 * 2e-8)
 
-    def test_rows_of_pinned_memory_cost_only_where_they_lie_far_apart(self):
-        near, far = Rows(500, FAR_ROW_BYTES - 1), Rows(500, FAR_PAGE_BYTES)
+    def test_rows_of_pinned_memory_cost_a_page_where_they_lie_far_apart(self):
+        near, far = Rows(500, 500), Rows(500, 500 + FAR_PAGE_BYTES)
         assert self.LINK.copy_in_seconds("pinned", 500_000, 1, near) == pytest.approx(5e-4)
         assert self.LINK.copy_in_seconds("pinned", 500_000, 1, far) == pytest.approx(6e-4)
         assert self.LINK.copy_out_seconds("pinned", 500_000, 1, far) == pytest.approx(5e-4)
         # four rows to a page, and rows pages apart
-        closer, farther = Rows(500, FAR_PAGE_BYTES / 4), Rows(500, 10 * FAR_PAGE_BYTES)
+        closer, farther = Rows(500, 500 + FAR_PAGE_BYTES / 4), Rows(500, 10 * FAR_PAGE_BYTES)
         assert self.LINK.copy_in_seconds("pinned", 500_000, 1, closer) == pytest.approx(5.25e-4)
         assert self.LINK.copy_in_seconds("pinned", 500_000, 1, farther) == pytest.approx(6e-4)
         # the smallest rows are looked up together
