@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from benchmarks.common import Claim
 from benchmarks.figures.records import NOT_MEASURED, STAGES, Records, names
 from benchmarks.figures.words import NOTHING, PRECISIONS, markdown
+from ooc_cudnn.bench.cases import CASES
 
 #: Contender of figure 14's two larger sizes -> how many times as long as the library, at least.
 AT_LEAST = {"unified_memory_prefetch": 2.0, "unified_memory": 10.0, "naive_loop": 25.0}
@@ -61,6 +62,8 @@ def _against_others(records: Records) -> Iterator[Held]:
     for contender, bound in AT_LEAST.items():
         for size in SIZES_HELD:
             for case in names(f"{size}-"):
+                if contender not in CASES[case].baselines:
+                    continue
                 precision = PRECISIONS[case.rsplit("-", 1)[1]]
                 reason = records.reason(case) or records.reason(case, contender) or ""
                 yield Held(
