@@ -14,7 +14,6 @@ STATED: Mapping[str, Mapping[str, str]] = {
     "docs/tutorial.md": {"takes 90 % of what is free": _AIM},
     "docs/performance-model.md": {
         "computing takes 0.2 ms or more": _AIM,
-        "bytes take at most 65 % longer so": _AIM,
         "or 0.1 s if that is more": _AIM,
         "30 pieces or more | within 5 %": _AIM,
         "a smaller last piece | within 2 %": _AIM,

@@ -21,13 +21,14 @@ from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.measuring import Action, Bench, Group
 from ooc_cudnn.tensor import TensorSpec
 from perfmodel import Line
-from perfmodel.transfer import FAR_PAGE_BYTES, STAGED_BYTES, staging_slots
+from perfmodel.transfer import STAGED_BYTES, staging_slots
 
 DIRECTIONS = ("copy_in", "copy_out")
 #: A row of a channel is copied of every channel and image: (channels, rows, elements of a row).
 NARROW = (32, 8, 16)
 #: Rows of pinned memory that lie far apart, and the bytes of one: on a card, and elsewhere.
-GPU_FAR, FEW_FAR = (512, 2**18), (32, 2**15)
+GPU_FAR, FEW_FAR = (512, 2**18), (32, 2**18)
+FAR_PITCH_BYTES = 2**21
 #: A row in another page costs this at least, so that images are cut before rows where all else is
 #: equal: where little memory may be used (and in a quick calibration) the link knows all pages.
 LEAST_ROW_SECONDS = 1e-7
@@ -157,7 +158,7 @@ class RowMeasurements:
             return
         base = self.bench.reserve(2 * rows * width)
         hosts = [
-            self.device.allocate_pinned(rows * FAR_PAGE_BYTES).view(np.float32) for _ in DIRECTIONS
+            self.device.allocate_pinned(rows * FAR_PITCH_BYTES).view(np.float32) for _ in DIRECTIONS
         ]
         whole, apart = (
             {
@@ -186,7 +187,7 @@ class RowMeasurements:
 
     def _rows_far(self, host: HostArray) -> tuple[HostArray, tuple[int, ...]]:
         row = self.far[1] // 4
-        return host.reshape(-1, FAR_PAGE_BYTES // 4)[:, :row], (row, 1)
+        return host.reshape(-1, FAR_PITCH_BYTES // 4)[:, :row], (row, 1)
 
     def _copy(
         self, direction: str, pointer: int, host: HostArray, strides: tuple[int, ...]

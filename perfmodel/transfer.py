@@ -27,13 +27,14 @@ GATHERED_ALONE = 5.0
 """Pinned memory that has to be gathered is gathered in the caller's own time, without the threads
 that stage plain memory: so many times slower (measured on an H200: 3 to 10 GB/s against 35)."""
 
-FAR_PAGE_BYTES = 2**21
-"""Rows of pinned memory that lie apart take longer while both directions run: the link looks a page
-of this size up for each of them, or for several where they are closer."""
+FAR_BYTES = 2**21
+"""Rows of pinned memory that lie so far apart take longer while both directions run, and nearer
+ones by as much less: the link looks up where the pages of each of them are."""
 
-FAR_MOST = 0.65
-"""Of what its bytes take, so much longer at most: of the smallest rows, several are looked up at
-once (measured on an H200: 0.2 us a row of 16 KiB, about 1 us a row of 170 or 256 KiB)."""
+FAR_LEAST, FAR_WIDTH_BYTES = 0.17, 200_000.0
+"""A row takes longer by all of a line's term for rows from this width on, and the narrowest one by
+such a share of it: of those, several are looked up at once (measured on an H200: 0.2 us for a row
+of 16 KiB, 0.8 to 1.5 us for one of 170 or 256 KiB)."""
 
 STAGED_BYTES = 2**23
 """What one thread stages of a copy before it starts, at most: several stage the rest beside it."""
@@ -94,15 +95,40 @@ class Rows(NamedTuple):
     """How the host's side of a copy lies: rows of so many bytes, so many bytes apart.
 
     `scattered` where they lie so unevenly that the host gathers them, whatever memory they are in.
+    `outer_jumps` of a byte: those from one group of rows to the next (`jumps`), where there are
+    groups.
     """
 
     width_bytes: float
     pitch_bytes: float
     scattered: bool = False
+    outer_jumps: float = 0.0
 
 
 #: What lies in one piece.
 WHOLE = Rows(math.inf, 0.0)
+
+
+def jumps(own_bytes: float, reach_bytes: float, pitch_bytes: float) -> float:
+    """Return the far jumps of a byte: 1 a row of wide rows that lie far apart.
+
+    Parameters
+    ----------
+    own_bytes : float
+        Of a row, or of a group of rows.
+    reach_bytes : float
+        From its first byte to its last.
+    pitch_bytes : float
+        From its first byte to that of the next.
+
+    Examples
+    --------
+    >>> 1 / jumps(500_000, 500_000, 4_000_000), jumps(500, 500, 500)
+    (500000.0, 0.0)
+    """
+    far = min(max(pitch_bytes - reach_bytes, 0.0) / FAR_BYTES, 1.0)
+    wide = min(FAR_LEAST + own_bytes / FAR_WIDTH_BYTES, 1.0)
+    return far * wide / own_bytes
 
 
 @dataclass(frozen=True)
@@ -112,8 +138,8 @@ class TransferModel:
     Parameters
     ----------
     copy_in, copy_out : mapping from placement to Line
-        One-way seconds over host bytes, with a term for "rows" that lie apart (of pinned memory: a
-        `FAR_PAGE_BYTES` or more apart). The placements are
+        One-way seconds over host bytes, with a term for "rows" that lie apart (of pinned memory:
+        for wide ones that lie `FAR_BYTES` or more apart). The placements are
         "pinned", "pageable" and "disk"; what is on the device already costs nothing and has no
         line.
     slowdowns : mapping from "IN/OUT" to Slowdown
@@ -193,14 +219,12 @@ class TransferModel:
         lines: Mapping[str, Line] = getattr(self, direction)
         if placement != "pinned":
             return line.terms.get("rows", 0.0) / rows.width_bytes
-        gathered = rows.scattered or rows.width_bytes < NARROWEST_ROW_BYTES
-        if gathered and "pageable" in lines:
+        if is_gathered(rows) and "pageable" in lines:
             staged = lines["pageable"]
             each = staged.terms.get("rows", 0.0) / rows.width_bytes
             return max(GATHERED_ALONE * staged.alpha - line.alpha, 0.0) + each
-        # what lies in one piece needs its own pages only
-        pages = min(max(rows.pitch_bytes - rows.width_bytes, 0.0) / FAR_PAGE_BYTES, 1.0)
-        return min(pages * line.terms.get("rows", 0.0) / rows.width_bytes, FAR_MOST * line.alpha)
+        inner = jumps(rows.width_bytes, rows.width_bytes, rows.pitch_bytes)
+        return (inner + rows.outer_jumps) * line.terms.get("rows", 0.0)
 
     def _line(self, direction: str, placement: str) -> Line:
         lines: Mapping[str, Line] = getattr(self, direction)
@@ -324,6 +348,11 @@ class TransferModel:
             },
             latency=_lines("latency", held["latency"]),
         )
+
+
+def is_gathered(rows: Rows) -> bool:
+    """Return whether the host gathers such rows, whatever memory they are in."""
+    return rows.scattered or rows.width_bytes < NARROWEST_ROW_BYTES
 
 
 def staging_slots(direction: str, copy_bytes: Any, slots: Any) -> Any:

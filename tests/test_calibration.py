@@ -179,7 +179,7 @@ class TestKnownMachine:
         drift = {f"drift_of_{name}_share" for name in ("copy_in", "compute")}
         assert set(found.facts) == rates | strided | drift | {"calibration_seconds"}
         for name in strided:
-            assert found.facts[name] == pytest.approx(1.0)
+            assert found.facts[name] == pytest.approx(1.0, abs=0.02)
         for name in drift:
             assert found.facts[name] == pytest.approx(0.0, abs=1e-9)
         assert all(found.facts[name] > 0 for name in rates)

@@ -13,7 +13,7 @@ from benchmarks import common, model_page
 from ooc_cudnn import calibration
 from ooc_cudnn.functions import trials
 from ooc_cudnn.pipeline.pricing import CANDIDATES
-from perfmodel.transfer import FAR_MOST, FAR_PAGE_BYTES, NARROWEST_ROW_BYTES
+from perfmodel.transfer import FAR_BYTES, FAR_LEAST, FAR_WIDTH_BYTES, NARROWEST_ROW_BYTES
 from perfmodel.work import TILE_CHANNELS
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -112,10 +112,10 @@ def test_the_model_page_has_every_bound_and_figure_of_a_stored_result(path):
 
 def test_the_model_page_quotes_the_constants_of_the_code():
     text = " ".join((DOCS / "performance-model.md").read_text(encoding="utf-8").split())
-    assert (FAR_PAGE_BYTES, NARROWEST_ROW_BYTES, FAR_MOST) == (2 * 2**20, 128, 0.65)
+    assert (FAR_BYTES, NARROWEST_ROW_BYTES) == (2**21, 128)
+    assert (FAR_LEAST, FAR_WIDTH_BYTES) == (0.17, 200_000)
     assert "rows that are narrower than 128 bytes" in text
-    assert "a page of 2 MiB up" in text
-    assert "bytes take at most 65 % longer so" in text
+    assert "min((pitch - width) / 2 MiB, 1) * min(0.17 + width / 200 kB, 1)" in text
     assert (calibration.TOO_NOISY, calibration.TOO_NOISY_FILES) == (0.25, 1.0)
     assert "more than 25 % from their median (files: 100 %)" in text
     assert (trials.SHORTEST_SECONDS, trials.LARGEST_ERROR) == (2e-4, 10.0)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
-from perfmodel.transfer import WHOLE, Rows
+from perfmodel.transfer import WHOLE, Rows, jumps
 
 Shape = tuple[int, ...]
 
@@ -94,9 +94,9 @@ def rows_of(shape: Shape, strides: Shape, itemsize: int) -> Rows:
     Rows 0 to 4 of every channel of a (2, 3, 16, 8) tensor of float32; and all of it:
 
     >>> rows_of((2, 3, 4, 8), (384, 128, 8, 1), 4)
-    Rows(width_bytes=128, pitch_bytes=512, scattered=False)
+    Rows(width_bytes=128, pitch_bytes=512, scattered=False, outer_jumps=0.0)
     >>> rows_of((2, 3, 16, 8), (384, 128, 8, 1), 4)
-    Rows(width_bytes=inf, pitch_bytes=0.0, scattered=False)
+    Rows(width_bytes=inf, pitch_bytes=0.0, scattered=False, outer_jumps=0.0)
     """
     axes = sorted((abs(stride), e) for stride, e in zip(strides, shape, strict=True) if e > 1)
     merged: list[list[int]] = []  # innermost first: [stride, extent]
@@ -112,7 +112,12 @@ def rows_of(shape: Shape, strides: Shape, itemsize: int) -> Rows:
         return WHOLE
     # one 2-D copy takes the rows of one axis; there is one for each of all others
     scattered = math.prod(extent for _, extent in merged[1:]) > MOST_BLOCKS
-    return Rows(width * itemsize, merged[0][0] * itemsize, scattered)
+    own, reach, outer = width * itemsize, width * itemsize, 0.0
+    for level, (stride, extent) in enumerate(merged):
+        if level:
+            outer += jumps(own, reach, stride * itemsize)
+        own, reach = own * extent, (extent - 1) * stride * itemsize + reach
+    return Rows(width * itemsize, merged[0][0] * itemsize, scattered, outer)
 
 
 def boxes(shape: Shape, most: int) -> Iterator[tuple[slice, ...]]:

@@ -16,7 +16,7 @@ from ooc_cudnn.pipeline.loop_orders import LoopOrder, legal_orders
 from ooc_cudnn.pipeline.piece_costs import PieceCosts
 from ooc_cudnn.tensor import TensorSpec
 from perfmodel import MachineModel, Slowdown, Split
-from perfmodel.transfer import SLABS, WHOLE, Rows
+from perfmodel.transfer import SLABS, WHOLE, Rows, is_gathered
 
 if TYPE_CHECKING:
     from ooc_cudnn.pipeline.counted import Counted
@@ -256,16 +256,28 @@ class Request:
         The only place, with the two below, where the planner asks what the link costs.
         """
         placement, transfer = self.specs[name].placement, self.machine.transfer
-        if direction == "in":
-            return transfer.copy_in_seconds(placement, host_bytes, copies, rows)
-        return transfer.copy_out_seconds(placement, host_bytes, copies, rows)
+        copy = transfer.copy_in_seconds if direction == "in" else transfer.copy_out_seconds
+        apart = self.apart_seconds_per_byte(direction, name, rows)
+        return copy(placement, host_bytes, copies) + host_bytes * apart
 
     def apart_seconds_per_byte(self, direction: Direction, name: str, rows: Rows) -> float:
         """What a byte of an operand takes longer in pieces that lie in rows apart."""
         placement = self.specs[name].placement
         if placement == "device":
             return 0.0
-        return self.machine.transfer.apart_seconds_per_byte(f"copy_{direction}", placement, rows)
+        apart = self.machine.transfer.apart_seconds_per_byte(f"copy_{direction}", placement, rows)
+        far = placement == "pinned" and not is_gathered(rows)
+        return apart * self._meanwhile[direction] if far else apart
+
+    @cached_property
+    def _meanwhile(self) -> Mapping[Direction, float]:
+        """Share of the copies of each direction beside which the other one runs, too."""
+        moved = {"in": 0, "out": 0}
+        for way, name in self.ways:
+            if self.specs[name].placement != "device":
+                moved[way] += self.specs[name].nbytes
+        inside, outside = max(moved["in"], 1), max(moved["out"], 1)
+        return {"in": min(outside / inside, 1.0), "out": min(inside / outside, 1.0)}
 
     def latency_seconds(
         self, direction: Direction, name: str, copy_bytes: Any, others: Any = 0

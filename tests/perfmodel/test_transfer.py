@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 
 from perfmodel import PLACEMENTS, Line, Slowdown, TransferModel, VirtualStep, replay
 from perfmodel.transfer import (
-    FAR_MOST,
-    FAR_PAGE_BYTES,
+    FAR_BYTES,
+    FAR_LEAST,
+    FAR_WIDTH_BYTES,
     GATHERED_ALONE,
     NARROWEST_ROW_BYTES,
     STAGED_BYTES,
@@ -120,18 +121,20 @@ class TestRowsApart:
         assert seconds == pytest.approx(3e-9 * 500_000 + 1000 * 2e-8)
 
     def test_rows_of_pinned_memory_cost_a_page_where_they_lie_far_apart(self):
-        near, far = Rows(500, 500), Rows(500, 500 + FAR_PAGE_BYTES)
-        assert self.LINK.copy_in_seconds("pinned", 500_000, 1, near) == pytest.approx(5e-4)
-        assert self.LINK.copy_in_seconds("pinned", 500_000, 1, far) == pytest.approx(6e-4)
-        assert self.LINK.copy_out_seconds("pinned", 500_000, 1, far) == pytest.approx(5e-4)
-        # four rows to a page, and rows pages apart
-        closer, farther = Rows(500, 500 + FAR_PAGE_BYTES / 4), Rows(500, 10 * FAR_PAGE_BYTES)
-        assert self.LINK.copy_in_seconds("pinned", 500_000, 1, closer) == pytest.approx(5.25e-4)
-        assert self.LINK.copy_in_seconds("pinned", 500_000, 1, farther) == pytest.approx(6e-4)
-        # the smallest rows are looked up together
-        smallest = Rows(NARROWEST_ROW_BYTES, FAR_PAGE_BYTES)
-        most = self.LINK.copy_in_seconds("pinned", 500_000, 1, smallest)
-        assert most == pytest.approx((1 + FAR_MOST) * 5e-4)
+        wide = FAR_WIDTH_BYTES
+        near, far = Rows(wide, wide), Rows(wide, wide + FAR_BYTES)
+
+        def seconds(rows, copy=self.LINK.copy_in_seconds):
+            return copy("pinned", 1000 * rows.width_bytes, 1, rows) - 1e-6 * rows.width_bytes
+
+        assert seconds(near) == pytest.approx(0, abs=1e-12)
+        assert seconds(far) == pytest.approx(1000 * 1e-7)
+        assert seconds(far, self.LINK.copy_out_seconds) == pytest.approx(0, abs=1e-12)
+        # nearer ones, ones much further apart, and narrow ones
+        assert seconds(Rows(wide, wide + FAR_BYTES / 4)) == pytest.approx(1000 * 1e-7 / 4)
+        assert seconds(Rows(wide, 10 * FAR_BYTES)) == pytest.approx(1000 * 1e-7)
+        narrow = Rows(500, FAR_BYTES + 500)
+        assert seconds(narrow) == pytest.approx(1000 * 1e-7 * (FAR_LEAST + 500 / wide), rel=1e-6)
 
     @pytest.mark.parametrize(
         "rows", [Rows(NARROWEST_ROW_BYTES - 28, 1000), Rows(100, 1000, scattered=True)]
