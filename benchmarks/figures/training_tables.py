@@ -52,22 +52,24 @@ def figure_13(records: Records) -> str:
         for batch in VGG16_BATCHES:
             details = records.details(case_of(batch, precision))
             rows.append((f"{batch}, {words}", *_step(details)))
-    head = ("batch", "copy in", "compute", "copy out", "binds: in", "compute", "out",
-            "predicted / measured")  # fmt: skip
+    head = ("batch", "moved in", "moved out", "copy in", "compute", "copy out", "binds: in",
+            "compute", "out", "predicted / measured")  # fmt: skip
     about = (
-        "Seconds for which each stream was at work, summed over the calls of one recorded step; "
-        "the share of the calls' time in calls that each stage binds; and the predicted seconds "
-        "of the step over the measured ones."
+        "What a step moves over the link: maps that do not fit are copied out once and back for "
+        "every function that reads them. Seconds for which each stream was at work, summed over "
+        "the calls of one recorded step; the share of the calls' time in calls that each stage "
+        "binds; and the predicted seconds of the step over the measured ones."
     )
     return section(records, names("vgg16-"), (), (about, markdown(head, rows)))
 
 
 def _step(details: Mapping[str, Any]) -> list[str]:
     if not details:
-        return [NOTHING] * 7
+        return [NOTHING] * 9
     busy, share = details["stage_seconds"], details["binding_share"]
     ratio = details.get("predicted_over_measured")
     return [
+        *(f"{details[way] / 1e9:.1f} GB" for way in ("bytes_in", "bytes_out")),
         *(f"{busy[stage]:.3f} s" for stage in STAGES),
         *(f"{share[stage]:.0%}" for stage in STAGES),
         NOTHING if ratio is None else f"{ratio:.3f}",

@@ -32,8 +32,9 @@ FIGURE_9 = {
 #: From 2**31 elements on cuDNN crawls on the whole tensors: they are not tried.
 _MOST_CHANNELS_OF_WHOLE_TENSORS = 1024
 VGG16_BATCHES = (32, 64, 128, 256, 512, 1024)
-#: Batches at which all of PyTorch's ways are timed, in TF32; elsewhere PyTorch in core alone.
-_WAYS_OF_PYTORCH = (32, 512, 1024)
+#: Batches at which all of PyTorch's ways are timed in TF32, elsewhere PyTorch in core alone; and
+#: those at which it is timed in strict float32: trying cuDNN's engines takes minutes there.
+_WAYS_OF_PYTORCH, _STRICT_PYTORCH = (32, 512, 1024), (32, 1024)
 
 
 def _convolution(
@@ -171,9 +172,11 @@ def _networks() -> Iterator[Case]:
 def _vgg16() -> Iterator[Case]:
     for batch in VGG16_BATCHES:
         for precision in (TF32, STRICT):
-            other_ways: tuple[str, ...] = ()
+            pytorch: tuple[str, ...] = ("torch_in_core",)
             if batch in _WAYS_OF_PYTORCH and precision == TF32:
-                other_ways = "torch_save_on_cpu", "torch_checkpoint", "torch_micro_batches"
+                pytorch += "torch_save_on_cpu", "torch_checkpoint", "torch_micro_batches"
+            if batch not in _STRICT_PYTORCH and precision == STRICT:
+                pytorch = ()
             yield Case(
                 name=f"vgg16-n{batch}-{precision}",
                 about=f"a training step of VGG-16, batch {batch}, "
@@ -184,7 +187,7 @@ def _vgg16() -> Iterator[Case]:
                 tiny={"batch": 2, "image": 32, "channels_percent": 6},
                 memory_limit="16GiB",
                 tiny_memory_limit="512KiB",
-                baselines=("in_core", "torch_in_core", *other_ways),
+                baselines=("in_core", *pytorch),
                 allow_tf32=precision == TF32,
                 repeats=3,
             )
