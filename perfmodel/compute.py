@@ -66,7 +66,7 @@ class ComputeModel:
             Measured seconds over those of the line: for that very work, for all work of that kind,
             and for what is of that family, but of no kind that was tried. The closest one counts.
         launching : mapping from `Work.kind` to float, optional
-            Seconds of the host to launch work of that kind.
+            Seconds of the host to launch work of that kind, which counts where it is corrected.
         """
         return replace(
             self,
@@ -110,6 +110,11 @@ class ComputeModel:
         """The lines of the keys that were asked for."""
         return {}
 
+    @cached_property
+    def _known_launching(self) -> dict[str, float | None]:
+        """What launching takes for the keys that were asked for."""
+        return {}
+
     def _line_of(self, key: str) -> Line:
         found = self._known[key] = self.lines[self.nearest_key(key)]
         return found
@@ -150,10 +155,14 @@ class ComputeModel:
         >>> model.launching_seconds(Work("pointwise/float32", 0.0, device_bytes=1e6), 3e-5)
         2e-05
         """
-        if not self.launching:
-            return otherwise
-        found = self.launching.get(work.kind)
-        return self.launching.get(self.nearest_key(work.key), otherwise) if found is None else found
+        if self.corrections and (tried := self.launching.get(work.kind)) is not None:
+            return tried
+        known = self._known_launching
+        if work.key not in known:
+            nearest = self.nearest_key(work.key) if self.launching else ""
+            known[work.key] = self.launching.get(nearest)
+        found = known[work.key]
+        return otherwise if found is None else found
 
     def to_json(self) -> dict[str, Any]:
         """Return a dict of plain JSON values."""

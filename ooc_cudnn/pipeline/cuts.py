@@ -109,12 +109,13 @@ class Cuts:
 
         The width of rows is as the piece's extent.
         """
-        cut = self.cut(axis, size)
-        if cut.times == 1:
-            return 0.0
         key = way, name, axis, size
         found = self._apart.get(key)
         if found is None:
+            cut = self.cut(axis, size)
+            if cut.times == 1:
+                self._apart[key] = 0.0
+                return 0.0
             rows = self._rows_of(name, axis, cut)
             found = self._apart[key] = self.request.apart_seconds_per_byte(way, name, rows)
         return found

@@ -27,7 +27,7 @@ FAR = 1.25
 #: Memory for so much of what flows by is not short.
 ROOMY = 0.2
 #: So much slower than the floor is as fast as can be.
-NEAR_THE_FLOOR = 1.004
+NEAR_THE_FLOOR = 1.008
 
 Promising = tuple[tuple[float, Split], ...]
 

@@ -154,7 +154,7 @@ def test_what_launching_takes_is_by_line_and_by_problem():
     passed = Work("pointwise", flops=0.0, device_bytes=1.0)
     assert model.launching_seconds(work, 1e-5) == 4e-5  # of the line that stands in for it
     assert model.launching_seconds(passed, 1e-5) == 1e-5  # nothing is known
-    tried = model.corrected({}, {work.kind: 9e-5})
+    tried = model.corrected({work.kind: 2.0}, {work.kind: 9e-5})
     assert tried.launching_seconds(work, 1e-5) == 9e-5
     assert ComputeModel.from_json(model.to_json()) == model
     with pytest.raises(ValueError, match="launching"):
