@@ -81,7 +81,7 @@ class RowMeasurements:
         if not self.bench.fits(2 * self.size):
             return
         base = self.bench.reserve(2 * self.size)
-        # four bytes of eight are copied of the narrow rows, and of the far ones one in four
+        # one row of eight is copied
         plain = self.plain
         for at, direction in enumerate(DIRECTIONS):
             pointer = base + at * self.size
