@@ -125,7 +125,7 @@ QUOTES = (
     Quote(LIMITS, "takes the host {:.0f} us beside cuDNN's own call, fused {:.0f} us", _overhead),
     Quote(
         "docs/benchmarks.md",
-        "A warm-up of more than {:.0f} seconds",
+        "What takes more than {:.0f} seconds once it is warm has one sample",
         lambda: (PATIENCE_SECONDS,),
     ),
     Quote(
