@@ -14,6 +14,10 @@ from .record import Record, Table, number, text, whole
 TILE_CHANNELS = 128
 """Channels of the wide tiles in which matrix units compute."""
 
+CACHE_BYTES = 48 * 2**20
+"""What a pass reads and writes beyond this goes through device memory; the rest is found in the
+cache, where earlier work left it. (An H200's has 50 MB.)"""
+
 
 @dataclass(frozen=True)
 class Work(Record):
@@ -210,6 +214,8 @@ def pass_work(
 ) -> Work:
     """Return the work of a pass over device memory.
 
+    Its features are the given ones, and `uncached_bytes`, those beyond `CACHE_BYTES`.
+
     Parameters
     ----------
     device_bytes : float
@@ -221,6 +227,11 @@ def pass_work(
     exponentials : float
         Transcendental functions that are evaluated.
     """
-    features = {"elements": elements, "taps": taps, "exponentials": exponentials}
+    features = {
+        "elements": elements,
+        "taps": taps,
+        "exponentials": exponentials,
+        "uncached_bytes": max(device_bytes - CACHE_BYTES, 0.0),
+    }
     counted = {name: float(amount) for name, amount in features.items() if amount}
     return Work._counted(key, 0.0, float(device_bytes), counted, problem)

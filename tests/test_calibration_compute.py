@@ -65,8 +65,9 @@ def test_every_line_of_a_known_machine_is_found_again(monkeypatch):
     lines |= {
         f"pointwise/float32{kind}": Line(1e-13 * at, 1e-6 * at, {"elements": 3e-13 * at})
         for at, kind in enumerate(
-            ["", "/relayout", "/op_tensor", "/softmax", "/batch_normalization", "/channel_sum",
-             "/activation_backward", "/pooling", "/pooling_backward"], 1
+            ["", "/relayout", "/op_tensor", "/softmax", "/batch_normalization",
+             "/batch_normalization/sums", "/channel_sum", "/activation_backward", "/pooling",
+             "/pooling_backward"], 1
         )
     }  # fmt: skip
     lines["pointwise/float64/statistics"] = Line(0.0, 1e-6)

@@ -20,10 +20,10 @@ from ooc_cudnn.tensor import ACCUMULATOR, DTYPES
 from perfmodel import Work, pass_work
 
 
-def _work(what: str, shape: Shape, dtype: str, passes: int) -> Work:
+def _work(what: str, shape: Shape, dtype: str, passes: int, *, sums: bool = False) -> Work:
     elements = math.prod(shape)
     return pass_work(
-        f"pointwise/{dtype}/batch_normalization",
+        f"pointwise/{dtype}/batch_normalization{'/sums' * sums}",
         device_bytes=passes * elements * DTYPES[dtype],
         elements=elements,
         problem=f"{what}; {shape[1]} channels",
@@ -57,7 +57,7 @@ class Moments:
 
     def work(self) -> Work:
         """One read."""
-        return _work(self.name, self.shape, self.dtype, 1)
+        return _work(self.name, self.shape, self.dtype, 1, sums=True)
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ class NormaliseSums:
 
     def work(self) -> Work:
         """Two reads."""
-        return _work(self.name, self.shape, self.dtype, 2)
+        return _work(self.name, self.shape, self.dtype, 2, sums=True)
 
 
 @dataclass(frozen=True)

@@ -132,6 +132,14 @@ def test_the_features_of_a_pass():
     assert tanh.features == {"elements": 3, "exponentials": 3}
 
 
+def test_what_a_cache_does_not_hold_of_a_pass_is_a_feature_of_its_own():
+    held, beyond = (
+        pass_work("pointwise", device_bytes=size, elements=3) for size in (2**25, 2**26)
+    )
+    assert "uncached_bytes" not in held.features
+    assert beyond.features["uncached_bytes"] == 2**26 - 48 * 2**20
+
+
 def test_a_plain_key_stands_in_for_its_parts_before_a_sibling_does():
     model = ComputeModel({"pointwise/float32": Line(1, 0), "pointwise/float32/pooling": Line(9, 0)})
     assert model.nearest_key("pointwise/float32/softmax") == "pointwise/float32"
