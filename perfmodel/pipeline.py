@@ -58,6 +58,9 @@ class PipelineCost(Record):
     turning_seconds : float
         What the slots of the slowest ring take to be filled, used and freed as often as it needs,
         one after the other: where staging takes long, a short ring binds.
+    meeting_in, meeting_out : float
+        Of the copies in and out, what runs beside the other direction where rings have one slot:
+        there a piece comes in while the one before leaves, or not beside anything.
     """
 
     setup_seconds: float
@@ -71,6 +74,8 @@ class PipelineCost(Record):
     issue_seconds: float = 0.0
     waiting_seconds: float = 0.0
     turning_seconds: float = 0.0
+    meeting_in: float = 0.0
+    meeting_out: float = 0.0
 
     def __post_init__(self) -> None:
         for name in self.__dataclass_fields__:
@@ -80,6 +85,8 @@ class PipelineCost(Record):
             ("first_compute", "compute_seconds"),
             ("last_compute", "compute_seconds"),
             ("last_copy_out", "copy_out_seconds"),
+            ("meeting_in", "copy_in_seconds"),
+            ("meeting_out", "copy_out_seconds"),
         ):
             # a total added up piece by piece may differ in its last digits
             if getattr(self, part) > getattr(self, total) * (1.0 + 1e-6):
@@ -107,7 +114,10 @@ def _link_totals(cost: PipelineCost, slowdown: Slowdown) -> tuple[float, float]:
 
 
 def closed_form(
-    cost: PipelineCost, slowdown: Slowdown = INDEPENDENT, overlap: bool = True
+    cost: PipelineCost,
+    slowdown: Slowdown = INDEPENDENT,
+    overlap: bool = True,
+    one_slot: bool = False,
 ) -> float:
     """Return the predicted seconds of a call (paper, section 4.3).
 
@@ -118,6 +128,9 @@ def closed_form(
         How much the two directions of the link slow each other down in this call.
     overlap : bool
         False for the same steps one after the other.
+    one_slot : bool
+        Whether rings have one slot: nothing is copied beside computing, and the directions meet
+        only for `meeting_in` and `meeting_out`.
 
     Examples
     --------
@@ -128,10 +141,23 @@ def closed_form(
     10.0
     >>> closed_form(cost, overlap=False)
     16.0
+
+    In rings of one slot each piece leaves while the next one comes.
+
+    >>> from dataclasses import replace
+    >>> closed_form(replace(cost, meeting_in=3.0, meeting_out=3.0), one_slot=True)
+    13.0
     """
     if not overlap:
         # T = T_setup + T_in + T_compute + T_out
         stages = cost.copy_in_seconds + cost.compute_seconds + cost.copy_out_seconds
+        return cost.setup_seconds + max(stages, cost.issue_seconds, cost.turning_seconds)
+    if one_slot:
+        # T = T_setup + T_compute + T_in + T_out - what the directions do at once;
+        # for N equal pieces t_in + N * t_c + (N - 1) * max(t_in, t_out) + t_out
+        apart = cost.copy_in_seconds - cost.meeting_in + cost.copy_out_seconds - cost.meeting_out
+        meeting = max(slowdown.together(cost.meeting_in, cost.meeting_out))
+        stages = cost.compute_seconds + apart + meeting
         return cost.setup_seconds + max(stages, cost.issue_seconds, cost.turning_seconds)
     copy_in, copy_out = _link_totals(cost, slowdown)
     # T = T_setup + max over stages of (fill before it + all of it + drain after it);

@@ -183,7 +183,7 @@ class Counted:
             bytes_in += count if request.specs[name].placement != "device" else 0
             spent = request.copy_seconds("in", name, count, loads, split.rows(name))
             copies[name] = spent
-            turn = Turn("in", name, slots, loads, count / loads)
+            turn = Turn("in", name, slots, loads, count / loads, spent)
             late_in = max(late_in, self._late_seconds(turn))
             turning.append(turn)
             # A first sweep must see all pieces of its block before the second one makes a result;
@@ -200,7 +200,7 @@ class Counted:
                 bytes_out += 0 if spec.placement == "device" else spec.nbytes
                 spent = request.copy_seconds("out", name, spec.nbytes, pieces_out, split.rows(name))
                 copy_out += spent
-                turn = Turn("out", name, rings[name], pieces_out, spec.nbytes / pieces_out)
+                turn = Turn("out", name, rings[name], pieces_out, spec.nbytes / pieces_out, spent)
                 late_out = max(late_out, self._late_seconds(turn))
                 turning.append(turn)
                 # ... which all leave at the end, unless the second sweep has to load them again.
@@ -215,16 +215,17 @@ class Counted:
             machine.lost_seconds(split.compute_seconds, beside, steps * machine.step_seconds)
         )
         cost = PipelineCost(
-            machine.call_seconds, copy_in, compute, copy_out,
+            machine.setup_seconds, copy_in, compute, copy_out,
             min(first_in, copy_in), min(split.first_compute, split.compute_seconds),
             min(split.last_compute, split.compute_seconds), last_out,
-            steps * machine.step_seconds + split.launching_seconds,
+            machine.issue_seconds(steps, split.launching_seconds),
             self._waiting_seconds(rings, copies, copy_out),
             self._turning_seconds(turning),
+            *meeting_seconds(turning),
         )  # fmt: skip
         # Without overlap the same steps run, so the split is that of the overlapped call.
         return Priced(
-            self._price(sum(count for _, count in memory), cost, overlap=depth > 1),
+            self._price(sum(count for _, count in memory), cost, one_slot=depth == 1),
             self.loop_order, tuple(rings.items()), cost, tuple(memory), bytes_in, bytes_out,
         )  # fmt: skip
 
@@ -241,7 +242,7 @@ class Counted:
         staged = [turn for turn in turns if self._late_seconds(turn)]
         in_flight = sum(turn.slots for turn in staged if turn.copies > 1)
         others, slowest = max(in_flight - 1, 0), 0.0
-        for way, name, slots, copies, copy_bytes in staged:
+        for way, name, slots, copies, copy_bytes, _ in staged:
             each = float(self.request.turn_seconds(way, name, copy_bytes, others))
             under_way = float(staging_slots(f"copy_{way}", copy_bytes, slots))
             slowest = max(slowest, each * copies / under_way)
@@ -276,8 +277,24 @@ class Counted:
                 waiting = max(waiting, (gate.blocks - 1) * each)
         return waiting
 
-    def _price(self, memory_bytes: int, cost: PipelineCost, *, overlap: bool) -> Price:
+    def _price(self, memory_bytes: int, cost: PipelineCost, *, one_slot: bool) -> Price:
         if self.measured.reason:
             return Price(memory_bytes, 0.0, legal=False, reason=self.measured.reason)
-        seconds = closed_form(cost, self.request.slowdown, overlap=overlap)
+        seconds = closed_form(cost, self.request.slowdown, one_slot=one_slot)
         return Price(memory_bytes, seconds)
+
+
+def meeting_seconds(turns: list[Turn]) -> tuple[float, float]:
+    """Copies in and out that run beside each other where rings have one slot.
+
+    Then a result leaves only while the next piece is copied in, if that needs any copy.
+    """
+    most, beyond_first = {"in": 1, "out": 1}, {"in": 0.0, "out": 0.0}
+    for turn in turns:
+        most[turn.direction] = max(most[turn.direction], turn.copies)
+        beyond_first[turn.direction] += turn.seconds * (1.0 - 1.0 / turn.copies)
+    meetings = min(most.values()) - 1
+    copy_in, copy_out = (
+        beyond_first[way] * meetings / max(most[way] - 1, 1) for way in ("in", "out")
+    )
+    return copy_in, copy_out

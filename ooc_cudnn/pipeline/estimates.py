@@ -202,22 +202,44 @@ class Estimates:
             last_out = last_out + spent * np.minimum(1.0, kept / grid.distinct[name])
         return first_in, last_out
 
+    @cached_property
+    def _most_out(self) -> Values:
+        """Copies of the result that leaves in most pieces."""
+        most = ONE
+        for name in self._copies_out:
+            most = np.maximum(most, self.grid.where_moved(name, self.grid.distinct[name]))
+        return most
+
+    def _spared(self, copy_in: Values, most_in: Values) -> Values:
+        """What the directions save by meeting in rings of one slot: `counted.meeting_seconds`."""
+        (first_in, last_out), most_out = self._once, self._most_out
+        meetings = np.minimum(most_in, most_out) - 1.0
+        alone_in = (copy_in - first_in) * (meetings / np.maximum(most_in - 1.0, 1.0))
+        alone_out = (self._copy_out - last_out) * (meetings / np.maximum(most_out - 1.0, 1.0))
+        slowdown = self.request.slowdown
+        both = np.minimum(alone_in * slowdown.copy_in, alone_out * slowdown.copy_out)
+        slowed_in = alone_in + both * (1.0 - 1.0 / slowdown.copy_in)
+        slowed_out = alone_out + both * (1.0 - 1.0 / slowdown.copy_out)
+        return alone_in + alone_out - np.maximum(slowed_in, slowed_out)
+
     def _seconds(self, way: Way) -> Values:
         """Seconds of every split in some ways; infinite where none fit: `Counted.priced`."""
         grid, request, machine = self.grid, self.request, self.request.machine
         depths, loads = way.depths, way.loads
-        copy_in, steps = _NOTHING, self._steps_beside_loads
+        copy_in, steps, most_in = _NOTHING, self._steps_beside_loads, ONE
         for name, times in loads.items():
             copy_in = copy_in + self._per_load[name] * times
-            steps = steps + grid.where_moved(name, times)
+            moved = grid.where_moved(name, times)
+            steps, most_in = steps + moved, np.maximum(most_in, moved)
         first_in, last_out = self._once if self.call.sweeps == 1 else self._ends(way)
         copy_out = self._copy_out
+        spared = self._spared(copy_in, most_in)
         if self._latency:
             latency_in, latency_out = self._latest("in"), self._latest("out")
             copy_in, first_in = copy_in + latency_in, first_in + latency_in
             copy_out, last_out = copy_out + latency_out, last_out + latency_out
         compute, piece = grid.compute_seconds, grid.piece_seconds
-        # perfmodel.closed_form, with and without overlap
+        # perfmodel.closed_form, with several slots and with one
         slowdown = request.slowdown
         both = np.minimum(
             (copy_in - first_in) * slowdown.copy_in, (copy_out - last_out) * slowdown.copy_out
@@ -226,7 +248,7 @@ class Estimates:
         slowed_out = copy_out + both * (1.0 - 1.0 / slowdown.copy_out)
         if way.waiting is not _NOTHING:
             slowed_in = slowed_in + way.waiting
-        least = issue = steps * machine.step_seconds + grid.launching_seconds
+        least = issue = machine.issue_seconds(steps, grid.launching_seconds)
         if self._latency:
             least = np.maximum(issue, self._turning(way.slots, loads, depths))
         in_turn = compute
@@ -241,9 +263,9 @@ class Estimates:
         seconds = np.where(
             (depths > 1) & (grid.steps > 1),
             overlapped,
-            np.maximum(copy_in + in_turn + copy_out, least),
+            np.maximum(in_turn + copy_in + copy_out - spared, least),
         )
-        seconds = np.where((depths > 0) & grid.legal, seconds + machine.call_seconds, np.inf)
+        seconds = np.where((depths > 0) & grid.legal, seconds + machine.setup_seconds, np.inf)
         return np.broadcast_to(seconds, (len(seconds), *grid.shape))
 
     @cached_property

@@ -224,24 +224,24 @@ class Request:
             (copy_in - first_in) * slowdown.copy_in, (copy_out - last_out) * slowdown.copy_out
         )
         launching = self.machine.launch_seconds, *self.machine.compute.launching.values()
-        issue = pieces * (self.machine.step_seconds + min(launching))
+        issue = self.machine.issue_seconds(pieces, pieces * min(launching))
+        copy_in = copy_in + both * (1.0 - 1.0 / slowdown.copy_in)
+        copy_out = copy_out + both * (1.0 - 1.0 / slowdown.copy_out)
         overlapped = np.maximum(
-            np.maximum(
-                copy_in + both * (1.0 - 1.0 / slowdown.copy_in) + piece, first_in + compute_seconds
-            )
-            + last_out,
-            first_in + piece + copy_out + both * (1.0 - 1.0 / slowdown.copy_out),
+            np.maximum(copy_in + piece, first_in + compute_seconds) + last_out,
+            first_in + piece + copy_out,
         )
         # Slots of what is staged are late one after the other.
         slots = np.clip(limit_bytes * pieces / max(floor.streamed_bytes, 1), 1.0, 3.0)
         turning = np.maximum(latency_in / slots, latency_out / np.maximum(slots, SLABS)) * pieces
         least = np.maximum(issue, turning)
-        in_turn = np.maximum(copy_in + compute_seconds + copy_out, least)
+        in_turn = compute_seconds + np.maximum(copy_in + last_out, first_in + copy_out)
+        in_turn = np.maximum(in_turn, least)
         overlapped = np.maximum(overlapped, least + last_out)
         overlaps = (pieces >= 2.0) & (2 * floor.streamed_bytes <= limit_bytes * pieces)
         fits = floor.streamed_bytes <= limit_bytes * pieces
         found = np.where(overlaps, overlapped, np.where(fits, in_turn, np.inf)).min()
-        return self.machine.call_seconds + float(found)
+        return self.machine.setup_seconds + float(found)
 
     def copy_seconds(
         self,

@@ -21,10 +21,11 @@ class Need(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """A ring of a call: its copies, and the bytes of one of them."""
+    """A ring of a call: its copies, the bytes of one of them, and the seconds of all."""
 
     direction: Direction
     name: str
     slots: int
     copies: int
     copy_bytes: float
+    seconds: float

@@ -4,6 +4,8 @@ The closed form assumes that nothing waits but for data: pieces alike, and slots
 in never waits for a result to leave. The replay assumes nothing.
 """
 
+import dataclasses
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -72,6 +74,43 @@ class TestTheyAgree:
     def test_with_a_last_piece_that_is_smaller(self):
         pieces = [(2.0, 1.0, 2.0)] * 20 + [(0.5, 0.25, 0.5)]
         assert ratio(pieces) == pytest.approx(1.0, rel=0.02)
+
+
+class TestRingsOfOneSlot:
+    """Nothing is copied beside computing; a result leaves while the next piece comes in."""
+
+    @given(STAGES, st.integers(1, 40), st.floats(1.0, 1.5))
+    def test_directions_meet_between_equal_pieces(self, piece, count, slowdown):
+        copy_in, compute, copy_out = piece
+        cost = dataclasses.replace(
+            cost_of([piece] * count),
+            meeting_in=(count - 1) * copy_in, meeting_out=(count - 1) * copy_out,
+        )  # fmt: skip
+        factors = Slowdown(slowdown, slowdown)
+        link = TransferModel({}, {}, {"pinned/pinned": factors})
+        found = replay(steps_of([piece] * count, 1), link).seconds
+        assert closed_form(cost, factors, one_slot=True) == pytest.approx(found)
+
+    @given(STAGES, st.integers(1, 10), st.integers(1, 6))
+    def test_results_leave_alone_where_nothing_is_loaded(self, piece, blocks, results):
+        """Channels of y are gone through for each region of x: only some pieces load."""
+        copy_in, compute, copy_out = piece
+        steps, before = [], ()
+        for _ in range(blocks):
+            # x's slot is free when the last result before was computed
+            steps.append(VirtualStep("copy_in", copy_in, before[:1]))
+            loaded = len(steps) - 1
+            for _ in range(results):
+                steps.append(VirtualStep("compute", compute, (loaded, *before[1:])))
+                steps.append(VirtualStep("copy_out", copy_out, (len(steps) - 1,)))
+                before = len(steps) - 2, len(steps) - 1
+        pieces = blocks * results
+        cost = PipelineCost(
+            0.0, blocks * copy_in, pieces * compute, pieces * copy_out,
+            copy_in, compute, compute, copy_out,
+            meeting_in=(blocks - 1) * copy_in, meeting_out=(blocks - 1) * copy_out,
+        )  # fmt: skip
+        assert closed_form(cost, one_slot=True) == pytest.approx(replay(steps).seconds)
 
 
 class TestTheyDoNotAgree:

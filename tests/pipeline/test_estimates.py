@@ -13,6 +13,7 @@ from splits import MAKERS, Split, loop_orders, make
 from benchmarks.planning_problems import arguments, drawn_sizes, problems, request
 from ooc_cudnn.functions.plan import FUNCTIONS
 from ooc_cudnn.operations.splittable import AXES
+from ooc_cudnn.pipeline import counted, grid_rings
 from ooc_cudnn.pipeline.estimates import Estimates
 from ooc_cudnn.pipeline.grid import Grid
 from ooc_cudnn.pipeline.loop_orders import different_orders, legal_orders
@@ -49,9 +50,12 @@ def test_what_is_found_is_the_best_of_all_splits(function, small, count, sizes):
 
 
 @pytest.mark.parametrize("losses", [{}, {"copies": 0.5, "steps": 1.0}], ids=["card", "host"])
+@pytest.mark.parametrize("slots", [1, 3])
 @pytest.mark.parametrize("function", FUNCTIONS)
-def test_estimates_are_close_to_prices(function, losses):
+def test_estimates_are_close_to_prices(function, slots, losses, monkeypatch):
     ((_, _, made),) = problems((function,), 1, 4, MACHINE)
+    for module in (counted, grid_rings):
+        monkeypatch.setattr(module, "RING_DEPTHS", tuple(range(slots, 0, -1)))
     made = replace(made, memory_limit=2**60, machine=replace(made.machine, losses=losses))
     problem = SplitProblem(made, made.layouts[0], 0, 4)
     grid = Grid(made, made.layouts[0], problem.sizes)
