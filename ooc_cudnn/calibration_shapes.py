@@ -36,20 +36,20 @@ class Pool:
         Binary logarithms of the fewest and the most bytes of x and y.
     most_flops : float
         No convolution takes more, so that none takes long.
-    pass_elements : (float, float)
-        Binary logarithms of the fewest and the most elements of a pass.
+    pass_bytes : (float, float)
+        Binary logarithms of the fewest and the most bytes of the tensor that a pass goes through.
     channels : tuple of int
         Numbers of channels, the usual ones more often.
     """
 
     convolution_bytes: tuple[float, float]
     most_flops: float
-    pass_elements: tuple[float, float]
+    pass_bytes: tuple[float, float]
     channels: tuple[int, ...]
 
 
-GPU_POOL = Pool((22.0, 28.5), 1e12, (20.5, 27.8), CHANNELS)
-HOST_POOL = Pool((18.0, 21.5), 1e8, (15.0, 19.0), CHANNELS[:16])
+GPU_POOL = Pool((22.0, 28.5), 1e12, (22.5, 30.0), CHANNELS)
+HOST_POOL = Pool((18.0, 21.5), 1e8, (17.0, 21.0), CHANNELS[:16])
 
 
 def convolutions(
@@ -129,7 +129,7 @@ def passes(
     for part in range(count):
         for function in _PASSES:
             layout = draw.choice(("channels_first", "channels_last"))
-            elements = 2 ** _between(draw, pool.pass_elements, part, count)
+            elements = 2 ** _between(draw, pool.pass_bytes, part, count) / DTYPES[dtype]
             x = _spec(_shape(draw, pool, elements), dtype, layout)
             yield function, _arguments(draw, function, x), layout
 

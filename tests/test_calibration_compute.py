@@ -12,6 +12,7 @@ from ooc_cudnn.calibration_shapes import GPU_POOL, HOST_POOL, convolutions, pass
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.devices.simulated import SimulatedDevice
 from ooc_cudnn.measuring import make_bench
+from ooc_cudnn.tensor import TensorSpec
 from perfmodel import ComputeModel, Line, fit, shipped
 
 LAYOUTS = ("channels_first", "channels_last")
@@ -43,6 +44,18 @@ def test_convolutions_are_drawn_alike_and_of_all_sizes(pool):
     assert low - 1 < sizes[0] < low + 1
     assert high - 1 < sizes[-1] < high + 1
     assert all(0 < each.work().flops <= pool.most_flops for each in drawn)
+
+
+@pytest.mark.parametrize("pool", [GPU_POOL, HOST_POOL])
+@pytest.mark.parametrize("dtype", ["float16", "float64"])
+def test_passes_go_through_as_many_bytes_of_each_type(pool, dtype):
+    sizes = sorted(
+        math.log2(max(spec.nbytes for spec in arguments.values() if isinstance(spec, TensorSpec)))
+        for _, arguments, _ in passes("seed", pool, dtype, 4)
+    )
+    low, high = pool.pass_bytes
+    assert low - 1 < sizes[0] < low + 1
+    assert high - 1 < sizes[-1] < high + 1
 
 
 def test_every_pass_is_drawn():

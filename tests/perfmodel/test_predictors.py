@@ -81,7 +81,7 @@ class TestRingsOfOneSlot:
 
     @given(STAGES, st.integers(1, 40), st.floats(1.0, 1.5))
     def test_directions_meet_between_equal_pieces(self, piece, count, slowdown):
-        copy_in, compute, copy_out = piece
+        copy_in, _, copy_out = piece
         cost = dataclasses.replace(
             cost_of([piece] * count),
             meeting_in=(count - 1) * copy_in, meeting_out=(count - 1) * copy_out,
