@@ -219,7 +219,7 @@ class _Calibration:
                 copies["copy_in"],
                 copies["copy_out"],
                 self.link.slowdowns,
-                self.apart.latency,
+                self.latency(),
             ),
             compute=ComputeModel(
                 self.compute.with_stand_ins(self.completed(lines, samples)),
@@ -234,6 +234,14 @@ class _Calibration:
             samples=samples | self.link.samples,
             facts=self.facts | self.link.facts,
         )
+
+    def latency(self) -> dict[str, Line]:
+        """What staged copies are late by; others delay those of files as they do plain memory's."""
+        found = dict(self.apart.latency)
+        for name, line in self.link.files.latency.items():
+            plain = found.get(name.replace("disk", "pageable"))
+            found[name] = replace(line, terms=plain.terms if plain else {})
+        return found
 
     def launching(self) -> dict[str, float]:
         """Seconds of the host to launch what each line stands for."""

@@ -1,4 +1,8 @@
-"""What a calibration measures of files: reading ones that nothing has cached, writing new ones."""
+"""What a calibration measures of files: reading ones that nothing has cached, writing new ones.
+
+A copy is over when all is at rest: results wait in slabs until they are written, and the system
+sets the pages of a file aside one by one, so that one thread writes it many times slower than all.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +19,11 @@ import numpy as np
 from ooc_cudnn.machines import cache_directory
 from ooc_cudnn.measuring import Bench, Measure, Recorder
 from ooc_cudnn.memory.arrays import reserve_file
-from perfmodel import FitError
+from perfmodel import FitError, Line
+from perfmodel.transfer import SLABS, STAGED_BYTES
 
 #: Copies of one measurement: parts of a file, each touched once.
-MOST_PARTS = 8
+MOST_PARTS = 16
 FILE_BYTES = 192 * 2**20
 
 
@@ -32,12 +37,18 @@ class FileCopies:
         Takes the key of a line, the bytes of a sample, and its timing.
     sizes : tuple of int
         Bytes of the pieces.
+
+    Attributes
+    ----------
+    latency : dict
+        What one copy is late by, as `TransferModel` has it.
     """
 
     def __init__(self, bench: Bench, record: Recorder, sizes: tuple[int, ...]) -> None:
         self.bench, self.record = bench, record
         self.sizes = tuple(size for size in sizes if bench.fits(2 * size))
         self.file_bytes = min(FILE_BYTES, 6 * sizes[-1])
+        self.latency: dict[str, Line] = {}
 
     @property
     def seconds(self) -> float:
@@ -69,6 +80,7 @@ class FileCopies:
                 for direction, size in wanted
             ]
             timings = self.bench.in_turns(measures)
+            late: dict[str, list[tuple[int, float]]] = {direction: [] for direction in openings}
             for (direction, size), found in zip(wanted, timings, strict=True):
                 if found[direction].seconds <= 0:
                     raise FitError(
@@ -76,24 +88,42 @@ class FileCopies:
                         "something else uses the machine, so calibrate again when it is quiet"
                     )
                 self.record(f"{direction}/disk", size, found[direction])
+                late[direction].append((min(size, STAGED_BYTES), found["late"].seconds))
+            for direction, samples in late.items():
+                if samples:
+                    self.latency[f"{direction}/disk"] = _latency(samples)
 
     def _through_file(
         self, direction: str, base: int, opened: Callable[[], Any], size: int
     ) -> Mapping[str, float]:
-        """Seconds of one copy among several.
+        """Seconds of one copy among many, and what a single one is late by.
 
-        Several parts are read at once, the first one too: it is told apart by a run of its own.
+        Several parts are on their way at once: what more of them take is told by two runs.
         """
-        first = 0.0
-        for count in (1, MOST_PARTS):
-            file = opened()
-            count = min(count, file.nbytes // size)
-            copy = self.bench.copy(direction, base, file, size // 4)
-            actions = [copy(index) for index in range(count)]
-            last = float(self.bench.steps({direction: actions}, staged=True)[direction][-1])
-            first = first or last
-            del file, copy, actions  # what is still mapped would stay in the page cache
-        return {direction: max(last - first, 0.0) / max(count - 1, 1)}
+        most = max(min(MOST_PARTS, self.file_bytes // size), 2)
+        few = min(SLABS, most // 2)
+        alone, first, last = (
+            self._seconds(direction, base, opened, size, count) for count in (1, few, most)
+        )
+        each = max(last - first, 0.0) / (most - few)
+        return {direction: each, "late": max(alone - each, 0.0)}
+
+    def _seconds(
+        self, direction: str, base: int, opened: Callable[[], Any], size: int, count: int
+    ) -> float:
+        """Seconds until so many copies are at rest."""
+        file = opened()
+        copy = self.bench.copy(direction, base, file, size // 4)
+        actions = [copy(index) for index in range(count)]
+        # the mapping ends with this: what is mapped would stay in the page cache
+        return self.bench.seconds_to_rest({direction: actions}, staged=True)
+
+
+def _latency(samples: list[tuple[int, float]]) -> Line:
+    """The line through what the smallest and the largest copies are late by."""
+    (small, least), (large, most) = samples[0], samples[-1]
+    alpha = max(most - least, 0.0) / max(large - small, 1)
+    return Line(float(f"{alpha:.4g}"), float(f"{max(least - alpha * small, 0.0):.4g}"))
 
 
 @contextmanager

@@ -214,9 +214,7 @@ class RowMeasurements:
             actions: dict[str, list[Any]] = {
                 direction: [copy() for _ in range(number)] for direction, copy in copies.items()
             }
-            began = time.perf_counter()
-            self.bench.steps(actions, staged=staged)
-            found.append(time.perf_counter() - began)
+            found.append(self.bench.seconds_to_rest(actions, staged=staged))
         return statistics.median(found[1:])
 
 

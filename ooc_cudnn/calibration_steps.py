@@ -25,10 +25,10 @@ from ooc_cudnn.tensor import TensorSpec
 from perfmodel import shipped
 
 #: Images of a few bytes, each a piece of its own.
-SHAPE = (256, 8, 2, 8)
+SHAPE = (128, 8, 2, 8)
 FILTERS = (8, 8, 1, 1)
 #: How often they are gone through.
-REPEATS = 7
+REPEATS = 5
 
 
 def host_seconds(bench: Bench) -> Mapping[str, Timing]:

@@ -114,6 +114,10 @@ class TestKnownMachine:
             for placement in was:
                 assert now[placement].alpha == pytest.approx(was[placement].alpha, rel=0.01)
                 assert now[placement].beta == pytest.approx(was[placement].beta, rel=0.01)
+        for name, line in found.transfer.latency.items():
+            was = known.transfer.latency[name.replace("disk", "pageable")]
+            assert line.alpha == pytest.approx(was.alpha, rel=0.01)
+            assert line.beta == pytest.approx(was.beta, rel=0.01)
         # compute lines: tests/test_calibration_compute.py
 
     def test_noise_is_borne_and_reported(self):
@@ -390,7 +394,8 @@ def test_files_that_seem_to_take_no_time_are_refused():
             return 0
 
         def in_turns(self, measures):
-            return [dict.fromkeys(("copy_in", "copy_out"), Timing(0.0, 0.0)) for _ in measures]
+            names = "copy_in", "copy_out", "late"
+            return [dict.fromkeys(names, Timing(0.0, 0.0)) for _ in measures]
 
     files = FileCopies(Busy(), lambda *sample: None, (2**12,))
     with pytest.raises(FitError, match=r"copy_in/disk.*calibrate again"):
