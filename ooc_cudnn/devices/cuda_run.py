@@ -122,12 +122,16 @@ class _Streams:
 
 
 class CudaRun(_Streams):
-    """Steps issued on the caller's thread."""
+    """Steps issued on the caller's thread.
+
+    What little is staged comes in on the caller's time. What leaves is on its stream when the step
+    was issued, and written to the host by the end: nothing else waits for that.
+    """
 
     def __init__(self, device: CudaDevice, compute: Any, *, overlap: bool, timed: bool) -> None:
         super().__init__(device, compute, overlap=overlap, timed=timed)
         self._made: list[CudaEvent] = []
-        self._pending: Future[None] | None = None
+        self._futures: list[Future[None]] = []
 
     def submit(
         self, stream: str, waits: Sequence[CudaEvent], action: Action, *, signals: bool
@@ -138,9 +142,11 @@ class CudaRun(_Streams):
             for event in waits:
                 self.runtime.streamWaitEvent(handle.ptr, event.stop)
         start = self.events.record(handle) if self.timed else None
-        self._pending = action(handle)
-        if self._pending is not None:  # staged by the host; here in the caller's time
-            self._pending.result()
+        pending: Future[None] | None = action(handle)
+        if pending is not None:
+            self._futures.append(pending)
+            if stream == "copy_in":  # it is on its stream only when it was staged
+                pending.result()
         if not signals and not self.timed:
             return None
         event = CudaEvent(self, start, self.events.record(handle))
@@ -153,16 +159,17 @@ class CudaRun(_Streams):
         self.runtime.eventSynchronize(event.stop)
 
     def finish(self, *, wait: bool) -> None:
-        """Join the streams."""
+        """Join the streams, and the threads that write what is staged."""
         self.join(wait=wait)
+        for future in self._futures:
+            future.result()
         for event in self._made:
             self.interval(event.start, event.stop)
         self.events.give_back()
 
     def cancel(self) -> None:
         """Wait for what was issued."""
-        if self._pending is not None:
-            wait((self._pending,))
+        wait(self._futures)
         for handle in self.handles.values():
             self.runtime.streamSynchronize(handle.ptr)
         self.events.give_back()

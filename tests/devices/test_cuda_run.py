@@ -1,0 +1,86 @@
+"""A run whose steps are issued on the caller's thread: what it waits for, and when."""
+
+import sys
+import threading
+import types
+from concurrent.futures import Future
+
+import pytest
+
+from ooc_cudnn.devices.cuda_run import CudaRun
+
+
+class Stream:
+    def __init__(self, ptr):
+        self.ptr = ptr
+
+
+class Device:
+    """Streams that do their work at once."""
+
+    def __init__(self):
+        self.events = [], []
+        self.copy_streams = Stream(1), Stream(3)
+        self.last_compute = None
+
+
+@pytest.fixture
+def log(monkeypatch):
+    """What is asked of the driver, in order."""
+    asked = []
+    runtime = types.SimpleNamespace(
+        eventCreateWithFlags=lambda flags: object(),
+        eventRecord=lambda event, stream: asked.append(("record", stream)),
+        streamWaitEvent=lambda stream, event: None,
+        streamSynchronize=lambda stream: asked.append(("synchronize", stream)),
+    )
+    cupy = types.SimpleNamespace(cuda=types.SimpleNamespace(runtime=runtime))
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    return asked
+
+
+def opened():
+    return CudaRun(Device(), Stream(2), overlap=True, timed=False)
+
+
+def resolved_later(future):
+    timer = threading.Timer(0.05, future.set_result, (None,))
+    timer.start()
+    return timer
+
+
+def test_what_is_staged_out_holds_nothing_up_until_the_end(log):
+    run, written = opened(), Future()
+    run.submit("copy_out", (), lambda stream: written, signals=True)
+    run.submit("copy_in", (), lambda stream: None, signals=True)
+    assert not written.done()
+    resolved_later(written)
+    run.finish(wait=True)
+    assert written.done()
+
+
+def test_what_is_staged_in_is_on_its_stream_before_its_event(log):
+    run, staged = opened(), Future()
+    log.clear()
+    staged.add_done_callback(lambda _: log.append("staged"))
+    resolved_later(staged)
+    run.submit("copy_in", (), lambda stream: staged, signals=True)
+    assert log.index("staged") < len(log) - 1
+    assert log[-1] == ("record", 1)
+
+
+def test_the_end_raises_what_a_writing_thread_met(log):
+    run, written = opened(), Future()
+    run.submit("copy_out", (), lambda stream: written, signals=True)
+    written.set_exception(OSError("disk full"))
+    with pytest.raises(OSError, match="disk full"):
+        run.finish(wait=True)
+
+
+def test_a_run_that_is_cancelled_leaves_no_thread_writing(log):
+    run, written = opened(), Future()
+    run.submit("copy_out", (), lambda stream: written, signals=False)
+    resolved_later(written)
+    run.cancel()
+    assert written.done()
+    assert ("synchronize", 3) in log
