@@ -19,6 +19,7 @@ from benchmarks import common
 from ooc_cudnn.bench.environment import ROOT
 
 SCRIPTS = (
+    "copies",
     "convolution_in_core",
     "convolution_large",
     "naive_loop",

@@ -13,6 +13,7 @@ from ooc_cudnn.bench.timing import Timing, interleave, paired_ratio
 from perfmodel import Split
 
 NAMES = [
+    "copies",
     "convolution_link",
     "convolution_large",
     "convolution_in_core",
