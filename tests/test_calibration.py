@@ -34,6 +34,9 @@ def cache(tmp_path, monkeypatch):
     return tmp_path
 
 
+STAGED = ("pageable", "disk")
+
+
 def known_machine():
     """A machine on which no two lines are alike."""
     number = iter(range(1, 100))
@@ -50,6 +53,7 @@ def known_machine():
             {placement: line(50e9) for placement in placements},
             {placement: line(50e9) for placement in placements},
             SLOWDOWNS,
+            {f"{way}/{of}": line(1e10) for way in ("copy_in", "copy_out") for of in STAGED},
         ),
         compute=ComputeModel(
             {
@@ -114,8 +118,9 @@ class TestKnownMachine:
             for placement in was:
                 assert now[placement].alpha == pytest.approx(was[placement].alpha, rel=0.01)
                 assert now[placement].beta == pytest.approx(was[placement].beta, rel=0.01)
+        assert set(found.transfer.latency) == set(known.transfer.latency)
         for name, line in found.transfer.latency.items():
-            was = known.transfer.latency[name.replace("disk", "pageable")]
+            was = known.transfer.latency[name]
             assert line.alpha == pytest.approx(was.alpha, rel=0.01)
             assert line.beta == pytest.approx(was.beta, rel=0.01)
         # compute lines: tests/test_calibration_compute.py
