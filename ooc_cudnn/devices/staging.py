@@ -28,6 +28,8 @@ from ooc_cudnn.memory.blocks import boxes
 from perfmodel.transfer import SLAB_BYTES, SLABS, STAGED_BYTES
 
 CHUNK_BYTES = STAGED_BYTES
+#: What is smaller is copied before another thread would be awake.
+INLINE_BYTES = 2**16
 THREADS = 12
 
 
@@ -198,7 +200,10 @@ class Staging:
     def _copy_chunks(
         self, parts: list[tuple[HostArray, HostArray]], transfer: Transfer, then: Callable[[], None]
     ) -> None:
-        """Queue copies (destination, source); the thread that does the last one goes on."""
+        """Queue copies (destination, source); the thread that does the last one goes on.
+
+        One that is tiny is made at once.
+        """
         left = itertools.count(len(parts) - 1, -1)  # counting is atomic
 
         def copy(to: HostArray, from_: HostArray) -> None:
@@ -209,6 +214,9 @@ class Staging:
             if next(left) == 0:
                 then()
 
+        if len(parts) == 1 and parts[0][0].nbytes <= INLINE_BYTES:
+            copy(*parts[0])
+            return
         for to, from_ in parts:
             self._pool.put(partial(copy, to, from_))
 

@@ -2,17 +2,12 @@
 
 import sys
 import threading
-import types
 from concurrent.futures import Future
 
 import pytest
+from fake_runtime import Stream, fake_cupy
 
 from ooc_cudnn.devices.cuda_run import CudaRun
-
-
-class Stream:
-    def __init__(self, ptr):
-        self.ptr = ptr
 
 
 class Device:
@@ -28,14 +23,7 @@ class Device:
 def log(monkeypatch):
     """What is asked of the driver, in order."""
     asked = []
-    runtime = types.SimpleNamespace(
-        eventCreateWithFlags=lambda flags: object(),
-        eventRecord=lambda event, stream: asked.append(("record", stream)),
-        streamWaitEvent=lambda stream, event: None,
-        streamSynchronize=lambda stream: asked.append(("synchronize", stream)),
-    )
-    cupy = types.SimpleNamespace(cuda=types.SimpleNamespace(runtime=runtime))
-    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    monkeypatch.setitem(sys.modules, "cupy", fake_cupy(asked))
     return asked
 
 
