@@ -114,12 +114,15 @@ def plan_call(
             aligned=aligned,
         )
 
-        def make(machine: MachineModel) -> Planned:
-            return plan_request(replace(request, machine=machine), target, available, aligned)
+        def make(machine: MachineModel, layouts: tuple[str, ...]) -> Planned:
+            made = replace(request, machine=machine, layouts=layouts)
+            return plan_request(made, target, available, aligned)
 
         if target.trial_device is None:
-            return make(target.machine)
-        return planned_after_trials(make, target.machine, target.trial_device, target.limit_bytes)
+            return make(target.machine, request.layouts)
+        return planned_after_trials(
+            make, request.layouts, target.machine, target.trial_device, target.limit_bytes
+        )
 
     try:
         try:

@@ -6,6 +6,9 @@ stride) seconds are mostly linear in the size of a piece, though; so one launch 
 corrects what is predicted for pieces of all sizes (`ComputeModel.corrected`), until the size that
 is planned then is tried itself. What was learnt is remembered for the process.
 
+Which memory order is fastest to compute in is as uncertain: where computing binds, the best plan in
+the other order is tried, too, if it may well be the faster one.
+
 Nothing is tried where the result could not matter: where copies bind by far, or for milliseconds.
 """
 
@@ -16,9 +19,11 @@ from dataclasses import dataclass, field, replace
 from weakref import WeakKeyDictionary
 
 from ooc_cudnn.devices.base import Device
+from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.functions.target import Planned, PlannedPart
 from ooc_cudnn.measuring import Bench
 from ooc_cudnn.operations.splittable import Buffer, Launch
+from ooc_cudnn.pipeline.plan import Plan
 from ooc_cudnn.pipeline.planner import distinct_launches
 from ooc_cudnn.pipeline.pricing import aligned
 from perfmodel import MachineModel
@@ -29,12 +34,16 @@ SHORTEST_SECONDS = 2e-4
 LARGEST_ERROR = 10.0
 #: Nor are launches that take less than this share of what is tried.
 SMALLEST_SHARE = 0.1
-#: Launches of a trial: the first ones only warm up.
-LAUNCHES = 3
+#: Launches of a trial, after as many that only warm up; of those that take longer than so many
+#: seconds, one.
+LAUNCHES, LONG_SECONDS = 3, 5e-3
 #: A trial may take this share of the call's seconds, or as long as building a cuDNN plan.
 MOST_SHARE, MOST_SECONDS = 0.1, 0.1
 #: The plan that follows from a trial may hold launches that were not tried.
 MOST_ROUNDS = 3
+#: The other memory order is tried where it is predicted to take no more than so many times as long
+#: (a line's error), and the call this many seconds: it may have to build engines.
+RIVALS_WITHIN, RIVALS_SECONDS = 1.5, 0.02
 
 
 @dataclass
@@ -68,7 +77,8 @@ def forget_trials() -> None:
 
 
 def planned_after_trials(
-    make: Callable[[MachineModel], Planned],
+    make: Callable[[MachineModel, tuple[str, ...]], Planned],
+    layouts: tuple[str, ...],
     machine: MachineModel,
     device: Device,
     limit_bytes: int,
@@ -78,7 +88,9 @@ def planned_after_trials(
     Parameters
     ----------
     make : callable
-        Plans the call with a machine model.
+        Plans the call with a machine model, to be computed in one of some memory orders.
+    layouts : tuple of str
+        Those to choose from.
     machine : MachineModel
         The device's, as it was calibrated.
     device : Device
@@ -87,16 +99,43 @@ def planned_after_trials(
         Device memory that may be held meanwhile, users' arrays included.
     """
     known = _known.setdefault(device, Learnt())
-    planned = make(known.corrected(machine))
     if device.arena.is_at_work:  # the caller is a progress callable: the device is taken
+        return make(known.corrected(machine), layouts)
+
+    def settled() -> Planned:
+        planned = make(known.corrected(machine), layouts)
+        for _ in range(MOST_ROUNDS):
+            learnt = _try(planned.parts, machine, known, device, limit_bytes)
+            if not learnt:
+                break
+            known.update(learnt)
+            planned = make(known.corrected(machine), layouts)
         return planned
-    for _ in range(MOST_ROUNDS):
-        learnt = _try(planned.parts, machine, known, device, limit_bytes)
-        if not learnt:
-            break
-        known.update(learnt)
-        planned = make(known.corrected(machine))
-    return planned
+
+    planned = settled()
+    rival = _rival(make, layouts, planned.plan, known.corrected(machine))
+    learnt = _try(rival.parts, machine, known, device, limit_bytes) if rival else None
+    if not learnt:
+        return planned
+    known.update(learnt)
+    return settled()
+
+
+def _rival(
+    make: Callable[[MachineModel, tuple[str, ...]], Planned],
+    layouts: tuple[str, ...],
+    plan: Plan,
+    machine: MachineModel,
+) -> Planned | None:
+    """The best plan in another memory order, if it may well be faster than this one."""
+    others = tuple(layout for layout in layouts if layout != plan.layout)
+    if not others or plan.binding_stage != "compute" or plan.seconds < RIVALS_SECONDS:
+        return None
+    try:
+        rival = make(machine, others)
+    except PlanInfeasibleError:  # re-laying takes more memory than there is
+        return None
+    return rival if rival.plan.seconds < RIVALS_WITHIN * plan.seconds else None
 
 
 def _try(
@@ -111,10 +150,12 @@ def _try(
     learnt = Learnt()
     for part in parts:
         for launch, buffers in _worth_trying(part, machine, known):
-            seconds = _seconds(bench, launch, buffers, part.plan.workspace_bytes)
+            work = launch.operation.work()
+            expected = machine.compute.seconds(work)
+            most = _launches(expected)
+            seconds = _seconds(bench, launch, buffers, part.plan.workspace_bytes, most)
             if seconds is not None:
-                work = launch.operation.work()
-                factor = seconds / machine.compute.seconds(work)
+                factor = seconds / expected
                 # Cut along channels it is another problem, and no faster than this until tried.
                 least = max(1.0, known.factors.get(work.family, 1.0))
                 learnt.factors[work.family] = max(least, factor)
@@ -126,10 +167,19 @@ def _try(
     return learnt
 
 
+def _launches(seconds: float) -> int:
+    """How often a launch is timed that takes about so long."""
+    return 1 if seconds > LONG_SECONDS else LAUNCHES
+
+
 def _seconds(
-    bench: Bench, launch: Launch, buffers: Mapping[str, Buffer], workspace_bytes: int
+    bench: Bench,
+    launch: Launch,
+    buffers: Mapping[str, Buffer],
+    workspace_bytes: int,
+    most: int,
 ) -> float | None:
-    """Time a launch on random numbers; None where memory does not allow it."""
+    """Time a launch on random numbers, so often; None where memory does not allow it."""
     sizes: dict[str, int] = {}
     for name, buffer in buffers.items():
         block = buffer.block or name
@@ -145,7 +195,7 @@ def _seconds(
     for name, buffer in buffers.items():
         bench.fill(pointers[name], buffer.nbytes, buffer.dtype)
     workspace = (base + held, workspace_bytes)
-    return bench.launch(launch, buffers, pointers, workspace, most=LAUNCHES).seconds
+    return bench.launch(launch, buffers, pointers, workspace, most=most).seconds
 
 
 def _worth_trying(
@@ -169,7 +219,7 @@ def _worth_trying(
     for seconds, launch, used in largest.values():
         if launch.operation.work().sized in known.factors or seconds < SMALLEST_SHARE * total:
             continue
-        allowed -= 2 * LAUNCHES * seconds
+        allowed -= 2 * _launches(seconds) * seconds
         if allowed < 0:
             break
         found.append((launch, used))

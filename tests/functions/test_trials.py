@@ -2,28 +2,37 @@
 
 import dataclasses
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import ooc_cudnn
+from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.functions import trials
 from ooc_cudnn.functions.plan import plan_request
 from ooc_cudnn.machines import machine_path
 from ooc_cudnn.measuring import Bench
 from ooc_cudnn.pipeline.planner import distinct_launches
 from ooc_cudnn.tensor import TensorSpec
-from perfmodel import shipped
+from perfmodel import ComputeModel, Line, shipped
+
+
+class Launched(list):
+    """Launches that were made; those in some memory orders, or all, take longer than they do."""
+
+    slow_layouts = "channels_first", "channels_last", None
 
 
 @pytest.fixture
 def slow(host_device, monkeypatch, tmp_path):
     """Make the host's launches slow, count them; and plan by the device's own model."""
-    run, launched = host_device.run, []
+    run, launched = host_device.run, Launched()
 
     def slower(launch, views, workspace, stream):
         launched.append(launch)
-        time.sleep(0.02)
+        if getattr(launch.operation, "layout", None) in launched.slow_layouts:
+            time.sleep(0.02)
         run(launch, views, workspace, stream)
 
     monkeypatch.setattr(host_device, "run", slower)
@@ -57,6 +66,51 @@ def test_what_was_tried_is_not_tried_again(slow):
     assert 0 < tried <= 3 * 2 * trials.LAUNCHES
     assert planned() == first
     assert len(slow) == tried
+
+
+@pytest.mark.parametrize(("within", "tried"), [(3.0, True), (1.1, False)])
+def test_the_other_memory_order_is_tried_where_it_may_be_faster(
+    slow, host_device, within, tried, monkeypatch
+):
+    """One takes the 20 ms a piece that it is said to take; the other, of 24, none at all."""
+    monkeypatch.setattr(trials, "RIVALS_WITHIN", within)
+    slow.slow_layouts = ("channels_first",)
+    known, identity = shipped("host"), dict(host_device.identity())
+    seconds = {"channels_first": 0.02, "channels_last": 0.024}
+    lines = {
+        key: Line(0.0, seconds[key.split("/")[2]]) if key.startswith("convolution") else line
+        for key, line in known.compute.lines.items()
+    }
+    told = dataclasses.replace(known, compute=ComputeModel(lines), identity=identity)
+    told.save(machine_path(identity))
+    plan = planned()
+    assert plan.layout == ("channels_last" if tried else "channels_first")
+    assert (plan.seconds < 0.02) == tried
+
+
+LAYOUTS = "channels_first", "channels_last"
+
+
+def rival_of(seconds, binding_stage, of_the_other, layouts=LAYOUTS):
+    """What is tried beside a plan in channels-first order."""
+
+    def make(machine, asked):
+        assert asked == ("channels_last",)
+        if of_the_other is None:
+            raise PlanInfeasibleError(function="f", limit_bytes=1, smallest_bytes=2)
+        return SimpleNamespace(plan=SimpleNamespace(seconds=of_the_other))
+
+    plan = SimpleNamespace(layout="channels_first", seconds=seconds, binding_stage=binding_stage)
+    return trials._rival(make, layouts, plan, shipped("host"))
+
+
+def test_a_rival_may_well_be_faster():
+    assert rival_of(1.0, "compute", 1.4).plan.seconds == 1.4
+    assert rival_of(1.0, "compute", 1.6) is None
+    assert rival_of(1.0, "copy_in", 1.1) is None
+    assert rival_of(0.01, "compute", 0.011) is None
+    assert rival_of(1.0, "compute", None) is None
+    assert rival_of(1.0, "compute", 1.1, LAYOUTS[:1]) is None
 
 
 def test_other_channels_are_another_problem(slow):
