@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from weakref import WeakKeyDictionary
 
 from ooc_cudnn.devices.base import Device
@@ -37,6 +38,9 @@ SMALLEST_SHARE = 0.1
 #: Launches of a trial, after as many that only warm up; of those that take longer than so many
 #: seconds, one.
 LAUNCHES, LONG_SECONDS = 3, 5e-3
+#: What takes so many times as long as predicted is timed again, and the shorter time counts: it may
+#: have been disturbed.
+SUSPICIOUS = 1.5
 #: A trial may take this share of the call's seconds, or as long as building a cuDNN plan.
 MOST_SHARE, MOST_SECONDS = 0.1, 0.1
 #: The plan that follows from a trial may hold launches that were not tried.
@@ -152,9 +156,13 @@ def _try(
         for launch, buffers in _worth_trying(part, machine, known):
             work = launch.operation.work()
             expected = machine.compute.seconds(work)
-            most = _launches(expected)
-            seconds = _seconds(bench, launch, buffers, part.plan.workspace_bytes, most)
+            timed = partial(
+                _seconds, bench, launch, buffers, part.plan.workspace_bytes, _launches(expected)
+            )
+            seconds = timed()
             if seconds is not None:
+                if seconds > SUSPICIOUS * expected:
+                    seconds = min(seconds, timed() or seconds)
                 factor = seconds / expected
                 # Cut along channels it is another problem, and no faster than this until tried.
                 least = max(1.0, known.factors.get(work.family, 1.0))
