@@ -203,6 +203,9 @@ class VirtualStep:
         When the host issues it: it starts no earlier.
     latency : float
         How long after what it waits for it can start, at the earliest: staging takes a while.
+    beside : float
+        Seconds that a copy takes longer if the other direction runs all along, beside what slows
+        both: rows of pinned memory that lie far apart do.
     """
 
     stream: Stage
@@ -211,6 +214,7 @@ class VirtualStep:
     placement: str = "pinned"
     issued: float = 0.0
     latency: float = 0.0
+    beside: float = 0.0
 
     def __post_init__(self) -> None:
         if self.stream not in STAGES:
@@ -218,6 +222,7 @@ class VirtualStep:
         object.__setattr__(self, "seconds", number("seconds", self.seconds))
         object.__setattr__(self, "issued", number("issued", self.issued))
         object.__setattr__(self, "latency", number("latency", self.latency))
+        object.__setattr__(self, "beside", number("beside", self.beside))
         object.__setattr__(self, "waits", tuple(self.waits))
 
     def to_json(self) -> dict[str, Any]:
@@ -229,12 +234,13 @@ class VirtualStep:
             "placement": self.placement,
             "issued": self.issued,
             "latency": self.latency,
+            "beside": self.beside,
         }
 
     @classmethod
     def from_json(cls, data: object) -> VirtualStep:
         """Return what `to_json` described."""
-        names = ("stream", "seconds", "waits", "placement", "issued", "latency")
+        names = ("stream", "seconds", "waits", "placement", "issued", "latency", "beside")
         return cls(**members("VirtualStep", data, names))
 
 
@@ -376,12 +382,20 @@ class _Clock:
         pair = INDEPENDENT
         if copy_in is not None and copy_out is not None:
             pair = self.slowdown(self.steps[copy_in].placement, self.steps[copy_out].placement)
+            pair = Slowdown(
+                pair.copy_in * self._far_factor(copy_in), pair.copy_out * self._far_factor(copy_out)
+            )
         self._slow_down("copy_in", copy_in, pair.copy_in)
         self._slow_down("copy_out", copy_out, pair.copy_out)
         if self.loss:
             copying = (copy_in is not None) + (copy_out is not None)
             factor = 1.0 / (1.0 - min(self.loss * copying, 0.5))
             self._slow_down("compute", self.running.get("compute"), factor)
+
+    def _far_factor(self, index: int) -> float:
+        """How much longer a copy takes for rows far apart while the other direction runs."""
+        step = self.steps[index]
+        return 1.0 + step.beside / step.seconds if step.beside else 1.0
 
     def _slow_down(self, stream: str, index: int | None, factor: float) -> None:
         was = self.factors[stream]

@@ -350,6 +350,14 @@ class TransferModel:
         )
 
 
+def is_far(placement: str, rows: Rows) -> bool:
+    """Return whether rows take longer for lying apart only while the other direction runs.
+
+    So do those of pinned memory, unless the host has to gather them.
+    """
+    return placement == "pinned" and not is_gathered(rows)
+
+
 def is_gathered(rows: Rows) -> bool:
     """Return whether the host gathers such rows, whatever memory they are in."""
     return rows.scattered or rows.width_bytes < NARROWEST_ROW_BYTES

@@ -20,7 +20,7 @@ from ooc_cudnn.memory.pinned_ranges import PinnedRanges
 from ooc_cudnn.operations.chain import Buffer, Launch
 from ooc_cudnn.tensor import DTYPES, ORDERS, TensorSpec, packed_strides
 from perfmodel import MachineModel, VirtualStep, replay
-from perfmodel.transfer import WHOLE, Rows
+from perfmodel.transfer import WHOLE, Rows, is_far
 
 #: Memory of a device whose machine model does not say: more than anybody asks for.
 BOUNDLESS_BYTES = 2**62
@@ -162,20 +162,29 @@ class SimulatedDevice:
         return array
 
     def copy_in(self, destination: DeviceView, source: HostArray | DeviceView, stream: Any) -> None:
-        stream.placement = self._placement(source)
-        stream.copied_bytes = destination.size * destination.item_bytes
-        stream.seconds += self.machine.transfer.copy_in_seconds(
-            stream.placement, stream.copied_bytes, rows=_lying(source)
-        )
+        self._copy(self.machine.transfer.copy_in_seconds, destination, source, stream)
 
     def copy_out(
         self, destination: HostArray | DeviceView, source: DeviceView, stream: Any
     ) -> None:
-        stream.placement = self._placement(destination)
-        stream.copied_bytes = source.size * source.item_bytes
-        stream.seconds += self.machine.transfer.copy_out_seconds(
-            stream.placement, stream.copied_bytes, rows=_lying(destination)
-        )
+        self._copy(self.machine.transfer.copy_out_seconds, source, destination, stream)
+
+    def _copy(
+        self,
+        seconds: Callable[..., float],
+        view: DeviceView,
+        outside: HostArray | DeviceView,
+        stream: SimulatedStream,
+    ) -> None:
+        """Say what a copy takes, and what longer if the other direction runs meanwhile."""
+        stream.placement, rows = self._placement(outside), _lying(outside)
+        stream.copied_bytes = view.size * view.item_bytes
+        apart = seconds(stream.placement, stream.copied_bytes, rows=rows)
+        alone = apart
+        if is_far(stream.placement, rows):
+            alone = seconds(stream.placement, stream.copied_bytes)
+        stream.seconds += alone
+        stream.beside += apart - alone
 
     # Computing ---------------------------------------------------------------------------------
 
@@ -213,10 +222,10 @@ class SimulatedStream:
     A step copies one region of one operand, whose placement and bytes it says here.
     """
 
-    __slots__ = ("copied_bytes", "placement", "seconds")
+    __slots__ = ("beside", "copied_bytes", "placement", "seconds")
 
     def __init__(self) -> None:
-        self.seconds = 0.0
+        self.seconds = self.beside = 0.0
         self.copied_bytes = 0
         self.placement = "pinned"
 
@@ -273,7 +282,15 @@ class SimulatedRun:
                 )
             )
         self.steps.append(
-            VirtualStep(stream, handle.seconds, after, handle.placement, issued, latency)  # type: ignore[arg-type]
+            VirtualStep(
+                stream,  # type: ignore[arg-type]
+                handle.seconds,
+                after,
+                handle.placement,
+                issued,
+                latency,
+                handle.beside,
+            )
         )
         return SimulatedEvent(self, index)
 

@@ -16,7 +16,7 @@ from ooc_cudnn.pipeline.loop_orders import LoopOrder, legal_orders
 from ooc_cudnn.pipeline.piece_costs import PieceCosts
 from ooc_cudnn.tensor import TensorSpec
 from perfmodel import MachineModel, Slowdown, Split
-from perfmodel.transfer import SLABS, WHOLE, Rows, is_gathered
+from perfmodel.transfer import SLABS, WHOLE, Rows, is_far
 
 if TYPE_CHECKING:
     from ooc_cudnn.pipeline.counted import Counted
@@ -266,8 +266,7 @@ class Request:
         if placement == "device":
             return 0.0
         apart = self.machine.transfer.apart_seconds_per_byte(f"copy_{direction}", placement, rows)
-        far = placement == "pinned" and not is_gathered(rows)
-        return apart * self._meanwhile[direction] if far else apart
+        return apart * self._meanwhile[direction] if is_far(placement, rows) else apart
 
     @cached_property
     def _meanwhile(self) -> Mapping[Direction, float]:
