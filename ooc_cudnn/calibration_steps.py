@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from ooc_cudnn.devices.base import Device, HostArray
+from ooc_cudnn.devices.base import HostArray
 from ooc_cudnn.functions.elementwise import activation_forward
 from ooc_cudnn.functions.plan import plan_request
-from ooc_cudnn.measuring import Bench, Timing, undisturbed
+from ooc_cudnn.measuring import Bench, Timing, Watched, undisturbed
 from ooc_cudnn.pipeline.execute import Executor, make_executor
 from ooc_cudnn.pipeline.plan import Plan
 from ooc_cudnn.pipeline.planner import make_plan
@@ -56,29 +56,12 @@ def host_seconds(bench: Bench) -> Mapping[str, Timing]:
     return found
 
 
-class _Watched:
-    """A device, and the seconds for which the host is at each launch."""
-
-    def __init__(self, device: Device) -> None:
-        self._device = device
-        self.seconds = list[float]()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._device, name)
-
-    def run(self, *arguments: Any) -> None:
-        """Launch."""
-        began = time.perf_counter()
-        self._device.run(*arguments)
-        self.seconds.append(time.perf_counter() - began)
-
-
-def _many_pieces(bench: Bench, function: str, **operands: TensorSpec) -> tuple[Timing, _Watched]:
+def _many_pieces(bench: Bench, function: str, **operands: TensorSpec) -> tuple[Timing, Watched]:
     """Seconds of a piece of a call that is cut into images, and of its launches."""
     executor, plan = cut_into_images(bench, function, **operands)
     arrays = {name: _pinned(bench, spec.shape) for name, spec in plan.operands}
     timing = _timed(lambda: run_pieces(bench, executor, arrays, staged=False))
-    watched = _Watched(bench.device)
+    watched = Watched(bench.device)
     run_pieces(bench, executor, arrays, staged=False, device=watched)
     return Timing(timing.seconds / plan.pieces, timing.spread), watched
 

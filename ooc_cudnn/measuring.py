@@ -76,6 +76,23 @@ class Recorder(Protocol):
         """Keep the sample."""
 
 
+class Watched:
+    """A device, and the seconds for which the host is at each launch."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self.seconds = list[float]()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._device, name)
+
+    def run(self, *arguments: Any) -> None:
+        """Launch."""
+        began = time.perf_counter()
+        self._device.run(*arguments)
+        self.seconds.append(time.perf_counter() - began)
+
+
 class Bench:
     """Times steps on a device.
 
@@ -315,8 +332,9 @@ class Bench:
 
         What the host takes for it is left in `launching`.
         """
-        self.launching = []
-        action = self.action(launch, buffers, pointers, workspace)
+        watched = Watched(self.device)
+        self.launching = watched.seconds
+        action = self.action(launch, buffers, pointers, workspace, watched)
         return self.time("compute", action, most=most)
 
     def action(
@@ -325,6 +343,7 @@ class Bench:
         buffers: Mapping[str, Buffer],
         pointers: Mapping[str, int],
         workspace: tuple[int, int],
+        watched: Watched | None = None,
     ) -> Callable[[int], Action]:
         """Return the launches of a batch, on buffers at the given addresses."""
         views = {
@@ -334,10 +353,10 @@ class Bench:
             for name, buffer in buffers.items()
         }
 
+        device = watched or self.device
+
         def run(handle: Any) -> None:
-            began = time.perf_counter()
-            self.device.run(launch, views, workspace, handle)
-            self.launching.append(time.perf_counter() - began)
+            device.run(launch, views, workspace, handle)
 
         return lambda index: run
 
