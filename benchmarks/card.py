@@ -25,7 +25,6 @@ SCRIPTS = (
     "naive_loop",
     "convolution_link",
     "functions",
-    "fused",
     "chain_vgg",
 )
 

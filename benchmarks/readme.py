@@ -9,25 +9,28 @@ import argparse
 import json
 import sys
 import textwrap
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from benchmarks import common
+from benchmarks.figures.records import Records, load
 from ooc_cudnn.bench.environment import ROOT
 
 CHART = "docs/images/bench/summary.png"
 
 BEGIN, END = "<!-- figures: begin (python -m benchmarks.readme) -->", "<!-- figures: end -->"
 
-LINK, LARGE, CORE, LOOP, FUNCTIONS, FUSED, CHAIN = (
+LINK, LARGE, CORE, LOOP, FUNCTIONS, CHAIN = (
     "convolution_link",
     "convolution_large",
     "convolution_in_core",
     "naive_loop",
     "functions",
-    "fused",
     "chain_vgg",
 )
+#: Of the suite's records: a claim is then a case, whose seconds are a share of its "unfused" ones.
+SUITE = "bench"
 SHARE, TIMES = "fraction of the duplex link", "times faster than"
 BY_HAND = f"{TIMES} loop, CuPy and PyTorch, 4 images at a time (the fastest loop)"
 
@@ -56,8 +59,8 @@ ROWS = (
     ("batch normalisation in training, of 23 calls the one furthest from its limit",
      FUNCTIONS, "batch_normalization_forward_training: limit / measured", "{:.0%}"),
     ("convolution + bias + ReLU fused, 64 x 1024 x 1024, n=1, against the three functions",
-     FUSED, "n=1, TF32: fused / three functions", "{:.0%} of their time"),
-    ("the same, n=64", FUSED, "n=64, TF32: fused / three functions", "{:.0%} of their time"),
+     SUITE, "fig10-n1-tf32", "{:.0%} of their time"),
+    ("the same, n=64", SUITE, "fig10-n64-tf32", "{:.0%} of their time"),
     ("VGG-16's feature layers as one chain, n=1024, limit 16 GiB, against PyTorch in core",
      CHAIN, "n1024: times the in-core PyTorch time", "{:.2f} of its time"),
     ("the same on one image of 16384 x 16384",
@@ -73,16 +76,19 @@ def figures(folder: Path = common.RESULTS) -> str:
     Raises
     ------
     KeyError
-        If a result file lacks a claim that the README quotes.
+        If a result that the README quotes is not there.
     """
     results: dict[str, dict[str, Any]] = {
         name: json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
-        for name in sorted({row[1] for row in ROWS})
+        for name in sorted({row[1] for row in ROWS} - {SUITE})
     }
+    suite = load(folder / SUITE)
     where = results["convolution_link"]["environment"]
-    commits = sorted({result["environment"]["commit"][:7] for result in results.values()})
+    of_suite = [suite.found[claim] for _, name, claim, _ in ROWS if name == SUITE]
+    measured = [*results.values(), *of_suite]
+    commits = sorted({result["environment"]["commit"][:7] for result in measured})
     gpu, versions = where["gpu"], where["versions"]
-    code = " and ".join(f"`{commit}`" for commit in commits)
+    code = ", ".join(f"`{commit}`" for commit in commits)
     setting = (
         f"On one {gpu['name']} (PCIe {gpu['pcie.link.gen.current']}, driver "
         f"{gpu['driver_version']}, cuDNN {versions['nvidia-cudnn-cu13']}, at {code}), float32 "
@@ -95,8 +101,8 @@ def figures(folder: Path = common.RESULTS) -> str:
     lines = [*(chart if (ROOT / CHART).exists() else ()), *textwrap.wrap(setting, 100)]
     lines += ["", "| | |", "|---|---|"]
     for label, name, claim, form in ROWS:
-        values = {row["name"]: row["value"] for row in results[name]["claims"]}
-        lines.append(f"| {label} | {form.format(values[claim])} |")
+        value = _fused_share(suite, claim) if name == SUITE else _claim(results[name], claim)
+        lines.append(f"| {label} | {form.format(value)} |")
     lines += [
         "",
         "`python -m benchmarks.card` measures them again;",
@@ -104,6 +110,17 @@ def figures(folder: Path = common.RESULTS) -> str:
         "[docs/performance.md](docs/performance.md) compares with Unified Memory and PyTorch.",
     ]
     return "\n".join(lines)
+
+
+def _claim(result: Mapping[str, Any], claim: str) -> float:
+    return {row["name"]: float(row["value"]) for row in result["claims"]}[claim]
+
+
+def _fused_share(suite: Records, case: str) -> float:
+    ratio = suite.ratio(case, "unfused")
+    if ratio is None:
+        raise KeyError(f"{case}: {suite.reason(case) or suite.reason(case, 'unfused')}")
+    return 1.0 / ratio
 
 
 def fill(path: Path, begin: str, end: str, section: str, *, check: bool) -> int:

@@ -20,7 +20,6 @@ NAMES = [
     "naive_loop",
     "host_split",
     "functions",
-    "fused",
     "chain_vgg",
     "planning",
 ]

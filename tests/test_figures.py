@@ -104,7 +104,7 @@ def test_quotes_are_of_pages_that_are_looked_at():
 
 def test_a_claim_that_is_gone_is_an_error():
     with pytest.raises(ValueError, match="not enough values"):
-        quoted.claim("fused", "what was never claimed")
+        quoted.claim("functions", "what was never claimed")
 
 
 # Records -------------------------------------------------------------------------------------
