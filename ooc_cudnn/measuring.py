@@ -294,16 +294,22 @@ class Bench:
     # Computing ---------------------------------------------------------------------------------
 
     def fill(self, pointer: int, nbytes: int, dtype: str) -> None:
-        """Fill device memory with random numbers: zeros would flatter a GPU, garbage slow a CPU."""
-        values = _noise(dtype)
-        count = nbytes // DTYPES[dtype]
+        """Fill device memory with random numbers: zeros would flatter a GPU, garbage slow a CPU.
 
-        def action(start: int) -> Action:
-            size = min(NOISE_ELEMENTS, count - start)
-            view = DeviceView(pointer + start * DTYPES[dtype], dtype, (size,), (1,))
-            return lambda handle: self.device.copy_in(view, values[:size], handle)
+        A few come from the host; on the device they are copied over and over.
+        """
+        values = _noise(dtype)[: nbytes // DTYPES[dtype]]
 
-        actions = [action(start) for start in range(0, count, NOISE_ELEMENTS)]
+        def copy(source: Any, start: int, size: int) -> Action:
+            view = DeviceView(pointer + start, "uint8", (size,), (1,))
+            return lambda handle: self.device.copy_in(view, source, handle)
+
+        filled = values.nbytes
+        actions = [copy(values.view(np.uint8), 0, filled)]
+        while 0 < filled < nbytes:
+            size = min(filled, nbytes - filled)
+            actions.append(copy(DeviceView(pointer, "uint8", (size,), (1,)), filled, size))
+            filled += size
         self.steps({"copy_in": actions}, staged=True)
 
     def workspace(

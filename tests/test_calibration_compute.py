@@ -1,9 +1,11 @@
 """What a calibration computes: drawn alike each time, of all sizes; every line is found again."""
 
+import ctypes
 import dataclasses
 import math
 from collections import defaultdict
 
+import numpy as np
 import pytest
 
 from ooc_cudnn import calibration_compute
@@ -132,3 +134,20 @@ def test_what_is_of_another_type_is_filled_with_numbers_of_its_own(monkeypatch):
     assert filled[0][1] == "float16"
     assert sorted(filled[1:]) == sorted(inputs)
     device.arena.release_block()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "count"), [("float32", 7), ("float16", 2**19 + 5), ("float64", 2**18)]
+)
+def test_device_memory_is_filled_with_random_numbers_to_the_last_byte(host_device, dtype, count):
+    item = np.dtype(dtype).itemsize
+    bench = make_bench(host_device, 2**26, quick=True)
+    pointer = bench.reserve((count + 1) * item)
+    memory = np.frombuffer((ctypes.c_char * ((count + 1) * item)).from_address(pointer), dtype)
+    memory.view(np.uint8)[...] = 0
+    bench.fill(pointer, count * item, dtype)
+    assert np.isfinite(memory).all()
+    assert memory[:count].all()
+    assert memory[count] == 0
+    assert len(np.unique(memory[: min(count, 100)])) > 5
+    host_device.arena.release_block()

@@ -233,7 +233,7 @@ class Estimates:
             steps, most_in = steps + moved, np.maximum(most_in, moved)
         first_in, last_out = self._once if self.call.sweeps == 1 else self._ends(way)
         copy_out = self._copy_out
-        spared = self._spared(copy_in, most_in)
+        spared = self._spared(copy_in, most_in) if np.any(depths == 1.0) else _NOTHING
         if self._latency:
             latency_in, latency_out = self._latest("in"), self._latest("out")
             copy_in, first_in = copy_in + latency_in, first_in + latency_in
