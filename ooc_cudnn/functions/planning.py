@@ -114,9 +114,10 @@ def plan_call(
             aligned=aligned,
         )
 
-        def make(machine: MachineModel, layouts: tuple[str, ...]) -> Planned:
+        def make(machine: MachineModel, layouts: tuple[str, ...], *, ask: bool = True) -> Planned:
             made = replace(request, machine=machine, layouts=layouts)
-            return plan_request(made, target, available, aligned)
+            asked = target if ask else target._replace(ask_workspace=None)
+            return plan_request(made, asked, available, aligned)
 
         if target.trial_device is None:
             return make(target.machine, request.layouts)

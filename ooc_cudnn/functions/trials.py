@@ -14,9 +14,10 @@ Nothing is tried where the result could not matter: where copies bind by far, or
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Protocol
 from weakref import WeakKeyDictionary
 
 from ooc_cudnn.devices.base import Device
@@ -50,6 +51,18 @@ MOST_ROUNDS = 3
 RIVALS_WITHIN, RIVALS_SECONDS = 1.5, 0.02
 
 
+class Make(Protocol):
+    """Plans a call with a machine model, to be computed in one of some memory orders.
+
+    Workspace is asked for, which may build engines, unless `ask` is false.
+    """
+
+    def __call__(
+        self, machine: MachineModel, layouts: tuple[str, ...], *, ask: bool = True
+    ) -> Planned:
+        """Return the plan."""
+
+
 @dataclass
 class Learnt:
     """What trials told: measured over predicted seconds, and seconds of the host to launch."""
@@ -81,7 +94,7 @@ def forget_trials() -> None:
 
 
 def planned_after_trials(
-    make: Callable[[MachineModel, tuple[str, ...]], Planned],
+    make: Make,
     layouts: tuple[str, ...],
     machine: MachineModel,
     device: Device,
@@ -91,8 +104,7 @@ def planned_after_trials(
 
     Parameters
     ----------
-    make : callable
-        Plans the call with a machine model, to be computed in one of some memory orders.
+    make : Make
     layouts : tuple of str
         Those to choose from.
     machine : MachineModel
@@ -126,7 +138,7 @@ def planned_after_trials(
 
 
 def _rival(
-    make: Callable[[MachineModel, tuple[str, ...]], Planned],
+    make: Make,
     layouts: tuple[str, ...],
     plan: Plan,
     machine: MachineModel,
@@ -136,10 +148,11 @@ def _rival(
     if not others or plan.binding_stage != "compute" or plan.seconds < RIVALS_SECONDS:
         return None
     try:
-        rival = make(machine, others)
+        if make(machine, others, ask=False).plan.seconds > RIVALS_WITHIN * plan.seconds:
+            return None
+        return make(machine, others)
     except PlanInfeasibleError:  # re-laying takes more memory than there is
         return None
-    return rival if rival.plan.seconds < RIVALS_WITHIN * plan.seconds else None
 
 
 def _try(

@@ -94,15 +94,19 @@ LAYOUTS = "channels_first", "channels_last"
 
 def rival_of(seconds, binding_stage, of_the_other, layouts=LAYOUTS):
     """What is tried beside a plan in channels-first order."""
+    asked = []
 
-    def make(machine, asked):
-        assert asked == ("channels_last",)
+    def make(machine, others, *, ask=True):
+        assert others == ("channels_last",)
+        asked.append(ask)
         if of_the_other is None:
             raise PlanInfeasibleError(function="f", limit_bytes=1, smallest_bytes=2)
         return SimpleNamespace(plan=SimpleNamespace(seconds=of_the_other))
 
     plan = SimpleNamespace(layout="channels_first", seconds=seconds, binding_stage=binding_stage)
-    return trials._rival(make, layouts, plan, shipped("host"))
+    found = trials._rival(make, layouts, plan, shipped("host"))
+    assert asked.count(True) == (found is not None)  # no engine is built in vain
+    return found
 
 
 def test_a_rival_may_well_be_faster():
