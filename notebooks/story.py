@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import ooc_cudnn
 from ooc_cudnn.bench.cases import CASES
@@ -26,6 +26,8 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 QUICK_VARIABLE = "OOC_NOTEBOOK_QUICK"
 
+Size = TypeVar("Size")
+
 # The examples, which are no part of the package, are imported from a checkout.
 if str(ROOT) not in sys.path:
     sys.path.append(str(ROOT))
@@ -36,13 +38,8 @@ def is_quick() -> bool:
     return os.environ.get(QUICK_VARIABLE, "0") not in ("", "0")
 
 
-def sized(full: int, quick: int) -> int:
-    """Return a size of this story: `full`, or `quick` where sizes are to be small.
-
-    Parameters
-    ----------
-    full, quick : int
-    """
+def sized(full: Size, quick: Size) -> Size:
+    """Return a size of this story, or several: `full`, or `quick` where sizes are to be small."""
     return quick if is_quick() else full
 
 
