@@ -138,11 +138,14 @@ def staged_chunks(report: common.Report) -> None:
         synchronize = common.synchronizer(arguments)
         times = interleave(calls, synchronize, repeats=REPEATS)
         _tell(report, f"pieces of {format_bytes(piece)}", 2 * total, times)
-        y[...] = np.nan
-        calls[format_bytes(chunks[0])]()
-        synchronize()
-        right = bool(np.array_equal(y, np.maximum(x, 0.0)))
-        report.check(f"pieces of {format_bytes(piece)}: contents", {"ok": right})
+        expected = np.maximum(x, 0.0)
+        for chunk, call in calls.items():
+            y[...] = np.nan
+            call()
+            synchronize()
+            right = bool(np.array_equal(y, expected))
+            name = f"pieces of {format_bytes(piece)}, chunks of {chunk}"
+            report.check(f"{name}: contents", {"ok": right})
 
 
 class _Call:

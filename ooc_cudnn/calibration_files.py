@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -91,7 +91,7 @@ class FileCopies:
                 late[direction].append((min(size, STAGED_BYTES), found["late"].seconds))
             for direction, samples in late.items():
                 if samples:
-                    self.latency[f"{direction}/disk"] = _latency(samples)
+                    self.latency[f"{direction}/disk"] = latency_line(samples)
 
     def _through_file(
         self, direction: str, base: int, opened: Callable[[], Any], size: int
@@ -119,11 +119,11 @@ class FileCopies:
         return self.bench.seconds_to_rest({direction: actions}, staged=True)
 
 
-def _latency(samples: list[tuple[int, float]]) -> Line:
-    """The line through what the smallest and the largest copies are late by."""
+def latency_line(samples: Sequence[tuple[int, float]]) -> Line:
+    """The line through what the smallest and the largest copy are late by: (bytes, seconds)."""
     (small, least), (large, most) = samples[0], samples[-1]
     alpha = max(most - least, 0.0) / max(large - small, 1)
-    return Line(float(f"{alpha:.4g}"), float(f"{max(least - alpha * small, 0.0):.4g}"))
+    return Line(float(f"{alpha:.4g}"), float(f"{max(most - alpha * large, 0.0):.4g}"))
 
 
 @contextmanager

@@ -10,11 +10,13 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 
+from ooc_cudnn.calibration_files import latency_line
 from ooc_cudnn.calibration_steps import cut_into_images, run_pieces
 from ooc_cudnn.devices.base import HostArray
 from ooc_cudnn.devices.view import DeviceView
@@ -114,8 +116,7 @@ class RowMeasurements:
             few, many = (self._wall({direction: copy}, number) for number in (1, MANY))
             each = (many - few) / (MANY - 1)
             late.append(max(few - each, 0.0))
-        alpha = max(late[1] - late[0], 0.0) / (large - SMALL_BYTES)
-        beta = max(late[1] - alpha * large, 0.0)
+        alone = latency_line([(SMALL_BYTES, late[0]), (large, late[1])])
         terms = {}
         if self.device.kind != "host":
             each, slots = self._turning(large, plain)
@@ -124,7 +125,7 @@ class RowMeasurements:
             others = max(turning - late[1] - self._crossing(direction, large), 0.0)
             others /= 2 * slots - 1
             terms["others"] = float(f"{others:.4g}")
-        return Line(float(f"{alpha:.4g}"), float(f"{beta:.4g}"), terms)
+        return replace(alone, terms=terms)
 
     def _crossing(self, direction: str, nbytes: int) -> float:
         """Seconds that a copy of pinned memory takes."""
