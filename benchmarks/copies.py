@@ -2,7 +2,7 @@
 
 The constants of `perfmodel.transfer` rest on this: from which width and pitch on a row costs the
 link something (`FAR_BYTES`, `FAR_LEAST`, `FAR_WIDTH_BYTES`), beside what the model says; and how
-large the chunks are that one thread stages (`STAGED_BYTES`). Copies run both ways at once, through
+large the chunks are that one thread stages (`staged_bytes`). Copies run both ways at once, through
 more memory than the link knows the pages of.
 """
 
@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,23 +26,25 @@ from ooc_cudnn.machines import named_machine
 from ooc_cudnn.measuring import Action, Bench
 from ooc_cudnn.units import format_bytes
 from perfmodel import MachineModel
-from perfmodel.transfer import Rows
+from perfmodel.transfer import Rows, staged_bytes
 
 NAME = "copies"
 DIRECTIONS = ("copy_in", "copy_out")
 KIB, MIB = 2**10, 2**20
 
-#: Bytes of a row, and from one row to the next; rows of a copy, at most; pinned memory each way.
-WIDTHS = tuple(KIB * n for n in (1, 6, 22, 64, 256))
-PITCHES = tuple(KIB * n for n in (64, 192, 512, 2048, 8192))
-MOST_ROWS, HOST_BYTES = 512, 2**30
+#: Bytes of a row, and from one row to the next; pinned memory each way, and the most of a copy.
+WIDTHS = tuple(KIB * n for n in (1, 4, 12, 24, 48, 96, 256))
+PITCHES = tuple(KIB * n for n in (64, 196, 512, 2048, 8192))
+HOST_BYTES, COPY_BYTES = 3 * 2**30, 2**26
+#: Copies of a measurement, each of other columns: rows that are looked up again.
+COPIES = 8
 QUICK_WIDTHS, QUICK_PITCHES, QUICK_BYTES = (KIB, 4 * KIB), (16 * KIB,), 2 * MIB
-REPEATS = 3
+REPEATS = 5
 
 #: Bytes that a thread stages at once, bytes of a piece, and of each operand.
 CHUNKS = tuple(MIB * n for n in (1, 2, 4, 8))
-PIECES = tuple(MIB * n for n in (2, 8, 32))
-STAGED_BYTES, QUICK_STAGED_BYTES = 2**30, 2 * MIB
+PIECES = tuple(MIB * n for n in (2, 8, 16, 32))
+STAGED_TOTAL, QUICK_STAGED_TOTAL = 2**30, 2 * MIB
 
 
 class RowsApart:
@@ -63,18 +66,17 @@ class RowsApart:
         }
         for host in self.hosts.values():
             host[...] = 1.0
-        most = min(MOST_ROWS * max(WIDTHS), count)
-        self.base, self.most = bench.reserve(2 * most), most
+        self.most = min(COPY_BYTES, count)
+        self.base = bench.reserve(2 * self.most)
 
     def microseconds_a_row(self, width: int, pitch: int) -> dict[str, float]:
         """What a row takes longer than its bytes in one piece: measured, and by the model."""
         count = self.hosts["copy_in"].nbytes
-        rows = max(1, min(MOST_ROWS, count // pitch // 2, self.most // width))
-        copies = max(2, min(16, count // (rows * pitch)))
+        rows = max(1, min(count // pitch, self.most // width))
         apart, joined = (
             statistics.median(
                 self.bench.seconds_to_rest(
-                    {way: list(self._copies(way, rows, width, step, copies)) for way in DIRECTIONS},
+                    {way: list(self._copies(way, rows, width, step)) for way in DIRECTIONS},
                     staged=False,
                 )
                 for _ in range(REPEATS)
@@ -84,20 +86,24 @@ class RowsApart:
         link, lying = self.machine.transfer, Rows(width, pitch)
         predicted = max(link.apart_seconds_per_byte(way, "pinned", lying) for way in DIRECTIONS)
         return {
-            "measured": (apart - joined) / (rows * copies) * 1e6,
+            "measured": (apart - joined) / (rows * COPIES) * 1e6,
             "predicted": predicted * width * 1e6,
-            "its bytes": joined / (rows * copies) * 1e6,
+            "its bytes": joined / (rows * COPIES) * 1e6,
+            "rows": rows,
         }
 
-    def _copies(self, way: str, rows: int, width: int, pitch: int, copies: int) -> Iterator[Action]:
-        """Copies of so many rows, one after the other through the memory."""
-        host, length, step = self.hosts[way], width // 4, rows * pitch // 4
+    def _copies(self, way: str, rows: int, width: int, pitch: int) -> Iterator[Action]:
+        """Copies of so many rows, through all the memory there is, each of another column of it."""
+        host, length, step = self.hosts[way], width // 4, pitch // 4
         pointer = self.base + DIRECTIONS.index(way) * self.most
         slot = DeviceView(pointer, "float32", (rows, length), (length, 1))
-        device = self.bench.device
-        for at in range(copies):
-            region = host[at * step : (at + 1) * step].reshape(rows, -1)[:, :length]
-            yield _copy(device, way, slot, region)
+        device, blocks = self.bench.device, host.size // (rows * step)
+        for at in range(COPIES):
+            block = at % blocks
+            column = at // blocks * length % (step - length + 1)
+            first = block * rows * step
+            region = host[first : first + rows * step].reshape(rows, step)
+            yield _copy(device, way, slot, region[:, column : column + length])
 
 
 def _copy(device: Any, way: str, slot: DeviceView, region: HostArray) -> Action:
@@ -128,13 +134,17 @@ def rows_apart(report: common.Report) -> None:
 def staged_chunks(report: common.Report) -> None:
     """A call on plain memory, whose threads stage chunks of several sizes."""
     arguments = report.arguments
-    total = QUICK_STAGED_BYTES if arguments.quick else STAGED_BYTES
-    chunks = CHUNKS[:2] if arguments.quick else CHUNKS
+    total = QUICK_STAGED_TOTAL if arguments.quick else STAGED_TOTAL
+    fixed = CHUNKS[:2] if arguments.quick else CHUNKS
+    chunks: dict[str, Callable[[int], int]] = {
+        format_bytes(count): partial(min, count) for count in fixed
+    }
+    chunks["a quarter"] = staged_bytes
     for piece in (total // 4,) if arguments.quick else PIECES:
         x = np.random.default_rng(0).standard_normal((total // piece, piece // 4), np.float32)
         x = x.reshape(total // piece, 1, 1, -1)
         y = np.zeros_like(x)
-        calls = {format_bytes(chunk): _Call(x, y, chunk, 6 * piece) for chunk in chunks}
+        calls = {name: _Call(x, y, chunk, 6 * piece) for name, chunk in chunks.items()}
         synchronize = common.synchronizer(arguments)
         times = interleave(calls, synchronize, repeats=REPEATS)
         _tell(report, f"pieces of {format_bytes(piece)}", 2 * total, times)
@@ -151,17 +161,17 @@ def staged_chunks(report: common.Report) -> None:
 class _Call:
     """An activation of pieces of one image."""
 
-    def __init__(self, x: HostArray, y: HostArray, chunk: int, limit: int) -> None:
+    def __init__(self, x: HostArray, y: HostArray, chunk: Callable[[int], int], limit: int) -> None:
         self.x, self.y, self.chunk, self.limit = x, y, chunk, limit
 
     def __call__(self) -> None:
-        kept = staging.CHUNK_BYTES
-        staging.CHUNK_BYTES = self.chunk
+        kept = staging.staged_bytes
+        staging.staged_bytes = self.chunk
         try:
             with ooc_cudnn.settings(memory_limit=self.limit):
                 ooc_cudnn.activation_forward(self.x, mode="relu", out=self.y)
         finally:
-            staging.CHUNK_BYTES = kept
+            staging.staged_bytes = kept
 
 
 def _tell(report: common.Report, what: str, moved: int, times: Mapping[str, Timing]) -> None:

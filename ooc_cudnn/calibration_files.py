@@ -20,11 +20,11 @@ from ooc_cudnn.machines import cache_directory
 from ooc_cudnn.measuring import Bench, Measure, Recorder
 from ooc_cudnn.memory.arrays import reserve_file
 from perfmodel import FitError, Line
-from perfmodel.transfer import SLABS, STAGED_BYTES
+from perfmodel.transfer import SLABS, staged_bytes
 
 #: Copies of one measurement: parts of a file, each touched once.
 MOST_PARTS = 16
-FILE_BYTES = 192 * 2**20
+FILE_BYTES = 384 * 2**20
 
 
 class FileCopies:
@@ -88,7 +88,7 @@ class FileCopies:
                         "something else uses the machine, so calibrate again when it is quiet"
                     )
                 self.record(f"{direction}/disk", size, found[direction])
-                late[direction].append((min(size, STAGED_BYTES), found["late"].seconds))
+                late[direction].append((int(staged_bytes(size)), found["late"].seconds))
             for direction, samples in late.items():
                 if samples:
                     self.latency[f"{direction}/disk"] = latency_line(samples)

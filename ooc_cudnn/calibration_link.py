@@ -26,7 +26,7 @@ DIRECTIONS = ("copy_in", "copy_out")
 #: Bytes of pieces, and of pieces of files; for a quick calibration, the second of each.
 GPU_SIZES = tuple(MIB * n for n in (1, 4, 16, 32, 64, 128)), tuple(MIB * n for n in (1, 16, 32))
 HOST_SIZES = tuple(MIB * n // 4 for n in (1, 4, 16, 32, 64)), (MIB // 4, 2 * MIB, 8 * MIB)
-FILE_SIZES = tuple(MIB * n for n in (4, 16, 24, 32)), tuple(MIB * n for n in (1, 4, 8))
+FILE_SIZES = tuple(MIB * n for n in (4, 16, 32, 64)), tuple(MIB * n for n in (1, 4, 8))
 #: Bytes of plain memory each way: several times a processor cache.
 GPU_PAGEABLE, HOST_PAGEABLE = (512 * MIB, 256 * MIB), 64 * MIB
 #: Pieces from this size on say how much the directions slow each other down: they are what calls

@@ -29,7 +29,7 @@ Measure = Callable[[], Mapping[str, float]]
 #: Steps of a batch: as many as fill `Bench.batch_seconds`, within these.
 FEWEST_STEPS, MOST_STEPS = 2, 32
 #: Turns that are made in any case, and how many times longer than planned the others may take.
-FEWEST_TURNS, PATIENCE = 2, 3
+FEWEST_TURNS, PATIENCE = 3, 3
 #: Of a batch's steps, the first quarter only brings it to its steady state.
 WARM_SHARE = 4
 #: Random elements that buffers are filled with, over and over.

@@ -144,10 +144,11 @@ def test_dtypes_at_a_size_that_uses_tensor_cores(dtype, layout):
 
 
 def test_strict_float32_is_strict():
-    run = Run(Case("strict", (2, 64, 32, 32), (64, 64, 3, 3), {"padding": 1}))
+    # so much work that tensor cores are the faster ones: a trial takes the engine that is
+    run = Run(Case("strict", (1, 256, 48, 48), (256, 256, 3, 3), {"padding": 1}))
     errors = {}
     for allowed in (True, False):
-        with ooc_cudnn.settings(memory_limit="1MiB", allow_tf32=allowed):
+        with ooc_cudnn.settings(memory_limit="6MiB", allow_tf32=allowed):
             y = ooc_cudnn.convolution_forward(run.x, run.w, padding=1)
         errors[allowed] = np.linalg.norm(y - run.expected) / np.linalg.norm(run.expected)
     assert errors[False] < 1e-6 < 1e-5 < errors[True] < 1e-3
