@@ -2,7 +2,7 @@
 
 The constants of `perfmodel.transfer` rest on this: from which width and pitch on a row costs the
 link something (`FAR_BYTES`, `FAR_LEAST`, `FAR_WIDTH_BYTES`), beside what the model says; and how
-large the chunks are that one thread stages (`staged_bytes`). Copies run both ways at once, through
+large the chunks are that one thread stages (`STAGED_BYTES`). Copies run both ways at once, through
 more memory than the link knows the pages of.
 """
 
@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -26,7 +25,7 @@ from ooc_cudnn.machines import named_machine
 from ooc_cudnn.measuring import Action, Bench
 from ooc_cudnn.units import format_bytes
 from perfmodel import MachineModel
-from perfmodel.transfer import Rows, staged_bytes
+from perfmodel.transfer import Rows
 
 NAME = "copies"
 DIRECTIONS = ("copy_in", "copy_out")
@@ -135,16 +134,12 @@ def staged_chunks(report: common.Report) -> None:
     """A call on plain memory, whose threads stage chunks of several sizes."""
     arguments = report.arguments
     total = QUICK_STAGED_TOTAL if arguments.quick else STAGED_TOTAL
-    fixed = CHUNKS[:2] if arguments.quick else CHUNKS
-    chunks: dict[str, Callable[[int], int]] = {
-        format_bytes(count): partial(min, count) for count in fixed
-    }
-    chunks["a quarter"] = staged_bytes
+    chunks = CHUNKS[:2] if arguments.quick else CHUNKS
     for piece in (total // 4,) if arguments.quick else PIECES:
         x = np.random.default_rng(0).standard_normal((total // piece, piece // 4), np.float32)
         x = x.reshape(total // piece, 1, 1, -1)
         y = np.zeros_like(x)
-        calls = {name: _Call(x, y, chunk, 6 * piece) for name, chunk in chunks.items()}
+        calls = {format_bytes(chunk): _Call(x, y, chunk, 6 * piece) for chunk in chunks}
         synchronize = common.synchronizer(arguments)
         times = interleave(calls, synchronize, repeats=REPEATS)
         _tell(report, f"pieces of {format_bytes(piece)}", 2 * total, times)
@@ -161,17 +156,17 @@ def staged_chunks(report: common.Report) -> None:
 class _Call:
     """An activation of pieces of one image."""
 
-    def __init__(self, x: HostArray, y: HostArray, chunk: Callable[[int], int], limit: int) -> None:
+    def __init__(self, x: HostArray, y: HostArray, chunk: int, limit: int) -> None:
         self.x, self.y, self.chunk, self.limit = x, y, chunk, limit
 
     def __call__(self) -> None:
-        kept = staging.staged_bytes
-        staging.staged_bytes = self.chunk
+        kept = staging.CHUNK_BYTES
+        staging.CHUNK_BYTES = self.chunk
         try:
             with ooc_cudnn.settings(memory_limit=self.limit):
                 ooc_cudnn.activation_forward(self.x, mode="relu", out=self.y)
         finally:
-            staging.staged_bytes = kept
+            staging.CHUNK_BYTES = kept
 
 
 def _tell(report: common.Report, what: str, moved: int, times: Mapping[str, Timing]) -> None:

@@ -20,11 +20,13 @@ from ooc_cudnn.machines import cache_directory
 from ooc_cudnn.measuring import Bench, Measure, Recorder
 from ooc_cudnn.memory.arrays import reserve_file
 from perfmodel import FitError, Line
-from perfmodel.transfer import SLABS, staged_bytes
+from perfmodel.transfer import SLABS, STAGED_BYTES
 
 #: Copies of one measurement: parts of a file, each touched once.
 MOST_PARTS = 16
-FILE_BYTES = 384 * 2**20
+FILE_BYTES = 192 * 2**20
+#: Nothing is disturbed as often as files are.
+TURNS = 3
 
 
 class FileCopies:
@@ -79,7 +81,7 @@ class FileCopies:
                 partial(self._through_file, direction, base, openings[direction], size)
                 for direction, size in wanted
             ]
-            timings = self.bench.in_turns(measures)
+            timings = self.bench.in_turns(measures, fewest=TURNS)
             late: dict[str, list[tuple[int, float]]] = {direction: [] for direction in openings}
             for (direction, size), found in zip(wanted, timings, strict=True):
                 if found[direction].seconds <= 0:
@@ -88,7 +90,7 @@ class FileCopies:
                         "something else uses the machine, so calibrate again when it is quiet"
                     )
                 self.record(f"{direction}/disk", size, found[direction])
-                late[direction].append((int(staged_bytes(size)), found["late"].seconds))
+                late[direction].append((min(size, STAGED_BYTES), found["late"].seconds))
             for direction, samples in late.items():
                 if samples:
                     self.latency[f"{direction}/disk"] = latency_line(samples)
@@ -98,15 +100,14 @@ class FileCopies:
     ) -> Mapping[str, float]:
         """Seconds of one copy among many, and what a single one is late by.
 
-        Several parts are on their way at once: what more of them take is told by two runs.
+        Several parts are on their way at once: what one more takes is the slope over runs of one,
+        of as many as there are slabs, and of all.
         """
         most = max(min(MOST_PARTS, self.file_bytes // size), 2)
-        few = min(SLABS, most // 2)
-        alone, first, last = (
-            self._seconds(direction, base, opened, size, count) for count in (1, few, most)
-        )
-        each = max(last - first, 0.0) / (most - few)
-        return {direction: each, "late": max(alone - each, 0.0)}
+        counts = np.array((1, min(SLABS, most // 2), most))
+        seconds = [self._seconds(direction, base, opened, size, int(count)) for count in counts]
+        each = max(float(np.polyfit(counts, seconds, 1)[0]), 0.0)
+        return {direction: each, "late": max(seconds[0] - each, 0.0)}
 
     def _seconds(
         self, direction: str, base: int, opened: Callable[[], Any], size: int, count: int

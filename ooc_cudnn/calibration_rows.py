@@ -23,7 +23,7 @@ from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.measuring import Action, Bench, Group
 from ooc_cudnn.tensor import TensorSpec
 from perfmodel import Line
-from perfmodel.transfer import MOST_STAGED_BYTES, staged_bytes, staging_slots
+from perfmodel.transfer import STAGED_BYTES, staging_slots
 
 DIRECTIONS = ("copy_in", "copy_out")
 #: A row of a channel is copied of every channel and image: (channels, rows, elements of a row).
@@ -108,15 +108,15 @@ class RowMeasurements:
                 self.latency[name] = found
 
     def _latency(self, direction: str, plain: HostArray) -> Line:
-        """What a copy is late by: a small one, a large one, and among others."""
-        large, late = self.size, list[float]()
+        """What a copy is late by: a small one, one that a thread can stage, and among others."""
+        large, late = min(STAGED_BYTES, self.size), list[float]()
         for nbytes in (SMALL_BYTES, large):
             pointer = self.bench.reserve(self.size)
             copy = partial(self._copy, direction, pointer, plain[: nbytes // 4], (1,))
             few, many = (self._wall({direction: copy}, number) for number in (1, MANY))
             each = (many - few) / (MANY - 1)
             late.append(max(few - each, 0.0))
-        alone = latency_line([(SMALL_BYTES, late[0]), (staged_bytes(large), late[1])])
+        alone = latency_line([(SMALL_BYTES, late[0]), (large, late[1])])
         terms = {}
         if self.device.kind != "host":
             each, slots = self._turning(large, plain)
@@ -221,4 +221,4 @@ class RowMeasurements:
 
 def _in_a_ring(line: Line) -> float:
     """What a copy is late by that one thread stages, beside a few others."""
-    return line.seconds(MOST_STAGED_BYTES, {"others": 3.0})
+    return line.seconds(STAGED_BYTES, {"others": 3.0})

@@ -29,7 +29,7 @@ Measure = Callable[[], Mapping[str, float]]
 #: Steps of a batch: as many as fill `Bench.batch_seconds`, within these.
 FEWEST_STEPS, MOST_STEPS = 2, 32
 #: Turns that are made in any case, and how many times longer than planned the others may take.
-FEWEST_TURNS, PATIENCE = 3, 3
+FEWEST_TURNS, PATIENCE = 2, 3
 #: Of a batch's steps, the first quarter only brings it to its steady state.
 WARM_SHARE = 4
 #: Random elements that buffers are filled with, over and over.
@@ -230,7 +230,9 @@ class Bench:
 
         return measure
 
-    def in_turns(self, measures: Sequence[Measure]) -> list[dict[str, Timing]]:
+    def in_turns(
+        self, measures: Sequence[Measure], *, fewest: int = FEWEST_TURNS
+    ) -> list[dict[str, Timing]]:
         """Measure several things in turns, each `batches` times, or less often what takes long.
 
         Every turn has another random order, so that whatever drifts or disturbs meanwhile (clocks,
@@ -241,7 +243,7 @@ class Bench:
         lasting = PATIENCE * len(measures) * self.batches * self.batch_seconds
         began = time.perf_counter()
         for turn in range(self.batches):
-            if turn >= FEWEST_TURNS and time.perf_counter() - began > lasting:
+            if turn >= fewest and time.perf_counter() - began > lasting:
                 break
             for index in shuffled.permutation(len(measures)):
                 for name, seconds in measures[index]().items():

@@ -36,9 +36,10 @@ FAR_LEAST, FAR_WIDTH_BYTES = 0.17, 200_000.0
 such a share of it: of those, several are looked up at once (measured on an H200: 0.2 us for a row
 of 16 KiB, 0.8 to 1.5 us for one of 170 or 256 KiB)."""
 
-LEAST_STAGED_BYTES, MOST_STAGED_BYTES = 2**21, 2**23
-"""One thread stages a quarter of a copy, within these: more threads for less each take longer to
-wake than they save, and larger parts leave threads without work (`benchmarks.copies`)."""
+STAGED_BYTES = 2**23
+"""What one thread stages of a copy before it starts, at most: several stage the rest beside it. Of
+pieces from 16 MiB on, smaller parts were never faster, and of smaller pieces it is one part
+(`benchmarks.copies`)."""
 
 SLAB_BYTES, SLABS = 2**24, 4
 """Staged copies go through so many pieces of pinned memory each way, of so many bytes."""
@@ -149,7 +150,7 @@ class TransferModel:
         with "pageable" that with "pinned"; where that is missing too, nothing is slowed down.
     latency : mapping from "copy_in/PLACEMENT" or "copy_out/PLACEMENT" to Line
         Seconds that the first copy in of a call, or the last copy out, takes beside: staging has to
-        start, and trails. Over what one thread stages of it (`staged_bytes`), with a term for each
+        start, and trails. Over the bytes of that copy up to `STAGED_BYTES`, with a term for each
         of the "others" in flight. Where missing, "disk" takes what "pageable" takes, and others
         nothing.
 
@@ -264,7 +265,7 @@ class TransferModel:
         line = self.latency_of(direction, placement)
         if line is None:
             return 0.0
-        alone = line.beta + line.alpha * staged_bytes(copy_bytes)
+        alone = line.beta + line.alpha * np.minimum(copy_bytes, STAGED_BYTES)
         return alone + line.terms.get("others", 0.0) * others
 
     def turn_seconds(self, direction: str, placement: str, copy_bytes: Any, others: Any = 0) -> Any:
@@ -362,18 +363,6 @@ def is_far(placement: str, rows: Rows) -> bool:
 def is_gathered(rows: Rows) -> bool:
     """Return whether the host gathers such rows, whatever memory they are in."""
     return rows.scattered or rows.width_bytes < NARROWEST_ROW_BYTES
-
-
-def staged_bytes(copy_bytes: Any) -> Any:
-    """Return how much of a copy one thread stages.
-
-    Examples
-    --------
-    >>> [int(staged_bytes(mib * 2**20)) // 2**20 for mib in (1, 4, 16, 100)]
-    [1, 2, 4, 8]
-    """
-    share = np.clip(copy_bytes / 4, LEAST_STAGED_BYTES, MOST_STAGED_BYTES)
-    return np.minimum(copy_bytes, share)
 
 
 def staging_slots(direction: str, copy_bytes: Any, slots: Any) -> Any:

@@ -25,8 +25,9 @@ from ooc_cudnn.devices.base import HostArray
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.errors import HostOutOfMemoryError
 from ooc_cudnn.memory.blocks import boxes
-from perfmodel.transfer import SLAB_BYTES, SLABS, staged_bytes
+from perfmodel.transfer import SLAB_BYTES, SLABS, STAGED_BYTES
 
+CHUNK_BYTES = STAGED_BYTES
 #: What is smaller is copied before another thread would be awake.
 INLINE_BYTES = 2**16
 THREADS = 12
@@ -267,7 +268,7 @@ def _slabs(
     item = view.item_bytes
     found: list[tuple[int, list[tuple[slice, ...]]]] = []
     offset = room = 0
-    for box in boxes(ordered.shape, int(staged_bytes(array.nbytes)) // item):
+    for box in boxes(ordered.shape, CHUNK_BYTES // item):
         lengths = [part.stop - part.start for part in box]
         nbytes = math.prod(lengths) * math.prod(ordered.shape[len(box) :]) * item
         if nbytes > room:

@@ -20,7 +20,7 @@ ORDERS = ("channels_first", "channels_last")
 def staged(monkeypatch):
     """Staging with slabs of a few kilobytes, and none of its threads left behind."""
     monkeypatch.setitem(sys.modules, "cupy", fake_cupy([]))
-    monkeypatch.setattr(staging, "staged_bytes", lambda count: CHUNK)
+    monkeypatch.setattr(staging, "CHUNK_BYTES", CHUNK)
     monkeypatch.setattr(staging, "SLAB_BYTES", SLAB)
     monkeypatch.setattr(staging, "INLINE_BYTES", CHUNK // 4)
     made = Staging(lambda nbytes: np.empty(nbytes, np.uint8), lambda: None)
