@@ -42,17 +42,20 @@ def markers(name: str) -> tuple[str, str]:
 
 def machine_section(model: MachineModel) -> str:
     """Return the constants of a machine, and how well its lines fit where that is known."""
-    lines = ["| copies | rate | beta | a row that lies apart | residual | held out |"]
-    lines.append("|---|---:|---:|---:|---:|---:|")
+    lines = [
+        "| copies | rate | beta | a row that lies apart | a narrow one | residual | held out |"
+    ]
+    lines.append("|---|---:|---:|---:|---:|---:|---:|")
     for direction, words in (("copy_in", "in from"), ("copy_out", "out to")):
         copies: Mapping[str, Line] = getattr(model.transfer, direction)
         for placement, line in copies.items():
-            rows = line.terms.get("rows")
+            rows, near = (line.terms.get(name) for name in ("rows", "near"))
             shares = _shares(model, [f"{direction}/{placement}"])
             lines.append(
                 f"| {words} {_files(placement)} | {1e-9 / line.alpha:.1f} GB/s "
                 f"| {line.beta * 1e6:.0f} us "
-                f"| {f'{rows * 1e9:.3g} ns' if rows else ''} | {shares} |"
+                f"| {f'{rows * 1e9:.3g} ns' if rows else ''} "
+                f"| {f'{near * 1e9:.3g} ns' if near else ''} | {shares} |"
             )
     lines += ["", "| both ways at once | in takes | out takes |", "|---|---:|---:|"]
     for pair, slower in model.transfer.slowdowns.items():

@@ -36,6 +36,7 @@ from perfmodel import (
     Line,
     MachineModel,
     Samples,
+    Slowdown,
     TransferModel,
     fit_samples,
     shipped,
@@ -177,13 +178,13 @@ class _Calibration:
         self.facts["calibration_seconds"] = round(time.perf_counter() - began, 1)
 
     def steps(self) -> None:
-        """Measure how long the host takes to issue a step; the least disturbed time counts."""
+        """Measure how long the host takes to issue a step; the median of several times counts."""
         for name, timing in host_seconds(self.bench).items():
             self.issuing[name].append(timing.seconds)
             found = self.issuing[name]
-            least = min(found)
-            self.host[name] = float(f"{least:.5g}")
-            apart = (max(found) - least) / 2 / least if least else 0.0
+            middle = statistics.median(found)
+            self.host[name] = float(f"{middle:.5g}")
+            apart = (max(found) - min(found)) / 2 / middle if middle else 0.0
             self.quality[name] = {"spread": max(timing.spread, apart)}
 
     def beside(self) -> None:
@@ -205,8 +206,8 @@ class _Calibration:
         copies: dict[str, dict[str, Line]] = {"copy_in": {}, "copy_out": {}}
         for key in [key for key in lines if key.startswith("copy_")]:
             direction, placement = key.split("/")
-            rows = self.apart.rows.get(key)
-            terms = {"rows": float(f"{rows:.5g}")} if rows else {}
+            further = self.apart.terms[key]
+            terms = {name: float(f"{rate:.5g}") for name, rate in further.items() if rate}
             copies[direction][placement] = replace(lines.pop(key), terms=terms)
         identity = dict(self.device.identity())
         identity.setdefault(
@@ -218,7 +219,7 @@ class _Calibration:
             transfer=TransferModel(
                 copies["copy_in"],
                 copies["copy_out"],
-                self.link.slowdowns,
+                self.slowdowns(copies),
                 self.latency(),
             ),
             compute=ComputeModel(
@@ -234,6 +235,20 @@ class _Calibration:
             samples=samples | self.link.samples,
             facts=self.facts | self.link.facts,
         )
+
+    def slowdowns(self, copies: Mapping[str, Mapping[str, Line]]) -> dict[str, Slowdown]:
+        """How the directions slow each other down; of plain memory, at least as in a whole call."""
+        found, together = dict(self.link.slowdowns), self.apart.together
+        if together is not None:
+            nbytes, seconds = together
+            known = found.get("pageable/pageable", Slowdown())
+            found["pageable/pageable"] = Slowdown(
+                *(
+                    float(f"{max(was, seconds / copies[way]['pageable'].seconds(nbytes)):.5g}")
+                    for way, was in zip(copies, (known.copy_in, known.copy_out), strict=True)
+                )
+            )
+        return found
 
     def latency(self) -> dict[str, Line]:
         """What staged copies are late by; others delay those of files as they do plain memory's."""

@@ -39,7 +39,7 @@ ARITHMETIC = (
     ("float64", True),
 )
 #: Convolutions of each kind of arithmetic, memory order and direction; calls of each pass.
-GPU_COUNTS, HOST_COUNTS, QUICK_COUNTS = (12, 3), (6, 3), (1, 1)
+GPU_COUNTS, HOST_COUNTS, QUICK_COUNTS = (10, 3), (6, 3), (1, 1)
 #: Types whose passes a quick calibration measures; the others are as much slower or faster.
 QUICK_PASSES = ("float32", "float16")
 #: Seconds that one sample takes, to tell how far a calibration is.

@@ -72,9 +72,9 @@ class FileCopies:
             source, target = directory / "source", directory / "target"
             np.ones(self.file_bytes // 4, np.float32).tofile(source)
             base = self.bench.reserve(max(self.sizes, default=2**20))
-            openings: dict[str, Callable[[], Any]] = {
-                "copy_in": lambda: _cold(source),
-                "copy_out": lambda: _fresh(target, self.file_bytes),
+            openings: dict[str, Callable[[int], Any]] = {
+                "copy_in": lambda nbytes: _cold(source),
+                "copy_out": lambda nbytes: _fresh(target, nbytes),
             }
             wanted = [(direction, size) for direction in openings for size in self.sizes]
             measures: list[Measure] = [
@@ -96,7 +96,7 @@ class FileCopies:
                     self.latency[f"{direction}/disk"] = latency_line(samples)
 
     def _through_file(
-        self, direction: str, base: int, opened: Callable[[], Any], size: int
+        self, direction: str, base: int, opened: Callable[[int], Any], size: int
     ) -> Mapping[str, float]:
         """Seconds of one copy among many, and what a single one is late by.
 
@@ -110,10 +110,10 @@ class FileCopies:
         return {direction: each, "late": max(seconds[0] - each, 0.0)}
 
     def _seconds(
-        self, direction: str, base: int, opened: Callable[[], Any], size: int, count: int
+        self, direction: str, base: int, opened: Callable[[int], Any], size: int, count: int
     ) -> float:
         """Seconds until so many copies are at rest."""
-        file = opened()
+        file = opened(count * size)
         copy = self.bench.copy(direction, base, file, size // 4)
         actions = [copy(index) for index in range(count)]
         # the mapping ends with this: what is mapped would stay in the page cache

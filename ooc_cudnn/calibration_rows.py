@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property, partial
@@ -23,7 +24,7 @@ from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.measuring import Action, Bench, Group
 from ooc_cudnn.tensor import TensorSpec
 from perfmodel import Line
-from perfmodel.transfer import STAGED_BYTES, staging_slots
+from perfmodel.transfer import STAGED_BYTES, narrow_rows, staging_slots
 
 DIRECTIONS = ("copy_in", "copy_out")
 #: A row of a channel is copied of every channel and image: (channels, rows, elements of a row).
@@ -31,6 +32,9 @@ NARROW = (32, 8, 16)
 #: Rows of pinned memory that lie far apart, and the bytes of one: on a card, and elsewhere.
 GPU_FAR, FEW_FAR = (512, 2**18), (32, 2**18)
 FAR_PITCH_BYTES = 2**21
+#: Narrow rows, as a few channels of a map of 28 x 28: elements of one, from one to the next, and
+#: where the first one starts.
+NARROW_ROWS = (3 * 784, 64 * 784, 784)
 #: A row in another page costs this at least, so that images are cut before rows where all else is
 #: equal: where little memory may be used (and in a quick calibration) the link knows all pages.
 LEAST_ROW_SECONDS = 1e-7
@@ -38,6 +42,8 @@ LEAST_ROW_SECONDS = 1e-7
 GPU_BYTES, HOST_BYTES = 2**24, 2**20
 #: What a small copy has, beside which staging's latency grows with the bytes.
 SMALL_BYTES = 2**16
+#: A piece that all threads stage at once.
+LARGE_BYTES = 2**25
 #: Most pieces of a call in which rings turn.
 MOST_TURNS = 32
 #: Copies that follow each other, where what they take together counts.
@@ -50,19 +56,24 @@ class RowMeasurements:
 
     Attributes
     ----------
-    rows : dict
-        Seconds a row, by "copy_in/PLACEMENT" and "copy_out/PLACEMENT".
+    terms : dict
+        Further terms of the lines, by "copy_in/PLACEMENT" and "copy_out/PLACEMENT": seconds a row.
     latency : dict
         As `TransferModel` has it.
+    together : tuple of int and float, optional
+        Bytes of a large piece each way, and seconds of one in a call whose pieces are staged.
     """
 
     def __init__(self, bench: Bench, *, quick: bool) -> None:
         self.bench, self.device = bench, bench.device
         few = self.device.kind == "host" or quick
         self.size, self.far = (HOST_BYTES, FEW_FAR) if few else (GPU_BYTES, GPU_FAR)
-        self.rows: dict[str, float] = {}
+        self.terms: defaultdict[str, dict[str, float]] = defaultdict(dict)
         self.latency: dict[str, Line] = {}
+        self.together: tuple[int, float] | None = None
         self._turn: tuple[float, int] | None = None
+        self._late: defaultdict[str, list[Line]] = defaultdict(list)
+        self._paces = list[float]()
 
     def groups(self) -> list[Group]:
         """What is to be measured."""
@@ -91,21 +102,30 @@ class RowMeasurements:
             apart = partial(self._copy, direction, pointer, *self._narrow(plain))
             extra = self._seconds({direction: apart}) - self._seconds({direction: whole})
             count = self.size // (4 * NARROW[2])
-            self.rows[f"{direction}/pageable"] = self.rows[f"{direction}/disk"] = max(
-                extra / count, 0.0
-            )
+            for placement in ("pageable", "disk"):
+                self.terms[f"{direction}/{placement}"]["rows"] = max(extra / count, 0.0)
         self._far()
 
     def staging(self) -> None:
-        """Measure what staged copies are late by; the least disturbed of several times counts."""
+        """Measure what staged copies are late by; the median of several times counts."""
         if not self.bench.fits(2 * self.size):
             return
         self._turn = None
         for direction in DIRECTIONS:
             name = f"{direction}/pageable"
-            found, known = self._latency(direction, self.plain), self.latency.get(name)
-            if known is None or _in_a_ring(found) < _in_a_ring(known):
-                self.latency[name] = found
+            found = self._late[name]
+            found.append(self._latency(direction, self.plain))
+            found.sort(key=_in_a_ring)
+            self.latency[name] = found[len(found) // 2]
+        if self.device.kind == "cuda" and self.bench.fits(6 * LARGE_BYTES):
+            self._paces.append(self._pace(LARGE_BYTES))
+            self.together = LARGE_BYTES, statistics.median(self._paces)
+
+    def _pace(self, nbytes: int) -> float:
+        """Seconds of a piece among many of a call that is staged both ways."""
+        most = self.plain.nbytes // nbytes
+        few, many = (self._call(nbytes, pieces)[0] for pieces in (most // 2, most))
+        return max(many - few, 0.0) / (most - most // 2)
 
     def _latency(self, direction: str, plain: HostArray) -> Line:
         """What a copy is late by: a small one, one that a thread can stage, and among others."""
@@ -141,18 +161,22 @@ class RowMeasurements:
         """
         if self._turn is None:
             pieces = min(MOST_TURNS, plain.nbytes // nbytes)
-            x = TensorSpec((pieces, 1, 1, nbytes // 4), "float32", "pageable")
-            executor, plan = cut_into_images(self.bench, "activation_forward", x=x)
-            given = plain[: pieces * nbytes // 4].reshape(x.shape)
-            arrays = {"x": given, "y": self.written[: given.size].reshape(x.shape)}
-            timings = []
-            for _ in range(REPEATS + 1):
-                began = time.perf_counter()
-                run_pieces(self.bench, executor, arrays, staged=True)
-                timings.append(time.perf_counter() - began)
-            slots = dict(plan.rings)["x"]
-            self._turn = statistics.median(timings[1:]) / plan.pieces, slots
+            seconds, slots = self._call(nbytes, pieces)
+            self._turn = seconds / pieces, slots
         return self._turn
+
+    def _call(self, nbytes: int, pieces: int) -> tuple[float, int]:
+        """Seconds of a call that is staged both ways, and the slots of each ring."""
+        x = TensorSpec((pieces, 1, 1, nbytes // 4), "float32", "pageable")
+        executor, plan = cut_into_images(self.bench, "activation_forward", x=x)
+        given = self.plain[: pieces * nbytes // 4].reshape(x.shape)
+        arrays = {"x": given, "y": self.written[: given.size].reshape(x.shape)}
+        timings = []
+        for _ in range(REPEATS + 1):
+            began = time.perf_counter()
+            run_pieces(self.bench, executor, arrays, staged=True)
+            timings.append(time.perf_counter() - began)
+        return statistics.median(timings[1:]), dict(plan.rings)["x"]
 
     def _far(self) -> None:
         """Pinned memory, both ways at once, over so many pages that the link does not know all."""
@@ -163,19 +187,29 @@ class RowMeasurements:
         hosts = [
             self.device.allocate_pinned(rows * FAR_PITCH_BYTES).view(np.float32) for _ in DIRECTIONS
         ]
-        whole, apart = (
-            {
-                direction: partial(self._copy, direction, base + at * rows * width, *lying(host))
-                for at, (direction, host) in enumerate(zip(DIRECTIONS, hosts, strict=True))
-            }
-            for lying in (self._rows_joined, self._rows_far)
-        )
         if self.device.kind == "host":  # elsewhere, pinning has touched every page
             for host in hosts:
                 host[...] = 1.0
-        extra = self._seconds(apart, staged=False) - self._seconds(whole, staged=False)
+
+        def longer(lying: Callable[[HostArray], tuple[HostArray, tuple[int, ...]]]) -> float:
+            """Seconds that rows take longer, each, than as many bytes in one piece."""
+            regions = [lying(host) for host in hosts]
+            count, size = len(regions[0][0]), regions[0][0].size
+            joined = [(host[:size], (1,)) for host in hosts]
+            apart, whole = (
+                {
+                    direction: partial(self._copy, direction, base + at * rows * width, *region)
+                    for at, (direction, region) in enumerate(zip(DIRECTIONS, of, strict=True))
+                }
+                for of in (regions, joined)
+            )
+            extra = self._seconds(apart, staged=False) - self._seconds(whole, staged=False)
+            return max(extra / count, 0.0)
+
+        far, narrow = longer(self._rows_far), longer(self._rows_narrow)
+        near = narrow / (4 * NARROW_ROWS[0] * narrow_rows(4 * NARROW_ROWS[0]))
         for direction in DIRECTIONS:
-            self.rows[f"{direction}/pinned"] = max(extra / rows, LEAST_ROW_SECONDS)
+            self.terms[f"{direction}/pinned"] |= {"rows": max(far, LEAST_ROW_SECONDS), "near": near}
 
     def _whole(self, host: HostArray) -> tuple[HostArray, tuple[int, ...]]:
         return host[: self.size // 4], (1,)
@@ -186,12 +220,15 @@ class RowMeasurements:
         lying = host[: images * channels * rows * width].reshape(images, channels, rows, width)
         return lying[:, :, :1], (channels * width, width, width, 1)
 
-    def _rows_joined(self, host: HostArray) -> tuple[HostArray, tuple[int, ...]]:
-        return host[: math.prod(self.far) // 4], (1,)
-
     def _rows_far(self, host: HostArray) -> tuple[HostArray, tuple[int, ...]]:
         row = self.far[1] // 4
         return host.reshape(-1, FAR_PITCH_BYTES // 4)[:, :row], (row, 1)
+
+    def _rows_narrow(self, host: HostArray) -> tuple[HostArray, tuple[int, ...]]:
+        width, pitch, start = NARROW_ROWS
+        lying = host[: host.size // pitch * pitch].reshape(-1, pitch)
+        most = math.prod(self.far) // (4 * width)
+        return lying[:most, start : start + width], (width, 1)
 
     def _copy(
         self, direction: str, pointer: int, host: HostArray, strides: tuple[int, ...]

@@ -34,10 +34,6 @@ NO_FEATURES: Mapping[str, Any] = Table({})
 MOST_UNEVEN = 10.0
 """A prediction further off than by this factor counts as one that is."""
 
-SURE = (12.7, 4.3, 3.2, 3.0)
-"""By so many standard errors a rate must be negative, with so few samples more than unknowns (one,
-two...): Student's t at 95 %, and three from four samples on."""
-
 FALL_FORGIVEN = 0.1
 """A drift of the clock may make flat timings fall by this share; more is no drift."""
 
@@ -291,12 +287,10 @@ def _refuse_negative_rate(samples: _Samples) -> None:
         return
     errors = rows @ solution - 1.0
     # variance of (alpha, beta) = s^2 (A^T W A)^-1, s^2 the weighted mean square of the errors
-    free = len(rows) - rows.shape[1]  # at least one: there are FEWEST_WORKS samples
-    scatter = float(np.sum(weights * errors**2) / np.sum(weights)) * len(rows) / free
+    scatter = float(np.sum(weights * errors**2) / np.sum(weights))
     uncertainty = np.sqrt(scatter * np.linalg.pinv((rows.T * weights) @ rows)[0, 0])
     fall = -alpha * np.ptp(samples.works) / np.median(samples.times)
-    sure = SURE[min(free, len(SURE)) - 1]
-    if -alpha > sure * uncertainty and fall > FALL_FORGIVEN:
+    if -alpha > 3.0 * uncertainty and fall > FALL_FORGIVEN:
         raise FitError(
             f"seconds fall as work grows (alpha = {alpha:.3g} seconds per unit of work): the "
             "samples imply a negative rate; measure again on a quiet machine, after warming up"

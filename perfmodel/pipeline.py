@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any, Literal, get_args
 
 from .record import Record, members, number, whole
-from .transfer import Slowdown, TransferModel
+from .transfer import SLABS, Slowdown, TransferModel
 
 Stage = Literal["copy_in", "compute", "copy_out"]
 STAGES: tuple[Stage, ...] = get_args(Stage)
@@ -202,7 +202,11 @@ class VirtualStep:
     issued : float
         When the host issues it: it starts no earlier.
     latency : float
-        How long after what it waits for it can start, at the earliest: staging takes a while.
+        What staging a copy takes beside. A copy in starts so long after it was issued, and after
+        what it waits for was begun, at the earliest; a result is in host memory so long after it
+        left. And copies of a direction start so long after the slabs that they take over are free.
+    slabs : int
+        What a staged copy goes through, of `SLABS` of its direction.
     beside : float
         Seconds that a copy takes longer if the other direction runs all along, beside what slows
         both: rows of pinned memory that lie far apart do.
@@ -215,6 +219,7 @@ class VirtualStep:
     issued: float = 0.0
     latency: float = 0.0
     beside: float = 0.0
+    slabs: int = 1
 
     def __post_init__(self) -> None:
         if self.stream not in STAGES:
@@ -223,6 +228,7 @@ class VirtualStep:
         object.__setattr__(self, "issued", number("issued", self.issued))
         object.__setattr__(self, "latency", number("latency", self.latency))
         object.__setattr__(self, "beside", number("beside", self.beside))
+        object.__setattr__(self, "slabs", whole("slabs", self.slabs, at_least=1))
         object.__setattr__(self, "waits", tuple(self.waits))
 
     def to_json(self) -> dict[str, Any]:
@@ -235,12 +241,15 @@ class VirtualStep:
             "issued": self.issued,
             "latency": self.latency,
             "beside": self.beside,
+            "slabs": self.slabs,
         }
 
     @classmethod
     def from_json(cls, data: object) -> VirtualStep:
         """Return what `to_json` described."""
-        names = ("stream", "seconds", "waits", "placement", "issued", "latency", "beside")
+        names = (
+            "stream", "seconds", "waits", "placement", "issued", "latency", "beside", "slabs",
+        )  # fmt: skip
         return cls(**members("VirtualStep", data, names))
 
 
@@ -321,8 +330,15 @@ class _Clock:
         self.running: dict[str, int] = {}
         self.missing = [0] * len(steps)
         self.dependents: list[list[int]] = [[] for _ in steps]
+        self.staged_in = {
+            index for index, step in enumerate(steps) if step.latency and step.stream == "copy_in"
+        }
         #: When a step could start, once nothing that it waits for is missing.
-        self.ready = [max(step.issued, step.latency) for step in steps]
+        self.ready = [step.issued for step in steps]
+        for index in self.staged_in:
+            self.ready[index] += steps[index].latency
+        #: The staged copy that takes over the slabs of one.
+        self.takes_over: dict[int, int] = {}
         self.slowdown = lru_cache(transfer.slowdown)
         #: By what factor the step that runs on each stream is slowed down now.
         self.factors = {"copy_in": 1.0, "compute": 1.0, "copy_out": 1.0}
@@ -334,6 +350,11 @@ class _Clock:
                 self.missing[index] += 1
                 self.dependents[earlier].append(index)
         for queue in self.queues.values():
+            staged = [index for index in queue if steps[index].latency]
+            for place, index in enumerate(staged):
+                at_once = max(SLABS // steps[index].slabs, 1)
+                if place >= at_once:
+                    self.takes_over[staged[place - at_once]] = index
             queue.reverse()
 
     def run(self) -> Timeline:
@@ -344,6 +365,7 @@ class _Clock:
             self.now = min(due + self._getting_ready())
             self._finish_due()
             self._start_ready()
+        self._land()
         return Timeline(tuple(self.start), tuple(self.finish))
 
     def _getting_ready(self) -> list[float]:
@@ -360,8 +382,23 @@ class _Clock:
                 del self.running[stream]
                 for waiting in self.dependents[index]:
                     self.missing[waiting] -= 1
-                    staged = self.now + self.steps[waiting].latency
-                    self.ready[waiting] = max(self.ready[waiting], staged)
+                    if waiting in self.staged_in:
+                        self._ready_after(waiting, self.start[index])
+                if index in self.takes_over:
+                    lasted = self.now - self.start[index]
+                    first_free = self.start[index] + lasted / self.steps[index].slabs
+                    self._ready_after(self.takes_over[index], first_free)
+
+    def _ready_after(self, staged: int, moment: float) -> None:
+        """Let a staged copy start no earlier than its latency after a moment."""
+        self.ready[staged] = max(self.ready[staged], moment + self.steps[staged].latency)
+
+    def _land(self) -> None:
+        """Let the last copy out last until all results are in host memory."""
+        out = [index for index, step in enumerate(self.steps) if step.stream == "copy_out"]
+        if out:
+            landed = max(self.finish[index] + self.steps[index].latency for index in out)
+            self.finish[out[-1]] = max(self.finish[out[-1]], landed)
 
     def _start_ready(self) -> None:
         """Start what can start now; `finish` of a running step assumes that nothing changes."""

@@ -36,6 +36,12 @@ FAR_LEAST, FAR_WIDTH_BYTES = 0.17, 200_000.0
 such a share of it: of those, several are looked up at once (measured on an H200: 0.2 us for a row
 of 16 KiB, 0.8 to 1.5 us for one of 170 or 256 KiB)."""
 
+NEAR_WIDTHS_BYTES = 2**12, 2**15
+"""Rows of pinned memory take longer however near they lie (a line's "near"): by as much less the
+wider they are than the first of these, and by nothing from the second one on; still narrower ones
+by a share of it. Measured on an H200, both ways (`benchmarks.copies`): 0.02 us for a row of 1 KiB,
+0.03 to 0.1 for those of 4 to 18, hardly anything for one of 24."""
+
 STAGED_BYTES = 2**23
 """What one thread stages of a copy before it starts, at most: several stage the rest beside it. Of
 pieces from 16 MiB on, smaller parts were never faster, and of smaller pieces it is one part
@@ -133,6 +139,18 @@ def jumps(own_bytes: float, reach_bytes: float, pitch_bytes: float) -> float:
     return far * wide / own_bytes
 
 
+def narrow_rows(width_bytes: float) -> float:
+    """Return the narrow rows of a byte: 1 a row of 4 KiB, less of others, none from 32 KiB on.
+
+    Examples
+    --------
+    >>> [round(width * narrow_rows(width), 3) for width in (2**10, 2**12, 2**14, 2**16)]
+    [0.277, 1.0, 0.571, 0.0]
+    """
+    least, most = NEAR_WIDTHS_BYTES
+    return max(most - width_bytes, 0.0) / (most - least) / max(width_bytes, least)
+
+
 @dataclass(frozen=True)
 class TransferModel:
     """The link of one machine, by placement.
@@ -141,7 +159,8 @@ class TransferModel:
     ----------
     copy_in, copy_out : mapping from placement to Line
         One-way seconds over host bytes, with a term for "rows" that lie apart (of pinned memory:
-        for wide ones that lie `FAR_BYTES` or more apart). The placements are
+        for wide ones that lie `FAR_BYTES` or more apart, and for narrow ones "near"). The
+        placements are
         "pinned", "pageable" and "disk"; what is on the device already costs nothing and has no
         line.
     slowdowns : mapping from "IN/OUT" to Slowdown
@@ -225,8 +244,18 @@ class TransferModel:
             staged = lines["pageable"]
             each = staged.terms.get("rows", 0.0) / rows.width_bytes
             return max(GATHERED_ALONE * staged.alpha - line.alpha, 0.0) + each
+        near = narrow_rows(rows.width_bytes) * line.terms.get("near", 0.0)
+        return near + self.far_seconds_per_byte(direction, placement, rows)
+
+    def far_seconds_per_byte(self, direction: str, placement: str, rows: Rows) -> float:
+        """Return the part of that which a byte takes longer only while the other direction runs.
+
+        Rows of pinned memory that lie far apart do, unless the host has to gather them.
+        """
+        if placement != "pinned" or rows.width_bytes == math.inf or is_gathered(rows):
+            return 0.0
         inner = jumps(rows.width_bytes, rows.width_bytes, rows.pitch_bytes)
-        return (inner + rows.outer_jumps) * line.terms.get("rows", 0.0)
+        return (inner + rows.outer_jumps) * self._line(direction, placement).terms.get("rows", 0.0)
 
     def _line(self, direction: str, placement: str) -> Line:
         lines: Mapping[str, Line] = getattr(self, direction)
@@ -350,14 +379,6 @@ class TransferModel:
             },
             latency=_lines("latency", held["latency"]),
         )
-
-
-def is_far(placement: str, rows: Rows) -> bool:
-    """Return whether rows take longer for lying apart only while the other direction runs.
-
-    So do those of pinned memory, unless the host has to gather them.
-    """
-    return placement == "pinned" and not is_gathered(rows)
 
 
 def is_gathered(rows: Rows) -> bool:

@@ -38,7 +38,7 @@ STAGED = ("pageable", "disk")
 
 
 def known_machine():
-    """A machine on which no two lines are alike."""
+    """A machine on which no two lines are alike, and whose slabs never run out."""
     number = iter(range(1, 100))
 
     def line(rate):
@@ -53,7 +53,7 @@ def known_machine():
             {placement: line(50e9) for placement in placements},
             {placement: line(50e9) for placement in placements},
             SLOWDOWNS,
-            {f"{way}/{of}": line(1e10) for way in ("copy_in", "copy_out") for of in STAGED},
+            {f"{way}/{of}": line(2e11) for way in ("copy_in", "copy_out") for of in STAGED},
         ),
         compute=ComputeModel(
             {
@@ -109,15 +109,17 @@ class TestKnownMachine:
         assert set(found.transfer.slowdowns) == PAIRS
         for pair, was in SLOWDOWNS.items():
             now = found.transfer.slowdowns[pair]
-            assert (now.copy_in, now.copy_out) == pytest.approx(
-                (was.copy_in, was.copy_out), rel=0.01
-            ), pair
+            # the virtual clock's last step lasts until what is staged has landed
+            near = 0.01 if pair == "pinned/pinned" else 0.03
+            both = was.copy_in, was.copy_out
+            assert (now.copy_in, now.copy_out) == pytest.approx(both, rel=near), pair
         for direction in ("copy_in", "copy_out"):
             was, now = getattr(known.transfer, direction), getattr(found.transfer, direction)
             assert set(now) == set(was) == {"pinned", "pageable", "disk"}
             for placement in was:
                 assert now[placement].alpha == pytest.approx(was[placement].alpha, rel=0.01)
-                assert now[placement].beta == pytest.approx(was[placement].beta, rel=0.01)
+                near = 0.1 if placement in STAGED else 0.01
+                assert now[placement].beta == pytest.approx(was[placement].beta, rel=near)
         assert set(found.transfer.latency) == set(known.transfer.latency)
         for name, line in found.transfer.latency.items():
             was = known.transfer.latency[name]
@@ -182,7 +184,7 @@ class TestKnownMachine:
             assert line.beta == pytest.approx(2.0 * known.beta, rel=0.1), key
 
     def test_what_predicts_nothing_is_told_as_facts(self):
-        found = calibrate(SimulatedDevice(H200), save=False, quick=True)
+        found = calibrate(SimulatedDevice(known_machine()), save=False, quick=True)
         rates = {f"{name}_bytes_per_second" for name in ("pin", "unpin", "allocate_pinned")}
         strided = {f"strided_copy_{way}_over_plain" for way in ("in", "out")}
         drift = {f"drift_of_{name}_share" for name in ("copy_in", "compute")}
@@ -334,8 +336,9 @@ class TestKeeping:
         blocked = tmp_path / "file"
         blocked.touch()
         monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
-        found = calibrate(SimulatedDevice(H200), save=False, quick=True)
-        known = H200.transfer.copy_in["disk"].alpha
+        machine = known_machine()
+        found = calibrate(SimulatedDevice(machine), save=False, quick=True)
+        known = machine.transfer.copy_in["disk"].alpha
         assert found.transfer.copy_in["disk"].alpha == pytest.approx(known, rel=0.01)
 
     def test_progress_is_told(self):
@@ -398,7 +401,7 @@ def test_files_that_seem_to_take_no_time_are_refused():
         def reserve(self, nbytes):
             return 0
 
-        def in_turns(self, measures):
+        def in_turns(self, measures, fewest):
             names = "copy_in", "copy_out", "late"
             return [dict.fromkeys(names, Timing(0.0, 0.0)) for _ in measures]
 

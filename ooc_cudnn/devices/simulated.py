@@ -20,7 +20,7 @@ from ooc_cudnn.memory.pinned_ranges import PinnedRanges
 from ooc_cudnn.operations.chain import Buffer, Launch
 from ooc_cudnn.tensor import DTYPES, ORDERS, TensorSpec, packed_strides
 from perfmodel import MachineModel, VirtualStep, replay
-from perfmodel.transfer import WHOLE, Rows, is_far
+from perfmodel.transfer import SLAB_BYTES, WHOLE, Rows
 
 #: Memory of a device whose machine model does not say: more than anybody asks for.
 BOUNDLESS_BYTES = 2**62
@@ -162,29 +162,28 @@ class SimulatedDevice:
         return array
 
     def copy_in(self, destination: DeviceView, source: HostArray | DeviceView, stream: Any) -> None:
-        self._copy(self.machine.transfer.copy_in_seconds, destination, source, stream)
+        self._copy("copy_in", destination, source, stream)
 
     def copy_out(
         self, destination: HostArray | DeviceView, source: DeviceView, stream: Any
     ) -> None:
-        self._copy(self.machine.transfer.copy_out_seconds, source, destination, stream)
+        self._copy("copy_out", source, destination, stream)
 
     def _copy(
         self,
-        seconds: Callable[..., float],
+        direction: str,
         view: DeviceView,
         outside: HostArray | DeviceView,
         stream: SimulatedStream,
     ) -> None:
         """Say what a copy takes, and what longer if the other direction runs meanwhile."""
-        stream.placement, rows = self._placement(outside), _lying(outside)
-        stream.copied_bytes = view.size * view.item_bytes
-        apart = seconds(stream.placement, stream.copied_bytes, rows=rows)
-        alone = apart
-        if is_far(stream.placement, rows):
-            alone = seconds(stream.placement, stream.copied_bytes)
-        stream.seconds += alone
-        stream.beside += apart - alone
+        transfer, rows = self.machine.transfer, _lying(outside)
+        priced = {"copy_in": transfer.copy_in_seconds, "copy_out": transfer.copy_out_seconds}
+        stream.placement, moved = self._placement(outside), view.size * view.item_bytes
+        stream.copied_bytes = moved
+        beside = moved * transfer.far_seconds_per_byte(direction, stream.placement, rows)
+        stream.seconds += priced[direction](stream.placement, moved, rows=rows) - beside
+        stream.beside += beside
 
     # Computing ---------------------------------------------------------------------------------
 
@@ -274,13 +273,11 @@ class SimulatedRun:
         if stream == "compute":
             handle.seconds += self._lost_seconds
             self._lost_seconds = 0.0
-        latency = 0.0
+        latency, slabs = 0.0, 1
         if stream != "compute":
-            latency = float(
-                self._machine.transfer.latency_seconds(
-                    stream, handle.placement, handle.copied_bytes
-                )
-            )
+            transfer, moved = self._machine.transfer, handle.copied_bytes
+            latency = float(transfer.latency_seconds(stream, handle.placement, moved))
+            slabs = max(-(-moved // SLAB_BYTES), 1)
         self.steps.append(
             VirtualStep(
                 stream,  # type: ignore[arg-type]
@@ -290,6 +287,7 @@ class SimulatedRun:
                 issued,
                 latency,
                 handle.beside,
+                slabs,
             )
         )
         return SimulatedEvent(self, index)

@@ -16,7 +16,7 @@ from ooc_cudnn.pipeline.loop_orders import LoopOrder, legal_orders
 from ooc_cudnn.pipeline.piece_costs import PieceCosts
 from ooc_cudnn.tensor import TensorSpec
 from perfmodel import MachineModel, Slowdown, Split
-from perfmodel.transfer import SLABS, WHOLE, Rows, is_far
+from perfmodel.transfer import SLABS, WHOLE, Rows
 
 if TYPE_CHECKING:
     from ooc_cudnn.pipeline.counted import Counted
@@ -265,8 +265,10 @@ class Request:
         placement = self.specs[name].placement
         if placement == "device":
             return 0.0
-        apart = self.machine.transfer.apart_seconds_per_byte(f"copy_{direction}", placement, rows)
-        return apart * self._meanwhile[direction] if is_far(placement, rows) else apart
+        link, way = self.machine.transfer, f"copy_{direction}"
+        far = link.far_seconds_per_byte(way, placement, rows)
+        meanwhile = self._meanwhile[direction]
+        return link.apart_seconds_per_byte(way, placement, rows) - far * (1.0 - meanwhile)
 
     @cached_property
     def _meanwhile(self) -> Mapping[Direction, float]:

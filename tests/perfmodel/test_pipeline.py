@@ -258,15 +258,48 @@ def test_issuing_binds_where_steps_are_many_and_small():
     assert closed_form(cost, overlap=False) == 20.0
 
 
-def test_what_is_staged_starts_a_while_after_what_it_waits_for():
+def test_what_is_staged_starts_a_while_after_it_is_issued_and_its_slot_was_last_used():
     steps = [
         VirtualStep("copy_in", 1.0, latency=0.5),
         VirtualStep("compute", 1.0, (0,)),
         VirtualStep("copy_in", 1.0, (1,), latency=0.5),
-        VirtualStep("copy_in", 1.0, latency=0.5),
+        VirtualStep("copy_in", 1.0, (1,), latency=2.5),
     ]
-    # the last one was staged long before its stream is free
-    assert replay(steps).start == (0.5, 1.5, 3.0, 4.0)
+    # one was staged while its slot was computed on, the other took longer than that
+    assert replay(steps[:3]).start == (0.5, 1.5, 2.5)
+    assert replay([*steps[:2], steps[3]]).start == (0.5, 1.5, 4.0)
+
+
+@pytest.mark.parametrize("slabs", [1, 2, 4, 10])
+@pytest.mark.parametrize("stream", ["copy_in", "copy_out"])
+def test_staged_copies_take_over_each_others_slabs(stream, slabs):
+    """Of one slab, four are under way, the fifth follows the first; larger ones free theirs early.
+
+    Four of four slabs or more follow each other, and a slab of each is free before the others are.
+    """
+    steps = [VirtualStep(stream, 0.25, latency=1.0, slabs=slabs)] * 5
+    start = replay(steps).start
+    first = 1.0 if stream == "copy_in" else 0.0
+    each = 1.0 + 0.25 / slabs
+    if slabs == 1:
+        expected = [first + 0.25 * place for place in range(4)] + [first + each]
+    elif slabs == 2:
+        expected = [first, first + 0.25, first + each, first + each + 0.25, first + 2 * each]
+    else:
+        expected = [first + each * place for place in range(5)]
+    assert start == pytest.approx(expected)
+
+
+def test_a_result_is_in_host_memory_a_while_after_it_left():
+    """Its slot is free when it has left: the next piece does not wait for the writing."""
+    steps = [
+        VirtualStep("copy_out", 1.0, latency=5.0),
+        VirtualStep("compute", 1.0, (0,)),
+        VirtualStep("copy_out", 1.0, (1,), latency=2.0),
+    ]
+    timeline = replay(steps)
+    assert timeline.start == (0.0, 1.0, 2.0)
+    assert timeline.seconds == 6.0  # the first one, which was larger, landed last
 
 
 def test_a_short_ring_of_what_is_staged_binds():
@@ -278,7 +311,7 @@ def test_a_short_ring_of_what_is_staged_binds():
         steps.append(VirtualStep("copy_in", seconds, before, latency=latency))
         steps.append(VirtualStep("compute", compute, (3 * piece,)))
         steps.append(VirtualStep("copy_out", 0.1, (3 * piece + 1,)))
-    turning = 8 * (latency + seconds + compute)
+    turning = 8 * (latency + seconds)
     cost = PipelineCost(
         0.0, 8 * seconds + latency, 8 * compute, 0.8, seconds + latency, compute, compute, 0.1,
         turning_seconds=turning,

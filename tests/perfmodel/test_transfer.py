@@ -12,8 +12,10 @@ from perfmodel.transfer import (
     FAR_WIDTH_BYTES,
     GATHERED_ALONE,
     NARROWEST_ROW_BYTES,
+    NEAR_WIDTHS_BYTES,
     STAGED_BYTES,
     Rows,
+    narrow_rows,
 )
 
 PINNED = Line(1 / 50e9, 1e-5)
@@ -135,6 +137,17 @@ class TestRowsApart:
         assert seconds(Rows(wide, 10 * FAR_BYTES)) == pytest.approx(1000 * 1e-7)
         narrow = Rows(500, FAR_BYTES + 500)
         assert seconds(narrow) == pytest.approx(1000 * 1e-7 * (FAR_LEAST + 500 / wide), rel=1e-6)
+
+    def test_narrow_rows_of_pinned_memory_cost_something_however_near_they_lie(self):
+        link = TransferModel({"pinned": Line(1e-9, 0.0, {"rows": 1e-6, "near": 2e-7})}, {})
+        least, most = NEAR_WIDTHS_BYTES
+        for width, share in ((least, 1.0), ((least + most) // 2, 0.5), (most, 0.0)):
+            for pitch in (width + 1, width + 1000, width + FAR_BYTES):
+                rows = Rows(width, pitch)
+                far = link.far_seconds_per_byte("copy_in", "pinned", rows)
+                both = link.apart_seconds_per_byte("copy_in", "pinned", rows)
+                assert width * (both - far) == pytest.approx(2e-7 * share)
+        assert narrow_rows(least / 2) == pytest.approx(narrow_rows(least), rel=0.1)
 
     @pytest.mark.parametrize(
         "rows", [Rows(NARROWEST_ROW_BYTES - 28, 1000), Rows(100, 1000, scattered=True)]
