@@ -50,6 +50,8 @@ __all__ = ["calibrate", "machine_for"]
 #: disturbances that spread them so far make the fit about half as slow again. (Files are on disks
 #: that others use.)
 TOO_NOISY, TOO_NOISY_FILES = 0.25, 1.0
+#: After so many groups of launches, what the host takes is measured once more.
+OFTEN = 7
 
 
 def calibrate(
@@ -161,7 +163,10 @@ class _Calibration:
         )
         again = () if self.quick else host
         groups = [*again, *self.link.groups(), *self.apart.groups(), *again]
-        groups += [*self.compute.groups(), *host]
+        for place, group in enumerate(self.compute.groups(), 1):
+            # a host is slow for seconds at a time
+            groups += [group, *again[:1]] if place % OFTEN == 0 else [group]
+        groups += host
         groups.append(Group("computing beside copies", 0.5, self.beside))
         seconds = sum(group.seconds for group in groups)
         done, began = 0.0, time.perf_counter()
@@ -220,7 +225,7 @@ class _Calibration:
                 copies["copy_in"],
                 copies["copy_out"],
                 self.slowdowns(copies),
-                self.latency(),
+                self.latency(copies),
             ),
             compute=ComputeModel(
                 self.compute.with_stand_ins(self.completed(lines, samples)),
@@ -250,12 +255,14 @@ class _Calibration:
             )
         return found
 
-    def latency(self) -> dict[str, Line]:
+    def latency(self, copies: Mapping[str, Mapping[str, Line]]) -> dict[str, Line]:
         """What staged copies are late by; others delay those of files as they do plain memory's."""
         found = dict(self.apart.latency)
-        for name, line in self.link.files.latency.items():
-            plain = found.get(name.replace("disk", "pageable"))
-            found[name] = replace(line, terms=plain.terms if plain else {})
+        for way, lines in copies.items():
+            late = self.link.files.latency(way, lines["disk"]) if "disk" in lines else None
+            if late is not None:
+                plain = found.get(f"{way}/pageable")
+                found[f"{way}/disk"] = replace(late, terms=plain.terms if plain else {})
         return found
 
     def launching(self) -> dict[str, float]:

@@ -20,7 +20,7 @@ from ooc_cudnn.machines import cache_directory
 from ooc_cudnn.measuring import Bench, Measure, Recorder
 from ooc_cudnn.memory.arrays import reserve_file
 from perfmodel import FitError, Line
-from perfmodel.transfer import SLABS, STAGED_BYTES
+from perfmodel.transfer import SLAB_BYTES, SLABS, STAGED_BYTES
 
 #: Copies of one measurement: parts of a file, each touched once.
 MOST_PARTS = 16
@@ -42,15 +42,15 @@ class FileCopies:
 
     Attributes
     ----------
-    latency : dict
-        What one copy is late by, as `TransferModel` has it.
+    alone : dict
+        Of each direction, bytes and seconds of single copies.
     """
 
     def __init__(self, bench: Bench, record: Recorder, sizes: tuple[int, ...]) -> None:
         self.bench, self.record = bench, record
         self.sizes = tuple(size for size in sizes if bench.fits(2 * size))
         self.file_bytes = min(FILE_BYTES, 6 * sizes[-1])
-        self.latency: dict[str, Line] = {}
+        self.alone: dict[str, list[tuple[int, float]]] = {}
 
     @property
     def seconds(self) -> float:
@@ -82,7 +82,6 @@ class FileCopies:
                 for direction, size in wanted
             ]
             timings = self.bench.in_turns(measures, fewest=TURNS)
-            late: dict[str, list[tuple[int, float]]] = {direction: [] for direction in openings}
             for (direction, size), found in zip(wanted, timings, strict=True):
                 if found[direction].seconds <= 0:
                     raise FitError(
@@ -90,15 +89,21 @@ class FileCopies:
                         "something else uses the machine, so calibrate again when it is quiet"
                     )
                 self.record(f"{direction}/disk", size, found[direction])
-                late[direction].append((min(size, STAGED_BYTES), found["late"].seconds))
-            for direction, samples in late.items():
-                if samples:
-                    self.latency[f"{direction}/disk"] = latency_line(samples)
+                self.alone.setdefault(direction, []).append((size, found["alone"].seconds))
+
+    def latency(self, direction: str, line: Line) -> Line | None:
+        """What one copy is late by that goes through one slab, beside what its line says."""
+        samples = [
+            (min(size, STAGED_BYTES), max(seconds - line.seconds(size), 0.0))
+            for size, seconds in self.alone.get(direction, ())
+            if size <= SLAB_BYTES
+        ]
+        return latency_line(samples) if samples else None
 
     def _through_file(
         self, direction: str, base: int, opened: Callable[[int], Any], size: int
     ) -> Mapping[str, float]:
-        """Seconds of one copy among many, and what a single one is late by.
+        """Seconds of one copy among many, and of a single one.
 
         Several parts are on their way at once: what one more takes is the slope over runs of one,
         of as many as there are slabs, and of all.
@@ -107,7 +112,7 @@ class FileCopies:
         counts = np.array((1, min(SLABS, most // 2), most))
         seconds = [self._seconds(direction, base, opened, size, int(count)) for count in counts]
         each = max(float(np.polyfit(counts, seconds, 1)[0]), 0.0)
-        return {direction: each, "late": max(seconds[0] - each, 0.0)}
+        return {direction: each, "alone": seconds[0]}
 
     def _seconds(
         self, direction: str, base: int, opened: Callable[[int], Any], size: int, count: int

@@ -43,7 +43,7 @@ GPU_BYTES, HOST_BYTES = 2**24, 2**20
 #: What a small copy has, beside which staging's latency grows with the bytes.
 SMALL_BYTES = 2**16
 #: A piece that all threads stage at once.
-LARGE_BYTES = 2**25
+LARGE_BYTES, FEWEST_LARGE = 2**25, 4
 #: Most pieces of a call in which rings turn.
 MOST_TURNS = 32
 #: Copies that follow each other, where what they take together counts.
@@ -117,7 +117,8 @@ class RowMeasurements:
             found.append(self._latency(direction, self.plain))
             found.sort(key=_in_a_ring)
             self.latency[name] = found[len(found) // 2]
-        if self.device.kind == "cuda" and self.bench.fits(6 * LARGE_BYTES):
+        enough = self.plain.nbytes >= FEWEST_LARGE * LARGE_BYTES
+        if self.device.kind == "cuda" and enough and self.bench.fits(6 * LARGE_BYTES):
             self._paces.append(self._pace(LARGE_BYTES))
             self.together = LARGE_BYTES, statistics.median(self._paces)
 
@@ -207,7 +208,8 @@ class RowMeasurements:
             return max(extra / count, 0.0)
 
         far, narrow = longer(self._rows_far), longer(self._rows_narrow)
-        near = narrow / (4 * NARROW_ROWS[0] * narrow_rows(4 * NARROW_ROWS[0]))
+        each, pitch = (4 * elements for elements in NARROW_ROWS[:2])
+        near = narrow / (each * narrow_rows(each, pitch))
         for direction in DIRECTIONS:
             self.terms[f"{direction}/pinned"] |= {"rows": max(far, LEAST_ROW_SECONDS), "near": near}
 

@@ -36,11 +36,12 @@ FAR_LEAST, FAR_WIDTH_BYTES = 0.17, 200_000.0
 such a share of it: of those, several are looked up at once (measured on an H200: 0.2 us for a row
 of 16 KiB, 0.8 to 1.5 us for one of 170 or 256 KiB)."""
 
-NEAR_WIDTHS_BYTES = 2**12, 2**15
-"""Rows of pinned memory take longer however near they lie (a line's "near"): by as much less the
-wider they are than the first of these, and by nothing from the second one on; still narrower ones
-by a share of it. Measured on an H200, both ways (`benchmarks.copies`): 0.02 us for a row of 1 KiB,
-0.03 to 0.1 for those of 4 to 18, hardly anything for one of 24."""
+NARROW_BYTES, GAP_BYTES = (2**12, 2**15), 2**16
+"""Narrow rows of pinned memory take longer however far they lie apart (a line's "near"): by as much
+less the wider they are than the first of these, and by nothing from the second one on; still
+narrower ones by a share of it, and so do those with a smaller gap from one to the next. Measured on
+an H200, both ways (`benchmarks.copies`): 0.02 us for a row of 1 KiB, 0.03 to 0.1 for those of 4 to
+18, hardly anything for one of 24; and nothing where the gap is a kilobyte."""
 
 STAGED_BYTES = 2**23
 """What one thread stages of a copy before it starts, at most: several stage the rest beside it. Of
@@ -139,16 +140,19 @@ def jumps(own_bytes: float, reach_bytes: float, pitch_bytes: float) -> float:
     return far * wide / own_bytes
 
 
-def narrow_rows(width_bytes: float) -> float:
-    """Return the narrow rows of a byte: 1 a row of 4 KiB, less of others, none from 32 KiB on.
+def narrow_rows(width_bytes: float, pitch_bytes: float) -> float:
+    """Return the narrow rows of a byte: one a row of 4 KiB far from the next, less of others.
 
     Examples
     --------
-    >>> [round(width * narrow_rows(width), 3) for width in (2**10, 2**12, 2**14, 2**16)]
-    [0.277, 1.0, 0.571, 0.0]
+    >>> [round(width * narrow_rows(width, 2**20), 2) for width in (2**10, 2**12, 2**14, 2**16)]
+    [0.28, 1.0, 0.57, 0.0]
+    >>> round(2**12 * narrow_rows(2**12, 2**12 + 2**14), 2)
+    0.25
     """
-    least, most = NEAR_WIDTHS_BYTES
-    return max(most - width_bytes, 0.0) / (most - least) / max(width_bytes, least)
+    least, most = NARROW_BYTES
+    gap = min(max(pitch_bytes - width_bytes, 0.0) / GAP_BYTES, 1.0)
+    return gap * max(most - width_bytes, 0.0) / (most - least) / max(width_bytes, least)
 
 
 @dataclass(frozen=True)
@@ -244,7 +248,7 @@ class TransferModel:
             staged = lines["pageable"]
             each = staged.terms.get("rows", 0.0) / rows.width_bytes
             return max(GATHERED_ALONE * staged.alpha - line.alpha, 0.0) + each
-        near = narrow_rows(rows.width_bytes) * line.terms.get("near", 0.0)
+        near = narrow_rows(rows.width_bytes, rows.pitch_bytes) * line.terms.get("near", 0.0)
         return near + self.far_seconds_per_byte(direction, placement, rows)
 
     def far_seconds_per_byte(self, direction: str, placement: str, rows: Rows) -> float:

@@ -402,7 +402,7 @@ def test_files_that_seem_to_take_no_time_are_refused():
             return 0
 
         def in_turns(self, measures, fewest):
-            names = "copy_in", "copy_out", "late"
+            names = "copy_in", "copy_out", "alone"
             return [dict.fromkeys(names, Timing(0.0, 0.0)) for _ in measures]
 
     files = FileCopies(Busy(), lambda *sample: None, (2**12,))

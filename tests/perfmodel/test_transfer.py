@@ -10,9 +10,10 @@ from perfmodel.transfer import (
     FAR_BYTES,
     FAR_LEAST,
     FAR_WIDTH_BYTES,
+    GAP_BYTES,
     GATHERED_ALONE,
+    NARROW_BYTES,
     NARROWEST_ROW_BYTES,
-    NEAR_WIDTHS_BYTES,
     STAGED_BYTES,
     Rows,
     narrow_rows,
@@ -138,16 +139,17 @@ class TestRowsApart:
         narrow = Rows(500, FAR_BYTES + 500)
         assert seconds(narrow) == pytest.approx(1000 * 1e-7 * (FAR_LEAST + 500 / wide), rel=1e-6)
 
-    def test_narrow_rows_of_pinned_memory_cost_something_however_near_they_lie(self):
+    def test_narrow_rows_of_pinned_memory_cost_something_where_they_lie_apart(self):
         link = TransferModel({"pinned": Line(1e-9, 0.0, {"rows": 1e-6, "near": 2e-7})}, {})
-        least, most = NEAR_WIDTHS_BYTES
+        least, most = NARROW_BYTES
         for width, share in ((least, 1.0), ((least + most) // 2, 0.5), (most, 0.0)):
-            for pitch in (width + 1, width + 1000, width + FAR_BYTES):
-                rows = Rows(width, pitch)
+            for gap, part in ((0, 0.0), (GAP_BYTES / 4, 0.25), (GAP_BYTES, 1.0), (FAR_BYTES, 1.0)):
+                rows = Rows(width, width + gap)
                 far = link.far_seconds_per_byte("copy_in", "pinned", rows)
                 both = link.apart_seconds_per_byte("copy_in", "pinned", rows)
-                assert width * (both - far) == pytest.approx(2e-7 * share)
-        assert narrow_rows(least / 2) == pytest.approx(narrow_rows(least), rel=0.1)
+                assert width * (both - far) == pytest.approx(2e-7 * share * part)
+        still_narrower = narrow_rows(least / 2, FAR_BYTES)
+        assert still_narrower == pytest.approx(narrow_rows(least, FAR_BYTES), rel=0.1)
 
     @pytest.mark.parametrize(
         "rows", [Rows(NARROWEST_ROW_BYTES - 28, 1000), Rows(100, 1000, scattered=True)]
