@@ -234,6 +234,7 @@ class _Calibration:
             call_seconds=self.host.get("call_seconds", 0.0),
             launch_seconds=self.host.get("launch_seconds", 0.0),
             step_seconds=self.host.get("step_seconds", 0.0),
+            staged_step_seconds=self.host.get("staged_step_seconds", 0.0),
             losses=self.losses,
             calibrated=datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
             quality=self.quality | self.link.quality,

@@ -32,6 +32,8 @@ def report(model: MachineModel) -> str:
     if model.transfer.slowdowns:
         rows += ["while both directions are busy, copies take longer by", *_slowdowns(model), ""]
     rows.append(f"issuing a step: {model.step_seconds * 1e6:.1f} us")
+    if model.staged_step_seconds:
+        rows.append(f"and by threads that stage: {model.staged_step_seconds * 1e6:.1f} us")
     rows += _facts(model.facts)
     return "\n".join(rows)
 

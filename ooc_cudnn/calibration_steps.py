@@ -36,7 +36,8 @@ def host_seconds(bench: Bench) -> Mapping[str, Timing]:
 
     A piece of an activation takes three steps and one launch; and a call of one piece tells what a
     call takes beside. Where processors compute, a fused convolution, which takes more launches,
-    tells what one takes. Each is the lower quartile of several: what disturbs a host only adds.
+    tells what one takes. Each is the lower quartile of several: what disturbs a host only adds. A
+    card's steps are issued by threads, too, as where pieces are staged.
     """
     x = TensorSpec(SHAPE, "float32", "pinned")
     simple, watched = _many_pieces(bench, "activation_forward", x=x)
@@ -49,6 +50,10 @@ def host_seconds(bench: Bench) -> Mapping[str, Timing]:
     launch = launch._replace(seconds=min(launch.seconds, simple.seconds / 2))
     step = (simple.seconds - launch.seconds) / 3
     found = {"launch_seconds": launch, "step_seconds": Timing(step, simple.spread)}
+    if bench.device.kind != "host":  # whose steps go through threads in any case
+        staged, _ = _many_pieces(bench, "activation_forward", staged=True, x=x)
+        each = max(staged.seconds - launch.seconds, 0.0) / 3
+        found["staged_step_seconds"] = Timing(each, staged.spread)
     whole = _one_piece(bench)
     if whole is not None:
         call = max(whole.seconds - 3 * step - launch.seconds, 0.0)
@@ -56,11 +61,13 @@ def host_seconds(bench: Bench) -> Mapping[str, Timing]:
     return found
 
 
-def _many_pieces(bench: Bench, function: str, **operands: TensorSpec) -> tuple[Timing, Watched]:
+def _many_pieces(
+    bench: Bench, function: str, *, staged: bool = False, **operands: TensorSpec
+) -> tuple[Timing, Watched]:
     """Seconds of a piece of a call that is cut into images, and of its launches."""
     executor, plan = cut_into_images(bench, function, **operands)
     arrays = {name: _pinned(bench, spec.shape) for name, spec in plan.operands}
-    timing = _timed(lambda: run_pieces(bench, executor, arrays, staged=False))
+    timing = _timed(lambda: run_pieces(bench, executor, arrays, staged=staged))
     watched = Watched(bench.device)
     run_pieces(bench, executor, arrays, staged=False, device=watched)
     return Timing(timing.seconds / plan.pieces, timing.spread), watched

@@ -71,6 +71,9 @@ class MachineModel:
         What the host takes to launch a kernel.
     step_seconds : float
         What the host takes to issue a step, be it a copy or a computation.
+    staged_step_seconds : float
+        The same where a thread in front of each stream waits for what is staged: steps go from hand
+        to hand. Where it is less, `step_seconds` holds.
     losses : mapping from "copies" and "steps" to float
         Seconds, at most 1, that computing loses for each second of copies beside it, and of issuing
         steps. A card loses next to nothing; where processors compute they do the rest, too.
@@ -90,6 +93,7 @@ class MachineModel:
     call_seconds: float = 0.0
     launch_seconds: float = 0.0
     step_seconds: float = 0.0
+    staged_step_seconds: float = 0.0
     losses: Mapping[str, float] = field(default_factory=dict)
     # plans are remembered by their model: what predicts nothing does not count in its hash
     quality: Mapping[str, Mapping[str, float]] = field(default_factory=dict, hash=False)
@@ -111,7 +115,7 @@ class MachineModel:
                 raise ValueError(
                     f"calibrated is {self.calibrated!r}; it must be an ISO date or 'shipped'"
                 ) from None
-        for name in HOST_SECONDS:
+        for name in (*HOST_SECONDS, "staged_step_seconds"):
             object.__setattr__(self, name, number(name, getattr(self, name)))
         losses = {name: number(f"losses[{name!r}]", held) for name, held in self.losses.items()}
         if any(name not in LOSSES or held > 1.0 for name, held in losses.items()):
@@ -151,7 +155,11 @@ class MachineModel:
         """
         return BEFORE_SHARE * self.call_seconds
 
-    def issue_seconds(self, steps: Any, launching: Any) -> Any:
+    def seconds_of_step(self, *, staged: bool) -> float:
+        """Return what the host takes to issue a step of a call, which may be staged by threads."""
+        return max(self.step_seconds, self.staged_step_seconds * staged)
+
+    def issue_seconds(self, steps: Any, launching: Any, *, staged: bool = False) -> Any:
         """Return for how long the host is at a call after that, numbers or arrays of them.
 
         Parameters
@@ -160,6 +168,8 @@ class MachineModel:
             Copies and computations of the call.
         launching : float or array
             Seconds of the host to launch what is computed.
+        staged : bool
+            Whether threads stage what is copied.
 
         Examples
         --------
@@ -168,7 +178,8 @@ class MachineModel:
         >>> round(host.issue_seconds(6, 3e-5) * 1e6)
         130
         """
-        return self.call_seconds - self.setup_seconds + steps * self.step_seconds + launching
+        issuing = steps * self.seconds_of_step(staged=staged) + launching
+        return self.call_seconds - self.setup_seconds + issuing
 
     def lost_seconds(self, compute: Any, copies: Any, issuing: Any) -> Any:
         """Return what computing loses to what runs beside it, numbers or arrays of them.
@@ -199,6 +210,7 @@ class MachineModel:
             "transfer": self.transfer.to_json(),
             "compute": self.compute.to_json(),
             **{name: getattr(self, name) for name in HOST_SECONDS},
+            **({"staged_step_seconds": staged} if (staged := self.staged_step_seconds) else {}),
             **({"losses": dict(self.losses)} if self.losses else {}),
             "quality": {line: dict(held) for line, held in self.quality.items()},
             "samples": {line: held.to_json() for line, held in self.samples.items()},
@@ -224,8 +236,11 @@ class MachineModel:
                 f"written by an older ooc_cudnn (format version {version}, now {FORMAT_VERSION}), "
                 "which measured less, so calibrate again"
             )
-        held = {"losses": {}, **held}
-        names = ("name", "calibrated", "identity", "transfer", "compute", *HOST_SECONDS, "losses")
+        held = {"losses": {}, "staged_step_seconds": 0.0, **held}
+        names = (
+            "name", "calibrated", "identity", "transfer", "compute", *HOST_SECONDS,
+            "staged_step_seconds", "losses",
+        )  # fmt: skip
         tables = ("quality", "samples", "facts")
         held = members("machine model", held, ("format", "version", *names, *tables))
         qualities, samples = (
@@ -238,7 +253,7 @@ class MachineModel:
             transfer=TransferModel.from_json(held["transfer"]),
             compute=ComputeModel.from_json(held["compute"]),
             calibrated=held["calibrated"],
-            **{name: held[name] for name in HOST_SECONDS},
+            **{name: held[name] for name in (*HOST_SECONDS, "staged_step_seconds")},
             losses=mapping("losses", held["losses"]),
             quality={line: mapping(f"quality of {line}", q) for line, q in qualities.items()},
             samples={line: Samples.from_json(found) for line, found in samples.items()},

@@ -145,7 +145,8 @@ class TestKnownMachine:
         lines |= {f"copy_out/{name}" for name in found.transfer.copy_out}
         lines |= measured(found)
         pairs = {f"duplex/{pair}" for pair in PAIRS}
-        assert set(found.quality) == lines | pairs | {"launch_seconds", "step_seconds"}
+        host = {"launch_seconds", "step_seconds", "staged_step_seconds"}
+        assert set(found.quality) == lines | pairs | host
         for line in lines:
             assert set(found.quality[line]) == {"residual", "held_out_error", "samples", "spread"}
         for pair in pairs:

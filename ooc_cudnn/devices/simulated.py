@@ -202,7 +202,7 @@ class SimulatedDevice:
         stream.seconds += self.machine.compute.seconds(launch.operation.work())
 
     def start(self, *, overlap: bool, staged: bool, timed: bool) -> SimulatedRun:
-        return SimulatedRun(self.machine, overlap=overlap)
+        return SimulatedRun(self.machine, overlap=overlap, staged=staged)
 
 
 def _lying(array: HostArray | DeviceView) -> Rows:
@@ -245,11 +245,12 @@ class SimulatedEvent:
 class SimulatedRun:
     """One call on the virtual clock. Without overlap every step waits for the one before it."""
 
-    def __init__(self, machine: MachineModel, *, overlap: bool) -> None:
+    def __init__(self, machine: MachineModel, *, overlap: bool, staged: bool = False) -> None:
         self.steps: list[VirtualStep] = []
         self.intervals: tuple[tuple[float, float], ...] = ()
         self._machine = machine
         self._overlap = overlap
+        self._step_seconds = machine.seconds_of_step(staged=staged)
         #: What computing loses to steps that were issued since the last one that computes.
         self._lost_seconds = 0.0
 
@@ -268,8 +269,8 @@ class SimulatedRun:
             after = tuple(event.index for event in waits if isinstance(event, SimulatedEvent))
         else:
             after = (index - 1,) if index else ()
-        issued = (index + 1) * self._machine.step_seconds
-        self._lost_seconds += self._machine.lost_seconds(0.0, 0.0, self._machine.step_seconds)
+        issued = (index + 1) * self._step_seconds
+        self._lost_seconds += self._machine.lost_seconds(0.0, 0.0, self._step_seconds)
         if stream == "compute":
             handle.seconds += self._lost_seconds
             self._lost_seconds = 0.0

@@ -42,6 +42,7 @@ from ooc_cudnn.memory.limit import forget_limits, limit_bytes
 from ooc_cudnn.operations.splittable import Splittable
 from ooc_cudnn.pipeline.execute import Executor, Source, make_executor
 from ooc_cudnn.pipeline.plan import Plan
+from ooc_cudnn.pipeline.request import worth_threads
 from ooc_cudnn.pipeline.trace import Trace, one_after_the_other
 from ooc_cudnn.pipeline.verify import Verification
 from ooc_cudnn.profiling import Call, recording
@@ -53,8 +54,6 @@ from ooc_cudnn.units import format_bytes
 
 #: Calls that are remembered, with their plans and schedules.
 REMEMBERED_CALLS = 256
-#: Below this many bytes in pageable memory, staging in the caller's time is faster than threads.
-WORTH_THREADS_BYTES = 8 * 2**20
 #: More pieces than this are worth a warning: about a second of the host's time, without any work.
 MANY_PIECES = 20_000
 #: A remembered plan is made anew once this much more memory is available than when it was made.
@@ -277,13 +276,7 @@ def _limit(device: Device, settings: Settings) -> int:
 
 def is_staged(plan: Plan) -> bool:
     """Whether enough of the data is in memory that cannot be copied from as it is for threads."""
-    staged_bytes = sum(
-        spec.nbytes
-        for _, spec in plan.operands
-        if spec.placement in ("pageable", "disk")
-        or (spec.placement == "pinned" and spec.order is None)
-    )
-    return plan.pieces > 1 and staged_bytes > WORTH_THREADS_BYTES
+    return plan.pieces > 1 and worth_threads(spec for _, spec in plan.operands)
 
 
 def _make_result(plan: Plan, device: Device, name: str) -> Wrapped:

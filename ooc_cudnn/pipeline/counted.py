@@ -218,7 +218,9 @@ class Counted:
             machine.setup_seconds, copy_in, compute, copy_out,
             min(first_in, copy_in), min(split.first_compute, split.compute_seconds),
             min(split.last_compute, split.compute_seconds), last_out,
-            machine.issue_seconds(steps, split.launching_seconds),
+            machine.issue_seconds(
+                steps, split.launching_seconds, staged=request.in_threads and self.pieces > 1
+            ),
             self._waiting_seconds(rings, copies, copy_out),
             self._turning_seconds(turning),
             *meeting_seconds(turning),

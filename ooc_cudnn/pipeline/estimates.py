@@ -248,7 +248,8 @@ class Estimates:
         slowed_out = copy_out + both * (1.0 - 1.0 / slowdown.copy_out)
         if way.waiting is not _NOTHING:
             slowed_in = slowed_in + way.waiting
-        least = issue = machine.issue_seconds(steps, grid.launching_seconds)
+        issue = machine.issue_seconds(steps, grid.launching_seconds, staged=request.in_threads)
+        least = issue
         if self._latency:
             least = np.maximum(issue, self._turning(way.slots, loads, depths))
         in_turn = compute

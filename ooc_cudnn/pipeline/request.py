@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -71,8 +71,21 @@ class Link(NamedTuple):
     per_copy: float
 
 
+#: Below this many bytes in pageable memory, staging in the caller's time is faster than threads.
+WORTH_THREADS_BYTES = 8 * 2**20
 #: Numbers of pieces that a floor is looked for among.
 FLOOR_PIECES = 2.0 ** (np.arange(80) / 4)
+
+
+def worth_threads(specs: Iterable[TensorSpec]) -> bool:
+    """Whether enough of the operands is in memory that cannot be copied from as it is."""
+    staged_bytes = sum(
+        spec.nbytes
+        for spec in specs
+        if spec.placement in ("pageable", "disk")
+        or (spec.placement == "pinned" and spec.order is None)
+    )
+    return staged_bytes > WORTH_THREADS_BYTES
 
 
 @dataclass(frozen=True)
@@ -100,6 +113,11 @@ class Request:
     def specs(self) -> Mapping[str, TensorSpec]:
         """The operands by name."""
         return dict(self.operands)
+
+    @cached_property
+    def in_threads(self) -> bool:
+        """Whether threads stage what is copied, if there is more than one piece."""
+        return worth_threads(self.specs.values())
 
     @cached_property
     def computed_on_in_place(self) -> Mapping[str, bool]:

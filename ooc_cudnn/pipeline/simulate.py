@@ -35,5 +35,6 @@ def simulate(request: Request, plan: Plan) -> Trace:
     device = SimulatedDevice(request.machine)
     operands = {name: simulated_operand(spec) for name, spec in request.operands}
     executor = make_executor(request, plan)
-    trace = executor.run(device, operands, staged=False, wait=True, timed=True)
+    staged = request.in_threads and plan.pieces > 1
+    trace = executor.run(device, operands, staged=staged, wait=True, timed=True)
     return trace or Trace(())

@@ -237,6 +237,15 @@ class TestSimulate:
         assert trace.seconds == pytest.approx(64 * 3 * 1e-3, rel=0.02)
         assert found.seconds == pytest.approx(trace.seconds, rel=0.02)
 
+    @pytest.mark.parametrize(("placement", "each"), [("pinned", 1e-3), ("pageable", 2e-3)])
+    def test_threads_that_stage_hand_steps_to_each_other(self, placement, each):
+        model = dataclasses.replace(machine(), step_seconds=1e-3, staged_step_seconds=2e-3)
+        request = request_of(model, n=64, placement=placement)
+        found = make_plan(request, split=Split(n=1, c_y=32, c_x=32, h_y=64))
+        trace = simulate(request, found)
+        assert trace.seconds == pytest.approx(64 * 3 * each, rel=0.02)
+        assert found.seconds == pytest.approx(trace.seconds, rel=0.02)
+
     def test_without_overlap_the_stages_add_up(self):
         from ooc_cudnn.settings import settings
 

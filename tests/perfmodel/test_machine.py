@@ -75,6 +75,19 @@ def test_computing_loses_to_copies_and_steps_beside_it():
     assert replace(HOST, losses={}).lost_seconds(10.0, 4.0, 0.5) == 0.0
 
 
+def test_steps_that_threads_issue_are_kept_and_left_out_where_they_were_not_measured(fitted):
+    staged = replace(fitted, step_seconds=1e-5, staged_step_seconds=5e-5, call_seconds=0.0)
+    assert MachineModel.from_json(json.loads(json.dumps(staged.to_json()))) == staged
+    assert staged.issue_seconds(10, 1e-3) == pytest.approx(1.1e-3)
+    assert staged.issue_seconds(10, 1e-3, staged=True) == pytest.approx(1.5e-3)
+    unknown = replace(staged, staged_step_seconds=0.0)
+    assert "staged_step_seconds" not in unknown.to_json()
+    assert MachineModel.from_json(unknown.to_json()) == unknown
+    assert unknown.issue_seconds(10, 1e-3, staged=True) == pytest.approx(1.1e-3)
+    with pytest.raises(ValueError, match="staged_step_seconds"):
+        replace(fitted, staged_step_seconds=-1.0)
+
+
 def test_a_model_is_a_constant(fitted):
     assert hash(MachineModel.from_json(fitted.to_json())) == hash(fitted)
     assert pickle.loads(pickle.dumps(fitted)) == fitted
