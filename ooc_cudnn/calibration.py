@@ -51,7 +51,7 @@ __all__ = ["calibrate", "machine_for"]
 #: that others use.)
 TOO_NOISY, TOO_NOISY_FILES = 0.25, 1.0
 #: After so many groups of launches, what the host takes is measured once more.
-OFTEN = 7
+OFTEN = 10
 
 
 def calibrate(

@@ -26,7 +26,7 @@ from perfmodel.transfer import SLAB_BYTES, SLABS, STAGED_BYTES
 MOST_PARTS = 16
 FILE_BYTES = 192 * 2**20
 #: Nothing is disturbed as often as files are.
-TURNS = 3
+TURNS, QUICK_TURNS = 3, 2
 
 
 class FileCopies:
@@ -39,6 +39,8 @@ class FileCopies:
         Takes the key of a line, the bytes of a sample, and its timing.
     sizes : tuple of int
         Bytes of the pieces.
+    quick : bool
+        In fewer turns.
 
     Attributes
     ----------
@@ -46,8 +48,11 @@ class FileCopies:
         Of each direction, bytes and seconds of single copies.
     """
 
-    def __init__(self, bench: Bench, record: Recorder, sizes: tuple[int, ...]) -> None:
+    def __init__(
+        self, bench: Bench, record: Recorder, sizes: tuple[int, ...], *, quick: bool
+    ) -> None:
         self.bench, self.record = bench, record
+        self.turns = QUICK_TURNS if quick else TURNS
         self.sizes = tuple(size for size in sizes if bench.fits(2 * size))
         self.file_bytes = min(FILE_BYTES, 6 * sizes[-1])
         self.alone: dict[str, list[tuple[int, float]]] = {}
@@ -81,7 +86,7 @@ class FileCopies:
                 partial(self._through_file, direction, base, openings[direction], size)
                 for direction, size in wanted
             ]
-            timings = self.bench.in_turns(measures, fewest=TURNS)
+            timings = self.bench.in_turns(measures, fewest=self.turns)
             for (direction, size), found in zip(wanted, timings, strict=True):
                 if found[direction].seconds <= 0:
                     raise FitError(

@@ -28,7 +28,7 @@ from perfmodel import shipped
 SHAPE = (128, 8, 2, 8)
 FILTERS = (8, 8, 1, 1)
 #: How often they are gone through.
-REPEATS = 5
+REPEATS = 3
 
 
 def host_seconds(bench: Bench) -> Mapping[str, Timing]:

@@ -406,6 +406,44 @@ def test_files_that_seem_to_take_no_time_are_refused():
             names = "copy_in", "copy_out", "alone"
             return [dict.fromkeys(names, Timing(0.0, 0.0)) for _ in measures]
 
-    files = FileCopies(Busy(), lambda *sample: None, (2**12,))
+    files = FileCopies(Busy(), lambda *sample: None, (2**12,), quick=True)
     with pytest.raises(FitError, match=r"copy_in/disk.*calibrate again"):
         files.measure()
+
+
+class Roomy:
+    """What says that all sizes fit."""
+
+    batches = 3
+
+    def fits(self, nbytes):
+        return True
+
+
+def test_a_single_copy_of_a_file_is_late_by_what_its_line_does_not_say():
+    files, line = FileCopies(Roomy(), lambda *sample: None, (2**22,), quick=True), Line(1e-10, 1e-4)
+    late = Line(2e-10, 5e-4)
+    mib = 2**20
+    files.alone["copy_out"] = [
+        (size, line.seconds(size) + late.seconds(min(size, 8 * mib)))
+        for size in (4 * mib, 16 * mib)
+    ]
+    # larger ones go through several slabs, which several threads fill
+    files.alone["copy_out"].append((64 * mib, 1.0))
+    found = files.latency("copy_out", line)
+    assert (found.alpha, found.beta) == pytest.approx((late.alpha, late.beta), rel=1e-3)
+    assert files.latency("copy_in", line) is None
+
+
+@pytest.mark.parametrize(("seconds", "expected"), [(3e-3, (1.5, 2.0)), (1e-3, (1.2, 1.1))])
+def test_plain_memory_is_slowed_down_at_least_as_in_a_whole_call(seconds, expected):
+    device = SimulatedDevice(H200)
+    bench = calibration.make_bench(device, 2**30, quick=True)
+    made = calibration._Calibration(bench, quick=True)
+    lines = {"copy_in": Line(2e-3 / 2**25, 0.0), "copy_out": Line(1.5e-3 / 2**25, 0.0)}
+    copies = {way: {"pageable": line} for way, line in lines.items()}
+    made.link.slowdowns = {"pageable/pageable": Slowdown(1.2, 1.1)}
+    assert made.slowdowns(copies) == made.link.slowdowns
+    made.apart.together = 2**25, seconds
+    found = made.slowdowns(copies)["pageable/pageable"]
+    assert (found.copy_in, found.copy_out) == pytest.approx(expected)
