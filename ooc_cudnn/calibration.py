@@ -248,11 +248,12 @@ class _Calibration:
         if together is not None:
             nbytes, seconds = together
             known = found.get("pageable/pageable", Slowdown())
+            as_in_a_call = {
+                way: max(getattr(known, way), seconds / lines["pageable"].seconds(nbytes))
+                for way, lines in copies.items()
+            }
             found["pageable/pageable"] = Slowdown(
-                *(
-                    float(f"{max(was, seconds / copies[way]['pageable'].seconds(nbytes)):.5g}")
-                    for way, was in zip(copies, (known.copy_in, known.copy_out), strict=True)
-                )
+                **{way: float(f"{factor:.5g}") for way, factor in as_in_a_call.items()}
             )
         return found
 

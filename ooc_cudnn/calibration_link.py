@@ -71,7 +71,7 @@ class LinkMeasurements:
             "pinned": max(2 * self.sizes[-1], pageable // 4),
             "pageable": max(2 * self.sizes[-1], pageable),
         }
-        files = HOST_FILES if bench.device.kind == "host" else GPU_FILES
+        files = HOST_FILES if on_host else GPU_FILES
         self.files = FileCopies(bench, record, QUICK_FILES if quick else files, quick=quick)
         self.host: dict[str, dict[str, HostArray]] = {}
         self.alone: dict[tuple[str, str, int], Timing] = {}

@@ -36,6 +36,8 @@ LINE_LENGTH = 100
 HOST_SECONDS = ("call_seconds", "launch_seconds", "step_seconds")
 """What the host takes for the parts of a call, while the device works on what is issued."""
 
+_SECONDS = (*HOST_SECONDS, "staged_step_seconds")
+
 BEFORE_SHARE = 0.5
 """Of `call_seconds`, what passes before the device has anything to do: the rest passes while it
 works (on an H200, calls of one kernel took 40 us longer than the kernel, of 76 to 92 us)."""
@@ -115,7 +117,7 @@ class MachineModel:
                 raise ValueError(
                     f"calibrated is {self.calibrated!r}; it must be an ISO date or 'shipped'"
                 ) from None
-        for name in (*HOST_SECONDS, "staged_step_seconds"):
+        for name in _SECONDS:
             object.__setattr__(self, name, number(name, getattr(self, name)))
         losses = {name: number(f"losses[{name!r}]", held) for name, held in self.losses.items()}
         if any(name not in LOSSES or held > 1.0 for name, held in losses.items()):
@@ -237,10 +239,7 @@ class MachineModel:
                 "which measured less, so calibrate again"
             )
         held = {"losses": {}, "staged_step_seconds": 0.0, **held}
-        names = (
-            "name", "calibrated", "identity", "transfer", "compute", *HOST_SECONDS,
-            "staged_step_seconds", "losses",
-        )  # fmt: skip
+        names = ("name", "calibrated", "identity", "transfer", "compute", *_SECONDS, "losses")
         tables = ("quality", "samples", "facts")
         held = members("machine model", held, ("format", "version", *names, *tables))
         qualities, samples = (
@@ -253,7 +252,7 @@ class MachineModel:
             transfer=TransferModel.from_json(held["transfer"]),
             compute=ComputeModel.from_json(held["compute"]),
             calibrated=held["calibrated"],
-            **{name: held[name] for name in (*HOST_SECONDS, "staged_step_seconds")},
+            **{name: held[name] for name in _SECONDS},
             losses=mapping("losses", held["losses"]),
             quality={line: mapping(f"quality of {line}", q) for line, q in qualities.items()},
             samples={line: Samples.from_json(found) for line, found in samples.items()},

@@ -205,11 +205,11 @@ class VirtualStep:
         What staging a copy takes beside. A copy in starts so long after it was issued, and after
         what it waits for was begun, at the earliest; a result is in host memory so long after it
         left. And copies of a direction start so long after the slabs that they take over are free.
-    slabs : int
-        What a staged copy goes through, of `SLABS` of its direction.
     beside : float
         Seconds that a copy takes longer if the other direction runs all along, beside what slows
         both: rows of pinned memory that lie far apart do.
+    slabs : int
+        What a staged copy goes through, of `SLABS` of its direction.
     """
 
     stream: Stage

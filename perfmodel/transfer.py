@@ -41,7 +41,7 @@ NARROW_BYTES, GAP_BYTES = (2**12, 2**15), 2**16
 less the wider they are than the first of these, and by nothing from the second one on; still
 narrower ones by a share of it, and so do those with a smaller gap from one to the next. Measured on
 an H200, both ways (`benchmarks.copies`): 0.02 us for a row of 1 KiB, 0.03 to 0.1 for those of 4 to
-18, hardly anything for one of 24; and nothing where the gap is a kilobyte."""
+18, hardly anything for one of 24; and nothing where the gap is 336 bytes (`model_accuracy`)."""
 
 STAGED_BYTES = 2**23
 """What one thread stages of a copy before it starts, at most: several stage the rest beside it. Of
@@ -164,9 +164,8 @@ class TransferModel:
     copy_in, copy_out : mapping from placement to Line
         One-way seconds over host bytes, with a term for "rows" that lie apart (of pinned memory:
         for wide ones that lie `FAR_BYTES` or more apart, and for narrow ones "near"). The
-        placements are
-        "pinned", "pageable" and "disk"; what is on the device already costs nothing and has no
-        line.
+        placements are "pinned", "pageable" and "disk"; what is on the device already costs nothing
+        and has no line.
     slowdowns : mapping from "IN/OUT" to Slowdown
         For the placement that is copied from and the one that is copied to, "pinned/pageable" say,
         while both are busy. A pair with "disk" that is missing is that with "pageable", and one
@@ -390,6 +389,17 @@ def is_gathered(rows: Rows) -> bool:
     return rows.scattered or rows.width_bytes < NARROWEST_ROW_BYTES
 
 
+def slabs_of(copy_bytes: Any) -> Any:
+    """Return how many slabs a staged copy goes through.
+
+    Examples
+    --------
+    >>> [int(slabs_of(mib * 2**20)) for mib in (1, 16, 17)]
+    [1, 1, 2]
+    """
+    return np.maximum(np.ceil(copy_bytes / SLAB_BYTES), 1.0)
+
+
 def staging_slots(direction: str, copy_bytes: Any, slots: Any) -> Any:
     """Return how many staged copies can be under way at once, with a ring of `slots`.
 
@@ -405,8 +415,7 @@ def staging_slots(direction: str, copy_bytes: Any, slots: Any) -> Any:
     """
     if direction == "copy_in":
         return slots
-    slabs_of_each = np.maximum(np.ceil(copy_bytes / SLAB_BYTES), 1.0)
-    return np.maximum(slots, SLABS // slabs_of_each)
+    return np.maximum(slots, SLABS // slabs_of(copy_bytes))
 
 
 def _lines(name: str, data: object) -> dict[str, Line]:

@@ -20,7 +20,7 @@ from ooc_cudnn.memory.pinned_ranges import PinnedRanges
 from ooc_cudnn.operations.chain import Buffer, Launch
 from ooc_cudnn.tensor import DTYPES, ORDERS, TensorSpec, packed_strides
 from perfmodel import MachineModel, VirtualStep, replay
-from perfmodel.transfer import SLAB_BYTES, WHOLE, Rows
+from perfmodel.transfer import WHOLE, Rows, slabs_of
 
 #: Memory of a device whose machine model does not say: more than anybody asks for.
 BOUNDLESS_BYTES = 2**62
@@ -278,7 +278,7 @@ class SimulatedRun:
         if stream != "compute":
             transfer, moved = self._machine.transfer, handle.copied_bytes
             latency = float(transfer.latency_seconds(stream, handle.placement, moved))
-            slabs = max(-(-moved // SLAB_BYTES), 1)
+            slabs = int(slabs_of(moved))
         self.steps.append(
             VirtualStep(
                 stream,  # type: ignore[arg-type]

@@ -248,8 +248,10 @@ class Estimates:
         slowed_out = copy_out + both * (1.0 - 1.0 / slowdown.copy_out)
         if way.waiting is not _NOTHING:
             slowed_in = slowed_in + way.waiting
-        issue = machine.issue_seconds(steps, grid.launching_seconds, staged=request.in_threads)
-        least = issue
+        least = issue = machine.issue_seconds(steps, grid.launching_seconds)
+        if request.in_threads:  # but a single piece
+            staged = machine.issue_seconds(steps, grid.launching_seconds, staged=True)
+            least = issue = np.where(grid.steps > 1, staged, issue)
         if self._latency:
             least = np.maximum(issue, self._turning(way.slots, loads, depths))
         in_turn = compute

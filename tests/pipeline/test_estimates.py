@@ -11,7 +11,7 @@ import pytest
 from splits import MAKERS, Split, loop_orders, make
 
 from benchmarks.planning_problems import arguments, drawn_sizes, problems, request
-from ooc_cudnn.functions.plan import FUNCTIONS
+from ooc_cudnn.functions.plan import FUNCTIONS, plan_request
 from ooc_cudnn.operations.splittable import AXES
 from ooc_cudnn.pipeline import counted, grid_rings
 from ooc_cudnn.pipeline.estimates import Estimates
@@ -19,7 +19,8 @@ from ooc_cudnn.pipeline.grid import Grid
 from ooc_cudnn.pipeline.loop_orders import different_orders, legal_orders
 from ooc_cudnn.pipeline.planner import make_plan
 from ooc_cudnn.pipeline.pricing import SplitProblem
-from perfmodel import InfeasibleError, exhaustive_search, guided_search
+from ooc_cudnn.tensor import TensorSpec
+from perfmodel import InfeasibleError, exhaustive_search, guided_search, shipped
 from perfmodel import Split as Sizes
 
 MACHINE = "h200"
@@ -69,6 +70,22 @@ def test_estimates_are_close_to_prices(function, slots, losses, monkeypatch):
     assert np.median(errors) < 0.02
     # launches at the borders of a chain are not told apart; they bind where pieces are tiny
     assert np.quantile(errors, 0.9) < 0.3
+
+
+def test_threads_issue_the_steps_of_what_is_cut_and_not_those_of_a_single_piece():
+    each = 0.05
+    machine = replace(shipped(MACHINE), staged_step_seconds=each)
+    x = TensorSpec((4, 64, 128, 128), placement="pageable")
+    made = plan_request("activation_forward", x=x, out=x, machine=machine, memory_limit=2**40)
+    problem = SplitProblem(made, made.layouts[0], 0, 3)
+    grid = Grid(made, made.layouts[0], problem.sizes)
+    seconds = Estimates(grid, 2**40).fastest
+    for at in np.ndindex(*seconds.shape):
+        sizes = {axis: grid.sizes[axis][i] for axis, i in zip(AXES, at, strict=True)}
+        price = problem.price(Sizes(**sizes)).seconds
+        assert seconds[at] == pytest.approx(price, rel=0.02)
+        whole = Sizes(**sizes) == made.chain.extents
+        assert price < each if whole else price > 2 * 3 * each
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
