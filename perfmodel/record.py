@@ -106,10 +106,11 @@ class Table(Mapping[str, Value]):
     (1, True, True)
     """
 
-    __slots__ = ("_items",)
+    __slots__ = ("_hash", "_items")
 
     def __init__(self, items: Mapping[str, Value]) -> None:
         self._items = dict(items)
+        self._hash: int | None = None
 
     def __getitem__(self, key: str) -> Value:
         return self._items[key]
@@ -136,7 +137,12 @@ class Table(Mapping[str, Value]):
         return len(self._items)
 
     def __hash__(self) -> int:
-        return hash(frozenset(self._items.items()))
+        if self._hash is None:  # calls are remembered by what they were planned with
+            self._hash = hash(frozenset(self._items.items()))
+        return self._hash
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Table, (self._items,)  # another process has other hashes
 
     def __repr__(self) -> str:
         return repr(self._items)
