@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ooc_cudnn.calibration_shapes import (
     DIRECTIONS,
@@ -44,6 +45,8 @@ GPU_COUNTS, HOST_COUNTS, QUICK_COUNTS = (10, 3), (6, 3), (1, 1)
 QUICK_PASSES = ("float32", "float16")
 #: Seconds that one sample takes, to tell how far a calibration is.
 SAMPLE_SECONDS = 0.03
+#: Seconds that it takes to compile all kernels, by so many threads.
+BUILD_SECONDS, BUILDERS = 10.0, 8
 #: How often a launch is timed, and for how long: the fit has many launches to average over.
 BATCHES, BATCH_SECONDS = 3, 0.005
 
@@ -83,6 +86,8 @@ class ComputeMeasurements:
     def groups(self) -> list[Group]:
         """What is to be measured, in parts of known length."""
         found = []
+        if self.device.kind == "cuda":
+            found.append(Group("kernels", BUILD_SECONDS, self.build))
         kinds = arithmetic(self.device)
         for dtype, tf32 in kinds:
             gradients = not self.quick or (dtype, tf32) == kinds[0]
@@ -97,13 +102,41 @@ class ComputeMeasurements:
                             partial(self.measure, launches, dtype),
                         )
                     )
-            if self.quick and dtype not in QUICK_PASSES:
-                continue
-            if tf32 or self.device.kind == "host":
+            if (dtype, tf32) in self.pass_kinds:
                 measure = partial(self.measure, partial(self.passes, dtype), dtype)
                 seconds = 15 * self.pass_count * SAMPLE_SECONDS
                 found.append(Group(f"passes, {dtype}", seconds, measure))
         return found
+
+    @property
+    def pass_kinds(self) -> list[tuple[str, bool]]:
+        """Kinds of arithmetic of which passes are measured: one of each type."""
+        return [
+            (dtype, tf32)
+            for dtype, tf32 in arithmetic(self.device)
+            if (tf32 or self.on_host) and (not self.quick or dtype in QUICK_PASSES)
+        ]
+
+    def build(self) -> None:
+        """Let threads compile the kernels of all passes, by running each of them once."""
+        asked = [launched for dtype, _ in self.pass_kinds for launched in self.passes(dtype)]
+        most = max(sum(aligned(each.nbytes) for each in held.values()) for _, held in asked)
+        scratch = self.device.workspace(asked, None)
+        if scratch is None or not self.bench.fits(most + aligned(scratch[0])):
+            return  # they are compiled when they are timed
+        base = self.bench.reserve(most + aligned(scratch[0]))
+
+        def run(handle: Any, at: int) -> None:
+            launch, buffers = asked[at]
+            pointers = placed(buffers, base)
+            workspace = (base + most, scratch[0])
+            self.bench.action(launch, buffers, pointers, workspace)(0)(handle)
+
+        def run_all(handle: Any) -> None:
+            with ThreadPoolExecutor(BUILDERS, initializer=self.device.use) as pool:
+                list(pool.map(partial(run, handle), range(len(asked))))
+
+        self.bench.steps({"compute": [run_all]}, staged=False)
 
     @property
     def stand_ins(self) -> Mapping[str, str]:
@@ -174,14 +207,13 @@ class ComputeMeasurements:
             # Results of earlier launches are random enough to be the inputs of later ones.
             self.bench.fill(base, held, dtype)
             self.filled = base, held
-        pointers, at = {}, base
-        for name, size in sizes.items():
-            pointers[name], at = at, at + size
+        pointers = placed(buffers, base)
+        for name in sizes:
             # Bits of another dtype are no numbers to compute with: many of them are denormal. And
             # processors take several times as long with what half types hold after a softmax.
             if name in launch.inputs and (self.on_host or buffers[name].dtype != dtype):
                 self.bench.fill(pointers[name], buffers[name].nbytes, buffers[name].dtype)
-        return self.bench.launch(launch, buffers, pointers, (at, scratch))
+        return self.bench.launch(launch, buffers, pointers, (base + held, scratch))
 
     def reference(self) -> float | None:
         """Seconds of one convolution that is measured first and last, to see clocks drift.
@@ -196,6 +228,14 @@ class ComputeMeasurements:
             if timing is not None:
                 return timing.seconds
         return None
+
+
+def placed(buffers: Mapping[str, Buffer], base: int) -> dict[str, int]:
+    """Addresses of buffers that lie one behind the other."""
+    found, at = dict[str, int](), base
+    for name, buffer in buffers.items():
+        found[name], at = at, at + aligned(buffer.nbytes)
+    return found
 
 
 def convolution_launch(

@@ -11,7 +11,7 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -30,6 +30,9 @@ Measure = Callable[[], Mapping[str, float]]
 FEWEST_STEPS, MOST_STEPS = 2, 32
 #: Turns that are made in any case, and how many times longer than planned the others may take.
 FEWEST_TURNS, PATIENCE = 2, 3
+#: Launches that seem to take less may wait for the host, which issues them one by one: the stream
+#: is held until a few of them are issued, at about so many seconds each.
+HELD_WITHIN, HELD_STEPS, ISSUE_SECONDS = 1e-4, 8, 2e-4
 #: Of a batch's steps, the first quarter only brings it to its steady state.
 WARM_SHARE = 4
 #: Random elements that buffers are filled with, over and over.
@@ -154,11 +157,20 @@ class Bench:
             return max(float(ended[-1]) for ended in stops.values())
         return time.perf_counter() - began
 
-    def spans(self, actions: Mapping[str, Sequence[Action]], *, staged: bool) -> dict[str, Any]:
-        """Run actions as `steps` does; return when each began and ended."""
+    def spans(
+        self, actions: Mapping[str, Sequence[Action]], *, staged: bool, held_seconds: float = 0.0
+    ) -> dict[str, Any]:
+        """Run actions as `steps` does; return when each began and ended.
+
+        The compute stream is held before its first action, so that what the host takes to issue
+        launches is no part of what they take.
+        """
         run = self.device.start(overlap=True, staged=staged, timed=True)
         events: dict[str, list[Event | None]] = {stream: [] for stream in actions}
         try:
+            if held_seconds:
+                hold = partial(self.device.hold, held_seconds)
+                run.submit("compute", (), hold, signals=False)
             for index in range(max(map(len, actions.values()))):
                 for stream, queued in actions.items():
                     if index < len(queued):
@@ -207,6 +219,10 @@ class Bench:
         counts = {
             stream: min(max(int(lasting / spent), few), most) for stream, spent in seconds.items()
         }
+        held = 0.0
+        if self.device.kind == "cuda" and seconds.get("compute", HELD_WITHIN) < HELD_WITHIN:
+            counts["compute"] = min(counts["compute"], HELD_STEPS)
+            held = ISSUE_SECONDS * counts["compute"]
 
         def measure() -> dict[str, float]:
             spans = self.spans(
@@ -215,6 +231,7 @@ class Bench:
                     for stream, action in actions.items()
                 },
                 staged=staged,
+                held_seconds=held,
             )
             until = min(span[-1, 1] for span in spans.values())
             found = {}
@@ -223,7 +240,7 @@ class Bench:
                 meanwhile = span[: max(FEWEST_STEPS, int(np.sum(span[:, 1] <= until)))]
                 found[stream] = _steady(meanwhile[:, 1])
                 if stream == "compute":
-                    # the shortest launches are over before the host has issued the next one
+                    # where the host was late in spite of that
                     alone = float(np.median(meanwhile[:, 1] - meanwhile[:, 0]))
                     found[stream] = min(found[stream], alone)
             return found

@@ -36,6 +36,7 @@ INSTANCES = {
         "fill_zero<uint4>",
         "fill_zero<unsigned char>",
     ],
+    "hold.cu": ["hold"],
     "convolution_direct.cu": [
         "convolution_direct<float, float, 4>",
         "convolution_direct<__half, float, 1>",

@@ -63,6 +63,9 @@ class Device(Protocol):
     def identity(self) -> Mapping[str, str]:
         """What a machine model is keyed by: the hardware and the versions that matter."""
 
+    def use(self) -> None:
+        """Make it the device of the calling thread."""
+
     def free_bytes(self) -> int:
         """Device memory that is free, whoever uses the rest."""
 
@@ -122,6 +125,12 @@ class Device(Protocol):
         stream: Any,
     ) -> None:
         """Run a launch on its buffers; `workspace` is (pointer, bytes)."""
+
+    def hold(self, seconds: float, stream: Any) -> None:
+        """Keep a stream busy for so long, so that what the host issues meanwhile lies ready.
+
+        Nothing where the host's own time is no part of what is timed.
+        """
 
     def start(self, *, overlap: bool, staged: bool, timed: bool) -> Run:
         """Open a run. `staged`: some operand is in host memory that cannot be copied from as is."""

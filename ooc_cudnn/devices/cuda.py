@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from ooc_cudnn.devices import kernels
 from ooc_cudnn.devices.base import HostArray
 from ooc_cudnn.devices.cuda_copies import copy_by_link, copy_on_device
 from ooc_cudnn.devices.cuda_run import CudaRun, StagedCudaRun
@@ -247,6 +248,10 @@ class CudaDevice:
             self.convolutions.run(operation, present, output, workspace, stream)
         else:
             RUNNERS[type(operation)](operation, inputs, output, workspace, stream)
+
+    def hold(self, seconds: float, stream: Any) -> None:
+        """Keep a stream busy."""
+        kernels.hold(seconds, stream)
 
     def start(self, *, overlap: bool, staged: bool, timed: bool) -> CudaRun | StagedCudaRun:
         """Open a run on the caller's current stream and two copy streams."""

@@ -68,6 +68,9 @@ class HostDevice:
             "numpy": np.__version__,
         }
 
+    def use(self) -> None:
+        """There is but one."""
+
     def free_bytes(self) -> int:
         """Memory the operating system could give."""
         try:
@@ -166,6 +169,9 @@ class HostDevice:
             RUNNERS[type(launch.operation)](
                 launch.operation, inputs, _array(views[launch.output]), scratch
             )
+
+    def hold(self, seconds: float, stream: Any) -> None:
+        """A launch is timed from when it begins."""
 
     def start(self, *, overlap: bool, staged: bool, timed: bool) -> WorkerRun:
         """Three threads, or the caller's own."""

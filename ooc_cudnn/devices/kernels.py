@@ -49,7 +49,7 @@ def sources_folder() -> Path:
 
 
 _compiled: dict[tuple[int, str, str], Any] = {}
-_compiling = threading.Lock()
+_compiling: dict[tuple[int, str, str], threading.Lock] = {}  # one of each kernel at a time
 
 
 def _compile_options(folder: Path) -> tuple[str, ...]:
@@ -67,7 +67,7 @@ def _function(device: int, source: str, expression: str) -> Any:
     if function is None:
         import cupy
 
-        with _compiling:
+        with _compiling.setdefault(key, threading.Lock()):
             function = _compiled.get(key)
             if function is None:
                 folder = sources_folder()
@@ -118,6 +118,17 @@ def _signature(view: DeviceView | None) -> tuple[Any, ...] | None:
     if view is None:
         return None
     return view.dtype, view.shape, view.strides, view.pointer % WIDEST_ACCESS_BYTES
+
+
+# ---------------------------------------------------------------------------------------------
+# hold
+# ---------------------------------------------------------------------------------------------
+
+
+def hold(seconds: float, stream: Any = None) -> None:
+    """Keep a stream busy for so long."""
+    function = _function(_device(), "hold.cu", "hold")
+    function((1,), (1,), (np.uint64(seconds * 1e9),), stream=stream)
 
 
 # ---------------------------------------------------------------------------------------------

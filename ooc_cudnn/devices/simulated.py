@@ -113,6 +113,9 @@ class SimulatedDevice:
     def identity(self) -> Mapping[str, str]:
         return {**self.machine.identity, "simulated": self.machine.name}
 
+    def use(self) -> None:
+        pass
+
     def free_bytes(self) -> int:
         return self._device_bytes - self.arena.held_bytes
 
@@ -200,6 +203,9 @@ class SimulatedDevice:
         stream: Any,
     ) -> None:
         stream.seconds += self.machine.compute.seconds(launch.operation.work())
+
+    def hold(self, seconds: float, stream: Any) -> None:
+        pass  # its clock knows nothing of the host
 
     def start(self, *, overlap: bool, staged: bool, timed: bool) -> SimulatedRun:
         return SimulatedRun(self.machine, overlap=overlap, staged=staged)

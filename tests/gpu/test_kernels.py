@@ -506,3 +506,15 @@ def test_relayout_beyond_two_to_the_31(first_to_last):
     channel, place = (index % c, index // c) if first_to_last else (index // s, index % s)
     came_from = channel * of[1] + place * of[2]
     assert np.array_equal(cupy.asnumpy(target[cupy.asarray(index)]), word(came_from))
+
+
+@pytest.mark.parametrize("seconds", [5e-4, 4e-3])
+def test_a_stream_is_held_for_so_long(seconds):
+    stream = cupy.cuda.Stream(non_blocking=True)
+    kernels.hold(1e-6, stream)  # compiles
+    began, ended = cupy.cuda.Event(), cupy.cuda.Event()
+    began.record(stream)
+    kernels.hold(seconds, stream)
+    ended.record(stream)
+    ended.synchronize()
+    assert seconds <= cupy.cuda.get_elapsed_time(began, ended) / 1e3 < seconds + 2e-3
