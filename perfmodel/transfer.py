@@ -48,6 +48,9 @@ STAGED_BYTES = 2**23
 pieces from 16 MiB on, smaller parts were never faster, and of smaller pieces it is one part
 (`benchmarks.copies`)."""
 
+AT_ONCE_BYTES = 2**16
+"""What is smaller is staged on the caller's time: it is copied before another thread is awake."""
+
 SLAB_BYTES, SLABS = 2**24, 4
 """Staged copies go through so many pieces of pinned memory each way, of so many bytes."""
 

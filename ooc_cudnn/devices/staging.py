@@ -25,11 +25,9 @@ from ooc_cudnn.devices.base import HostArray
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.errors import HostOutOfMemoryError
 from ooc_cudnn.memory.blocks import boxes
-from perfmodel.transfer import SLAB_BYTES, SLABS, STAGED_BYTES
+from perfmodel.transfer import AT_ONCE_BYTES, SLAB_BYTES, SLABS, STAGED_BYTES
 
 CHUNK_BYTES = STAGED_BYTES
-#: What is smaller is copied before another thread would be awake.
-INLINE_BYTES = 2**16
 THREADS = 12
 
 
@@ -214,7 +212,7 @@ class Staging:
             if next(left) == 0:
                 then()
 
-        if len(parts) == 1 and parts[0][0].nbytes <= INLINE_BYTES:
+        if len(parts) == 1 and parts[0][0].nbytes <= AT_ONCE_BYTES:
             copy(*parts[0])
             return
         for to, from_ in parts:

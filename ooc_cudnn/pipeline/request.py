@@ -16,7 +16,7 @@ from ooc_cudnn.pipeline.loop_orders import LoopOrder, legal_orders
 from ooc_cudnn.pipeline.piece_costs import PieceCosts
 from ooc_cudnn.tensor import TensorSpec
 from perfmodel import MachineModel, Slowdown, Split
-from perfmodel.transfer import SLABS, WHOLE, Rows
+from perfmodel.transfer import AT_ONCE_BYTES, SLABS, WHOLE, Rows
 
 if TYPE_CHECKING:
     from ooc_cudnn.pipeline.counted import Counted
@@ -73,6 +73,8 @@ class Link(NamedTuple):
 
 #: Below this many bytes in pageable memory, staging in the caller's time is faster than threads.
 WORTH_THREADS_BYTES = 8 * 2**20
+#: An operand that is staged without them takes next to nothing if it is no larger than this.
+WITHOUT_THREADS_BYTES = 2**20
 #: Numbers of pieces that a floor is looked for among.
 FLOOR_PIECES = 2.0 ** (np.arange(80) / 4)
 
@@ -174,6 +176,15 @@ class Request:
                 layouts.append(layout)
         return tuple(layouts)
 
+    def crosses_as(self, name: str) -> str:
+        """The placement by which copies of an operand are priced: as pinned where little is staged.
+
+        Threads that stage are late by far more than it takes to copy so little.
+        """
+        spec = self.specs[name]
+        little = spec.nbytes <= (AT_ONCE_BYTES if self.in_threads else WITHOUT_THREADS_BYTES)
+        return "pinned" if little and spec.placement != "device" else spec.placement
+
     @cached_property
     def slowdown(self) -> Slowdown:
         """How much the two directions of the link slow each other down in this call.
@@ -181,13 +192,10 @@ class Request:
         Each pair of placements counts by the seconds of moving its operands once.
         """
         ways: dict[str, dict[str, float]] = {"in": {}, "out": {}}
-        for name, spec in self.operands:
-            if name in self.chain.loaded:
-                spent = self.copy_seconds("in", name, spec.nbytes, 1)
-                ways["in"][spec.placement] = ways["in"].get(spec.placement, 0.0) + spent
-            if name in self.chain.results:
-                spent = self.copy_seconds("out", name, spec.nbytes, 1)
-                ways["out"][spec.placement] = ways["out"].get(spec.placement, 0.0) + spent
+        for way, name in self.ways:
+            placement = self.crosses_as(name)
+            spent = self.copy_seconds(way, name, self.specs[name].nbytes, 1)
+            ways[way][placement] = ways[way].get(placement, 0.0) + spent
         return self.machine.transfer.mean_slowdown(ways["in"], ways["out"])
 
     @cached_property
@@ -273,14 +281,14 @@ class Request:
 
         The only place, with the two below, where the planner asks what the link costs.
         """
-        placement, transfer = self.specs[name].placement, self.machine.transfer
+        placement, transfer = self.crosses_as(name), self.machine.transfer
         copy = transfer.copy_in_seconds if direction == "in" else transfer.copy_out_seconds
         apart = self.apart_seconds_per_byte(direction, name, rows)
         return copy(placement, host_bytes, copies) + host_bytes * apart
 
     def apart_seconds_per_byte(self, direction: Direction, name: str, rows: Rows) -> float:
         """What a byte of an operand takes longer in pieces that lie in rows apart."""
-        placement = self.specs[name].placement
+        placement = self.crosses_as(name)
         if placement == "device":
             return 0.0
         link, way = self.machine.transfer, f"copy_{direction}"
@@ -302,14 +310,14 @@ class Request:
         self, direction: Direction, name: str, copy_bytes: Any, others: Any = 0
     ) -> Any:
         """Seconds that one copy of an operand is late by, where it is staged; beside `others`."""
-        transfer, placement = self.machine.transfer, self.specs[name].placement
+        transfer, placement = self.machine.transfer, self.crosses_as(name)
         return transfer.latency_seconds(f"copy_{direction}", placement, copy_bytes, others)
 
     def turn_seconds(
         self, direction: Direction, name: str, copy_bytes: Any, others: Any = 0
     ) -> Any:
         """Seconds for which a staged copy of an operand holds its slot; beside `others`."""
-        transfer, placement = self.machine.transfer, self.specs[name].placement
+        transfer, placement = self.machine.transfer, self.crosses_as(name)
         return transfer.turn_seconds(f"copy_{direction}", placement, copy_bytes, others)
 
     @cached_property
@@ -319,12 +327,12 @@ class Request:
         return tuple(
             (way, name)
             for way, name in self.ways
-            if transfer.latency_of(f"copy_{way}", self.specs[name].placement) is not None
+            if transfer.latency_of(f"copy_{way}", self.crosses_as(name)) is not None
         )
 
     def others_seconds(self, direction: Direction, name: str) -> float:
         """Seconds that a copy of an operand is later by for each other that is in flight."""
-        transfer, placement = self.machine.transfer, self.specs[name].placement
+        transfer, placement = self.machine.transfer, self.crosses_as(name)
         line = transfer.latency_of(f"copy_{direction}", placement)
         return line.terms.get("others", 0.0) if line is not None else 0.0
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ooc_cudnn.devices.simulated import SimulatedDevice, simulated_operand
 from ooc_cudnn.pipeline.execute import make_executor
 from ooc_cudnn.pipeline.plan import Plan
@@ -33,7 +35,10 @@ def simulate(request: Request, plan: Plan) -> Trace:
         If the plan needs more memory than it counts.
     """
     device = SimulatedDevice(request.machine)
-    operands = {name: simulated_operand(spec) for name, spec in request.operands}
+    operands = {
+        name: simulated_operand(replace(spec, placement=request.crosses_as(name)))
+        for name, spec in request.operands
+    }
     executor = make_executor(request, plan)
     staged = request.in_threads and plan.pieces > 1
     trace = executor.run(device, operands, staged=staged, wait=True, timed=True)

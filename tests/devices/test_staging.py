@@ -22,7 +22,7 @@ def staged(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", fake_cupy([]))
     monkeypatch.setattr(staging, "CHUNK_BYTES", CHUNK)
     monkeypatch.setattr(staging, "SLAB_BYTES", SLAB)
-    monkeypatch.setattr(staging, "INLINE_BYTES", CHUNK // 4)
+    monkeypatch.setattr(staging, "AT_ONCE_BYTES", CHUNK // 4)
     made = Staging(lambda nbytes: np.empty(nbytes, np.uint8), lambda: None)
     yield made
     made.close()
