@@ -158,6 +158,11 @@ def judge_calls(report: common.Report, found: list[dict[str, Any]]) -> None:
                      said[predictor]["p90"], *bounds[1])  # fmt: skip
     inexact = [call["description"] for call in found if not call["peak_exact"]]
     report.claim("calls whose peak of memory is not the plan's", len(inexact), "<=", 0)
+    rounds = [each for call in found if len(each := call.get("round_seconds", ())) == ROUNDS]
+    if rounds:
+        apart = figures([max(each) / min(each) for each in rounds])
+        for name in ("median", "p90"):
+            report.claim(f"slowest round over the quietest, {name}", apart[name])
     disturbed = [call for call in found if call["others_share"] > DISTURBED]
     report.claim("calls disturbed by other processes", len(disturbed))
     for call in found:

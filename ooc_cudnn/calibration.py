@@ -183,13 +183,13 @@ class _Calibration:
         self.facts["calibration_seconds"] = round(time.perf_counter() - began, 1)
 
     def steps(self) -> None:
-        """Measure how long the host takes to issue a step; the median of several times counts."""
+        """Measure how long the host takes to issue a step; disturbances only add."""
         for name, timing in host_seconds(self.bench).items():
             self.issuing[name].append(timing.seconds)
             found = self.issuing[name]
-            middle = statistics.median(found)
-            self.host[name] = float(f"{middle:.5g}")
-            apart = (max(found) - min(found)) / 2 / middle if middle else 0.0
+            seconds = undisturbed(found)
+            self.host[name] = float(f"{seconds:.5g}")
+            apart = (max(found) - min(found)) / 2 / seconds if seconds else 0.0
             self.quality[name] = {"spread": max(timing.spread, apart)}
 
     def beside(self) -> None:

@@ -148,15 +148,15 @@ class MachineModel:
 
     @property
     def setup_seconds(self) -> float:
-        """Seconds of a call until the device has something to do.
+        """Seconds of a call until the device has something to do: its first step is issued.
 
         Examples
         --------
         >>> from dataclasses import replace
-        >>> replace(shipped("h200"), call_seconds=8e-5).setup_seconds
-        4e-05
+        >>> replace(shipped("h200"), call_seconds=8e-5, step_seconds=1e-5).setup_seconds
+        5e-05
         """
-        return BEFORE_SHARE * self.call_seconds
+        return BEFORE_SHARE * self.call_seconds + self.step_seconds
 
     def seconds_of_step(self, *, staged: bool) -> float:
         """Return what the host takes to issue a step of a call, which may be staged by threads."""
@@ -179,7 +179,7 @@ class MachineModel:
         >>> from dataclasses import replace
         >>> host = replace(shipped("h200"), call_seconds=8e-5, step_seconds=1e-5)
         >>> round(host.issue_seconds(6, 3e-5) * 1e6)
-        130
+        120
         """
         issuing = steps * self.seconds_of_step(staged=staged) + launching
         return self.call_seconds - self.setup_seconds + issuing

@@ -202,7 +202,9 @@ class SimulatedDevice:
         workspace: tuple[int, int],
         stream: Any,
     ) -> None:
-        stream.seconds += self.machine.compute.seconds(launch.operation.work())
+        work, compute = launch.operation.work(), self.machine.compute
+        stream.seconds += compute.seconds(work)
+        stream.launching += compute.launching_seconds(work, self.machine.launch_seconds)
 
     def hold(self, seconds: float, stream: Any) -> None:
         pass  # its clock knows nothing of the host
@@ -227,10 +229,10 @@ class SimulatedStream:
     A step copies one region of one operand, whose placement and bytes it says here.
     """
 
-    __slots__ = ("beside", "copied_bytes", "placement", "seconds")
+    __slots__ = ("beside", "copied_bytes", "launching", "placement", "seconds")
 
     def __init__(self) -> None:
-        self.seconds = self.beside = 0.0
+        self.seconds = self.beside = self.launching = 0.0
         self.copied_bytes = 0
         self.placement = "pinned"
 
@@ -257,6 +259,8 @@ class SimulatedRun:
         self._machine = machine
         self._overlap = overlap
         self._step_seconds = machine.seconds_of_step(staged=staged)
+        #: When the host has issued the last step.
+        self._issued = 0.0
         #: What computing loses to steps that were issued since the last one that computes.
         self._lost_seconds = 0.0
 
@@ -275,7 +279,7 @@ class SimulatedRun:
             after = tuple(event.index for event in waits if isinstance(event, SimulatedEvent))
         else:
             after = (index - 1,) if index else ()
-        issued = (index + 1) * self._step_seconds
+        self._issued += self._step_seconds + handle.launching
         self._lost_seconds += self._machine.lost_seconds(0.0, 0.0, self._step_seconds)
         if stream == "compute":
             handle.seconds += self._lost_seconds
@@ -291,7 +295,7 @@ class SimulatedRun:
                 handle.seconds,
                 after,
                 handle.placement,
-                issued,
+                self._issued,
                 latency,
                 handle.beside,
                 slabs,

@@ -250,7 +250,9 @@ class TestSimulate:
         from ooc_cudnn.settings import settings
 
         with settings(overlap=False):
-            request = request_of(dataclasses.replace(H200, **dict.fromkeys(HOST_SECONDS, 0.0)))
+            compute = dataclasses.replace(H200.compute, launching={})
+            at_once = dict.fromkeys(HOST_SECONDS, 0.0)
+            request = request_of(dataclasses.replace(H200, compute=compute, **at_once))
             found = make_plan(request, split=Split(n=2, c_y=32, c_x=32, h_y=32))
         assert found.overlap is False
         trace = simulate(request, found)

@@ -209,7 +209,7 @@ class TestHere:
     """Without `machine`: the plan of the call itself, on the device of the settings."""
 
     @pytest.mark.parametrize("out", [False, True])
-    @pytest.mark.parametrize("limit", ["100kB", "1MB"])
+    @pytest.mark.parametrize("limit", ["120kB", "1MB"])
     def test_it_is_the_plan_the_call_runs_by(self, limit, out, random):
         x = random.standard_normal((3, 6, 33, 20)).astype("f4")
         w = random.standard_normal((8, 6, 3, 3)).astype("f4")
