@@ -19,7 +19,7 @@ import numpy as np
 from ooc_cudnn.calibration_compute import ComputeMeasurements
 from ooc_cudnn.calibration_link import LinkMeasurements
 from ooc_cudnn.calibration_losses import measured_losses
-from ooc_cudnn.calibration_rows import RowMeasurements
+from ooc_cudnn.calibration_rows import LARGE_BYTES, RowMeasurements
 from ooc_cudnn.calibration_steps import host_seconds
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.devices.base import Device
@@ -218,13 +218,14 @@ class _Calibration:
         identity.setdefault(
             "device_bytes", str(self.device.free_bytes() + self.device.arena.held_bytes)
         )
+        slowdowns = self.as_in_calls(copies)
         return MachineModel(
             name=identity.get("gpu", self.device.name),
             identity=identity,
             transfer=TransferModel(
                 copies["copy_in"],
                 copies["copy_out"],
-                self.slowdowns(copies),
+                slowdowns,
                 self.latency(copies),
             ),
             compute=ComputeModel(
@@ -242,19 +243,23 @@ class _Calibration:
             facts=self.facts | self.link.facts,
         )
 
-    def slowdowns(self, copies: Mapping[str, Mapping[str, Line]]) -> dict[str, Slowdown]:
-        """How the directions slow each other down; of plain memory, at least as in a whole call."""
-        found, together = dict(self.link.slowdowns), self.apart.together
-        if together is not None:
-            nbytes, seconds = together
-            known = found.get("pageable/pageable", Slowdown())
-            as_in_a_call = {
-                way: max(getattr(known, way), seconds / lines["pageable"].seconds(nbytes))
-                for way, lines in copies.items()
-            }
-            found["pageable/pageable"] = Slowdown(
-                **{way: float(f"{factor:.5g}") for way, factor in as_in_a_call.items()}
-            )
+    def as_in_calls(self, copies: Mapping[str, dict[str, Line]]) -> dict[str, Slowdown]:
+        """Make plain memory's lines and slowdown no faster than whole calls are; return slowdowns.
+
+        Both ways at once, no less time than the slower of copies alone and of a call is taken.
+        """
+        found, paces = dict(self.link.slowdowns), self.apart.paces
+        if not paces:
+            return found
+        known, nbytes = found.get("pageable/pageable", Slowdown()), float(LARGE_BYTES)
+        factors = {}
+        for way, lines in copies.items():
+            line = lines["pageable"]
+            both = max(getattr(known, way) * line.seconds(nbytes), paces["both"])
+            alpha = max(line.alpha, (paces[way] - line.beta) / nbytes)
+            lines["pageable"] = replace(line, alpha=float(f"{alpha:.5g}"))
+            factors[way] = max(float(f"{both / lines['pageable'].seconds(nbytes):.5g}"), 1.0)
+        found["pageable/pageable"] = Slowdown(**factors)
         return found
 
     def latency(self, copies: Mapping[str, Mapping[str, Line]]) -> dict[str, Line]:

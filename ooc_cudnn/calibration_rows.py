@@ -22,6 +22,8 @@ from ooc_cudnn.calibration_steps import cut_into_images, run_pieces
 from ooc_cudnn.devices.base import HostArray
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.measuring import Action, Bench, Group
+from ooc_cudnn.memory.arrays import wrap
+from ooc_cudnn.memory.functions import empty_in
 from ooc_cudnn.tensor import TensorSpec
 from perfmodel import Line
 from perfmodel.transfer import STAGED_BYTES, narrow_rows, staging_slots
@@ -60,8 +62,9 @@ class RowMeasurements:
         Further terms of the lines, by "copy_in/PLACEMENT" and "copy_out/PLACEMENT": seconds a row.
     latency : dict
         As `TransferModel` has it.
-    together : tuple of int and float, optional
-        Bytes of a large piece each way, and seconds of one in a call whose pieces are staged.
+    paces : dict
+        Seconds of a piece of `LARGE_BYTES` in a call that is staged one way, or "both". A call is
+        slower than copies alone: its pieces go from thread to thread.
     """
 
     def __init__(self, bench: Bench, *, quick: bool) -> None:
@@ -70,10 +73,10 @@ class RowMeasurements:
         self.size, self.far = (HOST_BYTES, FEW_FAR) if few else (GPU_BYTES, GPU_FAR)
         self.terms: defaultdict[str, dict[str, float]] = defaultdict(dict)
         self.latency: dict[str, Line] = {}
-        self.together: tuple[int, float] | None = None
+        self.paces: dict[str, float] = {}
         self._turn: tuple[float, int] | None = None
         self._late: defaultdict[str, list[Line]] = defaultdict(list)
-        self._paces = list[float]()
+        self._paces: defaultdict[str, list[float]] = defaultdict(list)
 
     def groups(self) -> list[Group]:
         """What is to be measured."""
@@ -118,14 +121,19 @@ class RowMeasurements:
             found.sort(key=_in_a_ring)
             self.latency[name] = found[len(found) // 2]
         enough = self.plain.nbytes >= FEWEST_LARGE * LARGE_BYTES
-        if self.device.kind == "cuda" and enough and self.bench.fits(6 * LARGE_BYTES):
-            self._paces.append(self._pace(LARGE_BYTES))
-            self.together = LARGE_BYTES, statistics.median(self._paces)
+        if (
+            self.device.kind == "cuda"
+            and enough
+            and self.bench.fits(self.plain.nbytes + 6 * LARGE_BYTES)
+        ):
+            for ways in ("both", *DIRECTIONS):
+                self._paces[ways].append(self._pace(LARGE_BYTES, ways))
+                self.paces[ways] = statistics.median(self._paces[ways])
 
-    def _pace(self, nbytes: int) -> float:
-        """Seconds of a piece among many of a call that is staged both ways."""
+    def _pace(self, nbytes: int, ways: str) -> float:
+        """Seconds of a piece among many of a call that is staged."""
         most = self.plain.nbytes // nbytes
-        few, many = (self._call(nbytes, pieces)[0] for pieces in (most // 2, most))
+        few, many = (self._call(nbytes, pieces, ways)[0] for pieces in (most // 2, most))
         return max(many - few, 0.0) / (most - most // 2)
 
     def _latency(self, direction: str, plain: HostArray) -> Line:
@@ -166,18 +174,34 @@ class RowMeasurements:
             self._turn = seconds / pieces, slots
         return self._turn
 
-    def _call(self, nbytes: int, pieces: int) -> tuple[float, int]:
-        """Seconds of a call that is staged both ways, and the slots of each ring."""
-        x = TensorSpec((pieces, 1, 1, nbytes // 4), "float32", "pageable")
-        executor, plan = cut_into_images(self.bench, "activation_forward", x=x)
-        given = self.plain[: pieces * nbytes // 4].reshape(x.shape)
-        arrays = {"x": given, "y": self.written[: given.size].reshape(x.shape)}
+    def _call(self, nbytes: int, pieces: int, ways: str = "both") -> tuple[float, int]:
+        """Seconds of a call that is staged so, and the slots of the ring of what is staged."""
+        shape = (pieces, 1, 1, nbytes // 4)
+        x, y = (
+            TensorSpec(shape, "float32", "pageable" if ways in (way, "both") else "device")
+            for way in DIRECTIONS
+        )
+        executor, plan = cut_into_images(self.bench, "activation_forward", out=y, x=x)
+        arrays = {
+            name: self._operand(spec, memory)
+            for name, spec, memory in (("x", x, self.plain), ("y", y, self.written))
+        }
         timings = []
         for _ in range(REPEATS + 1):
             began = time.perf_counter()
             run_pieces(self.bench, executor, arrays, staged=True)
             timings.append(time.perf_counter() - began)
-        return statistics.median(timings[1:]), dict(plan.rings)["x"]
+        return statistics.median(timings[1:]), dict(plan.rings)[
+            "y" if x.placement == "device" else "x"
+        ]
+
+    def _operand(self, spec: TensorSpec, memory: HostArray) -> HostArray | DeviceView:
+        """Part of plain memory, or as much of the device's."""
+        if spec.placement == "pageable":
+            return memory[: spec.nbytes // 4].reshape(spec.shape)
+        order = "channels_first"
+        held = empty_in(self.device, spec.placement, spec.shape, spec.dtype, order)
+        return wrap(held, self.device, name="a device's operand").view()
 
     def _far(self) -> None:
         """Pinned memory, both ways at once, over so many pages that the link does not know all."""

@@ -17,15 +17,15 @@ from ooc_cudnn.devices.base import HostArray
 from ooc_cudnn.functions.elementwise import activation_forward
 from ooc_cudnn.functions.plan import plan_request
 from ooc_cudnn.measuring import Bench, Timing, Watched, undisturbed
-from ooc_cudnn.pipeline.execute import Executor, make_executor
+from ooc_cudnn.pipeline.execute import Executor, Source, make_executor
 from ooc_cudnn.pipeline.plan import Plan
 from ooc_cudnn.pipeline.planner import make_plan
 from ooc_cudnn.settings import settings
 from ooc_cudnn.tensor import TensorSpec
 from perfmodel import shipped
 
-#: Images of a few bytes, each a piece of its own.
-SHAPE = (128, 8, 2, 8)
+#: Images of a few bytes, each a piece of its own; and of so many that threads stage them.
+SHAPE, STAGED_SHAPE = (128, 8, 2, 8), (64, 8, 64, 64)
 FILTERS = (8, 8, 1, 1)
 #: How often they are gone through.
 REPEATS = 3
@@ -37,7 +37,8 @@ def host_seconds(bench: Bench) -> Mapping[str, Timing]:
     A piece of an activation takes three steps and one launch; and a call of one piece tells what a
     call takes beside. Where processors compute, a fused convolution, which takes more launches,
     tells what one takes. Each is the lower quartile of several: what disturbs a host only adds. A
-    card's steps are issued by threads, too, as where pieces are staged.
+    card's steps are issued by threads, too, on small pieces of plain memory: what takes time there
+    is to hand them on.
     """
     x = TensorSpec(SHAPE, "float32", "pinned")
     simple, watched = _many_pieces(bench, "activation_forward", x=x)
@@ -51,7 +52,8 @@ def host_seconds(bench: Bench) -> Mapping[str, Timing]:
     step = (simple.seconds - launch.seconds) / 3
     found = {"launch_seconds": launch, "step_seconds": Timing(step, simple.spread)}
     if bench.device.kind != "host":  # whose steps go through threads in any case
-        staged, _ = _many_pieces(bench, "activation_forward", staged=True, x=x)
+        plain = TensorSpec(STAGED_SHAPE, "float32", "pageable")
+        staged, _ = _many_pieces(bench, "activation_forward", staged=True, x=plain)
         each = max(staged.seconds - launch.seconds, 0.0) / 3
         found["staged_step_seconds"] = Timing(each, staged.spread)
     whole = _one_piece(bench)
@@ -66,18 +68,24 @@ def _many_pieces(
 ) -> tuple[Timing, Watched]:
     """Seconds of a piece of a call that is cut into images, and of its launches."""
     executor, plan = cut_into_images(bench, function, **operands)
-    arrays = {name: _pinned(bench, spec.shape) for name, spec in plan.operands}
+    arrays = {
+        name: np.ones(spec.shape, np.float32) if staged else _pinned(bench, spec.shape)
+        for name, spec in plan.operands
+    }
     timing = _timed(lambda: run_pieces(bench, executor, arrays, staged=staged))
     watched = Watched(bench.device)
-    run_pieces(bench, executor, arrays, staged=False, device=watched)
+    if not staged:
+        run_pieces(bench, executor, arrays, staged=False, device=watched)
     return Timing(timing.seconds / plan.pieces, timing.spread), watched
 
 
-def cut_into_images(bench: Bench, function: str, **operands: TensorSpec) -> tuple[Executor, Plan]:
-    """What runs a call, whose result is as x is, one image after the other."""
+def cut_into_images(
+    bench: Bench, function: str, *, out: TensorSpec | None = None, **operands: TensorSpec
+) -> tuple[Executor, Plan]:
+    """What runs a call, whose result is as x is by default, one image after the other."""
     request = plan_request(
-        function, out=operands["x"], machine=shipped("host"), memory_limit=bench.limit_bytes,
-        **operands,
+        function, out=out or operands["x"], machine=shipped("host"),
+        memory_limit=bench.limit_bytes, **operands,
     )  # fmt: skip
     whole = request.chain.extents
     plan = make_plan(request, bench.device.workspace, replace(whole, n=1))
@@ -87,7 +95,7 @@ def cut_into_images(bench: Bench, function: str, **operands: TensorSpec) -> tupl
 def run_pieces(
     bench: Bench,
     executor: Executor,
-    arrays: Mapping[str, HostArray],
+    arrays: Mapping[str, Source],
     *,
     staged: bool,
     device: Any = None,
