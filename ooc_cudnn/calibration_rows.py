@@ -22,8 +22,9 @@ from ooc_cudnn.calibration_steps import cut_into_images, run_pieces
 from ooc_cudnn.devices.base import HostArray
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.measuring import Action, Bench, Group
-from ooc_cudnn.memory.arrays import wrap
+from ooc_cudnn.memory.arrays import Wrapped, wrap
 from ooc_cudnn.memory.functions import empty_in
+from ooc_cudnn.pipeline.execute import Source
 from ooc_cudnn.tensor import TensorSpec
 from perfmodel import Line
 from perfmodel.transfer import STAGED_BYTES, narrow_rows, staging_slots
@@ -182,9 +183,10 @@ class RowMeasurements:
             for way in DIRECTIONS
         )
         executor, plan = cut_into_images(self.bench, "activation_forward", out=y, x=x)
-        arrays = {
-            name: self._operand(spec, memory)
-            for name, spec, memory in (("x", x, self.plain), ("y", y, self.written))
+        # the operands as the executor takes them do not keep the device's memory
+        held = {"x": self._operand(x, self.plain), "y": self._operand(y, self.written)}
+        arrays: dict[str, Source] = {
+            name: each.view() if isinstance(each, Wrapped) else each for name, each in held.items()
         }
         timings = []
         for _ in range(REPEATS + 1):
@@ -195,13 +197,12 @@ class RowMeasurements:
             "y" if x.placement == "device" else "x"
         ]
 
-    def _operand(self, spec: TensorSpec, memory: HostArray) -> HostArray | DeviceView:
+    def _operand(self, spec: TensorSpec, memory: HostArray) -> HostArray | Wrapped:
         """Part of plain memory, or as much of the device's."""
         if spec.placement == "pageable":
             return memory[: spec.nbytes // 4].reshape(spec.shape)
-        order = "channels_first"
-        held = empty_in(self.device, spec.placement, spec.shape, spec.dtype, order)
-        return wrap(held, self.device, name="a device's operand").view()
+        array = empty_in(self.device, "device", spec.shape, spec.dtype, "channels_first")
+        return wrap(array, self.device, name="an operand")
 
     def _far(self) -> None:
         """Pinned memory, both ways at once, over so many pages that the link does not know all."""

@@ -449,3 +449,17 @@ def test_plain_memory_is_no_faster_than_in_whole_calls(both, expected):
     seconds = {way: held["pageable"].seconds(2**25) for way, held in copies.items()}
     assert seconds == pytest.approx({"copy_in": 2.4e-3, "copy_out": 1.5e-3}, rel=1e-3)
     assert (found.copy_in, found.copy_out) == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.parametrize("ways", ["both", "copy_in", "copy_out"])
+def test_calls_staged_one_way_work_on_the_device_otherwise(ways):
+    device = ooc_cudnn.devices.get_device("host")
+    bench = calibration.make_bench(device, 2**28, quick=True)
+    rows = calibration.RowMeasurements(bench, quick=True)
+    rows.plain[:], rows.written[:] = -1.0, -2.0
+    before = device.arena.array_bytes
+    with device.arena.lock:
+        assert rows._pace(2**20, ways) >= 0
+    assert device.arena.array_bytes == before
+    assert (rows.written[: 2**18] == -2.0).all() == (ways == "copy_in")
+    assert (rows.plain == -1.0).all()
