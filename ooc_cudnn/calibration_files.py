@@ -7,9 +7,11 @@ sets the pages of a file aside one by one, so that one thread writes it many tim
 from __future__ import annotations
 
 import os
+import statistics
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -96,14 +98,21 @@ class FileCopies:
                 self.record(f"{direction}/disk", size, found[direction])
                 self.alone.setdefault(direction, []).append((size, found["alone"].seconds))
 
-    def latency(self, direction: str, line: Line) -> Line | None:
-        """What one copy is late by that goes through one slab, beside what its line says."""
+    def latency(self, direction: str, line: Line, plain: Line | None = None) -> Line | None:
+        """What one copy is late by that goes through one slab, beside what its line says.
+
+        With the latency of `plain` memory, threads start as they do there, and take longer to read
+        or write what is in a file: small copies, which are not measured, are late by little more.
+        """
         samples = [
             (min(size, STAGED_BYTES), max(seconds - line.seconds(size), 0.0))
             for size, seconds in self.alone.get(direction, ())
             if size <= SLAB_BYTES
         ]
-        return latency_line(samples) if samples else None
+        if not samples or plain is None:
+            return latency_line(samples) if samples else None
+        alpha = statistics.median((late - plain.beta) / size for size, late in samples)
+        return replace(plain, alpha=float(f"{max(alpha, plain.alpha):.4g}"))
 
     def _through_file(
         self, direction: str, base: int, opened: Callable[[int], Any], size: int

@@ -106,7 +106,7 @@ def fit_samples(samples: Samples, like: Line | None = None) -> Fit:
     """
     if like is None:
         return fit(samples.work, samples.seconds, samples.features)
-    scaled = _scaled(samples, like)
+    scaled = scale(samples, like)
     amounts = len(set(samples.work))
     if amounts < FEWEST_WORKS or (
         samples.features and len(samples.work) <= 2 + len(samples.features)
@@ -116,7 +116,14 @@ def fit_samples(samples: Samples, like: Line | None = None) -> Fit:
     return min((fitted, scaled), key=lambda found: found.held_out_error)
 
 
-def _scaled(samples: Samples, like: Line) -> Fit:
+def scale(samples: Samples, like: Line) -> Fit:
+    """Scale a known line to samples: their median counts.
+
+    Raises
+    ------
+    FitError
+        If the known line takes no time.
+    """
     seconds, predicted = np.array(samples.seconds), samples.predicted(like)
     if not predicted.all():
         raise FitError("the line to scale takes no time")

@@ -15,6 +15,7 @@ import numpy as np
 from ooc_cudnn.devices.base import Event, HostArray
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.memory.arena import Allocation, Arena
+from ooc_cudnn.memory.arrays import is_file
 from ooc_cudnn.memory.blocks import rows_of
 from ooc_cudnn.memory.pinned_ranges import PinnedRanges
 from ooc_cudnn.operations.chain import Buffer, Launch
@@ -150,11 +151,8 @@ class SimulatedDevice:
             return "device"
         if isinstance(array, SimulatedArray):
             return array.placement
-        base: Any = array
-        while isinstance(base, np.ndarray):
-            if isinstance(base, np.memmap):
-                return "disk"
-            base = base.base
+        if is_file(array):
+            return "disk"
         return "pinned" if self.is_pinned(array.ctypes.data, array.nbytes) else "pageable"
 
     # Device memory -----------------------------------------------------------------------------

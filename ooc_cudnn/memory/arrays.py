@@ -8,7 +8,7 @@ the user has not imported.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -121,15 +121,25 @@ def locate(array: Any, device: Device, *, name: str) -> Located:
     return _from_dlpack(array, device, name)
 
 
+def bases(array: Any) -> Iterator[np.ndarray[Any, Any]]:
+    """An array, the one that it is a view of, and so on."""
+    while isinstance(array, np.ndarray):
+        yield array
+        array = array.base
+
+
+def is_file(array: Any) -> bool:
+    """Whether an array is (part of) a memory-mapped file."""
+    return any(isinstance(base, np.memmap) for base in bases(array))
+
+
 def _host_placement(array: np.ndarray[Any, Any], pointer: int, device: Device) -> str:
     """Where a NumPy array lives: "device" (the host device's), "disk", "pinned" or "pageable"."""
-    base: Any = array
-    while isinstance(base, np.ndarray):
+    for base in bases(array):
         if isinstance(base, HostDeviceArray) and device.kind == "host":
             return "device"
         if isinstance(base, np.memmap):
             return "disk"
-        base = base.base
     low, high = (pointer, pointer + array.nbytes) if array.flags.forc else array_span(array)
     return "pinned" if device.is_pinned(low, high - low) else "pageable"
 

@@ -268,7 +268,8 @@ class Estimates:
             overlapped,
             np.maximum(in_turn + copy_in + copy_out - spared, least),
         )
-        seconds = np.where((depths > 0) & grid.legal, seconds + machine.setup_seconds, np.inf)
+        before = machine.before_seconds(steps)
+        seconds = np.where((depths > 0) & grid.legal, seconds + before, np.inf)
         return np.broadcast_to(seconds, (len(seconds), *grid.shape))
 
     @cached_property

@@ -204,6 +204,11 @@ class Request:
         loaded: list[tuple[Direction, str]] = [("in", name) for name in self.chain.loaded]
         return (*loaded, *(("out", name) for name in self.chain.results))
 
+    @property
+    def moves(self) -> bool:
+        """Whether anything crosses the link."""
+        return any(self.specs[name].placement != "device" for _, name in self.ways)
+
     @cached_property
     def links(self) -> dict[tuple[Direction, str], Link]:
         """The lines that the seconds of each operand's copies lie on."""
@@ -267,7 +272,7 @@ class Request:
         overlaps = (pieces >= 2.0) & (2 * floor.streamed_bytes <= limit_bytes * pieces)
         fits = floor.streamed_bytes <= limit_bytes * pieces
         found = np.where(overlaps, overlapped, np.where(fits, in_turn, np.inf)).min()
-        return self.machine.setup_seconds + float(found)
+        return float(self.machine.before_seconds(2 if self.moves else 1)) + float(found)
 
     def copy_seconds(
         self,
