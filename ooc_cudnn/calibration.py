@@ -42,7 +42,6 @@ from perfmodel import (
     shipped,
 )
 from perfmodel.linear import FEWEST_WORKS, NO_FEATURES
-from perfmodel.samples import scale
 from perfmodel.transfer import SLAB_BYTES
 
 __all__ = ["calibrate", "machine_for"]
@@ -208,9 +207,7 @@ class _Calibration:
         """Measure everything, and fit it."""
         self.measure(progress)
         samples = {key: found.samples() for key, found in self.measured.items()}
-        lines = dict[str, Line]()
-        for key, held in samples.items():
-            lines[key] = self.line(key, held, lines.get(key.replace("/disk", "/pageable")))
+        lines = {key: self.line(key, held) for key, held in samples.items()}
         copies: dict[str, dict[str, Line]] = {"copy_in": {}, "copy_out": {}}
         for key in [key for key in lines if key.startswith("copy_")]:
             direction, placement = key.split("/")
@@ -269,12 +266,9 @@ class _Calibration:
         """What staged copies are late by; others delay those of files as they do plain memory's."""
         found = dict(self.apart.latency)
         for way, lines in copies.items():
-            if "disk" not in lines:
-                continue
-            plain = found.get(f"{way}/pageable")
-            like = plain if self.device.kind == "cuda" else None
-            late = self.link.files.latency(way, lines["disk"], like)
+            late = self.link.files.latency(way, lines["disk"]) if "disk" in lines else None
             if late is not None:
+                plain = found.get(f"{way}/pageable")
                 found[f"{way}/disk"] = replace(late, terms=plain.terms if plain else {})
         return found
 
@@ -284,13 +278,8 @@ class _Calibration:
             key: float(f"{undisturbed(found):.4g}") for key, found in self.compute.launching.items()
         }
 
-    def line(self, key: str, samples: Samples, plain: Line | None) -> Line:
-        """Fit one line, and keep how good it is.
-
-        On a card, files are staged by the threads that stage plain memory: their line is that of
-        `plain` memory, so many times slower. Few and noisy as samples of files are, a line of their
-        own started anywhere from 0 to 1 ms.
-        """
+    def line(self, key: str, samples: Samples) -> Line:
+        """Fit one line, and keep how good it is."""
         spread, name = self.measured[key].spread, f"{key} on {self.device.name}"
         if spread > (TOO_NOISY_FILES if key.endswith("/disk") else TOO_NOISY):
             raise FitError(
@@ -298,11 +287,7 @@ class _Calibration:
                 "the machine, so calibrate again when it is quiet"
             )
         try:
-            samples = self.throughput(key, samples)
-            if plain is not None and key.endswith("/disk") and self.device.kind == "cuda":
-                fitted = scale(samples, plain)
-            else:
-                fitted = fit_samples(samples, self.like(key))
+            fitted = fit_samples(self.throughput(key, samples), self.like(key))
         except FitError as error:
             raise FitError(f"{name}: {error}") from error
         self.quality[key] = {**fitted.quality(), "spread": spread}

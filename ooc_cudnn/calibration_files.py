@@ -7,11 +7,9 @@ sets the pages of a file aside one by one, so that one thread writes it many tim
 from __future__ import annotations
 
 import os
-import statistics
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,7 @@ import numpy as np
 from ooc_cudnn.machines import cache_directory
 from ooc_cudnn.measuring import Bench, Measure, Recorder
 from ooc_cudnn.memory.arrays import reserve_file
-from perfmodel import Line
+from perfmodel import FitError, Line
 from perfmodel.transfer import SLAB_BYTES, SLABS, STAGED_BYTES
 
 #: Copies of one measurement: parts of a file, each touched once.
@@ -69,6 +67,11 @@ class FileCopies:
         """Measure both directions.
 
         Writing is as fast as the page cache takes it, as it is until that is full.
+
+        Raises
+        ------
+        FitError
+            If most of the timings of a size say that it takes no time.
         """
         with _scratch_directory() as directory:
             source, target = directory / "source", directory / "target"
@@ -85,24 +88,22 @@ class FileCopies:
             ]
             timings = self.bench.in_turns(measures, fewest=self.turns)
             for (direction, size), found in zip(wanted, timings, strict=True):
+                if found[direction].seconds <= 0:
+                    raise FitError(
+                        f"{direction}/disk: {size} bytes more took no longer; "
+                        "something else uses the machine, so calibrate again when it is quiet"
+                    )
                 self.record(f"{direction}/disk", size, found[direction])
                 self.alone.setdefault(direction, []).append((size, found["alone"].seconds))
 
-    def latency(self, direction: str, line: Line, plain: Line | None = None) -> Line | None:
-        """What one copy is late by that goes through one slab, beside what its line says.
-
-        With the latency of `plain` memory, threads start as they do there, and take longer to read
-        or write what is in a file: small copies, which are not measured, are late by little more.
-        """
+    def latency(self, direction: str, line: Line) -> Line | None:
+        """What one copy is late by that goes through one slab, beside what its line says."""
         samples = [
             (min(size, STAGED_BYTES), max(seconds - line.seconds(size), 0.0))
             for size, seconds in self.alone.get(direction, ())
             if size <= SLAB_BYTES
         ]
-        if not samples or plain is None:
-            return latency_line(samples) if samples else None
-        alpha = statistics.median((late - plain.beta) / size for size, late in samples)
-        return replace(plain, alpha=float(f"{max(alpha, plain.alpha):.4g}"))
+        return latency_line(samples) if samples else None
 
     def _through_file(
         self, direction: str, base: int, opened: Callable[[int], Any], size: int

@@ -106,7 +106,7 @@ def fit_samples(samples: Samples, like: Line | None = None) -> Fit:
     """
     if like is None:
         return fit(samples.work, samples.seconds, samples.features)
-    scaled = scale(samples, like)
+    scaled = _scaled(samples, like)
     amounts = len(set(samples.work))
     if amounts < FEWEST_WORKS or (
         samples.features and len(samples.work) <= 2 + len(samples.features)
@@ -116,14 +116,7 @@ def fit_samples(samples: Samples, like: Line | None = None) -> Fit:
     return min((fitted, scaled), key=lambda found: found.held_out_error)
 
 
-def scale(samples: Samples, like: Line) -> Fit:
-    """Scale a known line to samples: their median counts.
-
-    Raises
-    ------
-    FitError
-        If the known line takes no time.
-    """
+def _scaled(samples: Samples, like: Line) -> Fit:
     seconds, predicted = np.array(samples.seconds), samples.predicted(like)
     if not predicted.all():
         raise FitError("the line to scale takes no time")

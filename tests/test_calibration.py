@@ -15,16 +15,7 @@ from ooc_cudnn.devices import get_device
 from ooc_cudnn.devices.simulated import SimulatedDevice, SimulatedRun
 from ooc_cudnn.machines import machine_for, machine_path
 from ooc_cudnn.measuring import Timing
-from perfmodel import (
-    ComputeModel,
-    FitError,
-    Line,
-    MachineModel,
-    Samples,
-    Slowdown,
-    TransferModel,
-    shipped,
-)
+from perfmodel import ComputeModel, FitError, Line, MachineModel, Slowdown, TransferModel, shipped
 
 H200 = shipped("h200")
 SLOWDOWNS = {
@@ -442,11 +433,6 @@ def test_a_single_copy_of_a_file_is_late_by_what_its_line_does_not_say():
     found = files.latency("copy_out", line)
     assert (found.alpha, found.beta) == pytest.approx((late.alpha, late.beta), rel=1e-3)
     assert files.latency("copy_in", line) is None
-    plain = files.latency("copy_out", line, Line(1e-10, 3e-4, {"others": 1e-5}))
-    each = np.median([(late.seconds(size) - 3e-4) / size for size in (4 * mib, 8 * mib)])
-    assert plain.alpha == pytest.approx(each, rel=1e-3)
-    assert (plain.beta, dict(plain.terms)) == (3e-4, {"others": 1e-5})
-    assert files.latency("copy_out", line, Line(1e-9, 3e-4)).alpha == 1e-9
 
 
 @pytest.mark.parametrize(("both", "expected"), [(3e-3, (1.25, 2.0)), (1e-3, (1.0, 1.1))])
@@ -477,19 +463,3 @@ def test_calls_staged_one_way_work_on_the_device_otherwise(ways):
     assert device.arena.array_bytes == before
     assert (rows.written[: 2**18] == -2.0).all() == (ways == "copy_in")
     assert (rows.plain == -1.0).all()
-
-
-def test_files_are_as_many_times_slower_than_plain_memory_as_the_median_says(monkeypatch):
-    device = SimulatedDevice(H200)
-    monkeypatch.setattr(device, "kind", "cuda", raising=False)
-    made = calibration._Calibration(calibration.make_bench(device, 2**30, quick=True), quick=True)
-    plain, key = Line(2.5e-11, 1e-5), "copy_out/disk"
-    made.measured[key].timings = [Timing(1.0, 0.5)]
-    work = (2.0**22, 2.0**24, 2.0**25, 2.0**26)  # the first one fills no slab
-    seconds = tuple(
-        times * plain.seconds(nbytes) for times, nbytes in zip((9, 5, 3, 4), work, strict=True)
-    )
-    found = made.line(key, Samples(work, seconds), plain)
-    assert (found.alpha, found.beta) == pytest.approx((1e-10, 4e-5))
-    monkeypatch.undo()  # a line of its own
-    assert made.line(key, Samples(work, seconds), plain) != found

@@ -24,13 +24,10 @@ import numpy as np
 from ooc_cudnn.devices.base import HostArray
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.errors import HostOutOfMemoryError
-from ooc_cudnn.memory.arrays import is_file
 from ooc_cudnn.memory.blocks import boxes
 from perfmodel.transfer import AT_ONCE_BYTES, SLAB_BYTES, SLABS, STAGED_BYTES
 
-#: What one thread copies at once. The system sets up the pages of a file one by one as they are
-#: touched, so that a thread reads or writes 0.5 to 1.5 GB/s of it: all of them are put to a piece.
-CHUNK_BYTES, FILE_CHUNK_BYTES = STAGED_BYTES, 2**20
+CHUNK_BYTES = STAGED_BYTES
 THREADS = 12
 
 
@@ -269,8 +266,7 @@ def _slabs(
     item = view.item_bytes
     found: list[tuple[int, list[tuple[slice, ...]]]] = []
     offset = room = 0
-    chunk = min(FILE_CHUNK_BYTES, CHUNK_BYTES) if is_file(array) else CHUNK_BYTES
-    for box in boxes(ordered.shape, chunk // item):
+    for box in boxes(ordered.shape, CHUNK_BYTES // item):
         lengths = [part.stop - part.start for part in box]
         nbytes = math.prod(lengths) * math.prod(ordered.shape[len(box) :]) * item
         if nbytes > room:

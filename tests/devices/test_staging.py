@@ -1,7 +1,6 @@
 """Staging, on a device whose memory is the host's: what arrives, by which threads, what fails."""
 
 import itertools
-import math
 import sys
 
 import numpy as np
@@ -55,28 +54,6 @@ def test_regions_arrive_whatever_their_order_and_size(staged, random, order, lyi
     staged.copy_out(target[1:, :5, 1:-1], view, Stream(3)).result()
     assert np.array_equal(target[1:, :5, 1:-1], region)
     assert np.count_nonzero(target) == np.count_nonzero(region)
-
-
-def test_more_threads_are_put_to_a_file(staged, random, monkeypatch, tmp_path):
-    monkeypatch.setattr(staging, "FILE_CHUNK_BYTES", CHUNK // 4)
-    values = random.standard_normal((3, 5, 4, 32)).astype("f4")
-    file = np.memmap(tmp_path / "x", np.float32, "w+", shape=(3, 6, 4, 32))
-    region = np.asarray(file)[:, 1:]  # what a view of a file is called does not count
-    region[...] = values
-    held, view = on_device(values.shape, "float32", "channels_first")
-    chunks = {
-        kind: [math.prod(array[box].shape) * 4 for _, held in staging._slabs(view, array)[1]
-               for box in held]
-        for kind, array in (("file", region), ("plain", values))
-    }  # fmt: skip
-    assert sum(chunks["file"]) == sum(chunks["plain"]) == values.nbytes
-    assert max(chunks["file"]) == CHUNK // 4 < max(chunks["plain"])
-    staged.copy_in(view, region, Stream(1)).result()
-    assert np.array_equal(held, values)
-    region[...] = 0.0
-    staged.copy_out(region, view, Stream(3)).result()
-    assert np.array_equal(file[:, 1:], values)
-    assert not file[:, 0].any()
 
 
 def test_what_is_tiny_waits_for_no_thread(staged, random, monkeypatch):
