@@ -26,9 +26,9 @@ DIRECTIONS = ("copy_in", "copy_out")
 #: Bytes of pieces; for a quick calibration, the second of each.
 GPU_SIZES = tuple(MIB * n for n in (1, 4, 16, 32, 64, 128)), tuple(MIB * n for n in (1, 16, 32))
 HOST_SIZES = tuple(MIB * n // 4 for n in (1, 4, 16, 32, 64)), (MIB // 4, 2 * MIB, 8 * MIB)
-#: Bytes of pieces of files.
-GPU_FILES, HOST_FILES = (tuple(MIB * n for n in of) for of in ((4, 16, 32, 64), (1, 4, 16)))
-QUICK_FILES = tuple(MIB * n for n in (1, 4, 8))
+#: Bytes of pieces of files; for a quick calibration, the second of each.
+GPU_FILES = tuple(MIB * n for n in (4, 16, 32, 64)), tuple(MIB * n for n in (1, 4, 8))
+HOST_FILES = tuple(MIB * n for n in (1, 4, 8)), tuple(MIB * n for n in (1, 2, 4))
 #: Bytes of plain memory each way: several times a processor cache.
 GPU_PAGEABLE, HOST_PAGEABLE = (512 * MIB, 256 * MIB), 64 * MIB
 #: Pieces from this size on say how much the directions slow each other down: they are what calls
@@ -71,8 +71,8 @@ class LinkMeasurements:
             "pinned": max(2 * self.sizes[-1], pageable // 4),
             "pageable": max(2 * self.sizes[-1], pageable),
         }
-        files = HOST_FILES if on_host else GPU_FILES
-        self.files = FileCopies(bench, record, QUICK_FILES if quick else files, quick=quick)
+        files = (HOST_FILES if on_host else GPU_FILES)[1 if quick else 0]
+        self.files = FileCopies(bench, record, files, quick=quick)
         self.host: dict[str, dict[str, HostArray]] = {}
         self.alone: dict[tuple[str, str, int], Timing] = {}
         self.slowdowns: dict[str, Slowdown] = {}

@@ -40,7 +40,7 @@ CALLS: Calls = (
 MOST_OPERANDS = 4
 #: A quick calibration makes every so-manieth of them.
 QUICK_STEP = 2
-REPEATS = 5
+REPEATS, QUICK_REPEATS = 5, 3
 
 
 def measured_losses(bench: Bench, *, quick: bool) -> dict[str, Timing]:
@@ -56,7 +56,8 @@ def measured_losses(bench: Bench, *, quick: bool) -> dict[str, Timing]:
     if bench.device.kind != "host" or not bench.fits(MOST_OPERANDS * X.nbytes):
         return {}
     calls = CALLS[:: QUICK_STEP if quick else 1]
-    found = [_loss(bench, request) for request in _requests(bench, calls)]
+    repeats = QUICK_REPEATS if quick else REPEATS
+    found = [_loss(bench, request, repeats) for request in _requests(bench, calls)]
     return {"copies": Timing.of(found), "steps": Timing(1.0, 0.0)}
 
 
@@ -67,7 +68,7 @@ def _requests(bench: Bench, calls: Calls) -> Iterator[Request]:
         )
 
 
-def _loss(bench: Bench, request: Request) -> float:
+def _loss(bench: Bench, request: Request, repeats: int) -> float:
     """Seconds, of each second of the copies that overlap, that overlap does not save."""
     whole = request.chain.extents
     plan = make_plan(request, bench.device.workspace, replace(whole, n=PIECE_IMAGES))
@@ -77,7 +78,7 @@ def _loss(bench: Bench, request: Request) -> float:
     ]
     seconds: list[list[float]] = [[], []]
     copies = []
-    for _ in range(REPEATS):
+    for _ in range(repeats):
         for executor, taken in zip(executors, seconds, strict=True):
             began = time.perf_counter()
             trace = executor.run(

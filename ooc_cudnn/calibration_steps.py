@@ -25,7 +25,7 @@ from ooc_cudnn.tensor import TensorSpec
 from perfmodel import shipped
 
 #: Images of a few bytes, each a piece of its own; and of so many that threads stage them.
-SHAPE, STAGED_SHAPE = (128, 8, 2, 8), (64, 8, 64, 64)
+SHAPE, STAGED_SHAPE = (64, 8, 2, 8), (64, 8, 64, 64)
 FILTERS = (8, 8, 1, 1)
 #: How often they are gone through.
 REPEATS = 3
