@@ -193,9 +193,8 @@ class RowMeasurements:
             began = time.perf_counter()
             run_pieces(self.bench, executor, arrays, staged=True)
             timings.append(time.perf_counter() - began)
-        return statistics.median(timings[1:]), dict(plan.rings)[
-            "y" if x.placement == "device" else "x"
-        ]
+        staged = "y" if x.placement == "device" else "x"
+        return statistics.median(timings[1:]), dict(plan.rings)[staged]
 
     def _operand(self, spec: TensorSpec, memory: HostArray) -> HostArray | Wrapped:
         """Part of plain memory, or as much of the device's."""

@@ -43,7 +43,7 @@ BEFORE_SHARE = 0.5
 """Of `call_seconds`, what passes before the device has anything to do: the rest passes while it
 works."""
 
-PLAIN_SHARE = 0.3
+REPEATED_SHARE = 0.3
 """Of `call_seconds`, what a call takes that copies nothing and is not cut: it is repeated as it was
 (on an H200, such calls took 40 to 50 us longer than their kernels, and others 120 to 160)."""
 
@@ -162,17 +162,17 @@ class MachineModel:
         """
         return BEFORE_SHARE * self.call_seconds + self.step_seconds
 
-    def before_seconds(self, steps: Any) -> Any:
-        """Return the same for calls of so many steps, a number or an array: of one step it is less.
+    @property
+    def repeated_seconds(self) -> float:
+        """Return the same for a call of one step, which copies nothing.
 
         Examples
         --------
         >>> from dataclasses import replace
-        >>> host = replace(shipped("h200"), call_seconds=1e-4, step_seconds=1e-5)
-        >>> [round(seconds * 1e6) for seconds in host.before_seconds(np.array([1, 2])).tolist()]
-        [30, 60]
+        >>> round(replace(shipped("h200"), call_seconds=1e-4).repeated_seconds * 1e6)
+        30
         """
-        return np.where(steps > 1, self.setup_seconds, PLAIN_SHARE * self.call_seconds)
+        return REPEATED_SHARE * self.call_seconds
 
     def seconds_of_step(self, *, staged: bool) -> float:
         """Return what the host takes to issue a step of a call, which may be staged by threads."""

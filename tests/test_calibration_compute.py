@@ -151,3 +151,32 @@ def test_device_memory_is_filled_with_random_numbers_to_the_last_byte(host_devic
     assert memory[count] == 0
     assert len(np.unique(memory[: min(count, 100)])) > 5
     host_device.arena.release_block()
+
+
+def test_threads_run_every_pass_once_to_have_its_kernel_compiled(monkeypatch):
+    device, launched = get_device("host"), []
+    bench = make_bench(device, 2**31, quick=True)
+    made = ComputeMeasurements(bench, lambda *sample: None, quick=True)
+    passes_ = [launch for dtype, _ in made.pass_kinds for launch, _ in made.passes(dtype)]
+    assert {dtype for dtype, _ in made.pass_kinds} == {"float32", "float16"}
+    monkeypatch.setattr(device, "run", lambda launch, *rest: launched.append(launch))
+    with device.arena.lock:
+        made.build()
+        device.arena.release_block()
+    assert len(launched) == len(passes_)
+    assert all(launch in passes_ for launch in launched)
+
+
+@pytest.mark.parametrize(("seconds", "held"), [(1e-5, 8 * 2e-4), (5e-4, None)])
+def test_a_card_is_held_until_short_launches_lie_ready(monkeypatch, seconds, held):
+    device, holds = SimulatedDevice(shipped("h200")), []
+    monkeypatch.setattr(device, "kind", "cuda", raising=False)
+    monkeypatch.setattr(device, "hold", lambda seconds, stream: holds.append(seconds))
+
+    def launch(handle):
+        handle.seconds += seconds
+
+    bench = make_bench(device, 2**31, quick=False)
+    timing = bench.time("compute", lambda index: launch)
+    assert timing.seconds == pytest.approx(seconds)
+    assert holds == pytest.approx([held] * bench.batches if held else [])

@@ -272,7 +272,8 @@ class Request:
         overlaps = (pieces >= 2.0) & (2 * floor.streamed_bytes <= limit_bytes * pieces)
         fits = floor.streamed_bytes <= limit_bytes * pieces
         found = np.where(overlaps, overlapped, np.where(fits, in_turn, np.inf)).min()
-        return float(self.machine.before_seconds(2 if self.moves else 1)) + float(found)
+        machine = self.machine
+        return (machine.setup_seconds if self.moves else machine.repeated_seconds) + float(found)
 
     def copy_seconds(
         self,

@@ -246,6 +246,18 @@ class TestSimulate:
         assert trace.seconds == pytest.approx(64 * 3 * each, rel=0.02)
         assert found.seconds == pytest.approx(trace.seconds, rel=0.02)
 
+    @pytest.mark.parametrize(("n", "placement"), [(1, "disk"), (1, "pageable"), (64, "pageable")])
+    def test_little_that_is_staged_is_priced_as_pinned(self, n, placement):
+        """Half a megabyte is worth no threads; 32 are."""
+        predicted, replayed = [], []
+        for where in ("pinned", placement):
+            request = request_of(H200, n=n, placement=where)
+            found = make_plan(request)
+            predicted.append(found.seconds)
+            replayed.append(simulate(request, found).seconds)
+        for pinned, staged in (predicted, replayed):
+            assert staged == pytest.approx(pinned) if n == 1 else staged > 1.2 * pinned
+
     def test_without_overlap_the_stages_add_up(self):
         from ooc_cudnn.settings import settings
 
