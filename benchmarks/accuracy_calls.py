@@ -57,12 +57,11 @@ def measure_call(drawn: Drawn, blocks: Blocks) -> dict[str, Any]:
     return found
 
 
-def measure_again(found: dict[str, Any], blocks: Blocks) -> None:
+def measure_again(found: dict[str, Any], drawn: Drawn, blocks: Blocks) -> None:
     """Time a call that was measured once more, at another moment: the quietest round counts.
 
     A virtual machine's host is slow or fast for seconds at a time, and what disturbs it only adds.
     """
-    drawn = Drawn.from_json(found["drawn"])
     bound = Bound(drawn, blocks)
     with ooc_cudnn.settings(memory_limit=found["memory_limit"], allow_tf32=drawn.allow_tf32):
         bound()

@@ -81,7 +81,8 @@ def calls(report: common.Report, blocks: Blocks) -> list[dict[str, Any]]:
             if time.perf_counter() - begin > arguments.seconds:
                 report.note(f"the {arguments.seconds:g} s for calls were over in round {again + 1}")
                 return found
-            attempt(report, Drawn.from_json(call["drawn"]), partial(measure_again, call, blocks))
+            drawn = Drawn.from_json(call["drawn"])
+            attempt(report, drawn, partial(measure_again, call, drawn, blocks))
             call |= rounded(call)
     return found
 

@@ -21,7 +21,7 @@ from ooc_cudnn.calibration_shapes import (
 )
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.functions.plan import described
-from ooc_cudnn.measuring import Bench, Group, Recorder, Timing
+from ooc_cudnn.measuring import Bench, Group, Recorder, Timing, offsets_of
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.convolution_backward import (
     ConvolutionBackwardData,
@@ -120,7 +120,7 @@ class ComputeMeasurements:
     def build(self) -> None:
         """Let threads compile the kernels of all passes, by running each of them once."""
         asked = [launched for dtype, _ in self.pass_kinds for launched in self.passes(dtype)]
-        most = max(sum(aligned(each.nbytes) for each in held.values()) for _, held in asked)
+        most = max(offsets_of(buffers)[1] for _, buffers in asked)
         scratch = self.device.workspace(asked, None)
         if scratch is None or not self.bench.fits(most + aligned(scratch[0])):
             return  # they are compiled when they are timed
@@ -128,7 +128,7 @@ class ComputeMeasurements:
 
         def run(handle: Any, at: int) -> None:
             launch, buffers = asked[at]
-            pointers = placed(buffers, base)
+            pointers = {name: base + offset for name, offset in offsets_of(buffers)[0].items()}
             workspace = (base + most, scratch[0])
             self.bench.action(launch, buffers, pointers, workspace)(0)(handle)
 
@@ -195,8 +195,7 @@ class ComputeMeasurements:
                     self.launching[work.key].append(launching)
 
     def _timing(self, launch: Launch, buffers: Mapping[str, Buffer], dtype: str) -> Timing | None:
-        sizes = {name: aligned(buffer.nbytes) for name, buffer in buffers.items()}
-        held = sum(sizes.values())
+        offsets, held = offsets_of(buffers)
         if not self.bench.fits(held):
             return None
         scratch = self.bench.workspace(launch, buffers, held)
@@ -207,8 +206,8 @@ class ComputeMeasurements:
             # Results of earlier launches are random enough to be the inputs of later ones.
             self.bench.fill(base, held, dtype)
             self.filled = base, held
-        pointers = placed(buffers, base)
-        for name in sizes:
+        pointers = {name: base + offset for name, offset in offsets.items()}
+        for name in pointers:
             # Bits of another dtype are no numbers to compute with: many of them are denormal. And
             # processors take several times as long with what half types hold after a softmax.
             if name in launch.inputs and (self.on_host or buffers[name].dtype != dtype):
@@ -228,14 +227,6 @@ class ComputeMeasurements:
             if timing is not None:
                 return timing.seconds
         return None
-
-
-def placed(buffers: Mapping[str, Buffer], base: int) -> dict[str, int]:
-    """Addresses of buffers that lie one behind the other."""
-    found, at = dict[str, int](), base
-    for name, buffer in buffers.items():
-        found[name], at = at, at + aligned(buffer.nbytes)
-    return found
 
 
 def convolution_launch(

@@ -122,11 +122,8 @@ class RowMeasurements:
             found.sort(key=_in_a_ring)
             self.latency[name] = found[len(found) // 2]
         enough = self.plain.nbytes >= FEWEST_LARGE * LARGE_BYTES
-        if (
-            self.device.kind == "cuda"
-            and enough
-            and self.bench.fits(self.plain.nbytes + 6 * LARGE_BYTES)
-        ):
+        fits = self.bench.fits(self.plain.nbytes + 6 * LARGE_BYTES)
+        if self.device.kind == "cuda" and enough and fits:
             for ways in ("both", *DIRECTIONS):
                 self._paces[ways].append(self._pace(LARGE_BYTES, ways))
                 self.paces[ways] = statistics.median(self._paces[ways])

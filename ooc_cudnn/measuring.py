@@ -396,6 +396,18 @@ class Bench:
         return undisturbed(self.launching)
 
 
+def offsets_of(buffers: Mapping[str, Buffer]) -> tuple[dict[str, int], int]:
+    """Offsets of buffers whose blocks lie one behind the other, and bytes in all."""
+    sizes: dict[str, int] = {}
+    for name, buffer in buffers.items():
+        block = buffer.block or name
+        sizes[block] = max(sizes.get(block, 0), aligned(buffer.nbytes))
+    blocks, total = dict[str, int](), 0
+    for block, size in sizes.items():
+        blocks[block], total = total, total + size
+    return {name: blocks[buffer.block or name] for name, buffer in buffers.items()}, total
+
+
 def undisturbed(seconds: Sequence[float]) -> float:
     """The lower quartile of what the host took for the same thing: disturbances only add."""
     return float(np.percentile(seconds, 25))

@@ -23,7 +23,7 @@ from weakref import WeakKeyDictionary
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.functions.target import Planned, PlannedPart
-from ooc_cudnn.measuring import Bench
+from ooc_cudnn.measuring import Bench, offsets_of
 from ooc_cudnn.operations.splittable import Buffer, Launch
 from ooc_cudnn.pipeline.plan import Plan
 from ooc_cudnn.pipeline.planner import distinct_launches
@@ -201,18 +201,11 @@ def _seconds(
     most: int,
 ) -> float | None:
     """Time a launch on random numbers, so often; None where memory does not allow it."""
-    sizes: dict[str, int] = {}
-    for name, buffer in buffers.items():
-        block = buffer.block or name
-        sizes[block] = max(sizes.get(block, 0), aligned(buffer.nbytes))
-    held = sum(sizes.values())
+    offsets, held = offsets_of(buffers)
     if not bench.fits(held + aligned(workspace_bytes)):
         return None
-    at = base = bench.reserve(held + aligned(workspace_bytes))
-    blocks = {}
-    for block, size in sizes.items():
-        blocks[block], at = at, at + size
-    pointers = {name: blocks[buffer.block or name] for name, buffer in buffers.items()}
+    base = bench.reserve(held + aligned(workspace_bytes))
+    pointers = {name: base + offset for name, offset in offsets.items()}
     for name, buffer in buffers.items():
         bench.fill(pointers[name], buffer.nbytes, buffer.dtype)
     workspace = (base + held, workspace_bytes)
