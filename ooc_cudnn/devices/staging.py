@@ -64,6 +64,8 @@ class Pool:
         prepare()
         while (task := self._tasks.get()) is not None:
             task()
+            # else an idle thread keeps what it copied last: a file would stay mapped, and cached
+            task = None
 
 
 class FirstCopyStream:
@@ -250,6 +252,7 @@ class Staging:
             slab, empty = item
             self._runtime.eventSynchronize(slab.event)
             empty()
+            del item, empty  # nor is it kept here
 
 
 def _slabs(

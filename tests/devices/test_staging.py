@@ -2,6 +2,8 @@
 
 import itertools
 import sys
+import time
+import weakref
 
 import numpy as np
 import pytest
@@ -81,3 +83,20 @@ def test_what_cannot_be_written_is_told(staged, size):
     held, view = on_device((8 * SLAB,), "float32", "channels_first")
     staged.copy_in(view, np.ones(8 * SLAB, np.float32), Stream(1)).result(timeout=10)
     assert held.all()
+
+
+@pytest.mark.parametrize("way", ["in", "out"])
+def test_nothing_is_kept_of_what_was_copied(staged, way):
+    # a file would stay mapped, and in the page cache, until the next call that stages
+    values = np.ones(4 * SLAB, np.float32)
+    kept = weakref.ref(values)
+    _, view = on_device(values.shape, "float32", "channels_first")
+    if way == "in":
+        staged.copy_in(view, values, Stream(1)).result(timeout=10)
+    else:
+        staged.copy_out(values, view, Stream(3)).result(timeout=10)
+    del values
+    deadline = time.perf_counter() + 5  # threads let go a moment after they tell
+    while kept() is not None and time.perf_counter() < deadline:
+        time.sleep(0.001)
+    assert kept() is None
