@@ -7,6 +7,7 @@ sets the pages of a file aside one by one, so that one thread writes it many tim
 from __future__ import annotations
 
 import os
+import statistics
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,8 +26,8 @@ from perfmodel.transfer import SLAB_BYTES, SLABS, STAGED_BYTES
 #: Copies of one measurement: parts of a file, each touched once.
 MOST_PARTS = 16
 FILE_BYTES = 192 * 2**20
-#: Nothing is disturbed as often as files are.
-TURNS, QUICK_TURNS = 3, 2
+#: Single copies in a row: the first one finds a file that nobody has used yet.
+SINGLES = 3
 
 
 class FileCopies:
@@ -39,8 +40,8 @@ class FileCopies:
         Takes the key of a line, the bytes of a sample, and its timing.
     sizes : tuple of int
         Bytes of the pieces.
-    quick : bool
-        In fewer turns.
+    turns : int
+        How often each is measured at least: nothing is disturbed as often as files are.
 
     Attributes
     ----------
@@ -49,10 +50,9 @@ class FileCopies:
     """
 
     def __init__(
-        self, bench: Bench, record: Recorder, sizes: tuple[int, ...], *, quick: bool
+        self, bench: Bench, record: Recorder, sizes: tuple[int, ...], *, turns: int
     ) -> None:
-        self.bench, self.record = bench, record
-        self.turns = QUICK_TURNS if quick else TURNS
+        self.bench, self.record, self.turns = bench, record, turns
         self.sizes = tuple(size for size in sizes if bench.fits(2 * size))
         self.file_bytes = min(FILE_BYTES, 6 * sizes[-1])
         self.alone: dict[str, list[tuple[int, float]]] = {}
@@ -116,19 +116,31 @@ class FileCopies:
         """
         most = max(min(MOST_PARTS, self.file_bytes // size), 2)
         counts = np.array((1, min(SLABS, most // 2), most))
-        seconds = [self._seconds(direction, base, opened, size, int(count)) for count in counts]
+        measure = partial(self._seconds, direction, base, opened, size)
+        singles = measure([1] * (SINGLES if size <= SLAB_BYTES else 1))
+        alone = statistics.median(singles)
+        seconds = [alone, *(measure([int(count)])[0] for count in counts[1:])]
         each = max(float(np.polyfit(counts, seconds, 1)[0]), seconds[-1] / most / 2)
-        return {direction: each, "alone": seconds[0]}
+        return {direction: each, "alone": alone}
 
     def _seconds(
-        self, direction: str, base: int, opened: Callable[[int], Any], size: int, count: int
-    ) -> float:
-        """Seconds until so many copies are at rest."""
-        file = opened(count * size)
+        self,
+        direction: str,
+        base: int,
+        opened: Callable[[int], Any],
+        size: int,
+        counts: Sequence[int],
+    ) -> list[float]:
+        """Seconds until so many copies are at rest, one run after the other on one file."""
+        file = opened(sum(counts) * size)
         copy = self.bench.copy(direction, base, file, size // 4)
-        actions = [copy(index) for index in range(count)]
         # the mapping ends with this: what is mapped would stay in the page cache
-        return self.bench.seconds_to_rest({direction: actions}, staged=True)
+        return [
+            self.bench.seconds_to_rest(
+                {direction: [copy(index) for index in range(count)]}, staged=True
+            )
+            for count in counts
+        ]
 
 
 def latency_line(samples: Sequence[tuple[int, float]]) -> Line:

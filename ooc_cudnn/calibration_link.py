@@ -29,6 +29,8 @@ HOST_SIZES = tuple(MIB * n // 4 for n in (1, 4, 16, 32, 64)), (MIB // 4, 2 * MIB
 #: Bytes of pieces of files; for a quick calibration, the second of each.
 GPU_FILES = tuple(MIB * n for n in (4, 16, 32, 64)), tuple(MIB * n for n in (1, 4, 8))
 HOST_FILES = tuple(MIB * n for n in (1, 4, 8)), tuple(MIB * n for n in (1, 2, 4))
+#: How often those are measured at least.
+GPU_FILE_TURNS, HOST_FILE_TURNS = (5, 2), (3, 2)
 #: Bytes of plain memory each way: several times a processor cache.
 GPU_PAGEABLE, HOST_PAGEABLE = (512 * MIB, 256 * MIB), 64 * MIB
 #: Pieces from this size on say how much the directions slow each other down: they are what calls
@@ -72,7 +74,8 @@ class LinkMeasurements:
             "pageable": max(2 * self.sizes[-1], pageable),
         }
         files = (HOST_FILES if on_host else GPU_FILES)[1 if quick else 0]
-        self.files = FileCopies(bench, record, files, quick=quick)
+        turns = (HOST_FILE_TURNS if on_host else GPU_FILE_TURNS)[1 if quick else 0]
+        self.files = FileCopies(bench, record, files, turns=turns)
         self.host: dict[str, dict[str, HostArray]] = {}
         self.alone: dict[tuple[str, str, int], Timing] = {}
         self.slowdowns: dict[str, Slowdown] = {}

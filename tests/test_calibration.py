@@ -406,7 +406,7 @@ def test_files_that_seem_to_take_no_time_are_refused():
             names = "copy_in", "copy_out", "alone"
             return [dict.fromkeys(names, Timing(0.0, 0.0)) for _ in measures]
 
-    files = FileCopies(Busy(), lambda *sample: None, (2**12,), quick=True)
+    files = FileCopies(Busy(), lambda *sample: None, (2**12,), turns=2)
     with pytest.raises(FitError, match=r"copy_in/disk.*calibrate again"):
         files.measure()
 
@@ -421,7 +421,7 @@ class Roomy:
 
 
 def test_a_single_copy_of_a_file_is_late_by_what_its_line_does_not_say():
-    files, line = FileCopies(Roomy(), lambda *sample: None, (2**22,), quick=True), Line(1e-10, 1e-4)
+    files, line = FileCopies(Roomy(), lambda *sample: None, (2**22,), turns=2), Line(1e-10, 1e-4)
     late = Line(2e-10, 5e-4)
     mib = 2**20
     files.alone["copy_out"] = [
