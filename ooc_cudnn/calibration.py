@@ -38,6 +38,7 @@ from perfmodel import (
     Samples,
     Slowdown,
     TransferModel,
+    fit_proportional,
     fit_samples,
     shipped,
 )
@@ -287,21 +288,26 @@ class _Calibration:
                 "the machine, so calibrate again when it is quiet"
             )
         try:
-            fitted = fit_samples(self.throughput(key, samples), self.like(key))
+            filling = self.filling_slabs(key, samples)
+            if filling and key.endswith("/disk"):
+                # a few, and noisy: as copies of plain memory do, they begin at 0
+                fitted = fit_proportional(filling)
+            else:
+                fitted = fit_samples(filling or samples, self.like(key))
         except FitError as error:
             raise FitError(f"{name}: {error}") from error
         self.quality[key] = {**fitted.quality(), "spread": spread}
         return fitted.line
 
-    def throughput(self, key: str, samples: Samples) -> Samples:
-        """Of what is staged, the copies that fill slabs, if there are enough to fit a line to.
+    def filling_slabs(self, key: str, samples: Samples) -> Samples | None:
+        """Of what is staged, the copies that fill slabs; None if there are too few.
 
         Smaller ones are late rather than slow, which `latency` tells.
         """
         staged = key.endswith(("/pageable", "/disk")) and self.device.kind != "host"
         large = [at for at, count in enumerate(samples.work) if count >= SLAB_BYTES]
         if not staged or len(large) < FEWEST_WORKS:
-            return samples
+            return None
         work, seconds = ([held[at] for at in large] for held in (samples.work, samples.seconds))
         return Samples(tuple(work), tuple(seconds))
 

@@ -25,7 +25,7 @@ from .pipeline import (
     replay,
 )
 from .problem import Found, InfeasibleError, Price, Problem, default_candidates
-from .samples import Samples, fit_samples
+from .samples import Samples, fit_proportional, fit_samples
 from .search import exhaustive_search, ordered_search
 from .search_guided import EstimatedProblem, guided_search
 from .search_local import local_search
@@ -60,6 +60,7 @@ __all__ = [
     "default_candidates",
     "exhaustive_search",
     "fit",
+    "fit_proportional",
     "fit_samples",
     "guided_search",
     "local_search",

@@ -116,6 +116,22 @@ def fit_samples(samples: Samples, like: Line | None = None) -> Fit:
     return min((fitted, scaled), key=lambda found: found.held_out_error)
 
 
+def fit_proportional(samples: Samples) -> Fit:
+    """Fit a line through the origin: the median of the samples' rates.
+
+    Raises
+    ------
+    FitError
+        If there is no sample with work.
+
+    Examples
+    --------
+    >>> fit_proportional(Samples((1e6, 2e6, 4e6), (1e-3, 2e-3, 9e-3))).line
+    Line(alpha=1e-09, beta=0.0, terms={})
+    """
+    return _scaled(Samples(samples.work, samples.seconds), Line(1.0, 0.0))
+
+
 def _scaled(samples: Samples, like: Line) -> Fit:
     seconds, predicted = np.array(samples.seconds), samples.predicted(like)
     if not predicted.all():
