@@ -156,7 +156,7 @@ def closed_form(
         # T = T_setup + T_compute + T_in + T_out - what the directions do at once;
         # for N equal pieces t_in + N * t_c + (N - 1) * max(t_in, t_out) + t_out
         apart = cost.copy_in_seconds - cost.meeting_in + cost.copy_out_seconds - cost.meeting_out
-        meeting = max(slowdown.together(cost.meeting_in, cost.meeting_out))
+        meeting: float = max(slowdown.together(cost.meeting_in, cost.meeting_out))
         stages = cost.compute_seconds + apart + meeting
         return cost.setup_seconds + max(stages, cost.issue_seconds, cost.turning_seconds)
     copy_in, copy_out = _link_totals(cost, slowdown)

@@ -81,12 +81,12 @@ class Slowdown(Record):
             factor = number(f"slowdown of {name}", getattr(self, name), at_least=1.0)
             object.__setattr__(self, name, factor)
 
-    def together(self, in_seconds: float, out_seconds: float) -> tuple[float, float]:
+    def together(self, in_seconds: Any, out_seconds: Any) -> tuple[Any, Any]:
         """Return the seconds that each direction takes when both start together.
 
         Parameters
         ----------
-        in_seconds, out_seconds : float
+        in_seconds, out_seconds : float or array
             What each would take if it had the link alone.
 
         Examples
@@ -94,9 +94,10 @@ class Slowdown(Record):
         >>> Slowdown(1.5, 1.5).together(2.0, 6.0)
         (3.0, 7.0)
         """
+        ways = in_seconds * self.copy_in, out_seconds * self.copy_out
         # both are busy until the first is done: T = min(t_in * s_in, t_out * s_out);
         # until then T / s of each is done, and what is left of the other takes what it takes alone
-        both = min(in_seconds * self.copy_in, out_seconds * self.copy_out)
+        both = min(ways) if isinstance(ways[0] + ways[1], float) else np.minimum(*ways)
         return (
             in_seconds + both * (1.0 - 1.0 / self.copy_in),
             out_seconds + both * (1.0 - 1.0 / self.copy_out),

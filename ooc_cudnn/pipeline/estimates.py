@@ -216,11 +216,9 @@ class Estimates:
         meetings = np.minimum(most_in, most_out) - 1.0
         alone_in = (copy_in - first_in) * (meetings / np.maximum(most_in - 1.0, 1.0))
         alone_out = (self._copy_out - last_out) * (meetings / np.maximum(most_out - 1.0, 1.0))
-        slowdown = self.request.slowdown
-        both = np.minimum(alone_in * slowdown.copy_in, alone_out * slowdown.copy_out)
-        slowed_in = alone_in + both * (1.0 - 1.0 / slowdown.copy_in)
-        slowed_out = alone_out + both * (1.0 - 1.0 / slowdown.copy_out)
-        return alone_in + alone_out - np.maximum(slowed_in, slowed_out)
+        slowed_in, slowed_out = self.request.slowdown.together(alone_in, alone_out)
+        spared: Values = alone_in + alone_out - np.maximum(slowed_in, slowed_out)
+        return spared
 
     def _seconds(self, way: Way) -> Values:
         """Seconds of every split in some ways; infinite where none fit: `Counted.priced`."""
@@ -240,12 +238,8 @@ class Estimates:
             copy_out, last_out = copy_out + latency_out, last_out + latency_out
         compute, piece = grid.compute_seconds, grid.piece_seconds
         # perfmodel.closed_form, with several slots and with one
-        slowdown = request.slowdown
-        both = np.minimum(
-            (copy_in - first_in) * slowdown.copy_in, (copy_out - last_out) * slowdown.copy_out
-        )
-        slowed_in = copy_in + both * (1.0 - 1.0 / slowdown.copy_in)
-        slowed_out = copy_out + both * (1.0 - 1.0 / slowdown.copy_out)
+        slowed_in, slowed_out = request.slowdown.together(copy_in - first_in, copy_out - last_out)
+        slowed_in, slowed_out = slowed_in + first_in, slowed_out + last_out
         if way.waiting is not _NOTHING:
             slowed_in = slowed_in + way.waiting
         least = issue = machine.issue_seconds(steps, grid.launching_seconds)

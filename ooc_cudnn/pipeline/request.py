@@ -250,14 +250,11 @@ class Request:
         last_out = (floor.streamed_out + starts_out) / pieces
         last_out += floor.copy_out - floor.streamed_out + latency_out
         copy_in, copy_out = copy_in + latency_in, copy_out + latency_out
-        slowdown, piece = self.slowdown, compute_seconds / pieces
-        both = np.minimum(
-            (copy_in - first_in) * slowdown.copy_in, (copy_out - last_out) * slowdown.copy_out
-        )
+        piece = compute_seconds / pieces
         launching = self.machine.launch_seconds, *self.machine.compute.launching.values()
         issue = self.machine.issue_seconds(pieces, pieces * min(launching))
-        copy_in = copy_in + both * (1.0 - 1.0 / slowdown.copy_in)
-        copy_out = copy_out + both * (1.0 - 1.0 / slowdown.copy_out)
+        slowed = self.slowdown.together(copy_in - first_in, copy_out - last_out)
+        copy_in, copy_out = first_in + slowed[0], last_out + slowed[1]
         overlapped = np.maximum(
             np.maximum(copy_in + piece, first_in + compute_seconds) + last_out,
             first_in + piece + copy_out,
