@@ -10,11 +10,10 @@ from functools import cached_property
 from ooc_cudnn.operations.splittable import SWEEP
 from ooc_cudnn.pipeline.loop_orders import LoopOrder
 from ooc_cudnn.pipeline.measured import measured
-from ooc_cudnn.pipeline.request import Request
+from ooc_cudnn.pipeline.request import OPPOSITE, Direction, Request
 from ooc_cudnn.pipeline.reuse import Reuse
 from ooc_cudnn.pipeline.rings import Need, Turn
 from perfmodel import PipelineCost, Price, Split, closed_form
-from perfmodel.transfer import staging_slots
 
 #: Slots of the rings of x and y, the best first: three let both copies and compute run at once.
 RING_DEPTHS = (3, 2, 1)
@@ -237,18 +236,25 @@ class Counted:
         return float(self.request.latency_seconds(turn.direction, turn.name, turn.copy_bytes))
 
     def _turning_seconds(self, turns: list[Turn]) -> float:
-        """What the slots of the slowest ring take: staged and copied, one by one.
+        """What the slots of the slowest ring take to be staged and copied: `Request`.
 
         Only staging, for which each copy is late, takes so long that this matters where a ring is
         short; and what is in flight of all that is staged is late by each other.
         """
         staged = [turn for turn in turns if self._late_seconds(turn)]
+        if not staged:
+            return 0.0
         in_flight = sum(turn.slots for turn in staged if turn.copies > 1)
         others, slowest = max(in_flight - 1, 0), 0.0
+        pinned: dict[Direction, float] = {"in": 0.0, "out": 0.0}
+        for turn in turns:
+            if self.request.crosses_as(turn.name) == "pinned":
+                pinned[turn.direction] += turn.seconds
         for way, name, slots, copies, copy_bytes, _ in staged:
-            each = float(self.request.turn_seconds(way, name, copy_bytes, others))
-            under_way = float(staging_slots(f"copy_{way}", copy_bytes, slots))
-            slowest = max(slowest, each * copies / under_way)
+            spent = self.request.turning_seconds(
+                way, name, copies, copy_bytes, slots, others, pinned[OPPOSITE[way]]
+            )
+            slowest = max(slowest, float(spent))
         return slowest
 
     def _waiting_seconds(

@@ -17,11 +17,10 @@ from ooc_cudnn.pipeline.grid_reuse import loads as loads_of
 from ooc_cudnn.pipeline.grid_rings import GridRings
 from ooc_cudnn.pipeline.loop_orders import LoopOrder
 from ooc_cudnn.pipeline.piece_model import Values
-from ooc_cudnn.pipeline.request import Direction
+from ooc_cudnn.pipeline.request import OPPOSITE, Direction
 from ooc_cudnn.pipeline.ways import Way
 from perfmodel import Split
 from perfmodel.search_guided import WORTH_A_CUT, WORTH_TWICE_THE_PIECES
-from perfmodel.transfer import staging_slots
 
 _NOTHING: Values = np.zeros((1,) * 5)
 
@@ -80,13 +79,12 @@ class Estimates:
         return found
 
     @cached_property
-    def _turn(self) -> dict[tuple[Direction, str], tuple[Values, Values]]:
-        """Seconds for which a copy of what is staged holds its slot, and its bytes."""
+    def _copy_bytes(self) -> dict[tuple[Direction, str], Values]:
+        """Bytes of a copy of what is staged."""
         grid, found = self.grid, {}
         for way, name in self._latency:
             count = grid.bytes_read[name] if way == "in" else self.request.specs[name].nbytes
-            copy_bytes = np.asarray(count / grid.distinct[name])
-            found[way, name] = self.request.turn_seconds(way, name, copy_bytes), copy_bytes
+            found[way, name] = np.asarray(count / grid.distinct[name])
         return found
 
     def _latest(self, direction: Direction) -> Values:
@@ -157,16 +155,22 @@ class Estimates:
             for name in self._copies_out
             for distinct in (grid.distinct[name],)
         ]
-        moved = [turn for turn in moved if turn[:2] in self._turn]
+        pinned: dict[Direction, Values] = {"in": _NOTHING, "out": _NOTHING}
+        for way, name, copies, _ in moved:
+            if self.request.crosses_as(name) == "pinned":
+                spent = self._per_load[name] * copies if way == "in" else self._copies_out[name]
+                pinned[way] = pinned[way] + spent
+        moved = [turn for turn in moved if turn[:2] in self._copy_bytes]
         in_flight = _NOTHING
         for _, name, copies, ring in moved:
             in_flight = in_flight + grid.where_moved(name, ring * (copies > 1))
         others = np.maximum(in_flight - 1.0, 0.0)
         for way, name, copies, ring in moved:
-            each, copy_bytes = self._turn[way, name]
-            each = each + self.request.others_seconds(way, name) * others
-            under_way = staging_slots(f"copy_{way}", copy_bytes, np.maximum(ring, 1.0))
-            turning = np.maximum(turning, grid.where_moved(name, each * copies / under_way))
+            spent = self.request.turning_seconds(
+                way, name, copies, self._copy_bytes[way, name], np.maximum(ring, 1.0), others,
+                pinned[OPPOSITE[way]],
+            )  # fmt: skip
+            turning = np.maximum(turning, grid.where_moved(name, spent))
         return turning
 
     # The price ----------------------------------------------------------------------------------

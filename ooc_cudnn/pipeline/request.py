@@ -16,13 +16,14 @@ from ooc_cudnn.pipeline.loop_orders import LoopOrder, legal_orders
 from ooc_cudnn.pipeline.piece_costs import PieceCosts
 from ooc_cudnn.tensor import TensorSpec
 from perfmodel import MachineModel, Slowdown, Split
-from perfmodel.transfer import AT_ONCE_BYTES, SLABS, WHOLE, Rows
+from perfmodel.transfer import AT_ONCE_BYTES, SLABS, WHOLE, Rows, staging_slots
 
 if TYPE_CHECKING:
     from ooc_cudnn.pipeline.counted import Counted
     from ooc_cudnn.pipeline.measured import Measured
 
 Direction = Literal["in", "out"]
+OPPOSITE: dict[Direction, Direction] = {"in": "out", "out": "in"}
 #: Device memory is handed out in multiples of this (bytes).
 ALIGNMENT = 256
 #: No piece exceeds these, whatever memory would allow (DESIGN.md section 3).
@@ -316,12 +317,30 @@ class Request:
         transfer, placement = self.machine.transfer, self.crosses_as(name)
         return transfer.latency_seconds(f"copy_{direction}", placement, copy_bytes, others)
 
-    def turn_seconds(
-        self, direction: Direction, name: str, copy_bytes: Any, others: Any = 0
+    def turning_seconds(
+        self,
+        direction: Direction,
+        name: str,
+        copies: Any,
+        copy_bytes: Any,
+        slots: Any,
+        others: Any,
+        pinned_seconds: Any,
     ) -> Any:
-        """Seconds for which a staged copy of an operand holds its slot; beside `others`."""
+        """Seconds that the ring of an operand takes that is staged: its slots go round together.
+
+        Threads fill all slots side by side, and again once they are free; and they are slower while
+        the other direction copies pinned memory, for `pinned_seconds`. (While it is staged, too,
+        they are late by the `others` in flight.)
+        """
         transfer, placement = self.machine.transfer, self.crosses_as(name)
-        return transfer.turn_seconds(f"copy_{direction}", placement, copy_bytes, others)
+        way = f"copy_{direction}"
+        each = transfer.turn_seconds(way, placement, copy_bytes, others)
+        rounds = np.ceil(copies / staging_slots(way, copy_bytes, slots))
+        if direction == "in":
+            pair = transfer.slowdown(placement, "pinned")
+            return pair.together(rounds * each, pinned_seconds)[0]
+        return transfer.slowdown("pinned", placement).together(pinned_seconds, rounds * each)[1]
 
     @cached_property
     def staged(self) -> tuple[tuple[Direction, str], ...]:
@@ -332,12 +351,6 @@ class Request:
             for way, name in self.ways
             if transfer.latency_of(f"copy_{way}", self.crosses_as(name)) is not None
         )
-
-    def others_seconds(self, direction: Direction, name: str) -> float:
-        """Seconds that a copy of an operand is later by for each other that is in flight."""
-        transfer, placement = self.machine.transfer, self.crosses_as(name)
-        line = transfer.latency_of(f"copy_{direction}", placement)
-        return line.terms.get("others", 0.0) if line is not None else 0.0
 
     def _least_latency(self, direction: Direction, pieces: Any) -> Any:
         """Seconds that the first copy in or the last copy out takes beside, in so many pieces."""
