@@ -1,23 +1,23 @@
-"""What copies cost beside their bytes: rows of pinned memory that lie apart, and staging's chunks.
+"""What copies cost beside their bytes: rows of pinned memory that lie apart, and staging.
 
 The constants of `perfmodel.transfer` rest on this: from which width and pitch on a row costs the
-link something (`FAR_BYTES`, `FAR_LEAST`, `FAR_WIDTH_BYTES`), beside what the model says; and how
-large the chunks are that one thread stages (`STAGED_BYTES`). Copies run both ways at once, through
-more memory than the link knows the pages of.
+link something (`FAR_BYTES`, `FAR_LEAST`, `FAR_WIDTH_BYTES`), beside what the model says, while
+copies run both ways at once through more memory than the link knows the pages of; and through how
+many slabs calls on plain memory are staged (`SLABS`), in how large chunks (`STAGED_BYTES`).
 """
 
 from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 import ooc_cudnn
 from benchmarks import common
-from ooc_cudnn.bench.timing import Timing, interleave
+from ooc_cudnn.bench.timing import interleave
 from ooc_cudnn.devices import get_device, staging
 from ooc_cudnn.devices.base import HostArray
 from ooc_cudnn.devices.view import DeviceView
@@ -40,10 +40,13 @@ COPIES = 8
 QUICK_WIDTHS, QUICK_PITCHES, QUICK_BYTES = (KIB, 4 * KIB), (16 * KIB,), 2 * MIB
 REPEATS = 5
 
-#: Bytes that a thread stages at once, bytes of a piece, and of each operand.
-CHUNKS = tuple(MIB * n for n in (1, 2, 4, 8))
-PIECES = tuple(MIB * n for n in (2, 8, 16, 32))
-STAGED_TOTAL, QUICK_STAGED_TOTAL = 2**30, 2 * MIB
+#: Slabs each way, bytes that a thread stages at once, bytes of a piece, and of each operand.
+SLABS = (4, 8)
+CHUNKS = tuple(MIB * n for n in (4, 8))
+PIECES = tuple(MIB * n for n in (8, 16, 17, 34))
+STAGED_TOTAL, QUICK_STAGED_TOTAL = 2**29, 2 * MIB
+#: What is in plain memory; the other operand is on the device.
+STAGED_WAYS = {"in": "x", "out": "y", "both ways": "xy"}
 
 
 class RowsApart:
@@ -130,57 +133,72 @@ def rows_apart(report: common.Report) -> None:
     common.release_pinned(arguments)
 
 
-def staged_chunks(report: common.Report) -> None:
-    """A call on plain memory, whose threads stage chunks of several sizes."""
+def staged(report: common.Report) -> None:
+    """Calls on plain memory, staged through several numbers of slabs in chunks of several sizes."""
+    quick = report.arguments.quick
+    total = QUICK_STAGED_TOTAL if quick else STAGED_TOTAL
+    kept = staging.SLABS, staging.CHUNK_BYTES
+    random = np.random.default_rng(0).standard_normal(total // 4, np.float32)
+    expected = np.maximum(random, 0.0)
+    try:
+        for slabs in SLABS[:2] if quick else SLABS:
+            staging.SLABS = slabs
+            common.release_device(report.arguments)  # and the slabs that there are
+            for piece, way in itertools.product((total // 4,) if quick else PIECES, STAGED_WAYS):
+                _staged(report, f"{slabs} slabs", way, piece, random, expected)
+    finally:
+        staging.SLABS, staging.CHUNK_BYTES = kept
+        common.release_device(report.arguments)
+
+
+def _staged(
+    report: common.Report, slabs: str, way: str, piece: int, random: HostArray, expected: HostArray
+) -> None:
+    """Pieces of one size, one way or both."""
     arguments = report.arguments
-    total = QUICK_STAGED_TOTAL if arguments.quick else STAGED_TOTAL
-    chunks = CHUNKS[:2] if arguments.quick else CHUNKS
-    for piece in (total // 4,) if arguments.quick else PIECES:
-        x = np.random.default_rng(0).standard_normal((total // piece, piece // 4), np.float32)
-        x = x.reshape(total // piece, 1, 1, -1)
-        y = np.zeros_like(x)
-        calls = {format_bytes(chunk): _Call(x, y, chunk, 6 * piece) for chunk in chunks}
-        synchronize = common.synchronizer(arguments)
-        times = interleave(calls, synchronize, repeats=REPEATS)
-        _tell(report, f"pieces of {format_bytes(piece)}", 2 * total, times)
-        expected = np.maximum(x, 0.0)
-        for chunk, call in calls.items():
-            y[...] = np.nan
-            call()
-            synchronize()
-            right = bool(np.array_equal(y, expected))
-            name = f"pieces of {format_bytes(piece)}, chunks of {chunk}"
-            report.check(f"{name}: contents", {"ok": right})
+    count = random.nbytes // piece
+    size = count * piece // 4
+    x = random[:size].reshape(count, 1, 1, -1)
+    y = np.empty_like(x)
+    plain = STAGED_WAYS[way]
+    given = x if "x" in plain else common.to_device(x, arguments)
+    out = y if "y" in plain else common.to_device(y, arguments)
+    calls = {
+        format_bytes(chunk): _Call(given, out, chunk, 3 * len(plain) * piece + MIB)
+        for chunk in (CHUNKS[:1] if arguments.quick else CHUNKS)
+    }
+    synchronize = common.synchronizer(arguments)
+    times = interleave(calls, synchronize, repeats=REPEATS)
+    what = f"{slabs}, {way}, pieces of {format_bytes(piece)}"
+    for chunk, timing in times.items():
+        name = f"{what}, chunks of {chunk}"
+        rate = len(plain) * x.nbytes / timing.median / 1e9
+        report.measure(f"{name}: seconds", timing, spoken=f"{timing.median * 1e3:.2f} ms")
+        report.claim(name, rate, unit="GB/s")
+        out[...] = np.nan
+        calls[chunk]()
+        synchronize()
+        found = out if "y" in plain else out.get() if hasattr(out, "get") else out
+        right = bool(np.array_equal(found.ravel(), expected[:size]))
+        report.check(f"{name}: contents", {"ok": right})
 
 
 class _Call:
     """An activation of pieces of one image."""
 
-    def __init__(self, x: HostArray, y: HostArray, chunk: int, limit: int) -> None:
+    def __init__(self, x: Any, y: Any, chunk: int, limit: int) -> None:
         self.x, self.y, self.chunk, self.limit = x, y, chunk, limit
 
     def __call__(self) -> None:
-        kept = staging.CHUNK_BYTES
         staging.CHUNK_BYTES = self.chunk
-        try:
-            with ooc_cudnn.settings(memory_limit=self.limit):
-                ooc_cudnn.activation_forward(self.x, mode="relu", out=self.y)
-        finally:
-            staging.CHUNK_BYTES = kept
-
-
-def _tell(report: common.Report, what: str, moved: int, times: Mapping[str, Timing]) -> None:
-    for chunk, timing in times.items():
-        name = f"{what}, chunks of {chunk}"
-        rate = moved / timing.median / 1e9
-        report.measure(f"{name}: seconds", timing, spoken=f"{timing.median * 1e3:.2f} ms")
-        report.claim(f"{name}: both ways together", rate, unit="GB/s")
+        with ooc_cudnn.settings(memory_limit=self.limit):
+            ooc_cudnn.activation_forward(self.x, mode="relu", out=self.y)
 
 
 def body(report: common.Report) -> None:
     """Both."""
     rows_apart(report)
-    staged_chunks(report)
+    staged(report)
 
 
 def main(argv: list[str] | None = None) -> int:
