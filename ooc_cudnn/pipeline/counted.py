@@ -183,7 +183,7 @@ class Counted:
             spent = request.copy_seconds("in", name, count, loads, split.rows(name))
             copies[name] = spent
             turn = Turn("in", name, slots, loads, count / loads, spent)
-            late_in = max(late_in, self._late_seconds(turn))
+            late_in = max(late_in, self._late_in_all(turn, depth))
             turning.append(turn)
             # A first sweep must see all pieces of its block before the second one makes a result;
             first_in += spent * min(1.0, self._at_once(name) / loads)
@@ -234,6 +234,19 @@ class Counted:
     def _late_seconds(self, turn: Turn) -> float:
         """What one copy is late by."""
         return float(self.request.latency_seconds(turn.direction, turn.name, turn.copy_bytes))
+
+    def _late_in_all(self, turn: Turn, depth: int) -> float:
+        """What the copies in of a ring are late by: the first one, and in one slot later ones, too.
+
+        While a region stays in its only slot, for several pieces, no other one is staged; where
+        each piece has a region of its own, the next one is staged as soon as the piece begins.
+        """
+        late = self._late_seconds(turn)
+        if depth > 1 or not late:
+            return late
+        staying = 1.0 - turn.copies / self.pieces
+        piece = self.measured.compute_seconds / self.pieces
+        return late + (turn.copies - 1) * max(staying, 0.0) * max(late - piece, 0.0)
 
     def _turning_seconds(self, turns: list[Turn]) -> float:
         """What the slots of the slowest ring take to be staged and copied: `Request`.

@@ -95,6 +95,21 @@ class Estimates:
                 late = np.maximum(late, seconds)
         return late
 
+    def _late_in_all(self, loads: dict[str, Values], depths: Values) -> Values:
+        """What all copies in are late by: `Counted`."""
+        latest = late = self._latest("in")
+        if not np.any(depths == 1.0):
+            return late
+        grid = self.grid
+        for (way, name), seconds in self._latency.items():
+            if way == "in":
+                staying = np.maximum(1.0 - loads[name] / grid.steps, 0.0)
+                again = (
+                    (loads[name] - 1.0) * staying * np.maximum(seconds - grid.piece_seconds, 0.0)
+                )
+                late = np.maximum(late, seconds + grid.where_moved(name, again))
+        return np.where(depths == 1.0, late, latest)
+
     @cached_property
     def _copy_out(self) -> Values:
         return sum(self._copies_out.values(), _NOTHING)
@@ -238,7 +253,7 @@ class Estimates:
         spared = self._spared(copy_in, most_in) if np.any(depths == 1.0) else _NOTHING
         if self._latency:
             latency_in, latency_out = self._latest("in"), self._latest("out")
-            copy_in, first_in = copy_in + latency_in, first_in + latency_in
+            copy_in, first_in = copy_in + self._late_in_all(loads, depths), first_in + latency_in
             copy_out, last_out = copy_out + latency_out, last_out + latency_out
         compute, piece = grid.compute_seconds, grid.piece_seconds
         # perfmodel.closed_form, with several slots and with one

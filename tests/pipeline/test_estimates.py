@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from dataclasses import replace
@@ -20,7 +21,7 @@ from ooc_cudnn.pipeline.loop_orders import different_orders, legal_orders
 from ooc_cudnn.pipeline.planner import make_plan
 from ooc_cudnn.pipeline.pricing import SplitProblem
 from ooc_cudnn.tensor import TensorSpec
-from perfmodel import InfeasibleError, exhaustive_search, guided_search, shipped
+from perfmodel import InfeasibleError, Line, exhaustive_search, guided_search, shipped
 from perfmodel import Split as Sizes
 
 MACHINE = "h200"
@@ -70,6 +71,54 @@ def test_estimates_are_close_to_prices(function, slots, losses, monkeypatch):
     assert np.median(errors) < 0.02
     # launches at the borders of a chain are not told apart; they bind where pieces are tiny
     assert np.quantile(errors, 0.9) < 0.3
+
+
+@pytest.mark.parametrize("slots", [1, 3])
+@pytest.mark.parametrize("placements", list(itertools.product(("pinned", "pageable"), repeat=2)))
+def test_estimates_of_what_is_staged_are_prices(placements, slots, monkeypatch):
+    for module in (counted, grid_rings):
+        monkeypatch.setattr(module, "RING_DEPTHS", tuple(range(slots, 0, -1)))
+    x, y = (TensorSpec((16, 64, 64, 64), placement=placement) for placement in placements)
+    w = TensorSpec((64, 64, 3, 3), placement="device")
+    made = plan_request("convolution_forward", x=x, w=w, out=y, padding=1, machine=MACHINE,
+                        memory_limit=2**40)  # fmt: skip
+    problem = SplitProblem(made, made.layouts[0], 0, 4)
+    grid = Grid(made, made.layouts[0], problem.sizes)
+    seconds = Estimates(grid, 2**40).fastest
+    errors = []
+    for at in np.ndindex(*seconds.shape):
+        sizes = {axis: grid.sizes[axis][i] for axis, i in zip(AXES, at, strict=True)}
+        price = problem.price(Sizes(**sizes))
+        if price.legal and np.isfinite(seconds[at]):
+            errors.append(abs(math.log(seconds[at] / price.seconds)))
+    assert len(errors) > 20
+    assert np.median(errors) < 0.02
+    assert np.quantile(errors, 0.9) < 0.1
+
+
+def test_a_slot_that_is_kept_is_late_each_time():
+    """Of one slot, images that stay for all channels are staged when the last channels begin."""
+    x = TensorSpec((8, 64, 64, 64), placement="pageable")
+    w = TensorSpec((64, 64, 3, 3), placement="device")
+    late = 1e-4
+
+    def seconds(latency, **sizes):
+        machine = shipped(MACHINE)
+        transfer = replace(machine.transfer, latency={"copy_in/pageable": Line(0.0, latency)})
+        issuing = dict.fromkeys(("step_seconds", "staged_step_seconds", "launch_seconds"), 0.0)
+        compute = replace(machine.compute, launching={})
+        machine = replace(machine, transfer=transfer, compute=compute, losses={}, **issuing)
+        made = plan_request("convolution_forward", x=x, w=w, out=x, padding=1, machine=machine,
+                            memory_limit=2**40)  # fmt: skip
+        split = Sizes(**{"n": 8, "c_y": 64, "c_x": 64, "h_y": 64, **sizes})
+        counted = SplitProblem(made, made.layouts[0], 0).counted(split, ("n", "c_y", "h_y", "c_x"))
+        return counted.priced(1, True).price.seconds
+
+    # each piece has images of its own: they are staged beside the piece before
+    assert seconds(late, n=2) - seconds(0.0, n=2) == pytest.approx(late)
+    # four pieces of each two images: three quarters of three further latencies, less what computes
+    more = seconds(late, n=2, c_y=16) - seconds(0.0, n=2, c_y=16)
+    assert late * (1 + 3 * 0.75 * 0.7) < more < late * (1 + 3 * 0.75)
 
 
 def test_threads_issue_the_steps_of_what_is_cut_and_not_those_of_a_single_piece():
