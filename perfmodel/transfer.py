@@ -51,7 +51,7 @@ pieces from 16 MiB on, smaller parts were never faster, and of smaller pieces it
 AT_ONCE_BYTES = 2**16
 """What is smaller is staged on the caller's time: it is copied before another thread is awake."""
 
-SLAB_BYTES, SLABS = 2**24, 4
+SLAB_BYTES, SLABS = 2**24, 8
 """Staged copies go through so many pieces of pinned memory each way, of so many bytes."""
 
 #: What stands in for a placement whose pairs were not measured: files are staged like plain memory.
@@ -413,7 +413,7 @@ def staging_slots(direction: str, copy_bytes: Any, slots: Any) -> Any:
     Examples
     --------
     >>> [int(staging_slots("copy_out", mib * 2**20, 2)) for mib in (10, 20, 100)]
-    [4, 2, 2]
+    [8, 4, 2]
     >>> staging_slots("copy_in", 10 * 2**20, 2)
     2
     """

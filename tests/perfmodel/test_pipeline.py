@@ -272,11 +272,12 @@ def test_what_is_staged_starts_a_while_after_it_is_issued_and_its_slot_was_last_
 
 @pytest.mark.parametrize("slabs", [1, 2, 4, 10])
 @pytest.mark.parametrize("stream", ["copy_in", "copy_out"])
-def test_staged_copies_take_over_each_others_slabs(stream, slabs):
+def test_staged_copies_take_over_each_others_slabs(stream, slabs, monkeypatch):
     """Of one slab, four are under way, the fifth follows the first; larger ones free theirs early.
 
     Four of four slabs or more follow each other, and a slab of each is free before the others are.
     """
+    monkeypatch.setattr("perfmodel.pipeline.SLABS", 4)
     steps = [VirtualStep(stream, 0.25, latency=1.0, slabs=slabs)] * 5
     start = replay(steps).start
     first = 1.0 if stream == "copy_in" else 0.0
