@@ -3,7 +3,8 @@
 The constants of `perfmodel.transfer` rest on this: from which width and pitch on a row costs the
 link something (`FAR_BYTES`, `FAR_LEAST`, `FAR_WIDTH_BYTES`), beside what the model says, while
 copies run both ways at once through more memory than the link knows the pages of; and through how
-many slabs calls on plain memory are staged (`SLABS`), in how large chunks (`STAGED_BYTES`).
+many slabs of which size calls on plain memory are staged (`SLABS`, `SLAB_BYTES`), in how large
+chunks (`STAGED_BYTES`).
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ COPIES = 8
 QUICK_WIDTHS, QUICK_PITCHES, QUICK_BYTES = (KIB, 4 * KIB), (16 * KIB,), 2 * MIB
 REPEATS = 5
 
-#: Slabs each way, bytes that a thread stages at once, bytes of a piece, and of each operand.
-SLABS = (4, 8)
+#: Slabs each way and bytes of one, bytes that a thread stages at once, of a piece, of an operand.
+SLABS = (4, 16 * MIB), (8, 16 * MIB), (16, 8 * MIB)
 CHUNKS = tuple(MIB * n for n in (4, 8))
 PIECES = tuple(MIB * n for n in (8, 16, 17, 34))
 STAGED_TOTAL, QUICK_STAGED_TOTAL = 2**29, 2 * MIB
@@ -137,17 +138,19 @@ def staged(report: common.Report) -> None:
     """Calls on plain memory, staged through several numbers of slabs in chunks of several sizes."""
     quick = report.arguments.quick
     total = QUICK_STAGED_TOTAL if quick else STAGED_TOTAL
-    kept = staging.SLABS, staging.CHUNK_BYTES
+    kept = staging.SLABS, staging.SLAB_BYTES, staging.CHUNK_BYTES
     random = np.random.default_rng(0).standard_normal(total // 4, np.float32)
     expected = np.maximum(random, 0.0)
     try:
-        for slabs in SLABS[:2] if quick else SLABS:
-            staging.SLABS = slabs
+        for slabs, size in SLABS[:2] if quick else SLABS:
+            staging.SLABS, staging.SLAB_BYTES = slabs, size
             common.release_device(report.arguments)  # and the slabs that there are
             for piece, way in itertools.product((total // 4,) if quick else PIECES, STAGED_WAYS):
-                _staged(report, f"{slabs} slabs", way, piece, random, expected)
+                _staged(
+                    report, f"{slabs} slabs of {format_bytes(size)}", way, piece, random, expected
+                )
     finally:
-        staging.SLABS, staging.CHUNK_BYTES = kept
+        staging.SLABS, staging.SLAB_BYTES, staging.CHUNK_BYTES = kept
         common.release_device(report.arguments)
 
 

@@ -260,37 +260,24 @@ def _slabs(
 ) -> tuple[HostArray, list[tuple[int, list[tuple[slice, ...]]]]]:
     """Cut a region into slabs of chunks: (byte offset in the packed piece, boxes of the array).
 
-    As few slabs as can be, and all about as full: one of a little that is left over would hold up
-    those that are full. The array comes back with its axes in the piece's memory order, in which
-    boxes are contiguous.
+    The array comes back with its axes in the piece's memory order, in which boxes are contiguous.
     """
     order = sorted(
         range(len(view.shape)), key=lambda axis: (-view.strides[axis], view.shape[axis] != 1, axis)
     )
     ordered = array.transpose(order)
     item = view.item_bytes
-    nbytes = ordered.size * item
-    each = nbytes / max(math.ceil(nbytes / SLAB_BYTES), 1)
-    chunk = each / max(math.ceil(each / CHUNK_BYTES), 1)
-    # in whole rows, or planes: what is below a chunk
-    row = next(
-        size
-        for axis in range(1, ordered.ndim + 1)
-        if (size := max(math.prod(ordered.shape[axis:]), 1) * item) <= max(chunk, item)
-    )
-    chunk = min(math.ceil(chunk / row) * row, CHUNK_BYTES)
     found: list[tuple[int, list[tuple[slice, ...]]]] = []
     offset = room = 0
-    for box in boxes(ordered.shape, max(chunk // item, 1)):
+    for box in boxes(ordered.shape, CHUNK_BYTES // item):
         lengths = [part.stop - part.start for part in box]
-        count = math.prod(lengths) * math.prod(ordered.shape[len(box) :]) * item
-        # half of it or more would go beyond this slab's share
-        if count > room or offset + count / 2 > len(found) * each:
+        nbytes = math.prod(lengths) * math.prod(ordered.shape[len(box) :]) * item
+        if nbytes > room:
             found.append((offset, []))
             room = SLAB_BYTES
         found[-1][1].append(box)
-        room -= count
-        offset += count
+        room -= nbytes
+        offset += nbytes
     return ordered, found
 
 

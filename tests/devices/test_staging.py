@@ -100,18 +100,3 @@ def test_nothing_is_kept_of_what_was_copied(staged, way):
     while kept() is not None and time.perf_counter() < deadline:
         time.sleep(0.001)
     assert kept() is None
-
-
-@pytest.mark.parametrize(
-    "shape", [(17, 1, 1, SLAB // 64), (2, 3, 33, 31), (1, 1, 1, SLAB + 1), (63, 4, 4, 4), (1,) * 4]
-)
-def test_slabs_are_as_few_as_can_be_and_about_as_full(staged, shape):
-    _, view = on_device(shape, "float32", "channels_first")
-    _, slabs = staging._slabs(view, np.zeros(shape, np.float32))
-    nbytes = 4 * int(np.prod(shape))
-    offsets = [offset for offset, _ in slabs]
-    held = np.diff([*offsets, nbytes])
-    assert held.sum() == nbytes
-    assert held.max() <= SLAB
-    assert len(held) <= 1.1 * nbytes / SLAB + 1
-    assert held.min() >= held.max() - 2 * CHUNK
