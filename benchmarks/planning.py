@@ -41,6 +41,8 @@ from perfmodel import (
 NAME = "planning"
 MACHINE = "h200"
 FUNCTION_SECONDS, CHAIN_SECONDS, CUT_CHAIN_SECONDS = 0.005, 0.050, 1.0
+#: How often the problems of all functions are searched, anew each time.
+ROUNDS = 3
 #: Predicted seconds of what the planner finds, over those of the best of all splits.
 NEAR_THE_BEST = 1.01
 #: Piece sizes of an axis, where every split is priced.
@@ -77,19 +79,27 @@ def median_seconds(calls: Iterator[Callable[[], Any]]) -> dict[str, float]:
 
 
 def functions_planned(report: common.Report) -> None:
-    """The search for one function, problems drawn at random."""
-    count = 3 if report.arguments.quick else 24
+    """The search for one function, problems drawn at random; the quietest of three rounds counts.
+
+    A virtual machine is slow for seconds at a time, and what disturbs it only adds.
+    """
+    quick = report.arguments.quick
+    found: dict[str, list[dict[str, float]]] = {function: [] for function in FUNCTIONS}
+    for _ in range(1 if quick else ROUNDS):
+        for at, function in enumerate(FUNCTIONS):
+            random = np.random.default_rng((1, at))
+            made = []
+            for _ in range(3 if quick else 24):
+                given = arguments(function, drawn_sizes(random))
+                share = float(np.exp(random.uniform(np.log(0.05), 0.0)))
+                made.append(request(function, share, MACHINE, **given))
+            timed = median_seconds(iter([lambda r=r: _search(r) for r in made]))
+            found[function].append(timed)
     slowest = 0.0
-    for at, function in enumerate(FUNCTIONS):
-        random = np.random.default_rng((1, at))
-        made = []
-        for _ in range(count):
-            given = arguments(function, drawn_sizes(random))
-            share = float(np.exp(random.uniform(np.log(0.05), 0.0)))
-            made.append(request(function, share, MACHINE, **given))
-        found = median_seconds(iter([lambda r=r: _search(r) for r in made]))
-        report.measure(f"{function}: seconds of a search", found)
-        slowest = max(slowest, found["median"])
+    for function, rounds in found.items():
+        quietest = min(rounds, key=lambda timed: timed["median"])
+        report.measure(f"{function}: seconds of a search", quietest)
+        slowest = max(slowest, quietest["median"])
     report.claim(
         "search for one function, slowest median", 1e3 * slowest, "<=", 1e3 * FUNCTION_SECONDS, "ms"
     )
