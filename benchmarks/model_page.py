@@ -157,8 +157,8 @@ def search_section(result: Mapping[str, Any]) -> str:
     lines += [
         "",
         f"Over {problems} calls. A search takes {min(searches) * 1e3:.1f} to "
-        f"{max(searches) * 1e3:.1f} ms, the median of each of the {len(searches)} functions, "
-        "on one core:",
+        f"{max(searches) * 1e3:.1f} ms, the median of each of the {len(searches)} functions in "
+        "the quietest of three rounds, on one core:",
         "",
         "| | ms | bound | |",
         "|---|---:|---:|---|",
