@@ -237,6 +237,7 @@ class _Calibration:
             launch_seconds=self.host.get("launch_seconds", 0.0),
             step_seconds=self.host.get("step_seconds", 0.0),
             staged_step_seconds=self.host.get("staged_step_seconds", 0.0),
+            operand_seconds=self.host.get("operand_seconds", 0.0),
             losses=self.losses,
             calibrated=datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
             quality=self.quality | self.link.quality,

@@ -34,6 +34,8 @@ def report(model: MachineModel) -> str:
     rows.append(f"issuing a step: {model.step_seconds * 1e6:.1f} us")
     if model.staged_step_seconds:
         rows.append(f"and by threads that stage: {model.staged_step_seconds * 1e6:.1f} us")
+    if model.operand_seconds:
+        rows.append(f"and each operand beyond two: {model.operand_seconds * 1e6:.1f} us")
     rows += _facts(model.facts)
     return "\n".join(rows)
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ooc_cudnn.devices.base import HostArray
+from ooc_cudnn.functions.batch_normalization import batch_normalization_forward_inference
 from ooc_cudnn.functions.elementwise import activation_forward
 from ooc_cudnn.functions.plan import plan_request
 from ooc_cudnn.measuring import Bench, Timing, Watched, undisturbed
@@ -27,18 +28,20 @@ from perfmodel import shipped
 #: Images of a few bytes, each a piece of its own; and of so many that threads stage them.
 SHAPE, STAGED_SHAPE = (64, 8, 2, 8), (64, 8, 64, 64)
 FILTERS = (8, 8, 1, 1)
-#: How often they are gone through.
-REPEATS = 3
+#: Scale, bias, mean and variance: what a normalisation reads beside what an activation does.
+MORE_OPERANDS = 4
+#: How often they are gone through; and calls of one piece, which are short.
+REPEATS, CALL_REPEATS = 3, 9
 
 
 def host_seconds(bench: Bench) -> Mapping[str, Timing]:
     """Seconds of a call, of a launch and of a step, as `MachineModel` names them.
 
     A piece of an activation takes three steps and one launch; and a call of one piece tells what a
-    call takes beside. Where processors compute, a fused convolution, which takes more launches,
-    tells what one takes. Each is the lower quartile of several: what disturbs a host only adds. A
-    card's steps are issued by threads, too, on small pieces of plain memory: what takes time there
-    is to hand them on.
+    call takes beside, one of more operands what each takes, beside the step that copies it. Where
+    processors compute, a fused convolution, which takes more launches, tells what one takes. Each
+    is the lower quartile of several: what disturbs a host only adds. A card's steps are issued by
+    threads, too, on small pieces of plain memory: what takes time there is to hand them on.
     """
     x = TensorSpec(SHAPE, "float32", "pinned")
     simple, watched = _many_pieces(bench, "activation_forward", x=x)
@@ -58,8 +61,12 @@ def host_seconds(bench: Bench) -> Mapping[str, Timing]:
         found["staged_step_seconds"] = Timing(each, staged.spread)
     whole = _one_piece(bench)
     if whole is not None:
-        call = max(whole.seconds - 3 * step - launch.seconds, 0.0)
-        found["call_seconds"] = Timing(call, whole.spread)
+        few, many = whole
+        call = max(few.seconds - 3 * step - launch.seconds, 0.0)
+        found["call_seconds"] = Timing(call, few.spread)
+        if bench.device.kind != "host":  # where steps do not follow each other
+            each = max((many.seconds - few.seconds) / MORE_OPERANDS - step, 0.0)
+            found["operand_seconds"] = Timing(each, many.spread)
     return found
 
 
@@ -105,16 +112,22 @@ def run_pieces(
     executor.run(where, arrays, staged=staged, wait=True, limit_bytes=bench.limit_bytes)
 
 
-def _one_piece(bench: Bench) -> Timing | None:
-    """Seconds of a public function on next to nothing; None for a device that none can use."""
+def _one_piece(bench: Bench) -> tuple[Timing, Timing] | None:
+    """Seconds of public functions of few and of many operands on next to nothing.
+
+    None for a device that none can use.
+    """
     name = {"host": "host", "cuda": f"cuda:{getattr(bench.device, 'index', 0)}"}.get(
         bench.device.kind
     )
     if name is None:
         return None
     x, y = _pinned(bench, FILTERS), _pinned(bench, FILTERS)
+    more = [_pinned(bench, FILTERS[1:2]) for _ in range(MORE_OPERANDS)]
     with settings(device=name, machine=shipped("host"), progress=False, verify=0):
-        return _timed(lambda: activation_forward(x, out=y))
+        few = _timed(lambda: activation_forward(x, out=y), CALL_REPEATS)
+        many = _timed(lambda: batch_normalization_forward_inference(x, *more, out=y), CALL_REPEATS)
+    return few, many
 
 
 def _pinned(bench: Bench, shape: tuple[int, ...]) -> HostArray:
@@ -123,10 +136,10 @@ def _pinned(bench: Bench, shape: tuple[int, ...]) -> HostArray:
     return array
 
 
-def _timed(run: Callable[[], None]) -> Timing:
+def _timed(run: Callable[[], None], repeats: int = REPEATS) -> Timing:
     run()
     found = []
-    for _ in range(REPEATS):
+    for _ in range(repeats):
         began = time.perf_counter()
         run()
         found.append(time.perf_counter() - began)

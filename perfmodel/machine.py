@@ -37,7 +37,11 @@ LINE_LENGTH = 100
 HOST_SECONDS = ("call_seconds", "launch_seconds", "step_seconds")
 """What the host takes for the parts of a call, while the device works on what is issued."""
 
-_SECONDS = (*HOST_SECONDS, "staged_step_seconds")
+_OPTIONAL_SECONDS = ("staged_step_seconds", "operand_seconds")
+_SECONDS = (*HOST_SECONDS, *_OPTIONAL_SECONDS)
+
+FEWEST_OPERANDS = 2
+"""Of the call that `call_seconds` is measured on: what it reads and what it writes."""
 
 BEFORE_SHARE = 0.5
 """Of `call_seconds`, what passes before the device has anything to do: the rest passes while it
@@ -81,6 +85,8 @@ class MachineModel:
     staged_step_seconds : float
         The same where a thread in front of each stream waits for what is staged: steps go from hand
         to hand. Where it is less, `step_seconds` holds.
+    operand_seconds : float
+        What each operand takes beyond those two of the call that `call_seconds` stands for.
     losses : mapping from "copies" and "steps" to float
         Seconds, at most 1, that computing loses for each second of copies beside it, and of issuing
         steps. A card loses next to nothing; where processors compute they do the rest, too.
@@ -101,6 +107,7 @@ class MachineModel:
     launch_seconds: float = 0.0
     step_seconds: float = 0.0
     staged_step_seconds: float = 0.0
+    operand_seconds: float = 0.0
     losses: Mapping[str, float] = field(default_factory=dict)
     # plans are remembered by their model: what predicts nothing does not count in its hash
     quality: Mapping[str, Mapping[str, float]] = field(default_factory=dict, hash=False)
@@ -150,17 +157,25 @@ class MachineModel:
         count = self.identity.get("device_bytes")
         return None if count is None else int(count)
 
-    @property
-    def setup_seconds(self) -> float:
-        """Seconds of a call until the device has something to do: its first step is issued.
+    def setup_seconds(self, operands: int = FEWEST_OPERANDS) -> float:
+        """Return for how long the device has nothing to do: until the first step is issued.
+
+        Parameters
+        ----------
+        operands : int
+            Of the call, results included: each is looked at.
 
         Examples
         --------
         >>> from dataclasses import replace
-        >>> replace(shipped("h200"), call_seconds=8e-5, step_seconds=1e-5).setup_seconds
+        >>> machine = replace(shipped("h200"), call_seconds=8e-5, step_seconds=1e-5)
+        >>> machine.setup_seconds()
         5e-05
+        >>> round(replace(machine, operand_seconds=5e-6).setup_seconds(6) * 1e6)
+        70
         """
-        return BEFORE_SHARE * self.call_seconds + self.step_seconds
+        more = self.operand_seconds * max(operands - FEWEST_OPERANDS, 0)
+        return BEFORE_SHARE * self.call_seconds + self.step_seconds + more
 
     @property
     def repeated_seconds(self) -> float:
@@ -198,7 +213,7 @@ class MachineModel:
         120
         """
         issuing = steps * self.seconds_of_step(staged=staged) + launching
-        return self.call_seconds - self.setup_seconds + issuing
+        return self.call_seconds - self.setup_seconds() + issuing
 
     def lost_seconds(self, compute: Any, copies: Any, issuing: Any) -> Any:
         """Return what computing loses to what runs beside it, numbers or arrays of them.
@@ -229,7 +244,7 @@ class MachineModel:
             "transfer": self.transfer.to_json(),
             "compute": self.compute.to_json(),
             **{name: getattr(self, name) for name in HOST_SECONDS},
-            **({"staged_step_seconds": staged} if (staged := self.staged_step_seconds) else {}),
+            **{name: held for name in _OPTIONAL_SECONDS if (held := getattr(self, name))},
             **({"losses": dict(self.losses)} if self.losses else {}),
             "quality": {line: dict(held) for line, held in self.quality.items()},
             "samples": {line: held.to_json() for line, held in self.samples.items()},
@@ -255,7 +270,7 @@ class MachineModel:
                 f"written by an older ooc_cudnn (format version {version}, now {FORMAT_VERSION}), "
                 "which measured less, so calibrate again"
             )
-        held = {"losses": {}, "staged_step_seconds": 0.0, **held}
+        held = {"losses": {}, **dict.fromkeys(_OPTIONAL_SECONDS, 0.0), **held}
         names = ("name", "calibrated", "identity", "transfer", "compute", *_SECONDS, "losses")
         tables = ("quality", "samples", "facts")
         held = members("machine model", held, ("format", "version", *names, *tables))

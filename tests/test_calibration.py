@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import ooc_cudnn
-from ooc_cudnn import calibration, calibration_compute
+from ooc_cudnn import calibration, calibration_compute, calibration_steps
 from ooc_cudnn.calibration import calibrate
 from ooc_cudnn.calibration_files import FileCopies
 from ooc_cudnn.devices import get_device
@@ -467,3 +467,20 @@ def test_calls_staged_one_way_work_on_the_device_otherwise(ways):
     assert device.arena.array_bytes == before
     assert (rows.written[: 2**18] == -2.0).all() == (ways == "copy_in")
     assert (rows.plain == -1.0).all()
+
+
+def test_what_an_operand_takes_is_told_from_calls_of_two_and_of_six(monkeypatch):
+    bench = calibration.make_bench(SimulatedDevice(H200), 2**30, quick=True)
+    calls = Timing(100e-6, 0.1), Timing(180e-6, 0.2)
+    monkeypatch.setattr(calibration_steps, "_one_piece", lambda bench: calls)
+    found = calibration_steps.host_seconds(bench)
+    step = found["step_seconds"].seconds
+    each = found["operand_seconds"]
+    # of the 80 us that four more take, each is copied in a step
+    assert each.seconds == pytest.approx(20e-6 - step)
+    assert each.spread == 0.2
+    # on the host's device, threads issue steps beside each other: nothing can be told
+    bench = calibration.make_bench(get_device("host"), 2**30, quick=True)
+    assert "operand_seconds" not in calibration_steps.host_seconds(bench)
+    monkeypatch.undo()
+    assert all(timing.seconds > 0 for timing in calibration_steps._one_piece(bench))

@@ -214,7 +214,7 @@ class Counted:
             machine.lost_seconds(split.compute_seconds, beside, steps * machine.step_seconds)
         )
         cost = PipelineCost(
-            machine.setup_seconds if steps > 1 else machine.repeated_seconds,
+            request.setup_seconds if steps > 1 else machine.repeated_seconds,
             copy_in, compute, copy_out,
             min(first_in, copy_in), min(split.first_compute, split.compute_seconds),
             min(split.last_compute, split.compute_seconds), last_out,

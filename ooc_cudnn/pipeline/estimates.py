@@ -281,7 +281,7 @@ class Estimates:
             overlapped,
             np.maximum(in_turn + copy_in + copy_out - spared, least),
         )
-        before = np.where(steps > 1, machine.setup_seconds, machine.repeated_seconds)
+        before = np.where(steps > 1, request.setup_seconds, machine.repeated_seconds)
         seconds = np.where((depths > 0) & grid.legal, seconds + before, np.inf)
         return np.broadcast_to(seconds, (len(seconds), *grid.shape))
 

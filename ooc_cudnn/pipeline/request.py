@@ -205,6 +205,11 @@ class Request:
         loaded: list[tuple[Direction, str]] = [("in", name) for name in self.chain.loaded]
         return (*loaded, *(("out", name) for name in self.chain.results))
 
+    @cached_property
+    def setup_seconds(self) -> float:
+        """Until the first step is issued: `MachineModel.setup_seconds`."""
+        return self.machine.setup_seconds(len(self.specs))
+
     @property
     def moves(self) -> bool:
         """Whether anything crosses the link."""
@@ -270,8 +275,7 @@ class Request:
         overlaps = (pieces >= 2.0) & (2 * floor.streamed_bytes <= limit_bytes * pieces)
         fits = floor.streamed_bytes <= limit_bytes * pieces
         found = np.where(overlaps, overlapped, np.where(fits, in_turn, np.inf)).min()
-        machine = self.machine
-        return (machine.setup_seconds if self.moves else machine.repeated_seconds) + float(found)
+        return (self.setup_seconds if self.moves else self.machine.repeated_seconds) + float(found)
 
     def copy_seconds(
         self,

@@ -75,10 +75,23 @@ def test_computing_loses_to_copies_and_steps_beside_it():
     assert replace(HOST, losses={}).lost_seconds(10.0, 4.0, 0.5) == 0.0
 
 
+def test_each_further_operand_of_a_call_is_looked_at_before_its_first_step(fitted):
+    looking = replace(fitted, step_seconds=1e-5, operand_seconds=2e-6, call_seconds=1e-4)
+    assert MachineModel.from_json(json.loads(json.dumps(looking.to_json()))) == looking
+    least = replace(looking, operand_seconds=0.0).setup_seconds(7)
+    assert [looking.setup_seconds(count) - least for count in (1, 2, 3, 7)] == pytest.approx(
+        [0.0, 0.0, 2e-6, 1e-5]
+    )
+    # they are looked at before; what follows takes as long as ever
+    assert looking.issue_seconds(3, 0.0) == replace(looking, operand_seconds=0.0).issue_seconds(
+        3, 0.0
+    )
+
+
 def test_steps_that_threads_issue_are_kept_and_left_out_where_they_were_not_measured(fitted):
     staged = replace(fitted, step_seconds=1e-5, staged_step_seconds=5e-5, call_seconds=0.0)
     assert MachineModel.from_json(json.loads(json.dumps(staged.to_json()))) == staged
-    assert staged.setup_seconds == pytest.approx(1e-5)  # the first step
+    assert staged.setup_seconds() == pytest.approx(1e-5)  # the first step
     assert staged.issue_seconds(10, 1e-3) == pytest.approx(1.09e-3)
     assert staged.issue_seconds(10, 1e-3, staged=True) == pytest.approx(1.49e-3)
     unknown = replace(staged, staged_step_seconds=0.0)
