@@ -471,13 +471,13 @@ def test_calls_staged_one_way_work_on_the_device_otherwise(ways):
 
 def test_what_an_operand_takes_is_told_from_calls_of_two_and_of_six(monkeypatch):
     bench = calibration.make_bench(SimulatedDevice(H200), 2**30, quick=True)
-    calls = Timing(100e-6, 0.1), Timing(180e-6, 0.2)
+    calls = Timing(100e-6, 0.1), Timing(8100e-6, 0.2)
     monkeypatch.setattr(calibration_steps, "_one_piece", lambda bench: calls)
     found = calibration_steps.host_seconds(bench)
     step = found["step_seconds"].seconds
     each = found["operand_seconds"]
-    # of the 80 us that four more take, each is copied in a step
-    assert each.seconds == pytest.approx(20e-6 - step)
+    # of the 8 ms that four more take, each is copied in a step
+    assert each.seconds == pytest.approx(2e-3 - step)
     assert each.spread == 0.2
     # on the host's device, threads issue steps beside each other: nothing can be told
     bench = calibration.make_bench(get_device("host"), 2**30, quick=True)
