@@ -81,10 +81,15 @@ def machine_section(model: MachineModel) -> str:
         for direction, placement in [name.split("/")]
     ]
     latency = f"; staging's latency: {', '.join(said)}" if said else ""
-    host = (
-        f"The host: a call {model.call_seconds * 1e6:.0f} us, a step "
-        f"{model.step_seconds * 1e6:.0f} us, a launch {model.launch_seconds * 1e6:.0f} us{latency}."
-    )
+    parts = {
+        "a call": model.call_seconds,
+        "each operand beyond two": model.operand_seconds,
+        "a step": model.step_seconds,
+        "one that threads stage": model.staged_step_seconds,
+        "a launch": model.launch_seconds,
+    }
+    measured = (f"{name} {seconds * 1e6:.0f} us" for name, seconds in parts.items() if seconds)
+    host = f"The host: {', '.join(measured)}{latency}."
     return "\n".join([*lines, "", *textwrap.wrap(f"{host}{_calibrated(model)}", 100)])
 
 

@@ -291,7 +291,7 @@ class _Calibration:
         try:
             filling = self.filling_slabs(key, samples)
             if filling and key.endswith("/disk"):
-                # a few, and noisy: as copies of plain memory do, they begin at 0
+                # a few, and noisy: what a line through them starts with is chance
                 fitted = fit_proportional(filling)
             else:
                 fitted = fit_samples(filling or samples, self.like(key))

@@ -111,8 +111,8 @@ class FileCopies:
         """Seconds of one copy among many, and of a single one.
 
         Several parts are on their way at once: what one more takes is the slope over runs of one,
-        of as many as there are slabs, and of all; at least half of what each of all took, since one
-        run or another may be disturbed for longer than that.
+        of as many as there are slabs (half of all at most), and of all; at least half of what each
+        of all took, since one run or another may be disturbed for longer than that.
         """
         most = max(min(MOST_PARTS, self.file_bytes // size), 2)
         counts = np.array((1, min(SLABS, most // 2), most))

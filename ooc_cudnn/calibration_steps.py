@@ -35,7 +35,7 @@ REPEATS, CALL_REPEATS = 3, 9
 
 
 def host_seconds(bench: Bench) -> Mapping[str, Timing]:
-    """Seconds of a call, of a launch and of a step, as `MachineModel` names them.
+    """Seconds of a call, an operand, a launch and a step, as `MachineModel` names them.
 
     A piece of an activation takes three steps and one launch; and a call of one piece tells what a
     call takes beside, one of more operands what each takes, beside the step that copies it. Where
@@ -64,7 +64,7 @@ def host_seconds(bench: Bench) -> Mapping[str, Timing]:
         few, many = whole
         call = max(few.seconds - 3 * step - launch.seconds, 0.0)
         found["call_seconds"] = Timing(call, few.spread)
-        if bench.device.kind != "host":  # where steps do not follow each other
+        if bench.device.kind != "host":  # there, steps do not follow each other
             each = max((many.seconds - few.seconds) / MORE_OPERANDS - step, 0.0)
             found["operand_seconds"] = Timing(each, many.spread)
     return found

@@ -160,7 +160,7 @@ SETTINGS: Final = (
         None,
         _parse_host_memory_limit,
         "All the pinned (page-locked) host memory that the library may hold: bytes or '64GiB'. "
-        "None is no limit.",
+        "None is no limit. Staging takes up to 256 MiB of it, at the first call that needs it.",
         "Pinned memory copies fastest and cannot be swapped out; too much of it starves the "
         "machine.",
     ),

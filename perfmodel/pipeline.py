@@ -56,8 +56,8 @@ class PipelineCost(Record):
     waiting_seconds : float
         For how long no copy in may start, because the data that its slot holds is still needed.
     turning_seconds : float
-        What the slots of the slowest ring take to be filled, used and freed as often as it needs,
-        one after the other: where staging takes long, a short ring binds.
+        What the slots of the slowest ring take to be staged and copied, all of them side by side,
+        as often as it needs: where staging takes long, a short ring binds.
     meeting_in, meeting_out : float
         Of the copies in and out, what runs beside the other direction where rings have one slot:
         there a piece comes in while the one before leaves, or not beside anything.

@@ -122,14 +122,14 @@ def fit_proportional(samples: Samples) -> Fit:
     Raises
     ------
     FitError
-        If there is no sample with work.
+        If a sample has no work.
 
     Examples
     --------
     >>> fit_proportional(Samples((1e6, 2e6, 4e6), (1e-3, 2e-3, 9e-3))).line
     Line(alpha=1e-09, beta=0.0, terms={})
     """
-    return _scaled(Samples(samples.work, samples.seconds), Line(1.0, 0.0))
+    return _scaled(samples, Line(1.0, 0.0))
 
 
 def _scaled(samples: Samples, like: Line) -> Fit:

@@ -168,7 +168,7 @@ class Counted:
         bytes_in, first_in = 0, 0.0
         stays, steps = True, self.pieces
         copies, turning = dict[str, float](), list[Turn]()
-        late_in = late_out = 0.0
+        late_in = late_first = late_out = 0.0
         for name, slots in rings.items():
             if not slots:
                 continue
@@ -183,7 +183,8 @@ class Counted:
             spent = request.copy_seconds("in", name, count, loads, split.rows(name))
             copies[name] = spent
             turn = Turn("in", name, slots, loads, count / loads, spent)
-            late_in = max(late_in, self._late_in_all(turn, depth))
+            late_first = max(late_first, self._late_seconds(turn))
+            late_in = max(late_in, self._late_in_all(turn))
             turning.append(turn)
             # A first sweep must see all pieces of its block before the second one makes a result;
             first_in += spent * min(1.0, self._at_once(name) / loads)
@@ -205,7 +206,7 @@ class Counted:
                 # ... which all leave at the end, unless the second sweep has to load them again.
                 at_once = self._at_once(name) if stays else 1
                 last_out += spent * min(1.0, at_once / pieces_out)
-        copy_in, first_in = sum(copies.values()) + late_in, first_in + late_in
+        copy_in, first_in = sum(copies.values()) + late_in, first_in + late_first
         copy_out, last_out = copy_out + late_out, last_out + late_out
         machine, beside = request.machine, 0.0
         if depth > 1:
@@ -235,14 +236,14 @@ class Counted:
         """What one copy is late by."""
         return float(self.request.latency_seconds(turn.direction, turn.name, turn.copy_bytes))
 
-    def _late_in_all(self, turn: Turn, depth: int) -> float:
+    def _late_in_all(self, turn: Turn) -> float:
         """What the copies in of a ring are late by: the first one, and in one slot later ones, too.
 
         While a region stays in its only slot, for several pieces, no other one is staged; where
         each piece has a region of its own, the next one is staged as soon as the piece begins.
         """
         late = self._late_seconds(turn)
-        if depth > 1 or not late:
+        if turn.slots > 1 or not late:
             return late
         staying = 1.0 - turn.copies / self.pieces
         piece = self.measured.compute_seconds / self.pieces

@@ -95,20 +95,18 @@ class Estimates:
                 late = np.maximum(late, seconds)
         return late
 
-    def _late_in_all(self, loads: dict[str, Values], depths: Values) -> Values:
+    def _late_in_all(self, slots: dict[str, Values], loads: dict[str, Values]) -> Values:
         """What all copies in are late by: `Counted`."""
-        latest = late = self._latest("in")
-        if not np.any(depths == 1.0):
-            return late
-        grid = self.grid
+        grid, late = self.grid, _NOTHING
         for (way, name), seconds in self._latency.items():
             if way == "in":
                 staying = np.maximum(1.0 - loads[name] / grid.steps, 0.0)
                 again = (
                     (loads[name] - 1.0) * staying * np.maximum(seconds - grid.piece_seconds, 0.0)
                 )
+                again = np.where(slots[name] == 1.0, again, 0.0)
                 late = np.maximum(late, seconds + grid.where_moved(name, again))
-        return np.where(depths == 1.0, late, latest)
+        return late
 
     @cached_property
     def _copy_out(self) -> Values:
@@ -160,7 +158,7 @@ class Estimates:
     def _turning(
         self, slots: dict[str, Values], loads: dict[str, Values], depths: Values
     ) -> Values:
-        """What the slots of the slowest ring take one after the other: `Counted`."""
+        """What the slots of the slowest ring take, all of them side by side: `Counted`."""
         grid, turning = self.grid, _NOTHING
         moved: list[tuple[Direction, str, Values, Values]] = [
             ("in", name, loads[name], slots[name]) for name in loads
@@ -253,7 +251,7 @@ class Estimates:
         spared = self._spared(copy_in, most_in) if np.any(depths == 1.0) else _NOTHING
         if self._latency:
             latency_in, latency_out = self._latest("in"), self._latest("out")
-            copy_in, first_in = copy_in + self._late_in_all(loads, depths), first_in + latency_in
+            copy_in, first_in = copy_in + self._late_in_all(way.slots, loads), first_in + latency_in
             copy_out, last_out = copy_out + latency_out, last_out + latency_out
         compute, piece = grid.compute_seconds, grid.piece_seconds
         # perfmodel.closed_form, with several slots and with one

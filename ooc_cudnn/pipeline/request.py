@@ -287,7 +287,7 @@ class Request:
     ) -> float:
         """One-way seconds of moving an operand, or parts of it, in so many equal copies.
 
-        The only place, with the two below, where the planner asks what the link costs.
+        The only place, with those below, where the planner asks what the link costs.
         """
         placement, transfer = self.crosses_as(name), self.machine.transfer
         copy = transfer.copy_in_seconds if direction == "in" else transfer.copy_out_seconds
@@ -314,12 +314,10 @@ class Request:
         inside, outside = max(moved["in"], 1), max(moved["out"], 1)
         return {"in": min(outside / inside, 1.0), "out": min(inside / outside, 1.0)}
 
-    def latency_seconds(
-        self, direction: Direction, name: str, copy_bytes: Any, others: Any = 0
-    ) -> Any:
-        """Seconds that one copy of an operand is late by, where it is staged; beside `others`."""
+    def latency_seconds(self, direction: Direction, name: str, copy_bytes: Any) -> Any:
+        """Seconds that one copy of an operand is late by, where it is staged."""
         transfer, placement = self.machine.transfer, self.crosses_as(name)
-        return transfer.latency_seconds(f"copy_{direction}", placement, copy_bytes, others)
+        return transfer.latency_seconds(f"copy_{direction}", placement, copy_bytes)
 
     def turning_seconds(
         self,
@@ -334,8 +332,8 @@ class Request:
         """Seconds that the ring of an operand takes that is staged: its slots go round together.
 
         Threads fill all slots side by side, and again once they are free; and they are slower while
-        the other direction copies pinned memory, for `pinned_seconds`. (While it is staged, too,
-        they are late by the `others` in flight.)
+        the other direction copies pinned memory, for `pinned_seconds`. Each copy is late by the
+        `others` that are in flight, too.
         """
         transfer, placement = self.machine.transfer, self.crosses_as(name)
         way = f"copy_{direction}"

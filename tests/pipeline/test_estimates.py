@@ -74,12 +74,13 @@ def test_estimates_are_close_to_prices(function, slots, losses, monkeypatch):
 
 
 @pytest.mark.parametrize("slots", [1, 3])
-@pytest.mark.parametrize("placements", list(itertools.product(("pinned", "pageable"), repeat=2)))
+@pytest.mark.parametrize("placements", list(itertools.product(("pinned", "pageable"), repeat=3)))
 def test_estimates_of_what_is_staged_are_prices(placements, slots, monkeypatch):
     for module in (counted, grid_rings):
         monkeypatch.setattr(module, "RING_DEPTHS", tuple(range(slots, 0, -1)))
-    x, y = (TensorSpec((16, 64, 64, 64), placement=placement) for placement in placements)
-    w = TensorSpec((64, 64, 3, 3), placement="device")
+    *images, filters = placements
+    x, y = (TensorSpec((16, 64, 64, 64), placement=placement) for placement in images)
+    w = TensorSpec((64, 64, 3, 3), placement=filters)
     made = plan_request("convolution_forward", x=x, w=w, out=y, padding=1, machine=MACHINE,
                         memory_limit=2**40)  # fmt: skip
     problem = SplitProblem(made, made.layouts[0], 0, 4)
@@ -102,7 +103,7 @@ def test_a_slot_that_is_kept_is_late_each_time():
     w = TensorSpec((64, 64, 3, 3), placement="device")
     late = 1e-4
 
-    def seconds(latency, **sizes):
+    def seconds(latency, x=x, w=w, **sizes):
         machine = shipped(MACHINE)
         transfer = replace(machine.transfer, latency={"copy_in/pageable": Line(0.0, latency)})
         issuing = dict.fromkeys(("step_seconds", "staged_step_seconds", "launch_seconds"), 0.0)
@@ -119,6 +120,14 @@ def test_a_slot_that_is_kept_is_late_each_time():
     # four pieces of each two images: three quarters of three further latencies, less what computes
     more = seconds(late, n=2, c_y=16) - seconds(0.0, n=2, c_y=16)
     assert late * (1 + 3 * 0.75 * 0.7) < more < late * (1 + 3 * 0.75)
+    # filters that are kept whole have a slot for each of their four pieces: nothing waits for one
+    given = {
+        "x": TensorSpec((8, 256, 32, 32), placement="pinned"),
+        "w": TensorSpec((256, 256, 3, 3), placement="pageable"),
+    }
+    sizes = {"n": 2, "c_y": 64, "c_x": 256, "h_y": 32}
+    more = [seconds(latency, **given, **sizes) for latency in (0.0, late)]
+    assert more[1] - more[0] == pytest.approx(late)
 
 
 def test_threads_issue_the_steps_of_what_is_cut_and_not_those_of_a_single_piece():
