@@ -51,6 +51,21 @@ def test_what_is_found_is_the_best_of_all_splits(function, small, count, sizes):
         )
 
 
+def distances(made):
+    """How far estimates are from the prices of splits that are legal, in logarithms."""
+    made = replace(made, memory_limit=2**60)
+    problem = SplitProblem(made, made.layouts[0], 0, 4)
+    grid = Grid(made, made.layouts[0], problem.sizes)
+    seconds = Estimates(grid, 2**60).fastest
+    found = []
+    for at in np.ndindex(*seconds.shape):
+        sizes = {axis: grid.sizes[axis][i] for axis, i in zip(AXES, at, strict=True)}
+        price = problem.price(Sizes(**sizes))
+        if price.legal and np.isfinite(seconds[at]):
+            found.append(abs(math.log(seconds[at] / price.seconds)))
+    return found
+
+
 @pytest.mark.parametrize("losses", [{}, {"copies": 0.5, "steps": 1.0}], ids=["card", "host"])
 @pytest.mark.parametrize("slots", [1, 3])
 @pytest.mark.parametrize("function", FUNCTIONS)
@@ -58,16 +73,7 @@ def test_estimates_are_close_to_prices(function, slots, losses, monkeypatch):
     ((_, _, made),) = problems((function,), 1, 4, MACHINE)
     for module in (counted, grid_rings):
         monkeypatch.setattr(module, "RING_DEPTHS", tuple(range(slots, 0, -1)))
-    made = replace(made, memory_limit=2**60, machine=replace(made.machine, losses=losses))
-    problem = SplitProblem(made, made.layouts[0], 0, 4)
-    grid = Grid(made, made.layouts[0], problem.sizes)
-    seconds = Estimates(grid, 2**60).fastest
-    errors = []
-    for at in np.ndindex(*grid.shape):
-        sizes = {axis: grid.sizes[axis][i] for axis, i in zip(AXES, at, strict=True)}
-        price = problem.price(Sizes(**sizes))
-        if price.legal and np.isfinite(seconds[at]):
-            errors.append(abs(math.log(seconds[at] / price.seconds)))
+    errors = distances(replace(made, machine=replace(made.machine, losses=losses)))
     assert np.median(errors) < 0.02
     # launches at the borders of a chain are not told apart; they bind where pieces are tiny
     assert np.quantile(errors, 0.9) < 0.3
@@ -83,15 +89,7 @@ def test_estimates_of_what_is_staged_are_prices(placements, slots, monkeypatch):
     w = TensorSpec((64, 64, 3, 3), placement=filters)
     made = plan_request("convolution_forward", x=x, w=w, out=y, padding=1, machine=MACHINE,
                         memory_limit=2**40)  # fmt: skip
-    problem = SplitProblem(made, made.layouts[0], 0, 4)
-    grid = Grid(made, made.layouts[0], problem.sizes)
-    seconds = Estimates(grid, 2**40).fastest
-    errors = []
-    for at in np.ndindex(*seconds.shape):
-        sizes = {axis: grid.sizes[axis][i] for axis, i in zip(AXES, at, strict=True)}
-        price = problem.price(Sizes(**sizes))
-        if price.legal and np.isfinite(seconds[at]):
-            errors.append(abs(math.log(seconds[at] / price.seconds)))
+    errors = distances(made)
     assert len(errors) > 20
     assert np.median(errors) < 0.02
     assert np.quantile(errors, 0.9) < 0.1
