@@ -183,8 +183,9 @@ class Counted:
             spent = request.copy_seconds("in", name, count, loads, split.rows(name))
             copies[name] = spent
             turn = Turn("in", name, slots, loads, count / loads, spent)
-            late_first = max(late_first, self._late_seconds(turn))
-            late_in = max(late_in, self._late_in_all(turn))
+            late = self._late_seconds(turn)
+            late_first = max(late_first, late)
+            late_in = max(late_in, self._late_in_all(turn, late))
             turning.append(turn)
             # A first sweep must see all pieces of its block before the second one makes a result;
             first_in += spent * min(1.0, self._at_once(name) / loads)
@@ -236,13 +237,12 @@ class Counted:
         """What one copy is late by."""
         return float(self.request.latency_seconds(turn.direction, turn.name, turn.copy_bytes))
 
-    def _late_in_all(self, turn: Turn) -> float:
+    def _late_in_all(self, turn: Turn, late: float) -> float:
         """What the copies in of a ring are late by: the first one, and in one slot later ones, too.
 
         While a region stays in its only slot, for several pieces, no other one is staged; where
         each piece has a region of its own, the next one is staged as soon as the piece begins.
         """
-        late = self._late_seconds(turn)
         if turn.slots > 1 or not late:
             return late
         staying = 1.0 - turn.copies / self.pieces
