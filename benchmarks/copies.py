@@ -43,7 +43,7 @@ REPEATS = 5
 
 #: Slabs each way and bytes of one, bytes that a thread stages at once, of a piece, of an operand.
 SLABS = (4, 16 * MIB), (8, 16 * MIB), (16, 8 * MIB)
-CHUNKS = tuple(MIB * n for n in (4, 8))
+CHUNKS = tuple(MIB * n for n in (2, 4, 8))
 PIECES = tuple(MIB * n for n in (8, 16, 17, 34))
 STAGED_TOTAL, QUICK_STAGED_TOTAL = 2**29, 2 * MIB
 #: What is in plain memory; the other operand is on the device.

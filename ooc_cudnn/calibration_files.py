@@ -98,12 +98,13 @@ class FileCopies:
 
     def latency(self, direction: str, line: Line) -> Line | None:
         """What one copy is late by that goes through one slab, beside what its line says."""
-        samples = [
-            (min(size, STAGED_BYTES), max(seconds - line.seconds(size), 0.0))
+        # by what one thread stages of a copy: of those that share that, the largest counts
+        late = {
+            min(size, STAGED_BYTES): max(seconds - line.seconds(size), 0.0)
             for size, seconds in self.alone.get(direction, ())
             if size <= SLAB_BYTES
-        ]
-        return latency_line(samples) if samples else None
+        }
+        return latency_line(list(late.items())) if late else None
 
     def _through_file(
         self, direction: str, base: int, opened: Callable[[int], Any], size: int

@@ -75,7 +75,6 @@ class RowMeasurements:
         self.terms: defaultdict[str, dict[str, float]] = defaultdict(dict)
         self.latency: dict[str, Line] = {}
         self.paces: dict[str, float] = {}
-        self._turn: tuple[float, int] | None = None
         self._late: defaultdict[str, list[Line]] = defaultdict(list)
         self._paces: defaultdict[str, list[float]] = defaultdict(list)
 
@@ -114,13 +113,13 @@ class RowMeasurements:
         """Measure what staged copies are late by; the median of several times counts."""
         if not self.bench.fits(2 * self.size):
             return
-        self._turn = None
-        for direction in DIRECTIONS:
-            name = f"{direction}/pageable"
-            found = self._late[name]
-            found.append(self._latency(direction, self.plain))
+        late = {direction: self._latency(direction, self.plain) for direction in DIRECTIONS}
+        terms = {} if self.device.kind == "host" else {"others": self._others(late)}
+        for direction, alone in late.items():
+            found = self._late[direction]
+            found.append(replace(alone, terms=terms))
             found.sort(key=_in_a_ring)
-            self.latency[name] = found[len(found) // 2]
+            self.latency[f"{direction}/pageable"] = found[len(found) // 2]
         enough = self.plain.nbytes >= FEWEST_LARGE * LARGE_BYTES
         fits = self.bench.fits(self.plain.nbytes + 6 * LARGE_BYTES)
         if self.device.kind == "cuda" and enough and fits:
@@ -135,24 +134,36 @@ class RowMeasurements:
         return max(many - few, 0.0) / (most - most // 2)
 
     def _latency(self, direction: str, plain: HostArray) -> Line:
-        """What a copy is late by: a small one, one that a thread can stage, and among others."""
-        large, late = min(STAGED_BYTES, self.size), list[float]()
+        """What a copy alone is late by: a small one, and one that a thread can stage."""
+        large, late = self._large, list[float]()
         for nbytes in (SMALL_BYTES, large):
             pointer = self.bench.reserve(self.size)
             copy = partial(self._copy, direction, pointer, plain[: nbytes // 4], (1,))
             few, many = (self._wall({direction: copy}, number) for number in (1, MANY))
             each = (many - few) / (MANY - 1)
             late.append(max(few - each, 0.0))
-        alone = latency_line([(SMALL_BYTES, late[0]), (large, late[1])])
-        terms = {}
-        if self.device.kind != "host":
-            each, slots = self._turning(large, plain)
-            turning = each * float(staging_slots(direction, large, slots))
-            # both rings of that call are as deep
-            others = max(turning - late[1] - self._crossing(direction, large), 0.0)
-            others /= 2 * slots - 1
-            terms["others"] = float(f"{others:.4g}")
-        return replace(alone, terms=terms)
+        return latency_line([(SMALL_BYTES, late[0]), (large, late[1])])
+
+    @property
+    def _large(self) -> int:
+        """Bytes of a copy that one thread stages."""
+        return min(STAGED_BYTES, self.size)
+
+    def _others(self, late: Mapping[str, Line]) -> float:
+        """Seconds that a copy is late by each other one in flight, in a call staged both ways.
+
+        Measured as it happens, not copy by copy. The slower ring decides what the call takes and
+        the other one waits for it, so that the least that either tells is what both are late by.
+        """
+        large = self._large
+        pieces = min(MOST_TURNS, self.plain.nbytes // large)
+        seconds, slots = self._call(large, pieces)
+        found = []
+        for direction, alone in late.items():
+            turning = seconds / pieces * float(staging_slots(direction, large, slots))
+            found.append(turning - alone.seconds(large) - self._crossing(direction, large))
+        # both rings of that call are as deep
+        return float(f"{max(min(found), 0.0) / (2 * slots - 1):.4g}")
 
     def _crossing(self, direction: str, nbytes: int) -> float:
         """Seconds that a copy of pinned memory takes."""
@@ -160,17 +171,6 @@ class RowMeasurements:
         host[...] = 1.0
         base = self.bench.reserve(nbytes)
         return self.bench.time(direction, self.bench.copy(direction, base, host, host.size)).seconds
-
-    def _turning(self, nbytes: int, plain: HostArray) -> tuple[float, int]:
-        """Seconds of a piece of a call that is staged both ways, and the slots of each ring.
-
-        Measured as it happens, not copy by copy: threads that stage wait for each other.
-        """
-        if self._turn is None:
-            pieces = min(MOST_TURNS, plain.nbytes // nbytes)
-            seconds, slots = self._call(nbytes, pieces)
-            self._turn = seconds / pieces, slots
-        return self._turn
 
     def _call(self, nbytes: int, pieces: int, ways: str = "both") -> tuple[float, int]:
         """Seconds of a call that is staged so, and the slots of the ring of what is staged."""

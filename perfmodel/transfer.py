@@ -43,10 +43,10 @@ narrower ones by a share of it, and so do those with a smaller gap from one to t
 an H200, both ways (`benchmarks.copies`): 0.02 us for a row of 1 KiB, 0.03 to 0.1 for those of 4 to
 18, hardly anything for one of 24; and nothing where the gap is 336 bytes (`model_accuracy`)."""
 
-STAGED_BYTES = 2**23
-"""What one thread stages of a copy before it starts, at most: several stage the rest beside it. Of
-pieces from 16 MiB on, smaller parts were never faster, and of smaller pieces it is one part
-(`benchmarks.copies`)."""
+STAGED_BYTES = 2**22
+"""What one thread stages of a copy before it starts, at most: several stage the rest beside it.
+(Parts twice as large were slower on an H200, whatever the piece and the way, and half as large ones
+for all but small pieces: `benchmarks.copies`.)"""
 
 AT_ONCE_BYTES = 2**16
 """What is smaller is staged on the caller's time: it is copied before another thread is awake."""

@@ -16,6 +16,7 @@ from ooc_cudnn.devices.simulated import SimulatedDevice, SimulatedRun
 from ooc_cudnn.machines import machine_for, machine_path
 from ooc_cudnn.measuring import Timing
 from perfmodel import ComputeModel, FitError, Line, MachineModel, Slowdown, TransferModel, shipped
+from perfmodel.transfer import STAGED_BYTES, staging_slots
 
 H200 = dataclasses.replace(shipped("h200"), staged_step_seconds=0.0)  # as copies alone would be
 SLOWDOWNS = {
@@ -429,8 +430,8 @@ def test_a_single_copy_of_a_file_is_late_by_what_its_line_does_not_say():
     late = Line(2e-10, 5e-4)
     mib = 2**20
     files.alone["copy_out"] = [
-        (size, line.seconds(size) + late.seconds(min(size, 8 * mib)))
-        for size in (4 * mib, 16 * mib)
+        (size, line.seconds(size) + late.seconds(min(size, STAGED_BYTES)))
+        for size in (mib, 16 * mib)
     ]
     # larger ones go through several slabs, which several threads fill
     files.alone["copy_out"].append((64 * mib, 1.0))
@@ -453,6 +454,27 @@ def test_plain_memory_is_no_faster_than_in_whole_calls(both, expected):
     seconds = {way: held["pageable"].seconds(2**25) for way, held in copies.items()}
     assert seconds == pytest.approx({"copy_in": 2.4e-3, "copy_out": 1.5e-3}, rel=1e-3)
     assert (found.copy_in, found.copy_out) == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.parametrize("binding", ["copy_in", "copy_out"])
+def test_what_others_delay_is_told_by_the_ring_that_binds(binding, monkeypatch):
+    """Of a call staged both ways: the other ring waits for the slower one, which says nothing."""
+    bench = calibration.make_bench(SimulatedDevice(H200), 2**30, quick=False)
+    rows = calibration.RowMeasurements(bench, quick=False)
+    each, crossing, slots = 3e-4, 1e-4, 2
+    late = {"copy_in": Line(1e-10, 5e-4), "copy_out": Line(2e-10, 5e-4)}
+    if binding == "copy_out":
+        # results leave their slots: it takes a ring that is late by far more to bind
+        late["copy_out"] = Line(0.0, 20e-3)
+    turning = {
+        way: line.seconds(STAGED_BYTES) + crossing + each * (2 * slots - 1)
+        for way, line in late.items()
+    }
+    piece = {way: turning[way] / float(staging_slots(way, STAGED_BYTES, slots)) for way in turning}
+    assert max(piece, key=piece.__getitem__) == binding
+    monkeypatch.setattr(rows, "_call", lambda nbytes, count: (count * max(piece.values()), slots))
+    monkeypatch.setattr(rows, "_crossing", lambda way, nbytes: crossing)
+    assert rows._others(late) == pytest.approx(each, rel=1e-3)
 
 
 @pytest.mark.parametrize("ways", ["both", "copy_in", "copy_out"])
