@@ -160,7 +160,7 @@ class _Calibration:
         # What a disturbed host takes longer for is measured several times, far from each other.
         host = (
             Group("issuing steps", 0.3, self.steps),
-            Group("staging", 0.3, self.apart.staging),
+            Group("staging", 0.3 if self.quick else 1.0, self.apart.staging),
         )
         again = () if self.quick else host
         groups = [*again, *self.link.groups(), *self.apart.groups(), *again]

@@ -6,6 +6,7 @@ slower to read and write both ways at once. Staging takes a while to start, and 
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 import time
@@ -29,6 +30,9 @@ from ooc_cudnn.tensor import TensorSpec
 from perfmodel import Line
 from perfmodel.transfer import STAGED_BYTES, narrow_rows, staging_slots
 
+#: How a region of some memory lies: the region, and its packed strides.
+Lying = Callable[[HostArray], tuple[HostArray, tuple[int, ...]]]
+
 DIRECTIONS = ("copy_in", "copy_out")
 #: A row of a channel is copied of every channel and image: (channels, rows, elements of a row).
 NARROW = (32, 8, 16)
@@ -43,6 +47,8 @@ NARROW_ROWS = (3 * 784, 64 * 784, 784)
 LEAST_ROW_SECONDS = 1e-7
 #: Bytes of a copy, and of one on the host.
 GPU_BYTES, HOST_BYTES = 2**24, 2**20
+#: Plain memory each way: on a card several times what any processor caches, elsewhere as it fits.
+GPU_PLAIN, FEW_PLAIN = 2**30, 2**24
 #: What a small copy has, beside which staging's latency grows with the bytes.
 SMALL_BYTES = 2**16
 #: A piece that all threads stage at once.
@@ -52,6 +58,27 @@ MOST_TURNS = 32
 #: Copies that follow each other, where what they take together counts.
 MANY = 5
 REPEATS = 5
+
+
+class PlainMemory:
+    """Plain memory of which each copy takes the next part, so that no processor has it cached.
+
+    What is copied again and again comes from a cache (of 300 MiB on an H200's host), as the parts
+    of a large tensor do not.
+    """
+
+    def __init__(self, nbytes: int) -> None:
+        self.array = np.ones(nbytes // 4, np.float32)
+        self._at = 0
+
+    def next(self, nbytes: int) -> HostArray:
+        """The part that was taken longest ago."""
+        size = nbytes // 4
+        if self._at + size > self.array.size:
+            self._at = 0
+        part = self.array[self._at : self._at + size]
+        self._at += size
+        return part
 
 
 class RowMeasurements:
@@ -72,6 +99,9 @@ class RowMeasurements:
         self.bench, self.device = bench, bench.device
         few = self.device.kind == "host" or quick
         self.size, self.far = (HOST_BYTES, FEW_FAR) if few else (GPU_BYTES, GPU_FAR)
+        self.plain_bytes = FEW_PLAIN if few else GPU_PLAIN
+        parts = self.plain_bytes // (NARROW[1] * self.size)
+        self._row_of_next = itertools.cycle(np.repeat(range(NARROW[1]), parts).tolist())
         self.terms: defaultdict[str, dict[str, float]] = defaultdict(dict)
         self.latency: dict[str, Line] = {}
         self.paces: dict[str, float] = {}
@@ -83,14 +113,14 @@ class RowMeasurements:
         return [Group("rows that lie apart", 0.5, self.measure)]
 
     @cached_property
-    def plain(self) -> HostArray:
-        """Plain memory, more than a processor caches."""
-        return np.ones(2 * NARROW[1] * self.size // 4, np.float32)
+    def plain(self) -> PlainMemory:
+        """Plain memory that is read, or read and written."""
+        return PlainMemory(self.plain_bytes)
 
     @cached_property
-    def written(self) -> HostArray:
-        """As much of it, for results."""
-        return np.ones_like(self.plain)
+    def written(self) -> PlainMemory:
+        """As much of it, for results of calls."""
+        return PlainMemory(self.plain_bytes)
 
     def measure(self) -> None:
         """Measure rows, where memory allows."""
@@ -98,11 +128,10 @@ class RowMeasurements:
             return
         base = self.bench.reserve(2 * self.size)
         # one row of eight is copied
-        plain = self.plain
         for at, direction in enumerate(DIRECTIONS):
-            pointer = base + at * self.size
-            whole = partial(self._copy, direction, pointer, *self._whole(plain))
-            apart = partial(self._copy, direction, pointer, *self._narrow(plain))
+            copy = partial(self._copy, direction, base + at * self.size)
+            whole = partial(self._next_copy, copy, self.size)
+            apart = partial(self._next_copy, copy, NARROW[1] * self.size, self._narrow)
             extra = self._seconds({direction: apart}) - self._seconds({direction: whole})
             count = self.size // (4 * NARROW[2])
             for placement in ("pageable", "disk"):
@@ -113,15 +142,15 @@ class RowMeasurements:
         """Measure what staged copies are late by; the median of several times counts."""
         if not self.bench.fits(2 * self.size):
             return
-        late = {direction: self._latency(direction, self.plain) for direction in DIRECTIONS}
+        late = {direction: self._latency(direction) for direction in DIRECTIONS}
         terms = {} if self.device.kind == "host" else {"others": self._others(late)}
         for direction, alone in late.items():
             found = self._late[direction]
             found.append(replace(alone, terms=terms))
             found.sort(key=_in_a_ring)
             self.latency[f"{direction}/pageable"] = found[len(found) // 2]
-        enough = self.plain.nbytes >= FEWEST_LARGE * LARGE_BYTES
-        fits = self.bench.fits(self.plain.nbytes + 6 * LARGE_BYTES)
+        enough = self.plain_bytes >= FEWEST_LARGE * LARGE_BYTES
+        fits = self.bench.fits(self.plain_bytes + 6 * LARGE_BYTES)
         if self.device.kind == "cuda" and enough and fits:
             for ways in ("both", *DIRECTIONS):
                 self._paces[ways].append(self._pace(LARGE_BYTES, ways))
@@ -129,16 +158,16 @@ class RowMeasurements:
 
     def _pace(self, nbytes: int, ways: str) -> float:
         """Seconds of a piece among many of a call that is staged."""
-        most = self.plain.nbytes // nbytes
+        most = self.plain_bytes // nbytes
         few, many = (self._call(nbytes, pieces, ways)[0] for pieces in (most // 2, most))
         return max(many - few, 0.0) / (most - most // 2)
 
-    def _latency(self, direction: str, plain: HostArray) -> Line:
+    def _latency(self, direction: str) -> Line:
         """What a copy alone is late by: a small one, and one that a thread can stage."""
         large, late = self._large, list[float]()
         for nbytes in (SMALL_BYTES, large):
             pointer = self.bench.reserve(self.size)
-            copy = partial(self._copy, direction, pointer, plain[: nbytes // 4], (1,))
+            copy = partial(self._next_copy, partial(self._copy, direction, pointer), nbytes)
             few, many = (self._wall({direction: copy}, number) for number in (1, MANY))
             each = (many - few) / (MANY - 1)
             late.append(max(few - each, 0.0))
@@ -156,7 +185,7 @@ class RowMeasurements:
         the other one waits for it, so that the least that either tells is what both are late by.
         """
         large = self._large
-        pieces = min(MOST_TURNS, self.plain.nbytes // large)
+        pieces = min(MOST_TURNS, self.plain_bytes // large)
         seconds, slots = self._call(large, pieces)
         found = []
         for direction, alone in late.items():
@@ -180,23 +209,26 @@ class RowMeasurements:
             for way in DIRECTIONS
         )
         executor, plan = cut_into_images(self.bench, "activation_forward", out=y, x=x)
-        # the operands as the executor takes them do not keep the device's memory
-        held = {"x": self._operand(x, self.plain), "y": self._operand(y, self.written)}
-        arrays: dict[str, Source] = {
-            name: each.view() if isinstance(each, Wrapped) else each for name, each in held.items()
+        in_device = {
+            name: self._in_device(spec)
+            for name, spec in {"x": x, "y": y}.items()
+            if spec.placement == "device"
         }
         timings = []
         for _ in range(REPEATS + 1):
+            # the operands as the executor takes them do not keep the device's memory
+            arrays: dict[str, Source] = {name: held.view() for name, held in in_device.items()}
+            for name, memory in {"x": self.plain, "y": self.written}.items():
+                if name not in arrays:
+                    arrays[name] = memory.next(x.nbytes).reshape(shape)
             began = time.perf_counter()
             run_pieces(self.bench, executor, arrays, staged=True)
             timings.append(time.perf_counter() - began)
         staged = "y" if x.placement == "device" else "x"
         return statistics.median(timings[1:]), dict(plan.rings)[staged]
 
-    def _operand(self, spec: TensorSpec, memory: HostArray) -> HostArray | Wrapped:
-        """Part of plain memory, or as much of the device's."""
-        if spec.placement == "pageable":
-            return memory[: spec.nbytes // 4].reshape(spec.shape)
+    def _in_device(self, spec: TensorSpec) -> Wrapped:
+        """An operand on the device."""
         array = empty_in(self.device, "device", spec.shape, spec.dtype, "channels_first")
         return wrap(array, self.device, name="an operand")
 
@@ -213,7 +245,7 @@ class RowMeasurements:
             for host in hosts:
                 host[...] = 1.0
 
-        def longer(lying: Callable[[HostArray], tuple[HostArray, tuple[int, ...]]]) -> float:
+        def longer(lying: Lying) -> float:
             """Seconds that rows take longer, each, than as many bytes in one piece."""
             regions = [lying(host) for host in hosts]
             count, size = len(regions[0][0]), regions[0][0].size
@@ -234,14 +266,12 @@ class RowMeasurements:
         for direction in DIRECTIONS:
             self.terms[f"{direction}/pinned"] |= {"rows": max(far, LEAST_ROW_SECONDS), "near": near}
 
-    def _whole(self, host: HostArray) -> tuple[HostArray, tuple[int, ...]]:
-        return host[: self.size // 4], (1,)
-
     def _narrow(self, host: HostArray) -> tuple[HostArray, tuple[int, ...]]:
         channels, rows, width = NARROW
         images = self.size // (4 * channels * width)
         lying = host[: images * channels * rows * width].reshape(images, channels, rows, width)
-        return lying[:, :, :1], (channels * width, width, width, 1)
+        row = next(self._row_of_next)  # parts come again, but the other rows of them first
+        return lying[:, :, row : row + 1], (channels * width, width, width, 1)
 
     def _rows_far(self, host: HostArray) -> tuple[HostArray, tuple[int, ...]]:
         row = self.far[1] // 4
@@ -252,6 +282,13 @@ class RowMeasurements:
         lying = host[: host.size // pitch * pitch].reshape(-1, pitch)
         most = math.prod(self.far) // (4 * width)
         return lying[:most, start : start + width], (width, 1)
+
+    def _next_copy(
+        self, copy: Callable[..., Action], nbytes: int, lying: Lying | None = None
+    ) -> Action:
+        """A copy of the next part of plain memory, in one piece or as that lies."""
+        part = self.plain.next(nbytes)
+        return copy(*(lying(part) if lying else (part, (1,))))
 
     def _copy(
         self, direction: str, pointer: int, host: HostArray, strides: tuple[int, ...]

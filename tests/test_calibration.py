@@ -11,6 +11,7 @@ import ooc_cudnn
 from ooc_cudnn import calibration, calibration_compute, calibration_steps
 from ooc_cudnn.calibration import calibrate
 from ooc_cudnn.calibration_files import FileCopies
+from ooc_cudnn.calibration_rows import PlainMemory
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.devices.simulated import SimulatedDevice, SimulatedRun
 from ooc_cudnn.machines import machine_for, machine_path
@@ -482,13 +483,21 @@ def test_calls_staged_one_way_work_on_the_device_otherwise(ways):
     device = ooc_cudnn.devices.get_device("host")
     bench = calibration.make_bench(device, 2**28, quick=True)
     rows = calibration.RowMeasurements(bench, quick=True)
-    rows.plain[:], rows.written[:] = -1.0, -2.0
+    plain, written = rows.plain.array, rows.written.array
+    plain[:], written[:] = -1.0, -2.0
     before = device.arena.array_bytes
     with device.arena.lock:
         assert rows._pace(2**20, ways) >= 0
     assert device.arena.array_bytes == before
-    assert (rows.written[: 2**18] == -2.0).all() == (ways == "copy_in")
-    assert (rows.plain == -1.0).all()
+    assert (written[: 2**18] == -2.0).all() == (ways == "copy_in")
+    assert (plain == -1.0).all()
+
+
+def test_no_part_of_plain_memory_is_taken_again_before_all_others():
+    memory = PlainMemory(4 * 100)
+    starts = [memory.next(4 * 30).ctypes.data - memory.array.ctypes.data for _ in range(5)]
+    assert starts == [0, 120, 240, 0, 120]
+    assert memory.next(4 * 100).size == 100
 
 
 def test_what_an_operand_takes_is_told_from_calls_of_two_and_of_six(monkeypatch):
