@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -66,6 +66,7 @@ def dtype_name(dtype: Any, *, name: str = "dtype") -> str:
     return found
 
 
+@lru_cache(maxsize=4096)
 def packed_strides(shape: tuple[int, ...], order: str = "channels_first") -> tuple[int, ...]:
     """Strides in elements of a packed tensor (N, C, spatial...) in the given memory order.
 
@@ -81,7 +82,7 @@ def packed_strides(shape: tuple[int, ...], order: str = "channels_first") -> tup
     step = 1
     for axis in reversed(axes):
         strides[axis] = step
-        step *= shape[axis]
+        step *= int(shape[axis])
     return tuple(strides)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -10,7 +11,7 @@ from ooc_cudnn.devices import kernels
 from ooc_cudnn.devices.base import HostArray
 from ooc_cudnn.devices.staging import begun
 from ooc_cudnn.devices.view import DeviceView
-from ooc_cudnn.memory.blocks import MOST_BLOCKS, blocks, boxes
+from ooc_cudnn.memory.blocks import MOST_BLOCKS, Block, blocks, boxes
 from ooc_cudnn.tensor import ORDERS, numpy_dtype, packed_strides
 from perfmodel.transfer import NARROWEST_ROW_BYTES
 
@@ -45,25 +46,43 @@ def copy_by_link(
     return None
 
 
+class _DirectCopies(NamedTuple):
+    """The copies of a region, and the bytes from its first to its last element on the host."""
+
+    parts: tuple[Block, ...]
+    reach_bytes: int
+
+
+@lru_cache(maxsize=4096)
+def _direct_copies(
+    shape: tuple[int, ...], strides: tuple[int, ...], host_strides_bytes: tuple[int, ...], item: int
+) -> _DirectCopies | None:
+    """The copies that the link makes by itself; None of what lies too scattered."""
+    on_host = tuple(stride // item for stride in host_strides_bytes)
+    if min(on_host, default=0) < 0:
+        return None
+    parts = blocks(shape, strides, on_host)
+    if len(parts) > MOST_BLOCKS or (
+        parts and parts[0].rows > 1 and parts[0].width * item < NARROWEST_ROW_BYTES
+    ):
+        return None
+    reach = 1 + sum((extent - 1) * stride for extent, stride in zip(shape, on_host, strict=True))
+    return _DirectCopies(parts, reach * item)
+
+
 def _copy_directly(
     device: CudaDevice, view: DeviceView, array: HostArray, stream: Any, *, to_device: bool
 ) -> bool:
     """Copy between the device and pinned memory, if the array is pinned and not scattered."""
     item = array.itemsize
+    direct = _direct_copies(array.shape, view.strides, array.strides, item)
+    if direct is None:
+        return False
     pointer = array.__array_interface__["data"][0]
-    strides = tuple(stride // item for stride in array.strides)
-    if min(strides, default=0) < 0:
-        return False
-    reach = 1 + sum((e - 1) * s for e, s in zip(array.shape, strides, strict=True))
-    if not device.is_pinned(pointer, reach * item):
-        return False
-    parts = blocks(array.shape, view.strides, strides)
-    if len(parts) > MOST_BLOCKS or (
-        parts[0].rows > 1 and parts[0].width * item < NARROWEST_ROW_BYTES
-    ):
+    if not device.is_pinned(pointer, direct.reach_bytes):
         return False
     stream = begun(stream)
-    for part in parts:
+    for part in direct.parts:
         on_device = view.pointer + part.destination_offset * item
         on_host = pointer + part.source_offset * item
         to, to_pitch, from_, from_pitch = (

@@ -77,6 +77,56 @@ class Bound(NamedTuple):
     actions: tuple[Callable[[Any], None], ...]
 
 
+class Views:
+    """The rings and intermediates of a schedule at one base address, as its steps see them.
+
+    Made when a step first needs them, and kept for the next call: making them again would take the
+    host as long as issuing the step.
+    """
+
+    def __init__(
+        self, chain: Splittable, orders: Mapping[str, str], layout: Layout, steps: int, base: int
+    ) -> None:
+        self.chain, self.orders, self.layout, self.base = chain, orders, layout, base
+        offset, nbytes = layout.workspace
+        self.workspace = (base + offset, nbytes)
+        self._of_step: list[Mapping[str, DeviceView] | None] = [None] * steps
+        self._alike: dict[tuple[str, int, tuple[int, ...]], DeviceView] = {}
+
+    def of(self, index: int, step: Step) -> Mapping[str, DeviceView]:
+        """What a step reads and writes by name, but for operands that are computed on in place."""
+        found = self._of_step[index]
+        if found is None:
+            found = {place.operand: self._slot(place) for place in step.places if place.slot >= 0}
+            found |= self._intermediates(step)
+            self._of_step[index] = found
+        return found
+
+    def _slot(self, place: Place) -> DeviceView:
+        """The part of a ring's slot that a region fills, packed in the operand's order."""
+        shape = tuple(stop - start for start, stop in place.region)
+        key = (place.operand, place.slot, shape)
+        if key not in self._alike:
+            offset, size, _ = self.layout.slots[place.operand]
+            order = self.orders.get(place.operand, "channels_first")
+            self._alike[key] = DeviceView(
+                self.base + offset + place.slot * size,
+                self.chain.operands[place.operand].dtype,
+                shape,
+                packed_strides(shape, order),
+            )
+        return self._alike[key]
+
+    def _intermediates(self, step: Step) -> dict[str, DeviceView]:
+        found = {}
+        for name, buffer in step.buffers.items():
+            block = buffer.block or name
+            if block in self.layout.buffers:
+                pointer = self.base + self.layout.buffers[block] + buffer.offset_bytes
+                found[name] = DeviceView(pointer, buffer.dtype, buffer.shape, buffer.strides)
+        return found
+
+
 class Executor:
     """Runs one prepared call: everything that does not depend on the data's addresses is fixed.
 
@@ -99,6 +149,7 @@ class Executor:
         self.orders = orders
         self.layout = lay_out(plan, schedule.sizes)
         self._bound: Bound | None = None
+        self._views: Views | None = None
 
     def run(
         self,
@@ -197,9 +248,10 @@ class Executor:
         # What a deep ring can hold ahead of its use must be issued ahead, too.
         ahead = max(RUN_AHEAD_PIECES, 2 * max((slots for _, slots in self.plan.rings), default=0))
         throttled = self.schedule.pieces > ahead or on_piece is not None
-        actions = self._bind(device, base, operands) if self.plan.in_core else ()
+        views = self._views_at(base)
+        actions = self._bind(device, views, operands) if self.plan.in_core else ()
         for index, step in enumerate(steps):
-            action = actions[index] if actions else self._action(device, step, base, operands)
+            action = actions[index] if actions else _action(device, index, step, views, operands)
             waits = [event for at in step.waits if (event := events[at]) is not None]
             ends_piece = throttled and (
                 index + 1 == len(steps) or steps[index + 1].piece != step.piece
@@ -221,67 +273,26 @@ class Executor:
             on_piece(done)
         return events
 
+    def _views_at(self, base: int) -> Views:
+        if self._views is None or self._views.base != base:
+            steps = len(self.schedule.steps)
+            self._views = Views(self.chain, self.orders, self.layout, steps, base)
+        return self._views
+
     def _bind(
-        self, device: Device, base: int, operands: Mapping[str, Source]
+        self, device: Device, views: Views, operands: Mapping[str, Source]
     ) -> tuple[Callable[[Any], None], ...]:
         """Bind every step of a call that copies nothing, and keep that for `repeat`.
 
         Nothing is kept alive: the actions hold addresses alone.
         """
-        steps = self.schedule.steps
-        actions = tuple(self._action(device, step, base, operands) for step in steps)
-        views = [source for source in operands.values() if isinstance(source, DeviceView)]
-        self._bound = Bound(base, tuple(view.pointer for view in views), actions)
-        return actions
-
-    def _action(
-        self, device: Device, step: Step, base: int, operands: Mapping[str, Source]
-    ) -> Callable[[Any], None]:
-        """What the step does, bound to addresses; it runs when its stream comes to it."""
-        if step.stream == COMPUTE:
-            return self._compute(device, step, base, operands)
-        (place,) = step.places
-        slot, outside = self._slot(place, base), region_of(operands[place.operand], place.region)
-        if step.stream == COPY_IN:
-            return lambda stream: device.copy_in(slot, outside, stream)
-        return lambda stream: device.copy_out(outside, slot, stream)
-
-    def _compute(
-        self, device: Device, step: Step, base: int, operands: Mapping[str, Source]
-    ) -> Callable[[Any], None]:
-        views: dict[str, DeviceView] = {}
-        for place in step.places:
-            if place.slot < 0:
-                view = region_of(operands[place.operand], place.region)
-                if not isinstance(view, DeviceView):
-                    raise TypeError(f"{place.operand} is planned in place, but not on the device")
-                views[place.operand] = view
-            else:
-                views[place.operand] = self._slot(place, base)
-        for name, buffer in step.buffers.items():
-            block = buffer.block or name
-            if block in self.layout.buffers:
-                pointer = base + self.layout.buffers[block] + buffer.offset_bytes
-                views[name] = DeviceView(pointer, buffer.dtype, buffer.shape, buffer.strides)
-        workspace = (base + self.layout.workspace[0], self.layout.workspace[1])
-
-        def compute(stream: Any) -> None:
-            for launch in step.launches:
-                device.run(launch, views, workspace, stream)
-
-        return compute
-
-    def _slot(self, place: Place, base: int) -> DeviceView:
-        """View of the part of a ring's slot that a region fills, packed in the operand's order."""
-        offset, size, _ = self.layout.slots[place.operand]
-        shape = tuple(stop - start for start, stop in place.region)
-        order = self.orders.get(place.operand, "channels_first")
-        return DeviceView(
-            base + offset + place.slot * size,
-            self.chain.operands[place.operand].dtype,
-            shape,
-            packed_strides(shape, order),
+        actions = tuple(
+            _action(device, index, step, views, operands)
+            for index, step in enumerate(self.schedule.steps)
         )
+        given = [source for source in operands.values() if isinstance(source, DeviceView)]
+        self._bound = Bound(views.base, tuple(view.pointer for view in given), actions)
+        return actions
 
     def _trace(self, device: Device, events: list[Event | None]) -> Trace:
         traced, specs = [], dict(self.plan.operands)
@@ -298,6 +309,43 @@ class Executor:
             what = ", ".join(place.operand for place in step.places)
             traced.append(StepTrace(step.stream, step.piece, what, start, stop, moved))
         return Trace(tuple(traced))
+
+
+def _action(
+    device: Device, index: int, step: Step, views: Views, operands: Mapping[str, Source]
+) -> Callable[[Any], None]:
+    """What the step does, bound to addresses; it runs when its stream comes to it."""
+    held = views.of(index, step)
+    if step.stream == COMPUTE:
+        return _compute(device, step, held, views.workspace, operands)
+    (place,) = step.places
+    slot, outside = held[place.operand], region_of(operands[place.operand], place.region)
+    if step.stream == COPY_IN:
+        return lambda stream: device.copy_in(slot, outside, stream)
+    return lambda stream: device.copy_out(outside, slot, stream)
+
+
+def _compute(
+    device: Device,
+    step: Step,
+    held: Mapping[str, DeviceView],
+    workspace: tuple[int, int],
+    operands: Mapping[str, Source],
+) -> Callable[[Any], None]:
+    in_place: dict[str, DeviceView] = {}
+    for place in step.places:
+        if place.slot < 0:
+            view = region_of(operands[place.operand], place.region)
+            if not isinstance(view, DeviceView):
+                raise TypeError(f"{place.operand} is planned in place, but not on the device")
+            in_place[place.operand] = view
+    views = {**held, **in_place} if in_place else held
+
+    def compute(stream: Any) -> None:
+        for launch in step.launches:
+            device.run(launch, views, workspace, stream)
+
+    return compute
 
 
 def make_executor(request: Request, plan: Plan) -> Executor:

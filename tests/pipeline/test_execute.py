@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import reference
-from forced import DEPTHS, Forced, legal_splits
+from forced import DEPTHS, PLENTY, Forced, legal_splits
 
 import ooc_cudnn
 from ooc_cudnn.errors import DeviceOutOfMemoryError
@@ -117,6 +117,26 @@ def test_nothing_is_written_beside_the_block(made, host_device):
         made.run(split, depth=2)
         assert (memory[: used[0]] == 99).all()
         assert (memory[sum(used) :] == 99).all()
+
+
+def test_a_call_follows_its_block_to_another_place(made, host_device):
+    """What an executor keeps of one call is not where the next one works."""
+    executor = made.executor(Split(n=1, c_y=2, c_x=2, h_y=3), depth=2)
+    sources = {name: wrapped.array for name, wrapped in made.wrapped.items()}
+    host_device.release_caches()
+    results, blocks = [], []
+    for size in (1, 2, 3):  # each block larger than the last, which is kept, so it is elsewhere
+        host_device.arena.reserve(size * executor.layout.total_bytes, PLENTY, purpose="a test")
+        blocks.append(host_device.arena._block)
+        for block in blocks:
+            block.bytes[...] = 255
+        made.arrays["y"][...] = np.nan
+        executor.run(host_device, sources, staged=True, wait=True, limit_bytes=PLENTY)
+        results.append(made.arrays["y"].copy())
+        assert all((block.bytes == 255).all() for block in blocks[:-1])
+    assert len({block.pointer for block in blocks}) == 3
+    assert not np.isnan(results[0]).any()
+    assert all(np.array_equal(results[0], result) for result in results)
 
 
 def test_one_byte_less_than_the_plan_is_refused(made, host_device):
