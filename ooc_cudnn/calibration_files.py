@@ -97,14 +97,16 @@ class FileCopies:
                 self.alone.setdefault(direction, []).append((size, found["alone"].seconds))
 
     def latency(self, direction: str, line: Line) -> Line | None:
-        """What one copy is late by that goes through one slab, beside what its line says."""
-        # by what one thread stages of a copy: of those that share that, the largest counts
-        late = {
-            min(size, STAGED_BYTES): max(seconds - line.seconds(size), 0.0)
+        """What one copy is late by that one thread stages, beside what its line says.
+
+        Of larger ones that is lost in the noise of files: they take 10 ms, and are late by 1.
+        """
+        late = [
+            (size, max(seconds - line.seconds(size), 0.0))
             for size, seconds in self.alone.get(direction, ())
-            if size <= SLAB_BYTES
-        }
-        return latency_line(list(late.items())) if late else None
+            if size <= STAGED_BYTES
+        ]
+        return latency_line(late) if late else None
 
     def _through_file(
         self, direction: str, base: int, opened: Callable[[int], Any], size: int
@@ -145,9 +147,14 @@ class FileCopies:
 
 
 def latency_line(samples: Sequence[tuple[int, float]]) -> Line:
-    """The line through what the smallest and the largest copy are late by: (bytes, seconds)."""
+    """The line through what the smallest and the largest copy are late by: (bytes, seconds).
+
+    It does not fall: where the large one is late by less, both are by the mean.
+    """
     (small, least), (large, most) = samples[0], samples[-1]
-    alpha = max(most - least, 0.0) / max(large - small, 1)
+    if most <= least:
+        return Line(0.0, float(f"{(least + most) / 2:.4g}"))
+    alpha = (most - least) / (large - small)
     return Line(float(f"{alpha:.4g}"), float(f"{max(most - alpha * large, 0.0):.4g}"))
 
 

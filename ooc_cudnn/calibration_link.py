@@ -27,7 +27,7 @@ DIRECTIONS = ("copy_in", "copy_out")
 GPU_SIZES = tuple(MIB * n for n in (1, 4, 16, 32, 64, 128)), tuple(MIB * n for n in (1, 16, 32))
 HOST_SIZES = tuple(MIB * n // 4 for n in (1, 4, 16, 32, 64)), (MIB // 4, 2 * MIB, 8 * MIB)
 #: Bytes of pieces of files; for a quick calibration, the second of each.
-GPU_FILES = tuple(MIB * n for n in (1, 16, 32, 64)), tuple(MIB * n for n in (1, 4, 8))
+GPU_FILES = tuple(MIB * n for n in (1, 4, 16, 32, 64)), tuple(MIB * n for n in (1, 4, 8))
 HOST_FILES = tuple(MIB * n for n in (1, 4, 8)), tuple(MIB * n for n in (1, 2, 4))
 #: How often those are measured at least.
 GPU_FILE_TURNS, HOST_FILE_TURNS = (5, 2), (3, 2)

@@ -10,7 +10,7 @@ import pytest
 import ooc_cudnn
 from ooc_cudnn import calibration, calibration_compute, calibration_steps
 from ooc_cudnn.calibration import calibrate
-from ooc_cudnn.calibration_files import FileCopies
+from ooc_cudnn.calibration_files import FileCopies, latency_line
 from ooc_cudnn.calibration_rows import PlainMemory
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.devices.simulated import SimulatedDevice, SimulatedRun
@@ -431,14 +431,20 @@ def test_a_single_copy_of_a_file_is_late_by_what_its_line_does_not_say():
     late = Line(2e-10, 5e-4)
     mib = 2**20
     files.alone["copy_out"] = [
-        (size, line.seconds(size) + late.seconds(min(size, STAGED_BYTES)))
-        for size in (mib, 16 * mib)
+        (size, line.seconds(size) + late.seconds(size)) for size in (mib, STAGED_BYTES)
     ]
-    # larger ones go through several slabs, which several threads fill
-    files.alone["copy_out"].append((64 * mib, 1.0))
+    # of larger ones, several threads stage parts, and little shows in what they take
+    files.alone["copy_out"] += [(16 * mib, line.seconds(16 * mib)), (64 * mib, 1.0)]
     found = files.latency("copy_out", line)
     assert (found.alpha, found.beta) == pytest.approx((late.alpha, late.beta), rel=1e-3)
     assert files.latency("copy_in", line) is None
+
+
+def test_what_a_copy_is_late_by_does_not_fall_with_its_bytes():
+    found = latency_line([(2**20, 2e-3), (2**22, 1e-3)])
+    assert (found.alpha, found.beta) == (0.0, pytest.approx(1.5e-3))
+    found = latency_line([(2**20, 1e-3), (2**22, 1e-3)])
+    assert (found.alpha, found.beta) == (0.0, pytest.approx(1e-3))
 
 
 @pytest.mark.parametrize(("both", "expected"), [(3e-3, (1.25, 2.0)), (1e-3, (1.0, 1.1))])
