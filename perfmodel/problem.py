@@ -124,18 +124,23 @@ class Found:
         )
 
 
-def default_candidates(extent: int, at_most: int = 24) -> tuple[int, ...]:
+def default_candidates(
+    extent: int, at_most: int = 24, largest: int | None = None
+) -> tuple[int, ...]:
     """Return piece sizes that cut `extent` into 1, 2, 3, 4, 6, 8, 12, ... even pieces.
 
-    Largest first, always with `extent` itself and 1. Where the series is longer than `at_most`,
-    it is thinned evenly.
+    Largest first, always with `extent` itself and 1; none above `largest`. Where the series is
+    longer than `at_most`, it is thinned evenly but for its first third: of few pieces, one more or
+    less makes a difference.
 
     Examples
     --------
     >>> default_candidates(64)
     (64, 32, 22, 16, 11, 8, 6, 4, 3, 2, 1)
-    >>> default_candidates(64, at_most=4)
-    (64, 16, 4, 1)
+    >>> default_candidates(64, at_most=6)
+    (64, 32, 22, 8, 4, 1)
+    >>> default_candidates(64, largest=30)
+    (22, 16, 11, 8, 6, 4, 3, 2, 1)
     """
     whole("extent", extent, at_least=1)
     whole("at_most", at_most, at_least=2)
@@ -145,8 +150,10 @@ def default_candidates(extent: int, at_most: int = 24) -> tuple[int, ...]:
         # counts 2^k and 3 * 2^(k-1): a piece holds ceil(extent / count)
         sizes |= {-(-extent // count) for count in (power, 3 * power // 2) if count <= extent}
         power *= 2
-    series = sorted(sizes, reverse=True)
+    series = sorted((size for size in sizes if size <= (largest or extent)), reverse=True)
     if len(series) > at_most:
-        step = (len(series) - 1) / (at_most - 1)
-        series = [series[round(pick * step)] for pick in range(at_most)]
+        kept = at_most // 3
+        step = (len(series) - 1 - kept) / (at_most - 1 - kept)
+        thinned = [series[kept + round(pick * step)] for pick in range(at_most - kept)]
+        series = series[:kept] + thinned
     return tuple(series)

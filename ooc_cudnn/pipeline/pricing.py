@@ -52,9 +52,8 @@ class SplitProblem:
         extent = getattr(self.extents, axis)
         if not self.chain.may_cut(axis):
             return (extent,)
-        if axis == "n":
-            extent = min(extent, LARGEST_BATCH)
-        return default_candidates(extent, self.at_most)
+        largest = LARGEST_BATCH if axis == "n" else None
+        return default_candidates(extent, self.at_most, largest)
 
     def price(self, split: Split) -> Price:
         """Seconds and memory of a split, in the best loop order and with the best rings that fit.

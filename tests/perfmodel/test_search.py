@@ -93,6 +93,18 @@ def test_default_candidates_run_from_whole_to_one(extent, at_most):
         assert size == -(-extent // count)
 
 
+@given(st.integers(1, 10**7), st.integers(1, 10**7))
+def test_default_candidates_up_to_a_size_are_even_pieces_of_the_whole(extent, largest):
+    sizes = default_candidates(extent, largest=largest)
+    assert sizes == tuple(s for s in sizes if s <= largest)
+    assert all(size == -(-extent // -(-extent // size)) for size in sizes)
+    # of few pieces, none is left out
+    few = [-(-extent // count) for count in (1, 2, 3, 4, 6, 8, 12, 16)]
+    least = -(-extent // largest)
+    if 16 <= extent and 2 * least <= 16:
+        assert {size for size in few if size <= largest} <= set(sizes)
+
+
 def test_default_candidates_by_example():
     assert default_candidates(1) == (1,)
     assert default_candidates(10) == (10, 5, 4, 3, 2, 1)

@@ -80,6 +80,8 @@ def test_too_large_for_one_piece_whatever_the_memory():
     assert plan.pieces > 1
     many = forced((200_000, 1, 2), (1, 1, 1), limit=2**50).plan()
     assert many.split.n <= limits.LARGEST_BATCH
+    # no piece of a single image beside one of all others
+    assert forced((2**16, 1, 2), (1, 1, 1), limit=2**50).plan().split.n in (2**15, 21846, 2**14)
     with pytest.raises(PlanInfeasibleError):
         forced(x, (64, 64, 3, 3), limit=2**50).plan(Split(n=1, c_y=64, c_x=64, h_y=4096))
 
