@@ -172,8 +172,9 @@ class TransferModel:
         and has no line.
     slowdowns : mapping from "IN/OUT" to Slowdown
         For the placement that is copied from and the one that is copied to, "pinned/pageable" say,
-        while both are busy. A pair with "disk" that is missing is that with "pageable", and one
-        with "pageable" that with "pinned"; where that is missing too, nothing is slowed down.
+        while both are busy. A pair with "disk" that is missing is that with "pageable", less what
+        a file is slower by; and one with "pageable" that with "pinned"; where that is missing too,
+        nothing is slowed down.
     latency : mapping from "copy_in/PLACEMENT" or "copy_out/PLACEMENT" to Line
         Seconds that the first copy in of a call, or the last copy out, takes beside: staging has to
         start, and trails. Over the bytes of that copy up to `STAGED_BYTES`, with a term for each
@@ -296,7 +297,7 @@ class TransferModel:
         --------
         >>> link = TransferModel({}, {}, {}, {"copy_in/pageable": Line(1e-10, 5e-4)})
         >>> [f"{link.latency_seconds('copy_in', 'disk', count):.4f}" for count in (1e6, 1e9)]
-        ['0.0006', '0.0013']
+        ['0.0006', '0.0009']
         """
         line = self.latency_of(direction, placement)
         if line is None:
@@ -316,22 +317,50 @@ class TransferModel:
         return late if link is None else late + link.alpha * copy_bytes
 
     def slowdown(self, in_placement: str, out_placement: str) -> Slowdown:
-        """Return how much copies from one placement and to another slow each other down."""
-        while True:
-            found = self.slowdowns.get(f"{in_placement}/{out_placement}")
-            if found is not None:
-                return found
-            # the further one from pinned memory first
-            if "disk" in (in_placement, out_placement):
-                replaced = "disk"
-            elif "pageable" in (in_placement, out_placement):
-                replaced = "pageable"
-            else:
-                return Slowdown()
-            if in_placement == replaced:
-                in_placement = _STANDS_IN[replaced]
-            if out_placement == replaced:
-                out_placement = _STANDS_IN[replaced]
+        """Return how much copies from one placement and to another slow each other down.
+
+        Examples
+        --------
+        >>> lines = {"pageable": Line(1e-11, 0.0), "disk": Line(4e-11, 0.0)}
+        >>> link = TransferModel(lines, lines, {"pageable/pageable": Slowdown(1.8, 1.4)})
+        >>> link.slowdown("disk", "pageable")
+        Slowdown(copy_in=1.2, copy_out=1.1)
+        """
+        found = self.slowdowns.get(f"{in_placement}/{out_placement}")
+        if found is not None:
+            return found
+        # the further one from pinned memory first
+        for replaced in ("disk", "pageable"):
+            if replaced in (in_placement, out_placement):
+                instead = self.slowdown(
+                    *(
+                        _STANDS_IN[replaced] if placement == replaced else placement
+                        for placement in (in_placement, out_placement)
+                    )
+                )
+                if replaced == "pageable":
+                    return instead
+                # what a file takes longer than plain memory, memory is in nobody's way
+                shared = math.prod(
+                    self._memory_share(direction)
+                    for direction, placement in (
+                        ("copy_in", in_placement),
+                        ("copy_out", out_placement),
+                    )
+                    if placement == "disk"
+                )
+                return Slowdown(
+                    1.0 + (instead.copy_in - 1.0) * shared, 1.0 + (instead.copy_out - 1.0) * shared
+                )
+        return Slowdown()
+
+    def _memory_share(self, direction: str) -> float:
+        """The share of the seconds of a file's bytes that those of plain memory take."""
+        lines: Mapping[str, Line] = getattr(self, direction)
+        if not {"pageable", "disk"} <= set(lines):
+            return 1.0
+        plain, disk = lines["pageable"].alpha, lines["disk"].alpha
+        return min(plain / disk, 1.0) if disk else 1.0
 
     def mean_slowdown(
         self, in_seconds: Mapping[str, float], out_seconds: Mapping[str, float]

@@ -101,7 +101,7 @@ def test_default_candidates_up_to_a_size_are_even_pieces_of_the_whole(extent, la
     # of few pieces, none is left out
     few = [-(-extent // count) for count in (1, 2, 3, 4, 6, 8, 12, 16)]
     least = -(-extent // largest)
-    if 16 <= extent and 2 * least <= 16:
+    if extent >= 16 and 2 * least <= 16:
         assert {size for size in few if size <= largest} <= set(sizes)
 
 

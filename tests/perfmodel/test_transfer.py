@@ -73,6 +73,24 @@ def test_what_was_not_measured_is_as_what_it_resembles():
             assert TransferModel({}, {}).slowdown(source, target) == Slowdown()
 
 
+def test_files_are_slowed_down_by_as_much_less_as_they_are_slower_than_plain_memory():
+    ways = {"pageable": Line(1e-10, 0.0), "disk": Line(4e-10, 1e-3), "pinned": Line(1e-11, 0.0)}
+    pairs = {"pageable/pageable": Slowdown(1.8, 1.4), "pageable/pinned": Slowdown(1.4, 1.2)}
+
+    def factors(*pair, **more):
+        found = TransferModel(ways, {**ways, **more}, pairs).slowdown(*pair)
+        return pytest.approx((found.copy_in, found.copy_out))
+
+    assert factors("disk", "pageable") == (1.2, 1.1)
+    assert factors("pageable", "disk") == (1.2, 1.1)
+    assert factors("disk", "disk") == (1.05, 1.025)
+    assert factors("disk", "pinned") == (1.1, 1.05)
+    # a file in the page cache that is as fast as plain memory, or faster
+    assert factors("pageable", "disk", disk=Line(0.5e-10, 0.0)) == (1.8, 1.4)
+    pairs["disk/disk"] = Slowdown(1.3, 1.3)
+    assert factors("disk", "disk") == (1.3, 1.3)
+
+
 def test_the_slowdown_of_a_call_is_the_mean_of_its_pairs():
     # 1 s pinned and 3 s pageable in, all pinned out: a quarter and three quarters of the time
     found = LINK.mean_slowdown({"pinned": 1.0, "pageable": 3.0, "device": 0.0}, {"pinned": 7.0})
