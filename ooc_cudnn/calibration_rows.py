@@ -157,10 +157,19 @@ class RowMeasurements:
                 self.paces[ways] = statistics.median(self._paces[ways])
 
     def _pace(self, nbytes: int, ways: str) -> float:
-        """Seconds of a piece among many of a call that is staged."""
-        most = self.plain_bytes // nbytes
-        few, many = (self._call(nbytes, pieces, ways)[0] for pieces in (most // 2, most))
-        return max(many - few, 0.0) / (most - most // 2)
+        """Seconds of a piece of a call that is staged: all of the call but what it is late by.
+
+        Told from one long call: the difference of two is far less certain than either.
+        """
+        pieces = self.plain_bytes // nbytes
+        late = sum(
+            line.seconds(min(nbytes, STAGED_BYTES))
+            for way, line in ((way, self.latency[f"{way}/pageable"]) for way in DIRECTIONS)
+            if ways in (way, "both")
+        )
+        # the first piece is in before any leaves
+        turns = pieces + (ways == "both")
+        return max(self._call(nbytes, pieces, ways)[0] - late, 0.0) / turns
 
     def _latency(self, direction: str) -> Line:
         """What a copy alone is late by: a small one, and one that a thread can stage."""
@@ -208,7 +217,7 @@ class RowMeasurements:
             TensorSpec(shape, "float32", "pageable" if ways in (way, "both") else "device")
             for way in DIRECTIONS
         )
-        executor, plan = cut_into_images(self.bench, "activation_forward", out=y, x=x)
+        executor, plan = cut_into_images(self.bench, "activation_forward", {"x": x}, out=y)
         in_device = {
             name: self._in_device(spec)
             for name, spec in {"x": x, "y": y}.items()

@@ -37,7 +37,7 @@ LINE_LENGTH = 100
 HOST_SECONDS = ("call_seconds", "launch_seconds", "step_seconds")
 """What the host takes for the parts of a call, while the device works on what is issued."""
 
-_OPTIONAL_SECONDS = ("staged_step_seconds", "operand_seconds")
+_OPTIONAL_SECONDS = ("staged_step_seconds", "operand_seconds", "handoff_seconds")
 _SECONDS = (*HOST_SECONDS, *_OPTIONAL_SECONDS)
 
 FEWEST_OPERANDS = 2
@@ -87,6 +87,8 @@ class MachineModel:
         to hand. Where it is less, `step_seconds` holds.
     operand_seconds : float
         What each operand takes beyond those two of the call that `call_seconds` stands for.
+    handoff_seconds : float
+        From the end of a step to the start of one on another stream that waits for it.
     losses : mapping from "copies" and "steps" to float
         Seconds, at most 1, that computing loses for each second of copies beside it, and of issuing
         steps. A card loses next to nothing; where processors compute they do the rest, too.
@@ -108,6 +110,7 @@ class MachineModel:
     step_seconds: float = 0.0
     staged_step_seconds: float = 0.0
     operand_seconds: float = 0.0
+    handoff_seconds: float = 0.0
     losses: Mapping[str, float] = field(default_factory=dict)
     # plans are remembered by their model: what predicts nothing does not count in its hash
     quality: Mapping[str, Mapping[str, float]] = field(default_factory=dict, hash=False)
@@ -193,7 +196,9 @@ class MachineModel:
         """Return what the host takes to issue a step of a call, which may be staged by threads."""
         return max(self.step_seconds, self.staged_step_seconds * staged)
 
-    def issue_seconds(self, steps: Any, launching: Any, *, staged: bool = False) -> Any:
+    def issue_seconds(
+        self, steps: Any, launching: Any, *, staged: bool = False, handed: Any = 0
+    ) -> Any:
         """Return for how long the host is at a call after that, numbers or arrays of them.
 
         Parameters
@@ -203,7 +208,9 @@ class MachineModel:
         launching : float or array
             Seconds of the host to launch what is computed.
         staged : bool
-            Whether threads stage what is copied.
+            Whether threads stage what is copied, and issue the steps.
+        handed : float or array
+            Of the steps, copies that are staged by threads, though those do not issue steps.
 
         Examples
         --------
@@ -212,7 +219,9 @@ class MachineModel:
         >>> round(host.issue_seconds(6, 3e-5) * 1e6)
         120
         """
-        issuing = steps * self.seconds_of_step(staged=staged) + launching
+        each = self.seconds_of_step(staged=staged)
+        more = handed * (self.seconds_of_step(staged=True) - each)
+        issuing = steps * each + more + launching
         return self.call_seconds - self.setup_seconds() + issuing
 
     def lost_seconds(self, compute: Any, copies: Any, issuing: Any) -> Any:

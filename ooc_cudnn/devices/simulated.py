@@ -257,6 +257,7 @@ class SimulatedRun:
         self._machine = machine
         self._overlap = overlap
         self._step_seconds = machine.seconds_of_step(staged=staged)
+        self._handed_seconds = machine.seconds_of_step(staged=True)
         #: When the host has issued the last step.
         self._issued = 0.0
         #: What computing loses to steps that were issued since the last one that computes.
@@ -277,7 +278,6 @@ class SimulatedRun:
             after = tuple(event.index for event in waits if isinstance(event, SimulatedEvent))
         else:
             after = (index - 1,) if index else ()
-        self._issued += self._step_seconds + handle.launching
         self._lost_seconds += self._machine.lost_seconds(0.0, 0.0, self._step_seconds)
         if stream == "compute":
             handle.seconds += self._lost_seconds
@@ -287,6 +287,8 @@ class SimulatedRun:
             transfer, moved = self._machine.transfer, handle.copied_bytes
             latency = float(transfer.latency_seconds(stream, handle.placement, moved))
             slabs = int(slabs_of(moved))
+        each = self._handed_seconds if latency else self._step_seconds
+        self._issued += each + handle.launching
         self.steps.append(
             VirtualStep(
                 stream,  # type: ignore[arg-type]
@@ -305,8 +307,11 @@ class SimulatedRun:
         pass  # the host runs ahead without limit: no step depends on when it was issued
 
     def finish(self, *, wait: bool = True) -> None:
-        losses = self._machine.losses
-        timeline = replay(self.steps, self._machine.transfer, losses.get("copies", 0.0))
+        machine = self._machine
+        # without overlap, all steps are on one stream
+        handoff = machine.handoff_seconds if self._overlap else 0.0
+        loss = machine.losses.get("copies", 0.0)
+        timeline = replay(self.steps, machine.transfer, loss, handoff)
         self.intervals = tuple(zip(timeline.start, timeline.finish, strict=True))
 
     def cancel(self) -> None:

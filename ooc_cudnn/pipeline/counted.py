@@ -210,6 +210,9 @@ class Counted:
         copy_in, first_in = sum(copies.values()) + late_in, first_in + late_first
         copy_out, last_out = copy_out + late_out, last_out + late_out
         machine, beside = request.machine, 0.0
+        handed = (
+            0.0 if request.in_threads else sum(t.copies for t in turning if self._late_seconds(t))
+        )
         if depth > 1:
             beside = max(copy_in - first_in, 0.0) + max(copy_out - last_out, 0.0)
         compute = split.compute_seconds + float(
@@ -221,11 +224,13 @@ class Counted:
             min(first_in, copy_in), min(split.first_compute, split.compute_seconds),
             min(split.last_compute, split.compute_seconds), last_out,
             machine.issue_seconds(
-                steps, split.launching_seconds, staged=request.in_threads and self.pieces > 1
+                steps, split.launching_seconds,
+                staged=request.in_threads and self.pieces > 1, handed=handed,
             ),
             self._waiting_seconds(rings, copies, copy_out),
             self._turning_seconds(turning),
             *meeting_seconds(turning),
+            machine.handoff_seconds * handoffs(turning),
         )  # fmt: skip
         # Without overlap the same steps run, so the split is that of the overlapped call.
         return Priced(
@@ -305,6 +310,12 @@ class Counted:
             return Price(memory_bytes, 0.0, legal=False, reason=self.measured.reason)
         seconds = closed_form(cost, self.request.slowdown, one_slot=one_slot)
         return Price(memory_bytes, seconds)
+
+
+def handoffs(turns: list[Turn]) -> float:
+    """How often a stream waits for another one where rings have one slot: to a piece and back."""
+    most = max((turn.copies for turn in turns), default=1)
+    return 2.0 * most if most > 1 else 0.0
 
 
 def meeting_seconds(turns: list[Turn]) -> tuple[float, float]:

@@ -155,6 +155,14 @@ class Estimates:
                 waiting = np.maximum(waiting, each)
         return waiting
 
+    def _handed(self, loads: dict[str, Values]) -> Values:
+        """Copies that are staged, in a call whose steps are not issued by threads."""
+        grid, handed = self.grid, _NOTHING
+        for way, name in self._latency:
+            copies = loads[name] if way == "in" else grid.distinct[name]
+            handed = handed + grid.where_moved(name, copies)
+        return handed
+
     def _turning(
         self, slots: dict[str, Values], loads: dict[str, Values], depths: Values
     ) -> Values:
@@ -263,6 +271,10 @@ class Estimates:
         if request.in_threads:  # but a single piece
             staged = machine.issue_seconds(steps, grid.launching_seconds, staged=True)
             least = issue = np.where(grid.steps > 1, staged, issue)
+        elif self._latency:
+            least = issue = machine.issue_seconds(
+                steps, grid.launching_seconds, handed=self._handed(loads)
+            )
         if self._latency:
             least = np.maximum(issue, self._turning(way.slots, loads, depths))
         in_turn = compute
@@ -270,6 +282,10 @@ class Estimates:
             in_turn = compute + machine.lost_seconds(compute, 0.0, steps * machine.step_seconds)
             beside = copy_in - first_in + copy_out - last_out
             compute = compute + machine.lost_seconds(compute, beside, steps * machine.step_seconds)
+        handing: Values | float = 0.0
+        if machine.handoff_seconds:  # `counted.handoffs`
+            most = np.maximum(most_in, self._most_out)
+            handing = machine.handoff_seconds * 2.0 * np.where(most > 1.0, most, 0.0)
         overlapped = np.maximum(
             np.maximum(np.maximum(slowed_in + piece, first_in + compute), least) + last_out,
             first_in + piece + slowed_out,
@@ -277,7 +293,7 @@ class Estimates:
         seconds = np.where(
             (depths > 1) & (grid.steps > 1),
             overlapped,
-            np.maximum(in_turn + copy_in + copy_out - spared, least),
+            np.maximum(in_turn + copy_in + copy_out - spared + handing, least),
         )
         before = np.where(steps > 1, request.setup_seconds, machine.repeated_seconds)
         seconds = np.where((depths > 0) & grid.legal, seconds + before, np.inf)

@@ -88,6 +88,15 @@ def test_each_further_operand_of_a_call_is_looked_at_before_its_first_step(fitte
     )
 
 
+def test_copies_that_threads_stage_are_handed_on_by_whoever_issues_the_steps(fitted):
+    found = replace(fitted, step_seconds=1e-5, staged_step_seconds=5e-5, handoff_seconds=1e-5)
+    assert MachineModel.from_json(json.loads(json.dumps(found.to_json()))) == found
+    more = found.issue_seconds(10, 0.0, handed=4) - found.issue_seconds(10, 0.0)
+    assert more == pytest.approx(4 * 4e-5)
+    every = [found.issue_seconds(10, 0.0, staged=True, handed=count) for count in (0, 4)]
+    assert every[0] == every[1]
+
+
 def test_steps_that_threads_issue_are_kept_and_left_out_where_they_were_not_measured(fitted):
     staged = replace(fitted, step_seconds=1e-5, staged_step_seconds=5e-5, call_seconds=0.0)
     assert MachineModel.from_json(json.loads(json.dumps(staged.to_json()))) == staged

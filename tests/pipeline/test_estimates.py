@@ -66,14 +66,22 @@ def distances(made):
     return found
 
 
-@pytest.mark.parametrize("losses", [{}, {"copies": 0.5, "steps": 1.0}], ids=["card", "host"])
+@pytest.mark.parametrize(
+    "known",
+    [
+        {"losses": {}},
+        {"losses": {"copies": 0.5, "steps": 1.0}},
+        {"losses": {}, "handoff_seconds": 2e-4},
+    ],
+    ids=["card", "host", "handoffs"],
+)
 @pytest.mark.parametrize("slots", [1, 3])
 @pytest.mark.parametrize("function", FUNCTIONS)
-def test_estimates_are_close_to_prices(function, slots, losses, monkeypatch):
+def test_estimates_are_close_to_prices(function, slots, known, monkeypatch):
     ((_, _, made),) = problems((function,), 1, 4, MACHINE)
     for module in (counted, grid_rings):
         monkeypatch.setattr(module, "RING_DEPTHS", tuple(range(slots, 0, -1)))
-    errors = distances(replace(made, machine=replace(made.machine, losses=losses)))
+    errors = distances(replace(made, machine=replace(made.machine, **known)))
     assert np.median(errors) < 0.02
     # launches at the borders of a chain are not told apart; they bind where pieces are tiny
     assert np.quantile(errors, 0.9) < 0.3
@@ -93,6 +101,28 @@ def test_estimates_of_what_is_staged_are_prices(placements, slots, monkeypatch):
     assert len(errors) > 20
     assert np.median(errors) < 0.02
     assert np.quantile(errors, 0.9) < 0.1
+
+
+def test_what_little_is_staged_is_handed_on_though_no_threads_issue_steps():
+    """A result of 4 MiB in plain memory, of images that are pinned."""
+    handed = 2e-3
+    x, y = (
+        TensorSpec((64, channels, 64, 64), placement=placement)
+        for channels, placement in ((64, "pinned"), (4, "pageable"))
+    )
+    w = TensorSpec((4, 64, 3, 3), placement="device")
+    machine = replace(shipped(MACHINE), step_seconds=1e-6, staged_step_seconds=handed)
+    made = plan_request("convolution_forward", x=x, w=w, out=y, padding=1, machine=machine,
+                        memory_limit=2**40)  # fmt: skip
+    assert not made.in_threads
+    errors = distances(made)
+    assert len(errors) > 20
+    assert np.median(errors) < 0.02
+    problem = SplitProblem(made, made.layouts[0], 0)
+    for n in (64, 16, 4):
+        price = problem.price(Sizes(n=n, c_y=4, c_x=64, h_y=64))
+        pieces = 64 // n
+        assert pieces * handed < price.seconds < pieces * handed + 20e-3
 
 
 def test_a_slot_that_is_kept_is_late_each_time():
