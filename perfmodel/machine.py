@@ -47,6 +47,11 @@ BEFORE_SHARE = 0.5
 """Of `call_seconds`, what passes before the device has anything to do: the rest passes while it
 works."""
 
+STEPS_OF_A_PIECE = 3
+"""It is copied in, computed and copied out: what is slower where threads stage one of its copies,
+though they do not issue steps (on an H200, pieces of which small results went to a file took 0.4 to
+0.5 ms, three times `staged_step_seconds`)."""
+
 REPEATED_SHARE = 0.3
 """Of `call_seconds`, what a call takes that copies nothing and is not cut: it is repeated as it was
 (on an H200, such calls took 40 to 50 us longer than their kernels, and others 120 to 160)."""
@@ -83,8 +88,9 @@ class MachineModel:
     step_seconds : float
         What the host takes to issue a step, be it a copy or a computation.
     staged_step_seconds : float
-        The same where a thread in front of each stream waits for what is staged: steps go from hand
-        to hand. Where it is less, `step_seconds` holds.
+        The same where copies are staged: steps go from hand to hand between the threads in front of
+        the streams, or whoever issues them contends with those that stage. Where it is less,
+        `step_seconds` holds.
     operand_seconds : float
         What each operand takes beyond those two of the call that `call_seconds` stands for.
     handoff_seconds : float
@@ -196,9 +202,7 @@ class MachineModel:
         """Return what the host takes to issue a step of a call, which may be staged by threads."""
         return max(self.step_seconds, self.staged_step_seconds * staged)
 
-    def issue_seconds(
-        self, steps: Any, launching: Any, *, staged: bool = False, handed: Any = 0
-    ) -> Any:
+    def issue_seconds(self, steps: Any, launching: Any, *, staged: Any = 0) -> Any:
         """Return for how long the host is at a call after that, numbers or arrays of them.
 
         Parameters
@@ -207,10 +211,8 @@ class MachineModel:
             Copies and computations of the call.
         launching : float or array
             Seconds of the host to launch what is computed.
-        staged : bool
-            Whether threads stage what is copied, and issue the steps.
-        handed : float or array
-            Of the steps, copies that are staged by threads, though those do not issue steps.
+        staged : float or array
+            Of the steps, those that threads issue which stage, or that are issued beside them.
 
         Examples
         --------
@@ -218,9 +220,12 @@ class MachineModel:
         >>> host = replace(shipped("h200"), call_seconds=8e-5, step_seconds=1e-5)
         >>> round(host.issue_seconds(6, 3e-5) * 1e6)
         120
+        >>> host = replace(host, staged_step_seconds=3e-5)
+        >>> round(host.issue_seconds(6, 3e-5, staged=3) * 1e6)
+        180
         """
-        each = self.seconds_of_step(staged=staged)
-        more = handed * (self.seconds_of_step(staged=True) - each)
+        each = self.seconds_of_step(staged=False)
+        more = staged * (self.seconds_of_step(staged=True) - each)
         issuing = steps * each + more + launching
         return self.call_seconds - self.setup_seconds() + issuing
 

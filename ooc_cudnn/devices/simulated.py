@@ -21,6 +21,7 @@ from ooc_cudnn.memory.pinned_ranges import PinnedRanges
 from ooc_cudnn.operations.chain import Buffer, Launch
 from ooc_cudnn.tensor import DTYPES, ORDERS, TensorSpec, packed_strides
 from perfmodel import MachineModel, VirtualStep, replay
+from perfmodel.machine import STEPS_OF_A_PIECE
 from perfmodel.transfer import WHOLE, Rows, slabs_of
 
 #: Memory of a device whose machine model does not say: more than anybody asks for.
@@ -257,7 +258,9 @@ class SimulatedRun:
         self._machine = machine
         self._overlap = overlap
         self._step_seconds = machine.seconds_of_step(staged=staged)
-        self._handed_seconds = machine.seconds_of_step(staged=True)
+        #: What the steps of a piece take longer beside a thread that stages.
+        beside = machine.seconds_of_step(staged=True) - self._step_seconds
+        self._beside_staging = STEPS_OF_A_PIECE * beside
         #: When the host has issued the last step.
         self._issued = 0.0
         #: What computing loses to steps that were issued since the last one that computes.
@@ -278,6 +281,7 @@ class SimulatedRun:
             after = tuple(event.index for event in waits if isinstance(event, SimulatedEvent))
         else:
             after = (index - 1,) if index else ()
+        self._issued += self._step_seconds + handle.launching
         self._lost_seconds += self._machine.lost_seconds(0.0, 0.0, self._step_seconds)
         if stream == "compute":
             handle.seconds += self._lost_seconds
@@ -287,8 +291,8 @@ class SimulatedRun:
             transfer, moved = self._machine.transfer, handle.copied_bytes
             latency = float(transfer.latency_seconds(stream, handle.placement, moved))
             slabs = int(slabs_of(moved))
-        each = self._handed_seconds if latency else self._step_seconds
-        self._issued += each + handle.launching
+        if latency:
+            self._issued += self._beside_staging
         self.steps.append(
             VirtualStep(
                 stream,  # type: ignore[arg-type]

@@ -14,6 +14,7 @@ from ooc_cudnn.pipeline.request import OPPOSITE, Direction, Request
 from ooc_cudnn.pipeline.reuse import Reuse
 from ooc_cudnn.pipeline.rings import Need, Turn
 from perfmodel import PipelineCost, Price, Split, closed_form
+from perfmodel.machine import STEPS_OF_A_PIECE
 
 #: Slots of the rings of x and y, the best first: three let both copies and compute run at once.
 RING_DEPTHS = (3, 2, 1)
@@ -210,9 +211,6 @@ class Counted:
         copy_in, first_in = sum(copies.values()) + late_in, first_in + late_first
         copy_out, last_out = copy_out + late_out, last_out + late_out
         machine, beside = request.machine, 0.0
-        handed = (
-            0.0 if request.in_threads else sum(t.copies for t in turning if self._late_seconds(t))
-        )
         if depth > 1:
             beside = max(copy_in - first_in, 0.0) + max(copy_out - last_out, 0.0)
         compute = split.compute_seconds + float(
@@ -224,8 +222,7 @@ class Counted:
             min(first_in, copy_in), min(split.first_compute, split.compute_seconds),
             min(split.last_compute, split.compute_seconds), last_out,
             machine.issue_seconds(
-                steps, split.launching_seconds,
-                staged=request.in_threads and self.pieces > 1, handed=handed,
+                steps, split.launching_seconds, staged=self._staged_steps(steps, turning)
             ),
             self._waiting_seconds(rings, copies, copy_out),
             self._turning_seconds(turning),
@@ -237,6 +234,15 @@ class Counted:
             self._price(sum(count for _, count in memory), cost, one_slot=depth == 1),
             self.loop_order, tuple(rings.items()), cost, tuple(memory), bytes_in, bytes_out,
         )  # fmt: skip
+
+    def _staged_steps(self, steps: float, turns: list[Turn]) -> float:
+        """Steps that threads issue which stage, or that are issued beside them."""
+        if self.pieces == 1:
+            return 0.0
+        if self.request.in_threads:
+            return steps
+        staged = sum(turn.copies for turn in turns if turn[:2] in self.request.staged)
+        return min(STEPS_OF_A_PIECE * staged, steps)
 
     def _late_seconds(self, turn: Turn) -> float:
         """What one copy is late by."""

@@ -20,6 +20,7 @@ from ooc_cudnn.pipeline.piece_model import Values
 from ooc_cudnn.pipeline.request import OPPOSITE, Direction
 from ooc_cudnn.pipeline.ways import Way
 from perfmodel import Split
+from perfmodel.machine import STEPS_OF_A_PIECE
 from perfmodel.search_guided import WORTH_A_CUT, WORTH_TWICE_THE_PIECES
 
 _NOTHING: Values = np.zeros((1,) * 5)
@@ -155,13 +156,18 @@ class Estimates:
                 waiting = np.maximum(waiting, each)
         return waiting
 
-    def _handed(self, loads: dict[str, Values]) -> Values:
-        """Copies that are staged, in a call whose steps are not issued by threads."""
-        grid, handed = self.grid, _NOTHING
-        for way, name in self._latency:
+    def _staged_steps(self, steps: Values, loads: dict[str, Values]) -> Values | float:
+        """Steps that threads issue which stage, or that are issued beside them: `Counted`."""
+        grid = self.grid
+        if self.request.in_threads:
+            return np.where(grid.steps > 1, steps, 0.0)
+        if not self.request.staged:
+            return 0.0
+        staged = _NOTHING
+        for way, name in self.request.staged:
             copies = loads[name] if way == "in" else grid.distinct[name]
-            handed = handed + grid.where_moved(name, copies)
-        return handed
+            staged = staged + grid.where_moved(name, copies)
+        return np.where(grid.steps > 1, np.minimum(STEPS_OF_A_PIECE * staged, steps), 0.0)
 
     def _turning(
         self, slots: dict[str, Values], loads: dict[str, Values], depths: Values
@@ -267,14 +273,8 @@ class Estimates:
         slowed_in, slowed_out = slowed_in + first_in, slowed_out + last_out
         if way.waiting is not _NOTHING:
             slowed_in = slowed_in + way.waiting
-        least = issue = machine.issue_seconds(steps, grid.launching_seconds)
-        if request.in_threads:  # but a single piece
-            staged = machine.issue_seconds(steps, grid.launching_seconds, staged=True)
-            least = issue = np.where(grid.steps > 1, staged, issue)
-        elif self._latency:
-            least = issue = machine.issue_seconds(
-                steps, grid.launching_seconds, handed=self._handed(loads)
-            )
+        staged = self._staged_steps(steps, loads)
+        least = issue = machine.issue_seconds(steps, grid.launching_seconds, staged=staged)
         if self._latency:
             least = np.maximum(issue, self._turning(way.slots, loads, depths))
         in_turn = compute
