@@ -16,9 +16,9 @@ from .problem import AXES, Found, Problem
 
 MOST_PRICES = 40
 """Splits that are priced at most; those that turn out not to fit among them."""
-FEWEST_PRICES = 2
-"""Splits that are priced at least, so that there is an alternative."""
 MOST_FITTING = 8
+TOO_HIGH = 0.995
+"""Of an estimate, what the price may turn out to be, as long as no price has said more."""
 NOT_WORTH_PRICING = 0.001
 """Share of the seconds that the next split must promise to save."""
 WORTH_A_CUT = {"h_y": 0.003, "c_x": 0.003, "c_y": 0.003}
@@ -60,10 +60,10 @@ def guided_search(problem: EstimatedProblem, limit_bytes: int) -> Found:
     """
     prices = Prices(problem, limit_bytes)
     fitting: list[Split] = []
-    least, ratio = float("inf"), 1.0
+    least, ratio = float("inf"), TOO_HIGH
     for estimate, split in problem.promising(limit_bytes)[:MOST_PRICES]:
         expected = estimate * ratio * caution(problem.extents, split)
-        if len(fitting) >= FEWEST_PRICES and expected >= least * (1 - NOT_WORTH_PRICING):
+        if expected >= least * (1 - NOT_WORTH_PRICING):
             break
         if len(fitting) >= MOST_FITTING:
             break

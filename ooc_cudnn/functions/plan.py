@@ -31,6 +31,7 @@ from ooc_cudnn.memory.arrays import wrap
 from ooc_cudnn.memory.limit import limit_bytes
 from ooc_cudnn.operations.splittable import Splittable
 from ooc_cudnn.pipeline.plan import Plan
+from ooc_cudnn.pipeline.planner import with_alternative
 from ooc_cudnn.pipeline.pricing import Request
 from ooc_cudnn.settings import current
 from ooc_cudnn.settings_table import Settings
@@ -100,7 +101,10 @@ def plan(
     >>> found.binding_stage, found.device_bytes < 2**34, 0.15 < found.seconds < 0.2
     ('copy_out', True, True)
     """
-    return planned_call(function, machine, memory_limit, out, arguments).plan
+    found = planned_call(function, machine, memory_limit, out, arguments)
+    if len(found.parts) > 1:
+        return found.plan
+    return with_alternative(found.parts[0].request, found.plan)
 
 
 def plan_request(

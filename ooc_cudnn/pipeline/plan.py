@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from ooc_cudnn.tensor import TensorSpec
@@ -60,7 +60,8 @@ class Plan:
     machine : str
         Name of the machine model that predicted.
     alternatives : tuple of Alternative
-        Runners-up.
+        Runners-up that were priced: a search may end without any, but `plan` adds one where there
+        is one. Plans that differ in nothing else are equal.
     parts : tuple of Plan
         Where a chain is cut into shorter ones, their plans; the figures above are their sums, the
         split is that of the slowest, the memory that of the largest.
@@ -88,7 +89,7 @@ class Plan:
     binding_stage: str
     overlap: bool
     machine: str
-    alternatives: tuple[Alternative, ...] = ()
+    alternatives: tuple[Alternative, ...] = field(default=(), compare=False)
     parts: tuple[Plan, ...] = ()
     reason: str = ""
 
@@ -129,7 +130,7 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         """Return a dict of plain JSON values."""
-        data = {field.name: getattr(self, field.name) for field in fields(self)}
+        data = {each.name: getattr(self, each.name) for each in fields(self)}
         data["operands"] = [[name, spec.to_json()] for name, spec in self.operands]
         data["split"] = self.split.to_json()
         data["alternatives"] = [

@@ -63,6 +63,19 @@ def make_plan(
     return plan
 
 
+def with_alternative(request: Request, plan: Plan) -> Plan:
+    """Return a plan with the runner-up, priced, if there is one: a search needs none to end."""
+    if plan.alternatives:
+        return plan
+    problem = SplitProblem(request, plan.layout, aligned(plan.workspace_bytes))
+    for _, split in problem.promising(problem.limit_bytes):
+        price = problem.price(split)
+        if split != plan.split and price.legal and price.memory_bytes <= problem.limit_bytes:
+            other = Alternative(split, plan.layout, problem.seconds(split), price.memory_bytes)
+            return replace(plan, alternatives=(other,))
+    return plan
+
+
 def smallest_bytes(request: Request) -> int:
     """Memory of the smallest pieces, without workspace."""
     return min((piece_bytes for _, _, piece_bytes, _ in _corners(request, None)), default=2**62)

@@ -192,3 +192,23 @@ def test_limits_that_workspace_leaves_nothing_of_are_told_and_nothing_warns(work
         except PlanInfeasibleError as error:
             needed, fits = error.smallest_bytes, False
         assert (needed <= limit) == fits
+
+
+def test_a_plan_is_shown_beside_a_runner_up_whatever_the_search_priced():
+    """Where nothing can be as fast as the first one, a search does not price a second."""
+    made = forced((8, 16, 64, 64), (16, 16, 3, 3), limit=400_000, padding=1)
+    request = made.request()
+    found = dataclasses.replace(planner.make_plan(request), alternatives=())
+    shown = planner.with_alternative(request, found)
+    (other,) = shown.alternatives
+    assert shown == found
+    assert other.split != found.split
+    assert other.seconds > found.seconds
+    assert found.device_bytes <= made.limit >= other.device_bytes
+    priced = pricing.SplitProblem(request, other.layout, 0).price(other.split)
+    assert (priced.seconds, priced.memory_bytes) == (other.seconds, other.device_bytes)
+    assert planner.with_alternative(request, shown) is shown
+    # one piece of one element: there is no other
+    alone = forced((1, 1, 1, 1), (1, 1, 1, 1), limit=2**20).request()
+    found = planner.make_plan(alone)
+    assert planner.with_alternative(alone, found).alternatives == ()
