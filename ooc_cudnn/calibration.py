@@ -179,6 +179,7 @@ class _Calibration:
                 done += group.seconds
                 report.update(round(100 * done / seconds))
             self.link.close()
+            self.apart.close()
             for name, after in self.references().items():
                 self.facts[f"drift_of_{name}_share"] = after / first[name] - 1.0
         self.facts["calibration_seconds"] = round(time.perf_counter() - began, 1)

@@ -150,18 +150,24 @@ class RowMeasurements:
             found.sort(key=_in_a_ring)
             self.latency[f"{direction}/pageable"] = found[len(found) // 2]
         enough = self.plain_bytes >= FEWEST_LARGE * LARGE_BYTES
-        fits = self.bench.fits(self.plain_bytes + 6 * LARGE_BYTES)
+        # one way, the other operand is on the device
+        fits = self.bench.fits(self.plain_bytes // 2 + 6 * LARGE_BYTES)
         if self.device.kind == "cuda" and enough and fits:
             for ways in ("both", *DIRECTIONS):
                 self._paces[ways].append(self._pace(LARGE_BYTES, ways))
                 self.paces[ways] = statistics.median(self._paces[ways])
+
+    def close(self) -> None:
+        """Let the plain memory go."""
+        for name in ("plain", "written"):
+            self.__dict__.pop(name, None)
 
     def _pace(self, nbytes: int, ways: str) -> float:
         """Seconds of a piece of a call that is staged: all of the call but what it is late by.
 
         Told from one long call: the difference of two is far less certain than either.
         """
-        pieces = self.plain_bytes // nbytes
+        pieces = self.plain_bytes // nbytes // 2
         late = sum(
             line.seconds(min(nbytes, STAGED_BYTES))
             for way, line in ((way, self.latency[f"{way}/pageable"]) for way in DIRECTIONS)

@@ -11,7 +11,7 @@ from ooc_cudnn.devices import kernels
 from ooc_cudnn.devices.base import HostArray
 from ooc_cudnn.devices.staging import begun
 from ooc_cudnn.devices.view import DeviceView
-from ooc_cudnn.memory.blocks import MOST_BLOCKS, Block, blocks, boxes
+from ooc_cudnn.memory.blocks import Block, blocks, boxes
 from ooc_cudnn.tensor import ORDERS, numpy_dtype, packed_strides
 from perfmodel.transfer import NARROWEST_ROW_BYTES
 
@@ -62,7 +62,7 @@ def _direct_copies(
     if min(on_host, default=0) < 0:
         return None
     parts = blocks(shape, strides, on_host)
-    if len(parts) > MOST_BLOCKS or (
+    if parts is None or (
         parts and parts[0].rows > 1 and parts[0].width * item < NARROWEST_ROW_BYTES
     ):
         return None

@@ -258,9 +258,9 @@ class SimulatedRun:
         self._machine = machine
         self._overlap = overlap
         self._step_seconds = machine.seconds_of_step(staged=staged)
-        #: What the steps of a piece take longer beside a thread that stages.
-        beside = machine.seconds_of_step(staged=True) - self._step_seconds
-        self._beside_staging = STEPS_OF_A_PIECE * beside
+        #: Steps that are still to be issued beside a thread that stages, and what each takes more.
+        self._beside_staging = 0
+        self._more_seconds = machine.seconds_of_step(staged=True) - self._step_seconds
         #: When the host has issued the last step.
         self._issued = 0.0
         #: What computing loses to steps that were issued since the last one that computes.
@@ -292,7 +292,10 @@ class SimulatedRun:
             latency = float(transfer.latency_seconds(stream, handle.placement, moved))
             slabs = int(slabs_of(moved))
         if latency:
-            self._issued += self._beside_staging
+            self._beside_staging += STEPS_OF_A_PIECE
+        if self._beside_staging:
+            self._beside_staging -= 1
+            self._issued += self._more_seconds
         self.steps.append(
             VirtualStep(
                 stream,  # type: ignore[arg-type]

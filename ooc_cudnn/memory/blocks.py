@@ -28,8 +28,10 @@ class Block(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def blocks(shape: Shape, destination: Shape, source: Shape) -> tuple[Block, ...]:
+def blocks(shape: Shape, destination: Shape, source: Shape) -> tuple[Block, ...] | None:
     """Cut a copy between two strided tensors into 2-D copies, as few as can be.
+
+    None where that is more than `MOST_BLOCKS`.
 
     Parameters
     ----------
@@ -69,6 +71,8 @@ def blocks(shape: Shape, destination: Shape, source: Shape) -> tuple[Block, ...]
             merged.append([s, d, extent])
     width = merged.pop()[2] if merged and merged[-1][:2] == [1, 1] else 1
     source_pitch, destination_pitch, rows = merged.pop() if merged else (width, width, 1)
+    if math.prod(extent for _, _, extent in merged) > MOST_BLOCKS:
+        return None
     found = []
     for at in itertools.product(*(range(extent) for _, _, extent in merged)):
         to = sum(i * d for i, (_, d, _) in zip(at, merged, strict=True))

@@ -319,9 +319,13 @@ class Counted:
 
 
 def handoffs(turns: list[Turn]) -> float:
-    """How often a stream waits for another one where rings have one slot: to a piece and back."""
+    """How often a stream waits for another one where rings have one slot: to a piece and back.
+
+    Where nothing is copied the other way, the first piece or the last one waits but once.
+    """
     most = max((turn.copies for turn in turns), default=1)
-    return 2.0 * most if most > 1 else 0.0
+    ways = {turn.direction for turn in turns}
+    return 2.0 * most + len(ways) - 2.0 if most > 1 else 0.0
 
 
 def meeting_seconds(turns: list[Turn]) -> tuple[float, float]:

@@ -255,11 +255,12 @@ class Estimates:
         """Seconds of every split in some ways; infinite where none fit: `Counted.priced`."""
         grid, request, machine = self.grid, self.request, self.request.machine
         depths, loads = way.depths, way.loads
-        copy_in, steps, most_in = _NOTHING, self._steps_beside_loads, ONE
+        copy_in, moved_in, most_in = _NOTHING, _NOTHING, ONE
         for name, times in loads.items():
             copy_in = copy_in + self._per_load[name] * times
             moved = grid.where_moved(name, times)
-            steps, most_in = steps + moved, np.maximum(most_in, moved)
+            moved_in, most_in = moved_in + moved, np.maximum(most_in, moved)
+        steps = self._steps_beside_loads + moved_in
         first_in, last_out = self._once if self.call.sweeps == 1 else self._ends(way)
         copy_out = self._copy_out
         spared = self._spared(copy_in, most_in) if np.any(depths == 1.0) else _NOTHING
@@ -285,7 +286,8 @@ class Estimates:
         handing: Values | float = 0.0
         if machine.handoff_seconds:  # `counted.handoffs`
             most = np.maximum(most_in, self._most_out)
-            handing = machine.handoff_seconds * 2.0 * np.where(most > 1.0, most, 0.0)
+            ways = 1.0 * (moved_in > 0.0) + (self._steps_beside_loads > grid.steps)
+            handing = machine.handoff_seconds * np.where(most > 1.0, 2.0 * most + ways - 2.0, 0.0)
         overlapped = np.maximum(
             np.maximum(np.maximum(slowed_in + piece, first_in + compute), least) + last_out,
             first_in + piece + slowed_out,

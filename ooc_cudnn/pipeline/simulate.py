@@ -34,7 +34,10 @@ def simulate(request: Request, plan: Plan) -> Trace:
     DeviceOutOfMemoryError
         If the plan needs more memory than it counts.
     """
-    device = SimulatedDevice(request.machine)
+    machine = request.machine
+    if plan.pieces == 1:  # threads stage, but nothing else is issued meanwhile
+        machine = replace(machine, staged_step_seconds=0.0)
+    device = SimulatedDevice(machine)
     operands = {
         name: simulated_operand(replace(spec, placement=request.crosses_as(name)))
         for name, spec in request.operands

@@ -209,6 +209,45 @@ class TestSimulate:
         assert 1.2 * found.seconds < simulate(request, short).seconds
         assert simulate(request, short).seconds == pytest.approx(short.seconds, rel=0.01)
 
+    @pytest.mark.parametrize("placements", [("pinned", "pageable"), ("pageable", "pageable")])
+    def test_no_more_steps_are_slow_beside_staging_than_there_are(self, placements):
+        """Of little that is staged, of which no threads issue the steps."""
+        each = 1e-3
+        link = {"pinned": Line(1e-9, 0.0), "pageable": Line(2e-9, 0.0)}
+        late = {f"{way}/pageable": Line(0.0, 1e-5) for way in ("copy_in", "copy_out")}
+        model = dataclasses.replace(
+            machine(), transfer=TransferModel(link, link, {}, late), staged_step_seconds=each
+        )
+        x, y = (TensorSpec((32, 8, 64, 64), placement=place) for place in placements)
+        request = plan_request("activation_forward", x=x, out=y, machine=model, memory_limit=2**30)
+        assert not request.in_threads
+        for pieces in (32, 1):
+            split = Split(n=32 // pieces, c_y=8, c_x=1, h_y=64)
+            found = make_plan(request, split=split)
+            replayed = simulate(request, found).seconds
+            slow = 3 * pieces * each if pieces > 1 else 0.0
+            assert slow <= found.seconds < slow + 0.03
+            assert replayed == pytest.approx(found.seconds, abs=3 * each)
+
+    @pytest.mark.parametrize("place", ["x", "y"])
+    def test_one_direction_is_handed_on_once_less(self, place):
+        handoff, model = 1e-4, machine(in_alpha=1e-9, out_alpha=1e-9, compute_alpha=5e-12)
+        given = {
+            name: TensorSpec((16, 8, 64, 64), placement="device" if name == place else "pinned")
+            for name in ("x", "y")
+        }
+        seconds = []
+        for each in (0.0, handoff):
+            request = plan_request(
+                "activation_forward", x=given["x"], out=given["y"], memory_limit=2**30,
+                machine=dataclasses.replace(model, handoff_seconds=each),
+            )  # fmt: skip
+            with rings(depth=1):
+                found = make_plan(request, split=Split(n=1, c_y=8, c_x=1, h_y=64))
+            seconds.append(found.seconds)
+            assert simulate(request, found).seconds == pytest.approx(found.seconds, rel=1e-6)
+        assert seconds[1] - seconds[0] == pytest.approx((2 * 16 - 1) * handoff)
+
     def test_one_slot_waits_for_each_piece_to_be_handed_on(self):
         """In and back of each piece; with several slots, others are at work meanwhile."""
         handoff = 1e-4

@@ -91,8 +91,17 @@ def test_rows_that_no_few_blocks_hold_are_scattered():
     assert rows_of((1000, 64, 43), strides, 8)[:3] == (43 * 8, 128 * 8, False)
     for shape in ((300, 22, 43), (200, 22, 43), (1000, 64, 43)):
         packed = tuple(math.prod(shape[at + 1 :]) for at in range(3))
-        many = len(blocks(shape, packed, strides)) > MOST_BLOCKS
-        assert rows_of(shape, strides, 8).scattered == many
+        assert rows_of(shape, strides, 8).scattered == (blocks(shape, packed, strides) is None)
+
+
+def test_what_lies_scattered_is_found_out_without_cutting_it_up():
+    """Millions of blocks take seconds and much memory: broadcast arrays, every second pixel."""
+    shape = 8, 64, 2**20, 2**20
+    packed = tuple(math.prod(shape[at + 1 :]) for at in range(4))
+    for source in ((0, 0, 2**20, 1), (packed[0] * 4, packed[1] * 4, 2**22, 2)):
+        assert blocks(shape, packed, source) is None
+    assert len(blocks((MOST_BLOCKS, 2, 4), (8, 4, 1), (1000, 16, 1))) == MOST_BLOCKS
+    assert blocks((MOST_BLOCKS + 1, 2, 4), (8, 4, 1), (1000, 16, 1)) is None
 
 
 def test_groups_of_rows_jump_from_one_to_the_next():
