@@ -216,6 +216,7 @@ class Counted:
         compute = split.compute_seconds + float(
             machine.lost_seconds(split.compute_seconds, beside, steps * machine.step_seconds)
         )
+        turned = self._turning_seconds(turning)
         cost = PipelineCost(
             request.setup_seconds if steps > 1 else machine.repeated_seconds,
             copy_in, compute, copy_out,
@@ -225,9 +226,10 @@ class Counted:
                 steps, split.launching_seconds, staged=self._staged_steps(steps, turning)
             ),
             self._waiting_seconds(rings, copies, copy_out),
-            self._turning_seconds(turning),
+            turned[False],
             *meeting_seconds(turning),
             machine.handoff_seconds * handoffs(turning),
+            turned[True],
         )  # fmt: skip
         # Without overlap the same steps run, so the split is that of the overlapped call.
         return Priced(
@@ -260,17 +262,18 @@ class Counted:
         piece = self.measured.compute_seconds / self.pieces
         return late + (turn.copies - 1) * max(staying, 0.0) * max(late - piece, 0.0)
 
-    def _turning_seconds(self, turns: list[Turn]) -> float:
-        """What the slots of the slowest ring take to be staged and copied: `Request`.
+    def _turning_seconds(self, turns: list[Turn]) -> dict[bool, float]:
+        """What the slots of the slowest ring take, of files and of others: `Request`.
 
         Only staging, for which each copy is late, takes so long that this matters where a ring is
         short; and what is in flight of all that is staged is late by each other.
         """
         staged = [turn for turn in turns if self._late_seconds(turn)]
+        slowest = {False: 0.0, True: 0.0}
         if not staged:
-            return 0.0
+            return slowest
         in_flight = sum(turn.slots for turn in staged if turn.copies > 1)
-        others, slowest = max(in_flight - 1, 0), 0.0
+        others = max(in_flight - 1, 0)
         pinned: dict[Direction, float] = {"in": 0.0, "out": 0.0}
         for turn in turns:
             if self.request.crosses_as(turn.name) == "pinned":
@@ -279,7 +282,8 @@ class Counted:
             spent = self.request.turning_seconds(
                 way, name, copies, copy_bytes, slots, others, pinned[OPPOSITE[way]]
             )
-            slowest = max(slowest, float(spent))
+            of_file = self.request.crosses_as(name) == "disk"
+            slowest[of_file] = max(slowest[of_file], float(spent))
         return slowest
 
     def _waiting_seconds(

@@ -21,6 +21,7 @@ from ooc_cudnn.pipeline.request import OPPOSITE, Direction
 from ooc_cudnn.pipeline.ways import Way
 from perfmodel import Split
 from perfmodel.machine import STEPS_OF_A_PIECE
+from perfmodel.pipeline import with_turning
 from perfmodel.search_guided import WORTH_A_CUT, WORTH_TWICE_THE_PIECES
 
 _NOTHING: Values = np.zeros((1,) * 5)
@@ -171,9 +172,9 @@ class Estimates:
 
     def _turning(
         self, slots: dict[str, Values], loads: dict[str, Values], depths: Values
-    ) -> Values:
-        """What the slots of the slowest ring take, all of them side by side: `Counted`."""
-        grid, turning = self.grid, _NOTHING
+    ) -> dict[bool, Values]:
+        """What the slots of the slowest ring take, of files and of others: `Counted`."""
+        grid, turning = self.grid, {False: _NOTHING, True: _NOTHING}
         moved: list[tuple[Direction, str, Values, Values]] = [
             ("in", name, loads[name], slots[name]) for name in loads
         ]
@@ -197,7 +198,8 @@ class Estimates:
                 way, name, copies, self._copy_bytes[way, name], np.maximum(ring, 1.0), others,
                 pinned[OPPOSITE[way]],
             )  # fmt: skip
-            turning = np.maximum(turning, grid.where_moved(name, spent))
+            of_file = self.request.crosses_as(name) == "disk"
+            turning[of_file] = np.maximum(turning[of_file], grid.where_moved(name, spent))
         return turning
 
     # The price ----------------------------------------------------------------------------------
@@ -276,8 +278,10 @@ class Estimates:
             slowed_in = slowed_in + way.waiting
         staged = self._staged_steps(steps, loads)
         least = issue = machine.issue_seconds(steps, grid.launching_seconds, staged=staged)
+        turning: Values | float = 0.0
         if self._latency:
-            least = np.maximum(issue, self._turning(way.slots, loads, depths))
+            spent = self._turning(way.slots, loads, depths)
+            least, turning = np.maximum(issue, spent[True]), spent[False]
         in_turn = compute
         if machine.losses:
             in_turn = compute + machine.lost_seconds(compute, 0.0, steps * machine.step_seconds)
@@ -289,13 +293,15 @@ class Estimates:
             ways = 1.0 * (moved_in > 0.0) + (self._steps_beside_loads > grid.steps)
             handing = machine.handoff_seconds * np.where(most > 1.0, 2.0 * most + ways - 2.0, 0.0)
         overlapped = np.maximum(
-            np.maximum(np.maximum(slowed_in + piece, first_in + compute), least) + last_out,
-            first_in + piece + slowed_out,
+            np.maximum(np.maximum(slowed_in + piece, first_in + compute), least),
+            first_in + piece + slowed_out - last_out,
         )
         seconds = np.where(
             (depths > 1) & (grid.steps > 1),
-            overlapped,
-            np.maximum(in_turn + copy_in + copy_out - spared + handing, least),
+            with_turning(overlapped, turning) + last_out,
+            with_turning(
+                np.maximum(in_turn + copy_in + copy_out - spared + handing, least), turning
+            ),
         )
         before = np.where(steps > 1, request.setup_seconds, machine.repeated_seconds)
         seconds = np.where((depths > 0) & grid.legal, seconds + before, np.inf)

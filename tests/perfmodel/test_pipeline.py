@@ -1,7 +1,9 @@
 """The closed form and the replay agree where they should, and respect every lower bound."""
 
 import time
+from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,6 +19,7 @@ from perfmodel import (
     closed_form,
     replay,
 )
+from perfmodel.pipeline import with_turning
 
 SECONDS = st.floats(0.001, 10.0)
 STREAMS = ("copy_in", "compute", "copy_out")
@@ -315,6 +318,29 @@ def test_a_short_ring_of_what_is_staged_binds():
     turning = 8 * (latency + seconds)
     cost = PipelineCost(
         0.0, 8 * seconds + latency, 8 * compute, 0.8, seconds + latency, compute, compute, 0.1,
-        turning_seconds=turning,
+        filing_seconds=turning,
     )  # fmt: skip
     assert replay(steps).seconds == pytest.approx(closed_form(cost), rel=0.01)
+
+
+@pytest.mark.parametrize("one_slot", [False, True])
+def test_what_turns_and_all_else_add_up_where_they_are_about_equal(one_slot):
+    cost = PipelineCost(0.5, 8.0, 2.0, 8.0, 1.0, 0.25, 0.25, 1.0)
+    plain = closed_form(cost, one_slot=one_slot)
+    tail = 0.5 if one_slot else 0.5 + cost.last_copy_out  # before and after what overlaps
+    bound = plain - tail
+
+    def turning(seconds):
+        return closed_form(replace(cost, turning_seconds=seconds), one_slot=one_slot)
+
+    assert turning(bound) == pytest.approx(tail + bound * 2 ** (1 / 3))
+    assert turning(bound / 10) == pytest.approx(plain, rel=1e-3)
+    assert turning(10 * bound) == pytest.approx(tail + 10 * bound, rel=1e-3)
+    # of files, the longer of both; and one by one, nothing is waited for
+    assert closed_form(replace(cost, filing_seconds=bound), one_slot=one_slot) == plain
+    one_by_one = closed_form(cost, overlap=False)
+    assert closed_form(replace(cost, turning_seconds=9.0), overlap=False) == one_by_one
+    many = np.array([0.0, bound, 10 * bound])
+    assert with_turning(bound, many) == pytest.approx(
+        [with_turning(bound, each) for each in many.tolist()]
+    )
