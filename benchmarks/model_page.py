@@ -87,7 +87,6 @@ def machine_section(model: MachineModel) -> str:
         "a step": model.step_seconds,
         "one that threads stage": model.staged_step_seconds,
         "a launch": model.launch_seconds,
-        "from a step to what waits for it": model.handoff_seconds,
     }
     measured = (f"{name} {seconds * 1e6:.0f} us" for name, seconds in parts.items() if seconds)
     host = f"The host: {', '.join(measured)}{latency}."

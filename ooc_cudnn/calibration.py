@@ -20,7 +20,7 @@ from ooc_cudnn.calibration_compute import ComputeMeasurements
 from ooc_cudnn.calibration_link import LinkMeasurements
 from ooc_cudnn.calibration_losses import measured_losses
 from ooc_cudnn.calibration_rows import LARGE_BYTES, RowMeasurements
-from ooc_cudnn.calibration_steps import handoff_seconds, host_seconds
+from ooc_cudnn.calibration_steps import host_seconds
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.functions.call import forget_calls
@@ -221,7 +221,7 @@ class _Calibration:
             "device_bytes", str(self.device.free_bytes() + self.device.arena.held_bytes)
         )
         slowdowns = self.as_in_calls(copies)
-        found = MachineModel(
+        return MachineModel(
             name=identity.get("gpu", self.device.name),
             identity=identity,
             transfer=TransferModel(
@@ -245,9 +245,6 @@ class _Calibration:
             samples=samples | self.link.samples,
             facts=self.facts | self.link.facts,
         )
-        if self.device.kind != "cuda":  # elsewhere, streams are threads: their steps are handed on
-            return found
-        return replace(found, handoff_seconds=handoff_seconds(self.bench, found))
 
     def as_in_calls(self, copies: Mapping[str, dict[str, Line]]) -> dict[str, Slowdown]:
         """Make plain memory's lines and slowdown no faster than whole calls are; return slowdowns.

@@ -36,8 +36,6 @@ def report(model: MachineModel) -> str:
         rows.append(f"and by threads that stage: {model.staged_step_seconds * 1e6:.1f} us")
     if model.operand_seconds:
         rows.append(f"and each operand beyond two: {model.operand_seconds * 1e6:.1f} us")
-    if model.handoff_seconds:
-        rows.append(f"from a step to what waits for it: {model.handoff_seconds * 1e6:.1f} us")
     rows += _facts(model.facts)
     return "\n".join(rows)
 

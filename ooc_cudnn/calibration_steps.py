@@ -18,22 +18,18 @@ from ooc_cudnn.functions.batch_normalization import batch_normalization_forward_
 from ooc_cudnn.functions.elementwise import activation_forward
 from ooc_cudnn.functions.plan import plan_request
 from ooc_cudnn.measuring import Bench, Timing, Watched, undisturbed
-from ooc_cudnn.memory.arrays import wrap
-from ooc_cudnn.memory.functions import empty_in
 from ooc_cudnn.pipeline.execute import Executor, Source, make_executor
 from ooc_cudnn.pipeline.plan import Plan
 from ooc_cudnn.pipeline.planner import make_plan
 from ooc_cudnn.settings import settings
 from ooc_cudnn.tensor import TensorSpec
-from perfmodel import MachineModel, shipped
+from perfmodel import shipped
 
 #: Images of a few bytes, each a piece of its own; and of so many that threads stage them.
 SHAPE, STAGED_SHAPE = (64, 8, 2, 8), (64, 8, 64, 64)
 FILTERS = (8, 8, 1, 1)
 #: Scale, bias, mean and variance: what a normalisation reads beside what an activation does.
 MORE_OPERANDS = 4
-#: Images that go through one slot, each a copy of 4 MiB: far longer than it takes to issue it.
-ONE_SLOT_SHAPES = (16, 1, 1024, 1024), (32, 1, 1024, 1024)
 #: How often they are gone through; and calls of one piece, which are short.
 REPEATS, CALL_REPEATS = 3, 9
 
@@ -74,44 +70,6 @@ def host_seconds(bench: Bench) -> Mapping[str, Timing]:
     return found
 
 
-def handoff_seconds(bench: Bench, model: MachineModel) -> float:
-    """Seconds from the end of a step to the start of what waits for it on another stream.
-
-    Pieces that come in through one slot wait twice: to be computed, and for the slot to be free.
-    What they take longer than the model says of copies and computing is that; what calls take
-    beside their pieces is not, as it is told from the difference of two.
-    """
-    found = [_through_one_slot(bench, model, shape) for shape in ONE_SLOT_SHAPES]
-    if None in found:
-        return 0.0
-    (few, seconds_of_few, _), (many, seconds_of_many, predicted) = (each for each in found if each)
-    each = (seconds_of_many - seconds_of_few) / (many - few)
-    return float(f"{max(each - predicted, 0.0) / 2:.3g}")
-
-
-def _through_one_slot(
-    bench: Bench, model: MachineModel, shape: tuple[int, ...]
-) -> tuple[int, float, float] | None:
-    """Pieces and seconds of such a call, and what is predicted for a piece; None if none fits."""
-    x = TensorSpec(shape, "float32", "pinned")
-    piece_bytes = x.nbytes // shape[0]
-    if not bench.fits(x.nbytes + 2 * piece_bytes):
-        return None
-    executor, plan = cut_into_images(
-        bench, "activation_forward", {"x": x}, out=replace(x, placement="device"),
-        machine=model, memory_limit=piece_bytes,
-    )  # fmt: skip
-    if dict(plan.rings) != {"x": 1, "y": 0}:
-        return None
-    y = empty_in(bench.device, "device", shape, "float32", "channels_first")
-    arrays: dict[str, Source] = {
-        "x": _pinned(bench, shape),
-        "y": wrap(y, bench.device, name="y").view(),
-    }
-    timing = _timed(lambda: run_pieces(bench, executor, arrays, staged=False), CALL_REPEATS)
-    return plan.pieces, timing.seconds, (plan.copy_in_seconds + plan.compute_seconds) / plan.pieces
-
-
 def _many_pieces(
     bench: Bench, function: str, *, staged: bool = False, **operands: TensorSpec
 ) -> tuple[Timing, Watched]:
@@ -134,13 +92,11 @@ def cut_into_images(
     operands: Mapping[str, TensorSpec],
     *,
     out: TensorSpec | None = None,
-    machine: MachineModel | None = None,
-    memory_limit: int | None = None,
 ) -> tuple[Executor, Plan]:
     """What runs a call, whose result is as x is by default, one image after the other."""
     request = plan_request(
-        function, out=out or operands["x"], machine=machine or shipped("host"),
-        memory_limit=memory_limit or bench.limit_bytes, **operands,
+        function, out=out or operands["x"], machine=shipped("host"),
+        memory_limit=bench.limit_bytes, **operands,
     )  # fmt: skip
     whole = request.chain.extents
     plan = make_plan(request, bench.device.workspace, replace(whole, n=1))

@@ -37,7 +37,7 @@ LINE_LENGTH = 100
 HOST_SECONDS = ("call_seconds", "launch_seconds", "step_seconds")
 """What the host takes for the parts of a call, while the device works on what is issued."""
 
-_OPTIONAL_SECONDS = ("staged_step_seconds", "operand_seconds", "handoff_seconds")
+_OPTIONAL_SECONDS = ("staged_step_seconds", "operand_seconds")
 _SECONDS = (*HOST_SECONDS, *_OPTIONAL_SECONDS)
 
 FEWEST_OPERANDS = 2
@@ -93,8 +93,6 @@ class MachineModel:
         `step_seconds` holds.
     operand_seconds : float
         What each operand takes beyond those two of the call that `call_seconds` stands for.
-    handoff_seconds : float
-        From the end of a step to the start of one on another stream that waits for it.
     losses : mapping from "copies" and "steps" to float
         Seconds, at most 1, that computing loses for each second of copies beside it, and of issuing
         steps. A card loses next to nothing; where processors compute they do the rest, too.
@@ -116,7 +114,6 @@ class MachineModel:
     step_seconds: float = 0.0
     staged_step_seconds: float = 0.0
     operand_seconds: float = 0.0
-    handoff_seconds: float = 0.0
     losses: Mapping[str, float] = field(default_factory=dict)
     # plans are remembered by their model: what predicts nothing does not count in its hash
     quality: Mapping[str, Mapping[str, float]] = field(default_factory=dict, hash=False)

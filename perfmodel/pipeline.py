@@ -62,9 +62,6 @@ class PipelineCost(Record):
     filing_seconds : float
         The same of files. Such a call takes as long as the longer of both: the lines of files are
         of copies that had to turn, too.
-    handing_seconds : float
-        Where rings have one slot, from the end of a copy to the start of what waits for it, and
-        back, of all pieces: with several slots other pieces are at work meanwhile.
     meeting_in, meeting_out : float
         Of the copies in and out, what runs beside the other direction where rings have one slot:
         there a piece comes in while the one before leaves, or not beside anything.
@@ -83,7 +80,6 @@ class PipelineCost(Record):
     turning_seconds: float = 0.0
     meeting_in: float = 0.0
     meeting_out: float = 0.0
-    handing_seconds: float = 0.0
     filing_seconds: float = 0.0
 
     def __post_init__(self) -> None:
@@ -187,10 +183,10 @@ def closed_form(
         )
     if one_slot:
         # T = T_setup + T_compute + T_in + T_out - what the directions do at once;
-        # for N equal pieces t_in + N * t_c + (N - 1) * max(t_in, t_out) + t_out, and T_hand
+        # for N equal pieces t_in + N * t_c + (N - 1) * max(t_in, t_out) + t_out
         apart = cost.copy_in_seconds - cost.meeting_in + cost.copy_out_seconds - cost.meeting_out
         meeting: float = max(slowdown.together(cost.meeting_in, cost.meeting_out))
-        stages = cost.compute_seconds + apart + meeting + cost.handing_seconds
+        stages = cost.compute_seconds + apart + meeting
         longest = max(stages, cost.issue_seconds, cost.filing_seconds)
         return cost.setup_seconds + float(with_turning(longest, cost.turning_seconds))
     copy_in, copy_out = _link_totals(cost, slowdown)
@@ -336,7 +332,6 @@ def replay(
     steps: Sequence[VirtualStep],
     transfer: TransferModel | None = None,
     loss: float = 0.0,
-    handoff: float = 0.0,
 ) -> Timeline:
     """Run steps on a virtual clock.
 
@@ -344,8 +339,7 @@ def replay(
     issued, its stream is free and the steps it waits for have finished. While a copy in and a copy
     out are both running, each is slower by the factor that `transfer` has for their placements;
     without one, they do not slow each other down. Of each second of a copy, computing beside it
-    loses `loss` seconds, and at most half of its speed. What waits for a step of another stream
-    hears of its end `handoff` seconds later.
+    loses `loss` seconds, and at most half of its speed.
 
     Examples
     --------
@@ -355,16 +349,14 @@ def replay(
     >>> timeline.start, timeline.seconds
     ((0.0, 1.0, 1.0, 3.0), 4.0)
     """
-    return _Clock(steps, transfer or TransferModel({}, {}), loss, handoff).run()
+    return _Clock(steps, transfer or TransferModel({}, {}), loss).run()
 
 
 class _Clock:
     """The state of a replay: at most one running step a stream, advanced from event to event."""
 
-    def __init__(
-        self, steps: Sequence[VirtualStep], transfer: TransferModel, loss: float, handoff: float
-    ) -> None:
-        self.steps, self.loss, self.handoff = steps, loss, handoff
+    def __init__(self, steps: Sequence[VirtualStep], transfer: TransferModel, loss: float) -> None:
+        self.steps, self.loss = steps, loss
         self.now = 0.0
         self.start = [0.0] * len(steps)
         self.finish = [0.0] * len(steps)
@@ -424,8 +416,6 @@ class _Clock:
                 del self.running[stream]
                 for waiting in self.dependents[index]:
                     self.missing[waiting] -= 1
-                    if self.handoff and self.steps[waiting].stream != stream:
-                        self.ready[waiting] = max(self.ready[waiting], self.now + self.handoff)
                     if waiting in self.staged_in:
                         self._ready_after(waiting, self.start[index])
                 if index in self.takes_over:

@@ -484,34 +484,6 @@ def test_what_others_delay_is_told_by_the_ring_that_binds(binding, monkeypatch):
     assert rows._others(late) == pytest.approx(each, rel=1e-3)
 
 
-def test_a_handoff_is_half_of_what_a_piece_in_one_slot_takes_longer(monkeypatch):
-    bench = calibration.make_bench(get_device("host"), 2**28, quick=True)
-    begin, predicted, handoff = 3e-4, 9e-5, 1.2e-5
-
-    def call(bench, model, shape):
-        return shape[0], begin + shape[0] * (predicted + 2 * handoff), predicted
-
-    monkeypatch.setattr(calibration_steps, "_through_one_slot", call)
-    found = calibration_steps.handoff_seconds(bench, shipped("h200"))
-    assert found == pytest.approx(handoff, rel=1e-2)
-    monkeypatch.setattr(calibration_steps, "_through_one_slot", lambda *given: None)
-    assert calibration_steps.handoff_seconds(bench, shipped("h200")) == 0.0
-
-
-def test_images_go_through_one_slot_to_measure_handoffs():
-    device = get_device("host")
-    bench = calibration.make_bench(device, 2**28, quick=True)
-    before = device.arena.array_bytes
-    with device.arena.lock:
-        shape = (4, 1, 256, 256)
-        pieces, seconds, predicted = calibration_steps._through_one_slot(
-            bench, shipped("host"), shape
-        )
-    assert pieces == 4
-    assert 0 < predicted < seconds
-    assert device.arena.array_bytes == before
-
-
 @pytest.mark.parametrize("ways", ["both", "copy_in", "copy_out"])
 def test_the_pace_of_a_call_is_what_it_takes_but_what_it_is_late_by(ways, monkeypatch):
     bench = calibration.make_bench(SimulatedDevice(H200), 2**30, quick=False)

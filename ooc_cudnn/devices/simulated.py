@@ -314,11 +314,8 @@ class SimulatedRun:
         pass  # the host runs ahead without limit: no step depends on when it was issued
 
     def finish(self, *, wait: bool = True) -> None:
-        machine = self._machine
-        # without overlap, all steps are on one stream
-        handoff = machine.handoff_seconds if self._overlap else 0.0
-        loss = machine.losses.get("copies", 0.0)
-        timeline = replay(self.steps, machine.transfer, loss, handoff)
+        losses = self._machine.losses
+        timeline = replay(self.steps, self._machine.transfer, losses.get("copies", 0.0))
         self.intervals = tuple(zip(timeline.start, timeline.finish, strict=True))
 
     def cancel(self) -> None:

@@ -228,7 +228,6 @@ class Counted:
             self._waiting_seconds(rings, copies, copy_out),
             turned[False],
             *meeting_seconds(turning),
-            machine.handoff_seconds * handoffs(turning),
             turned[True],
         )  # fmt: skip
         # Without overlap the same steps run, so the split is that of the overlapped call.
@@ -320,16 +319,6 @@ class Counted:
             return Price(memory_bytes, 0.0, legal=False, reason=self.measured.reason)
         seconds = closed_form(cost, self.request.slowdown, one_slot=one_slot)
         return Price(memory_bytes, seconds)
-
-
-def handoffs(turns: list[Turn]) -> float:
-    """How often a stream waits for another one where rings have one slot: to a piece and back.
-
-    Where nothing is copied the other way, the first piece or the last one waits but once.
-    """
-    most = max((turn.copies for turn in turns), default=1)
-    ways = {turn.direction for turn in turns}
-    return 2.0 * most + len(ways) - 2.0 if most > 1 else 0.0
 
 
 def meeting_seconds(turns: list[Turn]) -> tuple[float, float]:

@@ -287,11 +287,6 @@ class Estimates:
             in_turn = compute + machine.lost_seconds(compute, 0.0, steps * machine.step_seconds)
             beside = copy_in - first_in + copy_out - last_out
             compute = compute + machine.lost_seconds(compute, beside, steps * machine.step_seconds)
-        handing: Values | float = 0.0
-        if machine.handoff_seconds:  # `counted.handoffs`
-            most = np.maximum(most_in, self._most_out)
-            ways = 1.0 * (moved_in > 0.0) + (self._steps_beside_loads > grid.steps)
-            handing = machine.handoff_seconds * np.where(most > 1.0, 2.0 * most + ways - 2.0, 0.0)
         overlapped = np.maximum(
             np.maximum(np.maximum(slowed_in + piece, first_in + compute), least),
             first_in + piece + slowed_out - last_out,
@@ -299,9 +294,7 @@ class Estimates:
         seconds = np.where(
             (depths > 1) & (grid.steps > 1),
             with_turning(overlapped, turning) + last_out,
-            with_turning(
-                np.maximum(in_turn + copy_in + copy_out - spared + handing, least), turning
-            ),
+            with_turning(np.maximum(in_turn + copy_in + copy_out - spared, least), turning),
         )
         before = np.where(steps > 1, request.setup_seconds, machine.repeated_seconds)
         seconds = np.where((depths > 0) & grid.legal, seconds + before, np.inf)

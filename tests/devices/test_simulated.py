@@ -93,12 +93,6 @@ class TestClock:
         slow = SimulatedDevice(machine(slowdown=1.5))
         assert run(slow, steps) == [(0.0, 3.0), (0.0, 3.0)]
 
-    def test_another_stream_hears_of_an_end_a_moment_later(self):
-        steps = [("copy_in", 1.0, ()), ("compute", 2.0, (0,)), ("compute", 1.0, (1,))]
-        slow = SimulatedDevice(dataclasses.replace(machine(), handoff_seconds=0.25))
-        assert run(slow, steps) == [(0.0, 1.0), (1.25, 3.25), (3.25, 4.25)]
-        assert run(slow, steps, overlap=False) == [(0.0, 1.0), (1.0, 3.0), (3.0, 4.0)]
-
     def test_a_cancelled_run_leaves_nothing(self):
         run = SimulatedDevice(machine()).start(overlap=True, staged=False, timed=False)
         run.submit("copy_in", (), lambda handle: None, signals=False)
@@ -228,45 +222,6 @@ class TestSimulate:
             slow = 3 * pieces * each if pieces > 1 else 0.0
             assert slow <= found.seconds < slow + 0.03
             assert replayed == pytest.approx(found.seconds, abs=3 * each)
-
-    @pytest.mark.parametrize("place", ["x", "y"])
-    def test_one_direction_is_handed_on_once_less(self, place):
-        handoff, model = 1e-4, machine(in_alpha=1e-9, out_alpha=1e-9, compute_alpha=5e-12)
-        given = {
-            name: TensorSpec((16, 8, 64, 64), placement="device" if name == place else "pinned")
-            for name in ("x", "y")
-        }
-        seconds = []
-        for each in (0.0, handoff):
-            request = plan_request(
-                "activation_forward", x=given["x"], out=given["y"], memory_limit=2**30,
-                machine=dataclasses.replace(model, handoff_seconds=each),
-            )  # fmt: skip
-            with rings(depth=1):
-                found = make_plan(request, split=Split(n=1, c_y=8, c_x=1, h_y=64))
-            seconds.append(found.seconds)
-            assert simulate(request, found).seconds == pytest.approx(found.seconds, rel=1e-6)
-        assert seconds[1] - seconds[0] == pytest.approx((2 * 16 - 1) * handoff)
-
-    def test_one_slot_waits_for_each_piece_to_be_handed_on(self):
-        """In and back of each piece; with several slots, others are at work meanwhile."""
-        handoff = 1e-4
-        alone, handing = (
-            dataclasses.replace(
-                machine(in_alpha=1e-9, out_alpha=1e-9, compute_alpha=5e-12), handoff_seconds=each
-            )
-            for each in (0.0, handoff)
-        )
-        split = Split(n=1, c_y=32, c_x=32, h_y=64)
-        for depth, times in ((1, 2 * 16), (3, 0)):
-            with rings(depth=depth):
-                without, found = (
-                    make_plan(request_of(model, n=16), split=split) for model in (alone, handing)
-                )
-            assert found.seconds - without.seconds == pytest.approx(times * handoff)
-            replayed = simulate(request_of(handing, n=16), found).seconds
-            # to the first result there are two more, at most, and one after the last piece
-            assert -1e-9 < replayed - found.seconds < 3 * handoff + 0.01 * found.seconds
 
     @pytest.mark.parametrize("both", [False, True])
     def test_rows_far_apart_cost_something_while_both_directions_run(self, both):

@@ -88,12 +88,6 @@ def test_each_further_operand_of_a_call_is_looked_at_before_its_first_step(fitte
     )
 
 
-def test_handoffs_are_kept_and_left_out_where_they_were_not_measured(fitted):
-    found = replace(fitted, handoff_seconds=1e-5)
-    assert MachineModel.from_json(json.loads(json.dumps(found.to_json()))) == found
-    assert "handoff_seconds" not in replace(found, handoff_seconds=0.0).to_json()
-
-
 def test_steps_that_threads_issue_are_kept_and_left_out_where_they_were_not_measured(fitted):
     staged = replace(fitted, step_seconds=1e-5, staged_step_seconds=5e-5, call_seconds=0.0)
     assert MachineModel.from_json(json.loads(json.dumps(staged.to_json()))) == staged

@@ -71,9 +71,8 @@ def distances(made):
     [
         {"losses": {}},
         {"losses": {"copies": 0.5, "steps": 1.0}},
-        {"losses": {}, "handoff_seconds": 2e-4},
     ],
-    ids=["card", "host", "handoffs"],
+    ids=["card", "host"],
 )
 @pytest.mark.parametrize("slots", [1, 3])
 @pytest.mark.parametrize("function", FUNCTIONS)
