@@ -250,8 +250,8 @@ class TransferModel:
             return line.terms.get("rows", 0.0) / rows.width_bytes
         if is_gathered(rows) and "pageable" in lines:
             staged = lines["pageable"]
-            each = staged.terms.get("rows", 0.0) / rows.width_bytes
-            return max(GATHERED_ALONE * staged.alpha - line.alpha, 0.0) + each
+            each = staged.alpha + staged.terms.get("rows", 0.0) / rows.width_bytes
+            return max(GATHERED_ALONE * each - line.alpha, 0.0)
         near = narrow_rows(rows.width_bytes, rows.pitch_bytes) * line.terms.get("near", 0.0)
         return near + self.far_seconds_per_byte(direction, placement, rows)
 

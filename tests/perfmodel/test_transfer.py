@@ -174,7 +174,7 @@ class TestRowsApart:
     )
     def test_what_is_gathered_of_pinned_memory_is_slower_than_plain_memory(self, rows):
         seconds = self.LINK.copy_in_seconds("pinned", 500_000, 1, rows)
-        assert seconds == pytest.approx(GATHERED_ALONE * 3e-9 * 500_000 + 5000 * 2e-8)
+        assert seconds == pytest.approx(GATHERED_ALONE * (3e-9 * 500_000 + 5000 * 2e-8))
         assert seconds > self.LINK.copy_in_seconds("pageable", 500_000, 1, rows)
 
     def test_what_lies_in_one_piece_costs_nothing_more(self):
