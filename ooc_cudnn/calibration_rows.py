@@ -169,8 +169,8 @@ class RowMeasurements:
         """
         pieces = self.plain_bytes // nbytes // 2
         late = sum(
-            line.seconds(min(nbytes, STAGED_BYTES))
-            for way, line in ((way, self.latency[f"{way}/pageable"]) for way in DIRECTIONS)
+            self.latency[f"{way}/pageable"].seconds(min(nbytes, STAGED_BYTES))
+            for way in DIRECTIONS
             if ways in (way, "both")
         )
         # the first piece is in before any leaves
