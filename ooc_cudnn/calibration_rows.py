@@ -61,11 +61,7 @@ REPEATS = 5
 
 
 class PlainMemory:
-    """Plain memory of which each copy takes the next part, so that no processor has it cached.
-
-    What is copied again and again comes from a cache (of 300 MiB on an H200's host), as the parts
-    of a large tensor do not.
-    """
+    """Plain memory of which each copy takes the next part, as none of a large tensor is cached."""
 
     def __init__(self, nbytes: int) -> None:
         self.array = np.ones(nbytes // 4, np.float32)

@@ -257,12 +257,11 @@ class Estimates:
         """Seconds of every split in some ways; infinite where none fit: `Counted.priced`."""
         grid, request, machine = self.grid, self.request, self.request.machine
         depths, loads = way.depths, way.loads
-        copy_in, moved_in, most_in = _NOTHING, _NOTHING, ONE
+        copy_in, steps, most_in = _NOTHING, self._steps_beside_loads, ONE
         for name, times in loads.items():
             copy_in = copy_in + self._per_load[name] * times
             moved = grid.where_moved(name, times)
-            moved_in, most_in = moved_in + moved, np.maximum(most_in, moved)
-        steps = self._steps_beside_loads + moved_in
+            steps, most_in = steps + moved, np.maximum(most_in, moved)
         first_in, last_out = self._once if self.call.sweeps == 1 else self._ends(way)
         copy_out = self._copy_out
         spared = self._spared(copy_in, most_in) if np.any(depths == 1.0) else _NOTHING
@@ -277,11 +276,11 @@ class Estimates:
         if way.waiting is not _NOTHING:
             slowed_in = slowed_in + way.waiting
         staged = self._staged_steps(steps, loads)
-        least = issue = machine.issue_seconds(steps, grid.launching_seconds, staged=staged)
+        least = machine.issue_seconds(steps, grid.launching_seconds, staged=staged)
         turning: Values | float = 0.0
         if self._latency:
             spent = self._turning(way.slots, loads, depths)
-            least, turning = np.maximum(issue, spent[True]), spent[False]
+            least, turning = np.maximum(least, spent[True]), spent[False]
         in_turn = compute
         if machine.losses:
             in_turn = compute + machine.lost_seconds(compute, 0.0, steps * machine.step_seconds)

@@ -92,14 +92,18 @@ class Views:
         self.workspace = (base + offset, nbytes)
         self._of_step: list[Mapping[str, DeviceView] | None] = [None] * steps
         self._alike: dict[tuple[str, int, tuple[int, ...]], DeviceView] = {}
+        #: By the buffers that steps share which launch the same.
+        self._shared: dict[int, Mapping[str, DeviceView]] = {}
 
     def of(self, index: int, step: Step) -> Mapping[str, DeviceView]:
         """What a step reads and writes by name, but for operands that are computed on in place."""
         found = self._of_step[index]
         if found is None:
-            found = {place.operand: self._slot(place) for place in step.places if place.slot >= 0}
-            found |= self._intermediates(step)
-            self._of_step[index] = found
+            shared = self._shared.get(id(step.buffers)) if step.buffers else {}
+            if shared is None:
+                shared = self._shared[id(step.buffers)] = self._intermediates(step)
+            slots = {place.operand: self._slot(place) for place in step.places if place.slot >= 0}
+            found = self._of_step[index] = {**slots, **shared}
         return found
 
     def _slot(self, place: Place) -> DeviceView:
