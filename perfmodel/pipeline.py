@@ -329,9 +329,7 @@ class Timeline:
 
 
 def replay(
-    steps: Sequence[VirtualStep],
-    transfer: TransferModel | None = None,
-    loss: float = 0.0,
+    steps: Sequence[VirtualStep], transfer: TransferModel | None = None, loss: float = 0.0
 ) -> Timeline:
     """Run steps on a virtual clock.
 

@@ -45,8 +45,8 @@ an H200, both ways (`benchmarks.copies`): 0.02 us for a row of 1 KiB, 0.03 to 0.
 
 STAGED_BYTES = 2**22
 """What one thread stages of a copy before it starts, at most: several stage the rest beside it.
-(Parts twice as large were slower on an H200, whatever the piece and the way, and half as large ones
-for all but small pieces: `benchmarks.copies`.)"""
+(Of twelve pieces and ways on an H200, parts twice as large were faster in one, of large pieces both
+ways, and half as large ones in two, of small pieces: `benchmarks.copies`.)"""
 
 AT_ONCE_BYTES = 2**16
 """What is smaller is staged on the caller's time: it is copied before another thread is awake."""
@@ -54,7 +54,8 @@ AT_ONCE_BYTES = 2**16
 SLAB_BYTES, SLABS = 2**24, 8
 """Staged copies go through so many pieces of pinned memory each way, of so many bytes."""
 
-#: What stands in for a placement whose pairs were not measured: files are staged like plain memory.
+#: What stands in for a placement whose pairs were not measured, the furthest from pinned memory
+#: first: files are staged like plain memory.
 _STANDS_IN = {"disk": "pageable", "pageable": "pinned"}
 
 
@@ -330,34 +331,26 @@ class TransferModel:
         if found is not None:
             return found
         # the further one from pinned memory first
-        for replaced in ("disk", "pageable"):
-            if replaced in (in_placement, out_placement):
-                instead = self.slowdown(
-                    *(
-                        _STANDS_IN[replaced] if placement == replaced else placement
-                        for placement in (in_placement, out_placement)
-                    )
-                )
-                if replaced == "pageable":
-                    return instead
-                # what a file takes longer than plain memory, memory is in nobody's way
-                shared = math.prod(
-                    self._memory_share(direction)
-                    for direction, placement in (
-                        ("copy_in", in_placement),
-                        ("copy_out", out_placement),
-                    )
-                    if placement == "disk"
-                )
-                return Slowdown(
-                    1.0 + (instead.copy_in - 1.0) * shared, 1.0 + (instead.copy_out - 1.0) * shared
-                )
-        return Slowdown()
+        pair = in_placement, out_placement
+        replaced = next((placement for placement in _STANDS_IN if placement in pair), None)
+        if replaced is None:
+            return Slowdown()
+        instead = self.slowdown(
+            *(_STANDS_IN[replaced] if placement == replaced else placement for placement in pair)
+        )
+        if replaced != "disk":
+            return instead
+        # what a file takes longer than plain memory, memory is in nobody's way
+        shared = self._memory_share("copy_in", in_placement)
+        shared *= self._memory_share("copy_out", out_placement)
+        return Slowdown(
+            1.0 + (instead.copy_in - 1.0) * shared, 1.0 + (instead.copy_out - 1.0) * shared
+        )
 
-    def _memory_share(self, direction: str) -> float:
+    def _memory_share(self, direction: str, placement: str) -> float:
         """The share of the seconds of a file's bytes that those of plain memory take."""
         lines: Mapping[str, Line] = getattr(self, direction)
-        if not {"pageable", "disk"} <= set(lines):
+        if placement != "disk" or not {"pageable", "disk"} <= set(lines):
             return 1.0
         plain, disk = lines["pageable"].alpha, lines["disk"].alpha
         return min(plain / disk, 1.0) if disk else 1.0

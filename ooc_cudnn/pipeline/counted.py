@@ -216,7 +216,7 @@ class Counted:
         compute = split.compute_seconds + float(
             machine.lost_seconds(split.compute_seconds, beside, steps * machine.step_seconds)
         )
-        turned = self._turning_seconds(turning)
+        turning_seconds, filing_seconds = self._turning_seconds(turning)
         cost = PipelineCost(
             request.setup_seconds if steps > 1 else machine.repeated_seconds,
             copy_in, compute, copy_out,
@@ -226,9 +226,9 @@ class Counted:
                 steps, split.launching_seconds, staged=self._staged_steps(steps, turning)
             ),
             self._waiting_seconds(rings, copies, copy_out),
-            turned[False],
+            turning_seconds,
             *meeting_seconds(turning),
-            turned[True],
+            filing_seconds,
         )  # fmt: skip
         # Without overlap the same steps run, so the split is that of the overlapped call.
         return Priced(
@@ -261,16 +261,16 @@ class Counted:
         piece = self.measured.compute_seconds / self.pieces
         return late + (turn.copies - 1) * max(staying, 0.0) * max(late - piece, 0.0)
 
-    def _turning_seconds(self, turns: list[Turn]) -> dict[bool, float]:
-        """What the slots of the slowest ring take, of files and of others: `Request`.
+    def _turning_seconds(self, turns: list[Turn]) -> tuple[float, float]:
+        """What the slots of the slowest ring take, of plain memory and of files: `Request`.
 
         Only staging, for which each copy is late, takes so long that this matters where a ring is
         short; and what is in flight of all that is staged is late by each other.
         """
         staged = [turn for turn in turns if self._late_seconds(turn)]
-        slowest = {False: 0.0, True: 0.0}
+        turning = filing = 0.0
         if not staged:
-            return slowest
+            return turning, filing
         in_flight = sum(turn.slots for turn in staged if turn.copies > 1)
         others = max(in_flight - 1, 0)
         pinned: dict[Direction, float] = {"in": 0.0, "out": 0.0}
@@ -281,9 +281,11 @@ class Counted:
             spent = self.request.turning_seconds(
                 way, name, copies, copy_bytes, slots, others, pinned[OPPOSITE[way]]
             )
-            of_file = self.request.crosses_as(name) == "disk"
-            slowest[of_file] = max(slowest[of_file], float(spent))
-        return slowest
+            if self.request.crosses_as(name) == "disk":
+                filing = max(filing, float(spent))
+            else:
+                turning = max(turning, float(spent))
+        return turning, filing
 
     def _waiting_seconds(
         self, rings: Mapping[str, int], copies: Mapping[str, float], copy_out: float

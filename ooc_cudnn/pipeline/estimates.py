@@ -172,9 +172,9 @@ class Estimates:
 
     def _turning(
         self, slots: dict[str, Values], loads: dict[str, Values], depths: Values
-    ) -> dict[bool, Values]:
-        """What the slots of the slowest ring take, of files and of others: `Counted`."""
-        grid, turning = self.grid, {False: _NOTHING, True: _NOTHING}
+    ) -> tuple[Values, Values]:
+        """What the slots of the slowest ring take, of plain memory and of files: `Counted`."""
+        grid, turning, filing = self.grid, _NOTHING, _NOTHING
         moved: list[tuple[Direction, str, Values, Values]] = [
             ("in", name, loads[name], slots[name]) for name in loads
         ]
@@ -198,9 +198,11 @@ class Estimates:
                 way, name, copies, self._copy_bytes[way, name], np.maximum(ring, 1.0), others,
                 pinned[OPPOSITE[way]],
             )  # fmt: skip
-            of_file = self.request.crosses_as(name) == "disk"
-            turning[of_file] = np.maximum(turning[of_file], grid.where_moved(name, spent))
-        return turning
+            if self.request.crosses_as(name) == "disk":
+                filing = np.maximum(filing, grid.where_moved(name, spent))
+            else:
+                turning = np.maximum(turning, grid.where_moved(name, spent))
+        return turning, filing
 
     # The price ----------------------------------------------------------------------------------
 
@@ -279,8 +281,8 @@ class Estimates:
         least = machine.issue_seconds(steps, grid.launching_seconds, staged=staged)
         turning: Values | float = 0.0
         if self._latency:
-            spent = self._turning(way.slots, loads, depths)
-            least, turning = np.maximum(least, spent[True]), spent[False]
+            turning, filing = self._turning(way.slots, loads, depths)
+            least = np.maximum(least, filing)
         in_turn = compute
         if machine.losses:
             in_turn = compute + machine.lost_seconds(compute, 0.0, steps * machine.step_seconds)
