@@ -129,7 +129,7 @@ def planned_after_trials(
         return planned
 
     planned = settled()
-    rival = _rival(make, layouts, planned.plan, known.corrected(machine))
+    rival = _rival(make, layouts, planned.plan, machine, known)
     learnt = _try(rival.parts, machine, known, device, limit_bytes) if rival else None
     if not learnt:
         return planned
@@ -142,15 +142,23 @@ def _rival(
     layouts: tuple[str, ...],
     plan: Plan,
     machine: MachineModel,
+    known: Learnt,
 ) -> Planned | None:
-    """The best plan in another memory order, if it may well be faster than this one."""
+    """The best plan in another memory order, if it may well be faster than this one.
+
+    What makes a problem faster than its line in one order may do so in the other, too: a plan that
+    trials found to be faster than predicted is compared as it was predicted.
+    """
     others = tuple(layout for layout in layouts if layout != plan.layout)
     if not others or plan.binding_stage != "compute" or plan.seconds < RIVALS_SECONDS:
         return None
+    corrected = known.corrected(machine)
     try:
-        if make(machine, others, ask=False).plan.seconds > RIVALS_WITHIN * plan.seconds:
+        by_lines = make(machine, (plan.layout,), ask=False).plan.seconds if known else 0.0
+        most = RIVALS_WITHIN * max(plan.seconds, by_lines)
+        if make(corrected, others, ask=False).plan.seconds > most:
             return None
-        return make(machine, others)
+        return make(corrected, others)
     except PlanInfeasibleError:  # re-laying takes more memory than there is
         return None
 

@@ -92,19 +92,24 @@ def test_the_other_memory_order_is_tried_where_it_may_be_faster(
 LAYOUTS = "channels_first", "channels_last"
 
 
-def rival_of(seconds, binding_stage, of_the_other, layouts=LAYOUTS):
-    """What is tried beside a plan in channels-first order."""
-    asked = []
+def rival_of(seconds, binding_stage, of_the_other, layouts=LAYOUTS, *, by_lines=None):
+    """What is tried beside a plan in channels-first order; its lines may have said otherwise."""
+    asked, machine = [], shipped("host")
+    known = trials.Learnt({"": 1.0} if by_lines else {})
 
-    def make(machine, others, *, ask=True):
-        assert others == ("channels_last",)
+    def make(model, others, *, ask=True):
         asked.append(ask)
+        if others == ("channels_first",):
+            assert model is machine
+            return SimpleNamespace(plan=SimpleNamespace(seconds=by_lines))
+        assert others == ("channels_last",)
+        assert (model is machine) == (by_lines is None)
         if of_the_other is None:
             raise PlanInfeasibleError(function="f", limit_bytes=1, smallest_bytes=2)
         return SimpleNamespace(plan=SimpleNamespace(seconds=of_the_other))
 
     plan = SimpleNamespace(layout="channels_first", seconds=seconds, binding_stage=binding_stage)
-    found = trials._rival(make, layouts, plan, shipped("host"))
+    found = trials._rival(make, layouts, plan, machine, known)
     assert asked.count(True) == (found is not None)  # no engine is built in vain
     return found
 
@@ -116,6 +121,12 @@ def test_a_rival_may_well_be_faster():
     assert rival_of(0.01, "compute", 0.011) is None
     assert rival_of(1.0, "compute", None) is None
     assert rival_of(1.0, "compute", 1.1, LAYOUTS[:1]) is None
+
+
+def test_what_is_faster_than_its_line_says_may_be_so_in_the_other_order():
+    assert rival_of(1.0, "compute", 1.6, by_lines=1.2).plan.seconds == 1.6
+    assert rival_of(1.0, "compute", 1.6, by_lines=1.0) is None
+    assert rival_of(1.0, "compute", 1.4, by_lines=0.5).plan.seconds == 1.4
 
 
 def test_a_launch_that_was_disturbed_is_timed_again(slow, monkeypatch):
