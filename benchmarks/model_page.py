@@ -73,6 +73,9 @@ def machine_section(model: MachineModel) -> str:
     if any(key in model.quality for key in model.compute.lines):
         lines += ["", "| computing, the median line | residual | held out |", "|---|---:|---:|"]
         lines += [f"| {name} | {_shares(model, keys)} |" for name, keys in kinds.items()]
+    if "copies" in model.losses:
+        lost = model.losses["copies"]
+        lines += ["", f"Computing loses {lost:.3g} s for each second of a copy beside it."]
     said = [
         f"{direction.replace('copy_', '')} {_files(placement)} {line.beta * 1e3:.2g} ms and "
         f"{line.alpha * 2**20 * 1e3:.2g} ms a MiB, "

@@ -169,17 +169,7 @@ class ComputeMeasurements:
     def passes(self, dtype: str) -> Launches:
         """Launches of the calls that are passes over memory, each on all of its data."""
         for function, arguments, layout in passes(f"{dtype}", self.pool, dtype, self.pass_count):
-            call = described(function, **arguments)
-            whole = call.extents
-            for sweep in range(call.sweeps):
-                launches, buffers = call.launches(
-                    Piece((0, whole.n), (0, whole.c_y), (0, whole.h_y), (0, whole.c_x), sweep),
-                    layout=layout,
-                    orders=dict.fromkeys(call.operands, layout),
-                )
-                for launch in launches:
-                    used = {name: buffers[name] for name in (*launch.inputs, launch.output) if name}
-                    yield launch, used
+            yield from launches_of(function, arguments, layout)
 
     def measure(self, launches: partial[Launches], dtype: str) -> None:
         """Time launches on random numbers; those that the memory limit excludes are left out."""
@@ -227,6 +217,21 @@ class ComputeMeasurements:
             if timing is not None:
                 return timing.seconds
         return None
+
+
+def launches_of(function: str, arguments: Mapping[str, Any], layout: str) -> Launches:
+    """Launches of a call on all of its data, in one memory order, with the buffers they take."""
+    call = described(function, **arguments)
+    whole = call.extents
+    for sweep in range(call.sweeps):
+        launches, buffers = call.launches(
+            Piece((0, whole.n), (0, whole.c_y), (0, whole.h_y), (0, whole.c_x), sweep),
+            layout=layout,
+            orders=dict.fromkeys(call.operands, layout),
+        )
+        for launch in launches:
+            used = {name: buffers[name] for name in (*launch.inputs, launch.output) if name}
+            yield launch, used
 
 
 def convolution_launch(

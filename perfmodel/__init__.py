@@ -30,11 +30,12 @@ from .search import exhaustive_search, ordered_search
 from .search_guided import EstimatedProblem, guided_search
 from .search_local import local_search
 from .transfer import PLACEMENTS, Slowdown, TransferModel
-from .work import Work, convolution_flops, convolution_work, pass_work
+from .work import Direction, Work, convolution_flops, convolution_work, pass_work
 
 __all__ = [
     "PLACEMENTS",
     "ComputeModel",
+    "Direction",
     "EstimatedProblem",
     "Fit",
     "FitError",

@@ -95,7 +95,8 @@ class MachineModel:
         What each operand takes beyond those two of the call that `call_seconds` stands for.
     losses : mapping from "copies" and "steps" to float
         Seconds, at most 1, that computing loses for each second of copies beside it, and of issuing
-        steps. A card loses next to nothing; where processors compute they do the rest, too.
+        steps. A card loses a little of its memory's bandwidth to copies, and nothing to steps;
+        where processors compute they do the rest, too.
     quality : mapping from the name of a line to mapping from str to float
         How each line was found: residual, held_out_error, samples, spread. Empty where unknown.
     samples : mapping from the name of a line to Samples

@@ -62,6 +62,8 @@ class PipelineCost(Record):
     filing_seconds : float
         The same of files. Such a call takes as long as the longer of both: the lines of files are
         of copies that had to turn, too.
+    lost_seconds : float
+        What computing takes longer because copies run beside it.
     meeting_in, meeting_out : float
         Of the copies in and out, what runs beside the other direction where rings have one slot:
         there a piece comes in while the one before leaves, or not beside anything.
@@ -81,6 +83,7 @@ class PipelineCost(Record):
     meeting_in: float = 0.0
     meeting_out: float = 0.0
     filing_seconds: float = 0.0
+    lost_seconds: float = 0.0
 
     def __post_init__(self) -> None:
         for name in self.__dataclass_fields__:
@@ -195,7 +198,7 @@ def closed_form(
     # and the last copy out cannot start before it is issued
     longest = max(
         copy_in + cost.last_compute,
-        cost.first_copy_in + cost.compute_seconds,
+        cost.first_copy_in + cost.compute_seconds + cost.lost_seconds,
         cost.first_copy_in + cost.first_compute + copy_out - cost.last_copy_out,
         cost.issue_seconds,
         cost.filing_seconds,
@@ -214,7 +217,7 @@ def binding_stage(cost: PipelineCost, slowdown: Slowdown = INDEPENDENT) -> Stage
     'compute'
     """
     copy_in, copy_out = _link_totals(cost, slowdown)
-    seconds = (copy_in, cost.compute_seconds, copy_out)
+    seconds = (copy_in, cost.compute_seconds + cost.lost_seconds, copy_out)
     return STAGES[seconds.index(max(seconds))]
 
 

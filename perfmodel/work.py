@@ -7,12 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from .record import Record, Table, number, text, whole
 
+Direction = Literal["forward", "backward_data", "backward_filter"]
+
 TILE_CHANNELS = 128
 """Channels of the wide tiles in which matrix units compute."""
+
+WAVE_TILES = 132
+"""Tiles that are computed at once, one on each multiprocessor: those of an H200."""
 
 CACHE_BYTES = 48 * 2**20
 """What a pass reads and writes beyond this goes through device memory; the rest is found in the
@@ -163,6 +168,7 @@ def convolution_work(
     w_bytes: float,
     y_bytes: float,
     problem: str = "",
+    direction: Direction = "forward",
 ) -> Work:
     """Return the work of a convolution, or of one of its gradients.
 
@@ -171,7 +177,9 @@ def convolution_work(
     bytes of x and of y, which bind where channels are few; and the sites n * hY * wY, each of which
     costs something whatever the channels. Where the convolution is made of matrix products, one for
     each image and group, of x unfolded to columns: how many products, and the elements of the
-    columns.
+    columns. And the arithmetic of whole waves of tiles, which 128 sites and 128 channels of the
+    result make: the last wave takes as long as the others however few tiles are in it. (Not of the
+    filters' gradient, whose long sums are cut until all multiprocessors have some.)
 
     Parameters
     ----------
@@ -179,6 +187,17 @@ def convolution_work(
         As for `convolution_flops`, but not checked.
     x_bytes, w_bytes, y_bytes : float
         Of the data (or its gradient), of the filters and of the result.
+    direction : {"forward", "backward_data", "backward_filter"}
+
+    Examples
+    --------
+    Of 133 tiles of 128 sites and 128 channels, the last one is a wave by itself.
+
+    >>> sizes = dict(n=1, c_x=1, c_y=128, window_sites=1, x_bytes=0.0, w_bytes=0.0, y_bytes=0.0)
+    >>> waves = [convolution_work("convolution", output_sites=128 * tiles, **sizes)
+    ...          .features["wave_flops"] / (132 * 2 * 128 * 128) for tiles in (1, 132, 133)]
+    >>> waves
+    [1.0, 1.0, 2.0]
     """
     # 2 * n * (hY * wY) * (rW * sW) * cX / groups * cY, in all groups
     products = 2 * n * output_sites * window_sites * groups
@@ -196,6 +215,13 @@ def convolution_work(
         # n * (hY * wY) * (rW * sW) * cX
         "columns": float(n * output_sites * window_sites * c_x),
     }
+    if direction != "backward_filter":
+        made, summed = (wide_y, narrow_x) if direction == "forward" else (wide_x, c_y // groups)
+        tile = TILE_CHANNELS**2
+        tiles = groups * (_stepped(n * output_sites, TILE_CHANNELS) * made // tile)
+        # 2 * ceil(tiles / 132) * 132 * 128 * 128 * cX / groups * (rW * sW)
+        whole = _stepped(tiles, WAVE_TILES) * tile
+        features["wave_flops"] = float(2 * whole * summed * window_sites)
     return Work._counted(key, flops, float(x_bytes + w_bytes + y_bytes), features, problem)
 
 

@@ -1,6 +1,7 @@
-"""What computing loses to copies beside it: measured where processors do both."""
+"""What computing loses to copies beside it."""
 
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -37,8 +38,14 @@ def test_what_copies_hold_up_is_seen(bench, monkeypatch):
     assert measured_losses(bench, quick=True)["copies"].seconds > 0.03
 
 
-def test_a_card_and_a_limit_without_room_are_not_measured(bench):
-    card = make_bench(SimulatedDevice(shipped("h200")), 2**30, quick=True)
-    assert measured_losses(card, quick=True) == {}
-    bench.limit_bytes = 2**12
-    assert measured_losses(bench, quick=True) == {}
+@pytest.mark.parametrize("lost", [0.0, 0.03, 0.2])
+def test_what_a_card_loses_is_found(lost):
+    machine = replace(shipped("h200"), losses={"copies": lost})
+    card = make_bench(SimulatedDevice(machine), 2**31, quick=True)
+    assert measured_losses(card, quick=True)["copies"].seconds == pytest.approx(lost, abs=1e-6)
+
+
+def test_nothing_is_measured_without_room(bench):
+    for small in (bench, make_bench(SimulatedDevice(shipped("h200")), 2**31, quick=True)):
+        small.limit_bytes = 2**12
+        assert measured_losses(small, quick=True) == {}

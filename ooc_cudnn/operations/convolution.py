@@ -25,7 +25,7 @@ from ooc_cudnn.operations.window import (
     ranges,
 )
 from ooc_cudnn.tensor import DTYPES
-from perfmodel import Work, convolution_work
+from perfmodel import Direction, Work, convolution_work
 
 
 @dataclass(frozen=True)
@@ -247,7 +247,13 @@ class Convolution:
         """Flops by the paper's section 4.2, those of whole tiles, and the bytes of all operands."""
         return self.work_of(f"convolution/{self.precision}/{self.layout}", self.y_dtype)
 
-    def work_of(self, key: str, y_dtype: str, more_bytes: float = 0.0) -> Work:
+    def work_of(
+        self,
+        key: str,
+        y_dtype: str,
+        more_bytes: float = 0.0,
+        direction: Direction = "forward",
+    ) -> Work:
         """The same for whatever reads and writes as much, and so many bytes more."""
         item = DTYPES[self.dtype]
         return convolution_work(
@@ -262,6 +268,7 @@ class Convolution:
             w_bytes=math.prod(self.w_shape) * item + more_bytes,
             y_bytes=math.prod(self.output_shape) * DTYPES[y_dtype],
             problem=self.problem,
+            direction=direction,
         )
 
     @property

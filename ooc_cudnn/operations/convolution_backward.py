@@ -13,7 +13,7 @@ import numpy as np
 from ooc_cudnn.operations.base import Array, Shape
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.tensor import DTYPES
-from perfmodel import Work
+from perfmodel import Direction, Work
 
 
 @dataclass(frozen=True)
@@ -129,9 +129,9 @@ def _taps(forward: Convolution, sites: Shape) -> Iterator[tuple[Any, Any]]:
         yield (..., *tap), (..., *window)
 
 
-def _work(forward: Convolution, direction: str, result: Shape, result_dtype: str) -> Work:
+def _work(forward: Convolution, direction: Direction, result: Shape, result_dtype: str) -> Work:
     extra = math.prod(result) * (DTYPES[result_dtype] - DTYPES[forward.dtype])
     key = f"convolution/{forward.precision}/{forward.layout}/{direction}"
     if min(forward.output_shape) < 1:  # no window reaches the piece: its result is zeros
         return Work(key, 0.0, float(math.prod(result) * DTYPES[result_dtype]))
-    return forward.work_of(key, forward.dtype, extra)
+    return forward.work_of(key, forward.dtype, extra, direction)

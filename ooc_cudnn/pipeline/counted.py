@@ -213,9 +213,9 @@ class Counted:
         machine, beside = request.machine, 0.0
         if depth > 1:
             beside = max(copy_in - first_in, 0.0) + max(copy_out - last_out, 0.0)
-        compute = split.compute_seconds + float(
-            machine.lost_seconds(split.compute_seconds, beside, steps * machine.step_seconds)
-        )
+        issued = steps * machine.step_seconds
+        compute = split.compute_seconds + float(machine.lost_seconds(0.0, 0.0, issued))
+        lost = float(machine.lost_seconds(split.compute_seconds, beside, 0.0))
         turning_seconds, filing_seconds = self._turning_seconds(turning)
         cost = PipelineCost(
             request.setup_seconds if steps > 1 else machine.repeated_seconds,
@@ -229,6 +229,7 @@ class Counted:
             turning_seconds,
             *meeting_seconds(turning),
             filing_seconds,
+            lost,
         )  # fmt: skip
         # Without overlap the same steps run, so the split is that of the overlapped call.
         return Priced(

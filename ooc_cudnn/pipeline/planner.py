@@ -210,7 +210,7 @@ def _search(request: Request, reserved_bytes: int, split: Split | None) -> Plan 
         bytes_in=priced.bytes_in,
         bytes_out=priced.bytes_out,
         copy_in_seconds=cost.copy_in_seconds,
-        compute_seconds=cost.compute_seconds,
+        compute_seconds=cost.compute_seconds + (cost.lost_seconds if request.overlap else 0.0),
         copy_out_seconds=cost.copy_out_seconds,
         seconds=seconds,
         binding_stage=binding_stage(cost, request.slowdown),

@@ -119,8 +119,33 @@ def test_the_features_of_a_convolution():
         "sites": 2 * 7,
         "products": 2 * 2,  # of each image and group
         "columns": 2 * 7 * 9 * 6,
+        # 1 by 2 tiles in both groups, on 132 multiprocessors
+        "wave_flops": 2 * (128 * 128) * 9 * 3 * 132,
     }
     assert work.device_bytes == 60
+
+
+@pytest.mark.parametrize(
+    ("direction", "tiles", "summed"),
+    [("forward", 2 * 3 * 2, 9 * 20), ("backward_data", 2 * 3 * 1, 9 * 150)],
+)
+def test_a_wave_is_as_many_tiles_as_there_are_multiprocessors(direction, tiles, summed):
+    """Tiles of 128 sites and 128 channels of the result: 3 by 2 in both groups, for dx 3 by 1."""
+    sizes = {"c_x": 40, "c_y": 300, "output_sites": 300, "window_sites": 9, "groups": 2}
+    bytes_ = {"x_bytes": 0.0, "w_bytes": 0.0, "y_bytes": 0.0}
+    for n in (1, 7, 50, 99):  # images whose sites fill tiles to the end, or nearly so
+        work = convolution_work("convolution", n=n, direction=direction, **sizes, **bytes_)
+        rows = -(-n * 300 // 128)
+        waves = -(-rows * tiles // 3 // 132)
+        assert work.features["wave_flops"] == waves * 132 * 2 * 128 * 128 * summed
+
+
+def test_the_gradient_of_filters_has_no_waves():
+    sizes = {"n": 2, "c_x": 6, "c_y": 300, "output_sites": 7, "window_sites": 9}
+    work = convolution_work(
+        "convolution", x_bytes=1, w_bytes=1, y_bytes=1, direction="backward_filter", **sizes
+    )
+    assert "wave_flops" not in work.features
 
 
 def test_the_features_of_a_pass():

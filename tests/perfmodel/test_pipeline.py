@@ -255,6 +255,17 @@ def test_a_step_starts_when_it_is_issued_and_what_waits_for_it_later():
     assert VirtualStep.from_json(steps[0].to_json()) == steps[0]
 
 
+def test_what_computing_loses_to_copies_counts_where_they_overlap():
+    cost = PipelineCost(0.0, 4.0, 8.0, 4.0, 1.0, 2.0, 2.0, 1.0)
+    losing = replace(cost, lost_seconds=0.5)
+    assert closed_form(losing) == closed_form(cost) + 0.5
+    assert closed_form(losing, overlap=False) == closed_form(cost, overlap=False)
+    even = replace(cost, copy_in_seconds=8.25)
+    assert (binding_stage(even), binding_stage(replace(even, lost_seconds=0.5))) == (
+        "copy_in", "compute",
+    )  # fmt: skip
+
+
 def test_issuing_binds_where_steps_are_many_and_small():
     cost = PipelineCost(0.0, 4.0, 8.0, 4.0, 1.0, 2.0, 2.0, 1.0, issue_seconds=20.0)
     assert closed_form(cost) == 21.0
