@@ -241,8 +241,10 @@ class MachineModel:
         >>> float(replace(shipped("h200"), losses={"copies": 0.5}).lost_seconds(4.0, 2.0, 1.0))
         1.0
         """
-        # what is computing at half its speed throughout has lost as much as it computes
-        lost = np.minimum(self.losses.get("copies", 0.0) * copies, compute)
+        each = self.losses.get("copies", 0.0)
+        # beside copies both ways throughout, at half its speed at the least (as in a replay)
+        share = min(2.0 * each, 0.5)
+        lost = np.minimum(each * copies, share / (1.0 - share) * compute)
         return lost + self.losses.get("steps", 0.0) * issuing
 
     def to_json(self) -> dict[str, Any]:

@@ -12,7 +12,9 @@ from perfmodel import (
     MachineFileError,
     MachineModel,
     Samples,
+    VirtualStep,
     convolution_work,
+    replay,
     shipped,
     shipped_names,
 )
@@ -73,6 +75,15 @@ def test_computing_loses_to_copies_and_steps_beside_it():
     assert lossy.lost_seconds(1.0, 4.0, 0.5) == pytest.approx(1.5)  # at most what it computes
     assert lossy.lost_seconds(np.array([10.0, 1.0]), 4.0, 0.0).tolist() == [2.0, 1.0]
     assert replace(HOST, losses={}).lost_seconds(10.0, 4.0, 0.5) == 0.0
+
+
+@pytest.mark.parametrize(("each", "longer"), [(0.03, 1.0 / 0.94), (0.2, 1.0 / 0.6), (0.7, 2.0)])
+def test_beside_copies_both_ways_it_is_as_slow_as_in_a_replay(each, longer):
+    """However long the copies are: what is computed loses to those beside it."""
+    lost = replace(HOST, losses={"copies": each}).lost_seconds(1.0, 100.0, 0.0)
+    assert 1.0 + lost == pytest.approx(longer)
+    steps = [VirtualStep("copy_in", 5.0), VirtualStep("copy_out", 5.0), VirtualStep("compute", 1.0)]
+    assert replay(steps, loss=each).finish[2] == pytest.approx(longer)
 
 
 def test_each_further_operand_of_a_call_is_looked_at_before_its_first_step(fitted):
