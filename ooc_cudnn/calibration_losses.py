@@ -70,7 +70,8 @@ def measured_losses(bench: Bench, *, quick: bool) -> dict[str, Timing]:
     calls = _calls(shape)[:: QUICK_STEP if quick else 1]
     if not on_host:
         memory = [bench.device.allocate_pinned(2 * COPY_BYTES).view(np.float32) for _ in range(2)]
-        return {"copies": Timing.of([_loss_on_card(bench, memory, *call) for call in calls])}
+        lost = [_loss_on_card(bench, memory, *call) for call in calls]
+        return {"copies": Timing.of([share for share in lost if share is not None])}
     repeats = QUICK_REPEATS if quick else REPEATS
     found = [_loss(bench, request, repeats) for request in _requests(bench, calls)]
     return {"copies": Timing.of(found), "steps": Timing(1.0, 0.0)}
@@ -78,12 +79,17 @@ def measured_losses(bench: Bench, *, quick: bool) -> dict[str, Timing]:
 
 def _loss_on_card(
     bench: Bench, memory: Sequence[Any], function: str, arguments: Mapping[str, Any]
-) -> float:
-    """The share of its pace that a launch loses while both directions are busy, half for each."""
+) -> float | None:
+    """The share of its pace that a launch loses while both directions are busy, half for each.
+
+    None where the memory limit leaves no room for its scratch.
+    """
     layout = bench.device.layouts("float32")[-1]
     launch, buffers = next(launches_of(function, arguments, layout))
     offsets, held = offsets_of(buffers)
-    scratch = bench.workspace(launch, buffers, held + 2 * COPY_BYTES) or 0
+    scratch = bench.workspace(launch, buffers, held + 2 * COPY_BYTES)
+    if scratch is None:
+        return None
     slots = held + aligned(scratch)
     base = bench.reserve(slots + 2 * COPY_BYTES)
     pointers = {name: base + offset for name, offset in offsets.items()}

@@ -242,7 +242,7 @@ class MachineModel:
         1.0
         """
         each = self.losses.get("copies", 0.0)
-        # beside copies both ways throughout, at half its speed at the least (as in a replay)
+        # beside copies both ways throughout; but at half its speed, if that is faster
         share = min(2.0 * each, 0.5)
         lost = np.minimum(each * copies, share / (1.0 - share) * compute)
         return lost + self.losses.get("steps", 0.0) * issuing

@@ -177,8 +177,8 @@ def convolution_work(
     bytes of x and of y, which bind where channels are few; and the sites n * hY * wY, each of which
     costs something whatever the channels. Where the convolution is made of matrix products, one for
     each image and group, of x unfolded to columns: how many products, and the elements of the
-    columns. And the arithmetic of whole waves of tiles, which 128 sites and 128 channels of the
-    result make: the last wave takes as long as the others however few tiles are in it. (Not of the
+    columns. And the arithmetic of whole waves of tiles, each of 128 sites of y and 128 channels of
+    the result: the last wave takes as long as the others however few tiles are in it. (Not of the
     filters' gradient, whose long sums are cut until all multiprocessors have some.)
 
     Parameters

@@ -147,20 +147,33 @@ def _rival(
     """The best plan in another memory order, if it may well be faster than this one.
 
     What makes a problem faster than its line in one order may do so in the other, too: a plan that
-    trials found to be faster than predicted is compared as it was predicted.
+    trials found to be faster than predicted is compared as it was predicted, until the other order
+    was tried itself.
     """
     others = tuple(layout for layout in layouts if layout != plan.layout)
     if not others or plan.binding_stage != "compute" or plan.seconds < RIVALS_SECONDS:
         return None
     corrected = known.corrected(machine)
     try:
-        by_lines = make(machine, (plan.layout,), ask=False).plan.seconds if known else 0.0
-        most = RIVALS_WITHIN * max(plan.seconds, by_lines)
-        if make(corrected, others, ask=False).plan.seconds > most:
+        rival = make(corrected, others, ask=False)
+        seconds = plan.seconds
+        if rival.plan.seconds > RIVALS_WITHIN * seconds and known and not _is_known(rival, known):
+            seconds = make(machine, (plan.layout,), ask=False).plan.seconds
+        if rival.plan.seconds > RIVALS_WITHIN * seconds:
             return None
         return make(corrected, others)
     except PlanInfeasibleError:  # re-laying takes more memory than there is
         return None
+
+
+def _is_known(planned: Planned, known: Learnt) -> bool:
+    """Whether a convolution of a plan, of whatever size, was tried."""
+    works = (
+        launch.operation.work()
+        for part in planned.parts
+        for launch, _ in distinct_launches(part.request, part.plan)
+    )
+    return any(work.key.startswith("convolution") and work.kind in known.factors for work in works)
 
 
 def _try(

@@ -16,7 +16,7 @@ from ooc_cudnn.operations.splittable import AXES, Buffer, Launch
 from ooc_cudnn.pipeline.plan import Alternative, Plan
 from ooc_cudnn.pipeline.pricing import Priced, Request, SplitProblem, aligned
 from ooc_cudnn.pipeline.promising import NEAR_THE_FLOOR
-from perfmodel import InfeasibleError, Price, Split, binding_stage, closed_form
+from perfmodel import InfeasibleError, Price, Slowdown, Split, binding_stage, closed_form
 from perfmodel.search_guided import guided_search
 
 #: How often the search is repeated with less memory when the device asks for workspace.
@@ -193,7 +193,9 @@ def _search(request: Request, reserved_bytes: int, split: Split | None) -> Plan 
         return None
     layout, found, priced, seconds = best
     alternatives.sort(key=lambda other: (other.seconds, other.device_bytes))
-    cost = priced.cost
+    cost, slowdown = priced.cost, request.slowdown
+    if not request.overlap:
+        cost, slowdown = replace(cost, lost_seconds=0.0), Slowdown()
     return Plan(
         function=request.function,
         operands=request.operands,
@@ -210,10 +212,10 @@ def _search(request: Request, reserved_bytes: int, split: Split | None) -> Plan 
         bytes_in=priced.bytes_in,
         bytes_out=priced.bytes_out,
         copy_in_seconds=cost.copy_in_seconds,
-        compute_seconds=cost.compute_seconds + (cost.lost_seconds if request.overlap else 0.0),
+        compute_seconds=cost.compute_seconds,
         copy_out_seconds=cost.copy_out_seconds,
         seconds=seconds,
-        binding_stage=binding_stage(cost, request.slowdown),
+        binding_stage=binding_stage(cost, slowdown),
         overlap=request.overlap,
         machine=request.machine.name,
         alternatives=tuple(
@@ -237,9 +239,10 @@ def _tried(problem: SplitProblem, known: list[Alternative]) -> list[tuple[Split,
 
 def _link_binds(request: Request, priced: Priced) -> bool:
     """Whether a call would take as long if nothing had to be computed."""
-    copies = replace(
-        priced.cost, compute_seconds=0.0, first_compute=0.0, last_compute=0.0, waiting_seconds=0.0
+    nothing = dict.fromkeys(
+        ("compute_seconds", "first_compute", "last_compute", "lost_seconds", "waiting_seconds"), 0.0
     )
+    copies = replace(priced.cost, **nothing)
     return priced.price.seconds <= closed_form(copies, request.slowdown) * NEAR_THE_FLOOR
 
 

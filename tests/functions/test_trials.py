@@ -106,7 +106,7 @@ def rival_of(seconds, binding_stage, of_the_other, layouts=LAYOUTS, *, by_lines=
         assert (model is machine) == (by_lines is None)
         if of_the_other is None:
             raise PlanInfeasibleError(function="f", limit_bytes=1, smallest_bytes=2)
-        return SimpleNamespace(plan=SimpleNamespace(seconds=of_the_other))
+        return SimpleNamespace(plan=SimpleNamespace(seconds=of_the_other), parts=())
 
     plan = SimpleNamespace(layout="channels_first", seconds=seconds, binding_stage=binding_stage)
     found = trials._rival(make, layouts, plan, machine, known)
@@ -127,6 +127,34 @@ def test_what_is_faster_than_its_line_says_may_be_so_in_the_other_order():
     assert rival_of(1.0, "compute", 1.6, by_lines=1.2).plan.seconds == 1.6
     assert rival_of(1.0, "compute", 1.6, by_lines=1.0) is None
     assert rival_of(1.0, "compute", 1.4, by_lines=0.5).plan.seconds == 1.4
+
+
+def test_an_order_that_was_found_slow_is_not_tried_again_in_other_sizes(
+    slow, host_device, monkeypatch
+):
+    """Lines of 25 and 26 ms a launch: one order takes none of it, the other does."""
+    monkeypatch.setattr(trials, "RIVALS_SECONDS", 0.0)
+    monkeypatch.setattr(trials, "RIVALS_WITHIN", 3.0)  # it may need more pieces
+    sleep = time.sleep
+    monkeypatch.setattr(time, "sleep", lambda _: sleep(0.025))
+    slow.slow_layouts = ("channels_last",)
+    known, identity = shipped("host"), dict(host_device.identity())
+    seconds = {"channels_first": 0.025, "channels_last": 0.026}
+    lines = {
+        key: Line(0.0, seconds[key.split("/")[2]]) if key.startswith("convolution") else line
+        for key, line in known.compute.lines.items()
+    }
+    told = dataclasses.replace(known, compute=ComputeModel(lines), identity=identity)
+    told.save(machine_path(identity))
+    tried = []
+    for height in (16, 18, 20, 22):
+        with ooc_cudnn.settings(memory_limit=2**17):
+            x = TensorSpec((8, 4, height, 16))
+            plan = ooc_cudnn.plan("convolution_forward", x=x, w=W, padding=1)
+        assert plan.layout == "channels_first"
+        tried.append(sum(launch.operation.layout == "channels_last" for launch in slow))
+    assert tried[0] > 0
+    assert len(set(tried)) == 1
 
 
 def test_a_launch_that_was_disturbed_is_timed_again(slow, monkeypatch):

@@ -19,7 +19,7 @@ from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.pipeline import planner, pricing
 from ooc_cudnn.pipeline import request as limits
 from ooc_cudnn.tensor import TensorSpec, packed_strides
-from perfmodel import Split
+from perfmodel import Split, shipped
 
 
 def forced(x, w, *, limit=2**30, placement="pageable", dtype="float32", fused=False, **geometry):
@@ -214,3 +214,18 @@ def test_a_plan_is_shown_beside_a_runner_up_whatever_the_search_priced():
     alone = forced((1, 1, 1, 1), (1, 1, 1, 1), limit=2**20).request()
     found = planner.make_plan(alone)
     assert planner.with_alternative(alone, found).alternatives == ()
+
+
+def test_without_overlap_the_longest_stage_binds_and_nothing_is_lost_to_copies():
+    machine = dataclasses.replace(shipped("h200"), losses={"copies": 0.25})
+    x, w = TensorSpec((256, 204, 28, 28), placement="pinned"), TensorSpec((1024, 204, 3, 3))
+    y = TensorSpec((256, 1024, 28, 28), placement="device")
+    for overlap in (True, False):
+        request = plan_request("convolution_forward", x=x, w=w, out=y, padding=1,
+                               machine=machine, memory_limit="2GiB")  # fmt: skip
+        request = dataclasses.replace(request, overlap=overlap)
+        plan = planner.make_plan(request)
+        assert plan.compute_seconds < plan.copy_in_seconds
+        assert plan.binding_stage == ("compute" if overlap else "copy_in")
+        stages = plan.copy_in_seconds + plan.compute_seconds + plan.copy_out_seconds
+        assert overlap or plan.seconds == pytest.approx(stages, rel=0.1)
