@@ -241,11 +241,11 @@ class MachineModel:
         >>> float(replace(shipped("h200"), losses={"copies": 0.5}).lost_seconds(4.0, 2.0, 1.0))
         1.0
         """
-        each = self.losses.get("copies", 0.0)
+        each, of_steps = (self.losses.get(name, 0.0) for name in LOSSES)
         # beside copies both ways throughout; but at half its speed, if that is faster
         share = min(2.0 * each, 0.5)
         lost = np.minimum(each * copies, share / (1.0 - share) * compute)
-        return lost + self.losses.get("steps", 0.0) * issuing
+        return lost + of_steps * issuing if of_steps else lost
 
     def to_json(self) -> dict[str, Any]:
         """Return a dict of plain JSON values."""

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import ItemsView, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
-from typing import Any, Self, TypeVar, cast, overload
+from typing import Any, NoReturn, Self, TypeVar, cast
 
 Value = TypeVar("Value")
-Other = TypeVar("Other")
 
 
 def number(name: str, value: object, at_least: float = 0.0) -> float:
@@ -96,56 +95,38 @@ def mapping(owner: str, data: object) -> dict[str, Any]:
     return dict(data)
 
 
-class Table(Mapping[str, Value]):
+class Table(dict[str, Value]):
     """A mapping that does not change and has a hash, so that records holding one are constants.
+
+    It is a dict, since predictions look into it all the time.
 
     Examples
     --------
     >>> table = Table({"pinned": 1})
     >>> table["pinned"], table == {"pinned": 1}, hash(table) == hash(Table({"pinned": 1}))
     (1, True, True)
+    >>> table["pinned"] = 2
+    Traceback (most recent call last):
+    ...
+    TypeError: a Table does not change; make another from dict(table)
     """
 
-    __slots__ = ("_hash", "_items")
+    __slots__ = ("_hash",)
+    _hash: int
 
-    def __init__(self, items: Mapping[str, Value]) -> None:
-        self._items = dict(items)
-        self._hash: int | None = None
-
-    def __getitem__(self, key: str) -> Value:
-        return self._items[key]
-
-    def __contains__(self, key: object) -> bool:
-        return key in self._items
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._items)
-
-    @overload
-    def get(self, key: str, /) -> Value | None: ...
-    @overload
-    def get(self, key: str, /, default: Value | Other) -> Value | Other: ...
-    def get(self, key: str, /, default: Any = None) -> Any:
-        """The value of a name, or else `default`."""
-        return self._items.get(key, default)
-
-    def items(self) -> ItemsView[str, Value]:
-        """Names and values, as those of a dict: predictions go through them often."""
-        return self._items.items()
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    def __hash__(self) -> int:
-        if self._hash is None:  # calls are remembered by what they were planned with
-            self._hash = hash(frozenset(self._items.items()))
+    def __hash__(self) -> int:  # type: ignore[override]
+        if not hasattr(self, "_hash"):  # calls are remembered by what they were planned with
+            self._hash = hash(frozenset(self.items()))
         return self._hash
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Table, (self._items,)  # another process has other hashes
+        return Table, (dict(self),)  # another process has other hashes
 
-    def __repr__(self) -> str:
-        return repr(self._items)
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        raise TypeError("a Table does not change; make another from dict(table)")
+
+    __setitem__ = __delitem__ = __ior__ = _refuse
+    clear = pop = popitem = setdefault = update = _refuse
 
 
 class Record:

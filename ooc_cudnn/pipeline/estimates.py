@@ -273,7 +273,8 @@ class Estimates:
             copy_out, last_out = copy_out + latency_out, last_out + latency_out
         compute, piece = grid.compute_seconds, grid.piece_seconds
         # perfmodel.closed_form, with several slots and with one
-        slowed_in, slowed_out = request.slowdown.together(copy_in - first_in, copy_out - last_out)
+        rest_in, rest_out = copy_in - first_in, copy_out - last_out
+        slowed_in, slowed_out = request.slowdown.together(rest_in, rest_out)
         slowed_in, slowed_out = slowed_in + first_in, slowed_out + last_out
         if way.waiting is not _NOTHING:
             slowed_in = slowed_in + way.waiting
@@ -285,18 +286,17 @@ class Estimates:
             least = np.maximum(least, filing)
         in_turn = compute
         if machine.losses:
-            in_turn = compute + machine.lost_seconds(compute, 0.0, steps * machine.step_seconds)
-            beside = copy_in - first_in + copy_out - last_out
-            compute = compute + machine.lost_seconds(compute, beside, steps * machine.step_seconds)
+            lost = machine.lost_seconds(compute, rest_in + rest_out, 0.0)
+            in_turn = compute + machine.lost_seconds(0.0, 0.0, steps * machine.step_seconds)
+            compute = in_turn + lost
         overlapped = np.maximum(
             np.maximum(np.maximum(slowed_in + piece, first_in + compute), least),
             first_in + piece + slowed_out - last_out,
         )
-        seconds = np.where(
-            (depths > 1) & (grid.steps > 1),
-            with_turning(overlapped, turning) + last_out,
-            with_turning(np.maximum(in_turn + copy_in + copy_out - spared, least), turning),
-        )
+        several = (depths > 1) & (grid.steps > 1)
+        one_slot = np.maximum(in_turn + copy_in + copy_out - spared, least)
+        longest = np.where(several, overlapped, one_slot)
+        seconds = with_turning(longest, turning) + np.where(several, last_out, 0.0)
         before = np.where(steps > 1, request.setup_seconds, machine.repeated_seconds)
         seconds = np.where((depths > 0) & grid.legal, seconds + before, np.inf)
         return np.broadcast_to(seconds, (len(seconds), *grid.shape))
