@@ -69,6 +69,17 @@ def test_what_was_tried_is_not_tried_again(slow):
     assert len(slow) == tried
 
 
+def tell(device, **seconds):
+    """Save a model of a device that says how long a convolution takes in each memory order."""
+    known, identity = shipped("host"), dict(device.identity())
+    lines = {
+        key: Line(0.0, seconds[key.split("/")[2]]) if key.startswith("convolution") else line
+        for key, line in known.compute.lines.items()
+    }
+    told = dataclasses.replace(known, compute=ComputeModel(lines), identity=identity)
+    told.save(machine_path(identity))
+
+
 @pytest.mark.parametrize(("within", "tried"), [(3.0, True), (1.1, False)])
 def test_the_other_memory_order_is_tried_where_it_may_be_faster(
     slow, host_device, within, tried, monkeypatch
@@ -76,14 +87,7 @@ def test_the_other_memory_order_is_tried_where_it_may_be_faster(
     """One takes the 20 ms a piece that it is said to take; the other, of 24, none at all."""
     monkeypatch.setattr(trials, "RIVALS_WITHIN", within)
     slow.slow_layouts = ("channels_first",)
-    known, identity = shipped("host"), dict(host_device.identity())
-    seconds = {"channels_first": 0.02, "channels_last": 0.024}
-    lines = {
-        key: Line(0.0, seconds[key.split("/")[2]]) if key.startswith("convolution") else line
-        for key, line in known.compute.lines.items()
-    }
-    told = dataclasses.replace(known, compute=ComputeModel(lines), identity=identity)
-    told.save(machine_path(identity))
+    tell(host_device, channels_first=0.02, channels_last=0.024)
     plan = planned()
     assert plan.layout == ("channels_last" if tried else "channels_first")
     assert (plan.seconds < 0.02) == tried
@@ -138,14 +142,7 @@ def test_an_order_that_was_found_slow_is_not_tried_again_in_other_sizes(
     sleep = time.sleep
     monkeypatch.setattr(time, "sleep", lambda _: sleep(0.025))
     slow.slow_layouts = ("channels_last",)
-    known, identity = shipped("host"), dict(host_device.identity())
-    seconds = {"channels_first": 0.025, "channels_last": 0.026}
-    lines = {
-        key: Line(0.0, seconds[key.split("/")[2]]) if key.startswith("convolution") else line
-        for key, line in known.compute.lines.items()
-    }
-    told = dataclasses.replace(known, compute=ComputeModel(lines), identity=identity)
-    told.save(machine_path(identity))
+    tell(host_device, channels_first=0.025, channels_last=0.026)
     tried = []
     for height in (16, 18, 20, 22):
         with ooc_cudnn.settings(memory_limit=2**17):
