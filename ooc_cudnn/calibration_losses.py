@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from ooc_cudnn.calibration_compute import launches_of
+from ooc_cudnn.calibration_link import DIRECTIONS, MOST_COPIES
 from ooc_cudnn.functions.plan import plan_request
 from ooc_cudnn.measuring import Bench, Timing, offsets_of
 from ooc_cudnn.pipeline.execute import make_executor
@@ -46,8 +47,8 @@ def _calls(shape: tuple[int, ...]) -> Calls:
 #: launch them. And the most operands of its size.
 HOST_SHAPE, PIECE_IMAGES, CARD_SHAPE = (32, 16, 64, 64), 4, (1024, 64, 32, 32)
 MOST_OPERANDS = 4
-#: Bytes of the copies beside launches, and most steps of a batch.
-COPY_BYTES, MOST_STEPS = 2**24, 128
+#: Bytes of each of the copies beside launches.
+COPY_BYTES = 2**24
 #: A quick calibration makes every so-manieth of the calls.
 QUICK_STEP = 2
 REPEATS, QUICK_REPEATS = 5, 3
@@ -99,11 +100,11 @@ def _loss_on_card(
     computing = {"compute": bench.action(launch, buffers, pointers, (base + held, scratch))}
     copying = {
         direction: bench.copy(direction, base + slots + at * COPY_BYTES, host, COPY_BYTES // 4)
-        for at, (direction, host) in enumerate(zip(("copy_in", "copy_out"), memory, strict=True))
+        for at, (direction, host) in enumerate(zip(DIRECTIONS, memory, strict=True))
     }
     alone, beside = bench.in_turns(
         [
-            bench.prepare(actions, staged=False, most=MOST_STEPS)
+            bench.prepare(actions, staged=False, most=MOST_COPIES)
             for actions in (computing, computing | copying)
         ]
     )
