@@ -7,12 +7,15 @@ import math
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ooc_cudnn.operations.splittable import Accumulation, Buffer, Launch, Piece, Splittable
 from ooc_cudnn.operations.window import Range
 from ooc_cudnn.tensor import DTYPES
 from perfmodel import MachineModel
+
+if TYPE_CHECKING:
+    from ooc_cudnn.pipeline.piece_lines import Ratios
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,8 @@ class PieceCosts:
         self._row_keys: dict[tuple[Range, Range | None], Hashable] = {}
         #: What is known of pieces by their sizes and place: the same in every grid.
         self.probes: dict[tuple[tuple[int, ...], Accumulation], Probe] = {}
+        #: And of those that are cut along one axis alone: (axis, sizes looked at, the largest).
+        self.ratios: dict[tuple[str, tuple[int, ...], int], Ratios] = {}
 
     @cached_property
     def channels_cut_freely(self) -> bool:

@@ -35,12 +35,8 @@ class Line:
         The length of the largest piece.
     extent : int
         Of the axis.
-    probes : mapping from extent to Probe
-        Pieces of some sizes, largest first.
-    base : Probe
-        The largest piece.
-    launch_seconds : float
-        What a piece of any size takes.
+    ratios : Ratios
+        Of pieces of some sizes.
 
     Attributes
     ----------
@@ -49,33 +45,14 @@ class Line:
         its pieces, and the seconds of all its pieces without those of launching.
     """
 
-    def __init__(
-        self,
-        lengths: Lengths,
-        whole: float,
-        extent: int,
-        probes: Mapping[float, Probe],
-        base: Probe,
-        launch_seconds: float,
-    ) -> None:
+    def __init__(self, lengths: Lengths, whole: float, extent: int, ratios: Ratios) -> None:
         counts, first, last = lengths
         self.share: Values = first / whole
         self.covered = np.full(len(first), extent / whole)
-        beside = base.seconds - launch_seconds
-        found = list(probes.values())
-        # Ratios to the largest piece, by row: of seconds, and of each block.
-        ratios = np.array([
-            [(probe.seconds - launch_seconds) / beside if beside > 0 else 1.0 for probe in found],
-            *(
-                [probe.memory.get(name, 0) / (count or 1) for probe in found]
-                for name, count in base.memory.items()
-            ),
-        ])  # fmt: skip
-        between = _Between(list(probes), ratios)
-        of_first = between(first)
-        of_last = of_first[0] if (last == first).all() else between.first_row(last)
+        of_first = ratios(first)
+        of_last = of_first[0] if (last == first).all() else ratios.of_seconds(last)
         self.work: Values = np.maximum((counts - 1.0) * of_first[0] + of_last, 0.0)
-        self._names, self._memory = tuple(base.memory), of_first[1:]
+        self._names, self._memory = ratios.names, of_first[1:]
 
     def memory(self, names: tuple[str, ...]) -> Values:
         """Bytes of blocks for each size, by row, over those of the largest piece."""
@@ -85,31 +62,45 @@ class Line:
         return np.array([known.get(name, self.share) for name in names])
 
 
-class _Between:
-    """Ratios, by row, between the sizes looked at; beyond, as the first and the last line go on.
+class Ratios:
+    """What pieces of some sizes on one axis take, over the largest: seconds, and each block.
+
+    Between the sizes looked at by the line through both; beyond, as the first and the last go on.
 
     Parameters
     ----------
-    levels : list of float
-        The sizes, largest first.
-    ratios : array
-        Of each size, a column.
+    probes : mapping from length to Probe
+        Pieces of some sizes, largest first.
+    base : Probe
+        The largest piece.
+    launch_seconds : float
+        What a piece of any size takes, which is no part of the ratios.
     """
 
-    def __init__(self, levels: list[float], ratios: Values) -> None:
-        self.levels, self.ratios = np.array(levels[::-1]), ratios[:, ::-1]
+    def __init__(self, probes: Mapping[float, Probe], base: Probe, launch_seconds: float) -> None:
+        beside = base.seconds - launch_seconds
+        found = list(probes.values())[::-1]
+        self._levels, self.names = np.array(list(probes)[::-1]), tuple(base.memory)
+        self._rows = np.array([
+            [(probe.seconds - launch_seconds) / beside if beside > 0 else 1.0 for probe in found],
+            *(
+                [probe.memory.get(name, 0) / (count or 1) for probe in found]
+                for name, count in base.memory.items()
+            ),
+        ])  # fmt: skip
 
     def __call__(self, sizes: Values) -> Values:
-        found: Values = self._of(self.ratios, sizes)
+        """Ratios of pieces of these sizes: of seconds in the first row, then of each block."""
+        found: Values = self._of(self._rows, sizes)
         return found
 
-    def first_row(self, sizes: Values) -> Values:
-        """Those of the first row alone."""
-        found: Values = self._of(self.ratios[:1], sizes)[0]
+    def of_seconds(self, sizes: Values) -> Values:
+        """The first row alone."""
+        found: Values = self._of(self._rows[:1], sizes)[0]
         return found
 
     def _of(self, known: Values, sizes: Values) -> Any:
-        levels = self.levels
+        levels = self._levels
         if len(levels) == 1:
             return np.repeat(known, len(sizes), axis=1)
         if len(levels) == 2:

@@ -18,7 +18,7 @@ import numpy as np
 from ooc_cudnn.operations.splittable import ALONE, AXES, Accumulation, Piece
 from ooc_cudnn.pipeline.cuts import Cuts, Values
 from ooc_cudnn.pipeline.piece_costs import PieceCosts, Probe
-from ooc_cudnn.pipeline.piece_lines import UNCUT, Line, Uncut, outer
+from ooc_cudnn.pipeline.piece_lines import UNCUT, Line, Ratios, Uncut, outer
 from perfmodel import Split
 
 #: Piece sizes on each axis.
@@ -174,9 +174,10 @@ class PieceModel:
     def _known(self, axis: str, part: slice) -> tuple[int, ...]:
         """Sizes that are looked at, of those in a part: cut where these are cut."""
         known, extent = self.looked_at[axis], getattr(self.call.extents, axis)
-        if part == slice(0, len(self.sizes[axis])):
+        sizes = self.sizes[axis][part]
+        cut = sizes[0] < extent
+        if sizes == self.sizes[axis] and (cut or len(sizes) > 1):
             return known
-        cut = self.sizes[axis][part][0] < extent
         return tuple(size for size in known if (size < extent) == cut) or known[-1:]
 
     def _line(
@@ -188,7 +189,7 @@ class PieceModel:
         place: Accumulation,
         launch_seconds: float,
     ) -> Line | Uncut:
-        """The line along an axis: about the same in all parts that hold the same pieces of it."""
+        """The line along an axis: its ratios are about the same wherever the pieces stand."""
         if sizes == (largest[axis],) and self.cuts.cut(axis, *sizes).times == 1:
             return UNCUT
         # Between a few rows and many all is linear; of channels, kernels take steps.
@@ -199,18 +200,21 @@ class PieceModel:
             beside = self._first_legal({**known, axis: looked_at[-1:]}) or largest
             beside = {**beside, axis: largest[axis]}
             looked_at = tuple(size for size in looked_at if self._may_be({**beside, axis: size}))
-        key = axis, sizes, looked_at, largest[axis]
-        if key not in self._lines:
-            probes = {
-                self._length(axis, size): self.probe({**beside, axis: size}, place)
-                for size in looked_at
-            }
+        key = axis, looked_at, largest[axis]
+        found = self._lines.get((sizes, key))
+        if found is None:
+            ratios = self.costs.ratios.get(key)
+            if ratios is None:
+                probes = {
+                    self._length(axis, size): self.probe({**beside, axis: size}, place)
+                    for size in looked_at
+                }
+                ratios = Ratios(probes, self.probe(beside, place), launch_seconds)
+                self.costs.ratios[key] = ratios
             ranges, _, (start, stop), _ = self.cuts.cut(axis, largest[axis])
-            self._lines[key] = Line(
-                self.cuts.lengths(axis, sizes), stop - start, ranges.extent, probes,
-                self.probe(beside, place), launch_seconds,
-            )  # fmt: skip
-        return self._lines[key]
+            found = Line(self.cuts.lengths(axis, sizes), stop - start, ranges.extent, ratios)
+            self._lines[sizes, key] = found
+        return found
 
     def _may_be(self, sizes: Mapping[str, int]) -> bool:
         return self.costs.channels_cut_freely or self.call.is_legal(Split(**sizes))
