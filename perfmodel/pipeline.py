@@ -38,7 +38,9 @@ class Split(Record):
 
     def __post_init__(self) -> None:
         for axis in ("n", "c_y", "c_x", "h_y"):
-            object.__setattr__(self, axis, whole(axis, getattr(self, axis), at_least=1))
+            size = getattr(self, axis)
+            if type(size) is not int or size < 1:
+                object.__setattr__(self, axis, whole(axis, size, at_least=1))
 
 
 @dataclass(frozen=True, slots=True)

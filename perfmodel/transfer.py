@@ -241,8 +241,16 @@ class TransferModel:
         plain = times * line.seconds(moved / times)
         return plain + moved * self.apart_seconds_per_byte(direction, placement, rows)
 
-    def apart_seconds_per_byte(self, direction: str, placement: str, rows: Rows) -> float:
-        """Return what a byte takes longer because it lies in rows apart from each other."""
+    def apart_seconds_per_byte(
+        self, direction: str, placement: str, rows: Rows, meanwhile: float = 1.0
+    ) -> float:
+        """Return what a byte takes longer because it lies in rows apart from each other.
+
+        Parameters
+        ----------
+        meanwhile : float
+            Share of the copies beside which the other direction runs, too.
+        """
         if rows.width_bytes == math.inf:
             return 0.0
         line = self._line(direction, placement)
@@ -254,7 +262,7 @@ class TransferModel:
             each = staged.alpha + staged.terms.get("rows", 0.0) / rows.width_bytes
             return max(GATHERED_ALONE * each - line.alpha, 0.0)
         near = narrow_rows(rows.width_bytes, rows.pitch_bytes) * line.terms.get("near", 0.0)
-        return near + self.far_seconds_per_byte(direction, placement, rows)
+        return near + meanwhile * self.far_seconds_per_byte(direction, placement, rows)
 
     def far_seconds_per_byte(self, direction: str, placement: str, rows: Rows) -> float:
         """Return the part of that which a byte takes longer only while the other direction runs.

@@ -136,6 +136,8 @@ class Ranges(Sequence[Range]):
         """One range, or a tuple of them."""
         if at == 0 and self.extent:
             return 0, min(self.size, self.group)  # asked for by every plan, thousands of times
+        if at == -1 and self.extent:
+            return self.extent - (self.group - 1) % self.size - 1, self.extent
         count = len(self)
         if isinstance(at, slice):
             return tuple(self[index] for index in range(*at.indices(count)))

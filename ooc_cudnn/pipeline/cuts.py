@@ -51,6 +51,7 @@ class Cuts:
         self._rows_read: dict[tuple[str, int], float] = {}
         self._known_rows: dict[tuple[str, str], dict[int, Rows]] = {}
         self._apart: dict[tuple[str, str, str, int], float] = {}
+        self._keeps_rows: dict[int, bool] = {}
 
     def cut(self, axis: str, size: int) -> Cut:
         """An axis of the call, cut."""
@@ -79,6 +80,18 @@ class Cuts:
             cut = self.cut(axis, 1)
             found = self.call.distinct(name, axis, cut.ranges) != cut.times
             self._shared[name, axis] = found
+        return found
+
+    def keeps_rows(self, size: int) -> bool:
+        """Whether pieces that follow each other down the rows differ from others."""
+        found = self._keeps_rows.get(size)
+        if found is None:
+            rows = self.cut("h_y", size).ranges
+            at = len(rows) // 2
+            piece = self._whole._replace(h_y=rows[at], sweep=0)
+            following = piece._replace(after=rows[at - 1])
+            found = self.call.row_key(following) != self.call.row_key(piece)
+            self._keeps_rows[size] = found
         return found
 
     def seen(self, name: str, axis: str, size: int) -> int:

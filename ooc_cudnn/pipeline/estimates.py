@@ -320,6 +320,8 @@ class Estimates:
 
     def best(self, count: int) -> Iterator[tuple[float, Split]]:
         """The splits that are estimated to be fastest, in no order, with their seconds."""
+        if not self.rings.some_fit:
+            return
         grid, seconds = self.grid, self.fastest.ravel()
         rank = seconds * self._caution
         count = min(count, len(rank))

@@ -67,6 +67,11 @@ class GridRings:
             return ways[0], True
         return np.concatenate(ways), np.array([True, False]).reshape(-1, 1, 1, 1, 1)
 
+    @property
+    def some_fit(self) -> bool:
+        """Whether any split fits; with two sweeps that is not known so soon."""
+        return self.call.sweeps > 1 or bool(self._deepest[0].any())
+
     def _deepest_of(self, *, whole: bool) -> Values:
         """As many slots as fit: of rings of one slot, of two, and so on."""
         grid, streamed = self.grid, self.call.streamed

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from ooc_cudnn.pipeline.piece_lines import Ratios
 
 
-@dataclass(frozen=True, slots=True)
-class PieceCost:
+class PieceCost(NamedTuple):
     """One piece of a class.
 
     Attributes
@@ -94,9 +93,10 @@ class PieceCosts:
         sizes: dict[str, int] = {}
         largest_elements = largest_bytes = 0
         for name, buffer in buffers.items():
-            elements = math.prod(buffer.whole)
-            count = elements * DTYPES[buffer.dtype]
-            block = buffer.block or name
+            shape, dtype, _, block, rows = buffer
+            elements = math.prod(shape if rows is None else buffer.whole)
+            count = elements * DTYPES[dtype]
+            block = block or name
             if count > sizes.get(block, -1):
                 sizes[block] = count
             if count > largest_bytes:

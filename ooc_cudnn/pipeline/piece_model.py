@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -109,20 +108,11 @@ class PieceModel:
             boxes.append(({**everything, **dict.fromkeys(reduced, slice(0, 1))}, ALONE))
         for box, place in boxes:
             rows = box["h_y"]
-            if rows.stop > 1 and self._keeps_rows:
+            if rows.stop > 1 and self.cuts.keeps_rows(self.sizes["h_y"][-1]):
                 yield {**box, "h_y": slice(1, rows.stop)}, place
                 yield {**box, "h_y": slice(0, 1)}, place
             else:
                 yield box, place
-
-    @cached_property
-    def _keeps_rows(self) -> bool:
-        """Whether pieces that follow each other down the rows differ from others."""
-        call = self.call
-        n, c_y, rows, c_x = (self.cuts.cut(axis, self.sizes[axis][-1]).ranges for axis in AXES)
-        at = len(rows) // 2
-        piece = Piece(n[0], c_y[0], rows[at], c_x[0], 0, rows[at - 1])
-        return call.row_key(piece) != call.row_key(piece._replace(after=None))
 
     def _part(self, part: Mapping[str, slice], place: Accumulation) -> Part | None:
         """What is known of the sizes of a part; None where none of them is legal."""

@@ -38,7 +38,7 @@ def promising_splits(request: Request, layout: str, sizes: Sizes, limit_bytes: i
     whole = {axis: sizes[axis][:1] if axis in CHANNELS else sizes[axis] for axis in AXES}
     as_fast_as_can_be = 0.0
     # What sums over its data before it can use the sum wants channels to be cut.
-    if request.chain.sweeps == 1 or whole == sizes:
+    if whole == sizes or (request.chain.sweeps == 1 and _parameters_fit(request, limit_bytes)):
         estimates = Estimates(Grid(request, layout, whole), limit_bytes)
         found |= _splits(estimates)
         if whole == sizes:
@@ -60,6 +60,14 @@ def promising_splits(request: Request, layout: str, sizes: Sizes, limit_bytes: i
             fine = Grid(request, layout, around, coarse)
             found |= _splits(Estimates(fine, limit_bytes, (all_orders.best_order,)))
     return _ranked(found, request)
+
+
+def _parameters_fit(request: Request, limit_bytes: int) -> bool:
+    """Whether there is room for those parameters that are whole unless channels are cut."""
+    call = request.chain
+    beside = set(call.operands) - set(call.streamed) - set(request.computed_on_in_place)
+    whole = (name for name in beside if call.operands[name].axes <= set(CHANNELS))
+    return sum(request.specs[name].nbytes for name in whole) <= limit_bytes
 
 
 def _is_one_piece(found: dict[Split, float], call: Splittable) -> bool:

@@ -299,10 +299,9 @@ class Request:
         placement = self.crosses_as(name)
         if placement == "device":
             return 0.0
-        link, way = self.machine.transfer, f"copy_{direction}"
-        far = link.far_seconds_per_byte(way, placement, rows)
-        meanwhile = self._meanwhile[direction]
-        return link.apart_seconds_per_byte(way, placement, rows) - far * (1.0 - meanwhile)
+        return self.machine.transfer.apart_seconds_per_byte(
+            f"copy_{direction}", placement, rows, self._meanwhile[direction]
+        )
 
     @cached_property
     def _meanwhile(self) -> Mapping[Direction, float]:
