@@ -50,7 +50,7 @@ class Cuts:
         self._shared: dict[tuple[str, str], bool] = {}
         self._rows_read: dict[tuple[str, int], float] = {}
         self._known_rows: dict[tuple[str, str], dict[int, Rows]] = {}
-        self._apart: dict[tuple[str, str, str, int], float] = {}
+        self._apart: dict[tuple[Direction, str, str], dict[int, float]] = {}
         self._keeps_rows: dict[int, bool] = {}
 
     def cut(self, axis: str, size: int) -> Cut:
@@ -117,21 +117,22 @@ class Cuts:
         # All pieces but one have the rows beside their own.
         return height + (cut.times - 1) * max(read - own, 0.0)
 
-    def apart_seconds_per_byte(self, way: Direction, name: str, axis: str, size: int) -> float:
+    def apart_seconds_per_byte(
+        self, way: Direction, name: str, axis: str, sizes: Sizes
+    ) -> list[float]:
         """What a byte of an operand takes longer in the rows that pieces of one cut axis make.
 
-        The width of rows is as the piece's extent.
+        For pieces of each of some sizes. The width of rows is as the piece's extent.
         """
-        key = way, name, axis, size
-        found = self._apart.get(key)
-        if found is None:
-            cut = self.cut(axis, size)
-            if cut.times == 1:
-                self._apart[key] = 0.0
-                return 0.0
-            rows = self._rows_of(name, axis, cut)
-            found = self._apart[key] = self.request.apart_seconds_per_byte(way, name, rows)
-        return found
+        known = self._apart.setdefault((way, name, axis), {})
+        for size in sizes:
+            if size not in known:
+                cut = self.cut(axis, size)
+                known[size] = 0.0
+                if cut.times > 1:
+                    rows = self._rows_of(name, axis, cut)
+                    known[size] = self.request.apart_seconds_per_byte(way, name, rows)
+        return [known[size] for size in sizes]
 
     def _rows_of(self, name: str, axis: str, cut: Cut) -> Rows:
         """How a piece lies that is cut along one axis alone.

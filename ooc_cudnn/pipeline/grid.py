@@ -20,7 +20,6 @@ from ooc_cudnn.pipeline.request import (
     LARGEST_BATCH,
     LARGEST_PIECE_BYTES,
     LARGEST_PIECE_ELEMENTS,
-    Direction,
     Request,
 )
 from perfmodel import Split
@@ -136,15 +135,13 @@ class Grid:
         for way, name in self.request.ways:
             slower: Values = np.zeros((1,) * 5)
             for axis in self.call.operands[name].axes - {"n"}:
-                # The narrowest rows take longest.
-                if self.counts[axis] is not ONE and self._apart(way, name, axis, -1):
-                    each = [self._apart(way, name, axis, at) for at in range(len(self.sizes[axis]))]
-                    slower = np.maximum(slower, self._along(axis, each))
+                if self.counts[axis] is ONE:
+                    continue
+                sizes, of = self.sizes[axis], self.cuts.apart_seconds_per_byte
+                if any(of(way, name, axis, sizes[-1:])):  # the narrowest rows take longest
+                    slower = np.maximum(slower, self._along(axis, of(way, name, axis, sizes)))
             found[way, name] = slower
         return found
-
-    def _apart(self, way: Direction, name: str, axis: str, at: int) -> float:
-        return self.cuts.apart_seconds_per_byte(way, name, axis, self.sizes[axis][at])
 
     # Memory -------------------------------------------------------------------------------------
 

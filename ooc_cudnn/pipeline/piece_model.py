@@ -211,6 +211,8 @@ class PieceModel:
 
     def _first_legal(self, sizes: Sizes) -> dict[str, int] | None:
         """The first piece that is legal: with groups, channels cannot be cut just as one likes."""
+        if self.costs.channels_cut_freely:
+            return {axis: each[0] for axis, each in sizes.items()}
         for c_y, c_x in itertools.product(sizes["c_y"], sizes["c_x"]):
             found = {"n": sizes["n"][0], "c_y": c_y, "h_y": sizes["h_y"][0], "c_x": c_x}
             if self._may_be(found):
@@ -236,16 +238,21 @@ class PieceModel:
         n, c_y, rows, c_x = (self.cuts.cut(axis, sizes[axis]).ranges for axis in AXES)
         at = len(rows) // 2
         after = rows[at - 1] if at else None
-        memory: dict[str, int] = {}
-        seconds = launching = 0.0
+        found: Probe | None = None
         for sweep in range(call.sweeps):
             cost = self.costs.of(Piece(n[0], c_y[0], rows[at], c_x[0], sweep, after), place)
-            seconds += cost.seconds
-            launching += cost.launching
             held = {ELEMENTS: cost.largest_elements, BYTES: cost.largest_bytes, **cost.sizes}
-            for name, count in held.items():
-                memory[name] = max(memory.get(name, 0), count)
-        return Probe(seconds, memory, launching)
+            if found is None:
+                found = Probe(cost.seconds, held, cost.launching)
+                continue
+            most = {name: max(found.memory.get(name, 0), count) for name, count in held.items()}
+            found = Probe(
+                found.seconds + cost.seconds,
+                {**found.memory, **most},
+                found.launching + cost.launching,
+            )
+        assert found is not None
+        return found
 
 
 __all__ = ["BYTES", "ELEMENTS", "PieceModel", "Sizes", "Values"]

@@ -182,9 +182,17 @@ class Request:
 
         Threads that stage are late by far more than it takes to copy so little.
         """
-        spec = self.specs[name]
-        little = spec.nbytes <= (AT_ONCE_BYTES if self.in_threads else WITHOUT_THREADS_BYTES)
-        return "pinned" if little and spec.placement != "device" else spec.placement
+        return self._crossing[name]
+
+    @cached_property
+    def _crossing(self) -> Mapping[str, str]:
+        little = AT_ONCE_BYTES if self.in_threads else WITHOUT_THREADS_BYTES
+        return {
+            name: "pinned"
+            if spec.nbytes <= little and spec.placement != "device"
+            else spec.placement
+            for name, spec in self.operands
+        }
 
     @cached_property
     def slowdown(self) -> Slowdown:
