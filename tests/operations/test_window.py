@@ -91,6 +91,7 @@ def test_grouped_ranges_never_straddle_a_group(groups, group, size):
     if groups > 1:
         assert found.places == len({(low // group, (high - 1) // group) for low, high in found})
     assert [i for start, stop in found for i in range(start, stop)] == list(range(groups * group))
+    assert [found[at] for at in range(-len(found), len(found))] == 2 * list(found)
     for start, stop in found:
         assert stop - start <= max(size, 1)
         first, last = start // group, (stop - 1) // group

@@ -14,10 +14,11 @@ from splits import MAKERS, Split, loop_orders, make
 from benchmarks.planning_problems import arguments, drawn_sizes, problems, request
 from ooc_cudnn.functions.plan import FUNCTIONS, plan_request
 from ooc_cudnn.operations.splittable import AXES
-from ooc_cudnn.pipeline import counted, grid_rings
+from ooc_cudnn.pipeline import counted, grid_rings, promising
 from ooc_cudnn.pipeline.estimates import Estimates
 from ooc_cudnn.pipeline.grid import Grid
 from ooc_cudnn.pipeline.loop_orders import different_orders, legal_orders
+from ooc_cudnn.pipeline.piece_model import CHANNELS
 from ooc_cudnn.pipeline.planner import make_plan
 from ooc_cudnn.pipeline.pricing import SplitProblem
 from ooc_cudnn.tensor import TensorSpec
@@ -64,6 +65,25 @@ def distances(made):
         if price.legal and np.isfinite(seconds[at]):
             found.append(abs(math.log(seconds[at] / price.seconds)))
     return found
+
+
+@pytest.mark.parametrize("function", ["convolution_forward", "convolution_backward_data"])
+def test_what_is_not_looked_at_does_not_fit(function):
+    """Of parameters that have no room, and of grids in which nothing fits."""
+    roomless = 0
+    for _, _, made in problems((function,), 40, 5, MACHINE):
+        parameters = sum(made.specs[name].nbytes for name in made.specs if name == "w")
+        for limit in (parameters - 1, parameters):
+            assert promising._parameters_fit(made, limit) == (limit >= parameters)
+        problem = SplitProblem(made, made.layouts[0], 0, 4)
+        whole = {
+            axis: sizes[:1] if axis in CHANNELS else sizes for axis, sizes in problem.sizes.items()
+        }
+        estimates = Estimates(Grid(made, made.layouts[0], whole), parameters - 1)
+        assert np.isinf(estimates.fastest).all()
+        assert not list(estimates.best(8))
+        roomless += not promising._parameters_fit(made, made.memory_limit)
+    assert roomless
 
 
 @pytest.mark.parametrize(
