@@ -37,9 +37,11 @@ def loads(grid: Grid, name: str, slots: Values, order: LoopOrder) -> Values:
         times, seen = grid.counts[axis], grid.seen[name][axis]
         if times is ONE:
             continue
-        if seen is not ONE:
-            inner = inner / seen
-        if seen is ONE or name in grid.partly_seen:
+        if seen is ONE:
+            found = found * np.where(inner > slots, times, 1.0)
+            continue
+        inner = inner / seen
+        if name in grid.partly_seen:
             found = found * np.where(inner > slots, times / seen, 1.0)
     return found
 
