@@ -89,7 +89,11 @@ class Prices:
         return new[:2] < old[:2] or (new[:2] == old[:2] and new[2] < old[2] * (1 - WORTH_A_CUT))
 
     def shrink(self, split: Split, axes: Iterable[str]) -> Split:
-        """Look for less memory than `split` needs, where smaller pieces do not mean less."""
+        """Look for less memory than `split` needs, where smaller pieces do not mean less.
+
+        An axis that is whole needs no halos and no sums; between that and its smallest pieces,
+        memory grows with their size.
+        """
         if self.fits(split):
             return split
 
@@ -98,8 +102,9 @@ class Prices:
             return not price.legal, price.memory_bytes
 
         for axis in axes:
-            others = (resized(split, {axis: size}) for size in self.sizes(axis))
-            split = min((split, *others), key=memory)
+            sizes = self.sizes(axis)
+            ends = (resized(split, {axis: size}) for size in (sizes[0], sizes[-1]))
+            split = min((split, *ends), key=memory)
         return split
 
     def found(self, split: Split) -> Found:
