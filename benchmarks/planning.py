@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -67,50 +68,47 @@ def layers(count: int | None, c_x: int) -> list[Any]:
     return made[:count]
 
 
-def median_seconds(calls: Iterator[Callable[[], Any]]) -> dict[str, float]:
-    """Processor seconds of calls that all differ; the first one warms up.
-
-    `most` is the longest of those that found something, `most_in_vain` of those that did not.
-    """
+def timed(calls: Iterator[Callable[[], Any]]) -> tuple[list[float], list[bool]]:
+    """Processor seconds of calls that all differ, and which found anything; the first warms up."""
     next(calls)()
-    times: dict[bool, list[float]] = {True: [], False: []}
+    seconds, found = [], []
     for call in calls:
         begin = time.process_time()
-        found = call()
-        times[bool(found)].append(time.process_time() - begin)
-    every = times[True] + times[False]
-    return {
-        "median": float(np.median(every)),
-        "most": max(times[True], default=0.0),
-        "most_in_vain": max(times[False], default=0.0),
-        "calls": len(every),
-    }
+        found.append(bool(call()))
+        seconds.append(time.process_time() - begin)
+    return seconds, found
 
 
 def functions_planned(report: common.Report) -> None:
-    """The search for one function, problems drawn at random; the quietest of three rounds counts.
+    """The search for one function, problems drawn at random, the same in each of three rounds.
 
-    A virtual machine is slow for seconds at a time, and what disturbs it only adds.
+    A virtual machine is slow for seconds at a time, and what disturbs it only adds: of medians the
+    quietest round counts, and of the longest search each problem's quietest.
     """
     count, rounds = (3, 1) if report.arguments.quick else (24, ROUNDS)
-    found: dict[str, list[dict[str, float]]] = {function: [] for function in FUNCTIONS}
+    seconds: dict[str, list[list[float]]] = {function: [] for function in FUNCTIONS}
+    fits: dict[str, list[bool]] = {}
     for _ in range(rounds):
         for at, function in enumerate(FUNCTIONS):
             made = _drawn(function, at, count)
-            found[function].append(median_seconds(iter([lambda r=r: _search(r) for r in made])))
-    quietest = {
-        function: min(timed, key=lambda each: each["median"]) for function, timed in found.items()
-    }
-    for function, timed in found.items():
-        medians = {"round_medians": [each["median"] for each in timed]}
-        report.measure(f"{function}: seconds of a search", quietest[function] | medians)
-    for name, key, bound in (
-        ("slowest median", "median", FUNCTION_SECONDS),
-        ("the longest", "most", None),
-        ("the longest where nothing fits", "most_in_vain", None),
+            spent, fits[function] = timed(partial(_search, each) for each in made)
+            seconds[function].append(spent)
+    slowest, longest = 0.0, {True: 0.0, False: 0.0}
+    for function, spent_in in seconds.items():
+        medians = np.median(spent_in, axis=1).tolist()
+        least = np.min(spent_in, axis=0).tolist()
+        for spent, fit in zip(least, fits[function], strict=True):
+            longest[fit] = max(longest[fit], spent)
+        figures = {"median": min(medians), "round_medians": medians, "least": least}
+        report.measure(f"{function}: seconds of a search", figures | {"fits": fits[function]})
+        slowest = max(slowest, min(medians))
+    for name, found, bound in (
+        ("slowest median", slowest, FUNCTION_SECONDS),
+        ("the longest", longest[True], None),
+        ("the longest where nothing fits", longest[False], None),
     ):
         report.claim(
-            f"search for one function, {name}", 1e3 * max(each[key] for each in quietest.values()),
+            f"search for one function, {name}", 1e3 * found,
             "<=" if bound else "", 1e3 * bound if bound else None, "ms",
         )  # fmt: skip
 
@@ -153,10 +151,11 @@ def chains_planned(report: common.Report) -> None:
                     "chain_forward", machine=MACHINE, memory_limit=limit, x=x, operations=chain
                 )
 
-        found = median_seconds(calls())
-        report.measure(f"{name}: seconds to plan", found)
+        seconds, _ = timed(calls())
+        median = float(np.median(seconds))
+        report.measure(f"{name}: seconds to plan", {"median": median, "calls": seconds})
         report.claim(
-            f"planning {name}", 1e3 * found["median"], "<=" if bound else "",
+            f"planning {name}", 1e3 * median, "<=" if bound else "",
             1e3 * bound if bound else None, "ms",
         )  # fmt: skip
 
