@@ -13,6 +13,9 @@ from .record import Record, Table, number, text, whole
 
 Direction = Literal["forward", "backward_data", "backward_filter"]
 
+CHANNEL_STEP = 32
+"""Kernels compute so many output channels at once, or twice as many, and so on (section 4.2)."""
+
 TILE_CHANNELS = 128
 """Channels of the wide tiles in which matrix units compute."""
 
@@ -122,7 +125,7 @@ def convolution_flops(
     output_sites: int,
     window_sites: int,
     groups: int = 1,
-    channel_step: int = 32,
+    channel_step: int = CHANNEL_STEP,
 ) -> float:
     """Return the arithmetic of a convolution as the kernels carry it out (paper, section 4.2).
 
@@ -202,7 +205,7 @@ def convolution_work(
     # 2 * n * (hY * wY) * (rW * sW) * cX / groups * cY, in all groups
     products = 2 * n * output_sites * window_sites * groups
     narrow_x, wide_x = c_x // groups, _stepped(c_x // groups, TILE_CHANNELS)
-    narrow_y, wide_y = (_stepped(c_y // groups, step) for step in (32, TILE_CHANNELS))
+    narrow_y, wide_y = (_stepped(c_y // groups, step) for step in (CHANNEL_STEP, TILE_CHANNELS))
     flops = float(products * narrow_x * narrow_y)  # as from `convolution_flops`
     features = {
         "flops_y128": float(products * narrow_x * wide_y),

@@ -19,6 +19,7 @@ from ooc_cudnn.pipeline.cuts import Cuts, Values
 from ooc_cudnn.pipeline.piece_costs import PieceCosts, Probe
 from ooc_cudnn.pipeline.piece_lines import UNCUT, Line, Ratios, Uncut, outer
 from perfmodel import Split
+from perfmodel.work import CHANNEL_STEP
 
 #: Piece sizes on each axis.
 Sizes = Mapping[str, tuple[int, ...]]
@@ -182,10 +183,7 @@ class PieceModel:
         """The line along an axis: its ratios are about the same wherever the pieces stand."""
         if sizes == (largest[axis],) and self.cuts.cut(axis, *sizes).times == 1:
             return UNCUT
-        # Between a few rows and many all is linear; of channels, kernels take steps.
-        ends = tuple(dict.fromkeys((known[axis][0], known[axis][-1])))
-        looked_at = known[axis] if axis in CHANNELS else ends
-        beside = largest
+        looked_at, beside = self._telling(axis, known[axis]), largest
         if not self.costs.channels_cut_freely:
             beside = self._first_legal({**known, axis: looked_at[-1:]}) or largest
             beside = {**beside, axis: largest[axis]}
@@ -205,6 +203,16 @@ class PieceModel:
             found = Line(self.cuts.lengths(axis, sizes), stop - start, ranges.extent, ratios)
             self._lines[sizes, key] = found
         return found
+
+    def _telling(self, axis: str, sizes: tuple[int, ...]) -> tuple[int, ...]:
+        """Of sizes, largest first, those that tell of the others: between them all is linear.
+
+        Of channels kernels take steps; and pieces of several groups differ from those within one.
+        """
+        if axis in CHANNELS and not self.costs.channels_cut_freely:
+            return sizes
+        linear = [size for size in sizes if axis not in CHANNELS or size <= CHANNEL_STEP]
+        return tuple(size for size in sizes if size not in linear[1:-1])
 
     def _may_be(self, sizes: Mapping[str, int]) -> bool:
         return self.costs.channels_cut_freely or self.call.is_legal(Split(**sizes))

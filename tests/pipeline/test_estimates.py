@@ -13,12 +13,12 @@ from splits import MAKERS, Split, loop_orders, make
 
 from benchmarks.planning_problems import arguments, drawn_sizes, problems, request
 from ooc_cudnn.functions.plan import FUNCTIONS, plan_request
-from ooc_cudnn.operations.splittable import AXES
+from ooc_cudnn.operations.splittable import ALONE, AXES
 from ooc_cudnn.pipeline import counted, grid_rings, promising
 from ooc_cudnn.pipeline.estimates import Estimates
 from ooc_cudnn.pipeline.grid import Grid
 from ooc_cudnn.pipeline.loop_orders import different_orders, legal_orders
-from ooc_cudnn.pipeline.piece_model import CHANNELS
+from ooc_cudnn.pipeline.piece_model import CHANNELS, PieceModel
 from ooc_cudnn.pipeline.planner import make_plan
 from ooc_cudnn.pipeline.pricing import SplitProblem
 from ooc_cudnn.tensor import TensorSpec
@@ -65,6 +65,29 @@ def distances(made):
         if price.legal and np.isfinite(seconds[at]):
             found.append(abs(math.log(seconds[at] / price.seconds)))
     return found
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_pieces_are_looked_at_where_those_between_are_not_on_a_line(groups):
+    """Few channels are one step of the kernels; pieces of several groups differ from others."""
+    x, w = TensorSpec((8, 96 * groups, 64, 64)), TensorSpec((400 * groups, 96, 3, 3))
+    made = plan_request(
+        "convolution_forward", machine=MACHINE, memory_limit=2**30, x=x, w=w, padding=1,
+        groups=groups,
+    )  # fmt: skip
+    sizes = {"n": (8, 4, 1), "c_y": (400, 64, 32, 9, 1), "h_y": (64, 8, 2), "c_x": (96, 24, 8, 1)}
+    layout = made.layouts[-1]
+    model = PieceModel(made.piece_costs(layout), made.cuts, sizes)
+    told = {axis: model._telling(axis, sizes[axis]) for axis in AXES}
+    rows = {"n": (8, 1), "h_y": (64, 2)}
+    if groups > 1:
+        assert told == {**sizes, **rows}
+        return
+    assert told == {**rows, "c_y": (400, 64, 32, 1), "c_x": (96, 24, 1)}
+    seconds = [model.probe(dict.fromkeys(AXES, 8) | {"c_y": c_y}, ALONE).seconds
+               for c_y in (1, 9, 32)]  # fmt: skip
+    between = seconds[0] + (seconds[2] - seconds[0]) * 8 / 31
+    assert seconds[1] == pytest.approx(between, rel=1e-9)
 
 
 @pytest.mark.parametrize("function", ["convolution_forward", "convolution_backward_data"])
