@@ -168,7 +168,7 @@ class _Calibration:
             # a host is slow for seconds at a time
             groups += [group, *again[:1]] if place % OFTEN == 0 else [group]
         groups += host
-        groups.append(Group("computing beside copies", 0.5, self.beside))
+        groups.append(Group("computing beside copies", 0.8 if self.quick else 3.0, self.beside))
         seconds = sum(group.seconds for group in groups)
         done, began = 0.0, time.perf_counter()
         with reporter(progress, total=100, label="calibrate", predicted_seconds=seconds) as report:

@@ -1,8 +1,9 @@
 """What a calibration measures of computing beside copies.
 
-Where the same processors do both, calls are run with overlap and without: what overlap does not
-save of the copies is what computing lost to them. A card has engines for copies, which take some of
-the bandwidth of its memory: there, launches are timed alone and while both directions are busy.
+Where the same processors do both, calls are run with overlap and without, in small pieces and in
+large ones: what overlap saves the less of, the longer copies last, computing lost to them. A card
+has engines for copies, which take some of the bandwidth of its memory: there, launches are timed
+alone and while both directions are busy.
 """
 
 from __future__ import annotations
@@ -43,14 +44,18 @@ def _calls(shape: tuple[int, ...]) -> Calls:
     )
 
 
-#: Of x: on the host, in pieces of a megabyte; on a card, for launches that take longer than to
-#: launch them. And the most operands of its size.
-HOST_SHAPE, PIECE_IMAGES, CARD_SHAPE = (32, 16, 64, 64), 4, (1024, 64, 32, 32)
+#: Of x on the host, in so many pieces: of one megabyte and of eight.
+HOST_SHAPES, PIECES = ((32, 16, 64, 64), (256, 16, 64, 64)), 8
+#: Of x on a card, for launches that take longer than to launch them.
+CARD_SHAPE = (1024, 64, 32, 32)
+#: Operands of the size of x, at most.
 MOST_OPERANDS = 4
+#: Random numbers that are repeated: making them takes longer than computing with them.
+FEW_NUMBERS = 2**16
 #: Bytes of each of the copies beside launches.
 COPY_BYTES = 2**24
 #: A quick calibration makes every so-manieth of the calls.
-QUICK_STEP = 2
+QUICK_STEP = 3
 REPEATS, QUICK_REPEATS = 5, 3
 
 
@@ -61,20 +66,23 @@ def measured_losses(bench: Bench, *, quick: bool) -> dict[str, Timing]:
     -------
     dict
         Of "copies" the median over calls, and how far those lie from it; 1 where overlap saves
-        nothing. Of "steps", on the host device, 1: Python runs one thread at a time, so what issues
-        a step holds up what computes. Nothing where the memory limit leaves no room.
+        nothing more of longer copies. Of "steps", on the host device, 1: Python runs one thread at
+        a time, so what issues a step holds up what computes. Nothing where the memory limit leaves
+        no room.
     """
     on_host = bench.device.kind == "host"
-    shape = HOST_SHAPE if on_host else CARD_SHAPE
-    if not bench.fits(MOST_OPERANDS * 4 * math.prod(shape) + 2 * COPY_BYTES):
+    shapes = HOST_SHAPES if on_host else (CARD_SHAPE,)
+    if not bench.fits(MOST_OPERANDS * 4 * math.prod(shapes[-1]) + 2 * COPY_BYTES):
         return {}
-    calls = _calls(shape)[:: QUICK_STEP if quick else 1]
+    step = QUICK_STEP if quick else 1
     if not on_host:
+        calls = _calls(CARD_SHAPE)[::step]
         memory = [bench.device.allocate_pinned(2 * COPY_BYTES).view(np.float32) for _ in range(2)]
         lost = [_loss_on_card(bench, memory, *call) for call in calls]
         return {"copies": Timing.of([share for share in lost if share is not None])}
     repeats = QUICK_REPEATS if quick else REPEATS
-    found = [_loss(bench, request, repeats) for request in _requests(bench, calls)]
+    sizes = [_requests(bench, _calls(shape)[::step]) for shape in shapes]
+    found = [_loss(bench, requests, repeats) for requests in zip(*sizes, strict=True)]
     return {"copies": Timing.of(found), "steps": Timing(1.0, 0.0)}
 
 
@@ -118,34 +126,56 @@ def _requests(bench: Bench, calls: Calls) -> Iterator[Request]:
         )
 
 
-def _loss(bench: Bench, request: Request, repeats: int) -> float:
-    """Seconds, of each second of the copies that overlap, that overlap does not save."""
-    whole = request.chain.extents
-    plan = make_plan(request, bench.device.workspace, replace(whole, n=PIECE_IMAGES))
-    arrays = {name: _random(bench, spec.shape) for name, spec in request.operands}
-    executors = [
-        make_executor(request, replace(plan, overlap=overlap)) for overlap in (False, True)
-    ]
-    seconds: list[list[float]] = [[], []]
-    copies = []
+def _loss(bench: Bench, requests: Sequence[Request], repeats: int) -> float:
+    """Of each second that longer copies overlap for, what overlap does not save.
+
+    What it takes whatever the size of pieces, as threads hand them on, is no loss to copies.
+    """
+    calls = [_Overlapping(bench, request) for request in requests]
     for _ in range(repeats):
-        for executor, taken in zip(executors, seconds, strict=True):
+        for call in calls:
+            call.run()
+    (small_beside, small), (beside, not_saved) = (call.seconds() for call in calls)
+    return min(max((not_saved - small) / (beside - small_beside), 0.0), 1.0)
+
+
+class _Overlapping:
+    """A call in pieces, run without overlap and with it."""
+
+    def __init__(self, bench: Bench, request: Request) -> None:
+        self.bench = bench
+        whole = request.chain.extents
+        plan = make_plan(request, bench.device.workspace, replace(whole, n=whole.n // PIECES))
+        self.arrays = {name: _random(bench, spec.shape) for name, spec in request.operands}
+        self.executors = [
+            make_executor(request, replace(plan, overlap=overlap)) for overlap in (False, True)
+        ]
+        self.taken: tuple[list[float], list[float]] = [], []
+        self.copying: list[float] = []
+
+    def run(self) -> None:
+        """Run it once in either way."""
+        for executor, taken in zip(self.executors, self.taken, strict=True):
             began = time.perf_counter()
             trace = executor.run(
-                bench.device, arrays, staged=False, wait=True, timed=True,
-                limit_bytes=bench.limit_bytes,
+                self.bench.device, self.arrays, staged=False, wait=True, timed=True,
+                limit_bytes=self.bench.limit_bytes,
             )  # fmt: skip
             taken.append(time.perf_counter() - began)
-            if executor is executors[0] and trace is not None:
-                copies.append(trace.busy_seconds("copy_in") + trace.busy_seconds("copy_out"))
-    # the first copy in and the last copy out have nothing to overlap with
-    beside = float(np.median(copies)) * (1.0 - 1.0 / plan.pieces)
-    saved = float(np.median(seconds[0]) - np.median(seconds[1]))
-    return min(max(1.0 - saved / beside, 0.0), 1.0)
+            if executor is self.executors[0] and trace is not None:
+                self.copying.append(trace.busy_seconds("copy_in") + trace.busy_seconds("copy_out"))
+
+    def seconds(self) -> tuple[float, float]:
+        """Of copies that can overlap, and of those what overlap does not save."""
+        # the first copy in and the last copy out have nothing to overlap with
+        beside = float(np.median(self.copying)) * (1.0 - 1.0 / PIECES)
+        in_turn, overlapped = (float(np.median(taken)) for taken in self.taken)
+        return beside, beside - (in_turn - overlapped)
 
 
 def _random(bench: Bench, shape: tuple[int, ...]) -> Any:
     count = int(np.prod(shape))
     array = bench.device.allocate_pinned(4 * count).view(np.float32)
-    array[:] = np.random.default_rng(0).standard_normal(count, np.float32)
+    few = np.random.default_rng(0).standard_normal(min(count, FEW_NUMBERS), np.float32)
+    array[:] = np.resize(few, count)
     return array.reshape(shape)

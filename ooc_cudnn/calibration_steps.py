@@ -38,19 +38,13 @@ def host_seconds(bench: Bench) -> Mapping[str, Timing]:
     """Seconds of a call, an operand, a launch and a step, as `MachineModel` names them.
 
     A piece of an activation takes three steps and one launch; and a call of one piece tells what a
-    call takes beside, one of more operands what each takes, beside the step that copies it. Where
-    processors compute, a fused convolution, which takes more launches, tells what one takes. Each
+    call takes beside, one of more operands what each takes, beside the step that copies it. Each
     is the lower quartile of several: what disturbs a host only adds. A card's steps are issued by
     threads, too, on small pieces of plain memory: what takes time there is to hand them on.
     """
     x = TensorSpec(SHAPE, "float32", "pinned")
     simple, watched = _many_pieces(bench, "activation_forward", x=x)
-    if bench.device.kind == "host":
-        w, b = TensorSpec(FILTERS, "float32", "pinned"), TensorSpec((8,), "float32", "pinned")
-        fused, _ = _many_pieces(bench, "convolution_add_activation_forward", x=x, w=w, b=b)
-        launch = Timing(max(fused.seconds - simple.seconds, 0.0), fused.spread)
-    else:
-        launch = Timing(undisturbed(watched.seconds), Timing.of(watched.seconds).spread)
+    launch = Timing(undisturbed(watched.seconds), Timing.of(watched.seconds).spread)
     launch = launch._replace(seconds=min(launch.seconds, simple.seconds / 2))
     step = (simple.seconds - launch.seconds) / 3
     found = {"launch_seconds": launch, "step_seconds": Timing(step, simple.spread)}
