@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from ooc_cudnn.operations.window import (
     Ranges,
     Rows,
     grouped_ranges,
+    in_words,
     input_rows,
     is_int,
     output_extent,
@@ -274,7 +274,7 @@ class Convolution:
     @property
     def problem(self) -> str:
         """What it computes, whatever its extents."""
-        geometry = _geometry(self.w_shape[2:], self.stride, self.dilation)
+        geometry = in_words(self.w_shape[2:], self.stride, self.dilation)
         return f"{geometry}; {self.x_shape[1]} to {self.w_shape[0]} in {self.groups}"
 
     def magnitude(self, x: Array, *parameters: Array) -> Array:
@@ -302,10 +302,3 @@ class Convolution:
             weights: tuple[Any, ...] = (..., *tap)
             y += np.einsum("ngc...,gkc->ngk...", x[seen], w[weights])
         return y.reshape(n, c_y, *sites)
-
-
-@lru_cache(maxsize=256)
-def _geometry(window: Shape, stride: Shape, dilation: Shape) -> str:
-    """The windows of a convolution in words: those of all its pieces."""
-    extents = ("x".join(map(str, sizes)) for sizes in (window, stride, dilation))
-    return "window {}, stride {}, dilation {}".format(*extents)

@@ -6,7 +6,6 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from ooc_cudnn.operations.window import (
     Pair,
     Range,
     Rows,
+    in_words,
     input_rows,
     output_extent,
     padding_pairs,
@@ -158,7 +158,7 @@ class Pooling:
     @property
     def problem(self) -> str:
         """What it computes, whatever its extents."""
-        return _geometry(self.mode, self.window, self.stride)
+        return f"{self.mode}, {in_words(self.window, self.stride)}"
 
     def taps(self) -> Iterator[tuple[Any, Any]]:
         """Every tap of the window: (slices of y, slices of x) of the windows whose tap is on x."""
@@ -269,10 +269,3 @@ class PoolingBackward:
             for outputs, seen in forward.taps():
                 dx[seen] += dy[outputs]
         return dx[:, :, self.rows[0] : self.rows[1]]
-
-
-@lru_cache(maxsize=256)
-def _geometry(mode: str, window: Shape, stride: Shape) -> str:
-    """The windows of a pooling in words: those of all its pieces."""
-    extents = ("x".join(map(str, sizes)) for sizes in (window, stride))
-    return "{}, window {}, stride {}".format(mode, *extents)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple, overload
 
 Range = tuple[int, int]
@@ -174,6 +175,19 @@ def grouped_ranges(extent: int, group: int, size: int) -> Ranges:
     ((0, 3), (3, 4), (4, 7), (7, 8))
     """
     return ranges(extent, size - size % group) if size >= group else Ranges(extent, size, group)
+
+
+@lru_cache(maxsize=256)
+def in_words(
+    window: tuple[int, ...], stride: tuple[int, ...], dilation: tuple[int, ...] = ()
+) -> str:
+    """What a window is like, whatever it slides over: asked of every piece that is priced.
+
+    >>> in_words((3, 3), (1, 1), (2, 2)), in_words((2,), (2,))
+    ('window 3x3, stride 1x1, dilation 2x2', 'window 2, stride 2')
+    """
+    named = (("window", window), ("stride", stride), ("dilation", dilation))
+    return ", ".join(f"{name} {'x'.join(map(str, sizes))}" for name, sizes in named if sizes)
 
 
 def per_axis(value: Any, axes: int, *, name: str, least: int) -> tuple[int, ...]:
