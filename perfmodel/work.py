@@ -14,7 +14,7 @@ from .record import Record, Table, number, text, whole
 Direction = Literal["forward", "backward_data", "backward_filter"]
 
 CHANNEL_STEP = 32
-"""Kernels compute so many output channels at once, or twice as many, and so on (section 4.2)."""
+"""Kernels compute output channels in multiples of so many (the paper's section 4.2)."""
 
 TILE_CHANNELS = 128
 """Channels of the wide tiles in which matrix units compute."""

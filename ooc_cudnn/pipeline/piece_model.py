@@ -215,7 +215,7 @@ class PieceModel:
         return tuple(size for size in sizes if size not in linear[1:-1])
 
     def _may_be(self, sizes: Mapping[str, int]) -> bool:
-        return self.costs.channels_cut_freely or self.call.is_legal(Split(**sizes))
+        return self.call.is_legal(Split(**sizes))
 
     def _first_legal(self, sizes: Sizes) -> dict[str, int] | None:
         """The first piece that is legal: with groups, channels cannot be cut just as one likes."""
@@ -246,21 +246,19 @@ class PieceModel:
         n, c_y, rows, c_x = (self.cuts.cut(axis, sizes[axis]).ranges for axis in AXES)
         at = len(rows) // 2
         after = rows[at - 1] if at else None
-        found: Probe | None = None
-        for sweep in range(call.sweeps):
-            cost = self.costs.of(Piece(n[0], c_y[0], rows[at], c_x[0], sweep, after), place)
-            held = {ELEMENTS: cost.largest_elements, BYTES: cost.largest_bytes, **cost.sizes}
-            if found is None:
-                found = Probe(cost.seconds, held, cost.launching)
-                continue
-            most = {name: max(found.memory.get(name, 0), count) for name, count in held.items()}
-            found = Probe(
-                found.seconds + cost.seconds,
-                {**found.memory, **most},
-                found.launching + cost.launching,
-            )
-        assert found is not None
-        return found
+        costs = [
+            self.costs.of(Piece(n[0], c_y[0], rows[at], c_x[0], sweep, after), place)
+            for sweep in range(call.sweeps)
+        ]
+        memory, *others = (
+            {ELEMENTS: cost.largest_elements, BYTES: cost.largest_bytes, **cost.sizes}
+            for cost in costs
+        )
+        for held in others:
+            memory |= {name: max(memory.get(name, 0), count) for name, count in held.items()}
+        return Probe(
+            sum(cost.seconds for cost in costs), memory, sum(cost.launching for cost in costs)
+        )
 
 
 __all__ = ["BYTES", "ELEMENTS", "PieceModel", "Sizes", "Values"]
