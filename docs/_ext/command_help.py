@@ -13,6 +13,8 @@ from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
 from ooc_cudnn import cli
+from ooc_cudnn.cli_plan import function_parser
+from ooc_cudnn.functions.plan import FUNCTIONS
 
 WIDTH = "90"
 
@@ -27,20 +29,23 @@ class CommandHelp(SphinxDirective):
             for name, parser in parsers():
                 block = nodes.literal_block("", parser.format_help(), language="text")
                 if name:
-                    section = nodes.section("", nodes.title("", name), block, ids=[name])
-                    made.append(section)
+                    title, ids = nodes.title("", name), [nodes.make_id(name)]
+                    made.append(nodes.section("", title, block, ids=ids))
                 else:
                     made.append(block)
         return made
 
 
 def parsers() -> Iterator[tuple[str, argparse.ArgumentParser]]:
-    """Yield the program's parser with an empty name, then those of its commands."""
+    """Yield the program's parser with an empty name, then those of its commands and functions."""
     program = cli._parser()
     yield "", program
     for action in program._actions:
         if isinstance(action, argparse._SubParsersAction):
-            yield from action.choices.items()
+            for name, parser in action.choices.items():
+                yield name, parser
+                if name == "plan":
+                    yield from ((f"plan {each}", function_parser(each)) for each in FUNCTIONS)
 
 
 def setup(app: Sphinx) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ooc_cudnn.functions.arguments import (
@@ -22,20 +22,21 @@ from ooc_cudnn.operations.batch_statistics import BatchNormalization, BatchNorma
 from ooc_cudnn.operations.chain import Chain
 from ooc_cudnn.settings_table import Settings
 from ooc_cudnn.tensor import ACCUMULATOR, TensorSpec
+from ooc_cudnn.types import Array, ChannelStatistics
 
 
 def batch_normalization_forward_training(
-    x: Any,
-    scale: Any,
-    bias: Any,
+    x: Array,
+    scale: ChannelStatistics,
+    bias: ChannelStatistics,
     *,
-    running_mean: Any = None,
-    running_variance: Any = None,
+    running_mean: ChannelStatistics | None = None,
+    running_variance: ChannelStatistics | None = None,
     exponential_average_factor: float = 0.1,
     epsilon: float = 1e-5,
     alpha: float = 1.0,
     beta: float = 0.0,
-    out: Any = None,
+    out: Array | Sequence[Array | None] | None = None,
 ) -> Any:
     """Normalise each channel by the statistics of the whole batch, however that is cut.
 
@@ -138,16 +139,16 @@ def describe_forward_training(
 
 
 def batch_normalization_forward_inference(
-    x: Any,
-    scale: Any,
-    bias: Any,
-    mean: Any,
-    variance: Any,
+    x: Array,
+    scale: ChannelStatistics,
+    bias: ChannelStatistics,
+    mean: ChannelStatistics,
+    variance: ChannelStatistics,
     *,
     epsilon: float = 1e-5,
     alpha: float = 1.0,
     beta: float = 0.0,
-    out: Any = None,
+    out: Array | None = None,
 ) -> Any:
     """Normalise each channel by given statistics.
 
@@ -222,16 +223,16 @@ def describe_forward_inference(
 
 
 def batch_normalization_backward(
-    x: Any,
-    dy: Any,
-    scale: Any,
+    x: Array,
+    dy: Array,
+    scale: ChannelStatistics,
     *,
-    saved_mean: Any = None,
-    saved_inverse_variance: Any = None,
+    saved_mean: ChannelStatistics | None = None,
+    saved_inverse_variance: ChannelStatistics | None = None,
     epsilon: float = 1e-5,
     alpha: float = 1.0,
     beta: float = 0.0,
-    out: Any = None,
+    out: Array | Sequence[Array | None] | None = None,
 ) -> Any:
     """Gradient of batch normalisation in training, through the statistics of the whole batch.
 

@@ -20,17 +20,18 @@ from ooc_cudnn.operations.base import Operation, numbered
 from ooc_cudnn.operations.chain import Chain
 from ooc_cudnn.settings_table import Settings
 from ooc_cudnn.tensor import TensorSpec
+from ooc_cudnn.types import Array
 
 _KINDS = tuple(getattr(public, name) for name in public.__all__)
 
 
 def chain_forward(
-    x: Any,
+    x: Array,
     operations: Iterable[Applied],
     *,
     alpha: float = 1.0,
     beta: float = 0.0,
-    out: Any = None,
+    out: Array | None = None,
 ) -> Any:
     """Run operations one after the other on each piece of x while it is on the device.
 

@@ -21,19 +21,20 @@ from ooc_cudnn.operations.bias import AddTensor
 from ooc_cudnn.operations.chain import Chain
 from ooc_cudnn.settings_table import Settings
 from ooc_cudnn.tensor import TensorSpec
+from ooc_cudnn.types import Array, ChannelVector, Filters, Padding, Sizes
 
 
 def convolution_forward(
-    x: Any,
-    w: Any,
+    x: Array,
+    w: Filters,
     *,
-    padding: Any = 0,
-    stride: Any = 1,
-    dilation: Any = 1,
+    padding: Padding = 0,
+    stride: Sizes = 1,
+    dilation: Sizes = 1,
     groups: int = 1,
     alpha: float = 1.0,
     beta: float = 0.0,
-    out: Any = None,
+    out: Array | None = None,
 ) -> Any:
     """Cross-correlate x with the filters w, in pieces if they do not fit the device.
 
@@ -101,19 +102,19 @@ def describe_forward(
 
 
 def convolution_add_activation_forward(
-    x: Any,
-    w: Any,
-    b: Any,
+    x: Array,
+    w: Filters,
+    b: ChannelVector,
     *,
     activation: str = "relu",
     coef: float | None = None,
-    padding: Any = 0,
-    stride: Any = 1,
-    dilation: Any = 1,
+    padding: Padding = 0,
+    stride: Sizes = 1,
+    dilation: Sizes = 1,
     groups: int = 1,
     alpha: float = 1.0,
     beta: float = 0.0,
-    out: Any = None,
+    out: Array | None = None,
 ) -> Any:
     """Convolution, bias and activation on one residence of each piece: the paper's fused function.
 

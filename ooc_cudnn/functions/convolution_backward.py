@@ -21,20 +21,21 @@ from ooc_cudnn.operations.backward_filter import BackwardFilter
 from ooc_cudnn.operations.window import is_int, padding_pairs, per_axis
 from ooc_cudnn.settings_table import Settings
 from ooc_cudnn.tensor import TensorSpec
+from ooc_cudnn.types import Array, Filters, Padding, Sizes
 
 
 def convolution_backward_data(
-    w: Any,
-    dy: Any,
+    w: Filters,
+    dy: Array,
     *,
     input_shape: tuple[int, ...] | None = None,
-    padding: Any = 0,
-    stride: Any = 1,
-    dilation: Any = 1,
+    padding: Padding = 0,
+    stride: Sizes = 1,
+    dilation: Sizes = 1,
     groups: int = 1,
     alpha: float = 1.0,
     beta: float = 0.0,
-    out: Any = None,
+    out: Array | None = None,
 ) -> Any:
     """Gradient of a convolution with respect to its data.
 
@@ -129,17 +130,17 @@ def describe_backward_data(
 
 
 def convolution_backward_filter(
-    x: Any,
-    dy: Any,
+    x: Array,
+    dy: Array,
     *,
     filter_shape: tuple[int, ...] | None = None,
-    padding: Any = 0,
-    stride: Any = 1,
-    dilation: Any = 1,
+    padding: Padding = 0,
+    stride: Sizes = 1,
+    dilation: Sizes = 1,
     groups: int = 1,
     alpha: float = 1.0,
     beta: float = 0.0,
-    out: Any = None,
+    out: Array | None = None,
 ) -> Any:
     """Gradient of a convolution with respect to its filter, summed over n and hY on the device.
 
@@ -234,7 +235,7 @@ def describe_backward_filter(
 
 
 def convolution_backward_bias(
-    dy: Any, *, alpha: float = 1.0, beta: float = 0.0, out: Any = None
+    dy: Array, *, alpha: float = 1.0, beta: float = 0.0, out: Array | None = None
 ) -> Any:
     """Gradient of a convolution with respect to its bias: dy summed over all but its channels.
 

@@ -23,9 +23,12 @@ from ooc_cudnn.operations.op_tensor import check_broadcast
 from ooc_cudnn.operations.per_site import ActivationGradient, Addition
 from ooc_cudnn.settings_table import Settings
 from ooc_cudnn.tensor import TensorSpec
+from ooc_cudnn.types import Array
 
 
-def add_tensor(b: Any, y: Any, *, alpha: float = 1.0, beta: float = 1.0, out: Any = None) -> Any:
+def add_tensor(
+    b: Array, y: Array, *, alpha: float = 1.0, beta: float = 1.0, out: Array | None = None
+) -> Any:
     """Add b, broadcast, to y: ``y = alpha * b + beta * y``, in place or into `out`.
 
     Parameters
@@ -90,13 +93,13 @@ def describe_add_tensor(b: Any, y: Any, alpha: Any, beta: Any, _apart: bool = Fa
 
 
 def activation_forward(
-    x: Any,
+    x: Array,
     *,
     mode: str = "relu",
     coef: float | None = None,
     alpha: float = 1.0,
     beta: float = 0.0,
-    out: Any = None,
+    out: Array | None = None,
 ) -> Any:
     """Apply an activation to every element.
 
@@ -156,15 +159,15 @@ def describe_activation_forward(x: Any, mode: Any, coef: Any, alpha: Any, beta: 
 
 
 def activation_backward(
-    y: Any,
-    dy: Any,
-    x: Any = None,
+    y: Array,
+    dy: Array,
+    x: Array | None = None,
     *,
     mode: str = "relu",
     coef: float | None = None,
     alpha: float = 1.0,
     beta: float = 0.0,
-    out: Any = None,
+    out: Array | None = None,
 ) -> Any:
     """Gradient of an activation: ``dx = dy * f'(x)``.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ooc_cudnn.functions.arguments import (
@@ -26,26 +26,27 @@ from ooc_cudnn.operations.fused_backward import FusedBackward
 from ooc_cudnn.operations.pooling import Pooling
 from ooc_cudnn.settings_table import Settings
 from ooc_cudnn.tensor import TensorSpec
+from ooc_cudnn.types import Array, ChannelVector, Filters, Padding, Sizes
 
 
 def convolution_add_activation_pooling_forward(
-    x: Any,
-    w: Any,
-    b: Any,
+    x: Array,
+    w: Filters,
+    b: ChannelVector,
     *,
-    window: Any,
+    window: Sizes,
     activation: str = "relu",
     coef: float | None = None,
-    padding: Any = 0,
-    stride: Any = 1,
-    dilation: Any = 1,
+    padding: Padding = 0,
+    stride: Sizes = 1,
+    dilation: Sizes = 1,
     groups: int = 1,
     mode: str = "max",
-    pooling_padding: Any = 0,
-    pooling_stride: Any = None,
+    pooling_padding: Padding = 0,
+    pooling_stride: Sizes | None = None,
     alpha: float = 1.0,
     beta: float = 0.0,
-    out: Any = None,
+    out: Array | None = None,
 ) -> Any:
     """Convolution, bias, activation and pooling on one residence of each piece.
 
@@ -138,20 +139,20 @@ def describe_pooling_forward(
 
 
 def convolution_add_activation_backward(
-    x: Any,
-    w: Any,
-    y: Any,
-    dy: Any,
+    x: Array,
+    w: Filters,
+    y: Array,
+    dy: Array,
     *,
     activation: str = "relu",
     coef: float | None = None,
-    padding: Any = 0,
-    stride: Any = 1,
-    dilation: Any = 1,
+    padding: Padding = 0,
+    stride: Sizes = 1,
+    dilation: Sizes = 1,
     groups: int = 1,
     alpha: float = 1.0,
     beta: float = 0.0,
-    out: Any = None,
+    out: Array | Sequence[Array | None] | None = None,
 ) -> Any:
     """All three gradients of convolution, bias and activation; x, y and dy are read once.
 

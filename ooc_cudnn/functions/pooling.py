@@ -13,18 +13,19 @@ from ooc_cudnn.operations.chain import Chain
 from ooc_cudnn.operations.pooling import Pooling
 from ooc_cudnn.settings_table import Settings
 from ooc_cudnn.tensor import TensorSpec
+from ooc_cudnn.types import Array, Padding, Sizes
 
 
 def pooling_forward(
-    x: Any,
+    x: Array,
     *,
-    window: Any,
+    window: Sizes,
     mode: str = "max",
-    padding: Any = 0,
-    stride: Any = None,
+    padding: Padding = 0,
+    stride: Sizes | None = None,
     alpha: float = 1.0,
     beta: float = 0.0,
-    out: Any = None,
+    out: Array | None = None,
 ) -> Any:
     """Take the largest or the mean value of each window.
 
@@ -87,17 +88,17 @@ def describe_pooling_forward(
 
 
 def pooling_backward(
-    y: Any,
-    dy: Any,
-    x: Any,
+    y: Array,
+    dy: Array,
+    x: Array,
     *,
-    window: Any,
+    window: Sizes,
     mode: str = "max",
-    padding: Any = 0,
-    stride: Any = None,
+    padding: Padding = 0,
+    stride: Sizes | None = None,
     alpha: float = 1.0,
     beta: float = 0.0,
-    out: Any = None,
+    out: Array | None = None,
 ) -> Any:
     """Gradient of pooling.
 

@@ -14,16 +14,17 @@ from ooc_cudnn.operations.softmax import ALGORITHMS, MODES
 from ooc_cudnn.operations.splittable import Splittable
 from ooc_cudnn.settings_table import Settings
 from ooc_cudnn.tensor import TensorSpec
+from ooc_cudnn.types import Array
 
 
 def softmax_forward(
-    x: Any,
+    x: Array,
     *,
     algorithm: str = "accurate",
     mode: str = "channel",
     alpha: float = 1.0,
     beta: float = 0.0,
-    out: Any = None,
+    out: Array | None = None,
 ) -> Any:
     """Softmax over the channels of each site, or over all elements of each image.
 
@@ -87,14 +88,14 @@ def describe_softmax_forward(
 
 
 def softmax_backward(
-    y: Any,
-    dy: Any,
+    y: Array,
+    dy: Array,
     *,
     algorithm: str = "accurate",
     mode: str = "channel",
     alpha: float = 1.0,
     beta: float = 0.0,
-    out: Any = None,
+    out: Array | None = None,
 ) -> Any:
     """Gradient of softmax.
 

@@ -17,6 +17,7 @@ from ooc_cudnn.memory.limit import limit_bytes
 from ooc_cudnn.memory.pinned import allocate
 from ooc_cudnn.settings import current
 from ooc_cudnn.tensor import ORDERS, dtype_name, numpy_dtype
+from ooc_cudnn.types import Array
 
 
 def empty(shape: Any, dtype: Any = "float32", order: str = "channels_first") -> Any:
@@ -119,7 +120,7 @@ def malloc(nbytes: int) -> Any:
     return device.as_array(allocation, (int(nbytes),), "uint8")
 
 
-def memcpy(dst: Any, src: Any) -> None:
+def memcpy(dst: Array, src: Array) -> None:
     """Copy `src` to `dst`, between any two placements; returns when it is done.
 
     Parameters
@@ -180,7 +181,7 @@ def release() -> None:
             device.release_caches()
 
 
-def placement(array: Any) -> str:
+def placement(array: Array) -> str:
     """Return where an array lives: "device", "pinned", "pageable" or "disk".
 
     Examples

@@ -16,6 +16,7 @@ from ooc_cudnn.operations.base import Operation, Shape
 from ooc_cudnn.operations.batch_normalization import Normalise
 from ooc_cudnn.settings_table import Settings
 from ooc_cudnn.tensor import ACCUMULATOR, TensorSpec
+from ooc_cudnn.types import Array, ChannelStatistics, ChannelVector, Filters, Padding, Sizes
 
 
 class Incoming(NamedTuple):
@@ -61,10 +62,10 @@ class Convolution:
         As for `convolution_forward`.
     """
 
-    w: Any
-    padding: Any = field(default=0, kw_only=True)
-    stride: Any = field(default=1, kw_only=True)
-    dilation: Any = field(default=1, kw_only=True)
+    w: Filters | TensorSpec
+    padding: Padding = field(default=0, kw_only=True)
+    stride: Sizes = field(default=1, kw_only=True)
+    dilation: Sizes = field(default=1, kw_only=True)
     groups: int = field(default=1, kw_only=True)
 
     @property
@@ -134,10 +135,10 @@ class Activation:
 class Pooling:
     """Pooling, as `pooling_forward`."""
 
-    window: Any
+    window: Sizes
     mode: str = field(default="max", kw_only=True)
-    padding: Any = field(default=0, kw_only=True)
-    stride: Any = field(default=None, kw_only=True)
+    padding: Padding = field(default=0, kw_only=True)
+    stride: Sizes | None = field(default=None, kw_only=True)
 
     @property
     def arrays(self) -> tuple[Any, ...]:
@@ -180,7 +181,7 @@ class OpTensor:
     """
 
     op: str
-    b: Any
+    b: Array | TensorSpec
     alpha_a: float = field(default=1.0, kw_only=True)
     alpha_b: float = field(default=1.0, kw_only=True)
 
@@ -223,7 +224,7 @@ class OpTensor:
 class AddTensor:
     """Add b, broadcast: a bias of shape (c,) or (1, c, 1...), or any tensor that broadcasts."""
 
-    b: Any
+    b: ChannelVector | TensorSpec
 
     @property
     def arrays(self) -> tuple[Any, ...]:
@@ -254,10 +255,10 @@ class AddTensor:
 class BatchNormalization:
     """Inference by given statistics, as `batch_normalization_forward_inference`."""
 
-    scale: Any
-    bias: Any
-    mean: Any
-    variance: Any
+    scale: ChannelStatistics | TensorSpec
+    bias: ChannelStatistics | TensorSpec
+    mean: ChannelStatistics | TensorSpec
+    variance: ChannelStatistics | TensorSpec
     epsilon: float = field(default=1e-5, kw_only=True)
 
     @property

@@ -1,0 +1,207 @@
+"""``ooc-cudnn plan FUNCTION``: the arguments of each function, taken from its signature."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import json
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from ooc_cudnn.cli_arguments import (
+    PROGRAM,
+    Defaults,
+    Given,
+    Kind,
+    add_device,
+    kind_of,
+    meanings,
+    on_device,
+    one_of,
+    parameters_of,
+)
+from ooc_cudnn.cli_chain import WRITTEN, read_chain
+from ooc_cudnn.functions.plan import FUNCTIONS, describe_call, described, plan
+from ooc_cudnn.tensor import DTYPES, PLACEMENTS, TensorSpec
+from ooc_cudnn.types import OfFilters, PerChannel
+from perfmodel import shipped_names
+
+ABOUT = "say how a call would run, and how long it would take; no data, no card needed"
+#: What the example of each function gives for what it needs, and for geometry: results are as large
+#: as x.
+EXAMPLES = {
+    "x": "512x64x256x256",
+    "y": "512x64x256x256",
+    "dy": "512x64x256x256",
+    "w": "64x64x3x3@device",
+    "b": "64",
+    "window": "3",
+    "padding": "1",
+    "stride": "1",
+    "operations": "'convolution 64 window 3 padding 1; activation relu; pooling 2'",
+}
+
+
+def add_plan(commands: Any) -> None:
+    """Add the command."""
+    names = "\n".join(f"  {name}" for name in FUNCTIONS)
+    parser = commands.add_parser(
+        "plan",
+        help=ABOUT,
+        description=f"{ABOUT.capitalize()}.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=f"functions (without the ending _forward, too):\n{names}\n\n"
+        f"`{PROGRAM} plan FUNCTION --help` says what each takes.\n\n"
+        f"example:\n  {example('convolution_forward')}",
+    )
+    parser.add_argument("function", type=_function, metavar="FUNCTION", help="one of those below")
+    parser.add_argument(
+        "arguments", nargs=argparse.REMAINDER, metavar="...", help="the function's own"
+    )
+    parser.set_defaults(run=_run)
+
+
+def function_parser(name: str) -> argparse.ArgumentParser:
+    """Return the parser of one function's arguments."""
+    public = FUNCTIONS[name][0]
+    about = (inspect.getdoc(public) or "").split("\n")[0]
+    parser = argparse.ArgumentParser(
+        prog=f"{PROGRAM} plan {name}",
+        allow_abbrev=False,  # --w is no --window
+        description=f"Plan: {about}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=f"example:\n  {example(name)}",
+    )
+    said = meanings(public, {each: FUNCTIONS[each][0] for each in FUNCTIONS})
+    own = parser.add_argument_group("the function's arguments")
+    for argument, parameter in _parameters(name).items():
+        kind = kind_of(parameter.annotation)
+        meaning = said.get(argument, "").replace("%", "%%")
+        if kind.read is None:
+            own.add_argument(argument, metavar="OPERATIONS", help=WRITTEN)
+            continue
+        needed = parameter.default is inspect.Parameter.empty
+        told = isinstance(kind.mark, PerChannel)  # by how many channels there are
+        own.add_argument(
+            f"--{argument.replace('_', '-')}",
+            type=kind.read,
+            metavar=kind.metavar,
+            required=needed and not told,
+            help=meaning + (" (may be left out)" if needed and told else ""),
+        )
+    _add_common(parser.add_argument_group("where and with what"))
+    return parser
+
+
+def example(name: str) -> str:
+    """Return a command line that plans a function."""
+    words = [PROGRAM, "plan", name]
+    for argument, parameter in _parameters(name).items():
+        kind, default = kind_of(parameter.annotation), parameter.default
+        needed = default is inspect.Parameter.empty
+        if kind.read is None:
+            words.append(EXAMPLES[argument])
+        elif isinstance(kind.mark, PerChannel):
+            continue
+        elif needed if kind.is_array else EXAMPLES.get(argument) not in (None, str(default)):
+            words.append(f"--{argument} {EXAMPLES[argument]}")
+    return " ".join([*words, "--machine h200", "--memory-limit 16GiB"])
+
+
+def _parameters(name: str) -> dict[str, inspect.Parameter]:
+    """The parameters of a function that are given by themselves: `out` has options of its own."""
+    found = parameters_of(FUNCTIONS[name][0])
+    del found["out"]
+    return found
+
+
+def _function(text: str) -> str:
+    """Read the name of a function; "pooling" is "pooling_forward", and so on."""
+    plain = text.replace("-", "_")
+    short = {name.removesuffix("_forward"): name for name in FUNCTIONS}
+    found = one_of(
+        plain, (*FUNCTIONS, *(each for each in short if each not in FUNCTIONS)), "a function"
+    )
+    return short.get(found, found)
+
+
+def _add_common(group: Any) -> None:
+    group.add_argument("--dtype", choices=tuple(DTYPES), default="float32", help="of all arrays")
+    group.add_argument(
+        "--placement",
+        choices=PLACEMENTS,
+        default="pinned",
+        help="of the arrays that name none, and of the result (default: %(default)s)",
+    )
+    group.add_argument("--out-placement", choices=PLACEMENTS, help="of the result")
+    where = group.add_mutually_exclusive_group()
+    where.add_argument(
+        "--machine",
+        metavar="NAME",
+        help=f"{', '.join(shipped_names())} or a file; this machine when left out",
+    )
+    add_device(where)
+    group.add_argument("--memory-limit", metavar="SIZE", help="16GiB, 0.5, ...")
+    group.add_argument("--json", action="store_true", help="print the plan as JSON")
+
+
+def _run(before: argparse.Namespace) -> int:
+    name = before.function
+    arguments = function_parser(name).parse_args(before.arguments)
+    defaults = Defaults(arguments.dtype, arguments.placement)
+    options = {"machine": arguments.machine, "memory_limit": arguments.memory_limit}
+    with on_device(arguments.device):
+        given = _given(name, arguments, defaults)
+        out = _out(name, given, defaults, arguments.out_placement)
+        found = plan(name, **given, **options, out=out)
+    print(json.dumps(found.to_json(), indent=2) if arguments.json else found.explain())
+    return 0
+
+
+def _given(name: str, arguments: argparse.Namespace, defaults: Defaults) -> dict[str, Any]:
+    """The function's arguments: arrays as specs, vectors of the data's channels where left out."""
+    values: dict[str, Any] = {}
+    vectors: dict[str, Kind] = {}
+    texts: dict[str, str] = {}
+    for argument, parameter in _parameters(name).items():
+        value, kind = getattr(arguments, argument), kind_of(parameter.annotation)
+        if value is None:
+            if parameter.default is inspect.Parameter.empty:
+                vectors[argument] = kind
+        elif kind.read is None:
+            texts[argument] = value
+        else:
+            values[argument] = defaults.spec(value, kind) if kind.is_array else value
+    for argument, kind in vectors.items():
+        values[argument] = defaults.spec(Given((_channels(name, values),)), kind)
+    for argument, text in texts.items():
+        values[argument] = read_chain(text, values["x"], defaults)
+    return values
+
+
+def _channels(name: str, values: Mapping[str, Any]) -> int:
+    """Channels of the result: as many as there are filters, else those of the data."""
+    specs = {n: value for n, value in values.items() if isinstance(value, TensorSpec)}
+    for argument, spec in specs.items():
+        if isinstance(kind_of(_parameters(name)[argument].annotation).mark, OfFilters):
+            return spec.shape[0]
+    first, spec = next(iter(specs.items()))
+    if len(spec.shape) < 2:
+        raise ValueError(f"{first} must have shape (n, c, spatial axes), not {spec.shape}")
+    return spec.shape[1]
+
+
+def _out(name: str, given: Mapping[str, Any], defaults: Defaults, placement: str | None) -> Any:
+    """Where the results go; None where one changes in place and nothing else was asked for."""
+    shaping = {argument: value for argument, value in given.items() if argument != "beta"}
+    description = describe_call(name, shaping, None)
+    made = described(name, **shaping)
+    if placement is None and set(description.results) <= set(description.updated):
+        return None
+    place = partial(TensorSpec, placement=placement or defaults.placement)
+    outs = tuple(
+        place(made.operands[result].shape, made.operands[result].dtype)
+        for result in description.results
+    )
+    return outs if len(outs) > 1 else outs[0]
