@@ -15,7 +15,7 @@ import ooc_cudnn
 from benchmarks.accuracy_calls import plan_bound
 from benchmarks.accuracy_draw import MIB, SCALES, Drawn, Scale, draw
 from benchmarks.accuracy_operands import Blocks, Bound
-from benchmarks.neighbours import Neighbours
+from ooc_cudnn.bench.neighbours import Neighbours
 from ooc_cudnn.bench.timing import Timing, interleave, paired_ratio, timed
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.functions.call import is_staged

@@ -28,7 +28,7 @@ from benchmarks.accuracy_splits import (
     rank_correlation,
 )
 from benchmarks.accuracy_summary import errors, grouped, rounded, worst
-from benchmarks.neighbours import Neighbours
+from ooc_cudnn.bench.neighbours import Neighbours
 from ooc_cudnn.bench.timing import Timing
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.functions.plan import FUNCTIONS, plan, planned_call

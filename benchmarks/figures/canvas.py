@@ -22,6 +22,8 @@ CONTENDER_COLOURS = dict(
 )  # fmt: skip
 CONTENDER_COLOURS |= {
     "cudnn": COLOURS[1],
+    "double_buffered_torch": "#8c6d31",
+    "double_buffered_cupy": "#bd9e39",
     "copy_limit": "#999999",
     "torch_checkpoint": COLOURS[7],
     "torch_micro_batches": COLOURS[1],

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from benchmarks.figures.records import STAGES, Records, feature_bytes, names
 from benchmarks.figures.records import stage_seconds as stages_of
 from benchmarks.figures.words import (
+    LABELS,
     NOTHING,
     PRECISIONS,
     gflops,
@@ -18,11 +19,11 @@ from benchmarks.figures.words import (
 )
 from benchmarks.paper_figures import CHANNEL_GFLOPS, CHANNELS, FUSED_OVER_UNFUSED
 from ooc_cudnn.bench.case import OURS
-from ooc_cudnn.bench.cases import CASES, FIGURE_9, UNIFIED_MEMORY
+from ooc_cudnn.bench.cases import CASES, FIGURE_9, LOOPS, UNIFIED_MEMORY
 from ooc_cudnn.units import format_seconds
 
 IN_CORE = (OURS, "in_core", "cudnn")
-OTHERS = (*UNIFIED_MEMORY, "naive_loop", "serial", "torch_in_core")
+OTHERS = (*UNIFIED_MEMORY, *LOOPS, "serial", "torch_in_core")
 
 
 def figure_9(records: Records) -> str:
@@ -119,7 +120,7 @@ def figure_14(records: Records) -> str:
             )
         )  # fmt: skip
     head = ("x, and y", "limit", "`ooc_cudnn`", "share of raw copies",
-            *(f"`{contender}`" for contender in OTHERS))  # fmt: skip
+            *(LABELS[contender] for contender in OTHERS))  # fmt: skip
     return section(records, cases, (OURS, "copy_limit", *OTHERS), (markdown(head, rows),))
 
 
@@ -127,7 +128,7 @@ def networks(records: Records) -> str:
     """Layers of real networks."""
     rows = []
     cases = [name for name, case in CASES.items() if name.startswith(("vgg-", "path", "pageable"))]
-    others = ("in_core", "naive_loop", "torch_in_core")
+    others = ("in_core", *LOOPS, "torch_in_core")
     for case in cases:
         rows.append(
             (
@@ -137,7 +138,7 @@ def networks(records: Records) -> str:
             )
         )  # fmt: skip
     head = ("case", "limit", "`ooc_cudnn`", "share of raw copies",
-            *(f"`{contender}`" for contender in others))  # fmt: skip
+            *(LABELS[contender] for contender in others))  # fmt: skip
     return section(records, cases, (OURS, "copy_limit", *others), (markdown(head, rows),))
 
 

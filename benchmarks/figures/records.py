@@ -41,7 +41,7 @@ class Records:
             return self.unfit.get(case, NOT_MEASURED)
         found = record["contenders"].get(contender)
         if found is None:
-            return str(record.get("reason", "not part of this case when it was measured"))
+            return str(record.get("reason", NOT_MEASURED))
         if found["status"] != "measured":
             return str(found["reason"])
         if found["check"] is not None and not found["check"]["ok"]:

@@ -19,6 +19,8 @@ UNIFIED_MEMORY = (
     "unified_memory_prefetch",
     "unified_memory_prefetch_split",
 )
+#: The loop that one writes first, and the best one.
+LOOPS = ("naive_loop", "double_buffered_torch", "double_buffered_cupy")
 #: Figure 9's channels -> the limit, and GFLOPS where the paper states them.
 FIGURE_9 = {
     64: ("256MiB", 4332.0),
@@ -137,7 +139,7 @@ def _figure_10() -> Iterator[Case]:
 def _figure_14() -> Iterator[Case]:
     for size, images in (("1gb", 64), ("2gb", 128), ("4gb", 256), ("9gb", 512)):
         for precision in (TF32, STRICT) if images >= 256 else (TF32,):
-            others = ("naive_loop", "serial") if precision == TF32 else ()
+            others = (*LOOPS, "serial") if precision == TF32 else ()
             yield _convolution(
                 f"fig14-{size}",
                 f"Unified Memory: {images} images of 256x256, 64 channels",
@@ -155,17 +157,17 @@ def _networks() -> Iterator[Case]:
     yield _convolution(
         "vgg-conv2", "VGG's second convolution, 256 images", "VGG-16, conv1_2",
         (256, 64, 224, 224), tiny=(8, 8, 14, 14), memory_limit="2GiB",
-        baselines=("copy_limit", "in_core", "torch_in_core"),
+        baselines=("copy_limit", "in_core", *LOOPS[1:], "torch_in_core"),
     )  # fmt: skip
     yield _convolution(
         "pathology-slide", "a slide of 16384x8192, 16 channels", "networks for pathology",
         (1, 16, 16384, 8192), tiny=(1, 8, 48, 24), memory_limit="2GiB",
-        baselines=("copy_limit", "in_core", "naive_loop"),
+        baselines=("copy_limit", "in_core", *LOOPS),
     )  # fmt: skip
     yield _convolution(
         "pageable-4gb", "figure 14's 4 GB in plain NumPy arrays", "figure 14, without pinning",
         (256, 64, 256, 256), tiny=(8, 8, 16, 16), memory_limit="4GiB",
-        baselines=("naive_loop", "torch_in_core"), pageable=True,
+        baselines=(*LOOPS, "torch_in_core"), pageable=True,
     )  # fmt: skip
 
 

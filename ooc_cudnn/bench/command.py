@@ -12,6 +12,7 @@ from typing import Any
 from ooc_cudnn.bench.case import OURS, Case
 from ooc_cudnn.bench.environment import plain
 from ooc_cudnn.bench.runner import Say, failed, run_case
+from ooc_cudnn.bench.steadiness import disagreements
 from ooc_cudnn.bench.tables import table
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.errors import DeviceUnavailableError
@@ -74,15 +75,40 @@ def run_cases(
     records = []
     for number, case in enumerate(cases, 1):
         say(f"[{number}/{len(cases)}] {case.name}: {case.about}")
-        record = run_case(
-            case, quick=quick, device=device, machine=machine, repeats=repeats, say=say
-        )
+        for last in (False, True):
+            record = run_case(
+                case, quick=quick, device=device, machine=machine, repeats=repeats, say=say
+            )
+            record["disturbed"] += _against_other_precision(record, output)
+            if not record["disturbed"] or last:
+                break
+            say(f"{case.name}: measured again, since {'; '.join(record['disturbed'])}")
         records.append(record)
         if output is not None:
-            output.mkdir(parents=True, exist_ok=True)
-            text = json.dumps(record, indent=1, default=plain) + "\n"
-            (output / f"{case.name}.json").write_text(text, encoding="utf-8")
+            write(record, output)
     return records
+
+
+def write(record: dict[str, Any], folder: Path) -> None:
+    """Write a record to a folder; one of a disturbed machine to its folder "disturbed".
+
+    What was stored before stays then: a figure that cannot be believed replaces none.
+    """
+    place = folder / "disturbed" if record["disturbed"] else folder
+    place.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(record, indent=1, default=plain) + "\n"
+    (place / f"{record['case']['name']}.json").write_text(text, encoding="utf-8")
+
+
+def _against_other_precision(record: dict[str, Any], folder: Path | None) -> list[str]:
+    """Compare with the stored record of the same case in the other precision, if there is one."""
+    name, _, precision = record["case"]["name"].rpartition("-")
+    other = {"strict": "tf32", "tf32": "strict"}.get(precision)
+    path = folder / f"{name}-{other}.json" if folder is not None else None
+    if other is None or path is None or not path.exists():
+        return []
+    stored = json.loads(path.read_text(encoding="utf-8"))
+    return disagreements(*((record, stored) if precision == "strict" else (stored, record)))
 
 
 def report(records: Sequence[dict[str, Any]]) -> str:
@@ -105,12 +131,17 @@ def report(records: Sequence[dict[str, Any]]) -> str:
 
 
 def status_of(records: Sequence[dict[str, Any]], complain: Callable[[str], None]) -> int:
-    """Exit status: 1 if a result of the library's is wrong, or nothing could be measured."""
+    """Exit status: 1 if a result is wrong, a machine disturbed, or nothing could be measured."""
     wrong = [(r["case"]["name"], name) for r in records for name in failed(r)]
     for case, contender in wrong:
         complain(f"WRONG CONTENTS: {contender} in {case}")
+    disturbed = [record for record in records if record["disturbed"]]
+    for record in disturbed:
+        complain(
+            f"DISTURBED, not stored: {record['case']['name']}: {'; '.join(record['disturbed'])}"
+        )
     measured = any(record["status"] == "measured" for record in records)
-    return int(bool(wrong) or not measured)
+    return int(bool(wrong) or bool(disturbed) or not measured)
 
 
 def _cells(found: Mapping[str, Any]) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from ooc_cudnn.bench.contents import Images, filters
 from ooc_cudnn.bench.convolution_bounds import CopyLimit, InCore, PlainCudnn
 from ooc_cudnn.bench.convolution_contender import ConvolutionContender, Operands
 from ooc_cudnn.bench.convolution_library import Library, Serial, Unfused
+from ooc_cudnn.bench.double_buffered import DoubleBufferedCupy, DoubleBufferedTorch
 from ooc_cudnn.bench.guards import GIB, HOST_MARGIN, free_device_bytes, need_host
 from ooc_cudnn.bench.naive import NaiveLoop
 from ooc_cudnn.bench.placing import available_host_bytes, pinned, release_device, release_pinned
@@ -34,6 +35,8 @@ CONTENDERS: tuple[type[ConvolutionContender], ...] = (
     Serial,
     Unfused,
     NaiveLoop,
+    DoubleBufferedTorch,
+    DoubleBufferedCupy,
     TorchInCore,
     UnifiedMemory,
     UnifiedMemoryPrefetch,
@@ -67,8 +70,9 @@ class ConvolutionWorkload(Workload):
             need_host(feature_bytes, "x and y")
         images = Images.of(x_shape)
         w, b = filters(c_y, c_x)
+        pageable = bool(sizes.get("pageable"))
         allocate: Callable[[tuple[int, ...]], Any] = (
-            partial(np.empty, dtype=np.float32) if sizes.get("pageable") else pinned
+            partial(np.empty, dtype=np.float32) if pageable else pinned
         )
         self.operands = Operands(
             images=images,
@@ -79,6 +83,7 @@ class ConvolutionWorkload(Workload):
             limit=case.memory_limit,
             tf32=case.allow_tf32,
             cuda=cuda,
+            pageable=pageable,
         )
         self._device = current().device
         self.contenders = {kind.name: partial(kind, self.operands) for kind in CONTENDERS}

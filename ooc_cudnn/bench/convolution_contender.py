@@ -29,6 +29,8 @@ class Operands:
     limit : str
         What device memory the library may hold.
     tf32, cuda : bool
+    pageable : bool
+        Whether `x` and `y` lie in plain NumPy arrays, and not in pinned memory.
     """
 
     images: Images
@@ -39,6 +41,7 @@ class Operands:
     limit: str
     tf32: bool
     cuda: bool
+    pageable: bool = False
 
     def __post_init__(self) -> None:
         self.device_w: Any = to_device(self.w, cuda=self.cuda)

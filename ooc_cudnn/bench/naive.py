@@ -51,7 +51,10 @@ class NaiveLoop(ConvolutionContender):
     """Chunks of plain NumPy arrays, by PyTorch."""
 
     name = "naive_loop"
-    about = "a loop in PyTorch: four images (or a band of rows) to the card and back at a time"
+    about = (
+        "a plain loop in PyTorch on pageable memory: four images (or a band of rows) to the card "
+        "and back at a time"
+    )
     host_share = 1.0
 
     def prepare(self) -> None:

@@ -13,6 +13,8 @@ from ooc_cudnn.bench.attempt import PATIENCE_SECONDS, Attempt, reason_of
 from ooc_cudnn.bench.case import OURS, Case
 from ooc_cudnn.bench.contender import Workload
 from ooc_cudnn.bench.environment import effective_settings, environment
+from ooc_cudnn.bench.neighbours import Neighbours
+from ooc_cudnn.bench.steadiness import disturbances
 from ooc_cudnn.bench.timing import Timing, interleave, paired_ratio
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.units import format_seconds
@@ -60,6 +62,7 @@ def run_case(
         ``status`` is "measured" if the library's own time was. ``verified`` says whether its result
         was checked and it, and every other result that the library computed, was right. A
         baseline's ratio is its seconds over the library's, repeat by repeat where they took turns.
+        ``disturbed`` says why its times are not to be believed; empty where they are.
     """
     if quick:
         case = case.at_tiny_size()
@@ -68,7 +71,7 @@ def run_case(
     overrides: dict[str, object] = {"device": device, "progress": False, "verify": 0}
     if machine is not None:
         overrides["machine"] = machine
-    begin = time.perf_counter()
+    begin, neighbours = time.perf_counter(), Neighbours()
     with ooc_cudnn.settings(**overrides):
         record = {
             "case": case.to_json(),
@@ -77,7 +80,8 @@ def run_case(
             "environment": environment(device),
             "settings": effective_settings(),
         }
-    return record | {"seconds": time.perf_counter() - begin}
+    record |= {"seconds": time.perf_counter() - begin, "neighbours_share": neighbours.share()}
+    return record | {"disturbed": disturbances(record)}
 
 
 def failed(record: dict[str, Any]) -> list[str]:

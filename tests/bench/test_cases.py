@@ -18,12 +18,14 @@ from ooc_cudnn.memory.pinned import held_bytes
 from ooc_cudnn.units import parse_limit
 
 NEED_A_CARD = {
+    "double_buffered_cupy",
     "cudnn",
     "unified_memory",
     "unified_memory_prefetch",
     "unified_memory_prefetch_split",
 }
 NEED_TORCH = {
+    "double_buffered_torch",
     "naive_loop",
     "torch_in_core",
     "torch_save_on_cpu",
@@ -134,7 +136,7 @@ def test_without_pytorch_its_baselines_are_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     record = run_case(CASES["pageable-4gb-tf32"], quick=True, device="host", machine="host")
     found = record["contenders"]
-    for name in ("naive_loop", "torch_in_core"):
+    for name in ("naive_loop", "double_buffered_torch", "torch_in_core"):
         assert found[name]["reason"] == "torch is not installed"
     assert record["verified"] is True
 

@@ -94,7 +94,7 @@ def made_up(**more):
     contender = {"status": "measured", "ours": True, "check": {"ok": True}, "ratio": None,
                  "GFLOPS": 1.0, "seconds": {"median": 1.0, "min": 1.0, "max": 2.0}}  # fmt: skip
     record = {"case": {"name": "a"}, "quick": False, "status": "measured", "notes": [],
-              "contenders": {"ooc_cudnn": contender | more}}  # fmt: skip
+              "disturbed": [], "contenders": {"ooc_cudnn": contender | more}}  # fmt: skip
     return [record]
 
 
@@ -112,7 +112,7 @@ def test_wrong_contents_of_the_library_exit_with_1(capsys, monkeypatch, more, st
 
 
 def test_a_case_that_could_not_run_is_in_the_table(capsys, monkeypatch):
-    record = {"case": {"name": "a"}, "quick": False, "status": "unavailable",
+    record = {"case": {"name": "a"}, "quick": False, "status": "unavailable", "disturbed": [],
               "reason": "too little host memory", "contenders": {}, "notes": []}  # fmt: skip
     monkeypatch.setattr(command, "run_case", lambda *args, **kwargs: record)
     status, out, _ = run(capsys, "--quick", "--case", "fig10-n1-tf32")
