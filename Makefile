@@ -21,7 +21,7 @@ CUDA ?= $(shell { nvidia-smi && nvidia-smi --query-gpu=compute_cap --format=csv,
 TORCH       := torch==2.13.0+cpu
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
 
-.PHONY: help demo test gpu-test notebooks check format layout lint types docs figures kernels clean distclean
+.PHONY: help demo test gpu-test fuzz notebooks check format layout lint types docs figures kernels clean distclean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -35,6 +35,9 @@ test: $(VENV)/ready-dev $(VENV)/ready-torch ## all tests that this machine can r
 
 gpu-test: $(VENV)/ready-dev $(VENV)/ready-torch ## the tests that need a card, and only they
 	@$(BIN)/python -m pytest -m gpu $(ARGS)
+
+fuzz: $(VENV)/ready-dev $(VENV)/ready-torch ## drawn calls against float64: ARGS="--device cuda --seconds 300 --jobs 12"
+	@$(BIN)/python -m tests.fuzz $(ARGS)
 
 notebooks: $(VENV)/ready-dev ## run the notebooks, and store them with their outputs; on a card they measure anew
 	@$(BIN)/python -m notebooks.execute $(ARGS)
