@@ -69,8 +69,8 @@ def on_host(array, dtype):
         return np.array(array, copy=True, subok=False)
     import cupy
 
-    packed = cupy.ascontiguousarray(array)
-    return cupy.asnumpy(packed.view(BITS[dtype.itemsize])).view(dtype)
+    bits = cupy.ascontiguousarray(array.view(BITS[dtype.itemsize]))
+    return cupy.asnumpy(bits).view(dtype)
 
 
 def _allocate(content, name, placement, folder, device):

@@ -86,7 +86,7 @@ class Run:
     @property
     def tf32(self):
         settings, problem = self.case.settings, self.problem
-        allowed = settings.get("allow_tf32", False) and self.case.device != "host"
+        allowed = settings.get("allow_tf32", True) and self.case.device != "host"
         return allowed and problem.uses_tf32 and problem.dtype == "float32"
 
     def findings(self):
