@@ -80,7 +80,7 @@ def release_device_memory(device: str) -> None:
     gc.collect()
     found = get_device(device)
     found.synchronize()
-    found.arena.release_block()
+    found.arena.release()
     if found.kind == "cuda":
         import cupy
 

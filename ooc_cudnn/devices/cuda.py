@@ -15,7 +15,13 @@ import numpy as np
 from ooc_cudnn.devices import kernels
 from ooc_cudnn.devices.base import HostArray
 from ooc_cudnn.devices.cuda_copies import copy_by_link, copy_on_device
-from ooc_cudnn.devices.cuda_run import CudaRun, StagedCudaRun
+from ooc_cudnn.devices.cuda_run import (
+    CudaRun,
+    Identity,
+    StagedCudaRun,
+    follow_last_run,
+    identity_of,
+)
 from ooc_cudnn.devices.kernel_runners import RUNNERS, WORKSPACE
 from ooc_cudnn.devices.staging import Staging, begun
 from ooc_cudnn.devices.view import DeviceView
@@ -37,7 +43,10 @@ _HUGE_PAGES = 14  # MADV_HUGEPAGE
 
 
 class CudaAllocation:
-    """Device memory straight from cudaMalloc: a pool would round it up and keep it."""
+    """Device memory straight from cudaMalloc: a pool would round it up.
+
+    cudaFree returns when the device is done with it.
+    """
 
     def __init__(self, nbytes: int, device: int) -> None:
         import cupy
@@ -70,7 +79,9 @@ class CudaDevice:
 
         self.index = index
         self.name = f"cuda:{index}"
-        self.arena = Arena(lambda nbytes: CudaAllocation(nbytes, index), self.free_bytes)
+        self.arena = Arena(
+            lambda nbytes: CudaAllocation(nbytes, index), self.free_bytes, self._memory_stream
+        )
         self.convolutions = Convolutions()
         self.runtime = self._cupy.cuda.runtime
         self._staging: Any = None
@@ -78,7 +89,7 @@ class CudaDevice:
             self.copy_streams = tuple(self._cupy.cuda.Stream(non_blocking=True) for _ in range(2))
         #: Events for reuse: without timing, and with.
         self.events: tuple[list[int], list[int]] = ([], [])
-        self.last_compute: tuple[int, int] | None = None  # (stream, event) of the last run
+        self.last_compute: tuple[Identity, int] | None = None  # (stream, event) of the last run
 
     def use(self) -> None:
         """Make the GPU current on the calling thread."""
@@ -111,13 +122,13 @@ class CudaDevice:
             self.runtime.deviceSynchronize()
 
     def release_caches(self) -> None:
-        """Give back the arena's block, CuPy's pool, staging slabs and idle pinned memory."""
+        """Give back what the arena and CuPy's pool keep, staging slabs and idle pinned memory."""
         self.synchronize()
         if self._staging is not None:
             self._staging.close()
             self._staging = None
         release(self)
-        self.arena.release_block()
+        self.arena.release()
         self._cupy.get_default_memory_pool().free_all_blocks()
 
     # Host memory -------------------------------------------------------------------------------
@@ -165,6 +176,16 @@ class CudaDevice:
         )
 
     # Device memory -----------------------------------------------------------------------------
+
+    def _memory_stream(self) -> Identity:
+        """The caller's current stream, behind all that runs have done with memory given to it.
+
+        An array may have been made on one stream, and used by a call on another.
+        """
+        stream = self._cupy.cuda.get_current_stream(self.index)
+        with self._cupy.cuda.Device(self.index):
+            follow_last_run(self, stream)
+        return identity_of(stream)
 
     def as_array(self, allocation: Allocation, shape: tuple[int, ...], dtype: str) -> Any:
         """Return a CuPy array over the allocation."""

@@ -22,7 +22,27 @@ if TYPE_CHECKING:
 
 Action = Callable[[Any], Any]
 _UNTIMED = 2  # cudaEventDisableTiming
+_PER_THREAD = 2  # cudaStreamPerThread: one number for a stream of each thread
 POLL_SECONDS = 2e-4
+
+#: A stream, and its thread where that tells it apart. It keeps the stream: while it is kept, no
+#: other one can be given its number.
+Identity = tuple[Any, threading.Thread | None]
+
+
+def identity_of(stream: Any) -> Identity:
+    """Return what tells a stream from all others."""
+    return stream, threading.current_thread() if stream.ptr == _PER_THREAD else None
+
+
+def follow_last_run(device: CudaDevice, stream: Any) -> None:
+    """Order a stream behind the last run on a device, which may have used the same memory.
+
+    That run followed the one before it, and so on: behind all runs. The device must be current.
+    """
+    last = device.last_compute
+    if last is not None and last[0] != identity_of(stream):
+        device.runtime.streamWaitEvent(stream.ptr, last[1])
 
 
 class _Events:
@@ -75,10 +95,7 @@ class _Streams:
         self.runtime = self.events.runtime
         copy_in, copy_out = device.copy_streams if overlap else (compute, compute)
         self.handles = {"copy_in": copy_in, "compute": compute, "copy_out": copy_out}
-        last = device.last_compute
-        if last is not None and last[0] != compute.ptr:
-            # The previous run used the same memory, from another of the caller's streams.
-            self.runtime.streamWaitEvent(compute.ptr, last[1])
+        follow_last_run(device, compute)
         self.begin: int | None = self.events.record(compute) if timed else None
         self._joined: set[str] = {"compute"} if overlap else set(STREAMS)
         self._intervals: dict[tuple[int, int], tuple[float, float]] = {}
@@ -104,7 +121,7 @@ class _Streams:
         if event is None:
             event = self.runtime.eventCreateWithFlags(_UNTIMED)
         self.runtime.eventRecord(event, compute.ptr)
-        self.device.last_compute = (compute.ptr, event)
+        self.device.last_compute = (identity_of(compute), event)
         if wait:
             self.runtime.streamSynchronize(compute.ptr)
 

@@ -89,8 +89,8 @@ class HostDevice:
         """Nothing runs outside a run."""
 
     def release_caches(self) -> None:
-        """Give back the arena's block and idle pinned memory."""
-        self.arena.release_block()
+        """Give back what the arena keeps and idle pinned memory."""
+        self.arena.release()
         release(self)
 
     # Host memory -------------------------------------------------------------------------------

@@ -128,7 +128,7 @@ class SimulatedDevice:
         pass
 
     def release_caches(self) -> None:
-        self.arena.release_block()
+        self.arena.release()
 
     # Host memory -------------------------------------------------------------------------------
 

@@ -1,26 +1,21 @@
 """The device memory the library holds, counted byte by byte against the memory limit.
 
 Two kinds: one block that calls lay their slots and workspace out in (kept between calls, grown when
-a plan needs more, given back when the room is needed), and arrays handed to the user by `empty`,
-`zeros` and `malloc`.
+a plan needs more), and arrays: results of calls, and what `empty`, `zeros` and `malloc` return.
+Memory whose arrays are gone lies ready for new ones (`loans.py`). The block and what lies ready are
+given back when the room is needed, by either of them, under a lower limit, or by the driver.
 """
 
 from __future__ import annotations
 
 import threading
-import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
 
 from ooc_cudnn.errors import DeviceOutOfMemoryError, OocError
+from ooc_cudnn.memory.loans import Allocation, Lent, Loans
 
-
-class Allocation(Protocol):
-    """Device memory that is freed when the object is gone."""
-
-    pointer: int
-    nbytes: int
+__all__ = ["Allocation", "Arena"]
 
 
 class Arena:
@@ -32,22 +27,37 @@ class Arena:
         Takes bytes, returns an `Allocation`; raises MemoryError when the driver has no more.
     free_bytes : callable
         Bytes the device has free, whoever uses the rest.
+    stream : callable, optional
+        What the device works on memory in that is asked for now; such work is done in order. It is
+        kept as long as memory lies ready for it. A device without streams has none to tell apart.
     """
 
     def __init__(
-        self, allocate: Callable[[int], Allocation], free_bytes: Callable[[], int]
+        self,
+        allocate: Callable[[int], Allocation],
+        free_bytes: Callable[[], int],
+        stream: Callable[[], Hashable] = lambda: None,
     ) -> None:
-        self._allocate, self._free_bytes = allocate, free_bytes
+        self._allocate, self._free_bytes, self._stream = allocate, free_bytes, stream
         self._block: Allocation | None = None
-        self._array_bytes = 0
+        self._loans = Loans()
         self._peak_bytes = 0
         self._at_work = False
         self.lock = threading.RLock()
 
     @property
     def array_bytes(self) -> int:
-        """Bytes in arrays the user holds from `empty`, `zeros` and `malloc`."""
-        return self._array_bytes
+        """Bytes in arrays that somebody holds. All else of the limit can be had."""
+        with self.lock:
+            self._loans.collect()
+            return self._loans.lent_bytes
+
+    @property
+    def ready_bytes(self) -> int:
+        """Bytes whose arrays are gone, ready for new ones of the same sizes."""
+        with self.lock:
+            self._loans.collect()
+            return self._loans.ready_bytes
 
     @property
     def block_bytes(self) -> int:
@@ -56,8 +66,8 @@ class Arena:
 
     @property
     def held_bytes(self) -> int:
-        """All bytes held now."""
-        return self._array_bytes + self.block_bytes
+        """All bytes held now: arrays, what lies ready for them, and the block."""
+        return self._loans.lent_bytes + self._loans.ready_bytes + self.block_bytes
 
     @property
     def is_at_work(self) -> bool:
@@ -71,12 +81,12 @@ class Arena:
 
     def reset_peak(self) -> None:
         """Start measuring the peak anew, from the arrays held now."""
-        self._peak_bytes = self._array_bytes
+        self._peak_bytes = self.array_bytes
 
     def reserve(self, nbytes: int, limit_bytes: int, *, purpose: str) -> int:
         """Return the address of the block, grown to `nbytes` if it was smaller.
 
-        A kept block that would break the limit is exchanged for one that fits, so what is held
+        What lies ready and a kept block make way where they would break the limit, so what is held
         never exceeds it. The peak counts the bytes in use: `nbytes` of the block, and all arrays.
 
         Raises
@@ -92,12 +102,17 @@ class Arena:
                     "a call is at work on this device: a progress callable may not call a "
                     "function that computes on it"
                 )
+            self._loans.collect()
+            if self.held_bytes > limit_bytes:
+                self._loans.drop_ready()
             if self.block_bytes < nbytes or self.held_bytes > limit_bytes:
                 self.release_block()
+                if self.held_bytes + nbytes > limit_bytes:
+                    self._loans.drop_ready()
                 self._check(nbytes, limit_bytes, purpose)
                 if nbytes:
                     self._block = self._from_device(nbytes, limit_bytes, purpose)
-            self._peak_bytes = max(self._peak_bytes, self._array_bytes + nbytes)
+            self._peak_bytes = max(self._peak_bytes, self._loans.lent_bytes + nbytes)
             return self._block.pointer if self._block is not None else 0
 
     @contextmanager
@@ -119,8 +134,17 @@ class Arena:
             if not self._at_work:
                 self._block = None
 
-    def allocate_array(self, nbytes: int, limit_bytes: int) -> Allocation:
-        """Allocate memory for a user's array; it is uncounted when the allocation is collected.
+    def release(self) -> None:
+        """Give back all that is kept for later: the block, and what lies ready for arrays."""
+        with self.lock:
+            self.release_block()
+            self._loans.collect()
+            self._loans.drop_ready()
+
+    def allocate_array(self, nbytes: int, limit_bytes: int) -> Lent:
+        """Return memory for an array, counted as in use until it is collected.
+
+        Memory of just this size that lies ready for the stream is taken first.
 
         Raises
         ------
@@ -128,25 +152,26 @@ class Arena:
             If the limit or the device does not allow it.
         """
         with self.lock:
+            loans, stream = self._loans, self._stream()
+            loans.collect()
+            memory = loans.take(nbytes, stream)
+            if self.held_bytes + nbytes > limit_bytes:
+                loans.drop_ready()
             if self.held_bytes + nbytes > limit_bytes:
                 self.release_block()
-            self._check(nbytes, limit_bytes, "an array")
             try:
-                allocation = self._from_device(nbytes, limit_bytes, "an array")
+                self._check(nbytes, limit_bytes, "an array")
             except DeviceOutOfMemoryError:
-                if self._block is None:
-                    raise
-                self.release_block()
-                allocation = self._from_device(nbytes, limit_bytes, "an array")
-            self._array_bytes += nbytes
-            self._peak_bytes = max(self._peak_bytes, self._array_bytes)
-        weakref.finalize(allocation, self._uncount, nbytes)
-        return allocation
-
-    def _uncount(self, nbytes: int) -> None:
-        # No lock: a finalizer may run at any point of the very thread that holds it. The update
-        # is one operation under the interpreter's lock.
-        self._array_bytes -= nbytes
+                memory = None  # the error's traceback shall not keep it
+                raise
+            if memory is None:
+                # Others use the device, too: no more lies ready than is free beside it.
+                if loans.ready_bytes and loans.ready_bytes > self._free_bytes():
+                    loans.drop_ready()
+                memory = self._from_device(nbytes, limit_bytes, "an array")
+            lent = loans.lend(memory, stream)
+            self._peak_bytes = max(self._peak_bytes, loans.lent_bytes)
+            return lent
 
     def _check(self, nbytes: int, limit_bytes: int, purpose: str) -> None:
         available = limit_bytes - self.held_bytes
@@ -160,13 +185,18 @@ class Arena:
             )
 
     def _from_device(self, nbytes: int, limit_bytes: int, purpose: str) -> Allocation:
-        try:
-            return self._allocate(nbytes)
-        except MemoryError as error:
-            raise DeviceOutOfMemoryError(
-                requested_bytes=nbytes,
-                available_bytes=self._free_bytes(),
-                limit_bytes=limit_bytes,
-                held_bytes=self.held_bytes,
-                purpose=purpose,
-            ) from error
+        """Ask the device, and again once all that is kept for later went back to it."""
+        while True:
+            try:
+                return self._allocate(nbytes)
+            except MemoryError as error:
+                held_bytes = self.held_bytes
+                self.release()
+                if self.held_bytes == held_bytes:
+                    raise DeviceOutOfMemoryError(
+                        requested_bytes=nbytes,
+                        available_bytes=self._free_bytes(),
+                        limit_bytes=limit_bytes,
+                        held_bytes=held_bytes,
+                        purpose=purpose,
+                    ) from error

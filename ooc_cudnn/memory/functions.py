@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ooc_cudnn.devices import get_device, loaded_devices
+from ooc_cudnn.devices import get_device
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.errors import DeviceOutOfMemoryError, HostOutOfMemoryError
@@ -168,17 +168,6 @@ def _as_words(located: Located) -> Any:
         return array.view(word)
     strides = tuple(stride // array.dtype.itemsize for stride in array.strides)
     return DeviceView(located.pointer, word, tuple(array.shape), strides)
-
-
-def release() -> None:
-    """Give back all memory that the library keeps for its next call, on every device in use.
-
-    The arena's block, staging slabs, and pinned memory whose arrays are gone. Arrays that you hold
-    stay.
-    """
-    for device in loaded_devices():
-        with device.arena.lock:
-            device.release_caches()
 
 
 def placement(array: Array) -> str:

@@ -8,36 +8,17 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from memory_driver import Driver
 
 from ooc_cudnn.errors import DeviceOutOfMemoryError
 from ooc_cudnn.memory.arena import Arena
 
 
-class Driver:
-    """Hands out numbers for memory, and knows what is in use."""
-
-    def __init__(self, total_bytes=10**6):
-        self.total_bytes, self.live, self.calls = total_bytes, 0, 0
-
-    def allocate(self, nbytes):
-        self.calls += 1
-        if self.live + nbytes > self.total_bytes:
-            raise MemoryError
-        return Memory(self, nbytes)
-
-
-class Memory:
-    def __init__(self, driver, nbytes):
-        self.driver, self.nbytes, self.pointer = driver, nbytes, 256 * driver.calls
-        driver.live += nbytes
-
-    def __del__(self):
-        self.driver.live -= self.nbytes
-
-
 def make(total_bytes=10**6):
     driver = Driver(total_bytes)
-    return driver, Arena(driver.allocate, lambda: driver.total_bytes - driver.live)
+    return driver, Arena(
+        driver.allocate, lambda: driver.total_bytes - driver.live, lambda: driver.stream
+    )
 
 
 def test_one_byte_more_is_refused():
@@ -105,7 +86,7 @@ def test_the_driver_has_less_than_the_limit():
 
 
 class Machine(RuleBasedStateMachine):
-    """Any order of reserving, allocating and freeing: the counts are the driver's own."""
+    """Any order of reserving, allocating and freeing, on two streams: counts are the driver's."""
 
     LIMIT = 1000
 
@@ -140,12 +121,21 @@ class Machine(RuleBasedStateMachine):
         gc.collect(0)
 
     @rule()
-    def release(self):
+    def release_block(self):
         self.arena.release_block()
+
+    @rule()
+    def release(self):
+        self.arena.release()
+
+    @rule(stream=st.integers(0, 1))
+    def change_stream(self, stream):
+        self.driver.stream = stream
 
     @invariant()
     def counted(self):
         assert self.arena.array_bytes == sum(a.nbytes for a in self.arrays)
+        assert len({array.pointer for array in self.arrays}) == len(self.arrays)
         assert self.arena.held_bytes == self.driver.live <= self.LIMIT
 
 
