@@ -167,6 +167,11 @@ def makers():
     return found
 
 
+def row_axes(name):
+    """The axes that rows of a case of the table may lie along, but for the first."""
+    return Split(make(name)).splittable.row_axes[1:]
+
+
 def add_in_place_call(b, y, dtype, alpha, beta):
     """`add_tensor` without out: y is changed."""
     call = calls.add_tensor_call(b, y, dtype, alpha, beta)
@@ -219,7 +224,7 @@ class Split:
     `lay` brings each operand and result, given its name, to the memory that the test wants.
     """
 
-    def __init__(self, call, lay=lambda name, array: array, *, device="host"):
+    def __init__(self, call, lay=lambda name, array: array, *, device="host", row_axis=2):
         self.call = call
         self.kept = {name: lay(name, array) for name, array in call.copies().items()}
         description = describe(call, self.kept)
@@ -228,7 +233,7 @@ class Split:
         specs = {
             name: TensorSpec(tuple(a.shape), a.dtype.name, "pageable") for name, a in known.items()
         }
-        self.splittable = description.build(specs, current())
+        self.splittable = description.build(specs, current()).along(row_axis)
         self.results = {}
         # The description's names of the results, in the order of the call's.
         for name, result in zip(description.results, call.results, strict=bool(call.results)):

@@ -36,8 +36,9 @@ def pooling_backward(
         _search_windows(operation, y, dy, x, output)
         return
     for box in chunks(output):
-        rows = slice(box[2].start + operation.rows[0], box[2].stop + operation.rows[0])
-        place = (*box[:2], rows, *box[3:])  # of the box in the piece of x
+        spatial = zip(box[2:], operation.origin, strict=True)
+        inside = (slice(part.start + first, part.stop + first) for part, first in spatial)
+        place = (*box[:2], *inside)  # of the box in the piece of x
         windows = (*box[:2], *(reaching(forward, axis, place) for axis in range(len(place) - 2)))
         part = filled_like(output, [b.stop - b.start for b in box], 0.0, dtype)
         if 0 not in dy[windows].shape:
@@ -145,18 +146,18 @@ def _search_windows(operation: PoolingBackward, y: Array, dy: Array, x: Array, d
             for site in np.ndindex(*forward.output_shape[2:])
         ]
         place = np.stack(places, axis=1)  # (channels, windows): a place of x, or -1
-        rows = place // math.prod(forward.x_shape[3:])
-        wanted = (place >= 0) & (rows >= operation.rows[0]) & (rows < operation.rows[1])
+        sites = np.unravel_index(np.maximum(place, 0), forward.x_shape[2:])
+        rows, (low, high) = sites[operation.row_axis - 2], operation.rows
+        wanted = (place >= 0) & (rows >= low) & (rows < high)
         channel, window = np.nonzero(wanted)
         gradient = dy[image, channels].reshape(place.shape).astype(dtype)[channel, window]
         key = channel * math.prod(forward.x_shape[2:]) + place[channel, window]
         unique, which = np.unique(key, return_inverse=True)
         sums = np.zeros(len(unique), dtype)
         np.add.at(sums, which, gradient)
-        channel, first, *rest = np.unravel_index(
-            unique, (channels.stop - start, *forward.x_shape[2:])
-        )
-        target: tuple[Any, ...] = (image, channel + start, first - operation.rows[0], *rest)
+        channel, *found = np.unravel_index(unique, (channels.stop - start, *forward.x_shape[2:]))
+        inside = (at - first for at, first in zip(found, operation.origin, strict=True))
+        target: tuple[Any, ...] = (image, channel + start, *inside)
         dx[target] = sums.astype(dx.dtype)
 
 

@@ -131,7 +131,7 @@ def plan_pooling_backward(
     sizes = axes[0].sizes
     window, stride = three(forward.window, 1), three(forward.stride, 1)
     before = three([pair[0] for pair in forward.padding], 0)
-    origin = three([operation.rows[0], *[0] * (len(forward.window) - 1)], 0)
+    origin = three(operation.origin, 0)
 
     count = max(PACK_BYTES // dx.item_bytes, 1)
     while count > sizes[5]:

@@ -9,7 +9,8 @@ from functools import cached_property
 
 from ooc_cudnn.operations.base import Shape
 from ooc_cudnn.operations.channel_sum import ChannelSum
-from ooc_cudnn.operations.single import Single, height, tensor_region
+from ooc_cudnn.operations.rows import ROW_AXIS, height, tensor_region
+from ooc_cudnn.operations.single import Single
 from ooc_cudnn.operations.splittable import Operand, Piece, Region, Rounding
 from perfmodel import Split
 
@@ -22,6 +23,7 @@ class BackwardBias(Single):
     dtype: str
     alpha: float = 1.0
     beta: float = 0.0
+    row_axis: int = ROW_AXIS
 
     lead = "dy"
     results = ("db",)
@@ -40,13 +42,15 @@ class BackwardBias(Single):
     @cached_property
     def extents(self) -> Split:
         """Images, channels, rows."""
-        return Split(n=self.shape[0], c_y=self.shape[1], c_x=1, h_y=height(self.shape))
+        return Split(
+            n=self.shape[0], c_y=self.shape[1], c_x=1, h_y=height(self.shape, self.row_axis)
+        )
 
     def region(self, name: str, piece: Piece) -> Region:
         """Region of an operand that a piece touches."""
         if name == "db":
             return (piece.c_y,)
-        return tensor_region(self.shape, piece.n, piece.c_y, piece.h_y)
+        return tensor_region(self.shape, piece.n, piece.c_y, piece.h_y, self.row_axis)
 
     def on_piece(self, piece: Piece, *, layout: str, result_dtype: str) -> ChannelSum:
         """The part of the sum that the piece holds."""

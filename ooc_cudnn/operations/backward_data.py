@@ -9,7 +9,8 @@ from functools import cached_property
 
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.convolution_backward import ConvolutionBackwardData
-from ooc_cudnn.operations.single import Single, tensor_region
+from ooc_cudnn.operations.rows import ROW_AXIS, tensor_region, with_padding
+from ooc_cudnn.operations.single import Single
 from ooc_cudnn.operations.splittable import Operand, Piece, Region, Rounding
 from ooc_cudnn.operations.window import (
     Range,
@@ -32,6 +33,7 @@ class BackwardData(Single):
     forward: Convolution
     alpha: float = 1.0
     beta: float = 0.0
+    row_axis: int = ROW_AXIS
 
     lead = "dy"
     results = ("dx",)
@@ -61,7 +63,8 @@ class BackwardData(Single):
     @cached_property
     def extents(self) -> Split:
         """Images, cY of a group, all of cX, rows of x."""
-        n, c_x, h_x = self.forward.x_shape[:3]
+        n, c_x = self.forward.x_shape[:2]
+        h_x = self.forward.x_shape[self.row_axis]
         return Split(n=n, c_y=self.forward.w_shape[0] // self.forward.groups, c_x=c_x, h_y=h_x)
 
     def is_legal(self, split: Split) -> bool:
@@ -72,8 +75,9 @@ class BackwardData(Single):
 
     def axis_ranges(self, axis: str, size: int) -> Ranges:
         """Cut an axis: rows in multiples of the stride, channels inside groups."""
-        extent, stride = getattr(self.extents, axis), self.forward.stride[0]
+        extent = getattr(self.extents, axis)
         if axis == "h_y":
+            stride = self.forward.window_rows(self.row_axis).stride
             return ranges(extent, -(-size // stride) * stride)
         if axis == "c_x":
             return grouped_ranges(extent, self.forward.c_x_extent, size)
@@ -94,15 +98,8 @@ class BackwardData(Single):
         return first * per_group + c_y[0], last * per_group + c_y[1]
 
     def _rows(self, h_y: Range) -> Rows:
-        forward = self.forward
-        return contributing_rows(
-            h_y,
-            forward.output_shape[2],
-            forward.w_shape[2],
-            forward.stride[0],
-            forward.padding[0],
-            forward.dilation[0],
-        )
+        _, *window = self.forward.window_rows(self.row_axis)
+        return contributing_rows(h_y, self.forward.output_shape[self.row_axis], *window)
 
     def row_key(self, piece: Piece) -> Hashable:
         """Rows of dy, and padding."""
@@ -112,17 +109,17 @@ class BackwardData(Single):
     def meets_border(self, piece: Piece) -> bool:
         """Whether dy ends at one of these rows."""
         rows = self._rows(piece.h_y)
-        return rows.start == 0 or rows.stop == self.forward.output_shape[2]
+        return rows.start == 0 or rows.stop == self.forward.output_shape[self.row_axis]
 
     def region(self, name: str, piece: Piece) -> Region:
         """Region of an operand that a piece touches."""
         shape = self.operands[name].shape
         channels = self._channels(piece.c_x, piece.c_y)
         if name == "dx":
-            return tensor_region(shape, piece.n, piece.c_x, piece.h_y)
+            return tensor_region(shape, piece.n, piece.c_x, piece.h_y, self.row_axis)
         if name == "dy":
             rows = self._rows(piece.h_y)
-            return tensor_region(shape, piece.n, channels, (rows.start, rows.stop))
+            return tensor_region(shape, piece.n, channels, (rows.start, rows.stop), self.row_axis)
         per_group = self.forward.c_x_extent
         first = piece.c_x[0] // per_group * per_group
         inputs = (0, per_group)
@@ -136,7 +133,8 @@ class BackwardData(Single):
         w, dx = (
             tuple(stop - start for start, stop in self.region(name, piece)) for name in ("w", "dx")
         )
-        padding, groups = (rows.before, rows.after), max(1, dx[1] // w[1])
+        padding = with_padding(self.forward.padding, (rows.before, rows.after), self.row_axis)
+        groups = max(1, dx[1] // w[1])
         forward = self.forward.resized(dx, w, padding, groups, layout)
         return ConvolutionBackwardData(forward, result_dtype)
 

@@ -9,7 +9,8 @@ from functools import cached_property
 
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.convolution_backward import ConvolutionBackwardFilter
-from ooc_cudnn.operations.single import Single, tensor_region
+from ooc_cudnn.operations.rows import ROW_AXIS, tensor_region
+from ooc_cudnn.operations.single import Single
 from ooc_cudnn.operations.splittable import Operand, Piece, Region, Rounding
 from ooc_cudnn.operations.window import Ranges, ranges
 from perfmodel import Split
@@ -22,6 +23,7 @@ class BackwardFilter(Single):
     forward: Convolution
     alpha: float = 1.0
     beta: float = 0.0
+    row_axis: int = ROW_AXIS
 
     results = ("dw",)
     takes = ("x", "dy")
@@ -48,7 +50,8 @@ class BackwardFilter(Single):
     @cached_property
     def extents(self) -> Split:
         """Images, cY, cX of a group, rows of dy."""
-        n, c_y, h_y = self.forward.output_shape[:3]
+        n, c_y = self.forward.output_shape[:2]
+        h_y = self.forward.output_shape[self.row_axis]
         return Split(n=n, c_y=c_y, c_x=self.forward.c_x_extent, h_y=h_y)
 
     def is_legal(self, split: Split) -> bool:
@@ -71,24 +74,24 @@ class BackwardFilter(Single):
 
     def row_key(self, piece: Piece) -> Hashable:
         """Rows of x, and padding."""
-        rows = self.forward.input_rows(piece.h_y)
+        rows = self.forward.input_rows(piece.h_y, self.row_axis)
         return rows.stop - rows.start, rows.before, rows.after
 
     def meets_border(self, piece: Piece) -> bool:
         """Whether the window sees padding above or below."""
-        rows = self.forward.input_rows(piece.h_y)
+        rows = self.forward.input_rows(piece.h_y, self.row_axis)
         return bool(rows.before or rows.after)
 
     def region(self, name: str, piece: Piece) -> Region:
         """Region of an operand that a piece touches."""
         shape = self.operands[name].shape
         if name == "dy":
-            return tensor_region(shape, piece.n, piece.c_y, piece.h_y)
+            return tensor_region(shape, piece.n, piece.c_y, piece.h_y, self.row_axis)
         if name == "dw":
             return (piece.c_y, piece.c_x, *((0, extent) for extent in shape[2:]))
-        rows = self.forward.input_rows(piece.h_y)
+        rows = self.forward.input_rows(piece.h_y, self.row_axis)
         channels = self.forward.input_channels(piece.c_y, piece.c_x)
-        return tensor_region(shape, piece.n, channels, (rows.start, rows.stop))
+        return tensor_region(shape, piece.n, channels, (rows.start, rows.stop), self.row_axis)
 
     def on_piece(
         self, piece: Piece, *, layout: str, result_dtype: str
@@ -98,8 +101,9 @@ class BackwardFilter(Single):
             piece.n[1] - piece.n[0],
             piece.c_y,
             piece.c_x,
-            self.forward.input_rows(piece.h_y),
+            self.forward.input_rows(piece.h_y, self.row_axis),
             layout,
+            self.row_axis,
         )
         return ConvolutionBackwardFilter(forward, result_dtype)
 

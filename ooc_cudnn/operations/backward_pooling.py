@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
 from ooc_cudnn.operations.base import Array
 from ooc_cudnn.operations.pooling import Pooling, PoolingBackward
-from ooc_cudnn.operations.single import Single, tensor_region
+from ooc_cudnn.operations.rows import ROW_AXIS, WindowRows, tensor_region
+from ooc_cudnn.operations.single import Single
 from ooc_cudnn.operations.splittable import Launchable, Operand, Piece, Region, Rounding
 from ooc_cudnn.operations.window import Pair, Range, Ranges, Rows, contributing_rows, ranges
 from perfmodel import Split
@@ -27,6 +28,7 @@ class BackwardPooling(Single):
     forward: Pooling
     alpha: float = 1.0
     beta: float = 0.0
+    row_axis: int = ROW_AXIS
 
     lead = "dy"
     results = ("dx",)
@@ -55,32 +57,32 @@ class BackwardPooling(Single):
     @cached_property
     def extents(self) -> Split:
         """Images, channels, rows of x."""
-        n, c, rows = self.forward.x_shape[:3]
-        return Split(n=n, c_y=c, c_x=1, h_y=rows)
+        n, c = self.forward.x_shape[:2]
+        return Split(n=n, c_y=c, c_x=1, h_y=self.forward.x_shape[self.row_axis])
 
     def axis_ranges(self, axis: str, size: int) -> Ranges:
         """Cut an axis: rows in multiples of the stride."""
-        stride = self.forward.stride[0] if axis == "h_y" else 1
+        stride = self._window.stride if axis == "h_y" else 1
         return ranges(getattr(self.extents, axis), -(-size // stride) * stride)
+
+    @cached_property
+    def _window(self) -> WindowRows:
+        return self.forward.window_rows(self.row_axis)
 
     def _outputs(self, h_y: Range) -> Rows:
         """Rows of y whose windows see rows `h_y` of x."""
-        forward = self.forward
-        return contributing_rows(
-            h_y, forward.output_shape[2], forward.window[0], forward.stride[0],
-            forward.padding[0], 1,
-        )  # fmt: skip
+        return contributing_rows(h_y, self.forward.output_shape[self.row_axis], *self._window[1:])
 
     def _inputs(self, h_y: Range) -> tuple[Range, Pair]:
         """Rows of x that those windows see, `h_y` among them, and the padding from there to y."""
-        rows, forward = self._outputs(h_y), self.forward
-        window, stride = forward.window[0], forward.stride[0]
+        rows = self._outputs(h_y)
+        extent, window, stride, (padding, _), _ = self._window
         if rows.start == rows.stop:  # no window: a padding that gives no row of y
             return h_y, (0, window - 1 - (h_y[1] - h_y[0]))
-        first = rows.start * stride - forward.padding[0][0]
-        end = (rows.stop - 1) * stride - forward.padding[0][0] + window
+        first = rows.start * stride - padding
+        end = (rows.stop - 1) * stride - padding + window
         start = min(h_y[0], max(0, first))
-        stop = max(h_y[1], min(forward.x_shape[2], end))
+        stop = max(h_y[1], min(extent, end))
         return (start, stop), (start - first, end - stop)
 
     def row_key(self, piece: Piece) -> Hashable:
@@ -92,7 +94,8 @@ class BackwardPooling(Single):
     def meets_border(self, piece: Piece) -> bool:
         """Whether y or x ends at one of these rows."""
         rows, (inputs, _) = self._outputs(piece.h_y), self._inputs(piece.h_y)
-        ends = (rows.stop == self.forward.output_shape[2], inputs[1] == self.forward.x_shape[2])
+        count = self.forward.output_shape[self.row_axis]
+        ends = (rows.stop == count, inputs[1] == self._window.extent)
         return rows.start == 0 or inputs[0] == 0 or any(ends)
 
     def region(self, name: str, piece: Piece) -> Region:
@@ -103,23 +106,20 @@ class BackwardPooling(Single):
             rows = (outputs.start, outputs.stop)
         elif name == "x":
             rows, _ = self._inputs(rows)
-        return tensor_region(self.operands[name].shape, piece.n, piece.c_y, rows)
+        return tensor_region(self.operands[name].shape, piece.n, piece.c_y, rows, self.row_axis)
 
     def on_piece(self, piece: Piece, *, layout: str, result_dtype: str) -> PoolingBackward:
         """The gradient of the pooling from those rows of x to those of y."""
         inputs, padding = self._inputs(piece.h_y)
-        forward = replace(
-            self.forward,
-            x_shape=(
-                piece.n[1] - piece.n[0],
-                piece.c_y[1] - piece.c_y[0],
-                inputs[1] - inputs[0],
-                *self.forward.x_shape[3:],
-            ),
-            padding=(padding, *self.forward.padding[1:]),
+        forward = self.forward.on_piece(
+            piece.n[1] - piece.n[0],
+            Rows(*inputs, *padding),
+            piece.c_y[1] - piece.c_y[0],
+            self.row_axis,
         )
         start = piece.h_y[0] - inputs[0]
-        return PoolingBackward(forward, (start, start + piece.h_y[1] - piece.h_y[0]))
+        rows = (start, start + piece.h_y[1] - piece.h_y[0])
+        return PoolingBackward(forward, rows, self.row_axis)
 
     def compare(self, operation: Launchable, inputs: list[Array]) -> tuple[Array, Array]:
         """The sum of absolute gradients, of the same maxima."""

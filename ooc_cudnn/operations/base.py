@@ -58,10 +58,10 @@ class Operation(Protocol):
     def parameters(self) -> tuple[Parameter, ...]:
         """The other operands, in the order `reference` takes them."""
 
-    def input_rows(self, rows: Range) -> Rows:
+    def input_rows(self, rows: Range, row_axis: int) -> Rows:
         """Rows of the input that output rows `rows` need: the halo, clipped, with its padding."""
 
-    def on_piece(self, n: int, rows: Rows, channels: int) -> Operation:
+    def on_piece(self, n: int, rows: Rows, channels: int, row_axis: int) -> Operation:
         """Return the same operation on `n` images, the given input rows and so many channels.
 
         Only operations that keep channels apart are ever asked for less than all.

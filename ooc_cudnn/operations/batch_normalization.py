@@ -15,6 +15,7 @@ import numpy as np
 
 from ooc_cudnn.operations.activation import MODES
 from ooc_cudnn.operations.base import Array, Parameter, Shape
+from ooc_cudnn.operations.rows import ROW_AXIS, with_rows
 from ooc_cudnn.operations.window import Range, Rows
 from ooc_cudnn.tensor import ACCUMULATOR, DTYPES
 from perfmodel import Work, pass_work
@@ -143,14 +144,14 @@ class Normalise:
             Parameter(name, shape, dtype) for name in ("scale", "bias", "mean", "variance")
         )
 
-    def input_rows(self, rows: Range) -> Rows:
+    def input_rows(self, rows: Range, row_axis: int = ROW_AXIS) -> Rows:
         """Need the same rows."""
         return Rows(*rows, 0, 0)
 
-    def on_piece(self, n: int, rows: Rows, channels: int) -> Normalise:
+    def on_piece(self, n: int, rows: Rows, channels: int, row_axis: int = ROW_AXIS) -> Normalise:
         """Return it for `n` images, the given rows and channels."""
-        shape = (n, channels, rows.stop - rows.start, *self.shape[3:])
-        return replace(self, shape=shape[: len(self.shape)])
+        shape = with_rows((n, channels, *self.shape[2:]), rows.stop - rows.start, row_axis)
+        return replace(self, shape=shape)
 
     def work(self) -> Work:
         """One read and one write."""

@@ -28,7 +28,7 @@ from ooc_cudnn.operations.batch_normalization import (
     per_channel,
 )
 from ooc_cudnn.operations.builder import Builder
-from ooc_cudnn.operations.single import height, tensor_region
+from ooc_cudnn.operations.rows import ROW_AXIS, height, tensor_region
 from ooc_cudnn.operations.splittable import (
     ALONE,
     SWEEP,
@@ -62,7 +62,9 @@ class _PerChannel(Splittable):
     @cached_property
     def extents(self) -> Split:
         """Images, channels, rows."""
-        return Split(n=self.shape[0], c_y=self.shape[1], c_x=1, h_y=height(self.shape))
+        return Split(
+            n=self.shape[0], c_y=self.shape[1], c_x=1, h_y=height(self.shape, self.row_axis)
+        )
 
     @abstractmethod
     def touched(self, name: str) -> range:
@@ -78,7 +80,7 @@ class _PerChannel(Splittable):
             return None
         if len(self.operands[name].shape) == 1:
             return (piece.c_y,)
-        return tensor_region(self.shape, piece.n, piece.c_y, piece.h_y)
+        return tensor_region(self.shape, piece.n, piece.c_y, piece.h_y, self.row_axis)
 
     def scaling(self, result: str) -> tuple[float, float]:
         """Alpha and beta are those of the tensor."""
@@ -86,7 +88,7 @@ class _PerChannel(Splittable):
 
     def piece_shape(self, piece: Piece) -> Shape:
         """Shape of a piece of the data."""
-        region = tensor_region(self.shape, piece.n, piece.c_y, piece.h_y)
+        region = tensor_region(self.shape, piece.n, piece.c_y, piece.h_y, self.row_axis)
         return tuple(stop - start for start, stop in region)
 
     @property
@@ -136,7 +138,7 @@ class _PerChannel(Splittable):
         """All images of a patch's channel, one by one."""
         rows = (0, self.extents.h_y)
         return [
-            read(name, tensor_region(self.shape, (at, at + 1), piece.c_y, rows))
+            read(name, tensor_region(self.shape, (at, at + 1), piece.c_y, rows, self.row_axis))
             for at in range(self.extents.n)
         ]
 
@@ -169,6 +171,7 @@ class BatchNormalization(_PerChannel):
     running: bool = False
     alpha: float = 1.0
     beta: float = 0.0
+    row_axis: int = ROW_AXIS
 
     @cached_property
     def results(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -241,7 +244,7 @@ class BatchNormalization(_PerChannel):
         mean, variance = moments_of(images)
         inverse = 1 / np.sqrt(variance + self.epsilon)
         largest = max(float(np.abs(image).max()) for image in images)
-        x = read("x", tensor_region(self.shape, piece.n, piece.c_y, piece.h_y))
+        x = read("x", tensor_region(self.shape, piece.n, piece.c_y, piece.h_y, self.row_axis))
         scale, bias = (per_channel(read(name, (piece.c_y,)), x.ndim) for name in ("scale", "bias"))
         size = np.abs(scale) * (np.abs(x) + largest) * inverse + np.abs(bias)
         error = inverse * (1 + inverse * largest)
@@ -272,6 +275,7 @@ class BatchNormalizationGradient(_PerChannel):
     epsilon: float | None = None
     alpha: float = 1.0
     beta: float = 0.0
+    row_axis: int = ROW_AXIS
 
     results = ("dx", "dscale", "dbias")
 
@@ -366,7 +370,7 @@ class BatchNormalizationGradient(_PerChannel):
         dscale = sum(float((dy * (x - mean)).sum()) for x, dy in pairs) * inverse
         size_b = sum(float(np.abs(dy).sum()) for _, dy in pairs)
         size_s = sum(float(np.abs(dy * (np.abs(x) + abs(mean))).sum()) for x, dy in pairs) * inverse
-        region = tensor_region(self.shape, piece.n, piece.c_y, piece.h_y)
+        region = tensor_region(self.shape, piece.n, piece.c_y, piece.h_y, self.row_axis)
         x, dy = read("x", region), read("dy", region)
         hat, count = (x - mean) * inverse, self.elements
         size_hat = (np.abs(x) + abs(mean)) * inverse

@@ -24,6 +24,7 @@ from ooc_cudnn.operations.base import Array, Operation, numbered
 from ooc_cudnn.operations.chain_builder import ChainBuilder, Stage, stages
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.pooling import Pooling
+from ooc_cudnn.operations.rows import ROW_AXIS, cut_axes, height, with_rows
 from ooc_cudnn.operations.splittable import (
     ALONE,
     AXES,
@@ -86,6 +87,7 @@ class Chain(Splittable):
     dtype: str
     alpha: float = 1.0
     beta: float = 0.0
+    row_axis: int = ROW_AXIS
 
     def __post_init__(self) -> None:
         if not self.operations:
@@ -123,8 +125,7 @@ class Chain(Splittable):
                 elif len(parameter.shape) == 1:
                     axes = {"c_y"}
                 else:
-                    along = zip(("n", "c_y", "h_y"), parameter.shape, strict=False)
-                    axes = {axis for axis, extent in along if extent > 1}
+                    axes = set(cut_axes(parameter.shape, self.row_axis))
                 dtype = parameter.dtype or self.dtype
                 found[name] = Operand(parameter.shape, dtype, frozenset(axes))
         found["y"] = Operand(
@@ -159,7 +160,7 @@ class Chain(Splittable):
         """Full sizes of the axes: the split that is one piece."""
         shape = self.operations[-1].output_shape
         c_x = self.convolution.c_x_extent if self.convolution else 1
-        return Split(n=shape[0], c_y=shape[1], c_x=c_x, h_y=shape[2] if len(shape) > 2 else 1)
+        return Split(n=shape[0], c_y=shape[1], c_x=c_x, h_y=height(shape, self.row_axis))
 
     def may_cut(self, axis: str) -> bool:
         """Rows and images always; channels as the class says."""
@@ -194,7 +195,7 @@ class Chain(Splittable):
         """Input rows of every operation, first to last, when the chain gives output rows `h_y`."""
         needed: list[Rows] = []
         for operation in reversed(self.operations):
-            needed.append(operation.input_rows(h_y))
+            needed.append(operation.input_rows(h_y, self.row_axis))
             h_y = (needed[-1].start, needed[-1].stop)
         return tuple(reversed(needed))
 
@@ -226,7 +227,7 @@ class Chain(Splittable):
         made = h_y
         for index in reversed(range(len(self.operations))):
             operation = self.operations[index]
-            needed = operation.input_rows(made)
+            needed = operation.input_rows(made, self.row_axis)
             if made[0] == made[1] and after is not None:
                 needed = Rows(done[index], done[index], 0, 0)
             start = max(needed.start, done[index]) if index else needed.start
@@ -243,7 +244,8 @@ class Chain(Splittable):
 
     def _first_needed(self, index: int, row: int, end: int) -> int:
         """The first input row, before `end`, that an operation's output needs from `row` on."""
-        return min(self.operations[index].input_rows((row, row + 1)).start, end)
+        needed = self.operations[index].input_rows((row, row + 1), self.row_axis)
+        return min(needed.start, end)
 
     @cached_property
     def stages(self) -> tuple[Stage, ...]:
@@ -254,7 +256,7 @@ class Chain(Splittable):
     def heights(self) -> tuple[int, ...]:
         """Rows of each operation's output."""
         shapes = (operation.output_shape for operation in self.operations)
-        return tuple(shape[2] if len(shape) > 2 else 1 for shape in shapes)
+        return tuple(height(shape, self.row_axis) for shape in shapes)
 
     def row_key(self, piece: Piece) -> Hashable:
         """How many rows each operation makes, needs, finds and keeps, and the padding it sees."""
@@ -289,14 +291,15 @@ class Chain(Splittable):
         """Region of an operand that a piece reads (or, of y, writes)."""
         shape, whole = self.operands[name].shape, self._wholes[name]
         if name == "y":
-            return (piece.n, piece.c_y, piece.h_y, *whole[3:])[: len(shape)]
+            return with_rows((piece.n, piece.c_y, *whole[2:]), piece.h_y, self.row_axis)
         if name == "x":
             needed = self.flow(piece.h_y, piece.after)[0].needed
             if self.convolution is not None:
                 channels = self.convolution.input_channels(piece.c_y, piece.c_x)
             else:
                 channels = whole[1] if not self.channels_may_be_cut else piece.c_y
-            return (piece.n, channels, (needed.start, needed.stop), *whole[3:])[: len(shape)]
+            rows = (needed.start, needed.stop)
+            return with_rows((piece.n, channels, *whole[2:]), rows, self.row_axis)
         owner = self._owners[name]
         c_y = piece.c_y if self.channels_may_be_cut else (0, self.operations[owner].output_shape[1])
         if isinstance(self.operations[owner], Convolution):
@@ -304,11 +307,10 @@ class Chain(Splittable):
         if len(shape) == 1:
             return (c_y,)
         made = self.flow(piece.h_y, piece.after)[owner].made
+        cut = with_rows((piece.n, c_y, *whole[2:]), made, self.row_axis)
         return tuple(
             own if extent == 1 else range_
-            for own, extent, range_ in zip(
-                whole, shape, (piece.n, c_y, made, *whole[3:])[: len(shape)], strict=True
-            )
+            for own, extent, range_ in zip(whole, shape, cut, strict=True)
         )
 
     # Launching --------------------------------------------------------------------------------
@@ -365,11 +367,13 @@ class Chain(Splittable):
         operation, flow = self.operations[index], self.flow(piece.h_y, piece.after)[index]
         count = piece.n[1] - piece.n[0]
         if isinstance(operation, Convolution) and self.convolution is not None:
-            return operation.on_channels(count, piece.c_y, piece.c_x, flow.needed, layout)
+            return operation.on_channels(
+                count, piece.c_y, piece.c_x, flow.needed, layout, self.row_axis
+            )
         channels = operation.input_shape[1]
         if self.channels_may_be_cut:
             channels = piece.c_y[1] - piece.c_y[0]
-        return operation.on_piece(count, flow.needed, channels)
+        return operation.on_piece(count, flow.needed, channels, self.row_axis)
 
     def rounding(self) -> Rounding:
         """The longest sum of its convolutions and averages."""

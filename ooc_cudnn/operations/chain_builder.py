@@ -20,6 +20,7 @@ from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.op_tensor import OpTensor
 from ooc_cudnn.operations.pointwise import Pointwise
 from ooc_cudnn.operations.pooling import Pooling
+from ooc_cudnn.operations.rows import with_rows
 from ooc_cudnn.operations.splittable import Accumulation, Buffer, Launch, Piece
 from ooc_cudnn.tensor import ACCUMULATOR
 
@@ -74,6 +75,7 @@ class ChainBuilder(Builder):
         super().__init__(chain, piece, layout, orders, accumulation)
         self.chain = chain
         self.flow = chain.flow(piece.h_y, piece.after)
+        self.row_axis = chain.row_axis
         self.current = "x"
 
     def build(self) -> tuple[tuple[Launch, ...], Mapping[str, Buffer]]:
@@ -101,7 +103,8 @@ class ChainBuilder(Builder):
         start, stop = self.flow[index].made
         whole = self.chain.operations[index].output_shape
         channels = self.buffers["y"].shape[1] if self.chain.channels_may_be_cut else whole[1]
-        return (self.buffers["y"].shape[0], channels, stop - start, *whole[3:])[: len(whole)]
+        shape = (self.buffers["y"].shape[0], channels, *whole[2:])
+        return with_rows(shape, stop - start, self.row_axis)
 
     def _input_of(self, following: Stage | None, shape: Shape, dtype: str) -> str | None:
         """The rows of the next window's input that this piece makes; None if they are all of it.
@@ -116,11 +119,11 @@ class ChainBuilder(Builder):
             return None
         if not kept and flow.keeps[0] >= flow.keeps[1]:
             return None
-        rows = kept + shape[2]
+        rows = kept + shape[self.row_axis]
         name = f"input {following.first}"
-        full = (*shape[:2], rows, *shape[3:])
+        full = with_rows(shape, rows, self.row_axis)
         self.scratch(name, full, dtype, self.layout)
-        made = self.buffers[name]._replace(shape=shape, rows=(kept, rows))
+        made = self.buffers[name]._replace(shape=shape, rows=(kept, rows), row_axis=self.row_axis)
         self.buffers[f"made {following.first}"] = made
         return f"made {following.first}"
 
@@ -129,25 +132,30 @@ class ChainBuilder(Builder):
         flow, name = self.flow[index], f"input {index}"
         if name not in self.buffers:
             return
-        full = self.buffers[name]
+        full, height = self.buffers[name], self.buffers[name].shape[self.row_axis]
         kept, keeps = flow.kept[1] - flow.kept[0], flow.keeps[1] - flow.keeps[0]
 
         def rows_of(part: str, start: int, count: int) -> str:
-            shape = (*full.shape[:2], count, *full.shape[3:])
-            self.buffers[part] = full._replace(shape=shape, rows=(start, full.shape[2]))
+            shape = with_rows(full.shape, count, self.row_axis)
+            self.buffers[part] = full._replace(
+                shape=shape, rows=(start, height), row_axis=self.row_axis
+            )
             return part
 
         store = f"kept {index}"
         if kept:
             # Of what the pieces before stored, this one may need the last rows alone.
             skipped, stored = flow.kept[0] - flow.stored[0], flow.stored[1] - flow.stored[0]
-            shape = (*full.shape[:2], kept, *full.shape[3:])
+            shape = with_rows(full.shape, kept, self.row_axis)
             found = f"found {index}"
-            self.buffers[found] = Buffer(shape, full.dtype, full.order, store, (skipped, stored))
+            self.buffers[found] = Buffer(
+                shape, full.dtype, full.order, store, (skipped, stored), self.row_axis
+            )
             self.copy(found, rows_of(f"{name} above", 0, kept))
         if keeps and flow.made[0] < flow.made[1]:
-            self.state(store, (*full.shape[:2], keeps, *full.shape[3:]), full.dtype, full.order)
-            self.copy(rows_of(f"{name} below", full.shape[2] - keeps, keeps), store)
+            shape = with_rows(full.shape, keeps, self.row_axis)
+            self.state(store, shape, full.dtype, full.order)
+            self.copy(rows_of(f"{name} below", height - keeps, keeps), store)
 
     # Stages -------------------------------------------------------------------------------------
 
@@ -163,7 +171,7 @@ class ChainBuilder(Builder):
             dtype = ACCUMULATOR[dtype] if self.accumulating else dtype
             if (operation.layout, operation.y_dtype) != (self.layout, dtype):
                 operation = operation.resized(
-                    operation.x_shape, operation.w_shape, operation.padding[0], operation.groups,
+                    operation.x_shape, operation.w_shape, operation.padding, operation.groups,
                     self.layout, dtype,
                 )  # fmt: skip
             (w,) = self.chain.parameter_names[index]

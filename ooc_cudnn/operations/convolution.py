@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ooc_cudnn.operations.base import Array, Parameter, Shape
+from ooc_cudnn.operations.rows import ROW_AXIS, WindowRows, with_padding, with_rows
 from ooc_cudnn.operations.window import (
     Pair,
     Range,
@@ -187,31 +188,39 @@ class Convolution:
         first, last = c_y[0] // per_group, (c_y[1] - 1) // per_group
         return first * self.c_x_extent + c_x[0], last * self.c_x_extent + c_x[1]
 
-    def input_rows(self, rows: Range) -> Rows:
-        """Rows of x (first spatial axis) that output rows `rows` need."""
-        return input_rows(
-            rows,
-            self.x_shape[2],
-            self.w_shape[2],
-            self.stride[0],
-            self.padding[0],
-            self.dilation[0],
-        )
+    def window_rows(self, row_axis: int) -> WindowRows:
+        """The window along the axis that rows lie along."""
+        at = row_axis - ROW_AXIS
+        return WindowRows(
+            self.x_shape[row_axis], self.w_shape[row_axis], self.stride[at], self.padding[at],
+            self.dilation[at],
+        )  # fmt: skip
 
-    def on_piece(self, n: int, rows: Rows, channels: int) -> Convolution:
+    def input_rows(self, rows: Range, row_axis: int = ROW_AXIS) -> Rows:
+        """Rows of x that output rows `rows` need."""
+        return input_rows(rows, *self.window_rows(row_axis))
+
+    def on_piece(self, n: int, rows: Rows, channels: int, row_axis: int = ROW_AXIS) -> Convolution:
         """Return the convolution of `n` images and the given rows of x, all channels."""
-        return self.on_channels(n, (0, self.w_shape[0]), (0, self.c_x_extent), rows)
+        return self.on_channels(n, (0, self.w_shape[0]), (0, self.c_x_extent), rows, "", row_axis)
 
     def on_channels(
-        self, n: int, c_y: Range, c_x: Range, rows: Rows, layout: str = ""
+        self,
+        n: int,
+        c_y: Range,
+        c_x: Range,
+        rows: Rows,
+        layout: str = "",
+        row_axis: int = ROW_AXIS,
     ) -> Convolution:
         """Return the convolution of one piece, cut along channels too."""
         channels = self.input_channels(c_y, c_x)
         per_group = self.w_shape[0] // self.groups
+        x_shape = (n, channels[1] - channels[0], *self.x_shape[2:])
         return self.resized(
-            (n, channels[1] - channels[0], rows.stop - rows.start, *self.x_shape[3:]),
+            with_rows(x_shape, rows.stop - rows.start, row_axis),
             (c_y[1] - c_y[0], c_x[1] - c_x[0], *self.w_shape[2:]),
-            (rows.before, rows.after),
+            with_padding(self.padding, (rows.before, rows.after), row_axis),
             max(1, (c_y[1] - c_y[0]) // per_group),
             layout,
         )
@@ -220,18 +229,18 @@ class Convolution:
         self,
         x_shape: Shape,
         w_shape: Shape,
-        padding: Pair,
+        padding: tuple[Pair, ...],
         groups: int,
         layout: str = "",
         y_dtype: str = "",
     ) -> Convolution:
-        """Return the convolution of other extents, with other padding of its first spatial axis.
+        """Return the convolution of other extents, with other padding.
 
         In `layout` and with results of `y_dtype`, where these are given. Planning asks for it of
         every piece it looks at; `dataclasses.replace` takes as long as all the rest.
         """
         return Convolution(
-            x_shape, w_shape, (padding, *self.padding[1:]), self.stride, self.dilation, groups,
+            x_shape, w_shape, padding, self.stride, self.dilation, groups,
             self.dtype, y_dtype or self.y_dtype, self.allow_tf32, self.deterministic,
             layout or self.layout,
         )  # fmt: skip

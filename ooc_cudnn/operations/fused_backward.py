@@ -19,7 +19,7 @@ from ooc_cudnn.operations.convolution_backward import (
     ConvolutionBackwardData,
     ConvolutionBackwardFilter,
 )
-from ooc_cudnn.operations.single import tensor_region
+from ooc_cudnn.operations.rows import ROW_AXIS, tensor_region, with_padding, with_rows
 from ooc_cudnn.operations.splittable import (
     ALONE,
     Accumulation,
@@ -66,6 +66,7 @@ class FusedBackward(Splittable):
     coef: float
     alpha: float = 1.0
     beta: float = 0.0
+    row_axis: int = ROW_AXIS
 
     lead = "dy"
     results = ("dx", "dw", "db")
@@ -95,7 +96,8 @@ class FusedBackward(Splittable):
     @cached_property
     def extents(self) -> Split:
         """Images, cY, cX of a group, rows of dy."""
-        n, c_y, h_y = self.forward.output_shape[:3]
+        n, c_y = self.forward.output_shape[:2]
+        h_y = self.forward.output_shape[self.row_axis]
         return Split(n=n, c_y=c_y, c_x=self.forward.c_x_extent, h_y=h_y)
 
     def may_cut(self, axis: str) -> bool:
@@ -114,26 +116,24 @@ class FusedBackward(Splittable):
         return {}
 
     def _rows(self, h_y: Range) -> GradientRows:
-        forward, extent = self.forward, self.forward.x_shape[2]
-        stride, padding = forward.stride[0], forward.padding[0]
+        forward, count = self.forward, self.forward.output_shape[self.row_axis]
+        extent, *window = forward.window_rows(self.row_axis)
+        _, stride, padding, _ = window
 
         def boundary(row: int) -> int:
             """Where the rows of dx start that belong to dy's from `row` on."""
             if row == 0:
                 return 0
-            if row == forward.output_shape[2]:
+            if row == count:
                 return extent
             return min(max(row * stride - padding[0], 0), extent)
 
         data = (boundary(h_y[0]), boundary(h_y[1]))
         seen = Rows(h_y[0], h_y[0], 0, 0)
         if data[0] < data[1]:
-            seen = contributing_rows(
-                data, forward.output_shape[2], forward.w_shape[2], stride, padding,
-                forward.dilation[0],
-            )  # fmt: skip
+            seen = contributing_rows(data, count, *window)
         start = min(seen.start, h_y[0]) if seen.start < seen.stop else h_y[0]
-        return GradientRows((start, h_y[1]), data, seen, forward.input_rows(h_y))
+        return GradientRows((start, h_y[1]), data, seen, forward.input_rows(h_y, self.row_axis))
 
     def row_key(self, piece: Piece) -> Hashable:
         """Everything about the rows, counted from the first that is read."""
@@ -149,7 +149,7 @@ class FusedBackward(Splittable):
     def meets_border(self, piece: Piece) -> bool:
         """Whether x or dy ends at these rows."""
         rows = self.rows(piece.h_y)
-        clipped = rows.data[0] == 0 or rows.data[1] == self.forward.x_shape[2]
+        clipped = rows.data[0] == 0 or rows.data[1] == self.forward.x_shape[self.row_axis]
         return clipped or rows.seen.start == 0 or bool(rows.inputs.before or rows.inputs.after)
 
     def region(self, name: str, piece: Piece) -> Region:
@@ -161,11 +161,13 @@ class FusedBackward(Splittable):
         if name in ("w", "dw"):
             return (piece.c_y, piece.c_x, *((0, extent) for extent in shape[2:]))
         if name in ("y", "dy"):
-            return tensor_region(shape, piece.n, piece.c_y, rows.read)
+            return tensor_region(shape, piece.n, piece.c_y, rows.read, self.row_axis)
         if name == "dx":
-            return tensor_region(shape, piece.n, (0, shape[1]), rows.data)
+            return tensor_region(shape, piece.n, (0, shape[1]), rows.data, self.row_axis)
         channels = self.forward.input_channels(piece.c_y, piece.c_x)
-        return tensor_region(shape, piece.n, channels, (rows.inputs.start, rows.inputs.stop))
+        return tensor_region(
+            shape, piece.n, channels, (rows.inputs.start, rows.inputs.stop), self.row_axis
+        )
 
     # Launching --------------------------------------------------------------------------------
 
@@ -219,11 +221,15 @@ class FusedBackward(Splittable):
     def _rows_of(self, build: Builder, dz: str, rows: Range, first: int, name: str) -> str:
         """Some rows of dz as a tensor of their own; dz itself if they are all of it."""
         have = build.buffers[dz]
-        if (rows[0] - first, rows[1] - first) == (0, have.shape[2]):
+        height = have.shape[self.row_axis]
+        if (rows[0] - first, rows[1] - first) == (0, height):
             return dz
-        shape = (*have.shape[:2], rows[1] - rows[0], *have.shape[3:])
+        shape = with_rows(have.shape, rows[1] - rows[0], self.row_axis)
         build.buffers[f"{name} of dz"] = have._replace(
-            shape=shape, block=have.block or dz, rows=(rows[0] - first, have.shape[2])
+            shape=shape,
+            block=have.block or dz,
+            rows=(rows[0] - first, height),
+            row_axis=self.row_axis,
         )
         packed = build.scratch(f"{name} rows", shape, have.dtype, have.order)
         build.copy(f"{name} of dz", packed)
@@ -255,7 +261,8 @@ class FusedBackward(Splittable):
         """The gradient of the data of a piece, all channels."""
         rows = self.rows(piece.h_y)
         dx = tuple(stop - start for start, stop in self.region("dx", piece))
-        padding, whole = (rows.seen.before, rows.seen.after), self.forward
+        whole = self.forward
+        padding = with_padding(whole.padding, (rows.seen.before, rows.seen.after), self.row_axis)
         forward = whole.resized(dx, whole.w_shape, padding, whole.groups, layout)
         return ConvolutionBackwardData(forward, dtype)
 
@@ -263,7 +270,9 @@ class FusedBackward(Splittable):
         """The part of the filter's gradient that a piece holds."""
         inputs = self.rows(piece.h_y).inputs
         count = piece.n[1] - piece.n[0]
-        forward = self.forward.on_channels(count, piece.c_y, piece.c_x, inputs, layout)
+        forward = self.forward.on_channels(
+            count, piece.c_y, piece.c_x, inputs, layout, self.row_axis
+        )
         return ConvolutionBackwardFilter(forward, dtype)
 
     # Checking ---------------------------------------------------------------------------------
@@ -283,7 +292,8 @@ class FusedBackward(Splittable):
         if piece.c_y == (0, whole.c_y) and piece.c_x == (0, whole.c_x):
             rows = self.rows(piece.h_y)
             dz = self._dz(piece, read)
-            dz = dz[:, :, rows.seen.start - rows.read[0] : rows.seen.stop - rows.read[0]]
+            seen = slice(rows.seen.start - rows.read[0], rows.seen.stop - rows.read[0])
+            dz = dz[(*(slice(None),) * self.row_axis, seen)]
             operation = self.data_gradient(piece, "channels_first", "float64")
             w = read("w", self.region("w", piece))
             found["dx"] = (

@@ -11,6 +11,7 @@ from ooc_cudnn.operations.base import Array, Shape
 from ooc_cudnn.operations.batch_normalization import AddStates
 from ooc_cudnn.operations.builder import Builder
 from ooc_cudnn.operations.per_site import PerSite, softmax_backward_size, softmax_size
+from ooc_cudnn.operations.rows import ROW_AXIS
 from ooc_cudnn.operations.softmax import (
     ImageMaximum,
     ImageProductSum,
@@ -134,6 +135,7 @@ class ImageSoftmaxCall(_TwoSweeps):
     dtype: str
     alpha: float = 1.0
     beta: float = 0.0
+    row_axis: int = ROW_AXIS
 
     takes = ("x",)
 
@@ -164,6 +166,7 @@ class ImageSoftmaxGradient(_TwoSweeps):
     dtype: str
     alpha: float = 1.0
     beta: float = 0.0
+    row_axis: int = ROW_AXIS
 
     lead = "dy"
     takes = ("y", "dy")

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ooc_cudnn.operations.base import Array, Parameter, Shape
+from ooc_cudnn.operations.rows import ROW_AXIS, with_rows
 from ooc_cudnn.operations.window import Range, Rows
 from ooc_cudnn.tensor import DTYPES
 from perfmodel import Work, pass_work
@@ -74,13 +75,13 @@ class OpTensor:
         """The second tensor, b."""
         return (Parameter("b", self.b_shape),)
 
-    def input_rows(self, rows: Range) -> Rows:
+    def input_rows(self, rows: Range, row_axis: int = ROW_AXIS) -> Rows:
         """Need the same rows."""
         return Rows(*rows, 0, 0)
 
-    def on_piece(self, n: int, rows: Rows, channels: int) -> OpTensor:
+    def on_piece(self, n: int, rows: Rows, channels: int, row_axis: int = ROW_AXIS) -> OpTensor:
         """Return it for `n` images, the given rows and channels; b stays 1 wide where it is."""
-        shape = (n, channels, rows.stop - rows.start, *self.shape[3:])[: len(self.shape)]
+        shape = with_rows((n, channels, *self.shape[2:]), rows.stop - rows.start, row_axis)
         b_shape = tuple(1 if b == 1 else e for e, b in zip(shape, self.b_shape, strict=True))
         return replace(self, shape=shape, b_shape=b_shape)
 

@@ -9,6 +9,7 @@ from typing import Self
 import numpy as np
 
 from ooc_cudnn.operations.base import Array, Parameter, Shape
+from ooc_cudnn.operations.rows import ROW_AXIS, with_rows
 from ooc_cudnn.operations.window import Range, Rows
 from ooc_cudnn.tensor import DTYPES
 from perfmodel import Work, pass_work
@@ -35,13 +36,13 @@ class PerElement:
         """None, unless the operation says otherwise."""
         return ()
 
-    def input_rows(self, rows: Range) -> Rows:
+    def input_rows(self, rows: Range, row_axis: int = ROW_AXIS) -> Rows:
         """Need the same rows."""
         return Rows(*rows, 0, 0)
 
-    def on_piece(self, n: int, rows: Rows, channels: int) -> Self:
+    def on_piece(self, n: int, rows: Rows, channels: int, row_axis: int = ROW_AXIS) -> Self:
         """Return it for `n` images, the given rows and channels."""
-        shape = (n, channels, rows.stop - rows.start, *self.shape[3:])[: len(self.shape)]
+        shape = with_rows((n, channels, *self.shape[2:]), rows.stop - rows.start, row_axis)
         return replace(self, shape=shape)  # type: ignore[type-var]  # it is mixed into dataclasses
 
     def magnitude(self, x: Array, *parameters: Array) -> Array:

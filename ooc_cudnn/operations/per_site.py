@@ -11,7 +11,8 @@ import numpy as np
 from ooc_cudnn.operations.activation_backward import ActivationBackward, needs_x
 from ooc_cudnn.operations.base import Array, Shape
 from ooc_cudnn.operations.op_tensor import OpTensor
-from ooc_cudnn.operations.single import Single, height, tensor_region
+from ooc_cudnn.operations.rows import ROW_AXIS, cut_axes, height, tensor_region
+from ooc_cudnn.operations.single import Single
 from ooc_cudnn.operations.softmax import Softmax, SoftmaxBackward
 from ooc_cudnn.operations.splittable import Launchable, Operand, Piece, Region, Rounding
 from perfmodel import Split
@@ -33,15 +34,17 @@ class PerSite(Single):
     @cached_property
     def extents(self) -> Split:
         """Images, channels, rows."""
-        return Split(n=self.shape[0], c_y=self.shape[1], c_x=1, h_y=height(self.shape))
+        return Split(
+            n=self.shape[0], c_y=self.shape[1], c_x=1, h_y=height(self.shape, self.row_axis)
+        )
 
     def region(self, name: str, piece: Piece) -> Region:
         """The same for all."""
-        return tensor_region(self.shape, piece.n, piece.c_y, piece.h_y)
+        return tensor_region(self.shape, piece.n, piece.c_y, piece.h_y, self.row_axis)
 
     def piece_shape(self, piece: Piece) -> Shape:
         """Shape of the piece."""
-        region = tensor_region(self.shape, piece.n, piece.c_y, piece.h_y)
+        region = tensor_region(self.shape, piece.n, piece.c_y, piece.h_y, self.row_axis)
         return tuple(stop - start for start, stop in region)
 
     def rounding(self) -> Rounding:
@@ -59,6 +62,7 @@ class ActivationGradient(PerSite):
     dtype: str
     alpha: float = 1.0
     beta: float = 0.0
+    row_axis: int = ROW_AXIS
 
     lead = "dy"
     results = ("dx",)
@@ -102,6 +106,7 @@ class SoftmaxCall(PerSite):
     dtype: str
     alpha: float = 1.0
     beta: float = 0.0
+    row_axis: int = ROW_AXIS
 
     takes = ("x",)
 
@@ -154,6 +159,7 @@ class Addition(PerSite):
     alpha_b: float = 1.0
     alpha_y: float = 1.0
     apart: bool = False
+    row_axis: int = ROW_AXIS
 
     lead = "y"
 
@@ -170,8 +176,7 @@ class Addition(PerSite):
     @cached_property
     def operands(self) -> Mapping[str, Operand]:
         """B, y, and the result that is apart from y."""
-        extents = zip(("n", "c_y", "h_y"), self.b_shape, strict=False)
-        axes = frozenset(axis for axis, extent in extents if extent > 1)
+        axes = cut_axes(self.b_shape, self.row_axis)
         whole = Operand(self.shape, self.dtype, _CUT)
         found = {"b": Operand(self.b_shape, self.dtype, axes), "y": whole}
         return {**found, "out": whole} if self.apart else found

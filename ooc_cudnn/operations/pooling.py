@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ooc_cudnn.operations.base import Array, Parameter, Shape
+from ooc_cudnn.operations.rows import ROW_AXIS, WindowRows, with_padding, with_rows
 from ooc_cudnn.operations.window import (
     Pair,
     Range,
@@ -131,18 +132,22 @@ class Pooling:
         """Whether the largest value is taken, and not the mean."""
         return self.mode.startswith("max")
 
-    def input_rows(self, rows: Range) -> Rows:
-        """Rows of x (first spatial axis) that output rows `rows` need."""
-        return input_rows(
-            rows, self.x_shape[2], self.window[0], self.stride[0], self.padding[0], dilation=1
+    def window_rows(self, row_axis: int) -> WindowRows:
+        """The window along the axis that rows lie along."""
+        at = row_axis - ROW_AXIS
+        return WindowRows(
+            self.x_shape[row_axis], self.window[at], self.stride[at], self.padding[at]
         )
 
-    def on_piece(self, n: int, rows: Rows, channels: int) -> Pooling:
+    def input_rows(self, rows: Range, row_axis: int = ROW_AXIS) -> Rows:
+        """Rows of x that output rows `rows` need."""
+        return input_rows(rows, *self.window_rows(row_axis))
+
+    def on_piece(self, n: int, rows: Rows, channels: int, row_axis: int = ROW_AXIS) -> Pooling:
         """Return the pooling of `n` images, the given rows of x and so many channels."""
-        return Pooling(
-            (n, channels, rows.stop - rows.start, *self.x_shape[3:]), self.window, self.stride,
-            ((rows.before, rows.after), *self.padding[1:]), self.mode, self.dtype,
-        )  # fmt: skip
+        shape = with_rows((n, channels, *self.x_shape[2:]), rows.stop - rows.start, row_axis)
+        padding = with_padding(self.padding, (rows.before, rows.after), row_axis)
+        return Pooling(shape, self.window, self.stride, padding, self.mode, self.dtype)
 
     def work(self) -> Work:
         """Read x, write y; each value of y looks at a window."""
@@ -210,6 +215,8 @@ class PoolingBackward:
         The pooling from the piece of x to the pieces of y and dy.
     rows : (start, stop)
         Rows of that x of which dx is asked.
+    row_axis : int
+        The axis that rows lie along.
 
     Notes
     -----
@@ -220,6 +227,7 @@ class PoolingBackward:
 
     forward: Pooling
     rows: Range
+    row_axis: int = ROW_AXIS
 
     name = "pooling_backward"
 
@@ -231,8 +239,13 @@ class PoolingBackward:
     @property
     def output_shape(self) -> Shape:
         """Shape of dx."""
-        n, c, _, *rest = self.forward.x_shape
-        return (n, c, self.rows[1] - self.rows[0], *rest)
+        return with_rows(self.forward.x_shape, self.rows[1] - self.rows[0], self.row_axis)
+
+    @property
+    def origin(self) -> Shape:
+        """Where in that x dx begins, along each spatial axis."""
+        nowhere = (0,) * len(self.forward.window)
+        return (*nowhere[: self.row_axis - 2], self.rows[0], *nowhere[self.row_axis - 1 :])
 
     def work(self) -> Work:
         """Read y, dy and x, write dx."""
@@ -268,4 +281,4 @@ class PoolingBackward:
             dy /= forward.divisors()
             for outputs, seen in forward.taps():
                 dx[seen] += dy[outputs]
-        return dx[:, :, self.rows[0] : self.rows[1]]
+        return dx[(*(slice(None),) * self.row_axis, slice(*self.rows))]

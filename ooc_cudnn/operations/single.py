@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from ooc_cudnn.operations.base import Array, Shape
+from ooc_cudnn.operations.base import Array
 from ooc_cudnn.operations.builder import Builder
 from ooc_cudnn.operations.splittable import (
     ALONE,
@@ -26,16 +26,6 @@ from perfmodel import Split
 
 #: Extents of the patch that `verify` looks at, where an axis may be cut.
 PATCH = {"n": 1, "c_y": 4, "h_y": 2, "c_x": 4}
-
-
-def tensor_region(shape: Shape, n: Range, channels: Range, rows: Range) -> Region:
-    """Images, channels and rows of a tensor, all of its further axes."""
-    return (n, channels, rows, *((0, extent) for extent in shape[3:]))[: len(shape)]
-
-
-def height(shape: Shape) -> int:
-    """Rows of a tensor; 1 for one without spatial axes."""
-    return shape[2] if len(shape) > 2 else 1
 
 
 class Single(Splittable):

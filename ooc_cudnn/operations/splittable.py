@@ -10,12 +10,14 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping
+from dataclasses import replace
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 
 from ooc_cudnn.operations.base import Array, Shape
+from ooc_cudnn.operations.rows import ROW_AXIS, with_rows
 from ooc_cudnn.operations.window import Range, Ranges, ranges
 from ooc_cudnn.tensor import DTYPES, packed_strides
 from perfmodel import Split, Work
@@ -61,7 +63,8 @@ class Buffer(NamedTuple):
     """A tensor that a launch reads or writes.
 
     `block` names the memory it lies in (its own name when left out): buffers of different times
-    share a block. `rows` is (first row, all rows) where it is a range of rows of a taller tensor.
+    share a block. `rows` is (first row, all rows) where it is a range of rows of a taller tensor;
+    rows lie along `row_axis`.
     """
 
     shape: Shape
@@ -69,13 +72,14 @@ class Buffer(NamedTuple):
     order: str
     block: str = ""
     rows: tuple[int, int] | None = None
+    row_axis: int = ROW_AXIS
 
     @property
     def whole(self) -> Shape:
         """Shape of the tensor whose rows it is, or its own."""
         if self.rows is None:
             return self.shape
-        return (*self.shape[:2], self.rows[1], *self.shape[3:])
+        return with_rows(self.shape, self.rows[1], self.row_axis)
 
     @property
     def nbytes(self) -> int:
@@ -90,7 +94,9 @@ class Buffer(NamedTuple):
     @property
     def offset_bytes(self) -> int:
         """Where its first row starts in the whole."""
-        return self.rows[0] * self.strides[2] * DTYPES[self.dtype] if self.rows else 0
+        if self.rows is None:
+            return 0
+        return self.rows[0] * self.strides[self.row_axis] * DTYPES[self.dtype]
 
 
 class Launchable(Protocol):
@@ -156,6 +162,8 @@ class Splittable(ABC):
         How often the pieces are gone through.
     results : tuple of str
         Names of the operands that are written, last in `operands`.
+    row_axis : int
+        The axis of the tensors that hY is: rows lie along it. Any spatial axis; `along` turns it.
     """
 
     dtype: str
@@ -166,6 +174,7 @@ class Splittable(ABC):
     reduced: tuple[str, ...] = ("c_x",)
     sweeps: int = 1
     results: tuple[str, ...] = ("y",)
+    row_axis: int = ROW_AXIS
 
     # Operands ---------------------------------------------------------------------------------
 
@@ -198,6 +207,15 @@ class Splittable(ABC):
     @abstractmethod
     def extents(self) -> Split:
         """Full sizes of the axes: the split that is one piece."""
+
+    @property
+    def row_axes(self) -> tuple[int, ...]:
+        """The axes that hY may be: every spatial one."""
+        return tuple(range(ROW_AXIS, max(len(self.operands[self.lead].shape), ROW_AXIS + 1)))
+
+    def along(self, row_axis: int) -> Self:
+        """Return the same call with rows that lie along another axis."""
+        return replace(self, row_axis=row_axis)  # type: ignore[type-var]  # all are dataclasses
 
     def may_cut(self, axis: str) -> bool:
         """Whether an axis may be cut at all."""

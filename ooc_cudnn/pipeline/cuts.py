@@ -106,13 +106,14 @@ class Cuts:
         return found
 
     def _all_rows_read(self, name: str, cut: Cut) -> float:
-        height = float(self.request.specs[name].shape[2])
+        height = float(self.request.specs[name].shape[self.call.row_axis])
         if cut.times == 1:
             return height
         at = cut.times // 2
         rows = cut.ranges[at]
         region = self.call.region(name, self._whole._replace(h_y=rows, after=cut.ranges[at - 1]))
-        read = region[2][1] - region[2][0] if region else 0
+        start, stop = region[self.call.row_axis] if region else (0, 0)
+        read = stop - start
         own = height * (rows[1] - rows[0]) / cut.last[1]
         # All pieces but one have the rows beside their own.
         return height + (cut.times - 1) * max(read - own, 0.0)

@@ -108,7 +108,8 @@ class Grid:
             found[name] = ONE * spec.nbytes
             if "h_y" in operand.axes and len(spec.shape) > 2 and self.pieces is not ONE:
                 rows = [self.cuts.rows_read(name, size) for size in self.sizes["h_y"]]
-                found[name] = self._along("h_y", rows) * (spec.nbytes / spec.shape[2])
+                row_bytes = spec.nbytes / spec.shape[self.call.row_axis]
+                found[name] = self._along("h_y", rows) * row_bytes
         return found
 
     @cached_property

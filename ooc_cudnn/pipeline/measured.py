@@ -105,8 +105,10 @@ class Measured(PieceClasses):
         for found in self.row_classes:
             piece = self.piece_of(found.range, found.after, self.call.sweeps - 1)
             region = self.call.region(name, piece)
-            rows += found.times * (region[2][1] - region[2][0]) if region else 0
-        return spec.nbytes // spec.shape[2] * rows
+            if region is not None:
+                start, stop = region[self.call.row_axis]
+                rows += found.times * (stop - start)
+        return spec.nbytes // spec.shape[self.call.row_axis] * rows
 
     def rows(self, name: str) -> Rows:
         """How the pieces of an operand lie in its memory."""

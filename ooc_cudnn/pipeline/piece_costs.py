@@ -93,7 +93,7 @@ class PieceCosts:
         sizes: dict[str, int] = {}
         largest_elements = largest_bytes = 0
         for name, buffer in buffers.items():
-            shape, dtype, _, block, rows = buffer
+            shape, dtype, _, block, rows, _ = buffer
             elements = math.prod(shape if rows is None else buffer.whole)
             count = elements * DTYPES[dtype]
             block = block or name

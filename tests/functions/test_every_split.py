@@ -14,7 +14,7 @@ from calls import ConvolutionCase
 from forced import legal_splits
 from function_cases import DTYPES, Call, channels_last
 from normalization import Statistics, wide
-from splits import LAYOUTS, MAKERS, RINGS, Split, loop_orders, make, some
+from splits import LAYOUTS, MAKERS, RINGS, Split, loop_orders, make, row_axes, some
 
 import perfmodel
 
@@ -22,6 +22,8 @@ pytest.importorskip("torch")
 pytest.importorskip("ml_dtypes")
 #: Splits of a case that are tried under every loop order, and with operands in two memory orders.
 SPLITS = 3
+#: Splits of a case along each axis but the first.
+SPLITS_ALONG = 40
 
 
 @pytest.mark.parametrize("name", MAKERS)
@@ -34,6 +36,18 @@ def test_every_split(name):
         made.run(split, depth=depth, whole=whole, layout=layout, overlap=at % 4 == 0)
         count += 1
     assert count >= 4
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_every_split_along_the_other_axes(name):
+    """HY may be any spatial axis: the same results, whichever is cut."""
+    ways = list(itertools.product(RINGS, LAYOUTS))
+    for row_axis in row_axes(name):
+        made = Split(make(name), row_axis=row_axis)
+        splits = list(legal_splits(made.splittable))
+        for at, split in enumerate(some(splits, SPLITS_ALONG)):
+            (depth, whole), layout = ways[at % len(ways)]
+            made.run(split, depth=depth, whole=whole, layout=layout, overlap=False)
 
 
 @pytest.mark.parametrize("name", MAKERS)

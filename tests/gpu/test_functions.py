@@ -20,7 +20,7 @@ from bounded import Bounded
 from calls import ConvolutionCase, FusedCase, PoolingCase
 from forced import legal_splits
 from function_cases import DTYPES, channels_last
-from splits import LAYOUTS, MAKERS, RINGS, Split, loop_orders, make, some
+from splits import LAYOUTS, MAKERS, RINGS, Split, loop_orders, make, row_axes, some
 
 import ooc_cudnn
 from ooc_cudnn.functions.call import forget_calls
@@ -104,6 +104,16 @@ def test_every_split(name, layout):
     for at, split in enumerate(legal_splits(made.splittable)):
         depth, whole = RINGS[at % len(RINGS)]
         made.run(split, depth=depth, whole=whole, layout=layout, overlap=at % 5 > 0)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", MAKERS)
+def test_splits_along_the_other_axes(name, layout):
+    for row_axis in row_axes(name):
+        made = Split(make(name), device="cuda", row_axis=row_axis)
+        for at, split in enumerate(some(list(legal_splits(made.splittable)), 24)):
+            depth, whole = RINGS[at % len(RINGS)]
+            made.run(split, depth=depth, whole=whole, layout=layout, overlap=at % 5 > 0)
 
 
 @pytest.mark.parametrize("name", MAKERS)

@@ -1,0 +1,76 @@
+"""Rows of a tensor: positions along the spatial axis that hY is, whichever that is."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from ooc_cudnn.operations.window import Pair, Range
+
+Shape = tuple[int, ...]
+
+#: The first spatial axis: what rows lie along unless a call says otherwise.
+ROW_AXIS = 2
+
+
+def height(shape: Shape, row_axis: int = ROW_AXIS) -> int:
+    """Rows of a tensor; 1 for one without spatial axes.
+
+    >>> height((2, 3, 5, 7)), height((2, 3, 5, 7), 3), height((2, 3))
+    (5, 7, 1)
+    """
+    return shape[row_axis] if len(shape) > row_axis else 1
+
+
+def with_rows(shape: Shape, rows: Any, row_axis: int = ROW_AXIS) -> tuple[Any, ...]:
+    """The same shape, or region, with other rows; one without spatial axes stays as it is.
+
+    >>> with_rows((2, 3, 5, 7), 4), with_rows((2, 3, 5, 7), 4, row_axis=3), with_rows((2, 3), 4)
+    ((2, 3, 4, 7), (2, 3, 5, 4), (2, 3))
+    """
+    if len(shape) <= row_axis:
+        return shape
+    return (*shape[:row_axis], rows, *shape[row_axis + 1 :])
+
+
+def tensor_region(
+    shape: Shape, n: Range, channels: Range, rows: Range, row_axis: int = ROW_AXIS
+) -> tuple[Range, ...]:
+    """Images, channels and rows of a tensor, all of its other axes.
+
+    >>> tensor_region((2, 3, 5, 7), (0, 1), (0, 3), (4, 6), row_axis=3)
+    ((0, 1), (0, 3), (0, 5), (4, 6))
+    """
+    whole = (n, channels, *((0, extent) for extent in shape[2:]))
+    return with_rows(whole, rows, row_axis)
+
+
+def cut_axes(shape: Shape, row_axis: int = ROW_AXIS) -> frozenset[str]:
+    """The axes that cut a tensor which is broadcast where its extent is 1.
+
+    >>> sorted(cut_axes((2, 1, 5, 1))), sorted(cut_axes((2, 1, 5, 1), row_axis=3))
+    (['h_y', 'n'], ['n'])
+    """
+    extents = {"n": shape[0], "c_y": shape[1], "h_y": height(shape, row_axis)}
+    return frozenset(axis for axis, extent in extents.items() if extent > 1)
+
+
+class WindowRows(NamedTuple):
+    """A window along the axis that rows lie along: what `input_rows` and its kin take."""
+
+    extent: int
+    window: int
+    stride: int
+    padding: Pair
+    dilation: int = 1
+
+
+def with_padding(
+    padding: tuple[Pair, ...], of_rows: Pair, row_axis: int = ROW_AXIS
+) -> tuple[Pair, ...]:
+    """The paddings of all spatial axes, with another one along the rows.
+
+    >>> with_padding(((1, 1), (2, 2)), (0, 1), row_axis=3)
+    ((1, 1), (0, 1))
+    """
+    at = row_axis - ROW_AXIS
+    return (*padding[:at], of_rows, *padding[at + 1 :])
