@@ -40,8 +40,10 @@ class PlanInfeasibleError(OocError, ValueError):
         The public function that was called.
     limit_bytes : int
         The memory limit it was planned under.
-    smallest_bytes : int
-        The smallest limit that would do.
+    smallest_bytes : int or None
+        The smallest limit that would do; None where none would.
+    reason : str
+        Where none would, why.
 
     Examples
     --------
@@ -55,18 +57,25 @@ class PlanInfeasibleError(OocError, ValueError):
 
     function: str
     limit_bytes: int
-    smallest_bytes: int
+    smallest_bytes: int | None
+    reason: str
 
-    def __init__(self, *, function: str, limit_bytes: int, smallest_bytes: int) -> None:
-        # The advice carries the exact number: a rounded one could be too small.
-        super().__init__(
-            f"{function} has no plan within {format_bytes(limit_bytes)} of device memory; "
-            f"the least that would do is {format_bytes(smallest_bytes)}. "
-            f"Set memory_limit={smallest_bytes} or more."
-        )
+    def __init__(
+        self, *, function: str, limit_bytes: int, smallest_bytes: int | None, reason: str = ""
+    ) -> None:
+        if smallest_bytes is None:
+            message = f"{function} has no plan, whatever the memory limit: {reason}"
+        else:  # The advice carries the exact number: a rounded one could be too small.
+            message = (
+                f"{function} has no plan within {format_bytes(limit_bytes)} of device memory; "
+                f"the least that would do is {format_bytes(smallest_bytes)}. "
+                f"Set memory_limit={smallest_bytes} or more."
+            )
+        super().__init__(message)
         self.function = function
         self.limit_bytes = limit_bytes
         self.smallest_bytes = smallest_bytes
+        self.reason = reason
 
 
 class _OutOfMemoryError(OocError, MemoryError):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping
+from dataclasses import replace
 
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.functions.target import Planned, PlannedPart, Target, make_request
@@ -25,6 +27,8 @@ from ooc_cudnn.pipeline.plan import Plan
 from ooc_cudnn.pipeline.planner import make_plan, smallest_bytes
 from ooc_cudnn.pipeline.pricing import Request
 
+#: Another axis is cut than the first one where the call is so many times faster for it.
+WORTH_TURNING = 1.02
 #: Plans that are remembered.
 REMEMBERED_PLANS = 64
 
@@ -43,12 +47,60 @@ def plan_request(
     with _lock:
         found = _remembered.pop(key, None)
     if found is None:
-        found = _planned(request, target, available, aligned)
+        found = _along_the_best_axis(request, target, available, aligned)
     with _lock:
         _remembered[key] = found
         while len(_remembered) > REMEMBERED_PLANS:
             _remembered.popitem(last=False)
     return found
+
+
+def _along_the_best_axis(
+    request: Request, target: Target, available: int, aligned: Mapping[str, bool]
+) -> Planned:
+    """Plan with rows along the first spatial axis; along another one where that is faster.
+
+    Others are looked at where no plan is near to what the call takes at least. Only those that
+    promise to be faster have the device asked for workspace, which may build engines.
+    """
+
+    def along(row_axis: int, target: Target) -> Planned:
+        turned = replace(request, chain=request.chain.along(row_axis))
+        return _planned(turned, target, available, aligned)
+
+    first, *others = request.chain.row_axes
+    best, errors, rivals = None, list[PlanInfeasibleError](), list[tuple[float, int]]()
+    try:
+        best = along(first, target)
+        if best.plan.pieces == 1 or _is_near_the_least(request, best.plan):
+            return best
+    except PlanInfeasibleError as error:
+        errors.append(error)
+    for row_axis in others:
+        try:
+            promised = along(row_axis, target._replace(ask_workspace=None)).plan.seconds
+            if best is None or promised * WORTH_TURNING < best.plan.seconds:
+                rivals.append((promised, row_axis))
+        except PlanInfeasibleError as error:
+            errors.append(error)
+    for _, row_axis in sorted(rivals):
+        try:
+            found = along(row_axis, target)
+            if best is None or found.plan.seconds * WORTH_TURNING < best.plan.seconds:
+                best = found
+                break
+        except PlanInfeasibleError as error:
+            errors.append(error)
+    if best is None:
+        raise min(errors, key=lambda error: error.smallest_bytes or math.inf)
+    return best
+
+
+def _is_near_the_least(request: Request, plan: Plan) -> bool:
+    """Whether a plan takes about as long as moving everything once and computing it whole."""
+    compute_seconds = min(plan.compute_seconds, large_piece(request).seconds)
+    least = request.floor_seconds(compute_seconds, request.memory_limit)
+    return plan.seconds < WORTH_TURNING * least
 
 
 def forget_plans() -> None:
@@ -70,11 +122,12 @@ def _planned(
         shorter = _plan_in_parts(request, target, available, aligned, "since it does not fit")
         if shorter is not None:
             return shorter
-        smallest = min(error.smallest_bytes, _smallest_in_parts(request, target, aligned))
+        smallest = (error.smallest_bytes, _smallest_in_parts(request, target, aligned))
         raise PlanInfeasibleError(
             function=request.function,
             limit_bytes=request.memory_limit,
-            smallest_bytes=smallest,
+            smallest_bytes=min((each for each in smallest if each is not None), default=None),
+            reason=error.reason,
         ) from None
     if may_be_cut and _larger_pieces_help(request, whole):
         why = "since larger pieces of shorter chains are faster"
@@ -121,14 +174,19 @@ def _part_request(request: Request, part: Part, aligned: Mapping[str, bool]) -> 
     )
 
 
-def _smallest_in_parts(request: Request, target: Target, aligned: Mapping[str, bool]) -> int:
-    """The least memory with which a chain runs when it is cut wherever it can be."""
+def _smallest_in_parts(request: Request, target: Target, aligned: Mapping[str, bool]) -> int | None:
+    """The least memory with which a chain runs when it is cut wherever it can be.
+
+    None if some part of it runs with none.
+    """
     chain, smallest = request.chain, 0
     assert isinstance(chain, Chain)
     for part in parts_of(chain, tuple(stage.first for stage in stages(chain)[1:])):
         try:
             make_plan(_part_request(request, part, aligned), target.ask_workspace)
         except PlanInfeasibleError as error:
+            if error.smallest_bytes is None:
+                return None
             smallest = max(smallest, error.smallest_bytes)
     return smallest
 

@@ -135,10 +135,12 @@ def plan_call(
             return planned(on_device=False)
     except PlanInfeasibleError as error:
         # The limit to set counts the arrays that take their share of it.
+        smallest = error.smallest_bytes
         raise PlanInfeasibleError(
             function=function,
             limit_bytes=target.limit_bytes,
-            smallest_bytes=error.smallest_bytes + target.limit_bytes - available,
+            smallest_bytes=None if smallest is None else smallest + target.limit_bytes - available,
+            reason=error.reason,
         ) from None
 
 

@@ -16,7 +16,6 @@ from ooc_cudnn.operations.window import (
     Range,
     Ranges,
     Rows,
-    contributing_rows,
     grouped_ranges,
     ranges,
 )
@@ -98,8 +97,8 @@ class BackwardData(Single):
         return first * per_group + c_y[0], last * per_group + c_y[1]
 
     def _rows(self, h_y: Range) -> Rows:
-        _, *window = self.forward.window_rows(self.row_axis)
-        return contributing_rows(h_y, self.forward.output_shape[self.row_axis], *window)
+        count = self.forward.output_shape[self.row_axis]
+        return self.forward.window_rows(self.row_axis).contributing(h_y, count)
 
     def row_key(self, piece: Piece) -> Hashable:
         """Rows of dy, and padding."""

@@ -14,7 +14,7 @@ from ooc_cudnn.operations.pooling import Pooling, PoolingBackward
 from ooc_cudnn.operations.rows import ROW_AXIS, WindowRows, tensor_region
 from ooc_cudnn.operations.single import Single
 from ooc_cudnn.operations.splittable import Launchable, Operand, Piece, Region, Rounding
-from ooc_cudnn.operations.window import Pair, Range, Ranges, Rows, contributing_rows, ranges
+from ooc_cudnn.operations.window import Pair, Range, Ranges, Rows, ranges
 from perfmodel import Split
 
 
@@ -71,7 +71,7 @@ class BackwardPooling(Single):
 
     def _outputs(self, h_y: Range) -> Rows:
         """Rows of y whose windows see rows `h_y` of x."""
-        return contributing_rows(h_y, self.forward.output_shape[self.row_axis], *self._window[1:])
+        return self._window.contributing(h_y, self.forward.output_shape[self.row_axis])
 
     def _inputs(self, h_y: Range) -> tuple[Range, Pair]:
         """Rows of x that those windows see, `h_y` among them, and the padding from there to y."""

@@ -18,7 +18,6 @@ from ooc_cudnn.operations.window import (
     Rows,
     grouped_ranges,
     in_words,
-    input_rows,
     is_int,
     output_extent,
     padding_pairs,
@@ -198,7 +197,7 @@ class Convolution:
 
     def input_rows(self, rows: Range, row_axis: int = ROW_AXIS) -> Rows:
         """Rows of x that output rows `rows` need."""
-        return input_rows(rows, *self.window_rows(row_axis))
+        return self.window_rows(row_axis).needed(rows)
 
     def on_piece(self, n: int, rows: Rows, channels: int, row_axis: int = ROW_AXIS) -> Convolution:
         """Return the convolution of `n` images and the given rows of x, all channels."""

@@ -34,7 +34,7 @@ from ooc_cudnn.operations.splittable import (
     Splittable,
     random_range,
 )
-from ooc_cudnn.operations.window import Range, Rows, contributing_rows
+from ooc_cudnn.operations.window import Range, Rows
 from ooc_cudnn.tensor import ACCUMULATOR
 from perfmodel import Split
 
@@ -117,21 +117,20 @@ class FusedBackward(Splittable):
 
     def _rows(self, h_y: Range) -> GradientRows:
         forward, count = self.forward, self.forward.output_shape[self.row_axis]
-        extent, *window = forward.window_rows(self.row_axis)
-        _, stride, padding, _ = window
+        window = forward.window_rows(self.row_axis)
 
         def boundary(row: int) -> int:
             """Where the rows of dx start that belong to dy's from `row` on."""
             if row == 0:
                 return 0
             if row == count:
-                return extent
-            return min(max(row * stride - padding[0], 0), extent)
+                return window.extent
+            return min(max(row * window.stride - window.padding[0], 0), window.extent)
 
         data = (boundary(h_y[0]), boundary(h_y[1]))
         seen = Rows(h_y[0], h_y[0], 0, 0)
         if data[0] < data[1]:
-            seen = contributing_rows(data, count, *window)
+            seen = window.contributing(data, count)
         start = min(seen.start, h_y[0]) if seen.start < seen.stop else h_y[0]
         return GradientRows((start, h_y[1]), data, seen, forward.input_rows(h_y, self.row_axis))
 

@@ -17,7 +17,6 @@ from ooc_cudnn.operations.window import (
     Range,
     Rows,
     in_words,
-    input_rows,
     output_extent,
     padding_pairs,
     per_axis,
@@ -141,7 +140,7 @@ class Pooling:
 
     def input_rows(self, rows: Range, row_axis: int = ROW_AXIS) -> Rows:
         """Rows of x that output rows `rows` need."""
-        return input_rows(rows, *self.window_rows(row_axis))
+        return self.window_rows(row_axis).needed(rows)
 
     def on_piece(self, n: int, rows: Rows, channels: int, row_axis: int = ROW_AXIS) -> Pooling:
         """Return the pooling of `n` images, the given rows of x and so many channels."""

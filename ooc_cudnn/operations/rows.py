@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
-from ooc_cudnn.operations.window import Pair, Range
+from ooc_cudnn.operations.window import Pair, Range, Rows, contributing_rows, input_rows
 
 Shape = tuple[int, ...]
+T = TypeVar("T")
 
 #: The first spatial axis: what rows lie along unless a call says otherwise.
 ROW_AXIS = 2
@@ -21,7 +22,7 @@ def height(shape: Shape, row_axis: int = ROW_AXIS) -> int:
     return shape[row_axis] if len(shape) > row_axis else 1
 
 
-def with_rows(shape: Shape, rows: Any, row_axis: int = ROW_AXIS) -> tuple[Any, ...]:
+def with_rows(shape: tuple[T, ...], rows: T, row_axis: int = ROW_AXIS) -> tuple[T, ...]:
     """The same shape, or region, with other rows; one without spatial axes stays as it is.
 
     >>> with_rows((2, 3, 5, 7), 4), with_rows((2, 3, 5, 7), 4, row_axis=3), with_rows((2, 3), 4)
@@ -55,13 +56,21 @@ def cut_axes(shape: Shape, row_axis: int = ROW_AXIS) -> frozenset[str]:
 
 
 class WindowRows(NamedTuple):
-    """A window along the axis that rows lie along: what `input_rows` and its kin take."""
+    """A window along the axis that rows lie along, and the rows that it slides over."""
 
     extent: int
     window: int
     stride: int
     padding: Pair
     dilation: int = 1
+
+    def needed(self, rows: Range) -> Rows:
+        """The input rows behind output rows: `window.input_rows`."""
+        return input_rows(rows, *self)
+
+    def contributing(self, rows: Range, count: int) -> Rows:
+        """Of `count` output rows, those that see input rows: `window.contributing_rows`."""
+        return contributing_rows(rows, count, self.window, self.stride, self.padding, self.dilation)
 
 
 def with_padding(

@@ -37,6 +37,8 @@ class Plan:
         Number of pieces.
     order : tuple of str
         Loop order, outermost axis first.
+    row_axis : int
+        The axis of the tensors that hY is, and d_hY cuts: any spatial one.
     rings : tuple of (name, int)
         Slots of each operand's ring; 0 for an operand that is computed on where it lies.
     layout : str
@@ -90,6 +92,7 @@ class Plan:
     overlap: bool
     machine: str
     alternatives: tuple[Alternative, ...] = field(default=(), compare=False)
+    row_axis: int = 2
     parts: tuple[Plan, ...] = ()
     reason: str = ""
 

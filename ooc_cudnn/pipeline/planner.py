@@ -16,6 +16,11 @@ from ooc_cudnn.operations.splittable import AXES, Buffer, Launch
 from ooc_cudnn.pipeline.plan import Alternative, Plan
 from ooc_cudnn.pipeline.pricing import Priced, Request, SplitProblem, aligned
 from ooc_cudnn.pipeline.promising import NEAR_THE_FLOOR
+from ooc_cudnn.pipeline.request import (
+    LARGEST_BATCH,
+    LARGEST_PIECE_BYTES,
+    LARGEST_PIECE_ELEMENTS,
+)
 from perfmodel import InfeasibleError, Price, Slowdown, Split, binding_stage, closed_form
 from perfmodel.search_guided import guided_search
 
@@ -26,6 +31,12 @@ WORKSPACE_ATTEMPTS = 4
 CLEARLY = 1.1
 #: How many of them are looked at.
 TRIED = 1
+
+#: Why no memory is enough, where none is.
+TOO_LARGE = (
+    f"its smallest pieces exceed {LARGEST_PIECE_ELEMENTS} elements, {LARGEST_PIECE_BYTES} bytes or "
+    f"a batch of {LARGEST_BATCH}, which cuDNN does not compute reliably"
+)
 
 #: `Device.workspace`: the scratch bytes of a set of launches and the names of their algorithms.
 AskWorkspace = Callable[
@@ -52,15 +63,26 @@ def make_plan(
     PlanInfeasibleError
         With the smallest limit that would do.
     """
-    plan = _search(request, 0, split)
+    plan = _search(request, 0, split) or (None if split else _smallest_plan(request))
     if plan is not None and ask_workspace is not None:
         plan = _with_room(request, plan, ask_workspace, may_shrink=split is None)
     if plan is None:
-        smallest = min((sum(found[2:]) for found in _corners(request, ask_workspace)), default=0)
+        smallest = min((sum(found[2:]) for found in _corners(request, ask_workspace)), default=None)
         raise PlanInfeasibleError(
-            function=request.function, limit_bytes=request.memory_limit, smallest_bytes=smallest
+            function=request.function,
+            limit_bytes=request.memory_limit,
+            smallest_bytes=smallest,
+            reason=TOO_LARGE,
         )
     return plan
+
+
+def _smallest_plan(request: Request) -> Plan | None:
+    """A plan of the smallest pieces, if these fit: a search may overlook that they do."""
+    for alone, corner, piece_bytes, _ in _corners(request, None):
+        if piece_bytes <= request.memory_limit:
+            return _search(alone, 0, corner)
+    return None
 
 
 def with_alternative(request: Request, plan: Plan) -> Plan:
@@ -203,6 +225,7 @@ def _search(request: Request, reserved_bytes: int, split: Split | None) -> Plan 
         pieces=math.prod(len(r) for r in request.chain.ranges(found).values())
         * request.chain.sweeps,
         order=priced.order,
+        row_axis=request.chain.row_axis,
         rings=priced.rings,
         layout=layout,
         algorithms=(),
