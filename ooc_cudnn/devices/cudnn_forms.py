@@ -4,7 +4,8 @@ Each costs a copy and its room in the workspace, and where there is no room the 
 it is. Measured with cuDNN 9.19 on an H200 (milliseconds for 8 images of 64 channels, 256 x 256, a
 window of 3, channels-first and channels-last):
 
-Symmetric rows: a piece at a border has padding before its rows and none after them, or the reverse.
+Symmetric rows: a piece at a border has padding before its rows and none after them, or the reverse,
+    along whichever axis rows lie.
     cuDNN's good engines for true float32 and float64 want both alike (or silently take them so, see
     `cudnn_engines`). They are made alike by rows of zeros beside x, or by rows of dx that are
     computed and dropped. Filter gradient in float32: 2.4 and 2.0 in place of 15.6 and 15.3.
@@ -35,6 +36,7 @@ from ooc_cudnn.operations.convolution_backward import (
     ConvolutionBackwardData,
     ConvolutionBackwardFilter,
 )
+from ooc_cudnn.operations.rows import ROW_AXIS, with_padding, with_rows
 from ooc_cudnn.tensor import DTYPES, packed_strides
 
 _ALIGNMENT = 256
@@ -54,6 +56,7 @@ class Copy(NamedTuple):
     layout: str
     before: int = 0
     after: int = 0
+    row_axis: int = ROW_AXIS
 
     @property
     def nbytes(self) -> int:
@@ -63,8 +66,8 @@ class Copy(NamedTuple):
     def fill(self, source: DeviceView, workspace: int, stream: Any) -> None:
         """Copy a tensor to its place, between rows of zeros."""
         address, row_bytes = workspace + self.offset, self._row_bytes
-        batch, channels, rows = self.shape[:3]
-        images = batch * channels if self.layout == "channels_first" else batch
+        rows = self.shape[self.row_axis]
+        images = math.prod(self.shape) * DTYPES[self.dtype] // (rows * row_bytes)
         for first, count in ((0, self.before), (rows - self.after, self.after)):
             kernels.fill_zero(
                 address + first * row_bytes, count * row_bytes, images, rows * row_bytes, stream
@@ -80,10 +83,7 @@ class Copy(NamedTuple):
 
     @property
     def _row_bytes(self) -> int:
-        elements = math.prod(self.shape[3:])
-        if self.layout == "channels_last":
-            elements *= self.shape[1]
-        return elements * DTYPES[self.dtype]
+        return packed_strides(self.shape, self.layout)[self.row_axis] * DTYPES[self.dtype]
 
     def _inside(self, view: DeviceView, workspace: int) -> DeviceView:
         address = workspace + self.offset + self.before * self._row_bytes
@@ -123,9 +123,9 @@ def _leaves_the_card_idle(operation: AnyConvolution) -> bool:
 
 def _wants_symmetric_rows(operation: AnyConvolution) -> bool:
     forward = forward_of(operation)
-    (before, after), *others = forward.padding
+    uneven = sum(before != after for before, after in forward.padding)
     depthwise = forward.w_shape[1] == 1  # its engines bear any padding
-    if before == after or any(a != b for a, b in others) or depthwise:
+    if uneven != 1 or depthwise:
         return False
     several, strided = forward.w_shape[1] >= _SEVERAL_CHANNELS, max(forward.stride) > 1
     if isinstance(operation, Convolution):
@@ -143,14 +143,16 @@ def with_symmetric_rows(operation: AnyConvolution) -> Form:
     Their values are zeros in x and of no meaning in dx.
     """
     forward = forward_of(operation)
-    (before, after), *others = forward.padding
+    uneven = (axis for axis, (before, after) in enumerate(forward.padding) if before != after)
+    at = next(uneven, 0)
+    row_axis, (before, after) = ROW_AXIS + at, forward.padding[at]
     both = min(before, after)
-    batch, channels, rows, *columns = forward.x_shape
-    shape = (batch, channels, rows + before + after - 2 * both, *columns)
-    copy = Copy(0, forward.dtype, shape, forward.layout, before - both, after - both)
-    padded = _with_forward(
-        operation, replace(forward, x_shape=shape, padding=((both, both), *others))
+    shape = with_rows(
+        forward.x_shape, forward.x_shape[row_axis] + before + after - 2 * both, row_axis
     )
+    copy = Copy(0, forward.dtype, shape, forward.layout, before - both, after - both, row_axis)
+    padding = with_padding(forward.padding, (both, both), row_axis)
+    padded = _with_forward(operation, replace(forward, x_shape=shape, padding=padding))
     if isinstance(operation, ConvolutionBackwardData):
         copy = copy._replace(dtype=operation.result_dtype)
         return Form(padded, result=copy, name="symmetric rows")

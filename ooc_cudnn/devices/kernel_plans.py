@@ -16,11 +16,13 @@ from ooc_cudnn.devices.launch_geometry import (
     LARGEST_GRID,
     LARGEST_GRID_YZ,
     WIDEST_ACCESS_BYTES,
+    Rows,
     block_shape,
     common_rows,
     pack_size,
     transpose_tile,
 )
+from ooc_cudnn.devices.merged_axes import merged_axes
 from ooc_cudnn.devices.view import ITEM_BYTES, DeviceView
 
 # The numbers are the enumeration `Mode` in pointwise.cu.
@@ -209,6 +211,8 @@ def plan_relayout(destination: DeviceView, value: DeviceView) -> Launch | None:
         )
     if destination.size == 0:
         return None
+    if not (destination.flattens and value.flattens):
+        return _plan_copy(destination, value, merged_rows(destination, value))
     sizes, to = destination.flat()
     _, source = value.flat()
     transposes = sizes[1] > 1 and sizes[2] > 1
@@ -217,8 +221,44 @@ def plan_relayout(destination: DeviceView, value: DeviceView) -> Launch | None:
     if transposes and source[1] == 1 and to[2] == 1 and source[2] != 1:
         return _plan_transpose(destination, value, from_channels_first=False)
 
+    return _plan_copy(destination, value, common_rows(sizes, [to, source], keep_channel=False))
+
+
+def merged_rows(destination: DeviceView, value: DeviceView) -> Rows:
+    """Rows of a copy between views whose spatial axes do not flatten into one.
+
+    Rows of a taller tensor, say, that lie along another axis than the first: the axes outside of
+    them are as in the taller one, and merge.
+
+    >>> taller = DeviceView(4096, "float32", (2, 3, 4, 2, 5), (420, 140, 35, 5, 1))  # 2 of 7 rows
+    >>> packed = DeviceView(8192, "float32", (2, 3, 4, 2, 5), (120, 40, 10, 5, 1))
+    >>> merged_rows(taller, packed).sizes
+    (1, 24, 10)
+
+    Raises
+    ------
+    ValueError
+        If more than three axes are left.
+    """
+    axes = merged_axes(destination.shape, [destination.strides, value.strides])
+    missing = 2 - len(axes.sizes)
+    if missing < 0:
+        raise ValueError(
+            f"strides {destination.strides} and {value.strides} of shape {destination.shape} lie "
+            "too scattered for one copy"
+        )
+    outer, middle = (1,) * missing + axes.sizes
+    strides = tuple(
+        (*(0,) * missing, *steps, inner)
+        for steps, inner in zip(axes.strides, axes.inner_strides, strict=True)
+    )
+    contiguous = all(step == 1 for step in axes.inner_strides)
+    return Rows((outer, middle, axes.inner), strides, False, contiguous)  # type: ignore[arg-type]
+
+
+def _plan_copy(destination: DeviceView, value: DeviceView, rows: Rows) -> Launch:
+    """Plan a copy of rows of packs."""
     item = destination.item_bytes
-    rows = common_rows(sizes, [to, source], keep_channel=False)
     pointers = [destination.pointer, value.pointer]
     count = pack_size(rows, [item, item], pointers, WIDEST_ACCESS_BYTES // item)
     unroll = _unroll(count * item)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 
@@ -58,27 +59,35 @@ class DeviceView:
         """Number of elements."""
         return math.prod(self.shape)
 
+    @property
+    def flattens(self) -> bool:
+        """Whether the spatial axes flatten to one stride; not if columns were cut off the rows."""
+        inside = self._spatial
+        return not self.size or all(
+            step == extent * inner for (_, step), (extent, inner) in itertools.pairwise(inside)
+        )
+
     def flat(self) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
         """Sizes and strides as (n, c, s), with the spatial axes flattened into s.
 
         Raises
         ------
         ValueError
-            If there are fewer than two axes, or the spatial axes do not flatten to one stride
-            (columns were cut off the rows, say).
+            If there are fewer than two axes, or the spatial axes do not flatten.
         """
         if len(self.shape) < 2:
             raise ValueError(f"shape is {self.shape}; the axes n and c are required")
-        size, stride = 1, 1
-        for extent, step in zip(reversed(self.shape[2:]), reversed(self.strides[2:]), strict=True):
-            if extent == 1:
-                continue
-            if size == 1:
-                stride = step
-            elif step != stride * size and self.size:
-                raise ValueError(
-                    f"the spatial axes of shape {self.shape} with strides {self.strides} do not "
-                    f"flatten: an axis of stride {step} follows {size} elements of stride {stride}"
-                )
-            size *= extent
-        return (self.shape[0], self.shape[1], size), (self.strides[0], self.strides[1], stride)
+        if not self.flattens:
+            raise ValueError(
+                f"the spatial axes of shape {self.shape} with strides {self.strides} do not "
+                "flatten into one of one stride"
+            )
+        stride = self._spatial[-1][1] if self._spatial else 1
+        (n, c), (step_n, step_c) = self.shape[:2], self.strides[:2]
+        return (n, c, math.prod(self.shape[2:])), (step_n, step_c, stride)
+
+    @property
+    def _spatial(self) -> list[tuple[int, int]]:
+        """Extent and stride of each spatial axis of more than one element."""
+        axes = zip(self.shape[2:], self.strides[2:], strict=True)
+        return [(extent, step) for extent, step in axes if extent != 1]

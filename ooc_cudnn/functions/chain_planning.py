@@ -68,29 +68,30 @@ def _along_the_best_axis(
         turned = replace(request, chain=request.chain.along(row_axis))
         return _planned(turned, target, available, aligned)
 
+    def promised(row_axis: int) -> float:
+        try:
+            return along(row_axis, target._replace(ask_workspace=None)).plan.seconds
+        except PlanInfeasibleError:
+            return math.inf
+
     first, *others = request.chain.row_axes
-    best, errors, rivals = None, list[PlanInfeasibleError](), list[tuple[float, int]]()
+    best, errors = None, list[PlanInfeasibleError]()
     try:
         best = along(first, target)
         if best.plan.pieces == 1 or _is_near_the_least(request, best.plan):
             return best
     except PlanInfeasibleError as error:
         errors.append(error)
-    for row_axis in others:
-        try:
-            promised = along(row_axis, target._replace(ask_workspace=None)).plan.seconds
-            if best is None or promised * WORTH_TURNING < best.plan.seconds:
-                rivals.append((promised, row_axis))
-        except PlanInfeasibleError as error:
-            errors.append(error)
-    for _, row_axis in sorted(rivals):
+    for seconds, row_axis in sorted((promised(row_axis), row_axis) for row_axis in others):
+        if best is not None and seconds * WORTH_TURNING >= best.plan.seconds:
+            break
         try:
             found = along(row_axis, target)
-            if best is None or found.plan.seconds * WORTH_TURNING < best.plan.seconds:
-                best = found
-                break
         except PlanInfeasibleError as error:
             errors.append(error)
+            continue
+        if best is None or found.plan.seconds * WORTH_TURNING < best.plan.seconds:
+            best = found
     if best is None:
         raise min(errors, key=lambda error: error.smallest_bytes or math.inf)
     return best

@@ -18,10 +18,10 @@ from ooc_cudnn.operations.bias import AddTensor
 from ooc_cudnn.operations.builder import Builder
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.op_tensor import OpTensor
-from ooc_cudnn.operations.pointwise import Pointwise
+from ooc_cudnn.operations.pointwise import Pointwise, Relayout
 from ooc_cudnn.operations.pooling import Pooling
-from ooc_cudnn.operations.rows import with_rows
-from ooc_cudnn.operations.splittable import Accumulation, Buffer, Launch, Piece
+from ooc_cudnn.operations.rows import ROW_AXIS, with_rows
+from ooc_cudnn.operations.splittable import Accumulation, Buffer, Launch, Launchable, Piece
 from ooc_cudnn.tensor import ACCUMULATOR
 
 if TYPE_CHECKING:
@@ -95,6 +95,20 @@ class ChainBuilder(Builder):
                 self._hand_on(following)
         self.finish(self.current, "y")
         return self.built()
+
+    def launch(self, operation: Launchable, inputs: tuple[str, ...], output: str) -> None:
+        """Launch; rows that lie along another axis than the first are written by a copy.
+
+        Kernels other than copies want the spatial axes of what they write to flatten into one.
+        """
+        made = self.buffers[output]
+        if made.rows is None or made.row_axis == ROW_AXIS or isinstance(operation, Relayout):
+            super().launch(operation, inputs, output)
+            return
+        packed = self.scratch(f"{output} packed", made.shape, made.dtype, made.order)
+        super().launch(operation, inputs, packed)
+        self.copy(packed, output)
+        self.release(packed)
 
     # Where the result of a stage goes -----------------------------------------------------------
 

@@ -15,7 +15,7 @@ from ooc_cudnn.operations.convolution_backward import (
     ConvolutionBackwardFilter,
 )
 
-PADDINGS = [((1, 0), 1), ((0, 2), (1, 1)), ((3, 1), 0), ((1, 1), 1), ((1, 0), (0, 1))]
+PADDINGS = [((1, 0), 1), ((0, 2), (1, 1)), ((3, 1), 0), ((1, 1), 1), ((1, 0), (0, 1)), (1, (2, 0))]
 GRADIENTS = (ConvolutionBackwardData, ConvolutionBackwardFilter)
 
 
@@ -30,20 +30,24 @@ def test_symmetric_rows_leave_the_result_as_it_is(padding, kind):
     convolution = forward(padding)
     operation = kind(convolution, "float64") if kind else convolution
     form = with_symmetric_rows(operation)
-    before, after = forward_of(form.operation).padding[0]
+    axis = 3 if padding == (1, (2, 0)) else 2
+    before, after = forward_of(form.operation).padding[axis - 2]
     assert before == after
     random = np.random.default_rng(0)
     inputs = [random.standard_normal(shape) for shape in input_shapes(operation)]
     given = list(inputs)
     for place, copy in enumerate(form.inputs):
         if copy is not None:
-            rows = (copy.before, copy.after)
-            given[place] = np.pad(inputs[place], ((0, 0), (0, 0), rows, (0, 0)))
+            assert copy.row_axis == axis
+            rows = [(0, 0)] * 4
+            rows[axis] = (copy.before, copy.after)
+            given[place] = np.pad(inputs[place], rows)
             assert copy.shape == given[place].shape
     result = form.operation.reference(*given)
     if form.result is not None:
         assert form.result.shape == result.shape
-        result = result[:, :, form.result.before : result.shape[2] - form.result.after]
+        rows = range(form.result.before, result.shape[axis] - form.result.after)
+        result = result.take(rows, axis)
     assert np.allclose(result, operation.reference(*inputs), rtol=1e-12)
 
 
