@@ -178,7 +178,8 @@ def _explain(plan: Plan) -> list[str]:
     lines += [
         "",
         f"  split      d_n={split.n} d_cY={split.c_y} d_cX={split.c_x} d_hY={split.h_y}, "
-        f"loop order {', '.join(_paper(axis) for axis in plan.order)}",
+        f"loop order {', '.join(_paper(axis) for axis in plan.order)}"
+        + (f"; hY is axis {plan.row_axis}" if plan.row_axis > 2 else ""),
         f"  layout     {plan.layout.replace('_', '-')}"
         + (f", {', '.join(plan.algorithms)}" if plan.algorithms else ""),
         "",
