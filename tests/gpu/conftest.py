@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,9 @@ from ooc_cudnn.settings_table import SETTINGS
 settings_module = importlib.import_module("ooc_cudnn.settings")
 
 
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
     """Mark every test of this folder, and skip it where CUDA or cuDNN does not work."""
+    _take_shard(config, items)
     here = [item for item in items if Path(__file__).parent in item.path.parents]
     try:
         get_device("cuda")
@@ -27,6 +29,16 @@ def pytest_collection_modifyitems(items):
         item.add_marker(pytest.mark.gpu)
         if skip is not None:
             item.add_marker(skip)
+
+
+def _take_shard(config, items):
+    """Of all tests, those of one shard: `shards.py` says which, as in "3/14"."""
+    shard = os.environ.get("OOC_TESTS_SHARD")
+    if shard:
+        at, count = map(int, shard.split("/"))
+        kept = items[at::count]
+        config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
+        items[:] = kept
 
 
 @pytest.fixture(autouse=True)
