@@ -9,21 +9,23 @@ import numpy as np
 
 from tests.fuzz import (
     draw_chain,
+    draw_chain_backward,
     draw_convolution,
     draw_elementwise,
     draw_normalization,
     draw_pooling,
 )
+from tests.fuzz.faults import FAULTS
 from tests.fuzz.layouts import Layout, draw_layout
 from tests.fuzz.operands import PLACEMENTS
 from tests.fuzz.stream import Stream
 
-#: Each public function, and what draws a problem for it.
-DRAWERS = {
-    drawer.__name__: drawer
-    for module in (draw_convolution, draw_elementwise, draw_pooling, draw_normalization, draw_chain)
-    for drawer in module.DRAWERS
-}
+DRAWING = (
+    draw_convolution, draw_elementwise, draw_pooling, draw_normalization, draw_chain,
+    draw_chain_backward,
+)  # fmt: skip
+#: Each public function, and a chain of them, with what draws a problem for it.
+DRAWERS = {drawer.__name__: drawer for module in DRAWING for drawer in module.DRAWERS}
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,10 @@ class Case:
         From 0, the least limit that works, to 1, that and as much as all data; None is ample.
     special : bool
         Whether some numbers are infinite or NaN.
+    again, profiled : bool
+        Whether it is called twice, and under `profile`.
+    fault : str
+        What makes the call one that must be refused; one of `faults.FAULTS`.
     """
 
     seed: int
@@ -55,6 +61,7 @@ class Case:
     settings: dict = field(default_factory=dict)
     again: bool = False
     profiled: bool = False
+    fault: str = ""
 
     @cached_property
     def problem(self):
@@ -106,6 +113,8 @@ class Case:
             said.append(f"{role}{name}: {place}" + ("" if str(laid) == "packed" else f" ({laid})"))
         said.append("ample room" if self.room is None else f"room {self.room:g}")
         said += [f"{name}={value}" for name, value in self.settings.items()]
+        if self.fault:
+            said.append(f"must be refused: {self.fault}")
         said += [word for word in ("special", "again", "profiled") if getattr(self, word)]
         return ", ".join(said)
 
@@ -117,6 +126,8 @@ def draw_case(seed, device, *, functions=None, special=True):
     problem = DRAWERS[function](Stream(seed, "problem"))
     memory, numbers, chosen = (Stream(seed, what) for what in ("memory", "scaling", "settings"))
     given = tuple(name for name in problem.results if memory.chance(0.6))
+    if not problem.may_give_out:
+        given = ()
     alpha = numbers.choice((1.0, 1.0, 1.0, 0.5, -1.5, 0.01))
     beta = numbers.choice((0.0, 0.0, 0.0, 0.0, 1.0, -0.5))
     if problem.needs_out or (beta and problem.has_scaling):
@@ -146,12 +157,16 @@ def draw_case(seed, device, *, functions=None, special=True):
         settings["overlap"] = False
     if chosen.chance(0.1):
         settings["verify"] = chosen.choice((1, 2))
+    if chosen.chance(0.1):
+        settings["machine"] = None  # launches are tried, with what was calibrated
+    fault, refuses = chosen.choice(sorted(FAULTS)), chosen.chance(0.03) and problem.may_give_out
     room = chosen.choice((None, None, 0.0, chosen.random(), chosen.random() ** 3))
     return Case(
         seed, device, function, places, layouts, given, alpha, beta,
         None if room is None else round(room, 3),
         special and numbers.chance(0.2), settings,
         again=chosen.chance(0.25), profiled=chosen.chance(0.3),
+        fault=fault if refuses else "",
     )  # fmt: skip
 
 

@@ -121,10 +121,9 @@ def convolution_add_activation_backward(stream):
 class Step:
     """One operation of a chain: its tensors, what the library is told, what float64 does."""
 
-    def __init__(self, tensors, make, take, words, shape):
-        self.tensors, self.make, self.take, self.words, self.shape = (
-            tensors, make, take, words, shape
-        )  # fmt: skip
+    def __init__(self, tensors, make, take, words, shape, geometry=None):
+        self.tensors, self.make, self.take = tensors, make, take
+        self.words, self.shape, self.geometry = words, shape, geometry
 
 
 def step_convolution(stream, shape, dtype, at):
@@ -155,6 +154,7 @@ def step_convolution(stream, shape, dtype, at):
         {name: Tensor(w, dtype, scale=scale)},
         lambda arrays: operations.Convolution(arrays[name], **geometry),
         take, f"conv {list(w)} {geometry}", gradients.output_shape(shape, w, **geometry),
+        geometry,
     )  # fmt: skip
 
 

@@ -55,7 +55,7 @@ class Tensor:
 
 @dataclass
 class Problem:
-    """A call without its memory.
+    """A call, or several in a row, without its memory.
 
     Attributes
     ----------
@@ -78,6 +78,10 @@ class Problem:
         Tensors that others are derived from and that the call does not take.
     needs_out : bool
         Whether the call means something else without `out`.
+    may_give_out : bool
+        Whether there is an `out` to be given.
+    most_calls : int
+        How many functions of the library it calls, one after the other.
     invoke : callable, optional
         Of (arrays, options): calls another way than by position and keyword.
     """
@@ -99,6 +103,8 @@ class Problem:
     words: str = ""
     hidden: tuple[str, ...] = ()
     needs_out: bool = False
+    may_give_out: bool = True
+    most_calls: int = 1
 
     def __post_init__(self):
         if self.scaled is None:
