@@ -8,7 +8,7 @@ import threading
 
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.memory import pinned
-from ooc_cudnn.memory.functions import release
+from ooc_cudnn.memory import release
 
 
 class Leaks:
