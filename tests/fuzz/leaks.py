@@ -7,8 +7,7 @@ import os
 import threading
 
 from ooc_cudnn.devices import get_device
-from ooc_cudnn.memory import pinned
-from ooc_cudnn.memory import release
+from ooc_cudnn.memory import pinned, release
 
 
 class Leaks:

@@ -171,8 +171,9 @@ class Run:
             stack.enter_context(ooc_cudnn.settings(memory_limit=limit))
             recorded = stack.enter_context(ooc_cudnn.profile()) if case.profiled else None
             made = self.invoke(*self.arguments())
-        if arena.peak_bytes > limit:
-            found.append(f"used {arena.peak_bytes} bytes under a limit of {limit}")
+        for what, nbytes in (("used", arena.peak_bytes), ("holds", arena.held_bytes)):
+            if nbytes > limit:
+                found.append(f"{what} {nbytes} bytes under a limit of {limit}")
         if recorded is not None:
             found += [
                 f"a peak of {done.peak_device_bytes} bytes under a limit of {limit}"
