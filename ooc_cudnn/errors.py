@@ -292,3 +292,30 @@ class CudnnError(_RemedyError):
         self, reason: str, *, remedy: str = "Run `ooc-cudnn doctor` to see which cuDNN is loaded."
     ) -> None:
         super().__init__(reason, remedy=remedy)
+
+
+class InternalError(_RemedyError):
+    """A fault of this library that it noticed before it could give a wrong number.
+
+    Parameters
+    ----------
+    reason : str
+        What does not fit what.
+    remedy : str, optional
+        What to do.
+
+    Examples
+    --------
+    >>> print(InternalError("x has other strides than its graph was built for"))
+    x has other strides than its graph was built for. This is a fault of ooc_cudnn, not of the \
+call; nothing wrong was computed. Please report it with this message and the call.
+    """
+
+    def __init__(
+        self,
+        reason: str,
+        *,
+        remedy: str = "This is a fault of ooc_cudnn, not of the call; nothing wrong was computed. "
+        "Please report it with this message and the call.",
+    ) -> None:
+        super().__init__(reason, remedy=remedy)

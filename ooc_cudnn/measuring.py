@@ -12,11 +12,12 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 
 from ooc_cudnn.devices.base import Device, Event, HostArray
+from ooc_cudnn.devices.binding import bind, declared
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.operations.chain import Buffer, Launch
 from ooc_cudnn.pipeline.pricing import aligned
@@ -378,11 +379,8 @@ class Bench:
             for name, buffer in buffers.items()
         }
 
-        device = watched or self.device
-
-        def run(handle: Any) -> None:
-            device.run(launch, views, workspace, handle)
-
+        device = cast(Device, watched or self.device)
+        run = bind(device, (launch,), declared((launch,), buffers), views, workspace)
         return lambda index: run
 
     @property

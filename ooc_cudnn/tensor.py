@@ -86,6 +86,17 @@ def packed_strides(shape: tuple[int, ...], order: str = "channels_first") -> tup
     return tuple(strides)
 
 
+def same_strides(shape: tuple[int, ...], one: tuple[int, ...], other: tuple[int, ...]) -> bool:
+    """Whether strides lead to the same elements: those of axes of extent 1 are never taken.
+
+    >>> same_strides((2, 3, 1, 7), (21, 7, 7, 1), (21, 7, 99, 1))
+    True
+    """
+    return one == other or all(
+        extent == 1 or a == b for extent, a, b in zip(shape, one, other, strict=True)
+    )
+
+
 def memory_order(shape: tuple[int, ...], strides: tuple[int, ...]) -> str | None:
     """Memory order of a tensor whose rows may be pitched, or None if it is neither order.
 

@@ -12,6 +12,7 @@ from ooc_cudnn.errors import (
     DeviceOutOfMemoryError,
     DeviceUnavailableError,
     HostOutOfMemoryError,
+    InternalError,
     OocError,
     PlanInfeasibleError,
     VerificationError,
@@ -48,6 +49,7 @@ EVERY_ERROR: list[tuple[OocError, type[Exception], dict[str, object]]] = [
         {"reason": "no driver", "remedy": "Install one."},
     ),
     (CudnnError("status 9", remedy="Go on."), RuntimeError, {"remedy": "Go on."}),
+    (InternalError("x is not y"), RuntimeError, {"reason": "x is not y"}),
 ]
 case = pytest.mark.parametrize(
     ("error", "builtin", "expected_fields"), EVERY_ERROR, ids=lambda each: type(each).__name__

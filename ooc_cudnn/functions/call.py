@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.devices.base import Device
+from ooc_cudnn.devices.launch_geometry import WIDEST_ACCESS_BYTES
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.errors import DeviceOutOfMemoryError
 from ooc_cudnn.functions.chain_planning import forget_plans
@@ -115,8 +116,11 @@ def call(description: Description, out: Any = None) -> Any:
         parameters,
         settings,
         *(operand.spec for operand in operands.values()),
-        *(operand.pointer % 16 for operand in operands.values()),
-        *((name, result.spec, result.pointer % 16) for name, result in outs.items()),
+        *(operand.pointer % WIDEST_ACCESS_BYTES for operand in operands.values()),
+        *(
+            (name, result.spec, result.pointer % WIDEST_ACCESS_BYTES)
+            for name, result in outs.items()
+        ),
         *further.values(),
     )
     with device.arena.lock:
@@ -215,7 +219,9 @@ def _prepare(
 ) -> Prepared:
     """Build what is to be cut, plan it and make its schedule."""
     specs = {name: operand.spec for name, operand in operands.items()}
-    aligned = {name: each.pointer % 16 == 0 for name, each in {**operands, **outs}.items()}
+    aligned = {
+        name: each.pointer % WIDEST_ACCESS_BYTES == 0 for name, each in {**operands, **outs}.items()
+    }
     chain = build({**specs, **further}, settings)
     target = Target.here(device, _limit(device, settings), chain.dtype, settings)
     planned = plan_call(

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ooc_cudnn.devices import get_device
+from ooc_cudnn.devices.launch_geometry import WIDEST_ACCESS_BYTES
 from ooc_cudnn.functions import (
     batch_normalization,
     chain,
@@ -233,7 +234,7 @@ def _spec(operand: Any, name: str, settings: Settings) -> tuple[TensorSpec, bool
         if hasattr(operand, "dtype"):
             raise
         raise TypeError(f"{name} must be an array or a TensorSpec, not {operand!r:.60}") from error
-    return wrapped.spec, wrapped.pointer % 16 == 0
+    return wrapped.spec, wrapped.pointer % WIDEST_ACCESS_BYTES == 0
 
 
 def _limit_of(machine: MachineModel, limit: int | float | None) -> int:

@@ -7,13 +7,14 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from ooc_cudnn.devices.base import Device
+from ooc_cudnn.devices.launch_geometry import WIDEST_ACCESS_BYTES
 from ooc_cudnn.machines import machine_for
 from ooc_cudnn.operations.splittable import Splittable
 from ooc_cudnn.pipeline.plan import Plan
 from ooc_cudnn.pipeline.planner import AskWorkspace
 from ooc_cudnn.pipeline.pricing import Request
 from ooc_cudnn.settings_table import Settings
-from ooc_cudnn.tensor import TensorSpec, packed_strides
+from ooc_cudnn.tensor import TensorSpec, packed_strides, same_strides
 from perfmodel import MachineModel
 
 
@@ -101,9 +102,11 @@ def make_request(
     lead_order = specs[chain.lead].order or "channels_first"
     in_place = []
     for name, spec in specs.items():
-        packed = spec.strides == packed_strides(spec.shape, spec.order or "channels_first")
+        order = spec.order or "channels_first"
+        packed = same_strides(spec.shape, spec.strides, packed_strides(spec.shape, order))
         if spec.placement == "device" and packed and aligned.get(name, True):
-            in_place.append((name, spec.strides[0] * spec.itemsize % 16 == 0))
+            image_bytes = spec.strides[0] * spec.itemsize
+            in_place.append((name, image_bytes % WIDEST_ACCESS_BYTES == 0))
     return Request(
         function=function,
         chain=chain,

@@ -252,6 +252,11 @@ class Splittable(ABC):
     def region(self, name: str, piece: Piece) -> Region | None:
         """Region of an operand that a piece touches; None if it does not touch it."""
 
+    def whole_piece(self, sweep: int = 0) -> Piece:
+        """The piece that is the whole call."""
+        n, c_y, h_y, c_x = ((0, getattr(self.extents, axis)) for axis in AXES)
+        return Piece(n, c_y, h_y, c_x, sweep)
+
     def row_key(self, piece: Piece) -> Hashable:
         """What launches depend on besides the sizes of a piece: how its rows meet the borders."""
         return None

@@ -37,7 +37,9 @@ def input_rows(
 ) -> Rows:
     """Input rows behind output rows ``[a, b)``: ``[a*s - p, (b-1)*s - p + (k-1)*d + 1)``, clipped.
 
-    What is clipped off comes back as padding, so a piece in the middle has none.
+    What is clipped off comes back as padding, so a piece in the middle has none. Rows after the
+    last window go with the last output row; so all output rows need all input rows, and the
+    padding as it was given: the call itself.
 
     >>> input_rows((0, 4), 10, window=3, stride=1, padding=(1, 1), dilation=1)
     Rows(start=0, stop=5, before=1, after=0)
@@ -45,6 +47,13 @@ def input_rows(
     Rows(start=3, stop=9, before=0, after=0)
     >>> input_rows((8, 10), 10, window=3, stride=1, padding=(1, 1), dilation=1)
     Rows(start=7, stop=10, before=0, after=1)
+
+    No window of 1 with stride 2 reaches the last of 8 rows:
+
+    >>> input_rows((0, 3), 8, window=1, stride=2, padding=(0, 0), dilation=1)
+    Rows(start=0, stop=5, before=0, after=0)
+    >>> input_rows((3, 4), 8, window=1, stride=2, padding=(0, 0), dilation=1)
+    Rows(start=6, stop=8, before=0, after=0)
 
     Output rows that see padding alone need no input at all:
 
@@ -66,6 +75,9 @@ def input_rows(
         return Rows(0, 0, high - low, 0)
     if low >= extent:  # wholly in the trailing padding
         return Rows(extent, extent, 0, high - low)
+    if rows[1] == output_extent(extent, window, stride, padding, dilation):
+        after = padding[1] if rows[0] == 0 else max(high - extent, 0)
+        return Rows(start, extent, start - low, after)
     return Rows(start, stop, start - low, high - stop)
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ooc_cudnn.devices.base import Device, Event, HostArray, Run
+from ooc_cudnn.devices.binding import Declared, bind, declared
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.operations.splittable import Region, Splittable
 from ooc_cudnn.pipeline.plan import Plan
@@ -94,6 +95,7 @@ class Views:
         self._alike: dict[tuple[str, int, tuple[int, ...]], DeviceView] = {}
         #: By the buffers that steps share which launch the same.
         self._shared: dict[int, Mapping[str, DeviceView]] = {}
+        self._declared: dict[int, tuple[Declared, ...]] = {}
 
     def of(self, index: int, step: Step) -> Mapping[str, DeviceView]:
         """What a step reads and writes by name, but for operands that are computed on in place."""
@@ -104,6 +106,13 @@ class Views:
                 shared = self._shared[id(step.buffers)] = self._intermediates(step)
             slots = {place.operand: self._slot(place) for place in step.places if place.slot >= 0}
             found = self._of_step[index] = {**slots, **shared}
+        return found
+
+    def declared(self, step: Step) -> tuple[Declared, ...]:
+        """What the launches of a step were built for."""
+        found = self._declared.get(id(step.buffers))
+        if found is None:
+            found = self._declared[id(step.buffers)] = declared(step.launches, step.buffers)
         return found
 
     def _slot(self, place: Place) -> DeviceView:
@@ -321,7 +330,7 @@ def _action(
     """What the step does, bound to addresses; it runs when its stream comes to it."""
     held = views.of(index, step)
     if step.stream == COMPUTE:
-        return _compute(device, step, held, views.workspace, operands)
+        return _compute(device, step, held, views, operands)
     (place,) = step.places
     slot, outside = held[place.operand], region_of(operands[place.operand], place.region)
     if step.stream == COPY_IN:
@@ -333,7 +342,7 @@ def _compute(
     device: Device,
     step: Step,
     held: Mapping[str, DeviceView],
-    workspace: tuple[int, int],
+    views: Views,
     operands: Mapping[str, Source],
 ) -> Callable[[Any], None]:
     in_place: dict[str, DeviceView] = {}
@@ -343,13 +352,8 @@ def _compute(
             if not isinstance(view, DeviceView):
                 raise TypeError(f"{place.operand} is planned in place, but not on the device")
             in_place[place.operand] = view
-    views = {**held, **in_place} if in_place else held
-
-    def compute(stream: Any) -> None:
-        for launch in step.launches:
-            device.run(launch, views, workspace, stream)
-
-    return compute
+    taken = {**held, **in_place} if in_place else held
+    return bind(device, step.launches, views.declared(step), taken, views.workspace)
 
 
 def make_executor(request: Request, plan: Plan) -> Executor:

@@ -95,8 +95,8 @@ def worth_threads(specs: Iterable[TensorSpec]) -> bool:
 class Request:
     """What is to be planned: a call, where its operands live, and what may be used.
 
-    `in_place` names the operands that live on the device and can be computed on as they lie, if
-    at all: each with whether pieces of n may be, too (every image must start aligned).
+    `in_place` names the operands that lie on the device as launches take them, packed and aligned:
+    each with whether pieces of n do, too (every image must start aligned).
     `orders` is the memory order in which each operand lies, or is brought to its slot.
     `loop_order` is the one to take; empty where any legal one will do.
     """
@@ -124,8 +124,18 @@ class Request:
 
     @cached_property
     def computed_on_in_place(self) -> Mapping[str, bool]:
-        """What `in_place` says, by name."""
-        return dict(self.in_place)
+        """What `in_place` says, by name, of the operands of which the call needs all.
+
+        Of one with rows that it does not need (those that see padding alone, say) what it needs has
+        the strides of the whole, and launches are built for packed tensors.
+        """
+        call, found = self.chain, dict[str, bool]()
+        for name, may_cut_n in self.in_place:
+            everything = tuple((0, extent) for extent in self.specs[name].shape)
+            regions = (call.region(name, call.whole_piece(sweep)) for sweep in range(call.sweeps))
+            if all(region in (None, everything) for region in regions):
+                found[name] = may_cut_n
+        return found
 
     @cached_property
     def loop_orders(self) -> tuple[LoopOrder, ...]:

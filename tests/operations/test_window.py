@@ -59,10 +59,13 @@ def test_input_rows_are_those_the_window_touches(axis, data):
     # ... and the first window starts where it does in the whole.
     if rows.start < rows.stop:
         assert rows.start - rows.before == a * stride - padding[0]
-    # Nothing more is read than from the first window's start to the last one's end.
+    # Nothing more is read than from the first window's start to the last one's end, or to the
+    # end of the whole.
     if inside:
         assert rows.start == max(0, min(touched))
-        assert rows.stop == min(extent, max(touched) + 1)
+        assert rows.stop == (extent if b == whole else min(extent, max(touched) + 1))
+        if (a, b) == (0, whole):
+            assert rows == (0, extent, *padding)
 
 
 @given(windows(), st.data())

@@ -1,0 +1,133 @@
+"""The way of every launch to a device: what it is handed is checked against what it was built for.
+
+cuDNN's graphs believe the strides they were built for, whatever lies at an address; a view of other
+strides gives wrong numbers without a word. So nothing is launched on a view that is not what the
+launch's buffer says: neither a region of an operand that is computed on in place, nor a slot. And
+every buffer starts at a multiple of 16 bytes, as cuDNN demands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ooc_cudnn.devices.base import Device
+from ooc_cudnn.devices.cudnn_graphs import (
+    AnyConvolution,
+    forward_of,
+    input_shapes,
+    result_dtype,
+)
+from ooc_cudnn.devices.launch_geometry import WIDEST_ACCESS_BYTES
+from ooc_cudnn.devices.view import DeviceView
+from ooc_cudnn.errors import InternalError
+from ooc_cudnn.operations.splittable import Buffer, Launch
+from ooc_cudnn.tensor import packed_strides, same_strides
+
+
+class Declared(NamedTuple):
+    """A buffer as launches were built for it; `offset_bytes` is where it starts in its block."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset_bytes: int
+
+
+def declared(launches: Sequence[Launch], buffers: Mapping[str, Buffer]) -> tuple[Declared, ...]:
+    """What launches were built for: each of their buffers once.
+
+    Raises
+    ------
+    InternalError
+        If a convolution is to run on a buffer that is not what its graph is built for.
+    """
+    names: dict[str, None] = {}
+    for launch in launches:
+        used = [name for name in (*launch.inputs, launch.output) if name]
+        names |= dict.fromkeys(used)
+        if isinstance(launch.operation, AnyConvolution):
+            _check_graph(launch.operation, used, buffers)
+    return tuple(
+        Declared(name, made.dtype, made.shape, made.strides, made.offset_bytes)
+        for name, made in ((name, buffers[name]) for name in names)
+    )
+
+
+def bind(
+    device: Device,
+    launches: Sequence[Launch],
+    built_for: Sequence[Declared],
+    views: Mapping[str, DeviceView],
+    workspace: tuple[int, int],
+) -> Callable[[Any], None]:
+    """Return what runs launches on views, on the stream it is given.
+
+    Parameters
+    ----------
+    built_for
+        As `declared` says.
+    workspace : (int, int)
+        Address and bytes.
+
+    Raises
+    ------
+    InternalError
+        If a view is not what the launches were built for.
+    """
+    for each in built_for:
+        view = views[each.name]
+        if (
+            view.strides != each.strides
+            or view.shape != each.shape
+            or view.dtype != each.dtype
+            or (view.pointer - each.offset_bytes) % WIDEST_ACCESS_BYTES
+        ):
+            _check_view(each, view)
+
+    def run(stream: Any) -> None:
+        for launch in launches:
+            device.run(launch, views, workspace, stream)
+
+    return run
+
+
+def _check_view(each: Declared, view: DeviceView) -> None:
+    """Look again: strides that are never taken may differ, and so may all of an empty tensor."""
+    if (view.shape, view.dtype) == (each.shape, each.dtype):
+        if 0 in view.shape:
+            return
+        aligned = (view.pointer - each.offset_bytes) % WIDEST_ACCESS_BYTES == 0
+        if aligned and same_strides(view.shape, view.strides, each.strides):
+            return
+    raise InternalError(
+        f"launches were built for {each.name} as {each.dtype} of shape {each.shape} and strides "
+        f"{each.strides}, aligned {each.offset_bytes} bytes before it, and would be handed "
+        f"{view.dtype} of shape {view.shape} and strides {view.strides} at {view.pointer:#x}"
+    )
+
+
+def _check_graph(
+    operation: AnyConvolution, used: Sequence[str], buffers: Mapping[str, Buffer]
+) -> None:
+    """A graph is of packed tensors in the operation's layout, each at a multiple of 16 bytes."""
+    forward = forward_of(operation)
+    tensors = (
+        *((shape, forward.dtype) for shape in input_shapes(operation)),
+        (operation.output_shape, result_dtype(operation)),
+    )
+    for name, (shape, dtype) in zip(used, tensors, strict=True):
+        made = buffers[name]
+        if 0 in made.shape:  # there is no graph of an empty tensor
+            continue
+        if (
+            (made.shape, made.dtype) != (shape, dtype)
+            or not same_strides(shape, made.strides, packed_strides(shape, forward.layout))
+            or made.offset_bytes % WIDEST_ACCESS_BYTES
+        ):
+            raise InternalError(
+                f"{operation.name} is built for a packed {forward.layout} {dtype} tensor of shape "
+                f"{shape}, but {name} is {made.dtype} of shape {made.shape} and strides "
+                f"{made.strides}, {made.offset_bytes} bytes after an aligned address"
+            )
