@@ -25,6 +25,7 @@ from ooc_cudnn.demo_pictures import feature_sheet
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.functions.convolution import convolution_add_activation_forward
 from ooc_cudnn.functions.plan import plan
+from ooc_cudnn.pipeline.plan import Plan
 from ooc_cudnn.profiling import Call, profile
 from ooc_cudnn.progress import reporter
 from ooc_cudnn.settings import current, settings
@@ -134,6 +135,7 @@ def run_demo(
         found = plan(FUNCTION, **operands, out=y, **problem.options)
         for line in found.explain().splitlines():
             say(f"   {line}".rstrip())
+        _explain_turns(found, say)
         say("")
         say(f"3. The run: {problem.y_shape[1]} oriented filters, bias and ReLU")
         convolution_add_activation_forward(**operands, out=y, **problem.options)
@@ -212,6 +214,25 @@ def _enlarge(source: Array, target: Array, progress: Progress) -> None:
         progress, total=target.shape[1], label="   enlarging", predicted_seconds=math.inf
     ) as report:
         enlarge(source, target, report.update)
+
+
+def _explain_turns(found: Plan, say: Say) -> None:
+    """Say why the timeline shows one bar after the other, where it does."""
+    if not found.takes_turns:
+        return
+    stages = {
+        "copying in": found.copy_in_seconds,
+        "computing": found.compute_seconds,
+        "copying out": found.copy_out_seconds,
+    }
+    longest = max(stages, key=lambda stage: stages[stage])
+    share = stages[longest] / sum(stages.values())
+    for line in (
+        f"Here {longest} takes {share:.0%} of the time, so overlapping has little to gain.",
+        "Each operand has one slot, which allows larger pieces: the three streams take turns,",
+        "and the timeline shows one bar after the other.",
+    ):
+        say(f"   {line}")
 
 
 def _report_run(call: Call, problem: Problem, limit_bytes: int, say: Say) -> None:

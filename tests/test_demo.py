@@ -49,7 +49,6 @@ def test_the_report_has_plan_limit_peak_speed_and_comparison(ran):
     result, folder, said = ran
     assert f"{result.call.plan.pieces} pieces" in said
     for words in (
-        "three streams overlapped",
         "peak device memory",
         "GB/s",
         "agree",
@@ -57,6 +56,25 @@ def test_the_report_has_plan_limit_peak_speed_and_comparison(ran):
         "100 %",
     ):
         assert words in said
+
+
+def test_words_and_timeline_agree_on_whether_streams_overlap(ran):
+    result, _, said = ran
+    steps = sorted(result.call.steps, key=lambda step: step.start_seconds)
+    computed = [step for step in steps if step.stream == "compute"]
+    meanwhile = [
+        copy
+        for copy in steps
+        if copy.stream == "copy_in"
+        and any(
+            copy.start_seconds < step.stop_seconds and step.start_seconds < copy.stop_seconds
+            for step in computed
+        )
+    ]
+    assert result.call.plan.takes_turns == ("streams take turns" in said)
+    assert result.call.plan.takes_turns == ("one bar after the other" in said)
+    if result.call.plan.takes_turns:
+        assert not meanwhile
 
 
 def test_the_pictures_are_pictures(ran):

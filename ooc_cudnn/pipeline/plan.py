@@ -115,6 +115,14 @@ class Plan:
         """Whether nothing is copied: every operand is computed on where it lies."""
         return not any(slots for _, slots in self.rings)
 
+    @property
+    def takes_turns(self) -> bool:
+        """Whether the streams wait for each other: each operand has one slot, so pieces follow.
+
+        The next piece comes in when the last one is computed. Pieces can be larger for it.
+        """
+        return self.overlap and self.pieces > 1 and all(slots < 2 for _, slots in self.rings)
+
     def explain(self) -> str:
         """Return a table a person reads: split, seconds, memory by purpose, alternatives."""
         if not self.parts:
@@ -194,8 +202,7 @@ def _explain(plan: Plan) -> list[str]:
         mark = "  <- binds" if stage == plan.binding_stage else ""
         size = format_bytes(count) if count is not None else ""
         lines.append(f"  {stage:<10}{format_seconds(seconds):>11}{size:>13}{mark}")
-    together = "three streams overlapped" if plan.overlap else "one after the other"
-    lines += [f"  {'call':<10}{format_seconds(plan.seconds):>11}  predicted, {together}", ""]
+    lines += [f"  {'call':<10}{format_seconds(plan.seconds):>11}  predicted, {_together(plan)}", ""]
     for purpose, count in plan.memory:
         lines.append(f"  memory     {format_bytes(count):>12}  {purpose}")
     lines.append(
@@ -213,6 +220,19 @@ def _explain(plan: Plan) -> list[str]:
             f"{format_bytes(other.device_bytes):>13}"
         )
     return lines
+
+
+def _together(plan: Plan) -> str:
+    """How the stages of a call go together."""
+    if plan.in_core:
+        return "nothing to copy"
+    if plan.pieces == 1:
+        return "one piece: nothing to overlap"
+    if not plan.overlap:
+        return "one after the other"
+    if plan.takes_turns:
+        return "streams take turns: one slot for each operand, larger pieces"
+    return "three streams overlapped"
 
 
 def _paper(axis: str) -> str:

@@ -56,3 +56,16 @@ def test_a_plan_that_cannot_be(plan):
         replace(plan, memory_limit=plan.device_bytes - 1)
     with pytest.raises(ValueError, match="pieces must be at least 1"):
         replace(plan, pieces=0)
+
+
+def test_explain_says_whether_streams_overlap(plan):
+    deep = replace(plan, pieces=4, overlap=True, rings=(("x", 3), ("w", 1), ("y", 3)))
+    assert not deep.takes_turns
+    assert "three streams overlapped" in deep.explain()
+    short = replace(deep, rings=(("x", 1), ("w", 1), ("y", 1)))
+    assert short.takes_turns
+    assert "streams take turns: one slot for each operand" in short.explain()
+    assert "overlapped" not in short.explain()
+    assert "one after the other" in replace(short, overlap=False).explain()
+    assert "one piece" in replace(deep, pieces=1).explain()
+    assert "nothing to copy" in replace(deep, rings=(("x", 0), ("y", 0))).explain()
