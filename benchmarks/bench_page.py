@@ -11,6 +11,7 @@ from benchmarks.figures import convolution_tables, training_tables
 from benchmarks.figures.claims import claims_table
 from benchmarks.figures.pictures import shown
 from benchmarks.figures.records import Records, load
+from benchmarks.figures.scripts_table import scripts_table
 from benchmarks.figures.words import image, joined, provenance
 from benchmarks.readme import checks, fill
 from ooc_cudnn.bench.cases import CASES
@@ -56,6 +57,11 @@ def section(records: Records) -> str:
             "### Its layers and stages (figure 13)",
             image("fig13", "What the streams were busy with in each layer", drawn),
             training_tables.figure_13(records),
+            "### Other measurements",
+            "By the scripts in [benchmarks](../benchmarks), on one NVIDIA H200. n=512, 64 "
+            "channels, 256 x 256 and 3 x 3 filters where nothing else is said. The *duplex link* is "
+            "raw copies of the same bytes in both directions at once.",
+            scripts_table(),
         )
     )
 

@@ -1,4 +1,6 @@
-"""Write the figures of docs/performance-model.md: ``python -m benchmarks.model_page``.
+"""Write the figures of the model's two pages: ``python -m benchmarks.model_page``.
+
+docs/model-method.md has all of them; docs/performance-model.md what a user needs to know.
 
 Its tables are made of the shipped profile of the H200 and of what `planning` and `model_accuracy`
 stored in benchmarks/results. `--check` says whether the page is up to date, and changes nothing; a
@@ -16,11 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import accuracy_summary, common, model_accuracy, planning
+from benchmarks.figures.words import markdown
 from benchmarks.readme import checks, fill
 from ooc_cudnn.bench.environment import ROOT
 from perfmodel import Line, MachineModel, shipped
 
-PAGE = ROOT / "docs" / "performance-model.md"
+PAGE = ROOT / "docs" / "model-method.md"
+USERS_PAGE = ROOT / "docs" / "performance-model.md"
 #: Said of a call where the figures of `accuracy_summary` are grouped.
 GROUPS = {
     "by_placement": "slowest operand in {} memory",
@@ -256,6 +260,30 @@ def shown(name: str, value: float) -> str:
     return f"{value:.3f}" if " over " in name else f"{value:.0f}"
 
 
+def promise_section(results: list[Mapping[str, Any]]) -> str:
+    """Return how far off predictions and choices were, a row for each kind of machine."""
+    claims: dict[str, dict[str, Mapping[str, Any]]] = {}
+    for result in results:
+        known = claims.setdefault(machine_of(result), {})
+        known |= {claim["name"]: claim for claim in result["claims"]}
+    columns = {
+        "error of the closed_form, median": "half of the calls are predicted within",
+        "error of the closed_form, 90th percentile": "nine of ten within",
+        "chosen split over best, worst": "the chosen cut took, at worst, times the best cut",
+    }
+    rows = [
+        (
+            machine,
+            *(
+                shown(name, known[name]["value"]).replace(" %", "%") if name in known else ""
+                for name in columns
+            ),
+        )
+        for machine, known in claims.items()
+    ]
+    return markdown(("machine", *columns.values()), rows)
+
+
 def sections(folder: Path = common.RESULTS) -> dict[str, str]:
     """Return the sections by the names in their markers."""
     planned = json.loads((folder / f"{planning.NAME}.json").read_text(encoding="utf-8"))
@@ -270,6 +298,8 @@ def main(argv: list[str] | None = None) -> int:
     """Write or check the sections; return the exit status."""
     check = checks(__doc__, argv)
     found = [fill(PAGE, *markers(name), text, check=check) for name, text in sections().items()]
+    promise = promise_section(stored())
+    found.append(fill(USERS_PAGE, *markers("promise"), promise, check=check))
     return max(found)
 
 

@@ -1,4 +1,4 @@
-"""Draw the pictures of docs/performance-model.md: ``python -m benchmarks.model_pictures``.
+"""Draw the pictures of docs/model-method.md: ``python -m benchmarks.model_pictures``.
 
 `model-fit.png`: the samples of the shipped H200 against its lines, and their residuals.
 `model-accuracy.png`: predicted over measured seconds of every call of `model_accuracy`.

@@ -134,7 +134,7 @@ QUOTES = (
         lambda: (claim("convolution_large", "device: times faster than the unsplit cuDNN call"),),
     ),
     Quote(
-        "docs/performance-model.md",
+        "docs/model-method.md",
         "the shipped profile took {:.0f} s",
         lambda: (fact("calibration_seconds"),),
     ),

@@ -1,126 +1,105 @@
 """Write the README's figures from benchmarks/results: ``python -m benchmarks.readme``.
 
-`--check` says whether the README is up to date, and changes nothing; a test runs it.
+One story: one convolution on one machine, beside every other way to compute it; and a case where
+the library is slow. `--check` says whether the README is up to date, and changes nothing; a test
+runs it.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import textwrap
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from benchmarks import common
-from benchmarks.figures.records import Records, load
+from benchmarks.figures.records import FOLDER, NOT_MEASURED, Records, load
+from ooc_cudnn.bench.cases import CASES
 from ooc_cudnn.bench.environment import ROOT
+from ooc_cudnn.units import format_seconds
 
 CHART = "docs/images/bench/summary.png"
 
 BEGIN, END = "<!-- figures: begin (python -m benchmarks.readme) -->", "<!-- figures: end -->"
 
-LINK, LARGE, CORE, LOOP, FUNCTIONS, CHAIN = (
-    "convolution_link",
-    "convolution_large",
-    "convolution_in_core",
-    "naive_loop",
-    "functions",
-    "chain_vgg",
-)
-#: Of the suite's records: a claim is then a case, whose seconds are a share of its "unfused" ones.
-SUITE = "bench"
-SHARE, TIMES = "fraction of the duplex link", "times faster than"
-BY_HAND = f"{TIMES} loop, CuPy and PyTorch, 4 images at a time (the fastest loop)"
-
-#: (what a row says, result file, claim, how its value is printed)
+STORY, STEP = "fig14-4gb-tf32", "vgg16-n1024-tf32"
+#: (what a row says, which host memory x and y lie in, case, contender)
 ROWS = (
-    ("X and Y pinned, limit 16 GiB: share of the duplex link",
-     LINK, f"pinned, limit 16GiB: {SHARE}", "{:.0%}"),
-    ("the same, limit 1 GiB", LINK, f"pinned, limit 1GiB: {SHARE}", "{:.0%}"),
-    ("the same operands in pageable NumPy arrays", LINK, f"pageable: {SHARE}", "{:.0%}"),
-    ("the driver's own pageable copies, one after the other, nothing computed",
-     LINK, f"driver's pageable copies: {SHARE}", "{:.0%}"),
-    ("pageable arrays page-locked by `pin()`", LINK, f"page-locked by pin(): {SHARE}", "{:.0%}"),
-    ("one image of 64 x 4096 x 8192, strict float32, on the device, against one unsplit cuDNN call",
-     LARGE, f"device: {TIMES} the unsplit cuDNN call", "{:.0f} times as fast"),
-    ("the same from and to pinned memory",
-     LARGE, f"pinned: {TIMES} the unsplit cuDNN call", "{:.0f} times as fast"),
-    ("everything small and on the device: host time over the cuDNN call itself, plain",
-     CORE, "1x64x32x32 convolution_forward: host overhead", "{:.0f} us"),
-    ("the same, fused with bias and ReLU", CORE, "1x64x32x32 fused: host overhead", "{:.0f} us"),
-    ("n=128, pinned, against the fastest loop written by hand (CuPy copies, PyTorch computes)",
-     LOOP, f"pinned: {BY_HAND}", "{:.0f} times as fast"),
-    ("n=128, pageable, against the same loop",
-     LOOP, f"pageable: {BY_HAND}", "{:.0f} times as fast"),
-    ("all three gradients of convolution, bias and ReLU in one pass: share of the link",
-     FUNCTIONS, "convolution_add_activation_backward: limit / measured", "{:.0%}"),
-    ("batch normalisation in training, of 23 calls the one furthest from its limit",
-     FUNCTIONS, "batch_normalization_forward_training: limit / measured", "{:.0%}"),
-    ("convolution + bias + ReLU fused, 64 x 1024 x 1024, n=1, against the three functions",
-     SUITE, "fig10-n1-tf32", "{:.0%} of their time"),
-    ("the same, n=64", SUITE, "fig10-n64-tf32", "{:.0%} of their time"),
-    ("VGG-16's feature layers as one chain, n=1024, limit 16 GiB, against PyTorch in core",
-     CHAIN, "n1024: times the in-core PyTorch time", "{:.2f} of its time"),
-    ("the same on one image of 16384 x 16384",
-     CHAIN, "16384: times the in-core PyTorch time", "{:.2f} of its time"),
-    ("the same on 32768 x 32768, four times as many pixels, against our 16384 x 16384",
-     CHAIN, "32768: times the 16384 time", "{:.2f} times as long"),
+    ("copy the same bytes both ways at once, and compute nothing", "pinned", STORY, "copy_limit"),
+    ("a double-buffered loop in PyTorch, three streams", "pinned",
+     STORY, "double_buffered_torch"),
+    ("a double-buffered loop in CuPy, cuDNN called by hand", "pinned",
+     STORY, "double_buffered_cupy"),
+    ("PyTorch with all images on the card", "pinned", STORY, "torch_in_core"),
+    ("CUDA Unified Memory, all of it prefetched", "managed", STORY, "unified_memory_prefetch"),
+    ("CUDA Unified Memory as it is", "managed", STORY, "unified_memory"),
+    ("a plain loop in PyTorch, four images at a time", "pageable", STORY, "naive_loop"),
+    ("a training step of VGG-16 with n=1024: PyTorch in micro-batches", "pinned",
+     STEP, "torch_micro_batches"),
 )  # fmt: skip
 
 
-def figures(folder: Path = common.RESULTS) -> str:
-    """Return the README's section, made of the stored results.
+def figures(folder: Path = FOLDER) -> str:
+    """Return the README's section, made of the stored records.
 
     Raises
     ------
     KeyError
-        If a result that the README quotes is not there.
+        If the record that the README is about is not there.
     """
-    results: dict[str, dict[str, Any]] = {
-        name: json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
-        for name in sorted({row[1] for row in ROWS} - {SUITE})
-    }
-    suite = load(folder / SUITE)
-    where = results["convolution_link"]["environment"]
-    of_suite = [suite.found[claim] for _, name, claim, _ in ROWS if name == SUITE]
-    measured = [*results.values(), *of_suite]
-    commits = sorted({result["environment"]["commit"][:7] for result in measured})
+    records = load(folder)
+    where = records.found[STORY]["environment"]
     gpu, versions = where["gpu"], where["versions"]
-    code = ", ".join(f"`{commit}`" for commit in commits)
+    seconds = records.seconds(STORY)
+    if seconds is None:
+        raise KeyError(f"{STORY}: {records.reason(STORY)}")
+    cores = f"{where['cores']} CPU cores"
     setting = (
-        f"On one {gpu['name']} (PCIe {gpu['pcie.link.gen.current']}, driver "
-        f"{gpu['driver_version']}, cuDNN {versions['nvidia-cudnn-cu13']}, at {code}), float32 "
-        "with TF32 where nothing else is said; n=512, 64 to 64 channels, 256 x 256, 3 x 3 filters, "
-        "bias and ReLU: 8.6 GB in and 8.6 GB out. Each figure is a median, taken beside its "
-        "baseline in one run, and the results were verified. The duplex link is raw copies of the "
-        "same bytes both ways at once; it scatters by 3 %."
+        "The work: a 3 x 3 convolution with bias and ReLU on 256 images of 256 x 256 with 64 "
+        "channels, from host memory to host memory. That is 4.3 GB in and 4.3 GB out, in float32 "
+        f"with TF32. The machine: one {gpu['name']} (PCIe {gpu['pcie.link.gen.current']}, cuDNN "
+        f"{versions['nvidia-cudnn-cu13']}) and {cores}. `ooc_cudnn` may hold "
+        f"{CASES[STORY].memory_limit.replace('GiB', ' GiB')} of the card's memory, and takes "
+        f"**{format_seconds(seconds)}** with pinned memory. Times are medians of rounds in turns. "
+        "Every result was checked."
     )
-    chart = [f"![4.3 GB in and 4.3 GB out, by each way]({CHART})", ""]
-    lines = [*(chart if (ROOT / CHART).exists() else ()), *textwrap.wrap(setting, 100)]
-    lines += ["", "| | |", "|---|---|"]
-    for label, name, claim, form in ROWS:
-        value = _fused_share(suite, claim) if name == SUITE else _claim(results[name], claim)
-        lines.append(f"| {label} | {form.format(value)} |")
-    lines += [
-        "",
-        "`python -m benchmarks.card` measures them again;",
-        "[benchmarks/results](benchmarks/results) holds the full records, and",
-        "[docs/performance.md](docs/performance.md) compares with Unified Memory and PyTorch.",
-    ]
+    lines = [*([f"![4.3 GB in and 4.3 GB out, by each way]({CHART})", ""]
+               if (ROOT / CHART).exists() else []), *textwrap.wrap(setting, 100)]  # fmt: skip
+    lines += ["", "| the same work by another way | host memory | takes | `ooc_cudnn` is |"]
+    lines += ["|---|---|---:|---:|"]
+    for label, memory, case, contender in ROWS:
+        lines.append(f"| {label} | {memory} | {_took(records, case, contender)} |")
+    lines += ["", *textwrap.wrap(TERMS, 100)]
     return "\n".join(lines)
 
 
-def _claim(result: Mapping[str, Any], claim: str) -> float:
-    return {row["name"]: float(row["value"]) for row in result["claims"]}[claim]
+TERMS = (
+    "Copies from *pinned* memory, which the system cannot move or swap out, run at the full speed "
+    "of the link. *Pageable* memory is ordinary memory, as of NumPy arrays. *Managed* memory is "
+    "that of Unified Memory: the driver moves its pages. A *double-buffered* loop copies one piece "
+    "while it computes another. The last row is a training step that fits the card when PyTorch "
+    "cuts the batch: there `ooc_cudnn` moves all features over the link, and is slow. "
+    "[Performance](docs/performance.md) has all measurements."
+)
 
 
-def _fused_share(suite: Records, case: str) -> float:
-    ratio = suite.ratio(case, "unfused")
-    if ratio is None:
-        raise KeyError(f"{case}: {suite.reason(case) or suite.reason(case, 'unfused')}")
-    return 1.0 / ratio
+def _took(records: Records, case: str, contender: str) -> str:
+    seconds, ratio = records.seconds(case, contender), records.ratio(case, contender)
+    if seconds is None or ratio is None:
+        return f"{NOT_MEASURED} | "
+    return f"{format_seconds(seconds)} | {compared(ratio)}"
+
+
+def compared(ratio: float) -> str:
+    """Say what another way's seconds over the library's mean for the library.
+
+    Examples
+    --------
+    >>> compared(66.6), compared(1.034), compared(0.97), compared(0.119)
+    ('66.6 times as fast', '1.03 times as fast', '1.03 times as slow', '8.4 times as slow')
+    """
+    times = max(ratio, 1 / ratio)
+    shown = f"{times:.1f}" if times >= 2 else f"{times:.2f}"
+    return f"{shown} times as {'fast' if ratio >= 1 else 'slow'}"
 
 
 def fill(path: Path, begin: str, end: str, section: str, *, check: bool) -> int:

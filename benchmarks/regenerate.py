@@ -23,6 +23,8 @@ GENERATORS = (
     "benchmarks.model_page",
     "benchmarks.paper_table",
     "benchmarks.bench_page",
+    "benchmarks.maintaining_page",
+    "benchmarks.reliability_page",
     "docs/settings_page.py",
     "benchmarks.quoted",
 )

@@ -21,6 +21,7 @@ PAGES = [
     *sorted((DOCS / "functions").glob("*.md")),
     DOCS / "concepts.md",
     DOCS / "migration.md",
+    DOCS / "model-method.md",
     DOCS / "performance-model.md",
     DOCS / "settings.md",
     DOCS / "troubleshooting.md",
@@ -93,7 +94,7 @@ def test_the_model_page_quotes_what_is_stored():
 )
 def test_the_model_page_has_every_bound_and_figure_of_a_stored_result(path):
     """Read once more by other means than those that wrote the page."""
-    text = (DOCS / "performance-model.md").read_text(encoding="utf-8")
+    text = (DOCS / "model-method.md").read_text(encoding="utf-8")
     result = json.loads(path.read_text(encoding="utf-8"))
     commit = f"`{result['environment']['commit'][:7]}`"
     tables = [part.split("\n\n")[1].splitlines()[2:] for part in text.split(commit)[1:]]
@@ -111,7 +112,7 @@ def test_the_model_page_has_every_bound_and_figure_of_a_stored_result(path):
 
 
 def test_the_model_page_quotes_the_constants_of_the_code():
-    text = " ".join((DOCS / "performance-model.md").read_text(encoding="utf-8").split())
+    text = " ".join((DOCS / "model-method.md").read_text(encoding="utf-8").split())
     assert (FAR_BYTES, NARROWEST_ROW_BYTES) == (2**21, 128)
     assert (FAR_LEAST, FAR_WIDTH_BYTES) == (0.17, 200_000)
     assert "rows that are narrower than 128 bytes" in text

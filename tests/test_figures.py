@@ -1,10 +1,19 @@
 """Tables and pictures are of what is stored, and sentences quote nothing else."""
 
 import json
+import sys
 
 import pytest
 
-from benchmarks import bench_page, card, quoted, regenerate
+from benchmarks import (
+    bench_page,
+    card,
+    maintaining_page,
+    quoted,
+    regenerate,
+    reliability_page,
+    sanitizer,
+)
 from benchmarks.figures import claims, convolution_tables, pictures, stamps, training_tables
 from benchmarks.figures.records import NOT_MEASURED, Records, load, names
 from benchmarks.figures.training_pictures import by_layer
@@ -158,7 +167,7 @@ def test_the_page_shows_what_was_measured_and_why_the_rest_was_not(folder):
         assert len({row.count("|") for row in table.splitlines()}) == 1
 
 
-def test_a_table_says_where_when_and_how_steadily_it_was_measured(folder):
+def test_a_table_says_where_and_when_it_was_measured(folder):
     def known(record):
         record["environment"] |= {
             "gpu": {"name": "A card"}, "date": "2026-11-21T10:00", "commit": "0123456789-dirty"
@@ -168,9 +177,13 @@ def test_a_table_says_where_when_and_how_steadily_it_was_measured(folder):
 
     rewrite(folder, "table4-b-strict", known)
     text = convolution_tables.table_4(load(folder))
-    assert text.startswith("A card, 2026-11-21, at `0123456` with changes; limit of each case")
-    assert "drifted by up to 5.0%; 5 of 6 cases not measured yet." in text
+    assert text.startswith("A card, 2026-11-21; limit of each case")
+    assert "5 of 6 cases not measured yet." in text
     assert "- one note (table4-b-strict)\n- another (table4-b-strict)" in text
+    # Commits and drift are for maintainers.
+    assert "0123456" not in text
+    rows = maintaining_page.records_table(folder)
+    assert "| `table4-b-strict` | A card | 2026-11-21 | `0123456` with changes | -5.0% |" in rows
 
 
 def test_the_page_without_results_says_so():
@@ -214,6 +227,51 @@ def test_the_training_steps_overhead_and_prediction(samples):
     assert held["`vgg16-n1024`, TF32: share of time that compute binds"][0] == "50.0%"
     assert held["`vgg16-n1024`, TF32: prediction off by"] == ("20.0%", "<= 15.0%", "**MISS**")
     assert "| 1024, TF32 |" in training_tables.figure_13(records)
+
+
+# Reliability ---------------------------------------------------------------------------------
+
+
+def test_the_reliability_page_counts_what_the_records_have(tmp_path):
+    card, host = {"environment": {"gpu": {"name": "A card"}}}, {"environment": {"gpu": None}}
+    fuzz = {"cases": 5000, "calls": 5123, "cases_by_function": {"a": 1, "b": 2}, "findings": [{}]}
+    cut = {"checks": {"contents": {"ok": False, "interruptions": 500, "wrong": ["a", "b"]}}}
+    for name, record in (
+        ("fuzz-cuda", card | fuzz),
+        ("fuzz-host", host | fuzz | {"cases": 20000, "findings": []}),
+        ("interruptions", host | cut),
+        ("interruptions-quick", host | cut | {"quick": True}),
+    ):
+        (tmp_path / f"{name}.json").write_text(json.dumps(record))
+    table = reliability_page.table(tmp_path)
+    functions = "drawn cases, of 2 functions and chains"
+    assert f"| {functions} | A card | 5,000 cases, 5,123 calls | 1 |" in table
+    assert f"| {functions} | host device | 20,000 cases, 5,123 calls | 0 |" in table
+    assert "| host device | 500 interruptions | 2 |" in table
+    assert f"| compute-sanitizer on drawn cases | {NOT_MEASURED} |" in table
+    assert len(table.splitlines()) == 6
+
+
+@pytest.mark.parametrize(("tool", "errors"), [("memcheck", 0), ("racecheck", 3)])
+def test_a_sanitizers_record_has_its_errors(tmp_path, tool, errors):
+    program = tmp_path / "compute-sanitizer"
+    program.write_text(
+        f"""#!{sys.executable}
+import json, sys
+assert sys.argv[1:3] == ["--tool", "{tool}"]
+drawn = {{"cases": 7, "calls": 9, "findings": [], "seconds": 1, "environment": {{"gpu": None}}}}
+open(sys.argv[sys.argv.index("--record") + 1], "w").write(json.dumps(drawn))
+print("========= {"ERROR" if tool == "memcheck" else "RACECHECK"} SUMMARY: {errors} of them")
+"""
+    )
+    program.chmod(0o755)
+    given = ["--tool", tool, "--program", str(program), "--output", str(tmp_path)]
+    assert sanitizer.main(given) == int(errors > 0)
+    record = json.loads((tmp_path / f"sanitizer-{tool}.json").read_text())
+    assert (record["cases"], record["errors"], record["tool"]) == (7, errors, tool)
+    assert f"| compute-sanitizer, {tool}, on drawn cases | host device | 7 cases | {errors} |" in (
+        reliability_page.table(tmp_path)
+    )
 
 
 # Pictures ------------------------------------------------------------------------------------

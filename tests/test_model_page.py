@@ -1,4 +1,4 @@
-"""The tables and pictures of docs/performance-model.md, made of results and models made up here."""
+"""The tables and pictures of docs/model-method.md, made of results and models made up here."""
 
 import dataclasses
 import json

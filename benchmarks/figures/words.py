@@ -72,27 +72,19 @@ def _shown(value: float | None, form: Callable[[float], str]) -> str:
 
 
 def provenance(records: Records, cases: Sequence[str]) -> str:
-    """Say on what card, when, at which commit and under which limit cases were measured."""
+    """Say on what card, when and under which limit cases were measured."""
     there = records.of(cases)
     if not there:
         return f"Not measured yet: `ooc-cudnn bench`, {len(cases)} cases."
     where = [record["environment"] for record in there]
     cards = sorted({each["gpu"]["name"] if each["gpu"] else "host device" for each in where})
     dates = sorted({each["date"][:10] for each in where})
-    commits = sorted({_short(each["commit"]) for each in where})
     limits = list(dict.fromkeys(CASES[case].memory_limit for case in cases))
     limit = f"limit {limits[0]}" if len(limits) == 1 else "limit of each case in the table"
     when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
-    drifts = [abs(record["drift"] - 1) for record in there if "drift" in record]
-    drift = f"; the library's own drifted by up to {max(drifts):.1%}" if drifts else ""
     missing = len(cases) - len(there)
     rest = f"; {missing} of {len(cases)} cases not measured yet" if missing else ""
-    return f"{', '.join(cards)}, {when}, at {', '.join(commits)}; {limit}; medians{drift}{rest}."
-
-
-def _short(commit: str) -> str:
-    changed = " with changes" if commit.endswith("-dirty") else ""
-    return f"`{commit[:7]}`{changed}"
+    return f"{', '.join(cards)}, {when}; {limit}; medians{rest}."
 
 
 def reasons(records: Records, cases: Sequence[str], contenders: Sequence[str]) -> str:

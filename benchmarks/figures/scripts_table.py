@@ -1,0 +1,76 @@
+"""What the scripts of benchmarks/ measured, beside the suite: one row for each claim."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks import common
+from benchmarks.figures.records import NOT_MEASURED
+from benchmarks.figures.words import markdown
+
+LINK, LARGE, CORE, LOOP, FUNCTIONS, CHAIN = (
+    "convolution_link",
+    "convolution_large",
+    "convolution_in_core",
+    "naive_loop",
+    "functions",
+    "chain_vgg",
+)
+SHARE, TIMES = "fraction of the duplex link", "times faster than"
+
+#: (what a row says, result file, claim, how its value is printed)
+ROWS = (
+    ("`x` and `y` in pinned memory, limit 16 GiB: share of the duplex link",
+     LINK, f"pinned, limit 16GiB: {SHARE}", "{:.0%}"),
+    ("the same, limit 1 GiB", LINK, f"pinned, limit 1GiB: {SHARE}", "{:.0%}"),
+    ("the same in pageable NumPy arrays", LINK, f"pageable: {SHARE}", "{:.0%}"),
+    ("pageable arrays that `pin()` has locked", LINK, f"page-locked by pin(): {SHARE}", "{:.0%}"),
+    ("the driver's own copies of pageable arrays, in one after out, nothing computed",
+     LINK, f"driver's pageable copies: {SHARE}", "{:.0%}"),
+    ("one image of 64 x 4096 x 8192 in strict float32, on the device, against one cuDNN call",
+     LARGE, f"device: {TIMES} the unsplit cuDNN call", "{:.0f} times as fast"),
+    ("the same from and to pinned memory",
+     LARGE, f"pinned: {TIMES} the unsplit cuDNN call", "{:.0f} times as fast"),
+    ("n=128, `x` and `y` pinned, against the fastest double-buffered loop, pinned",
+     LOOP, f"pinned: {TIMES} the fastest double-buffered loop, pinned memory",
+     "{:.2f} times as fast"),
+    ("n=128, pageable, against the fastest double-buffered loop with pinned buffers",
+     LOOP, f"pageable: {TIMES} the fastest double-buffered loop, pageable memory",
+     "{:.2f} times as fast"),
+    ("n=128, pageable, against the fastest plain loop, pageable",
+     LOOP, f"pageable: {TIMES} the fastest plain loop, pageable memory", "{:.0f} times as fast"),
+    ("everything small and on the device: what the host takes beside cuDNN's own call",
+     CORE, "1x64x32x32 convolution_forward: host overhead", "{:.0f} us"),
+    ("the same, fused with bias and ReLU", CORE, "1x64x32x32 fused: host overhead", "{:.0f} us"),
+    ("all three gradients of convolution, bias and ReLU in one call: share of the link",
+     FUNCTIONS, "convolution_add_activation_backward: limit / measured", "{:.0%}"),
+    ("batch normalization in training: share of the link",
+     FUNCTIONS, "batch_normalization_forward_training: limit / measured", "{:.0%}"),
+    ("VGG-16's feature layers as one chain, n=1024, limit 16 GiB, against PyTorch in core",
+     CHAIN, "n1024: times the in-core PyTorch time", "{:.2f} of its time"),
+    ("the same on one image of 16384 x 16384",
+     CHAIN, "16384: times the in-core PyTorch time", "{:.2f} of its time"),
+    ("the same on 32768 x 32768, four times as many pixels, against our 16384 x 16384",
+     CHAIN, "32768: times the 16384 time", "{:.2f} times as long"),
+)  # fmt: skip
+
+
+def scripts_table(folder: Path = common.RESULTS) -> str:
+    """Every claim with its value; what no record has is not measured yet."""
+    results = stored(folder, {name for _, name, _, _ in ROWS})
+    rows = []
+    for label, name, claim, form in ROWS:
+        values = {each["name"]: float(each["value"]) for each in results[name]["claims"]}
+        shown = form.format(values[claim]) if claim in values else NOT_MEASURED
+        rows.append((label, shown, f"`{name}`"))
+    return markdown(("what", "measured", "by"), rows)
+
+
+def stored(folder: Path, names: Iterable[str]) -> dict[str, Mapping[str, Any]]:
+    """Return results by name."""
+    return {
+        name: json.loads((folder / f"{name}.json").read_text(encoding="utf-8")) for name in names
+    }

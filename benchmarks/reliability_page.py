@@ -1,0 +1,85 @@
+"""Write docs/reliability.md's table from the records: ``python -m benchmarks.reliability_page``.
+
+It reads those of drawn calls (``fuzz*.json``, by ``python -m tests.fuzz --record``), of
+interruptions (``interruptions*.json``) and of compute-sanitizer (``sanitizer*.json``), whichever
+are there. `--check` says whether the page is up to date, and changes nothing; a test runs it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks import common
+from benchmarks.figures.records import NOT_MEASURED
+from benchmarks.figures.words import markdown
+from benchmarks.readme import checks, fill
+from ooc_cudnn.bench.environment import ROOT
+
+PAGE = ROOT / "docs" / "reliability.md"
+BEGIN = "<!-- trials: begin (python -m benchmarks.reliability_page) -->"
+END = "<!-- trials: end -->"
+Record = Mapping[str, Any]
+#: What was tried, where, how often, and how much of it went wrong.
+Row = tuple[str, str, str, str]
+
+
+def _machine(record: Record) -> str:
+    gpu = record["environment"].get("gpu")
+    return str(gpu["name"]) if gpu else "host device"
+
+
+def _drawn(record: Record) -> Row:
+    """Drawn calls, and a finding for each case that something is wrong with."""
+    functions = record["cases_by_function"]
+    about = f"drawn cases, of {len(functions)} functions and chains"
+    cases = f"{record['cases']:,} cases, {record['calls']:,} calls"
+    return about, _machine(record), cases, f"{len(record['findings'])}"
+
+
+def _interrupted(record: Record) -> Row:
+    checked = [check for check in record["checks"].values() if "interruptions" in check]
+    count = sum(check["interruptions"] for check in checked)
+    wrong = sum(len(check["wrong"]) for check in checked)
+    about = "Ctrl-C at random moments of ten kinds of calls"
+    return about, _machine(record), f"{count:,} interruptions", f"{wrong}"
+
+
+def _sanitized(record: Record) -> Row:
+    about = f"compute-sanitizer, {record['tool']}, on drawn cases"
+    return about, _machine(record), f"{record['cases']:,} cases", f"{record['errors']}"
+
+
+#: Pattern of the records' files -> what is tried, and how a record is read.
+KINDS: dict[str, tuple[str, Callable[[Record], Row]]] = {
+    "fuzz*.json": ("drawn cases of every function", _drawn),
+    "interruptions*.json": ("Ctrl-C at random moments", _interrupted),
+    "sanitizer*.json": ("compute-sanitizer on drawn cases", _sanitized),
+}
+
+
+def rows(folder: Path) -> Iterator[Row]:
+    """A row for each record; a kind of which there is none is not measured yet."""
+    for pattern, (about, read) in KINDS.items():
+        records = [json.loads(path.read_text("utf-8")) for path in sorted(folder.glob(pattern))]
+        records = [record for record in records if not record.get("quick")]
+        yield from map(read, records)
+        if not records:
+            yield about, NOT_MEASURED, "", ""
+
+
+def table(folder: Path = common.RESULTS) -> str:
+    """Return what was tried, and what was wrong."""
+    return markdown(("what was tried", "on", "how much", "wrong"), rows(folder), left=2)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Write or check the table; return the exit status."""
+    return fill(PAGE, BEGIN, END, table(), check=checks(__doc__, argv))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
