@@ -59,8 +59,8 @@ def section(records: Records) -> str:
             training_tables.figure_13(records),
             "### Other measurements",
             "By the scripts in [benchmarks](../benchmarks), on one NVIDIA H200. n=512, 64 "
-            "channels, 256 x 256 and 3 x 3 filters where nothing else is said. The *duplex link* is "
-            "raw copies of the same bytes in both directions at once.",
+            "channels, 256 x 256 and 3 x 3 filters where nothing else is said. The *duplex link* "
+            "is raw copies of the same bytes in both directions at once.",
             scripts_table(),
         )
     )
