@@ -63,6 +63,4 @@ def activation_backward(y, dy, x, dtype, mode, coef):
     """dx of exact operands; NaN in y (or x) gives NaN, a slope of 0 by selection gives 0."""
     made = gradients.activation_backward(y, dy, x, dtype, mode, coef)
     read = x if needs_x(mode, coef) else y
-    if mode == "identity":
-        return made
     return made._replace(value=np.where(np.isnan(read.astype("f8")), np.nan, made.value))

@@ -136,7 +136,7 @@ def draw_case(seed, device, *, functions=None, special=True):
         alpha, beta = 1.0, 0.0
     shapes = {n: t.shape for n, t in problem.tensors.items() if n not in problem.hidden}
     shapes |= {name: problem.results[name][0] for name in given}
-    plain = memory.chance(0.15)  # everything alike, as a user of one framework has it
+    plain = memory.chance(0.25)  # everything alike, as a user of one framework has it
     place = memory.weighted(PLACEMENTS[device])
     places, layouts = {}, {}
     for name, shape in shapes.items():

@@ -62,6 +62,7 @@ class Record:
             "cases": sum(self.cases.values()),
             "calls": sum(self.calls.values()),
             "cases_by_function": dict(sorted(self.cases.items())),
+            "calls_by_function": dict(sorted(self.calls.items())),
             "findings": [
                 {
                     "seed": o.seed, "function": o.function, "case": o.description,

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 #: Seconds that a case may take; `--patience` multiplies them.
-LONGEST_SECONDS = 60.0
+LONGEST_SECONDS = 120.0
 #: Cases between two counts of what is held, and those before the first.
 CASES_BETWEEN_COUNTS, FIRST_CASES = 50, 30
 
@@ -70,9 +70,11 @@ def run_apart(seeds: range, chosen, arguments: list[str]) -> Iterator[Outcome]:
 
     outcomes: queue.Queue[Outcome | None] = queue.Queue()
     shares = [seeds[job :: chosen.jobs] for job in range(chosen.jobs)]
-    stop = threading.Event()
+    stop, processes = threading.Event(), []
     threads = [
-        threading.Thread(target=_serve, args=(share, arguments, outcomes, stop), daemon=True)
+        threading.Thread(
+            target=_serve, args=(share, arguments, outcomes, stop, processes), daemon=True
+        )
         for share in shares
         if share
     ]
@@ -88,9 +90,13 @@ def run_apart(seeds: range, chosen, arguments: list[str]) -> Iterator[Outcome]:
                 yield outcome
     finally:
         stop.set()
+        for process in processes:
+            process.kill()
+        for thread in threads:
+            thread.join()
 
 
-def _serve(share: range, arguments, outcomes, stop) -> None:
+def _serve(share: range, arguments, outcomes, stop, processes) -> None:
     """Run a share of the seeds; start another process behind a case that ended one."""
     try:
         while len(share) and not stop.is_set():
@@ -102,6 +108,7 @@ def _serve(share: range, arguments, outcomes, stop) -> None:
                     command, stdout=subprocess.PIPE, stderr=errors, text=True,
                     cwd=Path(__file__).parents[2], env={**os.environ, "OMP_NUM_THREADS": "1"},
                 )  # fmt: skip
+                processes.append(process)
                 for line in process.stdout:
                     told = json.loads(line) if line.startswith("{") else {}
                     if "begins" in told:
@@ -109,8 +116,6 @@ def _serve(share: range, arguments, outcomes, stop) -> None:
                     elif "seed" in told:
                         outcomes.put(Outcome(**told))
                         at = None
-                    if stop.is_set():
-                        process.kill()
                 status = process.wait()
                 if (at is None and status == 0) or stop.is_set():
                     return
