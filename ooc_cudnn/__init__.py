@@ -89,3 +89,8 @@ __all__ = [
     "softmax_forward",
     "zeros",
 ]
+
+
+def __dir__() -> list[str]:
+    """What users need; the package's other modules are its own."""
+    return sorted([*__all__, "errors", "types", *(name for name in globals() if name[:2] == "__")])

@@ -23,7 +23,7 @@ from typing import Any, Literal
 
 from ooc_cudnn import doctor_probe
 from ooc_cudnn.devices import get_device
-from ooc_cudnn.machines import cache_directory, machine_path
+from ooc_cudnn.machines import cache_directory, machine_path, named_machine
 from ooc_cudnn.settings import SettingRow, describe
 from perfmodel import MachineModel
 
@@ -160,6 +160,7 @@ def diagnose(modules: Sequence[str] = (), *, surroundings: Surroundings | None =
     error = attempt(at.host_check, None)
     host_check = Check(error, problems.pop() if problems else "")
     rows = attempt(lambda: tuple(at.settings()), ())
+    attempt(lambda: _check_machine(rows), None)
     settings_failure = problems.pop() if problems else ""
     driver = facts.get("driver", {})
     cache = attempt(at.cache, Path())
@@ -208,6 +209,20 @@ def _cuda_check(facts: Mapping[str, Any]) -> Check | None:
     if found is None:
         return None
     return Check(found.get("error_size"), found.get("error", ""), found.get("remedy", ""))
+
+
+def _check_machine(rows: Sequence[SettingRow]) -> None:
+    """Raise if the machine model that is set cannot be used; the checks plan with their own."""
+    for row in rows:
+        if row.name == "machine" and row.value is not None:
+            try:
+                named_machine(row.value)  # type: ignore[arg-type]
+            except (ValueError, OSError) as error:
+                if row.source != "environment":
+                    raise
+                raise ValueError(
+                    f"environment variable {row.environment_variable}: {error}"
+                ) from error
 
 
 def installed_packages() -> dict[str, str]:

@@ -21,13 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from ooc_cudnn.devices import get_device
+from ooc_cudnn.devices.driver import Load, driver_facts
 
 Emit = Callable[[str, Any], None]
-Load = Callable[[str], Any]
 
-_COMPUTE_MAJOR, _COMPUTE_MINOR = 75, 76  # cuDeviceGetAttribute
-#: cuInit's answer where a driver is installed but no card is visible.
-_NO_DEVICE = 100
 _LIBRARY = re.compile(r"(/\S.*?/libcudnn[^/]*\.so[^/]*?)( \(deleted\))?$")
 
 
@@ -78,57 +75,6 @@ def probe(
         if check is None:
             emit("identity", _attempt(lambda: dict(get_device("cuda").identity())))
         emit("libraries", libraries(maps, load))
-
-
-def driver_facts(load: Load) -> dict[str, Any]:
-    """Ask the NVIDIA driver: its CUDA version and cards; empty where there is no driver."""
-    try:
-        cuda = load("libcuda.so.1")
-    except OSError:
-        return {}
-    facts: dict[str, Any] = {"version": _driver_version(load), "gpus": []}
-    version = ctypes.c_int()
-    if cuda.cuDriverGetVersion(ctypes.byref(version)) == 0:
-        facts["cuda"] = version.value
-    status = int(cuda.cuInit(0))
-    if status != 0:
-        if status != _NO_DEVICE:
-            facts["status"] = status
-        return facts
-    count = ctypes.c_int()
-    cuda.cuDeviceGetCount(ctypes.byref(count))
-    for index in range(count.value):
-        device, name, size = ctypes.c_int(), ctypes.create_string_buffer(128), ctypes.c_size_t()
-        major, minor = ctypes.c_int(), ctypes.c_int()
-        cuda.cuDeviceGet(ctypes.byref(device), index)
-        cuda.cuDeviceGetName(name, len(name), device)
-        cuda.cuDeviceTotalMem_v2(ctypes.byref(size), device)
-        cuda.cuDeviceGetAttribute(ctypes.byref(major), _COMPUTE_MAJOR, device)
-        cuda.cuDeviceGetAttribute(ctypes.byref(minor), _COMPUTE_MINOR, device)
-        facts["gpus"].append(
-            {
-                "name": name.value.decode(errors="replace"),
-                "memory_bytes": size.value,
-                "compute_capability": f"{major.value}.{minor.value}",
-            }
-        )
-    return facts
-
-
-def _driver_version(load: Load) -> str:
-    """The driver's own version, "580.65.06": from NVML, else from the kernel module."""
-    try:
-        nvml = load("libnvidia-ml.so.1")
-        text = ctypes.create_string_buffer(96)
-        if nvml.nvmlInit_v2() == 0 and nvml.nvmlSystemGetDriverVersion(text, len(text)) == 0:
-            return text.value.decode(errors="replace")
-    except (AttributeError, OSError):
-        pass
-    try:
-        found = re.search(r"\b\d{3,}\.\d+[.\d]*", Path("/proc/driver/nvidia/version").read_text())
-    except OSError:
-        return ""
-    return found.group() if found else ""
 
 
 def libraries(

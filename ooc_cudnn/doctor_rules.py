@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
-from ooc_cudnn.doctor import Diagnosis, Finding, Library
+from ooc_cudnn.doctor import Check, Diagnosis, Finding, Library
+from ooc_cudnn.settings_table import PREFIX
 
 #: The frontend's versions that the library works with, and how to ask for one.
 FRONTEND = ((1, 16), (1, 29), "nvidia-cudnn-frontend>=1.16,<1.29")
@@ -21,7 +23,7 @@ _MISMATCH = 803  # cuInit: the driver was updated, its kernel module was not
 
 def judge(facts: Diagnosis) -> tuple[Finding, ...]:
     """Return everything that is not as it should be, what is broken first."""
-    found = [*_basics(facts), *_driver(facts)]
+    found = [*_driver(facts)]
     if facts.gpus and _cuda_major(facts) >= OLDEST_DRIVER_CUDA:
         found += [*_packages(facts), *_cuda_works(facts)]
     elif facts.probe_failure:
@@ -37,8 +39,8 @@ def judge(facts: Diagnosis) -> tuple[Finding, ...]:
     found += _extras(facts)
     # A card that nobody asked for need not work.
     if facts.device_setting == "host":
-        found = [_only_noted(finding) for finding in found]
-    return tuple(sorted(found, key=lambda finding: finding.level != "broken"))
+        found = [replace(finding, level="note") for finding in found]
+    return tuple(sorted([*_basics(facts), *found], key=lambda finding: finding.level != "broken"))
 
 
 def is_broken(facts: Diagnosis) -> bool:
@@ -77,13 +79,14 @@ def cuda_version(version: int) -> str:
 
 def _basics(facts: Diagnosis) -> Iterator[Finding]:
     if facts.settings_failure:
+        named = re.search(rf"\b{PREFIX}[A-Z0-9_]+", facts.settings_failure)
         yield Finding(
             "broken",
-            f"the settings cannot be read: {facts.settings_failure}",
-            "correct the environment variable named there, or unset it",
+            f"a setting cannot be used: {facts.settings_failure}",
+            f"unset {named[0]}  # or correct it" if named else "correct it, or leave it out",
         )
     check = facts.host_check
-    if check.failure or not _is_right(check.error_size):
+    if _fails(facts, check):
         why = check.failure or f"wrong by {check.error_size:.2g}"
         yield Finding(
             "broken",
@@ -92,7 +95,8 @@ def _basics(facts: Diagnosis) -> Iterator[Finding]:
         )
     for name, failure in facts.imports.items():
         if failure:
-            yield Finding("note", f"{name} cannot be imported: {failure}")
+            remedy = f"pip install {name.partition('.')[0]}  # or correct its name"
+            yield Finding("broken", f"{name} cannot be imported: {failure}", remedy)
 
 
 def _driver(facts: Diagnosis) -> Iterator[Finding]:
@@ -208,10 +212,10 @@ def _cuda_works(facts: Diagnosis) -> Iterator[Finding]:
     check = facts.cuda_check
     if facts.probe_failure:
         yield Finding("broken", f"looking at CUDA ended with {facts.probe_failure}", again)
-    elif check is not None and check.failure:
+    elif check is not None and check.failure and _fails(facts, check):
         remedy = again if "doctor" in check.remedy or not check.remedy else check.remedy
         yield Finding("broken", f"a small convolution on the card fails: {check.failure}", remedy)
-    elif check is not None and not _is_right(check.error_size):
+    elif check is not None and _fails(facts, check):
         wrong = f"a small convolution on the card is wrong by {check.error_size:.2g}"
         yield Finding("broken", f"{wrong}; do not use its results", again)
 
@@ -274,13 +278,11 @@ def _cuda_major(facts: Diagnosis) -> int:
     return (facts.driver_cuda or 0) // 1000
 
 
-def _only_noted(finding: Finding) -> Finding:
-    about_host = "on the host" in finding.what or "settings" in finding.what
-    return finding if about_host else Finding("note", finding.what, finding.remedy)
-
-
-def _is_right(error_size: float | None) -> bool:
-    return error_size is not None and error_size <= LARGEST_ERROR  # NaN is not
+def _fails(facts: Diagnosis, check: Check) -> bool:
+    """Whether a check tells of a fault; one that a bad setting stopped tells of nothing else."""
+    if check.failure and facts.settings_failure and facts.settings_failure in check.failure:
+        return False
+    return check.error_size is None or not check.error_size <= LARGEST_ERROR  # NaN is not
 
 
 def _cupy(major: int) -> str:

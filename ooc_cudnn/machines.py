@@ -9,12 +9,11 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import threading
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
 from ooc_cudnn.devices.base import Device
+from ooc_cudnn.telling import warn_once
 from perfmodel import MachineFileError, MachineModel, shipped, shipped_names
 
 #: Entries of an identity that do not tell one machine from another.
@@ -22,10 +21,8 @@ _INCIDENTAL = ("device_bytes", "note")
 
 _loaded: dict[tuple[str, int], MachineModel] = {}
 _shipped: dict[str, MachineModel] = {}
-_told: set[str] = set()
 #: Models that were asked for and devices they were compared with.
 _compared: set[tuple[str, str, str]] = set()
-_lock = threading.Lock()
 
 
 def cache_directory() -> Path:
@@ -111,13 +108,14 @@ def machine_for(
         _check_identity(model, device.identity(), path)
         return model
     except FileNotFoundError:
-        _tell(
-            f"{device.name} is not calibrated, so plans are made with the shipped figures of "
-            f"{default!r}; results are right, but may be slow. Run 'ooc-cudnn calibrate' once "
-            f"(or set machine={default!r} to say that this is meant)."
+        warn_once(
+            f"{device.name} is not calibrated: plans are made with the shipped figures of "
+            f"{default!r}, corrected by timing the launches that matter most. Results are right, "
+            "but may be slow. Run 'ooc-cudnn calibrate' once (or set "
+            f"machine={default!r}, which takes those figures as they are)."
         )
     except (MachineFileError, OSError) as error:
-        _tell(
+        warn_once(
             f"the calibration of {device.name} cannot be used, so plans are made with the shipped "
             f"figures of {default!r}: {error}. Run 'ooc-cudnn calibrate' to replace it."
         )
@@ -167,17 +165,8 @@ def _compare(model: MachineModel, device: Device) -> None:
     _compared.add(key)
     found = _differences(model, device.identity())
     if found:
-        _tell(
+        warn_once(
             f"the machine model asked for ({model.name}, calibrated {model.calibrated}) was fitted "
             f"on another machine than {device.name}: {found}. Results are right, but may be slow; "
             "machine=None takes the model fitted here, 'ooc-cudnn calibrate' makes one."
         )
-
-
-def _tell(message: str) -> None:
-    """Warn, once a process for each message."""
-    with _lock:
-        if message in _told:
-            return
-        _told.add(message)
-    warnings.warn(message, UserWarning, stacklevel=4)

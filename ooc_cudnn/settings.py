@@ -25,15 +25,17 @@ from __future__ import annotations
 
 import difflib
 import os
+import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from types import MappingProxyType, TracebackType
 from typing import Any, Final, Literal, NamedTuple
 
-from ooc_cudnn.settings_table import SETTINGS, Settings
+from ooc_cudnn.settings_table import PREFIX, SETTINGS, Settings
+from ooc_cudnn.telling import warn_once
 
 _UNDECIDED_SECONDS: Final = 0.1
 _POLL_SECONDS: Final = 0.0002
@@ -144,7 +146,9 @@ def settings(**overrides: object) -> Override:
     Parameters
     ----------
     **overrides
-        Settings by name, as in the table of the documentation; `describe` lists them.
+        Settings by name:
+
+        {table}
 
     Returns
     -------
@@ -182,6 +186,19 @@ def settings(**overrides: object) -> Override:
     )
     _replace_layers(lambda layers: (*layers, override._layer))
     return override
+
+
+def _listed() -> str:
+    """The table of settings, as it stands in a docstring."""
+    lines = []
+    for setting in SETTINGS:
+        lines += [f"{setting.name} : {setting.default!r}"]
+        lines += textwrap.wrap(setting.meaning, 84, initial_indent="    ", subsequent_indent="    ")
+    return "\n        ".join(lines)
+
+
+if settings.__doc__:  # none under python -OO
+    settings.__doc__ = settings.__doc__.replace("{table}", _listed())
 
 
 def current() -> Settings:
@@ -280,12 +297,16 @@ def _settle() -> Settings:
                 defaults = {setting.name: setting.default for setting in SETTINGS}
                 snapshot = _merged(defaults, (environment, *(each.values for each in layers)))
                 _process = _Process(layers, layers, environment, snapshot)
-                return snapshot
+                break
         for layer in undecided:
             while not layer.decided and layer in _process.layers:
                 if time.monotonic() > layer.deadline:
                     layer.decided = True
                 time.sleep(_POLL_SECONDS)
+    if process.environment is None:  # outside the lock: who warns may run what a user wrote
+        for message in _unknown_variables(os.environ):
+            warn_once(message)
+    return snapshot
 
 
 def _replace_layers(change: Callable[[tuple[_Layer, ...]], tuple[_Layer, ...]]) -> None:
@@ -324,6 +345,18 @@ def _read_environment(environment: Mapping[str, str]) -> dict[str, object]:
                 text, f"environment variable {setting.environment_variable}"
             )
     return values
+
+
+def _unknown_variables(environment: Mapping[str, str]) -> Iterator[str]:
+    """Say what looks like a setting and is none."""
+    known = {setting.environment_variable for setting in SETTINGS}
+    for name in sorted(environment):
+        if name.upper().startswith(PREFIX) and name not in known:
+            near = difflib.get_close_matches(name.upper(), known, n=1)
+            hint = f" (did you mean {near[0]}?)" if near else ""
+            listed = ", ".join(sorted(known))
+            ignored = f"environment variable {name} is no setting, and is ignored{hint}"
+            yield f"{ignored}. There are: {listed}"
 
 
 def _forget() -> None:

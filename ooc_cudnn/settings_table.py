@@ -19,6 +19,9 @@ from ooc_cudnn.units import parse_bytes, parse_limit
 if TYPE_CHECKING:
     from perfmodel.machine import MachineModel
 
+#: Of the environment variables.
+PREFIX: Final = "OOC_CUDNN_"
+
 Progress = Literal["auto"] | bool | Callable[[int, int], object]
 
 
@@ -134,7 +137,7 @@ class Setting:
     @property
     def environment_variable(self) -> str:
         """The environment variable that sets it."""
-        return f"OOC_CUDNN_{self.name.upper()}"
+        return f"{PREFIX}{self.name.upper()}"
 
 
 SETTINGS: Final = (

@@ -505,3 +505,48 @@ def test_the_probe_runs_as_a_program():
     assert facts[0]["fact"] == "imports"
     assert "error" in facts[0]["value"]["no_such_module"]
     assert "error" not in facts[0]["value"]["json"]
+
+
+def test_a_bad_setting_is_all_that_is_wrong(monkeypatch):
+    """It stops the small convolutions, which tells nothing of NumPy or cuDNN."""
+    problem = "ValueError: environment variable OOC_CUDNN_VERIFY='many' is not a count"
+    facts = but(
+        settings_failure=problem,
+        host_check=Check(failure=problem),
+        cuda_check=Check(failure=problem),
+    )
+    (finding,) = judge(facts)
+    assert finding.level == "broken"
+    assert "OOC_CUDNN_VERIFY='many'" in finding.what
+    assert finding.remedy.startswith("unset OOC_CUDNN_VERIFY")
+    # what else fails is told all the same
+    both = dataclasses.replace(facts, host_check=Check(failure="ImportError: numpy"))
+    assert any("numpy scipy" in finding.remedy for finding in judge(both))
+
+
+def test_a_machine_that_cannot_be_used_is_a_bad_setting():
+    with ooc_cudnn.settings(machine="nosuch"):
+        facts = diagnose(surroundings=surroundings())
+    assert "nosuch" in facts.settings_failure
+    assert is_broken(facts)
+    with ooc_cudnn.settings(machine="h200"):
+        assert not diagnose(surroundings=surroundings()).settings_failure
+
+
+def test_a_module_that_cannot_be_imported_is_broken():
+    facts = but(imports={"torch": "", "nosuch.part": "ModuleNotFoundError: No module"})
+    assert is_broken(facts)
+    (finding,) = judge(facts)
+    assert finding.what.startswith("nosuch.part cannot be imported")
+    assert finding.remedy.startswith("pip install nosuch ")
+    # also where no card is used
+    assert is_broken(on_device(facts, "host"))
+
+
+def test_the_command_says_so_by_its_exit_status():
+    done = subprocess.run(
+        [sys.executable, "-m", "ooc_cudnn.cli", "doctor", "--import", "nosuch_module"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "nosuch_module cannot be imported" in done.stdout

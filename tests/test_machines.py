@@ -13,6 +13,7 @@ from ooc_cudnn import machines
 from ooc_cudnn.devices.simulated import SimulatedDevice
 from ooc_cudnn.machines import cache_directory, machine_for, machine_key, machine_path
 from ooc_cudnn.settings import current
+from ooc_cudnn.telling import forget_warnings
 from perfmodel import shipped
 
 HOST, H200 = shipped("host"), shipped("h200")
@@ -21,7 +22,7 @@ HOST, H200 = shipped("host"), shipped("h200")
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(machines, "_told", set())
+    forget_warnings()
     monkeypatch.setattr(machines, "_compared", set())
     return tmp_path
 

@@ -15,6 +15,7 @@ import numpy as np
 from ooc_cudnn.devices import kernels
 from ooc_cudnn.devices.base import HostArray
 from ooc_cudnn.devices.cuda_copies import copy_by_link, copy_on_device
+from ooc_cudnn.devices.cuda_import import import_cupy
 from ooc_cudnn.devices.cuda_run import (
     CudaRun,
     Identity,
@@ -25,7 +26,6 @@ from ooc_cudnn.devices.cuda_run import (
 from ooc_cudnn.devices.kernel_runners import RUNNERS, WORKSPACE
 from ooc_cudnn.devices.staging import Staging, begun
 from ooc_cudnn.devices.view import DeviceView
-from ooc_cudnn.errors import DeviceUnavailableError
 from ooc_cudnn.memory.arena import Allocation, Arena
 from ooc_cudnn.memory.pinned import allocate, release
 from ooc_cudnn.operations.convolution import Convolution
@@ -74,7 +74,7 @@ class CudaDevice:
     kind = "cuda"
 
     def __init__(self, index: int) -> None:
-        self._cupy = _import_cupy(index)
+        self._cupy = import_cupy(index)
         from ooc_cudnn.devices.cudnn import Convolutions
 
         self.index = index
@@ -301,44 +301,3 @@ def _unpin_quietly(runtime: Any, pointer: int) -> None:
     """Unregister memory that is about to be unmapped; at interpreter exit CUDA may be gone."""
     with contextlib.suppress(runtime.CUDARuntimeError):
         runtime.hostUnregister(pointer)
-
-
-def _import_cupy(index: int) -> Any:
-    """Import CuPy and cuDNN and make sure that the GPU is there.
-
-    Raises
-    ------
-    DeviceUnavailableError
-        Naming what is missing and the command that mends it.
-    """
-    try:
-        import cupy
-    except ImportError as error:
-        raise DeviceUnavailableError(
-            f"CuPy cannot be imported ({error})",
-            remedy="pip install 'ooc_cudnn[cuda13]' (or cuda12: `ooc-cudnn doctor` says which "
-            "fits the driver), or set device='host'",
-        ) from error
-    try:
-        count = cupy.cuda.runtime.getDeviceCount()
-    except cupy.cuda.runtime.CUDARuntimeError as error:
-        raise DeviceUnavailableError(
-            f"CUDA does not work here ({error})",
-            remedy="run `ooc-cudnn doctor`, or set device='host'",
-        ) from error
-    if index >= count:
-        raise DeviceUnavailableError(
-            f"there is no GPU number {index}; this machine has {count}",
-            remedy="set device='cuda:0'",
-        )
-    try:
-        import cudnn
-
-        cudnn.backend_version()
-    except Exception as error:  # a broken cuDNN fails in many ways, and all mean the same
-        raise DeviceUnavailableError(
-            f"cuDNN cannot be used ({type(error).__name__}: {error})",
-            remedy="pip install 'nvidia-cudnn-frontend>=1.16,<1.29' nvidia-cudnn-cu13 "
-            "(or -cu12), then run `ooc-cudnn doctor`",
-        ) from error
-    return cupy

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import threading
 import time
-import warnings
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager
@@ -50,6 +49,7 @@ from ooc_cudnn.profiling import Call, recording
 from ooc_cudnn.progress import SHORTEST_SECONDS, Reporter, reporter
 from ooc_cudnn.settings import current
 from ooc_cudnn.settings_table import Settings
+from ooc_cudnn.telling import warn
 from ooc_cudnn.tensor import TensorSpec
 from ooc_cudnn.units import format_bytes
 
@@ -105,7 +105,7 @@ def call(description: Description, out: Any = None) -> Any:
     given = given_results(description, out)
     updated = description.updated
     outs = {
-        name: wrap(array, device, name=name if len(results) > 1 or name in updated else "out")
+        name: wrap(array, device, name=_given_as(name, results, updated))
         for name, array in given.items()
     }
     # Specs that what is to be cut is made of, besides those of the operands.
@@ -133,7 +133,7 @@ def call(description: Description, out: Any = None) -> Any:
                          *(outs[name].pointer for name in chain.results))  # fmt: skip
             if prepared.runs[0].executor.repeat(device, addresses, _limit(device, settings)):
                 return _returned(results, given, outs, {**operands, **outs}[chain.lead])
-        _check_results(operands, outs, updated)
+        _check_results(operands, outs, {name: _given_as(name, results, updated) for name in outs})
         for name in chain.results:
             if name not in outs:
                 outs[name] = _make_result(prepared.plan, device, name)
@@ -168,15 +168,23 @@ def _vectors_kept(updated: Mapping[str, Wrapped]) -> Iterator[None]:
         raise
 
 
+def _given_as(name: str, results: tuple[str, ...], updated: Mapping[str, Any]) -> str:
+    """What the user calls a result: as `out`, or under its own name to be changed in place."""
+    if name in updated:
+        return name
+    return "out" if len(results) == 1 else f"out ({name})"
+
+
 def _check_results(
-    operands: Mapping[str, Wrapped], outs: Mapping[str, Wrapped], updated: Mapping[str, Any]
+    operands: Mapping[str, Wrapped], outs: Mapping[str, Wrapped], called: Mapping[str, str]
 ) -> None:
     """Raise before any copy starts if a result that was given cannot be written."""
     for name, result in outs.items():
-        check_writable(result, name=name if name in updated else "out")
-        check_apart({**operands, **{k: v for k, v in outs.items() if k != name}}, result)
+        check_writable(result, name=called[name])
+        others = {called[k]: v for k, v in outs.items() if k != name}
+        check_apart({**operands, **others}, result, name=called[name])
         if result.spec.placement == "disk":
-            reserve_file(result.array)
+            reserve_file(result.array, name=called[name])
 
 
 def _returned(
@@ -255,12 +263,10 @@ def _prepare(
 def _warn_of_many_pieces(plan: Plan) -> None:
     """Say what is wrong with a call that would run for minutes on pieces of next to nothing."""
     if plan.pieces > MANY_PIECES:
-        warnings.warn(
+        warn(
             f"{plan.function} is cut into {plan.pieces} pieces by the memory limit of "
             f"{format_bytes(plan.memory_limit)}, and every piece takes the host's time and memory; "
             "raise memory_limit if you can",
-            UserWarning,
-            stacklevel=5,
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
@@ -13,7 +14,8 @@ from ooc_cudnn.functions.target import Planned, Target, make_request
 from ooc_cudnn.functions.trials import planned_after_trials
 from ooc_cudnn.operations.splittable import Operand, Splittable
 from ooc_cudnn.settings_table import Settings
-from ooc_cudnn.tensor import TensorSpec, packed_strides
+from ooc_cudnn.tensor import DTYPES, TensorSpec, packed_strides
+from ooc_cudnn.units import format_bytes
 from perfmodel import MachineModel
 
 __all__ = [
@@ -26,6 +28,9 @@ __all__ = [
     "place_results",
     "plan_call",
 ]
+
+#: What a process can address; no result is larger.
+MOST_BYTES = 2**47
 
 #: Makes what is to be cut from the operands' specs and the settings; raises on bad arguments.
 Build = Callable[[Mapping[str, TensorSpec], Settings], Splittable]
@@ -194,6 +199,7 @@ def place_results(
     placed = {}
     for name in chain.results:
         made = chain.operands[name]
+        _check_size(name, made)
         if name in outs:
             _check_result("out" if len(chain.results) == 1 else name, outs[name], made)
             placed[name] = outs[name]
@@ -207,6 +213,16 @@ def place_results(
             room_bytes -= spec.nbytes
         placed[name] = spec
     return placed, room_bytes
+
+
+def _check_size(name: str, made: Operand) -> None:
+    nbytes = math.prod(made.shape) * DTYPES[made.dtype]
+    if nbytes > MOST_BYTES:
+        shape = " x ".join(map(str, made.shape))
+        raise ValueError(
+            f"{name} would be {shape}, {format_bytes(nbytes)}: more than any process can hold; "
+            "check the shapes, padding, stride and dilation"
+        )
 
 
 def _check_result(name: str, given: TensorSpec, made: Operand) -> None:

@@ -249,7 +249,7 @@ def _same_file(one: Any, other: Any) -> bool:
         return False
 
 
-def reserve_file(array: Any) -> None:
+def reserve_file(array: Any, *, name: str = "out") -> None:
     """Make the file system set aside every byte that an output memmap will be written to.
 
     A sparse file on a full disk would kill the process with a bus error in mid-run; this turns it
@@ -279,7 +279,7 @@ def reserve_file(array: Any) -> None:
         if error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
             raise OSError(
                 error.errno,
-                f"out needs {format_bytes(high - low)} on disk, and the disk is full; "
+                f"{name} needs {format_bytes(high - low)} on disk, and the disk is full; "
                 "free space or choose another place",
                 path,
             ) from None

@@ -16,6 +16,7 @@ from ooc_cudnn.operations.window import (
     Range,
     Ranges,
     Rows,
+    check_padding,
     grouped_ranges,
     in_words,
     is_int,
@@ -134,12 +135,16 @@ class Convolution:
                 f"w must have shape (cY, cX / groups, window...): cX / groups is {c_x} / {groups}, "
                 f"but w has shape {tuple(w_shape)}"
             )
+        pairs = padding_pairs(padding, axes)
+        dilations = per_axis(dilation, axes, name="dilation", least=1)
+        reaches = tuple((k - 1) * d + 1 for k, d in zip(w_shape[2:], dilations, strict=True))
+        check_padding(pairs, tuple(x_shape[2:]), reaches)
         made = cls(
             tuple(x_shape),
             tuple(w_shape),
-            padding_pairs(padding, axes),
+            pairs,
             per_axis(stride, axes, name="stride", least=1),
-            per_axis(dilation, axes, name="dilation", least=1),
+            dilations,
             groups,
             dtype,
             allow_tf32=allow_tf32,

@@ -13,6 +13,11 @@ from typing import Any, NamedTuple, overload
 Range = tuple[int, int]
 Pair = tuple[int, int]
 
+#: Of a window, stride, dilation or padding on one axis: sums of two are 32-bit integers, too.
+MOST_SIZE = 2**30 - 1
+#: So much padding is always taken; more of it only where x and the window are as large.
+MOST_PADDING = 2**16 - 1
+
 
 class Rows(NamedTuple):
     """Input rows ``[start, stop)`` to read, and the padding rows ``before`` and ``after``."""
@@ -217,6 +222,8 @@ def per_axis(value: Any, axes: int, *, name: str, least: int) -> tuple[int, ...]
         )
     if any(item < least for item in values):
         raise ValueError(f"{name} must be at least {least}, not {value!r}")
+    if any(item > MOST_SIZE for item in values):
+        raise ValueError(f"{name} must be at most {MOST_SIZE}, not {value!r}")
     return tuple(int(item) for item in values)
 
 
@@ -241,8 +248,34 @@ def padding_pairs(value: Any, axes: int, *, name: str = "padding") -> tuple[Pair
             raise ValueError(f"{rule}, not {value!r}")
         if min(pair) < 0:
             raise ValueError(f"{name} must not be negative, not {value!r}")
+        if max(pair) > MOST_SIZE:
+            raise ValueError(f"{name} must be at most {MOST_SIZE}, not {value!r}")
         pairs.append((int(pair[0]), int(pair[1])))
     return tuple(pairs)
+
+
+def check_padding(
+    padding: tuple[Pair, ...], extents: tuple[int, ...], reaches: tuple[int, ...]
+) -> None:
+    """Refuse padding of which nearly all windows would see nothing else.
+
+    Parameters
+    ----------
+    extents, reaches : tuple of int
+        Of x and of the window, dilation included, on each axis.
+
+    Raises
+    ------
+    ValueError
+        Naming the argument, its value and the rule.
+    """
+    for pair, extent, reach in zip(padding, extents, reaches, strict=True):
+        most = max(MOST_PADDING, extent + reach)
+        if max(pair) > most:
+            raise ValueError(
+                f"padding must be at most {most} on an axis where x has {extent} and the window "
+                f"reaches over {reach} (at most both together, or {MOST_PADDING}), not {max(pair)}"
+            )
 
 
 def is_int(value: object) -> bool:
