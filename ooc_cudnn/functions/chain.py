@@ -130,14 +130,18 @@ def _where(applied: tuple[Applied, ...], at: int, shape: tuple[int, ...]) -> str
 
 
 def _flat(operation: Applied, array: Any, axes: int) -> Any:
-    """Channel vectors of cuDNN's shape (1, c, 1...) as (c,), where these are meant."""
+    """Channel vectors of cuDNN's shape (1, c, 1...) as (c,), where these are meant.
+
+    A single value is no vector but broadcast, whatever the channels.
+    """
+    if isinstance(operation, public.BatchNormalization):
+        return channel_vector(array, "a channel vector", axes)
     shape = shape_of(array)
     is_vector = len(shape) == axes and all(e == 1 for at, e in enumerate(shape) if at != 1)
-    if isinstance(operation, public.BatchNormalization) or (
-        is_vector and isinstance(operation, public.AddTensor)
-    ):
-        return channel_vector(array, "a channel vector", axes)
-    return wide_vector(array, axes) if isinstance(operation, public.OpTensor) else array
+    if isinstance(operation, public.AddTensor) and shape != (1,):
+        return channel_vector(array, "b", axes) if is_vector and shape[1] > 1 else array
+    broadcast = isinstance(operation, public.AddTensor | public.OpTensor)
+    return wide_vector(array, axes) if broadcast else array
 
 
 DESCRIBED: dict[str, tuple[Callable[..., Any], Callable[..., Description]]] = {

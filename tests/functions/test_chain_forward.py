@@ -313,3 +313,26 @@ def test_random_chains_under_a_random_limit(drawn, last_channels):
     limit = int(limits[-1] + share * max(0, limits[-2] - limits[-1]))
     with ooc_cudnn.settings(memory_limit=limit, verify=1):
         call.check(call.run(out=call.fresh()), f"limit {limit}", call.arrays)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("shape", [(1,), (1, 1), (1, 1, 1), (1, 1, 1, 1), (1, 1, 1, 1, 1)])
+def test_add_tensor_of_a_single_value(shape, channels):
+    """As `add_tensor` takes it: whatever the channels."""
+    axes = max(len(shape), 2)
+    x = np.arange(4 * channels * 3 ** (axes - 2), dtype="f4").reshape(
+        (4, channels, *[3] * (axes - 2))
+    )
+    b = np.full(shape, 0.5, "f4")
+    y = ooc_cudnn.chain_forward(x, [operations.AddTensor(b), operations.Activation("relu")])
+    assert np.array_equal(y, x + 0.5)
+    assert np.array_equal(ooc_cudnn.add_tensor(b, x, out=np.empty_like(x)), x + 0.5)
+
+
+def test_add_tensor_of_a_single_value_after_a_convolution(random):
+    x, w = random.standard_normal((2, 3, 8, 7)), random.standard_normal((5, 3, 3, 3))
+    x, w, b = x.astype("f4"), w.astype("f4"), np.full((1, 1, 1, 1), 2, "f4")
+    for limit in ("1MiB", "4KiB"):
+        with ooc_cudnn.settings(memory_limit=limit, verify=2):
+            y = ooc_cudnn.chain_forward(x, [operations.Convolution(w), operations.AddTensor(b)])
+            assert np.allclose(y, ooc_cudnn.convolution_forward(x, w) + 2, atol=1e-5)
