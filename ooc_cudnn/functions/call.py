@@ -105,7 +105,7 @@ def call(description: Description, out: Any = None) -> Any:
     given = given_results(description, out)
     updated = description.updated
     outs = {
-        name: wrap(array, device, name=_given_as(name, results, updated))
+        name: wrap(array, device, name=_given_as(name, results, updated), written=True)
         for name, array in given.items()
     }
     # Specs that what is to be cut is made of, besides those of the operands.

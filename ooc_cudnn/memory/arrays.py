@@ -17,6 +17,7 @@ import numpy as np
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.devices.host import HostDeviceArray
 from ooc_cudnn.devices.view import DeviceView
+from ooc_cudnn.memory.tensors import is_tensor, memory_of, to_tensor
 from ooc_cudnn.tensor import TensorSpec, dtype_name, numpy_dtype
 
 _CUDA, _CPU = 2, 1  # DLPack's device types
@@ -76,8 +77,8 @@ class Located(NamedTuple):
     restore: Callable[[Any], Any] | None = None
 
 
-def wrap(array: Any, device: Device, *, name: str) -> Wrapped:
-    """Accept a user's array as an operand.
+def wrap(array: Any, device: Device, *, name: str, written: bool = False) -> Wrapped:
+    """Accept a user's array as an operand; `written`, as a result.
 
     Raises
     ------
@@ -85,7 +86,7 @@ def wrap(array: Any, device: Device, *, name: str) -> Wrapped:
         If it is no array, is empty, its dtype is not supported, or it lives on a device that is
         not the one in use.
     """
-    plain, placement, pointer, restore = locate(array, device, name=name)
+    plain, placement, pointer, restore = locate(array, device, name=name, written=written)
     if plain.ndim == 0 or 0 in plain.shape:
         raise ValueError(f"{name} must not be empty, but has shape {tuple(plain.shape)}")
     if not plain.dtype.isnative:
@@ -97,13 +98,15 @@ def wrap(array: Any, device: Device, *, name: str) -> Wrapped:
     return Wrapped(plain, spec, pointer, restore)
 
 
-def locate(array: Any, device: Device, *, name: str) -> Located:
-    """Say where an array of any dtype lives.
+def locate(array: Any, device: Device, *, name: str, written: bool = False) -> Located:
+    """Say where an array of any dtype lives, to be read or, if `written`, to be written.
 
     Raises
     ------
     TypeError
         If it is no array, or lives on a device that is not the one in use.
+    ValueError
+        If it is a tensor that cannot be written in its own memory.
     """
     if isinstance(array, np.ndarray):
         if isinstance(array, np.ma.MaskedArray):
@@ -118,7 +121,7 @@ def locate(array: Any, device: Device, *, name: str) -> Located:
                 f"{device.name}; set device='cuda:{array.device.id}', or pass host arrays"
             )
         return Located(array, "device", array.data.ptr)
-    return _from_dlpack(array, device, name)
+    return _from_dlpack(array, device, name, written=written)
 
 
 def bases(array: Any) -> Iterator[np.ndarray[Any, Any]]:
@@ -144,7 +147,12 @@ def _host_placement(array: np.ndarray[Any, Any], pointer: int, device: Device) -
     return "pinned" if device.is_pinned(low, high - low) else "pageable"
 
 
-def _from_dlpack(array: Any, device: Device, name: str) -> Located:
+def _from_dlpack(array: Any, device: Device, name: str, *, written: bool) -> Located:
+    is_torch, brain = is_tensor(array), False
+    if is_torch:
+        array = memory_of(array, name=name, written=written)
+        brain = array.dtype == sys.modules["torch"].bfloat16
+        array = array.view(sys.modules["torch"].int16) if brain else array
     try:
         kind, _ = array.__dlpack_device__()
     except AttributeError:
@@ -153,27 +161,15 @@ def _from_dlpack(array: Any, device: Device, name: str) -> Located:
         ) from None
     if kind not in (_CPU, _CUDA, 3):  # 3: pinned host memory
         raise TypeError(f"{name} lives on a device of DLPack type {kind}; CPU or CUDA is needed")
-    torch: Any = sys.modules.get("torch")
-    is_torch = torch is not None and isinstance(array, torch.Tensor)
-    brain = is_torch and array.dtype == torch.bfloat16
-    source = array.detach().view(torch.int16) if brain else array.detach() if is_torch else array
     if kind == _CUDA:
         import cupy as module
     else:
         module = np
-    plain = module.from_dlpack(source)
+    plain = module.from_dlpack(array)
     if brain:
         plain = plain.view(numpy_dtype("bfloat16"))
     located = locate(plain, device, name=name)
-    return located._replace(restore=_to_torch if is_torch else None)
-
-
-def _to_torch(array: Any) -> Any:
-    """Return a PyTorch tensor over an array's memory."""
-    torch = sys.modules["torch"]
-    if array.dtype.name == "bfloat16":
-        return torch.from_dlpack(array.view(np.int16)).view(torch.bfloat16)
-    return torch.from_dlpack(array)
+    return located._replace(restore=to_tensor if is_torch else None)
 
 
 def check_writable(wrapped: Wrapped | Located, *, name: str = "out") -> None:

@@ -134,7 +134,8 @@ def memcpy(dst: Array, src: Array) -> None:
         If shapes or dtypes differ, or `dst` is read-only.
     """
     device = get_device(current().device)
-    to, from_ = locate(dst, device, name="dst"), locate(src, device, name="src")
+    to = locate(dst, device, name="dst", written=True)
+    from_ = locate(src, device, name="src")
     if to.array.shape != from_.array.shape:
         raise ValueError(f"dst has shape {to.array.shape}, src {from_.array.shape}")
     if to.array.dtype != from_.array.dtype:

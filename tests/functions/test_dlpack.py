@@ -188,3 +188,86 @@ def test_a_chain_of_tensors_is_torchs_sequential():
             y = ooc_cudnn.chain_forward(x, chain)
         assert isinstance(y, torch.Tensor)
         assert torch.allclose(y, expected, atol=1e-4)
+
+
+# Tensors that say more than their memory does ----------------------------------------------------
+
+
+def negative(array):
+    """The array as a lazily negated view: its memory holds the negative numbers."""
+    made = torch.conj(torch.complex(torch.zeros(array.shape), -torch.from_numpy(array))).imag
+    assert made.is_neg()
+    assert torch.equal(made, torch.from_numpy(array))
+    return made
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_negative_views_are_read_as_what_they_stand_for(plain, name):
+    call = plain[name]
+    arrays = {
+        n: a.copy() if n in call.changed or a.dtype != "f4" else negative(a)
+        for n, a in call.arrays.items()
+    }
+    for limit in some_limits(call)[::2]:
+        for n in call.changed:
+            arrays[n][...] = call.arrays[n]
+        with ooc_cudnn.settings(memory_limit=limit):
+            found = call.run(arrays, call.fresh())
+        call.check(found, f"limit {limit}", arrays)
+
+
+def test_negative_views_are_not_written_to():
+    x = torch.randn(2, 3, 4, 4)
+    kept = np.ones((2, 3, 4, 4), "f4")
+    out = negative(kept)
+    with pytest.raises(ValueError, match="out is a negative view"):
+        ooc_cudnn.activation_forward(x, out=out)
+    with pytest.raises(ValueError, match="y is a negative view"):
+        ooc_cudnn.add_tensor(x, out)
+    with pytest.raises(ValueError, match="dst is a negative view"):
+        ooc_cudnn.memcpy(out, x)
+    assert (out == 1).all()
+
+
+def test_memcpy_reads_lazy_views():
+    z = torch.randn(2, 3, dtype=torch.complex64)
+    for lazy in (torch.conj(z), torch.conj(z).imag):
+        copied = torch.empty(lazy.shape, dtype=lazy.dtype)
+        ooc_cudnn.memcpy(copied, lazy)
+        assert torch.equal(copied, lazy.resolve_conj().resolve_neg())
+
+
+def test_a_result_that_requires_gradients_is_refused_as_torch_does():
+    x, out = torch.randn(2, 3, 4), torch.zeros(2, 3, 4, requires_grad=True)
+    with pytest.raises(ValueError, match=r"out requires gradients.*out.detach\(\)"):
+        ooc_cudnn.activation_forward(x, out=out)
+    with torch.no_grad():
+        assert ooc_cudnn.activation_forward(x, out=out) is out
+    assert torch.equal(out.detach(), torch.relu(x))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda x: x.to_sparse(), r"x is a tensor of layout torch.sparse_coo; .*x.to_dense\(\)"),
+        (lambda x: x.to("meta"), "x is on PyTorch's meta device and has no data"),
+        (lambda x: torch.conj(x.to(torch.complex64)), "x: dtype must be one of .* complex64"),
+        (lambda x: x.to_mkldnn(), "x is a tensor of layout torch._mkldnn"),
+    ],
+)
+def test_tensors_without_numbers_in_memory_are_refused(make, message):
+    with pytest.raises(TypeError, match=message):
+        ooc_cudnn.activation_forward(make(torch.randn(2, 3, 4)))
+
+
+def test_expanded_tensors_are_read_and_not_written_to():
+    """All images, channels or rows are one and the same."""
+    x, w = torch.randn(1, 3, 9, 8), torch.randn(4, 3, 3, 3)
+    for shape in ((5, 3, 9, 8), (1, 3, 9, 8)):
+        seen = x[:, :1].expand(shape) if shape[0] == 1 else x.expand(shape)
+        for limit in ("1MiB", "8KiB"):
+            with ooc_cudnn.settings(memory_limit=limit):
+                y = ooc_cudnn.convolution_forward(seen, w)
+            assert torch.allclose(y, torch.nn.functional.conv2d(seen, w), atol=1e-4)
+    with pytest.raises(ValueError, match="out is a broadcast view"):
+        ooc_cudnn.activation_forward(torch.randn(5, 3, 9, 8), out=x.expand(5, 3, 9, 8))

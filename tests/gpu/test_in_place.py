@@ -140,3 +140,25 @@ def test_a_negative_view_of_a_tensor_on_the_card():
     with pytest.raises(ValueError, match="negative"):
         ooc_cudnn.activation_forward(y, mode="relu", out=torch.conj(z).imag)
     assert np.isfinite(y.cpu().numpy()).all()
+
+
+def test_expanded_and_turned_tensors_on_the_card():
+    """Strides of zero, swapped and negative ones: brought to a slot, whatever they are."""
+    torch.manual_seed(19)
+    x, w = torch.randn(1, 3, 9, 8, device="cuda"), torch.randn(4, 3, 3, 2, device="cuda")
+    ways = (
+        x.expand(5, 3, 9, 8),
+        x[:, :1].expand(1, 3, 9, 8),
+        torch.randn(5, 3, 8, 9, device="cuda").transpose(2, 3),
+        torch.randn(3, 5, 9, 8, device="cuda").transpose(0, 1),
+        torch.randn(5, 3, 18, 16, device="cuda")[:, :, 1::2, ::2],
+    )
+    for seen in ways:
+        for limit in ("1MiB", "64KiB"):
+            with ooc_cudnn.settings(memory_limit=limit):
+                y = ooc_cudnn.convolution_forward(seen, w)
+            assert torch.allclose(y.double().cpu(), reference(seen, w), atol=1e-4)
+    turned = cupy.asarray(ways[0].contiguous())[::-1, :, ::-1]
+    y = ooc_cudnn.convolution_forward(turned, cupy.asarray(w))
+    expected = reference(torch.from_numpy(turned.get().copy()), w)
+    assert np.allclose(y.get(), expected.numpy(), atol=1e-4)
