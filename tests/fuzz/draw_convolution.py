@@ -109,6 +109,7 @@ def convolution_backward_data(stream):
     return Problem(
         "convolution_backward_data", dtype, {"w": Tensor(w, dtype), "dy": Tensor(y, dtype)},
         {"input_shape": x, **geometry}, {"dx": (x, dtype)}, expected, uses_tf32=True,
+        shape_option="input_shape",
     )  # fmt: skip
 
 
@@ -123,6 +124,7 @@ def convolution_backward_filter(stream):
     return Problem(
         "convolution_backward_filter", dtype, {"x": Tensor(x, dtype), "dy": Tensor(y, dtype)},
         {"filter_shape": w, **geometry}, {"dw": (w, dtype)}, expected, uses_tf32=True,
+        shape_option="filter_shape",
     )  # fmt: skip
 
 

@@ -8,11 +8,12 @@ import ooc_cudnn
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.memory.functions import empty_in
 
-#: Where operands may be, by device; "torch" and "cupy" are memory that those frameworks hold.
+#: Where operands may be, by device; "torch" and "cupy" are memory that those frameworks hold,
+#: "locked" is the user's own memory, page-locked by `pin`.
 PLACEMENTS = {
-    "host": {"device": 3, "pinned": 2, "pageable": 3, "disk": 1, "torch": 1},
+    "host": {"device": 3, "pinned": 2, "locked": 1, "pageable": 3, "disk": 1, "torch": 1},
     "cuda": {
-        "device": 4, "cupy": 2, "torch cuda": 1, "pinned": 3, "pageable": 3, "disk": 1,
+        "device": 4, "cupy": 2, "torch cuda": 1, "pinned": 2, "locked": 1, "pageable": 3, "disk": 1,
         "torch": 1, "torch pinned": 1,
     },
 }  # fmt: skip
@@ -32,6 +33,7 @@ class Operand:
         self.before = np.full(layout.count(values.shape), np.nan, values.dtype)
         self.before[self.index] = values
         self.flat = _allocate(self.before, name, placement, folder, device)
+        self.lock = ooc_cudnn.pin(self.flat) if placement == "locked" else None
         self.view = layout.view(self.flat, values.shape)
 
     def __str__(self):
@@ -78,6 +80,8 @@ def _allocate(content, name, placement, folder, device):
     kind = content.dtype
     if placement == "pageable":
         return content.copy()
+    if placement == "locked":
+        return _on_pages_of_its_own(content)
     if placement == "disk":
         flat = np.memmap(folder / f"{name}.bin", kind, "w+", shape=content.shape)
     elif placement in ("device", "pinned"):
@@ -98,6 +102,16 @@ def _allocate(content, name, placement, folder, device):
             flat = flat.pin_memory()
         return flat.view(getattr(torch, kind.name))
     _fill(flat, content)
+    return flat
+
+
+def _on_pages_of_its_own(content):
+    """A copy that shares no page with other memory: pages are locked whole."""
+    page = 4096
+    raw = np.empty(-(-content.nbytes // page) * page + page, np.uint8)
+    begin = -raw.__array_interface__["data"][0] % page
+    flat = raw[begin : begin + content.nbytes].view(content.dtype)
+    flat[...] = content
     return flat
 
 

@@ -82,6 +82,8 @@ class Problem:
         Whether there is an `out` to be given.
     most_calls : int
         How many functions of the library it calls, one after the other.
+    shape_option : str
+        The option that `out` makes needless.
     invoke : callable, optional
         Of (arrays, options): calls another way than by position and keyword.
     """
@@ -99,6 +101,7 @@ class Problem:
     exact_special: bool = True
     uses_tf32: bool = False
     has_scaling: bool = True
+    shape_option: str = ""
     invoke: Callable | None = None
     words: str = ""
     hidden: tuple[str, ...] = ()

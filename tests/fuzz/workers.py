@@ -23,6 +23,8 @@ from typing import NamedTuple
 LONGEST_SECONDS = 120.0
 #: Cases between two counts of what is held, and those before the first.
 CASES_BETWEEN_COUNTS, FIRST_CASES = 50, 30
+#: What a worker runs.
+MODULE = ["-m", "tests.fuzz"]
 
 
 class Outcome(NamedTuple):
@@ -50,7 +52,9 @@ def run_here(seeds: Iterable[int], chosen) -> Iterator[Outcome]:
         if chosen.worker:
             print(json.dumps({"begins": seed}), flush=True)
         begin = time.perf_counter()
-        faulthandler.dump_traceback_later(LONGEST_SECONDS * chosen.patience, exit=True)
+        faulthandler.dump_traceback_later(
+            LONGEST_SECONDS * chosen.patience, exit=True, file=sys.__stderr__
+        )
         case = draw_case(
             seed, chosen.device, functions=chosen.functions, special=not chosen.no_special
         )
@@ -100,23 +104,10 @@ def _serve(share: range, arguments, outcomes, stop, processes) -> None:
     """Run a share of the seeds; start another process behind a case that ended one."""
     try:
         while len(share) and not stop.is_set():
-            at = None
+            seeds = f"{share.start}:{share.stop}:{share.step}"
+            command = [sys.executable, *MODULE, "--worker", *arguments, "--seeds", seeds]
             with tempfile.TemporaryFile("w+") as errors:
-                command = [sys.executable, "-m", "tests.fuzz", "--worker", *arguments]
-                command += ["--seeds", f"{share.start}:{share.stop}:{share.step}"]
-                process = subprocess.Popen(
-                    command, stdout=subprocess.PIPE, stderr=errors, text=True,
-                    cwd=Path(__file__).parents[2], env={**os.environ, "OMP_NUM_THREADS": "1"},
-                )  # fmt: skip
-                processes.append(process)
-                for line in process.stdout:
-                    told = json.loads(line) if line.startswith("{") else {}
-                    if "begins" in told:
-                        at = told["begins"]
-                    elif "seed" in told:
-                        outcomes.put(Outcome(**told))
-                        at = None
-                status = process.wait()
+                at, status = _follow(command, errors, outcomes, processes)
                 if (at is None and status == 0) or stop.is_set():
                     return
                 errors.seek(0)
@@ -128,10 +119,30 @@ def _serve(share: range, arguments, outcomes, stop, processes) -> None:
         outcomes.put(None)
 
 
+def _follow(command, errors, outcomes, processes) -> tuple[int | None, int]:
+    """Hand on what a worker finds; the seed that it ended within, if it did, and its status."""
+    at = None
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=errors, text=True,
+        cwd=Path(__file__).parents[2], env={**os.environ, "OMP_NUM_THREADS": "1"},
+    ) as process:  # fmt: skip
+        processes.append(process)
+        for line in process.stdout:
+            told = json.loads(line) if line.startswith("{") else {}
+            if "begins" in told:
+                at = told["begins"]
+            elif "seed" in told:
+                outcomes.put(Outcome(**told))
+                at = None
+    return at, process.returncode
+
+
 def _ended(seed, status, errors) -> Outcome:
     """What a worker that ended within a case, or could not start, has left."""
     lines = [line for line in errors.splitlines() if line.strip()]
     hang = any(line.startswith("Timeout (") for line in lines)
     what = "hangs" if hang else f"ends the process with status {status}"
-    kept = [line for line in lines if "ooc_cudnn" in line or "threading" in line] or lines
-    return Outcome(seed if seed is not None else -1, "?", 0.0, 0, [what, *kept[-12:]])
+    kept = [line for line in lines if line.lstrip().startswith(("File", "Thread"))] or lines
+    return Outcome(
+        seed if seed is not None else -1, "?", 0.0, 0, [what, *(kept[:12] if hang else lines[-12:])]
+    )
