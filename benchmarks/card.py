@@ -23,6 +23,7 @@ SCRIPTS = (
     "convolution_in_core",
     "convolution_large",
     "naive_loop",
+    "volume",
     "convolution_link",
     "functions",
     "chain_vgg",
