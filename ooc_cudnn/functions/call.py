@@ -127,33 +127,51 @@ def call(description: Description, out: Any = None) -> Any:
         prepared = _find(key, device, settings)
         if prepared is None:
             prepared = _prepare(key, function, build, operands, outs, further, device, settings)
-        chain = prepared.chain
-        if len(outs) == len(chain.results) and _is_plain(prepared.plan, settings):
-            addresses = (*(each.pointer for each in operands.values()),
-                         *(outs[name].pointer for name in chain.results))  # fmt: skip
-            if prepared.runs[0].executor.repeat(device, addresses, _limit(device, settings)):
-                return _returned(results, given, outs, {**operands, **outs}[chain.lead])
-        _check_results(operands, outs, {name: _given_as(name, results, updated) for name in outs})
-        for name in chain.results:
-            if name not in outs:
-                outs[name] = _make_result(prepared.plan, device, name)
-        known = {**operands, **outs}
-        sources = {name: _source(known[name]) for name in chain.operands}
-        with _vectors_kept({name: outs[name] for name in updated}):
+        try:
+            _attempt(prepared, device, settings, operands, outs, description)
+        except DeviceOutOfMemoryError:
+            # The driver has less than the limit promised. Nothing has been copied yet.
+            device.release_caches()
+            forget_limits()
             try:
-                _run(prepared, device, settings, sources)
+                _attempt(prepared, device, settings, operands, outs, description)
             except DeviceOutOfMemoryError:
-                # The driver has less than the limit promised. Nothing has been copied yet.
-                device.release_caches()
-                forget_limits()
-                try:
-                    _run(prepared, device, settings, sources)
-                except DeviceOutOfMemoryError:
-                    prepared = _prepare(
-                        key, function, build, operands, outs, further, device, settings, share=0.5
-                    )
-                    _run(prepared, device, settings, sources)
-    return _returned(results, given, outs, {**operands, **outs}[chain.lead])
+                prepared = _prepare(
+                    key, function, build, operands, outs, further, device, settings, share=0.5
+                )
+                _attempt(prepared, device, settings, operands, outs, description)
+    return _returned(results, given, outs, {**operands, **outs}[prepared.chain.lead])
+
+
+def _attempt(
+    prepared: Prepared,
+    device: Device,
+    settings: Settings,
+    operands: Mapping[str, Wrapped],
+    outs: dict[str, Wrapped],
+    description: Description,
+) -> None:
+    """Make the results that are not there yet, and run."""
+    chain, plan, updated = prepared.chain, prepared.plan, description.updated
+    plain = _is_plain(plan, settings)
+    if not plain:
+        _check_results(operands, outs, description)
+    for name in chain.results:
+        if name not in outs:
+            outs[name] = _make_result(plan, device, name)
+    known = {**operands, **outs}
+    if plain:
+        executor, limit = prepared.runs[0].executor, _limit(device, settings)
+        if executor.is_bound(tuple(known[name].pointer for name in chain.operands)):
+            executor.launch(device, known, limit)
+            return
+        _check_results(operands, outs, description)
+        with _vectors_kept({name: outs[name] for name in updated}):
+            executor.launch(device, known, limit)
+        return
+    sources = {name: _source(known[name]) for name in chain.operands}
+    with _vectors_kept({name: outs[name] for name in updated}):
+        _run(prepared, device, settings, sources)
 
 
 @contextmanager
@@ -176,9 +194,11 @@ def _given_as(name: str, results: tuple[str, ...], updated: Mapping[str, Any]) -
 
 
 def _check_results(
-    operands: Mapping[str, Wrapped], outs: Mapping[str, Wrapped], called: Mapping[str, str]
+    operands: Mapping[str, Wrapped], outs: Mapping[str, Wrapped], description: Description
 ) -> None:
     """Raise before any copy starts if a result that was given cannot be written."""
+    results, updated = description.results, description.updated
+    called = {name: _given_as(name, results, updated) for name in outs}
     for name, result in outs.items():
         check_writable(result, name=called[name])
         others = {called[k]: v for k, v in outs.items() if k != name}

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Protocol
 
 from ooc_cudnn.devices.base import Device, Event, HostArray, Run
 from ooc_cudnn.devices.binding import Declared, bind, declared
@@ -24,6 +24,9 @@ from ooc_cudnn.tensor import DTYPES, packed_strides
 #: Pieces that may be in flight before the host waits: enough to hide the issuing, few enough that
 #: Ctrl-C and the progress bar stay close to what the device does.
 RUN_AHEAD_PIECES = 16
+
+#: Sets of addresses that a call which copies nothing is kept ready for.
+BOUND_ADDRESSES = 64
 
 #: An operand as the executor takes it: a NumPy array, or a view of device memory.
 Source = HostArray | DeviceView
@@ -70,12 +73,15 @@ def lay_out(plan: Plan, sizes: Mapping[str, int]) -> Layout:
     return Layout(slots, buffers, workspace, total)
 
 
-class Bound(NamedTuple):
-    """Actions of a call that copies nothing, and the addresses they are bound to."""
+class Placed(Protocol):
+    """An operand on the device: what it takes to bind a step to it."""
 
-    base: int
-    addresses: tuple[int, ...]
-    actions: tuple[Callable[[Any], None], ...]
+    @property
+    def pointer(self) -> int:
+        """Its address."""
+
+    def view(self) -> DeviceView:
+        """The operand as device memory."""
 
 
 class Views:
@@ -161,7 +167,10 @@ class Executor:
         self.chain, self.plan, self.schedule = chain, plan, schedule
         self.orders = orders
         self.layout = lay_out(plan, schedule.sizes)
-        self._bound: Bound | None = None
+        #: What a call that copies nothing does, by its operands' addresses, at one of the block.
+        #: It holds addresses alone and keeps nothing alive.
+        self._bound: dict[tuple[int, ...], tuple[Callable[[Any], None], ...]] = {}
+        self._bound_base = -1
         self._views: Views | None = None
 
     def run(
@@ -212,38 +221,44 @@ class Executor:
                 raise
         return self._trace(device, events) if timed else None
 
-    def repeat(self, device: Device, addresses: tuple[int, ...], limit_bytes: int) -> bool:
-        """Run a call that copies nothing again, if it ran last at the same addresses.
+    def is_bound(self, addresses: tuple[int, ...]) -> bool:
+        """Whether it was launched on operands at these addresses, in the chain's order."""
+        return addresses in self._bound
 
-        Such a call lasts microseconds, and making it ready again would take longer than running it.
+    def launch(self, device: Device, operands: Mapping[str, Placed], limit_bytes: int) -> None:
+        """Run a call that copies nothing, and that nobody watches, on the caller's stream.
 
-        Parameters
-        ----------
-        addresses : tuple of int
-            Of the operands, in the chain's order.
+        Such a call lasts microseconds, and making it ready would take longer than running it; so
+        what it does at some addresses is kept. Results come back to the same few, as memory that
+        lies ready is lent again.
 
-        Returns
-        -------
-        bool
-            False if it did not run, and has to be run in full.
+        Raises
+        ------
+        Exception
+            The first error of any step, after the stream is drained.
         """
-        bound = self._bound
-        if bound is None or bound.addresses != addresses:
-            return False
-        arena, needed = device.arena, self.layout.total_bytes
-        if arena.block_bytes < needed or arena.held_bytes > limit_bytes:
-            return False
-        if arena.reserve(needed, limit_bytes, purpose=self.plan.function) != bound.base:
-            return False
+        base = device.arena.reserve(
+            self.layout.total_bytes, limit_bytes, purpose=self.plan.function
+        )
+        if base != self._bound_base or len(self._bound) >= BOUND_ADDRESSES:
+            self._bound, self._bound_base = {}, base
+        addresses = tuple(operands[name].pointer for name in self.chain.operands)
+        actions = self._bound.get(addresses)
+        if actions is None:
+            sources = {name: operands[name].view() for name in self.chain.operands}
+            views = self._views_at(base)
+            actions = self._bound[addresses] = tuple(
+                _action(device, index, step, views, sources)
+                for index, step in enumerate(self.schedule.steps)
+            )
         run = device.start(overlap=False, staged=False, timed=False)
         try:
-            for action in bound.actions:
+            for action in actions:
                 run.submit(COMPUTE, (), action, signals=False)
             run.finish(wait=False)
         except BaseException:
             run.cancel()
             raise
-        return True
 
     def _issue(
         self,
@@ -262,9 +277,8 @@ class Executor:
         ahead = max(RUN_AHEAD_PIECES, 2 * max((slots for _, slots in self.plan.rings), default=0))
         throttled = self.schedule.pieces > ahead or on_piece is not None
         views = self._views_at(base)
-        actions = self._bind(device, views, operands) if self.plan.in_core else ()
         for index, step in enumerate(steps):
-            action = actions[index] if actions else _action(device, index, step, views, operands)
+            action = _action(device, index, step, views, operands)
             waits = [event for at in step.waits if (event := events[at]) is not None]
             ends_piece = throttled and (
                 index + 1 == len(steps) or steps[index + 1].piece != step.piece
@@ -291,21 +305,6 @@ class Executor:
             steps = len(self.schedule.steps)
             self._views = Views(self.chain, self.orders, self.layout, steps, base)
         return self._views
-
-    def _bind(
-        self, device: Device, views: Views, operands: Mapping[str, Source]
-    ) -> tuple[Callable[[Any], None], ...]:
-        """Bind every step of a call that copies nothing, and keep that for `repeat`.
-
-        Nothing is kept alive: the actions hold addresses alone.
-        """
-        actions = tuple(
-            _action(device, index, step, views, operands)
-            for index, step in enumerate(self.schedule.steps)
-        )
-        given = [source for source in operands.values() if isinstance(source, DeviceView)]
-        self._bound = Bound(views.base, tuple(view.pointer for view in given), actions)
-        return actions
 
     def _trace(self, device: Device, events: list[Event | None]) -> Trace:
         traced, specs = [], dict(self.plan.operands)
