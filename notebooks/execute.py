@@ -1,7 +1,7 @@
 """Run the notebooks top to bottom, and store them with their outputs.
 
 python -m notebooks.execute            # all, in place: `make notebooks`
-python -m notebooks.execute --quick --output build 01_quickstart
+python -m notebooks.execute --quick 01_quickstart    # into build/notebooks, not in place
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import nbformat
 from nbclient import NotebookClient
 
 FOLDER = Path(__file__).resolve().parent
+#: Where quick runs go: what is stored beside the notebooks is of full size.
+QUICK_FOLDER = FOLDER.parent / "build" / "notebooks"
 QUICK_VARIABLE = "OOC_NOTEBOOK_QUICK"
 #: Of a picture, so that the repository stays small.
 LARGEST_PICTURE_BYTES = 60_000
@@ -88,15 +90,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m notebooks.execute", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="such as 01_quickstart")
     parser.add_argument("--quick", action="store_true", help="small sizes, as the tests run them")
-    parser.add_argument("--output", type=Path, default=FOLDER, help="folder (default: in place)")
+    parser.add_argument(
+        "--output", type=Path, help="folder (default: in place; of --quick, build/notebooks)"
+    )
     given = parser.parse_args(arguments)
     unknown = sorted(set(given.names) - set(names()))
     if unknown:
         parser.error(f"{', '.join(unknown)}: no such notebook; there are {', '.join(names())}")
     if given.quick:
         os.environ[QUICK_VARIABLE] = "1"
+    output = given.output or (QUICK_FOLDER if given.quick else FOLDER)
     for name in given.names or names():
-        print(f"{execute(name, given.output).name}: done", flush=True)
+        print(f"{name}: {execute(name, output)}", flush=True)
     return 0
 
 

@@ -249,3 +249,18 @@ def test_the_streams_of_a_call_are_drawn(on_host):
     picture = pictures.streams(p)
     assert picture.png.startswith(b"\x89PNG")
     assert str(p.calls[0]) in picture.about
+
+
+def test_a_quick_run_leaves_what_is_stored_alone(monkeypatch, tmp_path, capsys):
+    """Its figures mean nothing; `build` is not tracked."""
+    pytest.importorskip("nbclient")
+    from notebooks import execute
+
+    written = []
+    monkeypatch.setattr(execute, "execute", lambda name, folder: written.append(folder))
+    monkeypatch.setenv(execute.QUICK_VARIABLE, "")
+    assert execute.main(["--quick", "01_quickstart"]) == 0
+    assert execute.main(["01_quickstart"]) == 0
+    assert execute.main(["--quick", "--output", str(tmp_path), "01_quickstart"]) == 0
+    assert written == [ROOT / "build" / "notebooks", FOLDER, tmp_path]
+    assert "build/" in (ROOT / ".gitignore").read_text(encoding="utf-8").split()

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from ooc_cudnn.pipeline.explain import explained
 from ooc_cudnn.tensor import TensorSpec
-from ooc_cudnn.units import format_bytes, format_seconds
+from ooc_cudnn.units import format_seconds
 from perfmodel import Split
 
 
@@ -126,14 +127,14 @@ class Plan:
     def explain(self) -> str:
         """Return a table a person reads: split, seconds, memory by purpose, alternatives."""
         if not self.parts:
-            return "\n".join(_explain(self))
+            return "\n".join(explained(self))
         lines = [
             f"{self.function} on {self.machine}: {len(self.parts)} chains one after the other, "
             f"{format_seconds(self.seconds)} predicted",
             f"  {self.reason}",
         ]
         for part in self.parts:
-            lines += ["", *_explain(part)]
+            lines += ["", *explained(part)]
         return "\n".join(lines)
 
     def __str__(self) -> str:
@@ -170,70 +171,3 @@ class Plan:
         )
         known["parts"] = tuple(cls.from_json(part) for part in data.get("parts", ()))
         return cls(**known)
-
-
-def _explain(plan: Plan) -> list[str]:
-    split = plan.split
-    lines = [f"{plan.function} on {plan.machine}: {plan.pieces} piece{'s' * (plan.pieces > 1)}"]
-    for name, spec in plan.operands:
-        shape = " x ".join(map(str, spec.shape))
-        slots = dict(plan.rings).get(name, 0)
-        where = f"ring of {slots} slot{'s' * (slots > 1)}" if slots else "computed on in place"
-        lines.append(
-            f"  {name:<4}{shape:<28}{spec.dtype:<10}{format_bytes(spec.nbytes):>12}  "
-            f"{spec.placement:<9} {where}"
-        )
-    lines += [
-        "",
-        f"  split      d_n={split.n} d_cY={split.c_y} d_cX={split.c_x} d_hY={split.h_y}, "
-        f"loop order {', '.join(_paper(axis) for axis in plan.order)}"
-        + (f"; hY is axis {plan.row_axis}" if plan.row_axis > 2 else ""),
-        f"  layout     {plan.layout.replace('_', '-')}"
-        + (f", {', '.join(plan.algorithms)}" if plan.algorithms else ""),
-        "",
-        "  stage         seconds        bytes",
-    ]
-    stages = (
-        ("copy_in", plan.copy_in_seconds, plan.bytes_in),
-        ("compute", plan.compute_seconds, None),
-        ("copy_out", plan.copy_out_seconds, plan.bytes_out),
-    )
-    for stage, seconds, count in stages:
-        mark = "  <- binds" if stage == plan.binding_stage else ""
-        size = format_bytes(count) if count is not None else ""
-        lines.append(f"  {stage:<10}{format_seconds(seconds):>11}{size:>13}{mark}")
-    lines += [f"  {'call':<10}{format_seconds(plan.seconds):>11}  predicted, {_together(plan)}", ""]
-    for purpose, count in plan.memory:
-        lines.append(f"  memory     {format_bytes(count):>12}  {purpose}")
-    lines.append(
-        f"  total      {format_bytes(plan.device_bytes):>12}  of a limit of "
-        f"{format_bytes(plan.memory_limit)}"
-    )
-    if plan.alternatives:
-        lines += ["", "  alternatives                                  predicted       memory"]
-    for other in plan.alternatives:
-        sizes = f"d_n={other.split.n} d_cY={other.split.c_y} d_cX={other.split.c_x} " + (
-            f"d_hY={other.split.h_y} {other.layout.replace('_', '-')}"
-        )
-        lines.append(
-            f"  {sizes:<44}{format_seconds(other.seconds):>11}"
-            f"{format_bytes(other.device_bytes):>13}"
-        )
-    return lines
-
-
-def _together(plan: Plan) -> str:
-    """How the stages of a call go together."""
-    if plan.in_core:
-        return "nothing to copy"
-    if plan.pieces == 1:
-        return "one piece: nothing to overlap"
-    if not plan.overlap:
-        return "one after the other"
-    if plan.takes_turns:
-        return "streams take turns: one slot for each operand, larger pieces"
-    return "three streams overlapped"
-
-
-def _paper(axis: str) -> str:
-    return {"c_y": "cY", "c_x": "cX", "h_y": "hY"}.get(axis, axis)
