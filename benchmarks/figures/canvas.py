@@ -22,8 +22,8 @@ CONTENDER_COLOURS = dict(
 )  # fmt: skip
 CONTENDER_COLOURS |= {
     "cudnn": COLOURS[1],
-    "double_buffered_torch": "#8c6d31",
-    "double_buffered_cupy": "#bd9e39",
+    "double_buffered_torch": "#333333",
+    "double_buffered_cupy": "#a0522d",
     "copy_limit": "#999999",
     "torch_checkpoint": COLOURS[7],
     "torch_micro_batches": COLOURS[1],
@@ -31,7 +31,7 @@ CONTENDER_COLOURS |= {
 STAGE_COLOURS = {"copy_in": COLOURS[0], "compute": COLOURS[2], "copy_out": COLOURS[1]}
 PAPER = "#c94f7c"
 #: Colours of a saved picture: lines and bars need few, and the file is a third as large.
-PALETTE = 48
+PALETTE = 160
 
 
 def panels(rows: int, columns: int, *, width: float, height: float) -> tuple[Any, Any]:
