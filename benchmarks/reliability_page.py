@@ -1,8 +1,9 @@
 """Write docs/reliability.md's table from the records: ``python -m benchmarks.reliability_page``.
 
-It reads those of drawn calls (``fuzz*.json``, by ``python -m tests.fuzz --record``), of
-interruptions (``interruptions*.json``) and of compute-sanitizer (``sanitizer*.json``), whichever
-are there. `--check` says whether the page is up to date, and changes nothing; a test runs it.
+It reads those of drawn calls (``python -m tests.fuzz --record``), of interruptions
+(``python -m benchmarks.interruptions``) and of compute-sanitizer (``python -m
+tests.fuzz.sanitized --record``), whatever their files are called: "benchmark" in them says what
+they are. `--check` says whether the page is up to date, and changes nothing; a test runs it.
 """
 
 from __future__ import annotations
@@ -50,22 +51,27 @@ def _interrupted(record: Record) -> Row:
 
 def _sanitized(record: Record) -> Row:
     about = f"compute-sanitizer, {record['tool']}, on drawn cases"
-    return about, _machine(record), f"{record['cases']:,} cases", f"{record['errors']}"
+    wrong = record["errors"] + len(record["findings"])
+    return about, _machine(record), f"{record['cases']:,} cases", f"{wrong}"
 
 
-#: Pattern of the records' files -> what is tried, and how a record is read.
+#: What a record calls itself -> what is tried, and how the record is read.
 KINDS: dict[str, tuple[str, Callable[[Record], Row]]] = {
-    "fuzz*.json": ("drawn cases of every function", _drawn),
-    "interruptions*.json": ("Ctrl-C at random moments", _interrupted),
-    "sanitizer*.json": ("compute-sanitizer on drawn cases", _sanitized),
+    "fuzz": ("drawn cases of every function", _drawn),
+    "interruptions": ("Ctrl-C at random moments", _interrupted),
+    "sanitizer": ("compute-sanitizer on drawn cases", _sanitized),
 }
 
 
 def rows(folder: Path) -> Iterator[Row]:
     """A row for each record; a kind of which there is none is not measured yet."""
-    for pattern, (about, read) in KINDS.items():
-        records = [json.loads(path.read_text("utf-8")) for path in sorted(folder.glob(pattern))]
-        records = [record for record in records if not record.get("quick")]
+    stored = [json.loads(path.read_text("utf-8")) for path in sorted(folder.glob("*.json"))]
+    for kind, (about, read) in KINDS.items():
+        records = [
+            record
+            for record in stored
+            if record.get("benchmark") == kind and not record.get("quick")
+        ]
         yield from map(read, records)
         if not records:
             yield about, NOT_MEASURED, "", ""

@@ -1,4 +1,4 @@
-"""A volume whose planes are large: cut along the axis that the planner chooses, and along the first.
+"""A volume of large planes: cut along the axis that the planner chooses, and along the first.
 
 n=1, 32 -> 32 channels, 48 x 1024 x 1024, 3x3x3, TF32, 512 MiB: 6.4 GB in and 6.4 GB out of pinned
 memory. One plane with its halo does not fit the limit, so pieces along the first axis are cut along

@@ -1,7 +1,6 @@
 """Tables and pictures are of what is stored, and sentences quote nothing else."""
 
 import json
-import sys
 
 import pytest
 
@@ -12,7 +11,6 @@ from benchmarks import (
     quoted,
     regenerate,
     reliability_page,
-    sanitizer,
 )
 from benchmarks.figures import claims, convolution_tables, pictures, stamps, training_tables
 from benchmarks.figures.records import NOT_MEASURED, Records, load, names
@@ -234,13 +232,23 @@ def test_the_training_steps_overhead_and_prediction(samples):
 
 def test_the_reliability_page_counts_what_the_records_have(tmp_path):
     card, host = {"environment": {"gpu": {"name": "A card"}}}, {"environment": {"gpu": None}}
-    fuzz = {"cases": 5000, "calls": 5123, "cases_by_function": {"a": 1, "b": 2}, "findings": [{}]}
-    cut = {"checks": {"contents": {"ok": False, "interruptions": 500, "wrong": ["a", "b"]}}}
+    fuzz = {
+        "benchmark": "fuzz",
+        "cases": 5000,
+        "calls": 5123,
+        "cases_by_function": {"a": 1, "b": 2},
+        "findings": [{}],
+    }
+    cut = {"benchmark": "interruptions"}
+    cut |= {"checks": {"contents": {"ok": False, "interruptions": 500, "wrong": ["a", "b"]}}}
+    sanitized = {"benchmark": "sanitizer", "tool": "racecheck", "cases": 300, "errors": 3}
+    sanitized |= {"findings": []}
     for name, record in (
         ("fuzz-cuda", card | fuzz),
         ("fuzz-host", host | fuzz | {"cases": 20000, "findings": []}),
         ("interruptions", host | cut),
         ("interruptions-quick", host | cut | {"quick": True}),
+        ("checked", card | sanitized),
     ):
         (tmp_path / f"{name}.json").write_text(json.dumps(record))
     table = reliability_page.table(tmp_path)
@@ -248,30 +256,11 @@ def test_the_reliability_page_counts_what_the_records_have(tmp_path):
     assert f"| {functions} | A card | 5,000 cases, 5,123 calls | 1 |" in table
     assert f"| {functions} | host device | 20,000 cases, 5,123 calls | 0 |" in table
     assert "| host device | 500 interruptions | 2 |" in table
-    assert f"| compute-sanitizer on drawn cases | {NOT_MEASURED} |" in table
+    assert "| compute-sanitizer, racecheck, on drawn cases | A card | 300 cases | 3 |" in table
     assert len(table.splitlines()) == 6
-
-
-@pytest.mark.parametrize(("tool", "errors"), [("memcheck", 0), ("racecheck", 3)])
-def test_a_sanitizers_record_has_its_errors(tmp_path, tool, errors):
-    program = tmp_path / "compute-sanitizer"
-    program.write_text(
-        f"""#!{sys.executable}
-import json, sys
-assert sys.argv[1:3] == ["--tool", "{tool}"]
-drawn = {{"cases": 7, "calls": 9, "findings": [], "seconds": 1, "environment": {{"gpu": None}}}}
-open(sys.argv[sys.argv.index("--record") + 1], "w").write(json.dumps(drawn))
-print("========= {"ERROR" if tool == "memcheck" else "RACECHECK"} SUMMARY: {errors} of them")
-"""
-    )
-    program.chmod(0o755)
-    given = ["--tool", tool, "--program", str(program), "--output", str(tmp_path)]
-    assert sanitizer.main(given) == int(errors > 0)
-    record = json.loads((tmp_path / f"sanitizer-{tool}.json").read_text())
-    assert (record["cases"], record["errors"], record["tool"]) == (7, errors, tool)
-    assert f"| compute-sanitizer, {tool}, on drawn cases | host device | 7 cases | {errors} |" in (
-        reliability_page.table(tmp_path)
-    )
+    (tmp_path / "checked.json").unlink()
+    missing = f"| compute-sanitizer on drawn cases | {NOT_MEASURED} |"
+    assert missing in reliability_page.table(tmp_path)
 
 
 # Pictures ------------------------------------------------------------------------------------
