@@ -21,6 +21,7 @@ from ooc_cudnn.bench.environment import ROOT
 SCRIPTS = (
     "copies",
     "convolution_in_core",
+    "results_pool",
     "convolution_large",
     "naive_loop",
     "volume",

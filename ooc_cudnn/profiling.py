@@ -25,6 +25,7 @@ class Call:
         Measured on the host's clock around the whole run, and what the plan said.
     peak_device_bytes : int
         Most device memory in use, the user's arrays from `empty` included; counted by the arena.
+        Memory that is only kept for later is not in use; it counts against the memory limit.
     trace : Trace
         Every step.
     """

@@ -17,6 +17,7 @@ NAMES = [
     "convolution_link",
     "convolution_large",
     "convolution_in_core",
+    "results_pool",
     "naive_loop",
     "volume",
     "host_split",
