@@ -9,6 +9,7 @@ every buffer starts at a multiple of 16 bytes, as cuDNN demands.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ooc_cudnn.devices.base import Device
@@ -84,7 +85,7 @@ def bind(
             or view.dtype != each.dtype
             or (view.pointer - each.offset_bytes) % WIDEST_ACCESS_BYTES
         ):
-            _check_view(each, view)
+            views = {**views, each.name: _as_built_for(each, view)}
 
     def run(stream: Any) -> None:
         for launch in launches:
@@ -93,17 +94,19 @@ def bind(
     return run
 
 
-def _check_view(each: Declared, view: DeviceView) -> None:
-    """Look again: strides that are never taken may differ, and so may all of an empty tensor."""
+def _as_built_for(each: Declared, view: DeviceView) -> DeviceView:
+    """Give a view the strides its launches were built for, if they lead to the same elements.
+
+    Strides that are never taken may differ, and all of an empty tensor.
+    """
     if (view.shape, view.dtype) == (each.shape, each.dtype):
-        if 0 in view.shape:
-            return
         aligned = (view.pointer - each.offset_bytes) % WIDEST_ACCESS_BYTES == 0
-        if aligned and same_strides(view.shape, view.strides, each.strides):
-            return
+        same = aligned and same_strides(view.shape, view.strides, each.strides)
+        if same or 0 in view.shape:
+            return replace(view, strides=each.strides)
     raise InternalError(
         f"launches were built for {each.name} as {each.dtype} of shape {each.shape} and strides "
-        f"{each.strides}, aligned {each.offset_bytes} bytes before it, and would be handed "
+        f"{each.strides}, {each.offset_bytes} bytes after an aligned address, and would be handed "
         f"{view.dtype} of shape {view.shape} and strides {view.strides} at {view.pointer:#x}"
     )
 
