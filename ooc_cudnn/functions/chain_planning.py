@@ -11,7 +11,6 @@ from dataclasses import replace
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.functions.target import Planned, PlannedPart, Target, make_request
 from ooc_cudnn.operations.chain import Chain
-from ooc_cudnn.operations.chain_builder import stages
 from ooc_cudnn.pipeline.cutting import (
     SHARE_OF_SMALLEST,
     WORTH_CUTTING,
@@ -114,7 +113,7 @@ def _planned(
     request: Request, target: Target, available: int, aligned: Mapping[str, bool]
 ) -> Planned:
     chain = request.chain
-    may_be_cut = isinstance(chain, Chain) and len(stages(chain)) > 1
+    may_be_cut = isinstance(chain, Chain) and bool(chain.seams)
     try:
         whole = make_plan(request, target.ask_workspace)
     except PlanInfeasibleError as error:
@@ -182,7 +181,7 @@ def _smallest_in_parts(request: Request, target: Target, aligned: Mapping[str, b
     """
     chain, smallest = request.chain, 0
     assert isinstance(chain, Chain)
-    for part in parts_of(chain, tuple(stage.first for stage in stages(chain)[1:])):
+    for part in parts_of(chain, chain.seams):
         try:
             make_plan(_part_request(request, part, aligned), target.ask_workspace)
         except PlanInfeasibleError as error:
@@ -217,7 +216,7 @@ def _plan_in_parts(
             planned[key] = made, make_plan(made, target.ask_workspace)
         return planned[key]
 
-    everywhere = tuple(stage.first for stage in stages(chain)[1:])
+    everywhere = chain.seams
     room = request.memory_limit
     candidates = [
         choose_cuts(chain, lambda start, stop: smallest(start, stop) <= SHARE_OF_SMALLEST * room),

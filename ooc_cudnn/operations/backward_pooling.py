@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -119,6 +119,8 @@ class BackwardPooling(Single):
         )
         start = piece.h_y[0] - inputs[0]
         rows = (start, start + piece.h_y[1] - piece.h_y[0])
+        if forward.dtype != result_dtype:
+            forward = replace(forward, dtype=result_dtype)
         return PoolingBackward(forward, rows, self.row_axis)
 
     def compare(self, operation: Launchable, inputs: list[Array]) -> tuple[Array, Array]:

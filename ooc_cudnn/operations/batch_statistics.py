@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -116,14 +116,21 @@ class _PerChannel(Splittable):
         return state
 
     def make(
-        self, build: Builder, operation: Launchable, inputs: tuple[str, ...], order: str
+        self,
+        build: Builder,
+        operation: Normalise | NormaliseBackward,
+        tensors: tuple[str, ...],
+        vectors: tuple[str, ...],
+        order: str,
     ) -> None:
-        """Make a piece of the tensor that is the first result."""
-        result, dtype = self.results[0], self.dtype
-        product = result
+        """Make a piece of the tensor that is the first result, from tensors and vectors."""
+        result = product = self.results[0]
+        dtype = build.product_dtype(result)
+        sources = tuple(build.taken(name, order, dtype) for name in tensors)
         if not build.may_write(result, dtype, order):
             product = build.scratch("product", self.piece_shape(build.piece), dtype, order)
-        build.launch(operation, inputs, product)
+        build.launch(replace(operation, dtype=dtype), (*sources, *vectors), product)
+        build.release(*sources)
         build.finish(product, result)
 
     # Checking ---------------------------------------------------------------------------------
@@ -221,7 +228,7 @@ class BatchNormalization(_PerChannel):
             return build.built()
         vectors = ("scale", "bias", "saved_mean", "saved_inverse_variance")
         order = build.buffers["x"].order
-        self.make(build, Normalise(shape, self.dtype), ("x", *vectors), order)
+        self.make(build, Normalise(shape, self.dtype), ("x",), vectors, order)
         return build.built()
 
     def _results(self, build: Builder, state: str, channels: int) -> None:
@@ -342,10 +349,9 @@ class BatchNormalizationGradient(_PerChannel):
                     build.launch(made, (state, ""), name)
             return build.built()
         order = build.buffers["x"].order
-        tensors = ("x", build.in_order("dy", order))
         if piece.sweep == self.sweeps - 2:
             sums = NormaliseSums(shape, self.dtype)
-            inputs = (*tensors, *self.saved)
+            inputs = ("x", build.in_order("dy", order), *self.saved)
             state = self.add_up(build, "sums", sums, AddStates((2, channels)), inputs)
             if accumulation.last:
                 for row, name in ((1, "dscale"), (0, "dbias")):
@@ -353,7 +359,7 @@ class BatchNormalizationGradient(_PerChannel):
             return build.built()
         state = build.state("sums", (2, channels), "float64")
         operation = NormaliseBackward(shape, self.dtype, self.elements)
-        self.make(build, operation, (*tensors, "scale", *self.saved, state), order)
+        self.make(build, operation, ("x", "dy"), ("scale", *self.saved, state), order)
         return build.built()
 
     def expected(self, piece: Piece, read: Read) -> Mapping[str, tuple[Array, Array]]:

@@ -16,6 +16,7 @@ from ooc_cudnn.operations.splittable import (
     Piece,
     Splittable,
 )
+from ooc_cudnn.tensor import ACCUMULATOR
 
 
 class Builder:
@@ -91,10 +92,34 @@ class Builder:
         self.launch(Relayout(have.shape, have.dtype), (name,), target)
         return target
 
+    def taken(self, name: str, order: str, dtype: str) -> str:
+        """Return the name of a buffer that holds `name` in `order` and in a type, made if need be.
+
+        An operation whose result must be wider than its operands takes these widened.
+        """
+        laid = self.in_order(name, order)
+        have = self.buffers[laid]
+        if have.dtype == dtype:
+            return laid
+        target = self.scratch(f"{name}_{dtype}", have.shape, dtype, have.order)
+        self.launch(Pointwise(have.shape, have.dtype, dtype), (laid, "", "", ""), target)
+        if laid != name:
+            self.release(laid)
+        return target
+
     def copy(self, source: str, target: str) -> None:
         """Copy between buffers of one shape."""
         have = self.buffers[source]
         self.launch(Relayout(have.shape, have.dtype), (source,), target)
+
+    def product_dtype(self, result: str) -> str:
+        """The type in which the product of a result is made.
+
+        Of half types float32, where it is added up or scaled: a result is rounded once, after that.
+        """
+        dtype = self.buffers[result].dtype
+        wide = self.accumulating or self.call.scaling(result) != (1, 0)
+        return ACCUMULATOR[dtype] if wide else dtype
 
     def may_write(self, result: str, dtype: str, order: str) -> bool:
         """Whether an operation may write a result itself: nothing is left to be done to it."""
@@ -107,8 +132,11 @@ class Builder:
             and (have.order == order or len(have.shape) < 3)
         )
 
-    def accumulate(self, product: str, sums: str = "sums") -> bool:
-        """Add a product to the sums of its kind; return whether the piece completes them."""
+    def accumulate(self, product: str, sums: str = "sums", into: str = "") -> bool:
+        """Add a product to the sums of its kind; return whether the piece completes them.
+
+        The last addition goes `into` another buffer, if one is named; it may be narrower.
+        """
         have = self.buffers[product]
         self.state(sums, have.shape, have.dtype, have.order)
         if self.accumulation.first:
@@ -118,8 +146,10 @@ class Builder:
             if at is not None:
                 self.launched[at] = self.launched[at]._replace(output=sums)
         else:
-            add = Pointwise(have.shape, have.dtype, have.dtype, has_addend=True)
-            self.launch(add, (product, sums, "", ""), sums)
+            target = (self.accumulation.last and into) or sums
+            dtype = self.buffers[target].dtype
+            add = Pointwise(have.shape, have.dtype, dtype, has_addend=True)
+            self.launch(add, (product, sums, "", ""), target)
         self.release(product)
         return self.accumulation.last
 

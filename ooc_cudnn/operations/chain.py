@@ -40,6 +40,7 @@ from ooc_cudnn.operations.splittable import (
     random_range,
 )
 from ooc_cudnn.operations.window import Range, Ranges, Rows, ranges
+from ooc_cudnn.tensor import ACCUMULATOR
 from perfmodel import Split
 
 __all__ = ["ALONE", "AXES", "Accumulation", "Buffer", "Chain", "Launch", "Piece", "Region"]
@@ -251,6 +252,27 @@ class Chain(Splittable):
     def stages(self) -> tuple[Stage, ...]:
         """Its operations, those together that are launched as one."""
         return stages(self)
+
+    @cached_property
+    def tail(self) -> int:
+        """The last convolution; the first operation where there is none."""
+        found = [at for at, step in enumerate(self.operations) if isinstance(step, Convolution)]
+        return found[-1] if found else 0
+
+    @cached_property
+    def tail_dtype(self) -> str:
+        """The type in which the tail is computed: wide where alpha or beta scales its result."""
+        return self.dtype if self.scaling("y") == (1, 0) else ACCUMULATOR[self.dtype]
+
+    @cached_property
+    def seams(self) -> tuple[int, ...]:
+        """Operations before which it may be cut into shorter chains: what lies between is rounded.
+
+        So a tail that is computed in a wider type stays whole.
+        """
+        starts = (stage.first for stage in self.stages[1:])
+        last = self.tail if self.tail_dtype != self.dtype else len(self.operations)
+        return tuple(start for start in starts if start <= last)
 
     @cached_property
     def heights(self) -> tuple[int, ...]:

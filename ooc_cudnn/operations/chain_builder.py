@@ -3,13 +3,17 @@
 Elementwise operations that follow each other are one pass. A window operation reads its input from
 one tensor: the rows that were kept from the pieces before, and below them those that this piece
 makes, written there by the operation before it.
+
+The result of each operation is rounded to the chain's dtype, as it would be in memory. Where alpha
+or beta scales y, the last convolution and all that follows it are computed in the type of the
+accumulator, and rounded once, at the end: what scaling brings into range is right.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ooc_cudnn.operations.activation import Activation
 from ooc_cudnn.operations.base import Shape
@@ -87,10 +91,8 @@ class ChainBuilder(Builder):
                 self._elementwise(stage, following)
                 continue
             self._window(stage, following)
-            if self.accumulating:
-                if not self.accumulate(self.current):
-                    return self.built()
-                self.current, self.accumulating = "sums", False
+            if self.accumulating and not self._add_up(stage, following):
+                return self.built()
             if following is not None:
                 self._hand_on(following)
         self.finish(self.current, "y")
@@ -109,6 +111,28 @@ class ChainBuilder(Builder):
         super().launch(operation, inputs, packed)
         self.copy(packed, output)
         self.release(packed)
+
+    def _add_up(self, stage: Stage, following: Stage | None) -> bool:
+        """Add the convolution's product to the sums; return whether they are complete.
+
+        Complete sums are rounded like the product of an uncut convolution.
+        """
+        complete, have = "sums", self.buffers[self.current]
+        if self.accumulation.last and following is not None and have.dtype != self._type(stage):
+            complete = self.scratch("complete", have.shape, self._type(stage), have.order)
+        if not self.accumulate(self.current, into=complete):
+            return False
+        self.current, self.accumulating = complete, False
+        return True
+
+    def _type(self, stage: Stage) -> str:
+        """The type of a stage's result."""
+        chain = self.chain
+        return chain.tail_dtype if stage.first >= chain.tail else chain.dtype
+
+    def _in_type(self, operation: Any, dtype: str) -> Any:
+        """The same operation on operands of another type."""
+        return operation if operation.dtype == dtype else replace(operation, dtype=dtype)
 
     # Where the result of a stage goes -----------------------------------------------------------
 
@@ -179,9 +203,9 @@ class ChainBuilder(Builder):
         operation = self.chain.on_piece(index, self.piece, self.layout)
         self._keep(index)
         source = f"input {index}" if f"input {index}" in self.buffers else self.current
-        sources: tuple[str, ...] = (self.in_order(source, self.layout),)
-        dtype = self.chain.dtype
+        dtype = self._type(stage)
         if isinstance(operation, Convolution):
+            sources: tuple[str, ...] = (self.in_order(source, self.layout),)
             dtype = ACCUMULATOR[dtype] if self.accumulating else dtype
             if (operation.layout, operation.y_dtype) != (self.layout, dtype):
                 operation = operation.resized(
@@ -190,6 +214,9 @@ class ChainBuilder(Builder):
                 )  # fmt: skip
             (w,) = self.chain.parameter_names[index]
             sources += (self.in_order(w, self.layout),)
+        else:
+            sources = (self.taken(source, self.layout, dtype),)
+            operation = self._in_type(operation, dtype)
         product = "y"
         if following is not None or not self.may_write("y", dtype, self.layout):
             product = self.scratch(f"product {index}", self._shape(index), dtype, self.layout)
@@ -200,28 +227,22 @@ class ChainBuilder(Builder):
     def _hand_on(self, following: Stage) -> None:
         """Bring a window's result to where the next stage reads it, if it lies elsewhere."""
         source, have = self.current, self.buffers[self.current]
-        operation = self.chain.operations[following.first]
-        target = self._input_of(following, have.shape, self.chain.dtype)
+        target = self._input_of(following, have.shape, have.dtype)
         if target is None:
-            if have.dtype == self.chain.dtype or isinstance(operation, AddTensor | Activation):
-                return  # those take sums as they are
-            target = self.scratch(f"narrow {following.first}", have.shape, self.chain.dtype,
-                                  have.order)  # fmt: skip
-        self.launch(
-            Pointwise(have.shape, have.dtype, self.chain.dtype), (source, "", "", ""), target
-        )
+            return
+        self.launch(Pointwise(have.shape, have.dtype, have.dtype), (source, "", "", ""), target)
         self.release(source)
         self.current = target
 
     def _elementwise(self, stage: Stage, following: Stage | None) -> None:
         """One pass: into y, or where the next window reads it, or in place."""
         chain, index, before = self.chain, stage.first, self.current
-        have = self.buffers[before]
+        have, dtype = self.buffers[before], self._type(stage)
         operation: Normalise | OpTensor | Pointwise
         if isinstance(chain.operations[index], AddTensor | Activation):
             inputs: tuple[str, ...] = ("", stage.shift, "")
             operation = Pointwise(
-                have.shape, have.dtype, chain.dtype, stage.mode, stage.coef,
+                have.shape, have.dtype, dtype, stage.mode, stage.coef,
                 has_shift=bool(stage.shift),
             )  # fmt: skip
             if following is None:  # alpha, beta and the memory order of y are part of the pass
@@ -230,18 +251,24 @@ class ChainBuilder(Builder):
                 return
         else:
             inputs = chain.parameter_names[index]
-            operation = chain.on_piece(index, self.piece)  # type: ignore[assignment]
+            operation = self._in_type(chain.on_piece(index, self.piece), dtype)
             if isinstance(operation, Normalise):
                 operation = replace(operation, mode=stage.mode, coef=stage.coef)
-        target = self._input_of(following, have.shape, chain.dtype)
+            else:
+                inputs = tuple(self.taken(b, self.buffers[b].order, dtype) for b in inputs)
+        target = self._input_of(following, have.shape, dtype)
         if target is None:
-            if following is None and self.may_write("y", chain.dtype, have.order):
+            if following is None and self.may_write("y", dtype, have.order):
                 target = "y"
-            elif before == "x" or have.dtype != chain.dtype:
-                target = self.scratch(f"elementwise {index}", have.shape, chain.dtype, have.order)
+            elif before == "x" or have.dtype != dtype:
+                target = self.scratch(f"elementwise {index}", have.shape, dtype, have.order)
             else:
                 target = before
-        source = self.in_order(before, self.buffers[target].order)
+        order = self.buffers[target].order
+        if isinstance(operation, Pointwise):  # takes any type
+            source = self.in_order(before, order)
+        else:
+            source = self.taken(before, order, dtype)
         self.launch(operation, (source, *inputs), target)
-        self.release(*({before, source} - {target}))
+        self.release(*({before, source, *inputs} - {target}))
         self.current = target

@@ -39,6 +39,11 @@ class ConvolutionBackwardData:
     name = "convolution_backward_data"
 
     @property
+    def dtype(self) -> str:
+        """Of w and dy."""
+        return self.forward.dtype
+
+    @property
     def output_shape(self) -> Shape:
         """Shape of dx."""
         return self.forward.x_shape
@@ -87,6 +92,11 @@ class ConvolutionBackwardFilter:
     result_dtype: str
 
     name = "convolution_backward_filter"
+
+    @property
+    def dtype(self) -> str:
+        """Of x and dy."""
+        return self.forward.dtype
 
     @property
     def output_shape(self) -> Shape:

@@ -35,7 +35,6 @@ from ooc_cudnn.operations.splittable import (
     random_range,
 )
 from ooc_cudnn.operations.window import Range, Rows
-from ooc_cudnn.tensor import ACCUMULATOR
 from perfmodel import Split
 
 
@@ -183,11 +182,11 @@ class FusedBackward(Splittable):
         accumulating, rows = build.accumulating, self.rows(piece.h_y)
         dz = self._before_activation(build)
         build.accumulating = False
-        dtype = ACCUMULATOR[self.dtype] if accumulating else self.dtype
 
         part = self._rows_of(build, dz, (rows.seen.start, rows.seen.stop), rows.read[0], "seen")
         w = build.in_order("w", layout)
-        self._one(build, self.data_gradient(piece, layout, self.dtype), (w, part), "dx", layout)
+        dx = self.data_gradient(piece, layout, build.product_dtype("dx"))
+        self._one(build, dx, (w, part), "dx", layout)
         build.release(w)
         if part != dz:
             build.release(part)
@@ -195,10 +194,11 @@ class FusedBackward(Splittable):
         build.accumulating = accumulating
         own = self._rows_of(build, dz, piece.h_y, rows.read[0], "own")
         x = build.in_order("x", layout)
-        self._one(build, self.filter_gradient(piece, layout, dtype), (x, own), "dw", layout)
+        dw = self.filter_gradient(piece, layout, build.product_dtype("dw"))
+        self._one(build, dw, (x, own), "dw", layout)
         build.release(x)
-        bias = ChannelSum(build.buffers[own].shape, self.dtype, dtype)
-        self._one(build, bias, (own,), "db", layout)
+        db = ChannelSum(build.buffers[own].shape, self.dtype, build.product_dtype("db"))
+        self._one(build, db, (own,), "db", layout)
         build.release(own, dz)
         return build.built()
 
@@ -244,7 +244,7 @@ class FusedBackward(Splittable):
     ) -> None:
         """One of the gradients: computed, added up, finished."""
         shape = build.buffers[result].shape
-        dtype = ACCUMULATOR[self.dtype] if build.accumulating else self.dtype
+        dtype = build.product_dtype(result)
         product = result
         if not build.may_write(result, dtype, layout):
             product = build.scratch(f"{result} of piece", shape, dtype, layout)

@@ -12,6 +12,7 @@ from ooc_cudnn.operations.batch_normalization import AddStates
 from ooc_cudnn.operations.builder import Builder
 from ooc_cudnn.operations.per_site import PerSite, softmax_backward_size, softmax_size
 from ooc_cudnn.operations.rows import ROW_AXIS
+from ooc_cudnn.operations.single import OneTyped
 from ooc_cudnn.operations.softmax import (
     ImageMaximum,
     ImageProductSum,
@@ -58,7 +59,7 @@ class _TwoSweeps(PerSite):
         """What sums up a piece, and what merges two sums."""
         raise NotImplementedError
 
-    def second(self, shape: Shape) -> Launchable:
+    def second(self, shape: Shape, dtype: str) -> OneTyped:
         """What makes the result from the operands and the sums."""
         raise NotImplementedError
 
@@ -66,9 +67,9 @@ class _TwoSweeps(PerSite):
         """The same over axis 1, for images with all their elements there."""
         raise NotImplementedError
 
-    def on_piece(self, piece: Piece, *, layout: str, result_dtype: str) -> Launchable:
+    def on_piece(self, piece: Piece, *, layout: str, result_dtype: str) -> OneTyped:
         """What makes a piece of the result."""
-        return self.second(self.piece_shape(piece))
+        return self.second(self.piece_shape(piece), result_dtype)
 
     def launches(
         self,
@@ -85,11 +86,10 @@ class _TwoSweeps(PerSite):
         shape = self.piece_shape(piece)
         gather, merge = self.first(shape)
         state = build.state("sums", gather.output_shape, "float64")  # type: ignore[attr-defined]
-        sources = tuple(build.in_order(name, order) for name in self.takes)
         if piece.sweep == 0:
             taken = tuple(
-                "" if name == "y" and self.algorithm == "log" else source
-                for name, source in zip(self.takes, sources, strict=True)
+                "" if name == "y" and self.algorithm == "log" else build.in_order(name, order)
+                for name in self.takes
             )
             if accumulation.first:
                 build.launch(gather, taken, state)
@@ -99,10 +99,11 @@ class _TwoSweeps(PerSite):
             build.launch(merge, (state, part), state)
             return build.built()
         (result,) = self.results
-        product = result
-        if not build.may_write(result, self.dtype, order):
-            product = build.scratch("product", shape, self.dtype, order)
-        operation = self.on_piece(piece, layout=order, result_dtype=self.dtype)
+        product, dtype = result, build.product_dtype(result)
+        sources = tuple(build.taken(name, order, dtype) for name in self.takes)
+        if not build.may_write(result, dtype, order):
+            product = build.scratch("product", shape, dtype, order)
+        operation = self.on_piece(piece, layout=order, result_dtype=dtype)
         build.launch(operation, (*sources, state), product)
         build.release(*sources)
         build.finish(product, result)
@@ -143,9 +144,9 @@ class ImageSoftmaxCall(_TwoSweeps):
         """Maximum and sum of exponentials."""
         return ImageMaximum(shape, self.dtype), MergeImageMaximum(shape[0])
 
-    def second(self, shape: Shape) -> Launchable:
+    def second(self, shape: Shape, dtype: str) -> OneTyped:
         """Exponential over the sum."""
-        return ImageSoftmax(shape, self.algorithm, self.dtype)
+        return ImageSoftmax(shape, self.algorithm, dtype)
 
     def whole(self) -> Launchable:
         """Softmax over axis 1."""
@@ -176,9 +177,9 @@ class ImageSoftmaxGradient(_TwoSweeps):
         """Sum of the products."""
         return ImageProductSum(shape, self.algorithm, self.dtype), AddStates((shape[0], 1))
 
-    def second(self, shape: Shape) -> Launchable:
+    def second(self, shape: Shape, dtype: str) -> OneTyped:
         """The gradient, with the sum known."""
-        return ImageSoftmaxBackward(shape, self.algorithm, self.dtype)
+        return ImageSoftmaxBackward(shape, self.algorithm, dtype)
 
     def whole(self) -> Launchable:
         """Its gradient over axis 1."""

@@ -74,7 +74,7 @@ class ActivationGradient(PerSite):
 
     def on_piece(self, piece: Piece, *, layout: str, result_dtype: str) -> ActivationBackward:
         """The same on fewer elements."""
-        return ActivationBackward(self.piece_shape(piece), self.mode, self.coef, self.dtype)
+        return ActivationBackward(self.piece_shape(piece), self.mode, self.coef, result_dtype)
 
     def compare(self, operation: Launchable, inputs: list[Array]) -> tuple[Array, Array]:
         """A slope of up to 1.2, or coef, that is itself a difference of numbers of size 1."""
@@ -116,7 +116,7 @@ class SoftmaxCall(PerSite):
 
     def on_piece(self, piece: Piece, *, layout: str, result_dtype: str) -> Softmax:
         """The same on fewer sites."""
-        return Softmax(self.piece_shape(piece), self.algorithm, self.dtype)
+        return Softmax(self.piece_shape(piece), self.algorithm, result_dtype)
 
     def compare(self, operation: Launchable, inputs: list[Array]) -> tuple[Array, Array]:
         """Differences of inputs are made before they are raised."""
@@ -138,7 +138,7 @@ class SoftmaxGradient(SoftmaxCall):
 
     def on_piece(self, piece: Piece, *, layout: str, result_dtype: str) -> SoftmaxBackward:  # type: ignore[override]
         """The same on fewer sites."""
-        return SoftmaxBackward(self.piece_shape(piece), self.algorithm, self.dtype)
+        return SoftmaxBackward(self.piece_shape(piece), self.algorithm, result_dtype)
 
     def compare(self, operation: Launchable, inputs: list[Array]) -> tuple[Array, Array]:
         """Sums of absolute values."""
@@ -200,7 +200,7 @@ class Addition(PerSite):
         """The same on fewer elements."""
         b_shape = tuple(stop - start for start, stop in self.region("b", piece))
         return OpTensor(
-            self.piece_shape(piece), b_shape, self.dtype, "add", self.alpha_y, self.alpha_b
+            self.piece_shape(piece), b_shape, result_dtype, "add", self.alpha_y, self.alpha_b
         )
 
     def compare(self, operation: Launchable, inputs: list[Array]) -> tuple[Array, Array]:

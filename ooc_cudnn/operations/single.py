@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from typing import Protocol
 
 import numpy as np
 
@@ -21,11 +22,18 @@ from ooc_cudnn.operations.splittable import (
     Splittable,
 )
 from ooc_cudnn.operations.window import Range
-from ooc_cudnn.tensor import ACCUMULATOR
 from perfmodel import Split
 
 #: Extents of the patch that `verify` looks at, where an axis may be cut.
 PATCH = {"n": 1, "c_y": 4, "h_y": 2, "c_x": 4}
+
+
+class OneTyped(Launchable, Protocol):
+    """An operation all of whose operands have one type."""
+
+    @property
+    def dtype(self) -> str:
+        """Of its operands; its result may be wider."""
 
 
 class Single(Splittable):
@@ -47,8 +55,8 @@ class Single(Splittable):
     reduced: tuple[str, ...] = ()
 
     @abstractmethod
-    def on_piece(self, piece: Piece, *, layout: str, result_dtype: str) -> Launchable:
-        """The operation on one piece."""
+    def on_piece(self, piece: Piece, *, layout: str, result_dtype: str) -> OneTyped:
+        """The operation on one piece; its own dtype is that of the operands it takes."""
 
     @abstractmethod
     def region(self, name: str, piece: Piece) -> Region:
@@ -66,10 +74,14 @@ class Single(Splittable):
         build = Builder(self, piece, layout, orders, accumulation)
         (result,) = self.results
         order = layout if self.windowed else build.buffers[self.lead].order
-        dtype = ACCUMULATOR[self.dtype] if build.accumulating else build.buffers[result].dtype
+        dtype = build.product_dtype(result)
         operation = self.on_piece(piece, layout=order, result_dtype=dtype)
-        laid = {name: build.in_order(name, order) for name in dict.fromkeys(self.takes) if name}
-        sources = tuple(laid.get(name, "") for name in self.takes)
+        taken = {
+            name: build.taken(name, order, operation.dtype)
+            for name in dict.fromkeys(self.takes)
+            if name
+        }
+        sources = tuple(taken.get(name, "") for name in self.takes)
         product = result
         if not build.may_write(result, dtype, order):
             product = build.scratch("product", build.buffers[result].shape, dtype, order)

@@ -13,7 +13,6 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from ooc_cudnn.operations.chain import Chain
-from ooc_cudnn.operations.chain_builder import stages
 from ooc_cudnn.pipeline.plan import Plan
 from ooc_cudnn.pipeline.pricing import Request, SplitProblem
 from ooc_cudnn.tensor import TensorSpec, packed_strides
@@ -71,8 +70,7 @@ def choose_cuts(chain: Chain, fits: Callable[[int, int], bool]) -> tuple[int, ..
     tuple of int, or None
         None if some stage does not fit by itself.
     """
-    starts = [stage.first for stage in stages(chain)]
-    ends = [*starts[1:], len(chain.operations)]
+    ends = [*chain.seams, len(chain.operations)]
     cuts: list[int] = []
     start = 0
     while True:

@@ -171,7 +171,14 @@ def _corners(
         priced = min(smallest_rings, key=lambda each: each.price.memory_bytes)
         workspace_bytes = 0
         if ask_workspace is not None:
-            launches = tuple(problem.counted(split, priced.order).measured.launches.items())
+            # A search may take any of the loop orders that need no more memory.
+            made = {
+                launch: buffers
+                for each in smallest_rings
+                if each.price.memory_bytes == priced.price.memory_bytes
+                for launch, buffers in problem.counted(split, each.order).measured.launches.items()
+            }
+            launches = tuple(made.items())
             answer = ask_workspace(launches, priced.price.memory_bytes // 8)
             answer = answer or ask_workspace(launches, None)
             workspace_bytes = aligned(answer[0] if answer else 0)
