@@ -7,7 +7,7 @@
 //
 //     TOTAL     sum(x)                                     -> total, rounded once
 //     MOMENTS   sum(x - K), sum((x - K)^2), K: the first x  -> count, mean, sum((x - mean)^2)
-//     PRODUCTS  sum(dy), sum(dy * (x - mean))              -> both, the second * inverse deviation
+//     PRODUCTS  sum(dy), sum(dy * (x - mean))              -> both
 //
 // MOMENTS subtracts an element of the channel first: a large mean cancels there, exactly or nearly,
 // and not between the two sums. As K is one of the N elements, (K - mean)^2 <= N * variance, so no
@@ -122,8 +122,7 @@ struct ChannelTotals {
 // A row of threads has neighbouring channels. R: the type of the result; a state's is double.
 template <typename T, typename R, int KIND>
 __global__ void __launch_bounds__(BLOCK_THREADS) channel_totals(
-    ChannelTotals geometry, R *result, const T *x, const Arithmetic<T> *inverse_deviation,
-    const double *partial) {
+    ChannelTotals geometry, R *result, const T *x, const double *partial) {
     constexpr int SUMS = KIND == TOTAL ? 1 : 2;
     __shared__ double shared[BLOCK_THREADS];
     const int place = threadIdx.y * blockDim.x + threadIdx.x;
@@ -155,6 +154,6 @@ __global__ void __launch_bounds__(BLOCK_THREADS) channel_totals(
     }
     if constexpr (KIND == PRODUCTS) {
         result[channel] = sums[0];
-        result[channels + channel] = sums[1] * (double)inverse_deviation[channel];
+        result[channels + channel] = sums[1];
     }
 }

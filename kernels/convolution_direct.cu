@@ -4,7 +4,8 @@
 //
 // for up to three spatial axes o (unused ones have size 1), any strides of every axis, any batch,
 // any number of groups (g = k / K, with C input and K output channels a group). x outside its
-// extent counts as zero and is never read; `padding` is what lies before the first row, and what
+// extent is zero and is never read; it is multiplied all the same, so that padding times an infinite
+// weight is NaN. x may have no rows at all. `padding` is what lies before the first row, and what
 // lies after the last follows from the extent of y. Sums in the arithmetic type, in one fixed
 // order, so results repeat bit for bit. It is slow, tens of times slower than cuDNN at its best:
 // no tensor cores, no shared memory. Use it where the alternative is no answer.
@@ -90,6 +91,28 @@ __global__ void __launch_bounds__(256) convolution_direct(
                         const long long tap = taps + r2 * g.w_stride[4];
 #pragma unroll
                         for (int j = 0; j < TILE; ++j) sum[j] += pixel * widen(filter[j][tap]);
+                    }
+                }
+            }
+        }
+
+        bool clipped = false;
+        for (int axis = 0; axis < 3; ++axis)
+            clipped = clipped || low[axis] > 0 || high[axis] < g.w_size[axis];
+        if (clipped) {  // the other taps: zeros of padding, which matter where a weight is no number
+            for (long long c = 0; c < g.channels_in; ++c) {
+                for (long long r0 = 0; r0 < g.w_size[0]; ++r0) {
+                    for (long long r1 = 0; r1 < g.w_size[1]; ++r1) {
+                        const bool on_row =
+                            r0 >= low[0] && r0 < high[0] && r1 >= low[1] && r1 < high[1];
+                        const long long taps =
+                            c * g.w_stride[1] + r0 * g.w_stride[2] + r1 * g.w_stride[3];
+                        for (long long r2 = 0; r2 < g.w_size[2]; ++r2) {
+                            if (on_row && r2 >= low[2] && r2 < high[2]) continue;
+#pragma unroll
+                            for (int j = 0; j < TILE; ++j)
+                                sum[j] += A(0) * A(widen(filter[j][taps + r2 * g.w_stride[4]]));
+                        }
                     }
                 }
             }

@@ -7,8 +7,9 @@
 //     dx[n, g*C+c, i] = sum over r, k of    dy[n, k, o] * w[k, c, r]    where i is what (o, r) sees
 //     dw[k, c, r]     = sum over n, o of    dy[n, k, o] * x[n, g*C+c, o*stride - padding + r*dilation]
 //
-// Any strides of every axis, any padding, stride and dilation: an i that no window sees gets zero,
-// and so does a filter element that sees padding alone. Every sum has one fixed order, so results
+// Any strides of every axis, any padding, stride and dilation: an i that no window sees gets zero.
+// dw multiplies the zeros of padding, so that an infinite dy there gives NaN; x may have no rows at
+// all. dx sums the products that there are, and no others. Every sum has one fixed order, so results
 // repeat bit for bit; there are no atomics and no second pass. Slow, as convolution_direct.cu is.
 
 #include "element.cuh"
@@ -150,13 +151,14 @@ __global__ void __launch_bounds__(LANES *WARPS) convolution_direct_filter(
             const long long o0 = take_digit(number, g.y_size[0]);
             const long long i0 = o0 * g.stride[0] - g.padding[0] + r[0] * g.dilation[0];
             const long long i1 = o1 * g.stride[1] - g.padding[1] + r[1] * g.dilation[1];
-            if (i0 < 0 || i0 >= g.x_size[0] || i1 < 0 || i1 >= g.x_size[1]) continue;
+            const bool on_row = i0 >= 0 && i0 < g.x_size[0] && i1 >= 0 && i1 < g.x_size[1];
             const T *seen = image + number * g.x_stride[0] + i0 * g.x_stride[2] +
                             i1 * g.x_stride[3] + offset * g.x_stride[4];
             const long long here =
                 number * g.y_stride[0] + o0 * g.y_stride[2] + o1 * g.y_stride[3];
-            for (long long o2 = low + threadIdx.x % LANES; o2 < high; o2 += LANES) {
-                const A value = widen(seen[o2 * g.stride[2] * g.x_stride[4]]);
+            for (long long o2 = threadIdx.x % LANES; o2 < g.y_size[2]; o2 += LANES) {
+                const bool on_x = on_row && o2 >= low && o2 < high;
+                const A value = on_x ? A(widen(seen[o2 * g.stride[2] * g.x_stride[4]])) : A(0);
 #pragma unroll
                 for (int j = 0; j < TILE; ++j)
                     sum[j] += value * widen(gradient[j][here + o2 * g.y_stride[4]]);

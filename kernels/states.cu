@@ -26,7 +26,10 @@ __global__ void merge_moments(
         // Where one part is empty the other stays, bit for bit, infinite or not.
         const bool all_b = count_a == 0, all_a = count_b == 0;
         result[c] = count;
-        result[channels + c] = all_a ? mean_a : all_b ? mean_b : mean_a + delta * share;
+        // Infinite means are not subtracted: those of one sign together are infinite, not NaN.
+        const double mean = isfinite(delta) ? mean_a + delta * share
+                                            : mean_a * (1 - share) + mean_b * share;
+        result[channels + c] = all_a ? mean_a : all_b ? mean_b : mean;
         result[2 * channels + c] =
             all_a   ? squares_a
             : all_b ? squares_b
@@ -59,6 +62,14 @@ __global__ void state_row(
     Extent extent, V *result, const double *state, long long row) {
     const double *source = state + row * extent.count;
     for_each(extent.count, [&](long long c) { result[c] = (V)source[c]; });
+}
+
+template <typename V>
+__global__ void scale_row(
+    Extent extent, double *result, const double *state, const V *factor, long long row) {
+    const double *source = state + row * extent.count;
+    double *destination = result + row * extent.count;
+    for_each(extent.count, [&](long long c) { destination[c] = source[c] * (double)factor[c]; });
 }
 
 __global__ void add_states(

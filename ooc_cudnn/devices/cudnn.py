@@ -80,9 +80,13 @@ class Convolutions:
         """
         if 0 in output.shape:
             return
-        if any(0 in view.shape for view in inputs):  # nothing but padding, or no window at all
+        first, second = inputs
+        if 0 in second.shape:  # a gradient of no window
             nbytes = output.size * output.item_bytes
             kernels.fill_zero(output.pointer, nbytes, 1, nbytes, stream)
+            return
+        if 0 in first.shape:  # nothing but padding: zeros, by what may be infinite
+            _run_directly(operation, inputs, output, workspace, stream)
             return
         pointer, available = workspace
         try:

@@ -70,33 +70,45 @@ def workspace_bytes(operation: Convolution) -> int:
     return item * (math.prod(operation.w_shape) + _workers(operation) * block)
 
 
-def convolve(operation: Convolution, x: Array, w: Array, y: Array, workspace: Array) -> None:
+def convolve(
+    operation: Convolution,
+    x: Array,
+    w: Array,
+    y: Array,
+    workspace: Array,
+    *,
+    padding_is_zeros: bool = True,
+) -> None:
     """Write the convolution of x with w to y; any strides, any of the library's dtypes.
 
     Parameters
     ----------
     workspace : array of uint8
         At least `workspace_bytes` long.
+    padding_is_zeros : bool
+        Whether padding is zeros, of which each is multiplied: by an infinite weight that gives NaN.
+        Else what lies outside x is no part of the sum.
     """
     if 0 in y.shape:
-        return
-    if 0 in x.shape:
-        y[...] = 0
         return
     dtype = numpy_dtype(compute_dtype(operation.dtype))
     scratch = workspace[: workspace_bytes(operation)].view(dtype)
     filters = scratch[: w.size].reshape(w.shape)
     np.copyto(filters, w, casting="unsafe")
+    by_taps = not padding_is_zeros and not np.isfinite(filters).all()
     workers = _workers(operation)
     blocks = list(_blocks(operation.output_shape[2:], _block_sites(operation), workers))
     boxes = list(itertools.product(range(x.shape[0]), blocks))
     shares = scratch[w.size :].reshape(workers, -1)
     others = [
-        _pool().submit(_convolve_boxes, operation, x, filters, y, boxes[at::workers], shares[at])
+        _pool().submit(
+            _convolve_boxes, operation, x, filters, y, boxes[at::workers], shares[at],
+            by_taps=by_taps,
+        )
         for at in range(1, workers)
-    ]
+    ]  # fmt: skip
     try:
-        _convolve_boxes(operation, x, filters, y, boxes[::workers], shares[0])
+        _convolve_boxes(operation, x, filters, y, boxes[::workers], shares[0], by_taps=by_taps)
     finally:
         wait(others)  # no thread may touch the arena once this returns, even after an error
     for future in others:
@@ -116,6 +128,8 @@ def _convolve_boxes(
     y: Array,
     boxes: list[tuple[int, tuple[tuple[int, int], ...]]],
     scratch: Array,
+    *,
+    by_taps: bool,
 ) -> None:
     """Compute some boxes of the output, one after the other, in scratch memory of their own."""
     groups, depth = operation.groups, math.prod(operation.w_shape[1:])
@@ -130,13 +144,13 @@ def _convolve_boxes(
         result = product[: per_group * count].reshape(per_group, count)
         window = tuple(slice(start, stop) for start, stop in box)
         for group in range(groups):
-            _gather(
-                operation,
-                x[image, group * c_x : (group + 1) * c_x],
-                box,
-                gathered.reshape(c_x, -1, *shape),
-            )
-            np.matmul(matrix[group], gathered, out=result)
+            seen = x[image, group * c_x : (group + 1) * c_x]
+            if by_taps:
+                taps = matrix[group].reshape(per_group, c_x, -1)
+                _sum_taps(operation, seen, taps, box, result.reshape(per_group, *shape))
+            else:
+                _gather(operation, seen, box, gathered.reshape(c_x, -1, *shape))
+                np.matmul(matrix[group], gathered, out=result)
             channels = slice(group * per_group, (group + 1) * per_group)
             inside: tuple[Any, ...] = (image, channels, *window)
             np.copyto(y[inside], result.reshape(per_group, *shape), casting="unsafe")
@@ -210,8 +224,24 @@ def _gather(
                 target = np.moveaxis(part[..., low:high], -2, len(window))
                 np.copyto(target, _windows(operation, x, begins, seen), casting="unsafe")
         return
-    for at, taps in enumerate(itertools.product(*(range(k) for k in window))):
-        inside, source = [], []
+    for at, inside, source in _taps(operation, x, box):
+        column = columns[:, at]
+        target = column[inside]
+        if target.size < column.size:
+            column[...] = 0
+        if target.size:
+            np.copyto(target, x[source], casting="unsafe")
+
+
+def _taps(
+    operation: Convolution, x: Array, box: tuple[tuple[int, int], ...]
+) -> Iterator[tuple[int, Any, Any]]:
+    """Each tap: its number, the sites of a box (all channels) through which it falls on x, where.
+
+    The sites are counted from the box's first.
+    """
+    for at, taps in enumerate(itertools.product(*(range(k) for k in operation.w_shape[2:]))):
+        inside, source = [slice(None)], [slice(None)]
         for axis, (start, stop) in enumerate(box):
             stride = operation.stride[axis]
             offset = taps[axis] * operation.dilation[axis] - operation.padding[axis][0]
@@ -222,12 +252,20 @@ def _gather(
             begin = low * stride + offset
             source.append(slice(begin, begin + max(0, high - low - 1) * stride + 1, stride)
                           if high > low else slice(0, 0))  # fmt: skip
-        column = columns[:, at]
-        target = column[(slice(None), *inside)]
-        if target.size < column.size:
-            column[...] = 0
-        if target.size:
-            np.copyto(target, x[(slice(None), *source)], casting="unsafe")
+        yield at, tuple(inside), tuple(source)
+
+
+def _sum_taps(
+    operation: Convolution, x: Array, w: Array, box: tuple[tuple[int, int], ...], result: Array
+) -> None:
+    """Compute a box tap by tap, of those that fall on x: slow, for weights that are infinite."""
+    result[...] = 0
+    for at, inside, source in _taps(operation, x, box):
+        seen = x[source]
+        if seen.size:
+            columns = seen.astype(result.dtype).reshape(len(seen), -1)
+            part = np.matmul(w[:, :, at], columns)
+            result[inside] += part.reshape(len(part), *seen.shape[1:])
 
 
 def _windows(operation: Convolution, x: Array, begins: list[int], shape: tuple[int, ...]) -> Array:

@@ -8,6 +8,7 @@ residue r per axis) see dy at whole steps through every so-manieth tap:
 
 These taps lie ``stride / gcd(stride, dilation)`` apart in w and ``dilation / gcd`` apart in dy: for
 each residue an ordinary convolution of dy with some of w's taps, reversed, its channels exchanged.
+What it takes for padding is no part of the sum: an infinite weight is not multiplied by its zeros.
 
 Such a convolution gathers columns of cY channels. Where cX is much smaller, columns of cX channels
 are scattered instead (`host_convolution_scatter`).
@@ -159,7 +160,9 @@ def _by_residues(forward: Convolution, w: Array, dy: Array, dx: Array, workspace
         if part.convolution is None:
             dx[sites] = 0
         else:
-            host_convolution.convolve(part.convolution, dy, exchanged[taps], dx[sites], workspace)
+            host_convolution.convolve(
+                part.convolution, dy, exchanged[taps], dx[sites], workspace, padding_is_zeros=False
+            )
 
 
 RUNNERS: dict[type, Runner] = {

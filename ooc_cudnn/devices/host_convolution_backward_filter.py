@@ -47,7 +47,7 @@ class Scratch(NamedTuple):
 def _scratch(forward: Convolution) -> Scratch | None:
     """Share out the workspace; None where nothing is summed."""
     outputs = forward.output_shape
-    if min(outputs) < 1 or 0 in forward.x_shape:
+    if min(outputs) < 1:
         return None
     item = arithmetic_dtype(forward.dtype).itemsize
     depth, per_group = math.prod(forward.w_shape[1:]), forward.w_shape[0] // forward.groups

@@ -17,6 +17,7 @@ from ooc_cudnn.operations.batch_normalization import (
     Moments,
     MomentsResult,
     NormaliseSums,
+    ScaleRow,
     StateRow,
 )
 from ooc_cudnn.operations.channel_sum import ChannelSum
@@ -56,12 +57,18 @@ def merge_moments(operation: MergeMoments, inputs: Inputs, output: Array, worksp
 
 
 def _merged(state: Array, part: Array) -> Array:
-    """Chan's formula; a part of no elements changes nothing."""
+    """Chan's formula; a part of no elements changes nothing.
+
+    Infinite means are not subtracted: those of one sign together are infinite, not NaN.
+    """
     (n_a, mean_a, m2_a), (n_b, mean_b, m2_b) = state, part
     n = n_a + n_b
     share = n_b / np.maximum(n, 1)
     delta = mean_b - mean_a
-    return np.stack([n, mean_a + delta * share, m2_a + m2_b + delta * delta * n_a * share])
+    mean = np.where(
+        np.isfinite(delta), mean_a + delta * share, mean_a * (1 - share) + mean_b * share
+    )
+    return np.stack([n, mean, m2_a + m2_b + delta * delta * n_a * share])
 
 
 def moments_result(
@@ -86,16 +93,15 @@ def moments_result(
 def normalise_sums(
     operation: NormaliseSums, inputs: Inputs, output: Array, workspace: Array
 ) -> None:
-    """Sums of dy and of dy * xhat; the inverse deviation is a factor of the whole sum."""
-    x, dy, mean, inverse = _given(inputs)
-    mean, inverse = mean.astype(np.float64), inverse.astype(np.float64)
+    """Sums of dy and of dy * (x - mean)."""
+    x, dy, mean = _given(inputs)
+    mean = mean.astype(np.float64)
     sums = np.zeros((2, operation.shape[1]))
     for box in chunks(x):
         gradient = dy[box].astype(np.float64)
         sums[0, box[1]] += _over_channels(gradient)
         gradient *= x[box] - of_channels(mean, box)
         sums[1, box[1]] += _over_channels(gradient)
-    sums[1] *= inverse
     output[...] = sums
 
 
@@ -103,6 +109,12 @@ def add_states(operation: AddStates, inputs: Inputs, output: Array, workspace: A
     """state + part."""
     state, part = _given(inputs)
     np.add(state, part, out=output)
+
+
+def scale_row(operation: ScaleRow, inputs: Inputs, output: Array, workspace: Array) -> None:
+    """One row of a state times a vector, in place."""
+    state, factor = _given(inputs)
+    np.multiply(state[operation.row], factor, out=output[operation.row])
 
 
 def state_row(operation: StateRow, inputs: Inputs, output: Array, workspace: Array) -> None:
@@ -179,6 +191,7 @@ RUNNERS: dict[type, Runner] = {
     MomentsResult: moments_result,
     NormaliseSums: normalise_sums,
     AddStates: add_states,
+    ScaleRow: scale_row,
     StateRow: state_row,
     ImageMaximum: image_maximum,
     MergeImageMaximum: merge_image_maximum,

@@ -80,7 +80,7 @@ def convolution_backward_filter(
     workspace: tuple[int, int],
     stream: Any,
 ) -> None:
-    """dw from (x, dy), of any strides; zero where x or dy has no element."""
+    """dw from (x, dy), of any strides; x may have no rows, and is zeros then."""
     x, dy = inputs
     assert x is not None
     assert dy is not None

@@ -20,6 +20,7 @@ from ooc_cudnn.operations.batch_normalization import (
     MomentsResult,
     Normalise,
     NormaliseBackward,
+    ScaleRow,
     StateRow,
 )
 from ooc_cudnn.operations.softmax import MergeImageMaximum
@@ -178,6 +179,28 @@ def state_row(
     )
 
 
+def scale_row(
+    operation: ScaleRow,
+    inputs: Inputs,
+    output: DeviceView,
+    workspace: tuple[int, int],
+    stream: Any,
+) -> None:
+    """Run `ScaleRow` on (state, factor)."""
+    shape = operation.output_shape
+    state = check_packed("state", inputs[0], shape, "float64")
+    factor = check_packed("factor", inputs[1], (operation.channels,), operation.dtype)
+    check_packed("the result", output, shape, "float64")
+    _launch_small(
+        operation,
+        f"scale_row<{_CUDA_TYPES[operation.dtype]}>",
+        operation.channels,
+        (output, state, factor),
+        (operation.row,),
+        stream,
+    )
+
+
 RUNNERS: dict[type, Runner] = {
     Normalise: normalise,
     NormaliseBackward: normalise_backward,
@@ -185,6 +208,7 @@ RUNNERS: dict[type, Runner] = {
     MergeImageMaximum: _merge("merge_image_maximum", lambda operation: operation.images),
     AddStates: _merge("add_states", lambda operation: math.prod(operation.shape)),
     MomentsResult: moments_result,
+    ScaleRow: scale_row,
     StateRow: state_row,
 }
 WORKSPACE: dict[type, Callable[[Any], int]] = {}

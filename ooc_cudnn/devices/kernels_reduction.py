@@ -120,12 +120,12 @@ def _reduce(
     kind: int,
     x: DeviceView,
     dy: DeviceView | None,
-    vectors: tuple[DeviceView | None, DeviceView | None],
+    mean: DeviceView | None,
     output: DeviceView,
     workspace: tuple[int, int],
     stream: Any,
 ) -> None:
-    """Launch both halves; `vectors` are the mean and the inverse deviation, where they are used."""
+    """Launch both halves."""
     channels = x.shape[1]
     walk = walk_channels([x, dy or x], REDUCTION_BLOCKS) if x.size else None
     partial = 0
@@ -134,14 +134,14 @@ def _reduce(
         partial = workspace_pointer(workspace, 8 * numbers)
         launch(
             (operation, walk),
-            (x, dy, vectors[0]),
+            (x, dy, mean),
             lambda: _plan_partials(walk, x.dtype, kind),
             (partial, channels, x.strides[1]),
             stream,
         )
     launch(
         (operation, walk, "totals"),
-        (output, x, vectors[1]),
+        (output, x),
         lambda: _plan_totals(walk, x, output, kind),
         (partial,),
         stream,
@@ -158,7 +158,7 @@ def channel_sum(
     """Run `ChannelSum` on (dy,)."""
     dy = check("dy", inputs[0], operation.shape, operation.dtype)
     check_packed("db", output, operation.output_shape, operation.result_dtype)
-    _reduce(operation, TOTAL, dy, None, (None, None), output, workspace, stream)
+    _reduce(operation, TOTAL, dy, None, None, output, workspace, stream)
 
 
 def moments(
@@ -171,7 +171,7 @@ def moments(
     """Run `Moments` on (x,)."""
     x = check("x", inputs[0], operation.shape, operation.dtype)
     check_packed("the moments", output, operation.output_shape, "float64")
-    _reduce(operation, MOMENTS, x, None, (None, None), output, workspace, stream)
+    _reduce(operation, MOMENTS, x, None, None, output, workspace, stream)
 
 
 def normalise_sums(
@@ -181,14 +181,12 @@ def normalise_sums(
     workspace: tuple[int, int],
     stream: Any,
 ) -> None:
-    """Run `NormaliseSums` on (x, dy, mean, inverse deviation)."""
+    """Run `NormaliseSums` on (x, dy, mean)."""
     x = check("x", inputs[0], operation.shape, operation.dtype)
     dy = check("dy", inputs[1], operation.shape, operation.dtype)
-    vector = (operation.shape[1],), ACCUMULATOR[operation.dtype]
-    mean = check_packed("mean", inputs[2], *vector)
-    inverse = check_packed("the inverse deviation", inputs[3], *vector)
+    mean = check_packed("mean", inputs[2], (operation.shape[1],), ACCUMULATOR[operation.dtype])
     check_packed("the sums", output, operation.output_shape, "float64")
-    _reduce(operation, PRODUCTS, x, dy, (mean, inverse), output, workspace, stream)
+    _reduce(operation, PRODUCTS, x, dy, mean, output, workspace, stream)
 
 
 RUNNERS: dict[type, Runner] = {

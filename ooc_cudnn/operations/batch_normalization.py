@@ -173,10 +173,7 @@ class Normalise:
 
 @dataclass(frozen=True)
 class NormaliseSums:
-    """(2, c) float64 from (x, dy, mean, inverse deviation): sums of dy and of dy * xhat.
-
-    xhat = (x - mean) * inverse deviation
-    """
+    """(2, c) float64 from (x, dy, mean): sums of dy and of dy * (x - mean)."""
 
     shape: Shape
     dtype: str
@@ -209,6 +206,30 @@ class AddStates:
     def work(self) -> Work:
         """Nothing to speak of."""
         return _small(math.prod(self.shape))
+
+
+@dataclass(frozen=True)
+class ScaleRow:
+    """One row of a (rows, c) float64 state times a vector of `dtype`, from (state, vector).
+
+    In place on the state, whose other rows stay.
+    """
+
+    rows: int
+    channels: int
+    row: int
+    dtype: str
+
+    name = "scale_row"
+
+    @property
+    def output_shape(self) -> Shape:
+        """Shape of the state."""
+        return (self.rows, self.channels)
+
+    def work(self) -> Work:
+        """Nothing to speak of."""
+        return _small(self.channels)
 
 
 @dataclass(frozen=True)

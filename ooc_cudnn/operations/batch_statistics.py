@@ -24,6 +24,7 @@ from ooc_cudnn.operations.batch_normalization import (
     Normalise,
     NormaliseBackward,
     NormaliseSums,
+    ScaleRow,
     StateRow,
     per_channel,
 )
@@ -351,9 +352,12 @@ class BatchNormalizationGradient(_PerChannel):
         order = build.buffers["x"].order
         if piece.sweep == self.sweeps - 2:
             sums = NormaliseSums(shape, self.dtype)
-            inputs = ("x", build.in_order("dy", order), *self.saved)
+            mean, inverse = self.saved
+            inputs = ("x", build.in_order("dy", order), mean)
             state = self.add_up(build, "sums", sums, AddStates((2, channels)), inputs)
             if accumulation.last:
+                # Of the whole sum: infinite, it could make the parts cancel.
+                build.launch(ScaleRow(2, channels, 1, vectors), (state, inverse), state)
                 for row, name in ((1, "dscale"), (0, "dbias")):
                     build.launch(StateRow(2, channels, row, vectors), (state,), name)
             return build.built()

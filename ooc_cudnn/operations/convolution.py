@@ -54,7 +54,7 @@ class Convolution:
     Notes
     -----
     Source: cudnnConvolutionForward with CUDNN_CROSS_CORRELATION. Any spatial axis may see padding
-    alone, and a piece may have no input row at all: the result there is zero.
+    alone, and a piece may have no input row at all: padding is zeros, and they are multiplied.
 
     Examples
     --------

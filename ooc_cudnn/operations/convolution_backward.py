@@ -79,7 +79,7 @@ class ConvolutionBackwardFilter:
     ----------
     forward : Convolution
         The forward convolution of the piece: its `w_shape` is dw's, its `output_shape` dy's. An x
-        of no rows gives a dw of zeros.
+        of no rows is zeros, by which dy is multiplied.
     result_dtype : str
         Of dw; sums over pieces of n and hY are float32 for half types.
 

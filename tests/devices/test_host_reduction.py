@@ -13,6 +13,7 @@ from ooc_cudnn.operations.batch_normalization import (
     Moments,
     MomentsResult,
     NormaliseSums,
+    ScaleRow,
     StateRow,
 )
 from ooc_cudnn.operations.channel_sum import ChannelSum
@@ -120,12 +121,11 @@ def test_moments_results(random, layout):
 def test_normalise_sums(random, layout, dtype):
     for shape in SHAPES:
         x, dy = numbers(random, shape, dtype, layout, 3.0), numbers(random, shape, dtype, layout)
-        mean, inverse = (random.standard_normal(shape[1]).astype(ACCUMULATOR[dtype]) for _ in "ab")
-        each = (1, -1, *[1] * (len(shape) - 2))
-        xhat = (x.astype("f8") - mean.reshape(each)) * inverse.reshape(each).astype("f8")
+        mean = random.standard_normal(shape[1]).astype(ACCUMULATOR[dtype])
+        difference = x.astype("f8") - mean.reshape(1, -1, *[1] * (len(shape) - 2))
         gradient = dy.astype("f8")
-        expected = [gradient.sum(axis=others(x)), (gradient * xhat).sum(axis=others(x))]
-        found = run(host_reduction, NormaliseSums(shape, dtype), (x, dy, mean, inverse), "float64")
+        expected = [gradient.sum(axis=others(x)), (gradient * difference).sum(axis=others(x))]
+        found = run(host_reduction, NormaliseSums(shape, dtype), (x, dy, mean), "float64")
         np.testing.assert_allclose(found, expected, rtol=1e-11, atol=1e-11)
 
 
@@ -138,6 +138,21 @@ def test_states(random, layout):
     for row in range(2):
         found = run(host_reduction, StateRow(2, 5, row, "float32"), (state,), "float32")
         np.testing.assert_array_equal(found, state[row].astype("f4"))
+    factor = random.standard_normal(5)
+    expected = state * np.stack([np.ones(5), factor])
+    scale = ScaleRow(2, 5, 1, "float64")
+    np.testing.assert_array_equal(
+        run(host_reduction, scale, (state, factor), "float64", output=state), expected
+    )
+
+
+def test_merged_means_that_are_infinite(layout):
+    infinity = np.inf
+    state = np.array([[2, 2, 2, 0, 2], [-infinity, infinity, 1, 0, infinity], [np.nan] * 5])
+    part = np.array([[3, 3, 3, 3, 0], [-infinity, -infinity, infinity, infinity, 0], [np.nan] * 5])
+    found = run(host_reduction, MergeMoments(5), (state, part), "float64", output=state)
+    expected = [-infinity, np.nan, infinity, infinity, infinity]
+    np.testing.assert_array_equal(found[1], expected)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

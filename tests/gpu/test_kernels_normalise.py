@@ -19,6 +19,7 @@ from ooc_cudnn.operations.batch_normalization import (
     MomentsResult,
     Normalise,
     NormaliseBackward,
+    ScaleRow,
     StateRow,
 )
 from ooc_cudnn.operations.softmax import MergeImageMaximum
@@ -188,6 +189,21 @@ def test_rows_and_sums_of_states():
         assert np.array_equal(result, a.wide[row].astype(np.float32))
     result = run(kernels_normalise, AddStates((2, 300)), (a, b), a)
     assert np.array_equal(result, a.wide + b.wide)
+    for dtype in ("float32", "float64"):
+        factor = Packed((300,), dtype, random(300, 3))
+        state = Packed((2, 300), "float64", b.wide)
+        result = run(kernels_normalise, ScaleRow(2, 300, 1, dtype), (state, factor), state)
+        assert np.array_equal(result, b.wide * np.stack([np.ones(300), factor.wide]))
+
+
+def test_merged_means_that_are_infinite():
+    infinity = np.inf
+    a = np.array([[2, 2, 2, 0, 2], [-infinity, infinity, 1, 0, infinity], [np.nan] * 5])
+    b = np.array([[3, 3, 3, 3, 0], [-infinity, -infinity, infinity, infinity, 0], [np.nan] * 5])
+    state, part = (Packed((3, 5), "float64", rows) for rows in (a, b))
+    mean = run(kernels_normalise, MergeMoments(5), (state, part), state)[1]
+    expected = [-infinity, np.nan, infinity, infinity, infinity]
+    assert np.array_equal(mean, expected, equal_nan=True)
 
 
 def test_merge_image_maximum():
