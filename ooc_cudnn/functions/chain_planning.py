@@ -74,25 +74,31 @@ def _along_the_best_axis(
             return math.inf
 
     first, *others = request.chain.row_axes
-    best, errors = None, list[PlanInfeasibleError]()
+    best, least = None, list[int | None]()
     try:
         best = along(first, target)
         if best.plan.pieces == 1 or _is_near_the_least(request, best.plan):
             return best
     except PlanInfeasibleError as error:
-        errors.append(error)
+        least.append(error.smallest_bytes)
     for seconds, row_axis in sorted((promised(row_axis), row_axis) for row_axis in others):
         if best is not None and seconds * WORTH_TURNING >= best.plan.seconds:
             break
         try:
             found = along(row_axis, target)
         except PlanInfeasibleError as error:
-            errors.append(error)
+            least.append(error.smallest_bytes)
             continue
         if best is None or found.plan.seconds * WORTH_TURNING < best.plan.seconds:
             best = found
     if best is None:
-        raise min(errors, key=lambda error: error.smallest_bytes or math.inf)
+        # Not one of the errors themselves: kept in a frame that it knows, an error would keep the
+        # user's arrays until the garbage is collected.
+        raise PlanInfeasibleError(
+            function=request.function,
+            limit_bytes=request.memory_limit,
+            smallest_bytes=min(least, key=lambda nbytes: nbytes or math.inf),
+        )
     return best
 
 

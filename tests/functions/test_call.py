@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import itertools
 import os
 import re
@@ -515,6 +516,19 @@ def test_limit_too_small_for_any_plan(data, limit):
         data.check(data.run())
     with ooc_cudnn.settings(memory_limit=least - 1), pytest.raises(PlanInfeasibleError):
         data.run()
+
+
+def test_a_limit_too_small_keeps_no_array(host_device):
+    """Nor does any frame that the error has passed through: what was freed counts at once."""
+    gc.disable()
+    try:
+        x, w = ooc_cudnn.empty((2, 3, 16, 16)), np.ones((4, 3, 3, 3), "f4")
+        with pytest.raises(PlanInfeasibleError), ooc_cudnn.settings(memory_limit=1):
+            ooc_cudnn.convolution_forward(x, w)
+        del x
+        assert host_device.arena.array_bytes == 0
+    finally:
+        gc.enable()
 
 
 def test_very_many_pieces_are_worth_a_warning_once(monkeypatch):

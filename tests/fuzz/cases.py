@@ -147,6 +147,10 @@ def draw_case(seed, device, *, functions=None, special=True):
             draw_layout(memory, shape, may_broadcast=constant),
         )
         places[name] = place if plain else where
+        if places[name] == "torch negative" and not (
+            is_input and problem.tensors[name].dtype in ("float32", "float64")
+        ):
+            places[name] = "torch"  # PyTorch has no such halves, and the library writes to none
         layouts[name] = Layout.packed(len(shape)) if plain else laid
     settings = {}
     if chosen.chance(0.5):
@@ -165,7 +169,7 @@ def draw_case(seed, device, *, functions=None, special=True):
         seed, device, function, places, layouts, given, alpha, beta,
         None if room is None else round(room, 3),
         special and numbers.chance(0.2), settings,
-        again=chosen.chance(0.25), profiled=chosen.chance(0.3),
+        again=chosen.chance(0.25) and problem.most_calls == 1, profiled=chosen.chance(0.3),
         fault=fault if refuses else "",
     )  # fmt: skip
 

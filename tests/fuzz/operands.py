@@ -9,12 +9,14 @@ from ooc_cudnn.devices import get_device
 from ooc_cudnn.memory.functions import empty_in
 
 #: Where operands may be, by device; "torch" and "cupy" are memory that those frameworks hold,
-#: "locked" is the user's own memory, page-locked by `pin`.
+#: "locked" is the user's own memory, page-locked by `pin`; "torch negative" a view of which PyTorch
+#: says that its numbers are to be negated.
 PLACEMENTS = {
-    "host": {"device": 3, "pinned": 2, "locked": 1, "pageable": 3, "disk": 1, "torch": 1},
+    "host": {"device": 3, "pinned": 2, "locked": 1, "pageable": 3, "disk": 1, "torch": 1,
+        "torch negative": 0.3},
     "cuda": {
         "device": 4, "cupy": 2, "torch cuda": 1, "pinned": 2, "locked": 1, "pageable": 3, "disk": 1,
-        "torch": 1, "torch pinned": 1,
+        "torch": 1, "torch pinned": 1, "torch negative": 0.3,
     },
 }  # fmt: skip
 
@@ -63,7 +65,7 @@ def on_host(array, dtype):
     if type(array).__module__.startswith("torch"):
         import torch
 
-        array = array.detach().cpu()
+        array = array.detach().cpu().resolve_neg()
         if array.dtype == torch.bfloat16:
             return array.contiguous().view(torch.int16).numpy().view(dtype).copy()
         return array.numpy().copy()
@@ -95,6 +97,9 @@ def _allocate(content, name, placement, folder, device):
     else:
         import torch
 
+        if placement == "torch negative":
+            numbers = torch.from_numpy(content)
+            return torch.conj(torch.complex(torch.zeros_like(numbers), -numbers)).imag
         flat = torch.from_numpy(content.view(f"i{kind.itemsize}").copy())
         if placement == "torch cuda":
             flat = flat.cuda()

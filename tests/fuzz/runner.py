@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import re
 import tempfile
@@ -46,16 +47,22 @@ def run(case, *, rounded_twice=False):
         settings = {"machine": machine, "progress": False, "memory_limit": AMPLE}
         settings |= case.settings
         stack.enter_context(ooc_cudnn.settings(device=case.device, **settings))
-        made = None
+        arena = get_device(case.device).arena
+        made, before = None, arena.array_bytes
+        gc.disable()  # what is freed counts at once: no cycle may keep an array
         try:
             made = Run(case, Path(folder), rounded_twice)
             found = made.findings()
         except Exception as error:  # whatever is raised that no rule allows is a finding
             found = [raised(error)]
+        calls, made = made.calls if made else 0, None
+        if arena.array_bytes > before and not found:
+            found = [f"{arena.array_bytes - before} bytes of arrays are kept after the call"]
+        gc.enable()
         for warning in caught:
             if "calibrat" not in str(warning.message):  # there is no model of this machine
                 found.append(f"warns: {warning.category.__name__}: {warning.message}")
-        return found, made.calls if made else 0
+        return found, calls
 
 
 def raised(error):
