@@ -4,6 +4,8 @@ import re
 from pathlib import Path
 
 import ooc_cudnn
+from benchmarks import readme
+from benchmarks.figures.records import load
 
 README = Path(__file__).parents[1] / "README.md"
 
@@ -27,3 +29,34 @@ def test_names_it_mentions_exist():
     assert all(callable(getattr(ooc_cudnn, name)) for name in names)
     for target in re.findall(r"\]\(((?!http)[^)#]+)\)", text):
         assert (README.parent / target).exists(), target
+
+
+def table():
+    """The cells of the README's table, below its head."""
+    section = README.read_text(encoding="utf-8").split(readme.BEGIN)[1].split(readme.END)[0]
+    lines = [line for line in section.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+
+def test_the_table_tells_one_story_in_eight_rows():
+    rows = table()
+    assert 4 <= len(rows) <= 8
+    memories = {memory for _, memory, _, _ in rows}
+    assert memories <= {"pinned", "pageable", "managed"}  # each label says which
+    assert len({case for _, _, case, _ in readme.ROWS if case.startswith("fig14")}) == 1
+
+
+def test_the_table_says_where_the_library_is_slow():
+    ratio = load().ratio("vgg16-n1024-tf32", "torch_micro_batches")
+    assert ratio is not None
+    assert ratio < 1
+    (row,) = [row for row in table() if "VGG-16" in row[0]]
+    assert row[3] == f"{1 / ratio:.1f} times as slow"
+    assert readme.compared(ratio) == row[3]
+
+
+def test_what_it_says_of_installing_needs_no_index_to_have_the_package():
+    text = README.read_text(encoding="utf-8").split("## Installing")[1]
+    for command in re.findall(r"^pip install (.*)$", text, re.MULTILINE):
+        assert command.startswith(("'.[", "'dist/ooc_cudnn-"))
+    assert f"ooc_cudnn-{ooc_cudnn.__version__}-py3-none-any.whl" in text
