@@ -100,7 +100,7 @@ def calibrate(
         try:
             model = calibration.model(settings.progress)
         finally:
-            device.arena.release_block()
+            device.arena.release()
     if save:
         model.save(machine_path(device.identity()))
         forget_calls()

@@ -256,7 +256,7 @@ class TestKnownMachine:
         assert 2**28 < most <= 600 * 2**20
         alpha = H200.compute.lines["convolution/tf32/channels_last"].alpha
         assert found.compute.lines["convolution/tf32/channels_last"].alpha == pytest.approx(alpha)
-        assert device.arena.block_bytes == 0
+        assert device.arena.block_bytes == device.arena.ready_bytes == 0
 
     def test_a_limit_with_no_room_says_so(self):
         with (
@@ -320,7 +320,7 @@ class TestKeeping:
     def nothing_but(self, old, device, cache):
         """The old model is in force, and nothing else is left: no memory, no file."""
         assert machine_for(device, None) == old
-        assert device.arena.block_bytes == 0
+        assert device.arena.block_bytes == device.arena.ready_bytes == 0
         left = [path for path in cache.rglob("*") if path.is_file()]
         assert left == [machine_path(device.identity())]
 
@@ -373,7 +373,7 @@ class TestThisMachine:
         for layout in ("channels_first", "channels_last"):
             strict = model.compute.lines[f"convolution/float32/{layout}"]
             assert model.compute.lines[f"convolution/tf32/{layout}"] == strict
-        assert get_device("host").arena.block_bytes == 0
+        assert get_device("host").arena.block_bytes == get_device("host").arena.ready_bytes == 0
         assert not [t for t in threading.enumerate() if t.name.startswith("ooc_cudnn copy")]
 
     def test_it_predicts_a_call_of_middle_size(self, random):

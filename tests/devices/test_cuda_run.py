@@ -7,7 +7,7 @@ from concurrent.futures import Future
 import pytest
 from fake_runtime import Stream, fake_cupy
 
-from ooc_cudnn.devices.cuda_run import CudaRun
+from ooc_cudnn.devices.cuda_run import CudaRun, follow_last_run, identity_of
 
 
 class Device:
@@ -72,3 +72,39 @@ def test_a_run_that_is_cancelled_leaves_no_thread_writing(log):
     run.cancel()
     assert written.done()
     assert ("synchronize", 3) in log
+
+
+class Waiting(Device):
+    """A device that notes which streams wait for which events."""
+
+    def __init__(self):
+        super().__init__()
+        self.waits = []
+        self.runtime = self
+
+    def streamWaitEvent(self, stream, event):  # noqa: N802 (CUDA's name)
+        self.waits.append((stream, event))
+
+
+def test_memory_goes_to_another_stream_behind_the_last_run_alone():
+    device, first, second = Waiting(), Stream(7), Stream(8)
+    follow_last_run(device, first)
+    device.last_compute = identity_of(first), "its end"
+    follow_last_run(device, first)
+    assert not device.waits
+    follow_last_run(device, second)
+    assert device.waits == [(8, "its end")]
+
+
+def test_the_per_thread_stream_of_another_thread_is_another_stream():
+    device, stream = Waiting(), Stream(2)  # cudaStreamPerThread
+    thread = threading.Thread(
+        target=lambda: setattr(device, "last_compute", (identity_of(stream), "its end"))
+    )
+    thread.start()
+    thread.join()
+    follow_last_run(device, stream)
+    assert device.waits == [(2, "its end")]
+    device.last_compute = identity_of(stream), "mine"
+    follow_last_run(device, stream)
+    assert len(device.waits) == 1
