@@ -82,7 +82,7 @@ class Waiting(Device):
         self.waits = []
         self.runtime = self
 
-    def streamWaitEvent(self, stream, event):  # noqa: N802 (CUDA's name)
+    def streamWaitEvent(self, stream, event):
         self.waits.append((stream, event))
 
 
