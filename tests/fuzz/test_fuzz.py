@@ -19,9 +19,8 @@ def test_drawn_calls(function):
     """Each is right, leaves everything else as it was, and keeps to its memory limit."""
     wrong = []
     for seed in range(CASES):
-        case = draw_case(seed, "host", functions=(function,), special=False)
-        found, _ = run(case, rounded_twice=True)
-        # Until issue 18's items 3 (rounded_twice) and 4 (special) are mended.
+        case = draw_case(seed, "host", functions=(function,))
+        found, _ = run(case)
         if found:
             repeat = f"python -m tests.fuzz --device host --functions {function} --seed {seed}"
             wrong.append("\n  ".join([repeat, str(case), *found]))
