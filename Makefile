@@ -21,7 +21,7 @@ CUDA ?= $(shell { nvidia-smi && nvidia-smi --query-gpu=compute_cap --format=csv,
 TORCH       := torch==2.13.0+cpu
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
 
-.PHONY: help demo test gpu-test fuzz notebooks check format layout lint types docs figures kernels clean distclean
+.PHONY: help demo test faults gpu-test fuzz notebooks check format layout lint types docs figures kernels clean distclean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -32,6 +32,9 @@ demo: $(VENV)/ready-plot ## convolution + bias + ReLU on an image larger than th
 
 test: $(VENV)/ready-dev $(VENV)/ready-torch ## all tests that this machine can run
 	@$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
+
+faults: $(VENV)/ready-dev ## Ctrl-C at every single point, and all other faults; an hour or so
+	@FAULTS=all $(BIN)/python -m pytest --timeout 7200 tests/faults $(ARGS)
 
 gpu-test: $(VENV)/ready-dev $(VENV)/ready-torch ## the tests that need a card, and only they
 	@$(BIN)/python -m pytest -m gpu $(ARGS)

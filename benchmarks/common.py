@@ -146,9 +146,16 @@ class Report:
 
 
 def parse(
-    description: str | None, argv: list[str] | None, *, needs_card: bool = True
+    description: str | None,
+    argv: list[str] | None,
+    *,
+    needs_card: bool = True,
+    more: Callable[[argparse.ArgumentParser], object] | None = None,
 ) -> argparse.Namespace:
-    """Read the arguments that every benchmark takes; `device` becomes "cuda" or "host"."""
+    """Read the arguments that every benchmark takes; `device` becomes "cuda" or "host".
+
+    `more` adds those of one benchmark.
+    """
     parser = argparse.ArgumentParser(description=(description or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="tiny sizes; times mean nothing")
     parser.add_argument("--strict", action="store_true", help="exit with 2 if a bound is missed")
@@ -156,6 +163,8 @@ def parse(
     parser.add_argument("--machine", help="machine model; by default the device's shipped profile")
     parser.add_argument("--output", default=str(RESULTS), help="folder for the JSON file")
     parser.add_argument("--scratch", help="folder for large files; by default the system's")
+    if more is not None:
+        more(parser)
     arguments = parser.parse_args(argv)
     if arguments.device == "auto":
         from ooc_cudnn.devices import get_device
@@ -176,9 +185,10 @@ def run(
     argv: list[str] | None,
     *,
     needs_card: bool = True,
+    more: Callable[[argparse.ArgumentParser], object] | None = None,
 ) -> int:
     """Run a benchmark's body under its device's settings and report."""
-    arguments = parse(description, argv, needs_card=needs_card)
+    arguments = parse(description, argv, needs_card=needs_card, more=more)
     report = Report(name, arguments)
     with ooc_cudnn.settings(
         device=arguments.device, machine=arguments.machine, progress=False, verify=0

@@ -18,6 +18,7 @@ import numpy as np
 
 from ooc_cudnn.devices.base import Device, Event, HostArray
 from ooc_cudnn.devices.binding import bind, declared
+from ooc_cudnn.devices.running import running
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.operations.chain import Buffer, Launch
 from ooc_cudnn.pipeline.pricing import aligned
@@ -166,9 +167,8 @@ class Bench:
         The compute stream is held before its first action, so that what the host takes to issue
         launches is no part of what they take.
         """
-        run = self.device.start(overlap=True, staged=staged, timed=True)
         events: dict[str, list[Event | None]] = {stream: [] for stream in actions}
-        try:
+        with running(self.device, overlap=True, staged=staged, timed=True) as run:
             if held_seconds:
                 hold = partial(self.device.hold, held_seconds)
                 run.submit("compute", (), hold, signals=False)
@@ -177,9 +177,6 @@ class Bench:
                     if index < len(queued):
                         events[stream].append(run.submit(stream, (), queued[index], signals=True))
             run.finish(wait=True)
-        except BaseException:
-            run.cancel()
-            raise
         return {
             stream: np.array([event.interval for event in ended if event is not None])
             for stream, ended in events.items()

@@ -28,12 +28,14 @@ import os
 import textwrap
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from types import MappingProxyType, TracebackType
 from typing import Any, Final, Literal, NamedTuple
 
+from ooc_cudnn import forks
 from ooc_cudnn.settings_table import PREFIX, SETTINGS, Settings
 from ooc_cudnn.telling import warn_once
 
@@ -46,20 +48,34 @@ _BY_NAME: Final = {setting.name: setting for setting in SETTINGS}
 
 
 class _Layer:
-    """One process-wide change; see the module's docstring for `decided`.
+    """One process-wide change; see the module's docstring for `is_decided`.
 
-    The two flags are plain attributes: they are set from ``__del__``, which may run at any moment
-    and must not take a lock.
+    Whether its object is gone is asked of a weak reference: a ``__del__`` would be Python code that
+    runs at any moment, and a Ctrl-C that falls into it is lost with a word of noise.
     """
 
-    __slots__ = ("deadline", "decided", "held", "thread", "values")
+    __slots__ = ("_decided", "_object", "deadline", "thread", "values")
 
-    def __init__(self, values: Mapping[str, object]) -> None:
+    def __init__(self, values: Mapping[str, object], its_object: Override | None) -> None:
         self.values = values
         self.thread = threading.get_ident()
         self.deadline = time.monotonic() + _UNDECIDED_SECONDS
-        self.decided = False
-        self.held = True  # its object is alive, so it may still be entered
+        self._decided = False
+        self._object = None if its_object is None else weakref.ref(its_object)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether its object is alive, so that it may still be entered."""
+        return self._object is not None and self._object() is not None
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether it is known to be the process's."""
+        return self._decided or not self.is_held
+
+    def decide(self) -> None:
+        """Take it for the process's."""
+        self._decided = True
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,11 +117,11 @@ class _Blocks:
 class Override:
     """What `settings` returns: enter it, or let it go."""
 
-    __slots__ = ("_layer", "values")
+    __slots__ = ("__weakref__", "_layer", "values")
 
     def __init__(self, values: Mapping[str, object]) -> None:
         self.values = values
-        self._layer = _Layer(values)
+        self._layer = _Layer(values, self)
 
     def __enter__(self) -> None:
         _replace_layers(lambda layers: tuple(each for each in layers if each is not self._layer))
@@ -127,16 +143,12 @@ class Override:
                 break
         _blocks.set(_Blocks(tuple(overrides)) if overrides else None)
 
-    def __del__(self) -> None:
-        self._layer.decided = True
-        self._layer.held = False
-
     def __repr__(self) -> str:
         return f"settings({', '.join(f'{name}={value!r}' for name, value in self.values.items())})"
 
 
 _process = _Process()
-_lock = threading.Lock()
+_lock = forks.lock()
 _blocks: ContextVar[_Blocks | None] = ContextVar("ooc_cudnn_settings", default=None)
 
 
@@ -286,8 +298,8 @@ def _settle() -> Settings:
             undecided = []
             for layer in process.layers:
                 if layer.thread == here:
-                    layer.decided = True
-                elif not layer.decided:
+                    layer.decide()
+                elif not layer.is_decided:
                     undecided.append(layer)
             if not undecided:
                 environment = process.environment
@@ -299,9 +311,9 @@ def _settle() -> Settings:
                 _process = _Process(layers, layers, environment, snapshot)
                 break
         for layer in undecided:
-            while not layer.decided and layer in _process.layers:
+            while not layer.is_decided and layer in _process.layers:
                 if time.monotonic() > layer.deadline:
-                    layer.decided = True
+                    layer.decide()
                 time.sleep(_POLL_SECONDS)
     if process.environment is None:  # outside the lock: who warns may run what a user wrote
         for message in _unknown_variables(os.environ):
@@ -320,10 +332,8 @@ def _coalesced(layers: tuple[_Layer, ...]) -> tuple[_Layer, ...]:
     """Join neighbours that nobody can enter any more: a loop of ``settings(...)`` must not grow."""
     result: list[_Layer] = []
     for layer in layers:
-        if result and not layer.held and not result[-1].held:
-            joined = _Layer({**result[-1].values, **layer.values})
-            joined.decided, joined.held = True, False
-            result[-1] = joined
+        if result and not layer.is_held and not result[-1].is_held:
+            result[-1] = _Layer({**result[-1].values, **layer.values}, None)
         else:
             result.append(layer)
     return tuple(result)

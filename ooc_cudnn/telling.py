@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import sys
-import threading
 import warnings
+
+from ooc_cudnn import forks
 
 #: What stands between a user's line and the library's, and is not the user's.
 _NOT_THE_USERS = ("ooc_cudnn", "perfmodel", "contextlib", "functools")
 
 _told: set[str] = set()
-_lock = threading.Lock()
+_lock = forks.lock()
 
 
 def warn(message: str) -> None:

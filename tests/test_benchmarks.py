@@ -24,6 +24,7 @@ NAMES = [
     "functions",
     "chain_vgg",
     "planning",
+    "interruptions",
 ]
 
 

@@ -251,7 +251,7 @@ def test_kept_object_holds_for_every_thread() -> None:
 def test_kept_object_needs_no_wait_once_its_thread_reads() -> None:
     kept = settings(verify=3)
     assert current().verify == 3
-    assert kept._layer.decided
+    assert kept._layer.is_decided
     assert in_a_thread(lambda: current().verify) == 3
 
 

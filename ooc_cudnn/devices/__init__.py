@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import threading
-
+from ooc_cudnn import forks
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.errors import DeviceUnavailableError
 
 _devices: dict[str, Device] = {}
 _resolved: dict[str, Device] = {}
-_lock = threading.RLock()
+#: In a forked child: GPUs that its parent used. Kept, so that nothing of them is freed here.
+_parents: list[Device] = []
+_lock = forks.recursive_lock()
 
 
 def get_device(setting: str) -> Device:
@@ -18,7 +19,8 @@ def get_device(setting: str) -> Device:
     Raises
     ------
     DeviceUnavailableError
-        If CUDA was asked for and does not work here, with the remedy.
+        If CUDA was asked for and does not work here, with the remedy; in a forked child of a
+        process that used it, without asking, too: "auto" does not turn to the host in silence.
     """
     found = _resolved.get(setting)
     if found is None:
@@ -32,6 +34,8 @@ def _find(setting: str) -> Device:
         try:
             return _find("cuda:0")
         except DeviceUnavailableError:
+            if _parents:
+                raise
             return _find("host")
     name = "cuda:0" if setting == "cuda" else setting
     if name not in _devices:
@@ -39,6 +43,13 @@ def _find(setting: str) -> Device:
             from ooc_cudnn.devices.host import HostDevice
 
             _devices[name] = HostDevice()
+        elif _parents:
+            raise DeviceUnavailableError(
+                f"this process was forked from one that used {_parents[0].name}, and CUDA does not "
+                "work in a forked child",
+                remedy="Start processes by multiprocessing.set_start_method('spawn') (or "
+                "get_context('spawn'), or 'forkserver'), or set device='host' in the child.",
+            )
         else:
             from ooc_cudnn.devices.cuda import CudaDevice
 
@@ -49,3 +60,12 @@ def _find(setting: str) -> Device:
 def loaded_devices() -> tuple[Device, ...]:
     """Devices in use so far."""
     return tuple(_devices.values())
+
+
+def _leave_gpus_to_the_parent() -> None:
+    for name in [name for name, device in _devices.items() if device.kind == "cuda"]:
+        _parents.append(_devices.pop(name))
+    _resolved.clear()
+
+
+forks.in_child(_leave_gpus_to_the_parent)

@@ -8,12 +8,13 @@ took up to 140 ms, and a whole convolution 27 times as long as with one thread.
 from __future__ import annotations
 
 import ctypes
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 
 import numpy as np
+
+from ooc_cudnn import forks
 
 #: OpenBLAS's names for get and set, as NumPy's wheels, conda and Linux distributions build it.
 _SYMBOLS = tuple(
@@ -22,7 +23,7 @@ _SYMBOLS = tuple(
     for suffix in ("64_", "")
 )
 
-_lock = threading.Lock()
+_lock = forks.lock()
 _users = 0
 _before = 1
 
@@ -52,6 +53,18 @@ def one_thread() -> Iterator[None]:
             _users -= 1
             if _users == 0 and _before > 1:
                 set_(_before)
+
+
+def _forget_users() -> None:
+    """In a forked child: who used one thread is the parent's."""
+    global _users
+    functions = _functions() if _users else None
+    if functions is not None and _before > 1:
+        functions[1](_before)
+    _users = 0
+
+
+forks.in_child(_forget_users)
 
 
 @cache

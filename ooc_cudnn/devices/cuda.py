@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import mmap
-import os
 import weakref
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 
+from ooc_cudnn import interrupts
 from ooc_cudnn.devices import kernels
 from ooc_cudnn.devices.base import HostArray
 from ooc_cudnn.devices.cuda_copies import copy_by_link, copy_on_device
@@ -23,6 +22,7 @@ from ooc_cudnn.devices.cuda_run import (
     follow_last_run,
     identity_of,
 )
+from ooc_cudnn.devices.helpers import helpers
 from ooc_cudnn.devices.kernel_runners import RUNNERS, WORKSPACE
 from ooc_cudnn.devices.staging import Staging, begun
 from ooc_cudnn.devices.view import DeviceView
@@ -144,11 +144,12 @@ class CudaDevice:
         array = np.frombuffer(memory, np.uint8, nbytes)
         _touch(array)
         pointer = array.__array_interface__["data"][0]
-        try:
-            self.pin(pointer, nbytes)
-        except OSError as error:
-            raise MemoryError(str(error)) from error
-        weakref.finalize(array, _unpin_quietly, self.runtime, pointer)
+        with interrupts.deferred():
+            try:
+                self.pin(pointer, nbytes)
+            except OSError as error:
+                raise MemoryError(str(error)) from error
+            weakref.finalize(array, _unpin_quietly, self.runtime, pointer)
         return array
 
     def pin(self, pointer: int, nbytes: int) -> None:
@@ -290,11 +291,7 @@ def _touch(array: HostArray) -> None:
     if array.nbytes <= step:
         array[...] = 0
         return
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        for _ in pool.map(
-            lambda start: array[start : start + step].fill(0), range(0, array.nbytes, step)
-        ):
-            pass
+    helpers.share(lambda at: array[at * step : (at + 1) * step].fill(0), -(-array.nbytes // step))
 
 
 def _unpin_quietly(runtime: Any, pointer: int) -> None:

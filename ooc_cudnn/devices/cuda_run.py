@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, Any
 
+from ooc_cudnn import interrupts
 from ooc_cudnn.devices.base import STREAMS
 from ooc_cudnn.devices.staging import FirstCopyStream
 from ooc_cudnn.devices.worker import Cancelled, WorkerEvent, WorkerRun
@@ -222,7 +223,11 @@ class StagedCudaRun(WorkerRun):
         self._staged: deque[tuple[StagedEvent, Future[None] | None]] = deque()
         self._lock = threading.Lock()
         self._made: list[StagedEvent] = []
-        super().__init__(overlap=overlap, handles=self.streams.handles, prepare=device.use)
+        try:
+            super().__init__(overlap=overlap, handles=self.streams.handles, prepare=device.use)
+        except BaseException:
+            self.streams.events.give_back()
+            raise
 
     def _event(self) -> StagedEvent:
         event = StagedEvent(self)
@@ -250,7 +255,7 @@ class StagedCudaRun(WorkerRun):
         if stream != "copy_in":
             # A copy out is on its stream already; its future only says that all is written.
             event.stop = streams.events.record(streams.handles[stream])
-            event.done.set()
+            event.done.open()
             if pending is not None:
                 pending.add_done_callback(self._written)
             return
@@ -287,7 +292,7 @@ class StagedCudaRun(WorkerRun):
                     event.stop = self.streams.events.record(self.streams.handles["copy_in"])
                 except BaseException as failed:
                     self._fail(failed)
-                event.done.set()
+                event.done.open()
 
     def synchronize(self, event: WorkerEvent) -> None:
         """Wait for a step."""
@@ -295,6 +300,7 @@ class StagedCudaRun(WorkerRun):
         if isinstance(event, StagedEvent) and event.stop is not None:
             # Asked now and then: waiting in the driver would spin on a core that stages.
             while self.streams.runtime.eventQuery(event.stop) != 0:
+                interrupts.hear()
                 time.sleep(POLL_SECONDS)
 
     def finish(self, *, wait: bool = True) -> None:

@@ -10,12 +10,12 @@ import itertools
 import math
 import os
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
-from functools import cache
 from typing import Any
 
 import numpy as np
 
+from ooc_cudnn import interrupts
+from ooc_cudnn.devices.helpers import helpers
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.tensor import DTYPES, numpy_dtype
 
@@ -100,27 +100,14 @@ def convolve(
     blocks = list(_blocks(operation.output_shape[2:], _block_sites(operation), workers))
     boxes = list(itertools.product(range(x.shape[0]), blocks))
     shares = scratch[w.size :].reshape(workers, -1)
-    others = [
-        _pool().submit(
-            _convolve_boxes, operation, x, filters, y, boxes[at::workers], shares[at],
-            by_taps=by_taps,
-        )
-        for at in range(1, workers)
-    ]  # fmt: skip
-    try:
-        _convolve_boxes(operation, x, filters, y, boxes[::workers], shares[0], by_taps=by_taps)
-    finally:
-        wait(others)  # no thread may touch the arena once this returns, even after an error
-    for future in others:
-        future.result()
+
+    def work(at: int) -> None:
+        _convolve_boxes(operation, x, filters, y, boxes[at::workers], shares[at], by_taps=by_taps)
+
+    helpers.share(work, workers)
 
 
-@cache
-def _pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(MOST_WORKERS, thread_name_prefix="ooc_cudnn host")
-
-
-@np.errstate(all="ignore")  # not inherited by the pool's threads
+@np.errstate(all="ignore")  # not inherited by other threads
 def _convolve_boxes(
     operation: Convolution,
     x: Array,
@@ -138,6 +125,7 @@ def _convolve_boxes(
     sites = _block_sites(operation)
     columns, product = scratch[: depth * sites], scratch[depth * sites :]
     for image, box in boxes:
+        interrupts.hear()
         shape = tuple(stop - start for start, stop in box)
         count = math.prod(shape)
         gathered = columns[: depth * count].reshape(depth, count)

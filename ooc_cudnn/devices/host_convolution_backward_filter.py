@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from concurrent.futures import wait
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from ooc_cudnn import interrupts
 from ooc_cudnn.devices import host_convolution
 from ooc_cudnn.devices.blas import one_thread
+from ooc_cudnn.devices.helpers import helpers
 from ooc_cudnn.devices.host_chunks import Array, arithmetic_dtype
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.convolution_backward import ConvolutionBackwardFilter
@@ -97,20 +98,14 @@ def convolution_backward_filter(
         _sum_boxes(forward, scratch, x, dy, boxes[at :: scratch.workers], shares[at])
 
     with one_thread():
-        others = [host_convolution._pool().submit(work, at) for at in range(1, scratch.workers)]
-        try:
-            work(0)
-        finally:
-            wait(others)  # no thread may touch the arena once this returns, even after an error
-        for future in others:
-            future.result()
+        helpers.share(work, scratch.workers)
     total = shares[0, : scratch.total]
     for share in shares[1:]:
         total += share[: scratch.total]
     np.copyto(output, total.reshape(forward.w_shape), casting="unsafe")
 
 
-@np.errstate(all="ignore")  # not inherited by the pool's threads
+@np.errstate(all="ignore")  # not inherited by other threads
 def _sum_boxes(
     forward: Convolution,
     scratch: Scratch,
@@ -127,6 +122,7 @@ def _sum_boxes(
     total[...] = 0
     sums = total.reshape(groups, per_group, depth)
     for image, box in boxes:
+        interrupts.hear()
         shape = tuple(stop - start for start, stop in box)
         count = math.prod(shape)
         gathered = columns[: depth * count].reshape(depth, count)

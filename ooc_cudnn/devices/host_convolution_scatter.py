@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from concurrent.futures import wait
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from ooc_cudnn import interrupts
 from ooc_cudnn.devices import host_convolution
+from ooc_cudnn.devices.helpers import helpers
 from ooc_cudnn.devices.host_chunks import Array, arithmetic_dtype, met
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.window import Range, ranges
@@ -128,20 +128,15 @@ def scatter(forward: Convolution, w: Array, dy: Array, dx: Array, workspace: Arr
     shares = memory[w.size :].reshape(scratch.workers, scratch.elements)
     cuts = [ranges(e, size) for e, size in zip(forward.x_shape[2:], scratch.box, strict=True)]
     boxes = list(itertools.product(range(forward.x_shape[0]), itertools.product(*cuts)))
-    work = partial(_scatter_boxes, forward, scratch, filters, dy, dx)
-    others = [
-        host_convolution._pool().submit(work, boxes[at :: scratch.workers], shares[at])
-        for at in range(1, scratch.workers)
-    ]
-    try:
-        work(boxes[:: scratch.workers], shares[0])
-    finally:
-        wait(others)  # no thread may touch the arena once this returns, even after an error
-    for future in others:
-        future.result()
+
+    def work(at: int) -> None:
+        mine = boxes[at :: scratch.workers]
+        _scatter_boxes(forward, scratch, filters, dy, dx, mine, shares[at])
+
+    helpers.share(work, scratch.workers)
 
 
-@np.errstate(all="ignore")  # not inherited by the pool's threads
+@np.errstate(all="ignore")  # not inherited by other threads
 def _scatter_boxes(
     forward: Convolution,
     scratch: Scratch,
@@ -158,6 +153,7 @@ def _scatter_boxes(
     borders = np.cumsum([scratch.gradient, scratch.columns])
     gradient, columns, result = np.split(memory, borders)
     for image, box in boxes:
+        interrupts.hear()
         windows = tuple(_reaching(forward, axis, range_) for axis, range_ in enumerate(box))
         sites = tuple(stop - start for start, stop in windows)
         shape = (c_x, *(stop - start for start, stop in box))

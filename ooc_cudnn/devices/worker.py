@@ -12,9 +12,15 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ooc_cudnn import interrupts
 from ooc_cudnn.devices.base import STREAMS
+from ooc_cudnn.devices.latch import Latch
+from ooc_cudnn.errors import DeviceUnavailableError
 
 Action = Callable[[Any], None]
+
+#: Who waits looks up so often: whether the run was stopped, whether Ctrl-C came.
+SLICE_SECONDS = 0.1
 
 
 class Cancelled(Exception):
@@ -27,7 +33,7 @@ class WorkerEvent:
     __slots__ = ("done", "failed", "start_seconds", "stop_seconds", "zero_seconds")
 
     def __init__(self, zero_seconds: float) -> None:
-        self.done = threading.Event()
+        self.done = Latch()
         self.zero_seconds = zero_seconds
         self.start_seconds = self.stop_seconds = zero_seconds
 
@@ -63,18 +69,33 @@ class WorkerRun:
         self._prepare = prepare
         self._handles = handles or dict.fromkeys(STREAMS)
         self._zero_seconds = time.perf_counter()
-        self._stop = threading.Event()
+        self._stopped = False
         self._error: BaseException | None = None
         self._queues: dict[str, queue.SimpleQueue[Any]] = {}
         self._threads: list[threading.Thread] = []
         if overlap:
-            for name in STREAMS:
-                self._queues[name] = queue.SimpleQueue()
-                thread = threading.Thread(
-                    target=self._work, args=(name,), name=f"ooc_cudnn {name}", daemon=True
-                )
-                self._threads.append(thread)
-                thread.start()
+            try:
+                for name in STREAMS:
+                    self._open(name)
+            except BaseException:
+                self.cancel()
+                raise
+
+    def _open(self, name: str) -> None:
+        """Start the thread of a stream."""
+        self._queues[name] = queue.SimpleQueue()
+        thread = threading.Thread(
+            target=self._work, args=(name,), name=f"ooc_cudnn {name}", daemon=True
+        )
+        try:
+            thread.start()
+        except RuntimeError as error:
+            raise DeviceUnavailableError(
+                f"the system gives no more threads ({error})",
+                remedy="Raise the limit on processes (`ulimit -u`, or the container's), end "
+                "threads of your own, or set overlap=False, which starts none.",
+            ) from error
+        self._threads.append(thread)
 
     def submit(
         self, stream: str, waits: Sequence[WorkerEvent], action: Action, *, signals: bool
@@ -97,37 +118,44 @@ class WorkerRun:
         event.start_seconds = time.perf_counter()
         action(self._handles[stream])
         event.stop_seconds = time.perf_counter()
-        event.done.set()
+        event.done.open()
 
     def _fail(self, error: BaseException) -> None:
         """Remember the first error and stop."""
         self._error = self._error or error
-        self._stop.set()
+        self._stopped = True
 
     def synchronize(self, event: WorkerEvent) -> None:
         """Wait for an action, in slices so that Ctrl-C is heard."""
-        while not event.done.wait(0.1):
-            if self._stop.is_set():
-                break
+        while not event.done.wait(SLICE_SECONDS) and not self._stopped:
+            interrupts.hear()
         self._raise()
 
     def finish(self, *, wait: bool = True) -> None:
-        """Let the threads run dry, and join them."""
+        """Let the threads run dry, and join them; Ctrl-C is heard while they run."""
+        self._end()
+        for thread in self._threads:
+            while thread.is_alive():
+                thread.join(SLICE_SECONDS)
+                interrupts.hear()
         self._join()
         self._raise()
 
     def cancel(self) -> None:
         """Drop what is queued and join the threads."""
-        self._stop.set()
+        self._stopped = True
         self._join()
 
-    def _join(self) -> None:
+    def _end(self) -> None:
+        """Let each thread end when it has done what is queued."""
         for waiting in self._queues.values():
             waiting.put(None)
-        for thread in self._threads:
-            while thread.is_alive():
-                thread.join(0.1)
-        self._threads = []
+
+    def _join(self) -> None:
+        self._end()
+        while self._threads:
+            self._threads[-1].join()
+            self._threads.pop()
 
     def _raise(self) -> None:
         if self._error is not None:
@@ -145,18 +173,17 @@ class WorkerRun:
             try:
                 for earlier in waits:
                     self._wait(earlier)
-                if self._stop.is_set():
+                if self._stopped:
                     raise Cancelled
                 self._perform(name, waits, action, event)
             except Cancelled:
-                event.done.set()
+                event.done.open()
             except BaseException as error:  # handed to the caller's thread
                 self._fail(error)
-                event.done.set()
+                event.done.open()
 
     def _wait(self, event: WorkerEvent) -> None:
-        while not event.done.wait(0.5):
-            if self._stop.is_set():
-                raise Cancelled
-        if self._stop.is_set():
+        while not event.done.wait(SLICE_SECONDS) and not self._stopped:
+            pass
+        if self._stopped:
             raise Cancelled

@@ -7,7 +7,6 @@ the executor.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator, Mapping
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
+from ooc_cudnn import forks, interrupts
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.devices.launch_geometry import WIDEST_ACCESS_BYTES
@@ -86,7 +86,7 @@ class Prepared:
 
 
 _prepared: OrderedDict[Hashable, Prepared] = OrderedDict()
-_lock = threading.RLock()
+_lock = forks.lock()
 
 
 def call(description: Description, out: Any = None) -> Any:
@@ -127,19 +127,21 @@ def call(description: Description, out: Any = None) -> Any:
         prepared = _find(key, device, settings)
         if prepared is None:
             prepared = _prepare(key, function, build, operands, outs, further, device, settings)
-        try:
-            _attempt(prepared, device, settings, operands, outs, description)
-        except DeviceOutOfMemoryError:
-            # The driver has less than the limit promised. Nothing has been copied yet.
-            device.release_caches()
-            forget_limits()
+        # From here on Ctrl-C is heard between two pieces, and where the run waits.
+        with interrupts.deferred():
             try:
                 _attempt(prepared, device, settings, operands, outs, description)
             except DeviceOutOfMemoryError:
-                prepared = _prepare(
-                    key, function, build, operands, outs, further, device, settings, share=0.5
-                )
-                _attempt(prepared, device, settings, operands, outs, description)
+                # The driver has less than the limit promised. Nothing has been copied yet.
+                device.release_caches()
+                forget_limits()
+                try:
+                    _attempt(prepared, device, settings, operands, outs, description)
+                except DeviceOutOfMemoryError:
+                    prepared = _prepare(
+                        key, function, build, operands, outs, further, device, settings, share=0.5
+                    )
+                    _attempt(prepared, device, settings, operands, outs, description)
     return _returned(results, given, outs, {**operands, **outs}[prepared.chain.lead])
 
 

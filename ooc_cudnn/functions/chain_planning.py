@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-import threading
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping
 from dataclasses import replace
 
+from ooc_cudnn import forks
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.functions.target import Planned, PlannedPart, Target, make_request
 from ooc_cudnn.operations.chain import Chain
@@ -32,7 +32,7 @@ WORTH_TURNING = 1.02
 REMEMBERED_PLANS = 64
 
 _remembered: OrderedDict[Hashable, Planned] = OrderedDict()
-_lock = threading.Lock()
+_lock = forks.lock()
 
 
 def plan_request(

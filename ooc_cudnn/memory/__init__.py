@@ -13,8 +13,9 @@ def release() -> None:
     >>> import ooc_cudnn
     >>> ooc_cudnn.memory.release()
     """
+    from ooc_cudnn import interrupts
     from ooc_cudnn.devices import loaded_devices  # they import this package
 
     for device in loaded_devices():
-        with device.arena.lock:
+        with interrupts.deferred(), device.arena.lock:
             device.release_caches()

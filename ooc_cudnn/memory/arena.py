@@ -9,13 +9,18 @@ given back when the room is needed, by either of them, under a lower limit, or b
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 
+from ooc_cudnn import forks
 from ooc_cudnn.errors import DeviceOutOfMemoryError, OocError
 from ooc_cudnn.memory.loans import Allocation, Lent, Loans
 
 __all__ = ["Allocation", "Arena"]
+
+
+_arenas: weakref.WeakSet[Arena] = weakref.WeakSet()
 
 
 class Arena:
@@ -44,6 +49,7 @@ class Arena:
         self._peak_bytes = 0
         self._at_work = False
         self.lock = threading.RLock()
+        _arenas.add(self)
 
     @property
     def array_bytes(self) -> int:
@@ -200,3 +206,12 @@ class Arena:
                         held_bytes=held_bytes,
                         purpose=purpose,
                     ) from error
+
+
+def _free_arenas() -> None:
+    """In a forked child: the call that was at work is the parent's."""
+    for arena in list(_arenas):
+        arena.lock, arena._at_work = threading.RLock(), False
+
+
+forks.in_child(_free_arenas)

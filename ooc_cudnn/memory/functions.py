@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from ooc_cudnn import interrupts
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.devices.base import Device
+from ooc_cudnn.devices.running import running
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.errors import DeviceOutOfMemoryError, HostOutOfMemoryError
 from ooc_cudnn.memory.arrays import Located, array_span, check_writable, locate
@@ -149,12 +151,12 @@ def memcpy(dst: Array, src: Array) -> None:
     (inside, outside), stream = (_as_words(to), _as_words(from_)), "copy_in"
     if to.placement != "device":
         (inside, outside), stream = (outside, inside), "copy_out"
-    run = device.start(overlap=False, staged=True, timed=False)
-    if stream == "copy_in":
-        run.submit(stream, (), lambda s: device.copy_in(inside, outside, s), signals=True)
-    else:
-        run.submit(stream, (), lambda s: device.copy_out(outside, inside, s), signals=True)
-    run.finish(wait=True)
+    with running(device, overlap=False, staged=True, timed=False) as run:
+        if stream == "copy_in":
+            run.submit(stream, (), lambda s: device.copy_in(inside, outside, s), signals=True)
+        else:
+            run.submit(stream, (), lambda s: device.copy_out(outside, inside, s), signals=True)
+        run.finish(wait=True)
 
 
 def _as_words(located: Located) -> Any:
@@ -200,15 +202,17 @@ class Pin:
         # The lowest address: of an array with negative strides, not that of its first element.
         self._pointer = array_span(array)[0]
         device = get_device(current().device)
-        device.pin(self._pointer, array.nbytes)
-        self._device = device  # only what was pinned is unpinned
+        with interrupts.deferred():
+            device.pin(self._pointer, array.nbytes)
+            self._device = device  # only what was pinned is unpinned
 
     def close(self) -> None:
         """Unlock the pages; a second call does nothing."""
-        if self._device is not None:
-            device, self._device = self._device, None
-            device.synchronize()
-            device.unpin(self._pointer)
+        with interrupts.deferred():
+            if self._device is not None:
+                device, self._device = self._device, None
+                device.synchronize()
+                device.unpin(self._pointer)
 
     def __enter__(self) -> np.ndarray[Any, Any]:
         return self.array

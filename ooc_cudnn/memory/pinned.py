@@ -7,25 +7,51 @@ array of the same size, until the limit asks for it or `release` gives it back.
 from __future__ import annotations
 
 import ctypes
-import threading
 import weakref
-from collections import defaultdict
+from collections import defaultdict, deque
 from typing import Any
 
 import numpy as np
 
+from ooc_cudnn import forks, interrupts
 from ooc_cudnn.devices.base import Device, HostArray
 from ooc_cudnn.errors import HostOutOfMemoryError
 
 PAGE_BYTES = 4096
 
 
+class _Loan(weakref.ref[Any]):
+    """Tells that an array is gone; holds the memory that it had."""
+
+    __slots__ = ("memory",)
+    memory: HostArray
+
+
 class _Pool:
-    """The pinned memory of one device: bytes held, and what lies ready, by size."""
+    """The pinned memory of one device: bytes held, and what lies ready, by size.
+
+    That an array is gone is noted by one append in C, and counted by `collect`: a finalizer in
+    Python could be cut short by Ctrl-C, wherever it happened to run, and its memory would be lost.
+    """
 
     def __init__(self) -> None:
         self.held_bytes = 0
         self.ready: defaultdict[int, list[HostArray]] = defaultdict(list)
+        self._lent: dict[int, _Loan] = {}
+        self._over: deque[_Loan] = deque()
+
+    def lend(self, memory: HostArray, array: object) -> None:
+        """Keep memory until the array that has it is gone."""
+        loan = _Loan(array, self._over.append)
+        loan.memory = memory
+        self._lent[id(loan)] = loan
+
+    def collect(self) -> None:
+        """Let what has come back lie ready for the next array of its size."""
+        while self._over:
+            loan = self._over.popleft()
+            del self._lent[id(loan)]
+            self.ready[loan.memory.nbytes].append(loan.memory)
 
     def drop_ready(self) -> None:
         """Give back to the system what no array uses."""
@@ -35,7 +61,7 @@ class _Pool:
 
 
 _pools: defaultdict[str, _Pool] = defaultdict(_Pool)
-_lock = threading.RLock()
+_lock = forks.recursive_lock()
 
 
 def held_bytes(device: Device) -> int:
@@ -45,15 +71,18 @@ def held_bytes(device: Device) -> int:
 
 def idle_bytes(device: Device) -> int:
     """Bytes of pinned host memory that no array uses: ready for new ones of the same sizes."""
-    with _lock:
-        ready = _pools[device.name].ready
-        return sum(nbytes * len(memory) for nbytes, memory in list(ready.items()))
+    with interrupts.deferred(), _lock:
+        pool = _pools[device.name]
+        pool.collect()
+        return sum(nbytes * len(memory) for nbytes, memory in pool.ready.items())
 
 
 def release(device: Device) -> None:
     """Give back the pinned memory that no array uses."""
-    with _lock:
-        _pools[device.name].drop_ready()
+    with interrupts.deferred(), _lock:
+        pool = _pools[device.name]
+        pool.collect()
+        pool.drop_ready()
 
 
 def allocate(
@@ -67,8 +96,9 @@ def allocate(
         If `limit_bytes` or the machine does not allow it.
     """
     rounded = -(-nbytes // PAGE_BYTES) * PAGE_BYTES
-    with _lock:
+    with interrupts.deferred(), _lock:
         pool = _pools[device.name]
+        pool.collect()
         if pool.ready.get(rounded):
             memory = pool.ready[rounded].pop()
         else:
@@ -82,9 +112,9 @@ def allocate(
                 pool.drop_ready()
                 memory = _allocate(device, pool, rounded, limit_bytes, purpose)
             pool.held_bytes += rounded
-    # The array's memory is an object of its own: when the last view is gone, so is it.
-    owner = (ctypes.c_char * nbytes).from_address(memory.__array_interface__["data"][0])
-    weakref.finalize(owner, _return, pool, memory, rounded).atexit = False
+        # The array's memory is an object of its own: when the last view is gone, so is it.
+        owner = (ctypes.c_char * nbytes).from_address(memory.__array_interface__["data"][0])
+        pool.lend(memory, owner)
     buffer: Any = owner
     return np.ndarray((nbytes,), np.uint8, buffer=buffer)
 
@@ -107,8 +137,3 @@ def _allocate(
         held_bytes=pool.held_bytes,
         purpose=purpose,
     ) from refused
-
-
-def _return(pool: _Pool, memory: HostArray, nbytes: int) -> None:
-    """Keep memory for the next array of its size. No lock: finalizers run anywhere."""
-    pool.ready[nbytes].append(memory)

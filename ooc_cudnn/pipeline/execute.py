@@ -11,8 +11,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from ooc_cudnn import interrupts
 from ooc_cudnn.devices.base import Device, Event, HostArray, Run
 from ooc_cudnn.devices.binding import Declared, bind, declared
+from ooc_cudnn.devices.running import running
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.operations.splittable import Region, Splittable
 from ooc_cudnn.pipeline.plan import Plan
@@ -211,14 +213,10 @@ class Executor:
         base = device.arena.reserve(
             self.layout.total_bytes, limit_bytes, purpose=self.plan.function
         )
-        with device.arena.at_work():
-            run = device.start(overlap=self.plan.overlap, staged=staged, timed=timed)
-            try:
-                events = self._issue(device, run, base, operands, timed, on_piece)
-                run.finish(wait=wait or timed)
-            except BaseException:
-                run.cancel()
-                raise
+        how = {"overlap": self.plan.overlap, "staged": staged, "timed": timed}
+        with interrupts.deferred(), device.arena.at_work(), running(device, **how) as run:
+            events = self._issue(device, run, base, operands, timed, on_piece)
+            run.finish(wait=wait or timed)
         return self._trace(device, events) if timed else None
 
     def is_bound(self, addresses: tuple[int, ...]) -> bool:
@@ -278,6 +276,7 @@ class Executor:
         throttled = self.schedule.pieces > ahead or on_piece is not None
         views = self._views_at(base)
         for index, step in enumerate(steps):
+            interrupts.hear()
             action = _action(device, index, step, views, operands)
             waits = [event for at in step.waits if (event := events[at]) is not None]
             ends_piece = throttled and (

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ooc_cudnn.devices.base import Device
+from ooc_cudnn.devices.running import running
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.errors import VerificationError
 from ooc_cudnn.operations.splittable import Piece, Read, Region, Splittable
@@ -63,14 +64,14 @@ class Verification:
         if 0 in found.shape:
             return np.empty(found.shape)
         array = np.empty(found.shape, numpy_dtype(found.dtype))
-        run = self.device.start(overlap=False, staged=True, timed=False)
-        run.submit(
-            "copy_out",
-            (),
-            lambda stream: self.device.copy_out(array, found, stream),
-            signals=True,
-        )
-        run.finish(wait=True)
+        with running(self.device, overlap=False, staged=True, timed=False) as run:
+            run.submit(
+                "copy_out",
+                (),
+                lambda stream: self.device.copy_out(array, found, stream),
+                signals=True,
+            )
+            run.finish(wait=True)
         return array.astype(np.float64)
 
     @np.errstate(all="ignore")  # infinity and NaN are compared, too

@@ -1,0 +1,302 @@
+"""Ctrl-C: at every point where Python may run its handler, once and twice; where it hung before.
+
+After each the call has raised KeyboardInterrupt (or ended, if that came first), nothing of it is
+left behind, its inputs are what they were, and the next call is right. `make faults` presses it at
+every single point, which takes long. `benchmarks.interruptions`
+presses Ctrl-C at random moments instead, as often as one likes.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from points import Pressed
+
+import ooc_cudnn
+from benchmarks import interruptions
+from benchmarks.left_behind import left_behind
+from ooc_cudnn import interrupts
+from ooc_cudnn.devices.latch import Latch
+from ooc_cudnn.devices.worker import WorkerRun
+from ooc_cudnn.functions.call import forget_calls
+from ooc_cudnn.memory import pinned
+
+LIMIT = "64KiB"
+
+
+@pytest.fixture(autouse=True)
+def as_python_has_it():
+    """Ctrl-C raises KeyboardInterrupt, whatever runs the tests."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+class Case:
+    """A call of several pieces, and what it has to return."""
+
+    def __init__(self, **settings):
+        random = np.random.default_rng(3)
+        self.x = random.standard_normal((4, 4, 24, 16)).astype(np.float32)
+        self.w = random.standard_normal((5, 4, 3, 3)).astype(np.float32)
+        self.b = random.standard_normal(5).astype(np.float32)
+        self.kept = [each.copy() for each in (self.x, self.w, self.b)]
+        self.settings = {"memory_limit": LIMIT} | settings
+        self.before = None
+        self.expected = self.call()
+
+    def call(self):
+        if self.before is not None:
+            self.before()
+        with ooc_cudnn.settings(**self.settings):
+            return ooc_cudnn.convolution_add_activation_forward(
+                self.x, self.w, self.b, padding=1, activation="relu"
+            )
+
+    def points(self):
+        self.call()
+        with Pressed() as none:
+            self.call()
+        return none.visited
+
+    def press(self, at, again_after=-1):
+        """Press Ctrl-C, and return what is wrong then."""
+        try:
+            with Pressed(at, again_after):
+                self.call()
+        except KeyboardInterrupt:
+            pass
+        wrong = left_behind()
+        if not np.array_equal(self.call(), self.expected):
+            wrong.append("the next call's result")
+        for array, kept in zip((self.x, self.w, self.b), self.kept, strict=True):
+            if not np.array_equal(array, kept):
+                wrong.append("an input")
+        return wrong
+
+
+def sweep(case, presses, again_after=-1):
+    """Press Ctrl-C at so many points, evenly; at every single one with FAULTS=all."""
+    found, points = {}, case.points()
+    step = 1 if os.environ.get("FAULTS") == "all" else max(1, points // presses)
+    for at in range(1, points + 1, step):
+        if wrong := case.press(at, again_after):
+            found[at] = wrong
+    return found
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_at_every_point_of_a_repeated_call(overlap):
+    case = Case(overlap=overlap)
+    assert case.points() > 300
+    assert not sweep(case, 60)
+
+
+def test_at_points_of_a_first_call():
+    case = Case()
+    case.before = forget_calls
+    assert case.points() > 5000
+    assert not sweep(case, 20)
+
+
+def test_a_second_time_while_the_first_is_seen_to():
+    case = Case()
+    for again_after in (1, 7, 40):
+        assert not sweep(case, 15, again_after)
+
+
+def test_with_a_result_on_the_device_and_arrays_dropped():
+    """What counts arrays that are gone is no Python code that Ctrl-C could cut short."""
+    case = Case(memory_limit="1MiB")
+
+    def drop():
+        array = ooc_cudnn.empty((4, 4))
+        array[...] = 1
+        with ooc_cudnn.settings(memory_limit=1):
+            assert ooc_cudnn.placement(ooc_cudnn.empty((4, 4))) == "pinned"
+
+    case.before = drop
+    assert not sweep(case, 40)
+
+
+def test_pinned_memory_comes_back_when_its_array_goes_while_ctrl_c_is_pressed(host_device):
+    def drop():
+        array = pinned.allocate(host_device, 100, None)
+        del array
+
+    with Pressed() as none:
+        drop()
+    for at in range(1, none.visited + 1):
+        try:
+            with Pressed(at):
+                drop()
+        except KeyboardInterrupt:
+            pass
+        assert left_behind() == []
+
+
+def test_where_it_hung_before(monkeypatch):
+    """KeyboardInterrupt in ``Condition.__enter__``, or out of a wait, held a lock workers need."""
+    gate, entered = threading.Event(), threading.Condition.__enter__
+    main = threading.main_thread()
+
+    def interrupted(condition):
+        caller = sys._getframe(1)
+        names = set()
+        while caller is not None:
+            names.add(caller.f_code.co_name)
+            caller = caller.f_back
+        got = entered(condition)
+        if threading.current_thread() is main and "synchronize" in names:
+            raise KeyboardInterrupt
+        return got
+
+    run = WorkerRun(overlap=True)
+    event = run.submit("compute", (), lambda _: gate.wait(30), signals=True)
+    monkeypatch.setattr(threading.Condition, "__enter__", interrupted)
+    timer = threading.Timer(0.2, gate.set)
+    timer.start()
+    run.synchronize(event)  # asks no condition, so nothing interrupts it
+    monkeypatch.undo()
+    run.finish()
+    timer.join()
+
+
+def test_a_latch_outlives_a_waiter_that_took_its_token():
+    latch = Latch()
+    latch.open()
+    latch._tokens.get()  # and the thread is interrupted before it puts it back
+    assert latch.wait(1)
+    late = Latch()
+    thread = threading.Thread(target=late.wait)
+    thread.start()
+    late.is_open = True  # and whoever took the token is gone
+    thread.join(30)
+    assert not thread.is_alive()
+
+
+def test_signals_are_noted_and_heard_in_order():
+    heard = []
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: heard.append(number))
+    try:
+        with interrupts.deferred():
+            signal.raise_signal(signal.SIGUSR1)
+            assert heard == []
+            with interrupts.deferred():
+                interrupts.hear()
+            assert heard == [signal.SIGUSR1]
+            signal.raise_signal(signal.SIGUSR1)
+            signal.raise_signal(signal.SIGUSR1)
+        assert heard == [signal.SIGUSR1] * 3
+        block = interrupts.deferred()
+        block.__enter__()
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            block.__exit__(None, None, None)
+        interrupts.hear()  # the second was not kept for later
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_handler_that_raises_at_once_leaves_no_block_open():
+    """A signal that comes while handlers are replaced or put back finds one of the two."""
+
+    def use():
+        with interrupts.deferred():
+            pass
+
+    with Pressed() as none:
+        use()
+    for at in range(1, none.visited + 1):
+        with pytest.raises(KeyboardInterrupt), Pressed(at):
+            use()
+        assert interrupts._active is None
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_other_threads_are_left_alone():
+    """Handlers run on the main thread: what another thread does there defers nothing."""
+    opened = []
+
+    def work():
+        with interrupts.deferred():
+            opened.append(interrupts._active)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert opened == [None]
+
+
+def test_settings_let_go_of_lose_no_ctrl_c(capsys):
+    """A ``__del__`` in Python swallowed it, with "Exception ignored in"."""
+
+    def use():
+        ooc_cudnn.settings(verify=0)
+        with ooc_cudnn.settings(verify=0):
+            pass
+        gc.collect()
+
+    use()
+    with Pressed() as none:
+        use()
+    for at in range(1, none.visited + 1):
+        with pytest.raises(KeyboardInterrupt), Pressed(at):
+            use()
+    assert capsys.readouterr().err == ""
+
+
+def test_it_is_prompt():
+    """A call of many pieces is given up after the piece at work, not at its end."""
+    case, seen = Case(memory_limit="24KiB"), []
+
+    def press(done, total):
+        if not seen:
+            signal.raise_signal(signal.SIGINT)
+        seen.append((done, total))
+
+    case.settings["progress"] = press
+    with pytest.raises(KeyboardInterrupt):
+        case.call()
+    assert len(seen) == 1
+    assert seen[0][1] > 10
+
+
+def test_from_the_keyboard():
+    """A process of its own, interrupted from outside while it computes, ends as Python's do."""
+    code = """if True:
+        import numpy, ooc_cudnn, sys
+        ooc_cudnn.settings(device="host", machine="host", memory_limit="256KiB")
+        x, w = numpy.ones((64, 8, 64, 64), "f4"), numpy.ones((8, 8, 3, 3), "f4")
+        ooc_cudnn.convolution_forward(x, w, padding=1)
+        print("ready", flush=True)
+        while True:
+            ooc_cudnn.convolution_forward(x, w, padding=1)
+    """
+    root = Path(__file__).parents[2]
+    with subprocess.Popen(
+        [sys.executable, "-c", code], cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout.readline() == b"ready\n"
+        time.sleep(0.3)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=120)
+    assert errors.rstrip().endswith(b"KeyboardInterrupt"), errors.decode()
+    assert b"ignored" not in errors
+    assert process.returncode in (-signal.SIGINT, 130)
+
+
+def test_at_random_moments(tmp_path):
+    arguments = ["--device", "host", "--count", "25", "--quick", "--output", str(tmp_path)]
+    assert interruptions.main(arguments) == 0
