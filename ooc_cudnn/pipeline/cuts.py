@@ -150,7 +150,9 @@ class Cuts:
         if math.inf in (rows.width_bytes, others.width_bytes):  # that piece is all of it
             return rows if others.width_bytes == math.inf else others
         slope = (others.width_bytes - rows.width_bytes) / (other - one)
-        return rows._replace(width_bytes=rows.width_bytes + slope * (extent - one))
+        width_bytes = rows.width_bytes + slope * (extent - one)
+        # Rows of what is broadcast are no line; the least is one element.
+        return rows._replace(width_bytes=max(width_bytes, self.request.specs[name].itemsize))
 
     @cached_property
     def _whole(self) -> Piece:

@@ -138,3 +138,13 @@ def test_the_least_that_an_error_names_works(seed):
         found = ooc_cudnn.plan(function, memory_limit=least, **arguments)
         assert found.device_bytes <= least
         ooc_cudnn.plan(function, memory_limit=2 * least, **arguments)
+
+
+@pytest.mark.parametrize("strides", [(558, 186, 0), (3, 1, 0), (0, 1, 2)])
+@pytest.mark.parametrize("mode", ["channel", "instance"])
+def test_an_operand_that_is_broadcast_along_its_rows_has_a_plan(strides, mode):
+    """The width of its rows is no line in the size of the pieces: it came out as 0."""
+    x = TensorSpec((3, 2, 93), "float16", "pinned", strides)
+    for memory_limit in (1024, 1500, 2048, 4096, 10**6):
+        found = plan("softmax_forward", memory_limit, x=x, mode=mode)
+        assert found.device_bytes <= memory_limit
