@@ -85,6 +85,8 @@ def channel_sum(dy, dtype):
 def activation_backward(y, dy, x, dtype, mode, coef=None):
     """dx of (y, dy, x); y, dy and x are exact."""
     coef = reference.DEFAULT_COEF.get(mode, 0.0) if coef is None else coef
+    # As the arithmetic has it: the slope of an elu at its limit, y = -coef, is 0 there.
+    coef = float(np.dtype("f8" if dtype == "float64" else "f4").type(coef))
     y, dy = y.astype("f8"), dy.astype("f8")
     x = y if x is None else x.astype("f8")
     gate = reference.ACTIVATIONS["sigmoid"](coef * x, 0)
@@ -103,7 +105,10 @@ def activation_backward(y, dy, x, dtype, mode, coef=None):
     }
     slope = slopes[mode]
     size = np.abs(dy) * (1 + np.abs(slope) + np.abs(x)) * max(1.0, abs(coef))
-    value = np.where(slope == 0, 0.0, dy * slope)
+    with np.errstate(invalid="ignore"):
+        value = dy * slope  # an infinite dy by a slope of 0 is NaN, as in PyTorch
+    if mode in ("relu", "clipped_relu"):  # those select
+        value = np.where(slope == 0, 0.0, value)
     if mode in ("relu", "clipped_relu", "identity"):
         return Bounded(value, UNIT[dtype] * np.abs(value))
     return Bounded(value, np.zeros(value.shape)).computed(12, size, dtype)

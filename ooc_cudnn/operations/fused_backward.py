@@ -205,13 +205,8 @@ class FusedBackward(Splittable):
     def _before_activation(self, build: Builder) -> str:
         """dz = dy * f'(x), in the plan's layout."""
         dy = build.in_order("dy", build.layout)
-        if self.mode == "identity" and dy != "dy":
-            return dy
         shape = build.buffers["dy"].shape
         dz = build.scratch("dz", shape, self.dtype, build.layout)
-        if self.mode == "identity":  # rows of it are taken, which a slot of dy cannot give
-            build.copy(dy, dz)
-            return dz
         y = build.in_order("y", build.layout)
         build.launch(ActivationBackward(shape, self.mode, self.coef, self.dtype), (y, dy, ""), dz)
         build.release(y, dy)

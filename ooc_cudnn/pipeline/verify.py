@@ -110,6 +110,10 @@ class Verification:
         error = np.abs(actual - expected)
         # NaN and infinity must appear where they are expected, and nowhere else.
         same = (actual == expected) | (np.isnan(actual) & np.isnan(expected))
+        # What is too large for the result's type is infinite there.
+        farthest = expected + np.copysign(tolerance, expected)
+        rounded = farthest.astype(numpy_dtype(self.call.operands[name].dtype)).astype(np.float64)
+        same |= np.isinf(actual) & (actual == rounded)
         wrong = ~(same | (error <= tolerance))
         if wrong.any():
             at = tuple(int(i) for i in np.argwhere(wrong)[0])

@@ -44,6 +44,15 @@ def test_sums_that_cancel_are_no_fault(random):
         ooc_cudnn.convolution_forward(x, w)
 
 
+def test_a_result_too_large_for_its_type_is_no_fault():
+    x = np.full((2, 10, 3, 3), 100, np.float16)
+    x[1] *= -1
+    with ooc_cudnn.settings(verify=20):
+        y = ooc_cudnn.convolution_forward(x, x[:1, :, :1, :1])
+    assert y[0].min() == np.inf
+    assert y[1].max() == -np.inf
+
+
 def test_old_content_is_read_before_the_run(random):
     x, w, _ = data(random)
     out = random.standard_normal((2, 6, 7, 5)).astype("f4")
