@@ -17,40 +17,33 @@ from dataclasses import replace
 import numpy as np
 
 from ooc_cudnn.calibration_compute import ComputeMeasurements
-from ooc_cudnn.calibration_link import LinkMeasurements
+from ooc_cudnn.calibration_lines import KEPT, LineFitter, how_sure, is_noisy, spoilt
+from ooc_cudnn.calibration_link import PAIRS, LinkMeasurements
 from ooc_cudnn.calibration_losses import measured_losses
 from ooc_cudnn.calibration_rows import LARGE_BYTES, RowMeasurements
 from ooc_cudnn.calibration_steps import host_seconds
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.functions.call import forget_calls
-from ooc_cudnn.machines import machine_for, machine_path
+from ooc_cudnn.machines import calibrated_before, machine_for, machine_path
 from ooc_cudnn.measuring import Bench, Group, Timing, make_bench, undisturbed
 from ooc_cudnn.memory.limit import limit_bytes
 from ooc_cudnn.progress import reporter
 from ooc_cudnn.settings import current
 from ooc_cudnn.settings_table import Progress
+from ooc_cudnn.telling import warn
 from perfmodel import (
     ComputeModel,
-    FitError,
     Line,
     MachineModel,
     Samples,
     Slowdown,
     TransferModel,
-    fit_proportional,
-    fit_samples,
-    shipped,
 )
-from perfmodel.linear import FEWEST_WORKS, NO_FEATURES
-from perfmodel.transfer import SLAB_BYTES
+from perfmodel.linear import NO_FEATURES
 
 __all__ = ["calibrate", "machine_for"]
 
-#: A line is refused if the timings of its typical sample lie further than this from their median:
-#: disturbances that spread them so far make the fit about half as slow again. (Files are on disks
-#: that others use.)
-TOO_NOISY, TOO_NOISY_FILES = 0.25, 1.0
 #: After so many groups of launches, what the host takes is measured once more.
 OFTEN = 10
 
@@ -77,8 +70,6 @@ def calibrate(
 
     Raises
     ------
-    perfmodel.FitError
-        If timings vary too much, or fall as work grows: something else uses the machine.
     DeviceOutOfMemoryError
         If the memory limit leaves no room to measure.
     OSError
@@ -88,6 +79,11 @@ def calibrate(
     -----
     Source: sections 4.1 and 4.2 of the ooc_cuDNN paper. The file is written at the very end, so an
     interrupted calibration leaves the last one in place.
+
+    What else uses the machine spoils measurements. Parts that were disturbed are measured once
+    more, and the quieter time counts. A line that is still spoilt is kept from an earlier
+    calibration of this machine; without one, the line of a shipped machine is scaled to what was
+    seen. A warning says which, how sure the model is, and what that means for plans.
     """
     settings = current()
     if device is None or isinstance(device, str):
@@ -96,7 +92,7 @@ def calibrate(
         limit = limit_bytes(device, settings.memory_limit)
         bench = make_bench(device, limit, quick=quick)
         device.release_caches()
-        calibration = _Calibration(bench, quick=quick)
+        calibration = _Calibration(bench, quick=quick, earlier=calibrated_before(device))
         try:
             model = calibration.model(settings.progress)
         finally:
@@ -104,6 +100,8 @@ def calibrate(
     if save:
         model.save(machine_path(device.identity()))
         forget_calls()
+    if any(spoilt(model).values()):
+        warn(f"something else used the machine: {'. '.join(how_sure(model))}.")
     return model
 
 
@@ -114,6 +112,12 @@ class _Measured:
         self.work: list[float] = []
         self.timings: list[Timing] = []
         self.features: list[Mapping[str, float]] = []
+
+    def add(self, other: _Measured) -> None:
+        """Add what another group measured."""
+        self.work += other.work
+        self.timings += other.timings
+        self.features += other.features
 
     @property
     def spread(self) -> float:
@@ -133,9 +137,11 @@ class _Measured:
 class _Calibration:
     """The measurements of one calibration, in the order in which they are made."""
 
-    def __init__(self, bench: Bench, *, quick: bool) -> None:
+    def __init__(self, bench: Bench, *, quick: bool, earlier: MachineModel | None = None) -> None:
         self.bench, self.device = bench, bench.device
-        self.measured: defaultdict[str, _Measured] = defaultdict(_Measured)
+        self.fitter = LineFitter(self.device, earlier)
+        #: What each group measured, by the keys of lines.
+        self.parts: list[tuple[Group, defaultdict[str, _Measured]]] = []
         self.quality: dict[str, dict[str, float]] = {}
         self.facts: dict[str, float] = {}
         self.host: dict[str, float] = {}
@@ -150,7 +156,7 @@ class _Calibration:
         self, key: str, work: float, timing: Timing, features: Mapping[str, float] = NO_FEATURES
     ) -> None:
         """Keep a sample of a line."""
-        found = self.measured[key]
+        found = self.parts[-1][1][key]
         found.work.append(work)
         found.timings.append(timing)
         found.features.append(features)
@@ -175,14 +181,57 @@ class _Calibration:
             self.references()  # warms up
             first = self.references()
             for group in groups:
-                group.measure()
+                self.parts.append((group, self.measured_by(group)))
                 done += group.seconds
                 report.update(round(100 * done / seconds))
+            self.measure_disturbed_again()
             self.link.close()
             self.apart.close()
             for name, after in self.references().items():
                 self.facts[f"drift_of_{name}_share"] = after / first[name] - 1.0
         self.facts["calibration_seconds"] = round(time.perf_counter() - began, 1)
+
+    def measured_by(self, group: Group) -> defaultdict[str, _Measured]:
+        """Make the measurements of a group; return what it told of lines."""
+        self.parts.append((group, defaultdict(_Measured)))
+        group.measure()
+        return self.parts.pop()[1]
+
+    def measure_disturbed_again(self) -> None:
+        """Measure what was disturbed once more; of each line the quieter time counts.
+
+        What both directions lose to each other is told beside copies one way: where one such pair
+        was disturbed, or what it is compared with, all of them are measured again.
+        """
+        quality, slowdowns = dict(self.link.quality), dict(self.link.slowdowns)
+        samples = dict(self.link.samples)
+        disturbed = [
+            any(is_noisy(key, part.spread) for key, part in found.items())
+            for _, found in self.parts
+        ]
+        of_pairs = [group.label in PAIRS for group, _ in self.parts]
+        noisy_pairs = any(is_noisy(name, held["spread"]) for name, held in quality.items())
+        if noisy_pairs or any(map(all, zip(disturbed, of_pairs, strict=True))):
+            disturbed = [was or of for was, of in zip(disturbed, of_pairs, strict=True)]
+        for (group, found), was in zip(list(self.parts), disturbed, strict=True):
+            for key, part in (self.measured_by(group) if was else {}).items():
+                if key not in found or part.spread < found[key].spread:
+                    found[key] = part
+        for name, before in quality.items():
+            now = self.link.quality[name]["spread"]
+            if is_noisy(name, now) and before["spread"] < now:
+                pair = name.removeprefix("duplex/")
+                self.link.quality[name], self.link.slowdowns[pair] = before, slowdowns[pair]
+                self.link.samples |= {k: v for k, v in samples.items() if k.startswith(f"{name}/")}
+
+    @property
+    def measured(self) -> dict[str, _Measured]:
+        """What was measured for each line, by all groups."""
+        joined: defaultdict[str, _Measured] = defaultdict(_Measured)
+        for _, found in self.parts:
+            for key, part in found.items():
+                joined[key].add(part)
+        return joined
 
     def steps(self) -> None:
         """Measure how long the host takes to issue a step; disturbances only add."""
@@ -208,14 +257,18 @@ class _Calibration:
     def model(self, progress: Progress) -> MachineModel:
         """Measure everything, and fit it."""
         self.measure(progress)
-        samples = {key: found.samples() for key, found in self.measured.items()}
-        lines = {key: self.line(key, held) for key, held in samples.items()}
+        samples, lines = dict[str, Samples](), dict[str, Line]()
+        for key, found in self.measured.items():
+            lines[key], samples[key] = self.fitter.line(key, found.samples(), found.spread)
         copies: dict[str, dict[str, Line]] = {"copy_in": {}, "copy_out": {}}
         for key in [key for key in lines if key.startswith("copy_")]:
             direction, placement = key.split("/")
-            further = self.apart.terms[key]
-            terms = {name: float(f"{rate:.5g}") for name, rate in further.items() if rate}
-            copies[direction][placement] = replace(lines.pop(key), terms=terms)
+            line = lines.pop(key)
+            if KEPT not in self.fitter.quality[key]:
+                further = self.apart.terms[key]
+                terms = {name: float(f"{rate:.5g}") for name, rate in further.items() if rate}
+                line = replace(line, terms=terms)
+            copies[direction][placement] = line
         identity = dict(self.device.identity())
         identity.setdefault(
             "device_bytes", str(self.device.free_bytes() + self.device.arena.held_bytes)
@@ -241,7 +294,7 @@ class _Calibration:
             operand_seconds=self.host.get("operand_seconds", 0.0),
             losses=self.losses,
             calibrated=datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
-            quality=self.quality | self.link.quality,
+            quality=self.quality | self.fitter.quality | self.link.quality,
             samples=samples | self.link.samples,
             facts=self.facts | self.link.facts,
         )
@@ -281,43 +334,11 @@ class _Calibration:
             key: float(f"{undisturbed(found):.4g}") for key, found in self.compute.launching.items()
         }
 
-    def line(self, key: str, samples: Samples) -> Line:
-        """Fit one line, and keep how good it is."""
-        spread, name = self.measured[key].spread, f"{key} on {self.device.name}"
-        if spread > (TOO_NOISY_FILES if key.endswith("/disk") else TOO_NOISY):
-            raise FitError(
-                f"{name}: timings vary by {spread:.0%} from batch to batch; something else uses "
-                "the machine, so calibrate again when it is quiet"
-            )
-        try:
-            filling = self.filling_slabs(key, samples)
-            if filling and key.endswith("/disk"):
-                # a few, and noisy: what a line through them starts with is chance
-                fitted = fit_proportional(filling)
-            else:
-                fitted = fit_samples(filling or samples, self.like(key))
-        except FitError as error:
-            raise FitError(f"{name}: {error}") from error
-        self.quality[key] = {**fitted.quality(), "spread": spread}
-        return fitted.line
-
-    def filling_slabs(self, key: str, samples: Samples) -> Samples | None:
-        """Of what is staged, the copies that fill slabs; None if there are too few.
-
-        Smaller ones are late rather than slow, which `latency` tells.
-        """
-        staged = key.endswith(("/pageable", "/disk")) and self.device.kind != "host"
-        large = [at for at, count in enumerate(samples.work) if count >= SLAB_BYTES]
-        if not staged or len(large) < FEWEST_WORKS:
-            return None
-        work, seconds = ([held[at] for at in large] for held in (samples.work, samples.seconds))
-        return Samples(tuple(work), tuple(seconds))
-
     def completed(
         self, lines: Mapping[str, Line], samples: Mapping[str, Samples]
     ) -> dict[str, Line]:
         """Add the lines that were not measured: as far from the shipped ones as the nearest is."""
-        known = self.shipped.compute.lines
+        known = self.fitter.shipped.compute.lines
         both = ComputeModel({key: line for key, line in lines.items() if key in known})
         found = dict(lines)
         for key in known.keys() - lines.keys():
@@ -326,15 +347,3 @@ class _Calibration:
             factor = float(np.median(held.predicted(lines[near]) / held.predicted(known[near])))
             found[key] = known[key].scaled(factor)
         return found
-
-    @property
-    def shipped(self) -> MachineModel:
-        """The shipped machine of the device's kind."""
-        return shipped("host" if self.device.kind == "host" else "h200")
-
-    def like(self, key: str) -> Line | None:
-        """The line of a shipped machine that is scaled where samples are few; none of a copy."""
-        if key.startswith("copy_"):
-            return None
-        known = self.shipped.compute
-        return known.lines[known.nearest_key(key)]

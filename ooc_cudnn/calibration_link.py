@@ -22,6 +22,8 @@ from perfmodel import Samples, Slowdown
 
 MIB = 2**20
 DIRECTIONS = ("copy_in", "copy_out")
+#: The groups that tell what both directions lose to each other, each beside those before it.
+PAIRS = PINNED, PAGEABLE, MIXED = "pinned copies", "pageable copies", "copies of both kinds"
 
 #: Bytes of pieces; for a quick calibration, the second of each.
 GPU_SIZES = tuple(MIB * n for n in (1, 4, 16, 32, 64, 128)), tuple(MIB * n for n in (1, 16, 32))
@@ -90,9 +92,9 @@ class LinkMeasurements:
         moved = self.bytes_each_way["pageable"] / 2**30
         found = [
             Group("host memory", 2.0 * moved, self.prepare),
-            Group("pinned copies", 1.5 * each * batch, partial(self.same, "pinned")),
-            Group("pageable copies", 1.5 * each * batch, partial(self.same, "pageable")),
-            Group("copies of both kinds", 4 * batch, self.mixed),
+            Group(PINNED, 1.5 * each * batch, partial(self.same, "pinned")),
+            Group(PAGEABLE, 1.5 * each * batch, partial(self.same, "pageable")),
+            Group(MIXED, 4 * batch, self.mixed),
             Group("strided copies", 4 * batch, self.strided),
         ]
         if self.device.kind != "host":  # there, nothing needs page-locking to be copied

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ooc_cudnn.calibration_lines import how_sure
 from perfmodel import Line, MachineModel
 
 #: Qualities in the order of their columns.
@@ -36,7 +37,7 @@ def report(model: MachineModel) -> str:
         rows.append(f"and by threads that stage: {model.staged_step_seconds * 1e6:.1f} us")
     if model.operand_seconds:
         rows.append(f"and each operand beyond two: {model.operand_seconds * 1e6:.1f} us")
-    rows += _facts(model.facts)
+    rows += [*_facts(model.facts), "", *how_sure(model)]
     return "\n".join(rows)
 
 

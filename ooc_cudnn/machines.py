@@ -122,6 +122,17 @@ def machine_for(
     return _shipped_once(default)
 
 
+def calibrated_before(device: Device) -> MachineModel | None:
+    """Return what `calibrate` fitted on this machine, if it did and it can be used."""
+    path = machine_path(device.identity())
+    try:
+        model = _load_once(path)
+        _check_identity(model, device.identity(), path)
+    except (MachineFileError, OSError):
+        return None
+    return model
+
+
 def _shipped_once(name: str) -> MachineModel:
     if name not in _shipped:
         _shipped[name] = shipped(name)

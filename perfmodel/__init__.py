@@ -25,7 +25,7 @@ from .pipeline import (
     replay,
 )
 from .problem import Found, InfeasibleError, Price, Problem, default_candidates
-from .samples import Samples, fit_proportional, fit_samples
+from .samples import Samples, fit_proportional, fit_samples, fit_scaled
 from .search import exhaustive_search, ordered_search
 from .search_guided import EstimatedProblem, guided_search
 from .search_local import local_search
@@ -63,6 +63,7 @@ __all__ = [
     "fit",
     "fit_proportional",
     "fit_samples",
+    "fit_scaled",
     "guided_search",
     "local_search",
     "ordered_search",

@@ -106,7 +106,7 @@ def fit_samples(samples: Samples, like: Line | None = None) -> Fit:
     """
     if like is None:
         return fit(samples.work, samples.seconds, samples.features)
-    scaled = _scaled(samples, like)
+    scaled = fit_scaled(samples, like)
     amounts = len(set(samples.work))
     if amounts < FEWEST_WORKS or (
         samples.features and len(samples.work) <= 2 + len(samples.features)
@@ -129,10 +129,22 @@ def fit_proportional(samples: Samples) -> Fit:
     >>> fit_proportional(Samples((1e6, 2e6, 4e6), (1e-3, 2e-3, 9e-3))).line
     Line(alpha=1e-09, beta=0.0, terms={})
     """
-    return _scaled(samples, Line(1.0, 0.0))
+    return fit_scaled(samples, Line(1.0, 0.0))
 
 
-def _scaled(samples: Samples, like: Line) -> Fit:
+def fit_scaled(samples: Samples, like: Line) -> Fit:
+    """Scale a known line by the median of what samples take over what it says.
+
+    Raises
+    ------
+    FitError
+        If the line says that a sample takes no time.
+
+    Examples
+    --------
+    >>> fit_scaled(Samples((1e6, 2e6), (1e-3, 2e-3)), Line(5e-10, 0.0)).line
+    Line(alpha=1e-09, beta=0.0, terms={})
+    """
     seconds, predicted = np.array(samples.seconds), samples.predicted(like)
     if not predicted.all():
         raise FitError("the line to scale takes no time")

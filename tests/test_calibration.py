@@ -139,12 +139,6 @@ class TestKnownMachine:
         assert line.alpha == pytest.approx(H200.transfer.copy_in["pinned"].alpha, rel=0.15)
         assert 0.001 < found.quality["copy_in/pinned"]["spread"] < 0.2
 
-    @pytest.mark.parametrize("noise", [1.5, 30.0])
-    def test_too_much_noise_is_refused_by_name(self, noise):
-        """A fit that is half as slow again, as it is with disturbances of this kind."""
-        with pytest.raises(FitError, match=r"on simulated h200: .*something else uses the machine"):
-            calibrate(NoisyDevice(H200, noise), save=False)
-
     def test_every_line_says_how_good_it_is(self):
         found = calibrate(SimulatedDevice(H200), save=False, quick=True)
         lines = {f"copy_in/{name}" for name in found.transfer.copy_in}
@@ -232,14 +226,6 @@ class TestKnownMachine:
             quality = found.quality[f"{way}/pinned"]
             assert quality["residual"] < 0.05
 
-    def test_a_falling_line_names_itself(self):
-        class Falling(SimulatedDevice):
-            def copy_out(self, destination, source, stream):
-                stream.seconds += 1e4 / source.size
-
-        with pytest.raises(FitError, match=r"copy_out/pinned on simulated h200: .*negative rate"):
-            calibrate(Falling(H200), save=False, quick=True)
-
     def test_it_keeps_to_the_memory_limit(self):
         device = SimulatedDevice(H200)
         most = 0
@@ -304,7 +290,8 @@ class TestKeeping:
         assert again.transfer.slowdowns == old.transfer.slowdowns
 
     @pytest.mark.parametrize(
-        "where", ["ooc_cudnn.calibration.fit_samples", "os.fsync", "os.replace", "tempfile.mkdtemp"]
+        "where",
+        ["ooc_cudnn.calibration_lines.fit_samples", "os.fsync", "os.replace", "tempfile.mkdtemp"],
     )
     def test_one_interrupted_elsewhere_leaves_the_old_one(self, cache, monkeypatch, where):
         def interrupted(*arguments, **keywords):
@@ -323,13 +310,6 @@ class TestKeeping:
         assert device.arena.block_bytes == device.arena.ready_bytes == 0
         left = [path for path in cache.rglob("*") if path.is_file()]
         assert left == [machine_path(device.identity())]
-
-    def test_a_fit_that_is_refused_leaves_the_old_one(self, cache):
-        quiet = SimulatedDevice(H200)
-        old = calibrate(quiet, quick=True)
-        with pytest.raises(FitError):
-            calibrate(NoisyDevice(H200, 30.0), quick=True)
-        self.nothing_but(old, quiet, cache)
 
     def test_calls_are_planned_anew(self, monkeypatch):
         forgotten = []
@@ -356,11 +336,9 @@ class TestKeeping:
         assert [done for done, _ in seen] == sorted(done for done, _ in seen)
 
 
+@pytest.mark.filterwarnings("ignore:something else used the machine")
 class TestThisMachine:
-    @pytest.fixture(autouse=True)
-    def shared(self, monkeypatch):
-        """Tests share the machine with each other: they bear more noise than a user should."""
-        monkeypatch.setattr(calibration, "TOO_NOISY", 2.0)
+    """Tests share the machine with each other: what that spoils is warned of."""
 
     def test_what_calls_need_is_there(self):
         model = calibrate("host", save=False, quick=True)
@@ -398,7 +376,7 @@ class TestThisMachine:
         pytest.fail(f"predicted / measured seconds were {ratios}")
 
 
-def test_files_that_seem_to_take_no_time_are_refused():
+def test_copies_of_files_that_seem_to_take_no_time_are_left_out():
     class Busy:
         batches = 3
 
@@ -410,11 +388,15 @@ def test_files_that_seem_to_take_no_time_are_refused():
 
         def in_turns(self, measures, fewest):
             names = "copy_in", "copy_out", "alone"
-            return [dict.fromkeys(names, Timing(0.0, 0.0)) for _ in measures]
+            found = [dict.fromkeys(names, Timing(0.0, 0.0)) for _ in measures]
+            found[-1] = dict.fromkeys(names, Timing(1.0, 0.0))
+            return found
 
-    files = FileCopies(Busy(), lambda *sample: None, (2**12,), turns=2)
-    with pytest.raises(FitError, match=r"copy_in/disk.*calibrate again"):
-        files.measure()
+    told = []
+    files = FileCopies(Busy(), lambda *sample: told.append(sample), (2**12, 2**13), turns=2)
+    files.measure()
+    assert told == [("copy_out/disk", 2**13, Timing(1.0, 0.0))]
+    assert list(files.alone) == ["copy_out"]
 
 
 class Roomy:

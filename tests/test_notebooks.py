@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from ooc_cudnn.bench.cases import CASES
 from ooc_cudnn.bench.runner import run_case
 from ooc_cudnn.functions.plan import plan_request
 from ooc_cudnn.pipeline.simulate import simulate
-from perfmodel import FitError, shipped
+from perfmodel import shipped
 
 pytest.importorskip("matplotlib")
 import itertools
@@ -141,7 +142,8 @@ def test_on_a_card_cases_are_measured_anew_unless_it_is_to_be_quick(monkeypatch,
 def test_a_machine_that_is_too_busy_to_calibrate_is_told_of(monkeypatch):
     def busy(**options):
         assert options == {"quick": True, "save": False}
-        raise FitError("timings vary")
+        warnings.warn("something else used the machine: timings vary", UserWarning, stacklevel=2)
+        return shipped("host")
 
     monkeypatch.setattr(ooc_cudnn, "calibrate", busy)
     model, source = story.calibrated()
