@@ -39,7 +39,7 @@ COUNT, QUICK_COUNT = 500, 9
 #: One interruption with all that follows it takes a second or so; a hang takes for ever.
 WATCHDOG_SECONDS = 180
 SHAPES = {"cuda": (32, 32, 256, 256), "host": (8, 16, 64, 64), "quick": (4, 4, 24, 16)}
-LIMITS = {"cuda": "48MiB", "host": "512KiB", "quick": "64KiB"}
+LIMITS = {"cuda": "48MiB", "host": "1MiB", "quick": "64KiB"}
 
 
 @dataclass

@@ -147,7 +147,7 @@ def test_pinned_memory_comes_back_when_its_array_goes_while_ctrl_c_is_pressed(ho
 def test_where_it_hung_before(monkeypatch):
     """KeyboardInterrupt in ``Condition.__enter__``, or out of a wait, held a lock workers need."""
     gate, entered = threading.Event(), threading.Condition.__enter__
-    main = threading.main_thread()
+    main = threading.get_ident()
 
     def interrupted(condition):
         caller = sys._getframe(1)
@@ -156,7 +156,7 @@ def test_where_it_hung_before(monkeypatch):
             names.add(caller.f_code.co_name)
             caller = caller.f_back
         got = entered(condition)
-        if threading.current_thread() is main and "synchronize" in names:
+        if threading.get_ident() == main and "synchronize" in names:
             raise KeyboardInterrupt
         return got
 
