@@ -93,8 +93,12 @@ def empty_in(device: Device, placement: str, shape: tuple[int, ...], dtype: str,
         raw = allocate(device, nbytes, settings.host_memory_limit)
         array = raw.view(kind).reshape(stored)
     else:
-        array = np.empty(stored, kind)
+        array = _pageable(stored, kind)
     return array.transpose(0, len(shape) - 1, *range(1, len(shape) - 1)) if last else array
+
+
+def _pageable(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    return np.empty(shape, dtype)
 
 
 def zeros(shape: Any, dtype: Any = "float32", order: str = "channels_first") -> Any:
