@@ -24,7 +24,6 @@ NAMES = [
     "functions",
     "chain_vgg",
     "planning",
-    "interruptions",
 ]
 
 

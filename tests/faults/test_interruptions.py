@@ -9,6 +9,7 @@ presses Ctrl-C at random moments instead, as often as one likes.
 from __future__ import annotations
 
 import gc
+import json
 import os
 import signal
 import subprocess
@@ -300,3 +301,6 @@ def test_from_the_keyboard():
 def test_at_random_moments(tmp_path):
     arguments = ["--device", "host", "--count", "25", "--quick", "--output", str(tmp_path)]
     assert interruptions.main(arguments) == 0
+    report = json.loads((tmp_path / "interruptions_host.json").read_text())
+    assert report["verified"]
+    assert report["claims"][0]["value"] == 25
