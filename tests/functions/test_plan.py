@@ -246,3 +246,16 @@ def test_a_plan_goes_to_json_and_back(limit):
     here = plan("convolution_forward", x=TensorSpec((1, 3, 32, 32)), w=TensorSpec((8, 3, 3, 3)))
     assert here.algorithms
     assert Plan.from_json(json.loads(json.dumps(here.to_json()))) == here
+
+
+def test_a_broadcast_axis_may_be_the_one_that_is_cut():
+    """Rows of several elements are then of one: no line through two pieces tells their width."""
+    x = np.broadcast_to(np.zeros((6, 10, 3, 1), "f4")[::2, ::2], (3, 5, 3, 19))
+    w = np.zeros((12, 5, 3, 2), "f4")
+    with (
+        ooc_cudnn.settings(memory_limit=1280),
+        pytest.raises(PlanInfeasibleError) as caught,
+    ):
+        ooc_cudnn.plan("convolution_forward", x=x, w=w, padding=((2, 2), (1, 1)))
+    with ooc_cudnn.settings(memory_limit=caught.value.smallest_bytes):
+        ooc_cudnn.plan("convolution_forward", x=x, w=w, padding=((2, 2), (1, 1)))

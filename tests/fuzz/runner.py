@@ -225,7 +225,7 @@ class Run:
                 self.operands[n].view if n in case.given else None for n in problem.results
             )
             options["out"] = outs if len(outs) > 1 else outs[0]
-            if case.seed % 2:
+            if case.seed % 2 and not case.fault:
                 options.pop(problem.shape_option, None)
         return arrays, options
 
