@@ -67,6 +67,7 @@ class Report:
 
     def __init__(self, name: str, arguments: argparse.Namespace) -> None:
         self.name, self.arguments = name, arguments
+        self.file = name  # a benchmark of host and card alike has one for each
         self.begin = time.perf_counter()
         self.claims: list[Claim] = []
         self.measurements: dict[str, Any] = {}
@@ -134,7 +135,7 @@ class Report:
 
     def finish(self) -> int:
         """Write the file, print the table, return the exit status."""
-        path = Path(self.arguments.output) / f"{self.name}.json"
+        path = Path(self.arguments.output) / f"{self.file}.json"
         self.write(path)
         print(
             f"\n{self.name}" + (" (quick: the times mean nothing)" if self.arguments.quick else "")

@@ -218,7 +218,7 @@ def interrupted(kind: Kind, keyboard: Keyboard, seconds: list[float]) -> tuple[b
 def body(report: common.Report) -> None:
     """Interrupt as often as was asked, each time another kind of call."""
     arguments = report.arguments
-    report.name = f"{NAME}_{'cuda' if arguments.cuda else 'host'}"
+    report.file = f"{NAME}_{'cuda' if arguments.cuda else 'host'}"
     count = arguments.count or (QUICK_COUNT if arguments.quick else COUNT)
     device, random = get_device(arguments.device), np.random.default_rng(arguments.seed)
     signal.signal(signal.SIGINT, signal.default_int_handler)
