@@ -147,22 +147,29 @@ def how_sure(model: MachineModel) -> list[str]:
     >>> how_sure(shipped("host"))[0].startswith("how sure: half of the lines")
     True
     """
-    wrong = {
-        key: max(held["held_out_error"], held["spread"])
-        for key, held in model.quality.items()
-        if {"held_out_error", "spread"} <= held.keys()
+    held = {
+        key: of for key, of in model.quality.items() if {"held_out_error", "spread"} <= of.keys()
     }
-    if not wrong:
+    if not held:
         return ["how sure: not known; this model does not say how well it was fitted"]
-    least = sorted(wrong, key=lambda key: -wrong[key])[:NAMED]
-    named = ", ".join(f"{key} ({wrong[key]:.0%})" for key in least)
+    # no sample was held out of a single one
+    wrong = {
+        key: max(of["spread"], of["held_out_error"] if of.get("samples", 2.0) > 1 else 0.0)
+        for key, of in held.items()
+    }
+    single = sum(of.get("samples") == 1 for of in held.values())
+    told = {key: share for key, share in wrong.items() if held[key].get("samples") != 1} or wrong
+    least = sorted(told, key=lambda key: -told[key])[:NAMED]
+    named = ", ".join(f"{key} ({told[key]:.0%})" for key in least)
     lines = [
-        f"how sure: half of the lines are right within {statistics.median(wrong.values()):.0%}; "
+        f"how sure: half of the lines are right within {statistics.median(told.values()):.0%}; "
         f"least sure are {named}"
     ]
+    if single:
+        lines.append(f"known lines, scaled to one measurement each: {single}")
     kept, scaled = spoilt(model).values()
     if not kept and not scaled:
-        return [*lines, "nothing was disturbed: plans can rely on it"]
+        return [*lines, "nothing was disturbed: plans are as sure as these lines"]
     if kept:
         lines.append(f"disturbed, and kept from the earlier calibration: {_few(kept)}")
     if scaled:

@@ -162,7 +162,7 @@ def test_what_was_spoilt_before_is_measured_anew():
         warnings.simplefilter("error")
         found = calibrate(SimulatedDevice(H200))
     assert not any(spoilt(found).values())
-    assert how_sure(found)[-1] == "nothing was disturbed: plans can rely on it"
+    assert how_sure(found)[-1] == "nothing was disturbed: plans are as sure as these lines"
 
 
 def test_a_disturbance_that_passes_leaves_no_trace():
@@ -180,7 +180,7 @@ def test_a_disturbance_that_passes_leaves_no_trace():
 
 def test_the_report_says_how_sure_it_is():
     sure = calibrate(SimulatedDevice(H200), save=False, quick=True)
-    assert report(sure).endswith("nothing was disturbed: plans can rely on it")
+    assert report(sure).endswith("nothing was disturbed: plans are as sure as these lines")
     with pytest.warns(UserWarning, match=DISTURBED):
         unsure = calibrate(Noisy(H200, 3.0), save=False, quick=True)
     text = report(unsure)
@@ -191,3 +191,21 @@ def test_the_report_says_how_sure_it_is():
 def test_what_says_nothing_of_its_fit_is_not_known():
     bare = dataclasses.replace(shipped("host"), quality={})
     assert how_sure(bare) == ["how sure: not known; this model does not say how well it was fitted"]
+
+
+def test_a_single_sample_says_nothing_of_its_error():
+    quality = {
+        "copy_in/pinned": {"residual": 0.01, "held_out_error": 0.1, "spread": 0.02, "samples": 5.0},
+        "pointwise/float32": {
+            "residual": 0.0,
+            "held_out_error": 1.0,
+            "spread": 0.05,
+            "samples": 1.0,
+        },
+    }
+    found = how_sure(dataclasses.replace(shipped("host"), quality=quality))
+    assert found == [
+        "how sure: half of the lines are right within 10%; least sure are copy_in/pinned (10%)",
+        "known lines, scaled to one measurement each: 1",
+        "nothing was disturbed: plans are as sure as these lines",
+    ]
