@@ -10,7 +10,7 @@ import pytest
 
 import ooc_cudnn
 from benchmarks import common, model_page
-from ooc_cudnn import calibration
+from ooc_cudnn import calibration_lines
 from ooc_cudnn.functions import trials
 from ooc_cudnn.pipeline.pricing import CANDIDATES
 from perfmodel.transfer import FAR_BYTES, FAR_LEAST, FAR_WIDTH_BYTES, NARROWEST_ROW_BYTES
@@ -117,7 +117,7 @@ def test_the_model_page_quotes_the_constants_of_the_code():
     assert (FAR_LEAST, FAR_WIDTH_BYTES) == (0.17, 200_000)
     assert "rows that are narrower than 128 bytes" in text
     assert "min((pitch - width) / 2 MiB, 1) * min(0.17 + width / 200 kB, 1)" in text
-    assert (calibration.TOO_NOISY, calibration.TOO_NOISY_FILES) == (0.25, 1.0)
+    assert (calibration_lines.TOO_NOISY, calibration_lines.TOO_NOISY_FILES) == (0.25, 1.0)
     assert "more than 25 % from their median (files: 100 %)" in text
     assert (trials.SHORTEST_SECONDS, trials.LARGEST_ERROR) == (2e-4, 10.0)
     assert "computing takes 0.2 ms or more, and at least a tenth of what the link takes" in text
