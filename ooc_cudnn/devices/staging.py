@@ -47,20 +47,25 @@ class Pool:
 
     def __init__(self, threads: int, prepare: Callable[[], None]) -> None:
         self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._threads = threads
-        for index in range(threads):
+        self._threads = [
             threading.Thread(
                 target=self._work, args=(prepare,), name=f"ooc_cudnn staging {index}", daemon=True
-            ).start()
+            )
+            for index in range(threads)
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def put(self, task: Callable[[], None]) -> None:
         """Queue a task, which must not raise."""
         self._tasks.put(task)
 
     def close(self) -> None:
-        """Let the threads end."""
-        for _ in range(self._threads):
+        """End the threads."""
+        for _ in self._threads:
             self._tasks.put(None)
+        for thread in self._threads:
+            thread.join()
 
     def _work(self, prepare: Callable[[], None]) -> None:
         prepare()
@@ -149,13 +154,15 @@ class Staging:
             slab = Slab(array, self._runtime.eventCreateWithFlags(2))
             self._free["in" if index % 2 else "out"].put(slab)
         self._pool = Pool(max(2, min(THREADS, (os.cpu_count() or 4) - 4)), prepare)
-        threading.Thread(
+        self._drainer = threading.Thread(
             target=self._drain, args=(prepare,), name="ooc_cudnn draining", daemon=True
-        ).start()
+        )
+        self._drainer.start()
 
     def close(self) -> None:
         """End the threads and give the slabs back; only when nothing is being copied."""
         self._drained.put(None)
+        self._drainer.join()  # it holds the slab that it emptied last
         self._pool.close()
         for slabs in self._free.values():
             while not slabs.empty():
