@@ -33,7 +33,7 @@ demo: $(VENV)/ready-plot ## convolution + bias + ReLU on an image larger than th
 test: $(VENV)/ready-dev $(VENV)/ready-torch ## all tests that this machine can run
 	@$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
 
-faults: $(VENV)/ready-dev ## Ctrl-C at every single point, and all other faults; an hour or so
+faults: $(VENV)/ready-dev ## Ctrl-C at every point of a repeated call, and all other faults: half an hour
 	@FAULTS=all $(BIN)/python -m pytest --timeout 7200 tests/faults $(ARGS)
 
 gpu-test: $(VENV)/ready-dev $(VENV)/ready-torch ## the tests that need a card, and only they

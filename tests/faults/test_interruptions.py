@@ -2,7 +2,7 @@
 
 After each the call has raised KeyboardInterrupt (or ended, if that came first), nothing of it is
 left behind, its inputs are what they were, and the next call is right. `make faults` presses it at
-every single point, which takes long. `benchmarks.interruptions`
+every single point of a repeated call, and at a thousand of a first one. `benchmarks.interruptions`
 presses Ctrl-C at random moments instead, as often as one likes.
 """
 
@@ -86,9 +86,10 @@ class Case:
 
 
 def sweep(case, presses, again_after=-1):
-    """Press Ctrl-C at so many points, evenly; at every single one with FAULTS=all."""
+    """Press Ctrl-C at so many points, evenly; with FAULTS=all at fifty times as many."""
     found, points = {}, case.points()
-    step = 1 if os.environ.get("FAULTS") == "all" else max(1, points // presses)
+    presses *= 50 if os.environ.get("FAULTS") == "all" else 1
+    step = max(1, points // presses)
     for at in range(1, points + 1, step):
         if wrong := case.press(at, again_after):
             found[at] = wrong
