@@ -2,7 +2,7 @@
 
 After each the call has raised KeyboardInterrupt (or ended, if that came first), nothing of it is
 left behind, its inputs are what they were, and the next call is right. `make faults` presses it at
-every single point of a repeated call, and at a thousand of a first one. `benchmarks.interruptions`
+every single point of a repeated call, and at hundreds of a first one. `benchmarks.interruptions`
 presses Ctrl-C at random moments instead, as often as one likes.
 """
 
@@ -107,7 +107,7 @@ def test_at_points_of_a_first_call():
     case = Case()
     case.before = forget_calls
     assert case.points() > 5000
-    assert not sweep(case, 20)
+    assert not sweep(case, 10)
 
 
 def test_a_second_time_while_the_first_is_seen_to():
