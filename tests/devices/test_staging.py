@@ -106,7 +106,9 @@ def test_nothing_is_kept_of_what_was_copied(staged, way):
 def test_closing_gives_back_every_slab_at_once(monkeypatch):
     """Threads that end a moment later held one: 16 MiB stayed pinned after a release."""
     monkeypatch.setitem(sys.modules, "cupy", fake_cupy([]))
+    monkeypatch.setattr(staging, "CHUNK_BYTES", CHUNK)
     monkeypatch.setattr(staging, "SLAB_BYTES", SLAB)
+    monkeypatch.setattr(staging, "AT_ONCE_BYTES", CHUNK // 4)
     slabs = []
 
     def allocate(nbytes):
