@@ -77,7 +77,7 @@ class Convolved(Layer):
         )
 
     def expected(self, values, dy, arithmetic):
-        if self.fused and self.mode != "identity":
+        if self.fused:
             dy = slope(values[self.y], dy, self.dtype, self.mode, self.coef)
         x, w, cut, geometry = values[self.x], values[self.w], arithmetic.factor(dy), self.geometry
         return (

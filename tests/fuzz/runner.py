@@ -204,7 +204,7 @@ class Run:
         for name, array in hosted.items():
             wrong = difference(self.expected[name], array, exact_special=self.problem.exact_special)
             if wrong:
-                found.append(f"{name}: {wrong} (limit {limit})")
+                found.append(f"{name}: {wrong} (limit {limit}, call {self.calls})")
         for name, operand in self.operands.items():
             if around := operand.changed(inside=False):
                 found.append(f"{around} elements around {name} were changed")
