@@ -261,7 +261,7 @@ class Staging:
             slab, empty = item
             self._runtime.eventSynchronize(slab.event)
             empty()
-            del item, empty  # nor is it kept here
+            del item, slab, empty  # nor is anything kept here
 
 
 def _slabs(

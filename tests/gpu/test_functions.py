@@ -132,6 +132,16 @@ def test_some_splits_under_every_loop_order(name):
             made.run(split, order=order, depth=1 + at % 3, whole=at % 2 == 0, layout=layout)
 
 
+@pytest.mark.parametrize("padding", [((1, 0),), ((0, 1),)])
+@pytest.mark.parametrize("length", [29, 45, 107])
+def test_a_depthwise_filter_gradient_of_a_line_that_is_padded_at_one_end(length, padding):
+    """An engine of cuDNN 9.19 was off by a third: found by a drawn call."""
+    geometry = {"padding": padding, "groups": 2}
+    case = ConvolutionCase("line", (3, 2, length), (2, 1, 3), geometry)
+    call = calls.gradient_call(case, "filter")
+    call.check(call.run())
+
+
 # The public functions on more data than the limit ------------------------------------------------
 
 
