@@ -9,6 +9,7 @@ nonsense, so pieces are always packed here. What it does not support, our own ke
 
 from __future__ import annotations
 
+import gc
 import threading
 from typing import Any, NamedTuple
 
@@ -124,14 +125,19 @@ class Convolutions:
         least = min(*forward.x_shape, *forward.w_shape, *forward.output_shape)
         if least < 1 or any(min(pair) < 0 for pair in forward.padding):
             return None
-        for form in forms(operation):
-            left = None if budget_bytes is None else budget_bytes - form.nbytes
-            if left is not None and left < 0:
-                continue
-            found = self._build_form(form, left)
-            if found is not None:
-                return found
-        return None
+        try:
+            for form in forms(operation):
+                left = None if budget_bytes is None else budget_bytes - form.nbytes
+                if left is not None and left < 0:
+                    continue
+                found = self._build_form(form, left)
+                if found is not None:
+                    return found
+            return None
+        finally:
+            # The frontend keeps errors in cycles with its frames. These keep ours, and the arrays
+            # of the call with them, until the cycles are collected.
+            gc.collect(1)
 
     def _build_form(self, form: Form, budget_bytes: int | None) -> Executable | None:
         cudnn, operation = self._cudnn, form.operation

@@ -26,8 +26,8 @@ _SYMMETRIC_ONLY: dict[type, tuple[str, ...]] = {
     ConvolutionBackwardData: ("eng50",),
     ConvolutionBackwardFilter: ("eng1", "eng18", "eng20"),
 }
-#: One channel a group; the same along the last axis alone, for every image but the first. The
-#: filter gradient's is off by a third of the sums' size on one spatial axis of 29 elements and more.
+#: One channel a group; the same along the last axis alone, for every image but the first. That of
+#: the filter gradient is wrong on one spatial axis of 29 elements and more, by a third of the sums.
 _SYMMETRIC_LAST_AXIS_ONLY: dict[type, tuple[str, ...]] = {
     Convolution: ("eng5",),
     ConvolutionBackwardData: ("eng6",),

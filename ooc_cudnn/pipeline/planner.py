@@ -17,6 +17,7 @@ from ooc_cudnn.pipeline.plan import Alternative, Plan
 from ooc_cudnn.pipeline.pricing import Priced, Request, SplitProblem, aligned
 from ooc_cudnn.pipeline.promising import NEAR_THE_FLOOR
 from ooc_cudnn.pipeline.request import (
+    ALIGNMENT,
     LARGEST_BATCH,
     LARGEST_PIECE_BYTES,
     LARGEST_PIECE_ELEMENTS,
@@ -134,7 +135,8 @@ def _with_room(
         candidates = itertools.chain(candidates, _smaller_and_smaller(request, ask_workspace))
     for candidate in candidates:
         if candidate is not None:
-            budget = limit - candidate.device_bytes
+            # Workspace takes whole multiples of the alignment: what is left beside them is no room.
+            budget = (limit - candidate.device_bytes) // ALIGNMENT * ALIGNMENT
             answer = ask_workspace(distinct_launches(request, candidate), budget)
             if answer is not None:
                 return _with_workspace(candidate, *answer)
@@ -178,9 +180,10 @@ def _corners(
                 if each.price.memory_bytes == priced.price.memory_bytes
                 for launch, buffers in problem.counted(split, each.order).measured.launches.items()
             }
-            launches = tuple(made.items())
-            answer = ask_workspace(launches, priced.price.memory_bytes // 8)
-            answer = answer or ask_workspace(launches, None)
+            launches, beside = tuple(made.items()), priced.price.memory_bytes
+            budgets = (*(aligned(share * beside // 8) for share in (1, 8, 64)), None)
+            answers = (ask_workspace(launches, budget) for budget in budgets)
+            answer = next((each for each in answers if each is not None), None)
             workspace_bytes = aligned(answer[0] if answer else 0)
         alone = replace(alone, memory_limit=request.memory_limit)
         yield alone, split, priced.price.memory_bytes, workspace_bytes

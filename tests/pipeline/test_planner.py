@@ -139,6 +139,25 @@ def test_the_least_limit_is_enough(workspace):
     assert planner.make_plan(made.request(), workspace).device_bytes <= made.limit
 
 
+def test_no_limit_above_the_least_is_too_small():
+    """An engine whose workspace fits what is left, but not in whole blocks, hid the others."""
+
+    def ask(launches, budget):
+        """The engine of most workspace within a budget; None if that is none in whole blocks."""
+        within = [size for size in (0, 300, 700, 5_000) if budget is None or size <= budget]
+        best = max(within)
+        fits = budget is None or limits.aligned(best) <= budget
+        return (best, (str(best),)) if fits else None
+
+    made = forced((4, 12, 24, 20), (10, 12, 3, 3), limit=256, padding=1)
+    with pytest.raises(PlanInfeasibleError) as caught:
+        planner.make_plan(made.request(), ask)
+    least = caught.value.smallest_bytes
+    for limit in range(least, least + 2_000, 100):
+        made.limit = limit
+        assert planner.make_plan(made.request(), ask).device_bytes <= limit
+
+
 def test_only_whole_images_are_computed_on_in_place():
     made = forced((8, 16, 16, 16), (16, 16, 3, 3), placement="device", padding=1)
     rings = dict(made.plan(Split(n=2, c_y=16, c_x=16, h_y=16)).rings)
