@@ -149,7 +149,7 @@ def test_no_limit_above_the_least_is_too_small():
         fits = budget is None or limits.aligned(best) <= budget
         return (best, (str(best),)) if fits else None
 
-    made = forced((4, 12, 24, 20), (10, 12, 3, 3), limit=256, padding=1)
+    made = forced((1, 1, 3, 3), (1, 1, 3, 3), limit=256, padding=1)
     with pytest.raises(PlanInfeasibleError) as caught:
         planner.make_plan(made.request(), ask)
     least = caught.value.smallest_bytes
