@@ -74,13 +74,13 @@ def _along_the_best_axis(
             return math.inf
 
     first, *others = request.chain.row_axes
-    best, least = None, list[int | None]()
+    best, least, reason = None, list[int | None](), ""
     try:
         best = along(first, target)
         if best.plan.pieces == 1 or _is_near_the_least(request, best.plan):
             return best
     except PlanInfeasibleError as error:
-        least.append(error.smallest_bytes)
+        least, reason = [error.smallest_bytes], error.reason
     for seconds, row_axis in sorted((promised(row_axis), row_axis) for row_axis in others):
         if best is not None and seconds * WORTH_TURNING >= best.plan.seconds:
             break
@@ -98,6 +98,7 @@ def _along_the_best_axis(
             function=request.function,
             limit_bytes=request.memory_limit,
             smallest_bytes=min(least, key=lambda nbytes: nbytes or math.inf),
+            reason=reason,
         )
     return best
 
