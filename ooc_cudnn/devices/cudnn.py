@@ -16,7 +16,14 @@ from typing import Any, NamedTuple
 from ooc_cudnn.devices import kernels
 from ooc_cudnn.devices.cudnn_engines import forbidden_notes, is_faulty
 from ooc_cudnn.devices.cudnn_forms import Form, forms
-from ooc_cudnn.devices.cudnn_graphs import INPUTS, RESULT, AnyConvolution, describe, forward_of
+from ooc_cudnn.devices.cudnn_graphs import (
+    INPUTS,
+    RESULT,
+    AnyConvolution,
+    describe,
+    forget_frames,
+    forward_of,
+)
 from ooc_cudnn.devices.kernels_convolution_backward import RUNNERS
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.errors import CudnnError
@@ -140,8 +147,14 @@ class Convolutions:
             gc.collect(1)
 
     def _build_form(self, form: Form, budget_bytes: int | None) -> Executable | None:
+        graph = describe(self._cudnn, self.handle, form.operation)
+        try:
+            return self._plan_of(graph, form, budget_bytes)
+        finally:
+            forget_frames(graph)
+
+    def _plan_of(self, graph: Any, form: Form, budget_bytes: int | None) -> Executable | None:
         cudnn, operation = self._cudnn, form.operation
-        graph = describe(cudnn, self.handle, operation)
         try:
             graph.validate()
             graph.build_operation_graph()

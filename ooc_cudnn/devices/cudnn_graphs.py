@@ -94,3 +94,22 @@ def describe(cudnn: Any, handle: Any, operation: AnyConvolution) -> Any:
     result.set_output(True).set_uid(RESULT).set_data_type(types[result_dtype(operation)])
     result.set_dim(dimensions(shape)).set_stride(strides(shape))
     return graph
+
+
+def forget_frames(graph: Any) -> None:
+    """Take the tracebacks off the errors that a graph keeps.
+
+    cudnn-frontend 1.28 keeps why its backend declined a graph. The traceback of that error knows
+    the frames of all callers, the graph among them: so users' arrays would stay until the garbage
+    is collected, and those of a graph that is kept for good, for good.
+    """
+    errors = [
+        kept for kept in getattr(graph, "__dict__", {}).values() if isinstance(kept, BaseException)
+    ]
+    seen: set[int] = set()
+    while errors:
+        error = errors.pop()
+        if id(error) not in seen:
+            seen.add(id(error))
+            error.__traceback__ = None
+            errors += [e for e in (error.__cause__, error.__context__) if e is not None]
