@@ -49,7 +49,9 @@ def test_planes_and_rows_beyond_one_piece_have_a_plan(x, w):
 
 
 def test_an_error_says_that_no_limit_would_do():
-    with pytest.raises(PlanInfeasibleError, match="whatever the memory limit: its smallest") as caught:
+    with pytest.raises(
+        PlanInfeasibleError, match="whatever the memory limit: its smallest"
+    ) as caught:
         plan("softmax_forward", "16GiB", x=TensorSpec((1, 2**31, 4, 2)))
     assert caught.value.smallest_bytes is None
 

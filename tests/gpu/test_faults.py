@@ -57,7 +57,7 @@ def test_a_forked_child_is_told_to_spawn(setting):
     found = subprocess.run(
         [sys.executable, "-c", code, setting],
         cwd=ROOT, capture_output=True, text=True, timeout=250, check=False,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path[1:]])},
     )  # fmt: skip
     assert found.stdout == "fine\n", found
 
