@@ -261,7 +261,8 @@ def chain_forward(stream):
 
     return Problem(
         "chain_forward", dtype, tensors, {}, {"y": (shape, dtype)}, expected, invoke=invoke,
-        uses_tf32=True, words=" > ".join(step.words for step in steps),
+        # A difference of roundings may have either sign, and so has infinity times it.
+        uses_tf32=True, exact_special=False, words=" > ".join(step.words for step in steps),
     )  # fmt: skip
 
 
