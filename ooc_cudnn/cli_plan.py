@@ -57,7 +57,7 @@ def add_plan(commands: Any) -> None:
     )
     parser.add_argument("function", type=_function, metavar="FUNCTION", help="one of those below")
     parser.add_argument(
-        "arguments", nargs=argparse.REMAINDER, metavar="...", help="the function's own"
+        "arguments", nargs=argparse.REMAINDER, metavar="...", help="the function's own arguments"
     )
     parser.set_defaults(run=_run)
 

@@ -237,8 +237,9 @@ class Pin:
 def pin(array: np.ndarray[Any, Any]) -> Pin:
     """Page-lock an existing NumPy array in place.
 
-    Copies to and from pinned memory run at the full speed of the link; pinning takes time once
-    (about 0.03 to 0.6 s a GiB), so it pays for arrays that are used in more than one call.
+    Copies to and from pinned memory run at the full speed of the link. Pinning takes time once (on
+    an H200 some hundredths of a second a GiB), so it pays for arrays that are used in more than one
+    call.
 
     Parameters
     ----------
