@@ -36,7 +36,7 @@ def _machine(record: Record) -> str:
 def _drawn(record: Record) -> Row:
     """Drawn calls, and a finding for each case that something is wrong with."""
     functions = record["cases_by_function"]
-    about = f"drawn cases, of {len(functions)} functions and chains"
+    about = f"drawn cases of {len(functions)} kinds: functions, and chains forward and backward"
     cases = f"{record['cases']:,} cases, {record['calls']:,} calls"
     return about, _machine(record), cases, f"{len(record['findings'])}"
 

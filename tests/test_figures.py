@@ -252,7 +252,7 @@ def test_the_reliability_page_counts_what_the_records_have(tmp_path):
     ):
         (tmp_path / f"{name}.json").write_text(json.dumps(record))
     table = reliability_page.table(tmp_path)
-    functions = "drawn cases, of 2 functions and chains"
+    functions = "drawn cases of 2 kinds: functions, and chains forward and backward"
     assert f"| {functions} | A card | 5,000 cases, 5,123 calls | 1 |" in table
     assert f"| {functions} | host device | 20,000 cases, 5,123 calls | 0 |" in table
     assert "| host device | 500 interruptions | 2 |" in table
