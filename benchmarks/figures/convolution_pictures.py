@@ -65,7 +65,7 @@ def table_4(records: Records) -> dict[str, Any]:
 
 
 def draw_table_4(drawn: dict[str, Any], path: Path) -> None:
-    """Bars on a scale of powers, the paper's beside."""
+    """Bars, the paper's beside; from 0, so that their lengths are as their values."""
     figure, axes = canvas.panels(1, 1, width=7, height=3)
     panel = axes[0][0]
     for index, (label, colour) in enumerate(
@@ -76,8 +76,7 @@ def draw_table_4(drawn: dict[str, Any], path: Path) -> None:
                           color=colour, label=label)  # fmt: skip
         panel.bar_label(bars, fmt="{:,.0f}", fontsize=8, padding=2)
     panel.set_yticks(range(len(drawn)), list(drawn), fontsize=8)
-    panel.set_xscale("log")
-    panel.margins(x=0.2)
+    panel.margins(x=0.12)
     panel.set_xlabel("GFLOPS")
     canvas.legend(panel, loc="lower left", bbox_to_anchor=(0, 1), ncols=2)
     canvas.save(figure, path, drawn)
@@ -120,7 +119,7 @@ def draw_figure_10(drawn: dict[str, Any], path: Path) -> None:
             fontsize=9, loc="left",
         )  # fmt: skip
     axes[0][0].set_ylabel("ms")
-    canvas.legend(axes[0][0])
+    canvas.legend_below(figure, axes[0], columns=4)  # within a panel it would hide marks
     canvas.save(figure, path, drawn)
 
 
@@ -160,6 +159,11 @@ def summary(records: Records) -> dict[str, Any]:
     return {"bars": bars, "copy_limit": records.seconds(SUMMARY_CASE, "copy_limit")}
 
 
+def _times(ratio: float) -> str:
+    """As many decimals as README's table has."""
+    return f", {ratio:.2f}x" if ratio < 2 else f", {ratio:.1f}x"
+
+
 def draw_summary(drawn: dict[str, Any], path: Path) -> None:
     """One bar for each way; one that did not run says so."""
     figure, axes = canvas.panels(1, 1, width=8, height=2.8)
@@ -170,10 +174,11 @@ def draw_summary(drawn: dict[str, Any], path: Path) -> None:
         told = (
             "did not run"
             if seconds is None
-            else format_seconds(seconds) + ("" if contender == OURS else f", {seconds / ours:.1f}x")
+            else format_seconds(seconds) + ("" if contender == OURS else _times(seconds / ours))
         )
         panel.text((seconds or 0) + most / 100, position, told, va="center", fontsize=8)
-    panel.set_yticks(range(len(bars)), [LABELS[name] for name in reversed(bars)], fontsize=8)
+    labels = LABELS | {OURS: f"{LABELS[OURS]}, pinned"}
+    panel.set_yticks(range(len(bars)), [labels[name] for name in reversed(bars)], fontsize=8)
     if drawn["copy_limit"] is not None:
         panel.axvline(drawn["copy_limit"], color="#333333", linewidth=1, linestyle=":")
     panel.set_xlim(0, most * 1.15)

@@ -11,13 +11,15 @@ from benchmarks import common
 from benchmarks.figures.records import NOT_MEASURED
 from benchmarks.figures.words import markdown
 
-LINK, LARGE, CORE, LOOP, FUNCTIONS, CHAIN = (
+LINK, LARGE, CORE, LOOP, FUNCTIONS, CHAIN, POOL, VOLUME = (
     "convolution_link",
     "convolution_large",
     "convolution_in_core",
     "naive_loop",
     "functions",
     "chain_vgg",
+    "results_pool",
+    "volume",
 )
 SHARE, TIMES = "fraction of the duplex link", "times faster than"
 
@@ -45,6 +47,16 @@ ROWS = (
     ("everything small and on the device: what the host takes beside cuDNN's own call",
      CORE, "1x64x32x32 convolution_forward: host overhead", "{:.0f} us"),
     ("the same, fused with bias and ReLU", CORE, "1x64x32x32 fused: host overhead", "{:.0f} us"),
+    ("64 images of 128 channels of 112 x 112 on the device, with `out=`, waiting for each call: "
+     "what it takes beside cuDNN's own",
+     POOL, "64x128x112x112, one by one, with out: beside cuDNN's own", "{:.0f} us"),
+    ("the same without `out=`",
+     POOL, "64x128x112x112, one by one, without out: beside cuDNN's own", "{:.0f} us"),
+    ("the same without `out=`, without waiting",
+     POOL, "64x128x112x112, back to back, without out: beside cuDNN's own", "{:.0f} us"),
+    ("a volume of 32 channels of 48 x 1024 x 1024, 3 x 3 x 3, limit 512 MiB: cut along the axis "
+     "that the planner chooses, against the first",
+     VOLUME, "times faster along the chosen axis", "{:.1f} times as fast"),
     ("all three gradients of convolution, bias and ReLU in one call: share of the link",
      FUNCTIONS, "convolution_add_activation_backward: limit / measured", "{:.0%}"),
     ("batch normalization in training: share of the link",
