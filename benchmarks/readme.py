@@ -29,7 +29,7 @@ ROWS = (
      STORY, "double_buffered_torch"),
     ("a double-buffered loop in CuPy, cuDNN called by hand", "pinned",
      STORY, "double_buffered_cupy"),
-    ("PyTorch with all images on the card", "pinned", STORY, "torch_in_core"),
+    ("PyTorch with all images on the card, copies included", "pinned", STORY, "torch_in_core"),
     ("CUDA Unified Memory, all of it prefetched", "managed", STORY, "unified_memory_prefetch"),
     ("CUDA Unified Memory as it is", "managed", STORY, "unified_memory"),
     ("a plain loop in PyTorch, four images at a time", "pageable", STORY, "naive_loop"),
@@ -83,7 +83,9 @@ TERMS = (
     "Copies from *pinned* memory, which the system cannot move or swap out, run at the full speed "
     "of the link. *Pageable* memory is ordinary memory, as of NumPy arrays. *Managed* memory is "
     "that of Unified Memory: the driver moves its pages. A *double-buffered* loop copies one piece "
-    "while it computes another. The last row is a training step that fits the card when PyTorch "
+    "while it computes another. A *stream* is a queue of work on the card; several run side by side. "
+    "*TF32* computes float32 products on tensor cores, with factors rounded to 10 bits, as PyTorch "
+    "does for convolutions. The last row is a training step that fits the card when PyTorch "
     "cuts the batch: there `ooc_cudnn` moves all features over the link, and is slow. "
     "[Performance](docs/performance.md) has all measurements."
 )
