@@ -93,8 +93,10 @@ def softmax_backward_size(y: Array, dy: Array, algorithm: str) -> Array:
     """The same for its gradient: sums of absolute values."""
     log = algorithm == "log"
     size = np.abs(dy) if log else np.abs(y * dy)
-    factor = np.exp(y) * (1 + np.abs(y)) if log else np.abs(y)
-    return np.asarray(np.abs(dy) * (1 + np.abs(y)) + factor * size.sum(axis=1, keepdims=True))
+    # The logarithm of 0 is exact: it makes nothing uncertain.
+    reach = 1 + np.where(np.isfinite(y), np.abs(y), 0)
+    factor = np.exp(y) * reach if log else np.abs(y)
+    return np.asarray(np.abs(dy) * reach + factor * size.sum(axis=1, keepdims=True))
 
 
 @dataclass(frozen=True)

@@ -115,3 +115,17 @@ def test_the_next_call_works(monkeypatch, random):
             ooc_cudnn.convolution_forward(x, w)
     with ooc_cudnn.settings(verify=1):
         ooc_cudnn.convolution_forward(x, w)
+
+
+@pytest.mark.parametrize("mode", ["channel", "instance"])
+def test_the_logarithm_of_zero_makes_nothing_uncertain(mode):
+    """Where y is -Inf, its exponential is 0, and so is the part of the sum that dx gets."""
+    random = np.random.default_rng(11)
+    x = random.standard_normal((2, 6, 3, 4)).astype("f4")
+    x[0, 2, 1, 3] = -np.inf
+    dy = random.standard_normal(x.shape).astype("f4")
+    with ooc_cudnn.settings(verify=40):
+        y = ooc_cudnn.softmax_forward(x, algorithm="log", mode=mode)
+        dx = ooc_cudnn.softmax_backward(y, dy, algorithm="log", mode=mode)
+    assert np.isneginf(y).sum() == 1
+    assert dx[0, 2, 1, 3] == dy[0, 2, 1, 3]
