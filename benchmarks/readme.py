@@ -83,11 +83,11 @@ CAPTION = (
 TERMS = (
     "Copies from *pinned* memory, which the system cannot move or swap out, run at the full speed "
     "of the link. *Pageable* memory is ordinary memory, as of NumPy arrays. *Managed* memory is "
-    "that of Unified Memory: the driver moves its pages. A *double-buffered* loop copies one piece "
-    "while it computes another. A *stream* is a queue of work on the card; several run side by "
-    "side. *TF32* computes float32 products on tensor cores, with factors rounded to 10 bits, as PyTorch "
-    "does for convolutions. The last row is a training step that fits the card when PyTorch "
-    "cuts the batch: there `ooc_cudnn` moves all features over the link, and is slow. "
+    "that of Unified Memory: the driver moves its pages. A *double-buffered* loop copies one "
+    "piece while it computes another. A *stream* is a queue of work on the card; several run side "
+    "by side. *TF32* computes float32 products on tensor cores, with factors rounded to 10 bits, "
+    "as PyTorch does for convolutions. The last row is a training step that fits the card when "
+    "PyTorch cuts the batch: there `ooc_cudnn` moves all features over the link, and is slow. "
     "[Performance](docs/performance.md) has all measurements."
 )
 
