@@ -93,4 +93,5 @@ __all__ = [
 
 def __dir__() -> list[str]:
     """What users need; the package's other modules are its own."""
-    return sorted([*__all__, "errors", "types", *(name for name in globals() if name[:2] == "__")])
+    modules = ("errors", "memory", "types")
+    return sorted([*__all__, *modules, *(name for name in globals() if name[:2] == "__")])

@@ -14,7 +14,7 @@ from ooc_cudnn.settings_table import SETTINGS
 
 def test_dir_has_what_users_need_and_nothing_else():
     names = {name for name in dir(ooc_cudnn) if not name.startswith("__")}
-    assert names == {*ooc_cudnn.__all__, "errors", "types"}
+    assert names == {*ooc_cudnn.__all__, "errors", "memory", "types"}
     assert ooc_cudnn.errors is errors
     assert ooc_cudnn.types is types
     assert "__version__" in dir(ooc_cudnn)

@@ -109,6 +109,13 @@ def test_an_unknown_variable_is_told_with_the_nearest(monkeypatch, name, meant):
         settings_module.current()  # once a process
 
 
+def test_an_unknown_variable_that_is_like_none_is_told_without_a_guess(monkeypatch):
+    monkeypatch.setenv("OOC_CUDNN_FOO", "1")
+    settings_module._forget()
+    with pytest.warns(UserWarning, match=r"OOC_CUDNN_FOO is no setting, and is ignored\. There"):
+        settings_module.current()
+
+
 def test_known_variables_and_others_are_no_news(monkeypatch):
     monkeypatch.setenv("OOC_CUDNN_VERIFY", "0")
     monkeypatch.setenv("OOC_NOTEBOOK_QUICK", "1")
