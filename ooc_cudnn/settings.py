@@ -124,9 +124,14 @@ class Override:
         self._layer = _Layer(values, self)
 
     def __enter__(self) -> None:
-        _replace_layers(lambda layers: tuple(each for each in layers if each is not self._layer))
-        blocks = _blocks.get()
-        _blocks.set(_Blocks((*(blocks.overrides if blocks else ()), self)))
+        before = _blocks.get()
+        try:
+            self._withdraw()
+            _blocks.set(_Blocks((*(before.overrides if before else ()), self)))
+        except BaseException:  # Ctrl-C: then there is no block, and nothing is the process's
+            _blocks.set(before)
+            self._withdraw()
+            raise
 
     def __exit__(
         self,
@@ -134,14 +139,26 @@ class Override:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        blocks = _blocks.get()
+        before = _blocks.get()
+        try:
+            _blocks.set(self._less(before))
+        except BaseException:  # Ctrl-C: the block has ended all the same
+            _blocks.set(self._less(before))
+            raise
+
+    def _withdraw(self) -> None:
+        """Take the change back from the process."""
+        _replace_layers(lambda layers: tuple(each for each in layers if each is not self._layer))
+
+    def _less(self, blocks: _Blocks | None) -> _Blocks | None:
+        """The blocks that are left without this one."""
         overrides = list(blocks.overrides if blocks else ())
         # Blocks held open by generators may end in another order than they began.
         for index in reversed(range(len(overrides))):
             if overrides[index] is self:
                 del overrides[index]
                 break
-        _blocks.set(_Blocks(tuple(overrides)) if overrides else None)
+        return _Blocks(tuple(overrides)) if overrides else None
 
     def __repr__(self) -> str:
         return f"settings({', '.join(f'{name}={value!r}' for name, value in self.values.items())})"
@@ -196,7 +213,11 @@ def settings(**overrides: object) -> Override:
             {name: _BY_NAME[name].parse(value, name) for name, value in overrides.items()}
         )
     )
-    _replace_layers(lambda layers: (*layers, override._layer))
+    try:
+        _replace_layers(lambda layers: (*layers, override._layer))
+    except BaseException:  # Ctrl-C: nobody has the object, and its change would be the process's
+        override._withdraw()
+        raise
     return override
 
 

@@ -9,6 +9,7 @@ presses Ctrl-C at random moments instead, as often as one likes.
 from __future__ import annotations
 
 import gc
+import importlib
 import json
 import os
 import signal
@@ -30,6 +31,9 @@ from ooc_cudnn.devices.latch import Latch
 from ooc_cudnn.devices.worker import WorkerRun
 from ooc_cudnn.functions.call import forget_calls
 from ooc_cudnn.memory import pinned
+
+# The module, not the function of the same name.
+settings_module = importlib.import_module("ooc_cudnn.settings")
 
 LIMIT = "64KiB"
 
@@ -305,3 +309,38 @@ def test_at_random_moments(tmp_path):
     report = json.loads((tmp_path / "interruptions_host.json").read_text())
     assert report["verified"]
     assert report["claims"][0]["value"] == 25
+
+
+@pytest.mark.parametrize("what", ["make", "enter", "leave"])
+def test_a_settings_block_that_is_interrupted_leaves_nothing_set(what):
+    """Ctrl-C at each point of making, entering and leaving a block: nothing of it stays.
+
+    Not at the very beginning of entering and of leaving, where nothing in Python could help.
+    """
+    kept = settings_module.current().memory_limit
+    at = 1 if what == "make" else 2
+    while True:
+        made = None if what == "make" else ooc_cudnn.settings(memory_limit=4321)
+        if what == "leave":
+            made.__enter__()
+        heard = False
+        pressed = Pressed(at)
+        try:
+            with pressed:
+                if what == "make":
+                    made = ooc_cudnn.settings(memory_limit=4321)
+                elif what == "enter":
+                    made.__enter__()
+                else:
+                    made.__exit__(None, None, None)
+        except KeyboardInterrupt:
+            heard = True
+        if not heard:
+            break
+        made = None
+        left, blocks = settings_module.current().memory_limit, settings_module._blocks.get()
+        settings_module._forget()
+        assert (left, blocks) == (kept, None), f"point {at}"
+        at += 1
+    settings_module._forget()
+    assert at > 4
