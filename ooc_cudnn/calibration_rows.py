@@ -13,7 +13,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,7 @@ from ooc_cudnn.memory.functions import empty_in
 from ooc_cudnn.pipeline.execute import Source
 from ooc_cudnn.tensor import TensorSpec
 from perfmodel import Line
+from perfmodel.cached import cached_property
 from perfmodel.transfer import STAGED_BYTES, narrow_rows, staging_slots
 
 #: How a region of some memory lies: the region, and its packed strides.

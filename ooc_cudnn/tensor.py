@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
+
+from perfmodel.cached import cached_property
 
 __all__ = ["DTYPES", "ORDERS", "PLACEMENTS", "TensorSpec", "numpy_dtype", "packed_strides"]
 

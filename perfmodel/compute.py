@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any
+
+from perfmodel.cached import cached_property
 
 from .linear import Line
 from .record import Table, mapping, members, number, text

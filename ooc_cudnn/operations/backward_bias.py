@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 
 from ooc_cudnn.operations.base import Shape
 from ooc_cudnn.operations.channel_sum import ChannelSum
@@ -13,6 +12,7 @@ from ooc_cudnn.operations.rows import ROW_AXIS, height, tensor_region
 from ooc_cudnn.operations.single import Single
 from ooc_cudnn.operations.splittable import Operand, Piece, Region, Rounding
 from perfmodel import Split
+from perfmodel.cached import cached_property
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.convolution_backward import ConvolutionBackwardData
@@ -20,6 +19,7 @@ from ooc_cudnn.operations.window import (
     ranges,
 )
 from perfmodel import Split
+from perfmodel.cached import cached_property
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.convolution_backward import ConvolutionBackwardFilter
@@ -14,6 +13,7 @@ from ooc_cudnn.operations.single import Single
 from ooc_cudnn.operations.splittable import Operand, Piece, Region, Rounding
 from ooc_cudnn.operations.window import Ranges, ranges
 from perfmodel import Split
+from perfmodel.cached import cached_property
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import numpy as np
 
@@ -16,6 +15,7 @@ from ooc_cudnn.operations.single import Single
 from ooc_cudnn.operations.splittable import Launchable, Operand, Piece, Region, Rounding
 from ooc_cudnn.operations.window import Pair, Range, Ranges, Rows, ranges
 from perfmodel import Split
+from perfmodel.cached import cached_property
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ import math
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import numpy as np
 
@@ -47,6 +46,7 @@ from ooc_cudnn.operations.splittable import (
 )
 from ooc_cudnn.tensor import ACCUMULATOR
 from perfmodel import Split
+from perfmodel.cached import cached_property
 
 _CUT = frozenset({"n", "c_y", "h_y"})
 _PER_CHANNEL = frozenset({"c_y"})

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -42,6 +41,7 @@ from ooc_cudnn.operations.splittable import (
 from ooc_cudnn.operations.window import Range, Ranges, Rows, ranges
 from ooc_cudnn.tensor import ACCUMULATOR
 from perfmodel import Split
+from perfmodel.cached import cached_property
 
 __all__ = ["ALONE", "AXES", "Accumulation", "Buffer", "Chain", "Launch", "Piece", "Region"]
 

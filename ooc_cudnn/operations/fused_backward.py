@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -36,6 +35,7 @@ from ooc_cudnn.operations.splittable import (
 )
 from ooc_cudnn.operations.window import Range, Rows
 from perfmodel import Split
+from perfmodel.cached import cached_property
 
 
 class GradientRows(NamedTuple):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
@@ -16,6 +15,7 @@ from ooc_cudnn.operations.single import Single
 from ooc_cudnn.operations.softmax import Softmax, SoftmaxBackward
 from ooc_cudnn.operations.splittable import Launchable, Operand, Piece, Region, Rounding
 from perfmodel import Split
+from perfmodel.cached import cached_property
 
 _CUT = frozenset({"n", "c_y", "h_y"})
 

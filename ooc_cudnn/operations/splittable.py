@@ -11,7 +11,6 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
-from functools import cached_property
 from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
@@ -21,6 +20,7 @@ from ooc_cudnn.operations.rows import ROW_AXIS, with_rows
 from ooc_cudnn.operations.window import Range, Ranges, ranges
 from ooc_cudnn.tensor import DTYPES, packed_strides
 from perfmodel import Split, Work
+from perfmodel.cached import cached_property
 
 Region = tuple[Range, ...]
 

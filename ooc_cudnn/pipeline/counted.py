@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 
 from ooc_cudnn.operations.splittable import SWEEP
 from ooc_cudnn.pipeline.loop_orders import LoopOrder
@@ -14,6 +13,7 @@ from ooc_cudnn.pipeline.request import OPPOSITE, Direction, Request
 from ooc_cudnn.pipeline.reuse import Reuse
 from ooc_cudnn.pipeline.rings import Need, Turn
 from perfmodel import PipelineCost, Price, Split, closed_form
+from perfmodel.cached import cached_property
 from perfmodel.machine import STEPS_OF_A_PIECE
 
 #: Slots of the rings of x and y, the best first: three let both copies and compute run at once.

@@ -6,7 +6,6 @@ Every grid of splits asks the same of the same sizes, so each answer is found on
 from __future__ import annotations
 
 import math
-from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 
 from ooc_cudnn.operations.splittable import AXES, Piece
 from ooc_cudnn.operations.window import Range, Ranges
+from perfmodel.cached import cached_property
 from perfmodel.transfer import Rows
 
 if TYPE_CHECKING:

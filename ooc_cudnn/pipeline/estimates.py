@@ -6,7 +6,6 @@ It says which splits are worth pricing.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cached_property
 
 import numpy as np
 
@@ -20,6 +19,7 @@ from ooc_cudnn.pipeline.piece_model import Values
 from ooc_cudnn.pipeline.request import OPPOSITE, Direction
 from ooc_cudnn.pipeline.ways import Way
 from perfmodel import Split
+from perfmodel.cached import cached_property
 from perfmodel.machine import STEPS_OF_A_PIECE
 from perfmodel.pipeline import with_turning
 from perfmodel.search_guided import WORTH_A_CUT, WORTH_TWICE_THE_PIECES

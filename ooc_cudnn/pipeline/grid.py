@@ -7,7 +7,6 @@ come from `piece_model`, so what is told of a split is good to a few percent.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +22,7 @@ from ooc_cudnn.pipeline.request import (
     Request,
 )
 from perfmodel import Split
+from perfmodel.cached import cached_property
 
 Mask = NDArray[np.bool_]
 #: An axis that is not cut; told by identity, so that nothing is multiplied by it.

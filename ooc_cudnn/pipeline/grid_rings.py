@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cached_property
-
 import numpy as np
 
 from ooc_cudnn.operations.splittable import SWEEP
@@ -11,6 +9,7 @@ from ooc_cudnn.pipeline.counted import RING_DEPTHS
 from ooc_cudnn.pipeline.grid import ONE, Grid, Mask, product
 from ooc_cudnn.pipeline.loop_orders import LoopOrder
 from ooc_cudnn.pipeline.piece_model import Values
+from perfmodel.cached import cached_property
 
 
 class GridRings:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cached_property
 
 from ooc_cudnn.operations.splittable import AXES, SWEEP, Buffer, Launch
 from ooc_cudnn.pipeline.loop_orders import LoopOrder
@@ -17,6 +16,7 @@ from ooc_cudnn.pipeline.request import (
 )
 from ooc_cudnn.pipeline.schedule import runs_down
 from perfmodel import Split
+from perfmodel.cached import cached_property
 from perfmodel.transfer import Rows
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Hashable
-from functools import cached_property
 from typing import NamedTuple
 
 from ooc_cudnn.operations.splittable import SWEEP, Accumulation, Piece, Splittable
 from ooc_cudnn.operations.window import Range
 from perfmodel import Split
+from perfmodel.cached import cached_property
 
 
 class Class(NamedTuple):

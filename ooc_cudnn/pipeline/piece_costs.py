@@ -6,13 +6,13 @@ import itertools
 import math
 from collections.abc import Hashable, Mapping
 from dataclasses import replace
-from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from ooc_cudnn.operations.splittable import Accumulation, Buffer, Launch, Piece, Splittable
 from ooc_cudnn.operations.window import Range
 from ooc_cudnn.tensor import DTYPES
 from perfmodel import MachineModel
+from perfmodel.cached import cached_property
 
 if TYPE_CHECKING:
     from ooc_cudnn.pipeline.piece_lines import Ratios

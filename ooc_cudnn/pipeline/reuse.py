@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import cached_property
 from typing import NamedTuple
+
+from perfmodel.cached import cached_property
 
 #: The loops, outermost first: (times, whether an operand's region depends on it).
 Loops = Sequence[tuple[int, bool]]

@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 import traceback
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ import ooc_cudnn
 from ooc_cudnn import devices
 from ooc_cudnn.devices import blas, helpers
 from ooc_cudnn.errors import DeviceUnavailableError
+from perfmodel.cached import cached_property
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork"),
@@ -163,3 +165,45 @@ def test_a_gpu_of_the_parent_is_refused_with_the_remedy(monkeypatch, setting):
         ooc_cudnn.memory.release()
 
     assert in_child(work) is None
+
+
+class Slow:
+    """Has a property that takes as long as it is told."""
+
+    def __init__(self, at_it=None, until=None):
+        self.at_it, self.until = at_it, until
+
+    @cached_property
+    def value(self):
+        if self.at_it is not None:
+            self.at_it.set()
+            self.until.wait(30)
+        return 7
+
+
+def test_a_child_computes_a_property_that_another_thread_was_at():
+    """Python 3.11 held a lock of all instances meanwhile, and the child waited for it."""
+    at_it, until = threading.Event(), threading.Event()
+    slow = Slow(at_it, until)
+    thread = threading.Thread(target=lambda: slow.value)
+    thread.start()
+    at_it.wait(30)
+    child = os.fork()
+    if child == 0:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(10)
+        os._exit(0 if Slow().value == 7 else 1)
+    _, status = os.waitpid(child, 0)
+    until.set()
+    thread.join()
+    assert status == 0
+    assert slow.value == 7
+
+
+def test_no_property_of_ours_has_the_lock():
+    """Every module takes the one that a forked child can use."""
+    root = Path(ooc_cudnn.__file__).parents[1]
+    for package in ("ooc_cudnn", "perfmodel"):
+        for path in (root / package).rglob("*.py"):
+            if path.name != "cached.py":
+                assert "from functools import cached_property" not in path.read_text("utf-8"), path
