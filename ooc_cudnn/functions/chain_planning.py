@@ -67,11 +67,13 @@ def _along_the_best_axis(
         turned = replace(request, chain=request.chain.along(row_axis))
         return _planned(turned, target, available, aligned)
 
-    def promised(row_axis: int) -> float:
+    unasked = target._replace(ask_workspace=None)
+
+    def promised(row_axis: int) -> Planned | None:
         try:
-            return along(row_axis, target._replace(ask_workspace=None)).plan.seconds
+            return along(row_axis, unasked)
         except PlanInfeasibleError:
-            return math.inf
+            return None
 
     first, *others = request.chain.row_axes
     best, least, reason = None, list[int | None](), ""
@@ -81,15 +83,20 @@ def _along_the_best_axis(
             return best
     except PlanInfeasibleError as error:
         least, reason = [error.smallest_bytes], error.reason
-    for seconds, row_axis in sorted((promised(row_axis), row_axis) for row_axis in others):
-        if best is not None and seconds * WORTH_TURNING >= best.plan.seconds:
+    rivals = [(promised(row_axis), row_axis) for row_axis in others]
+    rivals.sort(key=lambda rival: rival[0].plan.seconds if rival[0] else math.inf)
+    for promise, row_axis in rivals:
+        if best is not None and (promise is None or not _is_worth_turning(promise, best)):
             break
         try:
-            found = along(row_axis, target)
+            if promise is None or target.ask_workspace is not None:
+                found = along(row_axis, target)
+            else:
+                found = promise
         except PlanInfeasibleError as error:
             least.append(error.smallest_bytes)
             continue
-        if best is None or found.plan.seconds * WORTH_TURNING < best.plan.seconds:
+        if best is None or _is_worth_turning(found, best):
             best = found
     if best is None:
         # Not one of the errors themselves: kept in a frame that it knows, an error would keep the
@@ -101,6 +108,10 @@ def _along_the_best_axis(
             reason=reason,
         )
     return best
+
+
+def _is_worth_turning(rival: Planned, best: Planned) -> bool:
+    return rival.plan.seconds * WORTH_TURNING < best.plan.seconds
 
 
 def _is_near_the_least(request: Request, plan: Plan) -> bool:
