@@ -72,6 +72,8 @@ def named_machine(setting: MachineModel | str | os.PathLike[str]) -> MachineMode
     name = os.fspath(setting)
     if name in shipped_names():
         return _shipped_once(name)
+    if os.path.isdir(name):
+        raise ValueError(f"machine={name!r} is a folder; give the file in it that holds the model")
     if os.path.exists(name):
         return _load_once(Path(name))
     if os.path.dirname(name) or name.endswith(".json"):

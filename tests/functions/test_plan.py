@@ -115,6 +115,10 @@ class TestAnotherMachine:
         with pytest.raises(ValueError, match="no such file"):
             planned(machine=str(tmp_path / "none.json"))
 
+    def test_a_folder_is_no_machine(self, tmp_path):
+        with pytest.raises(ValueError, match="is a folder; give the file"):
+            ooc_cudnn.plan("activation_forward", x=TensorSpec((1, 2, 3)), machine=tmp_path)
+
 
 class TestLimit:
     def test_the_argument_the_setting_then_the_machine(self):
