@@ -45,7 +45,7 @@ class Arena:
     ) -> None:
         self._allocate, self._free_bytes, self._stream = allocate, free_bytes, stream
         self._block: Allocation | None = None
-        self._loans = Loans()
+        self._loans: Loans[Allocation] = Loans()
         self._peak_bytes = 0
         self._at_work = False
         self.lock = threading.RLock()
@@ -73,7 +73,7 @@ class Arena:
     @property
     def held_bytes(self) -> int:
         """All bytes held now: arrays, what lies ready for them, and the block."""
-        return self._loans.lent_bytes + self._loans.ready_bytes + self.block_bytes
+        return self._loans.held_bytes + self.block_bytes
 
     @property
     def is_at_work(self) -> bool:
@@ -175,7 +175,7 @@ class Arena:
                 if loans.ready_bytes and loans.ready_bytes > self._free_bytes():
                     loans.drop_ready()
                 memory = self._from_device(nbytes, limit_bytes, "an array")
-            lent = loans.lend(memory, stream)
+            lent = loans.lend(memory, Lent(memory), stream)
             self._peak_bytes = max(self._peak_bytes, loans.lent_bytes)
             return lent
 

@@ -1,7 +1,7 @@
-"""Device memory lent to arrays, and what lies ready for new ones since the old ones are gone.
+"""Memory lent to arrays, and what lies ready for new ones since the old ones are gone.
 
-cudaMalloc and cudaFree wait for the device and take as long as many a layer, so the memory of an
-array that is gone is kept for the next array of its size.
+cudaMalloc and cudaFree wait for the device and take as long as many a layer, and page-locking takes
+longer still, so the memory of an array that is gone is kept for the next array of its size.
 
 **In what order a device uses it.** The host lets go of an array while the device still works on
 it. So memory is handed out again only for the stream that was current when it was first asked for:
@@ -19,7 +19,7 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Hashable
-from typing import Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 
 class Allocation(Protocol):
@@ -27,6 +27,18 @@ class Allocation(Protocol):
 
     pointer: int
     nbytes: int
+
+
+class Memory(Protocol):
+    """Memory of either kind, device or pinned, that is freed when the object is gone."""
+
+    @property
+    def nbytes(self) -> int:
+        """How much it is."""
+
+
+M = TypeVar("M", bound=Memory)
+H = TypeVar("H")
 
 
 class Lent:
@@ -38,16 +50,16 @@ class Lent:
         self.pointer, self.nbytes = memory.pointer, memory.nbytes
 
 
-class _Loan(weakref.ref[Lent]):
-    """Tells that `Lent` is gone; knows what was lent, and for which stream."""
+class _Loan(weakref.ref[Any]):
+    """Tells that whoever holds the memory is gone; knows what was lent, and for which stream."""
 
     __slots__ = ("memory", "stream")
-    memory: Allocation
+    memory: Any
     stream: Hashable
 
 
-class Loans:
-    """All memory of one device that is, or was, lent to arrays.
+class Loans(Generic[M]):
+    """All memory of one kind that is, or was, lent to arrays of one device.
 
     Its owner holds a lock around every call. What is counted changes together with what it counts,
     with no call in between: Ctrl-C is heard at calls alone.
@@ -56,20 +68,25 @@ class Loans:
     def __init__(self) -> None:
         self.lent_bytes = 0
         self.ready_bytes = 0
-        self._lent: dict[_Loan, None] = {}
+        self._lent: dict[int, _Loan] = {}  # by identity: not every holder can be hashed
         self._over: deque[_Loan] = deque()
-        self._ready: dict[tuple[Hashable, int], list[Allocation]] = {}
+        self._ready: dict[tuple[Hashable, int], list[M]] = {}
 
-    def lend(self, memory: Allocation, stream: Hashable) -> Lent:
-        """Lend memory to an array that is used first on a stream."""
-        lent = Lent(memory)
-        loan = _Loan(lent, self._over.append)
+    @property
+    def held_bytes(self) -> int:
+        """All of it."""
+        return self.lent_bytes + self.ready_bytes
+
+    def lend(self, memory: M, holder: H, stream: Hashable = None) -> H:
+        """Lend memory for as long as an object lives; an array on it is used first on a stream."""
+        loan = _Loan(holder, self._over.append)
         loan.memory, loan.stream = memory, stream
-        self._lent[loan] = None
+        key = id(loan)
+        self._lent[key] = loan
         self.lent_bytes += memory.nbytes
-        return lent
+        return holder
 
-    def take(self, nbytes: int, stream: Hashable) -> Allocation | None:
+    def take(self, nbytes: int, stream: Hashable = None) -> M | None:
         """Take memory of exactly this size that lies ready for a stream."""
         key = (stream, nbytes)
         ready = self._ready.get(key)
@@ -86,11 +103,12 @@ class Loans:
         """Count what has come back."""
         while self._over:
             loan = self._over[0]
-            if loan in self._lent:
+            key = id(loan)
+            if key in self._lent:
                 nbytes = loan.memory.nbytes
                 ready = self._ready.setdefault((loan.stream, nbytes), [])
                 ready += [loan.memory]
-                del self._lent[loan]
+                del self._lent[key]
                 self.lent_bytes -= nbytes
                 self.ready_bytes += nbytes
             del self._over[0]

@@ -7,8 +7,7 @@ array of the same size, until the limit asks for it or `release` gives it back.
 from __future__ import annotations
 
 import ctypes
-import weakref
-from collections import defaultdict, deque
+from collections import defaultdict
 from typing import Any
 
 import numpy as np
@@ -16,57 +15,19 @@ import numpy as np
 from ooc_cudnn import forks, interrupts
 from ooc_cudnn.devices.base import Device, HostArray
 from ooc_cudnn.errors import HostOutOfMemoryError
+from ooc_cudnn.memory.loans import Loans
 
 PAGE_BYTES = 4096
 
 
-class _Loan(weakref.ref[Any]):
-    """Tells that an array is gone; holds the memory that it had."""
-
-    __slots__ = ("memory",)
-    memory: HostArray
-
-
-class _Pool:
-    """The pinned memory of one device: bytes held, and what lies ready, by size.
-
-    That an array is gone is noted by one append in C, and counted by `collect`: a finalizer in
-    Python could be cut short by Ctrl-C, wherever it happened to run, and its memory would be lost.
-    """
-
-    def __init__(self) -> None:
-        self.held_bytes = 0
-        self.ready: defaultdict[int, list[HostArray]] = defaultdict(list)
-        self._lent: dict[int, _Loan] = {}
-        self._over: deque[_Loan] = deque()
-
-    def lend(self, memory: HostArray, array: object) -> None:
-        """Keep memory until the array that has it is gone."""
-        loan = _Loan(array, self._over.append)
-        loan.memory = memory
-        self._lent[id(loan)] = loan
-
-    def collect(self) -> None:
-        """Let what has come back lie ready for the next array of its size."""
-        while self._over:
-            loan = self._over.popleft()
-            del self._lent[id(loan)]
-            self.ready[loan.memory.nbytes].append(loan.memory)
-
-    def drop_ready(self) -> None:
-        """Give back to the system what no array uses."""
-        while self.ready:
-            nbytes, memory = self.ready.popitem()
-            self.held_bytes -= nbytes * len(memory)
-
-
-_pools: defaultdict[str, _Pool] = defaultdict(_Pool)
+_pools: defaultdict[str, Loans[HostArray]] = defaultdict(Loans)
 _lock = forks.recursive_lock()
 
 
 def held_bytes(device: Device) -> int:
     """Bytes of pinned host memory held for a device: in arrays, and ready for new ones."""
-    return _pools[device.name].held_bytes
+    with interrupts.deferred(), _lock:
+        return _pools[device.name].held_bytes
 
 
 def idle_bytes(device: Device) -> int:
@@ -74,7 +35,7 @@ def idle_bytes(device: Device) -> int:
     with interrupts.deferred(), _lock:
         pool = _pools[device.name]
         pool.collect()
-        return sum(nbytes * len(memory) for nbytes, memory in pool.ready.items())
+        return pool.ready_bytes
 
 
 def release(device: Device) -> None:
@@ -99,19 +60,17 @@ def allocate(
     with interrupts.deferred(), _lock:
         pool = _pools[device.name]
         pool.collect()
-        if pool.ready.get(rounded):
-            memory = pool.ready[rounded].pop()
-        else:
+        memory = pool.take(rounded)
+        if memory is None:
             if limit_bytes is not None and pool.held_bytes + rounded > limit_bytes:
                 pool.drop_ready()
             try:
                 memory = _allocate(device, pool, rounded, limit_bytes, purpose)
             except HostOutOfMemoryError:
-                if not pool.ready:
+                if not pool.ready_bytes:
                     raise
                 pool.drop_ready()
                 memory = _allocate(device, pool, rounded, limit_bytes, purpose)
-            pool.held_bytes += rounded
         # The array's memory is an object of its own: when the last view is gone, so is it.
         owner = (ctypes.c_char * nbytes).from_address(memory.__array_interface__["data"][0])
         pool.lend(memory, owner)
@@ -120,7 +79,7 @@ def allocate(
 
 
 def _allocate(
-    device: Device, pool: _Pool, nbytes: int, limit_bytes: int | None, purpose: str
+    device: Device, pool: Loans[HostArray], nbytes: int, limit_bytes: int | None, purpose: str
 ) -> HostArray:
     available = 0
     try:

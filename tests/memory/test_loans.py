@@ -169,9 +169,9 @@ class Noticed(Loans):
         self.garbage.clear()
         return super().take(nbytes, stream)
 
-    def lend(self, memory, stream):
+    def lend(self, memory, holder, stream):
         self.garbage.clear()
-        return super().lend(memory, stream)
+        return super().lend(memory, holder, stream)
 
     def collect(self):
         super().collect()
