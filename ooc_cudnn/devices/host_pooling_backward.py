@@ -17,6 +17,7 @@ from ooc_cudnn.devices import host_chunks
 from ooc_cudnn.devices.host_chunks import Array, Box, arithmetic_dtype, chunks, kept_where, met
 from ooc_cudnn.devices.host_pooling_geometry import divisors, filled_like, reaching, seen
 from ooc_cudnn.operations.pooling import Pooling, PoolingBackward
+from ooc_cudnn.operations.rows import ROW_AXIS
 from ooc_cudnn.operations.window import Range
 
 Inputs = tuple[Array | None, ...]
@@ -147,7 +148,7 @@ def _search_windows(operation: PoolingBackward, y: Array, dy: Array, x: Array, d
         ]
         place = np.stack(places, axis=1)  # (channels, windows): a place of x, or -1
         sites = np.unravel_index(np.maximum(place, 0), forward.x_shape[2:])
-        rows, (low, high) = sites[operation.row_axis - 2], operation.rows
+        rows, (low, high) = sites[operation.row_axis - ROW_AXIS], operation.rows
         wanted = (place >= 0) & (rows >= low) & (rows < high)
         channel, window = np.nonzero(wanted)
         gradient = dy[image, channels].reshape(place.shape).astype(dtype)[channel, window]

@@ -243,8 +243,8 @@ class PoolingBackward:
     @property
     def origin(self) -> Shape:
         """Where in that x dx begins, along each spatial axis."""
-        nowhere = (0,) * len(self.forward.window)
-        return (*nowhere[: self.row_axis - 2], self.rows[0], *nowhere[self.row_axis - 1 :])
+        first = (0,) * len(self.forward.x_shape)
+        return with_rows(first, self.rows[0], self.row_axis)[ROW_AXIS:]
 
     def work(self) -> Work:
         """Read y, dy and x, write dx."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from ooc_cudnn.operations.rows import ROW_AXIS
 from ooc_cudnn.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ def explained(plan: Plan) -> list[str]:
         "",
         f"  split      d_n={split.n} d_cY={split.c_y} d_cX={split.c_x} d_hY={split.h_y}, "
         f"loop order {', '.join(_paper(axis) for axis in plan.order)}"
-        + (f"; hY is axis {plan.row_axis}" if plan.row_axis > 2 else ""),
+        + (f"; hY is axis {plan.row_axis}" if plan.row_axis != ROW_AXIS else ""),
         f"  layout     {plan.layout.replace('_', '-')}"
         + (f", {', '.join(plan.algorithms)}" if plan.algorithms else ""),
         "",

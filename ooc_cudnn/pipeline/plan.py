@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from ooc_cudnn.operations.rows import ROW_AXIS
 from ooc_cudnn.pipeline.explain import explained
 from ooc_cudnn.tensor import TensorSpec
 from ooc_cudnn.units import format_seconds
@@ -93,7 +94,7 @@ class Plan:
     overlap: bool
     machine: str
     alternatives: tuple[Alternative, ...] = field(default=(), compare=False)
-    row_axis: int = 2
+    row_axis: int = ROW_AXIS
     parts: tuple[Plan, ...] = ()
     reason: str = ""
 
