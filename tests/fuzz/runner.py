@@ -10,6 +10,7 @@ import traceback
 import warnings
 from contextlib import ExitStack
 from pathlib import Path
+from types import FrameType
 from unittest.mock import patch
 
 import numpy as np
@@ -57,12 +58,26 @@ def run(case, *, rounded_twice=False):
             found = [raised(error)]
         calls, made = made.calls if made else 0, None
         if arena.array_bytes > before and not found:
-            found = [f"{arena.array_bytes - before} bytes of arrays are kept after the call"]
+            found = [f"{arena.array_bytes - before} bytes of arrays are kept {kept_by()}"]
         gc.enable()
         for warning in caught:
             if "calibrat" not in str(warning.message):  # there is no model of this machine
                 found.append(f"warns: {warning.category.__name__}: {warning.message}")
         return found, calls
+
+
+def kept_by():
+    """What keeps the arrays of a call that has ended: the frames and exceptions among garbage."""
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    gc.collect()
+    gc.set_debug(0)
+    names = {
+        each.f_code.co_qualname if isinstance(each, FrameType) else repr(each)[:120]
+        for each in gc.garbage
+        if isinstance(each, FrameType | BaseException)
+    }
+    gc.garbage.clear()
+    return f"after the call by cycles; frames and exceptions in them: {sorted(names)}"
 
 
 def raised(error):
