@@ -31,14 +31,13 @@ import ooc_cudnn
 from benchmarks import common
 from benchmarks.left_behind import in_use, left_behind
 from ooc_cudnn import operations
-from ooc_cudnn.devices import get_device
 from ooc_cudnn.functions.call import forget_calls
 
 NAME = "interruptions"
 COUNT, QUICK_COUNT = 500, 9
 #: One interruption with all that follows it takes a second or so; a hang takes for ever.
 WATCHDOG_SECONDS = 180
-SHAPES = {"cuda": (32, 32, 256, 256), "host": (8, 16, 64, 64), "quick": (4, 4, 24, 16)}
+SHAPES = {"cuda": (16, 32, 256, 256), "host": (8, 16, 64, 64), "quick": (4, 4, 24, 16)}
 LIMITS = {"cuda": "48MiB", "host": "1MiB", "quick": "64KiB"}
 
 
@@ -220,7 +219,7 @@ def body(report: common.Report) -> None:
     arguments = report.arguments
     report.file = f"{NAME}_{'cuda' if arguments.cuda else 'host'}"
     count = arguments.count or (QUICK_COUNT if arguments.quick else COUNT)
-    device, random = get_device(arguments.device), np.random.default_rng(arguments.seed)
+    random = np.random.default_rng(arguments.seed)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     keyboard = Keyboard()
     keyboard.start()
@@ -228,7 +227,7 @@ def body(report: common.Report) -> None:
     given_up: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory(dir=arguments.scratch) as folder:
         ready = list(kinds(arguments, folder))
-        held = in_use(device)
+        held = in_use()
         for number in range(count):
             faulthandler.dump_traceback_later(WATCHDOG_SECONDS, exit=True)
             kind = ready[number % len(ready)]
@@ -238,7 +237,7 @@ def body(report: common.Report) -> None:
             was, after = interrupted(kind, keyboard, seconds)
             if was:
                 given_up.setdefault(kind.name, []).append(after)
-            found = left_behind(*held) + kind.wrong(was)
+            found = left_behind(held) + kind.wrong(was)
             wrong += [f"{number}, {kind.name}, {seconds}: {what}" for what in found]
             if number % 50 == 49:
                 report.say(f"{number + 1} interruptions, {len(wrong)} wrong")

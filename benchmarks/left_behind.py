@@ -15,13 +15,13 @@ from ooc_cudnn.memory import pinned
 _STREAMS = {f"ooc_cudnn {stream}" for stream in STREAMS}
 
 
-def left_behind(array_bytes: int = 0, pinned_bytes: int = 0) -> list[str]:
+def left_behind(held: dict[str, tuple[int, int]] | None = None) -> list[str]:
     """Name what is left of a call, of all devices in use; empty if nothing is.
 
     Parameters
     ----------
-    array_bytes, pinned_bytes : int
-        What the caller still holds in arrays, on the device and pinned.
+    held : dict, optional
+        What the caller held before, as `in_use` says it; nothing by default.
     """
     gc.collect()
     names = [thread.name for thread in threading.enumerate()]
@@ -38,20 +38,28 @@ def left_behind(array_bytes: int = 0, pinned_bytes: int = 0) -> list[str]:
             found.append(f"the lock of {device.name}'s arena, held")
         if arena.is_at_work:
             found.append(f"a call at work on {device.name}")
-        if arena.array_bytes != array_bytes:
-            found.append(f"{arena.array_bytes - array_bytes} bytes in arrays on {device.name}")
-        held = pinned.held_bytes(device) - pinned.idle_bytes(device)
-        if held != pinned_bytes:
-            found.append(f"{held - pinned_bytes} bytes of pinned memory on {device.name}")
+        arrays, locked = (held or {}).get(device.name, (0, 0))
+        if arena.array_bytes != arrays:
+            found.append(f"{arena.array_bytes - arrays} bytes in arrays on {device.name}")
+        if _locked_bytes(device) != locked:
+            more = _locked_bytes(device) - locked
+            found.append(f"{more} bytes of pinned memory on {device.name}")
         if slabs := _slabs_away(device):
             found.append(f"{slabs} slabs of {device.name}'s staging that did not come back")
     return found
 
 
-def in_use(device: Device) -> tuple[int, int]:
-    """Bytes in arrays on a device, and bytes of pinned memory that somebody holds."""
+def in_use() -> dict[str, tuple[int, int]]:
+    """Of each device: bytes in arrays, and bytes of pinned memory that somebody holds."""
     gc.collect()
-    return device.arena.array_bytes, pinned.held_bytes(device) - pinned.idle_bytes(device)
+    return {
+        device.name: (device.arena.array_bytes, _locked_bytes(device))
+        for device in loaded_devices()
+    }
+
+
+def _locked_bytes(device: Device) -> int:
+    return pinned.held_bytes(device) - pinned.idle_bytes(device)
 
 
 def _slabs_away(device: Any) -> int:

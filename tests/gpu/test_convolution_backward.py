@@ -291,7 +291,7 @@ def test_nothing_to_sum_is_zero(convolutions):
         assert not dx.values().any()
         dw = Packed(W, result_dtype, layout)
         no_x = Packed(nothing.x_shape, dtype, layout)
-        dy = Packed(nothing.output_shape, dtype, layout)
+        dy = Packed(nothing.output_shape, dtype, layout, np.ones(nothing.output_shape))
         operation = ConvolutionBackwardFilter(nothing, result_dtype)
         assert convolutions.executable(operation, None) is None
         convolutions.run(operation, (no_x.view, dy.view), dw.view, (0, 0), stream)
