@@ -17,6 +17,7 @@ import numpy as np
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.devices.host import HostDeviceArray
 from ooc_cudnn.devices.view import DeviceView
+from ooc_cudnn.memory.page_locks import unlock_dropped
 from ooc_cudnn.memory.tensors import is_tensor, memory_of, to_tensor
 from ooc_cudnn.tensor import TensorSpec, dtype_name, numpy_dtype
 
@@ -143,6 +144,7 @@ def _host_placement(array: np.ndarray[Any, Any], pointer: int, device: Device) -
             return "device"
         if isinstance(base, np.memmap):
             return "disk"
+    unlock_dropped()
     low, high = (pointer, pointer + array.nbytes) if array.flags.forc else array_span(array)
     return "pinned" if device.is_pinned(low, high - low) else "pageable"
 

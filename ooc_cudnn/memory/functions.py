@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from ooc_cudnn import interrupts
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.devices.running import running
@@ -16,6 +15,7 @@ from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.errors import DeviceOutOfMemoryError, HostOutOfMemoryError
 from ooc_cudnn.memory.arrays import Located, array_span, check_writable, locate
 from ooc_cudnn.memory.limit import limit_bytes
+from ooc_cudnn.memory.page_locks import lock, unlock, unlock_dropped
 from ooc_cudnn.memory.pinned import allocate
 from ooc_cudnn.settings import current
 from ooc_cudnn.tensor import ORDERS, dtype_name, numpy_dtype
@@ -202,21 +202,13 @@ class Pin:
             if span + array.itemsize != array.nbytes:
                 raise ValueError("array must fill its memory without holes to be pinned")
         self.array = array
-        self._device: Device | None = None
-        # The lowest address: of an array with negative strides, not that of its first element.
-        self._pointer = array_span(array)[0]
-        device = get_device(current().device)
-        with interrupts.deferred():
-            device.pin(self._pointer, array.nbytes)
-            self._device = device  # only what was pinned is unpinned
+        unlock_dropped()
+        # From the lowest address: of an array with negative strides, not its first element's.
+        self._lock = lock(self, array, array_span(array)[0], get_device(current().device))
 
     def close(self) -> None:
         """Unlock the pages; a second call does nothing."""
-        with interrupts.deferred():
-            if self._device is not None:
-                device, self._device = self._device, None
-                device.synchronize()
-                device.unpin(self._pointer)
+        unlock(self._lock)
 
     def __enter__(self) -> np.ndarray[Any, Any]:
         return self.array
@@ -228,10 +220,6 @@ class Pin:
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-    def __del__(self) -> None:
-        if getattr(self, "_device", None) is not None:
-            self.close()
 
 
 def pin(array: np.ndarray[Any, Any]) -> Pin:

@@ -7,6 +7,7 @@ import itertools
 
 import numpy as np
 import pytest
+from points import Pressed
 
 import ooc_cudnn
 from ooc_cudnn.errors import HostOutOfMemoryError
@@ -236,3 +237,14 @@ def test_pinning_twice_is_refused_and_keeps_the_first():
             ooc_cudnn.pin(array)
         assert ooc_cudnn.placement(array) == "pinned"
     assert ooc_cudnn.placement(array) == "pageable"
+
+
+def test_dropping_a_pin_runs_no_python():
+    """Where Python code runs because an object is gone, Ctrl-C is swallowed."""
+    pinned, other = ooc_cudnn.pin(np.zeros(9, "f4")), object()
+    with Pressed() as of_another:
+        other = None
+    with Pressed() as of_a_pin:
+        pinned = None
+    assert pinned is other is None
+    assert of_a_pin.visited == of_another.visited
