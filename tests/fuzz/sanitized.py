@@ -35,7 +35,7 @@ def main(argv):
         command = [
             # CUDA's own libraries ask for entry points that a driver has not, and bear the answer.
             found, "--tool", chosen.tool, "--report-api-errors", "no", "--error-exitcode", "9",
-            # For its backtraces it keeps Python's frames at each launch, and with them users' arrays.
+            # Its backtraces keep Python's frames at each launch, and with them users' arrays.
             "--show-backtrace", "no",
             sys.executable, "-m",
             "tests.fuzz", "--device", "cuda", "--count", str(chosen.count), "--first",
