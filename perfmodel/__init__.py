@@ -7,7 +7,8 @@ Knows nothing of arrays, devices or ooc_cudnn. One file for each concept:
 - `transfer`: the link, one way and duplex, by placement.
 - `work`, `compute`: operations, from the features of their work.
 - `machine`: all of it for one machine, with JSON there and back.
-- `pipeline`: seconds of a whole split, in closed form and replayed on a virtual clock.
+- `pipeline`: seconds of a whole split in closed form.
+- `replay`: the same, step by step on a virtual clock.
 - `problem`: what a search is asked and what it answers.
 - `search`, `search_local`, `search_guided`: the split with the fewest seconds under a memory limit.
 """
@@ -15,16 +16,9 @@ Knows nothing of arrays, devices or ooc_cudnn. One file for each concept:
 from .compute import ComputeModel
 from .linear import Fit, FitError, Line, fit
 from .machine import MachineFileError, MachineModel, shipped, shipped_names
-from .pipeline import (
-    PipelineCost,
-    Split,
-    Timeline,
-    VirtualStep,
-    binding_stage,
-    closed_form,
-    replay,
-)
+from .pipeline import PipelineCost, Split, binding_stage, closed_form
 from .problem import Found, InfeasibleError, Price, Problem, default_candidates
+from .replay import Timeline, VirtualStep, replay
 from .samples import Samples, fit_proportional, fit_samples, fit_scaled
 from .search import exhaustive_search, ordered_search
 from .search_guided import EstimatedProblem, guided_search

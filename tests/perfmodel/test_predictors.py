@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from perfmodel import PipelineCost, Slowdown, TransferModel, VirtualStep, closed_form, replay
 
+SECONDS = st.floats(0.001, 10.0)
 #: Any stage may bind.
 STAGES = st.tuples(st.floats(0.1, 10.0), st.floats(0.1, 10.0), st.floats(0.1, 10.0))
 
@@ -44,6 +45,48 @@ def ratio(pieces, ring=3, slowdown=1.0):
 
 
 class TestTheyAgree:
+    @given(SECONDS, SECONDS, SECONDS, st.integers(1, 30))
+    def test_on_equal_pieces_that_wait_for_no_slot(self, copy_in, compute, copy_out, count):
+        pieces = [(copy_in, compute, copy_out)] * count
+        assert ratio(pieces, ring=count) == pytest.approx(1.0)
+
+    @pytest.mark.parametrize("slow_in", [1.12, 1.8])
+    @pytest.mark.parametrize("slow_out", [1.0, 1.3, 1.8])
+    def test_within_two_pieces_where_the_link_is_busy_both_ways(self, slow_in, slow_out):
+        pieces, factors = [(1.0, 0.2, 1.0)] * 40, Slowdown(slow_in, slow_out)
+        link = TransferModel({}, {}, {"pinned/pinned": factors})
+        predicted = closed_form(cost_of(pieces), factors)
+        # a piece each way: both are busy until the faster copy is done, then the slower goes on
+        faster, slower = sorted((slow_in, slow_out))
+        steady = faster + (1.0 - faster / slower)
+        assert predicted == pytest.approx(39 * steady + 1.0 + 0.2 + 1.0)
+        found = replay(steps_of(pieces, 40), link).seconds
+        assert found == pytest.approx(predicted, abs=2.0 * (steady - 1.0))
+
+    @given(SECONDS, SECONDS, SECONDS, st.floats(1, 2))
+    def test_on_one_piece_in_which_the_directions_never_meet(
+        self, copy_in, compute, copy_out, slowdown
+    ):
+        pieces = [(copy_in, compute, copy_out)]
+        assert ratio(pieces, slowdown=slowdown) == pytest.approx(1.0)
+        assert closed_form(cost_of(pieces)) == pytest.approx(copy_in + compute + copy_out)
+
+    def test_on_a_short_ring_of_what_is_staged(self):
+        """Eight pieces, one slot each way: the formula and the steps agree."""
+        latency, seconds, compute = 3.0, 1.0, 0.25
+        steps = []
+        for piece in range(8):
+            before = (3 * piece - 2,) if piece else ()
+            steps.append(VirtualStep("copy_in", seconds, before, latency=latency))
+            steps.append(VirtualStep("compute", compute, (3 * piece,)))
+            steps.append(VirtualStep("copy_out", 0.1, (3 * piece + 1,)))
+        turning = 8 * (latency + seconds)
+        cost = PipelineCost(
+            0.0, 8 * seconds + latency, 8 * compute, 0.8, seconds + latency, compute, compute, 0.1,
+            filing_seconds=turning,
+        )  # fmt: skip
+        assert replay(steps).seconds == pytest.approx(closed_form(cost), rel=0.01)
+
     @given(STAGES, st.integers(1, 40), st.integers(3, 5))
     def test_on_equal_pieces_in_rings_of_three(self, piece, count, ring):
         assert ratio([piece] * count, ring) == pytest.approx(1.0)
