@@ -13,7 +13,7 @@ from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
 from ooc_cudnn import cli
-from ooc_cudnn.cli_plan import function_parser
+from ooc_cudnn.cli.plan import function_parser
 from ooc_cudnn.functions.plan import FUNCTIONS
 
 WIDTH = "90"
@@ -38,7 +38,7 @@ class CommandHelp(SphinxDirective):
 
 def parsers() -> Iterator[tuple[str, argparse.ArgumentParser]]:
     """Yield the program's parser with an empty name, then those of its commands and functions."""
-    program = cli._parser()
+    program = cli.commands._parser()
     yield "", program
     for action in program._actions:
         if isinstance(action, argparse._SubParsersAction):

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ooc_cudnn.demo_photograph import enlarged_size, filter_bank
+from ooc_cudnn.demo.photograph import enlarged_size, filter_bank
 from ooc_cudnn.errors import VerificationError
 
 Array = np.ndarray[Any, Any]

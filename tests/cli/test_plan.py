@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from ooc_cudnn import cli, operations
-from ooc_cudnn.cli_arguments import Defaults, kind_of, parameters_of, sizes
-from ooc_cudnn.cli_chain import OPERATIONS, read_chain
-from ooc_cudnn.cli_plan import EXAMPLES, example, function_parser
+from ooc_cudnn.cli.arguments import Defaults, kind_of, parameters_of, sizes
+from ooc_cudnn.cli.chain import OPERATIONS, read_chain
+from ooc_cudnn.cli.plan import EXAMPLES, example, function_parser
 from ooc_cudnn.functions.plan import FUNCTIONS
 from ooc_cudnn.pipeline.plan import Plan
 from ooc_cudnn.tensor import TensorSpec

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from ooc_cudnn.cli_arguments import (
+from ooc_cudnn.cli.arguments import (
     PROGRAM,
     Defaults,
     Given,
@@ -21,7 +21,7 @@ from ooc_cudnn.cli_arguments import (
     one_of,
     parameters_of,
 )
-from ooc_cudnn.cli_chain import WRITTEN, read_chain
+from ooc_cudnn.cli.chain import WRITTEN, read_chain
 from ooc_cudnn.functions.plan import FUNCTIONS, describe_call, described, plan
 from ooc_cudnn.tensor import DTYPES, PLACEMENTS, TensorSpec
 from ooc_cudnn.types import OfFilters, PerChannel

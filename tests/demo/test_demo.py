@@ -4,16 +4,16 @@ import numpy as np
 import pytest
 
 import ooc_cudnn
-from ooc_cudnn import demo
-from ooc_cudnn.demo_check import PATCH_SIDE, PATCHES, Problem, check_patches, reference
-from ooc_cudnn.demo_photograph import (
+from ooc_cudnn.demo import run as demo
+from ooc_cudnn.demo.check import PATCH_SIDE, PATCHES, Problem, check_patches, reference
+from ooc_cudnn.demo.photograph import (
     DIRECTIONS,
     enlarge,
     enlarged_size,
     filter_bank,
     photograph,
 )
-from ooc_cudnn.demo_pictures import shrink
+from ooc_cudnn.demo.pictures import shrink
 from ooc_cudnn.errors import VerificationError
 
 pytest.importorskip("matplotlib")
@@ -199,7 +199,7 @@ def test_enlarging_by_blocks_leaves_no_seams(monkeypatch):
     source = photograph()
     whole = np.empty((3, 1300, 1100), np.float32)
     enlarge(source, whole, lambda rows: None)
-    monkeypatch.setattr("ooc_cudnn.demo_photograph.BLOCK_PIXELS", 1100 * 7)
+    monkeypatch.setattr("ooc_cudnn.demo.photograph.BLOCK_PIXELS", 1100 * 7)
     blocks, told = np.full_like(whole, np.nan), []
     enlarge(source, blocks, told.append)
     np.testing.assert_allclose(blocks, whole, atol=1e-4)
@@ -214,7 +214,7 @@ def test_the_size_keeps_the_proportions():
 
 
 def test_shrinking_reads_blocks_of_rows(monkeypatch):
-    monkeypatch.setattr("ooc_cudnn.demo_pictures._BLOCK_ELEMENTS", 64)
+    monkeypatch.setattr("ooc_cudnn.demo.pictures._BLOCK_ELEMENTS", 64)
     source = np.random.default_rng(0).random((2, 33, 22), np.float32)
     found = shrink(source, 7)
     expected = source[:, :33, :21].reshape(2, 11, 3, 7, 3).mean((2, 4))

@@ -8,7 +8,7 @@ import re
 from typing import Any
 
 from ooc_cudnn import operations
-from ooc_cudnn.cli_arguments import (
+from ooc_cudnn.cli.arguments import (
     Defaults,
     Given,
     Kind,

@@ -1,10 +1,4 @@
-"""`ooc-cudnn doctor`: what is installed, what of it works, and the command that mends the rest.
-
-`diagnose` gathers facts and never raises; `ooc_cudnn.doctor_rules.judge` says what they mean;
-`report` writes both for a person. CUDA is looked at in a process of its own (`doctor_probe`), so
-that a cuDNN which ends its process is something to report, and so that nothing of CUDA is loaded
-here.
-"""
+"""What `ooc-cudnn doctor` finds out, as one record; what fails is a fact of it, not an error."""
 
 from __future__ import annotations
 
@@ -21,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from ooc_cudnn import doctor_probe
 from ooc_cudnn.devices import get_device
+from ooc_cudnn.doctor.probe import convolution_error, libraries
 from ooc_cudnn.machines import cache_directory, machine_path, named_machine
 from ooc_cudnn.settings import SettingRow, describe
 from perfmodel import MachineModel
@@ -126,8 +120,8 @@ class Surroundings:
 
     packages: Callable[[], Mapping[str, str]] = lambda: installed_packages()
     probe: Callable[[Sequence[str]], Iterable[tuple[str, Any]]] = lambda m: run_probe(m)
-    libraries_here: Callable[[], list[dict[str, Any]]] = doctor_probe.libraries
-    host_check: Callable[[], float] = lambda: doctor_probe.convolution_error("host")
+    libraries_here: Callable[[], list[dict[str, Any]]] = libraries
+    host_check: Callable[[], float] = lambda: convolution_error("host")
     host_identity: Callable[[], Mapping[str, str]] = lambda: get_device("host").identity()
     settings: Callable[[], list[SettingRow]] = describe
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
@@ -239,7 +233,7 @@ def run_probe(
     modules: Sequence[str], command: Sequence[str] | None = None
 ) -> Iterator[tuple[str, Any]]:
     """Look at CUDA in another process; yield its facts, the last of them how it ended."""
-    arguments = [*(command or (sys.executable, "-m", "ooc_cudnn.doctor_probe")), *modules]
+    arguments = [*(command or (sys.executable, "-m", "ooc_cudnn.doctor.probe")), *modules]
     try:
         done = subprocess.run(
             arguments, capture_output=True, text=True, timeout=PROBE_SECONDS, errors="replace"

@@ -6,7 +6,8 @@ import warnings
 import pytest
 
 import ooc_cudnn
-from ooc_cudnn import cli, cli_plan
+from ooc_cudnn import cli
+from ooc_cudnn.cli import plan as cli_plan
 from ooc_cudnn.pipeline.plan import Plan
 from ooc_cudnn.settings import current
 
@@ -150,7 +151,7 @@ def test_warnings_are_notes(capsys, monkeypatch):
 
 
 def test_doctor_exits_by_what_it_finds(capsys, monkeypatch):
-    monkeypatch.setattr("ooc_cudnn.doctor.run_probe", lambda modules: [("driver", {})])
+    monkeypatch.setattr("ooc_cudnn.doctor.diagnosis.run_probe", lambda modules: [("driver", {})])
     status, out, _ = run(capsys, "doctor")
     assert status == 0
     assert "This set-up works." in out

@@ -1,6 +1,6 @@
 """What `doctor` finds out about CUDA, in a process of its own: a broken cuDNN may end it.
 
-Run as ``python -m ooc_cudnn.doctor_probe [module...]``. Each fact is printed as one line of JSON as
+Run as ``python -m ooc_cudnn.doctor.probe [module...]``. Each fact is printed as one line of JSON as
 soon as it is known, so that a crash loses only what comes after it. Modules named on the command
 line are imported first, as the user's program does: what they load may clash with what the library
 loads.

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 import ooc_cudnn
-from ooc_cudnn import doctor_probe
-from ooc_cudnn.doctor import (
+from ooc_cudnn.doctor import probe as doctor_probe
+from ooc_cudnn.doctor.diagnosis import (
     Calibration,
     Check,
     Diagnosis,
@@ -20,8 +20,8 @@ from ooc_cudnn.doctor import (
     installed_packages,
     run_probe,
 )
-from ooc_cudnn.doctor_report import report
-from ooc_cudnn.doctor_rules import extra, is_broken, judge
+from ooc_cudnn.doctor.report import report
+from ooc_cudnn.doctor.rules import extra, is_broken, judge
 from ooc_cudnn.settings import describe
 
 H200 = Gpu("NVIDIA H200", 150 * 2**30, "9.0")
@@ -489,14 +489,14 @@ def test_a_probe_that_fails_says_so():
 
 
 def test_a_probe_that_hangs_is_ended(monkeypatch):
-    monkeypatch.setattr("ooc_cudnn.doctor.PROBE_SECONDS", 0.5)
+    monkeypatch.setattr("ooc_cudnn.doctor.diagnosis.PROBE_SECONDS", 0.5)
     facts = dict(program("import time; print('{}', flush=True); time.sleep(60)"))
     assert facts["ended"].startswith("no answer in time")
 
 
 def test_the_probe_runs_as_a_program():
     done = subprocess.run(
-        [sys.executable, "-m", "ooc_cudnn.doctor_probe", "json", "no_such_module"],
+        [sys.executable, "-m", "ooc_cudnn.doctor.probe", "json", "no_such_module"],
         capture_output=True,
         text=True,
         check=True,

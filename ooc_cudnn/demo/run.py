@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from ooc_cudnn.demo_check import FUNCTION, PATCHES, Problem, check_patches
-from ooc_cudnn.demo_photograph import allocate, enlarge, photograph
-from ooc_cudnn.demo_pictures import feature_sheet
+from ooc_cudnn.demo.check import FUNCTION, PATCHES, Problem, check_patches
+from ooc_cudnn.demo.photograph import allocate, enlarge, photograph
+from ooc_cudnn.demo.pictures import feature_sheet
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.functions.convolution import convolution_add_activation_forward
 from ooc_cudnn.functions.plan import plan

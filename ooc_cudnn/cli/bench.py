@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ooc_cudnn.cli_arguments import add_device, complain
+from ooc_cudnn.cli.arguments import add_device, complain
 
 
 def add_bench(commands: Any) -> None:

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import ooc_cudnn
-from ooc_cudnn.cli_arguments import PROGRAM, add_device, complain, on_device
-from ooc_cudnn.cli_bench import add_bench
-from ooc_cudnn.cli_plan import add_plan
+from ooc_cudnn.cli.arguments import PROGRAM, add_device, complain, on_device
+from ooc_cudnn.cli.bench import add_bench
+from ooc_cudnn.cli.plan import add_plan
 from ooc_cudnn.errors import OocError
 from ooc_cudnn.settings import current
 
@@ -97,9 +97,9 @@ def _add_doctor(commands: Any) -> None:
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
-    from ooc_cudnn.doctor import diagnose
-    from ooc_cudnn.doctor_report import report
-    from ooc_cudnn.doctor_rules import is_broken, judge
+    from ooc_cudnn.doctor.diagnosis import diagnose
+    from ooc_cudnn.doctor.report import report
+    from ooc_cudnn.doctor.rules import is_broken, judge
 
     facts = diagnose(arguments.modules)
     if arguments.json:
@@ -207,7 +207,3 @@ def _one_line(message: object) -> str:
 
 def _version() -> str:
     return getattr(ooc_cudnn, "__version__", "unknown")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

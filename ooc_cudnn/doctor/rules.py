@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ooc_cudnn.doctor import Check, Diagnosis, Finding, Library
+from ooc_cudnn.doctor.diagnosis import Check, Diagnosis, Finding, Library
 from ooc_cudnn.settings_table import PREFIX
 
 #: The frontend's versions that the library works with, and how to ask for one.
@@ -31,7 +31,7 @@ def judge(facts: Diagnosis) -> tuple[Finding, ...]:
             Finding(
                 "broken",
                 f"looking at CUDA ended with {facts.probe_failure}",
-                "python -m ooc_cudnn.doctor_probe  # shows where",
+                "python -m ooc_cudnn.doctor.probe  # shows where",
             )
         ]
     for libraries in {facts.libraries, facts.libraries_here}:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ooc_cudnn.doctor import Check, Diagnosis, Library
-from ooc_cudnn.doctor_rules import cuda_version, cudnn_version, is_broken, judge
+from ooc_cudnn.doctor.diagnosis import Check, Diagnosis, Library
+from ooc_cudnn.doctor.rules import cuda_version, cudnn_version, is_broken, judge
 from ooc_cudnn.units import format_bytes
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ooc_cudnn.demo_photograph import DIRECTIONS
+from ooc_cudnn.demo.photograph import DIRECTIONS
 
 Array = np.ndarray[Any, Any]
 

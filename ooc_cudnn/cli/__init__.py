@@ -1,0 +1,3 @@
+"""The command line: ``ooc-cudnn doctor | calibrate | plan | demo | bench``."""
+
+from ooc_cudnn.cli.commands import main as main
