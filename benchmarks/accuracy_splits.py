@@ -19,8 +19,9 @@ from ooc_cudnn.bench.neighbours import Neighbours
 from ooc_cudnn.bench.timing import Timing, interleave, paired_ratio, timed
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.functions.call import is_staged
+from ooc_cudnn.functions.description import given_results
 from ooc_cudnn.functions.plan import describe_call
-from ooc_cudnn.functions.planning import Planned, given_results
+from ooc_cudnn.functions.planning import Planned
 from ooc_cudnn.memory.arrays import wrap
 from ooc_cudnn.pipeline.execute import make_executor
 from ooc_cudnn.pipeline.plan import Plan

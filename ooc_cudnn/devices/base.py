@@ -13,7 +13,7 @@ import numpy as np
 
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.memory.arena import Allocation, Arena
-from ooc_cudnn.operations.chain import Buffer, Launch
+from ooc_cudnn.operations.splittable import Buffer, Launch
 
 HostArray = np.ndarray[Any, Any]
 STREAMS = ("copy_in", "compute", "copy_out")

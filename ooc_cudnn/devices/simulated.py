@@ -18,7 +18,7 @@ from ooc_cudnn.memory.arena import Allocation, Arena
 from ooc_cudnn.memory.arrays import is_file
 from ooc_cudnn.memory.blocks import rows_of
 from ooc_cudnn.memory.pinned_ranges import PinnedRanges
-from ooc_cudnn.operations.chain import Buffer, Launch
+from ooc_cudnn.operations.splittable import Buffer, Launch
 from ooc_cudnn.tensor import DTYPES, ORDERS, TensorSpec, packed_strides
 from perfmodel import MachineModel, VirtualStep, replay
 from perfmodel.machine import STEPS_OF_A_PIECE

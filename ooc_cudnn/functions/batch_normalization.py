@@ -16,7 +16,7 @@ from ooc_cudnn.functions.arguments import (
     shape_of,
 )
 from ooc_cudnn.functions.call import call
-from ooc_cudnn.functions.planning import Description
+from ooc_cudnn.functions.description import Description
 from ooc_cudnn.operations.batch_normalization import Normalise
 from ooc_cudnn.operations.batch_statistics import BatchNormalization, BatchNormalizationGradient
 from ooc_cudnn.operations.chain import Chain

@@ -22,13 +22,8 @@ from ooc_cudnn.devices.launch_geometry import WIDEST_ACCESS_BYTES
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.errors import DeviceOutOfMemoryError
 from ooc_cudnn.functions.chain_planning import forget_plans
-from ooc_cudnn.functions.planning import (
-    Build,
-    Description,
-    Target,
-    given_results,
-    plan_call,
-)
+from ooc_cudnn.functions.description import Build, Description, given_results
+from ooc_cudnn.functions.planning import Target, plan_call
 from ooc_cudnn.functions.trials import forget_trials
 from ooc_cudnn.memory.arrays import (
     Wrapped,

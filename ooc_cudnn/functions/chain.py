@@ -14,7 +14,7 @@ from ooc_cudnn.functions.arguments import (
     wide_vector,
 )
 from ooc_cudnn.functions.call import call
-from ooc_cudnn.functions.planning import Description
+from ooc_cudnn.functions.description import Description
 from ooc_cudnn.operations.applied import Applied, Incoming
 from ooc_cudnn.operations.base import Operation, numbered
 from ooc_cudnn.operations.chain import Chain

@@ -14,7 +14,7 @@ from ooc_cudnn.functions.arguments import (
     shape_of,
 )
 from ooc_cudnn.functions.call import call
-from ooc_cudnn.functions.planning import Description
+from ooc_cudnn.functions.description import Description
 from ooc_cudnn.operations.activation import Activation, check_mode
 from ooc_cudnn.operations.base import Operation
 from ooc_cudnn.operations.bias import AddTensor

@@ -14,7 +14,7 @@ from ooc_cudnn.functions.arguments import (
     shape_of,
 )
 from ooc_cudnn.functions.call import call
-from ooc_cudnn.functions.planning import Description
+from ooc_cudnn.functions.description import Description
 from ooc_cudnn.operations.backward_bias import BackwardBias
 from ooc_cudnn.operations.backward_data import BackwardData
 from ooc_cudnn.operations.backward_filter import BackwardFilter

@@ -15,7 +15,7 @@ from ooc_cudnn.functions.arguments import (
     wide_vector,
 )
 from ooc_cudnn.functions.call import call
-from ooc_cudnn.functions.planning import Description
+from ooc_cudnn.functions.description import Description
 from ooc_cudnn.operations.activation import Activation, check_mode
 from ooc_cudnn.operations.activation_backward import needs_x
 from ooc_cudnn.operations.chain import Chain

@@ -20,13 +20,8 @@ from ooc_cudnn.functions import (
     pooling,
     softmax,
 )
-from ooc_cudnn.functions.planning import (
-    Description,
-    Planned,
-    Target,
-    given_results,
-    plan_call,
-)
+from ooc_cudnn.functions.description import Description, given_results
+from ooc_cudnn.functions.planning import Planned, Target, plan_call
 from ooc_cudnn.machines import named_machine
 from ooc_cudnn.memory.arrays import wrap
 from ooc_cudnn.memory.limit import limit_bytes

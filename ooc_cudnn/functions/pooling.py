@@ -7,7 +7,7 @@ from typing import Any
 
 from ooc_cudnn.functions.arguments import check_dtype, check_shape, remember, scalar
 from ooc_cudnn.functions.call import call
-from ooc_cudnn.functions.planning import Description
+from ooc_cudnn.functions.description import Description
 from ooc_cudnn.operations.backward_pooling import BackwardPooling
 from ooc_cudnn.operations.chain import Chain
 from ooc_cudnn.operations.pooling import Pooling

@@ -7,7 +7,7 @@ from typing import Any
 
 from ooc_cudnn.functions.arguments import check_dtype, check_rank, check_shape, remember, scalar
 from ooc_cudnn.functions.call import call
-from ooc_cudnn.functions.planning import Description
+from ooc_cudnn.functions.description import Description
 from ooc_cudnn.operations.image_softmax import ImageSoftmaxCall, ImageSoftmaxGradient
 from ooc_cudnn.operations.per_site import SoftmaxCall, SoftmaxGradient
 from ooc_cudnn.operations.softmax import ALGORITHMS, MODES

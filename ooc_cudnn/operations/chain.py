@@ -26,7 +26,6 @@ from ooc_cudnn.operations.pooling import Pooling
 from ooc_cudnn.operations.rows import ROW_AXIS, cut_axes, height, with_rows
 from ooc_cudnn.operations.splittable import (
     ALONE,
-    AXES,
     Accumulation,
     Buffer,
     Launch,
@@ -42,8 +41,6 @@ from ooc_cudnn.operations.window import Range, Ranges, Rows, ranges
 from ooc_cudnn.tensor import ACCUMULATOR
 from perfmodel import Split
 from perfmodel.cached import cached_property
-
-__all__ = ["ALONE", "AXES", "Accumulation", "Buffer", "Chain", "Launch", "Piece", "Region"]
 
 #: Rows of a patch that `verify` looks at, and channels.
 PATCH_ROWS = 2

@@ -12,9 +12,9 @@ from ooc_cudnn.devices import get_device, loaded_devices
 from ooc_cudnn.devices import host as host_module
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.operations.activation import MODES, check_mode
-from ooc_cudnn.operations.chain import Launch
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.pointwise import Pointwise, Relayout
+from ooc_cudnn.operations.splittable import Launch
 from ooc_cudnn.tensor import packed_strides
 
 
