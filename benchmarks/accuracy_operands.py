@@ -77,7 +77,7 @@ class Blocks:
 
             raw = cupy.empty(nbytes, np.uint8)
         else:
-            from ooc_cudnn.devices.host import HostAllocation
+            from ooc_cudnn.devices.host.device import HostAllocation
 
             raw = self.device.as_array(HostAllocation(nbytes), (nbytes,), "uint8")
         raw[...] = 0

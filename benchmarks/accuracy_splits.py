@@ -15,6 +15,7 @@ import ooc_cudnn
 from benchmarks.accuracy_calls import plan_bound
 from benchmarks.accuracy_draw import MIB, SCALES, Drawn, Scale, draw
 from benchmarks.accuracy_operands import Blocks, Bound
+from ooc_cudnn.arrays.operands import wrap
 from ooc_cudnn.bench.neighbours import Neighbours
 from ooc_cudnn.bench.timing import Timing, interleave, paired_ratio, timed
 from ooc_cudnn.errors import PlanInfeasibleError
@@ -22,7 +23,6 @@ from ooc_cudnn.functions.call import is_staged
 from ooc_cudnn.functions.description import given_results
 from ooc_cudnn.functions.plan import describe_call
 from ooc_cudnn.functions.planning import Planned
-from ooc_cudnn.memory.arrays import wrap
 from ooc_cudnn.pipeline.execute import make_executor
 from ooc_cudnn.pipeline.plan import Plan
 from ooc_cudnn.pipeline.planner import make_plan

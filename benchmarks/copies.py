@@ -19,8 +19,9 @@ import numpy as np
 import ooc_cudnn
 from benchmarks import common
 from ooc_cudnn.bench.timing import interleave
-from ooc_cudnn.devices import get_device, staging
+from ooc_cudnn.devices import get_device
 from ooc_cudnn.devices.base import HostArray
+from ooc_cudnn.devices.cuda import staging
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.machines import named_machine
 from ooc_cudnn.measuring import Action, Bench

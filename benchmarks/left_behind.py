@@ -8,8 +8,9 @@ import threading
 from typing import Any
 
 from ooc_cudnn import interrupts
-from ooc_cudnn.devices import blas, loaded_devices
+from ooc_cudnn.devices import loaded_devices
 from ooc_cudnn.devices.base import STREAMS, Device
+from ooc_cudnn.devices.host import blas
 from ooc_cudnn.memory import pinned
 
 _STREAMS = {f"ooc_cudnn {stream}" for stream in STREAMS}

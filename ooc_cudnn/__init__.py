@@ -12,6 +12,7 @@ three streams, and a performance model fitted on your machine decides how to cut
 """
 
 from ooc_cudnn import operations
+from ooc_cudnn.arrays.functions import empty, malloc, memcpy, pin, placement, zeros
 from ooc_cudnn.calibration import calibrate
 from ooc_cudnn.errors import (
     DeviceOutOfMemoryError,
@@ -42,7 +43,6 @@ from ooc_cudnn.functions.fused import (
 from ooc_cudnn.functions.plan import plan
 from ooc_cudnn.functions.pooling import pooling_backward, pooling_forward
 from ooc_cudnn.functions.softmax import softmax_backward, softmax_forward
-from ooc_cudnn.memory.functions import empty, malloc, memcpy, pin, placement, zeros
 from ooc_cudnn.pipeline.plan import Plan
 from ooc_cudnn.profiling import profile
 from ooc_cudnn.settings import settings

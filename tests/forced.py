@@ -12,9 +12,9 @@ from dataclasses import replace
 from unittest import mock
 
 import perfmodel
+from ooc_cudnn.arrays.operands import wrap
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.functions.planning import make_request
-from ooc_cudnn.memory.arrays import wrap
 from ooc_cudnn.pipeline import counted, planner
 from ooc_cudnn.pipeline.execute import make_executor
 from ooc_cudnn.tensor import TensorSpec

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from ooc_cudnn.devices import kernel_plans, kernels, launch_geometry
+from ooc_cudnn.devices.kernels import launch_geometry
+from ooc_cudnn.devices.kernels import launchers as kernels
+from ooc_cudnn.devices.kernels import plans as kernel_plans
 from ooc_cudnn.devices.view import DeviceView
 
 NVCC = shutil.which("nvcc")

@@ -127,7 +127,7 @@ class DirectBiasActivation:
     def __init__(self, y: Any, b: Any) -> None:
         import cupy
 
-        from ooc_cudnn.devices import kernels
+        from ooc_cudnn.devices.kernels import launchers as kernels
         from ooc_cudnn.devices.view import DeviceView
 
         def view(array: Any) -> DeviceView:

@@ -40,7 +40,7 @@ def _find(setting: str) -> Device:
     name = "cuda:0" if setting == "cuda" else setting
     if name not in _devices:
         if name == "host":
-            from ooc_cudnn.devices.host import HostDevice
+            from ooc_cudnn.devices.host.device import HostDevice
 
             _devices[name] = HostDevice()
         elif _parents:
@@ -51,7 +51,7 @@ def _find(setting: str) -> Device:
                 "get_context('spawn'), or 'forkserver'), or set device='host' in the child.",
             )
         else:
-            from ooc_cudnn.devices.cuda import CudaDevice
+            from ooc_cudnn.devices.cuda.device import CudaDevice
 
             _devices[name] = CudaDevice(int(name.partition(":")[2]))
     return _devices[name]

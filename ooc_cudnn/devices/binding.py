@@ -13,13 +13,13 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ooc_cudnn.devices.base import Device
-from ooc_cudnn.devices.cudnn_graphs import (
+from ooc_cudnn.devices.cuda.cudnn_graphs import (
     AnyConvolution,
     forward_of,
     input_shapes,
     result_dtype,
 )
-from ooc_cudnn.devices.launch_geometry import WIDEST_ACCESS_BYTES
+from ooc_cudnn.devices.kernels.launch_geometry import WIDEST_ACCESS_BYTES
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.errors import InternalError
 from ooc_cudnn.operations.splittable import Buffer, Launch

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ooc_cudnn.devices import get_device
-from ooc_cudnn.devices.driver import Load, driver_facts
+from ooc_cudnn.devices.cuda.driver import Load, driver_facts
 
 Emit = Callable[[str, Any], None]
 

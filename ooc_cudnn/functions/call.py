@@ -16,23 +16,23 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from ooc_cudnn import forks, interrupts
-from ooc_cudnn.devices import get_device
-from ooc_cudnn.devices.base import Device
-from ooc_cudnn.devices.launch_geometry import WIDEST_ACCESS_BYTES
-from ooc_cudnn.devices.view import DeviceView
-from ooc_cudnn.errors import DeviceOutOfMemoryError
-from ooc_cudnn.functions.chain_planning import forget_plans
-from ooc_cudnn.functions.description import Build, Description, given_results
-from ooc_cudnn.functions.planning import Target, plan_call
-from ooc_cudnn.functions.trials import forget_trials
-from ooc_cudnn.memory.arrays import (
+from ooc_cudnn.arrays.functions import empty_in
+from ooc_cudnn.arrays.operands import (
     Wrapped,
     check_apart,
     check_writable,
     reserve_file,
     wrap,
 )
-from ooc_cudnn.memory.functions import empty_in
+from ooc_cudnn.devices import get_device
+from ooc_cudnn.devices.base import Device
+from ooc_cudnn.devices.kernels.launch_geometry import WIDEST_ACCESS_BYTES
+from ooc_cudnn.devices.view import DeviceView
+from ooc_cudnn.errors import DeviceOutOfMemoryError
+from ooc_cudnn.functions.chain_planning import forget_plans
+from ooc_cudnn.functions.description import Build, Description, given_results
+from ooc_cudnn.functions.planning import Target, plan_call
+from ooc_cudnn.functions.trials import forget_trials
 from ooc_cudnn.memory.limit import forget_limits, limit_bytes
 from ooc_cudnn.operations.splittable import Splittable
 from ooc_cudnn.pipeline.execute import Executor, Source, make_executor

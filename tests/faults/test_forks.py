@@ -15,7 +15,8 @@ import pytest
 
 import ooc_cudnn
 from ooc_cudnn import devices
-from ooc_cudnn.devices import blas, helpers
+from ooc_cudnn.devices import helpers
+from ooc_cudnn.devices.host import blas
 from ooc_cudnn.errors import DeviceUnavailableError
 from perfmodel.cached import cached_property
 

@@ -12,8 +12,8 @@ from function_cases import PLACEMENTS, channels_last, least_limit, place, some_l
 from sample import FUNCTIONS, NAMES, sample
 
 import ooc_cudnn
-from ooc_cudnn.devices import host
-from ooc_cudnn.devices.host import HostDevice
+from ooc_cudnn.devices.host import device as host
+from ooc_cudnn.devices.host.device import HostDevice
 from ooc_cudnn.errors import PlanInfeasibleError, VerificationError
 
 pytest.importorskip("torch")

@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import ooc_cudnn
-from ooc_cudnn.devices import host_convolution
+from ooc_cudnn.devices.host import convolution as host_convolution
 from ooc_cudnn.errors import DeviceOutOfMemoryError, PlanInfeasibleError
 from ooc_cudnn.functions import call as call_module
 
@@ -721,7 +721,7 @@ def test_a_signal_in_mid_run(data):
 def test_ctrl_c_ends_a_process_promptly():
     script = """
         import numpy as np, ooc_cudnn, threading, time
-        from ooc_cudnn.devices.host import HostDevice
+        from ooc_cudnn.devices.host.device import HostDevice
         real = HostDevice.run
         def slow(self, *arguments):
             print("started", flush=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 import ooc_cudnn
+from ooc_cudnn.arrays.functions import empty_in
 from ooc_cudnn.devices import get_device
-from ooc_cudnn.memory.functions import empty_in
 
 #: Where operands may be, by device; "torch" and "cupy" are memory that those frameworks hold,
 #: "locked" is the user's own memory, page-locked by `pin`; "torch negative" a view of which PyTorch

@@ -53,7 +53,7 @@ def on_host(array):
     return array if isinstance(array, np.ndarray) else array.get()
 
 
-#: Where an engine of cuDNN 9.19 is wrong (see devices/cudnn.py), and its neighbours.
+#: Where an engine of cuDNN 9.19 is wrong (see devices/cuda/convolutions.py), and its neighbours.
 FAULTS = tuple(
     Case(f"{name}-{padding}-{dtype}", x, w, {"padding": padding, "groups": groups}, None, dtype)
     for name, x, w, groups in (
@@ -316,7 +316,7 @@ def test_verify_finds_a_wrong_result(monkeypatch):
 
     def broken(operation, inputs, y, workspace, stream):
         run(operation, inputs, y, workspace, stream)
-        from ooc_cudnn.devices import kernels
+        from ooc_cudnn.devices.kernels import launchers as kernels
 
         kernels.fill_zero(y.pointer, y.size * 4, 1, y.size * 4, stream)
 

@@ -11,8 +11,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ooc_cudnn.devices.cudnn import Convolutions
-from ooc_cudnn.devices.kernels_convolution_backward import RUNNERS
+from ooc_cudnn.devices.cuda.convolutions import Convolutions
+from ooc_cudnn.devices.kernels.convolution_backward import RUNNERS
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.convolution_backward import (

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 from device_operand import DTYPES, EPSILON, Operand, assert_close, random
 
-from ooc_cudnn.devices import kernel_plans, kernels, kernels_launch
-from ooc_cudnn.devices.kernels_elementwise import activation_backward, op_tensor
+from ooc_cudnn.devices.kernels import launch as kernels_launch
+from ooc_cudnn.devices.kernels import launchers as kernels
+from ooc_cudnn.devices.kernels import plans as kernel_plans
+from ooc_cudnn.devices.kernels.elementwise import activation_backward, op_tensor
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.operations.activation_backward import ActivationBackward, needs_x
 from ooc_cudnn.operations.op_tensor import OpTensor

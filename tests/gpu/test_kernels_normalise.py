@@ -11,8 +11,8 @@ pytest.importorskip("cupy")
 import reference
 from kernel_runs import Packed, run
 
-from ooc_cudnn.devices import kernels_normalise
-from ooc_cudnn.devices.kernel_plans import arithmetic_dtype
+from ooc_cudnn.devices.kernels import normalise as kernels_normalise
+from ooc_cudnn.devices.kernels.plans import arithmetic_dtype
 from ooc_cudnn.operations.batch_normalization import (
     AddStates,
     MergeMoments,

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 from device_operand import DTYPES, EPSILON, NUMPY, Operand, assert_close
 
-from ooc_cudnn.devices import kernel_plans, pooling_backward_plans, pooling_plans
-from ooc_cudnn.devices.kernels_pooling import pooling, pooling_backward
+from ooc_cudnn.devices.kernels import plans as kernel_plans
+from ooc_cudnn.devices.kernels import pooling_backward_plans, pooling_plans
+from ooc_cudnn.devices.kernels.pooling import pooling, pooling_backward
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.operations.pooling import Pooling, PoolingBackward
 
@@ -231,7 +232,7 @@ def test_a_gradient_of_nan_stays_with_its_element():
 @pytest.mark.parametrize("layouts", [FIRST, LAST])
 def test_small_tiles(layouts, monkeypatch):
     """Borders between tiles on every axis."""
-    from ooc_cudnn.devices import kernels
+    from ooc_cudnn.devices.kernels import launchers as kernels
 
     monkeypatch.setattr(pooling_backward_plans, "TILE_PACKS", 32)
     kernels._prepared.clear()
@@ -243,7 +244,7 @@ def test_small_tiles(layouts, monkeypatch):
 
 @pytest.mark.parametrize("layouts", [FIRST, LAST])
 def test_the_direct_kernel(layouts, monkeypatch):
-    from ooc_cudnn.devices import kernels
+    from ooc_cudnn.devices.kernels import launchers as kernels
 
     monkeypatch.setattr(pooling_backward_plans, "SHARED_BYTES", 1)
     kernels._prepared.clear()
@@ -255,7 +256,8 @@ def test_the_direct_kernel(layouts, monkeypatch):
 
 @pytest.mark.parametrize("layouts", [FIRST, LAST])
 def test_offsets_in_64_bits(layouts, monkeypatch):
-    from ooc_cudnn.devices import kernels, kernels_launch
+    from ooc_cudnn.devices.kernels import launch as kernels_launch
+    from ooc_cudnn.devices.kernels import launchers as kernels
 
     monkeypatch.setattr(kernels_launch, "SMALL_OFFSETS", 0)
     kernels._prepared.clear()
@@ -266,7 +268,7 @@ def test_offsets_in_64_bits(layouts, monkeypatch):
 
 
 def test_a_warp_or_a_thread_for_each_window(monkeypatch):
-    from ooc_cudnn.devices import kernels
+    from ooc_cudnn.devices.kernels import launchers as kernels
 
     monkeypatch.setattr(pooling_plans, "WARP_TAPS", 10**9)
     monkeypatch.setattr(pooling_backward_plans, "WARP_TAPS", 10**9)

@@ -12,8 +12,8 @@ pytest.importorskip("cupy")
 
 from kernel_runs import Packed, run
 
-from ooc_cudnn.devices import kernels_reduction
-from ooc_cudnn.devices.kernel_plans import arithmetic_dtype
+from ooc_cudnn.devices.kernels import reduction as kernels_reduction
+from ooc_cudnn.devices.kernels.plans import arithmetic_dtype
 from ooc_cudnn.operations.batch_normalization import Moments, NormaliseSums
 from ooc_cudnn.operations.channel_sum import ChannelSum
 

@@ -12,8 +12,8 @@ pytest.importorskip("cupy")
 
 from kernel_runs import Packed, run
 
-from ooc_cudnn.devices import kernels_softmax
-from ooc_cudnn.devices.kernel_plans import arithmetic_dtype
+from ooc_cudnn.devices.kernels import softmax as kernels_softmax
+from ooc_cudnn.devices.kernels.plans import arithmetic_dtype
 from ooc_cudnn.operations.softmax import (
     ImageMaximum,
     ImageProductSum,

@@ -16,8 +16,8 @@ from nonfinite import check_alike, outcome, sprinkled, sprinkled_split
 from splits import GEOMETRIES, LAYOUTS, MAKERS, RINGS, make, some
 
 import ooc_cudnn
-from ooc_cudnn.devices import kernels
-from ooc_cudnn.devices.kernels_convolution_backward import RUNNERS
+from ooc_cudnn.devices.kernels import launchers as kernels
+from ooc_cudnn.devices.kernels.convolution_backward import RUNNERS
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.convolution_backward import (
     ConvolutionBackwardData,

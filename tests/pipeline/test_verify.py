@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import ooc_cudnn
-from ooc_cudnn.devices.host import HostDevice
+from ooc_cudnn.devices.host.device import HostDevice
 from ooc_cudnn.operations.activation import MODES
 
 
@@ -65,7 +65,7 @@ def broken(monkeypatch, change):
 
     def run(self, launch, views, workspace, stream):
         real(self, launch, views, workspace, stream)
-        from ooc_cudnn.devices.host import _array
+        from ooc_cudnn.devices.host.device import _array
 
         if launch.output == "y":
             change(_array(views["y"]))

@@ -1,0 +1,1 @@
+"""Users' arrays: what they are and where they live, making and copying them, page-locking."""

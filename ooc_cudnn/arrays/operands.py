@@ -1,0 +1,287 @@
+"""Users' arrays at the edge: everything is accepted here and made uniform once.
+
+NumPy (pageable, pinned, `numpy.memmap`), CuPy and whatever speaks DLPack become a `Wrapped`: the
+NumPy or CuPy array over the same memory, its spec and its address. No framework is imported that
+the user has not imported.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ooc_cudnn.arrays.page_locks import unlock_dropped
+from ooc_cudnn.arrays.tensors import is_tensor, memory_of, to_tensor
+from ooc_cudnn.devices.base import Device
+from ooc_cudnn.devices.host.device import HostDeviceArray
+from ooc_cudnn.devices.view import DeviceView
+from ooc_cudnn.tensor import TensorSpec, dtype_name, numpy_dtype
+
+_CUDA, _CPU = 2, 1  # DLPack's device types
+
+
+class Wrapped(NamedTuple):
+    """An operand: the NumPy or CuPy array, its spec and address, and the way back.
+
+    `restore` turns a NumPy or CuPy result into what the user's framework calls a tensor.
+    """
+
+    array: Any
+    spec: TensorSpec
+    pointer: int
+    restore: Callable[[Any], Any] | None = None
+
+    def view(self) -> DeviceView:
+        """The operand as device memory."""
+        return DeviceView(self.pointer, self.spec.dtype, self.spec.shape, self.spec.strides)
+
+    def span(self) -> tuple[int, int]:
+        """Lowest byte address and one past the highest."""
+        low, high = _span(self.spec)
+        return self.pointer + low, self.pointer + high
+
+
+@lru_cache(maxsize=4096)
+def _span(spec: TensorSpec) -> tuple[int, int]:
+    reach = [(e - 1) * s * spec.itemsize for e, s in zip(spec.shape, spec.strides, strict=True)]
+    return sum(min(r, 0) for r in reach), sum(max(r, 0) for r in reach) + spec.itemsize
+
+
+@lru_cache(maxsize=4096)
+def _spec(
+    shape: tuple[int, ...], strides: tuple[int, ...], dtype: Any, placement: str
+) -> TensorSpec:
+    name = dtype_name(dtype)
+    item = dtype.itemsize
+    if any(stride % item for stride in strides):
+        raise ValueError(f"strides {strides} (bytes) must be multiples of the element size {item}")
+    elements = tuple(stride // item for stride in strides)
+    # The stride of an axis of extent 1 is never taken; give it the packed value.
+    step, fixed = 1, list(elements)
+    for axis in range(len(shape) - 1, -1, -1):
+        if shape[axis] == 1:
+            fixed[axis] = step
+        step = max(step, fixed[axis] * shape[axis])
+    return TensorSpec(shape, name, placement, tuple(fixed))
+
+
+class Located(NamedTuple):
+    """Any array: the NumPy or CuPy array over its memory, where that is, and the way back."""
+
+    array: Any
+    placement: str
+    pointer: int
+    restore: Callable[[Any], Any] | None = None
+
+
+def wrap(array: Any, device: Device, *, name: str, written: bool = False) -> Wrapped:
+    """Accept a user's array as an operand; `written`, as a result.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If it is no array, is empty, its dtype is not supported, or it lives on a device that is
+        not the one in use.
+    """
+    plain, placement, pointer, restore = locate(array, device, name=name, written=written)
+    if plain.ndim == 0 or 0 in plain.shape:
+        raise ValueError(f"{name} must not be empty, but has shape {tuple(plain.shape)}")
+    if not plain.dtype.isnative:
+        raise TypeError(f"{name} must be in native byte order, not {plain.dtype}")
+    try:
+        spec = _spec(tuple(plain.shape), tuple(plain.strides), plain.dtype, placement)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{name}: {error}") from None
+    return Wrapped(plain, spec, pointer, restore)
+
+
+def locate(array: Any, device: Device, *, name: str, written: bool = False) -> Located:
+    """Say where an array of any dtype lives, to be read or, if `written`, to be written.
+
+    Raises
+    ------
+    TypeError
+        If it is no array, or lives on a device that is not the one in use.
+    ValueError
+        If it is a tensor that cannot be written in its own memory.
+    """
+    if isinstance(array, np.ndarray):
+        if isinstance(array, np.ma.MaskedArray):
+            raise TypeError(f"{name} is a masked array; fill it first: {name}.filled(...)")
+        pointer = array.__array_interface__["data"][0]
+        return Located(array, _host_placement(array, pointer, device), pointer)
+    cupy = sys.modules.get("cupy")
+    if cupy is not None and isinstance(array, cupy.ndarray):
+        if device.kind != "cuda" or device.name != f"cuda:{array.device.id}":
+            raise TypeError(
+                f"{name} is a CuPy array on cuda:{array.device.id}, but the device in use is "
+                f"{device.name}; set device='cuda:{array.device.id}', or pass host arrays"
+            )
+        return Located(array, "device", array.data.ptr)
+    return _from_dlpack(array, device, name, written=written)
+
+
+def bases(array: Any) -> Iterator[np.ndarray[Any, Any]]:
+    """An array, the one that it is a view of, and so on."""
+    while isinstance(array, np.ndarray):
+        yield array
+        array = array.base
+
+
+def is_file(array: Any) -> bool:
+    """Whether an array is (part of) a memory-mapped file."""
+    return any(isinstance(base, np.memmap) for base in bases(array))
+
+
+def _host_placement(array: np.ndarray[Any, Any], pointer: int, device: Device) -> str:
+    """Where a NumPy array lives: "device" (the host device's), "disk", "pinned" or "pageable"."""
+    for base in bases(array):
+        if isinstance(base, HostDeviceArray) and device.kind == "host":
+            return "device"
+        if isinstance(base, np.memmap):
+            return "disk"
+    unlock_dropped()
+    low, high = (pointer, pointer + array.nbytes) if array.flags.forc else array_span(array)
+    return "pinned" if device.is_pinned(low, high - low) else "pageable"
+
+
+def _from_dlpack(array: Any, device: Device, name: str, *, written: bool) -> Located:
+    is_torch, brain = is_tensor(array), False
+    if is_torch:
+        array = memory_of(array, name=name, written=written)
+        brain = array.dtype == sys.modules["torch"].bfloat16
+        array = array.view(sys.modules["torch"].int16) if brain else array
+    try:
+        kind, _ = array.__dlpack_device__()
+    except AttributeError:
+        raise TypeError(
+            f"{name} must be a NumPy or CuPy array or speak DLPack, not {type(array).__name__}"
+        ) from None
+    if kind not in (_CPU, _CUDA, 3):  # 3: pinned host memory
+        raise TypeError(f"{name} lives on a device of DLPack type {kind}; CPU or CUDA is needed")
+    if kind == _CUDA:
+        import cupy as module
+    else:
+        module = np
+    plain = module.from_dlpack(array)
+    if brain:
+        plain = plain.view(numpy_dtype("bfloat16"))
+    located = locate(plain, device, name=name)
+    return located._replace(restore=to_tensor if is_torch else None)
+
+
+def check_writable(wrapped: Wrapped | Located, *, name: str = "out") -> None:
+    """Raise ValueError if an array cannot be written to."""
+    if isinstance(wrapped.array, np.ndarray) and not wrapped.array.flags.writeable:
+        mapped = isinstance(wrapped.array, np.memmap)
+        hint = " (open the memmap with mode 'r+')" if mapped else ""
+        raise ValueError(f"{name} is read-only{hint}")
+    array = wrapped.array
+    if any(s == 0 and e > 1 for e, s in zip(array.shape, array.strides, strict=True)):
+        raise ValueError(f"{name} is a broadcast view: several of its elements share memory")
+
+
+def check_apart(inputs: dict[str, Wrapped], out: Wrapped, *, name: str = "out") -> None:
+    """Raise ValueError if the output shares memory, or bytes of a file, with an input."""
+    on_device = out.spec.placement == "device"
+    low, high = out.span()
+    for other, wrapped in inputs.items():
+        if (wrapped.spec.placement == "device") != on_device:
+            continue
+        first, last = wrapped.span()
+        if first < high and low < last and _share(wrapped.array, out.array):
+            raise ValueError(f"{name} overlaps {other} in memory; give {name} memory of its own")
+        if wrapped.spec.placement == out.spec.placement == "disk" and _same_file(
+            wrapped.array, out.array
+        ):
+            raise ValueError(f"{name} overlaps {other} in the file; give {name} bytes of its own")
+
+
+def _share(one: Any, other: Any) -> bool:
+    if not (isinstance(one, np.ndarray) and isinstance(other, np.ndarray)):
+        return True
+    try:
+        return np.shares_memory(one, other, max_work=10**5)  # type: ignore[arg-type]
+    except np.exceptions.TooHardError:
+        return True
+
+
+def file_range(array: Any) -> tuple[str, int, int] | None:
+    """Return (path, first byte, one past the last) of the file behind a memory-mapped array."""
+    base = array
+    found = None
+    while isinstance(base, np.ndarray):
+        if isinstance(base, np.memmap) and base.filename is not None:
+            found = base  # the outermost memmap is the one that was opened
+        base = base.base
+    if found is None:
+        return None
+    # Address of the file's first byte: the mapping's address less the offset of its data.
+    start = found.offset
+    root = found.__array_interface__["data"][0]
+    low, high = array_span(array)
+    return str(found.filename), start + low - root, start + high - root
+
+
+def array_span(array: np.ndarray[Any, Any]) -> tuple[int, int]:
+    """Lowest byte address of a NumPy array, and one past the highest."""
+    pointer = array.__array_interface__["data"][0]
+    reach = [(e - 1) * s for e, s in zip(array.shape, array.strides, strict=True)]
+    low = pointer + sum(min(r, 0) for r in reach)
+    return low, pointer + sum(max(r, 0) for r in reach) + array.itemsize
+
+
+def _same_file(one: Any, other: Any) -> bool:
+    import os
+
+    a, b = file_range(one), file_range(other)
+    if a is None or b is None or not (a[1] < b[2] and b[1] < a[2]):
+        return False
+    try:
+        return os.path.samefile(a[0], b[0])
+    except OSError:
+        return False
+
+
+def reserve_file(array: Any, *, name: str = "out") -> None:
+    """Make the file system set aside every byte that an output memmap will be written to.
+
+    A sparse file on a full disk would kill the process with a bus error in mid-run; this turns it
+    into an error before the first copy.
+
+    Raises
+    ------
+    OSError
+        If the disk is full, saying how many bytes were asked for.
+    """
+    import errno
+    import os
+
+    from ooc_cudnn.units import format_bytes
+
+    found = file_range(array)
+    if found is None or getattr(array, "mode", None) == "c":  # copy on write: no file is written
+        return
+    path, low, high = found
+    try:
+        descriptor = os.open(path, os.O_RDWR)
+    except FileNotFoundError:
+        return  # mapped and unlinked: nothing to reserve by name
+    try:
+        os.posix_fallocate(descriptor, low, high - low)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
+            raise OSError(
+                error.errno,
+                f"{name} needs {format_bytes(high - low)} on disk, and the disk is full; "
+                "free space or choose another place",
+                path,
+            ) from None
+        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
+            raise
+    finally:
+        os.close(descriptor)

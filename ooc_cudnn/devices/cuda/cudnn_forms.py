@@ -1,0 +1,174 @@
+"""Forms of a convolution that cuDNN computes at all, or computes far faster, on copies of tensors.
+
+Each costs a copy and its room in the workspace, and where there is no room the operation stays as
+it is. Measured with cuDNN 9.19 on an H200 (milliseconds for 8 images of 64 channels, 256 x 256, a
+window of 3, channels-first and channels-last):
+
+Symmetric rows: a piece at a border has padding before its rows and none after them, or the reverse,
+    along whichever axis rows lie.
+    cuDNN's good engines for true float32 and float64 want both alike (or silently take them so, see
+    `cudnn_engines`). They are made alike by rows of zeros beside x, or by rows of dx that are
+    computed and dropped. Filter gradient in float32: 2.4 and 2.0 in place of 15.6 and 15.3.
+Widened: half types with a float32 result. cuDNN has no engine where channels are no multiples of 8,
+    for depthwise windows, and for strided data gradients; and one that leaves the card idle where
+    the filter is small. float32 holds every half and TF32 every bit of its fraction, so tensor
+    cores give the same products. Filter gradient in float16: 0.7 and 0.5 in place of 2.6 and 2.5.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from ooc_cudnn.devices.cuda.cudnn_engines import is_strict
+from ooc_cudnn.devices.cuda.cudnn_graphs import (
+    AnyConvolution,
+    forward_of,
+    input_shapes,
+    result_dtype,
+)
+from ooc_cudnn.devices.kernels import launchers as kernels
+from ooc_cudnn.devices.view import DeviceView
+from ooc_cudnn.operations.convolution import Convolution
+from ooc_cudnn.operations.convolution_backward import (
+    ConvolutionBackwardData,
+    ConvolutionBackwardFilter,
+)
+from ooc_cudnn.operations.rows import ROW_AXIS, with_padding, with_rows
+from ooc_cudnn.tensor import DTYPES, packed_strides
+
+_ALIGNMENT = 256
+#: Fewer channels than this are an image's, for which other engines are the good ones.
+_SEVERAL_CHANNELS = 16
+#: A filter of so many elements gives the engine for half types with float32 results work for the
+#: whole card: 64 x 64 x 3 x 3 took 5 times as long as widened, 256 x 256 x 3 x 3 two thirds.
+_LARGE_FILTER = 300_000
+
+
+class Copy(NamedTuple):
+    """A tensor as cuDNN gets it: its place in the workspace, its type, its additional rows."""
+
+    offset: int
+    dtype: str
+    shape: tuple[int, ...]  # with the additional rows
+    layout: str
+    before: int = 0
+    after: int = 0
+    row_axis: int = ROW_AXIS
+
+    @property
+    def nbytes(self) -> int:
+        """Its room in the workspace, so that what follows is aligned."""
+        return -(-math.prod(self.shape) * DTYPES[self.dtype] // _ALIGNMENT) * _ALIGNMENT
+
+    def fill(self, source: DeviceView, workspace: int, stream: Any) -> None:
+        """Copy a tensor to its place, between rows of zeros."""
+        address, row_bytes = workspace + self.offset, self._row_bytes
+        rows = self.shape[self.row_axis]
+        images = math.prod(self.shape) * DTYPES[self.dtype] // (rows * row_bytes)
+        for first, count in ((0, self.before), (rows - self.after, self.after)):
+            kernels.fill_zero(
+                address + first * row_bytes, count * row_bytes, images, rows * row_bytes, stream
+            )
+        if source.dtype == self.dtype:
+            kernels.relayout(self._inside(source, workspace), source, stream)
+        else:
+            kernels.pointwise(self._inside(source, workspace), source, stream=stream)
+
+    def give_back(self, destination: DeviceView, workspace: int, stream: Any) -> None:
+        """Copy a result from its place, without the additional rows."""
+        kernels.relayout(destination, self._inside(destination, workspace), stream)
+
+    @property
+    def _row_bytes(self) -> int:
+        return packed_strides(self.shape, self.layout)[self.row_axis] * DTYPES[self.dtype]
+
+    def _inside(self, view: DeviceView, workspace: int) -> DeviceView:
+        address = workspace + self.offset + self.before * self._row_bytes
+        return DeviceView(address, self.dtype, view.shape, packed_strides(self.shape, self.layout))
+
+
+class Form(NamedTuple):
+    """What cuDNN computes in place of an operation, and which tensors are copied for that."""
+
+    operation: AnyConvolution
+    inputs: tuple[Copy | None, Copy | None] = (None, None)
+    result: Copy | None = None
+    name: str = ""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all copies; cuDNN's own workspace follows them."""
+        return sum(copy.nbytes for copy in (*self.inputs, self.result) if copy is not None)
+
+
+def forms(operation: AnyConvolution) -> Iterator[Form]:
+    """Yield the forms of an operation, the best first."""
+    if _wants_symmetric_rows(operation):
+        yield with_symmetric_rows(operation)
+    if result_dtype(operation) == forward_of(operation).dtype:
+        yield Form(operation)
+    elif _leaves_the_card_idle(operation):
+        yield from (widened(operation), Form(operation))
+    else:
+        yield from (Form(operation), widened(operation))
+
+
+def _leaves_the_card_idle(operation: AnyConvolution) -> bool:
+    elements = math.prod(forward_of(operation).w_shape)
+    return isinstance(operation, ConvolutionBackwardFilter) and elements < _LARGE_FILTER
+
+
+def _wants_symmetric_rows(operation: AnyConvolution) -> bool:
+    forward = forward_of(operation)
+    uneven = sum(before != after for before, after in forward.padding)
+    depthwise = forward.w_shape[1] == 1  # its engines bear any padding
+    if uneven != 1 or depthwise:
+        return False
+    several, strided = forward.w_shape[1] >= _SEVERAL_CHANNELS, max(forward.stride) > 1
+    if isinstance(operation, Convolution):
+        return forward.dtype == "float64"
+    if isinstance(operation, ConvolutionBackwardData):
+        if forward.dtype == "float64":
+            return several or strided
+        return is_strict(operation) and (strided or not several)
+    return is_strict(operation) or (forward.dtype == "float64" and several)
+
+
+def with_symmetric_rows(operation: AnyConvolution) -> Form:
+    """Add to x or dx the rows that make up for padding on one side, and take as much on the other.
+
+    Their values are zeros in x and of no meaning in dx.
+    """
+    forward = forward_of(operation)
+    uneven = (axis for axis, (before, after) in enumerate(forward.padding) if before != after)
+    at = next(uneven, 0)
+    row_axis, (before, after) = ROW_AXIS + at, forward.padding[at]
+    both = min(before, after)
+    shape = with_rows(
+        forward.x_shape, forward.x_shape[row_axis] + before + after - 2 * both, row_axis
+    )
+    copy = Copy(0, forward.dtype, shape, forward.layout, before - both, after - both, row_axis)
+    padding = with_padding(forward.padding, (both, both), row_axis)
+    padded = _with_forward(operation, replace(forward, x_shape=shape, padding=padding))
+    if isinstance(operation, ConvolutionBackwardData):
+        copy = copy._replace(dtype=operation.result_dtype)
+        return Form(padded, result=copy, name="symmetric rows")
+    return Form(padded, (copy, None), name="symmetric rows")
+
+
+def widened(operation: AnyConvolution) -> Form:
+    """Convert the inputs to float32, and let tensor cores take them as TF32."""
+    forward = forward_of(operation)
+    first, second = (Copy(0, "float32", shape, forward.layout) for shape in input_shapes(operation))
+    second = second._replace(offset=first.nbytes)
+    wide = replace(forward, dtype="float32", y_dtype="float32", allow_tf32=True)
+    return Form(_with_forward(operation, wide), (first, second), name="widened")
+
+
+def _with_forward(operation: AnyConvolution, forward: Convolution) -> AnyConvolution:
+    if isinstance(operation, Convolution):
+        return forward
+    return replace(operation, forward=forward)

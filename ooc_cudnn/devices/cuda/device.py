@@ -1,0 +1,300 @@
+"""A CUDA GPU behind the device contract: CuPy's runtime, cuDNN's convolutions, our own kernels."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ooc_cudnn import interrupts
+from ooc_cudnn.devices.base import HostArray
+from ooc_cudnn.devices.cuda.copies import copy_by_link, copy_on_device
+from ooc_cudnn.devices.cuda.cupy_import import import_cupy
+from ooc_cudnn.devices.cuda.run import (
+    CudaRun,
+    Identity,
+    StagedCudaRun,
+    follow_last_run,
+    identity_of,
+)
+from ooc_cudnn.devices.cuda.staging import Staging, begun
+from ooc_cudnn.devices.helpers import helpers
+from ooc_cudnn.devices.kernels import launchers as kernels
+from ooc_cudnn.devices.kernels.runners import RUNNERS, WORKSPACE
+from ooc_cudnn.devices.view import DeviceView
+from ooc_cudnn.memory.arena import Allocation, Arena
+from ooc_cudnn.memory.pinned import allocate, release
+from ooc_cudnn.operations.convolution import Convolution
+from ooc_cudnn.operations.convolution_backward import (
+    ConvolutionBackwardData,
+    ConvolutionBackwardFilter,
+)
+from ooc_cudnn.operations.splittable import Buffer, Launch
+from ooc_cudnn.settings import current
+from ooc_cudnn.tensor import numpy_dtype
+
+#: What cuDNN runs; our kernels run everything else.
+CONVOLUTIONS = (Convolution, ConvolutionBackwardData, ConvolutionBackwardFilter)
+_HUGE_PAGES = 14  # MADV_HUGEPAGE
+
+
+class CudaAllocation:
+    """Device memory straight from cudaMalloc: a pool would round it up.
+
+    cudaFree returns when the device is done with it.
+    """
+
+    def __init__(self, nbytes: int, device: int) -> None:
+        import cupy
+
+        with cupy.cuda.Device(device):
+            try:
+                self._memory = cupy.cuda.Memory(nbytes)
+            except cupy.cuda.runtime.CUDARuntimeError as error:
+                if error.status != 2:  # cudaErrorMemoryAllocation
+                    raise
+                raise MemoryError(str(error)) from error
+        self.pointer: int = self._memory.ptr
+        self.nbytes = nbytes
+
+
+class CudaDevice:
+    """One GPU.
+
+    Raises
+    ------
+    DeviceUnavailableError
+        If CUDA, CuPy or cuDNN does not work here, with the remedy.
+    """
+
+    kind = "cuda"
+
+    def __init__(self, index: int) -> None:
+        self._cupy = import_cupy(index)
+        from ooc_cudnn.devices.cuda.convolutions import Convolutions
+
+        self.index = index
+        self.name = f"cuda:{index}"
+        self.arena = Arena(
+            lambda nbytes: CudaAllocation(nbytes, index), self.free_bytes, self._memory_stream
+        )
+        self.convolutions = Convolutions()
+        self.runtime = self._cupy.cuda.runtime
+        self._staging: Any = None
+        with self._cupy.cuda.Device(index):
+            self.copy_streams = tuple(self._cupy.cuda.Stream(non_blocking=True) for _ in range(2))
+        #: Events for reuse: without timing, and with.
+        self.events: tuple[list[int], list[int]] = ([], [])
+        self.last_compute: tuple[Identity, int] | None = None  # (stream, event) of the last run
+
+    def use(self) -> None:
+        """Make the GPU current on the calling thread."""
+        self.runtime.setDevice(self.index)
+
+    def identity(self) -> Mapping[str, str]:
+        """The GPU's name, the driver's and cuDNN's versions."""
+        import cudnn
+
+        properties = self.runtime.getDeviceProperties(self.index)
+        return {
+            "gpu": properties["name"].decode(),
+            "driver": str(self.runtime.driverGetVersion()),
+            "cudnn": str(cudnn.backend_version()),
+            "device_bytes": str(properties["totalGlobalMem"]),
+        }
+
+    def free_bytes(self) -> int:
+        """Free memory of the GPU, as the driver says."""
+        with self._cupy.cuda.Device(self.index):
+            return int(self.runtime.memGetInfo()[0])
+
+    def layouts(self, dtype: str) -> tuple[str, ...]:
+        """Both orders: channels-last is fastest on tensor cores, channels-first elsewhere."""
+        return ("channels_first", "channels_last")
+
+    def synchronize(self) -> None:
+        """Wait for the GPU."""
+        with self._cupy.cuda.Device(self.index):
+            self.runtime.deviceSynchronize()
+
+    def release_caches(self) -> None:
+        """Give back what the arena and CuPy's pool keep, staging slabs and idle pinned memory."""
+        self.synchronize()
+        if self._staging is not None:
+            self._staging.close()
+            self._staging = None
+        release(self)
+        self.arena.release()
+        self._cupy.get_default_memory_pool().free_all_blocks()
+
+    # Host memory -------------------------------------------------------------------------------
+
+    def allocate_pinned(self, nbytes: int) -> HostArray:
+        """Pages of our own, touched by many threads and registered: faster than cudaHostAlloc."""
+        try:
+            memory = mmap.mmap(-1, max(nbytes, 1))
+        except (OSError, ValueError) as error:
+            raise MemoryError(f"the machine cannot map {nbytes} bytes: {error}") from error
+        with contextlib.suppress(OSError):  # a kernel without huge pages does with small ones
+            memory.madvise(_HUGE_PAGES)
+        array = np.frombuffer(memory, np.uint8, nbytes)
+        _touch(array)
+        pointer = array.__array_interface__["data"][0]
+        with interrupts.deferred():
+            try:
+                self.pin(pointer, nbytes)
+            except OSError as error:
+                raise MemoryError(str(error)) from error
+            weakref.finalize(array, _unpin_quietly, self.runtime, pointer)
+        return array
+
+    def pin(self, pointer: int, nbytes: int) -> None:
+        """Page-lock host memory in place (cudaHostRegister)."""
+        self.use()
+        try:
+            self.runtime.hostRegister(pointer, nbytes, 1)  # portable: for every GPU
+        except self._cupy.cuda.runtime.CUDARuntimeError as error:
+            if error.status == 712:  # cudaErrorHostMemoryAlreadyRegistered
+                raise ValueError(
+                    "array is pinned already, or shares a page with an array that is"
+                ) from None
+            raise OSError(f"cannot page-lock {nbytes} bytes: {error}") from error
+
+    def unpin(self, pointer: int) -> None:
+        """Undo `pin` (cudaHostUnregister); waits for the GPU."""
+        self.use()
+        self.runtime.hostUnregister(pointer)
+
+    def is_pinned(self, pointer: int, nbytes: int) -> bool:
+        """Ask the driver about the first byte and the last."""
+        attributes = self.runtime.pointerGetAttributes
+        return attributes(pointer).type == 1 and (
+            nbytes <= 1 or attributes(pointer + nbytes - 1).type == 1
+        )
+
+    # Device memory -----------------------------------------------------------------------------
+
+    def _memory_stream(self) -> Identity:
+        """The caller's current stream, behind all that runs have done with memory given to it.
+
+        An array may have been made on one stream, and used by a call on another.
+        """
+        stream = self._cupy.cuda.get_current_stream(self.index)
+        with self._cupy.cuda.Device(self.index):
+            follow_last_run(self, stream)
+        return identity_of(stream)
+
+    def as_array(self, allocation: Allocation, shape: tuple[int, ...], dtype: str) -> Any:
+        """Return a CuPy array over the allocation."""
+        memory = self._cupy.cuda.UnownedMemory(
+            allocation.pointer, allocation.nbytes, allocation, self.index
+        )
+        return self._cupy.ndarray(
+            shape, numpy_dtype(dtype), self._cupy.cuda.MemoryPointer(memory, 0)
+        )
+
+    def copy_in(self, destination: DeviceView, source: HostArray | DeviceView, stream: Any) -> Any:
+        """Copy a region to the device: by the link, or on the device if it is there already."""
+        if 0 in destination.shape:
+            return None
+        if isinstance(source, DeviceView):
+            return copy_on_device(self, destination, source, begun(stream))
+        return copy_by_link(self, destination, source, stream, to_device=True)
+
+    def copy_out(self, destination: HostArray | DeviceView, source: DeviceView, stream: Any) -> Any:
+        """Copy a region from the device."""
+        if 0 in source.shape:
+            return None
+        if isinstance(destination, DeviceView):
+            return copy_on_device(self, destination, source, stream)
+        return copy_by_link(self, source, destination, stream, to_device=False)
+
+    @property
+    def staging(self) -> Any:
+        """The slabs and threads for pageable memory, made at first use."""
+        if self._staging is None:
+            self._staging = Staging(
+                lambda nbytes: allocate(
+                    self, nbytes, current().host_memory_limit, purpose="staging slabs"
+                ),
+                self.use,
+            )
+        return self._staging
+
+    # Computing ---------------------------------------------------------------------------------
+
+    def workspace(
+        self, launches: Sequence[tuple[Launch, Mapping[str, Buffer]]], budget_bytes: int | None
+    ) -> tuple[int, tuple[str, ...]] | None:
+        """Ask cuDNN, and the kernels; these cannot do with less than they say."""
+        most, engines = 0, dict[str, None]()
+        with self._cupy.cuda.Device(self.index):
+            for launch, buffers in launches:
+                operation = launch.operation
+                if not isinstance(operation, CONVOLUTIONS):
+                    ask = WORKSPACE.get(type(operation))
+                    most = max(most, ask(operation) if ask is not None else 0)
+                    continue
+                if any(0 in buffers[name].shape for name in (*launch.inputs, launch.output)):
+                    continue
+                found = self.convolutions.executable(operation, budget_bytes)
+                if found is not None:
+                    most = max(most, found.workspace_bytes)
+                    engines[found.engine] = None
+                elif budget_bytes is None or self.convolutions.executable(operation, None) is None:
+                    engines["direct"] = None
+                else:
+                    return None
+        if budget_bytes is not None and -(-most // 256) * 256 > budget_bytes:
+            return None
+        return most, tuple(engines)
+
+    def run(
+        self,
+        launch: Launch,
+        views: Mapping[str, DeviceView],
+        workspace: tuple[int, int],
+        stream: Any,
+    ) -> None:
+        """Launch cuDNN or a kernel."""
+        operation, output = launch.operation, views[launch.output]
+        if 0 in output.shape:
+            return
+        inputs = tuple(views[name] if name else None for name in launch.inputs)
+        if isinstance(operation, CONVOLUTIONS):
+            present = tuple(view for view in inputs if view is not None)
+            self.convolutions.run(operation, present, output, workspace, stream)
+        else:
+            RUNNERS[type(operation)](operation, inputs, output, workspace, stream)
+
+    def hold(self, seconds: float, stream: Any) -> None:
+        """Keep a stream busy."""
+        kernels.hold(seconds, stream)
+
+    def start(self, *, overlap: bool, staged: bool, timed: bool) -> CudaRun | StagedCudaRun:
+        """Open a run on the caller's current stream and two copy streams."""
+        self.use()
+        compute = self._cupy.cuda.get_current_stream()
+        if staged:
+            self.staging  # noqa: B018  # made here: the settings are the calling thread's
+        kind = StagedCudaRun if staged and overlap else CudaRun
+        return kind(self, compute, overlap=overlap, timed=timed)
+
+
+def _touch(array: HostArray) -> None:
+    """Make the system back every page of fresh memory; one thread takes 0.4 s a GiB."""
+    step = 32 * 2**20
+    if array.nbytes <= step:
+        array[...] = 0
+        return
+    helpers.share(lambda at: array[at * step : (at + 1) * step].fill(0), -(-array.nbytes // step))
+
+
+def _unpin_quietly(runtime: Any, pointer: int) -> None:
+    """Unregister memory that is about to be unmapped; at interpreter exit CUDA may be gone."""
+    with contextlib.suppress(runtime.CUDARuntimeError):
+        runtime.hostUnregister(pointer)

@@ -1,0 +1,1 @@
+"""The host as a device: NumPy computes, threads are the streams."""

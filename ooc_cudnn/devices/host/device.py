@@ -1,0 +1,253 @@
+"""The host as a device: NumPy computes, threads are the streams, an arena holds a hard limit.
+
+A real out-of-core engine on a machine without a card (disk to memory), and what exercises the
+planner, the schedule and the executor in tests.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+import platform
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ooc_cudnn.devices.base import HostArray
+from ooc_cudnn.devices.host import blas
+from ooc_cudnn.devices.host import convolution as host_convolution
+from ooc_cudnn.devices.host import convolution_backward as host_convolution_backward
+from ooc_cudnn.devices.host import elementwise as host_elementwise
+from ooc_cudnn.devices.host import pooling as host_pooling
+from ooc_cudnn.devices.host import reduction as host_reduction
+from ooc_cudnn.devices.host import softmax as host_softmax
+from ooc_cudnn.devices.host.chunks import CHUNK_ELEMENTS, Runner
+from ooc_cudnn.devices.view import DeviceView
+from ooc_cudnn.devices.worker import WorkerRun
+from ooc_cudnn.memory.arena import Allocation, Arena
+from ooc_cudnn.memory.blocks import boxes
+from ooc_cudnn.memory.pinned import release
+from ooc_cudnn.memory.pinned_ranges import PinnedRanges
+from ooc_cudnn.operations.activation import MODES
+from ooc_cudnn.operations.convolution import Convolution
+from ooc_cudnn.operations.pointwise import Pointwise, Relayout
+from ooc_cudnn.operations.splittable import Buffer, Launch
+from ooc_cudnn.tensor import ORDERS, numpy_dtype
+
+
+class HostAllocation:
+    """Host memory that plays device memory."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.bytes = np.empty(nbytes + 64, np.uint8)
+        self.nbytes = nbytes
+        self.pointer = -(-self.bytes.ctypes.data // 64) * 64
+
+
+class HostDevice:
+    """NumPy and threads behind the device contract."""
+
+    kind = "host"
+
+    def __init__(self) -> None:
+        self.name = "host"
+        self.arena = Arena(HostAllocation, self.free_bytes)
+        self._pinned = PinnedRanges()
+
+    def identity(self) -> Mapping[str, str]:
+        """Processor, cores and NumPy's version."""
+        return {
+            "host": platform.processor() or platform.machine(),
+            "cores": str(os.cpu_count()),
+            "numpy": np.__version__,
+        }
+
+    def use(self) -> None:
+        """There is but one."""
+
+    def free_bytes(self) -> int:
+        """Memory the operating system could give."""
+        try:
+            for line in Path("/proc/meminfo").read_text().splitlines():
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+        except OSError:
+            pass
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+    def layouts(self, dtype: str) -> tuple[str, ...]:
+        """Any order; channels-first is gathered fastest."""
+        return ORDERS
+
+    def synchronize(self) -> None:
+        """Nothing runs outside a run."""
+
+    def release_caches(self) -> None:
+        """Give back what the arena keeps and idle pinned memory."""
+        self.arena.release()
+        release(self)
+
+    # Host memory -------------------------------------------------------------------------------
+
+    def allocate_pinned(self, nbytes: int) -> HostArray:
+        """Plain memory: here, nothing needs page-locking to be copied."""
+        array = np.empty(nbytes, np.uint8)
+        pointer = array.ctypes.data
+        self._pinned.add(pointer, nbytes)
+        weakref.finalize(array, self._pinned.remove, pointer)
+        return array
+
+    def pin(self, pointer: int, nbytes: int) -> None:
+        """Remember the range as pinned; the host device copies from any memory alike."""
+        if self.is_pinned(pointer, nbytes):
+            raise ValueError("array is pinned already")
+        self._pinned.add(pointer, nbytes)
+
+    def unpin(self, pointer: int) -> None:
+        """Forget the range."""
+        self._pinned.remove(pointer)
+
+    def is_pinned(self, pointer: int, nbytes: int) -> bool:
+        """Whether the range lies in one that was pinned."""
+        return self._pinned.hold(pointer, nbytes)
+
+    # Device memory -----------------------------------------------------------------------------
+
+    def as_array(self, allocation: Allocation, shape: tuple[int, ...], dtype: str) -> HostArray:
+        """Return an array over the allocation, marked as living on the device."""
+        count = math.prod(shape) * numpy_dtype(dtype).itemsize
+        raw: Any = (ctypes.c_char * count).from_address(allocation.pointer)
+        raw.allocation = allocation  # keeps it alive
+        return np.ndarray(shape, numpy_dtype(dtype), buffer=raw).view(HostDeviceArray)
+
+    def copy_in(self, destination: DeviceView, source: HostArray | DeviceView, stream: Any) -> None:
+        """Copy into the arena."""
+        array = source if isinstance(source, np.ndarray) else _array(source)
+        np.copyto(_array(destination), array)
+
+    def copy_out(
+        self, destination: HostArray | DeviceView, source: DeviceView, stream: Any
+    ) -> None:
+        """Copy out of the arena."""
+        array = destination if isinstance(destination, np.ndarray) else _array(destination)
+        np.copyto(array, _array(source))
+
+    # Computing ---------------------------------------------------------------------------------
+
+    def workspace(
+        self, launches: Sequence[tuple[Launch, Mapping[str, Buffer]]], budget_bytes: int | None
+    ) -> tuple[int, tuple[str, ...]] | None:
+        """Scratch of the launch that needs most; it cannot do with less."""
+        needed, names = 0, dict[str, None]()
+        for launch, _ in launches:
+            ask = WORKSPACE.get(type(launch.operation))
+            if ask is not None:
+                needed = max(needed, ask(launch.operation))
+                names["columns and matrix product"] = None
+        if budget_bytes is not None and -(-needed // 256) * 256 > budget_bytes:
+            return None
+        return needed, tuple(names)
+
+    @np.errstate(all="ignore")  # infinity and NaN propagate as on a card, without a word
+    def run(
+        self,
+        launch: Launch,
+        views: Mapping[str, DeviceView],
+        workspace: tuple[int, int],
+        stream: Any,
+    ) -> None:
+        """Compute with NumPy."""
+        inputs = tuple(_array(views[name]) if name else None for name in launch.inputs)
+        scratch = _array(DeviceView(workspace[0], "uint8", (workspace[1],), (1,)))
+        with blas.one_thread():
+            RUNNERS[type(launch.operation)](
+                launch.operation, inputs, _array(views[launch.output]), scratch
+            )
+
+    def hold(self, seconds: float, stream: Any) -> None:
+        """A launch is timed from when it begins."""
+
+    def start(self, *, overlap: bool, staged: bool, timed: bool) -> WorkerRun:
+        """Three threads, or the caller's own."""
+        return WorkerRun(overlap=overlap)
+
+
+class HostDeviceArray(np.ndarray[Any, Any]):
+    """A NumPy array that lives in the host device's memory: its placement is "device"."""
+
+
+def _array(view: DeviceView) -> HostArray:
+    """Return the NumPy array over a device view."""
+    dtype = numpy_dtype(view.dtype)
+    if 0 in view.shape:
+        return np.empty(view.shape, dtype)
+    strides = tuple(stride * dtype.itemsize for stride in view.strides)
+    reach = [(extent - 1) * stride for extent, stride in zip(view.shape, strides, strict=True)]
+    below = -sum(step for step in reach if step < 0)  # bytes before the first element
+    span = below + sum(step for step in reach if step > 0) + dtype.itemsize
+    raw: Any = (ctypes.c_char * span).from_address(view.pointer - below)
+    return np.ndarray(view.shape, dtype, buffer=raw, offset=below, strides=strides)
+
+
+def _convolution(
+    operation: Convolution, inputs: tuple[Any, ...], output: HostArray, workspace: HostArray
+) -> None:
+    x, w = inputs
+    host_convolution.convolve(operation, x, w, output, workspace)
+
+
+def _relayout(
+    operation: Relayout, inputs: tuple[Any, ...], output: HostArray, workspace: HostArray
+) -> None:
+    np.copyto(output, inputs[0])
+
+
+def _pointwise(
+    operation: Pointwise, inputs: tuple[Any, ...], output: HostArray, workspace: HostArray
+) -> None:
+    """destination = alpha * activation(value + addend + shift) + beta * old, chunk by chunk."""
+    value, addend, shift, old = inputs
+    wide = value.dtype == np.float64 or output.dtype == np.float64
+    dtype = np.dtype(np.float64 if wide else np.float32)
+    function = MODES[operation.mode][0]
+    if shift is not None:
+        shift = np.broadcast_to(
+            shift.astype(dtype).reshape(1, -1, *[1] * (value.ndim - 2)), value.shape
+        )
+    for box in boxes(value.shape, CHUNK_ELEMENTS):
+        result = value[box].astype(dtype)
+        if addend is not None:
+            result += addend[box]
+        if shift is not None:
+            result += shift[box]
+        result = function(result, operation.coef)
+        if operation.alpha != 1:
+            result = result * dtype.type(operation.alpha)
+        if old is not None:
+            result = result + dtype.type(operation.beta) * old[box].astype(dtype)
+        np.copyto(output[box], result, casting="unsafe")
+
+
+#: What runs each operation, and what it needs as scratch.
+RUNNERS: dict[type, Runner] = {
+    Convolution: _convolution,
+    Pointwise: _pointwise,
+    Relayout: _relayout,
+    **host_convolution_backward.RUNNERS,
+    **host_elementwise.RUNNERS,
+    **host_pooling.RUNNERS,
+    **host_reduction.RUNNERS,
+    **host_softmax.RUNNERS,
+}
+WORKSPACE: dict[type, Callable[[Any], int]] = {
+    Convolution: host_convolution.workspace_bytes,
+    **host_convolution_backward.WORKSPACE,
+    **host_elementwise.WORKSPACE,
+    **host_pooling.WORKSPACE,
+    **host_reduction.WORKSPACE,
+    **host_softmax.WORKSPACE,
+}

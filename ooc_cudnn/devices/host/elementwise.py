@@ -1,0 +1,209 @@
+"""Elementwise operations on the host, chunk by chunk: any strides, results rounded once.
+
+Each chunk is read whole before it is written, so the output may be an input of equal strides.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from scipy.special import erf, expit
+
+from ooc_cudnn.devices.host.chunks import (
+    Array,
+    Runner,
+    arithmetic_dtype,
+    chunks,
+    kept_where,
+    of_channels,
+    of_images,
+)
+from ooc_cudnn.operations.activation import MODES
+from ooc_cudnn.operations.activation_backward import ActivationBackward, needs_x
+from ooc_cudnn.operations.batch_normalization import Normalise, NormaliseBackward
+from ooc_cudnn.operations.op_tensor import OpTensor
+from ooc_cudnn.operations.softmax import ImageSoftmax, ImageSoftmaxBackward
+
+#: NumPy's minimum and maximum propagate NaN, as the operation asks.
+_OPS = {"add": np.add, "multiply": np.multiply, "minimum": np.minimum, "maximum": np.maximum}
+
+
+def op_tensor(
+    operation: OpTensor, inputs: tuple[Array | None, ...], output: Array, workspace: Array
+) -> None:
+    """c = op(alpha_a * a, alpha_b * b)."""
+    a, b = inputs
+    assert b is not None
+    dtype = arithmetic_dtype(operation.dtype)
+    alpha_a, alpha_b = dtype.type(operation.alpha_a), dtype.type(operation.alpha_b)
+    alone = operation.op == "add" and operation.alpha_a == 0
+    for box in chunks(output):
+        # What is broadcast is converted once, not once an element.
+        narrow = tuple(
+            slice(0, 1) if extent == 1 else part for extent, part in zip(b.shape, box, strict=True)
+        )
+        result = b[narrow].astype(dtype)
+        if operation.alpha_b != 1:
+            result *= alpha_b
+        if not alone:
+            assert a is not None
+            first = a[box].astype(dtype, copy=False)
+            if operation.alpha_a != 1:
+                first = first * alpha_a
+            result = _OPS[operation.op](first, result)
+        np.copyto(output[box], result, casting="unsafe")
+
+
+def activation_backward(
+    operation: ActivationBackward, inputs: tuple[Array | None, ...], output: Array, workspace: Array
+) -> None:
+    """dx = dy * f'(x); relu and clipped_relu select, NaN where y or x is."""
+    y, dy, *rest = inputs
+    x = rest[0] if rest and needs_x(operation.mode, operation.coef) else None
+    assert y is not None
+    assert dy is not None
+    dtype = arithmetic_dtype(operation.dtype)
+    for box in chunks(output):
+        value = y[box].astype(dtype, copy=False)
+        before = value if x is None else x[box].astype(dtype, copy=False)
+        slope = _slope(operation.mode, operation.coef, value, before)
+        result = slope * dy[box].astype(dtype, copy=False)
+        if operation.mode in ("relu", "clipped_relu"):
+            result = kept_where(slope != 0, result)  # whatever dy is
+        for source in (value,) if x is None else (value, before):
+            absent = np.isnan(source)
+            if absent.any():
+                np.copyto(result, np.nan, where=absent)
+        np.copyto(output[box], result, casting="unsafe")
+
+
+def _slope(mode: str, coef: float, y: Array, x: Array) -> Array:
+    """f'(x) in the dtype of y, from x where y does not tell it (else x is y)."""
+    one = y.dtype.type(1)
+    if mode == "relu":
+        return (y > 0).astype(y.dtype)
+    if mode == "clipped_relu":
+        return ((y > 0) & (y < coef)).astype(y.dtype)
+    if mode == "elu":
+        if needs_x(mode, coef):
+            return np.where(x > 0, one, coef * np.exp(np.minimum(x, 0)))
+        return np.where(y > 0, one, y + coef)
+    if mode == "leaky_relu":
+        return np.where(x > 0, one, y.dtype.type(coef))
+    if mode == "sigmoid":
+        return y * (1 - y)
+    if mode == "tanh":
+        return (1 - y) * (1 + y)
+    if mode == "swish":
+        gate = expit(coef * x)
+        return np.asarray(gate * (1 + coef * x * (1 - gate)))
+    if mode == "gelu":
+        density = np.exp(-0.5 * x * x) / math.sqrt(2 * math.pi)
+        return np.asarray(0.5 * (1 + erf(x / math.sqrt(2))) + x * density)
+    if mode == "identity":
+        return np.ones_like(y)
+    raise ValueError(f"no activation is called {mode!r}")
+
+
+def normalise(
+    operation: Normalise, inputs: tuple[Array | None, ...], output: Array, workspace: Array
+) -> None:
+    """y = f(scale * (x - mean) * inverse deviation + bias)."""
+    x, *vectors = inputs
+    assert x is not None
+    dtype = arithmetic_dtype(operation.dtype)
+    scale, bias, mean, spread = (np.asarray(vector, np.float64) for vector in vectors)
+    if operation.epsilon is not None:
+        spread = 1 / np.sqrt(spread + operation.epsilon)
+    factor, bias, mean = ((scale * spread).astype(dtype), bias.astype(dtype), mean.astype(dtype))
+    for box in chunks(output):
+        result = x[box].astype(dtype)
+        result -= of_channels(mean, box)
+        result *= of_channels(factor, box)
+        result += of_channels(bias, box)
+        result = MODES[operation.mode][0](result, operation.coef)
+        np.copyto(output[box], result, casting="unsafe")
+
+
+def normalise_backward(
+    operation: NormaliseBackward, inputs: tuple[Array | None, ...], output: Array, workspace: Array
+) -> None:
+    """dx = scale * inverse deviation * (dy - sums[0] / count - xhat * sums[1] / count)."""
+    x, dy, *vectors = inputs
+    assert x is not None
+    assert dy is not None
+    dtype = arithmetic_dtype(operation.dtype)
+    scale, mean, inverse, sums = (np.asarray(vector, np.float64) for vector in vectors)
+    factor, shift = scale * inverse, sums[0] / operation.count
+    slope = inverse * sums[1] / operation.count
+    factor, shift, slope, mean = (v.astype(dtype) for v in (factor, shift, slope, mean))
+    for box in chunks(output):
+        part = x[box].astype(dtype)
+        part -= of_channels(mean, box)
+        part *= of_channels(slope, box)
+        result = dy[box].astype(dtype)
+        result -= of_channels(shift, box)
+        result -= part
+        result *= of_channels(factor, box)
+        np.copyto(output[box], result, casting="unsafe")
+
+
+def image_softmax(
+    operation: ImageSoftmax, inputs: tuple[Array | None, ...], output: Array, workspace: Array
+) -> None:
+    """y = exp(x - m) / sum, or x - m - log(sum), with (m, sum) of each image known."""
+    x, state = inputs
+    assert x is not None
+    assert state is not None
+    dtype = arithmetic_dtype(operation.dtype)
+    maximum, total = state[:, 0].astype(dtype), state[:, 1]
+    last = np.asarray(np.log(total) if operation.algorithm == "log" else total).astype(dtype)
+    for box in chunks(output):
+        result = x[box].astype(dtype)
+        result -= of_images(maximum, box)
+        if operation.algorithm == "log":
+            result -= of_images(last, box)
+        else:
+            np.exp(result, out=result)
+            result /= of_images(last, box)
+        np.copyto(output[box], result, casting="unsafe")
+
+
+def image_softmax_backward(
+    operation: ImageSoftmaxBackward,
+    inputs: tuple[Array | None, ...],
+    output: Array,
+    workspace: Array,
+) -> None:
+    """dx = y * (dy - sum), or for "log" dy - exp(y) * sum."""
+    y, dy, sums = inputs
+    assert y is not None
+    assert dy is not None
+    assert sums is not None
+    dtype = arithmetic_dtype(operation.dtype)
+    total = sums[:, 0].astype(dtype)
+    for box in chunks(output):
+        value = y[box].astype(dtype)
+        result = dy[box].astype(dtype)
+        if operation.algorithm == "log":
+            np.exp(value, out=value)
+            value *= of_images(total, box)
+            result -= value
+        else:
+            result -= of_images(total, box)
+            result *= value
+        np.copyto(output[box], result, casting="unsafe")
+
+
+RUNNERS: dict[type, Runner] = {
+    OpTensor: op_tensor,
+    ActivationBackward: activation_backward,
+    Normalise: normalise,
+    NormaliseBackward: normalise_backward,
+    ImageSoftmax: image_softmax,
+    ImageSoftmaxBackward: image_softmax_backward,
+}
+WORKSPACE: dict[type, Callable[[Any], int]] = {}

@@ -1,0 +1,93 @@
+"""Pooling on the host, box by box; its gradient is in `pooling_backward`.
+
+A window's maximum or sum is taken along one axis after the other, and along each by taps or by
+windows, whichever are fewer: a window of a million elements costs no million steps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ooc_cudnn.devices.host import chunks as host_chunks
+from ooc_cudnn.devices.host.chunks import (
+    Array,
+    Runner,
+    arithmetic_dtype,
+    chunks,
+    met,
+)
+from ooc_cudnn.devices.host.pooling_backward import pooling_backward
+from ooc_cudnn.devices.host.pooling_geometry import divisors, filled_like, seen
+from ooc_cudnn.operations.pooling import Pooling, PoolingBackward
+from ooc_cudnn.operations.window import Range
+
+Inputs = tuple[Array | None, ...]
+
+
+def pooling(operation: Pooling, inputs: Inputs, output: Array, workspace: Array) -> None:
+    """Write y; each box of it reads the part of x that its windows see."""
+    (x,) = inputs
+    assert x is not None
+    if output.size == 0:
+        return
+    dtype = arithmetic_dtype(operation.dtype)
+    # The longest windows first: what is left of x then is no longer large.
+    order = sorted(range(len(operation.window)), key=lambda axis: -operation.window[axis])
+    for box in chunks(output, _box_elements(operation)):
+        part = x[box[:2]]
+        starts = [0] * len(order)  # where `part` begins, along each axis of x
+        for axis in range(len(order)):
+            low, high = seen(operation, axis, (box[2 + axis].start, box[2 + axis].stop))
+            part = part[(slice(None),) * (2 + axis) + (slice(low, high),)]
+            starts[axis] = low
+        for axis in order:
+            outputs = (box[2 + axis].start, box[2 + axis].stop)
+            part = _pool_axis(operation, part, axis, starts[axis], outputs, dtype)
+        if not operation.is_max:
+            part /= divisors(operation, box, dtype)
+        np.copyto(output[box], part, casting="unsafe")
+
+
+def _box_elements(operation: Pooling) -> int:
+    """Elements of y of one box, so that what its windows see of x is about a chunk."""
+    ratio = math.prod(operation.x_shape) / max(1, math.prod(operation.output_shape))
+    return max(1, int(host_chunks.CHUNK_ELEMENTS / max(1.0, ratio)))
+
+
+def _pool_axis(
+    operation: Pooling, part: Array, axis: int, start: int, outputs: Range, dtype: np.dtype[Any]
+) -> Array:
+    """Take the windows' maximum or sum along one axis; `part` begins at `start` of x."""
+    ufunc, empty = (np.maximum, -np.inf) if operation.is_max else (np.add, 0.0)
+    stride, k = operation.stride[axis], operation.window[axis]
+    extent, count = part.shape[2 + axis], outputs[1] - outputs[0]
+    first = outputs[0] * stride - operation.padding[axis][0] - start  # of the first window
+    shape = list(part.shape)
+    shape[2 + axis] = count
+    result = filled_like(part, shape, empty, dtype)
+    lead: tuple[Any, ...] = (slice(None),) * (2 + axis)
+    if count < k:
+        for at in range(count):
+            low, high = max(0, first + at * stride), min(extent, first + at * stride + k)
+            if high > low:
+                into = result[(*lead, at)]
+                if ufunc is np.add:
+                    np.add.reduce(part[(*lead, slice(low, high))], axis=2 + axis, out=into,
+                                  dtype=dtype)  # fmt: skip
+                else:
+                    into[...] = np.maximum.reduce(part[(*lead, slice(low, high))], axis=2 + axis)
+        return result
+    for tap in range(k):
+        targets, sources = met(first + tap, stride, extent, count)
+        into = result[(*lead, targets)]
+        if into.size:
+            ufunc(into, part[(*lead, sources)], out=into)
+    return result
+
+
+RUNNERS: dict[type, Runner] = {Pooling: pooling, PoolingBackward: pooling_backward}
+WORKSPACE: dict[type, Callable[[Any], int]] = {}

@@ -1,0 +1,51 @@
+"""Where the windows of a pooling lie, for the host's boxes."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from ooc_cudnn.devices.host.chunks import Array, Box
+from ooc_cudnn.operations.pooling import Pooling
+from ooc_cudnn.operations.window import Range
+
+
+def seen(operation: Pooling, axis: int, outputs: Range) -> Range:
+    """The range of x, clipped, that windows `outputs` see along a spatial axis."""
+    low = outputs[0] * operation.stride[axis] - operation.padding[axis][0]
+    high = (outputs[1] - 1) * operation.stride[axis] - operation.padding[axis][0]
+    extent = operation.x_shape[2 + axis]
+    low = min(max(low, 0), extent)
+    return low, min(max(high + operation.window[axis], low), extent)
+
+
+def reaching(forward: Pooling, axis: int, place: Box) -> slice:
+    """Return the windows that reach a range of x along a spatial axis."""
+    stride, before = forward.stride[axis], forward.padding[axis][0]
+    count = forward.output_shape[2 + axis]
+    low = -((forward.window[axis] - 1 - before - place[2 + axis].start) // stride)
+    high = (place[2 + axis].stop - 1 + before) // stride + 1
+    low = min(max(low, 0), count)
+    return slice(low, min(max(high, low), count))
+
+
+def divisors(operation: Pooling, box: Box, dtype: np.dtype[Any]) -> Any:
+    """What the sums of a box's windows are divided by."""
+    if operation.mode == "average_include_padding":
+        return dtype.type(math.prod(operation.window))
+    counts: Any = np.ones((), dtype)
+    for axis, k in enumerate(operation.window):
+        first = np.arange(box[2 + axis].start, box[2 + axis].stop) * operation.stride[axis]
+        first -= operation.padding[axis][0]
+        inside = np.minimum(first + k, operation.x_shape[2 + axis]) - np.maximum(first, 0)
+        counts = counts[..., None] * np.maximum(inside, 0).astype(dtype)
+    return counts
+
+
+def filled_like(model: Array, shape: list[int], value: float, dtype: np.dtype[Any]) -> Array:
+    """A new array that lies in memory as `model` does."""
+    result = np.empty_like(model, dtype=dtype, order="K", shape=shape, subok=False)
+    result.fill(value)
+    return result

@@ -1,0 +1,200 @@
+"""Sums, moments and maxima on the host: in float64, chunk by chunk, in the order of memory.
+
+The order of the chunks depends on shapes and strides alone, so results are repeatable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ooc_cudnn.devices.host.chunks import Array, Runner, chunks, of_channels, of_images
+from ooc_cudnn.operations.batch_normalization import (
+    AddStates,
+    MergeMoments,
+    Moments,
+    MomentsResult,
+    NormaliseSums,
+    ScaleRow,
+    StateRow,
+)
+from ooc_cudnn.operations.channel_sum import ChannelSum
+from ooc_cudnn.operations.softmax import ImageMaximum, ImageProductSum, MergeImageMaximum
+
+Inputs = tuple[Array | None, ...]
+
+
+def channel_sum(operation: ChannelSum, inputs: Inputs, output: Array, workspace: Array) -> None:
+    """db = the sum of dy over everything but its channels."""
+    (dy,) = _given(inputs)
+    total = np.zeros(operation.shape[1])
+    for box in chunks(dy):
+        total[box[1]] += _over_channels(dy[box])
+    np.copyto(output, total, casting="unsafe")
+
+
+def moments(operation: Moments, inputs: Inputs, output: Array, workspace: Array) -> None:
+    """Count, mean and M2 of each channel: two passes over each chunk, chunks merged by Chan."""
+    (x,) = _given(inputs)
+    state = np.zeros((3, operation.shape[1]))
+    for box in chunks(x):
+        values = x[box].astype(np.float64)
+        count = values.size // values.shape[1]
+        mean = _over_channels(values) / count
+        values -= of_channels(mean, (box[0], slice(None), *box[2:]))
+        values *= values
+        part = np.stack([np.full_like(mean, count), mean, _over_channels(values)])
+        state[:, box[1]] = _merged(state[:, box[1]], part)
+    output[...] = state
+
+
+def merge_moments(operation: MergeMoments, inputs: Inputs, output: Array, workspace: Array) -> None:
+    """The moments of two parts together."""
+    state, part = _given(inputs)
+    output[...] = _merged(state, part)
+
+
+def _merged(state: Array, part: Array) -> Array:
+    """Chan's formula; a part of no elements changes nothing.
+
+    Infinite means are not subtracted: those of one sign together are infinite, not NaN.
+    """
+    (n_a, mean_a, m2_a), (n_b, mean_b, m2_b) = state, part
+    n = n_a + n_b
+    share = n_b / np.maximum(n, 1)
+    delta = mean_b - mean_a
+    mean = np.where(
+        np.isfinite(delta), mean_a + delta * share, mean_a * (1 - share) + mean_b * share
+    )
+    return np.stack([n, mean, m2_a + m2_b + delta * delta * n_a * share])
+
+
+def moments_result(
+    operation: MomentsResult, inputs: Inputs, output: Array, workspace: Array
+) -> None:
+    """One channel vector of the moments: a mean, an inverse deviation, a running statistic."""
+    state, *rest = inputs
+    assert state is not None
+    count, mean, m2 = state
+    if operation.what == "mean":
+        result = mean
+    elif operation.what == "inverse_deviation":
+        result = 1 / np.sqrt(m2 / count + operation.epsilon)
+    else:
+        (old,) = _given(tuple(rest))
+        running = operation.what == "running_mean"
+        new = mean if running else m2 / np.where(count == 1, 1, count - 1)
+        result = (1 - operation.factor) * old.astype(np.float64) + operation.factor * new
+    np.copyto(output, result, casting="unsafe")
+
+
+def normalise_sums(
+    operation: NormaliseSums, inputs: Inputs, output: Array, workspace: Array
+) -> None:
+    """Sums of dy and of dy * (x - mean)."""
+    x, dy, mean = _given(inputs)
+    mean = mean.astype(np.float64)
+    sums = np.zeros((2, operation.shape[1]))
+    for box in chunks(x):
+        gradient = dy[box].astype(np.float64)
+        sums[0, box[1]] += _over_channels(gradient)
+        gradient *= x[box] - of_channels(mean, box)
+        sums[1, box[1]] += _over_channels(gradient)
+    output[...] = sums
+
+
+def add_states(operation: AddStates, inputs: Inputs, output: Array, workspace: Array) -> None:
+    """state + part."""
+    state, part = _given(inputs)
+    np.add(state, part, out=output)
+
+
+def scale_row(operation: ScaleRow, inputs: Inputs, output: Array, workspace: Array) -> None:
+    """One row of a state times a vector, in place."""
+    state, factor = _given(inputs)
+    np.multiply(state[operation.row], factor, out=output[operation.row])
+
+
+def state_row(operation: StateRow, inputs: Inputs, output: Array, workspace: Array) -> None:
+    """One row of a state, rounded."""
+    (state,) = _given(inputs)
+    np.copyto(output, state[operation.row], casting="unsafe")
+
+
+def image_maximum(operation: ImageMaximum, inputs: Inputs, output: Array, workspace: Array) -> None:
+    """Each image's maximum m and the sum of exp(x - m): chunks merged like pieces."""
+    (x,) = _given(inputs)
+    state = np.zeros((operation.shape[0], 2))
+    state[:, 0] = -np.inf
+    for box in chunks(x):
+        values = x[box].astype(np.float64)
+        maximum = values.max(axis=tuple(range(1, values.ndim)))
+        values -= of_images(np.where(maximum == -np.inf, 0, maximum), (slice(None), *box[1:]))
+        np.exp(values, out=values)
+        part = np.stack([maximum, _over_images(values)], axis=1)
+        state[box[0]] = _merged_maxima(state[box[0]], part)
+    output[...] = state
+
+
+def merge_image_maximum(
+    operation: MergeImageMaximum, inputs: Inputs, output: Array, workspace: Array
+) -> None:
+    """The (maximum, sum) of two parts of the images together."""
+    state, part = _given(inputs)
+    output[...] = _merged_maxima(state, part)
+
+
+def _merged_maxima(state: Array, part: Array) -> Array:
+    """Sums rescaled to the larger maximum; a part that is -infinity throughout adds nothing."""
+    maximum = np.maximum(state[:, 0], part[:, 0])
+    base = np.where(maximum == -np.inf, 0, maximum)
+    total = state[:, 1] * np.exp(state[:, 0] - base) + part[:, 1] * np.exp(part[:, 0] - base)
+    return np.stack([maximum, total], axis=1)
+
+
+def image_product_sum(
+    operation: ImageProductSum, inputs: Inputs, output: Array, workspace: Array
+) -> None:
+    """Each image's sum of y * dy, or for "log" of dy."""
+    *rest, dy = inputs
+    assert dy is not None
+    y = None if operation.algorithm == "log" else rest[0]
+    total = np.zeros(operation.shape[0])
+    for box in chunks(dy):
+        values = dy[box].astype(np.float64)
+        if y is not None:
+            values *= y[box]
+        total[box[0]] += _over_images(values)
+    output[:, 0] = total
+
+
+def _given(inputs: Inputs) -> tuple[Array, ...]:
+    """Return the inputs, none of which may be absent."""
+    assert all(array is not None for array in inputs)
+    return tuple(array for array in inputs if array is not None)
+
+
+def _over_channels(values: Array) -> Array:
+    return np.asarray(values.sum(axis=(0, *range(2, values.ndim)), dtype=np.float64))
+
+
+def _over_images(values: Array) -> Array:
+    return np.asarray(values.sum(axis=tuple(range(1, values.ndim)), dtype=np.float64))
+
+
+RUNNERS: dict[type, Runner] = {
+    ChannelSum: channel_sum,
+    Moments: moments,
+    MergeMoments: merge_moments,
+    MomentsResult: moments_result,
+    NormaliseSums: normalise_sums,
+    AddStates: add_states,
+    ScaleRow: scale_row,
+    StateRow: state_row,
+    ImageMaximum: image_maximum,
+    MergeImageMaximum: merge_image_maximum,
+    ImageProductSum: image_product_sum,
+}
+WORKSPACE: dict[type, Callable[[Any], int]] = {}

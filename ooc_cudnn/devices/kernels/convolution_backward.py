@@ -1,0 +1,161 @@
+"""Runners of convolution_direct_backward.cu: gradients that cuDNN refuses. Correct, and slow."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ooc_cudnn.devices.kernels.launch import Runner, launch
+from ooc_cudnn.devices.kernels.launch_geometry import BLOCK_THREADS, LARGEST_GRID
+from ooc_cudnn.devices.kernels.plans import _CUDA_TYPES, Launch, _geometry, arithmetic_dtype
+from ooc_cudnn.devices.view import DeviceView
+from ooc_cudnn.operations.convolution_backward import (
+    ConvolutionBackwardData,
+    ConvolutionBackwardFilter,
+)
+
+#: Channels that share what a thread or a block reads; groups of fewer take one at a time.
+CHANNELS_TOGETHER = 4
+
+
+def plan_data(
+    operation: ConvolutionBackwardData, w: DeviceView, dy: DeviceView, dx: DeviceView
+) -> Launch | None:
+    """Choose the kernel of dx from (w, dy); None if there is nothing to compute."""
+    _check(operation, x=dx, w=w, y=dy, result=dx)
+    if dx.size == 0:
+        return None
+    forward = operation.forward
+    each = forward.x_shape[1] // forward.groups
+    tile = CHANNELS_TOGETHER if each >= CHANNELS_TOGETHER else 1
+    tiles = -(-each // tile)
+    threads = dx.size // each * tiles
+    return Launch(
+        "convolution_direct_backward.cu",
+        f"convolution_direct_data<{_types(w, dx)}, {tile}>",
+        (min(-(-threads // BLOCK_THREADS), LARGEST_GRID),),
+        (BLOCK_THREADS, 1),
+        _geometry(*_numbers(operation, dx, w, dy), tiles, threads, _channels_innermost(dx)),
+    )
+
+
+def plan_filter(
+    operation: ConvolutionBackwardFilter, x: DeviceView, dy: DeviceView, dw: DeviceView
+) -> Launch | None:
+    """Choose the kernel of dw from (x, dy); None if there is nothing to compute."""
+    _check(operation, x=x, w=dw, y=dy, result=dw)
+    if dw.size == 0:
+        return None
+    forward = operation.forward
+    each = forward.w_shape[0] // forward.groups
+    tile = CHANNELS_TOGETHER if each >= CHANNELS_TOGETHER else 1
+    tiles = -(-each // tile)
+    blocks = dw.size // each * tiles
+    return Launch(
+        "convolution_direct_backward.cu",
+        f"convolution_direct_filter<{_types(x, dw)}, {tile}>",
+        (min(blocks, LARGEST_GRID),),
+        (BLOCK_THREADS, 1),
+        _geometry(*_numbers(operation, x, dw, dy), tiles, blocks, _channels_innermost(x)),
+    )
+
+
+def convolution_backward_data(
+    operation: ConvolutionBackwardData,
+    inputs: tuple[DeviceView | None, ...],
+    output: DeviceView,
+    workspace: tuple[int, int],
+    stream: Any,
+) -> None:
+    """dx from (w, dy), of any strides; zero where no window reaches."""
+    w, dy = inputs
+    assert w is not None
+    assert dy is not None
+    launch(operation, (w, dy, output), lambda: plan_data(operation, w, dy, output), (), stream)
+
+
+def convolution_backward_filter(
+    operation: ConvolutionBackwardFilter,
+    inputs: tuple[DeviceView | None, ...],
+    output: DeviceView,
+    workspace: tuple[int, int],
+    stream: Any,
+) -> None:
+    """dw from (x, dy), of any strides; x may have no rows, and is zeros then."""
+    x, dy = inputs
+    assert x is not None
+    assert dy is not None
+    launch(operation, (x, dy, output), lambda: plan_filter(operation, x, dy, output), (), stream)
+
+
+RUNNERS: dict[type, Runner] = {
+    ConvolutionBackwardData: convolution_backward_data,
+    ConvolutionBackwardFilter: convolution_backward_filter,
+}
+
+
+def _check(
+    operation: ConvolutionBackwardData | ConvolutionBackwardFilter,
+    *,
+    x: DeviceView,
+    w: DeviceView,
+    y: DeviceView,
+    result: DeviceView,
+) -> None:
+    forward = operation.forward
+    # A piece of dx that no window reaches has no rows of dy, however far its own rows fall short.
+    y_shape = tuple(max(extent, 0) for extent in forward.output_shape)
+    expected = (forward.x_shape, forward.w_shape, y_shape)
+    if (x.shape, w.shape, y.shape) != expected:
+        raise ValueError(
+            f"x {x.shape}, w {w.shape} and y {y.shape} do not fit the operation, "
+            f"which says {expected}"
+        )
+    for view in (x, w, y):
+        if view is not result and view.dtype != forward.dtype:
+            raise ValueError(f"an input is {view.dtype}; the operation says {forward.dtype}")
+    if result.dtype not in (forward.dtype, arithmetic_dtype(forward.dtype)):
+        raise ValueError(
+            f"the result is {result.dtype}; it must be {forward.dtype} or "
+            f"{arithmetic_dtype(forward.dtype)}"
+        )
+
+
+def _types(given: DeviceView, result: DeviceView) -> str:
+    return f"{_CUDA_TYPES[given.dtype]}, {_CUDA_TYPES[result.dtype]}"
+
+
+def _channels_innermost(view: DeviceView) -> int:
+    return int(view.strides[1] == 1 and view.shape[1] > 1)
+
+
+def _numbers(
+    operation: ConvolutionBackwardData | ConvolutionBackwardFilter,
+    x: DeviceView,
+    w: DeviceView,
+    y: DeviceView,
+) -> tuple[int, ...]:
+    """What both kernels read of a ConvolutionGradient; unused axes come first, of size 1."""
+    forward = operation.forward
+    unused = 5 - len(forward.x_shape)
+
+    def three(numbers: tuple[int, ...], filler: int) -> tuple[int, ...]:
+        return (filler,) * unused + tuple(numbers)
+
+    def strides(view: DeviceView) -> tuple[int, ...]:
+        return view.strides[:2] + three(view.strides[2:], 0)
+
+    return (
+        forward.groups,
+        forward.w_shape[1],
+        forward.w_shape[0] // forward.groups,
+        forward.x_shape[0],
+        *three(x.shape[2:], 1),
+        *three(w.shape[2:], 1),
+        *three(y.shape[2:], 1),
+        *strides(x),
+        *strides(w),
+        *strides(y),
+        *three(tuple(before for before, _ in forward.padding), 0),
+        *three(forward.stride, 1),
+        *three(forward.dilation, 1),
+    )

@@ -1,0 +1,184 @@
+"""Runners of op_tensor.cu and activation_backward.cu, and the choice of their kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ooc_cudnn.devices.kernels.launch import Runner, geometry, index_type, is_small, launch
+from ooc_cudnn.devices.kernels.launch_geometry import (
+    BLOCK_THREADS,
+    LARGEST_GRID,
+    WIDEST_ACCESS_BYTES,
+)
+from ooc_cudnn.devices.kernels.merged_axes import MergedAxes, is_packable, merged_axes, walk_numbers
+from ooc_cudnn.devices.kernels.plans import _CUDA_TYPES, MODES, Launch, _bool
+from ooc_cudnn.devices.view import DeviceView
+from ooc_cudnn.operations.activation_backward import ActivationBackward, needs_x
+from ooc_cudnn.operations.op_tensor import OpTensor
+
+# The numbers are the enumerations `Op` and `Spread` in op_tensor.cu.
+OPS = {"add": 0, "multiply": 1, "minimum": 2, "maximum": 3}
+CONSTANT, PACKED, STRIDED, CARRIED = 0, 1, 2, 3
+
+#: Packs of a thread, all loaded before the first is used. An activation's gradient loads up to
+#: three operands for each and needs the registers.
+UNROLL_OP_TENSOR = 4
+UNROLL_ACTIVATION = 2
+
+
+def _check(name: str, view: DeviceView, shape: Sequence[int], dtype: str) -> None:
+    if view.shape != tuple(shape) or view.dtype != dtype:
+        raise ValueError(
+            f"{name} is {view.dtype} of shape {view.shape}; the operation says {dtype} of {shape}"
+        )
+
+
+def _count(axes: MergedAxes, views: Sequence[DeviceView | None]) -> int:
+    """Elements of a pack: the widest access that suits every view (operands from the first on)."""
+    present = [(operand, view) for operand, view in enumerate(views) if view is not None]
+    count = WIDEST_ACCESS_BYTES // present[0][1].item_bytes
+    while count > 1 and (
+        count > axes.inner
+        or not all(is_packable(axes, operand, view, count) for operand, view in present)
+    ):
+        count //= 2
+    return count
+
+
+def _blocks(packs: int, unroll: int) -> tuple[int]:
+    return (min(-(-packs // (BLOCK_THREADS * unroll)), LARGEST_GRID),)
+
+
+def plan_op_tensor(
+    operation: OpTensor, a: DeviceView | None, b: DeviceView, c: DeviceView
+) -> Launch | None:
+    """Choose the kernel of c = op(alpha_a * a, alpha_b * b); None if there is nothing to do."""
+    _check("c", c, operation.shape, operation.dtype)
+    _check("b", b, operation.b_shape, operation.dtype)
+    if a is not None:
+        _check("a", a, operation.shape, operation.dtype)
+    if c.size == 0:
+        return None
+    b_strides = tuple(
+        0 if extent == 1 else step for extent, step in zip(b.shape, b.strides, strict=True)
+    )
+    whole = [c.strides, a.strides if a else c.strides]
+    axes = merged_axes(c.shape, [*whole, b_strides])
+    count = _count(axes, [c, a])
+    flat = merged_axes(c.shape, whole)
+    flat_count = 1 if flat.sizes else _count(flat, [c, a])
+    walked = count  # elements of a step of the walk
+    if flat_count > count and axes.inner > 1:
+        spread, count, walked = CARRIED, flat_count, 1
+    elif axes.inner_strides[2] == 0:
+        spread = CONSTANT
+    else:
+        spread = PACKED if count > 1 and is_packable(axes, 2, b, count) else STRIDED
+    small = is_small([a, b, c], c.size)
+    arguments = (
+        index_type(small=small),
+        _CUDA_TYPES[operation.dtype],
+        str(OPS[operation.op]),
+        _bool(a is not None),
+        str(spread),
+        str(count),
+        str(UNROLL_OP_TENSOR),
+    )
+    numbers = walk_numbers(axes, walked)
+    packs = -(-numbers[-1] * walked // count)
+    return Launch(
+        "op_tensor.cu",
+        f"op_tensor<{', '.join(arguments)}>",
+        _blocks(packs, UNROLL_OP_TENSOR),
+        (BLOCK_THREADS, 1),
+        geometry(numbers, small=small),
+    )
+
+
+def op_tensor(
+    operation: OpTensor,
+    inputs: tuple[DeviceView | None, ...],
+    output: DeviceView,
+    workspace: tuple[int, int],
+    stream: Any,
+) -> None:
+    """Run `OpTensor` on (a, b). With op "add" and alpha_a 0, a is not read."""
+    a, b = inputs
+    if operation.op == "add" and operation.alpha_a == 0:
+        a = None
+    elif a is None:
+        raise ValueError(f"a is absent, which op {operation.op!r} with alpha_a needs")
+    if b is None:
+        raise ValueError("b is absent")
+    real = np.float64 if operation.dtype == "float64" else np.float32
+    launch(
+        operation,
+        (output, a, b),
+        lambda: plan_op_tensor(operation, a, b, output),
+        (real(operation.alpha_a), real(operation.alpha_b)),
+        stream,
+    )
+
+
+def plan_activation_backward(
+    operation: ActivationBackward,
+    y: DeviceView,
+    dy: DeviceView,
+    x: DeviceView | None,
+    dx: DeviceView,
+) -> Launch | None:
+    """Choose the kernel of dx = dy * f'(x); None if there is nothing to do."""
+    for name, view in (("dx", dx), ("y", y), ("dy", dy), ("x", x)):
+        if view is not None:
+            _check(name, view, operation.shape, operation.dtype)
+    if dx.size == 0:
+        return None
+    views = [dx, y, dy, x]
+    axes = merged_axes(dx.shape, [(view or dx).strides for view in views])
+    count = _count(axes, views)
+    small = is_small(views, dx.size)
+    arguments = (
+        index_type(small=small),
+        _CUDA_TYPES[operation.dtype],
+        str(MODES[operation.mode]),
+        _bool(x is not None),
+        str(count),
+        str(UNROLL_ACTIVATION),
+    )
+    numbers = walk_numbers(axes, count)
+    return Launch(
+        "activation_backward.cu",
+        f"activation_backward<{', '.join(arguments)}>",
+        _blocks(numbers[-1], UNROLL_ACTIVATION),
+        (BLOCK_THREADS, 1),
+        geometry(numbers, small=small),
+    )
+
+
+def activation_backward(
+    operation: ActivationBackward,
+    inputs: tuple[DeviceView | None, ...],
+    output: DeviceView,
+    workspace: tuple[int, int],
+    stream: Any,
+) -> None:
+    """Run `ActivationBackward` on (y, dy, x); x is not read where y tells the slope."""
+    y, dy, *rest = inputs
+    x = rest[0] if rest and needs_x(operation.mode, operation.coef) else None
+    if y is None or dy is None or (x is None and needs_x(operation.mode, operation.coef)):
+        raise ValueError(f"{operation.mode} with coef {operation.coef} lacks one of y, dy and x")
+    real = np.float64 if operation.dtype == "float64" else np.float32
+    launch(
+        operation,
+        (output, y, dy, x),
+        lambda: plan_activation_backward(operation, y, dy, x, output),
+        (real(operation.coef),),
+        stream,
+    )
+
+
+RUNNERS: dict[type, Runner] = {OpTensor: op_tensor, ActivationBackward: activation_backward}
+WORKSPACE: dict[type, Any] = {}

@@ -1,0 +1,195 @@
+"""How the kernels that work channel by channel, or image by image, walk a tensor. No GPU needed.
+
+The counterpart of `kernels/group_walk.cuh`: which axis is innermost, how wide the packs are, how
+many blocks share a group.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from ooc_cudnn.devices.kernels.launch_geometry import (
+    BLOCK_THREADS,
+    LARGEST_GRID,
+    SHORTEST_RUN,
+    WIDEST_ACCESS_BYTES,
+    Rows,
+    block_shape,
+    common_rows,
+    pack_size,
+)
+from ooc_cudnn.devices.kernels.plans import _unroll
+from ooc_cudnn.devices.view import DeviceView
+
+#: Blocks that a reduction is shared by: twice what an H200 runs at once. More cost partial sums.
+REDUCTION_BLOCKS = 2048
+#: Blocks of an elementwise pass; each reads its channels' vectors once.
+ELEMENTWISE_BLOCKS = 8192
+#: Packs that a block has of a row of columns: a warp's width. At most 256 columns in all.
+COLUMN_PACKS = 32
+
+
+class GroupWalk(NamedTuple):
+    """A walk over operands of one shape, as `GroupWalk` and the templates of the kernels take it.
+
+    With `columns` the groups are the columns of rows, `repeats` times all of them; a block has
+    some neighbouring ones and `groups` counts the blocks side by side.
+    """
+
+    numbers: tuple[int, ...]
+    pack: int
+    unroll: int
+    unroll_rows: bool
+    columns: bool
+    groups: int
+    parts: int
+    repeats: int
+    block: tuple[int, int]
+
+    @property
+    def grid(self) -> tuple[int]:
+        """One block for every part of every group."""
+        return (min(self.groups * self.parts, LARGEST_GRID),)
+
+    def template(self, *, with_columns: bool = True) -> str:
+        """The template arguments COUNT, UNROLL, UNROLL_ROWS and, if wanted, COLUMNS."""
+        flags = [self.unroll_rows, self.columns] if with_columns else [self.unroll_rows]
+        return ", ".join([str(self.pack), str(self.unroll), *(str(f).lower() for f in flags)])
+
+
+Views = Sequence[DeviceView]
+
+
+def walk_images(views: Views, blocks: int) -> GroupWalk:
+    """Walk image by image: all channels and sites of one are a group.
+
+    Worked out once for views alike, as `walk_channels` is.
+    """
+    return _remembered(_walk_images, blocks, *map(_signature, views))
+
+
+def walk_channels(views: Views, blocks: int) -> GroupWalk:
+    """Walk channel by channel: a channel of all images is a group."""
+    return _remembered(_walk_channels, blocks, *map(_signature, views))
+
+
+def _signature(view: DeviceView) -> tuple[Any, ...]:
+    return view.pointer % WIDEST_ACCESS_BYTES, view.dtype, view.shape, view.strides
+
+
+@functools.lru_cache(maxsize=4096)
+def _remembered(
+    walk: Callable[[Views, int], GroupWalk], blocks: int, *signatures: tuple[Any, ...]
+) -> GroupWalk:
+    return walk([DeviceView(*signature) for signature in signatures], blocks)
+
+
+def _walk_images(views: Views, blocks: int) -> GroupWalk:
+    (n, c, s), _ = views[0].flat()
+    steps = [view.flat()[1] for view in views]
+    rows = common_rows((1, c, s), steps, keep_channel=False)
+    strides = tuple(
+        (step[0], *of_rows[1:]) for step, of_rows in zip(steps, rows.strides, strict=True)
+    )
+    rows = rows._replace(sizes=(n, *rows.sizes[1:]), strides=strides)
+    return _walk_runs(views, rows, blocks, images=True)
+
+
+def _walk_channels(views: Views, blocks: int) -> GroupWalk:
+    sizes, _ = views[0].flat()
+    steps = [view.flat()[1] for view in views]
+    if sizes[1] == 1:  # one group, of all there is: axes may merge past the channel
+        rows = common_rows(sizes, steps, keep_channel=False)
+        return _walk_runs(views, rows, blocks, images=True)
+    rows = common_rows(sizes, steps, keep_channel=True)
+    if rows.inner_is_channel:
+        return _walk_columns(views, rows, blocks)
+    return _walk_runs(views, rows, blocks, images=False)
+
+
+def _count(views: Views, rows: Rows) -> int:
+    items = [view.item_bytes for view in views]
+    pointers = [view.pointer for view in views]
+    return pack_size(rows, items, pointers, WIDEST_ACCESS_BYTES // max(items))
+
+
+def _walk_runs(views: Views, rows: Rows, blocks: int, *, images: bool) -> GroupWalk:
+    """Groups that are runs: the outer axis is the group (`images`), or the middle one."""
+    outer, middle, inner = rows.sizes
+    groups, lines = (outer, middle) if images else (middle, outer)
+    count = _count(views, rows)
+    unroll = _unroll(count * views[0].item_bytes)
+    empty = lines == 0 or inner == 0
+    shape = block_shape(max(lines, 1), -(-max(inner, 1) // count), unroll)
+    across, down = shape.block
+    # As many threads as there is work for, and for a short single row no fewer than a warp.
+    if lines == 1 and shape.column_tiles == 1:
+        across = max(across, min(-(-inner // count), SHORTEST_RUN))
+    down = min(down, -(-max(lines, 1) // (unroll if shape.unroll_rows else 1)))
+    tiles = 0 if empty else shape.tiles
+    parts = max(1, min(tiles, blocks // max(groups, 1)))
+    strides = [(0, of_rows[1] if images else of_rows[0], of_rows[2]) for of_rows in rows.strides]
+    group_strides = [of_rows[0] if images else of_rows[1] for of_rows in rows.strides]
+    numbers = (
+        *(1, lines, inner, inner, groups, parts, tiles, shape.column_tiles),
+        *(number for stride in strides for number in stride),
+        *group_strides,
+    )
+    return GroupWalk(
+        numbers, count, unroll, shape.unroll_rows, False, groups, parts, 1, (across, down)
+    )
+
+
+def _walk_columns(views: Views, rows: Rows, blocks: int) -> GroupWalk:
+    """Groups that are columns; short rows without gaps are joined until they fill a block's width.
+
+    Twenty rows of three channels, say, are one row of sixty columns.
+    """
+    channels = rows.sizes[2]
+    repeats, last_inner = 1, channels
+    count = _count(views, rows)
+    if rows.contiguous and all(stride[1] == channels for stride in rows.strides):
+        unjoined = rows
+        wide = WIDEST_ACCESS_BYTES // views[0].item_bytes
+        while True:  # the widest packs that suit the rows they would join
+            rows, repeats, last_inner = _joined(unjoined, wide)
+            count = _count(views, rows)
+            if count >= wide or wide == 1:
+                break
+            wide //= 2
+    outer, middle, inner = rows.sizes
+    unroll = _unroll(count * views[0].item_bytes)
+    packs = -(-inner // count)
+    groups = -(-packs // COLUMN_PACKS)
+    across = -(-packs // groups)
+    down = BLOCK_THREADS // across
+    tiles = -(-outer * middle // (down * unroll))
+    parts = max(1, min(tiles, blocks // groups))
+    numbers = (
+        *(*rows.sizes, last_inner, groups, parts, tiles, 1),
+        *(number for stride in rows.strides for number in stride),
+        *(0,) * len(views),
+    )
+    return GroupWalk(numbers, count, unroll, True, True, groups, parts, repeats, (across, down))
+
+
+def _joined(rows: Rows, count: int) -> tuple[Rows, int, int]:
+    """Join rows of channels to rows of whole packs that fill a block's width.
+
+    Returns them, how often the channels repeat in each, and the length of the last one.
+
+    >>> rows = common_rows((1, 3, 50), [(150, 1, 3)], keep_channel=True)
+    >>> _joined(rows, 4)[0].sizes, *_joined(rows, 4)[1:]
+    ((1, 2, 120), 40, 30)
+    """
+    outer, middle, channels = rows.sizes
+    repeats = count // math.gcd(channels, count)
+    repeats *= max(1, COLUMN_PACKS * count // (channels * repeats))
+    repeats = max(1, min(repeats, middle))
+    joined, inner = -(-middle // repeats), channels * repeats
+    strides = tuple((stride[0], inner, 1) for stride in rows.strides)
+    rows = rows._replace(sizes=(outer, joined, inner), strides=strides)
+    return rows, repeats, (middle - (joined - 1) * repeats) * channels

@@ -1,0 +1,177 @@
+"""Runners of image_softmax.cu: softmax over all elements of each image, sweep by sweep.
+
+Few huge images are shared by many blocks, whose parts a second launch joins; of many small ones
+each block has its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any
+
+from ooc_cudnn.devices.kernels.group_walk import (
+    ELEMENTWISE_BLOCKS,
+    REDUCTION_BLOCKS,
+    GroupWalk,
+    walk_images,
+)
+from ooc_cudnn.devices.kernels.launch import Runner, launch
+from ooc_cudnn.devices.kernels.launch_geometry import BLOCK_THREADS, LARGEST_GRID
+from ooc_cudnn.devices.kernels.plans import _CUDA_TYPES, Launch, _geometry
+from ooc_cudnn.devices.kernels.reduction import Inputs, check, check_packed, workspace_pointer
+from ooc_cudnn.devices.kernels.softmax_plans import ACCURATE, ACCURATE_BACKWARD, BACKWARD, FORWARD
+from ooc_cudnn.devices.view import DeviceView
+from ooc_cudnn.operations.softmax import (
+    ImageMaximum,
+    ImageProductSum,
+    ImageSoftmax,
+    ImageSoftmaxBackward,
+)
+
+
+def parts_bytes(images: int) -> int:
+    """Room for what each part of each image gives, where images have more than one part."""
+    return 16 * REDUCTION_BLOCKS if images < REDUCTION_BLOCKS else 0
+
+
+def _plan_walk(kernel: str, arguments: str, walk: GroupWalk) -> Launch | None:
+    if walk.groups == 0:
+        return None
+    template = walk.template(with_columns=False)
+    return Launch(
+        "image_softmax.cu",
+        f"{kernel}<{arguments}, {template}>",
+        walk.grid,
+        walk.block,
+        _geometry(*walk.numbers),
+    )
+
+
+def image_state(
+    operation: Hashable,
+    what: str,
+    task: int,
+    operands: tuple[DeviceView | None, ...],
+    state: DeviceView,
+    workspace: tuple[int, int],
+    stream: Any,
+) -> None:
+    """Reduce each image to its numbers of the state; `what` is "peaks" or "sums"."""
+    there = next(view for view in operands if view is not None)
+    images, columns = state.shape
+    walk = walk_images([view or there for view in operands], REDUCTION_BLOCKS)
+    parts = state.pointer
+    if walk.parts > 1:
+        parts = workspace_pointer(workspace, 8 * columns * walk.parts * images)
+    arguments = _CUDA_TYPES[there.dtype] + (f", {task}" if what == "sums" else "")
+    launch(
+        (operation, walk),
+        operands,
+        lambda: _plan_walk(f"image_{what}", arguments, walk),
+        (parts,),
+        stream,
+    )
+    if walk.parts > 1:
+        launch(
+            (operation, walk, "join"),
+            (state,),
+            lambda: Launch(
+                "image_softmax.cu",
+                f"join_image_{what}<{BLOCK_THREADS}>",
+                (min(images, LARGEST_GRID),),
+                (BLOCK_THREADS, 1),
+                _geometry(images, walk.parts),
+            ),
+            (parts,),
+            stream,
+        )
+
+
+def image_outcomes(
+    operation: Hashable,
+    task: int,
+    views: tuple[DeviceView, DeviceView, DeviceView | None],
+    state: DeviceView,
+    stream: Any,
+) -> None:
+    """Run the second sweep, on (result, first, second)."""
+    output, first, second = views
+
+    def plan() -> Launch | None:
+        if output.size == 0:
+            return None
+        walk = walk_images([output, first, second or first], ELEMENTWISE_BLOCKS)
+        return _plan_walk("image_outcomes", f"{_CUDA_TYPES[output.dtype]}, {task}", walk)
+
+    launch((operation, "outcomes"), (*views, state), plan, (), stream)
+
+
+def image_maximum(
+    operation: ImageMaximum,
+    inputs: Inputs,
+    output: DeviceView,
+    workspace: tuple[int, int],
+    stream: Any,
+) -> None:
+    """Run `ImageMaximum` on (x,)."""
+    x = check("x", inputs[0], operation.shape, operation.dtype)
+    check_packed("the state", output, operation.output_shape, "float64")
+    image_state(operation, "peaks", ACCURATE, (x,), output, workspace, stream)
+
+
+def image_softmax(
+    operation: ImageSoftmax,
+    inputs: Inputs,
+    output: DeviceView,
+    workspace: tuple[int, int],
+    stream: Any,
+) -> None:
+    """Run `ImageSoftmax` on (x, state)."""
+    x = check("x", inputs[0], operation.shape, operation.dtype)
+    state = check_packed("the state", inputs[1], (operation.shape[0], 2), "float64")
+    check("y", output, operation.shape, operation.dtype)
+    image_outcomes(operation, FORWARD[operation.algorithm], (output, x, None), state, stream)
+
+
+def image_product_sum(
+    operation: ImageProductSum,
+    inputs: Inputs,
+    output: DeviceView,
+    workspace: tuple[int, int],
+    stream: Any,
+) -> None:
+    """Run `ImageProductSum` on (y, dy); for "log" y is not read."""
+    task = BACKWARD[operation.algorithm]
+    dy = check("dy", inputs[1], operation.shape, operation.dtype)
+    y = None
+    if task == ACCURATE_BACKWARD:
+        y = check("y", inputs[0], operation.shape, operation.dtype)
+    check_packed("the sums", output, operation.output_shape, "float64")
+    image_state(operation, "sums", task, (y, dy), output, workspace, stream)
+
+
+def image_softmax_backward(
+    operation: ImageSoftmaxBackward,
+    inputs: Inputs,
+    output: DeviceView,
+    workspace: tuple[int, int],
+    stream: Any,
+) -> None:
+    """Run `ImageSoftmaxBackward` on (y, dy, sums)."""
+    y = check("y", inputs[0], operation.shape, operation.dtype)
+    dy = check("dy", inputs[1], operation.shape, operation.dtype)
+    sums = check_packed("the sums", inputs[2], (operation.shape[0], 1), "float64")
+    check("dx", output, operation.shape, operation.dtype)
+    image_outcomes(operation, BACKWARD[operation.algorithm], (output, y, dy), sums, stream)
+
+
+RUNNERS: dict[type, Runner] = {
+    ImageMaximum: image_maximum,
+    ImageSoftmax: image_softmax,
+    ImageProductSum: image_product_sum,
+    ImageSoftmaxBackward: image_softmax_backward,
+}
+WORKSPACE: dict[type, Callable[[Any], int]] = {
+    ImageMaximum: lambda operation: parts_bytes(operation.shape[0]),
+    ImageProductSum: lambda operation: parts_bytes(operation.shape[0]),
+}

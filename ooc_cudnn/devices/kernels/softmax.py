@@ -1,0 +1,133 @@
+"""Runners of the softmax kernels: over the channels of each site, and over whole images."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable
+from typing import Any
+
+from ooc_cudnn.devices.kernels import image_softmax as kernels_image_softmax
+from ooc_cudnn.devices.kernels.image_softmax import image_outcomes, image_state, parts_bytes
+from ooc_cudnn.devices.kernels.launch import Runner, launch
+from ooc_cudnn.devices.kernels.plans import Launch
+from ooc_cudnn.devices.kernels.reduction import Inputs, check, workspace_pointer
+from ooc_cudnn.devices.kernels.softmax_plans import (
+    ACCURATE,
+    BACKWARD,
+    FORWARD,
+    LOG,
+    LOG_BACKWARD,
+    plan_columns,
+    plan_rows,
+    sites_by_channels,
+)
+from ooc_cudnn.devices.view import DeviceView
+from ooc_cudnn.operations.softmax import Softmax, SoftmaxBackward
+
+#: Elements of a row that are worth two launches and a state: below, one block can keep it.
+LONG_ROW = 4096
+
+
+def _over_channels(
+    operation: Softmax | SoftmaxBackward,
+    task: int,
+    first: DeviceView,
+    second: DeviceView | None,
+    output: DeviceView,
+    workspace: tuple[int, int],
+    stream: Any,
+) -> None:
+    views = [output, first, second or first]
+    if output.size == 0:
+        return
+    sites = sites_by_channels(views)
+    if sites.is_rows and sites.channels > LONG_ROW and sites.images == 1:
+        row_views = [
+            DeviceView(
+                view.pointer,
+                view.dtype,
+                (sites.sites, sites.channels),
+                (strides[2], 1),
+            )
+            for view, strides in zip(views, sites.strides, strict=True)
+        ]
+        _over_long_rows(operation, task, row_views, workspace, stream)
+        return
+
+    def plan() -> Launch:
+        planned = plan_rows(task, views, sites) if sites.is_rows else None
+        return planned or plan_columns(task, views, sites)
+
+    launch(operation, (output, first, second), plan, (), stream)
+
+
+def _over_long_rows(
+    operation: Hashable,
+    task: int,
+    views: list[DeviceView],
+    workspace: tuple[int, int],
+    stream: Any,
+) -> None:
+    """Rows as if they were images, with the state between the sweeps in the workspace."""
+    output, first, second = views
+    rows = output.shape[0]
+    columns = 2 if task in (ACCURATE, LOG) else 1
+    pointer = workspace_pointer(workspace, 8 * rows * columns)
+    state = DeviceView(pointer, "float64", (rows, columns), (columns, 1))
+    rest = (pointer + 8 * rows * columns, workspace[1] - 8 * rows * columns)
+    if task in (ACCURATE, LOG):
+        image_state((operation, "peaks"), "peaks", task, (first,), state, rest, stream)
+        image_outcomes((operation, "rows"), task, (output, first, None), state, stream)
+    else:
+        operands = (None if task == LOG_BACKWARD else first, second)
+        image_state((operation, "sums"), "sums", task, operands, state, rest, stream)
+        image_outcomes((operation, "rows"), task, (output, first, second), state, stream)
+
+
+def softmax(
+    operation: Softmax,
+    inputs: Inputs,
+    output: DeviceView,
+    workspace: tuple[int, int],
+    stream: Any,
+) -> None:
+    """Run `Softmax` on (x,)."""
+    x = check("x", inputs[0], operation.shape, operation.dtype)
+    check("y", output, operation.shape, operation.dtype)
+    task = FORWARD[operation.algorithm]
+    _over_channels(operation, task, x, None, output, workspace, stream)
+
+
+def softmax_backward(
+    operation: SoftmaxBackward,
+    inputs: Inputs,
+    output: DeviceView,
+    workspace: tuple[int, int],
+    stream: Any,
+) -> None:
+    """Run `SoftmaxBackward` on (y, dy)."""
+    y = check("y", inputs[0], operation.shape, operation.dtype)
+    dy = check("dy", inputs[1], operation.shape, operation.dtype)
+    check("dx", output, operation.shape, operation.dtype)
+    task = BACKWARD[operation.algorithm]
+    _over_channels(operation, task, y, dy, output, workspace, stream)
+
+
+def _channels_workspace(operation: Softmax | SoftmaxBackward) -> int:
+    channels = operation.shape[1]
+    if channels <= LONG_ROW:
+        return 0
+    rows = math.prod(operation.shape) // channels
+    return 16 * rows + parts_bytes(rows)
+
+
+RUNNERS: dict[type, Runner] = {
+    Softmax: softmax,
+    SoftmaxBackward: softmax_backward,
+    **kernels_image_softmax.RUNNERS,
+}
+WORKSPACE: dict[type, Callable[[Any], int]] = {
+    Softmax: _channels_workspace,
+    SoftmaxBackward: _channels_workspace,
+    **kernels_image_softmax.WORKSPACE,
+}

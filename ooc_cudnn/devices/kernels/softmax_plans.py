@@ -1,0 +1,213 @@
+"""Which kernel a softmax over the channels runs on, and its geometry. Plain functions, no GPU.
+
+Channels that are contiguous are rows: in the registers of a few threads or a block each
+(`softmax_rows`), by way of shared memory where rows do not begin on wide boundaries
+(`softmax_staged`), or, beyond all registers of a block, swept like images. Contiguous sites are
+columns: in registers (`softmax_columns`) or swept twice (`softmax_columns_swept`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from ooc_cudnn.devices.kernels.launch_geometry import (
+    BLOCK_THREADS,
+    LARGEST_GRID,
+    WIDEST_ACCESS_BYTES,
+    Rows,
+    pack_size,
+)
+from ooc_cudnn.devices.kernels.plans import _CUDA_TYPES, Launch, _geometry, arithmetic_dtype
+from ooc_cudnn.devices.view import ITEM_BYTES, DeviceView
+
+# The numbers are the enumeration `Task` in softmax_steps.cuh.
+ACCURATE, LOG, ACCURATE_BACKWARD, LOG_BACKWARD = 0, 1, 2, 3
+FORWARD = {"accurate": ACCURATE, "log": LOG}
+BACKWARD = {"accurate": ACCURATE_BACKWARD, "log": LOG_BACKWARD}
+
+WARP = 32
+#: Numbers of packs or items that kernels are compiled for.
+PACKS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+#: Bytes that neighbouring threads read together, at the least: a line of the cache.
+LINE_BYTES = 128
+STAGE_BYTES = (16384, 32768)
+#: Registers that a thread of a column has for values, in bytes of the arithmetic type.
+COLUMN_BYTES = 256
+STAGED_ROWS = 8  # a multiple of it is whole packs, whatever the channels
+
+
+class SitesByChannels(NamedTuple):
+    """Sizes (n, c, sites) and each operand's strides; images are joined where they can be."""
+
+    images: int
+    channels: int
+    sites: int
+    strides: tuple[tuple[int, int, int], ...]
+
+    @property
+    def is_rows(self) -> bool:
+        """Whether the channels are contiguous in every operand."""
+        return all(stride[1] == 1 for stride in self.strides)
+
+
+def sites_by_channels(views: Sequence[DeviceView]) -> SitesByChannels:
+    """Read sizes and strides off the views; images that continue each other's sites are joined."""
+    (n, c, s), _ = views[0].flat()
+    strides = tuple(view.flat()[1] for view in views)
+    if c == 1:  # no stride to speak of
+        strides = tuple((of_n, 1, of_s) for of_n, _, of_s in strides)
+    if s == 1:
+        strides = tuple((0, of_c, of_n) for of_n, of_c, _ in strides)
+        n, s = 1, n
+    elif n == 1 or all(of_n == s * of_s for of_n, _, of_s in strides):
+        n, s = 1, n * s
+    return SitesByChannels(n, c, s, strides)
+
+
+def lane_elements(dtype: str) -> int:
+    """Elements of one operand's row that a thread keeps in registers."""
+    return 16 if dtype == "float64" else 32
+
+
+def _at_least(number: int) -> int:
+    return next(packs for packs in PACKS if packs >= number)
+
+
+def plan_rows(task: int, views: Sequence[DeviceView], sites: SitesByChannels) -> Launch | None:
+    """Choose the kernel for contiguous channels; None if rows are too long for registers."""
+    dtype, item = views[0].dtype, views[0].item_bytes
+    channels = sites.channels
+    rows = Rows(
+        (sites.images, sites.sites, channels),
+        tuple((of_n, of_s, 1) for of_n, _, of_s in sites.strides),
+        True,
+        True,
+    )
+    full = WIDEST_ACCESS_BYTES // item
+    items, pointers = [item] * len(views), [view.pointer for view in views]
+    count = pack_size(rows, items, pointers, full)
+    if count < full and all(stride[2] == channels for stride in sites.strides):
+        staged = _plan_staged(task, views, sites)
+        if staged is not None:
+            return staged
+
+    most = lane_elements(dtype)
+    packs = -(-channels // count)
+    lanes = 1
+    while lanes < min(packs, WARP) and lanes * count * item < LINE_BYTES:
+        lanes *= 2
+    while lanes < WARP and -(-packs // lanes) * count > most:
+        lanes *= 2
+    if -(-packs // lanes) * count > most:
+        lanes = BLOCK_THREADS
+    if -(-packs // lanes) * count > most:
+        return None
+    each = _at_least(-(-packs // lanes))
+    total = sites.images * sites.sites
+    tiles = -(-total // (BLOCK_THREADS // lanes))
+    return Launch(
+        "softmax.cu",
+        f"softmax_rows<{_CUDA_TYPES[dtype]}, {task}, {count}, {each}, {lanes}>",
+        (min(tiles, LARGEST_GRID),),
+        (BLOCK_THREADS, 1),
+        _row_geometry(views, sites, 1, tiles, sites.sites),
+    )
+
+
+def _row_geometry(
+    views: Sequence[DeviceView], sites: SitesByChannels, tile: int, tiles: int, middle_tiles: int
+) -> np.ndarray:
+    strides = [number for of_n, _, of_s in sites.strides for number in (of_n, of_s, 1)]
+    return _geometry(
+        *(sites.images, sites.sites, sites.channels), *strides, tile, tiles, middle_tiles
+    )
+
+
+def _plan_staged(task: int, views: Sequence[DeviceView], sites: SitesByChannels) -> Launch | None:
+    """Rows without gaps, moved many at a time; None if they are too long for that."""
+    dtype, item = views[0].dtype, views[0].item_bytes
+    channels = sites.channels
+    operands = 1 if task in (ACCURATE, LOG) else 2
+    fitting = [stage for stage in STAGE_BYTES if STAGED_ROWS * channels * item * operands <= stage]
+    lanes = 1 if channels <= WARP else 8 if channels <= 2 * WARP else WARP
+    if not fitting or -(-channels // lanes) > lane_elements(dtype) * (2 if lanes == 1 else 1):
+        return None
+    tile = fitting[0] // operands // item // channels // STAGED_ROWS * STAGED_ROWS
+    images = Rows(
+        (1, sites.images, channels * sites.sites),
+        tuple((0, of_n, 1) for of_n, _, _ in sites.strides),
+        True,
+        True,
+    )
+    count = pack_size(
+        images, [item] * len(views), [view.pointer for view in views], WIDEST_ACCESS_BYTES // item
+    )
+    middle_tiles = -(-sites.sites // tile)
+    tiles = sites.images * middle_tiles
+    each = _at_least(-(-channels // lanes))
+    return Launch(
+        "softmax.cu",
+        f"softmax_staged<{_CUDA_TYPES[dtype]}, {task}, {count}, {each}, {lanes}, {fitting[0]}>",
+        (min(tiles, LARGEST_GRID),),
+        (BLOCK_THREADS, 1),
+        _row_geometry(views, sites, tile, tiles, middle_tiles),
+    )
+
+
+def plan_columns(task: int, views: Sequence[DeviceView], sites: SitesByChannels) -> Launch:
+    """Choose the kernel for contiguous sites; the swept one is right for any strides."""
+    dtype, item = views[0].dtype, views[0].item_bytes
+    forward = task in (ACCURATE, LOG)
+    rows = Rows(
+        (sites.images, sites.channels, sites.sites),
+        sites.strides,
+        False,
+        sites.sites == 1 or all(stride[2] == 1 for stride in sites.strides),
+    )
+    items, pointers = [item] * len(views), [view.pointer for view in views]
+    count = pack_size(rows, items, pointers, WIDEST_ACCESS_BYTES // item)
+
+    # In registers: as many threads down a column as its channels need.
+    most = COLUMN_BYTES // ITEM_BYTES[arithmetic_dtype(dtype)] // (1 if forward else 2)
+    for width in (count, max(1, count // 2)) if rows.contiguous else ():
+        down = 1
+        while down < WARP and -(-sites.channels // down) * width > most:
+            down *= 2
+        if -(-sites.channels // down) * width <= most:
+            packs = _at_least(-(-sites.channels // down))
+            return _columns(
+                f"softmax_columns<{_CUDA_TYPES[dtype]}, {task}, {width}, {packs}>",
+                sites,
+                width,
+                (BLOCK_THREADS // down, down),
+            )
+
+    width = min(count, 4)
+    contiguous_channels = sites.is_rows
+    return _columns(
+        f"softmax_columns_swept<{_CUDA_TYPES[dtype]}, {task}, {width}, {4 if width > 1 else 8}>",
+        sites,
+        width,
+        # Threads side by side read neighbours, whichever these are.
+        (1, BLOCK_THREADS) if contiguous_channels else (WARP, BLOCK_THREADS // WARP),
+    )
+
+
+def _columns(expression: str, sites: SitesByChannels, count: int, block: tuple[int, int]) -> Launch:
+    packs = -(-sites.sites // count)
+    tiles = -(-packs // block[0])
+    across = -(-packs // tiles)  # equal pieces, so that few threads lie past the end
+    return Launch(
+        "softmax_columns.cu",
+        expression,
+        (min(sites.images * tiles, LARGEST_GRID),),
+        (across, block[1]),
+        _geometry(
+            *(sites.images, sites.channels, sites.sites),
+            *(number for stride in sites.strides for number in stride),
+            tiles,
+        ),
+    )

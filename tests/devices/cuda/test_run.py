@@ -1,0 +1,110 @@
+"""A run whose steps are issued on the caller's thread: what it waits for, and when."""
+
+import sys
+import threading
+from concurrent.futures import Future
+
+import pytest
+from fake_runtime import Stream, fake_cupy
+
+from ooc_cudnn.devices.cuda.run import CudaRun, follow_last_run, identity_of
+
+
+class Device:
+    """Streams that do their work at once."""
+
+    def __init__(self):
+        self.events = [], []
+        self.copy_streams = Stream(1), Stream(3)
+        self.last_compute = None
+
+
+@pytest.fixture
+def log(monkeypatch):
+    """What is asked of the driver, in order."""
+    asked = []
+    monkeypatch.setitem(sys.modules, "cupy", fake_cupy(asked))
+    return asked
+
+
+def opened():
+    return CudaRun(Device(), Stream(2), overlap=True, timed=False)
+
+
+def resolved_later(future):
+    timer = threading.Timer(0.05, future.set_result, (None,))
+    timer.start()
+    return timer
+
+
+def test_what_is_staged_out_holds_nothing_up_until_the_end(log):
+    run, written = opened(), Future()
+    run.submit("copy_out", (), lambda stream: written, signals=True)
+    run.submit("copy_in", (), lambda stream: None, signals=True)
+    assert not written.done()
+    resolved_later(written)
+    run.finish(wait=True)
+    assert written.done()
+
+
+def test_what_is_staged_in_is_on_its_stream_before_its_event(log):
+    run, staged = opened(), Future()
+    log.clear()
+    staged.add_done_callback(lambda _: log.append("staged"))
+    resolved_later(staged)
+    run.submit("copy_in", (), lambda stream: staged, signals=True)
+    assert log.index("staged") < len(log) - 1
+    assert log[-1] == ("record", 1)
+
+
+def test_the_end_raises_what_a_writing_thread_met(log):
+    run, written = opened(), Future()
+    run.submit("copy_out", (), lambda stream: written, signals=True)
+    written.set_exception(OSError("disk full"))
+    with pytest.raises(OSError, match="disk full"):
+        run.finish(wait=True)
+
+
+def test_a_run_that_is_cancelled_leaves_no_thread_writing(log):
+    run, written = opened(), Future()
+    run.submit("copy_out", (), lambda stream: written, signals=False)
+    resolved_later(written)
+    run.cancel()
+    assert written.done()
+    assert ("synchronize", 3) in log
+
+
+class Waiting(Device):
+    """A device that notes which streams wait for which events."""
+
+    def __init__(self):
+        super().__init__()
+        self.waits = []
+        self.runtime = self
+
+    def streamWaitEvent(self, stream, event):
+        self.waits.append((stream, event))
+
+
+def test_memory_goes_to_another_stream_behind_the_last_run_alone():
+    device, first, second = Waiting(), Stream(7), Stream(8)
+    follow_last_run(device, first)
+    device.last_compute = identity_of(first), "its end"
+    follow_last_run(device, first)
+    assert not device.waits
+    follow_last_run(device, second)
+    assert device.waits == [(8, "its end")]
+
+
+def test_the_per_thread_stream_of_another_thread_is_another_stream():
+    device, stream = Waiting(), Stream(2)  # cudaStreamPerThread
+    thread = threading.Thread(
+        target=lambda: setattr(device, "last_compute", (identity_of(stream), "its end"))
+    )
+    thread.start()
+    thread.join()
+    follow_last_run(device, stream)
+    assert device.waits == [(2, "its end")]
+    device.last_compute = identity_of(stream), "mine"
+    follow_last_run(device, stream)
+    assert len(device.waits) == 1

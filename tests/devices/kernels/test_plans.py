@@ -1,0 +1,46 @@
+"""Copies of rows that lie along another axis than the first: planned here, run in tests/gpu."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ooc_cudnn.devices.kernels.plans import merged_rows, plan_relayout
+from ooc_cudnn.devices.view import DeviceView
+from ooc_cudnn.tensor import packed_strides
+
+WHOLE = (2, 3, 4, 6, 5)
+
+
+def view(shape, order, *, whole=None, pointer=4096):
+    return DeviceView(pointer, "float32", shape, packed_strides(whole or shape, order))
+
+
+def offsets(rows, operand):
+    """Where each element of a copy lies, in the order in which the kernel goes through them."""
+    axes = zip(rows.sizes, rows.strides[operand], strict=True)
+    steps = [np.arange(size) * step for size, step in axes]
+    return (steps[0][:, None, None] + steps[1][:, None] + steps[2]).ravel()
+
+
+@pytest.mark.parametrize("order", ["channels_first", "channels_last"])
+@pytest.mark.parametrize("axis", [3, 4])
+def test_a_copy_of_rows_meets_every_element_once(axis, order):
+    shape = tuple(2 if at == axis else extent for at, extent in enumerate(WHOLE))
+    part, packed = view(shape, order, whole=WHOLE), view(shape, order)
+    rows = merged_rows(part, packed)
+    index = np.indices(shape).reshape(5, -1)
+    pairs = {tuple(np.dot(v.strides, at) for v in (part, packed)) for at in index.T}
+    assert set(zip(offsets(rows, 0), offsets(rows, 1), strict=True)) == pairs
+    assert len(offsets(rows, 0)) == part.size
+    assert rows.contiguous
+    launch = plan_relayout(part, packed)
+    assert launch is not None
+    assert launch.expression.startswith("copy_strided")
+
+
+def test_what_lies_too_scattered_is_refused():
+    shape = (2, 3, 2, 2, 2)
+    part = view(shape, "channels_first", whole=(2, 5, 4, 6, 5))
+    with pytest.raises(ValueError, match="too scattered"):
+        merged_rows(part, view(shape, "channels_first"))

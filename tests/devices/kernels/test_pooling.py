@@ -1,0 +1,187 @@
+"""Which pooling and elementwise kernel runs, and that all of them compile. No GPU needed."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from ooc_cudnn.devices.kernels import launchers as kernels
+from ooc_cudnn.devices.kernels.elementwise import plan_activation_backward, plan_op_tensor
+from ooc_cudnn.devices.kernels.merged_axes import merged_axes
+from ooc_cudnn.devices.kernels.pooling_backward_plans import (
+    SHARED_BYTES,
+    Tile,
+    choose_tile,
+    plan_pooling_backward,
+)
+from ooc_cudnn.devices.kernels.pooling_plans import plan_pooling
+from ooc_cudnn.devices.view import DeviceView
+from ooc_cudnn.operations.activation_backward import ActivationBackward
+from ooc_cudnn.operations.op_tensor import OpTensor
+from ooc_cudnn.operations.pooling import Pooling, PoolingBackward
+
+NVCC = shutil.which("nvcc")
+
+INSTANCES = {
+    "pooling.cu": [
+        "pool_rows<int, float, MAX, 1, 2, 2, 1, 2, 2, 0, 4, 4, 4>",
+        "pool_rows<int, __half, MAX, 1, 3, 3, 1, 2, 2, 1, 8, 8, 8>",
+        "pool_rows<long long, __half, AVERAGE_EXCLUDE_PADDING, 3, 3, 3, 2, 2, 2, 0, 2, 1, 2>",
+        "pool_rows<int, double, AVERAGE_INCLUDE_PADDING, 1, 1, 1, 1, 3, 2, 0, 2, 2, 1>",
+        "pool_windows<int, __nv_bfloat16, MAX, 8, 1, 3, 3, 1, 2, 2>",
+        "pool_windows<int, float, AVERAGE_EXCLUDE_PADDING, 4, 1, 2, 2, 1, 2, 2>",
+        "pool_windows<long long, double, MAX, 2, 3, 3, 3, 1, 2, 2>",
+        "pool_by_warp<int, float, MAX, 4, 1, 30, 30, 1, 2, 2>",
+        "pool_by_warp<long long, double, AVERAGE_EXCLUDE_PADDING, 1, 1, 30, 30, 1, 2, 2>",
+    ],
+    "pooling_backward.cu": [
+        "unpool_tile<int, float, MAX, false, 1, 4, 1, 1, 32, 64, 1, 0, 0, 0, 1, 2, 2, 1, 2, 2>",
+        "unpool_tile<int, __half, MAX, false, 8, 1, 1, 1, 8, 16, 8, 0, 1, 1, 1, 3, 3, 1, 2, 2>",
+        "unpool_tile<long long, __nv_bfloat16, AVERAGE_EXCLUDE_PADDING, false, 8, 1, 1, 1, 8, 16, "
+        "8, 0, -1, -1, 1, 3, 3, 1, 2, 2>",
+        "unpool_tile<int, double, MAX, true, 2, 1, 1, 1, 8, 16, 2, 0, -1, 3, 1, 30, 30, 1, 20, 20>",
+        "unpool_direct<int, float, MAX, 1, 20, 20, 1, 1, 1>",
+        "unpool_direct<long long, __half, AVERAGE_EXCLUDE_PADDING, 1, 20, 20, 1, 1, 1>",
+    ],
+    "op_tensor.cu": [
+        "op_tensor<int, float, ADD, true, CONSTANT, 4, 4>",
+        "op_tensor<int, __half, MAXIMUM, true, PACKED, 8, 4>",
+        "op_tensor<int, __nv_bfloat16, MULTIPLY, true, CARRIED, 8, 4>",
+        "op_tensor<long long, double, MINIMUM, false, STRIDED, 1, 4>",
+    ],
+    "activation_backward.cu": [
+        "activation_backward<int, float, RELU, false, 4, 2>",
+        "activation_backward<int, __half, GELU, true, 8, 2>",
+        "activation_backward<long long, __nv_bfloat16, ELU, true, 8, 2>",
+        "activation_backward<int, double, SWISH, true, 2, 2>",
+        "activation_backward<int, float, TANH, false, 1, 2>",
+    ],
+}
+
+
+@pytest.mark.skipif(NVCC is None, reason="nvcc is not installed")
+@pytest.mark.parametrize("architecture", ["sm_75", "sm_90"])
+@pytest.mark.parametrize("source", sorted(INSTANCES))
+def test_source_compiles_without_warnings(source: str, architecture: str, tmp_path: Path):
+    table = ",\n".join(f"    (void *)&{instance}" for instance in INSTANCES[source])
+    unit = tmp_path / "unit.cu"
+    path = kernels.sources_folder() / source
+    unit.write_text(f'#include "{path}"\nvoid *instances[] = {{\n{table}}};\n')
+    options = ["-std=c++17", f"-arch={architecture}", "-cubin", "-Werror", "all-warnings"]
+    command = [str(NVCC), *options, "-Xptxas", "-v", "-o", str(tmp_path / "unit.cubin"), str(unit)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("Compiling entry function") == len(INSTANCES[source]), done.stderr
+
+
+def packed(shape, dtype="float32", order="first", pointer=4096):
+    inner = (*range(1, len(shape)), 0)[:-1] if order == "first" else (*range(2, len(shape)), 1)
+    strides, step = [0] * len(shape), 1
+    for axis in (*reversed(inner), 0):
+        strides[axis] = step
+        step *= shape[axis]
+    return DeviceView(pointer, dtype, tuple(shape), tuple(strides))
+
+
+def names(operation, order, *, pointer=4096):
+    x = packed(operation.x_shape, operation.dtype, order, pointer)
+    y = packed(operation.output_shape, operation.dtype, order, pointer)
+    forward = plan_pooling(operation, x, y)
+    backward = plan_pooling_backward(PoolingBackward(operation, (0, x.shape[2])), y, y, x, x)
+    assert forward is not None
+    assert backward is not None
+    return forward.expression, backward.expression
+
+
+def test_the_common_windows_move_in_16_byte_packs():
+    operation = Pooling.of((8, 64, 128, 128), window=3, stride=2, padding=1, dtype="float16")
+    forward, backward = names(operation, "first")
+    assert forward == "pool_rows<int, __half, 0, 1, 3, 3, 1, 2, 2, 1, 8, 8, 8>"
+    assert backward.startswith(
+        "unpool_tile<int, __half, 0, false, 1, 8, 1, 1, 64, 64, 1, 0, 1, 1, "
+    )
+    forward, backward = names(operation, "last")
+    assert forward == "pool_windows<int, __half, 0, 8, 1, 3, 3, 1, 2, 2>"
+    assert backward.startswith("unpool_tile<int, __half, 0, false, 8, 1, ")
+    forward, backward = names(operation, "last", pointer=4098)
+    assert forward.startswith("pool_windows<int, __half, 0, 1, ")
+    assert backward.startswith("unpool_tile<int, __half, 0, false, 1, 1, ")
+
+
+def test_large_windows_are_shared_by_a_warp_and_huge_tensors_have_long_offsets():
+    assert names(Pooling.of((2, 3, 50, 50), window=50), "first")[0].startswith("pool_by_warp<int, ")
+    forward, backward = names(Pooling.of((2, 64, 8192, 4096), window=2), "first")
+    assert forward.startswith("pool_rows<long long, ")
+    assert backward.startswith("unpool_tile<long long, ")
+
+
+@pytest.mark.parametrize("sizes", [(1, 8, 1, 112, 112, 1), (3, 70, 9, 9, 9, 1), (1, 4, 1, 7, 7, 64),
+                                   (1, 1, 1, 1, 10**6, 1), (1, 5, 3, 3, 3, 33)])  # fmt: skip
+@pytest.mark.parametrize("window", [1, 2, 3, 7, 30])
+@pytest.mark.parametrize("stride", [1, 2, 5])
+def test_tiles_fit_shared_memory(sizes, window, stride):
+    tile = choose_tile(sizes, 1, (1, window, window), (1, stride, stride), 8)
+    assert tile is not None
+    assert tile.windows((1, window, window), (1, stride, stride)) * 8 <= SHARED_BYTES
+    extents = (*sizes[1:5], sizes[5])
+    assert all(1 <= piece <= extent for piece, extent in zip(tile, extents, strict=True))
+
+
+def test_no_tile_where_too_many_windows_overlap():
+    assert choose_tile((1, 1, 1, 200, 200, 1), 1, (1, 100, 100), (1, 1, 1), 8) is None
+    assert Tile(1, 1, 1, 1, 1).windows((1, 100, 100), (1, 1, 1)) == 10**4
+
+
+def test_axes_merge_to_the_same_elements():
+    """Walking the merged axes meets the addresses that walking the tensor meets."""
+    shape = (2, 3, 4, 5)
+    operands = [(60, 20, 5, 1), (80, 20, 5, 1), (60, 1, 15, 3), (0, 1, 0, 0), (0, 0, 5, 1)]
+    for strides in itertools.product(operands, repeat=3):
+        if 0 in strides[0]:
+            continue
+        axes = merged_axes(shape, strides)
+        expected = sorted(
+            tuple(sum(i * s for i, s in zip(at, steps, strict=True)) for steps in strides)
+            for at in itertools.product(*map(range, shape))
+        )
+        walked = (*axes.sizes, axes.inner)
+        steps = [(*axes.strides[o], axes.inner_strides[o]) for o in range(3)]
+        met = sorted(
+            tuple(sum(i * s for i, s in zip(at, each, strict=True)) for each in steps)
+            for at in itertools.product(*map(range, walked))
+        )
+        assert met == expected
+        assert math.prod(walked) == math.prod(shape)
+
+
+@pytest.mark.parametrize(
+    ("shape", "b_shape", "order", "expected"),
+    [
+        ((2, 64, 8, 8), (1, 64, 1, 1), "first", "true, 0, 4, 4>"),
+        ((2, 64, 8, 8), (1, 64, 1, 1), "last", "true, 1, 4, 4>"),
+        ((2, 64, 7, 7), (1, 64, 1, 1), "first", "true, 3, 4, 4>"),
+        ((2, 64, 7, 7), (2, 64, 7, 7), "first", "true, 1, 4, 4>"),
+    ],
+)
+def test_how_b_is_read(shape, b_shape, order, expected):
+    a, b = packed(shape, order=order), packed(b_shape, order=order)
+    launch = plan_op_tensor(OpTensor(shape, b_shape, "float32"), a, b, a)
+    assert launch is not None
+    assert launch.expression == f"op_tensor<int, float, 0, {expected}"
+
+
+def test_plans_refuse_operands_that_do_not_fit():
+    a, b = packed((1, 2, 4)), packed((1, 2, 6))
+    with pytest.raises(ValueError, match="y is float32"):
+        plan_pooling(Pooling.of((1, 2, 4), window=2), a, b)
+    with pytest.raises(ValueError, match="a is float32"):
+        plan_op_tensor(OpTensor((1, 2, 4), (1, 2, 4), "float32"), b, a, a)
+    with pytest.raises(ValueError, match="dy is float32"):
+        plan_activation_backward(
+            ActivationBackward((1, 2, 4), "relu", 0.0, "float32"), a, b, None, a
+        )
