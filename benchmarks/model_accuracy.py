@@ -44,7 +44,7 @@ from benchmarks.accuracy_summary import (
     worst,
 )
 from ooc_cudnn.devices import get_device
-from ooc_cudnn.machines import machine_for
+from ooc_cudnn.devices.machines import machine_for
 
 NAME = "model_accuracy"
 #: After so many failures the fault is a common one.

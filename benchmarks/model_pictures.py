@@ -20,8 +20,8 @@ from benchmarks.accuracy_summary import BOUNDS
 from benchmarks.figures.stamps import is_current, stamp
 from benchmarks.model_page import calls_stored, machine_of
 from ooc_cudnn.bench.environment import ROOT
-from ooc_cudnn.calibration_pictures import COLOURS, draw_calibration, require_matplotlib
-from ooc_cudnn.machines import named_machine
+from ooc_cudnn.calibration.pictures import COLOURS, draw_calibration, require_matplotlib
+from ooc_cudnn.devices.machines import named_machine
 
 IMAGES = ROOT / "docs" / "images"
 FIT, ACCURACY = "model-fit.png", "model-accuracy.png"

@@ -31,9 +31,9 @@ from benchmarks.accuracy_summary import errors, grouped, rounded, worst
 from ooc_cudnn.bench.neighbours import Neighbours
 from ooc_cudnn.bench.timing import Timing
 from ooc_cudnn.devices import get_device
+from ooc_cudnn.devices.machines import machine_path
 from ooc_cudnn.functions.plan import FUNCTIONS, plan, planned_call
 from ooc_cudnn.functions.target import Target
-from ooc_cudnn.machines import machine_path
 from ooc_cudnn.settings import current
 from ooc_cudnn.tensor import DTYPES, TensorSpec, numpy_dtype
 from perfmodel import shipped

@@ -10,7 +10,7 @@ import pytest
 
 import ooc_cudnn
 from benchmarks import common, model_page
-from ooc_cudnn import calibration_lines
+from ooc_cudnn.calibration import lines as calibration_lines
 from ooc_cudnn.functions import trials
 from ooc_cudnn.pipeline.pricing import CANDIDATES
 from perfmodel.transfer import FAR_BYTES, FAR_LEAST, FAR_WIDTH_BYTES, NARROWEST_ROW_BYTES

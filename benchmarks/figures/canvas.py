@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.figures.stamps import stamp
 from benchmarks.figures.words import PRECISIONS
 from ooc_cudnn.bench.case import OURS
-from ooc_cudnn.calibration_pictures import COLOURS, require_matplotlib
+from ooc_cudnn.calibration.pictures import COLOURS, require_matplotlib
 
 #: Contender -> colour: the library's is the first, whatever stands beside it.
 CONTENDER_COLOURS = dict(

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ooc_cudnn.devices import get_device
+from ooc_cudnn.devices.machines import cache_directory, machine_path, named_machine
 from ooc_cudnn.doctor.probe import convolution_error, libraries
-from ooc_cudnn.machines import cache_directory, machine_path, named_machine
 from ooc_cudnn.settings import SettingRow, describe
 from perfmodel import MachineModel
 

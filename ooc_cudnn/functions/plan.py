@@ -11,6 +11,7 @@ from typing import Any
 from ooc_cudnn.arrays.operands import wrap
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.devices.kernels.launch_geometry import WIDEST_ACCESS_BYTES
+from ooc_cudnn.devices.machines import named_machine
 from ooc_cudnn.functions import (
     batch_normalization,
     chain,
@@ -23,7 +24,6 @@ from ooc_cudnn.functions import (
 )
 from ooc_cudnn.functions.description import Description, given_results
 from ooc_cudnn.functions.planning import Planned, Target, plan_call
-from ooc_cudnn.machines import named_machine
 from ooc_cudnn.memory.limit import limit_bytes
 from ooc_cudnn.operations.splittable import Splittable
 from ooc_cudnn.pipeline.plan import Plan

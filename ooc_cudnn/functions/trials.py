@@ -21,13 +21,13 @@ from typing import Protocol
 from weakref import WeakKeyDictionary
 
 from ooc_cudnn.devices.base import Device
+from ooc_cudnn.devices.measuring import Bench, offsets_of
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.functions.target import Planned, PlannedPart
-from ooc_cudnn.measuring import Bench, offsets_of
+from ooc_cudnn.memory.alignment import aligned
 from ooc_cudnn.operations.splittable import Buffer, Launch
 from ooc_cudnn.pipeline.plan import Plan
 from ooc_cudnn.pipeline.planner import distinct_launches
-from ooc_cudnn.pipeline.pricing import aligned
 from perfmodel import MachineModel
 
 #: Computing that takes less is not worth a trial (seconds of a whole call).

@@ -11,11 +11,11 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from ooc_cudnn.memory.alignment import ALIGNMENT
 from ooc_cudnn.operations.splittable import AXES, SWEEP
 from ooc_cudnn.pipeline.loop_orders import LoopOrder, different_orders
 from ooc_cudnn.pipeline.piece_model import BYTES, ELEMENTS, PieceModel, Sizes, Values
 from ooc_cudnn.pipeline.request import (
-    ALIGNMENT,
     LARGEST_BATCH,
     LARGEST_PIECE_BYTES,
     LARGEST_PIECE_ELEMENTS,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ooc_cudnn.memory.alignment import aligned
 from ooc_cudnn.operations.splittable import AXES, SWEEP, Buffer, Launch
 from ooc_cudnn.pipeline.loop_orders import LoopOrder
 from ooc_cudnn.pipeline.piece_classes import PieceClasses
@@ -12,7 +13,6 @@ from ooc_cudnn.pipeline.request import (
     LARGEST_PIECE_BYTES,
     LARGEST_PIECE_ELEMENTS,
     Request,
-    aligned,
 )
 from ooc_cudnn.pipeline.schedule import runs_down
 from perfmodel import Split

@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 from ooc_cudnn.errors import PlanInfeasibleError
+from ooc_cudnn.memory.alignment import ALIGNMENT, aligned
 from ooc_cudnn.operations.splittable import AXES, Buffer, Launch
 from ooc_cudnn.pipeline.plan import Alternative, Plan
-from ooc_cudnn.pipeline.pricing import Priced, Request, SplitProblem, aligned
+from ooc_cudnn.pipeline.pricing import Priced, Request, SplitProblem
 from ooc_cudnn.pipeline.promising import NEAR_THE_FLOOR
 from ooc_cudnn.pipeline.request import (
-    ALIGNMENT,
     LARGEST_BATCH,
     LARGEST_PIECE_BYTES,
     LARGEST_PIECE_ELEMENTS,

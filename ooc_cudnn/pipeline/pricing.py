@@ -13,10 +13,10 @@ from ooc_cudnn.pipeline.counted import Counted, Priced
 from ooc_cudnn.pipeline.loop_orders import different_orders
 from ooc_cudnn.pipeline.piece_model import Sizes
 from ooc_cudnn.pipeline.promising import promising_splits
-from ooc_cudnn.pipeline.request import LARGEST_BATCH, Request, aligned
+from ooc_cudnn.pipeline.request import LARGEST_BATCH, Request
 from perfmodel import Price, Split, closed_form, default_candidates
 
-__all__ = ["CANDIDATES", "Counted", "Priced", "Request", "SplitProblem", "aligned"]
+__all__ = ["CANDIDATES", "Counted", "Priced", "Request", "SplitProblem"]
 
 #: Piece sizes that are looked at on one axis, at most.
 CANDIDATES = 24

@@ -24,21 +24,10 @@ if TYPE_CHECKING:
 
 Direction = Literal["in", "out"]
 OPPOSITE: dict[Direction, Direction] = {"in": "out", "out": "in"}
-#: Device memory is handed out in multiples of this (bytes).
-ALIGNMENT = 256
 #: No piece exceeds these, whatever memory would allow (DESIGN.md section 3).
 LARGEST_PIECE_ELEMENTS = 2**30
 LARGEST_PIECE_BYTES = 2**31
 LARGEST_BATCH = 65535
-
-
-def aligned(count: int) -> int:
-    """Round bytes up to the alignment of the arena.
-
-    >>> aligned(1), aligned(256)
-    (256, 256)
-    """
-    return -(-count // ALIGNMENT) * ALIGNMENT
 
 
 class Floor(NamedTuple):

@@ -170,7 +170,7 @@ def test_calibrate_prints_every_line_and_the_file(capsys, monkeypatch, tmp_path)
         asked.append((device.kind, save, quick))
         return ooc_cudnn.MachineModel.from_json(shipped_with_quality())
 
-    monkeypatch.setattr("ooc_cudnn.calibration.calibrate", calibrate)
+    monkeypatch.setattr("ooc_cudnn.calibration.run.calibrate", calibrate)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     status, out, _ = run(capsys, "calibrate", "--device", "host", "--quick")
     assert status == 0
@@ -191,7 +191,7 @@ def test_calibrate_draws_where_it_is_asked_to(capsys, monkeypatch, tmp_path):
     data = shipped_with_quality()
     data["samples"] = {"copy_in/pinned": {"work": [1e6, 2e6], "seconds": [1e-4, 2e-4]}}
     model = ooc_cudnn.MachineModel.from_json(data)
-    monkeypatch.setattr("ooc_cudnn.calibration.calibrate", lambda device, **_: model)
+    monkeypatch.setattr("ooc_cudnn.calibration.run.calibrate", lambda device, **_: model)
     picture = tmp_path / "fit.png"
     status, out, _ = run(capsys, "calibrate", "--device", "host", "--plot", str(picture))
     assert status == 0
@@ -201,7 +201,9 @@ def test_calibrate_draws_where_it_is_asked_to(capsys, monkeypatch, tmp_path):
 
 def test_calibrate_asks_for_matplotlib_before_it_measures(capsys, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    monkeypatch.setattr("ooc_cudnn.calibration.calibrate", lambda *a, **k: pytest.fail("measured"))
+    monkeypatch.setattr(
+        "ooc_cudnn.calibration.run.calibrate", lambda *a, **k: pytest.fail("measured")
+    )
     status, _, err = run(capsys, "calibrate", "--device", "host", "--plot", "fit.png")
     assert status == 1
     assert "pip install 'ooc_cudnn[plot]'" in err

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from ooc_cudnn.devices.base import HostArray
+from ooc_cudnn.devices.measuring import Bench, Timing, Watched, undisturbed
 from ooc_cudnn.functions.batch_normalization import batch_normalization_forward_inference
 from ooc_cudnn.functions.elementwise import activation_forward
 from ooc_cudnn.functions.plan import plan_request
-from ooc_cudnn.measuring import Bench, Timing, Watched, undisturbed
 from ooc_cudnn.pipeline.execute import Executor, Source, make_executor
 from ooc_cudnn.pipeline.plan import Plan
 from ooc_cudnn.pipeline.planner import make_plan

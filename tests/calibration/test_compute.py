@@ -8,12 +8,12 @@ from collections import defaultdict
 import numpy as np
 import pytest
 
-from ooc_cudnn import calibration_compute
-from ooc_cudnn.calibration_compute import ComputeMeasurements, arithmetic
-from ooc_cudnn.calibration_shapes import GPU_POOL, HOST_POOL, convolutions, passes
+from ooc_cudnn.calibration import compute
+from ooc_cudnn.calibration.compute import ComputeMeasurements, arithmetic
+from ooc_cudnn.calibration.shapes import GPU_POOL, HOST_POOL, convolutions, passes
 from ooc_cudnn.devices import get_device
+from ooc_cudnn.devices.measuring import make_bench
 from ooc_cudnn.devices.simulated import SimulatedDevice
-from ooc_cudnn.measuring import make_bench
 from ooc_cudnn.tensor import TensorSpec
 from perfmodel import ComputeModel, Line, fit, shipped
 
@@ -87,7 +87,7 @@ def test_every_line_of_a_known_machine_is_found_again(monkeypatch):
     }  # fmt: skip
     lines["pointwise/float64/statistics"] = Line(0.0, 1e-6)
     machine = dataclasses.replace(shipped("h200"), step_seconds=0.0, compute=ComputeModel(lines))
-    monkeypatch.setattr(calibration_compute, "ARITHMETIC", (("float32", True),))
+    monkeypatch.setattr(compute, "ARITHMETIC", (("float32", True),))
     found = collected(SimulatedDevice(machine), quick=False)
     assert set(found) | {"pointwise/float32/relayout"} == set(lines)
     for key, samples in found.items():

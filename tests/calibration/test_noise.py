@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 
 import ooc_cudnn
-from ooc_cudnn import TensorSpec, calibration_compute, measuring
-from ooc_cudnn.calibration import calibrate
-from ooc_cudnn.calibration_lines import KEPT, SCALED, how_sure, own_line, spoilt
-from ooc_cudnn.calibration_report import report
+from ooc_cudnn import TensorSpec
+from ooc_cudnn.calibration import compute
+from ooc_cudnn.calibration.lines import KEPT, SCALED, how_sure, own_line, spoilt
+from ooc_cudnn.calibration.report import report
+from ooc_cudnn.calibration.run import calibrate
+from ooc_cudnn.devices import measuring
+from ooc_cudnn.devices.machines import machine_for, machine_path
 from ooc_cudnn.devices.simulated import SimulatedDevice, SimulatedRun
-from ooc_cudnn.machines import machine_for, machine_path
 from perfmodel import MachineModel, shipped
 
 H200 = dataclasses.replace(shipped("h200"), staged_step_seconds=0.0)
@@ -31,7 +33,7 @@ SLOWER = dataclasses.replace(
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(calibration_compute, "ARITHMETIC", (("float32", True),))
+    monkeypatch.setattr(compute, "ARITHMETIC", (("float32", True),))
     # this machine's clock would decide how often something is measured, and so which noise it gets
     monkeypatch.setattr(measuring, "PATIENCE", 1e9)
     return tmp_path

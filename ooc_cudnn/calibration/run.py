@@ -16,17 +16,17 @@ from dataclasses import replace
 
 import numpy as np
 
-from ooc_cudnn.calibration_compute import ComputeMeasurements
-from ooc_cudnn.calibration_lines import KEPT, LineFitter, how_sure, is_noisy, spoilt
-from ooc_cudnn.calibration_link import PAIRS, LinkMeasurements
-from ooc_cudnn.calibration_losses import measured_losses
-from ooc_cudnn.calibration_rows import LARGE_BYTES, RowMeasurements
-from ooc_cudnn.calibration_steps import host_seconds
+from ooc_cudnn.calibration.compute import ComputeMeasurements
+from ooc_cudnn.calibration.lines import KEPT, LineFitter, how_sure, is_noisy, spoilt
+from ooc_cudnn.calibration.link import PAIRS, LinkMeasurements
+from ooc_cudnn.calibration.losses import measured_losses
+from ooc_cudnn.calibration.rows import LARGE_BYTES, RowMeasurements
+from ooc_cudnn.calibration.steps import host_seconds
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.devices.base import Device
+from ooc_cudnn.devices.machines import calibrated_before, machine_for, machine_path
+from ooc_cudnn.devices.measuring import Bench, Group, Timing, make_bench, undisturbed
 from ooc_cudnn.functions.call import forget_calls
-from ooc_cudnn.machines import calibrated_before, machine_for, machine_path
-from ooc_cudnn.measuring import Bench, Group, Timing, make_bench, undisturbed
 from ooc_cudnn.memory.limit import limit_bytes
 from ooc_cudnn.progress import reporter
 from ooc_cudnn.settings import current

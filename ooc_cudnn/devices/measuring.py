@@ -20,8 +20,8 @@ from ooc_cudnn.devices.base import Device, Event, HostArray
 from ooc_cudnn.devices.binding import bind, declared
 from ooc_cudnn.devices.running import running
 from ooc_cudnn.devices.view import DeviceView
+from ooc_cudnn.memory.alignment import aligned
 from ooc_cudnn.operations.splittable import Buffer, Launch
-from ooc_cudnn.pipeline.pricing import aligned
 from ooc_cudnn.tensor import DTYPES, numpy_dtype
 
 Action = Callable[[Any], Any]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ooc_cudnn.calibration_lines import how_sure
+from ooc_cudnn.calibration.lines import how_sure
 from perfmodel import Line, MachineModel
 
 #: Qualities in the order of their columns.

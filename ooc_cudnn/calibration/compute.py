@@ -1,6 +1,6 @@
 """What a calibration measures of computing: convolutions, their gradients and passes over memory.
 
-Every launch is timed by itself, on the device it will run on; `calibration_shapes` draws them.
+Every launch is timed by itself, on the device it will run on; `shapes` draws them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
-from ooc_cudnn.calibration_shapes import (
+from ooc_cudnn.calibration.shapes import (
     DIRECTIONS,
     GPU_POOL,
     HOST_POOL,
@@ -20,15 +20,15 @@ from ooc_cudnn.calibration_shapes import (
     passes,
 )
 from ooc_cudnn.devices.base import Device
+from ooc_cudnn.devices.measuring import Bench, Group, Recorder, Timing, offsets_of
 from ooc_cudnn.functions.plan import described
-from ooc_cudnn.measuring import Bench, Group, Recorder, Timing, offsets_of
+from ooc_cudnn.memory.alignment import aligned
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.convolution_backward import (
     ConvolutionBackwardData,
     ConvolutionBackwardFilter,
 )
 from ooc_cudnn.operations.splittable import Buffer, Launch, Piece
-from ooc_cudnn.pipeline.pricing import aligned
 from ooc_cudnn.tensor import ACCUMULATOR, numpy_dtype
 
 #: Kinds of arithmetic: dtype, and whether TF32 is allowed.

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from ooc_cudnn.calibration_losses import measured_losses
+from ooc_cudnn.calibration.losses import measured_losses
+from ooc_cudnn.devices.measuring import make_bench
 from ooc_cudnn.devices.simulated import SimulatedDevice
-from ooc_cudnn.measuring import make_bench
 from perfmodel import shipped
 
 

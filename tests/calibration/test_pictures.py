@@ -7,9 +7,9 @@ import re
 import numpy as np
 import pytest
 
-from ooc_cudnn import calibration_pictures
-from ooc_cudnn.calibration_pictures import calibration_figure, draw_calibration
-from ooc_cudnn.calibration_report import report
+from ooc_cudnn.calibration import pictures
+from ooc_cudnn.calibration.pictures import calibration_figure, draw_calibration
+from ooc_cudnn.calibration.report import report
 from perfmodel import Line, Samples, Slowdown, TransferModel, shipped
 
 SIZES = (1e6, 4e6, 16e6)
@@ -109,7 +109,7 @@ def test_without_matplotlib_the_command_is_named(model, monkeypatch):
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'ooc_cudnn\[plot\]'"):
         draw_calibration(model, "never.png")
     with pytest.raises(ModuleNotFoundError):
-        calibration_pictures.require_matplotlib()
+        pictures.require_matplotlib()
 
 
 def test_the_report_has_everything(model):

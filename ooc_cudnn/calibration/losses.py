@@ -16,13 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from ooc_cudnn.calibration_compute import launches_of
-from ooc_cudnn.calibration_link import DIRECTIONS, MOST_COPIES
+from ooc_cudnn.calibration.compute import launches_of
+from ooc_cudnn.calibration.link import DIRECTIONS, MOST_COPIES
+from ooc_cudnn.devices.measuring import Bench, Timing, offsets_of
 from ooc_cudnn.functions.plan import plan_request
-from ooc_cudnn.measuring import Bench, Timing, offsets_of
+from ooc_cudnn.memory.alignment import aligned
 from ooc_cudnn.pipeline.execute import make_executor
 from ooc_cudnn.pipeline.planner import make_plan
-from ooc_cudnn.pipeline.pricing import aligned
 from ooc_cudnn.pipeline.request import Request
 from ooc_cudnn.tensor import TensorSpec
 from perfmodel import shipped

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 import ooc_cudnn
-from ooc_cudnn import calibration, calibration_compute, calibration_steps
-from ooc_cudnn.calibration import calibrate
-from ooc_cudnn.calibration_files import FileCopies, latency_line
-from ooc_cudnn.calibration_rows import PlainMemory
+from ooc_cudnn.calibration import compute, run, steps
+from ooc_cudnn.calibration.files import FileCopies, latency_line
+from ooc_cudnn.calibration.rows import PlainMemory
+from ooc_cudnn.calibration.run import calibrate
 from ooc_cudnn.devices import get_device
+from ooc_cudnn.devices.machines import machine_for, machine_path
+from ooc_cudnn.devices.measuring import Timing
 from ooc_cudnn.devices.simulated import SimulatedDevice, SimulatedRun
-from ooc_cudnn.machines import machine_for, machine_path
-from ooc_cudnn.measuring import Timing
 from perfmodel import ComputeModel, FitError, Line, MachineModel, Slowdown, TransferModel, shipped
 from perfmodel.transfer import STAGED_BYTES, staging_slots
 
@@ -73,7 +73,7 @@ def known_machine():
 @pytest.fixture
 def one_kind(monkeypatch):
     """One kind of arithmetic: what is tested here does not depend on which."""
-    monkeypatch.setattr(calibration_compute, "ARITHMETIC", (("float32", True),))
+    monkeypatch.setattr(compute, "ARITHMETIC", (("float32", True),))
 
 
 class NoisyDevice(SimulatedDevice):
@@ -131,7 +131,7 @@ class TestKnownMachine:
             was = known.transfer.latency[name]
             assert line.alpha == pytest.approx(was.alpha, rel=0.01)
             assert line.beta == pytest.approx(was.beta, rel=0.01)
-        # compute lines: tests/test_calibration_compute.py
+        # compute lines: test_compute.py
 
     def test_noise_is_borne_and_reported(self):
         found = calibrate(NoisyDevice(H200, 0.05), save=False)
@@ -291,7 +291,7 @@ class TestKeeping:
 
     @pytest.mark.parametrize(
         "where",
-        ["ooc_cudnn.calibration_lines.fit_samples", "os.fsync", "os.replace", "tempfile.mkdtemp"],
+        ["ooc_cudnn.calibration.lines.fit_samples", "os.fsync", "os.replace", "tempfile.mkdtemp"],
     )
     def test_one_interrupted_elsewhere_leaves_the_old_one(self, cache, monkeypatch, where):
         def interrupted(*arguments, **keywords):
@@ -313,7 +313,7 @@ class TestKeeping:
 
     def test_calls_are_planned_anew(self, monkeypatch):
         forgotten = []
-        monkeypatch.setattr(calibration, "forget_calls", lambda: forgotten.append(True))
+        monkeypatch.setattr(run, "forget_calls", lambda: forgotten.append(True))
         calibrate(SimulatedDevice(H200), save=False, quick=True)
         assert not forgotten
         calibrate(SimulatedDevice(H200), save=True, quick=True)
@@ -432,8 +432,8 @@ def test_what_a_copy_is_late_by_does_not_fall_with_its_bytes():
 @pytest.mark.parametrize(("both", "expected"), [(3e-3, (1.25, 2.0)), (1e-3, (1.0, 1.1))])
 def test_plain_memory_is_no_faster_than_in_whole_calls(both, expected):
     device = SimulatedDevice(H200)
-    bench = calibration.make_bench(device, 2**30, quick=True)
-    made = calibration._Calibration(bench, quick=True)
+    bench = run.make_bench(device, 2**30, quick=True)
+    made = run._Calibration(bench, quick=True)
     lines = {"copy_in": Line(2e-3 / 2**25, 0.0), "copy_out": Line(1.5e-3 / 2**25, 0.0)}
     copies = {way: {"pageable": line} for way, line in lines.items()}
     made.link.slowdowns = {"pageable/pageable": Slowdown(1.2, 1.1)}
@@ -448,8 +448,8 @@ def test_plain_memory_is_no_faster_than_in_whole_calls(both, expected):
 @pytest.mark.parametrize("binding", ["copy_in", "copy_out"])
 def test_what_others_delay_is_told_by_the_ring_that_binds(binding, monkeypatch):
     """Of a call staged both ways: the other ring waits for the slower one, which says nothing."""
-    bench = calibration.make_bench(SimulatedDevice(H200), 2**30, quick=False)
-    rows = calibration.RowMeasurements(bench, quick=False)
+    bench = run.make_bench(SimulatedDevice(H200), 2**30, quick=False)
+    rows = run.RowMeasurements(bench, quick=False)
     each, crossing, slots = 3e-4, 1e-4, 2
     late = {"copy_in": Line(1e-10, 5e-4), "copy_out": Line(2e-10, 5e-4)}
     if binding == "copy_out":
@@ -468,8 +468,8 @@ def test_what_others_delay_is_told_by_the_ring_that_binds(binding, monkeypatch):
 
 @pytest.mark.parametrize("ways", ["both", "copy_in", "copy_out"])
 def test_the_pace_of_a_call_is_what_it_takes_but_what_it_is_late_by(ways, monkeypatch):
-    bench = calibration.make_bench(SimulatedDevice(H200), 2**30, quick=False)
-    rows = calibration.RowMeasurements(bench, quick=False)
+    bench = run.make_bench(SimulatedDevice(H200), 2**30, quick=False)
+    rows = run.RowMeasurements(bench, quick=False)
     each, late = 8e-4, {"copy_in": Line(1e-10, 1e-3), "copy_out": Line(2e-10, 2e-3)}
     rows.latency = {f"{way}/pageable": line for way, line in late.items()}
     whole = sum(line.seconds(STAGED_BYTES) for way, line in late.items() if ways in (way, "both"))
@@ -486,8 +486,8 @@ def test_the_pace_of_a_call_is_what_it_takes_but_what_it_is_late_by(ways, monkey
 @pytest.mark.parametrize("ways", ["both", "copy_in", "copy_out"])
 def test_calls_staged_one_way_work_on_the_device_otherwise(ways):
     device = ooc_cudnn.devices.get_device("host")
-    bench = calibration.make_bench(device, 2**28, quick=True)
-    rows = calibration.RowMeasurements(bench, quick=True)
+    bench = run.make_bench(device, 2**28, quick=True)
+    rows = run.RowMeasurements(bench, quick=True)
     rows.latency = {f"{way}/pageable": Line(0.0, 1e-6) for way in ("copy_in", "copy_out")}
     plain, written = rows.plain.array, rows.written.array
     plain[:], written[:] = -1.0, -2.0
@@ -507,17 +507,17 @@ def test_no_part_of_plain_memory_is_taken_again_before_all_others():
 
 
 def test_what_an_operand_takes_is_told_from_calls_of_two_and_of_six(monkeypatch):
-    bench = calibration.make_bench(SimulatedDevice(H200), 2**30, quick=True)
+    bench = run.make_bench(SimulatedDevice(H200), 2**30, quick=True)
     calls = Timing(100e-6, 0.1), Timing(8100e-6, 0.2)
-    monkeypatch.setattr(calibration_steps, "_one_piece", lambda bench: calls)
-    found = calibration_steps.host_seconds(bench)
+    monkeypatch.setattr(steps, "_one_piece", lambda bench: calls)
+    found = steps.host_seconds(bench)
     step = found["step_seconds"].seconds
     each = found["operand_seconds"]
     # of the 8 ms that four more take, each is copied in a step
     assert each.seconds == pytest.approx(2e-3 - step)
     assert each.spread == 0.2
     # on the host's device, threads issue steps beside each other: nothing can be told
-    bench = calibration.make_bench(get_device("host"), 2**30, quick=True)
-    assert "operand_seconds" not in calibration_steps.host_seconds(bench)
+    bench = run.make_bench(get_device("host"), 2**30, quick=True)
+    assert "operand_seconds" not in steps.host_seconds(bench)
     monkeypatch.undo()
-    assert all(timing.seconds > 0 for timing in calibration_steps._one_piece(bench))
+    assert all(timing.seconds > 0 for timing in steps._one_piece(bench))

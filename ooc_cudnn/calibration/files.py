@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from ooc_cudnn.arrays.operands import reserve_file
-from ooc_cudnn.machines import cache_directory
-from ooc_cudnn.measuring import Bench, Measure, Recorder
+from ooc_cudnn.devices.machines import cache_directory
+from ooc_cudnn.devices.measuring import Bench, Measure, Recorder
 from perfmodel import Line
 from perfmodel.transfer import SLAB_BYTES, SLABS, STAGED_BYTES
 

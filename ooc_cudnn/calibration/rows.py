@@ -20,11 +20,11 @@ import numpy as np
 
 from ooc_cudnn.arrays.functions import empty_in
 from ooc_cudnn.arrays.operands import Wrapped, wrap
-from ooc_cudnn.calibration_files import latency_line
-from ooc_cudnn.calibration_steps import cut_into_images, run_pieces
+from ooc_cudnn.calibration.files import latency_line
+from ooc_cudnn.calibration.steps import cut_into_images, run_pieces
 from ooc_cudnn.devices.base import HostArray
+from ooc_cudnn.devices.measuring import Action, Bench, Group
 from ooc_cudnn.devices.view import DeviceView
-from ooc_cudnn.measuring import Action, Bench, Group
 from ooc_cudnn.pipeline.execute import Source
 from ooc_cudnn.tensor import TensorSpec
 from perfmodel import Line

@@ -9,9 +9,9 @@ import warnings
 
 import pytest
 
-from ooc_cudnn import machines
+from ooc_cudnn.devices import machines
+from ooc_cudnn.devices.machines import cache_directory, machine_for, machine_key, machine_path
 from ooc_cudnn.devices.simulated import SimulatedDevice
-from ooc_cudnn.machines import cache_directory, machine_for, machine_key, machine_path
 from ooc_cudnn.settings import current
 from ooc_cudnn.telling import forget_warnings
 from perfmodel import shipped

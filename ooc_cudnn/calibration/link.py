@@ -15,9 +15,9 @@ from itertools import product
 
 import numpy as np
 
-from ooc_cudnn.calibration_files import FileCopies
+from ooc_cudnn.calibration.files import FileCopies
 from ooc_cudnn.devices.base import HostArray
-from ooc_cudnn.measuring import Bench, Group, Measure, Recorder, Timing
+from ooc_cudnn.devices.measuring import Bench, Group, Measure, Recorder, Timing
 from perfmodel import Samples, Slowdown
 
 MIB = 2**20

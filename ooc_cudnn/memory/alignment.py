@@ -1,0 +1,13 @@
+"""Device memory is handed out in multiples of a fixed number of bytes."""
+
+#: Bytes.
+ALIGNMENT = 256
+
+
+def aligned(count: int) -> int:
+    """Round bytes up to the alignment of the arena.
+
+    >>> aligned(1), aligned(256)
+    (256, 256)
+    """
+    return -(-count // ALIGNMENT) * ALIGNMENT
