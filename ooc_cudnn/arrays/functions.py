@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from ooc_cudnn.arrays.operands import Located, array_span, check_writable, locate
+from ooc_cudnn.arrays.operands import Located, check_writable, locate
 from ooc_cudnn.arrays.page_locks import lock, unlock, unlock_dropped
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.devices.running import running
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.errors import DeviceOutOfMemoryError, HostOutOfMemoryError
+from ooc_cudnn.memory.files import array_span
 from ooc_cudnn.memory.limit import limit_bytes
 from ooc_cudnn.memory.pinned import allocate
 from ooc_cudnn.settings import current
@@ -196,15 +197,13 @@ class Pin:
     def __init__(self, array: np.ndarray[Any, Any]) -> None:
         if not isinstance(array, np.ndarray):
             raise TypeError(f"array must be a NumPy array, not {type(array).__name__}")
-        if not (array.flags.c_contiguous or array.transpose().flags.c_contiguous):
-            # Any order will do, as long as the memory has no holes.
-            span = sum((e - 1) * abs(s) for e, s in zip(array.shape, array.strides, strict=True))
-            if span + array.itemsize != array.nbytes:
-                raise ValueError("array must fill its memory without holes to be pinned")
+        low, high = array_span(array)
+        if array.size and high - low != array.nbytes:
+            raise ValueError("array must fill its memory without holes to be pinned")
         self.array = array
         unlock_dropped()
         # From the lowest address: of an array with negative strides, not its first element's.
-        self._lock = lock(self, array, array_span(array)[0], get_device(current().device))
+        self._lock = lock(self, array, low, get_device(current().device))
 
     def close(self) -> None:
         """Unlock the pages; a second call does nothing."""

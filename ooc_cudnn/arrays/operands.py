@@ -8,7 +8,7 @@ the user has not imported.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ from ooc_cudnn.arrays.tensors import is_tensor, memory_of, to_tensor
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.devices.host.device import HostDeviceArray
 from ooc_cudnn.devices.view import DeviceView
+from ooc_cudnn.memory.files import array_span, bases, share_bytes
 from ooc_cudnn.tensor import TensorSpec, dtype_name, numpy_dtype
 
 _CUDA, _CPU = 2, 1  # DLPack's device types
@@ -125,18 +126,6 @@ def locate(array: Any, device: Device, *, name: str, written: bool = False) -> L
     return _from_dlpack(array, device, name, written=written)
 
 
-def bases(array: Any) -> Iterator[np.ndarray[Any, Any]]:
-    """An array, the one that it is a view of, and so on."""
-    while isinstance(array, np.ndarray):
-        yield array
-        array = array.base
-
-
-def is_file(array: Any) -> bool:
-    """Whether an array is (part of) a memory-mapped file."""
-    return any(isinstance(base, np.memmap) for base in bases(array))
-
-
 def _host_placement(array: np.ndarray[Any, Any], pointer: int, device: Device) -> str:
     """Where a NumPy array lives: "device" (the host device's), "disk", "pinned" or "pageable"."""
     for base in bases(array):
@@ -195,7 +184,7 @@ def check_apart(inputs: dict[str, Wrapped], out: Wrapped, *, name: str = "out") 
         first, last = wrapped.span()
         if first < high and low < last and _share(wrapped.array, out.array):
             raise ValueError(f"{name} overlaps {other} in memory; give {name} memory of its own")
-        if wrapped.spec.placement == out.spec.placement == "disk" and _same_file(
+        if wrapped.spec.placement == out.spec.placement == "disk" and share_bytes(
             wrapped.array, out.array
         ):
             raise ValueError(f"{name} overlaps {other} in the file; give {name} bytes of its own")
@@ -208,80 +197,3 @@ def _share(one: Any, other: Any) -> bool:
         return np.shares_memory(one, other, max_work=10**5)  # type: ignore[arg-type]
     except np.exceptions.TooHardError:
         return True
-
-
-def file_range(array: Any) -> tuple[str, int, int] | None:
-    """Return (path, first byte, one past the last) of the file behind a memory-mapped array."""
-    base = array
-    found = None
-    while isinstance(base, np.ndarray):
-        if isinstance(base, np.memmap) and base.filename is not None:
-            found = base  # the outermost memmap is the one that was opened
-        base = base.base
-    if found is None:
-        return None
-    # Address of the file's first byte: the mapping's address less the offset of its data.
-    start = found.offset
-    root = found.__array_interface__["data"][0]
-    low, high = array_span(array)
-    return str(found.filename), start + low - root, start + high - root
-
-
-def array_span(array: np.ndarray[Any, Any]) -> tuple[int, int]:
-    """Lowest byte address of a NumPy array, and one past the highest."""
-    pointer = array.__array_interface__["data"][0]
-    reach = [(e - 1) * s for e, s in zip(array.shape, array.strides, strict=True)]
-    low = pointer + sum(min(r, 0) for r in reach)
-    return low, pointer + sum(max(r, 0) for r in reach) + array.itemsize
-
-
-def _same_file(one: Any, other: Any) -> bool:
-    import os
-
-    a, b = file_range(one), file_range(other)
-    if a is None or b is None or not (a[1] < b[2] and b[1] < a[2]):
-        return False
-    try:
-        return os.path.samefile(a[0], b[0])
-    except OSError:
-        return False
-
-
-def reserve_file(array: Any, *, name: str = "out") -> None:
-    """Make the file system set aside every byte that an output memmap will be written to.
-
-    A sparse file on a full disk would kill the process with a bus error in mid-run; this turns it
-    into an error before the first copy.
-
-    Raises
-    ------
-    OSError
-        If the disk is full, saying how many bytes were asked for.
-    """
-    import errno
-    import os
-
-    from ooc_cudnn.units import format_bytes
-
-    found = file_range(array)
-    if found is None or getattr(array, "mode", None) == "c":  # copy on write: no file is written
-        return
-    path, low, high = found
-    try:
-        descriptor = os.open(path, os.O_RDWR)
-    except FileNotFoundError:
-        return  # mapped and unlinked: nothing to reserve by name
-    try:
-        os.posix_fallocate(descriptor, low, high - low)
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
-            raise OSError(
-                error.errno,
-                f"{name} needs {format_bytes(high - low)} on disk, and the disk is full; "
-                "free space or choose another place",
-                path,
-            ) from None
-        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
-            raise
-    finally:
-        os.close(descriptor)

@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from ooc_cudnn.arrays.operands import reserve_file
 from ooc_cudnn.devices.machines import cache_directory
 from ooc_cudnn.devices.measuring import Bench, Measure, Recorder
+from ooc_cudnn.memory.files import reserve_file
 from perfmodel import Line
 from perfmodel.transfer import SLAB_BYTES, SLABS, STAGED_BYTES
 

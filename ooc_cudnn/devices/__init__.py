@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ooc_cudnn import forks
+from ooc_cudnn import forks, interrupts, memory
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.errors import DeviceUnavailableError
 
@@ -62,10 +62,17 @@ def loaded_devices() -> tuple[Device, ...]:
     return tuple(_devices.values())
 
 
+def _release_caches() -> None:
+    for device in loaded_devices():
+        with interrupts.deferred(), device.arena.lock:
+            device.release_caches()
+
+
 def _leave_gpus_to_the_parent() -> None:
     for name in [name for name, device in _devices.items() if device.kind == "cuda"]:
         _parents.append(_devices.pop(name))
     _resolved.clear()
 
 
+memory.on_release(_release_caches)
 forks.in_child(_leave_gpus_to_the_parent)

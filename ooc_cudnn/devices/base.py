@@ -9,13 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-import numpy as np
-
 from ooc_cudnn.devices.view import DeviceView
-from ooc_cudnn.memory.arena import Allocation, Arena
+from ooc_cudnn.memory.arena import Allocation
+from ooc_cudnn.memory.source import HostArray, Source
 from ooc_cudnn.operations.splittable import Buffer, Launch
 
-HostArray = np.ndarray[Any, Any]
 STREAMS = ("copy_in", "compute", "copy_out")
 
 
@@ -53,21 +51,16 @@ class Run(Protocol):
         """Drop what has not started, wait for what has, release everything."""
 
 
-class Device(Protocol):
+class Device(Source, Protocol):
     """What computes: `cuda`, `host` or `simulated`."""
 
     kind: str
-    name: str
-    arena: Arena
 
     def identity(self) -> Mapping[str, str]:
         """What a machine model is keyed by: the hardware and the versions that matter."""
 
     def use(self) -> None:
         """Make it the device of the calling thread."""
-
-    def free_bytes(self) -> int:
-        """Device memory that is free, whoever uses the rest."""
 
     def layouts(self, dtype: str) -> tuple[str, ...]:
         """Memory orders in which windows can be computed in `dtype`."""
@@ -79,9 +72,6 @@ class Device(Protocol):
         """Give back everything that can be made again."""
 
     # Host memory -------------------------------------------------------------------------------
-
-    def allocate_pinned(self, nbytes: int) -> HostArray:
-        """Page-locked host memory of exactly `nbytes`, as bytes; freed with the array."""
 
     def pin(self, pointer: int, nbytes: int) -> None:
         """Page-lock host memory in place."""

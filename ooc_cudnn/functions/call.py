@@ -21,7 +21,6 @@ from ooc_cudnn.arrays.operands import (
     Wrapped,
     check_apart,
     check_writable,
-    reserve_file,
     wrap,
 )
 from ooc_cudnn.devices import get_device
@@ -33,6 +32,7 @@ from ooc_cudnn.functions.chain_planning import forget_plans
 from ooc_cudnn.functions.description import Build, Description, given_results
 from ooc_cudnn.functions.planning import Target, plan_call
 from ooc_cudnn.functions.trials import forget_trials
+from ooc_cudnn.memory.files import reserve_file
 from ooc_cudnn.memory.limit import forget_limits, limit_bytes
 from ooc_cudnn.operations.splittable import Splittable
 from ooc_cudnn.pipeline.execute import Executor, Source, make_executor

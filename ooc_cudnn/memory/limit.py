@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from ooc_cudnn.devices.base import Device
+from ooc_cudnn.memory.source import Source
 from ooc_cudnn.units import resolve_limit
 
 _resolved: dict[tuple[str, float | int | None], int] = {}
 
 
-def limit_bytes(device: Device, setting: float | int | None) -> int:
+def limit_bytes(device: Source, setting: float | int | None) -> int:
     """Return the memory limit of a device in bytes.
 
     A fraction (and None, 90 %) is of what was free when it was first used, so that plans stay the

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from ooc_cudnn import forks, interrupts
-from ooc_cudnn.devices.base import Device, HostArray
 from ooc_cudnn.errors import HostOutOfMemoryError
 from ooc_cudnn.memory.loans import Loans
+from ooc_cudnn.memory.source import HostArray, Source
 
 PAGE_BYTES = 4096
 
@@ -24,13 +24,13 @@ _pools: defaultdict[str, Loans[HostArray]] = defaultdict(Loans)
 _lock = forks.recursive_lock()
 
 
-def held_bytes(device: Device) -> int:
+def held_bytes(device: Source) -> int:
     """Bytes of pinned host memory held for a device: in arrays, and ready for new ones."""
     with interrupts.deferred(), _lock:
         return _pools[device.name].held_bytes
 
 
-def idle_bytes(device: Device) -> int:
+def idle_bytes(device: Source) -> int:
     """Bytes of pinned host memory that no array uses: ready for new ones of the same sizes."""
     with interrupts.deferred(), _lock:
         pool = _pools[device.name]
@@ -38,7 +38,7 @@ def idle_bytes(device: Device) -> int:
         return pool.ready_bytes
 
 
-def release(device: Device) -> None:
+def release(device: Source) -> None:
     """Give back the pinned memory that no array uses."""
     with interrupts.deferred(), _lock:
         pool = _pools[device.name]
@@ -47,7 +47,7 @@ def release(device: Device) -> None:
 
 
 def allocate(
-    device: Device, nbytes: int, limit_bytes: int | None, *, purpose: str = "an array"
+    device: Source, nbytes: int, limit_bytes: int | None, *, purpose: str = "an array"
 ) -> np.ndarray[Any, Any]:
     """Return pinned host memory as bytes: a multiple of the page size is taken for them.
 
@@ -79,7 +79,7 @@ def allocate(
 
 
 def _allocate(
-    device: Device, pool: Loans[HostArray], nbytes: int, limit_bytes: int | None, purpose: str
+    device: Source, pool: Loans[HostArray], nbytes: int, limit_bytes: int | None, purpose: str
 ) -> HostArray:
     available = 0
     try:

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import ooc_cudnn
-from ooc_cudnn.arrays.operands import check_apart, file_range, reserve_file, wrap
+from ooc_cudnn.arrays.operands import check_apart, wrap
+from ooc_cudnn.memory.files import file_range, reserve_file
 
 
 def test_specs_of_layouts(host_device):

@@ -1,0 +1,24 @@
+"""What memory comes from: a device, as far as this room sees it."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+
+from ooc_cudnn.memory.arena import Arena
+
+HostArray = np.ndarray[Any, Any]
+
+
+class Source(Protocol):
+    """What gives device memory and page-locked host memory."""
+
+    name: str
+    arena: Arena
+
+    def free_bytes(self) -> int:
+        """Device memory that is free, whoever uses the rest."""
+
+    def allocate_pinned(self, nbytes: int) -> HostArray:
+        """Page-locked host memory of exactly `nbytes`, as bytes; freed with the array."""
