@@ -7,11 +7,11 @@ import itertools
 
 import numpy as np
 import pytest
-from points import Pressed
 
 import ooc_cudnn
 from ooc_cudnn.errors import HostOutOfMemoryError
 from ooc_cudnn.memory.pinned import held_bytes, release
+from tests.support.points import Pressed
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])

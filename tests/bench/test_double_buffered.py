@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 
 import numpy as np
-import numpy_as_cupy
 import pytest
 
 import ooc_cudnn
@@ -20,6 +19,7 @@ from ooc_cudnn.bench.double_buffered import (
     take_turns,
 )
 from ooc_cudnn.bench.placing import pinned
+from tests.support import numpy_as_cupy
 
 
 @pytest.mark.parametrize("shape", [(12, 8, 24, 32), (7, 3, 9, 8), (1, 4, 50, 8), (3, 2, 5, 4)])

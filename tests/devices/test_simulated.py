@@ -4,7 +4,6 @@ import dataclasses
 
 import numpy as np
 import pytest
-from forced import rings
 
 from ooc_cudnn.devices.simulated import (
     SimulatedArray,
@@ -32,6 +31,7 @@ from perfmodel import (
     shipped,
 )
 from perfmodel.machine import HOST_SECONDS
+from tests.support.forced import rings
 
 H200 = shipped("h200")
 

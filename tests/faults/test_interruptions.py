@@ -21,7 +21,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from points import Pressed
 
 import ooc_cudnn
 from benchmarks import interruptions
@@ -31,6 +30,7 @@ from ooc_cudnn.devices.latch import Latch
 from ooc_cudnn.devices.worker import WorkerRun
 from ooc_cudnn.functions.call import forget_calls
 from ooc_cudnn.memory import pinned
+from tests.support.points import Pressed
 
 # The module, not the function of the same name.
 settings_module = importlib.import_module("ooc_cudnn.settings")

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import reference
-from calls import activation_backward_call as backward_call
-from calls import activation_forward_call as forward_call
-from calls import with_x
-from function_cases import (
+
+import ooc_cudnn
+from tests.support import reference
+from tests.support.calls import activation_backward_call as backward_call
+from tests.support.calls import activation_forward_call as forward_call
+from tests.support.calls import with_x
+from tests.support.function_cases import (
     LAID,
     check_laid,
     check_under_falling_limits,
     some_limits,
 )
-
-import ooc_cudnn
 
 pytest.importorskip("ml_dtypes")
 #: Every mode, and coefs that are not the default.

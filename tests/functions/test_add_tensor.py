@@ -6,8 +6,10 @@ import itertools
 
 import numpy as np
 import pytest
-from calls import add_tensor_call
-from function_cases import (
+
+import ooc_cudnn
+from tests.support.calls import add_tensor_call
+from tests.support.function_cases import (
     LAID,
     Call,
     check_laid,
@@ -15,8 +17,6 @@ from function_cases import (
     lay,
     some_limits,
 )
-
-import ooc_cudnn
 
 pytest.importorskip("ml_dtypes")
 Y = (3, 4, 9, 7)

@@ -8,13 +8,13 @@ import threading
 
 import numpy as np
 import pytest
-from function_cases import PLACEMENTS, channels_last, least_limit, place, some_limits
-from sample import FUNCTIONS, NAMES, sample
 
 import ooc_cudnn
 from ooc_cudnn.devices.host import device as host
 from ooc_cudnn.devices.host.device import HostDevice
 from ooc_cudnn.errors import PlanInfeasibleError, VerificationError
+from tests.support.function_cases import PLACEMENTS, channels_last, least_limit, place, some_limits
+from tests.support.sample import FUNCTIONS, NAMES, sample
 
 pytest.importorskip("torch")
 pytest.importorskip("ml_dtypes")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from function_cases import DTYPES
-from sample import FUNCTIONS, NAMES, sample
 
 import ooc_cudnn
 from ooc_cudnn import operations
+from tests.support.function_cases import DTYPES
+from tests.support.sample import FUNCTIONS, NAMES, sample
 
 pytest.importorskip("torch")
 pytest.importorskip("ml_dtypes")

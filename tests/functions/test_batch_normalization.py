@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from bounded import UNIT
-from function_cases import (
+
+import ooc_cudnn
+from tests.support.bounded import UNIT
+from tests.support.function_cases import (
     DTYPES,
     FEW_LAID,
     check_laid,
@@ -13,7 +15,7 @@ from function_cases import (
     draw,
     some_limits,
 )
-from normalization import (
+from tests.support.normalization import (
     backward_call,
     data,
     inference_call,
@@ -21,8 +23,6 @@ from normalization import (
     vector_dtype,
     wide,
 )
-
-import ooc_cudnn
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("ml_dtypes")

@@ -16,7 +16,6 @@ import time
 
 import numpy as np
 import pytest
-import reference
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -24,6 +23,7 @@ import ooc_cudnn
 from ooc_cudnn.devices.host import convolution as host_convolution
 from ooc_cudnn.errors import DeviceOutOfMemoryError, PlanInfeasibleError
 from ooc_cudnn.functions import call as call_module
+from tests.support import reference
 
 pytestmark = pytest.mark.usefixtures("no_threads_left")
 SHAPE, FILTERS = (3, 4, 9, 7), (6, 4, 3, 3)

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from chains import act, bias, conv, make_call, norm, pool, tensor
-from function_cases import (
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import ooc_cudnn
+from ooc_cudnn import operations
+from tests.support.chains import act, bias, conv, make_call, norm, pool, tensor
+from tests.support.function_cases import (
     FEW_LAID,
     LAID,
     check_laid,
@@ -14,11 +19,6 @@ from function_cases import (
     least_limit,
     some_limits,
 )
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-
-import ooc_cudnn
-from ooc_cudnn import operations
 
 pytest.importorskip("ml_dtypes")
 

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
-import reference
-from forced import Forced, legal_splits
 
 import ooc_cudnn
 from ooc_cudnn.errors import PlanInfeasibleError
@@ -16,6 +14,8 @@ from ooc_cudnn.operations.activation import MODES, Activation, check_mode
 from ooc_cudnn.operations.bias import AddTensor
 from ooc_cudnn.operations.chain import Chain
 from ooc_cudnn.operations.convolution import Convolution
+from tests.support import reference
+from tests.support.forced import Forced, legal_splits
 
 ml_dtypes = pytest.importorskip("ml_dtypes")
 NUMPY = {name: np.dtype(name) for name in ("float16", "float32", "float64")}

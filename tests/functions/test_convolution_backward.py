@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-import gradients
 import numpy as np
 import pytest
-from calls import ConvolutionCase as Case
-from calls import gradient_call
-from function_cases import (
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import ooc_cudnn
+from tests.support import gradients
+from tests.support.calls import ConvolutionCase as Case
+from tests.support.calls import gradient_call
+from tests.support.function_cases import (
     DTYPES,
     FEW_LAID,
     check_laid,
@@ -15,10 +19,6 @@ from function_cases import (
     draw,
     some_limits,
 )
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-
-import ooc_cudnn
 
 pytest.importorskip("torch")
 pytest.importorskip("ml_dtypes")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from function_cases import some_limits
-from sample import NAMES, sample
 
 import ooc_cudnn
 from ooc_cudnn import operations
+from tests.support.function_cases import some_limits
+from tests.support.sample import NAMES, sample
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("ml_dtypes")

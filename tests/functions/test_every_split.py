@@ -5,18 +5,17 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 
-import calls
-import normalization
 import numpy as np
 import pytest
-from bounded import UNIT, Bounded, arithmetic_unit
-from calls import ConvolutionCase
-from forced import legal_splits
-from function_cases import DTYPES, Call, channels_last
-from normalization import Statistics, wide
-from splits import LAYOUTS, MAKERS, RINGS, Split, loop_orders, make, row_axes, some
 
 import perfmodel
+from tests.support import calls, normalization
+from tests.support.bounded import UNIT, Bounded, arithmetic_unit
+from tests.support.calls import ConvolutionCase
+from tests.support.forced import legal_splits
+from tests.support.function_cases import DTYPES, Call, channels_last
+from tests.support.normalization import Statistics, wide
+from tests.support.splits import LAYOUTS, MAKERS, RINGS, Split, loop_orders, make, row_axes, some
 
 pytest.importorskip("torch")
 pytest.importorskip("ml_dtypes")

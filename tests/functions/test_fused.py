@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from calls import FusedCase as Case
-from calls import fused_backward_call as backward_call
-from calls import fused_pooling_call as pooling_call
-from function_cases import (
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import ooc_cudnn
+from tests.support.calls import FusedCase as Case
+from tests.support.calls import fused_backward_call as backward_call
+from tests.support.calls import fused_pooling_call as pooling_call
+from tests.support.function_cases import (
     FEW_LAID,
     check_laid,
     check_under_falling_limits,
     some_limits,
 )
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-
-import ooc_cudnn
 
 pytest.importorskip("torch")
 pytest.importorskip("ml_dtypes")

@@ -6,11 +6,12 @@ against the strides it was built for.
 
 from __future__ import annotations
 
-import in_place
 import pytest
-from forced import legal_splits
-from in_place import CALLS, SHAPES, make, on_device
-from splits import LAYOUTS, Split, some
+
+from tests.support import in_place
+from tests.support.forced import legal_splits
+from tests.support.in_place import CALLS, SHAPES, make, on_device
+from tests.support.splits import LAYOUTS, Split, some
 
 pytest.importorskip("torch")
 pytest.importorskip("ml_dtypes")

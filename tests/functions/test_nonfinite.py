@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import itertools
 
-import calls
 import numpy as np
 import pytest
-import reference
-from calls import ConvolutionCase
-from forced import legal_splits
-from nonfinite import check_alike, outcome, sprinkled, sprinkled_split
-from splits import GEOMETRIES, LAYOUTS, MAKERS, POOLINGS, RINGS, make, some
 
 import ooc_cudnn
+from tests.support import calls, reference
+from tests.support.calls import ConvolutionCase
+from tests.support.forced import legal_splits
+from tests.support.nonfinite import check_alike, outcome, sprinkled, sprinkled_split
+from tests.support.splits import GEOMETRIES, LAYOUTS, MAKERS, POOLINGS, RINGS, make, some
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("ml_dtypes")

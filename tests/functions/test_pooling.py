@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import bounded
 import numpy as np
 import pytest
-import reference
-from bounded import Bounded
-from calls import POOLING_MODES as MODES
-from calls import PoolingCase as Case
-from calls import pooling_backward_call as backward_call
-from calls import pooling_forward_call as forward_call
-from function_cases import (
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import ooc_cudnn
+from tests.support import bounded, reference
+from tests.support.bounded import Bounded
+from tests.support.calls import POOLING_MODES as MODES
+from tests.support.calls import PoolingCase as Case
+from tests.support.calls import pooling_backward_call as backward_call
+from tests.support.calls import pooling_forward_call as forward_call
+from tests.support.function_cases import (
     DTYPES,
     LAID,
     check_laid,
@@ -19,10 +22,6 @@ from function_cases import (
     draw,
     some_limits,
 )
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-
-import ooc_cudnn
 
 pytest.importorskip("ml_dtypes")
 

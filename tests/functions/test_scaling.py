@@ -7,17 +7,17 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from bounded import Bounded
-from calls import DTYPES
-from forced import legal_splits
-from function_cases import Call
-from scaled_once import HALF, MAKERS, OVERFLOWING, cancelling, overflowing
-from splits import LAYOUTS, RINGS, Split, some
 
 import ooc_cudnn
 from ooc_cudnn.functions.chain import describe_chain_forward
 from ooc_cudnn.settings import current
 from ooc_cudnn.tensor import TensorSpec
+from tests.support.bounded import Bounded
+from tests.support.calls import DTYPES
+from tests.support.forced import legal_splits
+from tests.support.function_cases import Call
+from tests.support.scaled_once import HALF, MAKERS, OVERFLOWING, cancelling, overflowing
+from tests.support.splits import LAYOUTS, RINGS, Split, some
 
 pytest.importorskip("torch")
 pytest.importorskip("ml_dtypes")

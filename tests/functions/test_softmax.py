@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import bounded
 import numpy as np
 import pytest
-from calls import softmax_axes, softmax_backward
-from calls import softmax_backward_call as backward_call
-from calls import softmax_forward_call as forward_call
-from function_cases import (
+
+import ooc_cudnn
+from tests.support import bounded
+from tests.support.calls import softmax_axes, softmax_backward
+from tests.support.calls import softmax_backward_call as backward_call
+from tests.support.calls import softmax_forward_call as forward_call
+from tests.support.function_cases import (
     LAID,
     check_laid,
     check_under_falling_limits,
     some_limits,
 )
-
-import ooc_cudnn
 
 pytest.importorskip("ml_dtypes")
 ALGORITHMS, MODES = ("accurate", "log"), ("channel", "instance")

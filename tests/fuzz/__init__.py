@@ -5,9 +5,3 @@ machine. The way of a case: `cases` draws what is asked (a `Problem`, from the `
 its operands lie and under which settings; `runner` lays the operands, calls, and checks the result,
 the inputs, the bytes around `out` and the memory; `workers` runs many under a watchdog.
 """
-
-import sys
-from pathlib import Path
-
-# The helpers of the tests (bounded, gradients, reference) are imported by name.
-sys.path.insert(0, str(Path(__file__).parent.parent))

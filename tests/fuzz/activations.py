@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import bounded
-import gradients
 import numpy as np
-import reference
 import torch
-from bounded import Bounded
 from torch.nn import functional
+
+from tests.support import bounded, gradients, reference
+from tests.support.bounded import Bounded
 
 #: Modes, and the coefficients that are drawn for them; None is the default.
 MODES = {

@@ -93,7 +93,7 @@ class Case:
             numbers = random.standard_normal(shape)
             if name in self.given:
                 used = self.beta and name in self.problem.scaled
-                from function_cases import DTYPES
+                from tests.support.function_cases import DTYPES
 
                 made[name] = (numbers if used else numbers * np.nan).astype(DTYPES[dtype])
         return made

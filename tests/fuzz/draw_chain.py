@@ -4,11 +4,6 @@ from __future__ import annotations
 
 import math
 
-import bounded
-import gradients
-from bounded import Bounded
-from function_cases import DTYPES
-
 import ooc_cudnn
 from ooc_cudnn import operations
 from tests.fuzz import activations
@@ -17,6 +12,9 @@ from tests.fuzz.draw_elementwise import draw_broadcast, wide
 from tests.fuzz.draw_normalization import draw_vector
 from tests.fuzz.draw_pooling import draw_pooling, has_elements, pooled_extents
 from tests.fuzz.problems import WIDE, Problem, Tensor
+from tests.support import bounded, gradients
+from tests.support.bounded import Bounded
+from tests.support.function_cases import DTYPES
 
 
 def draw_fused(stream):

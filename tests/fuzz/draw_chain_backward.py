@@ -6,11 +6,7 @@ the library puts it. Its error is carried through every operation, which is line
 
 from __future__ import annotations
 
-import bounded
-import gradients
 import numpy as np
-from bounded import Bounded
-from function_cases import DTYPES
 
 import ooc_cudnn
 from tests.fuzz import activations
@@ -18,6 +14,9 @@ from tests.fuzz.draw_chain import draw_fitting_pooling, step_convolution
 from tests.fuzz.draw_convolution import draw_dtype
 from tests.fuzz.draw_pooling import pooled_extents
 from tests.fuzz.problems import Problem, Tensor
+from tests.support import bounded, gradients
+from tests.support.bounded import Bounded
+from tests.support.function_cases import DTYPES
 
 LARGEST = {1: 80, 2: 18, 3: 7}
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import math
 
-import bounded
-import gradients
-from bounded import Bounded
-
 from tests.fuzz.problems import Problem, Tensor
+from tests.support import bounded, gradients
+from tests.support.bounded import Bounded
 
 DTYPES = {"float32": 4, "float16": 2, "bfloat16": 2, "float64": 2}
 #: Largest extent of a spatial axis, by the number of axes.

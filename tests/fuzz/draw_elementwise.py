@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import bounded
 import numpy as np
-from bounded import Bounded
-from calls import softmax_backward as softmax_gradient
-from function_cases import DTYPES
 
 import ooc_cudnn
 from tests.fuzz import activations
 from tests.fuzz.draw_convolution import draw_dtype, draw_feature_map
 from tests.fuzz.problems import Problem, Tensor
+from tests.support import bounded
+from tests.support.bounded import Bounded
+from tests.support.calls import softmax_backward as softmax_gradient
+from tests.support.function_cases import DTYPES
 
 
 def draw_broadcast(stream, shape):

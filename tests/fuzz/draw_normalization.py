@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import bounded
 import numpy as np
-from bounded import UNIT, Bounded, arithmetic_unit
-from normalization import Statistics, across, normalise, wide
 
 from tests.fuzz.draw_convolution import draw_dtype, draw_feature_map
 from tests.fuzz.problems import WIDE, Problem, Tensor
+from tests.support import bounded
+from tests.support.bounded import UNIT, Bounded, arithmetic_unit
+from tests.support.normalization import Statistics, across, normalise, wide
 
 
 def draw_vector(stream, shape):
@@ -116,7 +116,7 @@ def batch_normalization_backward(stream):
 
 
 def gradient(x, dy, scale, epsilon, arithmetic):
-    """dx, dscale and dbias; the bounds are those of tests/normalization.py."""
+    """dx, dscale and dbias; the bounds are those of tests/support/normalization.py."""
     statistics = Statistics(x, arithmetic.dtype, epsilon)
     axes, unit, count = x.ndim, arithmetic_unit(arithmetic.dtype), statistics.count
     exact, normal, over = dy.astype("f8"), statistics.normal, {"axis": across(x)}

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 
-import bounded
 import numpy as np
-import reference
-from bounded import Bounded
-from calls import POOLING_MODES
-from function_cases import DTYPES
 
 from tests.fuzz.draw_convolution import draw_dtype, draw_windows
 from tests.fuzz.problems import Problem, Tensor
+from tests.support import bounded, reference
+from tests.support.bounded import Bounded
+from tests.support.calls import POOLING_MODES
+from tests.support.function_cases import DTYPES
 
 
 def pooled_extents(shape, how):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from function_cases import DTYPES
+
+from tests.support.function_cases import DTYPES
 
 #: What is done to a legal call, and the error that must follow.
 FAULTS = {

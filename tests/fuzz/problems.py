@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from bounded import Bounded, scaled
-from function_cases import DTYPES
+
+from tests.support.bounded import Bounded, scaled
+from tests.support.function_cases import DTYPES
 
 #: What sums and channel vectors are held in.
 WIDE = {"float16": "float32", "bfloat16": "float32", "float32": "float32", "float64": "float64"}

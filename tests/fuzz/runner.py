@@ -14,7 +14,6 @@ from types import FrameType
 from unittest.mock import patch
 
 import numpy as np
-from function_cases import DTYPES
 
 import ooc_cudnn
 import perfmodel
@@ -23,6 +22,7 @@ from ooc_cudnn.errors import DeviceOutOfMemoryError, PlanInfeasibleError
 from tests.fuzz.comparing import difference
 from tests.fuzz.faults import FAULTS, spoiled
 from tests.fuzz.operands import BITS, Operand, on_host
+from tests.support.function_cases import DTYPES
 
 # The module, not the function of the same name.
 call_module = importlib.import_module("ooc_cudnn.functions.call")

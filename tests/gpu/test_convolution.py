@@ -13,13 +13,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import reference
-from forced import Forced, legal_splits
 
 import ooc_cudnn
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.errors import DeviceOutOfMemoryError, PlanInfeasibleError, VerificationError
 from tests.functions.test_convolution import CASES, NUMPY, Case, Run, channels_last
+from tests.support import reference
+from tests.support.forced import Forced, legal_splits
 
 PLACEMENTS = ("device", "pinned", "pageable", "disk")
 #: Every legal split of the host tests' cases is run; of the others, an even share of this many.

@@ -9,21 +9,17 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 
-import bounded
-import calls
-import chains
-import gradients
-import normalization
 import numpy as np
 import pytest
-from bounded import Bounded
-from calls import ConvolutionCase, FusedCase, PoolingCase
-from forced import legal_splits
-from function_cases import DTYPES, channels_last
-from splits import LAYOUTS, MAKERS, RINGS, Split, loop_orders, make, row_axes, some
 
 import ooc_cudnn
 from ooc_cudnn.functions.call import forget_calls
+from tests.support import bounded, calls, chains, gradients, normalization
+from tests.support.bounded import Bounded
+from tests.support.calls import ConvolutionCase, FusedCase, PoolingCase
+from tests.support.forced import legal_splits
+from tests.support.function_cases import DTYPES, channels_last
+from tests.support.splits import LAYOUTS, MAKERS, RINGS, Split, loop_orders, make, row_axes, some
 
 cupy = pytest.importorskip("cupy")
 PLACEMENTS = ("device", "pinned", "pageable", "disk")

@@ -6,13 +6,13 @@ were packed, or refused their addresses.
 
 from __future__ import annotations
 
-import in_place
 import numpy as np
 import pytest
-from in_place import CALLS, make, on_device, on_host
 
 import ooc_cudnn
 from ooc_cudnn.errors import PlanInfeasibleError
+from tests.support import in_place
+from tests.support.in_place import CALLS, make, on_device, on_host
 
 cupy = pytest.importorskip("cupy")
 torch = pytest.importorskip("torch")

@@ -6,7 +6,6 @@ import math
 
 import numpy as np
 import pytest
-from device_operand import DTYPES, EPSILON, Operand, assert_close, random
 
 from ooc_cudnn.devices.kernels import launch as kernels_launch
 from ooc_cudnn.devices.kernels import launchers as kernels
@@ -15,6 +14,7 @@ from ooc_cudnn.devices.kernels.elementwise import activation_backward, op_tensor
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.operations.activation_backward import ActivationBackward, needs_x
 from ooc_cudnn.operations.op_tensor import OpTensor
+from tests.support.device_operand import DTYPES, EPSILON, Operand, assert_close, random
 
 cupy = pytest.importorskip("cupy")
 torch = pytest.importorskip("torch")

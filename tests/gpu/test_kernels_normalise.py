@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from device_operand import DTYPES, EPSILON, Operand, assert_close, random
+
+from tests.support.device_operand import DTYPES, EPSILON, Operand, assert_close, random
 
 pytest.importorskip("cupy")
-
-import reference
-from kernel_runs import Packed, run
 
 from ooc_cudnn.devices.kernels import normalise as kernels_normalise
 from ooc_cudnn.devices.kernels.plans import arithmetic_dtype
@@ -23,6 +21,8 @@ from ooc_cudnn.operations.batch_normalization import (
     StateRow,
 )
 from ooc_cudnn.operations.softmax import MergeImageMaximum
+from tests.support import reference
+from tests.support.kernel_runs import Packed, run
 
 pytestmark = pytest.mark.gpu
 

@@ -11,13 +11,13 @@ import math
 
 import numpy as np
 import pytest
-from device_operand import DTYPES, EPSILON, NUMPY, Operand, assert_close
 
 from ooc_cudnn.devices.kernels import plans as kernel_plans
 from ooc_cudnn.devices.kernels import pooling_backward_plans, pooling_plans
 from ooc_cudnn.devices.kernels.pooling import pooling, pooling_backward
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.operations.pooling import Pooling, PoolingBackward
+from tests.support.device_operand import DTYPES, EPSILON, NUMPY, Operand, assert_close
 
 cupy = pytest.importorskip("cupy")
 pytestmark = pytest.mark.gpu

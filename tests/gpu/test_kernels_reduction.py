@@ -6,16 +6,16 @@ import math
 
 import numpy as np
 import pytest
-from device_operand import DTYPES, Operand, assert_close, random
+
+from tests.support.device_operand import DTYPES, Operand, assert_close, random
 
 pytest.importorskip("cupy")
-
-from kernel_runs import Packed, run
 
 from ooc_cudnn.devices.kernels import reduction as kernels_reduction
 from ooc_cudnn.devices.kernels.plans import arithmetic_dtype
 from ooc_cudnn.operations.batch_normalization import Moments, NormaliseSums
 from ooc_cudnn.operations.channel_sum import ChannelSum
+from tests.support.kernel_runs import Packed, run
 
 pytestmark = pytest.mark.gpu
 

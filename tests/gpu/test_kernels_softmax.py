@@ -6,11 +6,10 @@ import math
 
 import numpy as np
 import pytest
-from device_operand import EPSILON, Operand, assert_close, random
+
+from tests.support.device_operand import EPSILON, Operand, assert_close, random
 
 pytest.importorskip("cupy")
-
-from kernel_runs import Packed, run
 
 from ooc_cudnn.devices.kernels import softmax as kernels_softmax
 from ooc_cudnn.devices.kernels.plans import arithmetic_dtype
@@ -22,6 +21,7 @@ from ooc_cudnn.operations.softmax import (
     Softmax,
     SoftmaxBackward,
 )
+from tests.support.kernel_runs import Packed, run
 
 pytestmark = pytest.mark.gpu
 

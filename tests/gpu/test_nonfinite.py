@@ -10,10 +10,6 @@ import itertools
 
 import numpy as np
 import pytest
-from device_operand import Operand
-from forced import legal_splits
-from nonfinite import check_alike, outcome, sprinkled, sprinkled_split
-from splits import GEOMETRIES, LAYOUTS, MAKERS, RINGS, make, some
 
 import ooc_cudnn
 from ooc_cudnn.devices.kernels import launchers as kernels
@@ -23,6 +19,10 @@ from ooc_cudnn.operations.convolution_backward import (
     ConvolutionBackwardData,
     ConvolutionBackwardFilter,
 )
+from tests.support.device_operand import Operand
+from tests.support.forced import legal_splits
+from tests.support.nonfinite import check_alike, outcome, sprinkled, sprinkled_split
+from tests.support.splits import GEOMETRIES, LAYOUTS, MAKERS, RINGS, make, some
 
 cupy = pytest.importorskip("cupy")
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")

@@ -6,11 +6,11 @@ import itertools
 
 import numpy as np
 import pytest
-from forced import legal_splits
-from scaled_once import HALF, MAKERS, OVERFLOWING, cancelling, overflowing
-from splits import LAYOUTS, RINGS, Split, some
 
 import ooc_cudnn
+from tests.support.forced import legal_splits
+from tests.support.scaled_once import HALF, MAKERS, OVERFLOWING, cancelling, overflowing
+from tests.support.splits import LAYOUTS, RINGS, Split, some
 
 cupy = pytest.importorskip("cupy")
 #: Splits of each call that are tried.

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from memory_driver import Driver
 
 from ooc_cudnn.errors import DeviceOutOfMemoryError
 from ooc_cudnn.memory.arena import Arena
+from tests.support.memory_driver import Driver
 
 
 def make(total_bytes=10**6):

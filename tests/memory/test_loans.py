@@ -7,12 +7,12 @@ import weakref
 
 import numpy as np
 import pytest
-from memory_driver import Driver
 
 import ooc_cudnn
 from ooc_cudnn.errors import DeviceOutOfMemoryError
 from ooc_cudnn.memory.arena import Arena
 from ooc_cudnn.memory.loans import Loans
+from tests.support.memory_driver import Driver
 
 PLENTY = 10**6
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import reference
 
 from ooc_cudnn.operations.activation import MODES, Activation, check_mode
+from tests.support import reference
 
 X = np.concatenate([np.linspace(-20, 20, 4001), [0.0, -0.0, 1e-300, -1e-300]])
 

@@ -6,8 +6,6 @@ import itertools
 
 import numpy as np
 import pytest
-import reference
-from forced import Forced, legal_splits
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -17,6 +15,8 @@ from ooc_cudnn.operations.chain import Chain
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.pipeline.counted import RING_DEPTHS
 from perfmodel import Split
+from tests.support import reference
+from tests.support.forced import Forced, legal_splits
 
 
 class Built:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import reference
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ooc_cudnn.operations.convolution import Convolution
+from tests.support import reference
 
 GEOMETRIES = [
     ((2, 3, 7), (4, 3, 3), {"padding": 2, "stride": 2}),

@@ -9,7 +9,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from splits import MAKERS, Split, loop_orders, make
 
 from benchmarks.planning_problems import arguments, drawn_sizes, problems, request
 from ooc_cudnn.functions.plan import FUNCTIONS, plan_request
@@ -24,6 +23,7 @@ from ooc_cudnn.pipeline.pricing import SplitProblem
 from ooc_cudnn.tensor import TensorSpec
 from perfmodel import InfeasibleError, Line, exhaustive_search, guided_search, pipeline, shipped
 from perfmodel import Split as Sizes
+from tests.support.splits import MAKERS, Split, loop_orders, make
 
 MACHINE = "h200"
 WITHIN = 1.01

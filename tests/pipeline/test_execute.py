@@ -7,8 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import reference
-from forced import DEPTHS, PLENTY, Forced, legal_splits
 
 import ooc_cudnn
 from ooc_cudnn.errors import DeviceOutOfMemoryError
@@ -18,6 +16,8 @@ from ooc_cudnn.operations.chain import Chain
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.pipeline.execute import RUN_AHEAD_PIECES, lay_out, region_of
 from perfmodel import Split
+from tests.support import reference
+from tests.support.forced import DEPTHS, PLENTY, Forced, legal_splits
 
 pytestmark = pytest.mark.usefixtures("no_threads_left")
 

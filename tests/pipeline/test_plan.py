@@ -6,12 +6,12 @@ import json
 from dataclasses import replace
 
 import pytest
-from forced import Forced
 
 from ooc_cudnn.operations.chain import Chain
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.pipeline.plan import Plan
 from ooc_cudnn.tensor import TensorSpec
+from tests.support.forced import Forced
 
 
 @pytest.fixture

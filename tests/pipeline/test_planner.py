@@ -6,7 +6,6 @@ import dataclasses
 import itertools
 
 import pytest
-from forced import Forced
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,6 +19,7 @@ from ooc_cudnn.pipeline import planner, pricing
 from ooc_cudnn.pipeline import request as limits
 from ooc_cudnn.tensor import TensorSpec, packed_strides
 from perfmodel import Split, shipped
+from tests.support.forced import Forced
 
 
 def forced(x, w, *, limit=2**30, placement="pageable", dtype="float32", fused=False, **geometry):

@@ -6,7 +6,6 @@ import itertools
 
 import numpy as np
 import pytest
-from forced import Forced
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
@@ -20,6 +19,7 @@ from ooc_cudnn.pipeline.planner import distinct_launches
 from ooc_cudnn.pipeline.schedule import make_schedule, pieces
 from ooc_cudnn.tensor import DTYPES, TensorSpec
 from perfmodel import Split
+from tests.support.forced import Forced
 
 ORDERS = [order for order in itertools.permutations(AXES) if order[-1] == "c_x"]
 

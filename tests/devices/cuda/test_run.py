@@ -5,9 +5,9 @@ import threading
 from concurrent.futures import Future
 
 import pytest
-from fake_runtime import Stream, fake_cupy
 
 from ooc_cudnn.devices.cuda.run import CudaRun, follow_last_run, identity_of
+from tests.support.fake_runtime import Stream, fake_cupy
 
 
 class Device:

@@ -8,12 +8,12 @@ import weakref
 
 import numpy as np
 import pytest
-from fake_runtime import Stream, fake_cupy
 
 from ooc_cudnn.devices.cuda import staging
 from ooc_cudnn.devices.cuda.staging import Staging
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.tensor import packed_strides
+from tests.support.fake_runtime import Stream, fake_cupy
 
 CHUNK, SLAB = 2**10, 2**12
 ORDERS = ("channels_first", "channels_last")

@@ -6,10 +6,10 @@ import os
 
 import numpy as np
 import pytest
-import reference
 
 from ooc_cudnn.devices.host import convolution as host_convolution
 from ooc_cudnn.operations.convolution import Convolution
+from tests.support import reference
 
 CASES = [
     ((2, 3, 20), (4, 3, 3), {"padding": 2, "stride": 3}),

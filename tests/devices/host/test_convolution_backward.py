@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from host_operations import DTYPES, LAYOUTS, assert_near, laid_out, run
 
 from ooc_cudnn.devices.host import convolution as host_convolution
 from ooc_cudnn.devices.host import convolution_backward as host_convolution_backward
@@ -20,6 +19,7 @@ from ooc_cudnn.operations.convolution_backward import (
     ConvolutionBackwardFilter,
 )
 from ooc_cudnn.tensor import ACCUMULATOR
+from tests.support.host_operations import DTYPES, LAYOUTS, assert_near, laid_out, run
 
 CASES = {
     "rows": ((2, 3, 20), (4, 3, 3), {"padding": 2, "stride": 3}),

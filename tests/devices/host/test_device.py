@@ -6,7 +6,6 @@ import itertools
 
 import numpy as np
 import pytest
-import reference
 
 from ooc_cudnn.devices import get_device, loaded_devices
 from ooc_cudnn.devices.host import device as host_module
@@ -16,6 +15,7 @@ from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.pointwise import Pointwise, Relayout
 from ooc_cudnn.operations.splittable import Launch
 from ooc_cudnn.tensor import packed_strides
+from tests.support import reference
 
 
 def view(array, dtype=None):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from host_operations import DTYPES, LAYOUTS, assert_near, assert_same, laid_out, run
 
 from ooc_cudnn.devices.host import chunks as host_chunks
 from ooc_cudnn.devices.host import elementwise as host_elementwise
@@ -14,6 +13,7 @@ from ooc_cudnn.operations.batch_normalization import Normalise, NormaliseBackwar
 from ooc_cudnn.operations.op_tensor import OPS, OpTensor
 from ooc_cudnn.operations.softmax import ImageSoftmax, ImageSoftmaxBackward
 from ooc_cudnn.tensor import ACCUMULATOR
+from tests.support.host_operations import DTYPES, LAYOUTS, assert_near, assert_same, laid_out, run
 
 SHAPES = [(3, 4), (2, 3, 5), (2, 3, 4, 5), (2, 3, 2, 3, 4), (2, 3, 0, 5)]
 COEFS = {"clipped_relu": 1.5, "elu": 0.75, "swish": 1.25, "leaky_relu": 0.125}

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from host_operations import DTYPES, LAYOUTS, assert_near, laid_out, run
 
 from ooc_cudnn.devices.host import chunks as host_chunks
 from ooc_cudnn.devices.host import pooling as host_pooling
 from ooc_cudnn.devices.host import pooling_backward as host_pooling_backward
 from ooc_cudnn.operations.pooling import MODES, Pooling, PoolingBackward
 from ooc_cudnn.operations.window import Rows
+from tests.support.host_operations import DTYPES, LAYOUTS, assert_near, laid_out, run
 
 CASES = {
     "rows": ((2, 3, 20), {"window": 3, "padding": 1, "stride": 2}),

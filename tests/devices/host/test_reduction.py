@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from host_operations import DTYPES, LAYOUTS, UNIT, laid_out, run
 
 from ooc_cudnn.devices.host import chunks as host_chunks
 from ooc_cudnn.devices.host import reduction as host_reduction
@@ -20,6 +19,7 @@ from ooc_cudnn.operations.batch_normalization import (
 from ooc_cudnn.operations.channel_sum import ChannelSum
 from ooc_cudnn.operations.softmax import ImageMaximum, ImageProductSum, MergeImageMaximum
 from ooc_cudnn.tensor import ACCUMULATOR
+from tests.support.host_operations import DTYPES, LAYOUTS, UNIT, laid_out, run
 
 SHAPES = [(5, 4), (2, 3, 9), (2, 3, 5, 4), (2, 3, 2, 3, 4)]
 pytestmark = pytest.mark.parametrize("layout", LAYOUTS)

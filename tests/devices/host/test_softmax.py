@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from host_operations import DTYPES, LAYOUTS, assert_near, laid_out, run
 
 from ooc_cudnn.devices.host import chunks as host_chunks
 from ooc_cudnn.devices.host import softmax as host_softmax
 from ooc_cudnn.operations.softmax import ALGORITHMS, Softmax, SoftmaxBackward
+from tests.support.host_operations import DTYPES, LAYOUTS, assert_near, laid_out, run
 
 SHAPES = [(3, 4), (2, 11, 5), (2, 3, 4, 5), (2, 1, 3), (2, 3, 2, 3, 4), (2, 3, 0, 5)]
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
-from bounded import scaled
 
 import ooc_cudnn
 from ooc_cudnn.errors import PlanInfeasibleError
+from tests.support.bounded import scaled
 
 PLENTY = 2**24
 DTYPES = {name: np.dtype(name) for name in ("float16", "float32", "float64")}

@@ -28,7 +28,7 @@ from PIL import Image
 
 from notebooks import occupancy, pictures, story
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "notebooks"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.ipynb"))
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import bounded
-import gradients
 import numpy as np
-from bounded import Bounded
-from function_cases import DTYPES, Call, draw, finished
+
+from tests.support import bounded, gradients
+from tests.support.bounded import Bounded
+from tests.support.function_cases import DTYPES, Call, draw, finished
 
 POOLING_MODES = ("max", "max_deterministic", "average_include_padding", "average_exclude_padding")
 

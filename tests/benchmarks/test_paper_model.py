@@ -9,7 +9,7 @@ import pytest
 from benchmarks import common, paper_model, paper_table
 from benchmarks.paper_figures import Size, Span
 
-DOCS = Path(__file__).parents[1] / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 def gflops(n, channels, height, width, **placed):

@@ -16,7 +16,7 @@ from ooc_cudnn.pipeline.pricing import CANDIDATES
 from perfmodel.transfer import FAR_BYTES, FAR_LEAST, FAR_WIDTH_BYTES, NARROWEST_ROW_BYTES
 from perfmodel.work import TILE_CHANNELS
 
-DOCS = Path(__file__).parents[1] / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 PAGES = [
     *sorted((DOCS / "functions").glob("*.md")),
     DOCS / "concepts.md",

@@ -13,7 +13,8 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-import reference
+
+from tests.support import reference
 
 UNIT = reference.UNIT_ROUNDOFF
 #: What may be lost where numbers end: the step of float16's smallest, else the smallest normal.

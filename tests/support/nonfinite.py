@@ -6,7 +6,8 @@ A cut must change nothing: a result is NaN or infinite exactly where it is so in
 from __future__ import annotations
 
 import numpy as np
-from splits import Split
+
+from tests.support.splits import Split
 
 #: Numbers of an operand that are replaced, at most, each by one of these.
 MOST = 2

@@ -7,7 +7,7 @@ import ooc_cudnn
 from benchmarks import readme
 from benchmarks.figures.records import load
 
-README = Path(__file__).parents[1] / "README.md"
+README = Path(__file__).parents[2] / "README.md"
 
 
 def test_the_example_runs(tmp_path, monkeypatch, capsys):

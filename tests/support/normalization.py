@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import bounded
 import numpy as np
-from bounded import UNIT, Bounded, arithmetic_unit
-from function_cases import DTYPES, Call, draw, finished
+
+from tests.support import bounded
+from tests.support.bounded import UNIT, Bounded, arithmetic_unit
+from tests.support.function_cases import DTYPES, Call, draw, finished
 
 
 def vector_dtype(dtype):

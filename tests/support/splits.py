@@ -11,18 +11,16 @@ import itertools
 from dataclasses import replace
 from functools import partial
 
-import calls
-import chains
-import normalization
 import numpy as np
-from calls import POOLING_MODES, ConvolutionCase, FusedCase, PoolingCase
-from chains import act, bias, conv, norm, pool, tensor
-from forced import Forced
 
 from ooc_cudnn.functions.plan import FUNCTIONS
 from ooc_cudnn.operations.splittable import SWEEP
 from ooc_cudnn.settings import current
 from ooc_cudnn.tensor import TensorSpec
+from tests.support import calls, chains, normalization
+from tests.support.calls import POOLING_MODES, ConvolutionCase, FusedCase, PoolingCase
+from tests.support.chains import act, bias, conv, norm, pool, tensor
+from tests.support.forced import Forced
 
 #: Depth of the rings, and whether parameters are kept whole.
 RINGS = ((1, False), (2, True), (3, False))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from device_operand import NUMPY, Operand
 
 from ooc_cudnn.devices.view import DeviceView
+from tests.support.device_operand import NUMPY, Operand
 
 cupy = pytest.importorskip("cupy")
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import calls
-import chains
-import normalization
-from calls import ConvolutionCase, FusedCase, PoolingCase
+from tests.support import calls, chains, normalization
+from tests.support.calls import ConvolutionCase, FusedCase, PoolingCase
 
 X, W = (3, 4, 12, 8), (5, 4, 3, 3)
 GEOMETRY = {"padding": ((1, 0), 1)}

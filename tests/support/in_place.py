@@ -6,13 +6,13 @@ same calls run on the host device, where every launch is checked, and on the car
 
 from __future__ import annotations
 
-import calls
 import numpy as np
-from bounded import Bounded
-from calls import ConvolutionCase, FusedCase
-from function_cases import Call, draw, finished
 
 import ooc_cudnn
+from tests.support import calls
+from tests.support.bounded import Bounded
+from tests.support.calls import ConvolutionCase, FusedCase
+from tests.support.function_cases import Call, draw, finished
 
 #: Name -> x, w, geometry. After the last window come rows and columns that none reaches, or the
 #: first and last rows of y see nothing but padding.

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import bounded
 import numpy as np
-from bounded import Bounded
-from function_cases import Call, draw, finished
 
 import ooc_cudnn
 from ooc_cudnn import operations
+from tests.support import bounded
+from tests.support.bounded import Bounded
+from tests.support.function_cases import Call, draw, finished
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import calls
-import chains
-import normalization
 import numpy as np
-from bounded import TINY, UNIT, Bounded
-from calls import ConvolutionCase, FusedCase, PoolingCase
-from chains import act, bias, conv, norm, pool, tensor
-from function_cases import DTYPES, Call
+
+from tests.support import calls, chains, normalization
+from tests.support.bounded import TINY, UNIT, Bounded
+from tests.support.calls import ConvolutionCase, FusedCase, PoolingCase
+from tests.support.chains import act, bias, conv, norm, pool, tensor
+from tests.support.function_cases import DTYPES, Call
 
 HALF = ("float16", "bfloat16")
 SCALE = {"alpha": 0.01, "beta": 0.5}

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import reference
-from bounded import UNIT, Bounded
+
+from tests.support import reference
+from tests.support.bounded import UNIT, Bounded
 
 torch = reference.torch
 

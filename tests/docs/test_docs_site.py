@@ -12,7 +12,7 @@ import ooc_cudnn
 from ooc_cudnn import errors
 from ooc_cudnn.settings_table import SETTINGS
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 
 
