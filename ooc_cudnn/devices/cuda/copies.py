@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ooc_cudnn.devices.base import HostArray
+from ooc_cudnn.devices.cuda.card import Card
 from ooc_cudnn.devices.cuda.staging import begun
 from ooc_cudnn.devices.kernels import launchers as kernels
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.memory.blocks import Block, blocks, boxes
 from ooc_cudnn.tensor import ORDERS, numpy_dtype, packed_strides
 from perfmodel.transfer import NARROWEST_ROW_BYTES
-
-if TYPE_CHECKING:
-    from ooc_cudnn.devices.cuda.device import CudaDevice
 
 _TO_DEVICE, _TO_HOST = 1, 2  # cudaMemcpyKind
 
@@ -25,7 +23,7 @@ SCATTERED_BOX_ELEMENTS = 2**18
 
 
 def copy_by_link(
-    device: CudaDevice, view: DeviceView, array: HostArray, stream: Any, *, to_device: bool
+    device: Card, view: DeviceView, array: HostArray, stream: Any, *, to_device: bool
 ) -> Any:
     """Copy directly if the memory is pinned, else staged; scattered device memory by boxes."""
     if _copy_directly(device, view, array, stream, to_device=to_device):
@@ -71,7 +69,7 @@ def _direct_copies(
 
 
 def _copy_directly(
-    device: CudaDevice, view: DeviceView, array: HostArray, stream: Any, *, to_device: bool
+    device: Card, view: DeviceView, array: HostArray, stream: Any, *, to_device: bool
 ) -> bool:
     """Copy between the device and pinned memory, if the array is pinned and not scattered."""
     item = array.itemsize
@@ -101,9 +99,7 @@ def _copy_directly(
     return True
 
 
-def copy_on_device(
-    device: CudaDevice, destination: DeviceView, source: DeviceView, stream: Any
-) -> None:
+def copy_on_device(device: Card, destination: DeviceView, source: DeviceView, stream: Any) -> None:
     """Copy between views of any strides: re-laid by our kernel, else by CuPy."""
     if len(source.shape) >= 3:
         try:
@@ -117,7 +113,7 @@ def copy_on_device(
         cupy.copyto(_view_array(device, destination), _view_array(device, source))
 
 
-def _view_array(device: CudaDevice, view: DeviceView) -> Any:
+def _view_array(device: Card, view: DeviceView) -> Any:
     """Return a CuPy array over a view of any strides."""
     import cupy
 

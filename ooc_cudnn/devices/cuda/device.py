@@ -12,11 +12,11 @@ import numpy as np
 
 from ooc_cudnn import interrupts
 from ooc_cudnn.devices.base import HostArray
+from ooc_cudnn.devices.cuda.card import Identity
 from ooc_cudnn.devices.cuda.copies import copy_by_link, copy_on_device
 from ooc_cudnn.devices.cuda.cupy_import import import_cupy
 from ooc_cudnn.devices.cuda.run import (
     CudaRun,
-    Identity,
     StagedCudaRun,
     follow_last_run,
     identity_of,

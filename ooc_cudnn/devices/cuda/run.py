@@ -11,24 +11,18 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ooc_cudnn import interrupts
 from ooc_cudnn.devices.base import STREAMS
+from ooc_cudnn.devices.cuda.card import Card, Identity
 from ooc_cudnn.devices.cuda.staging import FirstCopyStream
 from ooc_cudnn.devices.worker import Cancelled, WorkerEvent, WorkerRun
-
-if TYPE_CHECKING:
-    from ooc_cudnn.devices.cuda.device import CudaDevice
 
 Action = Callable[[Any], Any]
 _UNTIMED = 2  # cudaEventDisableTiming
 _PER_THREAD = 2  # cudaStreamPerThread: one number for a stream of each thread
 POLL_SECONDS = 2e-4
-
-#: A stream, and its thread where that tells it apart. It keeps the stream: while it is kept, no
-#: other one can be given its number.
-Identity = tuple[Any, threading.Thread | None]
 
 
 def identity_of(stream: Any) -> Identity:
@@ -36,7 +30,7 @@ def identity_of(stream: Any) -> Identity:
     return stream, threading.current_thread() if stream.ptr == _PER_THREAD else None
 
 
-def follow_last_run(device: CudaDevice, stream: Any) -> None:
+def follow_last_run(device: Card, stream: Any) -> None:
     """Order a stream behind the last run on a device, which may have used the same memory.
 
     That run followed the one before it, and so on: behind all runs. The device must be current.
@@ -49,7 +43,7 @@ def follow_last_run(device: CudaDevice, stream: Any) -> None:
 class _Events:
     """CUDA events lent by a device to one run, given back at its end."""
 
-    def __init__(self, device: CudaDevice, timed: bool) -> None:
+    def __init__(self, device: Card, timed: bool) -> None:
         import cupy
 
         self.runtime = cupy.cuda.runtime
@@ -90,7 +84,7 @@ class CudaEvent:
 class _Streams:
     """What both kinds of run share: the streams, joined to the caller's before and after."""
 
-    def __init__(self, device: CudaDevice, compute: Any, *, overlap: bool, timed: bool) -> None:
+    def __init__(self, device: Card, compute: Any, *, overlap: bool, timed: bool) -> None:
         self.device, self.timed, self.overlap = device, timed, overlap
         self.events = _Events(device, timed)
         self.runtime = self.events.runtime
@@ -146,7 +140,7 @@ class CudaRun(_Streams):
     was issued, and written to the host by the end: nothing else waits for that.
     """
 
-    def __init__(self, device: CudaDevice, compute: Any, *, overlap: bool, timed: bool) -> None:
+    def __init__(self, device: Card, compute: Any, *, overlap: bool, timed: bool) -> None:
         super().__init__(device, compute, overlap=overlap, timed=timed)
         self._made: list[CudaEvent] = []
         self._futures: list[Future[None]] = []
@@ -215,7 +209,7 @@ class StagedEvent(WorkerEvent):
 class StagedCudaRun(WorkerRun):
     """A thread in front of each stream."""
 
-    def __init__(self, device: CudaDevice, compute: Any, *, overlap: bool, timed: bool) -> None:
+    def __init__(self, device: Card, compute: Any, *, overlap: bool, timed: bool) -> None:
         self.streams = _Streams(device, compute, overlap=overlap, timed=timed)
         for name in STREAMS:
             self.streams.stream(name)

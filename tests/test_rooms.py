@@ -1,0 +1,196 @@
+"""The import graph: no circle among modules, no arrow from a room to one above it.
+
+Every import counts, inside functions and under TYPE_CHECKING, too: who reads the one file needs
+the other.
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+INSTALLED = ("ooc_cudnn", "perfmodel")
+
+#: Ground floor first. A module imports modules of its own room, and of rooms before it.
+#: `ooc_cudnn` itself is the front door: what users import.
+ROOMS = (
+    ("perfmodel",),
+    tuple(f"ooc_cudnn.{name}" for name in (
+        "errors", "forks", "interrupts", "progress", "settings", "settings_table", "telling",
+        "tensor", "types", "units",
+    )),
+    ("ooc_cudnn.operations",),
+    ("ooc_cudnn.memory",),
+    ("ooc_cudnn.devices",),
+    ("ooc_cudnn.arrays",),
+    ("ooc_cudnn.pricing",),
+    ("ooc_cudnn.pipeline", "ooc_cudnn.profiling"),
+    ("ooc_cudnn.functions",),
+    ("ooc_cudnn.calibration",),
+    ("ooc_cudnn",),
+    ("ooc_cudnn.doctor",),
+    ("ooc_cudnn.bench",),
+    ("ooc_cudnn.demo",),
+    ("ooc_cudnn.cli",),
+)  # fmt: skip
+
+#: Arrows that close a circle, and who takes them away.
+CLOSING = {
+    ("ooc_cudnn.operations.chain_builder", "ooc_cudnn.operations.chain"): "signature",
+    ("ooc_cudnn.bench.training_library", "ooc_cudnn.bench.training"): "desk",
+    ("ooc_cudnn.bench.torch_training", "ooc_cudnn.bench.training"): "desk",
+    ("ooc_cudnn.pipeline.explain", "ooc_cudnn.pipeline.plan"): "clock",
+    ("ooc_cudnn.pipeline.cuts", "ooc_cudnn.pipeline.request"): "lead",
+    ("ooc_cudnn.pipeline.piece_costs", "ooc_cudnn.pipeline.piece_lines"): "lead",
+    ("ooc_cudnn.pipeline.request", "ooc_cudnn.pipeline.counted"): "lead",
+    ("ooc_cudnn.pipeline.request", "ooc_cudnn.pipeline.measured"): "lead",
+}
+
+#: Modules that reach into a checkout, and who mends them.
+REACHING = dict.fromkeys(
+    (f"ooc_cudnn.bench.{name}" for name in ("environment", "training", "training_network")), "desk"
+)
+
+_OUTSIDE = re.compile(r"(benchmarks|examples|notebooks|tests)([./]|$)")
+
+
+def name_of(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+@cache
+def sources() -> dict[str, Path]:
+    """Every installed module, by name."""
+    return {name_of(path): path for top in INSTALLED for path in sorted((ROOT / top).rglob("*.py"))}
+
+
+def names_imported(tree: ast.AST, package: str) -> Iterator[str]:
+    """Every name that a module of a package imports, from wherever in the module."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) + 1 - node.level]
+            origin = ".".join([*(above if node.level else ()), *filter(None, [node.module])])
+            yield from (f"{origin}.{alias.name}" for alias in node.names)
+
+
+def texts(tree: ast.AST) -> Iterator[str]:
+    """Every piece of text in a module."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+def module_of(name: str) -> str | None:
+    """The installed module that a name is, or is in."""
+    while name and name not in sources():
+        name = name.rpartition(".")[0]
+    return name or None
+
+
+@cache
+def tree_of(name: str) -> ast.Module:
+    return ast.parse(sources()[name].read_text(encoding="utf-8"))
+
+
+@cache
+def graph() -> dict[str, frozenset[str]]:
+    """What each installed module imports of the others."""
+    found = {}
+    for name, path in sources().items():
+        package = name if path.stem == "__init__" else name.rpartition(".")[0]
+        modules = map(module_of, names_imported(tree_of(name), package))
+        found[name] = frozenset(module for module in modules if module) - {name}
+    return found
+
+
+def circle(arrows: dict[str, frozenset[str]]) -> list[str]:
+    """The modules of one circle, or none."""
+    try:
+        TopologicalSorter(arrows).prepare()
+    except CycleError as error:
+        return error.args[1]
+    return []
+
+
+def floor(module: str) -> int:
+    """Where the room of a module stands in the list."""
+    rooms = {room: at for at, row in enumerate(ROOMS) for room in row}
+    if module in rooms:
+        return rooms[module]
+    above = module.rpartition(".")[0]
+    assert above != "ooc_cudnn", f"{module} is in no room: add it to ROOMS"
+    return floor(above)
+
+
+def without_closing() -> dict[str, frozenset[str]]:
+    return {
+        module: frozenset(other for other in others if (module, other) not in CLOSING)
+        for module, others in graph().items()
+    }
+
+
+def test_no_circle_among_modules():
+    assert circle(without_closing()) == []
+
+
+@pytest.mark.parametrize(("module", "other"), CLOSING)
+def test_an_exception_closes_a_circle(module, other):
+    """Else it is mended, and belongs out of the list."""
+    assert other in graph().get(module, ())
+    arrows = without_closing()
+    assert circle(arrows | {module: arrows[module] | {other}})
+
+
+def test_no_arrow_leads_upwards():
+    upwards = {
+        (module, other)
+        for module, others in graph().items()
+        for other in others
+        if floor(other) > floor(module)
+    }
+    assert upwards == set()
+
+
+def test_nothing_installed_reaches_into_the_checkout():
+    reaching = {
+        name
+        for name in sources()
+        if any(_OUTSIDE.match(each) for each in (*names_imported(tree_of(name), name),
+                                                 *texts(tree_of(name))))
+    }  # fmt: skip
+    assert reaching == set(REACHING)
+
+
+def test_every_way_to_import_is_seen():
+    tree = ast.parse(
+        "import os, ooc_cudnn.units\n"
+        "from . import case\n"
+        "from ..devices.base import Device\n"
+        "from .. import cli\n"
+        "if TYPE_CHECKING:\n    from ooc_cudnn.pipeline import plan\n"
+        "def function():\n    from ooc_cudnn import errors, __version__\n"
+    )
+    found = set(map(module_of, names_imported(tree, "ooc_cudnn.bench")))
+    modules = ("units", "bench.case", "devices.base", "cli", "pipeline.plan", "errors")
+    assert found == {None, "ooc_cudnn", *(f"ooc_cudnn.{module}" for module in modules)}
+
+
+def test_a_circle_and_a_room_are_found():
+    assert circle({"a": frozenset("b"), "b": frozenset("c"), "c": frozenset()}) == []
+    assert set(circle({"a": frozenset("b"), "b": frozenset("c"), "c": frozenset("a")})) == set(
+        "abc"
+    )
+    assert (
+        floor("perfmodel.linear") < floor("ooc_cudnn.units") < floor("ooc_cudnn.devices.cuda.run")
+    )
+    assert floor("ooc_cudnn.devices.cuda.run") == floor("ooc_cudnn.devices")
+    with pytest.raises(AssertionError, match="in no room"):
+        floor("ooc_cudnn.unheard_of")
