@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 
+from benchmarks.contenders.cases import CASES
 from benchmarks.figures import convolution_tables, training_tables
 from benchmarks.figures.claims import claims_table
 from benchmarks.figures.pictures import shown
@@ -14,7 +15,6 @@ from benchmarks.figures.records import Records, load
 from benchmarks.figures.scripts_table import scripts_table
 from benchmarks.figures.words import image, joined, provenance
 from benchmarks.readme import checks, fill
-from ooc_cudnn.bench.cases import CASES
 from ooc_cudnn.bench.environment import ROOT
 
 PAGE = ROOT / "docs" / "performance.md"

@@ -1,8 +1,9 @@
 """Measure everything that needs a GPU again, in named parts, one process each.
 
 ``python -m benchmarks.card`` runs all parts, `--only` some of them, `--list` names them. Results go
-to `--output`, else to the folder in $OUT, else to benchmarks/results; what ``ooc-cudnn bench``
-measures goes to its folder `bench`. Afterwards ``make figures`` makes the tables and pictures.
+to `--output`, else to the folder in $OUT, else to benchmarks/results; what
+``python -m benchmarks.contenders`` measures goes to its folder `bench`. Afterwards ``make figures``
+makes the tables and pictures.
 """
 
 from __future__ import annotations
@@ -53,14 +54,7 @@ class Part:
     def command(self, output: str, *, quick: bool, device: str, machine: str | None) -> list[str]:
         """Return the command line."""
         if self.cases:
-            command = [
-                sys.executable,
-                "-m",
-                "ooc_cudnn.cli",
-                "bench",
-                "--output",
-                f"{output}/bench",
-            ]
+            command = [sys.executable, "-m", "benchmarks.contenders", "--output", f"{output}/bench"]
             command += [word for pattern in self.cases for word in ("--case", pattern)]
             # Not every command knows "auto", which is what the suite takes without this.
             command += [] if device == "auto" else ["--device", device]

@@ -16,16 +16,16 @@ from typing import Any
 import numpy as np
 
 from benchmarks import common
+from benchmarks.contenders.double_buffered import DoubleBufferedCupy, DoubleBufferedTorch
+from benchmarks.contenders.naive import torch_loop
+from benchmarks.contenders.torch_convolution import release_torch, torch_settings
 from ooc_cudnn.bench.attempt import Attempt
 from ooc_cudnn.bench.case import OURS
 from ooc_cudnn.bench.contender import Contender
 from ooc_cudnn.bench.contents import Images, filters, poison
 from ooc_cudnn.bench.convolution_contender import ConvolutionContender, Operands
 from ooc_cudnn.bench.convolution_library import Library
-from ooc_cudnn.bench.double_buffered import DoubleBufferedCupy, DoubleBufferedTorch
-from ooc_cudnn.bench.naive import torch_loop
 from ooc_cudnn.bench.timing import Timing, interleave
-from ooc_cudnn.bench.torch_convolution import release_torch, torch_settings
 
 NAME = "naive_loop"
 MEMORIES = ("pinned", "pageable")

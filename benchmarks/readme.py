@@ -12,8 +12,8 @@ import sys
 import textwrap
 from pathlib import Path
 
+from benchmarks.contenders.cases import CASES
 from benchmarks.figures.records import FOLDER, NOT_MEASURED, Records, load
-from ooc_cudnn.bench.cases import CASES
 from ooc_cudnn.bench.environment import ROOT
 from ooc_cudnn.units import format_seconds
 

@@ -18,8 +18,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import ooc_cudnn
-from ooc_cudnn.bench.cases import CASES
-from ooc_cudnn.bench.runner import run_case
 from ooc_cudnn.devices import get_device
 from perfmodel import shipped
 
@@ -29,9 +27,12 @@ QUICK_VARIABLE = "OOC_NOTEBOOK_QUICK"
 
 Size = TypeVar("Size")
 
-# The examples, which are no part of the package, are imported from a checkout.
+# Examples and benchmarks, which are no part of the package, are imported from a checkout.
 if str(ROOT) not in sys.path:
     sys.path.append(str(ROOT))
+
+from benchmarks.contenders.cases import CASES  # noqa: E402
+from benchmarks.contenders.suite import run_case  # noqa: E402
 
 
 def is_quick() -> bool:
@@ -88,7 +89,7 @@ def calibrated() -> tuple[ooc_cudnn.MachineModel, str]:
 
 @dataclass(frozen=True)
 class Record:
-    """One case of ``ooc-cudnn bench``, as it writes it to a file.
+    """One case of ``python -m benchmarks.contenders``, as it writes it to a file.
 
     Attributes
     ----------
@@ -178,9 +179,9 @@ def records(names: Iterable[str], folder: Path = RESULTS / "bench") -> dict[str,
     Parameters
     ----------
     names : iterable of str
-        As ``ooc-cudnn bench --list`` has them.
+        As ``python -m benchmarks.contenders --list`` has them.
     folder : Path
-        Where ``ooc-cudnn bench --output`` wrote records.
+        Where ``python -m benchmarks.contenders --output`` wrote records.
 
     Raises
     ------
@@ -204,7 +205,8 @@ def records(names: Iterable[str], folder: Path = RESULTS / "bench") -> dict[str,
     if missing:
         print(
             f"Not recorded yet: {', '.join(missing)}. On a machine with a card, "
-            "`ooc-cudnn bench --case NAME --output benchmarks/results/bench` makes a record."
+            "`python -m benchmarks.contenders --case NAME --output benchmarks/results/bench` makes "
+            "a record."
         )
     return found
 

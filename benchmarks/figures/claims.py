@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from benchmarks.common import Claim
+from benchmarks.contenders.cases import CASES
 from benchmarks.figures.records import NOT_MEASURED, STAGES, Records, names
 from benchmarks.figures.words import NOTHING, PRECISIONS, markdown
-from ooc_cudnn.bench.cases import CASES
 
 #: Contender of figure 14's two larger sizes -> how many times as long as the library, at least.
 AT_LEAST = {

@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from benchmarks.contenders.cases import CASES, LOOPS, UNIFIED_MEMORY
 from benchmarks.figures import canvas, lines
 from benchmarks.figures.records import STAGES, Records, feature_bytes, names, stage_seconds
 from benchmarks.figures.words import LABELS
 from benchmarks.paper_figures import CHANNEL_GFLOPS, CHANNELS, FUSED_OVER_UNFUSED
 from ooc_cudnn.bench.case import OURS
-from ooc_cudnn.bench.cases import CASES, FIGURE_9, LOOPS, UNIFIED_MEMORY
+from ooc_cudnn.bench.cases import FIGURE_9
 from ooc_cudnn.units import format_seconds
 
 LINES_OF_14 = (OURS, *UNIFIED_MEMORY, *LOOPS, "torch_in_core", "copy_limit")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from benchmarks.contenders.cases import CASES, LOOPS, UNIFIED_MEMORY
 from benchmarks.figures.records import STAGES, Records, feature_bytes, names
 from benchmarks.figures.records import stage_seconds as stages_of
 from benchmarks.figures.words import (
@@ -19,7 +20,7 @@ from benchmarks.figures.words import (
 )
 from benchmarks.paper_figures import CHANNEL_GFLOPS, CHANNELS, FUSED_OVER_UNFUSED
 from ooc_cudnn.bench.case import OURS
-from ooc_cudnn.bench.cases import CASES, FIGURE_9, LOOPS, UNIFIED_MEMORY
+from ooc_cudnn.bench.cases import FIGURE_9
 from ooc_cudnn.units import format_seconds
 
 IN_CORE = (OURS, "in_core", "cudnn")

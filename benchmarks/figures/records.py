@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import common
+from benchmarks.contenders.cases import CASES
 from ooc_cudnn.bench.case import OURS
-from ooc_cudnn.bench.cases import CASES
 
 FOLDER = common.RESULTS / "bench"
 #: What of a case must be as it is today for its record to be shown.

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.contenders.cases import VGG16_BATCHES
 from benchmarks.figures import canvas, lines
 from benchmarks.figures.records import STAGES, Records
 from benchmarks.figures.training_tables import OTHERS, case_of
 from benchmarks.figures.words import PRECISIONS
 from ooc_cudnn.bench.case import OURS
-from ooc_cudnn.bench.cases import VGG16_BATCHES
 
 DIRECTIONS = ("forward", "backward")
 

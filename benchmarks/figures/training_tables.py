@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from benchmarks.contenders.cases import VGG16_BATCHES
 from benchmarks.figures.records import STAGES, Records, names
 from benchmarks.figures.words import (
     NOTHING,
@@ -15,7 +16,6 @@ from benchmarks.figures.words import (
     times,
 )
 from ooc_cudnn.bench.case import OURS
-from ooc_cudnn.bench.cases import VGG16_BATCHES
 
 OTHERS = ("in_core", "torch_in_core", "torch_save_on_cpu", "torch_checkpoint",
           "torch_micro_batches")  # fmt: skip

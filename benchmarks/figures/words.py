@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from benchmarks.contenders.cases import CASES
 from benchmarks.figures.records import NOT_MEASURED, Records
 from ooc_cudnn.bench.case import OURS
-from ooc_cudnn.bench.cases import CASES
 from ooc_cudnn.units import format_seconds
 
 NOTHING = "-"
@@ -75,7 +75,7 @@ def provenance(records: Records, cases: Sequence[str]) -> str:
     """Say on what card, when and under which limit cases were measured."""
     there = records.of(cases)
     if not there:
-        return f"Not measured yet: `ooc-cudnn bench`, {len(cases)} cases."
+        return f"Not measured yet: `python -m benchmarks.contenders`, {len(cases)} cases."
     where = [record["environment"] for record in there]
     cards = sorted({each["gpu"]["name"] if each["gpu"] else "host device" for each in where})
     dates = sorted({each["date"][:10] for each in where})

@@ -25,7 +25,7 @@ class Case:
     source : str
         The paper's figure or table, or the network, that the sizes are from.
     workload : str
-        What is computed: a key of `runner.WORKLOADS`.
+        What is computed: a key of its suite's workloads (`runner.Suite`).
     sizes, tiny : mapping of str to int
         The workload's sizes, and those that the tiny form replaces.
     memory_limit, tiny_memory_limit : str

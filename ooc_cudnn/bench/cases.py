@@ -14,13 +14,6 @@ from typing import Any
 from ooc_cudnn.bench.case import Case
 
 STRICT, TF32 = "strict", "tf32"
-UNIFIED_MEMORY = (
-    "unified_memory",
-    "unified_memory_prefetch",
-    "unified_memory_prefetch_split",
-)
-#: The loop that one writes first, and the best one.
-LOOPS = ("naive_loop", "double_buffered_torch", "double_buffered_cupy")
 #: Figure 9's channels -> the limit, and GFLOPS where the paper states them.
 FIGURE_9 = {
     64: ("256MiB", 4332.0),
@@ -33,10 +26,6 @@ FIGURE_9 = {
 }
 #: From 2**31 elements on cuDNN crawls on the whole tensors: they are not tried.
 _MOST_CHANNELS_OF_WHOLE_TENSORS = 1024
-VGG16_BATCHES = (32, 64, 128, 256, 512, 1024)
-#: Batches at which all of PyTorch's ways are timed in TF32, elsewhere PyTorch in core alone; and
-#: those at which it is timed in strict float32: trying cuDNN's engines takes minutes there.
-_WAYS_OF_PYTORCH, _STRICT_PYTORCH = (32, 512, 1024), (32, 1024)
 
 
 def _convolution(
@@ -139,15 +128,15 @@ def _figure_10() -> Iterator[Case]:
 def _figure_14() -> Iterator[Case]:
     for size, images in (("1gb", 64), ("2gb", 128), ("4gb", 256), ("9gb", 512)):
         for precision in (TF32, STRICT) if images >= 256 else (TF32,):
-            others = (*LOOPS, "serial") if precision == TF32 else ()
+            serial = ("serial",) if precision == TF32 else ()
             yield _convolution(
                 f"fig14-{size}",
-                f"Unified Memory: {images} images of 256x256, 64 channels",
+                f"{images} images of 256x256, 64 channels",
                 "figure 14",
                 (images, 64, 256, 256),
                 tiny=(8, 8, 16, 16),
                 memory_limit="1GiB" if images <= 128 else "4GiB",
-                baselines=(*UNIFIED_MEMORY, *others, "copy_limit", "in_core", "torch_in_core"),
+                baselines=(*serial, "copy_limit", "in_core"),
                 precision=precision,
                 repeats=5 if precision == TF32 else 3,
             )
@@ -157,46 +146,22 @@ def _networks() -> Iterator[Case]:
     yield _convolution(
         "vgg-conv2", "VGG's second convolution, 256 images", "VGG-16, conv1_2",
         (256, 64, 224, 224), tiny=(8, 8, 14, 14), memory_limit="2GiB",
-        baselines=("copy_limit", "in_core", *LOOPS[1:], "torch_in_core"),
+        baselines=("copy_limit", "in_core"),
     )  # fmt: skip
     yield _convolution(
         "pathology-slide", "a slide of 16384x8192, 16 channels", "networks for pathology",
         (1, 16, 16384, 8192), tiny=(1, 8, 48, 24), memory_limit="2GiB",
-        baselines=("copy_limit", "in_core", *LOOPS),
+        baselines=("copy_limit", "in_core"),
     )  # fmt: skip
     yield _convolution(
         "pageable-4gb", "figure 14's 4 GB in plain NumPy arrays", "figure 14, without pinning",
         (256, 64, 256, 256), tiny=(8, 8, 16, 16), memory_limit="4GiB",
-        baselines=(*LOOPS, "torch_in_core"), pageable=True,
+        baselines=(), pageable=True,
     )  # fmt: skip
-
-
-def _vgg16() -> Iterator[Case]:
-    for batch in VGG16_BATCHES:
-        for precision in (TF32, STRICT):
-            pytorch: tuple[str, ...] = ("torch_in_core",)
-            if batch in _WAYS_OF_PYTORCH and precision == TF32:
-                pytorch += "torch_save_on_cpu", "torch_checkpoint", "torch_micro_batches"
-            if batch not in _STRICT_PYTORCH and precision == STRICT:
-                pytorch = ()
-            yield Case(
-                name=f"vgg16-n{batch}-{precision}",
-                about=f"a training step of VGG-16, batch {batch}, "
-                f"{'TF32' if precision == TF32 else 'strict float32'}",
-                source="figures 12 and 13",
-                workload="training_step",
-                sizes={"batch": batch, "image": 224, "channels_percent": 100},
-                tiny={"batch": 2, "image": 32, "channels_percent": 6},
-                memory_limit="16GiB",
-                tiny_memory_limit="512KiB",
-                baselines=("in_core", *pytorch),
-                allow_tf32=precision == TF32,
-                repeats=3,
-            )
 
 
 CASES: dict[str, Case] = {
     case.name: case
-    for family in (_figure_9, _table_4, _figure_10, _figure_14, _networks, _vgg16)
+    for family in (_figure_9, _table_4, _figure_10, _figure_14, _networks)
     for case in family()
 }

@@ -11,7 +11,7 @@ from typing import Any
 
 from ooc_cudnn.bench.case import OURS, Case
 from ooc_cudnn.bench.environment import plain
-from ooc_cudnn.bench.runner import Say, failed, run_case
+from ooc_cudnn.bench.runner import SUITE, Say, Workloads, failed, run_case
 from ooc_cudnn.bench.steadiness import disagreements
 from ooc_cudnn.bench.tables import table
 from ooc_cudnn.devices import get_device
@@ -58,6 +58,7 @@ def run_cases(
     repeats: int | None,
     output: Path | None,
     say: Say,
+    workloads: Workloads = SUITE.workloads,
 ) -> list[dict[str, Any]]:
     """Run cases one after the other; write each record as it is made.
 
@@ -77,7 +78,13 @@ def run_cases(
         say(f"[{number}/{len(cases)}] {case.name}: {case.about}")
         for last in (False, True):
             record = run_case(
-                case, quick=quick, device=device, machine=machine, repeats=repeats, say=say
+                case,
+                quick=quick,
+                device=device,
+                machine=machine,
+                repeats=repeats,
+                say=say,
+                workloads=workloads,
             )
             record["disturbed"] += _against_other_precision(record, output)
             if not record["disturbed"] or last:

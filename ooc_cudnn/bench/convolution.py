@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -14,34 +14,11 @@ from ooc_cudnn.bench.contents import Images, filters
 from ooc_cudnn.bench.convolution_bounds import CopyLimit, InCore, PlainCudnn
 from ooc_cudnn.bench.convolution_contender import ConvolutionContender, Operands
 from ooc_cudnn.bench.convolution_library import Library, Serial, Unfused
-from ooc_cudnn.bench.double_buffered import DoubleBufferedCupy, DoubleBufferedTorch
 from ooc_cudnn.bench.guards import GIB, HOST_MARGIN, free_device_bytes, need_host
-from ooc_cudnn.bench.naive import NaiveLoop
 from ooc_cudnn.bench.placing import available_host_bytes, pinned, release_device, release_pinned
-from ooc_cudnn.bench.torch_convolution import TorchInCore
-from ooc_cudnn.bench.unified_memory import (
-    UnifiedMemory,
-    UnifiedMemoryPrefetch,
-    UnifiedMemoryPrefetchSplit,
-)
 from ooc_cudnn.settings import current
 from ooc_cudnn.units import parse_limit
 
-CONTENDERS: tuple[type[ConvolutionContender], ...] = (
-    Library,
-    InCore,
-    PlainCudnn,
-    CopyLimit,
-    Serial,
-    Unfused,
-    NaiveLoop,
-    DoubleBufferedTorch,
-    DoubleBufferedCupy,
-    TorchInCore,
-    UnifiedMemory,
-    UnifiedMemoryPrefetch,
-    UnifiedMemoryPrefetchSplit,
-)
 #: Of what is free, how much contenders that are held together may take.
 _TOGETHER = 0.8
 _WINDOW_SITES = 9
@@ -58,6 +35,15 @@ class ConvolutionWorkload(Workload):
     Unavailable
         If the host has not the memory for features and result.
     """
+
+    kinds: ClassVar[tuple[type[ConvolutionContender], ...]] = (
+        Library,
+        InCore,
+        PlainCudnn,
+        CopyLimit,
+        Serial,
+        Unfused,
+    )
 
     def __init__(self, case: Case, *, cuda: bool, tiny: bool) -> None:
         sizes = case.sizes
@@ -86,16 +72,15 @@ class ConvolutionWorkload(Workload):
             pageable=pageable,
         )
         self._device = current().device
-        self.contenders = {kind.name: partial(kind, self.operands) for kind in CONTENDERS}
+        self.contenders = {kind.name: partial(kind, self.operands) for kind in self.kinds}
+        compared = [kind for kind in self.kinds if kind.name in case.baselines]
+        self.notes = tuple(dict.fromkeys(kind.note for kind in compared if kind.note))
         # The host device counts arrays on it against the limit, whoever holds them.
         self.in_turns = (
-            self._fit_together(case, feature_bytes) if cuda else InCore.name not in case.baselines
+            _fit_together(case, compared, feature_bytes)
+            if cuda
+            else InCore.name not in case.baselines
         )
-        if any(name.startswith("unified_memory") for name in case.baselines):
-            self.notes = (
-                "managed memory is kept below what the card has free: over-subscription was not "
-                "exercised",
-            )
 
     def release(self) -> None:
         """Give features, result, filters and bias back."""
@@ -103,13 +88,14 @@ class ConvolutionWorkload(Workload):
         release_device(self._device)
         release_pinned(self._device)
 
-    def _fit_together(self, case: Case, feature_bytes: int) -> bool:
-        """Whether everything that contenders hold can be held at once, here and on the device."""
-        kinds = [kind for kind in CONTENDERS if kind.name in case.baselines]
-        on_device = feature_bytes * sum(kind.device_share for kind in kinds)
-        on_host = feature_bytes * sum(kind.host_share for kind in kinds)
-        limit = int(parse_limit(case.memory_limit, name="memory_limit"))
-        return (
-            on_device + limit + GIB <= _TOGETHER * free_device_bytes()
-            and on_host <= _TOGETHER * (available_host_bytes() - HOST_MARGIN)
-        )
+
+def _fit_together(
+    case: Case, kinds: Sequence[type[ConvolutionContender]], feature_bytes: int
+) -> bool:
+    """Whether everything that contenders hold can be held at once, here and on the device."""
+    on_device = feature_bytes * sum(kind.device_share for kind in kinds)
+    on_host = feature_bytes * sum(kind.host_share for kind in kinds)
+    limit = int(parse_limit(case.memory_limit, name="memory_limit"))
+    return on_device + limit + GIB <= _TOGETHER * free_device_bytes() and on_host <= _TOGETHER * (
+        available_host_bytes() - HOST_MARGIN
+    )

@@ -68,10 +68,13 @@ class ConvolutionContender(Contender):
     ----------
     device_share, host_share : float
         What it holds beside the operands, in sizes of x and y together: roughly, and at most.
+    note : str
+        What a reader of its seconds has to know.
     """
 
     device_share: ClassVar[float] = 0.0
     host_share: ClassVar[float] = 0.0
+    note: ClassVar[str] = ""
 
     def __init__(self, operands: Operands) -> None:
         self.operands = operands

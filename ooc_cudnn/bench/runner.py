@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 import ooc_cudnn
 from ooc_cudnn.bench.attempt import PATIENCE_SECONDS, Attempt, reason_of
 from ooc_cudnn.bench.case import OURS, Case
+from ooc_cudnn.bench.cases import CASES
 from ooc_cudnn.bench.contender import Workload
+from ooc_cudnn.bench.convolution import ConvolutionWorkload
 from ooc_cudnn.bench.environment import effective_settings, environment
 from ooc_cudnn.bench.neighbours import Neighbours
 from ooc_cudnn.bench.steadiness import disturbances
@@ -21,11 +22,18 @@ from ooc_cudnn.units import format_seconds
 
 Say = Callable[[str], None]
 
-#: Workload -> module and class, imported when a case asks for it.
-WORKLOADS = {
-    "convolution": ("ooc_cudnn.bench.convolution", "ConvolutionWorkload"),
-    "training_step": ("ooc_cudnn.bench.training", "TrainingStep"),
-}
+Workloads = Mapping[str, Callable[..., Workload]]
+
+
+class Suite(NamedTuple):
+    """Cases by name, and what computes each kind of them."""
+
+    cases: Mapping[str, Case]
+    workloads: Workloads
+
+
+#: What an installed package runs; `benchmarks.contenders` of a checkout has a larger one.
+SUITE = Suite(CASES, {"convolution": ConvolutionWorkload})
 
 
 def run_case(
@@ -36,7 +44,7 @@ def run_case(
     say: Say = lambda line: None,
     repeats: int | None = None,
     machine: str | None = None,
-    workload: Callable[..., Workload] | None = None,
+    workloads: Workloads = SUITE.workloads,
 ) -> dict[str, Any]:
     """Run a case and return its record, as plain values.
 
@@ -53,8 +61,8 @@ def run_case(
         Instead of the case's own.
     machine : str, optional
         A machine model to plan with; that of the settings when left out.
-    workload : callable, optional
-        Instead of the case's entry in `WORKLOADS`.
+    workloads : mapping of str to callable
+        Those of the case's suite.
 
     Returns
     -------
@@ -64,6 +72,10 @@ def run_case(
         baseline's ratio is its seconds over the library's, repeat by repeat where they took turns.
         ``disturbed`` says why its times are not to be believed; empty where they are.
     """
+    if case.workload not in workloads:
+        raise ValueError(
+            f"case {case.name}: workload {case.workload!r} is none of {', '.join(workloads)}"
+        )
     if quick:
         case = case.at_tiny_size()
     if repeats is not None:
@@ -76,7 +88,7 @@ def run_case(
         record = {
             "case": case.to_json(),
             "quick": quick,
-            **_measured(case, workload or _workload(case), quick=quick, device=device, say=say),
+            **_measured(case, workloads[case.workload], quick=quick, device=device, say=say),
             "environment": environment(device),
             "settings": effective_settings(),
         }
@@ -91,17 +103,6 @@ def failed(record: dict[str, Any]) -> list[str]:
         for name, found in record["contenders"].items()
         if found["status"] == "measured" and found["ours"] and not _is_right(found["check"])
     ]
-
-
-def _workload(case: Case) -> Callable[..., Workload]:
-    try:
-        module, name = WORKLOADS[case.workload]
-    except KeyError:
-        raise ValueError(
-            f"case {case.name}: workload {case.workload!r} is none of {', '.join(WORKLOADS)}"
-        ) from None
-    found: Callable[..., Workload] = getattr(import_module(module), name)
-    return found
 
 
 def _measured(

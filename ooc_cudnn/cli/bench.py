@@ -5,17 +5,26 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ooc_cudnn.cli.arguments import add_device, complain
+
+if TYPE_CHECKING:
+    from ooc_cudnn.bench.runner import Suite
 
 
 def add_bench(commands: Any) -> None:
     """Add the command."""
-    about = "time the library beside its baselines, and verify every result"
+    about = "time the library beside raw copies and other bounds, and verify every result"
     parser = commands.add_parser("bench", help=about, description=f"{about.capitalize()}.")
+    add_arguments(parser, _suite)
+
+
+def add_arguments(parser: argparse.ArgumentParser, suite: Callable[[], Suite]) -> None:
+    """Let a parser run a suite; importing it waits until it runs."""
     parser.add_argument("--list", action="store_true", help="name the cases, and run none")
     parser.add_argument(
         "--case",
@@ -33,15 +42,20 @@ def add_bench(commands: Any) -> None:
     parser.add_argument("--repeats", type=_count, metavar="N", help="instead of each case's own")
     add_device(parser)
     parser.add_argument("--machine", metavar="NAME", help="a machine model to plan with")
-    parser.set_defaults(run=_bench)
+    parser.set_defaults(run=lambda arguments: _bench(arguments, suite()))
 
 
-def _bench(arguments: argparse.Namespace) -> int:
-    from ooc_cudnn.bench.cases import CASES
+def _suite() -> Suite:
+    from ooc_cudnn.bench.runner import SUITE
+
+    return SUITE
+
+
+def _bench(arguments: argparse.Namespace, suite: Suite) -> int:
     from ooc_cudnn.bench.command import listing, report, run_cases, select, status_of
     from ooc_cudnn.bench.environment import plain
 
-    cases = select(arguments.cases, CASES)
+    cases = select(arguments.cases, suite.cases)
     if arguments.list:
         if arguments.json:
             print(json.dumps([case.to_json() for case in cases], indent=1))
@@ -55,6 +69,7 @@ def _bench(arguments: argparse.Namespace) -> int:
         machine=arguments.machine,
         repeats=arguments.repeats,
         output=arguments.output,
+        workloads=suite.workloads,
         # Where the records go to stdout, what goes on does not.
         say=partial(print, flush=True, file=sys.stderr if arguments.json else sys.stdout),
     )

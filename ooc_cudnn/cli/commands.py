@@ -43,7 +43,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     int
         The exit status. A wrong command line raises ``SystemExit(2)``, as argparse does.
     """
-    parser = _parser()
+    return run(_parser(), argv)
+
+
+def run(parser: argparse.ArgumentParser, argv: Sequence[str] | None = None) -> int:
+    """Run what a command line asks for; errors are said as the module's docstring says."""
     arguments = parser.parse_args(argv)
     try:
         with _friendly_warnings():

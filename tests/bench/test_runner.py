@@ -73,7 +73,7 @@ def run(contenders, *, in_turns=True, repeats=3):
     baselines = [name for name in contenders if name != "ooc_cudnn"]
     record = run_case(
         case_with(*baselines, repeats=repeats),
-        quick=False, device="host", say=said.append, workload=Fakes,
+        quick=False, device="host", say=said.append, workloads={"fake": Fakes},
     )  # fmt: skip
     assert Fakes.released
     json.dumps(record)
@@ -229,7 +229,7 @@ def test_a_machine_too_small_for_the_operands():
         def release(self):
             raise AssertionError("nothing was taken")
 
-    record = run_case(case_with(), quick=False, device="host", workload=TooLarge)
+    record = run_case(case_with(), quick=False, device="host", workloads={"fake": TooLarge})
     assert record["status"] == "unavailable"
     assert record["reason"].startswith("17 GB")
     assert record["contenders"] == {}
@@ -246,7 +246,7 @@ def test_a_contender_that_a_workload_lacks():
             pass
 
     with pytest.raises(ValueError, match="unheard_of"):
-        run_case(case_with("unheard_of"), quick=False, device="host", workload=Empty)
+        run_case(case_with("unheard_of"), quick=False, device="host", workloads={"fake": Empty})
 
 
 def test_a_workload_that_does_not_exist():

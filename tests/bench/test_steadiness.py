@@ -7,9 +7,9 @@ from copy import deepcopy
 
 import pytest
 
+from benchmarks.contenders.cases import CASES
 from benchmarks.figures.records import FOLDER
 from ooc_cudnn.bench import command
-from ooc_cudnn.bench.cases import CASES
 from ooc_cudnn.bench.steadiness import disagreements, disturbances
 
 #: Of `fig10-n64-strict` as it was stored once: the same bytes, at 1.6 times the seconds.

@@ -12,12 +12,12 @@ from benchmarks import (
     regenerate,
     reliability_page,
 )
+from benchmarks.contenders.cases import CASES
+from benchmarks.contenders.suite import run_case
 from benchmarks.figures import claims, convolution_tables, pictures, stamps, training_tables
 from benchmarks.figures.records import NOT_MEASURED, Records, load, names
 from benchmarks.figures.training_pictures import by_layer
-from ooc_cudnn.bench.cases import CASES
 from ooc_cudnn.bench.command import select
-from ooc_cudnn.bench.runner import run_case
 
 SAMPLES = ("fig9-c64-tf32", "table4-b-strict", "fig10-n1-tf32", "fig14-4gb-tf32", "vgg16-n32-tf32")
 
@@ -186,7 +186,7 @@ def test_a_table_says_where_and_when_it_was_measured(folder):
 
 def test_the_page_without_results_says_so():
     text = bench_page.section(Records({}, {}))
-    assert "Not measured yet: `ooc-cudnn bench`, 45 cases." in text
+    assert "Not measured yet: `python -m benchmarks.contenders`, 45 cases." in text
     assert "images/bench" not in text
     assert "PASS" not in text
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from benchmarks.contenders.cases import CASES
+from benchmarks.contenders.managed import HOST, ManagedArray, need_managed_memory, read_every_page
+from benchmarks.contenders.suite import run_case
 from ooc_cudnn.bench import guards
 from ooc_cudnn.bench.case import OURS
-from ooc_cudnn.bench.cases import CASES
 from ooc_cudnn.bench.contender import Unavailable
-from ooc_cudnn.bench.managed import HOST, ManagedArray, need_managed_memory, read_every_page
-from ooc_cudnn.bench.runner import failed, run_case
+from ooc_cudnn.bench.runner import failed
 
 cupy = pytest.importorskip("cupy")
 #: One of each kind; precisions differ on the card.

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 import ooc_cudnn
-from ooc_cudnn.bench.cases import CASES
-from ooc_cudnn.bench.runner import run_case
+from benchmarks.contenders.cases import CASES
+from benchmarks.contenders.suite import run_case
 from ooc_cudnn.functions.plan import plan_request
 from ooc_cudnn.pipeline.simulate import simulate
 from perfmodel import shipped
@@ -88,7 +88,7 @@ def test_a_missing_record_is_said_in_words(on_host, tmp_path, capsys):
     assert story.records(["fig14-1gb-tf32"], tmp_path) == {}
     said = capsys.readouterr().out
     assert "Not recorded yet: fig14-1gb-tf32" in said
-    assert "ooc-cudnn bench" in said
+    assert "python -m benchmarks.contenders" in said
     assert story.sources({}) == "no record yet"
     with pytest.raises(KeyError):
         story.records(["fig14-1gb"], tmp_path)

@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 
 import ooc_cudnn
-from ooc_cudnn.bench import double_buffered
-from ooc_cudnn.bench.attempt import reason_of
-from ooc_cudnn.bench.contents import Images, filters
-from ooc_cudnn.bench.convolution_contender import Operands
-from ooc_cudnn.bench.double_buffered import (
+from benchmarks.contenders import double_buffered
+from benchmarks.contenders.double_buffered import (
     DoubleBufferedCupy,
     DoubleBufferedTorch,
     pieces,
     take_turns,
 )
+from ooc_cudnn.bench.attempt import reason_of
+from ooc_cudnn.bench.contents import Images, filters
+from ooc_cudnn.bench.convolution_contender import Operands
 from ooc_cudnn.bench.placing import pinned
 from tests.support import numpy_as_cupy
 

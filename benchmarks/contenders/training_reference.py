@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from ooc_cudnn.bench.training_network import Array, Network
+from benchmarks.contenders.training_network import Array, Network
 
 #: Relative norm error of a gradient with no ReLU or pooling above it; by whether TF32 is allowed.
 TOLERANCES = {True: 0.03, False: 1e-3}

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from ooc_cudnn.bench.bands import Band, bands
+from benchmarks.contenders.bands import Band, bands
+from benchmarks.contenders.torch_convolution import release_torch, torch_settings
 from ooc_cudnn.bench.contents import poison
 from ooc_cudnn.bench.convolution_contender import ConvolutionContender
 from ooc_cudnn.bench.guards import need_host
-from ooc_cudnn.bench.torch_convolution import release_torch, torch_settings
 
 IMAGES_AT_A_TIME = 4
 #: One image too large for the card is cut into bands of rows about as large as those images.

@@ -1,26 +1,18 @@
-"""One training step of VGG-16: forward, loss, backward, descent, on a batch beyond the card."""
+"""One training step of VGG-16: what every way to it begins with, and what it must give."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
-from ooc_cudnn.bench.case import OURS, Case
-from ooc_cudnn.bench.contender import Contender, Workload
+from benchmarks.contenders.torch_network import reference
+from benchmarks.contenders.training_network import Array, Network
+from benchmarks.contenders.training_reference import Outcome, by_hand, compare
+from ooc_cudnn.bench.case import Case
+from ooc_cudnn.bench.contender import Workload
 from ooc_cudnn.bench.contents import Images
 from ooc_cudnn.bench.placing import pinned, release_device, release_pinned
-from ooc_cudnn.bench.torch_training import (
-    TorchCheckpoint,
-    TorchInCore,
-    TorchMicroBatches,
-    TorchSaveOnCpu,
-    reference,
-)
-from ooc_cudnn.bench.training_library import LibraryStep
-from ooc_cudnn.bench.training_network import Array, Network
-from ooc_cudnn.bench.training_reference import Outcome, by_hand, compare
 from ooc_cudnn.settings import current
 
 #: Of the descent: that of the example. Weights are put back before each step that is timed.
@@ -29,7 +21,7 @@ RATE = 0.01
 _CLASSES = 1000
 
 
-class TrainingStep(Workload):
+class Step(Workload):
     """Images in pinned host memory, labels, and the weights that every contender begins with.
 
     Sizes: ``batch``; ``image``, its height and width; ``channels_percent``, of the channels, the
@@ -63,21 +55,6 @@ class TrainingStep(Workload):
         self.images: Array | None = Images.of((batch, 3, image, image)).fill(pinned(shape))
         self.labels = np.random.default_rng(1).integers(classes, size=batch)
         self._expected: Outcome | None = None
-        self.contenders: Mapping[str, Callable[[], Contender]] = {
-            OURS: lambda: LibraryStep(
-                self, OURS, "examples/vgg16.py under the memory limit, maps channels-first"
-            ),
-            "channels_last": lambda: LibraryStep(
-                self, "channels_last", "the same with maps channels-last", order="channels_last"
-            ),
-            "in_core": lambda: LibraryStep(
-                self, "in_core", "the same with everything on the device", in_core=True
-            ),
-            "torch_in_core": lambda: TorchInCore(self),
-            "torch_save_on_cpu": lambda: TorchSaveOnCpu(self),
-            "torch_checkpoint": lambda: TorchCheckpoint(self),
-            "torch_micro_batches": lambda: TorchMicroBatches(self),
-        }
 
     @property
     def batch(self) -> int:
@@ -101,7 +78,7 @@ class TrainingStep(Workload):
             if self.tiny:
                 self._expected = by_hand(self.network, self.given, self.labels)
             else:
-                self._expected = reference(self)
+                self._expected = reference(self.network, self.given, self.labels, cuda=self.cuda)
         return self._expected
 
     def compare(self, found: Outcome, expected: Outcome) -> dict[str, Any]:

@@ -15,8 +15,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from ooc_cudnn.bench import guards, managed, unified_memory
-from ooc_cudnn.bench.bands import Band, bands, byte_ranges
+from benchmarks.contenders import managed, unified_memory
+from benchmarks.contenders.bands import Band, bands, byte_ranges
+from ooc_cudnn.bench import guards
 from ooc_cudnn.bench.contender import Unavailable
 from ooc_cudnn.bench.contents import Images, filters
 from ooc_cudnn.bench.convolution_contender import Operands

@@ -6,27 +6,26 @@ import os
 import statistics
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 import ooc_cudnn
+from benchmarks.contenders.training_network import Array
+from benchmarks.contenders.training_reference import Outcome
+from benchmarks.contenders.training_step import Step
+from examples.vgg16 import VGG16
+from examples.vgg16_report import Report
 from ooc_cudnn.bench.contender import Contender, Unavailable
 from ooc_cudnn.bench.placing import (
     available_host_bytes,
     idle_pinned_bytes,
     release_device_memory,
 )
-from ooc_cudnn.bench.training_network import Array, example
-from ooc_cudnn.bench.training_reference import Outcome
-from ooc_cudnn.bench.training_summary import summary
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.memory.limit import limit_bytes
 from ooc_cudnn.settings import current
 from ooc_cudnn.units import format_bytes, parse_limit
-
-if TYPE_CHECKING:
-    from ooc_cudnn.bench.training import TrainingStep
 
 #: Host memory that is left to others: the system, the reference, staging.
 HOST_RESERVE_BYTES = 8 * 2**30
@@ -40,7 +39,7 @@ class LibraryStep(Contender):
 
     Parameters
     ----------
-    step : TrainingStep
+    step : Step
     name, about : str
     order : str
         Memory order of maps and filters.
@@ -52,7 +51,7 @@ class LibraryStep(Contender):
 
     def __init__(
         self,
-        step: TrainingStep,
+        step: Step,
         name: str,
         about: str,
         *,
@@ -75,7 +74,7 @@ class LibraryStep(Contender):
         self._seconds, self._details = [], {"pinned_bytes_needed": outside}
         image = self.step.network.image_shape[-1]
         with self._settings():
-            self._network = example("vgg16").VGG16(
+            self._network = VGG16(
                 self.step.batch,
                 image,
                 self.step.network.map_shapes[-1][0],
@@ -165,7 +164,7 @@ class LibraryStep(Contender):
     def _recorded_step(self) -> tuple[float, float, Any]:
         """Take a step; return its loss, seconds outside of calls, and the report of its calls."""
         device, network = get_device(current().device), self._network
-        report, watch = example("vgg16_report").Report(), network.watch
+        report, watch = Report(), network.watch
         network.watch = report.watch
         try:
             with self._settings():
@@ -207,3 +206,48 @@ def _poison(array: Any) -> None:
     with ThreadPoolExecutor(workers) as threads:
         for _ in threads.map(lambda part: part.fill(np.nan), np.array_split(array, workers)):
             pass
+
+
+def summary(
+    report: Report, *, rest_seconds: float, measured_seconds: float | None
+) -> dict[str, Any]:
+    """Sum up the calls of one recorded step.
+
+    Parameters
+    ----------
+    report : Report
+    rest_seconds : float
+        Of what is not a call: the loss, and the descent.
+    measured_seconds : float or None
+        Of a whole step that nobody recorded, since recording waits for the end of every call.
+
+    Returns
+    -------
+    dict
+        ``calls``, a row for each layer and direction; ``stage_seconds``, for which each stream was
+        at work; ``binding_share``, the seconds of the calls that each stage binds over those of all
+        calls; ``predicted_seconds`` of the step, which are those of the calls' plans and
+        `rest_seconds`; and ``predicted_over_measured``.
+    """
+    rows = report.rows
+    calls = sum(row.seconds for row in rows)
+    planned = sum(row.predicted_seconds for row in rows)
+    stages = tuple(rows[0].stage_seconds)
+    found = {
+        "stage_seconds": {name: sum(row.stage_seconds[name] for row in rows) for name in stages},
+        "binding_share": {
+            name: sum(row.seconds for row in rows if row.binds == name) / calls for name in stages
+        },
+        "seconds_of_calls": calls,
+        "predicted_seconds_of_calls": planned,
+        "rest_seconds": rest_seconds,
+        "predicted_seconds": planned + rest_seconds,
+        "measured_seconds": measured_seconds,
+        "peak_device_bytes": max(row.peak_device_bytes for row in rows),
+        "bytes_in": sum(row.bytes_in for row in rows),
+        "bytes_out": sum(row.bytes_out for row in rows),
+        "calls": report.to_json(),
+    }
+    if measured_seconds is not None:
+        found["predicted_over_measured"] = found["predicted_seconds"] / measured_seconds
+    return found

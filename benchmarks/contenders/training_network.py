@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import math
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -13,26 +11,12 @@ from typing import Any
 import numpy as np
 
 import ooc_cudnn
-from ooc_cudnn.bench.contender import Unavailable
-from ooc_cudnn.bench.environment import ROOT
+from examples import vgg16_layers
+from examples.vgg16 import VGG16
 
 Array = np.ndarray[Any, Any]
 Shape = tuple[int, ...]
 _FLOAT_BYTES = 4
-
-
-def example(module: str) -> Any:
-    """Return a module of the checkout's examples/: "vgg16", "vgg16_layers", "vgg16_report".
-
-    Raises `Unavailable` where the library runs from elsewhere than its checkout.
-    """
-    if not (ROOT / "examples" / f"{module}.py").is_file():
-        raise Unavailable("examples/ is not here: run from a checkout")
-    sys.path.insert(0, str(ROOT))
-    try:
-        return importlib.import_module(f"examples.{module}")
-    finally:
-        sys.path.remove(str(ROOT))
 
 
 @dataclass(frozen=True)
@@ -81,19 +65,18 @@ class Network:
     @lru_cache(maxsize=1)  # seconds, and cases that follow each other have the same
     def of(cls, image: int, classes: int, channels_scale: float) -> Network:
         """Read it off a network for one image, which draws the same weights as a larger batch's."""
-        kinds = example("vgg16_layers")
-        network = example("vgg16").VGG16(1, image, classes, channels_scale=channels_scale)
+        network = VGG16(1, image, classes, channels_scale=channels_scale)
         weights = {}
         for name, parameter in network.parameters.items():
             weights[name] = np.empty(parameter.value.shape, np.float32)
             ooc_cudnn.memcpy(weights[name], parameter.value)
         layers = []
         for layer in network.layers:
-            if isinstance(layer, kinds.Convolution):
+            if isinstance(layer, vgg16_layers.Convolution):
                 relu = layer.activation == "relu"
                 layers.append(Layer(layer.name, "convolution", layer.padding, relu))
             else:
-                pooling = isinstance(layer, kinds.MaxPooling)
+                pooling = isinstance(layer, vgg16_layers.MaxPooling)
                 layers.append(Layer(layer.name, "pooling" if pooling else "softmax"))
         shapes = tuple(tuple(map_.shape[1:]) for map_ in network.maps)
         return cls(tuple(layers), tuple(network.images_shape[1:]), shapes, weights)
@@ -129,7 +112,7 @@ class Network:
         Array by array as `ooc_cudnn.empty` decides: a smaller one may fit after a larger did not.
         """
         outside = 0
-        for nbytes in self.allocations(batch, example("vgg16_layers").ALIGNED_ELEMENTS):
+        for nbytes in self.allocations(batch, vgg16_layers.ALIGNED_ELEMENTS):
             if nbytes <= room_bytes:
                 room_bytes -= nbytes
             else:

@@ -2,55 +2,33 @@
 
 from __future__ import annotations
 
-import gc
 import importlib
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from benchmarks.contenders.torch_network import (
+    MICRO_BATCH,
+    TorchNetwork,
+    load_torch,
+    out_of_memory_as,
+    precision,
+    release_torch,
+)
+from benchmarks.contenders.training_reference import Outcome
+from benchmarks.contenders.training_step import Step
 from ooc_cudnn.bench.contender import Contender, Unavailable
 from ooc_cudnn.bench.placing import available_host_bytes, idle_pinned_bytes, release_pinned
-from ooc_cudnn.bench.torch_network import TorchNetwork, load_torch, out_of_memory_as, precision
-from ooc_cudnn.bench.training_reference import Outcome
 from ooc_cudnn.settings import current
 from ooc_cudnn.units import format_bytes
 
-if TYPE_CHECKING:
-    from ooc_cudnn.bench.training import TrainingStep
-
-#: Images of a micro-batch: as many as keep the card busy.
-MICRO_BATCH = 128
 #: Host memory that must stay free: a machine whose memory PyTorch pins to the last GiB is killed.
 HOST_RESERVE_BYTES = 16 * 2**30
-
-
-def reference(step: TrainingStep) -> Outcome:
-    """Return the loss and gradients of a step, by PyTorch in strict float32 and micro-batches."""
-    torch = load_torch(cuda=step.cuda)
-    with precision(torch, tf32=False), out_of_memory_as(torch, MemoryError):
-        device = "cuda" if step.cuda else "cpu"
-        network = TorchNetwork(torch, step.network, device, channels_last=False)
-        loss = network.accumulate(step.given, step.labels, MICRO_BATCH)
-        found = Outcome(loss, network.gradients())
-    del network
-    release_torch(torch, cuda=step.cuda)
-    return found
-
-
-def release_torch(torch: Any, *, cuda: bool) -> None:
-    """Give what PyTorch keeps of freed device memory, and of pinned memory, back to the system."""
-    gc.collect()
-    if cuda:
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()
-        empty_host_cache = getattr(torch._C, "_host_emptyCache", None)  # not in every version
-        if empty_host_cache is not None:
-            empty_host_cache()
 
 
 class TorchStep(Contender):
     """A training step in PyTorch; `gradients` is what the ways differ in."""
 
-    def __init__(self, step: TrainingStep) -> None:
+    def __init__(self, step: Step) -> None:
         self.step = step
         self.network: Any = None
         self._torch: Any = None

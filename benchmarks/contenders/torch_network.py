@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -10,10 +11,13 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.contenders.training_network import Array, Layer, Network
+from benchmarks.contenders.training_reference import Outcome
 from ooc_cudnn.bench.contender import Unavailable
-from ooc_cudnn.bench.training_network import Array, Layer, Network
 
 Group = Callable[[Any], Any]
+#: Images of a micro-batch: as many as keep the card busy.
+MICRO_BATCH = 128
 
 
 def load_torch(*, cuda: bool) -> Any:
@@ -212,3 +216,27 @@ class TorchNetwork:
 def _on_host(tensor: Any) -> Array:
     """A copy that the device's memory is not needed for: tensors on the host are shared."""
     return np.array(tensor.cpu().contiguous().numpy())
+
+
+def reference(
+    network: Network, images: Array, labels: Array, *, cuda: bool, micro: int = MICRO_BATCH
+) -> Outcome:
+    """Return the loss and gradients of a step, by PyTorch in strict float32 and micro-batches."""
+    torch = load_torch(cuda=cuda)
+    with precision(torch, tf32=False), out_of_memory_as(torch, MemoryError):
+        made = TorchNetwork(torch, network, "cuda" if cuda else "cpu", channels_last=False)
+        found = Outcome(made.accumulate(images, labels, micro), made.gradients())
+    del made
+    release_torch(torch, cuda=cuda)
+    return found
+
+
+def release_torch(torch: Any, *, cuda: bool) -> None:
+    """Give what PyTorch keeps of freed device memory, and of pinned memory, back to the system."""
+    gc.collect()
+    if cuda:
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        empty_host_cache = getattr(torch._C, "_host_emptyCache", None)  # not in every version
+        if empty_host_cache is not None:
+            empty_host_cache()

@@ -20,13 +20,13 @@ from typing import Any
 
 import numpy as np
 
-from ooc_cudnn.bench.bands import HALO_ROWS, Band, bands
+from benchmarks.contenders.bands import HALO_ROWS, Band, bands
+from benchmarks.contenders.torch_convolution import release_torch, torch_settings
 from ooc_cudnn.bench.contender import Unavailable
 from ooc_cudnn.bench.contents import poison
 from ooc_cudnn.bench.convolution_contender import ConvolutionContender, HostArray, Operands
 from ooc_cudnn.bench.direct import ConvolutionPlan, DirectBiasActivation
 from ooc_cudnn.bench.placing import pinned
-from ooc_cudnn.bench.torch_convolution import release_torch, torch_settings
 
 LANES = 3
 PIECE_BYTES = 2**25

@@ -7,13 +7,15 @@ import numpy as np
 import pytest
 
 import ooc_cudnn
-from ooc_cudnn.bench import torch_training, training_library
+from benchmarks.contenders import torch_training, training_library
+from benchmarks.contenders.torch_network import reference
+from benchmarks.contenders.torch_training import pinned_bytes
+from benchmarks.contenders.training import TrainingStep
+from benchmarks.contenders.training_network import Network
+from benchmarks.contenders.training_reference import Outcome, by_hand, compare, tolerances
+from examples.vgg16_layers import ALIGNED_ELEMENTS
 from ooc_cudnn.bench.case import OURS, Case
 from ooc_cudnn.bench.contender import Unavailable
-from ooc_cudnn.bench.torch_training import pinned_bytes
-from ooc_cudnn.bench.training import TrainingStep
-from ooc_cudnn.bench.training_network import Network, example
-from ooc_cudnn.bench.training_reference import Outcome, by_hand, compare, tolerances
 
 BASELINES = (
     "channels_last",
@@ -113,7 +115,7 @@ def test_the_bytes_outside_are_those_that_empty_puts_there(step, prepared):
     arrays += [parameter.value for parameter in network.parameters.values()]
     pinned = [array for array in arrays if ooc_cudnn.placement(array) == "pinned"]
     values = {id(parameter.value) for parameter in network.parameters.values()}
-    aligned = example("vgg16_layers").ALIGNED_ELEMENTS * 4
+    aligned = ALIGNED_ELEMENTS * 4
     outside = sum(
         2 * math.ceil(a.nbytes / aligned) * aligned if id(a) in values else a.nbytes for a in pinned
     )
@@ -272,10 +274,10 @@ def test_flags_are_put_back(prepared):
     assert [each.allow_tf32 for each in flags] == before
 
 
-def test_the_reference_of_torch_is_that_by_hand(step, monkeypatch):
+def test_the_reference_of_torch_is_that_by_hand(step):
     pytest.importorskip("torch")
-    monkeypatch.setattr(torch_training, "MICRO_BATCH", 1)
-    found, expected = torch_training.reference(step), step.expected()
+    found = reference(step.network, step.given, step.labels, cuda=False, micro=1)
+    expected = step.expected()
     assert found.loss == pytest.approx(expected.loss, rel=1e-6)
     for name, gradient in expected.gradients.items():
         error = np.linalg.norm(found.gradients[name] - gradient) / np.linalg.norm(gradient)
@@ -286,20 +288,13 @@ def test_without_torch_the_library_still_runs_and_is_checked(step, prepared, mon
     def missing(name):
         raise ModuleNotFoundError(f"No module named '{name}'")
 
-    monkeypatch.setattr("ooc_cudnn.bench.torch_network.importlib.import_module", missing)
+    monkeypatch.setattr("benchmarks.contenders.torch_network.importlib.import_module", missing)
     with pytest.raises(Unavailable, match="PyTorch is not installed"):
         step.contenders["torch_in_core"]().prepare()
     monkeypatch.undo()
     contender = prepared(OURS)
     contender.run()
     assert contender.check()["ok"]
-
-
-def test_outside_of_a_checkout_it_is_unavailable(monkeypatch, tmp_path):
-    monkeypatch.setattr("ooc_cudnn.bench.training_network.ROOT", tmp_path)
-    Network.of.cache_clear()
-    with pytest.raises(Unavailable, match="run from a checkout"):
-        TrainingStep(CASE, cuda=False, tiny=True)
 
 
 @pytest.mark.parametrize(("nbytes", "taken"), [(0, 0), (1, 1), (3, 4), (2**20, 2**20)])

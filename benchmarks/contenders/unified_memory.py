@@ -11,19 +11,19 @@ from __future__ import annotations
 from typing import Any
 
 import ooc_cudnn
-from ooc_cudnn.bench.bands import Band, bands, byte_ranges
-from ooc_cudnn.bench.contender import Unavailable
-from ooc_cudnn.bench.contents import poison
-from ooc_cudnn.bench.convolution_contender import ConvolutionContender, Operands
-from ooc_cudnn.bench.direct import ConvolutionPlan, DirectBiasActivation
-from ooc_cudnn.bench.guards import need_host
-from ooc_cudnn.bench.managed import (
+from benchmarks.contenders.bands import Band, bands, byte_ranges
+from benchmarks.contenders.managed import (
     HOST,
     ManagedArray,
     need_managed_memory,
     prefetch,
     read_every_page,
 )
+from ooc_cudnn.bench.contender import Unavailable
+from ooc_cudnn.bench.contents import poison
+from ooc_cudnn.bench.convolution_contender import ConvolutionContender, Operands
+from ooc_cudnn.bench.direct import ConvolutionPlan, DirectBiasActivation
+from ooc_cudnn.bench.guards import need_host
 
 
 class UnifiedMemory(ConvolutionContender):
@@ -33,6 +33,9 @@ class UnifiedMemory(ConvolutionContender):
     about = "CUDA Unified Memory as is: pages move when they are touched"
     device_share = 2.0
     host_share = 1.0
+    note = (
+        "managed memory is kept below what the card has free: over-subscription was not exercised"
+    )
 
     def __init__(self, operands: Operands) -> None:
         super().__init__(operands)
