@@ -42,19 +42,12 @@ ROOMS = (
 #: Arrows that close a circle, and who takes them away.
 CLOSING = {
     ("ooc_cudnn.operations.chain_builder", "ooc_cudnn.operations.chain"): "signature",
-    ("ooc_cudnn.bench.training_library", "ooc_cudnn.bench.training"): "desk",
-    ("ooc_cudnn.bench.torch_training", "ooc_cudnn.bench.training"): "desk",
     ("ooc_cudnn.pipeline.explain", "ooc_cudnn.pipeline.plan"): "clock",
     ("ooc_cudnn.pipeline.cuts", "ooc_cudnn.pipeline.request"): "lead",
     ("ooc_cudnn.pipeline.piece_costs", "ooc_cudnn.pipeline.piece_lines"): "lead",
     ("ooc_cudnn.pipeline.request", "ooc_cudnn.pipeline.counted"): "lead",
     ("ooc_cudnn.pipeline.request", "ooc_cudnn.pipeline.measured"): "lead",
 }
-
-#: Modules that reach into a checkout, and who mends them.
-REACHING = dict.fromkeys(
-    (f"ooc_cudnn.bench.{name}" for name in ("environment", "training", "training_network")), "desk"
-)
 
 _OUTSIDE = re.compile(r"(benchmarks|examples|notebooks|tests)([./]|$)")
 
@@ -166,7 +159,7 @@ def test_nothing_installed_reaches_into_the_checkout():
         if any(_OUTSIDE.match(each) for each in (*names_imported(tree_of(name), name),
                                                  *texts(tree_of(name))))
     }  # fmt: skip
-    assert reaching == set(REACHING)
+    assert reaching == set()
 
 
 def test_every_way_to_import_is_seen():
