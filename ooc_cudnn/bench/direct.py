@@ -127,14 +127,14 @@ class DirectBiasActivation:
     def __init__(self, y: Any, b: Any) -> None:
         import cupy
 
-        from ooc_cudnn.devices.kernels import launchers as kernels
+        from ooc_cudnn.devices.kernels.pointwise import pointwise
         from ooc_cudnn.devices.view import DeviceView
 
         def view(array: Any) -> DeviceView:
             strides = tuple(s // array.itemsize for s in array.strides)
             return DeviceView(array.data.ptr, str(array.dtype), tuple(array.shape), strides)
 
-        self._launch, self._y, self._b = kernels.pointwise, view(y), view(b)
+        self._launch, self._y, self._b = pointwise, view(y), view(b)
         self._stream, self._arrays = cupy.cuda.get_current_stream(), (y, b)
 
     def __call__(self) -> None:

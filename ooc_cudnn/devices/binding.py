@@ -19,8 +19,7 @@ from ooc_cudnn.devices.cuda.cudnn_graphs import (
     input_shapes,
     result_dtype,
 )
-from ooc_cudnn.devices.kernels.launch_geometry import WIDEST_ACCESS_BYTES
-from ooc_cudnn.devices.view import DeviceView
+from ooc_cudnn.devices.view import WIDEST_ACCESS_BYTES, DeviceView
 from ooc_cudnn.errors import InternalError
 from ooc_cudnn.operations.splittable import Buffer, Launch
 from ooc_cudnn.tensor import packed_strides, same_strides

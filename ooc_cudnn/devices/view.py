@@ -6,6 +6,8 @@ import itertools
 import math
 from dataclasses import dataclass
 
+#: The most that a thread of the card moves in one access: what all memory is aligned to.
+WIDEST_ACCESS_BYTES = 16
 ITEM_BYTES = {"uint8": 1, "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 
 

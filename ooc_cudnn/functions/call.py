@@ -25,8 +25,7 @@ from ooc_cudnn.arrays.operands import (
 )
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.devices.base import Device
-from ooc_cudnn.devices.kernels.launch_geometry import WIDEST_ACCESS_BYTES
-from ooc_cudnn.devices.view import DeviceView
+from ooc_cudnn.devices.view import WIDEST_ACCESS_BYTES, DeviceView
 from ooc_cudnn.errors import DeviceOutOfMemoryError
 from ooc_cudnn.functions.chain_planning import forget_plans
 from ooc_cudnn.functions.description import Build, Description, given_results

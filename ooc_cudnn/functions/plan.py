@@ -10,8 +10,8 @@ from typing import Any
 
 from ooc_cudnn.arrays.operands import wrap
 from ooc_cudnn.devices import get_device
-from ooc_cudnn.devices.kernels.launch_geometry import WIDEST_ACCESS_BYTES
 from ooc_cudnn.devices.machines import named_machine
+from ooc_cudnn.devices.view import WIDEST_ACCESS_BYTES
 from ooc_cudnn.functions import (
     batch_normalization,
     chain,

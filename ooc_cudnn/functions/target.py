@@ -7,8 +7,8 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from ooc_cudnn.devices.base import Device
-from ooc_cudnn.devices.kernels.launch_geometry import WIDEST_ACCESS_BYTES
 from ooc_cudnn.devices.machines import machine_for
+from ooc_cudnn.devices.view import WIDEST_ACCESS_BYTES
 from ooc_cudnn.operations.splittable import Splittable
 from ooc_cudnn.pipeline.plan import Plan
 from ooc_cudnn.pipeline.planner import AskWorkspace

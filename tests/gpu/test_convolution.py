@@ -316,9 +316,9 @@ def test_verify_finds_a_wrong_result(monkeypatch):
 
     def broken(operation, inputs, y, workspace, stream):
         run(operation, inputs, y, workspace, stream)
-        from ooc_cudnn.devices.kernels import launchers as kernels
+        from ooc_cudnn.devices.kernels.relayout import fill_zero
 
-        kernels.fill_zero(y.pointer, y.size * 4, 1, y.size * 4, stream)
+        fill_zero(y.pointer, y.size * 4, 1, y.size * 4, stream)
 
     monkeypatch.setattr(device.convolutions, "run", broken)
     x, w = np.ones((2, 3, 30, 30), "f4"), np.ones((4, 3, 3, 3), "f4")

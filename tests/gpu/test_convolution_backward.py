@@ -13,6 +13,7 @@ import pytest
 
 from ooc_cudnn.devices.cuda.convolutions import Convolutions
 from ooc_cudnn.devices.kernels.convolution_backward import RUNNERS
+from ooc_cudnn.devices.kernels.launch import Call
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.convolution_backward import (
@@ -337,7 +338,7 @@ def test_direct_kernels(kind, direction, precision, layout):
         results = []
         for _ in range(2):
             result = kind(operation.output_shape, operation.result_dtype, layout)
-            RUNNERS[type(operation)](operation, views, result.view, (0, 0), stream)
+            RUNNERS[type(operation)](operation, Call(views, result.view, (0, 0), stream))
             check(result.values(), expected, PRECISIONS[precision][3], name)
             results.append(result.bytes())
         assert np.array_equal(*results)
@@ -368,6 +369,6 @@ def test_direct_kernels_refuse_what_does_not_fit(direction):
     half = Packed(operation.output_shape, "float16", "channels_first").view
     runner = RUNNERS[type(operation)]
     with pytest.raises(ValueError, match="do not fit the operation"):
-        runner(operation, (second, first), result, (0, 0), None)
+        runner(operation, Call((second, first), result))
     with pytest.raises(ValueError, match="the result is float16"):
-        runner(operation, (first, second), half, (0, 0), None)
+        runner(operation, Call((first, second), half))

@@ -13,9 +13,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from ooc_cudnn.devices.kernels import launch_geometry
-from ooc_cudnn.devices.kernels import launchers as kernels
-from ooc_cudnn.devices.kernels import plans as kernel_plans
+from ooc_cudnn.devices.kernels import arguments, launch, launch_geometry
+from ooc_cudnn.devices.kernels.convolution_direct import convolution_direct
+from ooc_cudnn.devices.kernels.hold import hold
+from ooc_cudnn.devices.kernels.pointwise import pointwise
+from ooc_cudnn.devices.kernels.relayout import fill_zero, relayout
 from ooc_cudnn.devices.view import DeviceView
 
 cupy = pytest.importorskip("cupy")
@@ -150,7 +152,7 @@ def check_pointwise(
         if beta:
             reference = reference + beta * old.wide
             size = size + np.abs(beta * old.wide)
-    kernels.pointwise(
+    pointwise(
         destination.view,
         value.view,
         addend=addend and addend.view,
@@ -164,13 +166,13 @@ def check_pointwise(
         dtype=dtype,
         stream=stream,
     )
-    real = kernel_plans.arithmetic_dtype(destination.view.dtype)
+    real = arguments.arithmetic_dtype(destination.view.dtype)
     size[~np.isfinite(size)] = 0
     assert_close(destination.result(), reference, destination.view.dtype, 8 * EPSILON[real] * size)
 
 
 @pytest.mark.parametrize("layout", ["first", "last"])
-@pytest.mark.parametrize("mode", list(kernel_plans.MODES))
+@pytest.mark.parametrize("mode", list(arguments.MODES))
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_pointwise_modes_in_place(dtype, mode, layout):
     shape = (2, 16, 6, 8)
@@ -197,8 +199,8 @@ def test_nan_propagates_and_infinity_saturates(dtype):
     }
     for mode, values in expected.items():
         x = Operand((1, 5, 1), dtype, data=data)
-        kernels.pointwise(x.view, x.view, mode=mode, coef=COEFFICIENTS.get(mode))
-        real = kernel_plans.arithmetic_dtype(dtype)
+        pointwise(x.view, x.view, mode=mode, coef=COEFFICIENTS.get(mode))
+        real = arguments.arithmetic_dtype(dtype)
         assert_close(x.result().ravel(), np.array(values), dtype, 4 * EPSILON[real])
 
 
@@ -217,7 +219,7 @@ MIXED = [
 @pytest.mark.parametrize(("dtype", "value_dtype", "destination_dtype"), MIXED)
 def test_pointwise_all_terms_and_types(dtype, value_dtype, destination_dtype, layout):
     shape = (2, 24, 5, 16)
-    real = kernel_plans.arithmetic_dtype(dtype)
+    real = arguments.arithmetic_dtype(dtype)
     value = Operand(shape, value_dtype, layout, data=random(shape, 1))
     addend = Operand(shape, real, layout, data=random(shape, 2))
     old = Operand(shape, destination_dtype, layout, data=random(shape, 3))
@@ -258,33 +260,33 @@ def test_old_is_not_read_when_beta_is_zero():
     shape = (1, 4, 5)
     value = Operand(shape, "float32", data=random(shape))
     destination = Operand(shape, "float32")  # all NaN
-    kernels.pointwise(destination.view, value.view, old=destination.view, beta=0.0, mode="tanh")
+    pointwise(destination.view, value.view, old=destination.view, beta=0.0, mode="tanh")
     assert_close(destination.result(), np.tanh(value.wide), "float32", 1e-6)
 
 
 def test_half_overflows_to_infinity_and_keeps_nan_free():
     value = Operand((1, 2, 2), "float32", data=np.array([[[7e4, -7e4], [6e4, 1e-8]]]))
     destination = Operand((1, 2, 2), "float16")
-    kernels.pointwise(destination.view, value.view)
+    pointwise(destination.view, value.view)
     assert destination.result().ravel().tolist() == [np.inf, -np.inf, 6e4, 0.0]
 
 
 def test_arguments_that_would_be_ignored_are_refused():
     x = Operand((1, 2, 3), "float32", data=random((1, 2, 3)))
     with pytest.raises(ValueError, match="no old"):
-        kernels.pointwise(x.view, x.view, beta=1.0)
+        pointwise(x.view, x.view, beta=1.0)
     with pytest.raises(ValueError, match="needs coef"):
-        kernels.pointwise(x.view, x.view, mode="elu")
+        pointwise(x.view, x.view, mode="elu")
     with pytest.raises(ValueError, match="takes no coef"):
-        kernels.pointwise(x.view, x.view, mode="relu", coef=1.0)
+        pointwise(x.view, x.view, mode="relu", coef=1.0)
 
 
 def test_empty_tensors_do_nothing():
     empty = DeviceView(0, "float32", (0, 2, 3), (6, 3, 1))
-    kernels.pointwise(empty, empty)
-    kernels.relayout(empty, empty)
-    kernels.fill_zero(0, 0, 5, 16)
-    kernels.convolution_direct(empty, DeviceView(0, "float32", (2, 2, 1), (2, 1, 1)), empty)
+    pointwise(empty, empty)
+    relayout(empty, empty)
+    fill_zero(0, 0, 5, 16)
+    convolution_direct(empty, DeviceView(0, "float32", (2, 2, 1), (2, 1, 1)), empty)
 
 
 def test_work_goes_to_the_stream_given():
@@ -293,8 +295,8 @@ def test_work_goes_to_the_stream_given():
     x = Operand(shape, "float32", data=random(shape))
     y = Operand(shape, "float32", "last")
     stream.wait_event(cupy.cuda.get_current_stream().record())
-    kernels.pointwise(x.view, x.view, mode="relu", stream=stream)
-    kernels.relayout(y.view, x.view, stream)
+    pointwise(x.view, x.view, mode="relu", stream=stream)
+    relayout(y.view, x.view, stream)
     stream.synchronize()
     assert_close(y.result(), np.maximum(x.wide, 0), "float32")
 
@@ -318,7 +320,7 @@ def test_relayout_moves_every_bit(shape, dtype, offset):
     for source, target in itertools.product(LAYOUTS, repeat=2):
         value = Operand(shape, dtype, source, data=data, offset=offset)
         destination = Operand(shape, dtype, target)
-        kernels.relayout(destination.view, value.view)
+        relayout(destination.view, value.view)
         result = np.ascontiguousarray(destination.result()).view(np.uint8)
         assert np.array_equal(result, np.ascontiguousarray(data).view(np.uint8)), (source, target)
 
@@ -328,15 +330,15 @@ def test_relayout_moves_every_bit(shape, dtype, offset):
 def test_relayout_is_right_for_any_tile(dtype, channels, tile_bytes, monkeypatch):
     monkeypatch.setattr(launch_geometry, "TRANSPOSE_CHANNELS", channels)
     monkeypatch.setattr(launch_geometry, "TRANSPOSE_TILE_BYTES", tile_bytes)
-    kernels._prepared.clear()
+    launch._prepared.clear()
     for shape in [(2, 192, 40, 8), (1, 3, 2000), (2, 100, 7, 12), (1, 131, 131)]:
         data = random(shape)
         for source, target in [("first", "last"), ("last", "first")]:
             value = Operand(shape, dtype, source, data=data)
             destination = Operand(shape, dtype, target)
-            kernels.relayout(destination.view, value.view)
+            relayout(destination.view, value.view)
             assert np.array_equal(destination.result(), value.array), (shape, source)
-    kernels._prepared.clear()
+    launch._prepared.clear()
 
 
 def test_relayout_between_strides_that_are_contiguous_nowhere():
@@ -345,7 +347,7 @@ def test_relayout_between_strides_that_are_contiguous_nowhere():
     n, c, s = value.view.strides
     every_other = DeviceView(value.view.pointer, "float32", (2, 4, 6), (n, 2 * c, 2 * s))
     destination = Operand(data.shape, "float32", "last")
-    kernels.relayout(destination.view, every_other)
+    relayout(destination.view, every_other)
     assert np.array_equal(destination.result(), value.array[:, ::2, ::2])
 
 
@@ -358,7 +360,7 @@ def test_fill_zero(offset, width, count, pitch):
     memory = np.random.default_rng(0).integers(1, 256, offset + width * count + pitch * count + 99)
     memory = memory.astype(np.uint8)
     device = cupy.asarray(memory)
-    kernels.fill_zero(device.data.ptr + offset, width, count, pitch)
+    fill_zero(device.data.ptr + offset, width, count, pitch)
     for row in range(count):
         memory[offset + row * pitch : offset + row * pitch + width] = 0
     assert np.array_equal(cupy.asnumpy(device), memory)
@@ -418,7 +420,7 @@ def test_convolution_direct(dtype, y_dtype, case, layouts):
     x = Operand(x_shape, dtype, x_layout, data=random(x_shape, 1))
     w = Operand(w_shape, dtype, w_layout, data=random(w_shape, 2))
     y = Operand((x_shape[0], w_shape[0], *outputs), y_dtype, y_layout)
-    kernels.convolution_direct(
+    convolution_direct(
         x.view, w.view, y.view, padding=padding, stride=stride, dilation=dilation, groups=groups
     )
 
@@ -428,7 +430,7 @@ def test_convolution_direct(dtype, y_dtype, case, layouts):
     options = (each(padding), each(stride), each(dilation), groups)
     reference = reference_convolution(x.wide, w.wide, outputs, *options)
     size = reference_convolution(np.abs(x.wide), np.abs(w.wide), outputs, *options)
-    real = kernel_plans.arithmetic_dtype(dtype)
+    real = arguments.arithmetic_dtype(dtype)
     assert_close(y.result(), reference, y_dtype, 8 * EPSILON[real] * size)
 
 
@@ -438,7 +440,7 @@ def test_convolution_direct_on_columns_cut_off_the_rows():
     w = Operand((4, 3, 3, 3), "float32", data=random((4, 3, 3, 3), 2))
     y = Operand((2, 4, 4, 5), "float32")
     cut = DeviceView(x.view.pointer + 4, "float32", (2, 3, 6, 7), x.view.strides)
-    kernels.convolution_direct(cut, w.view, y.view)
+    convolution_direct(cut, w.view, y.view)
     reference = reference_convolution(x.wide[..., 1:8], w.wide, (4, 5), (0, 0), (1, 1), (1, 1), 1)
     assert_close(y.result(), reference, "float32", 1e-4)
 
@@ -481,7 +483,7 @@ def test_pointwise_beyond_two_to_the_31(layout):
     strides = (c * s, s, 1) if layout == "first" else (c * s, 1, c)
     view = DeviceView(memory.data.ptr, "float16", (n, c, s), strides)
     shift = channel_vector(np.array([-0.5, 0.25]), "float16")
-    kernels.pointwise(view, view, shift=shift.view, mode="relu")
+    pointwise(view, view, shift=shift.view, mode="relu")
     index = sample(n * c * s)
     channel = index // s if layout == "first" else index % c
     before = word(index).view(np.float16).astype(np.float64)
@@ -500,7 +502,7 @@ def test_relayout_beyond_two_to_the_31(first_to_last):
     first = (c * s, s, 1)
     last = (c * s, 1, c)
     to, of = (last, first) if first_to_last else (first, last)
-    kernels.relayout(
+    relayout(
         DeviceView(target.data.ptr, "float16", (1, c, s), to),
         DeviceView(source.data.ptr, "float16", (1, c, s), of),
     )
@@ -513,10 +515,10 @@ def test_relayout_beyond_two_to_the_31(first_to_last):
 @pytest.mark.parametrize("seconds", [5e-4, 4e-3])
 def test_a_stream_is_held_for_so_long(seconds):
     stream = cupy.cuda.Stream(non_blocking=True)
-    kernels.hold(1e-6, stream)  # compiles
+    hold(1e-6, stream)  # compiles
     began, ended = cupy.cuda.Event(), cupy.cuda.Event()
     began.record(stream)
-    kernels.hold(seconds, stream)
+    hold(seconds, stream)
     ended.record(stream)
     ended.synchronize()
     assert seconds <= cupy.cuda.get_elapsed_time(began, ended) / 1e3 < seconds + 2e-3

@@ -7,10 +7,9 @@ import math
 import numpy as np
 import pytest
 
-from ooc_cudnn.devices.kernels import launch as kernels_launch
-from ooc_cudnn.devices.kernels import launchers as kernels
-from ooc_cudnn.devices.kernels import plans as kernel_plans
+from ooc_cudnn.devices.kernels import arguments, launch
 from ooc_cudnn.devices.kernels.elementwise import activation_backward, op_tensor
+from ooc_cudnn.devices.kernels.launch import Call
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.operations.activation_backward import ActivationBackward, needs_x
 from ooc_cudnn.operations.op_tensor import OpTensor
@@ -40,8 +39,8 @@ def check_op_tensor(a, b, c, op, alpha_a, alpha_b):
         else:
             expected = OPS[op](alpha_a * a.wide, second)
             size = np.abs(alpha_a * a.wide) + np.abs(second)
-    op_tensor(operation, (a and a.view, b.view), c.view, (0, 0), None)
-    real = EPSILON[kernel_plans.arithmetic_dtype(dtype)]
+    op_tensor(operation, Call((a and a.view, b.view), c.view))
+    real = EPSILON[arguments.arithmetic_dtype(dtype)]
     slack = 8 * real * np.where(np.isfinite(size), np.abs(size), 0)
     assert_close(c.result(), expected, dtype, slack)
 
@@ -119,7 +118,7 @@ def check_activation(mode, coef, dtype, layouts, shape=(2, 16, 6, 8), *, offset=
     dx = {"y": y, "dy": dy, "x": x}.get(into) or Operand(shape, dtype, dx_layout)
     found.backward(torch.from_numpy(dy.wide))
     expected = t.grad.numpy()
-    real = EPSILON[kernel_plans.arithmetic_dtype(dtype)]
+    real = EPSILON[arguments.arithmetic_dtype(dtype)]
     slack = np.abs(dy.wide) * (1 + CANCELLING.get(mode, 0.0)) * 8 * real
     if not needs_x(mode, coef):  # y was rounded
         rounding = EPSILON[dtype] * (1 + np.abs(y.wide)) if mode not in ("relu", "identity") else 0
@@ -129,7 +128,7 @@ def check_activation(mode, coef, dtype, layouts, shape=(2, 16, 6, 8), *, offset=
             slack = slack + np.where(at_kink, np.abs(dy.wide), 0)
     operation = ActivationBackward(shape, mode, coef, dtype)
     inputs = (y.view, dy.view, x.view if needs_x(mode, coef) else None)
-    activation_backward(operation, inputs, dx.view, (0, 0), None)
+    activation_backward(operation, Call(inputs, dx.view))
     assert_close(dx.result(), expected, dtype, slack)
 
 
@@ -169,7 +168,7 @@ def test_nan_and_infinity(mode, dtype):
     dy = Operand(shape, dtype, data=gradient)
     dx = Operand(shape, dtype)
     operation = ActivationBackward(shape, mode, coef, dtype)
-    activation_backward(operation, (y.view, dy.view, x.view), dx.view, (0, 0), None)
+    activation_backward(operation, Call((y.view, dy.view, x.view), dx.view))
     result = dx.result().astype("f8").ravel()
     assert np.isnan(result[[0, 6]]).all()
     if mode in ("relu", "clipped_relu"):
@@ -177,37 +176,37 @@ def test_nan_and_infinity(mode, dtype):
         assert np.isnan(result[3])
         assert result[4] == np.inf
     with np.errstate(all="ignore"):
-        slack = 8 * EPSILON[kernel_plans.arithmetic_dtype(dtype)] * 4
+        slack = 8 * EPSILON[arguments.arithmetic_dtype(dtype)] * 4
         assert_close(dx.result(), operation.reference(y.array, dy.array, x.array), dtype, slack)
 
 
 @pytest.mark.parametrize("layout", ["first", "last_rows"])
 @pytest.mark.parametrize("shape", [(3, 10, 7, 7), (2, 64, 4, 4)], ids=str)
 def test_offsets_in_64_bits(shape, layout, monkeypatch):
-    monkeypatch.setattr(kernels_launch, "SMALL_OFFSETS", 0)
-    kernels._prepared.clear()
+    monkeypatch.setattr(arguments, "SMALL_OFFSETS", 0)
+    launch._prepared.clear()
     test_op_tensor_shapes(shape, "float16", f"{layout} {layout}", 0)
     check_activation("swish", 1.0, "float16", " ".join([layout] * 4), shape)
-    kernels._prepared.clear()
+    launch._prepared.clear()
 
 
 def test_empty_tensors_do_nothing():
     empty = DeviceView(0, "float32", (0, 2, 3), (6, 3, 1))
     operation = OpTensor(empty.shape, empty.shape, "float32")
-    op_tensor(operation, (empty, empty), empty, (0, 0), None)
+    op_tensor(operation, Call((empty, empty), empty))
     activation_backward(
         ActivationBackward(empty.shape, "relu", 0.0, "float32"),
-        (empty, empty, None), empty, (0, 0), None,
+        Call((empty, empty, None), empty),
     )  # fmt: skip
 
 
 def test_arguments_that_are_missing_are_named():
     a = DeviceView(0, "float32", (1, 2), (2, 1))
     with pytest.raises(ValueError, match="a is absent"):
-        op_tensor(OpTensor((1, 2), (1, 2), "float32"), (None, a), a, (0, 0), None)
+        op_tensor(OpTensor((1, 2), (1, 2), "float32"), Call((None, a), a))
     with pytest.raises(ValueError, match="lacks one"):
         activation_backward(
-            ActivationBackward((1, 2), "gelu", 0.0, "float32"), (a, a, None), a, (0, 0), None
+            ActivationBackward((1, 2), "gelu", 0.0, "float32"), Call((a, a, None), a)
         )
 
 
@@ -221,7 +220,7 @@ def test_beyond_two_to_the_31(layout):
     strides = (c * s, s, 1) if layout == "first" else (c * s, 1, c)
     view = DeviceView(memory.data.ptr, "float16", (n, c, s), strides)
     b = Operand((1, c, 1), "float16", data=np.array([[[-10.0], [100.0]]]))
-    op_tensor(OpTensor((n, c, s), (1, c, 1), "float16"), (view, b.view), view, (0, 0), None)
+    op_tensor(OpTensor((n, c, s), (1, c, 1), "float16"), Call((view, b.view), view))
     for at in (0, 1, 2**31 - 1, 2**31, 2**31 + 12345, math.prod((n, c, s)) - 1):
         channel = at // s if layout == "first" else at % c
         before = int(np.int64(at).astype(np.int16)) % 64

@@ -10,7 +10,8 @@ from tests.support.device_operand import DTYPES, EPSILON, Operand, assert_close,
 pytest.importorskip("cupy")
 
 from ooc_cudnn.devices.kernels import normalise as kernels_normalise
-from ooc_cudnn.devices.kernels.plans import arithmetic_dtype
+from ooc_cudnn.devices.kernels.arguments import arithmetic_dtype
+from ooc_cudnn.devices.kernels.launch import Call
 from ooc_cudnn.operations.batch_normalization import (
     AddStates,
     MergeMoments,
@@ -224,5 +225,5 @@ def test_operands_that_do_not_fit_are_refused(dtype):
     operands = [operand.view for operand in vectors(2, dtype)]
     with pytest.raises(ValueError, match="scale is"):
         kernels_normalise.normalise(
-            Normalise((1, 2, 3), dtype), (x.view, x.view, *operands[1:]), x.view, (0, 0), None
+            Normalise((1, 2, 3), dtype), Call((x.view, x.view, *operands[1:]), x.view)
         )

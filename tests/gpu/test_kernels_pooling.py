@@ -12,8 +12,8 @@ import math
 import numpy as np
 import pytest
 
-from ooc_cudnn.devices.kernels import plans as kernel_plans
-from ooc_cudnn.devices.kernels import pooling_backward_plans, pooling_plans
+from ooc_cudnn.devices.kernels import arguments, pooling_backward_plans, pooling_plans
+from ooc_cudnn.devices.kernels.launch import Call
 from ooc_cudnn.devices.kernels.pooling import pooling, pooling_backward
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.operations.pooling import Pooling, PoolingBackward
@@ -109,7 +109,7 @@ def values(shape, seed, *, special=True):
 
 
 def tolerance(operation, x, dtype):
-    real = EPSILON[kernel_plans.arithmetic_dtype(dtype)]
+    real = EPSILON[arguments.arithmetic_dtype(dtype)]
     return 4 * real * math.prod(operation.window) * np.abs(x[np.isfinite(x)]).max(initial=0)
 
 
@@ -121,7 +121,7 @@ def check(case, dtype, mode, layouts, *, offset=0, rows=None, special=True):
     data = values(x_shape, 1, special=special and forward.is_max)
     x = Operand(x_shape, dtype, x_layout, data=data, offset=offset)
     y = Operand(forward.output_shape, dtype, y_layout)
-    pooling(forward, (x.view,), y.view, (0, 0), None)
+    pooling(forward, Call((x.view,), y.view))
     expected = reference_forward(forward, x.wide)
     if forward.is_max:
         assert np.array_equal(y.result().astype("f8"), expected, equal_nan=True)
@@ -134,7 +134,7 @@ def check(case, dtype, mode, layouts, *, offset=0, rows=None, special=True):
     dy = Operand(forward.output_shape, dtype, dy_layout, data=gradient, offset=offset)
     dx = Operand(backward.output_shape, dtype, dx_layout)
     inputs = (y.view, dy.view, x.view) if forward.is_max else (None, dy.view, None)
-    pooling_backward(backward, inputs, dx.view, (0, 0), None)
+    pooling_backward(backward, Call(inputs, dx.view))
     expected = reference_backward(backward, expected, gradient, x.wide)
     if forward.is_max:
         assert np.array_equal(dx.result().astype("f8"), expected)
@@ -206,13 +206,13 @@ def test_the_smallest_numbers_are_not_taken_for_zero(dtype, layout):
     data[:, :, 1::2, 1::2] = tiny
     x = Operand(forward.x_shape, dtype, layout, data=data)
     y = Operand(forward.output_shape, dtype, layout)
-    pooling(forward, (x.view,), y.view, (0, 0), None)
+    pooling(forward, Call((x.view,), y.view))
     assert (y.result().astype("f8") == tiny).all()
     y = Operand(forward.output_shape, dtype, layout, data=y.result())
     dy = Operand(forward.output_shape, dtype, layout, data=np.ones(forward.output_shape))
     dx = Operand(forward.x_shape, dtype, layout)
     backward = PoolingBackward(forward, (0, 4))
-    pooling_backward(backward, (y.view, dy.view, x.view), dx.view, (0, 0), None)
+    pooling_backward(backward, Call((y.view, dy.view, x.view), dx.view))
     assert np.array_equal(dx.result().astype("f8"), (data > 0).astype("f8"))
 
 
@@ -223,7 +223,7 @@ def test_a_gradient_of_nan_stays_with_its_element():
     dy = Operand(y.array.shape, "float32", data=np.array([[[[np.nan, 1], [np.inf, 2]]]]))
     dx = Operand(forward.x_shape, "float32")
     backward = PoolingBackward(forward, (0, 4))
-    pooling_backward(backward, (y.view, dy.view, x.view), dx.view, (0, 0), None)
+    pooling_backward(backward, Call((y.view, dy.view, x.view), dx.view))
     expected = np.zeros(forward.x_shape)
     expected[:, :, 2:, 2:] = dy.wide
     assert np.array_equal(dx.result(), expected, equal_nan=True)
@@ -232,59 +232,58 @@ def test_a_gradient_of_nan_stays_with_its_element():
 @pytest.mark.parametrize("layouts", [FIRST, LAST])
 def test_small_tiles(layouts, monkeypatch):
     """Borders between tiles on every axis."""
-    from ooc_cudnn.devices.kernels import launchers as kernels
+    from ooc_cudnn.devices.kernels import launch
 
     monkeypatch.setattr(pooling_backward_plans, "TILE_PACKS", 32)
-    kernels._prepared.clear()
+    launch._prepared.clear()
     for case in ("3x3 s2 p1", "3d", "uneven", "gaps", "many channels", "1d, large windows"):
         for mode in ("max", EXCLUDE):
             check(case, "float32", mode, layouts)
-    kernels._prepared.clear()
+    launch._prepared.clear()
 
 
 @pytest.mark.parametrize("layouts", [FIRST, LAST])
 def test_the_direct_kernel(layouts, monkeypatch):
-    from ooc_cudnn.devices.kernels import launchers as kernels
+    from ooc_cudnn.devices.kernels import launch
 
     monkeypatch.setattr(pooling_backward_plans, "SHARED_BYTES", 1)
-    kernels._prepared.clear()
+    launch._prepared.clear()
     for case in ("3x3 s2 p1", "3d", "uneven", "gaps", "negative", "1d", "global"):
         for mode in ("max", INCLUDE, EXCLUDE):
             check(case, "float32", mode, layouts)
-    kernels._prepared.clear()
+    launch._prepared.clear()
 
 
 @pytest.mark.parametrize("layouts", [FIRST, LAST])
 def test_offsets_in_64_bits(layouts, monkeypatch):
-    from ooc_cudnn.devices.kernels import launch as kernels_launch
-    from ooc_cudnn.devices.kernels import launchers as kernels
+    from ooc_cudnn.devices.kernels import arguments, launch
 
-    monkeypatch.setattr(kernels_launch, "SMALL_OFFSETS", 0)
-    kernels._prepared.clear()
+    monkeypatch.setattr(arguments, "SMALL_OFFSETS", 0)
+    launch._prepared.clear()
     for case in ("3x3 s2 p1", "3d", "negative", "1d", "large global", "too many overlap"):
         for mode in ("max", EXCLUDE):
             check(case, "float32", mode, layouts)
-    kernels._prepared.clear()
+    launch._prepared.clear()
 
 
 def test_a_warp_or_a_thread_for_each_window(monkeypatch):
-    from ooc_cudnn.devices.kernels import launchers as kernels
+    from ooc_cudnn.devices.kernels import launch
 
     monkeypatch.setattr(pooling_plans, "WARP_TAPS", 10**9)
     monkeypatch.setattr(pooling_backward_plans, "WARP_TAPS", 10**9)
-    kernels._prepared.clear()
+    launch._prepared.clear()
     for case, layouts in itertools.product(("global", "large global", "20x20 s1"), (FIRST, LAST)):
         check(case, "float32", "max", layouts)
         check(case, "float16", EXCLUDE, layouts)
-    kernels._prepared.clear()
+    launch._prepared.clear()
 
 
 def test_empty_tensors_do_nothing():
     empty = DeviceView(0, "float32", (0, 2, 4), (8, 4, 1))
     none = DeviceView(0, "float32", (0, 2, 2), (4, 2, 1))
     forward = Pooling((0, 2, 4), (2,), (2,), ((0, 0),))
-    pooling(forward, (empty,), none, (0, 0), None)
-    pooling_backward(PoolingBackward(forward, (0, 4)), (none, none, empty), empty, (0, 0), None)
+    pooling(forward, Call((empty,), none))
+    pooling_backward(PoolingBackward(forward, (0, 4)), Call((none, none, empty), empty))
 
 
 def test_no_windows_give_no_gradient():
@@ -295,7 +294,7 @@ def test_no_windows_give_no_gradient():
     x = Operand(forward.x_shape, "float32", data=values(forward.x_shape, 1))
     dx = Operand(forward.x_shape, "float32")
     backward = PoolingBackward(forward, (0, 5))
-    pooling_backward(backward, (none, none, x.view), dx.view, (0, 0), None)
+    pooling_backward(backward, Call((none, none, x.view), dx.view))
     assert (dx.result() == 0).all()
 
 
@@ -310,7 +309,7 @@ def test_against_pytorch_at_size(layout):
         data = np.random.default_rng(0).permutation(math.prod(shape)).reshape(shape)
         x = Operand(shape, "float32", layout, data=data)  # all different
         y = Operand(forward.output_shape, "float32", layout)
-        pooling(forward, (x.view,), y.view, (0, 0), None)
+        pooling(forward, Call((x.view,), y.view))
         t = torch.from_numpy(x.array.copy()).cuda().requires_grad_()
         expected = torch.nn.functional.max_pool2d(t, window, stride, padding)
         assert np.array_equal(y.result(), expected.detach().cpu().numpy())
@@ -320,7 +319,7 @@ def test_against_pytorch_at_size(layout):
         dy = Operand(y.array.shape, "float32", layout, data=gradient.cpu().numpy())
         dx = Operand(shape, "float32", layout)
         backward = PoolingBackward(forward, (0, shape[2]))
-        pooling_backward(backward, (y.view, dy.view, x.view), dx.view, (0, 0), None)
+        pooling_backward(backward, Call((y.view, dy.view, x.view), dx.view))
         assert np.array_equal(dx.result(), t.grad.cpu().numpy())
 
 
@@ -338,7 +337,7 @@ def test_beyond_two_to_the_31(layout):
 
     forward = Pooling.of((n, c, h, w), window=2, dtype="float16")
     y = cupy.full(memory.size // 4, np.nan, np.float16)
-    pooling(forward, (view(memory, h, w),), view(y, h // 2, w // 2), (0, 0), None)
+    pooling(forward, Call((view(memory, h, w),), view(y, h // 2, w // 2)))
     cells = (c, h // 2, 2, w // 2, 2) if layout == "first" else (h // 2, 2, w // 2, 2, c)
     axes = (2, 4) if layout == "first" else (1, 3)
     cells = memory.reshape(cells)
@@ -347,7 +346,7 @@ def test_beyond_two_to_the_31(layout):
     dy = cupy.ones_like(y)
     backward = PoolingBackward(forward, (0, h))
     inputs = (view(y, h // 2, w // 2), view(dy, h // 2, w // 2), view(memory, h, w))
-    pooling_backward(backward, inputs, view(dx, h, w), (0, 0), None)
+    pooling_backward(backward, Call(inputs, view(dx, h, w)))
     dx = dx.reshape(cells.shape)
     assert bool((dx.sum(axes) == 1).all())
     assert bool((dx * cells).sum(axes).astype(np.float16).ravel().__eq__(y).all())

@@ -12,7 +12,8 @@ from tests.support.device_operand import DTYPES, Operand, assert_close, random
 pytest.importorskip("cupy")
 
 from ooc_cudnn.devices.kernels import reduction as kernels_reduction
-from ooc_cudnn.devices.kernels.plans import arithmetic_dtype
+from ooc_cudnn.devices.kernels.arguments import arithmetic_dtype
+from ooc_cudnn.devices.kernels.launch import Call
 from ooc_cudnn.operations.batch_normalization import Moments, NormaliseSums
 from ooc_cudnn.operations.channel_sum import ChannelSum
 from tests.support.kernel_runs import Packed, run
@@ -156,5 +157,5 @@ def test_workspace_too_small_is_refused():
     db = Packed((3,), "float32")
     with pytest.raises(ValueError, match="workspace"):
         kernels_reduction.channel_sum(
-            ChannelSum((2, 3, 4), "float32", "float32"), (x.view,), db.view, (0, 0), None
+            ChannelSum((2, 3, 4), "float32", "float32"), Call((x.view,), db.view)
         )

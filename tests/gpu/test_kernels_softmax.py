@@ -12,7 +12,7 @@ from tests.support.device_operand import EPSILON, Operand, assert_close, random
 pytest.importorskip("cupy")
 
 from ooc_cudnn.devices.kernels import softmax as kernels_softmax
-from ooc_cudnn.devices.kernels.plans import arithmetic_dtype
+from ooc_cudnn.devices.kernels.arguments import arithmetic_dtype
 from ooc_cudnn.operations.softmax import (
     ImageMaximum,
     ImageProductSum,

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 import ooc_cudnn
-from ooc_cudnn.devices.kernels import launchers as kernels
 from ooc_cudnn.devices.kernels.convolution_backward import RUNNERS
+from ooc_cudnn.devices.kernels.convolution_direct import convolution_direct
+from ooc_cudnn.devices.kernels.launch import Call
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.convolution_backward import (
     ConvolutionBackwardData,
@@ -89,7 +90,7 @@ def test_direct_kernels_multiply_padding(name):
         random = np.random.default_rng(seed)
         x, w, dy = (drawn(random, shape) for shape in (x_shape, w_shape, forward.output_shape))
         y = Operand(forward.output_shape, "float32")
-        kernels.convolution_direct(
+        convolution_direct(
             x.view, w.view, y.view, padding=[before for before, _ in forward.padding],
             stride=forward.stride, dilation=forward.dilation, groups=forward.groups,
         )  # fmt: skip
@@ -100,7 +101,7 @@ def test_direct_kernels_multiply_padding(name):
         ):
             result = Operand(shape, "float32")
             views = tuple(operand.view for operand in inputs)
-            RUNNERS[type(gradient)](gradient, views, result.view, (0, 0), None)
+            RUNNERS[type(gradient)](gradient, Call(views, result.view))
             reference = gradient.reference(*(operand.wide for operand in inputs))
             check_like_reference(result.result(), reference, f"{name} {seed} {gradient.name}")
 

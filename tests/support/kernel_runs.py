@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from ooc_cudnn.devices.kernels.launch import Call
 from ooc_cudnn.devices.view import DeviceView
 from tests.support.device_operand import NUMPY, Operand
 
@@ -50,7 +51,7 @@ def run(module, operation, inputs, output):
     results = []
     for _ in range(1 if in_place else 2):
         module.RUNNERS[type(operation)](
-            operation, views, output.view, (memory.data.ptr, needed), None
+            operation, Call(views, output.view, (memory.data.ptr, needed))
         )
         results.append(output.result())
     assert bool((memory[needed:] == 0xFF).all()), "wrote past the workspace"

@@ -23,11 +23,11 @@ from ooc_cudnn.devices.cuda.cudnn_graphs import (
     forget_frames,
     forward_of,
 )
-from ooc_cudnn.devices.kernels import launchers as kernels
-from ooc_cudnn.devices.kernels.convolution_backward import RUNNERS
+from ooc_cudnn.devices.kernels.convolution_backward import RUNNERS as DIRECT
+from ooc_cudnn.devices.kernels.launch import Call
+from ooc_cudnn.devices.kernels.relayout import fill_zero
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.errors import CudnnError
-from ooc_cudnn.operations.convolution import Convolution
 
 
 class Executable(NamedTuple):
@@ -91,10 +91,10 @@ class Convolutions:
         first, second = inputs
         if 0 in second.shape:  # a gradient of no window
             nbytes = output.size * output.item_bytes
-            kernels.fill_zero(output.pointer, nbytes, 1, nbytes, stream)
+            fill_zero(output.pointer, nbytes, 1, nbytes, stream)
             return
         if 0 in first.shape:  # nothing but padding: zeros, by what may be infinite
-            _run_directly(operation, inputs, output, workspace, stream)
+            DIRECT[type(operation)](operation, Call(inputs, output, workspace, stream))
             return
         pointer, available = workspace
         try:
@@ -102,7 +102,7 @@ class Convolutions:
         except KeyError:
             found = self._choose(operation, available)
         if found is None:
-            _run_directly(operation, inputs, output, workspace, stream)
+            DIRECT[type(operation)](operation, Call(inputs, output, workspace, stream))
             return
         form = found.form
         addresses = {}
@@ -179,26 +179,3 @@ class Convolutions:
             name = f"{engine}, {form.name}" if form.name else engine
             return Executable(graph, index, nbytes, name, form)
         return None
-
-
-def _run_directly(
-    operation: AnyConvolution,
-    inputs: tuple[DeviceView, ...],
-    output: DeviceView,
-    workspace: tuple[int, int],
-    stream: Any,
-) -> None:
-    if not isinstance(operation, Convolution):
-        RUNNERS[type(operation)](operation, inputs, output, workspace, stream)
-        return
-    x, w = inputs
-    kernels.convolution_direct(
-        x,
-        w,
-        output,
-        padding=[before for before, _ in operation.padding],
-        stride=operation.stride,
-        dilation=operation.dilation,
-        groups=operation.groups,
-        stream=stream,
-    )

@@ -10,7 +10,7 @@ import numpy as np
 from ooc_cudnn.devices.base import HostArray
 from ooc_cudnn.devices.cuda.card import Card
 from ooc_cudnn.devices.cuda.staging import begun
-from ooc_cudnn.devices.kernels import launchers as kernels
+from ooc_cudnn.devices.kernels.relayout import relayout
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.memory.blocks import Block, blocks, boxes
 from ooc_cudnn.tensor import ORDERS, numpy_dtype, packed_strides
@@ -103,7 +103,7 @@ def copy_on_device(device: Card, destination: DeviceView, source: DeviceView, st
     """Copy between views of any strides: re-laid by our kernel, else by CuPy."""
     if len(source.shape) >= 3:
         try:
-            kernels.relayout(destination, source, stream)
+            relayout(destination, source, stream)
             return
         except ValueError:  # spatial axes that do not flatten into one
             pass

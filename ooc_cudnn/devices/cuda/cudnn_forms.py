@@ -29,7 +29,8 @@ from ooc_cudnn.devices.cuda.cudnn_graphs import (
     input_shapes,
     result_dtype,
 )
-from ooc_cudnn.devices.kernels import launchers as kernels
+from ooc_cudnn.devices.kernels.pointwise import pointwise
+from ooc_cudnn.devices.kernels.relayout import fill_zero, relayout
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.convolution_backward import (
@@ -69,17 +70,17 @@ class Copy(NamedTuple):
         rows = self.shape[self.row_axis]
         images = math.prod(self.shape) * DTYPES[self.dtype] // (rows * row_bytes)
         for first, count in ((0, self.before), (rows - self.after, self.after)):
-            kernels.fill_zero(
+            fill_zero(
                 address + first * row_bytes, count * row_bytes, images, rows * row_bytes, stream
             )
         if source.dtype == self.dtype:
-            kernels.relayout(self._inside(source, workspace), source, stream)
+            relayout(self._inside(source, workspace), source, stream)
         else:
-            kernels.pointwise(self._inside(source, workspace), source, stream=stream)
+            pointwise(self._inside(source, workspace), source, stream=stream)
 
     def give_back(self, destination: DeviceView, workspace: int, stream: Any) -> None:
         """Copy a result from its place, without the additional rows."""
-        kernels.relayout(destination, self._inside(destination, workspace), stream)
+        relayout(destination, self._inside(destination, workspace), stream)
 
     @property
     def _row_bytes(self) -> int:

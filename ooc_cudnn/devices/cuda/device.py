@@ -23,7 +23,8 @@ from ooc_cudnn.devices.cuda.run import (
 )
 from ooc_cudnn.devices.cuda.staging import Staging, begun
 from ooc_cudnn.devices.helpers import helpers
-from ooc_cudnn.devices.kernels import launchers as kernels
+from ooc_cudnn.devices.kernels.hold import hold
+from ooc_cudnn.devices.kernels.launch import Call
 from ooc_cudnn.devices.kernels.runners import RUNNERS, WORKSPACE
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.memory.arena import Allocation, Arena
@@ -269,11 +270,11 @@ class CudaDevice:
             present = tuple(view for view in inputs if view is not None)
             self.convolutions.run(operation, present, output, workspace, stream)
         else:
-            RUNNERS[type(operation)](operation, inputs, output, workspace, stream)
+            RUNNERS[type(operation)](operation, Call(inputs, output, workspace, stream))
 
     def hold(self, seconds: float, stream: Any) -> None:
         """Keep a stream busy."""
-        kernels.hold(seconds, stream)
+        hold(seconds, stream)
 
     def start(self, *, overlap: bool, staged: bool, timed: bool) -> CudaRun | StagedCudaRun:
         """Open a run on the caller's current stream and two copy streams."""

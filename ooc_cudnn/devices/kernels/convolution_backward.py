@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from ooc_cudnn.devices.kernels.launch import Runner, launch
+from ooc_cudnn.devices.kernels.arguments import CUDA_TYPES, arithmetic_dtype, geometry, three
+from ooc_cudnn.devices.kernels.convolution_direct import convolution_direct
+from ooc_cudnn.devices.kernels.launch import Call, Launch, Runner, launch
 from ooc_cudnn.devices.kernels.launch_geometry import BLOCK_THREADS, LARGEST_GRID
-from ooc_cudnn.devices.kernels.plans import _CUDA_TYPES, Launch, _geometry, arithmetic_dtype
 from ooc_cudnn.devices.view import DeviceView
+from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.convolution_backward import (
     ConvolutionBackwardData,
     ConvolutionBackwardFilter,
@@ -34,7 +34,7 @@ def plan_data(
         f"convolution_direct_data<{_types(w, dx)}, {tile}>",
         (min(-(-threads // BLOCK_THREADS), LARGEST_GRID),),
         (BLOCK_THREADS, 1),
-        _geometry(*_numbers(operation, dx, w, dy), tiles, threads, _channels_innermost(dx)),
+        geometry(*_numbers(operation, dx, w, dy), tiles, threads, _channels_innermost(dx)),
     )
 
 
@@ -55,39 +55,46 @@ def plan_filter(
         f"convolution_direct_filter<{_types(x, dw)}, {tile}>",
         (min(blocks, LARGEST_GRID),),
         (BLOCK_THREADS, 1),
-        _geometry(*_numbers(operation, x, dw, dy), tiles, blocks, _channels_innermost(x)),
+        geometry(*_numbers(operation, x, dw, dy), tiles, blocks, _channels_innermost(x)),
     )
 
 
-def convolution_backward_data(
-    operation: ConvolutionBackwardData,
-    inputs: tuple[DeviceView | None, ...],
-    output: DeviceView,
-    workspace: tuple[int, int],
-    stream: Any,
-) -> None:
+def convolution_backward_data(operation: ConvolutionBackwardData, call: Call) -> None:
     """dx from (w, dy), of any strides; zero where no window reaches."""
-    w, dy = inputs
+    (w, dy), dx = call.inputs, call.output
     assert w is not None
     assert dy is not None
-    launch(operation, (w, dy, output), lambda: plan_data(operation, w, dy, output), (), stream)
+    launch(operation, (w, dy, dx), lambda: plan_data(operation, w, dy, dx), (), call.stream)
 
 
-def convolution_backward_filter(
-    operation: ConvolutionBackwardFilter,
-    inputs: tuple[DeviceView | None, ...],
-    output: DeviceView,
-    workspace: tuple[int, int],
-    stream: Any,
-) -> None:
+def convolution_backward_filter(operation: ConvolutionBackwardFilter, call: Call) -> None:
     """dw from (x, dy), of any strides; x may have no rows, and is zeros then."""
-    x, dy = inputs
+    (x, dy), dw = call.inputs, call.output
     assert x is not None
     assert dy is not None
-    launch(operation, (x, dy, output), lambda: plan_filter(operation, x, dy, output), (), stream)
+    launch(operation, (x, dy, dw), lambda: plan_filter(operation, x, dy, dw), (), call.stream)
 
 
+def convolution_forward(operation: Convolution, call: Call) -> None:
+    """y from (x, w), of any strides."""
+    x, w = call.inputs
+    assert x is not None
+    assert w is not None
+    convolution_direct(
+        x,
+        w,
+        call.output,
+        padding=[before for before, _ in operation.padding],
+        stride=operation.stride,
+        dilation=operation.dilation,
+        groups=operation.groups,
+        stream=call.stream,
+    )
+
+
+#: All three directions.
 RUNNERS: dict[type, Runner] = {
+    Convolution: convolution_forward,
     ConvolutionBackwardData: convolution_backward_data,
     ConvolutionBackwardFilter: convolution_backward_filter,
 }
@@ -121,7 +128,7 @@ def _check(
 
 
 def _types(given: DeviceView, result: DeviceView) -> str:
-    return f"{_CUDA_TYPES[given.dtype]}, {_CUDA_TYPES[result.dtype]}"
+    return f"{CUDA_TYPES[given.dtype]}, {CUDA_TYPES[result.dtype]}"
 
 
 def _channels_innermost(view: DeviceView) -> int:
@@ -136,10 +143,6 @@ def _numbers(
 ) -> tuple[int, ...]:
     """What both kernels read of a ConvolutionGradient; unused axes come first, of size 1."""
     forward = operation.forward
-    unused = 5 - len(forward.x_shape)
-
-    def three(numbers: tuple[int, ...], filler: int) -> tuple[int, ...]:
-        return (filler,) * unused + tuple(numbers)
 
     def strides(view: DeviceView) -> tuple[int, ...]:
         return view.strides[:2] + three(view.strides[2:], 0)

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-import numpy as np
-
-from ooc_cudnn.devices.kernels.launch import Runner, geometry, index_type, is_small, launch
+from ooc_cudnn.devices.kernels.arguments import (
+    CUDA_TYPES,
+    MODES,
+    boolean,
+    geometry,
+    index_type,
+    is_small,
+    real_type,
+)
+from ooc_cudnn.devices.kernels.checks import check
+from ooc_cudnn.devices.kernels.launch import Call, Launch, Runner, launch
 from ooc_cudnn.devices.kernels.launch_geometry import (
     BLOCK_THREADS,
     LARGEST_GRID,
-    WIDEST_ACCESS_BYTES,
 )
 from ooc_cudnn.devices.kernels.merged_axes import MergedAxes, is_packable, merged_axes, walk_numbers
-from ooc_cudnn.devices.kernels.plans import _CUDA_TYPES, MODES, Launch, _bool
-from ooc_cudnn.devices.view import DeviceView
+from ooc_cudnn.devices.view import WIDEST_ACCESS_BYTES, DeviceView
 from ooc_cudnn.operations.activation_backward import ActivationBackward, needs_x
 from ooc_cudnn.operations.op_tensor import OpTensor
 
@@ -27,13 +32,6 @@ CONSTANT, PACKED, STRIDED, CARRIED = 0, 1, 2, 3
 #: three operands for each and needs the registers.
 UNROLL_OP_TENSOR = 4
 UNROLL_ACTIVATION = 2
-
-
-def _check(name: str, view: DeviceView, shape: Sequence[int], dtype: str) -> None:
-    if view.shape != tuple(shape) or view.dtype != dtype:
-        raise ValueError(
-            f"{name} is {view.dtype} of shape {view.shape}; the operation says {dtype} of {shape}"
-        )
 
 
 def _count(axes: MergedAxes, views: Sequence[DeviceView | None]) -> int:
@@ -56,10 +54,10 @@ def plan_op_tensor(
     operation: OpTensor, a: DeviceView | None, b: DeviceView, c: DeviceView
 ) -> Launch | None:
     """Choose the kernel of c = op(alpha_a * a, alpha_b * b); None if there is nothing to do."""
-    _check("c", c, operation.shape, operation.dtype)
-    _check("b", b, operation.b_shape, operation.dtype)
+    check("c", c, operation.shape, operation.dtype)
+    check("b", b, operation.b_shape, operation.dtype)
     if a is not None:
-        _check("a", a, operation.shape, operation.dtype)
+        check("a", a, operation.shape, operation.dtype)
     if c.size == 0:
         return None
     b_strides = tuple(
@@ -80,9 +78,9 @@ def plan_op_tensor(
     small = is_small([a, b, c], c.size)
     arguments = (
         index_type(small=small),
-        _CUDA_TYPES[operation.dtype],
+        CUDA_TYPES[operation.dtype],
         str(OPS[operation.op]),
-        _bool(a is not None),
+        boolean(a is not None),
         str(spread),
         str(count),
         str(UNROLL_OP_TENSOR),
@@ -94,32 +92,26 @@ def plan_op_tensor(
         f"op_tensor<{', '.join(arguments)}>",
         _blocks(packs, UNROLL_OP_TENSOR),
         (BLOCK_THREADS, 1),
-        geometry(numbers, small=small),
+        geometry(*numbers, small=small),
     )
 
 
-def op_tensor(
-    operation: OpTensor,
-    inputs: tuple[DeviceView | None, ...],
-    output: DeviceView,
-    workspace: tuple[int, int],
-    stream: Any,
-) -> None:
+def op_tensor(operation: OpTensor, call: Call) -> None:
     """Run `OpTensor` on (a, b). With op "add" and alpha_a 0, a is not read."""
-    a, b = inputs
+    (a, b), output = call.inputs, call.output
     if operation.op == "add" and operation.alpha_a == 0:
         a = None
     elif a is None:
         raise ValueError(f"a is absent, which op {operation.op!r} with alpha_a needs")
     if b is None:
         raise ValueError("b is absent")
-    real = np.float64 if operation.dtype == "float64" else np.float32
+    real = real_type(operation.dtype)
     launch(
         operation,
         (output, a, b),
         lambda: plan_op_tensor(operation, a, b, output),
         (real(operation.alpha_a), real(operation.alpha_b)),
-        stream,
+        call.stream,
     )
 
 
@@ -133,7 +125,7 @@ def plan_activation_backward(
     """Choose the kernel of dx = dy * f'(x); None if there is nothing to do."""
     for name, view in (("dx", dx), ("y", y), ("dy", dy), ("x", x)):
         if view is not None:
-            _check(name, view, operation.shape, operation.dtype)
+            check(name, view, operation.shape, operation.dtype)
     if dx.size == 0:
         return None
     views = [dx, y, dy, x]
@@ -142,9 +134,9 @@ def plan_activation_backward(
     small = is_small(views, dx.size)
     arguments = (
         index_type(small=small),
-        _CUDA_TYPES[operation.dtype],
+        CUDA_TYPES[operation.dtype],
         str(MODES[operation.mode]),
-        _bool(x is not None),
+        boolean(x is not None),
         str(count),
         str(UNROLL_ACTIVATION),
     )
@@ -154,31 +146,24 @@ def plan_activation_backward(
         f"activation_backward<{', '.join(arguments)}>",
         _blocks(numbers[-1], UNROLL_ACTIVATION),
         (BLOCK_THREADS, 1),
-        geometry(numbers, small=small),
+        geometry(*numbers, small=small),
     )
 
 
-def activation_backward(
-    operation: ActivationBackward,
-    inputs: tuple[DeviceView | None, ...],
-    output: DeviceView,
-    workspace: tuple[int, int],
-    stream: Any,
-) -> None:
+def activation_backward(operation: ActivationBackward, call: Call) -> None:
     """Run `ActivationBackward` on (y, dy, x); x is not read where y tells the slope."""
-    y, dy, *rest = inputs
+    (y, dy, *rest), output = call.inputs, call.output
     x = rest[0] if rest and needs_x(operation.mode, operation.coef) else None
     if y is None or dy is None or (x is None and needs_x(operation.mode, operation.coef)):
         raise ValueError(f"{operation.mode} with coef {operation.coef} lacks one of y, dy and x")
-    real = np.float64 if operation.dtype == "float64" else np.float32
+    real = real_type(operation.dtype)
     launch(
         operation,
         (output, y, dy, x),
         lambda: plan_activation_backward(operation, y, dy, x, output),
         (real(operation.coef),),
-        stream,
+        call.stream,
     )
 
 
 RUNNERS: dict[type, Runner] = {OpTensor: op_tensor, ActivationBackward: activation_backward}
-WORKSPACE: dict[type, Any] = {}

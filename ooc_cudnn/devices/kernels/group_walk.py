@@ -15,14 +15,13 @@ from ooc_cudnn.devices.kernels.launch_geometry import (
     BLOCK_THREADS,
     LARGEST_GRID,
     SHORTEST_RUN,
-    WIDEST_ACCESS_BYTES,
     Rows,
     block_shape,
     common_rows,
     pack_size,
+    packs_a_thread,
 )
-from ooc_cudnn.devices.kernels.plans import _unroll
-from ooc_cudnn.devices.view import DeviceView
+from ooc_cudnn.devices.view import WIDEST_ACCESS_BYTES, DeviceView
 
 #: Blocks that a reduction is shared by: twice what an H200 runs at once. More cost partial sums.
 REDUCTION_BLOCKS = 2048
@@ -121,7 +120,7 @@ def _walk_runs(views: Views, rows: Rows, blocks: int, *, images: bool) -> GroupW
     outer, middle, inner = rows.sizes
     groups, lines = (outer, middle) if images else (middle, outer)
     count = _count(views, rows)
-    unroll = _unroll(count * views[0].item_bytes)
+    unroll = packs_a_thread(count * views[0].item_bytes)
     empty = lines == 0 or inner == 0
     shape = block_shape(max(lines, 1), -(-max(inner, 1) // count), unroll)
     across, down = shape.block
@@ -161,7 +160,7 @@ def _walk_columns(views: Views, rows: Rows, blocks: int) -> GroupWalk:
                 break
             wide //= 2
     outer, middle, inner = rows.sizes
-    unroll = _unroll(count * views[0].item_bytes)
+    unroll = packs_a_thread(count * views[0].item_bytes)
     packs = -(-inner // count)
     groups = -(-packs // COLUMN_PACKS)
     across = -(-packs // groups)

@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import Any
 
+from ooc_cudnn.devices.kernels.arguments import CUDA_TYPES, geometry
+from ooc_cudnn.devices.kernels.checks import check, check_packed, workspace_pointer
 from ooc_cudnn.devices.kernels.group_walk import (
     ELEMENTWISE_BLOCKS,
     REDUCTION_BLOCKS,
     GroupWalk,
     walk_images,
 )
-from ooc_cudnn.devices.kernels.launch import Runner, launch
+from ooc_cudnn.devices.kernels.launch import Call, Launch, Runner, launch
 from ooc_cudnn.devices.kernels.launch_geometry import BLOCK_THREADS, LARGEST_GRID
-from ooc_cudnn.devices.kernels.plans import _CUDA_TYPES, Launch, _geometry
-from ooc_cudnn.devices.kernels.reduction import Inputs, check, check_packed, workspace_pointer
 from ooc_cudnn.devices.kernels.softmax_plans import ACCURATE, ACCURATE_BACKWARD, BACKWARD, FORWARD
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.operations.softmax import (
@@ -43,7 +43,7 @@ def _plan_walk(kernel: str, arguments: str, walk: GroupWalk) -> Launch | None:
         f"{kernel}<{arguments}, {template}>",
         walk.grid,
         walk.block,
-        _geometry(*walk.numbers),
+        geometry(*walk.numbers),
     )
 
 
@@ -63,7 +63,7 @@ def image_state(
     parts = state.pointer
     if walk.parts > 1:
         parts = workspace_pointer(workspace, 8 * columns * walk.parts * images)
-    arguments = _CUDA_TYPES[there.dtype] + (f", {task}" if what == "sums" else "")
+    arguments = CUDA_TYPES[there.dtype] + (f", {task}" if what == "sums" else "")
     launch(
         (operation, walk),
         operands,
@@ -80,7 +80,7 @@ def image_state(
                 f"join_image_{what}<{BLOCK_THREADS}>",
                 (min(images, LARGEST_GRID),),
                 (BLOCK_THREADS, 1),
-                _geometry(images, walk.parts),
+                geometry(images, walk.parts),
             ),
             (parts,),
             stream,
@@ -101,68 +101,48 @@ def image_outcomes(
         if output.size == 0:
             return None
         walk = walk_images([output, first, second or first], ELEMENTWISE_BLOCKS)
-        return _plan_walk("image_outcomes", f"{_CUDA_TYPES[output.dtype]}, {task}", walk)
+        return _plan_walk("image_outcomes", f"{CUDA_TYPES[output.dtype]}, {task}", walk)
 
     launch((operation, "outcomes"), (*views, state), plan, (), stream)
 
 
-def image_maximum(
-    operation: ImageMaximum,
-    inputs: Inputs,
-    output: DeviceView,
-    workspace: tuple[int, int],
-    stream: Any,
-) -> None:
+def image_maximum(operation: ImageMaximum, call: Call) -> None:
     """Run `ImageMaximum` on (x,)."""
-    x = check("x", inputs[0], operation.shape, operation.dtype)
-    check_packed("the state", output, operation.output_shape, "float64")
-    image_state(operation, "peaks", ACCURATE, (x,), output, workspace, stream)
+    x = check("x", call.inputs[0], operation.shape, operation.dtype)
+    check_packed("the state", call.output, operation.output_shape, "float64")
+    image_state(operation, "peaks", ACCURATE, (x,), call.output, call.workspace, call.stream)
 
 
-def image_softmax(
-    operation: ImageSoftmax,
-    inputs: Inputs,
-    output: DeviceView,
-    workspace: tuple[int, int],
-    stream: Any,
-) -> None:
+def image_softmax(operation: ImageSoftmax, call: Call) -> None:
     """Run `ImageSoftmax` on (x, state)."""
-    x = check("x", inputs[0], operation.shape, operation.dtype)
-    state = check_packed("the state", inputs[1], (operation.shape[0], 2), "float64")
-    check("y", output, operation.shape, operation.dtype)
-    image_outcomes(operation, FORWARD[operation.algorithm], (output, x, None), state, stream)
+    x = check("x", call.inputs[0], operation.shape, operation.dtype)
+    state = check_packed("the state", call.inputs[1], (operation.shape[0], 2), "float64")
+    check("y", call.output, operation.shape, operation.dtype)
+    image_outcomes(
+        operation, FORWARD[operation.algorithm], (call.output, x, None), state, call.stream
+    )
 
 
-def image_product_sum(
-    operation: ImageProductSum,
-    inputs: Inputs,
-    output: DeviceView,
-    workspace: tuple[int, int],
-    stream: Any,
-) -> None:
+def image_product_sum(operation: ImageProductSum, call: Call) -> None:
     """Run `ImageProductSum` on (y, dy); for "log" y is not read."""
     task = BACKWARD[operation.algorithm]
-    dy = check("dy", inputs[1], operation.shape, operation.dtype)
+    dy = check("dy", call.inputs[1], operation.shape, operation.dtype)
     y = None
     if task == ACCURATE_BACKWARD:
-        y = check("y", inputs[0], operation.shape, operation.dtype)
-    check_packed("the sums", output, operation.output_shape, "float64")
-    image_state(operation, "sums", task, (y, dy), output, workspace, stream)
+        y = check("y", call.inputs[0], operation.shape, operation.dtype)
+    check_packed("the sums", call.output, operation.output_shape, "float64")
+    image_state(operation, "sums", task, (y, dy), call.output, call.workspace, call.stream)
 
 
-def image_softmax_backward(
-    operation: ImageSoftmaxBackward,
-    inputs: Inputs,
-    output: DeviceView,
-    workspace: tuple[int, int],
-    stream: Any,
-) -> None:
+def image_softmax_backward(operation: ImageSoftmaxBackward, call: Call) -> None:
     """Run `ImageSoftmaxBackward` on (y, dy, sums)."""
-    y = check("y", inputs[0], operation.shape, operation.dtype)
-    dy = check("dy", inputs[1], operation.shape, operation.dtype)
-    sums = check_packed("the sums", inputs[2], (operation.shape[0], 1), "float64")
-    check("dx", output, operation.shape, operation.dtype)
-    image_outcomes(operation, BACKWARD[operation.algorithm], (output, y, dy), sums, stream)
+    y = check("y", call.inputs[0], operation.shape, operation.dtype)
+    dy = check("dy", call.inputs[1], operation.shape, operation.dtype)
+    sums = check_packed("the sums", call.inputs[2], (operation.shape[0], 1), "float64")
+    check("dx", call.output, operation.shape, operation.dtype)
+    image_outcomes(
+        operation, BACKWARD[operation.algorithm], (call.output, y, dy), sums, call.stream
+    )
 
 
 RUNNERS: dict[type, Runner] = {

@@ -1,49 +1,58 @@
-"""From a planned launch to the card: what the runners of the kernels share."""
+"""From a planned launch to the card.
+
+A launch has two halves. What depends only on types, shapes, strides and alignment (which template
+to instantiate, the grid, the geometry the kernel reads) is planned and compiled once, and
+remembered; what changes from call to call (pointers, alpha, beta) is passed along. The second call
+of a shape costs microseconds.
+
+Streams are CuPy streams (anything with `.ptr`); None is CuPy's current stream. Nothing here
+allocates device memory or synchronises.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from ooc_cudnn.devices.kernels import launchers as kernels
-from ooc_cudnn.devices.kernels.plans import Launch
-from ooc_cudnn.devices.view import DeviceView
+from ooc_cudnn.devices.kernels import compiling
+from ooc_cudnn.devices.view import WIDEST_ACCESS_BYTES, DeviceView
 
-#: (operation, inputs, output, workspace (pointer, bytes), stream) -> None
-Runner = Callable[
-    [Any, tuple[DeviceView | None, ...], DeviceView, tuple[int, int], Any],
-    None,
-]
-
-#: Offsets below this are computed in 32 bits; what is left of 2**31 is room for steps past the end.
-SMALL_OFFSETS = 2**31 - 2**16
+MOST_LAUNCHES = 4096  # remembered; a process that meets more shapes starts over
 
 
-def is_small(views: Sequence[DeviceView | None], *numbers: int) -> bool:
-    """Whether every offset in the views, and every one of `numbers`, fits an int.
+class Launch(NamedTuple):
+    """All of a launch that does not change between calls of one shape."""
 
-    >>> is_small([DeviceView(0, "float32", (2, 2**30), (2**30, 1))], 5)
-    False
-    """
-    reach = [
-        sum((size - 1) * abs(step) for size, step in zip(view.shape, view.strides, strict=True))
-        for view in views
-        if view is not None and view.size
-    ]
-    return all(abs(number) < SMALL_OFFSETS for number in (*reach, *numbers))
+    source: str
+    expression: str
+    grid: tuple[int, ...]
+    block: tuple[int, int]
+    geometry: np.ndarray
 
 
-def index_type(*, small: bool) -> str:
-    """The template argument I of the kernels that compute offsets in either width."""
-    return "int" if small else "long long"
+class Call(NamedTuple):
+    """What an operation is run on: `workspace` is (pointer, bytes)."""
+
+    inputs: tuple[DeviceView | None, ...]
+    output: DeviceView
+    workspace: tuple[int, int] = (0, 0)
+    stream: Any = None
 
 
-def geometry(numbers: Sequence[int], *, small: bool) -> np.ndarray:
-    """A C struct of ints or long longs, which CuPy passes by value."""
-    data = np.array(numbers, np.int32 if small else np.int64)
-    return data.view(f"V{data.nbytes}")
+#: Runs an operation.
+Runner = Callable[[Any, Call], None]
+
+#: Compiled function and launch; None where there is nothing to do.
+_prepared: dict[Hashable, tuple[Any, Launch | None]] = {}
+
+
+def _signature(view: DeviceView | None) -> tuple[Any, ...] | None:
+    """Everything about a view on which the choice of a kernel depends."""
+    if view is None:
+        return None
+    return view.dtype, view.shape, view.strides, view.pointer % WIDEST_ACCESS_BYTES
 
 
 def launch(
@@ -57,17 +66,21 @@ def launch(
 
     The kernel's arguments are the geometry, the pointers of `views` (0 for None) and `scalars`.
     """
-    device = kernels._device()
-    key = (operation, device, *map(kernels._signature, views))
-    prepared = kernels._prepared.get(key, kernels._UNKNOWN)
-    if prepared is kernels._UNKNOWN:
-        prepared = kernels._prepare(device, key, plan())
-    if prepared is None:
+    device = compiling.current_device()
+    key = (operation, device, *map(_signature, views))
+    function, planned = _prepared.get(key) or _prepare(device, key, plan())
+    if planned is None:
         return
     pointers = [view.pointer if view else 0 for view in views]
-    prepared.function(
-        prepared.grid,
-        prepared.block,
-        (prepared.geometry, *pointers, *scalars),
-        stream=stream,
-    )
+    function(planned.grid, planned.block, (planned.geometry, *pointers, *scalars), stream=stream)
+
+
+def _prepare(device: int, key: Hashable, planned: Launch | None) -> tuple[Any, Launch | None]:
+    """Compile a launch and remember it."""
+    function = None
+    if planned is not None:
+        function = compiling.function(device, planned.source, planned.expression)
+    if len(_prepared) >= MOST_LAUNCHES:
+        _prepared.clear()
+    _prepared[key] = function, planned
+    return function, planned

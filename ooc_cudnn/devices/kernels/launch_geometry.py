@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from ooc_cudnn.devices.view import WIDEST_ACCESS_BYTES
+
 BLOCK_THREADS = 256
 LARGEST_GRID = 2**31 - 1  # along x
 LARGEST_GRID_YZ = 65535  # along y and z
-WIDEST_ACCESS_BYTES = 16
 SHORTEST_RUN = 32  # packs that neighbouring threads move together, at the least: a warp
 
 Triple = tuple[int, int, int]
@@ -119,6 +120,14 @@ def pack_size(rows: Rows, item_bytes: Sequence[int], pointers: Sequence[int], mo
             break
         count //= 2
     return count
+
+
+def packs_a_thread(access_bytes: int, *, light: bool = False) -> int:
+    """How many packs a thread takes: enough bytes in flight, in registers that are there.
+
+    `light` promises few registers a pack, and much work a thread that its packs can share.
+    """
+    return 8 if light or access_bytes <= 4 else 4
 
 
 class Blocks(NamedTuple):

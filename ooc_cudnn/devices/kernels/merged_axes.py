@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ooc_cudnn.devices.kernels.launch_geometry import WIDEST_ACCESS_BYTES
-from ooc_cudnn.devices.view import DeviceView
+from ooc_cudnn.devices.view import WIDEST_ACCESS_BYTES, DeviceView
 
 #: Of `Walk` in strided.cuh.
 OUTER_AXES = 4

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from ooc_cudnn.devices.kernels.arguments import CUDA_TYPES, MODES, boolean, geometry, real_type
+from ooc_cudnn.devices.kernels.checks import check, check_packed
 from ooc_cudnn.devices.kernels.group_walk import ELEMENTWISE_BLOCKS, walk_channels
-from ooc_cudnn.devices.kernels.launch import Runner, launch
+from ooc_cudnn.devices.kernels.launch import Call, Launch, Runner, launch
 from ooc_cudnn.devices.kernels.launch_geometry import BLOCK_THREADS, LARGEST_GRID
-from ooc_cudnn.devices.kernels.plans import _CUDA_TYPES, MODES, Launch, _bool, _geometry
-from ooc_cudnn.devices.kernels.reduction import Inputs, check, check_packed
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.operations.batch_normalization import (
     AddStates,
@@ -39,45 +39,33 @@ def _plan_elementwise(kernel: str, arguments: str, views: Sequence[DeviceView]) 
         f"{kernel}<{arguments}, {walk.template()}>",
         walk.grid,
         walk.block,
-        _geometry(*walk.numbers),
+        geometry(*walk.numbers),
     )
 
 
-def normalise(
-    operation: Normalise,
-    inputs: Inputs,
-    output: DeviceView,
-    workspace: tuple[int, int],
-    stream: Any,
-) -> None:
+def normalise(operation: Normalise, call: Call) -> None:
     """Run `Normalise` on (x, scale, bias, mean, spread)."""
-    x, *vectors = inputs
+    (x, *vectors), output = call.inputs, call.output
     x = check("x", x, operation.shape, operation.dtype)
     check("y", output, operation.shape, operation.dtype)
     vector = (operation.shape[1],), ACCUMULATOR[operation.dtype]
     names = ("scale", "bias", "mean", "spread")
     vectors = [check_packed(name, view, *vector) for name, view in zip(names, vectors, strict=True)]
     is_variance = operation.epsilon is not None
-    arguments = f"{_CUDA_TYPES[x.dtype]}, {MODES[operation.mode]}, {_bool(is_variance)}"
-    real = np.float64 if operation.dtype == "float64" else np.float32
+    arguments = f"{CUDA_TYPES[x.dtype]}, {MODES[operation.mode]}, {boolean(is_variance)}"
+    real = real_type(operation.dtype)
     launch(
         operation,
         (output, x, *vectors),
         lambda: _plan_elementwise("normalise", arguments, [output, x]),
         (operation.shape[1], real(operation.epsilon or 0.0), real(operation.coef)),
-        stream,
+        call.stream,
     )
 
 
-def normalise_backward(
-    operation: NormaliseBackward,
-    inputs: Inputs,
-    output: DeviceView,
-    workspace: tuple[int, int],
-    stream: Any,
-) -> None:
+def normalise_backward(operation: NormaliseBackward, call: Call) -> None:
     """Run `NormaliseBackward` on (x, dy, scale, mean, inverse deviation, sums)."""
-    x, dy, *vectors, sums = inputs
+    (x, dy, *vectors, sums), output = call.inputs, call.output
     x = check("x", x, operation.shape, operation.dtype)
     dy = check("dy", dy, operation.shape, operation.dtype)
     check("dx", output, operation.shape, operation.dtype)
@@ -89,9 +77,9 @@ def normalise_backward(
     launch(
         operation,
         (output, x, dy, *vectors, sums),
-        lambda: _plan_elementwise("normalise_backward", _CUDA_TYPES[x.dtype], [output, x, dy]),
+        lambda: _plan_elementwise("normalise_backward", CUDA_TYPES[x.dtype], [output, x, dy]),
         (channels, np.float64(operation.count)),
-        stream,
+        call.stream,
     )
 
 
@@ -112,7 +100,7 @@ def _launch_small(
         if count == 0:
             return None
         blocks = min(-(-count // BLOCK_THREADS), LARGEST_GRID)
-        return Launch("states.cu", expression, (blocks,), (BLOCK_THREADS, 1), _geometry(count))
+        return Launch("states.cu", expression, (blocks,), (BLOCK_THREADS, 1), geometry(count))
 
     launch(operation, views, plan, scalars, stream)
 
@@ -120,84 +108,62 @@ def _launch_small(
 def _merge(kernel: str, count: Callable[[Any], int]) -> Runner:
     """Return the runner of an operation on (state, part) of one shape."""
 
-    def run(
-        operation: Any,
-        inputs: Inputs,
-        output: DeviceView,
-        workspace: tuple[int, int],
-        stream: Any,
-    ) -> None:
+    def run(operation: Any, call: Call) -> None:
         shape = operation.output_shape
-        state = check_packed("state", inputs[0], shape, "float64")
-        part = check_packed("part", inputs[1], shape, "float64")
-        check_packed("the result", output, shape, "float64")
-        _launch_small(operation, kernel, count(operation), (output, state, part), (), stream)
+        state = check_packed("state", call.inputs[0], shape, "float64")
+        part = check_packed("part", call.inputs[1], shape, "float64")
+        check_packed("the result", call.output, shape, "float64")
+        _launch_small(
+            operation, kernel, count(operation), (call.output, state, part), (), call.stream
+        )
 
     return run
 
 
-def moments_result(
-    operation: MomentsResult,
-    inputs: Inputs,
-    output: DeviceView,
-    workspace: tuple[int, int],
-    stream: Any,
-) -> None:
+def moments_result(operation: MomentsResult, call: Call) -> None:
     """Run `MomentsResult` on (state, old)."""
-    state = check_packed("state", inputs[0], (3, operation.channels), "float64")
-    check_packed("the result", output, operation.output_shape, operation.dtype)
+    state = check_packed("state", call.inputs[0], (3, operation.channels), "float64")
+    check_packed("the result", call.output, operation.output_shape, operation.dtype)
     old = None
     if operation.what.startswith("running"):
-        old = check_packed("old", inputs[1], operation.output_shape, operation.dtype)
+        old = check_packed("old", call.inputs[1], operation.output_shape, operation.dtype)
     _launch_small(
         operation,
-        f"moments_result<{_CUDA_TYPES[operation.dtype]}, {WHAT[operation.what]}>",
+        f"moments_result<{CUDA_TYPES[operation.dtype]}, {WHAT[operation.what]}>",
         operation.channels,
-        (output, state, old),
+        (call.output, state, old),
         (np.float64(operation.epsilon), np.float64(operation.factor)),
-        stream,
+        call.stream,
     )
 
 
-def state_row(
-    operation: StateRow,
-    inputs: Inputs,
-    output: DeviceView,
-    workspace: tuple[int, int],
-    stream: Any,
-) -> None:
+def state_row(operation: StateRow, call: Call) -> None:
     """Run `StateRow` on (state,)."""
-    state = check_packed("state", inputs[0], (operation.rows, operation.channels), "float64")
-    check_packed("the result", output, operation.output_shape, operation.dtype)
+    state = check_packed("state", call.inputs[0], (operation.rows, operation.channels), "float64")
+    check_packed("the result", call.output, operation.output_shape, operation.dtype)
     _launch_small(
         operation,
-        f"state_row<{_CUDA_TYPES[operation.dtype]}>",
+        f"state_row<{CUDA_TYPES[operation.dtype]}>",
         operation.channels,
-        (output, state),
+        (call.output, state),
         (operation.row,),
-        stream,
+        call.stream,
     )
 
 
-def scale_row(
-    operation: ScaleRow,
-    inputs: Inputs,
-    output: DeviceView,
-    workspace: tuple[int, int],
-    stream: Any,
-) -> None:
+def scale_row(operation: ScaleRow, call: Call) -> None:
     """Run `ScaleRow` on (state, factor)."""
     shape = operation.output_shape
-    state = check_packed("state", inputs[0], shape, "float64")
-    factor = check_packed("factor", inputs[1], (operation.channels,), operation.dtype)
-    check_packed("the result", output, shape, "float64")
+    state = check_packed("state", call.inputs[0], shape, "float64")
+    factor = check_packed("factor", call.inputs[1], (operation.channels,), operation.dtype)
+    check_packed("the result", call.output, shape, "float64")
     _launch_small(
         operation,
-        f"scale_row<{_CUDA_TYPES[operation.dtype]}>",
+        f"scale_row<{CUDA_TYPES[operation.dtype]}>",
         operation.channels,
-        (output, state, factor),
+        (call.output, state, factor),
         (operation.row,),
-        stream,
+        call.stream,
     )
 
 
@@ -211,4 +177,3 @@ RUNNERS: dict[type, Runner] = {
     ScaleRow: scale_row,
     StateRow: state_row,
 }
-WORKSPACE: dict[type, Callable[[Any], int]] = {}

@@ -6,16 +6,22 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ooc_cudnn.devices.kernels.launch import geometry, index_type, is_small
+from ooc_cudnn.devices.kernels.arguments import (
+    CUDA_TYPES,
+    boolean,
+    geometry,
+    index_type,
+    is_small,
+    three,
+)
+from ooc_cudnn.devices.kernels.checks import check
+from ooc_cudnn.devices.kernels.launch import Launch
 from ooc_cudnn.devices.kernels.launch_geometry import BLOCK_THREADS, LARGEST_GRID
-from ooc_cudnn.devices.kernels.plans import _CUDA_TYPES, Launch, _bool
 from ooc_cudnn.devices.kernels.pooling_plans import (
     MODES,
     aligned_pack,
-    check,
     is_channels_last,
     six_axes,
-    three,
 )
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.operations.pooling import PoolingBackward
@@ -144,14 +150,14 @@ def plan_pooling_backward(
     tile = choose_tile(sizes, count, window, stride, lane_bytes) if taps < 2**30 else None
 
     small = is_small(views, *[view.size for view in views], *window, *stride, *before)
-    arguments = [index_type(small=small), _CUDA_TYPES[operation.dtype], str(MODES[forward.mode])]
+    arguments = [index_type(small=small), CUDA_TYPES[operation.dtype], str(MODES[forward.mode])]
     if tile is not None:
         by_warp = forward.is_max and taps >= WARP_TAPS
         wide = aligned_pack(dx, axes[0], 4, PACK_BYTES // dx.item_bytes) if count == 1 else 1
         while wide > 1 and tile.w % wide and tile.w < sizes[4]:
             wide //= 2
         phases = _phases(tile, sizes, [o + p for o, p in zip(origin, before, strict=True)], stride)
-        arguments += [_bool(by_warp), str(count), str(wide), *map(str, tile), *map(str, phases)]
+        arguments += [boolean(by_warp), str(count), str(wide), *map(str, tile), *map(str, phases)]
         tiles = [
             -(-size // piece) for size, piece in zip(sizes[1:5], tile[:4], strict=True)
         ]  # b, d, h, w
@@ -168,19 +174,17 @@ def plan_pooling_backward(
         (min(blocks, LARGEST_GRID),),
         (BLOCK_THREADS, 1),
         geometry(
-            (
-                *(sizes[0], sizes[1], sizes[5]),
-                *sizes[2:5],
-                *origin,
-                *three(forward.x_shape[2:], 1),
-                *three(forward.output_shape[2:], 1),
-                *before,
-                *(step for each in axes for step in each.strides),
-                *tiles[1:],
-                tiles[0],
-                lane_tiles,
-                total,
-            ),
+            *(sizes[0], sizes[1], sizes[5]),
+            *sizes[2:5],
+            *origin,
+            *three(forward.x_shape[2:], 1),
+            *three(forward.output_shape[2:], 1),
+            *before,
+            *(step for each in axes for step in each.strides),
+            *tiles[1:],
+            tiles[0],
+            lane_tiles,
+            total,
             small=small,
         ),
     )

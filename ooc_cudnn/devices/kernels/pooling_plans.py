@@ -9,14 +9,14 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ooc_cudnn.devices.kernels.launch import geometry, index_type, is_small
+from ooc_cudnn.devices.kernels.arguments import CUDA_TYPES, geometry, index_type, is_small, three
+from ooc_cudnn.devices.kernels.checks import check
+from ooc_cudnn.devices.kernels.launch import Launch
 from ooc_cudnn.devices.kernels.launch_geometry import (
     BLOCK_THREADS,
     LARGEST_GRID,
-    WIDEST_ACCESS_BYTES,
 )
-from ooc_cudnn.devices.kernels.plans import _CUDA_TYPES, Launch
-from ooc_cudnn.devices.view import DeviceView
+from ooc_cudnn.devices.view import WIDEST_ACCESS_BYTES, DeviceView
 from ooc_cudnn.operations.pooling import Pooling
 
 # The numbers are the enumeration `Mode` in pooling.cuh.
@@ -97,19 +97,6 @@ def aligned_pack(view: DeviceView, axes: SixAxes, along: int, most: int) -> int:
     return most
 
 
-def three(numbers: Sequence[int], filler: int) -> tuple[int, ...]:
-    """One number for each of d, h and w."""
-    return (filler,) * (3 - len(numbers)) + tuple(numbers)
-
-
-def check(name: str, view: DeviceView, shape: Sequence[int], dtype: str) -> None:
-    """Raise ValueError if a view is not what the operation says."""
-    if view.shape != tuple(shape) or view.dtype != dtype:
-        raise ValueError(
-            f"{name} is {view.dtype} of shape {view.shape}; the operation says {dtype} of {shape}"
-        )
-
-
 def plan_pooling(operation: Pooling, x: DeviceView, y: DeviceView) -> Launch | None:
     """Choose the kernel of pooling.cu; None if there is nothing to do."""
     check("x", x, operation.x_shape, operation.dtype)
@@ -121,7 +108,7 @@ def plan_pooling(operation: Pooling, x: DeviceView, y: DeviceView) -> Launch | N
     window, stride = three(operation.window, 1), three(operation.stride, 1)
     before = three([pair[0] for pair in operation.padding], 0)
     small = is_small([x, y], x.size, y.size, *window, *stride, *before)
-    arguments = [index_type(small=small), _CUDA_TYPES[operation.dtype], str(MODES[operation.mode])]
+    arguments = [index_type(small=small), CUDA_TYPES[operation.dtype], str(MODES[operation.mode])]
     windows = [str(number) for number in (*window, *stride)]
     taps = math.prod(window)
 
@@ -148,15 +135,13 @@ def plan_pooling(operation: Pooling, x: DeviceView, y: DeviceView) -> Launch | N
         (min(-(-total // threads), LARGEST_GRID),),
         (BLOCK_THREADS, 1),
         geometry(
-            (
-                *(y_axes.sizes[0], y_axes.sizes[1], y_axes.sizes[5]),
-                *y_axes.sizes[2:5],
-                *x_axes.sizes[2:5],
-                *before,
-                *y_axes.strides,
-                *x_axes.strides,
-                total,
-            ),
+            *(y_axes.sizes[0], y_axes.sizes[1], y_axes.sizes[5]),
+            *y_axes.sizes[2:5],
+            *x_axes.sizes[2:5],
+            *before,
+            *y_axes.strides,
+            *x_axes.strides,
+            total,
             small=small,
         ),
     )

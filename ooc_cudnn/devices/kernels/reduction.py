@@ -10,21 +10,20 @@ import math
 from collections.abc import Callable, Hashable
 from typing import Any
 
+from ooc_cudnn.devices.kernels.arguments import CUDA_TYPES, geometry
+from ooc_cudnn.devices.kernels.checks import check, check_packed, workspace_pointer
 from ooc_cudnn.devices.kernels.group_walk import (
     COLUMN_PACKS,
     REDUCTION_BLOCKS,
     GroupWalk,
     walk_channels,
 )
-from ooc_cudnn.devices.kernels.launch import Runner, launch
+from ooc_cudnn.devices.kernels.launch import Call, Launch, Runner, launch
 from ooc_cudnn.devices.kernels.launch_geometry import BLOCK_THREADS
-from ooc_cudnn.devices.kernels.plans import _CUDA_TYPES, Launch, _geometry
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.operations.batch_normalization import Moments, NormaliseSums
 from ooc_cudnn.operations.channel_sum import ChannelSum
 from ooc_cudnn.tensor import ACCUMULATOR
-
-Inputs = tuple[DeviceView | None, ...]
 
 # The numbers are the enumeration `Kind` in channel_reduction.cu.
 TOTAL, MOMENTS, PRODUCTS = 0, 1, 2
@@ -33,44 +32,6 @@ SUMS = {TOTAL: 1, MOMENTS: 2, PRODUCTS: 2}
 #: Channels that neighbouring threads add up the partial sums of, where there are few of those.
 TOTALS_ACROSS = 32
 MOST_PARTS_ACROSS = 256
-
-
-def check(name: str, view: DeviceView | None, shape: tuple[int, ...], dtype: str) -> DeviceView:
-    """Return the view, which must be there, of this shape and type.
-
-    Raises
-    ------
-    ValueError
-        If it is not.
-    """
-    if view is None:
-        raise ValueError(f"{name} is absent")
-    if view.shape != tuple(shape) or view.dtype != dtype:
-        raise ValueError(
-            f"{name} is {view.dtype} of shape {view.shape}; the operation says {dtype} of {shape}"
-        )
-    return view
-
-
-def check_packed(
-    name: str, view: DeviceView | None, shape: tuple[int, ...], dtype: str
-) -> DeviceView:
-    """Return the view, which must also lie without gaps in the order of its axes."""
-    found = check(name, view, shape, dtype)
-    step = 1
-    for extent, stride in zip(reversed(found.shape), reversed(found.strides), strict=True):
-        if extent > 1 and stride != step:
-            raise ValueError(f"{name} of shape {shape} has strides {found.strides}, is not packed")
-        step *= extent
-    return found
-
-
-def workspace_pointer(workspace: tuple[int, int], nbytes: int) -> int:
-    """Where the workspace is, which must have so many bytes."""
-    pointer, available = workspace
-    if available < nbytes:
-        raise ValueError(f"the workspace has {available} bytes; this launch needs {nbytes}")
-    return pointer
 
 
 def workspace_bytes(shape: tuple[int, ...], sums: int) -> int:
@@ -84,9 +45,9 @@ def workspace_bytes(shape: tuple[int, ...], sums: int) -> int:
 
 
 def _plan_partials(walk: GroupWalk, dtype: str, kind: int) -> Launch:
-    expression = f"channel_partials<{_CUDA_TYPES[dtype]}, {kind}, {walk.template()}>"
+    expression = f"channel_partials<{CUDA_TYPES[dtype]}, {kind}, {walk.template()}>"
     return Launch(
-        "channel_reduction.cu", expression, walk.grid, walk.block, _geometry(*walk.numbers)
+        "channel_reduction.cu", expression, walk.grid, walk.block, geometry(*walk.numbers)
     )
 
 
@@ -100,13 +61,13 @@ def _plan_totals(
     repeats = _kept_columns(walk, channels) // channels if walk else 1
     few = parts * repeats <= MOST_PARTS_ACROSS and channels >= TOTALS_ACROSS
     across = TOTALS_ACROSS if few else 1
-    types = f"{_CUDA_TYPES[x.dtype]}, {_CUDA_TYPES[result.dtype]}"
+    types = f"{CUDA_TYPES[x.dtype]}, {CUDA_TYPES[result.dtype]}"
     return Launch(
         "channel_reduction.cu",
         f"channel_totals<{types}, {kind}>",
         (-(-channels // across),),
         (across, BLOCK_THREADS // across),
-        _geometry(parts, repeats, channels, x.size // channels, x.strides[1]),
+        geometry(parts, repeats, channels, x.size // channels, x.strides[1]),
     )
 
 
@@ -121,9 +82,7 @@ def _reduce(
     x: DeviceView,
     dy: DeviceView | None,
     mean: DeviceView | None,
-    output: DeviceView,
-    workspace: tuple[int, int],
-    stream: Any,
+    call: Call,
 ) -> None:
     """Launch both halves."""
     channels = x.shape[1]
@@ -131,62 +90,44 @@ def _reduce(
     partial = 0
     if walk is not None:
         numbers = SUMS[kind] * walk.parts * _kept_columns(walk, channels)
-        partial = workspace_pointer(workspace, 8 * numbers)
+        partial = workspace_pointer(call.workspace, 8 * numbers)
         launch(
             (operation, walk),
             (x, dy, mean),
             lambda: _plan_partials(walk, x.dtype, kind),
             (partial, channels, x.strides[1]),
-            stream,
+            call.stream,
         )
     launch(
         (operation, walk, "totals"),
-        (output, x),
-        lambda: _plan_totals(walk, x, output, kind),
+        (call.output, x),
+        lambda: _plan_totals(walk, x, call.output, kind),
         (partial,),
-        stream,
+        call.stream,
     )
 
 
-def channel_sum(
-    operation: ChannelSum,
-    inputs: Inputs,
-    output: DeviceView,
-    workspace: tuple[int, int],
-    stream: Any,
-) -> None:
+def channel_sum(operation: ChannelSum, call: Call) -> None:
     """Run `ChannelSum` on (dy,)."""
-    dy = check("dy", inputs[0], operation.shape, operation.dtype)
-    check_packed("db", output, operation.output_shape, operation.result_dtype)
-    _reduce(operation, TOTAL, dy, None, None, output, workspace, stream)
+    dy = check("dy", call.inputs[0], operation.shape, operation.dtype)
+    check_packed("db", call.output, operation.output_shape, operation.result_dtype)
+    _reduce(operation, TOTAL, dy, None, None, call)
 
 
-def moments(
-    operation: Moments,
-    inputs: Inputs,
-    output: DeviceView,
-    workspace: tuple[int, int],
-    stream: Any,
-) -> None:
+def moments(operation: Moments, call: Call) -> None:
     """Run `Moments` on (x,)."""
-    x = check("x", inputs[0], operation.shape, operation.dtype)
-    check_packed("the moments", output, operation.output_shape, "float64")
-    _reduce(operation, MOMENTS, x, None, None, output, workspace, stream)
+    x = check("x", call.inputs[0], operation.shape, operation.dtype)
+    check_packed("the moments", call.output, operation.output_shape, "float64")
+    _reduce(operation, MOMENTS, x, None, None, call)
 
 
-def normalise_sums(
-    operation: NormaliseSums,
-    inputs: Inputs,
-    output: DeviceView,
-    workspace: tuple[int, int],
-    stream: Any,
-) -> None:
+def normalise_sums(operation: NormaliseSums, call: Call) -> None:
     """Run `NormaliseSums` on (x, dy, mean)."""
-    x = check("x", inputs[0], operation.shape, operation.dtype)
-    dy = check("dy", inputs[1], operation.shape, operation.dtype)
-    mean = check_packed("mean", inputs[2], (operation.shape[1],), ACCUMULATOR[operation.dtype])
-    check_packed("the sums", output, operation.output_shape, "float64")
-    _reduce(operation, PRODUCTS, x, dy, mean, output, workspace, stream)
+    x = check("x", call.inputs[0], operation.shape, operation.dtype)
+    dy = check("dy", call.inputs[1], operation.shape, operation.dtype)
+    mean = check_packed("mean", call.inputs[2], (operation.shape[1],), ACCUMULATOR[operation.dtype])
+    check_packed("the sums", call.output, operation.output_shape, "float64")
+    _reduce(operation, PRODUCTS, x, dy, mean, call)
 
 
 RUNNERS: dict[type, Runner] = {

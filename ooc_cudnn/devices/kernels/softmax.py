@@ -7,10 +7,9 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 from ooc_cudnn.devices.kernels import image_softmax as kernels_image_softmax
+from ooc_cudnn.devices.kernels.checks import check, workspace_pointer
 from ooc_cudnn.devices.kernels.image_softmax import image_outcomes, image_state, parts_bytes
-from ooc_cudnn.devices.kernels.launch import Runner, launch
-from ooc_cudnn.devices.kernels.plans import Launch
-from ooc_cudnn.devices.kernels.reduction import Inputs, check, workspace_pointer
+from ooc_cudnn.devices.kernels.launch import Call, Launch, Runner, launch
 from ooc_cudnn.devices.kernels.softmax_plans import (
     ACCURATE,
     BACKWARD,
@@ -33,10 +32,9 @@ def _over_channels(
     task: int,
     first: DeviceView,
     second: DeviceView | None,
-    output: DeviceView,
-    workspace: tuple[int, int],
-    stream: Any,
+    call: Call,
 ) -> None:
+    output = call.output
     views = [output, first, second or first]
     if output.size == 0:
         return
@@ -51,14 +49,14 @@ def _over_channels(
             )
             for view, strides in zip(views, sites.strides, strict=True)
         ]
-        _over_long_rows(operation, task, row_views, workspace, stream)
+        _over_long_rows(operation, task, row_views, call.workspace, call.stream)
         return
 
     def plan() -> Launch:
         planned = plan_rows(task, views, sites) if sites.is_rows else None
         return planned or plan_columns(task, views, sites)
 
-    launch(operation, (output, first, second), plan, (), stream)
+    launch(operation, (output, first, second), plan, (), call.stream)
 
 
 def _over_long_rows(
@@ -84,33 +82,21 @@ def _over_long_rows(
         image_outcomes((operation, "rows"), task, (output, first, second), state, stream)
 
 
-def softmax(
-    operation: Softmax,
-    inputs: Inputs,
-    output: DeviceView,
-    workspace: tuple[int, int],
-    stream: Any,
-) -> None:
+def softmax(operation: Softmax, call: Call) -> None:
     """Run `Softmax` on (x,)."""
-    x = check("x", inputs[0], operation.shape, operation.dtype)
-    check("y", output, operation.shape, operation.dtype)
+    x = check("x", call.inputs[0], operation.shape, operation.dtype)
+    check("y", call.output, operation.shape, operation.dtype)
     task = FORWARD[operation.algorithm]
-    _over_channels(operation, task, x, None, output, workspace, stream)
+    _over_channels(operation, task, x, None, call)
 
 
-def softmax_backward(
-    operation: SoftmaxBackward,
-    inputs: Inputs,
-    output: DeviceView,
-    workspace: tuple[int, int],
-    stream: Any,
-) -> None:
+def softmax_backward(operation: SoftmaxBackward, call: Call) -> None:
     """Run `SoftmaxBackward` on (y, dy)."""
-    y = check("y", inputs[0], operation.shape, operation.dtype)
-    dy = check("dy", inputs[1], operation.shape, operation.dtype)
-    check("dx", output, operation.shape, operation.dtype)
+    y = check("y", call.inputs[0], operation.shape, operation.dtype)
+    dy = check("dy", call.inputs[1], operation.shape, operation.dtype)
+    check("dx", call.output, operation.shape, operation.dtype)
     task = BACKWARD[operation.algorithm]
-    _over_channels(operation, task, y, dy, output, workspace, stream)
+    _over_channels(operation, task, y, dy, call)
 
 
 def _channels_workspace(operation: Softmax | SoftmaxBackward) -> int:

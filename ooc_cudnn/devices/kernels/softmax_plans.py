@@ -13,15 +13,15 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ooc_cudnn.devices.kernels.arguments import CUDA_TYPES, arithmetic_dtype, geometry
+from ooc_cudnn.devices.kernels.launch import Launch
 from ooc_cudnn.devices.kernels.launch_geometry import (
     BLOCK_THREADS,
     LARGEST_GRID,
-    WIDEST_ACCESS_BYTES,
     Rows,
     pack_size,
 )
-from ooc_cudnn.devices.kernels.plans import _CUDA_TYPES, Launch, _geometry, arithmetic_dtype
-from ooc_cudnn.devices.view import ITEM_BYTES, DeviceView
+from ooc_cudnn.devices.view import ITEM_BYTES, WIDEST_ACCESS_BYTES, DeviceView
 
 # The numbers are the enumeration `Task` in softmax_steps.cuh.
 ACCURATE, LOG, ACCURATE_BACKWARD, LOG_BACKWARD = 0, 1, 2, 3
@@ -110,7 +110,7 @@ def plan_rows(task: int, views: Sequence[DeviceView], sites: SitesByChannels) ->
     tiles = -(-total // (BLOCK_THREADS // lanes))
     return Launch(
         "softmax.cu",
-        f"softmax_rows<{_CUDA_TYPES[dtype]}, {task}, {count}, {each}, {lanes}>",
+        f"softmax_rows<{CUDA_TYPES[dtype]}, {task}, {count}, {each}, {lanes}>",
         (min(tiles, LARGEST_GRID),),
         (BLOCK_THREADS, 1),
         _row_geometry(views, sites, 1, tiles, sites.sites),
@@ -121,7 +121,7 @@ def _row_geometry(
     views: Sequence[DeviceView], sites: SitesByChannels, tile: int, tiles: int, middle_tiles: int
 ) -> np.ndarray:
     strides = [number for of_n, _, of_s in sites.strides for number in (of_n, of_s, 1)]
-    return _geometry(
+    return geometry(
         *(sites.images, sites.sites, sites.channels), *strides, tile, tiles, middle_tiles
     )
 
@@ -150,7 +150,7 @@ def _plan_staged(task: int, views: Sequence[DeviceView], sites: SitesByChannels)
     each = _at_least(-(-channels // lanes))
     return Launch(
         "softmax.cu",
-        f"softmax_staged<{_CUDA_TYPES[dtype]}, {task}, {count}, {each}, {lanes}, {fitting[0]}>",
+        f"softmax_staged<{CUDA_TYPES[dtype]}, {task}, {count}, {each}, {lanes}, {fitting[0]}>",
         (min(tiles, LARGEST_GRID),),
         (BLOCK_THREADS, 1),
         _row_geometry(views, sites, tile, tiles, middle_tiles),
@@ -179,7 +179,7 @@ def plan_columns(task: int, views: Sequence[DeviceView], sites: SitesByChannels)
         if -(-sites.channels // down) * width <= most:
             packs = _at_least(-(-sites.channels // down))
             return _columns(
-                f"softmax_columns<{_CUDA_TYPES[dtype]}, {task}, {width}, {packs}>",
+                f"softmax_columns<{CUDA_TYPES[dtype]}, {task}, {width}, {packs}>",
                 sites,
                 width,
                 (BLOCK_THREADS // down, down),
@@ -188,7 +188,7 @@ def plan_columns(task: int, views: Sequence[DeviceView], sites: SitesByChannels)
     width = min(count, 4)
     contiguous_channels = sites.is_rows
     return _columns(
-        f"softmax_columns_swept<{_CUDA_TYPES[dtype]}, {task}, {width}, {4 if width > 1 else 8}>",
+        f"softmax_columns_swept<{CUDA_TYPES[dtype]}, {task}, {width}, {4 if width > 1 else 8}>",
         sites,
         width,
         # Threads side by side read neighbours, whichever these are.
@@ -205,7 +205,7 @@ def _columns(expression: str, sites: SitesByChannels, count: int, block: tuple[i
         expression,
         (min(sites.images * tiles, LARGEST_GRID),),
         (across, block[1]),
-        _geometry(
+        geometry(
             *(sites.images, sites.channels, sites.sites),
             *(number for stride in sites.strides for number in stride),
             tiles,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ooc_cudnn.devices.kernels.plans import merged_rows, plan_relayout
+from ooc_cudnn.devices.kernels.relayout import merged_rows, plan_relayout
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.tensor import packed_strides
 

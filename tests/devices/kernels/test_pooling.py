@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ooc_cudnn.devices.kernels import launchers as kernels
+from ooc_cudnn.devices.kernels.compiling import sources_folder
 from ooc_cudnn.devices.kernels.elementwise import plan_activation_backward, plan_op_tensor
 from ooc_cudnn.devices.kernels.merged_axes import merged_axes
 from ooc_cudnn.devices.kernels.pooling_backward_plans import (
@@ -70,7 +70,7 @@ INSTANCES = {
 def test_source_compiles_without_warnings(source: str, architecture: str, tmp_path: Path):
     table = ",\n".join(f"    (void *)&{instance}" for instance in INSTANCES[source])
     unit = tmp_path / "unit.cu"
-    path = kernels.sources_folder() / source
+    path = sources_folder() / source
     unit.write_text(f'#include "{path}"\nvoid *instances[] = {{\n{table}}};\n')
     options = ["-std=c++17", f"-arch={architecture}", "-cubin", "-Werror", "all-warnings"]
     command = [str(NVCC), *options, "-Xptxas", "-v", "-o", str(tmp_path / "unit.cubin"), str(unit)]

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from ooc_cudnn.devices.kernels import launch_geometry
-from ooc_cudnn.devices.kernels import launchers as kernels
-from ooc_cudnn.devices.kernels import plans as kernel_plans
+from ooc_cudnn.devices.kernels.compiling import sources_folder
+from ooc_cudnn.devices.kernels.convolution_direct import plan_convolution_direct
+from ooc_cudnn.devices.kernels.pointwise import plan_pointwise
+from ooc_cudnn.devices.kernels.relayout import plan_relayout
 from ooc_cudnn.devices.view import DeviceView
 
 NVCC = shutil.which("nvcc")
@@ -57,14 +59,14 @@ INSTANCES = {
 
 
 def test_every_source_is_compiled_here():
-    assert {path.name for path in kernels.sources_folder().glob("*.cu")} >= set(INSTANCES)
+    assert {path.name for path in sources_folder().glob("*.cu")} >= set(INSTANCES)
 
 
 @pytest.mark.skipif(NVCC is None, reason="nvcc is not installed")
 @pytest.mark.parametrize("architecture", ["sm_75", "sm_90"])
 @pytest.mark.parametrize("source", sorted(INSTANCES))
 def test_source_compiles_without_warnings(source: str, architecture: str, tmp_path: Path):
-    folder = kernels.sources_folder()
+    folder = sources_folder()
     # Taking the address of a template instance makes the compiler build it.
     table = ",\n".join(f"    (void *)&{instance}" for instance in INSTANCES[source])
     unit = tmp_path / "unit.cu"
@@ -114,11 +116,11 @@ def test_packed_layouts_move_in_16_byte_packs():
     last = DeviceView(4096, "float16", shape, (4096, 1, 512, 64))
     bias = DeviceView(256, "float16", (64,), (1,))
     for view in (first, last):
-        launch = kernel_plans.plan_pointwise(view, view, None, None, bias, None, "relu", "float16")
+        launch = plan_pointwise(view, view, None, None, bias, None, "relu", "float16")
         assert launch is not None
         assert "__half, __half, __half, 1, false, false, 8, 8," in launch.expression
     odd = DeviceView(4098, "float16", shape, first.strides)
-    launch = kernel_plans.plan_pointwise(odd, first, None, None, bias, None, "relu", "float16")
+    launch = plan_pointwise(odd, first, None, None, bias, None, "relu", "float16")
     assert launch is not None
     assert "__half, __half, __half, 1, false, false, 1, 8," in launch.expression
 
@@ -128,7 +130,7 @@ def test_relayout_chooses_copy_or_transpose():
     first = DeviceView(4096, "float32", shape, (6400, 100, 1))
     last = DeviceView(4096, "float32", shape, (6400, 1, 64))
     names = {
-        (a, b): kernel_plans.plan_relayout(x, y).expression.split("<")[0]
+        (a, b): plan_relayout(x, y).expression.split("<")[0]
         for (a, x), (b, y) in itertools.product([("first", first), ("last", last)], repeat=2)
     }
     assert names == {
@@ -183,7 +185,7 @@ def test_plans_refuse_operands_that_do_not_fit():
     bias = DeviceView(0, "float32", (3,), (1,))
 
     def pointwise(value, *, addend=None, shift=None, old=None, mode="relu", dtype="float32"):
-        kernel_plans.plan_pointwise(a, value, addend, None, shift, old, mode, dtype)
+        plan_pointwise(a, value, addend, None, shift, old, mode, dtype)
 
     with pytest.raises(ValueError, match="value has shape"):
         pointwise(b)
@@ -194,6 +196,6 @@ def test_plans_refuse_operands_that_do_not_fit():
     with pytest.raises(ValueError, match="mode is"):
         pointwise(a, mode="relu6")
     with pytest.raises(ValueError, match="keeps type and shape"):
-        kernel_plans.plan_relayout(a, half)
+        plan_relayout(a, half)
     with pytest.raises(ValueError, match="groups is 3"):
-        kernel_plans.plan_convolution_direct(a, a, a, (0,), (1,), (1,), 3)
+        plan_convolution_direct(a, a, a, (0,), (1,), (1,), 3)

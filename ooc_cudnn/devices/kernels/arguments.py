@@ -1,0 +1,84 @@
+"""How types, modes and numbers reach the kernels: template arguments, and structs by value."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ooc_cudnn.devices.view import DeviceView
+
+# The numbers are the enumeration `Mode` in pointwise.cu.
+MODES = {
+    "identity": 0,
+    "relu": 1,
+    "clipped_relu": 2,
+    "elu": 3,
+    "sigmoid": 4,
+    "tanh": 5,
+    "swish": 6,
+    "gelu": 7,
+    "leaky_relu": 8,
+}
+MODES_WITH_COEFFICIENT = ("clipped_relu", "elu", "swish", "leaky_relu")
+
+CUDA_TYPES = {
+    "float16": "__half",
+    "bfloat16": "__nv_bfloat16",
+    "float32": "float",
+    "float64": "double",
+}
+#: Copies move elements as words of so many bytes.
+WORDS = {1: "unsigned char", 2: "unsigned short", 4: "unsigned int", 8: "unsigned long long"}
+
+#: Offsets below this are computed in 32 bits; what is left of 2**31 is room for steps past the end.
+SMALL_OFFSETS = 2**31 - 2**16
+
+
+def arithmetic_dtype(dtype: str) -> str:
+    """The type in which elements of `dtype` are computed.
+
+    >>> arithmetic_dtype("bfloat16"), arithmetic_dtype("float64")
+    ('float32', 'float64')
+    """
+    return "float64" if dtype == "float64" else "float32"
+
+
+def real_type(dtype: str) -> type[np.float32 | np.float64]:
+    """`arithmetic_dtype` as NumPy's type of scalars."""
+    return np.float64 if dtype == "float64" else np.float32
+
+
+def boolean(value: bool) -> str:
+    """A template argument that is true or false."""
+    return "true" if value else "false"
+
+
+def is_small(views: Sequence[DeviceView | None], *numbers: int) -> bool:
+    """Whether every offset in the views, and every one of `numbers`, fits an int.
+
+    >>> is_small([DeviceView(0, "float32", (2, 2**30), (2**30, 1))], 5)
+    False
+    """
+    reach = [
+        sum((size - 1) * abs(step) for size, step in zip(view.shape, view.strides, strict=True))
+        for view in views
+        if view is not None and view.size
+    ]
+    return all(abs(number) < SMALL_OFFSETS for number in (*reach, *numbers))
+
+
+def index_type(*, small: bool) -> str:
+    """The template argument I of the kernels that compute offsets in either width."""
+    return "int" if small else "long long"
+
+
+def geometry(*numbers: int, small: bool = False) -> np.ndarray:
+    """A C struct of long longs, or ints, which CuPy passes by value."""
+    data = np.array(numbers, np.int32 if small else np.int64)
+    return data.view(f"V{data.nbytes}")
+
+
+def three(numbers: Sequence[int], filler: int) -> tuple[int, ...]:
+    """One number for each of three spatial axes; those that are not there come first."""
+    return (filler,) * (3 - len(numbers)) + tuple(numbers)

@@ -1,0 +1,45 @@
+"""What runners demand of the memory they are handed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ooc_cudnn.devices.view import DeviceView
+
+
+def check(name: str, view: DeviceView | None, shape: Sequence[int], dtype: str) -> DeviceView:
+    """Return the view, which must be there, of this shape and type.
+
+    Raises
+    ------
+    ValueError
+        If it is not.
+    """
+    if view is None:
+        raise ValueError(f"{name} is absent")
+    if view.shape != tuple(shape) or view.dtype != dtype:
+        raise ValueError(
+            f"{name} is {view.dtype} of shape {view.shape}; the operation says {dtype} of {shape}"
+        )
+    return view
+
+
+def check_packed(
+    name: str, view: DeviceView | None, shape: Sequence[int], dtype: str
+) -> DeviceView:
+    """Return the view, which must also lie without gaps in the order of its axes."""
+    found = check(name, view, shape, dtype)
+    step = 1
+    for extent, stride in zip(reversed(found.shape), reversed(found.strides), strict=True):
+        if extent > 1 and stride != step:
+            raise ValueError(f"{name} of shape {shape} has strides {found.strides}, is not packed")
+        step *= extent
+    return found
+
+
+def workspace_pointer(workspace: tuple[int, int], nbytes: int) -> int:
+    """Where the workspace is, which must have so many bytes."""
+    pointer, available = workspace
+    if available < nbytes:
+        raise ValueError(f"the workspace has {available} bytes; this launch needs {nbytes}")
+    return pointer

@@ -1,0 +1,65 @@
+"""The CUDA sources under `kernels/`, compiled on first use.
+
+CuPy compiles every kernel with `-ftz=true`, so float32 arithmetic takes subnormal numbers (below
+1.2e-38) as zero.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+def sources_folder() -> Path:
+    """Where the .cu files are: inside the installed package, or beside it in a checkout."""
+    package = Path(__file__).resolve().parents[2]
+    installed = package / "kernels"
+    return installed if installed.is_dir() else package.parent / "kernels"
+
+
+_compiled: dict[tuple[int, str, str], Any] = {}
+_compiling: dict[tuple[int, str, str], threading.Lock] = {}  # one of each kernel at a time
+
+
+def _compile_options(folder: Path) -> tuple[str, ...]:
+    # CuPy's cache on disk knows the source and the options but not the headers, so their hash
+    # is an option: a changed header must not meet a stale binary.
+    headers = b"".join(path.read_bytes() for path in sorted(folder.glob("*.cuh")))
+    digest = hashlib.sha256(headers).hexdigest()[:16]
+    return ("-std=c++17", f"-I{folder}", f"-DOOC_CUDNN_HEADERS=0x{digest}")
+
+
+def function(device: int, source: str, expression: str) -> Any:
+    """The kernel `expression` (a template instance) of `kernels/<source>`, on `device`."""
+    key = (device, source, expression)
+    function = _compiled.get(key)
+    if function is None:
+        import cupy
+
+        with _compiling.setdefault(key, threading.Lock()):
+            function = _compiled.get(key)
+            if function is None:
+                folder = sources_folder()
+                module = cupy.RawModule(
+                    code=(folder / source).read_text(encoding="utf-8"),
+                    options=_compile_options(folder),
+                    name_expressions=(expression,),
+                )
+                function = _compiled[key] = module.get_function(expression).kernel
+    return function
+
+
+_current_device: Callable[[], int] | None = None
+
+
+def current_device() -> int:
+    """The number of the GPU that is current on the calling thread."""
+    global _current_device
+    if _current_device is None:
+        import cupy
+
+        _current_device = cupy.cuda.runtime.getDevice
+    return _current_device()

@@ -1,0 +1,198 @@
+"""The runner of pointwise.cu: one pass of bias, activation, alpha and beta."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ooc_cudnn.devices.kernels.arguments import (
+    CUDA_TYPES,
+    MODES,
+    MODES_WITH_COEFFICIENT,
+    arithmetic_dtype,
+    boolean,
+    geometry,
+    real_type,
+)
+from ooc_cudnn.devices.kernels.launch import Launch, launch
+from ooc_cudnn.devices.kernels.launch_geometry import (
+    LARGEST_GRID,
+    block_shape,
+    common_rows,
+    pack_size,
+    packs_a_thread,
+)
+from ooc_cudnn.devices.view import ITEM_BYTES, WIDEST_ACCESS_BYTES, DeviceView
+
+
+def pointwise(
+    destination: DeviceView,
+    value: DeviceView,
+    *,
+    addend: DeviceView | None = None,
+    scale: DeviceView | None = None,
+    shift: DeviceView | None = None,
+    old: DeviceView | None = None,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    mode: str = "identity",
+    coef: float | None = None,
+    dtype: str | None = None,
+    stream: Any = None,
+) -> None:
+    """destination = alpha * activation(scale * (value + addend) + shift) + beta * old.
+
+    Parameters
+    ----------
+    destination, value : DeviceView
+        Of one shape (n, c, spatial...), each with strides of its own, each of the data's type or
+        its arithmetic type (float32 for the 16-bit types). They may be the same memory.
+    addend : DeviceView, optional
+        Of the arithmetic type, the same shape: a partial sum, say. May be the destination.
+    scale, shift : DeviceView, optional
+        One contiguous value per channel, of the data's type.
+    old : DeviceView, optional
+        What beta multiplies, of the destination's type and shape; usually the destination itself.
+        Not read if beta is 0.
+    mode : str
+        One of `arguments.MODES`. NaN in gives NaN out in every mode.
+    coef : float, optional
+        clipped_relu: the ceiling; elu: the negative saturation; swish: beta; leaky_relu: the
+        negative slope. Required for these, refused for the others.
+    dtype : str, optional
+        The data's type, where no operand tells: float32 value and destination in the middle of
+        16-bit work with scale or shift. By default the narrowest type among value, destination,
+        scale and shift.
+
+    Raises
+    ------
+    ValueError
+        If operands do not fit each other, or an argument would be ignored.
+    """
+    if beta == 0:
+        old = None
+    elif old is None:
+        raise ValueError(f"beta is {beta} and there is no old; give old, or beta=0")
+    if (coef is None) == (mode in MODES_WITH_COEFFICIENT):
+        rule = "needs" if coef is None else "takes no"
+        raise ValueError(f"coef is {coef}; mode {mode!r} {rule} coef")
+
+    def plan() -> Launch | None:
+        given = [view for view in (destination, value, scale, shift) if view]
+        data = dtype or min(given, key=lambda view: view.item_bytes).dtype
+        return plan_pointwise(destination, value, addend, scale, shift, old, mode, data)
+
+    real = real_type(destination.dtype)
+    launch(
+        ("pointwise", mode, dtype),
+        (destination, value, addend, scale, shift, old),
+        plan,
+        (real(alpha), real(beta), real(coef or 0.0)),
+        stream,
+    )
+
+
+def _channel_pointer(name: str, view: DeviceView, channels: int, dtype: str) -> int:
+    long_axes = [
+        (size, stride) for size, stride in zip(view.shape, view.strides, strict=True) if size != 1
+    ]
+    expected = [] if channels == 1 else [(channels, 1)]
+    if long_axes != expected:
+        raise ValueError(
+            f"{name} has shape {view.shape} and strides {view.strides}; "
+            f"it must hold {channels} contiguous values, one per channel"
+        )
+    if view.dtype != dtype:
+        raise ValueError(f"{name} is {view.dtype}; with this data it must be {dtype}")
+    return view.pointer
+
+
+def plan_pointwise(
+    destination: DeviceView,
+    value: DeviceView,
+    addend: DeviceView | None,
+    scale: DeviceView | None,
+    shift: DeviceView | None,
+    old: DeviceView | None,
+    mode: str,
+    dtype: str,
+) -> Launch | None:
+    """Validate the operands of `pointwise` and choose its kernel; None if there is nothing to do.
+
+    `dtype` is the type of the data (T); value and destination have it or its arithmetic type.
+    """
+    if mode not in MODES:
+        raise ValueError(f"mode is {mode!r}; it must be one of {', '.join(MODES)}")
+    real = arithmetic_dtype(dtype)
+    for name, view, allowed in (
+        ("destination", destination, (dtype, real)),
+        ("value", value, (dtype, real)),
+        ("addend", addend, (real,)),
+        ("old", old, (destination.dtype,)),
+    ):
+        if view is None:
+            continue
+        if view.shape != destination.shape:
+            raise ValueError(
+                f"{name} has shape {view.shape}; the destination's is {destination.shape}"
+            )
+        if view.dtype not in allowed:
+            raise ValueError(
+                f"{name} is {view.dtype}; with {dtype} data it must be {' or '.join(allowed)}"
+            )
+    channels = destination.shape[1]
+    parameters = [
+        _channel_pointer(name, view, channels, dtype)
+        for name, view in (("scale", scale), ("shift", shift))
+        if view is not None
+    ]
+    if destination.size == 0:
+        return None
+
+    # The absent ones take the destination's geometry and are never read.
+    operands = [destination, value, addend or destination, old or destination]
+    present = [view for view in (destination, value, addend, old) if view is not None]
+    sizes, _ = destination.flat()
+    rows = common_rows(sizes, [view.flat()[1] for view in operands], keep_channel=bool(parameters))
+    channel_inner = bool(parameters) and rows.inner_is_channel
+    widest = max(destination.item_bytes, value.item_bytes)
+    count = WIDEST_ACCESS_BYTES // widest
+    count = pack_size(
+        rows,
+        [view.item_bytes for view in operands],
+        [view.pointer if view in present else 0 for view in operands],
+        count,
+    )
+    if channel_inner:  # scale and shift are read in packs too
+        boundary = count * ITEM_BYTES[dtype]
+        while any(pointer % min(WIDEST_ACCESS_BYTES, boundary) for pointer in parameters):
+            boundary //= 2
+        count = boundary // ITEM_BYTES[dtype]
+    light = widest == 2 and addend is None and old is None
+    unroll = packs_a_thread(count * widest, light=light)
+    outer, middle, inner = rows.sizes
+    blocks = block_shape(outer * middle, -(-inner // count), unroll, one_column=channel_inner)
+    arguments = (
+        CUDA_TYPES[dtype],
+        CUDA_TYPES[value.dtype],
+        CUDA_TYPES[destination.dtype],
+        str(MODES[mode]),
+        boolean(addend is not None),
+        boolean(old is not None),
+        str(count),
+        str(unroll),
+        boolean(blocks.unroll_rows),
+        boolean(channel_inner),
+        boolean(rows.contiguous),
+    )
+    return Launch(
+        "pointwise.cu",
+        f"pointwise<{', '.join(arguments)}>",
+        (min(blocks.tiles, LARGEST_GRID),),
+        blocks.block,
+        geometry(
+            *rows.sizes,
+            *(number for stride in rows.strides for number in stride),
+            blocks.tiles,
+            blocks.column_tiles,
+        ),
+    )
