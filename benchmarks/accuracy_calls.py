@@ -104,9 +104,7 @@ def _limited(drawn: Drawn, found: dict[str, Any], bound: Bound) -> Iterator[Plan
 
 def plan_bound(bound: Bound) -> Planned:
     """The plan that a call is run by, with its requests."""
-    given = bound.arguments()
-    out = given.pop("out")
-    return planned_call(bound.drawn.function, None, None, out, given)
+    return planned_call(bound.drawn.function, **bound.arguments())
 
 
 def _quietest(bound: Bound, device: Device) -> tuple[Timing, float]:

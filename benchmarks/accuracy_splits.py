@@ -19,10 +19,9 @@ from ooc_cudnn.arrays.operands import wrap
 from ooc_cudnn.bench.neighbours import Neighbours
 from ooc_cudnn.bench.timing import Timing, interleave, paired_ratio, timed
 from ooc_cudnn.errors import PlanInfeasibleError
-from ooc_cudnn.functions.call import is_staged
-from ooc_cudnn.functions.description import given_results
 from ooc_cudnn.functions.plan import describe_call
 from ooc_cudnn.functions.planning import Planned
+from ooc_cudnn.functions.prepared import is_staged
 from ooc_cudnn.pipeline.execute import make_executor
 from ooc_cudnn.pipeline.plan import Plan
 from ooc_cudnn.pipeline.planner import make_plan
@@ -74,10 +73,8 @@ class Runs:
 
     def __init__(self, bound: Bound, request: Request) -> None:
         self.device, self.request = bound.blocks.device, request
-        arguments = bound.arguments()
-        out = arguments.pop("out")
-        description = describe_call(bound.drawn.function, arguments, out)
-        arrays = {**description.arrays, **given_results(description, out)}
+        description = describe_call(bound.drawn.function, bound.arguments())
+        arrays = {**description.arrays, **description.given_results()}
         wrapped = {name: wrap(array, self.device, name=name) for name, array in arrays.items()}
         self.sources = {
             name: each.view() if each.spec.placement == "device" else each.array

@@ -31,7 +31,7 @@ import ooc_cudnn
 from benchmarks import common
 from benchmarks.left_behind import in_use, left_behind
 from ooc_cudnn import operations
-from ooc_cudnn.functions.call import forget_calls
+from ooc_cudnn.functions.prepared import forget_calls
 
 NAME = "interruptions"
 COUNT, QUICK_COUNT = 500, 9

@@ -24,7 +24,8 @@ from benchmarks.chain_vgg import LAYERS
 from benchmarks.planning_problems import arguments, drawn_sizes, problems, request
 from ooc_cudnn import operations
 from ooc_cudnn.errors import PlanInfeasibleError
-from ooc_cudnn.functions.plan import FUNCTIONS, plan
+from ooc_cudnn.functions.plan import plan
+from ooc_cudnn.functions.public import FUNCTIONS
 from ooc_cudnn.pipeline.planner import make_plan
 from ooc_cudnn.pipeline.pricing import SplitProblem
 from ooc_cudnn.pipeline.request import Request

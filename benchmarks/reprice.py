@@ -73,10 +73,9 @@ def repriced(record: dict[str, Any]) -> Iterator[Repriced]:
 def seconds_now(call: dict[str, Any], machine: MachineModel) -> float | None:
     """Predicted seconds of the split that ran; None where today's plan is of another kind."""
     drawn, ran = Drawn.from_json(call["drawn"]), call["profile"]
-    given = Described(drawn).arguments()
-    out = given.pop("out")
+    asked = {"machine": machine, "memory_limit": call["memory_limit"]}
     with ooc_cudnn.settings(device="host", allow_tf32=drawn.allow_tf32):
-        parts = planned_call(drawn.function, machine, call["memory_limit"], out, given).parts
+        parts = planned_call(drawn.function, **asked, **Described(drawn).arguments()).parts
     if len(parts) > 1:
         return None
     problem = SplitProblem(parts[0].request, ran["layout"], 0)

@@ -18,8 +18,8 @@ import ooc_cudnn
 from benchmarks import common
 from ooc_cudnn.bench.timing import interleave, paired_ratio
 from ooc_cudnn.devices import get_device
-from ooc_cudnn.functions.call import is_staged
 from ooc_cudnn.functions.plan import plan_request
+from ooc_cudnn.functions.prepared import is_staged
 from ooc_cudnn.pipeline.execute import make_executor
 from ooc_cudnn.pipeline.plan import Plan
 from ooc_cudnn.pipeline.planner import make_plan

@@ -20,29 +20,27 @@ from ooc_cudnn.errors import (
     PlanInfeasibleError,
     VerificationError,
 )
-from ooc_cudnn.functions.batch_normalization import (
+from ooc_cudnn.functions import (
+    activation_backward,
+    activation_forward,
+    add_tensor,
     batch_normalization_backward,
     batch_normalization_forward_inference,
     batch_normalization_forward_training,
-)
-from ooc_cudnn.functions.chain import chain_forward
-from ooc_cudnn.functions.convolution import (
+    chain_forward,
+    convolution_add_activation_backward,
     convolution_add_activation_forward,
-    convolution_forward,
-)
-from ooc_cudnn.functions.convolution_backward import (
+    convolution_add_activation_pooling_forward,
     convolution_backward_bias,
     convolution_backward_data,
     convolution_backward_filter,
-)
-from ooc_cudnn.functions.elementwise import activation_backward, activation_forward, add_tensor
-from ooc_cudnn.functions.fused import (
-    convolution_add_activation_backward,
-    convolution_add_activation_pooling_forward,
+    convolution_forward,
+    pooling_backward,
+    pooling_forward,
+    softmax_backward,
+    softmax_forward,
 )
 from ooc_cudnn.functions.plan import plan
-from ooc_cudnn.functions.pooling import pooling_backward, pooling_forward
-from ooc_cudnn.functions.softmax import softmax_backward, softmax_forward
 from ooc_cudnn.pipeline.plan import Plan
 from ooc_cudnn.profiling import profile
 from ooc_cudnn.settings import settings

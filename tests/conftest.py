@@ -29,7 +29,7 @@ def host_device(request, monkeypatch):
     settings_module._forget()
     settings_module.settings(device="host", machine=perfmodel.shipped("host"), progress=False)
     from ooc_cudnn.devices import get_device
-    from ooc_cudnn.functions.call import forget_calls
+    from ooc_cudnn.functions.prepared import forget_calls
     from ooc_cudnn.memory.limit import forget_limits
 
     device = get_device("host")

@@ -1,5 +1,6 @@
 """What a user sees of the package without reading it: `dir`, `help`, types."""
 
+import doctest
 import inspect
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 
 import ooc_cudnn
 from ooc_cudnn import errors, operations, types
-from ooc_cudnn.functions.plan import FUNCTIONS
+from ooc_cudnn.functions.public import FUNCTIONS
 from ooc_cudnn.settings_table import SETTINGS
 
 
@@ -34,6 +35,28 @@ def test_no_argument_of_a_function_is_typed_any(name):
     signature = inspect.signature(getattr(ooc_cudnn, name), eval_str=True)
     for parameter in signature.parameters.values():
         assert parameter.annotation not in (Any, inspect.Parameter.empty), parameter
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_function_shows_its_declaration(name):
+    """What is declared to describe a call is what `help` and editors show of the function."""
+    function = getattr(ooc_cudnn, name)
+    assert inspect.isfunction(function)
+    assert function.__doc__ == FUNCTIONS[name].__doc__
+    assert (function.__name__, function.__qualname__) == (name, name)
+    shown, declared = inspect.signature(function), inspect.signature(FUNCTIONS[name])
+    assert shown.parameters == declared.parameters
+    assert shown.return_annotation is Any
+    assert list(shown.parameters)[-1] == "out"
+    assert shown.parameters["out"].default is None
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_the_example_of_a_function_runs(name):
+    """Pytest finds no examples of functions that a decorator made."""
+    (found,) = doctest.DocTestFinder(recurse=False).find(getattr(ooc_cudnn, name), globs={})
+    assert found.examples
+    assert doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(found).failed == 0
 
 
 @pytest.mark.parametrize("name", operations.__all__)

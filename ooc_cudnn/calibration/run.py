@@ -26,7 +26,7 @@ from ooc_cudnn.devices import get_device
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.devices.machines import calibrated_before, machine_for, machine_path
 from ooc_cudnn.devices.measuring import Bench, Group, Timing, make_bench, undisturbed
-from ooc_cudnn.functions.call import forget_calls
+from ooc_cudnn.functions.prepared import forget_calls
 from ooc_cudnn.memory.limit import limit_bytes
 from ooc_cudnn.progress import reporter
 from ooc_cudnn.settings import current

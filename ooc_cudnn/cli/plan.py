@@ -22,7 +22,8 @@ from ooc_cudnn.cli.arguments import (
     parameters_of,
 )
 from ooc_cudnn.cli.chain import WRITTEN, read_chain
-from ooc_cudnn.functions.plan import FUNCTIONS, describe_call, described, plan
+from ooc_cudnn.functions.plan import describe_call, described, plan
+from ooc_cudnn.functions.public import FUNCTIONS
 from ooc_cudnn.tensor import DTYPES, PLACEMENTS, TensorSpec
 from ooc_cudnn.types import OfFilters, PerChannel
 from perfmodel import shipped_names
@@ -64,7 +65,7 @@ def add_plan(commands: Any) -> None:
 
 def function_parser(name: str) -> argparse.ArgumentParser:
     """Return the parser of one function's arguments."""
-    public = FUNCTIONS[name][0]
+    public = FUNCTIONS[name]
     about = (inspect.getdoc(public) or "").split("\n")[0]
     parser = argparse.ArgumentParser(
         prog=f"{PROGRAM} plan {name}",
@@ -73,7 +74,7 @@ def function_parser(name: str) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog=f"example:\n  {example(name)}",
     )
-    said = meanings(public, {each: FUNCTIONS[each][0] for each in FUNCTIONS})
+    said = meanings(public, FUNCTIONS)
     own = parser.add_argument_group("the function's arguments")
     for argument, parameter in _parameters(name).items():
         kind = kind_of(parameter.annotation)
@@ -111,7 +112,7 @@ def example(name: str) -> str:
 
 def _parameters(name: str) -> dict[str, inspect.Parameter]:
     """The parameters of a function that are given by themselves: `out` has options of its own."""
-    found = parameters_of(FUNCTIONS[name][0])
+    found = parameters_of(FUNCTIONS[name])
     del found["out"]
     return found
 
@@ -195,7 +196,7 @@ def _channels(name: str, values: Mapping[str, Any]) -> int:
 def _out(name: str, given: Mapping[str, Any], defaults: Defaults, placement: str | None) -> Any:
     """Where the results go; None where one changes in place and nothing else was asked for."""
     shaping = {argument: value for argument, value in given.items() if argument != "beta"}
-    description = describe_call(name, shaping, None)
+    description = describe_call(name, shaping)
     made = described(name, **shaping)
     if placement is None and set(description.results) <= set(description.updated):
         return None

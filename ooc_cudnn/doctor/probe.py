@@ -129,7 +129,7 @@ def convolution_error(device: str) -> float:
     """Run a small convolution + bias + ReLU; return its largest error against plain loops."""
     import numpy as np
 
-    from ooc_cudnn.functions.convolution import convolution_add_activation_forward
+    from ooc_cudnn.functions import convolution_add_activation_forward
     from ooc_cudnn.settings import settings
 
     random = np.random.default_rng(0)

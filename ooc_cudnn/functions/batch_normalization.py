@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ooc_cudnn.functions.arguments import (
@@ -15,8 +15,8 @@ from ooc_cudnn.functions.arguments import (
     scalar,
     shape_of,
 )
-from ooc_cudnn.functions.call import call
-from ooc_cudnn.functions.description import Description
+from ooc_cudnn.functions.description import Description, Specs
+from ooc_cudnn.functions.public import public
 from ooc_cudnn.operations.batch_normalization import Normalise
 from ooc_cudnn.operations.batch_statistics import BatchNormalization, BatchNormalizationGradient
 from ooc_cudnn.operations.chain import Chain
@@ -25,6 +25,7 @@ from ooc_cudnn.tensor import ACCUMULATOR, TensorSpec
 from ooc_cudnn.types import Array, ChannelStatistics
 
 
+@public
 def batch_normalization_forward_training(
     x: Array,
     scale: ChannelStatistics,
@@ -37,7 +38,7 @@ def batch_normalization_forward_training(
     alpha: float = 1.0,
     beta: float = 0.0,
     out: Array | Sequence[Array | None] | None = None,
-) -> Any:
+) -> Description:
     """Normalise each channel by the statistics of the whole batch, however that is cut.
 
     Parameters
@@ -86,25 +87,6 @@ def batch_normalization_forward_training(
     >>> mean.tolist(), y.round(2).ravel().tolist()
     ([4.0], [-1.340000033378601, -0.44999998807907104, 0.44999998807907104, 1.340000033378601])
     """
-    description = describe_forward_training(
-        x, scale, bias, running_mean, running_variance, exponential_average_factor, epsilon,
-        alpha, beta,
-    )  # fmt: skip
-    return call(description, out)
-
-
-def describe_forward_training(
-    x: Any,
-    scale: Any,
-    bias: Any,
-    running_mean: Any,
-    running_variance: Any,
-    exponential_average_factor: Any,
-    epsilon: Any,
-    alpha: Any,
-    beta: Any,
-) -> Description:
-    """Describe a `batch_normalization_forward_training`, to be run or planned."""
     alpha, beta = scalar(alpha, "alpha"), scalar(beta, "beta")
     epsilon = _epsilon(epsilon)
     factor = scalar(exponential_average_factor, "exponential_average_factor")
@@ -121,23 +103,24 @@ def describe_forward_training(
         "bias": channel_vector(bias, "bias", axes),
     }
 
-    def build(specs: Mapping[str, TensorSpec], settings: Settings) -> BatchNormalization:
+    def build(specs: Specs, settings: Settings) -> BatchNormalization:
         _check(specs, "scale", "bias")
         x = specs["x"]
         return BatchNormalization(x.shape, x.dtype, epsilon, factor, bool(updated), alpha, beta)
 
     return Description(
-        "batch_normalization_forward_training",
         build,
         arrays,
         remember(factor, epsilon, bool(updated), alpha, beta),
+        out,
         beta,
         ("y", "saved_mean", "saved_inverse_variance"),
-        updated,
-        ("y",),
+        scaled=("y",),
+        updated=updated,
     )
 
 
+@public
 def batch_normalization_forward_inference(
     x: Array,
     scale: ChannelStatistics,
@@ -149,7 +132,7 @@ def batch_normalization_forward_inference(
     alpha: float = 1.0,
     beta: float = 0.0,
     out: Array | None = None,
-) -> Any:
+) -> Description:
     """Normalise each channel by given statistics.
 
     ``y = scale * (x - mean) / sqrt(variance + epsilon) + bias``
@@ -192,14 +175,6 @@ def batch_normalization_forward_inference(
     ...         x, vector(2), vector(1), vector(1), vector(4), epsilon=0.0).tolist()
     [[[1.0, 3.0]]]
     """
-    description = describe_forward_inference(x, scale, bias, mean, variance, epsilon, alpha, beta)
-    return call(description, out)
-
-
-def describe_forward_inference(
-    x: Any, scale: Any, bias: Any, mean: Any, variance: Any, epsilon: Any, alpha: Any, beta: Any
-) -> Description:
-    """Describe a `batch_normalization_forward_inference`, to be run or planned."""
     alpha, beta = scalar(alpha, "alpha"), scalar(beta, "beta")
     epsilon = _epsilon(epsilon)
     vectors = {"scale": scale, "bias": bias, "mean": mean, "variance": variance}
@@ -208,20 +183,15 @@ def describe_forward_inference(
         name: channel_vector(vector, name, axes) for name, vector in vectors.items()
     }
 
-    def build(specs: Mapping[str, TensorSpec], settings: Settings) -> Chain:
+    def build(specs: Specs, settings: Settings) -> Chain:
         _check(specs, *vectors)
         x = specs["x"]
         return Chain((Normalise(x.shape, x.dtype, epsilon),), x.dtype, alpha, beta)
 
-    return Description(
-        "batch_normalization_forward_inference",
-        build,
-        arrays,
-        remember(epsilon, alpha, beta),
-        beta,
-    )
+    return Description(build, arrays, remember(epsilon, alpha, beta), out, beta)
 
 
+@public
 def batch_normalization_backward(
     x: Array,
     dy: Array,
@@ -233,7 +203,7 @@ def batch_normalization_backward(
     alpha: float = 1.0,
     beta: float = 0.0,
     out: Array | Sequence[Array | None] | None = None,
-) -> Any:
+) -> Description:
     """Gradient of batch normalisation in training, through the statistics of the whole batch.
 
     Parameters
@@ -277,23 +247,6 @@ def batch_normalization_backward(
     >>> bool(abs(dx).max() < 1e-6), dbias.tolist()
     (True, [4.0])
     """
-    description = describe_backward(
-        x, dy, scale, saved_mean, saved_inverse_variance, epsilon, alpha, beta
-    )
-    return call(description, out)
-
-
-def describe_backward(
-    x: Any,
-    dy: Any,
-    scale: Any,
-    saved_mean: Any,
-    saved_inverse_variance: Any,
-    epsilon: Any,
-    alpha: Any,
-    beta: Any,
-) -> Description:
-    """Describe a `batch_normalization_backward`, to be run or planned."""
     alpha, beta = scalar(alpha, "alpha"), scalar(beta, "beta")
     epsilon = _epsilon(epsilon)
     axes = len(shape_of(x))
@@ -311,7 +264,7 @@ def describe_backward(
         name: channel_vector(vector, name, axes) for name, vector in vectors.items()
     }
 
-    def build(specs: Mapping[str, TensorSpec], settings: Settings) -> BatchNormalizationGradient:
+    def build(specs: Specs, settings: Settings) -> BatchNormalizationGradient:
         _check(specs, *vectors)
         x = specs["x"]
         check_shape(specs, "dy", x.shape, "that of x")
@@ -319,27 +272,14 @@ def describe_backward(
         return BatchNormalizationGradient(x.shape, x.dtype, epsilon if anew else None, alpha, beta)
 
     return Description(
-        "batch_normalization_backward",
         build,
         arrays,
         remember(anew and epsilon, alpha, beta),
+        out,
         beta,
         ("dx", "dscale", "dbias"),
         scaled=("dx",),
     )
-
-
-DESCRIBED: dict[str, tuple[Callable[..., Any], Callable[..., Description]]] = {
-    "batch_normalization_forward_training": (
-        batch_normalization_forward_training,
-        describe_forward_training,
-    ),
-    "batch_normalization_forward_inference": (
-        batch_normalization_forward_inference,
-        describe_forward_inference,
-    ),
-    "batch_normalization_backward": (batch_normalization_backward, describe_backward),
-}
 
 
 def _epsilon(value: Any) -> float:

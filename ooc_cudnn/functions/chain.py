@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
-from ooc_cudnn import operations as public
+from ooc_cudnn import operations as applicable
 from ooc_cudnn.functions.arguments import (
     channel_vector,
     remember,
@@ -13,18 +13,18 @@ from ooc_cudnn.functions.arguments import (
     shape_of,
     wide_vector,
 )
-from ooc_cudnn.functions.call import call
-from ooc_cudnn.functions.description import Description
+from ooc_cudnn.functions.description import Description, Specs
+from ooc_cudnn.functions.public import public
 from ooc_cudnn.operations.applied import Applied, Incoming
 from ooc_cudnn.operations.base import Operation, numbered
 from ooc_cudnn.operations.chain import Chain
 from ooc_cudnn.settings_table import Settings
-from ooc_cudnn.tensor import TensorSpec
 from ooc_cudnn.types import Array
 
-_KINDS = tuple(getattr(public, name) for name in public.__all__)
+_KINDS = tuple(getattr(applicable, name) for name in applicable.__all__)
 
 
+@public
 def chain_forward(
     x: Array,
     operations: Iterable[Applied],
@@ -32,7 +32,7 @@ def chain_forward(
     alpha: float = 1.0,
     beta: float = 0.0,
     out: Array | None = None,
-) -> Any:
+) -> Description:
     """Run operations one after the other on each piece of x while it is on the device.
 
     Parameters
@@ -78,11 +78,6 @@ def chain_forward(
     >>> y[0, 0, 0].tolist()
     [9.0, 9.0, 9.0, 9.0]
     """
-    return call(describe_chain_forward(x, operations, alpha, beta), out)
-
-
-def describe_chain_forward(x: Any, operations: Any, alpha: Any, beta: Any) -> Description:
-    """Describe a `chain_forward`, to be run or planned."""
     alpha, beta = scalar(alpha, "alpha"), scalar(beta, "beta")
     try:
         applied: tuple[Applied, ...] = tuple(operations)
@@ -96,7 +91,7 @@ def describe_chain_forward(x: Any, operations: Any, alpha: Any, beta: Any) -> De
         if not isinstance(operation, _KINDS):
             raise TypeError(
                 f"operations[{at}] must be one of ooc_cudnn.operations "
-                f"({', '.join(public.__all__)}), not {operation!r:.60}"
+                f"({', '.join(applicable.__all__)}), not {operation!r:.60}"
             )
     names = numbered([operation.names for operation in applied])
     arrays: dict[str, Any] = {"x": x}
@@ -104,7 +99,7 @@ def describe_chain_forward(x: Any, operations: Any, alpha: Any, beta: Any) -> De
         found = [_flat(operation, array, len(shape_of(x))) for array in operation.arrays]
         arrays |= zip(own, found, strict=True)
 
-    def build(specs: Mapping[str, TensorSpec], settings: Settings) -> Chain:
+    def build(specs: Specs, settings: Settings) -> Chain:
         shape, dtype = specs["x"].shape, specs["x"].dtype
         made: list[Operation] = []
         for at, operation in enumerate(applied):
@@ -117,7 +112,7 @@ def describe_chain_forward(x: Any, operations: Any, alpha: Any, beta: Any) -> De
         return Chain(tuple(made), dtype, alpha, beta)
 
     parameters = remember([operation.arguments for operation in applied], alpha, beta)
-    return Description("chain_forward", build, arrays, parameters, beta)
+    return Description(build, arrays, parameters, out, beta)
 
 
 def _where(applied: tuple[Applied, ...], at: int, shape: tuple[int, ...]) -> str:
@@ -134,16 +129,11 @@ def _flat(operation: Applied, array: Any, axes: int) -> Any:
 
     A single value is no vector but broadcast, whatever the channels.
     """
-    if isinstance(operation, public.BatchNormalization):
+    if isinstance(operation, applicable.BatchNormalization):
         return channel_vector(array, "a channel vector", axes)
     shape = shape_of(array)
     is_vector = len(shape) == axes and all(e == 1 for at, e in enumerate(shape) if at != 1)
-    if isinstance(operation, public.AddTensor) and shape != (1,):
+    if isinstance(operation, applicable.AddTensor) and shape != (1,):
         return channel_vector(array, "b", axes) if is_vector and shape[1] > 1 else array
-    broadcast = isinstance(operation, public.AddTensor | public.OpTensor)
+    broadcast = isinstance(operation, applicable.AddTensor | applicable.OpTensor)
     return wide_vector(array, axes) if broadcast else array
-
-
-DESCRIBED: dict[str, tuple[Callable[..., Any], Callable[..., Description]]] = {
-    "chain_forward": (chain_forward, describe_chain_forward),
-}

@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
-
 from ooc_cudnn.functions.arguments import (
-    channel_vector,
-    check_vector,
     make_convolution,
     remember,
     scalar,
-    shape_of,
 )
-from ooc_cudnn.functions.call import call
-from ooc_cudnn.functions.description import Description
-from ooc_cudnn.operations.activation import Activation, check_mode
-from ooc_cudnn.operations.base import Operation
-from ooc_cudnn.operations.bias import AddTensor
+from ooc_cudnn.functions.description import Description, Specs
+from ooc_cudnn.functions.public import public
 from ooc_cudnn.operations.chain import Chain
 from ooc_cudnn.settings_table import Settings
-from ooc_cudnn.tensor import TensorSpec
-from ooc_cudnn.types import Array, ChannelVector, Filters, Padding, Sizes
+from ooc_cudnn.types import Array, Filters, Padding, Sizes
 
 
+@public
 def convolution_forward(
     x: Array,
     w: Filters,
@@ -35,7 +26,7 @@ def convolution_forward(
     alpha: float = 1.0,
     beta: float = 0.0,
     out: Array | None = None,
-) -> Any:
+) -> Description:
     """Cross-correlate x with the filters w, in pieces if they do not fit the device.
 
     Parameters
@@ -83,131 +74,11 @@ def convolution_forward(
     >>> y.shape, float(y[0, 0, 4, 4]), float(y[0, 0, 0, 0])
     ((2, 4, 8, 8), 27.0, 12.0)
     """
-    return call(describe_forward(x, w, padding, stride, dilation, groups, alpha, beta), out)
-
-
-def describe_forward(
-    x: Any, w: Any, padding: Any, stride: Any, dilation: Any, groups: Any, alpha: Any, beta: Any
-) -> Description:
-    """Describe a `convolution_forward`, to be run or planned."""
     geometry = (padding, stride, dilation, groups)
     alpha, beta = scalar(alpha, "alpha"), scalar(beta, "beta")
 
-    def build(specs: Mapping[str, TensorSpec], settings: Settings) -> Chain:
+    def build(specs: Specs, settings: Settings) -> Chain:
         convolution = make_convolution(specs["x"], specs["w"], geometry, settings)
         return Chain((convolution,), convolution.dtype, alpha, beta)
 
-    arrays = {"x": x, "w": w}
-    return Description("convolution_forward", build, arrays, remember(geometry, alpha, beta), beta)
-
-
-def convolution_add_activation_forward(
-    x: Array,
-    w: Filters,
-    b: ChannelVector,
-    *,
-    activation: str = "relu",
-    coef: float | None = None,
-    padding: Padding = 0,
-    stride: Sizes = 1,
-    dilation: Sizes = 1,
-    groups: int = 1,
-    alpha: float = 1.0,
-    beta: float = 0.0,
-    out: Array | None = None,
-) -> Any:
-    """Convolution, bias and activation on one residence of each piece: the paper's fused function.
-
-    ``out = alpha * activation(convolution(x, w) + b) + beta * out``
-
-    Parameters
-    ----------
-    x, w, padding, stride, dilation, groups, alpha, beta, out
-        As for `convolution_forward`.
-    b : array, shape (cY,) or (1, cY, 1...)
-        Bias, one value per output channel, x's dtype.
-    activation : str
-        relu, clipped_relu, elu, sigmoid, tanh, swish, gelu, leaky_relu or identity.
-    coef : float, optional
-        Ceiling of clipped_relu (6), alpha of elu (1), beta of swish (1), negative slope of
-        leaky_relu (0.01).
-
-    Returns
-    -------
-    array
-        As for `convolution_forward`.
-
-    Raises
-    ------
-    TypeError, ValueError, PlanInfeasibleError, DeviceOutOfMemoryError
-        As for `convolution_forward`.
-
-    Notes
-    -----
-    Source: cudnnConvolutionBiasActivationForward; section 5 of the ooc_cuDNN paper. NaN propagates
-    through every activation (CUDNN_PROPAGATE_NAN).
-
-    Examples
-    --------
-    >>> import numpy as np, ooc_cudnn
-    >>> x, w = np.ones((1, 1, 4, 4), "float32"), np.ones((2, 1, 3, 3), "float32")
-    >>> with ooc_cudnn.settings(device="host", machine="host"):
-    ...     y = ooc_cudnn.convolution_add_activation_forward(x, w, np.float32([1, -10]))
-    >>> y[0, :, 0, 0].tolist()
-    [10.0, 0.0]
-    """
-    return call(
-        describe_add_activation_forward(
-            x, w, b, activation, coef, padding, stride, dilation, groups, alpha, beta
-        ),
-        out,
-    )
-
-
-def describe_add_activation_forward(
-    x: Any,
-    w: Any,
-    b: Any,
-    activation: Any,
-    coef: Any,
-    padding: Any,
-    stride: Any,
-    dilation: Any,
-    groups: Any,
-    alpha: Any,
-    beta: Any,
-) -> Description:
-    """Describe a `convolution_add_activation_forward`, to be run or planned."""
-    geometry = (padding, stride, dilation, groups)
-    alpha, beta = scalar(alpha, "alpha"), scalar(beta, "beta")
-    mode, coef = check_mode(activation, coef, name="activation")
-    b = channel_vector(b, "b", len(shape_of(x)))
-
-    def build(specs: Mapping[str, TensorSpec], settings: Settings) -> Chain:
-        convolution = make_convolution(specs["x"], specs["w"], geometry, settings)
-        shape, dtype = convolution.output_shape, convolution.dtype
-        check_vector(specs, "b", shape[1], dtype, "the result")
-        operations: tuple[Operation, ...] = (
-            convolution,
-            AddTensor(shape, dtype),
-            Activation(shape, mode, coef, dtype),
-        )
-        return Chain(operations, dtype, alpha, beta)
-
-    return Description(
-        "convolution_add_activation_forward",
-        build,
-        {"x": x, "w": w, "b": b},
-        remember(geometry, mode, coef, alpha, beta),
-        beta,
-    )
-
-
-#: Each public function, and what describes its call: with the same parameters, less `out`.
-DESCRIBED: dict[str, tuple[Callable[..., Any], Callable[..., Description]]] = {
-    "convolution_forward": (convolution_forward, describe_forward),
-    "convolution_add_activation_forward": (
-        convolution_add_activation_forward,
-        describe_add_activation_forward,
-    ),
-}
+    return Description(build, {"x": x, "w": w}, remember(geometry, alpha, beta), out, beta)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import Any
 
 from ooc_cudnn.functions.arguments import (
@@ -13,8 +12,8 @@ from ooc_cudnn.functions.arguments import (
     scalar,
     shape_of,
 )
-from ooc_cudnn.functions.call import call
-from ooc_cudnn.functions.description import Description
+from ooc_cudnn.functions.description import Description, Specs
+from ooc_cudnn.functions.public import public
 from ooc_cudnn.operations.backward_bias import BackwardBias
 from ooc_cudnn.operations.backward_data import BackwardData
 from ooc_cudnn.operations.backward_filter import BackwardFilter
@@ -24,6 +23,7 @@ from ooc_cudnn.tensor import TensorSpec
 from ooc_cudnn.types import Array, Filters, Padding, Sizes
 
 
+@public
 def convolution_backward_data(
     w: Filters,
     dy: Array,
@@ -36,7 +36,7 @@ def convolution_backward_data(
     alpha: float = 1.0,
     beta: float = 0.0,
     out: Array | None = None,
-) -> Any:
+) -> Description:
     """Gradient of a convolution with respect to its data.
 
     Parameters
@@ -80,33 +80,12 @@ def convolution_backward_data(
     >>> dx.shape, float(dx[0, 0, 0, 0]), float(dx[0, 0, 4, 4])
     ((2, 3, 8, 8), 4.0, 36.0)
     """
-    return call(
-        describe_backward_data(
-            w, dy, input_shape, padding, stride, dilation, groups, alpha, beta, _out=out
-        ),
-        out,
-    )
-
-
-def describe_backward_data(
-    w: Any,
-    dy: Any,
-    input_shape: Any,
-    padding: Any,
-    stride: Any,
-    dilation: Any,
-    groups: Any,
-    alpha: Any,
-    beta: Any,
-    _out: Any = None,
-) -> Description:
-    """Describe a `convolution_backward_data`, to be run or planned."""
     geometry = (padding, stride, dilation, groups)
     alpha, beta = scalar(alpha, "alpha"), scalar(beta, "beta")
-    if input_shape is None and _out is not None:
-        input_shape = shape_of(_out)
+    if input_shape is None and out is not None:
+        input_shape = shape_of(out)
 
-    def build(specs: Mapping[str, TensorSpec], settings: Settings) -> BackwardData:
+    def build(specs: Specs, settings: Settings) -> BackwardData:
         _same_rank(specs["w"], specs["dy"], "w")
         shape = _shape_argument(input_shape, "input_shape", len(specs["dy"].shape))
         if shape is None:
@@ -120,15 +99,16 @@ def describe_backward_data(
         return BackwardData(forward, alpha, beta)
 
     return Description(
-        "convolution_backward_data",
         build,
         {"w": w, "dy": dy},
         remember(geometry, input_shape, alpha, beta),
+        out,
         beta,
         ("dx",),
     )
 
 
+@public
 def convolution_backward_filter(
     x: Array,
     dy: Array,
@@ -141,7 +121,7 @@ def convolution_backward_filter(
     alpha: float = 1.0,
     beta: float = 0.0,
     out: Array | None = None,
-) -> Any:
+) -> Description:
     """Gradient of a convolution with respect to its filter, summed over n and hY on the device.
 
     Parameters
@@ -185,33 +165,12 @@ def convolution_backward_filter(
     >>> dw.shape, float(dw[0, 0, 0, 0])
     ((4, 3, 3, 3), 72.0)
     """
-    return call(
-        describe_backward_filter(
-            x, dy, filter_shape, padding, stride, dilation, groups, alpha, beta, _out=out
-        ),
-        out,
-    )
-
-
-def describe_backward_filter(
-    x: Any,
-    dy: Any,
-    filter_shape: Any,
-    padding: Any,
-    stride: Any,
-    dilation: Any,
-    groups: Any,
-    alpha: Any,
-    beta: Any,
-    _out: Any = None,
-) -> Description:
-    """Describe a `convolution_backward_filter`, to be run or planned."""
     geometry = (padding, stride, dilation, groups)
     alpha, beta = scalar(alpha, "alpha"), scalar(beta, "beta")
-    if filter_shape is None and _out is not None:
-        filter_shape = shape_of(_out)
+    if filter_shape is None and out is not None:
+        filter_shape = shape_of(out)
 
-    def build(specs: Mapping[str, TensorSpec], settings: Settings) -> BackwardFilter:
+    def build(specs: Specs, settings: Settings) -> BackwardFilter:
         _same_rank(specs["x"], specs["dy"], "x")
         shape = _shape_argument(filter_shape, "filter_shape", len(specs["x"].shape))
         if shape is None:
@@ -225,18 +184,19 @@ def describe_backward_filter(
         return BackwardFilter(forward, alpha, beta)
 
     return Description(
-        "convolution_backward_filter",
         build,
         {"x": x, "dy": dy},
         remember(geometry, filter_shape, alpha, beta),
+        out,
         beta,
         ("dw",),
     )
 
 
+@public
 def convolution_backward_bias(
     dy: Array, *, alpha: float = 1.0, beta: float = 0.0, out: Array | None = None
-) -> Any:
+) -> Description:
     """Gradient of a convolution with respect to its bias: dy summed over all but its channels.
 
     Parameters
@@ -271,29 +231,15 @@ def convolution_backward_bias(
     ...     ooc_cudnn.convolution_backward_bias(np.ones((2, 3, 4, 4), "float32")).tolist()
     [32.0, 32.0, 32.0]
     """
-    return call(describe_backward_bias(dy, alpha, beta), out)
-
-
-def describe_backward_bias(dy: Any, alpha: Any, beta: Any) -> Description:
-    """Describe a `convolution_backward_bias`, to be run or planned."""
     alpha, beta = scalar(alpha, "alpha"), scalar(beta, "beta")
 
-    def build(specs: Mapping[str, TensorSpec], settings: Settings) -> BackwardBias:
+    def build(specs: Specs, settings: Settings) -> BackwardBias:
         dy = specs["dy"]
         if len(dy.shape) not in (2, 3, 4, 5):
             raise ValueError(f"dy must have shape (n, cY, up to 3 spatial axes), not {dy.shape}")
         return BackwardBias(dy.shape, dy.dtype, alpha, beta)
 
-    return Description(
-        "convolution_backward_bias", build, {"dy": dy}, remember(alpha, beta), beta, ("db",)
-    )
-
-
-DESCRIBED: dict[str, tuple[Callable[..., Any], Callable[..., Description]]] = {
-    "convolution_backward_data": (convolution_backward_data, describe_backward_data),
-    "convolution_backward_filter": (convolution_backward_filter, describe_backward_filter),
-    "convolution_backward_bias": (convolution_backward_bias, describe_backward_bias),
-}
+    return Description(build, {"dy": dy}, remember(alpha, beta), out, beta, ("db",))
 
 
 def _same_rank(first: TensorSpec, dy: TensorSpec, name: str) -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
-
 from ooc_cudnn.functions.arguments import (
     check_dtype,
     check_rank,
@@ -14,21 +11,21 @@ from ooc_cudnn.functions.arguments import (
     shape_of,
     wide_vector,
 )
-from ooc_cudnn.functions.call import call
-from ooc_cudnn.functions.description import Description
+from ooc_cudnn.functions.description import Description, Specs
+from ooc_cudnn.functions.public import public
 from ooc_cudnn.operations.activation import Activation, check_mode
 from ooc_cudnn.operations.activation_backward import needs_x
 from ooc_cudnn.operations.chain import Chain
 from ooc_cudnn.operations.op_tensor import check_broadcast
 from ooc_cudnn.operations.per_site import ActivationGradient, Addition
 from ooc_cudnn.settings_table import Settings
-from ooc_cudnn.tensor import TensorSpec
 from ooc_cudnn.types import Array
 
 
+@public
 def add_tensor(
     b: Array, y: Array, *, alpha: float = 1.0, beta: float = 1.0, out: Array | None = None
-) -> Any:
+) -> Description:
     """Add b, broadcast, to y: ``y = alpha * b + beta * y``, in place or into `out`.
 
     Parameters
@@ -67,31 +64,28 @@ def add_tensor(
     >>> y[0, :, 0, 0].tolist()
     [1.0, 2.0]
     """
-    return call(describe_add_tensor(b, y, alpha, beta, _apart=out is not None), out)
-
-
-def describe_add_tensor(b: Any, y: Any, alpha: Any, beta: Any, _apart: bool = False) -> Description:
-    """Describe an `add_tensor`, to be run or planned."""
+    apart = out is not None
     alpha, beta = scalar(alpha, "alpha"), scalar(beta, "beta")
     b = wide_vector(b, len(shape_of(y)))
 
-    def build(specs: Mapping[str, TensorSpec], settings: Settings) -> Addition:
+    def build(specs: Specs, settings: Settings) -> Addition:
         y, b = specs["y"], specs["b"]
         check_rank(specs, "y")
         check_broadcast(b.shape, y.shape, "y")
         check_dtype({"y": y, "b": b}, "y", "b")
-        return Addition(y.shape, b.shape, y.dtype, alpha, beta, apart=_apart)
+        return Addition(y.shape, b.shape, y.dtype, alpha, beta, apart=apart)
 
     return Description(
-        "add_tensor",
         build,
-        {"b": b, "y": y} if _apart else {"b": b},
-        remember(alpha, beta, _apart),
-        results=("out",) if _apart else ("y",),
-        updated={} if _apart else {"y": y},
+        {"b": b, "y": y} if apart else {"b": b},
+        remember(alpha, beta, apart),
+        out,
+        results=("out",) if apart else ("y",),
+        updated={} if apart else {"y": y},
     )
 
 
+@public
 def activation_forward(
     x: Array,
     *,
@@ -100,7 +94,7 @@ def activation_forward(
     alpha: float = 1.0,
     beta: float = 0.0,
     out: Array | None = None,
-) -> Any:
+) -> Description:
     """Apply an activation to every element.
 
     Parameters
@@ -140,24 +134,18 @@ def activation_forward(
     ...     ooc_cudnn.activation_forward(np.float32([[[-1, 2]]]), mode="relu").tolist()
     [[[0.0, 2.0]]]
     """
-    return call(describe_activation_forward(x, mode, coef, alpha, beta), out)
-
-
-def describe_activation_forward(x: Any, mode: Any, coef: Any, alpha: Any, beta: Any) -> Description:
-    """Describe an `activation_forward`, to be run or planned."""
     alpha, beta = scalar(alpha, "alpha"), scalar(beta, "beta")
     mode, coef = check_mode(mode, coef)
 
-    def build(specs: Mapping[str, TensorSpec], settings: Settings) -> Chain:
+    def build(specs: Specs, settings: Settings) -> Chain:
         x = specs["x"]
         check_rank(specs, "x")
         return Chain((Activation(x.shape, mode, coef, x.dtype),), x.dtype, alpha, beta)
 
-    return Description(
-        "activation_forward", build, {"x": x}, remember(mode, coef, alpha, beta), beta
-    )
+    return Description(build, {"x": x}, remember(mode, coef, alpha, beta), out, beta)
 
 
+@public
 def activation_backward(
     y: Array,
     dy: Array,
@@ -168,7 +156,7 @@ def activation_backward(
     alpha: float = 1.0,
     beta: float = 0.0,
     out: Array | None = None,
-) -> Any:
+) -> Description:
     """Gradient of an activation: ``dx = dy * f'(x)``.
 
     Parameters
@@ -208,13 +196,6 @@ def activation_backward(
     ...     ooc_cudnn.activation_backward(y, dy, mode="relu").tolist()
     [[[0.0, 7.0]]]
     """
-    return call(describe_activation_backward(y, dy, x, mode, coef, alpha, beta), out)
-
-
-def describe_activation_backward(
-    y: Any, dy: Any, x: Any, mode: Any, coef: Any, alpha: Any, beta: Any
-) -> Description:
-    """Describe an `activation_backward`, to be run or planned."""
     alpha, beta = scalar(alpha, "alpha"), scalar(beta, "beta")
     mode, coef = check_mode(mode, coef)
     if needs_x(mode, coef) and x is None:
@@ -222,7 +203,7 @@ def describe_activation_backward(
     read = ("x", "dy") if needs_x(mode, coef) else ("y", "dy")
     arrays = {name: array for name, array in (("y", y), ("dy", dy), ("x", x)) if array is not None}
 
-    def build(specs: Mapping[str, TensorSpec], settings: Settings) -> ActivationGradient:
+    def build(specs: Specs, settings: Settings) -> ActivationGradient:
         y = specs["y"]
         check_rank(specs, "y")
         for name in arrays:
@@ -231,18 +212,11 @@ def describe_activation_backward(
         return ActivationGradient(y.shape, mode, coef, y.dtype, alpha, beta)
 
     return Description(
-        "activation_backward",
         build,
         {name: arrays[name] for name in read},
         remember(mode, coef, alpha, beta),
+        out,
         beta,
         ("dx",),
         beside={name: array for name, array in arrays.items() if name not in read},
     )
-
-
-DESCRIBED: dict[str, tuple[Callable[..., Any], Callable[..., Description]]] = {
-    "add_tensor": (add_tensor, describe_add_tensor),
-    "activation_forward": (activation_forward, describe_activation_forward),
-    "activation_backward": (activation_backward, describe_activation_backward),
-}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ooc_cudnn.functions.arguments import (
@@ -15,20 +15,89 @@ from ooc_cudnn.functions.arguments import (
     scalar,
     shape_of,
 )
-from ooc_cudnn.functions.call import call
-from ooc_cudnn.functions.description import Description
+from ooc_cudnn.functions.description import Description, Specs
+from ooc_cudnn.functions.public import public
 from ooc_cudnn.operations.activation import Activation, check_mode
 from ooc_cudnn.operations.activation_backward import needs_x
-from ooc_cudnn.operations.base import Operation
 from ooc_cudnn.operations.bias import AddTensor
 from ooc_cudnn.operations.chain import Chain
+from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.fused_backward import FusedBackward
 from ooc_cudnn.operations.pooling import Pooling
 from ooc_cudnn.settings_table import Settings
-from ooc_cudnn.tensor import TensorSpec
 from ooc_cudnn.types import Array, ChannelVector, Filters, Padding, Sizes
 
 
+@public
+def convolution_add_activation_forward(
+    x: Array,
+    w: Filters,
+    b: ChannelVector,
+    *,
+    activation: str = "relu",
+    coef: float | None = None,
+    padding: Padding = 0,
+    stride: Sizes = 1,
+    dilation: Sizes = 1,
+    groups: int = 1,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    out: Array | None = None,
+) -> Description:
+    """Convolution, bias and activation on one residence of each piece: the paper's fused function.
+
+    ``out = alpha * activation(convolution(x, w) + b) + beta * out``
+
+    Parameters
+    ----------
+    x, w, padding, stride, dilation, groups, alpha, beta, out
+        As for `convolution_forward`.
+    b : array, shape (cY,) or (1, cY, 1...)
+        Bias, one value per output channel, x's dtype.
+    activation : str
+        relu, clipped_relu, elu, sigmoid, tanh, swish, gelu, leaky_relu or identity.
+    coef : float, optional
+        Ceiling of clipped_relu (6), alpha of elu (1), beta of swish (1), negative slope of
+        leaky_relu (0.01).
+
+    Returns
+    -------
+    array
+        As for `convolution_forward`.
+
+    Raises
+    ------
+    TypeError, ValueError, PlanInfeasibleError, DeviceOutOfMemoryError
+        As for `convolution_forward`.
+
+    Notes
+    -----
+    Source: cudnnConvolutionBiasActivationForward; section 5 of the ooc_cuDNN paper. NaN propagates
+    through every activation (CUDNN_PROPAGATE_NAN).
+
+    Examples
+    --------
+    >>> import numpy as np, ooc_cudnn
+    >>> x, w = np.ones((1, 1, 4, 4), "float32"), np.ones((2, 1, 3, 3), "float32")
+    >>> with ooc_cudnn.settings(device="host", machine="host"):
+    ...     y = ooc_cudnn.convolution_add_activation_forward(x, w, np.float32([1, -10]))
+    >>> y[0, :, 0, 0].tolist()
+    [10.0, 0.0]
+    """
+    geometry = (padding, stride, dilation, groups)
+    alpha, beta = scalar(alpha, "alpha"), scalar(beta, "beta")
+    mode, coef = check_mode(activation, coef, name="activation")
+    b = channel_vector(b, "b", len(shape_of(x)))
+
+    def build(specs: Specs, settings: Settings) -> Chain:
+        operations = _activated(specs, settings, geometry, mode, coef)
+        return Chain(operations, operations[0].dtype, alpha, beta)
+
+    parameters = remember(geometry, mode, coef, alpha, beta)
+    return Description(build, {"x": x, "w": w, "b": b}, parameters, out, beta)
+
+
+@public
 def convolution_add_activation_pooling_forward(
     x: Array,
     w: Filters,
@@ -47,7 +116,7 @@ def convolution_add_activation_pooling_forward(
     alpha: float = 1.0,
     beta: float = 0.0,
     out: Array | None = None,
-) -> Any:
+) -> Description:
     """Convolution, bias, activation and pooling on one residence of each piece.
 
     ``out = alpha * pooling(activation(convolution(x, w) + b)) + beta * out``
@@ -86,58 +155,28 @@ def convolution_add_activation_pooling_forward(
     >>> y[:, :, 0, 0].tolist()
     [[10.0, 0.0]]
     """
-    description = describe_pooling_forward(
-        x, w, b, window, activation, coef, padding, stride, dilation, groups, mode,
-        pooling_padding, pooling_stride, alpha, beta,
-    )  # fmt: skip
-    return call(description, out)
-
-
-def describe_pooling_forward(
-    x: Any,
-    w: Any,
-    b: Any,
-    window: Any,
-    activation: Any,
-    coef: Any,
-    padding: Any,
-    stride: Any,
-    dilation: Any,
-    groups: Any,
-    mode: Any,
-    pooling_padding: Any,
-    pooling_stride: Any,
-    alpha: Any,
-    beta: Any,
-) -> Description:
-    """Describe a `convolution_add_activation_pooling_forward`, to be run or planned."""
     geometry = (padding, stride, dilation, groups)
-    pooled = {"window": window, "mode": mode, "padding": pooling_padding, "stride": pooling_stride}
+    pooled: dict[str, Any] = {
+        "window": window,
+        "mode": mode,
+        "padding": pooling_padding,
+        "stride": pooling_stride,
+    }
     alpha, beta = scalar(alpha, "alpha"), scalar(beta, "beta")
     function, coef = check_mode(activation, coef, name="activation")
     b = channel_vector(b, "b", len(shape_of(x)))
 
-    def build(specs: Mapping[str, TensorSpec], settings: Settings) -> Chain:
-        convolution = make_convolution(specs["x"], specs["w"], geometry, settings)
-        shape, dtype = convolution.output_shape, convolution.dtype
-        check_vector(specs, "b", shape[1], dtype, "the result")
-        operations: tuple[Operation, ...] = (
-            convolution,
-            AddTensor(shape, dtype),
-            Activation(shape, function, coef, dtype),
-            Pooling.of(shape, dtype=dtype, prefix="pooling_", **pooled),
-        )
-        return Chain(operations, dtype, alpha, beta)
+    def build(specs: Specs, settings: Settings) -> Chain:
+        operations = _activated(specs, settings, geometry, function, coef)
+        shape, dtype = operations[-1].output_shape, operations[0].dtype
+        pooling = Pooling.of(shape, dtype=dtype, prefix="pooling_", **pooled)
+        return Chain((*operations, pooling), dtype, alpha, beta)
 
-    return Description(
-        "convolution_add_activation_pooling_forward",
-        build,
-        {"x": x, "w": w, "b": b},
-        remember(geometry, pooled, function, coef, alpha, beta),
-        beta,
-    )
+    parameters = remember(geometry, pooled, function, coef, alpha, beta)
+    return Description(build, {"x": x, "w": w, "b": b}, parameters, out, beta)
 
 
+@public
 def convolution_add_activation_backward(
     x: Array,
     w: Filters,
@@ -153,7 +192,7 @@ def convolution_add_activation_backward(
     alpha: float = 1.0,
     beta: float = 0.0,
     out: Array | Sequence[Array | None] | None = None,
-) -> Any:
+) -> Description:
     """All three gradients of convolution, bias and activation; x, y and dy are read once.
 
     Parameters
@@ -196,27 +235,6 @@ def convolution_add_activation_backward(
     >>> float(dx[0, 0, 1, 1]), float(dw[0, 0, 0, 0]), db.tolist()
     (8.0, 4.0, [4.0, 4.0])
     """
-    description = describe_backward(
-        x, w, y, dy, activation, coef, padding, stride, dilation, groups, alpha, beta
-    )
-    return call(description, out)
-
-
-def describe_backward(
-    x: Any,
-    w: Any,
-    y: Any,
-    dy: Any,
-    activation: Any,
-    coef: Any,
-    padding: Any,
-    stride: Any,
-    dilation: Any,
-    groups: Any,
-    alpha: Any,
-    beta: Any,
-) -> Description:
-    """Describe a `convolution_add_activation_backward`, to be run or planned."""
     geometry = (padding, stride, dilation, groups)
     alpha, beta = scalar(alpha, "alpha"), scalar(beta, "beta")
     mode, coef = check_mode(activation, coef, name="activation")
@@ -226,7 +244,7 @@ def describe_backward(
             "activation_backward, which takes x, and the gradients of the convolution"
         )
 
-    def build(specs: Mapping[str, TensorSpec], settings: Settings) -> FusedBackward:
+    def build(specs: Specs, settings: Settings) -> FusedBackward:
         forward = make_convolution(specs["x"], specs["w"], geometry, settings)
         for name in ("y", "dy"):
             check_shape(specs, name, forward.output_shape, "what x and w give with these arguments")
@@ -234,22 +252,20 @@ def describe_backward(
         return FusedBackward(forward, mode, coef, alpha, beta)
 
     return Description(
-        "convolution_add_activation_backward",
         build,
         {"x": x, "w": w, "y": y, "dy": dy},
         remember(geometry, mode, coef, alpha, beta),
+        out,
         beta,
         ("dx", "dw", "db"),
     )
 
 
-DESCRIBED: dict[str, tuple[Callable[..., Any], Callable[..., Description]]] = {
-    "convolution_add_activation_pooling_forward": (
-        convolution_add_activation_pooling_forward,
-        describe_pooling_forward,
-    ),
-    "convolution_add_activation_backward": (
-        convolution_add_activation_backward,
-        describe_backward,
-    ),
-}
+def _activated(
+    specs: Specs, settings: Settings, geometry: tuple[Any, ...], mode: str, coef: float
+) -> tuple[Convolution, AddTensor, Activation]:
+    """Convolution, bias and activation of operands that fit each other."""
+    convolution = make_convolution(specs["x"], specs["w"], geometry, settings)
+    shape, dtype = convolution.output_shape, convolution.dtype
+    check_vector(specs, "b", shape[1], dtype, "the result")
+    return convolution, AddTensor(shape, dtype), Activation(shape, mode, coef, dtype)

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import Any
 
 from ooc_cudnn.functions.arguments import check_dtype, check_shape, remember, scalar
-from ooc_cudnn.functions.call import call
-from ooc_cudnn.functions.description import Description
+from ooc_cudnn.functions.description import Description, Specs
+from ooc_cudnn.functions.public import public
 from ooc_cudnn.operations.backward_pooling import BackwardPooling
 from ooc_cudnn.operations.chain import Chain
 from ooc_cudnn.operations.pooling import Pooling
 from ooc_cudnn.settings_table import Settings
-from ooc_cudnn.tensor import TensorSpec
 from ooc_cudnn.types import Array, Padding, Sizes
 
 
+@public
 def pooling_forward(
     x: Array,
     *,
@@ -26,7 +25,7 @@ def pooling_forward(
     alpha: float = 1.0,
     beta: float = 0.0,
     out: Array | None = None,
-) -> Any:
+) -> Description:
     """Take the largest or the mean value of each window.
 
     Parameters
@@ -70,23 +69,22 @@ def pooling_forward(
     ...     ooc_cudnn.pooling_forward(x, window=2).tolist()
     [[[[5.0, 7.0], [13.0, 15.0]]]]
     """
-    return call(describe_pooling_forward(x, window, mode, padding, stride, alpha, beta), out)
-
-
-def describe_pooling_forward(
-    x: Any, window: Any, mode: Any, padding: Any, stride: Any, alpha: Any, beta: Any
-) -> Description:
-    """Describe a `pooling_forward`, to be run or planned."""
-    geometry = {"window": window, "mode": mode, "padding": padding, "stride": stride}
+    geometry: dict[str, Any] = {
+        "window": window,
+        "mode": mode,
+        "padding": padding,
+        "stride": stride,
+    }
     alpha, beta = scalar(alpha, "alpha"), scalar(beta, "beta")
 
-    def build(specs: Mapping[str, TensorSpec], settings: Settings) -> Chain:
+    def build(specs: Specs, settings: Settings) -> Chain:
         x = specs["x"]
         return Chain((Pooling.of(x.shape, dtype=x.dtype, **geometry),), x.dtype, alpha, beta)
 
-    return Description("pooling_forward", build, {"x": x}, remember(geometry, alpha, beta), beta)
+    return Description(build, {"x": x}, remember(geometry, alpha, beta), out, beta)
 
 
+@public
 def pooling_backward(
     y: Array,
     dy: Array,
@@ -99,7 +97,7 @@ def pooling_backward(
     alpha: float = 1.0,
     beta: float = 0.0,
     out: Array | None = None,
-) -> Any:
+) -> Description:
     """Gradient of pooling.
 
     Parameters
@@ -140,28 +138,17 @@ def pooling_backward(
     ...     ooc_cudnn.pooling_backward(y, dy, x, window=2).tolist()
     [[[[0.0, 0.0], [0.0, 8.0]]]]
     """
-    description = describe_pooling_backward(y, dy, x, window, mode, padding, stride, alpha, beta)
-    return call(description, out)
-
-
-def describe_pooling_backward(
-    y: Any,
-    dy: Any,
-    x: Any,
-    window: Any,
-    mode: Any,
-    padding: Any,
-    stride: Any,
-    alpha: Any,
-    beta: Any,
-) -> Description:
-    """Describe a `pooling_backward`, to be run or planned."""
-    geometry = {"window": window, "mode": mode, "padding": padding, "stride": stride}
+    geometry: dict[str, Any] = {
+        "window": window,
+        "mode": mode,
+        "padding": padding,
+        "stride": stride,
+    }
     alpha, beta = scalar(alpha, "alpha"), scalar(beta, "beta")
     average = isinstance(mode, str) and mode.startswith("average")
     arrays = {"y": y, "dy": dy, "x": x}
 
-    def build(specs: Mapping[str, TensorSpec], settings: Settings) -> BackwardPooling:
+    def build(specs: Specs, settings: Settings) -> BackwardPooling:
         x_shape = specs["x"].shape
         forward = Pooling.of(x_shape, dtype=specs["dy"].dtype, **geometry)
         for name in ("y", "dy"):
@@ -172,17 +159,11 @@ def describe_pooling_backward(
         return BackwardPooling(forward, alpha, beta)
 
     return Description(
-        "pooling_backward",
         build,
         {"dy": dy} if average else arrays,
         remember(geometry, alpha, beta),
+        out,
         beta,
         ("dx",),
         beside={"y": y, "x": x} if average else {},
     )
-
-
-DESCRIBED: dict[str, tuple[Callable[..., Any], Callable[..., Description]]] = {
-    "pooling_forward": (pooling_forward, describe_pooling_forward),
-    "pooling_backward": (pooling_backward, describe_pooling_backward),
-}

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import Any
 
 from ooc_cudnn.functions.arguments import check_dtype, check_rank, check_shape, remember, scalar
-from ooc_cudnn.functions.call import call
-from ooc_cudnn.functions.description import Description
+from ooc_cudnn.functions.description import Description, Specs
+from ooc_cudnn.functions.public import public
 from ooc_cudnn.operations.image_softmax import ImageSoftmaxCall, ImageSoftmaxGradient
 from ooc_cudnn.operations.per_site import SoftmaxCall, SoftmaxGradient
 from ooc_cudnn.operations.softmax import ALGORITHMS, MODES
 from ooc_cudnn.operations.splittable import Splittable
 from ooc_cudnn.settings_table import Settings
-from ooc_cudnn.tensor import TensorSpec
 from ooc_cudnn.types import Array
 
 
+@public
 def softmax_forward(
     x: Array,
     *,
@@ -25,7 +24,7 @@ def softmax_forward(
     alpha: float = 1.0,
     beta: float = 0.0,
     out: Array | None = None,
-) -> Any:
+) -> Description:
     """Softmax over the channels of each site, or over all elements of each image.
 
     Parameters
@@ -66,27 +65,19 @@ def softmax_forward(
     ...     ooc_cudnn.softmax_forward(np.zeros((1, 4), "float32")).tolist()
     [[0.25, 0.25, 0.25, 0.25]]
     """
-    return call(describe_softmax_forward(x, algorithm, mode, alpha, beta), out)
-
-
-def describe_softmax_forward(
-    x: Any, algorithm: Any, mode: Any, alpha: Any, beta: Any
-) -> Description:
-    """Describe a `softmax_forward`, to be run or planned."""
     alpha, beta = scalar(alpha, "alpha"), scalar(beta, "beta")
     _check(algorithm, mode)
     kind = SoftmaxCall if mode == "channel" else ImageSoftmaxCall
 
-    def build(specs: Mapping[str, TensorSpec], settings: Settings) -> Splittable:
+    def build(specs: Specs, settings: Settings) -> Splittable:
         x = specs["x"]
         check_rank(specs, "x")
         return kind(x.shape, algorithm, x.dtype, alpha, beta)
 
-    return Description(
-        "softmax_forward", build, {"x": x}, remember(algorithm, mode, alpha, beta), beta
-    )
+    return Description(build, {"x": x}, remember(algorithm, mode, alpha, beta), out, beta)
 
 
+@public
 def softmax_backward(
     y: Array,
     dy: Array,
@@ -96,7 +87,7 @@ def softmax_backward(
     alpha: float = 1.0,
     beta: float = 0.0,
     out: Array | None = None,
-) -> Any:
+) -> Description:
     """Gradient of softmax.
 
     Parameters
@@ -133,18 +124,11 @@ def softmax_backward(
     ...     ooc_cudnn.softmax_backward(y, dy).tolist()
     [[0.25, -0.25]]
     """
-    return call(describe_softmax_backward(y, dy, algorithm, mode, alpha, beta), out)
-
-
-def describe_softmax_backward(
-    y: Any, dy: Any, algorithm: Any, mode: Any, alpha: Any, beta: Any
-) -> Description:
-    """Describe a `softmax_backward`, to be run or planned."""
     alpha, beta = scalar(alpha, "alpha"), scalar(beta, "beta")
     _check(algorithm, mode)
     kind = SoftmaxGradient if mode == "channel" else ImageSoftmaxGradient
 
-    def build(specs: Mapping[str, TensorSpec], settings: Settings) -> Splittable:
+    def build(specs: Specs, settings: Settings) -> Splittable:
         y = specs["y"]
         check_rank(specs, "y")
         check_shape(specs, "dy", y.shape, "that of y")
@@ -152,13 +136,7 @@ def describe_softmax_backward(
         return kind(y.shape, algorithm, y.dtype, alpha, beta)
 
     parameters = remember(algorithm, mode, alpha, beta)
-    return Description("softmax_backward", build, {"y": y, "dy": dy}, parameters, beta, ("dx",))
-
-
-DESCRIBED: dict[str, tuple[Callable[..., Any], Callable[..., Description]]] = {
-    "softmax_forward": (softmax_forward, describe_softmax_forward),
-    "softmax_backward": (softmax_backward, describe_softmax_backward),
-}
+    return Description(build, {"y": y, "dy": dy}, parameters, out, beta, ("dx",))
 
 
 def _check(algorithm: Any, mode: Any) -> None:

@@ -32,7 +32,8 @@ from ooc_cudnn.bench.neighbours import Neighbours
 from ooc_cudnn.bench.timing import Timing
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.devices.machines import machine_path
-from ooc_cudnn.functions.plan import FUNCTIONS, plan, planned_call
+from ooc_cudnn.functions.plan import plan, planned_call
+from ooc_cudnn.functions.public import FUNCTIONS
 from ooc_cudnn.functions.target import Target
 from ooc_cudnn.settings import current
 from ooc_cudnn.tensor import DTYPES, TensorSpec, numpy_dtype
@@ -271,9 +272,7 @@ def test_problems_have_to_be_cut_and_are_smaller():
 def problem(blocks):
     drawn = replace(draw(2, 1, SCALES["tiny"]), memory_share=0.3)
     bound = Bound(drawn, blocks)
-    arguments = bound.arguments()
-    out = arguments.pop("out")
-    planned = planned_call(drawn.function, None, drawn.memory_limit, out, arguments)
+    planned = planned_call(drawn.function, memory_limit=drawn.memory_limit, **bound.arguments())
     return bound, planned.parts[0].request
 
 

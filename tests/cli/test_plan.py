@@ -11,7 +11,7 @@ from ooc_cudnn import cli, operations
 from ooc_cudnn.cli.arguments import Defaults, kind_of, parameters_of, sizes
 from ooc_cudnn.cli.chain import OPERATIONS, read_chain
 from ooc_cudnn.cli.plan import EXAMPLES, example, function_parser
-from ooc_cudnn.functions.plan import FUNCTIONS
+from ooc_cudnn.functions.public import FUNCTIONS
 from ooc_cudnn.pipeline.plan import Plan
 from ooc_cudnn.tensor import TensorSpec
 
@@ -51,7 +51,7 @@ def test_help_of_every_function_names_all_its_arguments_and_shows_the_example(ca
     assert stop.value.code == 0
     out = capsys.readouterr().out
     assert example(name) in out
-    for argument, parameter in parameters_of(FUNCTIONS[name][0]).items():
+    for argument, parameter in parameters_of(FUNCTIONS[name]).items():
         if argument == "operations":
             assert "OPERATIONS" in out
         elif argument != "out":
@@ -64,7 +64,7 @@ def test_help_of_every_function_names_all_its_arguments_and_shows_the_example(ca
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_no_argument_of_a_public_function_is_any(name):
-    for argument, parameter in parameters_of(FUNCTIONS[name][0]).items():
+    for argument, parameter in parameters_of(FUNCTIONS[name]).items():
         assert parameter.annotation is not Any, argument
         assert parameter.annotation is not inspect.Parameter.empty, argument
 
@@ -250,5 +250,5 @@ class TestChain:
 
 
 def test_examples_are_of_arguments_that_exist():
-    arguments = {name for function, _ in FUNCTIONS.values() for name in parameters_of(function)}
+    arguments = {name for function in FUNCTIONS.values() for name in parameters_of(function)}
     assert set(EXAMPLES) <= arguments

@@ -28,7 +28,7 @@ from benchmarks.left_behind import left_behind
 from ooc_cudnn import interrupts
 from ooc_cudnn.devices.latch import Latch
 from ooc_cudnn.devices.worker import WorkerRun
-from ooc_cudnn.functions.call import forget_calls
+from ooc_cudnn.functions.prepared import forget_calls
 from ooc_cudnn.memory import pinned
 from tests.support.points import Pressed
 

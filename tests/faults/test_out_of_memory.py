@@ -14,7 +14,7 @@ from benchmarks.left_behind import left_behind
 from ooc_cudnn import operations
 from ooc_cudnn.arrays import functions
 from ooc_cudnn.errors import DeviceOutOfMemoryError, HostOutOfMemoryError, PlanInfeasibleError
-from ooc_cudnn.functions.call import forget_calls
+from ooc_cudnn.functions.prepared import forget_calls
 from ooc_cudnn.memory import release
 
 OWN = DeviceOutOfMemoryError, HostOutOfMemoryError, PlanInfeasibleError

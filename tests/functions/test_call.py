@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 import ooc_cudnn
 from ooc_cudnn.devices.host import convolution as host_convolution
 from ooc_cudnn.errors import DeviceOutOfMemoryError, PlanInfeasibleError
-from ooc_cudnn.functions import call as call_module
+from ooc_cudnn.functions import prepared as prepared_calls
 from tests.support import reference
 
 pytestmark = pytest.mark.usefixtures("no_threads_left")
@@ -532,7 +532,7 @@ def test_a_limit_too_small_keeps_no_array(host_device):
 
 
 def test_very_many_pieces_are_worth_a_warning_once(monkeypatch):
-    monkeypatch.setattr(call_module, "MANY_PIECES", 4)
+    monkeypatch.setattr(prepared_calls, "MANY_PIECES", 4)
     x = np.ones((8, 2, 16, 16), np.float32)
     with ooc_cudnn.settings(memory_limit="4KiB"):
         with pytest.warns(
@@ -778,7 +778,7 @@ def test_driver_with_less_than_the_limit_is_planned_anew(data, host_device, monk
     whole = p.calls[0].plan.device_bytes
     asked = driver_with(monkeypatch, host_device, whole * 3 // 4)
     host_device.release_caches()
-    call_module.forget_calls()
+    prepared_calls.forget_calls()
     with ooc_cudnn.settings(memory_limit=whole):
         data.check(data.run())
     assert asked[0] == asked[1] == whole
@@ -863,11 +863,11 @@ def test_a_remembered_call_is_the_same_call(data):
 
 
 def test_more_calls_than_are_remembered(monkeypatch):
-    monkeypatch.setattr(call_module, "REMEMBERED_CALLS", 3)
+    monkeypatch.setattr(prepared_calls, "REMEMBERED_CALLS", 3)
     w = ones(1, 1, 1, 1)
     for rows in (*range(1, 8), *range(7, 0, -1)):
         assert (ooc_cudnn.convolution_forward(ones(1, 1, rows, 2), w) == 1).all()
-    assert len(call_module._prepared) <= 3
+    assert len(prepared_calls._prepared) <= 3
 
 
 # Overlap, profile --------------------------------------------------------------------------------

@@ -8,8 +8,8 @@ import pytest
 
 import ooc_cudnn
 from ooc_cudnn.errors import DeviceOutOfMemoryError
-from ooc_cudnn.functions import call as call_module
-from ooc_cudnn.functions.call import forget_calls
+from ooc_cudnn.functions import prepared as prepared_calls
+from ooc_cudnn.functions.prepared import forget_calls
 from ooc_cudnn.pipeline import execute
 
 SHAPE = (2, 3, 8, 8)
@@ -196,7 +196,7 @@ def test_a_driver_with_no_memory_at_all_is_told_of_and_the_next_call_works(
 def test_only_so_many_addresses_are_kept(x, monkeypatch):
     monkeypatch.setattr(execute, "BOUND_ADDRESSES", 4)
     held = [ooc_cudnn.activation_forward(x) for _ in range(11)]
-    (prepared,) = call_module._prepared.values()
+    (prepared,) = prepared_calls._prepared.values()
     assert 1 <= len(prepared.runs[0].executor._bound) <= 4
     for y in held:
         assert (np.asarray(y) == np.maximum(np.asarray(x), 0)).all()

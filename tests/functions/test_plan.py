@@ -8,7 +8,8 @@ import pytest
 import ooc_cudnn
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.errors import PlanInfeasibleError
-from ooc_cudnn.functions.plan import FUNCTIONS, plan
+from ooc_cudnn.functions.plan import plan
+from ooc_cudnn.functions.public import FUNCTIONS
 from ooc_cudnn.operations import AddTensor, Convolution
 from ooc_cudnn.pipeline.plan import Plan
 from ooc_cudnn.tensor import TensorSpec

@@ -12,8 +12,8 @@ from ooc_cudnn.devices.machines import machine_path
 from ooc_cudnn.devices.measuring import Bench
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.functions import trials
-from ooc_cudnn.functions.call import forget_calls
 from ooc_cudnn.functions.plan import plan_request
+from ooc_cudnn.functions.prepared import forget_calls
 from ooc_cudnn.pipeline.planner import distinct_launches
 from ooc_cudnn.tensor import TensorSpec
 from perfmodel import ComputeModel, Line, shipped

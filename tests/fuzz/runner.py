@@ -25,7 +25,7 @@ from tests.fuzz.operands import BITS, Operand, on_host
 from tests.support.function_cases import DTYPES
 
 # The module, not the function of the same name.
-call_module = importlib.import_module("ooc_cudnn.functions.call")
+prepared_calls = importlib.import_module("ooc_cudnn.functions.prepared")
 
 AMPLE = 2**28
 MACHINES = {"host": "host", "cuda": "h200"}
@@ -43,7 +43,7 @@ def run(case, *, rounded_twice=False):
         caught = stack.enter_context(warnings.catch_warnings(record=True))
         warnings.simplefilter("always")
         warnings.filterwarnings("error", OF_MANY_PIECES)
-        stack.enter_context(patch.object(call_module, "MANY_PIECES", MOST_PIECES))
+        stack.enter_context(patch.object(prepared_calls, "MANY_PIECES", MOST_PIECES))
         machine = perfmodel.shipped(MACHINES[case.device])
         settings = {"machine": machine, "progress": False, "memory_limit": AMPLE}
         settings |= case.settings

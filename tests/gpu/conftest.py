@@ -44,7 +44,7 @@ def _take_shard(config, items):
 @pytest.fixture(autouse=True)
 def cuda_device(monkeypatch):
     """Run on the card; forget settings and remembered calls afterwards."""
-    from ooc_cudnn.functions.call import forget_calls
+    from ooc_cudnn.functions.prepared import forget_calls
     from ooc_cudnn.memory.limit import forget_limits
 
     for setting in SETTINGS:

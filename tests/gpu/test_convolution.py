@@ -264,7 +264,7 @@ def test_out_of_memory_on_the_card_is_an_error_that_leaves_the_library_usable():
     hog = cupy.cuda.Memory(free - 2**28)
     x, w = np.ones((64, 16, 256, 256), "f4"), np.ones((16, 16, 3, 3), "f4")
     with ooc_cudnn.settings(memory_limit="100GiB"):
-        from ooc_cudnn.functions import call, chain_planning
+        from ooc_cudnn.functions import chain_planning, prepared
         from perfmodel import Split
 
         with pytest.MonkeyPatch.context() as patch:
@@ -278,7 +278,7 @@ def test_out_of_memory_on_the_card_is_an_error_that_leaves_the_library_usable():
                 ooc_cudnn.convolution_forward(x, w)
         assert caught.value.requested_bytes > 2**28
         # ... while the plan that the library makes by itself does with what is left.
-        call.forget_calls()
+        prepared.forget_calls()
         with ooc_cudnn.settings(memory_limit="200MiB"):
             y = ooc_cudnn.convolution_forward(x, w)
     assert (y[:, :, 5, 5] == 144).all()

@@ -16,7 +16,7 @@ from benchmarks import interruptions
 from benchmarks.left_behind import in_use, left_behind
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.errors import DeviceOutOfMemoryError, HostOutOfMemoryError, PlanInfeasibleError
-from ooc_cudnn.functions.call import forget_calls
+from ooc_cudnn.functions.prepared import forget_calls
 from ooc_cudnn.memory import release
 
 pytestmark = pytest.mark.gpu

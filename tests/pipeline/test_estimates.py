@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from benchmarks.planning_problems import arguments, drawn_sizes, problems, request
-from ooc_cudnn.functions.plan import FUNCTIONS, plan_request
+from ooc_cudnn.functions.plan import plan_request
+from ooc_cudnn.functions.public import FUNCTIONS
 from ooc_cudnn.operations.splittable import ALONE, AXES
 from ooc_cudnn.pipeline import counted, grid_rings, promising
 from ooc_cudnn.pipeline.estimates import Estimates

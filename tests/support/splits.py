@@ -6,14 +6,13 @@ what its results must be and by how much rounding may carry them from there.
 
 from __future__ import annotations
 
-import inspect
 import itertools
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
-from ooc_cudnn.functions.plan import FUNCTIONS
+from ooc_cudnn.functions.plan import describe_call
 from ooc_cudnn.operations.splittable import SWEEP
 from ooc_cudnn.settings import current
 from ooc_cudnn.tensor import TensorSpec
@@ -189,13 +188,8 @@ def make(name):
 
 def describe(call, arrays):
     """Describe the call as the public function does, on these arrays."""
-    public, described = FUNCTIONS[call.function]
-    bound = inspect.signature(public).bind(**{**call.options, **arrays})
-    bound.apply_defaults()
-    del bound.arguments["out"]
-    if call.function == "add_tensor":
-        return described(**bound.arguments, _apart=bool(call.outs))
-    return described(**bound.arguments)
+    out = call.old[call.outs[0]] if len(call.outs) == 1 else None
+    return describe_call(call.function, {**call.options, **arrays, "out": out})
 
 
 def loop_orders(splittable):

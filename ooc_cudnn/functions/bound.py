@@ -1,0 +1,109 @@
+"""A described call and its arrays as they lie in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from ooc_cudnn.arrays.operands import Wrapped, check_apart, check_writable
+from ooc_cudnn.devices.view import WIDEST_ACCESS_BYTES
+from ooc_cudnn.functions.description import Description
+from ooc_cudnn.functions.planning import Planned, Target, plan_call
+from ooc_cudnn.memory.files import reserve_file
+from ooc_cudnn.operations.splittable import Splittable
+from ooc_cudnn.settings_table import Settings
+
+#: Makes a `Wrapped` of an array, given by position, its `name` and whether it is `written`.
+Take = Callable[..., Wrapped]
+
+
+class Bound(NamedTuple):
+    """A described call and its arrays; `results` gains those that are made for it.
+
+    `given` are the results as the user gave them, `beside` arrays that are not read.
+    """
+
+    function: str
+    description: Description
+    operands: Mapping[str, Wrapped]
+    given: Mapping[str, Any]
+    results: dict[str, Wrapped]
+    beside: Mapping[str, Wrapped]
+
+    def key(self) -> tuple[Any, ...]:
+        """What its plan depends on, besides the settings."""
+        return (
+            self.function,
+            self.description.parameters,
+            *[(each.spec, each.pointer % WIDEST_ACCESS_BYTES) for each in self.operands.values()],
+            *[
+                (name, each.spec, each.pointer % WIDEST_ACCESS_BYTES)
+                for name, each in self.results.items()
+            ],
+            *[each.spec for each in self.beside.values()],
+        )
+
+    def build(self, settings: Settings) -> Splittable:
+        """Make what is to be cut.
+
+        Raises
+        ------
+        TypeError, ValueError
+            On bad arguments.
+        """
+        updated = {name: self.results[name] for name in self.description.updated}
+        arrays = {**self.operands, **self.beside, **updated}
+        return self.description.build({n: each.spec for n, each in arrays.items()}, settings)
+
+    def plan(self, splittable: Splittable, target: Target, share: float = 1.0) -> Planned:
+        """Plan it, with a `share` of the memory that is available."""
+        known = {**self.operands, **self.results}
+        return plan_call(
+            self.function,
+            splittable,
+            {name: each.spec for name, each in self.operands.items()},
+            {name: each.spec for name, each in self.results.items()},
+            target,
+            aligned={n: each.pointer % WIDEST_ACCESS_BYTES == 0 for n, each in known.items()},
+            share=share,
+        )
+
+    def check_results(self) -> None:
+        """Raise before any copy starts if a result that was given cannot be written."""
+        said = {name: self.description.said(name) for name in self.results}
+        for name, result in self.results.items():
+            check_writable(result, name=said[name])
+            others = {said[k]: v for k, v in self.results.items() if k != name}
+            check_apart({**self.operands, **others}, result, name=said[name])
+            if result.spec.placement == "disk":
+                reserve_file(result.array, name=said[name])
+
+    def returned(self, lead: str) -> Any:
+        """The results as the user gets them: what was given, or new ones of the lead's framework.
+
+        `lead` names the operand whose framework that is: x, or dy.
+        """
+        restore = (self.operands.get(lead) or self.results[lead]).restore or (lambda array: array)
+        returned = tuple(
+            self.given[name] if name in self.given else restore(self.results[name].array)
+            for name in self.description.results
+        )
+        return returned if len(returned) > 1 else returned[0]
+
+
+def bind(function: str, description: Description, take: Take) -> Bound:
+    """Take the arrays of a described call.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If one is no array, or not one that is supported; for `out`, as `given_results`.
+    """
+    operands = {name: take(array, name=name) for name, array in description.arrays.items()}
+    given = description.given_results()
+    results = {
+        name: take(array, name=description.said(name), written=True)
+        for name, array in given.items()
+    }
+    beside = {name: take(array, name=name) for name, array in description.beside.items()}
+    return Bound(function, description, operands, given, results, beside)

@@ -1,0 +1,150 @@
+"""Run a prepared call: make the results, run, show progress, record, verify."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+
+from ooc_cudnn.arrays.functions import empty_in
+from ooc_cudnn.arrays.operands import Wrapped, wrap
+from ooc_cudnn.devices.base import Device
+from ooc_cudnn.devices.view import DeviceView
+from ooc_cudnn.functions.bound import Bound
+from ooc_cudnn.functions.prepared import Prepared
+from ooc_cudnn.memory.limit import limit_bytes
+from ooc_cudnn.pipeline.execute import Source
+from ooc_cudnn.pipeline.plan import Plan
+from ooc_cudnn.pipeline.trace import Trace, one_after_the_other
+from ooc_cudnn.pipeline.verify import Verification
+from ooc_cudnn.profiling import Call, recording
+from ooc_cudnn.progress import SHORTEST_SECONDS, Reporter, reporter
+from ooc_cudnn.settings_table import Settings
+from ooc_cudnn.tensor import TensorSpec
+
+
+def run(prepared: Prepared, bound: Bound, device: Device, settings: Settings) -> None:
+    """Make the results that are not there yet, and run.
+
+    Raises
+    ------
+    ValueError, OSError
+        Before any copy starts, if a result that was given cannot be written.
+    DeviceOutOfMemoryError
+        If the driver has less memory than the limit promised; the call may be run again.
+    """
+    chain, plan = prepared.chain, prepared.plan
+    plain = _is_plain(plan, settings)
+    if not plain:
+        bound.check_results()
+    known = {**bound.operands, **bound.results}
+    for name in chain.results:
+        if name not in known:
+            made = _allocate(dict(plan.operands)[name], device, name)
+            known[name] = bound.results[name] = made
+    if not plain:
+        sources = {name: _source(known[name]) for name in chain.operands}
+        with _vectors_kept(bound):
+            _run_observed(prepared, device, settings, sources)
+        return
+    executor, limit = prepared.runs[0].executor, limit_bytes(device, settings.memory_limit)
+    if executor.is_bound(tuple(known[name].pointer for name in chain.operands)):
+        executor.launch(device, known, limit)
+        return
+    bound.check_results()
+    with _vectors_kept(bound):
+        executor.launch(device, known, limit)
+
+
+def _is_plain(plan: Plan, settings: Settings) -> bool:
+    """Whether a call copies nothing, and nobody wants to see what it does."""
+    return (
+        plan.in_core
+        and not plan.parts
+        and not settings.verify
+        and settings.progress in ("auto", False)
+        and plan.seconds < SHORTEST_SECONDS
+        and recording() is None
+    )
+
+
+@contextmanager
+def _vectors_kept(bound: Bound) -> Iterator[None]:
+    """Running averages are as they were if the call fails: pieces of channels update theirs."""
+    updated = [bound.results[name] for name in bound.description.updated]
+    kept = [(each.array, each.array.copy()) for each in updated if len(each.spec.shape) == 1]
+    try:
+        yield
+    except BaseException:
+        for array, content in kept:
+            array[...] = content
+        raise
+
+
+def _allocate(spec: TensorSpec, device: Device, name: str) -> Wrapped:
+    order = spec.order or "channels_first"
+    array = empty_in(device, spec.placement, spec.shape, spec.dtype, order)
+    return wrap(array, device, name=name)
+
+
+def _source(operand: Wrapped) -> Source:
+    """The operand as the executor takes it."""
+    return operand.view() if operand.spec.placement == "device" else operand.array
+
+
+def _run_observed(
+    prepared: Prepared, device: Device, settings: Settings, sources: Mapping[str, Source]
+) -> None:
+    """Run, show progress, record, verify."""
+    plan, calls = prepared.plan, recording()
+    verification = (
+        Verification(plan.function, prepared.chain, sources, device, settings.verify)
+        if settings.verify
+        else None
+    )
+    known = dict(sources)
+    for name, spec in prepared.between.items():
+        known[name] = _source(_allocate(spec, device, name))
+    device.arena.reset_peak()
+    begin = time.perf_counter()
+    traces: list[Trace | None] = []
+    with reporter(
+        settings.progress,
+        total=plan.pieces,
+        label=plan.function,
+        predicted_seconds=plan.seconds,
+    ) as progress:
+
+        def update(before: int, pieces: int, progress: Reporter = progress) -> None:
+            progress.update(before + pieces)
+
+        done = 0
+        for part in prepared.runs:
+            traces.append(
+                part.executor.run(
+                    device,
+                    {own: known[part.names.get(own, own)] for own in part.executor.chain.operands},
+                    staged=part.staged,
+                    # Memory on the host may be read or changed as soon as the call returns.
+                    wait=not all(isinstance(source, DeviceView) for source in known.values()),
+                    timed=calls is not None,
+                    on_piece=None if type(progress) is Reporter else partial(update, done),
+                    limit_bytes=limit_bytes(device, settings.memory_limit),
+                )
+            )
+            done += part.executor.plan.pieces
+    trace = one_after_the_other(traces)
+    if calls is not None and trace is not None:
+        calls.append(
+            Call(
+                function=plan.function,
+                plan=plan,
+                seconds=time.perf_counter() - begin,
+                predicted_seconds=plan.seconds,
+                peak_device_bytes=device.arena.peak_bytes,
+                trace=trace,
+            )
+        )
+    if verification is not None:
+        verification.check()
