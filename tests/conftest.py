@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import gc
 import importlib
+import os
 import threading
+
+# Workers share the machine: what PyTorch and BLAS would do on more threads waits for them.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 import pytest

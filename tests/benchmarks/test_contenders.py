@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 import math
 import re
 import sys
@@ -37,20 +39,33 @@ NEED_TORCH = {
 CONVOLUTIONS = [name for name, case in CASES.items() if case.workload == "convolution"]
 
 
-@pytest.fixture(scope="module")
-def has_torch():
-    try:
-        import torch  # noqa: F401
-    except ImportError:
-        return False
-    return True
+def distinct():
+    """One of all cases that are the same at their tiny size, on a host that knows no TF32."""
+    forms = {}
+    for name, case in CASES.items():
+        tiny = case.at_tiny_size()
+        sizes = tuple(tiny.sizes.items())
+        forms.setdefault((case.workload, sizes, tiny.memory_limit, case.baselines), name)
+    return list(forms.values())
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_a_tiny_case_runs_on_the_host_and_its_contents_are_right(name, has_torch):
-    case = CASES[name]
+@functools.cache
+def tiny(name):
+    """The record of a case at its tiny size, and what was said meanwhile."""
     said: list[str] = []
-    record = run_case(case, quick=True, device="host", machine="host", say=said.append, repeats=1)
+    record = run_case(
+        CASES[name], quick=True, device="host", machine="host", say=said.append, repeats=1
+    )
+    return record, said
+
+
+@pytest.mark.parametrize("name", distinct())
+def test_a_tiny_case_runs_on_the_host_and_its_contents_are_right(name):
+    has_torch = importlib.util.find_spec("torch") is not None
+    case = CASES[name]
+    record, said = tiny(name)
+    device = get_device("host")
+    assert (held_bytes(device), device.arena.held_bytes) == (0, 0)  # all is given back
     assert record["status"] == "measured"
     assert record["verified"] is True
     assert failed(record) == []
@@ -118,20 +133,12 @@ def test_figure_14_begins_with_the_sizes_of_the_issue():
 
 
 def test_the_operations_are_counted_as_the_paper_does():
-    record = run_case(CASES["table4-c-tf32"], quick=True, device="host", machine="host")
+    record, _ = tiny("table4-c-strict")
     n, c, h, w = 8, 8, 16, 16
     ours = record["contenders"][OURS]
     assert ours["GFLOPS"] * ours["seconds"]["median"] * 1e9 == pytest.approx(
         2 * n * c * c * 9 * h * w
     )
-
-
-@pytest.mark.parametrize("name", ["fig10-n64-tf32", "fig14-1gb-tf32"])
-def test_a_case_gives_all_its_memory_back(name):
-    run_case(CASES[name], quick=True, device="host", machine="host")
-    device = get_device("host")
-    assert held_bytes(device) == 0
-    assert device.arena.held_bytes == 0
 
 
 def test_without_pytorch_its_baselines_are_named(monkeypatch):
@@ -152,7 +159,7 @@ def test_too_little_host_memory_for_a_case_is_said(monkeypatch):
 
 
 def test_over_subscription_is_said_not_to_be_exercised():
-    record = run_case(CASES["fig14-1gb-tf32"], quick=True, device="host", machine="host")
+    record, _ = tiny("fig14-1gb-tf32")
     assert any("over-subscription was not exercised" in note for note in record["notes"])
 
 
