@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ooc_cudnn.devices.host.device import WORKSPACE
 from ooc_cudnn.tensor import numpy_dtype
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
@@ -34,7 +35,7 @@ def run(module, operation, inputs, dtype, layout="channels_first", output=None):
     """Run it into an output of NaN, in the workspace it asks for and not a byte more."""
     if output is None:
         output = laid_out(np.full(operation.output_shape, np.nan), layout, dtype)
-    needed = module.WORKSPACE.get(type(operation), lambda _: 0)(operation)
+    needed = WORKSPACE.get(type(operation), lambda _: 0)(operation)
     memory = np.full(needed + 64, 77, np.uint8)
     before = [None if array is None else array.copy() for array in inputs]
     with np.errstate(all="ignore"):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from ooc_cudnn.devices.kernels.launch import Call
+from ooc_cudnn.devices.kernels.runners import WORKSPACE
 from ooc_cudnn.devices.view import DeviceView
 from tests.support.device_operand import NUMPY, Operand
 
@@ -44,7 +45,7 @@ class Packed:
 
 def run(module, operation, inputs, output):
     """Run it twice: the second time must give the same bits; the workspace's guard must stand."""
-    needed = module.WORKSPACE.get(type(operation), lambda _: 0)(operation)
+    needed = WORKSPACE.get(type(operation), lambda _: 0)(operation)
     memory = cupy.full(needed + GUARD_BYTES, 0xFF, np.uint8)  # NaN to whoever reads it unwritten
     views = tuple(operand and operand.view for operand in inputs)
     in_place = any(operand is output for operand in inputs)

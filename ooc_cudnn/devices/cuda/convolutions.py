@@ -60,12 +60,6 @@ class Convolutions:
             self._handle = self._cudnn.create_handle()
         return self._handle
 
-    def forget(self) -> None:
-        """Drop every plan."""
-        with self._lock:
-            self._built.clear()
-            self._chosen.clear()
-
     def executable(self, operation: AnyConvolution, budget_bytes: int | None) -> Executable | None:
         """Return an operation's plan, its workspace within a budget; None if there is none."""
         key = (operation, budget_bytes)

@@ -16,8 +16,10 @@ from ooc_cudnn.tensor import ACCUMULATOR
 Array = np.ndarray[Any, Any]
 Box = tuple[slice, ...]
 
+#: Arrays; None in place of one that is absent.
+Inputs = tuple[Any, ...]
 #: What runs an operation on the host: a function of (operation, inputs, output, workspace).
-Runner = Callable[[Any, tuple[Array | None, ...], Array, Array], None]
+Runner = Callable[[Any, Inputs, Array, Array], None]
 
 #: Elements that are worked on at a time: about a second-level cache.
 CHUNK_ELEMENTS = 2**18

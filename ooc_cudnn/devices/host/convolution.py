@@ -16,10 +16,8 @@ import numpy as np
 
 from ooc_cudnn import interrupts
 from ooc_cudnn.devices.helpers import helpers
+from ooc_cudnn.devices.host.chunks import Array, arithmetic_dtype, met
 from ooc_cudnn.operations.convolution import Convolution
-from ooc_cudnn.tensor import DTYPES, numpy_dtype
-
-Array = np.ndarray[Any, Any]
 
 #: Columns of one block: about a second-level cache.
 BLOCK_BYTES = 2097152
@@ -29,14 +27,9 @@ MOST_WORKERS = 8
 WORTH_A_WORKER_FLOPS = 10_000_000
 
 
-def compute_dtype(dtype: str) -> str:
-    """What sums are made in: float64 for float64, float32 for all others."""
-    return "float64" if dtype == "float64" else "float32"
-
-
 def _block_sites(operation: Convolution) -> int:
     """Output sites of one block, a multiple of the innermost rows where these are short."""
-    item = DTYPES[compute_dtype(operation.dtype)]
+    item = arithmetic_dtype(operation.dtype).itemsize
     depth = math.prod(operation.w_shape[1:])
     # Scratch no larger than the piece itself: under a tight limit it would crowd the pieces out.
     piece = item * (math.prod(operation.x_shape) + math.prod(operation.output_shape))
@@ -59,12 +52,12 @@ def _workers(operation: Convolution) -> int:
 
 
 def workspace_bytes(operation: Convolution) -> int:
-    """Scratch bytes: the filter in the compute dtype; each worker's columns and product.
+    """Scratch bytes: the filter in the arithmetic type; each worker's columns and product.
 
     >>> workspace_bytes(Convolution.of((1, 1, 4, 4), (1, 1, 3, 3)))
     196
     """
-    item = DTYPES[compute_dtype(operation.dtype)]
+    item = arithmetic_dtype(operation.dtype).itemsize
     depth, c_y = math.prod(operation.w_shape[1:]), operation.w_shape[0]
     block = _block_sites(operation) * (depth + c_y // operation.groups)
     return item * (math.prod(operation.w_shape) + _workers(operation) * block)
@@ -91,7 +84,7 @@ def convolve(
     """
     if 0 in y.shape:
         return
-    dtype = numpy_dtype(compute_dtype(operation.dtype))
+    dtype = arithmetic_dtype(operation.dtype)
     scratch = workspace[: workspace_bytes(operation)].view(dtype)
     filters = scratch[: w.size].reshape(w.shape)
     np.copyto(filters, w, casting="unsafe")
@@ -201,15 +194,14 @@ def _gather(
         stride, dilation = operation.stride[-1], operation.dilation[-1]
         for tap in range(window[-1]):
             begin = first[-1] + tap * dilation  # of the first output of the row
-            low = min(shape[-1], -(-max(0, -begin) // stride))
-            high = max(low, min(shape[-1], (x.shape[-1] - 1 - begin) // stride + 1))
+            sites, source = met(begin, stride, x.shape[-1], shape[-1])
             part = np.moveaxis(grid, len(window), 0)[tap][..., None, :]
-            part[..., :low] = 0
-            part[..., high:] = 0
-            if high > low:
-                begins = [*first[:-1], begin + low * stride]
-                seen = (x.shape[0], *window[:-1], 1, *shape[:-1], high - low)
-                target = np.moveaxis(part[..., low:high], -2, len(window))
+            part[..., : sites.start] = 0
+            part[..., sites.stop :] = 0
+            if sites.stop > sites.start:
+                begins = [*first[:-1], source.start]
+                seen = (x.shape[0], *window[:-1], 1, *shape[:-1], sites.stop - sites.start)
+                target = np.moveaxis(part[..., sites], -2, len(window))
                 np.copyto(target, _windows(operation, x, begins, seen), casting="unsafe")
         return
     for at, inside, source in _taps(operation, x, box):
@@ -233,13 +225,9 @@ def _taps(
         for axis, (start, stop) in enumerate(box):
             stride = operation.stride[axis]
             offset = taps[axis] * operation.dilation[axis] - operation.padding[axis][0]
-            # outputs o in [start, stop) with 0 <= o * stride + offset < extent
-            low = max(start, -(-max(0, -offset) // stride))
-            high = min(stop, (x.shape[axis + 1] - 1 - offset) // stride + 1)
-            inside.append(slice(low - start, max(high, low) - start))
-            begin = low * stride + offset
-            source.append(slice(begin, begin + max(0, high - low - 1) * stride + 1, stride)
-                          if high > low else slice(0, 0))  # fmt: skip
+            sites, places = met(start * stride + offset, stride, x.shape[axis + 1], stop - start)
+            inside.append(sites)
+            source.append(places)
         yield at, tuple(inside), tuple(source)
 
 

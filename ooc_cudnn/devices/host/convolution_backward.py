@@ -23,8 +23,7 @@ from typing import Any, NamedTuple
 
 from ooc_cudnn.devices.host import convolution as host_convolution
 from ooc_cudnn.devices.host import convolution_scatter as host_convolution_scatter
-from ooc_cudnn.devices.host.blas import one_thread
-from ooc_cudnn.devices.host.chunks import Array, Runner
+from ooc_cudnn.devices.host.chunks import Array, Inputs, Runner
 from ooc_cudnn.devices.host.convolution_backward_filter import (
     backward_filter_workspace_bytes,
     convolution_backward_filter,
@@ -34,9 +33,6 @@ from ooc_cudnn.operations.convolution_backward import (
     ConvolutionBackwardData,
     ConvolutionBackwardFilter,
 )
-
-Inputs = tuple[Array | None, ...]
-
 
 #: Residues of dx from which on scattering is faster, as each gathers columns of its own.
 MANY_RESIDUES = 16
@@ -136,13 +132,10 @@ def convolution_backward_data(
 ) -> None:
     """Write dx."""
     w, dy = inputs
-    assert w is not None
-    assert dy is not None
-    with one_thread():
-        if _scatters(operation.forward):
-            host_convolution_scatter.scatter(operation.forward, w, dy, output, workspace)
-        else:
-            _by_residues(operation.forward, w, dy, output, workspace)
+    if _scatters(operation.forward):
+        host_convolution_scatter.scatter(operation.forward, w, dy, output, workspace)
+    else:
+        _by_residues(operation.forward, w, dy, output, workspace)
 
 
 def _scatters(forward: Convolution) -> bool:
@@ -166,11 +159,22 @@ def _by_residues(forward: Convolution, w: Array, dy: Array, dx: Array, workspace
             )
 
 
+def convolution_forward(
+    operation: Convolution, inputs: Inputs, output: Array, workspace: Array
+) -> None:
+    """Write y."""
+    x, w = inputs
+    host_convolution.convolve(operation, x, w, output, workspace)
+
+
+#: All three directions.
 RUNNERS: dict[type, Runner] = {
+    Convolution: convolution_forward,
     ConvolutionBackwardData: convolution_backward_data,
     ConvolutionBackwardFilter: convolution_backward_filter,
 }
 WORKSPACE: dict[type, Callable[[Any], int]] = {
+    Convolution: host_convolution.workspace_bytes,
     ConvolutionBackwardData: backward_data_workspace_bytes,
     ConvolutionBackwardFilter: backward_filter_workspace_bytes,
 }

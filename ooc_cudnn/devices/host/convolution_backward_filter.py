@@ -15,12 +15,9 @@ import numpy as np
 from ooc_cudnn import interrupts
 from ooc_cudnn.devices.helpers import helpers
 from ooc_cudnn.devices.host import convolution as host_convolution
-from ooc_cudnn.devices.host.blas import one_thread
-from ooc_cudnn.devices.host.chunks import Array, arithmetic_dtype
+from ooc_cudnn.devices.host.chunks import Array, Inputs, arithmetic_dtype
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.convolution_backward import ConvolutionBackwardFilter
-
-Inputs = tuple[Array | None, ...]
 
 #: Sites that one product sums over, at least: adding it to the sums must not outweigh making it.
 LEAST_SITES = 256
@@ -79,8 +76,6 @@ def convolution_backward_filter(
 ) -> None:
     """Write dw: blocks are dealt to workers in a fixed order, and their sums added in one too."""
     x, dy = inputs
-    assert x is not None
-    assert dy is not None
     forward = operation.forward
     scratch = _scratch(forward)
     if scratch is None:
@@ -97,8 +92,7 @@ def convolution_backward_filter(
     def work(at: int) -> None:
         _sum_boxes(forward, scratch, x, dy, boxes[at :: scratch.workers], shares[at])
 
-    with one_thread():
-        helpers.share(work, scratch.workers)
+    helpers.share(work, scratch.workers)
     total = shares[0, : scratch.total]
     for share in shares[1:]:
         total += share[: scratch.total]

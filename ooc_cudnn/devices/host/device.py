@@ -18,23 +18,20 @@ from typing import Any
 import numpy as np
 
 from ooc_cudnn.devices.base import HostArray
-from ooc_cudnn.devices.host import blas
-from ooc_cudnn.devices.host import convolution as host_convolution
-from ooc_cudnn.devices.host import convolution_backward as host_convolution_backward
-from ooc_cudnn.devices.host import elementwise as host_elementwise
-from ooc_cudnn.devices.host import pooling as host_pooling
-from ooc_cudnn.devices.host import reduction as host_reduction
-from ooc_cudnn.devices.host import softmax as host_softmax
-from ooc_cudnn.devices.host.chunks import CHUNK_ELEMENTS, Runner
+from ooc_cudnn.devices.host import (
+    blas,
+    convolution_backward,
+    elementwise,
+    pooling,
+    reduction,
+    softmax,
+)
+from ooc_cudnn.devices.host.chunks import Runner
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.devices.worker import WorkerRun
 from ooc_cudnn.memory.arena import Allocation, Arena
-from ooc_cudnn.memory.blocks import boxes
 from ooc_cudnn.memory.pinned import release
 from ooc_cudnn.memory.pinned_ranges import PinnedRanges
-from ooc_cudnn.operations.activation import MODES
-from ooc_cudnn.operations.convolution import Convolution
-from ooc_cudnn.operations.pointwise import Pointwise, Relayout
 from ooc_cudnn.operations.splittable import Buffer, Launch
 from ooc_cudnn.tensor import ORDERS, numpy_dtype
 
@@ -193,61 +190,12 @@ def _array(view: DeviceView) -> HostArray:
     return np.ndarray(view.shape, dtype, buffer=raw, offset=below, strides=strides)
 
 
-def _convolution(
-    operation: Convolution, inputs: tuple[Any, ...], output: HostArray, workspace: HostArray
-) -> None:
-    x, w = inputs
-    host_convolution.convolve(operation, x, w, output, workspace)
-
-
-def _relayout(
-    operation: Relayout, inputs: tuple[Any, ...], output: HostArray, workspace: HostArray
-) -> None:
-    np.copyto(output, inputs[0])
-
-
-def _pointwise(
-    operation: Pointwise, inputs: tuple[Any, ...], output: HostArray, workspace: HostArray
-) -> None:
-    """destination = alpha * activation(value + addend + shift) + beta * old, chunk by chunk."""
-    value, addend, shift, old = inputs
-    wide = value.dtype == np.float64 or output.dtype == np.float64
-    dtype = np.dtype(np.float64 if wide else np.float32)
-    function = MODES[operation.mode][0]
-    if shift is not None:
-        shift = np.broadcast_to(
-            shift.astype(dtype).reshape(1, -1, *[1] * (value.ndim - 2)), value.shape
-        )
-    for box in boxes(value.shape, CHUNK_ELEMENTS):
-        result = value[box].astype(dtype)
-        if addend is not None:
-            result += addend[box]
-        if shift is not None:
-            result += shift[box]
-        result = function(result, operation.coef)
-        if operation.alpha != 1:
-            result = result * dtype.type(operation.alpha)
-        if old is not None:
-            result = result + dtype.type(operation.beta) * old[box].astype(dtype)
-        np.copyto(output[box], result, casting="unsafe")
-
-
 #: What runs each operation, and what it needs as scratch.
 RUNNERS: dict[type, Runner] = {
-    Convolution: _convolution,
-    Pointwise: _pointwise,
-    Relayout: _relayout,
-    **host_convolution_backward.RUNNERS,
-    **host_elementwise.RUNNERS,
-    **host_pooling.RUNNERS,
-    **host_reduction.RUNNERS,
-    **host_softmax.RUNNERS,
+    **convolution_backward.RUNNERS,
+    **elementwise.RUNNERS,
+    **pooling.RUNNERS,
+    **reduction.RUNNERS,
+    **softmax.RUNNERS,
 }
-WORKSPACE: dict[type, Callable[[Any], int]] = {
-    Convolution: host_convolution.workspace_bytes,
-    **host_convolution_backward.WORKSPACE,
-    **host_elementwise.WORKSPACE,
-    **host_pooling.WORKSPACE,
-    **host_reduction.WORKSPACE,
-    **host_softmax.WORKSPACE,
-}
+WORKSPACE: dict[type, Callable[[Any], int]] = convolution_backward.WORKSPACE

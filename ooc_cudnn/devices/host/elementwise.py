@@ -6,14 +6,13 @@ Each chunk is read whole before it is written, so the output may be an input of 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 from scipy.special import erf, expit
 
 from ooc_cudnn.devices.host.chunks import (
     Array,
+    Inputs,
     Runner,
     arithmetic_dtype,
     chunks,
@@ -25,18 +24,42 @@ from ooc_cudnn.operations.activation import MODES
 from ooc_cudnn.operations.activation_backward import ActivationBackward, needs_x
 from ooc_cudnn.operations.batch_normalization import Normalise, NormaliseBackward
 from ooc_cudnn.operations.op_tensor import OpTensor
+from ooc_cudnn.operations.pointwise import Pointwise, Relayout
 from ooc_cudnn.operations.softmax import ImageSoftmax, ImageSoftmaxBackward
 
 #: NumPy's minimum and maximum propagate NaN, as the operation asks.
 _OPS = {"add": np.add, "multiply": np.multiply, "minimum": np.minimum, "maximum": np.maximum}
 
 
-def op_tensor(
-    operation: OpTensor, inputs: tuple[Array | None, ...], output: Array, workspace: Array
-) -> None:
+def relayout(operation: Relayout, inputs: Inputs, output: Array, workspace: Array) -> None:
+    """The same numbers in another order of memory."""
+    np.copyto(output, inputs[0])
+
+
+def pointwise(operation: Pointwise, inputs: Inputs, output: Array, workspace: Array) -> None:
+    """destination = alpha * activation(value + addend + shift) + beta * old, chunk by chunk."""
+    value, addend, shift, old = inputs
+    wide = np.float64 in (value.dtype, output.dtype)
+    dtype = arithmetic_dtype("float64" if wide else "float32")
+    function = MODES[operation.mode][0]
+    shift = None if shift is None else shift.astype(dtype).ravel()
+    for box in chunks(output):
+        result = value[box].astype(dtype)
+        if addend is not None:
+            result += addend[box]
+        if shift is not None:
+            result += of_channels(shift, box)
+        result = function(result, operation.coef)
+        if operation.alpha != 1:
+            result = result * dtype.type(operation.alpha)
+        if old is not None:
+            result = result + dtype.type(operation.beta) * old[box].astype(dtype)
+        np.copyto(output[box], result, casting="unsafe")
+
+
+def op_tensor(operation: OpTensor, inputs: Inputs, output: Array, workspace: Array) -> None:
     """c = op(alpha_a * a, alpha_b * b)."""
     a, b = inputs
-    assert b is not None
     dtype = arithmetic_dtype(operation.dtype)
     alpha_a, alpha_b = dtype.type(operation.alpha_a), dtype.type(operation.alpha_b)
     alone = operation.op == "add" and operation.alpha_a == 0
@@ -49,7 +72,6 @@ def op_tensor(
         if operation.alpha_b != 1:
             result *= alpha_b
         if not alone:
-            assert a is not None
             first = a[box].astype(dtype, copy=False)
             if operation.alpha_a != 1:
                 first = first * alpha_a
@@ -58,13 +80,11 @@ def op_tensor(
 
 
 def activation_backward(
-    operation: ActivationBackward, inputs: tuple[Array | None, ...], output: Array, workspace: Array
+    operation: ActivationBackward, inputs: Inputs, output: Array, workspace: Array
 ) -> None:
     """dx = dy * f'(x); relu and clipped_relu select, NaN where y or x is."""
     y, dy, *rest = inputs
     x = rest[0] if rest and needs_x(operation.mode, operation.coef) else None
-    assert y is not None
-    assert dy is not None
     dtype = arithmetic_dtype(operation.dtype)
     for box in chunks(output):
         value = y[box].astype(dtype, copy=False)
@@ -108,12 +128,9 @@ def _slope(mode: str, coef: float, y: Array, x: Array) -> Array:
     raise ValueError(f"no activation is called {mode!r}")
 
 
-def normalise(
-    operation: Normalise, inputs: tuple[Array | None, ...], output: Array, workspace: Array
-) -> None:
+def normalise(operation: Normalise, inputs: Inputs, output: Array, workspace: Array) -> None:
     """y = f(scale * (x - mean) * inverse deviation + bias)."""
     x, *vectors = inputs
-    assert x is not None
     dtype = arithmetic_dtype(operation.dtype)
     scale, bias, mean, spread = (np.asarray(vector, np.float64) for vector in vectors)
     if operation.epsilon is not None:
@@ -129,12 +146,10 @@ def normalise(
 
 
 def normalise_backward(
-    operation: NormaliseBackward, inputs: tuple[Array | None, ...], output: Array, workspace: Array
+    operation: NormaliseBackward, inputs: Inputs, output: Array, workspace: Array
 ) -> None:
     """dx = scale * inverse deviation * (dy - sums[0] / count - xhat * sums[1] / count)."""
     x, dy, *vectors = inputs
-    assert x is not None
-    assert dy is not None
     dtype = arithmetic_dtype(operation.dtype)
     scale, mean, inverse, sums = (np.asarray(vector, np.float64) for vector in vectors)
     factor, shift = scale * inverse, sums[0] / operation.count
@@ -151,13 +166,9 @@ def normalise_backward(
         np.copyto(output[box], result, casting="unsafe")
 
 
-def image_softmax(
-    operation: ImageSoftmax, inputs: tuple[Array | None, ...], output: Array, workspace: Array
-) -> None:
+def image_softmax(operation: ImageSoftmax, inputs: Inputs, output: Array, workspace: Array) -> None:
     """y = exp(x - m) / sum, or x - m - log(sum), with (m, sum) of each image known."""
     x, state = inputs
-    assert x is not None
-    assert state is not None
     dtype = arithmetic_dtype(operation.dtype)
     maximum, total = state[:, 0].astype(dtype), state[:, 1]
     last = np.asarray(np.log(total) if operation.algorithm == "log" else total).astype(dtype)
@@ -173,16 +184,10 @@ def image_softmax(
 
 
 def image_softmax_backward(
-    operation: ImageSoftmaxBackward,
-    inputs: tuple[Array | None, ...],
-    output: Array,
-    workspace: Array,
+    operation: ImageSoftmaxBackward, inputs: Inputs, output: Array, workspace: Array
 ) -> None:
     """dx = y * (dy - sum), or for "log" dy - exp(y) * sum."""
     y, dy, sums = inputs
-    assert y is not None
-    assert dy is not None
-    assert sums is not None
     dtype = arithmetic_dtype(operation.dtype)
     total = sums[:, 0].astype(dtype)
     for box in chunks(output):
@@ -199,6 +204,8 @@ def image_softmax_backward(
 
 
 RUNNERS: dict[type, Runner] = {
+    Pointwise: pointwise,
+    Relayout: relayout,
     OpTensor: op_tensor,
     ActivationBackward: activation_backward,
     Normalise: normalise,
@@ -206,4 +213,3 @@ RUNNERS: dict[type, Runner] = {
     ImageSoftmax: image_softmax,
     ImageSoftmaxBackward: image_softmax_backward,
 }
-WORKSPACE: dict[type, Callable[[Any], int]] = {}

@@ -7,31 +7,21 @@ windows, whichever are fewer: a window of a million elements costs no million st
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from ooc_cudnn.devices.host import chunks as host_chunks
-from ooc_cudnn.devices.host.chunks import (
-    Array,
-    Runner,
-    arithmetic_dtype,
-    chunks,
-    met,
-)
+from ooc_cudnn.devices.host.chunks import Array, Inputs, Runner, arithmetic_dtype, chunks, met
 from ooc_cudnn.devices.host.pooling_backward import pooling_backward
 from ooc_cudnn.devices.host.pooling_geometry import divisors, filled_like, seen
 from ooc_cudnn.operations.pooling import Pooling, PoolingBackward
 from ooc_cudnn.operations.window import Range
 
-Inputs = tuple[Array | None, ...]
-
 
 def pooling(operation: Pooling, inputs: Inputs, output: Array, workspace: Array) -> None:
     """Write y; each box of it reads the part of x that its windows see."""
     (x,) = inputs
-    assert x is not None
     if output.size == 0:
         return
     dtype = arithmetic_dtype(operation.dtype)
@@ -90,4 +80,3 @@ def _pool_axis(
 
 
 RUNNERS: dict[type, Runner] = {Pooling: pooling, PoolingBackward: pooling_backward}
-WORKSPACE: dict[type, Callable[[Any], int]] = {}

@@ -14,13 +14,19 @@ from typing import Any
 import numpy as np
 
 from ooc_cudnn.devices.host import chunks as host_chunks
-from ooc_cudnn.devices.host.chunks import Array, Box, arithmetic_dtype, chunks, kept_where, met
+from ooc_cudnn.devices.host.chunks import (
+    Array,
+    Box,
+    Inputs,
+    arithmetic_dtype,
+    chunks,
+    kept_where,
+    met,
+)
 from ooc_cudnn.devices.host.pooling_geometry import divisors, filled_like, reaching, seen
 from ooc_cudnn.operations.pooling import Pooling, PoolingBackward
 from ooc_cudnn.operations.rows import ROW_AXIS
 from ooc_cudnn.operations.window import Range
-
-Inputs = tuple[Array | None, ...]
 
 
 def pooling_backward(
@@ -29,11 +35,8 @@ def pooling_backward(
     """Write dx; each box of it reads the windows that reach it."""
     forward = operation.forward
     y, dy, x = (None, inputs[0], None) if len(inputs) == 1 else inputs
-    assert dy is not None
     dtype = arithmetic_dtype(operation.dtype)
     if forward.is_max and _windows_are_few(forward) and output.size and dy.size:
-        assert y is not None
-        assert x is not None
         _search_windows(operation, y, dy, x, output)
         return
     for box in chunks(output):
@@ -44,8 +47,6 @@ def pooling_backward(
         part = filled_like(output, [b.stop - b.start for b in box], 0.0, dtype)
         if 0 not in dy[windows].shape:
             if forward.is_max:
-                assert y is not None
-                assert x is not None
                 _scatter_maxima(forward, y[windows], dy[windows], x, windows, place, part)
             else:
                 gradient = dy[windows].astype(dtype)

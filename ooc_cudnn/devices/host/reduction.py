@@ -5,12 +5,9 @@ The order of the chunks depends on shapes and strides alone, so results are repe
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 
-from ooc_cudnn.devices.host.chunks import Array, Runner, chunks, of_channels, of_images
+from ooc_cudnn.devices.host.chunks import Array, Inputs, Runner, chunks, of_channels, of_images
 from ooc_cudnn.operations.batch_normalization import (
     AddStates,
     MergeMoments,
@@ -23,12 +20,10 @@ from ooc_cudnn.operations.batch_normalization import (
 from ooc_cudnn.operations.channel_sum import ChannelSum
 from ooc_cudnn.operations.softmax import ImageMaximum, ImageProductSum, MergeImageMaximum
 
-Inputs = tuple[Array | None, ...]
-
 
 def channel_sum(operation: ChannelSum, inputs: Inputs, output: Array, workspace: Array) -> None:
     """db = the sum of dy over everything but its channels."""
-    (dy,) = _given(inputs)
+    (dy,) = inputs
     total = np.zeros(operation.shape[1])
     for box in chunks(dy):
         total[box[1]] += _over_channels(dy[box])
@@ -37,7 +32,7 @@ def channel_sum(operation: ChannelSum, inputs: Inputs, output: Array, workspace:
 
 def moments(operation: Moments, inputs: Inputs, output: Array, workspace: Array) -> None:
     """Count, mean and M2 of each channel: two passes over each chunk, chunks merged by Chan."""
-    (x,) = _given(inputs)
+    (x,) = inputs
     state = np.zeros((3, operation.shape[1]))
     for box in chunks(x):
         values = x[box].astype(np.float64)
@@ -52,7 +47,7 @@ def moments(operation: Moments, inputs: Inputs, output: Array, workspace: Array)
 
 def merge_moments(operation: MergeMoments, inputs: Inputs, output: Array, workspace: Array) -> None:
     """The moments of two parts together."""
-    state, part = _given(inputs)
+    state, part = inputs
     output[...] = _merged(state, part)
 
 
@@ -76,14 +71,13 @@ def moments_result(
 ) -> None:
     """One channel vector of the moments: a mean, an inverse deviation, a running statistic."""
     state, *rest = inputs
-    assert state is not None
     count, mean, m2 = state
     if operation.what == "mean":
         result = mean
     elif operation.what == "inverse_deviation":
         result = 1 / np.sqrt(m2 / count + operation.epsilon)
     else:
-        (old,) = _given(tuple(rest))
+        (old,) = rest
         running = operation.what == "running_mean"
         new = mean if running else m2 / np.where(count == 1, 1, count - 1)
         result = (1 - operation.factor) * old.astype(np.float64) + operation.factor * new
@@ -94,7 +88,7 @@ def normalise_sums(
     operation: NormaliseSums, inputs: Inputs, output: Array, workspace: Array
 ) -> None:
     """Sums of dy and of dy * (x - mean)."""
-    x, dy, mean = _given(inputs)
+    x, dy, mean = inputs
     mean = mean.astype(np.float64)
     sums = np.zeros((2, operation.shape[1]))
     for box in chunks(x):
@@ -107,25 +101,25 @@ def normalise_sums(
 
 def add_states(operation: AddStates, inputs: Inputs, output: Array, workspace: Array) -> None:
     """state + part."""
-    state, part = _given(inputs)
+    state, part = inputs
     np.add(state, part, out=output)
 
 
 def scale_row(operation: ScaleRow, inputs: Inputs, output: Array, workspace: Array) -> None:
     """One row of a state times a vector, in place."""
-    state, factor = _given(inputs)
+    state, factor = inputs
     np.multiply(state[operation.row], factor, out=output[operation.row])
 
 
 def state_row(operation: StateRow, inputs: Inputs, output: Array, workspace: Array) -> None:
     """One row of a state, rounded."""
-    (state,) = _given(inputs)
+    (state,) = inputs
     np.copyto(output, state[operation.row], casting="unsafe")
 
 
 def image_maximum(operation: ImageMaximum, inputs: Inputs, output: Array, workspace: Array) -> None:
     """Each image's maximum m and the sum of exp(x - m): chunks merged like pieces."""
-    (x,) = _given(inputs)
+    (x,) = inputs
     state = np.zeros((operation.shape[0], 2))
     state[:, 0] = -np.inf
     for box in chunks(x):
@@ -142,7 +136,7 @@ def merge_image_maximum(
     operation: MergeImageMaximum, inputs: Inputs, output: Array, workspace: Array
 ) -> None:
     """The (maximum, sum) of two parts of the images together."""
-    state, part = _given(inputs)
+    state, part = inputs
     output[...] = _merged_maxima(state, part)
 
 
@@ -159,7 +153,6 @@ def image_product_sum(
 ) -> None:
     """Each image's sum of y * dy, or for "log" of dy."""
     *rest, dy = inputs
-    assert dy is not None
     y = None if operation.algorithm == "log" else rest[0]
     total = np.zeros(operation.shape[0])
     for box in chunks(dy):
@@ -168,12 +161,6 @@ def image_product_sum(
             values *= y[box]
         total[box[0]] += _over_images(values)
     output[:, 0] = total
-
-
-def _given(inputs: Inputs) -> tuple[Array, ...]:
-    """Return the inputs, none of which may be absent."""
-    assert all(array is not None for array in inputs)
-    return tuple(array for array in inputs if array is not None)
 
 
 def _over_channels(values: Array) -> Array:
@@ -197,4 +184,3 @@ RUNNERS: dict[type, Runner] = {
     MergeImageMaximum: merge_image_maximum,
     ImageProductSum: image_product_sum,
 }
-WORKSPACE: dict[type, Callable[[Any], int]] = {}

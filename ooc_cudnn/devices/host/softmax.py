@@ -6,22 +6,20 @@ maximum and the sum, once for the result.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import reduce
 from typing import Any
 
 import numpy as np
 
 from ooc_cudnn.devices.host import chunks as host_chunks
-from ooc_cudnn.devices.host.chunks import Array, Box, Runner, arithmetic_dtype, chunks
+from ooc_cudnn.devices.host.chunks import Array, Box, Inputs, Runner, arithmetic_dtype, chunks
 from ooc_cudnn.operations.softmax import Softmax, SoftmaxBackward
 
 
-def softmax(
-    operation: Softmax, inputs: tuple[Array | None, ...], output: Array, workspace: Array
-) -> None:
+def softmax(operation: Softmax, inputs: Inputs, output: Array, workspace: Array) -> None:
     """y = exp(x - max) / sum, or for "log" x - max - log(sum)."""
     (x,) = inputs
-    assert x is not None
     dtype = arithmetic_dtype(operation.dtype)
     log = operation.algorithm == "log"
     for sites in _sites(x):
@@ -49,12 +47,10 @@ def softmax(
 
 
 def softmax_backward(
-    operation: SoftmaxBackward, inputs: tuple[Array | None, ...], output: Array, workspace: Array
+    operation: SoftmaxBackward, inputs: Inputs, output: Array, workspace: Array
 ) -> None:
     """dx = y * (dy - sum(y * dy)), or for "log" dy - exp(y) * sum(dy)."""
     y, dy = inputs
-    assert y is not None
-    assert dy is not None
     dtype = arithmetic_dtype(operation.dtype)
     log = operation.algorithm == "log"
     for sites in _sites(dy):
@@ -80,12 +76,7 @@ def softmax_backward(
 
 def _maximum(parts: list[Array], dtype: np.dtype[Any]) -> Array:
     """The largest channel of each site; NaN where there is one."""
-    found = None
-    for part in parts:
-        largest = part.max(axis=1, keepdims=True).astype(dtype)
-        found = largest if found is None else np.maximum(found, largest)
-    assert found is not None
-    return found
+    return reduce(np.maximum, (part.max(axis=1, keepdims=True).astype(dtype) for part in parts))
 
 
 def _sites(x: Array) -> Iterator[Box]:
@@ -103,4 +94,3 @@ def _channel_boxes(x: Array, sites: Box) -> Iterator[Box]:
 
 
 RUNNERS: dict[type, Runner] = {Softmax: softmax, SoftmaxBackward: softmax_backward}
-WORKSPACE: dict[type, Callable[[Any], int]] = {}

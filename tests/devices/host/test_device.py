@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ooc_cudnn.devices import get_device, loaded_devices
-from ooc_cudnn.devices.host import device as host_module
+from ooc_cudnn.devices.host import chunks
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.operations.activation import MODES, check_mode
 from ooc_cudnn.operations.convolution import Convolution
@@ -62,7 +62,7 @@ def test_copies_of_any_strides(host_device, random, index):
     ("addend", "shift", "beta"), [*itertools.product([False, True], [False, True], [0.0, -0.5])]
 )
 def test_pointwise(monkeypatch, host_device, random, chunk, addend, shift, beta):
-    monkeypatch.setattr(host_module, "CHUNK_ELEMENTS", chunk)
+    monkeypatch.setattr(chunks, "CHUNK_ELEMENTS", chunk)
     shape = (2, 3, 4, 2)
     value, more, old = (random.standard_normal(shape).astype("f4") for _ in range(3))
     b = random.standard_normal(3).astype("f4")
