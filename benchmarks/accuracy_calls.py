@@ -18,8 +18,9 @@ from ooc_cudnn.devices.base import Device
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.functions.plan import planned_call
 from ooc_cudnn.functions.planning import Planned
+from ooc_cudnn.pipeline.execute import plan_schedule
 from ooc_cudnn.pipeline.plan import Plan
-from ooc_cudnn.pipeline.simulate import simulate
+from ooc_cudnn.pipeline.simulate import Replayed
 from ooc_cudnn.pipeline.trace import STREAMS
 
 #: A limit under which there is no plan is replaced by this times the smallest that has one.
@@ -168,11 +169,16 @@ def _profile(bound: Bound, planned: Planned, found: dict[str, Any]) -> None:
 
 def replayed(planned: Planned) -> dict[str, Any]:
     """Seconds of a plan on the virtual clock, and how long each stream is busy there."""
-    traces = [simulate(part.request, part.plan) for part in planned.parts]
-    return {
-        "seconds": sum(trace.seconds for trace in traces),
-        "stages": {s: sum(trace.busy_seconds(s) for trace in traces) for s in STREAMS},
-    }
+    seconds, stages = 0.0, dict.fromkeys(STREAMS, 0.0)
+    for part in planned.parts:
+        schedule = plan_schedule(part.request, part.plan)
+        found = Replayed(part.request, schedule, overlap=part.plan.overlap)
+        seconds += found.seconds
+        for step, start, finish in zip(
+            schedule.steps, found.timeline.start, found.timeline.finish, strict=True
+        ):
+            stages[step.stream] += finish - start
+    return {"seconds": seconds, "stages": stages}
 
 
 def spoken_call(found: dict[str, Any]) -> str:

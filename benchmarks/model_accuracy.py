@@ -25,6 +25,7 @@ from benchmarks import common
 from benchmarks.accuracy_calls import DISTURBED, measure_again, measure_call, spoken_call
 from benchmarks.accuracy_draw import SCALES, Drawn, draw
 from benchmarks.accuracy_operands import Blocks
+from benchmarks.accuracy_replay import replay_pace
 from benchmarks.accuracy_splits import (
     draw_problem,
     measure_problem,
@@ -289,6 +290,7 @@ def main(argv: list[str] | None = None) -> int:
     ):
         blocks = Blocks(arguments.device, SCALES[arguments.scale], Path(folder))
         report.say("memory is allocated")
+        replay_pace(report)
         if arguments.part != "splits":
             found = calls(report, blocks)
             judge_calls(report, found)

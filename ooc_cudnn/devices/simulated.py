@@ -20,7 +20,7 @@ from ooc_cudnn.memory.files import is_file
 from ooc_cudnn.memory.pinned_ranges import PinnedRanges
 from ooc_cudnn.operations.splittable import Buffer, Launch
 from ooc_cudnn.tensor import DTYPES, ORDERS, TensorSpec, packed_strides
-from perfmodel import MachineModel, VirtualStep, replay
+from perfmodel import MachineModel, Timeline, VirtualStep, replay
 from perfmodel.machine import STEPS_OF_A_PIECE
 from perfmodel.transfer import WHOLE, Rows, slabs_of
 
@@ -164,28 +164,35 @@ class SimulatedDevice:
         return array
 
     def copy_in(self, destination: DeviceView, source: HostArray | DeviceView, stream: Any) -> None:
-        self._copy("copy_in", destination, source, stream)
+        self.copy("copy_in", source, stream)
 
     def copy_out(
         self, destination: HostArray | DeviceView, source: DeviceView, stream: Any
     ) -> None:
-        self._copy("copy_out", source, destination, stream)
+        self.copy("copy_out", destination, stream)
 
-    def _copy(
-        self,
-        direction: str,
-        view: DeviceView,
-        outside: HostArray | DeviceView,
-        stream: SimulatedStream,
+    def copy(
+        self, direction: str, outside: HostArray | DeviceView, cost: StepCost, others: int = 0
     ) -> None:
-        """Say what a copy takes, and what longer if the other direction runs meanwhile."""
+        """Say what a copy takes, and what longer if the other direction runs meanwhile.
+
+        Where it is staged, `others` that are in flight make its slot turn more slowly.
+        """
         transfer, rows = self.machine.transfer, _lying(outside)
-        priced = {"copy_in": transfer.copy_in_seconds, "copy_out": transfer.copy_out_seconds}
-        stream.placement, moved = self._placement(outside), view.size * view.item_bytes
-        stream.copied_bytes = moved
-        beside = moved * transfer.far_seconds_per_byte(direction, stream.placement, rows)
-        stream.seconds += priced[direction](stream.placement, moved, rows=rows) - beside
-        stream.beside += beside
+        seconds = transfer.copy_in_seconds if direction == "copy_in" else transfer.copy_out_seconds
+        cost.placement = placement = self._placement(outside)
+        item = outside.item_bytes if isinstance(outside, DeviceView) else outside.itemsize
+        moved = outside.size * item
+        beside = moved * transfer.far_seconds_per_byte(direction, placement, rows)
+        cost.seconds += seconds(placement, moved, rows=rows) - beside
+        cost.beside += beside
+        cost.latency = float(transfer.latency_seconds(direction, placement, moved))
+        held = transfer.turn_seconds(direction, placement, moved, others) if cost.latency else 0.0
+        # its line is what the link and the threads take; it holds its slot while it is late, and
+        # for what the link takes
+        cost.turn = max(float(held) - cost.seconds, 0.0)
+        cost.slabs = int(slabs_of(moved))
+        cost.host_bytes = 0 if placement == "device" else moved
 
     # Computing ---------------------------------------------------------------------------------
 
@@ -201,9 +208,13 @@ class SimulatedDevice:
         workspace: tuple[int, int],
         stream: Any,
     ) -> None:
+        self.compute(launch, stream)
+
+    def compute(self, launch: Launch, cost: StepCost) -> None:
+        """Say what a launch takes, on the device and on the host."""
         work, compute = launch.operation.work(), self.machine.compute
-        stream.seconds += compute.seconds(work)
-        stream.launching += compute.launching_seconds(work, self.machine.launch_seconds)
+        cost.seconds += compute.seconds(work)
+        cost.launching += compute.launching_seconds(work, self.machine.launch_seconds)
 
     def hold(self, seconds: float, stream: Any) -> None:
         pass  # its clock knows nothing of the host
@@ -222,17 +233,16 @@ def _lying(array: HostArray | DeviceView) -> Rows:
     return rows_of(array.shape, strides, array.itemsize)
 
 
-class SimulatedStream:
-    """What actions are handed in place of a stream: they add the seconds they would take.
+class StepCost:
+    """What a step takes: what actions are handed in place of a stream, and add their seconds to."""
 
-    A step copies one region of one operand, whose placement and bytes it says here.
-    """
-
-    __slots__ = ("beside", "copied_bytes", "launching", "placement", "seconds")
+    __slots__ = (
+        "beside", "host_bytes", "latency", "launching", "placement", "seconds", "slabs", "turn",
+    )  # fmt: skip
 
     def __init__(self) -> None:
-        self.seconds = self.beside = self.launching = 0.0
-        self.copied_bytes = 0
+        self.seconds = self.beside = self.launching = self.latency = self.turn = 0.0
+        self.host_bytes, self.slabs = 0, 1
         self.placement = "pinned"
 
 
@@ -249,22 +259,61 @@ class SimulatedEvent:
         return self._run.intervals[self.index]
 
 
-class SimulatedRun:
-    """One call on the virtual clock. Without overlap every step waits for the one before it."""
+class VirtualCall:
+    """The steps of one call as the host issues them, from `begun` on.
 
-    def __init__(self, machine: MachineModel, *, overlap: bool, staged: bool = False) -> None:
+    Without overlap each waits for the last.
+    """
+
+    def __init__(
+        self, machine: MachineModel, *, overlap: bool, staged: bool, begun: float = 0.0
+    ) -> None:
         self.steps: list[VirtualStep] = []
-        self.intervals: tuple[tuple[float, float], ...] = ()
-        self._machine = machine
-        self._overlap = overlap
+        self._machine, self._overlap = machine, overlap
         self._step_seconds = machine.seconds_of_step(staged=staged)
         #: Steps that are still to be issued beside a thread that stages, and what each takes more.
         self._beside_staging = 0
         self._more_seconds = machine.seconds_of_step(staged=True) - self._step_seconds
         #: When the host has issued the last step.
-        self._issued = 0.0
-        #: What computing loses to steps that were issued since the last one that computes.
+        self.issued = begun
+        #: What computing loses to a step, and to those issued since the last one that computes.
+        self._lost_to_step = float(machine.lost_seconds(0.0, 0.0, self._step_seconds))
         self._lost_seconds = 0.0
+
+    def add(self, stream: str, waits: tuple[int, ...], cost: StepCost) -> None:
+        """Issue a step."""
+        steps, seconds, latency = self.steps, cost.seconds, cost.latency
+        self.issued += self._step_seconds + cost.launching
+        self._lost_seconds += self._lost_to_step
+        if stream == "compute":
+            seconds += self._lost_seconds
+            self._lost_seconds = 0.0
+        if latency:
+            self._beside_staging += STEPS_OF_A_PIECE
+        if self._beside_staging:
+            self._beside_staging -= 1
+            self.issued += self._more_seconds
+        if not self._overlap:
+            waits = (len(steps) - 1,) if steps else ()
+        steps.append(
+            VirtualStep(
+                stream, seconds, waits, cost.placement, self.issued, latency, cost.beside,
+                cost.slabs, cost.turn,
+            )
+        )  # fmt: skip
+
+    def timeline(self) -> Timeline:
+        """When each step starts and stops."""
+        loss = self._machine.losses.get("copies", 0.0)
+        return replay(self.steps, self._machine.transfer, loss)
+
+
+class SimulatedRun:
+    """One call on the virtual clock."""
+
+    def __init__(self, machine: MachineModel, *, overlap: bool, staged: bool = False) -> None:
+        self.call = VirtualCall(machine, overlap=overlap, staged=staged)
+        self.intervals: tuple[tuple[float, float], ...] = ()
 
     def submit(
         self,
@@ -274,49 +323,18 @@ class SimulatedRun:
         *,
         signals: bool,
     ) -> SimulatedEvent:
-        handle = SimulatedStream()
-        action(handle)
-        index = len(self.steps)
-        if self._overlap:
-            after = tuple(event.index for event in waits if isinstance(event, SimulatedEvent))
-        else:
-            after = (index - 1,) if index else ()
-        self._issued += self._step_seconds + handle.launching
-        self._lost_seconds += self._machine.lost_seconds(0.0, 0.0, self._step_seconds)
-        if stream == "compute":
-            handle.seconds += self._lost_seconds
-            self._lost_seconds = 0.0
-        latency, slabs = 0.0, 1
-        if stream != "compute":
-            transfer, moved = self._machine.transfer, handle.copied_bytes
-            latency = float(transfer.latency_seconds(stream, handle.placement, moved))
-            slabs = int(slabs_of(moved))
-        if latency:
-            self._beside_staging += STEPS_OF_A_PIECE
-        if self._beside_staging:
-            self._beside_staging -= 1
-            self._issued += self._more_seconds
-        self.steps.append(
-            VirtualStep(
-                stream,  # type: ignore[arg-type]
-                handle.seconds,
-                after,
-                handle.placement,
-                self._issued,
-                latency,
-                handle.beside,
-                slabs,
-            )
-        )
-        return SimulatedEvent(self, index)
+        cost = StepCost()
+        action(cost)
+        after = tuple(event.index for event in waits if isinstance(event, SimulatedEvent))
+        self.call.add(stream, after, cost)
+        return SimulatedEvent(self, len(self.call.steps) - 1)
 
     def synchronize(self, event: Event) -> None:
         pass  # the host runs ahead without limit: no step depends on when it was issued
 
     def finish(self, *, wait: bool = True) -> None:
-        losses = self._machine.losses
-        timeline = replay(self.steps, self._machine.transfer, losses.get("copies", 0.0))
+        timeline = self.call.timeline()
         self.intervals = tuple(zip(timeline.start, timeline.finish, strict=True))
 
     def cancel(self) -> None:
-        self.steps.clear()
+        self.call.steps.clear()

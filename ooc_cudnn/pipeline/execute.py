@@ -355,18 +355,21 @@ def _compute(
     return bind(device, step.launches, views.declared(step), taken, views.workspace)
 
 
-def make_executor(request: Request, plan: Plan) -> Executor:
-    """Make a plan's schedule, and the executor that runs it."""
-    orders = dict(request.orders)
-    schedule = make_schedule(
+def plan_schedule(request: Request, plan: Plan) -> Schedule:
+    """Make a plan's schedule."""
+    return make_schedule(
         request.chain,
         plan.split,
         order=plan.order,
         rings=dict(plan.rings),
         layout=plan.layout,
-        orders=orders,
+        orders=dict(request.orders),
     )
-    return Executor(request.chain, plan, schedule, orders)
+
+
+def make_executor(request: Request, plan: Plan) -> Executor:
+    """Make a plan's schedule, and the executor that runs it."""
+    return Executor(request.chain, plan, plan_schedule(request, plan), dict(request.orders))
 
 
 def region_of(source: Source, region: Region) -> Source:

@@ -9,9 +9,10 @@ stream run in order and need no waits among themselves.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from ooc_cudnn.operations.splittable import (
     AXES,
@@ -26,6 +27,7 @@ from ooc_cudnn.operations.splittable import (
 from perfmodel import Split
 
 COPY_IN, COPY_OUT, COMPUTE = "copy_in", "copy_out", "compute"
+NO_BUFFERS: Mapping[str, Buffer] = MappingProxyType({})
 
 
 class Place(NamedTuple):
@@ -39,8 +41,7 @@ class Place(NamedTuple):
     slot: int
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """One copy-in, compute or copy-out of one piece.
 
     Attributes
@@ -53,10 +54,10 @@ class Step:
         The operand copied, or every operand computed on.
     launches : tuple of Launch
         What a compute step runs.
-    buffers : mapping
-        Where its launches read and write, by name: shared by all steps that launch the same.
     waits : tuple of int
         Indices of earlier steps, on other streams, that must have finished.
+    buffers : mapping
+        Where its launches read and write, by name: shared by all steps that launch the same.
     signals : bool
         Whether a later step waits on this one.
     """
@@ -66,8 +67,8 @@ class Step:
     places: tuple[Place, ...]
     launches: tuple[Launch, ...] = ()
     waits: tuple[int, ...] = ()
+    buffers: Mapping[str, Buffer] = NO_BUFFERS
     signals: bool = False
-    buffers: Mapping[str, Buffer] = field(default_factory=dict, compare=False, repr=False)
 
     def __str__(self) -> str:
         what = ", ".join(f"{p.operand}[{p.slot}]" for p in self.places)
@@ -212,21 +213,33 @@ class _Generator:
     def __init__(self, call: Splittable, rings: Mapping[str, int]) -> None:
         self.call = call
         self.rings = {name: _Ring(depth) for name, depth in rings.items() if depth}
-        self.steps: list[Step] = []
+        #: All of each step but whether it signals, and its stream.
+        self.steps: list[tuple[Any, ...]] = []
+        self.streams: list[str] = []
         self.signals: set[int] = set()
         self.pieces = 0
         #: Results being made: where, and the last step that computed on them.
         self.open: dict[str, tuple[Place, int]] = {}
 
-    def _add(self, step: Step, waits: set[int]) -> int:
-        """Append a step, keeping of its waits the latest on each other stream."""
+    def _add(
+        self,
+        stream: str,
+        piece: int,
+        places: tuple[Place, ...],
+        used: Iterable[int],
+        launches: tuple[Launch, ...] = (),
+        buffers: Mapping[str, Buffer] = NO_BUFFERS,
+    ) -> int:
+        """Append a step that waits for those, as far as they are the latest on another stream."""
         latest: dict[str, int] = {}
-        for index in waits:
-            if index >= 0 and self.steps[index].stream != step.stream:
-                stream = self.steps[index].stream
-                latest[stream] = max(latest.get(stream, -1), index)
-        self.signals.update(latest.values())
-        self.steps.append(replace(step, waits=tuple(sorted(latest.values()))))
+        for index in used:
+            other = self.streams[index] if index >= 0 else stream
+            if other != stream and index > latest.get(other, -1):
+                latest[other] = index
+        waits = tuple(sorted(latest.values()))
+        self.signals.update(waits)
+        self.streams.append(stream)
+        self.steps.append((stream, piece, places, launches, waits, buffers))
         return len(self.steps) - 1
 
     def _load(self, index: int, name: str, region: Region) -> Place:
@@ -238,8 +251,8 @@ class _Generator:
         if slot is None:
             slot = ring.take(region)
             place = Place(name, region, slot)
-            step = Step(COPY_IN, index, (place,))
-            ring.loaded[slot] = ring.used[slot] = self._add(step, {ring.used[slot]})
+            loaded = self._add(COPY_IN, index, (place,), (ring.used[slot],))
+            ring.loaded[slot] = ring.used[slot] = loaded
         return Place(name, region, slot)
 
     def _result(self, index: int, name: str, region: Region) -> Place:
@@ -259,8 +272,8 @@ class _Generator:
             del self.open[name]
             if place.slot >= 0:
                 ring = self.rings[name]
-                out = Step(COPY_OUT, self.pieces - 1, (place,))
-                ring.used[place.slot] = self._add(out, {computed})
+                left = self._add(COPY_OUT, self.pieces - 1, (place,), (computed,))
+                ring.used[place.slot] = left
                 ring.regions[place.slot] = None
 
     def add(
@@ -280,8 +293,7 @@ class _Generator:
             if place.slot >= 0:
                 ring = self.rings[name]
                 waits |= {ring.loaded[place.slot], ring.used[place.slot]}
-        step = Step(COMPUTE, index, tuple(places), launches, buffers=buffers)
-        computed = self._add(step, waits)
+        computed = self._add(COMPUTE, index, tuple(places), waits, launches, buffers)
         for place in places:
             if place.slot >= 0:
                 self.rings[place.operand].used[place.slot] = computed
@@ -290,7 +302,5 @@ class _Generator:
 
     def finish(self) -> tuple[Step, ...]:
         self._leave({})
-        return tuple(
-            replace(step, signals=True) if index in self.signals else step
-            for index, step in enumerate(self.steps)
-        )
+        signals = self.signals
+        return tuple(Step._make((*step, index in signals)) for index, step in enumerate(self.steps))

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
-from ooc_cudnn.devices.simulated import SimulatedDevice, simulated_operand
-from ooc_cudnn.pipeline.execute import make_executor
+from ooc_cudnn.devices.simulated import SimulatedDevice, StepCost, VirtualCall, simulated_operand
+from ooc_cudnn.pipeline.execute import lay_out, plan_schedule, region_of
 from ooc_cudnn.pipeline.plan import Plan
 from ooc_cudnn.pipeline.pricing import Request
-from ooc_cudnn.pipeline.trace import Trace
+from ooc_cudnn.pipeline.schedule import COMPUTE, COPY_IN, COPY_OUT, Schedule, Step
+from ooc_cudnn.pipeline.trace import StepTrace, Trace
 
 
 def simulate(request: Request, plan: Plan) -> Trace:
@@ -28,21 +32,102 @@ def simulate(request: Request, plan: Plan) -> Trace:
     -------
     Trace
         When each step would start and stop.
-
-    Raises
-    ------
-    DeviceOutOfMemoryError
-        If the plan needs more memory than it counts.
     """
-    machine = request.machine
-    if plan.pieces == 1:  # threads stage, but nothing else is issued meanwhile
-        machine = replace(machine, staged_step_seconds=0.0)
-    device = SimulatedDevice(machine)
+    schedule = plan_schedule(request, plan)
+    lay_out(plan, schedule.sizes)  # it takes the memory that it says
+    replayed = Replayed(request, schedule, overlap=plan.overlap)
+    timeline = replayed.timeline
+    return Trace(
+        tuple(
+            StepTrace(
+                step.stream,
+                step.piece,
+                ", ".join(place.operand for place in step.places),
+                start,
+                finish,
+                cost.host_bytes,
+            )
+            for step, cost, start, finish in zip(
+                schedule.steps, replayed.costs, timeline.start, timeline.finish, strict=True
+            )
+        )
+    )
+
+
+class Replayed:
+    """A schedule of a call, priced and replayed.
+
+    Every region that is copied and all that is launched together is priced once, for pieces repeat.
+
+    Attributes
+    ----------
+    costs : list of StepCost
+        What each step takes by itself.
+    timeline : Timeline
+        When each starts and finishes, in seconds since the call began.
+    seconds : float
+        What the call takes: until the last result has landed, and the host is done.
+    """
+
+    def __init__(self, request: Request, schedule: Schedule, *, overlap: bool = True) -> None:
+        machine, steps = request.machine, schedule.steps
+        staged = request.in_threads and schedule.pieces > 1
+        if schedule.pieces == 1:  # threads stage, but nothing else is issued meanwhile
+            machine = replace(machine, staged_step_seconds=0.0)
+        # the first step is issued when the call is set up, which counts that
+        begun = request.setup_seconds - machine.step_seconds
+        after = machine.call_seconds - machine.setup_seconds()
+        self.costs = _costs(request, steps)
+        if len(steps) == 1:
+            begun = machine.repeated_seconds - machine.step_seconds - self.costs[0].launching
+            after = 0.0
+        call = VirtualCall(machine, overlap=overlap, staged=staged, begun=begun)
+        for step, cost in zip(steps, self.costs, strict=True):
+            call.add(step.stream, step.waits, cost)
+        self.timeline = call.timeline()
+        self.seconds = max(self.timeline.seconds, call.issued + after)
+
+
+def _costs(request: Request, steps: Sequence[Step]) -> list[StepCost]:
+    """What each step takes: asked once for each region's shape, and for each set of launches."""
+    device, known, found = SimulatedDevice(request.machine), dict[Any, StepCost](), []
     operands = {
         name: simulated_operand(replace(spec, placement=request.crosses_as(name)))
         for name, spec in request.operands
     }
-    executor = make_executor(request, plan)
-    staged = request.in_threads and plan.pieces > 1
-    trace = executor.run(device, operands, staged=staged, wait=True, timed=True)
-    return trace or Trace(())
+    others = max(_in_flight(request, steps) - 1, 0)
+    for step in steps:
+        if step.stream == COMPUTE:
+            key: Any = id(step.buffers)
+        else:
+            (place,) = step.places
+            key = (step.stream, place.operand, *[stop - start for start, stop in place.region])
+        cost = known.get(key)
+        if cost is None:
+            cost = known[key] = StepCost()
+            if step.stream == COMPUTE:
+                for launch in step.launches:
+                    device.compute(launch, cost)
+            else:
+                outside = region_of(operands[place.operand], place.region)
+                device.copy(step.stream, outside, cost, others)
+        found.append(cost)
+    return found
+
+
+def _in_flight(request: Request, steps: Sequence[Step]) -> int:
+    """Slots of what is staged again and again: their copies wait for each other's threads."""
+    latency = request.machine.transfer.latency_of
+    late = {
+        (stream, name)
+        for name in request.specs
+        for stream in (COPY_IN, COPY_OUT)
+        if latency(stream, request.crosses_as(name)) is not None
+    }
+    copies, slots = Counter[tuple[str, str]](), set[tuple[tuple[str, str], int]]()
+    for step in steps if late else ():
+        for place in step.places:
+            if (way := (step.stream, place.operand)) in late:
+                copies[way] += 1
+                slots.add((way, place.slot))
+    return sum(copies[way] > 1 for way, _ in slots)

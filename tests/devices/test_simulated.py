@@ -8,7 +8,7 @@ import pytest
 from ooc_cudnn.devices.simulated import (
     SimulatedArray,
     SimulatedDevice,
-    SimulatedStream,
+    StepCost,
     simulated_array,
     simulated_operand,
 )
@@ -16,8 +16,9 @@ from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.errors import DeviceOutOfMemoryError
 from ooc_cudnn.functions.plan import plan, plan_request
 from ooc_cudnn.memory.arena import Arena
+from ooc_cudnn.pipeline.execute import make_executor, plan_schedule
 from ooc_cudnn.pipeline.planner import make_plan
-from ooc_cudnn.pipeline.simulate import simulate
+from ooc_cudnn.pipeline.simulate import Replayed, simulate
 from ooc_cudnn.tensor import DTYPES, TensorSpec
 from perfmodel import (
     ComputeModel,
@@ -34,6 +35,7 @@ from perfmodel.machine import HOST_SECONDS
 from tests.support.forced import rings
 
 H200 = shipped("h200")
+WAYS = ("copy_in", "copy_out")
 
 
 def machine(slowdown=1.0, in_alpha=1e-9, out_alpha=1e-9, compute_alpha=1e-12, beta=0.0):
@@ -78,6 +80,16 @@ def run(device, submitted, *, overlap=True):
     return [event.interval for event in events]
 
 
+def executed(request, plan):
+    """The trace of a plan that the executor runs on the simulated device."""
+    operands = {
+        name: simulated_operand(dataclasses.replace(spec, placement=request.crosses_as(name)))
+        for name, spec in request.operands
+    }
+    device, staged = SimulatedDevice(request.machine), request.in_threads and plan.pieces > 1
+    return make_executor(request, plan).run(device, operands, staged=staged, wait=True, timed=True)
+
+
 class TestClock:
     def test_streams_overlap_and_waits_hold(self):
         steps = [("copy_in", 1.0, ()), ("compute", 2.0, (0,)), ("copy_in", 1.0, ())]
@@ -97,7 +109,7 @@ class TestClock:
         run = SimulatedDevice(machine()).start(overlap=True, staged=False, timed=False)
         run.submit("copy_in", (), lambda handle: None, signals=False)
         run.cancel()
-        assert run.steps == []
+        assert run.call.steps == []
 
 
 class TestOperands:
@@ -132,7 +144,7 @@ class TestOperands:
         pinned = device.allocate_pinned(1024).view(np.float32)
         seconds = []
         for array in (plain, file[:], pinned[:], view):
-            handle = SimulatedStream()
+            handle = StepCost()
             device.copy_in(view, array, handle)
             seconds.append(handle.seconds)
         assert seconds == pytest.approx([2 * 1024e-9, 3 * 1024e-9, 1024e-9, 0.0])
@@ -320,7 +332,87 @@ class TestSimulate:
         found = make_plan(request)
         object.__setattr__(found, "memory_limit", found.device_bytes - 1)
         with pytest.raises(DeviceOutOfMemoryError):
-            simulate(request, found)
+            executed(request, found)
+
+    def test_a_plan_that_takes_more_than_it_says_is_refused(self):
+        request = request_of(H200)
+        found = make_plan(request)
+        less = dataclasses.replace(found, memory=found.memory[:-1])
+        with pytest.raises(ValueError, match="its buffers take"):
+            simulate(request, less)
+
+    @pytest.mark.parametrize("placement", ["device", "pinned", "pageable", "disk"])
+    @pytest.mark.parametrize("depth", [1, 2])
+    def test_the_executor_on_this_device_takes_as_long(self, placement, depth):
+        """But for what the call takes before its first step, and for others that are staged."""
+        link = H200.transfer
+        latency = {way: Line(line.alpha, line.beta) for way, line in link.latency.items()}
+        model = dataclasses.replace(H200, transfer=dataclasses.replace(link, latency=latency))
+        request = request_of(model, placement=placement)
+        with rings(depth=depth):
+            found = make_plan(request, split=Split(n=2, c_y=32, c_x=32, h_y=16))
+        trace = executed(request, found)
+        begun = request.setup_seconds - model.step_seconds
+        simulated = simulate(request, found)
+        for expected, step in zip(simulated.steps, trace.steps, strict=True):
+            moments = (step.start_seconds + begun, step.stop_seconds + begun)
+            assert (expected.start_seconds, expected.stop_seconds) == pytest.approx(moments)
+            assert dataclasses.replace(expected, start_seconds=0, stop_seconds=0) == (
+                dataclasses.replace(step, start_seconds=0, stop_seconds=0)
+            )
+
+
+class TestReplayed:
+    """What a call takes, not only its steps."""
+
+    def replayed(self, model, *, n=16, placement="pinned", depth=2):
+        request = request_of(model, n=n, placement=placement)
+        with rings(depth=depth):
+            found = make_plan(request, split=Split(n=1, c_y=32, c_x=32, h_y=64))
+        return Replayed(request, plan_schedule(request, found))
+
+    def test_a_call_is_set_up_before_its_first_step(self):
+        plain = self.replayed(machine()).seconds
+        model = dataclasses.replace(machine(), call_seconds=1.0)
+        found = self.replayed(model)
+        assert found.timeline.start[0] == pytest.approx(0.5)
+        assert found.seconds == pytest.approx(max(0.5 + plain, 1.0))
+
+    def test_a_call_that_copies_nothing_is_repeated_as_it_was(self):
+        model = dataclasses.replace(machine(compute_alpha=1e-12), call_seconds=1.0)
+        request = request_of(model, placement="device")
+        found = make_plan(request)
+        replayed = Replayed(request, plan_schedule(request, found))
+        assert replayed.seconds == pytest.approx(0.3, rel=0.01)
+
+    @pytest.mark.parametrize(("depth", "others"), [(1, 1), (2, 3), (3, 5)])
+    def test_what_is_staged_beside_others_holds_its_slot_for_longer(self, depth, others):
+        """Slots of x and y; a copy is late by its own latency where no slot is waited for."""
+        link = dict.fromkeys(("pinned", "pageable"), Line(1e-12, 0.0))
+        late = {f"{way}/pageable": Line(0.0, 1.0, {"others": 0.25}) for way in WAYS}
+        model = dataclasses.replace(machine(), transfer=TransferModel(link, link, {}, late))
+        found = self.replayed(model, n=32, placement="pageable", depth=depth)
+        late = [cost for cost in found.costs if cost.latency]
+        assert {cost.latency for cost in late} == {1.0}
+        assert [cost.turn for cost in late] == pytest.approx([1.0 + 0.25 * others] * len(late))
+        rounds = -(-32 // depth) - 1
+        expected = 1.0 + rounds * (1.0 + 0.25 * others) + 1.0
+        assert found.seconds == pytest.approx(expected, rel=0.02)
+
+    def test_a_slot_is_held_for_what_the_link_takes_and_not_for_what_the_threads_do(self):
+        """Of a file: threads take 0.4 s a piece, the link next to nothing; two slots turn."""
+        link = {"pinned": Line(0.0, 0.0), "disk": Line(0.4 / (32 * 64 * 64 * 4), 0.0)}
+        late = {"copy_in/disk": Line(0.0, 0.5)}
+        model = dataclasses.replace(machine(), transfer=TransferModel(link, link, {}, late))
+        x = TensorSpec((32, 32, 64, 64), placement="disk")
+        request = plan_request(
+            "activation_forward", x=x, out=dataclasses.replace(x, placement="pinned"),
+            machine=model, memory_limit=2**30,
+        )  # fmt: skip
+        with rings(depth=2):
+            found = make_plan(request, split=Split(n=1, c_y=32, c_x=1, h_y=64))
+        replayed = Replayed(request, plan_schedule(request, found))
+        assert replayed.seconds == pytest.approx(0.5 + 32 * 0.4, rel=0.01)
 
 
 def test_the_closed_form_of_a_hand_made_cost_is_the_replay():

@@ -77,7 +77,8 @@ class TestTheyAgree:
         steps = []
         for piece in range(8):
             before = (3 * piece - 2,) if piece else ()
-            steps.append(VirtualStep("copy_in", seconds, before, latency=latency))
+            late = {"latency": latency, "turn": latency}
+            steps.append(VirtualStep("copy_in", seconds, before, **late))
             steps.append(VirtualStep("compute", compute, (3 * piece,)))
             steps.append(VirtualStep("copy_out", 0.1, (3 * piece + 1,)))
         turning = 8 * (latency + seconds)

@@ -29,6 +29,15 @@ def schedule(pieces, ring=None):
     return steps
 
 
+def busy_seconds(timeline, steps, stream):
+    """For how long a stream was running one of its steps."""
+    return sum(
+        finish - start
+        for step, start, finish in zip(steps, timeline.start, timeline.finish, strict=True)
+        if step.stream == stream
+    )
+
+
 PIECES = st.lists(
     st.tuples(st.floats(0, 10), st.floats(0, 10), st.floats(0, 10)), min_size=1, max_size=15
 )
@@ -42,7 +51,7 @@ def test_no_makespan_beats_a_lower_bound(pieces, ring, slow_in, slow_out):
     serial = sum(step.seconds for step in steps)
     for stream in STREAMS:
         alone = sum(step.seconds for step in steps if step.stream == stream)
-        busy = timeline.busy_seconds(steps, stream)
+        busy = busy_seconds(timeline, steps, stream)
         assert timeline.seconds >= busy - 1e-9
         assert alone - 1e-9 <= busy <= alone * slowdown + 1e-9
     assert timeline.seconds >= max(sum(piece) for piece in pieces) - 1e-9
@@ -78,7 +87,7 @@ def test_a_partly_shared_link_slows_only_the_shared_part():
     timeline = replay(steps, busy_link(2.0)[0])
     assert timeline.start == (0.0, 1.0, 1.0, 2.0)
     assert timeline.finish == (1.0, 4.0, 2.0, 5.0)
-    assert timeline.busy_seconds(steps, "copy_out") == 3.0
+    assert busy_seconds(timeline, steps, "copy_out") == 3.0
 
 
 def test_each_pair_of_placements_has_factors_of_its_own():
@@ -132,21 +141,12 @@ def test_bad_steps_are_refused():
     with pytest.raises(ValueError, match="step 1 waits for -1"):
         replay([VirtualStep("compute", 1.0), VirtualStep("compute", 1.0, (-1,))])
     with pytest.raises(ValueError, match="stream is 'both'"):
-        VirtualStep("both", 1.0)
-    with pytest.raises(ValueError, match="1 steps, but the timeline is of 0"):
-        replay([]).busy_seconds([VirtualStep("compute", 1.0)], "compute")
+        replay([VirtualStep("both", 1.0)])
 
 
 def test_nothing_takes_no_time():
     assert replay([]) == Timeline((), ())
     assert replay([]).seconds == 0.0
-
-
-def test_json_there_and_back():
-    steps = schedule([(1.0, 2.0, 3.0)] * 2, ring=1)
-    assert [VirtualStep.from_json(step.to_json()) for step in steps] == steps
-    timeline = replay(steps)
-    assert Timeline.from_json(timeline.to_json()) == timeline
 
 
 def test_a_step_starts_when_it_is_issued_and_what_waits_for_it_later():
@@ -159,15 +159,14 @@ def test_a_step_starts_when_it_is_issued_and_what_waits_for_it_later():
     timeline = replay(steps)
     assert timeline.start == (0.5, 1.5, 4.0, 2.5)
     assert timeline.seconds == 5.0
-    assert VirtualStep.from_json(steps[0].to_json()) == steps[0]
 
 
 def test_what_is_staged_starts_a_while_after_it_is_issued_and_its_slot_was_last_used():
     steps = [
-        VirtualStep("copy_in", 1.0, latency=0.5),
+        VirtualStep("copy_in", 1.0, latency=0.5, turn=0.5),
         VirtualStep("compute", 1.0, (0,)),
-        VirtualStep("copy_in", 1.0, (1,), latency=0.5),
-        VirtualStep("copy_in", 1.0, (1,), latency=2.5),
+        VirtualStep("copy_in", 1.0, (1,), latency=0.5, turn=0.5),
+        VirtualStep("copy_in", 1.0, (1,), latency=2.5, turn=2.5),
     ]
     # one was staged while its slot was computed on, the other took longer than that
     assert replay(steps[:3]).start == (0.5, 1.5, 2.5)
@@ -182,7 +181,7 @@ def test_staged_copies_take_over_each_others_slabs(stream, slabs, monkeypatch):
     Four of four slabs or more follow each other, and a slab of each is free before the others are.
     """
     monkeypatch.setattr(sys.modules["perfmodel.replay"], "SLABS", 4)
-    steps = [VirtualStep(stream, 0.25, latency=1.0, slabs=slabs)] * 5
+    steps = [VirtualStep(stream, 0.25, latency=1.0, turn=1.0, slabs=slabs)] * 5
     start = replay(steps).start
     first = 1.0 if stream == "copy_in" else 0.0
     each = 1.0 + 0.25 / slabs

@@ -1,0 +1,53 @@
+"""What a replay takes: microseconds a step, for calls of 100 to 10,000 steps."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from benchmarks import common
+from ooc_cudnn.functions.plan import plan_request
+from ooc_cudnn.pipeline.execute import plan_schedule
+from ooc_cudnn.pipeline.planner import make_plan
+from ooc_cudnn.pipeline.simulate import Replayed
+from ooc_cudnn.tensor import TensorSpec
+from perfmodel import Split
+
+#: Images of a call, each of them in so many pieces of three steps.
+CALLS = ((33, 1), (333, 1), (833, 4))
+PLACEMENTS = ("pinned", "pageable")
+#: Pricing and replaying a schedule, of which the quietest of so many times counts.
+MOST_MICROSECONDS, TIMES = 10.0, 5
+
+
+def replay_pace(report: common.Report) -> None:
+    """Time schedules and replays; hold replays to their bound."""
+    slowest = 0.0
+    for placement in PLACEMENTS:
+        for images, parts in CALLS:
+            x = TensorSpec((images, 64, 128, 128), placement=placement)
+            w = TensorSpec((64, 64, 3, 3), placement="device")
+            request = plan_request(
+                "convolution_forward", x=x, w=w, padding=1, out=x, machine="h200",
+                memory_limit="1GiB",
+            )  # fmt: skip
+            plan = make_plan(request, split=Split(n=1, c_y=64, c_x=64, h_y=128 // parts))
+            schedule, making = _quietest(lambda: plan_schedule(request, plan))  # noqa: B023
+            _, replaying = _quietest(lambda: Replayed(request, schedule))  # noqa: B023
+            steps = len(schedule.steps)
+            name = f"microseconds a step, {placement}, {steps} steps"
+            report.measure(f"schedule: {name}", 1e6 * making / steps)
+            report.measure(f"replay: {name}", 1e6 * replaying / steps)
+            slowest = max(slowest, 1e6 * replaying / steps)
+    report.claim("replay, a step, slowest", slowest, "<=", MOST_MICROSECONDS, "microseconds")
+
+
+def _quietest(made: Callable[[], Any]) -> tuple[Any, float]:
+    """What is made, and the fewest processor seconds that it took."""
+    seconds = []
+    for _ in range(TIMES):
+        begin = time.process_time()
+        found = made()
+        seconds.append(time.process_time() - begin)
+    return found, min(seconds)
