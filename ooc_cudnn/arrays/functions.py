@@ -56,12 +56,6 @@ def empty(shape: Any, dtype: Any = "float32", order: str = "channels_first") -> 
     ...     ooc_cudnn.placement(small), ooc_cudnn.placement(large)
     ('device', 'pinned')
     """
-    settings = current()
-    return empty_on(get_device(settings.device), shape, dtype, order)
-
-
-def empty_on(device: Device, shape: Any, dtype: Any, order: str = "channels_first") -> Any:
-    """`empty` on a given device."""
     sizes = (shape,) if isinstance(shape, int | np.integer) else tuple(shape)
     if not sizes or any(
         isinstance(extent, bool) or not isinstance(extent, int | np.integer) or extent < 1
@@ -72,11 +66,17 @@ def empty_on(device: Device, shape: Any, dtype: Any, order: str = "channels_firs
         raise ValueError(f"order must be one of {', '.join(ORDERS)}, not {order!r}")
     sizes = tuple(int(extent) for extent in sizes)
     name = dtype_name(dtype)
+    return _placed(sizes, name, order)
+
+
+def _placed(shape: tuple[int, ...], dtype: str, order: str = "channels_first") -> Any:
+    """By the paper's rule: on the device, or else in pinned memory."""
+    device = get_device(current().device)
     try:
-        return empty_in(device, "device", sizes, name, order)
+        return empty_in(device, "device", shape, dtype, order)
     except DeviceOutOfMemoryError as no_device_room:
         try:
-            return empty_in(device, "pinned", sizes, name, order)
+            return empty_in(device, "pinned", shape, dtype, order)
         except HostOutOfMemoryError as error:
             raise error from no_device_room
 
@@ -116,15 +116,7 @@ def malloc(nbytes: int) -> Any:
     """
     if isinstance(nbytes, bool) or not isinstance(nbytes, int | np.integer) or nbytes < 1:
         raise ValueError(f"nbytes must be a positive integer, not {nbytes!r}")
-    settings = current()
-    device = get_device(settings.device)
-    try:
-        allocation = device.arena.allocate_array(
-            int(nbytes), limit_bytes(device, settings.memory_limit)
-        )
-    except DeviceOutOfMemoryError:
-        return allocate(device, int(nbytes), settings.host_memory_limit)
-    return device.as_array(allocation, (int(nbytes),), "uint8")
+    return _placed((int(nbytes),), "uint8")
 
 
 def memcpy(dst: Array, src: Array) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
+from ooc_cudnn.memory.axes import merged_axes
 from perfmodel.transfer import WHOLE, Rows, jumps
 
 Shape = tuple[int, ...]
@@ -55,28 +56,19 @@ def blocks(shape: Shape, destination: Shape, source: Shape) -> tuple[Block, ...]
     """
     if 0 in shape:
         return ()
-    axes = sorted(
-        (
-            (s, d, extent)
-            for s, d, extent in zip(source, destination, shape, strict=True)
-            if extent > 1
-        ),
-        reverse=True,
-    )
-    merged: list[list[int]] = []  # outermost first: [source stride, destination stride, extent]
-    for s, d, extent in axes:
-        if merged and merged[-1][0] == s * extent and merged[-1][1] == d * extent:
-            merged[-1] = [s, d, merged[-1][2] * extent]
-        else:
-            merged.append([s, d, extent])
-    width = merged.pop()[2] if merged and merged[-1][:2] == [1, 1] else 1
-    source_pitch, destination_pitch, rows = merged.pop() if merged else (width, width, 1)
-    if math.prod(extent for _, _, extent in merged) > MOST_BLOCKS:
+    axes = merged_axes(shape, [source, destination])
+    outer = list(zip(axes.sizes, *axes.strides, strict=True))
+    width = axes.inner
+    if axes.inner_strides != (1, 1):
+        outer.append((width, *axes.inner_strides))
+        width = 1
+    rows, source_pitch, destination_pitch = outer.pop() if outer else (1, width, width)
+    if math.prod(extent for extent, _, _ in outer) > MOST_BLOCKS:
         return None
     found = []
-    for at in itertools.product(*(range(extent) for _, _, extent in merged)):
-        to = sum(i * d for i, (_, d, _) in zip(at, merged, strict=True))
-        from_ = sum(i * s for i, (s, _, _) in zip(at, merged, strict=True))
+    for at in itertools.product(*(range(extent) for extent, _, _ in outer)):
+        to = sum(i * d for i, (_, _, d) in zip(at, outer, strict=True))
+        from_ = sum(i * s for i, (_, s, _) in zip(at, outer, strict=True))
         found.append(Block(to, from_, width, rows, destination_pitch, source_pitch))
     return tuple(found)
 
@@ -102,26 +94,20 @@ def rows_of(shape: Shape, strides: Shape, itemsize: int) -> Rows:
     >>> rows_of((2, 3, 16, 8), (384, 128, 8, 1), 4)
     Rows(width_bytes=inf, pitch_bytes=0.0, scattered=False, outer_jumps=0.0)
     """
-    axes = sorted((abs(stride), e) for stride, e in zip(strides, shape, strict=True) if e > 1)
-    merged: list[list[int]] = []  # innermost first: [stride, extent]
-    for stride, extent in axes:
-        if merged and stride == merged[-1][0] * merged[-1][1]:
-            merged[-1][1] *= extent
-        else:
-            merged.append([stride, extent])
-    width = 1
-    if merged and merged[0][0] == 1:
-        width = merged.pop(0)[1]
+    axes = merged_axes([max(e, 1) for e in shape], [[abs(stride) for stride in strides]])
+    around = zip(axes.sizes, *axes.strides, strict=True)
+    merged = [*around, (axes.inner, *axes.inner_strides)][::-1]  # innermost first
+    width = merged.pop(0)[0] if merged[0][1] == 1 else 1
     if not merged:
         return WHOLE
     # one 2-D copy takes the rows of one axis; there is one for each of all others
-    scattered = math.prod(extent for _, extent in merged[1:]) > MOST_BLOCKS
+    scattered = math.prod(extent for extent, _ in merged[1:]) > MOST_BLOCKS
     own, reach, outer = width * itemsize, width * itemsize, 0.0
-    for level, (stride, extent) in enumerate(merged):
+    for level, (extent, stride) in enumerate(merged):
         if level:
             outer += jumps(own, reach, stride * itemsize)
         own, reach = own * extent, (extent - 1) * stride * itemsize + reach
-    return Rows(width * itemsize, merged[0][0] * itemsize, scattered, outer)
+    return Rows(width * itemsize, merged[0][1] * itemsize, scattered, outer)
 
 
 def boxes(shape: Shape, most: int) -> Iterator[tuple[slice, ...]]:

@@ -19,8 +19,8 @@ from ooc_cudnn.devices.kernels.launch_geometry import (
     BLOCK_THREADS,
     LARGEST_GRID,
 )
-from ooc_cudnn.devices.kernels.merged_axes import MergedAxes, is_packable, merged_axes, walk_numbers
 from ooc_cudnn.devices.view import WIDEST_ACCESS_BYTES, DeviceView
+from ooc_cudnn.memory.axes import MergedAxes, merged_axes
 from ooc_cudnn.operations.activation_backward import ActivationBackward, needs_x
 from ooc_cudnn.operations.op_tensor import OpTensor
 
@@ -32,6 +32,38 @@ CONSTANT, PACKED, STRIDED, CARRIED = 0, 1, 2, 3
 #: three operands for each and needs the registers.
 UNROLL_OP_TENSOR = 4
 UNROLL_ACTIVATION = 2
+
+
+#: Of `Walk` in strided.cuh.
+OUTER_AXES = 4
+
+
+def is_packable(axes: MergedAxes, operand: int, view: DeviceView, count: int) -> bool:
+    """Whether every pack of `count` elements of the operand is one aligned access (or several)."""
+    boundary = min(WIDEST_ACCESS_BYTES, count * view.item_bytes)
+    return (
+        axes.inner_strides[operand] == 1
+        and view.pointer % boundary == 0
+        and all(step * view.item_bytes % boundary == 0 for step in axes.strides[operand])
+    )
+
+
+def walk_numbers(axes: MergedAxes, count: int) -> tuple[int, ...]:
+    """The struct `Walk` of strided.cuh, for packs of `count` elements."""
+    missing = OUTER_AXES - len(axes.sizes)
+    row_packs = -(-axes.inner // count)
+    packs = row_packs
+    for size in axes.sizes:
+        packs *= size
+    return (
+        *((1,) * missing + axes.sizes),
+        axes.inner,
+        *(step for steps in axes.strides for step in (0,) * missing + steps),
+        *axes.inner_strides,
+        missing,
+        row_packs,
+        packs,
+    )
 
 
 def _count(axes: MergedAxes, views: Sequence[DeviceView | None]) -> int:

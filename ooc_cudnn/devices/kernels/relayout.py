@@ -18,8 +18,8 @@ from ooc_cudnn.devices.kernels.launch_geometry import (
     packs_a_thread,
     transpose_tile,
 )
-from ooc_cudnn.devices.kernels.merged_axes import merged_axes
 from ooc_cudnn.devices.view import WIDEST_ACCESS_BYTES, DeviceView
+from ooc_cudnn.memory.axes import merged_axes
 
 _WORDS_OF_FILL = {**WORDS, 16: "uint4"}
 

@@ -12,7 +12,6 @@ import pytest
 
 from ooc_cudnn.devices.kernels.compiling import sources_folder
 from ooc_cudnn.devices.kernels.elementwise import plan_activation_backward, plan_op_tensor
-from ooc_cudnn.devices.kernels.merged_axes import merged_axes
 from ooc_cudnn.devices.kernels.pooling_backward_plans import (
     SHARED_BYTES,
     Tile,
@@ -21,6 +20,7 @@ from ooc_cudnn.devices.kernels.pooling_backward_plans import (
 )
 from ooc_cudnn.devices.kernels.pooling_plans import plan_pooling
 from ooc_cudnn.devices.view import DeviceView
+from ooc_cudnn.memory.axes import merged_axes
 from ooc_cudnn.operations.activation_backward import ActivationBackward
 from ooc_cudnn.operations.op_tensor import OpTensor
 from ooc_cudnn.operations.pooling import Pooling, PoolingBackward

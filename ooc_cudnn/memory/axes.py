@@ -1,14 +1,9 @@
-"""Strided tensors as few axes as possible, for kernels that walk them in packs. No GPU needed."""
+"""Strided tensors as few axes as possible: pure integer arithmetic."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import NamedTuple
-
-from ooc_cudnn.devices.view import WIDEST_ACCESS_BYTES, DeviceView
-
-#: Of `Walk` in strided.cuh.
-OUTER_AXES = 4
 
 
 class MergedAxes(NamedTuple):
@@ -21,7 +16,7 @@ class MergedAxes(NamedTuple):
 
 
 def merged_axes(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> MergedAxes:
-    """Order the axes as the first operand has them in memory; merge what every operand can merge.
+    """Order axes as the first operand has them in memory, and merge what every operand can merge.
 
     >>> merged_axes((2, 3, 4, 5), [(60, 20, 5, 1), (60, 20, 5, 1)])
     MergedAxes(sizes=(), strides=((), ()), inner=120, inner_strides=(1, 1))
@@ -35,7 +30,7 @@ def merged_axes(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> Merge
         for size, *steps in zip(shape, *strides, strict=True)
         if size != 1
     ]  # fmt: skip
-    axes.sort(key=lambda axis: -axis[1][0])
+    axes.sort(key=lambda axis: axis[1], reverse=True)
     merged: list[tuple[int, tuple[int, ...]]] = []
     for size, steps in axes:
         if merged and merged[-1][1] == tuple(size * step for step in steps):
@@ -48,32 +43,4 @@ def merged_axes(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> Merge
         tuple(tuple(steps[operand] for _, steps in merged) for operand in range(len(strides))),
         inner,
         inner_strides,
-    )
-
-
-def is_packable(axes: MergedAxes, operand: int, view: DeviceView, count: int) -> bool:
-    """Whether every pack of `count` elements of the operand is one aligned access (or several)."""
-    boundary = min(WIDEST_ACCESS_BYTES, count * view.item_bytes)
-    return (
-        axes.inner_strides[operand] == 1
-        and view.pointer % boundary == 0
-        and all(step * view.item_bytes % boundary == 0 for step in axes.strides[operand])
-    )
-
-
-def walk_numbers(axes: MergedAxes, count: int) -> tuple[int, ...]:
-    """The struct `Walk` of strided.cuh, for packs of `count` elements."""
-    missing = OUTER_AXES - len(axes.sizes)
-    row_packs = -(-axes.inner // count)
-    packs = row_packs
-    for size in axes.sizes:
-        packs *= size
-    return (
-        *((1,) * missing + axes.sizes),
-        axes.inner,
-        *(step for steps in axes.strides for step in (0,) * missing + steps),
-        *axes.inner_strides,
-        missing,
-        row_packs,
-        packs,
     )
