@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import time
@@ -17,8 +16,9 @@ import numpy as np
 import ooc_cudnn
 from ooc_cudnn.bench import placing
 from ooc_cudnn.bench.diagnosis import diagnosis, limit_kept, profiled, spoken
-from ooc_cudnn.bench.environment import effective_settings, environment, plain
+from ooc_cudnn.bench.environment import effective_settings, environment
 from ooc_cudnn.bench.placing import pinned
+from ooc_cudnn.bench.record import written
 from ooc_cudnn.bench.tables import table
 from ooc_cudnn.bench.timing import Timing
 
@@ -131,7 +131,7 @@ class Report:
             "environment": environment(self.arguments.device),
             "settings": effective_settings(),
         }
-        path.write_text(json.dumps(report, indent=1, default=plain) + "\n", encoding="utf-8")
+        path.write_text(written(report) + "\n", encoding="utf-8")
 
     def finish(self) -> int:
         """Write the file, print the table, return the exit status."""

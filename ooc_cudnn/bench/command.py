@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ooc_cudnn.bench.case import OURS, Case
-from ooc_cudnn.bench.environment import plain
+from ooc_cudnn.bench.record import written
 from ooc_cudnn.bench.runner import SUITE, Say, Workloads, failed, run_case
 from ooc_cudnn.bench.steadiness import disagreements
 from ooc_cudnn.bench.tables import table
@@ -103,8 +103,8 @@ def write(record: dict[str, Any], folder: Path) -> None:
     """
     place = folder / "disturbed" if record["disturbed"] else folder
     place.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(record, indent=1, default=plain) + "\n"
-    (place / f"{record['case']['name']}.json").write_text(text, encoding="utf-8")
+    path = place / f"{record['case']['name']}.json"
+    path.write_text(written(record) + "\n", encoding="utf-8")
 
 
 def _against_other_precision(record: dict[str, Any], folder: Path | None) -> list[str]:

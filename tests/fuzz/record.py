@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections import Counter
 from pathlib import Path
 
 from ooc_cudnn.bench.environment import environment
+from ooc_cudnn.bench.record import written
 
 
 class Record:
@@ -76,4 +76,4 @@ class Record:
             },
             "environment": environment(self.device),
         }  # fmt: skip
-        Path(path).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        Path(path).write_text(written(record) + "\n", encoding="utf-8")

@@ -12,6 +12,7 @@ import tempfile
 from pathlib import Path
 
 from ooc_cudnn.bench.environment import ROOT, environment
+from ooc_cudnn.bench.record import written
 
 #: How many times as long a case may take under the tool.
 PATIENCE = 20
@@ -59,7 +60,7 @@ def main(argv):
             "cases_by_function": drawn["cases_by_function"],
             "environment": environment("cuda"),
         }  # fmt: skip
-        Path(chosen.record).write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+        Path(chosen.record).write_text(written(kept) + "\n", encoding="utf-8")
     print(f"{chosen.tool}: {errors} errors in {drawn['calls']} calls")
     return 1 if errors or drawn["findings"] else 0
 
