@@ -24,7 +24,6 @@ SCRIPTS = (
     "convolution_in_core",
     "results_pool",
     "convolution_large",
-    "naive_loop",
     "volume",
     "convolution_link",
     "functions",

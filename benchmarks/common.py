@@ -183,7 +183,7 @@ def run(
     name: str,
     body: Callable[[Report], None],
     description: str | None,
-    argv: list[str] | None,
+    argv: list[str] | None = None,
     *,
     needs_card: bool = True,
     more: Callable[[argparse.ArgumentParser], object] | None = None,

@@ -7,6 +7,7 @@ shape shows the device's part.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -149,9 +150,7 @@ def body(report: common.Report) -> None:
         device_part(report)
 
 
-def main(argv: list[str] | None = None) -> int:
-    return common.run(NAME, body, __doc__, argv)
-
+main = partial(common.run, NAME, body, __doc__)
 
 if __name__ == "__main__":
     common.main(main)

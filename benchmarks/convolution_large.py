@@ -7,6 +7,7 @@ seconds; the library's pieces are small enough for its fast ones.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -99,9 +100,7 @@ def body(report: common.Report) -> None:
         )
 
 
-def main(argv: list[str] | None = None) -> int:
-    return common.run(NAME, body, __doc__, argv)
-
+main = partial(common.run, NAME, body, __doc__)
 
 if __name__ == "__main__":
     common.main(main)

@@ -1,28 +1,24 @@
 """Convolution + bias + ReLU against the link: data far larger than the memory limit.
 
 float32 with TF32, n=512, 64 -> 64 channels, 256x256, 3x3: 8.6 GB in and 8.6 GB out, with X and Y in
-pinned memory, in plain NumPy arrays, in NumPy arrays that `pin` has page-locked, and in files. The
-measure is the duplex link: raw copies of the same bytes in both directions at once, in turns with
-the calls, whole and in pieces; the faster of the two counts.
+pinned memory, in plain NumPy arrays, and in NumPy arrays that `pin` has page-locked. The measure is
+the duplex link: raw copies of the same bytes in both directions at once, in turns with the calls,
+whole and in pieces; the faster of the two counts.
 """
 
 from __future__ import annotations
 
-import mmap
-import os
-import shutil
-import tempfile
 import time
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 import ooc_cudnn
 from benchmarks import common
-from benchmarks.raw_copies import DuplexLink, one_after_the_other
 from ooc_cudnn.bench.contents import Images, filters, poison, verify
-from ooc_cudnn.bench.timing import Timing, interleave, paired_ratio, timed
+from ooc_cudnn.bench.limits import Link
+from ooc_cudnn.bench.timing import Timing, interleave, paired_ratio
 
 NAME = "convolution_link"
 #: Sizes of the link's copies; None is one copy each way.
@@ -50,31 +46,28 @@ class Case:
                 x, self.device_w, self.device_b, padding=1, activation="relu", out=y
             )
 
-    def profile_and_verify(
-        self, name: str, x: Any, y: Any, limit: str, before: Any = None
-    ) -> dict[str, Any]:
+    def profile_and_verify(self, name: str, x: Any, y: Any, limit: str) -> dict[str, Any]:
         """Run once more, on poisoned memory: profiled, and every output accounted for."""
         poison(y)
-        if before is not None:
-            before()
         with common.profiled() as calls:
             self.call(x, y, limit)
         found = common.diagnosis(calls[0])
         self.report.measure(f"{name}: call", found, spoken=common.spoken(found))
         common.check_limit(self.report, name, found, limit)
         split = calls[0].plan.split
-        images = Images((y.shape[0], *self.shape[1:]), self.images.pool)
         self.report.check(
-            f"{name}: contents", verify(images, self.w, self.b, y, tf32=True, split=split)
+            f"{name}: contents", verify(self.images, self.w, self.b, y, tf32=True, split=split)
         )
         return found
 
     def links(self, x: Any, y: Any) -> dict[str, Any]:
         """Each way of copying x in and NaN out to y."""
-        return {
-            name: DuplexLink(x, y, cuda=self.arguments.cuda, piece_bytes=piece_bytes)
-            for name, piece_bytes in LINK_PIECES.items()
-        }
+        links = {}
+        for name, piece_bytes in LINK_PIECES.items():
+            whole = {"piece_bytes": x.nbytes, "ring_pieces": 1}
+            pieces = {"piece_bytes": min(piece_bytes, x.nbytes)} if piece_bytes else whole
+            links[name] = Link(cuda=self.arguments.cuda, **pieces).copies((x,), (y,))
+        return links
 
     def faster_link(self, name: str, times: dict[str, Timing]) -> Timing:
         """Keep the links' times; return those of the faster way."""
@@ -147,18 +140,6 @@ def pageable_cases(case: Case, link_seconds: float) -> None:
     report.claim(f"{name}: times faster than the driver's copies", scaled / ours.median)
     report.claim(f"{name}: predicted / measured", found["predicted_seconds"] / ours.median)
 
-    # How the figure depends on the limit and on the number of images.
-    others = {
-        f"pageable, limit {case.limits[1]}": lambda: case.call(x, y, case.limits[1]),
-        "pageable, a quarter of the images": lambda: case.call(
-            x[: case.shape[0] // 4], y[: case.shape[0] // 4], limit
-        ),
-    }
-    for other, timing in interleave(others, case.synchronize, repeats=3).items():
-        part = 4 if "quarter" in other else 1
-        report.measure(f"{other}: seconds", timing)
-        report.claim(f"{other}: fraction of the duplex link", link_seconds / part / timing.median)
-
     name = "page-locked by pin()"
     begin = time.perf_counter()
     pins = [ooc_cudnn.pin(x), ooc_cudnn.pin(y)]
@@ -176,132 +157,20 @@ def pageable_cases(case: Case, link_seconds: float) -> None:
     report.measure("seconds to unpin x and y", time.perf_counter() - begin)
 
 
-def forget_cached(path: Path) -> None:
-    """Write a file's pages to the disk and drop them from memory: reading it reads the disk."""
-    descriptor = os.open(path, os.O_RDWR)
-    try:
-        os.fsync(descriptor)
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-    finally:
-        os.close(descriptor)
+def one_after_the_other(x: np.ndarray[Any, Any], y: np.ndarray[Any, Any], *, cuda: bool) -> Any:
+    """Return the driver's own synchronous copies: all of x in, then as many bytes out to y."""
+    if not cuda:
+        held = np.empty_like(x)
+        return lambda: (np.copyto(held, x), np.copyto(y, held))
+    import cupy
 
+    runtime, memory = cupy.cuda.runtime, cupy.cuda.Memory(max(x.nbytes, y.nbytes))
 
-def bytes_read_from_disk() -> int:
-    """Bytes that this process has had fetched from storage, by reads and by page faults."""
-    for line in Path("/proc/self/io").read_text().splitlines():
-        if line.startswith("read_bytes:"):
-            return int(line.split()[1])
-    raise RuntimeError("this system does not report read_bytes")
+    def driver_copies() -> None:
+        runtime.memcpy(memory.ptr, x.ctypes.data, x.nbytes, 1)
+        runtime.memcpy(y.ctypes.data, memory.ptr, y.nbytes, 2)
 
-
-def write_file(path: Path, array: np.ndarray[Any, Any]) -> float:
-    """Seconds to write an array to a new file and to the disk behind it."""
-    begin = time.perf_counter()
-    with open(path, "wb", buffering=0) as file:
-        view = memoryview(array).cast("B")
-        for start in range(0, len(view), 2**24):
-            file.write(view[start : start + 2**24])
-        os.fsync(file.fileno())
-    return time.perf_counter() - begin
-
-
-def read_file(path: Path) -> float:
-    """Seconds to read a file in order, from the disk."""
-    forget_cached(path)
-    buffer = bytearray(2**24)
-    begin = time.perf_counter()
-    with open(path, "rb", buffering=0) as file:
-        while file.readinto(buffer):
-            pass
-    return time.perf_counter() - begin
-
-
-def file_system(folder: Path) -> str:
-    """The type of the file system that a folder is on."""
-    best, kind = "", "unknown"
-    for line in Path("/proc/mounts").read_text().splitlines():
-        _, place, found, *_ = line.split()
-        if str(folder.resolve()).startswith(place) and len(place) > len(best):
-            best, kind = place, found
-    return kind
-
-
-def disk_case(case: Case) -> None:
-    """x and y in files that are not in memory; compared with the disk and with the serial call."""
-    report = case.report
-    count = 12 if case.arguments.quick else 64
-    limit = "96kB" if case.arguments.quick else "2GiB"
-    images = Images((count, *case.shape[1:]), case.images.pool)
-    folder = Path(tempfile.mkdtemp(prefix="ooc_cudnn_", dir=common.folder_of(case.arguments)))
-    report.measure("disk: file system", file_system(folder))
-    try:
-        x_path, y_path = folder / "x", folder / "y"
-        content = images.fill(np.empty(images.shape, np.float32))
-        written = Timing(tuple(write_file(x_path, content) for _ in range(2)))
-        del content
-        read = Timing(tuple(read_file(x_path) for _ in range(3)))
-        report.measure("disk: write and fsync of x", written)
-        report.measure("disk: read of x, uncached", read)
-        gigabytes = images.nbytes / 1e9
-        report.measure("disk: GB/s written", gigabytes / written.median)
-        report.measure("disk: GB/s read", gigabytes / read.median)
-        x = np.memmap(x_path, np.float32, "r", shape=images.shape)
-        y = np.memmap(y_path, np.float32, "w+", shape=images.shape)
-        poison(y)
-        y.flush()
-
-        def cold() -> None:
-            # Pages that are mapped are not dropped, so they are unmapped first.
-            x._mmap.madvise(mmap.MADV_DONTNEED)
-            forget_cached(x_path)
-
-        def cold_and_new() -> None:
-            """As a user's call finds it: x on the disk alone, y a new file without content."""
-            cold()
-            os.truncate(y_path, 0)
-            os.truncate(y_path, images.nbytes)
-
-        ways = {"overlapped": True, "one after the other": False}
-        times = interleave(
-            {n: lambda o=o: case.call(x, y, limit, overlap=o) for n, o in ways.items()},
-            case.synchronize,
-            repeats=3,
-            before=dict.fromkeys(ways, cold_and_new),
-        )
-        warm = interleave({"warm": lambda: case.call(x, y, limit)}, case.synchronize, repeats=3)[
-            "warm"
-        ]
-        cold_and_new()
-        begin = bytes_read_from_disk()
-        case.call(x, y, limit)
-        fetched = bytes_read_from_disk() - begin
-        flush = timed(y.flush, case.synchronize)
-        report.measure("disk: bytes fetched by a call, of x's bytes", fetched / images.nbytes)
-        for name, timing in times.items():
-            report.measure(f"disk: {name}, files not cached", timing)
-        report.measure("disk: overlapped, files cached", warm)
-        report.measure("disk: flush of y after a call", flush)
-        ours = times["overlapped"].median
-        found = case.profile_and_verify("disk", x, y, limit, before=cold)
-        stages = sum(s["covered_seconds"] for s in found["streams"].values())
-        report.measure("disk: sum of the stages of the profiled call", stages)
-        report.claim("disk: GB/s in (as many out at once)", gigabytes / ours, unit="GB/s")
-        report.claim("disk: call / reading x alone", ours / read.median)
-        report.claim(
-            "disk: call and flush / (reading x + writing y)",
-            (ours + flush) / (read.median + written.median),
-        )
-        report.claim(
-            "disk: profiled call / sum of its stages on the device",
-            found["seconds_while_profiled"] / stages,
-        )
-        report.claim(
-            "disk: overlapped / same call with overlap off",
-            ours / times["one after the other"].median, "<=", 0.9,
-        )  # fmt: skip
-        report.claim("disk: predicted / measured", found["predicted_seconds"] / ours)
-    finally:
-        shutil.rmtree(folder)
+    return driver_copies
 
 
 def body(report: common.Report) -> None:
@@ -309,12 +178,9 @@ def body(report: common.Report) -> None:
     link_seconds = pinned_cases(case)
     common.release_pinned(report.arguments)
     pageable_cases(case, link_seconds)
-    disk_case(case)
 
 
-def main(argv: list[str] | None = None) -> int:
-    return common.run(NAME, body, __doc__, argv)
-
+main = partial(common.run, NAME, body, __doc__)
 
 if __name__ == "__main__":
     common.main(main)

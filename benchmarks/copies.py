@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 import statistics
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -205,9 +206,7 @@ def body(report: common.Report) -> None:
     staged(report)
 
 
-def main(argv: list[str] | None = None) -> int:
-    return common.run(NAME, body, __doc__, argv)
-
+main = partial(common.run, NAME, body, __doc__)
 
 if __name__ == "__main__":
     common.main(main)

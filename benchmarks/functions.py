@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -21,7 +22,7 @@ import ooc_cudnn
 from benchmarks import common
 from ooc_cudnn import operations
 from ooc_cudnn.bench.contents import Images, filters, unwritten
-from ooc_cudnn.bench.limits import Link, busy_shares, without_link
+from ooc_cudnn.bench.limits import Link
 from ooc_cudnn.bench.timing import Timing, interleave
 from ooc_cudnn.devices import get_device
 
@@ -75,96 +76,54 @@ class Operands:
         return array.reshape(-1)[: array.size // 4].reshape(n, c, h // 2, w // 2)
 
 
-def convolutions(on: Operands) -> Iterator[Case]:
-    """Convolutions, what is fused with them, and their gradients."""
+def cases(on: Operands) -> Iterator[Case]:
+    """Every public function; pooling of windows that overlap, too, and a chain of seven."""
+
+    def case(
+        name: str, *given: Any, unread: Any = None, before: Callable[[], Any] | None = None,
+        **more: Any,
+    ) -> Case:  # fmt: skip
+        """A call of the function that the name begins with; large arrays are read and written."""
+        call = partial(getattr(ooc_cudnn, name.partition(",")[0]), *given, **more)
+        out = more.get("out")
+        results = out if isinstance(out, tuple) else (out,)
+        is_large = lambda array: isinstance(array, np.ndarray) and array.size >= x.size // 4  # noqa: E731
+        reads = tuple(array for array in given if is_large(array) and array is not unread)
+        return Case(name, call, reads, tuple(filter(is_large, results)), before)
+
     x, y, dy, out, w, b = on.x, on.y, on.dy, on.out, on.w, on.b
-    yield Case(
-        "convolution_forward",
-        lambda: ooc_cudnn.convolution_forward(x, w, padding=1, out=out),
-        (x,),
-        (out,),
-    )
-    yield Case(
-        "convolution_backward_data",
-        lambda: ooc_cudnn.convolution_backward_data(w, dy, padding=1, out=out),
-        (dy,),
-        (out,),
-    )
-    yield Case(
-        "convolution_backward_filter",
-        lambda: ooc_cudnn.convolution_backward_filter(x, dy, padding=1),
-        (x, dy),
-    )
-    yield Case("convolution_backward_bias", lambda: ooc_cudnn.convolution_backward_bias(dy), (dy,))
-    yield Case(
-        "convolution_add_activation_forward",
-        lambda: ooc_cudnn.convolution_add_activation_forward(x, w, b, padding=1, out=out),
-        (x,),
-        (out,),
-    )
-    half = on.pooled(out)
-    yield Case(
-        "convolution_add_activation_pooling_forward",
-        lambda: ooc_cudnn.convolution_add_activation_pooling_forward(
-            x, w, b, window=2, padding=1, out=half
-        ),
-        (x,),
-        (half,),
-    )
-    yield Case(
-        "convolution_add_activation_backward",
-        lambda: ooc_cudnn.convolution_add_activation_backward(
-            x, w, y, dy, padding=1, out=(out, None, None)
-        ),
-        (x, y, dy),
-        (out,),
-    )
+    half, half_y, half_dy = (on.pooled(array) for array in (out, y, dy))
+    fused = "convolution_add_activation"
+    yield case("convolution_forward", x, w, padding=1, out=out)
+    yield case("convolution_backward_data", w, dy, padding=1, out=out)
+    yield case("convolution_backward_filter", x, dy, padding=1)
+    yield case("convolution_backward_bias", dy)
+    yield case(f"{fused}_forward", x, w, b, padding=1, out=out)
+    yield case(f"{fused}_pooling_forward", x, w, b, window=2, padding=1, out=half)
+    yield case(f"{fused}_backward", x, w, y, dy, padding=1, out=(out, None, None))
     layer = [
         operations.Convolution(w, padding=1),
         operations.AddTensor(b),
         operations.Activation("relu"),
     ]
-    chain: list[Any] = [*layer, *layer, operations.Pooling(2)]
-    yield Case("chain_forward, conv-bias-relu twice and pooling",
-               lambda: ooc_cudnn.chain_forward(x, chain, out=half), (x,), (half,))  # fmt: skip
-
-
-def elementwise(on: Operands) -> Iterator[Case]:
-    """Bias, activations and their gradients."""
-    x, y, dy, out = on.x, on.y, on.dy, on.out
-    yield Case("add_tensor", lambda: ooc_cudnn.add_tensor(on.b, x, out=out), (x,), (out,))
-    yield Case(
-        "activation_forward, relu", lambda: ooc_cudnn.activation_forward(x, out=out), (x,), (out,)
-    )
-    yield Case(
-        "activation_forward, gelu",
-        lambda: ooc_cudnn.activation_forward(x, mode="gelu", out=out),
-        (x,),
-        (out,),
-    )
-    yield Case(
-        "activation_backward, relu",
-        lambda: ooc_cudnn.activation_backward(y, dy, out=out),
-        (y, dy),
-        (out,),
-    )
-    yield Case("activation_backward, gelu",
-               lambda: ooc_cudnn.activation_backward(y, dy, x, mode="gelu", out=out),
-               (dy, x), (out,))  # fmt: skip  # y is not read
-
-
-def softmax(on: Operands) -> Iterator[Case]:
-    """Softmax over the channels of each site, and over each image."""
+    chain = [*layer, *layer, operations.Pooling(2)]
+    yield case("chain_forward, conv-bias-relu twice and pooling", x, chain, out=half)
+    yield case("add_tensor", b, x, out=out)
+    yield case("activation_forward, relu", x, out=out)
+    yield case("activation_forward, gelu", x, mode="gelu", out=out)
+    yield case("activation_backward, relu", y, dy, out=out)
+    yield case("activation_backward, gelu", y, dy, x, mode="gelu", out=out, unread=y)
     for mode in ("channel", "instance"):
-        yield Case(
-            f"softmax_forward, {mode}",
-            partial(ooc_cudnn.softmax_forward, on.x, mode=mode, out=on.out),
-            (on.x,),
-            (on.out,),
-        )
-        yield Case(f"softmax_backward, {mode}",
-                   partial(ooc_cudnn.softmax_backward, on.y, on.dy, mode=mode, out=on.out),
-                   (on.y, on.dy), (on.out,))  # fmt: skip
+        yield case(f"softmax_forward, {mode}", x, mode=mode, out=out)
+        yield case(f"softmax_backward, {mode}", y, dy, mode=mode, out=out)
+    yield from normalisation(on)
+    yield case("pooling_forward, 2x2 max", x, window=2, out=half)
+    yield case("pooling_forward, 3x3 average", x, window=3, stride=2, padding=1, out=half,
+               mode="average_exclude_padding")  # fmt: skip
+    yield case(
+        "pooling_backward, 2x2 max", half_y, half_dy, x, window=2, out=out,
+        before=lambda: ooc_cudnn.pooling_forward(x, window=2, out=half_y),
+    )  # fmt: skip
 
 
 def normalisation(on: Operands) -> Iterator[Case]:
@@ -176,50 +135,20 @@ def normalisation(on: Operands) -> Iterator[Case]:
             x, on.scale, on.bias, out=(out, None, None)
         )[1:]
 
-    def back() -> None:
-        ooc_cudnn.batch_normalization_backward(
-            x,
-            dy,
-            on.scale,
-            saved_mean=saved[0],
-            saved_inverse_variance=saved[1],
-            out=(out, None, None),
+    def infer() -> None:
+        ooc_cudnn.batch_normalization_forward_inference(
+            x, on.scale, on.bias, on.mean, on.variance, out=out
         )
 
+    def back() -> None:
+        ooc_cudnn.batch_normalization_backward(
+            x, dy, on.scale, saved_mean=saved[0], saved_inverse_variance=saved[1],
+            out=(out, None, None),
+        )  # fmt: skip
+
     yield Case("batch_normalization_forward_training", train, (x,), (out,))
-    yield Case(
-        "batch_normalization_forward_inference",
-        lambda: ooc_cudnn.batch_normalization_forward_inference(
-            x, on.scale, on.bias, on.mean, on.variance, out=out
-        ),
-        (x,),
-        (out,),
-    )
-    yield Case("batch_normalization_backward", back, (x, dy), (out,))  # fmt: skip
-
-
-def pooling(on: Operands) -> Iterator[Case]:
-    """Pooling of windows that do not overlap, and of those that do; its gradient."""
-    x, out = on.x, on.out
-    half, y, dy = (on.pooled(array) for array in (out, on.y, on.dy))
-    yield Case(
-        "pooling_forward, 2x2 max",
-        lambda: ooc_cudnn.pooling_forward(x, window=2, out=half),
-        (x,),
-        (half,),
-    )
-    yield Case(
-        "pooling_forward, 3x3 average",
-        lambda: ooc_cudnn.pooling_forward(
-            x, window=3, stride=2, padding=1, out=half, mode="average_exclude_padding"
-        ),
-        (x,),
-        (half,),
-    )
-    yield Case("pooling_backward, 2x2 max",
-               lambda: ooc_cudnn.pooling_backward(y, dy, x, window=2, out=out),
-               (y, dy, x), (out,),
-               lambda: ooc_cudnn.pooling_forward(x, window=2, out=y))  # fmt: skip
+    yield Case("batch_normalization_forward_inference", infer, (x,), (out,))
+    yield Case("batch_normalization_backward", back, (x, dy), (out,))
 
 
 class Bench:
@@ -267,7 +196,7 @@ class Bench:
             {"ok": not missing, "verified_patches": PATCHES, "unwritten_planes": missing},
         )
         (call,) = calls
-        found = common.diagnosis(call) | {"busy_shares": busy_shares(call.trace)}
+        found = common.diagnosis(call)
         report.measure(f"{name}: call", found, spoken=common.spoken(found))
         common.check_limit(report, name, found, self.limit)
         return found
@@ -323,13 +252,38 @@ def link_rates(report: common.Report, on: Operands, synchronize: Any) -> None:
             report.measure(f"link, pieces of {mebibytes} MiB, {way}: GB/s", rate)
 
 
+@contextmanager
+def without_link(device: Any) -> Iterator[None]:
+    """Let calls leave out their copies from and to the host: their launches, in core.
+
+    Plans, pieces and launches are those of the call; they run on whatever the device's memory holds
+    from the call before, and results on the host stay as they are.
+    """
+    kept = {name: getattr(device, name) for name in ("copy_in", "copy_out")}
+
+    def on_device_alone(name: str) -> Callable[[Any, Any, Any], Any]:
+        def copy(destination: Any, source: Any, stream: Any) -> Any:
+            if isinstance(source, np.ndarray) or isinstance(destination, np.ndarray):
+                return None
+            return kept[name](destination, source, stream)
+
+        return copy
+
+    try:
+        for name in kept:
+            setattr(device, name, on_device_alone(name))
+        yield
+    finally:
+        for name in kept:
+            delattr(device, name)
+
+
 def body(report: common.Report) -> None:
     on = Operands(report)
     bench = Bench(report, on.limit)
     link_rates(report, on, bench.synchronize)
-    groups = (convolutions, elementwise, softmax, normalisation, pooling)
     with ooc_cudnn.settings(memory_limit=on.limit, allow_tf32=True):
-        for case in (case for group in groups for case in group(on)):
+        for case in cases(on):
             try:
                 bench.measure(case)
             except Exception as error:  # the others are still worth their time on the card
@@ -343,9 +297,7 @@ def body(report: common.Report) -> None:
                      math.exp(sum(map(math.log, ratios)) / len(ratios)))  # fmt: skip
 
 
-def main(argv: list[str] | None = None) -> int:
-    return common.run(NAME, body, __doc__, argv)
-
+main = partial(common.run, NAME, body, __doc__)
 
 if __name__ == "__main__":
     common.main(main)

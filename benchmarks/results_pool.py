@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import ooc_cudnn
@@ -164,9 +165,7 @@ def body(report: common.Report) -> None:
             measure(report, shape)
 
 
-def main(argv: list[str] | None = None) -> int:
-    return common.run(NAME, body, __doc__, argv)
-
+main = partial(common.run, NAME, body, __doc__)
 
 if __name__ == "__main__":
     common.main(main)

@@ -8,7 +8,7 @@ from copy import deepcopy
 import pytest
 
 from benchmarks.contenders.cases import CASES
-from benchmarks.figures.records import FOLDER
+from benchmarks.pages.records import FOLDER
 from ooc_cudnn.bench import command
 from ooc_cudnn.bench.steadiness import disagreements, disturbances
 

@@ -4,19 +4,13 @@ import json
 
 import pytest
 
-from benchmarks import (
-    bench_page,
-    card,
-    maintaining_page,
-    quoted,
-    regenerate,
-    reliability_page,
-)
+from benchmarks import card, regenerate
 from benchmarks.contenders.cases import CASES
 from benchmarks.contenders.suite import run_case
-from benchmarks.figures import claims, convolution_tables, pictures, stamps, training_tables
-from benchmarks.figures.records import NOT_MEASURED, Records, load, names
-from benchmarks.figures.training_pictures import by_layer
+from benchmarks.pages import claims, performance, pictures, quoted, stamps, trials
+from benchmarks.pages.blocks import NOT_MEASURED
+from benchmarks.pages.pictures import by_layer
+from benchmarks.pages.records import Records, load, names
 from ooc_cudnn.bench.command import select
 
 SAMPLES = ("fig9-c64-tf32", "table4-b-strict", "fig10-n1-tf32", "fig14-4gb-tf32", "vgg16-n32-tf32")
@@ -52,7 +46,7 @@ def rewrite(folder, name, change):
 
 @pytest.mark.parametrize("name", regenerate.GENERATORS)
 def test_what_a_generator_makes_is_up_to_date(name, capsys):
-    status = regenerate.generator(name)(["--check"])
+    status = regenerate.GENERATORS[name](check=True)
     assert status == 0, f"run `make figures`: {capsys.readouterr().err}"
 
 
@@ -60,21 +54,25 @@ def test_one_command_runs_every_generator(monkeypatch, capsys):
     run = []
 
     def one(name):
-        return lambda given: run.append((name, given)) or int("page" in name)
+        return lambda *, check: run.append((name, check)) or int("reliability" in name)
 
-    monkeypatch.setattr(regenerate, "generator", one)
+    made = {name: one(name) for name in regenerate.GENERATORS}
+    monkeypatch.setattr(regenerate, "GENERATORS", made)
     assert regenerate.main(["--check"]) == 1
-    assert run == [(name, ["--check"]) for name in regenerate.GENERATORS]
-    assert "benchmarks.bench_page" in capsys.readouterr().err
+    assert run == [(name, True) for name in regenerate.GENERATORS]
+    assert "docs/reliability.md: trials" in capsys.readouterr().err
 
 
-def test_a_page_that_is_out_of_date_is_found(tmp_path, monkeypatch):
-    page = tmp_path / "performance.md"
-    page.write_text(bench_page.PAGE.read_text("utf-8").replace("| claim |", "| claims |"))
-    monkeypatch.setattr(bench_page, "PAGE", page)
-    assert bench_page.main(["--check"]) == 1
-    assert bench_page.main([]) == 0
-    assert bench_page.main(["--check"]) == 0
+def test_a_page_that_is_out_of_date_is_found(tmp_path):
+    (block,) = performance.BLOCKS
+    page = tmp_path / block.page
+    page.parent.mkdir()
+    text = (quoted.ROOT / block.page).read_text("utf-8")
+    page.write_text(text.replace("| claim |", "| claims |"))
+    assert block.write(check=True, root=tmp_path) == 1
+    assert block.write(check=False, root=tmp_path) == 0
+    assert block.write(check=True, root=tmp_path) == 0
+    assert page.read_text("utf-8") == text
 
 
 # Sentences -----------------------------------------------------------------------------------
@@ -110,8 +108,8 @@ def test_quotes_are_of_pages_that_are_looked_at():
 
 
 def test_a_claim_that_is_gone_is_an_error():
-    with pytest.raises(ValueError, match="not enough values"):
-        quoted.claim("functions", "what was never claimed")
+    with pytest.raises(KeyError, match="what was never claimed"):
+        quoted.claims("functions")["what was never claimed"]
 
 
 # Records -------------------------------------------------------------------------------------
@@ -145,14 +143,14 @@ def test_a_wrong_result_has_no_time(folder):
     rewrite(folder, "fig14-4gb-tf32", spoil)
     records = load(folder)
     assert records.seconds("fig14-4gb-tf32", "naive_loop") is None
-    assert "its result is WRONG" in convolution_tables.figure_14(records)
+    assert "its result is WRONG" in performance.figure_14(records)
 
 
 # Tables --------------------------------------------------------------------------------------
 
 
 def test_the_page_shows_what_was_measured_and_why_the_rest_was_not(folder):
-    text = bench_page.section(load(folder))
+    text = performance.page(load(folder))
     assert "`unified_memory` did not run in fig14-4gb-tf32: CUDA Unified Memory needs" in text
     assert "- managed memory is kept below what the card has free: over-subscription" in text
     assert "40 of 45 cases not measured yet" in text
@@ -174,18 +172,18 @@ def test_a_table_says_where_and_when_it_was_measured(folder):
         record["notes"] = ["one note", "another"]
 
     rewrite(folder, "table4-b-strict", known)
-    text = convolution_tables.table_4(load(folder))
+    text = performance.table_4(load(folder))
     assert text.startswith("A card, 2026-11-21; limit of each case")
     assert "5 of 6 cases not measured yet." in text
     assert "- one note (table4-b-strict)\n- another (table4-b-strict)" in text
     # Commits and drift are for maintainers.
     assert "0123456" not in text
-    rows = maintaining_page.records_table(folder)
+    rows = trials.records_table(folder)
     assert "| `table4-b-strict` | A card | 2026-11-21 | `0123456` with changes | -5.0% |" in rows
 
 
 def test_the_page_without_results_says_so():
-    text = bench_page.section(Records({}, {}))
+    text = performance.page(Records({}, {}))
     assert "Not measured yet: `python -m benchmarks.contenders`, 45 cases." in text
     assert "images/bench" not in text
     assert "PASS" not in text
@@ -202,7 +200,7 @@ def test_a_table_has_the_records_figures(folder):
     records = load(folder)
     (row,) = [
         line
-        for line in convolution_tables.figure_14(records).splitlines()
+        for line in performance.figure_14(records).splitlines()
         if line.startswith("| 4.3 GB, TF32")
     ]
     assert row.startswith("| 4.3 GB, TF32 | 4GiB | 100 ms | 98% | - | - | - | 26.00 x |")
@@ -224,7 +222,7 @@ def test_the_training_steps_overhead_and_prediction(samples):
     assert held["`vgg16-n1024`, TF32: longer than `in_core`"] == ("25.0%", "", "")
     assert held["`vgg16-n1024`, TF32: share of time that compute binds"][0] == "50.0%"
     assert held["`vgg16-n1024`, TF32: prediction off by"] == ("20.0%", "<= 15.0%", "**MISS**")
-    assert "| 1024, TF32 |" in training_tables.figure_13(records)
+    assert "| 1024, TF32 |" in performance.figure_13(records)
 
 
 # Reliability ---------------------------------------------------------------------------------
@@ -251,7 +249,7 @@ def test_the_reliability_page_counts_what_the_records_have(tmp_path):
         ("checked", card | sanitized),
     ):
         (tmp_path / f"{name}.json").write_text(json.dumps(record))
-    table = reliability_page.table(tmp_path)
+    table = trials.trials_table(tmp_path)
     functions = "drawn cases of 2 kinds: functions, and chains forward and backward"
     assert f"| {functions} | A card | 5,000 cases, 5,123 calls | 1 |" in table
     assert f"| {functions} | host device | 20,000 cases, 5,123 calls | 0 |" in table
@@ -260,7 +258,7 @@ def test_the_reliability_page_counts_what_the_records_have(tmp_path):
     assert len(table.splitlines()) == 6
     (tmp_path / "checked.json").unlink()
     missing = f"| compute-sanitizer on drawn cases | {NOT_MEASURED} |"
-    assert missing in reliability_page.table(tmp_path)
+    assert missing in trials.trials_table(tmp_path)
 
 
 # Pictures ------------------------------------------------------------------------------------

@@ -5,7 +5,9 @@ import json
 
 import pytest
 
-from benchmarks import model_page, model_pictures
+from benchmarks.pages import model as model_page
+from benchmarks.pages import model_pictures
+from ooc_cudnn.bench.environment import ROOT
 from perfmodel import Samples, shipped
 
 SIZES = (1e6, 4e6, 16e6)
@@ -150,7 +152,7 @@ def test_a_machine_without_samples_keeps_its_picture(folder, tmp_path, capsys):
 
 
 def test_both_pictures_of_the_page_are_there():
-    text = model_page.PAGE.read_text(encoding="utf-8")
+    text = (ROOT / model_page.METHOD).read_text(encoding="utf-8")
     for name in (model_pictures.FIT, model_pictures.ACCURACY):
         assert f"(images/{name})" in text
         assert (model_pictures.IMAGES / name).stat().st_size > 10_000

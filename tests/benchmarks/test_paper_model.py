@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import common, paper_model, paper_table
+from benchmarks import common, paper_model
 from benchmarks.paper_figures import Size, Span
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -63,7 +63,7 @@ def test_a_figure_beyond_its_bound_fails(no_search, monkeypatch, tmp_path):
     report = json.loads((tmp_path / "paper_model.json").read_text())
     assert report["verified"]
     assert {claim["holds"] for claim in report["claims"]} == {True, False}
-    table = paper_table.table(tmp_path)
+    table = paper_model.table(tmp_path)
     assert "| Table 4: n=1, 64 channels, 8192x4096 | 2574 GFLOPS |" in table
     assert "0.0 to 10.0 %" in table
 
@@ -83,7 +83,7 @@ def test_what_is_stored_holds():
 
 
 def test_the_page_shows_what_is_stored():
-    assert paper_table.main(["--check"]) == 0
+    assert [block.write(check=True) for block in paper_model.BLOCKS] == [0]
     text = (DOCS / "paper.md").read_text(encoding="utf-8")
     for target in re.findall(r"\]\(((?!http)[^)#]+)\)", text):
         assert (DOCS / target).exists(), target

@@ -4,8 +4,8 @@ import re
 from pathlib import Path
 
 import ooc_cudnn
-from benchmarks import readme
-from benchmarks.figures.records import load
+from benchmarks.pages import readme
+from benchmarks.pages.records import load
 
 README = Path(__file__).parents[2] / "README.md"
 
@@ -33,7 +33,7 @@ def test_names_it_mentions_exist():
 
 def table():
     """The cells of the README's table, below its head."""
-    section = README.read_text(encoding="utf-8").split(readme.BEGIN)[1].split(readme.END)[0]
+    (section,) = (block.read() for block in readme.BLOCKS)
     lines = [line for line in section.splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
 

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 from benchmarks import common
-from benchmarks.figures.records import NOT_MEASURED
-from benchmarks.figures.words import markdown
+from benchmarks.pages.blocks import NOT_MEASURED, claims, markdown
 
-LINK, LARGE, CORE, LOOP, FUNCTIONS, CHAIN, POOL, VOLUME = (
+LINK, LARGE, CORE, FUNCTIONS, CHAIN, POOL, VOLUME = (
     "convolution_link",
     "convolution_large",
     "convolution_in_core",
-    "naive_loop",
     "functions",
     "chain_vgg",
     "results_pool",
@@ -36,14 +31,6 @@ ROWS = (
      LARGE, f"device: {TIMES} the unsplit cuDNN call", "{:.0f} times as fast"),
     ("the same from and to pinned memory",
      LARGE, f"pinned: {TIMES} the unsplit cuDNN call", "{:.0f} times as fast"),
-    ("n=128, `x` and `y` pinned, against the fastest double-buffered loop, pinned",
-     LOOP, f"pinned: {TIMES} the fastest double-buffered loop, pinned memory",
-     "{:.2f} times as fast"),
-    ("n=128, pageable, against the fastest double-buffered loop with pinned buffers",
-     LOOP, f"pageable: {TIMES} the fastest double-buffered loop, pageable memory",
-     "{:.2f} times as fast"),
-    ("n=128, pageable, against the fastest plain loop, pageable",
-     LOOP, f"pageable: {TIMES} the fastest plain loop, pageable memory", "{:.0f} times as fast"),
     ("everything small and on the device: what the host takes beside cuDNN's own call",
      CORE, "1x64x32x32 convolution_forward: host overhead", "{:.0f} us"),
     ("the same, fused with bias and ReLU", CORE, "1x64x32x32 fused: host overhead", "{:.0f} us"),
@@ -73,17 +60,8 @@ ROWS = (
 
 def scripts_table(folder: Path = common.RESULTS) -> str:
     """Every claim with its value; what no record has is not measured yet."""
-    results = stored(folder, {name for _, name, _, _ in ROWS})
     rows = []
     for label, name, claim, form in ROWS:
-        values = {each["name"]: float(each["value"]) for each in results[name]["claims"]}
-        shown = form.format(values[claim]) if claim in values else NOT_MEASURED
-        rows.append((label, shown, f"`{name}`"))
+        value = claims(name, folder).get(claim)
+        rows.append((label, NOT_MEASURED if value is None else form.format(value), f"`{name}`"))
     return markdown(("what", "measured", "by"), rows)
-
-
-def stored(folder: Path, names: Iterable[str]) -> dict[str, Mapping[str, Any]]:
-    """Return results by name."""
-    return {
-        name: json.loads((folder / f"{name}.json").read_text(encoding="utf-8")) for name in names
-    }

@@ -1,15 +1,15 @@
-"""Cells, rows and sentences of the generated tables."""
+"""Cells and sentences about the suite's records."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from benchmarks.contenders.cases import CASES
-from benchmarks.figures.records import NOT_MEASURED, Records
+from benchmarks.pages.blocks import NOT_MEASURED, NOTHING, joined
+from benchmarks.pages.records import Records
 from ooc_cudnn.bench.case import OURS
 from ooc_cudnn.units import format_seconds
 
-NOTHING = "-"
 PRECISIONS = {"strict": "strict float32", "tf32": "TF32"}
 #: As legends name them.
 LABELS = {
@@ -30,45 +30,60 @@ LABELS = {
     "unified_memory_prefetch": "Unified Memory, prefetch",
     "unified_memory_prefetch_split": "Unified Memory, our split",
 }
+#: What a column says of a case.
+Cell = Callable[[Records, str], str]
 
 
-def markdown(head: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1) -> str:
-    """Lay out a table; all but the first columns are set to the right.
-
-    Examples
-    --------
-    >>> print(markdown(("case", "ms"), [("a", "12")]))
-    | case | ms |
-    |---|---:|
-    | a | 12 |
-    """
-    rule = ["---"] * left + ["---:"] * (len(head) - left)
-    lines = [f"| {' | '.join(row)} |" for row in (head, *rows)]
-    return "\n".join([lines[0], f"|{'|'.join(rule)}|", *lines[1:]])
+def precision_of(case: str) -> str:
+    """Say by which rule a case computes."""
+    return PRECISIONS[case.rsplit("-", 1)[1]]
 
 
-def seconds(records: Records, case: str, contender: str = OURS) -> str:
-    """Median seconds, or a dash."""
-    return _shown(records.seconds(case, contender), format_seconds)
+def _cell(value: Callable[[Records, str], float | None], form: Callable[[float], str]) -> Cell:
+    """A value, or a dash."""
+
+    def cell(records: Records, case: str) -> str:
+        found = value(records, case)
+        return NOTHING if found is None else form(found)
+
+    return cell
 
 
-def gflops(records: Records, case: str, contender: str = OURS) -> str:
-    """GFLOPS without a fraction, or a dash."""
-    return _shown(records.gflops(case, contender), "{:,.0f}".format)
+def seconds(contender: str = OURS) -> Cell:
+    """Median seconds."""
+    return _cell(lambda records, case: records.seconds(case, contender), format_seconds)
 
 
-def times(records: Records, case: str, contender: str) -> str:
-    """How many times as long as the library a contender takes, or a dash."""
-    return _shown(records.ratio(case, contender), "{:.2f} x".format)
+def gflops(contender: str = OURS) -> Cell:
+    """GFLOPS without a fraction."""
+    return _cell(lambda records, case: records.gflops(case, contender), "{:,.0f}".format)
 
 
-def share_of_bound(records: Records, case: str, bound: str) -> str:
-    """Which share of a bound's speed the library reaches, or a dash."""
-    return _shown(records.ratio(case, bound), "{:.0%}".format)
+def times(contender: str) -> Cell:
+    """How many times as long as the library a contender takes."""
+    return _cell(lambda records, case: records.ratio(case, contender), "{:.2f} x".format)
 
 
-def _shown(value: float | None, form: Callable[[float], str]) -> str:
-    return NOTHING if value is None else form(value)
+def share_of(bound: str) -> Cell:
+    """Which share of a bound's speed the library reaches."""
+    return _cell(lambda records, case: records.ratio(case, bound), "{:.0%}".format)
+
+
+def share_of_time(contender: str) -> Cell:
+    """Which share of a contender's time the library takes."""
+    inverse = lambda ratio: f"{1 / ratio:.0%}"  # noqa: E731
+    return _cell(lambda records, case: records.ratio(case, contender), inverse)
+
+
+def limit(records: Records, case: str) -> str:
+    """The memory that the library may hold."""
+    return CASES[case].memory_limit
+
+
+def binds(records: Records, case: str) -> str:
+    """Name the stage that sets the time of a case's one call, by its plan."""
+    calls = records.details(case).get("calls", ())
+    return calls[0]["binding_stage"].replace("_", " ") if calls else NOTHING
 
 
 def provenance(records: Records, cases: Sequence[str]) -> str:
@@ -79,8 +94,8 @@ def provenance(records: Records, cases: Sequence[str]) -> str:
     where = [record["environment"] for record in there]
     cards = sorted({each["gpu"]["name"] if each["gpu"] else "host device" for each in where})
     dates = sorted({each["date"][:10] for each in where})
-    limits = list(dict.fromkeys(CASES[case].memory_limit for case in cases))
-    limit = f"limit {limits[0]}" if len(limits) == 1 else "limit of each case in the table"
+    limits = {CASES[case].memory_limit for case in cases}
+    limit = f"limit {limits.pop()}" if len(limits) == 1 else "limit of each case in the table"
     when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
     missing = len(cases) - len(there)
     rest = f"; {missing} of {len(cases)} cases not measured yet" if missing else ""
@@ -93,8 +108,8 @@ def reasons(records: Records, cases: Sequence[str], contenders: Sequence[str]) -
     for case in cases:
         for contender in contenders:
             why = records.reason(case, contender)
-            if why is not None and why != NOT_MEASURED and contender in _of_case(case):
-                found.setdefault((contender, why), []).append(case)
+            if why not in (None, NOT_MEASURED) and contender in (OURS, *CASES[case].baselines):
+                found.setdefault((contender, str(why)), []).append(case)
     return "\n".join(
         f"- `{contender}` did not run in {', '.join(where)}: {why}"
         for (contender, why), where in found.items()
@@ -111,10 +126,6 @@ def notes(records: Records, cases: Sequence[str]) -> str:
         f"- {note}" + ("" if len(where) == len(cases) else f" ({', '.join(where)})")
         for note, where in found.items()
     )
-
-
-def _of_case(case: str) -> tuple[str, ...]:
-    return (OURS, *CASES[case].baselines)
 
 
 def image(name: str, about: str, drawn: Mapping[str, object]) -> str:
@@ -137,8 +148,3 @@ def section(
             notes(records, cases),
         )
     )
-
-
-def joined(parts: Iterable[str]) -> str:
-    """Join paragraphs; those without text are left out."""
-    return "\n\n".join(part for part in parts if part)

@@ -1,44 +1,33 @@
-"""Write the figures of the model's two pages: ``python -m benchmarks.model_page``.
+"""docs/model-method.md has the model's figures; docs/performance-model.md what a user needs.
 
-docs/model-method.md has all of them; docs/performance-model.md what a user needs to know.
-
-Its tables are made of the shipped profile of the H200 and of what `planning` and `model_accuracy`
-stored in benchmarks/results. `--check` says whether the page is up to date, and changes nothing; a
-test runs it.
+They are of the shipped profile of the H200, and of what `planning` and `model_accuracy` stored.
 """
 
 from __future__ import annotations
 
 import json
 import statistics
-import sys
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks import accuracy_summary, common, model_accuracy, planning
-from benchmarks.figures.words import markdown
-from benchmarks.readme import checks, fill
-from ooc_cudnn.bench.environment import ROOT
+from benchmarks.pages.blocks import Block, joined, markdown
+from benchmarks.pages.blocks import stored as record
 from perfmodel import Line, MachineModel, shipped
 
-PAGE = ROOT / "docs" / "model-method.md"
-USERS_PAGE = ROOT / "docs" / "performance-model.md"
 #: Said of a call where the figures of `accuracy_summary` are grouped.
 GROUPS = {
     "by_placement": "slowest operand in {} memory",
     "by_binding_stage": "bound by {}",
     "by_stage_of_replay": "{} alone, busy seconds of the replay",
 }
+#: Columns of a table of claims: left, right, right, left.
+CLAIM = "lrrl"
 VERDICTS = {True: "held", False: "**missed**", None: ""}
 PLACES = {"disk": "slowest operand in a file", "device": "all operands on the device"}
-
-
-def markers(name: str) -> tuple[str, str]:
-    """Return the lines between which a section stands."""
-    begin = f"<!-- {name}: begin (python -m benchmarks.model_page) -->"
-    return begin, f"<!-- {name}: end -->"
 
 
 # The link and the host ---------------------------------------------------------------------------
@@ -46,48 +35,63 @@ def markers(name: str) -> tuple[str, str]:
 
 def machine_section(model: MachineModel) -> str:
     """Return the constants of a machine, and how well its lines fit where that is known."""
-    lines = [
-        "| copies | rate | beta | a row that lies apart | a narrow one | residual | held out |"
-    ]
-    lines.append("|---|---:|---:|---:|---:|---:|---:|")
+    host = f"The host: {', '.join(_host(model))}{_latency(model)}.{_calibrated(model)}"
+    lost = model.losses.get("copies")
+    return joined(
+        (
+            _copies(model),
+            _both_ways(model),
+            _computing(model),
+            ""
+            if lost is None
+            else f"Computing loses {lost:.3g} s for each second of a copy beside it.",
+            "\n".join(textwrap.wrap(host, 100)),
+        )
+    )
+
+
+def _copies(model: MachineModel) -> str:
+    head = ("copies", "rate", "beta", "a row that lies apart", "a narrow one", "residual",
+            "held out")  # fmt: skip
+    rows = []
     for direction, words in (("copy_in", "in from"), ("copy_out", "out to")):
         copies: Mapping[str, Line] = getattr(model.transfer, direction)
         for placement, line in copies.items():
-            rows, near = (line.terms.get(name) for name in ("rows", "near"))
-            shares = _shares(model, [f"{direction}/{placement}"])
-            lines.append(
-                f"| {words} {_files(placement)} | {1e-9 / line.alpha:.1f} GB/s "
-                f"| {line.beta * 1e6:.0f} us "
-                f"| {f'{rows * 1e9:.3g} ns' if rows else ''} "
-                f"| {f'{near * 1e9:.3g} ns' if near else ''} | {shares} |"
+            of_rows = (line.terms.get(name) for name in ("rows", "near"))
+            rows.append(
+                (
+                    f"{words} {_files(placement)}",
+                    f"{1e-9 / line.alpha:.1f} GB/s",
+                    f"{line.beta * 1e6:.0f} us",
+                    *(f"{term * 1e9:.3g} ns" if term else "" for term in of_rows),
+                    *_shares(model, [f"{direction}/{placement}"]),
+                )
             )
-    lines += ["", "| both ways at once | in takes | out takes |", "|---|---:|---:|"]
+    return markdown(head, rows)
+
+
+def _both_ways(model: MachineModel) -> str:
+    rows = []
     for pair, slower in model.transfer.slowdowns.items():
         source, target = map(_files, pair.split("/"))
-        lines.append(
-            f"| in from {source}, out to {target} "
-            f"| {slower.copy_in:.2f} times as long | {slower.copy_out:.2f} times as long |"
-        )
-    kinds = {
-        "convolutions": [key for key in model.compute.lines if key.startswith("convolution")],
-        "passes over device memory": [
-            key for key in model.compute.lines if not key.startswith("convolution")
-        ],
-    }
-    if any(key in model.quality for key in model.compute.lines):
-        lines += ["", "| computing, the median line | residual | held out |", "|---|---:|---:|"]
-        lines += [f"| {name} | {_shares(model, keys)} |" for name, keys in kinds.items()]
-    if "copies" in model.losses:
-        lost = model.losses["copies"]
-        lines += ["", f"Computing loses {lost:.3g} s for each second of a copy beside it."]
-    said = [
-        f"{direction.replace('copy_', '')} {_files(placement)} {line.beta * 1e3:.2g} ms and "
-        f"{line.alpha * 2**20 * 1e3:.2g} ms a MiB, "
-        f"{line.terms.get('others', 0.0) * 1e3:.2g} ms for each other in flight"
-        for name, line in model.transfer.latency.items()
-        for direction, placement in [name.split("/")]
-    ]
-    latency = f"; staging's latency: {', '.join(said)}" if said else ""
+        times = (f"{each:.2f} times as long" for each in (slower.copy_in, slower.copy_out))
+        rows.append((f"in from {source}, out to {target}", *times))
+    return markdown(("both ways at once", "in takes", "out takes"), rows)
+
+
+def _computing(model: MachineModel) -> str:
+    if not any(key in model.quality for key in model.compute.lines):
+        return ""
+    kinds: dict[str, list[str]] = {"convolutions": [], "passes over device memory": []}
+    for key in model.compute.lines:
+        is_convolution = key.startswith("convolution")
+        kinds["convolutions" if is_convolution else "passes over device memory"].append(key)
+    rows = [(name, *_shares(model, keys)) for name, keys in kinds.items()]
+    return markdown(("computing, the median line", "residual", "held out"), rows)
+
+
+def _host(model: MachineModel) -> Iterator[str]:
+    """What the host takes, of what is known."""
     parts = {
         "a call": model.call_seconds,
         "each operand beyond two": model.operand_seconds,
@@ -95,9 +99,19 @@ def machine_section(model: MachineModel) -> str:
         "one that threads stage": model.staged_step_seconds,
         "a launch": model.launch_seconds,
     }
-    measured = (f"{name} {seconds * 1e6:.0f} us" for name, seconds in parts.items() if seconds)
-    host = f"The host: {', '.join(measured)}{latency}."
-    return "\n".join([*lines, "", *textwrap.wrap(f"{host}{_calibrated(model)}", 100)])
+    return (f"{name} {seconds * 1e6:.0f} us" for name, seconds in parts.items() if seconds)
+
+
+def _latency(model: MachineModel) -> str:
+    said = []
+    for name, line in model.transfer.latency.items():
+        direction, placement = name.split("/")
+        said.append(
+            f"{direction.replace('copy_', '')} {_files(placement)} {line.beta * 1e3:.2g} ms and "
+            f"{line.alpha * 2**20 * 1e3:.2g} ms a MiB, "
+            f"{line.terms.get('others', 0.0) * 1e3:.2g} ms for each other in flight"
+        )
+    return f"; staging's latency: {', '.join(said)}" if said else ""
 
 
 def _calibrated(model: MachineModel) -> str:
@@ -120,7 +134,7 @@ def _files(placement: str) -> str:
     return "files" if placement == "disk" else placement
 
 
-def _shares(model: MachineModel, keys: list[str]) -> str:
+def _shares(model: MachineModel, keys: list[str]) -> list[str]:
     """Medians of the two errors over lines, as cells; empty where they are unknown.
 
     The residual is that of the line on the samples that are kept, where there are any.
@@ -134,8 +148,7 @@ def _shares(model: MachineModel, keys: list[str]) -> str:
         elif "residual" in quality:
             residuals.append(quality["residual"])
         held_out += [quality["held_out_error"]] if "held_out_error" in quality else []
-    cells = [_percent(statistics.median(known)) if known else "" for known in (residuals, held_out)]
-    return " | ".join(cells)
+    return [_percent(statistics.median(known)) if known else "" for known in (residuals, held_out)]
 
 
 def _line(model: MachineModel, key: str) -> Line:
@@ -156,31 +169,39 @@ def _percent(share: float) -> str:
 def search_section(result: Mapping[str, Any]) -> str:
     """Return how near the best the searches come, and how long planning takes."""
     found = result["measurements"]
-    lines = ["| found, over the best of all splits | median | nine of ten | worst |"]
-    lines.append("|---|---:|---:|---:|")
-    for name in ("ordered", "local", "guided"):
-        spread = found[f"{name}: found over best"]
-        cells = " | ".join(f"{spread[at]:.3f}" for at in ("0.5", "0.9", "1.0"))
-        lines.append(f"| {name} search | {cells} |")
+    spreads = {name: found[f"{name}: found over best"] for name in ("ordered", "local", "guided")}
+    near = [
+        (f"{name} search", *(f"{spread[at]:.3f}" for at in ("0.5", "0.9", "1.0")))
+        for name, spread in spreads.items()
+    ]
     searches = [
         held["median"] for name, held in found.items() if name.endswith(": seconds of a search")
     ]
-    problems = found["guided: found over best"]["problems"]
-    lines += [
-        "",
-        f"Over {problems} calls. A search takes {min(searches) * 1e3:.1f} to "
+    about = (
+        f"Over {spreads['guided']['problems']} calls. A search takes {min(searches) * 1e3:.1f} to "
         f"{max(searches) * 1e3:.1f} ms, the median of each of the {len(searches)} functions in "
-        "the quietest of three rounds, on one core:",
-        "",
-        "| | ms | bound | |",
-        "|---|---:|---:|---|",
+        "the quietest of three rounds, on one core:"
+    )
+    head = ("found, over the best of all splits", "median", "nine of ten", "worst")
+    timed = [
+        _claim_row(claim, claim["name"], "{:.1f}".format, "{:.0f}".format)
+        for claim in result["claims"]
+        if claim["unit"] == "ms"
     ]
-    for claim in result["claims"]:
-        if claim["unit"] == "ms":
-            limit = "" if claim["bound"] is None else f"{claim['relation']} {claim['bound']:.0f}"
-            verdict = VERDICTS[claim["holds"]]
-            lines.append(f"| {claim['name']} | {claim['value']:.1f} | {limit} | {verdict} |")
-    return "\n".join(lines)
+    return joined(
+        (markdown(head, near), about, markdown(("", "ms", "bound", ""), timed, align=CLAIM))
+    )
+
+
+def _claim_row(
+    claim: Mapping[str, Any],
+    name: str,
+    value: Callable[[float], str],
+    bound: Callable[[float], str],
+) -> tuple[str, ...]:
+    """A claim's name, what was measured, its bound and whether that is kept, as cells."""
+    limit = "" if claim["bound"] is None else f"{claim['relation']} {bound(claim['bound'])}"
+    return name, value(claim["value"]), limit, VERDICTS[claim["holds"]]
 
 
 # Accuracy ----------------------------------------------------------------------------------------
@@ -220,29 +241,26 @@ def _accuracy(result: Mapping[str, Any]) -> list[str]:
         f"**{machine_of(result)}**, on {where['date'][:10]} at `{where['commit'][:7]}`, "
         f"seed {drawn['seed']}:"
     )
-    lines = ["| | measured | bound | |", "|---|---:|---:|---|"]
+    rows = []
     for claim in result["claims"]:
-        name, value, bound = claim["name"], claim["value"], claim["bound"]
-        limit = "" if bound is None else f"{claim['relation']} {shown(name, bound)}"
-        verdict = VERDICTS[claim["holds"]]
-        lines.append(f"| {name.replace('_', ' ')} | {shown(name, value)} | {limit} | {verdict} |")
-    parts = [said, "\n".join(lines)]
+        form = partial(shown, claim["name"])
+        rows.append(_claim_row(claim, claim["name"].replace("_", " "), form, form))
+    parts = [said, markdown(("", "measured", "bound", ""), rows, align=CLAIM)]
     if "summary" in result["measurements"]:
         parts.append(_grouped(result["measurements"]["summary"]))
     return parts
 
 
 def _grouped(summary: Mapping[str, Any]) -> str:
-    lines = ["| errors | calls | median | 90th percentile | predicted / measured |"]
-    lines.append("|---|---:|---:|---:|---:|")
+    rows = []
     for group, words in GROUPS.items():
         for name, count, median, tail, _, ratio in accuracy_summary.rows(summary.get(group, {})):
             label = words.format(name.replace("_", " "))
             if group == "by_placement":
                 label = PLACES.get(name, label)
-            cells = (label, count, median.replace("%", " %"), tail.replace("%", " %"), ratio)
-            lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+            rows.append((label, count, median.replace("%", " %"), tail.replace("%", " %"), ratio))
+    head = ("errors", "calls", "median", "90th percentile", "predicted / measured")
+    return markdown(head, rows)
 
 
 def shown(name: str, value: float) -> str:
@@ -284,24 +302,10 @@ def promise_section(results: list[Mapping[str, Any]]) -> str:
     return markdown(("machine", *columns.values()), rows)
 
 
-def sections(folder: Path = common.RESULTS) -> dict[str, str]:
-    """Return the sections by the names in their markers."""
-    planned = json.loads((folder / f"{planning.NAME}.json").read_text(encoding="utf-8"))
-    return {
-        "machine": machine_section(shipped("h200")),
-        "searches": search_section(planned),
-        "accuracy": accuracy_section(stored(folder)),
-    }
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Write or check the sections; return the exit status."""
-    check = checks(__doc__, argv)
-    found = [fill(PAGE, *markers(name), text, check=check) for name, text in sections().items()]
-    promise = promise_section(stored())
-    found.append(fill(USERS_PAGE, *markers("promise"), promise, check=check))
-    return max(found)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+METHOD = "docs/model-method.md"
+BLOCKS = (
+    Block(METHOD, "machine", lambda: machine_section(shipped("h200"))),
+    Block(METHOD, "searches", lambda: search_section(record(planning.NAME))),
+    Block(METHOD, "accuracy", lambda: accuracy_section(stored())),
+    Block("docs/performance-model.md", "promise", lambda: promise_section(stored())),
+)

@@ -7,8 +7,8 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from benchmarks.figures.stamps import stamp
-from benchmarks.figures.words import PRECISIONS
+from benchmarks.pages.stamps import stamp
+from benchmarks.pages.words import PRECISIONS
 from ooc_cudnn.bench.case import OURS
 from ooc_cudnn.calibration.pictures import COLOURS, require_matplotlib
 

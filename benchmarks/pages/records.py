@@ -10,12 +10,12 @@ from typing import Any
 
 from benchmarks import common
 from benchmarks.contenders.cases import CASES
+from benchmarks.pages.blocks import NOT_MEASURED
 from ooc_cudnn.bench.case import OURS
 
 FOLDER = common.RESULTS / "bench"
 #: What of a case must be as it is today for its record to be shown.
 FIXED = ("sizes", "memory_limit", "allow_tf32", "workload")
-NOT_MEASURED = "not measured yet"
 STAGES = ("copy_in", "compute", "copy_out")
 
 

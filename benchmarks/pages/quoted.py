@@ -1,25 +1,21 @@
 """Figures that sentences quote: each is made of a stored result, or has a source outside of them.
 
-``python -m benchmarks.quoted`` looks through README.md and docs, without code and generated
-sections, for numbers with a unit of speed, time or share. Every one of them must stand in the words
-of a `QUOTES` entry, which are filled in from the results, or in those of a `STATED` entry, which
-says where it is from. A test runs it.
+`check_pages` looks through README.md and docs, without code and generated sections, for numbers
+with a unit of speed, time or share. Every one of them must stand in the words of a `QUOTES` entry,
+which are filled in from the results, or in those of a `STATED` entry, which says where it is from.
 """
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
-from benchmarks import common
-from benchmarks.quoted_stated import STATED
-from benchmarks.readme import checks
+from benchmarks.pages import blocks
+from benchmarks.pages.quoted_stated import STATED
 from ooc_cudnn.bench.attempt import PATIENCE_SECONDS
 from ooc_cudnn.bench.environment import ROOT
 from perfmodel import shipped
@@ -56,20 +52,14 @@ class Quote:
         return self.words.format(*self.values())
 
 
+claims = cache(blocks.claims)
+
+
 @cache
-def _stored(name: str) -> Any:
-    return json.loads((common.RESULTS / f"{name}.json").read_text(encoding="utf-8"))
-
-
-def claim(result: str, name: str) -> float:
-    """Return the value of a claim of a result file."""
-    (value,) = [each["value"] for each in _stored(result)["claims"] if each["name"] == name]
-    return float(value)
-
-
-def simulated(name: str) -> float:
-    """Return a figure that `paper_model` simulated."""
-    return float(_stored("paper_model")["measurements"][name]["simulated"])
+def simulated() -> dict[str, float | str]:
+    """Return what `paper_model` simulated, by name."""
+    rows = blocks.stored("paper_model")["measurements"]
+    return {name: row["simulated"] for name, row in rows.items()}
 
 
 def fact(name: str) -> float:
@@ -79,31 +69,34 @@ def fact(name: str) -> float:
 
 def more(limit: str, pieces: int, overlap: str) -> float:
     """Return by how many percent a call of `host_split` takes longer than the whole one."""
-    return 100 * claim("host_split", f"limit {limit}, overlap {overlap} ({pieces} pieces): "
-                       "time / whole") - 100  # fmt: skip
+    name = f"limit {limit}, overlap {overlap} ({pieces} pieces): time / whole"
+    return 100 * claims("host_split")[name] - 100
 
 
-def _staged() -> float:
-    return 100 * claim("convolution_link", "pageable: fraction of the duplex link")
+def _staged() -> tuple[float]:
+    return (100 * claims("convolution_link")["pageable: fraction of the duplex link"],)
 
 
-def _overhead() -> tuple[float, float]:
-    plain, fused = (
-        claim("convolution_in_core", f"1x64x32x32 {name}: host overhead")
-        for name in ("convolution_forward", "fused")
-    )
-    return plain, fused
+def _overhead() -> tuple[float, ...]:
+    found = claims("convolution_in_core")
+    names = ("convolution_forward", "fused")
+    return tuple(found[f"1x64x32x32 {name}: host overhead"] for name in names)
 
 
 def _few_channels() -> tuple[float, float]:
-    share = 100 * simulated("fused / three functions: n=1, 64 channels, 1024x1024")
+    share = 100 * float(simulated()["fused / three functions: n=1, 64 channels, 1024x1024"])
     return share, 100 * (1 - share / 42)
+
+
+def _worst_local_search() -> tuple[float]:
+    found = [str(value) for name, value in simulated().items() if name.startswith("local search")]
+    return (max(float(span.split()[2]) for span in found),)
 
 
 LIMITS, PAPER = "docs/limitations.md", "docs/paper.md"
 QUOTES = (
-    Quote("README.md", "at {:.0f} % of the link's speed", lambda: (_staged(),)),
-    Quote(LIMITS, "at {:.0f} % of the link's speed", lambda: (_staged(),)),
+    Quote("README.md", "at {:.0f} % of the link's speed", _staged),
+    Quote(LIMITS, "at {:.0f} % of the link's speed", _staged),
     Quote(
         LIMITS,
         "on the H200 {:.2f} s a GiB for arrays that exist and {:.2f} s for new ones",
@@ -131,7 +124,7 @@ QUOTES = (
     Quote(
         "docs/architecture.md",
         "takes {:.0f} times as long as its pieces",
-        lambda: (claim("convolution_large", "device: times faster than the unsplit cuDNN call"),),
+        lambda: (claims("convolution_large")["device: times faster than the unsplit cuDNN call"],),
     ),
     Quote(
         "docs/model-method.md",
@@ -141,20 +134,10 @@ QUOTES = (
     Quote(
         PAPER,
         "256 channels run at {:.0f} GFLOPS in core",
-        lambda: (simulated("figure 9: 256 channels, on the device"),),
+        lambda: (float(simulated()["figure 9: 256 channels, on the device"]),),
     ),
     Quote(PAPER, "the simulation gives {:.0f} %, {:.0f} % below the figure", _few_channels),
-    Quote(
-        PAPER,
-        "ends at most {} % off the best",
-        lambda: (
-            max(
-                float(row["simulated"].split()[2])
-                for name, row in _stored("paper_model")["measurements"].items()
-                if name.startswith("local search")
-            ),
-        ),
-    ),
+    Quote(PAPER, "ends at most {} % off the best", _worst_local_search),
 )
 
 
@@ -192,16 +175,11 @@ def problems(page: str, text: str) -> list[str]:
     return found
 
 
-def main(argv: list[str] | None = None) -> int:
+def check_pages(*, check: bool = True) -> int:
     """Look through all pages; 1 if a figure has no source or is another one's."""
-    checks(__doc__, argv)
     found = []
     for path in pages():
         found += problems(str(path.relative_to(ROOT)), path.read_text(encoding="utf-8"))
     for problem in found:
         print(problem, file=sys.stderr)
     return int(bool(found))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

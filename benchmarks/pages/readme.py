@@ -1,25 +1,20 @@
-"""Write the README's figures from benchmarks/results: ``python -m benchmarks.readme``.
+"""README.md: one convolution on one machine, beside every other way to compute it.
 
-One story: one convolution on one machine, beside every other way to compute it; and a case where
-the library is slow. `--check` says whether the README is up to date, and changes nothing; a test
-runs it.
+And a case where the library is slow.
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
 import textwrap
 from pathlib import Path
 
 from benchmarks.contenders.cases import CASES
-from benchmarks.figures.records import FOLDER, NOT_MEASURED, Records, load
+from benchmarks.pages.blocks import NOT_MEASURED, Block, markdown
+from benchmarks.pages.records import FOLDER, Records, load
 from ooc_cudnn.bench.environment import ROOT
 from ooc_cudnn.units import format_seconds
 
 CHART = "docs/images/bench/summary.png"
-
-BEGIN, END = "<!-- figures: begin (python -m benchmarks.readme) -->", "<!-- figures: end -->"
 
 STORY, STEP = "fig14-4gb-tf32", "vgg16-n1024-tf32"
 #: (what a row says, which host memory x and y lie in, case, contender)
@@ -66,12 +61,11 @@ def figures(folder: Path = FOLDER) -> str:
     picture = [f"![4.3 GB in and 4.3 GB out, by each way]({CHART})", "",
                *textwrap.wrap(CAPTION, 100), ""]  # fmt: skip
     lines = [*(picture if (ROOT / CHART).exists() else []), *textwrap.wrap(setting, 100)]
-    lines += ["", "| the same work by another way | host memory | takes | `ooc_cudnn` is |"]
-    lines += ["|---|---|---:|---:|"]
-    for label, memory, case, contender in ROWS:
-        lines.append(f"| {label} | {memory} | {_took(records, case, contender)} |")
-    lines += ["", *textwrap.wrap(TERMS, 100)]
-    return "\n".join(lines)
+    head = ("the same work by another way", "host memory", "takes", "`ooc_cudnn` is")
+    rows = [(label, memory, *_took(records, *way)) for label, memory, *way in ROWS]
+    return "\n".join(
+        [*lines, "", markdown(head, rows, align="llr"), "", *textwrap.wrap(TERMS, 100)]
+    )
 
 
 CAPTION = (
@@ -92,11 +86,11 @@ TERMS = (
 )
 
 
-def _took(records: Records, case: str, contender: str) -> str:
+def _took(records: Records, case: str, contender: str) -> tuple[str, str]:
     seconds, ratio = records.seconds(case, contender), records.ratio(case, contender)
     if seconds is None or ratio is None:
-        return f"{NOT_MEASURED} | "
-    return f"{format_seconds(seconds)} | {compared(ratio)}"
+        return NOT_MEASURED, ""
+    return format_seconds(seconds), compared(ratio)
 
 
 def compared(ratio: float) -> str:
@@ -112,31 +106,4 @@ def compared(ratio: float) -> str:
     return f"{shown} times as {'fast' if ratio >= 1 else 'slow'}"
 
 
-def fill(path: Path, begin: str, end: str, section: str, *, check: bool) -> int:
-    """Write a section between two markers of a page, or check it; return the exit status."""
-    text = path.read_text(encoding="utf-8")
-    before, rest = text.split(begin)
-    _, after = rest.split(end)
-    made = f"{before}{begin}\n\n{section}\n\n{end}{after}"
-    if check:
-        if made != text:
-            print(f"{path.name} is out of date: its section says how to write it", file=sys.stderr)
-        return int(made != text)
-    path.write_text(made, encoding="utf-8")
-    return 0
-
-
-def checks(description: str | None, argv: list[str] | None) -> bool:
-    """Read the one argument of what fills pages: whether to change nothing."""
-    parser = argparse.ArgumentParser(description=(description or "").splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="change nothing; fail if out of date")
-    return bool(parser.parse_args(argv).check)
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Write or check the section; return the exit status."""
-    return fill(ROOT / "README.md", BEGIN, END, figures(), check=checks(__doc__, argv))
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+BLOCKS = (Block("README.md", "figures", figures),)

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from benchmarks.common import Claim
 from benchmarks.contenders.cases import CASES
-from benchmarks.figures.records import NOT_MEASURED, STAGES, Records, names
-from benchmarks.figures.words import NOTHING, PRECISIONS, markdown
+from benchmarks.pages.blocks import NOT_MEASURED, NOTHING, markdown
+from benchmarks.pages.records import STAGES, Records, names
+from benchmarks.pages.words import precision_of
 
 #: Contender of figure 14's two larger sizes -> how many times as long as the library, at least.
 AT_LEAST = {
@@ -70,17 +71,16 @@ def _against_others(records: Records) -> Iterator[Held]:
             for case in names(f"{size}-"):
                 if contender not in CASES[case].baselines:
                     continue
-                precision = PRECISIONS[case.rsplit("-", 1)[1]]
                 reason = records.reason(case) or records.reason(case, contender) or ""
                 yield Held(
-                    f"`{contender}` over the library, `{size}`, {precision}",
+                    f"`{contender}` over the library, `{size}`, {precision_of(case)}",
                     "x", records.ratio(case, contender), ">=", bound, reason,
                 )  # fmt: skip
 
 
 def _step(records: Records) -> Iterator[Held]:
     for case in names(f"{LARGEST_STEP}-"):
-        what = f"`{LARGEST_STEP}`, {PRECISIONS[case.rsplit('-', 1)[1]]}"
+        what = f"`{LARGEST_STEP}`, {precision_of(case)}"
         for contender in ("in_core", "torch_in_core"):
             ratio = records.ratio(case, contender)
             reason = records.reason(case) or records.reason(case, contender) or ""

@@ -1,28 +1,21 @@
-"""Write docs/reliability.md's table from the records: ``python -m benchmarks.reliability_page``.
+"""docs/reliability.md and docs/maintaining.md: what was tried, and where each record is from.
 
-It reads those of drawn calls (``python -m tests.fuzz --record``), of interruptions
-(``python -m benchmarks.interruptions``) and of compute-sanitizer (``python -m
+What was tried is in the records of drawn calls (``python -m tests.fuzz --record``), of
+interruptions (``python -m benchmarks.interruptions``) and of compute-sanitizer (``python -m
 tests.fuzz.sanitized --record``), whatever their files are called: "benchmark" in them says what
-they are. `--check` says whether the page is up to date, and changes nothing; a test runs it.
+they are.
 """
 
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from benchmarks import common
-from benchmarks.figures.records import NOT_MEASURED
-from benchmarks.figures.words import markdown
-from benchmarks.readme import checks, fill
-from ooc_cudnn.bench.environment import ROOT
+from benchmarks.pages.blocks import NOT_MEASURED, NOTHING, Block, markdown
 
-PAGE = ROOT / "docs" / "reliability.md"
-BEGIN = "<!-- trials: begin (python -m benchmarks.reliability_page) -->"
-END = "<!-- trials: end -->"
 Record = Mapping[str, Any]
 #: What was tried, where, how often, and how much of it went wrong.
 Row = tuple[str, str, str, str]
@@ -63,7 +56,7 @@ KINDS: dict[str, tuple[str, Callable[[Record], Row]]] = {
 }
 
 
-def rows(folder: Path) -> Iterator[Row]:
+def _rows(folder: Path) -> Iterator[Row]:
     """A row for each record; a kind of which there is none is not measured yet."""
     stored = [json.loads(path.read_text("utf-8")) for path in sorted(folder.glob("*.json"))]
     for kind, (about, read) in KINDS.items():
@@ -77,15 +70,30 @@ def rows(folder: Path) -> Iterator[Row]:
             yield about, NOT_MEASURED, "", ""
 
 
-def table(folder: Path = common.RESULTS) -> str:
+def trials_table(folder: Path = common.RESULTS) -> str:
     """Return what was tried, and what was wrong."""
-    return markdown(("what was tried", "on", "how much", "wrong"), rows(folder), left=2)
+    return markdown(("what was tried", "on", "how much", "wrong"), _rows(folder), align="llr")
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Write or check the table; return the exit status."""
-    return fill(PAGE, BEGIN, END, table(), check=checks(__doc__, argv))
+def records_table(folder: Path = common.RESULTS) -> str:
+    """Every stored record: machine, day, commit, how far the library's own seconds drifted."""
+    rows = []
+    for path in sorted(folder.rglob("*.json")):
+        record = json.loads(path.read_text(encoding="utf-8"))
+        where = record.get("environment")
+        if where is not None:
+            name = path.relative_to(folder).with_suffix("").as_posix()
+            gpu, commit = where.get("gpu"), where["commit"]
+            machine = gpu["name"] if gpu else f"host, {where['cores']} cores"
+            changed = " with changes" if commit.endswith("-dirty") else ""
+            drift = f"{record['drift'] - 1:+.1%}" if "drift" in record else NOTHING
+            rows.append(
+                (f"`{name}`", machine, where["date"][:10], f"`{commit[:7]}`{changed}", drift)
+            )
+    return markdown(("record", "machine", "date", "commit", "drift"), rows, align="llllr")
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+BLOCKS = (
+    Block("docs/reliability.md", "trials", trials_table),
+    Block("docs/maintaining.md", "records", records_table),
+)

@@ -1,4 +1,4 @@
-"""Draw the pictures of docs/model-method.md: ``python -m benchmarks.model_pictures``.
+"""Draw the pictures of docs/model-method.md: ``python -m benchmarks.pages.model_pictures``.
 
 `model-fit.png`: the samples of the shipped H200 against its lines, and their residuals.
 `model-accuracy.png`: predicted over measured seconds of every call of `model_accuracy`.
@@ -17,8 +17,8 @@ import numpy as np
 
 from benchmarks import common
 from benchmarks.accuracy_summary import BOUNDS
-from benchmarks.figures.stamps import is_current, stamp
-from benchmarks.model_page import calls_stored, machine_of
+from benchmarks.pages.model import calls_stored, machine_of
+from benchmarks.pages.stamps import is_current, stamp
 from ooc_cudnn.bench.environment import ROOT
 from ooc_cudnn.calibration.pictures import COLOURS, draw_calibration, require_matplotlib
 from ooc_cudnn.devices.machines import named_machine
@@ -99,7 +99,8 @@ def main(argv: list[str] | None = None) -> int:
                  if of and not is_current(path, of)]  # fmt: skip
         for path in stale:
             print(
-                f"{path.name} is out of date: python -m benchmarks.model_pictures", file=sys.stderr
+                f"{path.name} is out of date: python -m benchmarks.pages.model_pictures",
+                file=sys.stderr,
             )
         return int(bool(stale))
     if stored:

@@ -1,0 +1,77 @@
+"""Generated sections of pages, and the tables in them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks import common
+from ooc_cudnn.bench.environment import ROOT
+
+NOT_MEASURED = "not measured yet"
+NOTHING = "-"
+
+
+class Block(NamedTuple):
+    """What stands between the two markers of a name on a page, and what makes it."""
+
+    page: str
+    name: str
+    make: Callable[[], str]
+
+    def markers(self) -> tuple[str, str]:
+        """Return the lines before and after it."""
+        begin = f"<!-- {self.name}: begin (python -m benchmarks.regenerate) -->"
+        return begin, f"<!-- {self.name}: end -->"
+
+    def read(self, root: Path = ROOT) -> str:
+        """Return what stands there now."""
+        begin, end = self.markers()
+        return (root / self.page).read_text(encoding="utf-8").split(begin)[1].split(end)[0]
+
+    def write(self, *, check: bool, root: Path = ROOT) -> int:
+        """Write it, or look only; return 1 if it was out of date and still is."""
+        path, now, (begin, end) = root / self.page, self.read(root), self.markers()
+        made = f"\n\n{self.make()}\n\n"
+        if made == now:
+            return 0
+        if check:
+            print(f"{self.page}: {self.name} is out of date: make figures", file=sys.stderr)
+            return 1
+        text = path.read_text(encoding="utf-8")
+        path.write_text(text.replace(begin + now + end, begin + made + end), encoding="utf-8")
+        return 0
+
+
+def markdown(head: Sequence[str], rows: Iterable[Sequence[str]], *, align: str = "lr") -> str:
+    """Lay out a table; `align` has "l" or "r" for each column, its last letter for all others.
+
+    Examples
+    --------
+    >>> print(markdown(("case", "ms"), [("a", "12")]))
+    | case | ms |
+    |---|---:|
+    | a | 12 |
+    """
+    kinds = align.ljust(len(head), align[-1])[: len(head)]
+    rule = "|".join({"l": "---", "r": "---:"}[kind] for kind in kinds)
+    lines = [f"| {' | '.join(row)} |" for row in (head, *rows)]
+    return "\n".join([lines[0], f"|{rule}|", *lines[1:]])
+
+
+def joined(parts: Iterable[str]) -> str:
+    """Join paragraphs; those without text are left out."""
+    return "\n\n".join(part for part in parts if part)
+
+
+def stored(name: str, folder: Path = common.RESULTS) -> Any:
+    """Return a record of `benchmarks/results`."""
+    return json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def claims(name: str, folder: Path = common.RESULTS) -> dict[str, float]:
+    """Return the values of a record's claims, by what they are called."""
+    return {each["name"]: float(each["value"]) for each in stored(name, folder)["claims"]}

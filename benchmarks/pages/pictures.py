@@ -1,0 +1,352 @@
+"""docs/images/bench, drawn from benchmarks/results/bench.
+
+Each picture is made of plain values, empty where nothing was measured; their digest stands in the
+file, so that a stale picture is found without drawing it again.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.contenders.cases import CASES, LOOPS, UNIFIED_MEMORY, VGG16_BATCHES
+from benchmarks.pages import canvas, records, stamps
+from benchmarks.pages.records import STAGES, Records, feature_bytes, names, stage_seconds
+from benchmarks.pages.words import LABELS, PRECISIONS
+from benchmarks.paper_figures import CHANNEL_GFLOPS, CHANNELS, FUSED_OVER_UNFUSED
+from ooc_cudnn.bench.case import OURS
+from ooc_cudnn.bench.cases import FIGURE_9
+from ooc_cudnn.bench.environment import ROOT
+from ooc_cudnn.units import format_seconds
+
+IMAGES = ROOT / "docs" / "images" / "bench"
+Drawn = dict[str, Any]
+
+LINES_OF_12 = (OURS, "in_core", "torch_in_core", "torch_save_on_cpu", "torch_checkpoint",
+               "torch_micro_batches")  # fmt: skip
+LINES_OF_14 = (OURS, *UNIFIED_MEMORY, *LOOPS, "torch_in_core", "copy_limit")
+BARS_OF_SUMMARY = (OURS, *LOOPS[1:], "torch_in_core", *reversed(UNIFIED_MEMORY), "naive_loop")
+SUMMARY_CASE = "fig14-4gb-tf32"
+DIRECTIONS = ("forward", "backward")
+
+
+# Lines over sizes, a panel for each precision ----------------------------------------------------
+
+
+def lines(
+    contenders: Sequence[str],
+    cases: Callable[[str], Iterable[tuple[float, str]]],
+    value: Callable[[str, str], float | None],
+) -> Drawn:
+    """Pairs of size and value by precision and contender; lines without any are left out.
+
+    `cases` takes a precision and returns pairs of a size and the case of that size; `value` takes a
+    case and a contender.
+    """
+    found: Drawn = {}
+    for precision in PRECISIONS:
+        pairs = list(cases(precision))
+        for contender in contenders:
+            line = [
+                (size, held) for size, case in pairs if (held := value(case, contender)) is not None
+            ]
+            if line:
+                found.setdefault(precision, {})[contender] = line
+    return found
+
+
+def draw_lines(
+    drawn: Drawn,
+    path: Path,
+    *,
+    across: str,
+    up: str,
+    height: float = 4,
+    columns: int = 4,
+    tick: Callable[[float], str] = str,
+    style: Callable[[str], str] = lambda contender: "-",
+    more: Callable[[Any], None] = lambda panel: None,
+) -> None:
+    """Draw them, both axes in powers; `more` draws into each panel what is not a contender's."""
+    figure, axes = canvas.precisions(drawn, height=height)
+    for precision, panel in axes.items():
+        for contender, line in drawn[precision].items():
+            panel.plot(
+                *zip(*line, strict=True), label=LABELS[contender],
+                color=canvas.CONTENDER_COLOURS[contender], marker="o", markersize=4,
+                linestyle=style(contender),
+            )  # fmt: skip
+        sizes = sorted({size for line in drawn[precision].values() for size, _ in line})
+        panel.set_xscale("log", base=2)
+        panel.set_yscale("log")
+        panel.set_xticks(sizes, [tick(size) for size in sizes])
+        more(panel)
+        panel.set_xlabel(across)
+        panel.set_ylabel(up)
+    canvas.legend_below(figure, axes.values(), columns=columns if len(axes) > 1 else 2)
+    canvas.save(figure, path, drawn)
+
+
+def figure_9(records: Records) -> Drawn:
+    """GFLOPS by channels."""
+    return lines(
+        (OURS, "in_core", "cudnn"),
+        lambda precision: ((c, f"fig9-c{c}-{precision}") for c in CHANNELS),
+        records.gflops,
+    )
+
+
+def draw_figure_9(drawn: Drawn, path: Path) -> None:
+    """With the paper's range and values in both panels."""
+    stated = [(channels, value) for channels, (_, value) in FIGURE_9.items() if value is not None]
+
+    def papers(panel: Any) -> None:
+        panel.axhspan(*CHANNEL_GFLOPS, color=canvas.PAPER, alpha=0.15, linewidth=0,
+                      label="the paper's P100, all channels")  # fmt: skip
+        panel.plot(
+            *zip(*stated, strict=True), color=canvas.PAPER, marker="*", markersize=8, linestyle=""
+        )
+
+    draw_lines(
+        drawn, path, across="channels, one image of 1024 x 1024", up="GFLOPS", height=3.8,
+        style=lambda contender: "-" if contender == OURS else "--", more=papers,
+    )  # fmt: skip
+
+
+def figure_12(records: Records) -> Drawn:
+    """Seconds of a training step by batch."""
+    return lines(
+        LINES_OF_12,
+        lambda precision: ((batch, f"vgg16-n{batch}-{precision}") for batch in VGG16_BATCHES),
+        records.seconds,
+    )
+
+
+def draw_figure_12(drawn: Drawn, path: Path) -> None:
+    """Draw it."""
+    draw_lines(
+        drawn, path, across="batch, 224 x 224", up="seconds of a training step", columns=3
+    )  # fmt: skip
+
+
+def figure_14(records: Records) -> Drawn:
+    """Seconds by bytes of x."""
+    return lines(
+        LINES_OF_14,
+        lambda precision: (
+            (feature_bytes(case), case) for case in names("fig14-") if case.endswith(precision)
+        ),
+        records.seconds,
+    )
+
+
+def draw_figure_14(drawn: Drawn, path: Path) -> None:
+    """Draw it."""
+    draw_lines(
+        drawn, path, across="GB of x, and as much of y", up="seconds, host to host",
+        tick=lambda nbytes: f"{nbytes / 1e9:.1f}",
+        style=lambda contender: ":" if contender == "copy_limit" else "-",
+    )  # fmt: skip
+
+
+# Bars --------------------------------------------------------------------------------------------
+
+
+def table_4(records: Records) -> Drawn:
+    """GFLOPS of the library and of the paper by case."""
+    return {
+        case: [value, CASES[case].paper["GFLOPS"]]
+        for case in names("table4-")
+        if (value := records.gflops(case)) is not None
+    }
+
+
+def draw_table_4(drawn: Drawn, path: Path) -> None:
+    """Bars, the paper's beside; from 0, so that their lengths are as their values."""
+    figure, axes = canvas.panels(1, 1, width=7, height=3)
+    panel = axes[0][0]
+    for index, (label, colour) in enumerate(
+        (("ooc_cudnn", canvas.CONTENDER_COLOURS[OURS]), ("the paper's P100", canvas.PAPER))
+    ):
+        at = [position + 0.2 - 0.4 * index for position in range(len(drawn))]
+        bars = panel.barh(at, [values[index] for values in drawn.values()], 0.38,
+                          color=colour, label=label)  # fmt: skip
+        panel.bar_label(bars, fmt="{:,.0f}", fontsize=8, padding=2)
+    panel.set_yticks(range(len(drawn)), list(drawn), fontsize=8)
+    panel.margins(x=0.12)
+    panel.set_xlabel("GFLOPS")
+    canvas.legend(panel, loc="lower left", bbox_to_anchor=(0, 1), ncols=2)
+    canvas.save(figure, path, drawn)
+
+
+def figure_10(records: Records) -> Drawn:
+    """Of each case: the calls of both ways, with their stages, and the ratio."""
+    found = {}
+    for case in names("fig10-"):
+        ratio = records.ratio(case, "unfused")
+        if ratio is not None:
+            ways = {
+                way: [
+                    {"function": call["function"], "seconds": call["seconds_while_profiled"],
+                     **stage_seconds(call)}
+                    for call in records.details(case, way)["calls"]
+                ]
+                for way in (OURS, "unfused")
+            }  # fmt: skip
+            found[case] = {"ways": ways, "fused_over_unfused": 1 / ratio}
+    return found
+
+
+def draw_figure_10(drawn: Drawn, path: Path) -> None:
+    """For each call of each way, what its streams were busy with, and how long it took."""
+    figure, axes = canvas.panels(1, max(len(drawn), 1), width=11, height=3.6)
+    for panel, (case, found) in zip(axes[0], drawn.items(), strict=True):
+        calls = [call for way in found["ways"].values() for call in way]
+        for offset, stage in enumerate(STAGES):
+            at = [position + 0.26 * (offset - 1) for position in range(len(calls))]
+            busy = [call[stage] * 1e3 for call in calls]
+            panel.bar(at, busy, 0.25, **canvas.of_stage(stage))
+        panel.plot([call["seconds"] * 1e3 for call in calls], color="#333333", marker="_",
+                   markersize=22, linestyle="", label="the call")  # fmt: skip
+        panel.set_xticks(
+            range(len(calls)), ["fused", "convolution", "bias", "ReLU"][: len(calls)], fontsize=8
+        )
+        panel.set_title(
+            f"{case}: {found['fused_over_unfused']:.0%} (paper {FUSED_OVER_UNFUSED:.0%})",
+            fontsize=9, loc="left",
+        )  # fmt: skip
+    axes[0][0].set_ylabel("ms")
+    canvas.legend_below(figure, axes[0], columns=4)  # within a panel it would hide marks
+    canvas.save(figure, path, drawn)
+
+
+def figure_13(records: Records) -> Drawn:
+    """Of the largest batch measured in each precision: stages of each layer and direction."""
+    found = {}
+    for precision in PRECISIONS:
+        for batch in reversed(VGG16_BATCHES):
+            calls = records.details(f"vgg16-n{batch}-{precision}").get("calls")
+            if calls:
+                found[precision] = {"batch": batch, "layers": by_layer(calls)}
+                break
+    return found
+
+
+def by_layer(calls: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, dict[str, float]]]:
+    """Sum up calls by direction and layer: seconds of each stage, and ``seconds`` of the calls."""
+    found: dict[str, dict[str, dict[str, float]]] = {name: {} for name in DIRECTIONS}
+    layers = list(dict.fromkeys(call["layer"] for call in calls))
+    for direction in DIRECTIONS:
+        for layer in layers:
+            its = [c for c in calls if (c["layer"], c["direction"]) == (layer, direction)]
+            if its:
+                found[direction][layer] = {
+                    "seconds": sum(call["seconds"] for call in its),
+                    **{name: sum(call["stage_seconds"][name] for call in its) for name in STAGES},
+                }
+    return found
+
+
+def draw_figure_13(drawn: Drawn, path: Path) -> None:
+    """The stages of every layer on top of each other, and the calls' own seconds."""
+    figure, axes = canvas.panels(max(len(drawn), 1), 2, width=10, height=3.2 * max(len(drawn), 1))
+    for row, (precision, found) in zip(axes, drawn.items(), strict=True):
+        for panel, direction in zip(row, DIRECTIONS, strict=True):
+            layers = found["layers"][direction]
+            below = [0.0] * len(layers)
+            for stage in STAGES:
+                busy = [layer[stage] * 1e3 for layer in layers.values()]
+                panel.bar(range(len(layers)), busy, 0.8, bottom=below, **canvas.of_stage(stage))
+                below = [start + more for start, more in zip(below, busy, strict=True)]
+            whole = [layer["seconds"] * 1e3 for layer in layers.values()]
+            panel.plot(whole, color="#333333", marker="_", markersize=9, linestyle="",
+                       label="the calls, overlapped")  # fmt: skip
+            panel.set_xticks(range(len(layers)), list(layers), fontsize=7, rotation=90)
+            panel.set_title(
+                f"{direction}, {PRECISIONS[precision]}, n={found['batch']}", fontsize=9, loc="left"
+            )
+        row[0].set_ylabel("ms")
+    canvas.legend(axes[0][0])
+    canvas.save(figure, path, drawn)
+
+
+def summary(records: Records) -> Drawn:
+    """Seconds of every way for 4.3 GB, if the library's are there."""
+    if records.seconds(SUMMARY_CASE) is None:
+        return {}
+    there = records.found[SUMMARY_CASE]["contenders"]
+    bars = {name: records.seconds(SUMMARY_CASE, name) for name in BARS_OF_SUMMARY if name in there}
+    return {"bars": bars, "copy_limit": records.seconds(SUMMARY_CASE, "copy_limit")}
+
+
+def draw_summary(drawn: Drawn, path: Path) -> None:
+    """One bar for each way; one that did not run says so."""
+    figure, axes = canvas.panels(1, 1, width=8, height=2.8)
+    panel, bars = axes[0][0], drawn["bars"]
+    most, ours = max(filter(None, bars.values())), bars[OURS]
+    for position, (contender, seconds) in enumerate(reversed(bars.items())):
+        panel.barh(position, seconds or 0, 0.7, color=canvas.CONTENDER_COLOURS[contender])
+        told = "did not run" if seconds is None else format_seconds(seconds)
+        if seconds is not None and contender != OURS:
+            ratio = seconds / ours  # as many decimals as README's table has
+            told += f", {ratio:.2f}x" if ratio < 2 else f", {ratio:.1f}x"
+        panel.text((seconds or 0) + most / 100, position, told, va="center", fontsize=8)
+    labels = LABELS | {OURS: f"{LABELS[OURS]}, pinned"}
+    panel.set_yticks(range(len(bars)), [labels[name] for name in reversed(bars)], fontsize=8)
+    if drawn["copy_limit"] is not None:
+        panel.axvline(drawn["copy_limit"], color="#333333", linewidth=1, linestyle=":")
+    panel.set_xlim(0, most * 1.15)
+    panel.set_xlabel(
+        "seconds: 4.3 GB from host memory, a convolution, 4.3 GB back (dots: raw copies)",
+        fontsize=8,
+    )
+    canvas.save(figure, path, drawn)
+
+
+# All of them -------------------------------------------------------------------------------------
+
+PICTURES: dict[str, tuple[Callable[[Records], Drawn], Callable[[Drawn, Path], None]]] = {
+    "fig9": (figure_9, draw_figure_9),
+    "table4": (table_4, draw_table_4),
+    "fig10": (figure_10, draw_figure_10),
+    "fig12": (figure_12, draw_figure_12),
+    "fig13": (figure_13, draw_figure_13),
+    "fig14": (figure_14, draw_figure_14),
+    "summary": (summary, draw_summary),
+}
+
+
+def shown(found: Records) -> dict[str, Drawn]:
+    """Return what each picture shows, of those that show anything."""
+    values = {name: make(found) for name, (make, _) in PICTURES.items()}
+    return {name: drawn for name, drawn in values.items() if drawn}
+
+
+def stale(found: Records, images: Path = IMAGES) -> list[str]:
+    """Name the pictures that are missing, of other results, or of none."""
+    drawn = shown(found)
+    wrong = [name for name in drawn if not stamps.is_current(images / f"{name}.png", drawn[name])]
+    return wrong + [name.stem for name in images.glob("*.png") if name.stem not in drawn]
+
+
+def draw(found: Records, images: Path = IMAGES) -> None:
+    """Draw all of which anything was measured; remove the others."""
+    drawn = shown(found)
+    for path in images.glob("*.png"):
+        if path.stem not in drawn:
+            path.unlink()
+    for name, values in drawn.items():
+        PICTURES[name][1](values, images / f"{name}.png")
+
+
+def generate(*, check: bool) -> int:
+    """Draw what is out of date, or name it; 1 where something was named."""
+    found = records.load()
+    if not check:
+        draw(found)
+        return 0
+    for name in stale(found):
+        print(f"{name}.png is out of date: make figures", file=sys.stderr)
+    return int(bool(stale(found)))
