@@ -30,18 +30,27 @@ class Band(NamedTuple):
         """
         return max(self.top - HALO_ROWS, 0), min(self.bottom + HALO_ROWS, height)
 
+    def read(self, x: Any) -> Any:
+        """What it reads of x: a view."""
+        begin, end = self.read_rows(x.shape[2])
+        return x[self.first : self.last, :, begin:end]
+
+    def written(self, y: Any) -> Any:
+        """What it writes of y: a view."""
+        return y[self.first : self.last, :, self.top : self.bottom]
+
     def gather(self, x: Any, buffer: Any) -> None:
         """Copy its input to a packed buffer two rows higher, with zeros outside the image."""
         begin, end = self.read_rows(x.shape[2])
         above = begin - (self.top - HALO_ROWS)
         if above:
             buffer[:, :, :above] = 0
-        buffer[:, :, above : above + end - begin] = x[self.first : self.last, :, begin:end]
+        buffer[:, :, above : above + end - begin] = self.read(x)
         buffer[:, :, above + end - begin :] = 0
 
     def scatter(self, buffer: Any, y: Any) -> None:
         """Copy its result to where it belongs."""
-        y[self.first : self.last, :, self.top : self.bottom] = buffer
+        self.written(y)[...] = buffer
 
 
 def bands(images: int, height: int, d_n: int, d_h_y: int) -> Iterator[Band]:

@@ -6,13 +6,12 @@ from typing import Any
 
 import ooc_cudnn
 from ooc_cudnn.bench.contender import Unavailable
-from ooc_cudnn.bench.contents import poison
 from ooc_cudnn.bench.convolution_contender import ConvolutionContender, Operands
 from ooc_cudnn.bench.diagnosis import diagnosis, profiled
 from ooc_cudnn.bench.direct import DirectBiasActivation, DirectConvolution
 from ooc_cudnn.bench.guards import free_device_bytes, need_device
 from ooc_cudnn.bench.limits import Link
-from ooc_cudnn.bench.placing import on_device
+from ooc_cudnn.bench.placing import free_cupy, on_device
 from ooc_cudnn.units import DEFAULT_LIMIT_FRACTION
 
 
@@ -60,19 +59,15 @@ class OnDevice(ConvolutionContender):
         self.y = on_device(operands.y.shape, cuda=operands.cuda, order=self.order)
         operands.images.fill(self.x)
 
-    def check(self) -> dict[str, Any]:
-        """Look at the result on the device."""
-        poison(self.y)
-        self.run()
-        return self.operands.verified(self.y)
+    @property
+    def result(self) -> Any:
+        """On the device."""
+        return self.y
 
     def release(self) -> None:
         """Drop features and result."""
         self.x = self.y = None
-        if self.operands.cuda:
-            import cupy
-
-            cupy.get_default_memory_pool().free_all_blocks()
+        free_cupy(cuda=self.operands.cuda)
 
 
 class InCore(OnDevice):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 
 from ooc_cudnn.bench.contender import Contender
-from ooc_cudnn.bench.contents import Images, verify
+from ooc_cudnn.bench.contents import Images, poison, verify
 from ooc_cudnn.bench.placing import to_device
 
 HostArray = np.ndarray[Any, Any]
@@ -78,3 +79,20 @@ class ConvolutionContender(Contender):
 
     def __init__(self, operands: Operands) -> None:
         self.operands = operands
+
+    @property
+    def result(self) -> Any:
+        """Where `run` writes: where the case puts y, if a contender has no y of its own."""
+        return self.operands.y
+
+    def prepare(self) -> None:
+        """Take nothing beside the operands."""
+
+    def check(self) -> Mapping[str, Any] | None:
+        """Run on a poisoned result, and look at all of it."""
+        poison(self.result)
+        self.run()
+        return self.operands.verified(self.result)
+
+    def release(self) -> None:
+        """Give nothing back."""

@@ -22,9 +22,6 @@ class Library(ConvolutionContender):
     ours = True
     overlap = True
 
-    def prepare(self) -> None:
-        """Nothing beside the operands is needed."""
-
     def run(self) -> None:
         """Call."""
         operands = self.operands

@@ -81,7 +81,12 @@ def release_device_memory(device: str) -> None:
     found = get_device(device)
     found.synchronize()
     found.arena.release()
-    if found.kind == "cuda":
+    free_cupy(cuda=found.kind == "cuda")
+
+
+def free_cupy(*, cuda: bool) -> None:
+    """Give what CuPy keeps of freed arrays back to the driver."""
+    if cuda:
         import cupy
 
         cupy.get_default_memory_pool().free_all_blocks()
