@@ -145,18 +145,14 @@ def body(report: common.Report) -> None:
 
         found = interleave({name: call}, synchronize, repeats=2 if quick else 3)[name]
         report.measure(f"{name}: seconds", found)
-        with common.profiled() as calls:
-            call()
-        diagnosis = common.diagnosis(calls[0])
-        report.measure(f"{name}: call", diagnosis, spoken=common.spoken(diagnosis))
-        common.check_limit(report, name, diagnosis, limit)
+        did, _ = report.profile(name, call, limit)
         check = {"ok": not unwritten(y), "unwritten": unwritten(y)}
         if expected is not None:
             error = float(np.linalg.norm(y - expected) / np.linalg.norm(expected))
             check |= {"relative_error": error, "ok": check["ok"] and error < 5e-3}
         report.check(f"{name}: contents", check)
         seconds[name] = found.median
-        report.claim(f"{name}: predicted / measured", diagnosis["predicted_seconds"] / found.median)
+        report.predicted(name, did, found.median)
         if fits:
             in_core = report.measurements[f"{name}: in core"]["median"]
             bound = None if quick else 1.15 if name == "n1024" else 1.25

@@ -22,15 +22,7 @@ from ooc_cudnn.bench.record import written
 from ooc_cudnn.bench.tables import table
 from ooc_cudnn.bench.timing import Timing
 
-__all__ = [
-    "Claim",
-    "Report",
-    "diagnosis",
-    "pinned",
-    "profiled",
-    "spoken",
-    "table",
-]
+__all__ = ["Claim", "Report", "pinned", "profiled", "table"]
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -110,6 +102,29 @@ class Report:
         self.checks[name] = dict(found)
         if not found["ok"]:
             self.say(f"WRONG CONTENTS in {name}: {dict(found)}")
+
+    def profile(
+        self, name: str, call: Callable[[], Any], limit: str | int | None = None
+    ) -> tuple[dict[str, Any], Any]:
+        """Run once more, profiled: keep what the call did, and hold it to its memory limit.
+
+        Returns
+        -------
+        found : dict
+            What it did, as plain values.
+        record : CallRecord
+        """
+        with profiled() as calls:
+            call()
+        found = diagnosis(calls[0])
+        self.measure(f"{name}: call", found, spoken=spoken(found))
+        if limit is not None:
+            self.check(f"{name}: memory limit", limit_kept(found, limit))
+        return found, calls[0]
+
+    def predicted(self, name: str, found: Mapping[str, Any], seconds: float) -> None:
+        """Claim how near a call's prediction was."""
+        self.claim(f"{name}: predicted / measured", found["predicted_seconds"] / seconds)
 
     @property
     def verified(self) -> bool:
@@ -218,11 +233,6 @@ def release_pinned(arguments: argparse.Namespace) -> None:
 def release_device(arguments: argparse.Namespace) -> None:
     """Give the library's device memory back to the driver."""
     placing.release_device(arguments.device)
-
-
-def check_limit(report: Report, name: str, found: Mapping[str, Any], limit: str | int) -> None:
-    """The library held no more than the limit it was given (counted by the arena)."""
-    report.check(f"{name}: memory limit", limit_kept(found, limit))
 
 
 def folder_of(arguments: argparse.Namespace) -> str:

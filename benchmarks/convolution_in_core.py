@@ -1,8 +1,8 @@
 """Everything on the device and everything fits: what a call costs beside cuDNN itself.
 
 Small shapes show the host's part: thousands of calls in a row, never waiting for the device,
-against executing the same cuDNN plan (and the same kernel for bias and ReLU) directly. A large
-shape shows the device's part.
+against executing the same cuDNN plan (and the same kernel for bias and ReLU) directly. Large shapes
+are those of `results_pool`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 import ooc_cudnn
 from benchmarks import common
 from ooc_cudnn.bench.contents import Images, filters, poison, verify
-from ooc_cudnn.bench.timing import host_seconds_per_call, interleave
+from ooc_cudnn.bench.timing import host_seconds_per_call
 
 NAME = "convolution_in_core"
 
@@ -64,12 +64,9 @@ class Operands:
     def check(self, report: common.Report, name: str, function: str) -> None:
         """Run once, poisoned and profiled: no copies, one compute step, right contents."""
         poison(self.y)
-        with common.profiled() as calls:
-            self.functions()[function]()
-        found = common.diagnosis(calls[0])
-        report.measure(f"{name}: call", found, spoken=common.spoken(found))
-        kinds = [step.stream for step in calls[0].steps]
-        copied = calls[0].bytes_in + calls[0].bytes_out
+        _, record = report.profile(name, self.functions()[function])
+        kinds = [step.stream for step in record.steps]
+        copied = record.bytes_in + record.bytes_out
         report.check(
             f"{name}: no copies, one compute step",
             {"ok": kinds == ["compute"] and not copied, "steps": kinds, "bytes": copied},
@@ -115,39 +112,9 @@ def host_part(report: common.Report) -> None:
                 report.claim(f"{name}: host time of a call", 1e6 * times["ours"].median, unit="us")
 
 
-def device_part(report: common.Report) -> None:
-    """Time of a large call from an idle device to an idle device."""
-    arguments = report.arguments
-    operands = Operands((4, 8, 24, 32) if arguments.quick else (32, 64, 256, 256), arguments)
-    title = "x".join(map(str, operands.images.shape))
-    synchronize = common.synchronizer(arguments)
-    direct = operands.direct() if arguments.cuda else {}
-    for function, call in operands.functions().items():
-        name = f"{title} {function}"
-
-        def several(one: Any = call) -> None:
-            for _ in range(10):
-                one()
-
-        functions = {"ours": several}
-        if direct:
-            functions["direct"] = lambda one=direct[function]: several(one)
-        times = interleave(functions, synchronize, repeats=2 if arguments.quick else 9)
-        for kind, timing in times.items():
-            report.measure(f"{name}: seconds of ten calls, {kind}", timing)
-        operands.check(report, name, function)
-        found = report.measurements[f"{name}: call"]
-        seconds = times["ours"].median / 10
-        report.claim(f"{name}: predicted / measured", found["predicted_seconds"] / seconds)
-        if direct:
-            ratio = times["ours"].median / times["direct"].median
-            report.claim(f"{name}: time / direct cuDNN's", ratio, "<=", 1.05)
-
-
 def body(report: common.Report) -> None:
     with ooc_cudnn.settings(memory_limit="32GiB"):
         host_part(report)
-        device_part(report)
 
 
 main = partial(common.run, NAME, body, __doc__)

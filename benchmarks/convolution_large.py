@@ -51,14 +51,10 @@ def body(report: common.Report) -> None:
             repeats=2 if arguments.quick else 5,
         )[name]
         poison(y)
-        with common.profiled() as calls:
-            call(x, y, memory_limit)
-        diagnosis = common.diagnosis(calls[0])
         report.measure(f"{name}: seconds", found)
-        report.measure(f"{name}: call", diagnosis, spoken=common.spoken(diagnosis))
-        common.check_limit(report, name, diagnosis, memory_limit)
-        check(f"{name}: contents", y, calls[0].plan.split)
-        report.claim(f"{name}: predicted / measured", diagnosis["predicted_seconds"] / found.median)
+        did, record = report.profile(name, lambda: call(x, y, memory_limit), memory_limit)
+        check(f"{name}: contents", y, record.plan.split)
+        report.predicted(name, did, found.median)
         return found
 
     x, y = on_device()

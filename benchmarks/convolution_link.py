@@ -49,12 +49,8 @@ class Case:
     def profile_and_verify(self, name: str, x: Any, y: Any, limit: str) -> dict[str, Any]:
         """Run once more, on poisoned memory: profiled, and every output accounted for."""
         poison(y)
-        with common.profiled() as calls:
-            self.call(x, y, limit)
-        found = common.diagnosis(calls[0])
-        self.report.measure(f"{name}: call", found, spoken=common.spoken(found))
-        common.check_limit(self.report, name, found, limit)
-        split = calls[0].plan.split
+        found, record = self.report.profile(name, lambda: self.call(x, y, limit), limit)
+        split = record.plan.split
         self.report.check(
             f"{name}: contents", verify(self.images, self.w, self.b, y, tf32=True, split=split)
         )
@@ -86,7 +82,7 @@ class Case:
         ratio = paired_ratio(link, ours)
         self.report.measure(f"{name}: fraction of the link", ratio)
         self.report.claim(f"{name}: fraction of the duplex link", ratio["of_medians"], ">=", bound)
-        self.report.claim(f"{name}: predicted / measured", found["predicted_seconds"] / ours.median)
+        self.report.predicted(name, found, ours.median)
 
 
 def pinned_cases(case: Case) -> float:
@@ -138,7 +134,7 @@ def pageable_cases(case: Case, link_seconds: float) -> None:
     report.measure(f"{name}: seconds", ours)
     report.claim(f"{name}: fraction of the duplex link", link_seconds / ours.median, ">=", 0.33)
     report.claim(f"{name}: times faster than the driver's copies", scaled / ours.median)
-    report.claim(f"{name}: predicted / measured", found["predicted_seconds"] / ours.median)
+    report.predicted(name, found, ours.median)
 
     name = "page-locked by pin()"
     begin = time.perf_counter()

@@ -188,17 +188,13 @@ class Bench:
         """Run once more on poisoned results: profiled, and patches recomputed in float64."""
         report, name = self.report, case.name
         copies()
-        with ooc_cudnn.settings(verify=PATCHES), common.profiled() as calls:
-            case.call()
+        with ooc_cudnn.settings(verify=PATCHES):
+            found, _ = report.profile(name, case.call, self.limit)
         missing = sum(unwritten(array) for array in case.writes)
         report.check(
             f"{name}: contents",
             {"ok": not missing, "verified_patches": PATCHES, "unwritten_planes": missing},
         )
-        (call,) = calls
-        found = common.diagnosis(call)
-        report.measure(f"{name}: call", found, spoken=common.spoken(found))
-        common.check_limit(report, name, found, self.limit)
         return found
 
     def _compare(
@@ -226,7 +222,7 @@ class Bench:
             },
         )
         report.claim(f"{name}: limit / measured", limit / ours, ">=", BOUND)
-        report.claim(f"{name}: predicted / measured", found["predicted_seconds"] / ours)
+        report.predicted(name, found, ours)
         split = found["split"]
         self.rows.append((
             name,
@@ -235,21 +231,6 @@ class Bench:
             f"{limit / ours:.3f}", f"{found['predicted_seconds'] * 1e3:.1f} ms",
             str(found["pieces"]), f"{split['n']} {split['c_y']} {split['h_y']}",
         ))  # fmt: skip
-
-
-def link_rates(report: common.Report, on: Operands, synchronize: Any) -> None:
-    """The link by itself: in pieces of some sizes, each way alone and both at once."""
-    for mebibytes in (1,) if report.arguments.quick else (16, 32, 256):
-        link = Link(cuda=report.arguments.cuda, piece_bytes=mebibytes * 2**20)
-        ways = {
-            "in": link.copies((on.x,), ()),
-            "out": link.copies((), (on.out,)),
-            "both": link.copies((on.x,), (on.out,)),
-        }
-        moved = {"in": 1, "out": 1, "both": 2}
-        for way, timing in interleave(ways, synchronize, repeats=2, warmup=0).items():
-            rate = moved[way] * on.x.nbytes / 1e9 / min(timing.samples)
-            report.measure(f"link, pieces of {mebibytes} MiB, {way}: GB/s", rate)
 
 
 @contextmanager
@@ -281,7 +262,6 @@ def without_link(device: Any) -> Iterator[None]:
 def body(report: common.Report) -> None:
     on = Operands(report)
     bench = Bench(report, on.limit)
-    link_rates(report, on, bench.synchronize)
     with ooc_cudnn.settings(memory_limit=on.limit, allow_tf32=True):
         for case in cases(on):
             try:

@@ -1,7 +1,7 @@
 """docs/reliability.md and docs/maintaining.md: what was tried, and where each record is from.
 
 What was tried is in the records of drawn calls (``python -m tests.fuzz --record``), of
-interruptions (``python -m benchmarks.interruptions``) and of compute-sanitizer (``python -m
+interruptions (``python -m tests.fuzz.interruptions``) and of compute-sanitizer (``python -m
 tests.fuzz.sanitized --record``), whatever their files are called: "benchmark" in them says what
 they are.
 """

@@ -52,45 +52,37 @@ class Attempt:
         self.timing: Timing | None = None
         self.checked: dict[str, Any] | None = None
         self.details: dict[str, Any] = {}
-        self.seconds_when_warm: float | None = None
-        self._contender: Contender | None = None
+        self.seconds_when_warm = 0.0
+        self._contender: Any = None  # it is asked for nothing where there is a reason
         self._prepared = False
         self._guarded(lambda: setattr(self, "_contender", make()))
-        self.about = self._contender.about if self._contender else ""
-        self.bounds = bool(self._contender and self._contender.bounds)
-        self.ours = name == OURS or bool(self._contender and self._contender.ours)
+        self.about = getattr(self._contender, "about", "")
+        self.bounds = getattr(self._contender, "bounds", False)
+        self.ours = name == OURS or getattr(self._contender, "ours", False)
 
     def prepare(self, synchronize: Callable[[], None]) -> None:
         """Take memory and warm up; twice where it takes long: the first run plans and builds."""
-        if self._contender is None:
-            return
-        self._prepared = True
-        self._guarded(self._contender.prepare)
+        self._prepared = self.reason is None
+        self._guarded(lambda: self._contender.prepare())
         self.rest()
-        self.seconds_when_warm = None
+        self.seconds_when_warm = 0.0
         if self.reason is None and timed(self.run, synchronize) > PATIENCE_SECONDS:
             self.rest()
             self.seconds_when_warm = timed(self.run, synchronize)
 
     @property
-    def is_slow(self) -> bool:
-        """Whether the second run of the warm-up has to do for a timing."""
-        return self.reason is None and (self.seconds_when_warm or 0.0) > PATIENCE_SECONDS
-
-    @property
     def slow_samples(self) -> list[float]:
-        """The only sample of what is slow; none where nothing is."""
-        return [self.seconds_when_warm or 0.0] if self.is_slow else []
+        """Of what is slow, the second run of the warm-up, which has to do; else none."""
+        slow = self.reason is None and self.seconds_when_warm > PATIENCE_SECONDS
+        return [self.seconds_when_warm] if slow else []
 
     def rest(self) -> None:
         """Put operands back."""
-        if self._contender is not None:
-            self._guarded(self._contender.rest)
+        self._guarded(lambda: self._contender.rest())
 
     def run(self) -> None:
         """Compute once."""
-        if self._contender is not None:
-            self._guarded(self._contender.run)
+        self._guarded(lambda: self._contender.run())
 
     def time(self, repeats: int, synchronize: Callable[[], None]) -> list[float]:
         """Return the seconds of each repeat; none once it is unavailable."""
@@ -104,27 +96,25 @@ class Attempt:
 
     def check(self) -> None:
         """Compare the result, and keep what else is worth keeping."""
-        contender = self._contender
-        if contender is None:
-            return
 
         def look() -> None:
-            found = contender.check()
+            found = self._contender.check()
             self.checked = None if found is None else dict(found)
-            self.details = contender.details()
+            self.details = self._contender.details()
 
         self._guarded(look)
 
     def release(self) -> None:
         """Give back what was taken, if anything was."""
-        if self._contender is not None and self._prepared:
+        if self._prepared:
             self._prepared = False
             self._contender.release()
 
     def to_json(self, operations: float, ratio: Mapping[str, float] | None) -> dict[str, Any]:
         """Return what is known of it."""
         if self.reason is not None or self.timing is None:
-            return {"status": "unavailable", "reason": self.reason, "about": self.about}
+            found: dict[str, Any] = {"status": "unavailable", "reason": self.reason}
+            return found | {"about": self.about, "ours": self.ours}
         return {
             "status": "measured",
             "about": self.about,
@@ -134,6 +124,7 @@ class Attempt:
             "ratio": None if ratio is None else dict(ratio),
             "check": self.checked,
             "details": self.details,
+            "ours": self.ours,
         }
 
     def _guarded(self, action: Callable[[], Any]) -> None:

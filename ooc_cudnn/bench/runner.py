@@ -142,7 +142,7 @@ def _in_turns(
             attempt.prepare(synchronize)
             if attempt.reason is not None:
                 attempt.release()
-        ready = {a.name: a for a in attempts if a.reason is None and not a.is_slow}
+        ready = {a.name: a for a in attempts if a.reason is None and not a.slow_samples}
         times = interleave(
             {name: attempt.run for name, attempt in ready.items()},
             synchronize,
@@ -166,32 +166,31 @@ def _one_by_one(
     attempts: Sequence[Attempt], repeats: int, synchronize: Callable[[], None], say: Say
 ) -> float | None:
     """Time one after the other, the library first and last; return how far it drifted."""
-    ours, *others = attempts
 
-    def measure(attempt: Attempt, *, check: bool) -> list[float]:
+    def measure(attempt: Attempt, *, check: bool) -> tuple[float, ...]:
+        samples: list[float] = []
         try:
             attempt.prepare(synchronize)
             samples = attempt.slow_samples or attempt.time(repeats, synchronize)
-            if attempt.reason is None:
+            if attempt.reason is None and check:
                 attempt.timing = Timing(tuple(samples))
-                if check:
-                    attempt.check()
+                attempt.check()
         finally:
             attempt.release()
-        return samples
+        return tuple(samples)
 
-    first = measure(ours, check=True)
-    _tell(ours, say)
-    for attempt in others:
-        measure(attempt, check=True)
+    found = []
+    for attempt in attempts:
+        found.append(measure(attempt, check=True))
         _tell(attempt, say)
-    if ours.reason is not None or not others:
+    ours = attempts[0]
+    if ours.reason is not None or len(attempts) == 1:
         return None
     last = measure(ours, check=False)
     if ours.reason is not None:
         return None
-    ours.timing = Timing((*first, *last))
-    return Timing(tuple(last)).median / Timing(tuple(first)).median
+    ours.timing = Timing((*found[0], *last))
+    return Timing(last).median / Timing(found[0]).median
 
 
 def _record(
@@ -201,13 +200,11 @@ def _record(
     drift: float | None,
     say: Say,
 ) -> dict[str, Any]:
-    ours = attempts[0]
-    contenders = {}
+    ours, contenders = attempts[0], {}
     for attempt in attempts:
         ratio = _ratio(attempt, ours, in_turns=workload.in_turns)
-        found = attempt.to_json(workload.operations, ratio)
-        contenders[attempt.name] = found | {"ours": attempt.ours}
-        if attempt.is_slow:
+        contenders[attempt.name] = attempt.to_json(workload.operations, ratio)
+        if attempt.slow_samples:
             notes.append(
                 f"{attempt.name}: warm it took longer than {PATIENCE_SECONDS:g} s, and has one "
                 "sample"
@@ -216,20 +213,13 @@ def _record(
             whose = "THE LIBRARY'S RESULT IS WRONG" if attempt.ours else "the baseline is wrong"
             notes.append(f"WRONG CONTENTS in {attempt.name}: {whose}: {attempt.checked}")
             say(notes[-1])
-    available = ours.reason is None
-    record: dict[str, Any] = {
-        "status": "measured" if available else "unavailable",
-        "contenders": contenders,
-        "verified": available
-        and ours.checked is not None
-        and not failed({"contenders": contenders}),
-        "notes": notes,
-    }
-    if not available:
-        record["reason"] = ours.reason
-    if drift is not None:
-        record["drift"] = drift
-    return record
+    record: dict[str, Any] = {"status": "measured", "contenders": contenders, "notes": notes}
+    record["verified"] = (
+        ours.reason is None and ours.checked is not None and not failed({"contenders": contenders})
+    )
+    if ours.reason is not None:
+        record |= {"status": "unavailable", "reason": ours.reason}
+    return record if drift is None else record | {"drift": drift}
 
 
 def _ratio(attempt: Attempt, ours: Attempt, *, in_turns: bool) -> dict[str, float] | None:

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import ooc_cudnn
-from benchmarks.left_behind import left_behind
 from perfmodel import MachineModel, shipped
+from tests.support.left_behind import left_behind
 
 
 def full_disk(descriptor, low, nbytes):

@@ -2,7 +2,7 @@
 
 After each the call has raised KeyboardInterrupt (or ended, if that came first), nothing of it is
 left behind, its inputs are what they were, and the next call is right. `make faults` presses it at
-every single point of a repeated call, and at hundreds of a first one. `benchmarks.interruptions`
+every single point of a repeated call, and at hundreds of a first one. `tests.fuzz.interruptions`
 presses Ctrl-C at random moments instead, as often as one likes.
 """
 
@@ -23,13 +23,13 @@ import numpy as np
 import pytest
 
 import ooc_cudnn
-from benchmarks import interruptions
-from benchmarks.left_behind import left_behind
 from ooc_cudnn import interrupts
 from ooc_cudnn.devices.latch import Latch
 from ooc_cudnn.devices.worker import WorkerRun
 from ooc_cudnn.functions.prepared import forget_calls
 from ooc_cudnn.memory import pinned
+from tests.fuzz import interruptions
+from tests.support.left_behind import left_behind
 from tests.support.points import Pressed
 
 # The module, not the function of the same name.

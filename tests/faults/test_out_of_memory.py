@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 import ooc_cudnn
-from benchmarks.left_behind import left_behind
 from ooc_cudnn import operations
 from ooc_cudnn.arrays import functions
 from ooc_cudnn.errors import DeviceOutOfMemoryError, HostOutOfMemoryError, PlanInfeasibleError
 from ooc_cudnn.functions.prepared import forget_calls
 from ooc_cudnn.memory import release
+from tests.support.left_behind import left_behind
 
 OWN = DeviceOutOfMemoryError, HostOutOfMemoryError, PlanInfeasibleError
 REFUSAL = "there is no more"  # of plain NumPy memory, which the library hands on as it is

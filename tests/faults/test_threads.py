@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import ooc_cudnn
-from benchmarks.left_behind import left_behind
 from ooc_cudnn.devices.helpers import Helpers, helpers
 from ooc_cudnn.devices.worker import WorkerRun
 from ooc_cudnn.errors import DeviceUnavailableError, OocError
+from tests.support.left_behind import left_behind
 
 
 @pytest.fixture

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 import ooc_cudnn
-from benchmarks import interruptions
-from benchmarks.left_behind import in_use, left_behind
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.errors import DeviceOutOfMemoryError, HostOutOfMemoryError, PlanInfeasibleError
 from ooc_cudnn.functions.prepared import forget_calls
 from ooc_cudnn.memory import release
+from tests.fuzz import interruptions
+from tests.support.left_behind import in_use, left_behind
 
 pytestmark = pytest.mark.gpu
 ROOT = Path(__file__).parents[2]

@@ -6,7 +6,7 @@ were, nothing of the call may be left (threads, locks, device and pinned memory,
 the same call must return what it returned at first. A watchdog ends the process, with the place of
 every thread, where one of this takes too long.
 
-    python -m benchmarks.interruptions --device host --count 500
+    python -m tests.fuzz.interruptions --device host --count 500
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ import numpy as np
 
 import ooc_cudnn
 from benchmarks import common
-from benchmarks.left_behind import in_use, left_behind
 from ooc_cudnn import operations
 from ooc_cudnn.functions.prepared import forget_calls
+from tests.support.left_behind import in_use, left_behind
 
 NAME = "interruptions"
 COUNT, QUICK_COUNT = 500, 9
