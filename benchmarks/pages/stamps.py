@@ -1,22 +1,17 @@
 """A picture carries the digest of what it was drawn from, so that a stale one is found out.
 
-The digest stands in a text chunk of the PNG file (specification, 11.3.4.3). Comparing it needs no
-matplotlib, and other versions of that, which draw other bytes, do not matter.
+The digest stands in a text chunk of the PNG file (specification, 11.3.4.3). So a picture is compared
+by what it shows, and other versions of matplotlib, which draw other bytes, do not matter.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import struct
-import zlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-SIGNATURE = b"\x89PNG\r\n\x1a\n"
-KEYWORD = b"drawn from"
-_HEADER_END = len(SIGNATURE) + 25  # the first chunk, IHDR, is 25 bytes
+KEYWORD = "drawn from"
 
 
 def digest_of(drawn: Any) -> str:
@@ -31,34 +26,26 @@ def digest_of(drawn: Any) -> str:
 
 
 def stamp(path: Path, drawn: Any) -> None:
-    """Write the digest of what was drawn into a picture that has none yet."""
-    image = path.read_bytes()
-    if not image.startswith(SIGNATURE):
-        raise ValueError(f"{path} is no PNG file")
-    body = b"tEXt" + KEYWORD + b"\0" + digest_of(drawn).encode()
-    chunk = struct.pack(">I", len(body) - 4) + body + struct.pack(">I", zlib.crc32(body))
-    path.write_bytes(image[:_HEADER_END] + chunk + image[_HEADER_END:])
+    """Write the digest of what was drawn into a picture."""
+    from PIL import Image, PngImagePlugin
+
+    digest = PngImagePlugin.PngInfo()
+    digest.add_text(KEYWORD, digest_of(drawn))
+    with Image.open(path) as image:
+        image.load()
+        image.save(path, format="PNG", optimize=True, pnginfo=digest)
 
 
 def stamped(path: Path) -> str | None:
     """Return the digest that a picture carries; None without a picture, or without one in it."""
+    from PIL import Image
+
     if not path.exists():
         return None
-    for kind, data in _chunks(path.read_bytes()):
-        keyword, _, text = data.partition(b"\0")
-        if kind == b"tEXt" and keyword == KEYWORD:
-            return text.decode("latin-1")
-    return None
+    with Image.open(path) as image:
+        return image.info.get(KEYWORD)
 
 
 def is_current(path: Path, drawn: Any) -> bool:
     """Whether a picture is there and was drawn from these values."""
     return stamped(path) == digest_of(drawn)
-
-
-def _chunks(image: bytes) -> Iterator[tuple[bytes, bytes]]:
-    at = len(SIGNATURE)
-    while at + 8 <= len(image):
-        length, kind = struct.unpack(">I4s", image[at : at + 8])
-        yield kind, image[at + 8 : at + 8 + length]
-        at += 12 + length
