@@ -1,7 +1,7 @@
 """A picture carries the digest of what it was drawn from, so that a stale one is found out.
 
-The digest stands in a text chunk of the PNG file (specification, 11.3.4.3). So a picture is compared
-by what it shows, and other versions of matplotlib, which draw other bytes, do not matter.
+The digest stands in a text chunk of the PNG file (specification, 11.3.4.3). So a picture is
+compared by what it shows; other versions of matplotlib, which draw other bytes, do not matter.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 from ooc_cudnn.doctor.diagnosis import Check, Diagnosis, Finding, Library
 from ooc_cudnn.settings_table import PREFIX
@@ -18,6 +19,7 @@ OLDEST_DRIVER_CUDA = 12
 OLDEST_CUDA13_CARD = (7, 5)
 #: The largest error of the small convolution in float32: 27 products of about one.
 LARGEST_ERROR = 1e-4
+_broken, _note = partial(Finding, "broken"), partial(Finding, "note")
 _MISMATCH = 803  # cuInit: the driver was updated, its kernel module was not
 
 
@@ -28,8 +30,7 @@ def judge(facts: Diagnosis) -> tuple[Finding, ...]:
         found += [*_packages(facts), *_cuda_works(facts)]
     elif facts.probe_failure:
         found += [
-            Finding(
-                "broken",
+            _broken(
                 f"looking at CUDA ended with {facts.probe_failure}",
                 "python -m ooc_cudnn.doctor.probe  # shows where",
             )
@@ -80,40 +81,36 @@ def cuda_version(version: int) -> str:
 def _basics(facts: Diagnosis) -> Iterator[Finding]:
     if facts.settings_failure:
         named = re.search(rf"\b{PREFIX}[A-Z0-9_]+", facts.settings_failure)
-        yield Finding(
-            "broken",
+        yield _broken(
             f"a setting cannot be used: {facts.settings_failure}",
             f"unset {named[0]}  # or correct it" if named else "correct it, or leave it out",
         )
     check = facts.host_check
     if _fails(facts, check):
         why = check.failure or f"wrong by {check.error_size:.2g}"
-        yield Finding(
-            "broken",
+        yield _broken(
             f"a small convolution on the host fails: {why}",
             "pip install --force-reinstall numpy scipy ooc_cudnn",
         )
     for name, failure in facts.imports.items():
         if failure:
             remedy = f"pip install {name.partition('.')[0]}  # or correct its name"
-            yield Finding("broken", f"{name} cannot be imported: {failure}", remedy)
+            yield _broken(f"{name} cannot be imported: {failure}", remedy)
 
 
 def _driver(facts: Diagnosis) -> Iterator[Finding]:
-    asked = "broken" if facts.device_setting.startswith("cuda") else "note"
+    asked = _broken if facts.device_setting.startswith("cuda") else _note
     without = "Without a card everything runs on the host: device='host' (slower)"
     if facts.driver_failure:
-        yield Finding("broken", f"the driver cannot be asked: {facts.driver_failure}", "nvidia-smi")
+        yield _broken(f"the driver cannot be asked: {facts.driver_failure}", "nvidia-smi")
     elif not facts.driver_installed:
         if not facts.probe_failure:
-            yield Finding(
-                "broken" if asked == "broken" else "note",
+            yield asked(
                 f"no NVIDIA driver, so device='cuda' is not available. {without}",
                 "install the driver, if there is a card: https://www.nvidia.com/drivers",
             )
     elif facts.driver_status:
-        yield Finding(
-            "broken",
+        yield _broken(
             f"the driver does not start (cuInit returns {facts.driver_status})",
             "sudo reboot  # the driver was updated while it was in use"
             if facts.driver_status == _MISMATCH
@@ -121,8 +118,7 @@ def _driver(facts: Diagnosis) -> Iterator[Finding]:
         )
     elif not facts.gpus:
         hidden = facts.environment.get("CUDA_VISIBLE_DEVICES")
-        yield Finding(
-            "broken" if asked == "broken" else "note",
+        yield asked(
             "a driver, but no card is visible"
             + (f" (CUDA_VISIBLE_DEVICES={hidden!r})" if hidden is not None else "")
             + f". {without}",
@@ -131,8 +127,7 @@ def _driver(facts: Diagnosis) -> Iterator[Finding]:
             else "in a container: docker run --gpus all ...",
         )
     elif _cuda_major(facts) < OLDEST_DRIVER_CUDA:
-        yield Finding(
-            "broken",
+        yield _broken(
             f"driver {facts.driver} knows CUDA up to {cuda_version(facts.driver_cuda or 0)}; "
             f"CUDA {OLDEST_DRIVER_CUDA} is needed",
             "update the driver to 525 or later: https://www.nvidia.com/drivers",
@@ -148,76 +143,71 @@ def _packages(facts: Diagnosis) -> Iterator[Finding]:
     runtime = (facts.cuda_runtime or 0) // 1000 or _major(cupys[0] if len(cupys) == 1 else "")
     driver = _cuda_major(facts)
     if len(cupys) > 1:
-        yield Finding(
-            "broken",
+        yield _broken(
             f"several CuPys are installed, of which one hides the others: {', '.join(cupys)}",
             f"pip uninstall -y {' '.join(cupys)} && {install}",
         )
     elif not cupys and facts.cuda_runtime is None:
-        yield Finding("broken", "a card, but CuPy is not installed", install)
+        yield _broken("a card, but CuPy is not installed", install)
     elif runtime and driver and runtime > driver:
         both = [*cupys, *(name for name in wheels if _major(name) == runtime)]
-        yield Finding(
-            "broken",
+        yield _broken(
             f"CuPy is built for CUDA {runtime}, the driver knows CUDA up to "
             f"{cuda_version(facts.driver_cuda or 0)}",
             f"pip uninstall -y {' '.join(both)} && {install}  # or update the driver",
         )
     elif facts.cupy_failure:
-        yield Finding(
-            "broken", f"CuPy does not work: {facts.cupy_failure}",
+        yield _broken(
+            f"CuPy does not work: {facts.cupy_failure}",
             f"pip install --force-reinstall '{_cupy(runtime or driver)}'",
-        )  # fmt: skip
+        )
     elif cupys and _version(names[cupys[0]]) < (OLDEST_CUPY,):
-        yield Finding(
-            "broken", f"CuPy {names[cupys[0]]} is too old: {OLDEST_CUPY} or later is needed",
+        yield _broken(
+            f"CuPy {names[cupys[0]]} is too old: {OLDEST_CUPY} or later is needed",
             f"pip install --upgrade '{_cupy(runtime or driver)}'",
-        )  # fmt: skip
+        )
 
     low, high, requirement = FRONTEND
     frontend = names.get("nvidia-cudnn-frontend")
     if frontend is None and facts.cudnn_backend is None:
-        yield Finding("broken", "a card, but nvidia-cudnn-frontend is not installed", install)
+        yield _broken("a card, but nvidia-cudnn-frontend is not installed", install)
     elif frontend is not None and not low <= _version(frontend)[:2] < high:
-        yield Finding(
-            "broken",
+        yield _broken(
             f"nvidia-cudnn-frontend {frontend} is not a version that works with this library",
             f"pip install '{requirement}'",
         )
     if len(wheels) > 1:
-        yield Finding(
-            "broken",
+        yield _broken(
             f"{' and '.join(wheels)} write the same files, so neither is whole",
             f"pip uninstall -y {' '.join(wheels)} && "
             f"pip install nvidia-cudnn-cu{runtime or driver}",
         )
     elif wheels and runtime and _major(wheels[0]) != runtime:
-        yield Finding(
-            "broken",
+        yield _broken(
             f"{wheels[0]} is built for another CUDA than CuPy, which has {runtime}",
             f"pip uninstall -y {wheels[0]} && pip install nvidia-cudnn-cu{runtime}",
         )
     elif not wheels and facts.cudnn_backend is None:
-        yield Finding(
-            "broken", "a card, but cuDNN was not found",
+        yield _broken(
+            "a card, but cuDNN was not found",
             f"pip install nvidia-cudnn-cu{runtime or extra(facts)[-2:]}",
-        )  # fmt: skip
+        )
 
 
 def _cuda_works(facts: Diagnosis) -> Iterator[Finding]:
     wheel = f"nvidia-cudnn-cu{(facts.cuda_runtime or 0) // 1000 or extra(facts)[-2:]}"
     again = f"pip install --force-reinstall {wheel} '{FRONTEND[2]}'"
     if facts.frontend_failure:
-        yield Finding("broken", f"cuDNN does not load: {facts.frontend_failure}", again)
+        yield _broken(f"cuDNN does not load: {facts.frontend_failure}", again)
     check = facts.cuda_check
     if facts.probe_failure:
-        yield Finding("broken", f"looking at CUDA ended with {facts.probe_failure}", again)
+        yield _broken(f"looking at CUDA ended with {facts.probe_failure}", again)
     elif check is not None and check.failure and _fails(facts, check):
         remedy = again if "doctor" in check.remedy or not check.remedy else check.remedy
-        yield Finding("broken", f"a small convolution on the card fails: {check.failure}", remedy)
+        yield _broken(f"a small convolution on the card fails: {check.failure}", remedy)
     elif check is not None and _fails(facts, check):
         wrong = f"a small convolution on the card is wrong by {check.error_size:.2g}"
-        yield Finding("broken", f"{wrong}; do not use its results", again)
+        yield _broken(f"{wrong}; do not use its results", again)
 
 
 def _libraries(facts: Diagnosis, libraries: tuple[Library, ...]) -> Iterator[Finding]:
@@ -232,8 +222,7 @@ def _libraries(facts: Diagnosis, libraries: tuple[Library, ...]) -> Iterator[Fin
         listed = ", ".join(f"{folder}{version}" for folder, version in folders.items())
         searched = facts.environment.get("LD_LIBRARY_PATH", "").split(":")
         paths = [folder for folder in folders if folder in searched]
-        yield Finding(
-            "broken",
+        yield _broken(
             f"{len(folders)} different cuDNNs are loaded in one process: {listed}",
             f"unset LD_LIBRARY_PATH  # it names {paths[0]}"
             if paths
@@ -242,8 +231,7 @@ def _libraries(facts: Diagnosis, libraries: tuple[Library, ...]) -> Iterator[Fin
         )
     for library in libraries:
         if library.deleted:
-            yield Finding(
-                "broken",
+            yield _broken(
                 f"{library.path} was replaced after it was loaded",
                 "start the program (the notebook's kernel) again",
             )
@@ -256,21 +244,19 @@ def _extras(facts: Diagnosis) -> Iterator[Finding]:
     ):
         if package not in facts.packages:
             install = f"pip install 'ooc_cudnn[{name}]'"
-            yield Finding("note", f"{package} is not installed; {use}", install)
+            yield _note(f"{package} is not installed; {use}", install)
     if not facts.cache_writable:
-        yield Finding(
-            "note", f"the cache directory {facts.cache} cannot be written",
+        yield _note(
+            f"the cache directory {facts.cache} cannot be written",
             "export XDG_CACHE_HOME=/a/folder/of/yours",
-        )  # fmt: skip
+        )
     in_use = "cuda" if facts.gpus and facts.device_setting != "host" else "host"
     for calibration in facts.calibrations:
         command = f"ooc-cudnn calibrate --device {calibration.device}"
         if calibration.failure:
-            yield Finding("note", f"calibration: {calibration.failure}", command)
+            yield _note(f"calibration: {calibration.failure}", command)
         elif not calibration.date and calibration.device == in_use:
-            yield Finding(
-                "note", f"{calibration.device} is not calibrated: plans may be slow", command
-            )
+            yield _note(f"{calibration.device} is not calibrated: plans may be slow", command)
 
 
 def _cuda_major(facts: Diagnosis) -> int:
