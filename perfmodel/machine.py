@@ -23,7 +23,9 @@ from typing import Any
 
 import numpy as np
 
+from .cached import cached_property
 from .compute import ComputeModel
+from .linear import Line
 from .record import Table, mapping, members, number, text
 from .samples import Samples
 from .transfer import TransferModel
@@ -38,7 +40,7 @@ HOST_SECONDS = ("call_seconds", "launch_seconds", "step_seconds")
 """What the host takes for the parts of a call, while the device works on what is issued."""
 
 _OPTIONAL_SECONDS = ("staged_step_seconds", "operand_seconds")
-_SECONDS = (*HOST_SECONDS, *_OPTIONAL_SECONDS)
+SECONDS = (*HOST_SECONDS, *_OPTIONAL_SECONDS)
 
 FEWEST_OPERANDS = 2
 """Of the call that `call_seconds` is measured on: what it reads and what it writes."""
@@ -136,7 +138,7 @@ class MachineModel:
                 raise ValueError(
                     f"calibrated is {self.calibrated!r}; it must be an ISO date or 'shipped'"
                 ) from None
-        for name in _SECONDS:
+        for name in SECONDS:
             object.__setattr__(self, name, number(name, getattr(self, name)))
         losses = {name: number(f"losses[{name!r}]", held) for name, held in self.losses.items()}
         if any(name not in LOSSES or held > 1.0 for name, held in losses.items()):
@@ -151,6 +153,16 @@ class MachineModel:
         object.__setattr__(self, "samples", Table(self.samples))
         facts = {name: number(name, value, -math.inf) for name, value in self.facts.items()}
         object.__setattr__(self, "facts", Table(facts))
+
+    @cached_property
+    def lines(self) -> dict[str, Line]:
+        """Every line, of copies and of computing, by the key that `quality` and `samples` have."""
+        copies = {
+            f"{way}/{placement}": line
+            for way in ("copy_in", "copy_out")
+            for placement, line in getattr(self.transfer, way).items()
+        }
+        return copies | dict(self.compute.lines)
 
     @property
     def device_bytes(self) -> int | None:
@@ -285,7 +297,7 @@ class MachineModel:
                 "which measured less, so calibrate again"
             )
         held = {"losses": {}, **dict.fromkeys(_OPTIONAL_SECONDS, 0.0), **held}
-        names = ("name", "calibrated", "identity", "transfer", "compute", *_SECONDS, "losses")
+        names = ("name", "calibrated", "identity", "transfer", "compute", *SECONDS, "losses")
         tables = ("quality", "samples", "facts")
         held = members("machine model", held, ("format", "version", *names, *tables))
         qualities, samples = (
@@ -298,7 +310,7 @@ class MachineModel:
             transfer=TransferModel.from_json(held["transfer"]),
             compute=ComputeModel.from_json(held["compute"]),
             calibrated=held["calibrated"],
-            **{name: held[name] for name in _SECONDS},
+            **{name: held[name] for name in SECONDS},
             losses=mapping("losses", held["losses"]),
             quality={line: mapping(f"quality of {line}", q) for line, q in qualities.items()},
             samples={line: Samples.from_json(found) for line, found in samples.items()},

@@ -1,17 +1,17 @@
-"""What a calibration measures of computing: convolutions, their gradients and passes over memory.
+"""Convolutions, their gradients and passes over memory; `shapes` draws them.
 
-Every launch is timed by itself, on the device it will run on; `shapes` draws them.
+Every launch is timed by itself, on the device it will run on.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
+from ooc_cudnn.calibration.session import Group, Session
 from ooc_cudnn.calibration.shapes import (
     DIRECTIONS,
     GPU_POOL,
@@ -20,9 +20,8 @@ from ooc_cudnn.calibration.shapes import (
     passes,
 )
 from ooc_cudnn.devices.base import Device
-from ooc_cudnn.devices.measuring import Bench, Group, Recorder, Timing, offsets_of
+from ooc_cudnn.devices.measuring import Bench, Timing, offsets_of
 from ooc_cudnn.functions.plan import described
-from ooc_cudnn.memory.alignment import aligned
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.convolution_backward import (
     ConvolutionBackwardData,
@@ -55,32 +54,22 @@ Held = TypeVar("Held")
 Launches = Iterator[tuple[Launch, Mapping[str, Buffer]]]
 
 
-class ComputeMeasurements:
+class Computing:
     """The launches that are timed on a device.
 
-    Parameters
-    ----------
-    bench : Bench
-    record : callable
-        Takes the key of a line, the amount of work of a sample, its timing and its features.
-    quick : bool
-        Fewer of them: convolutions in one memory order, gradients of one kind of arithmetic,
-        passes of two types.
+    A quick calibration has fewer: convolutions in one memory order, gradients of one kind of
+    arithmetic, passes of two types.
     """
 
-    def __init__(self, bench: Bench, record: Recorder, *, quick: bool) -> None:
+    def __init__(self, session: Session) -> None:
+        self.session, self.device, self.quick = session, session.device, session.quick
         self.bench = Bench(
-            bench.device, bench.limit_bytes, batches=BATCHES, batch_seconds=BATCH_SECONDS
+            self.device, session.bench.limit_bytes, batches=BATCHES, batch_seconds=BATCH_SECONDS
         )
-        self.record, self.device = record, bench.device
-        #: Seconds of the host to launch each sample, by the key of its line.
-        self.launching: defaultdict[str, list[float]] = defaultdict(list)
         #: Where device memory was filled with random numbers: address and bytes.
         self.filled = (0, 0)
-        self.on_host = self.device.kind == "host"
-        self.quick = quick
-        self.pool = HOST_POOL if self.on_host else GPU_POOL
-        counts = QUICK_COUNTS if quick else HOST_COUNTS if self.on_host else GPU_COUNTS
+        self.pool = HOST_POOL if session.on_host else GPU_POOL
+        counts = QUICK_COUNTS if self.quick else HOST_COUNTS if session.on_host else GPU_COUNTS
         self.convolution_count, self.pass_count = counts
 
     def groups(self) -> list[Group]:
@@ -91,17 +80,13 @@ class ComputeMeasurements:
         kinds = arithmetic(self.device)
         for dtype, tf32 in kinds:
             gradients = not self.quick or (dtype, tf32) == kinds[0]
-            layouts = () if dtype in self.stand_ins else self.device.layouts(dtype)
+            layouts = () if dtype in stand_ins(self.device) else self.device.layouts(dtype)
             for layout in layouts[-1:] if self.quick else layouts:
                 for direction in DIRECTIONS if gradients else DIRECTIONS[:1]:
                     launches = partial(self.convolutions, dtype, layout, direction, tf32)
-                    found.append(
-                        Group(
-                            f"{direction} convolutions, {dtype}, {layout}",
-                            self.convolution_count * SAMPLE_SECONDS,
-                            partial(self.measure, launches, dtype),
-                        )
-                    )
+                    label = f"{direction} convolutions, {dtype}, {layout}"
+                    seconds = self.convolution_count * SAMPLE_SECONDS
+                    found.append(Group(label, seconds, partial(self.measure, launches, dtype)))
             if (dtype, tf32) in self.pass_kinds:
                 measure = partial(self.measure, partial(self.passes, dtype), dtype)
                 seconds = 15 * self.pass_count * SAMPLE_SECONDS
@@ -114,61 +99,33 @@ class ComputeMeasurements:
         return [
             (dtype, tf32)
             for dtype, tf32 in arithmetic(self.device)
-            if (tf32 or self.on_host) and (not self.quick or dtype in QUICK_PASSES)
+            if (tf32 or self.session.on_host) and (not self.quick or dtype in QUICK_PASSES)
         ]
 
     def build(self) -> None:
         """Let threads compile the kernels of all passes, by running each of them once."""
         asked = [launched for dtype, _ in self.pass_kinds for launched in self.passes(dtype)]
-        most = max(offsets_of(buffers)[1] for _, buffers in asked)
-        scratch = self.device.workspace(asked, None)
-        if scratch is None or not self.bench.fits(most + aligned(scratch[0])):
-            return  # they are compiled when they are timed
-        base = self.bench.reserve(most + aligned(scratch[0]))
-
-        def run(handle: Any, at: int) -> None:
-            launch, buffers = asked[at]
-            pointers = {name: base + offset for name, offset in offsets_of(buffers)[0].items()}
-            workspace = (base + most, scratch[0])
-            self.bench.action(launch, buffers, pointers, workspace)(0)(handle)
+        # the largest first: what is reserved for it does for all others, and stays where it is
+        asked.sort(key=lambda launched: -offsets_of(launched[1])[1])
+        # what does not fit is compiled when it is timed
+        placed = [each for launched in asked if (each := self.bench.placed(*launched))]
+        actions = [each.action() for each in placed if each.base == placed[-1].base]
 
         def run_all(handle: Any) -> None:
             with ThreadPoolExecutor(BUILDERS, initializer=self.device.use) as pool:
-                list(pool.map(partial(run, handle), range(len(asked))))
+                list(pool.map(lambda action: action(handle), actions))
 
-        self.bench.steps({"compute": [run_all]}, staged=False)
-
-    @property
-    def stand_ins(self) -> Mapping[str, str]:
-        """Convolutions that are computed as others are: TF32 on the host, bfloat16 on a card."""
-        return {"tf32": "float32"} if self.device.kind == "host" else {"bfloat16": "float16"}
-
-    def with_stand_ins(self, lines: dict[str, Held]) -> dict[str, Held]:
-        """Add the lines that others stand in for, or what else is known by their keys."""
-        for arithmetic, stands_in in self.stand_ins.items():
-            start = f"convolution/{stands_in}/"
-            lines |= {
-                f"convolution/{arithmetic}/{key.removeprefix(start)}": line
-                for key, line in lines.items()
-                if key.startswith(start)
-            }
-        return lines
+        self.bench.spans({"compute": [run_all]}, staged=False)
 
     def convolutions(self, dtype: str, layout: str, direction: str, tf32: bool) -> Launches:
         """Convolutions of one kind of arithmetic, memory order and direction."""
-        drawn = convolutions(
-            f"{dtype} {tf32} {layout} {direction}",
-            self.pool,
-            dtype,
-            allow_tf32=tf32,
-            count=self.convolution_count,
-        )
-        for operation in drawn:
+        seed, count = f"{dtype} {tf32} {layout} {direction}", self.convolution_count
+        for operation in convolutions(seed, self.pool, dtype, allow_tf32=tf32, count=count):
             yield convolution_launch(replace(operation, layout=layout), direction)
 
     def passes(self, dtype: str) -> Launches:
         """Launches of the calls that are passes over memory, each on all of its data."""
-        for function, arguments, layout in passes(f"{dtype}", self.pool, dtype, self.pass_count):
+        for function, arguments, layout in passes(dtype, self.pool, dtype, self.pass_count):
             yield from launches_of(function, arguments, layout)
 
     def measure(self, launches: partial[Launches], dtype: str) -> None:
@@ -176,33 +133,32 @@ class ComputeMeasurements:
         self.filled = (0, 0)
         # The largest first: what is reserved and filled for it does for all others.
         for launch, buffers in reversed(list(launches())):
-            timing = self._timing(launch, buffers, dtype)
-            if timing is not None:
-                work = launch.operation.work()
-                self.record(work.key, work.amount, timing, work.features)
-                launching = self.bench.launching_seconds
-                if launching is not None:
-                    self.launching[work.key].append(launching)
+            found = self.timing(launch, buffers, dtype)
+            if found is None:
+                continue
+            timing, launching = found
+            work = launch.operation.work()
+            self.session.record(work.key, work.amount, timing, work.features)
+            if launching is not None:
+                self.session.record(f"launching/{work.key}", 1.0, Timing(launching, 0.0))
 
-    def _timing(self, launch: Launch, buffers: Mapping[str, Buffer], dtype: str) -> Timing | None:
-        offsets, held = offsets_of(buffers)
-        if not self.bench.fits(held):
+    def timing(
+        self, launch: Launch, buffers: Mapping[str, Buffer], dtype: str
+    ) -> tuple[Timing, float | None] | None:
+        """Time a launch, and the host at it; None where the memory limit leaves no room."""
+        placed = self.bench.placed(launch, buffers)
+        if placed is None:
             return None
-        scratch = self.bench.workspace(launch, buffers, held)
-        if scratch is None:
-            return None
-        base = self.bench.reserve(held + aligned(scratch))
-        if base != self.filled[0] or held > self.filled[1]:
+        if placed.base != self.filled[0] or placed.held > self.filled[1]:
             # Results of earlier launches are random enough to be the inputs of later ones.
-            self.bench.fill(base, held, dtype)
-            self.filled = base, held
-        pointers = {name: base + offset for name, offset in offsets.items()}
-        for name in pointers:
+            self.bench.fill(placed.base, placed.held, dtype)
+            self.filled = placed.base, placed.held
+        for name, buffer in buffers.items():
             # Bits of another dtype are no numbers to compute with: many of them are denormal. And
             # processors take several times as long with what half types hold after a softmax.
-            if name in launch.inputs and (self.on_host or buffers[name].dtype != dtype):
-                self.bench.fill(pointers[name], buffers[name].nbytes, buffers[name].dtype)
-        return self.bench.launch(launch, buffers, pointers, (base + held, scratch))
+            if name in launch.inputs and (self.session.on_host or buffer.dtype != dtype):
+                self.bench.fill(placed.pointers[name], buffer.nbytes, buffer.dtype)
+        return self.bench.time("compute", placed.action), self.bench.launching_seconds(placed)
 
     def reference(self) -> float | None:
         """Seconds of one convolution that is measured first and last, to see clocks drift.
@@ -213,10 +169,28 @@ class ComputeMeasurements:
         layout = self.device.layouts(dtype)[0]
         self.filled = (0, 0)
         for launch, buffers in self.convolutions(dtype, layout, DIRECTIONS[0], tf32):
-            timing = self._timing(launch, buffers, dtype)
-            if timing is not None:
-                return timing.seconds
+            found = self.timing(launch, buffers, dtype)
+            if found is not None:
+                return found[0].seconds
         return None
+
+
+def stand_ins(device: Device) -> Mapping[str, str]:
+    """Convolutions that are computed as others are: TF32 on the host, bfloat16 on a card."""
+    return {"tf32": "float32"} if device.kind == "host" else {"bfloat16": "float16"}
+
+
+def with_stand_ins(device: Device, lines: Mapping[str, Held]) -> dict[str, Held]:
+    """Add the lines that others stand in for, or what else is known by their keys."""
+    found = dict(lines)
+    for arithmetic, stands_in in stand_ins(device).items():
+        start = f"convolution/{stands_in}/"
+        found |= {
+            f"convolution/{arithmetic}/{key.removeprefix(start)}": line
+            for key, line in lines.items()
+            if key.startswith(start)
+        }
+    return found
 
 
 def launches_of(function: str, arguments: Mapping[str, Any], layout: str) -> Launches:

@@ -1,4 +1,4 @@
-"""What a calibration measures of files: reading ones that nothing has cached, writing new ones.
+"""Copies of files: reading ones that nothing has cached, writing new ones.
 
 A copy is over when all is at rest: results wait in slabs until they are written, and the system
 sets the pages of a file aside one by one, so that one thread writes it many times slower than all.
@@ -17,137 +17,95 @@ from typing import Any
 
 import numpy as np
 
+from ooc_cudnn.calibration.session import Group, Session
 from ooc_cudnn.devices.machines import cache_directory
-from ooc_cudnn.devices.measuring import Bench, Measure, Recorder
+from ooc_cudnn.devices.measuring import HostMemory
 from ooc_cudnn.memory.files import reserve_file
-from perfmodel import Line
-from perfmodel.transfer import SLAB_BYTES, SLABS, STAGED_BYTES
+from perfmodel.transfer import SLAB_BYTES, SLABS
 
+MIB = 2**20
+#: Bytes of pieces, and how often each is measured at least, since nothing is disturbed as often as
+#: files are; for a quick calibration, the second of each.
+GPU_SIZES = tuple(MIB * n for n in (1, 4, 16, 32, 64)), tuple(MIB * n for n in (1, 4, 8))
+HOST_SIZES = tuple(MIB * n for n in (1, 4, 8)), tuple(MIB * n for n in (1, 2, 4))
+GPU_TURNS, HOST_TURNS = (5, 2), (3, 2)
 #: Copies of one measurement: parts of a file, each touched once.
 MOST_PARTS = 16
-FILE_BYTES = 192 * 2**20
+FILE_BYTES = 192 * MIB
 #: Single copies in a row: the first one finds a file that nobody has used yet.
 SINGLES = 3
+#: Bytes a second of a file, to tell how far a calibration is.
+RATE = 2e9
+
+#: Opens a file, from its beginning, for copies of so many bytes in all.
+Opened = Callable[[int], "np.memmap[Any, Any]"]
 
 
-class FileCopies:
-    """Copies of pieces from and to files, each of parts that were not touched before.
+def groups(session: Session) -> list[Group]:
+    """What is measured of files."""
+    sizes = (HOST_SIZES if session.on_host else GPU_SIZES)[session.quick]
+    moved = sum(min(MOST_PARTS * size, _file_bytes(sizes)) for size in sizes)
+    seconds = 4 * session.bench.batches * moved / RATE
+    return [Group("copies of files", seconds, partial(file_copies, session, sizes))]
 
-    Parameters
-    ----------
-    bench : Bench
-    record : callable
-        Takes the key of a line, the bytes of a sample, and its timing.
-    sizes : tuple of int
-        Bytes of the pieces.
-    turns : int
-        How often each is measured at least: nothing is disturbed as often as files are.
 
-    Attributes
-    ----------
-    alone : dict
-        Of each direction, bytes and seconds of single copies.
+def file_copies(session: Session, sizes: tuple[int, ...]) -> None:
+    """Copies both ways: of pieces after each other, and ("alone/...") of single ones.
+
+    Writing is as fast as the page cache takes it, as it is until that is full.
+    """
+    bench, count = session.bench, _file_bytes(sizes)
+    turns = (HOST_TURNS if session.on_host else GPU_TURNS)[session.quick]
+    with _scratch_directory() as directory:
+        source, target = directory / "source", directory / "target"
+        np.ones(count // 4, np.float32).tofile(source)
+        openings: dict[str, Opened] = {
+            "copy_in": lambda nbytes: _cold(source),
+            "copy_out": lambda nbytes: _fresh(target, nbytes),
+        }
+        wanted = [(way, size) for way in openings for size in sizes if bench.fits(2 * size)]
+        base = bench.reserve(max((size for _, size in wanted), default=MIB))
+        measures = [
+            partial(_of_file, session, way, base, openings[way], size, count)
+            for way, size in wanted
+        ]
+        timings = bench.in_turns(measures, fewest=turns)
+        for (way, size), found in zip(wanted, timings, strict=True):
+            if found[way].seconds > 0:  # no time at all is the disturbance of a run, not a file's
+                session.record(f"{way}/disk", size, found[way])
+                session.record(f"alone/{way}/disk", size, found["alone"])
+
+
+def _file_bytes(sizes: Sequence[int]) -> int:
+    return min(FILE_BYTES, 6 * sizes[-1])
+
+
+def _of_file(
+    session: Session, direction: str, base: int, opened: Opened, size: int, file_bytes: int
+) -> Mapping[str, float]:
+    """Seconds of one copy among many, and of a single one.
+
+    Several parts are on their way at once: what one more takes is the slope over runs of one, of as
+    many as there are slabs (half of all at most), and of all; at least half of what each of all
+    took, since one run or another may be disturbed for longer than that.
     """
 
-    def __init__(
-        self, bench: Bench, record: Recorder, sizes: tuple[int, ...], *, turns: int
-    ) -> None:
-        self.bench, self.record, self.turns = bench, record, turns
-        self.sizes = tuple(size for size in sizes if bench.fits(2 * size))
-        self.file_bytes = min(FILE_BYTES, 6 * sizes[-1])
-        self.alone: dict[str, list[tuple[int, float]]] = {}
-
-    @property
-    def seconds(self) -> float:
-        """About how long the measurements take, at 2 GB/s."""
-        read = sum(min(MOST_PARTS * size, self.file_bytes) for size in self.sizes)
-        return 2 * self.bench.batches * read / 2e9
-
-    def measure(self) -> None:
-        """Measure both directions.
-
-        Writing is as fast as the page cache takes it, as it is until that is full.
-        """
-        with _scratch_directory() as directory:
-            source, target = directory / "source", directory / "target"
-            np.ones(self.file_bytes // 4, np.float32).tofile(source)
-            base = self.bench.reserve(max(self.sizes, default=2**20))
-            openings: dict[str, Callable[[int], Any]] = {
-                "copy_in": lambda nbytes: _cold(source),
-                "copy_out": lambda nbytes: _fresh(target, nbytes),
-            }
-            wanted = [(direction, size) for direction in openings for size in self.sizes]
-            measures: list[Measure] = [
-                partial(self._through_file, direction, base, openings[direction], size)
-                for direction, size in wanted
-            ]
-            timings = self.bench.in_turns(measures, fewest=self.turns)
-            for (direction, size), found in zip(wanted, timings, strict=True):
-                if found[direction].seconds <= 0:
-                    continue  # no time at all is the disturbance of a run, not a file's
-                self.record(f"{direction}/disk", size, found[direction])
-                self.alone.setdefault(direction, []).append((size, found["alone"].seconds))
-
-    def latency(self, direction: str, line: Line) -> Line | None:
-        """What one copy is late by that one thread stages, beside what its line says.
-
-        Of larger ones that is lost in the noise of files: they take 10 ms, and are late by 1.
-        """
-        late = [
-            (size, max(seconds - line.seconds(size), 0.0))
-            for size, seconds in self.alone.get(direction, ())
-            if size <= STAGED_BYTES
-        ]
-        return latency_line(late) if late else None
-
-    def _through_file(
-        self, direction: str, base: int, opened: Callable[[int], Any], size: int
-    ) -> Mapping[str, float]:
-        """Seconds of one copy among many, and of a single one.
-
-        Several parts are on their way at once: what one more takes is the slope over runs of one,
-        of as many as there are slabs (half of all at most), and of all; at least half of what each
-        of all took, since one run or another may be disturbed for longer than that.
-        """
-        most = max(min(MOST_PARTS, self.file_bytes // size), 2)
-        counts = np.array((1, min(SLABS, most // 2), most))
-        measure = partial(self._seconds, direction, base, opened, size)
-        singles = measure([1] * (SINGLES if size <= SLAB_BYTES else 1))
-        alone = statistics.median(singles)
-        seconds = [alone, *(measure([int(count)])[0] for count in counts[1:])]
-        each = max(float(np.polyfit(counts, seconds, 1)[0]), seconds[-1] / most / 2)
-        return {direction: each, "alone": alone}
-
-    def _seconds(
-        self,
-        direction: str,
-        base: int,
-        opened: Callable[[int], Any],
-        size: int,
-        counts: Sequence[int],
-    ) -> list[float]:
-        """Seconds until so many copies are at rest, one run after the other on one file."""
-        file = opened(sum(counts) * size)
-        copy = self.bench.copy(direction, base, file, size // 4)
+    def seconds(counts: Sequence[int]) -> list[float]:
+        """Until so many copies are at rest, one run after the other on one file."""
+        file = HostMemory(opened(sum(counts) * size))
+        copy = session.bench.copies(direction, base, partial(file.next, size))
         # the mapping ends with this: what is mapped would stay in the page cache
         return [
-            self.bench.seconds_to_rest(
-                {direction: [copy(index) for index in range(count)]}, staged=True
-            )
+            session.bench.seconds_to_rest({direction: [copy() for _ in range(count)]}, staged=True)
             for count in counts
         ]
 
-
-def latency_line(samples: Sequence[tuple[int, float]]) -> Line:
-    """The line through what the smallest and the largest copy are late by: (bytes, seconds).
-
-    It does not fall: where the large one is late by less, both are by the mean.
-    """
-    (small, least), (large, most) = samples[0], samples[-1]
-    if most <= least:
-        return Line(0.0, float(f"{(least + most) / 2:.4g}"))
-    alpha = (most - least) / (large - small)
-    return Line(float(f"{alpha:.4g}"), float(f"{max(most - alpha * large, 0.0):.4g}"))
+    most = max(min(MOST_PARTS, file_bytes // size), 2)
+    counts = (1, min(SLABS, most // 2), most)
+    alone = statistics.median(seconds([1] * (SINGLES if size <= SLAB_BYTES else 1)))
+    found = [alone, *(seconds([count])[0] for count in counts[1:])]
+    each = max(float(np.polyfit(counts, found, 1)[0]), found[-1] / most / 2)
+    return {direction: each, "alone": alone}
 
 
 @contextmanager

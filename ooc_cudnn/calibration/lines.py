@@ -8,11 +8,13 @@ that several unknowns are not.
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping
+
+import numpy as np
 
 from ooc_cudnn.devices.base import Device
 from perfmodel import (
+    ComputeModel,
     Fit,
     FitError,
     Line,
@@ -32,8 +34,13 @@ from perfmodel.transfer import SLAB_BYTES
 TOO_NOISY, TOO_NOISY_FILES = 0.25, 1.0
 #: Qualities of a line that was spoilt: whether an earlier one is kept, or a known one scaled.
 KEPT, SCALED = "kept_from_earlier", "scaled_from_known"
-#: So many of the least sure lines are named.
-NAMED = 3
+#: What the keys of lines start with.
+KINDS = ("copy_in", "copy_out", "convolution", "pointwise")
+
+
+def is_line(key: str) -> bool:
+    """Whether samples of this key are those of a line."""
+    return key.partition("/")[0] in KINDS
 
 
 def is_noisy(key: str, spread: float) -> bool:
@@ -85,7 +92,7 @@ class LineFitter:
         if filling and key.endswith("/disk"):
             # a few, and noisy: what a line through them starts with is chance
             return fit_proportional(filling)
-        like = None if key.startswith("copy_") else self._known_compute(self.shipped, key)
+        like = None if key.startswith("copy_") else self._shipped_compute(key)
         return fit_samples(filling or samples, like)
 
     def _filling_slabs(self, key: str, samples: Samples) -> Samples | None:
@@ -102,91 +109,34 @@ class LineFitter:
 
     def _undisturbed_before(self, key: str) -> Line | None:
         """The line of an earlier calibration, where that was not disturbed."""
-        if self.earlier is None:
+        quality = self.earlier.quality.get(key, {SCALED: 1.0}) if self.earlier else {SCALED: 1.0}
+        if self.earlier is None or SCALED in quality or is_noisy(key, quality.get("spread", 0.0)):
             return None
-        quality = self.earlier.quality.get(key, {SCALED: 1.0})
-        if SCALED in quality or is_noisy(key, quality.get("spread", 0.0)):
-            return None
-        return own_line(self.earlier, key)
+        return self.earlier.lines.get(key)
 
     def _known(self, key: str) -> Line:
         """The nearest line that is known: of this machine if one is, else of a shipped one."""
-        before = None if self.earlier is None else own_line(self.earlier, key)
-        if before is not None:
-            return before
-        known = own_line(self.shipped, key)
-        return known if known is not None else self._known_compute(self.shipped, key)
+        for model in (self.earlier, self.shipped):
+            if model is not None and key in model.lines:
+                return model.lines[key]
+        return self._shipped_compute(key)
 
-    @staticmethod
-    def _known_compute(model: MachineModel, key: str) -> Line:
-        return model.compute.lines[model.compute.nearest_key(key)]
+    def _shipped_compute(self, key: str) -> Line:
+        compute = self.shipped.compute
+        return compute.lines[compute.nearest_key(key)]
 
+    def completed(
+        self, lines: Mapping[str, Line], samples: Mapping[str, Samples]
+    ) -> dict[str, Line]:
+        """Add the lines of computing that were not measured.
 
-def own_line(model: MachineModel, key: str) -> Line | None:
-    """Return the line that a machine model has under a key, of a copy or of computing."""
-    direction, _, placement = key.partition("/")
-    if direction in ("copy_in", "copy_out"):
-        copies: Mapping[str, Line] = getattr(model.transfer, direction)
-        return copies.get(placement)
-    return model.compute.lines.get(key)
-
-
-def spoilt(model: MachineModel) -> dict[str, list[str]]:
-    """Return the lines of a calibration that were spoilt: kept from an earlier one, or scaled."""
-    return {
-        kind: sorted(key for key, held in model.quality.items() if kind in held)
-        for kind in (KEPT, SCALED)
-    }
-
-
-def how_sure(model: MachineModel) -> list[str]:
-    """Say how far the lines of a calibration can be trusted, and what that means for plans.
-
-    Examples
-    --------
-    >>> how_sure(shipped("host"))[0].startswith("how sure: half of the lines")
-    True
-    """
-    held = {
-        key: of for key, of in model.quality.items() if {"held_out_error", "spread"} <= of.keys()
-    }
-    if not held:
-        return ["how sure: not known; this model does not say how well it was fitted"]
-    # no sample was held out of a single one
-    wrong = {
-        key: max(of["spread"], of["held_out_error"] if of.get("samples", 2.0) > 1 else 0.0)
-        for key, of in held.items()
-    }
-    single = sum(of.get("samples") == 1 for of in held.values())
-    told = {key: share for key, share in wrong.items() if held[key].get("samples") != 1} or wrong
-    least = sorted(told, key=lambda key: -told[key])[:NAMED]
-    named = ", ".join(f"{key} ({told[key]:.0%})" for key in least)
-    lines = [
-        f"how sure: half of the lines are right within {statistics.median(told.values()):.0%}; "
-        f"least sure are {named}"
-    ]
-    if single:
-        lines.append(f"known lines, scaled to one measurement each: {single}")
-    kept, scaled = spoilt(model).values()
-    if not kept and not scaled:
-        return [*lines, "nothing was disturbed: plans are as sure as these lines"]
-    if kept:
-        lines.append(f"disturbed, and kept from the earlier calibration: {_few(kept)}")
-    if scaled:
-        lines.append(f"disturbed, and known lines scaled to what was seen: {_few(scaled)}")
-    meaning = "results are right in any case; "
-    if scaled:
-        worst = max(wrong[key] for key in scaled if key in wrong)
-        meaning += (
-            f"predicted seconds may be off by {worst:.0%} and more where such a line counts, and "
-            "plans slower than the best. Calibrate again when the machine is quiet: lines that "
-            "were measured well are kept"
-        )
-    else:
-        meaning += "plans are as good as after the earlier calibration"
-    return [*lines, meaning]
-
-
-def _few(keys: list[str]) -> str:
-    more = f" and {len(keys) - NAMED} more" if len(keys) > NAMED else ""
-    return f"{len(keys)} of the lines ({', '.join(keys[:NAMED])}{more})"
+        They are as far from the shipped ones as the nearest is that was measured.
+        """
+        known = self.shipped.compute.lines
+        both = ComputeModel({key: line for key, line in lines.items() if key in known})
+        found = dict(lines)
+        for key in known.keys() - lines.keys():
+            near = both.nearest_key(key)
+            ratios = samples[near].predicted(lines[near]) / samples[near].predicted(known[near])
+            found[key] = known[key].scaled(float(np.median(ratios)))
+        return found

@@ -1,48 +1,31 @@
 """`calibrate`: measures a device, and fits the machine model that plans are made with.
 
 What is measured is what a call does: copies of pieces by placement, both directions of the link at
-once, convolutions and elementwise passes by arithmetic and memory order. `perfmodel.fit` finds the
-lines; nothing is stored before all of them are found.
+once, convolutions and elementwise passes by arithmetic and memory order. Nothing is stored before
+all of it is fitted.
 """
 
 from __future__ import annotations
 
-import datetime
-import statistics
 import time
 from collections import defaultdict
-from collections.abc import Mapping
-from dataclasses import replace
 
-import numpy as np
-
-from ooc_cudnn.calibration.compute import ComputeMeasurements
-from ooc_cudnn.calibration.lines import KEPT, LineFitter, how_sure, is_noisy, spoilt
-from ooc_cudnn.calibration.link import PAIRS, LinkMeasurements
-from ooc_cudnn.calibration.losses import measured_losses
-from ooc_cudnn.calibration.rows import LARGE_BYTES, RowMeasurements
-from ooc_cudnn.calibration.steps import host_seconds
+from ooc_cudnn.calibration import files, link, losses, rows, staging, steps
+from ooc_cudnn.calibration.compute import Computing
+from ooc_cudnn.calibration.lines import is_line, is_noisy
+from ooc_cudnn.calibration.model import fit_model
+from ooc_cudnn.calibration.report import how_sure, spoilt
+from ooc_cudnn.calibration.session import Group, Measured, Session, make_bench
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.devices.base import Device
-from ooc_cudnn.devices.machines import calibrated_before, machine_for, machine_path
-from ooc_cudnn.devices.measuring import Bench, Group, Timing, make_bench, undisturbed
+from ooc_cudnn.devices.machines import calibrated_before, machine_path
 from ooc_cudnn.functions.prepared import forget_calls
 from ooc_cudnn.memory.limit import limit_bytes
 from ooc_cudnn.progress import reporter
 from ooc_cudnn.settings import current
 from ooc_cudnn.settings_table import Progress
 from ooc_cudnn.telling import warn
-from perfmodel import (
-    ComputeModel,
-    Line,
-    MachineModel,
-    Samples,
-    Slowdown,
-    TransferModel,
-)
-from perfmodel.linear import NO_FEATURES
-
-__all__ = ["calibrate", "machine_for"]
+from perfmodel import MachineModel
 
 #: After so many groups of launches, what the host takes is measured once more.
 OFTEN = 10
@@ -90,12 +73,13 @@ def calibrate(
         device = get_device(device or settings.device)
     with device.arena.lock:
         limit = limit_bytes(device, settings.memory_limit)
-        bench = make_bench(device, limit, quick=quick)
+        session = Session(make_bench(device, limit, quick=quick), quick=quick)
         device.release_caches()
-        calibration = _Calibration(bench, quick=quick, earlier=calibrated_before(device))
         try:
-            model = calibration.model(settings.progress)
+            found = measure(session, settings.progress)
+            model = fit_model(session, found, calibrated_before(device))
         finally:
+            session.hosts.clear()
             device.arena.release()
     if save:
         model.save(machine_path(device.identity()))
@@ -105,245 +89,57 @@ def calibrate(
     return model
 
 
-class _Measured:
-    """What was measured for one line."""
-
-    def __init__(self) -> None:
-        self.work: list[float] = []
-        self.timings: list[Timing] = []
-        self.features: list[Mapping[str, float]] = []
-
-    def add(self, other: _Measured) -> None:
-        """Add what another group measured."""
-        self.work += other.work
-        self.timings += other.timings
-        self.features += other.features
-
-    @property
-    def spread(self) -> float:
-        """How far the timings of a typical sample varied."""
-        return statistics.median(timing.spread for timing in self.timings)
-
-    def samples(self) -> Samples:
-        """In columns, as the model keeps them."""
-        names = sorted(set().union(*self.features))
-        return Samples(
-            tuple(self.work),
-            tuple(float(f"{timing.seconds:.5g}") for timing in self.timings),
-            {name: tuple(held.get(name, 0.0) for held in self.features) for name in names},
-        )
+def measure(session: Session, progress: Progress) -> dict[str, Measured]:
+    """Make all measurements, and tell how far they are by the time they should take."""
+    computing = Computing(session)
+    groups = table(session, computing)
+    seconds = sum(group.seconds for group in groups)
+    done, began = 0.0, time.perf_counter()
+    parts: list[tuple[Group, dict[str, Measured]]] = []
+    with reporter(progress, total=100, label="calibrate", predicted_seconds=seconds) as report:
+        link.host_memory(session)
+        _references(session, computing)  # warms up
+        first = _references(session, computing)
+        for group in groups:
+            parts.append((group, session.taken_by(group)))
+            done += group.seconds
+            report.update(round(100 * done / seconds))
+        for group, found in parts:
+            _measure_disturbed_again(session, group, found)
+        for name, after in _references(session, computing).items():
+            session.facts[f"drift_of_{name}_share"] = after / first[name] - 1.0
+    session.facts["calibration_seconds"] = round(time.perf_counter() - began, 1)
+    joined: defaultdict[str, Measured] = defaultdict(Measured)
+    for _, found in parts:
+        for key, part in found.items():
+            joined[key].add(part)
+    return joined
 
 
-class _Calibration:
-    """The measurements of one calibration, in the order in which they are made."""
+def table(session: Session, computing: Computing) -> list[Group]:
+    """Everything that is measured, in its order.
 
-    def __init__(self, bench: Bench, *, quick: bool, earlier: MachineModel | None = None) -> None:
-        self.bench, self.device = bench, bench.device
-        self.fitter = LineFitter(self.device, earlier)
-        #: What each group measured, by the keys of lines.
-        self.parts: list[tuple[Group, defaultdict[str, _Measured]]] = []
-        self.quality: dict[str, dict[str, float]] = {}
-        self.facts: dict[str, float] = {}
-        self.host: dict[str, float] = {}
-        self.issuing: defaultdict[str, list[float]] = defaultdict(list)
-        self.losses: dict[str, float] = {}
-        self.quick = quick
-        self.link = LinkMeasurements(bench, self.record, quick=quick)
-        self.apart = RowMeasurements(bench, quick=quick)
-        self.compute = ComputeMeasurements(bench, self.record, quick=quick)
+    What a disturbed host takes longer for is measured several times, far from each other: a host is
+    slow for seconds at a time.
+    """
+    host = [steps.group(session), staging.group(session)]
+    again = [] if session.quick else host
+    groups = [*again, *link.groups(session), *files.groups(session), *rows.groups(session), *again]
+    for place, group in enumerate(computing.groups(), 1):
+        groups += [group, *again[:1]] if place % OFTEN == 0 else [group]
+    return [*groups, *host, losses.group(session)]
 
-    def record(
-        self, key: str, work: float, timing: Timing, features: Mapping[str, float] = NO_FEATURES
-    ) -> None:
-        """Keep a sample of a line."""
-        found = self.parts[-1][1][key]
-        found.work.append(work)
-        found.timings.append(timing)
-        found.features.append(features)
 
-    def measure(self, progress: Progress) -> None:
-        """Make all measurements, and tell how far they are by the time they should take."""
-        # What a disturbed host takes longer for is measured several times, far from each other.
-        host = (
-            Group("issuing steps", 0.3, self.steps),
-            Group("staging", 0.3 if self.quick else 1.0, self.apart.staging),
-        )
-        again = () if self.quick else host
-        groups = [*again, *self.link.groups(), *self.apart.groups(), *again]
-        for place, group in enumerate(self.compute.groups(), 1):
-            # a host is slow for seconds at a time
-            groups += [group, *again[:1]] if place % OFTEN == 0 else [group]
-        groups += host
-        groups.append(Group("computing beside copies", 0.8 if self.quick else 3.0, self.beside))
-        seconds = sum(group.seconds for group in groups)
-        done, began = 0.0, time.perf_counter()
-        with reporter(progress, total=100, label="calibrate", predicted_seconds=seconds) as report:
-            self.references()  # warms up
-            first = self.references()
-            for group in groups:
-                self.parts.append((group, self.measured_by(group)))
-                done += group.seconds
-                report.update(round(100 * done / seconds))
-            self.measure_disturbed_again()
-            self.link.close()
-            self.apart.close()
-            for name, after in self.references().items():
-                self.facts[f"drift_of_{name}_share"] = after / first[name] - 1.0
-        self.facts["calibration_seconds"] = round(time.perf_counter() - began, 1)
+def _references(session: Session, computing: Computing) -> dict[str, float]:
+    """Seconds of a copy and of a launch, which are the same while no clock drifts."""
+    found = {"copy_in": link.reference(session), "compute": computing.reference()}
+    return {name: seconds for name, seconds in found.items() if seconds}
 
-    def measured_by(self, group: Group) -> defaultdict[str, _Measured]:
-        """Make the measurements of a group; return what it told of lines."""
-        self.parts.append((group, defaultdict(_Measured)))
-        group.measure()
-        return self.parts.pop()[1]
 
-    def measure_disturbed_again(self) -> None:
-        """Measure what was disturbed once more; of each line the quieter time counts.
-
-        What both directions lose to each other is told beside copies one way: where one such pair
-        was disturbed, or what it is compared with, all of them are measured again.
-        """
-        quality, slowdowns = dict(self.link.quality), dict(self.link.slowdowns)
-        samples = dict(self.link.samples)
-        disturbed = [
-            any(is_noisy(key, part.spread) for key, part in found.items())
-            for _, found in self.parts
-        ]
-        of_pairs = [group.label in PAIRS for group, _ in self.parts]
-        noisy_pairs = any(is_noisy(name, held["spread"]) for name, held in quality.items())
-        if noisy_pairs or any(map(all, zip(disturbed, of_pairs, strict=True))):
-            disturbed = [was or of for was, of in zip(disturbed, of_pairs, strict=True)]
-        for (group, found), was in zip(list(self.parts), disturbed, strict=True):
-            for key, part in (self.measured_by(group) if was else {}).items():
-                if key not in found or part.spread < found[key].spread:
-                    found[key] = part
-        for name, before in quality.items():
-            now = self.link.quality[name]["spread"]
-            if is_noisy(name, now) and before["spread"] < now:
-                pair = name.removeprefix("duplex/")
-                self.link.quality[name], self.link.slowdowns[pair] = before, slowdowns[pair]
-                self.link.samples |= {k: v for k, v in samples.items() if k.startswith(f"{name}/")}
-
-    @property
-    def measured(self) -> dict[str, _Measured]:
-        """What was measured for each line, by all groups."""
-        joined: defaultdict[str, _Measured] = defaultdict(_Measured)
-        for _, found in self.parts:
-            for key, part in found.items():
-                joined[key].add(part)
-        return joined
-
-    def steps(self) -> None:
-        """Measure how long the host takes to issue a step; disturbances only add."""
-        for name, timing in host_seconds(self.bench).items():
-            self.issuing[name].append(timing.seconds)
-            found = self.issuing[name]
-            seconds = undisturbed(found)
-            self.host[name] = float(f"{seconds:.5g}")
-            apart = (max(found) - min(found)) / 2 / seconds if seconds else 0.0
-            self.quality[name] = {"spread": max(timing.spread, apart)}
-
-    def beside(self) -> None:
-        """Measure what computing loses to what runs beside it."""
-        for name, timing in measured_losses(self.bench, quick=self.quick).items():
-            self.losses[name] = float(f"{timing.seconds:.3g}")
-            self.quality[f"losses/{name}"] = {"spread": timing.spread}
-
-    def references(self) -> dict[str, float]:
-        """Seconds of a copy and of a launch, which are the same while no clock drifts."""
-        found = {"copy_in": self.link.reference(), "compute": self.compute.reference()}
-        return {name: seconds for name, seconds in found.items() if seconds}
-
-    def model(self, progress: Progress) -> MachineModel:
-        """Measure everything, and fit it."""
-        self.measure(progress)
-        samples, lines = dict[str, Samples](), dict[str, Line]()
-        for key, found in self.measured.items():
-            lines[key], samples[key] = self.fitter.line(key, found.samples(), found.spread)
-        copies: dict[str, dict[str, Line]] = {"copy_in": {}, "copy_out": {}}
-        for key in [key for key in lines if key.startswith("copy_")]:
-            direction, placement = key.split("/")
-            line = lines.pop(key)
-            if KEPT not in self.fitter.quality[key]:
-                further = self.apart.terms[key]
-                terms = {name: float(f"{rate:.5g}") for name, rate in further.items() if rate}
-                line = replace(line, terms=terms)
-            copies[direction][placement] = line
-        identity = dict(self.device.identity())
-        identity.setdefault(
-            "device_bytes", str(self.device.free_bytes() + self.device.arena.held_bytes)
-        )
-        slowdowns = self.as_in_calls(copies)
-        return MachineModel(
-            name=identity.get("gpu", self.device.name),
-            identity=identity,
-            transfer=TransferModel(
-                copies["copy_in"],
-                copies["copy_out"],
-                slowdowns,
-                self.latency(copies),
-            ),
-            compute=ComputeModel(
-                self.compute.with_stand_ins(self.completed(lines, samples)),
-                launching=self.compute.with_stand_ins(self.launching()),
-            ),
-            call_seconds=self.host.get("call_seconds", 0.0),
-            launch_seconds=self.host.get("launch_seconds", 0.0),
-            step_seconds=self.host.get("step_seconds", 0.0),
-            staged_step_seconds=self.host.get("staged_step_seconds", 0.0),
-            operand_seconds=self.host.get("operand_seconds", 0.0),
-            losses=self.losses,
-            calibrated=datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
-            quality=self.quality | self.fitter.quality | self.link.quality,
-            samples=samples | self.link.samples,
-            facts=self.facts | self.link.facts,
-        )
-
-    def as_in_calls(self, copies: Mapping[str, dict[str, Line]]) -> dict[str, Slowdown]:
-        """Make plain memory's lines and slowdown no faster than whole calls are; return slowdowns.
-
-        Both ways at once, no less time than the slower of copies alone and of a call is taken.
-        """
-        found, paces = dict(self.link.slowdowns), self.apart.paces
-        if not paces:
-            return found
-        known, nbytes = found.get("pageable/pageable", Slowdown()), float(LARGE_BYTES)
-        factors = {}
-        for way, lines in copies.items():
-            line = lines["pageable"]
-            both = max(getattr(known, way) * line.seconds(nbytes), paces["both"])
-            alpha = max(line.alpha, (paces[way] - line.beta) / nbytes)
-            lines["pageable"] = replace(line, alpha=float(f"{alpha:.5g}"))
-            factors[way] = max(float(f"{both / lines['pageable'].seconds(nbytes):.5g}"), 1.0)
-        found["pageable/pageable"] = Slowdown(**factors)
-        return found
-
-    def latency(self, copies: Mapping[str, Mapping[str, Line]]) -> dict[str, Line]:
-        """What staged copies are late by; others delay those of files as they do plain memory's."""
-        found = dict(self.apart.latency)
-        for way, lines in copies.items():
-            late = self.link.files.latency(way, lines["disk"]) if "disk" in lines else None
-            if late is not None:
-                plain = found.get(f"{way}/pageable")
-                found[f"{way}/disk"] = replace(late, terms=plain.terms if plain else {})
-        return found
-
-    def launching(self) -> dict[str, float]:
-        """Seconds of the host to launch what each line stands for."""
-        return {
-            key: float(f"{undisturbed(found):.4g}") for key, found in self.compute.launching.items()
-        }
-
-    def completed(
-        self, lines: Mapping[str, Line], samples: Mapping[str, Samples]
-    ) -> dict[str, Line]:
-        """Add the lines that were not measured: as far from the shipped ones as the nearest is."""
-        known = self.fitter.shipped.compute.lines
-        both = ComputeModel({key: line for key, line in lines.items() if key in known})
-        found = dict(lines)
-        for key in known.keys() - lines.keys():
-            near = both.nearest_key(key)
-            held = samples[near]
-            factor = float(np.median(held.predicted(lines[near]) / held.predicted(known[near])))
-            found[key] = known[key].scaled(factor)
-        return found
+def _measure_disturbed_again(session: Session, group: Group, found: dict[str, Measured]) -> None:
+    """Measure a group once more that was disturbed; under each key, the quieter time counts."""
+    fitted = (key for key in found if is_line(key) or key.startswith("duplex/"))
+    if any(is_noisy(key, found[key].spread) for key in fitted):
+        for key, part in session.taken_by(group).items():
+            if key not in found or part.spread < found[key].spread:
+                found[key] = part

@@ -1,4 +1,4 @@
-"""What a calibration measures of the host: what it takes to issue the steps of a call.
+"""What the host takes: to issue the steps of a call, to launch, to call.
 
 Pieces of a few bytes cost the device nothing; what a call of many of them takes is the host's.
 """
@@ -6,21 +6,24 @@ Pieces of a few bytes cost the device nothing; what a call of many of them takes
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from ooc_cudnn.calibration.session import Group, Session
 from ooc_cudnn.devices.base import HostArray
-from ooc_cudnn.devices.measuring import Bench, Timing, Watched, undisturbed
+from ooc_cudnn.devices.measuring import Bench, Timing, Watched
 from ooc_cudnn.functions.batch_normalization import batch_normalization_forward_inference
 from ooc_cudnn.functions.elementwise import activation_forward
 from ooc_cudnn.functions.plan import plan_request
 from ooc_cudnn.pipeline.execute import Executor, Source, make_executor
 from ooc_cudnn.pipeline.plan import Plan
 from ooc_cudnn.pipeline.planner import make_plan
+from ooc_cudnn.pipeline.request import Request
+from ooc_cudnn.pipeline.trace import Trace
 from ooc_cudnn.settings import settings
 from ooc_cudnn.tensor import TensorSpec
 from perfmodel import shipped
@@ -34,23 +37,31 @@ MORE_OPERANDS = 4
 REPEATS, CALL_REPEATS = 3, 9
 
 
+def group(session: Session) -> Group:
+    """What is measured of the host, again and again: it is slow for seconds at a time."""
+
+    def measure() -> None:
+        for name, timing in host_seconds(session.bench).items():
+            session.record(name, 1.0, timing)
+
+    return Group("issuing steps", 0.3, measure)
+
+
 def host_seconds(bench: Bench) -> Mapping[str, Timing]:
     """Seconds of a call, an operand, a launch and a step, as `MachineModel` names them.
 
     A piece of an activation takes three steps and one launch; and a call of one piece tells what a
-    call takes beside, one of more operands what each takes, beside the step that copies it. Each
-    is the lower quartile of several: what disturbs a host only adds. A card's steps are issued by
-    threads, too, on small pieces of plain memory: what takes time there is to hand them on.
+    call takes beside, one of more operands what each takes, beside the step that copies it. A
+    card's steps are issued by threads, too, on small pieces of plain memory: what takes time there
+    is to hand them on.
     """
-    x = TensorSpec(SHAPE, "float32", "pinned")
-    simple, watched = _many_pieces(bench, "activation_forward", x=x)
-    launch = Timing(undisturbed(watched.seconds), Timing.of(watched.seconds).spread)
+    simple, launch = _many_pieces(bench, TensorSpec(SHAPE, "float32", "pinned"))
     launch = launch._replace(seconds=min(launch.seconds, simple.seconds / 2))
     step = (simple.seconds - launch.seconds) / 3
     found = {"launch_seconds": launch, "step_seconds": Timing(step, simple.spread)}
-    if bench.device.kind != "host":  # whose steps go through threads in any case
-        plain = TensorSpec(STAGED_SHAPE, "float32", "pageable")
-        staged, _ = _many_pieces(bench, "activation_forward", staged=True, x=plain)
+    on_host = bench.device.kind == "host"  # whose steps go through threads in any case
+    if not on_host:
+        staged, _ = _many_pieces(bench, TensorSpec(STAGED_SHAPE, "float32", "pageable"))
         each = max(staged.seconds - launch.seconds, 0.0) / 3
         found["staged_step_seconds"] = Timing(each, staged.spread)
     whole = _one_piece(bench)
@@ -58,43 +69,38 @@ def host_seconds(bench: Bench) -> Mapping[str, Timing]:
         few, many = whole
         call = max(few.seconds - 3 * step - launch.seconds, 0.0)
         found["call_seconds"] = Timing(call, few.spread)
-        if bench.device.kind != "host":  # there, steps do not follow each other
+        if not on_host:  # there, steps do not follow each other
             each = max((many.seconds - few.seconds) / MORE_OPERANDS - step, 0.0)
             found["operand_seconds"] = Timing(each, many.spread)
     return found
 
 
-def _many_pieces(
-    bench: Bench, function: str, *, staged: bool = False, **operands: TensorSpec
-) -> tuple[Timing, Watched]:
-    """Seconds of a piece of a call that is cut into images, and of its launches."""
-    executor, plan = cut_into_images(bench, function, operands)
-    arrays = {
+def _many_pieces(bench: Bench, x: TensorSpec) -> tuple[Timing, Timing]:
+    """Seconds of a piece of an activation that is cut into images, and of its launch."""
+    executor = make_executor(*cut_into_images(bench, "activation_forward", {"x": x, "out": x}))
+    plan = executor.plan
+    staged = x.placement == "pageable"
+    arrays: dict[str, Source] = {
         name: np.ones(spec.shape, np.float32) if staged else _pinned(bench, spec.shape)
         for name, spec in plan.operands
     }
-    timing = _timed(lambda: run_pieces(bench, executor, arrays, staged=staged))
+    run = partial(run_pieces, bench, executor, arrays, staged=staged)
+    timing = Timing.of_host(bench.repeat(run, REPEATS))
     watched = Watched(bench.device)
-    if not staged:
-        run_pieces(bench, executor, arrays, staged=False, device=watched)
-    return Timing(timing.seconds / plan.pieces, timing.spread), watched
+    run(device=watched)
+    return Timing(timing.seconds / plan.pieces, timing.spread), Timing.of_host(watched.seconds)
 
 
 def cut_into_images(
-    bench: Bench,
-    function: str,
-    operands: Mapping[str, TensorSpec],
-    *,
-    out: TensorSpec | None = None,
-) -> tuple[Executor, Plan]:
-    """What runs a call, whose result is as x is by default, one image after the other."""
+    bench: Bench, function: str, arguments: Mapping[str, Any], pieces: int = 0
+) -> tuple[Request, Plan]:
+    """What runs a call in so many pieces, or one image after the other: for `make_executor`."""
     request = plan_request(
-        function, out=out or operands["x"], machine=shipped("host"),
-        memory_limit=bench.limit_bytes, **operands,
-    )  # fmt: skip
+        function, machine=shipped("host"), memory_limit=bench.limit_bytes, **arguments
+    )
     whole = request.chain.extents
-    plan = make_plan(request, bench.device.workspace, replace(whole, n=1))
-    return make_executor(request, plan), plan
+    split = replace(whole, n=whole.n // (pieces or whole.n))
+    return request, make_plan(request, bench.device.workspace, split)
 
 
 def run_pieces(
@@ -103,11 +109,14 @@ def run_pieces(
     arrays: Mapping[str, Source],
     *,
     staged: bool,
+    timed: bool = False,
     device: Any = None,
-) -> None:
+) -> Trace | None:
     """Run a call on the host's arrays, and wait for it; on another device than the bench's."""
-    where = bench.device if device is None else device
-    executor.run(where, arrays, staged=staged, wait=True, limit_bytes=bench.limit_bytes)
+    return executor.run(
+        device or bench.device, arrays, staged=staged, timed=timed, wait=True,
+        limit_bytes=bench.limit_bytes,
+    )  # fmt: skip
 
 
 def _one_piece(bench: Bench) -> tuple[Timing, Timing] | None:
@@ -115,16 +124,18 @@ def _one_piece(bench: Bench) -> tuple[Timing, Timing] | None:
 
     None for a device that none can use.
     """
-    name = {"host": "host", "cuda": f"cuda:{getattr(bench.device, 'index', 0)}"}.get(
-        bench.device.kind
-    )
-    if name is None:
+    kind = bench.device.kind
+    if kind not in ("host", "cuda"):
         return None
+    name = kind if kind == "host" else f"cuda:{getattr(bench.device, 'index', 0)}"
     x, y = _pinned(bench, FILTERS), _pinned(bench, FILTERS)
     more = [_pinned(bench, FILTERS[1:2]) for _ in range(MORE_OPERANDS)]
+    calls = (
+        partial(activation_forward, x, out=y),
+        partial(batch_normalization_forward_inference, x, *more, out=y),
+    )
     with settings(device=name, machine=shipped("host"), progress=False, verify=0):
-        few = _timed(lambda: activation_forward(x, out=y), CALL_REPEATS)
-        many = _timed(lambda: batch_normalization_forward_inference(x, *more, out=y), CALL_REPEATS)
+        few, many = (Timing.of_host(bench.repeat(call, CALL_REPEATS)) for call in calls)
     return few, many
 
 
@@ -132,13 +143,3 @@ def _pinned(bench: Bench, shape: tuple[int, ...]) -> HostArray:
     array: Any = bench.device.allocate_pinned(4 * math.prod(shape)).view(np.float32).reshape(shape)
     array[...] = 1.0
     return array
-
-
-def _timed(run: Callable[[], None], repeats: int = REPEATS) -> Timing:
-    run()
-    found = []
-    for _ in range(repeats):
-        began = time.perf_counter()
-        run()
-        found.append(time.perf_counter() - began)
-    return Timing(undisturbed(found), Timing.of(found).spread)

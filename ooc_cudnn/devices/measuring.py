@@ -7,12 +7,11 @@ that neither the start of a run nor what trails it (staging) counts.
 
 from __future__ import annotations
 
-import itertools
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -22,9 +21,11 @@ from ooc_cudnn.devices.running import running
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.memory.alignment import aligned
 from ooc_cudnn.operations.splittable import Buffer, Launch
-from ooc_cudnn.tensor import DTYPES, numpy_dtype
+from ooc_cudnn.tensor import DTYPES, numpy_dtype, packed_strides
 
 Action = Callable[[Any], Any]
+#: Returns the next action of a batch.
+Next = Callable[[], Action]
 #: Measures a batch: seconds of a step, by stream or by whatever else is told apart.
 Measure = Callable[[], Mapping[str, float]]
 
@@ -63,30 +64,35 @@ class Timing(NamedTuple):
         distance = statistics.median(abs(seconds - middle) for seconds in batches)
         return cls(middle, distance / middle if middle > 0 else 0.0)
 
-
-class Group(NamedTuple):
-    """A part of a calibration: its name, about how many seconds it takes, and what makes it."""
-
-    label: str
-    seconds: float
-    measure: Callable[[], None]
+    @classmethod
+    def of_host(cls, batches: Sequence[float]) -> Timing:
+        """Sum up what the host took: the lower quartile counts, since disturbances only add."""
+        return cls(float(np.percentile(batches, 25)), cls.of(batches).spread)
 
 
-class Recorder(Protocol):
-    """Takes a sample of a line: its key, its work and further features, and its timing."""
+class HostMemory:
+    """Host memory of which each copy takes the next part, so that no processor cache holds it."""
 
-    def __call__(
-        self, key: str, work: float, timing: Timing, features: Mapping[str, float] = ...
-    ) -> None:
-        """Keep the sample."""
+    def __init__(self, array: HostArray) -> None:
+        self.array, self._at = array, 0
+        #: How often all of it was taken.
+        self.round = 0
+
+    def next(self, nbytes: int) -> HostArray:
+        """The part of so many bytes that was taken longest ago."""
+        size = nbytes // self.array.itemsize
+        if self._at + size > self.array.size:
+            self._at, self.round = 0, self.round + 1
+        part = self.array[self._at : self._at + size]
+        self._at += size
+        return part
 
 
 class Watched:
     """A device, and the seconds for which the host is at each launch."""
 
     def __init__(self, device: Device) -> None:
-        self._device = device
-        self.seconds = list[float]()
+        self._device, self.seconds = device, list[float]()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._device, name)
@@ -98,23 +104,25 @@ class Watched:
         self.seconds.append(time.perf_counter() - began)
 
 
+class Placed(NamedTuple):
+    """A launch in device memory: its buffers lie in `held` bytes from `base` on, at `pointers`.
+
+    What was asked for beside is at `beside`. `launching` are seconds of the host at each launch.
+    """
+
+    base: int
+    held: int
+    pointers: Mapping[str, int]
+    beside: int
+    action: Next
+    launching: list[float]
+
+
 class Bench:
-    """Times steps on a device.
+    """Times steps on a device, of whose memory so many bytes may be held meanwhile.
 
-    Parameters
-    ----------
-    device : Device
-    limit_bytes : int
-        Device memory that may be held meanwhile.
-    batches : int
-        How often each step is measured.
-    batch_seconds : float
-        Roughly how long each time; short steps are repeated to fill it.
-
-    Attributes
-    ----------
-    launching : list of float
-        Seconds for which the host was at each launch that was timed last.
+    Each step is measured `batches` times, for roughly `batch_seconds` each time: short steps are
+    repeated to fill it.
     """
 
     def __init__(
@@ -122,7 +130,6 @@ class Bench:
     ) -> None:
         self.device, self.limit_bytes = device, limit_bytes
         self.batches, self.batch_seconds = batches, batch_seconds
-        self.launching = list[float]()
 
     def reserve(self, nbytes: int) -> int:
         """Return the address of `nbytes` of device memory; what was reserved before is gone."""
@@ -134,37 +141,21 @@ class Bench:
 
     # Steps -------------------------------------------------------------------------------------
 
-    def steps(self, actions: Mapping[str, Sequence[Action]], *, staged: bool) -> dict[str, Any]:
-        """Run actions on their streams, all streams at once; return when each ended.
-
-        Parameters
-        ----------
-        actions : mapping
-            The actions of each stream, in order.
-        staged : bool
-            As for `Device.start`.
-
-        Returns
-        -------
-        dict
-            For each stream, an array of seconds.
-        """
-        return {stream: spans[:, 1] for stream, spans in self.spans(actions, staged=staged).items()}
-
     def seconds_to_rest(self, actions: Mapping[str, Sequence[Action]], *, staged: bool) -> float:
-        """Run actions as `steps` does; return when all was at rest, what is staged out included."""
+        """Run actions as `spans` does; return when all was at rest, what is staged out included."""
         began = time.perf_counter()
-        stops = self.steps(actions, staged=staged)
+        spans = self.spans(actions, staged=staged)
         if self.device.kind == "simulated":  # its clock is not the host's
-            return max(float(ended[-1]) for ended in stops.values())
+            return max(float(span[-1, 1]) for span in spans.values())
         return time.perf_counter() - began
 
     def spans(
         self, actions: Mapping[str, Sequence[Action]], *, staged: bool, held_seconds: float = 0.0
     ) -> dict[str, Any]:
-        """Run actions as `steps` does; return when each began and ended.
+        """Run the actions of each stream in order, all streams at once; return when each ran.
 
-        The compute stream is held before its first action, so that what the host takes to issue
+        That is for each stream an array of seconds, a row (start, stop) for each action. The
+        compute stream is held before its first action, so that what the host takes to issue
         launches is no part of what they take.
         """
         events: dict[str, list[Event | None]] = {stream: [] for stream in actions}
@@ -182,37 +173,27 @@ class Bench:
             for stream, ended in events.items()
         }
 
-    def time(
-        self, stream: str, action: Callable[[int], Action], *, staged: bool = False, most: int = 0
-    ) -> Timing:
-        """Time a step.
-
-        Parameters
-        ----------
-        stream : str
-        action : callable
-            Returns the action of the index-th step of a batch.
-        staged : bool
-            As for `Device.start`.
-        most : int, optional
-            Most steps of a batch.
-        """
-        measure = self.prepare({stream: action}, staged=staged, most=most or MOST_STEPS)
+    def time(self, stream: str, action: Next, *, most: int = MOST_STEPS) -> Timing:
+        """Time a step, of which a batch has at most so many."""
+        measure = self.prepare({stream: action}, staged=False, most=most)
         return self.in_turns([measure])[0][stream]
 
-    def prepare(
-        self, actions: Mapping[str, Callable[[int], Action]], *, staged: bool, most: int
-    ) -> Measure:
-        """Warm a step of each stream up, and return what measures a batch of them.
+    def prepare(self, actions: Mapping[str, Next], *, staged: bool, most: int) -> Measure:
+        """Warm a step of each stream up, and return what measures a batch of at most so many.
 
         Several streams run at once, and are timed while all of them are busy.
         """
+
+        def run(counts: Mapping[str, int], held_seconds: float = 0.0) -> dict[str, Any]:
+            batch = {
+                stream: [action() for _ in range(counts[stream])]
+                for stream, action in actions.items()
+            }
+            return self.spans(batch, staged=staged, held_seconds=held_seconds)
+
         few = min(FEWEST_STEPS, most)
-        warm = self.steps(
-            {stream: [action(i) for i in range(few)] for stream, action in actions.items()},
-            staged=staged,
-        )
-        seconds = {stream: max(_steady(stops), 1e-9) for stream, stops in warm.items()}
+        warm = run(dict.fromkeys(actions, few))
+        seconds = {stream: max(_steady(span[:, 1]), 1e-9) for stream, span in warm.items()}
         lasting = max(self.batch_seconds, few * len(actions) * max(seconds.values()))
         counts = {
             stream: min(max(int(lasting / spent), few), most) for stream, spent in seconds.items()
@@ -223,14 +204,7 @@ class Bench:
             held = ISSUE_SECONDS * counts["compute"]
 
         def measure() -> dict[str, float]:
-            spans = self.spans(
-                {
-                    stream: [action(i) for i in range(counts[stream])]
-                    for stream, action in actions.items()
-                },
-                staged=staged,
-                held_seconds=held,
-            )
+            spans = run(counts, held)
             until = min(span[-1, 1] for span in spans.values())
             found = {}
             for stream, span in spans.items():
@@ -265,46 +239,32 @@ class Bench:
                     found[index].setdefault(name, []).append(seconds)
         return [{name: Timing.of(each) for name, each in one.items()} for one in found]
 
-    def repeat(self, measure: Callable[[], float], times: int) -> Timing:
-        """Sum up what `measure` says so many times."""
-        return Timing.of([measure() for _ in range(times)])
+    def repeat(self, run: Callable[[], object], times: int) -> list[float]:
+        """Seconds of the host for `run`, so many times after one that only warms up."""
+        run()
+        return [self.wall(run) for _ in range(times)]
+
+    def wall(self, run: Callable[[], object]) -> float:
+        """Seconds of the host for `run`."""
+        began = time.perf_counter()
+        run()
+        return time.perf_counter() - began
 
     # Copies ------------------------------------------------------------------------------------
 
-    def copy(
-        self, stream: str, pointer: int, host: HostArray, elements: int
-    ) -> Callable[[int], Action]:
-        """Return the copies of pieces that follow each other through `host`, each to one slot.
+    def copies(self, stream: str, pointer: int, region: Callable[[], HostArray]) -> Next:
+        """Return copies between one slot, which stays as in a ring, and one region after another.
 
-        Host memory streams past, as it does in a call, and a batch goes on where the last one
-        ended, so that no processor cache holds what is copied. The slot stays, as in a ring.
+        The slot is packed, however the region lies in memory.
         """
-        slot = DeviceView(pointer, "float32", (elements,), (1,))
-        places = itertools.cycle(range(0, max(1, host.size // elements) * elements, elements))
 
-        def action(_: int) -> Action:
-            at = next(places)
-            piece = host[at : at + elements]
+        def action() -> Action:
+            lying = region()
+            strides = packed_strides(lying.shape, "channels_first")
+            slot = DeviceView(pointer, "float32", lying.shape, strides)
             if stream == "copy_in":
-                return lambda handle: self.device.copy_in(slot, piece, handle)
-            return lambda handle: self.device.copy_out(piece, slot, handle)
-
-        return action
-
-    def strided_copy(
-        self, stream: str, pointer: int, host: HostArray, elements: int, row: int
-    ) -> Callable[[int], Action]:
-        """Return copies of a piece of which the host has every other row of `row` elements."""
-        rows = elements // row
-        slot = DeviceView(pointer, "float32", (rows, row), (row, 1))
-        lying = host[: host.size // (2 * elements) * 2 * elements].reshape(-1, rows, 2 * row)
-        pieces = itertools.cycle(lying[:, :, :row])
-
-        def action(_: int) -> Action:
-            piece = next(pieces)
-            if stream == "copy_in":
-                return lambda handle: self.device.copy_in(slot, piece, handle)
-            return lambda handle: self.device.copy_out(piece, slot, handle)
+                return lambda handle: self.device.copy_in(slot, lying, handle)
+            return lambda handle: self.device.copy_out(lying, slot, handle)
 
         return action
 
@@ -327,68 +287,49 @@ class Bench:
             size = min(filled, nbytes - filled)
             actions.append(copy(DeviceView(pointer, "uint8", (size,), (1,)), filled, size))
             filled += size
-        self.steps({"copy_in": actions}, staged=True)
+        self.spans({"copy_in": actions}, staged=True)
 
-    def workspace(
-        self, launch: Launch, buffers: Mapping[str, Buffer], held_bytes: int
-    ) -> int | None:
-        """Return the scratch bytes of a launch beside what is held; None if there is no room.
-
-        Asking makes the device build what the launch needs, so that no timing includes it.
-        """
-        asked = ((launch, buffers),)
-        answer = self.device.workspace(asked, None)
-        if answer is None or not self.fits(held_bytes + aligned(answer[0])):
-            room = self.limit_bytes - self.device.arena.array_bytes - held_bytes
-            answer = self.device.workspace(asked, room)
-        return None if answer is None else answer[0]
-
-    def launch(
+    def placed(
         self,
         launch: Launch,
         buffers: Mapping[str, Buffer],
-        pointers: Mapping[str, int],
-        workspace: tuple[int, int],
-        most: int = 0,
-    ) -> Timing:
-        """Time a launch on buffers at the given addresses, at most so many steps a batch.
+        *,
+        beside_bytes: int = 0,
+        workspace_bytes: int | None = None,
+    ) -> Placed | None:
+        """Reserve memory for a launch, and so many bytes beside; None if there is no room.
 
-        What the host takes for it is left in `launching`.
+        Where the scratch is not known, the device is asked; that makes it build what the launch
+        needs, so that no timing includes it.
         """
-        watched = Watched(self.device)
-        self.launching = watched.seconds
-        action = self.action(launch, buffers, pointers, workspace, watched)
-        return self.time("compute", action, most=most)
-
-    def action(
-        self,
-        launch: Launch,
-        buffers: Mapping[str, Buffer],
-        pointers: Mapping[str, int],
-        workspace: tuple[int, int],
-        watched: Watched | None = None,
-    ) -> Callable[[int], Action]:
-        """Return the launches of a batch, on buffers at the given addresses."""
+        offsets, held = offsets_of(buffers)
+        taken, scratch = held + beside_bytes, workspace_bytes
+        if scratch is None:
+            answer = self.device.workspace(((launch, buffers),), None)
+            if answer is None or not self.fits(taken + aligned(answer[0])):
+                room = self.limit_bytes - self.device.arena.array_bytes - taken
+                answer = self.device.workspace(((launch, buffers),), room) if room >= 0 else None
+            scratch = answer[0] if answer else None
+        if scratch is None or not self.fits(taken + aligned(scratch)):
+            return None
+        base = self.reserve(taken + aligned(scratch))
+        pointers = {name: base + offset for name, offset in offsets.items()}
         views = {
             name: DeviceView(
                 pointers[name] + buffer.offset_bytes, buffer.dtype, buffer.shape, buffer.strides
             )
             for name, buffer in buffers.items()
         }
+        watched, formal = Watched(self.device), declared((launch,), buffers)
+        run = bind(cast(Device, watched), (launch,), formal, views, (base + held, scratch))
+        beside = base + held + aligned(scratch)
+        return Placed(base, held, pointers, beside, lambda: run, watched.seconds)
 
-        device = cast(Device, watched or self.device)
-        run = bind(device, (launch,), declared((launch,), buffers), views, workspace)
-        return lambda index: run
-
-    @property
-    def launching_seconds(self) -> float | None:
-        """What the host takes for the launch timed last; None where it computes it itself.
-
-        The lower quartile: what disturbs a host only adds.
-        """
-        if self.device.kind == "host" or not self.launching:
+    def launching_seconds(self, placed: Placed) -> float | None:
+        """What the host took for each launch that was timed; None where it computes it itself."""
+        if self.device.kind == "host" or not placed.launching:
             return None
-        return undisturbed(self.launching)
+        return Timing.of_host(placed.launching).seconds
 
 
 def offsets_of(buffers: Mapping[str, Buffer]) -> tuple[dict[str, int], int]:
@@ -403,23 +344,11 @@ def offsets_of(buffers: Mapping[str, Buffer]) -> tuple[dict[str, int], int]:
     return {name: blocks[buffer.block or name] for name, buffer in buffers.items()}, total
 
 
-def undisturbed(seconds: Sequence[float]) -> float:
-    """The lower quartile of what the host took for the same thing: disturbances only add."""
-    return float(np.percentile(seconds, 25))
-
-
 @cache
 def _noise(dtype: str) -> HostArray:
     """Random numbers, the same ones each time."""
     values: HostArray = np.random.default_rng(0).standard_normal(NOISE_ELEMENTS)
     return values.astype(numpy_dtype(dtype))
-
-
-def make_bench(device: Device, limit: int, *, quick: bool) -> Bench:
-    """Return a bench that repeats as often as a calibration of this device should."""
-    if quick:
-        return Bench(device, limit, batches=3, batch_seconds=0.01)
-    return Bench(device, limit, batches=5, batch_seconds=0.01 if device.kind == "host" else 0.03)
 
 
 def _steady(stops: Any) -> float:

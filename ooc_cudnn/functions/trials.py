@@ -17,14 +17,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from operator import itemgetter
 from typing import Protocol
 from weakref import WeakKeyDictionary
 
 from ooc_cudnn.devices.base import Device
-from ooc_cudnn.devices.measuring import Bench, offsets_of
+from ooc_cudnn.devices.measuring import Bench
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.functions.target import Planned, PlannedPart
-from ooc_cudnn.memory.alignment import aligned
 from ooc_cudnn.operations.splittable import Buffer, Launch
 from ooc_cudnn.pipeline.plan import Plan
 from ooc_cudnn.pipeline.planner import distinct_launches
@@ -191,19 +191,20 @@ def _try(
             work = launch.operation.work()
             expected = machine.compute.seconds(work)
             timed = partial(
-                _seconds, bench, launch, buffers, part.plan.workspace_bytes, _launches(expected)
+                _timed, bench, launch, buffers, part.plan.workspace_bytes, _launches(expected)
             )
-            seconds = timed()
-            if seconds is not None:
-                if seconds > SUSPICIOUS * expected:
-                    seconds = min(seconds, timed() or seconds)
+            found = timed()
+            if found is not None:
+                if found[0] > SUSPICIOUS * expected:
+                    found = min(found, timed() or found, key=itemgetter(0))
+                seconds, launching = found
                 factor = seconds / expected
                 # Cut along channels it is another problem, and no faster than this until tried.
                 least = max(1.0, known.factors.get(work.family, 1.0))
                 learnt.factors[work.family] = max(least, factor)
                 learnt.factors[work.kind] = learnt.factors[work.sized] = factor
-                if bench.launching_seconds is not None:
-                    learnt.launching[work.kind] = bench.launching_seconds
+                if launching is not None:
+                    learnt.launching[work.kind] = launching
     if device.arena.block_bytes > max(part.plan.device_bytes for part in parts):
         device.arena.release_block()
     return learnt
@@ -214,23 +215,24 @@ def _launches(seconds: float) -> int:
     return 1 if seconds > LONG_SECONDS else LAUNCHES
 
 
-def _seconds(
+def _timed(
     bench: Bench,
     launch: Launch,
     buffers: Mapping[str, Buffer],
     workspace_bytes: int,
     most: int,
-) -> float | None:
-    """Time a launch on random numbers, so often; None where memory does not allow it."""
-    offsets, held = offsets_of(buffers)
-    if not bench.fits(held + aligned(workspace_bytes)):
+) -> tuple[float, float | None] | None:
+    """Seconds of a launch on random numbers, timed so often, and of the host to launch it.
+
+    None where memory does not allow it.
+    """
+    placed = bench.placed(launch, buffers, workspace_bytes=workspace_bytes)
+    if placed is None:
         return None
-    base = bench.reserve(held + aligned(workspace_bytes))
-    pointers = {name: base + offset for name, offset in offsets.items()}
     for name, buffer in buffers.items():
-        bench.fill(pointers[name], buffer.nbytes, buffer.dtype)
-    workspace = (base + held, workspace_bytes)
-    return bench.launch(launch, buffers, pointers, workspace, most=most).seconds
+        bench.fill(placed.pointers[name], buffer.nbytes, buffer.dtype)
+    timing = bench.time("compute", placed.action, most=most)
+    return timing.seconds, bench.launching_seconds(placed)
 
 
 def _worth_trying(

@@ -3,16 +3,15 @@
 import ctypes
 import dataclasses
 import math
-from collections import defaultdict
 
 import numpy as np
 import pytest
 
 from ooc_cudnn.calibration import compute
-from ooc_cudnn.calibration.compute import ComputeMeasurements, arithmetic
+from ooc_cudnn.calibration.compute import Computing, arithmetic, with_stand_ins
+from ooc_cudnn.calibration.session import Session, make_bench
 from ooc_cudnn.calibration.shapes import GPU_POOL, HOST_POOL, convolutions, passes
 from ooc_cudnn.devices import get_device
-from ooc_cudnn.devices.measuring import make_bench
 from ooc_cudnn.devices.simulated import SimulatedDevice
 from ooc_cudnn.tensor import TensorSpec
 from perfmodel import ComputeModel, Line, fit, shipped
@@ -22,16 +21,13 @@ LAYOUTS = ("channels_first", "channels_last")
 
 def collected(device, *, quick=True):
     """Measure; for each line a list of (work, features, seconds)."""
-    found = defaultdict(list)
-
-    def record(key, work, timing, features):
-        found[key].append((work, features, timing.seconds))
-
-    measurements = ComputeMeasurements(make_bench(device, 2**31, quick=quick), record, quick=quick)
-    for group in measurements.groups():
-        group.measure()
+    found, session = {}, Session(make_bench(device, 2**31, quick=quick), quick=quick)
+    for group in Computing(session).groups():
+        for key, held in session.taken_by(group).items():
+            samples = zip(held.work, held.features, held.seconds, strict=True)
+            found.setdefault(key, []).extend(samples)
     device.arena.release_block()
-    return found
+    return {key: held for key, held in found.items() if not key.startswith("launching/")}
 
 
 @pytest.mark.parametrize("pool", [GPU_POOL, HOST_POOL])
@@ -102,20 +98,15 @@ def test_every_line_of_a_known_machine_is_found_again(monkeypatch):
 def test_the_host_knows_no_tf32_and_its_lines_stand_in():
     device = get_device("host")
     assert all(not tf32 for dtype, tf32 in arithmetic(device) if dtype == "float32")
-    measurements = ComputeMeasurements(
-        make_bench(device, 2**30, quick=True), lambda *a, **k: None, quick=True
-    )
     line = Line(1.0, 2.0)
-    lines = measurements.with_stand_ins({"convolution/float32/channels_last": line})
+    lines = with_stand_ins(device, {"convolution/float32/channels_last": line})
     assert lines["convolution/tf32/channels_last"] == line
 
 
 def test_what_is_of_another_type_is_filled_with_numbers_of_its_own(monkeypatch):
     """Bits of half numbers, read as float32, are denormal or huge, and slow on a host."""
     device = get_device("host")
-    measurements = ComputeMeasurements(
-        make_bench(device, 2**30, quick=True), lambda *a, **k: None, quick=True
-    )
+    measurements = Computing(Session(make_bench(device, 2**30, quick=True), quick=True))
     launch, buffers = next(
         (launch, buffers)
         for launch, buffers in measurements.passes("float16")
@@ -129,7 +120,7 @@ def test_what_is_of_another_type_is_filled_with_numbers_of_its_own(monkeypatch):
         fill(pointer, nbytes, dtype)
 
     monkeypatch.setattr(measurements.bench, "fill", noted)
-    measurements._timing(launch, buffers, "float16")
+    measurements.timing(launch, buffers, "float16")
     inputs = [(b.nbytes, b.dtype) for n, b in buffers.items() if n in launch.inputs]
     assert filled[0][1] == "float16"
     assert sorted(filled[1:]) == sorted(inputs)
@@ -155,8 +146,7 @@ def test_device_memory_is_filled_with_random_numbers_to_the_last_byte(host_devic
 
 def test_threads_run_every_pass_once_to_have_its_kernel_compiled(monkeypatch):
     device, launched = get_device("host"), []
-    bench = make_bench(device, 2**31, quick=True)
-    made = ComputeMeasurements(bench, lambda *sample: None, quick=True)
+    made = Computing(Session(make_bench(device, 2**31, quick=True), quick=True))
     passes_ = [launch for dtype, _ in made.pass_kinds for launch, _ in made.passes(dtype)]
     assert {dtype for dtype, _ in made.pass_kinds} == {"float32", "float16"}
     monkeypatch.setattr(device, "run", lambda launch, *rest: launched.append(launch))
@@ -177,6 +167,6 @@ def test_a_card_is_held_until_short_launches_lie_ready(monkeypatch, seconds, hel
         handle.seconds += seconds
 
     bench = make_bench(device, 2**31, quick=False)
-    timing = bench.time("compute", lambda index: launch)
+    timing = bench.time("compute", lambda: launch)
     assert timing.seconds == pytest.approx(seconds)
     assert holds == pytest.approx([held] * bench.batches if held else [])

@@ -1,12 +1,11 @@
 """What computing loses to copies beside it."""
 
-import time
 from dataclasses import replace
 
 import pytest
 
 from ooc_cudnn.calibration.losses import measured_losses
-from ooc_cudnn.devices.measuring import make_bench
+from ooc_cudnn.calibration.session import make_bench
 from ooc_cudnn.devices.simulated import SimulatedDevice
 from perfmodel import shipped
 
@@ -24,18 +23,14 @@ def test_a_second_of_copies_costs_at_most_a_second(bench):
     assert found["steps"].seconds == 1.0
 
 
-def test_what_copies_hold_up_is_seen(bench, monkeypatch):
-    """Copies that hold the interpreter's lock while they run stop all computing."""
-    copy_in = bench.device.copy_in
-
-    def greedy(destination, source, stream):
-        until = time.perf_counter() + 2e-9 * source.nbytes
-        while time.perf_counter() < until:
-            pass
-        copy_in(destination, source, stream)
-
-    monkeypatch.setattr(bench.device, "copy_in", greedy)
-    assert measured_losses(bench, quick=True)["copies"].seconds > 0.03
+@pytest.mark.parametrize("lost", [0.0, 0.1, 0.3])
+def test_what_copies_hold_up_is_seen(monkeypatch, lost):
+    """Where the same processors copy and compute; on a virtual clock."""
+    machine = replace(shipped("host"), losses={"copies": lost}, step_seconds=0.0)
+    device = SimulatedDevice(machine)
+    monkeypatch.setattr(device, "kind", "host", raising=False)
+    found = measured_losses(make_bench(device, 2**30, quick=True), quick=True)["copies"].seconds
+    assert found == pytest.approx(lost, abs=0.05)
 
 
 @pytest.mark.parametrize("lost", [0.0, 0.03, 0.2])

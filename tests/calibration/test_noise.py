@@ -12,13 +12,13 @@ import pytest
 import ooc_cudnn
 from ooc_cudnn import TensorSpec
 from ooc_cudnn.calibration import compute
-from ooc_cudnn.calibration.lines import KEPT, SCALED, how_sure, own_line, spoilt
-from ooc_cudnn.calibration.report import report
+from ooc_cudnn.calibration.lines import KEPT, SCALED
+from ooc_cudnn.calibration.report import how_sure, report, spoilt
 from ooc_cudnn.calibration.run import calibrate
-from ooc_cudnn.devices import measuring
 from ooc_cudnn.devices.machines import machine_for, machine_path
 from ooc_cudnn.devices.simulated import SimulatedDevice, SimulatedRun
 from perfmodel import MachineModel, shipped
+from tests.support.clock import Clock
 
 H200 = dataclasses.replace(shipped("h200"), staged_step_seconds=0.0)
 DISTURBED = "something else used the machine"
@@ -35,7 +35,7 @@ def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(compute, "ARITHMETIC", (("float32", True),))
     # this machine's clock would decide how often something is measured, and so which noise it gets
-    monkeypatch.setattr(measuring, "PATIENCE", 1e9)
+    Clock(monkeypatch)
     return tmp_path
 
 
@@ -64,14 +64,6 @@ class Noisy(SimulatedDevice):
         return run
 
 
-def lines_of(model):
-    ways = ("copy_in", "copy_out")
-    copies = {
-        f"{way}/{of}": line for way in ways for of, line in getattr(model.transfer, way).items()
-    }
-    return copies | dict(model.compute.lines)
-
-
 @pytest.mark.parametrize(("noise", "quick"), [(1.5, False), (30.0, False), (30.0, True)])
 def test_nobody_is_left_with_nothing(noise, quick):
     device = Noisy(H200, noise)
@@ -89,7 +81,7 @@ def test_nobody_is_left_with_nothing(noise, quick):
     assert "plans slower than the best" in message
     assert "Calibrate again when the machine is quiet" in message
     # every line that a call needs is there, and a call can be planned with it
-    assert lines_of(found).keys() >= lines_of(H200).keys()
+    assert found.lines.keys() >= H200.lines.keys()
     plan = ooc_cudnn.plan(
         "convolution_forward", x=TensorSpec((64, 64, 56, 56)), w=TensorSpec((64, 64, 3, 3)),
         machine=found, memory_limit="64MiB",
@@ -101,7 +93,7 @@ def test_a_spoilt_line_is_the_known_one_scaled():
     with pytest.warns(UserWarning, match=DISTURBED):
         found = calibrate(Noisy(H200, 1.5), save=False)
     for key in spoilt(found)[SCALED]:
-        line, known = own_line(found, key), own_line(H200, key)
+        line, known = found.lines.get(key), H200.lines.get(key)
         if known is None or not known.alpha:
             continue
         factor = line.alpha / known.alpha
@@ -132,19 +124,19 @@ def test_what_was_measured_well_before_is_kept():
     assert "copy_in/pinned" in kept
     assert not spoilt(found)[SCALED]
     for key in kept:
-        assert own_line(found, key) == own_line(before, key), key
+        assert found.lines.get(key) == before.lines.get(key), key
         assert found.quality[key]["spread"] == before.quality[key]["spread"]
         assert found.samples[key] == before.samples[key]
     key = "convolution/tf32/channels_last"
     assert key not in kept
-    assert own_line(found, key).alpha == pytest.approx(3.0 * own_line(before, key).alpha, rel=0.01)
+    assert found.lines.get(key).alpha == pytest.approx(3.0 * before.lines.get(key).alpha, rel=0.01)
     assert "kept from the earlier calibration" in str(told[0].message)
     assert "as good as after the earlier calibration" in str(told[0].message)
     # and once more: what was kept is as good as new
     with pytest.warns(UserWarning, match=DISTURBED):
         again = calibrate(Noisy(SLOWER, 30.0, streams=("copy_in", "copy_out")))
     for key in kept:
-        assert own_line(again, key) == own_line(before, key), key
+        assert again.lines.get(key) == before.lines.get(key), key
 
 
 def test_noise_is_the_same_each_time():
@@ -175,7 +167,7 @@ def test_a_disturbance_that_passes_leaves_no_trace():
         warnings.simplefilter("error")
         found = calibrate(Noisy(H200, 3.0, until=counting.runs // 4), save=False)
     for key in ("copy_in/pinned", "copy_out/pinned"):
-        assert own_line(found, key).alpha == pytest.approx(own_line(quiet, key).alpha, rel=0.02)
+        assert found.lines.get(key).alpha == pytest.approx(quiet.lines.get(key).alpha, rel=0.02)
     for pair, slower in found.transfer.slowdowns.items():
         assert slower.copy_in == pytest.approx(quiet.transfer.slowdowns[pair].copy_in, rel=0.05)
 

@@ -2,15 +2,13 @@
 
 import dataclasses
 import importlib.util
-import re
 
 import numpy as np
 import pytest
 
 from ooc_cudnn.calibration import pictures
 from ooc_cudnn.calibration.pictures import calibration_figure, draw_calibration
-from ooc_cudnn.calibration.report import report
-from perfmodel import Line, Samples, Slowdown, TransferModel, shipped
+from perfmodel import Samples, shipped
 
 SIZES = (1e6, 4e6, 16e6)
 
@@ -110,39 +108,3 @@ def test_without_matplotlib_the_command_is_named(model, monkeypatch):
         draw_calibration(model, "never.png")
     with pytest.raises(ModuleNotFoundError):
         pictures.require_matplotlib()
-
-
-def test_the_report_has_everything(model):
-    model = dataclasses.replace(
-        model,
-        transfer=TransferModel(
-            {"pinned": Line(1 / 50e9, 5e-6)},
-            {"pinned": Line(1 / 40e9, 5e-6)},
-            {"pinned/pinned": Slowdown(1.5, 1.25)},
-        ),
-        step_seconds=2.5e-5,
-    )
-    text = report(model)
-    lines = text.splitlines()
-    assert re.search(r"copy_in/pinned +50 GB/s +5\.0 us +10\.0% +20\.0% +3\.0%", text)
-    assert re.search(r"copy_out/pinned +40 GB/s", text)
-    for key in model.compute.lines:
-        assert any(line.startswith(f"{key} ") for line in lines), key
-    known = model.samples["copy_in/pinned"].seconds[-1]
-    busy = model.samples["duplex/pinned/pinned/copy_in"].seconds[-1]
-    assert f"in {16e6 / busy / 1e9:.1f} of {16e6 / known / 1e9:.1f} GB/s" in text
-    assert "in 1.50, out 1.25 times" in text
-    assert "spread 4.0%" in text
-    assert "issuing a step: 25.0 us" in text
-    assert "page-locking plain memory: 2.50 GB/s" in text
-    assert "strided copy in: 1.25 times as long as a plain one" in text
-    assert "drift of compute from first to last: -3.4%" in text
-    assert "measured in 48.5 s" in lines
-    assert "\nhow sure: half of the lines are right within " in text
-
-
-def test_further_terms_are_told():
-    model = shipped("p100")
-    text = report(model)
-    sites = model.compute.lines["convolution/float32/channels_first"].terms["sites"]
-    assert f"sites {sites:.3g} s" in text

@@ -1,0 +1,179 @@
+"""From everything that was measured to a machine model."""
+
+from __future__ import annotations
+
+import datetime
+import statistics
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+
+from ooc_cudnn.calibration.compute import with_stand_ins
+from ooc_cudnn.calibration.lines import KEPT, LineFitter, is_line
+from ooc_cudnn.calibration.link import PAIRS, large_pieces
+from ooc_cudnn.calibration.session import DIRECTIONS, Measured, Session, rounded
+from ooc_cudnn.calibration.staging import LARGE_BYTES, latency_line
+from ooc_cudnn.devices.measuring import Timing
+from perfmodel import ComputeModel, Line, MachineModel, Samples, Slowdown, TransferModel
+from perfmodel.machine import SECONDS
+from perfmodel.transfer import STAGED_BYTES
+
+Found = Mapping[str, Measured]
+
+#: A row in another page costs this at least, so that images are cut before rows where all else is
+#: equal: where little memory may be used (and in a quick calibration) the link knows all pages.
+LEAST_ROW_SECONDS = 1e-7
+
+
+def fit_model(session: Session, found: Found, earlier: MachineModel | None) -> MachineModel:
+    """Fit the model of the session's device to what was measured.
+
+    Parameters
+    ----------
+    session : Session
+    found : mapping
+        What was measured, by the keys that `Session.record` was given.
+    earlier : MachineModel, optional
+        What was calibrated before.
+    """
+    fitter, device = LineFitter(session.device, earlier), session.device
+    lines, samples = dict[str, Line](), dict[str, Samples]()
+    for key in filter(is_line, found):
+        lines[key], samples[key] = fitter.line(key, found[key].samples(), found[key].spread)
+    copies: dict[str, dict[str, Line]] = {way: {} for way in DIRECTIONS}
+    for key in [key for key in lines if key.startswith(DIRECTIONS)]:
+        way, placement = key.split("/")
+        line = lines.pop(key)
+        if KEPT not in fitter.quality[key]:
+            line = replace(line, terms=_row_terms(found, way, placement))
+        copies[way][placement] = line
+    identity = dict(device.identity())
+    identity.setdefault("device_bytes", str(device.free_bytes() + device.arena.held_bytes))
+    latency = latencies(found, copies)
+    paces = {way: statistics.median(held.seconds) for way, held in _under("pace/", found).items()}
+    slowdowns = as_in_calls(copies, _slowdowns(found, large_pieces(session)), paces)
+    launching = {
+        key: rounded(Timing.of_host(held.seconds).seconds, 4)
+        for key, held in _under("launching/", found).items()
+    }
+    return MachineModel(
+        name=identity.get("gpu", device.name),
+        identity=identity,
+        transfer=TransferModel(copies["copy_in"], copies["copy_out"], slowdowns, latency),
+        compute=ComputeModel(
+            with_stand_ins(device, fitter.completed(lines, samples)),
+            launching=with_stand_ins(device, launching),
+        ),
+        calibrated=datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+        **{
+            name: rounded(Timing.of_host(found[name].seconds).seconds)
+            for name in SECONDS
+            if name in found
+        },
+        losses={
+            name: rounded(held.seconds[0], 3) for name, held in _under("losses/", found).items()
+        },
+        quality=_quality(found) | fitter.quality,
+        samples=samples
+        | {f"duplex/{of}": held.samples() for of, held in _under("duplex/", found).items()},
+        facts=session.facts,
+    )
+
+
+def _under(start: str, found: Found) -> dict[str, Measured]:
+    """What was measured under keys that start so, by the rest of the key."""
+    return {key.removeprefix(start): found[key] for key in found if key.startswith(start)}
+
+
+def _figure(found: Found, key: str) -> float:
+    """The median of what was measured of one figure; 0 where nothing was."""
+    return statistics.median(found[key].seconds) if key in found else 0.0
+
+
+def _row_terms(found: Found, way: str, placement: str) -> dict[str, float]:
+    """What rows that lie apart add to a line."""
+    if placement != "pinned":
+        terms = {"rows": _figure(found, f"rows/{way}/pageable")}
+    elif "rows/pinned" in found:
+        far = max(_figure(found, "rows/pinned"), LEAST_ROW_SECONDS)
+        terms = {"rows": far, "near": _figure(found, "near/pinned")}
+    else:
+        terms = {}
+    return {name: rounded(rate) for name, rate in terms.items() if rate}
+
+
+def _slowdowns(found: Found, large: Collection[float]) -> dict[str, Slowdown]:
+    """How much slower large copies of each pair are at once than alone."""
+    slowdowns = {}
+    for pair in PAIRS:
+        factors = {}
+        for way, placement in zip(DIRECTIONS, pair.split("/"), strict=True):
+            alone = found[f"{way}/{placement}"].by_work()
+            both = found[f"duplex/{pair}/{way}"].by_work()
+            ratios = [both[size] / alone[size] for size in both if size in large]
+            factors[way] = rounded(max(1.0, statistics.median(ratios)))
+        slowdowns[pair] = Slowdown(**factors)
+    return slowdowns
+
+
+def as_in_calls(
+    copies: Mapping[str, dict[str, Line]],
+    slowdowns: Mapping[str, Slowdown],
+    paces: Mapping[str, float],
+) -> dict[str, Slowdown]:
+    """Make plain memory's lines and slowdown no faster than whole calls are; return slowdowns.
+
+    Both ways at once, no less time than the slower of copies alone and of a call is taken.
+    """
+    found = dict(slowdowns)
+    if not paces:
+        return found
+    known, nbytes = found["pageable/pageable"], float(LARGE_BYTES)
+    factors = {}
+    for way, lines in copies.items():
+        line = lines["pageable"]
+        both = max(getattr(known, way) * line.seconds(nbytes), paces["+".join(DIRECTIONS)])
+        alpha = max(line.alpha, (paces[way] - line.beta) / nbytes)
+        lines["pageable"] = replace(line, alpha=rounded(alpha))
+        factors[way] = max(rounded(both / lines["pageable"].seconds(nbytes)), 1.0)
+    found["pageable/pageable"] = Slowdown(**factors)
+    return found
+
+
+def latencies(found: Found, copies: Mapping[str, Mapping[str, Line]]) -> dict[str, Line]:
+    """What staged copies are late by; others delay those of files as they do plain memory's.
+
+    Of single copies of files that is what their line does not say. Of larger ones it is lost in the
+    noise of files: they take 10 ms, and are late by 1.
+    """
+    lines = {}
+    others = {"others": rounded(_figure(found, "others"), 4)} if "others" in found else {}
+    for way in DIRECTIONS:
+        if f"latency/{way}/pageable" in found:
+            late = found[f"latency/{way}/pageable"].by_work()
+            lines[f"{way}/pageable"] = replace(latency_line(late), terms=others)
+        if f"alone/{way}/disk" in found:
+            line = copies[way]["disk"]
+            late = {
+                size: max(seconds - line.seconds(size), 0.0)
+                for size, seconds in found[f"alone/{way}/disk"].by_work().items()
+                if size <= STAGED_BYTES
+            }
+            if late:
+                lines[f"{way}/disk"] = replace(latency_line(late), terms=others)
+    return lines
+
+
+def _quality(found: Found) -> dict[str, dict[str, float]]:
+    """How far apart the timings lie of what is no line."""
+    quality = {}
+    for pair in PAIRS:
+        both = [found[f"duplex/{pair}/{way}"] for way in DIRECTIONS]
+        spread = statistics.median(timing.spread for held in both for timing in held.timings)
+        quality[f"duplex/{pair}"] = {"spread": spread, "samples": float(len(both[0].work))}
+    for key in found:
+        if key in SECONDS or key.startswith("losses/"):
+            seconds = found[key].seconds
+            middle = Timing.of_host(seconds).seconds
+            apart = (max(seconds) - min(seconds)) / 2 / middle if middle else 0.0
+            quality[key] = {"spread": max(found[key].spread, apart)}
+    return quality

@@ -1,0 +1,126 @@
+"""One calibration: its bench, the host memory that copies go through, and what was measured."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from ooc_cudnn.devices.base import Device
+from ooc_cudnn.devices.measuring import Bench, HostMemory, Timing
+from perfmodel import Samples
+from perfmodel.linear import NO_FEATURES
+
+DIRECTIONS = ("copy_in", "copy_out")
+
+
+class Group(NamedTuple):
+    """A part of a calibration: its name, about how many seconds it takes, and what makes it."""
+
+    label: str
+    seconds: float
+    measure: Callable[[], None]
+
+
+class Measured:
+    """What was measured under one key: the samples of a line, or one figure several times."""
+
+    def __init__(self) -> None:
+        self.work: list[float] = []
+        self.timings: list[Timing] = []
+        self.features: list[Mapping[str, float]] = []
+
+    def add(self, other: Measured) -> None:
+        """Add what another group measured."""
+        self.work += other.work
+        self.timings += other.timings
+        self.features += other.features
+
+    @property
+    def spread(self) -> float:
+        """How far the timings of a typical sample varied."""
+        return statistics.median(timing.spread for timing in self.timings)
+
+    @property
+    def seconds(self) -> list[float]:
+        """Of each sample."""
+        return [timing.seconds for timing in self.timings]
+
+    def by_work(self) -> dict[float, float]:
+        """The median of each amount of work, in rising order."""
+        found: defaultdict[float, list[float]] = defaultdict(list)
+        for work, seconds in zip(self.work, self.seconds, strict=True):
+            found[work].append(seconds)
+        return {work: statistics.median(found[work]) for work in sorted(found)}
+
+    def samples(self) -> Samples:
+        """In columns, as the model keeps them."""
+        names = sorted(set().union(*self.features))
+        return Samples(
+            tuple(self.work),
+            tuple(rounded(seconds) for seconds in self.seconds),
+            {name: tuple(held.get(name, 0.0) for held in self.features) for name in names},
+        )
+
+
+class Session:
+    """What the measurements of one calibration share.
+
+    Parameters
+    ----------
+    bench : Bench
+    quick : bool
+        Fewer and smaller measurements.
+
+    Attributes
+    ----------
+    hosts : dict
+        Host memory by placement and direction, once `link.host_memory` has allocated it.
+    measured : dict
+        What the current group has measured, by key. The keys of lines are those of the model;
+        others name the figure: "duplex/pinned/pinned/copy_in", "latency/copy_in/pageable".
+    facts : dict
+        What predicts nothing, as `MachineModel` has it.
+    """
+
+    def __init__(self, bench: Bench, *, quick: bool) -> None:
+        self.bench, self.quick = bench, quick
+        self.on_host = bench.device.kind == "host"
+        #: Whether little memory is used: on the host, and where it has to be quick.
+        self.little = quick or self.on_host
+        self.hosts: dict[str, dict[str, HostMemory]] = {}
+        self.measured: defaultdict[str, Measured] = defaultdict(Measured)
+        self.facts: dict[str, float] = {}
+
+    @property
+    def device(self) -> Device:
+        """What is measured."""
+        return self.bench.device
+
+    def record(
+        self, key: str, work: float, timing: Timing, features: Mapping[str, float] = NO_FEATURES
+    ) -> None:
+        """Keep a sample."""
+        found = self.measured[key]
+        found.work.append(work)
+        found.timings.append(timing)
+        found.features.append(features)
+
+    def taken_by(self, group: Group) -> dict[str, Measured]:
+        """Make the measurements of a group; return what they told."""
+        self.measured = defaultdict(Measured)
+        group.measure()
+        return self.measured
+
+
+def make_bench(device: Device, limit: int, *, quick: bool) -> Bench:
+    """Return a bench that repeats as often as a calibration of this device should."""
+    if quick:
+        return Bench(device, limit, batches=3, batch_seconds=0.01)
+    return Bench(device, limit, batches=5, batch_seconds=0.01 if device.kind == "host" else 0.03)
+
+
+def rounded(value: float, digits: int = 5) -> float:
+    """So many digits: files stay short, and no timing is truer."""
+    return float(f"{value:.{digits}g}")

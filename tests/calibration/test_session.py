@@ -1,0 +1,35 @@
+"""What a calibration keeps of what it measured, and how host memory is gone through."""
+
+import numpy as np
+
+from ooc_cudnn.calibration.session import Group, Measured, Session
+from ooc_cudnn.devices.measuring import Bench, HostMemory, Timing
+
+
+def test_no_part_of_host_memory_is_taken_again_before_all_others():
+    memory = HostMemory(np.ones(100, "f4"))
+    starts = [memory.next(4 * 30).ctypes.data - memory.array.ctypes.data for _ in range(5)]
+    assert starts == [0, 120, 240, 0, 120]
+    assert memory.round == 1
+    assert memory.next(4 * 100).size == 100
+
+
+def test_samples_are_kept_by_group_and_key(host_device):
+    session = Session(Bench(host_device, 2**20, batches=1, batch_seconds=0.0), quick=True)
+
+    def measure():
+        session.record("pointwise/float32", 2.0, Timing(1.0, 0.1), {"taps": 3.0})
+        session.record("pointwise/float32", 1.0, Timing(0.5, 0.3))
+        session.record("pointwise/float32", 1.0, Timing(0.7, 0.2))
+
+    found = session.taken_by(Group("passes", 1.0, measure))["pointwise/float32"]
+    assert session.taken_by(Group("nothing", 1.0, lambda: None)) == {}
+    assert found.spread == 0.2
+    assert found.by_work() == {1.0: 0.6, 2.0: 1.0}
+    samples = found.samples()
+    assert (samples.work, samples.seconds) == ((2.0, 1.0, 1.0), (1.0, 0.5, 0.7))
+    assert samples.features == {"taps": (3.0, 0.0, 0.0)}
+    joined = Measured()
+    joined.add(found)
+    joined.add(found)
+    assert joined.seconds == 2 * found.seconds

@@ -1,0 +1,79 @@
+"""What staged copies are late by, and how fast whole calls are."""
+
+import numpy as np
+import pytest
+
+from ooc_cudnn.calibration import staging
+from ooc_cudnn.calibration.session import DIRECTIONS, Session, make_bench
+from ooc_cudnn.calibration.staging import latency_line
+from ooc_cudnn.devices.measuring import HostMemory, Timing
+from ooc_cudnn.devices.simulated import SimulatedDevice
+from perfmodel import Line, shipped
+from perfmodel.transfer import STAGED_BYTES, staging_slots
+
+WAYS = [DIRECTIONS, ("copy_in",), ("copy_out",)]
+
+
+@pytest.fixture
+def session():
+    session = Session(make_bench(SimulatedDevice(shipped("h200")), 2**30, quick=False), quick=False)
+    session.hosts["pageable"] = {way: HostMemory(np.empty(2**28, "f4")) for way in DIRECTIONS}
+    return session
+
+
+def test_what_a_copy_is_late_by_does_not_fall_with_its_bytes():
+    found = latency_line({2**20: 2e-3, 2**22: 1e-3})
+    assert (found.alpha, found.beta) == (0.0, pytest.approx(1.5e-3))
+    found = latency_line({2**20: 1e-3, 2**22: 1e-3})
+    assert (found.alpha, found.beta) == (0.0, pytest.approx(1e-3))
+
+
+@pytest.mark.parametrize("binding", ["copy_in", "copy_out"])
+def test_what_others_delay_is_told_by_the_ring_that_binds(binding, monkeypatch, session):
+    """Of a call staged both ways: the other ring waits for the slower one, which says nothing."""
+    each, crossing, slots = 3e-4, 1e-4, 2
+    late = {"copy_in": Line(1e-10, 5e-4), "copy_out": Line(2e-10, 5e-4)}
+    if binding == "copy_out":
+        # results leave their slots: it takes a ring that is late by far more to bind
+        late["copy_out"] = Line(0.0, 20e-3)
+    turning = {
+        way: line.seconds(STAGED_BYTES) + crossing + each * (2 * slots - 1)
+        for way, line in late.items()
+    }
+    piece = {way: turning[way] / float(staging_slots(way, STAGED_BYTES, slots)) for way in turning}
+    assert max(piece, key=piece.__getitem__) == binding
+
+    def call(session, nbytes, pieces, ways):
+        return Timing(pieces * max(piece.values()), 0.1), slots
+
+    monkeypatch.setattr(staging, "call", call)
+    monkeypatch.setattr(staging, "crossing", lambda session, way, nbytes: crossing)
+    assert staging.others(session, late) == (pytest.approx(each, rel=1e-3), 0.1)
+
+
+@pytest.mark.parametrize("ways", WAYS)
+def test_the_pace_of_a_call_is_what_it_takes_but_what_it_is_late_by(ways, monkeypatch, session):
+    each, late = 8e-4, {"copy_in": Line(1e-10, 1e-3), "copy_out": Line(2e-10, 2e-3)}
+    whole = sum(late[way].seconds(STAGED_BYTES) for way in ways)
+
+    def call(session, nbytes, pieces, asked):
+        assert asked == ways
+        # both ways, the last piece leaves when nothing comes in any more
+        return Timing(whole + (pieces + (ways == DIRECTIONS)) * each, 0.2), 3
+
+    monkeypatch.setattr(staging, "call", call)
+    assert staging.pace(session, late, ways) == (pytest.approx(each), 0.2)
+
+
+@pytest.mark.parametrize("ways", WAYS)
+def test_calls_staged_one_way_work_on_the_device_otherwise(ways, host_device):
+    session = Session(make_bench(host_device, 2**28, quick=True), quick=True)
+    plain, written = (np.full(2**22, value, "f4") for value in (-1.0, -2.0))
+    session.hosts["pageable"] = {"copy_in": HostMemory(plain), "copy_out": HostMemory(written)}
+    late = dict.fromkeys(DIRECTIONS, Line(0.0, 1e-6))
+    before = host_device.arena.array_bytes
+    with host_device.arena.lock:
+        assert staging.pace(session, late, ways, 2**20).seconds >= 0
+    assert host_device.arena.array_bytes == before
+    assert (written[: 2**18] == -2.0).all() == (ways == ("copy_in",))
+    assert (plain == -1.0).all()
