@@ -41,7 +41,6 @@ ROOMS = (
 
 #: Arrows that close a circle, and who takes them away.
 CLOSING = {
-    ("ooc_cudnn.operations.chain_builder", "ooc_cudnn.operations.chain"): "signature",
     ("ooc_cudnn.pipeline.explain", "ooc_cudnn.pipeline.plan"): "clock",
     ("ooc_cudnn.pipeline.cuts", "ooc_cudnn.pipeline.request"): "lead",
     ("ooc_cudnn.pipeline.piece_costs", "ooc_cudnn.pipeline.piece_lines"): "lead",

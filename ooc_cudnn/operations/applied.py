@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 import numbers
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple
 
 from ooc_cudnn.operations import activation, bias, convolution, op_tensor, pooling
 from ooc_cudnn.operations.base import Operation, Shape
@@ -27,21 +28,24 @@ class Incoming(NamedTuple):
     settings: Settings
 
 
-class Applied(Protocol):
-    """An operation and its arrays."""
+class Applied(ABC):
+    """An operation and its arrays, a dataclass."""
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """What its arrays are called, as its description calls its parameters."""
+    #: The fields that hold its arrays: what its description calls its parameters, in their order.
+    names: ClassVar[tuple[str, ...]] = ()
 
     @property
     def arrays(self) -> tuple[Any, ...]:
-        """The arrays it is applied with, in the order of its description's parameters."""
+        """The arrays it is applied with."""
+        return tuple(getattr(self, name) for name in self.names)
 
     @property
     def arguments(self) -> tuple[Any, ...]:
         """Everything else that shapes it."""
+        others = [value for name, value in vars(self).items() if name not in self.names]
+        return (type(self).__name__, *others)
 
+    @abstractmethod
     def bind(self, incoming: Incoming, specs: tuple[TensorSpec, ...]) -> Operation:
         """Describe it, applied to a tensor; raises on what does not fit."""
 
@@ -52,7 +56,7 @@ def _same_dtype(incoming: Incoming, name: str, spec: TensorSpec) -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class Convolution:
+class Convolution(Applied):
     """Cross-correlation with the filters w, as `convolution_forward`.
 
     Parameters
@@ -62,26 +66,13 @@ class Convolution:
         As for `convolution_forward`.
     """
 
+    names = ("w",)
+
     w: Filters | TensorSpec
     padding: Padding = field(default=0, kw_only=True)
     stride: Sizes = field(default=1, kw_only=True)
     dilation: Sizes = field(default=1, kw_only=True)
     groups: int = field(default=1, kw_only=True)
-
-    @property
-    def arrays(self) -> tuple[Any, ...]:
-        """The filters."""
-        return (self.w,)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """As the description's parameters."""
-        return ("w",)
-
-    @property
-    def arguments(self) -> tuple[Any, ...]:
-        """Its geometry."""
-        return ("convolution", self.padding, self.stride, self.dilation, self.groups)
 
     def bind(self, incoming: Incoming, specs: tuple[TensorSpec, ...]) -> Operation:
         """The convolution of a tensor."""
@@ -101,7 +92,7 @@ class Convolution:
 
 
 @dataclass(frozen=True, eq=False)
-class Activation:
+class Activation(Applied):
     """An activation, as `activation_forward`."""
 
     mode: str = "relu"
@@ -110,21 +101,6 @@ class Activation:
     def __post_init__(self) -> None:
         activation.check_mode(self.mode, self.coef)
 
-    @property
-    def arrays(self) -> tuple[Any, ...]:
-        """None."""
-        return ()
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """As the description's parameters."""
-        return ()
-
-    @property
-    def arguments(self) -> tuple[Any, ...]:
-        """Its mode."""
-        return ("activation", self.mode, self.coef)
-
     def bind(self, incoming: Incoming, specs: tuple[TensorSpec, ...]) -> Operation:
         """The activation of a tensor."""
         mode, coef = activation.check_mode(self.mode, self.coef)
@@ -132,28 +108,13 @@ class Activation:
 
 
 @dataclass(frozen=True, eq=False)
-class Pooling:
+class Pooling(Applied):
     """Pooling, as `pooling_forward`."""
 
     window: Sizes
     mode: str = field(default="max", kw_only=True)
     padding: Padding = field(default=0, kw_only=True)
     stride: Sizes | None = field(default=None, kw_only=True)
-
-    @property
-    def arrays(self) -> tuple[Any, ...]:
-        """None."""
-        return ()
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """As the description's parameters."""
-        return ()
-
-    @property
-    def arguments(self) -> tuple[Any, ...]:
-        """Its geometry."""
-        return ("pooling", self.window, self.mode, self.padding, self.stride)
 
     def bind(self, incoming: Incoming, specs: tuple[TensorSpec, ...]) -> Operation:
         """The pooling of a tensor."""
@@ -168,7 +129,7 @@ class Pooling:
 
 
 @dataclass(frozen=True, eq=False)
-class OpTensor:
+class OpTensor(Applied):
     """``op(alpha_a * x, alpha_b * b)`` with a second tensor b, broadcast: cudnnOpTensor.
 
     Parameters
@@ -179,6 +140,8 @@ class OpTensor:
         As many axes as x, every extent x's or 1; or shape (c,).
     alpha_a, alpha_b : float
     """
+
+    names = ("b",)
 
     op: str
     b: Array | TensorSpec
@@ -195,21 +158,6 @@ class OpTensor:
             if not math.isfinite(value):
                 raise ValueError(f"{name} must be finite, not {value!r}")
 
-    @property
-    def arrays(self) -> tuple[Any, ...]:
-        """The second tensor."""
-        return (self.b,)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """As the description's parameters."""
-        return ("b",)
-
-    @property
-    def arguments(self) -> tuple[Any, ...]:
-        """The operation and its coefficients."""
-        return ("op_tensor", self.op, self.alpha_a, self.alpha_b)
-
     def bind(self, incoming: Incoming, specs: tuple[TensorSpec, ...]) -> Operation:
         """The operation on a tensor."""
         (b,) = specs
@@ -221,25 +169,12 @@ class OpTensor:
 
 
 @dataclass(frozen=True, eq=False)
-class AddTensor:
+class AddTensor(Applied):
     """Add b, broadcast: a bias of shape (c,) or (1, c, 1...), or any tensor that broadcasts."""
 
+    names = ("b",)
+
     b: ChannelVector | TensorSpec
-
-    @property
-    def arrays(self) -> tuple[Any, ...]:
-        """What is added."""
-        return (self.b,)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """As the description's parameters."""
-        return ("b",)
-
-    @property
-    def arguments(self) -> tuple[Any, ...]:
-        """None."""
-        return ("add_tensor",)
 
     def bind(self, incoming: Incoming, specs: tuple[TensorSpec, ...]) -> Operation:
         """A bias, if there is one value per channel; else the sum of two tensors."""
@@ -252,29 +187,16 @@ class AddTensor:
 
 
 @dataclass(frozen=True, eq=False)
-class BatchNormalization:
+class BatchNormalization(Applied):
     """Inference by given statistics, as `batch_normalization_forward_inference`."""
+
+    names = ("scale", "bias", "mean", "variance")
 
     scale: ChannelStatistics | TensorSpec
     bias: ChannelStatistics | TensorSpec
     mean: ChannelStatistics | TensorSpec
     variance: ChannelStatistics | TensorSpec
     epsilon: float = field(default=1e-5, kw_only=True)
-
-    @property
-    def arrays(self) -> tuple[Any, ...]:
-        """Scale, bias, mean, variance."""
-        return (self.scale, self.bias, self.mean, self.variance)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """As the description's parameters."""
-        return ("scale", "bias", "mean", "variance")
-
-    @property
-    def arguments(self) -> tuple[Any, ...]:
-        """What is added to the variance."""
-        return ("batch_normalization", self.epsilon)
 
     def bind(self, incoming: Incoming, specs: tuple[TensorSpec, ...]) -> Operation:
         """The normalisation of a tensor."""

@@ -27,21 +27,15 @@ from ooc_cudnn.operations.batch_normalization import (
     StateRow,
     per_channel,
 )
-from ooc_cudnn.operations.builder import Builder
+from ooc_cudnn.operations.builder import Builder, Built
 from ooc_cudnn.operations.rows import ROW_AXIS, height, tensor_region
 from ooc_cudnn.operations.splittable import (
-    ALONE,
     SWEEP,
-    Accumulation,
-    Buffer,
-    Launch,
-    Launchable,
     Operand,
     Piece,
     Read,
     Region,
     Rounding,
-    Splittable,
     random_range,
 )
 from ooc_cudnn.tensor import ACCUMULATOR
@@ -52,7 +46,7 @@ _CUT = frozenset({"n", "c_y", "h_y"})
 _PER_CHANNEL = frozenset({"c_y"})
 
 
-class _PerChannel(Splittable):
+class _PerChannel(Built):
     """Cut along channels, n and rows; statistics are summed over n and rows, sweep after sweep."""
 
     sweeps = 2
@@ -97,25 +91,6 @@ class _PerChannel(Splittable):
         """How many elements a channel has in the whole batch."""
         return math.prod(self.shape) // self.shape[1]
 
-    def add_up(
-        self,
-        build: Builder,
-        name: str,
-        gather: Launchable,
-        merge: Launchable,
-        inputs: tuple[str, ...],
-    ) -> str:
-        """Sum up a piece, and merge it into what was summed up before; return the state's name."""
-        shape: Shape = gather.output_shape  # type: ignore[attr-defined]
-        state = build.state(name, shape, "float64")
-        if build.accumulation.first:
-            build.launch(gather, inputs, state)
-            return state
-        part = build.scratch("part", shape, "float64")
-        build.launch(gather, inputs, part)
-        build.launch(merge, (state, part), state)
-        return state
-
     def make(
         self,
         build: Builder,
@@ -125,14 +100,10 @@ class _PerChannel(Splittable):
         order: str,
     ) -> None:
         """Make a piece of the tensor that is the first result, from tensors and vectors."""
-        result = product = self.results[0]
-        dtype = build.product_dtype(result)
+        dtype = build.product_dtype(self.results[0])
         sources = tuple(build.taken(name, order, dtype) for name in tensors)
-        if not build.may_write(result, dtype, order):
-            product = build.scratch("product", self.piece_shape(build.piece), dtype, order)
-        build.launch(replace(operation, dtype=dtype), (*sources, *vectors), product)
-        build.release(*sources)
-        build.finish(product, result)
+        made = replace(operation, dtype=dtype)
+        build.make(made, (*sources, *vectors), self.results[0], order, done=sources)
 
     # Checking ---------------------------------------------------------------------------------
 
@@ -209,28 +180,20 @@ class BatchNormalization(_PerChannel):
             return range(1, 2)
         return range(1) if name.startswith("running") else range(2)
 
-    def launches(
-        self,
-        piece: Piece,
-        *,
-        layout: str,
-        orders: Mapping[str, str],
-        accumulation: Accumulation = ALONE,
-    ) -> tuple[tuple[Launch, ...], Mapping[str, Buffer]]:
+    def build(self, build: Builder) -> None:
         """Merge the moments of a piece, or normalise it."""
-        build = Builder(self, piece, layout, orders, accumulation)
+        piece = build.piece
         build.accumulating = False
         shape, channels = self.piece_shape(piece), piece.c_y[1] - piece.c_y[0]
         if piece.sweep == 0:
             gather = Moments(shape, self.dtype)
-            state = self.add_up(build, "moments", gather, MergeMoments(channels), ("x",))
-            if accumulation.last:
+            state = build.gather("moments", (3, channels), gather, MergeMoments(channels), ("x",))
+            if build.accumulation.last:
                 self._results(build, state, channels)
-            return build.built()
+            return
         vectors = ("scale", "bias", "saved_mean", "saved_inverse_variance")
         order = build.buffers["x"].order
         self.make(build, Normalise(shape, self.dtype), ("x",), vectors, order)
-        return build.built()
 
     def _results(self, build: Builder, state: str, channels: int) -> None:
         """From the moments to the vectors that leave."""
@@ -324,16 +287,9 @@ class BatchNormalizationGradient(_PerChannel):
             return range(last, last + 1)
         return range(last + 1) if name == "x" else range(last - 1, last + 1)
 
-    def launches(
-        self,
-        piece: Piece,
-        *,
-        layout: str,
-        orders: Mapping[str, str],
-        accumulation: Accumulation = ALONE,
-    ) -> tuple[tuple[Launch, ...], Mapping[str, Buffer]]:
+    def build(self, build: Builder) -> None:
         """Merge the moments of a piece, or add up its sums, or make its gradient."""
-        build = Builder(self, piece, layout, orders, accumulation)
+        piece = build.piece
         build.accumulating = False
         shape, channels = self.piece_shape(piece), piece.c_y[1] - piece.c_y[0]
         vectors = ACCUMULATOR[self.dtype]
@@ -342,29 +298,29 @@ class BatchNormalizationGradient(_PerChannel):
                 build.state(name, (channels,), vectors)
         if piece.sweep == self.sweeps - 3:
             gather = Moments(shape, self.dtype)
-            state = self.add_up(build, "moments", gather, MergeMoments(channels), ("x",))
-            if accumulation.last:
+            state = build.gather("moments", (3, channels), gather, MergeMoments(channels), ("x",))
+            if build.accumulation.last:
                 for name, what in zip(self.saved, ("mean", "inverse_deviation"), strict=True):
                     epsilon = self.epsilon or 0.0
                     made = MomentsResult(channels, what, vectors, epsilon)
                     build.launch(made, (state, ""), name)
-            return build.built()
+            return
         order = build.buffers["x"].order
         if piece.sweep == self.sweeps - 2:
             sums = NormaliseSums(shape, self.dtype)
             mean, inverse = self.saved
             inputs = ("x", build.in_order("dy", order), mean)
-            state = self.add_up(build, "sums", sums, AddStates((2, channels)), inputs)
-            if accumulation.last:
+            added = AddStates((2, channels))
+            state = build.gather("sums", (2, channels), sums, added, inputs)
+            if build.accumulation.last:
                 # Of the whole sum: infinite, it could make the parts cancel.
                 build.launch(ScaleRow(2, channels, 1, vectors), (state, inverse), state)
                 for row, name in ((1, "dscale"), (0, "dbias")):
                     build.launch(StateRow(2, channels, row, vectors), (state,), name)
-            return build.built()
+            return
         state = build.state("sums", (2, channels), "float64")
         operation = NormaliseBackward(shape, self.dtype, self.elements)
         self.make(build, operation, ("x", "dy"), ("scale", *self.saved, state), order)
-        return build.built()
 
     def expected(self, piece: Piece, read: Read) -> Mapping[str, tuple[Array, Array]]:
         """Sums over the whole batch."""

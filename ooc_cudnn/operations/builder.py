@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -132,6 +133,50 @@ class Builder:
             and (have.order == order or len(have.shape) < 3)
         )
 
+    def make(
+        self,
+        operation: Launchable,
+        inputs: tuple[str, ...],
+        result: str,
+        order: str,
+        *,
+        done: tuple[str, ...] = (),
+        sums: str = "sums",
+    ) -> None:
+        """Compute a result in `order`, or this piece's part of it; add up, and finish.
+
+        `done` are intermediates that the operation is the last to read.
+        """
+        product, dtype = result, self.product_dtype(result)
+        if not self.may_write(result, dtype, order):
+            shape = self.buffers[result].shape
+            product = self.scratch(f"product of {result}", shape, dtype, order)
+        self.launch(operation, inputs, product)
+        self.release(*done)
+        if self.accumulating:
+            if not self.accumulate(product, sums):
+                return
+            product = sums
+        self.finish(product, result)
+
+    def gather(
+        self,
+        name: str,
+        shape: Shape,
+        operation: Launchable,
+        merge: Launchable,
+        inputs: tuple[str, ...],
+    ) -> str:
+        """Sum up a piece, and merge it into what was summed up before; return the state's name."""
+        state = self.state(name, shape, "float64")
+        if self.accumulation.first:
+            self.launch(operation, inputs, state)
+            return state
+        part = self.scratch("part", shape, "float64")
+        self.launch(operation, inputs, part)
+        self.launch(merge, (state, part), state)
+        return state
+
     def accumulate(self, product: str, sums: str = "sums", into: str = "") -> bool:
         """Add a product to the sums of its kind; return whether the piece completes them.
 
@@ -182,3 +227,24 @@ class Builder:
             made = replace(made, dtype=target.dtype, alpha=call.alpha, beta=call.beta)
         self.launch(made, (laid, "", shift, result if call.beta else ""), result)
         self.release(laid)
+
+
+class Built(Splittable):
+    """A call that says what to launch on a piece to a builder."""
+
+    def launches(
+        self,
+        piece: Piece,
+        *,
+        layout: str,
+        orders: Mapping[str, str],
+        accumulation: Accumulation = ALONE,
+    ) -> tuple[tuple[Launch, ...], Mapping[str, Buffer]]:
+        """Run what `build` says, and every buffer that it takes."""
+        made = Builder(self, piece, layout, orders, accumulation)
+        self.build(made)
+        return made.built()
+
+    @abstractmethod
+    def build(self, build: Builder) -> None:
+        """Launch everything on the builder's piece."""

@@ -13,56 +13,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 from ooc_cudnn.operations.activation import Activation
 from ooc_cudnn.operations.base import Shape
 from ooc_cudnn.operations.batch_normalization import Normalise
 from ooc_cudnn.operations.bias import AddTensor
 from ooc_cudnn.operations.builder import Builder
+from ooc_cudnn.operations.chain_pieces import ChainPieces
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.op_tensor import OpTensor
 from ooc_cudnn.operations.pointwise import Pointwise, Relayout
 from ooc_cudnn.operations.pooling import Pooling
 from ooc_cudnn.operations.rows import ROW_AXIS, with_rows
 from ooc_cudnn.operations.splittable import Accumulation, Buffer, Launch, Launchable, Piece
+from ooc_cudnn.operations.stages import Stage
 from ooc_cudnn.tensor import ACCUMULATOR
-
-if TYPE_CHECKING:
-    from ooc_cudnn.operations.chain import Chain
-
-
-class Stage(NamedTuple):
-    """Operations that are launched as one: indices [first, last], and what follows the first.
-
-    `shift` is the operand of a bias, `mode` and `coef` an activation.
-    """
-
-    first: int
-    last: int
-    shift: str = ""
-    mode: str = "identity"
-    coef: float = 0.0
-
-
-def stages(chain: Chain) -> tuple[Stage, ...]:
-    """Group a chain's operations: bias and activation together, normalisation and activation."""
-    found: list[Stage] = []
-    for index, operation in enumerate(chain.operations):
-        previous = found[-1] if found else None
-        if isinstance(operation, Activation):
-            fused = previous is not None and previous.mode == "identity"
-            if fused and isinstance(chain.operations[previous.first], AddTensor | Normalise):  # type: ignore[union-attr]
-                found[-1] = previous._replace(  # type: ignore[union-attr]
-                    last=index, mode=operation.mode, coef=operation.coef
-                )
-            else:
-                found.append(Stage(index, index, mode=operation.mode, coef=operation.coef))
-        elif isinstance(operation, AddTensor):
-            found.append(Stage(index, index, shift=chain.parameter_names[index][0]))
-        else:
-            found.append(Stage(index, index))
-    return tuple(found)
 
 
 class ChainBuilder(Builder):
@@ -70,7 +36,7 @@ class ChainBuilder(Builder):
 
     def __init__(
         self,
-        chain: Chain,
+        chain: ChainPieces,
         piece: Piece,
         layout: str,
         orders: Mapping[str, str],

@@ -11,7 +11,7 @@ import numpy as np
 
 from ooc_cudnn.operations.activation_backward import ActivationBackward
 from ooc_cudnn.operations.base import Array
-from ooc_cudnn.operations.builder import Builder
+from ooc_cudnn.operations.builder import Builder, Built
 from ooc_cudnn.operations.channel_sum import ChannelSum
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.convolution_backward import (
@@ -20,17 +20,11 @@ from ooc_cudnn.operations.convolution_backward import (
 )
 from ooc_cudnn.operations.rows import ROW_AXIS, tensor_region, with_padding, with_rows
 from ooc_cudnn.operations.splittable import (
-    ALONE,
-    Accumulation,
-    Buffer,
-    Launch,
-    Launchable,
     Operand,
     Piece,
     Read,
     Region,
     Rounding,
-    Splittable,
     random_range,
 )
 from ooc_cudnn.operations.window import Range, Rows
@@ -53,7 +47,7 @@ class GradientRows(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FusedBackward(Splittable):
+class FusedBackward(Built):
     """dx, dw and db from x, w, y and dy: cut along n and the rows of dy, all channels in a piece.
 
     The gradient dz before the activation is made once for a piece, and all three are made of it.
@@ -169,38 +163,30 @@ class FusedBackward(Splittable):
 
     # Launching --------------------------------------------------------------------------------
 
-    def launches(
-        self,
-        piece: Piece,
-        *,
-        layout: str,
-        orders: Mapping[str, str],
-        accumulation: Accumulation = ALONE,
-    ) -> tuple[tuple[Launch, ...], Mapping[str, Buffer]]:
+    def build(self, build: Builder) -> None:
         """The gradient before the activation, then the three that are made of it."""
-        build = Builder(self, piece, layout, orders, accumulation)
+        piece = build.piece
         accumulating, rows = build.accumulating, self.rows(piece.h_y)
         dz = self._before_activation(build)
         build.accumulating = False
 
         part = self._rows_of(build, dz, (rows.seen.start, rows.seen.stop), rows.read[0], "seen")
-        w = build.in_order("w", layout)
-        dx = self.data_gradient(piece, layout, build.product_dtype("dx"))
-        self._one(build, dx, (w, part), "dx", layout)
+        w = build.in_order("w", build.layout)
+        dx = self.data_gradient(piece, build.layout, build.product_dtype("dx"))
+        build.make(dx, (w, part), "dx", build.layout)
         build.release(w)
         if part != dz:
             build.release(part)
 
         build.accumulating = accumulating
         own = self._rows_of(build, dz, piece.h_y, rows.read[0], "own")
-        x = build.in_order("x", layout)
-        dw = self.filter_gradient(piece, layout, build.product_dtype("dw"))
-        self._one(build, dw, (x, own), "dw", layout)
+        x = build.in_order("x", build.layout)
+        dw = self.filter_gradient(piece, build.layout, build.product_dtype("dw"))
+        build.make(dw, (x, own), "dw", build.layout, sums="dw sums")
         build.release(x)
         db = ChannelSum(build.buffers[own].shape, self.dtype, build.product_dtype("db"))
-        self._one(build, db, (own,), "db", layout)
+        build.make(db, (own,), "db", build.layout, sums="db sums")
         build.release(own, dz)
-        return build.built()
 
     def _before_activation(self, build: Builder) -> str:
         """dz = dy * f'(x), in the plan's layout."""
@@ -228,28 +214,6 @@ class FusedBackward(Splittable):
         packed = build.scratch(f"{name} rows", shape, have.dtype, have.order)
         build.copy(f"{name} of dz", packed)
         return packed
-
-    def _one(
-        self,
-        build: Builder,
-        operation: Launchable,
-        inputs: tuple[str, ...],
-        result: str,
-        layout: str,
-    ) -> None:
-        """One of the gradients: computed, added up, finished."""
-        shape = build.buffers[result].shape
-        dtype = build.product_dtype(result)
-        product = result
-        if not build.may_write(result, dtype, layout):
-            product = build.scratch(f"{result} of piece", shape, dtype, layout)
-        build.launch(operation, inputs, product)
-        if build.accumulating:
-            sums = f"{result} sums"
-            if not build.accumulate(product, sums):
-                return
-            product = sums
-        build.finish(product, result)
 
     def data_gradient(self, piece: Piece, layout: str, dtype: str) -> ConvolutionBackwardData:
         """The gradient of the data of a piece, all channels."""

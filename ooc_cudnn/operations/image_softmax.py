@@ -23,11 +23,7 @@ from ooc_cudnn.operations.softmax import (
     SoftmaxBackward,
 )
 from ooc_cudnn.operations.splittable import (
-    ALONE,
     SWEEP,
-    Accumulation,
-    Buffer,
-    Launch,
     Launchable,
     Piece,
     Read,
@@ -71,43 +67,26 @@ class _TwoSweeps(PerSite):
         """What makes a piece of the result."""
         return self.second(self.piece_shape(piece), result_dtype)
 
-    def launches(
-        self,
-        piece: Piece,
-        *,
-        layout: str,
-        orders: Mapping[str, str],
-        accumulation: Accumulation = ALONE,
-    ) -> tuple[tuple[Launch, ...], Mapping[str, Buffer]]:
+    def build(self, build: Builder) -> None:
         """Sum up, or make the result."""
-        build = Builder(self, piece, layout, orders, accumulation)
+        piece = build.piece
         build.accumulating = False
         order = build.buffers[self.lead].order
         shape = self.piece_shape(piece)
         gather, merge = self.first(shape)
-        state = build.state("sums", gather.output_shape, "float64")  # type: ignore[attr-defined]
         if piece.sweep == 0:
             taken = tuple(
                 "" if name == "y" and self.algorithm == "log" else build.in_order(name, order)
                 for name in self.takes
             )
-            if accumulation.first:
-                build.launch(gather, taken, state)
-                return build.built()
-            part = build.scratch("part", gather.output_shape, "float64")  # type: ignore[attr-defined]
-            build.launch(gather, taken, part)
-            build.launch(merge, (state, part), state)
-            return build.built()
+            build.gather("sums", gather.output_shape, gather, merge, taken)  # type: ignore[attr-defined]
+            return
+        state = build.state("sums", gather.output_shape, "float64")  # type: ignore[attr-defined]
         (result,) = self.results
-        product, dtype = result, build.product_dtype(result)
+        dtype = build.product_dtype(result)
         sources = tuple(build.taken(name, order, dtype) for name in self.takes)
-        if not build.may_write(result, dtype, order):
-            product = build.scratch("product", shape, dtype, order)
         operation = self.on_piece(piece, layout=order, result_dtype=dtype)
-        build.launch(operation, (*sources, state), product)
-        build.release(*sources)
-        build.finish(product, result)
-        return build.built()
+        build.make(operation, (*sources, state), result, order, done=sources)
 
     # Checking ---------------------------------------------------------------------------------
 

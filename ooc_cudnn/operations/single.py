@@ -9,17 +9,12 @@ from typing import Protocol
 import numpy as np
 
 from ooc_cudnn.operations.base import Array
-from ooc_cudnn.operations.builder import Builder
+from ooc_cudnn.operations.builder import Builder, Built
 from ooc_cudnn.operations.splittable import (
-    ALONE,
-    Accumulation,
-    Buffer,
-    Launch,
     Launchable,
     Piece,
     Read,
     Region,
-    Splittable,
 )
 from ooc_cudnn.operations.window import Range
 from perfmodel import Split
@@ -36,7 +31,7 @@ class OneTyped(Launchable, Protocol):
         """Of its operands; its result may be wider."""
 
 
-class Single(Splittable):
+class Single(Built):
     """One operation that gives one result.
 
     On each piece its inputs are brought to one memory order, the operation runs, its results are
@@ -62,18 +57,11 @@ class Single(Splittable):
     def region(self, name: str, piece: Piece) -> Region:
         """Region of an operand that a piece touches."""
 
-    def launches(
-        self,
-        piece: Piece,
-        *,
-        layout: str,
-        orders: Mapping[str, str],
-        accumulation: Accumulation = ALONE,
-    ) -> tuple[tuple[Launch, ...], Mapping[str, Buffer]]:
+    def build(self, build: Builder) -> None:
         """Run the operation, add up, finish."""
-        build = Builder(self, piece, layout, orders, accumulation)
+        piece = build.piece
         (result,) = self.results
-        order = layout if self.windowed else build.buffers[self.lead].order
+        order = build.layout if self.windowed else build.buffers[self.lead].order
         dtype = build.product_dtype(result)
         operation = self.on_piece(piece, layout=order, result_dtype=dtype)
         taken = {
@@ -82,17 +70,7 @@ class Single(Splittable):
             if name
         }
         sources = tuple(taken.get(name, "") for name in self.takes)
-        product = result
-        if not build.may_write(result, dtype, order):
-            product = build.scratch("product", build.buffers[result].shape, dtype, order)
-        build.launch(operation, sources, product)
-        build.release(*sources)
-        if build.accumulating:
-            if not build.accumulate(product):
-                return build.built()
-            product = "sums"
-        build.finish(product, result)
-        return build.built()
+        build.make(operation, sources, result, order, done=sources)
 
     # Checking ---------------------------------------------------------------------------------
 

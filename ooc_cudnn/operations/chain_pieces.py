@@ -1,0 +1,240 @@
+"""The pieces of a chain: its operands, where it may be cut, which regions a piece needs."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+
+from ooc_cudnn.operations.base import Operation, numbered
+from ooc_cudnn.operations.convolution import Convolution
+from ooc_cudnn.operations.flow import Flow, flow, needed_rows
+from ooc_cudnn.operations.rows import ROW_AXIS, cut_axes, height, with_rows
+from ooc_cudnn.operations.splittable import Operand, Piece, Region, Splittable
+from ooc_cudnn.operations.stages import Stage, stages
+from ooc_cudnn.operations.window import Range, Ranges, Rows, ranges
+from ooc_cudnn.tensor import ACCUMULATOR
+from perfmodel import Split
+from perfmodel.cached import cached_property
+
+#: Flows of a chain that are kept.
+REMEMBERED_FLOWS = 256
+
+
+@dataclass(frozen=True)
+class ChainPieces(Splittable):
+    """Operations from x to y, as what they may be cut into.
+
+    Cutting along channels needs a chain with at most one convolution, and that one first: after a
+    second one every output channel depends on all channels of the first.
+    """
+
+    operations: tuple[Operation, ...]
+    dtype: str
+    alpha: float = 1.0
+    beta: float = 0.0
+    row_axis: int = ROW_AXIS
+
+    def __post_init__(self) -> None:
+        if not self.operations:
+            raise ValueError("operations must hold at least one operation")
+        for at, (earlier, later) in enumerate(
+            zip(self.operations, self.operations[1:], strict=False)
+        ):
+            if earlier.output_shape != later.input_shape:
+                raise ValueError(
+                    f"operations do not meet: operation {at}, {earlier.name}, gives shape "
+                    f"{earlier.output_shape}, operation {at + 1}, {later.name}, takes "
+                    f"{later.input_shape}"
+                )
+
+    # Operands ---------------------------------------------------------------------------------
+
+    @cached_property
+    def parameter_names(self) -> tuple[tuple[str, ...], ...]:
+        """Operand names of each operation's parameters: "w", "b", numbered where they repeat."""
+        return numbered([tuple(p.name for p in step.parameters) for step in self.operations])
+
+    @cached_property
+    def _owners(self) -> Mapping[str, int]:
+        """Which operation each parameter belongs to."""
+        return {name: at for at, names in enumerate(self.parameter_names) for name in names}
+
+    @cached_property
+    def operands(self) -> Mapping[str, Operand]:
+        """Every operand by name: x, the parameters, y."""
+        found = {"x": Operand(self.operations[0].input_shape, self.dtype, self._x_axes())}
+        for operation, names in zip(self.operations, self.parameter_names, strict=True):
+            for parameter, name in zip(operation.parameters, names, strict=True):
+                if isinstance(operation, Convolution):
+                    axes = {"c_y", "c_x"}
+                elif len(parameter.shape) == 1:
+                    axes = {"c_y"}
+                else:
+                    axes = set(cut_axes(parameter.shape, self.row_axis))
+                dtype = parameter.dtype or self.dtype
+                found[name] = Operand(parameter.shape, dtype, frozenset(axes))
+        found["y"] = Operand(
+            self.operations[-1].output_shape, self.dtype, frozenset({"n", "c_y", "h_y"})
+        )
+        return found
+
+    def _x_axes(self) -> frozenset[str]:
+        if self.convolution is None:  # the channels of x are those of y
+            return frozenset({"n", "h_y", "c_y"})
+        grouped = {"c_y"} if self.convolution.groups > 1 else set()
+        return frozenset({"n", "h_y", "c_x"} | grouped)
+
+    # Cutting ----------------------------------------------------------------------------------
+
+    @cached_property
+    def convolution(self) -> Convolution | None:
+        """The convolution, if there is exactly one and it comes first."""
+        windows = [step for step in self.operations if isinstance(step, Convolution)]
+        first = self.operations[0]
+        return first if len(windows) == 1 and isinstance(first, Convolution) else None
+
+    @cached_property
+    def channels_may_be_cut(self) -> bool:
+        """Whether the chain may be cut along cY (and cX, if it has a convolution)."""
+        return self.convolution is not None or not any(
+            isinstance(step, Convolution) for step in self.operations
+        )
+
+    @cached_property
+    def extents(self) -> Split:
+        """Full sizes of the axes: the split that is one piece."""
+        shape = self.operations[-1].output_shape
+        c_x = self.convolution.c_x_extent if self.convolution else 1
+        return Split(n=shape[0], c_y=shape[1], c_x=c_x, h_y=height(shape, self.row_axis))
+
+    def may_cut(self, axis: str) -> bool:
+        """Rows and images always; channels as the class says."""
+        return axis in ("n", "h_y") or self.channels_may_be_cut
+
+    def is_legal(self, split: Split) -> bool:
+        """Whether the chain can be cut so (whatever the memory)."""
+        whole = self.extents
+        if not self.channels_may_be_cut:
+            return split.c_y >= whole.c_y and split.c_x >= whole.c_x
+        if self.convolution is None or split.c_x >= whole.c_x:
+            return True
+        return self.convolution.c_x_may_be_cut(split.c_y)
+
+    def axis_ranges(self, axis: str, size: int) -> Ranges:
+        """Cut an axis; no range of channels straddles a group."""
+        if axis == "c_y" and self.convolution is not None:
+            return self.convolution.c_y_ranges(size)
+        if axis == "c_x":
+            return self.convolution.c_x_ranges(size) if self.convolution else ranges(1, 1)
+        return ranges(getattr(self.extents, axis), size)
+
+    def distinct(self, name: str, axis: str, cut: Ranges) -> int:
+        """How many regions the ranges of an axis make: pieces of cY in one group see one of x."""
+        if name == "x" and axis == "c_y" and self.convolution is not None:
+            if self.convolution.groups == 1:
+                return 1
+            return cut.places
+        return super().distinct(name, axis, cut)
+
+    def rows(self, h_y: Range) -> tuple[Rows, ...]:
+        """Input rows of every operation, first to last, when the chain gives output rows `h_y`."""
+        return needed_rows(self.operations, h_y, self.row_axis)
+
+    def flow(self, h_y: Range, after: Range | None) -> tuple[Flow, ...]:
+        """The rows of every operation in the piece that gives output rows `h_y`; see `flow`."""
+        key = h_y, after
+        found = self._flows.get(key)
+        if found is None:
+            if len(self._flows) >= REMEMBERED_FLOWS:
+                self._flows.clear()
+            found = self._flows[key] = flow(self.operations, h_y, after, self.row_axis)
+        return found
+
+    @cached_property
+    def _flows(self) -> dict[tuple[Range, Range | None], tuple[Flow, ...]]:
+        """Those asked for last: a piece's are needed many times over."""
+        return {}
+
+    @cached_property
+    def stages(self) -> tuple[Stage, ...]:
+        """Its operations, those together that are launched as one."""
+        return stages(self.operations, self.parameter_names)
+
+    @cached_property
+    def tail(self) -> int:
+        """The last convolution; the first operation where there is none."""
+        found = [at for at, step in enumerate(self.operations) if isinstance(step, Convolution)]
+        return found[-1] if found else 0
+
+    @cached_property
+    def tail_dtype(self) -> str:
+        """The type in which the tail is computed: wide where alpha or beta scales its result."""
+        return self.dtype if self.scaling("y") == (1, 0) else ACCUMULATOR[self.dtype]
+
+    @cached_property
+    def seams(self) -> tuple[int, ...]:
+        """Operations before which it may be cut into shorter chains: what lies between is rounded.
+
+        So a tail that is computed in a wider type stays whole.
+        """
+        starts = (stage.first for stage in self.stages[1:])
+        last = self.tail if self.tail_dtype != self.dtype else len(self.operations)
+        return tuple(start for start in starts if start <= last)
+
+    def row_key(self, piece: Piece) -> Hashable:
+        """How many rows each operation makes, needs, finds and keeps, and the padding it sees."""
+        return tuple([flow.key for flow in self.flow(piece.h_y, piece.after)])
+
+    def meets_border(self, piece: Piece) -> bool:
+        """Whether some operation sees padding above or below."""
+        return any(f.needed.before or f.needed.after for f in self.flow(piece.h_y, piece.after))
+
+    @cached_property
+    def _wholes(self) -> Mapping[str, Region]:
+        """All of each operand."""
+        return {
+            name: tuple((0, extent) for extent in operand.shape)
+            for name, operand in self.operands.items()
+        }
+
+    def region(self, name: str, piece: Piece) -> Region:
+        """Region of an operand that a piece reads (or, of y, writes)."""
+        shape, whole = self.operands[name].shape, self._wholes[name]
+        if name == "y":
+            return with_rows((piece.n, piece.c_y, *whole[2:]), piece.h_y, self.row_axis)
+        if name == "x":
+            needed = self.flow(piece.h_y, piece.after)[0].needed
+            if self.convolution is not None:
+                channels = self.convolution.input_channels(piece.c_y, piece.c_x)
+            else:
+                channels = whole[1] if not self.channels_may_be_cut else piece.c_y
+            rows = (needed.start, needed.stop)
+            return with_rows((piece.n, channels, *whole[2:]), rows, self.row_axis)
+        owner = self._owners[name]
+        c_y = piece.c_y if self.channels_may_be_cut else (0, self.operations[owner].output_shape[1])
+        if isinstance(self.operations[owner], Convolution):
+            return (c_y, piece.c_x, *whole[2:]) if self.channels_may_be_cut else whole
+        if len(shape) == 1:
+            return (c_y,)
+        made = self.flow(piece.h_y, piece.after)[owner].made
+        cut = with_rows((piece.n, c_y, *whole[2:]), made, self.row_axis)
+        return tuple(
+            own if extent == 1 else range_
+            for own, extent, range_ in zip(whole, shape, cut, strict=True)
+        )
+
+    def on_piece(self, index: int, piece: Piece, layout: str = "") -> Operation:
+        """Return one operation on the rows, images and channels of a piece.
+
+        A convolution that may be cut along channels comes in `layout`, if it is given.
+        """
+        operation, flow = self.operations[index], self.flow(piece.h_y, piece.after)[index]
+        count = piece.n[1] - piece.n[0]
+        if isinstance(operation, Convolution) and self.convolution is not None:
+            return operation.on_channels(
+                count, piece.c_y, piece.c_x, flow.needed, layout, self.row_axis
+            )
+        channels = operation.input_shape[1]
+        if self.channels_may_be_cut:
+            channels = piece.c_y[1] - piece.c_y[0]
+        return operation.on_piece(count, flow.needed, channels, self.row_axis)
