@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from ooc_cudnn.devices.cuda.convolutions import Convolutions
-from ooc_cudnn.devices.kernels.convolution_backward import RUNNERS
+from ooc_cudnn.devices.kernels.convolution_direct import RUNNERS
 from ooc_cudnn.devices.kernels.launch import Call
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.operations.convolution import Convolution

@@ -14,11 +14,13 @@ import numpy as np
 import pytest
 
 from ooc_cudnn.devices.kernels import arguments, launch, launch_geometry
-from ooc_cudnn.devices.kernels.convolution_direct import convolution_direct
+from ooc_cudnn.devices.kernels.convolution_direct import convolution_forward
 from ooc_cudnn.devices.kernels.hold import hold
+from ooc_cudnn.devices.kernels.launch import Call
 from ooc_cudnn.devices.kernels.pointwise import pointwise
 from ooc_cudnn.devices.kernels.relayout import fill_zero, relayout
 from ooc_cudnn.devices.view import DeviceView
+from ooc_cudnn.operations.convolution import Convolution
 
 cupy = pytest.importorskip("cupy")
 ml_dtypes = pytest.importorskip("ml_dtypes")
@@ -367,6 +369,24 @@ def test_fill_zero(offset, width, count, pitch):
 
 
 # -- convolution --------------------------------------------------------------------------------
+
+
+def convolution_direct(x, w, y, *, padding=0, stride=1, dilation=1, groups=1):
+    """Convolve views; after the last row there are as many zero rows as y asks for."""
+    outputs = y.shape[2:]
+    padding, stride, dilation = (
+        (option,) * len(outputs) if isinstance(option, int) else option
+        for option in (padding, stride, dilation)
+    )
+    pairs = tuple(
+        (p, (o - 1) * s + (k - 1) * d + 1 - p - extent)
+        for p, o, s, k, d, extent in zip(
+            padding, outputs, stride, w.shape[2:], dilation, x.shape[2:], strict=True
+        )
+    )
+    operation = Convolution(x.shape, w.shape, pairs, stride, dilation, groups, x.dtype, y.dtype)
+    assert operation.output_shape == y.shape
+    convolution_forward(operation, Call((x, w), y))
 
 
 def reference_convolution(x, w, outputs, padding, stride, dilation, groups):

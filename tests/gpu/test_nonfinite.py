@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 import ooc_cudnn
-from ooc_cudnn.devices.kernels.convolution_backward import RUNNERS
-from ooc_cudnn.devices.kernels.convolution_direct import convolution_direct
+from ooc_cudnn.devices.kernels.convolution_direct import RUNNERS
 from ooc_cudnn.devices.kernels.launch import Call
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.convolution_backward import (
@@ -90,10 +89,7 @@ def test_direct_kernels_multiply_padding(name):
         random = np.random.default_rng(seed)
         x, w, dy = (drawn(random, shape) for shape in (x_shape, w_shape, forward.output_shape))
         y = Operand(forward.output_shape, "float32")
-        convolution_direct(
-            x.view, w.view, y.view, padding=[before for before, _ in forward.padding],
-            stride=forward.stride, dilation=forward.dilation, groups=forward.groups,
-        )  # fmt: skip
+        RUNNERS[Convolution](forward, Call((x.view, w.view), y.view))
         check_like_reference(y.result(), forward.reference(x.wide, w.wide), f"{name} {seed} y")
         for gradient, inputs, shape in (
             (ConvolutionBackwardData(forward, "float32"), (w, dy), x_shape),

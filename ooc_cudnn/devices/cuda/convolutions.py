@@ -23,7 +23,7 @@ from ooc_cudnn.devices.cuda.cudnn_graphs import (
     forget_frames,
     forward_of,
 )
-from ooc_cudnn.devices.kernels.convolution_backward import RUNNERS as DIRECT
+from ooc_cudnn.devices.kernels.convolution_direct import RUNNERS as DIRECT
 from ooc_cudnn.devices.kernels.launch import Call
 from ooc_cudnn.devices.kernels.relayout import fill_zero
 from ooc_cudnn.devices.view import DeviceView

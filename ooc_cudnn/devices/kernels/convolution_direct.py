@@ -1,125 +1,184 @@
-"""The runner of convolution_direct.cu: what cuDNN refuses. Correct, and slow."""
+"""Runners of convolution_direct*.cu: what cuDNN refuses, of any sizes and strides.
+
+Correct, and slow.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 from ooc_cudnn.devices.kernels.arguments import CUDA_TYPES, arithmetic_dtype, geometry, three
-from ooc_cudnn.devices.kernels.launch import Launch, launch
+from ooc_cudnn.devices.kernels.launch import Call, Launch, Runner, launch
 from ooc_cudnn.devices.kernels.launch_geometry import BLOCK_THREADS, LARGEST_GRID
 from ooc_cudnn.devices.view import DeviceView
+from ooc_cudnn.operations.convolution import Convolution
+from ooc_cudnn.operations.convolution_backward import (
+    ConvolutionBackwardData,
+    ConvolutionBackwardFilter,
+)
+
+#: Channels that share what a thread or a block reads; groups of fewer take one at a time.
+CHANNELS_TOGETHER = 4
 
 
-def _per_axis(name: str, given: int | Sequence[int], axes: int, least: int) -> tuple[int, ...]:
-    numbers = (given,) * axes if isinstance(given, int) else tuple(given)
-    if len(numbers) != axes:
-        raise ValueError(f"{name} is {given}; it must be one number or {axes}, one per axis")
-    if min(numbers, default=least) < least:
-        raise ValueError(f"{name} is {given}; it must be at least {least}")
-    return numbers
+AnyConvolution = Convolution | ConvolutionBackwardData | ConvolutionBackwardFilter
 
 
-def convolution_direct(
-    x: DeviceView,
-    w: DeviceView,
-    y: DeviceView,
-    *,
-    padding: int | Sequence[int] = 0,
-    stride: int | Sequence[int] = 1,
-    dilation: int | Sequence[int] = 1,
-    groups: int = 1,
-    stream: Any = None,
-) -> None:
-    """y = the cross-correlation of x with w: cudnnConvolutionForward, plainly. Correct, and slow.
-
-    For what cuDNN refuses: any sizes, any strides of every axis, up to three spatial axes.
-
-    Parameters
-    ----------
-    x, w : DeviceView
-        (n, cX, spatial...) and (cY, cX / groups, spatial...), of one type.
-    y : DeviceView
-        (n, cY, spatial...), of x's type or its arithmetic type. Its spatial sizes say how many
-        outputs to compute. It must not overlap x or w.
-    padding, stride, dilation : int or sequence of int
-        One number for all spatial axes or one per axis. `padding` is what lies before the first
-        row; after the last row there are as many zero rows as y asks for.
-    groups : int
-        Divides cX and cY.
-    """
-    axes = len(x.shape) - 2
-    padding = _per_axis("padding", padding, axes, 0)
-    stride = _per_axis("stride", stride, axes, 1)
-    dilation = _per_axis("dilation", dilation, axes, 1)
-    options = (padding, stride, dilation, groups)
-    launch(
-        ("convolution", options),
-        (x, w, y),
-        lambda: plan_convolution_direct(x, w, y, *options),
-        (),
-        stream,
+def plan_forward(
+    operation: Convolution, x: DeviceView, w: DeviceView, y: DeviceView
+) -> Launch | None:
+    """Choose the kernel of y from (x, w); None if there is nothing to compute."""
+    _check(operation, x=x, w=w, y=y, result=y)
+    if y.size == 0:
+        return None
+    each = operation.w_shape[0] // operation.groups
+    tile, tiles = _tiles(each)
+    threads = y.size // each * tiles
+    groups, c_x, c_y, _, *rest = _numbers(operation, x, w, y)  # the batch needs no bound
+    return Launch(
+        "convolution_direct.cu",
+        f"convolution_direct<{_types(x, y)}, {tile}>",
+        (min(-(-threads // BLOCK_THREADS), LARGEST_GRID),),
+        (BLOCK_THREADS, 1),
+        geometry(groups, c_x, c_y, *rest, tiles, threads, _channels_innermost(y)),
     )
 
 
-def plan_convolution_direct(
+def plan_data(
+    operation: ConvolutionBackwardData, w: DeviceView, dy: DeviceView, dx: DeviceView
+) -> Launch | None:
+    """Choose the kernel of dx from (w, dy); None if there is nothing to compute."""
+    _check(operation, x=dx, w=w, y=dy, result=dx)
+    if dx.size == 0:
+        return None
+    forward = operation.forward
+    each = forward.x_shape[1] // forward.groups
+    tile, tiles = _tiles(each)
+    threads = dx.size // each * tiles
+    return Launch(
+        "convolution_direct_backward.cu",
+        f"convolution_direct_data<{_types(w, dx)}, {tile}>",
+        (min(-(-threads // BLOCK_THREADS), LARGEST_GRID),),
+        (BLOCK_THREADS, 1),
+        geometry(*_numbers(operation, dx, w, dy), tiles, threads, _channels_innermost(dx)),
+    )
+
+
+def plan_filter(
+    operation: ConvolutionBackwardFilter, x: DeviceView, dy: DeviceView, dw: DeviceView
+) -> Launch | None:
+    """Choose the kernel of dw from (x, dy); None if there is nothing to compute."""
+    _check(operation, x=x, w=dw, y=dy, result=dw)
+    if dw.size == 0:
+        return None
+    forward = operation.forward
+    each = forward.w_shape[0] // forward.groups
+    tile, tiles = _tiles(each)
+    blocks = dw.size // each * tiles
+    return Launch(
+        "convolution_direct_backward.cu",
+        f"convolution_direct_filter<{_types(x, dw)}, {tile}>",
+        (min(blocks, LARGEST_GRID),),
+        (BLOCK_THREADS, 1),
+        geometry(*_numbers(operation, x, dw, dy), tiles, blocks, _channels_innermost(x)),
+    )
+
+
+def convolution_backward_data(operation: ConvolutionBackwardData, call: Call) -> None:
+    """dx from (w, dy), of any strides; zero where no window reaches."""
+    (w, dy), dx = call.inputs, call.output
+    assert w is not None
+    assert dy is not None
+    launch(operation, (w, dy, dx), lambda: plan_data(operation, w, dy, dx), (), call.stream)
+
+
+def convolution_backward_filter(operation: ConvolutionBackwardFilter, call: Call) -> None:
+    """dw from (x, dy), of any strides; x may have no rows, and is zeros then."""
+    (x, dy), dw = call.inputs, call.output
+    assert x is not None
+    assert dy is not None
+    launch(operation, (x, dy, dw), lambda: plan_filter(operation, x, dy, dw), (), call.stream)
+
+
+def convolution_forward(operation: Convolution, call: Call) -> None:
+    """y from (x, w); x may have no rows, and is zeros then."""
+    (x, w), y = call.inputs, call.output
+    assert x is not None
+    assert w is not None
+    launch(operation, (x, w, y), lambda: plan_forward(operation, x, w, y), (), call.stream)
+
+
+#: All three directions.
+RUNNERS: dict[type, Runner] = {
+    Convolution: convolution_forward,
+    ConvolutionBackwardData: convolution_backward_data,
+    ConvolutionBackwardFilter: convolution_backward_filter,
+}
+
+
+def _check(
+    operation: AnyConvolution,
+    *,
     x: DeviceView,
     w: DeviceView,
     y: DeviceView,
-    padding: tuple[int, ...],
-    stride: tuple[int, ...],
-    dilation: tuple[int, ...],
-    groups: int,
-) -> Launch | None:
-    """Validate the operands of `convolution_direct` and choose its kernel."""
-    axes = len(x.shape) - 2
-    if not 1 <= axes <= 3 or len(w.shape) != axes + 2 or len(y.shape) != axes + 2:
+    result: DeviceView,
+) -> None:
+    forward = operation if isinstance(operation, Convolution) else operation.forward
+    # A piece of dx that no window reaches has no rows of dy, however far its own rows fall short.
+    y_shape = tuple(max(extent, 0) for extent in forward.output_shape)
+    expected = (forward.x_shape, forward.w_shape, y_shape)
+    if (x.shape, w.shape, y.shape) != expected:
         raise ValueError(
-            f"x, w and y have {len(x.shape)}, {len(w.shape)} and {len(y.shape)} axes; "
-            "they must have the same number, from 3 to 5"
+            f"x {x.shape}, w {w.shape} and y {y.shape} do not fit the operation, "
+            f"which says {expected}"
         )
-    batch, channels_in = x.shape[:2]
-    channels_out = w.shape[0]
-    if groups < 1 or channels_in % groups or channels_out % groups:
+    for view in (x, w, y):
+        if view is not result and view.dtype != forward.dtype:
+            raise ValueError(f"an input is {view.dtype}; the operation says {forward.dtype}")
+    if result.dtype not in (forward.dtype, arithmetic_dtype(forward.dtype)):
         raise ValueError(
-            f"groups is {groups}; it must divide the {channels_in} channels of x "
-            f"and the {channels_out} of y"
+            f"the result is {result.dtype}; it must be {forward.dtype} or "
+            f"{arithmetic_dtype(forward.dtype)}"
         )
-    if w.shape[1] * groups != channels_in or y.shape[:2] != (batch, channels_out):
-        raise ValueError(
-            f"x {x.shape}, w {w.shape}, y {y.shape} and {groups} groups do not fit each other"
-        )
-    if w.dtype != x.dtype or y.dtype not in (x.dtype, arithmetic_dtype(x.dtype)):
-        raise ValueError(
-            f"x is {x.dtype}, w {w.dtype} and y {y.dtype}; w must have x's type, "
-            f"y that or {arithmetic_dtype(x.dtype)}"
-        )
-    if y.size == 0:
-        return None
+
+
+def _tiles(each: int) -> tuple[int, int]:
+    """Channels of a tile, and tiles of a group of so many channels."""
+    tile = CHANNELS_TOGETHER if each >= CHANNELS_TOGETHER else 1
+    return tile, -(-each // tile)
+
+
+def _types(given: DeviceView, result: DeviceView) -> str:
+    return f"{CUDA_TYPES[given.dtype]}, {CUDA_TYPES[result.dtype]}"
+
+
+def _channels_innermost(view: DeviceView) -> int:
+    return int(view.strides[1] == 1 and view.shape[1] > 1)
+
+
+def _numbers(
+    operation: AnyConvolution,
+    x: DeviceView,
+    w: DeviceView,
+    y: DeviceView,
+) -> tuple[int, ...]:
+    """What the kernels read of a convolution; unused axes come first, of size 1."""
+    forward = operation if isinstance(operation, Convolution) else operation.forward
 
     def strides(view: DeviceView) -> tuple[int, ...]:
         return view.strides[:2] + three(view.strides[2:], 0)
 
-    each = channels_out // groups
-    tile = 4 if each >= 4 else 1
-    channel_tiles = -(-each // tile)
-    threads = y.size // channels_out * groups * channel_tiles
-    return Launch(
-        "convolution_direct.cu",
-        f"convolution_direct<{CUDA_TYPES[x.dtype]}, {CUDA_TYPES[y.dtype]}, {tile}>",
-        (min(-(-threads // BLOCK_THREADS), LARGEST_GRID),),
-        (BLOCK_THREADS, 1),
-        geometry(
-            *(groups, channels_in // groups, each),
-            *three(x.shape[2:], 1),
-            *three(w.shape[2:], 1),
-            *three(y.shape[2:], 1),
-            *strides(x),
-            *strides(w),
-            *strides(y),
-            *three(padding, 0),
-            *three(stride, 1),
-            *three(dilation, 1),
-            *(channel_tiles, threads, int(y.strides[1] == 1 and channels_out > 1)),
-        ),
+    return (
+        forward.groups,
+        forward.w_shape[1],
+        forward.w_shape[0] // forward.groups,
+        forward.x_shape[0],
+        *three(x.shape[2:], 1),
+        *three(w.shape[2:], 1),
+        *three(y.shape[2:], 1),
+        *strides(x),
+        *strides(w),
+        *strides(y),
+        *three(tuple(before for before, _ in forward.padding), 0),
+        *three(forward.stride, 1),
+        *three(forward.dilation, 1),
     )

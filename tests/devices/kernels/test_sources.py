@@ -11,10 +11,11 @@ import pytest
 
 from ooc_cudnn.devices.kernels import launch_geometry
 from ooc_cudnn.devices.kernels.compiling import sources_folder
-from ooc_cudnn.devices.kernels.convolution_direct import plan_convolution_direct
+from ooc_cudnn.devices.kernels.convolution_direct import plan_forward
 from ooc_cudnn.devices.kernels.pointwise import plan_pointwise
 from ooc_cudnn.devices.kernels.relayout import plan_relayout
 from ooc_cudnn.devices.view import DeviceView
+from ooc_cudnn.operations.convolution import Convolution
 
 NVCC = shutil.which("nvcc")
 
@@ -197,5 +198,11 @@ def test_plans_refuse_operands_that_do_not_fit():
         pointwise(a, mode="relu6")
     with pytest.raises(ValueError, match="keeps type and shape"):
         plan_relayout(a, half)
-    with pytest.raises(ValueError, match="groups is 3"):
-        plan_convolution_direct(a, a, a, (0,), (1,), (1,), 3)
+    convolution = Convolution.of((1, 2, 3), (2, 2, 1))
+    w = DeviceView(0, "float32", (2, 2, 1), (2, 1, 1))
+    with pytest.raises(ValueError, match="do not fit the operation"):
+        plan_forward(convolution, a, a, a)
+    with pytest.raises(ValueError, match="an input is float16"):
+        plan_forward(convolution, half, w, a)
+    with pytest.raises(ValueError, match="the result is float16"):
+        plan_forward(convolution, a, w, half)
