@@ -12,9 +12,12 @@ import math
 import numpy as np
 import pytest
 
-from ooc_cudnn.devices.kernels import arguments, pooling_backward_plans, pooling_plans
+from ooc_cudnn.devices.kernels import arguments
+from ooc_cudnn.devices.kernels import pooling as forward_module
+from ooc_cudnn.devices.kernels import pooling_backward as backward_module
 from ooc_cudnn.devices.kernels.launch import Call
-from ooc_cudnn.devices.kernels.pooling import pooling, pooling_backward
+from ooc_cudnn.devices.kernels.pooling import pooling
+from ooc_cudnn.devices.kernels.pooling_backward import pooling_backward
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.operations.pooling import Pooling, PoolingBackward
 from tests.support.device_operand import DTYPES, EPSILON, NUMPY, Operand, assert_close
@@ -234,7 +237,7 @@ def test_small_tiles(layouts, monkeypatch):
     """Borders between tiles on every axis."""
     from ooc_cudnn.devices.kernels import launch
 
-    monkeypatch.setattr(pooling_backward_plans, "TILE_PACKS", 32)
+    monkeypatch.setattr(backward_module, "TILE_PACKS", 32)
     launch._prepared.clear()
     for case in ("3x3 s2 p1", "3d", "uneven", "gaps", "many channels", "1d, large windows"):
         for mode in ("max", EXCLUDE):
@@ -246,7 +249,7 @@ def test_small_tiles(layouts, monkeypatch):
 def test_the_direct_kernel(layouts, monkeypatch):
     from ooc_cudnn.devices.kernels import launch
 
-    monkeypatch.setattr(pooling_backward_plans, "SHARED_BYTES", 1)
+    monkeypatch.setattr(backward_module, "SHARED_BYTES", 1)
     launch._prepared.clear()
     for case in ("3x3 s2 p1", "3d", "uneven", "gaps", "negative", "1d", "global"):
         for mode in ("max", INCLUDE, EXCLUDE):
@@ -269,8 +272,8 @@ def test_offsets_in_64_bits(layouts, monkeypatch):
 def test_a_warp_or_a_thread_for_each_window(monkeypatch):
     from ooc_cudnn.devices.kernels import launch
 
-    monkeypatch.setattr(pooling_plans, "WARP_TAPS", 10**9)
-    monkeypatch.setattr(pooling_backward_plans, "WARP_TAPS", 10**9)
+    monkeypatch.setattr(forward_module, "WARP_TAPS", 10**9)
+    monkeypatch.setattr(backward_module, "WARP_TAPS", 10**9)
     launch._prepared.clear()
     for case, layouts in itertools.product(("global", "large global", "20x20 s1"), (FIRST, LAST)):
         check(case, "float32", "max", layouts)

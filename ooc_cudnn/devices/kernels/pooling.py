@@ -1,11 +1,182 @@
-"""Runners of pooling.cu and pooling_backward.cu."""
+"""The runner of pooling.cu, and the choice of its kernel.
+
+The names of axes are those of pooling.cuh: two outer axes, three spatial ones and the lanes.
+"""
 
 from __future__ import annotations
 
-from ooc_cudnn.devices.kernels.launch import Call, Runner, launch
-from ooc_cudnn.devices.kernels.pooling_backward_plans import plan_pooling_backward
-from ooc_cudnn.devices.kernels.pooling_plans import plan_pooling
-from ooc_cudnn.operations.pooling import Pooling, PoolingBackward
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ooc_cudnn.devices.kernels.arguments import CUDA_TYPES, geometry, index_type, is_small, three
+from ooc_cudnn.devices.kernels.checks import check
+from ooc_cudnn.devices.kernels.launch import Call, Launch, launch
+from ooc_cudnn.devices.kernels.launch_geometry import (
+    BLOCK_THREADS,
+    LARGEST_GRID,
+)
+from ooc_cudnn.devices.view import WIDEST_ACCESS_BYTES, DeviceView
+from ooc_cudnn.operations.pooling import Pooling
+
+# The numbers are the enumeration `Mode` in pooling.cuh.
+MODES = {
+    "max": 0,
+    "max_deterministic": 0,
+    "average_include_padding": 1,
+    "average_exclude_padding": 2,
+}
+
+#: Windows of so many elements are shared by a warp: always where lanes are not contiguous, else
+#: where there are too few windows to fill the card.
+WARP_TAPS = 32
+FEWEST_THREADS = 2**18
+#: Elements of x that a thread of `pool_rows` may hold in registers.
+MOST_HELD = 72
+
+
+class SixAxes(NamedTuple):
+    """A tensor as (a, b, d, h, w, lane): (n, c, d, h, w, 1), or (1, n, d, h, w, c)."""
+
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+def is_channels_last(views: Sequence[DeviceView]) -> bool:
+    """Whether the channels of every view are contiguous, and more than one."""
+    return all(view.shape[1] > 1 and view.strides[1] == 1 for view in views)
+
+
+def six_axes(views: Sequence[DeviceView], *, channels_last: bool) -> list[SixAxes]:
+    """Bring the views, which share n and c, to six axes each; n and c merge where all agree.
+
+    >>> view = DeviceView(0, "float32", (2, 3, 4, 5), (60, 20, 5, 1))
+    >>> six_axes([view], channels_last=False)
+    [SixAxes(sizes=(1, 6, 1, 4, 5, 1), strides=(0, 20, 0, 5, 1, 0))]
+    """
+    n, c = views[0].shape[:2]
+    merges = 1 in (n, c) or all(view.strides[0] == c * view.strides[1] for view in views)
+    outer_steps: tuple[int, ...]
+    found = []
+    for view in views:
+        missing = (3 - len(view.shape[2:])) * (1,)
+        spatial = missing + view.shape[2:]
+        steps = (0,) * len(missing) + view.strides[2:]
+        if channels_last:
+            outer, outer_steps = (1, n), (0, view.strides[0])
+        elif merges:
+            outer, outer_steps = (1, n * c), (0, view.strides[1] if c > 1 else view.strides[0])
+        else:
+            outer, outer_steps = (n, c), view.strides[:2]
+        lanes, lane_step = (c, 1) if channels_last else (1, 0)
+        found.append(SixAxes((*outer, *spatial, lanes), (*outer_steps, *steps, lane_step)))
+    return found
+
+
+def aligned_pack(view: DeviceView, axes: SixAxes, along: int, most: int) -> int:
+    """The most elements, a power of two up to `most`, of an aligned access along axis `along`.
+
+    >>> view = DeviceView(4096, "float32", (2, 3, 4, 6), (72, 24, 6, 1))
+    >>> aligned_pack(view, six_axes([view], channels_last=False)[0], along=4, most=4)
+    2
+    """
+    if axes.sizes[along] > 1 and axes.strides[along] != 1:
+        return 1
+    steps = [
+        step
+        for axis, (size, step) in enumerate(zip(axes.sizes, axes.strides, strict=True))
+        if size > 1 and axis != along
+    ]
+    while most > 1:
+        boundary = min(WIDEST_ACCESS_BYTES, most * view.item_bytes)
+        if view.pointer % boundary == 0 and all(
+            step * view.item_bytes % boundary == 0 for step in steps
+        ):
+            break
+        most //= 2
+    return most
+
+
+def plan_pooling(operation: Pooling, x: DeviceView, y: DeviceView) -> Launch | None:
+    """Choose the kernel of pooling.cu; None if there is nothing to do."""
+    check("x", x, operation.x_shape, operation.dtype)
+    check("y", y, operation.output_shape, operation.dtype)
+    if y.size == 0:
+        return None
+    last = is_channels_last([x, y])
+    y_axes, x_axes = six_axes([y, x], channels_last=last)
+    window, stride = three(operation.window, 1), three(operation.stride, 1)
+    before = three([pair[0] for pair in operation.padding], 0)
+    small = is_small([x, y], x.size, y.size, *window, *stride, *before)
+    arguments = [index_type(small=small), CUDA_TYPES[operation.dtype], str(MODES[operation.mode])]
+    windows = [str(number) for number in (*window, *stride)]
+    taps = math.prod(window)
+
+    rows = None if last else _rows(operation, x, y, x_axes, y_axes, window, stride, before)
+    threads = BLOCK_THREADS
+    if rows is not None:
+        left, outputs, load, store = rows
+        name = "pool_rows"
+        arguments += [*windows, str(left), str(outputs), str(load), str(store)]
+        total = math.prod(y_axes.sizes[:4]) * -(-y_axes.sizes[4] // outputs)
+    else:
+        most = WIDEST_ACCESS_BYTES // x.item_bytes
+        while most > y_axes.sizes[5]:
+            most //= 2
+        count = min(aligned_pack(x, x_axes, 5, most), aligned_pack(y, y_axes, 5, most))
+        arguments += [str(count), *windows]
+        total = math.prod(y_axes.sizes[:5]) * -(-y_axes.sizes[5] // count)
+        name = "pool_windows"
+        if taps >= WARP_TAPS and (not last or total < FEWEST_THREADS):
+            name, threads = "pool_by_warp", BLOCK_THREADS // 32
+    return Launch(
+        "pooling.cu",
+        f"{name}<{', '.join(arguments)}>",
+        (min(-(-total // threads), LARGEST_GRID),),
+        (BLOCK_THREADS, 1),
+        geometry(
+            *(y_axes.sizes[0], y_axes.sizes[1], y_axes.sizes[5]),
+            *y_axes.sizes[2:5],
+            *x_axes.sizes[2:5],
+            *before,
+            *y_axes.strides,
+            *x_axes.strides,
+            total,
+            small=small,
+        ),
+    )
+
+
+def _rows(
+    operation: Pooling,
+    x: DeviceView,
+    y: DeviceView,
+    x_axes: SixAxes,
+    y_axes: SixAxes,
+    window: tuple[int, ...],
+    stride: tuple[int, ...],
+    before: tuple[int, ...],
+) -> tuple[int, int, int, int] | None:
+    """LEFT, OUTPUTS, LOAD and STORE of `pool_rows`, or None where it does not serve."""
+    contiguous = all(axes.sizes[4] == 1 or axes.strides[4] == 1 for axes in (x_axes, y_axes))
+    height, width, step, left = window[1], window[2], stride[2], before[2]
+    if not contiguous or left < 0 or left >= max(width, 2):
+        return None
+
+    def held(outputs: int) -> int:
+        return height * (left + outputs * step + max(width - step - left, 0))
+
+    widest = WIDEST_ACCESS_BYTES // x.item_bytes
+    load = aligned_pack(x, x_axes, 4, widest)
+    # Where packs do not align, neighbouring threads had better read neighbouring elements.
+    outputs = widest if load == widest else max(load, 4 // x.item_bytes, 1)
+    while outputs > 1 and (outputs // 2 >= y_axes.sizes[4] or held(outputs) > MOST_HELD):
+        outputs //= 2
+    if held(outputs) > MOST_HELD:
+        return None
+    while outputs * step % load:
+        load //= 2
+    return left, outputs, load, aligned_pack(y, y_axes, 4, outputs)
 
 
 def pooling(operation: Pooling, call: Call) -> None:
@@ -14,22 +185,3 @@ def pooling(operation: Pooling, call: Call) -> None:
     if x is None:
         raise ValueError("x is absent")
     launch(operation, (output, x), lambda: plan_pooling(operation, x, output), (), call.stream)
-
-
-def pooling_backward(operation: PoolingBackward, call: Call) -> None:
-    """Run `PoolingBackward` on (y, dy, x); y and x are not read in average modes."""
-    (y, dy, x), output = call.inputs, call.output
-    if not operation.forward.is_max:
-        y = x = None
-    if dy is None or (operation.forward.is_max and (y is None or x is None)):
-        raise ValueError(f"{operation.forward.mode} lacks one of y, dy and x")
-    launch(
-        operation,
-        (output, y, dy, x),
-        lambda: plan_pooling_backward(operation, y, dy, x, output),
-        (),
-        call.stream,
-    )
-
-
-RUNNERS: dict[type, Runner] = {Pooling: pooling, PoolingBackward: pooling_backward}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ooc_cudnn.devices.kernels import elementwise, normalise, pooling, reduction, softmax
+from ooc_cudnn.devices.kernels import elementwise, normalise, pooling_backward, reduction, softmax
 from ooc_cudnn.devices.kernels.arguments import MODES_WITH_COEFFICIENT
 from ooc_cudnn.devices.kernels.launch import Call, Runner
 from ooc_cudnn.devices.kernels.pointwise import pointwise
@@ -52,7 +52,7 @@ RUNNERS: dict[type, Runner] = {
     Relayout: _relayout,
     **elementwise.RUNNERS,
     **normalise.RUNNERS,
-    **pooling.RUNNERS,
+    **pooling_backward.RUNNERS,
     **reduction.RUNNERS,
     **softmax.RUNNERS,
 }

@@ -12,13 +12,13 @@ import pytest
 
 from ooc_cudnn.devices.kernels.compiling import sources_folder
 from ooc_cudnn.devices.kernels.elementwise import plan_activation_backward, plan_op_tensor
-from ooc_cudnn.devices.kernels.pooling_backward_plans import (
+from ooc_cudnn.devices.kernels.pooling import plan_pooling
+from ooc_cudnn.devices.kernels.pooling_backward import (
     SHARED_BYTES,
     Tile,
     choose_tile,
     plan_pooling_backward,
 )
-from ooc_cudnn.devices.kernels.pooling_plans import plan_pooling
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.memory.axes import merged_axes
 from ooc_cudnn.operations.activation_backward import ActivationBackward

@@ -1,4 +1,4 @@
-"""What a launch of each kernel of pooling_backward.cu needs. No GPU needed."""
+"""The runner of pooling_backward.cu, and the choice of its kernel."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from ooc_cudnn.devices.kernels.arguments import (
     three,
 )
 from ooc_cudnn.devices.kernels.checks import check
-from ooc_cudnn.devices.kernels.launch import Launch
+from ooc_cudnn.devices.kernels.launch import Call, Launch, Runner, launch
 from ooc_cudnn.devices.kernels.launch_geometry import BLOCK_THREADS, LARGEST_GRID
-from ooc_cudnn.devices.kernels.pooling_plans import (
+from ooc_cudnn.devices.kernels.pooling import (
     MODES,
     aligned_pack,
     is_channels_last,
+    pooling,
     six_axes,
 )
 from ooc_cudnn.devices.view import DeviceView
-from ooc_cudnn.operations.pooling import PoolingBackward
+from ooc_cudnn.operations.pooling import Pooling, PoolingBackward
 
 #: Packs of dx that a block makes at once, and lanes among them.
 TILE_PACKS = 2048
@@ -188,3 +189,22 @@ def plan_pooling_backward(
             small=small,
         ),
     )
+
+
+def pooling_backward(operation: PoolingBackward, call: Call) -> None:
+    """Run `PoolingBackward` on (y, dy, x); y and x are not read in average modes."""
+    (y, dy, x), output = call.inputs, call.output
+    if not operation.forward.is_max:
+        y = x = None
+    if dy is None or (operation.forward.is_max and (y is None or x is None)):
+        raise ValueError(f"{operation.forward.mode} lacks one of y, dy and x")
+    launch(
+        operation,
+        (output, y, dy, x),
+        lambda: plan_pooling_backward(operation, y, dy, x, output),
+        (),
+        call.stream,
+    )
+
+
+RUNNERS: dict[type, Runner] = {Pooling: pooling, PoolingBackward: pooling_backward}
