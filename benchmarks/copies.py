@@ -1,6 +1,6 @@
 """What copies cost beside their bytes: rows of pinned memory that lie apart, and staging.
 
-The constants of `perfmodel.transfer` rest on this: from which width and pitch on a row costs the
+The constants of `perfmodel.rows` rest on this: from which width and pitch on a row costs the
 link something (`FAR_BYTES`, `FAR_LEAST`, `FAR_WIDTH_BYTES`), beside what the model says, while
 copies run both ways at once through more memory than the link knows the pages of; and through how
 many slabs of which size calls on plain memory are staged (`SLABS`, `SLAB_BYTES`), in how large
@@ -28,7 +28,7 @@ from ooc_cudnn.devices.measuring import Action, Bench
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.units import format_bytes
 from perfmodel import MachineModel
-from perfmodel.transfer import Rows
+from perfmodel.rows import Rows
 
 NAME = "copies"
 DIRECTIONS = ("copy_in", "copy_out")

@@ -23,7 +23,8 @@ from .samples import Samples, fit_proportional, fit_samples, fit_scaled
 from .search import exhaustive_search, ordered_search
 from .search_guided import EstimatedProblem, guided_search
 from .search_local import local_search
-from .transfer import PLACEMENTS, Slowdown, TransferModel
+from .slowdown import Slowdown
+from .transfer import PLACEMENTS, TransferModel
 from .work import Direction, Work, convolution_flops, convolution_work, pass_work
 
 __all__ = [

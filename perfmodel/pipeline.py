@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from .record import Record, number, whole
-from .transfer import Slowdown
+from .slowdown import Slowdown
 
 Stage = Literal["copy_in", "compute", "copy_out"]
 STAGES: tuple[Stage, ...] = get_args(Stage)

@@ -13,7 +13,9 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from .pipeline import STAGES
-from .transfer import SLABS, Slowdown, TransferModel
+from .slowdown import Slowdown
+from .staging import SLABS
+from .transfer import TransferModel
 
 #: The streams by number, and when nothing happens.
 STREAMS, NEVER = (0, 1, 2), math.inf

@@ -11,153 +11,21 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from .linear import Line
-from .record import Record, Table, mapping, members, number, whole
+from .record import Table, mapping, members, number, whole
+from .rows import GATHERED_ALONE, WHOLE, Rows, is_gathered, jumps, narrow_rows
+from .slowdown import Slowdown
+from .staging import STAGED_BYTES
 
 PLACEMENTS = ("device", "pinned", "pageable", "disk")
-
-NARROWEST_ROW_BYTES = 128
-"""Narrower rows of pinned memory are gathered by the host, as those of plain memory are."""
-
-GATHERED_ALONE = 5.0
-"""Pinned memory that has to be gathered is gathered in the caller's own time, without the threads
-that stage plain memory: so many times slower (measured on an H200: 3 to 10 GB/s against 35)."""
-
-FAR_BYTES = 2**21
-"""Rows of pinned memory that lie so far apart take longer while both directions run, and nearer
-ones by as much less: the link looks up where the pages of each of them are."""
-
-FAR_LEAST, FAR_WIDTH_BYTES = 0.17, 200_000.0
-"""A row takes longer by all of a line's term for rows from this width on, and the narrowest one by
-such a share of it: of those, several are looked up at once (measured on an H200: 0.2 us for a row
-of 16 KiB, 0.8 to 1.5 us for one of 170 or 256 KiB)."""
-
-NARROW_BYTES, GAP_BYTES = (2**12, 2**15), 2**16
-"""Narrow rows of pinned memory take longer however far they lie apart (a line's "near"): by as much
-less the wider they are than the first of these, and by nothing from the second one on; still
-narrower ones by a share of it, and so do those with a smaller gap from one to the next. Measured on
-an H200, both ways (`benchmarks.copies`): 0.02 us for a row of 1 KiB, 0.03 to 0.1 for those of 4 to
-18, hardly anything for one of 24; and nothing where the gap is 336 bytes (`model_accuracy`)."""
-
-STAGED_BYTES = 2**22
-"""What one thread stages of a copy before it starts, at most: several stage the rest beside it.
-(Of twelve pieces and ways on an H200, parts twice as large were faster in one, of large pieces both
-ways, and half as large ones in two, of small pieces: `benchmarks.copies`.)"""
-
-AT_ONCE_BYTES = 2**16
-"""What is smaller is staged on the caller's time: it is copied before another thread is awake."""
-
-SLAB_BYTES, SLABS = 2**24, 8
-"""Staged copies go through so many pieces of pinned memory each way, of so many bytes."""
 
 #: What stands in for a placement whose pairs were not measured, the furthest from pinned memory
 #: first: files are staged like plain memory.
 _STANDS_IN = {"disk": "pageable", "pageable": "pinned"}
-
-
-@dataclass(frozen=True, slots=True)
-class Slowdown(Record):
-    """By what factor copies of each direction take longer while the other direction is busy.
-
-    Parameters
-    ----------
-    copy_in, copy_out : float
-        At least 1.
-
-    Examples
-    --------
-    >>> Slowdown(1.1, 1.2).copy_out
-    1.2
-    """
-
-    copy_in: float = 1.0
-    copy_out: float = 1.0
-
-    def __post_init__(self) -> None:
-        for name in ("copy_in", "copy_out"):
-            factor = number(f"slowdown of {name}", getattr(self, name), at_least=1.0)
-            object.__setattr__(self, name, factor)
-
-    def together(self, in_seconds: Any, out_seconds: Any) -> tuple[Any, Any]:
-        """Return the seconds that each direction takes when both start together.
-
-        Parameters
-        ----------
-        in_seconds, out_seconds : float or array
-            What each would take if it had the link alone.
-
-        Examples
-        --------
-        >>> Slowdown(1.5, 1.5).together(2.0, 6.0)
-        (3.0, 7.0)
-        """
-        ways = in_seconds * self.copy_in, out_seconds * self.copy_out
-        # both are busy until the first is done: T = min(t_in * s_in, t_out * s_out);
-        # until then T / s of each is done, and what is left of the other takes what it takes alone
-        both = min(ways) if isinstance(ways[0] + ways[1], float) else np.minimum(*ways)
-        return (
-            in_seconds + both * (1.0 - 1.0 / self.copy_in),
-            out_seconds + both * (1.0 - 1.0 / self.copy_out),
-        )
-
-
-class Rows(NamedTuple):
-    """How the host's side of a copy lies: rows of so many bytes, so many bytes apart.
-
-    `scattered` where they lie so unevenly that the host gathers them, whatever memory they are in.
-    `outer_jumps` of a byte: those from one group of rows to the next (`jumps`), where there are
-    groups.
-    """
-
-    width_bytes: float
-    pitch_bytes: float
-    scattered: bool = False
-    outer_jumps: float = 0.0
-
-
-#: What lies in one piece.
-WHOLE = Rows(math.inf, 0.0)
-
-
-def jumps(own_bytes: float, reach_bytes: float, pitch_bytes: float) -> float:
-    """Return the far jumps of a byte: 1 a row of wide rows that lie far apart.
-
-    Parameters
-    ----------
-    own_bytes : float
-        Of a row, or of a group of rows.
-    reach_bytes : float
-        From its first byte to its last.
-    pitch_bytes : float
-        From its first byte to that of the next.
-
-    Examples
-    --------
-    >>> 1 / jumps(500_000, 500_000, 4_000_000), jumps(500, 500, 500)
-    (500000.0, 0.0)
-    """
-    far = min(max(pitch_bytes - reach_bytes, 0.0) / FAR_BYTES, 1.0)
-    wide = min(FAR_LEAST + own_bytes / FAR_WIDTH_BYTES, 1.0)
-    return far * wide / own_bytes
-
-
-def narrow_rows(width_bytes: float, pitch_bytes: float) -> float:
-    """Return the narrow rows of a byte: one a row of 4 KiB far from the next, less of others.
-
-    Examples
-    --------
-    >>> [round(width * narrow_rows(width, 2**20), 2) for width in (2**10, 2**12, 2**14, 2**16)]
-    [0.28, 1.0, 0.57, 0.0]
-    >>> round(2**12 * narrow_rows(2**12, 2**12 + 2**14), 2)
-    0.25
-    """
-    least, most = NARROW_BYTES
-    gap = min(max(pitch_bytes - width_bytes, 0.0) / GAP_BYTES, 1.0)
-    return gap * max(most - width_bytes, 0.0) / (most - least) / max(width_bytes, least)
 
 
 @dataclass(frozen=True)
@@ -416,40 +284,6 @@ class TransferModel:
             },
             latency=_lines("latency", held["latency"]),
         )
-
-
-def is_gathered(rows: Rows) -> bool:
-    """Return whether the host gathers such rows, whatever memory they are in."""
-    return rows.scattered or rows.width_bytes < NARROWEST_ROW_BYTES
-
-
-def slabs_of(copy_bytes: Any) -> Any:
-    """Return how many slabs a staged copy goes through.
-
-    Examples
-    --------
-    >>> [int(slabs_of(mib * 2**20)) for mib in (1, 16, 17)]
-    [1, 1, 2]
-    """
-    return np.maximum(np.ceil(copy_bytes / SLAB_BYTES), 1.0)
-
-
-def staging_slots(direction: str, copy_bytes: Any, slots: Any) -> Any:
-    """Return how many staged copies can be under way at once, with a ring of `slots`.
-
-    A result leaves its slot as soon as it is in slabs: of small ones more are under way than the
-    ring has slots.
-
-    Examples
-    --------
-    >>> [int(staging_slots("copy_out", mib * 2**20, 2)) for mib in (10, 20, 100)]
-    [8, 4, 2]
-    >>> staging_slots("copy_in", 10 * 2**20, 2)
-    2
-    """
-    if direction == "copy_in":
-        return slots
-    return np.maximum(slots, SLABS // slabs_of(copy_bytes))
 
 
 def _lines(name: str, data: object) -> dict[str, Line]:

@@ -21,7 +21,7 @@ from ooc_cudnn.calibration.session import Group, Session
 from ooc_cudnn.devices.machines import cache_directory
 from ooc_cudnn.devices.measuring import HostMemory
 from ooc_cudnn.memory.files import reserve_file
-from perfmodel.transfer import SLAB_BYTES, SLABS
+from perfmodel.staging import SLAB_BYTES, SLABS
 
 MIB = 2**20
 #: Bytes of pieces, and how often each is measured at least, since nothing is disturbed as often as

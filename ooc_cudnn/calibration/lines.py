@@ -26,7 +26,7 @@ from perfmodel import (
     shipped,
 )
 from perfmodel.linear import FEWEST_WORKS
-from perfmodel.transfer import SLAB_BYTES
+from perfmodel.staging import SLAB_BYTES
 
 #: A line is spoilt if the timings of its typical sample lie further than this from their median:
 #: disturbances that spread them so far make the fit about half as slow again. (Files are on disks

@@ -15,7 +15,7 @@ from ooc_cudnn.calibration.staging import LARGE_BYTES, latency_line
 from ooc_cudnn.devices.measuring import Timing
 from perfmodel import ComputeModel, Line, MachineModel, Samples, Slowdown, TransferModel
 from perfmodel.machine import SECONDS
-from perfmodel.transfer import STAGED_BYTES
+from perfmodel.staging import STAGED_BYTES
 
 Found = Mapping[str, Measured]
 

@@ -14,7 +14,7 @@ import numpy as np
 from ooc_cudnn.calibration.session import DIRECTIONS, Group, Session
 from ooc_cudnn.devices.base import HostArray
 from ooc_cudnn.devices.measuring import Bench, HostMemory, Next, Timing
-from perfmodel.transfer import narrow_rows
+from perfmodel.rows import narrow_rows
 
 #: Bytes of a copy; where little memory is used, the second.
 COPY_BYTES = 2**24, 2**20

@@ -20,7 +20,7 @@ from ooc_cudnn.devices.measuring import HostMemory, Timing
 from ooc_cudnn.pipeline.execute import Source, make_executor
 from ooc_cudnn.tensor import TensorSpec
 from perfmodel import Line
-from perfmodel.transfer import STAGED_BYTES, staging_slots
+from perfmodel.staging import STAGED_BYTES, staging_slots
 
 #: What a small copy has, beside which the latency grows with the bytes.
 SMALL_BYTES = 2**16

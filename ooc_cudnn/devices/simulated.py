@@ -22,7 +22,8 @@ from ooc_cudnn.operations.splittable import Buffer, Launch
 from ooc_cudnn.tensor import DTYPES, ORDERS, TensorSpec, packed_strides
 from perfmodel import MachineModel, Timeline, VirtualStep, replay
 from perfmodel.machine import STEPS_OF_A_PIECE
-from perfmodel.transfer import WHOLE, Rows, slabs_of
+from perfmodel.rows import WHOLE, Rows
+from perfmodel.staging import slabs_of
 
 #: Memory of a device whose machine model does not say: more than anybody asks for.
 BOUNDLESS_BYTES = 2**62

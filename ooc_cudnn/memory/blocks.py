@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from ooc_cudnn.memory.axes import merged_axes
-from perfmodel.transfer import WHOLE, Rows, jumps
+from perfmodel.rows import WHOLE, Rows, jumps
 
 Shape = tuple[int, ...]
 

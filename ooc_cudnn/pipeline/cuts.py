@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ooc_cudnn.operations.splittable import AXES, Piece
 from ooc_cudnn.operations.window import Range, Ranges
 from perfmodel.cached import cached_property
-from perfmodel.transfer import Rows
+from perfmodel.rows import Rows
 
 if TYPE_CHECKING:
     from ooc_cudnn.pipeline.request import Direction, Request

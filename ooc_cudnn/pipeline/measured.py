@@ -17,7 +17,7 @@ from ooc_cudnn.pipeline.request import (
 from ooc_cudnn.pipeline.schedule import runs_down
 from perfmodel import Split
 from perfmodel.cached import cached_property
-from perfmodel.transfer import Rows
+from perfmodel.rows import Rows
 
 
 def measured(request: Request, layout: str, split: Split, order: LoopOrder) -> Measured:

@@ -16,7 +16,8 @@ from ooc_cudnn.pipeline.piece_costs import PieceCosts
 from ooc_cudnn.tensor import TensorSpec
 from perfmodel import MachineModel, Slowdown, Split
 from perfmodel.cached import cached_property
-from perfmodel.transfer import AT_ONCE_BYTES, SLABS, WHOLE, Rows, staging_slots
+from perfmodel.rows import WHOLE, Rows
+from perfmodel.staging import AT_ONCE_BYTES, SLABS, staging_slots
 
 if TYPE_CHECKING:
     from ooc_cudnn.pipeline.counted import Counted

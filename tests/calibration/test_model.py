@@ -6,7 +6,7 @@ from ooc_cudnn.calibration.model import as_in_calls, latencies
 from ooc_cudnn.calibration.session import Measured
 from ooc_cudnn.devices.measuring import Timing
 from perfmodel import Line, Slowdown
-from perfmodel.transfer import STAGED_BYTES
+from perfmodel.staging import STAGED_BYTES
 
 MIB = 2**20
 

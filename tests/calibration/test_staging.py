@@ -9,7 +9,7 @@ from ooc_cudnn.calibration.staging import latency_line
 from ooc_cudnn.devices.measuring import HostMemory, Timing
 from ooc_cudnn.devices.simulated import SimulatedDevice
 from perfmodel import Line, shipped
-from perfmodel.transfer import STAGED_BYTES, staging_slots
+from perfmodel.staging import STAGED_BYTES, staging_slots
 
 WAYS = [DIRECTIONS, ("copy_in",), ("copy_out",)]
 

@@ -14,7 +14,7 @@ from benchmarks.pages import model as model_page
 from ooc_cudnn.calibration import lines as calibration_lines
 from ooc_cudnn.functions import trials
 from ooc_cudnn.pipeline.pricing import CANDIDATES
-from perfmodel.transfer import FAR_BYTES, FAR_LEAST, FAR_WIDTH_BYTES, NARROWEST_ROW_BYTES
+from perfmodel.rows import FAR_BYTES, FAR_LEAST, FAR_WIDTH_BYTES, NARROWEST_ROW_BYTES
 from perfmodel.work import TILE_CHANNELS
 
 DOCS = Path(__file__).parents[2] / "docs"

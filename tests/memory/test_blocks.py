@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ooc_cudnn.memory.blocks import MOST_BLOCKS, blocks, boxes, rows_of
-from perfmodel.transfer import FAR_BYTES, FAR_LEAST, FAR_WIDTH_BYTES
+from perfmodel.rows import FAR_BYTES, FAR_LEAST, FAR_WIDTH_BYTES
 
 
 def replay(shape, destination, source, size=40_000):

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel import PLACEMENTS, Line, Slowdown, TransferModel, VirtualStep, replay
-from perfmodel.transfer import (
+from perfmodel.rows import (
     FAR_BYTES,
     FAR_LEAST,
     FAR_WIDTH_BYTES,
@@ -14,10 +14,10 @@ from perfmodel.transfer import (
     GATHERED_ALONE,
     NARROW_BYTES,
     NARROWEST_ROW_BYTES,
-    STAGED_BYTES,
     Rows,
     narrow_rows,
 )
+from perfmodel.staging import STAGED_BYTES
 
 PINNED = Line(1 / 50e9, 1e-5)
 DISK = Line(1 / 2e9, 1e-4)

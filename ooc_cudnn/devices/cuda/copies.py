@@ -14,7 +14,7 @@ from ooc_cudnn.devices.kernels.relayout import relayout
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.memory.blocks import Block, blocks, boxes
 from ooc_cudnn.tensor import ORDERS, numpy_dtype, packed_strides
-from perfmodel.transfer import NARROWEST_ROW_BYTES
+from perfmodel.rows import NARROWEST_ROW_BYTES
 
 _TO_DEVICE, _TO_HOST = 1, 2  # cudaMemcpyKind
 

@@ -27,7 +27,7 @@ from ooc_cudnn.devices.base import HostArray
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.errors import HostOutOfMemoryError
 from ooc_cudnn.memory.blocks import boxes
-from perfmodel.transfer import AT_ONCE_BYTES, SLAB_BYTES, SLABS, STAGED_BYTES
+from perfmodel.staging import AT_ONCE_BYTES, SLAB_BYTES, SLABS, STAGED_BYTES
 
 CHUNK_BYTES = STAGED_BYTES
 THREADS = 12

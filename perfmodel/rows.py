@@ -1,0 +1,89 @@
+"""How the host's side of a copy lies in memory: in one piece, or in rows apart from each other."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+NARROWEST_ROW_BYTES = 128
+"""Narrower rows of pinned memory are gathered by the host, as those of plain memory are."""
+
+GATHERED_ALONE = 5.0
+"""Pinned memory that has to be gathered is gathered in the caller's own time, without the threads
+that stage plain memory: so many times slower (measured on an H200: 3 to 10 GB/s against 35)."""
+
+FAR_BYTES = 2**21
+"""Rows of pinned memory that lie so far apart take longer while both directions run, and nearer
+ones by as much less: the link looks up where the pages of each of them are."""
+
+FAR_LEAST, FAR_WIDTH_BYTES = 0.17, 200_000.0
+"""A row takes longer by all of a line's term for rows from this width on, and the narrowest one by
+such a share of it: of those, several are looked up at once (measured on an H200: 0.2 us for a row
+of 16 KiB, 0.8 to 1.5 us for one of 170 or 256 KiB)."""
+
+NARROW_BYTES, GAP_BYTES = (2**12, 2**15), 2**16
+"""Narrow rows of pinned memory take longer however far they lie apart (a line's "near"): by as much
+less the wider they are than the first of these, and by nothing from the second one on; still
+narrower ones by a share of it, and so do those with a smaller gap from one to the next. Measured on
+an H200, both ways (`benchmarks.copies`): 0.02 us for a row of 1 KiB, 0.03 to 0.1 for those of 4 to
+18, hardly anything for one of 24; and nothing where the gap is 336 bytes (`model_accuracy`)."""
+
+
+class Rows(NamedTuple):
+    """How the host's side of a copy lies: rows of so many bytes, so many bytes apart.
+
+    `scattered` where they lie so unevenly that the host gathers them, whatever memory they are in.
+    `outer_jumps` of a byte: those from one group of rows to the next (`jumps`), where there are
+    groups.
+    """
+
+    width_bytes: float
+    pitch_bytes: float
+    scattered: bool = False
+    outer_jumps: float = 0.0
+
+
+#: What lies in one piece.
+WHOLE = Rows(math.inf, 0.0)
+
+
+def jumps(own_bytes: float, reach_bytes: float, pitch_bytes: float) -> float:
+    """Return the far jumps of a byte: 1 a row of wide rows that lie far apart.
+
+    Parameters
+    ----------
+    own_bytes : float
+        Of a row, or of a group of rows.
+    reach_bytes : float
+        From its first byte to its last.
+    pitch_bytes : float
+        From its first byte to that of the next.
+
+    Examples
+    --------
+    >>> 1 / jumps(500_000, 500_000, 4_000_000), jumps(500, 500, 500)
+    (500000.0, 0.0)
+    """
+    far = min(max(pitch_bytes - reach_bytes, 0.0) / FAR_BYTES, 1.0)
+    wide = min(FAR_LEAST + own_bytes / FAR_WIDTH_BYTES, 1.0)
+    return far * wide / own_bytes
+
+
+def narrow_rows(width_bytes: float, pitch_bytes: float) -> float:
+    """Return the narrow rows of a byte: one a row of 4 KiB far from the next, less of others.
+
+    Examples
+    --------
+    >>> [round(width * narrow_rows(width, 2**20), 2) for width in (2**10, 2**12, 2**14, 2**16)]
+    [0.28, 1.0, 0.57, 0.0]
+    >>> round(2**12 * narrow_rows(2**12, 2**12 + 2**14), 2)
+    0.25
+    """
+    least, most = NARROW_BYTES
+    gap = min(max(pitch_bytes - width_bytes, 0.0) / GAP_BYTES, 1.0)
+    return gap * max(most - width_bytes, 0.0) / (most - least) / max(width_bytes, least)
+
+
+def is_gathered(rows: Rows) -> bool:
+    """Return whether the host gathers such rows, whatever memory they are in."""
+    return rows.scattered or rows.width_bytes < NARROWEST_ROW_BYTES
