@@ -12,7 +12,10 @@ three streams, and a performance model fitted on your machine decides how to cut
 """
 
 from ooc_cudnn import operations
-from ooc_cudnn.arrays.functions import empty, malloc, memcpy, pin, placement, zeros
+from ooc_cudnn.arrays.copying import memcpy
+from ooc_cudnn.arrays.making import empty, malloc, zeros
+from ooc_cudnn.arrays.operands import placement
+from ooc_cudnn.arrays.pinning import pin
 from ooc_cudnn.calibration import calibrate
 from ooc_cudnn.errors import (
     DeviceOutOfMemoryError,

@@ -14,13 +14,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ooc_cudnn.arrays.page_locks import unlock_dropped
+from ooc_cudnn.arrays.pinning import unlock_dropped
 from ooc_cudnn.arrays.tensors import is_tensor, memory_of, to_tensor
+from ooc_cudnn.devices import get_device
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.devices.host.device import HostDeviceArray
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.memory.files import array_span, bases, share_bytes
+from ooc_cudnn.settings import current
 from ooc_cudnn.tensor import TensorSpec, dtype_name, numpy_dtype
+from ooc_cudnn.types import Array
 
 _CUDA, _CPU = 2, 1  # DLPack's device types
 
@@ -124,6 +127,19 @@ def locate(array: Any, device: Device, *, name: str, written: bool = False) -> L
             )
         return Located(array, "device", array.data.ptr)
     return _from_dlpack(array, device, name, written=written)
+
+
+def placement(array: Array) -> str:
+    """Return where an array lives: "device", "pinned", "pageable" or "disk".
+
+    Examples
+    --------
+    >>> import numpy, ooc_cudnn
+    >>> ooc_cudnn.placement(numpy.zeros(3, "float32"))
+    'pageable'
+    """
+    device = get_device(current().device)
+    return locate(array, device, name="array").placement
 
 
 def _host_placement(array: np.ndarray[Any, Any], pointer: int, device: Device) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 import ooc_cudnn
-from ooc_cudnn.arrays.functions import empty_in
+from ooc_cudnn.arrays.making import empty_in
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.memory.pinned import idle_bytes, release
 from ooc_cudnn.settings import current

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from ooc_cudnn.arrays.functions import empty_in
+from ooc_cudnn.arrays.making import empty_in
 from ooc_cudnn.arrays.operands import wrap
 from ooc_cudnn.calibration.rows import REPEATS, copy_bytes
 from ooc_cudnn.calibration.session import DIRECTIONS, Group, Session, rounded

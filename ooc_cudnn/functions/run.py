@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 
-from ooc_cudnn.arrays.functions import empty_in
+from ooc_cudnn.arrays.making import empty_in
 from ooc_cudnn.arrays.operands import Wrapped, wrap
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.devices.view import DeviceView

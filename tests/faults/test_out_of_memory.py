@@ -11,7 +11,7 @@ import pytest
 
 import ooc_cudnn
 from ooc_cudnn import operations
-from ooc_cudnn.arrays import functions
+from ooc_cudnn.arrays import making
 from ooc_cudnn.errors import DeviceOutOfMemoryError, HostOutOfMemoryError, PlanInfeasibleError
 from ooc_cudnn.functions.prepared import forget_calls
 from ooc_cudnn.memory import release
@@ -29,7 +29,7 @@ class Refusing:
         for owner, name in (
             (device.arena, "_allocate"),
             (device, "allocate_pinned"),
-            (functions, "_pageable"),
+            (making, "_pageable"),
         ):
             given = getattr(owner, name)
             monkeypatch.setattr(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 import ooc_cudnn
-from ooc_cudnn.arrays.functions import empty_in
+from ooc_cudnn.arrays.making import empty_in
 from ooc_cudnn.devices import get_device
 
 #: Where operands may be, by device; "torch" and "cupy" are memory that those frameworks hold,

@@ -1,9 +1,8 @@
-"""`empty`, `zeros`, `malloc`, `memcpy`, `pin`, `placement`."""
+"""`empty`, `zeros`, `malloc`."""
 
 from __future__ import annotations
 
 import gc
-import itertools
 
 import numpy as np
 import pytest
@@ -11,7 +10,6 @@ import pytest
 import ooc_cudnn
 from ooc_cudnn.errors import HostOutOfMemoryError
 from ooc_cudnn.memory.pinned import held_bytes, release
-from tests.support.points import Pressed
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
@@ -123,103 +121,6 @@ def test_orders_and_sizes_that_are_none():
     assert ooc_cudnn.empty([2, np.int32(3)]).shape == (2, 3)
 
 
-def placed(array, where, path):
-    if where == "disk":
-        made = np.memmap(path, array.dtype, "w+", shape=array.shape)
-    elif where == "pageable":
-        made = np.empty_like(array)
-    else:
-        with ooc_cudnn.settings(memory_limit=1 if where == "pinned" else 2**20):
-            made = ooc_cudnn.empty(array.shape, array.dtype)
-    made[...] = array
-    return made
-
-
-PLACEMENTS = ("device", "pinned", "pageable", "disk")
-
-
-@pytest.mark.parametrize(("to", "from_"), [*itertools.product(PLACEMENTS, PLACEMENTS)])
-def test_memcpy_between_any_placements(tmp_path, random, to, from_):
-    values = random.standard_normal((3, 4, 5)).astype("f4")
-    source = placed(values, from_, tmp_path / "source")
-    target = placed(np.full(values.shape, np.nan, "f4"), to, tmp_path / "target")
-    assert ooc_cudnn.memcpy(target, source) is None
-    assert np.array_equal(target, values)
-    # Any strides.
-    target[...] = np.nan
-    ooc_cudnn.memcpy(target[::-1, ::2], source[:, 1::2, :])
-    assert np.array_equal(target[::-1, ::2], values[:, 1::2])
-    assert np.isnan(target[:, 1::2]).all()
-    ooc_cudnn.memcpy(target, np.broadcast_to(np.float32(2), target.shape))
-    assert (target == 2).all()
-
-
-@pytest.mark.parametrize("nbytes", [8, 12, 2, 4096])
-def test_memcpy_of_raw_bytes(random, nbytes):
-    host = random.integers(0, 256, nbytes, "u1")
-    device = ooc_cudnn.malloc(nbytes)
-    back = np.zeros(nbytes, "u1")
-    ooc_cudnn.memcpy(device, host)
-    ooc_cudnn.memcpy(back, device)
-    assert np.array_equal(back, host)
-
-
-def test_memcpy_of_an_odd_number_of_bytes():
-    host, device, back = np.arange(3, dtype="u1"), ooc_cudnn.malloc(3), np.zeros(3, "u1")
-    ooc_cudnn.memcpy(device, host)
-    ooc_cudnn.memcpy(back, device)
-    assert np.array_equal(back, host)
-
-
-@pytest.mark.parametrize("dtype", ["?", "i1", "u2", "i4", "i8", "c8", "c16", "M8[s]"])
-def test_memcpy_of_any_dtype(dtype):
-    source = np.arange(6, dtype="i8").astype(dtype).reshape(2, 3)
-    target = np.zeros((3, 2), dtype).T
-    ooc_cudnn.memcpy(target, source)
-    assert np.array_equal(target, source)
-    raw = ooc_cudnn.malloc(source.nbytes)
-    assert ooc_cudnn.placement(raw) == "device"
-    ooc_cudnn.memcpy(raw.view(dtype), source.ravel())
-    back = np.zeros(6, dtype)
-    ooc_cudnn.memcpy(back, raw.view(dtype))
-    assert np.array_equal(back, source.ravel())
-
-
-def test_memcpy_of_what_does_not_match():
-    x = np.zeros((2, 3), "f4")
-    with pytest.raises(ValueError, match=r"dst has shape \(2, 3\), src \(3, 2\)"):
-        ooc_cudnn.memcpy(x, np.zeros((3, 2), "f4"))
-    with pytest.raises(TypeError, match="dst is float32, src float64"):
-        ooc_cudnn.memcpy(x, np.zeros((2, 3)))
-    x.flags.writeable = False
-    with pytest.raises(ValueError, match="dst is read-only"):
-        ooc_cudnn.memcpy(x, np.zeros((2, 3), "f4"))
-    with pytest.raises(TypeError, match="src must be"):
-        ooc_cudnn.memcpy(np.zeros(1, "f4"), [1.0])
-
-
-def test_pin():
-    x = np.zeros((3, 4, 5), "f4")
-    pinned = ooc_cudnn.pin(x.transpose(2, 0, 1))
-    assert ooc_cudnn.placement(x) == "pinned"
-    pinned.close()
-    pinned.close()
-    assert ooc_cudnn.placement(x) == "pageable"
-    with ooc_cudnn.pin(x[::-1, :, ::-1]) as same:
-        assert same.shape == x.shape
-        assert ooc_cudnn.placement(x) == "pinned"
-    with pytest.raises(ZeroDivisionError), ooc_cudnn.pin(x):
-        1 / 0  # noqa: B018
-    assert ooc_cudnn.placement(x) == "pageable"
-    ooc_cudnn.pin(x)
-    gc.collect()
-    assert ooc_cudnn.placement(x) == "pageable"
-    with pytest.raises(ValueError, match="without holes"):
-        ooc_cudnn.pin(x[:, ::2])
-    with pytest.raises(TypeError, match="NumPy array, not list"):
-        ooc_cudnn.pin([1.0])
-
-
 def test_release_keeps_what_is_held(host_device):
     x, w = np.ones((1, 1, 4, 4), "f4"), np.ones((1, 1, 1, 1), "f4")
     held = ooc_cudnn.zeros((3,))
@@ -228,23 +129,3 @@ def test_release_keeps_what_is_held(host_device):
     host_device.release_caches()
     assert host_device.arena.block_bytes == 0
     assert not held.any()
-
-
-def test_pinning_twice_is_refused_and_keeps_the_first():
-    array = np.zeros((4, 4), "f4")
-    with ooc_cudnn.pin(array):
-        with pytest.raises(ValueError, match="pinned already"):
-            ooc_cudnn.pin(array)
-        assert ooc_cudnn.placement(array) == "pinned"
-    assert ooc_cudnn.placement(array) == "pageable"
-
-
-def test_dropping_a_pin_runs_no_python():
-    """Where Python code runs because an object is gone, Ctrl-C is swallowed."""
-    pinned, other = ooc_cudnn.pin(np.zeros(9, "f4")), object()
-    with Pressed() as of_another:
-        other = None
-    with Pressed() as of_a_pin:
-        pinned = None
-    assert pinned is other is None
-    assert of_a_pin.visited == of_another.visited
