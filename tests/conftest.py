@@ -22,6 +22,12 @@ collect_ignore = ["support"]
 settings_module = importlib.import_module("ooc_cudnn.settings")
 
 
+def pytest_collection_finish(session):
+    """Look no more at what modules hold when garbage is collected: many tests collect it."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def host_device(request, monkeypatch):
     """Run on the host device with the shipped model; forget settings and remembered calls."""
