@@ -233,7 +233,7 @@ def summary(
     calls = sum(row.seconds for row in rows)
     planned = sum(row.predicted_seconds for row in rows)
     stages = tuple(rows[0].stage_seconds)
-    found = {
+    found: dict[str, Any] = {
         "stage_seconds": {name: sum(row.stage_seconds[name] for row in rows) for name in stages},
         "binding_share": {
             name: sum(row.seconds for row in rows if row.binds == name) / calls for name in stages

@@ -145,3 +145,27 @@ def _work(forward: Convolution, direction: Direction, result: Shape, result_dtyp
     if min(forward.output_shape) < 1:  # no window reaches the piece: its result is zeros
         return Work(key, 0.0, float(math.prod(result) * DTYPES[result_dtype]))
     return forward.work_of(key, forward.dtype, extra, direction)
+
+
+#: A convolution, or one of its gradients.
+AnyConvolution = Convolution | ConvolutionBackwardData | ConvolutionBackwardFilter
+
+
+def forward_of(operation: AnyConvolution) -> Convolution:
+    """The forward convolution that an operation is, or is a gradient of."""
+    return operation if isinstance(operation, Convolution) else operation.forward
+
+
+def result_dtype(operation: AnyConvolution) -> str:
+    """The type of an operation's result."""
+    return operation.y_dtype if isinstance(operation, Convolution) else operation.result_dtype
+
+
+def input_shapes(operation: AnyConvolution) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shapes of an operation's inputs, in their order."""
+    forward = forward_of(operation)
+    if isinstance(operation, Convolution):
+        return forward.x_shape, forward.w_shape
+    if isinstance(operation, ConvolutionBackwardData):
+        return forward.w_shape, forward.output_shape
+    return forward.x_shape, forward.output_shape

@@ -15,19 +15,13 @@ from typing import Any, NamedTuple
 
 from ooc_cudnn.devices.cuda.cudnn_engines import forbidden_notes, is_faulty
 from ooc_cudnn.devices.cuda.cudnn_forms import Form, forms
-from ooc_cudnn.devices.cuda.cudnn_graphs import (
-    INPUTS,
-    RESULT,
-    AnyConvolution,
-    describe,
-    forget_frames,
-    forward_of,
-)
+from ooc_cudnn.devices.cuda.cudnn_graphs import INPUTS, RESULT, describe, forget_frames
 from ooc_cudnn.devices.kernels.convolution_direct import RUNNERS as DIRECT
 from ooc_cudnn.devices.kernels.launch import Call
 from ooc_cudnn.devices.kernels.relayout import fill_zero
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.errors import CudnnError
+from ooc_cudnn.operations.convolution_backward import AnyConvolution, forward_of
 
 
 class Executable(NamedTuple):

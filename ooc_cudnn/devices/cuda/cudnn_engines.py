@@ -11,11 +11,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ooc_cudnn.devices.cuda.cudnn_graphs import AnyConvolution, forward_of
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.convolution_backward import (
+    AnyConvolution,
     ConvolutionBackwardData,
     ConvolutionBackwardFilter,
+    forward_of,
 )
 from ooc_cudnn.tensor import DTYPES
 

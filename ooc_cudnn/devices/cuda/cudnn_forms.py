@@ -23,19 +23,17 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ooc_cudnn.devices.cuda.cudnn_engines import is_strict
-from ooc_cudnn.devices.cuda.cudnn_graphs import (
-    AnyConvolution,
-    forward_of,
-    input_shapes,
-    result_dtype,
-)
 from ooc_cudnn.devices.kernels.pointwise import pointwise
 from ooc_cudnn.devices.kernels.relayout import fill_zero, relayout
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.convolution_backward import (
+    AnyConvolution,
     ConvolutionBackwardData,
     ConvolutionBackwardFilter,
+    forward_of,
+    input_shapes,
+    result_dtype,
 )
 from ooc_cudnn.operations.rows import ROW_AXIS, with_padding, with_rows
 from ooc_cudnn.tensor import DTYPES, packed_strides

@@ -6,35 +6,16 @@ from typing import Any
 
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.convolution_backward import (
+    AnyConvolution,
     ConvolutionBackwardData,
-    ConvolutionBackwardFilter,
+    forward_of,
+    input_shapes,
+    result_dtype,
 )
 from ooc_cudnn.tensor import packed_strides
 
-AnyConvolution = Convolution | ConvolutionBackwardData | ConvolutionBackwardFilter
-
 #: Tensor identifiers in a graph: the operation's inputs in their order, and its result.
 INPUTS, RESULT = (1, 2), 3
-
-
-def forward_of(operation: AnyConvolution) -> Convolution:
-    """The forward convolution that an operation is, or is a gradient of."""
-    return operation if isinstance(operation, Convolution) else operation.forward
-
-
-def result_dtype(operation: AnyConvolution) -> str:
-    """The type of an operation's result."""
-    return operation.y_dtype if isinstance(operation, Convolution) else operation.result_dtype
-
-
-def input_shapes(operation: AnyConvolution) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Shapes of an operation's inputs, in their order."""
-    forward = forward_of(operation)
-    if isinstance(operation, Convolution):
-        return forward.x_shape, forward.w_shape
-    if isinstance(operation, ConvolutionBackwardData):
-        return forward.w_shape, forward.output_shape
-    return forward.x_shape, forward.output_shape
 
 
 def describe(cudnn: Any, handle: Any, operation: AnyConvolution) -> Any:

@@ -29,17 +29,11 @@ from ooc_cudnn.devices.kernels.runners import RUNNERS, WORKSPACE
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.memory.arena import Allocation, Arena
 from ooc_cudnn.memory.pinned import allocate, release
-from ooc_cudnn.operations.convolution import Convolution
-from ooc_cudnn.operations.convolution_backward import (
-    ConvolutionBackwardData,
-    ConvolutionBackwardFilter,
-)
+from ooc_cudnn.operations.convolution_backward import AnyConvolution
 from ooc_cudnn.operations.splittable import Buffer, Launch
 from ooc_cudnn.settings import current
 from ooc_cudnn.tensor import numpy_dtype
 
-#: What cuDNN runs; our kernels run everything else.
-CONVOLUTIONS = (Convolution, ConvolutionBackwardData, ConvolutionBackwardFilter)
 _HUGE_PAGES = 14  # MADV_HUGEPAGE
 
 
@@ -236,7 +230,7 @@ class CudaDevice:
         with self._cupy.cuda.Device(self.index):
             for launch, buffers in launches:
                 operation = launch.operation
-                if not isinstance(operation, CONVOLUTIONS):
+                if not isinstance(operation, AnyConvolution):
                     ask = WORKSPACE.get(type(operation))
                     most = max(most, ask(operation) if ask is not None else 0)
                     continue
@@ -266,7 +260,7 @@ class CudaDevice:
         if 0 in output.shape:
             return
         inputs = tuple(views[name] if name else None for name in launch.inputs)
-        if isinstance(operation, CONVOLUTIONS):
+        if isinstance(operation, AnyConvolution):
             present = tuple(view for view in inputs if view is not None)
             self.convolutions.run(operation, present, output, workspace, stream)
         else:

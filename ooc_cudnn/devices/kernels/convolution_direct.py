@@ -11,15 +11,14 @@ from ooc_cudnn.devices.kernels.launch_geometry import BLOCK_THREADS, LARGEST_GRI
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.convolution_backward import (
+    AnyConvolution,
     ConvolutionBackwardData,
     ConvolutionBackwardFilter,
+    forward_of,
 )
 
 #: Channels that share what a thread or a block reads; groups of fewer take one at a time.
 CHANNELS_TOGETHER = 4
-
-
-AnyConvolution = Convolution | ConvolutionBackwardData | ConvolutionBackwardFilter
 
 
 def plan_forward(
@@ -122,7 +121,7 @@ def _check(
     y: DeviceView,
     result: DeviceView,
 ) -> None:
-    forward = operation if isinstance(operation, Convolution) else operation.forward
+    forward = forward_of(operation)
     # A piece of dx that no window reaches has no rows of dy, however far its own rows fall short.
     y_shape = tuple(max(extent, 0) for extent in forward.output_shape)
     expected = (forward.x_shape, forward.w_shape, y_shape)
@@ -162,7 +161,7 @@ def _numbers(
     y: DeviceView,
 ) -> tuple[int, ...]:
     """What the kernels read of a convolution; unused axes come first, of size 1."""
-    forward = operation if isinstance(operation, Convolution) else operation.forward
+    forward = forward_of(operation)
 
     def strides(view: DeviceView) -> tuple[int, ...]:
         return view.strides[:2] + three(view.strides[2:], 0)

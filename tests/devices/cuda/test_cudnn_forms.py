@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 
 from ooc_cudnn.devices.cuda.cudnn_forms import forms, widened, with_symmetric_rows
-from ooc_cudnn.devices.cuda.cudnn_graphs import forward_of, input_shapes, result_dtype
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.convolution_backward import (
     ConvolutionBackwardData,
     ConvolutionBackwardFilter,
+    forward_of,
+    input_shapes,
+    result_dtype,
 )
 
 PADDINGS = [((1, 0), 1), ((0, 2), (1, 1)), ((3, 1), 0), ((1, 1), 1), ((1, 0), (0, 1)), (1, (2, 0))]
