@@ -1,12 +1,15 @@
 """What the model as it is now predicts for calls that were measured before: no card needed.
 
-`model_accuracy` keeps of every call its problem, its plan, its seconds and the machine model. Here
-each is priced again, in the very split that ran, so that a change of the model is judged by all
-measurements there are:
+`model_accuracy` keeps of every call, and of every split of its problems, how it ran, its seconds
+and the machine model. Here each is priced again, in the very split that ran, by the closed form and
+by the replay, so that a change of the model is judged by all measurements there are:
 
-    python -m benchmarks.reprice benchmarks/results/model_accuracy_cuda_calls.json ...
+    python -m benchmarks.reprice [RECORDS]
+    python -m benchmarks.reprice --without all --json benchmarks/results/terms.json
 
-Trials do not count: they would need the device.
+The second says what each term of the model is there for: errors with and without it, how many plans
+are others without it, and what those take more, as the whole model has it. Trials do not count:
+they would need the device.
 """
 
 from __future__ import annotations
@@ -14,7 +17,9 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,24 +28,69 @@ import numpy as np
 import ooc_cudnn
 from benchmarks.accuracy_draw import Drawn, Operand
 from benchmarks.accuracy_operands import Bound, stored_shape
-from benchmarks.common import table
+from benchmarks.accuracy_summary import rounded
+from benchmarks.accuracy_terms import dropped, terms_of
+from benchmarks.common import RESULTS, table
 from ooc_cudnn.functions.plan import planned_call
+from ooc_cudnn.pipeline.execute import plan_schedule
+from ooc_cudnn.pipeline.plan import Plan
 from ooc_cudnn.pipeline.pricing import SplitProblem
+from ooc_cudnn.pipeline.request import Request
+from ooc_cudnn.pipeline.simulate import Replayed
 from ooc_cudnn.tensor import TensorSpec, packed_strides
 from perfmodel import MachineModel, Split
 
+#: Where calls that were measured are kept.
+RECORDS = ("model_accuracy_cuda_calls", "model_accuracy_cuda_splits", "model_accuracy_host")
 #: Deepest ring that is looked for in what was measured.
 DEEPEST = 129
 
 
-class Repriced(NamedTuple):
-    """A measured call, and what is predicted for it then and now, over what it took."""
+class Way(NamedTuple):
+    """How a call runs: what tells its plans apart."""
 
-    index: int
-    placement: str
-    then: float
-    now: float
-    description: str
+    split: Split
+    order: tuple[str, ...]
+    rings: tuple[tuple[str, int], ...]
+    layout: str
+
+    @classmethod
+    def of(cls, ran: Mapping[str, Any]) -> Way:
+        """The way of a plan that was kept."""
+        rings = tuple(ran["rings"].items())
+        return cls(Split(**ran["split"]), tuple(ran["order"]), rings, ran["layout"])
+
+
+class Run(NamedTuple):
+    """A way that a call ran, and the seconds that it took."""
+
+    way: Way
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A call that ran in one way, or in all those of a grid."""
+
+    kind: str
+    drawn: Drawn
+    limit_bytes: int
+    machine: MachineModel
+    runs: tuple[Run, ...]
+    then: float = float("nan")
+
+    @cached_property
+    def planned(self) -> tuple[Request, Plan] | None:
+        """What is planned for it; None where it is cut into several runs."""
+        return self.planned_by(self.machine)
+
+    def planned_by(self, machine: MachineModel) -> tuple[Request, Plan] | None:
+        """What another model plans for it."""
+        drawn, given = self.drawn, Described(self.drawn).arguments()
+        asked = {"machine": machine, "memory_limit": self.limit_bytes}
+        with ooc_cudnn.settings(device="host", allow_tf32=drawn.allow_tf32):
+            parts = planned_call(drawn.function, **asked, **given).parts
+        return (parts[0].request, parts[0].plan) if len(parts) == 1 else None
 
 
 class Described(Bound):
@@ -58,58 +108,181 @@ def spec_of(operand: Operand) -> TensorSpec:
     return TensorSpec(operand.shape, operand.dtype, operand.placement, strides)
 
 
-def repriced(record: dict[str, Any]) -> Iterator[Repriced]:
-    """Price the calls of a record again; those that are cut into several runs are left out."""
-    machine = MachineModel.from_json(record["measurements"]["machine model"])
-    for call in record["measurements"]["calls"]:
-        seconds = seconds_now(call, machine) if call["parts"] == 1 else None
-        if seconds is not None:
-            yield Repriced(
-                call["drawn"]["index"], call["placement"], call["predicted/measured"],
-                seconds / call["seconds"], call["description"],
-            )  # fmt: skip
+def measured(path: Path) -> Iterator[Measured]:
+    """The calls of a record; those that ran as several calls are left out."""
+    held = json.loads(path.read_text(encoding="utf-8"))["measurements"]
+    machine = MachineModel.from_json(held["machine model"])
+    device = "host" if "host" in path.name else "card"
+    for call in held.get("calls", ()):
+        if call["parts"] == 1:
+            runs = (Run(Way.of(call["profile"]), call["seconds"]),)
+            drawn, limit = Drawn.from_json(call["drawn"]), call["memory_limit"]
+            then = call["predicted/measured"]
+            yield Measured(f"{device}, calls", drawn, limit, machine, runs, then)
+    for problem in held.get("splits", ()):
+        runs = tuple(Run(Way.of(each), each["seconds"]) for each in problem["splits"])
+        drawn, limit = Drawn.from_json(problem["drawn"]), problem["memory_limit"]
+        yield Measured(f"{device}, splits", drawn, limit, machine, runs)
 
 
-def seconds_now(call: dict[str, Any], machine: MachineModel) -> float | None:
-    """Predicted seconds of the split that ran; None where today's plan is of another kind."""
-    drawn, ran = Drawn.from_json(call["drawn"]), call["profile"]
-    asked = {"machine": machine, "memory_limit": call["memory_limit"]}
-    with ooc_cudnn.settings(device="host", allow_tf32=drawn.allow_tf32):
-        parts = planned_call(drawn.function, **asked, **Described(drawn).arguments()).parts
-    if len(parts) > 1:
-        return None
-    problem = SplitProblem(parts[0].request, ran["layout"], 0)
-    counted = problem.counted(Split(**ran["split"]), tuple(ran["order"]))
+def seconds_of(request: Request, way: Way) -> float:
+    """Predicted seconds of a call in one way, by the closed form."""
+    counted = SplitProblem(request, way.layout, 0).counted(way.split, way.order)
     for depth in range(1, DEEPEST):
         for whole in (True, False):
             priced = counted.priced(depth, whole)
-            if dict(priced.rings) == ran["rings"]:
+            if dict(priced.rings) == dict(way.rings):
                 return priced.price.seconds
-    return None
+    raise ValueError(f"no rings of this call are {way.rings}")
+
+
+def replayed_seconds(request: Request, plan: Plan, way: Way) -> float:
+    """The same by the replay. Of a plan of the call only what `way` does not say counts."""
+    plan = replace(plan, split=way.split, order=way.order, rings=way.rings, layout=way.layout)
+    return Replayed(request, plan_schedule(request, plan), overlap=plan.overlap).seconds
+
+
+class Repriced(NamedTuple):
+    """A call or a split that ran, and what is predicted for it, over what it took."""
+
+    call: Measured
+    closed_form: float
+    replay: float = float("nan")
+
+
+def repriced(calls: Sequence[Measured]) -> Iterator[Repriced]:
+    """Price everything that ran again."""
+    for call in calls:
+        if call.planned is None:
+            continue
+        request, plan = call.planned
+        for run in call.runs:
+            yield Repriced(
+                call, seconds_of(request, run.way) / run.seconds,
+                replayed_seconds(request, plan, run.way) / run.seconds,
+            )  # fmt: skip
+
+
+def errors(ratios: Sequence[float]) -> tuple[float, float]:
+    """Median and 90th percentile of how far predictions are off."""
+    off = np.abs(np.array(ratios) - 1.0)
+    return float(np.median(off)), float(np.percentile(off, 90))
+
+
+def without(term: str, calls: Sequence[Measured]) -> dict[str, Any]:
+    """What a term does: by kind of call errors without it, and plans.
+
+    Returns
+    -------
+    dict
+        By kind: median and p90 of the errors without it, how many plans are others, and by what
+        share the whole model's seconds of those are more: the mean over all plans, and the most.
+    """
+    ratios: dict[str, list[float]] = {}
+    worse: dict[str, list[float]] = {}
+    for call in calls:
+        whole = call.planned
+        if whole is None or term not in terms_of(call.machine):
+            continue
+        with dropped(term, call.machine) as machine:
+            planned = call.planned_by(machine)
+            if planned is None:
+                continue
+            for run in call.runs:
+                ratio = seconds_of(planned[0], run.way) / run.seconds
+                ratios.setdefault(call.kind, []).append(ratio)
+        chosen, instead = (Way(p.split, p.order, p.rings, p.layout) for p in (whole[1], planned[1]))
+        share = 0.0
+        if instead != chosen:
+            share = seconds_of(whole[0], instead) / seconds_of(whole[0], chosen) - 1.0
+        worse.setdefault(call.kind, []).append(share if instead != chosen else np.nan)
+    return {
+        kind: dict(zip(("median", "p90"), errors(found), strict=True))
+        | {
+            "plans": len(worse[kind]),
+            "other plans": int(np.count_nonzero(~np.isnan(worse[kind]))),
+            "mean loss": float(np.mean(np.nan_to_num(worse[kind]))),
+            "worst loss": float(np.max(np.nan_to_num(worse[kind]))),
+        }
+        for kind, found in ratios.items()
+    }
+
+
+def judged_whole(calls: Sequence[Measured]) -> dict[str, dict[str, float]]:
+    """Errors of the whole model, by kind of call."""
+    by_kind: dict[str, list[float]] = {}
+    for each in repriced(calls):
+        by_kind.setdefault(each.call.kind, []).append(each.closed_form)
+    return {
+        kind: dict(zip(("median", "p90"), errors(found), strict=True))
+        for kind, found in by_kind.items()
+    }
+
+
+def judge_terms(names: Sequence[str], calls: Sequence[Measured], path: Path | None) -> None:
+    """Print, and keep, what terms do."""
+    whole = judged_whole(calls)
+    found: dict[str, Any] = {"whole model": whole}
+    for name in names:
+        found[name] = without(name, calls)
+        rows = [
+            (
+                kind,
+                *(f"{of[key]:.4f}" for of in (whole[kind], held) for key in ("median", "p90")),
+                f"{held['other plans']} of {held['plans']}",
+                *(f"{held[key]:.2%}" for key in ("mean loss", "worst loss")),
+            )
+            for kind, held in found[name].items()
+        ]
+        head = ("kind", "median", "p90", "median without", "p90 without", "other plans",
+                "mean loss", "worst loss")  # fmt: skip
+        print(f"\n{name}\n{table(head, rows)}", flush=True)
+    if path is not None:
+        path.write_text(json.dumps(rounded(found), indent=1) + "\n", encoding="utf-8")
+
+
+def show(calls: Sequence[Measured], most: int) -> None:
+    """Print errors of both predictors, and the calls that are furthest off."""
+    found = list(repriced(calls))
+    rows = []
+    for kind in dict.fromkeys(each.call.kind for each in found):
+        chosen = [each for each in found if each.call.kind == kind]
+        then = [each.call.then for each in chosen]
+        figures = [errors(then), *(errors([getattr(e, by) for e in chosen]) for by in BY)]
+        rows.append(
+            (kind, str(len(chosen)), *(f"{value:.3f}" for pair in figures for value in pair))
+        )
+    head = ("kind", "", "median then", "p90 then", "median now", "p90 now", "replay", "p90")
+    print(table(head, rows))
+    calls_alone = [each for each in found if each.call.kind.endswith("calls")]
+    for each in sorted(calls_alone, key=lambda e: -abs(e.closed_form - 1.0))[:most]:
+        print(
+            f"{each.closed_form:.2f} (replay {each.replay:.2f}, then {each.call.then:.2f})  "
+            f"{each.call.drawn.placement_class:8}  {str(each.call.drawn)[:90]}"
+        )
+
+
+#: The predictors.
+BY = ("closed_form", "replay")
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Print errors then and now, and the calls that are furthest off now."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "records", nargs="+", type=Path, help="written by benchmarks.model_accuracy"
-    )
+    """Print errors then and now, or what terms do."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("records", nargs="*", type=Path, help="written by model_accuracy")
+    parser.add_argument("--without", metavar="TERM", help="a term of the model, or 'all'")
+    parser.add_argument("--json", type=Path, help="file to keep what terms do in")
     parser.add_argument("--worst", type=int, default=10, help="calls to name (%(default)s)")
     arguments = parser.parse_args(argv)
-    rows, found = [], list[Repriced]()
-    for path in arguments.records:
-        calls = list(repriced(json.loads(path.read_text(encoding="utf-8"))))
-        found += calls
-        without = [call for call in calls if call.placement != "disk"]
-        for label, chosen in (("all", calls), ("no file", without)):
-            if chosen:
-                errors = [[abs(getattr(c, when) - 1.0) for c in chosen] for when in ("then", "now")]
-                figures = [f"{np.percentile(e, q):.3f}" for e in errors for q in (50, 90)]
-                rows.append((path.name, label, str(len(chosen)), *figures))
-    print(table(("record", "calls", "", "median then", "p90 then", "median now", "p90 now"), rows))
-    found.sort(key=lambda call: -abs(call.now - 1.0))
-    for call in found[: arguments.worst]:
-        print(f"{call.now:.2f} (then {call.then:.2f})  {call.placement:8}  {call.description[:90]}")
+    paths = arguments.records or [RESULTS / f"{name}.json" for name in RECORDS]
+    calls = [call for path in paths for call in measured(path)]
+    if arguments.without is None:
+        show(calls, arguments.worst)
+        return 0
+    names = [arguments.without]
+    if names == ["all"]:
+        names = list(dict.fromkeys(term for call in calls for term in terms_of(call.machine)))
+    judge_terms(names, calls, arguments.json)
     return 0
 
 

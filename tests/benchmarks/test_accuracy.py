@@ -1,5 +1,6 @@
 """The accuracy of the performance model: what is drawn, what is summed up, and a tiny run."""
 
+import itertools
 import json
 import os
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 import ooc_cudnn
 from benchmarks import model_accuracy, reprice
 from benchmarks.accuracy_calls import measure_again, measure_call
+from benchmarks.accuracy_chains import CHAINS, FIRST, chains
 from benchmarks.accuracy_draw import SCALES, Drawn, Operand, draw
 from benchmarks.accuracy_operands import Blocks, Bound, shaped, stored_bytes, words
 from benchmarks.accuracy_sketches import SKETCHES, convolution_flops, windowed
@@ -28,6 +30,7 @@ from benchmarks.accuracy_splits import (
     rank_correlation,
 )
 from benchmarks.accuracy_summary import errors, grouped, rounded, worst
+from benchmarks.accuracy_terms import dropped, terms_of
 from ooc_cudnn.bench.neighbours import Neighbours
 from ooc_cudnn.bench.timing import Timing
 from ooc_cudnn.devices import get_device
@@ -37,7 +40,10 @@ from ooc_cudnn.functions.public import FUNCTIONS
 from ooc_cudnn.functions.target import Target
 from ooc_cudnn.settings import current
 from ooc_cudnn.tensor import DTYPES, TensorSpec, numpy_dtype
-from perfmodel import shipped
+from perfmodel import TransferModel, shipped
+
+#: The calls that are measured in every run.
+FIXED = range(FIRST, FIRST + len(CHAINS))
 
 
 def test_every_public_function_is_drawn():
@@ -195,7 +201,8 @@ def test_a_tiny_run_writes_what_it_measured(tmp_path, capsys):
     report = json.loads(path.read_text())
     assert report["quick"] is True
     assert report["verified"] is True
-    assert len(report["measurements"]["calls"]) == 4
+    found = [call["drawn"]["index"] for call in report["measurements"]["calls"]]
+    assert found == [*FIXED, 0, 1, 2, 3]
     assert report["measurements"]["drawn with"]["seed"] == 2
     assert report["measurements"]["machine model"]["format"] == "ooc_cudnn machine model"
     assert "by function" in capsys.readouterr().out
@@ -229,7 +236,7 @@ def test_calls_are_planned_by_a_calibration_of_its_own_as_users_are(tmp_path, mo
     arguments = ["--quick", "--device", "host", "--calls", "1", "--part", "calls"]
     arguments += ["--json", str(tmp_path / "accuracy.json"), "--scratch", str(tmp_path)]
     model_accuracy.main(arguments)
-    assert seen == [(None, "own", get_device("host"))]
+    assert seen == [(None, "own", get_device("host"))] * (len(FIXED) + 1)
     ((path, quick),) = calibrated
     assert quick
     assert not path.exists()
@@ -252,9 +259,29 @@ def test_a_call_that_fails_is_recorded_and_the_others_run(tmp_path, monkeypatch)
     arguments += ["--part", "calls"]
     model_accuracy.main([*arguments, "--json", str(path), "--scratch", str(tmp_path)])
     found = json.loads(path.read_text())["measurements"]
-    assert measured == [0, 1]
+    assert measured == [*FIXED, 0, 1]
     assert [failed["error"] for failed in found["failed"]] == ["RuntimeError: the card fell off"]
-    assert len(found["calls"]) == 1
+    assert [call["drawn"]["index"] for call in found["calls"]] == [*FIXED, 1]
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_chains_that_computing_binds_are_the_same_in_every_run(scale):
+    found = chains(scale)
+    assert [drawn.index for drawn in found] == list(FIXED)
+    assert found == chains(scale)
+    for drawn in found:
+        assert Drawn.from_json(json.loads(json.dumps(drawn.to_json()))) == drawn
+        channels = {operand.shape[1] for operand in drawn.operands if "].w" in operand.name}
+        assert min(channels) >= 3
+        assert sum(kind == "Convolution" for kind, _ in drawn.operations) in (6, 12, 13)
+
+
+def test_on_a_card_computing_binds_those_chains():
+    for drawn in chains("cuda"):
+        given = reprice.Described(drawn).arguments()
+        asked = {"machine": "h200", "memory_limit": drawn.memory_limit}
+        assert ooc_cudnn.plan(drawn.function, **asked, **given).binding_stage == "compute"
+        assert drawn.flops > 1e12
 
 
 def test_problems_have_to_be_cut_and_are_smaller():
@@ -334,11 +361,55 @@ def test_neighbours_are_not_oneself():
 
 def test_what_was_measured_is_priced_again(capsys):
     record = model_accuracy.common.RESULTS / "model_accuracy_cuda_calls.json"
-    calls = list(reprice.repriced(json.loads(record.read_text())))
+    calls = list(reprice.repriced(list(reprice.measured(record))))
     assert len(calls) > 40
     # Where the link binds, neither trials nor what was learnt of staging since make a difference.
-    pinned = [call.now / call.then for call in calls if call.placement == "pinned"]
+    pinned = [each for each in calls if each.call.drawn.placement_class == "pinned"]
     assert len(pinned) > 20
-    assert np.median(np.abs(np.array(pinned) - 1.0)) < 0.05
+    moved = np.array([each.closed_form / each.call.then for each in pinned])
+    assert np.median(np.abs(moved - 1.0)) < 0.05
+    both = np.array([each.replay / each.closed_form for each in pinned])
+    assert np.median(np.abs(both - 1.0)) < 0.01
     assert reprice.main([str(record), "--worst", "3"]) == 0
     assert "median now" in capsys.readouterr().out
+
+
+def some_calls(count=6):
+    """Calls of the stored record that are staged."""
+    record = model_accuracy.common.RESULTS / "model_accuracy_cuda_calls.json"
+    staged = (c for c in reprice.measured(record) if c.drawn.placement_class == "pageable")
+    return list(itertools.islice(staged, count))
+
+
+def test_what_a_term_does_is_seen_without_it(tmp_path, capsys):
+    calls = some_calls()
+    whole = reprice.judged_whole(calls)
+    found = reprice.without("latency of staged copies", calls)
+    assert set(found) == set(whole) == {"card, calls"}
+    assert found["card, calls"]["plans"] == len(calls)
+    assert 0 < found["card, calls"]["other plans"] <= len(calls)
+    # the whole model prefers what it chose
+    assert 0.0 < found["card, calls"]["mean loss"] <= found["card, calls"]["worst loss"]
+    path = tmp_path / "terms.json"
+    reprice.judge_terms(["turning"], calls, path)
+    assert set(json.loads(path.read_text())) == {"whole model", "turning"}
+    assert "median without" in capsys.readouterr().out
+
+
+def test_every_term_can_be_dropped():
+    machine = shipped("h200")
+    names = terms_of(machine)
+    assert {"others in flight", "turning", "computing: wave_flops", "setup"} <= set(names)
+    unchanged = set()
+    for name in names:
+        turn = TransferModel.turn_seconds
+        with dropped(name, machine) as without:
+            if without == machine and TransferModel.turn_seconds is turn:
+                unchanged.add(name)
+        assert TransferModel.turn_seconds is turn
+    assert unchanged == {"loss to steps"}  # of which a card knows nothing
+    with dropped("computing: wave_flops", machine) as without:
+        for line in without.compute.lines.values():
+            assert "wave_flops" not in line.terms
+    with pytest.raises(ValueError, match="no term 'nothing'"), dropped("nothing", machine):
+        pass
