@@ -2,6 +2,7 @@
 
 Calls are drawn at random and held out: functions, shapes, dtypes, memory orders, placements and
 limits. Each is a pure function of (seed, index, scale), so any can be run alone: `--only 17`.
+Before them a few chains that computing binds, the same each time (`--only 10000` and on).
 Then problems small enough to measure every split of a coarse grid, and the chosen split beside
 them. Beyond the bounds the script fails and names what was missed.
 """
@@ -23,6 +24,7 @@ from typing import Any
 import ooc_cudnn
 from benchmarks import common
 from benchmarks.accuracy_calls import DISTURBED, measure_again, measure_call, spoken_call
+from benchmarks.accuracy_chains import FIRST, chains
 from benchmarks.accuracy_draw import SCALES, Drawn, draw
 from benchmarks.accuracy_operands import Blocks
 from benchmarks.accuracy_replay import replay_pace
@@ -59,16 +61,16 @@ CACHE = "XDG_CACHE_HOME"
 
 
 def calls(report: common.Report, blocks: Blocks) -> list[dict[str, Any]]:
-    """Measure calls as they are drawn, until there are enough or the time is up."""
-    arguments, scale = report.arguments, SCALES[report.arguments.scale]
+    """Measure calls until all are or the time is up."""
+    arguments = report.arguments
     found = report.measurements["calls"] = list[dict[str, Any]]()
-    indices = [arguments.only] if arguments.only is not None else range(arguments.calls)
     begin = time.perf_counter()
-    for index in indices:
+    for drawn in todo(arguments):
         if time.perf_counter() - begin > arguments.seconds:
-            report.note(f"the {arguments.seconds:g} s for calls were over before call {index}")
+            report.note(
+                f"the {arguments.seconds:g} s for calls were over before call {drawn.index}"
+            )
             break
-        drawn = draw(arguments.seed, index, scale)
         measured = attempt(report, drawn, lambda drawn=drawn: measure_call(drawn, blocks))
         if measured is None:
             continue
@@ -86,6 +88,18 @@ def calls(report: common.Report, blocks: Blocks) -> list[dict[str, Any]]:
             attempt(report, drawn, partial(measure_again, call, drawn, blocks))
             call |= rounded(call)
     return found
+
+
+def todo(arguments: argparse.Namespace) -> Iterator[Drawn]:
+    """Chains that are bound by computing, and calls as they are drawn; or the one asked for."""
+    only, fixed = arguments.only, chains(arguments.scale)
+    if only is None:
+        yield from fixed
+    elif only >= FIRST:
+        yield fixed[only - FIRST]
+        return
+    for index in range(arguments.calls) if only is None else (only,):
+        yield draw(arguments.seed, index, SCALES[arguments.scale])
 
 
 def attempt(
