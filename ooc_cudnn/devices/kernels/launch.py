@@ -48,13 +48,6 @@ Runner = Callable[[Any, Call], None]
 _prepared: dict[Hashable, tuple[Any, Launch | None]] = {}
 
 
-def _signature(view: DeviceView | None) -> tuple[Any, ...] | None:
-    """Everything about a view on which the choice of a kernel depends."""
-    if view is None:
-        return None
-    return view.dtype, view.shape, view.strides, view.pointer % WIDEST_ACCESS_BYTES
-
-
 def launch(
     operation: Hashable,
     views: Sequence[DeviceView | None],
@@ -67,7 +60,12 @@ def launch(
     The kernel's arguments are the geometry, the pointers of `views` (0 for None) and `scalars`.
     """
     device = compiling.current_device()
-    key = (operation, device, *map(_signature, views))
+    # all of a view on which the choice of a kernel depends
+    signatures = [
+        view and (view.dtype, view.shape, view.strides, view.pointer % WIDEST_ACCESS_BYTES)
+        for view in views
+    ]
+    key = (operation, device, *signatures)
     function, planned = _prepared.get(key) or _prepare(device, key, plan())
     if planned is None:
         return
