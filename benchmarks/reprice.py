@@ -17,112 +17,27 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-import ooc_cudnn
-from benchmarks.accuracy_draw import Drawn, Operand
-from benchmarks.accuracy_operands import Bound, stored_shape
+from benchmarks.accuracy_records import Measured, Way, measured
 from benchmarks.accuracy_summary import rounded
 from benchmarks.accuracy_terms import dropped, terms_of
 from benchmarks.common import RESULTS, table
-from ooc_cudnn.functions.plan import planned_call
 from ooc_cudnn.pipeline.execute import plan_schedule
 from ooc_cudnn.pipeline.plan import Plan
 from ooc_cudnn.pipeline.pricing import SplitProblem
 from ooc_cudnn.pipeline.request import Request
 from ooc_cudnn.pipeline.simulate import Replayed
-from ooc_cudnn.tensor import TensorSpec, packed_strides
-from perfmodel import MachineModel, Split
 
 #: Where calls that were measured are kept.
 RECORDS = ("model_accuracy_cuda_calls", "model_accuracy_cuda_splits", "model_accuracy_host")
 #: Deepest ring that is looked for in what was measured.
 DEEPEST = 129
-
-
-class Way(NamedTuple):
-    """How a call runs: what tells its plans apart."""
-
-    split: Split
-    order: tuple[str, ...]
-    rings: tuple[tuple[str, int], ...]
-    layout: str
-
-    @classmethod
-    def of(cls, ran: Mapping[str, Any]) -> Way:
-        """The way of a plan that was kept."""
-        rings = tuple(ran["rings"].items())
-        return cls(Split(**ran["split"]), tuple(ran["order"]), rings, ran["layout"])
-
-
-class Run(NamedTuple):
-    """A way that a call ran, and the seconds that it took."""
-
-    way: Way
-    seconds: float
-
-
-@dataclass(frozen=True)
-class Measured:
-    """A call that ran in one way, or in all those of a grid."""
-
-    kind: str
-    drawn: Drawn
-    limit_bytes: int
-    machine: MachineModel
-    runs: tuple[Run, ...]
-    then: float = float("nan")
-
-    @cached_property
-    def planned(self) -> tuple[Request, Plan] | None:
-        """What is planned for it; None where it is cut into several runs."""
-        return self.planned_by(self.machine)
-
-    def planned_by(self, machine: MachineModel) -> tuple[Request, Plan] | None:
-        """What another model plans for it."""
-        drawn, given = self.drawn, Described(self.drawn).arguments()
-        asked = {"machine": machine, "memory_limit": self.limit_bytes}
-        with ooc_cudnn.settings(device="host", allow_tf32=drawn.allow_tf32):
-            parts = planned_call(drawn.function, **asked, **given).parts
-        return (parts[0].request, parts[0].plan) if len(parts) == 1 else None
-
-
-class Described(Bound):
-    """A drawn call whose operands are specs."""
-
-    def __init__(self, drawn: Drawn) -> None:
-        specs: dict[str, Any] = {operand.name: spec_of(operand) for operand in drawn.operands}
-        self.drawn, self.arrays = drawn, specs
-
-
-def spec_of(operand: Operand) -> TensorSpec:
-    """Shape, dtype, placement and strides of an operand."""
-    order = "channels_first" if operand.order == "rows_apart" else operand.order
-    strides = packed_strides(stored_shape(operand), order)
-    return TensorSpec(operand.shape, operand.dtype, operand.placement, strides)
-
-
-def measured(path: Path) -> Iterator[Measured]:
-    """The calls of a record; those that ran as several calls are left out."""
-    held = json.loads(path.read_text(encoding="utf-8"))["measurements"]
-    machine = MachineModel.from_json(held["machine model"])
-    device = "host" if "host" in path.name else "card"
-    for call in held.get("calls", ()):
-        if call["parts"] == 1:
-            runs = (Run(Way.of(call["profile"]), call["seconds"]),)
-            drawn, limit = Drawn.from_json(call["drawn"]), call["memory_limit"]
-            then = call["predicted/measured"]
-            yield Measured(f"{device}, calls", drawn, limit, machine, runs, then)
-    for problem in held.get("splits", ()):
-        runs = tuple(Run(Way.of(each), each["seconds"]) for each in problem["splits"])
-        drawn, limit = Drawn.from_json(problem["drawn"]), problem["memory_limit"]
-        yield Measured(f"{device}, splits", drawn, limit, machine, runs)
 
 
 def seconds_of(request: Request, way: Way) -> float:

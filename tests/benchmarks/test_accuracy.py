@@ -17,6 +17,7 @@ from benchmarks.accuracy_calls import measure_again, measure_call
 from benchmarks.accuracy_chains import CHAINS, FIRST, chains
 from benchmarks.accuracy_draw import SCALES, Drawn, Operand, draw
 from benchmarks.accuracy_operands import Blocks, Bound, shaped, stored_bytes, words
+from benchmarks.accuracy_records import Described, measured
 from benchmarks.accuracy_sketches import SKETCHES, convolution_flops, windowed
 from benchmarks.accuracy_splits import (
     LEAST_SPLITS,
@@ -278,7 +279,7 @@ def test_chains_that_computing_binds_are_the_same_in_every_run(scale):
 
 def test_on_a_card_computing_binds_those_chains():
     for drawn in chains("cuda"):
-        given = reprice.Described(drawn).arguments()
+        given = Described(drawn).arguments()
         asked = {"machine": "h200", "memory_limit": drawn.memory_limit}
         assert ooc_cudnn.plan(drawn.function, **asked, **given).binding_stage == "compute"
         assert drawn.flops > 1e12
@@ -361,7 +362,7 @@ def test_neighbours_are_not_oneself():
 
 def test_what_was_measured_is_priced_again(capsys):
     record = model_accuracy.common.RESULTS / "model_accuracy_cuda_calls.json"
-    calls = list(reprice.repriced(list(reprice.measured(record))))
+    calls = list(reprice.repriced(list(measured(record))))
     assert len(calls) > 40
     # Where the link binds, neither trials nor what was learnt of staging since make a difference.
     pinned = [each for each in calls if each.call.drawn.placement_class == "pinned"]
@@ -377,7 +378,7 @@ def test_what_was_measured_is_priced_again(capsys):
 def some_calls(count=6):
     """Calls of the stored record that are staged."""
     record = model_accuracy.common.RESULTS / "model_accuracy_cuda_calls.json"
-    staged = (c for c in reprice.measured(record) if c.drawn.placement_class == "pageable")
+    staged = (c for c in measured(record) if c.drawn.placement_class == "pageable")
     return list(itertools.islice(staged, count))
 
 
