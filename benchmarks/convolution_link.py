@@ -9,6 +9,7 @@ whole and in pieces; the faster of the two counts.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -74,36 +75,32 @@ class Case:
             self.report.measure(f"{name}: {way}: GB/s both ways together", rate)
         return min((times[way] for way in LINK_PIECES), key=lambda timing: timing.median)
 
-    def compare(
-        self, name: str, link: Timing, ours: Timing, found: dict[str, Any], bound: float
-    ) -> None:
-        """Claim the fraction of the link, and set the prediction beside the measurement."""
-        self.report.measure(f"{name}: seconds", ours)
-        ratio = paired_ratio(link, ours)
-        self.report.measure(f"{name}: fraction of the link", ratio)
-        self.report.claim(f"{name}: fraction of the duplex link", ratio["of_medians"], ">=", bound)
-        self.report.predicted(name, found, ours.median)
+    def in_turns_with_link(
+        self, kind: str, limits: Mapping[str, str], x: Any, y: Any, bounds: Sequence[float]
+    ) -> float:
+        """Time calls under some limits in turns with the link; return the link's seconds."""
+        report = self.report
+        calls = {name: partial(self.call, x, y, limit) for name, limit in limits.items()}
+        times = interleave(self.links(x, y) | calls, self.synchronize, repeats=self.repeats)
+        link = self.faster_link(kind, times)
+        for (name, limit), bound in zip(limits.items(), bounds, strict=True):
+            found = self.profile_and_verify(name, x, y, limit)
+            ratio = paired_ratio(link, times[name])
+            report.measure(f"{name}: seconds", times[name])
+            report.measure(f"{name}: fraction of the link", ratio)
+            report.claim(f"{name}: fraction of the duplex link", ratio["of_medians"], ">=", bound)
+            report.predicted(name, found, times[name].median)
+        return link.median
 
 
 def pinned_cases(case: Case) -> float:
     """X and Y in pinned memory, under each limit. Returns the link's seconds."""
-    report = case.report
     begin = time.perf_counter()
     x, y = common.pinned(case.shape), common.pinned(case.shape)
-    report.measure("seconds to allocate pinned x and y", time.perf_counter() - begin)
+    case.report.measure("seconds to allocate pinned x and y", time.perf_counter() - begin)
     case.images.fill(x)
-    names = {f"pinned, limit {limit}": limit for limit in case.limits}
-    times = interleave(
-        case.links(x, y)
-        | {name: lambda limit=limit: case.call(x, y, limit) for name, limit in names.items()},
-        case.synchronize,
-        repeats=case.repeats,
-    )
-    link = case.faster_link("pinned", times)
-    for (name, limit), bound in zip(names.items(), (0.95, 0.93), strict=True):
-        found = case.profile_and_verify(name, x, y, limit)
-        case.compare(name, link, times[name], found, bound)
-    return link.median
+    limits = {f"pinned, limit {limit}": limit for limit in case.limits}
+    return case.in_turns_with_link("pinned", limits, x, y, (0.95, 0.93))
 
 
 def pageable_cases(case: Case, link_seconds: float) -> None:
@@ -140,13 +137,7 @@ def pageable_cases(case: Case, link_seconds: float) -> None:
     begin = time.perf_counter()
     pins = [ooc_cudnn.pin(x), ooc_cudnn.pin(y)]
     report.measure("seconds to pin x and y", time.perf_counter() - begin)
-    times = interleave(
-        case.links(x, y) | {name: lambda: case.call(x, y, limit)},
-        case.synchronize,
-        repeats=max(2, case.repeats - 2),
-    )
-    found = case.profile_and_verify(name, x, y, limit)
-    case.compare(name, case.faster_link(name, times), times[name], found, 0.90)
+    case.in_turns_with_link(name, {name: limit}, x, y, (0.90,))
     begin = time.perf_counter()
     for pin in pins:
         pin.close()

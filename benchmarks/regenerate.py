@@ -29,7 +29,7 @@ def _settings_page(*, check: bool) -> int:
 #: Pictures first, since pages show those that there are; sentences last.
 GENERATORS: dict[str, Callable[..., int]] = {
     "pictures of the suite": pictures.generate,
-    "pictures of the model": lambda *, check: model_pictures.main(["--check"] if check else []),
+    "pictures of the model": model_pictures.generate,
     **{f"{block.page}: {block.name}": partial(block.write) for block in BLOCKS},
     SETTINGS_PAGE: _settings_page,
     "figures in sentences": quoted.check_pages,

@@ -25,9 +25,6 @@ class TrainingStep(Step):
             OURS: lambda: LibraryStep(
                 self, OURS, "examples/vgg16.py under the memory limit, maps channels-first"
             ),
-            "channels_last": lambda: LibraryStep(
-                self, "channels_last", "the same with maps channels-last", order="channels_last"
-            ),
             "in_core": lambda: LibraryStep(
                 self, "in_core", "the same with everything on the device", in_core=True
             ),

@@ -41,8 +41,6 @@ class LibraryStep(Contender):
     ----------
     step : Step
     name, about : str
-    order : str
-        Memory order of maps and filters.
     in_core : bool
         Whether the limit is what the device has, and every array must be on it.
     """
@@ -55,11 +53,10 @@ class LibraryStep(Contender):
         name: str,
         about: str,
         *,
-        order: str = "channels_first",
         in_core: bool = False,
     ) -> None:
         self.step, self.name, self.about = step, name, about
-        self._order, self._in_core = order, in_core
+        self._in_core = in_core
         self._share = _IN_CORE_SHARE if in_core else 0.5
         self._network: Any = None
         self._limit = 0
@@ -78,7 +75,6 @@ class LibraryStep(Contender):
                 self.step.batch,
                 image,
                 self.step.network.map_shapes[-1][0],
-                order=self._order,
                 channels_scale=self.step.case.sizes["channels_percent"] / 100,
                 device_share=self._share,
             )
@@ -151,7 +147,7 @@ class LibraryStep(Contender):
         )
         # The first step of `run` makes plans and tries engines.
         measured = statistics.median(self._seconds[1:] or self._seconds) if self._seconds else None
-        self._details |= {"order": self._order, "memory_limit": self._limit}
+        self._details |= {"order": "channels_first", "memory_limit": self._limit}
         self._details |= summary(report, rest_seconds=rest_seconds, measured_seconds=measured)
         peak = self._details["peak_device_bytes"]
         compared = self.step.compare(found, expected)

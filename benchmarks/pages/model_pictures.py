@@ -1,13 +1,11 @@
-"""Draw the pictures of docs/model-method.md: ``python -m benchmarks.pages.model_pictures``.
+"""The pictures of docs/model-method.md.
 
 `model-fit.png`: the samples of the shipped H200 against its lines, and their residuals.
 `model-accuracy.png`: predicted over measured seconds of every call of `model_accuracy`.
-`--check` says whether they are of what is stored, and draws nothing.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -83,36 +81,31 @@ def shown(stored: Sequence[Mapping[str, Any]]) -> list[Any]:
     ]
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Draw both; 1 where the machine keeps no samples, so that its picture stays as it is."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--machine", default="h200", help="a profile or a file, with its samples")
-    parser.add_argument("--results", type=Path, default=common.RESULTS, help="folder of the calls")
-    parser.add_argument("--output", type=Path, default=IMAGES)
-    parser.add_argument("--check", action="store_true", help="draw nothing; fail if out of date")
-    arguments = parser.parse_args(argv)
-    stored, model = calls_stored(arguments.results), named_machine(arguments.machine)
-    fit, accuracy = arguments.output / FIT, arguments.output / ACCURACY
-    if arguments.check:
-        stale = [path for path, of in ((accuracy, stored and shown(stored)),
-                                       (fit, model.samples and model.to_json()))
-                 if of and not is_current(path, of)]  # fmt: skip
-        for path in stale:
-            print(
-                f"{path.name} is out of date: python -m benchmarks.pages.model_pictures",
-                file=sys.stderr,
-            )
+def generate(
+    *,
+    check: bool,
+    machine: str = "h200",
+    results: Path = common.RESULTS,
+    output: Path = IMAGES,
+) -> int:
+    """Draw both, or say which is not of what is stored; 1 where one is not.
+
+    So it is of a machine, a profile or a file, that keeps no samples: its picture stays as it is.
+    """
+    stored, model = calls_stored(results), named_machine(machine)
+    accuracy = output / ACCURACY, stored and shown(stored)
+    fit = output / FIT, model.samples and model.to_json()
+    if check:
+        stale = [path.name for path, of in (accuracy, fit) if of and not is_current(path, of)]
+        for name in stale:
+            print(f"{name} is out of date: make figures", file=sys.stderr)
         return int(bool(stale))
     if stored:
-        draw_accuracy(stored, accuracy)
-        stamp(accuracy, shown(stored))
+        draw_accuracy(stored, accuracy[0])
+        stamp(*accuracy)
     if not model.samples:
         print(f"{model.name} keeps no samples: {FIT} is left as it is", file=sys.stderr)
         return 1
-    draw_calibration(model, fit)
-    stamp(fit, model.to_json())
+    draw_calibration(model, fit[0])
+    stamp(*fit)
     return 0
-
-
-if __name__ == "__main__":
-    common.main(main)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from ooc_cudnn.units import parse_limit
@@ -73,15 +73,4 @@ class Case:
 
     def to_json(self) -> dict[str, Any]:
         """Return the case as plain values."""
-        return {
-            "name": self.name,
-            "about": self.about,
-            "source": self.source,
-            "workload": self.workload,
-            "sizes": dict(self.sizes),
-            "memory_limit": self.memory_limit,
-            "baselines": list(self.baselines),
-            "allow_tf32": self.allow_tf32,
-            "repeats": self.repeats,
-            "paper": dict(self.paper),
-        }
+        return {name: value for name, value in asdict(self).items() if "tiny" not in name}

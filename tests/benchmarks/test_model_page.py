@@ -137,16 +137,17 @@ def test_one_without_samples_shows_what_it_has():
 def test_pictures_are_drawn_of_what_is_stored(folder, calibrated, tmp_path):
     pytest.importorskip("matplotlib")
     calibrated.save(tmp_path / "model.json")
-    given = ["--results", str(folder), "--output", str(tmp_path)]
-    assert model_pictures.main([*given, "--machine", str(tmp_path / "model.json")]) == 0
+    given = {"results": folder, "output": tmp_path, "machine": str(tmp_path / "model.json")}
+    assert model_pictures.generate(check=False, **given) == 0
+    assert model_pictures.generate(check=True, **given) == 0
     for name in (model_pictures.FIT, model_pictures.ACCURACY):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_machine_without_samples_keeps_its_picture(folder, tmp_path, capsys):
     pytest.importorskip("matplotlib")
-    given = ["--results", str(folder), "--output", str(tmp_path), "--machine", "p100"]
-    assert model_pictures.main(given) == 1
+    given = {"results": folder, "output": tmp_path, "machine": "p100"}
+    assert model_pictures.generate(check=False, **given) == 1
     assert "p100 keeps no samples" in capsys.readouterr().err
     assert not (tmp_path / model_pictures.FIT).exists()
 

@@ -18,7 +18,6 @@ from ooc_cudnn.bench.case import OURS, Case
 from ooc_cudnn.bench.contender import Unavailable
 
 BASELINES = (
-    "channels_last",
     "in_core",
     "torch_in_core",
     "torch_save_on_cpu",
