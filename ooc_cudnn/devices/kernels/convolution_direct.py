@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ooc_cudnn.devices.kernels.arguments import CUDA_TYPES, arithmetic_dtype, geometry, three
 from ooc_cudnn.devices.kernels.launch import Call, Launch, Runner, launch
-from ooc_cudnn.devices.kernels.launch_geometry import BLOCK_THREADS, LARGEST_GRID
+from ooc_cudnn.devices.kernels.launch_geometry import BLOCK_THREADS, grid_of
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.convolution_backward import (
@@ -35,8 +35,7 @@ def plan_forward(
     return Launch(
         "convolution_direct.cu",
         f"convolution_direct<{_types(x, y)}, {tile}>",
-        (min(-(-threads // BLOCK_THREADS), LARGEST_GRID),),
-        (BLOCK_THREADS, 1),
+        grid_of(threads, BLOCK_THREADS),
         geometry(groups, c_x, c_y, *rest, tiles, threads, _channels_innermost(y)),
     )
 
@@ -55,8 +54,7 @@ def plan_data(
     return Launch(
         "convolution_direct_backward.cu",
         f"convolution_direct_data<{_types(w, dx)}, {tile}>",
-        (min(-(-threads // BLOCK_THREADS), LARGEST_GRID),),
-        (BLOCK_THREADS, 1),
+        grid_of(threads, BLOCK_THREADS),
         geometry(*_numbers(operation, dx, w, dy), tiles, threads, _channels_innermost(dx)),
     )
 
@@ -75,8 +73,7 @@ def plan_filter(
     return Launch(
         "convolution_direct_backward.cu",
         f"convolution_direct_filter<{_types(x, dw)}, {tile}>",
-        (min(blocks, LARGEST_GRID),),
-        (BLOCK_THREADS, 1),
+        grid_of(blocks),
         geometry(*_numbers(operation, x, dw, dy), tiles, blocks, _channels_innermost(x)),
     )
 

@@ -15,10 +15,7 @@ from ooc_cudnn.devices.kernels.arguments import (
 )
 from ooc_cudnn.devices.kernels.checks import check
 from ooc_cudnn.devices.kernels.launch import Call, Launch, Runner, launch
-from ooc_cudnn.devices.kernels.launch_geometry import (
-    BLOCK_THREADS,
-    LARGEST_GRID,
-)
+from ooc_cudnn.devices.kernels.launch_geometry import BLOCK_THREADS, grid_of
 from ooc_cudnn.devices.view import WIDEST_ACCESS_BYTES, DeviceView
 from ooc_cudnn.memory.axes import MergedAxes, merged_axes
 from ooc_cudnn.operations.activation_backward import ActivationBackward, needs_x
@@ -78,10 +75,6 @@ def _count(axes: MergedAxes, views: Sequence[DeviceView | None]) -> int:
     return count
 
 
-def _blocks(packs: int, unroll: int) -> tuple[int]:
-    return (min(-(-packs // (BLOCK_THREADS * unroll)), LARGEST_GRID),)
-
-
 def plan_op_tensor(
     operation: OpTensor, a: DeviceView | None, b: DeviceView, c: DeviceView
 ) -> Launch | None:
@@ -122,8 +115,7 @@ def plan_op_tensor(
     return Launch(
         "op_tensor.cu",
         f"op_tensor<{', '.join(arguments)}>",
-        _blocks(packs, UNROLL_OP_TENSOR),
-        (BLOCK_THREADS, 1),
+        grid_of(packs, BLOCK_THREADS * UNROLL_OP_TENSOR),
         geometry(*numbers, small=small),
     )
 
@@ -176,8 +168,7 @@ def plan_activation_backward(
     return Launch(
         "activation_backward.cu",
         f"activation_backward<{', '.join(arguments)}>",
-        _blocks(numbers[-1], UNROLL_ACTIVATION),
-        (BLOCK_THREADS, 1),
+        grid_of(numbers[-1], BLOCK_THREADS * UNROLL_ACTIVATION),
         geometry(*numbers, small=small),
     )
 

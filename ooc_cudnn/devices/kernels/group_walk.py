@@ -11,13 +11,15 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from ooc_cudnn.devices.kernels.arguments import boolean, geometry
+from ooc_cudnn.devices.kernels.launch import Launch
 from ooc_cudnn.devices.kernels.launch_geometry import (
     BLOCK_THREADS,
-    LARGEST_GRID,
     SHORTEST_RUN,
     Rows,
     block_shape,
     common_rows,
+    grid_of,
     pack_size,
     packs_a_thread,
 )
@@ -48,15 +50,22 @@ class GroupWalk(NamedTuple):
     repeats: int
     block: tuple[int, int]
 
-    @property
-    def grid(self) -> tuple[int]:
-        """One block for every part of every group."""
-        return (min(self.groups * self.parts, LARGEST_GRID),)
+    def launch(
+        self, source: str, kernel: str, *arguments: object, with_columns: bool = True
+    ) -> Launch:
+        """A kernel that walks so: a block for every part of every group.
 
-    def template(self, *, with_columns: bool = True) -> str:
-        """The template arguments COUNT, UNROLL, UNROLL_ROWS and, if wanted, COLUMNS."""
+        Its template ends with COUNT, UNROLL, UNROLL_ROWS and, if wanted, COLUMNS.
+        """
         flags = [self.unroll_rows, self.columns] if with_columns else [self.unroll_rows]
-        return ", ".join([str(self.pack), str(self.unroll), *(str(f).lower() for f in flags)])
+        template = [*arguments, self.pack, self.unroll, *map(boolean, flags)]
+        return Launch(
+            source,
+            f"{kernel}<{', '.join(map(str, template))}>",
+            grid_of(self.groups * self.parts),
+            geometry(*self.numbers),
+            self.block,
+        )
 
 
 Views = Sequence[DeviceView]

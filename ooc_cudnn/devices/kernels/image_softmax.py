@@ -18,7 +18,7 @@ from ooc_cudnn.devices.kernels.group_walk import (
     walk_images,
 )
 from ooc_cudnn.devices.kernels.launch import Call, Launch, Runner, launch
-from ooc_cudnn.devices.kernels.launch_geometry import BLOCK_THREADS, LARGEST_GRID
+from ooc_cudnn.devices.kernels.launch_geometry import BLOCK_THREADS, grid_of
 from ooc_cudnn.devices.kernels.softmax_plans import ACCURATE, ACCURATE_BACKWARD, BACKWARD, FORWARD
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.operations.softmax import (
@@ -34,17 +34,10 @@ def parts_bytes(images: int) -> int:
     return 16 * REDUCTION_BLOCKS if images < REDUCTION_BLOCKS else 0
 
 
-def _plan_walk(kernel: str, arguments: str, walk: GroupWalk) -> Launch | None:
+def _plan(walk: GroupWalk, kernel: str, *arguments: object) -> Launch | None:
     if walk.groups == 0:
         return None
-    template = walk.template(with_columns=False)
-    return Launch(
-        "image_softmax.cu",
-        f"{kernel}<{arguments}, {template}>",
-        walk.grid,
-        walk.block,
-        geometry(*walk.numbers),
-    )
+    return walk.launch("image_softmax.cu", kernel, *arguments, with_columns=False)
 
 
 def image_state(
@@ -63,11 +56,11 @@ def image_state(
     parts = state.pointer
     if walk.parts > 1:
         parts = workspace_pointer(workspace, 8 * columns * walk.parts * images)
-    arguments = CUDA_TYPES[there.dtype] + (f", {task}" if what == "sums" else "")
+    arguments = (CUDA_TYPES[there.dtype], *((task,) if what == "sums" else ()))
     launch(
         (operation, walk),
         operands,
-        lambda: _plan_walk(f"image_{what}", arguments, walk),
+        lambda: _plan(walk, f"image_{what}", *arguments),
         (parts,),
         stream,
     )
@@ -78,8 +71,7 @@ def image_state(
             lambda: Launch(
                 "image_softmax.cu",
                 f"join_image_{what}<{BLOCK_THREADS}>",
-                (min(images, LARGEST_GRID),),
-                (BLOCK_THREADS, 1),
+                grid_of(images),
                 geometry(images, walk.parts),
             ),
             (parts,),
@@ -101,7 +93,7 @@ def image_outcomes(
         if output.size == 0:
             return None
         walk = walk_images([output, first, second or first], ELEMENTWISE_BLOCKS)
-        return _plan_walk("image_outcomes", f"{CUDA_TYPES[output.dtype]}, {task}", walk)
+        return _plan(walk, "image_outcomes", CUDA_TYPES[output.dtype], task)
 
     launch((operation, "outcomes"), (*views, state), plan, (), stream)
 

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ooc_cudnn.devices.kernels import compiling
+from ooc_cudnn.devices.kernels.launch_geometry import BLOCK_THREADS
 from ooc_cudnn.devices.view import WIDEST_ACCESS_BYTES, DeviceView
 
 MOST_LAUNCHES = 4096  # remembered; a process that meets more shapes starts over
@@ -28,8 +29,8 @@ class Launch(NamedTuple):
     source: str
     expression: str
     grid: tuple[int, ...]
-    block: tuple[int, int]
     geometry: np.ndarray
+    block: tuple[int, int] = (BLOCK_THREADS, 1)
 
 
 class Call(NamedTuple):

@@ -6,6 +6,7 @@ access; a tile is what one block of threads does at once.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -19,6 +20,11 @@ SHORTEST_RUN = 32  # packs that neighbouring threads move together, at the least
 Triple = tuple[int, int, int]
 
 
+def grid_of(work: int, of_a_block: int = 1) -> tuple[int]:
+    """Blocks for so much work, up to what a grid may have: blocks then go on with the next."""
+    return (min(-(-work // of_a_block), LARGEST_GRID),)
+
+
 class Rows(NamedTuple):
     """(n, c, s) as (outer, middle, inner), for all operands of one call."""
 
@@ -26,6 +32,11 @@ class Rows(NamedTuple):
     strides: tuple[Triple, ...]  # of each operand, in elements
     inner_is_channel: bool
     contiguous: bool  # along inner, in every operand
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """Sizes and strides as kernels read them."""
+        return *self.sizes, *itertools.chain.from_iterable(self.strides)
 
 
 def common_rows(sizes: Triple, strides: Sequence[Triple], *, keep_channel: bool) -> Rows:

@@ -12,7 +12,7 @@ from ooc_cudnn.devices.kernels.arguments import CUDA_TYPES, MODES, boolean, geom
 from ooc_cudnn.devices.kernels.checks import check, check_packed
 from ooc_cudnn.devices.kernels.group_walk import ELEMENTWISE_BLOCKS, walk_channels
 from ooc_cudnn.devices.kernels.launch import Call, Launch, Runner, launch
-from ooc_cudnn.devices.kernels.launch_geometry import BLOCK_THREADS, LARGEST_GRID
+from ooc_cudnn.devices.kernels.launch_geometry import BLOCK_THREADS, grid_of
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.operations.batch_normalization import (
     AddStates,
@@ -30,17 +30,10 @@ from ooc_cudnn.tensor import ACCUMULATOR
 WHAT = {"mean": 0, "inverse_deviation": 1, "running_mean": 2, "running_variance": 3}
 
 
-def _plan_elementwise(kernel: str, arguments: str, views: Sequence[DeviceView]) -> Launch | None:
+def _plan(kernel: str, views: Sequence[DeviceView], *arguments: object) -> Launch | None:
     if views[0].size == 0:
         return None
-    walk = walk_channels(views, ELEMENTWISE_BLOCKS)
-    return Launch(
-        "normalise.cu",
-        f"{kernel}<{arguments}, {walk.template()}>",
-        walk.grid,
-        walk.block,
-        geometry(*walk.numbers),
-    )
+    return walk_channels(views, ELEMENTWISE_BLOCKS).launch("normalise.cu", kernel, *arguments)
 
 
 def normalise(operation: Normalise, call: Call) -> None:
@@ -52,12 +45,12 @@ def normalise(operation: Normalise, call: Call) -> None:
     names = ("scale", "bias", "mean", "spread")
     vectors = [check_packed(name, view, *vector) for name, view in zip(names, vectors, strict=True)]
     is_variance = operation.epsilon is not None
-    arguments = f"{CUDA_TYPES[x.dtype]}, {MODES[operation.mode]}, {boolean(is_variance)}"
+    arguments = CUDA_TYPES[x.dtype], MODES[operation.mode], boolean(is_variance)
     real = real_type(operation.dtype)
     launch(
         operation,
         (output, x, *vectors),
-        lambda: _plan_elementwise("normalise", arguments, [output, x]),
+        lambda: _plan("normalise", [output, x], *arguments),
         (operation.shape[1], real(operation.epsilon or 0.0), real(operation.coef)),
         call.stream,
     )
@@ -77,7 +70,7 @@ def normalise_backward(operation: NormaliseBackward, call: Call) -> None:
     launch(
         operation,
         (output, x, dy, *vectors, sums),
-        lambda: _plan_elementwise("normalise_backward", CUDA_TYPES[x.dtype], [output, x, dy]),
+        lambda: _plan("normalise_backward", [output, x, dy], CUDA_TYPES[x.dtype]),
         (channels, np.float64(operation.count)),
         call.stream,
     )
@@ -99,8 +92,7 @@ def _launch_small(
     def plan() -> Launch | None:
         if count == 0:
             return None
-        blocks = min(-(-count // BLOCK_THREADS), LARGEST_GRID)
-        return Launch("states.cu", expression, (blocks,), (BLOCK_THREADS, 1), geometry(count))
+        return Launch("states.cu", expression, grid_of(count, BLOCK_THREADS), geometry(count))
 
     launch(operation, views, plan, scalars, stream)
 

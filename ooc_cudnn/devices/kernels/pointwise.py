@@ -15,9 +15,9 @@ from ooc_cudnn.devices.kernels.arguments import (
 )
 from ooc_cudnn.devices.kernels.launch import Launch, launch
 from ooc_cudnn.devices.kernels.launch_geometry import (
-    LARGEST_GRID,
     block_shape,
     common_rows,
+    grid_of,
     pack_size,
     packs_a_thread,
 )
@@ -187,12 +187,7 @@ def plan_pointwise(
     return Launch(
         "pointwise.cu",
         f"pointwise<{', '.join(arguments)}>",
-        (min(blocks.tiles, LARGEST_GRID),),
+        grid_of(blocks.tiles),
+        geometry(*rows.numbers, blocks.tiles, blocks.column_tiles),
         blocks.block,
-        geometry(
-            *rows.sizes,
-            *(number for stride in rows.strides for number in stride),
-            blocks.tiles,
-            blocks.column_tiles,
-        ),
     )

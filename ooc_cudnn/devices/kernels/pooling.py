@@ -12,10 +12,7 @@ from typing import NamedTuple
 from ooc_cudnn.devices.kernels.arguments import CUDA_TYPES, geometry, index_type, is_small, three
 from ooc_cudnn.devices.kernels.checks import check
 from ooc_cudnn.devices.kernels.launch import Call, Launch, launch
-from ooc_cudnn.devices.kernels.launch_geometry import (
-    BLOCK_THREADS,
-    LARGEST_GRID,
-)
+from ooc_cudnn.devices.kernels.launch_geometry import BLOCK_THREADS, grid_of
 from ooc_cudnn.devices.view import WIDEST_ACCESS_BYTES, DeviceView
 from ooc_cudnn.operations.pooling import Pooling
 
@@ -132,8 +129,7 @@ def plan_pooling(operation: Pooling, x: DeviceView, y: DeviceView) -> Launch | N
     return Launch(
         "pooling.cu",
         f"{name}<{', '.join(arguments)}>",
-        (min(-(-total // threads), LARGEST_GRID),),
-        (BLOCK_THREADS, 1),
+        grid_of(total, threads),
         geometry(
             *(y_axes.sizes[0], y_axes.sizes[1], y_axes.sizes[5]),
             *y_axes.sizes[2:5],

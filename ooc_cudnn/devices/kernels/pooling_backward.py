@@ -16,7 +16,7 @@ from ooc_cudnn.devices.kernels.arguments import (
 )
 from ooc_cudnn.devices.kernels.checks import check
 from ooc_cudnn.devices.kernels.launch import Call, Launch, Runner, launch
-from ooc_cudnn.devices.kernels.launch_geometry import BLOCK_THREADS, LARGEST_GRID
+from ooc_cudnn.devices.kernels.launch_geometry import BLOCK_THREADS, grid_of
 from ooc_cudnn.devices.kernels.pooling import (
     MODES,
     aligned_pack,
@@ -172,8 +172,7 @@ def plan_pooling_backward(
     return Launch(
         "pooling_backward.cu",
         f"{name}<{', '.join(arguments)}>",
-        (min(blocks, LARGEST_GRID),),
-        (BLOCK_THREADS, 1),
+        grid_of(blocks),
         geometry(
             *(sizes[0], sizes[1], sizes[5]),
             *sizes[2:5],

@@ -44,13 +44,6 @@ def workspace_bytes(shape: tuple[int, ...], sums: int) -> int:
     return 8 * sums * min(most, math.prod(shape) + 8 * channels + 256)
 
 
-def _plan_partials(walk: GroupWalk, dtype: str, kind: int) -> Launch:
-    expression = f"channel_partials<{CUDA_TYPES[dtype]}, {kind}, {walk.template()}>"
-    return Launch(
-        "channel_reduction.cu", expression, walk.grid, walk.block, geometry(*walk.numbers)
-    )
-
-
 def _plan_totals(
     walk: GroupWalk | None, x: DeviceView, result: DeviceView, kind: int
 ) -> Launch | None:
@@ -66,8 +59,8 @@ def _plan_totals(
         "channel_reduction.cu",
         f"channel_totals<{types}, {kind}>",
         (-(-channels // across),),
-        (across, BLOCK_THREADS // across),
         geometry(parts, repeats, channels, x.size // channels, x.strides[1]),
+        (across, BLOCK_THREADS // across),
     )
 
 
@@ -94,7 +87,9 @@ def _reduce(
         launch(
             (operation, walk),
             (x, dy, mean),
-            lambda: _plan_partials(walk, x.dtype, kind),
+            lambda: walk.launch(
+                "channel_reduction.cu", "channel_partials", CUDA_TYPES[x.dtype], kind
+            ),
             (partial, channels, x.strides[1]),
             call.stream,
         )

@@ -14,6 +14,7 @@ from ooc_cudnn.devices.kernels.launch_geometry import (
     Rows,
     block_shape,
     common_rows,
+    grid_of,
     pack_size,
     packs_a_thread,
     transpose_tile,
@@ -53,10 +54,9 @@ def fill_zero(
     joint = pointer | width_bytes | pitch_bytes | WIDEST_ACCESS_BYTES
     word = joint & -joint  # the largest power of two that divides all
     width = width_bytes // word
-    blocks = min(-(-width * count // BLOCK_THREADS), LARGEST_GRID)
     expression = f"fill_zero<{_WORDS_OF_FILL[word]}>"
     compiling.function(compiling.current_device(), "relayout.cu", expression)(
-        (blocks,),
+        grid_of(width * count, BLOCK_THREADS),
         (BLOCK_THREADS,),
         (pointer, width, count, pitch_bytes // word),
         stream=stream,
@@ -129,14 +129,9 @@ def _plan_copy(destination: DeviceView, value: DeviceView, rows: Rows) -> Launch
         "relayout.cu",
         f"copy_strided<{WORDS[item]}, {count}, {unroll}, {boolean(blocks.unroll_rows)}, "
         f"{boolean(rows.contiguous)}>",
-        (min(blocks.tiles, LARGEST_GRID),),
+        grid_of(blocks.tiles),
+        geometry(*rows.numbers, blocks.tiles, blocks.column_tiles),
         blocks.block,
-        geometry(
-            *rows.sizes,
-            *(number for stride in rows.strides for number in stride),
-            blocks.tiles,
-            blocks.column_tiles,
-        ),
     )
 
 
@@ -172,6 +167,5 @@ def _plan_transpose(
             min(-(-c // tile_c), LARGEST_GRID_YZ),
             min(n, LARGEST_GRID_YZ),
         ),
-        (BLOCK_THREADS, 1),
         geometry(n, size_p, size_q, source_n, value_q, to_n, destination_p),
     )

@@ -17,8 +17,8 @@ from ooc_cudnn.devices.kernels.arguments import CUDA_TYPES, arithmetic_dtype, ge
 from ooc_cudnn.devices.kernels.launch import Launch
 from ooc_cudnn.devices.kernels.launch_geometry import (
     BLOCK_THREADS,
-    LARGEST_GRID,
     Rows,
+    grid_of,
     pack_size,
 )
 from ooc_cudnn.devices.view import ITEM_BYTES, WIDEST_ACCESS_BYTES, DeviceView
@@ -111,8 +111,7 @@ def plan_rows(task: int, views: Sequence[DeviceView], sites: SitesByChannels) ->
     return Launch(
         "softmax.cu",
         f"softmax_rows<{CUDA_TYPES[dtype]}, {task}, {count}, {each}, {lanes}>",
-        (min(tiles, LARGEST_GRID),),
-        (BLOCK_THREADS, 1),
+        grid_of(tiles),
         _row_geometry(views, sites, 1, tiles, sites.sites),
     )
 
@@ -151,8 +150,7 @@ def _plan_staged(task: int, views: Sequence[DeviceView], sites: SitesByChannels)
     return Launch(
         "softmax.cu",
         f"softmax_staged<{CUDA_TYPES[dtype]}, {task}, {count}, {each}, {lanes}, {fitting[0]}>",
-        (min(tiles, LARGEST_GRID),),
-        (BLOCK_THREADS, 1),
+        grid_of(tiles),
         _row_geometry(views, sites, tile, tiles, middle_tiles),
     )
 
@@ -203,11 +201,11 @@ def _columns(expression: str, sites: SitesByChannels, count: int, block: tuple[i
     return Launch(
         "softmax_columns.cu",
         expression,
-        (min(sites.images * tiles, LARGEST_GRID),),
-        (across, block[1]),
+        grid_of(sites.images * tiles),
         geometry(
             *(sites.images, sites.channels, sites.sites),
             *(number for stride in sites.strides for number in stride),
             tiles,
         ),
+        (across, block[1]),
     )
