@@ -167,11 +167,11 @@ def test_every_way_to_import_is_seen():
         "from . import case\n"
         "from ..devices.base import Device\n"
         "from .. import cli\n"
-        "if TYPE_CHECKING:\n    from ooc_cudnn.pipeline import plan\n"
+        "if TYPE_CHECKING:\n    from ooc_cudnn.pipeline import schedule\n"
         "def function():\n    from ooc_cudnn import errors, __version__\n"
     )
     found = set(map(module_of, names_imported(tree, "ooc_cudnn.bench")))
-    modules = ("units", "bench.case", "devices.base", "cli", "pipeline.plan", "errors")
+    modules = ("units", "bench.case", "devices.base", "cli", "pipeline.schedule", "errors")
     assert found == {None, "ooc_cudnn", *(f"ooc_cudnn.{module}" for module in modules)}
 
 
