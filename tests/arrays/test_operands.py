@@ -1,15 +1,12 @@
-"""What users hand in, made uniform: specs, placements, overlaps, files."""
+"""What users hand in, made uniform: specs, placements, overlaps."""
 
 from __future__ import annotations
-
-import os
 
 import numpy as np
 import pytest
 
 import ooc_cudnn
 from ooc_cudnn.arrays.operands import check_apart, wrap
-from ooc_cudnn.memory.files import file_range, reserve_file
 
 
 def test_specs_of_layouts(host_device):
@@ -66,34 +63,6 @@ def test_placements(host_device, tmp_path):
         assert ooc_cudnn.placement(x[:2][::-1]) == "pinned"
         assert ooc_cudnn.placement(x[2::-1]) == "pageable"
     assert ooc_cudnn.placement(x[:2]) == "pageable"
-
-
-def test_file_range(tmp_path):
-    path = tmp_path / "a"
-    np.zeros(1000, "f4").tofile(path)
-    mapped = np.memmap(path, "f4", "r+", offset=400, shape=(10, 20))
-    assert file_range(mapped) == (str(path), 400, 1200)
-    assert file_range(mapped[2:4]) == (str(path), 560, 720)
-    assert file_range(mapped[::-1]) == (str(path), 400, 1200)
-    assert file_range(mapped[:, 3]) == (str(path), 412, 400 + 9 * 80 + 16)
-    assert file_range(np.asarray(mapped[2:])) == (str(path), 560, 1200)
-    assert file_range(np.zeros(3)) is None
-    again = np.memmap(path, "f4", "r+", offset=5000 - 4096, shape=(5,))
-    assert file_range(again)[1:] == (904, 924)
-
-
-def test_reserve_file_fills_holes_and_nothing_else(tmp_path):
-    path = tmp_path / "sparse"
-    mapped = np.memmap(path, "f4", "w+", shape=(1024, 1024))
-    mapped[0, 0] = 5
-    reserve_file(mapped[512:])
-    blocks = os.stat(path).st_blocks * 512
-    assert 2**21 <= blocks < 2**22
-    assert os.stat(path).st_size == 2**22
-    assert mapped[0, 0] == 5
-    assert not mapped[512:].any()
-    os.unlink(path)
-    reserve_file(mapped)  # mapped and unlinked: nothing can be reserved by name
 
 
 def test_check_apart(host_device):
