@@ -17,6 +17,7 @@ import ooc_cudnn
 from benchmarks import common
 from ooc_cudnn import operations
 from ooc_cudnn.bench.contents import poison, unwritten
+from ooc_cudnn.bench.placing import release_device
 from ooc_cudnn.bench.timing import Timing, interleave
 
 NAME = "chain_vgg"
@@ -108,8 +109,7 @@ class Torch:
 
 
 def body(report: common.Report) -> None:
-    arguments = report.arguments
-    quick = arguments.quick
+    quick = report.quick
     layers = weights(16 if quick else 1)
     shapes = {
         "n1024": (2, 3, 64, 64) if quick else (1024, 3, 224, 224),
@@ -118,11 +118,9 @@ def body(report: common.Report) -> None:
         "32768": (1, 3, 1024, 64) if quick else (1, 3, 32768, 32768),
     }
     limit: Any = "1MiB" if quick else "16GiB"
-    synchronize = common.synchronizer(arguments)
-    made = chain(
-        [layer and tuple(common.to_device(a, arguments) for a in layer) for layer in layers]
-    )
-    torch = Torch(layers) if arguments.cuda else None
+    synchronize = report.synchronize
+    made = chain([layer and tuple(report.to_device(a) for a in layer) for layer in layers])
+    torch = Torch(layers) if report.arguments.cuda else None
     largest = max(int(np.prod(shape)) for shape in shapes.values())
     data = common.pinned((largest,))
     seconds: dict[str, float] = {}
@@ -155,13 +153,12 @@ def body(report: common.Report) -> None:
         report.predicted(name, did, found.median)
         if fits:
             in_core = report.measurements[f"{name}: in core"]["median"]
-            bound = None if quick else 1.15 if name == "n1024" else 1.25
-            report.claim(f"{name}: times the in-core PyTorch time", found.median / in_core,
-                         "<=" if bound else "", bound)  # fmt: skip
-        common.release_device(arguments)
-    bound = None if quick else 4.5
-    report.claim("32768: times the 16384 time", seconds["32768"] / seconds["16384"],
-                 "<=" if bound else "", bound)  # fmt: skip
+            bound = 1.15 if name == "n1024" else 1.25
+            title = f"{name}: times the in-core PyTorch time"
+            report.claim(title, found.median / in_core, "<=", bound)
+        release_device(report.arguments.device)
+    ratio = seconds["32768"] / seconds["16384"]
+    report.claim("32768: times the 16384 time", ratio, "<=", 4.5)
 
 
 def _in_core(torch: Torch, x: Any, name: str, synchronize: Any) -> tuple[Timing, Any]:

@@ -21,6 +21,7 @@ from ooc_cudnn.bench.placing import pinned
 from ooc_cudnn.bench.record import written
 from ooc_cudnn.bench.tables import table
 from ooc_cudnn.bench.timing import Timing
+from ooc_cudnn.devices import get_device
 
 __all__ = ["Claim", "Report", "pinned", "profiled", "table"]
 
@@ -66,6 +67,20 @@ class Report:
         self.checks: dict[str, Any] = {}
         self.notes: list[str] = []
 
+    @property
+    def quick(self) -> bool:
+        """Whether sizes are tiny, and times mean nothing."""
+        return bool(self.arguments.quick)
+
+    @property
+    def synchronize(self) -> Callable[[], None]:
+        """What waits for the whole device."""
+        return get_device(self.arguments.device).synchronize
+
+    def to_device(self, array: np.ndarray[Any, Any]) -> Any:
+        """Copy an array to the device, as the user's own array outside the library's limit."""
+        return placing.to_device(array, cuda=self.arguments.cuda)
+
     def say(self, line: str) -> None:
         """Print, with the seconds since the start."""
         print(f"[{time.perf_counter() - self.begin:6.1f} s] {line}", flush=True)
@@ -91,7 +106,7 @@ class Report:
         unit: str = "",
     ) -> None:
         """Keep a claim and print it. At the quick size no figure is held to its bound."""
-        if self.arguments.quick:
+        if self.quick:
             relation, bound = "", None
         found = Claim(name, float(value), relation, bound, unit)
         self.claims.append(found)
@@ -136,7 +151,7 @@ class Report:
         path.parent.mkdir(parents=True, exist_ok=True)
         report = {
             "benchmark": self.name,
-            "quick": self.arguments.quick,
+            "quick": self.quick,
             "verified": self.verified,
             "claims": [asdict(claim) | {"holds": claim.holds} for claim in self.claims],
             "checks": self.checks,
@@ -152,9 +167,7 @@ class Report:
         """Write the file, print the table, return the exit status."""
         path = Path(self.arguments.output) / f"{self.file}.json"
         self.write(path)
-        print(
-            f"\n{self.name}" + (" (quick: the times mean nothing)" if self.arguments.quick else "")
-        )
+        print(f"\n{self.name}" + (" (quick: the times mean nothing)" if self.quick else ""))
         print(table(("claim", "measured", "bound", ""), [claim.row() for claim in self.claims]))
         print(f"contents {'verified' if self.verified else 'WRONG OR NOT VERIFIED'}; {path}")
         missed = any(claim.holds is False for claim in self.claims)
@@ -183,8 +196,6 @@ def parse(
         more(parser)
     arguments = parser.parse_args(argv)
     if arguments.device == "auto":
-        from ooc_cudnn.devices import get_device
-
         arguments.device = get_device("auto").kind
     arguments.cuda = arguments.device != "host"
     if arguments.machine is None:
@@ -211,28 +222,6 @@ def run(
     ):
         body(report)
         return report.finish()
-
-
-def synchronizer(arguments: argparse.Namespace) -> Callable[[], None]:
-    """Return what waits for the whole device."""
-    from ooc_cudnn.devices import get_device
-
-    return get_device(arguments.device).synchronize
-
-
-def to_device(array: np.ndarray[Any, Any], arguments: argparse.Namespace) -> Any:
-    """Copy an array to the device, as the user's own array outside the library's limit."""
-    return placing.to_device(array, cuda=arguments.cuda)
-
-
-def release_pinned(arguments: argparse.Namespace) -> None:
-    """Give pinned memory that no array uses back to the system."""
-    placing.release_pinned(arguments.device)
-
-
-def release_device(arguments: argparse.Namespace) -> None:
-    """Give the library's device memory back to the driver."""
-    placing.release_device(arguments.device)
 
 
 def folder_of(arguments: argparse.Namespace) -> str:

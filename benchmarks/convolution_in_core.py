@@ -23,18 +23,18 @@ NAME = "convolution_in_core"
 class Operands:
     """x, w, b and y on the device, and the two functions on them."""
 
-    def __init__(self, shape: tuple[int, int, int, int], arguments: Any) -> None:
+    def __init__(self, shape: tuple[int, int, int, int], report: common.Report) -> None:
         self.images = Images.of(shape)
         self.host_w, self.host_b = filters(shape[1], shape[1])
-        self.w = common.to_device(self.host_w, arguments)
-        self.b = common.to_device(self.host_b, arguments)
-        if arguments.cuda:
+        self.w = report.to_device(self.host_w)
+        self.b = report.to_device(self.host_b)
+        if report.arguments.cuda:
             import cupy
 
             self.x = self.images.fill(cupy.empty(shape, np.float32))
         else:
-            self.x = common.to_device(self.images.fill(np.empty(shape, np.float32)), arguments)
-        self.y = common.to_device(np.empty(shape, np.float32), arguments)
+            self.x = report.to_device(self.images.fill(np.empty(shape, np.float32)))
+        self.y = report.to_device(np.empty(shape, np.float32))
 
     def convolution(self) -> None:
         ooc_cudnn.convolution_forward(self.x, self.w, padding=1, out=self.y)
@@ -83,15 +83,14 @@ class Operands:
 
 def host_part(report: common.Report) -> None:
     """Host time of a call at shapes where the device has next to nothing to do."""
-    arguments = report.arguments
-    shapes = [(1, 8, 16, 16)] if arguments.quick else [(1, 64, 32, 32), (1, 16, 8, 8)]
+    shapes = [(1, 8, 16, 16)] if report.quick else [(1, 64, 32, 32), (1, 16, 8, 8)]
     # A batch stays under the driver's queue of about a thousand launches, so the host never waits.
-    calls, batches = (3, 2) if arguments.quick else (100, 41)
-    synchronize = common.synchronizer(arguments)
+    calls, batches = (3, 2) if report.quick else (100, 41)
+    synchronize = report.synchronize
     for shape in shapes:
-        operands = Operands(shape, arguments)
+        operands = Operands(shape, report)
         title = "x".join(map(str, shape))
-        direct = operands.direct() if arguments.cuda else {}
+        direct = operands.direct() if report.arguments.cuda else {}
         for function, call in operands.functions().items():
             name = f"{title} {function}"
             functions = {"ours": call}

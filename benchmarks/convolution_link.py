@@ -19,6 +19,7 @@ import ooc_cudnn
 from benchmarks import common
 from ooc_cudnn.bench.contents import Images, filters, poison, verify
 from ooc_cudnn.bench.limits import Link
+from ooc_cudnn.bench.placing import release_pinned
 from ooc_cudnn.bench.timing import Timing, interleave, paired_ratio
 
 NAME = "convolution_link"
@@ -31,15 +32,15 @@ class Case:
 
     def __init__(self, report: common.Report) -> None:
         self.report, self.arguments = report, report.arguments
-        quick = report.arguments.quick
+        quick = report.quick
         self.shape = (12, 8, 24, 32) if quick else (512, 64, 256, 256)
         self.limits = ("48kB", "32kB") if quick else ("16GiB", "1GiB")
         self.repeats = 2 if quick else 7
         self.images = Images.of(self.shape)
         self.w, self.b = filters(self.shape[1], self.shape[1])
-        self.device_w = common.to_device(self.w, self.arguments)
-        self.device_b = common.to_device(self.b, self.arguments)
-        self.synchronize = common.synchronizer(self.arguments)
+        self.device_w = report.to_device(self.w)
+        self.device_b = report.to_device(self.b)
+        self.synchronize = report.synchronize
 
     def call(self, x: Any, y: Any, limit: str, **settings: Any) -> None:
         with ooc_cudnn.settings(memory_limit=limit, **settings):
@@ -163,7 +164,7 @@ def one_after_the_other(x: np.ndarray[Any, Any], y: np.ndarray[Any, Any], *, cud
 def body(report: common.Report) -> None:
     case = Case(report)
     link_seconds = pinned_cases(case)
-    common.release_pinned(report.arguments)
+    release_pinned(report.arguments.device)
     pageable_cases(case, link_seconds)
 
 

@@ -19,6 +19,7 @@ import numpy as np
 
 import ooc_cudnn
 from benchmarks import common
+from ooc_cudnn.bench.placing import release_device, release_pinned
 from ooc_cudnn.bench.timing import interleave
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.devices.base import HostArray
@@ -121,10 +122,10 @@ def rows_apart(report: common.Report) -> None:
     """Rows of pinned memory by width and pitch."""
     arguments = report.arguments
     device = get_device(arguments.device)
-    widths, pitches = (QUICK_WIDTHS, QUICK_PITCHES) if arguments.quick else (WIDTHS, PITCHES)
+    widths, pitches = (QUICK_WIDTHS, QUICK_PITCHES) if report.quick else (WIDTHS, PITCHES)
     bench = Bench(device, device.free_bytes() // 2, batches=REPEATS, batch_seconds=0.0)
     machine = named_machine(arguments.machine)
-    copies = RowsApart(bench, machine, QUICK_BYTES if arguments.quick else HOST_BYTES)
+    copies = RowsApart(bench, machine, QUICK_BYTES if report.quick else HOST_BYTES)
     for pitch, width in itertools.product(pitches, widths):
         if width < pitch:
             found = copies.microseconds_a_row(width, pitch)
@@ -133,12 +134,12 @@ def rows_apart(report: common.Report) -> None:
             report.measure(name, found, spoken=said)
     device.arena.release_block()
     copies.hosts.clear()
-    common.release_pinned(arguments)
+    release_pinned(report.arguments.device)
 
 
 def staged(report: common.Report) -> None:
     """Calls on plain memory, staged through several numbers of slabs in chunks of several sizes."""
-    quick = report.arguments.quick
+    quick = report.quick
     total = QUICK_STAGED_TOTAL if quick else STAGED_TOTAL
     kept = staging.SLABS, staging.SLAB_BYTES, staging.CHUNK_BYTES
     random = np.random.default_rng(0).standard_normal(total // 4, np.float32)
@@ -146,33 +147,32 @@ def staged(report: common.Report) -> None:
     try:
         for slabs, size in SLABS[:2] if quick else SLABS:
             staging.SLABS, staging.SLAB_BYTES = slabs, size
-            common.release_device(report.arguments)  # and the slabs that there are
+            release_device(report.arguments.device)  # and the slabs that there are
             for piece, way in itertools.product((total // 4,) if quick else PIECES, STAGED_WAYS):
                 _staged(
                     report, f"{slabs} slabs of {format_bytes(size)}", way, piece, random, expected
                 )
     finally:
         staging.SLABS, staging.SLAB_BYTES, staging.CHUNK_BYTES = kept
-        common.release_device(report.arguments)
+        release_device(report.arguments.device)
 
 
 def _staged(
     report: common.Report, slabs: str, way: str, piece: int, random: HostArray, expected: HostArray
 ) -> None:
     """Pieces of one size, one way or both."""
-    arguments = report.arguments
     count = random.nbytes // piece
     size = count * piece // 4
     x = random[:size].reshape(count, 1, 1, -1)
     y = np.empty_like(x)
     plain = STAGED_WAYS[way]
-    given = x if "x" in plain else common.to_device(x, arguments)
-    out = y if "y" in plain else common.to_device(y, arguments)
+    given = x if "x" in plain else report.to_device(x)
+    out = y if "y" in plain else report.to_device(y)
     calls = {
         format_bytes(chunk): _Call(given, out, chunk, 3 * len(plain) * piece + MIB)
-        for chunk in (CHUNKS[:1] if arguments.quick else CHUNKS)
+        for chunk in (CHUNKS[:1] if report.quick else CHUNKS)
     }
-    synchronize = common.synchronizer(arguments)
+    synchronize = report.synchronize
     times = interleave(calls, synchronize, repeats=REPEATS)
     what = f"{slabs}, {way}, pieces of {format_bytes(piece)}"
     for chunk, timing in times.items():

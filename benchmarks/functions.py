@@ -51,8 +51,7 @@ class Operands:
     """
 
     def __init__(self, report: common.Report) -> None:
-        arguments = report.arguments
-        self.shape = (6, 8, 24, 32) if arguments.quick else (512, 64, 256, 256)
+        self.shape = (6, 8, 24, 32) if report.quick else (512, 64, 256, 256)
         begin = time.perf_counter()
         self.x, self.y, self.dy, self.out = (common.pinned(self.shape) for _ in range(4))
         report.measure("seconds to allocate the pinned operands", time.perf_counter() - begin)
@@ -61,14 +60,14 @@ class Operands:
         report.say("operands filled")
         channels = self.shape[1]
         w, b = filters(channels, channels)
-        self.w, self.b = (common.to_device(array, arguments) for array in (w, b))
+        self.w, self.b = (report.to_device(array) for array in (w, b))
         random = np.random.default_rng(5)
         vectors = random.uniform(0.5, 1.5, (4, channels)).astype(np.float32)
         self.scale, self.bias, self.mean, self.variance = (
-            common.to_device(vector, arguments) for vector in vectors
+            report.to_device(vector) for vector in vectors
         )
         # Arrays of the host device count against its limit; a GPU user's own arrays do not.
-        self.limit: Any = "160kB" if arguments.quick else "4GiB"
+        self.limit: Any = "160kB" if report.quick else "4GiB"
 
     def pooled(self, array: HostArray) -> HostArray:
         """The first quarter of an array, as what pooling by 2 gives."""
@@ -160,9 +159,9 @@ class Bench:
     def __init__(self, report: common.Report, limit: Any) -> None:
         self.report, self.limit = report, limit
         self.device = get_device(report.arguments.device)
-        self.synchronize = common.synchronizer(report.arguments)
+        self.synchronize = report.synchronize
         self.link = Link(cuda=report.arguments.cuda)
-        self.repeats = 2 if report.arguments.quick else 3
+        self.repeats = 2 if report.quick else 3
         self.rows: list[tuple[str, ...]] = []
 
     def measure(self, case: Case) -> None:

@@ -33,16 +33,16 @@ BOUND_MICROSECONDS = 100
 class Operands:
     """x, w and y on the device, channels-last, and the call in each way."""
 
-    def __init__(self, shape: tuple[int, int, int, int], arguments: Any) -> None:
+    def __init__(self, shape: tuple[int, int, int, int], report: common.Report) -> None:
         self.images = Images.of(shape)
         self.host_w, _ = filters(shape[1], shape[1])
 
         def empty(of: tuple[int, ...]) -> Any:
-            return on_device(of, cuda=arguments.cuda, order="channels_last")
+            return on_device(of, cuda=report.arguments.cuda, order="channels_last")
 
         self.x, self.w, self.y = empty(shape), empty(self.host_w.shape), empty(shape)
         self.images.fill(self.x)
-        self.w[...] = common.to_device(self.host_w, arguments)
+        self.w[...] = report.to_device(self.host_w)
         self.result: Any = None
 
     def given(self) -> None:
@@ -100,8 +100,8 @@ def driver_asked(arguments: Any) -> Iterator[list[int]]:
 def measure(report: common.Report, shape: tuple[int, int, int, int]) -> None:
     """Time one shape in every way."""
     arguments = report.arguments
-    quick, title = arguments.quick, "x".join(map(str, shape))
-    operands = Operands(shape, arguments)
+    quick, title = report.quick, "x".join(map(str, shape))
+    operands = Operands(shape, report)
     functions: dict[str, Callable[[], None]] = {
         "with out": operands.given,
         "without out": operands.fresh,
@@ -121,7 +121,7 @@ def measure(report: common.Report, shape: tuple[int, int, int, int]) -> None:
             function()
             operands.check(report, f"{title}, {way}", operands.y)
 
-    synchronize = common.synchronizer(arguments)
+    synchronize = report.synchronize
     calls = 3 if quick else 50
 
     def batch(function: Callable[[], None]) -> Callable[[], None]:
@@ -161,7 +161,7 @@ def measure(report: common.Report, shape: tuple[int, int, int, int]) -> None:
 
 def body(report: common.Report) -> None:
     with ooc_cudnn.settings(memory_limit="32GiB", allow_tf32=True):
-        for shape in QUICK if report.arguments.quick else SHAPES:
+        for shape in QUICK if report.quick else SHAPES:
             measure(report, shape)
 
 

@@ -30,6 +30,7 @@ import numpy as np
 import ooc_cudnn
 from benchmarks import common
 from ooc_cudnn import operations
+from ooc_cudnn.bench import placing
 from ooc_cudnn.functions.prepared import forget_calls
 from tests.support.left_behind import in_use, left_behind
 
@@ -135,7 +136,7 @@ def kinds(arguments: Any, folder: str) -> Iterator[Kind]:
     yield Kind("files", lambda: fused(x_file, out=y_file), (x_file, w, b), small)
 
     few = drawn(2, *shape[1:])
-    few_on_device = common.to_device(few, arguments)
+    few_on_device = placing.to_device(few, cuda=arguments.cuda)
     ample = {"memory_limit": "8GiB"}
     yield Kind("on the device", lambda: fused(few_on_device), (few_on_device, w, b), ample)
 
