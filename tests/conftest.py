@@ -19,6 +19,23 @@ from ooc_cudnn.settings_table import SETTINGS
 # No tests in there, and what needs a card raises where it is imported without one.
 collect_ignore = ["support"]
 
+try:
+    import hypothesis
+except ImportError:
+    pass  # a card's machine needs pytest alone
+else:
+    # The same examples every time, however long they take. `make fuzz` draws others.
+    hypothesis.settings.register_profile(
+        "steady",
+        deadline=None,
+        derandomize=True,
+        suppress_health_check=[
+            hypothesis.HealthCheck.function_scoped_fixture,
+            hypothesis.HealthCheck.too_slow,
+        ],
+    )
+    hypothesis.settings.load_profile("steady")
+
 settings_module = importlib.import_module("ooc_cudnn.settings")
 
 

@@ -16,7 +16,7 @@ import time
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ooc_cudnn
@@ -265,11 +265,7 @@ def test_torch_result_shares_memory_with_numpy(data):
 # The limit ---------------------------------------------------------------------------------------
 
 
-@settings(
-    max_examples=12,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+@settings(max_examples=12)
 @given(limit=st.integers(256, 40_000), arrays=st.integers(0, 3000), overlap=st.booleans())
 def test_the_peak_is_what_the_plan_says_and_never_above_the_limit(data, limit, arrays, overlap):
     arena = ooc_cudnn.devices.get_device("host").arena

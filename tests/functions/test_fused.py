@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ooc_cudnn
@@ -198,12 +198,7 @@ def geometries(draw_from):
 
 
 @pytest.mark.parametrize("function", MAKE)
-@settings(
-    deadline=None,
-    derandomize=True,
-    max_examples=30,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+@settings(max_examples=16)
 @given(drawn=geometries())
 def test_random_geometry_under_a_random_limit(function, drawn):
     case, share = drawn

@@ -23,7 +23,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("ml_dtypes")
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 #: Splits of each call and seed that are tried; of gradients, most of which have padding, more.
-SPLITS, MORE_SPLITS = 12, 60
+SPLITS, MORE_SPLITS = 12, 30
 SEEDS = 2
 
 

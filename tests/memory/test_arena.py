@@ -140,4 +140,4 @@ class Machine(RuleBasedStateMachine):
 
 
 TestArena = Machine.TestCase
-TestArena.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+TestArena.settings = settings(max_examples=60, stateful_step_count=25)

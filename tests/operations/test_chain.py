@@ -181,7 +181,7 @@ chains = st.lists(
 )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(chains, st.integers(1, 25), st.integers(1, 3), st.data())
 def test_random_chains(items, rows, n, data):
     channels, described, extent = 2, [], rows

@@ -21,7 +21,7 @@ def samples(alpha, beta, *, noise=0.0, outliers=0.0, count=60, seed=0):
     return work, seconds
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.floats(1e-15, 1e-6), st.floats(1e-7, 1.0))
 def test_exact_timings_give_alpha_and_beta_back(alpha, beta):
     found = fit(*samples(alpha, beta))

@@ -126,7 +126,7 @@ def test_the_ordered_search_fits_and_is_near_the_best(share, within):
     assert best.price.seconds <= found.price.seconds <= within * best.price.seconds
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.builds(Split, *(st.integers(1, 12) for _ in range(4))),
     st.floats(0.0, 1.2),
@@ -153,7 +153,7 @@ def test_whatever_fits_is_found_and_never_beats_the_exhaustive_best(extents, sha
             assert best_bytes(best) <= found.smallest_bytes
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.builds(Split, *(st.integers(1, 12) for _ in range(4))), st.floats(0.0, 1.2))
 def test_the_local_search_ends_where_no_neighbour_is_better(extents, share):
     problem = Convolution(extents)

@@ -47,7 +47,7 @@ def test_all_that_fits_is_loaded_once():
     assert sizes["x"] + sizes["w"] <= plan.bytes_in <= 1.3 * (sizes["x"] + sizes["w"])
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.integers(256, 300_000), st.booleans())
 def test_any_limit(limit, fused):
     made = forced((4, 12, 24, 20), (10, 12, 3, 3), limit=limit, padding=1, fused=fused)

@@ -70,9 +70,7 @@ def forced_plans(draw, placements=("pageable",)):
     return forced, executor.plan, executor.schedule
 
 
-quick = settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.filter_too_much]
-)
+quick = settings(max_examples=150, suppress_health_check=[HealthCheck.filter_too_much])
 
 
 def happens_before(steps):
