@@ -13,14 +13,14 @@ gigabyte, and it is robust: a sample disturbed by another process loses its weig
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .record import Record, Table, mapping, members, number, whole
+from .record import Record, Table, mapping, members, number
 
 Floats = NDArray[np.float64]
 
@@ -120,21 +120,11 @@ class Fit:
     held_out_error : float
         Median of the absolute relative error on samples that the fit had not seen: amounts of
         work are put aside in turn, all samples of one amount together.
-    samples : int
     """
 
     line: Line
     residuals: tuple[float, ...]
     held_out_error: float
-    samples: int
-
-    def __post_init__(self) -> None:
-        residuals = tuple(number("residuals", value, at_least=-np.inf) for value in self.residuals)
-        object.__setattr__(self, "residuals", residuals)
-        object.__setattr__(self, "held_out_error", number("held_out_error", self.held_out_error))
-        object.__setattr__(self, "samples", whole("samples", self.samples, at_least=1))
-        if len(residuals) != self.samples:
-            raise ValueError(f"samples is {self.samples} but there are {len(residuals)} residuals")
 
     @property
     def residual(self) -> float:
@@ -146,26 +136,8 @@ class Fit:
         return {
             "residual": self.residual,
             "held_out_error": self.held_out_error,
-            "samples": float(self.samples),
+            "samples": float(len(self.residuals)),
         }
-
-    def to_json(self) -> dict[str, Any]:
-        """Return a dict of plain JSON values."""
-        return {
-            "line": self.line.to_json(),
-            "residuals": list(self.residuals),
-            "held_out_error": self.held_out_error,
-            "samples": self.samples,
-        }
-
-    @classmethod
-    def from_json(cls, data: object) -> Fit:
-        """Return what `to_json` described."""
-        held = members("Fit", data, ("line", "residuals", "held_out_error", "samples"))
-        held["line"] = Line.from_json(held["line"])
-        if not isinstance(held["residuals"], Iterable):
-            raise ValueError(f"residuals is {held['residuals']!r}; it must be a list of numbers")
-        return cls(**held)
 
 
 def fit(
@@ -202,7 +174,6 @@ def fit(
         line=line,
         residuals=tuple(float(value) for value in samples.relative_errors(line)),
         held_out_error=_held_out_error(samples),
-        samples=len(samples.works),
     )
 
 

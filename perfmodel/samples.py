@@ -157,7 +157,7 @@ def fit_scaled(samples: Samples, like: Line) -> Fit:
         for at, ratio in enumerate(ratios)
     ]
     residuals = tuple(samples.residuals(line).tolist())
-    return Fit(line, residuals, float(np.median(held_out)), len(ratios))
+    return Fit(line, residuals, float(np.median(held_out)))
 
 
 _COLUMNS = ("work", "seconds", "features")

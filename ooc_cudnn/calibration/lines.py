@@ -49,23 +49,12 @@ def is_noisy(key: str, spread: float) -> bool:
 
 
 class LineFitter:
-    """Finds the lines of a device, each with its quality.
-
-    Parameters
-    ----------
-    device : Device
-    earlier : MachineModel, optional
-        What was calibrated before.
-
-    Attributes
-    ----------
-    quality : dict
-        Of each line that was asked for, as `MachineModel` has it.
-    """
+    """Finds the lines of a device, which may have been calibrated before; each with its quality."""
 
     def __init__(self, device: Device, earlier: MachineModel | None) -> None:
         self.device, self.earlier = device, earlier
         self.shipped = shipped("host" if device.kind == "host" else "h200")
+        #: Of each line that was asked for, as `MachineModel` has it.
         self.quality: dict[str, dict[str, float]] = {}
 
     def line(self, key: str, samples: Samples, spread: float) -> tuple[Line, Samples]:
@@ -78,41 +67,28 @@ class LineFitter:
             else:
                 self.quality[key] = {**fitted.quality(), "spread": spread}
                 return fitted.line, samples
-        kept = self._undisturbed_before(key)
-        if kept is not None:
-            assert self.earlier is not None
-            self.quality[key] = {**self.earlier.quality[key], KEPT: 1.0}
-            return kept, self.earlier.samples.get(key, samples)
+        before = self.earlier
+        if before is not None and key in before.lines:
+            quality = before.quality.get(key, {SCALED: 1.0})
+            if SCALED not in quality and not is_noisy(key, quality.get("spread", 0.0)):
+                self.quality[key] = {**quality, KEPT: 1.0}
+                return before.lines[key], before.samples.get(key, samples)
         fitted = fit_scaled(samples, self._known(key))
         self.quality[key] = {**fitted.quality(), "spread": spread, SCALED: 1.0}
         return fitted.line, samples
 
     def _fitted(self, key: str, samples: Samples) -> Fit:
-        filling = self._filling_slabs(key, samples)
-        if filling and key.endswith("/disk"):
-            # a few, and noisy: what a line through them starts with is chance
-            return fit_proportional(filling)
-        like = None if key.startswith("copy_") else self._shipped_compute(key)
-        return fit_samples(filling or samples, like)
-
-    def _filling_slabs(self, key: str, samples: Samples) -> Samples | None:
-        """Of what is staged, the copies that fill slabs; None if there are too few.
-
-        Smaller ones are late rather than slow, which `latency` tells.
-        """
+        if not key.startswith("copy_"):
+            return fit_samples(samples, self._shipped_compute(key))
+        large = [at for at, nbytes in enumerate(samples.work) if nbytes >= SLAB_BYTES]
         staged = key.endswith(("/pageable", "/disk")) and self.device.kind != "host"
-        large = [at for at, count in enumerate(samples.work) if count >= SLAB_BYTES]
         if not staged or len(large) < FEWEST_WORKS:
-            return None
+            return fit_samples(samples)
+        # copies that do not fill slabs are late rather than slow, which `latency` tells; and what
+        # a line through those of files, a few and noisy, starts with is chance
         work, seconds = ([held[at] for at in large] for held in (samples.work, samples.seconds))
-        return Samples(tuple(work), tuple(seconds))
-
-    def _undisturbed_before(self, key: str) -> Line | None:
-        """The line of an earlier calibration, where that was not disturbed."""
-        quality = self.earlier.quality.get(key, {SCALED: 1.0}) if self.earlier else {SCALED: 1.0}
-        if self.earlier is None or SCALED in quality or is_noisy(key, quality.get("spread", 0.0)):
-            return None
-        return self.earlier.lines.get(key)
+        filling = Samples(tuple(work), tuple(seconds))
+        return fit_proportional(filling) if key.endswith("/disk") else fit_samples(filling)
 
     def _known(self, key: str) -> Line:
         """The nearest line that is known: of this machine if one is, else of a shipped one."""

@@ -84,8 +84,12 @@ def host_memory(session: Session) -> None:
 
 def reference(session: Session) -> float:
     """Seconds of one copy that is measured first and last, to see whether clocks drift."""
-    copies = _copies(session, min(pieces(session)[-1], GPU_LARGE), {"copy_in": "pinned"})
-    return session.bench.time("copy_in", copies["copy_in"]).seconds
+    return crossing(session, "copy_in", min(pieces(session)[-1], GPU_LARGE))
+
+
+def crossing(session: Session, way: str, nbytes: int) -> float:
+    """Seconds that a copy of pinned memory takes."""
+    return session.bench.time(way, _copies(session, nbytes, {way: "pinned"})[way]).seconds
 
 
 def _all_pairs(session: Session) -> None:
@@ -99,57 +103,43 @@ def _all_pairs(session: Session) -> None:
 
 def _measure(session: Session, wanted: Sequence[tuple[int, Mapping[str, str]]]) -> None:
     """Copies of so many bytes, of memory of some placement in each direction."""
-    measures = [
-        session.bench.prepare(
-            _copies(session, size, of),
-            staged=set(of.values()) != {"pinned"},
-            most=MOST_COPIES,
-        )
-        for size, of in wanted
-    ]
+    measures = []
+    for size, of in wanted:
+        copies, staged = _copies(session, size, of), "pageable" in of.values()
+        measures.append(session.bench.prepare(copies, staged=staged, most=MOST_COPIES))
     for (size, of), found in zip(wanted, session.bench.in_turns(measures), strict=True):
-        for direction, timing in found.items():
-            pair = "/".join(of.values())
-            both = len(of) == 2
-            key = f"duplex/{pair}/{direction}" if both else f"{direction}/{pair}"
+        pair = "/".join(of.values())
+        for way, timing in found.items():
+            key = f"duplex/{pair}/{way}" if len(of) == 2 else f"{way}/{pair}"
             session.record(key, size, timing)
 
 
 def _copies(session: Session, size: int, of: Mapping[str, str]) -> dict[str, Next]:
-    """Copies of so many bytes, a slot for each direction."""
-    base = session.bench.reserve(2 * pieces(session)[-1])
-    return {
-        direction: session.bench.copies(
-            direction,
-            base + DIRECTIONS.index(direction) * pieces(session)[-1],
-            partial(session.hosts[placement][direction].next, size),
-        )
-        for direction, placement in of.items()
-    }
+    """Copies of so many bytes, of memory of some placement, with a slot for each direction."""
+    largest, found = max(pieces(session)[-1], size), dict[str, Next]()
+    base = session.bench.reserve(2 * largest)  # the same for all: growing would move it
+    for at, (way, placement) in enumerate(of.items()):
+        region = partial(session.hosts[placement][way].next, size)
+        found[way] = session.bench.copies(way, base + at * largest, region)
+    return found
 
 
 def _strided(session: Session) -> None:
     """Copies of every other row; they cost the same as others on a good link."""
     size, row = large_pieces(session)[0], STRIDED_ROW_BYTES // 4
     base, bench = session.bench.reserve(size), session.bench
-
-    def every_other(memory: HostMemory) -> HostArray:
-        return memory.next(2 * size).reshape(-1, 2 * row)[:, :row]
-
-    for direction in DIRECTIONS:
-        memory = session.hosts["pinned"][direction]
+    for way in DIRECTIONS:
+        memory = session.hosts["pinned"][way]
+        regions = partial(memory.next, size), partial(_every_other, memory, size, row)
+        actions = [{way: bench.copies(way, base, region)} for region in regions]
         plain, apart = bench.in_turns(
-            [
-                bench.prepare(
-                    {direction: bench.copies(direction, base, region)},
-                    staged=False,
-                    most=MOST_COPIES,
-                )
-                for region in (partial(memory.next, size), partial(every_other, memory))
-            ]
+            [bench.prepare(each, staged=False, most=MOST_COPIES) for each in actions]
         )
-        ratio = apart[direction].seconds / plain[direction].seconds
-        session.facts[f"strided_{direction}_over_plain"] = ratio
+        session.facts[f"strided_{way}_over_plain"] = apart[way].seconds / plain[way].seconds
+
+
+def _every_other(memory: HostMemory, size: int, row: int) -> HostArray:
+    return memory.next(2 * size).reshape(-1, 2 * row)[:, :row]
 
 
 def _page_locking(session: Session) -> None:

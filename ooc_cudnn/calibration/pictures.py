@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from perfmodel import Line, MachineModel, Samples
+from perfmodel import Line, MachineModel
 
 #: Placements, or kinds of computation: each with a colour that those who see no red tell apart.
 COLOURS = ("#2a78d6", "#e07b39", "#3f9e6e", "#8a63c4", "#b0a030", "#555555", "#c94f7c", "#39a0b0")
@@ -19,12 +19,6 @@ BOTH_WAYS = {"pinned": "^", "pageable": "s", "disk": "D"}
 
 def draw_calibration(model: MachineModel, path: str | os.PathLike[str]) -> None:
     """Draw a model's samples against its lines, as PNG or whatever the suffix says.
-
-    Parameters
-    ----------
-    model : MachineModel
-        With its samples, as `calibrate` returns it.
-    path : path
 
     Raises
     ------
@@ -66,16 +60,14 @@ def calibration_figure(model: MachineModel) -> Any:
     rows = figure.subplots(3, 2)
     for axes, direction in zip(rows[0], ("copy_in", "copy_out"), strict=True):
         _draw_copies(axes, model, direction)
-    lines = dict(model.compute.lines)
-    convolutions = [key for key in lines if key.startswith("convolution")]
-    passes = [key for key in lines if not key.startswith("convolution")]
+    copies, convolutions, passes = (
+        [key for key in model.lines if key in model.samples and key.startswith(start)]
+        for start in ("copy_", "convolution", "pointwise")
+    )
     _draw_computing(rows[1][0], model, convolutions, part=1, title="convolutions")
     _draw_computing(rows[1][1], model, passes, part=2, title="passes over device memory")
-    for placements in (model.transfer.copy_in, model.transfer.copy_out):
-        direction = "copy_in" if placements is model.transfer.copy_in else "copy_out"
-        lines |= {f"{direction}/{name}": line for name, line in placements.items()}
-    _draw_residuals(rows[2][0], model, lines, (key for key in lines if key.startswith("copy_")))
-    _draw_residuals(rows[2][1], model, lines, (*convolutions, *passes))
+    _draw_residuals(rows[2][0], model, copies)
+    _draw_residuals(rows[2][1], model, convolutions + passes)
     return figure
 
 
@@ -88,20 +80,20 @@ def _draw_copies(axes: Any, model: MachineModel, direction: str) -> None:
             continue
         work = np.array(samples.work)
         sizes = np.geomspace(work.min() / 1.5, work.max() * 1.5)
-        axes.plot(work, _rate(work, samples), color=colour, **MEASURED)
-        axes.plot(sizes, _gigabytes(sizes, line.seconds(sizes)), color=colour, label=placement)
+        axes.plot(work, work / samples.seconds / 1e9, color=colour, **MEASURED)
+        rates = sizes / line.seconds(sizes) / 1e9
+        axes.plot(sizes, rates, color=colour, label=placement)
         for pair, slowdown in model.transfer.slowdowns.items():
             ends = dict(zip(("copy_in", "copy_out"), pair.split("/"), strict=True))
             busy = model.samples.get(f"duplex/{pair}/{direction}")
             if busy is None or ends[direction] != placement:
                 continue
             other = ends["copy_out" if direction == "copy_in" else "copy_in"]
-            factor = getattr(slowdown, direction)
             axes.plot(
-                busy.work, _rate(np.array(busy.work), busy), color=colour, linestyle="",
+                busy.work, np.array(busy.work) / busy.seconds / 1e9, color=colour, linestyle="",
                 marker=BOTH_WAYS[other], markersize=6, markerfacecolor="none",
             )  # fmt: skip
-            slowed = _gigabytes(sizes, line.seconds(sizes) * factor)
+            slowed = rates / getattr(slowdown, direction)
             axes.plot(sizes, slowed, color=colour, linestyle="--", linewidth=0.8)
     others = {pair.split("/")[direction == "copy_in"] for pair in model.transfer.slowdowns}
     opposite = "out to" if direction == "copy_in" else "in from"
@@ -118,19 +110,17 @@ def _draw_copies(axes: Any, model: MachineModel, direction: str) -> None:
 
 
 def _draw_computing(
-    axes: Any, model: MachineModel, keys: Iterable[str], *, part: int, title: str
+    axes: Any, model: MachineModel, keys: list[str], *, part: int, title: str
 ) -> None:
     """Predicted over measured seconds; coloured by one part of the key."""
     groups: dict[str, list[str]] = {}
     for key in keys:
-        if key in model.samples:
-            parts = key.split("/")
-            groups.setdefault(parts[part] if part < len(parts) else "elementwise", []).append(key)
+        groups.setdefault([*key.split("/"), "elementwise"][part], []).append(key)
     most, least = 0.0, np.inf
     for at, (name, members) in enumerate(groups.items()):
         measured = np.concatenate([model.samples[key].seconds for key in members])
         predicted = np.concatenate(
-            [model.samples[key].predicted(model.compute.lines[key]) for key in members]
+            [model.samples[key].predicted(model.lines[key]) for key in members]
         )
         style = {**MEASURED, "marker": "o" if at < len(COLOURS) else "x"}
         axes.plot(measured, predicted, color=COLOURS[at % len(COLOURS)], label=name, **style)
@@ -144,17 +134,11 @@ def _draw_computing(
     _finish(axes, title)
 
 
-def _draw_residuals(
-    axes: Any, model: MachineModel, lines: Mapping[str, Line], keys: Iterable[str]
-) -> None:
+def _draw_residuals(axes: Any, model: MachineModel, keys: list[str]) -> None:
     """(predicted - measured) / measured over measured seconds."""
-    found = [
-        (np.array(model.samples[key].seconds), model.samples[key].residuals(lines[key]))
-        for key in keys
-        if key in model.samples
-    ]
-    if found:
-        seconds, residuals = (np.concatenate(column) for column in zip(*found, strict=True))
+    if keys:
+        seconds = np.concatenate([model.samples[key].seconds for key in keys])
+        residuals = np.concatenate([model.samples[key].residuals(model.lines[key]) for key in keys])
         axes.plot(seconds, np.clip(residuals, -1, 1) * 100, color=COLOURS[0], alpha=0.6, **MEASURED)
         axes.set_xscale("log")
         median, tail = np.quantile(np.abs(residuals), (0.5, 0.9))
@@ -176,11 +160,3 @@ def _finish(axes: Any, title: str, columns: int = 1) -> None:
         axes.spines[side].set_visible(False)
     if axes.get_legend_handles_labels()[0]:
         axes.legend(fontsize=8, frameon=False, loc="upper left", ncols=columns)
-
-
-def _rate(work: Any, samples: Samples) -> Any:
-    return _gigabytes(work, np.array(samples.seconds))
-
-
-def _gigabytes(work: Any, seconds: Any) -> Any:
-    return work / seconds / 1e9

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ooc_cudnn.calibration.lines import KEPT, SCALED, is_noisy
 from ooc_cudnn.units import format_bytes, format_seconds
-from perfmodel import Line, MachineModel
+from perfmodel import MachineModel
 from perfmodel.work import Work, convolution_work, pass_work
 
 MIB = 2**20
@@ -19,8 +19,7 @@ DOUBTFUL, SLOW = 0.25, 2.0
 DRIFTED = 0.05
 #: So many of the least sure lines are named.
 NAMED = 3
-
-_HEADER = ("", "takes", "rate", "residual", "held out", "spread", "")
+#: What of a model is told by a rate, or by a ratio.
 _FACTS = {
     "allocate_pinned_bytes_per_second": "allocating pinned memory",
     "pin_bytes_per_second": "page-locking plain memory",
@@ -29,10 +28,9 @@ _FACTS = {
 
 
 class Usual(NamedTuple):
-    """What the rates of a report are told for.
+    """What rates are told for: a copy of so many bytes, a pass that reads and writes as many.
 
-    A copy of so many bytes; a pass that reads and writes as many; a convolution, 3 x 3, on so many
-    images of so many channels, as many as it makes, and sites.
+    And a convolution of 3 x 3, from so many channels to as many, on so many square images.
     """
 
     copy_bytes: int
@@ -43,17 +41,16 @@ class Usual(NamedTuple):
 
     @classmethod
     def of(cls, model: MachineModel) -> Usual:
-        """On a card, or on a host."""
-        if model.identity.get("gpu", "none") == "none":
-            return cls(MIB, 2 * MIB, 1, 64, 28)
-        return cls(16 * MIB, 128 * MIB, 32, 256, 28)
+        """On a host, or on a card."""
+        on_host = model.identity.get("gpu", "none") == "none"
+        return cls(MIB, 2 * MIB, 1, 64, 28) if on_host else cls(16 * MIB, 128 * MIB, 32, 256, 28)
 
     def __str__(self) -> str:
-        sizes = f"{self.images} x {self.channels} x {self.extent} x {self.extent}"
         return (
-            f"rates at usual sizes: copies of {format_bytes(self.copy_bytes)}; convolutions, "
-            f"3 x 3, {self.channels} to {self.channels} channels, on {sizes}; passes that read "
-            f"and write {format_bytes(self.pass_bytes)} of device memory"
+            f"rates at usual sizes: copies of {format_bytes(self.copy_bytes)}; convolutions, 3 x 3,"
+            f" {self.channels} to {self.channels} channels, on {self.images} x {self.channels} x "
+            f"{self.extent} x {self.extent}; passes that read and write "
+            f"{format_bytes(self.pass_bytes)} of device memory"
         )
 
     def work(self, key: str) -> Work:
@@ -61,41 +58,38 @@ class Usual(NamedTuple):
         kind, dtype, *more = key.split("/")
         item = {"float16": 2, "bfloat16": 2, "float64": 8}.get(dtype, 4)
         if kind == "convolution":
-            tensor = float(item * self.images * self.channels * self.extent**2)
+            sites, tensor = (
+                self.extent**2,
+                float(item * self.images * self.channels * self.extent**2),
+            )
             return convolution_work(
                 key, n=self.images, c_x=self.channels, c_y=self.channels, window_sites=9,
-                output_sites=self.extent**2, x_bytes=tensor, y_bytes=tensor,
+                output_sites=sites, x_bytes=tensor, y_bytes=tensor,
                 w_bytes=float(9 * item * self.channels**2),
                 direction="forward" if len(more) < 2 else more[1],  # type: ignore[arg-type]
             )  # fmt: skip
-        elements = self.pass_bytes / 2 / item
-        exponentials = elements * ("softmax" in more)
+        values = self.pass_bytes / 2 / item
+        powers = values * ("softmax" in more)
         return pass_work(
-            key, device_bytes=self.pass_bytes, elements=elements, taps=elements,
-            exponentials=exponentials,
-        )  # fmt: skip
+            key, device_bytes=self.pass_bytes, elements=values, taps=values, exponentials=powers
+        )
 
 
 class Row(NamedTuple):
-    """What is said of a line; `amount` is of bytes, or of operations, in `seconds`."""
+    """What is said of a line; 0 units a second where it takes as long whatever the size."""
 
     key: str
     seconds: float
-    amount: float
-    notes: tuple[str, ...] = ()
+    rate: float
 
     @property
-    def rate(self) -> float:
-        """A second."""
-        return self.amount / self.seconds if self.seconds else 0.0
+    def like(self) -> list[str]:
+        """What a line is compared with: copies of a direction, computing of a kind and a type."""
+        return self.key.split("/")[: 1 if self.key.startswith("copy_") else 2]
 
 
 def report(model: MachineModel) -> str:
     """Return what a person may want to know of a machine.
-
-    Parameters
-    ----------
-    model : MachineModel
 
     Examples
     --------
@@ -103,11 +97,10 @@ def report(model: MachineModel) -> str:
     >>> print(report(shipped("h200")).splitlines()[0])
     h200, calibrated shipped
     """
-    usual = Usual.of(model)
-    rows = [f"{model.name}, calibrated {model.calibrated}", str(usual)]
-    rows += ["", *_table(model, usual), ""]
+    usual, facts = Usual.of(model), model.facts
+    rows = [f"{model.name}, calibrated {model.calibrated}", f"{usual}", "", *_table(model, usual)]
     if model.transfer.slowdowns:
-        rows += ["while both directions are busy", *_both_ways(model, usual), ""]
+        rows += ["", "while both directions are busy", *_both_ways(model, usual)]
     host = {
         "a call": model.call_seconds,
         "each operand beyond two": model.operand_seconds,
@@ -116,77 +109,56 @@ def report(model: MachineModel) -> str:
         "launching a kernel": model.launch_seconds,
     }
     told = (f"{name} {format_seconds(seconds)}" for name, seconds in host.items() if seconds)
-    rows.append(f"the host takes for {', '.join(told)}")
+    rows += ["", f"the host takes for {', '.join(told)}"]
     rows += [
-        f"{words}: {model.facts[name] / 1e9:.2f} GB/s"
-        for name, words in _FACTS.items()
-        if name in model.facts
+        f"{words}: {facts[name] / 1e9:.2f} GB/s" for name, words in _FACTS.items() if name in facts
     ]
-    for name, value in model.facts.items():
-        if name.startswith("strided_"):
-            which = name.removeprefix("strided_").removesuffix("_over_plain").replace("_", " ")
-            rows.append(f"strided {which}: {value:.2f} times as long as a plain one")
+    for way in ("in", "out"):
+        if (ratio := facts.get(f"strided_copy_{way}_over_plain")) is not None:
+            rows.append(f"strided copy {way}: {ratio:.2f} times as long as a plain one")
     rows += [f"drift of {name} from first to last: {share:+.1%}" for name, share in _drifts(model)]
-    if "calibration_seconds" in model.facts:
-        rows.append(f"measured in {model.facts['calibration_seconds']:.1f} s")
+    if "calibration_seconds" in facts:
+        rows.append(f"measured in {facts['calibration_seconds']:.1f} s")
     return "\n".join([*rows, "", *how_sure(model)])
 
 
 def _table(model: MachineModel, usual: Usual) -> list[str]:
     """A row for each line: seconds and rate at the usual size, errors, and what is to be noted."""
-    cells: list[tuple[str, ...]] = [_HEADER]
-    for row in _rows(model, usual):
+    rows = list(_rows(model, usual))
+    cells = [["", "takes", "rate", "residual", "held out", "spread", ""]]
+    for row in rows:
         quality = model.quality.get(row.key, {})
-        shares = (
-            f"{quality[name]:.1%}" if name in quality else ""
-            for name in ("residual", "held_out_error", "spread")
-        )
-        cells.append(
-            (row.key, format_seconds(row.seconds), _rate(row), *shares, "; ".join(row.notes))
-        )
+        fastest = max(other.rate for other in rows if other.like == row.like)
+        notes = list(_doubts(row.key, quality))
+        if row.rate and SLOW * row.rate < fastest:
+            notes.append(f"slow: {row.rate / fastest:.2g} of the fastest like it")
+        shares = (quality.get(name) for name in ("residual", "held_out_error", "spread"))
+        told = ["" if share is None else f"{share:.1%}" for share in shares]
+        cells.append([row.key, format_seconds(row.seconds), _rate(row), *told, "; ".join(notes)])
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return [
         "  ".join(
-            f"{cell:<{width}}" if at in (0, len(widths) - 1) else f"{cell:>{width}}"
-            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+            [cell[0].ljust(widths[0]), *map(str.rjust, cell[1:-1], widths[1:-1]), cell[-1]]
         ).rstrip()
-        for row in cells
+        for cell in cells
     ]
 
 
-def _rate(row: Row) -> str:
-    if not row.amount:
-        return ""
-    unit = "FLOP/s" if row.key.startswith("convolution") else "B/s"
-    scale, prefix = (1e12, "T") if unit == "FLOP/s" and row.rate >= 1e12 else (1e9, "G")
-    return f"{row.rate / scale:.4g} {prefix}{unit}"
-
-
 def _rows(model: MachineModel, usual: Usual) -> Iterator[Row]:
-    found = []
     for key, line in model.lines.items():
         if key.startswith("copy_"):
-            found.append(Row(key, line.seconds(usual.copy_bytes), usual.copy_bytes))
+            seconds = line.seconds(usual.copy_bytes)
+            yield Row(key, seconds, usual.copy_bytes / seconds)
         else:
             work = usual.work(key)
             seconds = line.seconds(work.amount, work.features)
-            # what takes about as long whatever its size has no rate
-            bound = seconds > 2.0 * line.beta
-            found.append(Row(key, seconds, work.amount if bound else 0.0))
-    fastest: dict[tuple[str, ...], float] = {}
-    for row in found:
-        fastest[_like(row.key)] = max(fastest.get(_like(row.key), 0.0), row.rate)
-    for row in found:
-        notes = list(_doubts(row.key, model.quality.get(row.key, {})))
-        if row.rate and SLOW * row.rate < fastest[_like(row.key)]:
-            notes.append(f"slow: {row.rate / fastest[_like(row.key)]:.2g} of the fastest like it")
-        yield row._replace(notes=tuple(notes))
+            yield Row(key, seconds, work.amount / seconds if seconds > 2.0 * line.beta else 0.0)
 
 
-def _like(key: str) -> tuple[str, ...]:
-    """What a line is compared with: copies of one direction, convolutions or passes of one type."""
-    parts = key.split("/")
-    return tuple(parts[:1] if key.startswith("copy_") else parts[:2])
+def _rate(row: Row) -> str:
+    unit = "FLOP/s" if row.key.startswith("convolution") else "B/s"
+    scale, prefix = (1e12, "T") if unit == "FLOP/s" and row.rate >= 1e12 else (1e9, "G")
+    return f"{row.rate / scale:.4g} {prefix}{unit}" if row.rate else ""
 
 
 def _doubts(key: str, quality: Mapping[str, float]) -> Iterator[str]:
@@ -200,7 +172,7 @@ def _doubts(key: str, quality: Mapping[str, float]) -> Iterator[str]:
 
 def _error(quality: Mapping[str, float]) -> float:
     """The error on samples held out; of a single one, none was."""
-    return quality.get("held_out_error", 0.0) if quality.get("samples", 2.0) > 1 else 0.0
+    return quality.get("held_out_error", 0.0) if quality.get("samples") != 1 else 0.0
 
 
 def _both_ways(model: MachineModel, usual: Usual) -> Iterator[str]:
@@ -208,16 +180,16 @@ def _both_ways(model: MachineModel, usual: Usual) -> Iterator[str]:
     for pair, slower in model.transfer.slowdowns.items():
         source, target = pair.split("/")
         said = []
-        for way, placement, factor in (
-            ("in", source, slower.copy_in), ("out", target, slower.copy_out),
+        for key, factor in (
+            (f"copy_in/{source}", slower.copy_in), (f"copy_out/{target}", slower.copy_out),
         ):  # fmt: skip
-            line: Line | None = model.lines.get(f"copy_{way}/{placement}")
-            if line is not None:
-                alone = usual.copy_bytes / line.seconds(usual.copy_bytes) / 1e9
+            if key in model.lines:
+                alone = usual.copy_bytes / model.lines[key].seconds(usual.copy_bytes) / 1e9
+                way = key.partition("/")[0].removeprefix("copy_")
                 said.append(f"{way} {alone / factor:.1f} of {alone:.1f} GB/s")
         spread = model.quality.get(f"duplex/{pair}", {}).get("spread")
-        varied = f", spread {spread:.1%}" if spread is not None else ""
-        yield f"  in from {source:<8} out to {target:<8}  {', '.join(said)}{varied}"
+        said += [] if spread is None else [f"spread {spread:.1%}"]
+        yield f"  in from {source:<8} out to {target:<8}  {', '.join(said)}"
 
 
 def _drifts(model: MachineModel) -> list[tuple[str, float]]:
@@ -252,7 +224,6 @@ def how_sure(model: MachineModel) -> list[str]:
     if not held:
         return ["how sure: not known; this model does not say how well it was fitted"]
     wrong = {key: max(of["spread"], _error(of)) for key, of in held.items()}
-    single = sum(of.get("samples") == 1 for of in held.values())
     told = {key: share for key, share in wrong.items() if held[key].get("samples") != 1} or wrong
     least = sorted(told, key=lambda key: -told[key])[:NAMED]
     named = ", ".join(f"{key} ({told[key]:.0%})" for key in least)
@@ -260,27 +231,25 @@ def how_sure(model: MachineModel) -> list[str]:
         f"how sure: half of the lines are right within {statistics.median(told.values()):.0%}; "
         f"least sure are {named}"
     ]
-    if single:
+    if single := sum(of.get("samples") == 1 for of in held.values()):
         lines.append(f"known lines, scaled to one measurement each: {single}")
     kept, scaled = spoilt(model).values()
-    drifted = [f"{name} by {share:+.0%}" for name, share in _drifts(model) if abs(share) > DRIFTED]
-    if not kept and not scaled and not drifted:
+    drifts = {name: share for name, share in _drifts(model) if abs(share) > DRIFTED}
+    if not kept and not scaled and not drifts:
         return [*lines, "nothing was disturbed: plans are as sure as these lines"]
     if kept:
         lines.append(f"disturbed, and kept from the earlier calibration: {_few(kept)}")
     if scaled:
         lines.append(f"disturbed, and known lines scaled to what was seen: {_few(scaled)}")
-    if drifted:
-        lines.append(f"clocks drifted while it measured: {', '.join(drifted)}")
-    if kept and not scaled:
-        meaning = "plans are as good as after the earlier calibration"
-    else:
-        shares = [wrong[key] for key in scaled if key in wrong] or [
-            abs(share) for _, share in _drifts(model)
-        ]
+    if drifts:
+        drifted = ", ".join(f"{name} by {share:+.0%}" for name, share in drifts.items())
+        lines.append(f"clocks drifted while it measured: {drifted}")
+    meaning = "plans are as good as after the earlier calibration"
+    if scaled or not kept:
+        worst = max([wrong[key] for key in scaled if key in wrong] or map(abs, drifts.values()))
         meaning = (
-            f"predicted seconds may be off by {max(shares):.0%} and more where such a line counts, "
-            "and plans slower than the best. Calibrate again when the machine is quiet: lines that "
+            f"predicted seconds may be off by {worst:.0%} and more where such a line counts, and "
+            "plans slower than the best. Calibrate again when the machine is quiet: lines that "
             "were measured well are kept"
         )
     return [*lines, f"results are right in any case; {meaning}"]

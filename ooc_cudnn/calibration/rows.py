@@ -90,18 +90,8 @@ def _longer(
     bench: Bench, apart: Mapping[str, Next], whole: Mapping[str, Next], *, staged: bool
 ) -> Timing:
     """Seconds that a copy among many takes longer than another."""
-
-    def wall(copies: Mapping[str, Next], number: int) -> dict[str, float]:
-        """Until so many copies of each direction are at rest."""
-        actions = {way: [copy() for _ in range(number)] for way, copy in copies.items()}
-        return {"": bench.seconds_to_rest(actions, staged=staged)}
-
-    measures = [partial(wall, of, number) for of in (apart, whole) for number in (MANY, 3 * MANY)]
-    for measure in measures:
-        measure()  # warms up
-    few, many, whole_few, whole_many = (
-        found[""] for found in bench.in_turns(measures, fewest=REPEATS)
-    )
+    wanted = [(of, number) for of in (apart, whole) for number in (MANY, 3 * MANY)]
+    few, many, whole_few, whole_many = bench.walls(wanted, staged=staged, turns=REPEATS)
     extra = many.seconds - few.seconds - (whole_many.seconds - whole_few.seconds)
     return Timing(extra / (2 * MANY), many.spread)
 

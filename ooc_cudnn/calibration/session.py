@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ooc_cudnn.devices.base import Device
@@ -23,13 +24,13 @@ class Group(NamedTuple):
     measure: Callable[[], None]
 
 
+@dataclass
 class Measured:
     """What was measured under one key: the samples of a line, or one figure several times."""
 
-    def __init__(self) -> None:
-        self.work: list[float] = []
-        self.timings: list[Timing] = []
-        self.features: list[Mapping[str, float]] = []
+    work: list[float] = field(default_factory=list)
+    timings: list[Timing] = field(default_factory=list)
+    features: list[Mapping[str, float]] = field(default_factory=list)
 
     def add(self, other: Measured) -> None:
         """Add what another group measured."""
@@ -65,38 +66,20 @@ class Measured:
 
 
 class Session:
-    """What the measurements of one calibration share.
-
-    Parameters
-    ----------
-    bench : Bench
-    quick : bool
-        Fewer and smaller measurements.
-
-    Attributes
-    ----------
-    hosts : dict
-        Host memory by placement and direction, once `link.host_memory` has allocated it.
-    measured : dict
-        What the current group has measured, by key. The keys of lines are those of the model;
-        others name the figure: "duplex/pinned/pinned/copy_in", "latency/copy_in/pageable".
-    facts : dict
-        What predicts nothing, as `MachineModel` has it.
-    """
+    """What the measurements of one calibration share, which may have to be quick."""
 
     def __init__(self, bench: Bench, *, quick: bool) -> None:
-        self.bench, self.quick = bench, quick
+        self.bench, self.device, self.quick = bench, bench.device, quick
         self.on_host = bench.device.kind == "host"
         #: Whether little memory is used: on the host, and where it has to be quick.
         self.little = quick or self.on_host
+        #: Host memory by placement and direction, once `link.host_memory` has allocated it.
         self.hosts: dict[str, dict[str, HostMemory]] = {}
+        #: What the current group has measured, by key. The keys of lines are those of the model;
+        #: others name the figure: "duplex/pinned/pinned/copy_in", "latency/copy_in/pageable".
         self.measured: defaultdict[str, Measured] = defaultdict(Measured)
+        #: What predicts nothing, as `MachineModel` has it.
         self.facts: dict[str, float] = {}
-
-    @property
-    def device(self) -> Device:
-        """What is measured."""
-        return self.bench.device
 
     def record(
         self, key: str, work: float, timing: Timing, features: Mapping[str, float] = NO_FEATURES

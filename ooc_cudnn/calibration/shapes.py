@@ -28,23 +28,15 @@ SLOW_SHARE = {"float32": 0.2, "float64": 0.05}
 
 @dataclass(frozen=True)
 class Pool:
-    """How large the sampled computations are.
+    """How large the sampled computations are."""
 
-    Parameters
-    ----------
-    convolution_bytes : (float, float)
-        Binary logarithms of the fewest and the most bytes of x and y.
-    most_flops : float
-        No convolution takes more, so that none takes long.
-    pass_bytes : (float, float)
-        Binary logarithms of the fewest and the most bytes of the tensor that a pass goes through.
-    channels : tuple of int
-        Numbers of channels, the usual ones more often.
-    """
-
+    #: Binary logarithms of the fewest and the most bytes of x and y.
     convolution_bytes: tuple[float, float]
+    #: No convolution takes more, so that none takes long.
     most_flops: float
+    #: Binary logarithms of the fewest and the most bytes of the tensor that a pass goes through.
     pass_bytes: tuple[float, float]
+    #: Numbers of channels, the usual ones more often.
     channels: tuple[int, ...]
 
 
@@ -55,14 +47,7 @@ HOST_POOL = Pool((18.0, 21.5), 1e8, (17.0, 21.0), CHANNELS[:16])
 def convolutions(
     seed: str, pool: Pool, dtype: str, *, allow_tf32: bool, count: int
 ) -> Iterator[Convolution]:
-    """Draw convolutions, channels-first.
-
-    Parameters
-    ----------
-    seed : str
-        The same seed draws the same convolutions.
-    count : int
-    """
+    """Draw so many convolutions, channels-first: the same seed draws the same ones."""
     draw = random.Random(seed)
     slow = dtype == "float64" or (dtype == "float32" and not allow_tf32)
     most_flops = pool.most_flops * (SLOW_SHARE[dtype] if slow else 1.0)
@@ -113,12 +98,7 @@ def _convolution(
 def passes(
     seed: str, pool: Pool, dtype: str, count: int
 ) -> Iterator[tuple[str, Mapping[str, Any], str]]:
-    """Draw calls of the functions that are passes over device memory.
-
-    Parameters
-    ----------
-    count : int
-        Calls of each function.
+    """Draw so many calls of each function that is a pass over device memory.
 
     Yields
     ------
@@ -130,14 +110,11 @@ def passes(
         for function in _PASSES:
             layout = draw.choice(("channels_first", "channels_last"))
             elements = 2 ** _between(draw, pool.pass_bytes, part, count) / DTYPES[dtype]
-            x = _spec(_shape(draw, pool, elements), dtype, layout)
+            c, extent = draw.choice(pool.channels), draw.choice(EXTENTS[2:])
+            extent = min(extent, max(7, math.isqrt(int(elements / c))))
+            n = min(LARGEST_BATCH, max(1, round(elements / (c * extent * extent))))
+            x = _spec((n, c, extent, extent), dtype, layout)
             yield function, _arguments(draw, function, x), layout
-
-
-def _shape(draw: random.Random, pool: Pool, elements: float) -> Shape:
-    c, extent = draw.choice(pool.channels), draw.choice(EXTENTS[2:])
-    extent = min(extent, max(7, math.isqrt(int(elements / c))))
-    return min(LARGEST_BATCH, max(1, round(elements / (c * extent * extent)))), c, extent, extent
 
 
 def _spec(shape: Shape, dtype: str, order: str) -> TensorSpec:

@@ -12,6 +12,7 @@ from functools import partial
 
 from ooc_cudnn.arrays.making import empty_in
 from ooc_cudnn.arrays.operands import wrap
+from ooc_cudnn.calibration.link import crossing
 from ooc_cudnn.calibration.rows import REPEATS, copy_bytes
 from ooc_cudnn.calibration.session import DIRECTIONS, Group, Session, rounded
 from ooc_cudnn.calibration.steps import cut_into_images, run_pieces
@@ -73,19 +74,12 @@ def _measure(session: Session) -> None:
 def _latency(session: Session, direction: str) -> dict[float, Timing]:
     """What a copy alone is late by: a small one, and one that a thread can stage."""
     bench, memory = session.bench, session.hosts["pageable"][direction]
-    pointer = bench.reserve(_staged_bytes(session))
-
-    def wall(nbytes: int, number: int) -> dict[str, float]:
-        copy = bench.copies(direction, pointer, partial(memory.next, nbytes))
-        actions = {direction: [copy() for _ in range(number)]}
-        return {"": bench.seconds_to_rest(actions, staged=True)}
-
     sizes = SMALL_BYTES, _staged_bytes(session)
-    measures = [partial(wall, nbytes, number) for nbytes in sizes for number in (1, MANY)]
-    for measure in measures:
-        measure()  # warms up
-    found = [each[""] for each in bench.in_turns(measures, fewest=REPEATS)]
-    late = {}
+    pointer, wanted = bench.reserve(sizes[1]), []
+    for nbytes in sizes:
+        copies = {direction: bench.copies(direction, pointer, partial(memory.next, nbytes))}
+        wanted += [(copies, 1), (copies, MANY)]
+    found, late = bench.walls(wanted, staged=True, turns=REPEATS), {}
     for nbytes, few, many in zip(sizes, found[::2], found[1::2], strict=True):
         each = (many.seconds - few.seconds) / (MANY - 1)
         late[float(nbytes)] = Timing(max(few.seconds - each, 0.0), few.spread)
@@ -121,13 +115,6 @@ def pace(
     # the first piece is in before any leaves
     turns = CALL_PIECES + len(ways) - 1
     return timing._replace(seconds=max(timing.seconds - alone, 0.0) / turns)
-
-
-def crossing(session: Session, direction: str, nbytes: int) -> float:
-    """Seconds that a copy of pinned memory takes."""
-    memory, base = session.hosts["pinned"][direction], session.bench.reserve(nbytes)
-    region = partial(memory.next, nbytes)
-    return session.bench.time(direction, session.bench.copies(direction, base, region)).seconds
 
 
 def call(session: Session, nbytes: int, pieces: int, ways: tuple[str, ...]) -> tuple[Timing, int]:

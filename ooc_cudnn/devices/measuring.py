@@ -141,6 +141,20 @@ class Bench:
 
     # Steps -------------------------------------------------------------------------------------
 
+    def walls(
+        self, wanted: Sequence[tuple[Mapping[str, Next], int]], *, staged: bool, turns: int
+    ) -> list[Timing]:
+        """Seconds until so many copies of each direction are at rest; of several such, in turns."""
+
+        def wall(copies: Mapping[str, Next], number: int) -> dict[str, float]:
+            actions = {way: [copy() for _ in range(number)] for way, copy in copies.items()}
+            return {"": self.seconds_to_rest(actions, staged=staged)}
+
+        measures = [partial(wall, *each) for each in wanted]
+        for measure in measures:
+            measure()  # warms up
+        return [found[""] for found in self.in_turns(measures, fewest=turns)]
+
     def seconds_to_rest(self, actions: Mapping[str, Sequence[Action]], *, staged: bool) -> float:
         """Run actions as `spans` does; return when all was at rest, what is staged out included."""
         began = time.perf_counter()
