@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from typing import Any, TypeVar
 
 from ooc_cudnn.calibration.session import Group, Session
@@ -81,17 +82,21 @@ class Computing:
         for dtype, tf32 in kinds:
             gradients = not self.quick or (dtype, tf32) == kinds[0]
             layouts = () if dtype in stand_ins(self.device) else self.device.layouts(dtype)
-            for layout in layouts[-1:] if self.quick else layouts:
-                for direction in DIRECTIONS if gradients else DIRECTIONS[:1]:
-                    launches = partial(self.convolutions, dtype, layout, direction, tf32)
-                    label = f"{direction} convolutions, {dtype}, {layout}"
-                    seconds = self.convolution_count * SAMPLE_SECONDS
-                    found.append(Group(label, seconds, partial(self.measure, launches, dtype)))
+            for layout, direction in product(
+                layouts[-1:] if self.quick else layouts, DIRECTIONS if gradients else DIRECTIONS[:1]
+            ):
+                drawn = partial(self.convolutions, dtype, layout, direction, tf32)
+                found.append(
+                    self._group(f"{direction} {layout}", dtype, self.convolution_count, drawn)
+                )
             if (dtype, tf32) in self.pass_kinds:
-                measure = partial(self.measure, partial(self.passes, dtype), dtype)
-                seconds = 15 * self.pass_count * SAMPLE_SECONDS
-                found.append(Group(f"passes, {dtype}", seconds, measure))
+                drawn = partial(self.passes, dtype)
+                found.append(self._group("passes", dtype, 15 * self.pass_count, drawn))
         return found
+
+    def _group(self, label: str, dtype: str, count: int, drawn: partial[Launches]) -> Group:
+        measure = partial(self.measure, drawn, dtype)
+        return Group(f"{label}, {dtype}", count * SAMPLE_SECONDS, measure)
 
     @property
     def pass_kinds(self) -> list[tuple[str, bool]]:
@@ -166,13 +171,10 @@ class Computing:
         None where the memory limit leaves no room for any.
         """
         dtype, tf32 = arithmetic(self.device)[0]
-        layout = self.device.layouts(dtype)[0]
+        drawn = self.convolutions(dtype, self.device.layouts(dtype)[0], DIRECTIONS[0], tf32)
         self.filled = (0, 0)
-        for launch, buffers in self.convolutions(dtype, layout, DIRECTIONS[0], tf32):
-            found = self.timing(launch, buffers, dtype)
-            if found is not None:
-                return found[0].seconds
-        return None
+        timings = (self.timing(launch, buffers, dtype) for launch, buffers in drawn)
+        return next((found[0].seconds for found in timings if found is not None), None)
 
 
 def stand_ins(device: Device) -> Mapping[str, str]:
@@ -213,28 +215,23 @@ def convolution_launch(
 ) -> tuple[Launch, Mapping[str, Buffer]]:
     """Return the launch of a convolution, or of one of its gradients, and its buffers."""
     dtype, layout = operation.dtype, operation.layout
-    x, w, y = (
-        Buffer(shape, dtype, layout)
-        for shape in (operation.x_shape, operation.w_shape, operation.output_shape)
-    )
+    shapes = operation.x_shape, operation.w_shape, operation.output_shape
+    x, w, y = (Buffer(shape, dtype, layout) for shape in shapes)
     if direction == "backward_data":
-        backward_data = ConvolutionBackwardData(operation, dtype)
-        return Launch(backward_data, ("w", "dy"), "dx"), {"w": w, "dy": y, "dx": x}
+        data = ConvolutionBackwardData(operation, dtype)
+        return Launch(data, ("w", "dy"), "dx"), {"w": w, "dy": y, "dx": x}
     if direction == "backward_filter":
-        sums = ACCUMULATOR[dtype]
-        backward_filter = ConvolutionBackwardFilter(operation, sums)
-        buffers = {"x": x, "dy": y, "dw": w._replace(dtype=sums)}
-        return Launch(backward_filter, ("x", "dy"), "dw"), buffers
+        filters = ConvolutionBackwardFilter(operation, ACCUMULATOR[dtype])
+        dw = w._replace(dtype=ACCUMULATOR[dtype])
+        return Launch(filters, ("x", "dy"), "dw"), {"x": x, "dy": y, "dw": dw}
     return Launch(operation, ("x", "w"), "y"), {"x": x, "w": w, "y": y}
 
 
 def arithmetic(device: Device) -> tuple[tuple[str, bool], ...]:
     """Return the kinds of arithmetic that are worth measuring: the host knows no TF32."""
-    kinds: tuple[tuple[str, bool], ...] = ARITHMETIC
-    if device.kind == "host":
-        kinds = ARITHMETIC[1:]
+    kinds: tuple[tuple[str, bool], ...] = ARITHMETIC[device.kind == "host" :]
     try:
         numpy_dtype("bfloat16")
     except TypeError:  # without ml_dtypes nobody can pass such an array
-        kinds = tuple(kind for kind in kinds if kind[0] != "bfloat16")
+        return tuple(kind for kind in kinds if kind[0] != "bfloat16")
     return kinds

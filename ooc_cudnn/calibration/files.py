@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from ooc_cudnn.calibration.session import Group, Session
+from ooc_cudnn.calibration.session import Session
 from ooc_cudnn.devices.machines import cache_directory
 from ooc_cudnn.devices.measuring import HostMemory
 from ooc_cudnn.memory.files import reserve_file
@@ -41,20 +41,25 @@ RATE = 2e9
 Opened = Callable[[int], "np.memmap[Any, Any]"]
 
 
-def groups(session: Session) -> list[Group]:
-    """What is measured of files."""
-    sizes = (HOST_SIZES if session.on_host else GPU_SIZES)[session.quick]
+def seconds_of(session: Session) -> float:
+    """About how long they take."""
+    sizes = sizes_of(session)
     moved = sum(min(MOST_PARTS * size, _file_bytes(sizes)) for size in sizes)
-    seconds = 4 * session.bench.batches * moved / RATE
-    return [Group("copies of files", seconds, partial(file_copies, session, sizes))]
+    return 4 * session.bench.batches * moved / RATE
 
 
-def file_copies(session: Session, sizes: tuple[int, ...]) -> None:
+def sizes_of(session: Session) -> tuple[int, ...]:
+    """Bytes of the pieces."""
+    return (HOST_SIZES if session.on_host else GPU_SIZES)[session.quick]
+
+
+def file_copies(session: Session) -> None:
     """Copies both ways: of pieces after each other, and ("alone/...") of single ones.
 
     Writing is as fast as the page cache takes it, as it is until that is full.
     """
-    bench, count = session.bench, _file_bytes(sizes)
+    bench, sizes = session.bench, sizes_of(session)
+    count = _file_bytes(sizes)
     turns = (HOST_TURNS if session.on_host else GPU_TURNS)[session.quick]
     with _scratch_directory() as directory:
         source, target = directory / "source", directory / "target"
@@ -65,12 +70,9 @@ def file_copies(session: Session, sizes: tuple[int, ...]) -> None:
         }
         wanted = [(way, size) for way in openings for size in sizes if bench.fits(2 * size)]
         base = bench.reserve(max((size for _, size in wanted), default=MIB))
-        measures = [
-            partial(_of_file, session, way, base, openings[way], size, count)
-            for way, size in wanted
-        ]
-        timings = bench.in_turns(measures, fewest=turns)
-        for (way, size), found in zip(wanted, timings, strict=True):
+        one = partial(_of_file, session, base, count)
+        measures = [partial(one, way, openings[way], size) for way, size in wanted]
+        for (way, size), found in zip(wanted, bench.in_turns(measures, fewest=turns), strict=True):
             if found[way].seconds > 0:  # no time at all is the disturbance of a run, not a file's
                 session.record(f"{way}/disk", size, found[way])
                 session.record(f"alone/{way}/disk", size, found["alone"])
@@ -81,7 +83,7 @@ def _file_bytes(sizes: Sequence[int]) -> int:
 
 
 def _of_file(
-    session: Session, direction: str, base: int, opened: Opened, size: int, file_bytes: int
+    session: Session, base: int, file_bytes: int, way: str, opened: Opened, size: int
 ) -> Mapping[str, float]:
     """Seconds of one copy among many, and of a single one.
 
@@ -93,19 +95,17 @@ def _of_file(
     def seconds(counts: Sequence[int]) -> list[float]:
         """Until so many copies are at rest, one run after the other on one file."""
         file = HostMemory(opened(sum(counts) * size))
-        copy = session.bench.copies(direction, base, partial(file.next, size))
+        copy = session.bench.copies(way, base, partial(file.next, size))
         # the mapping ends with this: what is mapped would stay in the page cache
-        return [
-            session.bench.seconds_to_rest({direction: [copy() for _ in range(count)]}, staged=True)
-            for count in counts
-        ]
+        runs = ({way: [copy() for _ in range(count)]} for count in counts)
+        return [session.bench.seconds_to_rest(run, staged=True) for run in runs]
 
     most = max(min(MOST_PARTS, file_bytes // size), 2)
     counts = (1, min(SLABS, most // 2), most)
     alone = statistics.median(seconds([1] * (SINGLES if size <= SLAB_BYTES else 1)))
     found = [alone, *(seconds([count])[0] for count in counts[1:])]
     each = max(float(np.polyfit(counts, found, 1)[0]), found[-1] / most / 2)
-    return {direction: each, "alone": alone}
+    return {way: each, "alone": alone}
 
 
 @contextmanager

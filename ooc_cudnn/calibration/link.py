@@ -14,7 +14,7 @@ from functools import partial
 
 import numpy as np
 
-from ooc_cudnn.calibration.session import DIRECTIONS, Group, Session
+from ooc_cudnn.calibration.session import DIRECTIONS, Session
 from ooc_cudnn.devices.base import HostArray
 from ooc_cudnn.devices.measuring import HostMemory, Next
 
@@ -32,19 +32,6 @@ GPU_LARGE, HOST_LARGE = 16 * MIB, MIB
 MOST_COPIES = 128
 #: Rows of the strided copy, and what is page-locked at once.
 STRIDED_ROW_BYTES, PIN_BYTES = 4096, 64 * MIB
-
-
-def groups(session: Session) -> list[Group]:
-    """What is measured of the link."""
-    batch = 1.5 * session.bench.batches * session.bench.batch_seconds
-    found = [
-        Group("copies", (6 * len(pieces(session)) + 4) * batch, partial(_all_pairs, session)),
-        Group("strided copies", 4 * batch, partial(_strided, session)),
-    ]
-    if not session.on_host:  # there, nothing needs page-locking to be copied
-        seconds = 0.5 * GPU_PLAIN[session.quick] / 2**30
-        found.append(Group("page-locking", seconds, partial(_page_locking, session)))
-    return found
 
 
 def pieces(session: Session) -> tuple[int, ...]:
@@ -92,7 +79,7 @@ def crossing(session: Session, way: str, nbytes: int) -> float:
     return session.bench.time(way, _copies(session, nbytes, {way: "pinned"})[way]).seconds
 
 
-def _all_pairs(session: Session) -> None:
+def all_pairs(session: Session) -> None:
     """Copies one way, and both ways at once: in one group, since one tells what the other lost."""
     for placement in ("pinned", "pageable"):
         ways = [{way: placement} for way in DIRECTIONS] + [dict.fromkeys(DIRECTIONS, placement)]
@@ -124,7 +111,7 @@ def _copies(session: Session, size: int, of: Mapping[str, str]) -> dict[str, Nex
     return found
 
 
-def _strided(session: Session) -> None:
+def strided(session: Session) -> None:
     """Copies of every other row; they cost the same as others on a good link."""
     size, row = large_pieces(session)[0], STRIDED_ROW_BYTES // 4
     base, bench = session.bench.reserve(size), session.bench
@@ -142,8 +129,10 @@ def _every_other(memory: HostMemory, size: int, row: int) -> HostArray:
     return memory.next(2 * size).reshape(-1, 2 * row)[:, :row]
 
 
-def _page_locking(session: Session) -> None:
-    """How fast plain memory is page-locked and released, a piece at a time."""
+def page_locking(session: Session) -> None:
+    """How fast plain memory is page-locked and released; a host needs none of it to copy."""
+    if session.on_host:
+        return
     host, device = session.hosts["pageable"]["copy_in"].array, session.device
     seconds: dict[str, list[float]] = {"pin": [], "unpin": []}
     for start in range(0, host.nbytes - PIN_BYTES + 1, PIN_BYTES):

@@ -19,8 +19,8 @@ import numpy as np
 
 from ooc_cudnn.calibration.compute import launches_of
 from ooc_cudnn.calibration.link import MOST_COPIES
-from ooc_cudnn.calibration.session import DIRECTIONS, Group, Session
-from ooc_cudnn.calibration.steps import cut_into_images, run_pieces
+from ooc_cudnn.calibration.session import DIRECTIONS
+from ooc_cudnn.calibration.steps import cut_into_images
 from ooc_cudnn.devices.measuring import Bench, HostMemory, Next, Timing
 from ooc_cudnn.pipeline.execute import make_executor
 from ooc_cudnn.pipeline.trace import Trace
@@ -39,16 +39,6 @@ COPY_BYTES = 2**24
 #: A quick calibration makes every so-manieth of the calls.
 QUICK_STEP = 3
 REPEATS, QUICK_REPEATS = 5, 3
-
-
-def group(session: Session) -> Group:
-    """What is measured of losses."""
-
-    def measure() -> None:
-        for name, timing in measured_losses(session.bench, quick=session.quick).items():
-            session.record(f"losses/{name}", 1.0, timing)
-
-    return Group("computing beside copies", 0.8 if session.quick else 3.0, measure)
 
 
 def measured_losses(bench: Bench, *, quick: bool) -> dict[str, Timing]:
@@ -145,7 +135,10 @@ class _Overlapping:
     def run(self) -> None:
         """Run it once in either way."""
         for executor, traces in zip(self.executors, self.traces, strict=True):
-            trace = run_pieces(self.bench, executor, self.arrays, staged=False, timed=True)
+            trace = executor.run(
+                self.bench.device, self.arrays, staged=False, wait=True, timed=True,
+                limit_bytes=self.bench.limit_bytes,
+            )  # fmt: skip
             traces += [trace] if trace else []
 
     def seconds(self) -> tuple[float, float]:

@@ -11,7 +11,7 @@ from functools import partial
 
 import numpy as np
 
-from ooc_cudnn.calibration.session import DIRECTIONS, Group, Session
+from ooc_cudnn.calibration.session import DIRECTIONS, Session
 from ooc_cudnn.devices.base import HostArray
 from ooc_cudnn.devices.measuring import Bench, HostMemory, Next, Timing
 from perfmodel.rows import narrow_rows
@@ -31,17 +31,12 @@ NARROW_ROWS = (3 * 784, 64 * 784, 784)
 MANY, REPEATS = 5, 5
 
 
-def groups(session: Session) -> list[Group]:
-    """What is measured of rows."""
-    return [Group("rows that lie apart", 0.5, partial(_measure, session))]
-
-
 def copy_bytes(session: Session) -> int:
     """Bytes of a copy whose rows are measured."""
     return COPY_BYTES[session.little]
 
 
-def _measure(session: Session) -> None:
+def rows_apart(session: Session) -> None:
     """Rows of plain memory one way, of pinned memory both ways at once; where memory allows."""
     size, bench = copy_bytes(session), session.bench
     if not bench.fits(2 * size):

@@ -9,13 +9,19 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
+from collections.abc import Callable
+from functools import partial
 
-from ooc_cudnn.calibration import files, link, losses, rows, staging, steps
+from ooc_cudnn.calibration import files, link
 from ooc_cudnn.calibration.compute import Computing
 from ooc_cudnn.calibration.lines import is_line, is_noisy
+from ooc_cudnn.calibration.losses import measured_losses
 from ooc_cudnn.calibration.model import fit_model
 from ooc_cudnn.calibration.report import how_sure, spoilt
+from ooc_cudnn.calibration.rows import rows_apart
 from ooc_cudnn.calibration.session import Group, Measured, Session, make_bench
+from ooc_cudnn.calibration.staging import staging
+from ooc_cudnn.calibration.steps import host_seconds
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.devices.machines import calibrated_before, machine_path
@@ -122,12 +128,31 @@ def table(session: Session, computing: Computing) -> list[Group]:
     What a disturbed host takes longer for is measured several times, far from each other: a host is
     slow for seconds at a time.
     """
-    host = [steps.group(session), staging.group(session)]
-    again = [] if session.quick else host
-    groups = [*again, *link.groups(session), *files.groups(session), *rows.groups(session), *again]
+    bench, quick = session.bench, session.quick
+
+    def of(label: str, seconds: float, measure: Callable[[Session], None]) -> Group:
+        return Group(label, seconds, partial(measure, session))
+
+    def host(session: Session) -> None:
+        session.record_all(host_seconds(bench))
+
+    def beside(session: Session) -> None:
+        session.record_all(measured_losses(bench, quick=quick), under="losses/")
+
+    batch = 1.5 * bench.batches * bench.batch_seconds
+    copies = [
+        of("copies", (6 * len(link.pieces(session)) + 4) * batch, link.all_pairs),
+        of("strided copies", 4 * batch, link.strided),
+        of("page-locking", 0.5, link.page_locking),
+        of("copies of files", files.seconds_of(session), files.file_copies),
+        of("rows that lie apart", 0.5, rows_apart),
+    ]
+    of_host = [of("issuing steps", 0.3, host), of("staging", 0.3 if quick else 1.0, staging)]
+    again = [] if quick else of_host
+    groups = [*again, *copies, *again]
     for place, group in enumerate(computing.groups(), 1):
         groups += [group, *again[:1]] if place % OFTEN == 0 else [group]
-    return [*groups, *host, losses.group(session)]
+    return [*groups, *of_host, of("computing beside copies", 0.8 if quick else 3.0, beside)]
 
 
 def _references(session: Session, computing: Computing) -> dict[str, float]:

@@ -90,6 +90,11 @@ class Session:
         found.timings.append(timing)
         found.features.append(features)
 
+    def record_all(self, timings: Mapping[str, Timing], under: str = "") -> None:
+        """Keep a figure of each."""
+        for name, timing in timings.items():
+            self.record(f"{under}{name}", 1.0, timing)
+
     def taken_by(self, group: Group) -> dict[str, Measured]:
         """Make the measurements of a group; return what they told."""
         self.measured = defaultdict(Measured)

@@ -14,8 +14,8 @@ from ooc_cudnn.arrays.making import empty_in
 from ooc_cudnn.arrays.operands import wrap
 from ooc_cudnn.calibration.link import crossing
 from ooc_cudnn.calibration.rows import REPEATS, copy_bytes
-from ooc_cudnn.calibration.session import DIRECTIONS, Group, Session, rounded
-from ooc_cudnn.calibration.steps import cut_into_images, run_pieces
+from ooc_cudnn.calibration.session import DIRECTIONS, Session, rounded
+from ooc_cudnn.calibration.steps import cut_into_images
 from ooc_cudnn.devices.base import HostArray
 from ooc_cudnn.devices.measuring import HostMemory, Timing
 from ooc_cudnn.pipeline.execute import Source, make_executor
@@ -33,11 +33,6 @@ MOST_TURNS = 32
 MANY = 5
 
 
-def group(session: Session) -> Group:
-    """What is measured of staging, again and again: the median of several times counts."""
-    return Group("staging", 0.3 if session.quick else 1.0, partial(_measure, session))
-
-
 def latency_line(late: Mapping[float, float]) -> Line:
     """The line through what the smallest and the largest copy are late by: seconds by bytes.
 
@@ -51,7 +46,7 @@ def latency_line(late: Mapping[float, float]) -> Line:
     return Line(rounded(alpha, 4), rounded(max(most - alpha * large, 0.0), 4))
 
 
-def _measure(session: Session) -> None:
+def staging(session: Session) -> None:
     """Record what copies are late by ("latency/..."), "others" and "pace/...", where they fit."""
     size, bench = copy_bytes(session), session.bench
     if not bench.fits(2 * size):
@@ -139,7 +134,8 @@ def call(session: Session, nbytes: int, pieces: int, ways: tuple[str, ...]) -> t
 
     def run() -> None:
         arrays = {name: operand() for name, operand in operands.items()}
-        run_pieces(session.bench, executor, arrays, staged=True)
+        limit = session.bench.limit_bytes
+        executor.run(session.device, arrays, staged=True, wait=True, limit_bytes=limit)
 
     timing = Timing.of(session.bench.repeat(run, REPEATS))
     staged = "x" if DIRECTIONS[0] in ways else "y"

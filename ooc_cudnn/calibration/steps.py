@@ -13,17 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from ooc_cudnn.calibration.session import Group, Session
 from ooc_cudnn.devices.base import HostArray
 from ooc_cudnn.devices.measuring import Bench, Timing, Watched
 from ooc_cudnn.functions.batch_normalization import batch_normalization_forward_inference
 from ooc_cudnn.functions.elementwise import activation_forward
 from ooc_cudnn.functions.plan import plan_request
-from ooc_cudnn.pipeline.execute import Executor, Source, make_executor
+from ooc_cudnn.pipeline.execute import Source, make_executor
 from ooc_cudnn.pipeline.plan import Plan
 from ooc_cudnn.pipeline.planner import make_plan
 from ooc_cudnn.pipeline.request import Request
-from ooc_cudnn.pipeline.trace import Trace
 from ooc_cudnn.settings import settings
 from ooc_cudnn.tensor import TensorSpec
 from perfmodel import shipped
@@ -35,16 +33,6 @@ FILTERS = (8, 8, 1, 1)
 MORE_OPERANDS = 4
 #: How often they are gone through; and calls of one piece, which are short.
 REPEATS, CALL_REPEATS = 3, 9
-
-
-def group(session: Session) -> Group:
-    """What is measured of the host, again and again: it is slow for seconds at a time."""
-
-    def measure() -> None:
-        for name, timing in host_seconds(session.bench).items():
-            session.record(name, 1.0, timing)
-
-    return Group("issuing steps", 0.3, measure)
 
 
 def host_seconds(bench: Bench) -> Mapping[str, Timing]:
@@ -84,10 +72,10 @@ def _many_pieces(bench: Bench, x: TensorSpec) -> tuple[Timing, Timing]:
         name: np.ones(spec.shape, np.float32) if staged else _pinned(bench, spec.shape)
         for name, spec in plan.operands
     }
-    run = partial(run_pieces, bench, executor, arrays, staged=staged)
-    timing = Timing.of_host(bench.repeat(run, REPEATS))
-    watched = Watched(bench.device)
-    run(device=watched)
+    watched, limit = Watched(bench.device), bench.limit_bytes
+    run = partial(executor.run, operands=arrays, staged=staged, wait=True, limit_bytes=limit)
+    timing = Timing.of_host(bench.repeat(partial(run, bench.device), REPEATS))
+    run(watched)
     return Timing(timing.seconds / plan.pieces, timing.spread), Timing.of_host(watched.seconds)
 
 
@@ -101,22 +89,6 @@ def cut_into_images(
     whole = request.chain.extents
     split = replace(whole, n=whole.n // (pieces or whole.n))
     return request, make_plan(request, bench.device.workspace, split)
-
-
-def run_pieces(
-    bench: Bench,
-    executor: Executor,
-    arrays: Mapping[str, Source],
-    *,
-    staged: bool,
-    timed: bool = False,
-    device: Any = None,
-) -> Trace | None:
-    """Run a call on the host's arrays, and wait for it; on another device than the bench's."""
-    return executor.run(
-        device or bench.device, arrays, staged=staged, timed=timed, wait=True,
-        limit_bytes=bench.limit_bytes,
-    )  # fmt: skip
 
 
 def _one_piece(bench: Bench) -> tuple[Timing, Timing] | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from typing import Any, NamedTuple, cast
@@ -107,7 +108,7 @@ class Watched:
 class Placed(NamedTuple):
     """A launch in device memory: its buffers lie in `held` bytes from `base` on, at `pointers`.
 
-    What was asked for beside is at `beside`. `launching` are seconds of the host at each launch.
+    What was asked for beside is at `beside`. `launching`: seconds of the host at each launch.
     """
 
     base: int
@@ -241,7 +242,7 @@ class Bench:
         Every turn has another random order, so that whatever drifts or disturbs meanwhile (clocks,
         temperature, other processes) hits all of them alike.
         """
-        found: list[dict[str, list[float]]] = [{} for _ in measures]
+        found: list[defaultdict[str, list[float]]] = [defaultdict(list) for _ in measures]
         shuffled = np.random.default_rng(0)
         lasting = PATIENCE * len(measures) * self.batches * self.batch_seconds
         began = time.perf_counter()
@@ -250,7 +251,7 @@ class Bench:
                 break
             for index in shuffled.permutation(len(measures)):
                 for name, seconds in measures[index]().items():
-                    found[index].setdefault(name, []).append(seconds)
+                    found[index][name].append(seconds)
         return [{name: Timing.of(each) for name, each in one.items()} for one in found]
 
     def repeat(self, run: Callable[[], object], times: int) -> list[float]:

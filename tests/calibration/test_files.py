@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-from ooc_cudnn.calibration.files import file_copies
+from ooc_cudnn.calibration import files
 from ooc_cudnn.calibration.session import Session
 from ooc_cudnn.devices.measuring import Timing
 
@@ -23,9 +23,10 @@ def test_copies_of_files_that_seem_to_take_no_time_are_left_out(monkeypatch, tmp
             found[-1] = dict.fromkeys(names, Timing(1.0, 0.0))
             return found
 
+    monkeypatch.setattr(files, "sizes_of", lambda session: (2**12, 2**13))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     session = Session(Busy(), quick=True)
-    file_copies(session, (2**12, 2**13))
+    files.file_copies(session)
     assert list(session.measured) == ["copy_out/disk", "alone/copy_out/disk"]
     for held in session.measured.values():
         assert (held.work, held.timings) == ([2**13], [Timing(1.0, 0.0)])
