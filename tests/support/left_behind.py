@@ -76,7 +76,7 @@ def _is_free(lock: threading.RLock) -> bool:
     got = []
 
     def take() -> None:
-        if lock.acquire(timeout=5):
+        if lock.acquire(timeout=60):
             lock.release()
             got.append(True)
 
