@@ -19,9 +19,9 @@ from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.functions.plan import planned_call
 from ooc_cudnn.functions.planning import Planned
 from ooc_cudnn.pipeline.execute import plan_schedule
-from ooc_cudnn.pipeline.plan import Plan
 from ooc_cudnn.pipeline.simulate import Replayed
 from ooc_cudnn.pipeline.trace import STREAMS
+from ooc_cudnn.pricing.plan import Plan
 
 #: A limit under which there is no plan is replaced by this times the smallest that has one.
 ABOVE_SMALLEST = 1.1

@@ -13,8 +13,8 @@ import ooc_cudnn
 from benchmarks.accuracy_draw import Drawn, Operand
 from benchmarks.accuracy_operands import Bound, stored_shape
 from ooc_cudnn.functions.plan import planned_call
-from ooc_cudnn.pipeline.plan import Plan
-from ooc_cudnn.pipeline.request import Request
+from ooc_cudnn.pricing.plan import Plan
+from ooc_cudnn.pricing.request import Request
 from ooc_cudnn.tensor import TensorSpec, packed_strides
 from perfmodel import MachineModel, Split
 

@@ -23,10 +23,10 @@ from ooc_cudnn.functions.plan import describe_call
 from ooc_cudnn.functions.planning import Planned
 from ooc_cudnn.functions.prepared import is_staged
 from ooc_cudnn.pipeline.execute import make_executor
-from ooc_cudnn.pipeline.plan import Plan
-from ooc_cudnn.pipeline.planner import make_plan
-from ooc_cudnn.pipeline.pricing import SplitProblem
-from ooc_cudnn.pipeline.request import Request
+from ooc_cudnn.pricing.plan import Plan
+from ooc_cudnn.pricing.planner import make_plan
+from ooc_cudnn.pricing.request import Request
+from ooc_cudnn.pricing.search import Search
 from perfmodel import Split
 
 AXES = ("n", "c_y", "h_y", "c_x")
@@ -136,7 +136,9 @@ def _sizes(extent: int, step: int) -> tuple[int, ...]:
 
 def _fits(request: Request, split: Split) -> bool:
     """Whether a split runs within the limit in some memory order, workspace apart."""
-    prices = [SplitProblem(request, layout, 0).price(split) for layout in request.layouts]
+    prices = (
+        Search(request, layout).price(split, request.memory_limit) for layout in request.layouts
+    )
     return any(price.legal and price.memory_bytes <= request.memory_limit for price in prices)
 
 

@@ -17,15 +17,17 @@ from typing import Any, NamedTuple
 from benchmarks import common, paper_figures
 from benchmarks.pages.blocks import Block, markdown, stored
 from benchmarks.paper_figures import CUDNN_GFLOPS, TABLE_4, Size, Span
+from benchmarks.searches import Prices, exhaustive, local, ordered
 from ooc_cudnn.functions.plan import plan_request
 from ooc_cudnn.operations.splittable import AXES
-from ooc_cudnn.pipeline.plan import Plan
-from ooc_cudnn.pipeline.planner import make_plan
-from ooc_cudnn.pipeline.pricing import Request, SplitProblem
 from ooc_cudnn.pipeline.simulate import simulate
+from ooc_cudnn.pricing.plan import Plan
+from ooc_cudnn.pricing.planner import make_plan
+from ooc_cudnn.pricing.request import Request
+from ooc_cudnn.pricing.search import Search
 from ooc_cudnn.tensor import TensorSpec
 from ooc_cudnn.units import resolve_limit
-from perfmodel import Split, exhaustive_search, local_search, ordered_search, shipped
+from perfmodel import Split, shipped
 
 NAME = "paper_model"
 MACHINE = "p100"
@@ -108,14 +110,14 @@ def fused_ratio(size: Size) -> float:
     return fused.seconds / sum(one.seconds for one in apart)
 
 
-class EveryCount(SplitProblem):
-    """The same problem with every number of pieces on each axis, as the paper searches it."""
-
-    def candidates(self, axis: str) -> tuple[int, ...]:
-        extent = getattr(self.extents, axis)
-        if not self.chain.may_cut(axis):
-            return (extent,)
-        return tuple(sorted({-(-extent // count) for count in range(1, extent + 1)}))
+def every_count(request: Request) -> dict[str, tuple[int, ...]]:
+    """Piece sizes of every number of pieces on each axis, as the paper searches them."""
+    call, sizes = request.chain, {}
+    for axis in AXES:
+        extent = getattr(call.extents, axis)
+        counts = range(1, extent + 1 if call.may_cut(axis) else 2)
+        sizes[axis] = tuple(sorted({-(-extent // count) for count in counts}))
+    return sizes
 
 
 class Searched(NamedTuple):
@@ -134,19 +136,17 @@ def searched(size: Size, starts: int = 15) -> Searched:
     it for the best.
     """
     request = convolution(size).request
-    layout, limit = request.layouts[0], request.memory_limit
-    problem, fine = (kind(request, layout, 0) for kind in (SplitProblem, EveryCount))
+    search, limit = Search(request, request.layouts[0]), request.memory_limit
+    coarse, fine = Prices(search, limit), Prices(search, limit, every_count(request))
     draw = random.Random(0)
-    drawn = (
-        Split(**{axis: draw.choice(fine.candidates(axis)) for axis in AXES}) for _ in range(starts)
-    )
+    drawn = (Split(**{axis: draw.choice(fine.sizes[axis]) for axis in AXES}) for _ in range(starts))
     found = (
-        ordered_search(problem, limit),
-        exhaustive_search(problem, limit),
-        ordered_search(fine, limit),
-        *(local_search(fine, limit, start) for start in (fine.extents, *drawn)),
+        ordered(coarse),
+        exhaustive(coarse),
+        ordered(fine),
+        *(local(fine, start) for start in (request.chain.extents, *drawn)),
     )
-    seconds = [convolution(size, one.split).seconds for one in found]
+    seconds = [convolution(size, one).seconds for one in found]
     gaps = [one / min(seconds) - 1 for one in seconds]
     return Searched(gaps[0], Span(min(gaps[3:]), max(gaps[3:])))
 

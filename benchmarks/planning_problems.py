@@ -10,7 +10,7 @@ import numpy as np
 
 from ooc_cudnn import operations
 from ooc_cudnn.functions.plan import plan_request
-from ooc_cudnn.pipeline.request import Request
+from ooc_cudnn.pricing.request import Request
 from ooc_cudnn.tensor import TensorSpec
 
 PLENTY = 2**60

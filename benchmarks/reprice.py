@@ -29,10 +29,10 @@ from benchmarks.accuracy_summary import rounded
 from benchmarks.accuracy_terms import dropped, terms_of
 from benchmarks.common import RESULTS, table
 from ooc_cudnn.pipeline.execute import plan_schedule
-from ooc_cudnn.pipeline.plan import Plan
-from ooc_cudnn.pipeline.pricing import SplitProblem
-from ooc_cudnn.pipeline.request import Request
 from ooc_cudnn.pipeline.simulate import Replayed
+from ooc_cudnn.pricing.plan import Plan
+from ooc_cudnn.pricing.request import Request
+from ooc_cudnn.pricing.search import Search
 
 #: Where calls that were measured are kept.
 RECORDS = ("model_accuracy_cuda_calls", "model_accuracy_cuda_splits", "model_accuracy_host")
@@ -42,12 +42,12 @@ DEEPEST = 129
 
 def seconds_of(request: Request, way: Way) -> float:
     """Predicted seconds of a call in one way, by the closed form."""
-    counted = SplitProblem(request, way.layout, 0).counted(way.split, way.order)
+    search = Search(request, way.layout)
     for depth in range(1, DEEPEST):
         for whole in (True, False):
-            priced = counted.priced(depth, whole)
+            priced = search.with_rings(way.split, way.order, depth, whole)
             if dict(priced.rings) == dict(way.rings):
-                return priced.price.seconds
+                return priced.seconds
     raise ValueError(f"no rings of this call are {way.rings}")
 
 

@@ -22,8 +22,8 @@ from ooc_cudnn.devices import get_device
 from ooc_cudnn.functions.plan import plan_request
 from ooc_cudnn.functions.prepared import is_staged
 from ooc_cudnn.pipeline.execute import make_executor
-from ooc_cudnn.pipeline.plan import Plan
-from ooc_cudnn.pipeline.planner import make_plan
+from ooc_cudnn.pricing.plan import Plan
+from ooc_cudnn.pricing.planner import make_plan
 from ooc_cudnn.settings import current
 
 NAME = "volume"

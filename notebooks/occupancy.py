@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from ooc_cudnn import Plan
 from ooc_cudnn.pipeline.execute import Layout, make_executor
-from ooc_cudnn.pipeline.request import Request
 from ooc_cudnn.pipeline.schedule import Step
 from ooc_cudnn.pipeline.trace import StepTrace, Trace
+from ooc_cudnn.pricing.request import Request
 
 PHASES = ("filled", "waiting", "used", "emptied")
 WORKSPACE = "workspace"

@@ -44,7 +44,7 @@ from ooc_cudnn.functions import (
     softmax_forward,
 )
 from ooc_cudnn.functions.plan import plan
-from ooc_cudnn.pipeline.plan import Plan
+from ooc_cudnn.pricing.plan import Plan
 from ooc_cudnn.profiling import profile
 from ooc_cudnn.settings import settings
 from ooc_cudnn.tensor import TensorSpec

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 
-from ooc_cudnn.pipeline.plan import Plan
 from ooc_cudnn.pipeline.trace import StepTrace, Trace, plot, save_chrome
+from ooc_cudnn.pricing.plan import Plan
 from ooc_cudnn.units import format_bytes, format_seconds
 
 

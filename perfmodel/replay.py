@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-from .pipeline import STAGES
+from .closed_form import STAGES
 from .slowdown import Slowdown
 from .staging import SLABS
 from .transfer import TransferModel

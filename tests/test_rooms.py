@@ -41,11 +41,7 @@ ROOMS = (
 
 #: Arrows that close a circle, and who takes them away.
 CLOSING = {
-    ("ooc_cudnn.pipeline.explain", "ooc_cudnn.pipeline.plan"): "clock",
-    ("ooc_cudnn.pipeline.cuts", "ooc_cudnn.pipeline.request"): "lead",
-    ("ooc_cudnn.pipeline.piece_costs", "ooc_cudnn.pipeline.piece_lines"): "lead",
-    ("ooc_cudnn.pipeline.request", "ooc_cudnn.pipeline.counted"): "lead",
-    ("ooc_cudnn.pipeline.request", "ooc_cudnn.pipeline.measured"): "lead",
+    ("ooc_cudnn.pricing.explain", "ooc_cudnn.pricing.plan"): "clock",
 }
 
 _OUTSIDE = re.compile(r"(benchmarks|examples|notebooks|tests)([./]|$)")

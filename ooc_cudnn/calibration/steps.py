@@ -19,9 +19,9 @@ from ooc_cudnn.functions.batch_normalization import batch_normalization_forward_
 from ooc_cudnn.functions.elementwise import activation_forward
 from ooc_cudnn.functions.plan import plan_request
 from ooc_cudnn.pipeline.execute import Source, make_executor
-from ooc_cudnn.pipeline.plan import Plan
-from ooc_cudnn.pipeline.planner import make_plan
-from ooc_cudnn.pipeline.request import Request
+from ooc_cudnn.pricing.plan import Plan
+from ooc_cudnn.pricing.planner import make_plan
+from ooc_cudnn.pricing.request import Request
 from ooc_cudnn.settings import settings
 from ooc_cudnn.tensor import TensorSpec
 from perfmodel import shipped

@@ -11,7 +11,7 @@ from ooc_cudnn import forks
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.functions.target import Planned, PlannedPart, Target, make_request
 from ooc_cudnn.operations.chain import Chain
-from ooc_cudnn.pipeline.cutting import (
+from ooc_cudnn.pricing.cutting import (
     SHARE_OF_SMALLEST,
     WORTH_CUTTING,
     Part,
@@ -22,9 +22,9 @@ from ooc_cudnn.pipeline.cutting import (
     part_between,
     parts_of,
 )
-from ooc_cudnn.pipeline.plan import Plan
-from ooc_cudnn.pipeline.planner import make_plan, smallest_bytes
-from ooc_cudnn.pipeline.pricing import Request
+from ooc_cudnn.pricing.plan import Plan
+from ooc_cudnn.pricing.planner import make_plan, smallest_bytes
+from ooc_cudnn.pricing.request import Request
 
 #: Another axis is cut than the first one where the call is so many times faster for it.
 WORTH_TURNING = 1.02
@@ -59,45 +59,28 @@ def _along_the_best_axis(
 ) -> Planned:
     """Plan with rows along the first spatial axis; along another one where that is faster.
 
-    Others are looked at where no plan is near to what the call takes at least. Only those that
-    promise to be faster have the device asked for workspace, which may build engines.
+    Others are looked at where more than the batch is cut: else every image is moved once, whole.
+    Only those that promise to be faster have the device asked for workspace, which may build
+    engines.
     """
 
     def along(row_axis: int, target: Target) -> Planned:
         turned = replace(request, chain=request.chain.along(row_axis))
         return _planned(turned, target, available, aligned)
 
-    unasked = target._replace(ask_workspace=None)
-
-    def promised(row_axis: int) -> Planned | None:
-        try:
-            return along(row_axis, unasked)
-        except PlanInfeasibleError:
-            return None
-
-    first, *others = request.chain.row_axes
     best, least, reason = None, list[int | None](), ""
-    try:
-        best = along(first, target)
-        if best.plan.pieces == 1 or _is_near_the_least(request, best.plan):
-            return best
-    except PlanInfeasibleError as error:
-        least, reason = [error.smallest_bytes], error.reason
-    rivals = [(promised(row_axis), row_axis) for row_axis in others]
-    rivals.sort(key=lambda rival: rival[0].plan.seconds if rival[0] else math.inf)
-    for promise, row_axis in rivals:
-        if best is not None and (promise is None or not _is_worth_turning(promise, best)):
-            break
+    for row_axis in request.chain.row_axes:
         try:
-            if promise is None or target.ask_workspace is not None:
+            if best is None:
+                best = along(row_axis, target)
+            elif _cuts_images(request, best) and _is_worth_turning(
+                along(row_axis, target._replace(ask_workspace=None)), best
+            ):
                 found = along(row_axis, target)
-            else:
-                found = promise
+                best = found if _is_worth_turning(found, best) else best
         except PlanInfeasibleError as error:
             least.append(error.smallest_bytes)
-            continue
-        if best is None or _is_worth_turning(found, best):
-            best = found
+            reason = error.reason
     if best is None:
         # Not one of the errors themselves: kept in a frame that it knows, an error would keep the
         # user's arrays until the garbage is collected.
@@ -110,15 +93,14 @@ def _along_the_best_axis(
     return best
 
 
+def _cuts_images(request: Request, planned: Planned) -> bool:
+    """Whether a plan cuts more than the batch."""
+    whole = request.chain.extents
+    return len(planned.parts) > 1 or replace(planned.plan.split, n=whole.n) != whole
+
+
 def _is_worth_turning(rival: Planned, best: Planned) -> bool:
     return rival.plan.seconds * WORTH_TURNING < best.plan.seconds
-
-
-def _is_near_the_least(request: Request, plan: Plan) -> bool:
-    """Whether a plan takes about as long as moving everything once and computing it whole."""
-    compute_seconds = min(plan.compute_seconds, large_piece(request).seconds)
-    least = request.floor_seconds(compute_seconds, request.memory_limit)
-    return plan.seconds < WORTH_TURNING * least
 
 
 def forget_plans() -> None:
@@ -162,7 +144,7 @@ def _larger_pieces_help(request: Request, whole: Plan) -> bool:
     what they read and write still crosses the link.
     """
     large = large_piece(request)
-    least = max(large.seconds, request.floor_seconds(0.0, request.memory_limit))
+    least = max(large.seconds, whole.copy_in_seconds, whole.copy_out_seconds)
     return (
         large.memory_bytes > request.memory_limit
         and whole.compute_seconds > WORTH_CUTTING * large.seconds

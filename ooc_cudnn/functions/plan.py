@@ -17,9 +17,8 @@ from ooc_cudnn.functions.planning import Planned, Target
 from ooc_cudnn.functions.public import FUNCTIONS
 from ooc_cudnn.memory.limit import limit_bytes
 from ooc_cudnn.operations.splittable import Splittable
-from ooc_cudnn.pipeline.plan import Plan
-from ooc_cudnn.pipeline.planner import with_alternative
-from ooc_cudnn.pipeline.pricing import Request
+from ooc_cudnn.pricing.plan import Plan
+from ooc_cudnn.pricing.request import Request
 from ooc_cudnn.settings import current
 from ooc_cudnn.tensor import ORDERS, TensorSpec
 from ooc_cudnn.units import parse_limit, resolve_limit
@@ -75,10 +74,9 @@ def plan(
     >>> found.binding_stage, found.device_bytes < 2**34, 0.15 < found.seconds < 0.2
     ('copy_out', True, True)
     """
-    found = planned_call(function, machine=machine, memory_limit=memory_limit, out=out, **arguments)
-    if len(found.parts) > 1:
-        return found.plan
-    return with_alternative(found.parts[0].request, found.plan)
+    return planned_call(
+        function, machine=machine, memory_limit=memory_limit, out=out, **arguments
+    ).plan
 
 
 def plan_request(

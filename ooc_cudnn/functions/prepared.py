@@ -20,8 +20,8 @@ from ooc_cudnn.functions.trials import forget_trials
 from ooc_cudnn.memory.limit import limit_bytes
 from ooc_cudnn.operations.splittable import Splittable
 from ooc_cudnn.pipeline.execute import Executor, make_executor
-from ooc_cudnn.pipeline.plan import Plan
-from ooc_cudnn.pipeline.request import worth_threads
+from ooc_cudnn.pricing.plan import Plan
+from ooc_cudnn.pricing.request import worth_threads
 from ooc_cudnn.settings_table import Settings
 from ooc_cudnn.telling import warn
 from ooc_cudnn.tensor import TensorSpec

@@ -10,9 +10,9 @@ from ooc_cudnn.devices.base import Device
 from ooc_cudnn.devices.machines import machine_for
 from ooc_cudnn.devices.view import WIDEST_ACCESS_BYTES
 from ooc_cudnn.operations.splittable import Splittable
-from ooc_cudnn.pipeline.plan import Plan
-from ooc_cudnn.pipeline.planner import AskWorkspace
-from ooc_cudnn.pipeline.pricing import Request
+from ooc_cudnn.pricing.plan import Plan
+from ooc_cudnn.pricing.planner import AskWorkspace
+from ooc_cudnn.pricing.request import Request
 from ooc_cudnn.settings_table import Settings
 from ooc_cudnn.tensor import TensorSpec, packed_strides, same_strides
 from perfmodel import MachineModel

@@ -26,8 +26,8 @@ from ooc_cudnn.devices.measuring import Bench
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.functions.target import Planned, PlannedPart
 from ooc_cudnn.operations.splittable import Buffer, Launch
-from ooc_cudnn.pipeline.plan import Plan
-from ooc_cudnn.pipeline.planner import distinct_launches
+from ooc_cudnn.pricing.plan import Plan
+from ooc_cudnn.pricing.planner import distinct_launches
 from perfmodel import MachineModel
 
 #: Computing that takes less is not worth a trial (seconds of a whole call).

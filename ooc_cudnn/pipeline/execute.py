@@ -18,10 +18,10 @@ from ooc_cudnn.devices.running import running
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.memory.alignment import aligned
 from ooc_cudnn.operations.splittable import Region, Splittable
-from ooc_cudnn.pipeline.plan import Plan
-from ooc_cudnn.pipeline.pricing import Request
 from ooc_cudnn.pipeline.schedule import COMPUTE, COPY_IN, Place, Schedule, Step, make_schedule
 from ooc_cudnn.pipeline.trace import StepTrace, Trace
+from ooc_cudnn.pricing.plan import Plan
+from ooc_cudnn.pricing.request import Request
 from ooc_cudnn.tensor import DTYPES, packed_strides
 
 #: Pieces that may be in flight before the host waits: enough to hide the issuing, few enough that

@@ -24,6 +24,7 @@ from ooc_cudnn.operations.splittable import (
     Region,
     Splittable,
 )
+from ooc_cudnn.pricing.loop_orders import runs_down
 from perfmodel import Split
 
 COPY_IN, COPY_OUT, COMPUTE = "copy_in", "copy_out", "compute"
@@ -119,18 +120,6 @@ def pieces(
                 last=all(at[axis] == counts[axis] - 1 for axis in reduced),
             ),
         )
-
-
-def runs_down(order: tuple[str, ...], counts: Mapping[str, int]) -> bool:
-    """Whether pieces follow each other down the rows: no loop inside that one but the sum over cX.
-
-    >>> runs_down(("n", "c_y", "h_y", "c_x"), {"n": 4, "c_y": 1, "h_y": 4, "c_x": 2})
-    True
-    >>> runs_down(("h_y", "n", "c_y", "c_x"), {"n": 4, "c_y": 1, "h_y": 4, "c_x": 1})
-    False
-    """
-    inside = order[order.index("h_y") + 1 :]
-    return all(counts[axis] == 1 for axis in inside if axis != "c_x")
 
 
 def make_schedule(

@@ -9,10 +9,10 @@ from typing import Any
 
 from ooc_cudnn.devices.simulated import SimulatedDevice, StepCost, VirtualCall, simulated_operand
 from ooc_cudnn.pipeline.execute import lay_out, plan_schedule, region_of
-from ooc_cudnn.pipeline.plan import Plan
-from ooc_cudnn.pipeline.pricing import Request
 from ooc_cudnn.pipeline.schedule import COMPUTE, COPY_IN, COPY_OUT, Schedule, Step
 from ooc_cudnn.pipeline.trace import StepTrace, Trace
+from ooc_cudnn.pricing.plan import Plan
+from ooc_cudnn.pricing.request import Request
 
 
 def simulate(request: Request, plan: Plan) -> Trace:

@@ -14,8 +14,8 @@ from ooc_cudnn.devices import get_device
 from ooc_cudnn.devices.machines import machine_for, machine_path
 from ooc_cudnn.devices.simulated import SimulatedDevice, SimulatedRun
 from ooc_cudnn.functions.plan import plan_request
-from ooc_cudnn.pipeline.planner import make_plan
 from ooc_cudnn.pipeline.simulate import simulate
+from ooc_cudnn.pricing.planner import make_plan
 from ooc_cudnn.tensor import TensorSpec
 from perfmodel import ComputeModel, FitError, Line, MachineModel, Slowdown, TransferModel, shipped
 from tests.support.clock import Clock

@@ -13,7 +13,7 @@ from benchmarks import common
 from benchmarks.pages import model as model_page
 from ooc_cudnn.calibration import lines as calibration_lines
 from ooc_cudnn.functions import trials
-from ooc_cudnn.pipeline.pricing import CANDIDATES
+from ooc_cudnn.pricing.search import SIZES
 from perfmodel.rows import FAR_BYTES, FAR_LEAST, FAR_WIDTH_BYTES, NARROWEST_ROW_BYTES
 from perfmodel.work import TILE_CHANNELS
 
@@ -124,5 +124,5 @@ def test_the_model_page_quotes_the_constants_of_the_code():
     assert "computing takes 0.2 ms or more, and at least a tenth of what the link takes" in text
     assert (trials.MOST_SHARE, trials.MOST_SECONDS) == (0.1, 0.1)
     assert "a tenth of the call's predicted seconds at most, or 0.1 s if that is more" in text
-    assert f"{CANDIDATES} of them at most" in text
+    assert f"{SIZES} of them at most" in text
     assert f"channels of y, of x, or of both in steps of {TILE_CHANNELS}" in text

@@ -11,7 +11,7 @@ from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.functions.plan import plan
 from ooc_cudnn.functions.public import FUNCTIONS
 from ooc_cudnn.operations import AddTensor, Convolution
-from ooc_cudnn.pipeline.plan import Plan
+from ooc_cudnn.pricing.plan import Plan
 from ooc_cudnn.tensor import TensorSpec
 from perfmodel import shipped
 

@@ -12,7 +12,7 @@ import ooc_cudnn
 from ooc_cudnn import PlanInfeasibleError, TensorSpec
 from ooc_cudnn.functions.plan import plan_request
 from ooc_cudnn.operations import Activation, Convolution, Pooling
-from ooc_cudnn.pipeline.planner import make_plan
+from ooc_cudnn.pricing.planner import make_plan
 
 torch = pytest.importorskip("torch")
 
@@ -28,7 +28,6 @@ def test_a_volume_of_large_planes_is_cut_along_them():
     x = TensorSpec((1, 32, 64, 4096, 4096))
     found = plan("convolution_forward", "16GiB", x=x, w=WINDOW, padding=1)
     assert found.row_axis in (3, 4)
-    assert (found.split.c_x, found.split.c_y) == (32, 32)
     assert found.bytes_in < 1.1 * x.nbytes
     request = plan_request(
         "convolution_forward", machine="h200", memory_limit="16GiB", x=x, w=WINDOW, padding=1

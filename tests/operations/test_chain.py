@@ -13,7 +13,7 @@ from ooc_cudnn.operations.activation import Activation, check_mode
 from ooc_cudnn.operations.bias import AddTensor
 from ooc_cudnn.operations.chain import Chain
 from ooc_cudnn.operations.convolution import Convolution
-from ooc_cudnn.pipeline.counted import RING_DEPTHS
+from ooc_cudnn.pricing.rings import DEPTHS
 from perfmodel import Split
 from tests.support import reference
 from tests.support.forced import Forced, legal_splits
@@ -63,7 +63,7 @@ class Built:
         forced, y, count = Forced(self.chain, self.arrays), self.arrays["y"], 0
         for at, split in enumerate(legal_splits(self.chain)):
             y[...] = self.old if self.chain.beta else np.nan
-            depth = RING_DEPTHS[at % 3]
+            depth = DEPTHS[at % 3]
             forced.run(split, depth=depth, overlap=at % 3 == 0, **options)
             reference.assert_close(y, self.expected, self.tolerance, f"{split} {options}")
             count += 1

@@ -15,8 +15,8 @@ from ooc_cudnn.operations.bias import AddTensor
 from ooc_cudnn.operations.chain import Chain
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.splittable import AXES
-from ooc_cudnn.pipeline.planner import distinct_launches
 from ooc_cudnn.pipeline.schedule import make_schedule, pieces
+from ooc_cudnn.pricing.planner import distinct_launches
 from ooc_cudnn.tensor import DTYPES, TensorSpec
 from perfmodel import Split
 from tests.support.forced import Forced

@@ -15,8 +15,9 @@ import perfmodel
 from ooc_cudnn.arrays.operands import wrap
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.functions.planning import make_request
-from ooc_cudnn.pipeline import counted, planner
 from ooc_cudnn.pipeline.execute import make_executor
+from ooc_cudnn.pricing import planner, search
+from ooc_cudnn.pricing import rings as pricing_rings
 from ooc_cudnn.tensor import TensorSpec
 from perfmodel import Split
 
@@ -44,16 +45,17 @@ def legal_splits(chain):
 @contextmanager
 def rings(depth=None, whole=None):
     """Make the planner choose rings of `depth` slots, parameters whole or in a ring."""
-    priced = counted.Counted.priced
+    worth_trying = pricing_rings.worth_trying
 
-    def forced(self, asked_depth, asked_whole):
-        return priced(self, asked_depth, asked_whole if whole is None else whole)
+    def forced(pieces, order, limit_bytes):
+        for found in worth_trying(pieces, order, limit_bytes):
+            asked = found.whole if whole is None else whole
+            yield pricing_rings.rings(pieces, found.depth, asked)
 
+    depths = pricing_rings.DEPTHS if depth is None else (depth,)
     with (
-        mock.patch.object(
-            counted, "RING_DEPTHS", counted.RING_DEPTHS if depth is None else (depth,)
-        ),
-        mock.patch.object(counted.Counted, "priced", forced),
+        mock.patch.object(pricing_rings, "DEPTHS", depths),
+        mock.patch.object(search, "worth_trying", forced),
     ):
         yield
 

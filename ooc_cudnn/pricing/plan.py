@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from ooc_cudnn.operations.rows import ROW_AXIS
-from ooc_cudnn.pipeline.explain import explained
+from ooc_cudnn.pricing.explain import explained
 from ooc_cudnn.tensor import TensorSpec
 from ooc_cudnn.units import format_seconds
 from perfmodel import Split

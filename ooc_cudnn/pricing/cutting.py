@@ -13,8 +13,9 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from ooc_cudnn.operations.chain import Chain
-from ooc_cudnn.pipeline.plan import Plan
-from ooc_cudnn.pipeline.pricing import Request, SplitProblem
+from ooc_cudnn.pricing.plan import Plan
+from ooc_cudnn.pricing.request import Request
+from ooc_cudnn.pricing.search import Search
 from ooc_cudnn.tensor import TensorSpec, packed_strides
 from ooc_cudnn.units import format_bytes
 
@@ -102,13 +103,12 @@ class LargePiece(NamedTuple):
 def large_piece(request: Request) -> LargePiece:
     """The least of either, whatever memory there is."""
     chain = request.chain
-    counted = [
-        SplitProblem(request, layout, 0).counted(chain.extents, chain.loop_order)
+    priced = [
+        Search(request, layout).with_rings(chain.extents, chain.loop_order, 1, True)
         for layout in request.layouts
     ]
     return LargePiece(
-        min(one.measured.compute_seconds for one in counted),
-        min(one.priced(1, True).price.memory_bytes for one in counted),
+        min(float(one.stages.compute) for one in priced), min(one.memory_bytes for one in priced)
     )
 
 

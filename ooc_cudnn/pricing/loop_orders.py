@@ -57,3 +57,15 @@ def _nestings(axes: LoopOrder, reduced: tuple[str, ...]) -> Iterator[LoopOrder]:
         itertools.permutations(free), itertools.permutations(summed)
     ):
         yield (*outer, *inner)
+
+
+def runs_down(order: tuple[str, ...], counts: Mapping[str, int]) -> bool:
+    """Whether pieces follow each other down the rows: no loop inside that one but the sum over cX.
+
+    >>> runs_down(("n", "c_y", "h_y", "c_x"), {"n": 4, "c_y": 1, "h_y": 4, "c_x": 2})
+    True
+    >>> runs_down(("h_y", "n", "c_y", "c_x"), {"n": 4, "c_y": 1, "h_y": 4, "c_x": 1})
+    False
+    """
+    inside = order[order.index("h_y") + 1 :]
+    return all(counts[axis] == 1 for axis in inside if axis != "c_x")

@@ -15,8 +15,8 @@ import ooc_cudnn
 from ooc_cudnn import cli
 from ooc_cudnn.cli.plan import example
 from ooc_cudnn.functions.public import FUNCTIONS
-from ooc_cudnn.pipeline.explain import table
-from ooc_cudnn.pipeline.plan import Alternative, Plan
+from ooc_cudnn.pricing.explain import table
+from ooc_cudnn.pricing.plan import Alternative, Plan
 from ooc_cudnn.tensor import DTYPES, PLACEMENTS, TensorSpec
 from perfmodel import Split
 

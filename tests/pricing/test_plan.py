@@ -9,7 +9,7 @@ import pytest
 
 from ooc_cudnn.operations.chain import Chain
 from ooc_cudnn.operations.convolution import Convolution
-from ooc_cudnn.pipeline.plan import Plan
+from ooc_cudnn.pricing.plan import Plan
 from ooc_cudnn.tensor import TensorSpec
 from tests.support.forced import Forced
 

@@ -9,7 +9,7 @@ from ooc_cudnn.operations.rows import ROW_AXIS
 from ooc_cudnn.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from ooc_cudnn.pipeline.plan import Plan
+    from ooc_cudnn.pricing.plan import Plan
 
 #: Least widths of columns, and how they are aligned; what is longer makes its column wider.
 OPERANDS = ("<4", "<28", "<10", ">12", "<2", "<10", "<0")

@@ -1,0 +1,77 @@
+"""What one piece costs: the launches on it, their buffers and their seconds, each made once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping
+from typing import NamedTuple
+
+from ooc_cudnn.operations.splittable import Accumulation, Buffer, Launch, Piece
+from ooc_cudnn.pricing.request import Request
+from ooc_cudnn.tensor import DTYPES
+
+
+class PieceCost(NamedTuple):
+    """One piece.
+
+    Attributes
+    ----------
+    seconds : float
+        Of computing it.
+    launching : float
+        Seconds of the host to launch what it takes.
+    blocks : mapping
+        Bytes of each block of memory, operands' slots among them.
+    largest_elements, largest_bytes : int
+        Of its buffers.
+    """
+
+    seconds: float
+    launching: float
+    blocks: Mapping[str, int]
+    largest_elements: int
+    largest_bytes: int
+
+
+class PieceCosts:
+    """Costs of the pieces of a request's call in one layout.
+
+    Pieces of equal sizes, rows and place in a sum launch the same, under whatever split.
+    """
+
+    def __init__(self, request: Request, layout: str) -> None:
+        self.call, self.layout = request.chain, layout
+        self.orders, self.machine = dict(request.orders), request.machine
+        self._known: dict[Hashable, PieceCost] = {}
+
+    def of(self, piece: Piece, place: Accumulation) -> PieceCost:
+        """The cost of a piece that stands there in the sum over the reduced axes."""
+        key = piece.sizes, piece.sweep, self.call.row_key(piece), place
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = self._count(piece, place)
+        return found
+
+    def launches(
+        self, piece: Piece, place: Accumulation
+    ) -> tuple[tuple[Launch, ...], Mapping[str, Buffer]]:
+        """What a piece launches, and its buffers: made anew, as only those of a plan are needed."""
+        return self.call.launches(piece, layout=self.layout, orders=self.orders, accumulation=place)
+
+    def _count(self, piece: Piece, place: Accumulation) -> PieceCost:
+        launches, buffers = self.launches(piece, place)
+        blocks: dict[str, int] = {}
+        largest_elements = largest_bytes = 0
+        for name, buffer in buffers.items():
+            elements = math.prod(buffer.shape if buffer.rows is None else buffer.whole)
+            count, block = elements * DTYPES[buffer.dtype], buffer.block or name
+            blocks[block] = max(blocks.get(block, 0), count)
+            largest_elements = max(largest_elements, elements)
+            largest_bytes = max(largest_bytes, count)
+        seconds = launching = 0.0
+        compute, otherwise = self.machine.compute, self.machine.launch_seconds
+        for launch in launches:
+            work = launch.operation.work()
+            seconds += compute.seconds(work)
+            launching += compute.launching_seconds(work, otherwise)
+        return PieceCost(seconds, launching, blocks, largest_elements, largest_bytes)

@@ -1,0 +1,280 @@
+"""From a request to a plan: the best split that the device can run.
+
+Workspace is asked from the device, for the very pieces that were found, and never modelled.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+
+from ooc_cudnn.errors import PlanInfeasibleError
+from ooc_cudnn.memory.alignment import ALIGNMENT, aligned
+from ooc_cudnn.operations.splittable import AXES, Buffer, Launch
+from ooc_cudnn.pricing.classes import launches_of
+from ooc_cudnn.pricing.plan import Alternative, Plan
+from ooc_cudnn.pricing.request import (
+    LARGEST_BATCH,
+    LARGEST_PIECE_BYTES,
+    LARGEST_PIECE_ELEMENTS,
+    Request,
+)
+from ooc_cudnn.pricing.search import Priced, Search
+from perfmodel import Slowdown, Split
+from perfmodel.closed_form import binding_stage, closed_form, copies_alone
+
+#: How often the search is repeated with less memory when the device asks for workspace.
+WORKSPACE_ATTEMPTS = 4
+#: A call that takes no longer than so many times its copies is bound by the link.
+LINK_BINDS = 1.008
+#: Runners-up that a plan names.
+ALTERNATIVES = 4
+
+#: Why no memory is enough, where none is.
+TOO_LARGE = (
+    f"its smallest pieces exceed {LARGEST_PIECE_ELEMENTS} elements, {LARGEST_PIECE_BYTES} bytes or "
+    f"a batch of {LARGEST_BATCH}, which cuDNN does not compute reliably"
+)
+
+#: `Device.workspace`: the scratch bytes of a set of launches and the names of their algorithms.
+AskWorkspace = Callable[
+    [tuple[tuple[Launch, Mapping[str, Buffer]], ...], int | None],
+    tuple[int, tuple[str, ...]] | None,
+]
+
+
+def make_plan(
+    request: Request, ask_workspace: AskWorkspace | None = None, split: Split | None = None
+) -> Plan:
+    """Search the best split that the device can run within the limit.
+
+    Parameters
+    ----------
+    request : Request
+    ask_workspace : callable, optional
+        Asks the device; without it (no card at hand) the plan assumes no workspace.
+    split : Split, optional
+        Take this one instead of searching.
+
+    Raises
+    ------
+    PlanInfeasibleError
+        With the smallest limit that would do.
+    """
+    planner = Planner(request, ask_workspace)
+    plan = planner.plan(split)
+    if plan is None:
+        raise PlanInfeasibleError(
+            function=request.function,
+            limit_bytes=request.memory_limit,
+            smallest_bytes=planner.smallest_bytes(),
+            reason=TOO_LARGE,
+        )
+    return plan
+
+
+def smallest_bytes(request: Request) -> int:
+    """Memory of the smallest pieces, without workspace."""
+    return Planner(request, None).smallest_bytes() or 2**62
+
+
+def distinct_launches(
+    request: Request, plan: Plan
+) -> tuple[tuple[Launch, Mapping[str, Buffer]], ...]:
+    """Every different launch of a plan, with its buffers."""
+    return _launches(Search(request, plan.layout), plan.split, plan.order)
+
+
+def _launches(
+    search: Search, split: Split, order: tuple[str, ...]
+) -> tuple[tuple[Launch, Mapping[str, Buffer]], ...]:
+    down = search.goes_down(split, order)
+    return tuple(launches_of(search.axes, search.costs, split, down).items())
+
+
+class Planner:
+    """A request, searched in each of its layouts.
+
+    Parameters
+    ----------
+    request : Request
+    ask_workspace : callable, optional
+    """
+
+    def __init__(self, request: Request, ask_workspace: AskWorkspace | None) -> None:
+        self.request, self.ask_workspace = request, ask_workspace
+        self.searches = {layout: Search(request, layout) for layout in request.layouts}
+
+    def plan(self, split: Split | None) -> Plan | None:
+        """The best plan, or that of a given split; None if nothing fits."""
+        found = self._search(0, split) or (None if split else self._smallest_plan())
+        if found is None or self.ask_workspace is None:
+            return found
+        return self._with_room(found, self.ask_workspace, may_shrink=split is None)
+
+    # Without workspace --------------------------------------------------------------------------
+
+    def _search(self, reserved_bytes: int, split: Split | None) -> Plan | None:
+        """Search each layout for what fits beside reserved bytes; the plan of the fastest."""
+        request, limit = self.request, self.request.memory_limit - reserved_bytes
+        best: Priced | None = None
+        found: list[Priced] = []
+        for layout, search in self.searches.items():
+            if best is not None and self._link_binds(best):
+                break  # in whichever layout it is computed
+            if layout != request.layouts[0] and layout not in request.different_layouts:
+                continue
+            if split is None:
+                made = search.best(limit)
+            else:
+                made = [each for each in search.prices([split], limit) if each.seconds < math.inf]
+            if made and (best is None or made[0].seconds < best.seconds * (1 - 1e-9)):
+                best = made[0]
+            found += made
+        if best is None:
+            return None
+        others = sorted((each for each in found if each is not best), key=lambda o: o.seconds)
+        return self._plan_of(best, others[:ALTERNATIVES])
+
+    def _link_binds(self, priced: Priced) -> bool:
+        """Whether a call would take as long if nothing had to be computed."""
+        least = closed_form(copies_alone(priced.stages), self.request.slowdown)
+        return bool(priced.seconds <= least * LINK_BINDS)
+
+    def _seconds(self, priced: Priced) -> float:
+        request, slowdown = self.request, self.request.slowdown
+        if request.overlap:
+            return priced.seconds
+        return float(closed_form(priced.stages, slowdown, overlap=False))
+
+    def _plan_of(self, best: Priced, others: list[Priced]) -> Plan:
+        request, stages, slowdown = self.request, best.stages, self.request.slowdown
+        if not request.overlap:
+            stages, slowdown = replace(stages, lost=0.0), Slowdown()
+        ranges = request.chain.ranges(best.split).values()
+        return Plan(
+            function=request.function,
+            operands=request.operands,
+            split=best.split,
+            pieces=math.prod(map(len, ranges)) * request.chain.sweeps,
+            order=best.order,
+            row_axis=request.chain.row_axis,
+            rings=best.rings,
+            layout=best.layout,
+            algorithms=(),
+            workspace_bytes=0,
+            memory=best.memory,
+            memory_limit=request.memory_limit,
+            bytes_in=best.bytes_in,
+            bytes_out=best.bytes_out,
+            copy_in_seconds=float(stages.copy_in),
+            compute_seconds=float(stages.compute),
+            copy_out_seconds=float(stages.copy_out),
+            seconds=self._seconds(best),
+            binding_stage=binding_stage(stages, slowdown),
+            overlap=request.overlap,
+            machine=request.machine.name,
+            alternatives=tuple(
+                Alternative(each.split, each.layout, self._seconds(each), each.memory_bytes)
+                for each in others
+            ),
+        )
+
+    # The smallest pieces ------------------------------------------------------------------------
+
+    def _corners(self) -> Iterator[Priced]:
+        """Splits into single elements in their smallest rings.
+
+        Both with cX cut and with cX whole, where there are no sums to hold; and both down the rows
+        and not: whatever else the order of the loops is, they take as much memory.
+        """
+        call = self.request.chain
+        whole = call.extents
+        smallest = replace(whole, **{axis: 1 for axis in AXES if call.may_cut(axis)})
+        splits = dict.fromkeys((smallest, replace(smallest, c_x=whole.c_x)))
+        for layout, split in itertools.product(self.request.different_layouts, splits):
+            if call.is_legal(split):
+                search = self.searches[layout]
+                orders = {search.goes_down(split, o): o for o in self.request.loop_orders[::-1]}
+                for order in orders.values():
+                    priced = search.with_rings(split, order, 1, False)
+                    if priced.legal:
+                        yield priced
+
+    def _corners_with_workspace(self) -> Iterator[tuple[Priced, int]]:
+        """The same with what the device wants beside them, at the least."""
+        for corner in self._corners():
+            workspace_bytes = 0
+            if self.ask_workspace is not None:
+                launches = _launches(self.searches[corner.layout], corner.split, corner.order)
+                beside = corner.memory_bytes
+                budgets = (*(aligned(share * beside // 8) for share in (1, 8, 64)), None)
+                answers = (self.ask_workspace(launches, budget) for budget in budgets)
+                answer = next((each for each in answers if each is not None), None)
+                workspace_bytes = aligned(answer[0] if answer else 0)
+            yield corner, workspace_bytes
+
+    def smallest_bytes(self) -> int | None:
+        """The least limit that would do; None where none would."""
+        needed = (each.memory_bytes + more for each, more in self._corners_with_workspace())
+        return min(needed, default=None)
+
+    def _smallest_plan(self) -> Plan | None:
+        """A plan of the smallest pieces, if these fit: a search may overlook that they do."""
+        limit = self.request.memory_limit
+        fitting = (each for each in self._corners() if each.memory_bytes <= limit)
+        found = min(fitting, key=lambda each: each.seconds, default=None)
+        return None if found is None else self._plan_of(found, [])
+
+    # With workspace -----------------------------------------------------------------------------
+
+    def _with_room(
+        self, first: Plan, ask_workspace: AskWorkspace, *, may_shrink: bool
+    ) -> Plan | None:
+        """Give a plan the workspace that the device asks for, with smaller pieces if it must be."""
+        limit, plan = self.request.memory_limit, first
+        for _ in range(WORKSPACE_ATTEMPTS):
+            answer = ask_workspace(self._launches_of(plan), None)
+            if answer is not None and plan.device_bytes + aligned(answer[0]) <= limit:
+                return _with_workspace(plan, *answer)
+            if answer is None or not may_shrink:
+                break
+            # Leave workspace the share of memory that it took beside these pieces.
+            needed = plan.device_bytes + aligned(answer[0])
+            smaller = self._search(limit * aligned(answer[0]) // needed, None)
+            if smaller is None:
+                break
+            plan = smaller
+        # No room for the algorithms that the device prefers: take those that fit beside the pieces.
+        candidates: Iterator[Plan | None] = iter((first, plan))
+        if may_shrink:
+            candidates = itertools.chain(candidates, self._smaller_and_smaller())
+        for candidate in candidates:
+            if candidate is not None:
+                # Workspace takes whole multiples of the alignment: less beside them is no room.
+                budget = (limit - candidate.device_bytes) // ALIGNMENT * ALIGNMENT
+                answer = ask_workspace(self._launches_of(candidate), budget)
+                if answer is not None:
+                    return _with_workspace(candidate, *answer)
+        return None
+
+    def _smaller_and_smaller(self) -> Iterator[Plan | None]:
+        """Plans that leave workspace more and more of the memory, down to the smallest pieces."""
+        limit = self.request.memory_limit
+        for share in (2, 8, 32, 128):
+            yield self._search(limit - limit // share, None)
+        for corner, workspace_bytes in self._corners_with_workspace():
+            if corner.memory_bytes + workspace_bytes <= limit:
+                yield self._plan_of(corner, [])
+
+    def _launches_of(self, plan: Plan) -> tuple[tuple[Launch, Mapping[str, Buffer]], ...]:
+        return _launches(self.searches[plan.layout], plan.split, plan.order)
+
+
+def _with_workspace(plan: Plan, workspace_bytes: int, algorithms: tuple[str, ...]) -> Plan:
+    memory = plan.memory
+    if workspace_bytes:
+        memory += (("workspace", aligned(workspace_bytes)),)
+    return replace(plan, workspace_bytes=workspace_bytes, algorithms=algorithms, memory=memory)

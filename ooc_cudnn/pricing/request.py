@@ -1,0 +1,215 @@
+"""What is to be planned, and what its copies cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from ooc_cudnn.operations.splittable import AXES, Piece, Splittable
+from ooc_cudnn.pricing.loop_orders import LoopOrder, legal_orders
+from ooc_cudnn.tensor import TensorSpec
+from perfmodel import MachineModel, Slowdown
+from perfmodel.cached import cached_property
+from perfmodel.staging import AT_ONCE_BYTES, staging_slots
+
+Direction = Literal["in", "out"]
+OPPOSITE: dict[Direction, Direction] = {"in": "out", "out": "in"}
+#: No piece exceeds these, whatever memory would allow (DESIGN.md section 3).
+LARGEST_PIECE_ELEMENTS = 2**30
+LARGEST_PIECE_BYTES = 2**31
+LARGEST_BATCH = 65535
+#: Below this many bytes in pageable memory, staging in the caller's time is faster than threads.
+WORTH_THREADS_BYTES = 8 * 2**20
+#: An operand that is staged without them takes next to nothing if it is no larger than this.
+WITHOUT_THREADS_BYTES = 2**20
+
+
+def worth_threads(specs: Iterable[TensorSpec]) -> bool:
+    """Whether enough of the operands is in memory that cannot be copied from as it is."""
+    staged_bytes = sum(
+        spec.nbytes
+        for spec in specs
+        if spec.placement in ("pageable", "disk")
+        or (spec.placement == "pinned" and spec.order is None)
+    )
+    return staged_bytes > WORTH_THREADS_BYTES
+
+
+class CopyLine(NamedTuple):
+    """Seconds of moving an operand one way: so many per byte, and so many per copy."""
+
+    per_byte: float
+    per_copy: float
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be planned: a call, where its operands live, and what may be used.
+
+    `in_place` names the operands that lie on the device as launches take them, packed and aligned:
+    each with whether pieces of n do, too (every image must start aligned).
+    `orders` is the memory order in which each operand lies, or is brought to its slot.
+    `loop_order` is the one to take; empty where any legal one will do.
+    """
+
+    function: str
+    chain: Splittable
+    operands: tuple[tuple[str, TensorSpec], ...]
+    in_place: tuple[tuple[str, bool], ...]
+    orders: tuple[tuple[str, str], ...]
+    machine: MachineModel
+    memory_limit: int
+    layouts: tuple[str, ...]
+    overlap: bool = True
+    loop_order: LoopOrder = ()
+
+    @cached_property
+    def specs(self) -> Mapping[str, TensorSpec]:
+        """The operands by name."""
+        return dict(self.operands)
+
+    @cached_property
+    def in_threads(self) -> bool:
+        """Whether threads stage what is copied, if there is more than one piece."""
+        return worth_threads(self.specs.values())
+
+    @cached_property
+    def computed_on_in_place(self) -> Mapping[str, bool]:
+        """What `in_place` says, by name, of the operands of which the call needs all.
+
+        Of one with rows that it does not need (those that see padding alone, say) what it needs has
+        the strides of the whole, and launches are built for packed tensors.
+        """
+        call, found = self.chain, dict[str, bool]()
+        for name, may_cut_n in self.in_place:
+            everything = tuple((0, extent) for extent in self.specs[name].shape)
+            regions = (call.region(name, call.whole_piece(sweep)) for sweep in range(call.sweeps))
+            if all(region in (None, everything) for region in regions):
+                found[name] = may_cut_n
+        return found
+
+    @cached_property
+    def loop_orders(self) -> tuple[LoopOrder, ...]:
+        """The loop orders to choose from."""
+        return (self.loop_order,) if self.loop_order else legal_orders(self.chain)
+
+    @cached_property
+    def different_layouts(self) -> tuple[str, ...]:
+        """Of the layouts, those in which different things are launched: passes have but one."""
+        call, found = self.chain, list[object]()
+        n, c_y, h_y, c_x = (
+            call.axis_ranges(axis, 1 if call.may_cut(axis) else getattr(call.extents, axis))[0]
+            for axis in AXES
+        )
+        piece = Piece(n, c_y, h_y, c_x)
+        pieces = [piece._replace(sweep=sweep) for sweep in range(call.sweeps)]
+        layouts = []
+        for layout in self.layouts:
+            made = [call.launches(each, layout=layout, orders=dict(self.orders)) for each in pieces]
+            if made not in found:
+                found.append(made)
+                layouts.append(layout)
+        return tuple(layouts)
+
+    # The link -----------------------------------------------------------------------------------
+
+    @cached_property
+    def ways(self) -> tuple[tuple[Direction, str], ...]:
+        """What crosses the link, and which way."""
+        loaded: list[tuple[Direction, str]] = [("in", name) for name in self.chain.loaded]
+        return (*loaded, *(("out", name) for name in self.chain.results))
+
+    def crosses_as(self, name: str) -> str:
+        """The placement by which copies of an operand are priced: as pinned where little is staged.
+
+        Threads that stage are late by far more than it takes to copy so little.
+        """
+        spec = self.specs[name]
+        little = AT_ONCE_BYTES if self.in_threads else WITHOUT_THREADS_BYTES
+        return "pinned" if spec.placement != "device" and spec.nbytes <= little else spec.placement
+
+    @cached_property
+    def copy_lines(self) -> dict[tuple[Direction, str], CopyLine]:
+        """The line that the seconds of each operand's copies lie on."""
+        transfer, found = self.machine.transfer, {}
+        for way, name in self.ways:
+            copy = transfer.copy_in_seconds if way == "in" else transfer.copy_out_seconds
+            count, placement = max(self.specs[name].nbytes, 1), self.crosses_as(name)
+            one, two = (copy(placement, count, copies) for copies in (1, 2))
+            found[way, name] = CopyLine((2 * one - two) / count, two - one)
+        return found
+
+    @cached_property
+    def slowdown(self) -> Slowdown:
+        """How much the two directions of the link slow each other down in this call.
+
+        Each pair of placements counts by the seconds of moving its operands once.
+        """
+        spent: dict[str, dict[str, float]] = {"in": {}, "out": {}}
+        for (way, name), line in self.copy_lines.items():
+            placement = self.crosses_as(name)
+            seconds = line.per_byte * self.specs[name].nbytes + line.per_copy
+            spent[way][placement] = spent[way].get(placement, 0.0) + seconds
+        return self.machine.transfer.mean_slowdown(spent["in"], spent["out"])
+
+    @property
+    def moves(self) -> bool:
+        """Whether anything crosses the link."""
+        return any(self.specs[name].placement != "device" for _, name in self.ways)
+
+    @cached_property
+    def setup_seconds(self) -> float:
+        """Until the first step is issued: `MachineModel.setup_seconds`."""
+        return self.machine.setup_seconds(len(self.specs))
+
+    @cached_property
+    def meanwhile(self) -> Mapping[Direction, float]:
+        """Share of the copies of each direction beside which the other one runs, too."""
+        moved = {"in": 0, "out": 0}
+        for way, name in self.ways:
+            if self.specs[name].placement != "device":
+                moved[way] += self.specs[name].nbytes
+        inside, outside = max(moved["in"], 1), max(moved["out"], 1)
+        return {"in": min(outside / inside, 1.0), "out": min(inside / outside, 1.0)}
+
+    @cached_property
+    def staged(self) -> tuple[tuple[Direction, str], ...]:
+        """Of what crosses the link, that of which copies are late."""
+        transfer = self.machine.transfer
+        return tuple(
+            (way, name)
+            for way, name in self.ways
+            if transfer.latency_of(f"copy_{way}", self.crosses_as(name)) is not None
+        )
+
+    def latency_seconds(self, way: Direction, name: str, copy_bytes: Any) -> Any:
+        """Seconds that one copy of an operand is late by, where it is staged."""
+        placement = self.crosses_as(name)
+        return self.machine.transfer.latency_seconds(f"copy_{way}", placement, copy_bytes)
+
+    def turning_seconds(
+        self,
+        way: Direction,
+        name: str,
+        copies: Any,
+        copy_bytes: Any,
+        slots: Any,
+        others: Any,
+        pinned_seconds: Any,
+    ) -> Any:
+        """Seconds that the ring of an operand takes that is staged: its slots go round together.
+
+        Threads fill all slots side by side, and again once they are free; and they are slower while
+        the other direction copies pinned memory, for `pinned_seconds`. Each copy is late by the
+        `others` that are in flight, too.
+        """
+        transfer, placement, direction = self.machine.transfer, self.crosses_as(name), f"copy_{way}"
+        each = transfer.turn_seconds(direction, placement, copy_bytes, others)
+        rounds = np.ceil(copies / staging_slots(direction, copy_bytes, slots))
+        if way == "in":
+            pair = transfer.slowdown(placement, "pinned")
+            return pair.together(rounds * each, pinned_seconds)[0]
+        return transfer.slowdown("pinned", placement).together(pinned_seconds, rounds * each)[1]

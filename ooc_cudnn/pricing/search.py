@@ -1,0 +1,248 @@
+"""The search for a split: one grid from lines, and the best of it priced exactly."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache, partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ooc_cudnn.operations.splittable import AXES, SWEEP
+from ooc_cudnn.pricing.axes import Axes
+from ooc_cudnn.pricing.classes import counted, row
+from ooc_cudnn.pricing.lines import Sizes, spread
+from ooc_cudnn.pricing.loop_orders import LoopOrder, different_orders, runs_down
+from ooc_cudnn.pricing.piece_costs import PieceCosts
+from ooc_cudnn.pricing.pieces import Pieces, Values
+from ooc_cudnn.pricing.request import LARGEST_BATCH, Request
+from ooc_cudnn.pricing.rings import DEPTHS, Rings, rings, worth_trying
+from ooc_cudnn.pricing.table import Table, table
+from perfmodel import Split
+from perfmodel.cached import cached_property
+from perfmodel.closed_form import Stages
+
+#: Piece sizes of one axis that are looked at, at most.
+SIZES = 24
+#: Splits of the grid that are priced exactly; and as many again, so often, where none of them fits.
+FINALISTS, ROUNDS = 16, 4
+#: Share of the seconds that a cut of an axis must save: rows and channels of a tensor are strided,
+#: halos and sums are more work, and a prediction sees that only in part.
+WORTH_A_CUT = {"h_y": 0.003, "c_x": 0.003, "c_y": 0.003}
+#: Share of the seconds that twice as many pieces must save.
+WORTH_TWICE_THE_PIECES = 0.0001
+
+
+class Priced(NamedTuple):
+    """Everything that is known of one split in one layout, in its best order with its best rings.
+
+    `seconds` are those of the overlapped call, infinite where the split is illegal or nothing fits.
+    """
+
+    split: Split
+    layout: str
+    order: LoopOrder
+    rings: tuple[tuple[str, int], ...]
+    memory: tuple[tuple[str, int], ...]
+    stages: Stages
+    seconds: float
+    bytes_in: int
+    bytes_out: int
+    legal: bool
+
+    @property
+    def memory_bytes(self) -> int:
+        """Device memory, workspace apart."""
+        return sum(count for _, count in self.memory)
+
+
+class Search:
+    """A request in one layout.
+
+    Parameters
+    ----------
+    request : Request
+    layout : str
+    """
+
+    def __init__(self, request: Request, layout: str) -> None:
+        self.request, self.call, self.layout = request, request.chain, layout
+        self.axes, self.costs = Axes(request), PieceCosts(request, layout)
+        self._row = cache(partial(row, self.axes, self.costs))
+
+    def candidates(self, axis: str) -> tuple[int, ...]:
+        """Piece sizes worth trying on an axis, largest first."""
+        extent = getattr(self.call.extents, axis)
+        if not self.call.may_cut(axis):
+            return (extent,)
+        return even_sizes(extent, SIZES, LARGEST_BATCH if axis == "n" else extent)
+
+    @cached_property
+    def grid(self) -> tuple[Sizes, Pieces]:
+        """All splits that are made of the candidates."""
+        sizes = {axis: self.candidates(axis) for axis in AXES}
+        return sizes, spread(self.axes, self.costs, sizes)
+
+    def best(self, limit_bytes: int) -> list[Priced]:
+        """The splits that take least and fit, priced exactly, best first."""
+        ranked, found = self._ranked(limit_bytes), list[Priced]()
+        for at in range(0, min(len(ranked), FINALISTS * ROUNDS), FINALISTS):
+            finalists = ranked[at : at + FINALISTS]
+            found = [each for each in self.prices(finalists, limit_bytes) if each.seconds < np.inf]
+            if found:
+                break
+        return sorted(found, key=lambda each: each.seconds * caution(self.axes, each.split))
+
+    def _ranked(self, limit_bytes: int) -> list[Split]:
+        """The splits that seem best within a limit, best first."""
+        sizes, pieces = self.grid
+        shape = [len(sizes[axis]) for axis in AXES]
+        best = np.full(shape, np.inf)
+        for priced in self._tables(pieces, self._orders(pieces), limit_bytes):
+            np.minimum(best, priced.seconds, out=best)
+        seconds = (best * _caution(pieces)).ravel()
+        kept = min(FINALISTS * ROUNDS, seconds.size)
+        chosen = np.argpartition(seconds, kept - 1)[:kept]
+        chosen = chosen[np.argsort(seconds[chosen], kind="stable")]
+        return [
+            Split(**{axis: sizes[axis][i] for axis, i in zip(AXES, at, strict=True)})
+            for at in zip(*np.unravel_index(chosen[seconds[chosen] < np.inf], shape), strict=True)
+        ]
+
+    def _orders(self, pieces: Pieces) -> tuple[LoopOrder, ...]:
+        """The loop orders that differ for some of the splits."""
+        counts = {axis: int(np.max(times)) for axis, times in pieces.counts.items()}
+        return different_orders(self.request.loop_orders, counts | {SWEEP: self.call.sweeps})
+
+    def _tables(
+        self, pieces: Pieces, orders: Iterable[LoopOrder], limit_bytes: int
+    ) -> Iterator[Table]:
+        for order in orders:
+            for each in worth_trying(pieces, order, limit_bytes):
+                yield table(pieces, order, each)
+
+    def pieces(self, splits: Sequence[Split], down: bool) -> Pieces:
+        """The pieces of legal splits, counted; `down` where they follow each other so."""
+        return counted(self.axes, splits, [self._row(split, down) for split in splits])
+
+    def goes_down(self, split: Split, order: LoopOrder) -> bool:
+        """Whether the pieces of a split follow each other down the rows."""
+        counts = {axis: self.axes.times(axis, getattr(split, axis)) for axis in AXES}
+        return runs_down(order, counts | {SWEEP: self.call.sweeps})
+
+    def prices(self, splits: Sequence[Split], limit_bytes: int) -> list[Priced]:
+        """Price splits exactly, each in the best order and with the best rings that fit."""
+        best: dict[Split, tuple[Table, int]] = {}
+        for order in self.request.loop_orders:
+            for down in (True, False):
+                group = [
+                    split
+                    for split in splits
+                    if self.call.is_legal(split) and self.goes_down(split, order) is down
+                ]
+                if group:
+                    pieces = self.pieces(group, down)
+                    for each in self._tables(pieces, (order,), limit_bytes):
+                        self._keep_better(best, each, group)
+        return [self._priced(split, *best[split]) for split in splits if split in best]
+
+    @staticmethod
+    def _keep_better(
+        best: dict[Split, tuple[Table, int]], each: Table, splits: Sequence[Split]
+    ) -> None:
+        for at, split in enumerate(splits):
+            seconds = each.seconds[at]
+            if split not in best or seconds < best[split][0].seconds[best[split][1]] * (1 - 1e-9):
+                best[split] = each, at
+
+    def price(self, split: Split, limit_bytes: int) -> Priced:
+        """Price one split, in the smallest rings where none fit."""
+        (found,) = self.prices([split], limit_bytes)
+        return found if found.seconds < np.inf else self.smallest(split)
+
+    def smallest(self, split: Split) -> Priced:
+        """A split in the order and with the rings that take least memory."""
+        made = (self.with_rings(split, order, 1, False) for order in self.request.loop_orders)
+        return min(made, key=lambda each: each.memory_bytes)
+
+    def with_rings(self, split: Split, order: LoopOrder, depth: int, whole: bool) -> Priced:
+        """A split in one order, with rings of so many slots."""
+        pieces = self.pieces([split], self.goes_down(split, order))
+        return self._priced(split, table(pieces, order, rings(pieces, float(depth), whole)), 0)
+
+    def _priced(self, split: Split, found: Table, at: int) -> Priced:
+        """One row of a table."""
+
+        def of(values: Any) -> float:
+            return float(np.broadcast_to(values, np.shape(found.seconds))[at])
+
+        pieces = found.pieces
+        slots = {name: round(of(each)) for name, each in found.rings.slots.items()}
+        memory = [
+            (f"{name}: {count} slot{'s' * (count > 1)}", count * round(of(pieces.slot_bytes[name])))
+            for name, count in slots.items()
+            if count
+        ]
+        for name, each in pieces.scratch_bytes.items():
+            memory.append((name.replace("_", " "), round(of(each))))
+        return Priced(
+            split,
+            self.layout,
+            found.order,
+            tuple(slots.items()),
+            tuple((name, count) for name, count in memory if count),
+            found.stages.at(at),
+            of(found.seconds),
+            round(of(found.bytes_in)),
+            round(of(found.bytes_out)),
+            bool(of(pieces.legal)),
+        )
+
+
+def _caution(pieces: Pieces) -> Values:
+    """`caution` of all splits of a table."""
+    cuts = sum(worth * (pieces.counts[axis] > 1) for axis, worth in WORTH_A_CUT.items())
+    number = pieces.number / pieces.counts[SWEEP]
+    found: Values = 1.0 + cuts + WORTH_TWICE_THE_PIECES * np.log2(number)
+    return found
+
+
+def caution(axes: Axes, split: Split) -> float:
+    """By what factor the seconds of a split count more than those of the whole."""
+    counts = {axis: axes.times(axis, getattr(split, axis)) for axis in AXES}
+    cuts = sum(worth for axis, worth in WORTH_A_CUT.items() if counts[axis] > 1)
+    return 1.0 + cuts + WORTH_TWICE_THE_PIECES * math.log2(math.prod(counts.values()))
+
+
+def even_sizes(extent: int, at_most: int, largest: int) -> tuple[int, ...]:
+    """Return piece sizes that cut `extent` into 1, 2, 3, 4, 6, 8, 12, ... even pieces.
+
+    Largest first, always with `extent` itself and 1; none above `largest`. Where the series is
+    longer than `at_most`, it is thinned evenly but for its first third: of few pieces, one more or
+    less makes a difference.
+
+    Examples
+    --------
+    >>> even_sizes(64, 24, 64)
+    (64, 32, 22, 16, 11, 8, 6, 4, 3, 2, 1)
+    >>> even_sizes(64, 6, 64)
+    (64, 32, 22, 8, 4, 1)
+    >>> even_sizes(64, 24, 30)
+    (22, 16, 11, 8, 6, 4, 3, 2, 1)
+    """
+    sizes, power = {extent, 1}, 1
+    while power <= extent:
+        # counts 2^k and 3 * 2^(k-1): a piece holds ceil(extent / count)
+        sizes |= {-(-extent // count) for count in (power, 3 * power // 2) if count <= extent}
+        power *= 2
+    series = sorted((size for size in sizes if size <= largest), reverse=True)
+    if len(series) > at_most:
+        kept = at_most // 3
+        step = (len(series) - 1 - kept) / (at_most - 1 - kept)
+        thinned = [series[kept + round(pick * step)] for pick in range(at_most - kept)]
+        series = series[:kept] + thinned
+    return tuple(series)
+
+
+__all__ = ["DEPTHS", "Priced", "Rings", "Search", "even_sizes"]

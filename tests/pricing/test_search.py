@@ -1,0 +1,179 @@
+"""The search: sizes, one grid from lines, finalists priced exactly; and what they are judged by."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks.planning import found_over_best
+from benchmarks.planning_problems import problems
+from benchmarks.searches import Prices, descended, exhaustive, local, ordered
+from ooc_cudnn.functions.plan import plan_request
+from ooc_cudnn.functions.public import FUNCTIONS
+from ooc_cudnn.operations.splittable import AXES
+from ooc_cudnn.pricing.classes import counted
+from ooc_cudnn.pricing.search import Search, caution, even_sizes
+from ooc_cudnn.tensor import TensorSpec
+from perfmodel import Split
+
+
+@given(st.integers(1, 5000), st.integers(2, 40))
+def test_sizes_run_from_whole_to_one(extent, at_most):
+    sizes = even_sizes(extent, at_most, extent)
+    assert (sizes[0], sizes[-1]) == (extent, 1)
+    assert list(sizes) == sorted(set(sizes), reverse=True)
+    assert len(sizes) <= at_most
+
+
+@given(st.integers(1, 5000), st.integers(1, 5000))
+def test_sizes_up_to_a_largest_are_even_pieces_of_the_whole(extent, largest):
+    for size in even_sizes(extent, 24, largest):
+        assert size <= largest
+        pieces = -(-extent // size)
+        assert size == -(-extent // pieces)
+
+
+@pytest.fixture(scope="module")
+def request_():
+    x, w = TensorSpec((6, 12, 40, 24), placement="pinned"), TensorSpec((20, 12, 3, 3))
+    return plan_request("convolution_forward", x=x, w=w, padding=1, machine="h200",
+                        memory_limit=2**20)  # fmt: skip
+
+
+def sample(search, count, seed):
+    """Splits of the grid, drawn at random, and their places in it."""
+    sizes, random = search.grid[0], np.random.default_rng(seed)
+    at = [tuple(int(random.integers(len(sizes[axis]))) for axis in AXES) for _ in range(count)]
+    splits = [
+        Split(**{axis: sizes[axis][i] for axis, i in zip(AXES, place, strict=True)}) for place in at
+    ]
+    return [pair for pair in zip(splits, at, strict=True) if search.call.is_legal(pair[0])]
+
+
+@pytest.mark.parametrize("function", sorted(FUNCTIONS))
+def test_lines_tell_what_counting_tells(function):
+    """The two builders of the table: bytes of the largest piece, seconds of all pieces."""
+    slots, seconds = [], []
+    for _, _, made in problems((function,), 3, 11, "h200"):
+        search = Search(made, made.layouts[0])
+        pieces, drawn = search.grid[1], sample(search, 12, 1)
+        exact = counted(
+            search.axes,
+            [split for split, _ in drawn],
+            [search._row(split, True) for split, _ in drawn],
+        )
+        shape = [len(each) for each in search.grid[0].values()]
+
+        def of(values, at, shape=shape):
+            return np.broadcast_to(values, shape)[at]
+
+        for row, (_, at) in enumerate(drawn):
+            for name, each in exact.counts.items():
+                assert (
+                    np.broadcast_to(each, len(drawn))[row]
+                    == np.broadcast_to(pieces.counts[name], shape)[at]
+                )
+            for name, each in exact.distinct.items():
+                assert (
+                    np.broadcast_to(each, len(drawn))[row]
+                    == np.broadcast_to(pieces.distinct[name], shape)[at]
+                )
+            for name, each in exact.slot_bytes.items():
+                estimated = of(pieces.slot_bytes[name], at)
+                slots.append(abs(estimated - each[row]) / max(each[row], 2**12))
+            estimated = of(pieces.seconds, at)
+            seconds.append(abs(estimated / exact.seconds[row] - 1) if exact.seconds[row] else 0.0)
+    # Borders and ragged last rows are what lines do not see.
+    assert np.median(slots) < 0.01
+    assert np.quantile(slots, 0.9) < 0.2
+    assert np.median(seconds) < 0.1
+    assert np.max(seconds) < 1.0
+
+
+def test_a_price_is_that_of_the_schedule_in_bytes(request_):
+    """Every split of a coarse grid: what crosses the link is what the steps copy."""
+    from ooc_cudnn.pipeline.execute import plan_schedule
+    from ooc_cudnn.pipeline.simulate import Replayed
+    from ooc_cudnn.pricing.planner import make_plan
+
+    request = dataclasses.replace(request_, memory_limit=2**30)
+    for split, _ in sample(Search(request, request.layouts[0]), 25, 5):
+        plan = make_plan(request, split=split)
+        schedule, moved = plan_schedule(request, plan), {"copy_in": 0, "copy_out": 0}
+        replayed = Replayed(request, schedule)
+        for step, cost in zip(schedule.steps, replayed.costs, strict=True):
+            if step.stream in moved:
+                moved[step.stream] += cost.host_bytes
+        assert (plan.bytes_in, plan.bytes_out) == (moved["copy_in"], moved["copy_out"])
+
+
+def test_what_is_found_is_the_best_of_all_splits():
+    """Problems so small that every split of the grid is priced."""
+    for function, share, made in problems(tuple(sorted(FUNCTIONS)), 2, 3, "h200", small=True):
+        search = Search(made, made.layouts[0])
+        found = search.best(made.memory_limit)
+        prices = Prices(search, made.memory_limit)
+        best = prices.seconds(exhaustive(prices))
+        assert bool(found) == (best < np.inf), (function, share)
+        if found:
+            assert found[0].seconds <= best * 1.012, (function, share)
+
+
+def test_what_is_found_is_near_the_best_that_lines_lead_to():
+    ratios = [
+        found_over_best(made, 0)
+        for _, _, made in problems(
+            ("convolution_forward", "convolution_backward_filter"), 3, 4, "h200"
+        )
+    ]
+    assert max(ratio for ratio in ratios if ratio is not None) < 1.03
+
+
+def test_of_equally_fast_splits_the_one_with_fewer_cuts_is_taken(request_):
+    axes = Search(request_, "channels_first").axes
+    whole = request_.chain.extents
+    by_images = caution(axes, dataclasses.replace(whole, n=1))
+    by_rows = caution(axes, dataclasses.replace(whole, h_y=8))
+    assert 1.0 < by_images < by_rows < 1.01
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(2_000, 2**20))
+def test_whatever_fits_is_found(limit):
+    x, w = TensorSpec((4, 6, 12, 8), placement="pinned"), TensorSpec((5, 6, 3, 3))
+    made = plan_request("convolution_forward", x=x, w=w, padding=1, machine="h200",
+                        memory_limit=2**30)  # fmt: skip
+    search = Search(made, made.layouts[0])
+    prices = Prices(search, limit)
+    found = search.best(limit)
+    if found:
+        assert found[0].memory_bytes <= limit
+        assert found[0].seconds <= 1.03 * descended(prices, [made.chain.extents, found[0].split])
+
+
+class TestOtherSearches:
+    """The paper's searches, which benchmarks compare with."""
+
+    def prices(self, request, limit=2**18):
+        return Prices(Search(request, request.layouts[0]), limit)
+
+    def test_the_ordered_search_fits_and_is_no_better_than_the_exhaustive_one(self, request_):
+        sizes = {axis: even_sizes(extent, 4, extent)
+                 for axis, extent in request_.chain.extents.to_json().items()}  # fmt: skip
+        prices = Prices(Search(request_, request_.layouts[0]), 2**18, sizes)
+        best, in_order = prices.seconds(exhaustive(prices)), prices.seconds(ordered(prices))
+        assert best <= in_order < 2 * best
+
+    def test_the_local_search_ends_where_no_neighbour_is_better(self, request_):
+        prices = self.prices(request_)
+        start = Split(**{axis: min(sizes) for axis, sizes in prices.sizes.items()})
+        found = local(prices, start)
+        assert prices.rank(found) < prices.rank(start)
+        assert local(prices, found) == found
+
+    def test_nothing_fits_in_no_memory(self, request_):
+        prices = self.prices(request_, limit=10)
+        assert prices.seconds(ordered(prices)) == np.inf
+        assert descended(prices, [request_.chain.extents]) == np.inf
