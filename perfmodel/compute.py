@@ -66,7 +66,7 @@ class ComputeModel:
         corrections : mapping from `Work.sized`, `Work.kind` or `Work.family` to float
             Measured seconds over those of the line: for that very work, for all work of that kind,
             and for what is of that family, but of no kind that was tried. The closest one counts.
-        launching : mapping from `Work.kind` to float, optional
+        launching : mapping from `Work.kind` or `Work.family` to float, optional
             Seconds of the host to launch work of that kind, which counts where it is corrected.
         """
         return replace(
@@ -156,8 +156,10 @@ class ComputeModel:
         >>> model.launching_seconds(Work("pointwise/float32", 0.0, device_bytes=1e6), 3e-5)
         2e-05
         """
-        if self.corrections and (tried := self.launching.get(work.kind)) is not None:
-            return tried
+        if self.corrections:
+            for tried in (work.kind, work.family):
+                if tried in self.launching:
+                    return self.launching[tried]
         known = self._known_launching
         if work.key not in known:
             nearest = self.nearest_key(work.key) if self.launching else ""

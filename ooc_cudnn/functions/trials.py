@@ -204,6 +204,9 @@ def _try(
                 learnt.factors[work.family] = max(least, factor)
                 learnt.factors[work.kind] = learnt.factors[work.sized] = factor
                 if launching is not None:
+                    # nor does it take less to launch
+                    most = max(launching, known.launching.get(work.family, 0.0))
+                    learnt.launching[work.family] = most
                     learnt.launching[work.kind] = launching
     if device.arena.block_bytes > max(part.plan.device_bytes for part in parts):
         device.arena.release_block()

@@ -206,7 +206,7 @@ class TestSimulate:
         assert simulate(request, found).seconds == pytest.approx(found.seconds, rel=0.03)
 
     def test_in_a_ring_of_one_slot_the_closed_form_counts_stages_one_by_one(self):
-        """Nothing is copied beside computing; what a copy out and the next one in share, it omits."""
+        """Nothing is copied beside computing; that two copies share the link, it omits."""
         request = request_of(machine(in_alpha=1e-9, out_alpha=1e-9, compute_alpha=5e-12), n=16)
         split = Split(n=1, c_y=32, c_x=32, h_y=64)
         found = make_plan(request, split=split)
