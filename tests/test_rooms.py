@@ -40,9 +40,7 @@ ROOMS = (
 )  # fmt: skip
 
 #: Arrows that close a circle, and who takes them away.
-CLOSING = {
-    ("ooc_cudnn.pricing.explain", "ooc_cudnn.pricing.plan"): "clock",
-}
+CLOSING: dict[tuple[str, str], str] = {}
 
 _OUTSIDE = re.compile(r"(benchmarks|examples|notebooks|tests)([./]|$)")
 

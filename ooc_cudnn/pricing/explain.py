@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Any
 
 from ooc_cudnn.operations.rows import ROW_AXIS
 from ooc_cudnn.units import format_bytes, format_seconds
 
-if TYPE_CHECKING:
-    from ooc_cudnn.pricing.plan import Plan
+#: A `Plan`, which prints itself by this file: named here, the two would close a circle.
+Plan = Any
 
 #: Least widths of columns, and how they are aligned; what is longer makes its column wider.
 OPERANDS = ("<4", "<28", "<10", ">12", "<2", "<10", "<0")
