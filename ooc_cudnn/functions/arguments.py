@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from ooc_cudnn.operations.applied import Convolution as AppliedConvolution
+from ooc_cudnn.operations.applied import Incoming
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.settings_table import Settings
 from ooc_cudnn.tensor import TensorSpec
@@ -103,17 +105,8 @@ def make_convolution(
     x: TensorSpec, w: TensorSpec, geometry: tuple[Any, ...], settings: Settings
 ) -> Convolution:
     """The forward convolution of a call; `geometry` is (padding, stride, dilation, groups)."""
-    if w.dtype != x.dtype:
-        raise TypeError(f"w must be {x.dtype} like x, not {w.dtype}")
     padding, stride, dilation, groups = geometry
-    return Convolution.of(
-        x.shape,
-        w.shape,
-        padding=padding,
-        stride=stride,
-        dilation=dilation,
-        groups=groups,
-        dtype=x.dtype,
-        allow_tf32=settings.allow_tf32,
-        deterministic=settings.deterministic,
+    applied = AppliedConvolution(
+        w, padding=padding, stride=stride, dilation=dilation, groups=groups
     )
+    return applied.bind(Incoming(x.shape, x.dtype, settings), (w,))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any, NamedTuple
 
 from ooc_cudnn.arrays.operands import Wrapped, check_apart, check_writable
+from ooc_cudnn.devices.base import Device
 from ooc_cudnn.devices.view import WIDEST_ACCESS_BYTES
 from ooc_cudnn.functions.description import Description
 from ooc_cudnn.functions.planning import Planned, Target, plan_call
@@ -13,7 +14,7 @@ from ooc_cudnn.memory.files import reserve_file
 from ooc_cudnn.operations.splittable import Splittable
 from ooc_cudnn.settings_table import Settings
 
-#: Makes a `Wrapped` of an array, given by position, its `name` and whether it is `written`.
+#: Makes a `Wrapped` of an array, on a device; its `name` and whether it is `written` are told.
 Take = Callable[..., Wrapped]
 
 
@@ -30,18 +31,12 @@ class Bound(NamedTuple):
     results: dict[str, Wrapped]
     beside: Mapping[str, Wrapped]
 
-    def key(self) -> tuple[Any, ...]:
-        """What its plan depends on, besides the settings."""
-        return (
-            self.function,
-            self.description.parameters,
-            *[(each.spec, each.pointer % WIDEST_ACCESS_BYTES) for each in self.operands.values()],
-            *[
-                (name, each.spec, each.pointer % WIDEST_ACCESS_BYTES)
-                for name, each in self.results.items()
-            ],
-            *[each.spec for each in self.beside.values()],
-        )
+    def key(self, settings: Settings) -> Hashable:
+        """What its plan depends on."""
+        found = [settings, self.function, self.description.parameters, *self.results]
+        for each in (*self.operands.values(), *self.results.values(), *self.beside.values()):
+            found += each.spec, each.pointer % WIDEST_ACCESS_BYTES
+        return tuple(found)
 
     def build(self, settings: Settings) -> Splittable:
         """Make what is to be cut.
@@ -83,15 +78,18 @@ class Bound(NamedTuple):
 
         `lead` names the operand whose framework that is: x, or dy.
         """
-        restore = (self.operands.get(lead) or self.results[lead]).restore or (lambda array: array)
-        returned = tuple(
-            self.given[name] if name in self.given else restore(self.results[name].array)
-            for name in self.description.results
-        )
-        return returned if len(returned) > 1 else returned[0]
+        restore = (self.operands.get(lead) or self.results[lead]).restore
+        returned = []
+        for name in self.description.results:
+            if name in self.given:
+                returned.append(self.given[name])
+            else:
+                array = self.results[name].array
+                returned.append(restore(array) if restore else array)
+        return tuple(returned) if len(returned) > 1 else returned[0]
 
 
-def bind(function: str, description: Description, take: Take) -> Bound:
+def bind(function: str, description: Description, take: Take, device: Device | None) -> Bound:
     """Take the arrays of a described call.
 
     Raises
@@ -99,11 +97,11 @@ def bind(function: str, description: Description, take: Take) -> Bound:
     TypeError, ValueError
         If one is no array, or not one that is supported; for `out`, as `given_results`.
     """
-    operands = {name: take(array, name=name) for name, array in description.arrays.items()}
+    operands = {name: take(array, device, name=name) for name, array in description.arrays.items()}
     given = description.given_results()
     results = {
-        name: take(array, name=description.said(name), written=True)
+        name: take(array, device, name=description.said(name), written=True)
         for name, array in given.items()
     }
-    beside = {name: take(array, name=name) for name, array in description.beside.items()}
+    beside = {name: take(array, device, name=name) for name, array in description.beside.items()}
     return Bound(function, description, operands, given, results, beside)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from ooc_cudnn import interrupts
@@ -21,8 +20,8 @@ def call(function: str, description: Description) -> Any:
     """Run a function on its operands and return its results, written to `out` if that is given."""
     settings = current()
     device = get_device(settings.device)
-    bound = bind(function, description, partial(wrap, device=device))
-    key = (settings, *bound.key())
+    bound = bind(function, description, wrap, device)
+    key = bound.key(settings)
     with device.arena.lock:
         prepared = remembered(key, device, settings) or prepare(key, bound, device, settings)
         # From here on Ctrl-C is heard between two pieces, and where the run waits.

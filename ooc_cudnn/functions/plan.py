@@ -155,16 +155,15 @@ def describe_call(function: str, arguments: Mapping[str, Any]) -> Description:
 
 
 def _bound(function: str, arguments: Mapping[str, Any]) -> Bound:
-    return bind(function, describe_call(function, arguments), _spec_or_array)
+    return bind(function, describe_call(function, arguments), _spec_or_array, None)
 
 
-def _spec_or_array(operand: Any, *, name: str, written: bool = False) -> Wrapped:
+def _spec_or_array(operand: Any, device: None, *, name: str, written: bool = False) -> Wrapped:
     """Take an operand; of a spec, what an array that starts on a 16-byte boundary would give."""
     if isinstance(operand, TensorSpec):
         return Wrapped(None, operand, 0)
-    device = get_device(current().device)
     try:
-        return wrap(operand, device, name=name, written=written)
+        return wrap(operand, get_device(current().device), name=name, written=written)
     except TypeError as error:
         if hasattr(operand, "dtype"):
             raise

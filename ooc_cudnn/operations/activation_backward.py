@@ -10,8 +10,8 @@ import numpy as np
 from scipy.special import erf, expit
 
 from ooc_cudnn.operations.base import Array, Shape
-from ooc_cudnn.tensor import DTYPES
-from perfmodel import Work, pass_work
+from ooc_cudnn.operations.per_element import OneShape
+from perfmodel import Work
 
 
 def _elu(y: Array, x: Array, coef: float) -> Array:
@@ -58,7 +58,7 @@ def needs_x(mode: str, coef: float) -> bool:
 
 
 @dataclass(frozen=True)
-class ActivationBackward:
+class ActivationBackward(OneShape):
     """dx = dy * f'(x), from (y, dy, x); x is absent where `needs_x` is false.
 
     Where the slope is 0 by selection (relu below 0, clipped_relu outside), dx is 0 whatever dy is,
@@ -76,20 +76,12 @@ class ActivationBackward:
 
     name = "activation_backward"
 
-    @property
-    def output_shape(self) -> Shape:
-        """Shape of dx, y's."""
-        return self.shape
-
     def work(self) -> Work:
         """Two or three reads and a write."""
-        passes = 4.0 if needs_x(self.mode, self.coef) else 3.0
-        elements = math.prod(self.shape)
-        return pass_work(
-            f"pointwise/{self.dtype}/activation_backward",
-            device_bytes=passes * elements * DTYPES[self.dtype],
-            elements=elements,
-            exponentials=elements * EXPONENTIALS.get(self.mode, 0),
+        return self.passes(
+            "/activation_backward",
+            4 if needs_x(self.mode, self.coef) else 3,
+            exponentials=EXPONENTIALS.get(self.mode, 0),
             problem=self.mode,
         )
 

@@ -74,7 +74,7 @@ class Convolution(Applied):
     dilation: Sizes = field(default=1, kw_only=True)
     groups: int = field(default=1, kw_only=True)
 
-    def bind(self, incoming: Incoming, specs: tuple[TensorSpec, ...]) -> Operation:
+    def bind(self, incoming: Incoming, specs: tuple[TensorSpec, ...]) -> convolution.Convolution:
         """The convolution of a tensor."""
         (w,) = specs
         _same_dtype(incoming, "w", w)

@@ -8,15 +8,14 @@ from dataclasses import dataclass
 
 from ooc_cudnn.operations.base import Shape
 from ooc_cudnn.operations.channel_sum import ChannelSum
-from ooc_cudnn.operations.rows import ROW_AXIS, height, tensor_region
-from ooc_cudnn.operations.single import Single
+from ooc_cudnn.operations.per_site import PerSite
+from ooc_cudnn.operations.rows import ROW_AXIS
 from ooc_cudnn.operations.splittable import Operand, Piece, Region, Rounding
-from perfmodel import Split
 from perfmodel.cached import cached_property
 
 
 @dataclass(frozen=True)
-class BackwardBias(Single):
+class BackwardBias(PerSite):
     """db from dy: cut along channels; summed over n and hY on the device, leaving once."""
 
     shape: Shape
@@ -39,23 +38,13 @@ class BackwardBias(Single):
             "db": Operand((self.shape[1],), self.dtype, frozenset({"c_y"})),
         }
 
-    @cached_property
-    def extents(self) -> Split:
-        """Images, channels, rows."""
-        return Split(
-            n=self.shape[0], c_y=self.shape[1], c_x=1, h_y=height(self.shape, self.row_axis)
-        )
-
     def region(self, name: str, piece: Piece) -> Region:
         """Region of an operand that a piece touches."""
-        if name == "db":
-            return (piece.c_y,)
-        return tensor_region(self.shape, piece.n, piece.c_y, piece.h_y, self.row_axis)
+        return (piece.c_y,) if name == "db" else super().region(name, piece)
 
     def on_piece(self, piece: Piece, *, layout: str, result_dtype: str) -> ChannelSum:
         """The part of the sum that the piece holds."""
-        shape = tuple(stop - start for start, stop in self.region("dy", piece))
-        return ChannelSum(shape, self.dtype, result_dtype)
+        return ChannelSum(self.piece_shape(piece), self.dtype, result_dtype)
 
     def rounding(self) -> Rounding:
         """Sums are made in float64 and rounded once a piece."""

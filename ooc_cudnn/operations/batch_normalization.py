@@ -15,20 +15,20 @@ import numpy as np
 
 from ooc_cudnn.operations.activation import MODES
 from ooc_cudnn.operations.base import Array, Parameter, Shape
-from ooc_cudnn.operations.rows import ROW_AXIS, with_rows
-from ooc_cudnn.operations.window import Range, Rows
-from ooc_cudnn.tensor import ACCUMULATOR, DTYPES
+from ooc_cudnn.operations.per_element import OneShape, PerElement
+from ooc_cudnn.tensor import ACCUMULATOR
 from perfmodel import Work, pass_work
 
 
-def _work(what: str, shape: Shape, dtype: str, passes: int, *, sums: bool = False) -> Work:
-    elements = math.prod(shape)
-    return pass_work(
-        f"pointwise/{dtype}/batch_normalization{'/sums' * sums}",
-        device_bytes=passes * elements * DTYPES[dtype],
-        elements=elements,
-        problem=f"{what}; {shape[1]} channels",
-    )
+class _Tensor(OneShape):
+    """A launch that goes over the data."""
+
+    name: str
+
+    def over(self, count: int, kind: str = "") -> Work:
+        """So many reads and writes of it."""
+        problem = f"{self.name}; {self.shape[1]} channels"
+        return self.passes(f"/batch_normalization{kind}", count, problem=problem)
 
 
 def _small(channels: int) -> Work:
@@ -43,7 +43,7 @@ def per_channel(vector: Array, ndim: int) -> Array:
 
 
 @dataclass(frozen=True)
-class Moments:
+class Moments(_Tensor):
     """(3, c) float64 from (x,): count, mean and M2 of each channel in this piece."""
 
     shape: Shape
@@ -58,7 +58,7 @@ class Moments:
 
     def work(self) -> Work:
         """One read."""
-        return _work(self.name, self.shape, self.dtype, 1, sums=True)
+        return self.over(1, "/sums")
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class MomentsResult:
 
 
 @dataclass(frozen=True)
-class Normalise:
+class Normalise(_Tensor, PerElement):
     """y = f(scale * (x - mean) * inverse deviation + bias), from (x, scale, bias, mean, spread).
 
     The order is that of cudnnBatchNormalizationForwardInference. `spread` is the inverse deviation,
@@ -127,16 +127,6 @@ class Normalise:
     name = "batch_normalization_forward_inference"
 
     @property
-    def input_shape(self) -> Shape:
-        """Shape of x."""
-        return self.shape
-
-    @property
-    def output_shape(self) -> Shape:
-        """Shape of y, x's."""
-        return self.shape
-
-    @property
     def parameters(self) -> tuple[Parameter, ...]:
         """Scale, bias, mean and variance, one value per channel each, in the arithmetic type."""
         dtype, shape = ACCUMULATOR[self.dtype], (self.shape[1],)
@@ -144,18 +134,9 @@ class Normalise:
             Parameter(name, shape, dtype) for name in ("scale", "bias", "mean", "variance")
         )
 
-    def input_rows(self, rows: Range, row_axis: int = ROW_AXIS) -> Rows:
-        """Need the same rows."""
-        return Rows(*rows, 0, 0)
-
-    def on_piece(self, n: int, rows: Rows, channels: int, row_axis: int = ROW_AXIS) -> Normalise:
-        """Return it for `n` images, the given rows and channels."""
-        shape = with_rows((n, channels, *self.shape[2:]), rows.stop - rows.start, row_axis)
-        return replace(self, shape=shape)
-
     def work(self) -> Work:
         """One read and one write."""
-        return _work(self.name, self.shape, self.dtype, 2)
+        return self.over(2)
 
     def magnitude(self, x: Array, *parameters: Array) -> Array:
         """|scale| * (|x| + |mean|) * inverse deviation + |bias|."""
@@ -172,7 +153,7 @@ class Normalise:
 
 
 @dataclass(frozen=True)
-class NormaliseSums:
+class NormaliseSums(_Tensor):
     """(2, c) float64 from (x, dy, mean): sums of dy and of dy * (x - mean)."""
 
     shape: Shape
@@ -187,7 +168,7 @@ class NormaliseSums:
 
     def work(self) -> Work:
         """Two reads."""
-        return _work(self.name, self.shape, self.dtype, 2, sums=True)
+        return self.over(2, "/sums")
 
 
 @dataclass(frozen=True)
@@ -254,7 +235,7 @@ class StateRow:
 
 
 @dataclass(frozen=True)
-class NormaliseBackward:
+class NormaliseBackward(_Tensor):
     """dx from (x, dy, scale, mean, inverse deviation, sums): the gradient through the statistics.
 
     dx = scale * inverse deviation * (dy - sums[0] / count - xhat * sums[1] / count)
@@ -269,11 +250,6 @@ class NormaliseBackward:
 
     name = "normalise_backward"
 
-    @property
-    def output_shape(self) -> Shape:
-        """Shape of dx, x's."""
-        return self.shape
-
     def work(self) -> Work:
         """Two reads and a write."""
-        return _work(self.name, self.shape, self.dtype, 3)
+        return self.over(3)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
 
 from ooc_cudnn.operations.base import Array, Shape
-from ooc_cudnn.tensor import DTYPES
-from perfmodel import Work, pass_work
+from ooc_cudnn.operations.per_element import OneShape
+from perfmodel import Work
 
 
 @dataclass(frozen=True)
-class ChannelSum:
+class ChannelSum(OneShape):
     """db (c,) from dy (n, c, spatial...): summed in float64, rounded once to `result_dtype`.
 
     Source: cudnnConvolutionBackwardBias.
@@ -32,13 +31,7 @@ class ChannelSum:
 
     def work(self) -> Work:
         """One read."""
-        elements = math.prod(self.shape)
-        return pass_work(
-            f"pointwise/{self.dtype}/channel_sum",
-            device_bytes=elements * DTYPES[self.dtype],
-            elements=elements,
-            problem=f"sum; {self.shape[1]} channels",
-        )
+        return self.passes("/channel_sum", 1, problem=f"sum; {self.shape[1]} channels")
 
     def reference(self, *inputs: Array) -> Array:
         """Sum in float64."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -290,6 +291,19 @@ class Convolution:
         geometry = in_words(self.w_shape[2:], self.stride, self.dilation)
         return f"{geometry}; {self.x_shape[1]} to {self.w_shape[0]} in {self.groups}"
 
+    def taps(self) -> Iterator[tuple[Any, Any]]:
+        """Every tap: its index into w, and the index of padded x that y's sites see through it.
+
+        Both after an ellipsis.
+        """
+        sites = self.output_shape[2:]
+        for tap in itertools.product(*(range(k) for k in self.w_shape[2:])):
+            window = [
+                slice(k * d, k * d + (o - 1) * s + 1, s)
+                for k, d, s, o in zip(tap, self.dilation, self.stride, sites, strict=True)
+            ]
+            yield (..., *tap), (..., *window)
+
     def magnitude(self, x: Array, *parameters: Array) -> Array:
         """The sums of absolute products."""
         return self.reference(x, *(np.abs(p) for p in parameters))
@@ -306,12 +320,6 @@ class Convolution:
         x = x.reshape(n, self.groups, -1, *x.shape[2:])
         w = w.reshape(self.groups, c_y // self.groups, *w.shape[1:])
         y = np.zeros((n, self.groups, c_y // self.groups, *sites))
-        for tap in itertools.product(*(range(k) for k in self.w_shape[2:])):
-            window = tuple(
-                slice(k * d, k * d + (o - 1) * s + 1, s)
-                for k, d, s, o in zip(tap, self.dilation, self.stride, sites, strict=True)
-            )
-            seen: tuple[Any, ...] = (..., *window)
-            weights: tuple[Any, ...] = (..., *tap)
-            y += np.einsum("ngc...,gkc->ngk...", x[seen], w[weights])
+        for tap, window in self.taps():
+            y += np.einsum("ngc...,gkc->ngk...", x[window], w[tap])
         return y.reshape(n, c_y, *sites)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,7 +60,7 @@ class ConvolutionBackwardData:
         if 0 not in dy.shape:
             dy = dy.reshape(n, groups, -1, *dy.shape[2:])
             w = w.reshape(groups, -1, *w.shape[1:])
-            for tap, window in _taps(forward, dy.shape[3:]):
+            for tap, window in forward.taps():
                 dx[window] += np.einsum("ngk...,gkc->ngc...", dy, w[tap])
         inside: tuple[Any, ...] = tuple(
             slice(before, before + extent)
@@ -118,25 +116,11 @@ class ConvolutionBackwardFilter:
         x = x.reshape(n, groups, -1, *x.shape[2:])
         dy = dy.reshape(n, groups, -1, *dy.shape[2:])
         dw = np.zeros((groups, dy.shape[2], *forward.w_shape[1:]))
-        sites = dy.shape[3:]
         flat = dy.reshape(n, groups, dy.shape[2], -1)
-        for tap, window in _taps(forward, sites):
+        for tap, window in forward.taps():
             seen = x[window].reshape(n, groups, x.shape[2], -1)
             dw[tap] = np.einsum("ngks,ngcs->gkc", flat, seen, optimize=True)
         return dw.reshape(forward.w_shape)
-
-
-def _taps(forward: Convolution, sites: Shape) -> Iterator[tuple[Any, Any]]:
-    """Every tap: its index into w, and the index of padded x that the output sites see through it.
-
-    Both after an ellipsis.
-    """
-    for tap in itertools.product(*(range(k) for k in forward.w_shape[2:])):
-        window = [
-            slice(k * d, k * d + (o - 1) * s + 1, s)
-            for k, d, s, o in zip(tap, forward.dilation, forward.stride, sites, strict=True)
-        ]
-        yield (..., *tap), (..., *window)
 
 
 def _work(forward: Convolution, direction: Direction, result: Shape, result_dtype: str) -> Work:

@@ -10,8 +10,7 @@ import numpy as np
 from ooc_cudnn.operations.base import Array, Shape
 from ooc_cudnn.operations.batch_normalization import AddStates
 from ooc_cudnn.operations.builder import Builder
-from ooc_cudnn.operations.per_site import PerSite, softmax_backward_size, softmax_size
-from ooc_cudnn.operations.rows import ROW_AXIS
+from ooc_cudnn.operations.per_site import PerSite, SoftmaxCall, SoftmaxGradient
 from ooc_cudnn.operations.single import OneTyped
 from ooc_cudnn.operations.softmax import (
     ImageMaximum,
@@ -29,6 +28,7 @@ from ooc_cudnn.operations.splittable import (
     Read,
     Region,
     Rounding,
+    Splittable,
 )
 
 
@@ -45,6 +45,10 @@ class _TwoSweeps(PerSite):
         """Results in the second alone."""
         return 1 if name in self.results else 2
 
+    def may_cut(self, axis: str) -> bool:
+        """Every axis: channels are summed over as rows are."""
+        return Splittable.may_cut(self, axis)
+
     def region(self, name: str, piece: Piece) -> Region | None:  # type: ignore[override]
         """The same for all; the result in the second sweep alone."""
         if name in self.results and piece.sweep == 0:
@@ -55,17 +59,9 @@ class _TwoSweeps(PerSite):
         """What sums up a piece, and what merges two sums."""
         raise NotImplementedError
 
-    def second(self, shape: Shape, dtype: str) -> OneTyped:
-        """What makes the result from the operands and the sums."""
-        raise NotImplementedError
-
     def whole(self) -> Launchable:
         """The same over axis 1, for images with all their elements there."""
         raise NotImplementedError
-
-    def on_piece(self, piece: Piece, *, layout: str, result_dtype: str) -> OneTyped:
-        """What makes a piece of the result."""
-        return self.second(self.piece_shape(piece), result_dtype)
 
     def build(self, build: Builder) -> None:
         """Sum up, or make the result."""
@@ -107,64 +103,34 @@ class _TwoSweeps(PerSite):
 
 
 @dataclass(frozen=True)
-class ImageSoftmaxCall(_TwoSweeps):
+class ImageSoftmaxCall(_TwoSweeps, SoftmaxCall):
     """y from x: softmax over all elements of each image."""
-
-    shape: Shape
-    algorithm: str
-    dtype: str
-    alpha: float = 1.0
-    beta: float = 0.0
-    row_axis: int = ROW_AXIS
-
-    takes = ("x",)
 
     def first(self, shape: Shape) -> tuple[Launchable, Launchable]:
         """Maximum and sum of exponentials."""
         return ImageMaximum(shape, self.dtype), MergeImageMaximum(shape[0])
 
-    def second(self, shape: Shape, dtype: str) -> OneTyped:
+    def on_piece(self, piece: Piece, *, layout: str, result_dtype: str) -> OneTyped:
         """Exponential over the sum."""
-        return ImageSoftmax(shape, self.algorithm, dtype)
+        return ImageSoftmax(self.piece_shape(piece), self.algorithm, result_dtype)
 
     def whole(self) -> Launchable:
         """Softmax over axis 1."""
         return Softmax((1, 1), self.algorithm, self.dtype)
 
-    def compare(self, operation: Launchable, inputs: list[Array]) -> tuple[Array, Array]:
-        """Differences of inputs are made before they are raised."""
-        value = operation.reference(*inputs)  # type: ignore[attr-defined]
-        return value, softmax_size(value, inputs[0], self.algorithm)
-
 
 @dataclass(frozen=True)
-class ImageSoftmaxGradient(_TwoSweeps):
+class ImageSoftmaxGradient(_TwoSweeps, SoftmaxGradient):
     """dx from y and dy: softmax over all elements of each image."""
-
-    shape: Shape
-    algorithm: str
-    dtype: str
-    alpha: float = 1.0
-    beta: float = 0.0
-    row_axis: int = ROW_AXIS
-
-    lead = "dy"
-    takes = ("y", "dy")
-    results = ("dx",)
 
     def first(self, shape: Shape) -> tuple[Launchable, Launchable]:
         """Sum of the products."""
         return ImageProductSum(shape, self.algorithm, self.dtype), AddStates((shape[0], 1))
 
-    def second(self, shape: Shape, dtype: str) -> OneTyped:
+    def on_piece(self, piece: Piece, *, layout: str, result_dtype: str) -> OneTyped:
         """The gradient, with the sum known."""
-        return ImageSoftmaxBackward(shape, self.algorithm, dtype)
+        return ImageSoftmaxBackward(self.piece_shape(piece), self.algorithm, result_dtype)
 
     def whole(self) -> Launchable:
         """Its gradient over axis 1."""
         return SoftmaxBackward((1, 1), self.algorithm, self.dtype)
-
-    def compare(self, operation: Launchable, inputs: list[Array]) -> tuple[Array, Array]:
-        """Sums of absolute values."""
-        value = operation.reference(*inputs)  # type: ignore[attr-defined]
-        return value, softmax_backward_size(inputs[0], inputs[1], self.algorithm)

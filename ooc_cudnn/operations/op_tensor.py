@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ooc_cudnn.operations.base import Array, Parameter, Shape
-from ooc_cudnn.operations.rows import ROW_AXIS, with_rows
-from ooc_cudnn.operations.window import Range, Rows
+from ooc_cudnn.operations.per_element import PerElement
+from ooc_cudnn.operations.rows import ROW_AXIS
+from ooc_cudnn.operations.window import Rows
 from ooc_cudnn.tensor import DTYPES
 from perfmodel import Work, pass_work
 
@@ -36,7 +37,7 @@ def check_broadcast(shape: Shape, whole: Shape, of: str) -> None:
 
 
 @dataclass(frozen=True)
-class OpTensor:
+class OpTensor(PerElement):
     """c = op(alpha_a * a, alpha_b * b), from (a, b); every extent of b is a's, or 1.
 
     c may be the same memory as a. With ``alpha_a == 0`` and op "add", a is absent and not read.
@@ -61,29 +62,15 @@ class OpTensor:
     name = "op_tensor"
 
     @property
-    def input_shape(self) -> Shape:
-        """Shape of a."""
-        return self.shape
-
-    @property
-    def output_shape(self) -> Shape:
-        """Shape of c, a's."""
-        return self.shape
-
-    @property
     def parameters(self) -> tuple[Parameter, ...]:
         """The second tensor, b."""
         return (Parameter("b", self.b_shape),)
 
-    def input_rows(self, rows: Range, row_axis: int = ROW_AXIS) -> Rows:
-        """Need the same rows."""
-        return Rows(*rows, 0, 0)
-
     def on_piece(self, n: int, rows: Rows, channels: int, row_axis: int = ROW_AXIS) -> OpTensor:
         """Return it for `n` images, the given rows and channels; b stays 1 wide where it is."""
-        shape = with_rows((n, channels, *self.shape[2:]), rows.stop - rows.start, row_axis)
-        b_shape = tuple(1 if b == 1 else e for e, b in zip(shape, self.b_shape, strict=True))
-        return replace(self, shape=shape, b_shape=b_shape)
+        made = super().on_piece(n, rows, channels, row_axis)
+        b_shape = tuple(1 if b == 1 else e for e, b in zip(made.shape, self.b_shape, strict=True))
+        return replace(made, b_shape=b_shape)
 
     def magnitude(self, x: Array, *parameters: Array) -> Array:
         """The sum of absolute values, or the product or the larger of them."""

@@ -15,20 +15,35 @@ from ooc_cudnn.tensor import DTYPES
 from perfmodel import Work, pass_work
 
 
-class PerElement:
-    """Mixin of a frozen dataclass with the fields `shape` and `dtype`: no halo, same shape out."""
+class OneShape:
+    """Mixin of a launch with the fields `shape` and `dtype`: its result has that shape."""
 
     shape: Shape
     dtype: str
 
     @property
-    def input_shape(self) -> Shape:
-        """Shape of x."""
+    def output_shape(self) -> Shape:
+        """Shape of its result."""
         return self.shape
 
+    def passes(self, kind: str, count: int, *, exponentials: int = 0, problem: str = "") -> Work:
+        """So many reads and writes of the tensor, and exponentials an element."""
+        elements = math.prod(self.shape)
+        return pass_work(
+            f"pointwise/{self.dtype}{kind}",
+            device_bytes=float(count * elements * DTYPES[self.dtype]),
+            elements=elements,
+            exponentials=exponentials * elements,
+            problem=problem,
+        )
+
+
+class PerElement(OneShape):
+    """Mixin of an operation that computes each element by itself: no halo, same shape out."""
+
     @property
-    def output_shape(self) -> Shape:
-        """Shape of y, x's."""
+    def input_shape(self) -> Shape:
+        """Shape of x."""
         return self.shape
 
     @property
@@ -55,6 +70,4 @@ class PerElement:
 
     def work(self) -> Work:
         """One read and one write of the tensor."""
-        elements = math.prod(self.shape)
-        nbytes = 2.0 * elements * DTYPES[self.dtype]
-        return pass_work(f"pointwise/{self.dtype}", device_bytes=nbytes, elements=elements)
+        return self.passes("", 2)

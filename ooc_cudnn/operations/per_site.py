@@ -11,7 +11,7 @@ from ooc_cudnn.operations.activation_backward import ActivationBackward, needs_x
 from ooc_cudnn.operations.base import Array, Shape
 from ooc_cudnn.operations.op_tensor import OpTensor
 from ooc_cudnn.operations.rows import ROW_AXIS, cut_axes, height, tensor_region
-from ooc_cudnn.operations.single import Single
+from ooc_cudnn.operations.single import OneTyped, Single
 from ooc_cudnn.operations.softmax import Softmax, SoftmaxBackward
 from ooc_cudnn.operations.splittable import Launchable, Operand, Piece, Region, Rounding
 from perfmodel import Split
@@ -116,7 +116,7 @@ class SoftmaxCall(PerSite):
         """Images and rows."""
         return axis in ("n", "h_y") and super().may_cut(axis)
 
-    def on_piece(self, piece: Piece, *, layout: str, result_dtype: str) -> Softmax:
+    def on_piece(self, piece: Piece, *, layout: str, result_dtype: str) -> OneTyped:
         """The same on fewer sites."""
         return Softmax(self.piece_shape(piece), self.algorithm, result_dtype)
 
@@ -138,7 +138,7 @@ class SoftmaxGradient(SoftmaxCall):
     takes = ("y", "dy")  # type: ignore[assignment]
     results = ("dx",)
 
-    def on_piece(self, piece: Piece, *, layout: str, result_dtype: str) -> SoftmaxBackward:  # type: ignore[override]
+    def on_piece(self, piece: Piece, *, layout: str, result_dtype: str) -> OneTyped:
         """The same on fewer sites."""
         return SoftmaxBackward(self.piece_shape(piece), self.algorithm, result_dtype)
 

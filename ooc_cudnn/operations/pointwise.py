@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from ooc_cudnn.operations.activation import EXPONENTIALS
 from ooc_cudnn.operations.base import Shape
+from ooc_cudnn.operations.per_element import OneShape
 from ooc_cudnn.tensor import DTYPES
 from perfmodel import Work, pass_work
 
@@ -61,7 +62,7 @@ class Pointwise:
 
 
 @dataclass(frozen=True)
-class Relayout:
+class Relayout(OneShape):
     """Copy a tensor into another memory order (channels-first or channels-last), on the card."""
 
     shape: Shape
@@ -71,9 +72,4 @@ class Relayout:
 
     def work(self) -> Work:
         """One read and one write."""
-        elements = math.prod(self.shape)
-        return pass_work(
-            f"pointwise/{self.dtype}/relayout",
-            device_bytes=2.0 * elements * DTYPES[self.dtype],
-            elements=elements,
-        )
+        return self.passes("/relayout", 2)

@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
 
 from ooc_cudnn.operations.base import Array, Shape
-from ooc_cudnn.tensor import DTYPES
+from ooc_cudnn.operations.per_element import OneShape
 from perfmodel import Work, pass_work
 
 ALGORITHMS = ("accurate", "log")
 MODES = ("channel", "instance")
 
 
-def _work(what: str, shape: Shape, dtype: str, passes: int, exponentials: int = 0) -> Work:
-    elements = math.prod(shape)
-    return pass_work(
-        f"pointwise/{dtype}/softmax",
-        device_bytes=passes * elements * DTYPES[dtype],
-        elements=elements,
-        exponentials=exponentials * elements,
-        problem=what,
-    )
-
-
 @dataclass(frozen=True)
-class Softmax:
+class Softmax(OneShape):
     """y from (x,): softmax over axis 1, for every image and site; "log" gives its logarithm.
 
     Source: cudnnSoftmaxForward with CUDNN_SOFTMAX_ACCURATE or _LOG, CUDNN_SOFTMAX_MODE_CHANNEL.
@@ -39,15 +27,13 @@ class Softmax:
 
     name = "softmax_forward"
 
-    @property
-    def output_shape(self) -> Shape:
-        """Shape of y, x's."""
-        return self.shape
-
     def work(self) -> Work:
         """Two reads and a write."""
-        return _work(
-            f"{self.name} {self.algorithm}; {self.shape[1]} channels", self.shape, self.dtype, 3, 1
+        return self.passes(
+            "/softmax",
+            3,
+            exponentials=1,
+            problem=f"{self.name} {self.algorithm}; {self.shape[1]} channels",
         )
 
     def reference(self, *inputs: Array) -> Array:
@@ -61,7 +47,7 @@ class Softmax:
 
 
 @dataclass(frozen=True)
-class SoftmaxBackward:
+class SoftmaxBackward(OneShape):
     """dx from (y, dy): ``y * (dy - sum(y * dy))`` over axis 1; "log" ``dy - exp(y) * sum(dy)``.
 
     Source: cudnnSoftmaxBackward.
@@ -73,19 +59,13 @@ class SoftmaxBackward:
 
     name = "softmax_backward"
 
-    @property
-    def output_shape(self) -> Shape:
-        """Shape of dx, y's."""
-        return self.shape
-
     def work(self) -> Work:
         """Four reads and a write."""
-        return _work(
-            f"{self.name} {self.algorithm}; {self.shape[1]} channels",
-            self.shape,
-            self.dtype,
+        return self.passes(
+            "/softmax",
             5,
-            int(self.algorithm == "log"),
+            exponentials=int(self.algorithm == "log"),
+            problem=f"{self.name} {self.algorithm}; {self.shape[1]} channels",
         )
 
     def reference(self, *inputs: Array) -> Array:
@@ -100,7 +80,7 @@ class SoftmaxBackward:
 
 
 @dataclass(frozen=True)
-class ImageMaximum:
+class ImageMaximum(OneShape):
     """(n, 2) float64 from (x,): each image's maximum m, and the sum of exp(x - m), in this piece.
 
     A piece that is -infinity throughout has the sum 0. NaN gives NaN in both, and +infinity makes
@@ -119,7 +99,7 @@ class ImageMaximum:
 
     def work(self) -> Work:
         """Two reads."""
-        return _work(self.name, self.shape, self.dtype, 2, 1)
+        return self.passes("/softmax", 2, exponentials=1, problem=self.name)
 
 
 @dataclass(frozen=True)
@@ -143,7 +123,7 @@ class MergeImageMaximum:
 
 
 @dataclass(frozen=True)
-class ImageSoftmax:
+class ImageSoftmax(OneShape):
     """y from (x, state): ``exp(x - m) / sum``, or for "log" ``x - m - log(sum)``."""
 
     shape: Shape
@@ -152,20 +132,18 @@ class ImageSoftmax:
 
     name = "image_softmax"
 
-    @property
-    def output_shape(self) -> Shape:
-        """Shape of y, x's."""
-        return self.shape
-
     def work(self) -> Work:
         """One read and one write."""
-        return _work(
-            f"{self.name} {self.algorithm}", self.shape, self.dtype, 2, int(self.algorithm != "log")
+        return self.passes(
+            "/softmax",
+            2,
+            exponentials=int(self.algorithm != "log"),
+            problem=f"{self.name} {self.algorithm}",
         )
 
 
 @dataclass(frozen=True)
-class ImageProductSum:
+class ImageProductSum(OneShape):
     """(n, 1) float64 from (y, dy): each image's sum of y * dy, or for "log" (y absent) of dy."""
 
     shape: Shape
@@ -181,16 +159,13 @@ class ImageProductSum:
 
     def work(self) -> Work:
         """One or two reads."""
-        return _work(
-            f"{self.name} {self.algorithm}",
-            self.shape,
-            self.dtype,
-            1 if self.algorithm == "log" else 2,
+        return self.passes(
+            "/softmax", 1 if self.algorithm == "log" else 2, problem=f"{self.name} {self.algorithm}"
         )
 
 
 @dataclass(frozen=True)
-class ImageSoftmaxBackward:
+class ImageSoftmaxBackward(OneShape):
     """dx from (y, dy, sums): as `SoftmaxBackward`, with the images' sums (n, 1) known."""
 
     shape: Shape
@@ -199,13 +174,11 @@ class ImageSoftmaxBackward:
 
     name = "image_softmax_backward"
 
-    @property
-    def output_shape(self) -> Shape:
-        """Shape of dx, y's."""
-        return self.shape
-
     def work(self) -> Work:
         """Two reads and a write."""
-        return _work(
-            f"{self.name} {self.algorithm}", self.shape, self.dtype, 3, int(self.algorithm == "log")
+        return self.passes(
+            "/softmax",
+            3,
+            exponentials=int(self.algorithm == "log"),
+            problem=f"{self.name} {self.algorithm}",
         )
