@@ -7,6 +7,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("ml_dtypes")
 
+from ooc_cudnn.functions.public import FUNCTIONS
 from tests.fuzz.cases import DRAWERS, draw_case
 from tests.fuzz.runner import run
 
@@ -25,6 +26,10 @@ def test_drawn_calls(function):
             repeat = f"python -m tests.fuzz --device host --functions {function} --seed {seed}"
             wrong.append("\n  ".join([repeat, str(case), *found]))
     assert not wrong, "\n".join(wrong)
+
+
+def test_every_function_is_drawn():
+    assert set(FUNCTIONS) <= set(DRAWERS)
 
 
 def test_a_case_is_the_same_wherever_it_is_drawn():
