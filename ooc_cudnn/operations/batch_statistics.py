@@ -8,9 +8,8 @@ find them there.
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -27,114 +26,20 @@ from ooc_cudnn.operations.batch_normalization import (
     StateRow,
     per_channel,
 )
-from ooc_cudnn.operations.builder import Builder, Built
-from ooc_cudnn.operations.rows import ROW_AXIS, height, tensor_region
+from ooc_cudnn.operations.builder import Builder
+from ooc_cudnn.operations.channel_statistics import CUT, PER_CHANNEL, PerChannel, moments_of
+from ooc_cudnn.operations.rows import ROW_AXIS, tensor_region
 from ooc_cudnn.operations.splittable import (
-    SWEEP,
     Operand,
     Piece,
     Read,
-    Region,
-    Rounding,
-    random_range,
 )
 from ooc_cudnn.tensor import ACCUMULATOR
-from perfmodel import Split
 from perfmodel.cached import cached_property
-
-_CUT = frozenset({"n", "c_y", "h_y"})
-_PER_CHANNEL = frozenset({"c_y"})
-
-
-class _PerChannel(Built):
-    """Cut along channels, n and rows; statistics are summed over n and rows, sweep after sweep."""
-
-    sweeps = 2
-    reduced = ("n", "h_y")
-    loop_order = ("c_y", SWEEP, "n", "h_y", "c_x")
-    shape: Shape
-
-    @cached_property
-    def extents(self) -> Split:
-        """Images, channels, rows."""
-        return Split(
-            n=self.shape[0], c_y=self.shape[1], c_x=1, h_y=height(self.shape, self.row_axis)
-        )
-
-    @abstractmethod
-    def touched(self, name: str) -> range:
-        """The sweeps that touch an operand."""
-
-    def sweeps_of(self, name: str) -> int:
-        """How many these are."""
-        return len(self.touched(name))
-
-    def region(self, name: str, piece: Piece) -> Region | None:
-        """Channels of a vector; images, channels and rows of a tensor."""
-        if piece.sweep not in self.touched(name):
-            return None
-        if len(self.operands[name].shape) == 1:
-            return (piece.c_y,)
-        return tensor_region(self.shape, piece.n, piece.c_y, piece.h_y, self.row_axis)
-
-    def scaling(self, result: str) -> tuple[float, float]:
-        """Alpha and beta are those of the tensor."""
-        return (self.alpha, self.beta) if result == self.results[0] else (1.0, 0.0)
-
-    def piece_shape(self, piece: Piece) -> Shape:
-        """Shape of a piece of the data."""
-        region = tensor_region(self.shape, piece.n, piece.c_y, piece.h_y, self.row_axis)
-        return tuple(stop - start for start, stop in region)
-
-    @property
-    def elements(self) -> int:
-        """How many elements a channel has in the whole batch."""
-        return math.prod(self.shape) // self.shape[1]
-
-    def make(
-        self,
-        build: Builder,
-        operation: Normalise | NormaliseBackward,
-        tensors: tuple[str, ...],
-        vectors: tuple[str, ...],
-        order: str,
-    ) -> None:
-        """Make a piece of the tensor that is the first result, from tensors and vectors."""
-        dtype = build.product_dtype(self.results[0])
-        sources = tuple(build.taken(name, order, dtype) for name in tensors)
-        made = replace(operation, dtype=dtype)
-        build.make(made, (*sources, *vectors), self.results[0], order, done=sources)
-
-    # Checking ---------------------------------------------------------------------------------
-
-    def patch(self, random: np.random.Generator) -> Piece:
-        """A few rows of one channel of one image, where all statistics are known."""
-        whole, sweep = self.extents, self.sweeps - 1
-        n, c_y = random_range(random, whole.n, 1), random_range(random, whole.c_y, 1)
-        return Piece(n, c_y, random_range(random, whole.h_y, 2), (0, 1), sweep)
-
-    def images(self, name: str, piece: Piece, read: Read) -> list[Array]:
-        """All images of a patch's channel, one by one."""
-        rows = (0, self.extents.h_y)
-        return [
-            read(name, tensor_region(self.shape, (at, at + 1), piece.c_y, rows, self.row_axis))
-            for at in range(self.extents.n)
-        ]
-
-    def rounding(self) -> Rounding:
-        """Sums are made in float64."""
-        return Rounding(1, self.dtype, 8)
-
-
-def moments_of(images: list[Array]) -> tuple[float, float]:
-    """Mean and variance of all images of a channel, in two passes."""
-    count = sum(image.size for image in images)
-    mean = sum(float(image.sum()) for image in images) / count
-    return mean, sum(float(((image - mean) ** 2).sum()) for image in images) / count
 
 
 @dataclass(frozen=True)
-class BatchNormalization(_PerChannel):
+class BatchNormalization(PerChannel):
     """y, and the mean and inverse deviation of each channel, from x, scale and bias.
 
     Parameters
@@ -161,8 +66,8 @@ class BatchNormalization(_PerChannel):
     @cached_property
     def operands(self) -> Mapping[str, Operand]:
         """The data, scale and bias, the results."""
-        vector = Operand((self.shape[1],), ACCUMULATOR[self.dtype], _PER_CHANNEL)
-        tensor = Operand(self.shape, self.dtype, _CUT)
+        vector = Operand((self.shape[1],), ACCUMULATOR[self.dtype], PER_CHANNEL)
+        tensor = Operand(self.shape, self.dtype, CUT)
         return {
             name: tensor if name in ("x", "y") else vector
             for name in ("x", "scale", "bias", *self.results)
@@ -234,7 +139,7 @@ class BatchNormalization(_PerChannel):
 
 
 @dataclass(frozen=True)
-class BatchNormalizationGradient(_PerChannel):
+class BatchNormalizationGradient(PerChannel):
     """dx, dscale and dbias from x, dy, scale, and the saved mean and inverse deviation.
 
     With `epsilon`, mean and inverse deviation are not operands: a first sweep of their own makes
@@ -264,8 +169,8 @@ class BatchNormalizationGradient(_PerChannel):
     @cached_property
     def operands(self) -> Mapping[str, Operand]:
         """Data, its gradient, vectors, results."""
-        vector = Operand((self.shape[1],), ACCUMULATOR[self.dtype], _PER_CHANNEL)
-        tensor = Operand(self.shape, self.dtype, _CUT)
+        vector = Operand((self.shape[1],), ACCUMULATOR[self.dtype], PER_CHANNEL)
+        tensor = Operand(self.shape, self.dtype, CUT)
         saved = self.saved if self.epsilon is None else ()
         return {
             name: tensor if name in ("x", "dy", "dx") else vector
