@@ -15,7 +15,6 @@ they would need the device.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -28,6 +27,7 @@ from benchmarks.accuracy_records import Measured, Way, measured
 from benchmarks.accuracy_summary import rounded
 from benchmarks.accuracy_terms import dropped, terms_of
 from benchmarks.common import RESULTS, table
+from ooc_cudnn.bench.record import written
 from ooc_cudnn.pipeline.execute import plan_schedule
 from ooc_cudnn.pipeline.simulate import Replayed
 from ooc_cudnn.pricing.plan import Plan
@@ -153,7 +153,7 @@ def judge_terms(names: Sequence[str], calls: Sequence[Measured], path: Path | No
                 "mean loss", "worst loss")  # fmt: skip
         print(f"\n{name}\n{table(head, rows)}", flush=True)
     if path is not None:
-        path.write_text(json.dumps(rounded(found), indent=1) + "\n", encoding="utf-8")
+        path.write_text(written(rounded(found)) + "\n", encoding="utf-8")
 
 
 def show(calls: Sequence[Measured], most: int) -> None:

@@ -89,21 +89,16 @@ class TorchNetwork:
         self.torch, self.network, self.device = torch, network, device
         self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
         self.parameters = {
-            name: torch.from_numpy(weight).to(device, copy=True) for name, weight in self._weights()
+            name: torch.from_numpy(weight).to(device, copy=True)
+            for name, weight in network.weights.items()
         }
-        for layer in self._of_kind("convolution"):
-            if layer.padding:
+        for layer in network.layers:
+            if layer.padding:  # a convolution, and not a fully connected layer
                 name = f"{layer.name}.w"
                 self.parameters[name] = self._laid_out(self.parameters[name])
         for parameter in self.parameters.values():
             parameter.requires_grad_()
         self.groups = [self._function(layers) for layers in self._grouped()]
-
-    def _weights(self) -> list[tuple[str, Array]]:
-        return list(self.network.weights.items())
-
-    def _of_kind(self, kind: str) -> list[Layer]:
-        return [layer for layer in self.network.layers if layer.kind == kind]
 
     def _grouped(self) -> list[list[Layer]]:
         groups: list[list[Layer]] = [[]]
@@ -176,7 +171,7 @@ class TorchNetwork:
         """Put the initial weights back, and forget gradients."""
         self.forget_gradients()
         with self.torch.no_grad():
-            for name, weight in self._weights():
+            for name, weight in self.network.weights.items():
                 self.parameters[name].copy_(self.torch.from_numpy(weight))
 
     def forget_gradients(self) -> None:
