@@ -122,11 +122,6 @@ QUOTES = (
         lambda: (PATIENCE_SECONDS,),
     ),
     Quote(
-        "docs/architecture.md",
-        "takes {:.0f} times as long as its pieces",
-        lambda: (claims("convolution_large")["device: times faster than the unsplit cuDNN call"],),
-    ),
-    Quote(
         "docs/model-method.md",
         "the shipped profile took {:.0f} s",
         lambda: (fact("calibration_seconds"),),

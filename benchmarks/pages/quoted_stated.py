@@ -10,7 +10,6 @@ _AIM = "a bound or a setting of the code"
 _SHEET = "the card's data sheet"
 
 STATED: Mapping[str, Mapping[str, str]] = {
-    "docs/architecture.md": {"to within 1 % of the best of all splits": _AIM},
     "docs/maintaining.md": {
         "takes more than 5 seconds once it is warm": _AIM,
         "took 564 ms, and in TF32": "a record that is not stored",
