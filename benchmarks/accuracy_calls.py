@@ -18,7 +18,7 @@ from ooc_cudnn.devices.base import Device
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.functions.plan import planned_call
 from ooc_cudnn.functions.planning import Planned
-from ooc_cudnn.pipeline.execute import plan_schedule
+from ooc_cudnn.pipeline.schedule import plan_schedule
 from ooc_cudnn.pipeline.simulate import Replayed
 from ooc_cudnn.pipeline.trace import STREAMS
 from ooc_cudnn.pricing.plan import Plan

@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks import common
 from ooc_cudnn.functions.plan import plan_request
-from ooc_cudnn.pipeline.execute import plan_schedule
+from ooc_cudnn.pipeline.schedule import plan_schedule
 from ooc_cudnn.pipeline.simulate import Replayed
 from ooc_cudnn.pricing.planner import make_plan
 from ooc_cudnn.tensor import TensorSpec

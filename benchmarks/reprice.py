@@ -28,7 +28,7 @@ from benchmarks.accuracy_summary import rounded
 from benchmarks.accuracy_terms import dropped, terms_of
 from benchmarks.common import RESULTS, table
 from ooc_cudnn.bench.record import written
-from ooc_cudnn.pipeline.execute import plan_schedule
+from ooc_cudnn.pipeline.schedule import plan_schedule
 from ooc_cudnn.pipeline.simulate import Replayed
 from ooc_cudnn.pricing.plan import Plan
 from ooc_cudnn.pricing.request import Request

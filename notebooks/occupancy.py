@@ -14,9 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ooc_cudnn import Plan
-from ooc_cudnn.pipeline.execute import Layout, make_executor
+from ooc_cudnn.pipeline.execute import make_executor
 from ooc_cudnn.pipeline.schedule import Step
 from ooc_cudnn.pipeline.trace import StepTrace, Trace
+from ooc_cudnn.pipeline.views import Offsets
 from ooc_cudnn.pricing.request import Request
 
 PHASES = ("filled", "waiting", "used", "emptied")
@@ -89,10 +90,10 @@ def held(request: Request, plan: Plan, trace: Trace) -> list[Held]:
     zero = min((step.start_seconds for step in trace.steps), default=0.0)
     uses: dict[str, list[_Use]] = {}
     for step, ran in zip(steps, trace.steps, strict=True):
-        for block in _blocks(step, executor.layout):
+        for block in _blocks(step, executor.offsets):
             start, stop = ran.start_seconds - zero, ran.stop_seconds - zero
             uses.setdefault(block, []).append(_Use(_phase(ran), start, stop))
-    sizes = _sizes(plan, executor.layout)
+    sizes = _sizes(plan, executor.offsets)
     return [
         Held(block, purpose, use.phase, nbytes, use.start, use.stop)
         for block, (purpose, nbytes) in sizes.items()
@@ -124,13 +125,13 @@ def in_use(found: Sequence[Held], plan: Plan) -> tuple[NDArray[np.float64], dict
     return moments, {purpose: total.tolist() for purpose, total in totals.items()}
 
 
-def _blocks(step: Step, layout: Layout) -> Iterator[str]:
+def _blocks(step: Step, offsets: Offsets) -> Iterator[str]:
     for place in step.places:
         if place.slot >= 0:
             yield f"{place.operand} slot {place.slot}"
     named = {buffer.block or name for name, buffer in step.buffers.items()}
-    yield from (name for name in layout.buffers if name in named)
-    if step.launches and layout.workspace[1]:
+    yield from (name for name in offsets.buffers if name in named)
+    if step.launches and offsets.workspace[1]:
         yield WORKSPACE
 
 
@@ -138,13 +139,13 @@ def _phase(step: StepTrace) -> str:
     return {"copy_in": "filled", "compute": "used", "copy_out": "emptied"}[step.stream]
 
 
-def _sizes(plan: Plan, layout: Layout) -> dict[str, tuple[str, int]]:
+def _sizes(plan: Plan, offsets: Offsets) -> dict[str, tuple[str, int]]:
     """Purpose and bytes of every block, in the order of the plan's memory."""
     sizes: dict[str, tuple[str, int]] = {}
     for purpose, count in plan.memory:
         operand = purpose.partition(":")[0]
-        if purpose not in layout.buffers and operand in layout.slots:
-            _, size, slots = layout.slots[operand]
+        if purpose not in offsets.buffers and operand in offsets.slots:
+            _, size, slots = offsets.slots[operand]
             sizes |= {f"{operand} slot {slot}": (purpose, size) for slot in range(slots)}
         else:
             sizes[purpose] = (purpose, count)

@@ -39,9 +39,6 @@ ROOMS = (
     ("ooc_cudnn.cli",),
 )  # fmt: skip
 
-#: Arrows that close a circle, and who takes them away.
-CLOSING: dict[tuple[str, str], str] = {}
-
 _OUTSIDE = re.compile(r"(benchmarks|examples|notebooks|tests)([./]|$)")
 
 
@@ -116,23 +113,8 @@ def floor(module: str) -> int:
     return floor(above)
 
 
-def without_closing() -> dict[str, frozenset[str]]:
-    return {
-        module: frozenset(other for other in others if (module, other) not in CLOSING)
-        for module, others in graph().items()
-    }
-
-
 def test_no_circle_among_modules():
-    assert circle(without_closing()) == []
-
-
-@pytest.mark.parametrize(("module", "other"), CLOSING)
-def test_an_exception_closes_a_circle(module, other):
-    """Else it is mended, and belongs out of the list."""
-    assert other in graph().get(module, ())
-    arrows = without_closing()
-    assert circle(arrows | {module: arrows[module] | {other}})
+    assert circle(graph()) == []
 
 
 def test_no_arrow_leads_upwards():

@@ -18,7 +18,8 @@ from ooc_cudnn.calibration.session import DIRECTIONS, Session, rounded
 from ooc_cudnn.calibration.steps import cut_into_images
 from ooc_cudnn.devices.base import HostArray
 from ooc_cudnn.devices.measuring import HostMemory, Timing
-from ooc_cudnn.pipeline.execute import Source, make_executor
+from ooc_cudnn.pipeline.execute import make_executor
+from ooc_cudnn.pipeline.views import Source
 from ooc_cudnn.tensor import TensorSpec
 from perfmodel import Line
 from perfmodel.staging import STAGED_BYTES, staging_slots

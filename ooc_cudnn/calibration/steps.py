@@ -18,7 +18,8 @@ from ooc_cudnn.devices.measuring import Bench, Timing, Watched
 from ooc_cudnn.functions.batch_normalization import batch_normalization_forward_inference
 from ooc_cudnn.functions.elementwise import activation_forward
 from ooc_cudnn.functions.plan import plan_request
-from ooc_cudnn.pipeline.execute import Source, make_executor
+from ooc_cudnn.pipeline.execute import make_executor
+from ooc_cudnn.pipeline.views import Source
 from ooc_cudnn.pricing.plan import Plan
 from ooc_cudnn.pricing.planner import make_plan
 from ooc_cudnn.pricing.request import Request

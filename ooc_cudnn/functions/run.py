@@ -14,9 +14,9 @@ from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.functions.bound import Bound
 from ooc_cudnn.functions.prepared import Prepared
 from ooc_cudnn.memory.limit import limit_bytes
-from ooc_cudnn.pipeline.execute import Source
 from ooc_cudnn.pipeline.trace import Trace, one_after_the_other
 from ooc_cudnn.pipeline.verify import Verification
+from ooc_cudnn.pipeline.views import Source
 from ooc_cudnn.pricing.plan import Plan
 from ooc_cudnn.profiling import Call, recording
 from ooc_cudnn.progress import SHORTEST_SECONDS, Reporter, reporter

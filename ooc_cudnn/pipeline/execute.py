@@ -6,23 +6,23 @@ run one after the other.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ooc_cudnn import interrupts
-from ooc_cudnn.devices.base import Device, Event, HostArray, Run
-from ooc_cudnn.devices.binding import Declared, bind, declared
+from ooc_cudnn.devices.base import Device, Event, Run
+from ooc_cudnn.devices.binding import bind
 from ooc_cudnn.devices.running import running
 from ooc_cudnn.devices.view import DeviceView
-from ooc_cudnn.memory.alignment import aligned
-from ooc_cudnn.operations.splittable import Region, Splittable
-from ooc_cudnn.pipeline.schedule import COMPUTE, COPY_IN, Place, Schedule, Step, make_schedule
-from ooc_cudnn.pipeline.trace import StepTrace, Trace
+from ooc_cudnn.operations.splittable import Splittable
+from ooc_cudnn.pipeline.schedule import COMPUTE, COPY_IN, Schedule, Step, plan_schedule
+from ooc_cudnn.pipeline.trace import Trace, traced
+from ooc_cudnn.pipeline.views import Source, Views, lay_out, region_of
 from ooc_cudnn.pricing.plan import Plan
 from ooc_cudnn.pricing.request import Request
-from ooc_cudnn.tensor import DTYPES, packed_strides
+from ooc_cudnn.tensor import DTYPES
 
 #: Pieces that may be in flight before the host waits: enough to hide the issuing, few enough that
 #: Ctrl-C and the progress bar stay close to what the device does.
@@ -30,50 +30,6 @@ RUN_AHEAD_PIECES = 16
 
 #: Sets of addresses that a call which copies nothing is kept ready for.
 BOUND_ADDRESSES = 64
-
-#: An operand as the executor takes it: a NumPy array, or a view of device memory.
-Source = HostArray | DeviceView
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Where every buffer of a plan lies in the arena's block: offsets and slot sizes in bytes."""
-
-    slots: Mapping[str, tuple[int, int, int]]  # name -> (offset, bytes of one slot, slots)
-    buffers: Mapping[str, int]  # intermediates -> offset
-    workspace: tuple[int, int]  # offset, bytes
-    total_bytes: int
-
-
-def lay_out(plan: Plan, sizes: Mapping[str, int]) -> Layout:
-    """Place rings, intermediates and workspace one behind the other, aligned.
-
-    Parameters
-    ----------
-    sizes : mapping
-        Largest bytes of each buffer, by name.
-
-    Raises
-    ------
-    ValueError
-        If the total is not what the plan promised.
-    """
-    slots: dict[str, tuple[int, int, int]] = {}
-    buffers: dict[str, int] = {}
-    rings, offset = dict(plan.rings), 0
-    for name, size in sizes.items():
-        count = rings.get(name, 1)
-        if name in rings:
-            if count:
-                slots[name] = (offset, aligned(size), count)
-        else:
-            buffers[name] = offset
-        offset += count * aligned(size)
-    workspace = (offset, plan.workspace_bytes)
-    total = offset + aligned(plan.workspace_bytes)
-    if total != plan.device_bytes:
-        raise ValueError(f"the plan counts {plan.device_bytes} bytes, its buffers take {total}")
-    return Layout(slots, buffers, workspace, total)
 
 
 class Placed(Protocol):
@@ -85,68 +41,6 @@ class Placed(Protocol):
 
     def view(self) -> DeviceView:
         """The operand as device memory."""
-
-
-class Views:
-    """The rings and intermediates of a schedule at one base address, as its steps see them.
-
-    Made when a step first needs them, and kept for the next call: making them again would take the
-    host as long as issuing the step.
-    """
-
-    def __init__(
-        self, chain: Splittable, orders: Mapping[str, str], layout: Layout, steps: int, base: int
-    ) -> None:
-        self.chain, self.orders, self.layout, self.base = chain, orders, layout, base
-        offset, nbytes = layout.workspace
-        self.workspace = (base + offset, nbytes)
-        self._of_step: list[Mapping[str, DeviceView] | None] = [None] * steps
-        self._alike: dict[tuple[str, int, tuple[int, ...]], DeviceView] = {}
-        #: By the buffers that steps share which launch the same.
-        self._shared: dict[int, Mapping[str, DeviceView]] = {}
-        self._declared: dict[int, tuple[Declared, ...]] = {}
-
-    def of(self, index: int, step: Step) -> Mapping[str, DeviceView]:
-        """What a step reads and writes by name, but for operands that are computed on in place."""
-        found = self._of_step[index]
-        if found is None:
-            shared = self._shared.get(id(step.buffers)) if step.buffers else {}
-            if shared is None:
-                shared = self._shared[id(step.buffers)] = self._intermediates(step)
-            slots = {place.operand: self._slot(place) for place in step.places if place.slot >= 0}
-            found = self._of_step[index] = {**slots, **shared}
-        return found
-
-    def declared(self, step: Step) -> tuple[Declared, ...]:
-        """What the launches of a step were built for."""
-        found = self._declared.get(id(step.buffers))
-        if found is None:
-            found = self._declared[id(step.buffers)] = declared(step.launches, step.buffers)
-        return found
-
-    def _slot(self, place: Place) -> DeviceView:
-        """The part of a ring's slot that a region fills, packed in the operand's order."""
-        shape = tuple(stop - start for start, stop in place.region)
-        key = (place.operand, place.slot, shape)
-        if key not in self._alike:
-            offset, size, _ = self.layout.slots[place.operand]
-            order = self.orders.get(place.operand, "channels_first")
-            self._alike[key] = DeviceView(
-                self.base + offset + place.slot * size,
-                self.chain.operands[place.operand].dtype,
-                shape,
-                packed_strides(shape, order),
-            )
-        return self._alike[key]
-
-    def _intermediates(self, step: Step) -> dict[str, DeviceView]:
-        found = {}
-        for name, buffer in step.buffers.items():
-            block = buffer.block or name
-            if block in self.layout.buffers:
-                pointer = self.base + self.layout.buffers[block] + buffer.offset_bytes
-                found[name] = DeviceView(pointer, buffer.dtype, buffer.shape, buffer.strides)
-        return found
 
 
 class Executor:
@@ -169,7 +63,7 @@ class Executor:
     ) -> None:
         self.chain, self.plan, self.schedule = chain, plan, schedule
         self.orders = orders
-        self.layout = lay_out(plan, schedule.sizes)
+        self.offsets = lay_out(plan, schedule.sizes)
         #: What a call that copies nothing does, by its operands' addresses, at one of the block.
         #: It holds addresses alone and keeps nothing alive.
         self._bound: dict[tuple[int, ...], tuple[Callable[[Any], None], ...]] = {}
@@ -212,13 +106,13 @@ class Executor:
         if limit_bytes is None:
             limit_bytes = self.plan.memory_limit + device.arena.array_bytes
         base = device.arena.reserve(
-            self.layout.total_bytes, limit_bytes, purpose=self.plan.function
+            self.offsets.total_bytes, limit_bytes, purpose=self.plan.function
         )
         how = {"overlap": self.plan.overlap, "staged": staged, "timed": timed}
         with interrupts.deferred(), device.arena.at_work(), running(device, **how) as run:
             events = self._issue(device, run, base, operands, timed, on_piece)
             run.finish(wait=wait or timed)
-        return self._trace(device, events) if timed else None
+        return self._trace(events) if timed else None
 
     def is_bound(self, addresses: tuple[int, ...]) -> bool:
         """Whether it was launched on operands at these addresses, in the chain's order."""
@@ -237,7 +131,7 @@ class Executor:
             The first error of any step, after the stream is drained.
         """
         base = device.arena.reserve(
-            self.layout.total_bytes, limit_bytes, purpose=self.plan.function
+            self.offsets.total_bytes, limit_bytes, purpose=self.plan.function
         )
         if base != self._bound_base or len(self._bound) >= BOUND_ADDRESSES:
             self._bound, self._bound_base = {}, base
@@ -303,24 +197,30 @@ class Executor:
     def _views_at(self, base: int) -> Views:
         if self._views is None or self._views.base != base:
             steps = len(self.schedule.steps)
-            self._views = Views(self.chain, self.orders, self.layout, steps, base)
+            self._views = Views(self.chain, self.orders, self.offsets, steps, base)
         return self._views
 
-    def _trace(self, device: Device, events: list[Event | None]) -> Trace:
-        traced, specs = [], dict(self.plan.operands)
-        for step, event in zip(self.schedule.steps, events, strict=True):
-            if event is None:
-                continue
-            start, stop = event.interval
-            moved = 0
-            if step.stream != COMPUTE and specs[step.places[0].operand].placement != "device":
-                (place,) = step.places
-                moved = DTYPES[self.chain.operands[place.operand].dtype]
-                for low, high in place.region:
-                    moved *= high - low
-            what = ", ".join(place.operand for place in step.places)
-            traced.append(StepTrace(step.stream, step.piece, what, start, stop, moved))
-        return Trace(tuple(traced))
+    def _trace(self, events: list[Event | None]) -> Trace:
+        ran = [
+            (step, event)
+            for step, event in zip(self.schedule.steps, events, strict=True)
+            if event is not None
+        ]
+        return traced(
+            [step for step, _ in ran],
+            [event.interval for _, event in ran],
+            [self._host_bytes(step) for step, _ in ran],
+        )
+
+    def _host_bytes(self, step: Step) -> int:
+        """Bytes of a step over the link."""
+        if step.stream == COMPUTE:
+            return 0
+        (place,) = step.places
+        if dict(self.plan.operands)[place.operand].placement == "device":
+            return 0
+        item_bytes = DTYPES[self.chain.operands[place.operand].dtype]
+        return math.prod(high - low for low, high in place.region) * item_bytes
 
 
 def _action(
@@ -355,33 +255,6 @@ def _compute(
     return bind(device, step.launches, views.declared(step), taken, views.workspace)
 
 
-def plan_schedule(request: Request, plan: Plan) -> Schedule:
-    """Make a plan's schedule."""
-    return make_schedule(
-        request.chain,
-        plan.split,
-        order=plan.order,
-        rings=dict(plan.rings),
-        layout=plan.layout,
-        orders=dict(request.orders),
-    )
-
-
 def make_executor(request: Request, plan: Plan) -> Executor:
     """Make a plan's schedule, and the executor that runs it."""
     return Executor(request.chain, plan, plan_schedule(request, plan), dict(request.orders))
-
-
-def region_of(source: Source, region: Region) -> Source:
-    """The part of an operand that a region names, without a copy."""
-    if isinstance(source, DeviceView):
-        offset = sum(
-            start * stride for (start, _), stride in zip(region, source.strides, strict=True)
-        )
-        return DeviceView(
-            source.pointer + offset * DTYPES[source.dtype],
-            source.dtype,
-            tuple(stop - start for start, stop in region),
-            source.strides,
-        )
-    return source[tuple(slice(start, stop) for start, stop in region)]

@@ -25,6 +25,8 @@ from ooc_cudnn.operations.splittable import (
     Splittable,
 )
 from ooc_cudnn.pricing.loop_orders import runs_down
+from ooc_cudnn.pricing.plan import Plan
+from ooc_cudnn.pricing.request import Request
 from perfmodel import Split
 
 COPY_IN, COPY_OUT, COMPUTE = "copy_in", "copy_out", "compute"
@@ -166,6 +168,18 @@ def make_schedule(
             block = buffer.block or name
             largest[block] = max(largest.get(block, 0), buffer.nbytes)
     return Schedule(steps, generator.pieces, largest)
+
+
+def plan_schedule(request: Request, plan: Plan) -> Schedule:
+    """Make a plan's schedule."""
+    return make_schedule(
+        request.chain,
+        plan.split,
+        order=plan.order,
+        rings=dict(plan.rings),
+        layout=plan.layout,
+        orders=dict(request.orders),
+    )
 
 
 def _check_order(call: Splittable, split: Split, order: tuple[str, ...]) -> None:

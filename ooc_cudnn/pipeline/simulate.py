@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 from ooc_cudnn.devices.simulated import SimulatedDevice, StepCost, VirtualCall, simulated_operand
-from ooc_cudnn.pipeline.execute import lay_out, plan_schedule, region_of
-from ooc_cudnn.pipeline.schedule import COMPUTE, COPY_IN, COPY_OUT, Schedule, Step
-from ooc_cudnn.pipeline.trace import StepTrace, Trace
+from ooc_cudnn.pipeline.schedule import COMPUTE, COPY_IN, COPY_OUT, Schedule, Step, plan_schedule
+from ooc_cudnn.pipeline.trace import Trace, traced
+from ooc_cudnn.pipeline.views import lay_out, region_of
 from ooc_cudnn.pricing.plan import Plan
 from ooc_cudnn.pricing.request import Request
 
@@ -37,21 +37,8 @@ def simulate(request: Request, plan: Plan) -> Trace:
     lay_out(plan, schedule.sizes)  # it takes the memory that it says
     replayed = Replayed(request, schedule, overlap=plan.overlap)
     timeline = replayed.timeline
-    return Trace(
-        tuple(
-            StepTrace(
-                step.stream,
-                step.piece,
-                ", ".join(place.operand for place in step.places),
-                start,
-                finish,
-                cost.host_bytes,
-            )
-            for step, cost, start, finish in zip(
-                schedule.steps, replayed.costs, timeline.start, timeline.finish, strict=True
-            )
-        )
-    )
+    intervals = zip(timeline.start, timeline.finish, strict=True)
+    return traced(schedule.steps, intervals, [cost.host_bytes for cost in replayed.costs])
 
 
 class Replayed:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
+
+from ooc_cudnn.pipeline.schedule import Step
 
 STREAMS = ("copy_in", "compute", "copy_out")
 
@@ -67,6 +69,21 @@ class Trace:
     def from_json(cls, data: dict[str, Any]) -> Trace:
         """Return the trace that `to_json` described."""
         return cls(tuple(StepTrace(**step) for step in data["steps"]))
+
+
+def traced(
+    steps: Iterable[Step], intervals: Iterable[tuple[float, float]], host_bytes: Iterable[int]
+) -> Trace:
+    """The trace of a schedule's steps, from when each ran and what it moved over the link."""
+    return Trace(
+        tuple(
+            StepTrace(
+                step.stream, step.piece, ", ".join(place.operand for place in step.places),
+                start, stop, moved,
+            )
+            for step, (start, stop), moved in zip(steps, intervals, host_bytes, strict=True)
+        )
+    )  # fmt: skip
 
 
 def chrome_events(trace: Trace, *, process: int, label: str) -> list[dict[str, Any]]:

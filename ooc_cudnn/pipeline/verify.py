@@ -16,7 +16,7 @@ from ooc_cudnn.devices.running import running
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.errors import VerificationError
 from ooc_cudnn.operations.splittable import Piece, Read, Region, Splittable
-from ooc_cudnn.pipeline.execute import Source, region_of
+from ooc_cudnn.pipeline.views import Source, region_of
 from ooc_cudnn.tensor import numpy_dtype
 
 #: Relative rounding error of one product or sum, by arithmetic.

@@ -16,7 +16,8 @@ from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.errors import DeviceOutOfMemoryError
 from ooc_cudnn.functions.plan import plan, plan_request
 from ooc_cudnn.memory.arena import Arena
-from ooc_cudnn.pipeline.execute import make_executor, plan_schedule
+from ooc_cudnn.pipeline.execute import make_executor
+from ooc_cudnn.pipeline.schedule import plan_schedule
 from ooc_cudnn.pipeline.simulate import Replayed, simulate
 from ooc_cudnn.pricing.planner import make_plan
 from ooc_cudnn.tensor import DTYPES, TensorSpec

@@ -14,7 +14,8 @@ from ooc_cudnn.operations.activation import Activation
 from ooc_cudnn.operations.bias import AddTensor
 from ooc_cudnn.operations.chain import Chain
 from ooc_cudnn.operations.convolution import Convolution
-from ooc_cudnn.pipeline.execute import RUN_AHEAD_PIECES, lay_out, region_of
+from ooc_cudnn.pipeline.execute import RUN_AHEAD_PIECES
+from ooc_cudnn.pipeline.views import lay_out, region_of
 from perfmodel import Split
 from tests.support import reference
 from tests.support.forced import DEPTHS, PLENTY, Forced, legal_splits
@@ -64,7 +65,7 @@ def test_the_layout_takes_what_the_plan_counts_and_overlaps_nowhere(made):
     for split in [*legal_splits(made.chain)][::5]:
         for depth in DEPTHS:
             executor = made.executor(split, depth=depth, layout="channels_last")
-            layout, plan = executor.layout, executor.plan
+            layout, plan = executor.offsets, executor.plan
             assert layout.total_bytes == plan.device_bytes
             spans = [(layout.workspace[0], sum(layout.workspace))]
             for offset, size, slots in layout.slots.values():
@@ -97,7 +98,7 @@ def test_every_byte_of_the_block_may_hold_nan_before(made, host_device):
     for split in [*legal_splits(made.chain)][::3]:
         executor = made.executor(split)
         host_device.release_caches()
-        host_device.arena.reserve(executor.layout.total_bytes, 2**30, purpose="a test")
+        host_device.arena.reserve(executor.offsets.total_bytes, 2**30, purpose="a test")
         host_device.arena._block.bytes[...] = 255  # NaN in every dtype
         y[...] = np.nan
         made.run(split)
@@ -109,9 +110,9 @@ def test_nothing_is_written_beside_the_block(made, host_device):
     for split in [*legal_splits(made.chain)][::5]:
         executor = made.executor(split, depth=2)
         host_device.release_caches()
-        pointer = host_device.arena.reserve(executor.layout.total_bytes, 2**30, purpose="a test")
+        pointer = host_device.arena.reserve(executor.offsets.total_bytes, 2**30, purpose="a test")
         memory = host_device.arena._block.bytes
-        used = pointer - memory.ctypes.data, executor.layout.total_bytes
+        used = pointer - memory.ctypes.data, executor.offsets.total_bytes
         memory[: used[0]] = 99
         memory[sum(used) :] = 99
         made.run(split, depth=2)
@@ -126,7 +127,7 @@ def test_a_call_follows_its_block_to_another_place(made, host_device):
     host_device.release_caches()
     results, blocks = [], []
     for size in (1, 2, 3):  # each block larger than the last, which is kept, so it is elsewhere
-        host_device.arena.reserve(size * executor.layout.total_bytes, PLENTY, purpose="a test")
+        host_device.arena.reserve(size * executor.offsets.total_bytes, PLENTY, purpose="a test")
         blocks.append(host_device.arena._block)
         for block in blocks:
             block.bytes[...] = 255

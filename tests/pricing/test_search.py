@@ -94,7 +94,7 @@ def test_lines_tell_what_counting_tells(function):
 
 def test_a_price_is_that_of_the_schedule_in_bytes(request_):
     """Every split of a coarse grid: what crosses the link is what the steps copy."""
-    from ooc_cudnn.pipeline.execute import plan_schedule
+    from ooc_cudnn.pipeline.schedule import plan_schedule
     from ooc_cudnn.pipeline.simulate import Replayed
     from ooc_cudnn.pricing.planner import make_plan
 
