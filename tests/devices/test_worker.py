@@ -10,7 +10,7 @@ import pytest
 from ooc_cudnn.devices.base import STREAMS
 from ooc_cudnn.devices.worker import WorkerRun
 
-HANG = 120  # seconds, after which a test that would never end fails
+HANG = 600  # seconds, after which a test that would never end fails
 
 pytestmark = pytest.mark.usefixtures("no_threads_left")
 

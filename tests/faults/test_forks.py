@@ -25,7 +25,7 @@ pytestmark = [
     # Python 3.12 and later: a fork beside threads may go wrong. That is what is tested.
     pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning"),
 ]
-SECONDS = 120
+SECONDS = 600
 
 
 def in_child(work):

@@ -91,7 +91,7 @@ def test_shares_are_all_done_once_with_any_number_of_helpers():
 
 def test_an_error_of_a_share_is_raised_when_all_have_ended():
     made, ended = Helpers(3), []
-    both = threading.Barrier(2, timeout=60)
+    both = threading.Barrier(2, timeout=600)
 
     def work(at):
         if at < 2:
@@ -117,7 +117,7 @@ def test_eight_threads_call_at_once(random):
 
     limits = ["64KiB", "96KiB", "128KiB", "1MiB"]
     expected = [[call(at, limit) for limit in limits] for at in range(8)]
-    wrong, together = [], threading.Barrier(8, timeout=120)
+    wrong, together = [], threading.Barrier(8, timeout=600)
 
     def work(at):
         together.wait()
