@@ -111,7 +111,7 @@ class LineFitter:
         known = self.shipped.compute.lines
         both = ComputeModel({key: line for key, line in lines.items() if key in known})
         found = dict(lines)
-        for key in known.keys() - lines.keys():
+        for key in sorted(known.keys() - lines.keys()):
             near = both.nearest_key(key)
             ratios = samples[near].predicted(lines[near]) / samples[near].predicted(known[near])
             found[key] = known[key].scaled(float(np.median(ratios)))

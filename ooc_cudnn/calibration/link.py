@@ -16,7 +16,7 @@ import numpy as np
 
 from ooc_cudnn.calibration.session import DIRECTIONS, Session
 from ooc_cudnn.devices.base import HostArray
-from ooc_cudnn.devices.measuring import HostMemory, Next
+from ooc_cudnn.devices.measuring import HostMemory, Next, wall
 
 MIB = 2**20
 PAIRS = ("pinned/pinned", "pinned/pageable", "pageable/pinned", "pageable/pageable")
@@ -137,8 +137,8 @@ def page_locking(session: Session) -> None:
     seconds: dict[str, list[float]] = {"pin": [], "unpin": []}
     for start in range(0, host.nbytes - PIN_BYTES + 1, PIN_BYTES):
         pointer = host.ctypes.data + start
-        seconds["pin"].append(session.bench.wall(partial(device.pin, pointer, PIN_BYTES)))
-        seconds["unpin"].append(session.bench.wall(partial(device.unpin, pointer)))
+        seconds["pin"].append(wall(partial(device.pin, pointer, PIN_BYTES)))
+        seconds["unpin"].append(wall(partial(device.unpin, pointer)))
     for name, found in seconds.items():
         spent = max(statistics.median(found), 1e-9)
         session.facts[f"{name}_bytes_per_second"] = PIN_BYTES / spent

@@ -25,15 +25,9 @@ LEAST_ROW_SECONDS = 1e-7
 
 
 def fit_model(session: Session, found: Found, earlier: MachineModel | None) -> MachineModel:
-    """Fit the model of the session's device to what was measured.
+    """Fit the model of the session's device to what was measured, by the keys of its records.
 
-    Parameters
-    ----------
-    session : Session
-    found : mapping
-        What was measured, by the keys that `Session.record` was given.
-    earlier : MachineModel, optional
-        What was calibrated before.
+    `earlier` is what was calibrated before.
     """
     fitter, device = LineFitter(session.device, earlier), session.device
     lines, samples = dict[str, Line](), dict[str, Samples]()
@@ -51,10 +45,7 @@ def fit_model(session: Session, found: Found, earlier: MachineModel | None) -> M
     latency = latencies(found, copies)
     paces = {way: statistics.median(held.seconds) for way, held in _under("pace/", found).items()}
     slowdowns = as_in_calls(copies, _slowdowns(found, large_pieces(session)), paces)
-    launching = {
-        key: rounded(Timing.of_host(held.seconds).seconds, 4)
-        for key, held in _under("launching/", found).items()
-    }
+    launching = {of: rounded(_of_host(held), 4) for of, held in _under("launching/", found).items()}
     return MachineModel(
         name=identity.get("gpu", device.name),
         identity=identity,
@@ -64,14 +55,8 @@ def fit_model(session: Session, found: Found, earlier: MachineModel | None) -> M
             launching=with_stand_ins(device, launching),
         ),
         calibrated=datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
-        **{
-            name: rounded(Timing.of_host(found[name].seconds).seconds)
-            for name in SECONDS
-            if name in found
-        },
-        losses={
-            name: rounded(held.seconds[0], 3) for name, held in _under("losses/", found).items()
-        },
+        **{name: rounded(_of_host(found[name])) for name in SECONDS if name in found},
+        losses={of: rounded(held.seconds[0], 3) for of, held in _under("losses/", found).items()},
         quality=_quality(found) | fitter.quality,
         samples=samples
         | {f"duplex/{of}": held.samples() for of, held in _under("duplex/", found).items()},
@@ -82,6 +67,10 @@ def fit_model(session: Session, found: Found, earlier: MachineModel | None) -> M
 def _under(start: str, found: Found) -> dict[str, Measured]:
     """What was measured under keys that start so, by the rest of the key."""
     return {key.removeprefix(start): found[key] for key in found if key.startswith(start)}
+
+
+def _of_host(held: Measured) -> float:
+    return Timing.of_host(held.seconds).seconds
 
 
 def _figure(found: Found, key: str) -> float:
@@ -173,7 +162,7 @@ def _quality(found: Found) -> dict[str, dict[str, float]]:
     for key in found:
         if key in SECONDS or key.startswith("losses/"):
             seconds = found[key].seconds
-            middle = Timing.of_host(seconds).seconds
+            middle = _of_host(found[key])
             apart = (max(seconds) - min(seconds)) / 2 / middle if middle else 0.0
             quality[key] = {"spread": max(found[key].spread, apart)}
     return quality

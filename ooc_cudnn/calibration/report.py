@@ -124,15 +124,16 @@ def report(model: MachineModel) -> str:
 
 def _table(model: MachineModel, usual: Usual) -> list[str]:
     """A row for each line: seconds and rate at the usual size, errors, and what is to be noted."""
-    rows = list(_rows(model, usual))
+    rows = sorted(_rows(model, usual), key=lambda row: (not row.key.startswith("copy_"), row.key))
     cells = [["", "takes", "rate", "residual", "held out", "spread", ""]]
     for row in rows:
         quality = model.quality.get(row.key, {})
         fastest = max(other.rate for other in rows if other.like == row.like)
-        notes = list(_doubts(row.key, quality))
+        notes = list(_doubts(row.key, quality)) if model.quality else []
         if row.rate and SLOW * row.rate < fastest:
             notes.append(f"slow: {row.rate / fastest:.2g} of the fastest like it")
-        shares = (quality.get(name) for name in ("residual", "held_out_error", "spread"))
+        held_out = quality.get("held_out_error") if quality.get("samples") != 1 else None
+        shares = quality.get("residual"), held_out, quality.get("spread")
         told = ["" if share is None else f"{share:.1%}" for share in shares]
         cells.append([row.key, format_seconds(row.seconds), _rate(row), *told, "; ".join(notes)])
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
@@ -162,7 +163,9 @@ def _rate(row: Row) -> str:
 
 
 def _doubts(key: str, quality: Mapping[str, float]) -> Iterator[str]:
-    if KEPT in quality:
+    if not quality:
+        yield "not measured: as much slower or faster as its like"
+    elif KEPT in quality:
         yield "disturbed: kept from the earlier calibration"
     elif SCALED in quality:
         yield "disturbed: a known line scaled"

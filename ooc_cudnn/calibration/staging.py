@@ -17,7 +17,7 @@ from ooc_cudnn.calibration.rows import REPEATS, copy_bytes
 from ooc_cudnn.calibration.session import DIRECTIONS, Session, rounded
 from ooc_cudnn.calibration.steps import cut_into_images
 from ooc_cudnn.devices.base import HostArray
-from ooc_cudnn.devices.measuring import HostMemory, Timing
+from ooc_cudnn.devices.measuring import HostMemory, Timing, repeated
 from ooc_cudnn.pipeline.execute import make_executor
 from ooc_cudnn.pipeline.views import Source
 from ooc_cudnn.tensor import TensorSpec
@@ -138,7 +138,7 @@ def call(session: Session, nbytes: int, pieces: int, ways: tuple[str, ...]) -> t
         limit = session.bench.limit_bytes
         executor.run(session.device, arrays, staged=True, wait=True, limit_bytes=limit)
 
-    timing = Timing.of(session.bench.repeat(run, REPEATS))
+    timing = Timing.of(repeated(run, REPEATS))
     staged = "x" if DIRECTIONS[0] in ways else "y"
     return timing, dict(executor.plan.rings)[staged]
 

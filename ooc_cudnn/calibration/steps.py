@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ooc_cudnn.devices.base import HostArray
-from ooc_cudnn.devices.measuring import Bench, Timing, Watched
+from ooc_cudnn.devices.measuring import Bench, Timing, Watched, repeated
 from ooc_cudnn.functions.batch_normalization import batch_normalization_forward_inference
 from ooc_cudnn.functions.elementwise import activation_forward
 from ooc_cudnn.functions.plan import plan_request
@@ -75,7 +75,7 @@ def _many_pieces(bench: Bench, x: TensorSpec) -> tuple[Timing, Timing]:
     }
     watched, limit = Watched(bench.device), bench.limit_bytes
     run = partial(executor.run, operands=arrays, staged=staged, wait=True, limit_bytes=limit)
-    timing = Timing.of_host(bench.repeat(partial(run, bench.device), REPEATS))
+    timing = Timing.of_host(repeated(partial(run, bench.device), REPEATS))
     run(watched)
     return Timing(timing.seconds / plan.pieces, timing.spread), Timing.of_host(watched.seconds)
 
@@ -108,7 +108,7 @@ def _one_piece(bench: Bench) -> tuple[Timing, Timing] | None:
         partial(batch_normalization_forward_inference, x, *more, out=y),
     )
     with settings(device=name, machine=shipped("host"), progress=False, verify=0):
-        few, many = (Timing.of_host(bench.repeat(call, CALL_REPEATS)) for call in calls)
+        few, many = (Timing.of_host(repeated(call, CALL_REPEATS)) for call in calls)
     return few, many
 
 

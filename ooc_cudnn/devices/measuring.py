@@ -12,6 +12,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
+from itertools import zip_longest
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -100,9 +101,7 @@ class Watched:
 
     def run(self, *arguments: Any) -> None:
         """Launch."""
-        began = time.perf_counter()
-        self._device.run(*arguments)
-        self.seconds.append(time.perf_counter() - began)
+        self.seconds.append(wall(partial(self._device.run, *arguments)))
 
 
 class Placed(NamedTuple):
@@ -120,10 +119,9 @@ class Placed(NamedTuple):
 
 
 class Bench:
-    """Times steps on a device, of whose memory so many bytes may be held meanwhile.
+    """Times steps on a device, `batches` times for roughly `batch_seconds` each time.
 
-    Each step is measured `batches` times, for roughly `batch_seconds` each time: short steps are
-    repeated to fill it.
+    Short steps are repeated to fill that. At most `limit_bytes` of the device's memory are held.
     """
 
     def __init__(
@@ -178,10 +176,10 @@ class Bench:
             if held_seconds:
                 hold = partial(self.device.hold, held_seconds)
                 run.submit("compute", (), hold, signals=False)
-            for index in range(max(map(len, actions.values()))):
-                for stream, queued in actions.items():
-                    if index < len(queued):
-                        events[stream].append(run.submit(stream, (), queued[index], signals=True))
+            for abreast in zip_longest(*actions.values()):
+                for stream, action in zip(actions, abreast, strict=True):
+                    if action is not None:
+                        events[stream].append(run.submit(stream, (), action, signals=True))
             run.finish(wait=True)
         return {
             stream: np.array([event.interval for event in ended if event is not None])
@@ -200,19 +198,14 @@ class Bench:
         """
 
         def run(counts: Mapping[str, int], held_seconds: float = 0.0) -> dict[str, Any]:
-            batch = {
-                stream: [action() for _ in range(counts[stream])]
-                for stream, action in actions.items()
-            }
+            batch = {way: [actions[way]() for _ in range(count)] for way, count in counts.items()}
             return self.spans(batch, staged=staged, held_seconds=held_seconds)
 
         few = min(FEWEST_STEPS, most)
         warm = run(dict.fromkeys(actions, few))
         seconds = {stream: max(_steady(span[:, 1]), 1e-9) for stream, span in warm.items()}
         lasting = max(self.batch_seconds, few * len(actions) * max(seconds.values()))
-        counts = {
-            stream: min(max(int(lasting / spent), few), most) for stream, spent in seconds.items()
-        }
+        counts = {way: min(max(int(lasting / spent), few), most) for way, spent in seconds.items()}
         held = 0.0
         if self.device.kind == "cuda" and seconds.get("compute", HELD_WITHIN) < HELD_WITHIN:
             counts["compute"] = min(counts["compute"], HELD_STEPS)
@@ -254,24 +247,10 @@ class Bench:
                     found[index][name].append(seconds)
         return [{name: Timing.of(each) for name, each in one.items()} for one in found]
 
-    def repeat(self, run: Callable[[], object], times: int) -> list[float]:
-        """Seconds of the host for `run`, so many times after one that only warms up."""
-        run()
-        return [self.wall(run) for _ in range(times)]
-
-    def wall(self, run: Callable[[], object]) -> float:
-        """Seconds of the host for `run`."""
-        began = time.perf_counter()
-        run()
-        return time.perf_counter() - began
-
     # Copies ------------------------------------------------------------------------------------
 
     def copies(self, stream: str, pointer: int, region: Callable[[], HostArray]) -> Next:
-        """Return copies between one slot, which stays as in a ring, and one region after another.
-
-        The slot is packed, however the region lies in memory.
-        """
+        """Return copies between one packed slot and one region after another, however it lies."""
 
         def action() -> Action:
             lying = region()
@@ -345,6 +324,19 @@ class Bench:
         if self.device.kind == "host" or not placed.launching:
             return None
         return Timing.of_host(placed.launching).seconds
+
+
+def wall(run: Callable[[], object]) -> float:
+    """Seconds of the host for `run`."""
+    began = time.perf_counter()
+    run()
+    return time.perf_counter() - began
+
+
+def repeated(run: Callable[[], object], times: int) -> list[float]:
+    """Seconds of the host for `run`, so many times after one that only warms up."""
+    run()
+    return [wall(run) for _ in range(times)]
 
 
 def offsets_of(buffers: Mapping[str, Buffer]) -> tuple[dict[str, int], int]:

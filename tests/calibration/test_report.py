@@ -93,6 +93,17 @@ def test_what_is_slow_or_doubtful_is_noted(model):
         assert line_of(report(worse), KEY).endswith(f"  {note}")
 
 
+def test_what_one_sample_tells_and_what_was_not_measured_is_said(model):
+    one = {"residual": 0.0, "held_out_error": 1.0, "spread": 0.03, "samples": 1.0}
+    text = report(dataclasses.replace(model, quality={**model.quality, KEY: one}))
+    assert re.search(r" 0\.0% +3\.0%$", line_of(text, KEY))
+    assert line_of(text, "copy_out/pinned").endswith(
+        "not measured: as much slower or faster as its like"
+    )
+    unknown = report(dataclasses.replace(model, quality={}))
+    assert "not measured" not in unknown
+
+
 def test_everything_else_is_told(model):
     text = report(model)
     assert "in from pinned   out to pageable  in 40.0 of 50.0 GB/s, out 10.0 of 20.0 GB/s" in text
