@@ -21,8 +21,6 @@ from ooc_cudnn.operations.chain import Chain
 from ooc_cudnn.settings_table import Settings
 from ooc_cudnn.types import Array
 
-_KINDS = tuple(getattr(applicable, name) for name in applicable.__all__)
-
 
 @public
 def chain_forward(
@@ -88,7 +86,7 @@ def chain_forward(
     if not applied:
         raise ValueError("operations must hold at least one operation")
     for at, operation in enumerate(applied):
-        if not isinstance(operation, _KINDS):
+        if not isinstance(operation, Applied):
             raise TypeError(
                 f"operations[{at}] must be one of ooc_cudnn.operations "
                 f"({', '.join(applicable.__all__)}), not {operation!r:.60}"

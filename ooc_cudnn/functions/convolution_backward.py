@@ -17,7 +17,7 @@ from ooc_cudnn.functions.public import public
 from ooc_cudnn.operations.backward_bias import BackwardBias
 from ooc_cudnn.operations.backward_data import BackwardData
 from ooc_cudnn.operations.backward_filter import BackwardFilter
-from ooc_cudnn.operations.window import is_int, padding_pairs, per_axis
+from ooc_cudnn.operations.window import check_groups, is_int, padding_pairs, per_axis
 from ooc_cudnn.settings_table import Settings
 from ooc_cudnn.tensor import TensorSpec
 from ooc_cudnn.types import Array, Filters, Padding, Sizes
@@ -263,10 +263,7 @@ def _shape_argument(shape: Any, name: str, axes: int) -> tuple[int, ...] | None:
 
 def _geometry(geometry: tuple[Any, ...], axes: int) -> tuple[Any, Any, Any, int]:
     padding, stride, dilation, groups = geometry
-    if not is_int(groups):
-        raise TypeError(f"groups must be an int, not {groups!r}")
-    if groups < 1:
-        raise ValueError(f"groups must be at least 1, not {groups!r}")
+    check_groups(groups)
     return (
         padding_pairs(padding, axes),
         per_axis(stride, axes, name="stride", least=1),

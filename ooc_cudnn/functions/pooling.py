@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from ooc_cudnn.functions.arguments import check_dtype, check_shape, remember, scalar
 from ooc_cudnn.functions.description import Description, Specs
 from ooc_cudnn.functions.public import public
+from ooc_cudnn.operations.applied import Incoming, Pooling
 from ooc_cudnn.operations.backward_pooling import BackwardPooling
 from ooc_cudnn.operations.chain import Chain
-from ooc_cudnn.operations.pooling import Pooling
 from ooc_cudnn.settings_table import Settings
 from ooc_cudnn.types import Array, Padding, Sizes
 
@@ -69,19 +67,15 @@ def pooling_forward(
     ...     ooc_cudnn.pooling_forward(x, window=2).tolist()
     [[[[5.0, 7.0], [13.0, 15.0]]]]
     """
-    geometry: dict[str, Any] = {
-        "window": window,
-        "mode": mode,
-        "padding": padding,
-        "stride": stride,
-    }
+    pooling = Pooling(window, mode=mode, padding=padding, stride=stride)
     alpha, beta = scalar(alpha, "alpha"), scalar(beta, "beta")
 
     def build(specs: Specs, settings: Settings) -> Chain:
         x = specs["x"]
-        return Chain((Pooling.of(x.shape, dtype=x.dtype, **geometry),), x.dtype, alpha, beta)
+        operation = pooling.bind(Incoming(x.shape, x.dtype, settings), ())
+        return Chain((operation,), x.dtype, alpha, beta)
 
-    return Description(build, {"x": x}, remember(geometry, alpha, beta), out, beta)
+    return Description(build, {"x": x}, remember(pooling.arguments, alpha, beta), out, beta)
 
 
 @public
@@ -138,19 +132,14 @@ def pooling_backward(
     ...     ooc_cudnn.pooling_backward(y, dy, x, window=2).tolist()
     [[[[0.0, 0.0], [0.0, 8.0]]]]
     """
-    geometry: dict[str, Any] = {
-        "window": window,
-        "mode": mode,
-        "padding": padding,
-        "stride": stride,
-    }
+    pooling = Pooling(window, mode=mode, padding=padding, stride=stride)
     alpha, beta = scalar(alpha, "alpha"), scalar(beta, "beta")
     average = isinstance(mode, str) and mode.startswith("average")
     arrays = {"y": y, "dy": dy, "x": x}
 
     def build(specs: Specs, settings: Settings) -> BackwardPooling:
         x_shape = specs["x"].shape
-        forward = Pooling.of(x_shape, dtype=specs["dy"].dtype, **geometry)
+        forward = pooling.bind(Incoming(x_shape, specs["dy"].dtype, settings), ())
         for name in ("y", "dy"):
             why = f"what x of {x_shape} gives with these arguments"
             check_shape(specs, name, forward.output_shape, why)
@@ -161,7 +150,7 @@ def pooling_backward(
     return Description(
         build,
         {"dy": dy} if average else arrays,
-        remember(geometry, alpha, beta),
+        remember(pooling.arguments, alpha, beta),
         out,
         beta,
         ("dx",),

@@ -116,7 +116,7 @@ class Pooling(Applied):
     padding: Padding = field(default=0, kw_only=True)
     stride: Sizes | None = field(default=None, kw_only=True)
 
-    def bind(self, incoming: Incoming, specs: tuple[TensorSpec, ...]) -> Operation:
+    def bind(self, incoming: Incoming, specs: tuple[TensorSpec, ...]) -> pooling.Pooling:
         """The pooling of a tensor."""
         return pooling.Pooling.of(
             incoming.shape,

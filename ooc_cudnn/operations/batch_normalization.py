@@ -37,6 +37,16 @@ def _small(channels: int) -> Work:
     )
 
 
+class _OfChannels:
+    """A launch on a few numbers a channel."""
+
+    channels: int
+
+    def work(self) -> Work:
+        """Nothing to speak of."""
+        return _small(self.channels)
+
+
 def per_channel(vector: Array, ndim: int) -> Array:
     """A vector of one value per channel, in float64, shaped to meet a tensor of `ndim` axes."""
     return vector.astype(np.float64).reshape(1, -1, *[1] * (ndim - 2))
@@ -62,7 +72,7 @@ class Moments(_Tensor):
 
 
 @dataclass(frozen=True)
-class MergeMoments:
+class MergeMoments(_OfChannels):
     """The moments of two parts together, from (state, part); in place on the state.
 
     delta = mean_b - mean_a; mean = mean_a + delta * n_b / n; M2 = M2_a + M2_b + delta^2 n_a n_b / n
@@ -77,13 +87,9 @@ class MergeMoments:
         """Three numbers a channel."""
         return (3, self.channels)
 
-    def work(self) -> Work:
-        """Nothing to speak of."""
-        return _small(self.channels)
-
 
 @dataclass(frozen=True)
-class MomentsResult:
+class MomentsResult(_OfChannels):
     """One channel vector from (state, old).
 
     `what`: "mean"; "inverse_deviation", 1 / sqrt(M2 / count + epsilon); "running_mean",
@@ -103,10 +109,6 @@ class MomentsResult:
     def output_shape(self) -> Shape:
         """One value a channel."""
         return (self.channels,)
-
-    def work(self) -> Work:
-        """Nothing to speak of."""
-        return _small(self.channels)
 
 
 @dataclass(frozen=True)
@@ -190,7 +192,7 @@ class AddStates:
 
 
 @dataclass(frozen=True)
-class ScaleRow:
+class ScaleRow(_OfChannels):
     """One row of a (rows, c) float64 state times a vector of `dtype`, from (state, vector).
 
     In place on the state, whose other rows stay.
@@ -208,13 +210,9 @@ class ScaleRow:
         """Shape of the state."""
         return (self.rows, self.channels)
 
-    def work(self) -> Work:
-        """Nothing to speak of."""
-        return _small(self.channels)
-
 
 @dataclass(frozen=True)
-class StateRow:
+class StateRow(_OfChannels):
     """One row of a (rows, c) float64 state as a channel vector of `dtype`, from (state,)."""
 
     rows: int
@@ -228,10 +226,6 @@ class StateRow:
     def output_shape(self) -> Shape:
         """One value a channel."""
         return (self.channels,)
-
-    def work(self) -> Work:
-        """Nothing to speak of."""
-        return _small(self.channels)
 
 
 @dataclass(frozen=True)

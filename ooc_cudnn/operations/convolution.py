@@ -17,10 +17,10 @@ from ooc_cudnn.operations.window import (
     Range,
     Ranges,
     Rows,
+    check_groups,
     check_padding,
     grouped_ranges,
     in_words,
-    is_int,
     output_extent,
     padding_pairs,
     per_axis,
@@ -124,10 +124,7 @@ class Convolution:
             raise ValueError(
                 f"w must have as many axes as x ({len(x_shape)}), not shape {tuple(w_shape)}"
             )
-        if not is_int(groups):
-            raise TypeError(f"groups must be an int, not {groups!r}")
-        if groups < 1:
-            raise ValueError(f"groups must be at least 1, not {groups!r}")
+        check_groups(groups)
         c_x, c_y = x_shape[1], w_shape[0]
         if c_x % groups or c_y % groups:
             raise ValueError(f"groups must divide cX={c_x} and cY={c_y}, not {groups}")

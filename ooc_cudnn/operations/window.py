@@ -278,6 +278,14 @@ def check_padding(
             )
 
 
+def check_groups(groups: object) -> None:
+    """Check that a number of groups is one."""
+    if not is_int(groups):
+        raise TypeError(f"groups must be an int, not {groups!r}")
+    if groups < 1:  # type: ignore[operator]
+        raise ValueError(f"groups must be at least 1, not {groups!r}")
+
+
 def is_int(value: object) -> bool:
     """Whether `value` is an integer (NumPy's too), and no bool."""
     import numbers
