@@ -143,20 +143,12 @@ def _shares(model: MachineModel, keys: list[str]) -> list[str]:
     for key in keys:
         quality = model.quality.get(key, {})
         if key in model.samples:
-            errors = model.samples[key].residuals(_line(model, key))
+            errors = model.samples[key].residuals(model.lines[key])
             residuals.append(statistics.median(abs(errors).tolist()))
         elif "residual" in quality:
             residuals.append(quality["residual"])
         held_out += [quality["held_out_error"]] if "held_out_error" in quality else []
     return [_percent(statistics.median(known)) if known else "" for known in (residuals, held_out)]
-
-
-def _line(model: MachineModel, key: str) -> Line:
-    if not key.startswith("copy_"):
-        return model.compute.lines[key]
-    direction, placement = key.split("/")
-    copies: Mapping[str, Line] = getattr(model.transfer, direction)
-    return copies[placement]
 
 
 def _percent(share: float) -> str:
