@@ -28,8 +28,8 @@ from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.functions.plan import plan
 from ooc_cudnn.functions.public import FUNCTIONS
 from ooc_cudnn.pricing.planner import make_plan
-from ooc_cudnn.pricing.request import Request
-from ooc_cudnn.pricing.search import Search
+from ooc_cudnn.pricing.request import LARGEST_BATCH, Request
+from ooc_cudnn.pricing.search import Search, even_sizes
 from ooc_cudnn.tensor import TensorSpec
 from perfmodel import Split
 
@@ -40,7 +40,9 @@ FUNCTION_SECONDS, LONGEST_SECONDS = 0.050, 0.150
 #: Predicted seconds of what the planner finds, over those of the best: of 99 in 100, and of all.
 NEAR_THE_BEST, ALWAYS = 1.01, 1.03
 #: Problems of each function that are judged, and splits at random that the judge starts from.
-JUDGED, STARTS = 60, 6
+JUDGED, STARTS = 56, 6
+#: Piece sizes of an axis that the judge tries.
+JUDGED_SIZES = 24
 
 
 def layers(count: int | None, c_x: int) -> list[Any]:
@@ -150,7 +152,14 @@ def found_over_best(made: Request, seed: int) -> float | None:
     """Predicted seconds of the planner's split over the judge's; None where nothing fits."""
     search, random = Search(made, made.layouts[0]), np.random.default_rng(seed)
     found = search.best(made.memory_limit)
-    prices = Prices(search, made.memory_limit)
+    extents = made.chain.extents.to_json()
+    sizes = {
+        axis: even_sizes(extents[axis], JUDGED_SIZES, LARGEST_BATCH if axis == "n" else extent)
+        if made.chain.may_cut(axis)
+        else (extent,)
+        for axis, extent in extents.items()
+    }
+    prices = Prices(search, made.memory_limit, sizes)
     starts = [made.chain.extents, Split(**{a: min(s) for a, s in prices.sizes.items()})]
     starts += [each.split for each in found[:1]]
     for _ in range(STARTS):

@@ -122,9 +122,10 @@ def _copies_in(pieces: Pieces, order: LoopOrder, copies: list[Copies]) -> tuple[
             share = np.minimum(1.0, at_once / np.maximum(each.number, 1.0))
             first = first + each.seconds * share
             late = request.latency_seconds("in", each.name, each.copy_bytes)
-            late = late * (each.number > 0)
-            latest = np.maximum(latest, late)
-            late_in_all = np.maximum(late_in_all, late + _late_again(pieces, each, late))
+            if np.any(late):
+                late = late * (each.number > 0)
+                latest = np.maximum(latest, late)
+                late_in_all = np.maximum(late_in_all, late + _late_again(pieces, each, late))
     return total + late_in_all, first + latest
 
 
