@@ -94,26 +94,21 @@ def test_a_result_of_splits_alone_has_no_groups():
     assert "median | 90th" not in model_page.accuracy_section([only])
 
 
-def test_searches_show_what_they_find_and_how_long_they_take():
-    spread = {"0.5": 1.0, "0.9": 1.5, "1.0": 12.1875, "problems": 9}
+def test_the_search_shows_what_it_finds_and_how_long_it_takes():
     keys = ("name", "value", "bound", "relation", "unit", "holds")
     claims = [
-        ("guided: found over best, the worst", 1.002, 1.01, "<=", "", True),
-        ("search for one function, slowest median", 11.41, 5.0, "<=", "ms", False),
+        ("found over best, the worst", 1.0024, 1.03, "<=", "", True),
+        ("a first plan of a function, the longest", 211.41, 150.0, "<=", "ms", False),
     ]
-    found = {f"{name}: found over best": spread for name in ("ordered", "local", "guided")}
-    found |= {f"{name}: seconds of a search": {"median": seconds}
-              for name, seconds in (("one", 0.0022), ("other", 0.01141))}  # fmt: skip
     section = model_page.search_section(
         {
-            "measurements": found,
+            "measurements": {"problems judged": 9},
             "claims": [dict(zip(keys, claim, strict=True)) for claim in claims],
         }
     )
-    assert "| ordered search | 1.000 | 1.500 | 12.188 |" in section
-    assert "Over 9 calls. A search takes 2.2 to 11.4 ms" in section
-    assert "| search for one function, slowest median | 11.4 | <= 5 | **missed** |" in section
-    assert "the worst" not in section
+    assert "Over 9 calls" in section
+    assert "| found over best, the worst | 1.002 | <= 1.03 | held |" in section
+    assert "| a first plan of a function, the longest | 211.4 ms | <= 150 | **missed** |" in section
 
 
 def test_a_machine_shows_its_lines_and_how_it_was_made(calibrated):

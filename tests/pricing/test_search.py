@@ -111,7 +111,7 @@ def test_a_price_is_that_of_the_schedule_in_bytes(request_):
 
 def test_what_is_found_is_the_best_of_all_splits():
     """Problems so small that every split of the grid is priced."""
-    for function, share, made in problems(tuple(sorted(FUNCTIONS)), 2, 3, "h200", small=True):
+    for function, share, made in problems(tuple(sorted(FUNCTIONS)), 1, 3, "h200", small=True):
         search = Search(made, made.layouts[0])
         found = search.best(made.memory_limit)
         prices = Prices(search, made.memory_limit)
