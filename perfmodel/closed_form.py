@@ -46,6 +46,9 @@ class Stages:
         What computing takes longer because copies run beside it.
     one_slot : bool or array
         Whether rings have one slot: then nothing is copied beside computing.
+    meeting_in, meeting_out : float or array
+        Of the copies in and out, what runs beside the other direction where rings have one slot: a
+        piece comes in while the one before leaves, or not beside anything.
     """
 
     copy_in: Any
@@ -61,6 +64,8 @@ class Stages:
     filing: Any = 0.0
     lost: Any = 0.0
     one_slot: Any = False
+    meeting_in: Any = 0.0
+    meeting_out: Any = 0.0
 
     def at(self, where: Any) -> Stages:
         """Return one row as numbers, or some rows."""
@@ -106,7 +111,11 @@ def closed_form(stages: Stages, slowdown: Slowdown = INDEPENDENT, overlap: bool 
         np.maximum(copy_in + s.last_compute, s.first_in + s.compute + s.lost),
         s.first_in + s.first_compute + copy_out - s.last_out,
     )
-    longest = np.maximum(np.where(s.one_slot, in_turn, overlapped), waits)
+    # T = T_setup + T_in + T_compute + T_out - what the directions do at once;
+    # for N equal pieces t_in + N * t_c + (N - 1) * max(t_in, t_out) + t_out
+    together = np.maximum(*slowdown.together(s.meeting_in, s.meeting_out))
+    taking_turns = in_turn - s.meeting_in - s.meeting_out + together
+    longest = np.maximum(np.where(s.one_slot, taking_turns, overlapped), waits)
     drain = np.where(s.one_slot, 0.0, s.last_out)
     return s.setup + with_turning(longest, s.turning) + drain
 

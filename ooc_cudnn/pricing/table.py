@@ -67,6 +67,7 @@ def table(pieces: Pieces, order: LoopOrder, rings: Rings) -> Table:
     beside = np.maximum(copy_in - first_in, 0.0) + np.maximum(copy_out - last_out, 0.0)
     beside = np.where(one_slot, 0.0, beside)
     turning, filing = _turning(request, copies)
+    meeting_in, meeting_out = _meeting(copies)
     stages = Stages(
         copy_in=copy_in,
         compute=pieces.seconds + machine.lost_seconds(0.0, 0.0, steps * machine.step_seconds),
@@ -83,6 +84,8 @@ def table(pieces: Pieces, order: LoopOrder, rings: Rings) -> Table:
         filing=filing,
         lost=machine.lost_seconds(pieces.seconds, beside, 0.0),
         one_slot=one_slot,
+        meeting_in=meeting_in,
+        meeting_out=meeting_out,
     )
     # Without overlap the same steps run, so the split is that of the overlapped call.
     seconds = closed_form(stages, request.slowdown)
@@ -159,6 +162,24 @@ def _copies_out(pieces: Pieces, order: LoopOrder, copies: list[Copies]) -> tuple
             late = request.latency_seconds("out", each.name, each.copy_bytes)
             latest = np.maximum(latest, late * (each.number > 0))
     return total + latest, last + latest
+
+
+def _meeting(copies: list[Copies]) -> tuple[Values, Values]:
+    """Copies in and out that run beside each other where rings have one slot.
+
+    Then a result leaves only while the next piece is copied in, if that needs any copy.
+    """
+    most: dict[str, Values] = {"in": np.ones(()), "out": np.ones(())}
+    beyond_first: dict[str, Values] = {"in": NOTHING, "out": NOTHING}
+    for each in copies:
+        number = np.maximum(each.number, 1.0)
+        most[each.way] = np.maximum(most[each.way], number)
+        beyond_first[each.way] = beyond_first[each.way] + each.seconds * (1.0 - 1.0 / number)
+    meetings = np.minimum(most["in"], most["out"]) - 1.0
+    copy_in, copy_out = (
+        beyond_first[way] * meetings / np.maximum(most[way] - 1.0, 1.0) for way in ("in", "out")
+    )
+    return copy_in, copy_out
 
 
 def _staged_steps(request: Request, number: Values, steps: Values, copies: list[Copies]) -> Values:

@@ -128,15 +128,40 @@ class TestTheyAgree:
 
 
 class TestRingsOfOneSlot:
-    """Nothing is copied beside computing; but a result leaves while the next piece comes in."""
+    """Nothing is copied beside computing; a result leaves while the next piece comes in."""
 
-    @given(STAGES, st.integers(1, 40))
-    def test_the_closed_form_leaves_out_that_directions_meet(self, piece, count):
+    @given(STAGES, st.integers(1, 40), st.floats(1.0, 1.5))
+    def test_directions_meet_between_equal_pieces(self, piece, count, slowdown):
         copy_in, _, copy_out = piece
-        cost = dataclasses.replace(cost_of([piece] * count), one_slot=True)
-        found = replay(steps_of([piece] * count, 1)).seconds
-        meeting = (count - 1) * min(copy_in, copy_out)
-        assert closed_form(cost) == pytest.approx(found + meeting)
+        cost = dataclasses.replace(
+            cost_of([piece] * count), one_slot=True,
+            meeting_in=(count - 1) * copy_in, meeting_out=(count - 1) * copy_out,
+        )  # fmt: skip
+        factors = Slowdown(slowdown, slowdown)
+        link = TransferModel({}, {}, {"pinned/pinned": factors})
+        found = replay(steps_of([piece] * count, 1), link).seconds
+        assert closed_form(cost, factors) == pytest.approx(found)
+
+    @given(STAGES, st.integers(1, 10), st.integers(1, 6))
+    def test_results_leave_alone_where_nothing_is_loaded(self, piece, blocks, results):
+        """Channels of y are gone through for each region of x: only some pieces load."""
+        copy_in, compute, copy_out = piece
+        steps, before = [], ()
+        for _ in range(blocks):
+            # x's slot is free when the last result before was computed
+            steps.append(VirtualStep("copy_in", copy_in, before[:1]))
+            loaded = len(steps) - 1
+            for _ in range(results):
+                steps.append(VirtualStep("compute", compute, (loaded, *before[1:])))
+                steps.append(VirtualStep("copy_out", copy_out, (len(steps) - 1,)))
+                before = len(steps) - 2, len(steps) - 1
+        pieces = blocks * results
+        cost = Stages(
+            blocks * copy_in, pieces * compute, pieces * copy_out,
+            copy_in, compute, compute, copy_out, one_slot=True,
+            meeting_in=(blocks - 1) * copy_in, meeting_out=(blocks - 1) * copy_out,
+        )  # fmt: skip
+        assert closed_form(cost) == pytest.approx(replay(steps).seconds)
 
 
 class TestTheyDoNotAgree:
