@@ -21,7 +21,7 @@ from ooc_cudnn.pricing.request import (
     LARGEST_PIECE_ELEMENTS,
     Request,
 )
-from ooc_cudnn.pricing.search import Priced, Search
+from ooc_cudnn.pricing.search import Priced, Search, search_of
 from perfmodel import Slowdown, Split
 from perfmodel.closed_form import binding_stage, closed_form, copies_alone
 
@@ -84,7 +84,7 @@ def distinct_launches(
     request: Request, plan: Plan
 ) -> tuple[tuple[Launch, Mapping[str, Buffer]], ...]:
     """Every different launch of a plan, with its buffers."""
-    return _launches(Search(request, plan.layout), plan.split, plan.order)
+    return _launches(search_of(request, plan.layout), plan.split, plan.order)
 
 
 def _launches(
@@ -105,7 +105,7 @@ class Planner:
 
     def __init__(self, request: Request, ask_workspace: AskWorkspace | None) -> None:
         self.request, self.ask_workspace = request, ask_workspace
-        self.searches = {layout: Search(request, layout) for layout in request.layouts}
+        self.searches = {layout: search_of(request, layout) for layout in request.layouts}
 
     def plan(self, split: Split | None) -> Plan | None:
         """The best plan, or that of a given split; None if nothing fits."""

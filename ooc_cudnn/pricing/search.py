@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cache, partial
+from dataclasses import replace
+from functools import cache, lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -203,6 +204,23 @@ class Search:
             round(of(found.bytes_out)),
             bool(of(pieces.legal)),
         )
+
+
+@lru_cache(maxsize=16)
+def _made(request: Request, layout: str) -> Search:
+    return Search(request, layout)
+
+
+def search_of(request: Request, layout: str) -> Search:
+    """The search of a request, whatever its memory limit: while a call is planned, it is made once.
+
+    A call is planned several times: after trials, with less memory beside workspace, in parts.
+    """
+    return _made(replace(request, memory_limit=0), layout)
+
+
+#: A call is planned: its grids take megabytes.
+forget_searches = _made.cache_clear
 
 
 def caution(counts: Mapping[str, Any]) -> Any:
