@@ -29,6 +29,8 @@ from perfmodel.closed_form import Stages
 SIZES = 16
 #: Splits of the grid that are priced exactly; and as many again, so often, where none of them fits.
 FINALISTS, ROUNDS = 16, 4
+#: The best of these are told: a plan and its runners-up.
+NAMED = 5
 #: Share of the seconds that a cut of an axis must save: rows and channels of a tensor are strided,
 #: halos and sums are more work, and a prediction sees that only in part.
 WORTH_A_CUT = {"h_y": 0.003, "c_x": 0.003, "c_y": 0.003}
@@ -87,21 +89,25 @@ class Search:
         return sizes, spread(self.axes, self.costs, sizes)
 
     def best(self, limit_bytes: int) -> list[Priced]:
-        """The splits that take least and fit, priced exactly, best first."""
-        ranked, found = self._ranked(limit_bytes), list[Priced]()
-        for at in range(0, min(len(ranked), FINALISTS * ROUNDS), FINALISTS):
-            finalists = ranked[at : at + FINALISTS]
-            found = [each for each in self.prices(finalists, limit_bytes) if each.seconds < np.inf]
+        """The few splits that take least and fit, priced exactly, best first."""
+        ranked, found = self._ranked(limit_bytes), dict[Split, tuple[Table, int]]()
+        for at in range(0, len(ranked), FINALISTS):
+            priced = self._exactly(ranked[at : at + FINALISTS], limit_bytes)
+            found = {split: row for split, row in priced.items() if _seconds(row) < np.inf}
             if found:
                 break
-        return sorted(found, key=lambda each: each.seconds * caution(self.counts(each.split)))
+
+        def rank(split: Split) -> float:
+            return float(_seconds(found[split]) * caution(self.counts(split)))
+
+        return [self._priced(each, *found[each]) for each in sorted(found, key=rank)[:NAMED]]
 
     def _ranked(self, limit_bytes: int) -> list[Split]:
         """The splits that seem best within a limit, best first."""
         sizes, pieces = self.grid
         shape = [len(sizes[axis]) for axis in AXES]
         best = np.full(shape, np.inf)
-        for priced in self._tables(pieces, self._orders(pieces), limit_bytes):
+        for priced in self._tables(pieces, self._orders([pieces.counts]), limit_bytes):
             np.minimum(best, priced.seconds, out=best)
         seconds = (best * caution(pieces.counts)).ravel()
         kept = min(FINALISTS * ROUNDS, seconds.size)
@@ -112,10 +118,12 @@ class Search:
             for at in zip(*np.unravel_index(chosen[seconds[chosen] < np.inf], shape), strict=True)
         ]
 
-    def _orders(self, pieces: Pieces) -> tuple[LoopOrder, ...]:
-        """The loop orders that differ for some of the splits."""
-        counts = {axis: int(np.max(times)) for axis, times in pieces.counts.items()}
-        return different_orders(self.request.loop_orders, counts | {SWEEP: self.call.sweeps})
+    def _orders(self, counts: Iterable[Mapping[str, Any]]) -> tuple[LoopOrder, ...]:
+        """The loop orders that differ for some splits, of which there are so many ranges."""
+        most = dict.fromkeys(AXES, 1)
+        for each in counts:
+            most = {axis: max(most[axis], int(np.max(each[axis]))) for axis in AXES}
+        return different_orders(self.request.loop_orders, most | {SWEEP: self.call.sweeps})
 
     def _tables(
         self, pieces: Pieces, orders: Iterable[LoopOrder], limit_bytes: int
@@ -130,7 +138,8 @@ class Search:
 
     def goes_down(self, split: Split, order: LoopOrder) -> bool:
         """Whether the pieces of a split follow each other down the rows."""
-        return runs_down(order, self.counts(split))
+        counts = self.counts(split)
+        return counts["h_y"] > 1 and runs_down(order, counts)
 
     def counts(self, split: Split) -> dict[str, int]:
         """Ranges of each axis; and the sweeps."""
@@ -139,28 +148,23 @@ class Search:
 
     def prices(self, splits: Sequence[Split], limit_bytes: int) -> list[Priced]:
         """Price splits exactly, each in the best order and with the best rings that fit."""
-        best: dict[Split, tuple[Table, int]] = {}
-        for order in self.request.loop_orders:
-            for down in (True, False):
-                group = [
-                    split
-                    for split in splits
-                    if self.call.is_legal(split) and self.goes_down(split, order) is down
-                ]
-                if group:
-                    pieces = self.pieces(group, down)
-                    for each in self._tables(pieces, (order,), limit_bytes):
-                        self._keep_better(best, each, group)
+        best = self._exactly(splits, limit_bytes)
         return [self._priced(split, *best[split]) for split in splits if split in best]
 
-    @staticmethod
-    def _keep_better(
-        best: dict[Split, tuple[Table, int]], each: Table, splits: Sequence[Split]
-    ) -> None:
-        for at, split in enumerate(splits):
-            seconds = each.seconds[at]
-            if split not in best or seconds < best[split][0].seconds[best[split][1]] * (1 - 1e-9):
-                best[split] = each, at
+    def _exactly(self, splits: Sequence[Split], limit_bytes: int) -> dict[Split, tuple[Table, int]]:
+        """The table and the row of each split that is legal, in its best order and rings."""
+        best: dict[Split, tuple[Table, int]] = {}
+        legal = [split for split in splits if self.call.is_legal(split)]
+        for order in self._orders({split: self.counts(split) for split in legal}.values()):
+            for down in (True, False):
+                group = [split for split in legal if self.goes_down(split, order) is down]
+                if group:
+                    for each in self._tables(self.pieces(group, down), (order,), limit_bytes):
+                        for at, split in enumerate(group):
+                            least = _seconds(best[split]) * (1 - 1e-9) if split in best else np.inf
+                            if split not in best or each.seconds[at] < least:
+                                best[split] = each, at
+        return best
 
     def price(self, split: Split, limit_bytes: int) -> Priced:
         """Price one split, in the smallest rings where none fit."""
@@ -221,6 +225,10 @@ def search_of(request: Request, layout: str) -> Search:
 
 #: A call is planned: its grids take megabytes.
 forget_searches = _made.cache_clear
+
+
+def _seconds(row: tuple[Table, int]) -> float:
+    return float(row[0].seconds[row[1]])
 
 
 def caution(counts: Mapping[str, Any]) -> Any:
