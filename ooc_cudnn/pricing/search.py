@@ -27,8 +27,11 @@ from perfmodel.closed_form import Stages
 #: Piece sizes of one axis that are looked at, at most. (Of 81 calls drawn at random, the best of 16
 #: sizes was never more than 0.2 % from the best of 24.)
 SIZES = 16
-#: Splits of the grid that are priced exactly; and as many again, so often, where none of them fits.
-FINALISTS, ROUNDS = 16, 4
+#: Splits of the grid that may be priced exactly, and how many at once.
+FINALISTS, AT_ONCE = 64, 4
+#: The search goes on as long as the next ones promise to save this share, though their estimates
+#: were as much too high as any before; and none has been too high, by so much at least.
+WORTH_PRICING, TOO_HIGH = 0.001, 0.99
 #: The best of these are told: a plan and its runners-up.
 NAMED = 5
 #: Share of the seconds that a cut of an axis must save: rows and channels of a tensor are strided,
@@ -90,33 +93,39 @@ class Search:
 
     def best(self, limit_bytes: int) -> list[Priced]:
         """The few splits that take least and fit, priced exactly, best first."""
-        ranked, found = self._ranked(limit_bytes), dict[Split, tuple[Table, int]]()
-        for at in range(0, len(ranked), FINALISTS):
-            priced = self._exactly(ranked[at : at + FINALISTS], limit_bytes)
-            found = {split: row for split, row in priced.items() if _seconds(row) < np.inf}
-            if found:
+        found, ranks, ratio = dict[Split, tuple[Table, int]](), dict[Split, float](), TOO_HIGH
+        ranked = self._ranked(limit_bytes)
+        for at in range(0, len(ranked), AT_ONCE):
+            estimates = dict(ranked[at : at + AT_ONCE])
+            least = min(ranks.values(), default=np.inf)
+            if min(estimates.values()) * ratio > least * (1 - WORTH_PRICING):
                 break
+            for split, made in self._exactly(tuple(estimates), limit_bytes).items():
+                if _seconds(made) < np.inf:
+                    found[split] = made
+                    ranks[split] = _seconds(made) * float(caution(self.counts(split)))
+                    ratio = min(ratio, ranks[split] / estimates[split])
+        named = sorted(ranks, key=ranks.__getitem__)[:NAMED]
+        return [self._priced(split, *found[split]) for split in named]
 
-        def rank(split: Split) -> float:
-            return float(_seconds(found[split]) * caution(self.counts(split)))
-
-        return [self._priced(each, *found[each]) for each in sorted(found, key=rank)[:NAMED]]
-
-    def _ranked(self, limit_bytes: int) -> list[Split]:
-        """The splits that seem best within a limit, best first."""
+    def _ranked(self, limit_bytes: int) -> list[tuple[Split, float]]:
+        """The splits that seem best within a limit, best first, with their seconds and caution."""
         sizes, pieces = self.grid
         shape = [len(sizes[axis]) for axis in AXES]
         best = np.full(shape, np.inf)
         for priced in self._tables(pieces, self._orders([pieces.counts]), limit_bytes):
             np.minimum(best, priced.seconds, out=best)
         seconds = (best * caution(pieces.counts)).ravel()
-        kept = min(FINALISTS * ROUNDS, seconds.size)
+        kept = min(FINALISTS, seconds.size)
         chosen = np.argpartition(seconds, kept - 1)[:kept]
         chosen = chosen[np.argsort(seconds[chosen], kind="stable")]
-        return [
+        chosen = chosen[seconds[chosen] < np.inf]
+        places = zip(*np.unravel_index(chosen, shape), strict=True)
+        splits = (
             Split(**{axis: sizes[axis][i] for axis, i in zip(AXES, at, strict=True)})
-            for at in zip(*np.unravel_index(chosen[seconds[chosen] < np.inf], shape), strict=True)
-        ]
+            for at in places
+        )
+        return list(zip(splits, seconds[chosen].tolist(), strict=True))
 
     def _orders(self, counts: Iterable[Mapping[str, Any]]) -> tuple[LoopOrder, ...]:
         """The loop orders that differ for some splits, of which there are so many ranges."""
