@@ -695,12 +695,20 @@ def test_error_in_a_stream(data, host_device, monkeypatch, overlap):
         data.check(many_pieces(data), method)
 
 
+@pytest.fixture
+def heard_signals():
+    """Ctrl-C raises KeyboardInterrupt, whatever runs the tests: in the background it is ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def again_and_again(data, x):
     for _ in range(100):
         many_pieces(data, x=x)
 
 
-def test_a_signal_in_mid_run(data):
+def test_a_signal_in_mid_run(data, heard_signals):
     """A real Ctrl-C while the main thread waits for the streams."""
     host = ooc_cudnn.devices.get_device("host")
     started = threading.Event()
@@ -731,8 +739,9 @@ def test_a_signal_in_mid_run(data):
 def test_ctrl_c_ends_a_process_promptly():
     """A call of 200 slow pieces: few of them run once Ctrl-C was pressed."""
     script = """
-        import numpy as np, ooc_cudnn, sys, threading, time
+        import numpy as np, ooc_cudnn, signal, sys, threading, time
         from ooc_cudnn.devices.host.device import HostDevice
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         real, launches = HostDevice.run, []
         def slow(self, *arguments):
             launches.append(arguments)
