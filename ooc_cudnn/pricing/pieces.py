@@ -66,7 +66,8 @@ class Pieces:
     @cached_property
     def number(self) -> Values:
         """Pieces of all sweeps."""
-        return product(self.counts.values())
+        found: Values = product(self.counts.values())
+        return found
 
     @cached_property
     def distinct(self) -> dict[str, Values]:
