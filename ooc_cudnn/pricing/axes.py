@@ -11,7 +11,7 @@ from functools import cache
 from typing import NamedTuple
 
 from ooc_cudnn.memory.blocks import rows_of
-from ooc_cudnn.operations.splittable import AXES, Piece, Region
+from ooc_cudnn.operations.splittable import Piece, Region
 from ooc_cudnn.operations.window import Range, Ranges
 from ooc_cudnn.pricing.request import Direction, Request
 
@@ -155,6 +155,3 @@ class Axes:
     def _whole(self) -> Piece:
         """The piece that is the whole call, in the last sweep."""
         return self.call.whole_piece(self.call.sweeps - 1)
-
-
-__all__ = ["AXES", "Axes", "RangeClass"]

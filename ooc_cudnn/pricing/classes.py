@@ -12,12 +12,7 @@ import numpy as np
 from ooc_cudnn.operations.splittable import AXES, Accumulation, Buffer, Launch, Piece
 from ooc_cudnn.pricing.axes import Axes
 from ooc_cudnn.pricing.piece_costs import PieceCosts
-from ooc_cudnn.pricing.pieces import BYTES, ELEMENTS, Pieces, along_axes
-from ooc_cudnn.pricing.request import (
-    LARGEST_BATCH,
-    LARGEST_PIECE_BYTES,
-    LARGEST_PIECE_ELEMENTS,
-)
+from ooc_cudnn.pricing.pieces import BYTES, ELEMENTS, Pieces, along_axes, small_enough
 from perfmodel import Split
 
 
@@ -62,8 +57,6 @@ def counted(axes: Axes, splits: Sequence[Split], rows: Sequence[Mapping[str, Any
         return np.array([of(row) for row in rows], float)
 
     blocks = {name: column(lambda row, name=name: row["blocks"].get(name, 0)) for name in names}
-    legal = (blocks[ELEMENTS] <= LARGEST_PIECE_ELEMENTS) & (blocks[BYTES] <= LARGEST_PIECE_BYTES)
-    whole = axes.call.extents.n
     return Pieces(
         **along_axes(axes, sizes),
         read_bytes={
@@ -76,7 +69,7 @@ def counted(axes: Axes, splits: Sequence[Split], rows: Sequence[Mapping[str, Any
         last_seconds=column(lambda row: row["last_seconds"]),
         launching=column(lambda row: row["launching"]),
         blocks=blocks,
-        legal=legal & (np.minimum(sizes["n"], whole) <= LARGEST_BATCH),
+        legal=small_enough(axes, sizes["n"], blocks),
     )
 
 

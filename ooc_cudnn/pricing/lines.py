@@ -24,13 +24,16 @@ from ooc_cudnn.operations.splittable import ALONE, AXES, Accumulation, Piece
 from ooc_cudnn.pricing.axes import Axes
 from ooc_cudnn.pricing.classes import read_bytes
 from ooc_cudnn.pricing.piece_costs import PieceCosts
-from ooc_cudnn.pricing.pieces import BYTES, ELEMENTS, Pieces, Values, along_axes, product
-from ooc_cudnn.pricing.request import (
-    LARGEST_BATCH,
-    LARGEST_PIECE_BYTES,
-    LARGEST_PIECE_ELEMENTS,
-    Direction,
+from ooc_cudnn.pricing.pieces import (
+    BYTES,
+    ELEMENTS,
+    Pieces,
+    Values,
+    along_axes,
+    product,
+    small_enough,
 )
+from ooc_cudnn.pricing.request import Direction
 from perfmodel import Split
 from perfmodel.work import CHANNEL_STEP
 
@@ -191,9 +194,6 @@ def spread(axes: Axes, costs: PieceCosts, sizes: Sizes) -> Pieces:
     names, seconds, blocks = _pieces_of_all(axes, costs, sizes, known["counts"])
     held = dict(zip(names[2:], blocks, strict=True))
     spent, number = np.maximum(seconds[0], 0.0), product(known["counts"].values())
-    batch = np.minimum(grid["n"], call.extents.n) <= LARGEST_BATCH
-    legal = batch & (held[ELEMENTS] <= LARGEST_PIECE_ELEMENTS)
-    legal = legal & (held[BYTES] <= LARGEST_PIECE_BYTES) & _legal(axes, sizes)
     read = {
         name: np.array([read_bytes(axes, name, axes.middle(size)) for size in sizes["h_y"]])
         for name in call.loaded
@@ -207,7 +207,7 @@ def spread(axes: Axes, costs: PieceCosts, sizes: Sizes) -> Pieces:
         last_seconds=spent / number,
         launching=np.maximum(seconds[1], 0.0),
         blocks=held,
-        legal=legal,
+        legal=small_enough(axes, grid["n"], held) & _legal(axes, sizes),
     )
 
 

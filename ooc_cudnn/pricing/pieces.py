@@ -17,7 +17,13 @@ from numpy.typing import NDArray
 from ooc_cudnn.memory.alignment import ALIGNMENT
 from ooc_cudnn.operations.splittable import AXES, SWEEP
 from ooc_cudnn.pricing.axes import Axes
-from ooc_cudnn.pricing.request import Direction, Request
+from ooc_cudnn.pricing.request import (
+    LARGEST_BATCH,
+    LARGEST_PIECE_BYTES,
+    LARGEST_PIECE_ELEMENTS,
+    Direction,
+    Request,
+)
 from perfmodel.cached import cached_property
 
 Values = NDArray[np.float64]
@@ -131,6 +137,13 @@ def along_axes(axes: Axes, sizes: Mapping[str, NDArray[np.int64]]) -> dict[str, 
         for name, operand in call.operands.items()
     }
     return {"request": axes.request, "counts": counts, "seen": seen}
+
+
+def small_enough(axes: Axes, images: Any, blocks: Mapping[str, Values]) -> NDArray[np.bool_]:
+    """Whether no piece is too large to be computed reliably, whatever the memory."""
+    batch = np.minimum(images, axes.call.extents.n) <= LARGEST_BATCH
+    found: NDArray[np.bool_] = batch & (blocks[ELEMENTS] <= LARGEST_PIECE_ELEMENTS)
+    return found & (blocks[BYTES] <= LARGEST_PIECE_BYTES)
 
 
 def product(values: Iterable[Any]) -> Any:

@@ -18,7 +18,7 @@ from ooc_cudnn.pricing.loop_orders import LoopOrder, different_orders, runs_down
 from ooc_cudnn.pricing.piece_costs import PieceCosts
 from ooc_cudnn.pricing.pieces import Pieces
 from ooc_cudnn.pricing.request import LARGEST_BATCH, Request
-from ooc_cudnn.pricing.rings import DEPTHS, Rings, rings, worth_trying
+from ooc_cudnn.pricing.rings import rings, worth_trying
 from ooc_cudnn.pricing.table import Table, table
 from perfmodel import Split
 from perfmodel.cached import cached_property
@@ -234,7 +234,7 @@ def search_of(request: Request, layout: str) -> Search:
     return _made(replace(request, memory_limit=0), layout)
 
 
-#: A call is planned: its grids take megabytes.
+#: To be called once a call is planned: the grids of searches take megabytes.
 forget_searches = _made.cache_clear
 
 
@@ -277,6 +277,3 @@ def even_sizes(extent: int, at_most: int, largest: int) -> tuple[int, ...]:
         thinned = [series[kept + round(pick * step)] for pick in range(at_most - kept)]
         series = series[:kept] + thinned
     return tuple(series)
-
-
-__all__ = ["DEPTHS", "Priced", "Rings", "Search", "even_sizes"]
