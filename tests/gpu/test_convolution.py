@@ -351,4 +351,4 @@ def test_torch_tensors_come_back(dtype):
 
 
 def test_the_reference_is_independent():
-    assert reference.convolution.__module__ == "reference"
+    assert reference.convolution.__module__ == "tests.support.reference"
