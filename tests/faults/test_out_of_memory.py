@@ -16,35 +16,9 @@ from ooc_cudnn.errors import DeviceOutOfMemoryError, HostOutOfMemoryError, PlanI
 from ooc_cudnn.functions.prepared import forget_calls
 from ooc_cudnn.memory import release
 from tests.support.left_behind import left_behind
+from tests.support.refusals import Refusing
 
 OWN = DeviceOutOfMemoryError, HostOutOfMemoryError, PlanInfeasibleError
-REFUSAL = "there is no more"  # of plain NumPy memory, which the library hands on as it is
-
-
-class Refusing:
-    """Counts allocations, and refuses some of them."""
-
-    def __init__(self, monkeypatch, device):
-        self.asked, self.refused = 0, range(0)
-        for owner, name in (
-            (device.arena, "_allocate"),
-            (device, "allocate_pinned"),
-            (making, "_pageable"),
-        ):
-            given = getattr(owner, name)
-            monkeypatch.setattr(
-                owner, name, lambda *a, given=given, **k: self.allocate(given, *a, **k)
-            )
-
-    def allocate(self, given, *arguments, **named):
-        at = self.asked
-        self.asked += 1
-        if at in self.refused:
-            raise MemoryError(REFUSAL)
-        return given(*arguments, **named)
-
-    def begin(self, refused):
-        self.asked, self.refused = 0, refused
 
 
 def _calls():
@@ -108,7 +82,12 @@ def test_every_allocation_is_refused_in_turn(monkeypatch, host_device, name, for
             return [np.array(each) for each in (found if isinstance(found, tuple) else (found,))]
 
     expected = fresh()
-    memory = Refusing(monkeypatch, host_device)
+    memory = Refusing(
+        monkeypatch,
+        (host_device.arena, "_allocate"),
+        (host_device, "allocate_pinned"),
+        (making, "_pageable"),
+    )
     fresh()
     count = memory.asked
     assert count > 0
@@ -121,7 +100,7 @@ def test_every_allocation_is_refused_in_turn(monkeypatch, host_device, name, for
             raised += 1
         except MemoryError as error:
             raised += 1
-            if str(error) != REFUSAL:
+            if str(error) != Refusing.MESSAGE:  # of plain NumPy memory, handed on as it is
                 raise
         else:
             assert all(map(np.array_equal, found, expected)), at

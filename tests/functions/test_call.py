@@ -24,6 +24,7 @@ from ooc_cudnn.devices.host import convolution as host_convolution
 from ooc_cudnn.errors import DeviceOutOfMemoryError, PlanInfeasibleError
 from ooc_cudnn.functions import prepared as prepared_calls
 from tests.support import reference
+from tests.support.refusals import driver_with
 
 pytestmark = pytest.mark.usefixtures("no_threads_left")
 SHAPE, FILTERS = (3, 4, 9, 7), (6, 4, 3, 3)
@@ -772,20 +773,6 @@ def test_ctrl_c_ends_a_process_promptly():
 
 
 # Out of memory of the driver ---------------------------------------------------------------------
-
-
-def driver_with(monkeypatch, host_device, most_bytes, failures=10**6):
-    """Let the driver have no more than `most_bytes` for the first so many asks."""
-    real, asked = host_device.arena._allocate, []
-
-    def allocate(nbytes):
-        asked.append(nbytes)
-        if nbytes > most_bytes and len(asked) <= failures:
-            raise MemoryError
-        return real(nbytes)
-
-    monkeypatch.setattr(host_device.arena, "_allocate", allocate)
-    return asked
 
 
 def test_driver_out_of_memory_once_is_retried(data, host_device, monkeypatch):

@@ -11,6 +11,7 @@ from ooc_cudnn.errors import DeviceOutOfMemoryError
 from ooc_cudnn.functions import prepared as prepared_calls
 from ooc_cudnn.functions.prepared import forget_calls
 from ooc_cudnn.pipeline import execute
+from tests.support.refusals import driver_with
 
 SHAPE = (2, 3, 8, 8)
 RESULT_BYTES = 2 * 3 * 8 * 8 * 4
@@ -30,11 +31,7 @@ def x():
 @pytest.fixture
 def allocated(monkeypatch, host_device):
     """Sizes that the driver was asked for."""
-    asked, allocate = [], host_device.arena._allocate
-    monkeypatch.setattr(
-        host_device.arena, "_allocate", lambda nbytes: (asked.append(nbytes), allocate(nbytes))[1]
-    )
-    return asked
+    return driver_with(monkeypatch, host_device)
 
 
 @pytest.fixture
@@ -160,16 +157,8 @@ def test_the_profile_counts_what_is_used_and_not_what_lies_ready(x, host_device)
 def test_a_driver_that_refuses_a_result_is_asked_again(x, host_device, monkeypatch, failing):
     """Once what is kept went back; and again after CuPy's pool and all other caches, too."""
     ooc_cudnn.malloc(4096)
-    asked, allocate, released = [], host_device.arena._allocate, []
-
-    def refusing(nbytes):
-        asked.append(nbytes)
-        if len(asked) <= failing:
-            raise MemoryError
-        return allocate(nbytes)
-
-    monkeypatch.setattr(host_device.arena, "_allocate", refusing)
-    release = host_device.release_caches
+    asked = driver_with(monkeypatch, host_device, 0, failures=failing)
+    released, release = [], host_device.release_caches
     monkeypatch.setattr(host_device, "release_caches", lambda: (released.append(1), release())[1])
     y = ooc_cudnn.activation_forward(x)
     assert (np.asarray(y) == np.maximum(np.asarray(x), 0)).all()
@@ -180,12 +169,9 @@ def test_a_driver_that_refuses_a_result_is_asked_again(x, host_device, monkeypat
 def test_a_driver_with_no_memory_at_all_is_told_of_and_the_next_call_works(
     x, host_device, monkeypatch
 ):
-    def none(nbytes):
-        raise MemoryError
-
     before = host_device.arena.array_bytes
     with monkeypatch.context() as patched:
-        patched.setattr(host_device.arena, "_allocate", none)
+        driver_with(patched, host_device, 0)
         with pytest.raises(DeviceOutOfMemoryError):
             ooc_cudnn.activation_forward(x)
     y = ooc_cudnn.activation_forward(x)

@@ -5,7 +5,6 @@ Results and workspaces are filled with NaN beforehand, and what lies around a re
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import numpy as np
@@ -14,24 +13,17 @@ import pytest
 from ooc_cudnn.devices.cuda.convolutions import Convolutions
 from ooc_cudnn.devices.kernels.convolution_direct import RUNNERS
 from ooc_cudnn.devices.kernels.launch import Call
-from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.convolution_backward import (
     ConvolutionBackwardData,
     ConvolutionBackwardFilter,
 )
-from ooc_cudnn.tensor import packed_strides
+from tests.support.device_operand import GUARD_BYTES, NUMPY, Operand
 
 cupy = pytest.importorskip("cupy")
 torch = pytest.importorskip("torch")
-ml_dtypes = pytest.importorskip("ml_dtypes")
-if not cupy.cuda.is_available():
-    pytest.skip("no CUDA device", allow_module_level=True)
 
 torch.set_num_threads(1)  # several workers share the machine
-NUMPY = {name: np.dtype(name) for name in ("float16", "float32", "float64")}
-NUMPY["bfloat16"] = np.dtype(ml_dtypes.bfloat16)
-GUARD = 256  # bytes, on either side of a result
 
 #: What is computed: type, whether TF32 is allowed, type of the result, bound of the error.
 PRECISIONS = {
@@ -115,36 +107,14 @@ def gradient_of(name, direction, precision, layout, *, deterministic=False):
     return GRADIENTS[direction](forward, result)
 
 
-class Packed:
-    """A packed tensor on the card between guards; filled with NaN where there are no values."""
+def packed(shape, dtype, layout, values=None):
+    return Operand(shape, dtype, layout.removeprefix("channels_"), data=values)
 
-    def __init__(self, shape, dtype, layout, values=None, *, shift=0):
-        self.dtype, self.layout, self.shape = NUMPY[dtype], layout, tuple(shape)
-        self.nbytes = math.prod(shape) * self.dtype.itemsize
-        self.memory = cupy.full(2 * GUARD + self.nbytes + shift, 0xFF, np.uint8)
-        self.start = GUARD + shift
-        self.view = DeviceView(
-            self.memory.data.ptr + self.start, dtype, self.shape, packed_strides(shape, layout)
-        )
-        if values is not None:
-            if layout == "channels_last":
-                values = np.moveaxis(values, 1, -1)
-            packed = np.ascontiguousarray(values).astype(self.dtype).reshape(-1)
-            self.memory[self.start : self.start + self.nbytes] = cupy.asarray(packed.view(np.uint8))
 
-    def bytes(self):
-        return self.memory[self.start : self.start + self.nbytes].get()
-
-    def values(self):
-        """The content in float64, once the guards are seen to be whole."""
-        stop = self.start + self.nbytes
-        assert (self.memory[: self.start] == 0xFF).all()
-        assert (self.memory[stop:] == 0xFF).all()
-        shape = self.shape
-        if self.layout == "channels_last":
-            shape = (shape[0], *shape[2:], shape[1])
-        array = self.bytes().view(self.dtype).reshape(shape).astype(np.float64)
-        return np.moveaxis(array, -1, 1) if self.layout == "channels_last" else array
+def pitched(shape, dtype, layout, values=None):
+    """Some rows of a larger tensor, one element off any alignment."""
+    rows = f"{layout.removeprefix('channels_')}_rows"
+    return Operand(shape, dtype, rows, offset=1, data=values)
 
 
 def rounded(random, shape, dtype):
@@ -178,14 +148,14 @@ def problem(operation, seed=0):
 def run(convolutions, operation, arrays, budget="all"):
     """The result's memory; workspace: what the plan asks for, or `budget` bytes, full of NaN."""
     forward = operation.forward
-    inputs = tuple(Packed(a.shape, forward.dtype, forward.layout, a) for a in arrays)
-    result = Packed(operation.output_shape, operation.result_dtype, forward.layout)
+    inputs = tuple(packed(a.shape, forward.dtype, forward.layout, a) for a in arrays)
+    result = packed(operation.output_shape, operation.result_dtype, forward.layout)
     if budget == "all":
         found = convolutions.executable(operation, None)
         budget = found.workspace_bytes if found else 0
-    workspace = cupy.full(budget + GUARD, 0xFF, np.uint8)
+    workspace = cupy.full(budget + GUARD_BYTES, 0xFF, np.uint8)
     stream = cupy.cuda.get_current_stream()
-    views = tuple(packed.view for packed in inputs)
+    views = tuple(operand.view for operand in inputs)
     convolutions.run(operation, views, result.view, (workspace.data.ptr, budget), stream)
     stream.synchronize()
     assert (workspace[budget:] == 0xFF).all()
@@ -194,7 +164,7 @@ def run(convolutions, operation, arrays, budget="all"):
 
 def check(values, expected, bound, label=""):
     norm = np.linalg.norm(expected)
-    error = np.linalg.norm(values - expected)
+    error = np.linalg.norm(values.astype(np.float64) - expected)
     assert error <= bound * norm, f"{label}: {error / norm if norm else error}"
 
 
@@ -212,7 +182,7 @@ def test_pieces(convolutions, name, direction, precision, layout):
     arrays, expected = problem(operation)
     found = convolutions.executable(operation, None)
     assert found is not None, "cuDNN does not support it"
-    check(run(convolutions, operation, arrays).values(), expected, PRECISIONS[precision][3], found)
+    check(run(convolutions, operation, arrays).result(), expected, PRECISIONS[precision][3], found)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -226,7 +196,7 @@ def test_any_workspace_is_enough(convolutions, direction, precision, layout):
             found = convolutions.executable(operation, budget)
             assert found is None or found.workspace_bytes <= budget
             result = run(convolutions, operation, arrays, budget)
-            check(result.values(), expected, PRECISIONS[precision][3], f"{name} {budget} {found}")
+            check(result.result(), expected, PRECISIONS[precision][3], f"{name} {budget} {found}")
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -237,9 +207,9 @@ def test_deterministic_is_bitwise(convolutions, direction, precision, layout):
         operation = gradient_of(name, direction, precision, layout, deterministic=True)
         arrays, expected = problem(operation)
         first = run(convolutions, operation, arrays)
-        check(first.values(), expected, PRECISIONS[precision][3], name)
+        check(first.result(), expected, PRECISIONS[precision][3], name)
         for _ in range(4):
-            assert np.array_equal(run(convolutions, operation, arrays).bytes(), first.bytes()), name
+            assert np.array_equal(run(convolutions, operation, arrays).bits(), first.bits()), name
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -251,7 +221,7 @@ def test_strict_float32_is_strict(convolutions, layout):
             for precision in ("tf32", "float32"):
                 operation = gradient_of(forward, direction, precision, layout)
                 arrays, expected = problem(operation)
-                values = run(convolutions, operation, arrays).values()
+                values = run(convolutions, operation, arrays).result()
                 errors[precision] = np.linalg.norm(values - expected) / np.linalg.norm(expected)
             assert errors["float32"] < 5e-6 < 1e-5 < errors["tf32"] < 2e-3
 
@@ -268,12 +238,12 @@ def test_forward_sums_of_half_types(convolutions, dtype, layout):
         found = convolutions.executable(operation, None)
         assert found is not None, name
         workspace = cupy.full(found.workspace_bytes + 1, 0xFF, np.uint8)
-        inputs = [Packed(a.shape, dtype, layout, a) for a in (x, w)]
-        y = Packed(operation.output_shape, "float32", layout)
+        inputs = [packed(a.shape, dtype, layout, a) for a in (x, w)]
+        y = packed(operation.output_shape, "float32", layout)
         space = (workspace.data.ptr, found.workspace_bytes)
         stream = cupy.cuda.get_current_stream()
         convolutions.run(operation, tuple(i.view for i in inputs), y.view, space, stream)
-        check(y.values(), operation.reference(x, w), 1e-5, f"{name} {found.engine}")
+        check(y.result(), operation.reference(x, w), 1e-5, f"{name} {found.engine}")
 
 
 def test_nothing_to_sum_is_zero(convolutions):
@@ -283,50 +253,29 @@ def test_nothing_to_sum_is_zero(convolutions):
         of = {"dtype": dtype, "layout": layout}
         unseen = Convolution((2, 8, 1, 11), W, ((0, 0), (1, 1)), (1, 1), (1, 1), **of)
         nothing = Convolution((2, 8, 0, 11), W, ((2, 1), (1, 1)), (1, 1), (1, 1), **of)
-        dx = Packed(unseen.x_shape, result_dtype, layout)
-        w = Packed(W, dtype, layout)
-        no_dy = Packed((2, 12, 0, 11), dtype, layout)
+        dx = packed(unseen.x_shape, result_dtype, layout)
+        w = packed(W, dtype, layout)
+        no_dy = packed((2, 12, 0, 11), dtype, layout)
         operation = ConvolutionBackwardData(unseen, result_dtype)
         assert convolutions.executable(operation, None) is None
         convolutions.run(operation, (w.view, no_dy.view), dx.view, (0, 0), stream)
-        assert not dx.values().any()
-        dw = Packed(W, result_dtype, layout)
-        no_x = Packed(nothing.x_shape, dtype, layout)
-        dy = Packed(nothing.output_shape, dtype, layout, np.ones(nothing.output_shape))
+        assert not dx.result().any()
+        dw = packed(W, result_dtype, layout)
+        no_x = packed(nothing.x_shape, dtype, layout)
+        dy = packed(nothing.output_shape, dtype, layout, np.ones(nothing.output_shape))
         operation = ConvolutionBackwardFilter(nothing, result_dtype)
         assert convolutions.executable(operation, None) is None
         convolutions.run(operation, (no_x.view, dy.view), dw.view, (0, 0), stream)
-        assert not dw.values().any()
+        assert not dw.result().any()
 
 
 # Our own kernels --------------------------------------------------------------------------------
 
 
-class Pitched(Packed):
-    """Some rows of a larger tensor, one element off any alignment."""
-
-    def __init__(self, shape, dtype, layout, values=None):
-        more = (*shape[:2], shape[2] + 3, *shape[3:])
-        whole = None
-        if values is not None:
-            whole = np.full(more, np.nan)
-            whole[:, :, 2 : 2 + shape[2]] = values
-        super().__init__(more, dtype, layout, whole, shift=NUMPY[dtype].itemsize)
-        rows = 2 * self.view.strides[2] * self.dtype.itemsize
-        self.view = DeviceView(self.view.pointer + rows, dtype, tuple(shape), self.view.strides)
-
-    def values(self):
-        array = super().values()
-        rows = self.view.shape[2]
-        assert np.isnan(array[:, :, :2]).all()
-        assert np.isnan(array[:, :, 2 + rows :]).all()
-        return array[:, :, 2 : 2 + rows]
-
-
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("precision", [name for name in PRECISIONS if name != "tf32"])
 @pytest.mark.parametrize("direction", GRADIENTS)
-@pytest.mark.parametrize("kind", [Packed, Pitched])
+@pytest.mark.parametrize("kind", [packed, pitched])
 def test_direct_kernels(kind, direction, precision, layout):
     stream = cupy.cuda.get_current_stream()
     for name in CASES:
@@ -339,8 +288,8 @@ def test_direct_kernels(kind, direction, precision, layout):
         for _ in range(2):
             result = kind(operation.output_shape, operation.result_dtype, layout)
             RUNNERS[type(operation)](operation, Call(views, result.view, (0, 0), stream))
-            check(result.values(), expected, PRECISIONS[precision][3], name)
-            results.append(result.bytes())
+            check(result.result(), expected, PRECISIONS[precision][3], name)
+            results.append(result.bits())
         assert np.array_equal(*results)
 
 
@@ -357,16 +306,16 @@ def test_rows_before_the_first_window_are_zero(convolutions, layout):
     operation = ConvolutionBackwardData(forward, "float32")
     assert convolutions.executable(operation, None) is None
     result = run(convolutions, operation, (w, dy[:, :, 1:3]))
-    check(result.values(), expected[:, :, 1:7], 3e-6)
+    check(result.result(), expected[:, :, 1:7], 3e-6)
 
 
 @pytest.mark.parametrize("direction", GRADIENTS)
 def test_direct_kernels_refuse_what_does_not_fit(direction):
     operation = gradient_of("whole", direction, "float32", "channels_first")
     arrays, _ = problem(operation)
-    first, second = (Packed(a.shape, "float32", "channels_first", a).view for a in arrays)
-    result = Packed(operation.output_shape, "float32", "channels_first").view
-    half = Packed(operation.output_shape, "float16", "channels_first").view
+    first, second = (packed(a.shape, "float32", "channels_first", a).view for a in arrays)
+    result = packed(operation.output_shape, "float32", "channels_first").view
+    half = packed(operation.output_shape, "float16", "channels_first").view
     runner = RUNNERS[type(operation)]
     with pytest.raises(ValueError, match="do not fit the operation"):
         runner(operation, Call((second, first), result))

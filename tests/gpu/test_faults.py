@@ -18,6 +18,7 @@ from ooc_cudnn.functions.prepared import forget_calls
 from ooc_cudnn.memory import release
 from tests.fuzz import interruptions
 from tests.support.left_behind import in_use, left_behind
+from tests.support.refusals import Refusing
 
 pytestmark = pytest.mark.gpu
 ROOT = Path(__file__).parents[2]
@@ -71,26 +72,12 @@ def test_every_allocation_is_refused_in_turn(monkeypatch, placement, for_good):
     random = np.random.default_rng(3)
     x = random.integers(-3, 4, (16, 16, 256, 256)).astype(np.float32)
     w = random.integers(-3, 4, (16, 16, 3, 3)).astype(np.float32)
-    asked, refused = 0, range(0)
+    driver = Refusing(monkeypatch, (device.arena, "_allocate"), (device, "allocate_pinned"))
 
-    def counted(given):
-        def allocate(*arguments):
-            nonlocal asked
-            at, asked = asked, asked + 1
-            if at in refused:
-                raise MemoryError("there is no more")
-            return given(*arguments)
-
-        return allocate
-
-    monkeypatch.setattr(device.arena, "_allocate", counted(device.arena._allocate))
-    monkeypatch.setattr(device, "allocate_pinned", counted(device.allocate_pinned))
-
-    def fresh():
-        nonlocal asked
+    def fresh(refused=range(0)):
         forget_calls()
         release()
-        asked = 0
+        driver.begin(refused)
         limit = "24MiB" if placement == "pageable" else "1GiB"
         with ooc_cudnn.settings(device="cuda", memory_limit=limit, progress=False):
             given = x
@@ -102,12 +89,11 @@ def test_every_allocation_is_refused_in_turn(monkeypatch, placement, for_good):
 
     expected = fresh()
     fresh()
-    count, held = asked, in_use()
+    count, held = driver.asked, in_use()
     assert count > 0
     for at in range(count):
-        refused = range(at, 10**9 if for_good else at + 1)
         with contextlib.suppress(own):
-            assert np.array_equal(fresh(), expected), at
-        refused = range(0)
+            refused = range(at, 10**9 if for_good else at + 1)
+            assert np.array_equal(fresh(refused), expected), at
         assert np.array_equal(fresh(), expected), at
         assert left_behind(held) == [], at

@@ -13,6 +13,7 @@ import pytest
 
 import ooc_cudnn
 from ooc_cudnn.errors import DeviceOutOfMemoryError
+from tests.support.refusals import driver_with
 
 cupy = pytest.importorskip("cupy")
 SHAPE = (4, 8, 32, 32)
@@ -32,11 +33,7 @@ def device(cuda_device):
 @pytest.fixture
 def allocated(monkeypatch, device):
     """Sizes that the driver was asked for."""
-    asked, allocate = [], device.arena._allocate
-    monkeypatch.setattr(
-        device.arena, "_allocate", lambda nbytes: (asked.append(nbytes), allocate(nbytes))[1]
-    )
-    return asked
+    return driver_with(monkeypatch, device)
 
 
 def numbers(random):
@@ -160,15 +157,7 @@ def test_a_stream_that_is_gone_lends_its_number_to_no_other(random, device):
 def test_a_driver_that_refuses_a_result_is_asked_again(random, device, monkeypatch, failing):
     values, x = numbers(random)
     ooc_cudnn.malloc(4096)
-    asked, allocate = [], device.arena._allocate
-
-    def refusing(nbytes):
-        asked.append(nbytes)
-        if len(asked) <= failing:
-            raise MemoryError
-        return allocate(nbytes)
-
-    monkeypatch.setattr(device.arena, "_allocate", refusing)
+    asked = driver_with(monkeypatch, device, 0, failures=failing)
     y = ooc_cudnn.activation_forward(x)
     assert np.array_equal(y.get(), relu(values))
     assert asked == [x.nbytes] * (failing + 1)
@@ -177,12 +166,8 @@ def test_a_driver_that_refuses_a_result_is_asked_again(random, device, monkeypat
 
 def test_a_driver_with_no_memory_is_told_of_and_the_next_call_works(random, device, monkeypatch):
     values, x = numbers(random)
-
-    def none(nbytes):
-        raise MemoryError
-
     with monkeypatch.context() as patched:
-        patched.setattr(device.arena, "_allocate", none)
+        driver_with(patched, device, 0)
         with pytest.raises(DeviceOutOfMemoryError):
             ooc_cudnn.activation_forward(x)
     assert np.array_equal(ooc_cudnn.activation_forward(x).get(), relu(values))

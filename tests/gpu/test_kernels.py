@@ -21,18 +21,10 @@ from ooc_cudnn.devices.kernels.pointwise import pointwise
 from ooc_cudnn.devices.kernels.relayout import fill_zero, relayout
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.operations.convolution import Convolution
+from tests.support.device_operand import DTYPES, EPSILON, NUMPY, Operand, assert_close, random
 
 cupy = pytest.importorskip("cupy")
-ml_dtypes = pytest.importorskip("ml_dtypes")
-if not cupy.cuda.is_available():
-    pytest.skip("no CUDA device", allow_module_level=True)
-
 pytestmark = pytest.mark.gpu
-
-DTYPES = ["float16", "bfloat16", "float32", "float64"]
-NUMPY = {name: np.dtype(name) for name in ("float16", "float32", "float64")}
-NUMPY["bfloat16"] = np.dtype(ml_dtypes.bfloat16)
-EPSILON = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23, "float64": 2.0**-52}
 
 COEFFICIENTS = {"clipped_relu": 1.5, "elu": 0.7, "swish": 1.3, "leaky_relu": 0.1}
 ACTIVATIONS = {
@@ -48,55 +40,6 @@ ACTIVATIONS = {
 }
 
 
-class Operand:
-    """An array, its copy on the device, and the view that the kernels get.
-
-    `layout` is "first" or "last" (where the channels are in memory); with "_rows" the view is some
-    rows of a larger tensor. `offset` shifts it by so many elements off its alignment.
-    """
-
-    def __init__(self, shape, dtype, layout="first", *, offset=0, data=None):
-        n, c, *spatial = shape
-        rows = layout.endswith("_rows")
-        if rows and spatial:
-            spatial[0] += 5
-        first = layout.startswith("first")
-        memory_shape = (n, c, *spatial) if first else (n, *spatial, c)
-        total = math.prod(memory_shape)
-        self.memory = np.full(offset + total + 8, np.nan, NUMPY[dtype])
-        array = self.memory[offset : offset + total].reshape(memory_shape)
-        if not first:
-            array = np.moveaxis(array, -1, 1)
-        if rows and spatial:
-            array = array[:, :, 2 : 2 + shape[2]]
-        assert array.shape == tuple(shape)
-        if data is not None:
-            array[...] = data.astype(NUMPY[dtype])
-        self.array = array
-        self.device = cupy.asarray(self.memory.view(np.uint8))
-        start = array.__array_interface__["data"][0] - self.memory.__array_interface__["data"][0]
-        strides = tuple(step // array.itemsize for step in array.strides)
-        self.view = DeviceView(self.device.data.ptr + start, dtype, tuple(shape), strides)
-
-    def result(self):
-        """What is on the device now, in the array's order; all around it must be as it was."""
-        before = self.memory.copy()
-        after = cupy.asnumpy(self.device).view(self.memory.dtype)
-        self.memory[...] = after
-        result = self.array.copy()
-        self.memory[...] = before
-        # Put the old contents back where the view is: nothing else may differ.
-        old = self.array.copy()
-        self.memory[...] = after
-        self.array[...] = old
-        assert np.array_equal(self.memory.view(np.uint8), before.view(np.uint8)), "wrote outside"
-        return result
-
-    @property
-    def wide(self):
-        return self.array.astype(np.float64)
-
-
 def channel_vector(values, dtype, offset=0):
     device = cupy.asarray(
         np.concatenate([np.zeros(offset), values]).astype(NUMPY[dtype]).view(np.uint8)
@@ -104,27 +47,6 @@ def channel_vector(values, dtype, offset=0):
     view = DeviceView(device.data.ptr + offset * NUMPY[dtype].itemsize, dtype, (len(values),), (1,))
     wide = np.asarray(values).astype(NUMPY[dtype]).astype(np.float64)
     return SimpleNamespace(device=device, view=view, wide=wide)
-
-
-def assert_close(result, reference, dtype, slack=0.0):
-    """Within rounding of `dtype`, plus `slack`; infinities and NaN in the same places."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        reference = reference.astype(NUMPY[dtype]).astype(np.float64)  # overflow as stored
-        result = result.astype(np.float64)
-    finite = np.isfinite(reference) & np.isfinite(result)
-    same = np.isnan(reference) & np.isnan(result) | (reference == result)
-    tolerance = EPSILON[dtype] * np.abs(reference) + slack
-    with np.errstate(invalid="ignore"):
-        good = same | (finite & (np.abs(result - reference) <= tolerance))
-    bad = np.argwhere(~good)
-    assert good.all(), (
-        f"{len(bad)} of {good.size} differ, first at {bad[0]}: "
-        f"{result[tuple(bad[0])]} for {reference[tuple(bad[0])]}"
-    )
-
-
-def random(shape, seed=0):
-    return np.random.default_rng(seed).standard_normal(shape)
 
 
 def along_channels(vector, rank):

@@ -23,7 +23,7 @@ from ooc_cudnn.operations.batch_normalization import (
 )
 from ooc_cudnn.operations.softmax import MergeImageMaximum
 from tests.support import reference
-from tests.support.kernel_runs import Packed, run
+from tests.support.kernel_runs import run
 
 pytestmark = pytest.mark.gpu
 
@@ -44,7 +44,7 @@ def vectors(channels, dtype, offset=0):
     real = arithmetic_dtype(dtype)
     values = [random(channels, seed) for seed in (3, 4, 5)]
     values.append(np.abs(random(channels, 6)) + 0.25)
-    return [Packed((channels,), real, value, offset=offset) for value in values]
+    return [Operand((channels,), real, data=value, offset=offset) for value in values]
 
 
 def check_normalise(shape, dtype, layout, *, offset=0, epsilon=None, mode="identity", coef=0.0,
@@ -71,7 +71,7 @@ def check_backward(shape, dtype, layout, *, offset=0):
     x = Operand(shape, dtype, layout, data=random(shape, 1), offset=offset)
     dy = Operand(shape, dtype, layout, data=random(shape, 2), offset=offset)
     scale, _, mean, inverse = vectors(shape[1], dtype, offset)
-    sums = Packed((2, shape[1]), "float64", 1000 * random((2, shape[1]), 7))
+    sums = Operand((2, shape[1]), "float64", data=1000 * random((2, shape[1]), 7))
     operation = NormaliseBackward(shape, dtype, 777)
     a, m, i = (per_channel(v.wide, len(shape)) for v in (scale, mean, inverse))
     of_dy, of_product = (per_channel(row, len(shape)) / 777 for row in sums.wide)
@@ -120,7 +120,7 @@ def test_operands_in_different_orders(layout):
     x = Operand(shape, "float32", of_x, data=random(shape, 1))
     dy = Operand(shape, "float32", of_dy, data=random(shape, 2))
     scale, _, mean, inverse = vectors(5, "float32")
-    sums = Packed((2, 5), "float64", np.zeros((2, 5)))
+    sums = Operand((2, 5), "float64", data=np.zeros((2, 5)))
     dx = Operand(shape, "float32", of_dx)
     result = run(kernels_normalise, NormaliseBackward(shape, "float32", 84),
                  (x, dy, scale, mean, inverse, sums), dx)  # fmt: skip
@@ -148,13 +148,13 @@ def test_merge_moments(channels):
     def state(seed):
         rows = np.abs(random((3, channels), seed))
         rows[0] = np.ceil(100 * rows[0])
-        return Packed((3, channels), "float64", rows)
+        return Operand((3, channels), "float64", data=rows)
 
     a, b = state(1), state(2)
     result = run(kernels_normalise, MergeMoments(channels), (a, b), a)
     assert_close(result, merged(a.wide, b.wide), "float64", 1e-14)
-    empty = Packed((3, channels), "float64", np.zeros((3, channels)))
-    fresh = Packed((3, channels), "float64")
+    empty = Operand((3, channels), "float64", data=np.zeros((3, channels)))
+    fresh = Operand((3, channels), "float64")
     for inputs in ((empty, b), (b, empty)):
         assert np.array_equal(run(kernels_normalise, MergeMoments(channels), inputs, fresh), b.wide)
     assert not run(kernels_normalise, MergeMoments(channels), (empty, empty), fresh).any()
@@ -162,7 +162,7 @@ def test_merge_moments(channels):
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_moments_result(dtype):
-    state = Packed((3, 4), "float64", [[1, 2, 10, 9], [0.5, -3, 1e6, 2], [0, 8, 5, np.nan]])
+    state = Operand((3, 4), "float64", data=[[1, 2, 10, 9], [0.5, -3, 1e6, 2], [0, 8, 5, np.nan]])
     old = random(4)
     count, mean, squares = state.wide
     expected = {
@@ -174,25 +174,25 @@ def test_moments_result(dtype):
     }
     for what, values in expected.items():
         operation = MomentsResult(4, what, dtype, 1e-3, 0.1)
-        kept = Packed((4,), dtype, old)
+        kept = Operand((4,), dtype, data=old)
         given = kept if what.startswith("running") else None
-        assert_close(run(kernels_normalise, operation, (state, given), Packed((4,), dtype)),
+        assert_close(run(kernels_normalise, operation, (state, given), Operand((4,), dtype)),
                      values, dtype)  # fmt: skip
         if given is not None:
             assert_close(run(kernels_normalise, operation, (state, kept), kept), values, dtype)
 
 
 def test_rows_and_sums_of_states():
-    a, b = (Packed((2, 300), "float64", random((2, 300), seed)) for seed in (1, 2))
+    a, b = (Operand((2, 300), "float64", data=random((2, 300), seed)) for seed in (1, 2))
     for row in (0, 1):
         operation = StateRow(2, 300, row, "float32")
-        result = run(kernels_normalise, operation, (a,), Packed((300,), "float32"))
+        result = run(kernels_normalise, operation, (a,), Operand((300,), "float32"))
         assert np.array_equal(result, a.wide[row].astype(np.float32))
     result = run(kernels_normalise, AddStates((2, 300)), (a, b), a)
     assert np.array_equal(result, a.wide + b.wide)
     for dtype in ("float32", "float64"):
-        factor = Packed((300,), dtype, random(300, 3))
-        state = Packed((2, 300), "float64", b.wide)
+        factor = Operand((300,), dtype, data=random(300, 3))
+        state = Operand((2, 300), "float64", data=b.wide)
         result = run(kernels_normalise, ScaleRow(2, 300, 1, dtype), (state, factor), state)
         assert np.array_equal(result, b.wide * np.stack([np.ones(300), factor.wide]))
 
@@ -201,7 +201,7 @@ def test_merged_means_that_are_infinite():
     infinity = np.inf
     a = np.array([[2, 2, 2, 0, 2], [-infinity, infinity, 1, 0, infinity], [np.nan] * 5])
     b = np.array([[3, 3, 3, 3, 0], [-infinity, -infinity, infinity, infinity, 0], [np.nan] * 5])
-    state, part = (Packed((3, 5), "float64", rows) for rows in (a, b))
+    state, part = (Operand((3, 5), "float64", data=rows) for rows in (a, b))
     mean = run(kernels_normalise, MergeMoments(5), (state, part), state)[1]
     expected = [-infinity, np.nan, infinity, infinity, infinity]
     assert np.array_equal(mean, expected, equal_nan=True)
@@ -214,7 +214,7 @@ def test_merge_image_maximum():
     expected = [[3, 4 + 2 * np.exp(-2)], [7, 5], [-infinity, 0], [np.nan, np.nan], [800, 3],
                 [-5, 3]]  # fmt: skip
     for first, second in ((a, b), (b, a)):
-        state, part = (Packed((6, 2), "float64", rows) for rows in (first, second))
+        state, part = (Operand((6, 2), "float64", data=rows) for rows in (first, second))
         result = run(kernels_normalise, MergeImageMaximum(6), (state, part), state)
         assert_close(result, np.array(expected), "float64")
 

@@ -16,7 +16,7 @@ from ooc_cudnn.devices.kernels.arguments import arithmetic_dtype
 from ooc_cudnn.devices.kernels.launch import Call
 from ooc_cudnn.operations.batch_normalization import Moments, NormaliseSums
 from ooc_cudnn.operations.channel_sum import ChannelSum
-from tests.support.kernel_runs import Packed, run
+from tests.support.kernel_runs import run
 
 pytestmark = pytest.mark.gpu
 
@@ -52,22 +52,22 @@ def check_all(shape, dtype, layout, *, offset=0, data=None):
 
     real = arithmetic_dtype(dtype)
     for result_dtype in {dtype, real}:
-        db = Packed((channels,), result_dtype)
+        db = Operand((channels,), result_dtype)
         operation = ChannelSum(shape, dtype, result_dtype)
         result = run(kernels_reduction, operation, (x,), db)
         size = np.abs(x.wide).sum(axis=axes_of(x.wide))
         assert_close(result, x.wide.sum(axis=axes_of(x.wide)), result_dtype, loss * size)
 
-    state = run(kernels_reduction, Moments(shape, dtype), (x,), Packed((3, channels), "float64"))
+    state = run(kernels_reduction, Moments(shape, dtype), (x,), Operand((3, channels), "float64"))
     expected = reference_moments(x.wide)
     spread = np.abs(x.wide).max(axis=axes_of(x.wide))
     assert np.array_equal(state[0], expected[0])
     assert_close(state[1], expected[1], "float64", loss * spread)
     assert_close(state[2], expected[2], "float64", 8 * loss * (expected[2] + spread**2))
 
-    mean = Packed((channels,), real, random(channels, 3), offset=offset)
+    mean = Operand((channels,), real, data=random(channels, 3), offset=offset)
     operation = NormaliseSums(shape, dtype)
-    sums = run(kernels_reduction, operation, (x, dy, mean), Packed((2, channels), "float64"))
+    sums = run(kernels_reduction, operation, (x, dy, mean), Operand((2, channels), "float64"))
     difference = x.wide - per_channel(mean.wide, x.wide)
     for row, terms_of in ((0, dy.wide), (1, dy.wide * difference)):
         size = np.abs(terms_of).sum(axis=axes_of(x.wide))
@@ -96,7 +96,7 @@ def test_a_mean_far_above_the_deviation_costs_no_digits(dtype, layout):
     far = {"float16": 64.0, "bfloat16": 16.0, "float32": 2.0**14, "float64": 2.0**40}[dtype]
     base = far * np.arange(1.0, 7.0).reshape(1, 6, 1, 1)
     x = Operand(shape, dtype, layout, data=base + random(shape))
-    state = run(kernels_reduction, Moments(shape, dtype), (x,), Packed((3, 6), "float64"))
+    state = run(kernels_reduction, Moments(shape, dtype), (x,), Operand((3, 6), "float64"))
     _, mean, squares = reference_moments(x.wide - base)  # the difference is exact
     assert np.allclose(state[1] - base.ravel(), mean, rtol=0, atol=2 * np.spacing(6 * far))
     assert np.allclose(state[2], squares, rtol=1e-12, atol=0)
@@ -107,7 +107,7 @@ def test_a_first_element_far_away_costs_few_digits():
     data = random(shape)
     data[0, 0, 0] = 1e9
     x = Operand(shape, "float64", data=data)
-    state = run(kernels_reduction, Moments(shape, "float64"), (x,), Packed((3, 1), "float64"))
+    state = run(kernels_reduction, Moments(shape, "float64"), (x,), Operand((3, 1), "float64"))
     assert_close(state, reference_moments(x.wide), "float64", 1e-11 * reference_moments(x.wide))
 
 
@@ -121,8 +121,8 @@ def test_nan_and_infinity_stay_in_their_channel(dtype, layout):
         data[1 if at else 0, 5].ravel()[at] = np.inf
         x = Operand(shape, dtype, layout, data=data)
         db = run(kernels_reduction, ChannelSum(shape, dtype, "float32"), (x,),
-                 Packed((8,), "float32"))  # fmt: skip
-        state = run(kernels_reduction, Moments(shape, dtype), (x,), Packed((3, 8), "float64"))
+                 Operand((8,), "float32"))  # fmt: skip
+        state = run(kernels_reduction, Moments(shape, dtype), (x,), Operand((3, 8), "float64"))
         good = [0, 1, 3, 4, 6, 7]
         assert np.isfinite(db[good]).all()
         assert np.isfinite(state[:, good]).all()
@@ -138,7 +138,7 @@ def test_half_precision_is_rounded_once_from_the_exact_sum():
     data = np.array([2048.0, 1.0, 2.0**-24]).reshape(1, 1, 3)
     x = Operand((1, 1, 3), "float16", data=data)
     db = run(kernels_reduction, ChannelSum((1, 1, 3), "float16", "float16"), (x,),
-             Packed((1,), "float16"))  # fmt: skip
+             Operand((1,), "float16"))  # fmt: skip
     assert db[0] == 2050
 
 
@@ -146,15 +146,15 @@ def test_nothing_sums_to_zero():
     for shape in ((0, 3, 4), (2, 3, 0)):
         x = Operand(shape, "float32")
         db = run(kernels_reduction, ChannelSum(shape, "float32", "float32"), (x,),
-                 Packed((3,), "float32"))  # fmt: skip
+                 Operand((3,), "float32"))  # fmt: skip
         assert db.tolist() == [0, 0, 0]
-        state = run(kernels_reduction, Moments(shape, "float32"), (x,), Packed((3, 3), "float64"))
+        state = run(kernels_reduction, Moments(shape, "float32"), (x,), Operand((3, 3), "float64"))
         assert not state.any()
 
 
 def test_workspace_too_small_is_refused():
     x = Operand((2, 3, 4), "float32", data=random((2, 3, 4)))
-    db = Packed((3,), "float32")
+    db = Operand((3,), "float32")
     with pytest.raises(ValueError, match="workspace"):
         kernels_reduction.channel_sum(
             ChannelSum((2, 3, 4), "float32", "float32"), Call((x.view,), db.view)

@@ -21,7 +21,7 @@ from ooc_cudnn.operations.softmax import (
     Softmax,
     SoftmaxBackward,
 )
-from tests.support.kernel_runs import Packed, run
+from tests.support.kernel_runs import run
 
 pytestmark = pytest.mark.gpu
 
@@ -160,13 +160,13 @@ def check_images(shape, dtype, layout, *, offset=0, data=None):
         m = x.wide.max(axis=axes)
         total = np.exp(x.wide - m.reshape(n, *[1] * (rank - 1))).sum(axis=axes)
     m = np.where(np.isnan(total), np.nan, m)  # +infinity, too
-    state = Packed((n, 2), "float64")
+    state = Operand((n, 2), "float64")
     result = run(kernels_softmax, ImageMaximum(shape, dtype), (x,), state)
     nothing = (x.wide == -np.inf).all(axis=axes)
     expected = np.stack([np.where(nothing, -np.inf, m), np.where(nothing, 0, total)], axis=1)
     assert_close(result, expected, "float64", 16 * unit * np.abs(np.nan_to_num(total))[:, None])
 
-    state = Packed((n, 2), "float64", expected)
+    state = Operand((n, 2), "float64", data=expected)
     for algorithm in ("accurate", "log"):
         with np.errstate(all="ignore"):
             y_wide = softmax(x.wide, algorithm, axes)
@@ -180,14 +180,14 @@ def check_images(shape, dtype, layout, *, offset=0, data=None):
 
         y = Operand(shape, dtype, layout, data=y_wide, offset=offset)
         terms = dy.wide * (1 if algorithm == "log" else y.wide)
-        sums = Packed((n, 1), "float64")
+        sums = Operand((n, 1), "float64")
         operation = ImageProductSum(shape, algorithm, dtype)
         inputs = (None if algorithm == "log" else y, dy)
         result = run(kernels_softmax, operation, inputs, sums)
         assert_close(result[:, 0], terms.sum(axis=axes), "float64",
                      1e-14 * np.abs(terms).sum(axis=axes))  # fmt: skip
 
-        sums = Packed((n, 1), "float64", terms.sum(axis=axes))
+        sums = Operand((n, 1), "float64", data=terms.sum(axis=axes))
         operation = ImageSoftmaxBackward(shape, algorithm, dtype)
         factor = np.exp(y.wide) if algorithm == "log" else y.wide
         shaped = sums.wide.reshape(n, *[1] * (rank - 1))
@@ -227,5 +227,5 @@ def test_nan_and_infinity_stay_in_their_image(dtype, layout):
 def test_a_piece_of_nothing_has_the_empty_state():
     x = Operand((2, 3, 0), "float32")
     result = run(kernels_softmax, ImageMaximum((2, 3, 0), "float32"), (x,),
-                 Packed((2, 2), "float64"))  # fmt: skip
+                 Operand((2, 2), "float64"))  # fmt: skip
     assert result.tolist() == [[-np.inf, 0], [-np.inf, 0]]

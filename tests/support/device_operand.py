@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from ooc_cudnn.devices.view import DeviceView
+from ooc_cudnn.tensor import packed_strides
 
 cupy = pytest.importorskip("cupy")
 ml_dtypes = pytest.importorskip("ml_dtypes")
@@ -21,37 +22,41 @@ DTYPES = ["float16", "bfloat16", "float32", "float64"]
 NUMPY = {name: np.dtype(name) for name in ("float16", "float32", "float64")}
 NUMPY["bfloat16"] = np.dtype(ml_dtypes.bfloat16)
 EPSILON = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23, "float64": 2.0**-52}
+#: Of memory around an array, on either side.
+GUARD_BYTES = 256
 
 
 class Operand:
-    """An array, its copy on the device, and the view that the kernels get.
+    """An array of any number of axes, its copy on the device, and the view that the kernels get.
 
     `layout` is "first" or "last" (where the channels are in memory); with "_rows" the view is some
-    rows of a larger tensor. `offset` shifts it by so many elements off its alignment.
+    rows of a larger tensor. `offset` shifts it by so many elements off its alignment. Where `data`
+    gives no values, and before and behind the array, is NaN.
     """
 
     def __init__(self, shape, dtype, layout="first", *, offset=0, data=None):
-        n, c, *spatial = shape
-        rows = layout.endswith("_rows")
-        if rows and spatial:
-            spatial[0] += 5
-        first = layout.startswith("first")
-        memory_shape = (n, c, *spatial) if first else (n, *spatial, c)
-        total = math.prod(memory_shape)
-        self.memory = np.full(offset + total + 8, np.nan, NUMPY[dtype])
-        array = self.memory[offset : offset + total].reshape(memory_shape)
-        if not first:
-            array = np.moveaxis(array, -1, 1)
-        if rows and spatial:
+        shape, order = tuple(shape), f"channels_{layout.removesuffix('_rows')}"
+        whole = list(shape)
+        if rows := layout.endswith("_rows") and len(shape) > 2:
+            whole[2] += 5
+        guard = GUARD_BYTES // NUMPY[dtype].itemsize
+        begin, total = guard + offset, math.prod(whole)
+        self.memory = np.full(begin + total + guard, np.nan, NUMPY[dtype])
+        array = self.memory[begin : begin + total]
+        if order == "channels_last":
+            array = np.moveaxis(array.reshape(whole[0], *whole[2:], whole[1]), -1, 1)
+        else:
+            array = array.reshape(whole)
+        if rows:
             array = array[:, :, 2 : 2 + shape[2]]
-        assert array.shape == tuple(shape)
+        assert array.shape == shape
         if data is not None:
-            array[...] = data.astype(NUMPY[dtype])
+            array[...] = np.asarray(data).astype(NUMPY[dtype]).reshape(shape)
         self.array = array
         self.device = cupy.asarray(self.memory.view(np.uint8))
         start = array.__array_interface__["data"][0] - self.memory.__array_interface__["data"][0]
-        strides = tuple(step // array.itemsize for step in array.strides)
-        self.view = DeviceView(self.device.data.ptr + start, dtype, tuple(shape), strides)
+        strides = packed_strides(tuple(whole), order)
+        self.view = DeviceView(self.device.data.ptr + start, dtype, shape, strides)
 
     def result(self):
         """What is on the device now, in the array's order; all around it must be as it was."""
@@ -66,6 +71,10 @@ class Operand:
         self.array[...] = old
         assert np.array_equal(self.memory.view(np.uint8), before.view(np.uint8)), "wrote outside"
         return result
+
+    def bits(self):
+        """The result's bytes, in its order."""
+        return np.ascontiguousarray(self.result()).view(np.uint8)
 
     @property
     def wide(self):

@@ -7,40 +7,9 @@ import pytest
 
 from ooc_cudnn.devices.kernels.launch import Call
 from ooc_cudnn.devices.kernels.runners import WORKSPACE
-from ooc_cudnn.devices.view import DeviceView
-from tests.support.device_operand import NUMPY, Operand
+from tests.support.device_operand import GUARD_BYTES
 
 cupy = pytest.importorskip("cupy")
-
-GUARD_BYTES = 256
-
-
-class Packed:
-    """A packed array of any number of axes on the device, with a guard behind it."""
-
-    def __init__(self, shape, dtype, data=None, *, offset=0):
-        count = int(np.prod(shape))
-        self.memory = np.full(offset + count + 8, np.nan, NUMPY[dtype])
-        self.inside = slice(offset, offset + count)
-        if data is not None:
-            self.memory[self.inside] = np.asarray(data).astype(NUMPY[dtype]).ravel()
-        self.device = cupy.asarray(self.memory.view(np.uint8))
-        strides = tuple(int(np.prod(shape[axis + 1 :])) for axis in range(len(shape)))
-        pointer = self.device.data.ptr + offset * NUMPY[dtype].itemsize
-        self.view = DeviceView(pointer, dtype, tuple(shape), strides)
-
-    def result(self):
-        after = cupy.asnumpy(self.device).view(self.memory.dtype)
-        outside = np.ones(after.size, bool)
-        outside[self.inside] = False
-        assert np.array_equal(after[outside].view(np.uint8), self.memory[outside].view(np.uint8)), (
-            "wrote outside"
-        )
-        return after[self.inside].reshape(self.view.shape)
-
-    @property
-    def wide(self):
-        return self.memory[self.inside].reshape(self.view.shape).astype(np.float64)
 
 
 def run(module, operation, inputs, output):
@@ -64,6 +33,3 @@ def run(module, operation, inputs, output):
     first = np.ascontiguousarray(results[0]).view(np.uint8)
     assert np.array_equal(first, np.ascontiguousarray(results[-1]).view(np.uint8)), "not repeatable"
     return results[0]
-
-
-__all__ = ["Operand", "Packed", "run"]
