@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+import timeit
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from benchmarks import common
@@ -33,8 +35,9 @@ def replay_pace(report: common.Report) -> None:
                 memory_limit="1GiB",
             )  # fmt: skip
             plan = make_plan(request, split=Split(n=1, c_y=64, c_x=64, h_y=128 // parts))
-            schedule, making = _quietest(lambda: plan_schedule(request, plan))  # noqa: B023
-            _, replaying = _quietest(lambda: Replayed(request, schedule))  # noqa: B023
+            schedule = plan_schedule(request, plan)
+            making = _quietest(partial(plan_schedule, request, plan))
+            replaying = _quietest(partial(Replayed, request, schedule))
             steps = len(schedule.steps)
             name = f"microseconds a step, {placement}, {steps} steps"
             report.measure(f"schedule: {name}", 1e6 * making / steps)
@@ -43,11 +46,6 @@ def replay_pace(report: common.Report) -> None:
     report.claim("replay, a step, slowest", slowest, "<=", MOST_MICROSECONDS, "microseconds")
 
 
-def _quietest(made: Callable[[], Any]) -> tuple[Any, float]:
-    """What is made, and the fewest processor seconds that it took."""
-    seconds = []
-    for _ in range(TIMES):
-        begin = time.process_time()
-        found = made()
-        seconds.append(time.process_time() - begin)
-    return found, min(seconds)
+def _quietest(made: Callable[[], Any]) -> float:
+    """The fewest processor seconds that it takes to make something."""
+    return min(timeit.repeat(made, timer=time.thread_time, number=1, repeat=TIMES))
