@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from benchmarks.accuracy_sketches import SKETCHES, Generator, Shape, Sketch, pick
+from benchmarks.accuracy_sketches import SKETCHES, Generator, Shape, Shapes, Sketch, pick
 from ooc_cudnn.tensor import ACCUMULATOR, DTYPES, ORDERS
 
 MIB, GIB = 2**20, 2**30
@@ -34,15 +34,15 @@ class Scale:
     flops: Mapping[str, float]
 
 
-def _flops(tf32: float, half: float, strict: float, double: float) -> dict[str, float]:
+def flops_by_kind(tf32: float, half: float, strict: float, double: float) -> dict[str, float]:
     kinds = {"tf32": tf32, "float32": strict, "float64": double}
     return kinds | {"float16": half, "bfloat16": half}
 
 
 SCALES = {
-    "cuda": Scale(64 * MIB, 3 * GIB, 512 * MIB, _flops(2e13, 4e13, 1e13, 5e12)),
-    "host": Scale(4 * MIB, 64 * MIB, 32 * MIB, _flops(1.5e10, 1e10, 1.5e10, 8e9)),
-    "tiny": Scale(32 * 2**10, 512 * 2**10, 512 * 2**10, _flops(1e8, 1e8, 1e8, 1e8)),
+    "cuda": Scale(64 * MIB, 3 * GIB, 512 * MIB, flops_by_kind(2e13, 4e13, 1e13, 5e12)),
+    "host": Scale(4 * MIB, 64 * MIB, 32 * MIB, flops_by_kind(1.5e10, 1e10, 1.5e10, 8e9)),
+    "tiny": Scale(32 * 2**10, 512 * 2**10, 512 * 2**10, flops_by_kind(1e8, 1e8, 1e8, 1e8)),
 }
 
 
@@ -130,38 +130,53 @@ def draw(seed: int, index: int, scale: Scale) -> Drawn:
     turn, place = divmod(index, len(names))
     function = names[np.random.default_rng((seed, turn)).permutation(len(names))[place]]
     rng = np.random.default_rng((seed, turn, place, 1))
-    dtype, tf32 = _arithmetic(rng)
+    return replace(draw_of(rng, function, scale), seed=seed, index=index)
+
+
+def draw_of(rng: Generator, function: str, scale: Scale) -> Drawn:
+    """Draw a call of a function."""
+    dtype, tf32 = arithmetic(rng)
     for _ in range(ATTEMPTS):
-        sketch = SKETCHES[function](rng)
-        placements = _placements(rng)
+        sketch = SKETCHES[function](Shapes(rng))
+        placements = placements_of(rng)
         n = _batch(rng, sketch, dtype, tf32, scale, on_disk="disk" in placements)
         if n:
-            break
-    else:
-        raise ValueError(f"no {function} of this scale in {ATTEMPTS} attempts: {scale}")
+            return completed(rng, function, sketch, n, (dtype, tf32), placements)
+    raise ValueError(f"no {function} of this scale in {ATTEMPTS} attempts: {scale}")
+
+
+def completed(
+    rng: Generator,
+    function: str,
+    sketch: Sketch,
+    n: int,
+    kind: tuple[str, bool],
+    placements: tuple[str, ...],
+) -> Drawn:
+    """Draw what a sketch of so many images leaves open."""
     arguments = dict(sketch.arguments)
     if function in SCALED and rng.random() < 0.15:
         arguments["beta"] = 1.0
     return Drawn(
-        seed=seed,
-        index=index,
+        seed=0,
+        index=0,
         function=function,
-        operands=_operands(rng, sketch, n, dtype, placements),
+        operands=_operands(rng, sketch, n, kind[0], placements),
         arguments=arguments,
         operations=tuple(sketch.operations),
-        allow_tf32=tf32,
+        allow_tf32=kind[1],
         memory_share=_memory_share(rng, placements),
         flops=sketch.flops * n,
     )
 
 
-def _arithmetic(rng: Generator) -> tuple[str, bool]:
+def arithmetic(rng: Generator) -> tuple[str, bool]:
     """(dtype, whether TF32 is allowed)."""
     kinds = (("float32", True), ("float32", True), ("float32", False), ("float16", True))
     return pick(rng, (*kinds, ("bfloat16", True), ("float64", True)))
 
 
-def _placements(rng: Generator) -> tuple[str, ...]:
+def placements_of(rng: Generator) -> tuple[str, ...]:
     """Where large operands may be: each gets one of these."""
     return pick(
         rng,

@@ -13,6 +13,7 @@ import ooc_cudnn
 from benchmarks.accuracy_draw import Drawn, Operand
 from benchmarks.accuracy_operands import Bound, stored_shape
 from ooc_cudnn.functions.plan import planned_call
+from ooc_cudnn.functions.planning import Planned
 from ooc_cudnn.pricing.plan import Plan
 from ooc_cudnn.pricing.request import Request
 from ooc_cudnn.tensor import TensorSpec, packed_strides
@@ -59,11 +60,15 @@ class Measured:
 
     def planned_by(self, machine: MachineModel) -> tuple[Request, Plan] | None:
         """What another model plans for it."""
-        drawn, given = self.drawn, Described(self.drawn).arguments()
-        asked = {"machine": machine, "memory_limit": self.limit_bytes}
-        with ooc_cudnn.settings(device="host", allow_tf32=drawn.allow_tf32):
-            parts = planned_call(drawn.function, **asked, **given).parts
+        parts = planned_for(self.drawn, machine, self.limit_bytes).parts
         return (parts[0].request, parts[0].plan) if len(parts) == 1 else None
+
+
+def planned_for(drawn: Drawn, machine: MachineModel | str, limit_bytes: int) -> Planned:
+    """What is planned for a drawn call, of which no array is needed."""
+    given = Described(drawn).arguments()
+    with ooc_cudnn.settings(device="host", allow_tf32=drawn.allow_tf32):
+        return planned_call(drawn.function, machine=machine, memory_limit=limit_bytes, **given)
 
 
 class Described(Bound):

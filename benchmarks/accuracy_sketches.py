@@ -57,36 +57,47 @@ def pick(rng: Generator, choices: tuple[Choice, ...]) -> Choice:
     return choices[int(rng.integers(len(choices)))]
 
 
-def image(rng: Generator) -> Shape:
-    """(c, spatial...): mostly images, square ones more often than others."""
-    axes = int(rng.choice((1, 2, 3), p=(0.15, 0.7, 0.15)))
-    extent = pick(rng, EXTENTS[axes])
-    extents = [extent] * axes
-    if axes > 1 and rng.random() < 0.3:
-        extents[-1] = pick(rng, (extent // 2, extent * 2))
-    return (pick(rng, CHANNELS), *extents)
-
-
 def windowed(extents: Shape, window: int, padding: int, stride: int, dilation: int = 1) -> Shape:
     """Extents of what windows give: (extent + 2 p - d (k - 1) - 1) // s + 1 on each axis."""
     reach = dilation * (window - 1) + 1
     return tuple((extent + 2 * padding - reach) // stride + 1 for extent in extents)
 
 
-def _convolution(rng: Generator, c_x: int, extents: Shape) -> tuple[dict[str, Any], Shape, Shape]:
-    """Draw (geometry, shape of w, shape of y) of a convolution of (c_x, extents)."""
-    window = pick(rng, tuple(w for w in WINDOWS if w <= min(extents)))
-    stride = 2 if rng.random() < 0.2 and min(extents) > 2 * window else 1
-    dilation = 2 if rng.random() < 0.05 and len(extents) == 2 and min(extents) > 2 * window else 1
-    padding = dilation * (window // 2) if rng.random() < 0.7 else 0
-    if min(extents) + 2 * padding < dilation * (window - 1) + 1:
-        padding = dilation * (window // 2)
-    c_y = pick(rng, CHANNELS)
-    divisors = tuple(g for g in (2, 4, c_x) if g > 1 and c_x % g == 0 and c_y % g == 0)
-    groups = pick(rng, divisors) if divisors and rng.random() < 0.15 else 1
-    geometry = {"padding": padding, "stride": stride, "dilation": dilation, "groups": groups}
-    y = (c_y, *windowed(extents, window, padding, stride, dilation))
-    return geometry, (c_y, c_x // groups, *[window] * len(extents)), y
+class Shapes:
+    """Where sketches take their shapes from: at random."""
+
+    def __init__(self, rng: Generator) -> None:
+        self.rng = rng
+
+    def pick(self, choices: tuple[Choice, ...]) -> Choice:
+        """One of some choices, all alike."""
+        return pick(self.rng, choices)
+
+    def image(self) -> Shape:
+        """(c, spatial...): mostly images, square ones more often than others."""
+        axes = int(self.rng.choice((1, 2, 3), p=(0.15, 0.7, 0.15)))
+        extent = self.pick(EXTENTS[axes])
+        extents = [extent] * axes
+        if axes > 1 and self.rng.random() < 0.3:
+            extents[-1] = self.pick((extent // 2, extent * 2))
+        return (self.pick(CHANNELS), *extents)
+
+    def convolution(self, c_x: int, extents: Shape) -> tuple[dict[str, Any], Shape, Shape]:
+        """Draw (geometry, shape of w, shape of y) of a convolution of (c_x, extents)."""
+        rng, pick = self.rng, self.pick
+        window = pick(tuple(w for w in WINDOWS if w <= min(extents)))
+        stride = 2 if rng.random() < 0.2 and min(extents) > 2 * window else 1
+        wide = rng.random() < 0.05 and len(extents) == 2 and min(extents) > 2 * window
+        dilation = 2 if wide else 1
+        padding = dilation * (window // 2) if rng.random() < 0.7 else 0
+        if min(extents) + 2 * padding < dilation * (window - 1) + 1:
+            padding = dilation * (window // 2)
+        c_y = pick(CHANNELS)
+        divisors = tuple(g for g in (2, 4, c_x) if g > 1 and c_x % g == 0 and c_y % g == 0)
+        groups = pick(divisors) if divisors and rng.random() < 0.15 else 1
+        geometry = {"padding": padding, "stride": stride, "dilation": dilation, "groups": groups}
+        y = (c_y, *windowed(extents, window, padding, stride, dilation))
+        return geometry, (c_y, c_x // groups, *[window] * len(extents)), y
 
 
 def convolution_flops(w: Shape, y: Shape, groups: int) -> float:
@@ -96,118 +107,118 @@ def convolution_flops(w: Shape, y: Shape, groups: int) -> float:
     return 2.0 * math.prod(y[1:]) * math.prod(w[2:]) * groups * math.prod(steps)
 
 
-def _pooling(rng: Generator, extents: Shape) -> tuple[dict[str, Any], Shape]:
+def _pooling(of: Shapes, extents: Shape) -> tuple[dict[str, Any], Shape]:
     """Draw (arguments, extents of y) of a pooling."""
-    window = pick(rng, (2, 3))
-    stride = window if rng.random() < 0.6 else pick(rng, (1, 2))
-    padding = 1 if window == 3 and rng.random() < 0.5 else 0
-    geometry = {"window": window, "mode": pick(rng, POOLINGS), "padding": padding, "stride": stride}
+    window = of.pick((2, 3))
+    stride = window if of.rng.random() < 0.6 else of.pick((1, 2))
+    padding = 1 if window == 3 and of.rng.random() < 0.5 else 0
+    geometry = {"window": window, "mode": of.pick(POOLINGS), "padding": padding, "stride": stride}
     return geometry, windowed(extents, window, padding, stride)
 
 
-def _convolving(rng: Generator) -> tuple[Sketch, Shape, Shape]:
+def _convolving(of: Shapes) -> tuple[Sketch, Shape, Shape]:
     """What all convolutions share: (sketch with w, shape of x, shape of y)."""
-    x = image(rng)
-    geometry, w, y = _convolution(rng, x[0], x[1:])
+    x = of.image()
+    geometry, w, y = of.convolution(x[0], x[1:])
     flops = convolution_flops(w, y, geometry["groups"])
     return Sketch({}, {}, {"w": w}, {}, geometry, [], flops, {"w": "filters"}), x, y
 
 
-def convolution_forward(rng: Generator) -> Sketch:
-    sketch, x, y = _convolving(rng)
+def convolution_forward(of: Shapes) -> Sketch:
+    sketch, x, y = _convolving(of)
     sketch.data, sketch.results = {"x": x}, {"y": y}
     return sketch
 
 
-def convolution_add_activation_forward(rng: Generator) -> Sketch:
-    sketch, x, y = _convolving(rng)
+def convolution_add_activation_forward(of: Shapes) -> Sketch:
+    sketch, x, y = _convolving(of)
     sketch.data, sketch.results = {"x": x}, {"y": y}
     sketch.vectors["b"] = y[:1]
-    sketch.arguments["activation"] = pick(rng, ACTIVATIONS)
+    sketch.arguments["activation"] = of.pick(ACTIVATIONS)
     return sketch
 
 
-def convolution_add_activation_pooling_forward(rng: Generator) -> Sketch:
-    sketch = convolution_add_activation_forward(rng)
+def convolution_add_activation_pooling_forward(of: Shapes) -> Sketch:
+    sketch = convolution_add_activation_forward(of)
     y = sketch.results["y"]
-    pooled, extents = _pooling(rng, y[1:])
+    pooled, extents = _pooling(of, y[1:])
     sketch.results = {"y": (y[0], *extents)}
     renamed = {"padding": "pooling_padding", "stride": "pooling_stride"}
     sketch.arguments |= {renamed.get(name, name): value for name, value in pooled.items()}
     return sketch
 
 
-def convolution_backward_data(rng: Generator) -> Sketch:
-    sketch, x, y = _convolving(rng)
+def convolution_backward_data(of: Shapes) -> Sketch:
+    sketch, x, y = _convolving(of)
     sketch.data, sketch.results = {"dy": y}, {"dx": x}
     return sketch
 
 
-def convolution_backward_filter(rng: Generator) -> Sketch:
-    sketch, x, y = _convolving(rng)
+def convolution_backward_filter(of: Shapes) -> Sketch:
+    sketch, x, y = _convolving(of)
     sketch.data, sketch.sums = {"x": x, "dy": y}, {"dw": sketch.vectors.pop("w")}
     return sketch
 
 
-def convolution_add_activation_backward(rng: Generator) -> Sketch:
-    sketch, x, y = _convolving(rng)
+def convolution_add_activation_backward(of: Shapes) -> Sketch:
+    sketch, x, y = _convolving(of)
     sketch.data, sketch.results = {"x": x, "y": y, "dy": y}, {"dx": x}
     sketch.sums = {"dw": sketch.vectors["w"], "db": y[:1]}
     sketch.flops *= 2
     return sketch
 
 
-def convolution_backward_bias(rng: Generator) -> Sketch:
-    x = image(rng)
+def convolution_backward_bias(of: Shapes) -> Sketch:
+    x = of.image()
     return Sketch({"dy": x}, sums={"db": x[:1]})
 
 
-def add_tensor(rng: Generator) -> Sketch:
-    x = image(rng)
-    if rng.random() < 0.3:
+def add_tensor(of: Shapes) -> Sketch:
+    x = of.image()
+    if of.rng.random() < 0.3:
         return Sketch({"b": x, "y": x}, {"out": x})
     return Sketch({"y": x}, {"out": x}, {"b": x[:1]})
 
 
-def activation_forward(rng: Generator) -> Sketch:
-    x = image(rng)
-    return Sketch({"x": x}, {"y": x}, arguments={"mode": pick(rng, ACTIVATIONS)})
+def activation_forward(of: Shapes) -> Sketch:
+    x = of.image()
+    return Sketch({"x": x}, {"y": x}, arguments={"mode": of.pick(ACTIVATIONS)})
 
 
-def activation_backward(rng: Generator) -> Sketch:
-    x, mode = image(rng), pick(rng, ACTIVATIONS)
+def activation_backward(of: Shapes) -> Sketch:
+    x, mode = of.image(), of.pick(ACTIVATIONS)
     names = ("y", "dy", "x") if mode in ("swish", "gelu") else ("y", "dy")
     return Sketch(dict.fromkeys(names, x), {"dx": x}, arguments={"mode": mode})
 
 
-def pooling_forward(rng: Generator) -> Sketch:
-    x = image(rng)
-    geometry, extents = _pooling(rng, x[1:])
+def pooling_forward(of: Shapes) -> Sketch:
+    x = of.image()
+    geometry, extents = _pooling(of, x[1:])
     return Sketch({"x": x}, {"y": (x[0], *extents)}, arguments=geometry)
 
 
-def pooling_backward(rng: Generator) -> Sketch:
-    x = image(rng)
-    geometry, extents = _pooling(rng, x[1:])
+def pooling_backward(of: Shapes) -> Sketch:
+    x = of.image()
+    geometry, extents = _pooling(of, x[1:])
     y = (x[0], *extents)
     sketch = Sketch({"y": y, "dy": y, "x": x}, {"dx": x}, arguments=geometry)
     sketch.fills["y"] = "pooled"
     return sketch
 
 
-def _softmax(rng: Generator) -> dict[str, Any]:
-    mode = "channel" if rng.random() < 0.6 else "instance"
-    return {"mode": mode, "algorithm": pick(rng, ("accurate", "log"))}
+def _softmax(of: Shapes) -> dict[str, Any]:
+    mode = "channel" if of.rng.random() < 0.6 else "instance"
+    return {"mode": mode, "algorithm": of.pick(("accurate", "log"))}
 
 
-def softmax_forward(rng: Generator) -> Sketch:
-    x = image(rng)
-    return Sketch({"x": x}, {"y": x}, arguments=_softmax(rng))
+def softmax_forward(of: Shapes) -> Sketch:
+    x = of.image()
+    return Sketch({"x": x}, {"y": x}, arguments=_softmax(of))
 
 
-def softmax_backward(rng: Generator) -> Sketch:
-    x = image(rng)
-    return Sketch({"y": x, "dy": x}, {"dx": x}, arguments=_softmax(rng))
+def softmax_backward(of: Shapes) -> Sketch:
+    x = of.image()
+    return Sketch({"y": x, "dy": x}, {"dx": x}, arguments=_softmax(of))
 
 
 def _normalising(x: Shape, names: tuple[str, ...], positive: tuple[str, ...]) -> Sketch:
@@ -217,22 +228,22 @@ def _normalising(x: Shape, names: tuple[str, ...], positive: tuple[str, ...]) ->
     return sketch
 
 
-def batch_normalization_forward_training(rng: Generator) -> Sketch:
-    x = image(rng)
+def batch_normalization_forward_training(of: Shapes) -> Sketch:
+    x = of.image()
     sketch = _normalising(x, ("scale", "bias"), ("scale",))
     sketch.sums = dict.fromkeys(("saved_mean", "saved_inverse_variance"), x[:1])
     sketch.wide |= set(sketch.sums)
     return sketch
 
 
-def batch_normalization_forward_inference(rng: Generator) -> Sketch:
+def batch_normalization_forward_inference(of: Shapes) -> Sketch:
     names = ("scale", "bias", "mean", "variance")
-    return _normalising(image(rng), names, ("scale", "variance"))
+    return _normalising(of.image(), names, ("scale", "variance"))
 
 
-def batch_normalization_backward(rng: Generator) -> Sketch:
-    x = image(rng)
-    saved = ("saved_mean", "saved_inverse_variance") if rng.random() < 0.6 else ()
+def batch_normalization_backward(of: Shapes) -> Sketch:
+    x = of.image()
+    saved = ("saved_mean", "saved_inverse_variance") if of.rng.random() < 0.6 else ()
     sketch = _normalising(x, ("scale", *saved), ("scale", *saved[1:]))
     sketch.data, sketch.results = {"x": x, "dy": x}, {"dx": x}
     sketch.sums = {"dscale": x[:1], "dbias": x[:1]}
@@ -240,39 +251,39 @@ def batch_normalization_backward(rng: Generator) -> Sketch:
     return sketch
 
 
-def chain_forward(rng: Generator) -> Sketch:
+def chain_forward(of: Shapes) -> Sketch:
     """Three to six operations: a convolution, what mostly follows one, and another now and then."""
-    x = image(rng)
+    x = of.image()
     sketch, shape = Sketch({"x": x}), x
-    for at in range(int(rng.integers(3, 7))):
+    for at in range(int(of.rng.integers(3, 7))):
         before = sketch.operations[-1][0] if at else ""
         if before == "Convolution":
-            kind = pick(rng, ("AddTensor", "BatchNormalization"))
+            kind = of.pick(("AddTensor", "BatchNormalization"))
         elif before in ("AddTensor", "BatchNormalization"):
             kind = "Activation"
-        elif at == 0 or rng.random() < 0.6 or before == "Pooling" or min(shape[1:]) < 4:
+        elif at == 0 or of.rng.random() < 0.6 or before == "Pooling" or min(shape[1:]) < 4:
             kind = "Convolution"
         else:
             kind = "Pooling"
-        shape = _append(rng, sketch, f"operations[{at}].", kind, shape)
+        shape = _append(of, sketch, f"operations[{at}].", kind, shape)
     sketch.results = {"y": shape}
     return sketch
 
 
-def _append(rng: Generator, sketch: Sketch, prefix: str, kind: str, shape: Shape) -> Shape:
+def _append(of: Shapes, sketch: Sketch, prefix: str, kind: str, shape: Shape) -> Shape:
     """Add an operation to a chain; return the shape that it gives."""
     if kind == "Convolution":
-        geometry, w, y = _convolution(rng, shape[0], shape[1:])
+        geometry, w, y = of.convolution(shape[0], shape[1:])
         sketch.vectors[f"{prefix}w"], sketch.fills[f"{prefix}w"] = w, "filters"
         sketch.flops += convolution_flops(w, y, geometry["groups"])
         sketch.operations.append((kind, geometry))
         return y
     if kind == "Pooling":
-        geometry, extents = _pooling(rng, shape[1:])
+        geometry, extents = _pooling(of, shape[1:])
         sketch.operations.append((kind, geometry))
         return (shape[0], *extents)
     if kind == "Activation":
-        sketch.operations.append((kind, {"mode": pick(rng, ACTIVATIONS)}))
+        sketch.operations.append((kind, {"mode": of.pick(ACTIVATIONS)}))
         return shape
     names = ("b",) if kind == "AddTensor" else ("scale", "bias", "mean", "variance")
     vectors = {f"{prefix}{name}": shape[:1] for name in names}
@@ -285,7 +296,7 @@ def _append(rng: Generator, sketch: Sketch, prefix: str, kind: str, shape: Shape
 
 
 #: What draws a sketch, by public function.
-SKETCHES: Mapping[str, Callable[[Generator], Sketch]] = {
+SKETCHES: Mapping[str, Callable[[Shapes], Sketch]] = {
     sketch.__name__: sketch
     for sketch in (
         convolution_forward,

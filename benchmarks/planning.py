@@ -1,48 +1,55 @@
 """How long planning takes, and how near the best the splits are that the planner finds.
 
-Every public function, a chain of twenty operations, VGG-16's, and chains that memory is so short
-for that they are cut, each planned for a machine that need not be at hand: the time is that of the
-search, for a problem not seen before. And calls drawn at random, of all functions, placements and
-limits: predicted seconds of what the planner finds, over the fewest that whole lines through the
-grid of 24 sizes an axis lead to from many splits, each priced exactly. That judge shares the prices
-with the planner, and neither its estimates nor its choice of what to price.
+Over a thousand calls (`planning_problems`), planned for a machine that need not be at hand. Some
+are timed as first plans, of which nothing is remembered. All are judged: predicted seconds of what
+the planner finds, over the fewest that whole lines through the grid of 24 sizes an axis lead to
+from many splits, each priced exactly, in every memory order. That judge shares the prices with the
+planner, and neither its estimates nor its choice of what to price. A chain that is cut is judged
+run by run.
+
+    python -m benchmarks.planning --jobs 2
+    python -m benchmarks.planning --first 300 --count 100 --output /tmp/part
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
 from benchmarks import common
+from benchmarks.accuracy_records import planned_for
+from benchmarks.accuracy_summary import rounded
 from benchmarks.chain_vgg import LAYERS
-from benchmarks.planning_problems import arguments, drawn_sizes, problems, request
+from benchmarks.planning_problems import MACHINE, feasible, network_of, problem, problems
 from benchmarks.searches import Prices, descended
 from ooc_cudnn import operations
-from ooc_cudnn.errors import PlanInfeasibleError
+from ooc_cudnn.functions.chain_planning import forget_plans
 from ooc_cudnn.functions.plan import plan
-from ooc_cudnn.functions.public import FUNCTIONS
-from ooc_cudnn.pricing.planner import make_plan
 from ooc_cudnn.pricing.request import LARGEST_BATCH, Request
 from ooc_cudnn.pricing.search import Search, even_sizes
 from ooc_cudnn.tensor import TensorSpec
 from perfmodel import Split
 
 NAME = "planning"
-MACHINE = "h200"
 #: Seconds of a first plan of a function: 90th percentile, and the longest.
 FUNCTION_SECONDS, LONGEST_SECONDS = 0.050, 0.150
 #: Predicted seconds of what the planner finds, over those of the best: of 99 in 100, and of all.
 NEAR_THE_BEST, ALWAYS = 1.01, 1.03
-#: Problems of each function that are judged, and splits at random that the judge starts from.
-JUDGED, STARTS = 56, 6
+#: Problems whose first plan is timed.
+TIMED = 400
+#: The judge starts from so many splits, the best of those drawn at random.
+STARTS, TRIED = 6, 64
 #: Piece sizes of an axis that the judge tries.
 JUDGED_SIZES = 24
+#: How far the sum of a float64 may be off: what is found is no faster than the best by more.
+ROUNDING = 1e-6
 
 
 def layers(count: int | None, c_x: int) -> list[Any]:
@@ -58,46 +65,39 @@ def layers(count: int | None, c_x: int) -> list[Any]:
     return made[:count]
 
 
-def timed(calls: Iterator[Callable[[], Any]]) -> tuple[list[float], list[bool]]:
-    """Processor seconds of calls that all differ, and which found anything; the first warms up."""
-    next(calls)()
-    seconds, found = [], []
-    for call in calls:
-        begin = time.process_time()
-        found.append(bool(call()))
-        seconds.append(time.process_time() - begin)
-    return seconds, found
+def timed(call: Callable[[], Any]) -> float:
+    """Processor seconds of a call, nothing remembered."""
+    forget_plans()
+    begin = time.process_time()
+    call()
+    return time.process_time() - begin
 
 
 def functions_planned(report: common.Report) -> None:
-    """A first plan of one function: problems drawn at random, nothing remembered of them."""
-    count = 3 if report.arguments.quick else 24
-    spent, longest = list[float](), dict[str, Any]()
-    for at, function in enumerate(FUNCTIONS):
-        random, made = np.random.default_rng((1, at)), []
-        for _ in range(count):
-            given = arguments(function, drawn_sizes(random))
-            share = float(np.exp(random.uniform(np.log(0.05), 0.0)))
-            made.append(request(function, share, MACHINE, **given))
-        seconds, fits = timed(partial(_search, each) for each in made)
-        spent += seconds
-        longest[function] = {"median": float(np.median(seconds)), "longest": max(seconds)}
-        longest[function]["fits"] = sum(fits)
-    report.measure("seconds of a first plan", longest)
-    median, ninety, most = (float(np.quantile(spent, q)) for q in (0.5, 0.9, 1.0))
-    report.claim("a first plan of a function, median", 1e3 * median, unit="ms")
-    for name, found, bound in (
-        ("90th percentile", ninety, FUNCTION_SECONDS), ("the longest", most, LONGEST_SECONDS),
-    ):  # fmt: skip
-        report.claim(f"a first plan of a function, {name}", 1e3 * found, "<=", 1e3 * bound, "ms")
-
-
-def _search(made: Request) -> bool:
-    """Search, and return whether anything fits: that nothing does is an answer, too."""
-    with suppress(PlanInfeasibleError):
-        make_plan(made)
-        return True
-    return False
+    """First plans of calls, under limits that admit one."""
+    spent: dict[str, list[float]] = {}
+    for index in range(10 if report.quick else TIMED):
+        drawn = problem(index)
+        found = feasible(drawn)  # warms up, too
+        if found is not None:
+            seconds = timed(partial(planned_for, drawn, MACHINE, found[1]))
+            spent.setdefault(drawn.function, []).append(seconds)
+    report.measure(
+        "seconds of a first plan",
+        {name: {"median": float(np.median(each)), "longest": max(each)}
+         for name, each in sorted(spent.items())},
+    )  # fmt: skip
+    chains = spent.pop("chain_forward", [])
+    for name, all_seconds, bounds in (
+        ("a function", [*chain.from_iterable(spent.values())], (FUNCTION_SECONDS, LONGEST_SECONDS)),
+        ("a short chain", chains, (None, None)),
+    ):
+        labels = (("median", 0.5), ("90th percentile", 0.9), ("the longest", 1.0))
+        for (label, share), bound in zip(labels, (None, *bounds), strict=True):
+            if all_seconds:
+                held = () if bound is None else ("<=", 1e3 * bound)
+                found_ms = 1e3 * float(np.quantile(all_seconds, share))
+                report.claim(f"a first plan of {name}, {label}", found_ms, *held, unit="ms")
 
 
 def chains_planned(report: common.Report) -> None:
@@ -110,17 +110,11 @@ def chains_planned(report: common.Report) -> None:
         ("a chain of twenty operations, little memory", 20, 2**26),
         (f"VGG-16's {whole} operations, little memory", whole, 2**26),
     ):
-        extents = [256 + 32 * at for at in range(2 if quick else 6)]
-
-        def calls(count: int = count, limit: int = limit, extents: Any = extents) -> Iterator[Any]:
-            for extent in extents:
-                x = TensorSpec((4, 3, extent, extent))
-                chain = layers(count, 3)
-                yield lambda x=x, chain=chain: plan(
-                    "chain_forward", machine=MACHINE, memory_limit=limit, x=x, operations=chain
-                )
-
-        seconds, _ = timed(calls())
+        seconds = []
+        for extent in range(256, 320 if quick else 448, 32):
+            given = {"x": TensorSpec((4, 3, extent, extent)), "operations": layers(count, 3)}
+            seconds.append(timed(partial(plan, "chain_forward", machine=MACHINE,
+                                         memory_limit=limit, **given)))  # fmt: skip
         median = float(np.median(seconds))
         report.measure(f"{name}: seconds to plan", {"median": median, "calls": seconds})
         report.claim(f"planning {name}", 1e3 * median, unit="ms")
@@ -128,52 +122,83 @@ def chains_planned(report: common.Report) -> None:
 
 def quality(report: common.Report) -> None:
     """What the planner finds against what the judge does."""
-    quick = report.arguments.quick
-    ratios, worst, wrong = list[float](), list[dict[str, Any]](), 0
-    count = report.arguments.judged or (1 if quick else JUDGED)
-    for function, share, made in problems(tuple(FUNCTIONS), count, 2, MACHINE, small=quick):
-        ratio = found_over_best(made, len(ratios))
-        if ratio is None:
-            continue
-        wrong += ratio < 1 - 1e-6
-        ratios.append(ratio)
-        worst.append({"function": function, "share": share, "found over best": ratio,
-                      "extents": made.chain.extents.to_json()})  # fmt: skip
-    worst.sort(key=lambda each: -each["found over best"])
-    report.measure("the worst splits", worst[:20])
+    first, count = report.arguments.first, report.arguments.count
+    indices = range(len(problems()))[first:][: 18 if report.quick else count]
+    found = list[dict[str, Any]]()
+    with ProcessPoolExecutor(report.arguments.jobs) as pool:
+        for each in pool.map(judged, indices):
+            found.append(each)
+            ratio = f"{each['found over best']:.4f}"
+            beyond = " BEYOND" if each["found over best"] > NEAR_THE_BEST else ""
+            report.say(f"{ratio}{beyond} in {each['seconds']:.1f} s, {each['call']}")
+    ratios = np.array([each["found over best"] for each in found])
     report.measure("problems judged", len(ratios))
-    within = float(np.mean(np.array(ratios) <= NEAR_THE_BEST))
+    report.measure("seconds a problem", float(np.mean([each["seconds"] for each in found])))
+    for kind in ("function", "network"):
+        report.measure(f"the worst, by {kind}", {
+            name: max(each["found over best"] for each in found if each[kind] == name)
+            for name in sorted({each[kind] for each in found})
+        })  # fmt: skip
+    found.sort(key=lambda each: -each["found over best"])
+    report.measure("the worst splits", rounded(found[:20]), spoken="")
+    within = float(np.mean(ratios <= NEAR_THE_BEST))
     report.claim("share of problems within 1 % of the best", within, ">=", 0.99)
     report.claim("found over best, the worst", max(ratios), "<=", ALWAYS)
-    report.check("contents: none better than the best", {"ok": wrong == 0, "better": wrong})
+    better = int(np.count_nonzero(ratios < 1 - ROUNDING))
+    report.check("contents: none better than the best", {"ok": better == 0, "better": better})
 
 
-def found_over_best(made: Request, seed: int) -> float | None:
-    """Predicted seconds of the planner's split over the judge's; None where nothing fits."""
-    search, random = Search(made, made.layouts[0]), np.random.default_rng(seed)
-    found = search.best(made.memory_limit)
-    extents = made.chain.extents.to_json()
+def judged(index: int) -> dict[str, Any]:
+    """What the planner finds for a problem, over the best; of a chain that is cut, the worst run.
+
+    Raises
+    ------
+    RuntimeError
+        If there is no limit under which the call can run.
+    """
+    begin, drawn = time.perf_counter(), problem(index)
+    found = feasible(drawn)
+    if found is None:
+        raise RuntimeError(f"nothing fits, whatever the limit: {drawn}")
+    planned, limit = found
+    ratios = [
+        each.plan.seconds / best_seconds(each.request, each.plan.split, index)
+        for each in planned.parts
+    ]
+    return {
+        "index": index, "found over best": max(ratios), "seconds": time.perf_counter() - begin,
+        "call": str(drawn), "share": limit / drawn.nbytes, "parts": len(ratios),
+        "function": drawn.function, "network": network_of(index),
+    }  # fmt: skip
+
+
+def best_seconds(request: Request, found: Split, seed: int) -> float:
+    """Fewest predicted seconds that the judge finds, in any memory order, from `found`, too."""
+    best, random = float("inf"), np.random.default_rng(seed)
+    call, limit = request.chain, request.memory_limit
     sizes = {
-        axis: even_sizes(extents[axis], JUDGED_SIZES, LARGEST_BATCH if axis == "n" else extent)
-        if made.chain.may_cut(axis)
+        axis: even_sizes(extent, JUDGED_SIZES, LARGEST_BATCH if axis == "n" else extent)
+        if call.may_cut(axis)
         else (extent,)
-        for axis, extent in extents.items()
+        for axis, extent in call.extents.to_json().items()
     }
-    prices = Prices(search, made.memory_limit, sizes)
-    starts = [made.chain.extents, Split(**{a: min(s) for a, s in prices.sizes.items()})]
-    starts += [each.split for each in found[:1]]
-    for _ in range(STARTS):
-        starts.append(Split(**{a: int(random.choice(s)) for a, s in prices.sizes.items()}))
-    best = descended(prices, starts)
-    if not found:
-        return None if best == float("inf") else float("inf")
-    return found[0].seconds / best
+    corners = [found, call.extents, Split(**{axis: min(of) for axis, of in sizes.items()})]
+    tried = [
+        Split(**{axis: int(random.choice(of)) for axis, of in sizes.items()}) for _ in range(TRIED)
+    ]
+    for layout in request.different_layouts:
+        prices = Prices(Search(request, layout), limit, sizes)
+        seconds = dict(zip(tried, prices.all_seconds(tried), strict=True))
+        starts = [*corners, *sorted(seconds, key=seconds.__getitem__)[:STARTS]]
+        best = min(best, descended(prices, starts))
+    return best
 
 
 def body(report: common.Report) -> None:
     # first what is timed: the rest leaves hundreds of thousands of objects behind
-    functions_planned(report)
-    chains_planned(report)
+    if not report.arguments.first:
+        functions_planned(report)
+        chains_planned(report)
     quality(report)
 
 
@@ -182,7 +207,9 @@ def main(argv: list[str] | None = None) -> int:
     strict = ["--device", "host", "--strict"]
 
     def more(parser: Any) -> None:
-        parser.add_argument("--judged", type=int, help=f"problems a function; {JUDGED} by default")
+        parser.add_argument("--first", type=int, default=0, help="judge from this problem on")
+        parser.add_argument("--count", type=int, help="so many; by default all")
+        parser.add_argument("--jobs", type=int, default=1, help="so many side by side")
 
     status = common.run(NAME, body, __doc__, [*strict, *given], needs_card=False, more=more)
     return min(status, 1)

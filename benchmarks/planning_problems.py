@@ -1,176 +1,154 @@
-"""Calls to be planned: drawn at random from a seed, of every function that can be planned."""
+"""Calls to be planned: of every function, on the layers of networks and on shapes drawn at random.
+
+Each is a pure function of its index. Half are on the layers of VGG-16, of ResNet-50 and of networks
+of volumes, with batches of one to thousands; the others have shapes as `accuracy_sketches` draws
+them. Placements, dtypes and memory orders are those of `accuracy_draw`; limits go from a hundredth
+of the data to more than all of it, and now and then are the least with which a call runs.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
 
-from ooc_cudnn import operations
-from ooc_cudnn.functions.plan import plan_request
-from ooc_cudnn.pricing.request import Request
-from ooc_cudnn.tensor import TensorSpec
+from benchmarks.accuracy_draw import (
+    GIB,
+    MIB,
+    Drawn,
+    Scale,
+    arithmetic,
+    completed,
+    draw_of,
+    flops_by_kind,
+    placements_of,
+)
+from benchmarks.accuracy_records import planned_for
+from benchmarks.accuracy_sketches import SKETCHES, Shape, Shapes, windowed
+from benchmarks.chain_vgg import LAYERS
+from ooc_cudnn.errors import PlanInfeasibleError
+from ooc_cudnn.functions.planning import Planned
 
-PLENTY = 2**60
+MACHINE, SEED = "h200", 19
+#: Problems of each function whose shapes are drawn, and how large these are: no arithmetic is done.
+DRAWN = 20
+SCALE = Scale(MIB, 64 * GIB, 16 * GIB, flops_by_kind(*[math.inf] * 4))
+BATCHES = (1, 4, 16, 32, 64, 128, 256, 512, 1024, 4096)
+#: Limits over the bytes of all operands; and how many in a hundred are the least that will do.
+SHARES, LEAST = (0.01, 1.5), 0.1
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """n images of c_x channels, height x width; c_y channels out of a window, in groups."""
+class Layer:
+    """A convolution of x (c, spatial...), padded by half its window."""
 
-    n: int
-    c_x: int
+    x: Shape
     c_y: int
-    height: int
-    width: int
     window: int
-    groups: int
-    dtype: str
-    placement: str
+    stride: int = 1
 
 
-def drawn_sizes(random: np.random.Generator, *, small: bool = False) -> Sizes:
-    """Sizes of all magnitudes: many images or one, few channels or many, tall or flat."""
-
-    def between(low: float, high: float) -> int:
-        return round(float(np.exp(random.uniform(np.log(low), np.log(high)))))
-
-    groups = int(random.choice([1, 1, 1, 2, 4]))
-    most = 8 if small else 1024
-    pixels = between(1, 12 if small else 2048)
-    return Sizes(
-        n=between(1, 8 if small else 512),
-        c_x=groups * between(1, most / groups),
-        c_y=groups * between(1, most / groups),
-        height=pixels,
-        width=max(1, between(pixels / 2, pixels * 2)),
-        window=int(random.choice([1, 3, 3, 5])),
-        groups=groups,
-        dtype=str(random.choice(["float32", "float32", "float16"])),
-        placement=str(random.choice(["pinned", "pinned", "pageable"])),
-    )
+def _vgg() -> Iterator[Layer]:
+    c_x, extent = 3, 224
+    for c_y in LAYERS:
+        if c_y:
+            yield Layer((c_x, extent, extent), c_y, 3)
+            c_x = c_y
+        else:
+            extent //= 2
 
 
-def arguments(function: str, sizes: Sizes) -> dict[str, Any]:
-    """The arguments of a call of these sizes."""
-    made: Callable[..., dict[str, Any]] = _MAKERS[function]
-    return made(sizes)
+VGG = tuple(_vgg())
+RESNET = (
+    Layer((3, 224, 224), 64, 7, 2),
+    Layer((64, 56, 56), 64, 1),
+    Layer((64, 56, 56), 64, 3),
+    Layer((64, 56, 56), 256, 1),
+    Layer((256, 56, 56), 128, 1),
+    Layer((256, 56, 56), 512, 1, 2),
+    Layer((128, 56, 56), 128, 3, 2),
+    Layer((512, 28, 28), 256, 1),
+    Layer((256, 28, 28), 256, 3, 2),
+    Layer((256, 14, 14), 1024, 1),
+    Layer((1024, 14, 14), 2048, 1, 2),
+    Layer((512, 14, 14), 512, 3, 2),
+    Layer((512, 7, 7), 2048, 1),
+)
+VOLUMES = (
+    Layer((3, 16, 112, 112), 64, 3),
+    Layer((64, 16, 56, 56), 128, 3),
+    Layer((256, 8, 28, 28), 256, 3),
+    Layer((512, 2, 7, 7), 512, 3),
+    Layer((1, 256, 256, 256), 32, 3),
+    Layer((32, 128, 128, 128), 64, 3, 2),
+    Layer((3, 64, 224, 224), 64, 7, 2),
+    Layer((128, 32, 32, 32), 128, 1),
+)
 
 
-def request(function: str, share: float, machine: str, **given: Any) -> Request:
-    """What is to be planned under a share of the data, as the planner sees it."""
-    made = plan_request(function, machine=machine, memory_limit=PLENTY, **given)
-    data = sum(spec.nbytes for spec in made.specs.values())
-    return replace(made, memory_limit=max(1, int(share * data)))
+class OfLayer(Shapes):
+    """The shapes of a layer, where sketches ask for any."""
+
+    def __init__(self, rng: np.random.Generator, layer: Layer) -> None:
+        super().__init__(rng)
+        self.layer = layer
+
+    def image(self) -> Shape:
+        return self.layer.x
+
+    def convolution(self, c_x: int, extents: Shape) -> tuple[dict[str, Any], Shape, Shape]:
+        window, stride, c_y = self.layer.window, self.layer.stride, self.layer.c_y
+        geometry = {"padding": window // 2, "stride": stride, "dilation": 1, "groups": 1}
+        y = (c_y, *windowed(extents, window, window // 2, stride))
+        return geometry, (c_y, c_x, *[window] * len(extents)), y
 
 
-def problems(
-    functions: tuple[str, ...], count: int, seed: int, machine: str, *, small: bool = False
-) -> Iterator[tuple[str, float, Request]]:
-    """So many calls of each function: (function, share of the data that is the limit, request)."""
-    for at, function in enumerate(functions):
-        random = np.random.default_rng((seed, at))
-        for _ in range(count):
-            share = float(np.exp(random.uniform(np.log(0.005), 0.0)))
-            given = arguments(function, drawn_sizes(random, small=small))
-            yield function, share, request(function, share, machine, **given)
+@cache
+def problems() -> tuple[tuple[str, Layer | None], ...]:
+    """Every problem as (function, its layer), mixed; what convolves meets each layer twice."""
+    found: list[tuple[str, Layer | None]] = []
+    for function in SKETCHES:
+        convolves = "convolution" in function and "bias" not in function
+        times = 2 if convolves or function == "chain_forward" else 1
+        found += [(function, layer) for layer in (*VGG, *RESNET, *VOLUMES) * times]
+        found += [(function, None)] * DRAWN
+    order = np.random.default_rng(SEED).permutation(len(found))
+    return tuple(found[at] for at in order)
 
 
-def _spec(on: Sizes, *shape: int, placement: str = "") -> TensorSpec:
-    return TensorSpec(shape, on.dtype, placement or on.placement)
+def problem(index: int) -> Drawn:
+    """The call of a problem."""
+    function, layer = problems()[index]
+    rng = np.random.default_rng((SEED, index))
+    if layer is None:
+        drawn = draw_of(rng, function, SCALE)
+    else:
+        kind, where = arithmetic(rng), placements_of(rng)
+        sketch = SKETCHES[function](OfLayer(rng, layer))
+        drawn = completed(rng, function, sketch, int(rng.choice(BATCHES)), kind, where)
+    share = math.exp(rng.uniform(*map(math.log, SHARES)))
+    share = 0.0 if rng.random() < LEAST else round(share, 4)
+    return replace(drawn, seed=SEED, index=index, memory_share=share)
 
 
-def _x(on: Sizes) -> TensorSpec:
-    return _spec(on, on.n, on.c_x, on.height, on.width)
+def network_of(index: int) -> str:
+    """Where the layer of a problem is from."""
+    layer = problems()[index][1]
+    networks = {"VGG": VGG, "ResNet": RESNET, "volumes": VOLUMES}
+    return next((name for name, layers in networks.items() if layer in layers), "drawn")
 
 
-def _y(on: Sizes) -> TensorSpec:
-    return _spec(on, on.n, on.c_y, on.height, on.width)
-
-
-def _w(on: Sizes) -> TensorSpec:
-    return _spec(on, on.c_y, on.c_x // on.groups, on.window, on.window)
-
-
-def _geometry(on: Sizes) -> dict[str, Any]:
-    return {"padding": on.window // 2, "groups": on.groups}
-
-
-def _vector(on: Sizes, channels: int) -> TensorSpec:
-    return TensorSpec((channels,), "float32", "device")
-
-
-def _bias(on: Sizes) -> TensorSpec:
-    return _spec(on, on.c_y, placement="device")
-
-
-def _pooled(on: Sizes) -> TensorSpec:
-    half = [(extent + 1) // 2 for extent in (on.height, on.width)]
-    return _spec(on, on.n, on.c_x, *half)
-
-
-def _pooling(on: Sizes) -> dict[str, Any]:
-    """Windows of 2 whose padding makes up for odd extents."""
-    padding = tuple((0, extent % 2) for extent in (on.height, on.width))
-    return {"window": 2, "stride": 2, "padding": padding}
-
-
-def _chain(on: Sizes) -> dict[str, Any]:
-    w = _spec(on, on.c_y, on.c_x, on.window, on.window)
-    again = _spec(on, on.c_y, on.c_y, on.window, on.window)
-    padding = on.window // 2
-    return {
-        "x": _x(on),
-        "operations": [
-            operations.Convolution(w, padding=padding),
-            operations.AddTensor(_bias(on)),
-            operations.Activation("relu"),
-            operations.Convolution(again, padding=padding),
-        ],
-    }
-
-
-_MAKERS: dict[str, Callable[[Sizes], dict[str, Any]]] = {
-    "convolution_forward": lambda on: {"x": _x(on), "w": _w(on), **_geometry(on)},
-    "convolution_backward_data": lambda on: {"w": _w(on), "dy": _y(on), **_geometry(on)},
-    "convolution_backward_filter": lambda on: {
-        "x": _x(on), "dy": _y(on), "filter_shape": _w(on).shape, **_geometry(on)
-    },
-    "convolution_backward_bias": lambda on: {"dy": _y(on)},
-    "add_tensor": lambda on: {"b": _bias(on), "y": _y(on)},
-    "activation_forward": lambda on: {"x": _x(on)},
-    "activation_backward": lambda on: {"y": _x(on), "dy": _x(on)},
-    "pooling_forward": lambda on: {"x": _x(on), **_pooling(on)},
-    "pooling_backward": lambda on: {
-        "y": _pooled(on), "dy": _pooled(on), "x": _x(on), **_pooling(on)
-    },
-    "softmax_forward": lambda on: {"x": _x(on), "mode": "instance"},
-    "softmax_backward": lambda on: {"y": _x(on), "dy": _x(on)},
-    "batch_normalization_forward_training": lambda on: {
-        "x": _x(on), "scale": _vector(on, on.c_x), "bias": _vector(on, on.c_x)
-    },
-    "batch_normalization_forward_inference": lambda on: {
-        "x": _x(on),
-        **{name: _vector(on, on.c_x) for name in ("scale", "bias", "mean", "variance")},
-    },
-    "batch_normalization_backward": lambda on: {
-        "x": _x(on),
-        "dy": _x(on),
-        **{
-            name: _vector(on, on.c_x)
-            for name in ("scale", "saved_mean", "saved_inverse_variance")
-        },
-    },
-    "convolution_add_activation_forward": lambda on: {
-        "x": _x(on), "w": _w(on), "b": _bias(on), **_geometry(on)
-    },
-    "convolution_add_activation_pooling_forward": lambda on: {
-        "x": _x(on), "w": _w(on), "b": _bias(on), **_geometry(on), "window": 1
-    },
-    "convolution_add_activation_backward": lambda on: {
-        "x": _x(on), "w": _w(on), "y": _y(on), "dy": _y(on), **_geometry(on)
-    },
-    "chain_forward": _chain,
-}  # fmt: skip
+def feasible(drawn: Drawn) -> tuple[Planned, int] | None:
+    """The plan of a call and its limit, raised to the least that will do; None if none will."""
+    limit = drawn.memory_limit
+    while True:
+        try:
+            return planned_for(drawn, MACHINE, limit), limit
+        except PlanInfeasibleError as error:
+            if error.smallest_bytes is None or error.smallest_bytes <= limit:
+                return None
+            limit = error.smallest_bytes
