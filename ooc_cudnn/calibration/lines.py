@@ -13,6 +13,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from ooc_cudnn.devices.base import Device
+from ooc_cudnn.devices.machines import shipped_for
 from perfmodel import (
     ComputeModel,
     Fit,
@@ -53,7 +54,7 @@ class LineFitter:
 
     def __init__(self, device: Device, earlier: MachineModel | None) -> None:
         self.device, self.earlier = device, earlier
-        self.shipped = shipped("host" if device.kind == "host" else "h200")
+        self.shipped = shipped(shipped_for(device))
         #: Of each line that was asked for, as `MachineModel` has it.
         self.quality: dict[str, dict[str, float]] = {}
 

@@ -19,6 +19,9 @@ from perfmodel import MachineFileError, MachineModel, shipped, shipped_names
 #: Entries of an identity that do not tell one machine from another.
 _INCIDENTAL = ("device_bytes", "note")
 
+#: Shipped profiles of cards that were measured. The first stands in for all other cards.
+MEASURED = ("h200", "h100")
+
 _loaded: dict[tuple[str, int], MachineModel] = {}
 _shipped: dict[str, MachineModel] = {}
 #: Models that were asked for and devices they were compared with.
@@ -104,7 +107,7 @@ def machine_for(
         _compare(model, device)
         return model
     path = machine_path(device.identity())
-    default = "host" if device.kind == "host" else "h200"
+    default = shipped_for(device)
     try:
         model = _load_once(path)
         _check_identity(model, device.identity(), path)
@@ -133,6 +136,14 @@ def calibrated_before(device: Device) -> MachineModel | None:
     except (MachineFileError, OSError):
         return None
     return model
+
+
+def shipped_for(device: Device) -> str:
+    """Return the name of the shipped profile of a device: that of its GPU, or of the nearest."""
+    if device.kind == "host":
+        return "host"
+    gpu = device.identity().get("gpu", "").lower()
+    return next((name for name in MEASURED if name in gpu), MEASURED[0])
 
 
 def _shipped_once(name: str) -> MachineModel:

@@ -67,7 +67,7 @@ def test_what_takes_as_long_whatever_its_size_has_no_rate(model):
     assert "B/s" not in found
 
 
-@pytest.mark.parametrize("name", ["h200", "host", "p100"])
+@pytest.mark.parametrize("name", ["h200", "h100", "host", "p100"])
 def test_no_rate_of_a_shipped_machine_is_beyond_what_there_is(name):
     text = report(shipped(name))
     rates = [(float(rate), unit) for rate, unit in re.findall(r"([\d.]+) (\w+/s)", text)]

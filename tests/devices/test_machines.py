@@ -62,6 +62,16 @@ def test_without_one_the_shipped_is_taken_and_said_once(device):
         assert machine_for(device, None) == H200
 
 
+@pytest.mark.parametrize(
+    ("gpu", "name"),
+    [("NVIDIA H200", "h200"), ("NVIDIA H100 80GB HBM3", "h100"), ("NVIDIA A100-SXM4-80GB", "h200")],
+)
+def test_the_shipped_one_is_that_of_the_card_or_of_the_h200(monkeypatch, device, gpu, name):
+    monkeypatch.setattr(device, "identity", lambda: {"gpu": gpu})
+    with pytest.warns(UserWarning, match=f"shipped figures of '{name}'"):
+        assert machine_for(device, None) == shipped(name)
+
+
 OLD = json.dumps({**H200.to_json(), "version": 1})
 NEW = json.dumps({**H200.to_json(), "version": 99})
 
