@@ -12,6 +12,8 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
+from ooc_cudnn.functions.chain_planning import forget_plans
+from ooc_cudnn.pricing import table as pricing_table
 from perfmodel import ComputeModel, Line, MachineModel, TransferModel
 from perfmodel.samples import fit_scaled
 
@@ -114,6 +116,7 @@ def _turning(of: Callable[[str], bool]) -> Callable[..., Any]:
 REPLACED: Mapping[str, tuple[Any, str, Any]] = {
     "turning": (TransferModel, "turn_seconds", _turning(lambda where: where != "disk")),
     "filing": (TransferModel, "turn_seconds", _turning(lambda where: where == "disk")),
+    "meeting": (pricing_table, "_meeting", lambda copies: (0.0, 0.0)),
 }
 
 
@@ -128,8 +131,11 @@ def dropped(term: str, machine: MachineModel) -> Iterator[MachineModel]:
     """A machine model without a term, while everything is priced without it."""
     if term in REPLACED:
         owner, name, instead = REPLACED[term]
+        # plans are remembered by the data of a model, which is the same
+        forget_plans()
         with mock.patch.object(owner, name, instead):
             yield machine
+        forget_plans()
     elif term in TERMS:
         yield TERMS[term](machine)
     elif term in terms_of(machine):

@@ -32,7 +32,7 @@ from ooc_cudnn.pipeline.schedule import plan_schedule
 from ooc_cudnn.pipeline.simulate import Replayed
 from ooc_cudnn.pricing.plan import Plan
 from ooc_cudnn.pricing.request import Request
-from ooc_cudnn.pricing.search import Search
+from ooc_cudnn.pricing.search import Priced, Search
 
 #: Where calls that were measured are kept.
 RECORDS = ("model_accuracy_cuda_calls", "model_accuracy_cuda_splits", "model_accuracy_host")
@@ -40,15 +40,21 @@ RECORDS = ("model_accuracy_cuda_calls", "model_accuracy_cuda_splits", "model_acc
 DEEPEST = 129
 
 
-def seconds_of(request: Request, way: Way) -> float:
-    """Predicted seconds of a call in one way, by the closed form."""
+def priced(request: Request, way: Way) -> Priced:
+    """A call in one way, by the closed form."""
     search = Search(request, way.layout)
     for depth in range(1, DEEPEST):
         for whole in (True, False):
-            priced = search.with_rings(way.split, way.order, depth, whole)
-            if dict(priced.rings) == dict(way.rings):
-                return priced.seconds
+            found = search.with_rings(way.split, way.order, depth, whole)
+            if dict(found.rings) == dict(way.rings):
+                return found
     raise ValueError(f"no rings of this call are {way.rings}")
+
+
+def kind_of(call: Measured, found: Priced) -> str:
+    """The kind of a call; those whose pieces take turns, in rings of one slot, apart."""
+    alone = found.stages.one_slot and found.split != call.planned[0].chain.extents
+    return f"{call.kind}, one slot" if alone else call.kind
 
 
 def replayed_seconds(request: Request, plan: Plan, way: Way) -> float:
@@ -61,6 +67,7 @@ class Repriced(NamedTuple):
     """A call or a split that ran, and what is predicted for it, over what it took."""
 
     call: Measured
+    kind: str
     closed_form: float
     replay: float = float("nan")
 
@@ -72,10 +79,9 @@ def repriced(calls: Sequence[Measured]) -> Iterator[Repriced]:
             continue
         request, plan = call.planned
         for run in call.runs:
-            yield Repriced(
-                call, seconds_of(request, run.way) / run.seconds,
-                replayed_seconds(request, plan, run.way) / run.seconds,
-            )  # fmt: skip
+            found = priced(request, run.way)
+            replay = replayed_seconds(request, plan, run.way) / run.seconds
+            yield Repriced(call, kind_of(call, found), found.seconds / run.seconds, replay)
 
 
 def errors(ratios: Sequence[float]) -> tuple[float, float]:
@@ -104,20 +110,19 @@ def without(term: str, calls: Sequence[Measured]) -> dict[str, Any]:
             if planned is None:
                 continue
             for run in call.runs:
-                ratio = seconds_of(planned[0], run.way) / run.seconds
-                ratios.setdefault(call.kind, []).append(ratio)
-        chosen, instead = (Way(p.split, p.order, p.rings, p.layout) for p in (whole[1], planned[1]))
-        share = 0.0
-        if instead != chosen:
-            share = seconds_of(whole[0], instead) / seconds_of(whole[0], chosen) - 1.0
-        worse.setdefault(call.kind, []).append(share if instead != chosen else np.nan)
+                found = priced(planned[0], run.way)
+                ratios.setdefault(kind_of(call, found), []).append(found.seconds / run.seconds)
+        ways = [Way(p.split, p.order, p.rings, p.layout) for p in (whole[1], planned[1])]
+        chosen, instead = (priced(whole[0], way) for way in ways)
+        loss = instead.seconds / chosen.seconds - 1.0 if ways[0] != ways[1] else np.nan
+        worse.setdefault(kind_of(call, chosen), []).append(loss)
     return {
         kind: dict(zip(("median", "p90"), errors(found), strict=True))
         | {
-            "plans": len(worse[kind]),
-            "other plans": int(np.count_nonzero(~np.isnan(worse[kind]))),
-            "mean loss": float(np.mean(np.nan_to_num(worse[kind]))),
-            "worst loss": float(np.max(np.nan_to_num(worse[kind]))),
+            "plans": len(losses := worse.get(kind, [])),
+            "other plans": int(np.count_nonzero(~np.isnan(losses))),
+            "mean loss": float(np.mean(np.nan_to_num(losses or [0.0]))),
+            "worst loss": float(np.max(np.nan_to_num(losses or [0.0]))),
         }
         for kind, found in ratios.items()
     }
@@ -127,7 +132,7 @@ def judged_whole(calls: Sequence[Measured]) -> dict[str, dict[str, float]]:
     """Errors of the whole model, by kind of call."""
     by_kind: dict[str, list[float]] = {}
     for each in repriced(calls):
-        by_kind.setdefault(each.call.kind, []).append(each.closed_form)
+        by_kind.setdefault(each.kind, []).append(each.closed_form)
     return {
         kind: dict(zip(("median", "p90"), errors(found), strict=True))
         for kind, found in by_kind.items()
@@ -160,8 +165,8 @@ def show(calls: Sequence[Measured], most: int) -> None:
     """Print errors of both predictors, and the calls that are furthest off."""
     found = list(repriced(calls))
     rows = []
-    for kind in dict.fromkeys(each.call.kind for each in found):
-        chosen = [each for each in found if each.call.kind == kind]
+    for kind in dict.fromkeys(each.kind for each in found):
+        chosen = [each for each in found if each.kind == kind]
         then = [each.call.then for each in chosen]
         figures = [errors(then), *(errors([getattr(e, by) for e in chosen]) for by in BY)]
         rows.append(
@@ -169,7 +174,7 @@ def show(calls: Sequence[Measured], most: int) -> None:
         )
     head = ("kind", "", "median then", "p90 then", "median now", "p90 now", "replay", "p90")
     print(table(head, rows))
-    calls_alone = [each for each in found if each.call.kind.endswith("calls")]
+    calls_alone = [each for each in found if "calls" in each.kind]
     for each in sorted(calls_alone, key=lambda e: -abs(e.closed_form - 1.0))[:most]:
         print(
             f"{each.closed_form:.2f} (replay {each.replay:.2f}, then {each.call.then:.2f})  "

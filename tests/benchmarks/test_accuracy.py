@@ -39,6 +39,7 @@ from ooc_cudnn.devices.machines import machine_path
 from ooc_cudnn.functions.plan import plan, planned_call
 from ooc_cudnn.functions.public import FUNCTIONS
 from ooc_cudnn.functions.target import Target
+from ooc_cudnn.pricing import table as pricing_table
 from ooc_cudnn.settings import current
 from ooc_cudnn.tensor import DTYPES, TensorSpec, numpy_dtype
 from perfmodel import TransferModel, shipped
@@ -375,6 +376,17 @@ def test_what_was_measured_is_priced_again(capsys):
     assert "median now" in capsys.readouterr().out
 
 
+def test_splits_whose_pieces_take_turns_are_told_apart():
+    record = model_accuracy.common.RESULTS / "model_accuracy_cuda_splits.json"
+    problems = list(itertools.islice(measured(record), 2, 4))
+    whole, found = reprice.judged_whole(problems), reprice.without("meeting", problems)
+    assert set(whole) == set(found) == {"card, splits", "card, splits, one slot"}
+    others, one_slot = "card, splits", "card, splits, one slot"
+    assert {name: found[others][name] for name in ("median", "p90")} == whole[others]
+    # a result leaves while the next piece comes in, there as well
+    assert found[one_slot]["median"] > 2 * whole[one_slot]["median"]
+
+
 def some_calls(count=6):
     """Calls of the stored record that are staged."""
     record = model_accuracy.common.RESULTS / "model_accuracy_cuda_calls.json"
@@ -386,8 +398,8 @@ def test_what_a_term_does_is_seen_without_it(tmp_path, capsys):
     calls = some_calls()
     whole = reprice.judged_whole(calls)
     found = reprice.without("latency of staged copies", calls)
-    assert set(found) == set(whole) == {"card, calls"}
-    assert found["card, calls"]["plans"] == len(calls)
+    assert set(found) == set(whole) == {"card, calls", "card, calls, one slot"}
+    assert sum(kind["plans"] for kind in found.values()) == len(calls)
     assert 0 < found["card, calls"]["other plans"] <= len(calls)
     # the whole model prefers what it chose
     assert 0.0 < found["card, calls"]["mean loss"] <= found["card, calls"]["worst loss"]
@@ -400,14 +412,20 @@ def test_what_a_term_does_is_seen_without_it(tmp_path, capsys):
 def test_every_term_can_be_dropped():
     machine = shipped("h200")
     names = terms_of(machine)
-    assert {"others in flight", "turning", "computing: wave_flops", "setup"} <= set(names)
+    assert {"others in flight", "turning", "meeting", "computing: wave_flops", "setup"} <= set(
+        names
+    )
     unchanged = set()
+
+    def code():
+        return TransferModel.turn_seconds, pricing_table._meeting
+
+    before = code()
     for name in names:
-        turn = TransferModel.turn_seconds
         with dropped(name, machine) as without:
-            if without == machine and TransferModel.turn_seconds is turn:
+            if without == machine and code() == before:
                 unchanged.add(name)
-        assert TransferModel.turn_seconds is turn
+        assert code() == before
     assert unchanged == {"loss to steps"}  # of which a card knows nothing
     with dropped("computing: wave_flops", machine) as without:
         for line in without.compute.lines.values():
