@@ -4,7 +4,8 @@ Knows nothing of arrays, devices or ooc_cudnn. One file for each concept:
 
 - `linear`: seconds = alpha * work + beta, fitted and predicted.
 - `samples`: what a line was fitted to.
-- `transfer`: the link, one way and duplex, by placement.
+- `transfer`: the link, one way and duplex, by placement; with `rows` (of memory, that lie apart),
+  `staging` (through slabs) and `slowdown` (what both directions lose to each other).
 - `work`, `compute`: operations, from the features of their work.
 - `machine`: all of it for one machine, with JSON there and back.
 - `split`: the paper's piece sizes.

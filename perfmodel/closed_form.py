@@ -1,7 +1,8 @@
 """Seconds of whole calls in the paper's closed form (section 4.3): one function, of arrays.
 
-A call is a row of numbers: what its stages take, alone and at their ends. The formula knows nothing
-of schedules, so it prices a hundred thousand splits at once; `replay` runs the steps of one.
+A call is a row of numbers: what its stages take, alone and at their ends. Comments have the paper's
+symbols: T_pre is `copy_in`, T_conv `compute`, T_off `copy_out`. The formula knows nothing of
+schedules, so it prices a hundred thousand splits at once; `replay` runs the steps of one.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ class Stages:
         What the slots of the slowest ring of plain memory take to be staged and copied, all of them
         side by side, as often as it needs: where staging takes long, a short ring binds.
     filing : float or array
-        The same of files. Such a call takes as long as the longer of both: the lines of files are
-        of copies that had to turn, too.
+        The same of files. A call takes as long as the longer of this and of all else, not more:
+        the lines of files are of copies that had to turn, too.
     lost : float or array
         What computing takes longer because copies run beside it.
     one_slot : bool or array
@@ -98,21 +99,22 @@ def closed_form(stages: Stages, slowdown: Slowdown = INDEPENDENT, overlap: bool 
     16.0
     """
     s = stages
-    # T = T_setup + T_in + T_compute + T_out
+    # T = T_setup + T_pre + T_conv + T_off
     in_turn = s.copy_in + s.compute + s.copy_out
     waits = np.maximum(s.issue, s.filing)
     if not overlap:
         return s.setup + np.maximum(np.maximum(in_turn, waits), s.turning)
-    copy_in, copy_out = _meeting(s, slowdown)
+    copy_in, copy_out = _both_ways(s, slowdown)
     # T = T_setup + max over stages of (fill before it + all of it + drain after it);
-    # for N equal pieces this is T_setup + (N - 1) * max(t_in, t_c, t_out) + t_in + t_c + t_out;
+    # for N equal pieces this is
+    # T_setup + (N - 1) * max(t_pre, t_conv, t_off) + t_pre + t_conv + t_off;
     # and the last copy out cannot start before it is issued
     overlapped = np.maximum(
         np.maximum(copy_in + s.last_compute, s.first_in + s.compute + s.lost),
         s.first_in + s.first_compute + copy_out - s.last_out,
     )
-    # T = T_setup + T_in + T_compute + T_out - what the directions do at once;
-    # for N equal pieces t_in + N * t_c + (N - 1) * max(t_in, t_out) + t_out
+    # T = T_setup + T_pre + T_conv + T_off - what the directions do at once;
+    # for N equal pieces t_pre + N * t_conv + (N - 1) * max(t_pre, t_off) + t_off
     together = np.maximum(*slowdown.together(s.meeting_in, s.meeting_out))
     taking_turns = in_turn - s.meeting_in - s.meeting_out + together
     longest = np.maximum(np.where(s.one_slot, taking_turns, overlapped), waits)
@@ -128,7 +130,7 @@ def binding_stage(stages: Stages, slowdown: Slowdown = INDEPENDENT) -> Stage:
     >>> binding_stage(Stages(4.0, 8.0, 4.0, 1.0, 2.0, 2.0, 1.0))
     'compute'
     """
-    copy_in, copy_out = _meeting(stages, slowdown)
+    copy_in, copy_out = _both_ways(stages, slowdown)
     seconds = (float(copy_in), float(stages.compute + stages.lost), float(copy_out))
     return STAGES[seconds.index(max(seconds))]
 
@@ -138,7 +140,7 @@ def copies_alone(stages: Stages) -> Stages:
     return replace(stages, compute=0.0, first_compute=0.0, last_compute=0.0, lost=0.0)
 
 
-def _meeting(s: Stages, slowdown: Slowdown) -> tuple[Any, Any]:
+def _both_ways(s: Stages, slowdown: Slowdown) -> tuple[Any, Any]:
     """Return when all copies in are done and how long all copies out take, slowing each other down.
 
     The first copy in has the link alone, since nothing is computed yet, and so has the last copy
@@ -151,7 +153,7 @@ def _meeting(s: Stages, slowdown: Slowdown) -> tuple[Any, Any]:
 
 
 def with_turning(seconds: Any, turning: Any) -> Any:
-    """Return what a call takes that takes so long without waiting for its rings to turn.
+    """Return the seconds of a call that would take `seconds` if it never waited for its rings.
 
     That is the longer of both where one is far less than the other. Where they are about equal, now
     the one is waited for and now the other: the cube root of the sum of cubes. (Chosen by the

@@ -44,8 +44,8 @@ class VirtualStep(NamedTuple):
     slabs : int
         What a staged copy goes through, of `SLABS` of its direction.
     turn : float
-        It is staged while what it waits for runs, and while those before it cross the link: it
-        starts so long after the one was begun, and after the slabs that it takes over are free.
+        Of a staged copy, what passes before it: it starts so long after the step that it waits for
+        began (it is staged while that runs), and after the slabs that it takes over are free.
     """
 
     stream: str
@@ -153,8 +153,8 @@ def _queued(
 ) -> tuple[list[list[int]], list[tuple[int, ...]], dict[int, int]]:
     """Return the steps of each stream, for which steps each waits, and whose slabs it takes over.
 
-    Of each stream the first step is the last here; and of all steps of a stream that one waits for,
-    the latest one alone counts.
+    The first step of each stream stands last in its list, to be popped. Of all steps of one stream
+    that a step waits for, the latest one alone counts.
     """
     queues: list[list[int]] = [[] for _ in STAGES]
     staged: list[list[int]] = [[] for _ in STAGES]

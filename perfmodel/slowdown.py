@@ -47,7 +47,7 @@ class Slowdown(Record):
         (3.0, 7.0)
         """
         ways = in_seconds * self.copy_in, out_seconds * self.copy_out
-        # both are busy until the first is done: T = min(t_in * s_in, t_out * s_out);
+        # both are busy until the first is done: T = min(t_in * s_pre, t_out * s_off);
         # until then T / s of each is done, and what is left of the other takes what it takes alone
         both = min(ways) if isinstance(ways[0] + ways[1], float) else np.minimum(*ways)
         return (

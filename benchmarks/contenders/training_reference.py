@@ -2,7 +2,7 @@
 
 `by_hand` is the network in NumPy and float64: plain sums over windows that share no code with the
 library or PyTorch, for sizes that take no time. At full size PyTorch computes the reference in
-strict float32 and micro-batches (`torch_training.reference`), whatever precision the case allows.
+strict float32 and micro-batches (`torch_network.reference`), whatever precision the case allows.
 
 Where a sum is near zero, rounding decides whether ReLU lets its gradient pass and which of four
 values a pooling takes it from. So the error of a gradient grows with the square root of the number

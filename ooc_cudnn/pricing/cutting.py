@@ -69,7 +69,7 @@ def choose_cuts(chain: Chain, fits: Callable[[int, int], bool]) -> tuple[int, ..
     Returns
     -------
     tuple of int, or None
-        None if some stage does not fit by itself.
+        None if some operations that must stay together do not fit by themselves.
     """
     ends = [*chain.seams, len(chain.operations)]
     cuts: list[int] = []

@@ -26,12 +26,13 @@ from perfmodel.closed_form import Stages
 
 #: Piece sizes of one axis that are looked at, at most.
 SIZES = 24
-#: Lines tell memory to within this share: what is so little beyond a limit may fit.
+#: By lines memory may seem larger by this share: what is so little beyond a limit may fit.
 SLACK = 0.02
 #: Splits of the grid that may be priced exactly, and how many at once.
 FINALISTS, AT_ONCE = 64, 4
-#: The search goes on as long as the next ones promise to save this share, though their estimates
-#: were as much too high as any before; and none has been too high, by so much at least.
+#: The search goes on as long as the next ones promise to save the first share of the best. Their
+#: estimates are taken to be as much too high as the worst one before them, and at least by the
+#: second factor.
 WORTH_PRICING, TOO_HIGH = 0.001, 0.99
 #: The best of these are told: a plan and its runners-up.
 NAMED = 5
