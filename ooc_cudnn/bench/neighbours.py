@@ -23,7 +23,7 @@ class Neighbours:
         """
         before, self._last = self._last, _now()
         wall, busy, own = (now - then for now, then in zip(self._last, before, strict=True))
-        return max(0.0, (busy - own) / (wall * (os.cpu_count() or 1)))
+        return max((busy - own) / (wall * (os.cpu_count() or 1)), 0.0)  # of NaN and 0, NaN
 
 
 def _now() -> tuple[float, float, float]:

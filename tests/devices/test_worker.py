@@ -105,8 +105,16 @@ def test_cancel_drops_what_has_not_started():
         run.submit("copy_in", (), lambda _: seen.append("dropped"), signals=False)
         run.submit("compute", (held,), lambda _: seen.append("dropped"), signals=False)
     started.wait(HANG)
-    threading.Timer(0.05, gate.set).start()
+
+    def release():
+        while not run._stopped:
+            time.sleep(0.001)
+        gate.set()
+
+    releasing = threading.Thread(target=release)
+    releasing.start()
     run.cancel()
+    releasing.join()
     # What had started ended; nothing else ran.
     assert seen == ["held"]
     run.cancel()

@@ -178,7 +178,7 @@ class Slow:
     def value(self):
         if self.at_it is not None:
             self.at_it.set()
-            self.until.wait(30)
+            self.until.wait(SECONDS)
         return 7
 
 
@@ -188,11 +188,11 @@ def test_a_child_computes_a_property_that_another_thread_was_at():
     slow = Slow(at_it, until)
     thread = threading.Thread(target=lambda: slow.value)
     thread.start()
-    at_it.wait(30)
+    assert at_it.wait(SECONDS)
     child = os.fork()
     if child == 0:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(10)
+        signal.alarm(SECONDS)
         os._exit(0 if Slow().value == 7 else 1)
     _, status = os.waitpid(child, 0)
     until.set()

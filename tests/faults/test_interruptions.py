@@ -167,7 +167,7 @@ def test_where_it_hung_before(monkeypatch):
         return got
 
     run = WorkerRun(overlap=True)
-    event = run.submit("compute", (), lambda _: gate.wait(30), signals=True)
+    event = run.submit("compute", (), lambda _: gate.wait(600), signals=True)
     monkeypatch.setattr(threading.Condition, "__enter__", interrupted)
     timer = threading.Timer(0.2, gate.set)
     timer.start()
@@ -181,12 +181,12 @@ def test_a_latch_outlives_a_waiter_that_took_its_token():
     latch = Latch()
     latch.open()
     latch._tokens.get()  # and the thread is interrupted before it puts it back
-    assert latch.wait(1)
+    assert latch.wait(600)
     late = Latch()
     thread = threading.Thread(target=late.wait)
     thread.start()
     late.is_open = True  # and whoever took the token is gone
-    thread.join(30)
+    thread.join(600)
     assert not thread.is_alive()
 
 

@@ -39,12 +39,12 @@ def test_the_last_of_several_threads_to_leave_puts_it_back(two_threads):
     def other():
         with blas.one_thread():
             inside.set()
-            leave.wait(10)
+            leave.wait(600)
 
     thread = threading.Thread(target=other)
     with blas.one_thread():
         thread.start()
-        assert inside.wait(10)
+        assert inside.wait(600)
     assert two_threads() == 1
     leave.set()
     thread.join()
