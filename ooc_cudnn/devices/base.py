@@ -52,7 +52,7 @@ class Run(Protocol):
 
 
 class Device(Source, Protocol):
-    """What computes: `cuda`, `host` or `simulated`."""
+    """What computes: `cuda` or `host`."""
 
     kind: str
 

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from ooc_cudnn.devices.simulated import SimulatedDevice, StepCost, VirtualCall, simulated_operand
+from ooc_cudnn.memory.blocks import rows_of
 from ooc_cudnn.pipeline.schedule import COMPUTE, COPY_IN, COPY_OUT, Schedule, Step, plan_schedule
 from ooc_cudnn.pipeline.trace import Trace, traced
-from ooc_cudnn.pipeline.views import lay_out, region_of
+from ooc_cudnn.pipeline.views import lay_out
+from ooc_cudnn.pipeline.virtual_steps import StepCost, VirtualCall
 from ooc_cudnn.pricing.plan import Plan
 from ooc_cudnn.pricing.request import Request
+from perfmodel.rows import WHOLE
 
 
 def simulate(request: Request, plan: Plan) -> Trace:
-    """Run a plan on the simulated device of the request's machine model, without data.
+    """Replay a plan by the request's machine model, without data and without a device.
 
     It sees what the closed form that priced the plan cannot: short rings, uneven pieces, and which
     copies really meet on the link.
@@ -77,27 +80,27 @@ class Replayed:
 
 def _costs(request: Request, steps: Sequence[Step]) -> list[StepCost]:
     """What each step takes: asked once for each region's shape, and for each set of launches."""
-    device, known, found = SimulatedDevice(request.machine), dict[Any, StepCost](), []
-    operands = {
-        name: simulated_operand(replace(spec, placement=request.crosses_as(name)))
-        for name, spec in request.operands
-    }
+    machine, known, found = request.machine, dict[Any, StepCost](), []
     others = max(_in_flight(request, steps) - 1, 0)
     for step in steps:
         if step.stream == COMPUTE:
             key: Any = id(step.buffers)
         else:
             (place,) = step.places
-            key = (step.stream, place.operand, *[stop - start for start, stop in place.region])
+            shape = tuple([stop - start for start, stop in place.region])
+            key = (step.stream, place.operand, shape)
         cost = known.get(key)
         if cost is None:
             cost = known[key] = StepCost()
             if step.stream == COMPUTE:
                 for launch in step.launches:
-                    device.compute(launch, cost)
+                    cost.compute(machine, launch)
             else:
-                outside = region_of(operands[place.operand], place.region)
-                device.copy(step.stream, outside, cost, others)
+                spec, placement = request.specs[place.operand], request.crosses_as(place.operand)
+                on_host = placement != "device"
+                rows = rows_of(shape, spec.strides, spec.itemsize) if on_host else WHOLE
+                moved = math.prod(shape) * spec.itemsize
+                cost.copy(machine, step.stream, placement, moved, rows, others)
         found.append(cost)
     return found
 

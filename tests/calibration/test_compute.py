@@ -12,9 +12,9 @@ from ooc_cudnn.calibration.compute import Computing, arithmetic, with_stand_ins
 from ooc_cudnn.calibration.session import Session, make_bench
 from ooc_cudnn.calibration.shapes import GPU_POOL, HOST_POOL, convolutions, passes
 from ooc_cudnn.devices import get_device
-from ooc_cudnn.devices.simulated import SimulatedDevice
 from ooc_cudnn.tensor import TensorSpec
 from perfmodel import ComputeModel, Line, fit, shipped
+from tests.support.simulated_device import SimulatedDevice
 
 LAYOUTS = ("channels_first", "channels_last")
 

@@ -6,8 +6,8 @@ import pytest
 
 from ooc_cudnn.calibration.losses import measured_losses
 from ooc_cudnn.calibration.session import make_bench
-from ooc_cudnn.devices.simulated import SimulatedDevice
 from perfmodel import shipped
+from tests.support.simulated_device import SimulatedDevice
 
 
 @pytest.fixture

@@ -16,9 +16,9 @@ from ooc_cudnn.calibration.lines import KEPT, SCALED
 from ooc_cudnn.calibration.report import how_sure, report, spoilt
 from ooc_cudnn.calibration.run import calibrate
 from ooc_cudnn.devices.machines import machine_for, machine_path
-from ooc_cudnn.devices.simulated import SimulatedDevice, SimulatedRun
 from perfmodel import MachineModel, shipped
 from tests.support.clock import Clock
+from tests.support.simulated_device import SimulatedDevice, SimulatedRun
 
 H200 = dataclasses.replace(shipped("h200"), staged_step_seconds=0.0)
 DISTURBED = "something else used the machine"

@@ -12,13 +12,13 @@ from ooc_cudnn.calibration import compute, run
 from ooc_cudnn.calibration.run import calibrate
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.devices.machines import machine_for, machine_path
-from ooc_cudnn.devices.simulated import SimulatedDevice, SimulatedRun
 from ooc_cudnn.functions.plan import plan_request
 from ooc_cudnn.pipeline.simulate import simulate
 from ooc_cudnn.pricing.planner import make_plan
 from ooc_cudnn.tensor import TensorSpec
 from perfmodel import ComputeModel, FitError, Line, MachineModel, Slowdown, TransferModel, shipped
 from tests.support.clock import Clock
+from tests.support.simulated_device import SimulatedDevice, SimulatedRun
 
 H200 = dataclasses.replace(shipped("h200"), staged_step_seconds=0.0)  # as copies alone would be
 SLOWDOWNS = {

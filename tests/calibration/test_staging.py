@@ -7,9 +7,9 @@ from ooc_cudnn.calibration import staging
 from ooc_cudnn.calibration.session import DIRECTIONS, Session, make_bench
 from ooc_cudnn.calibration.staging import latency_line
 from ooc_cudnn.devices.measuring import HostMemory, Timing
-from ooc_cudnn.devices.simulated import SimulatedDevice
 from perfmodel import Line, shipped
 from perfmodel.staging import STAGED_BYTES, staging_slots
+from tests.support.simulated_device import SimulatedDevice
 
 WAYS = [DIRECTIONS, ("copy_in",), ("copy_out",)]
 

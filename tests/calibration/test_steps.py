@@ -6,9 +6,9 @@ from ooc_cudnn.calibration import steps
 from ooc_cudnn.calibration.session import make_bench
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.devices.measuring import Timing
-from ooc_cudnn.devices.simulated import SimulatedDevice
 from perfmodel import shipped
 from tests.support.clock import Clock
+from tests.support.simulated_device import SimulatedDevice
 
 
 def test_what_an_operand_takes_is_told_from_calls_of_two_and_of_six(monkeypatch):

@@ -11,10 +11,10 @@ import pytest
 
 from ooc_cudnn.devices import machines
 from ooc_cudnn.devices.machines import cache_directory, machine_for, machine_key, machine_path
-from ooc_cudnn.devices.simulated import SimulatedDevice
 from ooc_cudnn.settings import current
 from ooc_cudnn.telling import forget_warnings
 from perfmodel import shipped
+from tests.support.simulated_device import SimulatedDevice
 
 HOST, H200 = shipped("host"), shipped("h200")
 

@@ -5,13 +5,6 @@ import dataclasses
 import numpy as np
 import pytest
 
-from ooc_cudnn.devices.simulated import (
-    SimulatedArray,
-    SimulatedDevice,
-    StepCost,
-    simulated_array,
-    simulated_operand,
-)
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.errors import DeviceOutOfMemoryError
 from ooc_cudnn.functions.plan import plan, plan_request
@@ -19,6 +12,7 @@ from ooc_cudnn.memory.arena import Arena
 from ooc_cudnn.pipeline.execute import make_executor
 from ooc_cudnn.pipeline.schedule import plan_schedule
 from ooc_cudnn.pipeline.simulate import Replayed, simulate
+from ooc_cudnn.pipeline.virtual_steps import StepCost
 from ooc_cudnn.pricing.planner import make_plan
 from ooc_cudnn.tensor import DTYPES, TensorSpec
 from perfmodel import (
@@ -34,6 +28,12 @@ from perfmodel import (
 )
 from perfmodel.machine import HOST_SECONDS
 from tests.support.forced import rings
+from tests.support.simulated_device import (
+    SimulatedArray,
+    SimulatedDevice,
+    simulated_array,
+    simulated_operand,
+)
 
 H200 = shipped("h200")
 WAYS = ("copy_in", "copy_out")

@@ -19,11 +19,10 @@ from ooc_cudnn.memory.blocks import rows_of
 from ooc_cudnn.memory.files import is_file
 from ooc_cudnn.memory.pinned_ranges import PinnedRanges
 from ooc_cudnn.operations.splittable import Buffer, Launch
+from ooc_cudnn.pipeline.virtual_steps import StepCost, VirtualCall
 from ooc_cudnn.tensor import DTYPES, ORDERS, TensorSpec, packed_strides
-from perfmodel import MachineModel, Timeline, VirtualStep, replay
-from perfmodel.machine import STEPS_OF_A_PIECE
+from perfmodel import MachineModel
 from perfmodel.rows import WHOLE, Rows
-from perfmodel.staging import slabs_of
 
 #: Memory of a device whose machine model does not say: more than anybody asks for.
 BOUNDLESS_BYTES = 2**62
@@ -172,28 +171,11 @@ class SimulatedDevice:
     ) -> None:
         self.copy("copy_out", destination, stream)
 
-    def copy(
-        self, direction: str, outside: HostArray | DeviceView, cost: StepCost, others: int = 0
-    ) -> None:
-        """Say what a copy takes, and what longer if the other direction runs meanwhile.
-
-        Where it is staged, `others` that are in flight make its slot turn more slowly.
-        """
-        transfer, rows = self.machine.transfer, _lying(outside)
-        seconds = transfer.copy_in_seconds if direction == "copy_in" else transfer.copy_out_seconds
-        cost.placement = placement = self._placement(outside)
+    def copy(self, direction: str, outside: HostArray | DeviceView, cost: StepCost) -> None:
+        """Say what a copy takes, and what longer if the other direction runs meanwhile."""
         item = outside.item_bytes if isinstance(outside, DeviceView) else outside.itemsize
-        moved = outside.size * item
-        beside = moved * transfer.far_seconds_per_byte(direction, placement, rows)
-        cost.seconds += seconds(placement, moved, rows=rows) - beside
-        cost.beside += beside
-        cost.latency = float(transfer.latency_seconds(direction, placement, moved))
-        held = transfer.turn_seconds(direction, placement, moved, others) if cost.latency else 0.0
-        # its line is what the link and the threads take; it holds its slot while it is late, and
-        # for what the link takes
-        cost.turn = max(float(held) - cost.seconds, 0.0)
-        cost.slabs = int(slabs_of(moved))
-        cost.host_bytes = 0 if placement == "device" else moved
+        placement, moved = self._placement(outside), outside.size * item
+        cost.copy(self.machine, direction, placement, moved, _lying(outside))
 
     # Computing ---------------------------------------------------------------------------------
 
@@ -209,13 +191,7 @@ class SimulatedDevice:
         workspace: tuple[int, int],
         stream: Any,
     ) -> None:
-        self.compute(launch, stream)
-
-    def compute(self, launch: Launch, cost: StepCost) -> None:
-        """Say what a launch takes, on the device and on the host."""
-        work, compute = launch.operation.work(), self.machine.compute
-        cost.seconds += compute.seconds(work)
-        cost.launching += compute.launching_seconds(work, self.machine.launch_seconds)
+        stream.compute(self.machine, launch)
 
     def hold(self, seconds: float, stream: Any) -> None:
         pass  # its clock knows nothing of the host
@@ -234,19 +210,6 @@ def _lying(array: HostArray | DeviceView) -> Rows:
     return rows_of(array.shape, strides, array.itemsize)
 
 
-class StepCost:
-    """What a step takes: what actions are handed in place of a stream, and add their seconds to."""
-
-    __slots__ = (
-        "beside", "host_bytes", "latency", "launching", "placement", "seconds", "slabs", "turn",
-    )  # fmt: skip
-
-    def __init__(self) -> None:
-        self.seconds = self.beside = self.launching = self.latency = self.turn = 0.0
-        self.host_bytes, self.slabs = 0, 1
-        self.placement = "pinned"
-
-
 class SimulatedEvent:
     """The end of a virtual step."""
 
@@ -258,55 +221,6 @@ class SimulatedEvent:
     @property
     def interval(self) -> tuple[float, float]:
         return self._run.intervals[self.index]
-
-
-class VirtualCall:
-    """The steps of one call as the host issues them, from `begun` on.
-
-    Without overlap each waits for the last.
-    """
-
-    def __init__(
-        self, machine: MachineModel, *, overlap: bool, staged: bool, begun: float = 0.0
-    ) -> None:
-        self.steps: list[VirtualStep] = []
-        self._machine, self._overlap = machine, overlap
-        self._step_seconds = machine.seconds_of_step(staged=staged)
-        #: Steps that are still to be issued beside a thread that stages, and what each takes more.
-        self._beside_staging = 0
-        self._more_seconds = machine.seconds_of_step(staged=True) - self._step_seconds
-        #: When the host has issued the last step.
-        self.issued = begun
-        #: What computing loses to a step, and to those issued since the last one that computes.
-        self._lost_to_step = float(machine.lost_seconds(0.0, 0.0, self._step_seconds))
-        self._lost_seconds = 0.0
-
-    def add(self, stream: str, waits: tuple[int, ...], cost: StepCost) -> None:
-        """Issue a step."""
-        steps, seconds, latency = self.steps, cost.seconds, cost.latency
-        self.issued += self._step_seconds + cost.launching
-        self._lost_seconds += self._lost_to_step
-        if stream == "compute":
-            seconds += self._lost_seconds
-            self._lost_seconds = 0.0
-        if latency:
-            self._beside_staging += STEPS_OF_A_PIECE
-        if self._beside_staging:
-            self._beside_staging -= 1
-            self.issued += self._more_seconds
-        if not self._overlap:
-            waits = (len(steps) - 1,) if steps else ()
-        steps.append(
-            VirtualStep(
-                stream, seconds, waits, cost.placement, self.issued, latency, cost.beside,
-                cost.slabs, cost.turn,
-            )
-        )  # fmt: skip
-
-    def timeline(self) -> Timeline:
-        """When each step starts and stops."""
-        loss = self._machine.losses.get("copies", 0.0)
-        return replay(self.steps, self._machine.transfer, loss)
 
 
 class SimulatedRun:
