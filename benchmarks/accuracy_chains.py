@@ -38,11 +38,11 @@ def chains(scale: str) -> tuple[Drawn, ...]:
             *(extent // (sites * (sites if n == 1 else 1)) for extent in extents),
         )
         narrow = tuple(layer and max(layer // channels, 3) for layer in layers)
-        found.append(_chain(FIRST + at, narrow, shape))
+        found.append(chain_of(FIRST + at, narrow, shape))
     return tuple(found)
 
 
-def _chain(index: int, layers: tuple[int, ...], shape: tuple[int, ...]) -> Drawn:
+def chain_of(index: int, layers: tuple[int, ...], shape: tuple[int, ...]) -> Drawn:
     """Convolutions with bias and ReLU, and poolings, in TF32 on pinned memory."""
     n, channels, *extents = shape
     operands = [Operand("x", shape, "float32", "pinned", "channels_first", "data")]

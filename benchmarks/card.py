@@ -42,7 +42,7 @@ class Part:
     module : str
         Of `benchmarks`.
     arguments : tuple of str
-        Of the script; "{output}" in them is the folder of results.
+        Of the script, beside the folder of results.
     """
 
     seconds: int
@@ -59,20 +59,15 @@ class Part:
             command += [] if device == "auto" else ["--device", device]
         else:
             command = [sys.executable, "-m", f"benchmarks.{self.module}", "--device", device]
-            command += [word.format(output=output) for word in self.arguments]
+            command += ["--output", output, *self.arguments]
         command += ["--quick"] if quick else []
         return command if machine is None else [*command, "--machine", machine]
 
 
-def _model(part: str) -> Part:
-    path = f"{{output}}/model_accuracy_cuda_{part}.json"
-    return Part(540, module="model_accuracy", arguments=("--part", part, "--json", path))
-
-
 PARTS = {
-    **{name: Part(240, module=name, arguments=("--output", "{output}")) for name in SCRIPTS},
-    "model-calls": _model("calls"),
-    "model-splits": _model("splits"),
+    **{name: Part(240, module=name) for name in SCRIPTS},
+    "model-calls": Part(540, module="model_accuracy", arguments=("--part", "calls")),
+    "model-splits": Part(540, module="model_accuracy", arguments=("--part", "splits")),
     "bench-fig9": Part(540, ("fig9-*",)),
     "bench-table4": Part(300, ("table4-*",)),
     "bench-fig10": Part(300, ("fig10-*",)),

@@ -146,8 +146,9 @@ class Report:
         """Whether contents were checked, and every check held."""
         return bool(self.checks) and all(check["ok"] for check in self.checks.values())
 
-    def write(self, path: Path) -> None:
+    def write(self) -> Path:
         """Write what was measured so far."""
+        path = Path(self.arguments.output) / f"{self.file}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         report = {
             "benchmark": self.name,
@@ -162,11 +163,11 @@ class Report:
             "settings": effective_settings(),
         }
         path.write_text(written(report) + "\n", encoding="utf-8")
+        return path
 
     def finish(self) -> int:
         """Write the file, print the table, return the exit status."""
-        path = Path(self.arguments.output) / f"{self.file}.json"
-        self.write(path)
+        path = self.write()
         print(f"\n{self.name}" + (" (quick: the times mean nothing)" if self.quick else ""))
         print(table(("claim", "measured", "bound", ""), [claim.row() for claim in self.claims]))
         print(f"contents {'verified' if self.verified else 'WRONG OR NOT VERIFIED'}; {path}")

@@ -4,7 +4,8 @@ Calls are drawn at random and held out: functions, shapes, dtypes, memory orders
 limits. Each is a pure function of (seed, index, scale), so any can be run alone: `--only 17`.
 Before them a few chains that computing binds, the same each time (`--only 10000` and on).
 Then problems small enough to measure every split of a coarse grid, and the chosen split beside
-them. Beyond the bounds the script fails and names what was missed.
+them. Beyond the bounds the script fails and names what was missed. `--machine` is a profile or a
+file, "saved", or, if nothing is said, "calibrate": now, and kept apart.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import ooc_cudnn
 from benchmarks import common
@@ -77,7 +79,7 @@ def calls(report: common.Report, blocks: Blocks) -> list[dict[str, Any]]:
         found.append(rounded(measured))
         report.say(f"{drawn}\n            {spoken_call(measured)}")
         if len(found) % WRITE_EVERY == 0:
-            report.write(Path(arguments.json))
+            report.write()
     for again in range(1, ROUNDS if arguments.cuda else 1):
         report.say(f"round {again + 1} of {ROUNDS}")
         for call in found:
@@ -118,7 +120,7 @@ def attempt(
         report.measurements.setdefault("failed", []).append(failed)
         report.say(f"{drawn}: FAILED, {failed['error']}")
         if len(report.measurements["failed"]) >= MOST_FAILURES:
-            report.write(Path(report.arguments.json))
+            report.write()
             raise
         return None
 
@@ -142,7 +144,7 @@ def splits(report: common.Report, blocks: Blocks) -> list[dict[str, Any]]:
         if measured is not None:
             found.append(rounded(measured))
             report.say(f"{drawn}\n            {spoken_problem(measured)}")
-            report.write(Path(arguments.json))
+            report.write()
     return found
 
 
@@ -209,17 +211,18 @@ def modelled(report: common.Report) -> Iterator[None]:
     for.
     """
     arguments = report.arguments
-    machine = None if arguments.machine in ("calibrate", "saved") else arguments.machine
+    calibrating = arguments.machine == "calibrate"
+    machine = None if calibrating or arguments.machine == "saved" else arguments.machine
     with (
         tempfile.TemporaryDirectory(
             prefix="ooc_cudnn_cache_", dir=common.folder_of(arguments)
         ) as cache,
         ooc_cudnn.settings(device=arguments.device, machine=machine, progress=False, verify=0),
-        cached_in(cache if arguments.machine == "calibrate" else None),
+        mock.patch.dict(os.environ, {CACHE: os.path.abspath(cache)} if calibrating else {}),
     ):
         begin = time.perf_counter()
         device = get_device(arguments.device)
-        if arguments.machine == "calibrate":
+        if calibrating:
             ooc_cudnn.calibrate(device, quick=arguments.quick)
         model = machine_for(device, machine)
         report.measure("seconds to get the machine model", time.perf_counter() - begin)
@@ -227,46 +230,23 @@ def modelled(report: common.Report) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def cached_in(folder: str | None) -> Iterator[None]:
-    """Let the library keep its files in another folder; None: where it always does."""
-    if folder is None:
-        yield
-        return
-    before = os.environ.get(CACHE)
-    os.environ[CACHE] = os.path.abspath(folder)
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[CACHE]
-        else:
-            os.environ[CACHE] = before
-
-
 def judged(report: common.Report) -> int:
     """Write the file, print the claims; 1 where one is missed."""
-    arguments, failed = report.arguments, report.measurements.get("failed", [])
+    failed = report.measurements.get("failed", [])
     report.claim("measurements that failed", len(failed), "<=", 0)
-    print()
-    print(common.table(("claim", "measured", "bound", ""), [c.row() for c in report.claims]))
-    report.write(Path(arguments.json))
-    missed = [claim.name for claim in report.claims if claim.holds is False]
-    wrong = [name for name, check in report.checks.items() if not check["ok"]]
+    report.check("measurements", {"ok": not failed})
+    status = report.finish()
     for each in failed:
         print(f"FAILED: {each['description']}: {each['error']}")
-    for name in (*missed, *wrong):
-        print(f"MISSED: {name}")
-    print(arguments.json)
-    return 1 if missed or wrong else 0
+    for claim in report.claims:
+        if claim.holds is False:
+            print(f"MISSED: {claim.name}")
+    return min(status, 1)
 
 
-def parse(argv: list[str] | None) -> argparse.Namespace:
-    """Read the arguments."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--device", default="auto", help="auto, cuda, cuda:1 or host")
-    parser.add_argument("--machine", default="calibrate",
-                        help="calibrate (kept apart), saved, a profile or a file")  # fmt: skip
+def options(parser: argparse.ArgumentParser) -> None:
+    """Add what this benchmark takes beside the others' arguments."""
+    parser.set_defaults(strict=True, machine="calibrate")
     parser.add_argument("--seed", type=int, default=2024)
     parser.add_argument("--calls", type=int, default=LEAST_CALLS)
     parser.add_argument("--problems", type=int, default=LEAST_PROBLEMS,
@@ -277,23 +257,14 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--split-seconds", type=float, default=200.0,
                         help="after which no problem starts")  # fmt: skip
     parser.add_argument("--scale", choices=tuple(SCALES), help="by default the device's")
-    parser.add_argument("--json", help="file to write; by default in benchmarks/results")
-    parser.add_argument("--scratch", help="folder for files that are operands")
-    parser.add_argument("--quick", action="store_true", help="tiny sizes; times mean nothing")
-    arguments = parser.parse_args(argv)
-    if arguments.device == "auto":
-        arguments.device = get_device("auto").kind
-    arguments.cuda = arguments.device != "host"
-    kind = "cuda" if arguments.cuda else "host"
-    arguments.scale = arguments.scale or ("tiny" if arguments.quick else kind)
-    part = "" if arguments.part == "both" else f"_{arguments.part}"
-    arguments.json = arguments.json or str(common.RESULTS / f"{NAME}_{kind}{part}.json")
-    return arguments
 
 
 def main(argv: list[str] | None = None) -> int:
-    arguments = parse(argv)
+    arguments = common.parse(__doc__, argv, needs_card=False, more=options)
+    kind = "cuda" if arguments.cuda else "host"
+    arguments.scale = arguments.scale or ("tiny" if arguments.quick else kind)
     report = common.Report(NAME, arguments)
+    report.file = f"{NAME}_{kind}" + ("" if arguments.part == "both" else f"_{arguments.part}")
     drawn = {
         name: getattr(arguments, name) for name in ("seed", "calls", "problems", "only", "scale")
     }

@@ -24,17 +24,15 @@ from typing import Any
 import numpy as np
 
 from benchmarks import common
+from benchmarks.accuracy_chains import chain_of
 from benchmarks.accuracy_records import planned_for
 from benchmarks.accuracy_summary import rounded
 from benchmarks.chain_vgg import LAYERS
 from benchmarks.planning_problems import MACHINE, feasible, network_of, problem, problems
 from benchmarks.searches import Prices, descended
-from ooc_cudnn import operations
 from ooc_cudnn.functions.chain_planning import forget_plans
-from ooc_cudnn.functions.plan import plan
 from ooc_cudnn.pricing.request import LARGEST_BATCH, Request
 from ooc_cudnn.pricing.search import Search, even_sizes
-from ooc_cudnn.tensor import TensorSpec
 from perfmodel import Split
 
 NAME = "planning"
@@ -50,19 +48,6 @@ STARTS, TRIED = 6, 64
 JUDGED_SIZES = 24
 #: How far the sum of a float64 may be off: what is found is no faster than the best by more.
 ROUNDING = 1e-6
-
-
-def layers(count: int | None, c_x: int) -> list[Any]:
-    """The first operations of VGG-16's feature layers: convolution, bias, activation, pooling."""
-    made: list[Any] = []
-    for layer in LAYERS:
-        if not layer:
-            made.append(operations.Pooling(2))
-            continue
-        made.append(operations.Convolution(TensorSpec((layer, c_x, 3, 3)), padding=1))
-        made += [operations.AddTensor(TensorSpec((layer,))), operations.Activation("relu")]
-        c_x = layer
-    return made[:count]
 
 
 def timed(call: Callable[[], Any]) -> float:
@@ -102,19 +87,15 @@ def functions_planned(report: common.Report) -> None:
 
 def chains_planned(report: common.Report) -> None:
     """Whole plans of chains of different extents, with and without memory to keep them whole."""
-    quick = report.arguments.quick
-    whole = len(layers(None, 3))
     for name, count, limit in (
-        ("a chain of twenty operations", 20, 2**34),
-        (f"VGG-16's {whole} operations", whole, 2**34),
-        ("a chain of twenty operations, little memory", 20, 2**26),
-        (f"VGG-16's {whole} operations, little memory", whole, 2**26),
+        ("a chain of twenty operations", 8, 2**34),
+        ("VGG-16's 44 operations", len(LAYERS), 2**34),
+        ("a chain of twenty operations, little memory", 8, 2**26),
+        ("VGG-16's 44 operations, little memory", len(LAYERS), 2**26),
     ):
-        seconds = []
-        for extent in range(256, 320 if quick else 448, 32):
-            given = {"x": TensorSpec((4, 3, extent, extent)), "operations": layers(count, 3)}
-            seconds.append(timed(partial(plan, "chain_forward", machine=MACHINE,
-                                         memory_limit=limit, **given)))  # fmt: skip
+        made = (chain_of(0, LAYERS[:count], (4, 3, side, side))
+                for side in range(256, 320 if report.quick else 448, 32))  # fmt: skip
+        seconds = [timed(partial(planned_for, each, MACHINE, limit)) for each in made]
         median = float(np.median(seconds))
         report.measure(f"{name}: seconds to plan", {"median": median, "calls": seconds})
         report.claim(f"planning {name}", 1e3 * median, unit="ms")

@@ -266,7 +266,6 @@ class DoubleBuffered(ConvolutionContender):
         self._threads: ThreadPoolExecutor | None = None
 
     def prepare(self) -> None:
-        """Make the lanes, and pinned buffers where x and y are pageable."""
         o = self.operands
         self._bands = pieces(o.x.shape, self._piece_bytes)
         self._threads = ThreadPoolExecutor(COPYING_THREADS)
@@ -276,11 +275,9 @@ class DoubleBuffered(ConvolutionContender):
         self._lanes = [self.kind(o, largest, self._threads) for _ in range(self._count)]
 
     def run(self) -> None:
-        """Loop."""
         take_turns(self._lanes, self._bands)
 
     def details(self) -> dict[str, Any]:
-        """How it was cut."""
         return {
             "streams": self._count,
             "piece_bytes": self._piece_bytes,
@@ -289,7 +286,6 @@ class DoubleBuffered(ConvolutionContender):
         }
 
     def release(self) -> None:
-        """Drop lanes, buffers and threads."""
         self._lanes = []
         if self._threads is not None:
             self._threads.shutdown()
@@ -309,13 +305,11 @@ class DoubleBufferedTorch(DoubleBuffered):
             super().run()
 
     def details(self) -> dict[str, Any]:
-        """Also, which PyTorch."""
         import torch
 
         return super().details() | {"torch": torch.__version__}
 
     def release(self) -> None:
-        """Also, what PyTorch keeps."""
         super().release()
         release_torch(cuda=self.operands.cuda)
 
@@ -331,17 +325,14 @@ class DoubleBufferedCupy(DoubleBuffered):
     kind = CupyLane
 
     def prepare(self) -> None:
-        """Make the lanes, where there is a card for them."""
         if not self.operands.cuda:
             raise Unavailable("CuPy needs an NVIDIA GPU")
         super().prepare()
 
     def details(self) -> dict[str, Any]:
-        """Also, what cuDNN computed with."""
         engines = {name for lane in self._lanes for name in getattr(lane, "engines", ())}
         return super().details() | {"engines": sorted(engines)}
 
     def release(self) -> None:
-        """Also, what CuPy keeps."""
         super().release()
         free_cupy(cuda=self.operands.cuda)

@@ -51,7 +51,6 @@ class NaiveLoop(ConvolutionContender):
         self._y: Any = np.zeros(operands.y.shape, np.float32)
 
     def run(self) -> None:
-        """Loop."""
         o, x = self.operands, self._x
         height, row_bytes = x.shape[2], x.nbytes // x.shape[2]
         images, rows = IMAGES_AT_A_TIME, height
@@ -62,10 +61,8 @@ class NaiveLoop(ConvolutionContender):
 
     @property
     def result(self) -> Any:
-        """In plain memory."""
         return self._y
 
     def release(self) -> None:
-        """Drop the arrays, and what PyTorch keeps."""
         self._x = self._y = None
         release_torch(cuda=self.operands.cuda)

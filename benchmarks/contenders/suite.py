@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from functools import partial
 
+from benchmarks.contenders import torch_training
 from benchmarks.contenders.cases import CASES
 from benchmarks.contenders.double_buffered import DoubleBufferedCupy, DoubleBufferedTorch
 from benchmarks.contenders.naive import NaiveLoop
 from benchmarks.contenders.torch_convolution import TorchInCore
-from benchmarks.contenders.training import TrainingStep
+from benchmarks.contenders.training_library import LibraryStep
+from benchmarks.contenders.training_step import Step
 from benchmarks.contenders.unified_memory import (
     UnifiedMemory,
     UnifiedMemoryPrefetch,
     UnifiedMemoryPrefetchSplit,
 )
 from ooc_cudnn.bench import runner
+from ooc_cudnn.bench.case import OURS, Case
 from ooc_cudnn.bench.convolution import ConvolutionWorkload
 
 
@@ -31,6 +34,22 @@ class Convolution(ConvolutionWorkload):
         UnifiedMemoryPrefetch,
         UnifiedMemoryPrefetchSplit,
     )
+
+
+class TrainingStep(Step):
+    """The ways to a training step: the library under its limit and in core, and PyTorch's."""
+
+    def __init__(self, case: Case, *, cuda: bool, tiny: bool) -> None:
+        super().__init__(case, cuda=cuda, tiny=tiny)
+        self.contenders = {
+            OURS: lambda: LibraryStep(
+                self, OURS, "examples/vgg16.py under the memory limit, maps channels-first"
+            ),
+            "in_core": lambda: LibraryStep(
+                self, "in_core", "the same with everything on the device", in_core=True
+            ),
+            **{way.name: partial(way, self) for way in torch_training.WAYS},
+        }
 
 
 SUITE = runner.Suite(CASES, {"convolution": Convolution, "training_step": TrainingStep})

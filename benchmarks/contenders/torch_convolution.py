@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,11 +27,16 @@ def torch_settings(*, tf32: bool) -> Iterator[None]:
 
 
 def release_torch(*, cuda: bool) -> None:
-    """Give back the device memory that PyTorch keeps, if PyTorch was loaded at all."""
+    """Give back the device memory and the pinned memory that PyTorch keeps, if it was loaded."""
     torch = sys.modules.get("torch")
-    if cuda and torch is not None:
+    gc.collect()
+    if cuda and torch is not None and torch.cuda.is_initialized():
+        torch.cuda.synchronize()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
+        empty_host_cache = getattr(torch._C, "_host_emptyCache", None)  # not in every version
+        if empty_host_cache is not None:
+            empty_host_cache()
 
 
 class TorchInCore(ConvolutionContender):
@@ -59,7 +65,6 @@ class TorchInCore(ConvolutionContender):
         self._y: Any = torch.from_numpy(operands.y)
 
     def run(self) -> None:
-        """Copy in, convolve, copy out."""
         import torch
 
         with torch_settings(tf32=self.operands.tf32):
@@ -71,13 +76,11 @@ class TorchInCore(ConvolutionContender):
                 torch.cuda.synchronize()
 
     def details(self) -> dict[str, Any]:
-        """Which PyTorch, and how much it held."""
         import torch
 
         peak = torch.cuda.max_memory_allocated() if self.operands.cuda else 0
         return {"torch": torch.__version__, "peak_device_bytes": peak}
 
     def release(self) -> None:
-        """Drop the tensors, and what PyTorch keeps."""
         self._w = self._b = self._x = self._y = None
         release_torch(cuda=self.operands.cuda)

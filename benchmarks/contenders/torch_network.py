@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import importlib
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -11,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.contenders.torch_convolution import release_torch
 from benchmarks.contenders.training_network import Array, Layer, Network
 from benchmarks.contenders.training_reference import Outcome
 from ooc_cudnn.bench.contender import Unavailable
@@ -180,7 +180,6 @@ class TorchNetwork:
             parameter.grad = None
 
     def gradients(self) -> dict[str, Array]:
-        """Copy the gradients to the host."""
         return {name: _on_host(p.grad) for name, p in self.parameters.items()}
 
     def weights(self) -> dict[str, Array]:
@@ -222,16 +221,5 @@ def reference(
         made = TorchNetwork(torch, network, "cuda" if cuda else "cpu", channels_last=False)
         found = Outcome(made.accumulate(images, labels, micro), made.gradients())
     del made
-    release_torch(torch, cuda=cuda)
+    release_torch(cuda=cuda)
     return found
-
-
-def release_torch(torch: Any, *, cuda: bool) -> None:
-    """Give what PyTorch keeps of freed device memory, and of pinned memory, back to the system."""
-    gc.collect()
-    if cuda:
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()
-        empty_host_cache = getattr(torch._C, "_host_emptyCache", None)  # not in every version
-        if empty_host_cache is not None:
-            empty_host_cache()

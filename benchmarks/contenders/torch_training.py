@@ -6,13 +6,13 @@ import importlib
 from abc import abstractmethod
 from typing import Any
 
+from benchmarks.contenders.torch_convolution import release_torch
 from benchmarks.contenders.torch_network import (
     MICRO_BATCH,
     TorchNetwork,
     load_torch,
     out_of_memory_as,
     precision,
-    release_torch,
 )
 from benchmarks.contenders.training_reference import Outcome
 from benchmarks.contenders.training_step import Step
@@ -40,7 +40,6 @@ class TorchStep(Contender):
         """Compute the gradients of all parameters; return the loss."""
 
     def prepare(self) -> None:
-        """Put the parameters on the device."""
         torch = self._torch = load_torch(cuda=self.step.cuda)
         with out_of_memory_as(torch, Unavailable):
             device = "cuda" if self.step.cuda else "cpu"
@@ -53,7 +52,6 @@ class TorchStep(Contender):
             self._details["cudnn"] = torch.backends.cudnn.version()
 
     def rest(self) -> None:
-        """Put the initial weights back."""
         self.network.reset()
 
     def run(self) -> None:
@@ -86,10 +84,8 @@ class TorchStep(Contender):
         return dict(self._details)
 
     def release(self) -> None:
-        """Give everything back, PyTorch's caches included."""
         self.network = None
-        if self._torch is not None:
-            release_torch(self._torch, cuda=self.step.cuda)
+        release_torch(cuda=self.step.cuda)
 
     def _whole(self, **options: Any) -> float:
         """Loss and gradients of all images at once."""
@@ -106,7 +102,6 @@ class TorchInCore(TorchStep):
     name, about = "torch_in_core", "PyTorch, everything on the device"
 
     def gradients(self) -> float:
-        """Compute them of all images at once."""
         return self._whole()
 
 
@@ -134,7 +129,6 @@ class TorchSaveOnCpu(TorchStep):
             release_pinned(device)
 
     def gradients(self) -> float:
-        """Compute them of all images at once."""
         with self._torch.autograd.graph.save_on_cpu(pin_memory=self.step.cuda):
             return self._whole()
 
@@ -146,7 +140,6 @@ class TorchCheckpoint(TorchStep):
     about = "PyTorch, activation checkpointing of each of VGG's groups"
 
     def gradients(self) -> float:
-        """Compute them of all images at once."""
         checkpoint = importlib.import_module("torch.utils.checkpoint").checkpoint
 
         def through(group: Any, x: Any) -> Any:
@@ -162,10 +155,12 @@ class TorchMicroBatches(TorchStep):
     about = f"PyTorch, micro-batches of {MICRO_BATCH} images with their gradients accumulated"
 
     def gradients(self) -> float:
-        """Compute them part by part."""
         step = self.step
         loss: float = self.network.accumulate(step.given, step.labels, min(step.batch, MICRO_BATCH))
         return loss
+
+
+WAYS = (TorchInCore, TorchSaveOnCpu, TorchCheckpoint, TorchMicroBatches)
 
 
 def pinned_bytes(nbytes: int) -> int:

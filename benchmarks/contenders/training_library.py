@@ -116,12 +116,10 @@ class LibraryStep(Contender):
         return [*network.maps, *network.gradient_pool.buffers, *(p.gradient for p in parameters)]
 
     def rest(self) -> None:
-        """Put the initial weights back."""
         for name, parameter in self._network.parameters.items():
             ooc_cudnn.memcpy(parameter.value, self.step.network.weights[name])
 
     def run(self) -> None:
-        """Take one step."""
         begin = time.perf_counter()
         with self._settings():
             self._network.forward(self.step.given)

@@ -86,7 +86,6 @@ class Step(Workload):
         return compare(self.network, self.batch, found, expected, self.rate, tf32=self.tf32)
 
     def release(self) -> None:
-        """Give the images and the reference back."""
         self.images, self._expected = None, None
         release_device(current().device)
         release_pinned(current().device)

@@ -79,7 +79,6 @@ class UnifiedMemory(ConvolutionContender):
 
     @property
     def result(self) -> Any:
-        """As the host sees it."""
         return self._arrays["y"].host
 
     def check(self) -> Mapping[str, Any] | None:
@@ -88,7 +87,6 @@ class UnifiedMemory(ConvolutionContender):
         return super().check()
 
     def details(self) -> dict[str, Any]:
-        """How much was managed, and which engine computed."""
         return {
             "managed_bytes": sum(array.nbytes for array in self._arrays.values()),
             "engine": self._plan.engine,
@@ -96,7 +94,6 @@ class UnifiedMemory(ConvolutionContender):
         }
 
     def release(self) -> None:
-        """Free everything."""
         self._plan = self._pointwise = None
         for name in list(self._arrays):
             self._forget(name)
@@ -134,7 +131,6 @@ class UnifiedMemoryPrefetch(UnifiedMemory):
     about = "CUDA Unified Memory with prefetches of all of x and y"
 
     def run(self) -> None:
-        """Prefetch, compute, prefetch: in order, on one stream."""
         for name in ("x", "y"):
             self._arrays[name].prefetch(self._card, self._stream)
         self._launch()
@@ -176,7 +172,6 @@ class UnifiedMemoryPrefetchSplit(UnifiedMemory):
         read_every_page(y.host)
 
     def details(self) -> dict[str, Any]:
-        """Also, how it was cut."""
         engines = sorted({plan.engine for plan in self._plans.values()})
         return {
             "managed_bytes": sum(array.nbytes for array in self._arrays.values()),
@@ -186,7 +181,6 @@ class UnifiedMemoryPrefetchSplit(UnifiedMemory):
         }
 
     def release(self) -> None:
-        """Free everything."""
         self._plans.clear()
         self._buffers.clear()
         super().release()

@@ -15,10 +15,11 @@ import numpy as np
 
 from benchmarks import common
 from benchmarks.accuracy_summary import BOUNDS
+from benchmarks.pages import canvas
 from benchmarks.pages.model import calls_stored, machine_of
 from benchmarks.pages.stamps import is_current, stamp
 from ooc_cudnn.bench.environment import ROOT
-from ooc_cudnn.calibration.pictures import COLOURS, draw_calibration, require_matplotlib
+from ooc_cudnn.calibration.pictures import COLOURS, draw_calibration
 from ooc_cudnn.devices.machines import named_machine
 
 IMAGES = ROOT / "docs" / "images"
@@ -37,14 +38,8 @@ def draw_accuracy(stored: Sequence[Mapping[str, Any]], path: Path) -> None:
         Results of `model_accuracy`, with their calls.
     path : Path
     """
-    require_matplotlib()
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6 * max(len(stored), 1), 4.2), layout="constrained", dpi=120)
-    FigureCanvasAgg(figure)
-    panels = figure.subplots(1, len(stored), squeeze=False)[0]
-    for axes, result in zip(panels, stored, strict=True):
+    figure, panels = canvas.panels(1, len(stored), width=6 * len(stored), height=4.2)
+    for axes, result in zip(panels[0], stored, strict=True):
         calls = result["measurements"]["calls"]
         for colour, placement in zip(COLOURS, PLACED, strict=False):
             there = [call for call in calls if call["placement"] == placement]
@@ -64,9 +59,8 @@ def draw_accuracy(stored: Sequence[Mapping[str, Any]], path: Path) -> None:
         axes.set_xlabel("measured seconds of a call")
         axes.set_ylabel("predicted / measured")
         axes.set_title(machine_of(result), fontsize=11, loc="left")
-        axes.grid(color="#dddddd", linewidth=0.6)
-        axes.legend(fontsize=8, frameon=False, title="slowest operand", title_fontsize=8)
-    figure.savefig(path)
+        canvas.legend(axes, title="slowest operand", title_fontsize=8)
+    canvas.save(figure, path, shown(stored))
 
 
 def shown(stored: Sequence[Mapping[str, Any]]) -> list[Any]:
@@ -102,7 +96,6 @@ def generate(
         return int(bool(stale))
     if stored:
         draw_accuracy(stored, accuracy[0])
-        stamp(*accuracy)
     if not model.samples:
         print(f"{model.name} keeps no samples: {FIT} is left as it is", file=sys.stderr)
         return 1

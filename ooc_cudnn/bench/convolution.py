@@ -83,7 +83,6 @@ class ConvolutionWorkload(Workload):
         )
 
     def release(self) -> None:
-        """Give features, result, filters and bias back."""
         self.operands.drop()
         release_device(self._device)
         release_pinned(self._device)

@@ -23,19 +23,16 @@ class CopyLimit(ConvolutionContender):
     bounds = True
 
     def prepare(self) -> None:
-        """Take a ring of device memory each way."""
         operands = self.operands
         self._copies: Any = Link(cuda=operands.cuda).copies((operands.x,), (operands.y,))
 
     def run(self) -> None:
-        """Copy."""
         self._copies()
 
     def check(self) -> None:
         """Copies have no contents to check: what comes back is NaN."""
 
     def release(self) -> None:
-        """Drop the rings."""
         self._copies = None
 
 
@@ -51,7 +48,6 @@ class OnDevice(ConvolutionContender):
         self.y: Any = None
 
     def prepare(self) -> None:
-        """Put features and result on the device."""
         operands = self.operands
         if operands.cuda:
             need_device(operands.feature_bytes, "x and y in core")
@@ -61,11 +57,9 @@ class OnDevice(ConvolutionContender):
 
     @property
     def result(self) -> Any:
-        """On the device."""
         return self.y
 
     def release(self) -> None:
-        """Drop features and result."""
         self.x = self.y = None
         free_cupy(cuda=self.operands.cuda)
 
@@ -91,21 +85,18 @@ class InCore(OnDevice):
         )
 
     def run(self) -> None:
-        """Call."""
         with ooc_cudnn.settings(memory_limit=self._limit, allow_tf32=self.operands.tf32):
             ooc_cudnn.convolution_add_activation_forward(
                 self.x, self.w, self.operands.device_b, padding=1, activation="relu", out=self.y
             )
 
     def details(self) -> dict[str, Any]:
-        """What the call did."""
         with profiled() as calls:
             self.run()
         found = diagnosis(calls[0])
         return {"predicted_seconds": found["predicted_seconds"], "calls": [found]}
 
     def release(self) -> None:
-        """Drop everything."""
         self.w = None
         super().release()
 
@@ -118,7 +109,6 @@ class PlainCudnn(OnDevice):
     device_share = 2.0
 
     def prepare(self) -> None:
-        """Put everything on the device and build cuDNN's plan."""
         operands = self.operands
         if not operands.cuda:
             raise Unavailable("cuDNN needs an NVIDIA GPU")
@@ -129,16 +119,13 @@ class PlainCudnn(OnDevice):
         self._pointwise: Any = DirectBiasActivation(self.y, operands.device_b)
 
     def run(self) -> None:
-        """Launch both."""
         self._convolution()
         self._pointwise()
 
     def details(self) -> dict[str, Any]:
-        """Which engine it was."""
         convolution = self._convolution
         return {"engine": convolution.engine, "workspace_bytes": convolution.workspace_bytes}
 
     def release(self) -> None:
-        """Drop everything."""
         self._convolution = self._pointwise = None
         super().release()

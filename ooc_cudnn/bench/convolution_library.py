@@ -23,7 +23,6 @@ class Library(ConvolutionContender):
     overlap = True
 
     def run(self) -> None:
-        """Call."""
         operands = self.operands
         with ooc_cudnn.settings(
             memory_limit=operands.limit, allow_tf32=operands.tf32, overlap=self.overlap
@@ -31,7 +30,6 @@ class Library(ConvolutionContender):
             self.call()
 
     def call(self) -> None:
-        """The function, on the operands."""
         o = self.operands
         ooc_cudnn.convolution_add_activation_forward(
             o.x, o.device_w, o.device_b, padding=1, activation="relu", out=o.y
@@ -76,18 +74,15 @@ class Unfused(Library):
     host_share = 1.0
 
     def prepare(self) -> None:
-        """Take pinned memory for what is between the functions."""
         need_host(self.operands.y.nbytes, "the features between the functions")
         self._between: Any = pinned(self.operands.y.shape)
 
     def call(self) -> None:
-        """The three functions."""
         o = self.operands
         ooc_cudnn.convolution_forward(o.x, o.device_w, padding=1, out=self._between)
         ooc_cudnn.add_tensor(o.device_b, self._between)
         ooc_cudnn.activation_forward(self._between, mode="relu", out=o.y)
 
     def release(self) -> None:
-        """Drop what is between."""
         self._between = None
         super().release()

@@ -17,13 +17,7 @@ _managed_bytes = 0
 
 def need_host(nbytes: int, what: str) -> None:
     """Raise `Unavailable` unless the host can give this much, and 4 GiB beside it."""
-    free = available_host_bytes() - HOST_MARGIN
-    if nbytes > free:
-        raise Unavailable(
-            f"{what} would take {format_bytes(nbytes)} of host memory; "
-            f"{format_bytes(max(free, 0))} can be had beside the {format_bytes(HOST_MARGIN)} that "
-            "are left alone"
-        )
+    _need(nbytes, what, "host", available_host_bytes(), HOST_MARGIN)
 
 
 def free_device_bytes(runtime: Any = None) -> int:
@@ -33,12 +27,15 @@ def free_device_bytes(runtime: Any = None) -> int:
 
 def need_device(nbytes: int, what: str, *, runtime: Any = None) -> None:
     """Raise `Unavailable` unless the card has this much free, and 1 GiB beside it."""
-    free = free_device_bytes(runtime) - DEVICE_MARGIN
-    if nbytes > free:
+    _need(nbytes, what, "device", free_device_bytes(runtime), DEVICE_MARGIN)
+
+
+def _need(nbytes: int, what: str, kind: str, free_bytes: int, margin: int) -> None:
+    if nbytes > free_bytes - margin:
         raise Unavailable(
-            f"{what} would take {format_bytes(nbytes)} of device memory; "
-            f"{format_bytes(max(free, 0))} can be had beside the {format_bytes(DEVICE_MARGIN)} "
-            "that are left alone"
+            f"{what} would take {format_bytes(nbytes)} of {kind} memory; "
+            f"{format_bytes(max(free_bytes - margin, 0))} can be had beside the "
+            f"{format_bytes(margin)} that are left alone"
         )
 
 

@@ -193,10 +193,14 @@ def test_figures_are_rounded_wherever_they_stand():
     assert found == {"a": [1.23457, 7], "b": {"c": [True, "x", 3.33333e-10]}}
 
 
+def to(folder):
+    return "--output", str(folder), "--scratch", str(folder)
+
+
 def test_a_tiny_run_writes_what_it_measured(tmp_path, capsys):
-    path = tmp_path / "accuracy.json"
+    path = tmp_path / "model_accuracy_host.json"
     arguments = [*QUICK, "--machine", "host", "--calls", "4", "--seed", "2", "--problems", "2"]
-    assert model_accuracy.main([*arguments, "--json", str(path), "--scratch", str(tmp_path)]) == 0
+    assert model_accuracy.main([*arguments, *to(tmp_path)]) == 0
     report = json.loads(path.read_text())
     assert report["quick"] is True
     assert report["verified"] is True
@@ -210,8 +214,7 @@ def test_a_tiny_run_writes_what_it_measured(tmp_path, capsys):
 def test_beyond_the_bounds_it_fails_and_says_what_was_missed(tmp_path, capsys):
     arguments = ["--device", "host", "--machine", "h200", "--scale", "tiny", "--only", "1"]
     arguments += ["--part", "calls", "--seconds", "1e9"]
-    path = tmp_path / "accuracy.json"
-    assert model_accuracy.main([*arguments, "--json", str(path), "--scratch", str(tmp_path)]) == 1
+    assert model_accuracy.main([*arguments, *to(tmp_path)]) == 1
     assert "MISSED: error of the closed_form, median" in capsys.readouterr().out
 
 
@@ -233,7 +236,7 @@ def test_calls_are_planned_by_a_calibration_of_its_own_as_users_are(tmp_path, mo
     monkeypatch.setattr(model_accuracy, "measure_call", look)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "of the user"))
     arguments = [*QUICK, "--calls", "1", "--part", "calls"]
-    arguments += ["--json", str(tmp_path / "accuracy.json"), "--scratch", str(tmp_path)]
+    arguments += to(tmp_path)
     model_accuracy.main(arguments)
     assert seen == [(None, "own", get_device("host"))] * (len(FIXED) + 1)
     ((path, quick),) = calibrated
@@ -253,9 +256,9 @@ def test_a_call_that_fails_is_recorded_and_the_others_run(tmp_path, monkeypatch)
         return measure_call(drawn, blocks)
 
     monkeypatch.setattr(model_accuracy, "measure_call", fails_once)
-    path = tmp_path / "accuracy.json"
+    path = tmp_path / "model_accuracy_host_calls.json"
     arguments = [*QUICK, "--machine", "host", "--calls", "2", "--seed", "2", "--part", "calls"]
-    model_accuracy.main([*arguments, "--json", str(path), "--scratch", str(tmp_path)])
+    model_accuracy.main([*arguments, *to(tmp_path)])
     found = json.loads(path.read_text())["measurements"]
     assert measured == [*FIXED, 0, 1]
     assert [failed["error"] for failed in found["failed"]] == ["RuntimeError: the card fell off"]

@@ -8,9 +8,9 @@ import pytest
 
 import ooc_cudnn
 from benchmarks.contenders import torch_training, training_library
+from benchmarks.contenders.suite import TrainingStep
 from benchmarks.contenders.torch_network import reference
 from benchmarks.contenders.torch_training import pinned_bytes
-from benchmarks.contenders.training import TrainingStep
 from benchmarks.contenders.training_network import Network
 from benchmarks.contenders.training_reference import Outcome, by_hand, compare, tolerances
 from examples.vgg16_layers import ALIGNED_ELEMENTS
