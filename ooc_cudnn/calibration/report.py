@@ -13,7 +13,7 @@ from perfmodel.work import Work, convolution_work, pass_work
 
 MIB = 2**20
 #: A line is doubtful that is so far off on samples it had not seen; and slow, if what it stands for
-#: takes so many times as long as the fastest of its like.
+#: takes so many times as long as the fastest of its kind.
 DOUBTFUL, SLOW = 0.25, 2.0
 #: Clocks that are so much slower or faster at the end tell nothing for certain.
 DRIFTED = 0.05
@@ -84,7 +84,7 @@ class Row(NamedTuple):
 
     @property
     def like(self) -> list[str]:
-        """What a line is compared with: copies of a direction, computing of a kind and a type."""
+        """Its kind, which it is compared with: copies of a direction, computing of a type."""
         return self.key.split("/")[: 1 if self.key.startswith("copy_") else 2]
 
 
@@ -131,7 +131,9 @@ def _table(model: MachineModel, usual: Usual) -> list[str]:
         fastest = max(other.rate for other in rows if other.like == row.like)
         notes = list(_doubts(row.key, quality)) if model.quality else []
         if row.rate and SLOW * row.rate < fastest:
-            notes.append(f"slow: {row.rate / fastest:.2g} of the fastest like it")
+            notes.append(
+                f"slow: {fastest / row.rate:.2g} times slower than the fastest of its kind"
+            )
         held_out = quality.get("held_out_error") if quality.get("samples") != 1 else None
         shares = quality.get("residual"), held_out, quality.get("spread")
         told = ["" if share is None else f"{share:.1%}" for share in shares]
@@ -164,7 +166,7 @@ def _rate(row: Row) -> str:
 
 def _doubts(key: str, quality: Mapping[str, float]) -> Iterator[str]:
     if not quality:
-        yield "not measured: as much slower or faster as its like"
+        yield "not measured: a known line, scaled as the nearest measured one"
     elif KEPT in quality:
         yield "disturbed: kept from the earlier calibration"
     elif SCALED in quality:

@@ -91,14 +91,15 @@ def calibrate(
         model.save(machine_path(device.identity()))
         forget_calls()
     if any(spoilt(model).values()):
-        warn(f"something else used the machine: {'. '.join(how_sure(model))}.")
+        said = "; ".join(how_sure(model)).removeprefix("how sure: ")
+        warn(f"something else used the machine: {said}.")
     return model
 
 
 def measure(session: Session, progress: Progress) -> dict[str, Measured]:
     """Make all measurements, and tell how far they are by the time they should take."""
     computing = Computing(session)
-    groups = table(session, computing)
+    groups = all_groups(session, computing)
     seconds = sum(group.seconds for group in groups)
     done, began = 0.0, time.perf_counter()
     parts: list[tuple[Group, dict[str, Measured]]] = []
@@ -122,7 +123,7 @@ def measure(session: Session, progress: Progress) -> dict[str, Measured]:
     return joined
 
 
-def table(session: Session, computing: Computing) -> list[Group]:
+def all_groups(session: Session, computing: Computing) -> list[Group]:
     """Everything that is measured, in its order.
 
     What a disturbed host takes longer for is measured several times, far from each other: a host is

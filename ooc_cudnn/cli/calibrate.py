@@ -12,10 +12,16 @@ from ooc_cudnn.settings import current
 def add_calibrate(commands: Any) -> None:
     """Add the command."""
     about = "measure this machine, so that plans are made for it"
-    parser = commands.add_parser("calibrate", help=about, description=f"{about.capitalize()}.")
+    parser = commands.add_parser(
+        "calibrate",
+        help=about,
+        description=f"{about.capitalize()}. It takes a minute or two, on an idle machine.",
+    )
     add_device(parser)
-    parser.add_argument("--quick", action="store_true", help="seconds, with larger errors")
-    parser.add_argument("--no-save", action="store_true", help="print only")
+    parser.add_argument("--quick", action="store_true", help="a few seconds, with larger errors")
+    parser.add_argument(
+        "--no-save", action="store_true", help="print what was measured, and do not keep it"
+    )
     parser.add_argument(
         "--plot", metavar="FILE", help="draw samples, fits and residuals (PNG, SVG, PDF)"
     )

@@ -57,9 +57,10 @@ def add_plan(commands: Any) -> None:
         f"example:\n  {example('convolution_forward')}",
     )
     parser.add_argument("function", type=_function, metavar="FUNCTION", help="one of those below")
-    parser.add_argument(
+    rest = parser.add_argument(
         "arguments", nargs=argparse.REMAINDER, metavar="...", help="the function's own arguments"
     )
+    rest.required = False  # of a command line without any argument, FUNCTION alone is missing
     parser.set_defaults(run=_run)
 
 

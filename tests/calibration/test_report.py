@@ -79,8 +79,12 @@ def test_no_rate_of_a_shipped_machine_is_beyond_what_there_is(name):
 
 def test_what_is_slow_or_doubtful_is_noted(model):
     text = report(model)
-    assert line_of(text, f"{KEY}/backward_data").endswith("slow: 0.1 of the fastest like it")
-    assert line_of(text, "copy_out/pageable").endswith("slow: 0.4 of the fastest like it")
+    assert line_of(text, f"{KEY}/backward_data").endswith(
+        "slow: 10 times slower than the fastest of its kind"
+    )
+    assert line_of(text, "copy_out/pageable").endswith(
+        "slow: 2.5 times slower than the fastest of its kind"
+    )
     assert line_of(text, KEY).rstrip().endswith("3.0%")
     bad = {"residual": 0.1, "held_out_error": 0.4, "spread": 0.03, "samples": 6.0}
     for quality, note in (
@@ -98,7 +102,7 @@ def test_what_one_sample_tells_and_what_was_not_measured_is_said(model):
     text = report(dataclasses.replace(model, quality={**model.quality, KEY: one}))
     assert re.search(r" 0\.0% +3\.0%$", line_of(text, KEY))
     assert line_of(text, "copy_out/pinned").endswith(
-        "not measured: as much slower or faster as its like"
+        "not measured: a known line, scaled as the nearest measured one"
     )
     unknown = report(dataclasses.replace(model, quality={}))
     assert "not measured" not in unknown
