@@ -17,10 +17,8 @@ from typing import Any
 import ooc_cudnn
 from ooc_cudnn.cli.arguments import PROGRAM, complain
 from ooc_cudnn.cli.bench import add_bench
-from ooc_cudnn.cli.calibrate import add_calibrate
-from ooc_cudnn.cli.demo import add_demo
-from ooc_cudnn.cli.doctor import add_doctor
 from ooc_cudnn.cli.plan import add_plan
+from ooc_cudnn.cli.simple import add_calibrate, add_demo, add_doctor
 from ooc_cudnn.errors import OocError
 
 #: What users cause; anything else is a fault of the library, and shows its traceback.
@@ -70,7 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=PROGRAM, description="cuDNN's functions on tensors larger than GPU memory."
     )
-    parser.add_argument("--version", action="version", version=f"{PROGRAM} {_version()}")
+    parser.add_argument("--version", action="version", version=f"{PROGRAM} {ooc_cudnn.__version__}")
     parser.add_argument("--traceback", action="store_true", help="show where an error was raised")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for add in (add_doctor, add_calibrate, add_plan, add_demo, add_bench):
@@ -93,7 +91,3 @@ def _friendly_warnings() -> Iterator[None]:
 def _one_line(message: object) -> str:
     text = " ".join(str(message).split())
     return text or type(message).__name__
-
-
-def _version() -> str:
-    return getattr(ooc_cudnn, "__version__", "unknown")

@@ -10,7 +10,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -114,31 +114,14 @@ class Diagnosis:
         return next((str(row.value) for row in self.settings if row.name == "device"), "auto")
 
 
-@dataclass(frozen=True)
-class Surroundings:
-    """Where facts come from; tests put their own in place."""
-
-    packages: Callable[[], Mapping[str, str]] = lambda: installed_packages()
-    probe: Callable[[Sequence[str]], Iterable[tuple[str, Any]]] = lambda m: run_probe(m)
-    libraries_here: Callable[[], list[dict[str, Any]]] = libraries
-    host_check: Callable[[], float] = lambda: convolution_error("host")
-    host_identity: Callable[[], Mapping[str, str]] = lambda: get_device("host").identity()
-    settings: Callable[[], list[SettingRow]] = describe
-    environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
-    cache: Callable[[], Path] = cache_directory
-
-
-def diagnose(modules: Sequence[str] = (), *, surroundings: Surroundings | None = None) -> Diagnosis:
+def diagnose(modules: Sequence[str] = ()) -> Diagnosis:
     """Gather every fact; nothing raises, and nothing of CUDA is imported here.
 
     Parameters
     ----------
     modules : sequence of str
         Imported first by the process that looks at CUDA, as your program does: ("torch",).
-    surroundings : Surroundings, optional
-        For tests.
     """
-    at = surroundings or Surroundings()
     problems: list[str] = []
 
     def attempt(function: Callable[[], Any], otherwise: Any) -> Any:
@@ -148,24 +131,24 @@ def diagnose(modules: Sequence[str] = (), *, surroundings: Surroundings | None =
             problems.append(f"{type(error).__name__}: {' '.join(str(error).split())}")
             return otherwise
 
-    facts: dict[str, Any] = dict(attempt(lambda: list(at.probe(modules)), [(ENDED, "")]))
+    facts: dict[str, Any] = dict(attempt(lambda: list(run_probe(modules)), [(ENDED, "")]))
     if problems:
         facts[ENDED] = problems.pop()
-    error = attempt(at.host_check, None)
+    error = attempt(lambda: convolution_error("host"), None)
     host_check = Check(error, problems.pop() if problems else "")
-    rows = attempt(lambda: tuple(at.settings()), ())
+    rows = attempt(lambda: tuple(describe()), ())
     attempt(lambda: _check_machine(rows), None)
     settings_failure = problems.pop() if problems else ""
     driver = facts.get("driver", {})
-    cache = attempt(at.cache, Path())
+    cache = attempt(cache_directory, Path())
     return Diagnosis(
         python=f"{platform.python_version()} at {sys.executable}",
         system=platform.platform(),
-        packages=attempt(at.packages, {}),
+        packages=attempt(installed_packages, {}),
         environment={
-            name: at.environment[name]
+            name: os.environ[name]
             for name in ("CUDA_VISIBLE_DEVICES", "LD_LIBRARY_PATH", "CUDA_PATH")
-            if at.environment.get(name) is not None
+            if name in os.environ
         },
         driver_installed=bool(driver),
         driver=driver.get("version", ""),
@@ -179,7 +162,7 @@ def diagnose(modules: Sequence[str] = (), *, surroundings: Surroundings | None =
         frontend_failure=facts.get("frontend", {}).get("error", ""),
         imports={name: found.get("error", "") for name, found in facts.get("imports", {}).items()},
         libraries=tuple(Library(**found) for found in facts.get("libraries", ())),
-        libraries_here=tuple(Library(**found) for found in attempt(at.libraries_here, ())),
+        libraries_here=tuple(Library(**found) for found in attempt(libraries, ())),
         probe_failure=facts.get(ENDED, ""),
         host_check=host_check,
         cuda_check=_cuda_check(facts),
@@ -188,7 +171,7 @@ def diagnose(modules: Sequence[str] = (), *, surroundings: Surroundings | None =
         calibrations=tuple(
             _calibration(device, identity)
             for device, identity in (
-                ("host", attempt(at.host_identity, {})),
+                ("host", attempt(lambda: get_device("host").identity(), {})),
                 ("cuda", facts.get("identity", {})),
             )
             if identity and "error" not in identity

@@ -21,10 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from ooc_cudnn.devices import get_device
-from ooc_cudnn.devices.cuda.driver import Load, driver_facts
+from ooc_cudnn.devices.cuda.driver import driver_facts
 
 Emit = Callable[[str, Any], None]
 
+MAPS = Path("/proc/self/maps")
 _LIBRARY = re.compile(r"(/\S.*?/libcudnn[^/]*\.so[^/]*?)( \(deleted\))?$")
 
 
@@ -34,16 +35,7 @@ def main(modules: Sequence[str]) -> int:
     return 0
 
 
-def probe(
-    emit: Emit,
-    modules: Iterable[str] = (),
-    *,
-    load: Load = ctypes.CDLL,
-    import_module: Callable[[str], Any] = importlib.import_module,
-    is_installed: Callable[[str], bool] | None = None,
-    check: Callable[[str], float] | None = None,
-    maps: Callable[[], str] | None = None,
-) -> None:
+def probe(emit: Emit, modules: Iterable[str] = ()) -> None:
     """Find out everything, in the order in which it can go wrong. Nothing raises.
 
     Parameters
@@ -52,45 +44,34 @@ def probe(
         Given the name of a fact and its value.
     modules : iterable of str
         Imported first.
-    load, import_module, is_installed, check, maps : callable
-        Stand-ins for tests: loads a shared library; imports a module; says whether one is there;
-        runs a small convolution on the card and returns its error; reads ``/proc/self/maps``.
     """
-    installed = is_installed or (lambda name: importlib.util.find_spec(name) is not None)
-    imported = {name: _attempt(partial(_import, import_module, name)) for name in modules}
+    imported = {name: _attempt(partial(_import, name)) for name in modules}
     emit("imports", imported)
-    driver = _attempt(lambda: driver_facts(load))
+    driver = _attempt(lambda: driver_facts(ctypes.CDLL))
     emit("driver", driver)
     has_card = bool(driver.get("gpus"))
-    emit("libraries", libraries(maps, load))
+    emit("libraries", libraries())
     if not has_card:
         return
     for fact, name, describe in (("cupy", "cupy", _cupy), ("frontend", "cudnn", _frontend)):
-        if installed(name):
-            emit(fact, _attempt(partial(describe, import_module, name)))
-            emit("libraries", libraries(maps, load))
-    if installed("cupy") and installed("cudnn"):
+        if _is_installed(name):
+            emit(fact, _attempt(describe))
+            emit("libraries", libraries())
+    if _is_installed("cupy") and _is_installed("cudnn"):
         emit("started", "a small convolution")
-        emit("convolution", _attempt(lambda: {"error_size": (check or convolution_error)("cuda")}))
-        if check is None:
-            emit("identity", _attempt(lambda: dict(get_device("cuda").identity())))
-        emit("libraries", libraries(maps, load))
+        emit("convolution", _attempt(lambda: {"error_size": convolution_error("cuda")}))
+        emit("identity", _attempt(lambda: dict(get_device("cuda").identity())))
+        emit("libraries", libraries())
 
 
-def libraries(
-    maps: Callable[[], str] | None = None, load: Load | None = None
-) -> list[dict[str, Any]]:
-    """Every libcudnn in this process: path, version (None if it does not say), deleted or not.
+def _is_installed(name: str) -> bool:
+    return importlib.util.find_spec(name) is not None
 
-    Parameters
-    ----------
-    maps : callable, optional
-        Returns the text of ``/proc/self/maps``.
-    load : callable, optional
-        Opens a library that is already loaded.
-    """
+
+def libraries() -> list[dict[str, Any]]:
+    """Every libcudnn in this process: path, version (None if it does not say), deleted or not."""
     try:
-        text = maps() if maps is not None else Path("/proc/self/maps").read_text()
+        text = MAPS.read_text()
     except OSError:  # not Linux
         return []
     found: dict[str, bool] = {}
@@ -101,19 +82,19 @@ def libraries(
     return [
         {
             "path": path,
-            "version": None if deleted else _library_version(path, load or _opened),
+            "version": None if deleted else _library_version(path),
             "deleted": deleted,
         }
         for path, deleted in sorted(found.items())
     ]
 
 
-def _library_version(path: str, load: Load) -> int | None:
+def _library_version(path: str) -> int | None:
     """What cudnnGetVersion says; the parts of cuDNN other than libcudnn.so itself do not."""
     if not os.path.basename(path).startswith("libcudnn.so"):
         return None
     try:
-        get = load(path).cudnnGetVersion
+        get = _opened(path).cudnnGetVersion
     except (AttributeError, OSError):
         return None
     get.restype = ctypes.c_size_t
@@ -151,20 +132,18 @@ def convolution_error(device: str) -> float:
     return float(np.abs(y - np.maximum(expected, 0)).max())
 
 
-def _cupy(import_module: Callable[[str], Any], name: str) -> dict[str, Any]:
-    cupy = import_module(name)
-    runtime = cupy.cuda.runtime
-    return {"version": cupy.__version__, "cuda": int(runtime.runtimeGetVersion())}
+def _cupy() -> dict[str, Any]:
+    cupy = importlib.import_module("cupy")
+    return {"version": cupy.__version__, "cuda": int(cupy.cuda.runtime.runtimeGetVersion())}
 
 
-def _frontend(import_module: Callable[[str], Any], name: str) -> dict[str, Any]:
-    cudnn = import_module(name)
+def _frontend() -> dict[str, Any]:
+    cudnn = importlib.import_module("cudnn")
     return {"version": cudnn.__version__, "backend": int(cudnn.backend_version())}
 
 
-def _import(import_module: Callable[[str], Any], name: str) -> dict[str, Any]:
-    module = import_module(name)
-    return {"version": str(getattr(module, "__version__", ""))}
+def _import(name: str) -> dict[str, Any]:
+    return {"version": str(getattr(importlib.import_module(name), "__version__", ""))}
 
 
 def _attempt(function: Callable[[], dict[str, Any]]) -> dict[str, Any]:

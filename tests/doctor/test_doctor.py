@@ -1,4 +1,6 @@
+import ctypes
 import dataclasses
+import importlib
 import json
 import subprocess
 import sys
@@ -8,6 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 import ooc_cudnn
+from ooc_cudnn.devices import get_device
+from ooc_cudnn.doctor import diagnosis
 from ooc_cudnn.doctor import probe as doctor_probe
 from ooc_cudnn.doctor.diagnosis import (
     Calibration,
@@ -15,7 +19,6 @@ from ooc_cudnn.doctor.diagnosis import (
     Diagnosis,
     Gpu,
     Library,
-    Surroundings,
     diagnose,
     installed_packages,
     run_probe,
@@ -251,27 +254,38 @@ def test_a_broken_host_is_broken_everywhere():
 # --- gathering ---------------------------------------------------------------------------------
 
 
-def surroundings(**changes):
-    return dataclasses.replace(
-        Surroundings(
-            packages=lambda: {"numpy": "2"},
-            probe=lambda modules: [("driver", {}), ("ended", "")],
-            libraries_here=list,
-            host_check=lambda: 1e-6,
-            host_identity=lambda: {"host": "test"},
-            environment={"LD_LIBRARY_PATH": "/lib", "HOME": "/secret"},
-            cache=lambda: Path("/nowhere/ooc_cudnn"),
-        ),
-        **changes,
-    )
+SOURCES = {
+    "installed_packages": lambda: {"numpy": "2"},
+    "run_probe": lambda modules: [("driver", {}), ("ended", "")],
+    "libraries": list,
+    "convolution_error": lambda device: 1e-6,
+    "describe": describe,
+    "cache_directory": lambda: Path("/nowhere/ooc_cudnn"),
+    "machine_path": lambda identity: Path("/nowhere/model.json"),
+}
+
+
+@pytest.fixture
+def surroundings(monkeypatch):
+    """Puts sources of facts in place; with none that are told apart from `SOURCES`."""
+
+    def put(**changes):
+        for name, source in {**SOURCES, **changes}.items():
+            monkeypatch.setattr(diagnosis, name, source)
+
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/lib")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.delenv("CUDA_PATH", raising=False)
+    put()
+    return put
 
 
 def fails(*arguments):
     raise RuntimeError("two\nlines")
 
 
-def test_facts_come_from_the_surroundings():
-    facts = diagnose(surroundings=surroundings())
+def test_facts_come_from_the_surroundings(surroundings):
+    facts = diagnose()
     assert facts.packages == {"numpy": "2"}
     assert facts.environment == {"LD_LIBRARY_PATH": "/lib"}
     assert facts.host_check == Check(1e-6)
@@ -281,7 +295,7 @@ def test_facts_come_from_the_surroundings():
     assert not facts.calibrations[0].date
 
 
-def test_facts_of_the_probe_are_taken_over():
+def test_facts_of_the_probe_are_taken_over(surroundings):
     told = [
         ("imports", {"torch": {"version": "2"}, "jax": {"error": "ImportError: x"}}),
         ("driver", {"version": "580", "cuda": 13000, "gpus": [dataclasses.asdict(H200)]}),
@@ -293,7 +307,8 @@ def test_facts_of_the_probe_are_taken_over():
         ("ended", ""),
     ]
     asked = []
-    facts = diagnose(("torch",), surroundings=surroundings(probe=lambda m: asked.append(m) or told))
+    surroundings(run_probe=lambda modules: asked.append(modules) or told)
+    facts = diagnose(("torch",))
     assert asked == [("torch",)]
     assert facts.gpus == (H200,)
     assert facts.cuda_check == Check(1e-6)
@@ -303,16 +318,20 @@ def test_facts_of_the_probe_are_taken_over():
     assert "jax cannot be imported" in report(facts)
 
 
-@pytest.mark.parametrize("source", [field.name for field in dataclasses.fields(Surroundings)])
-def test_nothing_that_fails_makes_it_raise(source):
-    if source == "environment":
-        return
+@pytest.mark.parametrize("source", [name for name in SOURCES if name != "machine_path"])
+def test_nothing_that_fails_makes_it_raise(source, surroundings):
+    surroundings(**{source: fails})
     with ooc_cudnn.settings(device="auto"):
-        facts = diagnose(surroundings=surroundings(**{source: fails}))
+        facts = diagnose()
     assert report(facts)
-    if source in ("host_check", "settings", "probe"):
-        assert "RuntimeError: two lines" in report(facts)
-    assert is_broken(facts) == (source in ("host_check", "settings", "probe"))
+    told = source in ("convolution_error", "describe", "run_probe")
+    assert ("RuntimeError: two lines" in report(facts)) == told
+    assert is_broken(facts) == told
+
+
+def test_a_host_that_has_no_identity_has_no_calibration(surroundings, monkeypatch):
+    monkeypatch.setattr(type(get_device("host")), "identity", fails)
+    assert not diagnose().calibrations
 
 
 def test_this_machine_can_be_diagnosed():
@@ -363,12 +382,24 @@ class FakeDriver:
         return 0
 
 
-def probed(**options):
-    facts = {}
-    options.setdefault("maps", lambda: "")
-    options.setdefault("is_installed", lambda name: True)
-    doctor_probe.probe(facts.__setitem__, **options)
-    return facts
+@pytest.fixture
+def probed(monkeypatch, tmp_path):
+    """Probe with stand-ins for what it loads, imports and runs; the facts."""
+
+    def probe(*, load, import_module, check=fails):
+        (tmp_path / "maps").write_text("")
+        monkeypatch.setattr(doctor_probe, "MAPS", tmp_path / "maps")
+        monkeypatch.setattr(doctor_probe, "_is_installed", lambda name: True)
+        monkeypatch.setattr(doctor_probe, "convolution_error", check)
+        facts = {}
+        with monkeypatch.context() as at:
+            at.setattr(ctypes, "CDLL", load)
+            at.setattr(importlib, "import_module", import_module)
+            at.setattr(doctor_probe, "get_device", fails)
+            doctor_probe.probe(facts.__setitem__)
+        return facts
+
+    return probe
 
 
 def no_library(name):
@@ -379,19 +410,19 @@ def not_to_be_imported(name):
     raise AssertionError(name)
 
 
-def test_without_a_driver_nothing_of_cuda_is_imported():
+def test_without_a_driver_nothing_of_cuda_is_imported(probed):
     facts = probed(load=no_library, import_module=not_to_be_imported)
     assert facts == {"imports": {}, "driver": {}, "libraries": []}
 
 
 @pytest.mark.parametrize(("status", "shown"), [(100, {}), (803, {"status": 803})])
-def test_a_driver_without_a_card(status, shown):
+def test_a_driver_without_a_card(status, shown, probed):
     driver = FakeDriver(status=status)
     facts = probed(load=lambda name: driver, import_module=not_to_be_imported)
     assert facts["driver"] == {"version": "570.86.15", "cuda": 12080, "gpus": [], **shown}
 
 
-def test_a_card_is_described_and_tried():
+def test_a_card_is_described_and_tried(probed):
     runtime = SimpleNamespace(runtimeGetVersion=lambda: 12090)
     modules = {
         "cupy": SimpleNamespace(__version__="14.2", cuda=SimpleNamespace(runtime=runtime)),
@@ -412,7 +443,7 @@ def test_a_card_is_described_and_tried():
     assert tried == ["cuda"]
 
 
-def test_a_package_that_fails_to_import_is_a_fact():
+def test_a_package_that_fails_to_import_is_a_fact(probed):
     def broken(name):
         raise ImportError(f"{name}:\n no libcudnn.so.9")
 
@@ -431,19 +462,27 @@ MAPS = """\
 """
 
 
-def test_every_loaded_libcudnn_is_found():
-    opened = []
+@pytest.fixture
+def mapped(monkeypatch, tmp_path):
+    """Libraries of a text of maps, opened by a stand-in."""
 
-    class Cudnn:
-        @staticmethod
-        def cudnnGetVersion():
-            return 91900
+    def libraries(text, load):
+        (tmp_path / "maps").write_text(text)
+        monkeypatch.setattr(doctor_probe, "MAPS", tmp_path / "maps")
+        monkeypatch.setattr(doctor_probe, "_opened", load)
+        return doctor_probe.libraries()
+
+    return libraries
+
+
+def test_every_loaded_libcudnn_is_found(mapped):
+    opened = []
 
     def load(path):
         opened.append(path)
         return SimpleNamespace(cudnnGetVersion=lambda: 91900)
 
-    found = doctor_probe.libraries(lambda: MAPS, load)
+    found = mapped(MAPS, load)
     assert found == [
         {"path": "/env/nvidia/cudnn/lib/libcudnn.so.9", "version": 91900, "deleted": False},
         {
@@ -456,10 +495,10 @@ def test_every_loaded_libcudnn_is_found():
     assert opened == ["/env/nvidia/cudnn/lib/libcudnn.so.9"]
 
 
-def test_a_libcudnn_without_a_version_has_none():
+def test_a_libcudnn_without_a_version_has_none(mapped):
     line = "7f00-7f01 r--p 00000000 fd:00 1  /env/libcudnn.so.9"
     for load in (no_library, lambda path: object()):
-        assert doctor_probe.libraries(lambda: line, load)[0]["version"] is None
+        assert mapped(line, load)[0]["version"] is None
 
 
 def test_the_small_convolution_is_right_on_the_host():
@@ -524,13 +563,13 @@ def test_a_bad_setting_is_all_that_is_wrong(monkeypatch):
     assert any("numpy scipy" in finding.remedy for finding in judge(both))
 
 
-def test_a_machine_that_cannot_be_used_is_a_bad_setting():
+def test_a_machine_that_cannot_be_used_is_a_bad_setting(surroundings):
     with ooc_cudnn.settings(machine="nosuch"):
-        facts = diagnose(surroundings=surroundings())
+        facts = diagnose()
     assert "nosuch" in facts.settings_failure
     assert is_broken(facts)
     with ooc_cudnn.settings(machine="h200"):
-        assert not diagnose(surroundings=surroundings()).settings_failure
+        assert not diagnose().settings_failure
 
 
 def test_a_module_that_cannot_be_imported_is_broken():
