@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ooc_cudnn.devices.cuda.convolutions import Convolutions
-from ooc_cudnn.devices.kernels.convolution_direct import RUNNERS
+from ooc_cudnn.devices.kernels.convolution_direct import run as run_direct
 from ooc_cudnn.devices.kernels.launch import Call
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.convolution_backward import (
@@ -287,7 +287,7 @@ def test_direct_kernels(kind, direction, precision, layout):
         results = []
         for _ in range(2):
             result = kind(operation.output_shape, operation.result_dtype, layout)
-            RUNNERS[type(operation)](operation, Call(views, result.view, (0, 0), stream))
+            run_direct(operation, Call(views, result.view, (0, 0), stream))
             check(result.result(), expected, PRECISIONS[precision][3], name)
             results.append(result.bits())
         assert np.array_equal(*results)
@@ -316,8 +316,7 @@ def test_direct_kernels_refuse_what_does_not_fit(direction):
     first, second = (packed(a.shape, "float32", "channels_first", a).view for a in arrays)
     result = packed(operation.output_shape, "float32", "channels_first").view
     half = packed(operation.output_shape, "float16", "channels_first").view
-    runner = RUNNERS[type(operation)]
     with pytest.raises(ValueError, match="do not fit the operation"):
-        runner(operation, Call((second, first), result))
+        run_direct(operation, Call((second, first), result))
     with pytest.raises(ValueError, match="the result is float16"):
-        runner(operation, Call((first, second), half))
+        run_direct(operation, Call((first, second), half))

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from ooc_cudnn.devices.kernels import arguments, launch, launch_geometry
-from ooc_cudnn.devices.kernels.convolution_direct import convolution_forward
+from ooc_cudnn.devices.kernels.convolution_direct import run as run_direct
 from ooc_cudnn.devices.kernels.hold import hold
 from ooc_cudnn.devices.kernels.launch import Call
 from ooc_cudnn.devices.kernels.pointwise import pointwise
@@ -308,7 +308,7 @@ def convolution_direct(x, w, y, *, padding=0, stride=1, dilation=1, groups=1):
     )
     operation = Convolution(x.shape, w.shape, pairs, stride, dilation, groups, x.dtype, y.dtype)
     assert operation.output_shape == y.shape
-    convolution_forward(operation, Call((x, w), y))
+    run_direct(operation, Call((x, w), y))
 
 
 def reference_convolution(x, w, outputs, padding, stride, dilation, groups):

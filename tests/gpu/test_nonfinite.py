@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import ooc_cudnn
-from ooc_cudnn.devices.kernels.convolution_direct import RUNNERS
+from ooc_cudnn.devices.kernels.convolution_direct import run as run_direct
 from ooc_cudnn.devices.kernels.launch import Call
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.convolution_backward import (
@@ -89,7 +89,7 @@ def test_direct_kernels_multiply_padding(name):
         random = np.random.default_rng(seed)
         x, w, dy = (drawn(random, shape) for shape in (x_shape, w_shape, forward.output_shape))
         y = Operand(forward.output_shape, "float32")
-        RUNNERS[Convolution](forward, Call((x.view, w.view), y.view))
+        run_direct(forward, Call((x.view, w.view), y.view))
         check_like_reference(y.result(), forward.reference(x.wide, w.wide), f"{name} {seed} y")
         for gradient, inputs, shape in (
             (ConvolutionBackwardData(forward, "float32"), (w, dy), x_shape),
@@ -97,7 +97,7 @@ def test_direct_kernels_multiply_padding(name):
         ):
             result = Operand(shape, "float32")
             views = tuple(operand.view for operand in inputs)
-            RUNNERS[type(gradient)](gradient, Call(views, result.view))
+            run_direct(gradient, Call(views, result.view))
             reference = gradient.reference(*(operand.wide for operand in inputs))
             check_like_reference(result.result(), reference, f"{name} {seed} {gradient.name}")
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from ooc_cudnn.devices.cuda.cudnn_engines import forbidden_notes, is_faulty
 from ooc_cudnn.devices.cuda.cudnn_forms import Form, forms
 from ooc_cudnn.devices.cuda.cudnn_graphs import INPUTS, RESULT, describe, forget_frames
-from ooc_cudnn.devices.kernels.convolution_direct import RUNNERS as DIRECT
+from ooc_cudnn.devices.kernels import convolution_direct
 from ooc_cudnn.devices.kernels.launch import Call
 from ooc_cudnn.devices.kernels.relayout import fill_zero
 from ooc_cudnn.devices.view import DeviceView
@@ -82,7 +82,7 @@ class Convolutions:
             fill_zero(output.pointer, nbytes, 1, nbytes, stream)
             return
         if 0 in first.shape:  # nothing but padding: zeros, by what may be infinite
-            DIRECT[type(operation)](operation, Call(inputs, output, workspace, stream))
+            convolution_direct.run(operation, Call(inputs, output, workspace, stream))
             return
         pointer, available = workspace
         try:
@@ -90,7 +90,7 @@ class Convolutions:
         except KeyError:
             found = self._choose(operation, available)
         if found is None:
-            DIRECT[type(operation)](operation, Call(inputs, output, workspace, stream))
+            convolution_direct.run(operation, Call(inputs, output, workspace, stream))
             return
         form = found.form
         addresses = {}

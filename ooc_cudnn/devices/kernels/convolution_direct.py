@@ -6,14 +6,13 @@ Correct, and slow.
 from __future__ import annotations
 
 from ooc_cudnn.devices.kernels.arguments import CUDA_TYPES, arithmetic_dtype, geometry, three
-from ooc_cudnn.devices.kernels.launch import Call, Launch, Runner, launch
+from ooc_cudnn.devices.kernels.launch import Call, Launch, launch
 from ooc_cudnn.devices.kernels.launch_geometry import BLOCK_THREADS, grid_of
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.convolution_backward import (
     AnyConvolution,
     ConvolutionBackwardData,
-    ConvolutionBackwardFilter,
     forward_of,
 )
 
@@ -21,93 +20,51 @@ from ooc_cudnn.operations.convolution_backward import (
 CHANNELS_TOGETHER = 4
 
 
-def plan_forward(
-    operation: Convolution, x: DeviceView, w: DeviceView, y: DeviceView
+def plan(
+    operation: AnyConvolution, first: DeviceView, second: DeviceView, result: DeviceView
 ) -> Launch | None:
-    """Choose the kernel of y from (x, w); None if there is nothing to compute."""
-    _check(operation, x=x, w=w, y=y, result=y)
-    if y.size == 0:
-        return None
-    each = operation.w_shape[0] // operation.groups
-    tile, tiles = _tiles(each)
-    threads = y.size // each * tiles
-    groups, c_x, c_y, _, *rest = _numbers(operation, x, w, y)  # the batch needs no bound
-    return Launch(
-        "convolution_direct.cu",
-        f"convolution_direct<{_types(x, y)}, {tile}>",
-        grid_of(threads, BLOCK_THREADS),
-        geometry(groups, c_x, c_y, *rest, tiles, threads, _channels_innermost(y)),
-    )
-
-
-def plan_data(
-    operation: ConvolutionBackwardData, w: DeviceView, dy: DeviceView, dx: DeviceView
-) -> Launch | None:
-    """Choose the kernel of dx from (w, dy); None if there is nothing to compute."""
-    _check(operation, x=dx, w=w, y=dy, result=dx)
-    if dx.size == 0:
-        return None
-    forward = operation.forward
-    each = forward.x_shape[1] // forward.groups
-    tile, tiles = _tiles(each)
-    threads = dx.size // each * tiles
-    return Launch(
-        "convolution_direct_backward.cu",
-        f"convolution_direct_data<{_types(w, dx)}, {tile}>",
-        grid_of(threads, BLOCK_THREADS),
-        geometry(*_numbers(operation, dx, w, dy), tiles, threads, _channels_innermost(dx)),
-    )
-
-
-def plan_filter(
-    operation: ConvolutionBackwardFilter, x: DeviceView, dy: DeviceView, dw: DeviceView
-) -> Launch | None:
-    """Choose the kernel of dw from (x, dy); None if there is nothing to compute."""
-    _check(operation, x=x, w=dw, y=dy, result=dw)
-    if dw.size == 0:
-        return None
-    forward = operation.forward
+    """Choose the kernel of an operation on its inputs; None if there is nothing to compute."""
+    forward, source = forward_of(operation), "convolution_direct_backward.cu"
     each = forward.w_shape[0] // forward.groups
-    tile, tiles = _tiles(each)
-    blocks = dw.size // each * tiles
+    if isinstance(operation, Convolution):
+        source, kernel, walked = "convolution_direct.cu", "convolution_direct", result
+        x, w, y = first, second, result
+    elif isinstance(operation, ConvolutionBackwardData):
+        kernel, walked, each = (
+            "convolution_direct_data",
+            result,
+            forward.x_shape[1] // forward.groups,
+        )
+        w, y, x = first, second, result
+    else:
+        kernel, walked = "convolution_direct_filter", first
+        x, y, w = first, second, result
+    _check(operation, x=x, w=w, y=y, result=result)
+    if result.size == 0:
+        return None
+    tile = CHANNELS_TOGETHER if each >= CHANNELS_TOGETHER else 1
+    tiles = -(-each // tile)  # of a group
+    total = result.size // each * tiles
+    numbers = _numbers(forward, x, w, y)
+    if isinstance(operation, Convolution):
+        numbers = (*numbers[:3], *numbers[4:])  # the batch needs no bound
+    channels_innermost = int(walked.strides[1] == 1 and walked.shape[1] > 1)
     return Launch(
-        "convolution_direct_backward.cu",
-        f"convolution_direct_filter<{_types(x, dw)}, {tile}>",
-        grid_of(blocks),
-        geometry(*_numbers(operation, x, dw, dy), tiles, blocks, _channels_innermost(x)),
+        source,
+        f"{kernel}<{CUDA_TYPES[first.dtype]}, {CUDA_TYPES[result.dtype]}, {tile}>",
+        # a block sums for an element of dw; a thread for one of y or dx
+        grid_of(total, 1 if kernel == "convolution_direct_filter" else BLOCK_THREADS),
+        geometry(*numbers, tiles, total, channels_innermost),
     )
 
 
-def convolution_backward_data(operation: ConvolutionBackwardData, call: Call) -> None:
-    """dx from (w, dy), of any strides; zero where no window reaches."""
-    (w, dy), dx = call.inputs, call.output
-    assert w is not None
-    assert dy is not None
-    launch(operation, (w, dy, dx), lambda: plan_data(operation, w, dy, dx), (), call.stream)
-
-
-def convolution_backward_filter(operation: ConvolutionBackwardFilter, call: Call) -> None:
-    """dw from (x, dy), of any strides; x may have no rows, and is zeros then."""
-    (x, dy), dw = call.inputs, call.output
-    assert x is not None
-    assert dy is not None
-    launch(operation, (x, dy, dw), lambda: plan_filter(operation, x, dy, dw), (), call.stream)
-
-
-def convolution_forward(operation: Convolution, call: Call) -> None:
-    """y from (x, w); x may have no rows, and is zeros then."""
-    (x, w), y = call.inputs, call.output
-    assert x is not None
-    assert w is not None
-    launch(operation, (x, w, y), lambda: plan_forward(operation, x, w, y), (), call.stream)
-
-
-#: All three directions.
-RUNNERS: dict[type, Runner] = {
-    Convolution: convolution_forward,
-    ConvolutionBackwardData: convolution_backward_data,
-    ConvolutionBackwardFilter: convolution_backward_filter,
-}
+def run(operation: AnyConvolution, call: Call) -> None:
+    """Run an operation on its inputs: x may have no rows, and is zeros then; no window, no dx."""
+    (first, second), result = call.inputs, call.output
+    assert first is not None
+    assert second is not None
+    views = (first, second, result)
+    launch(operation, views, lambda: plan(operation, *views), (), call.stream)
 
 
 def _check(
@@ -137,28 +94,8 @@ def _check(
         )
 
 
-def _tiles(each: int) -> tuple[int, int]:
-    """Channels of a tile, and tiles of a group of so many channels."""
-    tile = CHANNELS_TOGETHER if each >= CHANNELS_TOGETHER else 1
-    return tile, -(-each // tile)
-
-
-def _types(given: DeviceView, result: DeviceView) -> str:
-    return f"{CUDA_TYPES[given.dtype]}, {CUDA_TYPES[result.dtype]}"
-
-
-def _channels_innermost(view: DeviceView) -> int:
-    return int(view.strides[1] == 1 and view.shape[1] > 1)
-
-
-def _numbers(
-    operation: AnyConvolution,
-    x: DeviceView,
-    w: DeviceView,
-    y: DeviceView,
-) -> tuple[int, ...]:
+def _numbers(forward: Convolution, x: DeviceView, w: DeviceView, y: DeviceView) -> tuple[int, ...]:
     """What the kernels read of a convolution; unused axes come first, of size 1."""
-    forward = forward_of(operation)
 
     def strides(view: DeviceView) -> tuple[int, ...]:
         return view.strides[:2] + three(view.strides[2:], 0)

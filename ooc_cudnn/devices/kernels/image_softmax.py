@@ -45,17 +45,16 @@ def image_state(
     what: str,
     task: int,
     operands: tuple[DeviceView | None, ...],
-    state: DeviceView,
-    workspace: tuple[int, int],
-    stream: Any,
+    call: Call,
 ) -> None:
-    """Reduce each image to its numbers of the state; `what` is "peaks" or "sums"."""
+    """Reduce each image to its numbers of the state, the call's output: "peaks" or "sums"."""
+    state, stream = call.output, call.stream
     there = next(view for view in operands if view is not None)
     images, columns = state.shape
     walk = walk_images([view or there for view in operands], REDUCTION_BLOCKS)
     parts = state.pointer
     if walk.parts > 1:
-        parts = workspace_pointer(workspace, 8 * columns * walk.parts * images)
+        parts = workspace_pointer(call.workspace, 8 * columns * walk.parts * images)
     arguments = (CUDA_TYPES[there.dtype], *((task,) if what == "sums" else ()))
     launch(
         (operation, walk),
@@ -102,7 +101,7 @@ def image_maximum(operation: ImageMaximum, call: Call) -> None:
     """Run `ImageMaximum` on (x,)."""
     x = check("x", call.inputs[0], operation.shape, operation.dtype)
     check_packed("the state", call.output, operation.output_shape, "float64")
-    image_state(operation, "peaks", ACCURATE, (x,), call.output, call.workspace, call.stream)
+    image_state(operation, "peaks", ACCURATE, (x,), call)
 
 
 def image_softmax(operation: ImageSoftmax, call: Call) -> None:
@@ -123,7 +122,7 @@ def image_product_sum(operation: ImageProductSum, call: Call) -> None:
     if task == ACCURATE_BACKWARD:
         y = check("y", call.inputs[0], operation.shape, operation.dtype)
     check_packed("the sums", call.output, operation.output_shape, "float64")
-    image_state(operation, "sums", task, (y, dy), call.output, call.workspace, call.stream)
+    image_state(operation, "sums", task, (y, dy), call)
 
 
 def image_softmax_backward(operation: ImageSoftmaxBackward, call: Call) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -80,91 +80,86 @@ def normalise_backward(operation: NormaliseBackward, call: Call) -> None:
 
 
 def _launch_small(
-    operation: Hashable,
+    operation: Any,
+    call: Call,
     expression: str,
-    count: int,
-    views: Sequence[DeviceView | None],
-    scalars: Sequence[Any],
-    stream: Any,
+    *inputs: tuple[str, tuple[int, ...], str] | None,
+    result_dtype: str = "float64",
+    scalars: Sequence[Any] = (),
 ) -> None:
-    """Run a kernel of states.cu, a thread for each of `count`."""
+    """Run a kernel of states.cu; of each input its name, shape and type, None where not read."""
+    views = [
+        check_packed(each[0], view, *each[1:]) if each else None
+        for each, view in zip(inputs, call.inputs, strict=True)
+    ]
+    check_packed("the result", call.output, operation.output_shape, result_dtype)
 
     def plan() -> Launch | None:
+        count = _count(operation)
         if count == 0:
             return None
         return Launch("states.cu", expression, grid_of(count, BLOCK_THREADS), geometry(count))
 
-    launch(operation, views, plan, scalars, stream)
+    launch(operation, (call.output, *views), plan, scalars, call.stream)
 
 
-def _merge(kernel: str, count: Callable[[Any], int]) -> Runner:
-    """Return the runner of an operation on (state, part) of one shape."""
+def _count(operation: Any) -> int:
+    """Threads of a kernel of states.cu: one for each element, image or channel."""
+    if isinstance(operation, AddStates):
+        return math.prod(operation.shape)
+    return int(operation.images if isinstance(operation, MergeImageMaximum) else operation.channels)
 
-    def run(operation: Any, call: Call) -> None:
-        shape = operation.output_shape
-        state = check_packed("state", call.inputs[0], shape, "float64")
-        part = check_packed("part", call.inputs[1], shape, "float64")
-        check_packed("the result", call.output, shape, "float64")
-        _launch_small(
-            operation, kernel, count(operation), (call.output, state, part), (), call.stream
-        )
 
-    return run
+def merge(operation: AddStates | MergeImageMaximum | MergeMoments, call: Call) -> None:
+    """Run an operation on (state, part) of one shape, by the kernel of its name."""
+    state, part = ((name, operation.output_shape, "float64") for name in ("state", "part"))
+    _launch_small(operation, call, operation.name, state, part)
 
 
 def moments_result(operation: MomentsResult, call: Call) -> None:
     """Run `MomentsResult` on (state, old)."""
-    state = check_packed("state", call.inputs[0], (3, operation.channels), "float64")
-    check_packed("the result", call.output, operation.output_shape, operation.dtype)
-    old = None
-    if operation.what.startswith("running"):
-        old = check_packed("old", call.inputs[1], operation.output_shape, operation.dtype)
+    running = operation.what.startswith("running")
     _launch_small(
         operation,
+        call,
         f"moments_result<{CUDA_TYPES[operation.dtype]}, {WHAT[operation.what]}>",
-        operation.channels,
-        (call.output, state, old),
-        (np.float64(operation.epsilon), np.float64(operation.factor)),
-        call.stream,
+        ("state", (3, operation.channels), "float64"),
+        ("old", operation.output_shape, operation.dtype) if running else None,
+        result_dtype=operation.dtype,
+        scalars=(np.float64(operation.epsilon), np.float64(operation.factor)),
     )
 
 
 def state_row(operation: StateRow, call: Call) -> None:
     """Run `StateRow` on (state,)."""
-    state = check_packed("state", call.inputs[0], (operation.rows, operation.channels), "float64")
-    check_packed("the result", call.output, operation.output_shape, operation.dtype)
     _launch_small(
         operation,
+        call,
         f"state_row<{CUDA_TYPES[operation.dtype]}>",
-        operation.channels,
-        (call.output, state),
-        (operation.row,),
-        call.stream,
+        ("state", (operation.rows, operation.channels), "float64"),
+        result_dtype=operation.dtype,
+        scalars=(operation.row,),
     )
 
 
 def scale_row(operation: ScaleRow, call: Call) -> None:
     """Run `ScaleRow` on (state, factor)."""
-    shape = operation.output_shape
-    state = check_packed("state", call.inputs[0], shape, "float64")
-    factor = check_packed("factor", call.inputs[1], (operation.channels,), operation.dtype)
-    check_packed("the result", call.output, shape, "float64")
     _launch_small(
         operation,
+        call,
         f"scale_row<{CUDA_TYPES[operation.dtype]}>",
-        operation.channels,
-        (call.output, state, factor),
-        (operation.row,),
-        call.stream,
+        ("state", operation.output_shape, "float64"),
+        ("factor", (operation.channels,), operation.dtype),
+        scalars=(operation.row,),
     )
 
 
 RUNNERS: dict[type, Runner] = {
     Normalise: normalise,
     NormaliseBackward: normalise_backward,
-    MergeMoments: _merge("merge_moments", lambda operation: operation.channels),
-    MergeImageMaximum: _merge("merge_image_maximum", lambda operation: operation.images),
-    AddStates: _merge("add_states", lambda operation: math.prod(operation.shape)),
+    MergeMoments: merge,
+    MergeImageMaximum: merge,
+    AddStates: merge,
     MomentsResult: moments_result,
     ScaleRow: scale_row,
     StateRow: state_row,

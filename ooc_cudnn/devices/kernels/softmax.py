@@ -41,15 +41,10 @@ def _over_channels(
     sites = sites_by_channels(views)
     if sites.is_rows and sites.channels > LONG_ROW and sites.images == 1:
         row_views = [
-            DeviceView(
-                view.pointer,
-                view.dtype,
-                (sites.sites, sites.channels),
-                (strides[2], 1),
-            )
+            DeviceView(view.pointer, view.dtype, (sites.sites, sites.channels), (strides[2], 1))
             for view, strides in zip(views, sites.strides, strict=True)
         ]
-        _over_long_rows(operation, task, row_views, call.workspace, call.stream)
+        _over_long_rows(operation, task, row_views, call)
         return
 
     def plan() -> Launch:
@@ -59,27 +54,20 @@ def _over_channels(
     launch(operation, (output, first, second), plan, (), call.stream)
 
 
-def _over_long_rows(
-    operation: Hashable,
-    task: int,
-    views: list[DeviceView],
-    workspace: tuple[int, int],
-    stream: Any,
-) -> None:
+def _over_long_rows(operation: Hashable, task: int, views: list[DeviceView], call: Call) -> None:
     """Rows as if they were images, with the state between the sweeps in the workspace."""
     output, first, second = views
-    rows = output.shape[0]
-    columns = 2 if task in (ACCURATE, LOG) else 1
-    pointer = workspace_pointer(workspace, 8 * rows * columns)
+    rows, forward = output.shape[0], task in (ACCURATE, LOG)
+    columns = 2 if forward else 1
+    nbytes = 8 * rows * columns
+    pointer = workspace_pointer(call.workspace, nbytes)
     state = DeviceView(pointer, "float64", (rows, columns), (columns, 1))
-    rest = (pointer + 8 * rows * columns, workspace[1] - 8 * rows * columns)
-    if task in (ACCURATE, LOG):
-        image_state((operation, "peaks"), "peaks", task, (first,), state, rest, stream)
-        image_outcomes((operation, "rows"), task, (output, first, None), state, stream)
-    else:
-        operands = (None if task == LOG_BACKWARD else first, second)
-        image_state((operation, "sums"), "sums", task, operands, state, rest, stream)
-        image_outcomes((operation, "rows"), task, (output, first, second), state, stream)
+    what = "peaks" if forward else "sums"
+    operands = (first,) if forward else (None if task == LOG_BACKWARD else first, second)
+    rest = call._replace(output=state, workspace=(pointer + nbytes, call.workspace[1] - nbytes))
+    image_state((operation, what), what, task, operands, rest)
+    sources = (output, first, None if forward else second)
+    image_outcomes((operation, "rows"), task, sources, state, call.stream)
 
 
 def softmax(operation: Softmax, call: Call) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from ooc_cudnn.devices.kernels import launch_geometry
 from ooc_cudnn.devices.kernels.compiling import sources_folder
-from ooc_cudnn.devices.kernels.convolution_direct import plan_forward
+from ooc_cudnn.devices.kernels.convolution_direct import plan as plan_direct
 from ooc_cudnn.devices.kernels.pointwise import plan_pointwise
 from ooc_cudnn.devices.kernels.relayout import plan_relayout
 from ooc_cudnn.devices.view import DeviceView
@@ -201,8 +201,8 @@ def test_plans_refuse_operands_that_do_not_fit():
     convolution = Convolution.of((1, 2, 3), (2, 2, 1))
     w = DeviceView(0, "float32", (2, 2, 1), (2, 1, 1))
     with pytest.raises(ValueError, match="do not fit the operation"):
-        plan_forward(convolution, a, a, a)
+        plan_direct(convolution, a, a, a)
     with pytest.raises(ValueError, match="an input is float16"):
-        plan_forward(convolution, half, w, a)
+        plan_direct(convolution, half, w, a)
     with pytest.raises(ValueError, match="the result is float16"):
-        plan_forward(convolution, a, w, half)
+        plan_direct(convolution, a, w, half)
