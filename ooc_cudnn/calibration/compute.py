@@ -22,7 +22,7 @@ from ooc_cudnn.calibration.shapes import (
 )
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.devices.measuring import Bench, Timing, offsets_of
-from ooc_cudnn.functions.plan import described
+from ooc_cudnn.functions.plan import splittable_of
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.convolution_backward import (
     ConvolutionBackwardData,
@@ -197,7 +197,7 @@ def with_stand_ins(device: Device, lines: Mapping[str, Held]) -> dict[str, Held]
 
 def launches_of(function: str, arguments: Mapping[str, Any], layout: str) -> Launches:
     """Launches of a call on all of its data, in one memory order, with the buffers they take."""
-    call = described(function, **arguments)
+    call = splittable_of(function, **arguments)
     whole = call.extents
     for sweep in range(call.sweeps):
         launches, buffers = call.launches(

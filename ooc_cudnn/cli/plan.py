@@ -22,7 +22,7 @@ from ooc_cudnn.cli.arguments import (
     parameters_of,
 )
 from ooc_cudnn.cli.chain import WRITTEN, read_chain
-from ooc_cudnn.functions.plan import describe_call, described, plan
+from ooc_cudnn.functions.plan import describe_call, plan, splittable_of
 from ooc_cudnn.functions.public import FUNCTIONS
 from ooc_cudnn.tensor import DTYPES, PLACEMENTS, TensorSpec
 from ooc_cudnn.types import OfFilters, PerChannel
@@ -198,7 +198,7 @@ def _out(name: str, given: Mapping[str, Any], defaults: Defaults, placement: str
     """Where the results go; None where one changes in place and nothing else was asked for."""
     shaping = {argument: value for argument, value in given.items() if argument != "beta"}
     description = describe_call(name, shaping)
-    made = described(name, **shaping)
+    made = splittable_of(name, **shaping)
     if placement is None and set(description.results) <= set(description.updated):
         return None
     place = partial(TensorSpec, placement=placement or defaults.placement)

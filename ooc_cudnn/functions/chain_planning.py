@@ -35,7 +35,7 @@ _remembered: OrderedDict[Hashable, Planned] = OrderedDict()
 _lock = forks.lock()
 
 
-def plan_request(
+def plan_in_runs(
     request: Request, target: Target, available: int, aligned: Mapping[str, bool]
 ) -> Planned:
     """Plan a call as one run; a chain that memory is short for as shorter chains, if better.

@@ -97,7 +97,7 @@ def plan_request(
     return part.request
 
 
-def described(function: str, **arguments: Any) -> Splittable:
+def splittable_of(function: str, **arguments: Any) -> Splittable:
     """Return a call of a public function as what it may be cut into.
 
     Parameters

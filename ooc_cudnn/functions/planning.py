@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ooc_cudnn.errors import PlanInfeasibleError
-from ooc_cudnn.functions.chain_planning import plan_request
+from ooc_cudnn.functions.chain_planning import plan_in_runs
 from ooc_cudnn.functions.target import Planned, Target, make_request
 from ooc_cudnn.functions.trials import planned_after_trials
 from ooc_cudnn.operations.splittable import Operand, Splittable
@@ -77,7 +77,7 @@ def plan_call(
         def make(machine: MachineModel, layouts: tuple[str, ...], *, ask: bool = True) -> Planned:
             made = replace(request, machine=machine, layouts=layouts)
             asked = target if ask else target._replace(ask_workspace=None)
-            return plan_request(made, asked, available, aligned)
+            return plan_in_runs(made, asked, available, aligned)
 
         if target.trial_device is None:
             return make(target.machine, request.layouts)

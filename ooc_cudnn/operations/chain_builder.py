@@ -22,17 +22,17 @@ from ooc_cudnn.operations.bias import AddTensor
 from ooc_cudnn.operations.builder import Builder
 from ooc_cudnn.operations.chain_pieces import ChainPieces
 from ooc_cudnn.operations.convolution import Convolution
+from ooc_cudnn.operations.fusions import Fusion
 from ooc_cudnn.operations.op_tensor import OpTensor
 from ooc_cudnn.operations.pointwise import Pointwise, Relayout
 from ooc_cudnn.operations.pooling import Pooling
 from ooc_cudnn.operations.rows import ROW_AXIS, with_rows
 from ooc_cudnn.operations.splittable import Accumulation, Buffer, Launch, Launchable, Piece
-from ooc_cudnn.operations.stages import Stage
 from ooc_cudnn.tensor import ACCUMULATOR
 
 
 class ChainBuilder(Builder):
-    """Builds the launches of one piece; one method for each kind of stage."""
+    """Builds the launches of one piece; one method for each kind of fusion."""
 
     def __init__(
         self,
@@ -49,15 +49,15 @@ class ChainBuilder(Builder):
         self.current = "x"
 
     def build(self) -> tuple[tuple[Launch, ...], Mapping[str, Buffer]]:
-        """Build every stage; of a sum over cX that is not complete, the convolution alone."""
-        made = self.chain.stages
-        for at, stage in enumerate(made):
+        """Build every fusion; of a sum over cX that is not complete, the convolution alone."""
+        made = self.chain.fusions
+        for at, fusion in enumerate(made):
             following = made[at + 1] if at + 1 < len(made) else None
-            if not isinstance(self.chain.operations[stage.first], Convolution | Pooling):
-                self._elementwise(stage, following)
+            if not isinstance(self.chain.operations[fusion.first], Convolution | Pooling):
+                self._elementwise(fusion, following)
                 continue
-            self._window(stage, following)
-            if self.accumulating and not self._add_up(stage, following):
+            self._window(fusion, following)
+            if self.accumulating and not self._add_up(fusion, following):
                 return self.built()
             if following is not None:
                 self._hand_on(following)
@@ -78,29 +78,29 @@ class ChainBuilder(Builder):
         self.copy(packed, output)
         self.release(packed)
 
-    def _add_up(self, stage: Stage, following: Stage | None) -> bool:
+    def _add_up(self, fusion: Fusion, following: Fusion | None) -> bool:
         """Add the convolution's product to the sums; return whether they are complete.
 
         Complete sums are rounded like the product of an uncut convolution.
         """
         complete, have = "sums", self.buffers[self.current]
-        if self.accumulation.last and following is not None and have.dtype != self._type(stage):
-            complete = self.scratch("complete", have.shape, self._type(stage), have.order)
+        if self.accumulation.last and following is not None and have.dtype != self._type(fusion):
+            complete = self.scratch("complete", have.shape, self._type(fusion), have.order)
         if not self.accumulate(self.current, into=complete):
             return False
         self.current, self.accumulating = complete, False
         return True
 
-    def _type(self, stage: Stage) -> str:
-        """The type of a stage's result."""
+    def _type(self, fusion: Fusion) -> str:
+        """The type of a fusion's result."""
         chain = self.chain
-        return chain.tail_dtype if stage.first >= chain.tail else chain.dtype
+        return chain.tail_dtype if fusion.first >= chain.tail else chain.dtype
 
     def _in_type(self, operation: Any, dtype: str) -> Any:
         """The same operation on operands of another type."""
         return operation if operation.dtype == dtype else replace(operation, dtype=dtype)
 
-    # Where the result of a stage goes -----------------------------------------------------------
+    # Where the result of a fusion goes -----------------------------------------------------------
 
     def _shape(self, index: int) -> Shape:
         """Shape of an operation's result in this piece."""
@@ -110,7 +110,7 @@ class ChainBuilder(Builder):
         shape = (self.buffers["y"].shape[0], channels, *whole[2:])
         return with_rows(shape, stop - start, self.row_axis)
 
-    def _input_of(self, following: Stage | None, shape: Shape, dtype: str) -> str | None:
+    def _input_of(self, following: Fusion | None, shape: Shape, dtype: str) -> str | None:
         """The rows of the next window's input that this piece makes; None if they are all of it.
 
         The rows kept from the pieces before come first.
@@ -163,13 +163,13 @@ class ChainBuilder(Builder):
 
     # Stages -------------------------------------------------------------------------------------
 
-    def _window(self, stage: Stage, following: Stage | None) -> None:
+    def _window(self, fusion: Fusion, following: Fusion | None) -> None:
         """A convolution or a pooling, in the plan's layout."""
-        index = stage.first
+        index = fusion.first
         operation = self.chain.on_piece(index, self.piece, self.layout)
         self._keep(index)
         source = f"input {index}" if f"input {index}" in self.buffers else self.current
-        dtype = self._type(stage)
+        dtype = self._type(fusion)
         if isinstance(operation, Convolution):
             sources: tuple[str, ...] = (self.in_order(source, self.layout),)
             dtype = ACCUMULATOR[dtype] if self.accumulating else dtype
@@ -190,8 +190,8 @@ class ChainBuilder(Builder):
         self.release(source, *sources)
         self.current = product
 
-    def _hand_on(self, following: Stage) -> None:
-        """Bring a window's result to where the next stage reads it, if it lies elsewhere."""
+    def _hand_on(self, following: Fusion) -> None:
+        """Bring a window's result to where the next fusion reads it, if it lies elsewhere."""
         source, have = self.current, self.buffers[self.current]
         target = self._input_of(following, have.shape, have.dtype)
         if target is None:
@@ -200,26 +200,26 @@ class ChainBuilder(Builder):
         self.release(source)
         self.current = target
 
-    def _elementwise(self, stage: Stage, following: Stage | None) -> None:
+    def _elementwise(self, fusion: Fusion, following: Fusion | None) -> None:
         """One pass: into y, or where the next window reads it, or in place."""
-        chain, index, before = self.chain, stage.first, self.current
-        have, dtype = self.buffers[before], self._type(stage)
+        chain, index, before = self.chain, fusion.first, self.current
+        have, dtype = self.buffers[before], self._type(fusion)
         operation: Normalise | OpTensor | Pointwise
         if isinstance(chain.operations[index], AddTensor | Activation):
-            inputs: tuple[str, ...] = ("", stage.shift, "")
+            inputs: tuple[str, ...] = ("", fusion.shift, "")
             operation = Pointwise(
-                have.shape, have.dtype, dtype, stage.mode, stage.coef,
-                has_shift=bool(stage.shift),
+                have.shape, have.dtype, dtype, fusion.mode, fusion.coef,
+                has_shift=bool(fusion.shift),
             )  # fmt: skip
             if following is None:  # alpha, beta and the memory order of y are part of the pass
-                self.finish(before, "y", operation, stage.shift)
+                self.finish(before, "y", operation, fusion.shift)
                 self.current = "y"
                 return
         else:
             inputs = chain.parameter_names[index]
             operation = self._in_type(chain.on_piece(index, self.piece), dtype)
             if isinstance(operation, Normalise):
-                operation = replace(operation, mode=stage.mode, coef=stage.coef)
+                operation = replace(operation, mode=fusion.mode, coef=fusion.coef)
             else:
                 inputs = tuple(self.taken(b, self.buffers[b].order, dtype) for b in inputs)
         target = self._input_of(following, have.shape, dtype)

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from ooc_cudnn.operations.base import Operation, numbered
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.flow import Flow, flow, needed_rows
+from ooc_cudnn.operations.fusions import Fusion, fusions
 from ooc_cudnn.operations.rows import ROW_AXIS, cut_axes, height, with_rows
 from ooc_cudnn.operations.splittable import Operand, Piece, Region, Splittable
-from ooc_cudnn.operations.stages import Stage, stages
 from ooc_cudnn.operations.window import Range, Ranges, Rows, ranges
 from ooc_cudnn.tensor import ACCUMULATOR
 from perfmodel import Split
@@ -156,9 +156,9 @@ class ChainPieces(Splittable):
         return {}
 
     @cached_property
-    def stages(self) -> tuple[Stage, ...]:
+    def fusions(self) -> tuple[Fusion, ...]:
         """Its operations, those together that are launched as one."""
-        return stages(self.operations, self.parameter_names)
+        return fusions(self.operations, self.parameter_names)
 
     @cached_property
     def tail(self) -> int:
@@ -177,7 +177,7 @@ class ChainPieces(Splittable):
 
         So a tail that is computed in a wider type stays whole.
         """
-        starts = (stage.first for stage in self.stages[1:])
+        starts = (fusion.first for fusion in self.fusions[1:])
         last = self.tail if self.tail_dtype != self.dtype else len(self.operations)
         return tuple(start for start in starts if start <= last)
 

@@ -23,10 +23,10 @@ GAP = 2
 def explained(plan: Plan) -> list[str]:
     """Return the lines that explain a plan."""
     split = plan.split
-    *stages, call = table(_stages(plan), STAGES)
+    *stages, call = in_columns(_stages(plan), STAGES)
     return [
         f"{plan.function} on {plan.machine}: {plan.pieces} piece{'s' * (plan.pieces > 1)}",
-        *table(_operands(plan), OPERANDS),
+        *in_columns(_operands(plan), OPERANDS),
         "",
         f"  split      d_n={split.n} d_cY={split.c_y} d_cX={split.c_x} d_hY={split.h_y}, "
         f"loop order {', '.join(_paper(axis) for axis in plan.order)}"
@@ -37,12 +37,12 @@ def explained(plan: Plan) -> list[str]:
         *stages,
         f"{call}  predicted, {_together(plan)}",
         "",
-        *table(_memory(plan), MEMORY),
-        *(["", *table(_alternatives(plan), ALTERNATIVES)] if plan.alternatives else ()),
+        *in_columns(_memory(plan), MEMORY),
+        *(["", *in_columns(_alternatives(plan), ALTERNATIVES)] if plan.alternatives else ()),
     ]
 
 
-def table(rows: Sequence[Sequence[str]], columns: Sequence[str]) -> list[str]:
+def in_columns(rows: Sequence[Sequence[str]], columns: Sequence[str]) -> list[str]:
     """Return rows as lines whose columns never touch.
 
     Parameters
@@ -54,7 +54,7 @@ def table(rows: Sequence[Sequence[str]], columns: Sequence[str]) -> list[str]:
 
     Examples
     --------
-    >>> for line in table([("x", "8 KiB"), ("saved_mean", "256 B")], ("<4", ">8")): print(line)
+    >>> for line in in_columns([("x", "8 KiB"), ("saved_mean", "256 B")], ("<4", ">8")): print(line)
       x                8 KiB
       saved_mean       256 B
     """

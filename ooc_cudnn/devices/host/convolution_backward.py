@@ -38,7 +38,7 @@ from ooc_cudnn.operations.convolution_backward import (
 MANY_RESIDUES = 16
 
 
-class Part(NamedTuple):
+class Residue(NamedTuple):
     """The sites of dx of one residue per axis, as a convolution of dy with some taps of w."""
 
     sites: tuple[slice, ...]
@@ -46,7 +46,7 @@ class Part(NamedTuple):
     convolution: Convolution | None  #: none where no tap reaches these sites: dx is 0 there
 
 
-def parts(forward: Convolution) -> Iterator[Part]:
+def residues(forward: Convolution) -> Iterator[Residue]:
     """Cut the gradient of the data into convolutions of stride 1.
 
     Examples
@@ -54,7 +54,7 @@ def parts(forward: Convolution) -> Iterator[Part]:
     A window of 3 at stride 2: even sites see two taps, odd ones one.
 
     >>> forward = Convolution.of((1, 1, 6), (1, 1, 3), padding=1, stride=2)
-    >>> [(part.sites[0].start, part.convolution.w_shape[2]) for part in parts(forward)]
+    >>> [(each.sites[0].start, each.convolution.w_shape[2]) for each in residues(forward)]
     [(0, 1), (1, 2)]
     """
     extents, outputs = forward.x_shape[2:], forward.output_shape[2:]
@@ -92,13 +92,13 @@ def parts(forward: Convolution) -> Iterator[Part]:
                 forward.groups,
                 forward.dtype,
             )
-        yield Part(sites, taps, convolution)
+        yield Residue(sites, taps, convolution)
 
 
 def _axis(
     residue: int, extent: int, output: int, k: int, stride: int, before: int, dilation: int
 ) -> tuple[slice, slice, tuple[int, int], int]:
-    """One axis of a part: its sites of dx, its taps of w reversed, its padding and dilation."""
+    """One axis of a residue: its sites of dx, its taps of w reversed, its padding and dilation."""
     sites = slice(residue, extent, stride)
     common = math.gcd(stride, dilation)
     step, spacing = stride // common, dilation // common
@@ -114,14 +114,14 @@ def _axis(
 
 
 def backward_data_workspace_bytes(operation: ConvolutionBackwardData) -> int:
-    """Scratch of the part that needs most; they run one after the other."""
+    """Scratch of the residue that needs most; they run one after the other."""
     if _scatters(operation.forward):
         return host_convolution_scatter.workspace_bytes(operation.forward)
     return max(
         (
-            host_convolution.workspace_bytes(part.convolution)
-            for part in parts(operation.forward)
-            if part.convolution is not None and 0 not in part.convolution.output_shape
+            host_convolution.workspace_bytes(residue.convolution)
+            for residue in residues(operation.forward)
+            if residue.convolution is not None and 0 not in residue.convolution.output_shape
         ),
         default=0,
     )
@@ -148,14 +148,19 @@ def _by_residues(forward: Convolution, w: Array, dy: Array, dx: Array, workspace
     """Write dx, one convolution for each residue."""
     # (groups, cX, cY, taps) of each group: a view, which `convolve` copies to its workspace.
     exchanged = w.reshape(forward.groups, -1, *w.shape[1:]).swapaxes(1, 2)
-    for part in parts(forward):
-        sites: tuple[Any, ...] = (..., *part.sites)
-        taps: tuple[Any, ...] = (..., *part.taps)
-        if part.convolution is None:
+    for residue in residues(forward):
+        sites: tuple[Any, ...] = (..., *residue.sites)
+        taps: tuple[Any, ...] = (..., *residue.taps)
+        if residue.convolution is None:
             dx[sites] = 0
         else:
             host_convolution.convolve(
-                part.convolution, dy, exchanged[taps], dx[sites], workspace, padding_is_zeros=False
+                residue.convolution,
+                dy,
+                exchanged[taps],
+                dx[sites],
+                workspace,
+                padding_is_zeros=False,
             )
 
 

@@ -11,7 +11,7 @@ from ooc_cudnn.operations.batch_normalization import Normalise
 from ooc_cudnn.operations.bias import AddTensor
 
 
-class Stage(NamedTuple):
+class Fusion(NamedTuple):
     """Operations that are launched as one: indices [first, last], and what follows the first.
 
     `shift` is the operand of a bias, `mode` and `coef` an activation.
@@ -24,11 +24,11 @@ class Stage(NamedTuple):
     coef: float = 0.0
 
 
-def stages(
+def fusions(
     operations: Sequence[Operation], parameter_names: Sequence[tuple[str, ...]]
-) -> tuple[Stage, ...]:
+) -> tuple[Fusion, ...]:
     """Group a chain's operations: bias and activation together, normalisation and activation."""
-    found: list[Stage] = []
+    found: list[Fusion] = []
     for index, operation in enumerate(operations):
         previous = found[-1] if found else None
         if isinstance(operation, Activation):
@@ -38,9 +38,9 @@ def stages(
                     last=index, mode=operation.mode, coef=operation.coef
                 )
             else:
-                found.append(Stage(index, index, mode=operation.mode, coef=operation.coef))
+                found.append(Fusion(index, index, mode=operation.mode, coef=operation.coef))
         elif isinstance(operation, AddTensor):
-            found.append(Stage(index, index, shift=parameter_names[index][0]))
+            found.append(Fusion(index, index, shift=parameter_names[index][0]))
         else:
-            found.append(Stage(index, index))
+            found.append(Fusion(index, index))
     return tuple(found)
