@@ -1,10 +1,9 @@
 """What copies cost beside their bytes: rows of pinned memory that lie apart, and staging.
 
-The constants of `perfmodel.rows` rest on this: from which width and pitch on a row costs the
-link something (`FAR_BYTES`, `FAR_LEAST`, `FAR_WIDTH_BYTES`), beside what the model says, while
-copies run both ways at once through more memory than the link knows the pages of; and through how
-many slabs of which size calls on plain memory are staged (`SLABS`, `SLAB_BYTES`), in how large
-chunks (`STAGED_BYTES`).
+The constants of `perfmodel.rows` rest on this: of which width and pitch a row costs the link
+something (`NARROW_BYTES`, `GAP_BYTES`), beside what the model says, while copies run both ways at
+once through more memory than the link knows the pages of; and through how many slabs of which size
+calls on plain memory are staged (`SLABS`, `SLAB_BYTES`), in how large chunks (`STAGED_BYTES`).
 """
 
 from __future__ import annotations

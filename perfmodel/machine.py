@@ -31,9 +31,8 @@ from .samples import Samples
 from .transfer import TransferModel
 
 FORMAT = "ooc_cudnn machine model"
-#: From version 2 on, models know how much each pair of placements slows the other down, and keep
-#: their samples; from version 3 on, what staging is late by grows with the copy.
-FORMAT_VERSION = 3
+#: Version 4 has one term for rows of pinned memory, and one for wide windows.
+FORMAT_VERSION = 4
 
 LINE_LENGTH = 100
 

@@ -38,9 +38,6 @@ class VirtualStep(NamedTuple):
     latency : float
         What staging a copy takes beside. A copy in starts so long after it was issued, at the
         earliest; a result is in host memory so long after it left.
-    beside : float
-        Seconds that a copy takes longer if the other direction runs all along, beside what slows
-        both: rows of pinned memory that lie far apart do.
     slabs : int
         What a staged copy goes through, of `SLABS` of its direction.
     turn : float
@@ -54,7 +51,6 @@ class VirtualStep(NamedTuple):
     placement: str = "pinned"
     issued: float = 0.0
     latency: float = 0.0
-    beside: float = 0.0
     slabs: int = 1
     turn: float = 0.0
 
@@ -111,7 +107,7 @@ def replay(
             if running[at] != none or not queue:
                 continue
             index = queue[-1]
-            _, seconds, _, _, moment, latency, _, _, turn = steps[index]
+            _, seconds, _, _, moment, latency, _, turn = steps[index]
             if latency:
                 moment += latency if at == 0 else 0.0
                 before = takes_over.get(index)
@@ -194,14 +190,8 @@ def _factors(
     compute = 1.0 / (1.0 - min(loss * copying, 0.5))
     if copying < 2:
         return 1.0, compute, 1.0
-    one, other = steps[copy_in], steps[copy_out]
-    pair = slowdown(one.placement, other.placement)
-    return pair.copy_in * _far_factor(one), compute, pair.copy_out * _far_factor(other)
-
-
-def _far_factor(step: VirtualStep) -> float:
-    """How much longer a copy takes for rows far apart while the other direction runs."""
-    return 1.0 + step.beside / step.seconds if step.beside else 1.0
+    pair = slowdown(steps[copy_in].placement, steps[copy_out].placement)
+    return pair.copy_in, compute, pair.copy_out
 
 
 def _land(steps: Sequence[VirtualStep], finish: list[float]) -> None:

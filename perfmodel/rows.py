@@ -12,18 +12,9 @@ GATHERED_ALONE = 5.0
 """Pinned memory that has to be gathered is gathered in the caller's own time, without the threads
 that stage plain memory: so many times slower (measured on an H200: 3 to 10 GB/s against 35)."""
 
-FAR_BYTES = 2**21
-"""Rows of pinned memory that lie so far apart take longer while both directions run, and nearer
-ones by as much less: the link looks up where the pages of each of them are."""
-
-FAR_LEAST, FAR_WIDTH_BYTES = 0.17, 200_000.0
-"""A row takes longer by all of a line's term for rows from this width on, and the narrowest one by
-such a share of it: of those, several are looked up at once (measured on an H200: 0.2 us for a row
-of 16 KiB, 0.8 to 1.5 us for one of 170 or 256 KiB)."""
-
 NARROW_BYTES, GAP_BYTES = (2**12, 2**15), 2**16
-"""Narrow rows of pinned memory take longer however far they lie apart (a line's "near"): by as much
-less the wider they are than the first of these, and by nothing from the second one on; still
+"""Narrow rows of pinned memory that lie apart take longer (a line's "rows"): by as much less the
+wider they are than the first of these, and by nothing from the second one on; still
 narrower ones by a share of it, and so do those with a smaller gap from one to the next. Measured on
 an H200, both ways (`benchmarks.copies`): 0.02 us for a row of 1 KiB, 0.03 to 0.1 for those of 4 to
 18, hardly anything for one of 24; and nothing where the gap is 336 bytes (`model_accuracy`)."""
@@ -33,40 +24,15 @@ class Rows(NamedTuple):
     """How the host's side of a copy lies: rows of so many bytes, so many bytes apart.
 
     `scattered` where they lie so unevenly that the host gathers them, whatever memory they are in.
-    `outer_jumps` of a byte: those from one group of rows to the next (`jumps`), where there are
-    groups.
     """
 
     width_bytes: float
     pitch_bytes: float
     scattered: bool = False
-    outer_jumps: float = 0.0
 
 
 #: What lies in one piece.
 WHOLE = Rows(math.inf, 0.0)
-
-
-def jumps(own_bytes: float, reach_bytes: float, pitch_bytes: float) -> float:
-    """Return the far jumps of a byte: 1 a row of wide rows that lie far apart.
-
-    Parameters
-    ----------
-    own_bytes : float
-        Of a row, or of a group of rows.
-    reach_bytes : float
-        From its first byte to its last.
-    pitch_bytes : float
-        From its first byte to that of the next.
-
-    Examples
-    --------
-    >>> 1 / jumps(500_000, 500_000, 4_000_000), jumps(500, 500, 500)
-    (500000.0, 0.0)
-    """
-    far = min(max(pitch_bytes - reach_bytes, 0.0) / FAR_BYTES, 1.0)
-    wide = min(FAR_LEAST + own_bytes / FAR_WIDTH_BYTES, 1.0)
-    return far * wide / own_bytes
 
 
 def narrow_rows(width_bytes: float, pitch_bytes: float) -> float:

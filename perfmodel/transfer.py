@@ -17,7 +17,7 @@ import numpy as np
 
 from .linear import Line
 from .record import Table, mapping, members, number, whole
-from .rows import GATHERED_ALONE, WHOLE, Rows, is_gathered, jumps, narrow_rows
+from .rows import GATHERED_ALONE, WHOLE, Rows, is_gathered, narrow_rows
 from .slowdown import Slowdown
 from .staging import STAGED_BYTES
 
@@ -35,10 +35,9 @@ class TransferModel:
     Parameters
     ----------
     copy_in, copy_out : mapping from placement to Line
-        One-way seconds over host bytes, with a term for "rows" that lie apart (of pinned memory:
-        for wide ones that lie `FAR_BYTES` or more apart, and for narrow ones "near"). The
-        placements are "pinned", "pageable" and "disk"; what is on the device already costs nothing
-        and has no line.
+        One-way seconds over host bytes, with a term for "rows" that lie apart (of pinned memory
+        for narrow ones). The placements are "pinned", "pageable" and "disk"; what is on the device
+        already costs nothing and has no line.
     slowdowns : mapping from "IN/OUT" to Slowdown
         For the placement that is copied from and the one that is copied to, "pinned/pageable" say,
         while both are busy. A pair with "disk" that is missing is that with "pageable", less what
@@ -109,38 +108,20 @@ class TransferModel:
         plain = times * line.seconds(moved / times)
         return plain + moved * self.apart_seconds_per_byte(direction, placement, rows)
 
-    def apart_seconds_per_byte(
-        self, direction: str, placement: str, rows: Rows, meanwhile: float = 1.0
-    ) -> float:
-        """Return what a byte takes longer because it lies in rows apart from each other.
-
-        Parameters
-        ----------
-        meanwhile : float
-            Share of the copies beside which the other direction runs, too.
-        """
+    def apart_seconds_per_byte(self, direction: str, placement: str, rows: Rows) -> float:
+        """Return what a byte takes longer because it lies in rows apart from each other."""
         if rows.width_bytes == math.inf:
             return 0.0
         line = self._line(direction, placement)
-        lines: Mapping[str, Line] = getattr(self, direction)
+        each = line.terms.get("rows", 0.0)
         if placement != "pinned":
-            return line.terms.get("rows", 0.0) / rows.width_bytes
+            return each / rows.width_bytes
+        lines: Mapping[str, Line] = getattr(self, direction)
         if is_gathered(rows) and "pageable" in lines:
             staged = lines["pageable"]
-            each = staged.alpha + staged.terms.get("rows", 0.0) / rows.width_bytes
-            return max(GATHERED_ALONE * each - line.alpha, 0.0)
-        near = narrow_rows(rows.width_bytes, rows.pitch_bytes) * line.terms.get("near", 0.0)
-        return near + meanwhile * self.far_seconds_per_byte(direction, placement, rows)
-
-    def far_seconds_per_byte(self, direction: str, placement: str, rows: Rows) -> float:
-        """Return the part of that which a byte takes longer only while the other direction runs.
-
-        Rows of pinned memory that lie far apart do, unless the host has to gather them.
-        """
-        if placement != "pinned" or rows.width_bytes == math.inf or is_gathered(rows):
-            return 0.0
-        inner = jumps(rows.width_bytes, rows.width_bytes, rows.pitch_bytes)
-        return (inner + rows.outer_jumps) * self._line(direction, placement).terms.get("rows", 0.0)
+            gathered = staged.alpha + staged.terms.get("rows", 0.0) / rows.width_bytes
+            return max(GATHERED_ALONE * gathered - line.alpha, 0.0)
+        return each * narrow_rows(rows.width_bytes, rows.pitch_bytes)
 
     def _line(self, direction: str, placement: str) -> Line:
         lines: Mapping[str, Line] = getattr(self, direction)

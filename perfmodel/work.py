@@ -19,6 +19,9 @@ CHANNEL_STEP = 32
 TILE_CHANNELS = 128
 """Channels of the wide tiles in which matrix units compute."""
 
+WIDE_WINDOW = 3
+"""Engines for windows that are wider than this, along any axis, are slower."""
+
 WAVE_TILES = 132
 """Tiles that are computed at once, one on each multiprocessor: those of an H200."""
 
@@ -166,6 +169,7 @@ def convolution_work(
     c_y: int,
     output_sites: int,
     window_sites: int,
+    window_extent: int = 1,
     groups: int = 1,
     x_bytes: float,
     w_bytes: float,
@@ -176,18 +180,21 @@ def convolution_work(
     """Return the work of a convolution, or of one of its gradients.
 
     Its features are what tensor cores and wide tiles add to the paper's flops: the arithmetic with
-    the channels of each group rounded up to the 128 of a tile, those of y, of x, and both; the
-    bytes of x and of y, which bind where channels are few; and the sites n * hY * wY, each of which
-    costs something whatever the channels. Where the convolution is made of matrix products, one for
-    each image and group, of x unfolded to columns: how many products, and the elements of the
-    columns. And the arithmetic of whole waves of tiles, each of 128 sites of y and 128 channels of
-    the result: the last wave takes as long as the others however few tiles are in it. (Not of the
-    filters' gradient, whose long sums are cut until all multiprocessors have some.)
+    the channels of each group rounded up to the 128 of a tile, those of y, or of x; all of it,
+    where the window is wider than `WIDE_WINDOW`; the bytes of x and of y, which bind where channels
+    are few; and the sites n * hY * wY, each of which costs something whatever the channels. Where
+    the convolution is made of matrix products, one for each image and group, of x unfolded to
+    columns: how many products, and the elements of the columns. And the arithmetic of whole waves
+    of tiles, each of 128 sites of y and 128 channels of the result: the last wave takes as long as
+    the others however few tiles are in it. (Not of the filters' gradient, whose long sums are cut
+    until all multiprocessors have some.)
 
     Parameters
     ----------
     n, c_x, c_y, output_sites, window_sites, groups : int
         As for `convolution_flops`, but not checked.
+    window_extent : int
+        The longest extent of the window.
     x_bytes, w_bytes, y_bytes : float
         Of the data (or its gradient), of the filters and of the result.
     direction : {"forward", "backward_data", "backward_filter"}
@@ -210,7 +217,7 @@ def convolution_work(
     features = {
         "flops_y128": float(products * narrow_x * wide_y),
         "flops_x128": float(products * wide_x * narrow_y),
-        "flops_x128_y128": float(products * wide_x * wide_y),
+        "flops_wide_window": flops if window_extent > WIDE_WINDOW else 0.0,
         "x_bytes": float(x_bytes),
         "y_bytes": float(y_bytes),
         "sites": float(n * output_sites),

@@ -51,19 +51,18 @@ def machine_section(model: MachineModel) -> str:
 
 
 def _copies(model: MachineModel) -> str:
-    head = ("copies", "rate", "beta", "a row that lies apart", "a narrow one", "residual",
-            "held out")  # fmt: skip
+    head = "copies", "rate", "beta", "a row that lies apart", "residual", "held out"
     rows = []
     for direction, words in (("copy_in", "in from"), ("copy_out", "out to")):
         copies: Mapping[str, Line] = getattr(model.transfer, direction)
         for placement, line in copies.items():
-            of_rows = (line.terms.get(name) for name in ("rows", "near"))
+            of_row = line.terms.get("rows")
             rows.append(
                 (
                     f"{words} {_files(placement)}",
                     f"{1e-9 / line.alpha:.1f} GB/s",
                     f"{line.beta * 1e6:.0f} us",
-                    *(f"{term * 1e9:.3g} ns" if term else "" for term in of_rows),
+                    f"{of_row * 1e9:.3g} ns" if of_row else "",
                     *_shares(model, [f"{direction}/{placement}"]),
                 )
             )

@@ -11,17 +11,13 @@ from ooc_cudnn.calibration.compute import with_stand_ins
 from ooc_cudnn.calibration.lines import KEPT, LineFitter, is_line
 from ooc_cudnn.calibration.link import PAIRS, large_pieces
 from ooc_cudnn.calibration.session import DIRECTIONS, Measured, Session, rounded
-from ooc_cudnn.calibration.staging import LARGE_BYTES, latency_line
+from ooc_cudnn.calibration.staging import latency_line
 from ooc_cudnn.devices.measuring import Timing
 from perfmodel import ComputeModel, Line, MachineModel, Samples, Slowdown, TransferModel
 from perfmodel.machine import SECONDS
 from perfmodel.staging import STAGED_BYTES
 
 Found = Mapping[str, Measured]
-
-#: A row in another page costs this at least, so that images are cut before rows where all else is
-#: equal: where little memory may be used (and in a quick calibration) the link knows all pages.
-LEAST_ROW_SECONDS = 1e-7
 
 
 def fit_model(session: Session, found: Found, earlier: MachineModel | None) -> MachineModel:
@@ -38,13 +34,14 @@ def fit_model(session: Session, found: Found, earlier: MachineModel | None) -> M
         way, placement = key.split("/")
         line = lines.pop(key)
         if KEPT not in fitter.quality[key]:
-            line = replace(line, terms=_row_terms(found, way, placement))
+            rows = "pinned" if placement == "pinned" else f"{way}/pageable"
+            each = rounded(_figure(found, f"rows/{rows}"))
+            line = replace(line, terms={"rows": each} if each else {})
         copies[way][placement] = line
     identity = dict(device.identity())
     identity.setdefault("device_bytes", str(device.free_bytes() + device.arena.held_bytes))
     latency = latencies(found, copies)
-    paces = {way: statistics.median(held.seconds) for way, held in _under("pace/", found).items()}
-    slowdowns = as_in_calls(copies, _slowdowns(found, large_pieces(session)), paces)
+    slowdowns = _slowdowns(found, large_pieces(session))
     launching = {of: rounded(_of_host(held), 4) for of, held in _under("launching/", found).items()}
     return MachineModel(
         name=identity.get("gpu", device.name),
@@ -78,18 +75,6 @@ def _figure(found: Found, key: str) -> float:
     return statistics.median(found[key].seconds) if key in found else 0.0
 
 
-def _row_terms(found: Found, way: str, placement: str) -> dict[str, float]:
-    """What rows that lie apart add to a line."""
-    if placement != "pinned":
-        terms = {"rows": _figure(found, f"rows/{way}/pageable")}
-    elif "rows/pinned" in found:
-        far = max(_figure(found, "rows/pinned"), LEAST_ROW_SECONDS)
-        terms = {"rows": far, "near": _figure(found, "near/pinned")}
-    else:
-        terms = {}
-    return {name: rounded(rate) for name, rate in terms.items() if rate}
-
-
 def _slowdowns(found: Found, large: Collection[float]) -> dict[str, Slowdown]:
     """How much slower large copies of each pair are at once than alone."""
     slowdowns = {}
@@ -102,30 +87,6 @@ def _slowdowns(found: Found, large: Collection[float]) -> dict[str, Slowdown]:
             factors[way] = rounded(max(1.0, statistics.median(ratios)))
         slowdowns[pair] = Slowdown(**factors)
     return slowdowns
-
-
-def as_in_calls(
-    copies: Mapping[str, dict[str, Line]],
-    slowdowns: Mapping[str, Slowdown],
-    paces: Mapping[str, float],
-) -> dict[str, Slowdown]:
-    """Make plain memory's lines and slowdown no faster than whole calls are; return slowdowns.
-
-    Both ways at once, no less time than the slower of copies alone and of a call is taken.
-    """
-    found = dict(slowdowns)
-    if not paces:
-        return found
-    known, nbytes = found["pageable/pageable"], float(LARGE_BYTES)
-    factors = {}
-    for way, lines in copies.items():
-        line = lines["pageable"]
-        both = max(getattr(known, way) * line.seconds(nbytes), paces["+".join(DIRECTIONS)])
-        alpha = max(line.alpha, (paces[way] - line.beta) / nbytes)
-        lines["pageable"] = replace(line, alpha=rounded(alpha))
-        factors[way] = max(rounded(both / lines["pageable"].seconds(nbytes)), 1.0)
-    found["pageable/pageable"] = Slowdown(**factors)
-    return found
 
 
 def latencies(found: Found, copies: Mapping[str, Mapping[str, Line]]) -> dict[str, Line]:

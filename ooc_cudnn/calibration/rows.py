@@ -1,7 +1,7 @@
 """Rows that lie apart: what each costs beside its bytes.
 
-The host gathers rows of plain memory one by one, and pinned memory whose rows lie far apart is
-slower to read and write both ways at once.
+The host gathers rows of plain memory one by one, and narrow rows of pinned memory take the link
+longer.
 """
 
 from __future__ import annotations
@@ -20,13 +20,11 @@ from perfmodel.rows import narrow_rows
 COPY_BYTES = 2**24, 2**20
 #: A row of a channel is copied of every channel and image: (channels, rows, elements of a row).
 NARROW = (32, 8, 16)
-#: Rows of pinned memory that lie far apart, and the bytes of one; where little memory is used (and
-#: the link knows all pages) the second.
-FAR = (512, 2**18), (32, 2**18)
-FAR_PITCH_BYTES = 2**21
-#: Narrow rows, as a few channels of a map of 28 x 28: elements of one, from one to the next, and
+#: Pinned memory each way through which rows lie; where little memory is used, the second.
+PINNED_BYTES = 2**30, 2**26
+#: Rows of it, as a few channels of a map of 28 x 28: elements of one, from one to the next, and
 #: where the first one starts.
-NARROW_ROWS = (3 * 784, 64 * 784, 784)
+PINNED_ROWS = (3 * 784, 64 * 784, 784)
 #: Copies that follow each other, where what they take together counts; and how often.
 MANY, REPEATS = 5, 5
 
@@ -50,31 +48,24 @@ def rows_apart(session: Session) -> None:
         )
         extra = _longer(bench, apart, whole, staged=True)
         _record(session, f"rows/{direction}/pageable", extra, size // (4 * NARROW[2]))
-    rows, width = FAR[session.little]
-    if not bench.fits(2 * rows * width):
+    width, pitch = (4 * elements for elements in PINNED_ROWS[:2])
+    count = PINNED_BYTES[session.little] // pitch
+    if not bench.fits(2 * count * width):
         return
-    hosts = [
-        session.device.allocate_pinned(rows * FAR_PITCH_BYTES).view(np.float32) for _ in DIRECTIONS
-    ]
+    hosts = [session.device.allocate_pinned(count * pitch).view(np.float32) for _ in DIRECTIONS]
     if session.on_host:  # elsewhere, pinning has touched every page
         for host in hosts:
             host[...] = 1.0
-    base = bench.reserve(2 * rows * width)
-    narrow, pitch = (4 * elements for elements in NARROW_ROWS[:2])
-    for key, lying, unit in (
-        ("rows/pinned", partial(_far, width // 4), 1.0),
-        ("near/pinned", partial(_near, rows * width // 4), narrow * narrow_rows(narrow, pitch)),
-    ):
-        regions = [lying(host) for host in hosts]
-        apart, whole = (
-            {
-                way: bench.copies(way, base + at * rows * width, partial(_same, of[at]))
-                for at, way in enumerate(DIRECTIONS)
-            }
-            for of in (regions, [host[: regions[0].size] for host in hosts])
-        )
-        extra = _longer(bench, apart, whole, staged=False)
-        _record(session, key, extra, len(regions[0]) * unit)
+    base = bench.reserve(2 * count * width)
+    apart, whole = (
+        {
+            way: bench.copies(way, base + at * count * width, partial(lying, hosts[at], count))
+            for at, way in enumerate(DIRECTIONS)
+        }
+        for lying in (_every_pitch, _in_one_piece)
+    )
+    extra = _longer(bench, apart, whole, staged=False)
+    _record(session, "rows/pinned", extra, count * width * narrow_rows(width, pitch))
 
 
 def _record(session: Session, key: str, extra: Timing, count: float) -> None:
@@ -99,15 +90,10 @@ def _narrow(memory: HostMemory, size: int) -> HostArray:
     return lying[:, :, row : row + 1]
 
 
-def _far(row: int, host: HostArray) -> HostArray:
-    return host.reshape(-1, FAR_PITCH_BYTES // 4)[:, :row]
+def _every_pitch(host: HostArray, count: int) -> HostArray:
+    width, pitch, start = PINNED_ROWS
+    return host.reshape(count, pitch)[:, start : start + width]
 
 
-def _near(elements: int, host: HostArray) -> HostArray:
-    width, pitch, start = NARROW_ROWS
-    lying = host[: host.size // pitch * pitch].reshape(-1, pitch)
-    return lying[: elements // width, start : start + width]
-
-
-def _same(region: HostArray) -> HostArray:
-    return region
+def _in_one_piece(host: HostArray, count: int) -> HostArray:
+    return host[: count * PINNED_ROWS[0]]

@@ -1,23 +1,19 @@
-"""Copies that threads stage: what a copy is late by, and how fast whole calls are.
+"""Copies that threads stage: what a copy is late by.
 
-Staging takes a while to start, and trails; copies in flight beside each other wait for the threads;
-and a call is slower than copies alone, since its pieces go from thread to thread.
+Staging takes a while to start, and trails; and copies in flight beside each other wait for the
+threads.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 
-from ooc_cudnn.arrays.making import empty_in
-from ooc_cudnn.arrays.operands import wrap
 from ooc_cudnn.calibration.link import crossing
 from ooc_cudnn.calibration.rows import REPEATS, copy_bytes
 from ooc_cudnn.calibration.session import DIRECTIONS, Session, rounded
 from ooc_cudnn.calibration.steps import cut_into_images
-from ooc_cudnn.devices.base import HostArray
-from ooc_cudnn.devices.measuring import HostMemory, Timing, repeated
+from ooc_cudnn.devices.measuring import Timing, repeated
 from ooc_cudnn.pipeline.execute import make_executor
 from ooc_cudnn.pipeline.views import Source
 from ooc_cudnn.tensor import TensorSpec
@@ -26,8 +22,6 @@ from perfmodel.staging import STAGED_BYTES, staging_slots
 
 #: What a small copy has, beside which the latency grows with the bytes.
 SMALL_BYTES = 2**16
-#: A piece that all threads stage at once; so many of them make a call.
-LARGE_BYTES, CALL_PIECES = 2**25, 16
 #: Most pieces of a call in which rings turn.
 MOST_TURNS = 32
 #: Copies that follow each other, where what they take together counts.
@@ -48,7 +42,7 @@ def latency_line(late: Mapping[float, float]) -> Line:
 
 
 def staging(session: Session) -> None:
-    """Record what copies are late by ("latency/..."), "others" and "pace/...", where they fit."""
+    """Record what copies are late by ("latency/...") and "others", where they fit."""
     size, bench = copy_bytes(session), session.bench
     if not bench.fits(2 * size):
         return
@@ -60,11 +54,6 @@ def staging(session: Session) -> None:
             session.record(f"latency/{way}/pageable", nbytes, timing)
     if not session.on_host:
         session.record("others", 1.0, others(session, late))
-    # one way, the other operand is on the device
-    fits = bench.fits((CALL_PIECES + 6) * LARGE_BYTES)
-    if session.device.kind == "cuda" and fits and not session.quick:
-        for ways in (DIRECTIONS, *((way,) for way in DIRECTIONS)):
-            session.record(f"pace/{'+'.join(ways)}", LARGE_BYTES, pace(session, late, ways))
 
 
 def _latency(session: Session, direction: str) -> dict[float, Timing]:
@@ -90,7 +79,7 @@ def others(session: Session, late: Mapping[str, Line]) -> Timing:
     """
     large = _staged_bytes(session)
     pieces = min(MOST_TURNS, session.hosts["pageable"]["copy_in"].array.nbytes // large)
-    timing, slots = call(session, large, pieces, DIRECTIONS)
+    timing, slots = call(session, large, pieces)
     found = []
     for way, alone in late.items():
         turning = timing.seconds / pieces * float(staging_slots(way, large, slots))
@@ -99,52 +88,26 @@ def others(session: Session, late: Mapping[str, Line]) -> Timing:
     return timing._replace(seconds=max(min(found), 0.0) / (2 * slots - 1))
 
 
-def pace(
-    session: Session, late: Mapping[str, Line], ways: tuple[str, ...], nbytes: int = LARGE_BYTES
-) -> Timing:
-    """Seconds of a piece of a call that is staged so: all of the call but what it is late by.
-
-    Told from one long call: the difference of two is far less certain than either.
-    """
-    timing, _ = call(session, nbytes, CALL_PIECES, ways)
-    alone = sum(late[way].seconds(min(nbytes, STAGED_BYTES)) for way in ways)
-    # the first piece is in before any leaves
-    turns = CALL_PIECES + len(ways) - 1
-    return timing._replace(seconds=max(timing.seconds - alone, 0.0) / turns)
-
-
-def call(session: Session, nbytes: int, pieces: int, ways: tuple[str, ...]) -> tuple[Timing, int]:
-    """Seconds of a call that is staged so, and the slots of the ring of what is staged."""
+def call(session: Session, nbytes: int, pieces: int) -> tuple[Timing, int]:
+    """Seconds of a call that is staged both ways, and the slots of its rings."""
     shape = (pieces, 1, 1, nbytes // 4)
-    specs = {
-        name: TensorSpec(shape, "float32", "pageable" if way in ways else "device")
-        for name, way in zip("xy", DIRECTIONS, strict=True)
-    }
+    x = TensorSpec(shape, "float32", "pageable")
     executor = make_executor(
-        *cut_into_images(session.bench, "activation_forward", {"x": specs["x"], "out": specs["y"]})
+        *cut_into_images(session.bench, "activation_forward", {"x": x, "out": x})
     )
-    operands: dict[str, Callable[[], Source]] = {}
-    for (name, spec), way in zip(specs.items(), DIRECTIONS, strict=True):
-        if spec.placement == "device":
-            array = empty_in(session.device, "device", shape, "float32", "channels_first")
-            # the operands as the executor takes them do not keep the device's memory
-            operands[name] = wrap(array, session.device, name="an operand").view
-        else:
-            memory = session.hosts["pageable"][way]
-            operands[name] = partial(_part, memory, shape)
+    memory = {
+        name: session.hosts["pageable"][way] for name, way in zip("xy", DIRECTIONS, strict=True)
+    }
 
     def run() -> None:
-        arrays = {name: operand() for name, operand in operands.items()}
+        arrays: dict[str, Source] = {
+            name: of.next(pieces * nbytes).reshape(shape) for name, of in memory.items()
+        }
         limit = session.bench.limit_bytes
         executor.run(session.device, arrays, staged=True, wait=True, limit_bytes=limit)
 
     timing = Timing.of(repeated(run, REPEATS))
-    staged = "x" if DIRECTIONS[0] in ways else "y"
-    return timing, dict(executor.plan.rings)[staged]
-
-
-def _part(memory: HostMemory, shape: tuple[int, ...]) -> HostArray:
-    return memory.next(4 * math.prod(shape)).reshape(shape)
+    return timing, dict(executor.plan.rings)["x"]
 
 
 def _staged_bytes(session: Session) -> int:

@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from ooc_cudnn.memory.axes import merged_axes
-from perfmodel.rows import WHOLE, Rows, jumps
+from perfmodel.rows import WHOLE, Rows
 
 Shape = tuple[int, ...]
 
@@ -90,9 +90,9 @@ def rows_of(shape: Shape, strides: Shape, itemsize: int) -> Rows:
     Rows 0 to 4 of every channel of a (2, 3, 16, 8) tensor of float32; and all of it:
 
     >>> rows_of((2, 3, 4, 8), (384, 128, 8, 1), 4)
-    Rows(width_bytes=128, pitch_bytes=512, scattered=False, outer_jumps=0.0)
+    Rows(width_bytes=128, pitch_bytes=512, scattered=False)
     >>> rows_of((2, 3, 16, 8), (384, 128, 8, 1), 4)
-    Rows(width_bytes=inf, pitch_bytes=0.0, scattered=False, outer_jumps=0.0)
+    Rows(width_bytes=inf, pitch_bytes=0.0, scattered=False)
     """
     axes = merged_axes([max(e, 1) for e in shape], [[abs(stride) for stride in strides]])
     around = zip(axes.sizes, *axes.strides, strict=True)
@@ -102,12 +102,7 @@ def rows_of(shape: Shape, strides: Shape, itemsize: int) -> Rows:
         return WHOLE
     # one 2-D copy takes the rows of one axis; there is one for each of all others
     scattered = math.prod(extent for extent, _ in merged[1:]) > MOST_BLOCKS
-    own, reach, outer = width * itemsize, width * itemsize, 0.0
-    for level, (extent, stride) in enumerate(merged):
-        if level:
-            outer += jumps(own, reach, stride * itemsize)
-        own, reach = own * extent, (extent - 1) * stride * itemsize + reach
-    return Rows(width * itemsize, merged[0][1] * itemsize, scattered, outer)
+    return Rows(width * itemsize, merged[0][1] * itemsize, scattered)
 
 
 def boxes(shape: Shape, most: int) -> Iterator[tuple[slice, ...]]:

@@ -274,6 +274,7 @@ class Convolution:
             c_y=self.w_shape[0],
             output_sites=math.prod(self.output_shape[2:]),
             window_sites=math.prod(self.w_shape[2:]),
+            window_extent=max(self.w_shape[2:]),
             groups=self.groups,
             x_bytes=math.prod(self.x_shape) * item,
             w_bytes=math.prod(self.w_shape) * item + more_bytes,

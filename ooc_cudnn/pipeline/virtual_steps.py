@@ -12,12 +12,10 @@ from perfmodel.staging import slabs_of
 class StepCost:
     """What a step takes: all that is done in it adds its seconds."""
 
-    __slots__ = (
-        "beside", "host_bytes", "latency", "launching", "placement", "seconds", "slabs", "turn",
-    )  # fmt: skip
+    __slots__ = ("host_bytes", "latency", "launching", "placement", "seconds", "slabs", "turn")
 
     def __init__(self) -> None:
-        self.seconds = self.beside = self.launching = self.latency = self.turn = 0.0
+        self.seconds = self.launching = self.latency = self.turn = 0.0
         self.host_bytes, self.slabs = 0, 1
         self.placement = "pinned"
 
@@ -25,15 +23,10 @@ class StepCost:
         self, machine: MachineModel, direction: str, placement: str, moved: int, rows: Rows,
         others: int = 0,
     ) -> None:  # fmt: skip
-        """Add a copy of so many bytes, and what longer if the other direction runs meanwhile.
-
-        Where it is staged, `others` that are in flight make its slot turn more slowly.
-        """
+        """Add a copy of so many bytes: staged, `others` in flight make its slot turn slower."""
         transfer, self.placement = machine.transfer, placement
         seconds = transfer.copy_in_seconds if direction == "copy_in" else transfer.copy_out_seconds
-        beside = moved * transfer.far_seconds_per_byte(direction, placement, rows)
-        self.seconds += seconds(placement, moved, rows=rows) - beside
-        self.beside += beside
+        self.seconds += seconds(placement, moved, rows=rows)
         self.latency = float(transfer.latency_seconds(direction, placement, moved))
         held = transfer.turn_seconds(direction, placement, moved, others) if self.latency else 0.0
         # its line is what the link and the threads take; it holds its slot while it is late, and
@@ -87,10 +80,9 @@ class VirtualCall:
             waits = (len(steps) - 1,) if steps else ()
         steps.append(
             VirtualStep(
-                stream, seconds, waits, cost.placement, self.issued, latency, cost.beside,
-                cost.slabs, cost.turn,
+                stream, seconds, waits, cost.placement, self.issued, latency, cost.slabs, cost.turn
             )
-        )  # fmt: skip
+        )
 
     def timeline(self) -> Timeline:
         """When each step starts and stops."""

@@ -143,9 +143,7 @@ class Axes:
             return 0.0
         spec, shape = request.specs[name], tuple(stop - start for start, stop in region)
         rows = rows_of(shape, spec.strides, spec.itemsize)
-        return request.machine.transfer.apart_seconds_per_byte(
-            f"copy_{way}", placement, rows, request.meanwhile[way]
-        )
+        return request.machine.transfer.apart_seconds_per_byte(f"copy_{way}", placement, rows)
 
     def _region(self, name: str, piece: Piece) -> Region:
         region = self.call.region(name, piece)

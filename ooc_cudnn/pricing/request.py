@@ -166,16 +166,6 @@ class Request:
         return self.machine.setup_seconds(len(self.specs))
 
     @cached_property
-    def meanwhile(self) -> Mapping[Direction, float]:
-        """Share of the copies of each direction beside which the other one runs, too."""
-        moved = {"in": 0, "out": 0}
-        for way, name in self.ways:
-            if self.specs[name].placement != "device":
-                moved[way] += self.specs[name].nbytes
-        inside, outside = max(moved["in"], 1), max(moved["out"], 1)
-        return {"in": min(outside / inside, 1.0), "out": min(inside / outside, 1.0)}
-
-    @cached_property
     def staged(self) -> tuple[tuple[Direction, str], ...]:
         """Of what crosses the link, that of which copies are late."""
         transfer = self.machine.transfer

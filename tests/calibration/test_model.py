@@ -2,10 +2,10 @@
 
 import pytest
 
-from ooc_cudnn.calibration.model import as_in_calls, latencies
+from ooc_cudnn.calibration.model import latencies
 from ooc_cudnn.calibration.session import Measured
 from ooc_cudnn.devices.measuring import Timing
-from perfmodel import Line, Slowdown
+from perfmodel import Line
 from perfmodel.staging import STAGED_BYTES
 
 MIB = 2**20
@@ -49,16 +49,3 @@ def test_of_several_measurements_of_staging_the_median_counts_and_others_delay_f
     assert (plain.beta, plain.seconds(MIB)) == pytest.approx((2e-3, 3e-3), rel=1e-3)
     assert (disk.alpha, disk.beta) == pytest.approx((0.0, 4e-3), rel=1e-3)
     assert plain.terms == disk.terms == {"others": 2e-4}
-
-
-@pytest.mark.parametrize(("both", "expected"), [(3e-3, (1.25, 2.0)), (1e-3, (1.0, 1.1))])
-def test_plain_memory_is_no_faster_than_in_whole_calls(both, expected):
-    lines = {"copy_in": Line(2e-3 / 2**25, 0.0), "copy_out": Line(1.5e-3 / 2**25, 0.0)}
-    copies = {way: {"pageable": line} for way, line in lines.items()}
-    slowdowns = {"pageable/pageable": Slowdown(1.2, 1.1)}
-    assert as_in_calls(copies, slowdowns, {}) == slowdowns
-    paces = {"copy_in+copy_out": both, "copy_in": 2.4e-3, "copy_out": 1e-3}
-    found = as_in_calls(copies, slowdowns, paces)["pageable/pageable"]
-    seconds = {way: held["pageable"].seconds(2**25) for way, held in copies.items()}
-    assert seconds == pytest.approx({"copy_in": 2.4e-3, "copy_out": 1.5e-3}, rel=1e-3)
-    assert (found.copy_in, found.copy_out) == pytest.approx(expected, rel=1e-3)

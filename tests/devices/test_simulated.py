@@ -237,11 +237,11 @@ class TestSimulate:
             assert replayed == pytest.approx(found.seconds, abs=3 * each)
 
     @pytest.mark.parametrize("both", [False, True])
-    def test_rows_far_apart_cost_something_while_both_directions_run(self, both):
+    def test_narrow_rows_that_lie_apart_cost_something(self, both):
         line = Line(1e-9, 0.0, {"rows": 1e-6})
         link = TransferModel({"pinned": line}, {"pinned": line})
         device = SimulatedDevice(dataclasses.replace(machine(), transfer=link))
-        rows, width = 16, 2**18
+        rows, width = 16, 2**12
         host = simulated_array((rows, width // 4), "float32", "pinned", (3 * 2**19, 1))
         view = DeviceView(0, "float32", (rows, width // 4), (width // 4, 1))
         run = device.start(overlap=True, staged=False, timed=True)
@@ -253,9 +253,8 @@ class TestSimulate:
                 run.submit("copy_out", (), lambda on: device.copy_out(host, view, on), signals=True)
             )
         run.finish(wait=True)
-        alone = rows * width * 1e-9
         for event in events:
-            assert event.interval[1] == pytest.approx(alone + both * rows * 1e-6)
+            assert event.interval[1] == pytest.approx(rows * (width * 1e-9 + 1e-6))
 
     @pytest.mark.parametrize("overlap", [True, False])
     def test_many_small_pieces_take_what_issuing_them_takes(self, overlap):

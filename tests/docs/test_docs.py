@@ -14,8 +14,8 @@ from benchmarks.pages import model as model_page
 from ooc_cudnn.calibration import lines as calibration_lines
 from ooc_cudnn.functions import trials
 from ooc_cudnn.pricing.search import SIZES
-from perfmodel.rows import FAR_BYTES, FAR_LEAST, FAR_WIDTH_BYTES, NARROWEST_ROW_BYTES
-from perfmodel.work import TILE_CHANNELS
+from perfmodel.rows import GAP_BYTES, NARROW_BYTES, NARROWEST_ROW_BYTES
+from perfmodel.work import TILE_CHANNELS, WIDE_WINDOW
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = [
@@ -114,10 +114,10 @@ def test_the_model_page_has_every_bound_and_figure_of_a_stored_result(path):
 
 def test_the_model_page_quotes_the_constants_of_the_code():
     text = " ".join((DOCS / "model-method.md").read_text(encoding="utf-8").split())
-    assert (FAR_BYTES, NARROWEST_ROW_BYTES) == (2**21, 128)
-    assert (FAR_LEAST, FAR_WIDTH_BYTES) == (0.17, 200_000)
+    assert (NARROWEST_ROW_BYTES, NARROW_BYTES, GAP_BYTES) == (128, (2**12, 2**15), 2**16)
     assert "rows that are narrower than 128 bytes" in text
-    assert "min((pitch - width) / 2 MiB, 1) * min(0.17 + width / 200 kB, 1)" in text
+    assert "min(width / 4 KiB, 1) * (32 KiB - width) / 28 KiB" in text
+    assert "where the gap between them is smaller than 64 KiB" in text
     assert (calibration_lines.TOO_NOISY, calibration_lines.TOO_NOISY_FILES) == (0.25, 1.0)
     assert "more than 25 % from their median (files: 100 %)" in text
     assert (trials.SHORTEST_SECONDS, trials.LARGEST_ERROR) == (2e-4, 10.0)
@@ -125,4 +125,5 @@ def test_the_model_page_quotes_the_constants_of_the_code():
     assert (trials.MOST_SHARE, trials.MOST_SECONDS) == (0.1, 0.1)
     assert "a tenth of the call's predicted seconds at most, or 0.1 s if that is more" in text
     assert f"{SIZES} of them at most" in text
-    assert f"channels of y, of x, or of both in steps of {TILE_CHANNELS}" in text
+    assert f"channels of y or of x in steps of {TILE_CHANNELS}" in text
+    assert f"windows wider than {WIDE_WINDOW}" in text

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ooc_cudnn.memory.blocks import MOST_BLOCKS, blocks, boxes, rows_of
-from perfmodel.rows import FAR_BYTES, FAR_LEAST, FAR_WIDTH_BYTES
 
 
 def replay(shape, destination, source, size=40_000):
@@ -104,10 +103,6 @@ def test_what_lies_scattered_is_found_out_without_cutting_it_up():
     assert blocks((MOST_BLOCKS + 1, 2, 4), (8, 4, 1), (1000, 16, 1)) is None
 
 
-def test_groups_of_rows_jump_from_one_to_the_next():
-    # 3 rows of 1000 bytes, 2000 apart, of each of 4 images that lie two jumps' length apart
-    image = 2 * FAR_BYTES
-    rows = rows_of((4, 3, 1000), (image, 2000, 1), 1)
-    assert rows[:2] == (1000, 2000)
-    assert rows.outer_jumps == pytest.approx((FAR_LEAST + 3000 / FAR_WIDTH_BYTES) / 3000)
-    assert rows_of((4, 3, 1000), (6000, 2000, 1), 1).outer_jumps == 0.0  # one group
+def test_of_groups_of_rows_the_pitch_is_that_of_the_rows():
+    # 3 rows of 1000 bytes, 2000 apart, of each of 4 images
+    assert rows_of((4, 3, 1000), (2**22, 2000, 1), 1)[:2] == (1000, 2000)

@@ -104,6 +104,15 @@ def test_what_was_tried_corrects_all_of_its_kind_and_nothing_else():
     assert ComputeModel.from_json(corrected.to_json()) == MODEL
 
 
+@pytest.mark.parametrize(("extent", "share"), [(1, 0.0), (3, 0.0), (5, 1.0)])
+def test_the_arithmetic_of_a_wide_window_counts_apart(extent, share):
+    sizes = {"n": 2, "c_x": 6, "c_y": 300, "output_sites": 7, "window_sites": extent**2}
+    work = convolution_work(
+        "convolution", x_bytes=10, w_bytes=20, y_bytes=30, window_extent=extent, **sizes
+    )
+    assert work.features["flops_wide_window"] == share * work.flops
+
+
 def test_the_features_of_a_convolution():
     sizes = {"n": 2, "c_x": 6, "c_y": 300, "output_sites": 7, "window_sites": 9, "groups": 2}
     work = convolution_work("convolution", x_bytes=10, w_bytes=20, y_bytes=30, **sizes)
@@ -113,7 +122,7 @@ def test_the_features_of_a_convolution():
     assert work.features == {
         "flops_y128": sites * 3 * 512,
         "flops_x128": sites * 128 * 320,
-        "flops_x128_y128": sites * 128 * 512,
+        "flops_wide_window": 0.0,
         "x_bytes": 10,
         "y_bytes": 30,
         "sites": 2 * 7,

@@ -146,7 +146,7 @@ def changed(**changes):
         ("[" * 100_000, "corrupt"),
         ("[1, 2]", "must be a mapping"),
         ('{"name": "h200"}', "not an ooc_cudnn machine model"),
-        (changed(version=4), "newer ooc_cudnn .* upgrade"),
+        (changed(version=5), "newer ooc_cudnn .* upgrade"),
         (changed(version=1), "older ooc_cudnn .*calibrate again"),
         (changed(version=0), "version is 0"),
         (changed(version=True), "version is True"),
@@ -202,7 +202,7 @@ def test_shipped_profiles_know_every_line_and_their_origin(name):
 
 def test_the_h200_profile_gives_the_measured_figures():
     model = shipped("h200")
-    assert shipped_names() == ("h200", "host", "p100", "p40", "titanx")
+    assert shipped_names() == ("h100", "h200", "host", "p100", "p40", "titanx")
     alone = model.transfer.copy_in_seconds("pinned", 55.5e9, copies=1)
     assert alone == pytest.approx(1.0, rel=1e-3)
     busy = model.transfer.slowdown("pinned", "pinned").together(alone, alone)
@@ -221,7 +221,7 @@ def test_the_h200_profile_gives_the_measured_figures():
 
 @pytest.mark.parametrize("name", ["h2000", "H200", "h20"])
 def test_a_near_miss_is_met_with_a_suggestion(name):
-    with pytest.raises(ValueError, match=r"did you mean 'h200'.*shipped are h200, host, p100"):
+    with pytest.raises(ValueError, match=r"did you mean 'h200'.*shipped are h100, h200, host, p100"):
         shipped(name)
 
 

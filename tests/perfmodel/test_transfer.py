@@ -7,9 +7,6 @@ from hypothesis import strategies as st
 
 from perfmodel import PLACEMENTS, Line, Slowdown, TransferModel, VirtualStep, replay
 from perfmodel.rows import (
-    FAR_BYTES,
-    FAR_LEAST,
-    FAR_WIDTH_BYTES,
     GAP_BYTES,
     GATHERED_ALONE,
     NARROW_BYTES,
@@ -131,7 +128,7 @@ def test_a_transfer_model_is_a_constant_and_goes_to_json_and_back():
 
 class TestRowsApart:
     LINK = TransferModel(
-        {"pinned": Line(1e-9, 0.0, {"rows": 1e-7}), "pageable": Line(3e-9, 0.0, {"rows": 2e-8})},
+        {"pinned": Line(1e-9, 0.0), "pageable": Line(3e-9, 0.0, {"rows": 2e-8})},
         {"pinned": Line(1e-9, 0.0), "disk": Line(1e-8, 0.0)},
         latency={"copy_in/pageable": Line(1e-8, 0.5)},
     )
@@ -141,33 +138,15 @@ class TestRowsApart:
         seconds = self.LINK.copy_in_seconds("pageable", 500_000, 2, Rows(500, 1000))
         assert seconds == pytest.approx(3e-9 * 500_000 + 1000 * 2e-8)
 
-    def test_rows_of_pinned_memory_cost_a_page_where_they_lie_far_apart(self):
-        wide = FAR_WIDTH_BYTES
-        near, far = Rows(wide, wide), Rows(wide, wide + FAR_BYTES)
-
-        def seconds(rows, copy=self.LINK.copy_in_seconds):
-            return copy("pinned", 1000 * rows.width_bytes, 1, rows) - 1e-6 * rows.width_bytes
-
-        assert seconds(near) == pytest.approx(0, abs=1e-12)
-        assert seconds(far) == pytest.approx(1000 * 1e-7)
-        assert seconds(far, self.LINK.copy_out_seconds) == pytest.approx(0, abs=1e-12)
-        # nearer ones, ones much further apart, and narrow ones
-        assert seconds(Rows(wide, wide + FAR_BYTES / 4)) == pytest.approx(1000 * 1e-7 / 4)
-        assert seconds(Rows(wide, 10 * FAR_BYTES)) == pytest.approx(1000 * 1e-7)
-        narrow = Rows(500, FAR_BYTES + 500)
-        assert seconds(narrow) == pytest.approx(1000 * 1e-7 * (FAR_LEAST + 500 / wide), rel=1e-6)
-
     def test_narrow_rows_of_pinned_memory_cost_something_where_they_lie_apart(self):
-        link = TransferModel({"pinned": Line(1e-9, 0.0, {"rows": 1e-6, "near": 2e-7})}, {})
+        link = TransferModel({"pinned": Line(1e-9, 0.0, {"rows": 2e-7})}, {})
         least, most = NARROW_BYTES
         for width, share in ((least, 1.0), ((least + most) // 2, 0.5), (most, 0.0)):
-            for gap, part in ((0, 0.0), (GAP_BYTES / 4, 0.25), (GAP_BYTES, 1.0), (FAR_BYTES, 1.0)):
-                rows = Rows(width, width + gap)
-                far = link.far_seconds_per_byte("copy_in", "pinned", rows)
-                both = link.apart_seconds_per_byte("copy_in", "pinned", rows)
-                assert width * (both - far) == pytest.approx(2e-7 * share * part)
-        still_narrower = narrow_rows(least / 2, FAR_BYTES)
-        assert still_narrower == pytest.approx(narrow_rows(least, FAR_BYTES), rel=0.1)
+            for gap, part in ((0, 0.0), (GAP_BYTES / 4, 0.25), (GAP_BYTES, 1.0), (2**21, 1.0)):
+                apart = link.apart_seconds_per_byte("copy_in", "pinned", Rows(width, width + gap))
+                assert width * apart == pytest.approx(2e-7 * share * part)
+        still_narrower = narrow_rows(least / 2, 2**21)
+        assert still_narrower == pytest.approx(narrow_rows(least, 2**21), rel=0.1)
 
     @pytest.mark.parametrize(
         "rows", [Rows(NARROWEST_ROW_BYTES - 28, 1000), Rows(100, 1000, scattered=True)]

@@ -172,7 +172,7 @@ class SimulatedDevice:
         self.copy("copy_out", destination, stream)
 
     def copy(self, direction: str, outside: HostArray | DeviceView, cost: StepCost) -> None:
-        """Say what a copy takes, and what longer if the other direction runs meanwhile."""
+        """Say what a copy takes."""
         item = outside.item_bytes if isinstance(outside, DeviceView) else outside.itemsize
         placement, moved = self._placement(outside), outside.size * item
         cost.copy(self.machine, direction, placement, moved, _lying(outside))
