@@ -83,7 +83,7 @@ def _calibrate(arguments: argparse.Namespace) -> int:
 
 def add_demo(commands: Any) -> None:
     """Add the command."""
-    about = "filter a photograph of 100 megapixels under a tenth of its memory"
+    about = "filter a photograph of 100 megapixels with a tenth of the memory that its data take"
     parser = commands.add_parser("demo", help=about, description=f"{about.capitalize()}.")
     add_device(parser)
     parser.add_argument("--megapixels", type=float, default=100.0, help="default: %(default)g")

@@ -1,3 +1,3 @@
-"""``ooc-cudnn demo``: a photograph filtered under a tenth of its memory, checked and drawn."""
+"""``ooc-cudnn demo``: a photograph filtered with a tenth of its data's memory, and checked."""
 
 from ooc_cudnn.demo.run import run_demo as run_demo

@@ -116,7 +116,7 @@ def machine_for(
         warn_once(
             f"{device.name} is not calibrated: plans are made with the shipped figures of "
             f"{default!r}, corrected by timing the launches that matter most. Results are right, "
-            "but may be slow. Run 'ooc-cudnn calibrate' once (or set "
+            "but calls may be slow. Run 'ooc-cudnn calibrate' once (or set "
             f"machine={default!r}, which takes those figures as they are)."
         )
     except (MachineFileError, OSError) as error:
@@ -191,6 +191,6 @@ def _compare(model: MachineModel, device: Device) -> None:
     if found:
         warn_once(
             f"the machine model asked for ({model.name}, calibrated {model.calibrated}) was fitted "
-            f"on another machine than {device.name}: {found}. Results are right, but may be slow; "
-            "machine=None takes the model fitted here, 'ooc-cudnn calibrate' makes one."
+            f"on another machine than {device.name}: {found}. Results are right, but calls may be "
+            "slow; machine=None takes the model fitted here, 'ooc-cudnn calibrate' makes one."
         )

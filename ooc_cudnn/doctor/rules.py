@@ -256,7 +256,7 @@ def _extras(facts: Diagnosis) -> Iterator[Finding]:
         if calibration.failure:
             yield _note(f"calibration: {calibration.failure}", command)
         elif not calibration.date and calibration.device == in_use:
-            yield _note(f"{calibration.device} is not calibrated: plans may be slow", command)
+            yield _note(f"{calibration.device} is not calibrated: calls may be slow", command)
 
 
 def _cuda_major(facts: Diagnosis) -> int:

@@ -55,7 +55,7 @@ def softmax_forward(
 
     Notes
     -----
-    Source: cudnnSoftmaxForward. The sum of an instance is made in float64, in a first pass over
+    Source: cudnnSoftmaxForward. The sum of an instance is made in float64, in a first sweep over
     its pieces.
 
     Examples

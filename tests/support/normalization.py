@@ -28,7 +28,7 @@ def wide(vector, ndim):
 class Statistics:
     """Mean, variance and inverse deviation of each channel in float64, and x normalised.
 
-    `mean_error` and `inverse_error` bound what a device may be off by that keeps them in the
+    `mean_error` and `relative` bound what a device may be off by that keeps them in the
     arithmetic type: the error of a mean is relative to the mean, that of a deviation relative.
     """
 
