@@ -221,7 +221,8 @@ def test_the_h200_profile_gives_the_measured_figures():
 
 @pytest.mark.parametrize("name", ["h2000", "H200", "h20"])
 def test_a_near_miss_is_met_with_a_suggestion(name):
-    with pytest.raises(ValueError, match=r"did you mean 'h200'.*shipped are h100, h200, host, p100"):
+    shipped_are = r"shipped are h100, h200, host, p100"
+    with pytest.raises(ValueError, match=rf"did you mean 'h200'.*{shipped_are}"):
         shipped(name)
 
 
