@@ -75,12 +75,11 @@ def feature_sheet(
     path : path
         Where to write.
     captions : pair of str
-        Below the photograph and below its edges.
+        Above the photograph and above its edges.
     margin : float
         Share of the width to leave out at every border of the maps, where the filters see the
         padding.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     colours = hues()
@@ -89,56 +88,35 @@ def feature_sheet(
     for one, colour in zip(maps[:DIRECTIONS], colours, strict=True):
         edges = edges + _cropped(shrink(one[None], 4 * TILE), margin)[0, ..., None] * colour
 
-    gap, caption = 6, 40
-    tile_height = round(TILE * tiles.shape[1] / tiles.shape[2])
-    large_width, large_height = 4 * TILE + 3 * gap, 4 * tile_height + 3 * gap
-    width = 8 * TILE + 9 * gap
-    height = 2 * tile_height + large_height + 4 * gap + 2 * caption
-    figure = Figure(figsize=(width / 100, height / 100), dpi=100, facecolor=BACKGROUND)
-    FigureCanvasAgg(figure)
+    # six rows of tiles: four under each large picture
+    inches, high = TILE / 100, tiles.shape[1] / tiles.shape[2]
+    figure = Figure(
+        figsize=(DIRECTIONS * inches, 6 * inches * high + 0.8), dpi=100, facecolor=BACKGROUND,
+        layout="constrained",
+    )  # fmt: skip
+    grid = figure.add_gridspec(6, DIRECTIONS)
 
-    def show(picture: Array, left: float, top: float, wide: float, high: float) -> None:
-        box = (left / width, 1 - (top + high) / height, wide / width, high / height)
-        axes = figure.add_axes(box)
-        pixels = (np.clip(picture, 0, 1) * 255).astype(np.uint8)
-        axes.imshow(pixels, aspect="auto", interpolation="antialiased")
+    def show(axes: Any, picture: Array, title: str = "") -> Any:
+        axes.imshow((np.clip(picture, 0, 1) * 255).astype(np.uint8), aspect="auto")
         axes.set_axis_off()
+        axes.set_title(title, color=FOREGROUND, fontsize=12, loc="left")
+        return axes
 
-    def write(text: str, left: float, top: float) -> None:
-        figure.text(
-            left / width, 1 - (top + caption / 2) / height, text, color=FOREGROUND, fontsize=12,
-            va="center",
-        )  # fmt: skip
-
-    pictures = (
-        shrink(photograph, 4 * TILE).transpose(1, 2, 0),
-        _stretched(edges, quantile=0.997, gamma=0.6),
-    )
-    for column, picture in enumerate(pictures):
-        left = gap + column * (large_width + gap)
-        show(picture, left, gap, large_width, large_height)
-        write(captions[column], left + 2, gap + large_height)
-    icon = round(TILE * 0.2)
+    large = figure.add_subplot(grid[:4, :4]), figure.add_subplot(grid[:4, 4:])
+    show(large[0], shrink(photograph, 4 * TILE).transpose(1, 2, 0), captions[0])
+    show(large[1], _stretched(edges, quantile=0.997, gamma=0.6), captions[1])
     for index, tile in enumerate(tiles):
         row, column = divmod(index, DIRECTIONS)
-        left = gap + column * (TILE + gap)
-        top = gap + large_height + caption + row * (tile_height + gap)
-        tint = 0.35 + 0.65 * colours[index % DIRECTIONS]
-        show(
-            _stretched(tile, quantile=0.985, gamma=0.55)[..., None] * tint,
-            left,
-            top,
-            TILE,
-            tile_height,
-        )
-        show(_icon(filters[index]), left, top, icon, icon)
-    write(
+        tinted = _stretched(tile, quantile=0.985, gamma=0.55)[..., None]
+        axes = show(figure.add_subplot(grid[4 + row, column]),
+                    tinted * (0.35 + 0.65 * colours[column]))  # fmt: skip
+        show(axes.inset_axes((0, 0.8, 0.2, 0.2)), _icon(filters[index]))
+    figure.supxlabel(
         f"All {len(maps)} feature maps with their filters: {DIRECTIONS} directions, fine on "
         f"brightness (above), coarse on red against green and blue (below)",
-        gap + 2,
-        gap + large_height + caption + 2 * (tile_height + gap) - gap,
-    )
-    figure.savefig(path, facecolor=BACKGROUND)
+        color=FOREGROUND, fontsize=12,
+    )  # fmt: skip
+    figure.savefig(path)
 
 
 def _cropped(maps: Array, margin: float) -> Array:
