@@ -33,17 +33,7 @@ SCRIPTS = (
 
 @dataclass(frozen=True)
 class Part:
-    """What one process measures, and the seconds it may take.
-
-    Attributes
-    ----------
-    cases : tuple of str
-        Patterns of the suite's cases; a part has these, or is a script.
-    module : str
-        Of `benchmarks`.
-    arguments : tuple of str
-        Of the script, beside the folder of results.
-    """
+    """What one process measures in at most so many seconds: cases of some patterns, or a script."""
 
     seconds: int
     cases: tuple[str, ...] = ()

@@ -53,15 +53,7 @@ STAGED_WAYS = {"in": "x", "out": "y", "both ways": "xy"}
 
 
 class RowsApart:
-    """Copies of rows, each of memory that the last one did not touch.
-
-    Parameters
-    ----------
-    bench : Bench
-    machine : MachineModel
-    count : int
-        Bytes of pinned memory each way.
-    """
+    """Copies of rows, each of memory that the last one did not touch: `count` bytes each way."""
 
     def __init__(self, bench: Bench, machine: MachineModel, count: int) -> None:
         self.bench, self.machine = bench, machine

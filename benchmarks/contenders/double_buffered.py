@@ -58,13 +58,8 @@ def pieces(shape: Sequence[int], piece_bytes: int) -> list[Band]:
 class Lane(ABC):
     """A stream with buffers of its own, on which pieces follow each other.
 
-    Parameters
-    ----------
-    operands : Operands
-    largest : tuple of int
-        Numbers of x and of y in the largest piece, for the pinned buffers of pageable arrays.
-    threads : ThreadPoolExecutor
-        Copy between pageable arrays and those buffers.
+    `largest` is how many numbers of x and of y the largest piece has: pageable arrays go through
+    pinned buffers of that size, which `threads` fill and empty.
     """
 
     def __init__(
@@ -243,16 +238,7 @@ def take_turns(lanes: Sequence[Lane], order: Iterable[Band]) -> None:
 
 
 class DoubleBuffered(ConvolutionContender):
-    """The loop; its lanes are those of a form.
-
-    Parameters
-    ----------
-    operands : Operands
-    lanes : int
-        How many pieces are under way at once.
-    piece_bytes : int
-        Of x in a piece, at most.
-    """
+    """The loop: pieces of at most `piece_bytes` of x take turns on the lanes of a form."""
 
     kind: type[Lane]
     device_share = 0.5

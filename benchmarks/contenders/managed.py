@@ -35,12 +35,7 @@ def need_managed_memory() -> None:
 class ManagedArray:
     """A float32 array in managed memory, fresh: its pages come to be where they are first touched.
 
-    Attributes
-    ----------
-    host : numpy.ndarray
-    device : cupy.ndarray
-        The same memory.
-    nbytes, pointer : int
+    `host` and `device` are the same memory, as NumPy and CuPy see it.
     """
 
     def __init__(self, shape: tuple[int, ...]) -> None:

@@ -64,25 +64,11 @@ def out_of_memory_as(torch: Any, kind: type[Exception]) -> Iterator[None]:
 
 
 class TorchNetwork:
-    """The layers as functions of parameters on a device.
+    """The layers of a network as functions of parameters on a device.
 
-    Parameters
-    ----------
-    torch : module
-    network : Network
-        Whose weights they begin with.
-    device : str
-        "cuda" or "cpu".
-    channels_last : bool
-        The memory order of filters and maps: where TF32 is allowed tensor cores want it, and in
-        strict float32 cuDNN's kernels are several times slower with it.
-
-    Attributes
-    ----------
-    parameters : dict of str to tensor
-        "conv1_1.w", "conv1_1.b", ...
-    groups : list of callable
-        x -> y. Each ends with a pooling; the last one holds the fully connected layers.
+    Filters and maps are channels-last where TF32 is allowed: tensor cores want it, and in strict
+    float32 cuDNN's kernels are several times slower with it. Each of `groups` ends with a pooling;
+    the last one holds the fully connected layers.
     """
 
     def __init__(self, torch: Any, network: Network, device: str, *, channels_last: bool) -> None:

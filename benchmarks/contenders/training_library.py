@@ -35,15 +35,7 @@ _IN_CORE_LIMIT, _IN_CORE_SHARE = 0.9, 0.9
 
 
 class LibraryStep(Contender):
-    """`examples.vgg16`, its arrays allocated by the paper's rule.
-
-    Parameters
-    ----------
-    step : Step
-    name, about : str
-    in_core : bool
-        Whether the limit is what the device has, and every array must be on it.
-    """
+    """`examples.vgg16`, its arrays allocated by the paper's rule, or, `in_core`, on the device."""
 
     ours = True
 
@@ -205,23 +197,10 @@ def _poison(array: Any) -> None:
 def summary(
     report: Report, *, rest_seconds: float, measured_seconds: float | None
 ) -> dict[str, Any]:
-    """Sum up the calls of one recorded step.
+    """Sum up the calls of one recorded step, by stage: at work, and binding.
 
-    Parameters
-    ----------
-    report : Report
-    rest_seconds : float
-        Of what is not a call: the loss, and the descent.
-    measured_seconds : float or None
-        Of a whole step that nobody recorded, since recording waits for the end of every call.
-
-    Returns
-    -------
-    dict
-        ``calls``, a row for each layer and direction; ``stage_seconds``, for which each stream was
-        at work; ``binding_share``, the seconds of the calls that each stage binds over those of all
-        calls; ``predicted_seconds`` of the step, which are those of the calls' plans and
-        `rest_seconds`; and ``predicted_over_measured``.
+    `rest_seconds` are of what is not a call: the loss, and the descent. `measured_seconds` are of a
+    whole step that nobody recorded, since recording waits for the end of every call.
     """
     rows = report.rows
     calls = sum(row.seconds for row in rows)

@@ -21,19 +21,7 @@ _FLOAT_BYTES = 4
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer: what another implementation of the network needs to know.
-
-    Attributes
-    ----------
-    name : str
-        "conv1_1", "pool1", "fc6", "softmax".
-    kind : str
-        "convolution" (with bias), "pooling" (largest of 2x2) or "softmax" (its logarithm).
-    padding : int
-        Of a convolution.
-    relu : bool
-        Whether ReLU follows a convolution.
-    """
+    """One layer: "convolution" (with bias), "pooling" (2x2) or "softmax" (its logarithm)."""
 
     name: str
     kind: str
@@ -45,15 +33,8 @@ class Layer:
 class Network:
     """The network for images of one size, in float32.
 
-    Attributes
-    ----------
-    layers : tuple of Layer
-    image_shape : tuple of int
-        (3, image, image).
-    map_shapes : tuple of tuple of int
-        (c, h, w) of each layer's result.
-    weights : dict of str to array
-        "conv1_1.w", "conv1_1.b", ...: what training begins with.
+    `map_shapes` are those of each layer's result; `weights` ("conv1_1.w", ...) what training begins
+    with.
     """
 
     layers: tuple[Layer, ...]

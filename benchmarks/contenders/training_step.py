@@ -25,17 +25,7 @@ class Step(Workload):
     """Images in pinned host memory, labels, and the weights that every contender begins with.
 
     Sizes: ``batch``; ``image``, its height and width; ``channels_percent``, of the channels, the
-    hidden units and the classes of VGG-16.
-
-    Attributes
-    ----------
-    network : Network
-    images : array, shape (batch, 3, image, image), float32
-        Normal numbers in pinned memory; every image differs.
-    labels : array of int, shape (batch,)
-    rate : float
-    tf32 : bool
-        Whether products may be rounded to TF32; never on the host device.
+    hidden units and the classes of VGG-16. Products are never rounded to TF32 on the host device.
     """
 
     in_turns = False

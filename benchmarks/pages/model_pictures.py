@@ -30,14 +30,7 @@ TICKS = (0.05, 0.1, 0.2, 0.5, 1, 2, 5)
 
 
 def draw_accuracy(stored: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Draw predicted over measured seconds of calls, a panel for each stored result.
-
-    Parameters
-    ----------
-    stored : sequence of mapping
-        Results of `model_accuracy`, with their calls.
-    path : Path
-    """
+    """Draw predicted over measured seconds of calls, a panel for each stored result."""
     figure, panels = canvas.panels(1, len(stored), width=6 * len(stored), height=4.2)
     for axes, result in zip(panels[0], stored, strict=True):
         calls = result["measurements"]["calls"]

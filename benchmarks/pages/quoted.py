@@ -31,17 +31,7 @@ CODE = re.compile(r"^ *```.*?^ *```|`[^`\n]+`", re.DOTALL | re.MULTILINE)
 
 @dataclass(frozen=True)
 class Quote:
-    """Words of a page with their figures left out, and the figures.
-
-    Attributes
-    ----------
-    page : str
-        Path in the repository.
-    words : str
-        As they stand there, with a replacement field for each figure.
-    values : callable
-        Reads the figures from what is stored.
-    """
+    """Words of a page, with a replacement field for each figure, and what reads the figures."""
 
     page: str
     words: str

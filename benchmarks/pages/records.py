@@ -23,12 +23,7 @@ STAGES = ("copy_in", "compute", "copy_out")
 class Records:
     """Records of full-size runs by the names of their cases.
 
-    Attributes
-    ----------
-    found : mapping of str to mapping
-        As `runner.run_case` returned them.
-    unfit : mapping of str to str
-        Cases whose stored record is not shown, and why.
+    `unfit` says of cases whose stored record is not shown why it is not.
     """
 
     found: Mapping[str, Mapping[str, Any]]
