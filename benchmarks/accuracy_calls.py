@@ -12,7 +12,7 @@ import ooc_cudnn
 from benchmarks.accuracy_draw import Drawn
 from benchmarks.accuracy_operands import Blocks, Bound
 from benchmarks.common import diagnosis, profiled
-from ooc_cudnn.bench.neighbours import Neighbours
+from ooc_cudnn.bench.steadiness import Neighbours
 from ooc_cudnn.bench.timing import Timing, timed
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.errors import PlanInfeasibleError

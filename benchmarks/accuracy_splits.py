@@ -16,7 +16,7 @@ from benchmarks.accuracy_calls import plan_bound
 from benchmarks.accuracy_draw import MIB, SCALES, Drawn, Scale, draw
 from benchmarks.accuracy_operands import Blocks, Bound
 from ooc_cudnn.arrays.operands import wrap
-from ooc_cudnn.bench.neighbours import Neighbours
+from ooc_cudnn.bench.steadiness import Neighbours
 from ooc_cudnn.bench.timing import Timing, interleave, paired_ratio, timed
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.functions.plan import describe_call

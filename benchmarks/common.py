@@ -18,8 +18,7 @@ from ooc_cudnn.bench import placing
 from ooc_cudnn.bench.diagnosis import diagnosis, limit_kept, profiled, spoken
 from ooc_cudnn.bench.environment import effective_settings, environment
 from ooc_cudnn.bench.placing import pinned
-from ooc_cudnn.bench.record import written
-from ooc_cudnn.bench.tables import table
+from ooc_cudnn.bench.record import table, written
 from ooc_cudnn.bench.timing import Timing
 from ooc_cudnn.devices import get_device
 

@@ -7,8 +7,7 @@ from functools import partial
 from benchmarks.contenders import torch_training
 from benchmarks.contenders.cases import CASES
 from benchmarks.contenders.double_buffered import DoubleBufferedCupy, DoubleBufferedTorch
-from benchmarks.contenders.naive import NaiveLoop
-from benchmarks.contenders.torch_convolution import TorchInCore
+from benchmarks.contenders.torch_convolution import NaiveLoop, TorchInCore
 from benchmarks.contenders.training_library import LibraryStep
 from benchmarks.contenders.training_step import Step
 from benchmarks.contenders.unified_memory import (

@@ -1,13 +1,18 @@
-"""A blank picture in the project's style, and how it is saved: the same bytes from same values."""
+"""A blank picture in the project's style, and how it is saved: the same bytes from same values.
+
+A picture carries the digest of what it was drawn from, in a text chunk of the PNG file
+(specification, 11.3.4.3), so that a stale one is found out whatever matplotlib drew it.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterable, Mapping
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from benchmarks.pages.stamps import stamp
 from benchmarks.pages.words import PRECISIONS
 from ooc_cudnn.bench.case import OURS
 from ooc_cudnn.calibration.pictures import COLOURS, require_matplotlib
@@ -32,6 +37,8 @@ STAGE_COLOURS = {"copy_in": COLOURS[0], "compute": COLOURS[2], "copy_out": COLOU
 PAPER = "#c94f7c"
 #: Colours of a saved picture: lines and bars need few, and the file is a third as large.
 PALETTE = 160
+#: Of the chunk with the digest.
+KEYWORD = "drawn from"
 
 
 def panels(rows: int, columns: int, *, width: float, height: float) -> tuple[Any, Any]:
@@ -90,3 +97,40 @@ def save(figure: Any, path: Path, drawn: Any) -> None:
     whole = Image.open(buffer).convert("RGB")
     whole.quantize(PALETTE, dither=Image.Dither.NONE).save(path, format="PNG", optimize=True)
     stamp(path, drawn)
+
+
+def digest_of(drawn: Any) -> str:
+    """Return the SHA-256 of plain values.
+
+    Examples
+    --------
+    >>> digest_of({"a": 1, "b": 2}) == digest_of({"b": 2, "a": 1})
+    True
+    """
+    return hashlib.sha256(json.dumps(drawn, sort_keys=True).encode()).hexdigest()
+
+
+def stamp(path: Path, drawn: Any) -> None:
+    """Write the digest of what was drawn into a picture."""
+    from PIL import Image, PngImagePlugin
+
+    digest = PngImagePlugin.PngInfo()
+    digest.add_text(KEYWORD, digest_of(drawn))
+    with Image.open(path) as image:
+        image.load()
+        image.save(path, format="PNG", optimize=True, pnginfo=digest)
+
+
+def stamped(path: Path) -> str | None:
+    """Return the digest that a picture carries; None without a picture, or without one in it."""
+    from PIL import Image
+
+    if not path.exists():
+        return None
+    with Image.open(path) as image:
+        return image.info.get(KEYWORD)
+
+
+def is_current(path: Path, drawn: Any) -> bool:
+    """Whether a picture is there and was drawn from these values."""
+    return stamped(path) == digest_of(drawn)

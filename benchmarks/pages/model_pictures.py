@@ -16,8 +16,8 @@ import numpy as np
 from benchmarks import common
 from benchmarks.accuracy_summary import BOUNDS
 from benchmarks.pages import canvas
+from benchmarks.pages.canvas import is_current, stamp
 from benchmarks.pages.model import calls_stored, machine_of
-from benchmarks.pages.stamps import is_current, stamp
 from ooc_cudnn.bench.environment import ROOT
 from ooc_cudnn.calibration.pictures import COLOURS, draw_calibration
 from ooc_cudnn.devices.machines import named_machine

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.contenders.cases import CASES, LOOPS, UNIFIED_MEMORY, VGG16_BATCHES
-from benchmarks.pages import canvas, records, stamps
+from benchmarks.pages import canvas, records
 from benchmarks.pages.records import STAGES, Records, feature_bytes, names, stage_seconds
 from benchmarks.pages.words import LABELS, PRECISIONS
 from benchmarks.paper_figures import CHANNEL_GFLOPS, CHANNELS, FUSED_OVER_UNFUSED
@@ -327,7 +327,7 @@ def shown(found: Records) -> dict[str, Drawn]:
 def stale(found: Records, images: Path = IMAGES) -> list[str]:
     """Name the pictures that are missing, of other results, or of none."""
     drawn = shown(found)
-    wrong = [name for name in drawn if not stamps.is_current(images / f"{name}.png", drawn[name])]
+    wrong = [name for name in drawn if not canvas.is_current(images / f"{name}.png", drawn[name])]
     return wrong + [name.stem for name in images.glob("*.png") if name.stem not in drawn]
 
 

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from ooc_cudnn.bench.case import OURS, Case
-from ooc_cudnn.bench.record import written
+from ooc_cudnn.bench.record import table, written
 from ooc_cudnn.bench.runner import SUITE, Say, Workloads, failed, run_case
 from ooc_cudnn.bench.steadiness import disagreements
-from ooc_cudnn.bench.tables import table
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.errors import DeviceUnavailableError
 from ooc_cudnn.settings import current

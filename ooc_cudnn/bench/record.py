@@ -1,8 +1,12 @@
-"""How records are written: JSON, with a line for what is read as one thing: a claim, a call."""
+"""How records are written: JSON, with a line for what is read as one thing, a claim or a call.
+
+And rows of them, laid out in columns for a terminal.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from ooc_cudnn.bench.environment import plain
@@ -36,3 +40,20 @@ def written(value: Any, depth: int = 0) -> str:
         return line
     indent = "\n" + " " * depth
     return f"{line[0]}{indent} {f',{indent} '.join(parts)}{indent}{line[-1]}"
+
+
+def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+    """Lay rows out in columns.
+
+    Examples
+    --------
+    >>> print(table(("case", "ms"), [("fig9-c64", "12")]))
+    case      ms
+    --------  --
+    fig9-c64  12
+    """
+    widths = [max(len(row[column]) for row in [head, *rows]) for column in range(len(head))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in [head, tuple("-" * width for width in widths), *rows]
+    )

@@ -14,8 +14,7 @@ from ooc_cudnn.bench.cases import CASES
 from ooc_cudnn.bench.contender import Workload
 from ooc_cudnn.bench.convolution import ConvolutionWorkload
 from ooc_cudnn.bench.environment import effective_settings, environment
-from ooc_cudnn.bench.neighbours import Neighbours
-from ooc_cudnn.bench.steadiness import disturbances
+from ooc_cudnn.bench.steadiness import Neighbours, disturbances
 from ooc_cudnn.bench.timing import Timing, interleave, paired_ratio
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.units import format_seconds

@@ -8,7 +8,10 @@ not stored: a disturbed machine made it, or it has found a fault of the library.
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 #: The slowest round of the library, or of a bound, over the median one.
@@ -17,6 +20,8 @@ ROUNDS_AGREE_WITHIN = 1.25
 LINK_AGREES_WITHIN = 1.25
 #: Of the processors' time, what other processes may take while a case is measured.
 MOST_FOR_NEIGHBOURS = 0.15
+_STATISTICS = Path("/proc/stat")
+_IDLE = (3, 4)  # idle and waiting for a disk, of the columns of /proc/stat
 
 Record = Mapping[str, Any]
 
@@ -95,3 +100,31 @@ def _is_of_the_link(call: Mapping[str, Any]) -> bool:
 
 def _ms(seconds: float) -> str:
     return f"{seconds * 1e3:.3g} ms"
+
+
+class Neighbours:
+    """The share of the processors that other processes take, from one look to the next."""
+
+    def __init__(self) -> None:
+        self._last = _now()
+
+    def share(self) -> float:
+        """Their share since the last look; NaN where the system does not say.
+
+        Counted in ticks of 10 ms, so a few tenths of a second are the least that tells anything.
+        """
+        before, self._last = self._last, _now()
+        wall, busy, own = (now - then for now, then in zip(self._last, before, strict=True))
+        return max((busy - own) / (wall * (os.cpu_count() or 1)), 0.0)  # of NaN and 0, NaN
+
+
+def _now() -> tuple[float, float, float]:
+    """Seconds on the clock, of all processors at work, and of this process on any of them."""
+    try:
+        columns = _STATISTICS.read_text().splitlines()[0].split()[1:9]
+        ticks = [int(column) for column in columns]
+        busy = sum(ticks) - sum(ticks[column] for column in _IDLE)
+        seconds = busy / os.sysconf("SC_CLK_TCK")
+    except OSError:
+        seconds = float("nan")
+    return time.perf_counter(), seconds, time.process_time()

@@ -6,8 +6,8 @@ import time
 import numpy as np
 import pytest
 
-from ooc_cudnn.bench import neighbours
-from ooc_cudnn.bench.neighbours import Neighbours
+from ooc_cudnn.bench import steadiness
+from ooc_cudnn.bench.steadiness import Neighbours
 
 #: Ticks of all processors: user, nice, system, idle, waiting for a disk, two kinds of interrupts,
 #: stolen, and guests, who are counted as users already.
@@ -19,7 +19,7 @@ BUSY_TICKS = 300 + 20 + 60 + 10 + 10 + 50
 def machine(monkeypatch, tmp_path):
     """Two processors with the ticks that are written, and the clocks that are set."""
     clocks = {"wall": 7.0, "own": 1.0}
-    monkeypatch.setattr(neighbours, "_STATISTICS", tmp_path / "stat")
+    monkeypatch.setattr(steadiness, "_STATISTICS", tmp_path / "stat")
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     monkeypatch.setattr(time, "perf_counter", lambda: clocks["wall"])
     monkeypatch.setattr(time, "process_time", lambda: clocks["own"])
@@ -51,12 +51,12 @@ def test_ticks_that_lag_behind_make_no_share_negative(machine):
 
 
 def test_a_system_that_does_not_say(machine, monkeypatch, tmp_path):
-    monkeypatch.setattr(neighbours, "_STATISTICS", tmp_path / "nothing")
+    monkeypatch.setattr(steadiness, "_STATISTICS", tmp_path / "nothing")
     looking = Neighbours()
     machine(BEFORE, wall=8.0)
     assert np.isnan(looking.share())
 
 
-@pytest.mark.skipif(not neighbours._STATISTICS.exists(), reason="needs /proc")
+@pytest.mark.skipif(not steadiness._STATISTICS.exists(), reason="needs /proc")
 def test_this_system_says_something():
     assert Neighbours().share() >= 0.0

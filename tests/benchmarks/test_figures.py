@@ -7,7 +7,7 @@ import pytest
 from benchmarks import card, regenerate
 from benchmarks.contenders.cases import CASES
 from benchmarks.contenders.suite import run_case
-from benchmarks.pages import claims, performance, pictures, quoted, stamps, trials
+from benchmarks.pages import canvas, claims, performance, pictures, quoted, trials
 from benchmarks.pages.blocks import NOT_MEASURED
 from benchmarks.pages.pictures import by_layer
 from benchmarks.pages.records import Records, load, names
@@ -300,14 +300,14 @@ def test_a_stamp_is_a_chunk_that_readers_of_pictures_know(tmp_path):
     image = pytest.importorskip("PIL.Image")
     path = tmp_path / "one.png"
     image.new("RGB", (3, 2), "red").save(path)
-    assert stamps.stamped(path) is None
-    stamps.stamp(path, {"a": [1, 2.5]})
-    assert stamps.is_current(path, {"a": [1, 2.5]})
-    assert not stamps.is_current(path, {"a": [1, 2.6]})
+    assert canvas.stamped(path) is None
+    canvas.stamp(path, {"a": [1, 2.5]})
+    assert canvas.is_current(path, {"a": [1, 2.5]})
+    assert not canvas.is_current(path, {"a": [1, 2.6]})
     with image.open(path) as read:
         assert read.getpixel((2, 1)) == (255, 0, 0)
-        assert read.text["drawn from"] == stamps.digest_of({"a": [1, 2.5]})
-    assert stamps.stamped(tmp_path / "none.png") is None
+        assert read.text["drawn from"] == canvas.digest_of({"a": [1, 2.5]})
+    assert canvas.stamped(tmp_path / "none.png") is None
 
 
 def test_calls_of_a_layer_are_summed_up_by_direction():
