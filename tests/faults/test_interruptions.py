@@ -89,9 +89,11 @@ class Case:
         return wrong
 
 
-def sweep(case, presses, again_after=-1):
-    """Press Ctrl-C at so many points, evenly; with FAULTS=all at fifty times as many."""
+def sweep(case, presses, again_after=-1, *, least=1):
+    """Press Ctrl-C at so many points of those `least` at least, evenly; with FAULTS=all at fifty
+    times as many."""
     found, points = {}, case.points()
+    assert points > least
     presses *= 50 if os.environ.get("FAULTS") == "all" else 1
     step = max(1, points // presses)
     for at in range(1, points + 1, step):
@@ -102,16 +104,13 @@ def sweep(case, presses, again_after=-1):
 
 @pytest.mark.parametrize("overlap", [True, False])
 def test_at_every_point_of_a_repeated_call(overlap):
-    case = Case(overlap=overlap)
-    assert case.points() > 300
-    assert not sweep(case, 60)
+    assert not sweep(Case(overlap=overlap), 60, least=300)
 
 
 def test_at_points_of_a_first_call():
     case = Case()
     case.before = forget_calls
-    assert case.points() > 5000
-    assert not sweep(case, 10)
+    assert not sweep(case, 10, least=5000)
 
 
 def test_a_second_time_while_the_first_is_seen_to():

@@ -17,9 +17,10 @@ import pytest
 import ooc_cudnn
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.errors import DeviceOutOfMemoryError, PlanInfeasibleError, VerificationError
-from tests.functions.test_convolution import CASES, NUMPY, Case, Run, channels_last
+from tests.functions.test_convolution import CASES, NUMPY, Case, Run
 from tests.support import reference
 from tests.support.forced import Forced, legal_splits
+from tests.support.function_cases import channels_last
 
 PLACEMENTS = ("device", "pinned", "pageable", "disk")
 #: Every legal split of the host tests' cases is run; of the others, an even share of this many.

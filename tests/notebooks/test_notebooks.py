@@ -40,12 +40,18 @@ def on_host(monkeypatch):
         yield
 
 
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory):
+    """Nothing is left in anybody's home; Matplotlib looks for fonts once for all notebooks."""
+    folders = {"IPYTHONDIR": "ipython", "JUPYTER_RUNTIME_DIR": "runtime", "MPLCONFIGDIR": "plot"}
+    root = tmp_path_factory.mktemp("home")
+    return os.environ | {key: str(root / value) for key, value in folders.items()}
+
+
 @pytest.mark.parametrize("name", NAMES)
-def test_a_notebook_runs(name, tmp_path):
+def test_a_notebook_runs(name, tmp_path, environment):
     pytest.importorskip("nbclient")
     pytest.importorskip("ipykernel")
-    folders = {"IPYTHONDIR": "ipython", "JUPYTER_RUNTIME_DIR": "runtime", "MPLCONFIGDIR": "plot"}
-    environment = os.environ | {key: str(tmp_path / value) for key, value in folders.items()}
     command = [sys.executable, "-m", "notebooks.execute", "--quick", "--output", str(tmp_path)]
     done = subprocess.run(
         [*command, name], cwd=ROOT, env=environment, capture_output=True, text=True
