@@ -151,10 +151,10 @@ def test_noise_is_the_same_each_time():
 
 def test_what_was_spoilt_before_is_measured_anew():
     with pytest.warns(UserWarning, match=DISTURBED):
-        calibrate(Noisy(H200, 30.0))
+        calibrate(Noisy(H200, 30.0), quick=True)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = calibrate(SimulatedDevice(H200))
+        found = calibrate(SimulatedDevice(H200), quick=True)
     assert not any(spoilt(found).values())
     assert how_sure(found)[-1] == "nothing was disturbed: plans are as sure as these lines"
 
@@ -162,10 +162,10 @@ def test_what_was_spoilt_before_is_measured_anew():
 def test_a_disturbance_that_passes_leaves_no_trace():
     """What was disturbed is measured once more, and the quieter time counts."""
     counting = Noisy(H200, 0.0)
-    quiet = calibrate(counting, save=False)
+    quiet = calibrate(counting, save=False, quick=True)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = calibrate(Noisy(H200, 3.0, until=counting.runs // 4), save=False)
+        found = calibrate(Noisy(H200, 3.0, until=counting.runs // 4), save=False, quick=True)
     for key in ("copy_in/pinned", "copy_out/pinned"):
         assert found.lines.get(key).alpha == pytest.approx(quiet.lines.get(key).alpha, rel=0.02)
     for pair, slower in found.transfer.slowdowns.items():
