@@ -49,9 +49,10 @@ class CopyLine(NamedTuple):
 class Request:
     """What is to be planned: a call, where its operands live, and what may be used.
 
-    `in_place` names the operands that lie on the device as launches take them, packed and aligned:
-    each with whether pieces of n do, too (every image must start aligned).
-    `orders` is the memory order in which each operand lies, or is brought to its slot.
+    `in_place` names the operands that lie on the device as launches take them, packed and aligned;
+    each with whether every image of it starts aligned, so that pieces of n are taken in place, too.
+    `orders` is the memory order (not that of the loops) of each operand, where it lies or in its
+    slot; `layouts` are those in which windows may be computed, the preferred one first.
     `loop_order` is the one to take; empty where any legal one will do.
     """
 
@@ -78,10 +79,10 @@ class Request:
 
     @cached_property
     def computed_on_in_place(self) -> Mapping[str, bool]:
-        """What `in_place` says, by name, of the operands of which the call needs all.
+        """`in_place` by name, without operands of which the call needs some rows only.
 
-        Of one with rows that it does not need (those that see padding alone, say) what it needs has
-        the strides of the whole, and launches are built for packed tensors.
+        (No window reaches the others.) Those rows have the strides of the whole, and launches are
+        built for packed tensors.
         """
         call, found = self.chain, dict[str, bool]()
         for name, may_cut_n in self.in_place:
