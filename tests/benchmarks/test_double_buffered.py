@@ -33,6 +33,22 @@ def test_pieces_cover_every_row_once(shape, piece_bytes):
     assert len(found) >= 4
 
 
+def operands(shape, *, channels=5, cuda, pageable=False):
+    """x in pinned memory, or in pages, and what else a loop takes."""
+    of = Images.of(shape)
+    w, b = filters(channels, shape[1])
+    make = (lambda s: np.empty(s, np.float32)) if pageable else pinned
+    return Operands(
+        images=of, w=w, b=b, x=of.fill(make(shape)), y=make((shape[0], channels, *shape[2:])),
+        limit="1MiB", tf32=False, cuda=cuda, pageable=pageable,
+    )  # fmt: skip
+
+
+def bytes_of(shape, images):
+    """Of a piece of so many images; of 0, of a part of one."""
+    return images * Images.of(shape).nbytes // shape[0] or 400
+
+
 @pytest.mark.parametrize("pageable", [False, True])
 @pytest.mark.parametrize(
     ("shape", "lanes", "images"),
@@ -41,15 +57,8 @@ def test_pieces_cover_every_row_once(shape, piece_bytes):
 def test_the_loop_in_pytorch_is_right(shape, lanes, images, pageable):
     pytest.importorskip("torch")
     with ooc_cudnn.settings(device="host"):
-        of = Images.of(shape)
-        w, b = filters(5, shape[1])
-        make = (lambda s: np.empty(s, np.float32)) if pageable else pinned
-        operands = Operands(
-            images=of, w=w, b=b, x=of.fill(make(shape)), y=make((shape[0], 5, *shape[2:])),
-            limit="1MiB", tf32=False, cuda=False, pageable=pageable,
-        )  # fmt: skip
-        piece_bytes = images * of.nbytes // shape[0] or 400
-        loop = DoubleBufferedTorch(operands, lanes=lanes, piece_bytes=piece_bytes)
+        given = operands(shape, cuda=False, pageable=pageable)
+        loop = DoubleBufferedTorch(given, lanes=lanes, piece_bytes=bytes_of(shape, images))
         loop.prepare()
         try:
             found = loop.check()
@@ -85,15 +94,8 @@ def test_the_loop_in_cupy_copies_the_right_rows(monkeypatch, shape, images, page
     monkeypatch.setattr(double_buffered, "ConvolutionPlan", numpy_as_cupy.Convolution)
     monkeypatch.setattr(double_buffered, "DirectBiasActivation", numpy_as_cupy.BiasActivation)
     with ooc_cudnn.settings(device="host"):
-        of = Images.of(shape)
-        w, b = filters(5, shape[1])
-        make = (lambda s: np.empty(s, np.float32)) if pageable else pinned
-        operands = Operands(
-            images=of, w=w, b=b, x=of.fill(make(shape)), y=make((shape[0], 5, *shape[2:])),
-            limit="1MiB", tf32=False, cuda=True, pageable=pageable,
-        )  # fmt: skip
-        piece_bytes = images * of.nbytes // shape[0] or 400
-        loop = DoubleBufferedCupy(operands, piece_bytes=piece_bytes)
+        given = operands(shape, cuda=True, pageable=pageable)
+        loop = DoubleBufferedCupy(given, piece_bytes=bytes_of(shape, images))
         loop.prepare()
         found = loop.check()
         assert found["ok"], found
@@ -108,10 +110,7 @@ def test_the_loop_in_cupy_copies_the_right_rows(monkeypatch, shape, images, page
 
 def test_cupys_form_needs_a_card():
     with ooc_cudnn.settings(device="host"):
-        of = Images.of((4, 2, 8, 8))
-        w, b = filters(2, 2)
-        x, y = of.fill(pinned(of.shape)), pinned(of.shape)
-        operands = Operands(of, w, b, x, y, limit="1MiB", tf32=False, cuda=False)
+        given = operands((4, 2, 8, 8), channels=2, cuda=False)
         with pytest.raises(ooc_cudnn.OocError, match="NVIDIA GPU") as raised:
-            DoubleBufferedCupy(operands).prepare()
+            DoubleBufferedCupy(given).prepare()
     assert "NVIDIA GPU" in str(reason_of(raised.value, baseline=True))

@@ -96,34 +96,31 @@ def convolution_forward(stream):
     )  # fmt: skip
 
 
-def convolution_backward_data(stream):
+def draw_gradient(stream, of, other, shape_option):
+    """The gradient of x or w, given the other and dy; the option names its shape."""
     x, w, geometry, dtype = draw_shapes(stream)
-    y = gradients.output_shape(x, w, **geometry)
+    shapes = {"x": x, "w": w, "dy": gradients.output_shape(x, w, **geometry)}
 
     def expected(values, arithmetic):
         dy = arithmetic.factor(values["dy"])
-        return {"dx": gradients.backward_data(x, values["w"], dy, arithmetic.last, **geometry)}
-
-    return Problem(
-        "convolution_backward_data", dtype, {"w": Tensor(w, dtype), "dy": Tensor(y, dtype)},
-        {"input_shape": x, **geometry}, {"dx": (x, dtype)}, expected, uses_tf32=True,
-        shape_option="input_shape",
-    )  # fmt: skip
-
-
-def convolution_backward_filter(stream):
-    x, w, geometry, dtype = draw_shapes(stream)
-    y = gradients.output_shape(x, w, **geometry)
-
-    def expected(values, arithmetic):
-        dy = arithmetic.factor(values["dy"])
+        if of == "x":
+            return {"dx": gradients.backward_data(x, values["w"], dy, arithmetic.last, **geometry)}
         return {"dw": gradients.backward_filter(values["x"], w, dy, arithmetic.last, **geometry)}
 
     return Problem(
-        "convolution_backward_filter", dtype, {"x": Tensor(x, dtype), "dy": Tensor(y, dtype)},
-        {"filter_shape": w, **geometry}, {"dw": (w, dtype)}, expected, uses_tf32=True,
-        shape_option="filter_shape",
+        f"convolution_backward_{'data' if of == 'x' else 'filter'}", dtype,
+        {name: Tensor(shapes[name], dtype) for name in (other, "dy")},
+        {shape_option: shapes[of], **geometry}, {f"d{of}": (shapes[of], dtype)}, expected,
+        uses_tf32=True, shape_option=shape_option,
     )  # fmt: skip
+
+
+def convolution_backward_data(stream):
+    return draw_gradient(stream, "x", "w", "input_shape")
+
+
+def convolution_backward_filter(stream):
+    return draw_gradient(stream, "w", "x", "filter_shape")
 
 
 def convolution_backward_bias(stream):
