@@ -98,15 +98,15 @@ class Schedule:
 
 
 def pieces(
-    call: Splittable, split: Split, order: tuple[str, ...]
+    call: Splittable, split: Split, loop_order: tuple[str, ...]
 ) -> Iterator[tuple[Piece, Accumulation]]:
     """Every piece of a split in loop order, with its place in the sum over the reduced axes."""
     axes = call.ranges(split)
     counts = {axis: len(axes[axis]) for axis in AXES} | {SWEEP: call.sweeps}
     reduced = [axis for axis in call.reduced if counts[axis] > 1]
-    down = runs_down(order, counts)
-    for indices in itertools.product(*(range(counts[axis]) for axis in order)):
-        at = dict(zip(order, indices, strict=True))
+    down = runs_down(loop_order, counts)
+    for indices in itertools.product(*(range(counts[axis]) for axis in loop_order)):
+        at = dict(zip(loop_order, indices, strict=True))
         h_y = at["h_y"]
         yield (
             Piece(
@@ -128,7 +128,7 @@ def make_schedule(
     call: Splittable,
     split: Split,
     *,
-    order: tuple[str, ...],
+    loop_order: tuple[str, ...],
     rings: Mapping[str, int],
     layout: str,
     orders: Mapping[str, str],
@@ -137,7 +137,7 @@ def make_schedule(
 
     Parameters
     ----------
-    call, split, order
+    call, split, loop_order
         What is computed, the piece sizes, and the loop order, outermost axis first. Reduced axes
         must be innermost where they are cut: sums are completed before the next ones start.
     rings : mapping
@@ -150,10 +150,10 @@ def make_schedule(
     ValueError
         If a reduced axis is cut, and outside of another one that is cut.
     """
-    _check_order(call, split, order)
+    _check_order(call, split, loop_order)
     generator = _Generator(call, rings)
     made: dict[Hashable, tuple[tuple[Launch, ...], Mapping[str, Buffer]]] = {}
-    for piece, accumulation in pieces(call, split, order):
+    for piece, accumulation in pieces(call, split, loop_order):
         # Pieces of equal shape and padding launch the same.
         key = (piece.sizes, piece.sweep, call.row_key(piece), accumulation)
         if key not in made:
@@ -175,21 +175,21 @@ def plan_schedule(request: Request, plan: Plan) -> Schedule:
     return make_schedule(
         request.chain,
         plan.split,
-        order=plan.order,
+        loop_order=plan.order,
         rings=dict(plan.rings),
         layout=plan.layout,
         orders=dict(request.orders),
     )
 
 
-def _check_order(call: Splittable, split: Split, order: tuple[str, ...]) -> None:
+def _check_order(call: Splittable, split: Split, loop_order: tuple[str, ...]) -> None:
     axes = call.ranges(split)
-    cut = [axis for axis in order if axis == SWEEP or len(axes[axis]) > 1]
+    cut = [axis for axis in loop_order if axis == SWEEP or len(axes[axis]) > 1]
     summed = [axis in call.reduced for axis in cut]
     if summed != sorted(summed):
         raise ValueError(
             f"{' and '.join(call.reduced)} must be the innermost loops where they are cut, since "
-            f"they are summed over; the order is {order}"
+            f"they are summed over; the order is {loop_order}"
         )
 
 

@@ -201,7 +201,7 @@ def test_c_x_must_be_innermost_where_it_is_cut():
     chain = Chain((Convolution.of((1, 4, 4, 4), (2, 4, 1, 1)),), "float32")
     orders = dict.fromkeys(("x", "w", "y"), "channels_first")
     options = {
-        "order": ("n", "c_x", "c_y", "h_y"),
+        "loop_order": ("n", "c_x", "c_y", "h_y"),
         "rings": dict.fromkeys(("x", "w", "y"), 1),
         "layout": "channels_first",
         "orders": orders,
