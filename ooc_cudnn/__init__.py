@@ -11,7 +11,7 @@ three streams, and a performance model fitted on your machine decides how to cut
 (1, 8, 32, 32)
 """
 
-from ooc_cudnn import operations
+from ooc_cudnn import functions, operations
 from ooc_cudnn.arrays.copying import memcpy
 from ooc_cudnn.arrays.making import empty, malloc, zeros
 from ooc_cudnn.arrays.operands import placement
@@ -23,26 +23,7 @@ from ooc_cudnn.errors import (
     PlanInfeasibleError,
     VerificationError,
 )
-from ooc_cudnn.functions import (
-    activation_backward,
-    activation_forward,
-    add_tensor,
-    batch_normalization_backward,
-    batch_normalization_forward_inference,
-    batch_normalization_forward_training,
-    chain_forward,
-    convolution_add_activation_backward,
-    convolution_add_activation_forward,
-    convolution_add_activation_pooling_forward,
-    convolution_backward_bias,
-    convolution_backward_data,
-    convolution_backward_filter,
-    convolution_forward,
-    pooling_backward,
-    pooling_forward,
-    softmax_backward,
-    softmax_forward,
-)
+from ooc_cudnn.functions import *  # noqa: F403  # the public functions, listed there
 from ooc_cudnn.functions.plan import plan
 from ooc_cudnn.pricing.plan import Plan
 from ooc_cudnn.profiling import profile
@@ -60,21 +41,7 @@ __all__ = [
     "PlanInfeasibleError",
     "TensorSpec",
     "VerificationError",
-    "activation_backward",
-    "activation_forward",
-    "add_tensor",
-    "batch_normalization_backward",
-    "batch_normalization_forward_inference",
-    "batch_normalization_forward_training",
     "calibrate",
-    "chain_forward",
-    "convolution_add_activation_backward",
-    "convolution_add_activation_forward",
-    "convolution_add_activation_pooling_forward",
-    "convolution_backward_bias",
-    "convolution_backward_data",
-    "convolution_backward_filter",
-    "convolution_forward",
     "empty",
     "malloc",
     "memcpy",
@@ -82,14 +49,11 @@ __all__ = [
     "pin",
     "placement",
     "plan",
-    "pooling_backward",
-    "pooling_forward",
     "profile",
     "settings",
-    "softmax_backward",
-    "softmax_forward",
     "zeros",
 ]
+__all__ += functions.__all__
 
 
 def __dir__() -> list[str]:

@@ -7,6 +7,7 @@ with good arguments. Each also derives from the built-in error that a caller wou
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from ooc_cudnn.units import format_bytes
@@ -31,6 +32,7 @@ def _empty(kind: type[OocError], arguments: tuple[object, ...]) -> OocError:
     return Exception.__new__(kind, *arguments)
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class PlanInfeasibleError(OocError, ValueError):
     """No split of the call fits the memory limit.
 
@@ -58,26 +60,21 @@ class PlanInfeasibleError(OocError, ValueError):
     function: str
     limit_bytes: int
     smallest_bytes: int | None
-    reason: str
+    reason: str = ""
 
-    def __init__(
-        self, *, function: str, limit_bytes: int, smallest_bytes: int | None, reason: str = ""
-    ) -> None:
-        if smallest_bytes is None:
-            message = f"{function} has no plan, whatever the memory limit: {reason}"
+    def __post_init__(self) -> None:
+        if self.smallest_bytes is None:
+            message = f"{self.function} has no plan, whatever the memory limit: {self.reason}"
         else:  # The advice carries the exact number: a rounded one could be too small.
             message = (
-                f"{function} has no plan within {format_bytes(limit_bytes)} of device memory; "
-                f"the least that would do is {format_bytes(smallest_bytes)}. "
-                f"Set memory_limit={smallest_bytes} or more."
+                f"{self.function} has no plan within {format_bytes(self.limit_bytes)} of device "
+                f"memory; the least that would do is {format_bytes(self.smallest_bytes)}. "
+                f"Set memory_limit={self.smallest_bytes} or more."
             )
         super().__init__(message)
-        self.function = function
-        self.limit_bytes = limit_bytes
-        self.smallest_bytes = smallest_bytes
-        self.reason = reason
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class _OutOfMemoryError(OocError, MemoryError):
     """What the two kinds of memory have in common; see `DeviceOutOfMemoryError`."""
 
@@ -91,38 +88,26 @@ class _OutOfMemoryError(OocError, MemoryError):
     held_bytes: int
     purpose: str
 
-    def __init__(
-        self,
-        *,
-        requested_bytes: int,
-        available_bytes: int,
-        limit_bytes: int | None,
-        held_bytes: int,
-        purpose: str,
-    ) -> None:
-        needed_bytes = held_bytes + requested_bytes
+    def __post_init__(self) -> None:
+        limit_bytes, held_bytes = self.limit_bytes, self.held_bytes
+        needed_bytes = held_bytes + self.requested_bytes
         if limit_bytes is not None and needed_bytes > limit_bytes:
             advice = (
                 f"Set {self._setting}={needed_bytes} or more, or free {self._freeable} that you "
                 "no longer need."
             )
         else:
-            obtainable_bytes = max(1, held_bytes + available_bytes)
+            obtainable_bytes = max(1, held_bytes + self.available_bytes)
             advice = (
                 "The machine has no more to give: free memory that other programs or libraries "
                 f"hold, or set {self._setting}={obtainable_bytes} or less."
             )
         limit = "no limit set" if limit_bytes is None else f"limit {format_bytes(limit_bytes)}"
         super().__init__(
-            f"no room for {format_bytes(requested_bytes)} of {self._memory} for {purpose}: "
-            f"{format_bytes(available_bytes)} available ({limit}, ooc_cudnn holds "
-            f"{format_bytes(held_bytes)}). {advice}"
+            f"no room for {format_bytes(self.requested_bytes)} of {self._memory} for "
+            f"{self.purpose}: {format_bytes(self.available_bytes)} available ({limit}, ooc_cudnn "
+            f"holds {format_bytes(held_bytes)}). {advice}"
         )
-        self.requested_bytes = requested_bytes
-        self.available_bytes = available_bytes
-        self.limit_bytes = limit_bytes
-        self.held_bytes = held_bytes
-        self.purpose = purpose
 
 
 class DeviceOutOfMemoryError(_OutOfMemoryError):
@@ -183,6 +168,7 @@ libraries hold, or set host_memory_limit=536870912 or less.
     _freeable = "pinned arrays"
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class VerificationError(OocError, ArithmeticError):
     """A recomputed output patch differs from the result (setting ``verify``).
 
@@ -217,40 +203,24 @@ tolerance 1e-05). Do not use this result: ...
     error: float
     tolerance: float
 
-    def __init__(
-        self,
-        *,
-        function: str,
-        region: object,
-        expected: float,
-        actual: float,
-        error: float,
-        tolerance: float,
-    ) -> None:
+    def __post_init__(self) -> None:
         super().__init__(
-            f"{function} is wrong in region {region}: expected {expected!s}, got {actual!s} "
-            f"(error {error:.3g}, tolerance {tolerance:.3g}). Do not use this result: run "
-            "`ooc-cudnn doctor`, try another cuDNN version or a smaller memory_limit (smaller "
-            "pieces avoid cuDNN's faults on huge ones), and report it."
+            f"{self.function} is wrong in region {self.region}: expected {self.expected!s}, got "
+            f"{self.actual!s} (error {self.error:.3g}, tolerance {self.tolerance:.3g}). Do not use "
+            "this result: run `ooc-cudnn doctor`, try another cuDNN version or a smaller "
+            "memory_limit (smaller pieces avoid cuDNN's faults on huge ones), and report it."
         )
-        self.function = function
-        self.region = region
-        self.expected = expected
-        self.actual = actual
-        self.error = error
-        self.tolerance = tolerance
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class _RemedyError(OocError, RuntimeError):
     """A reason and its remedy, as two sentences."""
 
-    reason: str
+    reason: str = field(kw_only=False)
     remedy: str
 
-    def __init__(self, reason: str, *, remedy: str) -> None:
-        super().__init__(f"{reason.rstrip('.')}. {remedy}")
-        self.reason = reason
-        self.remedy = remedy
+    def __post_init__(self) -> None:
+        super().__init__(f"{self.reason.rstrip('.')}. {self.remedy}")
 
 
 class DeviceUnavailableError(_RemedyError):
@@ -272,6 +242,7 @@ class DeviceUnavailableError(_RemedyError):
     """
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class CudnnError(_RemedyError):
     """cuDNN refused a call that this library made.
 
@@ -288,12 +259,10 @@ class CudnnError(_RemedyError):
     no engine for int8 convolutions. Run `ooc-cudnn doctor` to see which cuDNN is loaded.
     """
 
-    def __init__(
-        self, reason: str, *, remedy: str = "Run `ooc-cudnn doctor` to see which cuDNN is loaded."
-    ) -> None:
-        super().__init__(reason, remedy=remedy)
+    remedy: str = "Run `ooc-cudnn doctor` to see which cuDNN is loaded."
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class InternalError(_RemedyError):
     """A fault of this library that it noticed before it could give a wrong number.
 
@@ -311,11 +280,7 @@ class InternalError(_RemedyError):
 call; nothing wrong was computed. Please report it with this message and the call.
     """
 
-    def __init__(
-        self,
-        reason: str,
-        *,
-        remedy: str = "This is a fault of ooc_cudnn, not of the call; nothing wrong was computed. "
-        "Please report it with this message and the call.",
-    ) -> None:
-        super().__init__(reason, remedy=remedy)
+    remedy: str = (
+        "This is a fault of ooc_cudnn, not of the call; nothing wrong was computed. "
+        "Please report it with this message and the call."
+    )

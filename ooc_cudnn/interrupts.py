@@ -17,7 +17,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 from ooc_cudnn import forks
@@ -82,12 +82,7 @@ class deferred:  # used as a statement: ``with deferred():``
             self._restore()
             raise
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if _active is self:
             self._restore()
             self.call_noted()

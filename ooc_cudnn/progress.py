@@ -14,7 +14,6 @@ import math
 import sys
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from ooc_cudnn.units import format_seconds
@@ -57,27 +56,13 @@ class Reporter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 
 class CallableReporter(Reporter):
-    """Pass on each update to a user's callable.
+    """Pass on each update to a user's ``function(done, total)``; what it raises is not caught.
 
-    Parameters
-    ----------
-    total : int
-        As in `Reporter`.
-    function : callable
-        Called as ``function(done, total)``. What it raises is not caught.
-
-    Examples
-    --------
     >>> with CallableReporter(2, lambda done, total: print(done, "of", total)) as report:
     ...     report.update(1)
     1 of 2
@@ -110,15 +95,7 @@ class _QuietStderr:
 
 
 class TextReporter(Reporter):
-    """A bar of one line on stderr, for where tqdm is not installed.
-
-    Parameters
-    ----------
-    total : int
-        As in `Reporter`.
-    label : str
-        What stands before the bar.
-    """
+    """A bar of one line on stderr, for where tqdm is not installed; before it stands `label`."""
 
     def __init__(self, total: int, label: str) -> None:
         super().__init__(total)
@@ -152,15 +129,7 @@ class TextReporter(Reporter):
 
 
 class TqdmReporter(Reporter):
-    """A tqdm bar: the notebook's in a notebook that has widgets, else a line on stderr.
-
-    Parameters
-    ----------
-    total : int
-        As in `Reporter`.
-    label : str
-        What stands before the bar.
-    """
+    """A tqdm bar: the notebook's in a notebook that has widgets, else a line on stderr."""
 
     def __init__(self, total: int, label: str) -> None:
         super().__init__(total)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -88,12 +87,7 @@ class Pin:
     def __enter__(self) -> np.ndarray[Any, Any]:
         return self.array
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 

@@ -65,13 +65,6 @@ def batch_normalization_forward_training(
         The last two, of shape (c,), are what the backward pass takes: mean and
         1 / sqrt(variance + epsilon).
 
-    Raises
-    ------
-    TypeError, ValueError
-        Naming the argument, its value and the rule.
-    PlanInfeasibleError, DeviceOutOfMemoryError
-        As for `convolution_forward`.
-
     Notes
     -----
     Source: cudnnBatchNormalizationForwardTraining with CUDNN_BATCHNORM_SPATIAL. The pieces are gone
@@ -155,13 +148,6 @@ def batch_normalization_forward_inference(
     array, shape of x
         `out` if given. Else on the host for a host x, by `empty`'s rule for a device x.
 
-    Raises
-    ------
-    TypeError, ValueError
-        Naming the argument, its value and the rule.
-    PlanInfeasibleError, DeviceOutOfMemoryError
-        As for `convolution_forward`.
-
     Notes
     -----
     Source: cudnnBatchNormalizationForwardInference with CUDNN_BATCHNORM_SPATIAL.
@@ -225,13 +211,6 @@ def batch_normalization_backward(
     -------
     dx, dscale, dbias : array
         The last two of shape (c,).
-
-    Raises
-    ------
-    TypeError, ValueError
-        Naming the argument, its value and the rule.
-    PlanInfeasibleError, DeviceOutOfMemoryError
-        As for `convolution_forward`.
 
     Notes
     -----

@@ -51,15 +51,6 @@ def convolution_forward(
         `out` if given. Else on the host for a host x, by `empty`'s rule for a device x; in the
         memory order of x; a PyTorch tensor for a PyTorch x.
 
-    Raises
-    ------
-    TypeError, ValueError
-        Naming the argument, its value and the rule.
-    PlanInfeasibleError
-        If the memory limit admits no plan, with the smallest that would.
-    DeviceOutOfMemoryError
-        If the driver has less memory than the limit promised.
-
     Notes
     -----
     Source: cudnnConvolutionForward (CUDNN_CROSS_CORRELATION); the splitting is section 3 of the

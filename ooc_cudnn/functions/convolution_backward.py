@@ -60,13 +60,6 @@ def convolution_backward_data(
     array, shape of x
         `out` if given. Else placed and laid in memory as dy is.
 
-    Raises
-    ------
-    TypeError, ValueError
-        Naming the argument, its value and the rule.
-    PlanInfeasibleError, DeviceOutOfMemoryError
-        As for `convolution_forward`.
-
     Notes
     -----
     Source: cudnnConvolutionBackwardData. Sums over pieces of cY are float32 for half types.
@@ -145,13 +138,6 @@ def convolution_backward_filter(
     array, shape of w
         `out` if given. Else on the host for a host x, by `empty`'s rule for a device x.
 
-    Raises
-    ------
-    TypeError, ValueError
-        Naming the argument, its value and the rule.
-    PlanInfeasibleError, DeviceOutOfMemoryError
-        As for `convolution_forward`.
-
     Notes
     -----
     Source: cudnnConvolutionBackwardFilter. Sums over pieces are float32 for half types.
@@ -212,13 +198,6 @@ def convolution_backward_bias(
     -------
     array, shape (cY,)
         `out` if given. Else on the host for a host dy, by `empty`'s rule for a device dy.
-
-    Raises
-    ------
-    TypeError, ValueError
-        Naming the argument, its value and the rule.
-    PlanInfeasibleError, DeviceOutOfMemoryError
-        As for `convolution_forward`.
 
     Notes
     -----

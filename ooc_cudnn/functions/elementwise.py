@@ -44,13 +44,6 @@ def add_tensor(
     array
         y, or `out`.
 
-    Raises
-    ------
-    TypeError, ValueError
-        Naming the argument, its value and the rule.
-    PlanInfeasibleError, DeviceOutOfMemoryError
-        As for `convolution_forward`.
-
     Notes
     -----
     Source: cudnnAddTensor.
@@ -116,13 +109,6 @@ def activation_forward(
     array, shape of x
         `out` if given. Else on the host for a host x, by `empty`'s rule for a device x.
 
-    Raises
-    ------
-    TypeError, ValueError
-        Naming the argument, its value and the rule.
-    PlanInfeasibleError, DeviceOutOfMemoryError
-        As for `convolution_forward`.
-
     Notes
     -----
     Source: cudnnActivationForward. NaN propagates in every mode (CUDNN_PROPAGATE_NAN).
@@ -175,13 +161,6 @@ def activation_backward(
     -------
     array, shape of y
         `out` if given. Else placed and laid in memory as dy is.
-
-    Raises
-    ------
-    TypeError, ValueError
-        Naming the argument, its value and the rule.
-    PlanInfeasibleError, DeviceOutOfMemoryError
-        As for `convolution_forward`.
 
     Notes
     -----

@@ -65,11 +65,6 @@ def convolution_add_activation_forward(
     array
         As for `convolution_forward`.
 
-    Raises
-    ------
-    TypeError, ValueError, PlanInfeasibleError, DeviceOutOfMemoryError
-        As for `convolution_forward`.
-
     Notes
     -----
     Source: cudnnConvolutionBiasActivationForward; section 5 of the ooc_cuDNN paper. NaN propagates
@@ -134,11 +129,6 @@ def convolution_add_activation_pooling_forward(
     -------
     array
         As for `convolution_forward`, of the pooled shape.
-
-    Raises
-    ------
-    TypeError, ValueError, PlanInfeasibleError, DeviceOutOfMemoryError
-        As for `convolution_forward`.
 
     Notes
     -----
@@ -213,11 +203,6 @@ def convolution_add_activation_backward(
     -------
     dx, dw, db : array
         Of the shapes of x and w, and (cY,); placed as dy is where `out` gives none.
-
-    Raises
-    ------
-    TypeError, ValueError, PlanInfeasibleError, DeviceOutOfMemoryError
-        As for `convolution_forward`.
 
     Notes
     -----

@@ -48,13 +48,6 @@ def pooling_forward(
     array, shape (n, c, spatial...)
         `out` if given. Else on the host for a host x, by `empty`'s rule for a device x.
 
-    Raises
-    ------
-    TypeError, ValueError
-        Naming the argument, its value and the rule.
-    PlanInfeasibleError, DeviceOutOfMemoryError
-        As for `convolution_forward`.
-
     Notes
     -----
     Source: cudnnPoolingForward. NaN in a window gives NaN (CUDNN_PROPAGATE_NAN).
@@ -109,13 +102,6 @@ def pooling_backward(
     -------
     array, shape of x
         `out` if given. Else placed and laid in memory as dy is.
-
-    Raises
-    ------
-    TypeError, ValueError
-        Naming the argument, its value and the rule.
-    PlanInfeasibleError, DeviceOutOfMemoryError
-        As for `convolution_forward`.
 
     Notes
     -----

@@ -46,13 +46,6 @@ def softmax_forward(
     array, shape of x
         `out` if given. Else on the host for a host x, by `empty`'s rule for a device x.
 
-    Raises
-    ------
-    TypeError, ValueError
-        Naming the argument, its value and the rule.
-    PlanInfeasibleError, DeviceOutOfMemoryError
-        As for `convolution_forward`.
-
     Notes
     -----
     Source: cudnnSoftmaxForward. The sum of an instance is made in float64, in a first sweep over
@@ -103,13 +96,6 @@ def softmax_backward(
     -------
     array, shape of y
         `out` if given. Else placed and laid in memory as dy is.
-
-    Raises
-    ------
-    TypeError, ValueError
-        Naming the argument, its value and the rule.
-    PlanInfeasibleError, DeviceOutOfMemoryError
-        As for `convolution_forward`.
 
     Notes
     -----

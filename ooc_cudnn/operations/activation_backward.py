@@ -15,12 +15,14 @@ from perfmodel import Work
 
 
 def _elu(y: Array, x: Array, coef: float) -> Array:
-    return np.where(x > 0, 1.0, coef * np.exp(np.minimum(x, 0)))
+    if coef < 0:  # it folds back
+        return np.where(x > 0, y.dtype.type(1), coef * np.exp(np.minimum(x, 0)))
+    return np.where(y > 0, y.dtype.type(1), y + coef)
 
 
 def _swish(y: Array, x: Array, coef: float) -> Array:
     gate = expit(coef * x)
-    return np.asarray(gate + coef * x * gate * (1 - gate))
+    return np.asarray(gate * (1 + coef * x * (1 - gate)))
 
 
 def _gelu(y: Array, x: Array, coef: float) -> Array:
@@ -31,16 +33,16 @@ def _gelu(y: Array, x: Array, coef: float) -> Array:
 #: Exponentials that a mode's slope evaluates; an error function counts as three of them.
 EXPONENTIALS = {"swish": 1, "gelu": 3}
 
-#: mode -> slope from (y, x, coef), in float64; x is y itself where the mode does not need x.
+#: mode -> slope from (y, x, coef), in the type of y; x is y itself where the mode does not need x.
 SLOPES: dict[str, Callable[[Array, Array, float], Array]] = {
-    "relu": lambda y, x, coef: np.where(y > 0, 1.0, 0.0),
-    "clipped_relu": lambda y, x, coef: np.where((y > 0) & (y < coef), 1.0, 0.0),
-    "elu": lambda y, x, coef: np.where(y > 0, 1.0, y + coef),
+    "relu": lambda y, x, coef: (y > 0).astype(y.dtype),
+    "clipped_relu": lambda y, x, coef: ((y > 0) & (y < coef)).astype(y.dtype),
+    "elu": _elu,
     "sigmoid": lambda y, x, coef: y * (1 - y),
-    "tanh": lambda y, x, coef: 1 - y * y,
+    "tanh": lambda y, x, coef: (1 - y) * (1 + y),
     "swish": _swish,
     "gelu": _gelu,
-    "leaky_relu": lambda y, x, coef: np.where(x > 0, 1.0, coef),
+    "leaky_relu": lambda y, x, coef: np.where(x > 0, y.dtype.type(1), y.dtype.type(coef)),
     "identity": lambda y, x, coef: np.ones_like(y),
 }
 
@@ -89,10 +91,8 @@ class ActivationBackward(OneShape):
         """Evaluate in float64."""
         y, dy = (array.astype(np.float64) for array in inputs[:2])
         x = y
-        slope = SLOPES[self.mode]
         if len(inputs) > 2 and needs_x(self.mode, self.coef):
             x = inputs[2].astype(np.float64)
-            slope = _elu if self.mode == "elu" else slope
-        found = slope(y, x, self.coef)
+        found = SLOPES[self.mode](y, x, self.coef)
         dx = np.where(found == 0, 0.0, dy) if self.mode in SELECTING else dy * found
         return np.where(np.isnan(y) | np.isnan(x), np.nan, dx)

@@ -1,4 +1,4 @@
-"""The gradient of a convolution with respect to its bias, as a call."""
+"""The gradient of a convolution with respect to its bias: sums over all but the channels."""
 
 from __future__ import annotations
 
@@ -6,12 +6,44 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ooc_cudnn.operations.base import Shape
-from ooc_cudnn.operations.channel_sum import ChannelSum
+import numpy as np
+
+from ooc_cudnn.operations.base import Array, Shape
+from ooc_cudnn.operations.per_element import OneShape
 from ooc_cudnn.operations.per_site import PerSite
 from ooc_cudnn.operations.rows import ROW_AXIS
 from ooc_cudnn.operations.splittable import Operand, Piece, Region, Rounding
+from perfmodel import Work
 from perfmodel.cached import cached_property
+
+
+@dataclass(frozen=True)
+class ChannelSum(OneShape):
+    """db (c,) from dy (n, c, spatial...): summed in float64, rounded once to `result_dtype`.
+
+    Source: cudnnConvolutionBackwardBias.
+    """
+
+    shape: Shape
+    dtype: str
+    result_dtype: str
+
+    name = "convolution_backward_bias"
+
+    @property
+    def output_shape(self) -> Shape:
+        """One value per channel."""
+        return (self.shape[1],)
+
+    def work(self) -> Work:
+        """One read."""
+        return self.passes("/channel_sum", 1, problem=f"sum; {self.shape[1]} channels")
+
+    def reference(self, *inputs: Array) -> Array:
+        """Sum in float64."""
+        (dy,) = inputs
+        axes = (0, *range(2, dy.ndim))
+        return np.asarray(dy.astype(np.float64).sum(axis=axes))
 
 
 @dataclass(frozen=True)

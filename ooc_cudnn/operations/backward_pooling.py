@@ -1,4 +1,4 @@
-"""The gradient of pooling, as a call."""
+"""The gradient of pooling: what is launched on a piece, and the call."""
 
 from __future__ import annotations
 
@@ -8,14 +8,94 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ooc_cudnn.operations.base import Array
-from ooc_cudnn.operations.pooling import Pooling, PoolingBackward
-from ooc_cudnn.operations.rows import ROW_AXIS, WindowRows, tensor_region
+from ooc_cudnn.operations.base import Array, Shape
+from ooc_cudnn.operations.pooling import Pooling
+from ooc_cudnn.operations.rows import ROW_AXIS, WindowRows, tensor_region, with_rows
 from ooc_cudnn.operations.single import Single
 from ooc_cudnn.operations.splittable import Launchable, Operand, Piece, Region, Rounding
 from ooc_cudnn.operations.window import Pair, Range, Ranges, Rows, ranges
-from perfmodel import Split
+from ooc_cudnn.tensor import DTYPES
+from perfmodel import Split, Work, pass_work
 from perfmodel.cached import cached_property
+
+
+@dataclass(frozen=True)
+class PoolingBackward:
+    """dx from (y, dy, x), for one piece.
+
+    Parameters
+    ----------
+    forward : Pooling
+        The pooling from the piece of x to the pieces of y and dy.
+    rows : (start, stop)
+        Rows of that x of which dx is asked.
+    row_axis : int
+        The axis that rows lie along.
+
+    Notes
+    -----
+    Source: cudnnPoolingBackward. A maximum's gradient goes to the first element of the window that
+    equals y (NaN equals NaN), in row-major order, so every mode is deterministic. y and x are
+    absent in average modes. Where windows overlap, gradients are summed in the arithmetic type.
+    """
+
+    forward: Pooling
+    rows: Range
+    row_axis: int = ROW_AXIS
+
+    name = "pooling_backward"
+
+    @property
+    def dtype(self) -> str:
+        """Of all operands."""
+        return self.forward.dtype
+
+    @property
+    def output_shape(self) -> Shape:
+        """Shape of dx."""
+        return with_rows(self.forward.x_shape, self.rows[1] - self.rows[0], self.row_axis)
+
+    @property
+    def origin(self) -> Shape:
+        """Where in that x dx begins, along each spatial axis."""
+        first = (0,) * len(self.forward.x_shape)
+        return with_rows(first, self.rows[0], self.row_axis)[ROW_AXIS:]
+
+    def work(self) -> Work:
+        """Read y, dy and x, write dx."""
+        forward = self.forward
+        elements = math.prod(self.output_shape) + math.prod(forward.output_shape)
+        if forward.is_max:
+            elements += math.prod(forward.x_shape) + math.prod(forward.output_shape)
+        return pass_work(
+            f"pointwise/{self.dtype}/pooling_backward",
+            device_bytes=elements * DTYPES[self.dtype],
+            elements=elements,
+            taps=math.prod(forward.output_shape) * math.prod(forward.window),
+            problem=forward.problem,
+        )
+
+    def reference(self, *inputs: Array | None) -> Array:
+        """Scatter in float64; inputs are (y, dy, x). In average modes (dy,) will do."""
+        forward = self.forward
+        dx = np.zeros(forward.x_shape)
+        y, dy, x = inputs if len(inputs) == 3 else (None, inputs[0], None)
+        assert dy is not None
+        dy = dy.astype(np.float64)
+        if forward.is_max:
+            assert y is not None
+            assert x is not None
+            taken = np.zeros(forward.output_shape, bool)
+            for outputs, seen in forward.taps():
+                same = (x[seen] == y[outputs]) | (np.isnan(x[seen]) & np.isnan(y[outputs]))
+                fresh = same & ~taken[outputs]
+                taken[outputs] |= fresh
+                dx[seen] += np.where(fresh, dy[outputs], 0.0)
+        else:
+            dy /= forward.divisors()
+            for outputs, seen in forward.taps():
+                dx[seen] += dy[outputs]
+        return dx[(*(slice(None),) * self.row_axis, slice(*self.rows))]
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from typing import NamedTuple
 import numpy as np
 
 from ooc_cudnn.operations.activation_backward import ActivationBackward
+from ooc_cudnn.operations.backward_bias import ChannelSum
 from ooc_cudnn.operations.base import Array
 from ooc_cudnn.operations.builder import Builder, Built
-from ooc_cudnn.operations.channel_sum import ChannelSum
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.convolution_backward import (
     ConvolutionBackwardData,

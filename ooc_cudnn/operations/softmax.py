@@ -15,26 +15,35 @@ MODES = ("channel", "instance")
 
 
 @dataclass(frozen=True)
-class Softmax(OneShape):
-    """y from (x,): softmax over axis 1, for every image and site; "log" gives its logarithm.
-
-    Source: cudnnSoftmaxForward with CUDNN_SOFTMAX_ACCURATE or _LOG, CUDNN_SOFTMAX_MODE_CHANNEL.
-    """
+class _Pass(OneShape):
+    """A launch of either algorithm that goes over the data."""
 
     shape: Shape
     algorithm: str
     dtype: str
 
+    name = "softmax"
+
+    def over(self, count: int, *, exponentials: bool = False, channels: bool = False) -> Work:
+        """So many reads and writes; whether there is an exponential an element."""
+        problem = f"{self.name} {self.algorithm}"
+        if channels:
+            problem += f"; {self.shape[1]} channels"
+        return self.passes("/softmax", count, exponentials=int(exponentials), problem=problem)
+
+
+@dataclass(frozen=True)
+class Softmax(_Pass):
+    """y from (x,): softmax over axis 1, for every image and site; "log" gives its logarithm.
+
+    Source: cudnnSoftmaxForward with CUDNN_SOFTMAX_ACCURATE or _LOG, CUDNN_SOFTMAX_MODE_CHANNEL.
+    """
+
     name = "softmax_forward"
 
     def work(self) -> Work:
         """Two reads and a write."""
-        return self.passes(
-            "/softmax",
-            3,
-            exponentials=1,
-            problem=f"{self.name} {self.algorithm}; {self.shape[1]} channels",
-        )
+        return self.over(3, exponentials=True, channels=True)
 
     def reference(self, *inputs: Array) -> Array:
         """Evaluate in float64."""
@@ -47,26 +56,17 @@ class Softmax(OneShape):
 
 
 @dataclass(frozen=True)
-class SoftmaxBackward(OneShape):
+class SoftmaxBackward(_Pass):
     """dx from (y, dy): ``y * (dy - sum(y * dy))`` over axis 1; "log" ``dy - exp(y) * sum(dy)``.
 
     Source: cudnnSoftmaxBackward.
     """
 
-    shape: Shape
-    algorithm: str
-    dtype: str
-
     name = "softmax_backward"
 
     def work(self) -> Work:
         """Four reads and a write."""
-        return self.passes(
-            "/softmax",
-            5,
-            exponentials=int(self.algorithm == "log"),
-            problem=f"{self.name} {self.algorithm}; {self.shape[1]} channels",
-        )
+        return self.over(5, exponentials=self.algorithm == "log", channels=True)
 
     def reference(self, *inputs: Array) -> Array:
         """Evaluate in float64."""
@@ -123,32 +123,19 @@ class MergeImageMaximum:
 
 
 @dataclass(frozen=True)
-class ImageSoftmax(OneShape):
+class ImageSoftmax(_Pass):
     """y from (x, state): ``exp(x - m) / sum``, or for "log" ``x - m - log(sum)``."""
-
-    shape: Shape
-    algorithm: str
-    dtype: str
 
     name = "image_softmax"
 
     def work(self) -> Work:
         """One read and one write."""
-        return self.passes(
-            "/softmax",
-            2,
-            exponentials=int(self.algorithm != "log"),
-            problem=f"{self.name} {self.algorithm}",
-        )
+        return self.over(2, exponentials=self.algorithm != "log")
 
 
 @dataclass(frozen=True)
-class ImageProductSum(OneShape):
+class ImageProductSum(_Pass):
     """(n, 1) float64 from (y, dy): each image's sum of y * dy, or for "log" (y absent) of dy."""
-
-    shape: Shape
-    algorithm: str
-    dtype: str
 
     name = "image_product_sum"
 
@@ -159,26 +146,15 @@ class ImageProductSum(OneShape):
 
     def work(self) -> Work:
         """One or two reads."""
-        return self.passes(
-            "/softmax", 1 if self.algorithm == "log" else 2, problem=f"{self.name} {self.algorithm}"
-        )
+        return self.over(1 if self.algorithm == "log" else 2)
 
 
 @dataclass(frozen=True)
-class ImageSoftmaxBackward(OneShape):
+class ImageSoftmaxBackward(_Pass):
     """dx from (y, dy, sums): as `SoftmaxBackward`, with the images' sums (n, 1) known."""
-
-    shape: Shape
-    algorithm: str
-    dtype: str
 
     name = "image_softmax_backward"
 
     def work(self) -> Work:
         """Two reads and a write."""
-        return self.passes(
-            "/softmax",
-            3,
-            exponentials=int(self.algorithm == "log"),
-            problem=f"{self.name} {self.algorithm}",
-        )
+        return self.over(3, exponentials=self.algorithm == "log")

@@ -14,8 +14,8 @@ pytest.importorskip("cupy")
 from ooc_cudnn.devices.kernels import reduction as kernels_reduction
 from ooc_cudnn.devices.kernels.arguments import arithmetic_dtype
 from ooc_cudnn.devices.kernels.launch import Call
+from ooc_cudnn.operations.backward_bias import ChannelSum
 from ooc_cudnn.operations.batch_normalization import Moments, NormaliseSums
-from ooc_cudnn.operations.channel_sum import ChannelSum
 from tests.support.kernel_runs import run
 
 pytestmark = pytest.mark.gpu

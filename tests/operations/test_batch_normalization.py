@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from ooc_cudnn.operations.backward_bias import ChannelSum
 from ooc_cudnn.operations.batch_normalization import Normalise
-from ooc_cudnn.operations.channel_sum import ChannelSum
 
 torch = pytest.importorskip("torch")
 F = torch.nn.functional

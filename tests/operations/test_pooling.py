@@ -8,7 +8,8 @@ import math
 import numpy as np
 import pytest
 
-from ooc_cudnn.operations.pooling import Pooling, PoolingBackward
+from ooc_cudnn.operations.backward_pooling import PoolingBackward
+from ooc_cudnn.operations.pooling import Pooling
 
 torch = pytest.importorskip("torch")
 F = torch.nn.functional

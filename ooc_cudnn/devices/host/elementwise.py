@@ -5,10 +5,7 @@ Each chunk is read whole before it is written, so the output may be an input of 
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
-from scipy.special import erf, expit
 
 from ooc_cudnn.devices.host.chunks import (
     Array,
@@ -21,14 +18,11 @@ from ooc_cudnn.devices.host.chunks import (
     of_images,
 )
 from ooc_cudnn.operations.activation import MODES
-from ooc_cudnn.operations.activation_backward import ActivationBackward, needs_x
+from ooc_cudnn.operations.activation_backward import SELECTING, SLOPES, ActivationBackward, needs_x
 from ooc_cudnn.operations.batch_normalization import Normalise, NormaliseBackward
-from ooc_cudnn.operations.op_tensor import OpTensor
+from ooc_cudnn.operations.op_tensor import OPS, OpTensor
 from ooc_cudnn.operations.pointwise import Pointwise, Relayout
 from ooc_cudnn.operations.softmax import ImageSoftmax, ImageSoftmaxBackward
-
-#: NumPy's minimum and maximum propagate NaN, as the operation asks.
-_OPS = {"add": np.add, "multiply": np.multiply, "minimum": np.minimum, "maximum": np.maximum}
 
 
 def relayout(operation: Relayout, inputs: Inputs, output: Array, workspace: Array) -> None:
@@ -75,7 +69,7 @@ def op_tensor(operation: OpTensor, inputs: Inputs, output: Array, workspace: Arr
             first = a[box].astype(dtype, copy=False)
             if operation.alpha_a != 1:
                 first = first * alpha_a
-            result = _OPS[operation.op](first, result)
+            result = OPS[operation.op](first, result)
         np.copyto(output[box], result, casting="unsafe")
 
 
@@ -89,43 +83,15 @@ def activation_backward(
     for box in chunks(output):
         value = y[box].astype(dtype, copy=False)
         before = value if x is None else x[box].astype(dtype, copy=False)
-        slope = _slope(operation.mode, operation.coef, value, before)
+        slope = SLOPES[operation.mode](value, before, operation.coef)
         result = slope * dy[box].astype(dtype, copy=False)
-        if operation.mode in ("relu", "clipped_relu"):
+        if operation.mode in SELECTING:
             result = kept_where(slope != 0, result)  # whatever dy is
         for source in (value,) if x is None else (value, before):
             absent = np.isnan(source)
             if absent.any():
                 np.copyto(result, np.nan, where=absent)
         np.copyto(output[box], result, casting="unsafe")
-
-
-def _slope(mode: str, coef: float, y: Array, x: Array) -> Array:
-    """f'(x) in the dtype of y, from x where y does not tell it (else x is y)."""
-    one = y.dtype.type(1)
-    if mode == "relu":
-        return (y > 0).astype(y.dtype)
-    if mode == "clipped_relu":
-        return ((y > 0) & (y < coef)).astype(y.dtype)
-    if mode == "elu":
-        if needs_x(mode, coef):
-            return np.where(x > 0, one, coef * np.exp(np.minimum(x, 0)))
-        return np.where(y > 0, one, y + coef)
-    if mode == "leaky_relu":
-        return np.where(x > 0, one, y.dtype.type(coef))
-    if mode == "sigmoid":
-        return y * (1 - y)
-    if mode == "tanh":
-        return (1 - y) * (1 + y)
-    if mode == "swish":
-        gate = expit(coef * x)
-        return np.asarray(gate * (1 + coef * x * (1 - gate)))
-    if mode == "gelu":
-        density = np.exp(-0.5 * x * x) / math.sqrt(2 * math.pi)
-        return np.asarray(0.5 * (1 + erf(x / math.sqrt(2))) + x * density)
-    if mode == "identity":
-        return np.ones_like(y)
-    raise ValueError(f"no activation is called {mode!r}")
 
 
 def normalise(operation: Normalise, inputs: Inputs, output: Array, workspace: Array) -> None:

@@ -24,7 +24,8 @@ from ooc_cudnn.devices.host.chunks import (
     met,
 )
 from ooc_cudnn.devices.host.pooling_geometry import divisors, filled_like, reaching, seen
-from ooc_cudnn.operations.pooling import Pooling, PoolingBackward
+from ooc_cudnn.operations.backward_pooling import PoolingBackward
+from ooc_cudnn.operations.pooling import Pooling
 from ooc_cudnn.operations.rows import ROW_AXIS
 from ooc_cudnn.operations.window import Range
 

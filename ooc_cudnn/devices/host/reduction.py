@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from ooc_cudnn.devices.host.chunks import Array, Inputs, Runner, chunks, of_channels, of_images
+from ooc_cudnn.operations.backward_bias import ChannelSum
 from ooc_cudnn.operations.batch_normalization import (
     AddStates,
     MergeMoments,
@@ -17,7 +18,6 @@ from ooc_cudnn.operations.batch_normalization import (
     ScaleRow,
     StateRow,
 )
-from ooc_cudnn.operations.channel_sum import ChannelSum
 from ooc_cudnn.operations.softmax import ImageMaximum, ImageProductSum, MergeImageMaximum
 
 

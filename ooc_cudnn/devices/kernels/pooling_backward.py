@@ -25,7 +25,8 @@ from ooc_cudnn.devices.kernels.pooling import (
     six_axes,
 )
 from ooc_cudnn.devices.view import DeviceView
-from ooc_cudnn.operations.pooling import Pooling, PoolingBackward
+from ooc_cudnn.operations.backward_pooling import PoolingBackward
+from ooc_cudnn.operations.pooling import Pooling
 
 #: Packs of dx that a block makes at once, and lanes among them.
 TILE_PACKS = 2048

@@ -21,8 +21,8 @@ from ooc_cudnn.devices.kernels.group_walk import (
 from ooc_cudnn.devices.kernels.launch import Call, Launch, Runner, launch
 from ooc_cudnn.devices.kernels.launch_geometry import BLOCK_THREADS
 from ooc_cudnn.devices.view import DeviceView
+from ooc_cudnn.operations.backward_bias import ChannelSum
 from ooc_cudnn.operations.batch_normalization import Moments, NormaliseSums
-from ooc_cudnn.operations.channel_sum import ChannelSum
 from ooc_cudnn.tensor import ACCUMULATOR
 
 # The numbers are the enumeration `Kind` in channel_reduction.cu.

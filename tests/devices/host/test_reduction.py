@@ -7,6 +7,7 @@ import pytest
 
 from ooc_cudnn.devices.host import chunks as host_chunks
 from ooc_cudnn.devices.host import reduction as host_reduction
+from ooc_cudnn.operations.backward_bias import ChannelSum
 from ooc_cudnn.operations.batch_normalization import (
     AddStates,
     MergeMoments,
@@ -16,7 +17,6 @@ from ooc_cudnn.operations.batch_normalization import (
     ScaleRow,
     StateRow,
 )
-from ooc_cudnn.operations.channel_sum import ChannelSum
 from ooc_cudnn.operations.softmax import ImageMaximum, ImageProductSum, MergeImageMaximum
 from ooc_cudnn.tensor import ACCUMULATOR
 from tests.support.host_operations import DTYPES, LAYOUTS, UNIT, laid_out, run
