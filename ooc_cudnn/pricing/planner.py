@@ -187,13 +187,17 @@ class Planner:
     def _corners(self) -> Iterator[Priced]:
         """Splits into single elements in their smallest rings.
 
-        Both with cX cut and with cX whole, where there are no sums to hold; and both down the rows
-        and not: whatever else the order of the loops is, they take as much memory.
+        With every axis that is summed over both cut and whole, for sums take memory; and both down
+        the rows and not: whatever else the order of the loops is, they take as much.
         """
         call = self.request.chain
         whole = call.extents
         smallest = replace(whole, **{axis: 1 for axis in AXES if call.may_cut(axis)})
-        splits = dict.fromkeys((smallest, replace(smallest, c_x=whole.c_x)))
+        ends = ((getattr(smallest, axis), getattr(whole, axis)) for axis in call.reduced)
+        splits = dict.fromkeys(
+            replace(smallest, **dict(zip(call.reduced, sizes, strict=True)))
+            for sizes in itertools.product(*ends)
+        )
         for layout, split in itertools.product(self.request.different_layouts, splits):
             if call.is_legal(split):
                 search = self.searches[layout]

@@ -161,6 +161,29 @@ def test_no_limit_above_the_least_is_too_small():
         assert planner.make_plan(made.request(), ask).device_bytes <= limit
 
 
+@pytest.mark.parametrize(
+    ("function", "given"),
+    [
+        # two channels of dy make one row of dx: all of them at once need no sums
+        ("convolution_backward_data",
+         {"w": (2, 1, 1, 3), "dy": (1, 2, 8, 3), "input_shape": (1, 1, 8, 999), "stride": (1, 498)}),
+        # filter gradients are sums over the images
+        ("convolution_add_activation_backward",
+         {"x": (4, 6, 1, 9), "w": (66, 3, 3, 3), "y": (4, 66, 1, 3), "dy": (4, 66, 1, 3),
+          "padding": (2, 0), "stride": (1, 3), "dilation": (2, 1), "groups": 2}),
+    ],
+)  # fmt: skip
+def test_nothing_fits_below_the_least_limit_by_much(function, given):
+    """What is summed over, whole: no room for sums beside it."""
+    arrays = {n: TensorSpec(each) for n, each in given.items() if n in ("x", "w", "y", "dy")}
+    made = plan_request(function, machine="h200", memory_limit=2**30, **{**given, **arrays})
+    least = planner.smallest_bytes(made)
+    plan = planner.make_plan(dataclasses.replace(made, memory_limit=least))
+    assert plan.device_bytes <= least
+    with pytest.raises(PlanInfeasibleError):
+        planner.make_plan(dataclasses.replace(made, memory_limit=least - 1))
+
+
 def test_only_whole_images_are_computed_on_in_place():
     made = forced((8, 16, 16, 16), (16, 16, 3, 3), placement="device", padding=1)
     rings = dict(made.plan(Split(n=2, c_y=16, c_x=16, h_y=16)).rings)
