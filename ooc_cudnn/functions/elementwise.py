@@ -180,7 +180,7 @@ def activation_backward(
     if needs_x(mode, coef) and x is None:
         raise ValueError(f"x is required for mode={mode!r} with coef={coef}: y does not tell it")
     read = ("x", "dy") if needs_x(mode, coef) else ("y", "dy")
-    arrays = {name: array for name, array in (("y", y), ("dy", dy), ("x", x)) if array is not None}
+    arrays = {"y": y, "dy": dy} | ({} if x is None else {"x": x})
 
     def build(specs: Specs, settings: Settings) -> ActivationGradient:
         y = specs["y"]

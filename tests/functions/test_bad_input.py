@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import numpy as np
 import pytest
 
@@ -87,7 +89,9 @@ def operands():
 def test_operands_that_are_no_arrays_of_a_known_dtype(calls, name, operand):
     call = calls[name]
     array = call.arrays[operand]
-    for wrong in ([[1.0]], "x", 3, {1: 2}):
+    parameter = inspect.signature(getattr(ooc_cudnn, name)).parameters[operand]
+    none = (None,) if parameter.default is inspect.Parameter.empty else ()
+    for wrong in ([[1.0]], "x", 3, {1: 2}, *none):
         refused(call, TypeError, rf"{operand} must be ", {operand: wrong})
     for dtype in ("i4", "c8", ">f4", "?"):
         wrong = np.ones(array.shape, dtype)
@@ -174,6 +178,8 @@ GEOMETRY = {
     "padding True": ({"padding": True}, (TypeError, ValueError), r"padding must.*True"),
     "stride zero": ({"stride": 0}, ValueError, r"stride must be at least 1.*0"),
     "stride float": ({"stride": 2.0}, (TypeError, ValueError), r"stride must.*2\.0"),
+    "stride of NumPy float": ({"stride": np.float32(2)}, TypeError, r"stride must.*2\.0"),
+    "stride in an array of no axis": ({"stride": np.array(2)}, TypeError, r"stride must.*2"),
     "stride of one axis": ({"stride": (1,)}, ValueError, r"stride must.*\(1,\)"),
 }
 DILATION = {

@@ -166,7 +166,8 @@ def test_no_limit_above_the_least_is_too_small():
     [
         # two channels of dy make one row of dx: all of them at once need no sums
         ("convolution_backward_data",
-         {"w": (2, 1, 1, 3), "dy": (1, 2, 8, 3), "input_shape": (1, 1, 8, 999), "stride": (1, 498)}),
+         {"w": (2, 1, 1, 3), "dy": (1, 2, 8, 3), "input_shape": (1, 1, 8, 999),
+          "stride": (1, 498)}),
         # filter gradients are sums over the images
         ("convolution_add_activation_backward",
          {"x": (4, 6, 1, 9), "w": (66, 3, 3, 3), "y": (4, 66, 1, 3), "dy": (4, 66, 1, 3),
