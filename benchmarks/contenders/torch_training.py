@@ -89,7 +89,7 @@ class TorchStep(Contender):
 
     def _whole(self, **options: Any) -> float:
         """Loss and gradients of all images at once."""
-        x = self.network.images(self.step.given)
+        x = self.network.images(self.step.images)
         loss = self.network.loss(x, self.step.labels, **options)
         del x
         loss.backward()
@@ -155,8 +155,8 @@ class TorchMicroBatches(TorchStep):
     about = f"PyTorch, micro-batches of {MICRO_BATCH} images with their gradients accumulated"
 
     def gradients(self) -> float:
-        step = self.step
-        loss: float = self.network.accumulate(step.given, step.labels, min(step.batch, MICRO_BATCH))
+        step, micro = self.step, min(self.step.batch, MICRO_BATCH)
+        loss: float = self.network.accumulate(step.images, step.labels, micro)
         return loss
 
 

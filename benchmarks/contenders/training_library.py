@@ -114,7 +114,7 @@ class LibraryStep(Contender):
     def run(self) -> None:
         begin = time.perf_counter()
         with self._settings():
-            self._network.forward(self.step.given)
+            self._network.forward(self.step.images)
             self._network.loss(self.step.labels)
             self._network.backward(self.step.labels)
             self._network.descend(self.step.rate)
@@ -154,7 +154,7 @@ class LibraryStep(Contender):
         network.watch = report.watch
         try:
             with self._settings():
-                network.forward(self.step.given)
+                network.forward(self.step.images)
                 begin = time.perf_counter()
                 loss = network.loss(self.step.labels)
                 rest_seconds = time.perf_counter() - begin

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.contenders.torch_network import reference
-from benchmarks.contenders.training_network import Array, Network
+from benchmarks.contenders.training_network import Network
 from benchmarks.contenders.training_reference import Outcome, by_hand, compare
 from ooc_cudnn.bench.case import Case
 from ooc_cudnn.bench.contender import Workload
@@ -42,7 +42,7 @@ class Step(Workload):
         self.network = Network.of(image, classes, percent / 100)
         self.operations = self.network.operations(batch)
         shape = (batch, *self.network.image_shape)
-        self.images: Array | None = Images.of((batch, 3, image, image)).fill(pinned(shape))
+        self.images: Any = Images.of((batch, 3, image, image)).fill(pinned(shape))
         self.labels = np.random.default_rng(1).integers(classes, size=batch)
         self._expected: Outcome | None = None
 
@@ -50,13 +50,6 @@ class Step(Workload):
     def batch(self) -> int:
         """Images in a step."""
         return len(self.labels)
-
-    @property
-    def given(self) -> Array:
-        """The images, as long as they are there."""
-        if self.images is None:
-            raise ValueError("the workload was released")
-        return self.images
 
     def expected(self) -> Outcome:
         """Return the loss and the gradients of a step from the initial weights; computed once.
@@ -66,9 +59,9 @@ class Step(Workload):
         """
         if self._expected is None:
             if self.tiny:
-                self._expected = by_hand(self.network, self.given, self.labels)
+                self._expected = by_hand(self.network, self.images, self.labels)
             else:
-                self._expected = reference(self.network, self.given, self.labels, cuda=self.cuda)
+                self._expected = reference(self.network, self.images, self.labels, cuda=self.cuda)
         return self._expected
 
     def compare(self, found: Outcome, expected: Outcome) -> dict[str, Any]:

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from ooc_cudnn.units import parse_limit
-
 #: The contender that every other is compared with.
 OURS = "ooc_cudnn"
 
@@ -52,19 +50,6 @@ class Case:
     allow_tf32: bool = True
     repeats: int = 5
     paper: Mapping[str, float] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if not self.name or self.name != self.name.lower() or " " in self.name:
-            raise ValueError(f"case {self.name!r}: a name is lower case, joined by hyphens")
-        unknown = set(self.tiny) - set(self.sizes)
-        if unknown:
-            raise ValueError(f"case {self.name}: tiny sizes {sorted(unknown)} are not among sizes")
-        if OURS in self.baselines or len(set(self.baselines)) != len(self.baselines):
-            raise ValueError(f"case {self.name}: baselines {self.baselines} repeat themselves")
-        if self.repeats < 1:
-            raise ValueError(f"case {self.name}: repeats={self.repeats} must be at least 1")
-        for limit in (self.memory_limit, self.tiny_memory_limit):
-            parse_limit(limit, name=f"case {self.name}: memory_limit")
 
     def at_tiny_size(self) -> Case:
         """Return the form that any machine runs in a second; its times mean nothing."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from ooc_cudnn.bench.case import OURS, Case
 from ooc_cudnn.bench.record import table, written
-from ooc_cudnn.bench.runner import SUITE, Say, Workloads, failed, run_case
+from ooc_cudnn.bench.runner import Say, failed, run_case
 from ooc_cudnn.bench.steadiness import disagreements
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.errors import DeviceUnavailableError
@@ -53,13 +53,11 @@ def run_cases(
     *,
     quick: bool,
     device: str | None,
-    machine: str | None,
-    repeats: int | None,
     output: Path | None,
     say: Say,
-    workloads: Workloads = SUITE.workloads,
+    **options: Any,
 ) -> list[dict[str, Any]]:
-    """Run cases one after the other; write each record as it is made.
+    """Run cases one after the other, with other options of `run_case`; write each record as made.
 
     Raises
     ------
@@ -76,15 +74,7 @@ def run_cases(
     for number, case in enumerate(cases, 1):
         say(f"[{number}/{len(cases)}] {case.name}: {case.about}")
         for last in (False, True):
-            record = run_case(
-                case,
-                quick=quick,
-                device=device,
-                machine=machine,
-                repeats=repeats,
-                say=say,
-                workloads=workloads,
-            )
+            record = run_case(case, quick=quick, device=device, say=say, **options)
             record["disturbed"] += _against_other_precision(record, output)
             if not record["disturbed"] or last:
                 break

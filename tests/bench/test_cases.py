@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.contenders.cases import CASES as ALL
 from ooc_cudnn.bench.case import OURS
 from ooc_cudnn.bench.runner import SUITE, failed, run_case
+from ooc_cudnn.units import parse_limit
 
 OWN = {"copy_limit", "cudnn", "in_core", "serial", "unfused"}
 
@@ -29,6 +31,17 @@ def test_every_baseline_is_the_packages_own():
     named = {name for case in SUITE.cases.values() for name in case.baselines}
     assert named == OWN
     assert {case.workload for case in SUITE.cases.values()} == set(SUITE.workloads)
+
+
+def test_every_case_is_well_formed():
+    for name, case in {**SUITE.cases, **ALL}.items():
+        assert name == case.name == case.name.lower()
+        assert " " not in name
+        assert set(case.tiny) <= set(case.sizes)
+        assert len({OURS, *case.baselines}) == 1 + len(case.baselines)
+        assert case.repeats >= 1
+        for limit in (case.memory_limit, case.tiny_memory_limit):
+            assert parse_limit(limit, name="memory_limit")
 
 
 def test_the_suite_needs_no_checkout(tmp_path):

@@ -175,7 +175,7 @@ def test_a_wrong_gradient_or_an_idle_descent_is_found(step):
 
 
 def test_one_image_left_out_is_found(step):
-    part = by_hand(step.network, step.given[:1], step.labels[:1])
+    part = by_hand(step.network, step.images[:1], step.labels[:1])
     found = compared_with_tf32(step, part.loss, part.gradients, descended(step, part.gradients))
     assert not found["ok"]
     assert found["gradient_errors"]["fc8.w"] > 0.1
@@ -275,7 +275,7 @@ def test_flags_are_put_back(prepared):
 
 def test_the_reference_of_torch_is_that_by_hand(step):
     pytest.importorskip("torch")
-    found = reference(step.network, step.given, step.labels, cuda=False, micro=1)
+    found = reference(step.network, step.images, step.labels, cuda=False, micro=1)
     expected = step.expected()
     assert found.loss == pytest.approx(expected.loss, rel=1e-6)
     for name, gradient in expected.gradients.items():
