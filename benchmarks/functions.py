@@ -151,10 +151,7 @@ def normalisation(on: Operands) -> Iterator[Case]:
 
 
 class Bench:
-    """Measures one function after the other; keeps a row of each."""
-
-    HEAD = ("function", "in", "out", "measured", "link", "in core", "binds", "limit/measured",
-            "predicted", "pieces", "d_n d_cY d_hY")  # fmt: skip
+    """Measures one function after the other."""
 
     def __init__(self, report: common.Report, limit: Any) -> None:
         self.report, self.limit = report, limit
@@ -162,7 +159,6 @@ class Bench:
         self.synchronize = report.synchronize
         self.link = Link(cuda=report.arguments.cuda)
         self.repeats = 2 if report.quick else 3
-        self.rows: list[tuple[str, ...]] = []
 
     def measure(self, case: Case) -> None:
         """Time a call, take its limit, look at what it wrote."""
@@ -222,14 +218,6 @@ class Bench:
         )
         report.claim(f"{name}: limit / measured", limit / ours, ">=", BOUND)
         report.predicted(name, found, ours)
-        split = found["split"]
-        self.rows.append((
-            name,
-            f"{found['bytes_in'] / 1e9:.2f} GB", f"{found['bytes_out'] / 1e9:.2f} GB",
-            f"{ours * 1e3:.1f} ms", f"{link * 1e3:.1f} ms", f"{core_seconds * 1e3:.1f} ms", binds,
-            f"{limit / ours:.3f}", f"{found['predicted_seconds'] * 1e3:.1f} ms",
-            str(found["pieces"]), f"{split['n']} {split['c_y']} {split['h_y']}",
-        ))  # fmt: skip
 
 
 @contextmanager
@@ -268,7 +256,6 @@ def body(report: common.Report) -> None:
             except Exception as error:  # the others are still worth their time on the card
                 found = {"ok": False, "error": f"{type(error).__name__}: {error}"}
                 report.check(f"{case.name}: contents", found)
-    print(common.table(Bench.HEAD, bench.rows))
     ratios = [claim.value for claim in report.claims if claim.name.endswith("limit / measured")]
     report.claim("functions measured", len(ratios))
     if ratios:

@@ -38,21 +38,6 @@ FUSED = "convolution_add_activation_forward"
 FUSED_SIZE = Size(1, 256, 1024, 1024)
 
 
-class Room:
-    """The card's memory, given out by the paper's rule for arrays."""
-
-    def __init__(self) -> None:
-        self.bytes = int(resolve_limit(None, shipped(MACHINE).device_bytes))
-
-    def place(self, *shape: int) -> TensorSpec:
-        """Return an array on the device if all of it fits what is left, else in pinned memory."""
-        spec = TensorSpec(shape)
-        if spec.nbytes > self.bytes:
-            return spec
-        self.bytes -= spec.nbytes
-        return replace(spec, placement="device")
-
-
 class Operands(NamedTuple):
     """Arrays of a convolution, and the device memory that they leave."""
 
@@ -64,12 +49,21 @@ class Operands(NamedTuple):
 
 
 def operands(size: Size, *, features_on_host: bool) -> Operands:
-    """Place the filters, then the features: all of them on the host, or by the paper's rule."""
-    room, c = Room(), size.channels
-    w, b = room.place(c, c, 3, 3), room.place(c)
+    """Place the filters, then the features: all of them on the host, or by the paper's rule.
+
+    That is: on the device what fits what is left of it, the others in pinned memory.
+    """
+    room, c = int(resolve_limit(None, shipped(MACHINE).device_bytes)), size.channels
     features = (size.n, c, size.height, size.width)
-    x, y = (TensorSpec(features) if features_on_host else room.place(*features) for _ in "xy")
-    return Operands(x, w, y, b, room.bytes)
+    placed = []
+    for shape in ((c, c, 3, 3), (c,), features, features):
+        spec = TensorSpec(shape)
+        if spec.nbytes <= room and not (features_on_host and shape == features):
+            spec = replace(spec, placement="device")
+            room -= spec.nbytes
+        placed.append(spec)
+    w, b, x, y = placed
+    return Operands(x, w, y, b, room)
 
 
 class Replay(NamedTuple):

@@ -107,28 +107,25 @@ def run_demo(
     source = photograph()
     problem = Problem.of(source, megapixels)
     limit_bytes = _limit(memory_limit, problem.data_bytes)
-    output.mkdir(parents=True, exist_ok=True)
-    _check_disk(output, problem.data_bytes)
     progress = _progress(say)
     with (
-        _data_folder(output, keep=keep) as folder,
+        _data_folder(output, problem.data_bytes, keep=keep) as folder,
         settings(memory_limit=limit_bytes, allow_tf32=False, progress=progress),
         profile() as profiled,
     ):
-        chosen = get_device(current().device)
-        say(f"1. A photograph larger than the memory limit, on {_device_name(chosen.name)}")
+        name = get_device(current().device).name
+        where = "the host (no card in use)" if name == "host" else name
+        say(f"1. A photograph larger than the memory limit, on {where}")
         x = allocate(folder / "photograph.npy", problem.x_shape)
         y = allocate(folder / "feature_maps.npy", problem.y_shape)
-        _enlarge(source, x[0], progress)
-        say(
-            f"   input   {_size(problem.x_shape)}  {format_bytes(x.nbytes):>10}  on disk, "
-            f"enlarged {problem.x_shape[3] / source.shape[2]:.1f} times"
-        )
-        say(f"   output  {_size(problem.y_shape)}  {format_bytes(y.nbytes):>10}  on disk")
-        say(
-            f"   limit   {format_bytes(limit_bytes)} of device memory, "
-            f"1/{problem.data_bytes / limit_bytes:.0f} of the data"
-        )
+        label = "   enlarging"
+        with reporter(progress, total=x.shape[2], label=label, predicted_seconds=math.inf) as bar:
+            enlarge(source, x[0], bar.update)
+        times, share = x.shape[3] / source.shape[2], problem.data_bytes / limit_bytes
+        for name, array, more in (("input", x, f", enlarged {times:.1f} times"), ("output", y, "")):
+            size = " x ".join(map(str, array.shape))
+            say(f"   {name:<6}  {size:<22}  {format_bytes(array.nbytes):>10}  on disk{more}")
+        say(f"   limit   {format_bytes(limit_bytes)} of device memory, 1/{share:.0f} of the data")
         say("")
         say("2. The plan")
         operands: dict[str, Any] = {"x": x, "w": problem.w, "b": problem.b}
@@ -173,19 +170,17 @@ def _limit(asked: int | str | None, data_bytes: int) -> int:
     return limit
 
 
-def _check_disk(output: Path, data_bytes: int) -> None:
-    free_bytes = shutil.disk_usage(output).free
-    needed_bytes = data_bytes + SPARE_BYTES
+@contextlib.contextmanager
+def _data_folder(output: Path, data_bytes: int, *, keep: bool) -> Iterator[Path]:
+    """A folder with room for the data."""
+    output.mkdir(parents=True, exist_ok=True)
+    free_bytes, needed_bytes = shutil.disk_usage(output).free, data_bytes + SPARE_BYTES
     if free_bytes < needed_bytes:
         raise OSError(
             f"the demo needs {format_bytes(needed_bytes)} of disk space in {output}, and "
             f"{format_bytes(free_bytes)} are free; free some, choose another place with --output, "
             f"or a smaller picture with --megapixels"
         )
-
-
-@contextlib.contextmanager
-def _data_folder(output: Path, *, keep: bool) -> Iterator[Path]:
     if keep:
         yield output
         return
@@ -207,13 +202,6 @@ def _progress(say: Say) -> Progress:
                 say(f"   {25 * quarter:3d} %")
 
     return quarters
-
-
-def _enlarge(source: Array, target: Array, progress: Progress) -> None:
-    with reporter(
-        progress, total=target.shape[1], label="   enlarging", predicted_seconds=math.inf
-    ) as report:
-        enlarge(source, target, report.update)
 
 
 def _explain_turns(found: Plan, say: Say) -> None:
@@ -266,11 +254,3 @@ def _draw(problem: Problem, x: Array, y: Array, source: Array, path: Path) -> No
         ),
         margin=problem.padding / problem.x_shape[3],
     )
-
-
-def _device_name(name: str) -> str:
-    return "the host (no card in use)" if name == "host" else name
-
-
-def _size(shape: tuple[int, ...]) -> str:
-    return f"{' x '.join(map(str, shape)):<22}"
