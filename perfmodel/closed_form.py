@@ -7,7 +7,6 @@ schedules, so it prices a hundred thousand splits at once; `replay` runs the ste
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args
 
@@ -68,13 +67,22 @@ class Stages:
     meeting_in: Any = 0.0
     meeting_out: Any = 0.0
 
-    def at(self, where: Any) -> Stages:
-        """Return one row as numbers, or some rows."""
-        shape = np.broadcast_shapes(*(np.shape(each) for _, each in self._named()))
-        return Stages(**{name: np.broadcast_to(each, shape)[where] for name, each in self._named()})
+    def at(self, *place: int) -> Stages:
+        """Return one row as numbers."""
+        return Stages(*(number_at(getattr(self, field.name), *place) for field in fields(self)))
 
-    def _named(self) -> Iterator[tuple[str, Any]]:
-        return ((field.name, getattr(self, field.name)) for field in fields(self))
+
+def number_at(values: Any, *place: int) -> float:
+    """Return the number at a place of arrays that are broadcast against each other.
+
+    Examples
+    --------
+    >>> number_at([[1.0], [2.0]], 1, 5), number_at(3.0, 1, 5)
+    (2.0, 3.0)
+    """
+    found = np.asarray(values)
+    own = zip(place[len(place) - found.ndim :], found.shape, strict=True)
+    return float(found[tuple(min(at, extent - 1) for at, extent in own)])
 
 
 def closed_form(stages: Stages, slowdown: Slowdown = INDEPENDENT, overlap: bool = True) -> Any:

@@ -6,14 +6,15 @@ All splits ask the same of the same sizes, so each answer is found once.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable
-from functools import cache
-from typing import NamedTuple
+from collections.abc import Callable, Hashable, Mapping
+from functools import cache, partial
+from typing import Any, NamedTuple
 
 from ooc_cudnn.memory.blocks import rows_of
-from ooc_cudnn.operations.splittable import Piece, Region
+from ooc_cudnn.operations.splittable import AXES, SWEEP, Piece
 from ooc_cudnn.operations.window import Range, Ranges
 from ooc_cudnn.pricing.request import Direction, Request
+from perfmodel.cached import cached_property
 
 
 class RangeClass(NamedTuple):
@@ -38,7 +39,6 @@ class Axes:
         self.ranges: Callable[[str, int], Ranges] = cache(self.call.axis_ranges)
         self.seen = cache(self._seen)
         self.classes = cache(self._classes)
-        self.row_classes = cache(self._row_classes)
         self.apart_seconds_per_byte = cache(self._apart_seconds_per_byte)
 
     def times(self, axis: str, size: int) -> int:
@@ -49,75 +49,77 @@ class Axes:
         """How many regions of an operand the ranges of an axis make."""
         return self.call.distinct(name, axis, self.ranges(axis, size))
 
-    def lengths(self, axis: str, size: int) -> dict[int, int]:
+    def lengths(self, axis: str, size: int) -> Mapping[int, int]:
         """How many of the ranges have which length."""
         found = self.ranges(axis, size)
-        if found.alike:
-            ends = found[0][1] - found[0][0], found[-1][1] - found[-1][0]
-            return {ends[0]: len(found)} if ends[0] == ends[1] else {
-                ends[0]: len(found) - 1, ends[1]: 1
-            }  # fmt: skip
-        return Counter(stop - start for start, stop in found)
+        if not found.alike:
+            return Counter(stop - start for start, stop in found)
+        (start, stop), (last_start, last_stop) = found[0], found[-1]
+        lengths = Counter({stop - start: len(found) - 1})
+        lengths[last_stop - last_start] += 1
+        return lengths
 
-    def _classes(self, axis: str, size: int) -> list[RangeClass]:
-        """One range of each class: of each length, and of a sum the first and the last."""
-        ranges, reduced = self.ranges(axis, size), axis in self.call.reduced
-        end, at = len(ranges) - 1, 0
-        counted: dict[Hashable, RangeClass] = {}
-        while at <= end:
-            # all between the first and the last may be alike
-            times = end - at if ranges.alike and 0 < at < end - 1 else 1
-            first, last = not reduced or at == 0, not reduced or at == end
-            start, stop = ranges[at]
-            key = stop - start, first, last
-            known = counted.get(key, RangeClass(ranges[at], 0, first, last))
-            counted[key] = known._replace(times=known.times + times)
-            at += times
-        return list(counted.values())
+    def _classes(self, axis: str, size: int, down: bool = False) -> list[RangeClass]:
+        """One range of each class: of each length, of rows each padding of every operation.
 
-    def _row_classes(self, size: int, down: bool) -> list[RangeClass]:
-        """One row range of each class: of equally many rows and padding of every operation.
-
-        `down` where pieces follow each other down the rows.
+        Of a sum the first and the last are classes of their own. `down` where pieces follow each
+        other down the rows.
         """
-        ranges, call, reduced = self.ranges("h_y", size), self.call, "h_y" in self.call.reduced
-        end = len(ranges) - 1
+        ranges, call, are_rows = self.ranges(axis, size), self.call, axis == "h_y"
+        summed, end = axis in call.reduced, len(ranges) - 1
 
         def piece(at: int) -> Piece:
             after = ranges[at - 1] if down and at else None
             return self._whole._replace(h_y=ranges[at], after=after)
 
-        # Between the first and the last piece that no border clips, all are alike. The very last
-        # may be smaller, so it is looked at by itself.
-        front, back = 0, end - 1
-        while front < back and (
-            call.meets_border(piece(front))
-            or call.row_key(piece(front)) != call.row_key(piece(front + 1))
-            or (reduced and front == 0)
-        ):
+        def key(at: int) -> Hashable:
+            start, stop = ranges[at]
+            rows = call.row_key(piece(at)) if are_rows else None
+            return stop - start, rows, summed and at == 0, summed and at == end
+
+        def clipped(at: int) -> bool:
+            return are_rows and call.meets_border(piece(at))
+
+        # Between the first and the last one that no border clips, all are alike. The very last may
+        # be smaller, so it is looked at by itself.
+        front, back = (0 if ranges.alike else end), end - 1
+        while front < back and (clipped(front) or key(front) != key(front + 1)):
             front += 1
-        while front < back and (
-            call.meets_border(piece(back))
-            or call.row_key(piece(back)) != call.row_key(piece(front))
-        ):
+        while front < back and (clipped(back) or key(back) != key(front)):
             back -= 1
         alike = max(0, back - front)
         classes: dict[Hashable, RangeClass] = {}
         for at in (*range(front + 1), *range(front + 1 + alike, end + 1)):
-            times, example = 1 + alike * (at == front), piece(at)
-            first, last = not reduced or at == 0, not reduced or at == end
-            key = (ranges[at][1] - ranges[at][0], call.row_key(example), first, last)
-            known = classes.get(key, RangeClass(ranges[at], 0, first, last, example.after))
-            classes[key] = known._replace(times=known.times + times)
+            first, last = not summed or at == 0, not summed or at == end
+            new = RangeClass(ranges[at], 0, first, last, piece(at).after)
+            known = classes.get(key(at), new)
+            classes[key(at)] = known._replace(times=known.times + 1 + alike * (at == front))
         return list(classes.values())
 
-    def rows_read(self, name: str, classes: list[RangeClass]) -> int:
-        """Rows of an operand that all pieces read: halo rows in each piece they go to."""
-        rows = 0
-        for found in classes:
-            region = self._region(name, self._whole._replace(h_y=found.range, after=found.after))
-            rows += found.times * (region[self.call.row_axis][1] - region[self.call.row_axis][0])
-        return rows
+    def along(self, each: Callable[[str, Callable[[int], int]], Any]) -> dict[str, Any]:
+        """The part of a table that is known of each axis by itself: counts and regions seen.
+
+        `each` is given an axis and what is known of a size of it.
+        """
+        counts = {axis: each(axis, partial(self.times, axis)) for axis in AXES}
+        seen = {
+            name: {axis: each(axis, partial(self.seen, name, axis)) for axis in operand.axes}
+            for name, operand in self.call.operands.items()
+        }
+        return {"counts": {**counts, SWEEP: self.call.sweeps}, "seen": seen}
+
+    def read_bytes(self, name: str, rows: list[RangeClass]) -> float:
+        """Bytes of all regions of an operand once: halo rows count in each piece they go to."""
+        spec, call = self.request.specs[name], self.call
+        if "h_y" not in call.operands[name].axes or len(spec.shape) < 3:
+            return spec.nbytes
+        read = 0
+        for found in rows:
+            piece = self._whole._replace(h_y=found.range, after=found.after)
+            region = call.region(name, piece)
+            if region is not None:
+                read += found.times * (region[call.row_axis][1] - region[call.row_axis][0])
+        return spec.nbytes / spec.shape[call.row_axis] * read
 
     def middle(self, size: int) -> list[RangeClass]:
         """Row classes as if no border clipped any piece but the first: enough to compare splits."""
@@ -145,11 +147,7 @@ class Axes:
         rows = rows_of(shape, spec.strides, spec.itemsize)
         return request.machine.transfer.apart_seconds_per_byte(f"copy_{way}", placement, rows)
 
-    def _region(self, name: str, piece: Piece) -> Region:
-        region = self.call.region(name, piece)
-        return ((0, 0),) * 5 if region is None else region
-
-    @property
+    @cached_property
     def _whole(self) -> Piece:
         """The piece that is the whole call, in the last sweep."""
         return self.call.whole_piece(self.call.sweeps - 1)

@@ -8,6 +8,7 @@ them in pinned memory can be faster, or be what fits at all.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
@@ -64,7 +65,7 @@ def choose_cuts(chain: Chain, fits: Callable[[int, int], bool]) -> tuple[int, ..
     Parameters
     ----------
     fits : callable
-        Whether the smallest piece of operations [start, stop) fits.
+        Whether the smallest piece of operations [start, stop) fits: if so, then that of fewer.
 
     Returns
     -------
@@ -75,7 +76,12 @@ def choose_cuts(chain: Chain, fits: Callable[[int, int], bool]) -> tuple[int, ..
     cuts: list[int] = []
     start = 0
     while True:
-        fitting = [end for end in ends if end > start and fits(start, end)]
+        later = ends[bisect_right(ends, start) :]
+
+        def is_too_long(end: int, start: int = start) -> bool:
+            return not fits(start, end)
+
+        fitting = later[: bisect_left(later, True, key=is_too_long)]
         if not fitting:
             return None
         if fitting[-1] == len(chain.operations):

@@ -14,40 +14,30 @@ of their own:
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ooc_cudnn.operations.splittable import ALONE, AXES, Accumulation, Piece
 from ooc_cudnn.pricing.axes import Axes
-from ooc_cudnn.pricing.classes import read_bytes
 from ooc_cudnn.pricing.piece_costs import PieceCosts
-from ooc_cudnn.pricing.pieces import (
-    BYTES,
-    ELEMENTS,
-    Pieces,
-    Values,
-    along_axes,
-    product,
-    small_enough,
-)
+from ooc_cudnn.pricing.pieces import Pieces, Values, product
 from ooc_cudnn.pricing.request import Direction
 from perfmodel import Split
 from perfmodel.work import CHANNEL_STEP
 
 Sizes = Mapping[str, Sequence[int]]
-#: What a piece takes by name, by the numbers of its nodes.
-Taken = dict[tuple[int, ...], dict[str, float]]
 CHANNELS = ("c_y", "c_x")
 BEGINS, GOES_ON, COMPLETES = (
     Accumulation(first=True, last=False),
     Accumulation(first=False, last=False),
     Accumulation(first=False, last=True),
 )
-#: The first entries of what a piece takes; the others are blocks of memory.
-SECONDS, LAUNCHING = "seconds", "launching"
+#: What a piece takes beside blocks of memory.
+SPENT = SECONDS, LAUNCHING = "seconds", "launching"
 
 
 class Nodes:
@@ -62,54 +52,53 @@ class Nodes:
 
     def __init__(self, axes: Axes, axis: str, sizes: Sequence[int]) -> None:
         self.axes, self.axis = axes, axis
-        cut = [size for size in sizes if axes.times(axis, size) > 1]
         whole = [size for size in sizes if axes.times(axis, size) == 1][:1]
-        self.apart = axis == "h_y" and bool(whole) and bool(cut)
-        inside = cut if self.apart else [*whole, *cut]
-        ends = [inside[0], inside[-1]] if inside else []
+        cut = [size for size in sizes if axes.times(axis, size) > 1]
+        apart = whole if axis == "h_y" and cut else []
+        inside = cut if apart else [*whole, *cut]
+        chosen = {inside[0], inside[-1]}
         if axis in CHANNELS:
-            ends += [size for size in inside if size <= CHANNEL_STEP][:1]
-            ends += self._whole_groups(inside)
-        chosen = sorted(set(ends))
-        self.lengths = [self._length(size, looked_at(axes, axis, size)) for size in chosen]
-        keep = [at for at, each in enumerate(self.lengths) if each not in self.lengths[:at]]
-        self.lengths = [self.lengths[at] for at in keep]
-        self.sizes = [chosen[at] for at in keep] + (whole if self.apart else [])
-        self.total = np.array([self._of_all(size) for size in sizes])
-        self.largest = np.array([self._of(self._length(size, 0), size) for size in sizes])
+            chosen.update([size for size in inside if size <= CHANNEL_STEP][:1])
+            chosen.update(self._whole_groups(inside))
+        # of sizes whose pieces are equally long, the first
+        lengths = {self._length(size, looked_at(axes, axis, size)): size
+                   for size in sorted(chosen, reverse=True)}  # fmt: skip
+        known = np.array(sorted(lengths))
+        self.sizes = [*(lengths[length] for length in sorted(lengths)), *apart]
+
+        def shares(found: Any) -> Values:
+            """What ranges of some lengths have of each node: shares of the two beside them."""
+            held = np.zeros((len(found), len(self.sizes)))
+            above = np.clip(np.searchsorted(known, found), min(1, len(known) - 1), len(known) - 1)
+            below, at = np.maximum(above - 1, 0), np.arange(len(found))
+            share = (found - known[below]) / np.maximum(known[above] - known[below], 1)
+            held[at, below] = 1.0 - share
+            held[at, above] += share
+            return held
+
+        self.largest = shares(np.array([self._length(size, 0) for size in sizes]))
+        at, length, times = np.array(
+            [
+                (i, *each)
+                for i, size in enumerate(sizes)
+                for each in axes.lengths(axis, size).items()
+            ]
+        ).T
+        self.total = np.zeros_like(self.largest)
+        np.add.at(self.total, at, times[:, np.newaxis] * shares(length))
+        if apart:
+            is_whole = [axes.times(axis, size) == 1 for size in sizes]
+            self.total[is_whole] = self.largest[is_whole] = np.eye(len(self.sizes))[-1]
 
     def _whole_groups(self, sizes: Sequence[int]) -> list[int]:
         """The largest channels of one group, where there are several: others differ from these."""
-        other = "c_x" if self.axis == "c_y" else "c_y"
-        call, whole = self.axes.call, self.axes.call.extents
-        for size in sizes:
-            if call.is_legal(_split(whole, {self.axis: size, other: 1})):
-                return [size]
-        return []
+        other, call = ("c_x" if self.axis == "c_y" else "c_y"), self.axes.call
+        legal = (s for s in sizes if call.is_legal(_split(call.extents, {self.axis: s, other: 1})))
+        return list(itertools.islice(legal, 1))
 
     def _length(self, size: int, at: int) -> int:
         start, stop = self.axes.ranges(self.axis, size)[at]
         return stop - start
-
-    def _of_all(self, size: int) -> Values:
-        lengths = self.axes.lengths(self.axis, size)
-        return sum(
-            (times * self._of(length, size) for length, times in lengths.items()),
-            np.zeros(len(self.sizes)),
-        )
-
-    def _of(self, length: int, size: int) -> Values:
-        """What a range has of each node: shares of the two nodes beside it."""
-        found, known = np.zeros(len(self.sizes)), self.lengths
-        if self.apart and self.axes.times(self.axis, size) == 1:
-            found[-1] = 1.0
-        elif len(known) == 1:
-            found[0] = 1.0
-        else:
-            above = min(max(int(np.searchsorted(known, length)), 1), len(known) - 1)
-            share = (length - known[above - 1]) / (known[above] - known[above - 1])
-            found[above - 1 : above + 1] = 1.0 - share, share
-        return found
 
 
 def looked_at(axes: Axes, axis: str, size: int) -> int:
@@ -118,63 +107,7 @@ def looked_at(axes: Axes, axis: str, size: int) -> int:
 
 
 def _split(whole: Split, sizes: Mapping[str, int]) -> Split:
-    found = {axis: sizes.get(axis, getattr(whole, axis)) for axis in AXES}
-    return Split(**found)
-
-
-class _Probes:
-    """Pieces looked at on the nodes of all axes.
-
-    Attributes
-    ----------
-    names : list of str
-        Of what a piece takes, in the order of the arrays.
-    """
-
-    def __init__(self, axes: Axes, costs: PieceCosts, nodes: Mapping[str, Nodes]) -> None:
-        self.axes, self.costs, self.nodes, self.call = axes, costs, nodes, axes.call
-        self.names = [SECONDS, LAUNCHING, ELEMENTS, BYTES, *self.call.operands]
-
-    def of(self, place: Accumulation, on: Sequence[str]) -> Taken:
-        """What pieces take: at all nodes of some axes, and at the largest one of the others."""
-        numbers = [self.numbers(axis, on) for axis in AXES]
-        found: Taken = {}
-        for at in itertools.product(*numbers):
-            sizes = {axis: self.nodes[axis].sizes[i] for axis, i in zip(AXES, at, strict=True)}
-            if self.call.is_legal(_split(self.call.extents, sizes)):
-                found[at] = self._taken(sizes, place)
-                self.names += [name for name in found[at] if name not in self.names]
-        return found
-
-    def numbers(self, axis: str, on: Sequence[str]) -> list[int]:
-        """The nodes of an axis that are looked at."""
-        sizes = self.nodes[axis].sizes
-        return list(range(len(sizes))) if axis in on else [sizes.index(max(sizes))]
-
-    def _taken(self, sizes: Mapping[str, int], place: Accumulation) -> dict[str, float]:
-        n, c_y, rows, c_x = (self.axes.ranges(axis, sizes[axis]) for axis in AXES)
-        at = looked_at(self.axes, "h_y", sizes["h_y"])
-        after = rows[at - 1] if at else None
-        taken: dict[str, float] = {SECONDS: 0.0, LAUNCHING: 0.0, ELEMENTS: 0.0, BYTES: 0.0}
-        for sweep in range(self.call.sweeps):
-            cost = self.costs.of(Piece(n[0], c_y[0], rows[at], c_x[0], sweep, after), place)
-            taken[SECONDS] += cost.seconds
-            taken[LAUNCHING] += cost.launching
-            held = {**cost.blocks, ELEMENTS: cost.largest_elements, BYTES: cost.largest_bytes}
-            for name, count in held.items():
-                taken[name] = max(taken.get(name, 0.0), count)
-        return taken
-
-    def tensor(self, taken: Taken, on: Sequence[str]) -> Values:
-        """What pieces take, as an array of (what, nodes of each axis)."""
-        numbers = [self.numbers(axis, on) for axis in AXES]
-        found = np.zeros((len(self.names), *map(len, numbers)))
-        for place in itertools.product(*(range(len(each)) for each in numbers)):
-            at = tuple(each[i] for each, i in zip(numbers, place, strict=True))
-            if at in taken:
-                where: Any = slice(None), *place
-                found[where] = [taken[at].get(name, 0.0) for name in self.names]
-        return found
+    return Split(**{axis: sizes.get(axis, getattr(whole, axis)) for axis in AXES})
 
 
 def spread(axes: Axes, costs: PieceCosts, sizes: Sizes) -> Pieces:
@@ -185,91 +118,122 @@ def spread(axes: Axes, costs: PieceCosts, sizes: Sizes) -> Pieces:
     sizes : mapping from axis to sequence of int
         Largest first. The arrays have the axes n, c_y, h_y, c_x.
     """
-    call = axes.call
-    grid = {
-        axis: np.array(sizes[axis]).reshape([-1 if axis == each else 1 for each in AXES])
-        for axis in AXES
-    }
-    known = along_axes(axes, grid)
-    names, seconds, blocks = _pieces_of_all(axes, costs, sizes, known["counts"])
-    held = dict(zip(names[2:], blocks, strict=True))
-    spent, number = np.maximum(seconds[0], 0.0), product(known["counts"].values())
-    read = {
-        name: np.array([read_bytes(axes, name, axes.middle(size)) for size in sizes["h_y"]])
-        for name in call.loaded
-    }
+    call, whole = axes.call, axes.call.extents
+
+    def each(axis: str, of: Callable[[int], float]) -> Values:
+        """What is known of each size of an axis, along that axis."""
+        found = np.array([of(size) for size in sizes[axis]], float)
+        return found.reshape([-1 if axis == other else 1 for other in AXES])
+
+    def apart(way: Direction, name: str) -> Values:
+        """What a byte takes longer: of several cut axes, the one with the narrowest rows tells."""
+        found: Values = np.zeros((1,) * len(AXES))
+        for axis in call.operands[name].axes - {"n"}:
+
+            def slower(size: int, axis: str = axis) -> float:
+                cut = axes.times(axis, size) > 1
+                return axes.apart_seconds_per_byte(way, name, None, axis, size) if cut else 0.0
+
+            found = np.maximum(found, each(axis, slower))
+        return found
+
+    def read(name: str) -> Values:
+        return each("h_y", lambda size: axes.read_bytes(name, axes.middle(size)))
+
+    known = axes.along(each)
+    taken = _pieces_of_all(axes, costs, sizes, known["counts"])
+    seconds, launching = (np.maximum(taken.pop(name), 0.0) for name in SPENT)
+    of_one = seconds / product(known["counts"].values())
+    # with groups, channels may not be cut just as one likes
+    allowed = [
+        [call.is_legal(_split(whole, {"c_y": c_y, "c_x": c_x})) for c_x in sizes["c_x"]]
+        for c_y in sizes["c_y"]
+    ]
     return Pieces(
+        request=axes.request,
         **known,
-        read_bytes={name: each.reshape(grid["h_y"].shape) for name, each in read.items()},
-        apart={(way, name): _apart(axes, way, name, sizes) for way, name in axes.request.ways},
-        seconds=spent,
-        first_seconds=spent / number,
-        last_seconds=spent / number,
-        launching=np.maximum(seconds[1], 0.0),
-        blocks=held,
-        legal=small_enough(axes, grid["n"], held) & _legal(axes, sizes),
+        read_bytes={name: read(name) for name in call.loaded},
+        apart={way: apart(*way) for way in axes.request.ways},
+        seconds=seconds,
+        first_seconds=of_one,
+        last_seconds=of_one,
+        launching=launching,
+        blocks=taken,
+        allowed=np.array(allowed)[np.newaxis, :, np.newaxis, :],
     )
 
 
 def _pieces_of_all(
     axes: Axes, costs: PieceCosts, sizes: Sizes, counts: Mapping[str, Values]
-) -> tuple[list[str], Values, Values]:
-    """What a piece takes by name; seconds and launching of all pieces, bytes of the largest one."""
+) -> dict[str, Values]:
+    """Seconds and launching of all pieces, and what the largest one holds, by name."""
     reduced = axes.call.reduced
     nodes = {axis: Nodes(axes, axis, sizes[axis]) for axis in AXES}
-    probes = _Probes(axes, costs, nodes)
-    alone, kept = probes.of(ALONE, AXES), [axis for axis in AXES if axis not in reduced]
-    summed = product(counts[axis] for axis in reduced) > 1
-    in_sums = [probes.of(place, kept) for place in (BEGINS, GOES_ON, COMPLETES) if summed.any()]
-    base = probes.tensor(alone, AXES)
-    seconds = _spread(base[:2], [nodes[axis].total for axis in AXES])
-    blocks = _spread(base[2:], [nodes[axis].largest for axis in AXES])
-    if in_sums:
+    in_one = product(counts[axis] for axis in reduced)
+    summed = in_one > 1
+    probes = _looked_at(axes, costs, nodes, ALONE, AXES)
+    found = {name: _spread(name, values, nodes) for name, values in probes.items()}
+    if summed.any():
         # What pieces of a sum take beside those that are alone: by the part of the result, once.
-        begins, goes_on, completes = (
-            probes.tensor(each, kept) - probes.tensor(alone, kept) for each in in_sums
+        kept = [axis for axis in AXES if axis not in reduced]
+        alone, begins, goes_on, completes = (
+            _looked_at(axes, costs, nodes, place, kept)
+            for place in (ALONE, BEGINS, GOES_ON, COMPLETES)
         )
-        once = {axis: np.ones((len(sizes[axis]), 1)) for axis in reduced}
-        total = [nodes[axis].total if axis in kept else once[axis] for axis in AXES]
-        most = [nodes[axis].largest if axis in kept else once[axis] for axis in AXES]
-        in_one = product(counts[axis] for axis in reduced)
-        more = in_one * _spread(goes_on[:2], total)
-        more = more + _spread((begins + completes - 2 * goes_on)[:2], total)
-        seconds = seconds + np.where(summed, more, 0.0)
-        largest = np.maximum.reduce([_spread(e[2:], most) for e in (begins, goes_on, completes)])
-        blocks = blocks + np.where(summed, largest, 0.0)
-    return probes.names, seconds, blocks
-
-
-def _spread(values: Values, weights: Sequence[Values]) -> Values:
-    """From the nodes of all axes to all sizes."""
-    for weight in weights:
-        values = np.tensordot(values, weight, axes=([1], [1]))
-    return values
-
-
-def _legal(axes: Axes, sizes: Sizes) -> NDArray[np.bool_]:
-    """Whether channels may be cut so: with groups they may not just as one likes."""
-    whole = axes.call.extents
-    table = [
-        [axes.call.is_legal(_split(whole, {"c_y": c_y, "c_x": c_x})) for c_x in sizes["c_x"]]
-        for c_y in sizes["c_y"]
-    ]
-    return np.array(table)[np.newaxis, :, np.newaxis, :]
-
-
-def _apart(axes: Axes, way: Direction, name: str, sizes: Sizes) -> Values:
-    """What a byte takes longer: of several cut axes, the one with the narrowest rows tells."""
-    slower: Values = np.zeros((1,) * len(AXES))
-    for at, axis in enumerate(AXES):
-        if axis in axes.call.operands[name].axes - {"n"}:
-            each = np.array(
-                [
-                    axes.apart_seconds_per_byte(way, name, None, axis, size)
-                    if axes.times(axis, size) > 1
-                    else 0.0
-                    for size in sizes[axis]
-                ]
+        for name in begins | goes_on | completes:
+            nothing = np.zeros_like(alone[SECONDS])
+            first, inner, last = (
+                each.get(name, nothing) - alone.get(name, nothing)
+                for each in (begins, goes_on, completes)
             )
-            slower = np.maximum(slower, each.reshape([-1 if i == at else 1 for i in range(4)]))
-    return slower
+            if not (first.any() or inner.any() or last.any()):
+                continue
+            of = partial(_spread, name, nodes={axis: nodes[axis] for axis in kept})
+            if name in SPENT:
+                more = in_one * of(inner) + of(first + last - 2 * inner)
+            else:
+                more = reduce(np.maximum, map(of, (first, inner, last)))
+            found[name] = found.get(name, 0.0) + np.where(summed, more, 0.0)
+    return found
+
+
+def _looked_at(
+    axes: Axes,
+    costs: PieceCosts,
+    nodes: Mapping[str, Nodes],
+    place: Accumulation,
+    on: Sequence[str],
+) -> dict[str, Values]:
+    """What pieces take, at all nodes of some axes, and at the largest one of the others."""
+    known = [nodes[a].sizes if a in on else [max(nodes[a].sizes)] for a in AXES]
+    every = list(itertools.product(*known))
+    found: defaultdict[str, list[float]] = defaultdict(lambda: [0.0] * len(every))
+    for at, chosen in enumerate(every):
+        split = Split(**dict(zip(AXES, chosen, strict=True)))
+        if axes.call.is_legal(split):
+            n, c_y, rows, c_x = (axes.ranges(a, s) for a, s in zip(AXES, chosen, strict=True))
+            row = looked_at(axes, "h_y", split.h_y)
+            after = rows[row - 1] if row else None
+            for sweep in range(axes.call.sweeps):
+                cost = costs.of(Piece(n[0], c_y[0], rows[row], c_x[0], sweep, after), place)
+                found[SECONDS][at] += cost.seconds
+                found[LAUNCHING][at] += cost.launching
+                for name, count in cost.blocks.items():
+                    found[name][at] = max(found[name][at], count)
+    return {name: np.reshape(each, [len(sizes) for sizes in known]) for name, each in found.items()}
+
+
+def _spread(name: str, values: Values, nodes: Mapping[str, Nodes]) -> Values:
+    """From the nodes of all axes to all sizes: of seconds all pieces, of memory the largest one.
+
+    An axis along which nothing changes stays short.
+    """
+    for axis in AXES:
+        short = values[:1]
+        if axis not in nodes or (name not in SPENT and (values == short).all()):
+            values = np.moveaxis(short, 0, -1)
+        else:
+            weights = nodes[axis].total if name in SPENT else nodes[axis].largest
+            others = values.shape[1:]
+            values = (values.reshape(len(values), -1).T @ weights.T).reshape(*others, -1)
+    return values

@@ -10,6 +10,9 @@ from ooc_cudnn.operations.splittable import Accumulation, Buffer, Launch, Piece
 from ooc_cudnn.pricing.request import Request
 from ooc_cudnn.tensor import DTYPES
 
+#: Entries of `PieceCost.blocks` that are no blocks.
+IMAGES, ELEMENTS, BYTES = "images", "largest elements", "largest bytes"
+
 
 class PieceCost(NamedTuple):
     """One piece.
@@ -21,16 +24,13 @@ class PieceCost(NamedTuple):
     launching : float
         Seconds of the host to launch what it takes.
     blocks : mapping
-        Bytes of each block of memory, operands' slots among them.
-    largest_elements, largest_bytes : int
-        Of its buffers.
+        Bytes of each block of memory, operands' slots among them; and how large it is: its images,
+        and the elements and bytes of its largest buffer.
     """
 
     seconds: float
     launching: float
     blocks: Mapping[str, int]
-    largest_elements: int
-    largest_bytes: int
 
 
 class PieceCosts:
@@ -60,18 +60,17 @@ class PieceCosts:
 
     def _count(self, piece: Piece, place: Accumulation) -> PieceCost:
         launches, buffers = self.launches(piece, place)
-        blocks: dict[str, int] = {}
-        largest_elements = largest_bytes = 0
+        blocks = {IMAGES: piece.n[1] - piece.n[0], ELEMENTS: 0, BYTES: 0}
         for name, buffer in buffers.items():
             elements = math.prod(buffer.shape if buffer.rows is None else buffer.whole)
             count, block = elements * DTYPES[buffer.dtype], buffer.block or name
             blocks[block] = max(blocks.get(block, 0), count)
-            largest_elements = max(largest_elements, elements)
-            largest_bytes = max(largest_bytes, count)
+            blocks[ELEMENTS] = max(blocks[ELEMENTS], elements)
+            blocks[BYTES] = max(blocks[BYTES], count)
         seconds = launching = 0.0
         compute, otherwise = self.machine.compute, self.machine.launch_seconds
         for launch in launches:
             work = launch.operation.work()
             seconds += compute.seconds(work)
             launching += compute.launching_seconds(work, otherwise)
-        return PieceCost(seconds, launching, blocks, largest_elements, largest_bytes)
+        return PieceCost(seconds, launching, blocks)

@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ooc_cudnn.memory.alignment import ALIGNMENT
-from ooc_cudnn.operations.splittable import AXES, SWEEP
-from ooc_cudnn.pricing.axes import Axes
+from ooc_cudnn.pricing.piece_costs import BYTES, ELEMENTS, IMAGES
 from ooc_cudnn.pricing.request import (
     LARGEST_BATCH,
     LARGEST_PIECE_BYTES,
@@ -27,8 +26,10 @@ from ooc_cudnn.pricing.request import (
 from perfmodel.cached import cached_property
 
 Values = NDArray[np.float64]
-#: Entries of `Pieces.blocks` that are no blocks.
-ELEMENTS, BYTES = "largest elements", "largest bytes"
+#: How large a piece may be.
+LARGEST = {
+    IMAGES: LARGEST_BATCH, ELEMENTS: LARGEST_PIECE_ELEMENTS, BYTES: LARGEST_PIECE_BYTES
+}  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,10 +52,9 @@ class Pieces:
     launching : array
         Seconds of the host to launch all of them.
     blocks : mapping from name to array
-        Bytes of each block of memory of the largest piece, slots of operands among them; and the
-        elements and bytes of the largest buffer.
-    legal : array
-        Whether the call can be cut so, into pieces that are not too large.
+        Of the largest piece: `PieceCost.blocks`.
+    allowed : array
+        Whether the call can be cut so.
     """
 
     request: Request
@@ -67,7 +67,15 @@ class Pieces:
     last_seconds: Values
     launching: Values
     blocks: Mapping[str, Values]
-    legal: NDArray[np.bool_]
+    allowed: Any = True
+
+    @cached_property
+    def legal(self) -> NDArray[np.bool_]:
+        """Whether the call can be cut so, into pieces that are computed reliably."""
+        found: NDArray[np.bool_] = np.asarray(self.allowed)
+        for name, most in LARGEST.items():
+            found = found & (self.blocks[name] <= most)
+        return found
 
     @cached_property
     def number(self) -> Values:
@@ -103,47 +111,13 @@ class Pieces:
     @cached_property
     def scratch_bytes(self) -> dict[str, Values]:
         """Of each block that is no operand's."""
-        beside = set(self.request.chain.operands) | {ELEMENTS, BYTES}
+        beside = {*self.request.chain.operands, *LARGEST}
         return {n: self._aligned(each) for n, each in self.blocks.items() if n not in beside}
 
     @staticmethod
     def _aligned(count: Values) -> Values:
         found: Values = np.ceil(count / ALIGNMENT) * ALIGNMENT
         return found
-
-
-def along_axes(axes: Axes, sizes: Mapping[str, NDArray[np.int64]]) -> dict[str, Any]:
-    """The part of a table that is known of each axis by itself: counts and regions seen.
-
-    Parameters
-    ----------
-    sizes : mapping from axis to array of int
-        Piece sizes, in arrays that are broadcast against each other.
-    """
-    call = axes.call
-
-    def each(axis: str, of: Any) -> Values:
-        return np.array([of(int(size)) for size in sizes[axis].flat], float).reshape(
-            sizes[axis].shape
-        )
-
-    counts = {axis: each(axis, lambda size, axis=axis: axes.times(axis, size)) for axis in AXES}
-    counts[SWEEP] = np.ones_like(counts["n"]) * call.sweeps
-    seen = {
-        name: {
-            axis: each(axis, lambda size, name=name, axis=axis: axes.seen(name, axis, size))
-            for axis in operand.axes
-        }
-        for name, operand in call.operands.items()
-    }
-    return {"request": axes.request, "counts": counts, "seen": seen}
-
-
-def small_enough(axes: Axes, images: Any, blocks: Mapping[str, Values]) -> NDArray[np.bool_]:
-    """Whether no piece is too large to be computed reliably, whatever the memory."""
-    batch = np.minimum(images, axes.call.extents.n) <= LARGEST_BATCH
-    found: NDArray[np.bool_] = batch & (blocks[ELEMENTS] <= LARGEST_PIECE_ELEMENTS)
-    return found & (blocks[BYTES] <= LARGEST_PIECE_BYTES)
 
 
 def product(values: Iterable[Any]) -> Any:

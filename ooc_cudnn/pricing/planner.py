@@ -9,11 +9,13 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from typing import NamedTuple
 
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.memory.alignment import ALIGNMENT, aligned
 from ooc_cudnn.operations.splittable import AXES, Buffer, Launch
 from ooc_cudnn.pricing.classes import launches_of
+from ooc_cudnn.pricing.loop_orders import LoopOrder
 from ooc_cudnn.pricing.plan import Alternative, Plan
 from ooc_cudnn.pricing.request import (
     LARGEST_BATCH,
@@ -23,6 +25,7 @@ from ooc_cudnn.pricing.request import (
 )
 from ooc_cudnn.pricing.search import Priced, Search, search_of
 from perfmodel import Slowdown, Split
+from perfmodel.cached import cached_property
 from perfmodel.closed_form import binding_stage, closed_form, copies_alone
 
 #: How often the search is repeated with less memory when the device asks for workspace.
@@ -94,6 +97,15 @@ def _launches(
     return tuple(launches_of(search.axes, search.costs, split, down).items())
 
 
+class Corner(NamedTuple):
+    """A split into single elements in one order of its loops, and the memory of one slot each."""
+
+    search: Search
+    split: Split
+    order: LoopOrder
+    memory_bytes: int
+
+
 class Planner:
     """A request, searched in each of its layouts.
 
@@ -109,27 +121,26 @@ class Planner:
 
     def plan(self, split: Split | None) -> Plan | None:
         """The best plan, or that of a given split; None if nothing fits."""
-        found = self._search(0, split) or (None if split else self._smallest_plan())
+        limit = self.request.memory_limit
+        found = self._search(limit, split)
+        if found is None and split is None:  # a search may overlook that something fits
+            found = next(self._smallest_plans(limit), None)
         if found is None or self.ask_workspace is None:
             return found
         return self._with_room(found, self.ask_workspace, may_shrink=split is None)
 
     # Without workspace --------------------------------------------------------------------------
 
-    def _search(self, reserved_bytes: int, split: Split | None) -> Plan | None:
-        """Search each layout for what fits beside reserved bytes; the plan of the fastest."""
-        request, limit = self.request, self.request.memory_limit - reserved_bytes
-        best: Priced | None = None
+    def _search(self, limit: int, split: Split | None = None) -> Plan | None:
+        """Search each layout for what fits; the plan of the fastest."""
+        request, best = self.request, None
         found: list[Priced] = []
         for layout, search in self.searches.items():
             if best is not None and self._link_binds(best):
                 break  # in whichever layout it is computed
             if layout != request.layouts[0] and layout not in request.different_layouts:
                 continue
-            if split is None:
-                made = search.best(limit)
-            else:
-                made = [each for each in search.prices([split], limit) if each.seconds < math.inf]
+            made = search.best(limit) if split is None else search.prices([split], limit)
             if made and (best is None or made[0].seconds < best.seconds * (1 - 1e-9)):
                 best = made[0]
             found += made
@@ -184,13 +195,14 @@ class Planner:
 
     # The smallest pieces ------------------------------------------------------------------------
 
-    def _corners(self) -> Iterator[Priced]:
-        """Splits into single elements in their smallest rings.
+    @cached_property
+    def _corners(self) -> list[Corner]:
+        """Splits into single elements in their smallest rings, those of least memory first.
 
         With every axis that is summed over both cut and whole, for sums take memory; and both down
         the rows and not: whatever else the order of the loops is, they take as much.
         """
-        call = self.request.chain
+        call, found = self.request.chain, list[Corner]()
         whole = call.extents
         smallest = replace(whole, **{axis: 1 for axis in AXES if call.may_cut(axis)})
         ends = ((getattr(smallest, axis), getattr(whole, axis)) for axis in call.reduced)
@@ -203,34 +215,34 @@ class Planner:
                 search = self.searches[layout]
                 orders = {search.goes_down(split, o): o for o in self.request.loop_orders[::-1]}
                 for order in orders.values():
-                    priced = search.with_rings(split, order, 1, False)
-                    if priced.legal:
-                        yield priced
+                    pieces, made = search.held(split, order, 1, False)
+                    if pieces.legal[0]:
+                        found.append(Corner(search, split, order, int(made.memory_bytes[0])))
+        return sorted(found, key=lambda corner: corner.memory_bytes)
 
-    def _corners_with_workspace(self) -> Iterator[tuple[Priced, int]]:
-        """The same with what the device wants beside them, at the least."""
-        for corner in self._corners():
-            workspace_bytes = 0
-            if self.ask_workspace is not None:
-                launches = _launches(self.searches[corner.layout], corner.split, corner.order)
-                beside = corner.memory_bytes
-                budgets = (*(aligned(share * beside // 8) for share in (1, 8, 64)), None)
-                answers = (self.ask_workspace(launches, budget) for budget in budgets)
-                answer = next((each for each in answers if each is not None), None)
-                workspace_bytes = aligned(answer[0] if answer else 0)
-            yield corner, workspace_bytes
+    def _with_workspace(self, corner: Corner) -> int:
+        """What a corner takes with what the device wants beside it, at the least."""
+        if self.ask_workspace is None:
+            return corner.memory_bytes
+        launches = _launches(corner.search, corner.split, corner.order)
+        budgets = (*(aligned(share * corner.memory_bytes // 8) for share in (1, 8, 64)), None)
+        answers = (self.ask_workspace(launches, budget) for budget in budgets)
+        answer = next((each for each in answers if each is not None), None)
+        return corner.memory_bytes + aligned(answer[0] if answer else 0)
 
     def smallest_bytes(self) -> int | None:
         """The least limit that would do; None where none would."""
-        needed = (each.memory_bytes + more for each, more in self._corners_with_workspace())
-        return min(needed, default=None)
+        return min(map(self._with_workspace, self._corners), default=None)
 
-    def _smallest_plan(self) -> Plan | None:
-        """A plan of the smallest pieces, if these fit: a search may overlook that they do."""
-        limit = self.request.memory_limit
-        fitting = (each for each in self._corners() if each.memory_bytes <= limit)
-        found = min(fitting, key=lambda each: each.seconds, default=None)
-        return None if found is None else self._plan_of(found, [])
+    def _smallest_plans(self, limit_bytes: int) -> Iterator[Plan]:
+        """Plans of the smallest pieces that fit, the fastest first."""
+        fitting = [
+            corner.search.with_rings(corner.split, corner.order, 1, False)
+            for corner in self._corners
+            if corner.memory_bytes <= limit_bytes
+        ]
+        for priced in sorted(fitting, key=lambda each: each.seconds):
+            yield self._plan_of(priced, [])
 
     # With workspace -----------------------------------------------------------------------------
 
@@ -247,16 +259,16 @@ class Planner:
                 break
             # Leave workspace the share of memory that it took beside these pieces.
             needed = plan.device_bytes + aligned(answer[0])
-            smaller = self._search(limit * aligned(answer[0]) // needed, None)
+            smaller = self._smaller(limit - limit * aligned(answer[0]) // needed)
             if smaller is None:
                 break
             plan = smaller
         # No room for the algorithms that the device prefers: take those that fit beside the pieces.
-        candidates: Iterator[Plan | None] = iter((first, plan))
-        if may_shrink:
-            candidates = itertools.chain(candidates, self._smaller_and_smaller())
-        for candidate in candidates:
-            if candidate is not None:
+        tried: list[Plan] = []
+        smaller_still = self._smaller_and_smaller() if may_shrink else ()
+        for candidate in itertools.chain((first, plan), smaller_still):
+            if candidate not in tried:
+                tried.append(candidate)
                 # Workspace takes whole multiples of the alignment: less beside them is no room.
                 budget = (limit - candidate.device_bytes) // ALIGNMENT * ALIGNMENT
                 answer = ask_workspace(self._launches_of(candidate), budget)
@@ -264,14 +276,16 @@ class Planner:
                     return _with_workspace(candidate, *answer)
         return None
 
-    def _smaller_and_smaller(self) -> Iterator[Plan | None]:
+    def _smaller(self, limit: int) -> Plan | None:
+        """A plan that leaves some of the memory to workspace; None, quickly, where nothing fits."""
+        fits = self._corners and self._corners[0].memory_bytes <= limit
+        return self._search(limit) if fits else None
+
+    def _smaller_and_smaller(self) -> Iterator[Plan]:
         """Plans that leave workspace more and more of the memory, down to the smallest pieces."""
         limit = self.request.memory_limit
-        for share in (2, 8, 32, 128):
-            yield self._search(limit - limit // share, None)
-        for corner, workspace_bytes in self._corners_with_workspace():
-            if corner.memory_bytes + workspace_bytes <= limit:
-                yield self._plan_of(corner, [])
+        yield from filter(None, (self._smaller(limit // share) for share in (2, 8, 32, 128)))
+        yield from self._smallest_plans(limit)
 
     def _launches_of(self, plan: Plan) -> tuple[tuple[Launch, Mapping[str, Buffer]], ...]:
         return _launches(self.searches[plan.layout], plan.split, plan.order)

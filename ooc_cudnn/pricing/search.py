@@ -5,24 +5,24 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cache, lru_cache, partial
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ooc_cudnn.operations.splittable import AXES, SWEEP
 from ooc_cudnn.pricing.axes import Axes
-from ooc_cudnn.pricing.classes import counted, row
+from ooc_cudnn.pricing.classes import counted, stacked
 from ooc_cudnn.pricing.lines import Sizes, spread
 from ooc_cudnn.pricing.loop_orders import LoopOrder, different_orders, runs_down
 from ooc_cudnn.pricing.piece_costs import PieceCosts
 from ooc_cudnn.pricing.pieces import Pieces
 from ooc_cudnn.pricing.request import LARGEST_BATCH, Request
-from ooc_cudnn.pricing.rings import rings, worth_trying
+from ooc_cudnn.pricing.rings import Rings, rings, worth_trying
 from ooc_cudnn.pricing.table import Table, table
 from perfmodel import Split
 from perfmodel.cached import cached_property
-from perfmodel.closed_form import Stages
+from perfmodel.closed_form import Stages, number_at
 
 #: Piece sizes of one axis that are looked at, at most.
 SIZES = 24
@@ -78,7 +78,7 @@ class Search:
     def __init__(self, request: Request, layout: str) -> None:
         self.request, self.call, self.layout = request, request.chain, layout
         self.axes, self.costs = Axes(request), PieceCosts(request, layout)
-        self._row = cache(partial(row, self.axes, self.costs))
+        self._row = cache(self._counted)
 
     def candidates(self, axis: str) -> tuple[int, ...]:
         """Piece sizes worth trying on an axis, largest first."""
@@ -103,10 +103,9 @@ class Search:
             if min(estimates.values()) * ratio > least * (1 - WORTH_PRICING):
                 break
             for split, made in self._exactly(tuple(estimates), limit_bytes).items():
-                if _seconds(made) < np.inf:
-                    found[split] = made
-                    ranks[split] = _seconds(made) * float(caution(self.counts(split)))
-                    ratio = min(ratio, ranks[split] / estimates[split])
+                found[split] = made
+                ranks[split] = _seconds(made) * float(caution(self.counts(split)))
+                ratio = min(ratio, ranks[split] / estimates[split])
         named = sorted(ranks, key=ranks.__getitem__)[:NAMED]
         return [self._priced(split, *found[split]) for split in named]
 
@@ -142,11 +141,15 @@ class Search:
     ) -> Iterator[Table]:
         for order in orders:
             for each in worth_trying(pieces, order, limit_bytes):
-                yield table(pieces, order, each)
+                if np.any(each.depth):
+                    yield table(pieces, order, each)
 
     def pieces(self, splits: Sequence[Split], down: bool) -> Pieces:
         """The pieces of legal splits, counted; `down` where they follow each other so."""
-        return counted(self.axes, splits, [self._row(split, down) for split in splits])
+        return stacked(self.axes, [self._row(split, down) for split in splits])
+
+    def _counted(self, split: Split, down: bool) -> Mapping[str, Any]:
+        return counted(self.axes, self.costs, split, down)
 
     def goes_down(self, split: Split, order: LoopOrder) -> bool:
         """Whether the pieces of a split follow each other down the rows."""
@@ -159,29 +162,30 @@ class Search:
         return counts | {SWEEP: self.call.sweeps}
 
     def prices(self, splits: Sequence[Split], limit_bytes: int) -> list[Priced]:
-        """Price splits exactly, each in the best order and with the best rings that fit."""
-        best = self._exactly(splits, limit_bytes)
-        return [self._priced(split, *best[split]) for split in splits if split in best]
+        """Price the splits that fit exactly, each in the best order and with the best rings."""
+        return [
+            self._priced(split, *made) for split, made in self._exactly(splits, limit_bytes).items()
+        ]
 
     def _exactly(self, splits: Sequence[Split], limit_bytes: int) -> dict[Split, tuple[Table, int]]:
-        """The table and the row of each split that is legal, in its best order and rings."""
+        """Of each split that is legal and fits, the table and the row that are best."""
         best: dict[Split, tuple[Table, int]] = {}
         legal = [split for split in splits if self.call.is_legal(split)]
-        for order in self._orders({split: self.counts(split) for split in legal}.values()):
+        for order in self._orders(map(self.counts, legal)):
             for down in (True, False):
                 group = [split for split in legal if self.goes_down(split, order) is down]
                 if group:
                     for each in self._tables(self.pieces(group, down), (order,), limit_bytes):
                         for at, split in enumerate(group):
                             least = _seconds(best[split]) * (1 - 1e-9) if split in best else np.inf
-                            if split not in best or each.seconds[at] < least:
+                            if each.seconds[at] < least:
                                 best[split] = each, at
         return best
 
     def price(self, split: Split, limit_bytes: int) -> Priced:
         """Price one split, in the smallest rings where none fit."""
-        (found,) = self.prices([split], limit_bytes)
-        return found if found.seconds < np.inf else self.smallest(split)
+        found = self.prices([split], limit_bytes)
+        return found[0] if found else self.smallest(split)
 
     def smallest(self, split: Split) -> Priced:
         """A split in the order and with the rings that take least memory."""
@@ -190,24 +194,27 @@ class Search:
 
     def with_rings(self, split: Split, order: LoopOrder, depth: int, whole: bool) -> Priced:
         """A split in one order, with rings of so many slots."""
+        pieces, made = self.held(split, order, depth, whole)
+        return self._priced(split, table(pieces, order, made), 0)
+
+    def held(self, split: Split, order: LoopOrder, depth: int, whole: bool) -> tuple[Pieces, Rings]:
+        """What a split holds in one order, with rings of so many slots."""
         pieces = self.pieces([split], self.goes_down(split, order))
-        return self._priced(split, table(pieces, order, rings(pieces, float(depth), whole)), 0)
+        return pieces, rings(pieces, float(depth), whole)
 
     def _priced(self, split: Split, found: Table, at: int) -> Priced:
         """One row of a table."""
-
-        def of(values: Any) -> float:
-            return float(np.broadcast_to(values, np.shape(found.seconds))[at])
-
         pieces = found.pieces
-        slots = {name: round(of(each)) for name, each in found.rings.slots.items()}
+        slots = {name: round(number_at(each, at)) for name, each in found.rings.slots.items()}
         memory = [
-            (f"{name}: {count} slot{'s' * (count > 1)}", count * round(of(pieces.slot_bytes[name])))
+            (
+                f"{name}: {count} slot{'s' * (count > 1)}",
+                count * round(number_at(pieces.slot_bytes[name], at)),
+            )
             for name, count in slots.items()
-            if count
         ]
         for name, each in pieces.scratch_bytes.items():
-            memory.append((name.replace("_", " "), round(of(each))))
+            memory.append((name.replace("_", " "), round(number_at(each, at))))
         return Priced(
             split,
             self.layout,
@@ -215,10 +222,10 @@ class Search:
             tuple(slots.items()),
             tuple((name, count) for name, count in memory if count),
             found.stages.at(at),
-            of(found.seconds),
-            round(of(found.bytes_in)),
-            round(of(found.bytes_out)),
-            bool(of(pieces.legal)),
+            number_at(found.seconds, at),
+            round(number_at(found.bytes_in, at)),
+            round(number_at(found.bytes_out, at)),
+            bool(number_at(pieces.legal, at)),
         )
 
 

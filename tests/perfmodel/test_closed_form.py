@@ -75,7 +75,7 @@ def test_rows_of_a_table_are_priced_as_each_by_itself():
     seconds = closed_form(table, Slowdown(1.2, 1.1))
     assert seconds.shape == (2, 3)
     for at in np.ndindex(seconds.shape):
-        assert closed_form(table.at(at), Slowdown(1.2, 1.1)) == seconds[at]
+        assert closed_form(table.at(*at), Slowdown(1.2, 1.1)) == seconds[at]
 
 
 def test_what_computing_loses_to_copies_counts_where_they_overlap():

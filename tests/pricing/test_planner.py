@@ -202,7 +202,7 @@ def test_only_whole_images_are_computed_on_in_place():
 def test_rows_without_end_are_priced_quickly():
     """A window taller than many pieces, thousands of pieces: the classes stay few, and exact."""
     made = forced((1, 1, 3000, 4), (1, 1, 61, 1), padding=(30, 0))
-    classes = Axes(made.request()).row_classes(1, True)
+    classes = Axes(made.request()).classes("h_y", 1, True)
     assert sum(found.times for found in classes) == 3000
     assert len(classes) == 61
     search = Search(made.request(), "channels_first")

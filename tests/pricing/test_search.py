@@ -15,7 +15,6 @@ from benchmarks.searches import Prices, descended, exhaustive, local, ordered
 from ooc_cudnn.functions.plan import plan_request
 from ooc_cudnn.functions.public import FUNCTIONS
 from ooc_cudnn.operations.splittable import AXES
-from ooc_cudnn.pricing.classes import counted
 from ooc_cudnn.pricing.search import Search, caution, even_sizes
 from ooc_cudnn.tensor import TensorSpec
 from perfmodel import Split
@@ -85,11 +84,7 @@ def test_lines_tell_what_counting_tells(function):
         made = feasible(problem(at))[0].parts[0].request
         search = Search(made, made.layouts[0])
         pieces, drawn = search.grid[1], sample(search, 12, 1)
-        exact = counted(
-            search.axes,
-            [split for split, _ in drawn],
-            [search._row(split, True) for split, _ in drawn],
-        )
+        exact = search.pieces([split for split, _ in drawn], down=True)
         shape = [len(each) for each in search.grid[0].values()]
 
         def of(values, at, shape=shape):
