@@ -122,11 +122,7 @@ class Report:
     ) -> tuple[dict[str, Any], Any]:
         """Run once more, profiled: keep what the call did, and hold it to its memory limit.
 
-        Returns
-        -------
-        found : dict
-            What it did, as plain values.
-        record : CallRecord
+        Returns what it did, as plain values, and the call as it was recorded.
         """
         with profiled() as calls:
             call()

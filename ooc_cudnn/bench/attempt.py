@@ -37,13 +37,7 @@ def reason_of(error: Exception, *, baseline: bool) -> str | None:
 class Attempt:
     """A contender, guarded: after what it cannot do, nothing more is asked of it.
 
-    Attributes
-    ----------
-    reason : str or None
-        Why it is unavailable.
-    timing : Timing or None
-    checked : mapping or None
-    details : dict
+    `reason` says why it is unavailable; `timing`, `checked` and `details` are what was found.
     """
 
     def __init__(self, name: str, make: Callable[[], Contender]) -> None:

@@ -17,21 +17,10 @@ HostArray = np.ndarray[Any, Any]
 
 @dataclass
 class Operands:
-    """The operands of one case.
+    """The operands of one case: `x` and `y` where it puts them, filters and bias on both sides.
 
-    Attributes
-    ----------
-    images : Images
-        What `x` holds, known without reading it.
-    w, b : numpy.ndarray
-        Filters and bias, in plain NumPy arrays; `device_w` and `device_b` are those on the device.
-    x, y : numpy.ndarray
-        Features and result, where the case puts them.
-    limit : str
-        What device memory the library may hold.
-    tf32, cuda : bool
-    pageable : bool
-        Whether `x` and `y` lie in plain NumPy arrays, and not in pinned memory.
+    `images` is what `x` holds, known without reading it; `limit` the device memory that the library
+    may hold; `pageable` whether `x` and `y` lie in plain NumPy arrays, and not in pinned memory.
     """
 
     images: Images
@@ -65,12 +54,8 @@ class Operands:
 class ConvolutionContender(Contender):
     """One way to convolve.
 
-    Attributes
-    ----------
-    device_share, host_share : float
-        What it holds beside the operands, in sizes of x and y together: roughly, and at most.
-    note : str
-        What a reader of its seconds has to know.
+    `device_share` and `host_share` are what it holds beside the operands, in sizes of x and y
+    together: roughly, and at most. `note` is what a reader of its seconds has to know.
     """
 
     device_share: ClassVar[float] = 0.0

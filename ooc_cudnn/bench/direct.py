@@ -12,20 +12,8 @@ class ConvolutionPlan:
 
     The first plan that cuDNN ranks and can build, its scratch memory allocated beforehand. With
     `tf32` off, engines that round are deselected by their numerical notes. It launches on the
-    stream that is current when it is built.
-
-    Parameters
-    ----------
-    x_shape, w_shape : tuple of int
-        (n, cX, hX, wX) and (cY, cX, 3, 3).
-    tf32 : bool
-    row_padding : int
-        Rows of padding above and below: 1, or 0 where `x` brings rows of its own for it.
-
-    Raises
-    ------
-    RuntimeError
-        If cuDNN has no plan.
+    stream that is current when it is built. `row_padding` is 0 where `x` brings rows of its own for
+    it. Raises ``RuntimeError`` if cuDNN has no plan.
     """
 
     def __init__(

@@ -30,15 +30,8 @@ class Given(NamedTuple):
 class Kind(NamedTuple):
     """What an annotation says of an argument.
 
-    Attributes
-    ----------
-    read : callable or None
-        Reads its text; None for what no text gives.
-    metavar : str
-        How its text looks.
-    is_array : bool
-    mark : PerChannel, OfFilters or None
-        What kind of array.
+    `read` reads its text, and is None for what no text gives; `metavar` is how its text looks;
+    `mark` is what kind of array it is, if it is one.
     """
 
     read: Callable[[str], Any] | None

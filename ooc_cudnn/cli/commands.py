@@ -27,17 +27,9 @@ INTERRUPTED = 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line.
+    """Run the command line: `argv`, or the arguments of the process; return the exit status.
 
-    Parameters
-    ----------
-    argv : sequence of str, optional
-        The arguments; those of the process when left out.
-
-    Returns
-    -------
-    int
-        The exit status. A wrong command line raises ``SystemExit(2)``, as argparse does.
+    A wrong command line raises ``SystemExit(2)``, as argparse does.
     """
     return run(_parser(), argv)
 

@@ -60,13 +60,8 @@ def enlarged_size(height: int, width: int, megapixels: float) -> tuple[int, int]
 def enlarge(source: Array, target: Array, progress: Callable[[int], object]) -> None:
     """Enlarge a picture by bicubic interpolation, a block of rows at a time.
 
-    Parameters
-    ----------
-    source : array, shape (c, h, w), float32
-    target : array, shape (c, H, W)
-        Filled; typically a memmap.
-    progress : callable
-        Told how many rows are done.
+    Both are (c, height, width), float32; the target is typically a memmap. `progress` is told how
+    many rows are done.
     """
     from PIL import Image
 

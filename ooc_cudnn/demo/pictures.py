@@ -64,21 +64,9 @@ def feature_sheet(
 ) -> None:
     """Draw the photograph, its edges in colour and all feature maps into one PNG.
 
-    Parameters
-    ----------
-    photograph : array, shape (3, h, w)
-        Values 0 to 1.
-    maps : array, shape (16, h', w')
-        The first 8 belong to the 8 directions of the fine filters.
-    filters : array, shape (16, 3, k, k)
-        Drawn small in the corners of their maps.
-    path : path
-        Where to write.
-    captions : pair of str
-        Above the photograph and above its edges.
-    margin : float
-        Share of the width to leave out at every border of the maps, where the filters see the
-        padding.
+    The first 8 maps belong to the 8 directions of the fine filters; each filter is drawn small in
+    the corner of its map. `margin` is the share of the width to leave out at every border of the
+    maps, where the filters see the padding.
     """
     from matplotlib.figure import Figure
 

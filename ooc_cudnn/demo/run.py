@@ -43,22 +43,12 @@ SPARE_BYTES = 64 * 2**20
 
 @dataclass(frozen=True)
 class DemoResult:
-    """What the demo found.
+    """What the demo found: the call as `profile` recorded it, and how well its result agrees.
 
-    Attributes
-    ----------
-    call : Call
-        The call as `profile` recorded it.
-    data_bytes, limit_bytes : int
-        Input and output on disk; the memory limit.
-    checked_values : int
-        Output values compared with SciPy's.
-    largest_error : float
-        Their largest difference; the feature maps reach about 0.3.
-    pictures : tuple of Path
-        The feature maps and the timeline.
-    seconds : float
-        Everything, from the photograph to the pictures.
+    `data_bytes` are those of input and output on disk, `checked_values` output values that were
+    compared with SciPy's, `largest_error` their largest difference (the feature maps reach about
+    0.3), `pictures` the feature maps and the timeline, `seconds` everything, from the photograph to
+    the pictures.
     """
 
     call: Call

@@ -117,10 +117,8 @@ class Diagnosis:
 def diagnose(modules: Sequence[str] = ()) -> Diagnosis:
     """Gather every fact; nothing raises, and nothing of CUDA is imported here.
 
-    Parameters
-    ----------
-    modules : sequence of str
-        Imported first by the process that looks at CUDA, as your program does: ("torch",).
+    `modules` are imported first by the process that looks at CUDA, as your program does:
+    ("torch",).
     """
     problems: list[str] = []
 

@@ -36,14 +36,9 @@ def main(modules: Sequence[str]) -> int:
 
 
 def probe(emit: Emit, modules: Iterable[str] = ()) -> None:
-    """Find out everything, in the order in which it can go wrong. Nothing raises.
+    """Find out everything, in the order in which it can go wrong; nothing raises.
 
-    Parameters
-    ----------
-    emit : callable
-        Given the name of a fact and its value.
-    modules : iterable of str
-        Imported first.
+    `emit` is given the name of each fact and its value; `modules` are imported first.
     """
     imported = {name: _attempt(partial(_import, name)) for name in modules}
     emit("imports", imported)
