@@ -36,13 +36,10 @@ PROFILED = ("seconds_while_profiled", "pieces", "split", "order", "rings", "layo
 
 
 def measure_call(drawn: Drawn, blocks: Blocks) -> dict[str, Any]:
-    """Plan, run and time a call.
+    """Plan, run and time a call; return all of it as plain JSON values.
 
-    Returns
-    -------
-    dict
-        Plain JSON values: the call as drawn, its plan, seconds measured and predicted by the
-        closed form and by the replay, of the call and of each stage, and the peak of memory.
+    That is the call as drawn, its plan, seconds measured and predicted by the closed form and by
+    the replay, of the call and of each stage, and the peak of memory.
     """
     bound = Bound(drawn, blocks)
     found: dict[str, Any] = {"drawn": drawn.to_json(), "description": str(drawn)}

@@ -145,11 +145,8 @@ def _fits(request: Request, split: Split) -> bool:
 def measure_problem(drawn: Drawn, blocks: Blocks) -> dict[str, Any] | None:
     """Measure every split of a problem's grid, and the chosen one; None where there is no grid.
 
-    Returns
-    -------
-    dict
-        Plain JSON values: every plan with its seconds, and the chosen one's over the best one's:
-        the median over rounds in which they took turns.
+    Returns every plan with its seconds, and the chosen one's over the best one's: the median over
+    rounds in which they took turns.
     """
     bound = Bound(drawn, blocks)
     ask = blocks.device.workspace

@@ -13,8 +13,8 @@ import os
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from benchmarks import common
 from ooc_cudnn.bench.environment import ROOT
@@ -31,41 +31,41 @@ SCRIPTS = (
 )
 
 
-@dataclass(frozen=True)
-class Part:
-    """What one process measures in at most so many seconds: cases of some patterns, or a script."""
+class Part(NamedTuple):
+    """What one process measures in at most so many seconds: a module's arguments, or cases."""
 
     seconds: int
-    cases: tuple[str, ...] = ()
-    module: str = ""
+    module: str
     arguments: tuple[str, ...] = ()
+    cases: tuple[str, ...] = ()
 
     def command(self, output: str, *, quick: bool, device: str, machine: str | None) -> list[str]:
         """Return the command line."""
-        if self.cases:
-            command = [sys.executable, "-m", "benchmarks.contenders", "--output", f"{output}/bench"]
-            command += [word for pattern in self.cases for word in ("--case", pattern)]
-            # Not every command knows "auto", which is what the suite takes without this.
-            command += [] if device == "auto" else ["--device", device]
-        else:
-            command = [sys.executable, "-m", f"benchmarks.{self.module}", "--device", device]
-            command += ["--output", output, *self.arguments]
+        command = [sys.executable, "-m", f"benchmarks.{self.module}", *self.arguments]
+        command += ["--output", f"{output}/bench" if self.cases else output]
+        command += [word for pattern in self.cases for word in ("--case", pattern)]
+        # The suite does not know "auto", which is what it takes without this.
+        command += [] if self.cases and device == "auto" else ["--device", device]
         command += ["--quick"] if quick else []
         return command if machine is None else [*command, "--machine", machine]
 
 
+def _suite(seconds: int, *cases: str) -> Part:
+    return Part(seconds, "contenders", cases=cases)
+
+
 PARTS = {
-    **{name: Part(240, module=name) for name in SCRIPTS},
-    "model-calls": Part(540, module="model_accuracy", arguments=("--part", "calls")),
-    "model-splits": Part(540, module="model_accuracy", arguments=("--part", "splits")),
-    "bench-fig9": Part(540, ("fig9-*",)),
-    "bench-table4": Part(300, ("table4-*",)),
-    "bench-fig10": Part(300, ("fig10-*",)),
-    "bench-fig14": Part(540, ("fig14-*",)),
-    "bench-networks": Part(300, ("vgg-conv2-*", "pathology-*", "pageable-*")),
-    "bench-vgg16": Part(540, tuple(f"vgg16-n{batch}-*" for batch in (32, 64, 128, 256))),
-    "bench-vgg16-n512": Part(540, ("vgg16-n512-*",)),
-    "bench-vgg16-n1024": Part(590, ("vgg16-n1024-*",)),
+    **{name: Part(240, name) for name in SCRIPTS},
+    "model-calls": Part(540, "model_accuracy", ("--part", "calls")),
+    "model-splits": Part(540, "model_accuracy", ("--part", "splits")),
+    "bench-fig9": _suite(540, "fig9-*"),
+    "bench-table4": _suite(300, "table4-*"),
+    "bench-fig10": _suite(300, "fig10-*"),
+    "bench-fig14": _suite(540, "fig14-*"),
+    "bench-networks": _suite(300, "vgg-conv2-*", "pathology-*", "pageable-*"),
+    "bench-vgg16": _suite(540, *(f"vgg16-n{batch}-*" for batch in (32, 64, 128, 256))),
+    "bench-vgg16-n512": _suite(540, "vgg16-n512-*"),
+    "bench-vgg16-n1024": _suite(590, "vgg16-n1024-*"),
 }
 
 

@@ -130,13 +130,7 @@ def quality(report: common.Report) -> None:
 
 
 def judged(index: int) -> dict[str, Any]:
-    """What the planner finds for a problem, over the best; of a chain that is cut, the worst run.
-
-    Raises
-    ------
-    RuntimeError
-        If there is no limit under which the call can run.
-    """
+    """What the planner finds over the best; of a chain that is cut, the worst run."""
     begin, drawn = time.perf_counter(), problem(index)
     found = feasible(drawn)
     if found is None:

@@ -35,19 +35,12 @@ ROWS = (
 
 
 def figures(folder: Path = FOLDER) -> str:
-    """Return the README's section, made of the stored records.
-
-    Raises
-    ------
-    KeyError
-        If the record that the README is about is not there.
-    """
+    """Return the README's section, made of the stored records."""
     records = load(folder)
     where = records.found[STORY]["environment"]
     gpu, versions = where["gpu"], where["versions"]
     seconds = records.seconds(STORY)
-    if seconds is None:
-        raise KeyError(f"{STORY}: {records.reason(STORY)}")
+    assert seconds is not None, records.reason(STORY)
     cores = f"{where['cores']} CPU cores"
     setting = (
         "The work: a 3 x 3 convolution with bias and ReLU on 256 images of 256 x 256 with 64 "

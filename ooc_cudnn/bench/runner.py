@@ -47,29 +47,13 @@ def run_case(
 ) -> dict[str, Any]:
     """Run a case and return its record, as plain values.
 
-    Parameters
-    ----------
-    case : Case
-    quick : bool
-        Run the tiny form, whose times mean nothing.
-    device : str
-        "host", "cuda" or "cuda:1".
-    say : callable
-        Told what goes on, line by line.
-    repeats : int, optional
-        Instead of the case's own.
-    machine : str, optional
-        A machine model to plan with; that of the settings when left out.
-    workloads : mapping of str to callable
-        Those of the case's suite.
+    In its tiny form (`quick`) times mean nothing. `repeats` stand in for the case's own, `machine`
+    for the model of the settings; `workloads` are those of the case's suite.
 
-    Returns
-    -------
-    dict
-        ``status`` is "measured" if the library's own time was. ``verified`` says whether its result
-        was checked and it, and every other result that the library computed, was right. A
-        baseline's ratio is its seconds over the library's, repeat by repeat where they took turns.
-        ``disturbed`` says why its times are not to be believed; empty where they are.
+    In the record ``status`` is "measured" if the library's own time was; ``verified`` says whether
+    its result was checked and it, and every other result that the library computed, was right. A
+    baseline's ratio is its seconds over the library's, repeat by repeat where they took turns.
+    ``disturbed`` says why its times are not to be believed; empty where they are.
     """
     if case.workload not in workloads:
         raise ValueError(
