@@ -46,6 +46,10 @@ class Stages:
         What computing takes longer because copies run beside it.
     one_slot : bool or array
         Whether rings have one slot: then nothing is copied beside computing.
+    waiting, before : float or array
+        Pieces go several times through what stays in a ring. Where the ring is full of it, this
+        share of the copies in finds no slot before they do so for the last time; and this share of
+        all computing comes before that.
     meeting_in, meeting_out : float or array
         Of the copies in and out, what runs beside the other direction where rings have one slot: a
         piece comes in while the one before leaves, or not beside anything.
@@ -64,6 +68,8 @@ class Stages:
     filing: Any = 0.0
     lost: Any = 0.0
     one_slot: Any = False
+    waiting: Any = 0.0
+    before: Any = 0.0
     meeting_in: Any = 0.0
     meeting_out: Any = 0.0
 
@@ -121,6 +127,9 @@ def closed_form(stages: Stages, slowdown: Slowdown = INDEPENDENT, overlap: bool 
         np.maximum(copy_in + s.last_compute, s.first_in + s.compute + s.lost),
         s.first_in + s.first_compute + copy_out - s.last_out,
     )
+    # what is copied into a full ring waits until what stays there has been gone through
+    waited = s.waiting * copy_in + s.before * (s.compute + s.lost)
+    overlapped = np.maximum(overlapped, waited)
     # T = T_setup + T_pre + T_conv + T_off - what the directions do at once;
     # for N equal pieces t_pre + N * t_conv + (N - 1) * max(t_pre, t_off) + t_off
     together = np.maximum(*slowdown.together(s.meeting_in, s.meeting_out))

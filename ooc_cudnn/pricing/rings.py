@@ -77,17 +77,40 @@ def worth_trying(pieces: Pieces, order: LoopOrder, limit_bytes: int) -> Iterator
             yield rings(pieces, deepest, whole)
 
 
-def loads(pieces: Pieces, name: str, slots: Values, order: LoopOrder) -> Values:
-    """How many regions of an operand are copied in.
+class Loads(NamedTuple):
+    """How often regions of an operand are copied in, and what full rings keep waiting.
+
+    Attributes
+    ----------
+    number : array
+        Copies in.
+    passes : array
+        How often the loops go through regions that stay in their slots meanwhile.
+    waiting : array
+        Share of those regions whose successors find no slot before the last of these passes.
+    """
+
+    number: Values
+    passes: Values
+    waiting: Values
+
+
+def loads(pieces: Pieces, name: str, slots: Values, order: LoopOrder) -> Loads:
+    """Count the regions of an operand that are copied in.
 
     A loop that a region does not depend on loads again what does not fit the slots of all regions
     that the loops inside it need.
     """
-    inner = found = pieces.distinct[name]
+    inner = number = pieces.distinct[name]
+    passes, waiting = np.ones(()), np.zeros(())
     for axis in order:
         again = pieces.counts[axis] if axis != SWEEP else pieces.request.chain.sweeps_of(name)
         if axis in pieces.seen[name]:
             seen = pieces.seen[name][axis]
             inner, again = inner / seen, again / seen
-        found = found * np.where(inner > slots, again, 1.0)
-    return found
+        stays = inner <= slots
+        number = number * np.where(stays, 1.0, again)
+        outermost = stays & (again > 1) & (passes == 1)
+        passes = np.where(outermost, again, passes)
+        waiting = np.where(outermost, np.clip(2.0 - slots / inner, 0.0, 1.0), waiting)
+    return Loads(number, passes, waiting)

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ooc_cudnn.pricing.loop_orders import LoopOrder
-from ooc_cudnn.pricing.pieces import Pieces, Values
+from ooc_cudnn.pricing.pieces import Pieces, Values, product
 from ooc_cudnn.pricing.request import OPPOSITE, Direction, Request
-from ooc_cudnn.pricing.rings import Rings, block_pieces, loads
+from ooc_cudnn.pricing.rings import Loads, Rings, block_pieces, loads
 from perfmodel.closed_form import Stages, closed_form
 from perfmodel.machine import STEPS_OF_A_PIECE
 
@@ -53,6 +53,7 @@ class Copies(NamedTuple):
     number: Values
     copy_bytes: Values
     seconds: Values
+    loads: Loads
 
 
 def table(pieces: Pieces, order: LoopOrder, rings: Rings) -> Table:
@@ -68,12 +69,15 @@ def table(pieces: Pieces, order: LoopOrder, rings: Rings) -> Table:
     beside = np.where(one_slot, 0.0, beside)
     turning, filing = _turning(request, copies)
     meeting_in, meeting_out = _meeting(copies)
+    waiting, before = _waiting(copies, copy_in, pieces.seconds)
     stages = Stages(
         copy_in=copy_in,
         compute=pieces.seconds + machine.lost_seconds(0.0, 0.0, steps * machine.step_seconds),
         copy_out=copy_out,
         first_in=np.minimum(first_in, copy_in),
-        first_compute=pieces.first_seconds,
+        # a result leaves when its sum is whole
+        first_compute=pieces.first_seconds
+        * product(pieces.counts[axis] for axis in request.chain.reduced),
         last_compute=pieces.last_seconds,
         last_out=last_out,
         setup=np.where(steps > 1, request.setup_seconds, machine.repeated_seconds),
@@ -84,6 +88,8 @@ def table(pieces: Pieces, order: LoopOrder, rings: Rings) -> Table:
         filing=filing,
         lost=machine.lost_seconds(pieces.seconds, beside, 0.0),
         one_slot=one_slot,
+        waiting=waiting,
+        before=before,
         meeting_in=meeting_in,
         meeting_out=meeting_out,
     )
@@ -104,11 +110,12 @@ def _copies(pieces: Pieces, order: LoopOrder, rings: Rings) -> list[Copies]:
     for way, name in request.ways:
         distinct, slots = pieces.distinct[name], rings.slots[name]
         total: Any = request.specs[name].nbytes if way == "out" else pieces.read_bytes[name]
-        number = distinct if way == "out" else loads(pieces, name, slots, order)
+        loaded = loads(pieces, name, slots, order)
+        number = distinct if way == "out" else loaded.number
         copy_bytes, line = total / distinct, request.copy_lines[way, name]
         each = copy_bytes * (line.per_byte + pieces.apart[way, name]) + line.per_copy
         number = number * pieces.moved[name]
-        found.append(Copies(way, name, slots, number, copy_bytes, number * each))
+        found.append(Copies(way, name, slots, number, copy_bytes, number * each, loaded))
     return found
 
 
@@ -180,6 +187,23 @@ def _meeting(copies: list[Copies]) -> tuple[Values, Values]:
         beyond_first[way] * meetings / np.maximum(most[way] - 1.0, 1.0) for way in ("in", "out")
     )
     return copy_in, copy_out
+
+
+def _waiting(copies: list[Copies], copy_in: Values, compute: Values) -> tuple[Values, Values]:
+    """Share of the copies in for which full rings have no slot until the last pass through them.
+
+    And the share of all passes before that one. Of several rings, those of the one that binds.
+    """
+    waiting = before = longest = NOTHING
+    for each in copies:
+        if each.way == "in":
+            share = each.loads.waiting * each.seconds / np.maximum(copy_in, 1e-30)
+            passed = 1.0 - 1.0 / each.loads.passes
+            seconds = share * copy_in + passed * compute
+            waiting = np.where(seconds > longest, share, waiting)
+            before = np.where(seconds > longest, passed, before)
+            longest = np.maximum(longest, seconds)
+    return waiting, before
 
 
 def _staged_steps(request: Request, number: Values, steps: Values, copies: list[Copies]) -> Values:
