@@ -39,8 +39,9 @@ else:
 settings_module = importlib.import_module("ooc_cudnn.settings")
 
 
-def pytest_collection_finish(session):
-    """Look no more at what modules hold when garbage is collected: many tests collect it."""
+@pytest.fixture(autouse=True, scope="module")
+def old_objects_are_left_alone():
+    """What modules and earlier tests hold is not looked at whenever a test collects garbage."""
     gc.collect()
     gc.freeze()
 
@@ -81,6 +82,7 @@ def no_threads_left():
     """Fail if the library leaves a thread behind."""
     yield
     gc.collect()
+    gc.freeze()  # as above, for the next test
     streams = {f"ooc_cudnn {stream}" for stream in ("copy_in", "compute", "copy_out")}
     left = [thread.name for thread in threading.enumerate() if thread.name in streams]
     assert not left
