@@ -22,7 +22,7 @@ from ooc_cudnn.cli.arguments import (
 )
 from ooc_cudnn.operations.activation import MODES
 from ooc_cudnn.operations.applied import Applied, Incoming
-from ooc_cudnn.operations.window import per_axis
+from ooc_cudnn.operations.window_arguments import per_axis
 from ooc_cudnn.settings import current
 from ooc_cudnn.tensor import PLACEMENTS, TensorSpec
 from ooc_cudnn.types import OfFilters, PerChannel

@@ -6,13 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ooc_cudnn import operations as applicable
-from ooc_cudnn.functions.arguments import (
-    channel_vector,
-    remember,
-    scalar,
-    shape_of,
-    wide_vector,
-)
+from ooc_cudnn.functions.arguments import channel_vector, remember, scalar, shape_of, wide_vector
 from ooc_cudnn.functions.description import Description, Specs
 from ooc_cudnn.functions.public import public
 from ooc_cudnn.operations.applied import Applied, Incoming

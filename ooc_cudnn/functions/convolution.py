@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from ooc_cudnn.functions.arguments import (
-    make_convolution,
-    remember,
-    scalar,
-)
+from ooc_cudnn.functions.arguments import make_convolution, remember, scalar
 from ooc_cudnn.functions.description import Description, Specs
 from ooc_cudnn.functions.public import public
 from ooc_cudnn.operations.chain import Chain

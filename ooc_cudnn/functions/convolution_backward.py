@@ -17,7 +17,7 @@ from ooc_cudnn.functions.public import public
 from ooc_cudnn.operations.backward_bias import BackwardBias
 from ooc_cudnn.operations.backward_data import BackwardData
 from ooc_cudnn.operations.backward_filter import BackwardFilter
-from ooc_cudnn.operations.window import check_groups, is_int, padding_pairs, per_axis
+from ooc_cudnn.operations.window_arguments import check_groups, is_int, padding_pairs, per_axis
 from ooc_cudnn.settings_table import Settings
 from ooc_cudnn.tensor import TensorSpec
 from ooc_cudnn.types import Array, Filters, Padding, Sizes

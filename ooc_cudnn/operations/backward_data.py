@@ -11,13 +11,7 @@ from ooc_cudnn.operations.convolution_backward import ConvolutionBackwardData
 from ooc_cudnn.operations.rows import ROW_AXIS, tensor_region, with_padding
 from ooc_cudnn.operations.single import Single
 from ooc_cudnn.operations.splittable import Operand, Piece, Region, Rounding
-from ooc_cudnn.operations.window import (
-    Range,
-    Ranges,
-    Rows,
-    grouped_ranges,
-    ranges,
-)
+from ooc_cudnn.operations.window import Range, Ranges, Rows, grouped_ranges, ranges
 from perfmodel import Split
 from perfmodel.cached import cached_property
 

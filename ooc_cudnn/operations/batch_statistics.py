@@ -16,9 +16,6 @@ import numpy as np
 from ooc_cudnn.operations.base import Array, Shape
 from ooc_cudnn.operations.batch_normalization import (
     AddStates,
-    MergeMoments,
-    Moments,
-    MomentsResult,
     Normalise,
     NormaliseBackward,
     NormaliseSums,
@@ -29,11 +26,7 @@ from ooc_cudnn.operations.batch_normalization import (
 from ooc_cudnn.operations.builder import Builder
 from ooc_cudnn.operations.channel_statistics import CUT, PER_CHANNEL, PerChannel, moments_of
 from ooc_cudnn.operations.rows import ROW_AXIS, tensor_region
-from ooc_cudnn.operations.splittable import (
-    Operand,
-    Piece,
-    Read,
-)
+from ooc_cudnn.operations.splittable import Operand, Piece, Read
 from ooc_cudnn.tensor import ACCUMULATOR
 from perfmodel.cached import cached_property
 
@@ -87,32 +80,17 @@ class BatchNormalization(PerChannel):
 
     def build(self, build: Builder) -> None:
         """Merge the moments of a piece, or normalise it."""
-        piece = build.piece
         build.accumulating = False
-        shape, channels = self.piece_shape(piece), piece.c_y[1] - piece.c_y[0]
-        if piece.sweep == 0:
-            gather = Moments(shape, self.dtype)
-            state = build.gather("moments", (3, channels), gather, MergeMoments(channels), ("x",))
-            if build.accumulation.last:
-                self._results(build, state, channels)
+        if build.piece.sweep == 0:
+            made = {"saved_mean": "mean", "saved_inverse_variance": "inverse_deviation"}
+            if self.running:
+                made |= {"running_mean": "running_mean", "running_variance": "running_variance"}
+            self.gather_moments(build, self.epsilon, made)
             return
         vectors = ("scale", "bias", "saved_mean", "saved_inverse_variance")
         order = build.buffers["x"].order
-        self.make(build, Normalise(shape, self.dtype), ("x",), vectors, order)
-
-    def _results(self, build: Builder, state: str, channels: int) -> None:
-        """From the moments to the vectors that leave."""
-        for name, what in (
-            ("saved_mean", "mean"),
-            ("saved_inverse_variance", "inverse_deviation"),
-            ("running_mean", "running_mean"),
-            ("running_variance", "running_variance"),
-        ):
-            if name in self.results:
-                made = MomentsResult(
-                    channels, what, ACCUMULATOR[self.dtype], self.epsilon, self.factor
-                )
-                build.launch(made, (state, name if what.startswith("running") else ""), name)
+        normalise = Normalise(self.piece_shape(build.piece), self.dtype)
+        self.make(build, normalise, ("x",), vectors, order)
 
     def expected(self, piece: Piece, read: Read) -> Mapping[str, tuple[Array, Array]]:
         """Statistics of the whole batch."""
@@ -201,14 +179,9 @@ class BatchNormalizationGradient(PerChannel):
         if self.epsilon is not None:
             for name in self.saved:
                 build.state(name, (channels,), vectors)
-        if piece.sweep == self.sweeps - 3:
-            gather = Moments(shape, self.dtype)
-            state = build.gather("moments", (3, channels), gather, MergeMoments(channels), ("x",))
-            if build.accumulation.last:
-                for name, what in zip(self.saved, ("mean", "inverse_deviation"), strict=True):
-                    epsilon = self.epsilon or 0.0
-                    made = MomentsResult(channels, what, vectors, epsilon)
-                    build.launch(made, (state, ""), name)
+        if self.epsilon is not None and piece.sweep == 0:
+            made = dict(zip(self.saved, ("mean", "inverse_deviation"), strict=True))
+            self.gather_moments(build, self.epsilon, made)
             return
         order = build.buffers["x"].order
         if piece.sweep == self.sweeps - 2:

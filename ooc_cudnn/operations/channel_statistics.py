@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
 
 from ooc_cudnn.operations.base import Array, Shape
 from ooc_cudnn.operations.batch_normalization import (
+    MergeMoments,
+    Moments,
+    MomentsResult,
     Normalise,
     NormaliseBackward,
 )
 from ooc_cudnn.operations.builder import Builder, Built
 from ooc_cudnn.operations.rows import height, tensor_region
-from ooc_cudnn.operations.splittable import (
-    SWEEP,
-    Piece,
-    Read,
-    Region,
-    Rounding,
-    random_range,
-)
+from ooc_cudnn.operations.splittable import SWEEP, Piece, Read, Region, Rounding, random_range
+from ooc_cudnn.tensor import ACCUMULATOR
 from perfmodel import Split
 from perfmodel.cached import cached_property
 
@@ -37,6 +35,8 @@ class PerChannel(Built):
     reduced = ("n", "h_y")
     loop_order = ("c_y", SWEEP, "n", "h_y", "c_x")
     shape: Shape
+    #: Of running averages, where there are any.
+    factor: float = 0.0
 
     @cached_property
     def extents(self) -> Split:
@@ -74,6 +74,16 @@ class PerChannel(Built):
     def elements(self) -> int:
         """How many elements a channel has in the whole batch."""
         return math.prod(self.shape) // self.shape[1]
+
+    def gather_moments(self, build: Builder, epsilon: float, vectors: Mapping[str, str]) -> None:
+        """Merge the moments of a piece of x; of all pieces, make what `vectors` name."""
+        channels = build.piece.c_y[1] - build.piece.c_y[0]
+        moments = Moments(self.piece_shape(build.piece), self.dtype)
+        shape = moments.output_shape
+        state = build.gather("moments", shape, moments, MergeMoments(channels), ("x",))
+        for name, what in vectors.items() if build.accumulation.last else ():
+            made = MomentsResult(channels, what, ACCUMULATOR[self.dtype], epsilon, self.factor)
+            build.launch(made, (state, name if what.startswith("running") else ""), name)
 
     def make(
         self,

@@ -17,14 +17,16 @@ from ooc_cudnn.operations.window import (
     Range,
     Ranges,
     Rows,
-    check_groups,
-    check_padding,
     grouped_ranges,
     in_words,
     output_extent,
+    ranges,
+)
+from ooc_cudnn.operations.window_arguments import (
+    check_groups,
+    check_padding,
     padding_pairs,
     per_axis,
-    ranges,
 )
 from ooc_cudnn.tensor import DTYPES
 from perfmodel import Direction, Work, convolution_work

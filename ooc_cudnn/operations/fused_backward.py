@@ -11,22 +11,13 @@ import numpy as np
 
 from ooc_cudnn.operations.activation_backward import ActivationBackward
 from ooc_cudnn.operations.backward_bias import ChannelSum
+from ooc_cudnn.operations.backward_filter import BackwardFilter
 from ooc_cudnn.operations.base import Array
 from ooc_cudnn.operations.builder import Builder, Built
 from ooc_cudnn.operations.convolution import Convolution
-from ooc_cudnn.operations.convolution_backward import (
-    ConvolutionBackwardData,
-    ConvolutionBackwardFilter,
-)
+from ooc_cudnn.operations.convolution_backward import ConvolutionBackwardData
 from ooc_cudnn.operations.rows import ROW_AXIS, tensor_region, with_padding, with_rows
-from ooc_cudnn.operations.splittable import (
-    Operand,
-    Piece,
-    Read,
-    Region,
-    Rounding,
-    random_range,
-)
+from ooc_cudnn.operations.splittable import Operand, Piece, Read, Region, Rounding, random_range
 from ooc_cudnn.operations.window import Range, Rows
 from perfmodel import Split
 from perfmodel.cached import cached_property
@@ -87,11 +78,14 @@ class FusedBackward(Built):
         }
 
     @cached_property
+    def of_filter(self) -> BackwardFilter:
+        """The gradient of the filter by itself, cut alike."""
+        return BackwardFilter(self.forward, row_axis=self.row_axis)
+
+    @property
     def extents(self) -> Split:
         """Images, cY, cX of a group, rows of dy."""
-        n, c_y = self.forward.output_shape[:2]
-        h_y = self.forward.output_shape[self.row_axis]
-        return Split(n=n, c_y=c_y, c_x=self.forward.c_x_extent, h_y=h_y)
+        return self.of_filter.extents
 
     def may_cut(self, axis: str) -> bool:
         """Images and rows."""
@@ -150,16 +144,11 @@ class FusedBackward(Built):
         rows = self.rows(piece.h_y)
         if name == "db":
             return (piece.c_y,)
-        if name in ("w", "dw"):
-            return (piece.c_y, piece.c_x, *((0, extent) for extent in shape[2:]))
         if name in ("y", "dy"):
             return tensor_region(shape, piece.n, piece.c_y, rows.read, self.row_axis)
         if name == "dx":
             return tensor_region(shape, piece.n, (0, shape[1]), rows.data, self.row_axis)
-        channels = self.forward.input_channels(piece.c_y, piece.c_x)
-        return tensor_region(
-            shape, piece.n, channels, (rows.inputs.start, rows.inputs.stop), self.row_axis
-        )
+        return self.of_filter.region("dw" if name == "w" else name, piece)
 
     # Launching --------------------------------------------------------------------------------
 
@@ -181,7 +170,8 @@ class FusedBackward(Built):
         build.accumulating = accumulating
         own = self._rows_of(build, dz, piece.h_y, rows.read[0], "own")
         x = build.in_order("x", build.layout)
-        dw = self.filter_gradient(piece, build.layout, build.product_dtype("dw"))
+        dtype = build.product_dtype("dw")
+        dw = self.of_filter.on_piece(piece, layout=build.layout, result_dtype=dtype)
         build.make(dw, (x, own), "dw", build.layout, sums="dw sums")
         build.release(x)
         db = ChannelSum(build.buffers[own].shape, self.dtype, build.product_dtype("db"))
@@ -224,15 +214,6 @@ class FusedBackward(Built):
         forward = whole.resized(dx, whole.w_shape, padding, whole.groups, layout)
         return ConvolutionBackwardData(forward, dtype)
 
-    def filter_gradient(self, piece: Piece, layout: str, dtype: str) -> ConvolutionBackwardFilter:
-        """The part of the filter's gradient that a piece holds."""
-        inputs = self.rows(piece.h_y).inputs
-        count = piece.n[1] - piece.n[0]
-        forward = self.forward.on_channels(
-            count, piece.c_y, piece.c_x, inputs, layout, self.row_axis
-        )
-        return ConvolutionBackwardFilter(forward, dtype)
-
     # Checking ---------------------------------------------------------------------------------
 
     def patch(self, random: np.random.Generator) -> Piece:
@@ -269,7 +250,7 @@ class FusedBackward(Built):
     def _sums(self, piece: Piece, read: Read) -> tuple[Array, Array, Array, Array]:
         """What one image adds to dw and db, and the sizes of the sums."""
         dz, x = self._dz(piece, read), read("x", self.region("x", piece))
-        part = self.filter_gradient(piece, "channels_first", "float64")
+        part = self.of_filter.on_piece(piece, layout="channels_first", result_dtype="float64")
         axes = (0, *range(2, dz.ndim))
         return (
             part.reference(x, dz),
@@ -286,6 +267,6 @@ class FusedBackward(Built):
 
     def rounding(self) -> Rounding:
         """The longer of both sums."""
-        n, _, *sites = self.forward.output_shape
         taps = self.forward.w_shape[0] * math.prod(self.forward.w_shape[2:])
-        return Rounding(max(taps, n * math.prod(sites)), self.forward.precision, 2)
+        of_filter = self.of_filter.rounding()
+        return of_filter._replace(terms=max(taps, of_filter.terms), operations=2)

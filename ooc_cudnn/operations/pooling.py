@@ -12,15 +12,8 @@ import numpy as np
 
 from ooc_cudnn.operations.base import Array, Parameter, Shape
 from ooc_cudnn.operations.rows import ROW_AXIS, WindowRows, with_padding, with_rows
-from ooc_cudnn.operations.window import (
-    Pair,
-    Range,
-    Rows,
-    in_words,
-    output_extent,
-    padding_pairs,
-    per_axis,
-)
+from ooc_cudnn.operations.window import Pair, Range, Rows, in_words, output_extent
+from ooc_cudnn.operations.window_arguments import padding_pairs, per_axis
 from ooc_cudnn.tensor import DTYPES
 from perfmodel import Work, pass_work
 

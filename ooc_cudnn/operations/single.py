@@ -10,12 +10,7 @@ import numpy as np
 
 from ooc_cudnn.operations.base import Array
 from ooc_cudnn.operations.builder import Builder, Built
-from ooc_cudnn.operations.splittable import (
-    Launchable,
-    Piece,
-    Read,
-    Region,
-)
+from ooc_cudnn.operations.splittable import Launchable, Piece, Read, Region
 from ooc_cudnn.operations.window import Range
 from perfmodel import Split
 

@@ -7,14 +7,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from ooc_cudnn.operations.window import (
-    grouped_ranges,
-    input_rows,
-    output_extent,
-    padding_pairs,
-    per_axis,
-    ranges,
-)
+from ooc_cudnn.operations.window import grouped_ranges, input_rows, output_extent, ranges
+from ooc_cudnn.operations.window_arguments import padding_pairs, per_axis
 
 
 @st.composite

@@ -15,12 +15,7 @@ from ooc_cudnn.devices.base import HostArray
 from ooc_cudnn.devices.cuda.card import Identity
 from ooc_cudnn.devices.cuda.copies import copy_by_link, copy_on_device
 from ooc_cudnn.devices.cuda.cupy_import import import_cupy
-from ooc_cudnn.devices.cuda.run import (
-    CudaRun,
-    StagedCudaRun,
-    follow_last_run,
-    identity_of,
-)
+from ooc_cudnn.devices.cuda.run import CudaRun, StagedCudaRun, follow_last_run, identity_of
 from ooc_cudnn.devices.cuda.staging import Staging, begun
 from ooc_cudnn.devices.helpers import helpers
 from ooc_cudnn.devices.kernels.hold import hold

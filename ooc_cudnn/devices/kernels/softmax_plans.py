@@ -15,12 +15,7 @@ import numpy as np
 
 from ooc_cudnn.devices.kernels.arguments import CUDA_TYPES, arithmetic_dtype, geometry
 from ooc_cudnn.devices.kernels.launch import Launch
-from ooc_cudnn.devices.kernels.launch_geometry import (
-    BLOCK_THREADS,
-    Rows,
-    grid_of,
-    pack_size,
-)
+from ooc_cudnn.devices.kernels.launch_geometry import BLOCK_THREADS, Rows, grid_of, pack_size
 from ooc_cudnn.devices.view import ITEM_BYTES, WIDEST_ACCESS_BYTES, DeviceView
 
 # The numbers are the enumeration `Task` in softmax_steps.cuh.
