@@ -31,15 +31,9 @@ _SECONDS_PER_REDRAW: Final = 0.1
 class Reporter:
     """Take in how far a run is, and show nothing: also the base of those that show something.
 
-    Use it as a context manager, so that it is closed whatever happens.
+    Use it as a context manager, so that it is closed whatever happens. `total` is how much there is
+    to do, in units of the caller's choice.
 
-    Parameters
-    ----------
-    total : int
-        How much there is to do, in units of the caller's choice.
-
-    Examples
-    --------
     >>> with Reporter(3) as report:
     ...     report.update(3)
     """
@@ -164,16 +158,6 @@ def reporter(setting: Progress, *, total: int, label: str, predicted_seconds: fl
         What is running, to stand before the bar.
     predicted_seconds : float
         What the plan expects the call to take.
-
-    Returns
-    -------
-    Reporter
-        Open; use it as a context manager.
-
-    Raises
-    ------
-    TypeError
-        If `setting` is none of these.
 
     Examples
     --------

@@ -93,27 +93,10 @@ def parse_bytes(value: object, *, name: str = "value", total: int | None = None)
 
 
 def parse_limit(value: object, *, name: str = "limit") -> int | float:
-    """Read a memory limit whose total is not known yet.
+    """Read a memory limit whose total is not known yet; raises as `parse_bytes`.
 
-    Parameters
-    ----------
-    value : int, float or str
-        One of the forms in this module's table.
-    name : str
-        What the error calls the value.
+    An ``int`` that is returned is bytes; a ``float`` is a fraction in (0, 1], for `resolve_limit`.
 
-    Returns
-    -------
-    int or float
-        An ``int`` is bytes; a ``float`` is a fraction in (0, 1], for `resolve_limit`.
-
-    Raises
-    ------
-    TypeError, ValueError
-        As `parse_bytes`.
-
-    Examples
-    --------
     >>> parse_limit("2 KiB"), parse_limit("50%"), parse_limit(1), parse_limit(1.0)
     (2048, 0.5, 1, 1.0)
     """
@@ -122,23 +105,12 @@ def parse_limit(value: object, *, name: str = "limit") -> int | float:
 
 
 def resolve_limit(limit: float | None, free_bytes: int) -> int:
-    """Turn a limit into bytes, once the device is known.
+    """Turn what `parse_limit` returned into bytes, rounded down; None is 90 % of `free_bytes`.
 
-    Parameters
-    ----------
-    limit : int, float or None
-        What `parse_limit` returned: bytes, or a fraction of `free_bytes`; None is 90 % of it.
-    free_bytes : int
-        What the device could give the library: what is free, and what the library holds already.
+    `free_bytes` is what the device could give the library: what is free, and what the library holds
+    already. A limit in bytes stays as it is, even above that: it is what the user allows, and
+    whether the device can give it shows when it is asked.
 
-    Returns
-    -------
-    int
-        Bytes, rounded down. A limit in bytes stays as it is, even above `free_bytes`: it is what
-        the user allows, and whether the device can give it shows when it is asked.
-
-    Examples
-    --------
     >>> resolve_limit(None, 1000), resolve_limit(0.7, 10), resolve_limit(4096, 1000)
     (900, 7, 4096)
     """
@@ -149,21 +121,11 @@ def resolve_limit(limit: float | None, free_bytes: int) -> int:
 
 
 def format_bytes(size_bytes: float) -> str:
-    """Write a size for a person, in binary units with two decimals.
+    """Write a size for a person, in binary units with two decimals; `parse_bytes` reads it back.
 
-    Parameters
-    ----------
-    size_bytes : int or float
-        Any number. Nothing raises here, since error messages are made of it: an integer of any
-        length, a fraction of a byte, a negative difference and infinity are written too.
+    Nothing raises here, since error messages are made of it: an integer of any length, a fraction
+    of a byte, a negative difference and infinity are written too.
 
-    Returns
-    -------
-    str
-        What `parse_bytes` reads back, rounded to a hundredth of its unit.
-
-    Examples
-    --------
     >>> format_bytes(512), format_bytes(3 * 2**29), format_bytes(2**20 - 1)
     ('512 B', '1.50 GiB', '1.00 MiB')
     """
@@ -188,19 +150,8 @@ def format_bytes(size_bytes: float) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """Write a duration for a person, with three significant digits or two units.
+    """Write a duration for a person, with three significant digits or two units; never raises.
 
-    Parameters
-    ----------
-    seconds : float
-        Any number; nothing raises here.
-
-    Returns
-    -------
-    str
-
-    Examples
-    --------
     >>> format_seconds(0.0123), format_seconds(0.9999), format_seconds(75), format_seconds(7380)
     ('12.3 ms', '1.00 s', '1 min 15 s', '2 h 03 min')
     """

@@ -62,14 +62,7 @@ def bind(
     views: Mapping[str, DeviceView],
     workspace: tuple[int, int],
 ) -> Callable[[Any], None]:
-    """Return what runs launches on views, on the stream it is given.
-
-    Parameters
-    ----------
-    built_for
-        As `declared` says.
-    workspace : (int, int)
-        Address and bytes.
+    """Return what runs launches, as `declared`, on views and the stream that it is given.
 
     Raises
     ------

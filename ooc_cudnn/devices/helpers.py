@@ -43,12 +43,8 @@ class Shared:
 class Helpers:
     """Threads that wait for work to help with, started when they are first wanted.
 
-    Where the system gives no more threads, fewer help: the caller does what nobody else takes.
-
-    Parameters
-    ----------
-    most : int
-        So many threads at most.
+    There are `most` at most; where the system gives no more threads, fewer: the caller does what
+    nobody else takes.
     """
 
     def __init__(self, most: int) -> None:

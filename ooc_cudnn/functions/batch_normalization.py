@@ -250,14 +250,9 @@ def batch_normalization_backward(
         check_dtype(specs, "x", "dy")
         return BatchNormalizationGradient(x.shape, x.dtype, epsilon if anew else None, alpha, beta)
 
+    parameters = remember(anew and epsilon, alpha, beta)
     return Description(
-        build,
-        arrays,
-        remember(anew and epsilon, alpha, beta),
-        out,
-        beta,
-        ("dx", "dscale", "dbias"),
-        scaled=("dx",),
+        build, arrays, parameters, out, beta, ("dx", "dscale", "dbias"), scaled=("dx",)
     )
 
 

@@ -91,14 +91,8 @@ def convolution_backward_data(
         )
         return BackwardData(forward, alpha, beta)
 
-    return Description(
-        build,
-        {"w": w, "dy": dy},
-        remember(geometry, input_shape, alpha, beta),
-        out,
-        beta,
-        ("dx",),
-    )
+    parameters = remember(geometry, input_shape, alpha, beta)
+    return Description(build, {"w": w, "dy": dy}, parameters, out, beta, ("dx",))
 
 
 @public
@@ -169,14 +163,8 @@ def convolution_backward_filter(
         )
         return BackwardFilter(forward, alpha, beta)
 
-    return Description(
-        build,
-        {"x": x, "dy": dy},
-        remember(geometry, filter_shape, alpha, beta),
-        out,
-        beta,
-        ("dw",),
-    )
+    parameters = remember(geometry, filter_shape, alpha, beta)
+    return Description(build, {"x": x, "dy": dy}, parameters, out, beta, ("dw",))
 
 
 @public

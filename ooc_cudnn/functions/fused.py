@@ -236,13 +236,9 @@ def convolution_add_activation_backward(
             check_dtype(specs, "x", name)
         return FusedBackward(forward, mode, coef, alpha, beta)
 
+    parameters = remember(geometry, mode, coef, alpha, beta)
     return Description(
-        build,
-        {"x": x, "w": w, "y": y, "dy": dy},
-        remember(geometry, mode, coef, alpha, beta),
-        out,
-        beta,
-        ("dx", "dw", "db"),
+        build, {"x": x, "w": w, "y": y, "dy": dy}, parameters, out, beta, ("dx", "dw", "db")
     )
 
 

@@ -32,17 +32,8 @@ class Block(NamedTuple):
 def blocks(shape: Shape, destination: Shape, source: Shape) -> tuple[Block, ...] | None:
     """Cut a copy between two strided tensors into 2-D copies, as few as can be.
 
-    None where that is more than `MOST_BLOCKS`.
+    Strides are in elements. None where that is more than `MOST_BLOCKS`.
 
-    Parameters
-    ----------
-    shape : tuple of int
-        Extents.
-    destination, source : tuple of int
-        Strides in elements on each side.
-
-    Examples
-    --------
     Rows 0 to 4 of every channel of a (2, 3, 16, 8) tensor, to a packed piece: one strided copy.
 
     >>> blocks((2, 3, 4, 8), (96, 32, 8, 1), (384, 128, 8, 1))
@@ -76,17 +67,8 @@ def blocks(shape: Shape, destination: Shape, source: Shape) -> tuple[Block, ...]
 def rows_of(shape: Shape, strides: Shape, itemsize: int) -> Rows:
     """Return how a region lies in memory: the rows that are in one piece, and how far apart.
 
-    Parameters
-    ----------
-    shape : tuple of int
-        Extents of the region.
-    strides : tuple of int
-        Of the tensor it is a region of, in elements.
-    itemsize : int
-        Bytes of an element.
+    `strides` are those of the tensor it is a region of, in elements.
 
-    Examples
-    --------
     Rows 0 to 4 of every channel of a (2, 3, 16, 8) tensor of float32; and all of it:
 
     >>> rows_of((2, 3, 4, 8), (384, 128, 8, 1), 4)

@@ -23,18 +23,6 @@ def simulate(request: Request, plan: Plan) -> Trace:
 
     It sees what the closed form that priced the plan cannot: short rings, uneven pieces, and which
     copies really meet on the link.
-
-    Parameters
-    ----------
-    request : Request
-        What was planned.
-    plan : Plan
-        How it is to run; `request.machine` prices its steps.
-
-    Returns
-    -------
-    Trace
-        When each step would start and stop.
     """
     schedule = plan_schedule(request, plan)
     lay_out(plan, schedule.sizes)  # it takes the memory that it says

@@ -29,12 +29,7 @@ class Offsets:
 
 
 def lay_out(plan: Plan, sizes: Mapping[str, int]) -> Offsets:
-    """Place rings, intermediates and workspace one behind the other, aligned.
-
-    Parameters
-    ----------
-    sizes : mapping
-        Largest bytes of each buffer, by name.
+    """Place rings, intermediates (of these largest bytes) and workspace in a row, aligned.
 
     Raises
     ------

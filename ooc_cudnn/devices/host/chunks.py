@@ -33,13 +33,6 @@ def arithmetic_dtype(dtype: str) -> np.dtype[Any]:
 def chunks(array: Array, most: int | None = None) -> Iterator[Box]:
     """Cut an array into boxes of at most `most` elements, one slice per axis, as memory has them.
 
-    Parameters
-    ----------
-    most : int, optional
-        `CHUNK_ELEMENTS` when left out.
-
-    Examples
-    --------
     Of a channels-last (1, 2, 3) array, whole sites:
 
     >>> [box[1:] for box in chunks(np.zeros((1, 3, 2)).transpose(0, 2, 1), 4)]
