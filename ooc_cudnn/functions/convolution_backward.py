@@ -17,7 +17,7 @@ from ooc_cudnn.functions.public import public
 from ooc_cudnn.operations.backward_bias import BackwardBias
 from ooc_cudnn.operations.backward_data import BackwardData
 from ooc_cudnn.operations.backward_filter import BackwardFilter
-from ooc_cudnn.operations.window_arguments import check_groups, is_int, padding_pairs, per_axis
+from ooc_cudnn.operations.window_arguments import convolution_geometry, is_int
 from ooc_cudnn.settings_table import Settings
 from ooc_cudnn.tensor import TensorSpec
 from ooc_cudnn.types import Array, Filters, Padding, Sizes
@@ -228,19 +228,8 @@ def _shape_argument(shape: Any, name: str, axes: int) -> tuple[int, ...] | None:
     return tuple(int(extent) for extent in shape)
 
 
-def _geometry(geometry: tuple[Any, ...], axes: int) -> tuple[Any, Any, Any, int]:
-    padding, stride, dilation, groups = geometry
-    check_groups(groups)
-    return (
-        padding_pairs(padding, axes),
-        per_axis(stride, axes, name="stride", least=1),
-        per_axis(dilation, axes, name="dilation", least=1),
-        int(groups),
-    )
-
-
 def _smallest_x(w: TensorSpec, dy: TensorSpec, geometry: tuple[Any, ...]) -> tuple[int, ...]:
-    padding, stride, dilation, groups = _geometry(geometry, len(dy.shape) - 2)
+    padding, stride, dilation, groups = convolution_geometry(len(dy.shape) - 2, *geometry)
     spatial = tuple(
         (o - 1) * s + (k - 1) * d + 1 - sum(p)
         for o, s, k, d, p in zip(dy.shape[2:], stride, w.shape[2:], dilation, padding, strict=True)
@@ -251,7 +240,7 @@ def _smallest_x(w: TensorSpec, dy: TensorSpec, geometry: tuple[Any, ...]) -> tup
 
 
 def _largest_w(x: TensorSpec, dy: TensorSpec, geometry: tuple[Any, ...]) -> tuple[int, ...]:
-    padding, stride, dilation, groups = _geometry(geometry, len(dy.shape) - 2)
+    padding, stride, dilation, groups = convolution_geometry(len(dy.shape) - 2, *geometry)
     window = tuple(
         (e + sum(p) - 1 - (o - 1) * s) // d + 1
         for e, p, o, s, d in zip(x.shape[2:], padding, dy.shape[2:], stride, dilation, strict=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.convolution_backward import ConvolutionBackwardData
 from ooc_cudnn.operations.rows import ROW_AXIS, tensor_region, with_padding
-from ooc_cudnn.operations.single import Single
+from ooc_cudnn.operations.single import OfForward, Single
 from ooc_cudnn.operations.splittable import Operand, Piece, Region, Rounding
 from ooc_cudnn.operations.window import Range, Ranges, Rows, grouped_ranges, ranges
 from perfmodel import Split
@@ -17,7 +17,7 @@ from perfmodel.cached import cached_property
 
 
 @dataclass(frozen=True)
-class BackwardData(Single):
+class BackwardData(OfForward, Single):
     """dx from w and dy: cut along n, the channels of x (cX) and its rows; summed over cY.
 
     Pieces of rows are multiples of the stride, so that all of them between the borders are alike.
@@ -34,11 +34,6 @@ class BackwardData(Single):
     windowed = True
     reduced = ("c_y",)
     loop_order = ("n", "c_x", "h_y", "c_y")
-
-    @property
-    def dtype(self) -> str:  # type: ignore[override]
-        """Of all operands."""
-        return self.forward.dtype
 
     @cached_property
     def operands(self) -> Mapping[str, Operand]:
@@ -79,9 +74,7 @@ class BackwardData(Single):
     def distinct(self, name: str, axis: str, cut: Ranges) -> int:
         """Pieces of cX in one group see one region of dy."""
         if name == "dy" and axis == "c_x":
-            if self.forward.groups == 1:
-                return 1
-            return cut.places
+            return self.forward.places(cut)
         return super().distinct(name, axis, cut)
 
     def _channels(self, c_x: Range, c_y: Range) -> Range:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.convolution_backward import ConvolutionBackwardFilter
 from ooc_cudnn.operations.rows import ROW_AXIS, tensor_region
-from ooc_cudnn.operations.single import Single
+from ooc_cudnn.operations.single import OfForward, Single
 from ooc_cudnn.operations.splittable import Operand, Piece, Region, Rounding
 from ooc_cudnn.operations.window import Ranges, ranges
 from perfmodel import Split
@@ -17,7 +17,7 @@ from perfmodel.cached import cached_property
 
 
 @dataclass(frozen=True)
-class BackwardFilter(Single):
+class BackwardFilter(OfForward, Single):
     """dw from x and dy: cut along cY and cX; summed over n and hY on the device, leaving once."""
 
     forward: Convolution
@@ -30,11 +30,6 @@ class BackwardFilter(Single):
     windowed = True
     reduced = ("n", "h_y")
     loop_order = ("c_y", "c_x", "n", "h_y")
-
-    @property
-    def dtype(self) -> str:  # type: ignore[override]
-        """Of all operands."""
-        return self.forward.dtype
 
     @cached_property
     def operands(self) -> Mapping[str, Operand]:
@@ -67,9 +62,7 @@ class BackwardFilter(Single):
     def distinct(self, name: str, axis: str, cut: Ranges) -> int:
         """Pieces of cY in one group see one region of x."""
         if name == "x" and axis == "c_y":
-            if self.forward.groups == 1:
-                return 1
-            return cut.places
+            return self.forward.places(cut)
         return super().distinct(name, axis, cut)
 
     def row_key(self, piece: Piece) -> Hashable:

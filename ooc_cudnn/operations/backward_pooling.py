@@ -11,7 +11,7 @@ import numpy as np
 from ooc_cudnn.operations.base import Array, Shape
 from ooc_cudnn.operations.pooling import Pooling
 from ooc_cudnn.operations.rows import ROW_AXIS, WindowRows, tensor_region, with_rows
-from ooc_cudnn.operations.single import Single
+from ooc_cudnn.operations.single import OfForward, Single
 from ooc_cudnn.operations.splittable import Launchable, Operand, Piece, Region, Rounding
 from ooc_cudnn.operations.window import Pair, Range, Ranges, Rows, ranges
 from ooc_cudnn.tensor import DTYPES
@@ -99,7 +99,7 @@ class PoolingBackward:
 
 
 @dataclass(frozen=True)
-class BackwardPooling(Single):
+class BackwardPooling(OfForward, Single):
     """dx from y, dy and x: cut along n, channels and rows of x. Averages need dy alone.
 
     Pieces of rows are multiples of the stride, so that all of them between the borders are alike.
@@ -112,11 +112,6 @@ class BackwardPooling(Single):
 
     lead = "dy"
     results = ("dx",)
-
-    @property
-    def dtype(self) -> str:  # type: ignore[override]
-        """Of all operands."""
-        return self.forward.dtype
 
     @cached_property
     def takes(self) -> tuple[str, ...]:  # type: ignore[override]

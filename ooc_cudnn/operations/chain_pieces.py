@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from ooc_cudnn.operations.base import Operation, numbered
 from ooc_cudnn.operations.convolution import Convolution
-from ooc_cudnn.operations.flow import Flow, flow, needed_rows
+from ooc_cudnn.operations.flow import Flow, flow
 from ooc_cudnn.operations.fusions import Fusion, fusions
 from ooc_cudnn.operations.rows import ROW_AXIS, cut_axes, height, with_rows
 from ooc_cudnn.operations.splittable import Operand, Piece, Region, Splittable
-from ooc_cudnn.operations.window import Range, Ranges, Rows, ranges
+from ooc_cudnn.operations.window import Range, Ranges, ranges
 from ooc_cudnn.tensor import ACCUMULATOR
 from perfmodel import Split
 from perfmodel.cached import cached_property
@@ -124,21 +124,13 @@ class ChainPieces(Splittable):
         """Cut an axis; no range of channels straddles a group."""
         if axis == "c_y" and self.convolution is not None:
             return self.convolution.c_y_ranges(size)
-        if axis == "c_x":
-            return self.convolution.c_x_ranges(size) if self.convolution else ranges(1, 1)
         return ranges(getattr(self.extents, axis), size)
 
     def distinct(self, name: str, axis: str, cut: Ranges) -> int:
         """How many regions the ranges of an axis make: pieces of cY in one group see one of x."""
         if name == "x" and axis == "c_y" and self.convolution is not None:
-            if self.convolution.groups == 1:
-                return 1
-            return cut.places
+            return self.convolution.places(cut)
         return super().distinct(name, axis, cut)
-
-    def rows(self, h_y: Range) -> tuple[Rows, ...]:
-        """Input rows of every operation, first to last, when the chain gives output rows `h_y`."""
-        return needed_rows(self.operations, h_y, self.row_axis)
 
     def flow(self, h_y: Range, after: Range | None) -> tuple[Flow, ...]:
         """The rows of every operation in the piece that gives output rows `h_y`; see `flow`."""

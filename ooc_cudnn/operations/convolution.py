@@ -20,14 +20,8 @@ from ooc_cudnn.operations.window import (
     grouped_ranges,
     in_words,
     output_extent,
-    ranges,
 )
-from ooc_cudnn.operations.window_arguments import (
-    check_groups,
-    check_padding,
-    padding_pairs,
-    per_axis,
-)
+from ooc_cudnn.operations.window_arguments import check_padding, convolution_geometry
 from ooc_cudnn.tensor import DTYPES
 from perfmodel import Direction, Work, convolution_work
 
@@ -126,7 +120,9 @@ class Convolution:
             raise ValueError(
                 f"w must have as many axes as x ({len(x_shape)}), not shape {tuple(w_shape)}"
             )
-        check_groups(groups)
+        pairs, strides, dilations, groups = convolution_geometry(
+            axes, padding, stride, dilation, groups
+        )
         c_x, c_y = x_shape[1], w_shape[0]
         if c_x % groups or c_y % groups:
             raise ValueError(f"groups must divide cX={c_x} and cY={c_y}, not {groups}")
@@ -135,15 +131,13 @@ class Convolution:
                 f"w must have shape (cY, cX / groups, window...): cX / groups is {c_x} / {groups}, "
                 f"but w has shape {tuple(w_shape)}"
             )
-        pairs = padding_pairs(padding, axes)
-        dilations = per_axis(dilation, axes, name="dilation", least=1)
         reaches = tuple((k - 1) * d + 1 for k, d in zip(w_shape[2:], dilations, strict=True))
         check_padding(pairs, tuple(x_shape[2:]), reaches)
         made = cls(
             tuple(x_shape),
             tuple(w_shape),
             pairs,
-            per_axis(stride, axes, name="stride", least=1),
+            strides,
             dilations,
             groups,
             dtype,
@@ -178,9 +172,9 @@ class Convolution:
         """Cut the output channels into pieces of `size`, none of which straddles a group."""
         return grouped_ranges(self.w_shape[0], self.w_shape[0] // self.groups, size)
 
-    def c_x_ranges(self, size: int) -> Ranges:
-        """Cut the input channels of one group."""
-        return ranges(self.c_x_extent, size)
+    def places(self, cut: Ranges) -> int:
+        """How many regions of the other side's channels pieces of channels see: one a group."""
+        return 1 if self.groups == 1 else cut.places
 
     def c_x_may_be_cut(self, c_y_size: int) -> bool:
         """Whether cX can be cut beside pieces of `c_y_size`: not if one holds several groups."""

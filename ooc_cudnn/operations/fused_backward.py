@@ -17,6 +17,7 @@ from ooc_cudnn.operations.builder import Builder, Built
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.convolution_backward import ConvolutionBackwardData
 from ooc_cudnn.operations.rows import ROW_AXIS, tensor_region, with_padding, with_rows
+from ooc_cudnn.operations.single import OfForward
 from ooc_cudnn.operations.splittable import Operand, Piece, Read, Region, Rounding, random_range
 from ooc_cudnn.operations.window import Range, Rows
 from perfmodel import Split
@@ -38,7 +39,7 @@ class GradientRows(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FusedBackward(Built):
+class FusedBackward(OfForward, Built):
     """dx, dw and db from x, w, y and dy: cut along n and the rows of dy, all channels in a piece.
 
     The gradient dz before the activation is made once for a piece, and all three are made of it.
@@ -56,11 +57,6 @@ class FusedBackward(Built):
     results = ("dx", "dw", "db")
     reduced = ("n", "h_y")
     loop_order = ("c_y", "c_x", "n", "h_y")
-
-    @property
-    def dtype(self) -> str:  # type: ignore[override]
-        """Of all operands."""
-        return self.forward.dtype
 
     @cached_property
     def operands(self) -> Mapping[str, Operand]:

@@ -83,22 +83,6 @@ class ActivationGradient(PerSite):
         return value, np.abs(value) + np.abs(inputs[1]) * largest
 
 
-def softmax_size(y: Array, x: Array, algorithm: str) -> Array:
-    """What bounds the rounding of a softmax over axis 1: differences are made, then raised."""
-    size = np.abs(y) + np.max(np.abs(x), axis=1, keepdims=True)
-    return np.asarray(size if algorithm == "log" else size * np.abs(y) + np.abs(y))
-
-
-def softmax_backward_size(y: Array, dy: Array, algorithm: str) -> Array:
-    """The same for its gradient: sums of absolute values."""
-    log = algorithm == "log"
-    size = np.abs(dy) if log else np.abs(y * dy)
-    # The logarithm of 0 is exact: it makes nothing uncertain.
-    reach = 1 + np.where(np.isfinite(y), np.abs(y), 0)
-    factor = np.exp(y) * reach if log else np.abs(y)
-    return np.asarray(np.abs(dy) * reach + factor * size.sum(axis=1, keepdims=True))
-
-
 @dataclass(frozen=True)
 class SoftmaxCall(PerSite):
     """y from x, over the channels of every site: these are not cut."""
@@ -123,7 +107,8 @@ class SoftmaxCall(PerSite):
     def compare(self, operation: Launchable, inputs: list[Array]) -> tuple[Array, Array]:
         """Differences of inputs are made before they are raised."""
         value = operation.reference(*inputs)  # type: ignore[attr-defined]
-        return value, softmax_size(value, inputs[0], self.algorithm)
+        size = np.abs(value) + np.max(np.abs(inputs[0]), axis=1, keepdims=True)
+        return value, size if self.algorithm == "log" else size * np.abs(value) + np.abs(value)
 
     def rounding(self) -> Rounding:
         """A sum over the channels."""
@@ -145,7 +130,12 @@ class SoftmaxGradient(SoftmaxCall):
     def compare(self, operation: Launchable, inputs: list[Array]) -> tuple[Array, Array]:
         """Sums of absolute values."""
         value = operation.reference(*inputs)  # type: ignore[attr-defined]
-        return value, softmax_backward_size(inputs[0], inputs[1], self.algorithm)
+        (y, dy), log = inputs, self.algorithm == "log"
+        size = np.abs(dy) if log else np.abs(y * dy)
+        # The logarithm of 0 is exact: it makes nothing uncertain.
+        reach = 1 + np.where(np.isfinite(y), np.abs(y), 0)
+        factor = np.exp(y) * reach if log else np.abs(y)
+        return value, np.abs(dy) * reach + factor * size.sum(axis=1, keepdims=True)
 
 
 @dataclass(frozen=True)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from ooc_cudnn.operations.base import Array
 from ooc_cudnn.operations.builder import Builder, Built
-from ooc_cudnn.operations.splittable import Launchable, Piece, Read, Region
+from ooc_cudnn.operations.splittable import Launchable, Piece, Read, Region, Splittable
 from ooc_cudnn.operations.window import Range
 from perfmodel import Split
 
@@ -24,6 +24,17 @@ class OneTyped(Launchable, Protocol):
     @property
     def dtype(self) -> str:
         """Of its operands; its result may be wider."""
+
+
+class OfForward(Splittable):
+    """A gradient: all its operands have the type of the forward operation."""
+
+    forward: Any
+
+    @property
+    def dtype(self) -> str:  # type: ignore[override]
+        """Of all operands."""
+        return str(self.forward.dtype)
 
 
 class Single(Built):

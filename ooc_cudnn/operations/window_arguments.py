@@ -85,12 +85,20 @@ def check_padding(
             )
 
 
-def check_groups(groups: object) -> None:
-    """Check that a number of groups is one."""
+def convolution_geometry(
+    axes: int, padding: Any, stride: Any, dilation: Any, groups: Any
+) -> tuple[tuple[Pair, ...], tuple[int, ...], tuple[int, ...], int]:
+    """Normalise what a convolution takes besides its arrays, on so many spatial axes."""
     if not is_int(groups):
         raise TypeError(f"groups must be an int, not {groups!r}")
-    if groups < 1:  # type: ignore[operator]
+    if groups < 1:
         raise ValueError(f"groups must be at least 1, not {groups!r}")
+    return (
+        padding_pairs(padding, axes),
+        per_axis(stride, axes, name="stride", least=1),
+        per_axis(dilation, axes, name="dilation", least=1),
+        int(groups),
+    )
 
 
 def is_int(value: object) -> bool:

@@ -215,7 +215,9 @@ def test_c_x_must_be_innermost_where_it_is_cut():
 @given(forced_plans(placements=("pageable", "disk", "pinned")))
 def test_planned_bytes_are_what_the_schedule_moves(made):
     forced, plan, schedule = made
-    rows = [forced.chain.rows(r)[0][:2] for r in forced.chain.ranges(plan.split)["h_y"]]
+    rows = [
+        forced.chain.flow(r, None)[0].needed[:2] for r in forced.chain.ranges(plan.split)["h_y"]
+    ]
     moved = {"copy_in": 0, "copy_out": 0}
     for step in schedule.steps:
         if step.stream != "compute":
