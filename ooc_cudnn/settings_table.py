@@ -106,24 +106,11 @@ def _parse_progress(value: object, name: str) -> Progress:
 
 @dataclass(frozen=True)
 class Setting:
-    """One row of the table.
+    """One row of the table: what a setting does, and what is gained and lost by changing it.
 
-    Parameters
-    ----------
-    name : str
-        The keyword of `settings` and the field of `Settings`.
-    default : object
-        The value in effect when nobody sets one.
-    parse : callable
-        Takes a value and the name that an error calls it by; returns the value in its one normal
-        form, or raises ``TypeError`` or ``ValueError``.
-    meaning : str
-        What it does, its values and their unit.
-    trade_off : str
-        What is gained and lost by changing it.
+    `parse` takes a value and the name that an error calls it by; it returns the value in its one
+    normal form, or raises ``TypeError`` or ``ValueError``.
 
-    Examples
-    --------
     >>> SETTINGS[0].environment_variable
     'OOC_CUDNN_DEVICE'
     """

@@ -19,10 +19,10 @@ from ooc_cudnn.functions.description import Description, Specs
 from ooc_cudnn.functions.public import public
 from ooc_cudnn.operations.activation import Activation, check_mode
 from ooc_cudnn.operations.activation_backward import needs_x
-from ooc_cudnn.operations.bias import AddTensor
 from ooc_cudnn.operations.chain import Chain
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.fused_backward import FusedBackward
+from ooc_cudnn.operations.op_tensor import AddTensor
 from ooc_cudnn.operations.pooling import Pooling
 from ooc_cudnn.settings_table import Settings
 from ooc_cudnn.types import Array, ChannelVector, Filters, Padding, Sizes

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
-from ooc_cudnn.operations import activation, bias, convolution, op_tensor, pooling
+from ooc_cudnn.operations import activation, convolution, op_tensor, pooling
 from ooc_cudnn.operations.base import Operation, Shape
 from ooc_cudnn.operations.batch_normalization import Normalise
 from ooc_cudnn.settings_table import Settings
@@ -181,7 +181,7 @@ class AddTensor(Applied):
         (b,) = specs
         _same_dtype(incoming, "b", b)
         if b.shape == (incoming.shape[1],):
-            return bias.AddTensor(incoming.shape, incoming.dtype)
+            return op_tensor.AddTensor(incoming.shape, incoming.dtype)
         op_tensor.check_broadcast(b.shape, incoming.shape, "what it meets")
         return op_tensor.OpTensor(incoming.shape, b.shape, incoming.dtype)
 

@@ -18,12 +18,11 @@ from typing import Any
 from ooc_cudnn.operations.activation import Activation
 from ooc_cudnn.operations.base import Shape
 from ooc_cudnn.operations.batch_normalization import Normalise
-from ooc_cudnn.operations.bias import AddTensor
 from ooc_cudnn.operations.builder import Builder
 from ooc_cudnn.operations.chain_pieces import ChainPieces
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.fusions import Fusion
-from ooc_cudnn.operations.op_tensor import OpTensor
+from ooc_cudnn.operations.op_tensor import AddTensor, OpTensor
 from ooc_cudnn.operations.pointwise import Pointwise, Relayout
 from ooc_cudnn.operations.pooling import Pooling
 from ooc_cudnn.operations.rows import ROW_AXIS, with_rows

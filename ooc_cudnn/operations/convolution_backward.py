@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -15,40 +15,53 @@ from perfmodel import Direction, Work
 
 
 @dataclass(frozen=True)
-class ConvolutionBackwardData:
-    """dx from (w, dy), for one piece.
+class _Gradient:
+    """A gradient of a convolution, for one piece.
 
     Parameters
     ----------
     forward : Convolution
-        The forward convolution of the piece: its `x_shape` is dx's, its `output_shape` dy's, both
-        in its `layout`. A dy of no rows gives a dx of zeros.
+        The forward convolution of the piece, in its `layout`: its `x_shape` and `w_shape` are those
+        of the data and the filter or their gradients, its `output_shape` is dy's.
     result_dtype : str
-        Of dx; sums over pieces of cY are float32 for half types.
-
-    Notes
-    -----
-    Source: cudnnConvolutionBackwardData.
+        Of the result; sums over pieces are float32 for half types.
     """
 
     forward: Convolution
     result_dtype: str
 
-    name = "convolution_backward_data"
+    direction: ClassVar[Direction]
 
     @property
     def dtype(self) -> str:
-        """Of w and dy."""
+        """Of both inputs."""
         return self.forward.dtype
+
+    @property
+    def output_shape(self) -> Shape:
+        """Shape of the result."""
+        raise NotImplementedError
+
+    def work(self) -> Work:
+        """As much as the forward convolution."""
+        forward, elements = self.forward, math.prod(self.output_shape)
+        key = f"convolution/{forward.precision}/{forward.layout}/{self.direction}"
+        if min(forward.output_shape) < 1:  # no window reaches the piece: its result is zeros
+            return Work(key, 0.0, float(elements * DTYPES[self.result_dtype]))
+        extra = elements * (DTYPES[self.result_dtype] - DTYPES[forward.dtype])
+        return forward.work_of(key, forward.dtype, extra, self.direction)
+
+
+class ConvolutionBackwardData(_Gradient):
+    """dx from (w, dy); a dy of no rows gives zeros. Source: cudnnConvolutionBackwardData."""
+
+    name = "convolution_backward_data"
+    direction = "backward_data"
 
     @property
     def output_shape(self) -> Shape:
         """Shape of dx."""
         return self.forward.x_shape
-
-    def work(self) -> Work:
-        """As much as the forward convolution."""
-        return _work(self.forward, "backward_data", self.forward.x_shape, self.result_dtype)
 
     def reference(self, *inputs: Array) -> Array:
         """Scatter dy through every tap of the window, in float64."""
@@ -69,41 +82,19 @@ class ConvolutionBackwardData:
         return np.ascontiguousarray(dx[(..., *inside)]).reshape(forward.x_shape)
 
 
-@dataclass(frozen=True)
-class ConvolutionBackwardFilter:
-    """dw from (x, dy), for one piece: the part of the sum over n and hY that the piece holds.
+class ConvolutionBackwardFilter(_Gradient):
+    """dw from (x, dy): the part of the sum over n and hY that the piece holds.
 
-    Parameters
-    ----------
-    forward : Convolution
-        The forward convolution of the piece: its `w_shape` is dw's, its `output_shape` dy's. An x
-        of no rows is zeros, by which dy is multiplied.
-    result_dtype : str
-        Of dw; sums over pieces of n and hY are float32 for half types.
-
-    Notes
-    -----
-    Source: cudnnConvolutionBackwardFilter.
+    An x of no rows is zeros, by which dy is multiplied. Source: cudnnConvolutionBackwardFilter.
     """
 
-    forward: Convolution
-    result_dtype: str
-
     name = "convolution_backward_filter"
-
-    @property
-    def dtype(self) -> str:
-        """Of x and dy."""
-        return self.forward.dtype
+    direction = "backward_filter"
 
     @property
     def output_shape(self) -> Shape:
         """Shape of dw."""
         return self.forward.w_shape
-
-    def work(self) -> Work:
-        """As much as the forward convolution."""
-        return _work(self.forward, "backward_filter", self.forward.w_shape, self.result_dtype)
 
     def reference(self, *inputs: Array) -> Array:
         """Correlate x with dy at every tap of the window, in float64."""
@@ -121,14 +112,6 @@ class ConvolutionBackwardFilter:
             seen = x[window].reshape(n, groups, x.shape[2], -1)
             dw[tap] = np.einsum("ngks,ngcs->gkc", flat, seen, optimize=True)
         return dw.reshape(forward.w_shape)
-
-
-def _work(forward: Convolution, direction: Direction, result: Shape, result_dtype: str) -> Work:
-    extra = math.prod(result) * (DTYPES[result_dtype] - DTYPES[forward.dtype])
-    key = f"convolution/{forward.precision}/{forward.layout}/{direction}"
-    if min(forward.output_shape) < 1:  # no window reaches the piece: its result is zeros
-        return Work(key, 0.0, float(math.prod(result) * DTYPES[result_dtype]))
-    return forward.work_of(key, forward.dtype, extra, direction)
 
 
 #: A convolution, or one of its gradients.

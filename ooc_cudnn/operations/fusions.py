@@ -8,7 +8,7 @@ from typing import NamedTuple
 from ooc_cudnn.operations.activation import Activation
 from ooc_cudnn.operations.base import Operation
 from ooc_cudnn.operations.batch_normalization import Normalise
-from ooc_cudnn.operations.bias import AddTensor
+from ooc_cudnn.operations.op_tensor import AddTensor
 
 
 class Fusion(NamedTuple):

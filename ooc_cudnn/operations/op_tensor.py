@@ -1,4 +1,4 @@
-"""Two tensors into one, element by element, the second broadcast: cuDNN's OpTensor."""
+"""Two tensors into one, element by element, the second broadcast: OpTensor, and adding a bias."""
 
 from __future__ import annotations
 
@@ -95,3 +95,26 @@ class OpTensor(PerElement):
         if self.op == "add" and self.alpha_a == 0:
             return b
         return OPS[self.op](self.alpha_a * a.astype(np.float64), b)
+
+
+@dataclass(frozen=True)
+class AddTensor(PerElement):
+    """y = x + b, where b holds one value per channel.
+
+    Source: cudnnAddTensor with a bias of shape (1, cY, 1, 1).
+    """
+
+    shape: Shape
+    dtype: str = "float32"
+
+    name = "add_tensor"
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """The bias b, one value per channel."""
+        return (Parameter("b", (self.shape[1],)),)
+
+    def reference(self, x: Array, *parameters: Array) -> Array:
+        """Add in float64."""
+        (b,) = parameters
+        return x.astype(np.float64) + b.astype(np.float64).reshape(-1, *[1] * (x.ndim - 2))

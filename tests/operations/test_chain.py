@@ -10,9 +10,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from ooc_cudnn.operations.activation import Activation, check_mode
-from ooc_cudnn.operations.bias import AddTensor
 from ooc_cudnn.operations.chain import Chain
 from ooc_cudnn.operations.convolution import Convolution
+from ooc_cudnn.operations.op_tensor import AddTensor
 from ooc_cudnn.pricing.rings import DEPTHS
 from perfmodel import Split
 from tests.support import reference

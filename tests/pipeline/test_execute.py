@@ -11,9 +11,9 @@ import pytest
 import ooc_cudnn
 from ooc_cudnn.errors import DeviceOutOfMemoryError
 from ooc_cudnn.operations.activation import Activation
-from ooc_cudnn.operations.bias import AddTensor
 from ooc_cudnn.operations.chain import Chain
 from ooc_cudnn.operations.convolution import Convolution
+from ooc_cudnn.operations.op_tensor import AddTensor
 from ooc_cudnn.pipeline.execute import RUN_AHEAD_PIECES
 from ooc_cudnn.pipeline.views import lay_out, region_of
 from perfmodel import Split

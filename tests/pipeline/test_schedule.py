@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from ooc_cudnn.memory.alignment import aligned
 from ooc_cudnn.operations.activation import Activation
-from ooc_cudnn.operations.bias import AddTensor
 from ooc_cudnn.operations.chain import Chain
 from ooc_cudnn.operations.convolution import Convolution
+from ooc_cudnn.operations.op_tensor import AddTensor
 from ooc_cudnn.operations.splittable import AXES
 from ooc_cudnn.pipeline.schedule import make_schedule, pieces
 from ooc_cudnn.pricing.planner import distinct_launches

@@ -13,9 +13,9 @@ from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.functions.plan import plan_request
 from ooc_cudnn.memory.alignment import aligned
 from ooc_cudnn.operations.activation import Activation
-from ooc_cudnn.operations.bias import AddTensor
 from ooc_cudnn.operations.chain import Chain
 from ooc_cudnn.operations.convolution import Convolution
+from ooc_cudnn.operations.op_tensor import AddTensor
 from ooc_cudnn.pricing import planner
 from ooc_cudnn.pricing import request as limits
 from ooc_cudnn.pricing.axes import Axes

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from ooc_cudnn.devices.base import Event, HostArray
+from ooc_cudnn.devices.host.device import PinnedRanges
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.memory.arena import Allocation, Arena
 from ooc_cudnn.memory.blocks import rows_of
 from ooc_cudnn.memory.files import is_file
-from ooc_cudnn.memory.pinned_ranges import PinnedRanges
 from ooc_cudnn.operations.splittable import Buffer, Launch
 from ooc_cudnn.pipeline.virtual_steps import StepCost, VirtualCall
 from ooc_cudnn.tensor import DTYPES, ORDERS, TensorSpec, packed_strides

@@ -31,7 +31,6 @@ from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.devices.worker import WorkerRun
 from ooc_cudnn.memory.arena import Allocation, Arena
 from ooc_cudnn.memory.pinned import release
-from ooc_cudnn.memory.pinned_ranges import PinnedRanges
 from ooc_cudnn.operations.splittable import Buffer, Launch
 from ooc_cudnn.tensor import ORDERS, numpy_dtype
 
@@ -43,6 +42,34 @@ class HostAllocation:
         self.bytes = np.empty(nbytes + 64, np.uint8)
         self.nbytes = nbytes
         self.pointer = -(-self.bytes.ctypes.data // 64) * 64
+
+
+class PinnedRanges:
+    """Host memory that counts as pinned, where nothing needs page-locking: by its first byte."""
+
+    def __init__(self) -> None:
+        self._bytes: dict[int, int] = {}
+
+    def add(self, pointer: int, nbytes: int) -> None:
+        """Count a range as pinned."""
+        self._bytes[pointer] = nbytes
+
+    def remove(self, pointer: int) -> None:
+        """Count it no more; an unknown one is none of ours."""
+        self._bytes.pop(pointer, None)
+
+    def hold(self, pointer: int, nbytes: int) -> bool:
+        """Whether a range lies within one of these.
+
+        >>> ranges = PinnedRanges()
+        >>> ranges.add(4096, 100)
+        >>> ranges.hold(4100, 96), ranges.hold(4100, 97)
+        (True, False)
+        """
+        return any(
+            start <= pointer and pointer + nbytes <= start + count
+            for start, count in tuple(self._bytes.items())
+        )
 
 
 class HostDevice:
