@@ -24,8 +24,9 @@ from ooc_cudnn.operations.batch_normalization import (
     per_channel,
 )
 from ooc_cudnn.operations.builder import Builder
-from ooc_cudnn.operations.channel_statistics import CUT, PER_CHANNEL, PerChannel, moments_of
+from ooc_cudnn.operations.channel_statistics import PER_CHANNEL, PerChannel, moments_of
 from ooc_cudnn.operations.rows import ROW_AXIS, tensor_region
+from ooc_cudnn.operations.single import CUT
 from ooc_cudnn.operations.splittable import Operand, Piece, Read
 from ooc_cudnn.tensor import ACCUMULATOR
 from perfmodel.cached import cached_property

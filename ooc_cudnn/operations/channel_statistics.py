@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ooc_cudnn.operations.base import Array, Shape
+from ooc_cudnn.operations.base import Array
 from ooc_cudnn.operations.batch_normalization import (
     MergeMoments,
     Moments,
@@ -17,33 +17,23 @@ from ooc_cudnn.operations.batch_normalization import (
     Normalise,
     NormaliseBackward,
 )
-from ooc_cudnn.operations.builder import Builder, Built
-from ooc_cudnn.operations.rows import height, tensor_region
+from ooc_cudnn.operations.builder import Builder
+from ooc_cudnn.operations.rows import tensor_region
+from ooc_cudnn.operations.single import OfOneShape
 from ooc_cudnn.operations.splittable import SWEEP, Piece, Read, Region, Rounding, random_range
 from ooc_cudnn.tensor import ACCUMULATOR
-from perfmodel import Split
-from perfmodel.cached import cached_property
 
-CUT = frozenset({"n", "c_y", "h_y"})
 PER_CHANNEL = frozenset({"c_y"})
 
 
-class PerChannel(Built):
+class PerChannel(OfOneShape):
     """Cut along channels, n and rows; statistics are summed over n and rows, sweep after sweep."""
 
     sweeps = 2
     reduced = ("n", "h_y")
     loop_order = ("c_y", SWEEP, "n", "h_y", "c_x")
-    shape: Shape
     #: Of running averages, where there are any.
     factor: float = 0.0
-
-    @cached_property
-    def extents(self) -> Split:
-        """Images, channels, rows."""
-        return Split(
-            n=self.shape[0], c_y=self.shape[1], c_x=1, h_y=height(self.shape, self.row_axis)
-        )
 
     @abstractmethod
     def touched(self, name: str) -> range:
@@ -64,11 +54,6 @@ class PerChannel(Built):
     def scaling(self, result: str) -> tuple[float, float]:
         """Alpha and beta are those of the tensor."""
         return (self.alpha, self.beta) if result == self.results[0] else (1.0, 0.0)
-
-    def piece_shape(self, piece: Piece) -> Shape:
-        """Shape of a piece of the data."""
-        region = tensor_region(self.shape, piece.n, piece.c_y, piece.h_y, self.row_axis)
-        return tuple(stop - start for start, stop in region)
 
     @property
     def elements(self) -> int:

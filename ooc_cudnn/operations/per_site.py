@@ -10,42 +10,25 @@ import numpy as np
 from ooc_cudnn.operations.activation_backward import ActivationBackward, needs_x
 from ooc_cudnn.operations.base import Array, Shape
 from ooc_cudnn.operations.op_tensor import OpTensor
-from ooc_cudnn.operations.rows import ROW_AXIS, cut_axes, height, tensor_region
-from ooc_cudnn.operations.single import OneTyped, Single
+from ooc_cudnn.operations.rows import ROW_AXIS, cut_axes, tensor_region
+from ooc_cudnn.operations.single import CUT, OfOneShape, OneTyped, Single
 from ooc_cudnn.operations.softmax import Softmax, SoftmaxBackward
 from ooc_cudnn.operations.splittable import Launchable, Operand, Piece, Region, Rounding
-from perfmodel import Split
 from perfmodel.cached import cached_property
 
-_CUT = frozenset({"n", "c_y", "h_y"})
 
-
-class PerSite(Single):
+class PerSite(OfOneShape, Single):
     """Shared by calls of which every operand has the shape of the result, and the same region."""
-
-    shape: Shape
 
     @cached_property
     def operands(self) -> Mapping[str, Operand]:
         """The operands taken, and the result, of one shape."""
         names = dict.fromkeys((*(name for name in self.takes if name), *self.results))
-        return {name: Operand(self.shape, self.dtype, _CUT) for name in names}
-
-    @cached_property
-    def extents(self) -> Split:
-        """Images, channels, rows."""
-        return Split(
-            n=self.shape[0], c_y=self.shape[1], c_x=1, h_y=height(self.shape, self.row_axis)
-        )
+        return {name: Operand(self.shape, self.dtype, CUT) for name in names}
 
     def region(self, name: str, piece: Piece) -> Region:
         """The same for all."""
         return tensor_region(self.shape, piece.n, piece.c_y, piece.h_y, self.row_axis)
-
-    def piece_shape(self, piece: Piece) -> Shape:
-        """Shape of the piece."""
-        region = tensor_region(self.shape, piece.n, piece.c_y, piece.h_y, self.row_axis)
-        return tuple(stop - start for start, stop in region)
 
     def rounding(self) -> Rounding:
         """A few operations on each element."""
@@ -169,7 +152,7 @@ class Addition(PerSite):
     def operands(self) -> Mapping[str, Operand]:
         """B, y, and the result that is apart from y."""
         axes = cut_axes(self.b_shape, self.row_axis)
-        whole = Operand(self.shape, self.dtype, _CUT)
+        whole = Operand(self.shape, self.dtype, CUT)
         found = {"b": Operand(self.b_shape, self.dtype, axes), "y": whole}
         return {**found, "out": whole} if self.apart else found
 

@@ -8,14 +8,20 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ooc_cudnn.operations.base import Array
+from ooc_cudnn.operations.base import Array, Shape
 from ooc_cudnn.operations.builder import Builder, Built
+from ooc_cudnn.operations.rows import height, tensor_region
 from ooc_cudnn.operations.splittable import Launchable, Piece, Read, Region, Splittable
 from ooc_cudnn.operations.window import Range
 from perfmodel import Split
+from perfmodel.cached import cached_property
 
 #: Extents of the patch that `verify` looks at, where an axis may be cut.
 PATCH = {"n": 1, "c_y": 4, "h_y": 2, "c_x": 4}
+
+
+#: The axes that cut a tensor.
+CUT = frozenset({"n", "c_y", "h_y"})
 
 
 class OneTyped(Launchable, Protocol):
@@ -24,6 +30,23 @@ class OneTyped(Launchable, Protocol):
     @property
     def dtype(self) -> str:
         """Of its operands; its result may be wider."""
+
+
+class OfOneShape(Built):
+    """A call whose data has one shape, and is cut along images, channels and rows."""
+
+    shape: Shape
+
+    @cached_property
+    def extents(self) -> Split:
+        """Images, channels, rows."""
+        n, c_y = self.shape[:2]
+        return Split(n=n, c_y=c_y, c_x=1, h_y=height(self.shape, self.row_axis))
+
+    def piece_shape(self, piece: Piece) -> Shape:
+        """Shape of a piece of the data."""
+        region = tensor_region(self.shape, piece.n, piece.c_y, piece.h_y, self.row_axis)
+        return tuple(stop - start for start, stop in region)
 
 
 class OfForward(Splittable):

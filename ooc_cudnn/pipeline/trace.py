@@ -88,19 +88,11 @@ def traced(
 
 def chrome_events(trace: Trace, *, process: int, label: str) -> list[dict[str, Any]]:
     """Return the trace in Chrome's trace event format (microseconds)."""
-    found: list[dict[str, Any]] = [
-        {"ph": "M", "name": "process_name", "pid": process, "args": {"name": label}}
-    ]
+    named = {"ph": "M", "pid": process}
+    found: list[dict[str, Any]] = [{**named, "name": "process_name", "args": {"name": label}}]
     for row, stream in enumerate(STREAMS):
-        found.append(
-            {
-                "ph": "M",
-                "name": "thread_name",
-                "pid": process,
-                "tid": row,
-                "args": {"name": stream.replace("_", " ")},
-            }
-        )
+        args = {"name": stream.replace("_", " ")}
+        found.append({**named, "name": "thread_name", "tid": row, "args": args})
     for step in trace.steps:
         found.append(
             {

@@ -164,17 +164,11 @@ def _by_residues(forward: Convolution, w: Array, dy: Array, dx: Array, workspace
             )
 
 
-def convolution_forward(
-    operation: Convolution, inputs: Inputs, output: Array, workspace: Array
-) -> None:
-    """Write y."""
-    x, w = inputs
-    host_convolution.convolve(operation, x, w, output, workspace)
-
-
 #: All three directions.
 RUNNERS: dict[type, Runner] = {
-    Convolution: convolution_forward,
+    Convolution: lambda operation, inputs, *rest: host_convolution.convolve(
+        operation, *inputs, *rest
+    ),
     ConvolutionBackwardData: convolution_backward_data,
     ConvolutionBackwardFilter: convolution_backward_filter,
 }

@@ -5,6 +5,8 @@ The order of the chunks depends on shapes and strides alone, so results are repe
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from ooc_cudnn.devices.host.chunks import Array, Inputs, Runner, chunks, of_channels, of_images
@@ -43,12 +45,6 @@ def moments(operation: Moments, inputs: Inputs, output: Array, workspace: Array)
         part = np.stack([np.full_like(mean, count), mean, _over_channels(values)])
         state[:, box[1]] = _merged(state[:, box[1]], part)
     output[...] = state
-
-
-def merge_moments(operation: MergeMoments, inputs: Inputs, output: Array, workspace: Array) -> None:
-    """The moments of two parts together."""
-    state, part = inputs
-    output[...] = _merged(state, part)
 
 
 def _merged(state: Array, part: Array) -> Array:
@@ -99,10 +95,13 @@ def normalise_sums(
     output[...] = sums
 
 
-def add_states(operation: AddStates, inputs: Inputs, output: Array, workspace: Array) -> None:
-    """state + part."""
-    state, part = inputs
-    np.add(state, part, out=output)
+def _on_states(merge: Callable[[Array, Array], Array]) -> Runner:
+    """What runs an operation on (state, part): their two states together."""
+
+    def run(operation: object, inputs: Inputs, output: Array, workspace: Array) -> None:
+        output[...] = merge(*inputs)
+
+    return run
 
 
 def scale_row(operation: ScaleRow, inputs: Inputs, output: Array, workspace: Array) -> None:
@@ -130,14 +129,6 @@ def image_maximum(operation: ImageMaximum, inputs: Inputs, output: Array, worksp
         part = np.stack([maximum, _over_images(values)], axis=1)
         state[box[0]] = _merged_maxima(state[box[0]], part)
     output[...] = state
-
-
-def merge_image_maximum(
-    operation: MergeImageMaximum, inputs: Inputs, output: Array, workspace: Array
-) -> None:
-    """The (maximum, sum) of two parts of the images together."""
-    state, part = inputs
-    output[...] = _merged_maxima(state, part)
 
 
 def _merged_maxima(state: Array, part: Array) -> Array:
@@ -174,13 +165,13 @@ def _over_images(values: Array) -> Array:
 RUNNERS: dict[type, Runner] = {
     ChannelSum: channel_sum,
     Moments: moments,
-    MergeMoments: merge_moments,
+    MergeMoments: _on_states(_merged),
     MomentsResult: moments_result,
     NormaliseSums: normalise_sums,
-    AddStates: add_states,
+    AddStates: _on_states(np.add),
     ScaleRow: scale_row,
     StateRow: state_row,
     ImageMaximum: image_maximum,
-    MergeImageMaximum: merge_image_maximum,
+    MergeImageMaximum: _on_states(_merged_maxima),
     ImageProductSum: image_product_sum,
 }
