@@ -233,18 +233,8 @@ def current() -> Settings:
     """Return every setting in effect here and now.
 
     The same object comes back until something changes, so it costs a fraction of a microsecond.
+    Raises ValueError for an environment variable of a bad value, naming it.
 
-    Returns
-    -------
-    Settings
-
-    Raises
-    ------
-    ValueError
-        If an environment variable has a bad value; it is named.
-
-    Examples
-    --------
     >>> current() is current()
     True
     """
@@ -269,15 +259,8 @@ class SettingRow(NamedTuple):
 
 
 def describe() -> list[SettingRow]:
-    """Return a row per setting, for documentation and for ``ooc-cudnn doctor``.
+    """Return a row per setting, in the order of `SETTINGS`, for documentation and the doctor.
 
-    Returns
-    -------
-    list of SettingRow
-        In the order of `SETTINGS`. `source` is "default", "environment", "process" or "block".
-
-    Examples
-    --------
     >>> with settings(verify=8):
     ...     row = next(row for row in describe() if row.name == "verify")
     >>> row.value, row.source, row.default, row.environment_variable
