@@ -14,8 +14,7 @@ from unittest import mock
 
 from ooc_cudnn.functions.chain_planning import forget_plans
 from ooc_cudnn.pricing import table as pricing_table
-from perfmodel import ComputeModel, Line, MachineModel, TransferModel
-from perfmodel.samples import fit_scaled
+from perfmodel import ComputeModel, Line, MachineModel, TransferModel, fit_scaled
 
 Edit = Callable[[MachineModel], MachineModel]
 

@@ -2,8 +2,8 @@
 
 Knows nothing of arrays, devices or ooc_cudnn. One file for each concept:
 
-- `linear`: seconds = alpha * work + beta, fitted and predicted.
-- `samples`: what a line was fitted to.
+- `linear`: seconds = alpha * work + beta.
+- `samples`, `fitting`: what a line was fitted to, and how.
 - `transfer`: the link, one way and duplex, by placement; with `rows` (of memory, that lie apart),
   `staging` (through slabs) and `slowdown` (what both directions lose to each other).
 - `work`, `compute`: operations, from the features of their work.
@@ -15,10 +15,11 @@ Knows nothing of arrays, devices or ooc_cudnn. One file for each concept:
 
 from .closed_form import Stages, binding_stage, closed_form
 from .compute import ComputeModel
-from .linear import Fit, FitError, Line, fit
+from .fitting import Fit, FitError, fit, fit_proportional, fit_samples, fit_scaled
+from .linear import Line
 from .machine import MachineFileError, MachineModel, shipped, shipped_names
 from .replay import Timeline, VirtualStep, replay
-from .samples import Samples, fit_proportional, fit_samples, fit_scaled
+from .samples import Samples
 from .slowdown import Slowdown
 from .split import Split
 from .transfer import PLACEMENTS, TransferModel

@@ -106,20 +106,6 @@ class ComputeModel:
         """What stands in for the keys that were asked for."""
         return {}
 
-    @cached_property
-    def _known(self) -> dict[str, Line]:
-        """The lines of the keys that were asked for."""
-        return {}
-
-    @cached_property
-    def _known_launching(self) -> dict[str, float | None]:
-        """What launching takes for the keys that were asked for."""
-        return {}
-
-    def _line_of(self, key: str) -> Line:
-        found = self._known[key] = self.lines[self.nearest_key(key)]
-        return found
-
     def _nearest_to(self, key: str) -> str:
         parts = key.split("/")
 
@@ -137,9 +123,8 @@ class ComputeModel:
 
     def seconds(self, work: Work) -> float:
         """Return the predicted seconds of `work`, by the line of its nearest key."""
-        line = self._known.get(work.key) or self._line_of(work.key)
         # t = alpha * flops + beta, or alpha * bytes + beta, and the further terms of the line
-        seconds = line.seconds(work.amount, work.features)
+        seconds = self.lines[self.nearest_key(work.key)].seconds(work.amount, work.features)
         if not self.corrections:
             return seconds
         for name in (work.sized, work.kind, work.family):
@@ -160,12 +145,7 @@ class ComputeModel:
             for tried in (work.kind, work.family):
                 if tried in self.launching:
                     return self.launching[tried]
-        known = self._known_launching
-        if work.key not in known:
-            nearest = self.nearest_key(work.key) if self.launching else ""
-            known[work.key] = self.launching.get(nearest)
-        found = known[work.key]
-        return otherwise if found is None else found
+        return self.launching.get(self.nearest_key(work.key), otherwise)
 
     def to_json(self) -> dict[str, Any]:
         """Return a dict of plain JSON values."""

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from .linear import FEWEST_WORKS, Fit, FitError, Floats, Line, fit
+from .linear import Floats, Line
 from .record import Table, mapping, members, number
 
 
@@ -39,10 +40,12 @@ class Samples:
     def __post_init__(self) -> None:
         columns = {"work": self.work, "seconds": self.seconds, **self.features}
         checked = {name: _column(name, held) for name, held in columns.items()}
+        count = len(checked["work"])
         for name, column in checked.items():
-            if len(column) != len(checked["work"]):
+            if len(column) != count:
                 raise ValueError(
-                    f"{name} has {len(column)} samples, but work has {len(checked['work'])}"
+                    f"{name} has {len(column)} samples, but work has {count}; they must be lists "
+                    "of the same length"
                 )
         if 0.0 in checked["seconds"]:
             raise ValueError("seconds has a 0; every measurement takes some time")
@@ -61,6 +64,12 @@ class Samples:
         residuals: Floats = self.predicted(line) / np.array(self.seconds) - 1.0
         return residuals
 
+    def chosen(self, mask: NDArray[np.bool_]) -> Samples:
+        """Return some of the samples."""
+        columns = (self.work, self.seconds, *self.features.values())
+        work, seconds, *features = (tuple(np.array(column)[mask].tolist()) for column in columns)
+        return Samples(work, seconds, dict(zip(self.features, features, strict=True)))
+
     def to_json(self) -> dict[str, Any]:
         """Return a dict of plain JSON values; without features they are left out."""
         columns: dict[str, Any] = {"work": list(self.work), "seconds": list(self.seconds)}
@@ -73,91 +82,6 @@ class Samples:
         """Return what `to_json` described."""
         held = members("Samples", {"features": {}, **mapping("Samples", data)}, _COLUMNS)
         return cls(held["work"], held["seconds"], mapping("features", held["features"]))
-
-
-def fit_samples(samples: Samples, like: Line | None = None) -> Fit:
-    """Fit a line to samples, or scale a known one where that predicts better.
-
-    A line with many terms needs many samples. Fewer still tell how much faster or slower the
-    machine is than one whose line is known, if that is of the same kind.
-
-    Parameters
-    ----------
-    samples : Samples
-    like : Line, optional
-        A line of the same kind, of any machine.
-
-    Returns
-    -------
-    Fit
-        Of the two the one with the smaller error on samples held out. With no more samples than
-        unknowns, or too few amounts of work, the scaled one.
-
-    Raises
-    ------
-    FitError
-        As `fit`.
-
-    Examples
-    --------
-    >>> samples = Samples((1e6, 2e6, 3e6), (1e-3, 1e-3, 5e-3), {"x": (1.0, 0.0, 3.0)})
-    >>> fit_samples(samples, like=Line(1e-9, 0.0, {"x": 1e-3})).line
-    Line(alpha=5e-10, beta=0.0, terms={'x': 0.0005})
-    """
-    if like is None:
-        return fit(samples.work, samples.seconds, samples.features)
-    scaled = fit_scaled(samples, like)
-    amounts = len(set(samples.work))
-    if amounts < FEWEST_WORKS or (
-        samples.features and len(samples.work) <= 2 + len(samples.features)
-    ):
-        return scaled
-    fitted = fit(samples.work, samples.seconds, samples.features)
-    return min((fitted, scaled), key=lambda found: found.held_out_error)
-
-
-def fit_proportional(samples: Samples) -> Fit:
-    """Fit a line through the origin: the median of the samples' rates.
-
-    Raises
-    ------
-    FitError
-        If a sample has no work.
-
-    Examples
-    --------
-    >>> fit_proportional(Samples((1e6, 2e6, 4e6), (1e-3, 2e-3, 9e-3))).line
-    Line(alpha=1e-09, beta=0.0, terms={})
-    """
-    return fit_scaled(samples, Line(1.0, 0.0))
-
-
-def fit_scaled(samples: Samples, like: Line) -> Fit:
-    """Scale a known line by the median of what samples take over what it says.
-
-    Raises
-    ------
-    FitError
-        If the line says that a sample takes no time.
-
-    Examples
-    --------
-    >>> fit_scaled(Samples((1e6, 2e6), (1e-3, 2e-3)), Line(5e-10, 0.0)).line
-    Line(alpha=1e-09, beta=0.0, terms={})
-    """
-    seconds, predicted = np.array(samples.seconds), samples.predicted(like)
-    if not predicted.all():
-        raise FitError("the line to scale takes no time")
-    ratios = seconds / predicted
-    factor = float(np.median(ratios))
-    line = like.scaled(factor)
-    # each sample predicted by the others; a single one by nothing
-    held_out = [
-        abs(float(np.median(np.delete(ratios, at))) / ratio - 1.0) if len(ratios) > 1 else 1.0
-        for at, ratio in enumerate(ratios)
-    ]
-    residuals = tuple(samples.residuals(line).tolist())
-    return Fit(line, residuals, float(np.median(held_out)))
 
 
 _COLUMNS = ("work", "seconds", "features")

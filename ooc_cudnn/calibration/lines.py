@@ -26,7 +26,7 @@ from perfmodel import (
     fit_scaled,
     shipped,
 )
-from perfmodel.linear import FEWEST_WORKS
+from perfmodel.fitting import FEWEST_WORKS
 from perfmodel.staging import SLAB_BYTES
 
 #: A line is spoilt if the timings of its typical sample lie further than this from their median:

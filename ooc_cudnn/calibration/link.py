@@ -1,4 +1,4 @@
-"""Copies by placement and size, one way and both ways; page-locking.
+"""Copies by placement and size, one way and both ways.
 
 What is measured is the steady state of pieces that follow each other through more host memory than
 any processor cache holds. One way and both ways take turns, so that their ratio, the slowdown, does
@@ -7,8 +7,6 @@ not depend on when they were measured.
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 
@@ -16,7 +14,7 @@ import numpy as np
 
 from ooc_cudnn.calibration.session import DIRECTIONS, Session
 from ooc_cudnn.devices.base import HostArray
-from ooc_cudnn.devices.measuring import HostMemory, Next, wall
+from ooc_cudnn.devices.measuring import HostMemory, Next
 
 MIB = 2**20
 PAIRS = ("pinned/pinned", "pinned/pageable", "pageable/pinned", "pageable/pageable")
@@ -30,8 +28,6 @@ GPU_PLAIN, HOST_PLAIN = (2**30, 2**28), 2**26
 GPU_LARGE, HOST_LARGE = 16 * MIB, MIB
 #: Most copies of a batch.
 MOST_COPIES = 128
-#: Rows of the strided copy, and what is page-locked at once.
-STRIDED_ROW_BYTES, PIN_BYTES = 4096, 64 * MIB
 
 
 def pieces(session: Session) -> tuple[int, ...]:
@@ -55,14 +51,10 @@ def host_memory(session: Session) -> None:
     for placement, count in ("pinned", max(plain // 4, 2 * largest)), ("pageable", plain):
         session.hosts[placement] = {}
         for direction in DIRECTIONS:
-            began = time.perf_counter()
             if placement == "pageable":
                 array: HostArray = np.empty(count // 4, np.float32)
             else:
                 array = session.device.allocate_pinned(count).view(np.float32)
-                if not session.on_host:
-                    spent = max(time.perf_counter() - began, 1e-9)
-                    session.facts["allocate_pinned_bytes_per_second"] = count / spent
             memory = session.hosts[placement][direction] = HostMemory(array)
             copy = bench.copies("copy_out", base, partial(memory.next, largest))
             touching = [copy() for _ in range(count // largest)]
@@ -109,36 +101,3 @@ def _copies(session: Session, size: int, of: Mapping[str, str]) -> dict[str, Nex
         region = partial(session.hosts[placement][way].next, size)
         found[way] = session.bench.copies(way, base + at * largest, region)
     return found
-
-
-def strided(session: Session) -> None:
-    """Copies of every other row; they cost the same as others on a good link."""
-    size, row = large_pieces(session)[0], STRIDED_ROW_BYTES // 4
-    base, bench = session.bench.reserve(size), session.bench
-    for way in DIRECTIONS:
-        memory = session.hosts["pinned"][way]
-        regions = partial(memory.next, size), partial(_every_other, memory, size, row)
-        actions = [{way: bench.copies(way, base, region)} for region in regions]
-        plain, apart = bench.in_turns(
-            [bench.prepare(each, staged=False, most=MOST_COPIES) for each in actions]
-        )
-        session.facts[f"strided_{way}_over_plain"] = apart[way].seconds / plain[way].seconds
-
-
-def _every_other(memory: HostMemory, size: int, row: int) -> HostArray:
-    return memory.next(2 * size).reshape(-1, 2 * row)[:, :row]
-
-
-def page_locking(session: Session) -> None:
-    """How fast plain memory is page-locked and released; a host needs none of it to copy."""
-    if session.on_host:
-        return
-    host, device = session.hosts["pageable"]["copy_in"].array, session.device
-    seconds: dict[str, list[float]] = {"pin": [], "unpin": []}
-    for start in range(0, host.nbytes - PIN_BYTES + 1, PIN_BYTES):
-        pointer = host.ctypes.data + start
-        seconds["pin"].append(wall(partial(device.pin, pointer, PIN_BYTES)))
-        seconds["unpin"].append(wall(partial(device.unpin, pointer)))
-    for name, found in seconds.items():
-        spent = max(statistics.median(found), 1e-9)
-        session.facts[f"{name}_bytes_per_second"] = PIN_BYTES / spent

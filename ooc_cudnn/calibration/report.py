@@ -19,12 +19,6 @@ DOUBTFUL, SLOW = 0.25, 2.0
 DRIFTED = 0.05
 #: So many of the least sure lines are named.
 NAMED = 3
-#: What of a model is told by a rate, or by a ratio.
-_FACTS = {
-    "allocate_pinned_bytes_per_second": "allocating pinned memory",
-    "pin_bytes_per_second": "page-locking plain memory",
-    "unpin_bytes_per_second": "releasing it",
-}
 
 
 class Usual(NamedTuple):
@@ -110,12 +104,6 @@ def report(model: MachineModel) -> str:
     }
     told = (f"{name} {format_seconds(seconds)}" for name, seconds in host.items() if seconds)
     rows += ["", f"the host takes for {', '.join(told)}"]
-    rows += [
-        f"{words}: {facts[name] / 1e9:.2f} GB/s" for name, words in _FACTS.items() if name in facts
-    ]
-    for way in ("in", "out"):
-        if (ratio := facts.get(f"strided_copy_{way}_over_plain")) is not None:
-            rows.append(f"strided copy {way}: {ratio:.2f} times as long as a plain one")
     rows += [f"drift of {name} from first to last: {share:+.1%}" for name, share in _drifts(model)]
     if "calibration_seconds" in facts:
         rows.append(f"measured in {facts['calibration_seconds']:.1f} s")

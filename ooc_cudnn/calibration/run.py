@@ -135,16 +135,14 @@ def all_groups(session: Session, computing: Computing) -> list[Group]:
         return Group(label, seconds, partial(measure, session))
 
     def host(session: Session) -> None:
-        session.record_all(host_seconds(bench))
+        session.record_all(host_seconds(session.bench))
 
     def beside(session: Session) -> None:
-        session.record_all(measured_losses(bench, quick=quick), under="losses/")
+        session.record_all(measured_losses(session.bench, quick=session.quick), under="losses/")
 
     batch = 1.5 * bench.batches * bench.batch_seconds
     copies = [
         of("copies", (6 * len(link.pieces(session)) + 4) * batch, link.all_pairs),
-        of("strided copies", 4 * batch, link.strided),
-        of("page-locking", 0.5, link.page_locking),
         of("copies of files", files.seconds_of(session), files.file_copies),
         of("rows that lie apart", 0.5, rows_apart),
     ]

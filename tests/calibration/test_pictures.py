@@ -35,8 +35,6 @@ def model():
         samples=samples,
         quality={**quality, "duplex/pinned/pinned": {"spread": 0.04, "samples": 3.0}},
         facts={
-            "pin_bytes_per_second": 2.5e9,
-            "strided_copy_in_over_plain": 1.25,
             "drift_of_compute_share": -0.034,
             "calibration_seconds": 48.5,
         },

@@ -36,8 +36,6 @@ def model():
         compute=ComputeModel(lines),
         quality=dict.fromkeys(lines, quality) | {"copy_in/pinned": quality},
         facts={
-            "pin_bytes_per_second": 2.5e9,
-            "strided_copy_in_over_plain": 1.25,
             "drift_of_compute_share": -0.034,
             "calibration_seconds": 48.5,
         },
@@ -112,8 +110,6 @@ def test_everything_else_is_told(model):
     text = report(model)
     assert "in from pinned   out to pageable  in 40.0 of 50.0 GB/s, out 10.0 of 20.0 GB/s" in text
     assert ", issuing a step 25.0 us, " in text
-    assert "page-locking plain memory: 2.50 GB/s" in text
-    assert "strided copy in: 1.25 times as long as a plain one" in text
     assert "drift of compute from first to last: -3.4%" in text
     assert "measured in 48.5 s" in text.splitlines()
     assert "\nhow sure: half of the lines are right within " in text

@@ -194,15 +194,10 @@ class TestKnownMachine:
 
     def test_what_predicts_nothing_is_told_as_facts(self):
         found = calibrate(SimulatedDevice(known_machine()), save=False, quick=True)
-        rates = {f"{name}_bytes_per_second" for name in ("pin", "unpin", "allocate_pinned")}
-        strided = {f"strided_copy_{way}_over_plain" for way in ("in", "out")}
         drift = {f"drift_of_{name}_share" for name in ("copy_in", "compute")}
-        assert set(found.facts) == rates | strided | drift | {"calibration_seconds"}
-        for name in strided:
-            assert found.facts[name] == pytest.approx(1.0, abs=0.02)
+        assert set(found.facts) == drift | {"calibration_seconds"}
         for name in drift:
             assert found.facts[name] == pytest.approx(0.0, abs=1e-9)
-        assert all(found.facts[name] > 0 for name in rates)
 
     def test_a_drifting_clock_is_seen_and_hits_all_lines_alike(self):
         class Drifting(SimulatedDevice):

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfmodel import FitError, Line, fit
-from perfmodel.linear import _folds
+from perfmodel.fitting import _folds
 
 
 def samples(alpha, beta, *, noise=0.0, outliers=0.0, count=60, seed=0):
@@ -109,12 +109,12 @@ def test_residuals_are_of_the_line_and_in_order():
         ([1, 2], [1, 2], "at least 3"),
         ([1, 1, 2, 2], [1, 1, 2, 2], "2 different amounts"),
         ([1, 2, 3], [1, 2], "same length"),
-        ([[1, 2, 3]], [[1, 2, 3]], "same length"),
-        ([1, 2, math.nan], [1, 2, 3], "not finite"),
-        ([1, 2, 3], [1, 2, math.inf], "not finite"),
-        ([1, 2, 3], [1, 0, 3], "no time"),
-        ([-1, 2, 3], [1, 2, 3], "negative work"),
-        (["a", "b", "c"], [1, 2, 3], "must be numbers"),
+        ([[1, 2, 3]], [[1, 2, 3]], "must be a number"),
+        ([1, 2, math.nan], [1, 2, 3], "work is nan; it must be a finite number"),
+        ([1, 2, 3], [1, 2, math.inf], "seconds is inf; it must be a finite number"),
+        ([1, 2, 3], [1, 0, 3], "takes some time"),
+        ([-1, 2, 3], [1, 2, 3], "work is -1.0; .* at least 0"),
+        (["a", "b", "c"], [1, 2, 3], "must be a number"),
         ([1, 2, 3, 4], [4, 3, 2, 1], "negative rate"),
     ],
 )
@@ -185,7 +185,7 @@ def test_a_feature_that_costs_nothing_is_no_term():
 
 @pytest.mark.parametrize("bad", [[-1.0, 2.0, 3.0], [1.0, 2.0], [1.0, math.nan, 3.0], ["a", 1, 2]])
 def test_bad_features_are_refused(bad):
-    with pytest.raises(FitError, match=r"feature|finite|negative"):
+    with pytest.raises(FitError, match=r"^bytes (is|has) "):
         fit([1.0, 2.0, 3.0], [1.0, 2.0, 3.0], {"bytes": bad})
 
 
