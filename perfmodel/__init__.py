@@ -23,7 +23,7 @@ from .samples import Samples
 from .slowdown import Slowdown
 from .split import Split
 from .transfer import PLACEMENTS, TransferModel
-from .work import Direction, Work, convolution_flops, convolution_work, pass_work
+from .work import Direction, Work, convolution_work, pass_work
 
 __all__ = [
     "PLACEMENTS",
@@ -44,7 +44,6 @@ __all__ = [
     "Work",
     "binding_stage",
     "closed_form",
-    "convolution_flops",
     "convolution_work",
     "fit",
     "fit_proportional",

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
-from .record import Record, Table, number, text, whole
+from .record import Table, number, text
 
 Direction = Literal["forward", "backward_data", "backward_filter"]
 
@@ -31,7 +31,7 @@ cache, where earlier work left it. (An H200's has 50 MB.)"""
 
 
 @dataclass(frozen=True)
-class Work(Record):
+class Work:
     """The features of one computation from which its seconds are predicted.
 
     Parameters
@@ -116,50 +116,6 @@ class Work(Record):
         """
         return f"{self.key}: {self.problem.partition(';')[0]}"
 
-    def to_json(self) -> dict[str, Any]:
-        """Return a dict of plain JSON values."""
-        return {**super().to_json(), "features": dict(self.features)}
-
-
-def convolution_flops(
-    n: int,
-    c_x: int,
-    c_y: int,
-    output_sites: int,
-    window_sites: int,
-    groups: int = 1,
-    channel_step: int = CHANNEL_STEP,
-) -> float:
-    """Return the arithmetic of a convolution as the kernels carry it out (paper, section 4.2).
-
-    Parameters
-    ----------
-    n, c_x, c_y : int
-        Batch, input channels and output channels over all groups.
-    output_sites, window_sites : int
-        hY * wY and rW * sW, or their like in one and three dimensions.
-    groups : int
-        Divides both channel counts.
-    channel_step : int
-        Output channels of each group are rounded up to a multiple of this.
-
-    Examples
-    --------
-    >>> convolution_flops(n=1, c_x=64, c_y=64, output_sites=100, window_sites=9)
-    7372800.0
-    >>> convolution_flops(1, 64, 33, 100, 9) == convolution_flops(1, 64, 64, 100, 9)
-    True
-    """
-    sizes = {"n": n, "c_x": c_x, "c_y": c_y, "output_sites": output_sites}
-    sizes |= {"window_sites": window_sites, "groups": groups, "channel_step": channel_step}
-    for name, size in sizes.items():
-        whole(name, size, at_least=1)
-    if c_x % groups or c_y % groups:
-        raise ValueError(f"groups is {groups}; it must divide c_x = {c_x} and c_y = {c_y}")
-    # 2 * n * (hY * wY) * (rW * sW) * groups * cX / groups * ceil32(cY / groups)
-    products = 2 * n * output_sites * window_sites * groups
-    return float(products * (c_x // groups) * _stepped(c_y // groups, channel_step))
-
 
 def convolution_work(
     key: str,
@@ -177,8 +133,9 @@ def convolution_work(
     problem: str = "",
     direction: Direction = "forward",
 ) -> Work:
-    """Return the work of a convolution, or of one of its gradients.
+    """Return the work of a convolution, or of one of its gradients (paper, section 4.2).
 
+    Its flops are those that kernels carry out: output channels of each group in steps of 32.
     Its features are what tensor cores and wide tiles add to the paper's flops: the arithmetic with
     the channels of each group rounded up to the 128 of a tile, those of y, or of x; all of it,
     where the window is wider than `WIDE_WINDOW`; the bytes of x and of y, which bind where channels
@@ -191,8 +148,12 @@ def convolution_work(
 
     Parameters
     ----------
-    n, c_x, c_y, output_sites, window_sites, groups : int
-        As for `convolution_flops`, but not checked.
+    n, c_x, c_y : int
+        Batch, input channels and output channels over all groups.
+    output_sites, window_sites : int
+        hY * wY and rW * sW, or their like in one and three dimensions.
+    groups : int
+        Divides both channel counts.
     window_extent : int
         The longest extent of the window.
     x_bytes, w_bytes, y_bytes : float
@@ -213,7 +174,7 @@ def convolution_work(
     products = 2 * n * output_sites * window_sites * groups
     narrow_x, wide_x = c_x // groups, _stepped(c_x // groups, TILE_CHANNELS)
     narrow_y, wide_y = (_stepped(c_y // groups, step) for step in (CHANNEL_STEP, TILE_CHANNELS))
-    flops = float(products * narrow_x * narrow_y)  # as from `convolution_flops`
+    flops = float(products * narrow_x * narrow_y)
     features = {
         "flops_y128": float(products * narrow_x * wide_y),
         "flops_x128": float(products * wide_x * narrow_y),

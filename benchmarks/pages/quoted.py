@@ -88,14 +88,6 @@ QUOTES = (
     Quote(LIMITS, "at {:.0f} % of the link's speed", _staged),
     Quote(
         LIMITS,
-        "on the H200 {:.2f} s a GiB for arrays that exist and {:.2f} s for new ones",
-        lambda: (
-            2**30 / fact("pin_bytes_per_second"),
-            2**30 / fact("allocate_pinned_bytes_per_second"),
-        ),
-    ),
-    Quote(
-        LIMITS,
         "splitting costs at most {:.0f} % down to",
         lambda: (max(more("64MiB", 8, "on"), more("16MiB", 16, "on"), more("16MiB", 8, "off")),),
     ),

@@ -80,23 +80,21 @@ class Computing:
             found.append(Group("kernels", BUILD_SECONDS, self.build))
         kinds = arithmetic(self.device)
         for dtype, tf32 in kinds:
-            gradients = not self.quick or (dtype, tf32) == kinds[0]
+            forward_alone = self.quick and (dtype, tf32) != kinds[0]
+            directions = DIRECTIONS[:1] if forward_alone else DIRECTIONS
             layouts = () if dtype in stand_ins(self.device) else self.device.layouts(dtype)
-            for layout, direction in product(
-                layouts[-1:] if self.quick else layouts, DIRECTIONS if gradients else DIRECTIONS[:1]
-            ):
-                drawn = partial(self.convolutions, dtype, layout, direction, tf32)
-                found.append(
-                    self._group(f"{direction} {layout}", dtype, self.convolution_count, drawn)
-                )
+            layouts = layouts[-1:] if self.quick else layouts
+            parts = [
+                (f"{direction} {layout}", self.convolution_count,
+                 partial(self.convolutions, dtype, layout, direction, tf32))
+                for layout, direction in product(layouts, directions)
+            ]  # fmt: skip
             if (dtype, tf32) in self.pass_kinds:
-                drawn = partial(self.passes, dtype)
-                found.append(self._group("passes", dtype, 15 * self.pass_count, drawn))
+                parts.append(("passes", 15 * self.pass_count, partial(self.passes, dtype)))
+            for label, count, drawn in parts:
+                measure = partial(self.measure, drawn, dtype)
+                found.append(Group(f"{label}, {dtype}", count * SAMPLE_SECONDS, measure))
         return found
-
-    def _group(self, label: str, dtype: str, count: int, drawn: partial[Launches]) -> Group:
-        measure = partial(self.measure, drawn, dtype)
-        return Group(f"{label}, {dtype}", count * SAMPLE_SECONDS, measure)
 
     @property
     def pass_kinds(self) -> list[tuple[str, bool]]:
@@ -138,14 +136,12 @@ class Computing:
         self.filled = (0, 0)
         # The largest first: what is reserved and filled for it does for all others.
         for launch, buffers in reversed(list(launches())):
-            found = self.timing(launch, buffers, dtype)
-            if found is None:
-                continue
-            timing, launching = found
-            work = launch.operation.work()
-            self.session.record(work.key, work.amount, timing, work.features)
-            if launching is not None:
-                self.session.record(f"launching/{work.key}", 1.0, Timing(launching, 0.0))
+            if (found := self.timing(launch, buffers, dtype)) is not None:
+                timing, launching = found
+                work = launch.operation.work()
+                self.session.record(work.key, work.amount, timing, work.features)
+                if launching is not None:
+                    self.session.record(f"launching/{work.key}", 1.0, Timing(launching, 0.0))
 
     def timing(
         self, launch: Launch, buffers: Mapping[str, Buffer], dtype: str
@@ -163,7 +159,7 @@ class Computing:
             # processors take several times as long with what half types hold after a softmax.
             if name in launch.inputs and (self.session.on_host or buffer.dtype != dtype):
                 self.bench.fill(placed.pointers[name], buffer.nbytes, buffer.dtype)
-        return self.bench.time("compute", placed.action), self.bench.launching_seconds(placed)
+        return self.bench.time("compute", placed.action), placed.launching_seconds
 
     def reference(self) -> float | None:
         """Seconds of one convolution that is measured first and last, to see clocks drift.

@@ -81,14 +81,13 @@ class LineFitter:
     def _fitted(self, key: str, samples: Samples) -> Fit:
         if not key.startswith("copy_"):
             return fit_samples(samples, self._shipped_compute(key))
-        large = [at for at, nbytes in enumerate(samples.work) if nbytes >= SLAB_BYTES]
+        large = np.array(samples.work) >= SLAB_BYTES
         staged = key.endswith(("/pageable", "/disk")) and self.device.kind != "host"
-        if not staged or len(large) < FEWEST_WORKS:
+        if not staged or np.sum(large) < FEWEST_WORKS:
             return fit_samples(samples)
         # copies that do not fill slabs are late rather than slow, which `latency` tells; and what
         # a line through those of files, a few and noisy, starts with is chance
-        work, seconds = ([held[at] for at in large] for held in (samples.work, samples.seconds))
-        filling = Samples(tuple(work), tuple(seconds))
+        filling = samples.chosen(large)
         return fit_proportional(filling) if key.endswith("/disk") else fit_samples(filling)
 
     def _known(self, key: str) -> Line:

@@ -52,14 +52,11 @@ class Usual(NamedTuple):
         kind, dtype, *more = key.split("/")
         item = {"float16": 2, "bfloat16": 2, "float64": 8}.get(dtype, 4)
         if kind == "convolution":
-            sites, tensor = (
-                self.extent**2,
-                float(item * self.images * self.channels * self.extent**2),
-            )
+            sites, channels = self.extent**2, self.channels
+            tensor = float(item * self.images * channels * sites)
             return convolution_work(
-                key, n=self.images, c_x=self.channels, c_y=self.channels, window_sites=9,
-                output_sites=sites, x_bytes=tensor, y_bytes=tensor,
-                w_bytes=float(9 * item * self.channels**2),
+                key, n=self.images, c_x=channels, c_y=channels, window_sites=9, output_sites=sites,
+                x_bytes=tensor, y_bytes=tensor, w_bytes=float(9 * item * channels**2),
                 direction="forward" if len(more) < 2 else more[1],  # type: ignore[arg-type]
             )  # fmt: skip
         values = self.pass_bytes / 2 / item
@@ -91,7 +88,7 @@ def report(model: MachineModel) -> str:
     >>> print(report(shipped("h200")).splitlines()[0])
     h200, calibrated shipped
     """
-    usual, facts = Usual.of(model), model.facts
+    usual = Usual.of(model)
     rows = [f"{model.name}, calibrated {model.calibrated}", f"{usual}", "", *_table(model, usual)]
     if model.transfer.slowdowns:
         rows += ["", "while both directions are busy", *_both_ways(model, usual)]
@@ -105,8 +102,8 @@ def report(model: MachineModel) -> str:
     told = (f"{name} {format_seconds(seconds)}" for name, seconds in host.items() if seconds)
     rows += ["", f"the host takes for {', '.join(told)}"]
     rows += [f"drift of {name} from first to last: {share:+.1%}" for name, share in _drifts(model)]
-    if "calibration_seconds" in facts:
-        rows.append(f"measured in {facts['calibration_seconds']:.1f} s")
+    if "calibration_seconds" in model.facts:
+        rows.append(f"measured in {model.facts['calibration_seconds']:.1f} s")
     return "\n".join([*rows, "", *how_sure(model)])
 
 

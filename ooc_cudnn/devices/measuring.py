@@ -107,7 +107,8 @@ class Watched:
 class Placed(NamedTuple):
     """A launch in device memory: its buffers lie in `held` bytes from `base` on, at `pointers`.
 
-    What was asked for beside is at `beside`. `launching`: seconds of the host at each launch.
+    What was asked for beside is at `beside`. `launching`: seconds of the host at each launch, if
+    the host does not compute it itself.
     """
 
     base: int
@@ -116,6 +117,11 @@ class Placed(NamedTuple):
     beside: int
     action: Next
     launching: list[float]
+
+    @property
+    def launching_seconds(self) -> float | None:
+        """What the host took for each launch that was timed, where that is known."""
+        return Timing.of_host(self.launching).seconds if self.launching else None
 
 
 class Bench:
@@ -146,8 +152,8 @@ class Bench:
         """Seconds until so many copies of each direction are at rest; of several such, in turns."""
 
         def wall(copies: Mapping[str, Next], number: int) -> dict[str, float]:
-            actions = {way: [copy() for _ in range(number)] for way, copy in copies.items()}
-            return {"": self.seconds_to_rest(actions, staged=staged)}
+            batch = _batch(copies, dict.fromkeys(copies, number))
+            return {"": self.seconds_to_rest(batch, staged=staged)}
 
         measures = [partial(wall, *each) for each in wanted]
         for measure in measures:
@@ -196,13 +202,8 @@ class Bench:
 
         Several streams run at once, and are timed while all of them are busy.
         """
-
-        def run(counts: Mapping[str, int], held_seconds: float = 0.0) -> dict[str, Any]:
-            batch = {way: [actions[way]() for _ in range(count)] for way, count in counts.items()}
-            return self.spans(batch, staged=staged, held_seconds=held_seconds)
-
         few = min(FEWEST_STEPS, most)
-        warm = run(dict.fromkeys(actions, few))
+        warm = self.spans(_batch(actions, dict.fromkeys(actions, few)), staged=staged)
         seconds = {stream: max(_steady(span[:, 1]), 1e-9) for stream, span in warm.items()}
         lasting = max(self.batch_seconds, few * len(actions) * max(seconds.values()))
         counts = {way: min(max(int(lasting / spent), few), most) for way, spent in seconds.items()}
@@ -212,7 +213,7 @@ class Bench:
             held = ISSUE_SECONDS * counts["compute"]
 
         def measure() -> dict[str, float]:
-            spans = run(counts, held)
+            spans = self.spans(_batch(actions, counts), staged=staged, held_seconds=held)
             until = min(span[-1, 1] for span in spans.values())
             found = {}
             for stream, span in spans.items():
@@ -232,8 +233,7 @@ class Bench:
     ) -> list[dict[str, Timing]]:
         """Measure several things in turns, each `batches` times, or less often what takes long.
 
-        Every turn has another random order, so that whatever drifts or disturbs meanwhile (clocks,
-        temperature, other processes) hits all of them alike.
+        Every turn has another random order: what drifts or disturbs meanwhile hits all alike.
         """
         found: list[defaultdict[str, list[float]]] = [defaultdict(list) for _ in measures]
         shuffled = np.random.default_rng(0)
@@ -317,13 +317,8 @@ class Bench:
         watched, formal = Watched(self.device), declared((launch,), buffers)
         run = bind(cast(Device, watched), (launch,), formal, views, (base + held, scratch))
         beside = base + held + aligned(scratch)
-        return Placed(base, held, pointers, beside, lambda: run, watched.seconds)
-
-    def launching_seconds(self, placed: Placed) -> float | None:
-        """What the host took for each launch that was timed; None where it computes it itself."""
-        if self.device.kind == "host" or not placed.launching:
-            return None
-        return Timing.of_host(placed.launching).seconds
+        launching = [] if self.device.kind == "host" else watched.seconds
+        return Placed(base, held, pointers, beside, lambda: run, launching)
 
 
 def wall(run: Callable[[], object]) -> float:
@@ -349,6 +344,10 @@ def offsets_of(buffers: Mapping[str, Buffer]) -> tuple[dict[str, int], int]:
     for block, size in sizes.items():
         blocks[block], total = total, total + size
     return {name: blocks[buffer.block or name] for name, buffer in buffers.items()}, total
+
+
+def _batch(actions: Mapping[str, Next], counts: Mapping[str, int]) -> dict[str, list[Action]]:
+    return {stream: [actions[stream]() for _ in range(count)] for stream, count in counts.items()}
 
 
 @cache

@@ -235,7 +235,7 @@ def _timed(
     for name, buffer in buffers.items():
         bench.fill(placed.pointers[name], buffer.nbytes, buffer.dtype)
     timing = bench.time("compute", placed.action, most=most)
-    return timing.seconds, bench.launching_seconds(placed)
+    return timing.seconds, placed.launching_seconds
 
 
 def _worth_trying(
