@@ -67,8 +67,6 @@ class Computing:
         self.bench = Bench(
             self.device, session.bench.limit_bytes, batches=BATCHES, batch_seconds=BATCH_SECONDS
         )
-        #: Where device memory was filled with random numbers: address and bytes.
-        self.filled = (0, 0)
         self.pool = HOST_POOL if session.on_host else GPU_POOL
         counts = QUICK_COUNTS if self.quick else HOST_COUNTS if session.on_host else GPU_COUNTS
         self.convolution_count, self.pass_count = counts
@@ -92,7 +90,7 @@ class Computing:
             if (dtype, tf32) in self.pass_kinds:
                 parts.append(("passes", 15 * self.pass_count, partial(self.passes, dtype)))
             for label, count, drawn in parts:
-                measure = partial(self.measure, drawn, dtype)
+                measure = partial(self.measure, drawn)
                 found.append(Group(f"{label}, {dtype}", count * SAMPLE_SECONDS, measure))
         return found
 
@@ -131,35 +129,17 @@ class Computing:
         for function, arguments, layout in passes(dtype, self.pool, dtype, self.pass_count):
             yield from launches_of(function, arguments, layout)
 
-    def measure(self, launches: partial[Launches], dtype: str) -> None:
-        """Time launches on random numbers; those that the memory limit excludes are left out."""
-        self.filled = (0, 0)
-        # The largest first: what is reserved and filled for it does for all others.
-        for launch, buffers in reversed(list(launches())):
-            if (found := self.timing(launch, buffers, dtype)) is not None:
-                timing, launching = found
-                work = launch.operation.work()
-                self.session.record(work.key, work.amount, timing, work.features)
-                if launching is not None:
-                    self.session.record(f"launching/{work.key}", 1.0, Timing(launching, 0.0))
+    def measure(self, launches: partial[Launches]) -> None:
+        """Time launches, and the host at each; those that the memory limit excludes are left out.
 
-    def timing(
-        self, launch: Launch, buffers: Mapping[str, Buffer], dtype: str
-    ) -> tuple[Timing, float | None] | None:
-        """Time a launch, and the host at it; None where the memory limit leaves no room."""
-        placed = self.bench.placed(launch, buffers)
-        if placed is None:
-            return None
-        if placed.base != self.filled[0] or placed.held > self.filled[1]:
-            # Results of earlier launches are random enough to be the inputs of later ones.
-            self.bench.fill(placed.base, placed.held, dtype)
-            self.filled = placed.base, placed.held
-        for name, buffer in buffers.items():
-            # Bits of another dtype are no numbers to compute with: many of them are denormal. And
-            # processors take several times as long with what half types hold after a softmax.
-            if name in launch.inputs and (self.session.on_host or buffer.dtype != dtype):
-                self.bench.fill(placed.pointers[name], buffer.nbytes, buffer.dtype)
-        return self.bench.time("compute", placed.action), placed.launching_seconds
+        The largest comes first: what is reserved for it does for all others.
+        """
+        for launch, buffers in reversed(list(launches())):
+            if (placed := self.bench.placed(launch, buffers)) is not None:
+                work, timing = launch.operation.work(), self.bench.time("compute", placed.action)
+                self.session.record(work.key, work.amount, timing, work.features)
+                if (launching := placed.launching_seconds) is not None:
+                    self.session.record(f"launching/{work.key}", 1.0, Timing(launching, 0.0))
 
     def reference(self) -> float | None:
         """Seconds of one convolution that is measured first and last, to see clocks drift.
@@ -168,9 +148,8 @@ class Computing:
         """
         dtype, tf32 = arithmetic(self.device)[0]
         drawn = self.convolutions(dtype, self.device.layouts(dtype)[0], DIRECTIONS[0], tf32)
-        self.filled = (0, 0)
-        timings = (self.timing(launch, buffers, dtype) for launch, buffers in drawn)
-        return next((found[0].seconds for found in timings if found is not None), None)
+        fitting = (placed for each in drawn if (placed := self.bench.placed(*each)) is not None)
+        return next((self.bench.time("compute", each.action).seconds for each in fitting), None)
 
 
 def stand_ins(device: Device) -> Mapping[str, str]:

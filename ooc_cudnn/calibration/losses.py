@@ -92,8 +92,6 @@ def _loss_on_card(
     placed = bench.placed(launch, buffers, beside_bytes=2 * COPY_BYTES)
     if placed is None:
         return None
-    for name in {*launch.inputs} & {*buffers}:
-        bench.fill(placed.pointers[name], buffers[name].nbytes, buffers[name].dtype)
     computing, copying = {"compute": placed.action}, dict[str, Next]()
     for at, way in enumerate(DIRECTIONS):
         region = partial(memory[way].next, COPY_BYTES)

@@ -10,23 +10,17 @@ from typing import Any
 import numpy as np
 
 from perfmodel import Line, MachineModel
+from perfmodel.linear import Floats
 
 #: Placements, or kinds of computation: each with a colour that those who see no red tell apart.
 COLOURS = ("#2a78d6", "#e07b39", "#3f9e6e", "#8a63c4", "#b0a030", "#555555", "#c94f7c", "#39a0b0")
 MEASURED = {"marker": "o", "markersize": 4.5, "linestyle": ""}
+HOLLOW = {"markersize": 6, "markerfacecolor": "none"}
 BOTH_WAYS = {"pinned": "^", "pageable": "s", "disk": "D"}
 
 
 def draw_calibration(model: MachineModel, path: str | os.PathLike[str]) -> None:
-    """Draw a model's samples against its lines, as PNG or whatever the suffix says.
-
-    Raises
-    ------
-    ValueError
-        If the model keeps no samples, as most of the shipped ones.
-    ModuleNotFoundError
-        If matplotlib is missing: ``pip install 'ooc_cudnn[plot]'``.
-    """
+    """Draw a model's samples against its lines, as PNG or whatever the suffix says."""
     calibration_figure(model).savefig(path)
 
 
@@ -44,6 +38,13 @@ def calibration_figure(model: MachineModel) -> Any:
     Above, the speed of copies by their size: dots are measured, curves fitted; hollow marks are
     copies while the other direction was busy, dashed what the slowdown of the pair predicts for
     them. In the middle, predicted over measured seconds of computing. Below, the residuals.
+
+    Raises
+    ------
+    ValueError
+        If the model keeps no samples, as most of the shipped ones.
+    ModuleNotFoundError
+        If matplotlib is missing: ``pip install 'ooc_cudnn[plot]'``.
     """
     if not model.samples:
         raise ValueError(
@@ -74,39 +75,35 @@ def calibration_figure(model: MachineModel) -> Any:
 def _draw_copies(axes: Any, model: MachineModel, direction: str) -> None:
     """Rate over size of one direction, by placement."""
     lines: Mapping[str, Line] = getattr(model.transfer, direction)
+    comes_in = direction == "copy_in"
+
+    def measured(key: str, **style: Any) -> None:
+        samples = model.samples[key]
+        rates = np.array(samples.work) / samples.seconds / 1e9
+        axes.plot(samples.work, rates, **{**MEASURED, **style})
+
     for colour, (placement, line) in zip(COLOURS, lines.items(), strict=False):
-        samples = model.samples.get(f"{direction}/{placement}")
-        if samples is None:
+        if (key := f"{direction}/{placement}") not in model.samples:
             continue
-        work = np.array(samples.work)
-        sizes = np.geomspace(work.min() / 1.5, work.max() * 1.5)
-        axes.plot(work, work / samples.seconds / 1e9, color=colour, **MEASURED)
+        measured(key, color=colour)
+        work = model.samples[key].work
+        sizes = np.geomspace(min(work) / 1.5, max(work) * 1.5)
         rates = sizes / line.seconds(sizes) / 1e9
         axes.plot(sizes, rates, color=colour, label=placement)
         for pair, slowdown in model.transfer.slowdowns.items():
-            ends = dict(zip(("copy_in", "copy_out"), pair.split("/"), strict=True))
-            busy = model.samples.get(f"duplex/{pair}/{direction}")
-            if busy is None or ends[direction] != placement:
-                continue
-            other = ends["copy_out" if direction == "copy_in" else "copy_in"]
-            axes.plot(
-                busy.work, np.array(busy.work) / busy.seconds / 1e9, color=colour, linestyle="",
-                marker=BOTH_WAYS[other], markersize=6, markerfacecolor="none",
-            )  # fmt: skip
-            slowed = rates / getattr(slowdown, direction)
-            axes.plot(sizes, slowed, color=colour, linestyle="--", linewidth=0.8)
-    others = {pair.split("/")[direction == "copy_in"] for pair in model.transfer.slowdowns}
-    opposite = "out to" if direction == "copy_in" else "in from"
-    for other in sorted(others, reverse=True):
+            own, other = pair.split("/") if comes_in else pair.split("/")[::-1]
+            if own == placement and (busy := f"duplex/{pair}/{direction}") in model.samples:
+                measured(busy, color=colour, marker=BOTH_WAYS[other], **HOLLOW)
+                slowed = rates / getattr(slowdown, direction)
+                axes.plot(sizes, slowed, color=colour, linestyle="--", linewidth=0.8)
+    for other in sorted({pair.split("/")[comes_in] for pair in model.transfer.slowdowns})[::-1]:
         axes.plot(
             (), (), color="#555555", linestyle="--", linewidth=0.8, marker=BOTH_WAYS[other],
-            markersize=6, markerfacecolor="none", label=f"while copies {opposite} {other} run",
+            label=f"while copies {'out to' if comes_in else 'in from'} {other} run", **HOLLOW,
         )  # fmt: skip
     axes.set_xscale("log", base=2)
-    axes.set_xlabel("bytes of a piece")
-    axes.set_ylabel("GB/s")
     axes.set_ylim(0, axes.get_ylim()[1] * 1.3)  # room for the legend
-    _finish(axes, direction.replace("_", " "), columns=2)
+    _finish(axes, direction.replace("_", " "), "bytes of a piece", "GB/s", columns=2)
 
 
 def _draw_computing(
@@ -116,44 +113,44 @@ def _draw_computing(
     groups: dict[str, list[str]] = {}
     for key in keys:
         groups.setdefault([*key.split("/"), "elementwise"][part], []).append(key)
-    most, least = 0.0, np.inf
     for at, (name, members) in enumerate(groups.items()):
-        measured = np.concatenate([model.samples[key].seconds for key in members])
-        predicted = np.concatenate(
-            [model.samples[key].predicted(model.lines[key]) for key in members]
-        )
         style = {**MEASURED, "marker": "o" if at < len(COLOURS) else "x"}
-        axes.plot(measured, predicted, color=COLOURS[at % len(COLOURS)], label=name, **style)
-        most, least = max(most, measured.max()), min(least, measured.min())
+        axes.plot(*_seconds(model, members), color=COLOURS[at % len(COLOURS)], label=name, **style)
     if groups:
-        axes.plot((least, most), (least, most), color="#999999", linewidth=0.8, zorder=0)
+        measured = _seconds(model, keys)[0]
+        ends = measured.min(), measured.max()
+        axes.plot(ends, ends, color="#999999", linewidth=0.8, zorder=0)
         axes.set_xscale("log")
         axes.set_yscale("log")
-    axes.set_xlabel("measured seconds")
-    axes.set_ylabel("predicted seconds")
-    _finish(axes, title)
+    _finish(axes, title, "measured seconds", "predicted seconds")
 
 
 def _draw_residuals(axes: Any, model: MachineModel, keys: list[str]) -> None:
     """(predicted - measured) / measured over measured seconds."""
+    title = "residuals"
     if keys:
-        seconds = np.concatenate([model.samples[key].seconds for key in keys])
-        residuals = np.concatenate([model.samples[key].residuals(model.lines[key]) for key in keys])
+        seconds, predicted = _seconds(model, keys)
+        residuals = predicted / seconds - 1.0
         axes.plot(seconds, np.clip(residuals, -1, 1) * 100, color=COLOURS[0], alpha=0.6, **MEASURED)
         axes.set_xscale("log")
         median, tail = np.quantile(np.abs(residuals), (0.5, 0.9))
-        title = f"residuals: {median:.1%} in the median, {tail:.1%} for nine of ten"
-    else:
-        title = "residuals"
+        title += f": {median:.1%} in the median, {tail:.1%} for nine of ten"
     axes.axhline(0, color="#999999", linewidth=0.8, zorder=0)
     axes.set_ylim(-100, 100)
-    axes.set_xlabel("measured seconds")
-    axes.set_ylabel("predicted - measured, in per cent")
-    _finish(axes, title)
+    _finish(axes, title, "measured seconds", "predicted - measured, in per cent")
 
 
-def _finish(axes: Any, title: str, columns: int = 1) -> None:
+def _seconds(model: MachineModel, keys: list[str]) -> tuple[Floats, Floats]:
+    """Measured and predicted, of all samples of some lines."""
+    measured = np.concatenate([model.samples[key].seconds for key in keys])
+    predicted = np.concatenate([model.samples[key].predicted(model.lines[key]) for key in keys])
+    return measured, predicted
+
+
+def _finish(axes: Any, title: str, x: str, y: str, columns: int = 1) -> None:
     axes.set_title(title, fontsize=11, loc="left")
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
     axes.grid(color="#dddddd", linewidth=0.6)
     axes.set_axisbelow(True)
     for side in ("top", "right"):

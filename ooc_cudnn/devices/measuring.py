@@ -105,15 +105,12 @@ class Watched:
 
 
 class Placed(NamedTuple):
-    """A launch in device memory: its buffers lie in `held` bytes from `base` on, at `pointers`.
+    """A launch in device memory, from `base` on; what was asked for beside is at `beside`.
 
-    What was asked for beside is at `beside`. `launching`: seconds of the host at each launch, if
-    the host does not compute it itself.
+    `launching`: seconds of the host at each launch, if the host does not compute it itself.
     """
 
     base: int
-    held: int
-    pointers: Mapping[str, int]
     beside: int
     action: Next
     launching: list[float]
@@ -291,10 +288,10 @@ class Bench:
         beside_bytes: int = 0,
         workspace_bytes: int | None = None,
     ) -> Placed | None:
-        """Reserve memory for a launch, and so many bytes beside; None if there is no room.
+        """Reserve memory for a launch, filled with random numbers, and so many bytes beside.
 
-        Where the scratch is not known, the device is asked; that makes it build what the launch
-        needs, so that no timing includes it.
+        None if there is no room. Where the scratch is not known, the device is asked; that makes it
+        build what the launch needs, so that no timing includes it.
         """
         offsets, held = offsets_of(buffers)
         taken, scratch = held + beside_bytes, workspace_bytes
@@ -308,6 +305,8 @@ class Bench:
             return None
         base = self.reserve(taken + aligned(scratch))
         pointers = {name: base + offset for name, offset in offsets.items()}
+        for name, buffer in buffers.items():
+            self.fill(pointers[name], buffer.nbytes, buffer.dtype)
         views = {
             name: DeviceView(
                 pointers[name] + buffer.offset_bytes, buffer.dtype, buffer.shape, buffer.strides
@@ -318,7 +317,7 @@ class Bench:
         run = bind(cast(Device, watched), (launch,), formal, views, (base + held, scratch))
         beside = base + held + aligned(scratch)
         launching = [] if self.device.kind == "host" else watched.seconds
-        return Placed(base, held, pointers, beside, lambda: run, launching)
+        return Placed(base, beside, lambda: run, launching)
 
 
 def wall(run: Callable[[], object]) -> float:

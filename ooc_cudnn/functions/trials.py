@@ -232,8 +232,6 @@ def _timed(
     placed = bench.placed(launch, buffers, workspace_bytes=workspace_bytes)
     if placed is None:
         return None
-    for name, buffer in buffers.items():
-        bench.fill(placed.pointers[name], buffer.nbytes, buffer.dtype)
     timing = bench.time("compute", placed.action, most=most)
     return timing.seconds, placed.launching_seconds
 
