@@ -103,7 +103,7 @@ def test_the_host_knows_no_tf32_and_its_lines_stand_in():
     assert lines["convolution/tf32/channels_last"] == line
 
 
-def test_what_is_of_another_type_is_filled_with_numbers_of_its_own(monkeypatch):
+def test_what_a_launch_takes_is_filled_with_numbers_of_its_own_types(monkeypatch):
     """Bits of half numbers, read as float32, are denormal or huge, and slow on a host."""
     device = get_device("host")
     measurements = Computing(Session(make_bench(device, 2**30, quick=True), quick=True))
@@ -120,10 +120,8 @@ def test_what_is_of_another_type_is_filled_with_numbers_of_its_own(monkeypatch):
         fill(pointer, nbytes, dtype)
 
     monkeypatch.setattr(measurements.bench, "fill", noted)
-    measurements.timing(launch, buffers, "float16")
-    inputs = [(b.nbytes, b.dtype) for n, b in buffers.items() if n in launch.inputs]
-    assert filled[0][1] == "float16"
-    assert sorted(filled[1:]) == sorted(inputs)
+    measurements.bench.placed(launch, buffers)
+    assert sorted(filled) == sorted((buffer.nbytes, buffer.dtype) for buffer in buffers.values())
     device.arena.release_block()
 
 
