@@ -136,10 +136,8 @@ def _sizes(extent: int, step: int) -> tuple[int, ...]:
 
 def _fits(request: Request, split: Split) -> bool:
     """Whether a split runs within the limit in some memory order, workspace apart."""
-    prices = (
-        Search(request, layout).price(split, request.memory_limit) for layout in request.layouts
-    )
-    return any(price.legal and price.memory_bytes <= request.memory_limit for price in prices)
+    limit = request.memory_limit
+    return any(Search(request, layout).prices([split], limit) for layout in request.layouts)
 
 
 def measure_problem(drawn: Drawn, blocks: Blocks) -> dict[str, Any] | None:

@@ -38,9 +38,16 @@ class Prices:
         """What a split costs; None where it is illegal."""
         if split not in self.known:
             legal = self.search.call.is_legal(split)
-            found = self.search.price(split, self.limit_bytes) if legal else None
+            found = self._price(split) if legal else None
             self.known[split] = found if found is not None and found.legal else None
         return self.known[split]
+
+    def _price(self, split: Split) -> Priced:
+        """In the order and with the rings that are best; that take least memory, if none fit."""
+        search = self.search
+        fitting = search.prices([split], self.limit_bytes)
+        smallest = (search.with_rings(split, o, 1, False) for o in search.request.loop_orders)
+        return fitting[0] if fitting else min(smallest, key=lambda each: each.memory_bytes)
 
     def rank(self, split: Split) -> tuple[bool, int, float]:
         """What is to be least: illegality, then bytes over the limit, then seconds."""

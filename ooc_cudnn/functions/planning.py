@@ -11,7 +11,6 @@ from ooc_cudnn.functions.chain_planning import plan_in_runs
 from ooc_cudnn.functions.target import Planned, Target, make_request
 from ooc_cudnn.functions.trials import planned_after_trials
 from ooc_cudnn.operations.splittable import Operand, Splittable
-from ooc_cudnn.pricing.search import forget_searches
 from ooc_cudnn.tensor import DTYPES, TensorSpec, packed_strides
 from ooc_cudnn.units import format_bytes
 from perfmodel import MachineModel
@@ -102,8 +101,6 @@ def plan_call(
             smallest_bytes=None if smallest is None else smallest + target.limit_bytes - available,
             reason=error.reason,
         ) from None
-    finally:
-        forget_searches()
 
 
 def place_results(

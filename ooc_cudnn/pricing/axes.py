@@ -130,16 +130,13 @@ class Axes:
         inner = RangeClass(ranges[at], len(ranges) - 1, after=ranges[at - 1])
         return [RangeClass(ranges[0], 1), inner]
 
-    def _apart_seconds_per_byte(
-        self, way: Direction, name: str, piece: Piece | None, axis: str = "", size: int = 0
-    ) -> float:
-        """What a byte of an operand takes longer since its pieces lie in rows apart.
+    def cut_once(self, axis: str, size: int) -> Piece:
+        """The first piece where one axis alone is cut."""
+        return Piece(**self._whole._asdict() | {axis: self.ranges(axis, size)[0]})
 
-        Of pieces like one, or of those that are cut along one axis alone.
-        """
+    def _apart_seconds_per_byte(self, way: Direction, name: str, piece: Piece) -> float:
+        """What a byte of an operand takes longer since pieces like this one lie in rows apart."""
         request, placement = self.request, self.request.crosses_as(name)
-        if piece is None:
-            piece = Piece(**self._whole._asdict() | {axis: self.ranges(axis, size)[0]})
         region = self.call.region(name, piece)
         if placement == "device" or region is None:
             return 0.0

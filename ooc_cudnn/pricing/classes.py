@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ooc_cudnn.operations.splittable import Accumulation, Buffer, Launch, Piece
+from ooc_cudnn.operations.splittable import Accumulation, Piece
 from ooc_cudnn.pricing.axes import Axes
 from ooc_cudnn.pricing.piece_costs import PieceCosts
 from ooc_cudnn.pricing.pieces import Pieces
@@ -34,18 +34,6 @@ def piece_classes(axes: Axes, split: Split, down: bool) -> Iterator[PieceClass]:
             place = Accumulation(all(one.first for one in found), all(one.last for one in found))
             piece = Piece(n.range, c_y.range, h_y.range, c_x.range, sweep, h_y.after)
             yield PieceClass(piece, place, math.prod(one.times for one in found))
-
-
-def launches_of(
-    axes: Axes, costs: PieceCosts, split: Split, down: bool
-) -> dict[Launch, Mapping[str, Buffer]]:
-    """Every different launch of a split, with its buffers."""
-    found: dict[Launch, Mapping[str, Buffer]] = {}
-    for piece, place, _ in piece_classes(axes, split, down):
-        launches, buffers = costs.launches(piece, place)
-        for launch in launches:
-            found.setdefault(launch, buffers)
-    return found
 
 
 def counted(axes: Axes, costs: PieceCosts, split: Split, down: bool) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from ooc_cudnn.operations.chain import Chain
 from ooc_cudnn.pricing.plan import Plan
 from ooc_cudnn.pricing.request import Request
-from ooc_cudnn.pricing.search import search_of
+from ooc_cudnn.pricing.search import Search
 from ooc_cudnn.tensor import TensorSpec, packed_strides
 from ooc_cudnn.units import format_bytes
 
@@ -110,7 +110,7 @@ def large_piece(request: Request) -> LargePiece:
     """The least of either, whatever memory there is."""
     chain = request.chain
     priced = [
-        search_of(request, layout).with_rings(chain.extents, chain.loop_order, 1, True)
+        Search(request, layout).with_rings(chain.extents, chain.loop_order, 1, True)
         for layout in request.layouts
     ]
     return LargePiece(

@@ -16,8 +16,8 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial, reduce
-from typing import Any
 
 import numpy as np
 
@@ -58,43 +58,35 @@ class Nodes:
         inside = cut if apart else [*whole, *cut]
         chosen = {inside[0], inside[-1]}
         if axis in CHANNELS:
-            chosen.update([size for size in inside if size <= CHANNEL_STEP][:1])
-            chosen.update(self._whole_groups(inside))
+            # pieces of more than one group of channels have more regions of what lies across
+            for most in (CHANNEL_STEP, axes.ranges(axis, 1).group):
+                chosen.update([size for size in inside if size <= most][:1])
         # of sizes whose pieces are equally long, the first
-        lengths = {self._length(size, looked_at(axes, axis, size)): size
-                   for size in sorted(chosen, reverse=True)}  # fmt: skip
-        known = np.array(sorted(lengths))
-        self.sizes = [*(lengths[length] for length in sorted(lengths)), *apart]
+        first = {self._length(size, looked_at(axes, axis, size)): size
+                 for size in sorted(chosen, reverse=True)}  # fmt: skip
+        known = np.array(sorted(first))
+        self.sizes = [*(first[length] for length in sorted(first)), *apart]
 
-        def shares(found: Any) -> Values:
+        def shares(found: Sequence[int]) -> Values:
             """What ranges of some lengths have of each node: shares of the two beside them."""
-            held = np.zeros((len(found), len(self.sizes)))
-            above = np.clip(np.searchsorted(known, found), min(1, len(known) - 1), len(known) - 1)
-            below, at = np.maximum(above - 1, 0), np.arange(len(found))
-            share = (found - known[below]) / np.maximum(known[above] - known[below], 1)
-            held[at, below] = 1.0 - share
-            held[at, above] += share
+            held, at = np.zeros((len(found), len(self.sizes))), np.arange(len(found))
+            above = np.searchsorted(known[1:-1], found) + 1 if len(known) > 1 else 0
+            below = np.maximum(above - 1, 0)
+            step = np.maximum(known[above] - known[below], 1)
+            held[at, above] = (found - known[below]) / step
+            held[at, below] = 1.0 - held[at, above] if len(known) > 1 else 1.0
             return held
 
-        self.largest = shares(np.array([self._length(size, 0) for size in sizes]))
-        at, length, times = np.array(
-            [
-                (i, *each)
-                for i, size in enumerate(sizes)
-                for each in axes.lengths(axis, size).items()
-            ]
-        ).T
+        self.largest = shares([self._length(size, 0) for size in sizes])
         self.total = np.zeros_like(self.largest)
-        np.add.at(self.total, at, times[:, np.newaxis] * shares(length))
+        every = [
+            (at, *e) for at, size in enumerate(sizes) for e in axes.lengths(axis, size).items()
+        ]
+        at, lengths, times = zip(*every, strict=True)
+        np.add.at(self.total, list(at), np.array(times)[:, np.newaxis] * shares(lengths))
         if apart:
             is_whole = [axes.times(axis, size) == 1 for size in sizes]
             self.total[is_whole] = self.largest[is_whole] = np.eye(len(self.sizes))[-1]
-
-    def _whole_groups(self, sizes: Sequence[int]) -> list[int]:
-        """The largest channels of one group, where there are several: others differ from these."""
-        other, call = ("c_x" if self.axis == "c_y" else "c_y"), self.axes.call
-        legal = (s for s in sizes if call.is_legal(_split(call.extents, {self.axis: s, other: 1})))
-        return list(itertools.islice(legal, 1))
 
     def _length(self, size: int, at: int) -> int:
         start, stop = self.axes.ranges(self.axis, size)[at]
@@ -104,10 +96,6 @@ class Nodes:
 def looked_at(axes: Axes, axis: str, size: int) -> int:
     """The number of the range that is looked at: of rows one that no border clips, if it can be."""
     return axes.times(axis, size) // 2 if axis == "h_y" else 0
-
-
-def _split(whole: Split, sizes: Mapping[str, int]) -> Split:
-    return Split(**{axis: sizes.get(axis, getattr(whole, axis)) for axis in AXES})
 
 
 def spread(axes: Axes, costs: PieceCosts, sizes: Sizes) -> Pieces:
@@ -131,8 +119,9 @@ def spread(axes: Axes, costs: PieceCosts, sizes: Sizes) -> Pieces:
         for axis in call.operands[name].axes - {"n"}:
 
             def slower(size: int, axis: str = axis) -> float:
-                cut = axes.times(axis, size) > 1
-                return axes.apart_seconds_per_byte(way, name, None, axis, size) if cut else 0.0
+                if axes.times(axis, size) == 1:
+                    return 0.0
+                return axes.apart_seconds_per_byte(way, name, axes.cut_once(axis, size))
 
             found = np.maximum(found, each(axis, slower))
         return found
@@ -146,7 +135,7 @@ def spread(axes: Axes, costs: PieceCosts, sizes: Sizes) -> Pieces:
     of_one = seconds / product(known["counts"].values())
     # with groups, channels may not be cut just as one likes
     allowed = [
-        [call.is_legal(_split(whole, {"c_y": c_y, "c_x": c_x})) for c_x in sizes["c_x"]]
+        [call.is_legal(replace(whole, c_y=c_y, c_x=c_x)) for c_x in sizes["c_x"]]
         for c_y in sizes["c_y"]
     ]
     return Pieces(

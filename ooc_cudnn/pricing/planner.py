@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.memory.alignment import ALIGNMENT, aligned
-from ooc_cudnn.operations.splittable import AXES, Buffer, Launch
-from ooc_cudnn.pricing.classes import launches_of
+from ooc_cudnn.operations.splittable import AXES
 from ooc_cudnn.pricing.loop_orders import LoopOrder
 from ooc_cudnn.pricing.plan import Alternative, Plan
 from ooc_cudnn.pricing.request import (
@@ -23,7 +22,7 @@ from ooc_cudnn.pricing.request import (
     LARGEST_PIECE_ELEMENTS,
     Request,
 )
-from ooc_cudnn.pricing.search import Priced, Search, search_of
+from ooc_cudnn.pricing.search import LaunchOf, Priced, Search
 from perfmodel import Slowdown, Split
 from perfmodel.cached import cached_property
 from perfmodel.closed_form import binding_stage, closed_form, copies_alone
@@ -42,10 +41,7 @@ TOO_LARGE = (
 )
 
 #: `Device.workspace`: the scratch bytes of a set of launches and the names of their algorithms.
-AskWorkspace = Callable[
-    [tuple[tuple[Launch, Mapping[str, Buffer]], ...], int | None],
-    tuple[int, tuple[str, ...]] | None,
-]
+AskWorkspace = Callable[[tuple[LaunchOf, ...], int | None], tuple[int, tuple[str, ...]] | None]
 
 
 def make_plan(
@@ -83,18 +79,9 @@ def smallest_bytes(request: Request) -> int:
     return Planner(request, None).smallest_bytes() or 2**62
 
 
-def distinct_launches(
-    request: Request, plan: Plan
-) -> tuple[tuple[Launch, Mapping[str, Buffer]], ...]:
+def distinct_launches(request: Request, plan: Plan) -> tuple[LaunchOf, ...]:
     """Every different launch of a plan, with its buffers."""
-    return _launches(search_of(request, plan.layout), plan.split, plan.order)
-
-
-def _launches(
-    search: Search, split: Split, order: tuple[str, ...]
-) -> tuple[tuple[Launch, Mapping[str, Buffer]], ...]:
-    down = search.goes_down(split, order)
-    return tuple(launches_of(search.axes, search.costs, split, down).items())
+    return Search(request, plan.layout).launches(plan.split, plan.order)
 
 
 class Corner(NamedTuple):
@@ -117,7 +104,7 @@ class Planner:
 
     def __init__(self, request: Request, ask_workspace: AskWorkspace | None) -> None:
         self.request, self.ask_workspace = request, ask_workspace
-        self.searches = {layout: search_of(request, layout) for layout in request.layouts}
+        self.searches = {layout: Search(request, layout) for layout in request.layouts}
 
     def plan(self, split: Split | None) -> Plan | None:
         """The best plan, or that of a given split; None if nothing fits."""
@@ -224,7 +211,7 @@ class Planner:
         """What a corner takes with what the device wants beside it, at the least."""
         if self.ask_workspace is None:
             return corner.memory_bytes
-        launches = _launches(corner.search, corner.split, corner.order)
+        launches = corner.search.launches(corner.split, corner.order)
         budgets = (*(aligned(share * corner.memory_bytes // 8) for share in (1, 8, 64)), None)
         answers = (self.ask_workspace(launches, budget) for budget in budgets)
         answer = next((each for each in answers if each is not None), None)
@@ -252,7 +239,7 @@ class Planner:
         """Give a plan the workspace that the device asks for, with smaller pieces if it must be."""
         limit, plan = self.request.memory_limit, first
         for _ in range(WORKSPACE_ATTEMPTS):
-            answer = ask_workspace(self._launches_of(plan), None)
+            answer = ask_workspace(self._launches(plan), None)
             if answer is not None and plan.device_bytes + aligned(answer[0]) <= limit:
                 return _with_workspace(plan, *answer)
             if answer is None or not may_shrink:
@@ -271,10 +258,13 @@ class Planner:
                 tried.append(candidate)
                 # Workspace takes whole multiples of the alignment: less beside them is no room.
                 budget = (limit - candidate.device_bytes) // ALIGNMENT * ALIGNMENT
-                answer = ask_workspace(self._launches_of(candidate), budget)
+                answer = ask_workspace(self._launches(candidate), budget)
                 if answer is not None:
                     return _with_workspace(candidate, *answer)
         return None
+
+    def _launches(self, plan: Plan) -> tuple[LaunchOf, ...]:
+        return self.searches[plan.layout].launches(plan.split, plan.order)
 
     def _smaller(self, limit: int) -> Plan | None:
         """A plan that leaves some of the memory to workspace; None, quickly, where nothing fits."""
@@ -286,9 +276,6 @@ class Planner:
         limit = self.request.memory_limit
         yield from filter(None, (self._smaller(limit // share) for share in (2, 8, 32, 128)))
         yield from self._smallest_plans(limit)
-
-    def _launches_of(self, plan: Plan) -> tuple[tuple[Launch, Mapping[str, Buffer]], ...]:
-        return _launches(self.searches[plan.layout], plan.split, plan.order)
 
 
 def _with_workspace(plan: Plan, workspace_bytes: int, algorithms: tuple[str, ...]) -> Plan:

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
-
-import numpy as np
+from typing import Literal, NamedTuple
 
 from ooc_cudnn.operations.splittable import AXES, Piece, Splittable
 from ooc_cudnn.pricing.loop_orders import LoopOrder, legal_orders
 from ooc_cudnn.tensor import TensorSpec
 from perfmodel import MachineModel, Slowdown
 from perfmodel.cached import cached_property
-from perfmodel.staging import AT_ONCE_BYTES, staging_slots
+from perfmodel.staging import AT_ONCE_BYTES
 
 Direction = Literal["in", "out"]
-OPPOSITE: dict[Direction, Direction] = {"in": "out", "out": "in"}
 #: No piece exceeds these, whatever memory would allow (DESIGN.md section 3).
 LARGEST_PIECE_ELEMENTS = 2**30
 LARGEST_PIECE_BYTES = 2**31
@@ -156,51 +153,7 @@ class Request:
             spent[way][placement] = spent[way].get(placement, 0.0) + seconds
         return self.machine.transfer.mean_slowdown(spent["in"], spent["out"])
 
-    @property
-    def moves(self) -> bool:
-        """Whether anything crosses the link."""
-        return any(self.specs[name].placement != "device" for _, name in self.ways)
-
     @cached_property
     def setup_seconds(self) -> float:
         """Until the first step is issued: `MachineModel.setup_seconds`."""
         return self.machine.setup_seconds(len(self.specs))
-
-    @cached_property
-    def staged(self) -> tuple[tuple[Direction, str], ...]:
-        """Of what crosses the link, that of which copies are late."""
-        transfer = self.machine.transfer
-        return tuple(
-            (way, name)
-            for way, name in self.ways
-            if transfer.latency_of(f"copy_{way}", self.crosses_as(name)) is not None
-        )
-
-    def latency_seconds(self, way: Direction, name: str, copy_bytes: Any) -> Any:
-        """Seconds that one copy of an operand is late by, where it is staged."""
-        placement = self.crosses_as(name)
-        return self.machine.transfer.latency_seconds(f"copy_{way}", placement, copy_bytes)
-
-    def turning_seconds(
-        self,
-        way: Direction,
-        name: str,
-        copies: Any,
-        copy_bytes: Any,
-        slots: Any,
-        others: Any,
-        pinned_seconds: Any,
-    ) -> Any:
-        """Seconds that the ring of an operand takes that is staged: its slots go round together.
-
-        Threads fill all slots side by side, and again once they are free; and they are slower while
-        the other direction copies pinned memory, for `pinned_seconds`. Each copy is late by the
-        `others` that are in flight, too.
-        """
-        transfer, placement, direction = self.machine.transfer, self.crosses_as(name), f"copy_{way}"
-        each = transfer.turn_seconds(direction, placement, copy_bytes, others)
-        rounds = np.ceil(copies / staging_slots(direction, copy_bytes, slots))
-        if way == "in":
-            pair = transfer.slowdown(placement, "pinned")
-            return pair.together(rounds * each, pinned_seconds)[0]
-        return transfer.slowdown("pinned", placement).together(pinned_seconds, rounds * each)[1]

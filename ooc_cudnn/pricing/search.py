@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from functools import cache, lru_cache
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ooc_cudnn.operations.splittable import AXES, SWEEP
+from ooc_cudnn.operations.splittable import AXES, SWEEP, Buffer, Launch
 from ooc_cudnn.pricing.axes import Axes
-from ooc_cudnn.pricing.classes import counted, stacked
+from ooc_cudnn.pricing.classes import counted, piece_classes, stacked
 from ooc_cudnn.pricing.lines import Sizes, spread
 from ooc_cudnn.pricing.loop_orders import LoopOrder, different_orders, runs_down
 from ooc_cudnn.pricing.piece_costs import PieceCosts
@@ -24,6 +23,8 @@ from perfmodel import Split
 from perfmodel.cached import cached_property
 from perfmodel.closed_form import Stages, number_at
 
+LaunchOf = tuple[Launch, Mapping[str, Buffer]]
+
 #: Piece sizes of one axis that are looked at, at most.
 SIZES = 24
 #: By lines memory may seem larger by this share: what is so little beyond a limit may fit.
@@ -33,7 +34,7 @@ FINALISTS, AT_ONCE = 64, 4
 #: The search goes on as long as the next ones promise to save the first share of the best. Their
 #: estimates are taken to be as much too high as the worst one before them, and at least by the
 #: second factor.
-WORTH_PRICING, TOO_HIGH = 0.001, 0.99
+WORTH_PRICING, TOO_HIGH = 0.003, 0.99
 #: The best of these are told: a plan and its runners-up.
 NAMED = 5
 #: Share of the seconds that a cut of an axis must save: rows and channels of a tensor are strided,
@@ -182,15 +183,14 @@ class Search:
                                 best[split] = each, at
         return best
 
-    def price(self, split: Split, limit_bytes: int) -> Priced:
-        """Price one split, in the smallest rings where none fit."""
-        found = self.prices([split], limit_bytes)
-        return found[0] if found else self.smallest(split)
-
-    def smallest(self, split: Split) -> Priced:
-        """A split in the order and with the rings that take least memory."""
-        made = (self.with_rings(split, order, 1, False) for order in self.request.loop_orders)
-        return min(made, key=lambda each: each.memory_bytes)
+    def launches(self, split: Split, order: LoopOrder) -> tuple[LaunchOf, ...]:
+        """Every different launch of a split, with its buffers."""
+        found: dict[Launch, Mapping[str, Buffer]] = {}
+        for piece, place, _ in piece_classes(self.axes, split, self.goes_down(split, order)):
+            launches, buffers = self.costs.launches(piece, place)
+            for launch in launches:
+                found.setdefault(launch, buffers)
+        return tuple(found.items())
 
     def with_rings(self, split: Split, order: LoopOrder, depth: int, whole: bool) -> Priced:
         """A split in one order, with rings of so many slots."""
@@ -227,23 +227,6 @@ class Search:
             round(number_at(found.bytes_out, at)),
             bool(number_at(pieces.legal, at)),
         )
-
-
-@lru_cache(maxsize=16)
-def _made(request: Request, layout: str) -> Search:
-    return Search(request, layout)
-
-
-def search_of(request: Request, layout: str) -> Search:
-    """The search of a request, whatever its memory limit: while a call is planned, it is made once.
-
-    A call is planned several times: after trials, with less memory beside workspace, in parts.
-    """
-    return _made(replace(request, memory_limit=0), layout)
-
-
-#: To be called once a call is planned: the grids of searches take megabytes.
-forget_searches = _made.cache_clear
 
 
 def _seconds(row: tuple[Table, int]) -> float:

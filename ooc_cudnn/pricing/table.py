@@ -11,10 +11,11 @@ import numpy as np
 
 from ooc_cudnn.pricing.loop_orders import LoopOrder
 from ooc_cudnn.pricing.pieces import Pieces, Values, product
-from ooc_cudnn.pricing.request import OPPOSITE, Direction, Request
+from ooc_cudnn.pricing.request import Direction, Request
 from ooc_cudnn.pricing.rings import Loads, Rings, block_pieces, loads
 from perfmodel.closed_form import Stages, closed_form
 from perfmodel.machine import STEPS_OF_A_PIECE
+from perfmodel.staging import staging_slots
 
 NOTHING: Values = np.zeros(())
 
@@ -45,15 +46,21 @@ class Table(NamedTuple):
 
 
 class Copies(NamedTuple):
-    """The copies of one operand one way: how many, the bytes of one, the seconds of all."""
+    """The copies of one operand one way: how many, the bytes of one, the seconds of all.
+
+    `late` is what one of them is late by: nothing unless they are staged.
+    """
 
     way: Direction
     name: str
+    placement: str
     slots: Values
     number: Values
     copy_bytes: Values
     seconds: Values
     loads: Loads
+    is_staged: bool
+    late: Values
 
 
 def table(pieces: Pieces, order: LoopOrder, rings: Rings) -> Table:
@@ -106,7 +113,7 @@ def table(pieces: Pieces, order: LoopOrder, rings: Rings) -> Table:
 
 def _copies(pieces: Pieces, order: LoopOrder, rings: Rings) -> list[Copies]:
     """What crosses the link; nothing of what is computed on where it lies."""
-    found, request = [], pieces.request
+    found, request, transfer = [], pieces.request, pieces.request.machine.transfer
     for way, name in request.ways:
         distinct, slots = pieces.distinct[name], rings.slots[name]
         total: Any = request.specs[name].nbytes if way == "out" else pieces.read_bytes[name]
@@ -115,14 +122,19 @@ def _copies(pieces: Pieces, order: LoopOrder, rings: Rings) -> list[Copies]:
         copy_bytes, line = total / distinct, request.copy_lines[way, name]
         each = copy_bytes * (line.per_byte + pieces.apart[way, name]) + line.per_copy
         number = number * pieces.moved[name]
-        found.append(Copies(way, name, slots, number, copy_bytes, number * each, loaded))
+        road = f"copy_{way}", request.crosses_as(name)
+        staged = transfer.latency_of(*road) is not None
+        late = (number > 0) * transfer.latency_seconds(*road, copy_bytes) if staged else NOTHING
+        seconds = number * each
+        found.append(
+            Copies(way, name, road[1], slots, number, copy_bytes, seconds, loaded, staged, late)
+        )
     return found
 
 
 def _copies_in(pieces: Pieces, order: LoopOrder, copies: list[Copies]) -> tuple[Values, Values]:
     """Seconds of all copies in, and of those before anything can be computed."""
-    request, call = pieces.request, pieces.request.chain
-    block = block_pieces(pieces, order)
+    call, block = pieces.request.chain, block_pieces(pieces, order)
     total = first = latest = late_in_all = NOTHING
     for each in copies:
         if each.way == "in":
@@ -131,15 +143,13 @@ def _copies_in(pieces: Pieces, order: LoopOrder, copies: list[Copies]) -> tuple[
             total = total + each.seconds
             share = np.minimum(1.0, at_once / np.maximum(each.number, 1.0))
             first = first + each.seconds * share
-            late = request.latency_seconds("in", each.name, each.copy_bytes)
-            if np.any(late):
-                late = late * (each.number > 0)
-                latest = np.maximum(latest, late)
-                late_in_all = np.maximum(late_in_all, late + _late_again(pieces, each, late))
+            if each.is_staged:
+                latest = np.maximum(latest, each.late)
+                late_in_all = np.maximum(late_in_all, each.late + _late_again(pieces, each))
     return total + late_in_all, first + latest
 
 
-def _late_again(pieces: Pieces, copies: Copies, late: Values) -> Values:
+def _late_again(pieces: Pieces, copies: Copies) -> Values:
     """What copies after the first one are late by, in a ring of one slot.
 
     While a region stays in its only slot, for several pieces, no other one is staged; where each
@@ -147,14 +157,14 @@ def _late_again(pieces: Pieces, copies: Copies, late: Values) -> Values:
     """
     staying = np.maximum(1.0 - copies.number / pieces.number, 0.0)
     piece_seconds = pieces.seconds / pieces.number
-    again = (copies.number - 1.0) * staying * np.maximum(late - piece_seconds, 0.0)
+    again = (copies.number - 1.0) * staying * np.maximum(copies.late - piece_seconds, 0.0)
     found: Values = np.where((copies.slots == 1) & (copies.number > 1), again, 0.0)
     return found
 
 
 def _copies_out(pieces: Pieces, order: LoopOrder, copies: list[Copies]) -> tuple[Values, Values]:
     """Seconds of all copies out, and of those after everything is computed."""
-    request, call = pieces.request, pieces.request.chain
+    call = pieces.request.chain
     block, stays = block_pieces(pieces, order), np.ones((), bool)
     for each in copies:
         if each.way == "in" and each.name in call.streamed:
@@ -166,8 +176,7 @@ def _copies_out(pieces: Pieces, order: LoopOrder, copies: list[Copies]) -> tuple
             at_once = np.where(stays, block, 1.0) if each.name in call.streamed else 1.0
             total = total + each.seconds
             last = last + each.seconds * np.minimum(1.0, at_once / np.maximum(each.number, 1.0))
-            late = request.latency_seconds("out", each.name, each.copy_bytes)
-            latest = np.maximum(latest, late * (each.number > 0))
+            latest = np.maximum(latest, each.late)
     return total + latest, last + latest
 
 
@@ -211,35 +220,34 @@ def _staged_steps(request: Request, number: Values, steps: Values, copies: list[
     if request.in_threads:
         staged = steps
     else:
-        of_staged = (each.number for each in copies if each[:2] in request.staged)
+        of_staged = (each.number for each in copies if each.is_staged)
         staged = np.minimum(STEPS_OF_A_PIECE * sum(of_staged, NOTHING), steps)
     found: Values = np.where(number > 1, staged, 0.0)
     return found
 
 
 def _turning(request: Request, copies: list[Copies]) -> tuple[Values, Values]:
-    """What the slots of the slowest ring take, of plain memory and of files: `Request`.
+    """What the slots of the slowest ring that is staged take, of plain memory and of files.
 
-    Only staging, for which each copy is late, takes so long that this matters where a ring is
-    short; and what is in flight of all that is staged is late by each other.
+    They go round together: threads fill all of them side by side, and again once they are free;
+    and they are slower while the other direction copies pinned memory. What is in flight of all
+    that is staged is late by each other. Only staging takes so long that a short ring matters.
     """
-    turning = filing = NOTHING
-    staged = [each for each in copies if each[:2] in request.staged]
-    if not staged:
-        return turning, filing
+    transfer, spent = request.machine.transfer, {"pageable": NOTHING, "disk": NOTHING}
+    staged = [each for each in copies if each.is_staged]
     in_flight = sum((each.slots * (each.number > 1) for each in staged), NOTHING)
     others = np.maximum(in_flight - 1.0, 0.0)
-    pinned: dict[str, Values] = {"in": NOTHING, "out": NOTHING}
-    for each in copies:
-        if request.crosses_as(each.name) == "pinned":
-            pinned[each.way] = pinned[each.way] + each.seconds
     for each in staged:
-        spent = request.turning_seconds(
-            each.way, each.name, each.number, each.copy_bytes, np.maximum(each.slots, 1.0), others,
-            pinned[OPPOSITE[each.way]],
-        ) * (each.number > 0)  # fmt: skip
-        if request.crosses_as(each.name) == "disk":
-            filing = np.maximum(filing, spent)
+        direction, placement = f"copy_{each.way}", each.placement
+        slots = staging_slots(direction, each.copy_bytes, np.maximum(each.slots, 1.0))
+        turns = np.ceil(each.number / slots)
+        seconds = turns * transfer.turn_seconds(direction, placement, each.copy_bytes, others)
+        pinned = [o.seconds for o in copies if o.way != each.way and o.placement == "pinned"]
+        beside = sum(pinned, NOTHING)
+        if each.way == "in":
+            seconds, _ = transfer.slowdown(placement, "pinned").together(seconds, beside)
         else:
-            turning = np.maximum(turning, spent)
-    return turning, filing
+            _, seconds = transfer.slowdown("pinned", placement).together(beside, seconds)
+        kind = "disk" if placement == "disk" else "pageable"
+        spent[kind] = np.maximum(spent[kind], seconds * (each.number > 0))
+    return spent["pageable"], spent["disk"]

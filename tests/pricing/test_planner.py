@@ -206,7 +206,7 @@ def test_rows_without_end_are_priced_quickly():
     assert sum(found.times for found in classes) == 3000
     assert len(classes) == 61
     search = Search(made.request(), "channels_first")
-    priced = search.price(Split(n=1, c_y=1, c_x=1, h_y=1), 2**30)
+    (priced,) = search.prices([Split(n=1, c_y=1, c_x=1, h_y=1)], 2**30)
     assert dict(priced.memory)["x: 3 slots"] == 3 * aligned(61 * 4 * 4)
 
 
@@ -251,7 +251,7 @@ def test_a_plan_names_its_runners_up_at_their_price():
     for other in plan.alternatives:
         assert (other.split, other.layout) != (plan.split, plan.layout)
         assert other.device_bytes <= made.limit
-        priced = Search(request, other.layout).price(other.split, made.limit)
+        (priced,) = Search(request, other.layout).prices([other.split], made.limit)
         assert (priced.seconds, priced.memory_bytes) == (other.seconds, other.device_bytes)
     seconds = [other.seconds for other in plan.alternatives]
     assert seconds == sorted(seconds)
