@@ -117,11 +117,11 @@ def _copies(pieces: Pieces, order: LoopOrder, rings: Rings) -> list[Copies]:
     for way, name in request.ways:
         distinct, slots = pieces.distinct[name], rings.slots[name]
         total: Any = request.specs[name].nbytes if way == "out" else pieces.read_bytes[name]
-        loaded = loads(pieces, name, slots, order)
-        number = distinct if way == "out" else loaded.number
+        once = Loads(distinct, np.ones(()), NOTHING)
+        loaded = once if way == "out" else loads(pieces, name, slots, order)
         copy_bytes, line = total / distinct, request.copy_lines[way, name]
         each = copy_bytes * (line.per_byte + pieces.apart[way, name]) + line.per_copy
-        number = number * pieces.moved[name]
+        number = loaded.number * pieces.moved[name]
         road = f"copy_{way}", request.crosses_as(name)
         staged = transfer.latency_of(*road) is not None
         late = (number > 0) * transfer.latency_seconds(*road, copy_bytes) if staged else NOTHING
