@@ -7,7 +7,7 @@ schedules, so it prices a hundred thousand splits at once; `replay` runs the ste
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -152,9 +152,12 @@ def binding_stage(stages: Stages, slowdown: Slowdown = INDEPENDENT) -> Stage:
     return STAGES[seconds.index(max(seconds))]
 
 
-def copies_alone(stages: Stages) -> Stages:
-    """Return the same calls with nothing to compute."""
-    return replace(stages, compute=0.0, first_compute=0.0, last_compute=0.0, lost=0.0)
+def link_alone(stages: Stages) -> Stages:
+    """Return the same calls with nothing but their copies, for which nothing waits."""
+    s = stages
+    return Stages(
+        s.copy_in, 0.0, s.copy_out, first_in=s.first_in, last_out=s.last_out, setup=s.setup
+    )
 
 
 def _both_ways(s: Stages, slowdown: Slowdown) -> tuple[Any, Any]:

@@ -25,7 +25,7 @@ from ooc_cudnn.pricing.request import (
 from ooc_cudnn.pricing.search import LaunchOf, Priced, Search
 from perfmodel import Slowdown, Split
 from perfmodel.cached import cached_property
-from perfmodel.closed_form import binding_stage, closed_form, copies_alone
+from perfmodel.closed_form import binding_stage, closed_form, link_alone
 
 #: How often the search is repeated with less memory when the device asks for workspace.
 WORKSPACE_ATTEMPTS = 4
@@ -137,8 +137,8 @@ class Planner:
         return self._plan_of(best, others[:ALTERNATIVES])
 
     def _link_binds(self, priced: Priced) -> bool:
-        """Whether a call would take as long if nothing had to be computed."""
-        least = closed_form(copies_alone(priced.stages), self.request.slowdown)
+        """Whether a call takes as long as its copies alone, whatever it computes and waits for."""
+        least = closed_form(link_alone(priced.stages), self.request.slowdown)
         return bool(priced.seconds <= least * LINK_BINDS)
 
     def _seconds(self, priced: Priced) -> float:

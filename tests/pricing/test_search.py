@@ -154,6 +154,11 @@ def test_what_is_found_is_near_the_best_that_lines_lead_to(function):
     assert judged(at)["found over best"] < 1.03
 
 
+@pytest.mark.parametrize("at", [35, 355])
+def test_every_memory_order_is_looked_at_where_the_link_does_not_bind(at):
+    assert judged(at)["found over best"] < 1.03
+
+
 def test_of_equally_fast_splits_the_one_with_fewer_cuts_is_taken(request_):
     search, whole = Search(request_, "channels_first"), request_.chain.extents
     uncut, by_images, by_rows = (
