@@ -131,8 +131,8 @@ class Axes:
         return [RangeClass(ranges[0], 1), inner]
 
     def cut_once(self, axis: str, size: int) -> Piece:
-        """The first piece where one axis alone is cut."""
-        return Piece(**self._whole._asdict() | {axis: self.ranges(axis, size)[0]})
+        """The first piece of one image where one axis alone is cut."""
+        return Piece(**self._whole._asdict() | {"n": (0, 1), axis: self.ranges(axis, size)[0]})
 
     def _apart_seconds_per_byte(self, way: Direction, name: str, piece: Piece) -> float:
         """What a byte of an operand takes longer since pieces like this one lie in rows apart."""

@@ -116,7 +116,7 @@ def pack_size(rows: Rows, item_bytes: Sequence[int], pointers: Sequence[int], mo
     if not rows.contiguous:
         return 1
     count = most
-    while count > rows.sizes[2]:
+    while count > max(rows.sizes[2], 1):
         count //= 2
     while count > 1:
         boundaries = [min(WIDEST_ACCESS_BYTES, count * item) for item in item_bytes]
