@@ -96,6 +96,22 @@ class Work:
         return self.flops if self.key.startswith("convolution") else self.device_bytes
 
     @property
+    def in_full_waves(self) -> Work:
+        """The same work, as if the last wave of tiles took no longer than its tiles do.
+
+        Examples
+        --------
+        >>> work = Work("convolution", 1e9, 0.0, {"flops_y128": 2e9, "wave_flops": 3e9})
+        >>> work.in_full_waves.features["wave_flops"]
+        2000000000.0
+        """
+        if "wave_flops" not in self.features:
+            return self
+        tiled = "flops_x128" if self.key.endswith("backward_data") else "flops_y128"
+        features = {**self.features, "wave_flops": self.features[tiled]}
+        return Work._counted(self.key, self.flops, self.device_bytes, features, self.problem)
+
+    @property
     def kind(self) -> str:
         """Key and problem: what is the same for all sizes of one computation."""
         return f"{self.key}: {self.problem}"

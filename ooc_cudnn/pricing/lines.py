@@ -205,7 +205,7 @@ def _looked_at(
             after = rows[row - 1] if row else None
             for sweep in range(axes.call.sweeps):
                 cost = costs.of(Piece(n[0], c_y[0], rows[row], c_x[0], sweep, after), place)
-                found[SECONDS][at] += cost.seconds
+                found[SECONDS][at] += cost.least_seconds
                 found[LAUNCHING][at] += cost.launching
                 for name, count in cost.blocks.items():
                     found[name][at] = max(found[name][at], count)

@@ -21,6 +21,9 @@ class PieceCost(NamedTuple):
     ----------
     seconds : float
         Of computing it.
+    least_seconds : float
+        The same, if the last wave of a convolution's tiles took no longer than its tiles do: what
+        grows evenly with the piece.
     launching : float
         Seconds of the host to launch what it takes.
     blocks : mapping
@@ -29,6 +32,7 @@ class PieceCost(NamedTuple):
     """
 
     seconds: float
+    least_seconds: float
     launching: float
     blocks: Mapping[str, int]
 
@@ -67,10 +71,11 @@ class PieceCosts:
             blocks[block] = max(blocks.get(block, 0), count)
             blocks[ELEMENTS] = max(blocks[ELEMENTS], elements)
             blocks[BYTES] = max(blocks[BYTES], count)
-        seconds = launching = 0.0
+        seconds = least = launching = 0.0
         compute, otherwise = self.machine.compute, self.machine.launch_seconds
         for launch in launches:
             work = launch.operation.work()
             seconds += compute.seconds(work)
+            least += compute.seconds(work.in_full_waves)
             launching += compute.launching_seconds(work, otherwise)
-        return PieceCost(seconds, launching, blocks)
+        return PieceCost(seconds, least, launching, blocks)
