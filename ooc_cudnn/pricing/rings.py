@@ -108,6 +108,8 @@ def loads(pieces: Pieces, name: str, slots: Values, order: LoopOrder) -> Loads:
         if axis in pieces.seen[name]:
             seen = pieces.seen[name][axis]
             inner, again = inner / seen, again / seen
+        if np.max(again) <= 1:
+            continue  # its ranges have regions of their own
         stays = inner <= slots
         number = number * np.where(stays, 1.0, again)
         outermost = stays & (again > 1) & (passes == 1)
