@@ -110,5 +110,4 @@ class Activation(PerElement):
     name = "activation_forward"
 
     def reference(self, x: Array, *parameters: Array) -> Array:
-        """Evaluate in float64."""
         return MODES[self.mode][0](x.astype(np.float64), self.coef)

@@ -117,7 +117,6 @@ class Pooling(Applied):
     stride: Sizes | None = field(default=None, kw_only=True)
 
     def bind(self, incoming: Incoming, specs: tuple[TensorSpec, ...]) -> pooling.Pooling:
-        """The pooling of a tensor."""
         return pooling.Pooling.of(
             incoming.shape,
             window=self.window,
@@ -159,7 +158,6 @@ class OpTensor(Applied):
                 raise ValueError(f"{name} must be finite, not {value!r}")
 
     def bind(self, incoming: Incoming, specs: tuple[TensorSpec, ...]) -> Operation:
-        """The operation on a tensor."""
         (b,) = specs
         _same_dtype(incoming, "b", b)
         op_tensor.check_broadcast(b.shape, incoming.shape, "what it meets")
@@ -199,7 +197,6 @@ class BatchNormalization(Applied):
     epsilon: float = field(default=1e-5, kw_only=True)
 
     def bind(self, incoming: Incoming, specs: tuple[TensorSpec, ...]) -> Operation:
-        """The normalisation of a tensor."""
         made = Normalise(incoming.shape, incoming.dtype, float(self.epsilon))
         for parameter, spec in zip(made.parameters, specs, strict=True):
             if spec.shape != parameter.shape:

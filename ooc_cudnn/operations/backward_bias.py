@@ -32,7 +32,6 @@ class ChannelSum(OneShape):
 
     @property
     def output_shape(self) -> Shape:
-        """One value per channel."""
         return (self.shape[1],)
 
     def work(self) -> Work:
@@ -64,14 +63,12 @@ class BackwardBias(PerSite):
 
     @cached_property
     def operands(self) -> Mapping[str, Operand]:
-        """Gradient of the result, gradient of the bias."""
         return {
             "dy": Operand(self.shape, self.dtype, frozenset({"n", "c_y", "h_y"})),
             "db": Operand((self.shape[1],), self.dtype, frozenset({"c_y"})),
         }
 
     def region(self, name: str, piece: Piece) -> Region:
-        """Region of an operand that a piece touches."""
         return (piece.c_y,) if name == "db" else super().region(name, piece)
 
     def on_piece(self, piece: Piece, *, layout: str, result_dtype: str) -> ChannelSum:

@@ -37,7 +37,6 @@ class BackwardData(OfForward, Single):
 
     @cached_property
     def operands(self) -> Mapping[str, Operand]:
-        """Filter, gradient of the result, gradient of the data."""
         forward = self.forward
         grouped = {"c_x"} if forward.groups > 1 else set()
         return {
@@ -50,7 +49,6 @@ class BackwardData(OfForward, Single):
 
     @cached_property
     def extents(self) -> Split:
-        """Images, cY of a group, all of cX, rows of x."""
         n, c_x = self.forward.x_shape[:2]
         h_x = self.forward.x_shape[self.row_axis]
         return Split(n=n, c_y=self.forward.w_shape[0] // self.forward.groups, c_x=c_x, h_y=h_x)
@@ -88,17 +86,14 @@ class BackwardData(OfForward, Single):
         return self.forward.window_rows(self.row_axis).contributing(h_y, count)
 
     def row_key(self, piece: Piece) -> Hashable:
-        """Rows of dy, and padding."""
         rows = self._rows(piece.h_y)
         return rows.stop - rows.start, rows.before, rows.after
 
     def meets_border(self, piece: Piece) -> bool:
-        """Whether dy ends at one of these rows."""
         rows = self._rows(piece.h_y)
         return rows.start == 0 or rows.stop == self.forward.output_shape[self.row_axis]
 
     def region(self, name: str, piece: Piece) -> Region:
-        """Region of an operand that a piece touches."""
         shape = self.operands[name].shape
         channels = self._channels(piece.c_x, piece.c_y)
         if name == "dx":
@@ -125,7 +120,6 @@ class BackwardData(OfForward, Single):
         return ConvolutionBackwardData(forward, result_dtype)
 
     def rounding(self) -> Rounding:
-        """Every tap of every output channel of a group."""
         forward = self.forward
         terms = forward.w_shape[0] // forward.groups * math.prod(forward.w_shape[2:])
         return Rounding(terms, forward.precision)

@@ -33,7 +33,6 @@ class BackwardFilter(OfForward, Single):
 
     @cached_property
     def operands(self) -> Mapping[str, Operand]:
-        """Data, gradient of the result, gradient of the filter."""
         forward = self.forward
         grouped = {"c_y"} if forward.groups > 1 else set()
         return {
@@ -44,7 +43,6 @@ class BackwardFilter(OfForward, Single):
 
     @cached_property
     def extents(self) -> Split:
-        """Images, cY, cX of a group, rows of dy."""
         n, c_y = self.forward.output_shape[:2]
         h_y = self.forward.output_shape[self.row_axis]
         return Split(n=n, c_y=c_y, c_x=self.forward.c_x_extent, h_y=h_y)
@@ -66,17 +64,14 @@ class BackwardFilter(OfForward, Single):
         return super().distinct(name, axis, cut)
 
     def row_key(self, piece: Piece) -> Hashable:
-        """Rows of x, and padding."""
         rows = self.forward.input_rows(piece.h_y, self.row_axis)
         return rows.stop - rows.start, rows.before, rows.after
 
     def meets_border(self, piece: Piece) -> bool:
-        """Whether the window sees padding above or below."""
         rows = self.forward.input_rows(piece.h_y, self.row_axis)
         return bool(rows.before or rows.after)
 
     def region(self, name: str, piece: Piece) -> Region:
-        """Region of an operand that a piece touches."""
         shape = self.operands[name].shape
         if name == "dy":
             return tensor_region(shape, piece.n, piece.c_y, piece.h_y, self.row_axis)
@@ -89,7 +84,6 @@ class BackwardFilter(OfForward, Single):
     def on_piece(
         self, piece: Piece, *, layout: str, result_dtype: str
     ) -> ConvolutionBackwardFilter:
-        """The part of the sum over n and hY that the piece holds."""
         forward = self.forward.on_channels(
             piece.n[1] - piece.n[0],
             piece.c_y,
@@ -101,6 +95,5 @@ class BackwardFilter(OfForward, Single):
         return ConvolutionBackwardFilter(forward, result_dtype)
 
     def rounding(self) -> Rounding:
-        """Every site of every image."""
         n, _, *sites = self.forward.output_shape
         return Rounding(n * math.prod(sites), self.forward.precision)

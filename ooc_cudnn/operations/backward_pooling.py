@@ -120,7 +120,6 @@ class BackwardPooling(OfForward, Single):
 
     @cached_property
     def operands(self) -> Mapping[str, Operand]:
-        """What is taken, and dx."""
         shapes = {"x": self.forward.x_shape, "dx": self.forward.x_shape}
         axes = frozenset({"n", "c_y", "h_y"})
         return {
@@ -131,7 +130,6 @@ class BackwardPooling(OfForward, Single):
 
     @cached_property
     def extents(self) -> Split:
-        """Images, channels, rows of x."""
         n, c = self.forward.x_shape[:2]
         return Split(n=n, c_y=c, c_x=1, h_y=self.forward.x_shape[self.row_axis])
 
@@ -161,20 +159,17 @@ class BackwardPooling(OfForward, Single):
         return (start, stop), (start - first, end - stop)
 
     def row_key(self, piece: Piece) -> Hashable:
-        """Rows of y and of x, where those of dx are among them, and padding."""
         rows, (inputs, padding) = self._outputs(piece.h_y), self._inputs(piece.h_y)
         start = piece.h_y[0] - inputs[0]
         return rows.stop - rows.start, inputs[1] - inputs[0], start, padding
 
     def meets_border(self, piece: Piece) -> bool:
-        """Whether y or x ends at one of these rows."""
         rows, (inputs, _) = self._outputs(piece.h_y), self._inputs(piece.h_y)
         count = self.forward.output_shape[self.row_axis]
         ends = (rows.stop == count, inputs[1] == self._window.extent)
         return rows.start == 0 or inputs[0] == 0 or any(ends)
 
     def region(self, name: str, piece: Piece) -> Region:
-        """Region of an operand that a piece touches."""
         rows = piece.h_y
         if name in ("y", "dy"):
             outputs = self._outputs(rows)

@@ -63,7 +63,6 @@ class Moments(_Tensor):
 
     @property
     def output_shape(self) -> Shape:
-        """Three numbers a channel."""
         return (3, self.shape[1])
 
     def work(self) -> Work:
@@ -137,16 +136,13 @@ class Normalise(_Tensor, PerElement):
         )
 
     def work(self) -> Work:
-        """One read and one write."""
         return self.over(2)
 
     def magnitude(self, x: Array, *parameters: Array) -> Array:
-        """|scale| * (|x| + |mean|) * inverse deviation + |bias|."""
         scale, bias, mean, spread = (np.abs(p) for p in parameters)
         return replace(self, mode="identity").reference(x, scale, bias, -mean, spread)
 
     def reference(self, x: Array, *parameters: Array) -> Array:
-        """Evaluate in float64."""
         x = x.astype(np.float64)
         scale, bias, mean, spread = (per_channel(p, x.ndim) for p in parameters)
         if self.epsilon is not None:
@@ -165,7 +161,6 @@ class NormaliseSums(_Tensor):
 
     @property
     def output_shape(self) -> Shape:
-        """Two numbers a channel."""
         return (2, self.shape[1])
 
     def work(self) -> Work:

@@ -147,7 +147,6 @@ class BatchNormalizationGradient(PerChannel):
 
     @cached_property
     def operands(self) -> Mapping[str, Operand]:
-        """Data, its gradient, vectors, results."""
         vector = Operand((self.shape[1],), ACCUMULATOR[self.dtype], PER_CHANNEL)
         tensor = Operand(self.shape, self.dtype, CUT)
         saved = self.saved if self.epsilon is None else ()
@@ -158,7 +157,6 @@ class BatchNormalizationGradient(PerChannel):
 
     @cached_property
     def loaded(self) -> tuple[str, ...]:
-        """The inputs, and dx for beta."""
         results = self.results[0 if not self.beta else 1 :]
         return tuple(name for name in self.operands if name not in results)
 

@@ -240,7 +240,6 @@ class Built(Splittable):
         orders: Mapping[str, str],
         accumulation: Accumulation = ALONE,
     ) -> tuple[tuple[Launch, ...], Mapping[str, Buffer]]:
-        """Run what `build` says, and every buffer that it takes."""
         made = Builder(self, piece, layout, orders, accumulation)
         self.build(made)
         return made.built()

@@ -64,7 +64,6 @@ class Chain(ChainPieces):
         return Piece((n, n + 1), channels, rows, (0, whole.c_x))
 
     def expected(self, piece: Piece, read: Read) -> Mapping[str, tuple[Array, Array]]:
-        """Operation after operation, by their references."""
         value = read("x", self.region("x", piece))
         size = np.abs(value)
         for index, operation in enumerate(self.operations):
@@ -83,7 +82,6 @@ class Chain(ChainPieces):
         return {"y": (value, size)}
 
     def rounding(self) -> Rounding:
-        """The longest sum of its convolutions and averages."""
         terms, arithmetic = 1, self.dtype
         for operation in self.operations:
             if isinstance(operation, Convolution):

@@ -61,7 +61,6 @@ class ChainPieces(Splittable):
 
     @cached_property
     def operands(self) -> Mapping[str, Operand]:
-        """Every operand by name: x, the parameters, y."""
         found = {"x": Operand(self.operations[0].input_shape, self.dtype, self._x_axes())}
         for operation, names in zip(self.operations, self.parameter_names, strict=True):
             for parameter, name in zip(operation.parameters, names, strict=True):
@@ -102,7 +101,6 @@ class ChainPieces(Splittable):
 
     @cached_property
     def extents(self) -> Split:
-        """Full sizes of the axes: the split that is one piece."""
         shape = self.operations[-1].output_shape
         c_x = self.convolution.c_x_extent if self.convolution else 1
         return Split(n=shape[0], c_y=shape[1], c_x=c_x, h_y=height(shape, self.row_axis))
@@ -112,7 +110,6 @@ class ChainPieces(Splittable):
         return axis in ("n", "h_y") or self.channels_may_be_cut
 
     def is_legal(self, split: Split) -> bool:
-        """Whether the chain can be cut so (whatever the memory)."""
         whole = self.extents
         if not self.channels_may_be_cut:
             return split.c_y >= whole.c_y and split.c_x >= whole.c_x
@@ -178,7 +175,6 @@ class ChainPieces(Splittable):
         return tuple([flow.key for flow in self.flow(piece.h_y, piece.after)])
 
     def meets_border(self, piece: Piece) -> bool:
-        """Whether some operation sees padding above or below."""
         return any(f.needed.before or f.needed.after for f in self.flow(piece.h_y, piece.after))
 
     @cached_property
@@ -190,7 +186,6 @@ class ChainPieces(Splittable):
         }
 
     def region(self, name: str, piece: Piece) -> Region:
-        """Region of an operand that a piece reads (or, of y, writes)."""
         shape, whole = self.operands[name].shape, self._wholes[name]
         if name == "y":
             return with_rows((piece.n, piece.c_y, *whole[2:]), piece.h_y, self.row_axis)

@@ -40,11 +40,9 @@ class PerChannel(OfOneShape):
         """The sweeps that touch an operand."""
 
     def sweeps_of(self, name: str) -> int:
-        """How many these are."""
         return len(self.touched(name))
 
     def region(self, name: str, piece: Piece) -> Region | None:
-        """Channels of a vector; images, channels and rows of a tensor."""
         if piece.sweep not in self.touched(name):
             return None
         if len(self.operands[name].shape) == 1:
@@ -52,7 +50,6 @@ class PerChannel(OfOneShape):
         return tensor_region(self.shape, piece.n, piece.c_y, piece.h_y, self.row_axis)
 
     def scaling(self, result: str) -> tuple[float, float]:
-        """Alpha and beta are those of the tensor."""
         return (self.alpha, self.beta) if result == self.results[0] else (1.0, 0.0)
 
     @property

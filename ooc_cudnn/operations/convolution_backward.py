@@ -60,7 +60,6 @@ class ConvolutionBackwardData(_Gradient):
 
     @property
     def output_shape(self) -> Shape:
-        """Shape of dx."""
         return self.forward.x_shape
 
     def reference(self, *inputs: Array) -> Array:
@@ -93,7 +92,6 @@ class ConvolutionBackwardFilter(_Gradient):
 
     @property
     def output_shape(self) -> Shape:
-        """Shape of dw."""
         return self.forward.w_shape
 
     def reference(self, *inputs: Array) -> Array:

@@ -60,7 +60,6 @@ class FusedBackward(OfForward, Built):
 
     @cached_property
     def operands(self) -> Mapping[str, Operand]:
-        """Data, filter, result and its gradient; the three gradients."""
         forward, cut = self.forward, frozenset({"n", "h_y"})
         whole: frozenset[str] = frozenset()
         return {
@@ -80,11 +79,9 @@ class FusedBackward(OfForward, Built):
 
     @property
     def extents(self) -> Split:
-        """Images, cY, cX of a group, rows of dy."""
         return self.of_filter.extents
 
     def may_cut(self, axis: str) -> bool:
-        """Images and rows."""
         return axis in ("n", "h_y") and super().may_cut(axis)
 
     def rows(self, h_y: Range) -> GradientRows:
@@ -118,7 +115,6 @@ class FusedBackward(OfForward, Built):
         return GradientRows((start, h_y[1]), data, seen, forward.input_rows(h_y, self.row_axis))
 
     def row_key(self, piece: Piece) -> Hashable:
-        """Everything about the rows, counted from the first that is read."""
         rows = self.rows(piece.h_y)
         first = rows.read[0]
         return (
@@ -129,7 +125,6 @@ class FusedBackward(OfForward, Built):
         )
 
     def meets_border(self, piece: Piece) -> bool:
-        """Whether x or dy ends at these rows."""
         rows = self.rows(piece.h_y)
         clipped = rows.data[0] == 0 or rows.data[1] == self.forward.x_shape[self.row_axis]
         return clipped or rows.seen.start == 0 or bool(rows.inputs.before or rows.inputs.after)
@@ -262,7 +257,6 @@ class FusedBackward(OfForward, Built):
         return operation.reference(read("y", region), read("dy", region))
 
     def rounding(self) -> Rounding:
-        """The longer of both sums."""
         taps = self.forward.w_shape[0] * math.prod(self.forward.w_shape[2:])
         of_filter = self.of_filter.rounding()
         return of_filter._replace(terms=max(taps, of_filter.terms), operations=2)

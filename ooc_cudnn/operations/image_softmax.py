@@ -87,11 +87,9 @@ class _TwoSweeps(PerSite):
     # Checking ---------------------------------------------------------------------------------
 
     def patch(self, random: np.random.Generator) -> Piece:
-        """One image."""
         return super().patch(random)._replace(sweep=1)
 
     def expected(self, piece: Piece, read: Read) -> Mapping[str, tuple[Array, Array]]:
-        """By the reference over axis 1."""
         inputs = [read(name, self.region(name, piece) or ()) for name in self.takes]
         shape, flat = inputs[0].shape, (inputs[0].shape[0], -1)
         value, size = self.compare(self.whole(), [array.reshape(flat) for array in inputs])
@@ -111,11 +109,9 @@ class ImageSoftmaxCall(_TwoSweeps, SoftmaxCall):
         return ImageMaximum(shape, self.dtype), MergeImageMaximum(shape[0])
 
     def on_piece(self, piece: Piece, *, layout: str, result_dtype: str) -> OneTyped:
-        """Exponential over the sum."""
         return ImageSoftmax(self.piece_shape(piece), self.algorithm, result_dtype)
 
     def whole(self) -> Launchable:
-        """Softmax over axis 1."""
         return Softmax((1, 1), self.algorithm, self.dtype)
 
 
@@ -128,9 +124,7 @@ class ImageSoftmaxGradient(_TwoSweeps, SoftmaxGradient):
         return ImageProductSum(shape, self.algorithm, self.dtype), AddStates((shape[0], 1))
 
     def on_piece(self, piece: Piece, *, layout: str, result_dtype: str) -> OneTyped:
-        """The gradient, with the sum known."""
         return ImageSoftmaxBackward(self.piece_shape(piece), self.algorithm, result_dtype)
 
     def whole(self) -> Launchable:
-        """Its gradient over axis 1."""
         return SoftmaxBackward((1, 1), self.algorithm, self.dtype)

@@ -22,12 +22,10 @@ class PerSite(OfOneShape, Single):
 
     @cached_property
     def operands(self) -> Mapping[str, Operand]:
-        """The operands taken, and the result, of one shape."""
         names = dict.fromkeys((*(name for name in self.takes if name), *self.results))
         return {name: Operand(self.shape, self.dtype, CUT) for name in names}
 
     def region(self, name: str, piece: Piece) -> Region:
-        """The same for all."""
         return tensor_region(self.shape, piece.n, piece.c_y, piece.h_y, self.row_axis)
 
     def rounding(self) -> Rounding:
@@ -56,7 +54,6 @@ class ActivationGradient(PerSite):
         return ("x", "dy", "x") if needs_x(self.mode, self.coef) else ("y", "dy", "")
 
     def on_piece(self, piece: Piece, *, layout: str, result_dtype: str) -> ActivationBackward:
-        """The same on fewer elements."""
         return ActivationBackward(self.piece_shape(piece), self.mode, self.coef, result_dtype)
 
     def compare(self, operation: Launchable, inputs: list[Array]) -> tuple[Array, Array]:
@@ -80,11 +77,9 @@ class SoftmaxCall(PerSite):
     takes = ("x",)
 
     def may_cut(self, axis: str) -> bool:
-        """Images and rows."""
         return axis in ("n", "h_y") and super().may_cut(axis)
 
     def on_piece(self, piece: Piece, *, layout: str, result_dtype: str) -> OneTyped:
-        """The same on fewer sites."""
         return Softmax(self.piece_shape(piece), self.algorithm, result_dtype)
 
     def compare(self, operation: Launchable, inputs: list[Array]) -> tuple[Array, Array]:
@@ -94,7 +89,6 @@ class SoftmaxCall(PerSite):
         return value, size if self.algorithm == "log" else size * np.abs(value) + np.abs(value)
 
     def rounding(self) -> Rounding:
-        """A sum over the channels."""
         return Rounding(self.shape[1], self.dtype, 4)
 
 
@@ -107,11 +101,9 @@ class SoftmaxGradient(SoftmaxCall):
     results = ("dx",)
 
     def on_piece(self, piece: Piece, *, layout: str, result_dtype: str) -> OneTyped:
-        """The same on fewer sites."""
         return SoftmaxBackward(self.piece_shape(piece), self.algorithm, result_dtype)
 
     def compare(self, operation: Launchable, inputs: list[Array]) -> tuple[Array, Array]:
-        """Sums of absolute values."""
         value = operation.reference(*inputs)  # type: ignore[attr-defined]
         (y, dy), log = inputs, self.algorithm == "log"
         size = np.abs(dy) if log else np.abs(y * dy)
@@ -150,7 +142,6 @@ class Addition(PerSite):
 
     @cached_property
     def operands(self) -> Mapping[str, Operand]:
-        """B, y, and the result that is apart from y."""
         axes = cut_axes(self.b_shape, self.row_axis)
         whole = Operand(self.shape, self.dtype, CUT)
         found = {"b": Operand(self.b_shape, self.dtype, axes), "y": whole}
@@ -158,7 +149,6 @@ class Addition(PerSite):
 
     @cached_property
     def loaded(self) -> tuple[str, ...]:
-        """All that is read."""
         return tuple(name for name in self.operands if name in self.takes)
 
     def region(self, name: str, piece: Piece) -> Region:
@@ -172,18 +162,15 @@ class Addition(PerSite):
         )
 
     def on_piece(self, piece: Piece, *, layout: str, result_dtype: str) -> OpTensor:
-        """The same on fewer elements."""
         b_shape = tuple(stop - start for start, stop in self.region("b", piece))
         return OpTensor(
             self.piece_shape(piece), b_shape, result_dtype, "add", self.alpha_y, self.alpha_b
         )
 
     def compare(self, operation: Launchable, inputs: list[Array]) -> tuple[Array, Array]:
-        """The sum of absolute values."""
         x, b = inputs if len(inputs) > 1 else (np.zeros(1), inputs[0])
         value = operation.reference(x, b)  # type: ignore[attr-defined]
         return value, np.abs(self.alpha_y * x) + np.abs(self.alpha_b * b)
 
     def rounding(self) -> Rounding:
-        """One sum."""
         return Rounding(1, self.dtype, 2)

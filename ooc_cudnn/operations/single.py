@@ -39,7 +39,6 @@ class OfOneShape(Built):
 
     @cached_property
     def extents(self) -> Split:
-        """Images, channels, rows."""
         n, c_y = self.shape[:2]
         return Split(n=n, c_y=c_y, c_x=1, h_y=height(self.shape, self.row_axis))
 
@@ -87,7 +86,6 @@ class Single(Built):
         """Region of an operand that a piece touches."""
 
     def build(self, build: Builder) -> None:
-        """Run the operation, add up, finish."""
         piece = build.piece
         (result,) = self.results
         order = build.layout if self.windowed else build.buffers[self.lead].order

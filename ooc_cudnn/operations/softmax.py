@@ -94,7 +94,6 @@ class ImageMaximum(OneShape):
 
     @property
     def output_shape(self) -> Shape:
-        """Two numbers an image."""
         return (self.shape[0], 2)
 
     def work(self) -> Work:
@@ -141,7 +140,6 @@ class ImageProductSum(_Pass):
 
     @property
     def output_shape(self) -> Shape:
-        """One number an image."""
         return (self.shape[0], 1)
 
     def work(self) -> Work:
