@@ -11,17 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from perfmodel.cached import cached_property
 
 from .linear import Line
-from .record import Table, mapping, members, number, text
+from .record import Record, Table, number, text
 from .work import Work
 
 
 @dataclass(frozen=True)
-class ComputeModel:
+class ComputeModel(Record):
     """One line for each kind of computation.
 
     Parameters
@@ -45,6 +44,9 @@ class ComputeModel:
     lines: Mapping[str, Line]
     corrections: Mapping[str, float] = field(default_factory=dict)
     launching: Mapping[str, float] = field(default_factory=dict)
+
+    optional = ("launching",)
+    unstored = ("corrections",)
 
     def __post_init__(self) -> None:
         for key in (*self.lines, *self.launching):
@@ -146,19 +148,3 @@ class ComputeModel:
                 if tried in self.launching:
                     return self.launching[tried]
         return self.launching.get(self.nearest_key(work.key), otherwise)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return a dict of plain JSON values."""
-        launching = {"launching": dict(self.launching)} if self.launching else {}
-        return {"lines": {key: line.to_json() for key, line in self.lines.items()}, **launching}
-
-    @classmethod
-    def from_json(cls, data: object) -> ComputeModel:
-        """Return what `to_json` described."""
-        held = {"launching": {}, **mapping("ComputeModel", data)}
-        held = members("ComputeModel", held, ("lines", "launching"))
-        lines = mapping("lines", held["lines"])
-        return cls(
-            {key: Line.from_json(line) for key, line in lines.items()},
-            launching=mapping("launching", held["launching"]),
-        )

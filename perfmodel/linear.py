@@ -16,7 +16,7 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from .record import Record, Table, mapping, members, number
+from .record import Record, Table, number
 
 Floats = NDArray[np.float64]
 
@@ -48,6 +48,8 @@ class Line(Record):
     beta: float
     terms: Mapping[str, float] = field(default_factory=dict)
 
+    optional = ("terms",)
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "alpha", number("alpha", self.alpha))
         object.__setattr__(self, "beta", number("beta", self.beta))
@@ -75,15 +77,3 @@ class Line(Record):
             if amount is not None:
                 seconds = seconds + rate * amount
         return seconds
-
-    def to_json(self) -> dict[str, Any]:
-        """Return a dict of plain JSON values."""
-        terms = {"terms": dict(self.terms)} if self.terms else {}
-        return {"alpha": self.alpha, "beta": self.beta, **terms}
-
-    @classmethod
-    def from_json(cls, data: object) -> Line:
-        """Return what `to_json` described; further terms may be left out."""
-        held = {"terms": {}, **mapping("Line", data)}
-        held = members("Line", held, ("alpha", "beta", "terms"))
-        return cls(held["alpha"], held["beta"], mapping("terms", held["terms"]))

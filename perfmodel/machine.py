@@ -26,7 +26,7 @@ import numpy as np
 from .cached import cached_property
 from .compute import ComputeModel
 from .linear import Line
-from .record import Table, mapping, members, number, text
+from .record import Record, Table, mapping, number, text
 from .samples import Samples
 from .transfer import TransferModel
 
@@ -36,11 +36,9 @@ FORMAT_VERSION = 4
 
 LINE_LENGTH = 100
 
-HOST_SECONDS = ("call_seconds", "launch_seconds", "step_seconds")
+_UNKNOWN_IN_SOME = ("staged_step_seconds", "operand_seconds")
+SECONDS = ("call_seconds", "launch_seconds", "step_seconds", *_UNKNOWN_IN_SOME)
 """What the host takes for the parts of a call, while the device works on what is issued."""
-
-_OPTIONAL_SECONDS = ("staged_step_seconds", "operand_seconds")
-SECONDS = (*HOST_SECONDS, *_OPTIONAL_SECONDS)
 
 FEWEST_OPERANDS = 2
 """Of the call that `call_seconds` is measured on: what it reads and what it writes."""
@@ -69,7 +67,7 @@ class MachineFileError(ValueError):
 
 
 @dataclass(frozen=True)
-class MachineModel:
+class MachineModel(Record):
     """The fitted performance model of one machine.
 
     Parameters
@@ -122,6 +120,8 @@ class MachineModel:
     quality: Mapping[str, Mapping[str, float]] = field(default_factory=dict, hash=False)
     samples: Mapping[str, Samples] = field(default_factory=dict, hash=False)
     facts: Mapping[str, float] = field(default_factory=dict, hash=False)
+
+    optional = (*_UNKNOWN_IN_SOME, "losses")
 
     def __post_init__(self) -> None:
         text("name", self.name)
@@ -261,21 +261,9 @@ class MachineModel:
 
     def to_json(self) -> dict[str, Any]:
         """Return a dict of plain JSON values."""
-        return {
-            "format": FORMAT,
-            "version": FORMAT_VERSION,
-            "name": self.name,
-            "calibrated": self.calibrated,
-            "identity": dict(self.identity),
-            "transfer": self.transfer.to_json(),
-            "compute": self.compute.to_json(),
-            **{name: getattr(self, name) for name in HOST_SECONDS},
-            **{name: held for name in _OPTIONAL_SECONDS if (held := getattr(self, name))},
-            **({"losses": dict(self.losses)} if self.losses else {}),
-            "quality": {line: dict(held) for line, held in self.quality.items()},
-            "samples": {line: held.to_json() for line, held in self.samples.items()},
-            "facts": dict(self.facts),
-        }
+        about = {"format": FORMAT, "version": FORMAT_VERSION}
+        known = {"name": self.name, "calibrated": self.calibrated}
+        return {**about, **known, **super().to_json()}
 
     @classmethod
     def from_json(cls, data: object) -> MachineModel:
@@ -296,26 +284,7 @@ class MachineModel:
                 f"written by an older ooc_cudnn (format version {version}, now {FORMAT_VERSION}), "
                 "which measured less, so calibrate again"
             )
-        held = {"losses": {}, **dict.fromkeys(_OPTIONAL_SECONDS, 0.0), **held}
-        names = ("name", "calibrated", "identity", "transfer", "compute", *SECONDS, "losses")
-        tables = ("quality", "samples", "facts")
-        held = members("machine model", held, ("format", "version", *names, *tables))
-        qualities, samples = (
-            mapping("quality", held["quality"]),
-            mapping("samples", held["samples"]),
-        )
-        return cls(
-            name=held["name"],
-            identity=mapping("identity", held["identity"]),
-            transfer=TransferModel.from_json(held["transfer"]),
-            compute=ComputeModel.from_json(held["compute"]),
-            calibrated=held["calibrated"],
-            **{name: held[name] for name in SECONDS},
-            losses=mapping("losses", held["losses"]),
-            quality={line: mapping(f"quality of {line}", q) for line, q in qualities.items()},
-            samples={line: Samples.from_json(found) for line, found in samples.items()},
-            facts=mapping("facts", held["facts"]),
-        )
+        return super().from_json({k: v for k, v in held.items() if k not in ("format", "version")})
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write to `path`, making its folder; whoever reads sees the old file or the new one."""

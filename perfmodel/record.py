@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import math
 import numbers
+import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
-from typing import Any, NoReturn, Self, TypeVar, cast
+from functools import cache
+from typing import Any, ClassVar, NoReturn, Self, TypeVar, cast
 
 Value = TypeVar("Value")
 
@@ -68,8 +70,12 @@ def text(name: str, value: object) -> str:
     return value
 
 
-def members(owner: str, data: object, names: Iterable[str]) -> dict[str, Any]:
+def members(
+    owner: str, data: object, names: Iterable[str], optional: Iterable[str] = ()
+) -> dict[str, Any]:
     """Return `data` as a dict if it holds exactly `names`; raise ValueError naming what is wrong.
+
+    Those that are `optional` may be missing.
 
     Examples
     --------
@@ -80,7 +86,7 @@ def members(owner: str, data: object, names: Iterable[str]) -> dict[str, Any]:
     wanted = tuple(names)
     held = mapping(owner, data)
     for name in wanted:
-        if name not in held:
+        if name not in held and name not in optional:
             raise ValueError(f"{owner} lacks {name!r}")
     for name in held:
         if name not in wanted:
@@ -130,16 +136,54 @@ class Table(dict[str, Value]):
 
 
 class Record:
-    """What a dataclass of plain numbers and strings inherits to go to JSON and back."""
+    """What a dataclass inherits to go to JSON and back, by the types of its fields.
+
+    A field that is a record, or a mapping to records, goes there as one. Those that `optional`
+    names are left out where they are empty or 0, and may be missing; those that `unstored` names
+    stay out.
+    """
 
     __slots__ = ()
+    optional: ClassVar[tuple[str, ...]] = ()
+    unstored: ClassVar[tuple[str, ...]] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields by name."""
-        return {field.name: getattr(self, field.name) for field in fields(cast(Any, self))}
+        """Return the fields by name, as plain JSON values."""
+        held = {name: getattr(self, name) for name in _kinds(cast(Any, type(self)))}
+        return {
+            name: _plain(value)
+            for name, value in held.items()
+            if value or name not in self.optional
+        }
 
     @classmethod
     def from_json(cls, data: object) -> Self:
         """Build from what `to_json` returned; ValueError on a missing or unknown name."""
-        names = [field.name for field in fields(cast(Any, cls))]
-        return cls(**members(cls.__name__, data, names))
+        kinds = _kinds(cast(Any, cls))
+        held = members(cls.__name__, data, kinds, cls.optional)
+        return cls(**{name: _built(name, kinds[name], value) for name, value in held.items()})
+
+
+@cache
+def _kinds(record: Any) -> dict[str, Any]:
+    """The types of the fields that are stored, by name."""
+    hints = typing.get_type_hints(record)
+    names = [field.name for field in fields(record)]
+    return {name: hints[name] for name in names if name not in record.unstored}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Record):
+        return value.to_json()
+    if isinstance(value, Mapping):
+        return {name: _plain(held) for name, held in value.items()}
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _built(name: str, kind: Any, data: object) -> Any:
+    if isinstance(kind, type) and issubclass(kind, Record):
+        return kind.from_json(data)
+    if typing.get_origin(kind) is Mapping:
+        each = typing.get_args(kind)[1]
+        return {key: _built(key, each, held) for key, held in mapping(name, data).items()}
+    return data

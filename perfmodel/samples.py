@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .linear import Floats, Line
-from .record import Table, mapping, members, number
+from .record import Record, Table, number
 
 
 @dataclass(frozen=True)
-class Samples:
+class Samples(Record):
     """The measurements of one line, in columns.
 
     Parameters
@@ -36,6 +35,8 @@ class Samples:
     work: tuple[float, ...]
     seconds: tuple[float, ...]
     features: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+
+    optional = ("features",)
 
     def __post_init__(self) -> None:
         columns = {"work": self.work, "seconds": self.seconds, **self.features}
@@ -69,22 +70,6 @@ class Samples:
         columns = (self.work, self.seconds, *self.features.values())
         work, seconds, *features = (tuple(np.array(column)[mask].tolist()) for column in columns)
         return Samples(work, seconds, dict(zip(self.features, features, strict=True)))
-
-    def to_json(self) -> dict[str, Any]:
-        """Return a dict of plain JSON values; without features they are left out."""
-        columns: dict[str, Any] = {"work": list(self.work), "seconds": list(self.seconds)}
-        if self.features:
-            columns["features"] = {name: list(column) for name, column in self.features.items()}
-        return columns
-
-    @classmethod
-    def from_json(cls, data: object) -> Samples:
-        """Return what `to_json` described."""
-        held = members("Samples", {"features": {}, **mapping("Samples", data)}, _COLUMNS)
-        return cls(held["work"], held["seconds"], mapping("features", held["features"]))
-
-
-_COLUMNS = ("work", "seconds", "features")
 
 
 def _column(name: str, values: object) -> tuple[float, ...]:

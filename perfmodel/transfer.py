@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from .linear import Line
-from .record import Table, mapping, members, number, whole
+from .record import Record, Table, number, whole
 from .rows import GATHERED_ALONE, WHOLE, Rows, is_gathered, narrow_rows
 from .slowdown import Slowdown
 from .staging import STAGED_BYTES
@@ -29,7 +29,7 @@ _STANDS_IN = {"disk": "pageable", "pageable": "pinned"}
 
 
 @dataclass(frozen=True)
-class TransferModel:
+class TransferModel(Record):
     """The link of one machine, by placement.
 
     Parameters
@@ -242,30 +242,3 @@ class TransferModel:
             return Slowdown()
         # a mean of ones may come out a rounding error below one
         return Slowdown(max(1.0, copy_in / total), max(1.0, copy_out / total))
-
-    def to_json(self) -> dict[str, Any]:
-        """Return a dict of plain JSON values."""
-        return {
-            "copy_in": {placement: line.to_json() for placement, line in self.copy_in.items()},
-            "copy_out": {placement: line.to_json() for placement, line in self.copy_out.items()},
-            "slowdowns": {pair: held.to_json() for pair, held in self.slowdowns.items()},
-            "latency": {name: line.to_json() for name, line in self.latency.items()},
-        }
-
-    @classmethod
-    def from_json(cls, data: object) -> TransferModel:
-        """Return what `to_json` described."""
-        held = members("TransferModel", data, ("copy_in", "copy_out", "slowdowns", "latency"))
-        return cls(
-            copy_in=_lines("copy_in", held["copy_in"]),
-            copy_out=_lines("copy_out", held["copy_out"]),
-            slowdowns={
-                pair: Slowdown.from_json(data)
-                for pair, data in mapping("slowdowns", held["slowdowns"]).items()
-            },
-            latency=_lines("latency", held["latency"]),
-        )
-
-
-def _lines(name: str, data: object) -> dict[str, Line]:
-    return {placement: Line.from_json(line) for placement, line in mapping(name, data).items()}
