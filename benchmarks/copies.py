@@ -160,7 +160,7 @@ def _staged(
     given = x if "x" in plain else report.to_device(x)
     out = y if "y" in plain else report.to_device(y)
     calls = {
-        format_bytes(chunk): _Call(given, out, chunk, 3 * len(plain) * piece + MIB)
+        format_bytes(chunk): partial(_call, given, out, chunk, 3 * len(plain) * piece + MIB)
         for chunk in (CHUNKS[:1] if report.quick else CHUNKS)
     }
     synchronize = report.synchronize
@@ -179,16 +179,11 @@ def _staged(
         report.check(f"{name}: contents", {"ok": right})
 
 
-class _Call:
+def _call(x: Any, y: Any, chunk: int, limit: int) -> None:
     """An activation of pieces of one image."""
-
-    def __init__(self, x: Any, y: Any, chunk: int, limit: int) -> None:
-        self.x, self.y, self.chunk, self.limit = x, y, chunk, limit
-
-    def __call__(self) -> None:
-        staging.CHUNK_BYTES = self.chunk
-        with ooc_cudnn.settings(memory_limit=self.limit):
-            ooc_cudnn.activation_forward(self.x, mode="relu", out=self.y)
+    staging.CHUNK_BYTES = chunk
+    with ooc_cudnn.settings(memory_limit=limit):
+        ooc_cudnn.activation_forward(x, mode="relu", out=y)
 
 
 def body(report: common.Report) -> None:

@@ -33,10 +33,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal
 
 from ooc_cudnn import forks
-from ooc_cudnn.settings_table import PREFIX, SETTINGS, Settings
+from ooc_cudnn.settings_table import PREFIX, SETTINGS, Setting, Settings
 from ooc_cudnn.telling import warn_once
 
 _UNDECIDED_SECONDS: Final = 0.1
@@ -246,14 +246,10 @@ def current() -> Settings:
     return base if blocks is None else blocks.over(base)
 
 
-class SettingRow(NamedTuple):
+@dataclass(frozen=True)
+class SettingRow(Setting):
     """One row of `describe`: the table's columns, then the value in effect and where it is from."""
 
-    name: str
-    default: object
-    environment_variable: str
-    meaning: str
-    trade_off: str
     value: object
     source: Source
 
@@ -275,13 +271,9 @@ def describe() -> list[SettingRow]:
         sources.update(dict.fromkeys(override.values, "block"))
     return [
         SettingRow(
-            setting.name,
-            setting.default,
-            setting.environment_variable,
-            setting.meaning,
-            setting.trade_off,
-            getattr(snapshot, setting.name),
-            sources.get(setting.name, "default"),
+            **vars(setting),
+            value=getattr(snapshot, setting.name),
+            source=sources.get(setting.name, "default"),
         )
         for setting in SETTINGS
     ]

@@ -54,9 +54,9 @@ class TransferModel(Record):
     >>> line = Line(alpha=1 / 50e9, beta=1e-5)
     >>> link = TransferModel({"pinned": line}, {"pinned": line},
     ...                      {"pinned/pinned": Slowdown(1.1, 1.1)})
-    >>> link.copy_in_seconds("pinned", 50_000_000, copies=2)
+    >>> link.copy_seconds("copy_in", "pinned", 50_000_000, copies=2)
     0.00102
-    >>> link.copy_in_seconds("device", 50_000_000)
+    >>> link.copy_seconds("copy_in", "device", 50_000_000)
     0.0
     >>> link.slowdown("pinned", "pinned")
     Slowdown(copy_in=1.1, copy_out=1.1)
@@ -85,21 +85,10 @@ class TransferModel(Record):
         object.__setattr__(self, "slowdowns", Table(self.slowdowns))
         object.__setattr__(self, "latency", Table(self.latency))
 
-    def copy_in_seconds(
-        self, placement: str, host_bytes: float, copies: int = 1, rows: Rows = WHOLE
+    def copy_seconds(
+        self, direction: str, placement: str, host_bytes: float, copies: int = 1, rows: Rows = WHOLE
     ) -> float:
-        """Return the one-way seconds of `copies` copies of `host_bytes` in all to the device."""
-        return self._copy_seconds("copy_in", placement, host_bytes, copies, rows)
-
-    def copy_out_seconds(
-        self, placement: str, host_bytes: float, copies: int = 1, rows: Rows = WHOLE
-    ) -> float:
-        """Return the one-way seconds of `copies` copies of `host_bytes` in all to the host."""
-        return self._copy_seconds("copy_out", placement, host_bytes, copies, rows)
-
-    def _copy_seconds(
-        self, direction: str, placement: str, host_bytes: float, copies: int, rows: Rows
-    ) -> float:
+        """Return the one-way seconds of `copies` copies of `host_bytes` in all."""
         moved, times = number("host_bytes", host_bytes), whole("copies", copies)
         if placement == "device" or times == 0:
             return 0.0

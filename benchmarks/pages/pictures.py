@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -124,11 +125,9 @@ def figure_12(records: Records) -> Drawn:
     )
 
 
-def draw_figure_12(drawn: Drawn, path: Path) -> None:
-    """Draw it."""
-    draw_lines(
-        drawn, path, across="batch, 224 x 224", up="seconds of a training step", columns=3
-    )  # fmt: skip
+draw_figure_12 = partial(
+    draw_lines, across="batch, 224 x 224", up="seconds of a training step", columns=3
+)
 
 
 def figure_14(records: Records) -> Drawn:
@@ -142,13 +141,11 @@ def figure_14(records: Records) -> Drawn:
     )
 
 
-def draw_figure_14(drawn: Drawn, path: Path) -> None:
-    """Draw it."""
-    draw_lines(
-        drawn, path, across="GB of x, and as much of y", up="seconds, host to host",
-        tick=lambda nbytes: f"{nbytes / 1e9:.1f}",
-        style=lambda contender: ":" if contender == "copy_limit" else "-",
-    )  # fmt: skip
+draw_figure_14 = partial(
+    draw_lines, across="GB of x, and as much of y", up="seconds, host to host",
+    tick=lambda nbytes: f"{nbytes / 1e9:.1f}",
+    style=lambda contender: ":" if contender == "copy_limit" else "-",
+)  # fmt: skip
 
 
 # Bars --------------------------------------------------------------------------------------------

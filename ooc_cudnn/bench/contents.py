@@ -177,11 +177,10 @@ def verify(
     tf32: bool,
     split: Any = None,
     relu: bool = True,
-    whole: bool = True,
 ) -> dict[str, Any]:
     """Check a padded convolution of stride 1 (+ bias, ReLU) at samples, all channels of each.
 
-    With `whole`, also look for elements that were never written. Returns numbers and "ok".
+    Also look for elements that were never written. Returns numbers and "ok".
     """
     size = w.shape[2]
     sites = points(output.shape, split)
@@ -202,7 +201,7 @@ def verify(
     norm_tolerance = max(norm_tolerance, 2.0 * rounding_of_sums(w[0].size))
     each = float(np.max(np.abs(got - want) / scale)) if np.isfinite(got).all() else math.inf
     norm = float(np.linalg.norm(got - want) / np.linalg.norm(want))
-    missing = unwritten(output) if whole else None
+    missing = unwritten(output)
     return {
         "ok": bool(each <= each_tolerance and norm <= norm_tolerance and not missing),
         "sites": len(sites),

@@ -1,4 +1,7 @@
-"""`public`: a public function is declared once; its call, its plan and its help come from there."""
+"""`public`: a public function is declared once; its call, its plan and its help come from there.
+
+The way of every call, one direction: operands -> chain -> plan -> schedule -> executor.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,16 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, ParamSpec
 
-from ooc_cudnn.functions.call import call
+from ooc_cudnn import interrupts
+from ooc_cudnn.arrays.operands import wrap
+from ooc_cudnn.devices import get_device
+from ooc_cudnn.errors import DeviceOutOfMemoryError
+from ooc_cudnn.functions.bound import bind
 from ooc_cudnn.functions.description import Description
+from ooc_cudnn.functions.prepared import prepare, remembered
+from ooc_cudnn.functions.run import run
+from ooc_cudnn.memory.limit import forget_limits
+from ooc_cudnn.settings import current
 
 #: Every public function that can be planned: what describes its call.
 FUNCTIONS: dict[str, Callable[..., Description]] = {}
@@ -42,9 +53,33 @@ def public(describe: Callable[P, Description]) -> Callable[P, Any]:
         describe.__doc__ = text.replace("Notes\n-----", f"{RAISES}Notes\n-----")
 
     @wraps(describe)
-    def run(*args: P.args, **kwargs: P.kwargs) -> Any:
+    def called(*args: P.args, **kwargs: P.kwargs) -> Any:
         return call(describe.__name__, describe(*args, **kwargs))
 
     # A user gets the results, not the description of the call.
-    describe.__annotations__["return"] = run.__annotations__["return"] = Any
-    return run
+    describe.__annotations__["return"] = called.__annotations__["return"] = Any
+    return called
+
+
+def call(function: str, description: Description) -> Any:
+    """Run a function on its operands and return its results, written to `out` if that is given."""
+    settings = current()
+    device = get_device(settings.device)
+    bound = bind(function, description, wrap, device)
+    key = bound.key(settings)
+    with device.arena.lock:
+        prepared = remembered(key, device, settings) or prepare(key, bound, device, settings)
+        # From here on Ctrl-C is heard between two pieces, and where the run waits.
+        with interrupts.deferred():
+            try:
+                run(prepared, bound, device, settings)
+            except DeviceOutOfMemoryError:
+                # The driver has less than the limit promised. Nothing has been copied yet.
+                device.release_caches()
+                forget_limits()
+                try:
+                    run(prepared, bound, device, settings)
+                except DeviceOutOfMemoryError:
+                    prepared = prepare(key, bound, device, settings, share=0.5)
+                    run(prepared, bound, device, settings)
+    return bound.returned(prepared.chain.lead)

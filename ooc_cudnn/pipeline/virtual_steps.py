@@ -25,8 +25,7 @@ class StepCost:
     ) -> None:  # fmt: skip
         """Add a copy of so many bytes: staged, `others` in flight make its slot turn slower."""
         transfer, self.placement = machine.transfer, placement
-        seconds = transfer.copy_in_seconds if direction == "copy_in" else transfer.copy_out_seconds
-        self.seconds += seconds(placement, moved, rows=rows)
+        self.seconds += transfer.copy_seconds(direction, placement, moved, rows=rows)
         self.latency = float(transfer.latency_seconds(direction, placement, moved))
         held = transfer.turn_seconds(direction, placement, moved, others) if self.latency else 0.0
         # its line is what the link and the threads take; it holds its slot while it is late, and

@@ -134,9 +134,10 @@ class Request:
         """The line that the seconds of each operand's copies lie on."""
         transfer, found = self.machine.transfer, {}
         for way, name in self.ways:
-            copy = transfer.copy_in_seconds if way == "in" else transfer.copy_out_seconds
             count, placement = max(self.specs[name].nbytes, 1), self.crosses_as(name)
-            one, two = (copy(placement, count, copies) for copies in (1, 2))
+            one, two = (
+                transfer.copy_seconds(f"copy_{way}", placement, count, copies) for copies in (1, 2)
+            )
             found[way, name] = CopyLine((2 * one - two) / count, two - one)
         return found
 

@@ -203,7 +203,7 @@ def test_shipped_profiles_know_every_line_and_their_origin(name):
 def test_the_h200_profile_gives_the_measured_figures():
     model = shipped("h200")
     assert shipped_names() == ("h100", "h200", "host", "p100", "p40", "titanx")
-    alone = model.transfer.copy_in_seconds("pinned", 55.5e9, copies=1)
+    alone = model.transfer.copy_seconds("copy_in", "pinned", 55.5e9, copies=1)
     assert alone == pytest.approx(1.0, rel=1e-3)
     busy = model.transfer.slowdown("pinned", "pinned").together(alone, alone)
     assert busy == pytest.approx((55.5 / 50.7, 55.4 / 50.2), rel=0.01)

@@ -25,18 +25,18 @@ FACTORS = st.floats(1.0, 3.0)
 
 
 def test_each_copy_costs_beta():
-    assert LINK.copy_in_seconds("disk", 2e9, copies=100) == pytest.approx(1.0 + 100 * 1e-4)
-    assert LINK.copy_out_seconds("pinned", 50e9) == pytest.approx(1.0 + 1e-5)
+    assert LINK.copy_seconds("copy_in", "disk", 2e9, copies=100) == pytest.approx(1.0 + 100 * 1e-4)
+    assert LINK.copy_seconds("copy_out", "pinned", 50e9) == pytest.approx(1.0 + 1e-5)
 
 
 def test_the_device_and_no_copies_cost_nothing():
-    assert LINK.copy_in_seconds("device", 1e12, copies=5) == 0.0
-    assert LINK.copy_out_seconds("pinned", 0, copies=0) == 0.0
+    assert LINK.copy_seconds("copy_in", "device", 1e12, copies=5) == 0.0
+    assert LINK.copy_seconds("copy_out", "pinned", 0, copies=0) == 0.0
 
 
 def test_an_unknown_placement_is_named_with_the_known_ones():
     with pytest.raises(KeyError, match=r"no copy_out line for placement 'disk'.*device, pinned"):
-        LINK.copy_out_seconds("disk", 1)
+        LINK.copy_seconds("copy_out", "disk", 1)
     with pytest.raises(ValueError, match="'device'; the placements that cost time"):
         TransferModel({"device": PINNED}, {})
 
@@ -44,7 +44,7 @@ def test_an_unknown_placement_is_named_with_the_known_ones():
 @pytest.mark.parametrize(("host_bytes", "copies"), [(-1, 1), (1, -1), (float("nan"), 1)])
 def test_bad_amounts_are_refused(host_bytes, copies):
     with pytest.raises(ValueError, match=r"host_bytes|copies"):
-        LINK.copy_in_seconds("pinned", host_bytes, copies)
+        LINK.copy_seconds("copy_in", "pinned", host_bytes, copies)
 
 
 @pytest.mark.parametrize("factor", [0.9, float("nan"), float("inf"), -1])
@@ -135,7 +135,7 @@ class TestRowsApart:
 
     def test_gathering_takes_a_while_for_each_row(self):
         # 1000 rows of 500 bytes
-        seconds = self.LINK.copy_in_seconds("pageable", 500_000, 2, Rows(500, 1000))
+        seconds = self.LINK.copy_seconds("copy_in", "pageable", 500_000, 2, Rows(500, 1000))
         assert seconds == pytest.approx(3e-9 * 500_000 + 1000 * 2e-8)
 
     def test_narrow_rows_of_pinned_memory_cost_something_where_they_lie_apart(self):
@@ -152,12 +152,12 @@ class TestRowsApart:
         "rows", [Rows(NARROWEST_ROW_BYTES - 28, 1000), Rows(100, 1000, scattered=True)]
     )
     def test_what_is_gathered_of_pinned_memory_is_slower_than_plain_memory(self, rows):
-        seconds = self.LINK.copy_in_seconds("pinned", 500_000, 1, rows)
+        seconds = self.LINK.copy_seconds("copy_in", "pinned", 500_000, 1, rows)
         assert seconds == pytest.approx(GATHERED_ALONE * (3e-9 * 500_000 + 5000 * 2e-8))
-        assert seconds > self.LINK.copy_in_seconds("pageable", 500_000, 1, rows)
+        assert seconds > self.LINK.copy_seconds("copy_in", "pageable", 500_000, 1, rows)
 
     def test_what_lies_in_one_piece_costs_nothing_more(self):
-        assert self.LINK.copy_in_seconds("pageable", 1e6) == pytest.approx(3e-3)
+        assert self.LINK.copy_seconds("copy_in", "pageable", 1e6) == pytest.approx(3e-3)
 
     def test_staging_has_a_latency_and_files_are_staged(self):
         late = self.LINK.latency_seconds
