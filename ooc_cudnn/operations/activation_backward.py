@@ -88,7 +88,6 @@ class ActivationBackward(OneShape):
         )
 
     def reference(self, *inputs: Array) -> Array:
-        """Evaluate in float64."""
         y, dy = (array.astype(np.float64) for array in inputs[:2])
         x = y
         if len(inputs) > 2 and needs_x(self.mode, self.coef):

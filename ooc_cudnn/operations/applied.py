@@ -75,7 +75,6 @@ class Convolution(Applied):
     groups: int = field(default=1, kw_only=True)
 
     def bind(self, incoming: Incoming, specs: tuple[TensorSpec, ...]) -> convolution.Convolution:
-        """The convolution of a tensor."""
         (w,) = specs
         _same_dtype(incoming, "w", w)
         return convolution.Convolution.of(
@@ -102,7 +101,6 @@ class Activation(Applied):
         activation.check_mode(self.mode, self.coef)
 
     def bind(self, incoming: Incoming, specs: tuple[TensorSpec, ...]) -> Operation:
-        """The activation of a tensor."""
         mode, coef = activation.check_mode(self.mode, self.coef)
         return activation.Activation(incoming.shape, mode, coef, incoming.dtype)
 

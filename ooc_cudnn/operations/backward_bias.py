@@ -39,7 +39,6 @@ class ChannelSum(OneShape):
         return self.passes("/channel_sum", 1, problem=f"sum; {self.shape[1]} channels")
 
     def reference(self, *inputs: Array) -> Array:
-        """Sum in float64."""
         (dy,) = inputs
         axes = (0, *range(2, dy.ndim))
         return np.asarray(dy.astype(np.float64).sum(axis=axes))
@@ -72,7 +71,6 @@ class BackwardBias(PerSite):
         return (piece.c_y,) if name == "db" else super().region(name, piece)
 
     def on_piece(self, piece: Piece, *, layout: str, result_dtype: str) -> ChannelSum:
-        """The part of the sum that the piece holds."""
         return ChannelSum(self.piece_shape(piece), self.dtype, result_dtype)
 
     def rounding(self) -> Rounding:

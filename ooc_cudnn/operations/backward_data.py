@@ -109,7 +109,6 @@ class BackwardData(OfForward, Single):
         return (channels, inputs, *((0, extent) for extent in shape[2:]))
 
     def on_piece(self, piece: Piece, *, layout: str, result_dtype: str) -> ConvolutionBackwardData:
-        """The gradient of the convolution from these rows of x to those of dy."""
         rows = self._rows(piece.h_y)
         w, dx = (
             tuple(stop - start for start, stop in self.region(name, piece)) for name in ("w", "dx")

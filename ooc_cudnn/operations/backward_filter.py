@@ -11,7 +11,7 @@ from ooc_cudnn.operations.convolution_backward import ConvolutionBackwardFilter
 from ooc_cudnn.operations.rows import ROW_AXIS, tensor_region
 from ooc_cudnn.operations.single import OfForward, Single
 from ooc_cudnn.operations.splittable import Operand, Piece, Region, Rounding
-from ooc_cudnn.operations.window import Ranges, ranges
+from ooc_cudnn.operations.window import Ranges
 from perfmodel import Split
 from perfmodel.cached import cached_property
 
@@ -53,9 +53,7 @@ class BackwardFilter(OfForward, Single):
 
     def axis_ranges(self, axis: str, size: int) -> Ranges:
         """Cut an axis; no range of channels straddles a group."""
-        if axis == "c_y":
-            return self.forward.c_y_ranges(size)
-        return ranges(getattr(self.extents, axis), size)
+        return self.forward.c_y_ranges(size) if axis == "c_y" else super().axis_ranges(axis, size)
 
     def distinct(self, name: str, axis: str, cut: Ranges) -> int:
         """Pieces of cY in one group see one region of x."""

@@ -13,7 +13,7 @@ from ooc_cudnn.operations.pooling import Pooling
 from ooc_cudnn.operations.rows import ROW_AXIS, WindowRows, tensor_region, with_rows
 from ooc_cudnn.operations.single import OfForward, Single
 from ooc_cudnn.operations.splittable import Launchable, Operand, Piece, Region, Rounding
-from ooc_cudnn.operations.window import Pair, Range, Ranges, Rows, ranges
+from ooc_cudnn.operations.window import Pair, Range, Ranges, Rows
 from ooc_cudnn.tensor import DTYPES
 from perfmodel import Split, Work, pass_work
 from perfmodel.cached import cached_property
@@ -47,12 +47,10 @@ class PoolingBackward:
 
     @property
     def dtype(self) -> str:
-        """Of all operands."""
         return self.forward.dtype
 
     @property
     def output_shape(self) -> Shape:
-        """Shape of dx."""
         return with_rows(self.forward.x_shape, self.rows[1] - self.rows[0], self.row_axis)
 
     @property
@@ -136,7 +134,7 @@ class BackwardPooling(OfForward, Single):
     def axis_ranges(self, axis: str, size: int) -> Ranges:
         """Cut an axis: rows in multiples of the stride."""
         stride = self._window.stride if axis == "h_y" else 1
-        return ranges(getattr(self.extents, axis), -(-size // stride) * stride)
+        return super().axis_ranges(axis, -(-size // stride) * stride)
 
     @cached_property
     def _window(self) -> WindowRows:
@@ -179,7 +177,6 @@ class BackwardPooling(OfForward, Single):
         return tensor_region(self.operands[name].shape, piece.n, piece.c_y, rows, self.row_axis)
 
     def on_piece(self, piece: Piece, *, layout: str, result_dtype: str) -> PoolingBackward:
-        """The gradient of the pooling from those rows of x to those of y."""
         inputs, padding = self._inputs(piece.h_y)
         forward = self.forward.on_piece(
             piece.n[1] - piece.n[0],

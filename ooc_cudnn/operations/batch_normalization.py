@@ -83,7 +83,6 @@ class MergeMoments(_OfChannels):
 
     @property
     def output_shape(self) -> Shape:
-        """Three numbers a channel."""
         return (3, self.channels)
 
 
@@ -106,7 +105,6 @@ class MomentsResult(_OfChannels):
 
     @property
     def output_shape(self) -> Shape:
-        """One value a channel."""
         return (self.channels,)
 
 
@@ -129,7 +127,6 @@ class Normalise(_Tensor, PerElement):
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
-        """Scale, bias, mean and variance, one value per channel each, in the arithmetic type."""
         dtype, shape = ACCUMULATOR[self.dtype], (self.shape[1],)
         return tuple(
             Parameter(name, shape, dtype) for name in ("scale", "bias", "mean", "variance")
@@ -178,7 +175,6 @@ class AddStates:
 
     @property
     def output_shape(self) -> Shape:
-        """Shape of both."""
         return self.shape
 
     def work(self) -> Work:
@@ -202,7 +198,6 @@ class ScaleRow(_OfChannels):
 
     @property
     def output_shape(self) -> Shape:
-        """Shape of the state."""
         return (self.rows, self.channels)
 
 
@@ -219,7 +214,6 @@ class StateRow(_OfChannels):
 
     @property
     def output_shape(self) -> Shape:
-        """One value a channel."""
         return (self.channels,)
 
 

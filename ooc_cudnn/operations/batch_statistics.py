@@ -59,7 +59,6 @@ class BatchNormalization(PerChannel):
 
     @cached_property
     def operands(self) -> Mapping[str, Operand]:
-        """The data, scale and bias, the results."""
         vector = Operand((self.shape[1],), ACCUMULATOR[self.dtype], PER_CHANNEL)
         tensor = Operand(self.shape, self.dtype, CUT)
         return {

@@ -153,12 +153,10 @@ class Convolution:
 
     @property
     def input_shape(self) -> Shape:
-        """Shape of x."""
         return self.x_shape
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
-        """The filter w."""
         return (Parameter("w", self.w_shape),)
 
     # How it may be cut ------------------------------------------------------------------------
@@ -195,11 +193,9 @@ class Convolution:
         )  # fmt: skip
 
     def input_rows(self, rows: Range, row_axis: int = ROW_AXIS) -> Rows:
-        """Rows of x that output rows `rows` need."""
         return self.window_rows(row_axis).needed(rows)
 
     def on_piece(self, n: int, rows: Rows, channels: int, row_axis: int = ROW_AXIS) -> Convolution:
-        """Return the convolution of `n` images and the given rows of x, all channels."""
         return self.on_channels(n, (0, self.w_shape[0]), (0, self.c_x_extent), rows, "", row_axis)
 
     def on_channels(
@@ -299,11 +295,9 @@ class Convolution:
             yield (..., *tap), (..., *window)
 
     def magnitude(self, x: Array, *parameters: Array) -> Array:
-        """The sums of absolute products."""
         return self.reference(x, *(np.abs(p) for p in parameters))
 
     def reference(self, x: Array, *parameters: Array) -> Array:
-        """Sum over window positions, in float64."""
         (w,) = parameters
         x, w = x.astype(np.float64), w.astype(np.float64)
         x = np.pad(x, ((0, 0), (0, 0), *self.padding))

@@ -34,12 +34,10 @@ class _Gradient:
 
     @property
     def dtype(self) -> str:
-        """Of both inputs."""
         return self.forward.dtype
 
     @property
     def output_shape(self) -> Shape:
-        """Shape of the result."""
         raise NotImplementedError
 
     def work(self) -> Work:

@@ -63,7 +63,6 @@ class OpTensor(PerElement):
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
-        """The second tensor, b."""
         return (Parameter("b", self.b_shape),)
 
     def on_piece(self, n: int, rows: Rows, channels: int, row_axis: int = ROW_AXIS) -> OpTensor:
@@ -73,13 +72,11 @@ class OpTensor(PerElement):
         return replace(made, b_shape=b_shape)
 
     def magnitude(self, x: Array, *parameters: Array) -> Array:
-        """The sum of absolute values, or the product or the larger of them."""
         op = {"minimum": "maximum"}.get(self.op, self.op)
         made = replace(self, op=op, alpha_a=abs(self.alpha_a), alpha_b=abs(self.alpha_b))
         return made.reference(x, *(np.abs(p) for p in parameters))
 
     def work(self) -> Work:
-        """Read a and b, write c."""
         elements = math.prod(self.shape) * (2 if self.alpha_a else 1) + math.prod(self.b_shape)
         return pass_work(
             f"pointwise/{self.dtype}/op_tensor",
@@ -89,7 +86,6 @@ class OpTensor(PerElement):
         )
 
     def reference(self, x: Array, *parameters: Array) -> Array:
-        """Evaluate in float64."""
         a, (b,) = x, parameters
         b = self.alpha_b * np.broadcast_to(b.astype(np.float64), self.shape)
         if self.op == "add" and self.alpha_a == 0:
@@ -111,10 +107,8 @@ class AddTensor(PerElement):
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
-        """The bias b, one value per channel."""
         return (Parameter("b", (self.shape[1],)),)
 
     def reference(self, x: Array, *parameters: Array) -> Array:
-        """Add in float64."""
         (b,) = parameters
         return x.astype(np.float64) + b.astype(np.float64).reshape(-1, *[1] * (x.ndim - 2))

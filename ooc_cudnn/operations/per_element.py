@@ -23,7 +23,6 @@ class OneShape:
 
     @property
     def output_shape(self) -> Shape:
-        """Shape of its result."""
         return self.shape
 
     def passes(self, kind: str, count: int, *, exponentials: int = 0, problem: str = "") -> Work:
@@ -43,20 +42,16 @@ class PerElement(OneShape):
 
     @property
     def input_shape(self) -> Shape:
-        """Shape of x."""
         return self.shape
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
-        """None, unless the operation says otherwise."""
         return ()
 
     def input_rows(self, rows: Range, row_axis: int = ROW_AXIS) -> Rows:
-        """Need the same rows."""
         return Rows(*rows, 0, 0)
 
     def on_piece(self, n: int, rows: Rows, channels: int, row_axis: int = ROW_AXIS) -> Self:
-        """Return it for `n` images, the given rows and channels."""
         shape = with_rows((n, channels, *self.shape[2:]), rows.stop - rows.start, row_axis)
         return replace(self, shape=shape)  # type: ignore[type-var]  # it is mixed into dataclasses
 
@@ -65,7 +60,6 @@ class PerElement(OneShape):
         return self.reference(x, *(np.abs(p) for p in parameters))
 
     def reference(self, x: Array, *parameters: Array) -> Array:
-        """Compute it in float64."""
         raise NotImplementedError
 
     def work(self) -> Work:

@@ -111,12 +111,10 @@ class Pooling:
 
     @property
     def input_shape(self) -> Shape:
-        """Shape of x."""
         return self.x_shape
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
-        """None."""
         return ()
 
     @property
@@ -132,11 +130,9 @@ class Pooling:
         )
 
     def input_rows(self, rows: Range, row_axis: int = ROW_AXIS) -> Rows:
-        """Rows of x that output rows `rows` need."""
         return self.window_rows(row_axis).needed(rows)
 
     def on_piece(self, n: int, rows: Rows, channels: int, row_axis: int = ROW_AXIS) -> Pooling:
-        """Return the pooling of `n` images, the given rows of x and so many channels."""
         shape = with_rows((n, channels, *self.x_shape[2:]), rows.stop - rows.start, row_axis)
         padding = with_padding(self.padding, (rows.before, rows.after), row_axis)
         return Pooling(shape, self.window, self.stride, padding, self.mode, self.dtype)
@@ -183,11 +179,9 @@ class Pooling:
         return count
 
     def magnitude(self, x: Array, *parameters: Array) -> Array:
-        """The largest value, or the sum of absolute values."""
         return self.reference(x)
 
     def reference(self, x: Array, *parameters: Array) -> Array:
-        """Pool in float64."""
         x = x.astype(np.float64)
         y = np.full(self.output_shape, -np.inf if self.is_max else 0.0)
         for outputs, inputs in self.taps():

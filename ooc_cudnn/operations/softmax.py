@@ -46,7 +46,6 @@ class Softmax(_Pass):
         return self.over(3, exponentials=True, channels=True)
 
     def reference(self, *inputs: Array) -> Array:
-        """Evaluate in float64."""
         x = inputs[0].astype(np.float64)
         shifted = x - x.max(axis=1, keepdims=True)
         total = np.exp(shifted).sum(axis=1, keepdims=True)
@@ -69,7 +68,6 @@ class SoftmaxBackward(_Pass):
         return self.over(5, exponentials=self.algorithm == "log", channels=True)
 
     def reference(self, *inputs: Array) -> Array:
-        """Evaluate in float64."""
         y, dy = (array.astype(np.float64) for array in inputs)
         if self.algorithm == "accurate":
             return np.asarray(y * (dy - (y * dy).sum(axis=1, keepdims=True)))
@@ -111,7 +109,6 @@ class MergeImageMaximum:
 
     @property
     def output_shape(self) -> Shape:
-        """Two numbers an image."""
         return (self.images, 2)
 
     def work(self) -> Work:
