@@ -16,6 +16,8 @@ from perfmodel.linear import Floats
 COLOURS = ("#2a78d6", "#e07b39", "#3f9e6e", "#8a63c4", "#b0a030", "#555555", "#c94f7c", "#39a0b0")
 MEASURED = {"marker": "o", "markersize": 4.5, "linestyle": ""}
 HOLLOW = {"markersize": 6, "markerfacecolor": "none"}
+DASHED: dict[str, Any] = {"linestyle": "--", "linewidth": 0.8}
+GUIDE: dict[str, Any] = {"color": "#999999", "linewidth": 0.8, "zorder": 0}
 BOTH_WAYS = {"pinned": "^", "pageable": "s", "disk": "D"}
 
 
@@ -58,49 +60,42 @@ def calibration_figure(model: MachineModel) -> Any:
     figure = Figure(figsize=(12, 12.5), layout="constrained", dpi=120)
     FigureCanvasAgg(figure)
     figure.suptitle(f"{model.name}, calibrated {model.calibrated}", fontweight="bold")
-    rows = figure.subplots(3, 2)
-    for axes, direction in zip(rows[0], ("copy_in", "copy_out"), strict=True):
-        _draw_copies(axes, model, direction)
+    top, middle, bottom = figure.subplots(3, 2)
     copies, convolutions, passes = (
         [key for key in model.lines if key in model.samples and key.startswith(start)]
         for start in ("copy_", "convolution", "pointwise")
     )
-    _draw_computing(rows[1][0], model, convolutions, part=1, title="convolutions")
-    _draw_computing(rows[1][1], model, passes, part=2, title="passes over device memory")
-    _draw_residuals(rows[2][0], model, copies)
-    _draw_residuals(rows[2][1], model, convolutions + passes)
+    for axes, direction in zip(top, ("copy_in", "copy_out"), strict=True):
+        _draw_copies(axes, model, direction)
+    _draw_computing(middle[0], model, convolutions, part=1, title="convolutions")
+    _draw_computing(middle[1], model, passes, part=2, title="passes over device memory")
+    _draw_residuals(bottom[0], model, copies)
+    _draw_residuals(bottom[1], model, convolutions + passes)
     return figure
 
 
 def _draw_copies(axes: Any, model: MachineModel, direction: str) -> None:
     """Rate over size of one direction, by placement."""
     lines: Mapping[str, Line] = getattr(model.transfer, direction)
-    comes_in = direction == "copy_in"
+    samples, own = model.samples, ("copy_in", "copy_out").index(direction)
 
     def measured(key: str, **style: Any) -> None:
-        samples = model.samples[key]
-        rates = np.array(samples.work) / samples.seconds / 1e9
-        axes.plot(samples.work, rates, **{**MEASURED, **style})
+        rates = np.array(samples[key].work) / samples[key].seconds / 1e9
+        axes.plot(samples[key].work, rates, **{**MEASURED, **style})
 
     for colour, (placement, line) in zip(COLOURS, lines.items(), strict=False):
-        if (key := f"{direction}/{placement}") not in model.samples:
+        if (key := f"{direction}/{placement}") not in samples:
             continue
         measured(key, color=colour)
-        work = model.samples[key].work
-        sizes = np.geomspace(min(work) / 1.5, max(work) * 1.5)
+        sizes = np.geomspace(min(samples[key].work) / 1.5, max(samples[key].work) * 1.5)
         rates = sizes / line.seconds(sizes) / 1e9
         axes.plot(sizes, rates, color=colour, label=placement)
         for pair, slowdown in model.transfer.slowdowns.items():
-            own, other = pair.split("/") if comes_in else pair.split("/")[::-1]
-            if own == placement and (busy := f"duplex/{pair}/{direction}") in model.samples:
-                measured(busy, color=colour, marker=BOTH_WAYS[other], **HOLLOW)
-                slowed = rates / getattr(slowdown, direction)
-                axes.plot(sizes, slowed, color=colour, linestyle="--", linewidth=0.8)
-    for other in sorted({pair.split("/")[comes_in] for pair in model.transfer.slowdowns})[::-1]:
-        axes.plot(
-            (), (), color="#555555", linestyle="--", linewidth=0.8, marker=BOTH_WAYS[other],
-            label=f"while copies {'out to' if comes_in else 'in from'} {other} run", **HOLLOW,
-        )  # fmt: skip
+            of = pair.split("/")
+            if of[own] == placement and (busy := f"duplex/{pair}/{direction}") in samples:
+                style = {"color": colour, "label": f"in from {of[0]}, out to {of[1]}"}
+                measured(busy, marker=BOTH_WAYS[of[1 - own]], **HOLLOW, **style)
+                axes.plot(sizes, rates / getattr(slowdown, direction), color=colour, **DASHED)
     axes.set_xscale("log", base=2)
     axes.set_ylim(0, axes.get_ylim()[1] * 1.3)  # room for the legend
     _finish(axes, direction.replace("_", " "), "bytes of a piece", "GB/s", columns=2)
@@ -116,12 +111,10 @@ def _draw_computing(
     for at, (name, members) in enumerate(groups.items()):
         style = {**MEASURED, "marker": "o" if at < len(COLOURS) else "x"}
         axes.plot(*_seconds(model, members), color=COLOURS[at % len(COLOURS)], label=name, **style)
-    if groups:
+    if keys:
         measured = _seconds(model, keys)[0]
         ends = measured.min(), measured.max()
-        axes.plot(ends, ends, color="#999999", linewidth=0.8, zorder=0)
-        axes.set_xscale("log")
-        axes.set_yscale("log")
+        axes.loglog(ends, ends, **GUIDE)
     _finish(axes, title, "measured seconds", "predicted seconds")
 
 
@@ -131,11 +124,12 @@ def _draw_residuals(axes: Any, model: MachineModel, keys: list[str]) -> None:
     if keys:
         seconds, predicted = _seconds(model, keys)
         residuals = predicted / seconds - 1.0
-        axes.plot(seconds, np.clip(residuals, -1, 1) * 100, color=COLOURS[0], alpha=0.6, **MEASURED)
-        axes.set_xscale("log")
+        axes.semilogx(
+            seconds, np.clip(residuals, -1, 1) * 100, color=COLOURS[0], alpha=0.6, **MEASURED
+        )
         median, tail = np.quantile(np.abs(residuals), (0.5, 0.9))
         title += f": {median:.1%} in the median, {tail:.1%} for nine of ten"
-    axes.axhline(0, color="#999999", linewidth=0.8, zorder=0)
+    axes.axhline(0, **GUIDE)
     axes.set_ylim(-100, 100)
     _finish(axes, title, "measured seconds", "predicted - measured, in per cent")
 
@@ -149,11 +143,8 @@ def _seconds(model: MachineModel, keys: list[str]) -> tuple[Floats, Floats]:
 
 def _finish(axes: Any, title: str, x: str, y: str, columns: int = 1) -> None:
     axes.set_title(title, fontsize=11, loc="left")
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
+    axes.set(xlabel=x, ylabel=y, axisbelow=True)
     axes.grid(color="#dddddd", linewidth=0.6)
-    axes.set_axisbelow(True)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
+    axes.spines[["top", "right"]].set_visible(False)
     if axes.get_legend_handles_labels()[0]:
         axes.legend(fontsize=8, frameon=False, loc="upper left", ncols=columns)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ooc_cudnn.calibration.lines import KEPT, SCALED, is_noisy
 from ooc_cudnn.units import format_bytes, format_seconds
-from perfmodel import MachineModel
+from perfmodel import Line, MachineModel
 from perfmodel.work import Work, convolution_work, pass_work
 
 MIB = 2**20
@@ -52,7 +52,7 @@ class Usual(NamedTuple):
         kind, dtype, *more = key.split("/")
         item = {"float16": 2, "bfloat16": 2, "float64": 8}.get(dtype, 4)
         if kind == "convolution":
-            sites, channels = self.extent**2, self.channels
+            channels, sites = self.channels, self.extent**2
             tensor = float(item * self.images * channels * sites)
             return convolution_work(
                 key, n=self.images, c_x=channels, c_y=channels, window_sites=9, output_sites=sites,
@@ -64,19 +64,6 @@ class Usual(NamedTuple):
         return pass_work(
             key, device_bytes=self.pass_bytes, elements=values, taps=values, exponentials=powers
         )
-
-
-class Row(NamedTuple):
-    """What is said of a line; 0 units a second where it takes as long whatever the size."""
-
-    key: str
-    seconds: float
-    rate: float
-
-    @property
-    def like(self) -> list[str]:
-        """Its kind, which it is compared with: copies of a direction, computing of a type."""
-        return self.key.split("/")[: 1 if self.key.startswith("copy_") else 2]
 
 
 def report(model: MachineModel) -> str:
@@ -109,44 +96,47 @@ def report(model: MachineModel) -> str:
 
 def _table(model: MachineModel, usual: Usual) -> list[str]:
     """A row for each line: seconds and rate at the usual size, errors, and what is to be noted."""
-    rows = sorted(_rows(model, usual), key=lambda row: (not row.key.startswith("copy_"), row.key))
+    taken = {key: _taken(usual, key, line) for key, line in model.lines.items()}
+    fastest = dict[str, float]()
+    for key, (_, rate) in taken.items():
+        fastest[_kind(key)] = max(rate, fastest.get(_kind(key), 0.0))
     cells = [["", "takes", "rate", "residual", "held out", "spread", ""]]
-    for row in rows:
-        quality = model.quality.get(row.key, {})
-        fastest = max(other.rate for other in rows if other.like == row.like)
-        notes = list(_doubts(row.key, quality)) if model.quality else []
-        if row.rate and SLOW * row.rate < fastest:
-            notes.append(
-                f"slow: {fastest / row.rate:.2g} times slower than the fastest of its kind"
-            )
+    for key in sorted(taken, key=lambda key: (not key.startswith("copy_"), key)):
+        (seconds, rate), quality = taken[key], model.quality.get(key, {})
+        notes = list(_doubts(key, quality)) if model.quality else []
+        if rate and SLOW * rate < (best := fastest[_kind(key)]):
+            notes.append(f"slow: {best / rate:.2g} times slower than the fastest of its kind")
         held_out = quality.get("held_out_error") if quality.get("samples") != 1 else None
         shares = quality.get("residual"), held_out, quality.get("spread")
         told = ["" if share is None else f"{share:.1%}" for share in shares]
-        cells.append([row.key, format_seconds(row.seconds), _rate(row), *told, "; ".join(notes)])
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        row = [key, format_seconds(seconds), _rate(key, rate), *told, "; ".join(notes)]
+        cells.append(row)
+    first, *widths = (max(map(len, column)) for column in zip(*cells, strict=True))
     return [
-        "  ".join(
-            [cell[0].ljust(widths[0]), *map(str.rjust, cell[1:-1], widths[1:-1]), cell[-1]]
-        ).rstrip()
-        for cell in cells
+        "  ".join([key.ljust(first), *map(str.rjust, told, widths), notes]).rstrip()
+        for key, *told, notes in cells
     ]
 
 
-def _rows(model: MachineModel, usual: Usual) -> Iterator[Row]:
-    for key, line in model.lines.items():
-        if key.startswith("copy_"):
-            seconds = line.seconds(usual.copy_bytes)
-            yield Row(key, seconds, usual.copy_bytes / seconds)
-        else:
-            work = usual.work(key)
-            seconds = line.seconds(work.amount, work.features)
-            yield Row(key, seconds, work.amount / seconds if seconds > 2.0 * line.beta else 0.0)
+def _kind(key: str) -> str:
+    """What a line is compared with: copies of a direction, computing of a type."""
+    return "/".join(key.split("/")[: 1 if key.startswith("copy_") else 2])
 
 
-def _rate(row: Row) -> str:
-    unit = "FLOP/s" if row.key.startswith("convolution") else "B/s"
-    scale, prefix = (1e12, "T") if unit == "FLOP/s" and row.rate >= 1e12 else (1e9, "G")
-    return f"{row.rate / scale:.4g} {prefix}{unit}" if row.rate else ""
+def _taken(usual: Usual, key: str, line: Line) -> tuple[float, float]:
+    """Seconds, and bytes or flops a second: 0 where it takes as long whatever the size."""
+    if key.startswith("copy_"):
+        seconds = line.seconds(usual.copy_bytes)
+        return seconds, usual.copy_bytes / seconds
+    work = usual.work(key)
+    seconds = line.seconds(work.amount, work.features)
+    return seconds, work.amount / seconds if seconds > 2.0 * line.beta else 0.0
+
+
+def _rate(key: str, rate: float) -> str:
+    unit = "FLOP/s" if key.startswith("convolution") else "B/s"
+    scale, prefix = (1e12, "T") if unit == "FLOP/s" and rate >= 1e12 else (1e9, "G")
+    return f"{rate / scale:.4g} {prefix}{unit}" if rate else ""
 
 
 def _doubts(key: str, quality: Mapping[str, float]) -> Iterator[str]:
@@ -170,15 +160,13 @@ def _both_ways(model: MachineModel, usual: Usual) -> Iterator[str]:
     for pair, slower in model.transfer.slowdowns.items():
         source, target = pair.split("/")
         said = []
-        for key, factor in (
-            (f"copy_in/{source}", slower.copy_in), (f"copy_out/{target}", slower.copy_out),
-        ):  # fmt: skip
-            if key in model.lines:
-                alone = usual.copy_bytes / model.lines[key].seconds(usual.copy_bytes) / 1e9
-                way = key.partition("/")[0].removeprefix("copy_")
+        for way, placement in ("in", source), ("out", target):
+            if line := model.lines.get(f"copy_{way}/{placement}"):
+                alone = usual.copy_bytes / line.seconds(usual.copy_bytes) / 1e9
+                factor = getattr(slower, f"copy_{way}")
                 said.append(f"{way} {alone / factor:.1f} of {alone:.1f} GB/s")
-        spread = model.quality.get(f"duplex/{pair}", {}).get("spread")
-        said += [] if spread is None else [f"spread {spread:.1%}"]
+        if (spread := model.quality.get(f"duplex/{pair}", {}).get("spread")) is not None:
+            said.append(f"spread {spread:.1%}")
         yield f"  in from {source:<8} out to {target:<8}  {', '.join(said)}"
 
 
@@ -214,15 +202,15 @@ def how_sure(model: MachineModel) -> list[str]:
     if not held:
         return ["how sure: not known; this model does not say how well it was fitted"]
     wrong = {key: max(of["spread"], _error(of)) for key, of in held.items()}
-    told = {key: share for key, share in wrong.items() if held[key].get("samples") != 1} or wrong
+    single = {key for key, of in held.items() if of.get("samples") == 1}
+    told = {key: share for key, share in wrong.items() if key not in single} or wrong
     least = sorted(told, key=lambda key: -told[key])[:NAMED]
-    named = ", ".join(f"{key} ({told[key]:.0%})" for key in least)
     lines = [
         f"how sure: half of the lines are right within {statistics.median(told.values()):.0%}; "
-        f"least sure are {named}"
+        f"least sure are {', '.join(f'{key} ({told[key]:.0%})' for key in least)}"
     ]
-    if single := sum(of.get("samples") == 1 for of in held.values()):
-        lines.append(f"known lines, scaled to one measurement each: {single}")
+    if single:
+        lines.append(f"known lines, scaled to one measurement each: {len(single)}")
     kept, scaled = spoilt(model).values()
     drifts = {name: share for name, share in _drifts(model) if abs(share) > DRIFTED}
     if not kept and not scaled and not drifts:
