@@ -9,17 +9,10 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from itertools import product
 from typing import Any, TypeVar
 
 from ooc_cudnn.calibration.session import Group, Session
-from ooc_cudnn.calibration.shapes import (
-    DIRECTIONS,
-    GPU_POOL,
-    HOST_POOL,
-    convolutions,
-    passes,
-)
+from ooc_cudnn.calibration.shapes import DIRECTIONS, GPU_POOL, HOST_POOL, convolutions, passes
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.devices.measuring import Bench, Timing, offsets_of
 from ooc_cudnn.functions.plan import splittable_of
@@ -43,10 +36,8 @@ ARITHMETIC = (
 GPU_COUNTS, HOST_COUNTS, QUICK_COUNTS = (10, 3), (6, 3), (1, 1)
 #: Types whose passes a quick calibration measures; the others are as much slower or faster.
 QUICK_PASSES = ("float32", "float16")
-#: Seconds that one sample takes, to tell how far a calibration is.
-SAMPLE_SECONDS = 0.03
-#: Seconds that it takes to compile all kernels, by so many threads.
-BUILD_SECONDS, BUILDERS = 10.0, 8
+#: Threads that compile all kernels.
+BUILDERS = 8
 #: How often a launch is timed, and for how long: the fit has many launches to average over.
 BATCHES, BATCH_SECONDS = 3, 0.005
 
@@ -72,26 +63,21 @@ class Computing:
         self.convolution_count, self.pass_count = counts
 
     def groups(self) -> list[Group]:
-        """What is to be measured, in parts of known length."""
-        found = []
-        if self.device.kind == "cuda":
-            found.append(Group("kernels", BUILD_SECONDS, self.build))
+        """What is to be measured, in parts."""
+        found: list[Group] = [self.build] if self.device.kind == "cuda" else []
         kinds = arithmetic(self.device)
         for dtype, tf32 in kinds:
             forward_alone = self.quick and (dtype, tf32) != kinds[0]
             directions = DIRECTIONS[:1] if forward_alone else DIRECTIONS
             layouts = () if dtype in stand_ins(self.device) else self.device.layouts(dtype)
-            layouts = layouts[-1:] if self.quick else layouts
-            parts = [
-                (f"{direction} {layout}", self.convolution_count,
-                 partial(self.convolutions, dtype, layout, direction, tf32))
-                for layout, direction in product(layouts, directions)
-            ]  # fmt: skip
+            drawn = [
+                partial(self.convolutions, dtype, layout, direction, tf32)
+                for layout in (layouts[-1:] if self.quick else layouts)
+                for direction in directions
+            ]
             if (dtype, tf32) in self.pass_kinds:
-                parts.append(("passes", 15 * self.pass_count, partial(self.passes, dtype)))
-            for label, count, drawn in parts:
-                measure = partial(self.measure, drawn)
-                found.append(Group(f"{label}, {dtype}", count * SAMPLE_SECONDS, measure))
+                drawn.append(partial(self.passes, dtype))
+            found += [partial(self.measure, launches) for launches in drawn]
         return found
 
     @property

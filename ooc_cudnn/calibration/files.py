@@ -34,18 +34,9 @@ MOST_PARTS = 16
 FILE_BYTES = 192 * MIB
 #: Single copies in a row: the first one finds a file that nobody has used yet.
 SINGLES = 3
-#: Bytes a second of a file, to tell how far a calibration is.
-RATE = 2e9
 
 #: Opens a file, from its beginning, for copies of so many bytes in all.
 Opened = Callable[[int], "np.memmap[Any, Any]"]
-
-
-def seconds_of(session: Session) -> float:
-    """About how long they take."""
-    sizes = sizes_of(session)
-    moved = sum(min(MOST_PARTS * size, _file_bytes(sizes)) for size in sizes)
-    return 4 * session.bench.batches * moved / RATE
 
 
 def sizes_of(session: Session) -> tuple[int, ...]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable
 from functools import partial
 
 from ooc_cudnn.calibration import files, link
@@ -37,6 +36,8 @@ from perfmodel import MachineModel
 OFTEN = 10
 #: Rounds of the references after which the clocks are as they will be.
 MOST_WARM_UPS = 20
+#: About how long it takes, by which a bar is shown or not.
+QUICK_SECONDS, FULL_SECONDS = 5.0, 60.0
 
 
 def calibrate(
@@ -99,27 +100,26 @@ def calibrate(
 
 
 def measure(session: Session, progress: Progress) -> dict[str, Measured]:
-    """Make all measurements, and tell how far they are by the time they should take."""
+    """Make all measurements, and tell how many of them are made."""
     computing = Computing(session)
     groups = all_groups(session, computing)
-    seconds = sum(group.seconds for group in groups)
-    done, began = 0.0, time.perf_counter()
-    parts: list[tuple[Group, dict[str, Measured]]] = []
+    seconds = QUICK_SECONDS if session.quick else FULL_SECONDS
+    began = time.perf_counter()
+    found: list[dict[str, Measured]] = []
     with reporter(progress, total=100, label="calibrate", predicted_seconds=seconds) as report:
         link.host_memory(session)
         first = _warmed_up(session, computing)
         for group in groups:
-            parts.append((group, session.taken_by(group)))
-            done += group.seconds
-            report.update(round(100 * done / seconds))
-        for group, found in parts:
-            _measure_disturbed_again(session, group, found)
+            found.append(session.taken_by(group))
+            report.update(100 * len(found) // len(groups))
+        for group, parts in zip(groups, found, strict=True):
+            _measure_disturbed_again(session, group, parts)
         for name, after in _references(session, computing).items():
             session.facts[f"drift_of_{name}_share"] = after / first[name] - 1.0
     session.facts["calibration_seconds"] = round(time.perf_counter() - began, 1)
     joined: defaultdict[str, Measured] = defaultdict(Measured)
-    for _, found in parts:
-        for key, part in found.items():
+    for parts in found:
+        for key, part in parts.items():
             joined[key].add(part)
     return joined
 
@@ -130,29 +130,22 @@ def all_groups(session: Session, computing: Computing) -> list[Group]:
     What a disturbed host takes longer for is measured several times, far from each other: a host is
     slow for seconds at a time.
     """
-    bench, quick = session.bench, session.quick
 
-    def of(label: str, seconds: float, measure: Callable[[Session], None]) -> Group:
-        return Group(label, seconds, partial(measure, session))
-
-    def host(session: Session) -> None:
+    def host() -> None:
         session.record_all(host_seconds(session.bench))
 
-    def beside(session: Session) -> None:
+    def beside() -> None:
         session.record_all(measured_losses(session.bench, quick=session.quick), under="losses/")
 
-    batch = 1.5 * bench.batches * bench.batch_seconds
-    copies = [
-        of("copies", (6 * len(link.pieces(session)) + 4) * batch, link.all_pairs),
-        of("copies of files", files.seconds_of(session), files.file_copies),
-        of("rows that lie apart", 0.5, rows_apart),
+    copies: list[Group] = [
+        partial(of, session) for of in (link.all_pairs, files.file_copies, rows_apart)
     ]
-    of_host = [of("issuing steps", 0.3, host), of("staging", 0.3 if quick else 1.0, staging)]
-    again = [] if quick else of_host
+    of_host: list[Group] = [host, partial(staging, session)]
+    again = [] if session.quick else of_host
     groups = [*again, *copies, *again]
     for place, group in enumerate(computing.groups(), 1):
         groups += [group, *again[:1]] if place % OFTEN == 0 else [group]
-    return [*groups, *of_host, of("computing beside copies", 0.8 if quick else 3.0, beside)]
+    return [*groups, *of_host, beside]
 
 
 def _warmed_up(session: Session, computing: Computing) -> dict[str, float]:

@@ -6,7 +6,6 @@ import statistics
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.devices.measuring import Bench, HostMemory, Timing
@@ -16,12 +15,8 @@ from perfmodel.linear import NO_FEATURES
 DIRECTIONS = ("copy_in", "copy_out")
 
 
-class Group(NamedTuple):
-    """A part of a calibration: its name, about how many seconds it takes, and what makes it."""
-
-    label: str
-    seconds: float
-    measure: Callable[[], None]
+#: A part of a calibration: it records what it measures.
+Group = Callable[[], None]
 
 
 @dataclass
@@ -98,7 +93,7 @@ class Session:
     def taken_by(self, group: Group) -> dict[str, Measured]:
         """Make the measurements of a group; return what they told."""
         self.measured = defaultdict(Measured)
-        group.measure()
+        group()
         return self.measured
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,63 +107,59 @@ def passes(
     """
     draw = random.Random(seed)
     for part in range(count):
-        for function in _PASSES:
+        for function, arguments in _PASSES.items():
             layout = draw.choice(("channels_first", "channels_last"))
             elements = 2 ** _between(draw, pool.pass_bytes, part, count) / DTYPES[dtype]
             c, extent = draw.choice(pool.channels), draw.choice(EXTENTS[2:])
             extent = min(extent, max(7, math.isqrt(int(elements / c))))
             n = min(LARGEST_BATCH, max(1, round(elements / (c * extent * extent))))
             x = _spec((n, c, extent, extent), dtype, layout)
-            yield function, _arguments(draw, function, x), layout
+            yield function, arguments(draw, x), layout
 
 
 def _spec(shape: Shape, dtype: str, order: str) -> TensorSpec:
     return TensorSpec(shape, dtype, "pinned", packed_strides(shape, order))
 
 
-_PASSES = (
-    "activation_forward",
-    "activation_backward",
-    "add_tensor",
-    "convolution_backward_bias",
-    "pooling_forward",
-    "pooling_backward",
-    "softmax_forward",
-    "softmax_backward",
-    "batch_normalization_forward_inference",
-    "batch_normalization_forward_training",
-    "batch_normalization_backward",
-)
+def _vector(x: TensorSpec) -> TensorSpec:
+    """A parameter of each channel."""
+    return TensorSpec(x.shape[1:2], "float64" if x.dtype == "float64" else "float32", "pinned")
 
 
-def _arguments(draw: random.Random, function: str, x: TensorSpec) -> dict[str, Any]:
-    """Arguments of a call on a tensor like x."""
-    channels = x.shape[1]
-    vector = TensorSpec((channels,), "float64" if x.dtype == "float64" else "float32", "pinned")
-    match function:
-        case "activation_forward":
-            return {"x": x, "mode": draw.choice(("relu", "sigmoid", "tanh", "gelu"))}
-        case "activation_backward":
-            return {"y": x, "dy": x, "x": x, "mode": draw.choice(("relu", "sigmoid", "gelu"))}
-        case "add_tensor":
-            return {"b": TensorSpec((1, channels, 1, 1), x.dtype, "pinned"), "y": x}
-        case "convolution_backward_bias":
-            return {"dy": x}
-        case "softmax_backward":
-            return {"y": x, "dy": x}
-        case "batch_normalization_forward_inference":
-            return {"x": x, **dict.fromkeys(("scale", "bias", "mean", "variance"), vector)}
-        case "batch_normalization_forward_training":
-            return {"x": x, "scale": vector, "bias": vector}
-        case "batch_normalization_backward":
-            return {"x": x, "dy": x, "scale": vector}
-        case "pooling_forward" | "pooling_backward":
-            window, stride = draw.choice(((2, 2), (2, 2), (3, 2), (3, 1), (5, 2)))
-            mode = draw.choice(("max", "average_include_padding", "average_exclude_padding"))
-            found = {"x": x, "window": window, "stride": stride, "mode": mode}
-            if function == "pooling_backward":
-                sites = tuple((extent - window) // stride + 1 for extent in x.shape[2:])
-                y = _spec((*x.shape[:2], *sites), x.dtype, x.order or "channels_first")
-                found |= {"y": y, "dy": y}
-            return found
-    return {"x": x}
+def _pooling(draw: random.Random, x: TensorSpec) -> dict[str, Any]:
+    window, stride = draw.choice(((2, 2), (2, 2), (3, 2), (3, 1), (5, 2)))
+    mode = draw.choice(("max", "average_include_padding", "average_exclude_padding"))
+    return {"x": x, "window": window, "stride": stride, "mode": mode}
+
+
+def _pooling_backward(draw: random.Random, x: TensorSpec) -> dict[str, Any]:
+    found = _pooling(draw, x)
+    sites = ((extent - found["window"]) // found["stride"] + 1 for extent in x.shape[2:])
+    y = _spec((*x.shape[:2], *sites), x.dtype, x.order or "channels_first")
+    return {**found, "y": y, "dy": y}
+
+
+#: Functions that are passes over device memory, and their arguments on a tensor like x.
+_PASSES: Mapping[str, Callable[[random.Random, TensorSpec], Mapping[str, Any]]] = {
+    "activation_forward": lambda draw, x: {
+        "x": x, "mode": draw.choice(("relu", "sigmoid", "tanh", "gelu")),
+    },
+    "activation_backward": lambda draw, x: {
+        "y": x, "dy": x, "x": x, "mode": draw.choice(("relu", "sigmoid", "gelu")),
+    },
+    "add_tensor": lambda draw, x: {
+        "b": TensorSpec((1, x.shape[1], 1, 1), x.dtype, "pinned"), "y": x,
+    },
+    "convolution_backward_bias": lambda draw, x: {"dy": x},
+    "pooling_forward": _pooling,
+    "pooling_backward": _pooling_backward,
+    "softmax_forward": lambda draw, x: {"x": x},
+    "softmax_backward": lambda draw, x: {"y": x, "dy": x},
+    "batch_normalization_forward_inference": lambda draw, x: {
+        "x": x, **dict.fromkeys(("scale", "bias", "mean", "variance"), _vector(x)),
+    },
+    "batch_normalization_forward_training": lambda draw, x: {
+        "x": x, "scale": _vector(x), "bias": _vector(x),
+    },
+    "batch_normalization_backward": lambda draw, x: {"x": x, "dy": x, "scale": _vector(x)},
+}  # fmt: skip

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from itertools import zip_longest
@@ -107,7 +106,7 @@ class Watched:
 class Placed(NamedTuple):
     """A launch in device memory, from `base` on; what was asked for beside is at `beside`.
 
-    `launching`: seconds of the host at each launch, if the host does not compute it itself.
+    `launching` has the seconds of the host at each launch, where it does not compute it itself.
     """
 
     base: int
@@ -148,11 +147,11 @@ class Bench:
     ) -> list[Timing]:
         """Seconds until so many copies of each direction are at rest; of several such, in turns."""
 
-        def wall(copies: Mapping[str, Next], number: int) -> dict[str, float]:
+        def lasting(copies: Mapping[str, Next], number: int) -> dict[str, float]:
             batch = _batch(copies, dict.fromkeys(copies, number))
             return {"": self.seconds_to_rest(batch, staged=staged)}
 
-        measures = [partial(wall, *each) for each in wanted]
+        measures = [partial(lasting, *each) for each in wanted]
         for measure in measures:
             measure()  # warms up
         return [found[""] for found in self.in_turns(measures, fewest=turns)]
@@ -210,18 +209,9 @@ class Bench:
             held = ISSUE_SECONDS * counts["compute"]
 
         def measure() -> dict[str, float]:
-            spans = self.spans(_batch(actions, counts), staged=staged, held_seconds=held)
-            until = min(span[-1, 1] for span in spans.values())
-            found = {}
-            for stream, span in spans.items():
-                # two steps at least: where one stream was far slower than in the warm-up
-                meanwhile = span[: max(FEWEST_STEPS, int(np.sum(span[:, 1] <= until)))]
-                found[stream] = _steady(meanwhile[:, 1])
-                if stream == "compute":
-                    # where the host was late in spite of that
-                    alone = float(np.median(meanwhile[:, 1] - meanwhile[:, 0]))
-                    found[stream] = min(found[stream], alone)
-            return found
+            found = self.spans(_batch(actions, counts), staged=staged, held_seconds=held)
+            until = min(span[-1, 1] for span in found.values())
+            return {stream: _of_step(stream, span, until) for stream, span in found.items()}
 
         return measure
 
@@ -232,7 +222,7 @@ class Bench:
 
         Every turn has another random order: what drifts or disturbs meanwhile hits all alike.
         """
-        found: list[defaultdict[str, list[float]]] = [defaultdict(list) for _ in measures]
+        found: list[list[Mapping[str, float]]] = [[] for _ in measures]
         shuffled = np.random.default_rng(0)
         lasting = PATIENCE * len(measures) * self.batches * self.batch_seconds
         began = time.perf_counter()
@@ -240,9 +230,8 @@ class Bench:
             if turn >= fewest and time.perf_counter() - began > lasting:
                 break
             for index in shuffled.permutation(len(measures)):
-                for name, seconds in measures[index]().items():
-                    found[index][name].append(seconds)
-        return [{name: Timing.of(each) for name, each in one.items()} for one in found]
+                found[index].append(measures[index]())
+        return [{name: Timing.of([of[name] for of in one]) for name in one[0]} for one in found]
 
     # Copies ------------------------------------------------------------------------------------
 
@@ -254,8 +243,8 @@ class Bench:
             strides = packed_strides(lying.shape, "channels_first")
             slot = DeviceView(pointer, "float32", lying.shape, strides)
             if stream == "copy_in":
-                return lambda handle: self.device.copy_in(slot, lying, handle)
-            return lambda handle: self.device.copy_out(lying, slot, handle)
+                return partial(self.device.copy_in, slot, lying)
+            return partial(self.device.copy_out, lying, slot)
 
         return action
 
@@ -266,18 +255,14 @@ class Bench:
 
         A few come from the host; on the device they are copied over and over.
         """
-        values = _noise(dtype)[: nbytes // DTYPES[dtype]]
-
-        def copy(source: Any, start: int, size: int) -> Action:
-            view = DeviceView(pointer + start, "uint8", (size,), (1,))
-            return lambda handle: self.device.copy_in(view, source, handle)
-
-        filled = values.nbytes
-        actions = [copy(values.view(np.uint8), 0, filled)]
-        while 0 < filled < nbytes:
-            size = min(filled, nbytes - filled)
-            actions.append(copy(DeviceView(pointer, "uint8", (size,), (1,)), filled, size))
+        source: Any = _noise(dtype)[: nbytes // DTYPES[dtype]].view(np.uint8)
+        filled, size, actions = 0, source.nbytes, list[Action]()
+        while size:
+            target = DeviceView(pointer + filled, "uint8", (size,), (1,))
+            actions.append(partial(self.device.copy_in, target, source))
             filled += size
+            size = min(filled, nbytes - filled)
+            source = DeviceView(pointer, "uint8", (size,), (1,))
         self.spans({"copy_in": actions}, staged=True)
 
     def placed(
@@ -294,30 +279,33 @@ class Bench:
         build what the launch needs, so that no timing includes it.
         """
         offsets, held = offsets_of(buffers)
-        taken, scratch = held + beside_bytes, workspace_bytes
-        if scratch is None:
-            answer = self.device.workspace(((launch, buffers),), None)
-            if answer is None or not self.fits(taken + aligned(answer[0])):
-                room = self.limit_bytes - self.device.arena.array_bytes - taken
-                answer = self.device.workspace(((launch, buffers),), room) if room >= 0 else None
-            scratch = answer[0] if answer else None
-        if scratch is None or not self.fits(taken + aligned(scratch)):
+        taken = held + beside_bytes
+        room = self.limit_bytes - self.device.arena.array_bytes - taken
+        scratch = (
+            self._scratch(launch, buffers, room) if workspace_bytes is None else workspace_bytes
+        )
+        if scratch is None or aligned(scratch) > room:
             return None
         base = self.reserve(taken + aligned(scratch))
-        pointers = {name: base + offset for name, offset in offsets.items()}
+        views = {}
         for name, buffer in buffers.items():
-            self.fill(pointers[name], buffer.nbytes, buffer.dtype)
-        views = {
-            name: DeviceView(
-                pointers[name] + buffer.offset_bytes, buffer.dtype, buffer.shape, buffer.strides
+            start = base + offsets[name]
+            self.fill(start, buffer.nbytes, buffer.dtype)
+            views[name] = DeviceView(
+                start + buffer.offset_bytes, buffer.dtype, buffer.shape, buffer.strides
             )
-            for name, buffer in buffers.items()
-        }
         watched, formal = Watched(self.device), declared((launch,), buffers)
         run = bind(cast(Device, watched), (launch,), formal, views, (base + held, scratch))
-        beside = base + held + aligned(scratch)
         launching = [] if self.device.kind == "host" else watched.seconds
-        return Placed(base, beside, lambda: run, launching)
+        return Placed(base, base + held + aligned(scratch), lambda: run, launching)
+
+    def _scratch(self, launch: Launch, buffers: Mapping[str, Buffer], room: int) -> int | None:
+        """Bytes of a launch's scratch: of the preferred algorithm, else of one that fits."""
+        for limit in None, room:
+            answer = self.device.workspace(((launch, buffers),), limit) if room >= 0 else None
+            if answer and aligned(answer[0]) <= room:
+                return answer[0]
+        return None
 
 
 def wall(run: Callable[[], object]) -> float:
@@ -362,3 +350,12 @@ def _steady(stops: Any) -> float:
         return float(stops[-1]) if len(stops) else 0.0
     first = (len(stops) - 1) // WARM_SHARE
     return float(stops[-1] - stops[first]) / (len(stops) - 1 - first)
+
+
+def _of_step(stream: str, span: Any, until: float) -> float:
+    """Seconds of a step while all streams were busy."""
+    # two steps at least: where one stream was far slower than in the warm-up
+    busy = span[: max(FEWEST_STEPS, int(np.sum(span[:, 1] <= until)))]
+    found = _steady(busy[:, 1])
+    # of computing by itself, where the host was late to issue it in spite of being held
+    return min(found, float(np.median(busy[:, 1] - busy[:, 0]))) if stream == "compute" else found

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ooc_cudnn.calibration.session import Group, Measured, Session
+from ooc_cudnn.calibration.session import Measured, Session
 from ooc_cudnn.devices.measuring import Bench, HostMemory, Timing
 
 
@@ -22,8 +22,8 @@ def test_samples_are_kept_by_group_and_key(host_device):
         session.record("pointwise/float32", 1.0, Timing(0.5, 0.3))
         session.record("pointwise/float32", 1.0, Timing(0.7, 0.2))
 
-    found = session.taken_by(Group("passes", 1.0, measure))["pointwise/float32"]
-    assert session.taken_by(Group("nothing", 1.0, lambda: None)) == {}
+    found = session.taken_by(measure)["pointwise/float32"]
+    assert session.taken_by(lambda: None) == {}
     assert found.spread == 0.2
     assert found.by_work() == {1.0: 0.6, 2.0: 1.0}
     samples = found.samples()
