@@ -148,11 +148,8 @@ def with_stand_ins(device: Device, lines: Mapping[str, Held]) -> dict[str, Held]
     found = dict(lines)
     for arithmetic, stands_in in stand_ins(device).items():
         start = f"convolution/{stands_in}/"
-        found |= {
-            f"convolution/{arithmetic}/{key.removeprefix(start)}": line
-            for key, line in lines.items()
-            if key.startswith(start)
-        }
+        for key in filter(lambda key: key.startswith(start), lines):
+            found[key.replace(stands_in, arithmetic, 1)] = lines[key]
     return found
 
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 import os
 import statistics
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -53,7 +52,7 @@ def file_copies(session: Session) -> None:
     count = _file_bytes(sizes)
     turns = (HOST_TURNS if session.on_host else GPU_TURNS)[session.quick]
     with _scratch_directory() as directory:
-        source, target = directory / "source", directory / "target"
+        source, target = Path(directory, "source"), Path(directory, "target")
         np.ones(count // 4, np.float32).tofile(source)
         openings: dict[str, Opened] = {
             "copy_in": lambda nbytes: _cold(source),
@@ -99,16 +98,13 @@ def _of_file(
     return {way: each, "alone": alone}
 
 
-@contextmanager
-def _scratch_directory() -> Iterator[Path]:
+def _scratch_directory() -> tempfile.TemporaryDirectory[str]:
     """Make a folder for a while: in the cache directory, else where temporary files go."""
     try:
         cache_directory().mkdir(parents=True, exist_ok=True)
-        folder = tempfile.TemporaryDirectory(prefix="calibrate-", dir=cache_directory())
+        return tempfile.TemporaryDirectory(prefix="calibrate-", dir=cache_directory())
     except OSError:
-        folder = tempfile.TemporaryDirectory(prefix="ooc_cudnn-calibrate-")
-    with folder as name:
-        yield Path(name)
+        return tempfile.TemporaryDirectory(prefix="ooc_cudnn-calibrate-")
 
 
 def _cold(path: Path) -> np.memmap[Any, Any]:

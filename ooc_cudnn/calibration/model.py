@@ -95,21 +95,19 @@ def latencies(found: Found, copies: Mapping[str, Mapping[str, Line]]) -> dict[st
     Of single copies of files that is what their line does not say. Of larger ones it is lost in the
     noise of files: they take 10 ms, and are late by 1.
     """
-    lines = {}
+    lines = dict[str, Line]()
     others = {"others": rounded(_figure(found, "others"), 4)} if "others" in found else {}
     for way in DIRECTIONS:
+        late = {f"{way}/{of}": dict[float, float]() for of in ("pageable", "disk")}
         if f"latency/{way}/pageable" in found:
-            late = found[f"latency/{way}/pageable"].by_work()
-            lines[f"{way}/pageable"] = replace(latency_line(late), terms=others)
+            late[f"{way}/pageable"] = found[f"latency/{way}/pageable"].by_work()
         if f"alone/{way}/disk" in found:
-            line = copies[way]["disk"]
-            late = {
-                size: max(seconds - line.seconds(size), 0.0)
+            late[f"{way}/disk"] = {
+                size: max(seconds - copies[way]["disk"].seconds(size), 0.0)
                 for size, seconds in found[f"alone/{way}/disk"].by_work().items()
                 if size <= STAGED_BYTES
             }
-            if late:
-                lines[f"{way}/disk"] = replace(latency_line(late), terms=others)
+        lines |= {of: replace(latency_line(by), terms=others) for of, by in late.items() if by}
     return lines
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from ooc_cudnn.calibration.session import DIRECTIONS, Session
 from ooc_cudnn.devices.base import HostArray
-from ooc_cudnn.devices.measuring import Bench, HostMemory, Next, Timing
+from ooc_cudnn.devices.measuring import HostMemory, Next, Timing
 from perfmodel.rows import narrow_rows
 
 #: Bytes of a copy; where little memory is used, the second.
@@ -42,12 +42,10 @@ def rows_apart(session: Session) -> None:
     base = bench.reserve(size)
     for direction in DIRECTIONS:
         memory = session.hosts["pageable"][direction]
-        apart, whole = (
-            {direction: bench.copies(direction, base, region)}
-            for region in (partial(_narrow, memory, size), partial(memory.next, size))
-        )
-        extra = _longer(bench, apart, whole, staged=True)
-        _record(session, f"rows/{direction}/pageable", extra, size // (4 * NARROW[2]))
+        regions = partial(_narrow, memory, size), partial(memory.next, size)
+        apart, whole = ({direction: bench.copies(direction, base, of)} for of in regions)
+        narrow = size // (4 * NARROW[2])
+        _record(session, f"rows/{direction}/pageable", apart, whole, narrow, staged=True)
     width, pitch = (4 * elements for elements in PINNED_ROWS[:2])
     count = PINNED_BYTES[session.little] // pitch
     if not bench.fits(2 * count * width):
@@ -64,22 +62,20 @@ def rows_apart(session: Session) -> None:
         }
         for lying in (_every_pitch, _in_one_piece)
     )
-    extra = _longer(bench, apart, whole, staged=False)
-    _record(session, "rows/pinned", extra, count * width * narrow_rows(width, pitch))
+    rows = count * width * narrow_rows(width, pitch)
+    _record(session, "rows/pinned", apart, whole, rows, staged=False)
 
 
-def _record(session: Session, key: str, extra: Timing, count: float) -> None:
-    session.record(key, 1.0, extra._replace(seconds=max(extra.seconds / count, 0.0)))
-
-
-def _longer(
-    bench: Bench, apart: Mapping[str, Next], whole: Mapping[str, Next], *, staged: bool
-) -> Timing:
-    """Seconds that a copy among many takes longer than another."""
+def _record(
+    session: Session, key: str, apart: Mapping[str, Next], whole: Mapping[str, Next],
+    rows: float, *, staged: bool,
+) -> None:  # fmt: skip
+    """Record what each row adds to a copy, one among many."""
     wanted = [(of, number) for of in (apart, whole) for number in (MANY, 3 * MANY)]
-    few, many, whole_few, whole_many = bench.walls(wanted, staged=staged, turns=REPEATS)
-    extra = many.seconds - few.seconds - (whole_many.seconds - whole_few.seconds)
-    return Timing(extra / (2 * MANY), many.spread)
+    found = session.bench.walls(wanted, staged=staged, turns=REPEATS)
+    few, many, whole_few, whole_many = (timing.seconds for timing in found)
+    extra = (many - few - (whole_many - whole_few)) / (2 * MANY)
+    session.record(key, 1.0, Timing(max(extra / rows, 0.0), found[1].spread))
 
 
 def _narrow(memory: HostMemory, size: int) -> HostArray:

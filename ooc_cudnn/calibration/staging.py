@@ -92,18 +92,12 @@ def call(session: Session, nbytes: int, pieces: int) -> tuple[Timing, int]:
     """Seconds of a call that is staged both ways, and the slots of its rings."""
     shape = (pieces, 1, 1, nbytes // 4)
     x = TensorSpec(shape, "float32", "pageable")
-    executor = make_executor(
-        *cut_into_images(session.bench, "activation_forward", {"x": x, "out": x})
-    )
-    memory = {
-        name: session.hosts["pageable"][way] for name, way in zip("xy", DIRECTIONS, strict=True)
-    }
+    executor = make_executor(*cut_into_images(session.bench, x))
+    plain, limit = session.hosts["pageable"], session.bench.limit_bytes
 
     def run() -> None:
-        arrays: dict[str, Source] = {
-            name: of.next(pieces * nbytes).reshape(shape) for name, of in memory.items()
-        }
-        limit = session.bench.limit_bytes
+        memory = (plain[way].next(pieces * nbytes).reshape(shape) for way in DIRECTIONS)
+        arrays: dict[str, Source] = dict(zip("xy", memory, strict=True))
         executor.run(session.device, arrays, staged=True, wait=True, limit_bytes=limit)
 
     timing = Timing.of(repeated(run, REPEATS))

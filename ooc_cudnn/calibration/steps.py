@@ -53,8 +53,7 @@ def host_seconds(bench: Bench) -> Mapping[str, Timing]:
         staged, _ = _many_pieces(bench, TensorSpec(STAGED_SHAPE, "float32", "pageable"))
         each = max(staged.seconds - launch.seconds, 0.0) / 3
         found["staged_step_seconds"] = Timing(each, staged.spread)
-    whole = _one_piece(bench)
-    if whole is not None:
+    if (whole := _one_piece(bench)) is not None:
         few, many = whole
         call = max(few.seconds - 3 * step - launch.seconds, 0.0)
         found["call_seconds"] = Timing(call, few.spread)
@@ -66,9 +65,8 @@ def host_seconds(bench: Bench) -> Mapping[str, Timing]:
 
 def _many_pieces(bench: Bench, x: TensorSpec) -> tuple[Timing, Timing]:
     """Seconds of a piece of an activation that is cut into images, and of its launch."""
-    executor = make_executor(*cut_into_images(bench, "activation_forward", {"x": x, "out": x}))
-    plan = executor.plan
-    staged = x.placement == "pageable"
+    executor = make_executor(*cut_into_images(bench, x))
+    plan, staged = executor.plan, x.placement == "pageable"
     arrays: dict[str, Source] = {
         name: np.ones(spec.shape, np.float32) if staged else _pinned(bench, spec.shape)
         for name, spec in plan.operands
@@ -80,16 +78,13 @@ def _many_pieces(bench: Bench, x: TensorSpec) -> tuple[Timing, Timing]:
     return Timing(timing.seconds / plan.pieces, timing.spread), Timing.of_host(watched.seconds)
 
 
-def cut_into_images(
-    bench: Bench, function: str, arguments: Mapping[str, Any], pieces: int = 0
-) -> tuple[Request, Plan]:
-    """What runs a call in so many pieces, or one image after the other: for `make_executor`."""
+def cut_into_images(bench: Bench, x: TensorSpec) -> tuple[Request, Plan]:
+    """What computes an activation of x one image after the other: for `make_executor`."""
     request = plan_request(
-        function, machine=shipped("host"), memory_limit=bench.limit_bytes, **arguments
+        "activation_forward", x=x, out=x, machine=shipped("host"), memory_limit=bench.limit_bytes
     )
-    whole = request.chain.extents
-    split = replace(whole, n=whole.n // (pieces or whole.n))
-    return request, make_plan(request, bench.device.workspace, split)
+    image = replace(request.chain.extents, n=1)
+    return request, make_plan(request, bench.device.workspace, image)
 
 
 def _one_piece(bench: Bench) -> tuple[Timing, Timing] | None:
