@@ -49,7 +49,7 @@ def file_copies(session: Session) -> None:
     Writing is as fast as the page cache takes it, as it is until that is full.
     """
     bench, sizes = session.bench, sizes_of(session)
-    count = _file_bytes(sizes)
+    count = min(FILE_BYTES, 6 * sizes[-1])
     turns = (HOST_TURNS if session.on_host else GPU_TURNS)[session.quick]
     with _scratch_directory() as directory:
         source, target = Path(directory, "source"), Path(directory, "target")
@@ -66,10 +66,6 @@ def file_copies(session: Session) -> None:
             if found[way].seconds > 0:  # no time at all is the disturbance of a run, not a file's
                 session.record(f"{way}/disk", size, found[way])
                 session.record(f"alone/{way}/disk", size, found["alone"])
-
-
-def _file_bytes(sizes: Sequence[int]) -> int:
-    return min(FILE_BYTES, 6 * sizes[-1])
 
 
 def _of_file(

@@ -116,8 +116,8 @@ def _quality(found: Found) -> dict[str, dict[str, float]]:
     quality = {}
     for pair in PAIRS:
         both = [found[f"duplex/{pair}/{way}"] for way in DIRECTIONS]
-        spread = statistics.median(timing.spread for held in both for timing in held.timings)
-        quality[f"duplex/{pair}"] = {"spread": spread, "samples": float(len(both[0].work))}
+        spread = Measured([*both[0], *both[1]]).spread
+        quality[f"duplex/{pair}"] = {"spread": spread, "samples": float(len(both[0]))}
     for key in found:
         if key in SECONDS or key.startswith("losses/"):
             seconds = found[key].seconds

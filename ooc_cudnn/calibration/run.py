@@ -120,7 +120,7 @@ def measure(session: Session, progress: Progress) -> dict[str, Measured]:
     joined: defaultdict[str, Measured] = defaultdict(Measured)
     for parts in found:
         for key, part in parts.items():
-            joined[key].add(part)
+            joined[key] += part
     return joined
 
 

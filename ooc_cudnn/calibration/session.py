@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.devices.measuring import Bench, HostMemory, Timing
@@ -19,44 +19,44 @@ DIRECTIONS = ("copy_in", "copy_out")
 Group = Callable[[], None]
 
 
-@dataclass
-class Measured:
+class Sample(NamedTuple):
+    """One timing, of so much work; a figure is one of 1."""
+
+    work: float
+    timing: Timing
+    features: Mapping[str, float] = NO_FEATURES
+
+
+class Measured(list[Sample]):
     """What was measured under one key: the samples of a line, or one figure several times."""
-
-    work: list[float] = field(default_factory=list)
-    timings: list[Timing] = field(default_factory=list)
-    features: list[Mapping[str, float]] = field(default_factory=list)
-
-    def add(self, other: Measured) -> None:
-        """Add what another group measured."""
-        self.work += other.work
-        self.timings += other.timings
-        self.features += other.features
 
     @property
     def spread(self) -> float:
         """How far the timings of a typical sample varied."""
-        return statistics.median(timing.spread for timing in self.timings)
+        return statistics.median(sample.timing.spread for sample in self)
 
     @property
     def seconds(self) -> list[float]:
         """Of each sample."""
-        return [timing.seconds for timing in self.timings]
+        return [sample.timing.seconds for sample in self]
 
     def by_work(self) -> dict[float, float]:
         """The median of each amount of work, in rising order."""
         found: defaultdict[float, list[float]] = defaultdict(list)
-        for work, seconds in zip(self.work, self.seconds, strict=True):
-            found[work].append(seconds)
+        for work, timing, _ in self:
+            found[work].append(timing.seconds)
         return {work: statistics.median(found[work]) for work in sorted(found)}
 
     def samples(self) -> Samples:
         """In columns, as the model keeps them."""
-        names = sorted(set().union(*self.features))
+        works, _, features = zip(*self, strict=True)
         return Samples(
-            tuple(self.work),
+            works,
             tuple(rounded(seconds) for seconds in self.seconds),
-            {name: tuple(held.get(name, 0.0) for held in self.features) for name in names},
+            {
+                name: tuple(held.get(name, 0.0) for held in features)
+                for name in sorted(set().union(*features))
+            },
         )
 
 
@@ -80,10 +80,7 @@ class Session:
         self, key: str, work: float, timing: Timing, features: Mapping[str, float] = NO_FEATURES
     ) -> None:
         """Keep a sample."""
-        found = self.measured[key]
-        found.work.append(work)
-        found.timings.append(timing)
-        found.features.append(features)
+        self.measured[key].append(Sample(work, timing, features))
 
     def record_all(self, timings: Mapping[str, Timing], under: str = "") -> None:
         """Keep a figure of each."""

@@ -24,7 +24,7 @@ def collected(device, *, quick=True):
     found, session = {}, Session(make_bench(device, 2**31, quick=quick), quick=quick)
     for group in Computing(session).groups():
         for key, held in session.taken_by(group).items():
-            samples = zip(held.work, held.features, held.seconds, strict=True)
+            samples = [(work, features, timing.seconds) for work, timing, features in held]
             found.setdefault(key, []).extend(samples)
     device.arena.release_block()
     return {key: held for key, held in found.items() if not key.startswith("launching/")}

@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 from ooc_cudnn.calibration import files
-from ooc_cudnn.calibration.session import Session
+from ooc_cudnn.calibration.session import Sample, Session
 from ooc_cudnn.devices.measuring import Timing
 
 
@@ -29,4 +29,4 @@ def test_copies_of_files_that_seem_to_take_no_time_are_left_out(monkeypatch, tmp
     files.file_copies(session)
     assert list(session.measured) == ["copy_out/disk", "alone/copy_out/disk"]
     for held in session.measured.values():
-        assert (held.work, held.timings) == ([2**13], [Timing(1.0, 0.0)])
+        assert held == [Sample(2**13, Timing(1.0, 0.0))]

@@ -30,6 +30,6 @@ def test_samples_are_kept_by_group_and_key(host_device):
     assert (samples.work, samples.seconds) == ((2.0, 1.0, 1.0), (1.0, 0.5, 0.7))
     assert samples.features == {"taps": (3.0, 0.0, 0.0)}
     joined = Measured()
-    joined.add(found)
-    joined.add(found)
+    joined += found
+    joined += found
     assert joined.seconds == 2 * found.seconds
