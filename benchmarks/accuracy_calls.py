@@ -179,7 +179,6 @@ def replayed(planned: Planned) -> dict[str, Any]:
 
 
 def spoken_call(found: dict[str, Any]) -> str:
-    """Give a measured call in one line."""
     stages = ", ".join(
         f"{stream} {each['predicted_seconds'] * 1e3:.3g}/{each['measured_seconds'] * 1e3:.3g}"
         for stream, each in found["stages"].items()

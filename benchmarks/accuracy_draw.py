@@ -85,12 +85,10 @@ class Drawn:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all operands."""
         return sum(operand.nbytes for operand in self.operands)
 
     @property
     def memory_limit(self) -> int:
-        """Device memory that the call may hold, in bytes."""
         return max(int(self.nbytes * self.memory_share), 4096)
 
     @property
@@ -134,7 +132,6 @@ def draw(seed: int, index: int, scale: Scale) -> Drawn:
 
 
 def draw_of(rng: Generator, function: str, scale: Scale) -> Drawn:
-    """Draw a call of a function."""
     dtype, tf32 = arithmetic(rng)
     for _ in range(ATTEMPTS):
         sketch = SKETCHES[function](Shapes(rng))

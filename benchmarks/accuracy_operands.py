@@ -46,7 +46,6 @@ class Block:
         self.raw, self.taken = raw, 0
 
     def take(self, nbytes: int) -> Array:
-        """The next `nbytes`."""
         start = self.taken
         self.taken = start + -(-nbytes // ALIGNMENT) * ALIGNMENT
         if start + nbytes > self.raw.nbytes:
@@ -177,7 +176,6 @@ class Bound:
 
     @property
     def results(self) -> dict[str, Array]:
-        """What the call writes, by name."""
         return {o.name: self.arrays[o.name] for o in self.drawn.operands if o.fill == "result"}
 
     def arguments(self) -> dict[str, Any]:

@@ -59,7 +59,6 @@ class Measured:
         return self.planned_by(self.machine)
 
     def planned_by(self, machine: MachineModel) -> tuple[Request, Plan] | None:
-        """What another model plans for it."""
         parts = planned_for(self.drawn, machine, self.limit_bytes).parts
         return (parts[0].request, parts[0].plan) if len(parts) == 1 else None
 
@@ -80,7 +79,6 @@ class Described(Bound):
 
 
 def spec_of(operand: Operand) -> TensorSpec:
-    """Shape, dtype, placement and strides of an operand."""
     order = "channels_first" if operand.order == "rows_apart" else operand.order
     strides = packed_strides(stored_shape(operand), order)
     return TensorSpec(operand.shape, operand.dtype, operand.placement, strides)

@@ -24,7 +24,6 @@ MOST_MICROSECONDS, TIMES = 10.0, 5
 
 
 def replay_pace(report: common.Report) -> None:
-    """Time schedules and replays; hold replays to their bound."""
     slowest = 0.0
     for placement in PLACEMENTS:
         for images, parts in CALLS:

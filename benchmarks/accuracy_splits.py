@@ -82,7 +82,6 @@ class Runs:
         }
 
     def by(self, plan: Plan) -> Callable[[], None]:
-        """Return what runs the call by a plan."""
         executor = make_executor(self.request, plan)
 
         def run() -> None:
@@ -245,7 +244,6 @@ def rank_correlation(one: list[float], other: list[float]) -> float:
 
 
 def spoken_problem(found: Mapping[str, Any]) -> str:
-    """Give a problem in one line."""
     chosen, best = found["splits"][0], found["splits"][found["best"]]
     return (
         f"{found['chosen/best']:.3f} of the best of {len(found['splits'])}; chosen "

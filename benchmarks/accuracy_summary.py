@@ -107,7 +107,6 @@ def rounded(value: Any, digits: int = 6) -> Any:
 
 
 def rows(found: Mapping[str, Mapping[str, float]]) -> list[tuple[str, ...]]:
-    """Grouped errors as rows of a table."""
     return [
         (
             name,

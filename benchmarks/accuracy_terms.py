@@ -20,7 +20,6 @@ Edit = Callable[[MachineModel], MachineModel]
 
 
 def transfer(**changed: Callable[[TransferModel], Any]) -> Edit:
-    """An edit of the link."""
     return lambda machine: replace(
         machine,
         transfer=replace(
@@ -48,25 +47,21 @@ def rows(term: str, *placements: str) -> Edit:
 
 
 def loss(name: str) -> Edit:
-    """Without what computing loses to copies, or to steps."""
     return lambda machine: replace(
         machine, losses={key: held for key, held in machine.losses.items() if key != name}
     )
 
 
 def seconds(*names: str) -> Edit:
-    """Without some of the host's seconds."""
     return lambda machine: replace(machine, **dict.fromkeys(names, 0.0))
 
 
 def no_launching(machine: MachineModel) -> MachineModel:
-    """Launching takes the host nothing."""
     compute = replace(machine.compute, launching={})
     return replace(machine, launch_seconds=0.0, compute=compute)
 
 
 def feature(name: str) -> Edit:
-    """Without a feature of computing."""
 
     def edit(machine: MachineModel) -> MachineModel:
         lines = {}

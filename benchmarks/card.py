@@ -40,7 +40,6 @@ class Part(NamedTuple):
     cases: tuple[str, ...] = ()
 
     def command(self, output: str, *, quick: bool, device: str, machine: str | None) -> list[str]:
-        """Return the command line."""
         command = [sys.executable, "-m", f"benchmarks.{self.module}", *self.arguments]
         command += ["--output", f"{output}/bench" if self.cases else output]
         command += [word for pattern in self.cases for word in ("--case", pattern)]

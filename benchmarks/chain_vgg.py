@@ -42,7 +42,6 @@ def weights(scale: int) -> Weights:
 
 
 def chain(layers: Sequence[Any]) -> list[Any]:
-    """The layers as `chain_forward` takes them."""
     made: list[Any] = []
     for layer in layers:
         if layer is None:
@@ -89,7 +88,6 @@ class Torch:
         ]
 
     def put(self, x: np.ndarray[Any, Any]) -> Any:
-        """Bring images to the card, channels last."""
         return self.torch.from_numpy(x).cuda().to(memory_format=self.torch.channels_last)
 
     def __call__(self, x: Any) -> Any:
@@ -103,7 +101,6 @@ class Torch:
         return x
 
     def release(self) -> None:
-        """Give its memory back to the card."""
         self.torch.cuda.synchronize()
         self.torch.cuda.empty_cache()
 

@@ -81,7 +81,6 @@ class Report:
         return placing.to_device(array, cuda=self.arguments.cuda)
 
     def say(self, line: str) -> None:
-        """Print, with the seconds since the start."""
         print(f"[{time.perf_counter() - self.begin:6.1f} s] {line}", flush=True)
 
     def note(self, line: str) -> None:
@@ -112,7 +111,6 @@ class Report:
         self.say("  ".join(part for part in found.row() if part))
 
     def check(self, name: str, found: Mapping[str, Any]) -> None:
-        """Keep what a verification found: a mapping with "ok"."""
         self.checks[name] = dict(found)
         if not found["ok"]:
             self.say(f"WRONG CONTENTS in {name}: {dict(found)}")
@@ -228,5 +226,4 @@ def folder_of(arguments: argparse.Namespace) -> str:
 
 
 def main(function: Callable[[list[str] | None], int]) -> None:
-    """Run a benchmark's `main` as a script."""
     sys.exit(function(None))

@@ -110,7 +110,6 @@ def _copy(device: Any, way: str, slot: DeviceView, region: HostArray) -> Action:
 
 
 def rows_apart(report: common.Report) -> None:
-    """Rows of pinned memory by width and pitch."""
     arguments = report.arguments
     device = get_device(arguments.device)
     widths, pitches = (QUICK_WIDTHS, QUICK_PITCHES) if report.quick else (WIDTHS, PITCHES)
@@ -180,14 +179,12 @@ def _staged(
 
 
 def _call(x: Any, y: Any, chunk: int, limit: int) -> None:
-    """An activation of pieces of one image."""
     staging.CHUNK_BYTES = chunk
     with ooc_cudnn.settings(memory_limit=limit):
         ooc_cudnn.activation_forward(x, mode="relu", out=y)
 
 
 def body(report: common.Report) -> None:
-    """Both."""
     rows_apart(report)
     staged(report)
 

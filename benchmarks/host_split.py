@@ -20,7 +20,6 @@ NAME = "host_split"
 
 
 def splitting(report: common.Report) -> None:
-    """The same computation whole and in pieces, in turns."""
     quick = report.quick
     shape = (4, 8, 24, 32) if quick else (8, 64, 128, 128)
     limits = ("128kB", "96kB") if quick else ("64MiB", "16MiB", "4MiB")

@@ -149,7 +149,6 @@ def splits(report: common.Report, blocks: Blocks) -> list[dict[str, Any]]:
 
 
 def judge_splits(report: common.Report, found: list[dict[str, Any]]) -> None:
-    """Hold the chosen splits to their bounds."""
     whole = report.arguments.only is None
     report.claim("problems of splits measured", len(found), ">=", LEAST_PROBLEMS if whole else 0)
     if found:
@@ -162,7 +161,6 @@ def judge_splits(report: common.Report, found: list[dict[str, Any]]) -> None:
 
 
 def judge_calls(report: common.Report, found: list[dict[str, Any]]) -> None:
-    """Sum up, and hold the figures to their bounds."""
     median, p90 = BOUNDS["cuda" if report.arguments.cuda else "host"]
     whole = report.arguments.only is None
     report.claim("calls measured", len(found), ">=", LEAST_CALLS if whole else 1)
@@ -188,7 +186,6 @@ def judge_calls(report: common.Report, found: list[dict[str, Any]]) -> None:
 
 
 def show(report: common.Report, found: list[dict[str, Any]]) -> None:
-    """Print the errors by group, and the worst calls."""
     if not found:
         return
     said = report.measurements["summary"]
@@ -245,7 +242,6 @@ def judged(report: common.Report) -> int:
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    """Add what this benchmark takes beside the others' arguments."""
     parser.set_defaults(strict=True, machine="calibrate")
     parser.add_argument("--seed", type=int, default=2024)
     parser.add_argument("--calls", type=int, default=LEAST_CALLS)

@@ -40,7 +40,6 @@ class Size:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the input, and of the output."""
         return FLOAT_BYTES * self.n * self.channels * self.height * self.width
 
     def shrunk(self, by: int) -> Size:

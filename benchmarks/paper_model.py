@@ -84,7 +84,6 @@ def replayed(
 
 
 def convolution(size: Size, split: Split | None = None, *, features_on_host: bool = True) -> Replay:
-    """Replay the plain convolution."""
     placed = operands(size, features_on_host=features_on_host)
     return replayed(
         "convolution_forward", placed.room_bytes, split,

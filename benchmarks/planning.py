@@ -102,7 +102,6 @@ def chains_planned(report: common.Report) -> None:
 
 
 def quality(report: common.Report) -> None:
-    """What the planner finds against what the judge does."""
     first, count = report.arguments.first, report.arguments.count
     indices = range(len(problems()))[first:][: 6 if report.quick else count]
     found = list[dict[str, Any]]()

@@ -121,7 +121,6 @@ def problems() -> tuple[tuple[str, Layer | None], ...]:
 
 
 def problem(index: int) -> Drawn:
-    """The call of a problem."""
     function, layer = problems()[index]
     rng = np.random.default_rng((SEED, index))
     if layer is None:
@@ -136,7 +135,6 @@ def problem(index: int) -> Drawn:
 
 
 def network_of(index: int) -> str:
-    """Where the layer of a problem is from."""
     layer = problems()[index][1]
     networks = {"VGG": VGG, "ResNet": RESNET, "volumes": VOLUMES}
     return next((name for name, layers in networks.items() if layer in layers), "drawn")

@@ -140,7 +140,6 @@ def judged_whole(calls: Sequence[Measured]) -> dict[str, dict[str, float]]:
 
 
 def judge_terms(names: Sequence[str], calls: Sequence[Measured], path: Path | None) -> None:
-    """Print, and keep, what terms do."""
     whole = judged_whole(calls)
     found: dict[str, Any] = {"whole model": whole}
     for name in names:
@@ -187,7 +186,6 @@ BY = ("closed_form", "replay")
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Print errors then and now, or what terms do."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("records", nargs="*", type=Path, help="written by model_accuracy")
     parser.add_argument("--without", metavar="TERM", help="a term of the model, or 'all'")

@@ -98,7 +98,6 @@ def driver_asked(arguments: Any) -> Iterator[list[int]]:
 
 
 def measure(report: common.Report, shape: tuple[int, int, int, int]) -> None:
-    """Time one shape in every way."""
     arguments = report.arguments
     quick, title = report.quick, "x".join(map(str, shape))
     operands = Operands(shape, report)

@@ -74,7 +74,6 @@ class Prices:
 
 
 def exhaustive(prices: Prices) -> Split:
-    """The best of all splits."""
     every = itertools.product(*(prices.sizes[axis] for axis in ORDER))
     return min((Split(**dict(zip(ORDER, sizes, strict=True))) for sizes in every), key=prices.rank)
 

@@ -49,7 +49,6 @@ class Band(NamedTuple):
         buffer[:, :, above + end - begin :] = 0
 
     def scatter(self, buffer: Any, y: Any) -> None:
-        """Copy its result to where it belongs."""
         self.written(y)[...] = buffer
 
 

@@ -78,7 +78,6 @@ class Lane(ABC):
         """Wait for what this lane was given, and for no other."""
 
     def start(self, band: Band) -> None:
-        """Begin a piece."""
         x = band.read(self.operands.x)
         y = band.written(self.operands.y)
         if self._held is None:
@@ -132,7 +131,6 @@ class TorchLane(Lane):
             self._stream = torch.cuda.Stream()
 
     def enqueue(self, band: Band, x: HostArray, y: HostArray) -> None:
-        """Copy in, convolve, copy out."""
         import torch
 
         with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
@@ -145,7 +143,6 @@ class TorchLane(Lane):
             _copy_in_torch(torch.from_numpy(y), kept)
 
     def wait(self) -> None:
-        """Wait for the stream."""
         if self._stream is not None:
             self._stream.synchronize()
 
@@ -192,12 +189,10 @@ class CupyLane(Lane):
                        _TO_HOST)  # fmt: skip
 
     def wait(self) -> None:
-        """Wait for the stream."""
         self._stream.synchronize()
 
     @property
     def engines(self) -> set[str]:
-        """What cuDNN computes with."""
         return {plan.engine for _, _, plan, _ in self._made.values()}
 
     def _buffers(

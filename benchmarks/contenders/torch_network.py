@@ -148,7 +148,6 @@ class TorchNetwork:
         return float(total)
 
     def descend(self, rate: float) -> None:
-        """Take one step of gradient descent."""
         with self.torch.no_grad():
             for parameter in self.parameters.values():
                 parameter.sub_(parameter.grad, alpha=rate)
@@ -169,7 +168,6 @@ class TorchNetwork:
         return {name: _on_host(p.grad) for name, p in self.parameters.items()}
 
     def weights(self) -> dict[str, Array]:
-        """Copy the parameters to the host."""
         return {name: _on_host(p.detach()) for name, p in self.parameters.items()}
 
     def saved_bytes(self, batch: int) -> list[int]:

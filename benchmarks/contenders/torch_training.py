@@ -80,7 +80,6 @@ class TorchStep(Contender):
         return self.step.compare(found, expected)
 
     def details(self) -> dict[str, Any]:
-        """Return versions, and the most memory in use during the step that was checked."""
         return dict(self._details)
 
     def release(self) -> None:

@@ -48,7 +48,6 @@ class Step(Workload):
 
     @property
     def batch(self) -> int:
-        """Images in a step."""
         return len(self.labels)
 
     def expected(self) -> Outcome:

@@ -72,7 +72,6 @@ class UnifiedMemory(ConvolutionContender):
         self._stream.synchronize()
 
     def run(self) -> None:
-        """Compute; the host's reading moves the result."""
         self._launch()
         self._stream.synchronize()
         read_every_page(self._arrays["y"].host)
@@ -100,7 +99,6 @@ class UnifiedMemory(ConvolutionContender):
         free_cupy(cuda=self.operands.cuda)
 
     def _build(self) -> None:
-        """Make cuDNN's plan, on the current stream."""
         operands = self.operands
         shapes = operands.x.shape, operands.w.shape
         self._plan = ConvolutionPlan(*shapes, tf32=operands.tf32)
@@ -240,7 +238,6 @@ class UnifiedMemoryPrefetchSplit(UnifiedMemory):
         band.scatter(y, arrays["y"].device)
 
     def _is_whole(self, band: Band) -> bool:
-        """Whether a piece has all rows of its images."""
         return (band.top, band.bottom) == (0, self.operands.x.shape[2])
 
     def _shape(self, band: Band) -> tuple[int, ...]:

@@ -28,7 +28,6 @@ class Block(NamedTuple):
         return begin, f"<!-- {self.name}: end -->"
 
     def read(self, root: Path = ROOT) -> str:
-        """Return what stands there now."""
         begin, end = self.markers()
         return (root / self.page).read_text(encoding="utf-8").split(begin)[1].split(end)[0]
 

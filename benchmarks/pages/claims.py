@@ -45,7 +45,6 @@ class Held:
         return {True: "PASS", False: "**MISS**", None: ""}[claim.holds]
 
     def row(self) -> tuple[str, str, str, str]:
-        """Name, measured, bound and verdict, as cells."""
         bound = "" if self.bound is None else f"{self.relation} {self._shown(self.bound)}"
         measured = NOTHING if self.value is None else self._shown(self.value)
         return self.name, measured, bound, self.verdict
@@ -60,7 +59,6 @@ def held(records: Records) -> list[Held]:
 
 
 def claims_table(records: Records) -> str:
-    """All of them, with their verdicts."""
     head = ("claim", "measured", "bound", "verdict")
     return markdown(head, [each.row() for each in held(records)])
 

@@ -194,7 +194,6 @@ def stored(folder: Path = common.RESULTS) -> list[Mapping[str, Any]]:
 
 
 def calls_stored(folder: Path = common.RESULTS) -> list[Mapping[str, Any]]:
-    """Return those with calls."""
     return [result for result in stored(folder) if result["measurements"].get("calls")]
 
 

@@ -39,7 +39,6 @@ def by_case(
 
 
 def figure_9(records: Records) -> str:
-    """GFLOPS over the number of channels."""
     cells = (*map(words.gflops, IN_CORE), words.binds)
     rows = []
     for channels in CHANNELS:
@@ -64,7 +63,6 @@ def figure_9(records: Records) -> str:
 
 
 def table_4(records: Records) -> str:
-    """GFLOPS of the paper's three sizes."""
     columns: dict[str, Cell] = {
         "limit": words.limit,
         "GFLOPS": words.gflops(),
@@ -127,7 +125,6 @@ def figure_14(records: Records) -> str:
 
 
 def networks(records: Records) -> str:
-    """Layers of real networks."""
     cases = [name for name in CASES if name.startswith(("vgg-", "path", "pageable"))]
     table = by_case(records, cases, "case", _beside(OTHERS_OF_NETWORKS))
     return section(records, cases, (OURS, "copy_limit", *OTHERS_OF_NETWORKS), (table,))
@@ -180,7 +177,6 @@ RATIOS = (
 
 
 def page(records: Records) -> str:
-    """Return everything between the markers."""
     drawn = shown(records)
     return joined(
         (

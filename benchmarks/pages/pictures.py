@@ -91,7 +91,6 @@ def draw_lines(
 
 
 def figure_9(records: Records) -> Drawn:
-    """GFLOPS by channels."""
     return lines(
         (OURS, "in_core", "cudnn"),
         lambda precision: ((c, f"fig9-c{c}-{precision}") for c in CHANNELS),
@@ -117,7 +116,6 @@ def draw_figure_9(drawn: Drawn, path: Path) -> None:
 
 
 def figure_12(records: Records) -> Drawn:
-    """Seconds of a training step by batch."""
     return lines(
         LINES_OF_12,
         lambda precision: ((batch, f"vgg16-n{batch}-{precision}") for batch in VGG16_BATCHES),
@@ -131,7 +129,6 @@ draw_figure_12 = partial(
 
 
 def figure_14(records: Records) -> Drawn:
-    """Seconds by bytes of x."""
     return lines(
         LINES_OF_14,
         lambda precision: (

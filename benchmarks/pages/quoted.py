@@ -46,13 +46,11 @@ claims = cache(blocks.claims)
 
 @cache
 def simulated() -> dict[str, float | str]:
-    """Return what `paper_model` simulated, by name."""
     rows = blocks.stored("paper_model")["measurements"]
     return {name: row["simulated"] for name, row in rows.items()}
 
 
 def fact(name: str) -> float:
-    """Return a fact of the shipped H200's calibration."""
     return float(shipped("h200").facts[name])
 
 
@@ -168,7 +166,6 @@ STATED: Mapping[str, Mapping[str, str]] = {
 
 
 def pages() -> Iterator[Path]:
-    """Return the README and every page of the site."""
     yield ROOT / "README.md"
     for path in sorted((ROOT / "docs").rglob("*.md")):
         if "_build" not in path.parts:

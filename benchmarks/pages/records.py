@@ -51,12 +51,10 @@ class Records:
         return found
 
     def seconds(self, case: str, contender: str = OURS) -> float | None:
-        """Median seconds."""
         found = self.contender(case, contender)
         return None if found is None else float(found["seconds"]["median"])
 
     def gflops(self, case: str, contender: str = OURS) -> float | None:
-        """Of the median."""
         found = self.contender(case, contender)
         return None if found is None else float(found["GFLOPS"])
 

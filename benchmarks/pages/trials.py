@@ -71,7 +71,6 @@ def _rows(folder: Path) -> Iterator[Row]:
 
 
 def trials_table(folder: Path = common.RESULTS) -> str:
-    """Return what was tried, and what was wrong."""
     return markdown(("what was tried", "on", "how much", "wrong"), _rows(folder), align="llr")
 
 

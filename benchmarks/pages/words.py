@@ -50,12 +50,10 @@ def _cell(value: Callable[[Records, str], float | None], form: Callable[[float],
 
 
 def seconds(contender: str = OURS) -> Cell:
-    """Median seconds."""
     return _cell(lambda records, case: records.seconds(case, contender), format_seconds)
 
 
 def gflops(contender: str = OURS) -> Cell:
-    """GFLOPS without a fraction."""
     return _cell(lambda records, case: records.gflops(case, contender), "{:,.0f}".format)
 
 
@@ -76,7 +74,6 @@ def share_of_time(contender: str) -> Cell:
 
 
 def limit(records: Records, case: str) -> str:
-    """The memory that the library may hold."""
     return CASES[case].memory_limit
 
 
