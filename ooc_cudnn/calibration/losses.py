@@ -22,8 +22,8 @@ from ooc_cudnn.tensor import TensorSpec
 #: On the host device a second of copies costs a second of computing, and so does one of issuing
 #: steps: processors do one or the other, and Python runs one thread at a time.
 HOST_LOSSES = {"copies": Timing(1.0, 0.0), "steps": Timing(1.0, 0.0)}
-#: Of x, for launches that take longer than to launch them.
-SHAPE = (1024, 64, 32, 32)
+#: Of x and w, for launches that take longer than to launch them.
+SHAPE, FILTERS = (1024, 64, 32, 32), (64, 64, 3, 3)
 #: Operands of the size of x, at most.
 MOST_OPERANDS = 4
 #: Bytes of each of the copies beside launches.
@@ -53,7 +53,7 @@ def measured_losses(bench: Bench, *, quick: bool) -> Mapping[str, Timing]:
 
 def _calls() -> tuple[tuple[str, Mapping[str, Any]], ...]:
     """Passes that are bound by memory and by arithmetic, and a convolution."""
-    x, w = (TensorSpec(shape, "float32", "pinned") for shape in (SHAPE, (SHAPE[1],) * 2 + (3, 3)))
+    x, w = (TensorSpec(shape, "float32", "pinned") for shape in (SHAPE, FILTERS))
     return (
         ("activation_forward", {"x": x, "mode": "sigmoid"}),
         ("pooling_forward", {"x": x, "window": 2}),

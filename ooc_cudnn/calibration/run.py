@@ -137,12 +137,10 @@ def all_groups(session: Session, computing: Computing) -> list[Group]:
     def beside() -> None:
         session.record_all(measured_losses(session.bench, quick=session.quick), under="losses/")
 
-    copies: list[Group] = [
-        partial(of, session) for of in (link.all_pairs, files.file_copies, rows_apart)
-    ]
     of_host: list[Group] = [host, partial(staging, session)]
     again = [] if session.quick else of_host
-    groups = [*again, *copies, *again]
+    copies = (partial(of, session) for of in (link.all_pairs, files.file_copies, rows_apart))
+    groups: list[Group] = [*again, *copies, *again]
     for place, group in enumerate(computing.groups(), 1):
         groups += [group, *again[:1]] if place % OFTEN == 0 else [group]
     return [*groups, *of_host, beside]

@@ -50,14 +50,9 @@ class Measured(list[Sample]):
     def samples(self) -> Samples:
         """In columns, as the model keeps them."""
         works, _, features = zip(*self, strict=True)
-        return Samples(
-            works,
-            tuple(rounded(seconds) for seconds in self.seconds),
-            {
-                name: tuple(held.get(name, 0.0) for held in features)
-                for name in sorted(set().union(*features))
-            },
-        )
+        names = sorted(set().union(*features))
+        columns = {name: tuple(held.get(name, 0.0) for held in features) for name in names}
+        return Samples(works, tuple(map(rounded, self.seconds)), columns)
 
 
 class Session:
