@@ -142,7 +142,6 @@ class Override:
             raise
 
     def _withdraw(self) -> None:
-        """Take the change back from the process."""
         _replace_layers(lambda layers: tuple(each for each in layers if each is not self._layer))
 
     def _less(self, blocks: _Blocks | None) -> _Blocks | None:

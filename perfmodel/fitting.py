@@ -262,7 +262,6 @@ def _reweighted(rows: Floats, *, non_negative: bool) -> tuple[Floats, Floats]:
 
 
 def _least_squares(rows: Floats, weights: Floats, *, non_negative: bool) -> Floats:
-    """Solve rows @ (alpha, beta, gamma...) = 1."""
     root = np.sqrt(weights)
     weighted = rows * root[:, None]
     # work may be 1e12 and seconds 1e-5: columns of length one keep the system well conditioned

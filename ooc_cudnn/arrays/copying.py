@@ -8,7 +8,7 @@ import numpy as np
 
 from ooc_cudnn.arrays.operands import Located, check_writable, locate
 from ooc_cudnn.devices import get_device
-from ooc_cudnn.devices.running import running
+from ooc_cudnn.devices.base import running
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.settings import current
 from ooc_cudnn.types import Array

@@ -12,8 +12,13 @@ from ooc_cudnn.bench.case import Case
 from ooc_cudnn.bench.contender import Workload
 from ooc_cudnn.bench.contents import Images, filters
 from ooc_cudnn.bench.convolution_bounds import CopyLimit, InCore, PlainCudnn
-from ooc_cudnn.bench.convolution_contender import ConvolutionContender, Operands
-from ooc_cudnn.bench.convolution_library import Library, Serial, Unfused
+from ooc_cudnn.bench.convolution_contender import (
+    ConvolutionContender,
+    Library,
+    Operands,
+    Serial,
+    Unfused,
+)
 from ooc_cudnn.bench.guards import GIB, HOST_MARGIN, free_device_bytes, need_host
 from ooc_cudnn.bench.placing import available_host_bytes, pinned, release_device, release_pinned
 from ooc_cudnn.settings import current

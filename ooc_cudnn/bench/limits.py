@@ -41,7 +41,6 @@ class Link:
         return lambda: self._copy(inward, outward)
 
     def _pieces(self, arrays: Sequence[HostArray]) -> Iterator[HostArray]:
-        """The bytes of the arrays, piece by piece."""
         for array in arrays:
             flat = array.reshape(-1).view(np.uint8)
             if not np.shares_memory(flat, array):

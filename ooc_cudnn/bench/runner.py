@@ -119,7 +119,6 @@ def _measured(
 def _in_turns(
     attempts: Sequence[Attempt], repeats: int, synchronize: Callable[[], None], say: Say
 ) -> float | None:
-    """Time all of them turn by turn."""
     try:
         for attempt in attempts:
             attempt.prepare(synchronize)

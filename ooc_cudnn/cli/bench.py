@@ -82,7 +82,6 @@ def _bench(arguments: argparse.Namespace, suite: Suite) -> int:
 
 
 def _count(text: str) -> int:
-    """Read a number of repeats."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of repeats; give 1 or more")
     return int(text)

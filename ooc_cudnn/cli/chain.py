@@ -174,7 +174,6 @@ def _read(argument: str, kind: Kind, text: str) -> Any:
 
 
 def _takes(name: str, parameters: dict[str, inspect.Parameter]) -> str:
-    """Say what an operation takes."""
     names = [
         "the number of filters, window"
         if isinstance(kind_of(each.annotation).mark, OfFilters)

@@ -1,25 +1,30 @@
 """The command line: ``ooc-cudnn doctor | calibrate | plan | demo | bench``.
 
 An error of the library is one line and exit status 1, a wrong command line 2, Ctrl-C 130. To see
-where an error was raised, put ``--traceback`` before the subcommand.
+where an error was raised, put ``--traceback`` before the subcommand. What runs is imported when
+it runs.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import ooc_cudnn
-from ooc_cudnn.cli.arguments import PROGRAM, complain
+from ooc_cudnn.cli.arguments import PROGRAM, add_device, complain, on_device
 from ooc_cudnn.cli.bench import add_bench
 from ooc_cudnn.cli.plan import add_plan
-from ooc_cudnn.cli.simple import add_calibrate, add_demo, add_doctor
 from ooc_cudnn.errors import OocError
+from ooc_cudnn.settings import current
 
 #: What users cause; anything else is a fault of the library, and shows its traceback.
 EXPECTED = (OocError, ValueError, TypeError, OSError, MemoryError, ModuleNotFoundError)
@@ -83,3 +88,102 @@ def _friendly_warnings() -> Iterator[None]:
 def _one_line(message: object) -> str:
     text = " ".join(str(message).split())
     return text or type(message).__name__
+
+
+def add_doctor(commands: Any) -> None:
+    """Add the command."""
+    about = "say what is installed, what works, and the command that mends the rest"
+    parser = commands.add_parser("doctor", help=about, description=f"{about.capitalize()}.")
+    parser.add_argument(
+        "--import", dest="modules", metavar="MODULE", action="append", default=[],
+        help="import this first, as your program does (torch, say): it may load another cuDNN",
+    )  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="print the facts as JSON")
+    parser.set_defaults(run=_doctor)
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    from ooc_cudnn.doctor.diagnosis import diagnose
+    from ooc_cudnn.doctor.report import report
+    from ooc_cudnn.doctor.rules import is_broken, judge
+
+    facts = diagnose(arguments.modules)
+    if arguments.json:
+        data = asdict(facts)
+        data["settings"] = {row.name: [str(row.value), row.source] for row in facts.settings}
+        data["findings"] = [asdict(finding) for finding in judge(facts)]
+        print(json.dumps(data, indent=2, default=str))
+    else:
+        print(report(facts))
+    return int(is_broken(facts))
+
+
+def add_calibrate(commands: Any) -> None:
+    """Add the command."""
+    about = "measure this machine, so that plans are made for it"
+    parser = commands.add_parser(
+        "calibrate",
+        help=about,
+        description=f"{about.capitalize()}. It takes a minute or two, on an idle machine.",
+    )
+    add_device(parser)
+    parser.add_argument("--quick", action="store_true", help="a few seconds, with larger errors")
+    parser.add_argument(
+        "--no-save", action="store_true", help="print what was measured, and do not keep it"
+    )
+    parser.add_argument(
+        "--plot", metavar="FILE", help="draw samples, fits and residuals (PNG, SVG, PDF)"
+    )
+    parser.set_defaults(run=_calibrate)
+
+
+def _calibrate(arguments: argparse.Namespace) -> int:
+    from ooc_cudnn.calibration.pictures import draw_calibration, require_matplotlib
+    from ooc_cudnn.calibration.report import report
+    from ooc_cudnn.calibration.run import calibrate
+    from ooc_cudnn.devices import get_device
+    from ooc_cudnn.devices.machines import machine_path
+
+    if arguments.plot is not None:
+        require_matplotlib()  # before the time is spent
+    with on_device(arguments.device):
+        device = get_device(current().device)
+        model = calibrate(device, save=not arguments.no_save, quick=arguments.quick)
+    print(report(model))
+    print()
+    print("not saved" if arguments.no_save else f"saved in {machine_path(device.identity())}")
+    if arguments.plot is not None:
+        draw_calibration(model, arguments.plot)
+        print(f"drawn in {arguments.plot}")
+    return 0
+
+
+def add_demo(commands: Any) -> None:
+    """Add the command."""
+    about = "filter a photograph of 100 megapixels with a tenth of the memory that its data take"
+    parser = commands.add_parser("demo", help=about, description=f"{about.capitalize()}.")
+    add_device(parser)
+    parser.add_argument("--megapixels", type=float, default=100.0, help="default: %(default)g")
+    parser.add_argument(
+        "--memory-limit", metavar="SIZE", help="at most a tenth of the data (the default)"
+    )
+    parser.add_argument(
+        "--output", type=Path, default=Path("demo_output"), metavar="DIR",
+        help="for the pictures, and the data meanwhile (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument("--keep", action="store_true", help="keep the data: 28 bytes a pixel")
+    parser.set_defaults(run=_demo)
+
+
+def _demo(arguments: argparse.Namespace) -> int:
+    from ooc_cudnn.demo import run_demo
+
+    with on_device(arguments.device):
+        run_demo(
+            megapixels=arguments.megapixels,
+            memory_limit=arguments.memory_limit,
+            output=arguments.output,
+            keep=arguments.keep,
+            say=partial(print, flush=True),  # in a log, too, progress shows as it is made
+        )
+    return 0

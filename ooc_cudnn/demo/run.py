@@ -162,7 +162,6 @@ def _limit(asked: int | str | None, data_bytes: int) -> int:
 
 @contextlib.contextmanager
 def _data_folder(output: Path, data_bytes: int, *, keep: bool) -> Iterator[Path]:
-    """A folder with room for the data."""
     output.mkdir(parents=True, exist_ok=True)
     free_bytes, needed_bytes = shutil.disk_usage(output).free, data_bytes + SPARE_BYTES
     if free_bytes < needed_bytes:

@@ -6,9 +6,11 @@ same executor drives all devices, so the host device exercises it where there is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
+from ooc_cudnn import interrupts
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.memory.arena import Allocation
 from ooc_cudnn.memory.source import HostArray, Source
@@ -124,3 +126,19 @@ class Device(Source, Protocol):
 
     def start(self, *, overlap: bool, staged: bool, timed: bool) -> Run:
         """Open a run. `staged`: some operand is in host memory that cannot be copied from as is."""
+
+
+@contextmanager
+def running(device: Device, *, overlap: bool, staged: bool, timed: bool) -> Iterator[Run]:
+    """Open a run, and cancel it if the block raises; its end is the block's to wait for.
+
+    Ctrl-C is heard where the run waits, and where the block says so, so that no thread is left
+    behind or half started, and cancelling is not interrupted itself.
+    """
+    with interrupts.deferred():
+        run = device.start(overlap=overlap, staged=staged, timed=timed)
+        try:
+            yield run
+        except BaseException:
+            run.cancel()
+            raise

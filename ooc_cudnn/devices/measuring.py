@@ -16,9 +16,8 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from ooc_cudnn.devices.base import Device, Event, HostArray
+from ooc_cudnn.devices.base import Device, Event, HostArray, running
 from ooc_cudnn.devices.binding import bind, declared
-from ooc_cudnn.devices.running import running
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.memory.alignment import aligned
 from ooc_cudnn.operations.splittable import Buffer, Launch

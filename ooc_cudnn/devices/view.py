@@ -53,12 +53,10 @@ class DeviceView:
 
     @property
     def item_bytes(self) -> int:
-        """Bytes of one element."""
         return ITEM_BYTES[self.dtype]
 
     @property
     def size(self) -> int:
-        """Number of elements."""
         return math.prod(self.shape)
 
     @property

@@ -82,7 +82,6 @@ class WorkerRun:
                 raise
 
     def _open(self, name: str) -> None:
-        """Start the thread of a stream."""
         self._queues[name] = queue.SimpleQueue()
         thread = threading.Thread(
             target=self._work, args=(name,), name=f"ooc_cudnn {name}", daemon=True
@@ -100,7 +99,6 @@ class WorkerRun:
     def submit(
         self, stream: str, waits: Sequence[WorkerEvent], action: Action, *, signals: bool
     ) -> WorkerEvent:
-        """Queue an action."""
         event = self._event()
         if self._threads:
             self._queues[stream].put((tuple(waits), action, event))
@@ -109,7 +107,6 @@ class WorkerRun:
         return event
 
     def _event(self) -> WorkerEvent:
-        """Make the event of an action."""
         return WorkerEvent(self._zero_seconds)
 
     def _perform(self, stream: str, waits: Sequence[WorkerEvent], action: Action,

@@ -89,14 +89,12 @@ def _allocate(spec: TensorSpec, device: Device, name: str) -> Wrapped:
 
 
 def _source(operand: Wrapped) -> Source:
-    """The operand as the executor takes it."""
     return operand.view() if operand.spec.placement == "device" else operand.array
 
 
 def _run_observed(
     prepared: Prepared, device: Device, settings: Settings, sources: Mapping[str, Source]
 ) -> None:
-    """Run, show progress, record, verify."""
     plan, calls = prepared.plan, recording()
     verification = (
         Verification(plan.function, prepared.chain, sources, device, settings.verify)

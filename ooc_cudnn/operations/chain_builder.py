@@ -91,7 +91,6 @@ class ChainBuilder(Builder):
         return True
 
     def _type(self, fusion: Fusion) -> str:
-        """The type of a fusion's result."""
         chain = self.chain
         return chain.tail_dtype if fusion.first >= chain.tail else chain.dtype
 
@@ -102,7 +101,6 @@ class ChainBuilder(Builder):
     # Where the result of a fusion goes -----------------------------------------------------------
 
     def _shape(self, index: int) -> Shape:
-        """Shape of an operation's result in this piece."""
         start, stop = self.flow[index].made
         whole = self.chain.operations[index].output_shape
         channels = self.buffers["y"].shape[1] if self.chain.channels_may_be_cut else whole[1]

@@ -56,7 +56,6 @@ class ChainPieces(Splittable):
 
     @cached_property
     def _owners(self) -> Mapping[str, int]:
-        """Which operation each parameter belongs to."""
         return {name: at for at, names in enumerate(self.parameter_names) for name in names}
 
     @cached_property
@@ -179,7 +178,6 @@ class ChainPieces(Splittable):
 
     @cached_property
     def _wholes(self) -> Mapping[str, Region]:
-        """All of each operand."""
         return {
             name: tuple((0, extent) for extent in operand.shape)
             for name, operand in self.operands.items()

@@ -12,9 +12,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from ooc_cudnn import interrupts
-from ooc_cudnn.devices.base import Device, Event, Run
+from ooc_cudnn.devices.base import Device, Event, Run, running
 from ooc_cudnn.devices.binding import bind
-from ooc_cudnn.devices.running import running
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.operations.splittable import Splittable
 from ooc_cudnn.pipeline.schedule import COMPUTE, COPY_IN, Schedule, Step, plan_schedule
@@ -213,7 +212,6 @@ class Executor:
         )
 
     def _host_bytes(self, step: Step) -> int:
-        """Bytes of a step over the link."""
         if step.stream == COMPUTE:
             return 0
         (place,) = step.places

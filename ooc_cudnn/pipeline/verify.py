@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ooc_cudnn.devices.base import Device
-from ooc_cudnn.devices.running import running
+from ooc_cudnn.devices.base import Device, running
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.errors import VerificationError
 from ooc_cudnn.operations.splittable import Piece, Read, Region, Splittable

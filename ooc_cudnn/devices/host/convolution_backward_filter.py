@@ -38,7 +38,6 @@ class Scratch(NamedTuple):
 
     @property
     def elements(self) -> int:
-        """Elements of one worker."""
         return self.total + self.columns + self.gradient + self.product
 
 

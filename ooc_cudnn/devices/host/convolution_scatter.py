@@ -34,7 +34,6 @@ class Scratch(NamedTuple):
 
     @property
     def elements(self) -> int:
-        """Elements of one worker."""
         return self.gradient + self.columns + self.result
 
 

@@ -83,7 +83,6 @@ class HostDevice:
         self._pinned = PinnedRanges()
 
     def identity(self) -> Mapping[str, str]:
-        """Processor, cores and NumPy's version."""
         return {
             "host": platform.processor() or platform.machine(),
             "cores": str(os.cpu_count()),
@@ -94,7 +93,6 @@ class HostDevice:
         """There is but one."""
 
     def free_bytes(self) -> int:
-        """Memory the operating system could give."""
         try:
             for line in Path("/proc/meminfo").read_text().splitlines():
                 if line.startswith("MemAvailable:"):
@@ -111,7 +109,6 @@ class HostDevice:
         """Nothing runs outside a run."""
 
     def release_caches(self) -> None:
-        """Give back what the arena keeps and idle pinned memory."""
         self.arena.release()
         release(self)
 
@@ -132,11 +129,9 @@ class HostDevice:
         self._pinned.add(pointer, nbytes)
 
     def unpin(self, pointer: int) -> None:
-        """Forget the range."""
         self._pinned.remove(pointer)
 
     def is_pinned(self, pointer: int, nbytes: int) -> bool:
-        """Whether the range lies in one that was pinned."""
         return self._pinned.hold(pointer, nbytes)
 
     # Device memory -----------------------------------------------------------------------------
@@ -149,14 +144,12 @@ class HostDevice:
         return np.ndarray(shape, numpy_dtype(dtype), buffer=raw).view(HostDeviceArray)
 
     def copy_in(self, destination: DeviceView, source: HostArray | DeviceView, stream: Any) -> None:
-        """Copy into the arena."""
         array = source if isinstance(source, np.ndarray) else _array(source)
         np.copyto(_array(destination), array)
 
     def copy_out(
         self, destination: HostArray | DeviceView, source: DeviceView, stream: Any
     ) -> None:
-        """Copy out of the arena."""
         array = destination if isinstance(destination, np.ndarray) else _array(destination)
         np.copyto(array, _array(source))
 
@@ -184,7 +177,6 @@ class HostDevice:
         workspace: tuple[int, int],
         stream: Any,
     ) -> None:
-        """Compute with NumPy."""
         inputs = tuple(_array(views[name]) if name else None for name in launch.inputs)
         scratch = _array(DeviceView(workspace[0], "uint8", (workspace[1],), (1,)))
         with blas.one_thread():
@@ -196,7 +188,6 @@ class HostDevice:
         """A launch is timed from when it begins."""
 
     def start(self, *, overlap: bool, staged: bool, timed: bool) -> WorkerRun:
-        """Three threads, or the caller's own."""
         return WorkerRun(overlap=overlap)
 
 
