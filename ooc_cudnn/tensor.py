@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from perfmodel.cached import cached_property
+from perfmodel.record import Record
 
 __all__ = ["DTYPES", "ORDERS", "PLACEMENTS", "TensorSpec", "numpy_dtype", "packed_strides"]
 
@@ -137,7 +138,7 @@ def _nested(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
 
 
 @dataclass(frozen=True)
-class TensorSpec:
+class TensorSpec(Record):
     """Shape, dtype, placement and strides of a tensor; what `plan` takes in place of an array.
 
     Parameters
@@ -202,17 +203,3 @@ class TensorSpec:
     def order(self) -> str | None:
         """Memory order, or None for strides that fit neither order."""
         return memory_order(self.shape, self.strides)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return a dict of plain JSON values."""
-        return {
-            "shape": list(self.shape),
-            "dtype": self.dtype,
-            "placement": self.placement,
-            "strides": list(self.strides),
-        }
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> TensorSpec:
-        """Return the spec that `to_json` described."""
-        return cls(tuple(data["shape"]), data["dtype"], data["placement"], tuple(data["strides"]))

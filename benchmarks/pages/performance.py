@@ -8,10 +8,9 @@ from typing import Any
 from benchmarks.contenders.cases import CASES, LOOPS, UNIFIED_MEMORY, VGG16_BATCHES
 from benchmarks.pages import words
 from benchmarks.pages.blocks import NOTHING, Block, joined, markdown
-from benchmarks.pages.claims import claims_table
+from benchmarks.pages.claims import claims_table, scripts_table
 from benchmarks.pages.pictures import shown
 from benchmarks.pages.records import STAGES, Records, feature_bytes, load, names, stage_seconds
-from benchmarks.pages.scripts import scripts_table
 from benchmarks.pages.words import LABELS, PRECISIONS, Cell, precision_of, section
 from benchmarks.paper_figures import CHANNEL_GFLOPS, CHANNELS, FUSED_OVER_UNFUSED
 from ooc_cudnn.bench.case import OURS

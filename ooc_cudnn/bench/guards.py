@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from ooc_cudnn.bench.contender import Unavailable
 from ooc_cudnn.bench.placing import available_host_bytes
 from ooc_cudnn.units import format_bytes
@@ -20,14 +18,16 @@ def need_host(nbytes: int, what: str) -> None:
     _need(nbytes, what, "host", available_host_bytes(), HOST_MARGIN)
 
 
-def free_device_bytes(runtime: Any = None) -> int:
+def free_device_bytes() -> int:
     """Device memory that is free, less the managed memory that may yet move there."""
-    return int(_runtime(runtime).memGetInfo()[0]) - _managed_bytes
+    import cupy
+
+    return int(cupy.cuda.runtime.memGetInfo()[0]) - _managed_bytes
 
 
-def need_device(nbytes: int, what: str, *, runtime: Any = None) -> None:
+def need_device(nbytes: int, what: str) -> None:
     """Raise `Unavailable` unless the card has this much free, and 1 GiB beside it."""
-    _need(nbytes, what, "device", free_device_bytes(runtime), DEVICE_MARGIN)
+    _need(nbytes, what, "device", free_device_bytes(), DEVICE_MARGIN)
 
 
 def _need(nbytes: int, what: str, kind: str, free_bytes: int, margin: int) -> None:
@@ -39,7 +39,7 @@ def _need(nbytes: int, what: str, kind: str, free_bytes: int, margin: int) -> No
         )
 
 
-def take_managed(nbytes: int, *, runtime: Any = None) -> None:
+def take_managed(nbytes: int) -> None:
     """Count managed memory that is about to be allocated.
 
     Raises
@@ -49,7 +49,7 @@ def take_managed(nbytes: int, *, runtime: Any = None) -> None:
         over-subscription does to a machine is not for a benchmark to find out.
     """
     global _managed_bytes
-    free = free_device_bytes(runtime) - MANAGED_MARGIN
+    free = free_device_bytes() - MANAGED_MARGIN
     if nbytes > free:
         raise Unavailable(
             f"{format_bytes(nbytes)} of managed memory would be more than the card has free, "
@@ -65,11 +65,3 @@ def return_managed(nbytes: int) -> None:
     if nbytes > _managed_bytes:
         raise ValueError(f"{nbytes} bytes returned, {_managed_bytes} taken")
     _managed_bytes -= nbytes
-
-
-def _runtime(given: Any) -> Any:
-    if given is not None:
-        return given
-    import cupy
-
-    return cupy.cuda.runtime

@@ -21,7 +21,7 @@ from ooc_cudnn.operations.batch_normalization import Normalise
 from ooc_cudnn.operations.builder import Builder
 from ooc_cudnn.operations.chain_pieces import ChainPieces
 from ooc_cudnn.operations.convolution import Convolution
-from ooc_cudnn.operations.fusions import Fusion
+from ooc_cudnn.operations.flow import Fusion
 from ooc_cudnn.operations.op_tensor import AddTensor, OpTensor
 from ooc_cudnn.operations.pointwise import Pointwise, Relayout
 from ooc_cudnn.operations.pooling import Pooling

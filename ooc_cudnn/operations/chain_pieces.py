@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from ooc_cudnn.operations.base import Operation, numbered
 from ooc_cudnn.operations.convolution import Convolution
-from ooc_cudnn.operations.flow import Flow, flow
-from ooc_cudnn.operations.fusions import Fusion, fusions
+from ooc_cudnn.operations.flow import Flow, Fusion, flow, fusions
 from ooc_cudnn.operations.rows import ROW_AXIS, cut_axes, height, with_rows
 from ooc_cudnn.operations.splittable import Operand, Piece, Region, Splittable
 from ooc_cudnn.operations.window import Range, Ranges, ranges

@@ -27,34 +27,41 @@ GIB = 2**30
 CARD = 0
 
 
-class Runtime:
-    """A card with this much free."""
+@pytest.fixture
+def card(monkeypatch):
+    """Sets how much a card has free."""
 
-    def __init__(self, free):
-        self.free = free
+    def has_free(free):
+        runtime = SimpleNamespace(memGetInfo=lambda: (free, 141 * GIB))
+        cuda = SimpleNamespace(runtime=runtime)
+        monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=cuda))
 
-    def memGetInfo(self):
-        return self.free, 141 * GIB
+    return has_free
 
 
-def test_managed_memory_beyond_what_is_free_is_refused():
+def test_managed_memory_beyond_what_is_free_is_refused(card):
+    card(20 * GIB)
     with pytest.raises(Unavailable, match="over-subscription is therefore not exercised"):
-        guards.take_managed(17 * GIB, runtime=Runtime(20 * GIB))
-    guards.take_managed(16 * GIB, runtime=Runtime(20 * GIB))
+        guards.take_managed(17 * GIB)
+    guards.take_managed(16 * GIB)
     guards.return_managed(16 * GIB)
 
 
-def test_managed_memory_that_is_not_on_the_card_yet_counts():
-    guards.take_managed(16 * GIB, runtime=Runtime(40 * GIB))
+def test_managed_memory_that_is_not_on_the_card_yet_counts(card):
+    card(40 * GIB)
+    guards.take_managed(16 * GIB)
     try:
+        card(39 * GIB)
         with pytest.raises(Unavailable, match=r"20\.00 GiB of managed memory"):
-            guards.take_managed(21 * GIB - GIB, runtime=Runtime(39 * GIB))
+            guards.take_managed(21 * GIB - GIB)
+        card(40 * GIB)
         with pytest.raises(Unavailable, match=r"x and y would take 30\.00 GiB of device memory"):
-            guards.need_device(30 * GIB, "x and y", runtime=Runtime(40 * GIB))
-        guards.need_device(23 * GIB, "x and y", runtime=Runtime(40 * GIB))
+            guards.need_device(30 * GIB, "x and y")
+        guards.need_device(23 * GIB, "x and y")
     finally:
         guards.return_managed(16 * GIB)
-    assert guards.free_device_bytes(Runtime(5)) == 5
+    card(5)
+    assert guards.free_device_bytes() == 5
 
 
 def test_more_cannot_be_returned_than_was_taken():
