@@ -1,4 +1,4 @@
-"""What the suite is held to, beside what was measured; and what scripts measured beside the suite."""
+"""What the suite is held to, beside what was measured; and what scripts measured beside it."""
 
 from __future__ import annotations
 
