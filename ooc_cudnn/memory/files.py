@@ -19,11 +19,6 @@ def bases(array: Any) -> Iterator[np.ndarray[Any, Any]]:
         array = array.base
 
 
-def is_file(array: Any) -> bool:
-    """Whether an array is (part of) a memory-mapped file."""
-    return any(isinstance(base, np.memmap) for base in bases(array))
-
-
 def array_span(array: np.ndarray[Any, Any]) -> tuple[int, int]:
     """Lowest byte address of a NumPy array, and one past the highest."""
     pointer = array.__array_interface__["data"][0]

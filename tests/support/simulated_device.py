@@ -17,7 +17,7 @@ from ooc_cudnn.devices.host.device import PinnedRanges
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.memory.arena import Allocation, Arena
 from ooc_cudnn.memory.blocks import rows_of
-from ooc_cudnn.memory.files import is_file
+from ooc_cudnn.memory.files import bases
 from ooc_cudnn.operations.splittable import Buffer, Launch
 from ooc_cudnn.pipeline.virtual_steps import StepCost, VirtualCall
 from ooc_cudnn.tensor import DTYPES, ORDERS, TensorSpec, packed_strides
@@ -152,7 +152,7 @@ class SimulatedDevice:
             return "device"
         if isinstance(array, SimulatedArray):
             return array.placement
-        if is_file(array):
+        if any(isinstance(base, np.memmap) for base in bases(array)):
             return "disk"
         return "pinned" if self.is_pinned(array.ctypes.data, array.nbytes) else "pageable"
 
