@@ -29,7 +29,6 @@ from benchmarks.accuracy_calls import DISTURBED, measure_again, measure_call, sp
 from benchmarks.accuracy_chains import FIRST, chains
 from benchmarks.accuracy_draw import SCALES, Drawn, draw
 from benchmarks.accuracy_operands import Blocks
-from benchmarks.accuracy_replay import replay_pace
 from benchmarks.accuracy_splits import (
     draw_problem,
     measure_problem,
@@ -271,7 +270,6 @@ def main(argv: list[str] | None = None) -> int:
     ):
         blocks = Blocks(arguments.device, SCALES[arguments.scale], Path(folder))
         report.say("memory is allocated")
-        replay_pace(report)
         if arguments.part != "splits":
             found = calls(report, blocks)
             judge_calls(report, found)

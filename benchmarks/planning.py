@@ -1,4 +1,4 @@
-"""How long planning takes, and how near the best the splits are that the planner finds.
+"""How long plans and replays take, and how near the best the splits are that the planner finds.
 
 Over a thousand calls (`planning_problems`), planned for a machine that need not be at hand. Some
 are timed as first plans, of which nothing is remembered. All are judged: predicted seconds of what
@@ -29,6 +29,7 @@ from benchmarks.accuracy_records import planned_for
 from benchmarks.accuracy_summary import rounded
 from benchmarks.chain_vgg import LAYERS
 from benchmarks.planning_problems import MACHINE, feasible, network_of, problem, problems
+from benchmarks.planning_replay import replay_pace
 from benchmarks.searches import Prices, descended
 from ooc_cudnn.functions.chain_planning import forget_plans
 from ooc_cudnn.pricing.request import LARGEST_BATCH, Request
@@ -171,6 +172,7 @@ def best_seconds(request: Request, found: Split, seed: int) -> float:
 def body(report: common.Report) -> None:
     # first what is timed: the rest leaves hundreds of thousands of objects behind
     if not report.arguments.first:
+        replay_pace(report)
         functions_planned(report)
         chains_planned(report)
     quality(report)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import ooc_cudnn
-from benchmarks import accuracy_replay, accuracy_splits, model_accuracy, reprice
+from benchmarks import accuracy_splits, model_accuracy, reprice
 from benchmarks.accuracy_calls import measure_again, measure_call
 from benchmarks.accuracy_chains import CHAINS, FIRST, chains
 from benchmarks.accuracy_draw import SCALES, Drawn, Operand, draw
@@ -199,7 +199,6 @@ def to(folder):
 
 def test_a_tiny_run_writes_what_it_measured(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(accuracy_splits, "FINAL_SECONDS", 0.0)  # no more rounds than it takes
-    monkeypatch.setattr(accuracy_replay, "CALLS", accuracy_replay.CALLS[:1])
     path = tmp_path / "model_accuracy_host.json"
     arguments = [*QUICK, "--machine", "host", "--calls", "4", "--seed", "2", "--problems", "2"]
     assert model_accuracy.main([*arguments, *to(tmp_path)]) == 0
