@@ -7,8 +7,8 @@ splits, exactly. All that is derived from it is derived in one way.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -68,6 +68,19 @@ class Pieces:
     launching: Values
     blocks: Mapping[str, Values]
     allowed: Any = True
+
+    def at(self, places: Sequence[NDArray[np.intp]]) -> Pieces:
+        """The rows at some places of a grid: an index along each axis, for each row."""
+
+        def chosen(values: Any) -> Any:
+            if isinstance(values, Mapping):
+                return {name: chosen(each) for name, each in values.items()}
+            held = np.asarray(values)
+            own = zip(places[len(places) - held.ndim :], held.shape, strict=True)
+            return held[tuple(np.minimum(at, extent - 1) for at, extent in own)]
+
+        columns = (each.name for each in fields(self) if each.name != "request")
+        return replace(self, **{name: chosen(getattr(self, name)) for name in columns})
 
     @cached_property
     def legal(self) -> NDArray[np.bool_]:

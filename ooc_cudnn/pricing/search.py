@@ -15,7 +15,7 @@ from ooc_cudnn.pricing.classes import counted, piece_classes, stacked
 from ooc_cudnn.pricing.lines import Sizes, spread
 from ooc_cudnn.pricing.loop_orders import LoopOrder, different_orders, runs_down
 from ooc_cudnn.pricing.piece_costs import PieceCosts
-from ooc_cudnn.pricing.pieces import Pieces
+from ooc_cudnn.pricing.pieces import Pieces, Values
 from ooc_cudnn.pricing.request import LARGEST_BATCH, Request
 from ooc_cudnn.pricing.rings import Rings, rings, worth_trying
 from ooc_cudnn.pricing.table import Table, table
@@ -35,6 +35,9 @@ FINALISTS, AT_ONCE = 64, 4
 #: estimates are taken to be as much too high as the worst one before them, and at least by the
 #: second factor.
 WORTH_PRICING, TOO_HIGH = 0.003, 0.99
+#: One split in so many is looked at first: what takes so many times as long as the best of these,
+#: at least, is no finalist.
+ONE_IN, TOO_SLOW = 16, 1.5
 #: The best of these are told: a plan and its runners-up.
 NAMED = 5
 #: Share of the seconds that a cut of an axis must save: rows and channels of a tensor are strided,
@@ -113,22 +116,34 @@ class Search:
     def _ranked(self, limit_bytes: int) -> list[tuple[Split, float]]:
         """The splits that seem best within a limit, best first, with their seconds and caution."""
         sizes, pieces = self.grid
-        shape = [len(sizes[axis]) for axis in AXES]
-        best = np.full(shape, np.inf)
-        about = int(limit_bytes * (1 + SLACK))
-        for priced in self._tables(pieces, self._orders([pieces.counts]), about):
-            np.minimum(best, priced.seconds, out=best)
-        seconds = (best * caution(pieces.counts)).ravel()
-        kept = min(FINALISTS, seconds.size)
-        chosen = np.argpartition(seconds, kept - 1)[:kept]
-        chosen = chosen[np.argsort(seconds[chosen], kind="stable")]
+        shape, about = [len(sizes[axis]) for axis in AXES], int(limit_bytes * (1 + SLACK))
+        orders = self._orders([pieces.counts])
+        fit = pieces.legal & (rings(pieces, 1.0, False).memory_bytes <= about)
+        places = np.nonzero(np.broadcast_to(fit, shape))
+        # what takes longer to compute, or to issue, than one in so many does, is not looked at
+        some = self._least(pieces.at([along[::ONE_IN] for along in places]), orders[:1], about)
+        least = np.maximum(pieces.seconds, pieces.number * self.request.machine.step_seconds)
+        near = np.broadcast_to(least, shape)[places] <= TOO_SLOW * some.min(initial=np.inf)
+        places = tuple(along[near] for along in places)
+        pieces = pieces.at(places)
+        best = self._least(pieces, orders, about)
+        seconds = best * caution(pieces.counts)
+        chosen = np.argsort(seconds, kind="stable")[:FINALISTS]
         chosen = chosen[seconds[chosen] < np.inf]
-        places = zip(*np.unravel_index(chosen, shape), strict=True)
         splits = (
-            Split(**{axis: sizes[axis][i] for axis, i in zip(AXES, at, strict=True)})
-            for at in places
+            Split(
+                **{axis: sizes[axis][along[row]] for axis, along in zip(AXES, places, strict=True)}
+            )
+            for row in chosen
         )
         return list(zip(splits, seconds[chosen].tolist(), strict=True))
+
+    def _least(self, pieces: Pieces, orders: Iterable[LoopOrder], limit_bytes: int) -> Values:
+        """The seconds of each row in the best order with the best rings."""
+        found: Values = np.full(pieces.seconds.shape, np.inf)
+        for priced in self._tables(pieces, orders, limit_bytes):
+            np.minimum(found, priced.seconds, out=found)
+        return found
 
     def _orders(self, counts: Iterable[Mapping[str, Any]]) -> tuple[LoopOrder, ...]:
         """The loop orders that differ for some splits, of which there are so many ranges."""
