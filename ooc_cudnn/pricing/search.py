@@ -123,8 +123,11 @@ class Search:
         # what takes longer to compute, or to issue, than one in so many does, is not looked at
         some = self._least(pieces.at([along[::ONE_IN] for along in places]), orders[:1], about)
         least = np.maximum(pieces.seconds, pieces.number * self.request.machine.step_seconds)
-        near = np.broadcast_to(least, shape)[places] <= TOO_SLOW * some.min(initial=np.inf)
-        places = tuple(along[near] for along in places)
+        least = np.broadcast_to(least, shape)[places]
+        if len(least) > FINALISTS:
+            enough = np.partition(least, FINALISTS)[FINALISTS]  # the best may be found not to fit
+            near = least <= max(TOO_SLOW * some.min(initial=np.inf), enough)
+            places = tuple(along[near] for along in places)
         pieces = pieces.at(places)
         best = self._least(pieces, orders, about)
         seconds = best * caution(pieces.counts)
