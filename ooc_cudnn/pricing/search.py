@@ -28,7 +28,7 @@ LaunchOf = tuple[Launch, Mapping[str, Buffer]]
 #: Piece sizes of one axis that are looked at, at most.
 SIZES = 24
 #: By lines memory may seem larger by this share: what is so little beyond a limit may fit.
-SLACK = 0.02
+SLACK = 0.06
 #: Splits of the grid that may be priced exactly, and how many at once.
 FINALISTS, AT_ONCE = 64, 4
 #: The search goes on as long as the next ones promise to save the first share of the best. Their
