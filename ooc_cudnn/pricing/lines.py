@@ -9,6 +9,8 @@ of their own:
 - output channels are computed in multiples of `CHANNEL_STEP`;
 - pieces of a sum begin, go on or complete it: that takes something for each part of the result,
   however much is summed.
+
+The last wave of a convolution's tiles grows in steps, and is left to exact prices.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ LaunchOf = tuple[Launch, Mapping[str, Buffer]]
 
 #: Piece sizes of one axis that are looked at, at most.
 SIZES = 24
-#: By lines memory may seem larger by this share: what is so little beyond a limit may fit.
+#: Lines may tell so much more memory than a split takes: what is beyond a limit by no more may fit.
 SLACK = 0.06
 #: Splits of the grid that may be priced exactly, and how many at once.
 FINALISTS, AT_ONCE = 64, 4
@@ -35,8 +35,8 @@ FINALISTS, AT_ONCE = 64, 4
 #: estimates are taken to be as much too high as the worst one before them, and at least by the
 #: second factor.
 WORTH_PRICING, TOO_HIGH = 0.003, 0.99
-#: One split in so many is looked at first: what takes so many times as long as the best of these,
-#: at least, is no finalist.
+#: One split in so many is priced first. A split is left out if computing it, or issuing its steps,
+#: alone takes so many times as long as the best of these.
 ONE_IN, TOO_SLOW = 16, 1.5
 #: The best of these are told: a plan and its runners-up.
 NAMED = 5
@@ -120,7 +120,7 @@ class Search:
         orders = self._orders([pieces.counts])
         fit = pieces.legal & (rings(pieces, 1.0, False).memory_bytes <= about)
         places = np.nonzero(np.broadcast_to(fit, shape))
-        # what takes longer to compute, or to issue, than one in so many does, is not looked at
+        # leave out what is slow by computing, or by issuing its steps, alone
         some = self._least(pieces.at([along[::ONE_IN] for along in places]), orders[:1], about)
         least = np.maximum(pieces.seconds, pieces.number * self.request.machine.step_seconds)
         least = np.broadcast_to(least, shape)[places]
