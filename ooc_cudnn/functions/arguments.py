@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,11 +13,6 @@ from ooc_cudnn.operations.applied import Incoming
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.settings_table import Settings
 from ooc_cudnn.tensor import TensorSpec
-
-
-def remember(*arguments: Any) -> Hashable:
-    """What a plan depends on, hashable; 1, 1.0 and True are equal, but only the first is valid."""
-    return repr(arguments)
 
 
 def scalar(value: Any, name: str) -> float:
@@ -34,6 +29,13 @@ def scalar(value: Any, name: str) -> float:
     if not np.isfinite(number):
         raise ValueError(f"{name} must be finite, not {value!r}")
     return number
+
+
+def check_scaling(given: dict[str, Any]) -> None:
+    """Make alpha and beta, where they are given, finite numbers: every function takes them."""
+    for name in ("alpha", "beta"):
+        if name in given:
+            given[name] = scalar(given[name], name)
 
 
 def shape_of(array: Any) -> tuple[int, ...]:

@@ -11,7 +11,6 @@ from ooc_cudnn.functions.arguments import (
     check_rank,
     check_shape,
     check_vector,
-    remember,
     scalar,
     shape_of,
 )
@@ -80,7 +79,6 @@ def batch_normalization_forward_training(
     >>> mean.tolist(), y.round(2).ravel().tolist()
     ([4.0], [-1.340000033378601, -0.44999998807907104, 0.44999998807907104, 1.340000033378601])
     """
-    alpha, beta = scalar(alpha, "alpha"), scalar(beta, "beta")
     epsilon = _epsilon(epsilon)
     factor = scalar(exponential_average_factor, "exponential_average_factor")
     if not 0 <= factor <= 1:
@@ -104,7 +102,7 @@ def batch_normalization_forward_training(
     return Description(
         build,
         arrays,
-        remember(factor, epsilon, bool(updated), alpha, beta),
+        (factor, epsilon, bool(updated), alpha, beta),
         out,
         beta,
         ("y", "saved_mean", "saved_inverse_variance"),
@@ -161,7 +159,6 @@ def batch_normalization_forward_inference(
     ...         x, vector(2), vector(1), vector(1), vector(4), epsilon=0.0).tolist()
     [[[1.0, 3.0]]]
     """
-    alpha, beta = scalar(alpha, "alpha"), scalar(beta, "beta")
     epsilon = _epsilon(epsilon)
     vectors = {"scale": scale, "bias": bias, "mean": mean, "variance": variance}
     axes = len(shape_of(x))
@@ -174,7 +171,7 @@ def batch_normalization_forward_inference(
         x = specs["x"]
         return Chain((Normalise(x.shape, x.dtype, epsilon),), x.dtype, alpha, beta)
 
-    return Description(build, arrays, remember(epsilon, alpha, beta), out, beta)
+    return Description(build, arrays, (epsilon, alpha, beta), out, beta)
 
 
 @public
@@ -226,7 +223,6 @@ def batch_normalization_backward(
     >>> bool(abs(dx).max() < 1e-6), dbias.tolist()
     (True, [4.0])
     """
-    alpha, beta = scalar(alpha, "alpha"), scalar(beta, "beta")
     epsilon = _epsilon(epsilon)
     axes = len(shape_of(x))
     vectors = {
@@ -250,7 +246,7 @@ def batch_normalization_backward(
         check_dtype(specs, "x", "dy")
         return BatchNormalizationGradient(x.shape, x.dtype, epsilon if anew else None, alpha, beta)
 
-    parameters = remember(anew and epsilon, alpha, beta)
+    parameters = (anew and epsilon, alpha, beta)
     return Description(
         build, arrays, parameters, out, beta, ("dx", "dscale", "dbias"), scaled=("dx",)
     )

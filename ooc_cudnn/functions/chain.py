@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ooc_cudnn import operations as applicable
-from ooc_cudnn.functions.arguments import channel_vector, remember, scalar, shape_of, wide_vector
+from ooc_cudnn.functions.arguments import channel_vector, shape_of, wide_vector
 from ooc_cudnn.functions.description import Description, Specs
 from ooc_cudnn.functions.public import public
 from ooc_cudnn.operations.applied import Applied, Incoming
@@ -70,7 +70,6 @@ def chain_forward(
     >>> y[0, 0, 0].tolist()
     [9.0, 9.0, 9.0, 9.0]
     """
-    alpha, beta = scalar(alpha, "alpha"), scalar(beta, "beta")
     try:
         applied: tuple[Applied, ...] = tuple(operations)
     except TypeError:
@@ -103,7 +102,7 @@ def chain_forward(
             shape = made[-1].output_shape
         return Chain(tuple(made), dtype, alpha, beta)
 
-    parameters = remember([operation.arguments for operation in applied], alpha, beta)
+    parameters = ([operation.arguments for operation in applied], alpha, beta)
     return Description(build, arrays, parameters, out, beta)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ooc_cudnn.functions.arguments import make_convolution, remember, scalar
+from ooc_cudnn.functions.arguments import make_convolution
 from ooc_cudnn.functions.description import Description, Specs
 from ooc_cudnn.functions.public import public
 from ooc_cudnn.operations.chain import Chain
@@ -62,10 +62,9 @@ def convolution_forward(
     ((2, 4, 8, 8), 27.0, 12.0)
     """
     geometry = (padding, stride, dilation, groups)
-    alpha, beta = scalar(alpha, "alpha"), scalar(beta, "beta")
 
     def build(specs: Specs, settings: Settings) -> Chain:
         convolution = make_convolution(specs["x"], specs["w"], geometry, settings)
         return Chain((convolution,), convolution.dtype, alpha, beta)
 
-    return Description(build, {"x": x, "w": w}, remember(geometry, alpha, beta), out, beta)
+    return Description(build, {"x": x, "w": w}, (geometry, alpha, beta), out, beta)

@@ -8,8 +8,6 @@ from ooc_cudnn.functions.arguments import (
     check_dtype,
     check_shape,
     make_convolution,
-    remember,
-    scalar,
     shape_of,
 )
 from ooc_cudnn.functions.description import Description, Specs
@@ -74,7 +72,6 @@ def convolution_backward_data(
     ((2, 3, 8, 8), 4.0, 36.0)
     """
     geometry = (padding, stride, dilation, groups)
-    alpha, beta = scalar(alpha, "alpha"), scalar(beta, "beta")
     if input_shape is None and out is not None:
         input_shape = shape_of(out)
 
@@ -91,7 +88,7 @@ def convolution_backward_data(
         )
         return BackwardData(forward, alpha, beta)
 
-    parameters = remember(geometry, input_shape, alpha, beta)
+    parameters = (geometry, input_shape, alpha, beta)
     return Description(build, {"w": w, "dy": dy}, parameters, out, beta, ("dx",))
 
 
@@ -146,7 +143,6 @@ def convolution_backward_filter(
     ((4, 3, 3, 3), 72.0)
     """
     geometry = (padding, stride, dilation, groups)
-    alpha, beta = scalar(alpha, "alpha"), scalar(beta, "beta")
     if filter_shape is None and out is not None:
         filter_shape = shape_of(out)
 
@@ -163,7 +159,7 @@ def convolution_backward_filter(
         )
         return BackwardFilter(forward, alpha, beta)
 
-    parameters = remember(geometry, filter_shape, alpha, beta)
+    parameters = (geometry, filter_shape, alpha, beta)
     return Description(build, {"x": x, "dy": dy}, parameters, out, beta, ("dw",))
 
 
@@ -198,7 +194,6 @@ def convolution_backward_bias(
     ...     ooc_cudnn.convolution_backward_bias(np.ones((2, 3, 4, 4), "float32")).tolist()
     [32.0, 32.0, 32.0]
     """
-    alpha, beta = scalar(alpha, "alpha"), scalar(beta, "beta")
 
     def build(specs: Specs, settings: Settings) -> BackwardBias:
         dy = specs["dy"]
@@ -206,7 +201,7 @@ def convolution_backward_bias(
             raise ValueError(f"dy must have shape (n, cY, up to 3 spatial axes), not {dy.shape}")
         return BackwardBias(dy.shape, dy.dtype, alpha, beta)
 
-    return Description(build, {"dy": dy}, remember(alpha, beta), out, beta, ("db",))
+    return Description(build, {"dy": dy}, (alpha, beta), out, beta, ("db",))
 
 
 def _same_rank(first: TensorSpec, dy: TensorSpec, name: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -25,7 +25,7 @@ class Description(NamedTuple):
         Makes what is to be cut.
     arrays : mapping
         The operands in the call's order, without the results: arrays, or specs to plan.
-    parameters : hashable
+    parameters : tuple
         All arguments that shape the call: with the specs and the settings, what a plan depends on.
     out : array, or tuple of arrays and None
         For each of the results; a single one is not in a tuple.
@@ -44,7 +44,7 @@ class Description(NamedTuple):
 
     build: Build
     arrays: Mapping[str, Any]
-    parameters: Hashable
+    parameters: tuple[Any, ...]
     out: Any = None
     beta: float = 0.0
     results: tuple[str, ...] = ("y",)

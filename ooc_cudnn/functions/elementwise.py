@@ -6,8 +6,6 @@ from ooc_cudnn.functions.arguments import (
     check_dtype,
     check_rank,
     check_shape,
-    remember,
-    scalar,
     shape_of,
     wide_vector,
 )
@@ -58,7 +56,6 @@ def add_tensor(
     [1.0, 2.0]
     """
     apart = out is not None
-    alpha, beta = scalar(alpha, "alpha"), scalar(beta, "beta")
     b = wide_vector(b, len(shape_of(y)))
 
     def build(specs: Specs, settings: Settings) -> Addition:
@@ -71,7 +68,7 @@ def add_tensor(
     return Description(
         build,
         {"b": b, "y": y} if apart else {"b": b},
-        remember(alpha, beta, apart),
+        (alpha, beta, apart),
         out,
         results=("out",) if apart else ("y",),
         updated={} if apart else {"y": y},
@@ -120,7 +117,6 @@ def activation_forward(
     ...     ooc_cudnn.activation_forward(np.float32([[[-1, 2]]]), mode="relu").tolist()
     [[[0.0, 2.0]]]
     """
-    alpha, beta = scalar(alpha, "alpha"), scalar(beta, "beta")
     mode, coef = check_mode(mode, coef)
 
     def build(specs: Specs, settings: Settings) -> Chain:
@@ -128,7 +124,7 @@ def activation_forward(
         check_rank(specs, "x")
         return Chain((Activation(x.shape, mode, coef, x.dtype),), x.dtype, alpha, beta)
 
-    return Description(build, {"x": x}, remember(mode, coef, alpha, beta), out, beta)
+    return Description(build, {"x": x}, (mode, coef, alpha, beta), out, beta)
 
 
 @public
@@ -175,7 +171,6 @@ def activation_backward(
     ...     ooc_cudnn.activation_backward(y, dy, mode="relu").tolist()
     [[[0.0, 7.0]]]
     """
-    alpha, beta = scalar(alpha, "alpha"), scalar(beta, "beta")
     mode, coef = check_mode(mode, coef)
     if needs_x(mode, coef) and x is None:
         raise ValueError(f"x is required for mode={mode!r} with coef={coef}: y does not tell it")
@@ -193,7 +188,7 @@ def activation_backward(
     return Description(
         build,
         {name: arrays[name] for name in read},
-        remember(mode, coef, alpha, beta),
+        (mode, coef, alpha, beta),
         out,
         beta,
         ("dx",),

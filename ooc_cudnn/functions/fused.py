@@ -11,16 +11,14 @@ from ooc_cudnn.functions.arguments import (
     check_shape,
     check_vector,
     make_convolution,
-    remember,
-    scalar,
     shape_of,
 )
 from ooc_cudnn.functions.description import Description, Specs
 from ooc_cudnn.functions.public import public
 from ooc_cudnn.operations.activation import Activation, check_mode
 from ooc_cudnn.operations.activation_backward import needs_x
+from ooc_cudnn.operations.base import Operation
 from ooc_cudnn.operations.chain import Chain
-from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.fused_backward import FusedBackward
 from ooc_cudnn.operations.op_tensor import AddTensor
 from ooc_cudnn.operations.pooling import Pooling
@@ -80,16 +78,7 @@ def convolution_add_activation_forward(
     [10.0, 0.0]
     """
     geometry = (padding, stride, dilation, groups)
-    alpha, beta = scalar(alpha, "alpha"), scalar(beta, "beta")
-    mode, coef = check_mode(activation, coef, name="activation")
-    b = channel_vector(b, "b", len(shape_of(x)))
-
-    def build(specs: Specs, settings: Settings) -> Chain:
-        operations = _activated(specs, settings, geometry, mode, coef)
-        return Chain(operations, operations[0].dtype, alpha, beta)
-
-    parameters = remember(geometry, mode, coef, alpha, beta)
-    return Description(build, {"x": x, "w": w, "b": b}, parameters, out, beta)
+    return _forward(x, w, b, geometry, (activation, coef), None, alpha, beta, out)
 
 
 @public
@@ -146,24 +135,8 @@ def convolution_add_activation_pooling_forward(
     [[10.0, 0.0]]
     """
     geometry = (padding, stride, dilation, groups)
-    pooled: dict[str, Any] = {
-        "window": window,
-        "mode": mode,
-        "padding": pooling_padding,
-        "stride": pooling_stride,
-    }
-    alpha, beta = scalar(alpha, "alpha"), scalar(beta, "beta")
-    function, coef = check_mode(activation, coef, name="activation")
-    b = channel_vector(b, "b", len(shape_of(x)))
-
-    def build(specs: Specs, settings: Settings) -> Chain:
-        operations = _activated(specs, settings, geometry, function, coef)
-        shape, dtype = operations[-1].output_shape, operations[0].dtype
-        pooling = Pooling.of(shape, dtype=dtype, prefix="pooling_", **pooled)
-        return Chain((*operations, pooling), dtype, alpha, beta)
-
-    parameters = remember(geometry, pooled, function, coef, alpha, beta)
-    return Description(build, {"x": x, "w": w, "b": b}, parameters, out, beta)
+    pooled = {"window": window, "mode": mode, "padding": pooling_padding, "stride": pooling_stride}
+    return _forward(x, w, b, geometry, (activation, coef), pooled, alpha, beta, out)
 
 
 @public
@@ -221,7 +194,6 @@ def convolution_add_activation_backward(
     (8.0, 4.0, [4.0, 4.0])
     """
     geometry = (padding, stride, dilation, groups)
-    alpha, beta = scalar(alpha, "alpha"), scalar(beta, "beta")
     mode, coef = check_mode(activation, coef, name="activation")
     if needs_x(mode, coef):
         raise ValueError(
@@ -236,17 +208,35 @@ def convolution_add_activation_backward(
             check_dtype(specs, "x", name)
         return FusedBackward(forward, mode, coef, alpha, beta)
 
-    parameters = remember(geometry, mode, coef, alpha, beta)
+    parameters = (geometry, mode, coef, alpha, beta)
     return Description(
         build, {"x": x, "w": w, "y": y, "dy": dy}, parameters, out, beta, ("dx", "dw", "db")
     )
 
 
-def _activated(
-    specs: Specs, settings: Settings, geometry: tuple[Any, ...], mode: str, coef: float
-) -> tuple[Convolution, AddTensor, Activation]:
-    """Convolution, bias and activation of operands that fit each other."""
-    convolution = make_convolution(specs["x"], specs["w"], geometry, settings)
-    shape, dtype = convolution.output_shape, convolution.dtype
-    check_vector(specs, "b", shape[1], dtype, "the result")
-    return convolution, AddTensor(shape, dtype), Activation(shape, mode, coef, dtype)
+def _forward(
+    x: Array,
+    w: Filters,
+    b: ChannelVector,
+    geometry: tuple[Any, ...],
+    activation: tuple[str, float | None],
+    pooled: dict[str, Any] | None,
+    alpha: float,
+    beta: float,
+    out: Array | None,
+) -> Description:
+    """Convolution, bias and activation; pooling of what they give, if that is asked for."""
+    mode, coef = check_mode(*activation, name="activation")
+
+    def build(specs: Specs, settings: Settings) -> Chain:
+        convolution = make_convolution(specs["x"], specs["w"], geometry, settings)
+        shape, dtype = convolution.output_shape, convolution.dtype
+        check_vector(specs, "b", shape[1], dtype, "the result")
+        made: list[Operation] = [convolution, AddTensor(shape, dtype)]
+        made.append(Activation(shape, mode, coef, dtype))
+        if pooled is not None:
+            made.append(Pooling.of(shape, dtype=dtype, prefix="pooling_", **pooled))
+        return Chain(tuple(made), dtype, alpha, beta)
+
+    arrays = {"x": x, "w": w, "b": channel_vector(b, "b", len(shape_of(x)))}
+    return Description(build, arrays, (geometry, mode, coef, pooled, alpha, beta), out, beta)

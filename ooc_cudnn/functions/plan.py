@@ -11,6 +11,7 @@ from typing import Any
 from ooc_cudnn.arrays.operands import Wrapped, wrap
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.devices.machines import named_machine
+from ooc_cudnn.functions.arguments import check_scaling
 from ooc_cudnn.functions.bound import Bound, bind
 from ooc_cudnn.functions.description import Description
 from ooc_cudnn.functions.planning import Planned, Target
@@ -151,7 +152,9 @@ def describe_call(function: str, arguments: Mapping[str, Any]) -> Description:
         inspect.signature(describe).bind(**arguments)
     except TypeError as error:
         raise TypeError(f"{function}: {error}") from None
-    return describe(**arguments)
+    given = dict(arguments)
+    check_scaling(given)
+    return describe(**given)
 
 
 def _bound(function: str, arguments: Mapping[str, Any]) -> Bound:

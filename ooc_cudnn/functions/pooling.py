@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ooc_cudnn.functions.arguments import check_dtype, check_shape, remember, scalar
+from ooc_cudnn.functions.arguments import check_dtype, check_shape
 from ooc_cudnn.functions.description import Description, Specs
 from ooc_cudnn.functions.public import public
 from ooc_cudnn.operations.applied import Incoming, Pooling
@@ -61,14 +61,13 @@ def pooling_forward(
     [[[[5.0, 7.0], [13.0, 15.0]]]]
     """
     pooling = Pooling(window, mode=mode, padding=padding, stride=stride)
-    alpha, beta = scalar(alpha, "alpha"), scalar(beta, "beta")
 
     def build(specs: Specs, settings: Settings) -> Chain:
         x = specs["x"]
         operation = pooling.bind(Incoming(x.shape, x.dtype, settings), ())
         return Chain((operation,), x.dtype, alpha, beta)
 
-    return Description(build, {"x": x}, remember(pooling.arguments, alpha, beta), out, beta)
+    return Description(build, {"x": x}, (pooling.arguments, alpha, beta), out, beta)
 
 
 @public
@@ -119,7 +118,6 @@ def pooling_backward(
     [[[[0.0, 0.0], [0.0, 8.0]]]]
     """
     pooling = Pooling(window, mode=mode, padding=padding, stride=stride)
-    alpha, beta = scalar(alpha, "alpha"), scalar(beta, "beta")
     average = isinstance(mode, str) and mode.startswith("average")
     arrays = {"y": y, "dy": dy, "x": x}
 
@@ -136,7 +134,7 @@ def pooling_backward(
     return Description(
         build,
         {"dy": dy} if average else arrays,
-        remember(pooling.arguments, alpha, beta),
+        (pooling.arguments, alpha, beta),
         out,
         beta,
         ("dx",),

@@ -14,6 +14,7 @@ from ooc_cudnn import interrupts
 from ooc_cudnn.arrays.operands import wrap
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.errors import DeviceOutOfMemoryError
+from ooc_cudnn.functions.arguments import check_scaling
 from ooc_cudnn.functions.bound import bind
 from ooc_cudnn.functions.description import Description
 from ooc_cudnn.functions.prepared import prepare, remembered
@@ -54,6 +55,7 @@ def public(describe: Callable[P, Description]) -> Callable[P, Any]:
 
     @wraps(describe)
     def called(*args: P.args, **kwargs: P.kwargs) -> Any:
+        check_scaling(kwargs)
         return call(describe.__name__, describe(*args, **kwargs))
 
     # A user gets the results, not the description of the call.

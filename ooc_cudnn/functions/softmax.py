@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ooc_cudnn.functions.arguments import check_dtype, check_rank, check_shape, remember, scalar
+from ooc_cudnn.functions.arguments import check_dtype, check_rank, check_shape
 from ooc_cudnn.functions.description import Description, Specs
 from ooc_cudnn.functions.public import public
 from ooc_cudnn.operations.image_softmax import ImageSoftmaxCall, ImageSoftmaxGradient
@@ -58,7 +58,6 @@ def softmax_forward(
     ...     ooc_cudnn.softmax_forward(np.zeros((1, 4), "float32")).tolist()
     [[0.25, 0.25, 0.25, 0.25]]
     """
-    alpha, beta = scalar(alpha, "alpha"), scalar(beta, "beta")
     _check(algorithm, mode)
     kind = SoftmaxCall if mode == "channel" else ImageSoftmaxCall
 
@@ -67,7 +66,7 @@ def softmax_forward(
         check_rank(specs, "x")
         return kind(x.shape, algorithm, x.dtype, alpha, beta)
 
-    return Description(build, {"x": x}, remember(algorithm, mode, alpha, beta), out, beta)
+    return Description(build, {"x": x}, (algorithm, mode, alpha, beta), out, beta)
 
 
 @public
@@ -110,7 +109,6 @@ def softmax_backward(
     ...     ooc_cudnn.softmax_backward(y, dy).tolist()
     [[0.25, -0.25]]
     """
-    alpha, beta = scalar(alpha, "alpha"), scalar(beta, "beta")
     _check(algorithm, mode)
     kind = SoftmaxGradient if mode == "channel" else ImageSoftmaxGradient
 
@@ -121,7 +119,7 @@ def softmax_backward(
         check_dtype(specs, "y", "dy")
         return kind(y.shape, algorithm, y.dtype, alpha, beta)
 
-    parameters = remember(algorithm, mode, alpha, beta)
+    parameters = (algorithm, mode, alpha, beta)
     return Description(build, {"y": y, "dy": dy}, parameters, out, beta, ("dx",))
 
 
