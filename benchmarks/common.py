@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,8 @@ import numpy as np
 
 import ooc_cudnn
 from ooc_cudnn.bench import placing
+from ooc_cudnn.bench.contents import poison
+from ooc_cudnn.bench.convolution_contender import Operands
 from ooc_cudnn.bench.diagnosis import diagnosis, limit_kept, profiled, spoken
 from ooc_cudnn.bench.environment import effective_settings, environment
 from ooc_cudnn.bench.placing import pinned
@@ -130,6 +132,22 @@ class Report:
             self.check(f"{name}: memory limit", limit_kept(found, limit))
         return found, calls[0]
 
+    def profile_and_verify(
+        self,
+        name: str,
+        call: Callable[[], Any],
+        on: Operands,
+        limit: str | int | None = None,
+        *,
+        fused: bool = True,
+    ) -> tuple[dict[str, Any], Any]:
+        """`profile` a convolution on a poisoned result, and account for every output."""
+        poison(on.y)
+        found, record = self.profile(name, call, limit)
+        split = record.plan.split
+        self.check(f"{name}: contents", on.verified(on.y, split=split, fused=fused))
+        return found, record
+
     def predicted(self, name: str, found: Mapping[str, Any], seconds: float) -> None:
         """Claim how near a call's prediction was."""
         self.claim(f"{name}: predicted / measured", found["predicted_seconds"] / seconds)
@@ -205,11 +223,16 @@ def run(
     description: str | None,
     argv: list[str] | None = None,
     *,
+    first: Sequence[str] = (),
     needs_card: bool = True,
     more: Callable[[argparse.ArgumentParser], object] | None = None,
 ) -> int:
-    """Run a benchmark's body under its device's settings and report."""
-    arguments = parse(description, argv, needs_card=needs_card, more=more)
+    """Run a benchmark's body under its device's settings and report.
+
+    `first` are arguments of its own, ahead of those that are given.
+    """
+    given = [*first, *(sys.argv[1:] if argv is None else argv)]
+    arguments = parse(description, given, needs_card=needs_card, more=more)
     report = Report(name, arguments)
     with ooc_cudnn.settings(
         device=arguments.device, machine=arguments.machine, progress=False, verify=0

@@ -10,38 +10,32 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 import ooc_cudnn
 from benchmarks import common
-from ooc_cudnn.bench.contents import Images, filters, poison, verify
+from ooc_cudnn.bench.contents import poison
+from ooc_cudnn.bench.convolution_contender import Operands
+from ooc_cudnn.bench.direct import DirectBiasActivation, DirectConvolution
+from ooc_cudnn.bench.placing import on_device
 from ooc_cudnn.bench.timing import host_seconds_per_call
 
 NAME = "convolution_in_core"
 
 
-class Operands:
-    """x, w, b and y on the device, and the two functions on them."""
+class InCore:
+    """Operands on the device, and the two functions on them."""
 
     def __init__(self, shape: tuple[int, int, int, int], report: common.Report) -> None:
-        self.images = Images.of(shape)
-        self.host_w, self.host_b = filters(shape[1], shape[1])
-        self.w = report.to_device(self.host_w)
-        self.b = report.to_device(self.host_b)
-        if report.arguments.cuda:
-            import cupy
-
-            self.x = self.images.fill(cupy.empty(shape, np.float32))
-        else:
-            self.x = report.to_device(self.images.fill(np.empty(shape, np.float32)))
-        self.y = report.to_device(np.empty(shape, np.float32))
+        cuda = report.arguments.cuda
+        self.on = Operands.of(on_device(shape, cuda=cuda), on_device(shape, cuda=cuda), cuda=cuda)
 
     def convolution(self) -> None:
-        ooc_cudnn.convolution_forward(self.x, self.w, padding=1, out=self.y)
+        o = self.on
+        ooc_cudnn.convolution_forward(o.x, o.device_w, padding=1, out=o.y)
 
     def fused(self) -> None:
+        o = self.on
         ooc_cudnn.convolution_add_activation_forward(
-            self.x, self.w, self.b, padding=1, activation="relu", out=self.y
+            o.x, o.device_w, o.device_b, padding=1, activation="relu", out=o.y
         )
 
     def functions(self) -> dict[str, Any]:
@@ -49,10 +43,9 @@ class Operands:
 
     def direct(self) -> dict[str, Any]:
         """The same by hand."""
-        from ooc_cudnn.bench.direct import DirectBiasActivation, DirectConvolution
-
-        convolution = DirectConvolution(self.x, self.w, self.y, tf32=True)
-        pointwise = DirectBiasActivation(self.y, self.b)
+        o = self.on
+        convolution = DirectConvolution(o.x, o.device_w, o.y, tf32=True)
+        pointwise = DirectBiasActivation(o.y, o.device_b)
 
         def fused() -> None:
             convolution()
@@ -63,21 +56,13 @@ class Operands:
 
     def check(self, report: common.Report, name: str, function: str) -> None:
         """Run once, poisoned and profiled: no copies, one compute step, right contents."""
-        poison(self.y)
-        _, record = report.profile(name, self.functions()[function])
+        call, fused = self.functions()[function], function == "fused"
+        _, record = report.profile_and_verify(name, call, self.on, fused=fused)
         kinds = [step.stream for step in record.steps]
         copied = record.bytes_in + record.bytes_out
         report.check(
             f"{name}: no copies, one compute step",
             {"ok": kinds == ["compute"] and not copied, "steps": kinds, "bytes": copied},
-        )
-        self.check_contents(report, name, function)
-
-    def check_contents(self, report: common.Report, name: str, function: str) -> None:
-        bias = self.host_b if function == "fused" else None
-        report.check(
-            f"{name}: contents",
-            verify(self.images, self.host_w, bias, self.y, tf32=True, relu=bias is not None),
         )
 
 
@@ -88,7 +73,7 @@ def host_part(report: common.Report) -> None:
     calls, batches = (3, 2) if report.quick else (100, 41)
     synchronize = report.synchronize
     for shape in shapes:
-        operands = Operands(shape, report)
+        operands = InCore(shape, report)
         title = "x".join(map(str, shape))
         direct = operands.direct() if report.arguments.cuda else {}
         for function, call in operands.functions().items():
@@ -96,9 +81,10 @@ def host_part(report: common.Report) -> None:
             functions = {"ours": call}
             if direct:
                 functions["direct"] = direct[function]
-                poison(operands.y)
+                poison(operands.on.y)
                 direct[function]()
-                operands.check_contents(report, f"{name}, by hand", function)
+                found = operands.on.verified(operands.on.y, fused=function == "fused")
+                report.check(f"{name}, by hand: contents", found)
                 report.measure(f"{name}: engine by hand", operands.engine)
             times = host_seconds_per_call(functions, synchronize, calls=calls, batches=batches)
             for kind, timing in times.items():

@@ -17,7 +17,8 @@ import numpy as np
 
 import ooc_cudnn
 from benchmarks import common
-from ooc_cudnn.bench.contents import Images, filters, poison, verify
+from ooc_cudnn.bench.contents import poison
+from ooc_cudnn.bench.convolution_contender import Operands
 from ooc_cudnn.bench.limits import Link
 from ooc_cudnn.bench.placing import release_pinned
 from ooc_cudnn.bench.timing import Timing, interleave, paired_ratio
@@ -30,62 +31,50 @@ LINK_PIECES = {"link, whole": None, "link, pieces of 32 MiB": 2**25}
 class Case:
     """The operands, and what is done with them again and again."""
 
-    def __init__(self, report: common.Report) -> None:
-        self.report, self.arguments = report, report.arguments
-        quick = report.quick
-        self.shape = (12, 8, 24, 32) if quick else (512, 64, 256, 256)
-        self.limits = ("48kB", "32kB") if quick else ("16GiB", "1GiB")
-        self.repeats = 2 if quick else 7
-        self.images = Images.of(self.shape)
-        self.w, self.b = filters(self.shape[1], self.shape[1])
-        self.device_w = report.to_device(self.w)
-        self.device_b = report.to_device(self.b)
+    def __init__(self, report: common.Report, x: Any, y: Any) -> None:
+        self.report, self.cuda = report, report.arguments.cuda
+        self.limits = ("48kB", "32kB") if report.quick else ("16GiB", "1GiB")
+        self.repeats = 2 if report.quick else 7
+        self.on = Operands.of(x, y, cuda=self.cuda)
         self.synchronize = report.synchronize
 
-    def call(self, x: Any, y: Any, limit: str, **settings: Any) -> None:
-        with ooc_cudnn.settings(memory_limit=limit, **settings):
+    def call(self, limit: str) -> None:
+        o = self.on
+        with ooc_cudnn.settings(memory_limit=limit):
             ooc_cudnn.convolution_add_activation_forward(
-                x, self.device_w, self.device_b, padding=1, activation="relu", out=y
+                o.x, o.device_w, o.device_b, padding=1, activation="relu", out=o.y
             )
 
-    def profile_and_verify(self, name: str, x: Any, y: Any, limit: str) -> dict[str, Any]:
-        """Run once more, on poisoned memory: profiled, and every output accounted for."""
-        poison(y)
-        found, record = self.report.profile(name, lambda: self.call(x, y, limit), limit)
-        split = record.plan.split
-        self.report.check(
-            f"{name}: contents", verify(self.images, self.w, self.b, y, tf32=True, split=split)
-        )
-        return found
+    def profile_and_verify(self, name: str, limit: str) -> dict[str, Any]:
+        return self.report.profile_and_verify(name, partial(self.call, limit), self.on, limit)[0]
 
-    def links(self, x: Any, y: Any) -> dict[str, Any]:
+    def links(self) -> dict[str, Any]:
         """Each way of copying x in and NaN out to y."""
-        links = {}
+        x, y, links = self.on.x, self.on.y, {}
         for name, piece_bytes in LINK_PIECES.items():
             whole = {"piece_bytes": x.nbytes, "ring_pieces": 1}
             pieces = {"piece_bytes": min(piece_bytes, x.nbytes)} if piece_bytes else whole
-            links[name] = Link(cuda=self.arguments.cuda, **pieces).copies((x,), (y,))
+            links[name] = Link(cuda=self.cuda, **pieces).copies((x,), (y,))
         return links
 
     def faster_link(self, name: str, times: dict[str, Timing]) -> Timing:
         """Keep the links' times; return those of the faster way."""
-        gigabytes = 2 * self.images.nbytes / 1e9
         for way in LINK_PIECES:
-            rate = gigabytes / times[way].median
+            rate = self.on.feature_bytes / 1e9 / times[way].median
             self.report.measure(f"{name}: {way}", times[way])
             self.report.measure(f"{name}: {way}: GB/s both ways together", rate)
         return min((times[way] for way in LINK_PIECES), key=lambda timing: timing.median)
 
     def in_turns_with_link(
-        self, kind: str, limits: Mapping[str, str], x: Any, y: Any, bounds: Sequence[float]
+        self, kind: str, limits: Mapping[str, str], bounds: Sequence[float]
     ) -> float:
         """Time calls under some limits in turns with the link; return the link's seconds."""
         report = self.report
-        calls = {name: partial(self.call, x, y, limit) for name, limit in limits.items()}
-        times = interleave(self.links(x, y) | calls, self.synchronize, repeats=self.repeats)
+        calls = {name: partial(self.call, limit) for name, limit in limits.items()}
+        times = interleave(self.links() | calls, self.synchronize, repeats=self.repeats)
         link = self.faster_link(kind, times)
         for (name, limit), bound in zip(limits.items(), bounds, strict=True):
-            found = self.profile_and_verify(name, x, y, limit)
+            found, _ = report.profile_and_verify(name, calls[name], self.on, limit)
             ratio = paired_ratio(link, times[name])
             report.measure(f"{name}: seconds", times[name])
             report.measure(f"{name}: fraction of the link", ratio)
@@ -94,41 +83,38 @@ class Case:
         return link.median
 
 
-def pinned_cases(case: Case) -> float:
+def pinned_cases(report: common.Report, shape: tuple[int, ...]) -> float:
     """X and Y in pinned memory, under each limit. Returns the link's seconds."""
     begin = time.perf_counter()
-    x, y = common.pinned(case.shape), common.pinned(case.shape)
-    case.report.measure("seconds to allocate pinned x and y", time.perf_counter() - begin)
-    case.images.fill(x)
+    x, y = common.pinned(shape), common.pinned(shape)
+    report.measure("seconds to allocate pinned x and y", time.perf_counter() - begin)
+    case = Case(report, x, y)
     limits = {f"pinned, limit {limit}": limit for limit in case.limits}
-    return case.in_turns_with_link("pinned", limits, x, y, (0.95, 0.93))
+    return case.in_turns_with_link("pinned", limits, (0.95, 0.93))
 
 
-def pageable_cases(case: Case, link_seconds: float) -> None:
+def pageable_cases(report: common.Report, shape: tuple[int, ...], link_seconds: float) -> None:
     """The same in NumPy arrays, as they are and page-locked in place; the driver's own copies."""
-    report, limit = case.report, case.limits[0]
-    x, y = np.empty(case.shape, np.float32), np.empty(case.shape, np.float32)
-    case.images.fill(x)
+    x, y = np.empty(shape, np.float32), np.empty(shape, np.float32)
+    case = Case(report, x, y)
+    limit = case.limits[0]
     poison(y)
 
     # The driver's own copies of pageable memory are slow: an eighth of the images tells their rate.
-    part = case.shape[0] // 8 or 1
+    part = shape[0] // 8 or 1
     driver = interleave(
-        {"driver": one_after_the_other(x[:part], y[:part], cuda=case.arguments.cuda)},
+        {"driver": one_after_the_other(x[:part], y[:part], cuda=case.cuda)},
         case.synchronize,
         repeats=2,
     )["driver"]
-    scaled = driver.median * case.shape[0] / part
+    scaled = driver.median * shape[0] / part
     report.measure("pageable: driver's copies one after the other, an eighth", driver)
     report.claim("driver's pageable copies: fraction of the duplex link", link_seconds / scaled)
 
     name = "pageable"
-    ours = interleave(
-        {name: lambda: case.call(x, y, limit)},
-        case.synchronize,
-        repeats=max(2, case.repeats - 2),
-    )[name]
-    found = case.profile_and_verify(name, x, y, limit)
+    call, repeats = partial(case.call, limit), max(2, case.repeats - 2)
+    ours = interleave({name: call}, case.synchronize, repeats=repeats)[name]
+    found, _ = report.profile_and_verify(name, call, case.on, limit)
     report.measure(f"{name}: seconds", ours)
     report.claim(f"{name}: fraction of the duplex link", link_seconds / ours.median, ">=", 0.33)
     report.claim(f"{name}: times faster than the driver's copies", scaled / ours.median)
@@ -138,7 +124,7 @@ def pageable_cases(case: Case, link_seconds: float) -> None:
     begin = time.perf_counter()
     pins = [ooc_cudnn.pin(x), ooc_cudnn.pin(y)]
     report.measure("seconds to pin x and y", time.perf_counter() - begin)
-    case.in_turns_with_link(name, {name: limit}, x, y, (0.90,))
+    case.in_turns_with_link(name, {name: limit}, (0.90,))
     begin = time.perf_counter()
     for pin in pins:
         pin.close()
@@ -162,10 +148,10 @@ def one_after_the_other(x: np.ndarray[Any, Any], y: np.ndarray[Any, Any], *, cud
 
 
 def body(report: common.Report) -> None:
-    case = Case(report)
-    link_seconds = pinned_cases(case)
+    shape = (12, 8, 24, 32) if report.quick else (512, 64, 256, 256)
+    link_seconds = pinned_cases(report, shape)
     release_pinned(report.arguments.device)
-    pageable_cases(case, link_seconds)
+    pageable_cases(report, shape, link_seconds)
 
 
 main = partial(common.run, NAME, body, __doc__)

@@ -6,14 +6,13 @@ limits.
 
 from __future__ import annotations
 
-import sys
-from typing import Any
+from functools import partial
 
 import numpy as np
 
 import ooc_cudnn
 from benchmarks import common
-from ooc_cudnn.bench.contents import Images, filters, poison, verify
+from ooc_cudnn.bench.convolution_contender import Operands
 from ooc_cudnn.bench.timing import interleave, paired_ratio
 
 NAME = "host_split"
@@ -23,14 +22,12 @@ def splitting(report: common.Report) -> None:
     quick = report.quick
     shape = (4, 8, 24, 32) if quick else (8, 64, 128, 128)
     limits = ("128kB", "96kB") if quick else ("64MiB", "16MiB", "4MiB")
-    images = Images.of(shape)
-    w, b = filters(shape[1], shape[1])
-    x, y = images.fill(np.empty(shape, np.float32)), np.empty(shape, np.float32)
+    on = Operands.of(np.empty(shape, np.float32), np.empty(shape, np.float32), cuda=False)
 
     def call(limit: str, overlap: bool) -> None:
         with ooc_cudnn.settings(memory_limit=limit, overlap=overlap):
             ooc_cudnn.convolution_add_activation_forward(
-                x, w, b, padding=1, activation="relu", out=y
+                on.x, on.w, on.b, padding=1, activation="relu", out=on.y
             )
 
     cases = {"whole": ("2GiB", False)}
@@ -38,19 +35,13 @@ def splitting(report: common.Report) -> None:
         cases |= {f"limit {limit}, overlap {'on' if overlap else 'off'}": (limit, overlap)
                   for overlap in (False, True)}  # fmt: skip
     cases["limit 2GiB, overlap on"] = ("2GiB", True)
-    for name, case in cases.items():
-        poison(y)
-        _, record = report.profile(name, lambda case=case: call(*case), case[0])
-        split = record.plan.split
-        report.check(f"{name}: contents", verify(images, w, b, y, tf32=True, split=split))
+    runs = {name: partial(call, *case) for name, case in cases.items()}
+    for name, (limit, _) in cases.items():
+        report.profile_and_verify(name, runs[name], on, limit)
     pieces = {name: report.measurements[f"{name}: call"]["pieces"] for name in cases}
     if pieces["whole"] != 1:
         raise RuntimeError(f"the unsplit computation was split into {pieces['whole']} pieces")
-    times = interleave(
-        {name: lambda case=case: call(*case) for name, case in cases.items()},
-        lambda: None,
-        repeats=2 if quick else 15,
-    )
+    times = interleave(runs, lambda: None, repeats=2 if quick else 15)
     for name, timing in times.items():
         report.measure(f"{name}: seconds", timing)
         report.predicted(name, report.measurements[f"{name}: call"], timing.median)
@@ -68,10 +59,7 @@ def body(report: common.Report) -> None:
     splitting(report)
 
 
-def main(argv: list[str] | None = None) -> int:
-    arguments: Any = sys.argv[1:] if argv is None else argv
-    return common.run(NAME, body, __doc__, ["--device", "host", *arguments], needs_card=False)
-
+main = partial(common.run, NAME, body, __doc__, first=("--device", "host"), needs_card=False)
 
 if __name__ == "__main__":
     common.main(main)

@@ -9,7 +9,6 @@ exits with 1. `python -m benchmarks.regenerate` puts the results into docs/paper
 from __future__ import annotations
 
 import random
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -253,9 +252,7 @@ BLOCKS = (Block("docs/paper.md", "table", table),)
 
 
 def main(argv: list[str] | None = None) -> int:
-    given = sys.argv[1:] if argv is None else argv
-    status = common.run(NAME, body, __doc__, [*given, "--strict"], needs_card=False)
-    return min(status, 1)
+    return min(common.run(NAME, body, __doc__, argv, first=("--strict",), needs_card=False), 1)
 
 
 if __name__ == "__main__":

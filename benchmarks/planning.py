@@ -13,7 +13,6 @@ run by run.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -179,16 +178,13 @@ def body(report: common.Report) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    given: Any = sys.argv[1:] if argv is None else argv
-    strict = ["--device", "host", "--strict"]
-
     def more(parser: Any) -> None:
         parser.add_argument("--first", type=int, default=0, help="judge from this problem on")
         parser.add_argument("--count", type=int, help="so many; by default all")
         parser.add_argument("--jobs", type=int, default=1, help="so many side by side")
 
-    status = common.run(NAME, body, __doc__, [*strict, *given], needs_card=False, more=more)
-    return min(status, 1)
+    first = ("--device", "host", "--strict")
+    return min(common.run(NAME, body, __doc__, argv, first=first, needs_card=False, more=more), 1)
 
 
 if __name__ == "__main__":

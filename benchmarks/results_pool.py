@@ -16,11 +16,12 @@ from typing import Any
 
 import ooc_cudnn
 from benchmarks import common
-from ooc_cudnn.bench.contents import Images, filters, poison, verify
+from ooc_cudnn.bench.contents import poison
+from ooc_cudnn.bench.convolution_contender import Operands
+from ooc_cudnn.bench.direct import view
 from ooc_cudnn.bench.placing import on_device
 from ooc_cudnn.bench.timing import Timing, interleave
 from ooc_cudnn.devices import get_device
-from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.operations.convolution import Convolution
 
 NAME = "results_pool"
@@ -30,26 +31,21 @@ QUICK = ((2, 4, 9, 8),)
 BOUND_MICROSECONDS = 100
 
 
-class Operands:
-    """x, w and y on the device, channels-last, and the call in each way."""
+class InCore:
+    """Operands on the device, channels-last, and the call in each way."""
 
     def __init__(self, shape: tuple[int, int, int, int], report: common.Report) -> None:
-        self.images = Images.of(shape)
-        self.host_w, _ = filters(shape[1], shape[1])
-
-        def empty(of: tuple[int, ...]) -> Any:
-            return on_device(of, cuda=report.arguments.cuda, order="channels_last")
-
-        self.x, self.w, self.y = empty(shape), empty(self.host_w.shape), empty(shape)
-        self.images.fill(self.x)
-        self.w[...] = report.to_device(self.host_w)
+        place = partial(on_device, cuda=report.arguments.cuda, order="channels_last")
+        self.on = Operands.of(place(shape), place(shape), cuda=report.arguments.cuda)
+        self.w = place(self.on.w.shape)
+        self.w[...] = self.on.device_w
         self.result: Any = None
 
     def given(self) -> None:
-        ooc_cudnn.convolution_forward(self.x, self.w, padding=1, out=self.y)
+        ooc_cudnn.convolution_forward(self.on.x, self.w, padding=1, out=self.on.y)
 
     def fresh(self) -> None:
-        self.result = ooc_cudnn.convolution_forward(self.x, self.w, padding=1)
+        self.result = ooc_cudnn.convolution_forward(self.on.x, self.w, padding=1)
 
     def engine(self) -> tuple[Callable[[], None], str]:
         """cuDNN's engine alone, and its name: the one that the library takes."""
@@ -57,12 +53,12 @@ class Operands:
 
         convolutions: Any = get_device("cuda").convolutions  # type: ignore[attr-defined]
         operation = replace(
-            Convolution.of(self.x.shape, self.w.shape, padding=1), layout="channels_last"
+            Convolution.of(self.on.x.shape, self.w.shape, padding=1), layout="channels_last"
         )
         found = convolutions.executable(operation, None)
         scratch = cupy.cuda.alloc(max(found.workspace_bytes, 1))
         workspace, stream = (scratch.ptr, found.workspace_bytes), cupy.cuda.get_current_stream()
-        inputs, output = (_view(self.x), _view(self.w)), _view(self.y)
+        inputs, output = (view(self.on.x), view(self.w)), view(self.on.y)
 
         def launch(_kept: Any = scratch) -> None:
             convolutions.run(operation, inputs, output, workspace, stream)
@@ -70,14 +66,7 @@ class Operands:
         return launch, found.engine
 
     def check(self, report: common.Report, name: str, y: Any) -> None:
-        report.check(
-            f"{name}: contents", verify(self.images, self.host_w, None, y, tf32=True, relu=False)
-        )
-
-
-def _view(array: Any) -> DeviceView:
-    strides = tuple(stride // array.itemsize for stride in array.strides)
-    return DeviceView(array.data.ptr, "float32", tuple(array.shape), strides)
+        report.check(f"{name}: contents", self.on.verified(y, fused=False))
 
 
 @contextmanager
@@ -100,7 +89,7 @@ def driver_asked(arguments: Any) -> Iterator[list[int]]:
 def measure(report: common.Report, shape: tuple[int, int, int, int]) -> None:
     arguments = report.arguments
     quick, title = report.quick, "x".join(map(str, shape))
-    operands = Operands(shape, report)
+    operands = InCore(shape, report)
     functions: dict[str, Callable[[], None]] = {
         "with out": operands.given,
         "without out": operands.fresh,
@@ -116,9 +105,9 @@ def measure(report: common.Report, shape: tuple[int, int, int, int]) -> None:
             function()  # in the poisoned memory
             operands.check(report, f"{title}, {way}", operands.result)
         else:
-            poison(operands.y)
+            poison(operands.on.y)
             function()
-            operands.check(report, f"{title}, {way}", operands.y)
+            operands.check(report, f"{title}, {way}", operands.on.y)
 
     synchronize = report.synchronize
     calls = 3 if quick else 50

@@ -27,8 +27,6 @@ from ooc_cudnn.bench.convolution_contender import ConvolutionContender, HostArra
 from ooc_cudnn.bench.direct import ConvolutionPlan, DirectBiasActivation
 from ooc_cudnn.bench.placing import free_cupy, pinned
 
-LANES = 3
-PIECE_BYTES = 2**25
 FEWEST_PIECES = 4
 COPYING_THREADS = 8
 _TO_DEVICE, _TO_HOST = 1, 2
@@ -237,31 +235,29 @@ class DoubleBuffered(ConvolutionContender):
 
     kind: type[Lane]
     device_share = 0.5
+    lanes, piece_bytes = 3, 2**25
 
-    def __init__(
-        self, operands: Operands, *, lanes: int = LANES, piece_bytes: int = PIECE_BYTES
-    ) -> None:
+    def __init__(self, operands: Operands) -> None:
         super().__init__(operands)
-        self._count, self._piece_bytes = lanes, piece_bytes
         self._lanes: list[Lane] = []
         self._threads: ThreadPoolExecutor | None = None
 
     def prepare(self) -> None:
         o = self.operands
-        self._bands = pieces(o.x.shape, self._piece_bytes)
+        self._bands = pieces(o.x.shape, self.piece_bytes)
         self._threads = ThreadPoolExecutor(COPYING_THREADS)
         reads = [band.read(o.x).size for band in self._bands]
         writes = [band.written(o.y).size for band in self._bands]
         largest = max(reads), max(writes)
-        self._lanes = [self.kind(o, largest, self._threads) for _ in range(self._count)]
+        self._lanes = [self.kind(o, largest, self._threads) for _ in range(self.lanes)]
 
     def run(self) -> None:
         take_turns(self._lanes, self._bands)
 
     def details(self) -> dict[str, Any]:
         return {
-            "streams": self._count,
-            "piece_bytes": self._piece_bytes,
+            "streams": self.lanes,
+            "piece_bytes": self.piece_bytes,
             "pieces": len(self._bands),
             "pinned": "buffers" if self.operands.pageable else "x and y",
         }

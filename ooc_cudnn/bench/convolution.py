@@ -10,7 +10,6 @@ import numpy as np
 
 from ooc_cudnn.bench.case import Case
 from ooc_cudnn.bench.contender import Workload
-from ooc_cudnn.bench.contents import Images, filters
 from ooc_cudnn.bench.convolution_bounds import CopyLimit, InCore, PlainCudnn
 from ooc_cudnn.bench.convolution_contender import (
     ConvolutionContender,
@@ -59,23 +58,14 @@ class ConvolutionWorkload(Workload):
         feature_bytes = 4 * n * (c_x + c_y) * plane[0] * plane[1]
         if not tiny:
             need_host(feature_bytes, "x and y")
-        images = Images.of(x_shape)
-        w, b = filters(c_y, c_x)
         pageable = bool(sizes.get("pageable"))
         allocate: Callable[[tuple[int, ...]], Any] = (
             partial(np.empty, dtype=np.float32) if pageable else pinned
         )
-        self.operands = Operands(
-            images=images,
-            w=w,
-            b=b,
-            x=images.fill(allocate(x_shape)),
-            y=allocate(y_shape),
-            limit=case.memory_limit,
-            tf32=case.allow_tf32,
-            cuda=cuda,
-            pageable=pageable,
-        )
+        self.operands = Operands.of(
+            allocate(x_shape), allocate(y_shape), cuda=cuda, tf32=case.allow_tf32,
+            limit=case.memory_limit, pageable=pageable,
+        )  # fmt: skip
         self._device = current().device
         self.contenders = {kind.name: partial(kind, self.operands) for kind in self.kinds}
         compared = [kind for kind in self.kinds if kind.name in case.baselines]

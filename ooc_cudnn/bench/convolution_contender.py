@@ -11,7 +11,7 @@ import numpy as np
 import ooc_cudnn
 from ooc_cudnn.bench.case import OURS
 from ooc_cudnn.bench.contender import Contender
-from ooc_cudnn.bench.contents import Images, poison, verify
+from ooc_cudnn.bench.contents import Images, filters, poison, verify
 from ooc_cudnn.bench.diagnosis import diagnosis, limit_kept, profiled
 from ooc_cudnn.bench.guards import need_host
 from ooc_cudnn.bench.placing import pinned, release_device, to_device
@@ -26,6 +26,7 @@ class Operands:
 
     `images` is what `x` holds, known without reading it; `limit` the device memory that the library
     may hold; `pageable` whether `x` and `y` lie in plain NumPy arrays, and not in pinned memory.
+    Benchmarks use them, too, with `x` and `y` wherever they like.
     """
 
     images: Images
@@ -37,6 +38,16 @@ class Operands:
     tf32: bool
     cuda: bool
     pageable: bool = False
+
+    @classmethod
+    def of(
+        cls, x: Any, y: Any, *, cuda: bool, tf32: bool = True, limit: str = "",
+        pageable: bool = False,
+    ) -> Operands:  # fmt: skip
+        """Fill x with images that all differ; filters and bias are random numbers."""
+        images = Images.of(tuple(x.shape))
+        w, b = filters(y.shape[1], x.shape[1])
+        return cls(images, w, b, images.fill(x), y, limit, tf32, cuda, pageable)
 
     def __post_init__(self) -> None:
         self.device_w: Any = to_device(self.w, cuda=self.cuda)
@@ -51,9 +62,10 @@ class Operands:
         """Bytes of x and of y together."""
         return int(self.x.nbytes + self.y.nbytes)
 
-    def verified(self, y: Any, *, split: Any = None) -> dict[str, Any]:
-        """Compare a result, wherever it lies, with sums made by hand."""
-        return verify(self.images, self.w, self.b, y, tf32=self.tf32, split=split)
+    def verified(self, y: Any, *, split: Any = None, fused: bool = True) -> dict[str, Any]:
+        """Compare a result, wherever it lies, with sums made by hand; with bias and ReLU or not."""
+        b = self.b if fused else None
+        return verify(self.images, self.w, b, y, tf32=self.tf32, split=split, relu=fused)
 
 
 class ConvolutionContender(Contender):

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from ooc_cudnn.tensor import packed_strides
+from ooc_cudnn.devices.cuda.cudnn_engines import forbidden_notes
+from ooc_cudnn.devices.cuda.cudnn_graphs import INPUTS, RESULT, describe
+from ooc_cudnn.devices.kernels.pointwise import pointwise
+from ooc_cudnn.devices.view import DeviceView
+from ooc_cudnn.operations.convolution import Convolution
+
+
+def view(array: Any) -> DeviceView:
+    """A CuPy array as the kernels see it."""
+    strides = tuple(stride // array.itemsize for stride in array.strides)
+    return DeviceView(array.data.ptr, str(array.dtype), tuple(array.shape), strides)
 
 
 class ConvolutionPlan:
@@ -30,46 +40,13 @@ class ConvolutionPlan:
         cupy.cuda.runtime.free(0)  # a context before the handle
         self._handle = cudnn.create_handle()
         cudnn.set_stream(self._handle, cupy.cuda.get_current_stream().ptr)
-        kind = cudnn.data_type.FLOAT
-        graph = cudnn.pygraph(
-            io_data_type=kind,
-            intermediate_data_type=kind,
-            compute_data_type=kind,
-            handle=self._handle,
-        )
-
-        def tensor(shape: tuple[int, ...], uid: int) -> Any:
-            strides = packed_strides(shape, "channels_first")
-            return graph.tensor(
-                dim=list(shape), stride=list(strides), data_type=kind, name=f"t{uid}", uid=uid
-            )
-
-        rows = x_shape[2] - 2 + 2 * row_padding
-        self.y_shape = (x_shape[0], w_shape[0], rows, x_shape[3])
-        result = graph.conv_fprop(
-            image=tensor(x_shape, 1),
-            weight=tensor(w_shape, 2),
-            pre_padding=[row_padding, 1],
-            post_padding=[row_padding, 1],
-            stride=[1, 1],
-            dilation=[1, 1],
-            compute_data_type=kind,
-        )
-        result.set_output(True).set_uid(3).set_data_type(kind).set_dim(list(self.y_shape))
-        result.set_stride(list(packed_strides(self.y_shape, "channels_first")))
+        operation = Convolution.of(x_shape, w_shape, padding=(row_padding, 1), allow_tf32=tf32)
+        self.y_shape = operation.output_shape
+        graph = describe(cudnn, self._handle, operation)
         graph.validate()
         graph.build_operation_graph()
         graph.create_execution_plans([cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK])
-        if not tf32:
-            notes = cudnn.numerical_note
-            graph.deselect_numeric_notes(
-                [
-                    notes.TENSOR_CORE,
-                    notes.DOWN_CONVERT_INPUTS,
-                    notes.REDUCED_PRECISION_REDUCTION,
-                    notes.FFT,
-                ]
-            )
+        graph.deselect_numeric_notes(forbidden_notes(cudnn, operation))
         graph.check_support()
         for index in range(graph.get_execution_plan_count()):
             try:
@@ -86,12 +63,8 @@ class ConvolutionPlan:
 
     def launch(self, x_pointer: int, w_pointer: int, y_pointer: int) -> None:
         """Launch on packed memory."""
-        self._graph.execute_plan_at_index(
-            {1: x_pointer, 2: w_pointer, 3: y_pointer},
-            self._workspace.ptr,
-            self._index,
-            self._handle,
-        )
+        addresses = {INPUTS[0]: x_pointer, INPUTS[1]: w_pointer, RESULT: y_pointer}
+        self._graph.execute_plan_at_index(addresses, self._workspace.ptr, self._index, self._handle)
 
 
 class DirectConvolution(ConvolutionPlan):
@@ -115,16 +88,9 @@ class DirectBiasActivation:
     def __init__(self, y: Any, b: Any) -> None:
         import cupy
 
-        from ooc_cudnn.devices.kernels.pointwise import pointwise
-        from ooc_cudnn.devices.view import DeviceView
-
-        def view(array: Any) -> DeviceView:
-            strides = tuple(s // array.itemsize for s in array.strides)
-            return DeviceView(array.data.ptr, str(array.dtype), tuple(array.shape), strides)
-
-        self._launch, self._y, self._b = pointwise, view(y), view(b)
+        self._y, self._b = view(y), view(b)
         self._stream, self._arrays = cupy.cuda.get_current_stream(), (y, b)
 
     def __call__(self) -> None:
         """Launch."""
-        self._launch(self._y, self._y, shift=self._b, mode="relu", stream=self._stream)
+        pointwise(self._y, self._y, shift=self._b, mode="relu", stream=self._stream)

@@ -30,12 +30,12 @@ def need_device(nbytes: int, what: str) -> None:
     _need(nbytes, what, "device", free_device_bytes(), DEVICE_MARGIN)
 
 
-def _need(nbytes: int, what: str, kind: str, free_bytes: int, margin: int) -> None:
+def _need(nbytes: int, what: str, kind: str, free_bytes: int, margin: int, more: str = "") -> None:
     if nbytes > free_bytes - margin:
         raise Unavailable(
             f"{what} would take {format_bytes(nbytes)} of {kind} memory; "
             f"{format_bytes(max(free_bytes - margin, 0))} can be had beside the "
-            f"{format_bytes(margin)} that are left alone"
+            f"{format_bytes(margin)} that are left alone{more}"
         )
 
 
@@ -49,13 +49,8 @@ def take_managed(nbytes: int) -> None:
         over-subscription does to a machine is not for a benchmark to find out.
     """
     global _managed_bytes
-    free = free_device_bytes() - MANAGED_MARGIN
-    if nbytes > free:
-        raise Unavailable(
-            f"{format_bytes(nbytes)} of managed memory would be more than the card has free, "
-            f"{format_bytes(max(free, 0))} beside the {format_bytes(MANAGED_MARGIN)} that are left "
-            "alone; over-subscription is therefore not exercised"
-        )
+    more = "; over-subscription is therefore not exercised"
+    _need(nbytes, "an array", "managed", free_device_bytes(), MANAGED_MARGIN, more)
     _managed_bytes += nbytes
 
 

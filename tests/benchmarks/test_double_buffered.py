@@ -58,7 +58,8 @@ def test_the_loop_in_pytorch_is_right(shape, lanes, images, pageable):
     pytest.importorskip("torch")
     with ooc_cudnn.settings(device="host"):
         given = operands(shape, cuda=False, pageable=pageable)
-        loop = DoubleBufferedTorch(given, lanes=lanes, piece_bytes=bytes_of(shape, images))
+        loop = DoubleBufferedTorch(given)
+        loop.lanes, loop.piece_bytes = lanes, bytes_of(shape, images)
         loop.prepare()
         try:
             found = loop.check()
@@ -95,7 +96,8 @@ def test_the_loop_in_cupy_copies_the_right_rows(monkeypatch, shape, images, page
     monkeypatch.setattr(double_buffered, "DirectBiasActivation", numpy_as_cupy.BiasActivation)
     with ooc_cudnn.settings(device="host"):
         given = operands(shape, cuda=True, pageable=pageable)
-        loop = DoubleBufferedCupy(given, piece_bytes=bytes_of(shape, images))
+        loop = DoubleBufferedCupy(given)
+        loop.piece_bytes = bytes_of(shape, images)
         loop.prepare()
         found = loop.check()
         assert found["ok"], found
