@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from ooc_cudnn.devices.base import STREAMS
+
 Found = Mapping[str, Any]
 #: Of calls, on the device: median and 90th percentile of |predicted / measured - 1|.
 BOUNDS = {"cuda": (0.10, 0.25), "host": (0.20, 0.40)}
@@ -15,12 +17,6 @@ BOUNDS = {"cuda": (0.10, 0.25), "host": (0.20, 0.40)}
 SPLIT_BOUNDS = (1.03, 1.06)
 LEAST_CALLS, LEAST_PROBLEMS = 60, 12
 WORST = 10
-STAGES = ("copy_in", "compute", "copy_out")
-
-
-def error(found: Found, predictor: str = "predicted/measured") -> float:
-    """How far a prediction is off."""
-    return abs(found[predictor] - 1)
 
 
 def figures(values: Sequence[float]) -> dict[str, float]:
@@ -33,33 +29,31 @@ def figures(values: Sequence[float]) -> dict[str, float]:
     }
 
 
-def errors(calls: Sequence[Found], predictor: str = "predicted/measured") -> dict[str, float]:
-    """Figures of the errors of calls, and whether they are predicted too long (>1) or too short."""
-    bias = float(np.median([call[predictor] for call in calls]))
-    return figures([error(call, predictor) for call in calls]) | {"median_ratio": bias}
+def errors(ratios: Sequence[float]) -> dict[str, float]:
+    """Figures of how far predictions are off, and whether they are too long (>1) or too short."""
+    bias = float(np.median(ratios))
+    return figures([abs(ratio - 1) for ratio in ratios]) | {"median_ratio": bias}
 
 
 def grouped(calls: Sequence[Found], by: Callable[[Found], str]) -> dict[str, dict[str, float]]:
     """Errors of calls by what `by` says of them, in order of its names."""
-    groups: dict[str, list[Found]] = {}
+    groups: dict[str, list[float]] = {}
     for call in calls:
-        groups.setdefault(by(call), []).append(call)
+        groups.setdefault(by(call), []).append(call["predicted/measured"])
     return {name: errors(groups[name]) for name in sorted(groups)}
 
 
 def stage_errors(calls: Sequence[Found]) -> dict[str, dict[str, float]]:
     """Predicted over measured busy seconds of each stage, where it takes a tenth of the call."""
     found = {}
-    for stage in STAGES:
+    for stage in STREAMS:
         ratios = [
             call["replay"]["stages"][stage] / call["stages"][stage]["measured_seconds"]
             for call in calls
             if call["stages"][stage]["measured_seconds"] > call["seconds"] / 10
         ]
         if ratios:
-            found[stage] = figures([abs(ratio - 1) for ratio in ratios]) | {
-                "median_ratio": float(np.median(ratios))
-            }
+            found[stage] = errors(ratios)
     return found
 
 
@@ -71,8 +65,8 @@ def worst(calls: Sequence[Found], count: int = WORST) -> list[Found]:
 def summary(calls: Sequence[Found]) -> dict[str, Any]:
     """Everything there is to say of the calls that were measured."""
     return {
-        "closed_form": errors(calls),
-        "replay": errors(calls, "replay/measured"),
+        "closed_form": errors([call["predicted/measured"] for call in calls]),
+        "replay": errors([call["replay/measured"] for call in calls]),
         "spread": figures([_spread(call) for call in calls]),
         "by_function": grouped(calls, lambda call: call["drawn"]["function"]),
         "by_binding_stage": grouped(calls, lambda call: call["binding_stage"]),

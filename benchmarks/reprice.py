@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.accuracy_records import Measured, Way, measured
-from benchmarks.accuracy_summary import rounded
+from benchmarks.accuracy_summary import errors, rounded
 from benchmarks.accuracy_terms import dropped, terms_of
 from benchmarks.common import RESULTS, table
 from ooc_cudnn.bench.record import written
@@ -84,10 +84,10 @@ def repriced(calls: Sequence[Measured]) -> Iterator[Repriced]:
             yield Repriced(call, kind_of(call, found), found.seconds / run.seconds, replay)
 
 
-def errors(ratios: Sequence[float]) -> tuple[float, float]:
+def off(ratios: Sequence[float]) -> dict[str, float]:
     """Median and 90th percentile of how far predictions are off."""
-    off = np.abs(np.array(ratios) - 1.0)
-    return float(np.median(off)), float(np.percentile(off, 90))
+    found = errors(ratios)
+    return {name: found[name] for name in ("median", "p90")}
 
 
 def without(term: str, calls: Sequence[Measured]) -> dict[str, Any]:
@@ -117,7 +117,7 @@ def without(term: str, calls: Sequence[Measured]) -> dict[str, Any]:
         loss = instead.seconds / chosen.seconds - 1.0 if ways[0] != ways[1] else np.nan
         worse.setdefault(kind_of(call, chosen), []).append(loss)
     return {
-        kind: dict(zip(("median", "p90"), errors(found), strict=True))
+        kind: off(found)
         | {
             "plans": len(losses := worse.get(kind, [])),
             "other plans": int(np.count_nonzero(~np.isnan(losses))),
@@ -133,10 +133,7 @@ def judged_whole(calls: Sequence[Measured]) -> dict[str, dict[str, float]]:
     by_kind: dict[str, list[float]] = {}
     for each in repriced(calls):
         by_kind.setdefault(each.kind, []).append(each.closed_form)
-    return {
-        kind: dict(zip(("median", "p90"), errors(found), strict=True))
-        for kind, found in by_kind.items()
-    }
+    return {kind: off(found) for kind, found in by_kind.items()}
 
 
 def judge_terms(names: Sequence[str], calls: Sequence[Measured], path: Path | None) -> None:
@@ -167,10 +164,9 @@ def show(calls: Sequence[Measured], most: int) -> None:
     for kind in dict.fromkeys(each.kind for each in found):
         chosen = [each for each in found if each.kind == kind]
         then = [each.call.then for each in chosen]
-        figures = [errors(then), *(errors([getattr(e, by) for e in chosen]) for by in BY)]
-        rows.append(
-            (kind, str(len(chosen)), *(f"{value:.3f}" for pair in figures for value in pair))
-        )
+        figures = [off(then), *(off([getattr(e, by) for e in chosen]) for by in BY)]
+        cells = (f"{value:.3f}" for each in figures for value in each.values())
+        rows.append((kind, str(len(chosen)), *cells))
     head = ("kind", "", "median then", "p90 then", "median now", "p90 now", "replay", "p90")
     print(table(head, rows))
     calls_alone = [each for each in found if "calls" in each.kind]

@@ -10,8 +10,9 @@ from benchmarks import common
 from benchmarks.common import Claim
 from benchmarks.contenders.cases import CASES
 from benchmarks.pages.blocks import NOT_MEASURED, NOTHING, claims, markdown
-from benchmarks.pages.records import STAGES, Records, names
+from benchmarks.pages.records import Records, names
 from benchmarks.pages.words import precision_of
+from ooc_cudnn.devices.base import STREAMS
 
 #: Contender of figure 14's two larger sizes -> how many times as long as the library, at least.
 AT_LEAST = {
@@ -87,7 +88,7 @@ def _step(records: Records) -> Iterator[Held]:
             overhead = None if ratio is None else 1 / ratio - 1
             yield Held(f"{what}: longer than `{contender}`", "%", overhead, reason=reason)
         details, reason = records.details(case), records.reason(case) or ""
-        for stage in STAGES:
+        for stage in STREAMS:
             share = details.get("binding_share", {}).get(stage)
             words = stage.replace("_", " ")
             yield Held(f"{what}: share of time that {words} binds", "%", share, reason=reason)

@@ -10,11 +10,12 @@ from benchmarks.pages import words
 from benchmarks.pages.blocks import NOTHING, Block, joined, markdown
 from benchmarks.pages.claims import claims_table, scripts_table
 from benchmarks.pages.pictures import shown
-from benchmarks.pages.records import STAGES, Records, feature_bytes, load, names, stage_seconds
+from benchmarks.pages.records import Records, feature_bytes, load, names, stage_seconds
 from benchmarks.pages.words import LABELS, PRECISIONS, Cell, precision_of, section
 from benchmarks.paper_figures import CHANNEL_GFLOPS, CHANNELS, FUSED_OVER_UNFUSED
 from ooc_cudnn.bench.case import OURS
 from ooc_cudnn.bench.cases import FIGURE_9
+from ooc_cudnn.devices.base import STREAMS
 from ooc_cudnn.units import format_seconds
 
 IN_CORE = (OURS, "in_core", "cudnn")
@@ -162,8 +163,8 @@ def _step(details: Mapping[str, Any]) -> list[str]:
     ratio = details.get("predicted_over_measured")
     return [
         *(f"{details[way] / 1e9:.1f} GB" for way in ("bytes_in", "bytes_out")),
-        *(f"{busy[stage]:.3f} s" for stage in STAGES),
-        *(f"{share[stage]:.0%}" for stage in STAGES),
+        *(f"{busy[stage]:.3f} s" for stage in STREAMS),
+        *(f"{share[stage]:.0%}" for stage in STREAMS),
         NOTHING if ratio is None else f"{ratio:.3f}",
     ]
 

@@ -14,12 +14,13 @@ from typing import Any
 
 from benchmarks.contenders.cases import CASES, LOOPS, UNIFIED_MEMORY, VGG16_BATCHES
 from benchmarks.pages import canvas, records
-from benchmarks.pages.records import STAGES, Records, feature_bytes, names, stage_seconds
+from benchmarks.pages.records import Records, feature_bytes, names, stage_seconds
 from benchmarks.pages.words import LABELS, PRECISIONS
 from benchmarks.paper_figures import CHANNEL_GFLOPS, CHANNELS, FUSED_OVER_UNFUSED
 from ooc_cudnn.bench.case import OURS
 from ooc_cudnn.bench.cases import FIGURE_9
 from ooc_cudnn.bench.environment import ROOT
+from ooc_cudnn.devices.base import STREAMS
 from ooc_cudnn.units import format_seconds
 
 IMAGES = ROOT / "docs" / "images" / "bench"
@@ -198,7 +199,7 @@ def draw_figure_10(drawn: Drawn, path: Path) -> None:
     figure, axes = canvas.panels(1, max(len(drawn), 1), width=11, height=3.6)
     for panel, (case, found) in zip(axes[0], drawn.items(), strict=True):
         calls = [call for way in found["ways"].values() for call in way]
-        for offset, stage in enumerate(STAGES):
+        for offset, stage in enumerate(STREAMS):
             at = [position + 0.26 * (offset - 1) for position in range(len(calls))]
             busy = [call[stage] * 1e3 for call in calls]
             panel.bar(at, busy, 0.25, **canvas.of_stage(stage))
@@ -238,7 +239,7 @@ def by_layer(calls: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, dict[str
             if its:
                 found[direction][layer] = {
                     "seconds": sum(call["seconds"] for call in its),
-                    **{name: sum(call["stage_seconds"][name] for call in its) for name in STAGES},
+                    **{name: sum(call["stage_seconds"][name] for call in its) for name in STREAMS},
                 }
     return found
 
@@ -250,7 +251,7 @@ def draw_figure_13(drawn: Drawn, path: Path) -> None:
         for panel, direction in zip(row, DIRECTIONS, strict=True):
             layers = found["layers"][direction]
             below = [0.0] * len(layers)
-            for stage in STAGES:
+            for stage in STREAMS:
                 busy = [layer[stage] * 1e3 for layer in layers.values()]
                 panel.bar(range(len(layers)), busy, 0.8, bottom=below, **canvas.of_stage(stage))
                 below = [start + more for start, more in zip(below, busy, strict=True)]

@@ -12,11 +12,11 @@ from benchmarks import common
 from benchmarks.contenders.cases import CASES
 from benchmarks.pages.blocks import NOT_MEASURED
 from ooc_cudnn.bench.case import OURS
+from ooc_cudnn.devices.base import STREAMS
 
 FOLDER = common.RESULTS / "bench"
 #: What of a case must be as it is today for its record to be shown.
 FIXED = ("sizes", "memory_limit", "allow_tf32", "workload")
-STAGES = ("copy_in", "compute", "copy_out")
 
 
 @dataclass(frozen=True)
@@ -119,4 +119,4 @@ def feature_bytes(case: str) -> int:
 def stage_seconds(call: Mapping[str, Any]) -> dict[str, float]:
     """Seconds for which each stream of a profiled call was at work."""
     streams = call["streams"]
-    return {name: streams[name]["covered_seconds"] if name in streams else 0.0 for name in STAGES}
+    return {name: streams[name]["covered_seconds"] if name in streams else 0.0 for name in STREAMS}

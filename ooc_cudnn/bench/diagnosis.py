@@ -7,9 +7,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import ooc_cudnn
+from ooc_cudnn.devices.base import STREAMS
 from ooc_cudnn.units import parse_limit
-
-_STREAMS = ("copy_in", "compute", "copy_out")
 
 
 @contextmanager
@@ -23,7 +22,7 @@ def diagnosis(call: Any) -> dict[str, Any]:
     """Say what a profiled call did, as plain values."""
     plan, trace = call.plan, call.trace
     streams = {}
-    for name in _STREAMS:
+    for name in STREAMS:
         spans = sorted((s.start_seconds, s.stop_seconds) for s in trace.steps if s.stream == name)
         if not spans:
             continue

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
+from ooc_cudnn.devices.base import STREAMS
 from ooc_cudnn.pipeline.schedule import Step
-
-STREAMS = ("copy_in", "compute", "copy_out")
 
 #: Colours of even and of odd pieces, by stream.
 COLOURS = {
@@ -60,15 +59,6 @@ class Trace:
     def moved_bytes(self, stream: str) -> int:
         """Bytes that a stream moved."""
         return sum(s.host_bytes for s in self.steps if s.stream == stream)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return a dict of plain JSON values."""
-        return {"steps": [asdict(step) for step in self.steps]}
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Trace:
-        """Return the trace that `to_json` described."""
-        return cls(tuple(StepTrace(**step) for step in data["steps"]))
 
 
 def traced(

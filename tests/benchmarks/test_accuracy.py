@@ -179,7 +179,7 @@ def _call(ratio, name="f"):
 
 def test_errors_are_summed_up():
     calls = [_call(ratio) for ratio in (0.5, 0.9, 1.0, 1.1, 1.4)]
-    found = errors(calls)
+    found = errors([call["predicted/measured"] for call in calls])
     assert found["median"] == pytest.approx(0.1)
     assert found["max"] == pytest.approx(0.5)
     assert found["p90"] == pytest.approx(0.46)  # 0, 0.1, 0.1, 0.4, 0.5: 0.4 + 0.6 * 0.1

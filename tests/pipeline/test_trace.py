@@ -1,4 +1,4 @@
-"""Traces: figures, JSON, Chrome's format, pictures."""
+"""Traces: figures, Chrome's format, pictures."""
 
 from __future__ import annotations
 
@@ -24,10 +24,6 @@ def test_figures():
     assert TRACE.busy_seconds("copy_in") == 1.25
     assert TRACE.moved_bytes("copy_in") == 150
     assert TRACE.moved_bytes("compute") == 0
-
-
-def test_json():
-    assert Trace.from_json(json.loads(json.dumps(TRACE.to_json()))) == TRACE
 
 
 @pytest.mark.parametrize(
