@@ -46,24 +46,22 @@ DEFAULT_LIMIT_FRACTION: Final = 0.9
 """The share of the free device memory that the library takes when no limit is set."""
 
 
-def parse_bytes(value: object, *, name: str = "value", total: int | None = None) -> int:
+def parse_bytes(value: object, *, name: str = "value") -> int:
     """Read a size in bytes.
 
     Parameters
     ----------
     value : int, float or str
-        One of the forms in this module's table. NumPy's numbers count as Python's.
+        One of the forms in this module's table, but no fraction: ``1.0`` is none of bytes. NumPy's
+        numbers count as Python's.
     name : str
         What the error calls the value.
-    total : int, optional
-        What a fraction is a fraction of, in bytes. Without it fractions are refused, ``1.0`` too:
-        a number never changes its meaning with the caller.
 
     Returns
     -------
     int
-        Bytes, at least 1. What is not a whole number of bytes ("0.3 kB", a third of a total) is
-        rounded down, because sizes are mostly limits.
+        Bytes, at least 1. What is not a whole number of bytes ("0.3 kB") is rounded down, because
+        sizes are mostly limits.
 
     Raises
     ------
@@ -76,20 +74,12 @@ def parse_bytes(value: object, *, name: str = "value", total: int | None = None)
     --------
     >>> parse_bytes("1TiB"), parse_bytes("1.5 GB"), parse_bytes(1)
     (1099511627776, 1500000000, 1)
-    >>> parse_bytes("50%", total=1000), parse_bytes(1.0, total=1000)
-    (500, 1000)
     >>> parse_bytes("16G", name="memory_limit")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     ...
     ValueError: memory_limit='16G' is ambiguous: 'GB' counts in 1000s and 'GiB' in 1024s; give ...
     """
-    quantity = _quantity(value, name, fractions_allowed=total is not None)
-    if total is None or isinstance(quantity, int):
-        return int(quantity)
-    size_bytes = math.floor(quantity * total)
-    if size_bytes < 1:
-        raise ValueError(f"{name}={value!r} of a total of {total} bytes is less than one byte")
-    return size_bytes
+    return int(_quantity(value, name, fractions_allowed=False))
 
 
 def parse_limit(value: object, *, name: str = "limit") -> int | float:
