@@ -21,6 +21,7 @@ from ooc_cudnn.devices.kernels.pointwise import pointwise
 from ooc_cudnn.devices.kernels.relayout import fill_zero, relayout
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.operations.convolution import Convolution
+from ooc_cudnn.tensor import ACCUMULATOR
 from tests.support.device_operand import DTYPES, EPSILON, NUMPY, Operand, assert_close, random
 
 cupy = pytest.importorskip("cupy")
@@ -90,7 +91,7 @@ def check_pointwise(
         dtype=dtype,
         stream=stream,
     )
-    real = arguments.arithmetic_dtype(destination.view.dtype)
+    real = ACCUMULATOR[destination.view.dtype]
     size[~np.isfinite(size)] = 0
     assert_close(destination.result(), reference, destination.view.dtype, 8 * EPSILON[real] * size)
 
@@ -124,7 +125,7 @@ def test_nan_propagates_and_infinity_saturates(dtype):
     for mode, values in expected.items():
         x = Operand((1, 5, 1), dtype, data=data)
         pointwise(x.view, x.view, mode=mode, coef=COEFFICIENTS.get(mode))
-        real = arguments.arithmetic_dtype(dtype)
+        real = ACCUMULATOR[dtype]
         assert_close(x.result().ravel(), np.array(values), dtype, 4 * EPSILON[real])
 
 
@@ -143,7 +144,7 @@ MIXED = [
 @pytest.mark.parametrize(("dtype", "value_dtype", "destination_dtype"), MIXED)
 def test_pointwise_all_terms_and_types(dtype, value_dtype, destination_dtype, layout):
     shape = (2, 24, 5, 16)
-    real = arguments.arithmetic_dtype(dtype)
+    real = ACCUMULATOR[dtype]
     value = Operand(shape, value_dtype, layout, data=random(shape, 1))
     addend = Operand(shape, real, layout, data=random(shape, 2))
     old = Operand(shape, destination_dtype, layout, data=random(shape, 3))
@@ -372,7 +373,7 @@ def test_convolution_direct(dtype, y_dtype, case, layouts):
     options = (each(padding), each(stride), each(dilation), groups)
     reference = reference_convolution(x.wide, w.wide, outputs, *options)
     size = reference_convolution(np.abs(x.wide), np.abs(w.wide), outputs, *options)
-    real = arguments.arithmetic_dtype(dtype)
+    real = ACCUMULATOR[dtype]
     assert_close(y.result(), reference, y_dtype, 8 * EPSILON[real] * size)
 
 

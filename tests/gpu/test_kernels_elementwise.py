@@ -13,6 +13,7 @@ from ooc_cudnn.devices.kernels.launch import Call
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.operations.activation_backward import ActivationBackward, needs_x
 from ooc_cudnn.operations.op_tensor import OpTensor
+from ooc_cudnn.tensor import ACCUMULATOR
 from tests.support.device_operand import DTYPES, EPSILON, Operand, assert_close, random
 
 cupy = pytest.importorskip("cupy")
@@ -40,7 +41,7 @@ def check_op_tensor(a, b, c, op, alpha_a, alpha_b):
             expected = OPS[op](alpha_a * a.wide, second)
             size = np.abs(alpha_a * a.wide) + np.abs(second)
     op_tensor(operation, Call((a and a.view, b.view), c.view))
-    real = EPSILON[arguments.arithmetic_dtype(dtype)]
+    real = EPSILON[ACCUMULATOR[dtype]]
     slack = 8 * real * np.where(np.isfinite(size), np.abs(size), 0)
     assert_close(c.result(), expected, dtype, slack)
 
@@ -118,7 +119,7 @@ def check_activation(mode, coef, dtype, layouts, shape=(2, 16, 6, 8), *, offset=
     dx = {"y": y, "dy": dy, "x": x}.get(into) or Operand(shape, dtype, dx_layout)
     found.backward(torch.from_numpy(dy.wide))
     expected = t.grad.numpy()
-    real = EPSILON[arguments.arithmetic_dtype(dtype)]
+    real = EPSILON[ACCUMULATOR[dtype]]
     slack = np.abs(dy.wide) * (1 + CANCELLING.get(mode, 0.0)) * 8 * real
     if not needs_x(mode, coef):  # y was rounded
         rounding = EPSILON[dtype] * (1 + np.abs(y.wide)) if mode not in ("relu", "identity") else 0
@@ -176,7 +177,7 @@ def test_nan_and_infinity(mode, dtype):
         assert np.isnan(result[3])
         assert result[4] == np.inf
     with np.errstate(all="ignore"):
-        slack = 8 * EPSILON[arguments.arithmetic_dtype(dtype)] * 4
+        slack = 8 * EPSILON[ACCUMULATOR[dtype]] * 4
         assert_close(dx.result(), operation.reference(y.array, dy.array, x.array), dtype, slack)
 
 

@@ -10,7 +10,6 @@ from tests.support.device_operand import DTYPES, EPSILON, Operand, assert_close,
 pytest.importorskip("cupy")
 
 from ooc_cudnn.devices.kernels import normalise as kernels_normalise
-from ooc_cudnn.devices.kernels.arguments import arithmetic_dtype
 from ooc_cudnn.devices.kernels.launch import Call
 from ooc_cudnn.operations.batch_normalization import (
     AddStates,
@@ -22,6 +21,7 @@ from ooc_cudnn.operations.batch_normalization import (
     StateRow,
 )
 from ooc_cudnn.operations.softmax import MergeImageMaximum
+from ooc_cudnn.tensor import ACCUMULATOR
 from tests.support import reference
 from tests.support.kernel_runs import run
 
@@ -41,7 +41,7 @@ def per_channel(vector, rank):
 
 def vectors(channels, dtype, offset=0):
     """Scale, bias, mean, and a variance or inverse deviation."""
-    real = arithmetic_dtype(dtype)
+    real = ACCUMULATOR[dtype]
     values = [random(channels, seed) for seed in (3, 4, 5)]
     values.append(np.abs(random(channels, 6)) + 0.25)
     return [Operand((channels,), real, data=value, offset=offset) for value in values]
@@ -60,7 +60,7 @@ def check_normalise(shape, dtype, layout, *, offset=0, epsilon=None, mode="ident
         expected = reference.ACTIVATIONS[mode](inner + bias, coef)
         expected = np.where(np.isnan(x.wide), np.nan, expected)
         size = np.abs(inner) + np.abs(scale * inverse * mean) + np.abs(bias) + 1
-    slack = 12 * EPSILON[arithmetic_dtype(dtype)] * np.where(np.isfinite(size), size, 0)
+    slack = 12 * EPSILON[ACCUMULATOR[dtype]] * np.where(np.isfinite(size), size, 0)
     y = Operand(shape, dtype, layout)
     assert_close(run(kernels_normalise, operation, (x, *operands), y), expected, dtype, slack)
     # in place
@@ -78,7 +78,7 @@ def check_backward(shape, dtype, layout, *, offset=0):
     terms = [dy.wide, -of_dy, -(x.wide - m) * i * of_product]
     expected = a * i * sum(terms)
     size = np.abs(a * i) * (sum(map(np.abs, terms)) + np.abs(m * i * of_product))
-    slack = 12 * EPSILON[arithmetic_dtype(dtype)] * size
+    slack = 12 * EPSILON[ACCUMULATOR[dtype]] * size
     inputs = (x, dy, scale, mean, inverse, sums)
     dx = Operand(shape, dtype, layout)
     assert_close(run(kernels_normalise, operation, inputs, dx), expected, dtype, slack)

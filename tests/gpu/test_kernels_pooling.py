@@ -21,6 +21,7 @@ from ooc_cudnn.devices.kernels.pooling_backward import pooling_backward
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.operations.backward_pooling import PoolingBackward
 from ooc_cudnn.operations.pooling import Pooling
+from ooc_cudnn.tensor import ACCUMULATOR
 from tests.support.device_operand import DTYPES, EPSILON, NUMPY, Operand, assert_close
 
 cupy = pytest.importorskip("cupy")
@@ -113,7 +114,7 @@ def values(shape, seed, *, special=True):
 
 
 def tolerance(operation, x, dtype):
-    real = EPSILON[arguments.arithmetic_dtype(dtype)]
+    real = EPSILON[ACCUMULATOR[dtype]]
     return 4 * real * math.prod(operation.window) * np.abs(x[np.isfinite(x)]).max(initial=0)
 
 
@@ -260,7 +261,7 @@ def test_the_direct_kernel(layouts, monkeypatch):
 
 @pytest.mark.parametrize("layouts", [FIRST, LAST])
 def test_offsets_in_64_bits(layouts, monkeypatch):
-    from ooc_cudnn.devices.kernels import arguments, launch
+    from ooc_cudnn.devices.kernels import launch
 
     monkeypatch.setattr(arguments, "SMALL_OFFSETS", 0)
     launch._prepared.clear()

@@ -12,10 +12,10 @@ from tests.support.device_operand import DTYPES, Operand, assert_close, random
 pytest.importorskip("cupy")
 
 from ooc_cudnn.devices.kernels import reduction as kernels_reduction
-from ooc_cudnn.devices.kernels.arguments import arithmetic_dtype
 from ooc_cudnn.devices.kernels.launch import Call
 from ooc_cudnn.operations.backward_bias import ChannelSum
 from ooc_cudnn.operations.batch_normalization import Moments, NormaliseSums
+from ooc_cudnn.tensor import ACCUMULATOR
 from tests.support.kernel_runs import run
 
 pytestmark = pytest.mark.gpu
@@ -50,7 +50,7 @@ def check_all(shape, dtype, layout, *, offset=0, data=None):
     channels, terms = shape[1], math.prod(shape) // shape[1]
     loss = 4 * (2 + math.log2(terms)) * 2.0**-52
 
-    real = arithmetic_dtype(dtype)
+    real = ACCUMULATOR[dtype]
     for result_dtype in {dtype, real}:
         db = Operand((channels,), result_dtype)
         operation = ChannelSum(shape, dtype, result_dtype)

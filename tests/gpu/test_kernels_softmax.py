@@ -12,7 +12,6 @@ from tests.support.device_operand import EPSILON, Operand, assert_close, random
 pytest.importorskip("cupy")
 
 from ooc_cudnn.devices.kernels import softmax as kernels_softmax
-from ooc_cudnn.devices.kernels.arguments import arithmetic_dtype
 from ooc_cudnn.operations.softmax import (
     ImageMaximum,
     ImageProductSum,
@@ -21,6 +20,7 @@ from ooc_cudnn.operations.softmax import (
     Softmax,
     SoftmaxBackward,
 )
+from ooc_cudnn.tensor import ACCUMULATOR
 from tests.support.kernel_runs import run
 
 pytestmark = pytest.mark.gpu
@@ -48,7 +48,7 @@ def backward(y, dy, algorithm, axes=1):
 
 def rounding(x, y, dtype, algorithm, axes=1):
     """How far y may be from the softmax of x: x - max(x) is rounded, and the sum's logarithm."""
-    unit = EPSILON[arithmetic_dtype(dtype)]
+    unit = EPSILON[ACCUMULATOR[dtype]]
     with np.errstate(all="ignore"):
         depth = x.max(axis=axes, keepdims=True) - x
         terms = np.log(math.prod(np.array(x.shape)[np.atleast_1d(axes)]))
@@ -78,7 +78,7 @@ def check_backward(shape, dtype, layout, algorithm, *, offset=0):
     factor = np.exp(y.wide) if algorithm == "log" else np.abs(y.wide)
     size = np.abs(dy.wide) * (1 if algorithm == "log" else factor)
     size = size + factor * summed.sum(axis=1, keepdims=True)
-    slack = 32 * EPSILON[arithmetic_dtype(dtype)] * size + (2.0**-24 if dtype == "float16" else 0)
+    slack = 32 * EPSILON[ACCUMULATOR[dtype]] * size + (2.0**-24 if dtype == "float16" else 0)
     dx = Operand(shape, dtype, layout)
     operation = SoftmaxBackward(shape, algorithm, dtype)
     assert_close(run(kernels_softmax, operation, (y, dy), dx), expected, dtype, slack)
@@ -153,7 +153,7 @@ def check_images(shape, dtype, layout, *, offset=0, data=None):
     x = Operand(shape, dtype, layout, data=data, offset=offset)
     dy = Operand(shape, dtype, layout, data=random(shape, 2), offset=offset)
     n, axes, rank = shape[0], image_axes(x.wide), len(shape)
-    real = arithmetic_dtype(dtype)
+    real = ACCUMULATOR[dtype]
     unit = EPSILON[real]
 
     with np.errstate(all="ignore"):

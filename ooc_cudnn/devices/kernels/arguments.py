@@ -35,17 +35,8 @@ WORDS = {1: "unsigned char", 2: "unsigned short", 4: "unsigned int", 8: "unsigne
 SMALL_OFFSETS = 2**31 - 2**16
 
 
-def arithmetic_dtype(dtype: str) -> str:
-    """The type in which elements of `dtype` are computed.
-
-    >>> arithmetic_dtype("bfloat16"), arithmetic_dtype("float64")
-    ('float32', 'float64')
-    """
-    return "float64" if dtype == "float64" else "float32"
-
-
 def real_type(dtype: str) -> type[np.float32 | np.float64]:
-    """`arithmetic_dtype` as NumPy's type of scalars."""
+    """The type in which elements of `dtype` are computed, as NumPy's type of scalars."""
     return np.float64 if dtype == "float64" else np.float32
 
 

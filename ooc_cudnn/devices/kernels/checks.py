@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ooc_cudnn.devices.view import DeviceView
+from ooc_cudnn.tensor import packed_strides, same_strides
 
 
 def check(name: str, view: DeviceView | None, shape: Sequence[int], dtype: str) -> DeviceView:
@@ -29,11 +30,9 @@ def check_packed(
 ) -> DeviceView:
     """Return the view, which must also lie without gaps in the order of its axes."""
     found = check(name, view, shape, dtype)
-    step = 1
-    for extent, stride in zip(reversed(found.shape), reversed(found.strides), strict=True):
-        if extent > 1 and stride != step:
-            raise ValueError(f"{name} of shape {shape} has strides {found.strides}, is not packed")
-        step *= extent
+    packed = packed_strides(found.shape)
+    if found.size and not same_strides(found.shape, found.strides, packed):
+        raise ValueError(f"{name} of shape {shape} has strides {found.strides}, is not packed")
     return found
 
 

@@ -5,7 +5,7 @@ Correct, and slow.
 
 from __future__ import annotations
 
-from ooc_cudnn.devices.kernels.arguments import CUDA_TYPES, arithmetic_dtype, geometry, three
+from ooc_cudnn.devices.kernels.arguments import CUDA_TYPES, geometry, three
 from ooc_cudnn.devices.kernels.launch import Call, Launch, launch
 from ooc_cudnn.devices.kernels.launch_geometry import BLOCK_THREADS, grid_of
 from ooc_cudnn.devices.view import DeviceView
@@ -15,6 +15,7 @@ from ooc_cudnn.operations.convolution_backward import (
     ConvolutionBackwardData,
     forward_of,
 )
+from ooc_cudnn.tensor import ACCUMULATOR
 
 #: Channels that share what a thread or a block reads; groups of fewer take one at a time.
 CHANNELS_TOGETHER = 4
@@ -87,11 +88,9 @@ def _check(
     for view in (x, w, y):
         if view is not result and view.dtype != forward.dtype:
             raise ValueError(f"an input is {view.dtype}; the operation says {forward.dtype}")
-    if result.dtype not in (forward.dtype, arithmetic_dtype(forward.dtype)):
-        raise ValueError(
-            f"the result is {result.dtype}; it must be {forward.dtype} or "
-            f"{arithmetic_dtype(forward.dtype)}"
-        )
+    allowed = forward.dtype, ACCUMULATOR[forward.dtype]
+    if result.dtype not in allowed:
+        raise ValueError(f"the result is {result.dtype}; it must be {' or '.join(allowed)}")
 
 
 def _numbers(forward: Convolution, x: DeviceView, w: DeviceView, y: DeviceView) -> tuple[int, ...]:

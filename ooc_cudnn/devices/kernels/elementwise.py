@@ -15,7 +15,7 @@ from ooc_cudnn.devices.kernels.arguments import (
 )
 from ooc_cudnn.devices.kernels.checks import check
 from ooc_cudnn.devices.kernels.launch import Call, Launch, Runner, launch
-from ooc_cudnn.devices.kernels.launch_geometry import BLOCK_THREADS, grid_of
+from ooc_cudnn.devices.kernels.launch_geometry import BLOCK_THREADS, grid_of, is_aligned
 from ooc_cudnn.devices.view import WIDEST_ACCESS_BYTES, DeviceView
 from ooc_cudnn.memory.axes import MergedAxes, merged_axes
 from ooc_cudnn.operations.activation_backward import ActivationBackward, needs_x
@@ -37,12 +37,7 @@ OUTER_AXES = 4
 
 def is_packable(axes: MergedAxes, operand: int, view: DeviceView, count: int) -> bool:
     """Whether every pack of `count` elements of the operand is one aligned access (or several)."""
-    boundary = min(WIDEST_ACCESS_BYTES, count * view.item_bytes)
-    return (
-        axes.inner_strides[operand] == 1
-        and view.pointer % boundary == 0
-        and all(step * view.item_bytes % boundary == 0 for step in axes.strides[operand])
-    )
+    return axes.inner_strides[operand] == 1 and is_aligned(view, axes.strides[operand], count)
 
 
 def walk_numbers(axes: MergedAxes, count: int) -> tuple[int, ...]:

@@ -118,17 +118,11 @@ def _walk_channels(views: Views, blocks: int) -> GroupWalk:
     return _walk_runs(views, rows, blocks, images=False)
 
 
-def _count(views: Views, rows: Rows) -> int:
-    items = [view.item_bytes for view in views]
-    pointers = [view.pointer for view in views]
-    return pack_size(rows, items, pointers, WIDEST_ACCESS_BYTES // max(items))
-
-
 def _walk_runs(views: Views, rows: Rows, blocks: int, *, images: bool) -> GroupWalk:
     """Groups that are runs: the outer axis is the group (`images`), or the middle one."""
     outer, middle, inner = rows.sizes
     groups, lines = (outer, middle) if images else (middle, outer)
-    count = _count(views, rows)
+    count = pack_size(rows, views)
     unroll = packs_a_thread(count * views[0].item_bytes)
     empty = lines == 0 or inner == 0
     shape = block_shape(max(lines, 1), -(-max(inner, 1) // count), unroll)
@@ -158,13 +152,13 @@ def _walk_columns(views: Views, rows: Rows, blocks: int) -> GroupWalk:
     """
     channels = rows.sizes[2]
     repeats, last_inner = 1, channels
-    count = _count(views, rows)
+    count = pack_size(rows, views)
     if rows.contiguous and all(stride[1] == channels for stride in rows.strides):
         unjoined = rows
         wide = WIDEST_ACCESS_BYTES // views[0].item_bytes
         while True:  # the widest packs that suit the rows they would join
             rows, repeats, last_inner = _joined(unjoined, wide)
-            count = _count(views, rows)
+            count = pack_size(rows, views)
             if count >= wide or wide == 1:
                 break
             wide //= 2

@@ -7,10 +7,10 @@ access; a tile is what one block of threads does at once.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from ooc_cudnn.devices.view import WIDEST_ACCESS_BYTES
+from ooc_cudnn.devices.view import WIDEST_ACCESS_BYTES, DeviceView
 
 BLOCK_THREADS = 256
 LARGEST_GRID = 2**31 - 1  # along x
@@ -103,32 +103,39 @@ def _merge(outside: _Axis, inside: _Axis) -> tuple[_Axis, _Axis]:
     return outside, inside
 
 
-def pack_size(rows: Rows, item_bytes: Sequence[int], pointers: Sequence[int], most: int) -> int:
-    """The most elements, a power of two up to `most`, that one thread can move in one access.
+def is_aligned(view: DeviceView, steps: Iterable[int], count: int) -> bool:
+    """Whether packs of `count` elements, begun so many elements apart, are aligned accesses.
 
-    Every row of every operand must begin on a boundary of its pack, or of 16 bytes where a pack
-    is larger than that.
+    A pack of more than 16 bytes is several, each on a boundary of 16.
 
-    >>> rows = common_rows((1, 2, 6), [(12, 6, 1)], keep_channel=True)
-    >>> pack_size(rows, [4], [4096], most=4)  # rows of 24 bytes
+    >>> is_aligned(DeviceView(4096, "float32", (2, 6), (6, 1)), (6,), 4)  # rows of 24 bytes
+    False
+    """
+    boundary = min(WIDEST_ACCESS_BYTES, count * view.item_bytes)
+    return view.pointer % boundary == 0 and all(
+        step * view.item_bytes % boundary == 0 for step in steps
+    )
+
+
+def pack_size(rows: Rows, views: Sequence[DeviceView], most: int | None = None) -> int:
+    """The most elements, a power of two, of a pack that begins every row of every view aligned.
+
+    Up to `most`; when that is left out, up to what one access moves of the widest elements.
+
+    >>> view = DeviceView(4096, "float32", (1, 2, 6), (12, 6, 1))
+    >>> pack_size(common_rows((1, 2, 6), [view.strides], keep_channel=True), [view])
     2
     """
     if not rows.contiguous:
         return 1
-    count = most
+    count = most or WIDEST_ACCESS_BYTES // max(view.item_bytes for view in views)
     while count > max(rows.sizes[2], 1):
         count //= 2
-    while count > 1:
-        boundaries = [min(WIDEST_ACCESS_BYTES, count * item) for item in item_bytes]
-        if all(
-            pointer % boundary == 0
-            and (rows.sizes[0] == 1 or outer * item % boundary == 0)
-            and (rows.sizes[1] == 1 or middle * item % boundary == 0)
-            for (outer, middle, _), item, pointer, boundary in zip(
-                rows.strides, item_bytes, pointers, boundaries, strict=True
-            )
-        ):
-            break
+    steps = [
+        [step for size, step in zip(rows.sizes[:2], strides[:2], strict=True) if size != 1]
+        for strides in rows.strides
+    ]
+    while count > 1 and not all(map(is_aligned, views, steps, [count] * len(views))):
         count //= 2
     return count
 

@@ -8,7 +8,6 @@ from ooc_cudnn.devices.kernels.arguments import (
     CUDA_TYPES,
     MODES,
     MODES_WITH_COEFFICIENT,
-    arithmetic_dtype,
     boolean,
     geometry,
     real_type,
@@ -22,6 +21,7 @@ from ooc_cudnn.devices.kernels.launch_geometry import (
     packs_a_thread,
 )
 from ooc_cudnn.devices.view import ITEM_BYTES, WIDEST_ACCESS_BYTES, DeviceView
+from ooc_cudnn.tensor import ACCUMULATOR
 
 
 def pointwise(
@@ -122,7 +122,7 @@ def plan_pointwise(
     """
     if mode not in MODES:
         raise ValueError(f"mode is {mode!r}; it must be one of {', '.join(MODES)}")
-    real = arithmetic_dtype(dtype)
+    real = ACCUMULATOR[dtype]
     for name, view, allowed in (
         ("destination", destination, (dtype, real)),
         ("value", value, (dtype, real)),
@@ -150,18 +150,11 @@ def plan_pointwise(
 
     # The absent ones take the destination's geometry and are never read.
     operands = [destination, value, addend or destination, old or destination]
-    present = [view for view in (destination, value, addend, old) if view is not None]
     sizes, _ = destination.flat()
     rows = common_rows(sizes, [view.flat()[1] for view in operands], keep_channel=bool(parameters))
     channel_inner = bool(parameters) and rows.inner_is_channel
     widest = max(destination.item_bytes, value.item_bytes)
-    count = WIDEST_ACCESS_BYTES // widest
-    count = pack_size(
-        rows,
-        [view.item_bytes for view in operands],
-        [view.pointer if view in present else 0 for view in operands],
-        count,
-    )
+    count = pack_size(rows, operands, WIDEST_ACCESS_BYTES // widest)
     if channel_inner:  # scale and shift are read in packs too
         boundary = count * ITEM_BYTES[dtype]
         while any(pointer % min(WIDEST_ACCESS_BYTES, boundary) for pointer in parameters):

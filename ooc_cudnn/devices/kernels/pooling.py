@@ -12,7 +12,7 @@ from typing import NamedTuple
 from ooc_cudnn.devices.kernels.arguments import CUDA_TYPES, geometry, index_type, is_small, three
 from ooc_cudnn.devices.kernels.checks import check
 from ooc_cudnn.devices.kernels.launch import Call, Launch, launch
-from ooc_cudnn.devices.kernels.launch_geometry import BLOCK_THREADS, grid_of
+from ooc_cudnn.devices.kernels.launch_geometry import BLOCK_THREADS, grid_of, is_aligned
 from ooc_cudnn.devices.view import WIDEST_ACCESS_BYTES, DeviceView
 from ooc_cudnn.operations.pooling import Pooling
 
@@ -84,12 +84,7 @@ def aligned_pack(view: DeviceView, axes: SixAxes, along: int, most: int) -> int:
         for axis, (size, step) in enumerate(zip(axes.sizes, axes.strides, strict=True))
         if size > 1 and axis != along
     ]
-    while most > 1:
-        boundary = min(WIDEST_ACCESS_BYTES, most * view.item_bytes)
-        if view.pointer % boundary == 0 and all(
-            step * view.item_bytes % boundary == 0 for step in steps
-        ):
-            break
+    while most > 1 and not is_aligned(view, steps, most):
         most //= 2
     return most
 

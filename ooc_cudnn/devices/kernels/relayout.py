@@ -120,8 +120,7 @@ def merged_rows(destination: DeviceView, value: DeviceView) -> Rows:
 def _plan_copy(destination: DeviceView, value: DeviceView, rows: Rows) -> Launch:
     """Plan a copy of rows of packs."""
     item = destination.item_bytes
-    pointers = [destination.pointer, value.pointer]
-    count = pack_size(rows, [item, item], pointers, WIDEST_ACCESS_BYTES // item)
+    count = pack_size(rows, [destination, value])
     unroll = packs_a_thread(count * item)
     outer, middle, inner = rows.sizes
     blocks = block_shape(outer * middle, -(-inner // count), unroll)

@@ -13,10 +13,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ooc_cudnn.devices.kernels.arguments import CUDA_TYPES, arithmetic_dtype, geometry
+from ooc_cudnn.devices.kernels.arguments import CUDA_TYPES, geometry
 from ooc_cudnn.devices.kernels.launch import Launch
 from ooc_cudnn.devices.kernels.launch_geometry import BLOCK_THREADS, Rows, grid_of, pack_size
 from ooc_cudnn.devices.view import ITEM_BYTES, WIDEST_ACCESS_BYTES, DeviceView
+from ooc_cudnn.tensor import ACCUMULATOR
 
 # The numbers are the enumeration `Task` in softmax_steps.cuh.
 ACCURATE, LOG, ACCURATE_BACKWARD, LOG_BACKWARD = 0, 1, 2, 3
@@ -82,8 +83,7 @@ def plan_rows(task: int, views: Sequence[DeviceView], sites: SitesByChannels) ->
         True,
     )
     full = WIDEST_ACCESS_BYTES // item
-    items, pointers = [item] * len(views), [view.pointer for view in views]
-    count = pack_size(rows, items, pointers, full)
+    count = pack_size(rows, views)
     if count < full and all(stride[2] == channels for stride in sites.strides):
         staged = _plan_staged(task, views, sites)
         if staged is not None:
@@ -136,9 +136,7 @@ def _plan_staged(task: int, views: Sequence[DeviceView], sites: SitesByChannels)
         True,
         True,
     )
-    count = pack_size(
-        images, [item] * len(views), [view.pointer for view in views], WIDEST_ACCESS_BYTES // item
-    )
+    count = pack_size(images, views)
     middle_tiles = -(-sites.sites // tile)
     tiles = sites.images * middle_tiles
     each = _at_least(-(-channels // lanes))
@@ -152,7 +150,7 @@ def _plan_staged(task: int, views: Sequence[DeviceView], sites: SitesByChannels)
 
 def plan_columns(task: int, views: Sequence[DeviceView], sites: SitesByChannels) -> Launch:
     """Choose the kernel for contiguous sites; the swept one is right for any strides."""
-    dtype, item = views[0].dtype, views[0].item_bytes
+    dtype = views[0].dtype
     forward = task in (ACCURATE, LOG)
     rows = Rows(
         (sites.images, sites.channels, sites.sites),
@@ -160,11 +158,10 @@ def plan_columns(task: int, views: Sequence[DeviceView], sites: SitesByChannels)
         False,
         sites.sites == 1 or all(stride[2] == 1 for stride in sites.strides),
     )
-    items, pointers = [item] * len(views), [view.pointer for view in views]
-    count = pack_size(rows, items, pointers, WIDEST_ACCESS_BYTES // item)
+    count = pack_size(rows, views)
 
     # In registers: as many threads down a column as its channels need.
-    most = COLUMN_BYTES // ITEM_BYTES[arithmetic_dtype(dtype)] // (1 if forward else 2)
+    most = COLUMN_BYTES // ITEM_BYTES[ACCUMULATOR[dtype]] // (1 if forward else 2)
     for width in (count, max(1, count // 2)) if rows.contiguous else ():
         down = 1
         while down < WARP and -(-sites.channels // down) * width > most:
