@@ -59,7 +59,8 @@ REPEATED_SHARE = 0.3
 LOSSES = ("copies", "steps")
 """What computing may lose seconds to."""
 
-_REMEDY = "to replace it, run 'ooc-cudnn calibrate'"
+REMEDY = "to replace it, run 'ooc-cudnn calibrate'"
+"""What every message of a machine file that cannot be used ends with."""
 
 
 class MachineFileError(ValueError):
@@ -282,7 +283,7 @@ class MachineModel(Record):
         if version < FORMAT_VERSION:
             raise ValueError(
                 f"written by an older ooc_cudnn (format version {version}, now {FORMAT_VERSION}), "
-                "which measured less, so calibrate again"
+                "which measured less"
             )
         return super().from_json({k: v for k, v in held.items() if k not in ("format", "version")})
 
@@ -317,17 +318,17 @@ class MachineModel(Record):
     @classmethod
     def _parse(cls, content: bytes, path: str) -> MachineModel:
         if not content.strip():
-            raise MachineFileError(f"machine file {path} is empty; {_REMEDY}")
+            raise MachineFileError(f"machine file {path} is empty; {REMEDY}")
         try:
             data = json.loads(content)
         except (ValueError, RecursionError) as error:
             raise MachineFileError(
-                f"machine file {path} is corrupt, not JSON ({error}); {_REMEDY}"
+                f"machine file {path} is corrupt, not JSON ({error}); {REMEDY}"
             ) from error
         try:
             return cls.from_json(data)
         except (TypeError, ValueError) as error:
-            raise MachineFileError(f"machine file {path}: {error}; {_REMEDY}") from error
+            raise MachineFileError(f"machine file {path}: {error}; {REMEDY}") from error
 
 
 def _laid_out(value: Any, indent: str = "") -> str:

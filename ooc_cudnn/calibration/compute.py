@@ -1,28 +1,33 @@
-"""Convolutions, their gradients and passes over memory; `shapes` draws them.
+"""Convolutions, their gradients and passes over memory, which `shapes` draws.
 
-Every launch is timed by itself, on the device it will run on.
+Every launch is timed by itself, on the device it will run on. A card has engines for copies, which
+take some of the bandwidth of its memory: a few launches are timed while both directions are busy,
+too. On the host device the same processors do both.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
+from ooc_cudnn.calibration.copies import MOST_COPIES
 from ooc_cudnn.calibration.session import Group, Session
 from ooc_cudnn.calibration.shapes import DIRECTIONS, GPU_POOL, HOST_POOL, convolutions, passes
 from ooc_cudnn.devices.base import Device
-from ooc_cudnn.devices.measuring import Bench, Timing, offsets_of
+from ooc_cudnn.devices.measuring import Bench, HostMemory, Timing, offsets_of
 from ooc_cudnn.functions.plan import splittable_of
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.convolution_backward import (
     ConvolutionBackwardData,
     ConvolutionBackwardFilter,
 )
-from ooc_cudnn.operations.splittable import Buffer, Launch, Piece
-from ooc_cudnn.tensor import ACCUMULATOR, numpy_dtype
+from ooc_cudnn.operations.splittable import Buffer, Launch
+from ooc_cudnn.tensor import ACCUMULATOR, TensorSpec, numpy_dtype
+from perfmodel.machine import LOSSES
 
 #: Kinds of arithmetic: dtype, and whether TF32 is allowed.
 ARITHMETIC = (
@@ -40,6 +45,10 @@ QUICK_PASSES = ("float32", "float16")
 BUILDERS = 8
 #: How often a launch is timed, and for how long: the fit has many launches to average over.
 BATCHES, BATCH_SECONDS = 3, 0.005
+#: Beside copies: x and w of launches that take longer than to launch them, with so many operands
+#: of the size of x at most; and bytes of each copy. A quick calibration makes every third.
+SHAPE, FILTERS, MOST_OPERANDS = (1024, 64, 32, 32), (64, 64, 3, 3), 4
+COPY_BYTES, QUICK_STEP = 2**24, 3
 
 Held = TypeVar("Held")
 #: Launches, and the buffers they take.
@@ -55,48 +64,40 @@ class Computing:
 
     def __init__(self, session: Session) -> None:
         self.session, self.device, self.quick = session, session.device, session.quick
-        self.bench = Bench(
-            self.device, session.bench.limit_bytes, batches=BATCHES, batch_seconds=BATCH_SECONDS
-        )
-        self.pool = HOST_POOL if session.on_host else GPU_POOL
-        counts = QUICK_COUNTS if self.quick else HOST_COUNTS if session.on_host else GPU_COUNTS
-        self.convolution_count, self.pass_count = counts
+        limit = session.bench.limit_bytes
+        self.bench = Bench(self.device, limit, batches=BATCHES, batch_seconds=BATCH_SECONDS)
+        self.pool, counts = (HOST_POOL, HOST_COUNTS) if session.on_host else (GPU_POOL, GPU_COUNTS)
+        self.convolution_count, self.pass_count = QUICK_COUNTS if self.quick else counts
+        self.kinds = arithmetic(self.device)
+        types = dict.fromkeys(dtype for dtype, _ in self.kinds)
+        self.pass_types = [dtype for dtype in types if not self.quick or dtype in QUICK_PASSES]
 
     def groups(self) -> list[Group]:
         """What is to be measured, in parts."""
         found: list[Group] = [self.build] if self.device.kind == "cuda" else []
-        kinds = arithmetic(self.device)
-        for dtype, tf32 in kinds:
-            forward_alone = self.quick and (dtype, tf32) != kinds[0]
-            directions = DIRECTIONS[:1] if forward_alone else DIRECTIONS
+        waiting = list(self.pass_types)
+        for dtype, tf32 in self.kinds:
+            forward_alone = self.quick and (dtype, tf32) != self.kinds[0]
             layouts = () if dtype in stand_ins(self.device) else self.device.layouts(dtype)
             drawn = [
                 partial(self.convolutions, dtype, layout, direction, tf32)
                 for layout in (layouts[-1:] if self.quick else layouts)
-                for direction in directions
+                for direction in DIRECTIONS[: 1 if forward_alone else None]
             ]
-            if (dtype, tf32) in self.pass_kinds:
+            if dtype in waiting:
+                waiting.remove(dtype)
                 drawn.append(partial(self.passes, dtype))
             found += [partial(self.measure, launches) for launches in drawn]
         return found
 
-    @property
-    def pass_kinds(self) -> list[tuple[str, bool]]:
-        """Kinds of arithmetic of which passes are measured: one of each type."""
-        return [
-            (dtype, tf32)
-            for dtype, tf32 in arithmetic(self.device)
-            if (tf32 or self.session.on_host) and (not self.quick or dtype in QUICK_PASSES)
-        ]
-
     def build(self) -> None:
         """Let threads compile the kernels of all passes, by running each of them once."""
-        asked = [launched for dtype, _ in self.pass_kinds for launched in self.passes(dtype)]
+        asked = [launched for dtype in self.pass_types for launched in self.passes(dtype)]
         # the largest first: what is reserved for it does for all others, and stays where it is
         asked.sort(key=lambda launched: -offsets_of(launched[1])[1])
         # what does not fit is compiled when it is timed
         placed = [each for launched in asked if (each := self.bench.placed(*launched))]
-        actions = [each.action() for each in placed if each.base == placed[-1].base]
+        actions = [each.run for each in placed if each.base == placed[-1].base]
 
         def run_all(handle: Any) -> None:
             with ThreadPoolExecutor(BUILDERS, initializer=self.device.use) as pool:
@@ -112,30 +113,77 @@ class Computing:
 
     def passes(self, dtype: str) -> Launches:
         """Launches of the calls that are passes over memory, each on all of its data."""
-        for function, arguments, layout in passes(dtype, self.pool, dtype, self.pass_count):
-            yield from launches_of(function, arguments, layout)
+        for call in passes(dtype, self.pool, dtype, self.pass_count):
+            yield from launches_of(*call)
 
-    def measure(self, launches: partial[Launches]) -> None:
+    def measure(self, launches: Callable[[], Launches]) -> None:
         """Time launches, and the host at each; those that the memory limit excludes are left out.
 
         The largest comes first: what is reserved for it does for all others.
         """
         for launch, buffers in reversed(list(launches())):
-            if (placed := self.bench.placed(launch, buffers)) is not None:
-                work, timing = launch.operation.work(), self.bench.time("compute", placed.action)
-                self.session.record(work.key, work.amount, timing, work.features)
-                if (launching := placed.launching_seconds) is not None:
-                    self.session.record(f"launching/{work.key}", 1.0, Timing(launching, 0.0))
+            if (timed := self.bench.time_launch(launch, buffers)) is not None:
+                work, (timing, launching) = launch.operation.work(), timed
+                self.session.record(work.key, timing, work.amount, work.features)
+                if launching is not None:
+                    self.session.record(f"launching/{work.key}", Timing(launching, 0.0))
 
     def reference(self) -> float | None:
         """Seconds of one convolution that is measured first and last, to see clocks drift.
 
         None where the memory limit leaves no room for any.
         """
-        dtype, tf32 = arithmetic(self.device)[0]
+        dtype, tf32 = self.kinds[0]
         drawn = self.convolutions(dtype, self.device.layouts(dtype)[0], DIRECTIONS[0], tf32)
-        fitting = (placed for each in drawn if (placed := self.bench.placed(*each)) is not None)
-        return next((self.bench.time("compute", each.action).seconds for each in fitting), None)
+        timed = (self.bench.time_launch(*each) for each in drawn)
+        return next((found[0].seconds for found in timed if found is not None), None)
+
+
+def losses(session: Session) -> None:
+    """Record seconds that computing loses for each second beside it, as `MachineModel` names them.
+
+    Of a card that of "copies", the median over calls, and how far those lie from it; nothing where
+    the memory limit leaves no room.
+    """
+    if session.on_host:
+        # A second of copies costs a second of computing, and so does one of issuing steps:
+        # processors do one or the other, and Python runs one thread at a time.
+        for name in LOSSES:
+            session.record(f"losses/{name}", Timing(1.0, 0.0))
+    elif session.bench.fits(MOST_OPERANDS * 4 * math.prod(SHAPE) + 2 * COPY_BYTES):
+        x, w = (TensorSpec(shape, "float32", "pinned") for shape in (SHAPE, FILTERS))
+        # passes that are bound by memory and by arithmetic, and a convolution
+        calls: list[tuple[str, Mapping[str, Any]]] = [
+            ("activation_forward", {"x": x, "mode": "sigmoid"}),
+            ("pooling_forward", {"x": x, "window": 2}),
+            ("softmax_forward", {"x": x}),
+            ("activation_backward", {"y": x, "dy": x, "x": x, "mode": "relu"}),
+            ("convolution_forward", {"x": x, "w": w, "padding": 1}),
+        ]
+        lost = [_loss(session, *call) for call in calls[:: QUICK_STEP if session.quick else 1]]
+        shares = [share for share in lost if share is not None]
+        session.record("losses/copies", Timing.of(shares))
+
+
+def _loss(session: Session, function: str, arguments: Mapping[str, Any]) -> float | None:
+    """The share of its pace that a launch loses while both directions are busy, half for each.
+
+    None where the memory limit leaves no room for its scratch.
+    """
+    bench, layout = session.bench, session.device.layouts("float32")[-1]
+    launch, buffers = next(launches_of(function, arguments, layout))
+    placed = bench.placed(launch, buffers, before_bytes=2 * COPY_BYTES)
+    if placed is None:
+        return None
+    regions = {
+        way: partial(HostMemory(memory.array[: 2 * COPY_BYTES // 4]).next, COPY_BYTES)
+        for way, memory in session.hosts["pinned"].items()
+    }
+    computing = {"compute": lambda: placed.run}
+    beside = computing | bench.copies(placed.base, COPY_BYTES, regions)
+    both = bench.steady([computing, beside], staged=False, most=MOST_COPIES)
+    alone, slower = (found["compute"].seconds for found in both)
+    return max(1.0 - alone / slower, 0.0) / 2.0
 
 
 def stand_ins(device: Device) -> Mapping[str, str]:
@@ -156,13 +204,9 @@ def with_stand_ins(device: Device, lines: Mapping[str, Held]) -> dict[str, Held]
 def launches_of(function: str, arguments: Mapping[str, Any], layout: str) -> Launches:
     """Launches of a call on all of its data, in one memory order, with the buffers they take."""
     call = splittable_of(function, **arguments)
-    whole = call.extents
+    orders = dict.fromkeys(call.operands, layout)
     for sweep in range(call.sweeps):
-        launches, buffers = call.launches(
-            Piece((0, whole.n), (0, whole.c_y), (0, whole.h_y), (0, whole.c_x), sweep),
-            layout=layout,
-            orders=dict.fromkeys(call.operands, layout),
-        )
+        launches, buffers = call.launches(call.whole_piece(sweep), layout=layout, orders=orders)
         for launch in launches:
             used = {name: buffers[name] for name in (*launch.inputs, launch.output) if name}
             yield launch, used

@@ -18,7 +18,7 @@ import numpy as np
 
 from ooc_cudnn.calibration.session import Session
 from ooc_cudnn.devices.machines import cache_directory
-from ooc_cudnn.devices.measuring import HostMemory
+from ooc_cudnn.devices.measuring import Bench, HostMemory
 from ooc_cudnn.memory.files import reserve_file
 from perfmodel.staging import SLAB_BYTES, SLABS
 
@@ -54,24 +54,26 @@ def file_copies(session: Session) -> None:
     with _scratch_directory() as directory:
         source, target = Path(directory, "source"), Path(directory, "target")
         np.ones(count // 4, np.float32).tofile(source)
-        openings: dict[str, Opened] = {
-            "copy_in": lambda nbytes: _cold(source),
-            "copy_out": lambda nbytes: _fresh(target, nbytes),
+        opened: dict[str, Opened] = {
+            "copy_in": lambda _: _cold(source),
+            "copy_out": partial(_fresh, target),
         }
-        wanted = [(way, size) for way in openings for size in sizes if bench.fits(2 * size)]
+        wanted = [(way, size) for way in opened for size in sizes if bench.fits(2 * size)]
         base = bench.reserve(max((size for _, size in wanted), default=MIB))
-        one = partial(_of_file, session, base, count)
-        measures = [partial(one, way, openings[way], size) for way, size in wanted]
+        measures = [
+            partial(_of_file, bench, base, way, opened[way], size, count // size)
+            for way, size in wanted
+        ]
         for (way, size), found in zip(wanted, bench.in_turns(measures, fewest=turns), strict=True):
             if found[way].seconds > 0:  # no time at all is the disturbance of a run, not a file's
-                session.record(f"{way}/disk", size, found[way])
-                session.record(f"alone/{way}/disk", size, found["alone"])
+                session.record(f"{way}/disk", found[way], size)
+                session.record(f"alone/{way}/disk", found["alone"], size)
 
 
 def _of_file(
-    session: Session, base: int, file_bytes: int, way: str, opened: Opened, size: int
+    bench: Bench, base: int, way: str, opened: Opened, size: int, parts: int
 ) -> Mapping[str, float]:
-    """Seconds of one copy among many, and of a single one.
+    """Seconds of one copy among many, and of a single one, of a file of so many parts.
 
     Several parts are on their way at once: what one more takes is the slope over runs of one, of as
     many as there are slabs (half of all at most), and of all; at least half of what each of all
@@ -81,12 +83,12 @@ def _of_file(
     def seconds(counts: Sequence[int]) -> list[float]:
         """Until so many copies are at rest, one run after the other on one file."""
         file = HostMemory(opened(sum(counts) * size))
-        copy = session.bench.copies(way, base, partial(file.next, size))
+        copy = bench.copies(base, 0, {way: partial(file.next, size)})[way]
         # the mapping ends with this: what is mapped would stay in the page cache
         runs = ({way: [copy() for _ in range(count)]} for count in counts)
-        return [session.bench.seconds_to_rest(run, staged=True) for run in runs]
+        return [bench.seconds_to_rest(run, staged=True) for run in runs]
 
-    most = max(min(MOST_PARTS, file_bytes // size), 2)
+    most = max(min(MOST_PARTS, parts), 2)
     counts = (1, min(SLABS, most // 2), most)
     alone = statistics.median(seconds([1] * (SINGLES if size <= SLAB_BYTES else 1)))
     found = [alone, *(seconds([count])[0] for count in counts[1:])]
@@ -104,11 +106,10 @@ def _scratch_directory() -> tempfile.TemporaryDirectory[str]:
 
 
 def _cold(path: Path) -> np.memmap[Any, Any]:
-    """Map a file, with nothing of it in the page cache where the system can be asked for that."""
+    """Map a file, with nothing of it in the page cache."""
     with open(path, "rb") as file:
         os.fsync(file.fileno())
-        if hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     return np.memmap(path, np.float32, "r")
 
 

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from ooc_cudnn.calibration.lines import KEPT, SCALED, is_noisy
+from ooc_cudnn.calibration.model import KEPT, SCALED, is_noisy
 from ooc_cudnn.units import format_bytes, format_seconds
 from perfmodel import Line, MachineModel
 from perfmodel.work import Work, convolution_work, pass_work
@@ -97,20 +97,17 @@ def report(model: MachineModel) -> str:
 def _table(model: MachineModel, usual: Usual) -> list[str]:
     """A row for each line: seconds and rate at the usual size, errors, and what is to be noted."""
     taken = {key: _taken(usual, key, line) for key, line in model.lines.items()}
-    fastest = dict[str, float]()
-    for key, (_, rate) in taken.items():
-        fastest[_kind(key)] = max(rate, fastest.get(_kind(key), 0.0))
     cells = [["", "takes", "rate", "residual", "held out", "spread", ""]]
     for key in sorted(taken, key=lambda key: (not key.startswith("copy_"), key)):
         (seconds, rate), quality = taken[key], model.quality.get(key, {})
-        notes = list(_doubts(key, quality)) if model.quality else []
-        if rate and SLOW * rate < (best := fastest[_kind(key)]):
-            notes.append(f"slow: {best / rate:.2g} times slower than the fastest of its kind")
-        held_out = quality.get("held_out_error") if quality.get("samples") != 1 else None
+        best = max(other for name, (_, other) in taken.items() if _kind(name) == _kind(key))
+        slow = f"slow: {best / rate:.2g} times slower than the fastest of its kind" if rate else ""
+        notes = [_doubt(key, quality) if model.quality else "", slow if SLOW * rate < best else ""]
+        held_out = None if quality.get("samples") == 1 else quality.get("held_out_error")
         shares = quality.get("residual"), held_out, quality.get("spread")
         told = ["" if share is None else f"{share:.1%}" for share in shares]
-        row = [key, format_seconds(seconds), _rate(key, rate), *told, "; ".join(notes)]
-        cells.append(row)
+        row = [key, format_seconds(seconds), _rate(key, rate), *told]
+        cells.append([*row, "; ".join(filter(None, notes))])
     first, *widths = (max(map(len, column)) for column in zip(*cells, strict=True))
     return [
         "  ".join([key.ljust(first), *map(str.rjust, told, widths), notes]).rstrip()
@@ -139,15 +136,16 @@ def _rate(key: str, rate: float) -> str:
     return f"{rate / scale:.4g} {prefix}{unit}" if rate else ""
 
 
-def _doubts(key: str, quality: Mapping[str, float]) -> Iterator[str]:
+def _doubt(key: str, quality: Mapping[str, float]) -> str:
+    """Why a line may not be right; nothing where it should be."""
     if not quality:
-        yield "not measured: a known line, scaled as the nearest measured one"
-    elif KEPT in quality:
-        yield "disturbed: kept from the earlier calibration"
-    elif SCALED in quality:
-        yield "disturbed: a known line scaled"
-    elif is_noisy(key, quality.get("spread", 0.0)) or _error(quality) > DOUBTFUL:
-        yield "doubtful"
+        return "not measured: a known line, scaled as the nearest measured one"
+    if KEPT in quality:
+        return "disturbed: kept from the earlier calibration"
+    if SCALED in quality:
+        return "disturbed: a known line scaled"
+    doubtful = is_noisy(key, quality.get("spread", 0.0)) or _error(quality) > DOUBTFUL
+    return "doubtful" if doubtful else ""
 
 
 def _error(quality: Mapping[str, float]) -> float:

@@ -11,19 +11,16 @@ import time
 from collections import defaultdict
 from functools import partial
 
-from ooc_cudnn.calibration import files, link
-from ooc_cudnn.calibration.compute import Computing
-from ooc_cudnn.calibration.lines import is_line, is_noisy
-from ooc_cudnn.calibration.losses import measured_losses
-from ooc_cudnn.calibration.model import fit_model
+from ooc_cudnn.calibration import copies
+from ooc_cudnn.calibration.calls import host_seconds, staging
+from ooc_cudnn.calibration.compute import Computing, losses
+from ooc_cudnn.calibration.files import file_copies
+from ooc_cudnn.calibration.model import fit_model, is_line, is_noisy
 from ooc_cudnn.calibration.report import DRIFTED, how_sure, spoilt
-from ooc_cudnn.calibration.rows import rows_apart
-from ooc_cudnn.calibration.session import Group, Measured, Session, make_bench
-from ooc_cudnn.calibration.staging import staging
-from ooc_cudnn.calibration.steps import host_seconds
+from ooc_cudnn.calibration.session import Group, Measured, Session
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.devices.base import Device
-from ooc_cudnn.devices.machines import calibrated_before, machine_path
+from ooc_cudnn.devices.machines import calibrated_before, is_writable, machine_path
 from ooc_cudnn.functions.prepared import forget_calls
 from ooc_cudnn.memory.limit import limit_bytes
 from ooc_cudnn.progress import reporter
@@ -65,7 +62,7 @@ def calibrate(
     DeviceOutOfMemoryError
         If the memory limit leaves no room to measure.
     OSError
-        If no temporary file can be written.
+        If no temporary file can be written; or, before anything is measured, nothing be saved.
 
     Notes
     -----
@@ -80,9 +77,15 @@ def calibrate(
     settings = current()
     if device is None or isinstance(device, str):
         device = get_device(device or settings.device)
+    path = machine_path(device.identity())
+    if save and not is_writable(path.parent):  # before a minute is spent
+        raise PermissionError(
+            f"a calibration cannot be kept in {path.parent}: make that folder writable, let "
+            "XDG_CACHE_HOME name another one, or keep nothing (save=False; --no-save)"
+        )
     with device.arena.lock:
         limit = limit_bytes(device, settings.memory_limit)
-        session = Session(make_bench(device, limit, quick=quick), quick=quick)
+        session = Session(device, limit, quick=quick)
         device.release_caches()
         try:
             found = measure(session, settings.progress)
@@ -91,7 +94,7 @@ def calibrate(
             session.hosts.clear()
             device.arena.release()
     if save:
-        model.save(machine_path(device.identity()))
+        model.save(path)
         forget_calls()
     if any(spoilt(model).values()):
         said = "; ".join(how_sure(model)).removeprefix("how sure: ")
@@ -107,7 +110,7 @@ def measure(session: Session, progress: Progress) -> dict[str, Measured]:
     began = time.perf_counter()
     found: list[dict[str, Measured]] = []
     with reporter(progress, total=100, label="calibrate", predicted_seconds=seconds) as report:
-        link.host_memory(session)
+        copies.host_memory(session)
         first = _warmed_up(session, computing)
         for group in groups:
             found.append(session.taken_by(group))
@@ -130,20 +133,13 @@ def all_groups(session: Session, computing: Computing) -> list[Group]:
     What a disturbed host takes longer for is measured several times, far from each other: a host is
     slow for seconds at a time.
     """
-
-    def host() -> None:
-        session.record_all(host_seconds(session.bench))
-
-    def beside() -> None:
-        session.record_all(measured_losses(session.bench, quick=session.quick), under="losses/")
-
-    of_host: list[Group] = [host, partial(staging, session)]
+    of_host: list[Group] = [partial(host_seconds, session), partial(staging, session)]
     again = [] if session.quick else of_host
-    copies = (partial(of, session) for of in (link.all_pairs, files.file_copies, rows_apart))
-    groups: list[Group] = [*again, *copies, *again]
+    moved = (partial(of, session) for of in (copies.all_pairs, file_copies, copies.rows_apart))
+    groups: list[Group] = [*again, *moved, *again]
     for place, group in enumerate(computing.groups(), 1):
         groups += [group, *again[:1]] if place % OFTEN == 0 else [group]
-    return [*groups, *of_host, beside]
+    return [*groups, *of_host, partial(losses, session)]
 
 
 def _warmed_up(session: Session, computing: Computing) -> dict[str, float]:
@@ -158,7 +154,7 @@ def _warmed_up(session: Session, computing: Computing) -> dict[str, float]:
 
 def _references(session: Session, computing: Computing) -> dict[str, float]:
     """Seconds of a copy and of a launch, which are the same while no clock drifts."""
-    found = {"copy_in": link.reference(session), "compute": computing.reference()}
+    found = {"copy_in": copies.reference(session), "compute": computing.reference()}
     return {name: seconds for name, seconds in found.items() if seconds}
 
 

@@ -1,4 +1,4 @@
-"""One calibration: its bench, the host memory that copies go through, and what was measured."""
+"""One calibration: its benches, the host memory that copies go through, and what was measured."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from perfmodel import Samples
 from perfmodel.linear import NO_FEATURES
 
 DIRECTIONS = ("copy_in", "copy_out")
-
 
 #: A part of a calibration: it records what it measures.
 Group = Callable[[], None]
@@ -58,11 +57,12 @@ class Measured(list[Sample]):
 class Session:
     """What the measurements of one calibration share, which may have to be quick."""
 
-    def __init__(self, bench: Bench, *, quick: bool) -> None:
-        self.bench, self.device, self.quick = bench, bench.device, quick
-        self.on_host = bench.device.kind == "host"
+    def __init__(self, device: Device, limit_bytes: int, *, quick: bool) -> None:
+        self.device, self.quick, self.on_host = device, quick, device.kind == "host"
         #: Whether little memory is used: on the host, and where it has to be quick.
         self.little = quick or self.on_host
+        seconds = 0.01 if self.little else 0.03
+        self.bench = Bench(device, limit_bytes, batches=3 if quick else 5, batch_seconds=seconds)
         #: Host memory by placement and direction, once `link.host_memory` has allocated it.
         self.hosts: dict[str, dict[str, HostMemory]] = {}
         #: What the current group has measured, by key. The keys of lines are those of the model;
@@ -72,28 +72,17 @@ class Session:
         self.facts: dict[str, float] = {}
 
     def record(
-        self, key: str, work: float, timing: Timing, features: Mapping[str, float] = NO_FEATURES
-    ) -> None:
-        """Keep a sample."""
+        self, key: str, timing: Timing, work: float = 1.0,
+        features: Mapping[str, float] = NO_FEATURES,
+    ) -> None:  # fmt: skip
+        """Keep a sample, or a figure."""
         self.measured[key].append(Sample(work, timing, features))
-
-    def record_all(self, timings: Mapping[str, Timing], under: str = "") -> None:
-        """Keep a figure of each."""
-        for name, timing in timings.items():
-            self.record(f"{under}{name}", 1.0, timing)
 
     def taken_by(self, group: Group) -> dict[str, Measured]:
         """Make the measurements of a group; return what they told."""
         self.measured = defaultdict(Measured)
         group()
         return self.measured
-
-
-def make_bench(device: Device, limit: int, *, quick: bool) -> Bench:
-    """Return a bench that repeats as often as a calibration of this device should."""
-    if quick:
-        return Bench(device, limit, batches=3, batch_seconds=0.01)
-    return Bench(device, limit, batches=5, batch_seconds=0.01 if device.kind == "host" else 0.03)
 
 
 def rounded(value: float, digits: int = 5) -> float:

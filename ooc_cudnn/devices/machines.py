@@ -15,6 +15,7 @@ from pathlib import Path
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.telling import warn_once
 from perfmodel import MachineFileError, MachineModel, shipped, shipped_names
+from perfmodel.machine import REMEDY
 
 #: Entries of an identity that do not tell one machine from another.
 _INCIDENTAL = ("device_bytes", "note")
@@ -55,6 +56,13 @@ def machine_key(identity: Mapping[str, str]) -> str:
 def machine_path(identity: Mapping[str, str]) -> Path:
     """Where the model fitted on the machine of this identity is kept."""
     return cache_directory() / "machines" / f"{machine_key(identity)}.json"
+
+
+def is_writable(folder: Path) -> bool:
+    """Whether files can be made in a folder, or in the first of those above it that exists."""
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    return os.access(folder, os.W_OK | os.X_OK)
 
 
 def named_machine(setting: MachineModel | str | os.PathLike[str]) -> MachineModel:
@@ -106,12 +114,9 @@ def machine_for(
         model = named_machine(setting)
         _compare(model, device)
         return model
-    path = machine_path(device.identity())
     default = shipped_for(device)
     try:
-        model = _load_once(path)
-        _check_identity(model, device.identity(), path)
-        return model
+        return _fitted_here(device)
     except FileNotFoundError:
         warn_once(
             f"{device.name} is not calibrated: plans are made with the shipped figures of "
@@ -119,23 +124,20 @@ def machine_for(
             "but calls may be slow. Run 'ooc-cudnn calibrate' once (or set "
             f"machine={default!r}, which takes those figures as they are)."
         )
-    except (MachineFileError, OSError) as error:
+    except MachineFileError as error:
         warn_once(
             f"the calibration of {device.name} cannot be used, so plans are made with the shipped "
-            f"figures of {default!r}: {error}. Run 'ooc-cudnn calibrate' to replace it."
+            f"figures of {default!r}: {error}."
         )
     return _shipped_once(default)
 
 
 def calibrated_before(device: Device) -> MachineModel | None:
     """Return what `calibrate` fitted on this machine, if it did and it can be used."""
-    path = machine_path(device.identity())
     try:
-        model = _load_once(path)
-        _check_identity(model, device.identity(), path)
-    except (MachineFileError, OSError):
+        return _fitted_here(device)
+    except (MachineFileError, FileNotFoundError):
         return None
-    return model
 
 
 def shipped_for(device: Device) -> str:
@@ -161,10 +163,18 @@ def _load_once(path: Path) -> MachineModel:
     return model
 
 
-def _check_identity(model: MachineModel, identity: Mapping[str, str], path: Path) -> None:
-    found = _differences(model, identity)
-    if found:
-        raise MachineFileError(f"machine file {path} was fitted elsewhere: {found}")
+def _fitted_here(device: Device) -> MachineModel:
+    """What `calibrate` fitted on this machine; MachineFileError if that cannot be used."""
+    path = machine_path(device.identity())
+    try:
+        model = _load_once(path)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise MachineFileError(f"machine file {path} cannot be read: {error}; {REMEDY}") from error
+    if found := _differences(model, device.identity()):
+        raise MachineFileError(f"machine file {path} was fitted elsewhere: {found}; {REMEDY}")
+    return model
 
 
 def _differences(model: MachineModel, identity: Mapping[str, str]) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
 from itertools import zip_longest
 from typing import Any, NamedTuple, cast
@@ -103,20 +103,14 @@ class Watched:
 
 
 class Placed(NamedTuple):
-    """A launch in device memory, from `base` on; what was asked for beside is at `beside`.
+    """A launch in device memory, which was reserved from `base` on.
 
     `launching` has the seconds of the host at each launch, where it does not compute it itself.
     """
 
     base: int
-    beside: int
-    action: Next
+    run: Action
     launching: list[float]
-
-    @property
-    def launching_seconds(self) -> float | None:
-        """What the host took for each launch that was timed, where that is known."""
-        return Timing.of_host(self.launching).seconds if self.launching else None
 
 
 class Bench:
@@ -140,20 +134,6 @@ class Bench:
         return nbytes + self.device.arena.array_bytes <= self.limit_bytes
 
     # Steps -------------------------------------------------------------------------------------
-
-    def walls(
-        self, wanted: Sequence[tuple[Mapping[str, Next], int]], *, staged: bool, turns: int
-    ) -> list[Timing]:
-        """Seconds until so many copies of each direction are at rest; of several such, in turns."""
-
-        def lasting(copies: Mapping[str, Next], number: int) -> dict[str, float]:
-            batch = _batch(copies, dict.fromkeys(copies, number))
-            return {"": self.seconds_to_rest(batch, staged=staged)}
-
-        measures = [partial(lasting, *each) for each in wanted]
-        for measure in measures:
-            measure()  # warms up
-        return [found[""] for found in self.in_turns(measures, fewest=turns)]
 
     def seconds_to_rest(self, actions: Mapping[str, Sequence[Action]], *, staged: bool) -> float:
         """Run actions as `spans` does; return when all was at rest, what is staged out included."""
@@ -185,16 +165,31 @@ class Bench:
             for stream, ended in events.items()
         }
 
-    def time(self, stream: str, action: Next, *, most: int = MOST_STEPS) -> Timing:
-        """Time a step, of which a batch has at most so many."""
-        measure = self.prepare({stream: action}, staged=False, most=most)
-        return self.in_turns([measure])[0][stream]
+    def steady(
+        self, several: Iterable[Mapping[str, Next]], *, staged: bool, most: int = MOST_STEPS
+    ) -> list[dict[str, Timing]]:
+        """Time a step of each stream while all of them are busy; of several such, in turns.
 
-    def prepare(self, actions: Mapping[str, Next], *, staged: bool, most: int) -> Measure:
-        """Warm a step of each stream up, and return what measures a batch of at most so many.
-
-        Several streams run at once, and are timed while all of them are busy.
+        A batch has at most so many steps of a stream.
         """
+        return self.in_turns([self._measure(each, staged=staged, most=most) for each in several])
+
+    def at_rest(
+        self, wanted: Iterable[tuple[Mapping[str, Next], int]], *, staged: bool
+    ) -> list[Timing]:
+        """Time how long so many copies each way take until all is at rest; of several, in turns."""
+
+        def until(copies: Mapping[str, Next], number: int) -> dict[str, float]:
+            batch = _batch(copies, dict.fromkeys(copies, number))
+            return {"": self.seconds_to_rest(batch, staged=staged)}
+
+        measures = [partial(until, *each) for each in wanted]
+        for measure in measures:
+            measure()  # warms up
+        return [found[""] for found in self.in_turns(measures, fewest=self.batches)]
+
+    def _measure(self, actions: Mapping[str, Next], *, staged: bool, most: int) -> Measure:
+        """Warm a step of each stream up, and return what measures a batch."""
         few = min(FEWEST_STEPS, most)
         warm = self.spans(_batch(actions, dict.fromkeys(actions, few)), staged=staged)
         seconds = {stream: max(_steady(span[:, 1]), 1e-9) for stream, span in warm.items()}
@@ -232,18 +227,26 @@ class Bench:
 
     # Copies ------------------------------------------------------------------------------------
 
-    def copies(self, stream: str, pointer: int, region: Callable[[], HostArray]) -> Next:
-        """Return copies between one packed slot and one region after another, however it lies."""
+    def copies(
+        self, pointer: int, slot_bytes: int, regions: Mapping[str, Callable[[], HostArray]]
+    ) -> dict[str, Next]:
+        """Return copies each way between its packed slot and one region after another.
 
-        def action() -> Action:
+        The slots lie one behind the other, and regions however they lie.
+        """
+
+        def copy(way: str, pointer: int, region: Callable[[], HostArray]) -> Action:
             lying = region()
             strides = packed_strides(lying.shape, "channels_first")
             slot = DeviceView(pointer, "float32", lying.shape, strides)
-            if stream == "copy_in":
+            if way == "copy_in":
                 return partial(self.device.copy_in, slot, lying)
             return partial(self.device.copy_out, lying, slot)
 
-        return action
+        return {
+            way: partial(copy, way, pointer + at * slot_bytes, region)
+            for at, (way, region) in enumerate(regions.items())
+        }
 
     # Computing ---------------------------------------------------------------------------------
 
@@ -262,38 +265,51 @@ class Bench:
             source = DeviceView(pointer, "uint8", (size,), (1,))
         self.spans({"copy_in": actions}, staged=True)
 
+    def time_launch(
+        self,
+        launch: Launch,
+        buffers: Mapping[str, Buffer],
+        scratch_bytes: int | None = None,
+        *,
+        most: int = MOST_STEPS,
+    ) -> tuple[Timing, float | None] | None:
+        """Time a launch, and the host at it where that is known; None if there is no room."""
+        placed = self.placed(launch, buffers, scratch_bytes)
+        if placed is None:
+            return None
+        (found,) = self.steady([{"compute": lambda: placed.run}], staged=False, most=most)
+        launching = Timing.of_host(placed.launching).seconds if placed.launching else None
+        return found["compute"], launching
+
     def placed(
         self,
         launch: Launch,
         buffers: Mapping[str, Buffer],
+        scratch_bytes: int | None = None,
         *,
-        beside_bytes: int = 0,
-        workspace_bytes: int | None = None,
+        before_bytes: int = 0,
     ) -> Placed | None:
-        """Reserve memory for a launch, filled with random numbers, and so many bytes beside.
+        """Reserve memory for a launch, filled with random numbers, and so many bytes before it.
 
         None if there is no room. Where the scratch is not known, the device is asked; that makes it
         build what the launch needs, so that no timing includes it.
         """
         offsets, held = offsets_of(buffers)
-        taken, scratch = held + beside_bytes, workspace_bytes
-        room = self.limit_bytes - self.device.arena.array_bytes - taken
-        if scratch is None:
-            scratch = self._scratch(launch, buffers, room)
+        held += before_bytes
+        room = self.limit_bytes - self.device.arena.array_bytes - held
+        scratch = self._scratch(launch, buffers, room) if scratch_bytes is None else scratch_bytes
         if scratch is None or aligned(scratch) > room:
             return None
-        base = self.reserve(taken + aligned(scratch))
-        views = {}
+        base, views = self.reserve(held + aligned(scratch)), {}
         for name, buffer in buffers.items():
-            start = base + offsets[name]
+            start = base + before_bytes + offsets[name]
             self.fill(start, buffer.nbytes, buffer.dtype)
             views[name] = DeviceView(
                 start + buffer.offset_bytes, buffer.dtype, buffer.shape, buffer.strides
             )
         watched, formal = Watched(self.device), declared((launch,), buffers)
         run = bind(cast(Device, watched), (launch,), formal, views, (base + held, scratch))
-        launching = [] if self.device.kind == "host" else watched.seconds
-        return Placed(base, base + held + aligned(scratch), lambda: run, launching)
+        return Placed(base, run, [] if self.device.kind == "host" else watched.seconds)
 
     def _scratch(self, launch: Launch, buffers: Mapping[str, Buffer], room: int) -> int | None:
         """Bytes of a launch's scratch: of the preferred algorithm, else of one that fits."""
@@ -343,7 +359,7 @@ def _noise(dtype: str) -> HostArray:
 def _steady(stops: Any) -> float:
     """Seconds from one step's end to the next's, after the first quarter of them."""
     if len(stops) < 2:
-        return float(stops[-1]) if len(stops) else 0.0
+        return float(stops[-1])
     first = (len(stops) - 1) // WARM_SHARE
     return float(stops[-1] - stops[first]) / (len(stops) - 1 - first)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ooc_cudnn.devices import get_device
-from ooc_cudnn.devices.machines import cache_directory, machine_path, named_machine
+from ooc_cudnn.devices.machines import cache_directory, is_writable, machine_path, named_machine
 from ooc_cudnn.doctor.probe import convolution_error, libraries
 from ooc_cudnn.settings import SettingRow, describe
 from perfmodel import MachineModel
@@ -165,7 +165,7 @@ def diagnose(modules: Sequence[str] = ()) -> Diagnosis:
         host_check=host_check,
         cuda_check=_cuda_check(facts),
         cache=str(cache),
-        cache_writable=attempt(lambda: _is_writable(cache), False),
+        cache_writable=attempt(lambda: is_writable(cache), False),
         calibrations=tuple(
             _calibration(device, identity)
             for device, identity in (
@@ -244,13 +244,6 @@ def run_probe(
         reason = "no answer in time" if code is None else f"exit status {code}"
     last = " ".join(complaint.split())[-300:]
     yield ENDED, f"{reason}{started}" + (f": {last}" if last else "")
-
-
-def _is_writable(directory: Path) -> bool:
-    at = directory
-    while not at.exists() and at != at.parent:
-        at = at.parent
-    return os.access(at, os.W_OK | os.X_OK)
 
 
 def _calibration(device: str, identity: Mapping[str, str]) -> Calibration:

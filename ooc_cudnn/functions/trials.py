@@ -190,15 +190,14 @@ def _try(
         for launch, buffers in _worth_trying(part, machine, known):
             work = launch.operation.work()
             expected = machine.compute.seconds(work)
-            timed = partial(
-                _timed, bench, launch, buffers, part.plan.workspace_bytes, _launches(expected)
-            )
+            scratch, times = part.plan.workspace_bytes, _launches(expected)
+            timed = partial(bench.time_launch, launch, buffers, scratch, most=times)
             found = timed()
             if found is not None:
-                if found[0] > SUSPICIOUS * expected:
+                if found[0].seconds > SUSPICIOUS * expected:
                     found = min(found, timed() or found, key=itemgetter(0))
-                seconds, launching = found
-                factor = seconds / expected
+                timing, launching = found
+                factor = timing.seconds / expected
                 # Cut along channels it is another problem, and no faster than this until tried.
                 least = max(1.0, known.factors.get(work.family, 1.0))
                 learnt.factors[work.family] = max(least, factor)
@@ -216,24 +215,6 @@ def _try(
 def _launches(seconds: float) -> int:
     """How often a launch is timed that takes about so long."""
     return 1 if seconds > LONG_SECONDS else LAUNCHES
-
-
-def _timed(
-    bench: Bench,
-    launch: Launch,
-    buffers: Mapping[str, Buffer],
-    workspace_bytes: int,
-    most: int,
-) -> tuple[float, float | None] | None:
-    """Seconds of a launch on random numbers, timed so often, and of the host to launch it.
-
-    None where memory does not allow it.
-    """
-    placed = bench.placed(launch, buffers, workspace_bytes=workspace_bytes)
-    if placed is None:
-        return None
-    timing = bench.time("compute", placed.action, most=most)
-    return timing.seconds, placed.launching_seconds
 
 
 def _worth_trying(

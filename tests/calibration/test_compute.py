@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from ooc_cudnn.calibration import compute
-from ooc_cudnn.calibration.compute import Computing, arithmetic, with_stand_ins
-from ooc_cudnn.calibration.session import Session, make_bench
+from ooc_cudnn.calibration.compute import Computing, arithmetic, losses, with_stand_ins
+from ooc_cudnn.calibration.copies import host_memory
+from ooc_cudnn.calibration.session import Session
 from ooc_cudnn.calibration.shapes import GPU_POOL, HOST_POOL, convolutions, passes
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.tensor import TensorSpec
@@ -21,7 +22,7 @@ LAYOUTS = ("channels_first", "channels_last")
 
 def collected(device, *, quick=True):
     """Measure; for each line a list of (work, features, seconds)."""
-    found, session = {}, Session(make_bench(device, 2**31, quick=quick), quick=quick)
+    found, session = {}, Session(device, 2**31, quick=quick)
     for group in Computing(session).groups():
         for key, held in session.taken_by(group).items():
             samples = [(work, features, timing.seconds) for work, timing, features in held]
@@ -106,7 +107,7 @@ def test_the_host_knows_no_tf32_and_its_lines_stand_in():
 def test_what_a_launch_takes_is_filled_with_numbers_of_its_own_types(monkeypatch):
     """Bits of half numbers, read as float32, are denormal or huge, and slow on a host."""
     device = get_device("host")
-    measurements = Computing(Session(make_bench(device, 2**30, quick=True), quick=True))
+    measurements = Computing(Session(device, 2**30, quick=True))
     launch, buffers = next(
         (launch, buffers)
         for launch, buffers in measurements.passes("float16")
@@ -130,7 +131,7 @@ def test_what_a_launch_takes_is_filled_with_numbers_of_its_own_types(monkeypatch
 )
 def test_device_memory_is_filled_with_random_numbers_to_the_last_byte(host_device, dtype, count):
     item = np.dtype(dtype).itemsize
-    bench = make_bench(host_device, 2**26, quick=True)
+    bench = Session(host_device, 2**26, quick=True).bench
     pointer = bench.reserve((count + 1) * item)
     memory = np.frombuffer((ctypes.c_char * ((count + 1) * item)).from_address(pointer), dtype)
     memory.view(np.uint8)[...] = 0
@@ -144,9 +145,9 @@ def test_device_memory_is_filled_with_random_numbers_to_the_last_byte(host_devic
 
 def test_threads_run_every_pass_once_to_have_its_kernel_compiled(monkeypatch):
     device, launched = get_device("host"), []
-    made = Computing(Session(make_bench(device, 2**31, quick=True), quick=True))
-    passes_ = [launch for dtype, _ in made.pass_kinds for launch, _ in made.passes(dtype)]
-    assert {dtype for dtype, _ in made.pass_kinds} == {"float32", "float16"}
+    made = Computing(Session(device, 2**31, quick=True))
+    passes_ = [launch for dtype in made.pass_types for launch, _ in made.passes(dtype)]
+    assert sorted(made.pass_types) == ["float16", "float32"]
     monkeypatch.setattr(device, "run", lambda launch, *rest: launched.append(launch))
     with device.arena.lock:
         made.build()
@@ -164,7 +165,35 @@ def test_a_card_is_held_until_short_launches_lie_ready(monkeypatch, seconds, hel
     def launch(handle):
         handle.seconds += seconds
 
-    bench = make_bench(device, 2**31, quick=False)
-    timing = bench.time("compute", lambda: launch)
-    assert timing.seconds == pytest.approx(seconds)
+    bench = Session(device, 2**31, quick=False).bench
+    (found,) = bench.steady([{"compute": lambda: launch}], staged=False)
+    assert found["compute"].seconds == pytest.approx(seconds)
     assert holds == pytest.approx([held] * bench.batches if held else [])
+
+
+# --- beside copies --------------------------------------------------------------------------------
+
+
+def lost(device, limit):
+    """What computing loses, by what it loses it to."""
+    session = Session(device, limit, quick=True)
+    host_memory(session)
+    found = session.taken_by(lambda: losses(session))
+    device.arena.release_block()
+    return {key.removeprefix("losses/"): held.seconds[0] for key, held in found.items()}
+
+
+def test_copies_and_steps_of_a_host_take_the_processors_that_compute(host_device):
+    """A second of either costs computing a second."""
+    machine = dataclasses.replace(shipped("host"), losses=lost(host_device, 2**30))
+    assert machine.lost_seconds(9.0, 2.0, 0.5) == pytest.approx(2.0 + 0.5)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.03, 0.2])
+def test_what_a_card_loses_is_found(share):
+    machine = dataclasses.replace(shipped("h200"), losses={"copies": share})
+    assert lost(SimulatedDevice(machine), 2**31)["copies"] == pytest.approx(share, abs=1e-6)
+
+
+def test_nothing_is_measured_without_room():
+    assert lost(SimulatedDevice(shipped("h200")), 2**22) == {}

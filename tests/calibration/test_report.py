@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from ooc_cudnn.calibration.lines import KEPT, SCALED
+from ooc_cudnn.calibration.model import KEPT, SCALED
 from ooc_cudnn.calibration.report import Usual, how_sure, report
 from perfmodel import ComputeModel, Line, Slowdown, TransferModel, shipped
 

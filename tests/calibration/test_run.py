@@ -294,7 +294,7 @@ class TestKeeping:
 
     @pytest.mark.parametrize(
         "where",
-        ["ooc_cudnn.calibration.lines.fit_samples", "os.fsync", "os.replace", "tempfile.mkdtemp"],
+        ["ooc_cudnn.calibration.model.fit_samples", "os.fsync", "os.replace", "tempfile.mkdtemp"],
     )
     def test_one_interrupted_elsewhere_leaves_the_old_one(self, cache, monkeypatch, where):
         def interrupted(*arguments, **keywords):
@@ -330,6 +330,17 @@ class TestKeeping:
         found = calibrate(SimulatedDevice(machine), save=False, quick=True)
         known = machine.transfer.copy_in["disk"].alpha
         assert found.transfer.copy_in["disk"].alpha == pytest.approx(known, rel=0.01)
+
+    def test_where_it_cannot_be_kept_it_says_so_before_it_measures(self, tmp_path, monkeypatch):
+        class Untouched(SimulatedDevice):
+            def start(self, **asked):
+                raise AssertionError("measured")
+
+        blocked = tmp_path / "file"
+        blocked.touch()
+        monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
+        with pytest.raises(OSError, match=f"cannot be kept in {blocked}.*XDG_CACHE_HOME"):
+            calibrate(Untouched(H200), quick=True)
 
     def test_progress_is_told(self):
         seen = []

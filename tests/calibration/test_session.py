@@ -3,7 +3,7 @@
 import numpy as np
 
 from ooc_cudnn.calibration.session import Measured, Session
-from ooc_cudnn.devices.measuring import Bench, HostMemory, Timing
+from ooc_cudnn.devices.measuring import HostMemory, Timing
 
 
 def test_no_part_of_host_memory_is_taken_again_before_all_others():
@@ -15,12 +15,12 @@ def test_no_part_of_host_memory_is_taken_again_before_all_others():
 
 
 def test_samples_are_kept_by_group_and_key(host_device):
-    session = Session(Bench(host_device, 2**20, batches=1, batch_seconds=0.0), quick=True)
+    session = Session(host_device, 2**20, quick=True)
 
     def measure():
-        session.record("pointwise/float32", 2.0, Timing(1.0, 0.1), {"taps": 3.0})
-        session.record("pointwise/float32", 1.0, Timing(0.5, 0.3))
-        session.record("pointwise/float32", 1.0, Timing(0.7, 0.2))
+        session.record("pointwise/float32", Timing(1.0, 0.1), 2.0, {"taps": 3.0})
+        session.record("pointwise/float32", Timing(0.5, 0.3))
+        session.record("pointwise/float32", Timing(0.7, 0.2))
 
     found = session.taken_by(measure)["pointwise/float32"]
     assert session.taken_by(lambda: None) == {}

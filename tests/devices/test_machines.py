@@ -10,7 +10,13 @@ import warnings
 import pytest
 
 from ooc_cudnn.devices import machines
-from ooc_cudnn.devices.machines import cache_directory, machine_for, machine_key, machine_path
+from ooc_cudnn.devices.machines import (
+    cache_directory,
+    calibrated_before,
+    machine_for,
+    machine_key,
+    machine_path,
+)
 from ooc_cudnn.settings import current
 from ooc_cudnn.telling import forget_warnings
 from perfmodel import shipped
@@ -81,15 +87,26 @@ def test_a_bad_file_is_said_and_not_used(device, content):
     path = machine_path(device.identity())
     path.parent.mkdir(parents=True)
     path.write_text(content)
-    with pytest.warns(UserWarning, match=f"{re.escape(str(path))}.*'ooc-cudnn calibrate'"):
+    with pytest.warns(UserWarning, match=f"{re.escape(str(path))}.*'ooc-cudnn calibrate'") as told:
         assert machine_for(device, None) == H200
+    assert str(told[0].message).count("calibrate'") == 1
+
+
+def test_a_file_that_cannot_be_read_is_said_and_not_used(device):
+    path = machine_path(device.identity())
+    path.mkdir(parents=True)
+    with pytest.warns(UserWarning, match=f"{re.escape(str(path))} cannot be read") as told:
+        assert machine_for(device, None) == H200
+    assert str(told[0].message).count("calibrate'") == 1
+    assert calibrated_before(device) is None
 
 
 def test_a_file_from_elsewhere_is_refused(device):
     path = machine_path(device.identity())
     elsewhere = {**device.identity(), "gpu": "NVIDIA A100"}
     dataclasses.replace(fitted(device), identity=elsewhere).save(path)
-    with pytest.warns(UserWarning, match="gpu is 'NVIDIA A100' there, 'NVIDIA H200' here"):
+    expected = "gpu is 'NVIDIA A100' there, 'NVIDIA H200' here; to replace it, run"
+    with pytest.warns(UserWarning, match=expected):
         assert machine_for(device, None) == H200
 
 

@@ -147,7 +147,7 @@ def changed(**changes):
         ("[1, 2]", "must be a mapping"),
         ('{"name": "h200"}', "not an ooc_cudnn machine model"),
         (changed(version=5), "newer ooc_cudnn .* upgrade"),
-        (changed(version=1), "older ooc_cudnn .*calibrate again"),
+        (changed(version=1), "older ooc_cudnn .* measured less; to replace it"),
         (changed(version=0), "version is 0"),
         (changed(version=True), "version is True"),
         (changed(samples={"line": {"work": [1, 2], "seconds": [1]}}), "seconds has 1 samples"),
