@@ -16,12 +16,14 @@ The last wave of a convolution's tiles grows in steps, and is left to exact pric
 from __future__ import annotations
 
 import itertools
+import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial, reduce
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ooc_cudnn.operations.splittable import ALONE, AXES, Accumulation, Piece
 from ooc_cudnn.pricing.axes import Axes
@@ -42,7 +44,7 @@ BEGINS, GOES_ON, COMPLETES = (
 SPENT = SECONDS, LAUNCHING = "seconds", "launching"
 
 
-class Nodes:
+class Nodes(NamedTuple):
     """The sizes of one axis at which pieces are looked at, and what others are made of.
 
     Attributes
@@ -52,47 +54,40 @@ class Nodes:
         For each size of the grid: what all its ranges, and its largest one, have of each node.
     """
 
-    def __init__(self, axes: Axes, axis: str, sizes: Sequence[int]) -> None:
-        self.axes, self.axis = axes, axis
-        whole = [size for size in sizes if axes.times(axis, size) == 1][:1]
-        cut = [size for size in sizes if axes.times(axis, size) > 1]
-        apart = whole if axis == "h_y" and cut else []
-        inside = cut if apart else [*whole, *cut]
-        chosen = {inside[0], inside[-1]}
-        if axis in CHANNELS:
-            # pieces of more than one group of channels have more regions of what lies across
-            for most in (CHANNEL_STEP, axes.ranges(axis, 1).group):
-                chosen.update([size for size in inside if size <= most][:1])
-        # of sizes whose pieces are equally long, the first
-        first = {self._length(size, looked_at(axes, axis, size)): size
-                 for size in sorted(chosen, reverse=True)}  # fmt: skip
-        known = np.array(sorted(first))
-        self.sizes = [*(first[length] for length in sorted(first)), *apart]
+    sizes: list[int]
+    total: Values
+    largest: Values
 
-        def shares(found: Sequence[int]) -> Values:
-            """What ranges of some lengths have of each node: shares of the two beside them."""
-            held, at = np.zeros((len(found), len(self.sizes))), np.arange(len(found))
-            above = np.searchsorted(known[1:-1], found) + 1 if len(known) > 1 else 0
-            below = np.maximum(above - 1, 0)
-            step = np.maximum(known[above] - known[below], 1)
-            held[at, above] = (found - known[below]) / step
-            held[at, below] = 1.0 - held[at, above] if len(known) > 1 else 1.0
-            return held
 
-        self.largest = shares([self._length(size, 0) for size in sizes])
-        self.total = np.zeros_like(self.largest)
-        every = [
-            (at, *e) for at, size in enumerate(sizes) for e in axes.lengths(axis, size).items()
-        ]
-        at, lengths, times = zip(*every, strict=True)
-        np.add.at(self.total, list(at), np.array(times)[:, np.newaxis] * shares(lengths))
-        if apart:
-            is_whole = [axes.times(axis, size) == 1 for size in sizes]
-            self.total[is_whole] = self.largest[is_whole] = np.eye(len(self.sizes))[-1]
+def nodes_of(axes: Axes, axis: str, sizes: Sequence[int]) -> Nodes:
+    """The nodes of an axis: its ends, and where lines bend."""
+    chosen = {sizes[0], sizes[-1]}
+    if axis == "h_y":
+        chosen.update([size for size in sizes if axes.times(axis, size) > 1][:1])
+    if axis in CHANNELS:
+        # pieces of more than one group of channels have more regions of what lies across
+        for most in (CHANNEL_STEP, axes.ranges(axis, 1).group):
+            chosen.update([size for size in sizes if size <= most][:1])
 
-    def _length(self, size: int, at: int) -> int:
-        start, stop = self.axes.ranges(self.axis, size)[at]
+    def length(size: int, at: int) -> int:
+        start, stop = axes.ranges(axis, size)[at]
         return stop - start
+
+    # of sizes whose pieces are equally long, the first
+    first = {length(size, looked_at(axes, axis, size)): size
+             for size in sorted(chosen, reverse=True)}  # fmt: skip
+    known = sorted(first)
+
+    def shares(lengths: Sequence[int]) -> Values:
+        """What ranges of some lengths have of each node: shares of the two beside them."""
+        return np.array([np.interp(lengths, known, one) for one in np.eye(len(known))]).T
+
+    largest = shares([length(size, 0) for size in sizes])
+    every = [(at, *e) for at, size in enumerate(sizes) for e in axes.lengths(axis, size).items()]
+    at, lengths, times = zip(*every, strict=True)
+    total = np.zeros_like(largest)
+    np.add.at(total, list(at), np.array(times)[:, np.newaxis] * shares(lengths))
+    return Nodes([first[each] for each in known], total, largest)
 
 
 def looked_at(axes: Axes, axis: str, size: int) -> int:
@@ -131,15 +126,20 @@ def spread(axes: Axes, costs: PieceCosts, sizes: Sizes) -> Pieces:
     def read(name: str) -> Values:
         return each("h_y", lambda size: axes.read_bytes(name, axes.middle(size)))
 
-    known = axes.along(each)
-    taken = _pieces_of_all(axes, costs, sizes, known["counts"])
+    known, lengths = axes.along(each), {axis: each(axis, float) for axis in AXES}
+    taken = _alone(axes, costs, sizes)
+    for name, more in _summed(axes, costs, known["counts"], lengths).items():
+        taken[name] = taken.get(name, 0.0) + more
     seconds, launching = (np.maximum(taken.pop(name), 0.0) for name in SPENT)
     of_one = seconds / product(known["counts"].values())
+
+    def allowed(*channels: Sequence[int]) -> NDArray[np.bool_]:
+        pairs = itertools.product(*channels)
+        found = [call.is_legal(replace(whole, c_y=c_y, c_x=c_x)) for c_y, c_x in pairs]
+        return np.reshape(found, (1, len(channels[0]), 1, len(channels[1])))
+
     # with groups, channels may not be cut just as one likes
-    allowed = [
-        [call.is_legal(replace(whole, c_y=c_y, c_x=c_x)) for c_x in sizes["c_x"]]
-        for c_y in sizes["c_y"]
-    ]
+    ends = allowed((whole.c_y, 1), (whole.c_x, 1))
     return Pieces(
         request=axes.request,
         **known,
@@ -150,59 +150,71 @@ def spread(axes: Axes, costs: PieceCosts, sizes: Sizes) -> Pieces:
         last_seconds=of_one,
         launching=launching,
         blocks=taken,
-        allowed=np.array(allowed)[np.newaxis, :, np.newaxis, :],
+        allowed=True if ends.all() else allowed(sizes["c_y"], sizes["c_x"]),
     )
 
 
-def _pieces_of_all(
-    axes: Axes, costs: PieceCosts, sizes: Sizes, counts: Mapping[str, Values]
-) -> dict[str, Values]:
-    """Seconds and launching of all pieces, and what the largest one holds, by name."""
-    reduced = axes.call.reduced
-    nodes = {axis: Nodes(axes, axis, sizes[axis]) for axis in AXES}
-    in_one = product(counts[axis] for axis in reduced)
-    summed = in_one > 1
-    probes = _looked_at(axes, costs, nodes, ALONE, AXES)
-    found = {name: _spread(name, values, nodes) for name, values in probes.items()}
-    if summed.any():
-        # What pieces of a sum take beside those that are alone: by the part of the result, once.
-        kept = [axis for axis in AXES if axis not in reduced]
-        alone, begins, goes_on, completes = (
-            _looked_at(axes, costs, nodes, place, kept)
-            for place in (ALONE, BEGINS, GOES_ON, COMPLETES)
-        )
-        for name in begins | goes_on | completes:
-            nothing = np.zeros_like(alone[SECONDS])
-            first, inner, last = (
-                each.get(name, nothing) - alone.get(name, nothing)
-                for each in (begins, goes_on, completes)
-            )
-            if not (first.any() or inner.any() or last.any()):
-                continue
-            of = partial(_spread, name, nodes={axis: nodes[axis] for axis in kept})
-            if name in SPENT:
-                more = in_one * of(inner) + of(first + last - 2 * inner)
+def _alone(axes: Axes, costs: PieceCosts, sizes: Sizes) -> dict[str, Values]:
+    """Seconds and launching of all pieces, and what the largest one holds, as if none was summed.
+
+    An axis along which memory stays the same stays short.
+    """
+    nodes = [nodes_of(axes, axis, sizes[axis]) for axis in AXES]
+    every = itertools.product(*(each.sizes for each in nodes))
+    splits = [Split(**dict(zip(AXES, chosen, strict=True))) for chosen in every]
+    found = _looked_at(axes, costs, splits, ALONE)
+    for name, values in found.items():
+        values = values.reshape([len(each.sizes) for each in nodes])
+        for each in nodes:
+            if name not in SPENT and (values == values[:1]).all():
+                values = np.moveaxis(values[:1], 0, -1)
             else:
-                more = reduce(np.maximum, map(of, (first, inner, last)))
-            found[name] = found.get(name, 0.0) + np.where(summed, more, 0.0)
+                weights, others = each.total if name in SPENT else each.largest, values.shape[1:]
+                values = (values.reshape(len(values), -1).T @ weights.T).reshape(*others, -1)
+        found[name] = values
+    return found
+
+
+def _summed(
+    axes: Axes, costs: PieceCosts, counts: Mapping[str, Values], lengths: Mapping[str, Values]
+) -> dict[str, Values]:
+    """What pieces take beside since they are summed: a line in the elements of the result."""
+    kept = [axis for axis in AXES if axis not in axes.call.reduced]
+    parts, elements = (product(of[axis] for axis in kept) for of in (counts, lengths))
+    in_one = product(counts[axis] for axis in axes.call.reduced)
+    if not np.any(in_one > 1):
+        return {}
+    whole = math.prod(getattr(axes.call.extents, axis) for axis in kept)
+    large = Split(**{axis: int(np.max(lengths[axis])) for axis in AXES})
+    ends = large, replace(large, **dict.fromkeys(kept, 1))
+    alone, *places = (
+        _looked_at(axes, costs, ends, place) for place in (ALONE, BEGINS, GOES_ON, COMPLETES)
+    )
+    found = {}
+    for name in dict.fromkeys(itertools.chain(*places)):
+        beside = [place[name] - alone[name] for place in places]
+        if not np.any(beside):
+            continue
+        slopes = [(most - least) / max(np.max(elements) - 1.0, 1.0) for most, least in beside]
+        lines = [(most - slope * np.max(elements), slope)
+                 for (most, _), slope in zip(beside, slopes, strict=True)]  # fmt: skip
+        if name in SPENT:
+            first, inner, last = (at * parts + slope * whole for at, slope in lines)
+            more = in_one * inner + (first + last - 2 * inner)
+        else:
+            more = np.maximum.reduce([at + slope * elements for at, slope in lines])
+        found[name] = np.where(in_one > 1, more, 0.0)
     return found
 
 
 def _looked_at(
-    axes: Axes,
-    costs: PieceCosts,
-    nodes: Mapping[str, Nodes],
-    place: Accumulation,
-    on: Sequence[str],
-) -> dict[str, Values]:
-    """What pieces take, at all nodes of some axes, and at the largest one of the others."""
-    known = [nodes[a].sizes if a in on else [max(nodes[a].sizes)] for a in AXES]
-    every = list(itertools.product(*known))
-    found: defaultdict[str, list[float]] = defaultdict(lambda: [0.0] * len(every))
-    for at, chosen in enumerate(every):
-        split = Split(**dict(zip(AXES, chosen, strict=True)))
+    axes: Axes, costs: PieceCosts, splits: Sequence[Split], place: Accumulation
+) -> defaultdict[str, Values]:
+    """What pieces take, one of each split, in all sweeps."""
+    found: defaultdict[str, Values] = defaultdict(lambda: np.zeros(len(splits)))
+    for at, split in enumerate(splits):
         if axes.call.is_legal(split):
-            n, c_y, rows, c_x = (axes.ranges(a, s) for a, s in zip(AXES, chosen, strict=True))
+            n, c_y, rows, c_x = (axes.ranges(axis, getattr(split, axis)) for axis in AXES)
             row = looked_at(axes, "h_y", split.h_y)
             after = rows[row - 1] if row else None
             for sweep in range(axes.call.sweeps):
@@ -211,20 +223,4 @@ def _looked_at(
                 found[LAUNCHING][at] += cost.launching
                 for name, count in cost.blocks.items():
                     found[name][at] = max(found[name][at], count)
-    return {name: np.reshape(each, [len(sizes) for sizes in known]) for name, each in found.items()}
-
-
-def _spread(name: str, values: Values, nodes: Mapping[str, Nodes]) -> Values:
-    """From the nodes of all axes to all sizes: of seconds all pieces, of memory the largest one.
-
-    An axis along which nothing changes stays short.
-    """
-    for axis in AXES:
-        short = values[:1]
-        if axis not in nodes or (name not in SPENT and (values == short).all()):
-            values = np.moveaxis(short, 0, -1)
-        else:
-            weights = nodes[axis].total if name in SPENT else nodes[axis].largest
-            others = values.shape[1:]
-            values = (values.reshape(len(values), -1).T @ weights.T).reshape(*others, -1)
-    return values
+    return found
