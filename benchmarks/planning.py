@@ -31,8 +31,9 @@ from benchmarks.planning_problems import MACHINE, feasible, network_of, problem,
 from benchmarks.planning_replay import replay_pace
 from benchmarks.searches import Prices, descended
 from ooc_cudnn.functions.chain_planning import forget_plans
+from ooc_cudnn.pricing.planner import Planner
 from ooc_cudnn.pricing.request import LARGEST_BATCH, Request
-from ooc_cudnn.pricing.search import Search, even_sizes
+from ooc_cudnn.pricing.search import even_sizes
 from perfmodel import Split
 
 NAME = "planning"
@@ -160,8 +161,8 @@ def best_seconds(request: Request, found: Split, seed: int) -> float:
     tried = [
         Split(**{axis: int(random.choice(of)) for axis, of in sizes.items()}) for _ in range(TRIED)
     ]
-    for layout in request.different_layouts:
-        prices = Prices(Search(request, layout), limit, sizes)
+    for search in Planner(request, None).searches.values():
+        prices = Prices(search, limit, sizes)
         seconds = dict(zip(tried, prices.all_seconds(tried), strict=True))
         starts = [*corners, *sorted(seconds, key=seconds.__getitem__)[:STARTS]]
         best = min(best, descended(prices, starts))

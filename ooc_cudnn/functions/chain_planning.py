@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping
-from dataclasses import replace
+from contextlib import suppress
+from functools import cache
+from itertools import pairwise
+from typing import cast
 
 from ooc_cudnn import forks
 from ooc_cudnn.errors import PlanInfeasibleError
@@ -26,8 +29,6 @@ from ooc_cudnn.pricing.plan import Plan
 from ooc_cudnn.pricing.planner import make_plan, smallest_bytes
 from ooc_cudnn.pricing.request import Request
 
-#: Another axis is cut than the first one where the call is so many times faster for it.
-WORTH_TURNING = 1.02
 #: Plans that are remembered.
 REMEMBERED_PLANS = 64
 
@@ -46,61 +47,12 @@ def plan_in_runs(
     with _lock:
         found = _remembered.pop(key, None)
     if found is None:
-        found = _along_the_best_axis(request, target, available, aligned)
+        found = _planned(request, target, available, aligned)
     with _lock:
         _remembered[key] = found
         while len(_remembered) > REMEMBERED_PLANS:
             _remembered.popitem(last=False)
     return found
-
-
-def _along_the_best_axis(
-    request: Request, target: Target, available: int, aligned: Mapping[str, bool]
-) -> Planned:
-    """Plan with rows along the first spatial axis; along another one where that is faster.
-
-    Others are looked at where more than the batch is cut: else every image is moved once, whole.
-    Only those that promise to be faster have the device asked for workspace, which may build
-    engines.
-    """
-
-    def along(row_axis: int, target: Target) -> Planned:
-        turned = replace(request, chain=request.chain.along(row_axis))
-        return _planned(turned, target, available, aligned)
-
-    best, least, reason = None, list[int | None](), ""
-    for row_axis in request.chain.row_axes:
-        try:
-            if best is None:
-                best = along(row_axis, target)
-            elif _cuts_images(request, best) and _is_worth_turning(
-                along(row_axis, target._replace(ask_workspace=None)), best
-            ):
-                found = along(row_axis, target)
-                best = found if _is_worth_turning(found, best) else best
-        except PlanInfeasibleError as error:
-            least.append(error.smallest_bytes)
-            reason = error.reason
-    if best is None:
-        # Not one of the errors themselves: kept in a frame that it knows, an error would keep the
-        # user's arrays until the garbage is collected.
-        raise PlanInfeasibleError(
-            function=request.function,
-            limit_bytes=request.memory_limit,
-            smallest_bytes=min(least, key=lambda nbytes: nbytes or math.inf),
-            reason=reason,
-        )
-    return best
-
-
-def _cuts_images(request: Request, planned: Planned) -> bool:
-    """Whether a plan cuts more than the batch."""
-    whole = request.chain.extents
-    return len(planned.parts) > 1 or replace(planned.plan.split, n=whole.n) != whole
-
-
-def _is_worth_turning(rival: Planned, best: Planned) -> bool:
-    return rival.plan.seconds * WORTH_TURNING < best.plan.seconds
 
 
 def forget_plans() -> None:
@@ -131,10 +83,11 @@ def _planned(
         ) from None
     if may_be_cut and _larger_pieces_help(request, whole):
         why = "since larger pieces of shorter chains are faster"
-        shorter = _plan_in_parts(request, target, available, aligned, why)
-        if shorter is not None and shorter.plan.seconds * WORTH_CUTTING < whole.seconds:
+        most = whole.seconds / WORTH_CUTTING
+        shorter = _plan_in_parts(request, target, available, aligned, why, most)
+        if shorter is not None:
             return shorter
-    return Planned((PlannedPart(request, whole, {}),), whole, available)
+    return Planned((PlannedPart(request.along(whole.row_axis), whole, {}),), whole, available)
 
 
 def _larger_pieces_help(request: Request, whole: Plan) -> bool:
@@ -144,11 +97,10 @@ def _larger_pieces_help(request: Request, whole: Plan) -> bool:
     what they read and write still crosses the link.
     """
     large = large_piece(request)
-    least = max(large.seconds, whole.copy_in_seconds, whole.copy_out_seconds)
     return (
         large.memory_bytes > request.memory_limit
-        and whole.compute_seconds > WORTH_CUTTING * large.seconds
-        and whole.seconds > WORTH_CUTTING * least
+        and whole.compute_seconds > WORTH_CUTTING * large.compute_seconds
+        and whole.seconds > WORTH_CUTTING * large.seconds
     )
 
 
@@ -192,32 +144,49 @@ def _smallest_in_parts(request: Request, target: Target, aligned: Mapping[str, b
 
 
 def _plan_in_parts(
-    request: Request, target: Target, available: int, aligned: Mapping[str, bool], why: str
+    request: Request,
+    target: Target,
+    available: int,
+    aligned: Mapping[str, bool],
+    why: str,
+    most: float = math.inf,
 ) -> Planned | None:
-    """Plan a chain as shorter ones; None if it cannot be cut so that they fit."""
-    chain, x = request.chain, request.specs["x"]
-    assert isinstance(chain, Chain)
-    least: dict[tuple[int, int], int] = {}
+    """Plan a chain as shorter ones; None if it cannot be cut so that they fit and take less."""
+    chain, x = cast("Chain", request.chain), request.specs["x"]
 
+    @cache
+    def part(start: int, stop: int) -> tuple[Request, Mapping[str, str]]:
+        """Operations [start, stop) of the chain, and what its operands are in it."""
+        made = part_between(chain, start, stop)
+        return _part_request(request, made, aligned), made.names
+
+    @cache
     def smallest(start: int, stop: int) -> int:
-        """Memory of the smallest pieces of operations [start, stop)."""
-        if (start, stop) not in least:
-            part = part_between(chain, start, stop)
-            least[start, stop] = smallest_bytes(_part_request(request, part, aligned))
-        return least[start, stop]
+        """Memory of the smallest pieces of it."""
+        return smallest_bytes(part(start, stop)[0])
 
-    planned: dict[tuple[str, str], tuple[Request, Plan]] = {}
+    @cache
+    def plan_of(start: int, stop: int) -> Plan:
+        return make_plan(part(start, stop)[0], target.ask_workspace)
 
-    def plan_of(part: Part) -> tuple[Request, Plan]:
-        """The same part may be one of several ways to cut."""
-        key = part.names["x"], part.names["y"]
-        if key not in planned:
-            made = _part_request(request, part, aligned)
-            planned[key] = made, make_plan(made, target.ask_workspace)
-        return planned[key]
+    def in_parts(cuts: tuple[int, ...]) -> Planned | None:
+        """The chain cut there, unless that takes `most` seconds or more."""
+        ends = list(pairwise((0, *cuts, len(chain.operations))))
+        seconds = [large_piece(part(*each)[0]).seconds for each in ends]
+        for at, each in enumerate(ends):
+            if sum(seconds) < most:
+                seconds[at] = plan_of(*each).seconds
+        if sum(seconds) >= most:
+            return None
+        plans = tuple(plan_of(*each) for each in ends)
+        runs = [
+            PlannedPart(made.along(plan.row_axis), plan, names)
+            for (made, names), plan in zip((part(*each) for each in ends), plans, strict=True)
+        ]
+        handed_on = {f"between {cut}": between(chain, cut, x) for cut in cuts}
+        return Planned(tuple(runs), joined(request, plans, cuts, why), available, handed_on)
 
-    everywhere = chain.seams
-    room = request.memory_limit
+    everywhere, room = chain.seams, request.memory_limit
     candidates = [
         choose_cuts(chain, lambda start, stop: smallest(start, stop) <= SHARE_OF_SMALLEST * room),
         choose_cuts(chain, lambda start, stop: smallest(start, stop) <= room),
@@ -225,22 +194,7 @@ def _plan_in_parts(
     ]
     found: list[Planned] = []
     for cuts in dict.fromkeys(candidates):
-        if not cuts or (cuts == everywhere and found):
-            continue
-        parts = parts_of(chain, cuts)
-        try:
-            requests, plans = zip(*map(plan_of, parts), strict=True)
-        except PlanInfeasibleError:
-            continue
-        found.append(
-            Planned(
-                tuple(
-                    PlannedPart(each, plan, part.names)
-                    for each, plan, part in zip(requests, plans, parts, strict=True)
-                ),
-                joined(request, plans, cuts, why),
-                available,
-                {f"between {cut}": between(chain, cut, x) for cut in cuts},
-            )
-        )
+        if cuts and not (cuts == everywhere and found):
+            with suppress(PlanInfeasibleError):
+                found += filter(None, [in_parts(cuts)])
     return min(found, key=lambda planned: planned.plan.seconds, default=None)

@@ -118,4 +118,5 @@ def make_request(
         # An order that needs no re-laying comes first: it is taken when the seconds are equal.
         layouts=tuple(sorted(layouts, key=lambda layout: layout != lead_order)),
         overlap=overlap,
+        row_axes=chain.row_axes,
     )

@@ -100,22 +100,30 @@ def between(chain: Chain, cut: int, x: TensorSpec) -> TensorSpec:
 
 
 class LargePiece(NamedTuple):
-    """A chain in one piece: seconds of computing it, and the device memory that it takes."""
+    """A chain in one piece, in the memory order that takes least, whatever memory there is.
 
+    Seconds of computing it; of that or of copying every operand once, whichever takes longer; and
+    the device memory that it takes.
+    """
+
+    compute_seconds: float
     seconds: float
     memory_bytes: int
 
 
 def large_piece(request: Request) -> LargePiece:
-    """The least of either, whatever memory there is."""
+    """What a chain takes in one piece."""
     chain = request.chain
     priced = [
         Search(request, layout).with_rings(chain.extents, chain.loop_order, 1, True)
         for layout in request.layouts
     ]
-    return LargePiece(
-        min(float(one.stages.compute) for one in priced), min(one.memory_bytes for one in priced)
-    )
+    copying = {"in": 0.0, "out": 0.0}
+    for (way, name), line in request.copy_lines.items():
+        copying[way] += line.per_byte * request.specs[name].nbytes
+    compute = min(float(one.stages.compute) for one in priced)
+    least = max(compute, *copying.values())
+    return LargePiece(compute, least, min(one.memory_bytes for one in priced))
 
 
 def joined(request: Request, plans: tuple[Plan, ...], cuts: tuple[int, ...], why: str) -> Plan:

@@ -36,6 +36,13 @@ class PieceCost(NamedTuple):
     launching: float
     blocks: Mapping[str, int]
 
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of all blocks."""
+        return sum(self.blocks.values()) - sum(
+            self.blocks[name] for name in (IMAGES, ELEMENTS, BYTES)
+        )
+
 
 class PieceCosts:
     """Costs of the pieces of a request's call in one layout.

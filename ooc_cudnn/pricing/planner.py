@@ -31,6 +31,8 @@ from perfmodel.closed_form import binding_stage, closed_form, link_alone
 WORKSPACE_ATTEMPTS = 4
 #: A call that takes no longer than so many times its copies is bound by the link.
 LINK_BINDS = 1.008
+#: Rows lie along another axis than the first where the call is so many times faster for it.
+WORTH_TURNING = 1.02
 #: Runners-up that a plan names.
 ALTERNATIVES = 4
 
@@ -94,7 +96,7 @@ class Corner(NamedTuple):
 
 
 class Planner:
-    """A request, searched in each of its layouts.
+    """A request, searched along each axis in each of its layouts.
 
     Parameters
     ----------
@@ -104,7 +106,11 @@ class Planner:
 
     def __init__(self, request: Request, ask_workspace: AskWorkspace | None) -> None:
         self.request, self.ask_workspace = request, ask_workspace
-        self.searches = {layout: Search(request, layout) for layout in request.layouts}
+        self.searches = {
+            (turned.chain.row_axis, layout): Search(turned, layout)
+            for turned in request.turned
+            for layout in request.layouts
+        }
 
     def plan(self, split: Split | None) -> Plan | None:
         """The best plan, or that of a given split; None if nothing fits."""
@@ -119,22 +125,30 @@ class Planner:
     # Without workspace --------------------------------------------------------------------------
 
     def _search(self, limit: int, split: Split | None = None) -> Plan | None:
-        """Search each layout for what fits; the plan of the fastest."""
-        request, best = self.request, None
-        found: list[Priced] = []
-        for layout, search in self.searches.items():
-            if best is not None and self._link_binds(best):
-                break  # in whichever layout it is computed
-            if layout != request.layouts[0] and layout not in request.different_layouts:
-                continue
-            made = search.best(limit) if split is None else search.prices([split], limit)
-            if made and (best is None or made[0].seconds < best.seconds * (1 - 1e-9)):
+        """Search each layout and axis for what fits; the plan of the fastest."""
+        best, found = None, list[Priced]()
+        for search in self.searches.values():
+            beat = math.inf if best is None else self._to_beat(search, best)
+            made = search.best(limit, beat) if split is None else search.prices([split], limit)
+            if made and made[0].seconds < beat * (1 - 1e-9):
                 best = made[0]
             found += made
         if best is None:
             return None
-        others = sorted((each for each in found if each is not best), key=lambda o: o.seconds)
-        return self._plan_of(best, others[:ALTERNATIVES])
+        others = [each for each in found if each.request is best.request and each is not best]
+        return self._plan_of(best, sorted(others, key=lambda o: o.seconds)[:ALTERNATIVES])
+
+    def _to_beat(self, search: Search, best: Priced) -> float:
+        """The seconds that a search has to beat; nothing where it cannot, or is not worth it."""
+        request, whole = search.request, search.call.extents
+        if request is best.request:
+            # unless it computes faster or takes less, smaller pieces of it will not, either
+            rival = self.searches[search.call.row_axis, best.layout].whole
+            gains = search.whole[0] < rival[0] or search.whole[1] < rival[1]
+            return best.seconds if gains and not self._link_binds(best) else 0.0
+        # else every image is moved once, whole
+        cuts_images = replace(best.split, n=whole.n) != best.request.chain.extents
+        return best.seconds / WORTH_TURNING if cuts_images and search.layout == best.layout else 0.0
 
     def _link_binds(self, priced: Priced) -> bool:
         """Whether a call takes as long as its copies alone, whatever it computes and waits for."""
@@ -148,7 +162,7 @@ class Planner:
         return float(closed_form(priced.stages, slowdown, overlap=False))
 
     def _plan_of(self, best: Priced, others: list[Priced]) -> Plan:
-        request, stages, slowdown = self.request, best.stages, self.request.slowdown
+        request, stages, slowdown = best.request, best.stages, best.request.slowdown
         if not request.overlap:
             stages, slowdown = replace(stages, lost=0.0), Slowdown()
         ranges = request.chain.ranges(best.split).values()
@@ -189,19 +203,17 @@ class Planner:
         With every axis that is summed over both cut and whole, for sums take memory; and both down
         the rows and not: whatever else the order of the loops is, they take as much.
         """
-        call, found = self.request.chain, list[Corner]()
-        whole = call.extents
-        smallest = replace(whole, **{axis: 1 for axis in AXES if call.may_cut(axis)})
-        ends = ((getattr(smallest, axis), getattr(whole, axis)) for axis in call.reduced)
-        splits = dict.fromkeys(
-            replace(smallest, **dict(zip(call.reduced, sizes, strict=True)))
-            for sizes in itertools.product(*ends)
-        )
-        for layout, split in itertools.product(self.request.different_layouts, splits):
-            if call.is_legal(split):
-                search = self.searches[layout]
-                orders = {search.goes_down(split, o): o for o in self.request.loop_orders[::-1]}
-                for order in orders.values():
+        found = list[Corner]()
+        for search in self.searches.values():
+            call, whole = search.call, search.call.extents
+            smallest = replace(whole, **{axis: 1 for axis in AXES if call.may_cut(axis)})
+            ends = [{getattr(smallest, a), getattr(whole, a)} for a in call.reduced]
+            for sizes in itertools.product(*ends):
+                split = replace(smallest, **dict(zip(call.reduced, sizes, strict=True)))
+                if not call.is_legal(split):
+                    continue
+                orders = search.request.loop_orders[::-1]
+                for order in {search.goes_down(split, order): order for order in orders}.values():
                     pieces, made = search.held(split, order, 1, False)
                     if pieces.legal[0]:
                         found.append(Corner(search, split, order, int(made.memory_bytes[0])))
@@ -264,7 +276,7 @@ class Planner:
         return None
 
     def _launches(self, plan: Plan) -> tuple[LaunchOf, ...]:
-        return self.searches[plan.layout].launches(plan.split, plan.order)
+        return self.searches[plan.row_axis, plan.layout].launches(plan.split, plan.order)
 
     def _smaller(self, limit: int) -> Plan | None:
         """A plan that leaves some of the memory to workspace; None, quickly, where nothing fits."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
-from ooc_cudnn.operations.splittable import AXES, Piece, Splittable
+from ooc_cudnn.operations.splittable import Splittable
 from ooc_cudnn.pricing.loop_orders import LoopOrder, legal_orders
 from ooc_cudnn.tensor import TensorSpec
 from perfmodel import MachineModel, Slowdown
@@ -50,7 +51,8 @@ class Request:
     each with whether every image of it starts aligned, so that pieces of n are taken in place, too.
     `orders` is the memory order (not that of the loops) of each operand, where it lies or in its
     slot; `layouts` are those in which windows may be computed, the preferred one first.
-    `loop_order` is the one to take; empty where any legal one will do.
+    `loop_order` is the one to take; empty where any legal one will do. `row_axes` are the spatial
+    axes along which rows may lie; empty for the call's own.
     """
 
     function: str
@@ -63,6 +65,7 @@ class Request:
     layouts: tuple[str, ...]
     overlap: bool = True
     loop_order: LoopOrder = ()
+    row_axes: tuple[int, ...] = ()
 
     @cached_property
     def specs(self) -> Mapping[str, TensorSpec]:
@@ -94,23 +97,28 @@ class Request:
         """The loop orders to choose from."""
         return (self.loop_order,) if self.loop_order else legal_orders(self.chain)
 
+    def along(self, row_axis: int) -> Request:
+        """The same with rows along one axis."""
+        return replace(self, chain=self.chain.along(row_axis), row_axes=())
+
     @cached_property
-    def different_layouts(self) -> tuple[str, ...]:
-        """Of the layouts, those in which different things are launched: passes have but one."""
-        call, found = self.chain, list[object]()
-        n, c_y, h_y, c_x = (
-            call.axis_ranges(axis, 1 if call.may_cut(axis) else getattr(call.extents, axis))[0]
-            for axis in AXES
-        )
-        piece = Piece(n, c_y, h_y, c_x)
-        pieces = [piece._replace(sweep=sweep) for sweep in range(call.sweeps)]
-        layouts = []
-        for layout in self.layouts:
-            made = [call.launches(each, layout=layout, orders=dict(self.orders)) for each in pieces]
-            if made not in found:
-                found.append(made)
-                layouts.append(layout)
-        return tuple(layouts)
+    def turned(self) -> tuple[Request, ...]:
+        """The same with rows along each axis of which one row needs less than along those before.
+
+        Less of its lead, that is, halo included; else pieces have as wide halos, in narrower rows.
+        """
+        found, least = list[Request](), math.inf
+        for row_axis in self.row_axes or (self.chain.row_axis,):
+            turned = self.along(row_axis)
+            call = turned.chain
+            middle = call.extents.h_y // 2
+            piece = call.whole_piece(0)._replace(h_y=(middle, middle + 1))
+            region = call.region(call.lead, piece)
+            needed = math.prod(stop - start for start, stop in region or ())
+            if needed < least:
+                found.append(turned)
+                least = needed
+        return tuple(found)
 
     # The link -----------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ooc_cudnn.operations.splittable import AXES, SWEEP, Buffer, Launch
+from ooc_cudnn.operations.splittable import ALONE, AXES, SWEEP, Buffer, Launch
 from ooc_cudnn.pricing.axes import Axes
 from ooc_cudnn.pricing.classes import counted, piece_classes, stacked
 from ooc_cudnn.pricing.lines import Sizes, spread
@@ -48,13 +48,14 @@ WORTH_TWICE_THE_PIECES = 0.0001
 
 
 class Priced(NamedTuple):
-    """Everything that is known of one split in one layout, in its best order with its best rings.
+    """Everything that is known of one split of a request, in its best order with its best rings.
 
     `seconds` are those of the overlapped call, infinite where the split is illegal or nothing fits.
     """
 
-    split: Split
+    request: Request
     layout: str
+    split: Split
     order: LoopOrder
     rings: tuple[tuple[str, int], ...]
     memory: tuple[tuple[str, int], ...]
@@ -68,6 +69,14 @@ class Priced(NamedTuple):
     def memory_bytes(self) -> int:
         """Device memory, workspace apart."""
         return sum(count for _, count in self.memory)
+
+
+class Candidate(NamedTuple):
+    """A split of the grid, the order that suits it best, and its seconds with caution by lines."""
+
+    split: Split
+    order: LoopOrder
+    seconds: float
 
 
 class Search:
@@ -92,61 +101,82 @@ class Search:
         return even_sizes(extent, SIZES, LARGEST_BATCH if axis == "n" else extent)
 
     @cached_property
+    def whole(self) -> tuple[float, int]:
+        """Seconds of computing everything in one piece, which is fastest; and its bytes."""
+        sweeps = range(self.call.sweeps)
+        costs = [self.costs.of(self.call.whole_piece(sweep), ALONE) for sweep in sweeps]
+        return sum(each.least_seconds for each in costs), max(each.memory_bytes for each in costs)
+
+    @cached_property
     def grid(self) -> tuple[Sizes, Pieces]:
         """All splits that are made of the candidates."""
         sizes = {axis: self.candidates(axis) for axis in AXES}
         return sizes, spread(self.axes, self.costs, sizes)
 
-    def best(self, limit_bytes: int) -> list[Priced]:
-        """The few splits that take least and fit, priced exactly, best first."""
+    def best(self, limit_bytes: int, beat: float = math.inf) -> list[Priced]:
+        """The few splits that take least and fit, priced exactly, best first.
+
+        None of those that would not `beat` a call of so many seconds is looked for.
+        """
         found, ranks, ratio = dict[Split, tuple[Table, int]](), dict[Split, float](), TOO_HIGH
-        ranked = self._ranked(limit_bytes)
-        for at in range(0, len(ranked), AT_ONCE):
-            estimates = dict(ranked[at : at + AT_ONCE])
-            least = min(ranks.values(), default=np.inf)
-            if min(estimates.values()) * ratio > least * (1 - WORTH_PRICING):
+        ranked = self._ranked(limit_bytes, beat)
+        while ranked:
+            # each time as many as before together, and a few
+            count = len(ranks) + AT_ONCE
+            next_ones, ranked = ranked[:count], ranked[count:]
+            if next_ones[0].seconds * ratio > min((beat, *ranks.values())) * (1 - WORTH_PRICING):
                 break
-            for split, made in self._exactly(tuple(estimates), limit_bytes).items():
-                found[split] = made
-                ranks[split] = _seconds(made) * float(caution(self.counts(split)))
-                ratio = min(ratio, ranks[split] / estimates[split])
+            for order in {one.order: None for one in next_ones}:
+                estimates = {one.split: one.seconds for one in next_ones if one.order == order}
+                for split, made in self._exactly(tuple(estimates), (order,), limit_bytes).items():
+                    found[split] = made
+                    ranks[split] = _seconds(made) * float(caution(self.counts(split)))
+                    ratio = min(ratio, ranks[split] / estimates[split])
         named = sorted(ranks, key=ranks.__getitem__)[:NAMED]
         return [self._priced(split, *found[split]) for split in named]
 
-    def _ranked(self, limit_bytes: int) -> list[tuple[Split, float]]:
-        """The splits that seem best within a limit, best first, with their seconds and caution."""
+    def _ranked(self, limit_bytes: int, beat: float) -> list[Candidate]:
+        """The splits that seem best within a limit, best first."""
+        if self.whole[0] >= beat:
+            return []
         sizes, pieces = self.grid
         shape, about = [len(sizes[axis]) for axis in AXES], int(limit_bytes * (1 + SLACK))
         orders = self._orders([pieces.counts])
         fit = pieces.legal & (rings(pieces, 1.0, False).memory_bytes <= about)
         places = np.nonzero(np.broadcast_to(fit, shape))
         # leave out what is slow by computing, or by issuing its steps, alone
-        some = self._least(pieces.at([along[::ONE_IN] for along in places]), orders[:1], about)
+        some, _ = self._least(pieces.at([along[::ONE_IN] for along in places]), orders[:1], about)
         least = np.maximum(pieces.seconds, pieces.number * self.request.machine.step_seconds)
         least = np.broadcast_to(least, shape)[places]
         if len(least) > FINALISTS:
             enough = np.partition(least, FINALISTS)[FINALISTS]  # the best may be found not to fit
-            near = least <= max(TOO_SLOW * some.min(initial=np.inf), enough)
+            near = least <= min(max(TOO_SLOW * some.min(initial=np.inf), enough), beat)
             places = tuple(along[near] for along in places)
         pieces = pieces.at(places)
-        best = self._least(pieces, orders, about)
+        best, in_order = self._least(pieces, orders, about)
         seconds = best * caution(pieces.counts)
         chosen = np.argsort(seconds, kind="stable")[:FINALISTS]
-        chosen = chosen[seconds[chosen] < np.inf]
-        splits = (
-            Split(
-                **{axis: sizes[axis][along[row]] for axis, along in zip(AXES, places, strict=True)}
-            )
-            for row in chosen
-        )
-        return list(zip(splits, seconds[chosen].tolist(), strict=True))
 
-    def _least(self, pieces: Pieces, orders: Iterable[LoopOrder], limit_bytes: int) -> Values:
-        """The seconds of each row in the best order with the best rings."""
-        found: Values = np.full(pieces.seconds.shape, np.inf)
-        for priced in self._tables(pieces, orders, limit_bytes):
-            np.minimum(found, priced.seconds, out=found)
-        return found
+        def split(row: int) -> Split:
+            at = zip(AXES, places, strict=True)
+            return Split(**{axis: sizes[axis][along[row]] for axis, along in at})
+
+        return [
+            Candidate(split(row), orders[in_order[row]], float(seconds[row]))
+            for row in chosen[seconds[chosen] < np.inf]
+        ]
+
+    def _least(
+        self, pieces: Pieces, orders: Sequence[LoopOrder], limit_bytes: int
+    ) -> tuple[Values, Any]:
+        """The seconds of each row in the best order with the best rings; and which order it is."""
+        seconds: Values = np.full(pieces.seconds.shape, np.inf)
+        in_order = np.zeros(seconds.shape, int)
+        for at, order in enumerate(orders):
+            for priced in self._tables(pieces, order, limit_bytes):
+                in_order[priced.seconds < seconds] = at
+                np.minimum(seconds, priced.seconds, out=seconds)
+        return seconds, in_order
 
     def _orders(self, counts: Iterable[Mapping[str, Any]]) -> tuple[LoopOrder, ...]:
         """The loop orders that differ for some splits, of which there are so many ranges."""
@@ -155,13 +185,10 @@ class Search:
             most = {axis: max(most[axis], int(np.max(each[axis]))) for axis in AXES}
         return different_orders(self.request.loop_orders, most | {SWEEP: self.call.sweeps})
 
-    def _tables(
-        self, pieces: Pieces, orders: Iterable[LoopOrder], limit_bytes: int
-    ) -> Iterator[Table]:
-        for order in orders:
-            for each in worth_trying(pieces, order, limit_bytes):
-                if np.any(each.depth):
-                    yield table(pieces, order, each)
+    def _tables(self, pieces: Pieces, order: LoopOrder, limit_bytes: int) -> Iterator[Table]:
+        for each in worth_trying(pieces, order, limit_bytes):
+            if np.any(each.depth):
+                yield table(pieces, order, each)
 
     def pieces(self, splits: Sequence[Split], down: bool) -> Pieces:
         """The pieces of legal splits, counted; `down` where they follow each other so."""
@@ -182,19 +209,21 @@ class Search:
 
     def prices(self, splits: Sequence[Split], limit_bytes: int) -> list[Priced]:
         """Price the splits that fit exactly, each in the best order and with the best rings."""
-        return [
-            self._priced(split, *made) for split, made in self._exactly(splits, limit_bytes).items()
-        ]
-
-    def _exactly(self, splits: Sequence[Split], limit_bytes: int) -> dict[Split, tuple[Table, int]]:
-        """Of each split that is legal and fits, the table and the row that are best."""
-        best: dict[Split, tuple[Table, int]] = {}
         legal = [split for split in splits if self.call.is_legal(split)]
-        for order in self._orders(map(self.counts, legal)):
+        orders = self._orders(map(self.counts, legal))
+        found = self._exactly(legal, orders, limit_bytes)
+        return [self._priced(split, *made) for split, made in found.items()]
+
+    def _exactly(
+        self, splits: Sequence[Split], orders: Iterable[LoopOrder], limit_bytes: int
+    ) -> dict[Split, tuple[Table, int]]:
+        """Of each legal split that fits, the table and the row that are best."""
+        best: dict[Split, tuple[Table, int]] = {}
+        for order in orders:
             for down in (True, False):
-                group = [split for split in legal if self.goes_down(split, order) is down]
+                group = [split for split in splits if self.goes_down(split, order) is down]
                 if group:
-                    for each in self._tables(self.pieces(group, down), (order,), limit_bytes):
+                    for each in self._tables(self.pieces(group, down), order, limit_bytes):
                         for at, split in enumerate(group):
                             least = _seconds(best[split]) * (1 - 1e-9) if split in best else np.inf
                             if each.seconds[at] < least:
@@ -234,8 +263,9 @@ class Search:
         for name, each in pieces.scratch_bytes.items():
             memory.append((name.replace("_", " "), round(number_at(each, at))))
         return Priced(
-            split,
+            self.request,
             self.layout,
+            split,
             found.order,
             tuple(slots.items()),
             tuple((name, count) for name, count in memory if count),

@@ -93,7 +93,7 @@ class Forced:
                 for name, wrapped in self.wrapped.items()
             },
         )
-        return replace(request, loop_order=order or self.chain.loop_order)
+        return replace(request, loop_order=order or self.chain.loop_order, row_axes=())
 
     def plan(self, split=None, *, depth=None, whole=None, request=None, **options):
         """Plan with everything forced that is given."""
