@@ -8,6 +8,7 @@ Knows nothing of arrays, devices or ooc_cudnn. One file for each concept:
   `staging` (through slabs) and `slowdown` (what both directions lose to each other).
 - `work`, `compute`: operations, from the features of their work.
 - `machine`: all of it for one machine, with JSON there and back.
+- `lines`: the lines of a machine that something else may use while it is measured.
 - `split`: the paper's piece sizes.
 - `closed_form`: seconds of whole calls, by the paper's formula.
 - `replay`: the same, step by step on a virtual clock.
@@ -15,8 +16,9 @@ Knows nothing of arrays, devices or ooc_cudnn. One file for each concept:
 
 from .closed_form import Stages, binding_stage, closed_form
 from .compute import ComputeModel
-from .fitting import Fit, FitError, fit, fit_proportional, fit_samples, fit_scaled
+from .fitting import Fit, FitError, fit, fit_samples, fit_scaled
 from .linear import Line
+from .lines import LineFitter
 from .machine import MachineFileError, MachineModel, shipped, shipped_names
 from .replay import Timeline, VirtualStep, replay
 from .samples import Samples
@@ -32,6 +34,7 @@ __all__ = [
     "Fit",
     "FitError",
     "Line",
+    "LineFitter",
     "MachineFileError",
     "MachineModel",
     "Samples",
@@ -46,7 +49,6 @@ __all__ = [
     "closed_form",
     "convolution_work",
     "fit",
-    "fit_proportional",
     "fit_samples",
     "fit_scaled",
     "pass_work",

@@ -143,22 +143,6 @@ def fit_samples(samples: Samples, like: Line | None = None) -> Fit:
     return min((fitted, scaled or fitted), key=lambda found: found.held_out_error)
 
 
-def fit_proportional(samples: Samples) -> Fit:
-    """Fit a line through the origin: the median of the samples' rates.
-
-    Raises
-    ------
-    FitError
-        If a sample has no work.
-
-    Examples
-    --------
-    >>> fit_proportional(Samples((1e6, 2e6, 4e6), (1e-3, 2e-3, 9e-3))).line
-    Line(alpha=1e-09, beta=0.0, terms={})
-    """
-    return fit_scaled(samples, Line(1.0, 0.0))
-
-
 def fit_scaled(samples: Samples, like: Line) -> Fit:
     """Scale a known line by the median of what samples take over what it says.
 
@@ -170,6 +154,11 @@ def fit_scaled(samples: Samples, like: Line) -> Fit:
     Examples
     --------
     >>> fit_scaled(Samples((1e6, 2e6), (1e-3, 2e-3)), Line(5e-10, 0.0)).line
+    Line(alpha=1e-09, beta=0.0, terms={})
+
+    With the line through the origin, it is the median of the samples' rates:
+
+    >>> fit_scaled(Samples((1e6, 2e6, 4e6), (1e-3, 2e-3, 9e-3)), Line(1.0, 0.0)).line
     Line(alpha=1e-09, beta=0.0, terms={})
     """
     seconds, predicted = np.array(samples.seconds), samples.predicted(like)

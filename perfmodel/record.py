@@ -41,6 +41,17 @@ def number(name: str, value: object, at_least: float = 0.0) -> float:
     return value
 
 
+def rounded(value: float, digits: int = 5) -> float:
+    """Return so many digits of what was measured: files stay short, and no timing is truer.
+
+    Examples
+    --------
+    >>> rounded(1.23456789e-6)
+    1.2346e-06
+    """
+    return float(f"{value:.{digits}g}")
+
+
 def whole(name: str, value: object, at_least: int = 0) -> int:
     """Return `value` as an int; raise unless it is a whole number not below `at_least`.
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ooc_cudnn.calibration.copies import ROWS_BYTES, crossing, latency, staged_bytes
-from ooc_cudnn.calibration.session import DIRECTIONS, Session, rounded
+from ooc_cudnn.calibration.session import DIRECTIONS, Session
 from ooc_cudnn.devices.base import Device, HostArray
 from ooc_cudnn.devices.measuring import Bench, Timing, Watched, repeated
 from ooc_cudnn.functions.batch_normalization import batch_normalization_forward_inference
@@ -27,8 +27,8 @@ from ooc_cudnn.pricing.plan import Plan
 from ooc_cudnn.pricing.planner import make_plan
 from ooc_cudnn.settings import settings
 from ooc_cudnn.tensor import TensorSpec
-from perfmodel import Line, shipped
-from perfmodel.linear import NO_FEATURES
+from perfmodel import shipped
+from perfmodel.lines import latency_line
 from perfmodel.staging import staging_slots
 
 #: Images of a few bytes, each a piece of its own; and of so many that threads stage them.
@@ -94,19 +94,6 @@ def in_images(
     staged, limit = x.placement == "pageable", bench.limit_bytes
     run = make_executor(request, plan).run
     return plan, partial(run, staged=staged, wait=True, limit_bytes=limit)
-
-
-def latency_line(late: Mapping[float, float], terms: Mapping[str, float] = NO_FEATURES) -> Line:
-    """The line through what the smallest and the largest copy are late by: seconds by bytes.
-
-    It does not fall: where the large one is late by less, both are by the mean.
-    """
-    items = sorted(late.items())
-    (small, least), (large, most) = items[0], items[-1]
-    if most <= least:
-        return Line(0.0, rounded((least + most) / 2, 4), terms)
-    alpha = (most - least) / (large - small)
-    return Line(rounded(alpha, 4), rounded(max(most - alpha * large, 0.0), 4), terms)
 
 
 def staging(session: Session) -> None:

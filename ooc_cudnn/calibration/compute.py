@@ -12,13 +12,14 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from importlib.util import find_spec
 from typing import Any, TypeVar
 
 from ooc_cudnn.calibration.copies import MOST_COPIES
 from ooc_cudnn.calibration.session import Group, Session
 from ooc_cudnn.calibration.shapes import DIRECTIONS, GPU_POOL, HOST_POOL, convolutions, passes
 from ooc_cudnn.devices.base import Device
-from ooc_cudnn.devices.measuring import Bench, HostMemory, Timing, offsets_of
+from ooc_cudnn.devices.measuring import Bench, HostMemory, Launched, Timing, offsets_of
 from ooc_cudnn.functions.plan import splittable_of
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.convolution_backward import (
@@ -26,7 +27,7 @@ from ooc_cudnn.operations.convolution_backward import (
     ConvolutionBackwardFilter,
 )
 from ooc_cudnn.operations.splittable import Buffer, Launch
-from ooc_cudnn.tensor import ACCUMULATOR, TensorSpec, numpy_dtype
+from ooc_cudnn.tensor import ACCUMULATOR, TensorSpec
 from perfmodel.machine import LOSSES
 
 #: Kinds of arithmetic: dtype, and whether TF32 is allowed.
@@ -51,8 +52,6 @@ SHAPE, FILTERS, MOST_OPERANDS = (1024, 64, 32, 32), (64, 64, 3, 3), 4
 COPY_BYTES, QUICK_STEP = 2**24, 3
 
 Held = TypeVar("Held")
-#: Launches, and the buffers they take.
-Launches = Iterator[tuple[Launch, Mapping[str, Buffer]]]
 
 
 class Computing:
@@ -75,7 +74,6 @@ class Computing:
     def groups(self) -> list[Group]:
         """What is to be measured, in parts."""
         found: list[Group] = [self.build] if self.device.kind == "cuda" else []
-        waiting = list(self.pass_types)
         for dtype, tf32 in self.kinds:
             forward_alone = self.quick and (dtype, tf32) != self.kinds[0]
             layouts = () if dtype in stand_ins(self.device) else self.device.layouts(dtype)
@@ -84,8 +82,7 @@ class Computing:
                 for layout in (layouts[-1:] if self.quick else layouts)
                 for direction in DIRECTIONS[: 1 if forward_alone else None]
             ]
-            if dtype in waiting:
-                waiting.remove(dtype)
+            if dtype in self.pass_types and (tf32 or self.session.on_host):
                 drawn.append(partial(self.passes, dtype))
             found += [partial(self.measure, launches) for launches in drawn]
         return found
@@ -96,7 +93,7 @@ class Computing:
         # the largest first: what is reserved for it does for all others, and stays where it is
         asked.sort(key=lambda launched: -offsets_of(launched[1])[1])
         # what does not fit is compiled when it is timed
-        placed = [each for launched in asked if (each := self.bench.placed(*launched))]
+        placed = [each for launched in asked if (each := self.bench.placed(launched))]
         actions = [each.run for each in placed if each.base == placed[-1].base]
 
         def run_all(handle: Any) -> None:
@@ -105,25 +102,27 @@ class Computing:
 
         self.bench.spans({"compute": [run_all]}, staged=False)
 
-    def convolutions(self, dtype: str, layout: str, direction: str, tf32: bool) -> Launches:
+    def convolutions(
+        self, dtype: str, layout: str, direction: str, tf32: bool
+    ) -> Iterator[Launched]:
         """Convolutions of one kind of arithmetic, memory order and direction."""
         seed, count = f"{dtype} {tf32} {layout} {direction}", self.convolution_count
         for operation in convolutions(seed, self.pool, dtype, allow_tf32=tf32, count=count):
             yield convolution_launch(replace(operation, layout=layout), direction)
 
-    def passes(self, dtype: str) -> Launches:
+    def passes(self, dtype: str) -> Iterator[Launched]:
         """Launches of the calls that are passes over memory, each on all of its data."""
         for call in passes(dtype, self.pool, dtype, self.pass_count):
             yield from launches_of(*call)
 
-    def measure(self, launches: Callable[[], Launches]) -> None:
+    def measure(self, launches: Callable[[], Iterator[Launched]]) -> None:
         """Time launches, and the host at each; those that the memory limit excludes are left out.
 
         The largest comes first: what is reserved for it does for all others.
         """
-        for launch, buffers in reversed(list(launches())):
-            if (timed := self.bench.time_launch(launch, buffers)) is not None:
-                work, (timing, launching) = launch.operation.work(), timed
+        for launched in reversed(list(launches())):
+            if (timed := self.bench.time_launch(launched)) is not None:
+                work, (timing, launching) = launched[0].operation.work(), timed
                 self.session.record(work.key, timing, work.amount, work.features)
                 if launching is not None:
                     self.session.record(f"launching/{work.key}", Timing(launching, 0.0))
@@ -135,8 +134,8 @@ class Computing:
         """
         dtype, tf32 = self.kinds[0]
         drawn = self.convolutions(dtype, self.device.layouts(dtype)[0], DIRECTIONS[0], tf32)
-        timed = (self.bench.time_launch(*each) for each in drawn)
-        return next((found[0].seconds for found in timed if found is not None), None)
+        timed = filter(None, map(self.bench.time_launch, drawn))
+        return next((timing.seconds for timing, _ in timed), None)
 
 
 def losses(session: Session) -> None:
@@ -171,8 +170,8 @@ def _loss(session: Session, function: str, arguments: Mapping[str, Any]) -> floa
     None where the memory limit leaves no room for its scratch.
     """
     bench, layout = session.bench, session.device.layouts("float32")[-1]
-    launch, buffers = next(launches_of(function, arguments, layout))
-    placed = bench.placed(launch, buffers, before_bytes=2 * COPY_BYTES)
+    launched = next(launches_of(function, arguments, layout))
+    placed = bench.placed(launched, before_bytes=2 * COPY_BYTES)
     if placed is None:
         return None
     regions = {
@@ -201,7 +200,7 @@ def with_stand_ins(device: Device, lines: Mapping[str, Held]) -> dict[str, Held]
     return found
 
 
-def launches_of(function: str, arguments: Mapping[str, Any], layout: str) -> Launches:
+def launches_of(function: str, arguments: Mapping[str, Any], layout: str) -> Iterator[Launched]:
     """Launches of a call on all of its data, in one memory order, with the buffers they take."""
     call = splittable_of(function, **arguments)
     orders = dict.fromkeys(call.operands, layout)
@@ -212,9 +211,7 @@ def launches_of(function: str, arguments: Mapping[str, Any], layout: str) -> Lau
             yield launch, used
 
 
-def convolution_launch(
-    operation: Convolution, direction: str
-) -> tuple[Launch, Mapping[str, Buffer]]:
+def convolution_launch(operation: Convolution, direction: str) -> Launched:
     """Return the launch of a convolution, or of one of its gradients, and its buffers."""
     dtype, layout = operation.dtype, operation.layout
     shapes = operation.x_shape, operation.w_shape, operation.output_shape
@@ -231,9 +228,6 @@ def convolution_launch(
 
 def arithmetic(device: Device) -> tuple[tuple[str, bool], ...]:
     """Return the kinds of arithmetic that are worth measuring: the host knows no TF32."""
-    kinds: tuple[tuple[str, bool], ...] = ARITHMETIC[device.kind == "host" :]
-    try:
-        numpy_dtype("bfloat16")
-    except TypeError:  # without ml_dtypes nobody can pass such an array
-        return tuple(kind for kind in kinds if kind[0] != "bfloat16")
-    return kinds
+    kinds = ARITHMETIC[device.kind == "host" :]
+    # without ml_dtypes nobody can pass an array of bfloat16
+    return tuple(kind for kind in kinds if kind[0] != "bfloat16" or find_spec("ml_dtypes"))

@@ -1,16 +1,15 @@
 """Copies of memory: by placement and size, one way and both ways; and what they cost beside that.
 
-What is measured is the steady state of pieces that follow each other through more host memory than
-any processor cache holds. One way and both ways take turns, so that their ratio, the slowdown, does
-not depend on when they were measured. Beside its bytes a copy costs something for the rows that lie
-apart in it: the host gathers those of plain memory one by one, and narrow ones of pinned memory
-take the link longer. And copies that threads stage are late: that takes a while to start, and
-trails.
+Pieces follow each other through more host memory than any processor cache holds. One way and both
+ways take turns, so that their ratio, the slowdown, does not depend on when they were measured.
+Rows that lie apart cost something beside their bytes: the host gathers those of plain memory one by
+one, and narrow ones of pinned memory take the link longer. And copies that threads stage are late:
+staging takes a while to start, and trails.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -112,9 +111,8 @@ def _measure(
     for (size, of), found in zip(wanted, timed, strict=True):
         pair = "/".join(of.values())
         for way, timing in found.items():
-            session.record(
-                f"duplex/{pair}/{way}" if len(of) == 2 else f"{way}/{pair}", timing, size
-            )
+            key = f"duplex/{pair}/{way}" if len(of) == 2 else f"{way}/{pair}"
+            session.record(key, timing, size)
 
 
 def _copies(session: Session, size: int, of: Mapping[str, str]) -> dict[str, Next]:
@@ -131,36 +129,34 @@ def rows_apart(session: Session) -> None:
     if not bench.fits(2 * size):
         return
     for way, memory in session.hosts["pageable"].items():
-        narrow, whole = {way: partial(_narrow, memory, size)}, {way: partial(memory.next, size)}
-        _row(session, f"rows/{way}/pageable", narrow, whole, size, size // (4 * NARROW[2]))
+        each = [{way: partial(_narrow, memory, size)}, {way: partial(memory.next, size)}]
+        _row(session, f"rows/{way}/pageable", each, size, size // (4 * NARROW[2]))
     width, pitch, start = PINNED_ROWS
     count = PINNED_BYTES[session.little] // (4 * pitch)
-    if not bench.fits(2 * count * 4 * width):
+    slot_bytes = 4 * count * width
+    if not bench.fits(2 * slot_bytes):
         return
-    pinned = {
-        way: session.device.allocate_pinned(count * 4 * pitch).view(np.float32)
-        for way in DIRECTIONS
-    }
+    pinned = [
+        session.device.allocate_pinned(4 * count * pitch).view(np.float32) for _ in DIRECTIONS
+    ]
     if session.on_host:  # elsewhere, pinning has touched every page
-        for host in pinned.values():
+        for host in pinned:
             host[...] = 1.0
     # regions that stay where they are: `view` returns them
-    apart = {
-        way: host.reshape(count, pitch)[:, start : start + width].view
-        for way, host in pinned.items()
-    }
-    joined = {way: host[: count * width].view for way, host in pinned.items()}
-    rows = count * 4 * width * narrow_rows(4 * width, 4 * pitch)
-    _row(session, "rows/pinned", apart, joined, count * 4 * width, rows)
+    apart = (host.reshape(count, pitch)[:, start : start + width].view for host in pinned)
+    joined = (host[: count * width].view for host in pinned)
+    regions: list[Regions] = [dict(zip(DIRECTIONS, of, strict=True)) for of in (apart, joined)]
+    rows = slot_bytes * narrow_rows(4 * width, 4 * pitch)
+    _row(session, "rows/pinned", regions, slot_bytes, rows)
 
 
 def _row(
-    session: Session, key: str, apart: Regions, whole: Regions, slot_bytes: int, rows: float
+    session: Session, key: str, regions: Sequence[Regions], slot_bytes: int, rows: float
 ) -> None:
-    """Record what each row adds to a copy, one among many."""
+    """Record what each row adds to a copy, one among many, of regions in rows and in one piece."""
     bench = session.bench
-    base = bench.reserve(len(apart) * slot_bytes)
-    copies = [bench.copies(base, slot_bytes, regions) for regions in (apart, whole)]
+    base = bench.reserve(len(regions[0]) * slot_bytes)
+    copies = [bench.copies(base, slot_bytes, lying) for lying in regions]
     wanted = [(of, number) for of in copies for number in (MANY, 3 * MANY)]
     found = bench.at_rest(wanted, staged=key.endswith("/pageable"))
     few, many, whole_few, whole_many = (timing.seconds for timing in found)

@@ -9,14 +9,15 @@ from __future__ import annotations
 import os
 import statistics
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ooc_cudnn.calibration.session import Session
+from ooc_cudnn.calibration.session import DIRECTIONS, Session
 from ooc_cudnn.devices.machines import cache_directory
 from ooc_cudnn.devices.measuring import Bench, HostMemory
 from ooc_cudnn.memory.files import reserve_file
@@ -34,9 +35,6 @@ FILE_BYTES = 192 * MIB
 #: Single copies in a row: the first one finds a file that nobody has used yet.
 SINGLES = 3
 
-#: Opens a file, from its beginning, for copies of so many bytes in all.
-Opened = Callable[[int], "np.memmap[Any, Any]"]
-
 
 def sizes_of(session: Session) -> tuple[int, ...]:
     """Bytes of the pieces."""
@@ -52,18 +50,12 @@ def file_copies(session: Session) -> None:
     count = min(FILE_BYTES, 6 * sizes[-1])
     turns = (HOST_TURNS if session.on_host else GPU_TURNS)[session.quick]
     with _scratch_directory() as directory:
-        source, target = Path(directory, "source"), Path(directory, "target")
-        np.ones(count // 4, np.float32).tofile(source)
-        opened: dict[str, Opened] = {
-            "copy_in": lambda _: _cold(source),
-            "copy_out": partial(_fresh, target),
-        }
-        wanted = [(way, size) for way in opened for size in sizes if bench.fits(2 * size)]
+        paths = {way: Path(directory, way) for way in DIRECTIONS}
+        np.ones(count // 4, np.float32).tofile(paths["copy_in"])
+        wanted = [(way, size) for way in paths for size in sizes if bench.fits(2 * size)]
         base = bench.reserve(max((size for _, size in wanted), default=MIB))
-        measures = [
-            partial(_of_file, bench, base, way, opened[way], size, count // size)
-            for way, size in wanted
-        ]
+        one = partial(_of_file, bench, base, count)
+        measures = [partial(one, way, paths[way], size) for way, size in wanted]
         for (way, size), found in zip(wanted, bench.in_turns(measures, fewest=turns), strict=True):
             if found[way].seconds > 0:  # no time at all is the disturbance of a run, not a file's
                 session.record(f"{way}/disk", found[way], size)
@@ -71,9 +63,9 @@ def file_copies(session: Session) -> None:
 
 
 def _of_file(
-    bench: Bench, base: int, way: str, opened: Opened, size: int, parts: int
+    bench: Bench, base: int, file_bytes: int, way: str, path: Path, size: int
 ) -> Mapping[str, float]:
-    """Seconds of one copy among many, and of a single one, of a file of so many parts.
+    """Seconds of one copy among many, and of a single one.
 
     Several parts are on their way at once: what one more takes is the slope over runs of one, of as
     many as there are slabs (half of all at most), and of all; at least half of what each of all
@@ -82,13 +74,13 @@ def _of_file(
 
     def seconds(counts: Sequence[int]) -> list[float]:
         """Until so many copies are at rest, one run after the other on one file."""
-        file = HostMemory(opened(sum(counts) * size))
-        copy = bench.copies(base, 0, {way: partial(file.next, size)})[way]
+        opened = _cold(path) if way == "copy_in" else _fresh(path, sum(counts) * size)
+        copy = bench.copies(base, 0, {way: partial(HostMemory(opened).next, size)})[way]
         # the mapping ends with this: what is mapped would stay in the page cache
         runs = ({way: [copy() for _ in range(count)]} for count in counts)
         return [bench.seconds_to_rest(run, staged=True) for run in runs]
 
-    most = max(min(MOST_PARTS, parts), 2)
+    most = max(min(MOST_PARTS, file_bytes // size), 2)
     counts = (1, min(SLABS, most // 2), most)
     alone = statistics.median(seconds([1] * (SINGLES if size <= SLAB_BYTES else 1)))
     found = [alone, *(seconds([count])[0] for count in counts[1:])]
@@ -98,11 +90,11 @@ def _of_file(
 
 def _scratch_directory() -> tempfile.TemporaryDirectory[str]:
     """Make a folder for a while: in the cache directory, else where temporary files go."""
-    try:
-        cache_directory().mkdir(parents=True, exist_ok=True)
-        return tempfile.TemporaryDirectory(prefix="calibrate-", dir=cache_directory())
-    except OSError:
-        return tempfile.TemporaryDirectory(prefix="ooc_cudnn-calibrate-")
+    cache = cache_directory()
+    with suppress(OSError):
+        cache.mkdir(parents=True, exist_ok=True)
+        return tempfile.TemporaryDirectory(prefix="calibrate-", dir=cache)
+    return tempfile.TemporaryDirectory(prefix="ooc_cudnn-calibrate-")
 
 
 def _cold(path: Path) -> np.memmap[Any, Any]:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from perfmodel import Line, MachineModel
+from perfmodel import MachineModel
 from perfmodel.linear import Floats
 
 #: Placements, or kinds of computation: each with a colour that those who see no red tell apart.
@@ -65,8 +64,8 @@ def calibration_figure(model: MachineModel) -> Any:
         [key for key in model.lines if key in model.samples and key.startswith(start)]
         for start in ("copy_", "convolution", "pointwise")
     )
-    for axes, direction in zip(top, ("copy_in", "copy_out"), strict=True):
-        _draw_copies(axes, model, direction)
+    for own, axes in enumerate(top):
+        _draw_copies(axes, model, own)
     _draw_computing(middle[0], model, convolutions, part=1, title="convolutions")
     _draw_computing(middle[1], model, passes, part=2, title="passes over device memory")
     _draw_residuals(bottom[0], model, copies)
@@ -74,31 +73,29 @@ def calibration_figure(model: MachineModel) -> Any:
     return figure
 
 
-def _draw_copies(axes: Any, model: MachineModel, direction: str) -> None:
-    """Rate over size of one direction, by placement."""
-    lines: Mapping[str, Line] = getattr(model.transfer, direction)
-    samples, own = model.samples, ("copy_in", "copy_out").index(direction)
+def _draw_copies(axes: Any, model: MachineModel, own: int) -> None:
+    """Rate over size by placement, in (0) or out (1)."""
+    way, samples = ("copy_in", "copy_out")[own], model.samples
 
     def measured(key: str, **style: Any) -> None:
         rates = np.array(samples[key].work) / samples[key].seconds / 1e9
         axes.plot(samples[key].work, rates, **{**MEASURED, **style})
 
-    for colour, (placement, line) in zip(COLOURS, lines.items(), strict=False):
-        if (key := f"{direction}/{placement}") not in samples:
-            continue
+    keys = [key for key in model.lines if key in samples and key.startswith(way)]
+    for colour, key in zip(COLOURS, keys, strict=False):
         measured(key, color=colour)
         sizes = np.geomspace(min(samples[key].work) / 1.5, max(samples[key].work) * 1.5)
-        rates = sizes / line.seconds(sizes) / 1e9
+        rates, placement = sizes / model.lines[key].seconds(sizes) / 1e9, key.split("/")[1]
         axes.plot(sizes, rates, color=colour, label=placement)
         for pair, slowdown in model.transfer.slowdowns.items():
             of = pair.split("/")
-            if of[own] == placement and (busy := f"duplex/{pair}/{direction}") in samples:
+            if of[own] == placement and (busy := f"duplex/{pair}/{way}") in samples:
                 style = {"color": colour, "label": f"in from {of[0]}, out to {of[1]}"}
                 measured(busy, marker=BOTH_WAYS[of[1 - own]], **HOLLOW, **style)
-                axes.plot(sizes, rates / getattr(slowdown, direction), color=colour, **DASHED)
+                axes.plot(sizes, rates / getattr(slowdown, way), color=colour, **DASHED)
     axes.set_xscale("log", base=2)
     axes.set_ylim(0, axes.get_ylim()[1] * 1.3)  # room for the legend
-    _finish(axes, direction.replace("_", " "), "bytes of a piece", "GB/s", columns=2)
+    _finish(axes, way.replace("_", " "), "bytes of a piece", "GB/s", columns=2)
 
 
 def _draw_computing(
@@ -112,8 +109,7 @@ def _draw_computing(
         style = {**MEASURED, "marker": "o" if at < len(COLOURS) else "x"}
         axes.plot(*_seconds(model, members), color=COLOURS[at % len(COLOURS)], label=name, **style)
     if keys:
-        measured = _seconds(model, keys)[0]
-        ends = measured.min(), measured.max()
+        ends = np.quantile(_seconds(model, keys)[0], (0, 1))
         axes.loglog(ends, ends, **GUIDE)
     _finish(axes, title, "measured seconds", "predicted seconds")
 
@@ -124,9 +120,8 @@ def _draw_residuals(axes: Any, model: MachineModel, keys: list[str]) -> None:
     if keys:
         seconds, predicted = _seconds(model, keys)
         residuals = predicted / seconds - 1.0
-        axes.semilogx(
-            seconds, np.clip(residuals, -1, 1) * 100, color=COLOURS[0], alpha=0.6, **MEASURED
-        )
+        shown, style = np.clip(residuals, -1, 1) * 100, {"color": COLOURS[0], "alpha": 0.6}
+        axes.semilogx(seconds, shown, **style, **MEASURED)
         median, tail = np.quantile(np.abs(residuals), (0.5, 0.9))
         title += f": {median:.1%} in the median, {tail:.1%} for nine of ten"
     axes.axhline(0, **GUIDE)

@@ -15,7 +15,7 @@ from ooc_cudnn.calibration import copies
 from ooc_cudnn.calibration.calls import host_seconds, staging
 from ooc_cudnn.calibration.compute import Computing, losses
 from ooc_cudnn.calibration.files import file_copies
-from ooc_cudnn.calibration.model import fit_model, is_line, is_noisy
+from ooc_cudnn.calibration.model import fit_model, is_line
 from ooc_cudnn.calibration.report import DRIFTED, how_sure, spoilt
 from ooc_cudnn.calibration.session import Group, Measured, Session
 from ooc_cudnn.devices import get_device
@@ -28,6 +28,7 @@ from ooc_cudnn.settings import current
 from ooc_cudnn.settings_table import Progress
 from ooc_cudnn.telling import warn
 from perfmodel import MachineModel
+from perfmodel.lines import is_noisy
 
 #: After so many groups of launches, what the host takes is measured once more.
 OFTEN = 10

@@ -11,6 +11,7 @@ from ooc_cudnn.devices.base import Device
 from ooc_cudnn.devices.measuring import Bench, HostMemory, Timing
 from perfmodel import Samples
 from perfmodel.linear import NO_FEATURES
+from perfmodel.record import rounded
 
 DIRECTIONS = ("copy_in", "copy_out")
 
@@ -83,8 +84,3 @@ class Session:
         self.measured = defaultdict(Measured)
         group()
         return self.measured
-
-
-def rounded(value: float, digits: int = 5) -> float:
-    """So many digits: files stay short, and no timing is truer."""
-    return float(f"{value:.{digits}g}")

@@ -98,13 +98,7 @@ def _convolution(
 def passes(
     seed: str, pool: Pool, dtype: str, count: int
 ) -> Iterator[tuple[str, Mapping[str, Any], str]]:
-    """Draw so many calls of each function that is a pass over device memory.
-
-    Yields
-    ------
-    (function, arguments, layout)
-        Operands are specs.
-    """
+    """Draw so many calls of each function that is a pass: its name, arguments, memory order."""
     draw = random.Random(seed)
     for part in range(count):
         for function, arguments in _PASSES.items():

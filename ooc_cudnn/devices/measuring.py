@@ -11,7 +11,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
-from itertools import zip_longest
+from itertools import accumulate, zip_longest
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -26,6 +26,8 @@ from ooc_cudnn.tensor import DTYPES, numpy_dtype, packed_strides
 Action = Callable[[Any], Any]
 #: Returns the next action of a batch.
 Next = Callable[[], Action]
+#: A launch, and the buffers it takes.
+Launched = tuple[Launch, Mapping[str, Buffer]]
 #: Measures a batch: seconds of a step, by stream or by whatever else is told apart.
 Measure = Callable[[], Mapping[str, float]]
 
@@ -137,9 +139,7 @@ class Bench:
 
     def seconds_to_rest(self, actions: Mapping[str, Sequence[Action]], *, staged: bool) -> float:
         """Run actions as `spans` does; return when all was at rest, what is staged out included."""
-        began = time.perf_counter()
-        self.spans(actions, staged=staged)
-        return time.perf_counter() - began
+        return wall(partial(self.spans, actions, staged=staged))
 
     def spans(
         self, actions: Mapping[str, Sequence[Action]], *, staged: bool, held_seconds: float = 0.0
@@ -266,15 +266,10 @@ class Bench:
         self.spans({"copy_in": actions}, staged=True)
 
     def time_launch(
-        self,
-        launch: Launch,
-        buffers: Mapping[str, Buffer],
-        scratch_bytes: int | None = None,
-        *,
-        most: int = MOST_STEPS,
+        self, launched: Launched, scratch_bytes: int | None = None, *, most: int = MOST_STEPS
     ) -> tuple[Timing, float | None] | None:
         """Time a launch, and the host at it where that is known; None if there is no room."""
-        placed = self.placed(launch, buffers, scratch_bytes)
+        placed = self.placed(launched, scratch_bytes)
         if placed is None:
             return None
         (found,) = self.steady([{"compute": lambda: placed.run}], staged=False, most=most)
@@ -282,23 +277,24 @@ class Bench:
         return found["compute"], launching
 
     def placed(
-        self,
-        launch: Launch,
-        buffers: Mapping[str, Buffer],
-        scratch_bytes: int | None = None,
-        *,
-        before_bytes: int = 0,
+        self, launched: Launched, scratch_bytes: int | None = None, *, before_bytes: int = 0
     ) -> Placed | None:
         """Reserve memory for a launch, filled with random numbers, and so many bytes before it.
 
-        None if there is no room. Where the scratch is not known, the device is asked; that makes it
-        build what the launch needs, so that no timing includes it.
+        None if there is no room. Where the scratch is not known, the device is asked for that of
+        the preferred algorithm, else of one that fits; so it builds what the launch needs, and no
+        timing includes that.
         """
+        (launch, buffers), device = launched, self.device
         offsets, held = offsets_of(buffers)
         held += before_bytes
-        room = self.limit_bytes - self.device.arena.array_bytes - held
-        scratch = self._scratch(launch, buffers, room) if scratch_bytes is None else scratch_bytes
-        if scratch is None or aligned(scratch) > room:
+        room = self.limit_bytes - device.arena.array_bytes - held
+        limits = (None, room) if room >= 0 else ()
+        answers: Iterable[Any] = (device.workspace((launched,), limit) for limit in limits)
+        if scratch_bytes is not None:
+            answers = [(scratch_bytes,)]
+        fitting = (answer[0] for answer in answers if answer and aligned(answer[0]) <= room)
+        if (scratch := next(fitting, None)) is None:
             return None
         base, views = self.reserve(held + aligned(scratch)), {}
         for name, buffer in buffers.items():
@@ -307,17 +303,9 @@ class Bench:
             views[name] = DeviceView(
                 start + buffer.offset_bytes, buffer.dtype, buffer.shape, buffer.strides
             )
-        watched, formal = Watched(self.device), declared((launch,), buffers)
+        watched, formal = Watched(device), declared((launch,), buffers)
         run = bind(cast(Device, watched), (launch,), formal, views, (base + held, scratch))
-        return Placed(base, run, [] if self.device.kind == "host" else watched.seconds)
-
-    def _scratch(self, launch: Launch, buffers: Mapping[str, Buffer], room: int) -> int | None:
-        """Bytes of a launch's scratch: of the preferred algorithm, else of one that fits."""
-        for limit in None, room:
-            answer = self.device.workspace(((launch, buffers),), limit) if room >= 0 else None
-            if answer and aligned(answer[0]) <= room:
-                return answer[0]
-        return None
+        return Placed(base, run, [] if device.kind == "host" else watched.seconds)
 
 
 def wall(run: Callable[[], object]) -> float:
@@ -339,10 +327,9 @@ def offsets_of(buffers: Mapping[str, Buffer]) -> tuple[dict[str, int], int]:
     for name, buffer in buffers.items():
         block = buffer.block or name
         sizes[block] = max(sizes.get(block, 0), aligned(buffer.nbytes))
-    blocks, total = dict[str, int](), 0
-    for block, size in sizes.items():
-        blocks[block], total = total, total + size
-    return {name: blocks[buffer.block or name] for name, buffer in buffers.items()}, total
+    starts = dict(zip(sizes, accumulate(sizes.values(), initial=0), strict=False))
+    offsets = {name: starts[buffer.block or name] for name, buffer in buffers.items()}
+    return offsets, sum(sizes.values())
 
 
 def _batch(actions: Mapping[str, Next], counts: Mapping[str, int]) -> dict[str, list[Action]]:

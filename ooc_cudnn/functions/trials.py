@@ -14,7 +14,7 @@ Nothing is tried where the result could not matter: where copies bind by far, or
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import itemgetter
@@ -22,10 +22,9 @@ from typing import Protocol
 from weakref import WeakKeyDictionary
 
 from ooc_cudnn.devices.base import Device
-from ooc_cudnn.devices.measuring import Bench
+from ooc_cudnn.devices.measuring import Bench, Launched
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.functions.target import Planned, PlannedPart
-from ooc_cudnn.operations.splittable import Buffer, Launch
 from ooc_cudnn.pricing.plan import Plan
 from ooc_cudnn.pricing.planner import distinct_launches
 from perfmodel import MachineModel
@@ -187,11 +186,11 @@ def _try(
     bench = Bench(device, limit_bytes, batches=1, batch_seconds=0.0)
     learnt = Learnt()
     for part in parts:
-        for launch, buffers in _worth_trying(part, machine, known):
-            work = launch.operation.work()
+        for launched in _worth_trying(part, machine, known):
+            work = launched[0].operation.work()
             expected = machine.compute.seconds(work)
             scratch, times = part.plan.workspace_bytes, _launches(expected)
-            timed = partial(bench.time_launch, launch, buffers, scratch, most=times)
+            timed = partial(bench.time_launch, launched, scratch, most=times)
             found = timed()
             if found is not None:
                 if found[0].seconds > SUSPICIOUS * expected:
@@ -217,29 +216,27 @@ def _launches(seconds: float) -> int:
     return 1 if seconds > LONG_SECONDS else LAUNCHES
 
 
-def _worth_trying(
-    part: PlannedPart, machine: MachineModel, known: Learnt
-) -> list[tuple[Launch, Mapping[str, Buffer]]]:
+def _worth_trying(part: PlannedPart, machine: MachineModel, known: Learnt) -> list[Launched]:
     """The largest launch of every kind, if it is not known and matters, with its buffers."""
     plan = part.plan
     link_seconds = max(plan.copy_in_seconds, plan.copy_out_seconds)
     if plan.compute_seconds < max(SHORTEST_SECONDS, link_seconds / LARGEST_ERROR):
         return []
-    largest: dict[str, tuple[float, Launch, Mapping[str, Buffer]]] = {}
+    largest: dict[str, tuple[float, Launched]] = {}
     for launch, buffers in distinct_launches(part.request, plan):
         work = launch.operation.work()
         seconds = machine.compute.seconds(work)
         if seconds > largest.get(work.kind, (0.0,))[0]:
             taken = {name: buffers[name] for name in (*launch.inputs, launch.output) if name}
-            largest[work.kind] = seconds, launch, taken
-    total = sum(seconds for seconds, *_ in largest.values())
+            largest[work.kind] = seconds, (launch, taken)
+    total = sum(seconds for seconds, _ in largest.values())
     allowed = max(MOST_SECONDS, MOST_SHARE * plan.seconds)
-    found: list[tuple[Launch, Mapping[str, Buffer]]] = []
-    for seconds, launch, used in largest.values():
-        if launch.operation.work().sized in known.factors or seconds < SMALLEST_SHARE * total:
+    found: list[Launched] = []
+    for seconds, launched in largest.values():
+        if launched[0].operation.work().sized in known.factors or seconds < SMALLEST_SHARE * total:
             continue
         allowed -= 2 * _launches(seconds) * seconds
         if allowed < 0:
             break
-        found.append((launch, used))
+        found.append(launched)
     return found

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ooc_cudnn.calibration import calls
-from ooc_cudnn.calibration.calls import host_seconds, latency_line
+from ooc_cudnn.calibration.calls import host_seconds
 from ooc_cudnn.calibration.session import DIRECTIONS, Session
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.devices.measuring import HostMemory, Timing
@@ -51,13 +51,6 @@ def test_steps_and_launches_are_told_apart(monkeypatch):
 
 
 # --- staged copies --------------------------------------------------------------------------------
-
-
-def test_what_a_copy_is_late_by_does_not_fall_with_its_bytes():
-    found = latency_line({2**20: 2e-3, 2**22: 1e-3})
-    assert (found.alpha, found.beta) == (0.0, pytest.approx(1.5e-3))
-    found = latency_line({2**20: 1e-3, 2**22: 1e-3})
-    assert (found.alpha, found.beta) == (0.0, pytest.approx(1e-3))
 
 
 @pytest.mark.parametrize("binding", ["copy_in", "copy_out"])

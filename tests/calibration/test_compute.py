@@ -121,7 +121,7 @@ def test_what_a_launch_takes_is_filled_with_numbers_of_its_own_types(monkeypatch
         fill(pointer, nbytes, dtype)
 
     monkeypatch.setattr(measurements.bench, "fill", noted)
-    measurements.bench.placed(launch, buffers)
+    measurements.bench.placed((launch, buffers))
     assert sorted(filled) == sorted((buffer.nbytes, buffer.dtype) for buffer in buffers.values())
     device.arena.release_block()
 

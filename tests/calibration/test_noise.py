@@ -12,11 +12,11 @@ import pytest
 import ooc_cudnn
 from ooc_cudnn import TensorSpec
 from ooc_cudnn.calibration import compute
-from ooc_cudnn.calibration.model import KEPT, SCALED
 from ooc_cudnn.calibration.report import how_sure, report, spoilt
 from ooc_cudnn.calibration.run import calibrate
 from ooc_cudnn.devices.machines import machine_for, machine_path
 from perfmodel import MachineModel, shipped
+from perfmodel.lines import KEPT, SCALED
 from tests.support.clock import Clock
 from tests.support.simulated_device import SimulatedDevice, SimulatedRun
 

@@ -5,9 +5,9 @@ import re
 
 import pytest
 
-from ooc_cudnn.calibration.model import KEPT, SCALED
 from ooc_cudnn.calibration.report import Usual, how_sure, report
 from perfmodel import ComputeModel, Line, Slowdown, TransferModel, shipped
+from perfmodel.lines import KEPT, SCALED
 
 KEY = "convolution/float32/channels_last"
 

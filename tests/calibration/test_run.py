@@ -294,7 +294,7 @@ class TestKeeping:
 
     @pytest.mark.parametrize(
         "where",
-        ["ooc_cudnn.calibration.model.fit_samples", "os.fsync", "os.replace", "tempfile.mkdtemp"],
+        ["perfmodel.lines.fit_samples", "os.fsync", "os.replace", "tempfile.mkdtemp"],
     )
     def test_one_interrupted_elsewhere_leaves_the_old_one(self, cache, monkeypatch, where):
         def interrupted(*arguments, **keywords):

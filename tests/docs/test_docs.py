@@ -11,9 +11,9 @@ import pytest
 import ooc_cudnn
 from benchmarks import common
 from benchmarks.pages import model as model_page
-from ooc_cudnn.calibration import model as calibration_model
 from ooc_cudnn.functions import trials
 from ooc_cudnn.pricing.search import SIZES
+from perfmodel.lines import TOO_NOISY, TOO_NOISY_FILES
 from perfmodel.rows import GAP_BYTES, NARROW_BYTES, NARROWEST_ROW_BYTES
 from perfmodel.work import TILE_CHANNELS, WIDE_WINDOW
 
@@ -118,7 +118,7 @@ def test_the_model_page_quotes_the_constants_of_the_code():
     assert "rows that are narrower than 128 bytes" in text
     assert "min(width / 4 KiB, 1) * (32 KiB - width) / 28 KiB" in text
     assert "where the gap between them is smaller than 64 KiB" in text
-    assert (calibration_model.TOO_NOISY, calibration_model.TOO_NOISY_FILES) == (0.25, 1.0)
+    assert (TOO_NOISY, TOO_NOISY_FILES) == (0.25, 1.0)
     assert "more than 25 % from their median (files: 100 %)" in text
     assert (trials.SHORTEST_SECONDS, trials.LARGEST_ERROR) == (2e-4, 10.0)
     assert "computing takes 0.2 ms or more, and at least a tenth of what the link takes" in text
