@@ -15,7 +15,9 @@ from typing import Any
 
 from benchmarks.pages.words import PRECISIONS
 from ooc_cudnn.bench.case import OURS
-from ooc_cudnn.calibration.pictures import COLOURS, require_matplotlib
+from ooc_cudnn.figures import COLOURS
+from ooc_cudnn.figures import legend as legend
+from ooc_cudnn.figures import panels as panels
 
 #: Contender -> colour: the library's is the first, whatever stands beside it.
 CONTENDER_COLOURS = dict(
@@ -41,32 +43,9 @@ PALETTE = 160
 KEYWORD = "drawn from"
 
 
-def panels(rows: int, columns: int, *, width: float, height: float) -> tuple[Any, Any]:
-    """Return a figure and its axes, rows by columns; inches."""
-    require_matplotlib()
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), layout="constrained", dpi=100)
-    FigureCanvasAgg(figure)
-    axes = figure.subplots(rows, columns, squeeze=False)
-    for each in axes.flat:
-        each.grid(color="#dddddd", linewidth=0.6)
-        each.set_axisbelow(True)
-        for side in ("top", "right"):
-            each.spines[side].set_visible(False)
-    return figure, axes
-
-
 def of_stage(stage: str) -> dict[str, str]:
     """Return the colour and the name of a stage's bars."""
     return {"color": STAGE_COLOURS[stage], "label": stage.replace("_", " ")}
-
-
-def legend(axes: Any, **where: Any) -> None:
-    """Name what is drawn, if anything is."""
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(fontsize=8, frameon=False, **where)
 
 
 def precisions(drawn: Mapping[str, Any], *, height: float) -> tuple[Any, dict[str, Any]]:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from typing import Any
 
 import numpy as np
 
+from ooc_cudnn.figures import COLOURS, legend, panels
 from perfmodel import MachineModel
 from perfmodel.linear import Floats
 
-#: Placements, or kinds of computation: each with a colour that those who see no red tell apart.
-COLOURS = ("#2a78d6", "#e07b39", "#3f9e6e", "#8a63c4", "#b0a030", "#555555", "#c94f7c", "#39a0b0")
 MEASURED = {"marker": "o", "markersize": 4.5, "linestyle": ""}
 HOLLOW = {"markersize": 6, "markerfacecolor": "none"}
 DASHED: dict[str, Any] = {"linestyle": "--", "linewidth": 0.8}
@@ -23,14 +21,6 @@ BOTH_WAYS = {"pinned": "^", "pageable": "s", "disk": "D"}
 def draw_calibration(model: MachineModel, path: str | os.PathLike[str]) -> None:
     """Draw a model's samples against its lines, as PNG or whatever the suffix says."""
     calibration_figure(model).savefig(path)
-
-
-def require_matplotlib() -> None:
-    """Raise ModuleNotFoundError, with the command that installs it, where matplotlib is missing."""
-    if importlib.util.find_spec("matplotlib") is None:
-        raise ModuleNotFoundError(
-            "a picture needs matplotlib: pip install 'ooc_cudnn[plot]'", name="matplotlib"
-        )
 
 
 def calibration_figure(model: MachineModel) -> Any:
@@ -52,14 +42,8 @@ def calibration_figure(model: MachineModel) -> Any:
             f"machine model {model.name!r} keeps no samples to draw; one that "
             "'ooc-cudnn calibrate' fitted does"
         )
-    require_matplotlib()
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(12, 12.5), layout="constrained", dpi=120)
-    FigureCanvasAgg(figure)
+    figure, (top, middle, bottom) = panels(3, 2, width=12, height=12.5, dpi=120)
     figure.suptitle(f"{model.name}, calibrated {model.calibrated}", fontweight="bold")
-    top, middle, bottom = figure.subplots(3, 2)
     copies, convolutions, passes = (
         [key for key in model.lines if key in model.samples and key.startswith(start)]
         for start in ("copy_", "convolution", "pointwise")
@@ -138,8 +122,5 @@ def _seconds(model: MachineModel, keys: list[str]) -> tuple[Floats, Floats]:
 
 def _finish(axes: Any, title: str, x: str, y: str, columns: int = 1) -> None:
     axes.set_title(title, fontsize=11, loc="left")
-    axes.set(xlabel=x, ylabel=y, axisbelow=True)
-    axes.grid(color="#dddddd", linewidth=0.6)
-    axes.spines[["top", "right"]].set_visible(False)
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(fontsize=8, frameon=False, loc="upper left", ncols=columns)
+    axes.set(xlabel=x, ylabel=y)
+    legend(axes, loc="upper left", ncols=columns)

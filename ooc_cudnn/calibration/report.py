@@ -213,14 +213,13 @@ def how_sure(model: MachineModel) -> list[str]:
     drifts = {name: share for name, share in _drifts(model) if abs(share) > DRIFTED}
     if not kept and not scaled and not drifts:
         return [*lines, "nothing was disturbed: plans are as sure as these lines"]
-    disturbances = {
-        "disturbed, and kept from the earlier calibration": _few(kept),
-        "disturbed, and known lines scaled to what was seen": _few(scaled),
-        "clocks drifted while it measured": ", ".join(
-            f"{name} by {share:+.0%}" for name, share in drifts.items()
-        ),
-    }
-    lines += [f"{what}: {which}" for what, which in disturbances.items() if which]
+    if kept:
+        lines.append(f"disturbed, and kept from the earlier calibration: {_few(kept)}")
+    if scaled:
+        lines.append(f"disturbed, and known lines scaled to what was seen: {_few(scaled)}")
+    if drifts:
+        drifted = ", ".join(f"{name} by {share:+.0%}" for name, share in drifts.items())
+        lines.append(f"clocks drifted while it measured: {drifted}")
     meaning = "plans are as good as after the earlier calibration"
     if scaled or not kept:
         worst = max([wrong[key] for key in scaled if key in wrong] or map(abs, drifts.values()))
@@ -234,4 +233,4 @@ def how_sure(model: MachineModel) -> list[str]:
 
 def _few(keys: list[str]) -> str:
     more = f" and {len(keys) - NAMED} more" if len(keys) > NAMED else ""
-    return f"{len(keys)} of the lines ({', '.join(keys[:NAMED])}{more})" if keys else ""
+    return f"{len(keys)} of the lines ({', '.join(keys[:NAMED])}{more})"

@@ -138,11 +138,12 @@ def add_calibrate(commands: Any) -> None:
 
 
 def _calibrate(arguments: argparse.Namespace) -> int:
-    from ooc_cudnn.calibration.pictures import draw_calibration, require_matplotlib
+    from ooc_cudnn.calibration.pictures import draw_calibration
     from ooc_cudnn.calibration.report import report
     from ooc_cudnn.calibration.run import calibrate
     from ooc_cudnn.devices import get_device
     from ooc_cudnn.devices.machines import machine_path
+    from ooc_cudnn.figures import require_matplotlib
 
     if arguments.plot is not None:
         require_matplotlib()  # before the time is spent

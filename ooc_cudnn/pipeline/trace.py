@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ooc_cudnn.devices.base import STREAMS
+from ooc_cudnn.figures import blank_figure
 from ooc_cudnn.pipeline.schedule import Step
 
 #: Colours of even and of odd pieces, by stream.
@@ -146,9 +147,6 @@ def plot(calls: list[tuple[str, Trace]], path: str | os.PathLike[str]) -> None:
     ModuleNotFoundError
         If matplotlib is not installed.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     rows: list[tuple[str, Trace, tuple[float, float] | None]] = []
     for title, trace in calls:
         rows.append((title, trace, None))
@@ -157,8 +155,7 @@ def plot(calls: list[tuple[str, Trace]], path: str | os.PathLike[str]) -> None:
             whole = trace.seconds
             half = whole * ENLARGED_PIECES / pieces / 2
             rows.append((title, trace, (whole / 2 - half, whole / 2 + half)))
-    figure = Figure(figsize=(12, 0.4 + 2.2 * len(rows)), layout="constrained", dpi=120)
-    FigureCanvasAgg(figure)
+    figure = blank_figure(12, 0.4 + 2.2 * len(rows))
     drawn = figure.subplots(len(rows), 1, squeeze=False)[:, 0]
     for axes, (title, trace, window) in zip(drawn, rows, strict=True):
         if window is None:

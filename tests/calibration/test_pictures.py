@@ -6,7 +6,6 @@ import importlib.util
 import numpy as np
 import pytest
 
-from ooc_cudnn.calibration import pictures
 from ooc_cudnn.calibration.pictures import calibration_figure, draw_calibration
 from perfmodel import Samples, shipped
 
@@ -104,5 +103,3 @@ def test_without_matplotlib_the_command_is_named(model, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'ooc_cudnn\[plot\]'"):
         draw_calibration(model, "never.png")
-    with pytest.raises(ModuleNotFoundError):
-        pictures.require_matplotlib()

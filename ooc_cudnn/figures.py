@@ -1,0 +1,48 @@
+"""What all pictures have in common: colours, and panels of matplotlib, which is not required."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+#: Each is a colour that those who see no red tell apart.
+COLOURS = ("#2a78d6", "#e07b39", "#3f9e6e", "#8a63c4", "#b0a030", "#555555", "#c94f7c", "#39a0b0")
+
+
+def require_matplotlib() -> None:
+    """Raise ModuleNotFoundError, with the command that installs it, where matplotlib is missing."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ModuleNotFoundError(
+            "a picture needs matplotlib: pip install 'ooc_cudnn[plot]'", name="matplotlib"
+        )
+
+
+def blank_figure(width: float, height: float, *, dpi: int = 120) -> Any:
+    """Return a figure of so many inches that no window shows."""
+    require_matplotlib()
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained", dpi=dpi)
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def panels(
+    rows: int, columns: int, *, width: float, height: float, dpi: int = 100
+) -> tuple[Any, Any]:
+    """Return a figure and its axes, rows by columns; inches."""
+    figure = blank_figure(width, height, dpi=dpi)
+    axes = figure.subplots(rows, columns, squeeze=False)
+    for each in axes.flat:
+        each.grid(color="#dddddd", linewidth=0.6)
+        each.set_axisbelow(True)
+        for side in ("top", "right"):
+            each.spines[side].set_visible(False)
+    return figure, axes
+
+
+def legend(axes: Any, **where: Any) -> None:
+    """Name what is drawn, if anything is."""
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(fontsize=8, frameon=False, **where)
