@@ -6,7 +6,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 from typing import cast
 
@@ -186,14 +186,14 @@ def _plan_in_parts(
         handed_on = {f"between {cut}": between(chain, cut, x) for cut in cuts}
         return Planned(tuple(runs), joined(request, plans, cuts, why), available, handed_on)
 
-    everywhere, room = chain.seams, request.memory_limit
-    candidates = [
-        choose_cuts(chain, lambda start, stop: smallest(start, stop) <= SHARE_OF_SMALLEST * room),
-        choose_cuts(chain, lambda start, stop: smallest(start, stop) <= room),
-        everywhere,
-    ]
+    def fits(share: float, start: int, stop: int) -> bool:
+        return smallest(start, stop) <= share * request.memory_limit
+
+    everywhere = chain.seams
+    shares = (SHARE_OF_SMALLEST, 1.0) if len(everywhere) > 1 else ()
+    candidates = [choose_cuts(chain, partial(fits, share)) for share in shares]
     found: list[Planned] = []
-    for cuts in dict.fromkeys(candidates):
+    for cuts in dict.fromkeys((*candidates, everywhere)):
         if cuts and not (cuts == everywhere and found):
             with suppress(PlanInfeasibleError):
                 found += filter(None, [in_parts(cuts)])

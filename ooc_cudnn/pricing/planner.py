@@ -135,6 +135,8 @@ class Planner:
             found += made
         if best is None:
             return None
+        if split is None and not self._link_binds(best):
+            best = self.searches[best.request.chain.row_axis, best.layout].finer(best, limit)
         others = [each for each in found if each.request is best.request and each is not best]
         return self._plan_of(best, sorted(others, key=lambda o: o.seconds)[:ALTERNATIVES])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -38,6 +39,8 @@ WORTH_PRICING, TOO_HIGH = 0.003, 0.99
 #: One split in so many is priced first. A split is left out if computing it, or issuing its steps,
 #: alone takes so many times as long as the best of these.
 ONE_IN, TOO_SLOW = 16, 1.5
+#: Sizes of an axis that are looked at between two of the grid.
+BETWEEN = 4
 #: The best of these are told: a plan and its runners-up.
 NAMED = 5
 #: Share of the seconds that a cut of an axis must save: rows and channels of a tensor are strided,
@@ -135,6 +138,22 @@ class Search:
         named = sorted(ranks, key=ranks.__getitem__)[:NAMED]
         return [self._priced(split, *found[split]) for split in named]
 
+    def finer(self, best: Priced, limit_bytes: int) -> Priced:
+        """The best of a split of the grid and of those with somewhat larger pieces.
+
+        Where memory is too short for the next size of the grid, pieces may be half as large again.
+        """
+        around = []
+        for axis in AXES:
+            size, extent = getattr(best.split, axis), getattr(self.call.extents, axis)
+            larger = min((each for each in self.candidates(axis) if each > size), default=size)
+            if best.memory_bytes * larger > limit_bytes * size:
+                counts = range(-(-extent // larger) + 1, -(-extent // size))
+                for count in counts[:: max(1, -(-len(counts) // BETWEEN))]:
+                    around.append(replace(best.split, **{axis: -(-extent // count)}))
+        found = self.prices(around, limit_bytes, (best.order,))
+        return min((best, *found), key=lambda each: each.seconds)
+
     def _ranked(self, limit_bytes: int, beat: float) -> list[Candidate]:
         """The splits that seem best within a limit, best first."""
         if self.whole[0] >= beat:
@@ -207,10 +226,12 @@ class Search:
         counts = {axis: self.axes.times(axis, getattr(split, axis)) for axis in AXES}
         return counts | {SWEEP: self.call.sweeps}
 
-    def prices(self, splits: Sequence[Split], limit_bytes: int) -> list[Priced]:
-        """Price the splits that fit exactly, each in the best order and with the best rings."""
+    def prices(
+        self, splits: Sequence[Split], limit_bytes: int, orders: Sequence[LoopOrder] = ()
+    ) -> list[Priced]:
+        """Price the splits that fit exactly, each in the best order with the best rings."""
         legal = [split for split in splits if self.call.is_legal(split)]
-        orders = self._orders(map(self.counts, legal))
+        orders = orders or self._orders(map(self.counts, legal))
         found = self._exactly(legal, orders, limit_bytes)
         return [self._priced(split, *made) for split, made in found.items()]
 

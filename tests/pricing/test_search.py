@@ -15,6 +15,7 @@ from benchmarks.searches import Prices, descended, exhaustive, local, ordered
 from ooc_cudnn.functions.plan import plan_request
 from ooc_cudnn.functions.public import FUNCTIONS
 from ooc_cudnn.operations.splittable import AXES
+from ooc_cudnn.pricing import planner
 from ooc_cudnn.pricing.search import Search, caution, even_sizes
 from ooc_cudnn.tensor import TensorSpec
 from perfmodel import Split
@@ -206,3 +207,17 @@ class TestOtherSearches:
         prices = self.prices(request_, limit=10)
         assert prices.seconds(ordered(prices)) == np.inf
         assert descended(prices, [request_.chain.extents]) == np.inf
+
+
+def test_memory_that_is_too_short_for_the_next_size_of_the_grid_is_used():
+    """Of 128 images the grid has 8, 11 and 16 at once: 13 fit here, and save more than a tenth."""
+    x = TensorSpec((128, 8, 3, 13), "float64", "disk")
+    made = plan_request("softmax_backward", y=x, dy=x, mode="instance", alpha=0.5,
+                        machine="h200", memory_limit=139_378)  # fmt: skip
+    search = Search(made, made.layouts[0])
+    (on_grid,) = search.best(made.memory_limit)[:1]
+    between = search.finer(on_grid, made.memory_limit)
+    assert on_grid.split.n == 11
+    assert between.split.n == 13
+    assert between.seconds < 0.9 * on_grid.seconds
+    assert planner.make_plan(made).split == between.split
