@@ -84,7 +84,7 @@ def _limited(drawn: Drawn, found: dict[str, Any], bound: Bound) -> Iterator[Plan
         with ooc_cudnn.settings(memory_limit=limit, allow_tf32=drawn.allow_tf32):
             begin = time.perf_counter()
             try:
-                planned = plan_bound(bound)
+                planned = planned_call(drawn.function, **bound.arguments())
             except PlanInfeasibleError as error:
                 limit = math.ceil(ABOVE_SMALLEST * error.smallest_bytes)
                 continue
@@ -98,11 +98,6 @@ def _limited(drawn: Drawn, found: dict[str, Any], bound: Bound) -> Iterator[Plan
             yield planned
             return
     raise RuntimeError(f"no plan under {limit} bytes, which an error had said would do")
-
-
-def plan_bound(bound: Bound) -> Planned:
-    """The plan that a call is run by, with its requests."""
-    return planned_call(bound.drawn.function, **bound.arguments())
 
 
 def _quietest(bound: Bound, device: Device) -> tuple[Timing, float]:

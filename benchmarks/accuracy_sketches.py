@@ -116,24 +116,23 @@ def _pooling(of: Shapes, extents: Shape) -> tuple[dict[str, Any], Shape]:
     return geometry, windowed(extents, window, padding, stride)
 
 
-def _convolving(of: Shapes) -> tuple[Sketch, Shape, Shape]:
-    """What all convolutions share: (sketch with w, shape of x, shape of y)."""
+def _convolving(of: Shapes, read: str, written: str) -> Sketch:
+    """What all convolutions share, w beside the large operands of these names."""
     x = of.image()
     geometry, w, y = of.convolution(x[0], x[1:])
     flops = convolution_flops(w, y, geometry["groups"])
-    return Sketch({}, {}, {"w": w}, {}, geometry, [], flops, {"w": "filters"}), x, y
+    shapes = {"x": x, "dx": x, "y": y, "dy": y}
+    data, results = ({name: shapes[name] for name in each.split()} for each in (read, written))
+    return Sketch(data, results, {"w": w}, {}, geometry, [], flops, {"w": "filters"})
 
 
 def convolution_forward(of: Shapes) -> Sketch:
-    sketch, x, y = _convolving(of)
-    sketch.data, sketch.results = {"x": x}, {"y": y}
-    return sketch
+    return _convolving(of, "x", "y")
 
 
 def convolution_add_activation_forward(of: Shapes) -> Sketch:
-    sketch, x, y = _convolving(of)
-    sketch.data, sketch.results = {"x": x}, {"y": y}
-    sketch.vectors["b"] = y[:1]
+    sketch = _convolving(of, "x", "y")
+    sketch.vectors["b"] = sketch.results["y"][:1]
     sketch.arguments["activation"] = of.pick(ACTIVATIONS)
     return sketch
 
@@ -149,21 +148,18 @@ def convolution_add_activation_pooling_forward(of: Shapes) -> Sketch:
 
 
 def convolution_backward_data(of: Shapes) -> Sketch:
-    sketch, x, y = _convolving(of)
-    sketch.data, sketch.results = {"dy": y}, {"dx": x}
-    return sketch
+    return _convolving(of, "dy", "dx")
 
 
 def convolution_backward_filter(of: Shapes) -> Sketch:
-    sketch, x, y = _convolving(of)
-    sketch.data, sketch.sums = {"x": x, "dy": y}, {"dw": sketch.vectors.pop("w")}
+    sketch = _convolving(of, "x dy", "")
+    sketch.sums = {"dw": sketch.vectors.pop("w")}
     return sketch
 
 
 def convolution_add_activation_backward(of: Shapes) -> Sketch:
-    sketch, x, y = _convolving(of)
-    sketch.data, sketch.results = {"x": x, "y": y, "dy": y}, {"dx": x}
-    sketch.sums = {"dw": sketch.vectors["w"], "db": y[:1]}
+    sketch = _convolving(of, "x y dy", "dx")
+    sketch.sums = {"dw": sketch.vectors["w"], "db": sketch.data["y"][:1]}
     sketch.flops *= 2
     return sketch
 

@@ -7,21 +7,22 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 import ooc_cudnn
-from benchmarks.accuracy_calls import plan_bound
 from benchmarks.accuracy_draw import MIB, SCALES, Drawn, Scale, draw
 from benchmarks.accuracy_operands import Blocks, Bound
 from ooc_cudnn.arrays.operands import wrap
 from ooc_cudnn.bench.steadiness import Neighbours
 from ooc_cudnn.bench.timing import Timing, interleave, paired_ratio, timed
+from ooc_cudnn.devices.base import Device
 from ooc_cudnn.errors import PlanInfeasibleError
-from ooc_cudnn.functions.plan import describe_call
-from ooc_cudnn.functions.planning import Planned
+from ooc_cudnn.functions.plan import describe_call, planned_call
 from ooc_cudnn.functions.prepared import is_staged
+from ooc_cudnn.operations.splittable import AXES
 from ooc_cudnn.pipeline.execute import make_executor
 from ooc_cudnn.pricing.plan import Plan
 from ooc_cudnn.pricing.planner import make_plan
@@ -29,7 +30,6 @@ from ooc_cudnn.pricing.request import Request
 from ooc_cudnn.pricing.search import Search
 from perfmodel import Split
 
-AXES = ("n", "c_y", "h_y", "c_x")
 #: Splits of a grid: the finest steps between piece sizes are taken that give no more than the most.
 LEAST_SPLITS, MOST_SPLITS = 10, 40
 STEPS = (2, 3, 4, 6, 8, 12, 16)
@@ -68,27 +68,31 @@ def draw_problem(seed: int, index: int, scale: Scale) -> Drawn | None:
     return replace(drawn, memory_share=round(share, 4))
 
 
-class Runs:
-    """What runs one call by one plan or another."""
+def runner(
+    device: Device, request: Request, plan: Plan, sources: Mapping[str, Any]
+) -> Callable[[], None]:
+    """Return what runs a call by a plan of its own."""
+    executor = make_executor(request, plan)
 
-    def __init__(self, bound: Bound, request: Request) -> None:
-        self.device, self.request = bound.blocks.device, request
-        description = describe_call(bound.drawn.function, bound.arguments())
-        arrays = {**description.arrays, **description.given_results()}
-        wrapped = {name: wrap(array, self.device, name=name) for name, array in arrays.items()}
-        self.sources = {
-            name: each.view() if each.spec.placement == "device" else each.array
-            for name, each in wrapped.items()
-        }
+    def run() -> None:
+        with device.arena.lock:
+            executor.run(device, sources, staged=is_staged(plan), wait=True)
 
-    def by(self, plan: Plan) -> Callable[[], None]:
-        executor = make_executor(self.request, plan)
+    return run
 
-        def run() -> None:
-            with self.device.arena.lock:
-                executor.run(self.device, self.sources, staged=is_staged(plan), wait=True)
 
-        return run
+def sources_of(bound: Bound) -> dict[str, Any]:
+    """The operands of a call, as an executor takes them."""
+    device, description = (
+        bound.blocks.device,
+        describe_call(bound.drawn.function, bound.arguments()),
+    )
+    arrays = {**description.arrays, **description.given_results()}
+    wrapped = {name: wrap(array, device, name=name) for name, array in arrays.items()}
+    return {
+        name: each.view() if each.spec.placement == "device" else each.array
+        for name, each in wrapped.items()
+    }
 
 
 def grid(request: Request, ask: Any) -> list[Plan]:
@@ -150,7 +154,7 @@ def measure_problem(drawn: Drawn, blocks: Blocks) -> dict[str, Any] | None:
     begin = time.perf_counter()
     with ooc_cudnn.settings(memory_limit=drawn.memory_limit, allow_tf32=drawn.allow_tf32):
         try:
-            planned: Planned = plan_bound(bound)
+            planned = planned_call(drawn.function, **bound.arguments())
         except PlanInfeasibleError:
             return None
         if len(planned.parts) > 1:
@@ -162,8 +166,9 @@ def measure_problem(drawn: Drawn, blocks: Blocks) -> dict[str, Any] | None:
         same = [plan for plan in plans if _way(plan) == _way(chosen)]
         plans = [chosen, *(plan for plan in plans if plan not in same)]
         planning = time.perf_counter() - begin
-        runs, neighbours = Runs(bound, request), Neighbours()
-        measured = _measure({str(at): runs.by(plan) for at, plan in enumerate(plans)}, blocks)
+        run = partial(runner, blocks.device, request, sources=sources_of(bound))
+        neighbours = Neighbours()
+        measured = _measure({str(at): run(plan) for at, plan in enumerate(plans)}, blocks)
         share = neighbours.share()
     return {
         "drawn": drawn.to_json(),

@@ -17,11 +17,10 @@ import numpy as np
 
 import ooc_cudnn
 from benchmarks import common
+from benchmarks.accuracy_splits import runner
 from ooc_cudnn.bench.timing import interleave, paired_ratio
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.functions.plan import plan_request
-from ooc_cudnn.functions.prepared import is_staged
-from ooc_cudnn.pipeline.execute import make_executor
 from ooc_cudnn.pricing.plan import Plan
 from ooc_cudnn.pricing.planner import make_plan
 from ooc_cudnn.settings import current
@@ -37,13 +36,7 @@ def along_first(x: Any, w: Any, y: Any) -> tuple[Plan, Callable[[], None]]:
     request = plan_request("convolution_forward", x=x, w=w, padding=1, out=y)
     first = replace(request, chain=request.chain.along(2))
     plan = make_plan(first, device.workspace)
-    executor = make_executor(first, plan)
-
-    def run() -> None:
-        with device.arena.lock:
-            executor.run(device, {"x": x, "w": w, "y": y}, staged=is_staged(plan), wait=True)
-
-    return plan, run
+    return plan, runner(device, first, plan, {"x": x, "w": w, "y": y})
 
 
 def body(report: common.Report) -> None:

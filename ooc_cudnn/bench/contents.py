@@ -42,11 +42,6 @@ class Images:
         size = shape[2] * shape[3] + _SPAN
         return cls(shape, np.random.default_rng(seed).standard_normal(size, dtype=np.float32))
 
-    @property
-    def nbytes(self) -> int:
-        """Size in float32."""
-        return 4 * math.prod(self.shape)
-
     def _offsets(self, image: int) -> Array:
         planes = image * self.shape[1] + np.arange(self.shape[1])
         return planes * _STEP % _SPAN

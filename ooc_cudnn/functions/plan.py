@@ -80,21 +80,15 @@ def plan(
     ).plan
 
 
-def plan_request(
-    function: str,
-    *,
-    machine: MachineModel | str | os.PathLike[str] | None = None,
-    memory_limit: int | float | str | None = None,
-    **arguments: Any,
-) -> Request:
-    """Return what `plan` would plan: what `pipeline.simulate` takes beside the plan.
+def plan_request(function: str, **asked: Any) -> Request:
+    """Return what `plan` would plan, asked the same: what `simulate` takes beside the plan.
 
     Raises
     ------
     ValueError
         For a chain that is cut into shorter ones.
     """
-    (part,) = planned_call(function, machine=machine, memory_limit=memory_limit, **arguments).parts
+    (part,) = planned_call(function, **asked).parts
     return part.request
 
 

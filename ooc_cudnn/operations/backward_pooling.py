@@ -14,8 +14,7 @@ from ooc_cudnn.operations.rows import ROW_AXIS, WindowRows, tensor_region, with_
 from ooc_cudnn.operations.single import OfForward, Single
 from ooc_cudnn.operations.splittable import Launchable, Operand, Piece, Region, Rounding
 from ooc_cudnn.operations.window import Pair, Range, Ranges, Rows
-from ooc_cudnn.tensor import DTYPES
-from perfmodel import Split, Work, pass_work
+from perfmodel import Split, Work
 from perfmodel.cached import cached_property
 
 
@@ -65,13 +64,7 @@ class PoolingBackward:
         elements = math.prod(self.output_shape) + math.prod(forward.output_shape)
         if forward.is_max:
             elements += math.prod(forward.x_shape) + math.prod(forward.output_shape)
-        return pass_work(
-            f"pointwise/{self.dtype}/pooling_backward",
-            device_bytes=elements * DTYPES[self.dtype],
-            elements=elements,
-            taps=math.prod(forward.output_shape) * math.prod(forward.window),
-            problem=forward.problem,
-        )
+        return forward.work_of("pooling_backward", elements)
 
     def reference(self, *inputs: Array | None) -> Array:
         """Scatter in float64; inputs are (y, dy, x). In average modes (dy,) will do."""

@@ -138,10 +138,13 @@ class Pooling:
         return Pooling(shape, self.window, self.stride, padding, self.mode, self.dtype)
 
     def work(self) -> Work:
-        """Read x, write y; each value of y looks at a window."""
-        elements = math.prod(self.x_shape) + math.prod(self.output_shape)
+        """Read x, write y."""
+        return self.work_of("pooling", math.prod(self.x_shape) + math.prod(self.output_shape))
+
+    def work_of(self, kind: str, elements: int) -> Work:
+        """Of what reads and writes so many elements; each value of y looks at a window."""
         return pass_work(
-            f"pointwise/{self.dtype}/pooling",
+            f"pointwise/{self.dtype}/{kind}",
             device_bytes=elements * DTYPES[self.dtype],
             elements=elements,
             taps=math.prod(self.output_shape) * math.prod(self.window),

@@ -72,6 +72,12 @@ class WindowRows(NamedTuple):
         """Of `count` output rows, those that see input rows: `window.contributing_rows`."""
         return contributing_rows(rows, count, self.window, self.stride, self.padding, self.dilation)
 
+    def reaching(self, rows: Range, count: int) -> Range:
+        """Of `count` output rows, those whose windows reach input rows, and none beside them."""
+        reach, before = (self.window - 1) * self.dilation, self.padding[0]
+        start = min(max(0, -((reach - before - rows[0]) // self.stride)), count)
+        return start, max(start, min(count, (rows[1] - 1 + before) // self.stride + 1))
+
 
 def with_padding(
     padding: tuple[Pair, ...], of_rows: Pair, row_axis: int = ROW_AXIS

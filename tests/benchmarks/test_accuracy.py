@@ -20,12 +20,13 @@ from benchmarks.accuracy_splits import (
     LEAST_SPLITS,
     MOST_PIECES,
     MOST_SPLITS,
-    Runs,
     draw_problem,
     final_ratio,
     grid,
     problem_scale,
     rank_correlation,
+    runner,
+    sources_of,
 )
 from benchmarks.accuracy_summary import errors, grouped, rounded, worst
 from benchmarks.accuracy_terms import dropped, terms_of
@@ -319,11 +320,11 @@ def test_every_plan_of_a_grid_gives_the_same_result(problem):
     bound, request = problem
     bound()
     expected = [array.copy() for array in bound.results.values()]
-    runs = Runs(bound, request)
+    sources = sources_of(bound)
     for each in grid(request, None):
         for array in bound.results.values():
             array[...] = np.nan
-        runs.by(each)()
+        runner(bound.blocks.device, request, each, sources)()
         for array, right in zip(bound.results.values(), expected, strict=True):
             np.testing.assert_allclose(
                 array.astype(np.float64), right.astype(np.float64), rtol=1e-3, atol=1e-3

@@ -18,6 +18,7 @@ from ooc_cudnn.devices.helpers import helpers
 from ooc_cudnn.devices.host import convolution as host_convolution
 from ooc_cudnn.devices.host.chunks import Array, arithmetic_dtype, met
 from ooc_cudnn.operations.convolution import Convolution
+from ooc_cudnn.operations.rows import ROW_AXIS
 from ooc_cudnn.operations.window import Range, ranges
 
 Box = tuple[Range, ...]
@@ -153,7 +154,10 @@ def _scatter_boxes(
     gradient, columns, result = np.split(memory, borders)
     for image, box in boxes:
         interrupts.hear()
-        windows = tuple(_reaching(forward, axis, range_) for axis, range_ in enumerate(box))
+        windows = tuple(
+            forward.window_rows(axis).reaching(range_, forward.output_shape[axis])
+            for axis, range_ in enumerate(box, ROW_AXIS)
+        )
         sites = tuple(stop - start for start, stop in windows)
         shape = (c_x, *(stop - start for start, stop in box))
         count = math.prod(sites)
@@ -171,14 +175,6 @@ def _scatter_boxes(
             of_x = slice(group * c_x, (group + 1) * c_x)
             place: tuple[Any, ...] = (image, of_x, *(slice(*range_) for range_ in box))
             np.copyto(dx[place], part, casting="unsafe")
-
-
-def _reaching(forward: Convolution, axis: int, box: Range) -> Range:
-    """Output positions whose windows reach a range of x along a spatial axis."""
-    stride, before = forward.stride[axis], forward.padding[axis][0]
-    reach, count = (forward.w_shape[2 + axis] - 1) * forward.dilation[axis], forward.output_shape
-    low = min(max(0, -((reach - before - box[0]) // stride)), count[2 + axis])
-    return low, max(low, min(count[2 + axis], (box[1] - 1 + before) // stride + 1))
 
 
 def _add(forward: Convolution, rows: Array, windows: Box, box: Box, part: Array) -> None:

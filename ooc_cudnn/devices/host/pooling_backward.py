@@ -23,7 +23,7 @@ from ooc_cudnn.devices.host.chunks import (
     kept_where,
     met,
 )
-from ooc_cudnn.devices.host.pooling_geometry import divisors, filled_like, reaching, seen
+from ooc_cudnn.devices.host.pooling_geometry import divisors, filled_like, seen
 from ooc_cudnn.operations.backward_pooling import PoolingBackward
 from ooc_cudnn.operations.pooling import Pooling
 from ooc_cudnn.operations.rows import ROW_AXIS
@@ -44,7 +44,11 @@ def pooling_backward(
         spatial = zip(box[2:], operation.origin, strict=True)
         inside = (slice(part.start + first, part.stop + first) for part, first in spatial)
         place = (*box[:2], *inside)  # of the box in the piece of x
-        windows = (*box[:2], *(reaching(forward, axis, place) for axis in range(len(place) - 2)))
+        reached = (
+            forward.window_rows(axis).reaching((part.start, part.stop), forward.output_shape[axis])
+            for axis, part in enumerate(place[2:], ROW_AXIS)
+        )
+        windows = (*box[:2], *(slice(*range_) for range_ in reached))
         part = filled_like(output, [b.stop - b.start for b in box], 0.0, dtype)
         if 0 not in dy[windows].shape:
             if forward.is_max:

@@ -21,16 +21,6 @@ def seen(operation: Pooling, axis: int, outputs: Range) -> Range:
     return low, min(max(high + operation.window[axis], low), extent)
 
 
-def reaching(forward: Pooling, axis: int, place: Box) -> slice:
-    """Return the windows that reach a range of x along a spatial axis."""
-    stride, before = forward.stride[axis], forward.padding[axis][0]
-    count = forward.output_shape[2 + axis]
-    low = -((forward.window[axis] - 1 - before - place[2 + axis].start) // stride)
-    high = (place[2 + axis].stop - 1 + before) // stride + 1
-    low = min(max(low, 0), count)
-    return slice(low, min(max(high, low), count))
-
-
 def divisors(operation: Pooling, box: Box, dtype: np.dtype[Any]) -> Any:
     """What the sums of a box's windows are divided by."""
     if operation.mode == "average_include_padding":
