@@ -12,58 +12,21 @@ from scipy.special import erf, expit
 from ooc_cudnn.operations.base import Array, Shape
 from ooc_cudnn.operations.per_element import PerElement
 
-
-def _relu(x: Array, coef: float) -> Array:
-    return np.maximum(x, 0)
-
-
-def _clipped_relu(x: Array, coef: float) -> Array:
-    return np.minimum(np.maximum(x, 0), coef)
-
-
-def _elu(x: Array, coef: float) -> Array:
-    return np.where(x > 0, x, coef * np.expm1(np.minimum(x, 0)))
-
-
-def _sigmoid(x: Array, coef: float) -> Array:
-    return np.asarray(expit(x))
-
-
-def _tanh(x: Array, coef: float) -> Array:
-    return np.tanh(x)
-
-
-def _swish(x: Array, coef: float) -> Array:
-    return np.asarray(x * expit(coef * x))
-
-
-def _gelu(x: Array, coef: float) -> Array:
-    return np.asarray(0.5 * x * (1 + erf(x / math.sqrt(2))))
-
-
-def _leaky_relu(x: Array, coef: float) -> Array:
-    return np.where(x > 0, x, coef * x)
-
-
-def _identity(x: Array, coef: float) -> Array:
-    return x
-
-
 #: Exponentials that a mode evaluates. An error function takes as long as three of them; tanh is as
 #: fast as memory, in NumPy as on a card.
 EXPONENTIALS = {"elu": 1, "sigmoid": 1, "swish": 1, "gelu": 3}
 
 #: mode -> (function of (x, coef), default coef or None where the mode takes none)
 MODES: dict[str, tuple[Callable[[Array, float], Array], float | None]] = {
-    "relu": (_relu, None),
-    "clipped_relu": (_clipped_relu, 6.0),
-    "elu": (_elu, 1.0),
-    "sigmoid": (_sigmoid, None),
-    "tanh": (_tanh, None),
-    "swish": (_swish, 1.0),
-    "gelu": (_gelu, None),
-    "leaky_relu": (_leaky_relu, 0.01),
-    "identity": (_identity, None),
+    "relu": (lambda x, coef: np.maximum(x, 0), None),
+    "clipped_relu": (lambda x, coef: np.minimum(np.maximum(x, 0), coef), 6.0),
+    "elu": (lambda x, coef: np.where(x > 0, x, coef * np.expm1(np.minimum(x, 0))), 1.0),
+    "sigmoid": (lambda x, coef: np.asarray(expit(x)), None),
+    "tanh": (lambda x, coef: np.tanh(x), None),
+    "swish": (lambda x, coef: np.asarray(x * expit(coef * x)), 1.0),
+    "gelu": (lambda x, coef: np.asarray(0.5 * x * (1 + erf(x / math.sqrt(2)))), None),
+    "leaky_relu": (lambda x, coef: np.where(x > 0, x, coef * x), 0.01),
+    "identity": (lambda x, coef: x, None),
 }
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any, ClassVar
 
 from ooc_cudnn.operations.base import Shape
 from ooc_cudnn.operations.pointwise import Pointwise, Relayout
+from ooc_cudnn.operations.rows import with_rows
 from ooc_cudnn.operations.splittable import (
     ALONE,
     Accumulation,
@@ -48,10 +50,6 @@ class Builder:
             shape = tuple([stop - start for start, stop in region])
             self.buffers[name] = Buffer(shape, operand.dtype, orders.get(name, "channels_first"))
 
-    def built(self) -> tuple[tuple[Launch, ...], Mapping[str, Buffer]]:
-        """Everything launched, and every buffer."""
-        return tuple(self.launched), self.buffers
-
     def scratch(
         self,
         name: str,
@@ -73,6 +71,17 @@ class Builder:
         for name in names:
             if name and self.buffers[name].block.startswith("scratch "):
                 self._busy.discard(self.buffers[name].block)
+
+    def rows_of(self, name: str, part: str, start: int, count: int) -> str:
+        """Call a range of a buffer's rows `part`; return that."""
+        whole, axis = self.buffers[name], self.call.row_axis
+        self.buffers[part] = whole._replace(
+            shape=with_rows(whole.shape, count, axis),
+            block=whole.block or name,
+            rows=(start, whole.shape[axis]),
+            row_axis=axis,
+        )
+        return part
 
     def state(self, name: str, shape: Shape, dtype: str, order: str = "channels_first") -> str:
         """Make a buffer that keeps its content from piece to piece."""
@@ -232,6 +241,9 @@ class Builder:
 class Built(Splittable):
     """A call that says what to launch on a piece to a builder."""
 
+    #: What builds its launches.
+    builder: ClassVar[type[Builder]] = Builder
+
     def launches(
         self,
         piece: Piece,
@@ -240,10 +252,10 @@ class Built(Splittable):
         orders: Mapping[str, str],
         accumulation: Accumulation = ALONE,
     ) -> tuple[tuple[Launch, ...], Mapping[str, Buffer]]:
-        made = Builder(self, piece, layout, orders, accumulation)
+        made = self.builder(self, piece, layout, orders, accumulation)
         self.build(made)
-        return made.built()
+        return tuple(made.launched), made.buffers
 
     @abstractmethod
-    def build(self, build: Builder) -> None:
+    def build(self, build: Any) -> None:
         """Launch everything on the builder's piece."""

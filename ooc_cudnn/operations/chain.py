@@ -18,16 +18,7 @@ from ooc_cudnn.operations.chain_builder import ChainBuilder
 from ooc_cudnn.operations.chain_pieces import ChainPieces
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.pooling import Pooling
-from ooc_cudnn.operations.splittable import (
-    ALONE,
-    Accumulation,
-    Buffer,
-    Launch,
-    Piece,
-    Read,
-    Rounding,
-    random_range,
-)
+from ooc_cudnn.operations.splittable import Piece, Read, Rounding, random_range
 
 #: Rows of a patch that `verify` looks at, and channels.
 PATCH_ROWS = 2
@@ -38,16 +29,11 @@ PATCH_CHANNELS = 4
 class Chain(ChainPieces):
     """Operations from x to y, and ``y = alpha * result + beta * y`` at the end."""
 
-    def launches(
-        self,
-        piece: Piece,
-        *,
-        layout: str,
-        orders: Mapping[str, str],
-        accumulation: Accumulation = ALONE,
-    ) -> tuple[tuple[Launch, ...], Mapping[str, Buffer]]:
+    builder = ChainBuilder
+
+    def build(self, build: ChainBuilder) -> None:
         """Run every operation on the piece, elementwise ones fused where they follow each other."""
-        return ChainBuilder(self, piece, layout, orders, accumulation).build()
+        build.chained()
 
     # Checking ---------------------------------------------------------------------------------
 

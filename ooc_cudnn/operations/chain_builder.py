@@ -26,7 +26,7 @@ from ooc_cudnn.operations.op_tensor import AddTensor, OpTensor
 from ooc_cudnn.operations.pointwise import Pointwise, Relayout
 from ooc_cudnn.operations.pooling import Pooling
 from ooc_cudnn.operations.rows import ROW_AXIS, with_rows
-from ooc_cudnn.operations.splittable import Accumulation, Buffer, Launch, Launchable, Piece
+from ooc_cudnn.operations.splittable import Accumulation, Buffer, Launchable, Piece
 from ooc_cudnn.tensor import ACCUMULATOR
 
 
@@ -47,7 +47,7 @@ class ChainBuilder(Builder):
         self.row_axis = chain.row_axis
         self.current = "x"
 
-    def build(self) -> tuple[tuple[Launch, ...], Mapping[str, Buffer]]:
+    def chained(self) -> None:
         """Build every fusion; of a sum over cX that is not complete, the convolution alone."""
         made = self.chain.fusions
         for at, fusion in enumerate(made):
@@ -57,11 +57,10 @@ class ChainBuilder(Builder):
                 continue
             self._window(fusion, following)
             if self.accumulating and not self._add_up(fusion, following):
-                return self.built()
+                return
             if following is not None:
                 self._hand_on(following)
         self.finish(self.current, "y")
-        return self.built()
 
     def launch(self, operation: Launchable, inputs: tuple[str, ...], output: str) -> None:
         """Launch; rows that lie along another axis than the first are written by a copy.
@@ -124,9 +123,7 @@ class ChainBuilder(Builder):
         name = f"input {following.first}"
         full = with_rows(shape, rows, self.row_axis)
         self.scratch(name, full, dtype, self.layout)
-        made = self.buffers[name]._replace(shape=shape, rows=(kept, rows), row_axis=self.row_axis)
-        self.buffers[f"made {following.first}"] = made
-        return f"made {following.first}"
+        return self.rows_of(name, f"made {following.first}", kept, rows - kept)
 
     def _keep(self, index: int) -> None:
         """Complete a window's input with the rows kept before, and keep its last ones."""
@@ -135,14 +132,6 @@ class ChainBuilder(Builder):
             return
         full, height = self.buffers[name], self.buffers[name].shape[self.row_axis]
         kept, keeps = flow.kept[1] - flow.kept[0], flow.keeps[1] - flow.keeps[0]
-
-        def rows_of(part: str, start: int, count: int) -> str:
-            shape = with_rows(full.shape, count, self.row_axis)
-            self.buffers[part] = full._replace(
-                shape=shape, rows=(start, height), row_axis=self.row_axis
-            )
-            return part
-
         store = f"kept {index}"
         if kept:
             # Of what the pieces before stored, this one may need the last rows alone.
@@ -152,11 +141,11 @@ class ChainBuilder(Builder):
             self.buffers[found] = Buffer(
                 shape, full.dtype, full.order, store, (skipped, stored), self.row_axis
             )
-            self.copy(found, rows_of(f"{name} above", 0, kept))
+            self.copy(found, self.rows_of(name, f"{name} above", 0, kept))
         if keeps and flow.made[0] < flow.made[1]:
             shape = with_rows(full.shape, keeps, self.row_axis)
             self.state(store, shape, full.dtype, full.order)
-            self.copy(rows_of(f"{name} below", height - keeps, keeps), store)
+            self.copy(self.rows_of(name, f"{name} below", height - keeps, keeps), store)
 
     # Stages -------------------------------------------------------------------------------------
 

@@ -6,10 +6,11 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
 from ooc_cudnn.operations.base import Operation, numbered
+from ooc_cudnn.operations.builder import Built
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.flow import Flow, Fusion, flow, fusions
 from ooc_cudnn.operations.rows import ROW_AXIS, cut_axes, height, with_rows
-from ooc_cudnn.operations.splittable import Operand, Piece, Region, Splittable
+from ooc_cudnn.operations.splittable import Operand, Piece, Region
 from ooc_cudnn.operations.window import Range, Ranges, ranges
 from ooc_cudnn.tensor import ACCUMULATOR
 from perfmodel import Split
@@ -20,7 +21,7 @@ REMEMBERED_FLOWS = 256
 
 
 @dataclass(frozen=True)
-class ChainPieces(Splittable):
+class ChainPieces(Built):
     """Operations from x to y, as what they may be cut into.
 
     Cutting along channels needs a chain with at most one convolution, and that one first: after a

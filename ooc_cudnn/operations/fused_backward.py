@@ -16,7 +16,7 @@ from ooc_cudnn.operations.base import Array
 from ooc_cudnn.operations.builder import Builder, Built
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.convolution_backward import ConvolutionBackwardData
-from ooc_cudnn.operations.rows import ROW_AXIS, tensor_region, with_padding, with_rows
+from ooc_cudnn.operations.rows import ROW_AXIS, tensor_region, with_padding
 from ooc_cudnn.operations.single import OfForward
 from ooc_cudnn.operations.splittable import Operand, Piece, Read, Region, Rounding, random_range
 from ooc_cudnn.operations.window import Range, Rows
@@ -181,19 +181,12 @@ class FusedBackward(OfForward, Built):
 
     def _rows_of(self, build: Builder, dz: str, rows: Range, first: int, name: str) -> str:
         """Some rows of dz as a tensor of their own; dz itself if they are all of it."""
-        have = build.buffers[dz]
-        height = have.shape[self.row_axis]
-        if (rows[0] - first, rows[1] - first) == (0, height):
+        have, count = build.buffers[dz], rows[1] - rows[0]
+        if count == have.shape[self.row_axis]:
             return dz
-        shape = with_rows(have.shape, rows[1] - rows[0], self.row_axis)
-        build.buffers[f"{name} of dz"] = have._replace(
-            shape=shape,
-            block=have.block or dz,
-            rows=(rows[0] - first, height),
-            row_axis=self.row_axis,
-        )
-        packed = build.scratch(f"{name} rows", shape, have.dtype, have.order)
-        build.copy(f"{name} of dz", packed)
+        part = build.rows_of(dz, f"{name} of dz", rows[0] - first, count)
+        packed = build.scratch(f"{name} rows", build.buffers[part].shape, have.dtype, have.order)
+        build.copy(part, packed)
         return packed
 
     def data_gradient(self, piece: Piece, layout: str, dtype: str) -> ConvolutionBackwardData:
