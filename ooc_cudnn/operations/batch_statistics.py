@@ -24,10 +24,9 @@ from ooc_cudnn.operations.batch_normalization import (
     per_channel,
 )
 from ooc_cudnn.operations.builder import Builder
-from ooc_cudnn.operations.channel_statistics import PER_CHANNEL, PerChannel, moments_of
+from ooc_cudnn.operations.channel_statistics import PerChannel, moments_of
 from ooc_cudnn.operations.rows import ROW_AXIS, tensor_region
-from ooc_cudnn.operations.single import CUT
-from ooc_cudnn.operations.splittable import Operand, Piece, Read
+from ooc_cudnn.operations.splittable import Piece, Read
 from ooc_cudnn.tensor import ACCUMULATOR
 from perfmodel.cached import cached_property
 
@@ -51,26 +50,13 @@ class BatchNormalization(PerChannel):
     beta: float = 0.0
     row_axis: int = ROW_AXIS
 
+    inputs = ("x", "scale", "bias")
+
     @cached_property
     def results(self) -> tuple[str, ...]:  # type: ignore[override]
         """Y, what is saved for the backward pass, and running averages."""
         averages = ("running_mean", "running_variance") if self.running else ()
         return ("y", "saved_mean", "saved_inverse_variance", *averages)
-
-    @cached_property
-    def operands(self) -> Mapping[str, Operand]:
-        vector = Operand((self.shape[1],), ACCUMULATOR[self.dtype], PER_CHANNEL)
-        tensor = Operand(self.shape, self.dtype, CUT)
-        return {
-            name: tensor if name in ("x", "y") else vector
-            for name in ("x", "scale", "bias", *self.results)
-        }
-
-    @cached_property
-    def loaded(self) -> tuple[str, ...]:
-        """The inputs and the running averages; y for beta."""
-        made = ("saved_mean", "saved_inverse_variance", *(() if self.beta else ("y",)))
-        return tuple(name for name in self.operands if name not in made)
 
     def touched(self, name: str) -> range:
         """The statistics in the first sweep, the data's scale and y in the second."""
@@ -144,20 +130,10 @@ class BatchNormalizationGradient(PerChannel):
         made = self.epsilon is not None
         return ("mean", "inverse") if made else ("saved_mean", "saved_inverse_variance")
 
-    @cached_property
-    def operands(self) -> Mapping[str, Operand]:
-        vector = Operand((self.shape[1],), ACCUMULATOR[self.dtype], PER_CHANNEL)
-        tensor = Operand(self.shape, self.dtype, CUT)
-        saved = self.saved if self.epsilon is None else ()
-        return {
-            name: tensor if name in ("x", "dy", "dx") else vector
-            for name in ("x", "dy", "scale", *saved, *self.results)
-        }
-
-    @cached_property
-    def loaded(self) -> tuple[str, ...]:
-        results = self.results[0 if not self.beta else 1 :]
-        return tuple(name for name in self.operands if name not in results)
+    @property
+    def inputs(self) -> tuple[str, ...]:  # type: ignore[override]
+        """What is saved is among them where it is not made."""
+        return ("x", "dy", "scale", *(self.saved if self.epsilon is None else ()))
 
     def touched(self, name: str) -> range:
         """X in all sweeps, the sums' results in the last but one, dx and scale in the last."""

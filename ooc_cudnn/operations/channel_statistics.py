@@ -19,9 +19,18 @@ from ooc_cudnn.operations.batch_normalization import (
 )
 from ooc_cudnn.operations.builder import Builder
 from ooc_cudnn.operations.rows import tensor_region
-from ooc_cudnn.operations.single import OfOneShape
-from ooc_cudnn.operations.splittable import SWEEP, Piece, Read, Region, Rounding, random_range
+from ooc_cudnn.operations.single import CUT, OfOneShape
+from ooc_cudnn.operations.splittable import (
+    SWEEP,
+    Operand,
+    Piece,
+    Read,
+    Region,
+    Rounding,
+    random_range,
+)
 from ooc_cudnn.tensor import ACCUMULATOR
+from perfmodel.cached import cached_property
 
 PER_CHANNEL = frozenset({"c_y"})
 
@@ -32,8 +41,25 @@ class PerChannel(OfOneShape):
     sweeps = 2
     reduced = ("n", "h_y")
     loop_order = ("c_y", SWEEP, "n", "h_y", "c_x")
+    inputs: tuple[str, ...] = ()
     #: Of running averages, where there are any.
     factor: float = 0.0
+
+    @cached_property
+    def operands(self) -> Mapping[str, Operand]:
+        """Tensors of the data's shape, and vectors of its channels."""
+        vector = Operand((self.shape[1],), ACCUMULATOR[self.dtype], PER_CHANNEL)
+        tensor = Operand(self.shape, self.dtype, CUT)
+        return {
+            name: tensor if name in ("x", "y", "dy", "dx") else vector
+            for name in (*self.inputs, *self.results)
+        }
+
+    @cached_property
+    def loaded(self) -> tuple[str, ...]:
+        """The inputs and the running averages; the first result for beta."""
+        made = self.results[1 if self.beta else 0 :]
+        return tuple(n for n in self.operands if n not in made or n.startswith("running"))
 
     @abstractmethod
     def touched(self, name: str) -> range:

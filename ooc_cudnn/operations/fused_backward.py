@@ -17,7 +17,7 @@ from ooc_cudnn.operations.builder import Builder, Built
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.convolution_backward import ConvolutionBackwardData
 from ooc_cudnn.operations.rows import ROW_AXIS, tensor_region, with_padding
-from ooc_cudnn.operations.single import OfForward
+from ooc_cudnn.operations.single import OfForward, linear, summed
 from ooc_cudnn.operations.splittable import Operand, Piece, Read, Region, Rounding, random_range
 from ooc_cudnn.operations.window import Range, Rows
 from perfmodel import Split
@@ -219,15 +219,9 @@ class FusedBackward(OfForward, Built):
             dz = dz[(*(slice(None),) * self.row_axis, seen)]
             operation = self.data_gradient(piece, "channels_first", "float64")
             w = read("w", self.region("w", piece))
-            found["dx"] = (
-                operation.reference(w, dz),
-                operation.reference(np.abs(w), np.abs(dz)),
-            )
+            found["dx"] = linear(operation, w, dz)
         if piece.n == (0, whole.n) and piece.h_y == (0, whole.h_y):
-            images = [self._sums(piece._replace(n=(at, at + 1)), read) for at in range(whole.n)]
-            dw, dw_size, db, db_size = (
-                sum(each[1:], each[0]) for each in zip(*images, strict=True)
-            )
+            dw, dw_size, db, db_size = summed(piece, lambda image: self._sums(image, read))
             found |= {"dw": (dw, dw_size), "db": (db, db_size)}
         return found
 
@@ -235,13 +229,8 @@ class FusedBackward(OfForward, Built):
         """What one image adds to dw and db, and the sizes of the sums."""
         dz, x = self._dz(piece, read), read("x", self.region("x", piece))
         part = self.of_filter.on_piece(piece, layout="channels_first", result_dtype="float64")
-        axes = (0, *range(2, dz.ndim))
-        return (
-            part.reference(x, dz),
-            part.reference(np.abs(x), np.abs(dz)),
-            dz.sum(axis=axes),
-            np.abs(dz).sum(axis=axes),
-        )
+        bias = ChannelSum(dz.shape, self.dtype, "float64")
+        return *linear(part, x, dz), *linear(bias, dz)
 
     def _dz(self, piece: Piece, read: Read) -> Array:
         region = self.region("dy", piece)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -121,23 +121,29 @@ class Single(Built):
 
     def expected(self, piece: Piece, read: Read) -> Mapping[str, tuple[Array, Array]]:
         """By the operation's reference, image after image where the images are summed over."""
-        if "n" not in self.reduced:
-            return {self.results[0]: self._expected(piece, read)}
-        parts = (
-            self._expected(piece._replace(n=(image, image + 1)), read) for image in range(*piece.n)
-        )
-        value, size = next(parts)
-        for more_value, more_size in parts:
-            value, size = value + more_value, size + more_size
+
+        def found(piece: Piece) -> tuple[Array, ...]:
+            operation = self.on_piece(piece, layout="channels_first", result_dtype="float64")
+            inputs = [read(name, self.region(name, piece)) for name in self.takes if name]
+            return self.compare(operation, inputs)
+
+        value, size = summed(piece, found) if "n" in self.reduced else found(piece)
         return {self.results[0]: (value, size)}
 
-    def _expected(self, piece: Piece, read: Read) -> tuple[Array, Array]:
-        operation = self.on_piece(piece, layout="channels_first", result_dtype="float64")
-        inputs = [read(name, self.region(name, piece)) for name in self.takes if name]
-        return self.compare(operation, inputs)
-
     def compare(self, operation: Launchable, inputs: list[Array]) -> tuple[Array, Array]:
-        """The value, and the size of its sums; of linear operations, those of absolute values."""
-        value = operation.reference(*inputs)  # type: ignore[attr-defined]
-        size = operation.reference(*(np.abs(array) for array in inputs))  # type: ignore[attr-defined]
-        return value, size
+        """The value, and the size of its sums."""
+        return linear(operation, *inputs)
+
+
+def linear(operation: Any, *inputs: Array) -> tuple[Array, Array]:
+    """What a linear operation gives, and the size of its sums: the same of absolute values."""
+    return operation.reference(*inputs), operation.reference(*map(np.abs, inputs))
+
+
+def summed(piece: Piece, found: Callable[[Piece], tuple[Array, ...]]) -> list[Array]:
+    """What is found of the images of a piece, added up one after the other."""
+    images = (found(piece._replace(n=(image, image + 1))) for image in range(*piece.n))
+    sums = list(next(images))
+    for more in images:
+        sums = list(map(np.add, sums, more))
+    return sums
