@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ooc_cudnn.operations.base import Array, Parameter, Shape
-from ooc_cudnn.operations.rows import ROW_AXIS, WindowRows, with_padding, with_rows
+from ooc_cudnn.operations.rows import ROW_AXIS, Windowed, with_padding, with_rows
 from ooc_cudnn.operations.window import (
     Pair,
     Range,
@@ -19,7 +19,6 @@ from ooc_cudnn.operations.window import (
     Rows,
     grouped_ranges,
     in_words,
-    output_extent,
 )
 from ooc_cudnn.operations.window_arguments import check_padding, convolution_geometry
 from ooc_cudnn.tensor import DTYPES
@@ -27,7 +26,7 @@ from perfmodel import Direction, Work, convolution_work
 
 
 @dataclass(frozen=True)
-class Convolution:
+class Convolution(Windowed):
     """Cross-correlation of x (n, cX, spatial...) with w (cY, cX / groups, window...).
 
     Parameters
@@ -77,18 +76,8 @@ class Convolution:
     def __post_init__(self) -> None:
         if not self.y_dtype:
             object.__setattr__(self, "y_dtype", self.dtype)
-        spatial = tuple(
-            output_extent(*axis)
-            for axis in zip(
-                self.x_shape[2:],
-                self.w_shape[2:],
-                self.stride,
-                self.padding,
-                self.dilation,
-                strict=True,
-            )
-        )
-        object.__setattr__(self, "output_shape", (self.x_shape[0], self.w_shape[0], *spatial))
+        shape = (self.x_shape[0], self.w_shape[0], *self.sites())
+        object.__setattr__(self, "output_shape", shape)
 
     @classmethod
     def of(
@@ -144,16 +133,12 @@ class Convolution:
             allow_tf32=allow_tf32,
             deterministic=deterministic,
         )
-        if min(made.output_shape) < 1:
-            raise ValueError(
-                f"w of window {w_shape[2:]} with dilation {made.dilation} is larger than x of "
-                f"{x_shape[2:]} padded by {made.padding}: nothing fits"
-            )
-        return made
+        return made.fitting(f"w of window {made.window} with dilation {dilations}")
 
     @property
-    def input_shape(self) -> Shape:
-        return self.x_shape
+    def window(self) -> Shape:  # type: ignore[override]
+        """Its extents."""
+        return self.w_shape[2:]
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
@@ -183,17 +168,6 @@ class Convolution:
         per_group = self.w_shape[0] // self.groups
         first, last = c_y[0] // per_group, (c_y[1] - 1) // per_group
         return first * self.c_x_extent + c_x[0], last * self.c_x_extent + c_x[1]
-
-    def window_rows(self, row_axis: int) -> WindowRows:
-        """The window along the axis that rows lie along."""
-        at = row_axis - ROW_AXIS
-        return WindowRows(
-            self.x_shape[row_axis], self.w_shape[row_axis], self.stride[at], self.padding[at],
-            self.dilation[at],
-        )  # fmt: skip
-
-    def input_rows(self, rows: Range, row_axis: int = ROW_AXIS) -> Rows:
-        return self.window_rows(row_axis).needed(rows)
 
     def on_piece(self, n: int, rows: Rows, channels: int, row_axis: int = ROW_AXIS) -> Convolution:
         return self.on_channels(n, (0, self.w_shape[0]), (0, self.c_x_extent), rows, "", row_axis)
@@ -265,8 +239,8 @@ class Convolution:
             c_x=self.x_shape[1],
             c_y=self.w_shape[0],
             output_sites=math.prod(self.output_shape[2:]),
-            window_sites=math.prod(self.w_shape[2:]),
-            window_extent=max(self.w_shape[2:]),
+            window_sites=math.prod(self.window),
+            window_extent=max(self.window),
             groups=self.groups,
             x_bytes=math.prod(self.x_shape) * item,
             w_bytes=math.prod(self.w_shape) * item + more_bytes,
@@ -278,7 +252,7 @@ class Convolution:
     @property
     def problem(self) -> str:
         """What it computes, whatever its extents."""
-        geometry = in_words(self.w_shape[2:], self.stride, self.dilation)
+        geometry = in_words(self.window, self.stride, self.dilation)
         return f"{geometry}; {self.x_shape[1]} to {self.w_shape[0]} in {self.groups}"
 
     def taps(self) -> Iterator[tuple[Any, Any]]:
@@ -287,7 +261,7 @@ class Convolution:
         Both after an ellipsis.
         """
         sites = self.output_shape[2:]
-        for tap in itertools.product(*(range(k) for k in self.w_shape[2:])):
+        for tap in itertools.product(*(range(k) for k in self.window)):
             window = [
                 slice(k * d, k * d + (o - 1) * s + 1, s)
                 for k, d, s, o in zip(tap, self.dilation, self.stride, sites, strict=True)

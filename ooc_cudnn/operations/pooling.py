@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from ooc_cudnn.operations.base import Array, Parameter, Shape
-from ooc_cudnn.operations.rows import ROW_AXIS, WindowRows, with_padding, with_rows
-from ooc_cudnn.operations.window import Pair, Range, Rows, in_words, output_extent
+from ooc_cudnn.operations.rows import ROW_AXIS, Windowed, with_padding, with_rows
+from ooc_cudnn.operations.window import Pair, Rows, in_words, met_along
 from ooc_cudnn.operations.window_arguments import padding_pairs, per_axis
 from ooc_cudnn.tensor import DTYPES
 from perfmodel import Work, pass_work
@@ -22,7 +22,7 @@ MODES = ("max", "max_deterministic", "average_include_padding", "average_exclude
 
 
 @dataclass(frozen=True)
-class Pooling:
+class Pooling(Windowed):
     """Pool x (n, c, spatial...) over windows.
 
     Parameters
@@ -58,11 +58,7 @@ class Pooling:
     name = "pooling_forward"
 
     def __post_init__(self) -> None:
-        spatial = tuple(
-            output_extent(*axis, 1)
-            for axis in zip(self.x_shape[2:], self.window, self.stride, self.padding, strict=True)
-        )
-        object.__setattr__(self, "output_shape", (*self.x_shape[:2], *spatial))
+        object.__setattr__(self, "output_shape", (*self.x_shape[:2], *self.sites()))
 
     @classmethod
     def of(
@@ -102,16 +98,12 @@ class Pooling:
         if stride is not None:
             strides = per_axis(stride, axes, name=f"{prefix}stride", least=1)
         made = cls(tuple(x_shape), sizes, strides, pairs, mode, dtype)
-        if min(made.output_shape) < 1:
-            raise ValueError(
-                f"window {sizes} is larger than x of {tuple(x_shape[2:])} padded by {pairs}: "
-                "nothing fits"
-            )
-        return made
+        return made.fitting(f"window {sizes}")
 
     @property
-    def input_shape(self) -> Shape:
-        return self.x_shape
+    def dilation(self) -> Shape:  # type: ignore[override]
+        """None."""
+        return (1,) * len(self.window)
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
@@ -121,16 +113,6 @@ class Pooling:
     def is_max(self) -> bool:
         """Whether the largest value is taken, and not the mean."""
         return self.mode.startswith("max")
-
-    def window_rows(self, row_axis: int) -> WindowRows:
-        """The window along the axis that rows lie along."""
-        at = row_axis - ROW_AXIS
-        return WindowRows(
-            self.x_shape[row_axis], self.window[at], self.stride[at], self.padding[at]
-        )
-
-    def input_rows(self, rows: Range, row_axis: int = ROW_AXIS) -> Rows:
-        return self.window_rows(row_axis).needed(rows)
 
     def on_piece(self, n: int, rows: Rows, channels: int, row_axis: int = ROW_AXIS) -> Pooling:
         shape = with_rows((n, channels, *self.x_shape[2:]), rows.stop - rows.start, row_axis)
@@ -159,17 +141,8 @@ class Pooling:
     def taps(self) -> Iterator[tuple[Any, Any]]:
         """Every tap of the window: (slices of y, slices of x) of the windows whose tap is on x."""
         for tap in itertools.product(*(range(k) for k in self.window)):
-            outputs, inputs = [], []
-            for axis, at in enumerate(tap):
-                stride, offset = self.stride[axis], at - self.padding[axis][0]
-                extent, count = self.x_shape[2 + axis], self.output_shape[2 + axis]
-                low = min(count, max(0, -(offset // stride)))
-                high = max(low, min(count, (extent - 1 - offset) // stride + 1))
-                begin = low * stride + offset
-                outputs.append(slice(low, high))
-                end = begin + (high - low - 1) * stride + 1
-                inputs.append(slice(begin, end, stride) if high > low else slice(0, 0))
-            yield (..., *outputs), (..., *inputs)
+            offsets = (at - before for at, (before, _) in zip(tap, self.padding, strict=True))
+            yield met_along(offsets, self.stride, self.x_shape[2:], self.output_shape[2:])
 
     def divisors(self) -> Array:
         """What each window's sum is divided by for the mean, of the spatial shape of y."""

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, Self, TypeVar
 
-from ooc_cudnn.operations.window import Pair, Range, Rows, contributing_rows, input_rows
+from ooc_cudnn.operations.window import (
+    Pair,
+    Range,
+    Rows,
+    contributing_rows,
+    input_rows,
+    output_extent,
+)
 
 Shape = tuple[int, ...]
 T = TypeVar("T")
@@ -62,7 +69,7 @@ class WindowRows(NamedTuple):
     window: int
     stride: int
     padding: Pair
-    dilation: int = 1
+    dilation: int
 
     def needed(self, rows: Range) -> Rows:
         """The input rows behind output rows: `window.input_rows`."""
@@ -77,6 +84,46 @@ class WindowRows(NamedTuple):
         reach, before = (self.window - 1) * self.dilation, self.padding[0]
         start = min(max(0, -((reach - before - rows[0]) // self.stride)), count)
         return start, max(start, min(count, (rows[1] - 1 + before) // self.stride + 1))
+
+
+class Windowed:
+    """What slides a window over the spatial axes of x: a convolution, or a pooling."""
+
+    x_shape: Shape
+    window: Shape
+    stride: Shape
+    padding: tuple[Pair, ...]
+    dilation: Shape
+    output_shape: Shape
+
+    @property
+    def input_shape(self) -> Shape:
+        return self.x_shape
+
+    def sites(self) -> Shape:
+        """How often the window fits along each axis."""
+        of = (self.x_shape[2:], self.window, self.stride, self.padding, self.dilation)
+        return tuple(output_extent(*axis) for axis in zip(*of, strict=True))
+
+    def fitting(self, window: str) -> Self:
+        """Return it, or refuse a window that fits nowhere."""
+        if min(self.output_shape) < 1:
+            raise ValueError(
+                f"{window} is larger than x of {self.x_shape[2:]} padded by {self.padding}: "
+                "nothing fits"
+            )
+        return self
+
+    def window_rows(self, row_axis: int) -> WindowRows:
+        """The window along the axis that rows lie along."""
+        at = row_axis - ROW_AXIS
+        return WindowRows(
+            self.x_shape[row_axis], self.window[at], self.stride[at], self.padding[at],
+            self.dilation[at],
+        )  # fmt: skip
+
+    def input_rows(self, rows: Range, row_axis: int = ROW_AXIS) -> Rows:
+        return self.window_rows(row_axis).needed(rows)
 
 
 def with_padding(

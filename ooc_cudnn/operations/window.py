@@ -5,10 +5,10 @@ Everything here is integer arithmetic on one axis; DESIGN.md section 3 is its sp
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple, overload
+from typing import Any, NamedTuple, overload
 
 Range = tuple[int, int]
 Pair = tuple[int, int]
@@ -108,6 +108,26 @@ def contributing_rows(
     before = rows[0] + padding[0] - start * stride
     after = (stop - start - 1) * stride + reach - (rows[1] - rows[0]) - before
     return Rows(start, stop, before, max(0, after))
+
+
+def met(offset: int, stride: int, extent: int, count: int) -> tuple[slice, slice]:
+    """Positions `o` in ``[0, count)`` with ``0 <= o * stride + offset < extent``, and the latter.
+
+    >>> met(-1, 2, 4, 9)
+    (slice(1, 3, None), slice(1, 4, 2))
+    """
+    low = min(count, max(0, -(offset // stride)))
+    high = max(low, min(count, (extent - 1 - offset) // stride + 1))
+    if high == low:
+        return slice(0, 0), slice(0, 0)
+    begin = low * stride + offset
+    return slice(low, high), slice(begin, begin + (high - low - 1) * stride + 1, stride)
+
+
+def met_along(*axes: Iterable[int]) -> tuple[Any, Any]:
+    """Indices of windows, and of what a tap of them meets: `met` along every spatial axis."""
+    places = [met(*axis) for axis in zip(*axes, strict=True)]
+    return (..., *(place[0] for place in places)), (..., *(place[1] for place in places))
 
 
 @dataclass(frozen=True, slots=True)

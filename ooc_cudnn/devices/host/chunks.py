@@ -67,20 +67,6 @@ def of_images(vector: Array, box: Box) -> Array:
     return vector[box[0]].reshape(-1, *[1] * (len(box) - 1))
 
 
-def met(offset: int, stride: int, extent: int, count: int) -> tuple[slice, slice]:
-    """Positions `o` in ``[0, count)`` with ``0 <= o * stride + offset < extent``, and the latter.
-
-    >>> met(-1, 2, 4, 9)
-    (slice(1, 3, None), slice(1, 4, 2))
-    """
-    low = min(count, max(0, -(offset // stride)))
-    high = max(low, min(count, (extent - 1 - offset) // stride + 1))
-    if high == low:
-        return slice(0, 0), slice(0, 0)
-    begin = low * stride + offset
-    return slice(low, high), slice(begin, begin + (high - low - 1) * stride + 1, stride)
-
-
 def kept_where(mask: Array, values: Array) -> Array:
     """Values where the mask is true, 0 elsewhere, whatever they are there.
 

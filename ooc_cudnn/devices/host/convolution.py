@@ -16,8 +16,9 @@ import numpy as np
 
 from ooc_cudnn import interrupts
 from ooc_cudnn.devices.helpers import helpers
-from ooc_cudnn.devices.host.chunks import Array, arithmetic_dtype, met
+from ooc_cudnn.devices.host.chunks import Array, arithmetic_dtype
 from ooc_cudnn.operations.convolution import Convolution
+from ooc_cudnn.operations.window import met
 
 #: Columns of one block: about a second-level cache.
 BLOCK_BYTES = 2097152

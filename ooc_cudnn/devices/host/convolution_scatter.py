@@ -16,10 +16,10 @@ import numpy as np
 from ooc_cudnn import interrupts
 from ooc_cudnn.devices.helpers import helpers
 from ooc_cudnn.devices.host import convolution as host_convolution
-from ooc_cudnn.devices.host.chunks import Array, arithmetic_dtype, met
+from ooc_cudnn.devices.host.chunks import Array, arithmetic_dtype
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.rows import ROW_AXIS
-from ooc_cudnn.operations.window import Range, ranges
+from ooc_cudnn.operations.window import Range, met, ranges
 
 Box = tuple[Range, ...]
 

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 from ooc_cudnn.devices.host import chunks as host_chunks
-from ooc_cudnn.devices.host.chunks import Array, Inputs, Runner, arithmetic_dtype, chunks, met
+from ooc_cudnn.devices.host.chunks import Array, Inputs, Runner, arithmetic_dtype, chunks
 from ooc_cudnn.devices.host.pooling_backward import pooling_backward
 from ooc_cudnn.devices.host.pooling_geometry import divisors, filled_like, seen
 from ooc_cudnn.operations.backward_pooling import PoolingBackward
 from ooc_cudnn.operations.pooling import Pooling
-from ooc_cudnn.operations.window import Range
+from ooc_cudnn.operations.window import Range, met
 
 
 def pooling(operation: Pooling, inputs: Inputs, output: Array, workspace: Array) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
+from operator import add
 from typing import Any
 
 import numpy as np
@@ -21,13 +22,12 @@ from ooc_cudnn.devices.host.chunks import (
     arithmetic_dtype,
     chunks,
     kept_where,
-    met,
 )
 from ooc_cudnn.devices.host.pooling_geometry import divisors, filled_like, seen
 from ooc_cudnn.operations.backward_pooling import PoolingBackward
 from ooc_cudnn.operations.pooling import Pooling
 from ooc_cudnn.operations.rows import ROW_AXIS
-from ooc_cudnn.operations.window import Range
+from ooc_cudnn.operations.window import Range, met, met_along
 
 
 def pooling_backward(
@@ -103,10 +103,8 @@ def _scatter_maxima(
     taken = np.zeros_like(y, dtype=bool)
     holds_nan = bool(np.isnan(y).any())
     for taps in itertools.product(*(range(k) for k in forward.window)):
-        pairs = [
-            met(in_x[a] + taps[a], forward.stride[a], x.shape[2 + a], y.shape[2 + a]) for a in axes
-        ]
-        outputs, inputs = _indices(pairs)
+        offsets = map(add, in_x, taps)
+        outputs, inputs = met_along(offsets, forward.stride, x.shape[2:], y.shape[2:])
         value, largest = x[inputs], y[outputs]
         fresh = np.zeros_like(taken)
         same = value == largest
@@ -115,18 +113,10 @@ def _scatter_maxima(
         fresh[outputs] = same
         fresh &= ~taken
         taken |= fresh
-        pairs = [
-            met(in_part[a] + taps[a], forward.stride[a], part.shape[2 + a], y.shape[2 + a])
-            for a in axes
-        ]
-        outputs, inputs = _indices(pairs)
+        offsets = map(add, in_part, taps)
+        outputs, inputs = met_along(offsets, forward.stride, part.shape[2:], y.shape[2:])
         into = part[inputs]
         into += kept_where(fresh[outputs], dy[outputs])
-
-
-def _indices(pairs: list[tuple[slice, slice]]) -> tuple[Any, Any]:
-    """Indices of windows, and of what a tap of them meets, from those of each axis."""
-    return (..., *(pair[0] for pair in pairs)), (..., *(pair[1] for pair in pairs))
 
 
 # Huge windows ------------------------------------------------------------------------------------
