@@ -97,7 +97,9 @@ def batch_normalization_forward_training(
     def build(specs: Specs, settings: Settings) -> BatchNormalization:
         _check(specs, "scale", "bias")
         x = specs["x"]
-        return BatchNormalization(x.shape, x.dtype, epsilon, factor, bool(updated), alpha, beta)
+        return BatchNormalization(
+            x.shape, x.dtype, epsilon, factor, bool(updated), alpha=alpha, beta=beta
+        )
 
     return Description(
         build,
@@ -169,7 +171,7 @@ def batch_normalization_forward_inference(
     def build(specs: Specs, settings: Settings) -> Chain:
         _check(specs, *vectors)
         x = specs["x"]
-        return Chain((Normalise(x.shape, x.dtype, epsilon),), x.dtype, alpha, beta)
+        return Chain((Normalise(x.shape, x.dtype, epsilon),), x.dtype, alpha=alpha, beta=beta)
 
     return Description(build, arrays, (epsilon, alpha, beta), out, beta)
 
@@ -244,7 +246,9 @@ def batch_normalization_backward(
         x = specs["x"]
         check_shape(specs, "dy", x.shape, "that of x")
         check_dtype(specs, "x", "dy")
-        return BatchNormalizationGradient(x.shape, x.dtype, epsilon if anew else None, alpha, beta)
+        return BatchNormalizationGradient(
+            x.shape, x.dtype, epsilon if anew else None, alpha=alpha, beta=beta
+        )
 
     parameters = (anew and epsilon, alpha, beta)
     return Description(

@@ -100,7 +100,7 @@ def chain_forward(
             except (ValueError, TypeError) as error:
                 raise type(error)(_where(applied, at, shape) + str(error)) from None
             shape = made[-1].output_shape
-        return Chain(tuple(made), dtype, alpha, beta)
+        return Chain(tuple(made), dtype, alpha=alpha, beta=beta)
 
     parameters = ([operation.arguments for operation in applied], alpha, beta)
     return Description(build, arrays, parameters, out, beta)

@@ -65,6 +65,6 @@ def convolution_forward(
 
     def build(specs: Specs, settings: Settings) -> Chain:
         convolution = make_convolution(specs["x"], specs["w"], geometry, settings)
-        return Chain((convolution,), convolution.dtype, alpha, beta)
+        return Chain((convolution,), convolution.dtype, alpha=alpha, beta=beta)
 
     return Description(build, {"x": x, "w": w}, (geometry, alpha, beta), out, beta)

@@ -86,7 +86,7 @@ def convolution_backward_data(
         check_shape(
             specs, "dy", forward.output_shape, f"what x of {shape} gives with these arguments"
         )
-        return BackwardData(forward, alpha, beta)
+        return BackwardData(forward, alpha=alpha, beta=beta)
 
     parameters = (geometry, input_shape, alpha, beta)
     return Description(build, {"w": w, "dy": dy}, parameters, out, beta, ("dx",))
@@ -157,7 +157,7 @@ def convolution_backward_filter(
         check_shape(
             specs, "dy", forward.output_shape, f"what w of {shape} gives with these arguments"
         )
-        return BackwardFilter(forward, alpha, beta)
+        return BackwardFilter(forward, alpha=alpha, beta=beta)
 
     parameters = (geometry, filter_shape, alpha, beta)
     return Description(build, {"x": x, "dy": dy}, parameters, out, beta, ("dw",))
@@ -199,7 +199,7 @@ def convolution_backward_bias(
         dy = specs["dy"]
         if len(dy.shape) not in (2, 3, 4, 5):
             raise ValueError(f"dy must have shape (n, cY, up to 3 spatial axes), not {dy.shape}")
-        return BackwardBias(dy.shape, dy.dtype, alpha, beta)
+        return BackwardBias(dy.shape, dy.dtype, alpha=alpha, beta=beta)
 
     return Description(build, {"dy": dy}, (alpha, beta), out, beta, ("db",))
 

@@ -122,7 +122,7 @@ def activation_forward(
     def build(specs: Specs, settings: Settings) -> Chain:
         x = specs["x"]
         check_rank(specs, "x")
-        return Chain((Activation(x.shape, mode, coef, x.dtype),), x.dtype, alpha, beta)
+        return Chain((Activation(x.shape, mode, coef, x.dtype),), x.dtype, alpha=alpha, beta=beta)
 
     return Description(build, {"x": x}, (mode, coef, alpha, beta), out, beta)
 
@@ -183,7 +183,7 @@ def activation_backward(
         for name in arrays:
             check_shape(specs, name, y.shape, "that of y")
             check_dtype(specs, "y", name)
-        return ActivationGradient(y.shape, mode, coef, y.dtype, alpha, beta)
+        return ActivationGradient(y.shape, mode, coef, y.dtype, alpha=alpha, beta=beta)
 
     return Description(
         build,

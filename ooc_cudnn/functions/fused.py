@@ -206,7 +206,7 @@ def convolution_add_activation_backward(
         for name in ("y", "dy"):
             check_shape(specs, name, forward.output_shape, "what x and w give with these arguments")
             check_dtype(specs, "x", name)
-        return FusedBackward(forward, mode, coef, alpha, beta)
+        return FusedBackward(forward, mode, coef, alpha=alpha, beta=beta)
 
     parameters = (geometry, mode, coef, alpha, beta)
     return Description(
@@ -236,7 +236,7 @@ def _forward(
         made.append(Activation(shape, mode, coef, dtype))
         if pooled is not None:
             made.append(Pooling.of(shape, dtype=dtype, prefix="pooling_", **pooled))
-        return Chain(tuple(made), dtype, alpha, beta)
+        return Chain(tuple(made), dtype, alpha=alpha, beta=beta)
 
     arrays = {"x": x, "w": w, "b": channel_vector(b, "b", len(shape_of(x)))}
     return Description(build, arrays, (geometry, mode, coef, pooled, alpha, beta), out, beta)

@@ -65,7 +65,7 @@ def pooling_forward(
     def build(specs: Specs, settings: Settings) -> Chain:
         x = specs["x"]
         operation = pooling.bind(Incoming(x.shape, x.dtype, settings), ())
-        return Chain((operation,), x.dtype, alpha, beta)
+        return Chain((operation,), x.dtype, alpha=alpha, beta=beta)
 
     return Description(build, {"x": x}, (pooling.arguments, alpha, beta), out, beta)
 
@@ -129,7 +129,7 @@ def pooling_backward(
             check_shape(specs, name, forward.output_shape, why)
         for name in arrays:
             check_dtype(specs, "dy", name)
-        return BackwardPooling(forward, alpha, beta)
+        return BackwardPooling(forward, alpha=alpha, beta=beta)
 
     return Description(
         build,

@@ -64,7 +64,7 @@ def softmax_forward(
     def build(specs: Specs, settings: Settings) -> Splittable:
         x = specs["x"]
         check_rank(specs, "x")
-        return kind(x.shape, algorithm, x.dtype, alpha, beta)
+        return kind(x.shape, algorithm, x.dtype, alpha=alpha, beta=beta)
 
     return Description(build, {"x": x}, (algorithm, mode, alpha, beta), out, beta)
 
@@ -117,7 +117,7 @@ def softmax_backward(
         check_rank(specs, "y")
         check_shape(specs, "dy", y.shape, "that of y")
         check_dtype(specs, "y", "dy")
-        return kind(y.shape, algorithm, y.dtype, alpha, beta)
+        return kind(y.shape, algorithm, y.dtype, alpha=alpha, beta=beta)
 
     parameters = (algorithm, mode, alpha, beta)
     return Description(build, {"y": y, "dy": dy}, parameters, out, beta, ("dx",))

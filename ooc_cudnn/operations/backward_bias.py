@@ -11,7 +11,6 @@ import numpy as np
 from ooc_cudnn.operations.base import Array, Shape
 from ooc_cudnn.operations.per_element import OneShape
 from ooc_cudnn.operations.per_site import PerSite
-from ooc_cudnn.operations.rows import ROW_AXIS
 from ooc_cudnn.operations.splittable import Operand, Piece, Region, Rounding
 from perfmodel import Work
 from perfmodel.cached import cached_property
@@ -50,9 +49,6 @@ class BackwardBias(PerSite):
 
     shape: Shape
     dtype: str
-    alpha: float = 1.0
-    beta: float = 0.0
-    row_axis: int = ROW_AXIS
 
     lead = "dy"
     results = ("db",)

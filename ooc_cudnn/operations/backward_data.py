@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.convolution_backward import ConvolutionBackwardData
-from ooc_cudnn.operations.rows import ROW_AXIS, tensor_region, with_padding
+from ooc_cudnn.operations.rows import tensor_region, with_padding
 from ooc_cudnn.operations.single import OfForward, Single
 from ooc_cudnn.operations.splittable import Operand, Piece, Region, Rounding
 from ooc_cudnn.operations.window import Range, Ranges, Rows, grouped_ranges, ranges
@@ -24,9 +24,6 @@ class BackwardData(OfForward, Single):
     """
 
     forward: Convolution
-    alpha: float = 1.0
-    beta: float = 0.0
-    row_axis: int = ROW_AXIS
 
     lead = "dy"
     results = ("dx",)

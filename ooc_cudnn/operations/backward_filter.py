@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.convolution_backward import ConvolutionBackwardFilter
-from ooc_cudnn.operations.rows import ROW_AXIS, tensor_region
+from ooc_cudnn.operations.rows import tensor_region
 from ooc_cudnn.operations.single import OfForward, Single
 from ooc_cudnn.operations.splittable import Operand, Piece, Region, Rounding
 from ooc_cudnn.operations.window import Ranges
@@ -21,9 +21,6 @@ class BackwardFilter(OfForward, Single):
     """dw from x and dy: cut along cY and cX; summed over n and hY on the device, leaving once."""
 
     forward: Convolution
-    alpha: float = 1.0
-    beta: float = 0.0
-    row_axis: int = ROW_AXIS
 
     results = ("dw",)
     takes = ("x", "dy")

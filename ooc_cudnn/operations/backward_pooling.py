@@ -97,9 +97,6 @@ class BackwardPooling(OfForward, Single):
     """
 
     forward: Pooling
-    alpha: float = 1.0
-    beta: float = 0.0
-    row_axis: int = ROW_AXIS
 
     lead = "dy"
     results = ("dx",)

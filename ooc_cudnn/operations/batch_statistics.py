@@ -25,7 +25,7 @@ from ooc_cudnn.operations.batch_normalization import (
 )
 from ooc_cudnn.operations.builder import Builder
 from ooc_cudnn.operations.channel_statistics import PerChannel, moments_of
-from ooc_cudnn.operations.rows import ROW_AXIS, tensor_region
+from ooc_cudnn.operations.rows import tensor_region
 from ooc_cudnn.operations.splittable import Piece, Read
 from ooc_cudnn.tensor import ACCUMULATOR
 from perfmodel.cached import cached_property
@@ -46,9 +46,6 @@ class BatchNormalization(PerChannel):
     epsilon: float
     factor: float = 0.0
     running: bool = False
-    alpha: float = 1.0
-    beta: float = 0.0
-    row_axis: int = ROW_AXIS
 
     inputs = ("x", "scale", "bias")
 
@@ -113,9 +110,6 @@ class BatchNormalizationGradient(PerChannel):
     shape: Shape
     dtype: str
     epsilon: float | None = None
-    alpha: float = 1.0
-    beta: float = 0.0
-    row_axis: int = ROW_AXIS
 
     results = ("dx", "dscale", "dbias")
 

@@ -9,7 +9,7 @@ from ooc_cudnn.operations.base import Operation, numbered
 from ooc_cudnn.operations.builder import Built
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.flow import Flow, Fusion, flow, fusions
-from ooc_cudnn.operations.rows import ROW_AXIS, cut_axes, height, with_rows
+from ooc_cudnn.operations.rows import cut_axes, height, with_rows
 from ooc_cudnn.operations.splittable import Operand, Piece, Region
 from ooc_cudnn.operations.window import Range, Ranges, ranges
 from ooc_cudnn.tensor import ACCUMULATOR
@@ -30,9 +30,6 @@ class ChainPieces(Built):
 
     operations: tuple[Operation, ...]
     dtype: str
-    alpha: float = 1.0
-    beta: float = 0.0
-    row_axis: int = ROW_AXIS
 
     def __post_init__(self) -> None:
         if not self.operations:

@@ -16,7 +16,7 @@ from ooc_cudnn.operations.base import Array
 from ooc_cudnn.operations.builder import Builder, Built
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.convolution_backward import ConvolutionBackwardData
-from ooc_cudnn.operations.rows import ROW_AXIS, tensor_region, with_padding
+from ooc_cudnn.operations.rows import tensor_region, with_padding
 from ooc_cudnn.operations.single import OfForward, linear, summed
 from ooc_cudnn.operations.splittable import Operand, Piece, Read, Region, Rounding, random_range
 from ooc_cudnn.operations.window import Range, Rows
@@ -49,9 +49,6 @@ class FusedBackward(OfForward, Built):
     forward: Convolution
     mode: str
     coef: float
-    alpha: float = 1.0
-    beta: float = 0.0
-    row_axis: int = ROW_AXIS
 
     lead = "dy"
     results = ("dx", "dw", "db")

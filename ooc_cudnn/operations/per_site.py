@@ -10,7 +10,7 @@ import numpy as np
 from ooc_cudnn.operations.activation_backward import ActivationBackward, needs_x
 from ooc_cudnn.operations.base import Array, Shape
 from ooc_cudnn.operations.op_tensor import OpTensor
-from ooc_cudnn.operations.rows import ROW_AXIS, cut_axes, tensor_region
+from ooc_cudnn.operations.rows import cut_axes, tensor_region
 from ooc_cudnn.operations.single import CUT, OfOneShape, OneTyped, Single
 from ooc_cudnn.operations.softmax import Softmax, SoftmaxBackward
 from ooc_cudnn.operations.splittable import Launchable, Operand, Piece, Region, Rounding
@@ -41,9 +41,6 @@ class ActivationGradient(PerSite):
     mode: str
     coef: float
     dtype: str
-    alpha: float = 1.0
-    beta: float = 0.0
-    row_axis: int = ROW_AXIS
 
     lead = "dy"
     results = ("dx",)
@@ -70,9 +67,6 @@ class SoftmaxCall(PerSite):
     shape: Shape
     algorithm: str
     dtype: str
-    alpha: float = 1.0
-    beta: float = 0.0
-    row_axis: int = ROW_AXIS
 
     takes = ("x",)
 
@@ -126,7 +120,6 @@ class Addition(PerSite):
     alpha_b: float = 1.0
     alpha_y: float = 1.0
     apart: bool = False
-    row_axis: int = ROW_AXIS
 
     lead = "y"
 

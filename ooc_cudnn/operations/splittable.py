@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
@@ -143,15 +143,30 @@ class Rounding(NamedTuple):
     operations: int = 1
 
 
-class Splittable(ABC):
+@dataclass(frozen=True, kw_only=True)
+class Scaled:
+    """What every call may be told.
+
+    Attributes
+    ----------
+    alpha, beta : float
+        ``result = alpha * computed + beta * result``, once per element.
+    row_axis : int
+        The axis of the tensors that hY is: rows lie along it. Any spatial axis; `along` turns it.
+    """
+
+    alpha: float = 1.0
+    beta: float = 0.0
+    row_axis: int = ROW_AXIS
+
+
+class Splittable(Scaled, ABC):
     """One call, as what it may be cut into.
 
     Attributes
     ----------
     dtype : str
         Of the data.
-    alpha, beta : float
-        ``result = alpha * computed + beta * result``, once per element.
     lead : str
         The operand whose placement and memory order new results take.
     loop_order : tuple of str
@@ -162,19 +177,14 @@ class Splittable(ABC):
         How often the pieces are gone through.
     results : tuple of str
         Names of the operands that are written, last in `operands`.
-    row_axis : int
-        The axis of the tensors that hY is: rows lie along it. Any spatial axis; `along` turns it.
     """
 
     dtype: str
-    alpha: float = 1.0
-    beta: float = 0.0
     lead: str = "x"
     loop_order: tuple[str, ...] = AXES
     reduced: tuple[str, ...] = ("c_x",)
     sweeps: int = 1
     results: tuple[str, ...] = ("y",)
-    row_axis: int = ROW_AXIS
 
     # Operands ---------------------------------------------------------------------------------
 
@@ -215,7 +225,7 @@ class Splittable(ABC):
 
     def along(self, row_axis: int) -> Self:
         """Return the same call with rows that lie along another axis."""
-        return replace(self, row_axis=row_axis)  # type: ignore[type-var]  # all are dataclasses
+        return replace(self, row_axis=row_axis)
 
     def may_cut(self, axis: str) -> bool:
         """Whether an axis may be cut at all."""

@@ -97,7 +97,7 @@ class Run:
                 AddTensor(shape, case.dtype),
                 Activation(shape, mode, self.coef, case.dtype),
             )
-        self.chain = Chain(operations, case.dtype, case.alpha, case.beta)
+        self.chain = Chain(operations, case.dtype, alpha=case.alpha, beta=case.beta)
         self.old = draw(shape) if case.beta else np.full(shape, np.nan, NUMPY[case.dtype])
         self.expected, self.tolerance = self._expect()
 

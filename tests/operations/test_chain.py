@@ -47,7 +47,7 @@ class Built:
                 y = reference.ACTIVATIONS[mode](y, coef)
             shape = operations[-1].output_shape
             size = max(size, np.abs(y).max())
-        self.chain = Chain(tuple(operations), dtype, alpha, beta)
+        self.chain = Chain(tuple(operations), dtype, alpha=alpha, beta=beta)
         self.old = random.standard_normal(shape).astype(dtype)
         self.expected = alpha * y + (beta * self.old if beta else 0)
         unit = reference.UNIT_ROUNDOFF[dtype]

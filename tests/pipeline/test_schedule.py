@@ -46,7 +46,7 @@ def forced_plans(draw, placements=("pageable",)):
     operations = (convolution,)
     if draw(st.booleans()):
         operations += (AddTensor(shape), Activation(shape, "relu"))
-    chain = Chain(operations, "float32", 1.0, draw(st.sampled_from([0.0, 0.0, 0.5])))
+    chain = Chain(operations, "float32", beta=draw(st.sampled_from([0.0, 0.0, 0.5])))
     whole = chain.extents
     split = Split(
         n=draw(st.integers(1, whole.n)),
