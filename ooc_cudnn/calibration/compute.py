@@ -26,7 +26,7 @@ from ooc_cudnn.operations.convolution_backward import (
     ConvolutionBackwardData,
     ConvolutionBackwardFilter,
 )
-from ooc_cudnn.operations.splittable import Buffer, Launch
+from ooc_cudnn.operations.launches import Buffer, Launch
 from ooc_cudnn.tensor import ACCUMULATOR, TensorSpec
 from perfmodel.machine import LOSSES
 

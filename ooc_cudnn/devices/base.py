@@ -14,7 +14,7 @@ from ooc_cudnn import interrupts
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.memory.arena import Allocation
 from ooc_cudnn.memory.source import HostArray, Source
-from ooc_cudnn.operations.splittable import Buffer, Launch
+from ooc_cudnn.operations.launches import Buffer, Launch
 
 STREAMS = ("copy_in", "compute", "copy_out")
 

@@ -21,7 +21,7 @@ from ooc_cudnn.operations.convolution_backward import (
     input_shapes,
     result_dtype,
 )
-from ooc_cudnn.operations.splittable import Buffer, Launch
+from ooc_cudnn.operations.launches import Buffer, Launch
 from ooc_cudnn.tensor import packed_strides, same_strides
 
 

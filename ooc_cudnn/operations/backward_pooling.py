@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ooc_cudnn.operations.base import Array, Shape
+from ooc_cudnn.operations.launches import Launchable
 from ooc_cudnn.operations.pooling import Pooling
 from ooc_cudnn.operations.rows import ROW_AXIS, WindowRows, tensor_region, with_rows
 from ooc_cudnn.operations.single import OfForward, Single
-from ooc_cudnn.operations.splittable import Launchable, Operand, Piece, Region, Rounding
+from ooc_cudnn.operations.splittable import Operand, Piece, Region, Rounding
 from ooc_cudnn.operations.window import Pair, Range, Ranges, Rows
 from perfmodel import Split, Work
 from perfmodel.cached import cached_property

@@ -8,17 +8,10 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from ooc_cudnn.operations.base import Shape
+from ooc_cudnn.operations.launches import Buffer, Launch, Launchable
 from ooc_cudnn.operations.pointwise import Pointwise, Relayout
 from ooc_cudnn.operations.rows import with_rows
-from ooc_cudnn.operations.splittable import (
-    ALONE,
-    Accumulation,
-    Buffer,
-    Launch,
-    Launchable,
-    Piece,
-    Splittable,
-)
+from ooc_cudnn.operations.splittable import ALONE, Accumulation, Piece, Splittable
 from ooc_cudnn.tensor import ACCUMULATOR
 
 

@@ -22,11 +22,12 @@ from ooc_cudnn.operations.builder import Builder
 from ooc_cudnn.operations.chain_pieces import ChainPieces
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.flow import Fusion
+from ooc_cudnn.operations.launches import Buffer, Launchable
 from ooc_cudnn.operations.op_tensor import AddTensor, OpTensor
 from ooc_cudnn.operations.pointwise import Pointwise, Relayout
 from ooc_cudnn.operations.pooling import Pooling
 from ooc_cudnn.operations.rows import ROW_AXIS, with_rows
-from ooc_cudnn.operations.splittable import Accumulation, Buffer, Launchable, Piece
+from ooc_cudnn.operations.splittable import Accumulation, Piece
 from ooc_cudnn.tensor import ACCUMULATOR
 
 

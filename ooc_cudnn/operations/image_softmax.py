@@ -10,6 +10,7 @@ import numpy as np
 from ooc_cudnn.operations.base import Array, Shape
 from ooc_cudnn.operations.batch_normalization import AddStates
 from ooc_cudnn.operations.builder import Builder
+from ooc_cudnn.operations.launches import Launchable
 from ooc_cudnn.operations.per_site import PerSite, SoftmaxCall, SoftmaxGradient
 from ooc_cudnn.operations.single import OneTyped
 from ooc_cudnn.operations.softmax import (
@@ -21,15 +22,7 @@ from ooc_cudnn.operations.softmax import (
     Softmax,
     SoftmaxBackward,
 )
-from ooc_cudnn.operations.splittable import (
-    SWEEP,
-    Launchable,
-    Piece,
-    Read,
-    Region,
-    Rounding,
-    Splittable,
-)
+from ooc_cudnn.operations.splittable import SWEEP, Piece, Read, Region, Rounding, Splittable
 
 
 class _TwoSweeps(PerSite):

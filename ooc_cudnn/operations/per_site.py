@@ -9,11 +9,12 @@ import numpy as np
 
 from ooc_cudnn.operations.activation_backward import ActivationBackward, needs_x
 from ooc_cudnn.operations.base import Array, Shape
+from ooc_cudnn.operations.launches import Launchable
 from ooc_cudnn.operations.op_tensor import OpTensor
 from ooc_cudnn.operations.rows import cut_axes, tensor_region
 from ooc_cudnn.operations.single import CUT, OfOneShape, OneTyped, Single
 from ooc_cudnn.operations.softmax import Softmax, SoftmaxBackward
-from ooc_cudnn.operations.splittable import Launchable, Operand, Piece, Region, Rounding
+from ooc_cudnn.operations.splittable import Operand, Piece, Region, Rounding
 from perfmodel.cached import cached_property
 
 

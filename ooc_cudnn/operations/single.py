@@ -10,8 +10,9 @@ import numpy as np
 
 from ooc_cudnn.operations.base import Array, Shape
 from ooc_cudnn.operations.builder import Builder, Built
+from ooc_cudnn.operations.launches import Launchable
 from ooc_cudnn.operations.rows import height, tensor_region
-from ooc_cudnn.operations.splittable import Launchable, Piece, Read, Region, Splittable
+from ooc_cudnn.operations.splittable import Piece, Read, Region, Splittable
 from ooc_cudnn.operations.window import Range
 from perfmodel import Split
 from perfmodel.cached import cached_property

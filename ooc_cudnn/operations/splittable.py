@@ -7,19 +7,18 @@ launch on a piece. Nothing outside `operations/` knows which of them it runs.
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol, Self
+from typing import NamedTuple, Self
 
 import numpy as np
 
 from ooc_cudnn.operations.base import Array, Shape
-from ooc_cudnn.operations.rows import ROW_AXIS, with_rows
+from ooc_cudnn.operations.launches import Buffer, Launch
+from ooc_cudnn.operations.rows import ROW_AXIS
 from ooc_cudnn.operations.window import Range, Ranges, ranges
-from ooc_cudnn.tensor import DTYPES, packed_strides
-from perfmodel import Split, Work
+from perfmodel import Split
 from perfmodel.cached import cached_property
 
 Region = tuple[Range, ...]
@@ -57,69 +56,6 @@ class Operand(NamedTuple):
     shape: Shape
     dtype: str
     axes: frozenset[str]
-
-
-class Buffer(NamedTuple):
-    """A tensor that a launch reads or writes.
-
-    `block` names the memory it lies in (its own name when left out): buffers of different times
-    share a block. `rows` is (first row, all rows) where it is a range of rows of a taller tensor;
-    rows lie along `row_axis`.
-    """
-
-    shape: Shape
-    dtype: str
-    order: str
-    block: str = ""
-    rows: tuple[int, int] | None = None
-    row_axis: int = ROW_AXIS
-
-    @property
-    def whole(self) -> Shape:
-        """Shape of the tensor whose rows it is, or its own."""
-        if self.rows is None:
-            return self.shape
-        return with_rows(self.shape, self.rows[1], self.row_axis)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the packed whole."""
-        return math.prod(self.whole) * DTYPES[self.dtype]
-
-    @property
-    def strides(self) -> tuple[int, ...]:
-        """Strides in elements."""
-        return packed_strides(self.whole, self.order)
-
-    @property
-    def offset_bytes(self) -> int:
-        """Where its first row starts in the whole."""
-        if self.rows is None:
-            return 0
-        return self.rows[0] * self.strides[self.row_axis] * DTYPES[self.dtype]
-
-
-class Launchable(Protocol):
-    """What a device runs: a pure description of one computation on one piece."""
-
-    @property
-    def name(self) -> str:
-        """What it is called."""
-
-    def work(self) -> Work:
-        """What it costs."""
-
-
-class Launch(NamedTuple):
-    """One operation on one piece: names of the buffers it reads and of the one it writes.
-
-    Which inputs an operation takes, and in which order, its docstring says ("y from (x, w)"); ""
-    stands for one that is absent.
-    """
-
-    operation: Any  # a Launchable; each device knows those it can run
-    inputs: tuple[str, ...]
-    output: str
 
 
 class Accumulation(NamedTuple):

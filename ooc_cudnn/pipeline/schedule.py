@@ -14,16 +14,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from ooc_cudnn.operations.splittable import (
-    AXES,
-    SWEEP,
-    Accumulation,
-    Buffer,
-    Launch,
-    Piece,
-    Region,
-    Splittable,
-)
+from ooc_cudnn.operations.launches import Buffer, Launch
+from ooc_cudnn.operations.splittable import AXES, SWEEP, Accumulation, Piece, Region, Splittable
 from ooc_cudnn.pricing.loop_orders import runs_down
 from ooc_cudnn.pricing.plan import Plan
 from ooc_cudnn.pricing.request import Request

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ooc_cudnn.operations.splittable import Launch
+from ooc_cudnn.operations.launches import Launch
 from perfmodel import MachineModel, Timeline, VirtualStep, replay
 from perfmodel.machine import STEPS_OF_A_PIECE
 from perfmodel.rows import Rows

@@ -6,7 +6,8 @@ import math
 from collections.abc import Hashable, Mapping
 from typing import NamedTuple
 
-from ooc_cudnn.operations.splittable import Accumulation, Buffer, Launch, Piece
+from ooc_cudnn.operations.launches import Buffer, Launch
+from ooc_cudnn.operations.splittable import Accumulation, Piece
 from ooc_cudnn.pricing.request import Request
 from ooc_cudnn.tensor import DTYPES
 

@@ -25,7 +25,7 @@ from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.memory.arena import Allocation, Arena
 from ooc_cudnn.memory.pinned import allocate, release
 from ooc_cudnn.operations.convolution_backward import AnyConvolution
-from ooc_cudnn.operations.splittable import Buffer, Launch
+from ooc_cudnn.operations.launches import Buffer, Launch
 from ooc_cudnn.settings import current
 from ooc_cudnn.tensor import numpy_dtype
 

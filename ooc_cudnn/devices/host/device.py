@@ -31,7 +31,7 @@ from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.devices.worker import WorkerRun
 from ooc_cudnn.memory.arena import Allocation, Arena
 from ooc_cudnn.memory.pinned import release
-from ooc_cudnn.operations.splittable import Buffer, Launch
+from ooc_cudnn.operations.launches import Buffer, Launch
 from ooc_cudnn.tensor import ORDERS, numpy_dtype
 
 

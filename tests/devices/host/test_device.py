@@ -12,8 +12,8 @@ from ooc_cudnn.devices.host import chunks
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.operations.activation import MODES, check_mode
 from ooc_cudnn.operations.convolution import Convolution
+from ooc_cudnn.operations.launches import Launch
 from ooc_cudnn.operations.pointwise import Pointwise, Relayout
-from ooc_cudnn.operations.splittable import Launch
 from ooc_cudnn.tensor import packed_strides
 from tests.support import reference
 
