@@ -187,19 +187,14 @@ class TransferModel(Record):
         if replaced != "disk":
             return instead
         # what a file takes longer than plain memory, memory is in nobody's way
-        shared = self._memory_share("copy_in", in_placement)
-        shared *= self._memory_share("copy_out", out_placement)
+        shared = 1.0
+        for lines, placement in (self.copy_in, in_placement), (self.copy_out, out_placement):
+            if placement == "disk" and "pageable" in lines and "disk" in lines:
+                plain, disk = lines["pageable"].alpha, lines["disk"].alpha
+                shared *= min(plain / disk, 1.0) if disk else 1.0
         return Slowdown(
             1.0 + (instead.copy_in - 1.0) * shared, 1.0 + (instead.copy_out - 1.0) * shared
         )
-
-    def _memory_share(self, direction: str, placement: str) -> float:
-        """The share of the seconds of a file's bytes that those of plain memory take."""
-        lines: Mapping[str, Line] = getattr(self, direction)
-        if placement != "disk" or not {"pageable", "disk"} <= set(lines):
-            return 1.0
-        plain, disk = lines["pageable"].alpha, lines["disk"].alpha
-        return min(plain / disk, 1.0) if disk else 1.0
 
     def mean_slowdown(
         self, in_seconds: Mapping[str, float], out_seconds: Mapping[str, float]

@@ -24,7 +24,6 @@ _INCIDENTAL = ("device_bytes", "note")
 MEASURED = ("h200", "h100")
 
 _loaded: dict[tuple[str, int], MachineModel] = {}
-_shipped: dict[str, MachineModel] = {}
 #: Models that were asked for and devices they were compared with.
 _compared: set[tuple[str, str, str]] = set()
 
@@ -82,7 +81,7 @@ def named_machine(setting: MachineModel | str | os.PathLike[str]) -> MachineMode
         return setting
     name = os.fspath(setting)
     if name in shipped_names():
-        return _shipped_once(name)
+        return shipped(name)
     if os.path.isdir(name):
         raise ValueError(f"machine={name!r} is a folder; give the file in it that holds the model")
     if os.path.exists(name):
@@ -129,7 +128,7 @@ def machine_for(
             f"the calibration of {device.name} cannot be used, so plans are made with the shipped "
             f"figures of {default!r}: {error}."
         )
-    return _shipped_once(default)
+    return shipped(default)
 
 
 def calibrated_before(device: Device) -> MachineModel | None:
@@ -146,12 +145,6 @@ def shipped_for(device: Device) -> str:
         return "host"
     gpu = device.identity().get("gpu", "").lower()
     return next((name for name in MEASURED if name in gpu), MEASURED[0])
-
-
-def _shipped_once(name: str) -> MachineModel:
-    if name not in _shipped:
-        _shipped[name] = shipped(name)
-    return _shipped[name]
 
 
 def _load_once(path: Path) -> MachineModel:
