@@ -87,7 +87,7 @@ def distinct_launches(request: Request, plan: Plan) -> tuple[LaunchOf, ...]:
 
 
 class Corner(NamedTuple):
-    """A split into single elements in one order of its loops, and the memory of one slot each."""
+    """One of the smallest splits in one order of its loops, and the memory of one slot each."""
 
     search: Search
     split: Split
@@ -203,18 +203,20 @@ class Planner:
         """Splits into single elements in their smallest rings, those of least memory first.
 
         With every axis that is summed over both cut and whole, for sums take memory; and both down
-        the rows and not: whatever else the order of the loops is, they take as much.
+        the rows and not: whatever else the order of the loops is, they take as much. And the whole,
+        which is computed on in place where it lies on the device.
         """
         found = list[Corner]()
         for search in self.searches.values():
             call, whole = search.call, search.call.extents
             smallest = replace(whole, **{axis: 1 for axis in AXES if call.may_cut(axis)})
             ends = [{getattr(smallest, a), getattr(whole, a)} for a in call.reduced]
-            for sizes in itertools.product(*ends):
-                split = replace(smallest, **dict(zip(call.reduced, sizes, strict=True)))
-                if not call.is_legal(split):
-                    continue
-                orders = search.request.loop_orders[::-1]
+            sums = (
+                dict(zip(call.reduced, sizes, strict=True)) for sizes in itertools.product(*ends)
+            )
+            splits = dict.fromkeys((*(replace(smallest, **sizes) for sizes in sums), whole))
+            orders = search.request.loop_orders[::-1]
+            for split in filter(call.is_legal, splits):
                 for order in {search.goes_down(split, order): order for order in orders}.values():
                     pieces, made = search.held(split, order, 1, False)
                     if pieces.legal[0]:

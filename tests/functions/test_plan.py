@@ -138,6 +138,15 @@ class TestLimit:
             planned(machine="host", memory_limit=0.5)
         assert planned(machine="host", memory_limit=2**30).memory_limit == 2**30
 
+    def test_what_lies_on_the_device_as_a_whole_needs_no_more(self):
+        """Cut into single elements it would take slots; whole, only the vector takes one."""
+        device = {name: TensorSpec((32, 64, 16, 56), placement="device") for name in ("y", "out")}
+        given = dict(b=TensorSpec((64,)), **device, machine="h200")
+        with pytest.raises(PlanInfeasibleError) as error:
+            ooc_cudnn.plan("add_tensor", memory_limit=1, **given)
+        assert error.value.smallest_bytes == 256
+        assert ooc_cudnn.plan("add_tensor", memory_limit=256, **given).device_bytes == 256
+
     def test_a_limit_too_small_says_what_would_do(self):
         with pytest.raises(PlanInfeasibleError) as error:
             planned(memory_limit=1000)
