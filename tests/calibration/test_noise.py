@@ -1,6 +1,7 @@
 """Calibration on a machine that something else uses: it keeps the best it has, and says so.
 
-Noise is injected on the virtual clock, from a seed: no verdict depends on this machine.
+Noise is injected on the virtual clock, from a seed: no verdict depends on this machine. Where lines
+are to be spoilt it is so strong that some are, whatever the seed: from 5 on a third of them.
 """
 
 import dataclasses
@@ -64,7 +65,7 @@ class Noisy(SimulatedDevice):
         return run
 
 
-@pytest.mark.parametrize(("noise", "quick"), [(1.5, False), (30.0, False), (30.0, True)])
+@pytest.mark.parametrize(("noise", "quick"), [(5.0, False), (30.0, False), (30.0, True)])
 def test_nobody_is_left_with_nothing(noise, quick):
     device = Noisy(H200, noise)
     with pytest.warns(UserWarning, match=DISTURBED) as told:
@@ -91,14 +92,14 @@ def test_nobody_is_left_with_nothing(noise, quick):
 
 def test_a_spoilt_line_is_the_known_one_scaled():
     with pytest.warns(UserWarning, match=DISTURBED):
-        found = calibrate(Noisy(H200, 1.5), save=False)
+        found = calibrate(Noisy(H200, 5.0), save=False)
     for key in spoilt(found)[SCALED]:
         line, known = found.lines.get(key), H200.lines.get(key)
         if known is None or not known.alpha:
             continue
         factor = line.alpha / known.alpha
-        # the median of 1 + 1.5 * an exponential is 2.04
-        assert 1.2 < factor < 3.5, key
+        # the median of 1 + 5 * an exponential is 4.47: half to twice that
+        assert 2.2 < factor < 9.0, key
         assert line.beta == pytest.approx(known.beta * factor), key
         assert found.quality[key]["spread"] > 0.25 or key.endswith("/disk"), key
 
@@ -142,7 +143,7 @@ def test_what_was_measured_well_before_is_kept():
 def test_noise_is_the_same_each_time():
     found = []
     for _ in range(2):
-        device = Noisy(H200, 3.0)
+        device = Noisy(H200, 30.0)
         with pytest.warns(UserWarning, match=DISTURBED):
             model = calibrate(device, save=False, quick=True)
         found.append((model.compute.lines, device.runs))
@@ -176,7 +177,7 @@ def test_the_report_says_how_sure_it_is():
     sure = calibrate(SimulatedDevice(H200), save=False, quick=True)
     assert report(sure).endswith("nothing was disturbed: plans are as sure as these lines")
     with pytest.warns(UserWarning, match=DISTURBED):
-        unsure = calibrate(Noisy(H200, 3.0), save=False, quick=True)
+        unsure = calibrate(Noisy(H200, 30.0), save=False, quick=True)
     text = report(unsure)
     assert "disturbed, and known lines scaled to what was seen:" in text
     assert "Calibrate again when the machine is quiet" in text
