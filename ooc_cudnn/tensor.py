@@ -24,6 +24,12 @@ ORDERS = ("channels_first", "channels_last")
 #: Bytes of one element, by dtype name.
 DTYPES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 
+#: The same of images and labels, which are read and never computed in.
+INTEGERS = {"uint8": 1, "uint16": 2, "int32": 4, "int64": 8}
+
+#: Of everything that is copied.
+ITEM_BYTES = {**DTYPES, **INTEGERS}
+
 #: What sums are held in, by dtype: half types accumulate in float32.
 ACCUMULATOR = {
     "float16": "float32",
@@ -50,22 +56,23 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
     return np.dtype(ml_dtypes.bfloat16)
 
 
-def dtype_name(dtype: Any, *, name: str = "dtype") -> str:
+def dtype_name(dtype: Any, *, name: str = "dtype", integers: bool = False) -> str:
     """Return the name of a supported dtype, given as a string, a NumPy dtype or a scalar type.
 
     Raises
     ------
     TypeError
-        If the dtype is not one of `DTYPES`.
+        If the dtype is not one of `DTYPES`, nor, with `integers`, of `INTEGERS`.
     """
-    if isinstance(dtype, str) and dtype in DTYPES:
+    allowed = ITEM_BYTES if integers else DTYPES
+    if isinstance(dtype, str) and dtype in allowed:
         return dtype
     try:
         found = np.dtype(dtype).name
     except TypeError:
         found = str(dtype)
-    if found not in DTYPES:
-        raise TypeError(f"{name} must be one of {', '.join(DTYPES)}, not {found}")
+    if found not in allowed:
+        raise TypeError(f"{name} must be one of {', '.join(allowed)}, not {found}")
     return found
 
 
@@ -146,7 +153,8 @@ class TensorSpec(Record):
     shape : tuple of int
         Logical shape; N, C, then one to three spatial axes for feature maps.
     dtype : str
-        "float16", "bfloat16", "float32" or "float64".
+        "float16", "bfloat16", "float32" or "float64"; of images and labels also "uint8", "uint16",
+        "int32" or "int64".
     placement : str
         "device", "pinned", "pageable" or "disk".
     strides : tuple of int, optional
@@ -173,7 +181,7 @@ class TensorSpec(Record):
                 f"placement must be one of {', '.join(PLACEMENTS)}, not {self.placement!r}"
             )
         object.__setattr__(self, "shape", shape)
-        object.__setattr__(self, "dtype", dtype_name(self.dtype))
+        object.__setattr__(self, "dtype", dtype_name(self.dtype, integers=True))
         strides = tuple(int(s) for s in self.strides) or packed_strides(shape)
         if len(strides) != len(shape):
             raise ValueError(f"strides {strides} do not match shape {shape}")
@@ -187,7 +195,7 @@ class TensorSpec(Record):
     @cached_property
     def itemsize(self) -> int:
         """Bytes of one element."""
-        return DTYPES[self.dtype]
+        return ITEM_BYTES[self.dtype]
 
     @cached_property
     def elements(self) -> int:

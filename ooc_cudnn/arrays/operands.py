@@ -59,7 +59,7 @@ def _span(spec: TensorSpec) -> tuple[int, int]:
 def _spec(
     shape: tuple[int, ...], strides: tuple[int, ...], dtype: Any, placement: str
 ) -> TensorSpec:
-    name = dtype_name(dtype)
+    name = dtype_name(dtype, integers=True)
     item = dtype.itemsize
     if any(stride % item for stride in strides):
         raise ValueError(f"strides {strides} (bytes) must be multiples of the element size {item}")

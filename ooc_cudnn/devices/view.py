@@ -6,9 +6,10 @@ import itertools
 import math
 from dataclasses import dataclass
 
+from ooc_cudnn.tensor import ITEM_BYTES
+
 #: The most that a thread of the card moves in one access: what all memory is aligned to.
 WIDEST_ACCESS_BYTES = 16
-ITEM_BYTES = {"uint8": 1, "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +21,8 @@ class DeviceView:
     pointer : int
         Device address of the first element.
     dtype : str
-        "float16", "bfloat16", "float32" or "float64"; "uint8" for bytes that are only copied.
+        "float16", "bfloat16", "float32" or "float64"; of images and labels also "uint8", "uint16",
+        "int32" or "int64". "uint8" for bytes that are only copied, too.
     shape : tuple of int
         Sizes in logical order: n, c, then the spatial axes. (Filters: k, c, spatial. Channel
         vectors: one axis.)

@@ -13,6 +13,7 @@ from ooc_cudnn.functions.planning import Planned, Target, plan_call
 from ooc_cudnn.memory.files import reserve_file
 from ooc_cudnn.operations.splittable import Splittable
 from ooc_cudnn.settings_table import Settings
+from ooc_cudnn.tensor import dtype_name
 
 #: Makes a `Wrapped` of an array, on a device; its `name` and whether it is `written` are told.
 Take = Callable[..., Wrapped]
@@ -104,4 +105,6 @@ def bind(function: str, description: Description, take: Take, device: Device | N
         for name, array in given.items()
     }
     beside = {name: take(array, device, name=name) for name, array in description.beside.items()}
+    for name, each in (*operands.items(), *beside.items()):
+        dtype_name(each.spec.dtype, name=f"{name}: dtype", integers=name in description.integers)
     return Bound(function, description, operands, given, results, beside)

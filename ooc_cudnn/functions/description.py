@@ -40,6 +40,8 @@ class Description(NamedTuple):
         to be cut is made knowing their specs, too.
     beside : mapping
         Arrays that are not read, but whose shape and dtype count: y, where x tells the slope.
+    integers : tuple of str
+        The operands that may hold integers: labels, images.
     """
 
     build: Build
@@ -51,6 +53,7 @@ class Description(NamedTuple):
     scaled: tuple[str, ...] | None = None
     updated: Mapping[str, Any] = MappingProxyType({})
     beside: Mapping[str, Any] = MappingProxyType({})
+    integers: tuple[str, ...] = ()
 
     def given_results(self) -> dict[str, Any]:
         """Return the results that the user gave, by name.

@@ -11,7 +11,7 @@ from ooc_cudnn.functions.chain_planning import plan_in_runs
 from ooc_cudnn.functions.target import Planned, Target, make_request
 from ooc_cudnn.functions.trials import planned_after_trials
 from ooc_cudnn.operations.splittable import Operand, Splittable
-from ooc_cudnn.tensor import DTYPES, TensorSpec, packed_strides
+from ooc_cudnn.tensor import ITEM_BYTES, TensorSpec, packed_strides
 from ooc_cudnn.units import format_bytes
 from perfmodel import MachineModel
 
@@ -143,7 +143,7 @@ def place_results(
 
 
 def _check_size(name: str, made: Operand) -> None:
-    nbytes = math.prod(made.shape) * DTYPES[made.dtype]
+    nbytes = math.prod(made.shape) * ITEM_BYTES[made.dtype]
     if nbytes > MOST_BYTES:
         shape = " x ".join(map(str, made.shape))
         raise ValueError(

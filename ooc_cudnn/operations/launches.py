@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 from ooc_cudnn.operations.base import Shape
 from ooc_cudnn.operations.rows import ROW_AXIS, with_rows
-from ooc_cudnn.tensor import DTYPES, packed_strides
+from ooc_cudnn.tensor import ITEM_BYTES, packed_strides
 from perfmodel import Work
 
 
@@ -36,7 +36,7 @@ class Buffer(NamedTuple):
     @property
     def nbytes(self) -> int:
         """Bytes of the packed whole."""
-        return math.prod(self.whole) * DTYPES[self.dtype]
+        return math.prod(self.whole) * ITEM_BYTES[self.dtype]
 
     @property
     def strides(self) -> tuple[int, ...]:
@@ -48,7 +48,7 @@ class Buffer(NamedTuple):
         """Where its first row starts in the whole."""
         if self.rows is None:
             return 0
-        return self.rows[0] * self.strides[self.row_axis] * DTYPES[self.dtype]
+        return self.rows[0] * self.strides[self.row_axis] * ITEM_BYTES[self.dtype]
 
 
 class Launchable(Protocol):

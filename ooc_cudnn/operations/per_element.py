@@ -11,7 +11,7 @@ import numpy as np
 from ooc_cudnn.operations.base import Array, Parameter, Shape
 from ooc_cudnn.operations.rows import ROW_AXIS, with_rows
 from ooc_cudnn.operations.window import Range, Rows
-from ooc_cudnn.tensor import DTYPES
+from ooc_cudnn.tensor import ITEM_BYTES
 from perfmodel import Work, pass_work
 
 
@@ -30,7 +30,7 @@ class OneShape:
         elements = math.prod(self.shape)
         return pass_work(
             f"pointwise/{self.dtype}{kind}",
-            device_bytes=float(count * elements * DTYPES[self.dtype]),
+            device_bytes=float(count * elements * ITEM_BYTES[self.dtype]),
             elements=elements,
             exponentials=exponentials * elements,
             problem=problem,

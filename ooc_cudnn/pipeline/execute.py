@@ -21,7 +21,7 @@ from ooc_cudnn.pipeline.trace import Trace, traced
 from ooc_cudnn.pipeline.views import Source, Views, lay_out, region_of
 from ooc_cudnn.pricing.plan import Plan
 from ooc_cudnn.pricing.request import Request
-from ooc_cudnn.tensor import DTYPES
+from ooc_cudnn.tensor import ITEM_BYTES
 
 #: Pieces that may be in flight before the host waits: enough to hide the issuing, few enough that
 #: Ctrl-C and the progress bar stay close to what the device does.
@@ -217,7 +217,7 @@ class Executor:
         (place,) = step.places
         if dict(self.plan.operands)[place.operand].placement == "device":
             return 0
-        item_bytes = DTYPES[self.chain.operands[place.operand].dtype]
+        item_bytes = ITEM_BYTES[self.chain.operands[place.operand].dtype]
         return math.prod(high - low for low, high in place.region) * item_bytes
 
 

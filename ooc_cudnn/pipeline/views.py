@@ -12,7 +12,7 @@ from ooc_cudnn.memory.alignment import aligned
 from ooc_cudnn.operations.splittable import Region, Splittable
 from ooc_cudnn.pipeline.schedule import Place, Step
 from ooc_cudnn.pricing.plan import Plan
-from ooc_cudnn.tensor import DTYPES, packed_strides
+from ooc_cudnn.tensor import ITEM_BYTES, packed_strides
 
 #: An operand as the executor takes it: a NumPy array, or a view of device memory.
 Source = HostArray | DeviceView
@@ -123,7 +123,7 @@ def region_of(source: Source, region: Region) -> Source:
             start * stride for (start, _), stride in zip(region, source.strides, strict=True)
         )
         return DeviceView(
-            source.pointer + offset * DTYPES[source.dtype],
+            source.pointer + offset * ITEM_BYTES[source.dtype],
             source.dtype,
             tuple(stop - start for start, stop in region),
             source.strides,

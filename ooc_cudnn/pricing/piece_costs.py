@@ -9,7 +9,7 @@ from typing import NamedTuple
 from ooc_cudnn.operations.launches import Buffer, Launch
 from ooc_cudnn.operations.splittable import Accumulation, Piece
 from ooc_cudnn.pricing.request import Request
-from ooc_cudnn.tensor import DTYPES
+from ooc_cudnn.tensor import ITEM_BYTES
 
 #: Entries of `PieceCost.blocks` that are no blocks.
 IMAGES, ELEMENTS, BYTES = "images", "largest elements", "largest bytes"
@@ -75,7 +75,7 @@ class PieceCosts:
         blocks = {IMAGES: piece.n[1] - piece.n[0], ELEMENTS: 0, BYTES: 0}
         for name, buffer in buffers.items():
             elements = math.prod(buffer.shape if buffer.rows is None else buffer.whole)
-            count, block = elements * DTYPES[buffer.dtype], buffer.block or name
+            count, block = elements * ITEM_BYTES[buffer.dtype], buffer.block or name
             blocks[block] = max(blocks.get(block, 0), count)
             blocks[ELEMENTS] = max(blocks[ELEMENTS], elements)
             blocks[BYTES] = max(blocks[BYTES], count)

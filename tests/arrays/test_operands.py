@@ -94,7 +94,8 @@ def test_torch(host_device):
     wrapped.array[0, 0, 0] = -1
     assert tensor[0, 0, 0] == -1
     assert wrapped.restore(np.ones((2, 2), "f4")).dtype == torch.float32
-    with pytest.raises(TypeError, match=r"x.*int64"):
-        wrap(torch.arange(3), host_device, name="x")
+    assert wrap(torch.arange(3), host_device, name="labels").spec.dtype == "int64"
+    with pytest.raises(TypeError, match=r"x.*complex64"):
+        wrap(torch.zeros(3, dtype=torch.complex64), host_device, name="x")
     with pytest.raises((TypeError, ValueError, BufferError, RuntimeError)):
         wrap(torch.zeros(3, device="meta"), host_device, name="x")

@@ -28,6 +28,12 @@ CUDA_TYPES = {
     "float32": "float",
     "float64": "double",
 }
+CUDA_INTEGERS = {
+    "uint8": "unsigned char",
+    "uint16": "unsigned short",
+    "int32": "int",
+    "int64": "long long",
+}
 #: Copies move elements as words of so many bytes.
 WORDS = {1: "unsigned char", 2: "unsigned short", 4: "unsigned int", 8: "unsigned long long"}
 

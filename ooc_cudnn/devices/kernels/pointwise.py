@@ -20,8 +20,8 @@ from ooc_cudnn.devices.kernels.launch_geometry import (
     pack_size,
     packs_a_thread,
 )
-from ooc_cudnn.devices.view import ITEM_BYTES, WIDEST_ACCESS_BYTES, DeviceView
-from ooc_cudnn.tensor import ACCUMULATOR
+from ooc_cudnn.devices.view import WIDEST_ACCESS_BYTES, DeviceView
+from ooc_cudnn.tensor import ACCUMULATOR, ITEM_BYTES
 
 
 def pointwise(

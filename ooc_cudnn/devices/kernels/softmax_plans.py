@@ -16,8 +16,8 @@ import numpy as np
 from ooc_cudnn.devices.kernels.arguments import CUDA_TYPES, geometry
 from ooc_cudnn.devices.kernels.launch import Launch
 from ooc_cudnn.devices.kernels.launch_geometry import BLOCK_THREADS, Rows, grid_of, pack_size
-from ooc_cudnn.devices.view import ITEM_BYTES, WIDEST_ACCESS_BYTES, DeviceView
-from ooc_cudnn.tensor import ACCUMULATOR
+from ooc_cudnn.devices.view import WIDEST_ACCESS_BYTES, DeviceView
+from ooc_cudnn.tensor import ACCUMULATOR, ITEM_BYTES
 
 # The numbers are the enumeration `Task` in softmax_steps.cuh.
 ACCURATE, LOG, ACCURATE_BACKWARD, LOG_BACKWARD = 0, 1, 2, 3
