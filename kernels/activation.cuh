@@ -1,8 +1,8 @@
 // The activations, by cuDNN's modes: a template for each, so that a kernel pays for its own only.
 //
 // NaN rule, every mode: NaN in, NaN out (cuDNN's CUDNN_PROPAGATE_NAN). The comparisons are
-// therefore written so that NaN takes the branch that returns x. swish and gelu of -infinity are
-// NaN, as the product -infinity * 0 in their formulas is.
+// therefore written so that NaN takes the branch that returns x. swish, gelu and hardswish of
+// -infinity are NaN, as the product -infinity * 0 in their formulas is.
 #pragma once
 
 #include "element.cuh"
@@ -17,6 +17,8 @@ enum Mode {
     SWISH = 6,  // coef: beta in x * sigmoid(beta * x)
     GELU = 7,   // the exact one, with erf
     LEAKY_RELU = 8,  // coef: the negative slope
+    HARDSIGMOID = 9,
+    HARDSWISH = 10,
 };
 
 __device__ inline float exponential(float x) { return expf(x); }
@@ -41,5 +43,10 @@ __device__ inline A activation(A x, A coef) {
     if constexpr (MODE == GELU)
         return A(0.5) * x * error_function_complement(A(-0.70710678118654752440) * x);
     if constexpr (MODE == LEAKY_RELU) return x < zero ? coef * x : x;
+    if constexpr (MODE == HARDSIGMOID || MODE == HARDSWISH) {
+        const A line = x / A(6) + A(0.5);
+        const A gate = line < zero ? zero : (line > one ? one : line);
+        return MODE == HARDSWISH ? x * gate : gate;
+    }
     return x;
 }

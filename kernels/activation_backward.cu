@@ -2,8 +2,8 @@
 //
 //     dx = dy * f'(x)
 //
-// f' is computed from y, and from x in the modes whose y does not tell it (NEEDS_X). Where relu and
-// clipped_relu are flat dx is 0 whatever dy is: a selection, not a product. `dx` may be the same
+// f' is computed from y, and from x in the modes whose y does not tell it (NEEDS_X). Where relu,
+// clipped_relu, hardsigmoid and hardswish are flat dx is 0 whatever dy is: a selection, no product. `dx` may be the same
 // memory as y, dy or x: a thread reads all it needs before it writes.
 //
 // NaN rule, every mode: NaN in y (or in an x that is read) gives NaN (CUDNN_PROPAGATE_NAN).
@@ -21,6 +21,8 @@ enum Mode {
     SWISH = 6,       // coef: beta in x * sigmoid(beta * x)
     GELU = 7,        // the exact one, with erf
     LEAKY_RELU = 8,  // coef: the negative slope
+    HARDSIGMOID = 9,
+    HARDSWISH = 10,
 };
 
 __device__ inline float exponential(float x) { return expf(x); }
@@ -50,6 +52,11 @@ __device__ inline A gradient(A y, A dy, A x, A coef) {
         return dy * (below + x * (A(0.39894228040143267794) * exponential(A(-0.5) * x * x)));
     }
     if constexpr (MODE == LEAKY_RELU) return x > zero ? dy : dy * coef;
+    if constexpr (MODE == HARDSIGMOID) return y > zero && y < one ? dy * (one / A(6)) : zero;
+    if constexpr (MODE == HARDSWISH) {
+        const A slope = x <= A(-3) ? zero : x < A(3) ? x / A(3) + A(0.5) : one;
+        return slope == zero ? zero : dy * slope;
+    }
     return dy;
 }
 

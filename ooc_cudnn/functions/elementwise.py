@@ -92,7 +92,8 @@ def activation_forward(
     x : array, shape (n, c, up to 3 spatial axes)
         Any placement and strides.
     mode : str
-        relu, clipped_relu, elu, sigmoid, tanh, swish, gelu, leaky_relu or identity.
+        relu, clipped_relu, elu, sigmoid, tanh, swish, gelu, leaky_relu, hardsigmoid,
+        hardswish or identity.
     coef : float, optional
         Ceiling of clipped_relu (6), alpha of elu (1), beta of swish (1), negative slope of
         leaky_relu (0.01).
@@ -146,8 +147,8 @@ def activation_backward(
     y, dy : array, shape (n, c, up to 3 spatial axes)
         Result of the forward function and its gradient; any placement and strides, same dtype.
     x : array, same shape, optional
-        Data of the forward function. swish and gelu need it, and elu and leaky_relu with a negative
-        coef; these read it instead of y, the others do not read it.
+        Data of the forward function. swish, gelu and hardswish need it, and elu and leaky_relu
+        with a negative coef; these read it instead of y, the others do not read it.
     mode, coef, alpha, beta
         As for `activation_forward`.
     out : array, shape of y, optional

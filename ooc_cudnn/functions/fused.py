@@ -53,7 +53,8 @@ def convolution_add_activation_forward(
     b : array, shape (cY,) or (1, cY, 1...)
         Bias, one value per output channel, x's dtype.
     activation : str
-        relu, clipped_relu, elu, sigmoid, tanh, swish, gelu, leaky_relu or identity.
+        relu, clipped_relu, elu, sigmoid, tanh, swish, gelu, leaky_relu, hardsigmoid,
+        hardswish or identity.
     coef : float, optional
         Ceiling of clipped_relu (6), alpha of elu (1), beta of swish (1), negative slope of
         leaky_relu (0.01).

@@ -26,6 +26,8 @@ MODES: dict[str, tuple[Callable[[Array, float], Array], float | None]] = {
     "swish": (lambda x, coef: np.asarray(x * expit(coef * x)), 1.0),
     "gelu": (lambda x, coef: np.asarray(0.5 * x * (1 + erf(x / math.sqrt(2)))), None),
     "leaky_relu": (lambda x, coef: np.where(x > 0, x, coef * x), 0.01),
+    "hardsigmoid": (lambda x, coef: np.clip(x / 6 + 0.5, 0, 1), None),
+    "hardswish": (lambda x, coef: x * np.clip(x / 6 + 0.5, 0, 1), None),
     "identity": (lambda x, coef: x, None),
 }
 

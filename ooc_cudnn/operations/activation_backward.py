@@ -30,6 +30,11 @@ def _gelu(y: Array, x: Array, coef: float) -> Array:
     return np.asarray(0.5 * (1 + erf(x / math.sqrt(2))) + x * density)
 
 
+def _hardswish(y: Array, x: Array, coef: float) -> Array:
+    inside = np.where(x < 3, x / 3 + 0.5, 1)
+    return np.where(x <= -3, 0, inside).astype(y.dtype, copy=False)
+
+
 #: Exponentials that a mode's slope evaluates; an error function counts as three of them.
 EXPONENTIALS = {"swish": 1, "gelu": 3}
 
@@ -43,30 +48,35 @@ SLOPES: dict[str, Callable[[Array, Array, float], Array]] = {
     "swish": _swish,
     "gelu": _gelu,
     "leaky_relu": lambda y, x, coef: np.where(x > 0, y.dtype.type(1), y.dtype.type(coef)),
+    "hardsigmoid": lambda y, x, coef: ((y > 0) & (y < 1)) * y.dtype.type(1 / 6),
+    "hardswish": _hardswish,
     "identity": lambda y, x, coef: np.ones_like(y),
 }
 
-#: Modes whose slope selects between dy and 0, and is not multiplied.
-SELECTING = ("relu", "clipped_relu")
+#: Modes that are flat somewhere: where their slope is 0, dx is 0 and no product.
+SELECTING = ("relu", "clipped_relu", "hardsigmoid", "hardswish")
+#: Modes whose result never tells the slope.
+NEEDING_X = ("swish", "gelu", "hardswish")
 
 
 def needs_x(mode: str, coef: float) -> bool:
-    """Whether y does not tell the slope: swish, gelu, and elu and leaky_relu that fold back.
+    """Whether y does not tell the slope: `NEEDING_X`, elu and leaky_relu that fold back.
 
     >>> needs_x("relu", 0.0), needs_x("gelu", 0.0), needs_x("leaky_relu", -0.5)
     (False, True, True)
     """
-    return mode in ("swish", "gelu") or (mode in ("elu", "leaky_relu") and coef < 0)
+    return mode in NEEDING_X or (mode in ("elu", "leaky_relu") and coef < 0)
 
 
 @dataclass(frozen=True)
 class ActivationBackward(OneShape):
     """dx = dy * f'(x), from (y, dy, x); x is absent where `needs_x` is false.
 
-    Where the slope is 0 by selection (relu below 0, clipped_relu outside), dx is 0 whatever dy is,
-    as in cuDNN and PyTorch; elsewhere a slope of 0 is multiplied, so that dy = NaN gives NaN. NaN
-    in y (or x) gives NaN. At the kink itself the slope is the left one: 0 for relu and clipped_relu
-    at 0, `coef` for leaky_relu; clipped_relu at its ceiling has 0.
+    Where the slope is 0 by selection (`SELECTING`: relu below 0, clipped_relu outside), dx is 0
+    whatever dy is, as in cuDNN and PyTorch; elsewhere a slope of 0 is multiplied, so that dy = NaN
+    gives NaN. NaN in y (or x) gives NaN. At the kink itself the slope is the left one: 0 for relu
+    and clipped_relu at 0, `coef` for leaky_relu; clipped_relu at its ceiling has 0, and so has
+    hardsigmoid at 1; hardswish at 3 has 1, the right one, as in PyTorch.
 
     Source: cudnnActivationBackward.
     """
@@ -93,5 +103,7 @@ class ActivationBackward(OneShape):
         if len(inputs) > 2 and needs_x(self.mode, self.coef):
             x = inputs[2].astype(np.float64)
         found = SLOPES[self.mode](y, x, self.coef)
-        dx = np.where(found == 0, 0.0, dy) if self.mode in SELECTING else dy * found
+        dx = dy * found
+        if self.mode in SELECTING:
+            dx = np.where(found == 0, 0.0, dx)
         return np.where(np.isnan(y) | np.isnan(x), np.nan, dx)

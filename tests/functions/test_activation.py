@@ -97,6 +97,8 @@ def test_modes_whose_y_does_not_tell_the_slope_need_x(mode, coef):
         ("swish", "silu"),
         ("gelu", "gelu"),
         ("leaky_relu", "leaky_relu"),
+        ("hardsigmoid", "hardsigmoid"),
+        ("hardswish", "hardswish"),
     ],
 )
 def test_the_definitions_are_pytorchs(mode, torchs):
@@ -111,7 +113,9 @@ def test_the_definitions_are_pytorchs(mode, torchs):
     found = ooc_cudnn.activation_backward(
         y.detach().numpy(), np.ones((1, 1, 97)), x.detach().numpy(), mode=mode
     )
-    assert np.allclose(found, dx.numpy(), rtol=1e-13, atol=1e-13)
+    # PyTorch's slope of hardsigmoid is a sixth in float32, whatever the dtype.
+    near = 1e-7 if mode == "hardsigmoid" else 1e-13
+    assert np.allclose(found, dx.numpy(), rtol=near, atol=1e-13)
 
 
 # Values that are special -------------------------------------------------------------------------

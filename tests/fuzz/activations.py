@@ -19,6 +19,8 @@ MODES = {
     "swish": (None, 1.7, 0.4),
     "gelu": (None,),
     "leaky_relu": (None, 0.2, -0.3),
+    "hardsigmoid": (None,),
+    "hardswish": (None,),
     "identity": (None,),
 }
 
@@ -31,11 +33,13 @@ VALUES = {
     "swish": lambda x, coef: x * torch.sigmoid(coef * x),
     "gelu": lambda x, coef: functional.gelu(x),
     "leaky_relu": lambda x, coef: torch.where(x > 0, x, coef * x),
+    "hardsigmoid": lambda x, coef: functional.hardsigmoid(x),
+    "hardswish": lambda x, coef: functional.hardswish(x),
     "identity": lambda x, coef: x,
 }
 
 #: Modes of which a result does not tell the slope, so that their gradient takes x.
-NEED_X = ("swish", "gelu")
+NEED_X = ("swish", "gelu", "hardswish")
 
 
 def needs_x(mode, coef):
@@ -64,7 +68,7 @@ def activation_backward(y, dy, x, dtype, mode, coef):
     A slope that is computed, and is 0, makes NaN of an infinite gradient.
     """
     made = gradients.activation_backward(y, dy, x, dtype, mode, coef)
-    if mode not in ("relu", "clipped_relu"):
+    if mode not in gradients.SELECTING:
         lost = (made.value == 0) & ~np.isfinite(dy.astype("f8"))
         made = made._replace(value=np.where(lost, np.nan, made.value))
     read = x if needs_x(mode, coef) else y

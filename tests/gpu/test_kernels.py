@@ -38,6 +38,8 @@ ACTIVATIONS = {
     "swish": lambda x, coef: x / (1 + np.exp(-coef * x)),
     "gelu": lambda x, coef: 0.5 * x * np.vectorize(math.erfc)(-x / math.sqrt(2)),
     "leaky_relu": lambda x, coef: np.where(x < 0, coef * x, x),
+    "hardsigmoid": lambda x, coef: np.clip(x / 6 + 0.5, 0, 1),
+    "hardswish": lambda x, coef: x * np.clip(x / 6 + 0.5, 0, 1),
 }
 
 

@@ -101,6 +101,8 @@ MODES = {
     "swish": lambda x, coef: x * torch.sigmoid(coef * x),
     "gelu": lambda x, coef: F.gelu(x),
     "leaky_relu": lambda x, coef: torch.where(x > 0, x, coef * x),
+    "hardsigmoid": lambda x, coef: F.hardsigmoid(x),
+    "hardswish": lambda x, coef: F.hardswish(x),
 }
 COEFFICIENTS = {"clipped_relu": 1.5, "elu": 0.7, "swish": 1.3, "leaky_relu": 0.1}
 #: Gradients here are the difference of numbers of size 1.
@@ -126,6 +128,9 @@ def check_activation(mode, coef, dtype, layouts, shape=(2, 16, 6, 8), *, offset=
         slack = slack + 2 * np.abs(dy.wide) * rounding
         if mode in ("clipped_relu", "elu", "leaky_relu"):  # and may be on the other side of a kink
             at_kink = np.abs(y.wide - coef) <= EPSILON[dtype] * 2
+            slack = slack + np.where(at_kink, np.abs(dy.wide), 0)
+        if mode == "hardsigmoid":
+            at_kink = np.abs(y.wide - 1) <= EPSILON[dtype] * 2
             slack = slack + np.where(at_kink, np.abs(dy.wide), 0)
     operation = ActivationBackward(shape, mode, coef, dtype)
     inputs = (y.view, dy.view, x.view if needs_x(mode, coef) else None)

@@ -35,6 +35,8 @@ def test_values_of_pytorch():
         "swish": F.silu(x),
         "gelu": F.gelu(x),
         "leaky_relu": F.leaky_relu(x),
+        "hardsigmoid": F.hardsigmoid(x),
+        "hardswish": F.hardswish(x),
         "identity": x,
     }
     assert expected.keys() == MODES.keys()
@@ -49,7 +51,7 @@ def test_nan_and_infinity(mode):
     with np.errstate(invalid="ignore"):
         y = MODES[mode][0](np.array([np.nan, np.inf], "f4"), coef)
     assert np.isnan(y[0])
-    assert y[1] == {"clipped_relu": 6, "sigmoid": 1, "tanh": 1}.get(mode, np.inf)
+    assert y[1] == {"clipped_relu": 6, "sigmoid": 1, "hardsigmoid": 1, "tanh": 1}.get(mode, np.inf)
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -12,7 +12,7 @@ from ooc_cudnn.operations.activation_backward import SLOPES, ActivationBackward,
 torch = pytest.importorskip("torch")
 F = torch.nn.functional
 
-X = np.concatenate([np.linspace(-12, 12, 2401), [0.0, -0.0, 6.0, 1e-300, -1e-300]])
+X = np.concatenate([np.linspace(-12, 12, 2401), [0.0, -0.0, 3.0, -3.0, 6.0, 1e-300, -1e-300]])
 
 PYTORCH = {
     "relu": lambda x, coef: F.relu(x),
@@ -23,6 +23,9 @@ PYTORCH = {
     "swish": lambda x, coef: x * torch.sigmoid(coef * x),
     "gelu": lambda x, coef: F.gelu(x),
     "leaky_relu": lambda x, coef: F.leaky_relu(x, coef),
+    # PyTorch's own has a slope of a sixth in float32, whatever the dtype.
+    "hardsigmoid": lambda x, coef: F.relu6(x + 3) / 6,
+    "hardswish": lambda x, coef: F.hardswish(x),
     "identity": lambda x, coef: x * 1,
 }
 COEFFICIENTS = {

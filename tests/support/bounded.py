@@ -107,7 +107,8 @@ def activation(x, dtype, mode, coef=None):
     coef = reference.DEFAULT_COEF.get(mode, 0.0) if coef is None else coef
     with np.errstate(over="ignore"):
         value = reference.ACTIVATIONS[mode](x.value, coef)
-    largest = {"gelu": 1.13, "swish": 1.1, "elu": max(1, abs(coef)), "leaky_relu": max(1, coef)}
+    largest = {"gelu": 1.13, "swish": 1.1, "elu": max(1, abs(coef)), "leaky_relu": max(1, coef),
+               "hardswish": 1.5}  # fmt: skip
     error = x.error * max(largest.get(mode, 1.0), 1.0, -coef)
     if mode in ("relu", "clipped_relu", "identity"):
         return Bounded(value, error).rounded(dtype)

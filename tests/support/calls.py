@@ -119,7 +119,9 @@ def named(mode, coef):
 
 def with_x(mode, coef):
     """Whether the gradient needs x."""
-    return mode in ("swish", "gelu") or (mode in ("elu", "leaky_relu") and (coef or 0) < 0)
+    return mode in ("swish", "gelu", "hardswish") or (
+        mode in ("elu", "leaky_relu") and (coef or 0) < 0
+    )
 
 
 def activation_forward_call(shape, mode, coef, dtype="float32", alpha=1.0, beta=0.0, x=None):

@@ -11,6 +11,9 @@ from tests.support.bounded import UNIT, Bounded
 
 torch = reference.torch
 
+#: Modes that are flat somewhere: there a gradient is 0, and no product.
+SELECTING = ("relu", "clipped_relu", "hardsigmoid", "hardswish")
+
 
 def output_shape(x, w, *, padding=0, stride=1, dilation=1, groups=1):
     """Shape of a convolution's result, from the shapes of x and w."""
@@ -102,13 +105,15 @@ def activation_backward(y, dy, x, dtype, mode, coef=None):
         "swish": gate + coef * x * gate * (1 - gate),
         "gelu": gelu_slope(x),
         "leaky_relu": np.where((x if coef < 0 else y) > 0, 1.0, coef),
+        "hardsigmoid": ((y > 0) & (y < 1)) / 6,
+        "hardswish": np.where(x > -3, np.where(x < 3, (2 * x + 3) / 6, 1), 0),
         "identity": np.ones_like(y),
     }
     slope = slopes[mode]
     size = np.abs(dy) * (1 + np.abs(slope) + np.abs(x)) * max(1.0, abs(coef))
     with np.errstate(invalid="ignore"):
         value = dy * slope  # an infinite dy by a slope of 0 is NaN, as in PyTorch
-    if mode in ("relu", "clipped_relu"):  # those select
+    if mode in SELECTING:
         value = np.where(slope == 0, 0.0, value)
     if mode in ("relu", "clipped_relu", "identity"):
         return Bounded(value, UNIT[dtype] * np.abs(value))

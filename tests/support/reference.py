@@ -89,6 +89,8 @@ ACTIVATIONS = {
     "swish": lambda x, coef: x / (1 + np.exp(-coef * x)),
     "gelu": lambda x, coef: x / 2 * np.vectorize(math.erfc, otypes=[float])(-x / math.sqrt(2)),
     "leaky_relu": lambda x, coef: np.where(x > 0, x, coef * x),
+    "hardsigmoid": lambda x, coef: np.minimum(np.maximum(x + 3, 0), 6) / 6,
+    "hardswish": lambda x, coef: x * np.minimum(np.maximum(x + 3, 0), 6) / 6,
     "identity": lambda x, coef: x,
 }
 DEFAULT_COEF = {"clipped_relu": 6.0, "elu": 1.0, "swish": 1.0, "leaky_relu": 0.01}

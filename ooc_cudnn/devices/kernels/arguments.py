@@ -19,6 +19,8 @@ MODES = {
     "swish": 6,
     "gelu": 7,
     "leaky_relu": 8,
+    "hardsigmoid": 9,
+    "hardswish": 10,
 }
 MODES_WITH_COEFFICIENT = ("clipped_relu", "elu", "swish", "leaky_relu")
 
