@@ -25,6 +25,7 @@ from ooc_cudnn.errors import (
 )
 from ooc_cudnn.functions import *  # noqa: F403  # the public functions, listed there
 from ooc_cudnn.functions.plan import plan
+from ooc_cudnn.network.network import Network
 from ooc_cudnn.pricing.plan import Plan
 from ooc_cudnn.profiling import profile
 from ooc_cudnn.settings import settings
@@ -36,6 +37,7 @@ __version__ = "0.1.0"
 __all__ = [
     "DeviceOutOfMemoryError",
     "MachineModel",
+    "Network",
     "OocError",
     "Plan",
     "PlanInfeasibleError",

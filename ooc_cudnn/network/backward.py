@@ -1,0 +1,93 @@
+"""From a graph to a step: forward phases, and backward as a rewrite of the graph.
+
+Backward goes through the nodes from the last to the first. When it comes to a node, all who read
+its result have added their part to the gradient of that result, so the gradient is complete. Only
+nodes on a way from something that wants a gradient are asked for phases: a frozen parameter, and
+all before the first one that is not frozen, costs nothing. Which tensors backward reads, and when
+for the first and the last time, is what its phases bind.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from ooc_cudnn.network.emitting import Backward, Forward, _Emit
+from ooc_cudnn.network.graph import Graph
+from ooc_cudnn.network.nodes.base import Node
+from ooc_cudnn.network.phases import Step
+from ooc_cudnn.network.tensors import Tensor
+from ooc_cudnn.settings_table import Settings
+
+
+def forward_step(graph: Graph, outputs: Sequence[Tensor], settings: Settings) -> Step:
+    """Inference: the phases that make outputs, by running statistics and without dropout."""
+    return _step(graph, outputs, frozenset(), settings, is_training=False)
+
+
+def training_step(
+    graph: Graph, outputs: Sequence[Tensor], wanted: Iterable[str], settings: Settings
+) -> Step:
+    """Forward and backward: gradients of what is wanted, by name, from those of the outputs.
+
+    The step's `seeds` name the tensors that hold the gradients of the outputs: ones for a loss.
+    """
+    return _step(graph, outputs, frozenset(wanted), settings, is_training=True)
+
+
+def check_loss(loss: Tensor) -> None:
+    """Raise ValueError for a loss that is no scalar."""
+    if math.prod(loss.shape) != 1 or not loss.is_floating:
+        raise ValueError(
+            f"the loss must be one number, but {loss.name} has shape {loss.shape} and dtype "
+            f"{loss.dtype}: end the network in a loss, or ask for the gradients of outputs"
+        )
+
+
+def _step(
+    graph: Graph,
+    outputs: Sequence[Tensor],
+    leaves: frozenset[str],
+    settings: Settings,
+    *,
+    is_training: bool,
+) -> Step:
+    nodes = graph.nodes_before(outputs)
+    on_the_way = _on_the_way(nodes, leaves)
+    forward = Forward(settings, on_the_way, is_training=is_training)
+    for output in outputs:
+        forward.known(output)
+    for node in nodes:
+        forward.node = node.name
+        node.forward(forward)
+    last: _Emit = forward
+    seeds: dict[str, str] = {}
+    gradients: dict[str, str] = {}
+    if is_training:
+        last = backward = Backward(forward, [each for each in outputs if forward.wants(each)])
+        for node in reversed(nodes):
+            dy = backward.gradient_of(node.y)
+            if dy is not None and forward.wants(node.y):
+                backward.node = node.name
+                node.backward(backward, dy)
+                backward.done_with(node.y)
+        found = {name: backward.gradient_of(graph.tensors[name]) for name in graph.tensors}
+        gradients = {n: each.name for n, each in found.items() if each and n in leaves}
+        seeds = backward.seeds
+    return Step(
+        dict(last.tensors),
+        (*forward.phases, *(last.phases if is_training else ())),
+        tuple(output.name for output in outputs),
+        len(forward.phases),
+        gradients,
+        seeds,
+    )
+
+
+def _on_the_way(nodes: Sequence[Node], leaves: frozenset[str]) -> frozenset[str]:
+    """Everything of which a gradient is made: the leaves, and what is computed from them."""
+    found = set(leaves)
+    for node in nodes:
+        if any(tensor.name in found for tensor in node.inputs):
+            found.add(node.y.name)
+    return frozenset(found)

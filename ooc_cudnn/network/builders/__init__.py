@@ -1,0 +1,1 @@
+"""The methods of `Network` that add nodes: mixins, one file a family."""

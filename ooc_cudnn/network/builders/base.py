@@ -1,0 +1,136 @@
+"""What builders are made with: names, parameters, and errors that name the node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from ooc_cudnn.network.graph import Graph
+from ooc_cudnn.network.initial import Initial
+from ooc_cudnn.network.nodes.base import Node
+from ooc_cudnn.network.parameters import Parameters
+from ooc_cudnn.network.tensors import Tensor
+from ooc_cudnn.operations.base import Shape
+
+P = ParamSpec("P")
+B = TypeVar("B", bound="Builders")
+
+
+def builder(
+    method: Callable[Concatenate[B, P], Tensor],
+) -> Callable[Concatenate[B, P], Tensor]:
+    """Make a method that adds one node a builder.
+
+    It is called with a ``name`` that is its node's own ("convolution_3" where the user gave none).
+    What it raises begins with that name, and leaves the network as it was. ``net.resized`` calls it
+    again.
+    """
+
+    @wraps(method)
+    def built(self: B, *args: P.args, **kwargs: P.kwargs) -> Tensor:
+        name = self._fresh_name(method.__name__, kwargs.get("name", ""))
+        known = set(self.graph.tensors)
+        try:
+            made = method(self, *args, **{**kwargs, "name": name})  # type: ignore[arg-type]
+        except (TypeError, ValueError) as error:
+            self._forget(set(self.graph.tensors) - known)
+            raise type(error)(f"{name}: {error}") from error
+        self._calls.append((method.__name__, args, {**kwargs, "name": name}))
+        return made
+
+    return built  # type: ignore[return-value]  # called as a method
+
+
+class Builders:
+    """A network as its builders see it."""
+
+    def __init__(self, seed: int) -> None:
+        self.graph = Graph()
+        self.parameters = Parameters(seed)
+        self.running = Parameters(seed)
+        self._calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
+
+    def _fresh_name(self, kind: str, name: object = "") -> str:
+        """The name that a user gave, if it is a new one, or ``kind_1`` and so on.
+
+        Raises
+        ------
+        TypeError, ValueError
+            On a name that is none, or there already.
+        """
+        if not isinstance(name, str):
+            raise TypeError(f"name must be a string, not {name!r}")
+        if name:
+            if name in self.graph.tensors:
+                raise ValueError(f"name {name!r} is taken: names are given once")
+            return name
+        return next(
+            made for at in range(1, 2**30) if (made := f"{kind}_{at}") not in self.graph.tensors
+        )
+
+    def _result(self, name: str, shape: Shape, dtype: str) -> Tensor:
+        """The result of a node that is to be added."""
+        return Tensor(name, shape, dtype)
+
+    def _add(self, node: Node) -> Tensor:
+        """Add a node, and return its result."""
+        return self.graph.add(node)
+
+    def _own(self, tensor: object, argument: str = "x", *, dtype: str = "") -> Tensor:
+        """Return what is a map or an input of this network, of a floating dtype.
+
+        Raises
+        ------
+        TypeError, ValueError
+            Naming the argument.
+        """
+        found = self.graph.check_own(tensor, argument)
+        if dtype and found.dtype != dtype:
+            raise TypeError(f"{argument} must be {dtype}, but {found.name} is {found.dtype}")
+        if not dtype and not found.is_floating:
+            raise TypeError(
+                f"{argument} must be a floating tensor, but {found.name} is {found.dtype}"
+            )
+        return found
+
+    def _parameter(
+        self, node: str, name: str, shape: Shape, dtype: str, initial: Initial, given: Any = None
+    ) -> Tensor:
+        """Make a parameter of a node: "w" of "convolution_1" is "convolution_1.w".
+
+        Parameters
+        ----------
+        initial : Initial
+            What it holds where nothing is given: `he(fan_in)`, `zeros`, `ones`.
+        given : array or Tensor, optional
+            Its values; or a parameter of this network, which is then shared.
+        """
+        if isinstance(given, Tensor):
+            shared = self.graph.check_own(given, name)
+            if shared.kind != "parameter":
+                raise ValueError(f"{name} must be a parameter, but {shared.name} is no parameter")
+            if (shared.shape, shared.dtype) != (shape, dtype):
+                raise ValueError(
+                    f"{name} must have shape {shape} and dtype {dtype}, but {shared.name} has "
+                    f"{shared.shape} and {shared.dtype}"
+                )
+            return shared
+        made = Tensor(f"{node}.{name}", shape, dtype, "parameter")
+        self.parameters.declare(made, initial, given)
+        return self.graph.add_tensor(made)
+
+    def _running_statistics(
+        self, node: str, name: str, shape: Shape, dtype: str, initial: Initial, given: Any = None
+    ) -> Tensor:
+        """Make what a step updates in place and inference reads."""
+        made = Tensor(f"{node}.{name}", shape, dtype, "running")
+        self.running.declare(made, initial, given)
+        return self.graph.add_tensor(made)
+
+    def _forget(self, names: set[str]) -> None:
+        """Take tensors out again whose node could not be made."""
+        for name in names:
+            self.parameters.forget(name)
+            self.running.forget(name)
+            del self.graph.tensors[name]

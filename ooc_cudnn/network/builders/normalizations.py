@@ -1,0 +1,74 @@
+"""Builders of normalizations."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from ooc_cudnn.network.builders.base import Builders, builder
+from ooc_cudnn.network.initial import ones, zeros
+from ooc_cudnn.network.nodes.batch_normalization import BatchNormalization
+from ooc_cudnn.network.tensors import Tensor
+from ooc_cudnn.tensor import ACCUMULATOR
+
+
+def number(value: object, name: str, least: float, most: float = math.inf) -> float:
+    """A finite number from `least` to `most`."""
+    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
+        raise TypeError(f"{name} must be a number, not {value!r}")
+    if not (math.isfinite(value) and least <= value <= most):
+        raise ValueError(f"{name} must be from {least:g} to {most:g}, not {value!r}")
+    return float(value)
+
+
+class NormalizationBuilders(Builders):
+    """Normalizations."""
+
+    @builder
+    def batch_normalization(
+        self,
+        x: Tensor,
+        *,
+        epsilon: float = 1e-5,
+        exponential_average_factor: float = 0.1,
+        scale: Any = None,
+        bias: Any = None,
+        running_mean: Any = None,
+        running_variance: Any = None,
+        name: str = "",
+    ) -> Tensor:
+        """Normalise each channel: in training by the whole batch, in inference by running averages.
+
+        Parameters
+        ----------
+        x : Tensor, shape (n, c, up to 3 spatial axes)
+        epsilon : float
+            Added to the variance.
+        exponential_average_factor : float
+            Weight of a step in the running averages, from 0 to 1; updated once a step.
+        scale, bias : array or parameter, optional
+            Shape (c,); ones and zeros where left out.
+        running_mean, running_variance : array, optional
+            Shape (c,); zeros and ones where left out.
+        """
+        x = self._own(x)
+        epsilon = number(epsilon, "epsilon", 0)
+        factor = number(exponential_average_factor, "exponential_average_factor", 0, 1)
+        shape, dtype = x.shape[1:2], ACCUMULATOR[x.dtype]
+        return self._add(
+            BatchNormalization(
+                name,
+                self._result(name, x.shape, x.dtype),
+                x,
+                self._parameter(name, "scale", shape, dtype, ones, scale),
+                self._parameter(name, "bias", shape, dtype, zeros, bias),
+                self._running_statistics(name, "running_mean", shape, dtype, zeros, running_mean),
+                self._running_statistics(
+                    name, "running_variance", shape, dtype, ones, running_variance
+                ),
+                epsilon,
+                factor,
+            )
+        )

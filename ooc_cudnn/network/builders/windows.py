@@ -1,0 +1,98 @@
+"""Builders of what slides windows: convolutions and poolings."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from ooc_cudnn.network.builders.base import Builders, builder
+from ooc_cudnn.network.initial import he, zeros
+from ooc_cudnn.network.nodes.convolution import Convolution
+from ooc_cudnn.network.nodes.pooling import Pooling
+from ooc_cudnn.network.tensors import Tensor
+from ooc_cudnn.operations import convolution, pooling
+from ooc_cudnn.operations.window_arguments import is_int, per_axis
+from ooc_cudnn.types import Padding, Sizes
+
+
+class WindowBuilders(Builders):
+    """Convolutions and poolings."""
+
+    @builder
+    def convolution(
+        self,
+        x: Tensor,
+        channels: int,
+        *,
+        window: Sizes,
+        stride: Sizes = 1,
+        padding: Padding = 0,
+        dilation: Sizes = 1,
+        groups: int = 1,
+        bias: bool = True,
+        w: Any = None,
+        b: Any = None,
+        name: str = "",
+    ) -> Tensor:
+        """Cross-correlation with filters w, plus b.
+
+        Parameters
+        ----------
+        x : Tensor, shape (n, cX, 1 to 3 spatial axes)
+        channels : int
+            Of the result.
+        window, stride, padding, dilation, groups
+            As for `convolution_forward`.
+        bias : bool
+            Whether there is a b.
+        w, b : array or parameter, optional
+            Initial values, shapes (channels, cX / groups, window...) and (channels,), or parameters
+            that are shared. Without: drawn after He, and zeros.
+        """
+        x = self._own(x)
+        axes = len(x.shape) - 2
+        if not is_int(channels) or channels < 1:
+            raise ValueError(f"channels must be a positive int, not {channels!r}")
+        if axes not in (1, 2, 3):
+            raise ValueError(f"x must have 1 to 3 spatial axes, but {x.name} has shape {x.shape}")
+        if not is_int(groups) or groups < 1 or x.shape[1] % groups:
+            raise ValueError(f"groups must divide cX={x.shape[1]}, not {groups!r}")
+        if b is not None and not bias:
+            raise ValueError("b must be left out where bias is False")
+        sizes = per_axis(window, axes, name="window", least=1)
+        w_shape = (int(channels), x.shape[1] // groups, *sizes)
+        operation = convolution.Convolution.of(
+            x.shape,
+            w_shape,
+            padding=padding,
+            stride=stride,
+            dilation=dilation,
+            groups=groups,
+            dtype=x.dtype,
+        )
+        filters = self._parameter(name, "w", w_shape, x.dtype, he(math.prod(w_shape[1:])), w)
+        vector = None
+        if bias:
+            vector = self._parameter(name, "b", w_shape[:1], x.dtype, zeros, b)
+        y = self._result(name, operation.output_shape, x.dtype)
+        return self._add(Convolution(name, y, x, filters, vector, operation))
+
+    @builder
+    def pooling(
+        self,
+        x: Tensor,
+        *,
+        window: Sizes,
+        mode: str = "max",
+        padding: Padding = 0,
+        stride: Sizes | None = None,
+        name: str = "",
+    ) -> Tensor:
+        """The largest or mean value of each window, as `pooling_forward`."""
+        x = self._own(x)
+        operation = pooling.Pooling.of(
+            x.shape, window=window, mode=mode, padding=padding, stride=stride, dtype=x.dtype
+        )
+        return self._add(
+            Pooling(name, self._result(name, operation.output_shape, x.dtype), x, operation)
+        )

@@ -1,0 +1,37 @@
+"""What parameters hold at first."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ooc_cudnn.operations.base import Shape
+from ooc_cudnn.tensor import numpy_dtype
+
+#: Makes an array of a shape and a dtype; what it draws comes from the generator.
+Initial = Callable[[np.random.Generator, Shape, str], np.ndarray[Any, Any]]
+
+
+def zeros(random: np.random.Generator, shape: Shape, dtype: str) -> np.ndarray[Any, Any]:
+    """Zeros."""
+    return np.zeros(shape, numpy_dtype(dtype))
+
+
+def ones(random: np.random.Generator, shape: Shape, dtype: str) -> np.ndarray[Any, Any]:
+    """Ones."""
+    return np.ones(shape, numpy_dtype(dtype))
+
+
+def he(fan_in: int) -> Initial:
+    """Normal numbers of variance 2 / fan_in: rectified maps keep their size (He et al., 2015)."""
+
+    def drawn(random: np.random.Generator, shape: Shape, dtype: str) -> np.ndarray[Any, Any]:
+        wide = np.float64 if dtype == "float64" else np.float32
+        made = random.standard_normal(shape, wide)
+        made *= math.sqrt(2 / fan_in)
+        return made.astype(numpy_dtype(dtype), copy=False)
+
+    return drawn

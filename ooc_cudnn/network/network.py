@@ -1,0 +1,140 @@
+"""A network: built node by node, with its parameters; planned and run as one step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from ooc_cudnn.network.backward import check_loss, forward_step, training_step
+from ooc_cudnn.network.builders.elementwise import ElementwiseBuilders
+from ooc_cudnn.network.builders.normalizations import NormalizationBuilders
+from ooc_cudnn.network.builders.shapes import ShapeBuilders
+from ooc_cudnn.network.builders.windows import WindowBuilders
+from ooc_cudnn.network.phases import Step
+from ooc_cudnn.network.tensors import Tensor
+from ooc_cudnn.operations.window_arguments import is_int
+from ooc_cudnn.settings import current
+from ooc_cudnn.tensor import DTYPES
+
+#: Integer dtypes that inputs may have: labels, and images as they are stored.
+INTEGERS = ("int64", "int32", "uint8", "uint16")
+
+
+class Network(WindowBuilders, NormalizationBuilders, ElementwiseBuilders, ShapeBuilders):
+    """A network, from inputs to a loss or other results.
+
+    Builders (`convolution`, `activation`, ...) add a node and return its result, a tensor with
+    `shape`, `dtype` and `name`. Whatever a builder takes was there before it, so cycles cannot
+    arise. Each takes a ``name``; without, nodes are numbered by kind in the order of making.
+
+    Parameters
+    ----------
+    seed : int
+        Of the parameters that are not given.
+
+    Attributes
+    ----------
+    parameters, running : mapping
+        Name to array: parameters ("convolution_1.w") in the order of making, and running
+        statistics. Arrays are the user's to change, or to replace by others of the same shape.
+
+    Examples
+    --------
+    >>> import ooc_cudnn
+    >>> net = ooc_cudnn.Network()
+    >>> x = net.input("images", (8, 3, 32, 32))
+    >>> y = net.activation(net.convolution(x, 16, window=3, padding=1))
+    >>> y.name, y.shape, list(net.parameters)
+    ('activation_1', (8, 16, 32, 32), ['convolution_1.w', 'convolution_1.b'])
+    """
+
+    def __init__(self, *, seed: int = 0) -> None:
+        if not is_int(seed) or seed < 0:
+            raise ValueError(f"seed must be an int, 0 or more, not {seed!r}")
+        super().__init__(int(seed))
+        self._frozen: set[str] = set()
+        self._asking: list[str] = []
+
+    def input(
+        self, name: str, shape: Iterable[int], dtype: str = "float32", *, gradient: bool = False
+    ) -> Tensor:
+        """Declare what is given in each step.
+
+        Parameters
+        ----------
+        shape : tuple of int
+            The first axis counts the images of the batch.
+        dtype : str
+            A floating one, or an integer one for labels and stored images.
+        gradient : bool
+            Whether steps of training also make its gradient.
+        """
+        name = self._fresh_name("input", name)
+        if dtype not in (*DTYPES, *INTEGERS):
+            raise TypeError(
+                f"{name}: dtype must be one of {', '.join((*DTYPES, *INTEGERS))}, not {dtype!r}"
+            )
+        extents = tuple(shape)
+        if not extents or not all(is_int(e) and e > 0 for e in extents):
+            raise ValueError(f"{name}: shape must hold positive ints, not {shape!r}")
+        made = Tensor(name, tuple(map(int, extents)), dtype, "input")
+        if gradient:
+            if not made.is_floating:
+                raise TypeError(f"{name}: an input of dtype {dtype} has no gradient")
+            self._asking.append(name)
+        return self.graph.add_tensor(made)
+
+    # Freezing ---------------------------------------------------------------------------------
+
+    def freeze(self, *names: str) -> None:
+        """Make no gradients of these parameters ("convolution_1.w"), or of whole nodes."""
+        self._frozen.update(self._parameters_named(names))
+
+    def unfreeze(self, *names: str) -> None:
+        """Take `freeze` back."""
+        self._frozen.difference_update(self._parameters_named(names))
+
+    def _parameters_named(self, names: Iterable[str]) -> set[str]:
+        found = set()
+        for name in names:
+            own = [each for each in self.parameters if each == name or each.startswith(f"{name}.")]
+            if not own:
+                raise ValueError(f"{name!r} is neither a parameter nor a node that has some")
+            found.update(own)
+        return found
+
+    @property
+    def wanted(self) -> tuple[str, ...]:
+        """Everything whose gradient a step of training makes: parameters, then inputs."""
+        return (*(n for n in self.parameters if n not in self._frozen), *self._asking)
+
+    # Phases -----------------------------------------------------------------------------------
+
+    def training_phases(self, loss: Tensor) -> Step:
+        """The phases of a step of training: forward, then every gradient that is wanted.
+
+        Raises
+        ------
+        ValueError
+            If the loss is no scalar.
+        """
+        check_loss(self.graph.check_own(loss, "loss"))
+        return training_step(self.graph, (loss,), self.wanted, current())
+
+    def gradient_phases(self, *outputs: Tensor) -> Step:
+        """The same, from given gradients of some outputs."""
+        found = [self.graph.check_own(output, "outputs") for output in outputs]
+        return training_step(self.graph, found, self.wanted, current())
+
+    def forward_phases(self, *outputs: Tensor) -> Step:
+        """The phases of inference."""
+        found = [self.graph.check_own(output, "outputs") for output in outputs]
+        return forward_step(self.graph, found, current())
+
+    def __repr__(self) -> str:
+        elements = sum(_elements(tensor) for tensor in self.parameters.tensors.values())
+        return f"Network of {len(self.graph.nodes)} nodes and {elements:,} parameters"
+
+
+def _elements(tensor: Tensor) -> Any:
+    return tensor.nbytes // DTYPES[tensor.dtype]

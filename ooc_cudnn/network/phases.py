@@ -1,0 +1,70 @@
+"""Phases, and a step: the ordered phases that policies, the planner and the engine know."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ooc_cudnn.network.tensors import Place, Tensor, place_of
+from ooc_cudnn.operations.splittable import Splittable
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One call whose operands are bound to tensors of a network.
+
+    Parameters
+    ----------
+    name : str
+        The node's name and what is done: "convolution_1 filter gradient".
+    call : Splittable
+    binds : mapping
+        Operand to the name of a tensor; of the operand's shape and dtype.
+    node : str
+        The node it belongs to.
+    """
+
+    name: str
+    call: Splittable
+    binds: Mapping[str, str] = field(hash=False)
+    node: str = ""
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Tensors that it reads, those it adds to among them."""
+        return tuple(dict.fromkeys(self.binds[name] for name in self.call.loaded))
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        """Tensors that it writes."""
+        return tuple(self.binds[name] for name in self.call.results)
+
+
+@dataclass(frozen=True)
+class Step:
+    """Forward phases and, in training, backward ones, in an order in which they can run.
+
+    Attributes
+    ----------
+    tensors : mapping
+        Every tensor that a phase binds, and every one that such a tensor is a view of, by name.
+    phases : tuple of Phase
+        The first `forward_count` of them are forward ones.
+    outputs : tuple of str
+        What was asked for: the loss, or other results.
+    gradients : mapping
+        Parameter or input to the tensor that holds its gradient in the end; it may be a view.
+    seeds : mapping
+        Output to the tensor that must hold its gradient from the start: ones for a loss.
+    """
+
+    tensors: Mapping[str, Tensor] = field(hash=False)
+    phases: tuple[Phase, ...]
+    outputs: tuple[str, ...]
+    forward_count: int
+    gradients: Mapping[str, str] = field(hash=False)
+    seeds: Mapping[str, str] = field(hash=False)
+
+    def place(self, name: str) -> Place:
+        """Where a tensor lies: in which one that is no view, and in which region of it."""
+        return place_of(name, self.tensors)

@@ -1,0 +1,122 @@
+"""A tensor of a network: a name, a shape, a dtype, a kind; and what it is a view of."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from ooc_cudnn.operations.base import Shape
+from ooc_cudnn.operations.splittable import Region
+from ooc_cudnn.tensor import DTYPES
+
+#: input: given in each step. parameter: lives between steps, the user updates it. running: lives
+#: between steps, a step updates it in place (running statistics). map: what forward makes.
+#: statistics: small, what forward saves for backward. gradient: what backward makes, or is given.
+KINDS = ("input", "parameter", "running", "map", "statistics", "gradient")
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """What a builder returns, and what a phase binds an operand to.
+
+    Parameters
+    ----------
+    name : str
+        Unique in its network. The result of a node has the node's name.
+    shape : tuple of int
+    dtype : str
+        One of the library's, or for inputs an integer one.
+    kind : str
+        One of `KINDS`.
+    of, region : str, ((start, stop), ...)
+        Of a view: the tensor whose region it is. The region has the view's extents, but for axes of
+        extent 1, of which either may have more.
+    """
+
+    name: str
+    shape: Shape
+    dtype: str
+    kind: str = "map"
+    of: str = ""
+    region: Region = ()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its elements."""
+        return math.prod(self.shape) * (DTYPES.get(self.dtype) or np.dtype(self.dtype).itemsize)
+
+    @property
+    def is_floating(self) -> bool:
+        """Whether it may have a gradient."""
+        return self.dtype in DTYPES
+
+
+class Place(NamedTuple):
+    """Where a tensor lies: in which one that is no view, and in which region of it."""
+
+    base: str
+    region: Region
+
+
+def whole(shape: Shape) -> Region:
+    """The region that is all of a tensor.
+
+    >>> whole((2, 3))
+    ((0, 2), (0, 3))
+    """
+    return tuple((0, extent) for extent in shape)
+
+
+def extents(region: Region) -> Shape:
+    """Shape of a region.
+
+    >>> extents(((0, 2), (4, 7)))
+    (2, 3)
+    """
+    return tuple(stop - start for start, stop in region)
+
+
+def same_but_for_ones(one: Shape, other: Shape) -> bool:
+    """Whether two shapes differ in axes of extent 1 alone.
+
+    >>> same_but_for_ones((2, 3), (2, 3, 1, 1)), same_but_for_ones((2, 3), (3, 2))
+    (True, False)
+    """
+    return [e for e in one if e != 1] == [e for e in other if e != 1]
+
+
+def inside(outer: Region, inner: Region, shape: Shape) -> Region:
+    """A region of a view of `shape`, as a region of what the view lies in at `outer`.
+
+    >>> inside(((0, 2), (4, 8), (0, 1)), ((0, 2), (1, 3)), (2, 4))
+    ((0, 2), (5, 7), (0, 1))
+    """
+    longer = iter(part for part, extent in zip(inner, shape, strict=True) if extent != 1)
+    found = []
+    for start, stop in outer:
+        first, last = (0, 1) if stop - start == 1 else next(longer)
+        found.append((start + first, start + last))
+    return tuple(found)
+
+
+def meet(one: Region, other: Region) -> bool:
+    """Whether two regions of one tensor share an element.
+
+    >>> meet(((0, 2), (0, 3)), ((0, 2), (3, 5))), meet(((0, 2), (0, 3)), ((1, 2), (2, 5)))
+    (False, True)
+    """
+    return all(a[0] < b[1] and b[0] < a[1] for a, b in zip(one, other, strict=True))
+
+
+def place_of(name: str, tensors: Mapping[str, Tensor]) -> Place:
+    """Where a tensor lies, through all views of views."""
+    tensor = tensors[name]
+    region = whole(tensor.shape)
+    while tensor.of:
+        region = inside(tensor.region, region, tensor.shape)
+        tensor = tensors[tensor.of]
+    return Place(tensor.name, region)

@@ -1,0 +1,127 @@
+"""Each node beside PyTorch's autograd: results, gradients, running statistics, in float64."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import ooc_cudnn
+from ooc_cudnn.operations.activation import MODES
+from tests.support.network_checks import check_network
+
+CONVOLUTIONS = {
+    "1-D": ((2, 4, 9), {"window": 3, "padding": 1, "stride": 2}),
+    "2-D": ((2, 4, 6, 7), {"window": (3, 2), "padding": 1}),
+    "3-D": ((1, 2, 4, 5, 3), {"window": 2, "stride": 2, "padding": 1}),
+    "dilated": ((2, 4, 7, 7), {"window": 3, "dilation": 2, "padding": 2}),
+    "grouped": ((2, 4, 5, 5), {"window": 3, "groups": 2}),
+    "without bias": ((2, 4, 5, 5), {"window": 1, "bias": False}),
+}
+
+
+def network_on(shape):
+    net = ooc_cudnn.Network()
+    return net, net.input("x", shape, "float64", gradient=True)
+
+
+@pytest.mark.parametrize("case", CONVOLUTIONS)
+def test_convolution(case):
+    shape, options = CONVOLUTIONS[case]
+    net, x = network_on(shape)
+    y = net.convolution(x, 6, **options)
+    others = {k: v for k, v in options.items() if k not in ("window", "bias")}
+    function = (F.conv1d, F.conv2d, F.conv3d)[len(shape) - 3]
+    bias = options.get("bias", True)
+
+    def twin(t):
+        b = t["convolution_1.b"] if bias else None
+        return function(t["x"], t["convolution_1.w"], b, **others)
+
+    check_network(net, y, twin)
+
+
+TWINS = {
+    "relu": torch.relu,
+    "clipped_relu": F.relu6,
+    "elu": F.elu,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+    "swish": F.silu,
+    "gelu": F.gelu,
+    "leaky_relu": F.leaky_relu,
+    "identity": lambda x: x * 1,
+    "hardsigmoid": F.hardsigmoid,
+    "hardswish": F.hardswish,
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_activation(mode):
+    net, x = network_on((2, 3, 4, 5))
+    y = net.activation(x, mode)
+    check_network(net, y, lambda t: TWINS[mode](t["x"]))
+
+
+def test_the_gradient_of_an_activation_keeps_y_where_y_tells():
+    net, x = network_on((2, 3, 4, 5))
+    relu = net.activation(x, "relu")
+    gelu = net.activation(relu, "gelu")
+    backward = net.gradient_phases(gelu).phases[2:]
+    assert "activation_1" in backward[1].reads
+    assert "x" not in backward[1].reads
+    assert "activation_2" not in backward[0].reads
+
+
+@pytest.mark.parametrize("mode", ["max", "average_include_padding", "average_exclude_padding"])
+@pytest.mark.parametrize("shape", [(2, 3, 9), (2, 3, 6, 7), (1, 2, 4, 5, 6)], ids=str)
+def test_pooling(mode, shape):
+    net, x = network_on(shape)
+    y = net.pooling(x, window=3, stride=2, padding=1, mode=mode)
+    axes = len(shape) - 2
+    options = {"kernel_size": 3, "stride": 2, "padding": 1}
+    if mode == "max":
+        function = (F.max_pool1d, F.max_pool2d, F.max_pool3d)[axes - 1]
+    else:
+        function = (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)[axes - 1]
+        options["count_include_pad"] = mode == "average_include_padding"
+    check_network(net, y, lambda t: function(t["x"], **options))
+
+
+@pytest.mark.parametrize("shape", [(4, 3), (3, 2, 5), (2, 3, 4, 4), (2, 3, 2, 3, 2)], ids=str)
+def test_batch_normalization(shape):
+    net, x = network_on(shape)
+    y = net.batch_normalization(x, epsilon=1e-3, exponential_average_factor=0.3, name="norm")
+
+    def twin(t):
+        return F.batch_norm(
+            t["x"], t["norm.running_mean"], t["norm.running_variance"], t["norm.scale"],
+            t["norm.bias"], t.training, 0.3, 1e-3,
+        )  # fmt: skip
+
+    check_network(net, y, twin)
+
+
+@pytest.mark.parametrize("algorithm", ["accurate", "log"])
+@pytest.mark.parametrize("mode", ["channel", "instance"])
+def test_softmax(algorithm, mode):
+    net, x = network_on((2, 3, 4, 5))
+    y = net.softmax(x, algorithm=algorithm, mode=mode)
+    function = torch.softmax if algorithm == "accurate" else torch.log_softmax
+
+    def twin(t):
+        if mode == "channel":
+            return function(t["x"], 1)
+        return function(t["x"].flatten(1), 1).reshape(t["x"].shape)
+
+    check_network(net, y, twin)
+
+
+def test_add():
+    net, x = network_on((2, 3, 4, 5))
+    z = net.input("z", (2, 3, 4, 5), "float64", gradient=True)
+    check_network(net, net.add(x, z), lambda t: t["x"] + t["z"])
+
+
+def test_concatenate():
+    net, x = network_on((2, 3, 4, 5))
+    z = net.input("z", (2, 2, 4, 5), "float64", gradient=True)
+    check_network(net, net.concatenate([x, z, x]), lambda t: torch.cat([t["x"], t["z"], t["x"]], 1))
