@@ -49,7 +49,7 @@ TWINS = {
     "gelu": F.gelu,
     "leaky_relu": F.leaky_relu,
     "identity": lambda x: x * 1,
-    "hardsigmoid": F.hardsigmoid,
+    "hardsigmoid": lambda x: torch.clamp(x / 6 + 0.5, 0, 1),  # PyTorch's slope is rounded
     "hardswish": F.hardswish,
 }
 
