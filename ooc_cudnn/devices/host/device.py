@@ -22,6 +22,7 @@ from ooc_cudnn.devices.host import (
     blas,
     convolution_backward,
     elementwise,
+    losses,
     pooling,
     reduction,
     softmax,
@@ -212,6 +213,7 @@ def _array(view: DeviceView) -> HostArray:
 RUNNERS: dict[type, Runner] = {
     **convolution_backward.RUNNERS,
     **elementwise.RUNNERS,
+    **losses.RUNNERS,
     **pooling.RUNNERS,
     **reduction.RUNNERS,
     **softmax.RUNNERS,

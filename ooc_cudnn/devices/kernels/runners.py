@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ooc_cudnn.devices.kernels import elementwise, normalise, pooling_backward, reduction, softmax
+from ooc_cudnn.devices.kernels import (
+    elementwise,
+    losses,
+    normalise,
+    pooling_backward,
+    reduction,
+    softmax,
+)
 from ooc_cudnn.devices.kernels.arguments import MODES_WITH_COEFFICIENT
 from ooc_cudnn.devices.kernels.launch import Call, Runner
 from ooc_cudnn.devices.kernels.pointwise import pointwise
@@ -51,6 +58,7 @@ RUNNERS: dict[type, Runner] = {
     Pointwise: _pointwise,
     Relayout: _relayout,
     **elementwise.RUNNERS,
+    **losses.RUNNERS,
     **normalise.RUNNERS,
     **pooling_backward.RUNNERS,
     **reduction.RUNNERS,

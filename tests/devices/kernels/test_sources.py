@@ -42,6 +42,17 @@ INSTANCES = {
         "fill_zero<unsigned char>",
     ],
     "hold.cu": ["hold"],
+    "losses.cu": [
+        "cross_entropy<float, long long, 1>",
+        "cross_entropy<double, int, 32>",
+        "cross_entropy_backward<__half, unsigned char, 1>",
+        "cross_entropy_backward<__nv_bfloat16, long long, 32>",
+        "label_weights<unsigned char, float>",
+        "element_loss<float, SQUARED>",
+        "element_loss<double, SIGMOID>",
+        "element_loss_backward<__half, SIGMOID>",
+        "loss_total",
+    ],
     "convolution_direct.cu": [
         "convolution_direct<float, float, 4>",
         "convolution_direct<__half, float, 1>",
