@@ -11,12 +11,24 @@ from ooc_cudnn.operations.applied import (
     OpTensor,
     Pooling,
 )
+from ooc_cudnn.operations.applied_shapes import (
+    AdaptivePooling,
+    Crop,
+    Interpolation,
+    Pad,
+    TransposedConvolution,
+)
 
 __all__ = [
     "Activation",
+    "AdaptivePooling",
     "AddTensor",
     "BatchNormalization",
     "Convolution",
+    "Crop",
+    "Interpolation",
     "OpTensor",
+    "Pad",
     "Pooling",
+    "TransposedConvolution",
 ]

@@ -50,7 +50,8 @@ class Applied(ABC):
         """Describe it, applied to a tensor; raises on what does not fit."""
 
 
-def _same_dtype(incoming: Incoming, name: str, spec: TensorSpec) -> None:
+def same_dtype(incoming: Incoming, name: str, spec: TensorSpec) -> None:
+    """Raise TypeError unless an array of an operation has the type of the tensor that flows in."""
     if spec.dtype != incoming.dtype:
         raise TypeError(f"{name} must be {incoming.dtype} like x, not {spec.dtype}")
 
@@ -76,7 +77,7 @@ class Convolution(Applied):
 
     def bind(self, incoming: Incoming, specs: tuple[TensorSpec, ...]) -> convolution.Convolution:
         (w,) = specs
-        _same_dtype(incoming, "w", w)
+        same_dtype(incoming, "w", w)
         return convolution.Convolution.of(
             incoming.shape,
             w.shape,
@@ -157,7 +158,7 @@ class OpTensor(Applied):
 
     def bind(self, incoming: Incoming, specs: tuple[TensorSpec, ...]) -> Operation:
         (b,) = specs
-        _same_dtype(incoming, "b", b)
+        same_dtype(incoming, "b", b)
         op_tensor.check_broadcast(b.shape, incoming.shape, "what it meets")
         return op_tensor.OpTensor(
             incoming.shape, b.shape, incoming.dtype, self.op, self.alpha_a, self.alpha_b
@@ -175,7 +176,7 @@ class AddTensor(Applied):
     def bind(self, incoming: Incoming, specs: tuple[TensorSpec, ...]) -> Operation:
         """A bias, if there is one value per channel; else the sum of two tensors."""
         (b,) = specs
-        _same_dtype(incoming, "b", b)
+        same_dtype(incoming, "b", b)
         if b.shape == (incoming.shape[1],):
             return op_tensor.AddTensor(incoming.shape, incoming.dtype)
         op_tensor.check_broadcast(b.shape, incoming.shape, "what it meets")

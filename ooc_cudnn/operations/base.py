@@ -6,11 +6,13 @@ one piece is an operation of the same class with the piece's shapes, so a device
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from ooc_cudnn.operations.rows import ROW_AXIS
 from ooc_cudnn.operations.window import Range, Rows
 from perfmodel import Work
 
@@ -75,3 +77,23 @@ class Operation(Protocol):
 
     def magnitude(self, x: Array, *parameters: Array) -> Array:
         """Bound the sums that `reference` makes, without cancellation, for |x| of that size."""
+
+
+class Placed(ABC):
+    """Mixin of an operation of which a piece depends on where its output rows lie.
+
+    The padding that its input rows bring along does not tell it all.
+    """
+
+    @abstractmethod
+    def on_rows(self, n: int, made: Range, needed: Rows, channels: int, row_axis: int) -> Any:
+        """Return what is launched on a piece that makes output rows `made` from rows `needed`."""
+
+    def on_piece(self, n: int, rows: Rows, channels: int, row_axis: int = ROW_AXIS) -> Any:
+        """Return what is launched on all rows of so many images."""
+        made = (0, self.output_shape[row_axis])  # type: ignore[attr-defined]
+        return self.on_rows(n, made, rows, channels, row_axis)
+
+    def phase(self, made: Range) -> Hashable:
+        """What else the launches of a piece depend on."""
+        return None

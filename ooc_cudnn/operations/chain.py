@@ -18,7 +18,9 @@ from ooc_cudnn.operations.chain_builder import ChainBuilder
 from ooc_cudnn.operations.chain_pieces import ChainPieces
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.pooling import Pooling
+from ooc_cudnn.operations.resampling import Resampling
 from ooc_cudnn.operations.splittable import Piece, Read, Rounding, random_range
+from ooc_cudnn.operations.transposed_convolution import TransposedConvolution
 
 #: Rows of a patch that `verify` looks at, and channels.
 PATCH_ROWS = 2
@@ -73,6 +75,12 @@ class Chain(ChainPieces):
             if isinstance(operation, Convolution):
                 terms = max(terms, int(np.prod(operation.w_shape[1:])))
                 arithmetic = operation.precision
+            elif isinstance(operation, TransposedConvolution):
+                forward = operation.forward
+                count = forward.w_shape[0] // forward.groups * int(np.prod(forward.window))
+                terms, arithmetic = max(terms, count), forward.precision
+            elif isinstance(operation, Resampling) and not operation.is_max:
+                terms = max(terms, operation.run_elements)
             elif isinstance(operation, Pooling) and not operation.is_max:
                 terms = max(terms, int(np.prod(operation.window)))
         return Rounding(terms, arithmetic, len(self.operations))

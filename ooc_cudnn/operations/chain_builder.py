@@ -21,11 +21,12 @@ from ooc_cudnn.operations.batch_normalization import Normalise
 from ooc_cudnn.operations.builder import Builder
 from ooc_cudnn.operations.chain_pieces import ChainPieces
 from ooc_cudnn.operations.convolution import Convolution
+from ooc_cudnn.operations.convolution_backward import ConvolutionBackwardData
 from ooc_cudnn.operations.flow import Fusion
 from ooc_cudnn.operations.launches import Buffer, Launchable
 from ooc_cudnn.operations.op_tensor import AddTensor, OpTensor
+from ooc_cudnn.operations.per_element import PerElement
 from ooc_cudnn.operations.pointwise import Pointwise, Relayout
-from ooc_cudnn.operations.pooling import Pooling
 from ooc_cudnn.operations.rows import ROW_AXIS, with_rows
 from ooc_cudnn.operations.splittable import Accumulation, Piece
 from ooc_cudnn.tensor import ACCUMULATOR
@@ -53,7 +54,7 @@ class ChainBuilder(Builder):
         made = self.chain.fusions
         for at, fusion in enumerate(made):
             following = made[at + 1] if at + 1 < len(made) else None
-            if not isinstance(self.chain.operations[fusion.first], Convolution | Pooling):
+            if isinstance(self.chain.operations[fusion.first], PerElement):
                 self._elementwise(fusion, following)
                 continue
             self._window(fusion, following)
@@ -116,7 +117,7 @@ class ChainBuilder(Builder):
             return None
         flow = self.flow[following.first]
         kept = flow.kept[1] - flow.kept[0]
-        if not isinstance(self.chain.operations[following.first], Convolution | Pooling):
+        if isinstance(self.chain.operations[following.first], PerElement):
             return None
         if not kept and flow.keeps[0] >= flow.keeps[1]:
             return None
@@ -151,7 +152,7 @@ class ChainBuilder(Builder):
     # Stages -------------------------------------------------------------------------------------
 
     def _window(self, fusion: Fusion, following: Fusion | None) -> None:
-        """A convolution or a pooling, in the plan's layout."""
+        """What reads other elements than those it writes, in the plan's layout."""
         index = fusion.first
         operation = self.chain.on_piece(index, self.piece, self.layout)
         self._keep(index)
@@ -167,6 +168,11 @@ class ChainBuilder(Builder):
                 )  # fmt: skip
             (w,) = self.chain.parameter_names[index]
             sources += (self.in_order(w, self.layout),)
+        elif isinstance(operation, ConvolutionBackwardData):  # a transposed one
+            (w,) = self.chain.parameter_names[index]
+            sources = (self.in_order(w, self.layout), self.in_order(source, self.layout))
+            forward = replace(operation.forward, layout=self.layout)
+            operation = replace(operation, forward=forward, result_dtype=dtype)
         else:
             sources = (self.taken(source, self.layout, dtype),)
             operation = self._in_type(operation, dtype)

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from ooc_cudnn.operations.base import Operation, numbered
+from ooc_cudnn.operations.base import Operation, Placed, numbered
 from ooc_cudnn.operations.builder import Built
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.flow import Flow, Fusion, flow, fusions
 from ooc_cudnn.operations.rows import cut_axes, height, with_rows
 from ooc_cudnn.operations.splittable import Operand, Piece, Region
+from ooc_cudnn.operations.transposed_convolution import TransposedConvolution
 from ooc_cudnn.operations.window import Range, Ranges, ranges
 from ooc_cudnn.tensor import ACCUMULATOR
 from perfmodel import Split
 from perfmodel.cached import cached_property
 
+#: Operations that have filters: each result needs all channels of what flows in.
+FILTERED = Convolution | TransposedConvolution
 #: Flows of a chain that are kept.
 REMEMBERED_FLOWS = 256
 
@@ -60,7 +64,7 @@ class ChainPieces(Built):
         found = {"x": Operand(self.operations[0].input_shape, self.dtype, self._x_axes())}
         for operation, names in zip(self.operations, self.parameter_names, strict=True):
             for parameter, name in zip(operation.parameters, names, strict=True):
-                if isinstance(operation, Convolution):
+                if isinstance(operation, FILTERED):
                     axes = {"c_y", "c_x"}
                 elif len(parameter.shape) == 1:
                     axes = {"c_y"}
@@ -84,7 +88,7 @@ class ChainPieces(Built):
     @cached_property
     def convolution(self) -> Convolution | None:
         """The convolution, if there is exactly one and it comes first."""
-        windows = [step for step in self.operations if isinstance(step, Convolution)]
+        windows = [step for step in self.operations if isinstance(step, FILTERED)]
         first = self.operations[0]
         return first if len(windows) == 1 and isinstance(first, Convolution) else None
 
@@ -92,7 +96,7 @@ class ChainPieces(Built):
     def channels_may_be_cut(self) -> bool:
         """Whether the chain may be cut along cY (and cX, if it has a convolution)."""
         return self.convolution is not None or not any(
-            isinstance(step, Convolution) for step in self.operations
+            isinstance(step, FILTERED) for step in self.operations
         )
 
     @cached_property
@@ -148,7 +152,7 @@ class ChainPieces(Built):
     @cached_property
     def tail(self) -> int:
         """The last convolution; the first operation where there is none."""
-        found = [at for at, step in enumerate(self.operations) if isinstance(step, Convolution)]
+        found = [at for at, step in enumerate(self.operations) if isinstance(step, FILTERED)]
         return found[-1] if found else 0
 
     @cached_property
@@ -167,10 +171,24 @@ class ChainPieces(Built):
         return tuple(start for start in starts if start <= last)
 
     def row_key(self, piece: Piece) -> Hashable:
-        """How many rows each operation makes, needs, finds and keeps, and the padding it sees."""
-        return tuple([flow.key for flow in self.flow(piece.h_y, piece.after)])
+        """How many rows each operation makes, needs, finds and keeps, and the padding it sees.
+
+        Of those that depend on where their rows lie, that too.
+        """
+        flows = self.flow(piece.h_y, piece.after)
+        if not self._placed:
+            return tuple([flow.key for flow in flows])
+        phases = tuple([placed.phase(flows[at].made) for at, placed in self._placed])
+        return (*[flow.key for flow in flows], phases)
+
+    @cached_property
+    def _placed(self) -> tuple[tuple[int, Placed], ...]:
+        """The operations whose pieces depend on where they lie, each with its place."""
+        return tuple((at, s) for at, s in enumerate(self.operations) if isinstance(s, Placed))
 
     def meets_border(self, piece: Piece) -> bool:
+        if self._placed:
+            return True
         return any(f.needed.before or f.needed.after for f in self.flow(piece.h_y, piece.after))
 
     @cached_property
@@ -194,7 +212,7 @@ class ChainPieces(Built):
             return with_rows((piece.n, channels, *whole[2:]), rows, self.row_axis)
         owner = self._owners[name]
         c_y = piece.c_y if self.channels_may_be_cut else (0, self.operations[owner].output_shape[1])
-        if isinstance(self.operations[owner], Convolution):
+        if isinstance(self.operations[owner], FILTERED):
             return (c_y, piece.c_x, *whole[2:]) if self.channels_may_be_cut else whole
         if len(shape) == 1:
             return (c_y,)
@@ -205,7 +223,7 @@ class ChainPieces(Built):
             for own, extent, range_ in zip(whole, shape, cut, strict=True)
         )
 
-    def on_piece(self, index: int, piece: Piece, layout: str = "") -> Operation:
+    def on_piece(self, index: int, piece: Piece, layout: str = "") -> Any:
         """Return one operation on the rows, images and channels of a piece.
 
         A convolution that may be cut along channels comes in `layout`, if it is given.
@@ -219,4 +237,6 @@ class ChainPieces(Built):
         channels = operation.input_shape[1]
         if self.channels_may_be_cut:
             channels = piece.c_y[1] - piece.c_y[0]
+        if isinstance(operation, Placed):
+            return operation.on_rows(count, flow.made, flow.needed, channels, self.row_axis)
         return operation.on_piece(count, flow.needed, channels, self.row_axis)

@@ -42,6 +42,19 @@ def padding_pairs(value: Any, axes: int, *, name: str = "padding") -> tuple[Pair
     >>> padding_pairs([(0, 1), 2], 2)
     ((0, 1), (2, 2))
     """
+    pairs = signed_pairs(value, axes, name=name)
+    for pair in pairs:
+        if min(pair) < 0:
+            raise ValueError(f"{name} must not be negative, not {value!r}")
+    return pairs
+
+
+def signed_pairs(value: Any, axes: int, *, name: str = "padding") -> tuple[Pair, ...]:
+    """As `padding_pairs`, where negative ones crop.
+
+    >>> signed_pairs([(0, -1), 2], 2)
+    ((0, -1), (2, 2))
+    """
     values = (value,) * axes if is_int(value) else tuple(_sequence(value, name))
     rule = (
         f"{name} must be an int, one per spatial axis ({axes}), or a (before, after) pair per axis"
@@ -53,9 +66,7 @@ def padding_pairs(value: Any, axes: int, *, name: str = "padding") -> tuple[Pair
         pair = (item, item) if is_int(item) else tuple(_sequence(item, name))
         if len(pair) != 2 or not all(is_int(side) for side in pair):
             raise ValueError(f"{rule}, not {value!r}")
-        if min(pair) < 0:
-            raise ValueError(f"{name} must not be negative, not {value!r}")
-        if max(pair) > MOST_SIZE:
+        if max(map(abs, pair)) > MOST_SIZE:
             raise ValueError(f"{name} must be at most {MOST_SIZE}, not {value!r}")
         pairs.append((int(pair[0]), int(pair[1])))
     return tuple(pairs)

@@ -84,6 +84,18 @@ def convolution(x, w, dtype, **geometry):
     return result.computed(math.prod(w.shape[1:]) + 8, np.abs(size), dtype)
 
 
+def linear(x, dtype, function, terms, absolute=None):
+    """A linear function of a float64 PyTorch tensor; `absolute` has its coefficients' sizes."""
+    import torch
+
+    def of(made, array):
+        return made(torch.from_numpy(np.ascontiguousarray(array))).numpy()
+
+    absolute = absolute or function
+    size, carried = of(absolute, np.abs(x.value) + x.error), of(absolute, x.error)
+    return Bounded(of(function, x.value), np.abs(carried)).computed(terms, np.abs(size), dtype)
+
+
 def op_tensor(x, b, dtype, *, op="add", alpha_a=1.0, alpha_b=1.0):
     """op(alpha_a * x, alpha_b * b) with b broadcast."""
     b = np.broadcast_to(alpha_b * b.astype("f8"), x.value.shape)

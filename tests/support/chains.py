@@ -49,10 +49,73 @@ def tensor(op, keeps="nchw", *, alpha_a=1.0, alpha_b=1.0):
     return Step("tensor", {"op": op, "keeps": keeps, "alpha_a": alpha_a, "alpha_b": alpha_b})
 
 
+def transposed(c_y, window, *, groups=1, **geometry):
+    return Step("transposed", {"c_y": c_y, "window": window, "groups": groups, **geometry})
+
+
+def resize(size=None, *, scale_factor=None, mode="nearest", align_corners=None):
+    options = {"size": size, "scale_factor": scale_factor}
+    return Step("resize", {**options, "mode": mode, "align_corners": align_corners})
+
+
+def adapt(output, mode="average"):
+    return Step("adapt", {"output": output, "mode": mode})
+
+
+def surround(pairs, value=0.0):
+    return Step("pad", {"padding": pairs, "value": value})
+
+
+def take_reshaping(step, x, random, dtype):
+    """As `take`, of what changes extents: by PyTorch."""
+    from torch.nn import functional
+
+    arguments, axes = dict(step.arguments), x.value.ndim - 2
+    if step.kind == "transposed":
+        import torch
+
+        c_y, window, groups = (arguments.pop(name) for name in ("c_y", "window", "groups"))
+        w = draw(random, (x.value.shape[1], c_y // groups, *[window] * axes), dtype)
+        w = (w / np.sqrt(w[:, 0].size)).astype(w.dtype)
+        function = getattr(functional, f"conv_transpose{axes}d")
+        weights = torch.from_numpy(w.astype("f8"))
+        made = bounded.linear(
+            x,
+            dtype,
+            lambda t: function(t, weights, groups=groups, **arguments),
+            w[:, 0].size + 8,
+            lambda t: function(t, weights.abs(), groups=groups, **arguments),
+        )
+        return operations.TransposedConvolution(w, groups=groups, **arguments), made
+    if step.kind == "resize":
+        name = ("linear", "bilinear", "trilinear")[axes - 1]
+        options = {**arguments, "mode": name if arguments["mode"] == "linear" else "nearest"}
+        made = bounded.linear(x, dtype, lambda t: functional.interpolate(t, **options), 4 * 2**axes)
+        arguments["align_corners"] = bool(arguments["align_corners"])
+        return operations.Interpolation(**arguments), made
+    if step.kind == "adapt":
+        output, mode = arguments["output"], arguments["mode"]
+        name = f"adaptive_{'max' if mode == 'max' else 'avg'}_pool{axes}d"
+        terms = np.prod(x.value.shape[2:]) + 8
+        made = bounded.linear(x, dtype, lambda t: getattr(functional, name)(t, output), terms)
+        return operations.AdaptivePooling(output, mode=mode), made
+    pairs, value = arguments["padding"], arguments["value"]
+    flat = [side for pair in reversed(pairs) for side in pair]
+    around = bounded.linear(x, dtype, lambda t: functional.pad(t, flat), 1)
+    value = np.pad(np.zeros(x.value.shape), ((0, 0), (0, 0), *np.maximum(pairs, 0)),
+                   constant_values=value)  # fmt: skip
+    cut = tuple(slice(max(-a, 0), e - max(-b, 0)) for (a, b), e in
+                zip(pairs, value.shape[2:], strict=True))  # fmt: skip
+    made = around._replace(value=around.value + value[(..., *cut)])
+    return operations.Pad(pairs, value=arguments["value"]), made
+
+
 def take(step, x, random, dtype):
     """One step: (the library's operation, the Bounded result)."""
     arguments = dict(step.arguments)
     shape = x.value.shape
+    if step.kind in ("transposed", "resize", "adapt", "pad"):
+        return take_reshaping(step, x, random, dtype)
     vector = np.dtype("f8" if dtype == "float64" else "f4")
     if step.kind == "convolution":
         c_y, window = arguments.pop("c_y"), arguments.pop("window")

@@ -18,7 +18,18 @@ from ooc_cudnn.settings import current
 from ooc_cudnn.tensor import TensorSpec
 from tests.support import calls, chains, normalization
 from tests.support.calls import POOLING_MODES, ConvolutionCase, FusedCase, PoolingCase
-from tests.support.chains import act, bias, conv, norm, pool, tensor
+from tests.support.chains import (
+    act,
+    adapt,
+    bias,
+    conv,
+    norm,
+    pool,
+    resize,
+    surround,
+    tensor,
+    transposed,
+)
 from tests.support.forced import Forced
 
 #: Depth of the rings, and whether parameters are kept whole.
@@ -107,6 +118,24 @@ CHAINS = {
     ),
     "residual after one convolution": (
         (2, 3, 5, 4), (conv(3, 3, padding=1), norm(), tensor("add", "nchw"), act())
+    ),
+    "up and down": (
+        (1, 2, 5, 4),
+        (conv(3, 3, padding=1), resize(scale_factor=2, mode="linear"), act(),
+         conv(2, 3, padding=1), transposed(3, 3, stride=2, padding=1, output_padding=1), bias(),
+         resize((7, 5))),
+    ),
+    "transposed with gaps": (
+        (2, 4, 4, 3),
+        (act("tanh"), transposed(4, 2, stride=3, dilation=2, padding=1, groups=2),
+         surround(((2, -1), (0, 3)), 0.5), transposed(2, 1, stride=2), conv(2, 3, stride=2)),
+    ),
+    "adaptive pooling": (
+        (2, 3, 9, 5), (surround(((1, 0), (2, 2)), -1.0), adapt((4, 3)), bias(), adapt(2, "max"))
+    ),
+    "resized in three axes": (
+        (1, 2, 3, 4, 3),
+        (resize((4, 3, 5), mode="linear", align_corners=True), conv(2, 3, padding=1)),
     ),
     "pooling twice": ((2, 2, 12, 5), (pool(3, stride=2, padding=1), pool(2, stride=1))),
     "one convolution and pooling": ((2, 3, 8, 4), (conv(3, 3, padding=1), bias(), act(), pool(2))),

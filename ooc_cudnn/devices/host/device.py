@@ -25,6 +25,7 @@ from ooc_cudnn.devices.host import (
     losses,
     pooling,
     reduction,
+    resampling,
     softmax,
 )
 from ooc_cudnn.devices.host.chunks import Runner
@@ -216,6 +217,7 @@ RUNNERS: dict[type, Runner] = {
     **losses.RUNNERS,
     **pooling.RUNNERS,
     **reduction.RUNNERS,
+    **resampling.RUNNERS,
     **softmax.RUNNERS,
 }
 WORKSPACE: dict[type, Callable[[Any], int]] = convolution_backward.WORKSPACE

@@ -1,0 +1,128 @@
+"""Operations that change shapes, as a user writes them for a chain: with their arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ooc_cudnn.operations import resampling_arguments, transposed_convolution
+from ooc_cudnn.operations.applied import Applied, Incoming, same_dtype
+from ooc_cudnn.operations.base import Operation
+from ooc_cudnn.tensor import TensorSpec
+from ooc_cudnn.types import Filters, Padding, Sizes
+
+
+@dataclass(frozen=True, eq=False)
+class TransposedConvolution(Applied):
+    """The data gradient of a convolution, used forward: as torch.nn.functional.conv_transpose2d.
+
+    Parameters
+    ----------
+    w : array, shape (cX, cY / groups, window...)
+    padding, stride, dilation, groups
+        Of the convolution from y to x, as for `convolution_forward`.
+    output_padding : int or one per spatial axis
+        So many rows of y more, at the end; less than the stride.
+    """
+
+    names = ("w",)
+
+    w: Filters | TensorSpec
+    padding: Padding = field(default=0, kw_only=True)
+    output_padding: Sizes = field(default=0, kw_only=True)
+    stride: Sizes = field(default=1, kw_only=True)
+    dilation: Sizes = field(default=1, kw_only=True)
+    groups: int = field(default=1, kw_only=True)
+
+    def bind(self, incoming: Incoming, specs: tuple[TensorSpec, ...]) -> Operation:
+        (w,) = specs
+        same_dtype(incoming, "w", w)
+        return transposed_convolution.TransposedConvolution.of(
+            incoming.shape,
+            w.shape,
+            padding=self.padding,
+            output_padding=self.output_padding,
+            stride=self.stride,
+            dilation=self.dilation,
+            groups=self.groups,
+            dtype=incoming.dtype,
+            allow_tf32=incoming.settings.allow_tf32,
+            deterministic=incoming.settings.deterministic,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Interpolation(Applied):
+    """Nearest or linear interpolation, as torch.nn.functional.interpolate.
+
+    Parameters
+    ----------
+    size, scale_factor : one for all spatial axes, or one each
+        One of the two. A factor is used as it is, unless `recompute_scale_factor`.
+    mode : str
+        nearest or linear (on two axes bilinear, on three trilinear).
+    align_corners : bool
+        Linear alone: whether the centres of the corner elements meet.
+    """
+
+    size: Sizes | None = None
+    scale_factor: float | Sequence[float] | None = field(default=None, kw_only=True)
+    mode: str = field(default="nearest", kw_only=True)
+    align_corners: bool = field(default=False, kw_only=True)
+    recompute_scale_factor: bool = field(default=False, kw_only=True)
+
+    def bind(self, incoming: Incoming, specs: tuple[TensorSpec, ...]) -> Operation:
+        return resampling_arguments.interpolation(
+            incoming.shape,
+            size=self.size,
+            scale_factor=self.scale_factor,
+            mode=self.mode,
+            align_corners=self.align_corners,
+            recompute_scale_factor=self.recompute_scale_factor,
+            dtype=incoming.dtype,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class AdaptivePooling(Applied):
+    """The mean (mode "average") or the largest ("max") of windows that give an output of a size."""
+
+    output: Sizes
+    mode: str = field(default="average", kw_only=True)
+
+    def bind(self, incoming: Incoming, specs: tuple[TensorSpec, ...]) -> Operation:
+        return resampling_arguments.adaptive_pooling(
+            incoming.shape, self.output, mode=self.mode, dtype=incoming.dtype
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Pad(Applied):
+    """So many elements of a value around x; where negative, x cropped.
+
+    Parameters
+    ----------
+    padding : int, one per spatial axis, or a (before, after) pair per axis
+    value : float
+    """
+
+    padding: Padding
+    value: float = field(default=0.0, kw_only=True)
+
+    def bind(self, incoming: Incoming, specs: tuple[TensorSpec, ...]) -> Operation:
+        return resampling_arguments.padded(
+            incoming.shape, self.padding, value=self.value, dtype=incoming.dtype
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Crop(Applied):
+    """The part of x of `size` that begins at `start`, on every spatial axis."""
+
+    start: Sizes
+    size: Sizes
+
+    def bind(self, incoming: Incoming, specs: tuple[TensorSpec, ...]) -> Operation:
+        return resampling_arguments.cropped(
+            incoming.shape, self.start, self.size, dtype=incoming.dtype
+        )

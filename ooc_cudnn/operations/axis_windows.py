@@ -1,0 +1,171 @@
+"""Windows whose place or size varies from output to output, along one axis, and their weights.
+
+Interpolation, adaptive pooling, padding and cropping differ in nothing else: each element of y is
+made of a run of neighbours in x along every axis. Where the run begins and ends never decreases
+from one output to the next, so the outputs that see one element of x are a run, too: a gradient is
+gathered by the same arithmetic turned round.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ooc_cudnn.operations.base import Array
+from ooc_cudnn.operations.window import Range
+
+#: An index, or an array of them.
+Index = Any
+
+
+@dataclass(frozen=True, slots=True)
+class Nearest:
+    """The element at ``floor(o * scale)``.
+
+    In float32, as PyTorch has it: a product just below an integer is rounded as it is there.
+    """
+
+    extent: int  #: of x
+    count: int  #: of y
+    scale: float
+
+    def bounds(self, o: Index) -> tuple[Array, Array]:
+        """Where the runs of outputs `o` begin and end in x."""
+        product = np.asarray(o).astype(np.float32) * np.float32(self.scale)
+        start = np.minimum(np.floor(product).astype(np.int64), self.extent - 1)
+        return start, start + 1
+
+    def weights(self, o: Index, i: Index) -> Array:
+        """What elements `i` count in outputs `o` whose runs they are in."""
+        return np.ones(np.shape(i))
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """Two neighbours of the place ``(o + half) * scale - half``, by how near they are to it.
+
+    `half` is 0.5, or 0 where the centres of the corners are aligned.
+    """
+
+    extent: int
+    count: int
+    scale: float
+    half: float
+
+    def _place(self, o: Index) -> tuple[Array, Array]:
+        """The left neighbour, and how far beyond it the place is: float64, whatever the data."""
+        place = np.maximum((np.asarray(o, float) + self.half) * self.scale - self.half, 0.0)
+        left = np.minimum(np.floor(place).astype(np.int64), self.extent - 1)
+        return left, np.minimum(place - left, 1.0)
+
+    def bounds(self, o: Index) -> tuple[Array, Array]:
+        """Where the runs of outputs `o` begin and end in x."""
+        left, _ = self._place(o)
+        return left, np.minimum(left + 2, self.extent)
+
+    def weights(self, o: Index, i: Index) -> Array:
+        """What elements `i` count in outputs `o` whose runs they are in."""
+        left, beyond = self._place(o)
+        alone = left + 1 == self.extent
+        return np.where(np.asarray(i) == left, np.where(alone, 1.0, 1.0 - beyond), beyond)
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """All from ``floor(o * step / per) - before`` to ``ceil((o * step + reach) / per) - before``.
+
+    Clipped to x. Each counts one part in as many as the window has, `after` elements of padding
+    behind x and all before it among them.
+    """
+
+    extent: int
+    count: int
+    step: int
+    per: int = 1
+    reach: int = 1
+    before: int = 0
+    after: int = 0
+
+    def _unclipped(self, o: Index) -> tuple[Array, Array]:
+        at = np.asarray(o, np.int64) * self.step
+        return at // self.per - self.before, -(-(at + self.reach) // self.per) - self.before
+
+    def bounds(self, o: Index) -> tuple[Array, Array]:
+        """Where the runs of outputs `o` begin and end in x."""
+        start, stop = self._unclipped(o)
+        return np.clip(start, 0, self.extent), np.clip(stop, 0, self.extent)
+
+    def weights(self, o: Index, i: Index) -> Array:
+        """What elements `i` count in outputs `o` whose runs they are in."""
+        start, stop = self._unclipped(o)
+        return 1.0 / (np.minimum(stop, self.extent + self.after) - start)
+
+
+AxisWindows = Nearest | Linear | Windows
+
+
+def seen(windows: AxisWindows, outputs: Range) -> Range:
+    """The elements of x that a range of outputs sees.
+
+    >>> seen(Linear(4, 8, 0.5, 0.5), (2, 4)), seen(Windows(5, 3, 5, 3, 5), (1, 2))
+    ((0, 3), (1, 4))
+    """
+    start = int(windows.bounds(outputs[0])[0])
+    if outputs[0] == outputs[1]:
+        return start, start
+    return start, max(start, int(windows.bounds(outputs[1] - 1)[1]))
+
+
+def reaching(windows: AxisWindows, elements: Range) -> Range:
+    """The outputs that see a range of elements of x.
+
+    >>> reaching(Linear(4, 8, 0.5, 0.5), (0, 1)), reaching(Windows(5, 3, 5, 3, 5), (1, 2))
+    ((0, 3), (0, 2))
+    """
+    every = range(windows.count)
+    first = bisect_right(every, elements[0], key=lambda o: int(windows.bounds(o)[1]))
+    if elements[0] == elements[1]:
+        return first, first
+    stop = bisect_right(every, elements[1] - 1, key=lambda o: int(windows.bounds(o)[0]))
+    return first, max(first, stop)
+
+
+class Runs(NamedTuple):
+    """For each element that is made, the run that it is made of, and what each of that counts.
+
+    `weights` has one number for every element of every run, one run after the other.
+    """
+
+    starts: Array
+    stops: Array
+    weights: Array
+
+    @property
+    def elements(self) -> Array:
+        """Every element of every run, one run after the other."""
+        lengths = self.stops - self.starts
+        ends = np.cumsum(lengths)
+        within = np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - lengths, lengths)
+        elements: Array = within + np.repeat(self.starts, lengths)
+        return elements
+
+
+def runs(windows: AxisWindows, made: Range, *, gradient: bool) -> Runs:
+    """Of outputs `made` the runs of x; for a gradient, of elements `made` of x the outputs."""
+    places = np.arange(*made)
+    if gradient:
+        outputs = np.arange(*reaching(windows, made))
+        begin, end = windows.bounds(outputs)
+        first = outputs[0] if len(outputs) else 0
+        starts = first + np.searchsorted(end, places, "right")
+        stops = np.maximum(starts, first + np.searchsorted(begin, places, "right"))
+    else:
+        starts, stops = windows.bounds(places)
+    found = Runs(starts, np.maximum(starts, stops), np.empty(0))
+    of, elements = np.repeat(places, found.stops - starts), found.elements
+    return found._replace(
+        weights=windows.weights(elements, of) if gradient else windows.weights(of, elements)
+    )

@@ -1,0 +1,95 @@
+"""The gradient of what is made of runs of neighbours, as a call."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ooc_cudnn.operations.axis_windows import reaching, seen
+from ooc_cudnn.operations.base import Array
+from ooc_cudnn.operations.launches import Launchable
+from ooc_cudnn.operations.resampling import Resampling, ResamplingBackward
+from ooc_cudnn.operations.rows import ROW_AXIS, tensor_region, with_rows
+from ooc_cudnn.operations.single import CUT, OfForward, Single
+from ooc_cudnn.operations.splittable import Operand, Piece, Region, Rounding
+from ooc_cudnn.operations.window import Range
+from perfmodel import Split
+from perfmodel.cached import cached_property
+
+
+@dataclass(frozen=True)
+class BackwardResampling(OfForward, Single):
+    """dx from dy, of maxima from y, dy and x: cut along n, channels and rows of x."""
+
+    forward: Resampling
+
+    lead = "dy"
+    results = ("dx",)
+
+    @cached_property
+    def takes(self) -> tuple[str, ...]:  # type: ignore[override]
+        """Y, dy and x; of sums dy."""
+        return ("y", "dy", "x") if self.forward.is_max else ("dy",)
+
+    @cached_property
+    def operands(self) -> Mapping[str, Operand]:
+        inputs, outputs = self.forward.input_shape, self.forward.output_shape
+        shapes = {"x": inputs, "dx": inputs}
+        return {
+            name: Operand(shapes.get(name, outputs), self.dtype, CUT)
+            for name in (*self.takes, "dx")
+        }
+
+    @cached_property
+    def extents(self) -> Split:
+        n, c = self.forward.lead
+        return Split(n=n, c_y=c, c_x=1, h_y=self.forward.input_shape[self.row_axis])
+
+    def _outputs(self, h_y: Range) -> Range:
+        """Rows of y that see rows `h_y` of x."""
+        return reaching(self.forward.windows[self.row_axis - ROW_AXIS], h_y)
+
+    def _inputs(self, h_y: Range) -> Range:
+        """Rows of x that those rows of y see, `h_y` among them; of sums no more than `h_y`."""
+        if not self.forward.is_max:
+            return h_y
+        rows = seen(self.forward.windows[self.row_axis - ROW_AXIS], self._outputs(h_y))
+        return min(rows[0], h_y[0]), max(rows[1], h_y[1])
+
+    def row_key(self, piece: Piece) -> Hashable:
+        return piece.h_y
+
+    def meets_border(self, piece: Piece) -> bool:
+        return True
+
+    def region(self, name: str, piece: Piece) -> Region:
+        rows = piece.h_y
+        if name in ("y", "dy"):
+            rows = self._outputs(rows)
+        elif name == "x":
+            rows = self._inputs(rows)
+        return tensor_region(self.operands[name].shape, piece.n, piece.c_y, rows, self.row_axis)
+
+    def on_piece(self, piece: Piece, *, layout: str, result_dtype: str) -> ResamplingBackward:
+        at, forward = self.row_axis - ROW_AXIS, self.forward
+        lead = (piece.n[1] - piece.n[0], piece.c_y[1] - piece.c_y[0])
+        makes = with_rows(forward.reads, piece.h_y, at)
+        outputs = with_rows(forward.makes, self._outputs(piece.h_y), at)
+        reads = with_rows(forward.reads, self._inputs(piece.h_y), at)
+        part = replace(forward.part(lead, outputs, reads), dtype=result_dtype)
+        return ResamplingBackward(part, makes)
+
+    def compare(self, operation: Launchable, inputs: list[Array]) -> tuple[Array, Array]:
+        """The sum of absolute gradients, of the same maxima."""
+        value = operation.reference(*inputs)  # type: ignore[attr-defined]
+        at = len(inputs) // 2
+        absolute = [np.abs(a) if i == at else a for i, a in enumerate(inputs)]
+        return value, operation.reference(*absolute)  # type: ignore[attr-defined]
+
+    def rounding(self) -> Rounding:
+        """As many outputs as can see one element."""
+        windows = self.forward.windows
+        return Rounding(math.prod(-(-2 * w.count // w.extent) + 2 for w in windows), self.dtype, 4)

@@ -1,0 +1,187 @@
+"""What users write for interpolation, adaptive pooling, padding and cropping, checked."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Sequence
+from typing import Any
+
+from ooc_cudnn.operations.axis_windows import AxisWindows, Linear, Nearest, Windows
+from ooc_cudnn.operations.base import Shape
+from ooc_cudnn.operations.resampling import Resampling
+from ooc_cudnn.operations.window import Pair
+from ooc_cudnn.operations.window_arguments import MOST_SIZE, per_axis, signed_pairs
+
+INTERPOLATIONS = ("nearest", "linear")
+ADAPTIVE = ("average", "max")
+
+
+def spatial_axes(x_shape: Shape) -> int:
+    """How many spatial axes x has: one to three.
+
+    Raises
+    ------
+    ValueError
+        If it is another number.
+    """
+    axes = len(x_shape) - 2
+    if axes not in (1, 2, 3):
+        raise ValueError(f"x must have shape (n, c, 1 to 3 spatial axes), not {tuple(x_shape)}")
+    return axes
+
+
+def interpolation(
+    x_shape: Shape,
+    *,
+    size: Any = None,
+    scale_factor: Any = None,
+    mode: object = "nearest",
+    align_corners: bool = False,
+    recompute_scale_factor: bool = False,
+    dtype: str = "float32",
+) -> Resampling:
+    """Describe the interpolation of x to a size, or by a factor, on every spatial axis.
+
+    Parameters
+    ----------
+    size, scale_factor : one for all spatial axes, or one each
+        One of the two. A factor gives ``floor(extent * factor)`` elements, and is used as it is in
+        the arithmetic of places, unless `recompute_scale_factor`: then the sizes tell it.
+    mode : str
+        nearest or linear: on two axes bilinear, on three trilinear.
+    align_corners : bool
+        Linear alone: whether the centres of the corner elements meet, or the corners themselves.
+
+    Notes
+    -----
+    As torch.nn.functional.interpolate; where a linear one does not change an axis, that is copied.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Naming the argument, its value and the rule.
+    """
+    axes = spatial_axes(x_shape)
+    if not isinstance(mode, str) or mode not in INTERPOLATIONS:
+        raise ValueError(f"mode must be one of {', '.join(INTERPOLATIONS)}, not {mode!r}")
+    if align_corners and mode == "nearest":
+        raise ValueError("align_corners has no meaning for mode 'nearest'; leave it out")
+    if (size is None) == (scale_factor is None):
+        raise ValueError("one of size and scale_factor must be given, and not both")
+    if recompute_scale_factor and scale_factor is None:
+        raise ValueError("recompute_scale_factor needs scale_factor")
+    extents = x_shape[2:]
+    factors: tuple[float | None, ...] = (None,) * axes
+    if size is not None:
+        sizes = per_axis(size, axes, name="size", least=1)
+    else:
+        given = _factors(scale_factor, axes)
+        sizes = tuple(math.floor(e * f) for e, f in zip(extents, given, strict=True))
+        if min(sizes) < 1 or max(sizes) > MOST_SIZE:
+            raise ValueError(
+                f"scale_factor must leave 1 to {MOST_SIZE} elements on every axis: "
+                f"scale_factor={scale_factor!r} makes {sizes} of {extents}"
+            )
+        if not recompute_scale_factor:
+            factors = given
+    windows = tuple(
+        _interpolated(mode, align_corners, *of) for of in zip(extents, sizes, factors, strict=True)
+    )
+    return Resampling(tuple(x_shape[:2]), windows, dtype)
+
+
+def _interpolated(
+    mode: str, align_corners: bool, extent: int, count: int, factor: float | None
+) -> AxisWindows:
+    scale = 1.0 / factor if factor else extent / count
+    if mode == "nearest":
+        return Nearest(extent, count, scale)
+    if extent == count:
+        return Linear(extent, count, 1.0, 0.0)
+    if align_corners:
+        return Linear(extent, count, (extent - 1) / (count - 1) if count > 1 else 0.0, 0.0)
+    return Linear(extent, count, scale, 0.5)
+
+
+def _factors(value: object, axes: int) -> tuple[float, ...]:
+    every = (value,) * axes if isinstance(value, numbers.Real) else value
+    if (
+        not isinstance(every, Sequence)
+        or len(every) != axes
+        or not all(isinstance(f, numbers.Real) and 0 < float(f) < math.inf for f in every)
+    ):
+        raise ValueError(
+            f"scale_factor must be a positive number or one per spatial axis ({axes}), "
+            f"not {value!r}"
+        )
+    return tuple(float(factor) for factor in every)
+
+
+def adaptive_pooling(
+    x_shape: Shape, output: Any, *, mode: object = "average", dtype: str = "float32"
+) -> Resampling:
+    """Describe a pooling to a given output: windows from floor(o I / O) to ceil((o + 1) I / O).
+
+    Raises
+    ------
+    TypeError, ValueError
+        Naming the argument, its value and the rule.
+    """
+    axes = spatial_axes(x_shape)
+    if not isinstance(mode, str) or mode not in ADAPTIVE:
+        raise ValueError(f"mode must be one of {', '.join(ADAPTIVE)}, not {mode!r}")
+    sizes = per_axis(output, axes, name="output", least=1)
+    windows = tuple(
+        Windows(extent, count, step=extent, per=count, reach=extent)
+        for extent, count in zip(x_shape[2:], sizes, strict=True)
+    )
+    lead = tuple(x_shape[:2])
+    return Resampling(lead, windows, dtype, is_max=mode == "max", title="adaptive_pooling")
+
+
+def padded(
+    x_shape: Shape, padding: Any, *, value: float = 0.0, dtype: str = "float32"
+) -> Resampling:
+    """Describe x with so many elements of `value` around it; where negative, with fewer.
+
+    `padding` is an int, one per spatial axis, or a (before, after) pair per axis.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Naming the argument, its value and the rule.
+    """
+    axes = spatial_axes(x_shape)
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"value must be a number, not {value!r}")
+    windows = tuple(
+        _around(extent, pair)
+        for extent, pair in zip(x_shape[2:], signed_pairs(padding, axes), strict=True)
+    )
+    return Resampling(tuple(x_shape[:2]), windows, dtype, value=float(value), title="pad")
+
+
+def _around(extent: int, pair: Pair) -> Windows:
+    before, after = pair
+    count = extent + before + after
+    if count < 1:
+        raise ValueError(f"padding {pair} leaves {count} of {extent} elements: at least 1 must be")
+    return Windows(extent, count, step=1, before=before, after=max(after, 0))
+
+
+def cropped(x_shape: Shape, start: Any, size: Any, *, dtype: str = "float32") -> Resampling:
+    """Describe the part of x of `size` that begins at `start`, on every spatial axis.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Naming the argument, its value and the rule.
+    """
+    axes = spatial_axes(x_shape)
+    starts = per_axis(start, axes, name="start", least=0)
+    sizes = per_axis(size, axes, name="size", least=1)
+    if any(a + b > e for a, b, e in zip(starts, sizes, x_shape[2:], strict=True)):
+        raise ValueError(f"start {starts} and size {sizes} reach beyond x of {x_shape[2:]}")
+    pairs = tuple((-a, a + b - e) for a, b, e in zip(starts, sizes, x_shape[2:], strict=True))
+    return padded(x_shape, pairs, dtype=dtype)
