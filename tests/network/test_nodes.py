@@ -39,6 +39,20 @@ def test_convolution(case):
     check_network(net, y, twin)
 
 
+@pytest.mark.parametrize("shape", [(3, 4), (3, 4, 1, 1), (3, 4, 5), (2, 3, 2, 4)], ids=str)
+@pytest.mark.parametrize("bias", [True, False])
+def test_linear(shape, bias):
+    net, x = network_on(shape)
+    y = net.linear(net.activation(x, "tanh"), 6, bias=bias)
+    assert net.parameters["linear_1.w"].shape == (6, *([4] if shape[2:] == (1, 1) else shape[1:]))
+
+    def twin(t):
+        b = t["linear_1.b"] if bias else None
+        return F.linear(torch.tanh(t["x"]).flatten(1), t["linear_1.w"].flatten(1), b)
+
+    check_network(net, y, twin)
+
+
 TWINS = {
     "relu": torch.relu,
     "clipped_relu": F.relu6,

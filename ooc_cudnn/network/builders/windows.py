@@ -57,8 +57,6 @@ class WindowBuilders(Builders):
             raise ValueError(f"x must have 1 to 3 spatial axes, but {x.name} has shape {x.shape}")
         if not is_int(groups) or groups < 1 or x.shape[1] % groups:
             raise ValueError(f"groups must divide cX={x.shape[1]}, not {groups!r}")
-        if b is not None and not bias:
-            raise ValueError("b must be left out where bias is False")
         sizes = per_axis(window, axes, name="window", least=1)
         w_shape = (int(channels), x.shape[1] // groups, *sizes)
         operation = convolution.Convolution.of(
@@ -72,9 +70,54 @@ class WindowBuilders(Builders):
         )
         filters = self._parameter(name, "w", w_shape, x.dtype, he(math.prod(w_shape[1:])), w)
         vector = None
-        if bias:
+        if _has_bias(bias, b):
             vector = self._parameter(name, "b", w_shape[:1], x.dtype, zeros, b)
         y = self._result(name, operation.output_shape, x.dtype)
+        return self._add(Convolution(name, y, x, filters, vector, operation))
+
+    @builder
+    def linear(
+        self,
+        x: Tensor,
+        features: int,
+        *,
+        bias: bool = True,
+        w: Any = None,
+        b: Any = None,
+        name: str = "",
+    ) -> Tensor:
+        """Every feature from all of an image: y = w x + b, of shape (n, features).
+
+        Parameters
+        ----------
+        x : Tensor, shape (n, c, up to 3 spatial axes)
+        features : int
+        bias : bool
+            Whether there is a b.
+        w, b : array or parameter, optional
+            As for `convolution`; shapes (features, c, spatial...), without axes where all of them
+            have extent 1, and (features,).
+
+        Notes
+        -----
+        A convolution whose window is the whole image.
+        """
+        x = self._own(x)
+        if not is_int(features) or features < 1:
+            raise ValueError(f"features must be a positive int, not {features!r}")
+        if len(x.shape) not in (2, 3, 4, 5):
+            raise ValueError(f"x must have shape (n, c, up to 3 spatial axes), not {x.shape}")
+        n, c, *spatial = x.shape
+        window = tuple(spatial) or (1,)
+        operation = convolution.Convolution.of(
+            (n, c, *window), (int(features), c, *window), dtype=x.dtype
+        )
+        w_shape = (int(features), c, *(window if math.prod(window) > 1 else ()))
+        filters = self._parameter(name, "w", w_shape, x.dtype, he(math.prod(w_shape[1:])), w)
+        vector = None
+        if _has_bias(bias, b):
+            vector = self._parameter(name, "b", w_shape[:1], x.dtype, zeros, b)
+        y = self._result(name, (n, int(features)), x.dtype)
         return self._add(Convolution(name, y, x, filters, vector, operation))
 
     @builder
@@ -96,3 +139,11 @@ class WindowBuilders(Builders):
         return self._add(
             Pooling(name, self._result(name, operation.output_shape, x.dtype), x, operation)
         )
+
+
+def _has_bias(bias: object, b: Any) -> bool:
+    if not isinstance(bias, bool):
+        raise TypeError(f"bias must be True or False, not {bias!r}")
+    if b is not None and not bias:
+        raise ValueError("b must be left out where bias is False")
+    return bias
