@@ -18,7 +18,7 @@ from ooc_cudnn.devices.base import Device
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.functions.plan import planned_call
 from ooc_cudnn.functions.planning import Planned
-from ooc_cudnn.pipeline.schedule import plan_schedule
+from ooc_cudnn.pipeline.schedule import make_schedule
 from ooc_cudnn.pipeline.simulate import Replayed
 from ooc_cudnn.pipeline.trace import STREAMS
 from ooc_cudnn.pricing.plan import Plan
@@ -161,16 +161,13 @@ def _profile(bound: Bound, planned: Planned, found: dict[str, Any]) -> None:
 
 def replayed(planned: Planned) -> dict[str, Any]:
     """Seconds of a plan on the virtual clock, and how long each stream is busy there."""
-    seconds, stages = 0.0, dict.fromkeys(STREAMS, 0.0)
-    for part in planned.parts:
-        schedule = plan_schedule(part.request, part.plan)
-        found = Replayed(part.request, schedule, overlap=part.plan.overlap)
-        seconds += found.seconds
-        for step, start, finish in zip(
-            schedule.steps, found.timeline.start, found.timeline.finish, strict=True
-        ):
-            stages[step.stream] += finish - start
-    return {"seconds": seconds, "stages": stages}
+    schedule, stages = make_schedule(planned.program), dict.fromkeys(STREAMS, 0.0)
+    found = Replayed(schedule)
+    for step, start, finish in zip(
+        schedule.steps, found.timeline.start, found.timeline.finish, strict=True
+    ):
+        stages[step.stream] += finish - start
+    return {"seconds": found.seconds, "stages": stages}
 
 
 def spoken_call(found: dict[str, Any]) -> str:

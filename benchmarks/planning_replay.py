@@ -36,7 +36,7 @@ def replay_pace(report: common.Report) -> None:
             plan = make_plan(request, split=Split(n=1, c_y=64, c_x=64, h_y=128 // parts))
             schedule = plan_schedule(request, plan)
             making = _quietest(partial(plan_schedule, request, plan))
-            replaying = _quietest(partial(Replayed, request, schedule))
+            replaying = _quietest(partial(Replayed, schedule))
             steps = len(schedule.steps)
             name = f"microseconds a step, {placement}, {steps} steps"
             report.measure(f"schedule: {name}", 1e6 * making / steps)

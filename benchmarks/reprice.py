@@ -60,7 +60,7 @@ def kind_of(call: Measured, found: Priced) -> str:
 def replayed_seconds(request: Request, plan: Plan, way: Way) -> float:
     """The same by the replay. Of a plan of the call only what `way` does not say counts."""
     plan = replace(plan, split=way.split, order=way.order, rings=way.rings, layout=way.layout)
-    return Replayed(request, plan_schedule(request, plan), overlap=plan.overlap).seconds
+    return Replayed(plan_schedule(request, plan)).seconds
 
 
 class Repriced(NamedTuple):

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from ooc_cudnn import Plan
 from ooc_cudnn.pipeline.execute import make_executor
+from ooc_cudnn.pipeline.offsets import Offsets
 from ooc_cudnn.pipeline.schedule import Step
 from ooc_cudnn.pipeline.trace import StepTrace, Trace
-from ooc_cudnn.pipeline.views import Offsets
 from ooc_cudnn.pricing.request import Request
 
 PHASES = ("filled", "waiting", "used", "emptied")
@@ -90,10 +90,10 @@ def held(request: Request, plan: Plan, trace: Trace) -> list[Held]:
     zero = min((step.start_seconds for step in trace.steps), default=0.0)
     uses: dict[str, list[_Use]] = {}
     for step, ran in zip(steps, trace.steps, strict=True):
-        for block in _blocks(step, executor.offsets):
+        for block in _blocks(step, executor.offsets[0]):
             start, stop = ran.start_seconds - zero, ran.stop_seconds - zero
             uses.setdefault(block, []).append(_Use(_phase(ran), start, stop))
-    sizes = _sizes(plan, executor.offsets)
+    sizes = _sizes(plan, executor.offsets[0])
     return [
         Held(block, purpose, use.phase, nbytes, use.start, use.stop)
         for block, (purpose, nbytes) in sizes.items()

@@ -7,9 +7,8 @@ straight to the executor.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from ooc_cudnn import forks
 from ooc_cudnn.devices.base import Device
@@ -19,12 +18,11 @@ from ooc_cudnn.functions.planning import Target
 from ooc_cudnn.functions.trials import forget_trials
 from ooc_cudnn.memory.limit import limit_bytes
 from ooc_cudnn.operations.splittable import Splittable
-from ooc_cudnn.pipeline.execute import Executor, make_executor
+from ooc_cudnn.pipeline.execute import Executor
 from ooc_cudnn.pricing.plan import Plan
 from ooc_cudnn.pricing.request import worth_threads
 from ooc_cudnn.settings_table import Settings
 from ooc_cudnn.telling import warn
-from ooc_cudnn.tensor import TensorSpec
 from ooc_cudnn.units import format_bytes
 
 #: Calls that are remembered.
@@ -35,28 +33,20 @@ MANY_PIECES = 20_000
 ROOM_WORTH_REPLANNING = 1.25
 
 
-class Run(NamedTuple):
-    """One of the runs that make up a call, with what its operands are in the call."""
-
-    executor: Executor
-    staged: bool
-    names: Mapping[str, str]
-
-
 @dataclass(frozen=True)
 class Prepared:
     """A call, ready to run on any operands of the same specs.
 
     `result_bytes` is the device memory that its results are still to be given, `available_bytes`
-    what the plan could choose from beside it, `between` what its runs hand on to each other.
+    what the plan could choose from beside it, `staged` whether threads copy some of its data.
     """
 
     chain: Splittable
     plan: Plan
-    runs: tuple[Run, ...]
+    executor: Executor
+    staged: bool
     available_bytes: int
     result_bytes: int
-    between: Mapping[str, TensorSpec]
 
 
 _prepared: OrderedDict[Hashable, Prepared] = OrderedDict()
@@ -90,13 +80,10 @@ def prepare(
     prepared = Prepared(
         chain,
         planned.plan,
-        tuple(
-            Run(make_executor(part.request, part.plan), is_staged(part.plan), part.names)
-            for part in planned.parts
-        ),
+        Executor(planned.program),
+        any(is_staged(part.plan) for part in planned.parts),
         planned.available_bytes,
         target.room_bytes - planned.available_bytes,
-        planned.between,
     )
     with _lock:
         _prepared[key] = prepared

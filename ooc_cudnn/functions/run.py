@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 
 from ooc_cudnn.arrays.making import empty_in
 from ooc_cudnn.arrays.operands import Wrapped, wrap
@@ -14,7 +13,6 @@ from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.functions.bound import Bound
 from ooc_cudnn.functions.prepared import Prepared
 from ooc_cudnn.memory.limit import limit_bytes
-from ooc_cudnn.pipeline.trace import Trace, one_after_the_other
 from ooc_cudnn.pipeline.verify import Verification
 from ooc_cudnn.pipeline.views import Source
 from ooc_cudnn.pricing.plan import Plan
@@ -48,7 +46,7 @@ def run(prepared: Prepared, bound: Bound, device: Device, settings: Settings) ->
         with _vectors_kept(bound):
             _run_observed(prepared, device, settings, sources)
         return
-    executor, limit = prepared.runs[0].executor, limit_bytes(device, settings.memory_limit)
+    executor, limit = prepared.executor, limit_bytes(device, settings.memory_limit)
     if executor.is_bound(tuple(known[name].pointer for name in chain.operands)):
         executor.launch(device, known, limit)
         return
@@ -61,7 +59,6 @@ def _is_plain(plan: Plan, settings: Settings) -> bool:
     """Whether a call copies nothing, and nobody wants to see what it does."""
     return (
         plan.in_core
-        and not plan.parts
         and not settings.verify
         and settings.progress in ("auto", False)
         and plan.seconds < SHORTEST_SECONDS
@@ -102,37 +99,26 @@ def _run_observed(
         else None
     )
     known = dict(sources)
-    for name, spec in prepared.between.items():
+    for name, spec in prepared.executor.program.between.items():
         known[name] = _source(_allocate(spec, device, name))
     device.arena.reset_peak()
     begin = time.perf_counter()
-    traces: list[Trace | None] = []
     with reporter(
         settings.progress,
         total=plan.pieces,
         label=plan.function,
         predicted_seconds=plan.seconds,
     ) as progress:
-
-        def update(before: int, pieces: int, progress: Reporter = progress) -> None:
-            progress.update(before + pieces)
-
-        done = 0
-        for part in prepared.runs:
-            traces.append(
-                part.executor.run(
-                    device,
-                    {own: known[part.names.get(own, own)] for own in part.executor.chain.operands},
-                    staged=part.staged,
-                    # Memory on the host may be read or changed as soon as the call returns.
-                    wait=not all(isinstance(source, DeviceView) for source in known.values()),
-                    timed=calls is not None,
-                    on_piece=None if type(progress) is Reporter else partial(update, done),
-                    limit_bytes=limit_bytes(device, settings.memory_limit),
-                )
-            )
-            done += part.executor.plan.pieces
-    trace = one_after_the_other(traces)
+        trace = prepared.executor.run(
+            device,
+            known,
+            staged=prepared.staged,
+            # Memory on the host may be read or changed as soon as the call returns.
+            wait=not all(isinstance(source, DeviceView) for source in known.values()),
+            timed=calls is not None,
+            on_piece=None if type(progress) is Reporter else progress.update,
+            limit_bytes=limit_bytes(device, settings.memory_limit),
+        )
     if calls is not None and trace is not None:
         calls.append(
             Call(

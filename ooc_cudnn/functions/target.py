@@ -10,6 +10,7 @@ from ooc_cudnn.devices.base import Device
 from ooc_cudnn.devices.machines import machine_for
 from ooc_cudnn.devices.view import WIDEST_ACCESS_BYTES
 from ooc_cudnn.operations.splittable import Splittable
+from ooc_cudnn.pipeline.program import Bind, Home, Program, Task
 from ooc_cudnn.pricing.plan import Plan
 from ooc_cudnn.pricing.planner import AskWorkspace
 from ooc_cudnn.pricing.request import Request
@@ -59,7 +60,7 @@ class Target(NamedTuple):
 
 
 class PlannedPart(NamedTuple):
-    """One of the runs that make up a call: most calls are a single one.
+    """One of the tasks that make up a call: most calls are a single one.
 
     `names` says what its operands are in the call, where they are not called the same.
     """
@@ -70,15 +71,35 @@ class PlannedPart(NamedTuple):
 
 
 class Planned(NamedTuple):
-    """A plan, the runs that make it up, and the device memory that it could choose from.
+    """A plan, the tasks that make it up, and the device memory that it could choose from.
 
-    `between` are the intermediates that the runs hand on, by name.
+    `between` are the intermediates that the tasks hand on, by name.
     """
 
     parts: tuple[PlannedPart, ...]
     plan: Plan
     available_bytes: int
     between: Mapping[str, TensorSpec] = MappingProxyType({})
+
+    @property
+    def program(self) -> Program:
+        """The program of the call: what its tasks hand on goes through host memory."""
+        homes: dict[str, Home] = {}
+        tasks = []
+        for part in self.parts:
+            binds = {own: Bind(part.names.get(own, own)) for own in part.request.specs}
+            homes |= {binds[own].tensor: Home(spec) for own, spec in part.request.operands}
+            tasks.append(Task(self.plan.function, part.request, part.plan, binds))
+        # in the order of the call's operands, by whose addresses a bound call is known
+        order = [*(name for name, _ in self.plan.operands), *self.between]
+        return Program(
+            self.plan.function,
+            tuple(tasks),
+            {name: homes[name] for name in order},
+            max(part.plan.device_bytes for part in self.parts),
+            self.between,
+            self.plan.overlap,
+        )
 
 
 def make_request(

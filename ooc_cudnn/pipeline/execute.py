@@ -1,4 +1,4 @@
-"""The executor: runs the steps of a schedule on a device. The one loop, for every function.
+"""The executor: runs the steps of a schedule on a device. The one loop, for every program.
 
 Timing, tracing and progress observe the steps and never alter them; without overlap the same steps
 run one after the other.
@@ -6,7 +6,6 @@ run one after the other.
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
@@ -15,13 +14,13 @@ from ooc_cudnn import interrupts
 from ooc_cudnn.devices.base import Device, Event, Run, running
 from ooc_cudnn.devices.binding import bind
 from ooc_cudnn.devices.view import DeviceView
-from ooc_cudnn.operations.splittable import Splittable
-from ooc_cudnn.pipeline.schedule import COMPUTE, COPY_IN, Schedule, Step, plan_schedule
+from ooc_cudnn.pipeline.offsets import lay_out
+from ooc_cudnn.pipeline.program import Bind, Move, Program, Task, program_of
+from ooc_cudnn.pipeline.schedule import COMPUTE, COPY_IN, Schedule, Step, make_schedule
 from ooc_cudnn.pipeline.trace import Trace, traced
-from ooc_cudnn.pipeline.views import Source, Views, lay_out, region_of
+from ooc_cudnn.pipeline.views import Source, Views, region_of
 from ooc_cudnn.pricing.plan import Plan
 from ooc_cudnn.pricing.request import Request
-from ooc_cudnn.tensor import ITEM_BYTES
 
 #: Pieces that may be in flight before the host waits: enough to hide the issuing, few enough that
 #: Ctrl-C and the progress bar stay close to what the device does.
@@ -43,36 +42,33 @@ class Placed(Protocol):
 
 
 class Executor:
-    """Runs one prepared call: everything that does not depend on the data's addresses is fixed.
+    """Runs one program: everything that does not depend on the data's addresses is fixed.
 
     Parameters
     ----------
-    chain, plan, schedule
-        What is run, and how.
-    orders : mapping
-        Memory order of each operand's slots.
+    program : Program
     """
 
-    def __init__(
-        self,
-        chain: Splittable,
-        plan: Plan,
-        schedule: Schedule,
-        orders: Mapping[str, str],
-    ) -> None:
-        self.chain, self.plan, self.schedule = chain, plan, schedule
-        self.orders = orders
-        self.offsets = lay_out(plan, schedule.sizes)
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.schedule: Schedule = make_schedule(program)
+        #: Of each task, by its index among the items.
+        self.offsets = {
+            index: lay_out(item.plan, self.schedule.sizes[index], item.offset)
+            for index, item in enumerate(program.items)
+            if isinstance(item, Task)
+        }
         #: What a call that copies nothing does, by its operands' addresses, at one of the block.
         #: It holds addresses alone and keeps nothing alive.
         self._bound: dict[tuple[int, ...], tuple[Callable[[Any], None], ...]] = {}
         self._bound_base = -1
-        self._views: Views | None = None
+        self._views: list[Views | None] = []
+        self._views_base = -1
 
     def run(
         self,
         device: Device,
-        operands: Mapping[str, Source],
+        arrays: Mapping[str, Source],
         *,
         staged: bool,
         wait: bool,
@@ -84,10 +80,10 @@ class Executor:
 
         Parameters
         ----------
-        operands : mapping
-            Every operand, as it is given.
+        arrays : mapping
+            Every tensor that is handed in, as it is given.
         staged : bool
-            Whether an operand is in memory that cannot be copied from as it is.
+            Whether a tensor is in memory that cannot be copied from as it is.
         wait : bool
             Whether to block until all is written.
         timed : bool
@@ -95,7 +91,7 @@ class Executor:
         on_piece : callable, optional
             Told how many pieces are done, now and then.
         limit_bytes : int, optional
-            What the library may hold on the device; without it, the plan's limit beside all arrays.
+            What the library may hold on the device; without it, the plans' limit beside all arrays.
 
         Raises
         ------
@@ -103,13 +99,12 @@ class Executor:
             The first error of any step, after the streams are drained.
         """
         if limit_bytes is None:
-            limit_bytes = self.plan.memory_limit + device.arena.array_bytes
-        base = device.arena.reserve(
-            self.offsets.total_bytes, limit_bytes, purpose=self.plan.function
-        )
-        how = {"overlap": self.plan.overlap, "staged": staged, "timed": timed}
+            least = min(task.plan.memory_limit for task in self.program.tasks)
+            limit_bytes = least + device.arena.array_bytes
+        base = self._reserve(device, limit_bytes)
+        how = {"overlap": self.program.overlap, "staged": staged, "timed": timed}
         with interrupts.deferred(), device.arena.at_work(), running(device, **how) as run:
-            events = self._issue(device, run, base, operands, timed, on_piece)
+            events = self._issue(device, run, base, arrays, timed, on_piece)
             run.finish(wait=wait or timed)
         return self._trace(events) if timed else None
 
@@ -117,8 +112,8 @@ class Executor:
         """Whether it was launched on operands at these addresses, in the chain's order."""
         return addresses in self._bound
 
-    def launch(self, device: Device, operands: Mapping[str, Placed], limit_bytes: int) -> None:
-        """Run a call that copies nothing, and that nobody watches, on the caller's stream.
+    def launch(self, device: Device, arrays: Mapping[str, Placed], limit_bytes: int) -> None:
+        """Run a program that copies nothing, and that nobody watches, on the caller's stream.
 
         Such a call lasts microseconds, and making it ready would take longer than running it; so
         what it does at some addresses is kept. Results come back to the same few, as memory that
@@ -129,18 +124,15 @@ class Executor:
         Exception
             The first error of any step, after the stream is drained.
         """
-        base = device.arena.reserve(
-            self.offsets.total_bytes, limit_bytes, purpose=self.plan.function
-        )
+        base = self._reserve(device, limit_bytes)
         if base != self._bound_base or len(self._bound) >= BOUND_ADDRESSES:
             self._bound, self._bound_base = {}, base
-        addresses = tuple(operands[name].pointer for name in self.chain.operands)
+        addresses = tuple(arrays[name].pointer for name in self.program.homes)
         actions = self._bound.get(addresses)
         if actions is None:
-            sources = {name: operands[name].view() for name in self.chain.operands}
-            views = self._views_at(base)
+            sources = self._sources({name: arrays[name].view() for name in arrays}, base)
             actions = self._bound[addresses] = tuple(
-                _action(device, index, step, views, sources)
+                self._action(device, index, step, sources)
                 for index, step in enumerate(self.schedule.steps)
             )
         run = device.start(overlap=False, staged=False, timed=False)
@@ -157,7 +149,7 @@ class Executor:
         device: Device,
         run: Run,
         base: int,
-        operands: Mapping[str, Source],
+        arrays: Mapping[str, Source],
         timed: bool,
         on_piece: Callable[[int], None] | None,
     ) -> list[Event | None]:
@@ -166,12 +158,13 @@ class Executor:
         ends: deque[Event] = deque()  # the last signalled step of each recent piece
         done = 0
         # What a deep ring can hold ahead of its use must be issued ahead, too.
-        ahead = max(RUN_AHEAD_PIECES, 2 * max((slots for _, slots in self.plan.rings), default=0))
+        deepest = max((slots for t in self.program.tasks for _, slots in t.plan.rings), default=0)
+        ahead = max(RUN_AHEAD_PIECES, 2 * deepest)
         throttled = self.schedule.pieces > ahead or on_piece is not None
-        views = self._views_at(base)
+        sources = self._sources(arrays, base)
         for index, step in enumerate(steps):
             interrupts.hear()
-            action = _action(device, index, step, views, operands)
+            action = self._action(device, index, step, sources)
             waits = [event for at in step.waits if (event := events[at]) is not None]
             ends_piece = throttled and (
                 index + 1 == len(steps) or steps[index + 1].piece != step.piece
@@ -193,11 +186,59 @@ class Executor:
             on_piece(done)
         return events
 
-    def _views_at(self, base: int) -> Views:
-        if self._views is None or self._views.base != base:
-            steps = len(self.schedule.steps)
-            self._views = Views(self.chain, self.orders, self.offsets, steps, base)
-        return self._views
+    def _reserve(self, device: Device, limit_bytes: int) -> int:
+        """The address of the block."""
+        program = self.program
+        base = device.arena.reserve(program.device_bytes, limit_bytes, purpose=program.name)
+        if base != self._views_base:
+            self._views = [None] * len(program.items)
+            self._views_base = base
+        return base
+
+    def _sources(self, arrays: Mapping[str, Source], base: int) -> dict[Bind | str, Source]:
+        """Every tensor, where it is: handed in, or in the block."""
+        found: dict[Bind | str, Source] = {}
+        for name, (spec, offset) in self.program.homes.items():
+            if offset is None:
+                found[name] = arrays[name]
+            else:
+                found[name] = DeviceView(base + offset, spec.dtype, spec.shape, spec.strides)
+        return found
+
+    def _views_of(self, item: int) -> Views:
+        views = self._views[item]
+        if views is None:
+            task = self.program.items[item]
+            assert isinstance(task, Task)
+            call, orders = task.request.chain, dict(task.request.orders)
+            views = self._views[item] = Views(call, orders, self.offsets[item], self._views_base)
+        return views
+
+    def _action(
+        self, device: Device, index: int, step: Step, sources: dict[Bind | str, Source]
+    ) -> Callable[[Any], None]:
+        """What the step does, bound to addresses; it runs when its stream comes to it."""
+        item = self.program.items[step.item]
+        if isinstance(item, Move):
+            (place,) = step.places
+            on_device, on_host = (region_of(_bound(e, sources), place.region) for e in item.ends)
+            return _copy(device, step.stream, on_device, on_host)
+        assert isinstance(item, Task)
+        views = self._views_of(step.item)
+        held = views.of(index, step)
+        if step.stream != COMPUTE:
+            (place,) = step.places
+            outside = region_of(_bound(item.binds[place.operand], sources), place.region)
+            return _copy(device, step.stream, held[place.operand], outside)
+        in_place: dict[str, DeviceView] = {}
+        for place in step.places:
+            if place.slot < 0:
+                view = region_of(_bound(item.binds[place.operand], sources), place.region)
+                if not isinstance(view, DeviceView):
+                    raise TypeError(f"{place.operand} is planned in place, but not on the device")
+                in_place[place.operand] = view
+        taken = {**held, **in_place} if in_place else held
+        return bind(device, step.launches, views.declared(step), taken, views.workspace)
 
     def _trace(self, events: list[Event | None]) -> Trace:
         ran = [
@@ -206,53 +247,30 @@ class Executor:
             if event is not None
         ]
         return traced(
+            self.program,
             [step for step, _ in ran],
             [event.interval for _, event in ran],
-            [self._host_bytes(step) for step, _ in ran],
         )
 
-    def _host_bytes(self, step: Step) -> int:
-        if step.stream == COMPUTE:
-            return 0
-        (place,) = step.places
-        if dict(self.plan.operands)[place.operand].placement == "device":
-            return 0
-        item_bytes = ITEM_BYTES[self.chain.operands[place.operand].dtype]
-        return math.prod(high - low for low, high in place.region) * item_bytes
+
+def _bound(bind: Bind, sources: dict[Bind | str, Source]) -> Source:
+    """What is bound; regions of tensors are made once."""
+    if bind.region is None:
+        return sources[bind.tensor]
+    found = sources.get(bind)
+    if found is None:
+        found = sources[bind] = region_of(sources[bind.tensor], bind.region)
+    return found
 
 
-def _action(
-    device: Device, index: int, step: Step, views: Views, operands: Mapping[str, Source]
-) -> Callable[[Any], None]:
-    """What the step does, bound to addresses; it runs when its stream comes to it."""
-    held = views.of(index, step)
-    if step.stream == COMPUTE:
-        return _compute(device, step, held, views, operands)
-    (place,) = step.places
-    slot, outside = held[place.operand], region_of(operands[place.operand], place.region)
-    if step.stream == COPY_IN:
-        return lambda stream: device.copy_in(slot, outside, stream)
-    return lambda stream: device.copy_out(outside, slot, stream)
-
-
-def _compute(
-    device: Device,
-    step: Step,
-    held: Mapping[str, DeviceView],
-    views: Views,
-    operands: Mapping[str, Source],
-) -> Callable[[Any], None]:
-    in_place: dict[str, DeviceView] = {}
-    for place in step.places:
-        if place.slot < 0:
-            view = region_of(operands[place.operand], place.region)
-            if not isinstance(view, DeviceView):
-                raise TypeError(f"{place.operand} is planned in place, but not on the device")
-            in_place[place.operand] = view
-    taken = {**held, **in_place} if in_place else held
-    return bind(device, step.launches, views.declared(step), taken, views.workspace)
+def _copy(device: Device, stream: str, slot: Source, outside: Source) -> Callable[[Any], None]:
+    """A copy between the device and what is outside of it, or of the slot."""
+    assert isinstance(slot, DeviceView)
+    if stream == COPY_IN:
+        return lambda at: device.copy_in(slot, outside, at)
+    return lambda at: device.copy_out(outside, slot, at)
 
 
 def make_executor(request: Request, plan: Plan) -> Executor:
-    """Make a plan's schedule, and the executor that runs it."""
-    return Executor(request.chain, plan, plan_schedule(request, plan), dict(request.orders))
+    """Make the executor of one call by itself; its tensors are its operands."""
+    return Executor(program_of(request, plan))

@@ -1,4 +1,4 @@
-"""A plan replayed: the very steps of its schedule, on a virtual clock instead of a device."""
+"""A program replayed: the very steps of its schedule, on a virtual clock instead of a device."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from dataclasses import replace
 from typing import Any
 
 from ooc_cudnn.memory.blocks import rows_of
-from ooc_cudnn.pipeline.schedule import COMPUTE, COPY_IN, COPY_OUT, Schedule, Step, plan_schedule
+from ooc_cudnn.pipeline.offsets import lay_out
+from ooc_cudnn.pipeline.program import COMPUTE, COPY_IN, COPY_OUT, Move, Program, Task, program_of
+from ooc_cudnn.pipeline.schedule import Schedule, Step, make_schedule
 from ooc_cudnn.pipeline.trace import Trace, traced
-from ooc_cudnn.pipeline.views import lay_out
 from ooc_cudnn.pipeline.virtual_steps import StepCost, VirtualCall
 from ooc_cudnn.pricing.plan import Plan
 from ooc_cudnn.pricing.request import Request
+from perfmodel import MachineModel
 from perfmodel.rows import WHOLE
 
 
@@ -24,16 +26,21 @@ def simulate(request: Request, plan: Plan) -> Trace:
     It sees what the closed form that priced the plan cannot: short rings, uneven pieces, and which
     copies really meet on the link.
     """
-    schedule = plan_schedule(request, plan)
-    lay_out(plan, schedule.sizes)  # it takes the memory that it says
-    replayed = Replayed(request, schedule, overlap=plan.overlap)
-    timeline = replayed.timeline
-    intervals = zip(timeline.start, timeline.finish, strict=True)
-    return traced(schedule.steps, intervals, [cost.host_bytes for cost in replayed.costs])
+    return simulate_program(program_of(request, plan))
+
+
+def simulate_program(program: Program) -> Trace:
+    """Replay a program by the machine model of its first task."""
+    schedule = make_schedule(program)
+    for item, sizes in zip(program.items, schedule.sizes, strict=True):
+        if isinstance(item, Task):
+            lay_out(item.plan, sizes, item.offset)  # it takes the memory that it says
+    timeline = Replayed(schedule).timeline
+    return traced(program, schedule.steps, zip(timeline.start, timeline.finish, strict=True))
 
 
 class Replayed:
-    """A schedule of a call, priced and replayed.
+    """A schedule, priced and replayed.
 
     Every region that is copied and all that is launched together is priced once, for pieces repeat.
 
@@ -44,56 +51,70 @@ class Replayed:
     timeline : Timeline
         When each starts and finishes, in seconds since the call began.
     seconds : float
-        What the call takes: until the last result has landed, and the host is done.
+        What the program takes: until the last result has landed, and the host is done.
     """
 
-    def __init__(self, request: Request, schedule: Schedule, *, overlap: bool = True) -> None:
-        machine, steps = request.machine, schedule.steps
-        staged = request.in_threads and schedule.pieces > 1
+    def __init__(self, schedule: Schedule) -> None:
+        program, steps = schedule.program, schedule.steps
+        tasks = list(program.tasks)
+        first, machine = tasks[0].request, tasks[0].request.machine
+        staged = schedule.pieces > 1 and any(task.request.in_threads for task in tasks)
         if schedule.pieces == 1:  # threads stage, but nothing else is issued meanwhile
             machine = replace(machine, staged_step_seconds=0.0)
         # the first step is issued when the call is set up, which counts that
-        begun = request.setup_seconds - machine.step_seconds
+        begun = first.setup_seconds - machine.step_seconds
         after = machine.call_seconds - machine.setup_seconds()
-        self.costs = _costs(request, steps)
+        self.costs = _costs(program, machine, steps)
         if len(steps) == 1:
             begun = machine.repeated_seconds - machine.step_seconds - self.costs[0].launching
             after = 0.0
-        call = VirtualCall(machine, overlap=overlap, staged=staged, begun=begun)
+        call = VirtualCall(machine, overlap=program.overlap, staged=staged, begun=begun)
         for step, cost in zip(steps, self.costs, strict=True):
             call.add(step.stream, step.waits, cost)
         self.timeline = call.timeline()
         self.seconds = max(self.timeline.seconds, call.issued + after)
 
 
-def _costs(request: Request, steps: Sequence[Step]) -> list[StepCost]:
+def _costs(program: Program, machine: MachineModel, steps: Sequence[Step]) -> list[StepCost]:
     """What each step takes: asked once for each region's shape, and for each set of launches."""
-    machine, known, found = request.machine, dict[Any, StepCost](), []
-    others = max(_in_flight(request, steps) - 1, 0)
+    known, found = dict[Any, StepCost](), []
+    others = {
+        index: max(_in_flight(item.request, steps, index) - 1, 0)
+        for index, item in enumerate(program.items)
+        if isinstance(item, Task)
+    }
     for step in steps:
         if step.stream == COMPUTE:
             key: Any = id(step.buffers)
         else:
             (place,) = step.places
             shape = tuple([stop - start for start, stop in place.region])
-            key = (step.stream, place.operand, shape)
+            key = (step.item, step.stream, place.operand, shape)
         cost = known.get(key)
         if cost is None:
             cost = known[key] = StepCost()
+            item = program.items[step.item]
             if step.stream == COMPUTE:
                 for launch in step.launches:
                     cost.compute(machine, launch)
-            else:
+            elif isinstance(item, Task):
+                request = item.request
                 spec, placement = request.specs[place.operand], request.crosses_as(place.operand)
                 on_host = placement != "device"
                 rows = rows_of(shape, spec.strides, spec.itemsize) if on_host else WHOLE
                 moved = math.prod(shape) * spec.itemsize
-                cost.copy(machine, step.stream, placement, moved, rows, others)
+                cost.copy(machine, step.stream, placement, moved, rows, others[step.item])
+            else:
+                assert isinstance(item, Move)
+                spec = program.homes[item.ends[1].tensor].spec
+                rows = rows_of(shape, spec.strides, spec.itemsize)
+                moved = math.prod(shape) * spec.itemsize
+                cost.copy(machine, step.stream, spec.placement, moved, rows)
         found.append(cost)
     return found
 
 
-def _in_flight(request: Request, steps: Sequence[Step]) -> int:
+def _in_flight(request: Request, steps: Sequence[Step], item: int) -> int:
     """Slots of what is staged again and again: their copies wait for each other's threads."""
     latency = request.machine.transfer.latency_of
     late = {
@@ -104,6 +125,8 @@ def _in_flight(request: Request, steps: Sequence[Step]) -> int:
     }
     copies, slots = Counter[tuple[str, str]](), set[tuple[tuple[str, str], int]]()
     for step in steps if late else ():
+        if step.item != item:
+            continue
         for place in step.places:
             if (way := (step.stream, place.operand)) in late:
                 copies[way] += 1

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 import os
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from ooc_cudnn.devices.base import STREAMS
 from ooc_cudnn.figures import blank_figure
+from ooc_cudnn.pipeline.program import COMPUTE, Move, Program, Task
 from ooc_cudnn.pipeline.schedule import Step
 
 #: Colours of even and of odd pieces, by stream.
@@ -24,7 +26,10 @@ ENLARGED_PIECES = 10
 
 @dataclass(frozen=True, slots=True)
 class StepTrace:
-    """One step as it ran: seconds since the call began, bytes over the link (0 for compute)."""
+    """One step as it ran: seconds since the call began, bytes over the link (0 for compute).
+
+    `task` is what it belongs to: the function, or the task or move of a longer program.
+    """
 
     stream: str
     piece: int
@@ -32,6 +37,7 @@ class StepTrace:
     start_seconds: float
     stop_seconds: float
     host_bytes: int
+    task: str = ""
 
     def __post_init__(self) -> None:
         if self.stream not in STREAMS:
@@ -63,18 +69,37 @@ class Trace:
 
 
 def traced(
-    steps: Iterable[Step], intervals: Iterable[tuple[float, float]], host_bytes: Iterable[int]
+    program: Program, steps: Iterable[Step], intervals: Iterable[tuple[float, float]]
 ) -> Trace:
-    """The trace of a schedule's steps, from when each ran and what it moved over the link."""
-    return Trace(
-        tuple(
+    """The trace of a program's steps, from when each ran."""
+    found = []
+    for step, (start, stop) in zip(steps, intervals, strict=True):
+        item = program.items[step.item]
+        operands = ", ".join(place.operand for place in step.places)
+        if isinstance(item, Move):
+            operands = item.source.tensor
+        found.append(
             StepTrace(
-                step.stream, step.piece, ", ".join(place.operand for place in step.places),
-                start, stop, moved,
+                step.stream, step.piece, operands, start, stop, link_bytes(program, step), item.name
             )
-            for step, (start, stop), moved in zip(steps, intervals, host_bytes, strict=True)
-        )
-    )  # fmt: skip
+        )  # fmt: skip
+    return Trace(tuple(found))
+
+
+def link_bytes(program: Program, step: Step) -> int:
+    """Bytes that a step moves over the link."""
+    if step.stream == COMPUTE:
+        return 0
+    (place,) = step.places
+    item = program.items[step.item]
+    if isinstance(item, Move):
+        spec = program.homes[item.source.tensor].spec
+    else:
+        assert isinstance(item, Task)
+        spec = item.request.specs[place.operand]
+        if spec.placement == "device":
+            return 0
+    return math.prod(high - low for low, high in place.region) * spec.itemsize
 
 
 def chrome_events(trace: Trace, *, process: int, label: str) -> list[dict[str, Any]]:
@@ -94,7 +119,7 @@ def chrome_events(trace: Trace, *, process: int, label: str) -> list[dict[str, A
                 "tid": STREAMS.index(step.stream),
                 "ts": step.start_seconds * 1e6,
                 "dur": (step.stop_seconds - step.start_seconds) * 1e6,
-                "args": {"bytes": step.host_bytes},
+                "args": {"bytes": step.host_bytes, "task": step.task},
             }
         )
     return found
@@ -109,27 +134,6 @@ def save_chrome(calls: list[tuple[str, Trace]], path: str | os.PathLike[str]) ->
     ]
     with open(path, "w", encoding="utf-8") as file:
         json.dump({"traceEvents": events, "displayTimeUnit": "ms"}, file)
-
-
-def one_after_the_other(traces: Sequence[Trace | None]) -> Trace | None:
-    """Traces of runs that followed each other, as one; None if they were not timed."""
-    steps: list[StepTrace] = []
-    end, pieces = 0.0, 0
-    for trace in traces:
-        if trace is None:
-            return None
-        steps += [
-            replace(
-                step,
-                piece=step.piece + pieces,
-                start_seconds=step.start_seconds + end,
-                stop_seconds=step.stop_seconds + end,
-            )
-            for step in trace.steps
-        ]
-        end = max((step.stop_seconds for step in steps), default=0.0)
-        pieces = max((step.piece + 1 for step in steps), default=0)
-    return Trace(tuple(steps))
 
 
 def plot(calls: list[tuple[str, Trace]], path: str | os.PathLike[str]) -> None:

@@ -1,73 +1,35 @@
-"""Where the buffers of a plan lie in the arena's block, and the views of them that steps take."""
+"""The views of a task's rings and intermediates that its steps take."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from ooc_cudnn.devices.base import HostArray
 from ooc_cudnn.devices.binding import Declared, declared
 from ooc_cudnn.devices.view import DeviceView
-from ooc_cudnn.memory.alignment import aligned
 from ooc_cudnn.operations.splittable import Region, Splittable
+from ooc_cudnn.pipeline.offsets import Offsets
 from ooc_cudnn.pipeline.schedule import Place, Step
-from ooc_cudnn.pricing.plan import Plan
 from ooc_cudnn.tensor import ITEM_BYTES, packed_strides
 
 #: An operand as the executor takes it: a NumPy array, or a view of device memory.
 Source = HostArray | DeviceView
 
 
-@dataclass(frozen=True)
-class Offsets:
-    """Where every buffer of a plan lies in the arena's block: offsets and slot sizes in bytes."""
-
-    slots: Mapping[str, tuple[int, int, int]]  # name -> (offset, bytes of one slot, slots)
-    buffers: Mapping[str, int]  # intermediates -> offset
-    workspace: tuple[int, int]  # offset, bytes
-    total_bytes: int
-
-
-def lay_out(plan: Plan, sizes: Mapping[str, int]) -> Offsets:
-    """Place rings, intermediates (of these largest bytes) and workspace in a row, aligned.
-
-    Raises
-    ------
-    ValueError
-        If the total is not what the plan promised.
-    """
-    slots: dict[str, tuple[int, int, int]] = {}
-    buffers: dict[str, int] = {}
-    rings, offset = dict(plan.rings), 0
-    for name, size in sizes.items():
-        count = rings.get(name, 1)
-        if name in rings:
-            if count:
-                slots[name] = (offset, aligned(size), count)
-        else:
-            buffers[name] = offset
-        offset += count * aligned(size)
-    workspace = (offset, plan.workspace_bytes)
-    total = offset + aligned(plan.workspace_bytes)
-    if total != plan.device_bytes:
-        raise ValueError(f"the plan counts {plan.device_bytes} bytes, its buffers take {total}")
-    return Offsets(slots, buffers, workspace, total)
-
-
 class Views:
-    """The rings and intermediates of a schedule at one base address, as its steps see them.
+    """The rings and intermediates of a task at one base address, as its steps see them.
 
     Made when a step first needs them, and kept for the next call: making them again would take the
     host as long as issuing the step.
     """
 
     def __init__(
-        self, chain: Splittable, orders: Mapping[str, str], offsets: Offsets, steps: int, base: int
+        self, chain: Splittable, orders: Mapping[str, str], offsets: Offsets, base: int
     ) -> None:
         self.chain, self.orders, self.offsets, self.base = chain, orders, offsets, base
         offset, nbytes = offsets.workspace
         self.workspace = (base + offset, nbytes)
-        self._of_step: list[Mapping[str, DeviceView] | None] = [None] * steps
+        self._of_step: dict[int, Mapping[str, DeviceView]] = {}
         self._alike: dict[tuple[str, int, tuple[int, ...]], DeviceView] = {}
         #: By the buffers that steps share which launch the same.
         self._shared: dict[int, Mapping[str, DeviceView]] = {}
@@ -75,7 +37,7 @@ class Views:
 
     def of(self, index: int, step: Step) -> Mapping[str, DeviceView]:
         """What a step reads and writes by name, but for operands that are computed on in place."""
-        found = self._of_step[index]
+        found = self._of_step.get(index)
         if found is None:
             shared = self._shared.get(id(step.buffers)) if step.buffers else {}
             if shared is None:
@@ -111,7 +73,7 @@ class Views:
         for name, buffer in step.buffers.items():
             block = buffer.block or name
             if block in self.offsets.buffers:
-                pointer = self.base + self.offsets.buffers[block] + buffer.offset_bytes
+                pointer = self.base + self.offsets.buffers[block][0] + buffer.offset_bytes
                 found[name] = DeviceView(pointer, buffer.dtype, buffer.shape, buffer.strides)
         return found
 

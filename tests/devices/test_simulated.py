@@ -369,7 +369,7 @@ class TestReplayed:
         request = request_of(model, n=n, placement=placement)
         with rings(depth=depth):
             found = make_plan(request, split=Split(n=1, c_y=32, c_x=32, h_y=64))
-        return Replayed(request, plan_schedule(request, found))
+        return Replayed(plan_schedule(request, found))
 
     def test_a_call_is_set_up_before_its_first_step(self):
         plain = self.replayed(machine()).seconds
@@ -382,7 +382,7 @@ class TestReplayed:
         model = dataclasses.replace(machine(compute_alpha=1e-12), call_seconds=1.0)
         request = request_of(model, placement="device")
         found = make_plan(request)
-        replayed = Replayed(request, plan_schedule(request, found))
+        replayed = Replayed(plan_schedule(request, found))
         assert replayed.seconds == pytest.approx(0.3, rel=0.01)
 
     @pytest.mark.parametrize(("depth", "others"), [(1, 1), (2, 3), (3, 5)])
@@ -411,7 +411,7 @@ class TestReplayed:
         )  # fmt: skip
         with rings(depth=2):
             found = make_plan(request, split=Split(n=1, c_y=32, c_x=1, h_y=64))
-        replayed = Replayed(request, plan_schedule(request, found))
+        replayed = Replayed(plan_schedule(request, found))
         assert replayed.seconds == pytest.approx(0.5 + 32 * 0.4, rel=0.01)
 
 

@@ -15,7 +15,8 @@ from ooc_cudnn.operations.chain import Chain
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.op_tensor import AddTensor
 from ooc_cudnn.pipeline.execute import RUN_AHEAD_PIECES
-from ooc_cudnn.pipeline.views import lay_out, region_of
+from ooc_cudnn.pipeline.offsets import lay_out
+from ooc_cudnn.pipeline.views import region_of
 from perfmodel import Split
 from tests.support import reference
 from tests.support.forced import DEPTHS, PLENTY, Forced, legal_splits
@@ -65,13 +66,13 @@ def test_the_layout_takes_what_the_plan_counts_and_overlaps_nowhere(made):
     for split in [*legal_splits(made.chain)][::5]:
         for depth in DEPTHS:
             executor = made.executor(split, depth=depth, layout="channels_last")
-            layout, plan = executor.offsets, executor.plan
+            layout, plan = executor.offsets[0], executor.program.items[0].plan
             assert layout.total_bytes == plan.device_bytes
             spans = [(layout.workspace[0], sum(layout.workspace))]
             for offset, size, slots in layout.slots.values():
                 spans += [(offset + i * size, offset + (i + 1) * size) for i in range(slots)]
-            for name, offset in layout.buffers.items():
-                spans.append((offset, offset + executor.schedule.sizes[name]))
+            for offset, nbytes in layout.buffers.values():
+                spans.append((offset, offset + nbytes))
             spans.sort()
             for (_, end), (start, _) in itertools.pairwise(spans):
                 assert end <= start
@@ -81,10 +82,10 @@ def test_the_layout_takes_what_the_plan_counts_and_overlaps_nowhere(made):
 
 def test_a_plan_that_counts_wrong_is_refused(made):
     executor = made.executor(Split(n=1, c_y=4, c_x=3, h_y=3))
-    plan = executor.plan
+    plan = executor.program.items[0].plan
     wrong = replace(plan, memory=(*plan.memory, ("nothing", 256)))
     with pytest.raises(ValueError, match="the plan counts"):
-        lay_out(wrong, executor.schedule.sizes)
+        lay_out(wrong, executor.schedule.sizes[0])
 
 
 def test_every_byte_of_the_block_may_hold_nan_before(made, host_device):
@@ -98,7 +99,7 @@ def test_every_byte_of_the_block_may_hold_nan_before(made, host_device):
     for split in [*legal_splits(made.chain)][::3]:
         executor = made.executor(split)
         host_device.release_caches()
-        host_device.arena.reserve(executor.offsets.total_bytes, 2**30, purpose="a test")
+        host_device.arena.reserve(executor.program.device_bytes, 2**30, purpose="a test")
         host_device.arena._block.bytes[...] = 255  # NaN in every dtype
         y[...] = np.nan
         made.run(split)
@@ -110,9 +111,9 @@ def test_nothing_is_written_beside_the_block(made, host_device):
     for split in [*legal_splits(made.chain)][::5]:
         executor = made.executor(split, depth=2)
         host_device.release_caches()
-        pointer = host_device.arena.reserve(executor.offsets.total_bytes, 2**30, purpose="a test")
+        pointer = host_device.arena.reserve(executor.program.device_bytes, 2**30, purpose="a test")
         memory = host_device.arena._block.bytes
-        used = pointer - memory.ctypes.data, executor.offsets.total_bytes
+        used = pointer - memory.ctypes.data, executor.program.device_bytes
         memory[: used[0]] = 99
         memory[sum(used) :] = 99
         made.run(split, depth=2)
@@ -127,7 +128,7 @@ def test_a_call_follows_its_block_to_another_place(made, host_device):
     host_device.release_caches()
     results, blocks = [], []
     for size in (1, 2, 3):  # each block larger than the last, which is kept, so it is elsewhere
-        host_device.arena.reserve(size * executor.offsets.total_bytes, PLENTY, purpose="a test")
+        host_device.arena.reserve(size * executor.program.device_bytes, PLENTY, purpose="a test")
         blocks.append(host_device.arena._block)
         for block in blocks:
             block.bytes[...] = 255
@@ -143,7 +144,7 @@ def test_a_call_follows_its_block_to_another_place(made, host_device):
 def test_one_byte_less_than_the_plan_is_refused(made, host_device):
     executor = made.executor(Split(n=1, c_y=4, c_x=3, h_y=3))
     sources = {name: wrapped.array for name, wrapped in made.wrapped.items()}
-    bytes_ = executor.plan.device_bytes
+    bytes_ = executor.program.items[0].plan.device_bytes
     options = {"staged": True, "wait": True}
     with pytest.raises(DeviceOutOfMemoryError):
         executor.run(host_device, sources, limit_bytes=bytes_ - 1, **options)
@@ -154,8 +155,8 @@ def test_progress_counts_each_piece_once_and_in_order(made):
     split = Split(n=1, c_y=1, c_x=1, h_y=1)
     seen = []
     executor, _ = made.run(split, on_piece=seen.append)
-    assert executor.plan.pieces > 2 * RUN_AHEAD_PIECES
-    assert seen == list(range(1, executor.plan.pieces + 1))
+    assert executor.program.items[0].plan.pieces > 2 * RUN_AHEAD_PIECES
+    assert seen == list(range(1, executor.program.items[0].plan.pieces + 1))
 
 
 def test_the_host_stays_close_to_the_device(made, host_device, monkeypatch):

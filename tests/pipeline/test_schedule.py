@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from ooc_cudnn.operations.chain import Chain
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.op_tensor import AddTensor
 from ooc_cudnn.operations.splittable import AXES
-from ooc_cudnn.pipeline.schedule import make_schedule, pieces
+from ooc_cudnn.pipeline.schedule import pieces, plan_schedule
 from ooc_cudnn.pricing.planner import distinct_launches
 from ooc_cudnn.tensor import DTYPES, TensorSpec
 from perfmodel import Split
@@ -67,7 +68,7 @@ def forced_plans(draw, placements=("pageable",)):
         order=draw(st.sampled_from(ORDERS)),
         layout=draw(st.sampled_from(["channels_first", "channels_last"])),
     )
-    return forced, executor.plan, executor.schedule
+    return forced, executor.program.items[0].plan, executor.schedule
 
 
 quick = settings(max_examples=150, suppress_health_check=[HealthCheck.filter_too_much])
@@ -199,16 +200,15 @@ def test_every_piece_reads_exactly_what_its_outputs_depend_on(made):
 
 def test_c_x_must_be_innermost_where_it_is_cut():
     chain = Chain((Convolution.of((1, 4, 4, 4), (2, 4, 1, 1)),), "float32")
-    orders = dict.fromkeys(("x", "w", "y"), "channels_first")
-    options = {
-        "loop_order": ("n", "c_x", "c_y", "h_y"),
-        "rings": dict.fromkeys(("x", "w", "y"), 1),
-        "layout": "channels_first",
-        "orders": orders,
-    }
-    make_schedule(chain, Split(n=1, c_y=1, c_x=4, h_y=1), **options)
+    specs = {name: TensorSpec(operand.shape) for name, operand in chain.operands.items()}
+    forced = Forced(chain, specs)
+    request, order = forced.request(), ("n", "c_x", "c_y", "h_y")
+    for size in (4, 2):
+        plan = replace(forced.plan(Split(n=1, c_y=1, c_x=size, h_y=1)), order=order)
+        if size == 4:  # it is not cut
+            plan_schedule(request, plan)
     with pytest.raises(ValueError, match="c_x must be the innermost loops"):
-        make_schedule(chain, Split(n=1, c_y=1, c_x=2, h_y=1), **options)
+        plan_schedule(request, plan)
 
 
 @quick
@@ -243,7 +243,7 @@ def test_the_planner_knows_every_launch_and_the_size_of_every_buffer(made):
     planned = {launch for launch, _ in distinct_launches(request, plan)}
     assert planned == {launch for step in schedule.steps for launch in step.launches}
     memory = sum(
-        aligned(size) * dict(plan.rings).get(name, 1) for name, size in schedule.sizes.items()
+        aligned(size) * dict(plan.rings).get(name, 1) for name, size in schedule.sizes[0].items()
     )
     assert memory + aligned(plan.workspace_bytes) == plan.device_bytes
 

@@ -42,7 +42,11 @@ def test_chrome(tmp_path):
     events = chrome_events(TRACE, process=7, label="a call")
     assert {event["pid"] for event in events} == {7}
     steps = [event for event in events if event["ph"] == "X"]
-    assert (steps[0]["ts"], steps[0]["dur"], steps[0]["args"]) == (1e6, 1e6, {"bytes": 100})
+    assert (steps[0]["ts"], steps[0]["dur"], steps[0]["args"]) == (
+        1e6,
+        1e6,
+        {"bytes": 100, "task": ""},
+    )
     assert len({event["tid"] for event in steps}) == 3
     save_chrome([("one", TRACE), ("two", TRACE)], tmp_path / "t.json")
     written = json.loads((tmp_path / "t.json").read_text())

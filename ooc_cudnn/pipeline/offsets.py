@@ -1,0 +1,68 @@
+"""Where the rings and intermediates of a task lie in the program's block of device memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ooc_cudnn.memory.alignment import aligned
+from ooc_cudnn.pricing.plan import Plan
+
+
+@dataclass(frozen=True)
+class Offsets:
+    """Where every buffer of a task lies in the block: offsets and slot sizes in bytes.
+
+    Attributes
+    ----------
+    slots : mapping
+        Operand -> (offset, bytes of one slot, slots).
+    buffers : mapping
+        Intermediate -> (offset, bytes).
+    workspace : (int, int)
+        Offset and bytes.
+    total_bytes : int
+        All of it.
+    """
+
+    slots: Mapping[str, tuple[int, int, int]]
+    buffers: Mapping[str, tuple[int, int]]
+    workspace: tuple[int, int]
+    total_bytes: int
+
+    def span(self, name: str, slot: int = 0) -> tuple[int, int] | None:
+        """First byte, and the one after the last, of a slot, an intermediate or the workspace.
+
+        None for what takes no memory of the block.
+        """
+        if name in self.slots:
+            offset, nbytes, _ = self.slots[name]
+            offset += slot * nbytes
+        else:
+            offset, nbytes = self.workspace if name == "workspace" else self.buffers[name]
+        return (offset, offset + nbytes) if nbytes else None
+
+
+def lay_out(plan: Plan, sizes: Mapping[str, int], start: int = 0) -> Offsets:
+    """Place rings, intermediates (of these largest bytes) and workspace in a row, aligned.
+
+    Raises
+    ------
+    ValueError
+        If the total is not what the plan promised.
+    """
+    slots: dict[str, tuple[int, int, int]] = {}
+    buffers: dict[str, tuple[int, int]] = {}
+    rings, offset = dict(plan.rings), start
+    for name, size in sizes.items():
+        count, nbytes = rings.get(name, 1), aligned(size)
+        if name not in rings:
+            buffers[name] = offset, nbytes
+        elif count:
+            slots[name] = offset, nbytes, count
+        offset += count * nbytes
+    workspace = (offset, plan.workspace_bytes)
+    total = offset + aligned(plan.workspace_bytes) - start
+    if total != plan.device_bytes:
+        raise ValueError(f"the plan counts {plan.device_bytes} bytes, its buffers take {total}")
+    return Offsets(slots, buffers, workspace, total)

@@ -1,0 +1,177 @@
+"""The program: calls run one after the other on tensors that they hand on to each other.
+
+A plain function is a program of one task, a chain that memory is short for one of several, and a
+training step one of hundreds. A tensor of a program has one home: an address in the program's block
+of device memory, or an array that is handed in when it runs. What a network holds now here and now
+there is several such tensors, with moves between them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import NamedTuple
+
+from ooc_cudnn.operations.splittable import Region
+from ooc_cudnn.pricing.plan import Plan
+from ooc_cudnn.pricing.request import Request
+from ooc_cudnn.tensor import TensorSpec
+
+COPY_IN, COPY_OUT, COMPUTE = "copy_in", "copy_out", "compute"
+
+#: Bytes of one copy of a move: the link is at its best from 16 MiB on.
+MOVE_BYTES = 32 * 2**20
+
+
+class Bind(NamedTuple):
+    """A tensor of the program, or a region of it."""
+
+    tensor: str
+    region: Region | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """One call on tensors of the program.
+
+    Attributes
+    ----------
+    name : str
+        What it does, for pictures and errors.
+    request : Request
+        The call; where its operands live, and in which memory order.
+    plan : Plan
+        How it is cut.
+    binds : mapping
+        What its operands are in the program.
+    offset : int
+        Where its rings and intermediates start in the program's block.
+    """
+
+    name: str
+    request: Request
+    plan: Plan
+    binds: Mapping[str, Bind]
+    offset: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Move:
+    """A copy of a whole tensor over the link, beside the tasks: an offload, or a fetch.
+
+    Attributes
+    ----------
+    name : str
+    stream : str
+        "copy_in" or "copy_out".
+    source, target : Bind
+        Of one shape; that on the device lies in the program's block.
+    """
+
+    name: str
+    stream: str
+    source: Bind
+    target: Bind
+
+    @property
+    def ends(self) -> tuple[Bind, Bind]:
+        """The end on the device, and that on the host."""
+        return (self.target, self.source) if self.stream == COPY_IN else (self.source, self.target)
+
+
+@dataclass(frozen=True, eq=False)
+class Synchronisation:
+    """What computes after it waits for every copy issued before."""
+
+    name: str = "synchronisation"
+
+
+Item = Task | Move | Synchronisation
+
+
+class Home(NamedTuple):
+    """Where a tensor of a program lives: at an offset in the block; None for one handed in."""
+
+    spec: TensorSpec
+    offset: int | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """The tensors and the ordered items of a run.
+
+    Attributes
+    ----------
+    name : str
+        What errors and progress call it.
+    items : tuple of Task, Move and Synchronisation
+        In the order in which they are issued. Each starts as soon as what it reads is there and
+        what it writes is free.
+    homes : mapping
+        Every tensor by name.
+    device_bytes : int
+        The block: everything that the program holds on the device beside what is handed in.
+    between : mapping
+        Tensors on the host that nobody hands in: they are made for the run.
+    overlap : bool
+        Whether the three streams run at once.
+    """
+
+    name: str
+    items: tuple[Item, ...]
+    homes: Mapping[str, Home]
+    device_bytes: int
+    between: Mapping[str, TensorSpec] = field(default_factory=lambda: MappingProxyType({}))
+    overlap: bool = True
+
+    @property
+    def tasks(self) -> Iterator[Task]:
+        """The calls, in order."""
+        return (item for item in self.items if isinstance(item, Task))
+
+
+def program_of(request: Request, plan: Plan) -> Program:
+    """The program of one call: its tensors are its operands, handed in."""
+    task = Task(plan.function, request, plan, {name: Bind(name) for name in request.specs})
+    homes = {name: Home(spec) for name, spec in request.operands}
+    return Program(plan.function, (task,), homes, plan.device_bytes, overlap=plan.overlap)
+
+
+def region_in(bind: Bind, region: Region) -> Region:
+    """A region of what is bound, as one of the tensor."""
+    if bind.region is None:
+        return region
+    return tuple(
+        (start + low, stop + low)
+        for (start, stop), (low, _) in zip(region, bind.region, strict=True)
+    )
+
+
+def bound_shape(bind: Bind, homes: Mapping[str, Home]) -> tuple[int, ...]:
+    """Shape of what is bound."""
+    if bind.region is None:
+        return homes[bind.tensor].spec.shape
+    return tuple(stop - start for start, stop in bind.region)
+
+
+def byte_range(home: Home, region: Region | None) -> tuple[int, int]:
+    """The bytes of the block from the first to the last that a region of a tensor takes."""
+    spec, offset = home.spec, home.offset or 0
+    region = region or tuple((0, extent) for extent in spec.shape)
+    first = sum(low * stride for (low, _), stride in zip(region, spec.strides, strict=True))
+    last = sum((high - 1) * stride for (_, high), stride in zip(region, spec.strides, strict=True))
+    return offset + first * spec.itemsize, offset + (last + 1) * spec.itemsize
+
+
+def chunks(shape: tuple[int, ...], item_bytes: int) -> Iterator[Region]:
+    """Cut a tensor that is moved into copies of `MOVE_BYTES`, along its images.
+
+    >>> [region[0] for region in chunks((5, 2**23), 4)]
+    [(0, 1), (1, 2), (2, 3), (3, 4), (4, 5)]
+    """
+    images = max(MOVE_BYTES // max(math.prod(shape[1:]) * item_bytes, 1), 1)
+    for start in range(0, shape[0], images):
+        rest = tuple((0, extent) for extent in shape[1:])
+        yield ((start, min(start + images, shape[0])), *rest)

@@ -1,0 +1,163 @@
+"""Who last read and wrote what: what a step of a program has to wait for.
+
+A copy in waits for the copy out that made its bytes, whoever writes memory for all who used it
+before. Each stream runs its steps in order, so of each only the latest counts.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping
+
+from ooc_cudnn.operations.splittable import Region
+from ooc_cudnn.pipeline.program import Bind, Home, byte_range, region_in
+
+#: The latest step of each stream.
+Latest = dict[str, int]
+
+
+def later(into: Latest, found: Latest) -> None:
+    """Keep the later step of each stream."""
+    for stream, step in found.items():
+        if step > into.get(stream, -1):
+            into[stream] = step
+
+
+class _Bytes:
+    """The block, as ranges of bytes that do not overlap, with who used each."""
+
+    def __init__(self) -> None:
+        self.starts: list[int] = []
+        self.ranges: list[tuple[int, Latest, Latest]] = []  # stop, readers, writers
+
+    def _split(self, at: int) -> None:
+        index = bisect_right(self.starts, at) - 1
+        if index >= 0 and self.starts[index] < at < self.ranges[index][0]:
+            stop, readers, writers = self.ranges[index]
+            self.ranges[index] = at, readers, writers
+            self.starts.insert(index + 1, at)
+            self.ranges.insert(index + 1, (stop, dict(readers), dict(writers)))
+
+    def _meeting(self, start: int, stop: int) -> slice:
+        first = max(bisect_right(self.starts, start) - 1, 0)
+        if first < len(self.starts) and self.ranges[first][0] <= start:
+            first += 1
+        return slice(first, bisect_left(self.starts, stop))
+
+    def users(self, span: tuple[int, int], *, writes: bool) -> Latest:
+        found: Latest = {}
+        for _, readers, writers in self.ranges[self._meeting(*span)]:
+            later(found, writers)
+            if writes:
+                later(found, readers)
+        return found
+
+    def use(self, span: tuple[int, int], steps: Latest, *, writes: bool) -> None:
+        start, stop = span
+        self._split(start)
+        self._split(stop)
+        met = self._meeting(start, stop)
+        if writes:  # who wrote it waited for all others
+            self.starts[met] = [start]
+            self.ranges[met] = [(stop, {}, dict(steps))]
+            return
+        at = start
+        filled: list[tuple[int, tuple[int, Latest, Latest]]] = []
+        for low, (high, readers, writers) in zip(self.starts[met], self.ranges[met], strict=True):
+            if at < low:
+                filled.append((at, (low, dict(steps), {})))
+            later(readers, steps)
+            filled.append((low, (high, readers, writers)))
+            at = high
+        if at < stop:
+            filled.append((at, (stop, dict(steps), {})))
+        self.starts[met] = [low for low, _ in filled]
+        self.ranges[met] = [entry for _, entry in filled]
+
+
+class _Regions:
+    """An array that was handed in, as regions with who used each."""
+
+    def __init__(self) -> None:
+        self.read: list[tuple[Region, Latest]] = []
+        self.written: list[tuple[Region, Latest]] = []
+
+    def users(self, region: Region, *, writes: bool) -> Latest:
+        found: Latest = {}
+        for used in (self.written, self.read) if writes else (self.written,):
+            for other, steps in used:
+                if _overlap(region, other):
+                    later(found, steps)
+        return found
+
+    def use(self, region: Region, steps: Latest, *, writes: bool) -> None:
+        if writes:
+            self.read = [each for each in self.read if not _inside(each[0], region)]
+            self.written = [each for each in self.written if not _inside(each[0], region)]
+        (self.written if writes else self.read).append((region, steps))
+
+
+def _overlap(one: Region, other: Region) -> bool:
+    return all(a < d and c < b for (a, b), (c, d) in zip(one, other, strict=True))
+
+
+def _inside(one: Region, other: Region) -> bool:
+    return all(c <= a and b <= d for (a, b), (c, d) in zip(one, other, strict=True))
+
+
+class Residence:
+    """Who used which memory, of all items before the one at hand.
+
+    What the item at hand does itself is noted, and counts from its end on: the steps of one call
+    wait for each other by its own rings.
+    """
+
+    def __init__(self, homes: Mapping[str, Home]) -> None:
+        self.homes = homes
+        self._block = _Bytes()
+        self._arrays = {n: _Regions() for n, home in homes.items() if home.offset is None}
+        self._noted: list[tuple[Bind | tuple[int, int], Region | None, Latest, bool]] = []
+
+    def users(self, bind: Bind, region: Region | None, *, writes: bool) -> Latest:
+        """The steps to wait for before a region of what is bound is read, or written."""
+        place = self._place(bind, region)
+        if place is None:
+            return self._block.users(byte_range(self.homes[bind.tensor], self._of(bind, region)),
+                                     writes=writes)  # fmt: skip
+        return self._arrays[bind.tensor].users(place, writes=writes)
+
+    def users_of_bytes(self, span: tuple[int, int]) -> Latest:
+        """The steps to wait for before bytes of the block are written."""
+        return self._block.users(span, writes=True)
+
+    def note(self, bind: Bind, region: Region | None, step: Latest, *, writes: bool) -> None:
+        """Note that a region of what is bound is read, or written."""
+        self._noted.append((bind, region, step, writes))
+
+    def note_bytes(self, span: tuple[int, int], steps: Latest) -> None:
+        """Note that bytes of the block were worked in."""
+        self._noted.append((span, None, steps, True))
+
+    def close(self) -> None:
+        """End an item: what it did counts for those that follow."""
+        for what, region, steps, writes in sorted(self._noted, key=lambda each: not each[3]):
+            if not isinstance(what, Bind):
+                self._block.use(what, steps, writes=True)
+                continue
+            place = self._place(what, region)
+            if place is None:
+                span = byte_range(self.homes[what.tensor], self._of(what, region))
+                self._block.use(span, steps, writes=writes)
+            else:
+                self._arrays[what.tensor].use(place, steps, writes=writes)
+        self._noted = []
+
+    def _of(self, bind: Bind, region: Region | None) -> Region | None:
+        return bind.region if region is None else region_in(bind, region)
+
+    def _place(self, bind: Bind, region: Region | None) -> Region | None:
+        """The region of an array that was handed in; None for a tensor in the block."""
+        home = self.homes[bind.tensor]
+        if home.offset is not None:
+            return None
+        return self._of(bind, region) or tuple((0, extent) for extent in home.spec.shape)
