@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Self
 
+from ooc_cudnn.network import saving
 from ooc_cudnn.network.backward import check_loss, forward_step, training_step
+from ooc_cudnn.network.builders.base import translated
 from ooc_cudnn.network.builders.elementwise import ElementwiseBuilders
 from ooc_cudnn.network.builders.normalizations import NormalizationBuilders
 from ooc_cudnn.network.builders.shapes import ShapeBuilders
@@ -82,6 +85,8 @@ class Network(WindowBuilders, NormalizationBuilders, ElementwiseBuilders, ShapeB
             if not made.is_floating:
                 raise TypeError(f"{name}: an input of dtype {dtype} has no gradient")
             self._asking.append(name)
+        options = {"name": name, "shape": made.shape, "dtype": dtype, "gradient": gradient}
+        self._calls.append(("input", (), options))
         return self.graph.add_tensor(made)
 
     # Freezing ---------------------------------------------------------------------------------
@@ -107,6 +112,49 @@ class Network(WindowBuilders, NormalizationBuilders, ElementwiseBuilders, ShapeB
     def wanted(self) -> tuple[str, ...]:
         """Everything whose gradient a step of training makes: parameters, then inputs."""
         return (*(n for n in self.parameters if n not in self._frozen), *self._asking)
+
+    # Other sizes, files -----------------------------------------------------------------------
+
+    def resized(self, **shapes: Iterable[int]) -> Self:
+        """The same network for inputs of other shapes, on the same parameters.
+
+        Parameters
+        ----------
+        **shapes : tuple of int
+            By the names of inputs; the others stay.
+
+        Raises
+        ------
+        ValueError
+            Where a node does not fit, or a parameter would change its shape; it is named.
+        """
+        for name in shapes:
+            if name not in self.graph.tensors or self.graph.tensors[name].kind != "input":
+                raise ValueError(f"{name!r} is no input of this network")
+        other = type(self)()
+        other.parameters, other.running = self.parameters, self.running
+        other._frozen = self._frozen
+        own = other.graph.tensors
+        for builder, arguments, options in self._calls:
+            if builder == "input" and options["name"] in shapes:
+                options = {**options, "shape": shapes[options["name"]]}
+            arguments, options = translated((arguments, options), own)
+            getattr(other, builder)(*arguments, **options)
+        return other
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write parameters and running statistics to an ``.npz`` file."""
+        saving.save(path, self.graph, self.parameters, self.running)
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Read parameters and running statistics from a file of `save`, into the arrays here.
+
+        Raises
+        ------
+        ValueError
+            If it is the file of another network; nothing is changed then.
+        """
+        saving.load(path, self.graph, self.parameters, self.running)
 
     # Phases -----------------------------------------------------------------------------------
 

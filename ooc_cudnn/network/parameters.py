@@ -44,6 +44,10 @@ class Parameters(MutableMapping[str, Any]):
         for each in (self.tensors, self._initial, self._arrays):
             each.pop(name, None)
 
+    def is_made(self, name: str) -> bool:
+        """Whether its array is there, and not still to be drawn."""
+        return name in self._arrays
+
     def __getitem__(self, name: str) -> Any:
         if name not in self._arrays:
             tensor = self.tensors[name]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -117,15 +117,23 @@ class Builders:
                 )
             return shared
         made = Tensor(f"{node}.{name}", shape, dtype, "parameter")
-        self.parameters.declare(made, initial, given)
-        return self.graph.add_tensor(made)
+        return self._lasting(self.parameters, made, initial, given)
 
     def _running_statistics(
         self, node: str, name: str, shape: Shape, dtype: str, initial: Initial, given: Any = None
     ) -> Tensor:
         """Make what a step updates in place and inference reads."""
         made = Tensor(f"{node}.{name}", shape, dtype, "running")
-        self.running.declare(made, initial, given)
+        return self._lasting(self.running, made, initial, given)
+
+    def _lasting(self, group: Parameters, made: Tensor, initial: Initial, given: Any) -> Tensor:
+        if made.name not in group.tensors:
+            group.declare(made, initial, given)
+        elif made != group.tensors[made.name]:  # of the network that this one is a resized one of
+            raise ValueError(
+                f"{made.name} has shape {group.tensors[made.name].shape}, and would have "
+                f"{made.shape}: this node does not take inputs of another size"
+            )
         return self.graph.add_tensor(made)
 
     def _forget(self, names: set[str]) -> None:
@@ -134,3 +142,14 @@ class Builders:
             self.parameters.forget(name)
             self.running.forget(name)
             del self.graph.tensors[name]
+
+
+def translated(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """The arguments of a builder, with the tensors of another network that have these names."""
+    if isinstance(value, Tensor):
+        return tensors[value.name]
+    if isinstance(value, dict):
+        return {name: translated(item, tensors) for name, item in value.items()}
+    if type(value) in (tuple, list):
+        return type(value)(translated(item, tensors) for item in value)
+    return value

@@ -1,0 +1,201 @@
+"""What users build: names, parameters, files, other sizes, and errors that name the node."""
+
+import numpy as np
+import pytest
+import torch
+
+import ooc_cudnn
+from tests.support.interpreter import run_step
+
+
+def small(image=6, *, seed=0, dtype="float64", n=2):
+    """Two convolutions with batch norm between them."""
+    net = ooc_cudnn.Network(seed=seed)
+    x = net.input("x", (n, 3, image, image), dtype)
+    h = net.batch_normalization(net.convolution(x, 4, window=3, padding=1))
+    y = net.convolution(net.activation(h), 2, window=1, name="head")
+    return net, y
+
+
+NAMES = [
+    "convolution_1.w", "convolution_1.b", "batch_normalization_1.scale",
+    "batch_normalization_1.bias", "head.w", "head.b",
+]  # fmt: skip
+
+
+def test_parameters_have_stable_names_in_the_order_of_making():
+    net, y = small()
+    assert list(net.parameters) == NAMES
+    assert list(net.running) == [f"batch_normalization_1.running_{n}" for n in ("mean", "variance")]
+    assert (y.name, y.shape, y.dtype) == ("head", (2, 2, 6, 6), "float64")
+    assert repr(net) == "Network of 4 nodes and 130 parameters"
+
+
+def test_parameters_are_drawn_after_he_from_the_seed():
+    net = ooc_cudnn.Network(seed=3)
+    x = net.input("x", (1, 64, 4, 4))
+    net.convolution(x, 128, window=3, name="a")
+    w = net.parameters["a.w"]
+    assert w.dtype == np.float32
+    assert w.std() == pytest.approx((2 / (64 * 9)) ** 0.5, rel=0.02)
+    assert abs(w.mean()) < 0.001
+    assert not net.parameters["a.b"].any()
+    again = ooc_cudnn.Network(seed=3)
+    again.convolution(again.input("x", (1, 64, 4, 4)), 128, window=3, name="b")
+    _ = again.parameters["b.b"]  # whichever is asked for first
+    assert np.array_equal(again.parameters["b.w"], w)
+    other = ooc_cudnn.Network(seed=4)
+    other.convolution(other.input("x", (1, 64, 4, 4)), 128, window=3)
+    assert not np.array_equal(other.parameters["convolution_1.w"], w)
+
+
+def test_parameters_may_be_given_and_replaced_by_arrays_of_any_framework():
+    net = ooc_cudnn.Network()
+    x = net.input("x", (1, 3, 4, 4))
+    given = np.ones((2, 3, 1, 1), "float32")
+    net.convolution(x, 2, window=1, w=given)
+    assert net.parameters["convolution_1.w"] is given
+    net.parameters["convolution_1.w"] = tensor = torch.zeros(2, 3, 1, 1)
+    assert net.parameters["convolution_1.w"] is tensor
+    net.parameters["convolution_1.b"] += 1  # in place
+    assert net.parameters["convolution_1.b"].tolist() == [1, 1]
+    with pytest.raises(ValueError, match=r"convolution_1.w must have shape \(2, 3, 1, 1\), not"):
+        net.parameters["convolution_1.w"] = np.ones((2, 3), "float32")
+    with pytest.raises(TypeError, match=r"convolution_1.w must be float32, not float64"):
+        net.parameters["convolution_1.w"] = np.ones((2, 3, 1, 1))
+    with pytest.raises(TypeError, match=r"convolution_1.w must be an array"):
+        net.parameters["convolution_1.w"] = 1.0
+    with pytest.raises(KeyError, match="none of convolution_1"):
+        net.parameters["head.w"] = given
+    with pytest.raises(TypeError, match="belongs to the network"):
+        del net.parameters["convolution_1.w"]
+    net.parameters["convolution_1.w"].resize_(2, 3)
+    with pytest.raises(ValueError, match=r"convolution_1.w must have shape \(2, 3, 1, 1\), not"):
+        net.parameters.checked()
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+def test_a_file_brings_everything_back(tmp_path, dtype):
+    net, _ = small(seed=1, dtype=dtype)
+    net.running["batch_normalization_1.running_mean"] += 1
+    net.save(tmp_path / "net.npz")
+    other, _ = small(seed=2, dtype=dtype, n=5)
+    there = other.parameters["head.w"]
+    other.load(tmp_path / "net.npz")
+    assert other.parameters["head.w"] is there  # read into what there is
+    for mine, its in ((net.parameters, other.parameters), (net.running, other.running)):
+        for name in mine:
+            assert np.array_equal(mine[name], its[name]), name
+            assert mine[name].dtype == its[name].dtype
+    assert [path.name for path in tmp_path.iterdir()] == ["net.npz"]
+
+
+def test_the_file_of_another_network_is_refused(tmp_path):
+    net, _ = small()
+    path = tmp_path / "net.npz"
+    before = net.parameters["head.w"].copy()
+    other = ooc_cudnn.Network()
+    x = other.input("x", (1, 3, 6, 6), "float64")
+    other.convolution(x, 4, window=3, padding=1)
+    other.save(path)
+    with pytest.raises(ValueError, match="the file of another network: 4 nodes here, 1 there"):
+        net.load(path)
+    other.activation(x)
+    other.save(path)
+    with pytest.raises(ValueError, match=r"node 1 here is batch_normalization_1 \(BatchNormali"):
+        net.load(path)
+    small(dtype="float32")[0].save(path)
+    with pytest.raises(ValueError, match=r"convolution_1.w here is float64 \[4, 3, 3, 3\], there"):
+        net.load(path)
+    path.write_bytes(b"nothing")
+    with pytest.raises(ValueError, match=r"net\.npz is no file that Network.save wrote"):
+        net.load(path)
+    np.savez(path, a=np.ones(3))
+    with pytest.raises(ValueError, match="is no file that"):
+        net.load(path)
+    assert np.array_equal(net.parameters["head.w"], before)
+    with pytest.raises(FileNotFoundError):
+        net.load(tmp_path / "nowhere.npz")
+
+
+def test_the_same_network_for_other_sizes_shares_its_parameters():
+    net, y = small()
+    larger = net.resized(x=(1, 3, 9, 8))
+    assert larger.graph.tensors["head"].shape == (1, 2, 9, 8)
+    assert larger.parameters is net.parameters
+    x = np.random.default_rng(0).standard_normal((2, 3, 6, 6))
+    given = {"x": x, **net.parameters, **net.running}
+    whole = run_step(net.forward_phases(y), given)["head"]
+    one = net.resized(x=(1, 3, 6, 6))
+    found = run_step(one.forward_phases(one.graph.tensors["head"]), {**given, "x": x[:1]})["head"]
+    assert np.allclose(found, whole[:1], rtol=1e-12)
+    with pytest.raises(ValueError, match="'y' is no input"):
+        net.resized(y=(1, 3, 9, 8))
+
+
+def test_a_layer_that_takes_one_size_alone_says_so():
+    net, y = small()
+    net.linear(y, 5, name="last")
+    assert net.resized(x=(7, 3, 6, 6)).graph.tensors["last"].shape == (7, 5)
+    with pytest.raises(ValueError, match=r"last: last\.w has shape \(5, 2, 6, 6\), and would have"):
+        net.resized(x=(1, 3, 9, 9))
+
+
+def test_errors_name_the_node_and_leave_the_network_as_it_was():
+    net, y = small()
+    tensors, nodes = dict(net.graph.tensors), dict(net.graph.nodes)
+    parameters = list(net.parameters)
+    x, other = net.graph.tensors["x"], ooc_cudnn.Network().input("x", (2, 3, 6, 7), "float64")
+    for build, kind, message in (
+        (lambda: net.convolution(y, 4, window=9), ValueError, "convolution_2: w of window"),
+        (lambda: net.convolution(y, 0, window=1), ValueError, "convolution_2: channels must be"),
+        (lambda: net.convolution(y, 4, window=1, groups=3), ValueError, "groups must divide cX=2"),
+        (
+            lambda: net.convolution(y, 4, window=1, w=np.ones(3)),
+            ValueError,
+            r"convolution_2: convo",
+        ),
+        (
+            lambda: net.convolution(y, 4, window=1, bias=False, b=np.ones(4)),
+            ValueError,
+            "b must be",
+        ),
+        (lambda: net.convolution(y, 4, window=1, bias=1), TypeError, "bias must be True or False"),
+        (lambda: net.convolution(y, 4, window=1, w=x), ValueError, "but x is no parameter"),
+        (lambda: net.convolution(y, 4, windows=1), TypeError, "convolution_2: .* 'windows'"),
+        (lambda: net.convolution(other, 4, window=1), ValueError, "x 'x' is not a tensor of this"),
+        (lambda: net.convolution(None, 4, window=1), TypeError, "x must be a tensor of this netw"),
+        (lambda: net.add(x, y), ValueError, r"add_1: b must have the shape of a, \(2, 3, 6, 6\)"),
+        (lambda: net.add(x, y, name="x"), ValueError, "name 'x' is taken"),
+        (lambda: net.add(x, y, name=3), TypeError, "name must be a string"),
+        (lambda: net.concatenate(x), TypeError, "concatenate_1: parts must be a list"),
+        (lambda: net.concatenate([]), TypeError, "concatenate_1: parts must be a list"),
+        (lambda: net.activation(x, "reluu"), ValueError, "activation_2: mode must be one of"),
+        (lambda: net.pooling(x, window=2, mode="min"), ValueError, "pooling_1: mode must be one"),
+        (lambda: net.softmax(x, mode="x"), ValueError, "softmax_1: mode must be one of"),
+        (lambda: net.linear(x, 1.5), ValueError, "linear_1: features must be"),
+        (lambda: net.batch_normalization(x, epsilon=-1), ValueError, "epsilon must be from 0"),
+        (lambda: net.batch_normalization(x, exponential_average_factor=2), ValueError, "to 1, not"),
+        (
+            lambda: net.batch_normalization(x, scale=np.ones(4)),
+            ValueError,
+            r"scale must have shape",
+        ),
+        (lambda: net.input("x", (1, 2)), ValueError, "taken"),
+        (lambda: net.input("z", (1, 0)), ValueError, "z: shape must hold positive ints"),
+        (lambda: net.input("z", (1,), "complex64"), TypeError, "z: dtype must be one of"),
+        (lambda: net.input("z", (1,), "int64", gradient=True), TypeError, "has no gradient"),
+        (lambda: ooc_cudnn.Network(seed=-1), ValueError, "seed must be"),
+    ):
+        with pytest.raises(kind, match=message):
+            build()
+        assert (net.graph.tensors, net.graph.nodes) == (tensors, nodes), message
+        assert list(net.parameters) == parameters, message
+
+
+def test_images_and_labels_are_no_maps():
+    net = ooc_cudnn.Network()
+    labels = net.input("labels", (4,), "int64")
+    assert (labels.nbytes, labels.is_floating) == (32, False)
+    with pytest.raises(TypeError, match="activation_1: x must be a floating tensor, but labels is"):
+        net.activation(labels)
