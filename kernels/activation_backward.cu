@@ -23,6 +23,7 @@ enum Mode {
     LEAKY_RELU = 8,  // coef: the negative slope
     HARDSIGMOID = 9,
     HARDSWISH = 10,
+    PRELU = 11,  // x stands in y's place, and in x's the slopes, broadcast
 };
 
 __device__ inline float exponential(float x) { return expf(x); }
@@ -51,6 +52,7 @@ __device__ inline A gradient(A y, A dy, A x, A coef) {
         const A below = A(0.5) * error_function_complement(A(-0.70710678118654752440) * x);
         return dy * (below + x * (A(0.39894228040143267794) * exponential(A(-0.5) * x * x)));
     }
+    if constexpr (MODE == PRELU) return y > zero ? dy : dy * x;
     if constexpr (MODE == LEAKY_RELU) return x > zero ? dy : dy * coef;
     if constexpr (MODE == HARDSIGMOID) return y > zero && y < one ? dy * (one / A(6)) : zero;
     if constexpr (MODE == HARDSWISH) {
@@ -68,13 +70,20 @@ __global__ void __launch_bounds__(256) activation_backward(
     long long first = (long long)blockIdx.x * blockDim.x * UNROLL + threadIdx.x;
     for (; first < walk.packs; first += step) {
         Place<I, 4> place[UNROLL];
-        Pack<T, COUNT> ys[UNROLL], dys[UNROLL], xs[NEEDS_X ? UNROLL : 1];
+        Pack<T, COUNT> ys[UNROLL], dys[UNROLL], xs[NEEDS_X ? UNROLL : 1] = {};
 #pragma unroll
         for (int u = 0; u < UNROLL; ++u) {
             place[u] = place_of<COUNT>(walk, first + u * (int)blockDim.x);
             ys[u] = load_pack<COUNT>(y + place[u].offset[1], place[u].available);
             dys[u] = load_pack<COUNT>(dy + place[u].offset[2], place[u].available);
-            if constexpr (NEEDS_X) xs[u] = load_pack<COUNT>(x + place[u].offset[3], place[u].available);
+            if constexpr (MODE == PRELU) {
+#pragma unroll
+                for (int i = 0; i < COUNT; ++i)
+                    if (i < place[u].available)
+                        xs[u].element[i] = x[place[u].offset[3] + i * walk.inner_stride[3]];
+            } else if constexpr (NEEDS_X) {
+                xs[u] = load_pack<COUNT>(x + place[u].offset[3], place[u].available);
+            }
         }
 #pragma unroll
         for (int u = 0; u < UNROLL; ++u) {
@@ -85,7 +94,7 @@ __global__ void __launch_bounds__(256) activation_backward(
                 A before = value;
                 if constexpr (NEEDS_X) before = widen(xs[u].element[i]);
                 A result = gradient<MODE, NEEDS_X, A>(value, incoming, before, coef);
-                if (before != before) result = before;
+                if (MODE != PRELU && before != before) result = before;
                 if (value != value) result = value;
                 results.element[i] = narrow<T>(result);
             }

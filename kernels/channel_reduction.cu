@@ -3,9 +3,13 @@
 // (`channel_totals`). Which thread adds what depends on shapes and strides alone, so results are
 // the same in every run; nothing is atomic.
 //
-// Three kinds:
+// blockIdx.y is the image, where each image has sums of its own; else there is one.
+//
+// Kinds:
 //
 //     TOTAL     sum(x)                                     -> total, rounded once
+//     WEIGHTED  sum(x * dy)                                -> the same
+//     NEGATIVE  sum(x * min(dy, 0))                        -> the same
 //     MOMENTS   sum(x - K), sum((x - K)^2), K: the first x  -> count, mean, sum((x - mean)^2)
 //     PRODUCTS  sum(dy), sum(dy * (x - mean))              -> both
 //
@@ -17,7 +21,15 @@
 
 #include "group_walk.cuh"
 
-enum Kind { TOTAL = 0, MOMENTS = 1, PRODUCTS = 2 };
+enum Kind { TOTAL = 0, MOMENTS = 1, PRODUCTS = 2, WEIGHTED = 3, NEGATIVE = 4 };
+
+template <int KIND>
+constexpr bool IS_TOTAL = KIND == TOTAL || KIND >= WEIGHTED;
+
+// Elements from one image to the next.
+struct Images {
+    long long x, dy, partial, result;
+};
 
 // K; 0 where it is no number, so that one infinite x leaves the mean infinite wherever it stands.
 template <typename T>
@@ -29,8 +41,12 @@ __device__ inline double first_of(const T *x, long long channel, long long chann
 template <typename T, int KIND, int COUNT, int UNROLL, bool UNROLL_ROWS, bool COLUMNS>
 __global__ void __launch_bounds__(BLOCK_THREADS) channel_partials(
     GroupWalk<2> walk, const T *x, const T *dy, const Arithmetic<T> *mean, double *partial,
-    long long channels, long long channel_stride) {
-    constexpr int SUMS = KIND == TOTAL ? 1 : 2;
+    long long channels, long long channel_stride, Images images) {
+    constexpr int SUMS = IS_TOTAL<KIND> ? 1 : 2;
+    constexpr bool READS_DY = KIND == PRODUCTS || KIND >= WEIGHTED;
+    x += blockIdx.y * images.x;
+    dy += blockIdx.y * images.dy;
+    partial += blockIdx.y * images.partial;
     constexpr int PARALLEL = COLUMNS ? COUNT : 2;  // two chains of additions are in flight at least
     constexpr int MOST_COLUMNS = 256;              // the host sees to it
     __shared__ double shared[BLOCK_THREADS];
@@ -42,7 +58,7 @@ __global__ void __launch_bounds__(BLOCK_THREADS) channel_partials(
         const long long first_column = COLUMNS ? group * blockDim.x * COUNT : 0;
 
         double center[COLUMNS ? COUNT : 1] = {};  // widened once, and not for every element
-        if constexpr (KIND != TOTAL) {
+        if constexpr (!IS_TOTAL<KIND>) {
 #pragma unroll
             for (int i = 0; i < (COLUMNS ? COUNT : 1); ++i) {
                 const long long column = first_column + threadIdx.x * COUNT + i;
@@ -55,9 +71,9 @@ __global__ void __launch_bounds__(BLOCK_THREADS) channel_partials(
         double sums[SUMS][PARALLEL] = {};
         for (long long tile = part; tile < walk.tiles; tile += walk.parts) {
             const GroupTile<2, COUNT, UNROLL, UNROLL_ROWS, COLUMNS> at(walk, group, tile);
-            Pack<T, COUNT> values[UNROLL], gradients[KIND == PRODUCTS ? UNROLL : 1];
+            Pack<T, COUNT> values[UNROLL], gradients[READS_DY ? UNROLL : 1];
             at.load(values, x, 0);
-            if constexpr (KIND == PRODUCTS) at.load(gradients, dy, 1);
+            if constexpr (READS_DY) at.load(gradients, dy, 1);
 #pragma unroll
             for (int u = 0; u < UNROLL; ++u)
 #pragma unroll
@@ -67,6 +83,10 @@ __global__ void __launch_bounds__(BLOCK_THREADS) channel_partials(
                     const double value = widen(values[u].element[i]);
                     if constexpr (KIND == TOTAL) {
                         sums[0][chain] += value;
+                    } else if constexpr (IS_TOTAL<KIND>) {
+                        double factor = widen(gradients[u].element[i]);
+                        if (KIND == NEGATIVE && factor > 0) factor = 0;
+                        sums[0][chain] = fma(value, factor, sums[0][chain]);
                     } else {
                         const double difference = value - center[COLUMNS ? i : 0];
                         double weight = difference;
@@ -122,8 +142,11 @@ struct ChannelTotals {
 // A row of threads has neighbouring channels. R: the type of the result; a state's is double.
 template <typename T, typename R, int KIND>
 __global__ void __launch_bounds__(BLOCK_THREADS) channel_totals(
-    ChannelTotals geometry, R *result, const T *x, const double *partial) {
-    constexpr int SUMS = KIND == TOTAL ? 1 : 2;
+    ChannelTotals geometry, R *result, const T *x, const double *partial, Images images) {
+    constexpr int SUMS = IS_TOTAL<KIND> ? 1 : 2;
+    x += blockIdx.y * images.x;
+    partial += blockIdx.y * images.partial;
+    result += blockIdx.y * images.result;
     __shared__ double shared[BLOCK_THREADS];
     const int place = threadIdx.y * blockDim.x + threadIdx.x;
     const long long channels = geometry.channels, count = geometry.count;
@@ -142,7 +165,7 @@ __global__ void __launch_bounds__(BLOCK_THREADS) channel_totals(
         sums[s] = join_threads(sum, shared, place, blockDim.x, blockDim.y, sum_of_two);
     }
     if (!inside || threadIdx.y > 0) return;
-    if constexpr (KIND == TOTAL) result[channel] = narrow_double<R>(sums[0]);
+    if constexpr (IS_TOTAL<KIND>) result[channel] = narrow_double<R>(sums[0]);
     if constexpr (KIND == MOMENTS) {
         const double shift = count == 0 ? 0.0 : first_of(x, channel, geometry.channel_stride);
         const double mean = count == 0 ? 0.0 : sums[0] / count;

@@ -4,11 +4,11 @@
 //
 // b has stride 0 along the axes on which it has one element. `c` may be the same memory as `a`: a
 // thread reads all it needs before it writes. Where READS_A is false, a is absent and c = alpha_b *
-// b. NaN rule: minimum and maximum give NaN where either operand is NaN (CUDNN_PROPAGATE_NAN).
+// b. prelu: b are the slopes below 0. NaN rule: minimum and maximum give NaN where either operand is NaN (CUDNN_PROPAGATE_NAN).
 
 #include "strided.cuh"
 
-enum Op { ADD = 0, MULTIPLY = 1, MINIMUM = 2, MAXIMUM = 3 };
+enum Op { ADD = 0, MULTIPLY = 1, MINIMUM = 2, MAXIMUM = 3, PRELU = 4 };
 
 // How b runs along the innermost axis: not at all, in packs like a, or in any other way. CARRIED:
 // a and c are one packed row and b's rows are no whole packs (a bias of 7 x 7 images); then packs
@@ -19,6 +19,7 @@ template <int OP, typename A>
 __device__ inline A combine(A a, A b) {
     if constexpr (OP == ADD) return a + b;
     if constexpr (OP == MULTIPLY) return a * b;
+    if constexpr (OP == PRELU) return a > A(0) ? a : a * b;
     // Where b is NaN the comparison fails and b is taken.
     if constexpr (OP == MINIMUM) return a < b || a != a ? a : b;
     return a > b || a != a ? a : b;

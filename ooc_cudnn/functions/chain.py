@@ -120,7 +120,7 @@ def _flat(operation: Applied, array: Any, axes: int) -> Any:
 
     A single value is no vector but broadcast, whatever the channels.
     """
-    if isinstance(operation, applicable.BatchNormalization):
+    if isinstance(operation, applicable.BatchNormalization | applicable.PRelu):
         return channel_vector(array, "a channel vector", axes)
     shape = shape_of(array)
     is_vector = len(shape) == axes and all(e == 1 for at, e in enumerate(shape) if at != 1)

@@ -12,9 +12,9 @@ from ooc_cudnn.functions.arguments import (
 )
 from ooc_cudnn.functions.description import Description, Specs
 from ooc_cudnn.functions.public import public
-from ooc_cudnn.operations.backward_bias import BackwardBias
 from ooc_cudnn.operations.backward_data import BackwardData
 from ooc_cudnn.operations.backward_filter import BackwardFilter
+from ooc_cudnn.operations.broadcast_gradient import BroadcastGradient
 from ooc_cudnn.operations.window_arguments import convolution_geometry, is_int
 from ooc_cudnn.settings_table import Settings
 from ooc_cudnn.tensor import TensorSpec
@@ -195,11 +195,11 @@ def convolution_backward_bias(
     [32.0, 32.0, 32.0]
     """
 
-    def build(specs: Specs, settings: Settings) -> BackwardBias:
+    def build(specs: Specs, settings: Settings) -> BroadcastGradient:
         dy = specs["dy"]
         if len(dy.shape) not in (2, 3, 4, 5):
             raise ValueError(f"dy must have shape (n, cY, up to 3 spatial axes), not {dy.shape}")
-        return BackwardBias(dy.shape, dy.dtype, alpha=alpha, beta=beta)
+        return BroadcastGradient(dy.shape, dy.dtype, alpha=alpha, beta=beta)
 
     return Description(build, {"dy": dy}, (alpha, beta), out, beta, ("db",))
 

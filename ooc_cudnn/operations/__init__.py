@@ -10,6 +10,7 @@ from ooc_cudnn.operations.applied import (
     Convolution,
     OpTensor,
     Pooling,
+    PRelu,
 )
 from ooc_cudnn.operations.applied_shapes import (
     AdaptivePooling,
@@ -28,6 +29,7 @@ __all__ = [
     "Crop",
     "Interpolation",
     "OpTensor",
+    "PRelu",
     "Pad",
     "Pooling",
     "TransposedConvolution",

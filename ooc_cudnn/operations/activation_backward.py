@@ -10,6 +10,7 @@ import numpy as np
 from scipy.special import erf, expit
 
 from ooc_cudnn.operations.base import Array, Shape
+from ooc_cudnn.operations.op_tensor import wide_shape
 from ooc_cudnn.operations.per_element import OneShape
 from perfmodel import Work
 
@@ -103,7 +104,30 @@ class ActivationBackward(OneShape):
         if len(inputs) > 2 and needs_x(self.mode, self.coef):
             x = inputs[2].astype(np.float64)
         found = SLOPES[self.mode](y, x, self.coef)
-        dx = dy * found
         if self.mode in SELECTING:
-            dx = np.where(found == 0, 0.0, dx)
+            dy = np.where(found == 0, 0.0, dy)
+        dx = dy * found
         return np.where(np.isnan(y) | np.isnan(x), np.nan, dx)
+
+
+@dataclass(frozen=True)
+class PreluBackward(OneShape):
+    """dx = dy where x > 0, else dy * w, from (x, dy, w): w holds one slope, or one per channel.
+
+    NaN in x gives NaN. `OpTensor` with op "prelu" is the forward operation.
+    """
+
+    shape: Shape
+    w_shape: Shape
+    dtype: str
+
+    name = "prelu_backward"
+
+    def work(self) -> Work:
+        """Two reads and a write."""
+        return self.passes("/activation_backward", 3, problem=f"prelu {len(self.w_shape)}")
+
+    def reference(self, *inputs: Array) -> Array:
+        x, dy, w = (array.astype(np.float64) for array in inputs)
+        slope = np.where(x > 0, 1.0, w.reshape(wide_shape(w.shape, x.ndim)))
+        return np.where(np.isnan(x), np.nan, dy * slope)

@@ -107,6 +107,28 @@ class Activation(Applied):
 
 
 @dataclass(frozen=True, eq=False)
+class PRelu(Applied):
+    """PReLU: x where x > 0, else w * x.
+
+    Parameters
+    ----------
+    w : array, shape (c,) or (1,)
+        A slope for each channel, or one for all.
+    """
+
+    names = ("w",)
+
+    w: ChannelVector | TensorSpec
+
+    def bind(self, incoming: Incoming, specs: tuple[TensorSpec, ...]) -> Operation:
+        (w,) = specs
+        _same_dtype(incoming, "w", w)
+        if w.shape not in ((1,), incoming.shape[1:2]):
+            raise ValueError(f"w must have shape ({incoming.shape[1]},) or (1,), not {w.shape}")
+        return op_tensor.OpTensor(incoming.shape, w.shape, incoming.dtype, "prelu")
+
+
+@dataclass(frozen=True, eq=False)
 class Pooling(Applied):
     """Pooling, as `pooling_forward`."""
 

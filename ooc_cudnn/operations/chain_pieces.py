@@ -10,7 +10,7 @@ from ooc_cudnn.operations.base import Operation, Placed, numbered
 from ooc_cudnn.operations.builder import Built
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.flow import Flow, Fusion, flow, fusions
-from ooc_cudnn.operations.rows import cut_axes, height, with_rows
+from ooc_cudnn.operations.rows import broadcast_region, cut_axes, height, with_rows
 from ooc_cudnn.operations.splittable import Operand, Piece, Region
 from ooc_cudnn.operations.transposed_convolution import TransposedConvolution
 from ooc_cudnn.operations.window import Range, Ranges, ranges
@@ -66,8 +66,6 @@ class ChainPieces(Built):
             for parameter, name in zip(operation.parameters, names, strict=True):
                 if isinstance(operation, FILTERED):
                     axes = {"c_y", "c_x"}
-                elif len(parameter.shape) == 1:
-                    axes = {"c_y"}
                 else:
                     axes = set(cut_axes(parameter.shape, self.row_axis))
                 dtype = parameter.dtype or self.dtype
@@ -199,7 +197,7 @@ class ChainPieces(Built):
         }
 
     def region(self, name: str, piece: Piece) -> Region:
-        shape, whole = self.operands[name].shape, self._wholes[name]
+        whole = self._wholes[name]
         if name == "y":
             return with_rows((piece.n, piece.c_y, *whole[2:]), piece.h_y, self.row_axis)
         if name == "x":
@@ -214,14 +212,10 @@ class ChainPieces(Built):
         c_y = piece.c_y if self.channels_may_be_cut else (0, self.operations[owner].output_shape[1])
         if isinstance(self.operations[owner], FILTERED):
             return (c_y, piece.c_x, *whole[2:]) if self.channels_may_be_cut else whole
-        if len(shape) == 1:
-            return (c_y,)
         made = self.flow(piece.h_y, piece.after)[owner].made
-        cut = with_rows((piece.n, c_y, *whole[2:]), made, self.row_axis)
-        return tuple(
-            own if extent == 1 else range_
-            for own, extent, range_ in zip(whole, shape, cut, strict=True)
-        )
+        spatial = ((0, extent) for extent in self.operations[owner].output_shape[2:])
+        cut = with_rows((piece.n, c_y, *spatial), made, self.row_axis)
+        return broadcast_region(self.operands[name].shape, cut)
 
     def on_piece(self, index: int, piece: Piece, layout: str = "") -> Any:
         """Return one operation on the rows, images and channels of a piece.

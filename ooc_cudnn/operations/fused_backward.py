@@ -10,9 +10,9 @@ from typing import NamedTuple
 import numpy as np
 
 from ooc_cudnn.operations.activation_backward import ActivationBackward
-from ooc_cudnn.operations.backward_bias import ChannelSum
 from ooc_cudnn.operations.backward_filter import BackwardFilter
 from ooc_cudnn.operations.base import Array
+from ooc_cudnn.operations.broadcast_gradient import BroadcastSum
 from ooc_cudnn.operations.builder import Builder, Built
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.convolution_backward import ConvolutionBackwardData
@@ -162,7 +162,8 @@ class FusedBackward(OfForward, Built):
         dw = self.of_filter.on_piece(piece, layout=build.layout, result_dtype=dtype)
         build.make(dw, (x, own), "dw", build.layout, sums="dw sums")
         build.release(x)
-        db = ChannelSum(build.buffers[own].shape, self.dtype, build.product_dtype("db"))
+        shape = build.buffers[own].shape
+        db = BroadcastSum(shape, shape[1:2], self.dtype, build.product_dtype("db"))
         build.make(db, (own,), "db", build.layout, sums="db sums")
         build.release(own, dz)
 
@@ -226,7 +227,7 @@ class FusedBackward(OfForward, Built):
         """What one image adds to dw and db, and the sizes of the sums."""
         dz, x = self._dz(piece, read), read("x", self.region("x", piece))
         part = self.of_filter.on_piece(piece, layout="channels_first", result_dtype="float64")
-        bias = ChannelSum(dz.shape, self.dtype, "float64")
+        bias = BroadcastSum(dz.shape, dz.shape[1:2], self.dtype, "float64")
         return *linear(part, x, dz), *linear(bias, dz)
 
     def _dz(self, piece: Piece, read: Read) -> Array:

@@ -23,6 +23,21 @@ OPS: dict[str, Callable[[Array, Array], Array]] = {
     "maximum": np.maximum,
 }
 
+#: Beside these, what is no function of cuDNN's: PReLU, b the slopes.
+COMBINED: dict[str, Callable[[Array, Array], Array]] = {
+    **OPS,
+    "prelu": lambda a, b: np.where(a > 0, a, a * b),
+}
+
+
+def wide_shape(shape: Shape, axes: int) -> Shape:
+    """The shape of an operand that is broadcast, with so many axes: a vector is of channels.
+
+    >>> wide_shape((3,), 4), wide_shape((2, 1, 1), 3)
+    ((1, 3, 1, 1), (2, 1, 1))
+    """
+    return (1, shape[0], *[1] * (axes - 2)) if len(shape) == 1 else shape
+
 
 def check_broadcast(shape: Shape, whole: Shape, of: str) -> None:
     """Raise ValueError unless every extent of b is that of the tensor it meets, or 1."""
@@ -38,7 +53,7 @@ def check_broadcast(shape: Shape, whole: Shape, of: str) -> None:
 
 @dataclass(frozen=True)
 class OpTensor(PerElement):
-    """c = op(alpha_a * a, alpha_b * b), from (a, b); every extent of b is a's, or 1.
+    """c = op(alpha_a * a, alpha_b * b), from (a, b); every extent of b is a's, or 1, or it is (c,).
 
     c may be the same memory as a. With ``alpha_a == 0`` and op "add", a is absent and not read.
 
@@ -47,9 +62,9 @@ class OpTensor(PerElement):
     Parameters
     ----------
     shape, b_shape : tuple of int
-        Of a and c, and of b; as many axes.
+        Of a and c, and of b: as many axes, or (c,), or (1,).
     op : str
-        One of `OPS`.
+        One of `COMBINED`.
     """
 
     shape: Shape
@@ -63,18 +78,20 @@ class OpTensor(PerElement):
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
-        return (Parameter("b", self.b_shape),)
+        return (Parameter("w" if self.op == "prelu" else "b", self.b_shape),)
 
     def on_piece(self, n: int, rows: Rows, channels: int, row_axis: int = ROW_AXIS) -> OpTensor:
         """Return it for `n` images, the given rows and channels; b stays 1 wide where it is."""
         made = super().on_piece(n, rows, channels, row_axis)
-        b_shape = tuple(1 if b == 1 else e for e, b in zip(made.shape, self.b_shape, strict=True))
-        return replace(made, b_shape=b_shape)
+        wide = wide_shape(self.b_shape, len(made.shape))
+        b_shape = tuple(1 if b == 1 else e for e, b in zip(made.shape, wide, strict=True))
+        return replace(made, b_shape=b_shape[1:2] if len(self.b_shape) == 1 else b_shape)
 
     def magnitude(self, x: Array, *parameters: Array) -> Array:
-        op = {"minimum": "maximum"}.get(self.op, self.op)
+        op = {"minimum": "maximum", "prelu": "multiply"}.get(self.op, self.op)
         made = replace(self, op=op, alpha_a=abs(self.alpha_a), alpha_b=abs(self.alpha_b))
-        return made.reference(x, *(np.abs(p) for p in parameters))
+        size = made.reference(x, *(np.abs(p) for p in parameters))
+        return np.maximum(size, np.abs(x)) if self.op == "prelu" else size
 
     def work(self) -> Work:
         elements = math.prod(self.shape) * (2 if self.alpha_a else 1) + math.prod(self.b_shape)
@@ -87,10 +104,11 @@ class OpTensor(PerElement):
 
     def reference(self, x: Array, *parameters: Array) -> Array:
         a, (b,) = x, parameters
-        b = self.alpha_b * np.broadcast_to(b.astype(np.float64), self.shape)
+        b = b.astype(np.float64).reshape(wide_shape(self.b_shape, len(self.shape)))
+        b = self.alpha_b * np.broadcast_to(b, self.shape)
         if self.op == "add" and self.alpha_a == 0:
             return b
-        return OPS[self.op](self.alpha_a * a.astype(np.float64), b)
+        return COMBINED[self.op](self.alpha_a * a.astype(np.float64), b)
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ooc_cudnn.operations.activation_backward import ActivationBackward, needs_x
+from ooc_cudnn.operations.activation_backward import (
+    ActivationBackward,
+    PreluBackward,
+    needs_x,
+)
 from ooc_cudnn.operations.base import Array, Shape
 from ooc_cudnn.operations.launches import Launchable
 from ooc_cudnn.operations.op_tensor import OpTensor
-from ooc_cudnn.operations.rows import cut_axes, tensor_region
+from ooc_cudnn.operations.rows import broadcast_region, cut_axes, tensor_region
 from ooc_cudnn.operations.single import CUT, OfOneShape, OneTyped, Single
 from ooc_cudnn.operations.softmax import Softmax, SoftmaxBackward
 from ooc_cudnn.operations.splittable import Operand, Piece, Region, Rounding
@@ -59,6 +63,32 @@ class ActivationGradient(PerSite):
         value = operation.reference(*inputs)  # type: ignore[attr-defined]
         largest = 4.0 + abs(self.coef) + np.abs(inputs[0]) + np.abs(inputs[-1])
         return value, np.abs(value) + np.abs(inputs[1]) * largest
+
+
+@dataclass(frozen=True)
+class PreluGradient(PerSite):
+    """dx from x, dy and the slopes w, one or one per channel."""
+
+    shape: Shape
+    w_shape: Shape
+    dtype: str
+
+    lead = "dy"
+    takes = ("x", "dy", "w")
+    results = ("dx",)
+
+    @cached_property
+    def operands(self) -> Mapping[str, Operand]:
+        w = Operand(self.w_shape, self.dtype, cut_axes(self.w_shape))
+        return {**super().operands, "w": w}
+
+    def region(self, name: str, piece: Piece) -> Region:
+        region = super().region(name, piece)
+        return broadcast_region(self.w_shape, region) if name == "w" else region
+
+    def on_piece(self, piece: Piece, *, layout: str, result_dtype: str) -> PreluBackward:
+        w_shape = tuple(stop - start for start, stop in self.region("w", piece))
+        return PreluBackward(self.piece_shape(piece), w_shape, result_dtype)
 
 
 @dataclass(frozen=True)
@@ -148,12 +178,7 @@ class Addition(PerSite):
     def region(self, name: str, piece: Piece) -> Region:
         """The same for all but b; of b, all of what is broadcast."""
         region = super().region(name, piece)
-        if name != "b":
-            return region
-        return tuple(
-            (0, 1) if extent == 1 else part
-            for part, extent in zip(region, self.b_shape, strict=True)
-        )
+        return broadcast_region(self.b_shape, region) if name == "b" else region
 
     def on_piece(self, piece: Piece, *, layout: str, result_dtype: str) -> OpTensor:
         b_shape = tuple(stop - start for start, stop in self.region("b", piece))

@@ -53,13 +53,29 @@ def tensor_region(
 
 
 def cut_axes(shape: Shape, row_axis: int = ROW_AXIS) -> frozenset[str]:
-    """The axes that cut a tensor which is broadcast where its extent is 1.
+    """The axes that cut a tensor which is broadcast where its extent is 1; a vector has channels.
 
     >>> sorted(cut_axes((2, 1, 5, 1))), sorted(cut_axes((2, 1, 5, 1), row_axis=3))
     (['h_y', 'n'], ['n'])
+    >>> sorted(cut_axes((3,))), sorted(cut_axes((1,)))
+    (['c_y'], [])
     """
+    if len(shape) == 1:
+        shape = (1, *shape)
     extents = {"n": shape[0], "c_y": shape[1], "h_y": height(shape, row_axis)}
     return frozenset(axis for axis, extent in extents.items() if extent > 1)
+
+
+def broadcast_region(shape: Shape, region: tuple[Range, ...]) -> tuple[Range, ...]:
+    """The part of a broadcast operand that meets a region; a vector has one value per channel.
+
+    >>> region = ((0, 2), (1, 3), (4, 6))
+    >>> broadcast_region((1, 3, 1), region), broadcast_region((3,), region)
+    (((0, 1), (1, 3), (0, 1)), ((1, 3),))
+    """
+    if len(shape) == 1:
+        region = region[1:2]
+    return tuple((0, 1) if own == 1 else part for own, part in zip(shape, region, strict=True))
 
 
 class WindowRows(NamedTuple):

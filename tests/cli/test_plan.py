@@ -193,11 +193,12 @@ class TestChain:
         text = (
             "conv 8 window 3x5 stride 2 groups 4 @device; batch_norm epsilon 0.1; bias; "
             "elu coef 2; "
-            "op_tensor maximum alpha-b 0.5 @disk; add 2x8x1x1; pool 2 mode average_exclude_padding"
+            "op_tensor maximum alpha-b 0.5 @disk; add 2x8x1x1; prelu; "
+            "pool 2 mode average_exclude_padding"
         )
         half = Defaults("float16", "pinned")
         found = read_chain(text, TensorSpec((2, 4, 32, 32), "float16"), half)
-        convolution, norm, bias, elu, maximum, add, pooling = found
+        convolution, norm, bias, elu, maximum, add, prelu, pooling = found
         assert {type(each) for each in found} == {*OPERATIONS.values()}
         assert convolution.w == TensorSpec((8, 1, 3, 5), "float16", "device")
         assert (convolution.stride, convolution.groups) == (2, 4)
@@ -208,6 +209,7 @@ class TestChain:
         assert maximum.b == TensorSpec((2, 8, 15, 14), "float16", "disk")
         assert (maximum.op, maximum.alpha_b) == ("maximum", 0.5)
         assert add.b.shape == (2, 8, 1, 1)
+        assert prelu.w == TensorSpec((8,), "float16", "pinned")
         assert (pooling.window, pooling.mode) == (2, "average_exclude_padding")
 
     def test_filters_may_be_given_whole(self):

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from ooc_cudnn.devices.kernels import arguments, launch
-from ooc_cudnn.devices.kernels.elementwise import activation_backward, op_tensor
+from ooc_cudnn.devices.kernels.elementwise import activation_backward, op_tensor, prelu_backward
 from ooc_cudnn.devices.kernels.launch import Call
 from ooc_cudnn.devices.view import DeviceView
-from ooc_cudnn.operations.activation_backward import ActivationBackward, needs_x
+from ooc_cudnn.operations.activation_backward import ActivationBackward, PreluBackward, needs_x
 from ooc_cudnn.operations.op_tensor import OpTensor
 from ooc_cudnn.tensor import ACCUMULATOR
 from tests.support.device_operand import DTYPES, EPSILON, Operand, assert_close, random
@@ -231,3 +231,29 @@ def test_beyond_two_to_the_31(layout):
         channel = at // s if layout == "first" else at % c
         before = int(np.int64(at).astype(np.int16)) % 64
         assert float(memory[at]) == before + (-10.0, 100.0)[channel]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(2, 24, 5, 16), (3, 5, 7, 7), (2, 3, 4, 5, 6), (4, 33)], ids=str)
+def test_prelu_and_its_gradient(shape, dtype, layout):
+    x = Operand(shape, dtype, layout, data=specials(shape, 1))
+    dy = Operand(shape, dtype, layout, data=random(shape, 2))
+    for w_shape in ((shape[1],), (1,)):
+        w = Operand(w_shape, dtype, data=random(w_shape, 3))
+        check_prelu(x, dy, w, Operand(shape, dtype, layout))
+
+
+def check_prelu(x, dy, w, result):
+    shape, dtype = x.view.shape, x.view.dtype
+    real = EPSILON[ACCUMULATOR[dtype]]
+    forward = OpTensor(shape, w.view.shape, dtype, "prelu")
+    op_tensor(forward, Call((x.view, w.view), result.view))
+    with np.errstate(all="ignore"):
+        expected = forward.reference(x.wide, w.wide)
+        slack = 4 * real * np.where(np.isfinite(expected), np.abs(expected), 0)
+    assert_close(result.result(), expected, dtype, slack)
+    backward = PreluBackward(shape, w.view.shape, dtype)
+    prelu_backward(backward, Call((x.view, dy.view, w.view), result.view))
+    expected = backward.reference(x.wide, dy.wide, w.wide)
+    assert_close(result.result(), expected, dtype, 4 * real * np.abs(dy.wide))

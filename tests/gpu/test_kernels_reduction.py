@@ -13,8 +13,8 @@ pytest.importorskip("cupy")
 
 from ooc_cudnn.devices.kernels import reduction as kernels_reduction
 from ooc_cudnn.devices.kernels.launch import Call
-from ooc_cudnn.operations.backward_bias import ChannelSum
 from ooc_cudnn.operations.batch_normalization import Moments, NormaliseSums
+from ooc_cudnn.operations.broadcast_gradient import BroadcastSum
 from ooc_cudnn.tensor import ACCUMULATOR
 from tests.support.kernel_runs import run
 
@@ -53,7 +53,7 @@ def check_all(shape, dtype, layout, *, offset=0, data=None):
     real = ACCUMULATOR[dtype]
     for result_dtype in {dtype, real}:
         db = Operand((channels,), result_dtype)
-        operation = ChannelSum(shape, dtype, result_dtype)
+        operation = BroadcastSum(shape, shape[1:2], dtype, result_dtype)
         result = run(kernels_reduction, operation, (x,), db)
         size = np.abs(x.wide).sum(axis=axes_of(x.wide))
         assert_close(result, x.wide.sum(axis=axes_of(x.wide)), result_dtype, loss * size)
@@ -120,7 +120,7 @@ def test_nan_and_infinity_stay_in_their_channel(dtype, layout):
         data[1 if at else 0, 2].ravel()[at] = np.nan
         data[1 if at else 0, 5].ravel()[at] = np.inf
         x = Operand(shape, dtype, layout, data=data)
-        db = run(kernels_reduction, ChannelSum(shape, dtype, "float32"), (x,),
+        db = run(kernels_reduction, BroadcastSum(shape, shape[1:2], dtype, "float32"), (x,),
                  Operand((8,), "float32"))  # fmt: skip
         state = run(kernels_reduction, Moments(shape, dtype), (x,), Operand((3, 8), "float64"))
         good = [0, 1, 3, 4, 6, 7]
@@ -137,7 +137,7 @@ def test_half_precision_is_rounded_once_from_the_exact_sum():
     # By way of float32 this is 2049 (to even: 2048); rounded once it is 2050.
     data = np.array([2048.0, 1.0, 2.0**-24]).reshape(1, 1, 3)
     x = Operand((1, 1, 3), "float16", data=data)
-    db = run(kernels_reduction, ChannelSum((1, 1, 3), "float16", "float16"), (x,),
+    db = run(kernels_reduction, BroadcastSum((1, 1, 3), (1,), "float16", "float16"), (x,),
              Operand((1,), "float16"))  # fmt: skip
     assert db[0] == 2050
 
@@ -145,7 +145,7 @@ def test_half_precision_is_rounded_once_from_the_exact_sum():
 def test_nothing_sums_to_zero():
     for shape in ((0, 3, 4), (2, 3, 0)):
         x = Operand(shape, "float32")
-        db = run(kernels_reduction, ChannelSum(shape, "float32", "float32"), (x,),
+        db = run(kernels_reduction, BroadcastSum(shape, shape[1:2], "float32", "float32"), (x,),
                  Operand((3,), "float32"))  # fmt: skip
         assert db.tolist() == [0, 0, 0]
         state = run(kernels_reduction, Moments(shape, "float32"), (x,), Operand((3, 3), "float64"))
@@ -157,5 +157,27 @@ def test_workspace_too_small_is_refused():
     db = Operand((3,), "float32")
     with pytest.raises(ValueError, match="workspace"):
         kernels_reduction.channel_sum(
-            ChannelSum((2, 3, 4), "float32", "float32"), Call((x.view,), db.view)
+            BroadcastSum((2, 3, 4), (3,), "float32", "float32"), Call((x.view,), db.view)
         )
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(5, 24, 3, 16), (3, 7, 50), (2, 3, 2, 3, 4), (40, 2, 1), (3, 9)],
+                         ids=str)  # fmt: skip
+def test_sums_per_image_per_channel_of_an_image_and_of_all(shape, dtype, layout):
+    ones = (1,) * (len(shape) - 2)
+    dy = Operand(shape, dtype, layout, data=random(shape, 1) + 1)
+    x = Operand(shape, dtype, layout, data=random(shape, 2))
+    for b_shape in ((*shape[:2], *ones), (shape[0], 1, *ones), (1, shape[1], *ones), (1, 1, *ones),
+                    (shape[1],), (1,)):  # fmt: skip
+        for factor in ("", "x", "negative_x"):
+            operation = BroadcastSum(shape, b_shape, dtype, ACCUMULATOR[dtype], factor)
+            db = Operand(b_shape, ACCUMULATOR[dtype])
+            inputs = (dy, x) if factor else (dy,)
+            found = run(kernels_reduction, operation, inputs, db)
+            wide = [operand.wide for operand in inputs]
+            size = BroadcastSum(shape, b_shape, dtype, dtype, factor and "x").reference(
+                *map(np.abs, wide)
+            )
+            assert_close(found, operation.reference(*wide), ACCUMULATOR[dtype], 2.0**-46 * size)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ooc_cudnn.operations.backward_bias import ChannelSum
 from ooc_cudnn.operations.batch_normalization import Normalise
+from ooc_cudnn.operations.broadcast_gradient import BroadcastSum
 
 torch = pytest.importorskip("torch")
 F = torch.nn.functional
@@ -68,7 +68,7 @@ def test_sum_over_channels_is_the_gradient_of_a_bias(shape, random):
     bias = torch.zeros(shape[1], dtype=torch.float64, requires_grad=True)
     shaped = bias.reshape(1, -1, *[1] * (len(shape) - 2))
     (shaped * torch.from_numpy(dy)).sum().backward()  # d/db of b * dy is dy, summed
-    operation = ChannelSum(shape, "float64", "float64")
+    operation = BroadcastSum(shape, shape[1:2], "float64", "float64")
     db = operation.reference(dy)
     assert operation.output_shape == db.shape
     assert np.allclose(db, bias.grad.numpy(), rtol=1e-12)
@@ -76,4 +76,7 @@ def test_sum_over_channels_is_the_gradient_of_a_bias(shape, random):
 
 def test_narrow_data_is_summed_in_float64():
     dy = np.full((1, 1, 5000), 1000, "f2")
-    assert ChannelSum(dy.shape, "float16", "float32").reference(dy).item() == 5_000_000
+    assert (
+        BroadcastSum(dy.shape, dy.shape[1:2], "float16", "float32").reference(dy).item()
+        == 5_000_000
+    )

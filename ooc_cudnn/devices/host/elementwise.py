@@ -18,9 +18,15 @@ from ooc_cudnn.devices.host.chunks import (
     of_images,
 )
 from ooc_cudnn.operations.activation import MODES
-from ooc_cudnn.operations.activation_backward import SELECTING, SLOPES, ActivationBackward, needs_x
+from ooc_cudnn.operations.activation_backward import (
+    SELECTING,
+    SLOPES,
+    ActivationBackward,
+    PreluBackward,
+    needs_x,
+)
 from ooc_cudnn.operations.batch_normalization import Normalise, NormaliseBackward
-from ooc_cudnn.operations.op_tensor import OPS, OpTensor
+from ooc_cudnn.operations.op_tensor import COMBINED, OpTensor, wide_shape
 from ooc_cudnn.operations.pointwise import Pointwise, Relayout
 from ooc_cudnn.operations.softmax import ImageSoftmax, ImageSoftmaxBackward
 
@@ -54,6 +60,7 @@ def pointwise(operation: Pointwise, inputs: Inputs, output: Array, workspace: Ar
 def op_tensor(operation: OpTensor, inputs: Inputs, output: Array, workspace: Array) -> None:
     """c = op(alpha_a * a, alpha_b * b)."""
     a, b = inputs
+    b = b.reshape(wide_shape(b.shape, output.ndim))
     dtype = arithmetic_dtype(operation.dtype)
     alpha_a, alpha_b = dtype.type(operation.alpha_a), dtype.type(operation.alpha_b)
     alone = operation.op == "add" and operation.alpha_a == 0
@@ -69,7 +76,7 @@ def op_tensor(operation: OpTensor, inputs: Inputs, output: Array, workspace: Arr
             first = a[box].astype(dtype, copy=False)
             if operation.alpha_a != 1:
                 first = first * alpha_a
-            result = OPS[operation.op](first, result)
+            result = COMBINED[operation.op](first, result)
         np.copyto(output[box], result, casting="unsafe")
 
 
@@ -91,6 +98,22 @@ def activation_backward(
             absent = np.isnan(source)
             if absent.any():
                 np.copyto(result, np.nan, where=absent)
+        np.copyto(output[box], result, casting="unsafe")
+
+
+def prelu_backward(
+    operation: PreluBackward, inputs: Inputs, output: Array, workspace: Array
+) -> None:
+    """dx = dy where x > 0, else dy * w."""
+    x, dy, w = inputs
+    dtype = arithmetic_dtype(operation.dtype)
+    w = np.broadcast_to(w.astype(dtype), operation.shape[1])
+    for box in chunks(output):
+        value, result = x[box], dy[box].astype(dtype)
+        result = np.where(value > 0, result, result * of_channels(w, box))
+        absent = np.isnan(value)
+        if absent.any():
+            np.copyto(result, np.nan, where=absent)
         np.copyto(output[box], result, casting="unsafe")
 
 
@@ -174,6 +197,7 @@ RUNNERS: dict[type, Runner] = {
     Relayout: relayout,
     OpTensor: op_tensor,
     ActivationBackward: activation_backward,
+    PreluBackward: prelu_backward,
     Normalise: normalise,
     NormaliseBackward: normalise_backward,
     ImageSoftmax: image_softmax,

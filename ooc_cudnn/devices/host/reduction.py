@@ -10,7 +10,6 @@ from collections.abc import Callable
 import numpy as np
 
 from ooc_cudnn.devices.host.chunks import Array, Inputs, Runner, chunks, of_channels, of_images
-from ooc_cudnn.operations.backward_bias import ChannelSum
 from ooc_cudnn.operations.batch_normalization import (
     AddStates,
     MergeMoments,
@@ -20,16 +19,23 @@ from ooc_cudnn.operations.batch_normalization import (
     ScaleRow,
     StateRow,
 )
+from ooc_cudnn.operations.broadcast_gradient import FACTORS, BroadcastSum
 from ooc_cudnn.operations.softmax import ImageMaximum, ImageProductSum, MergeImageMaximum
 
 
-def channel_sum(operation: ChannelSum, inputs: Inputs, output: Array, workspace: Array) -> None:
-    """db = the sum of dy over everything but its channels."""
-    (dy,) = inputs
-    total = np.zeros(operation.shape[1])
+def broadcast_sum(operation: BroadcastSum, inputs: Inputs, output: Array, workspace: Array) -> None:
+    """db = the sum of dy, or of dy * factor(x), over all that b was broadcast along."""
+    dy, *rest = inputs
+    wide = operation.wide
+    axes = tuple(axis for axis, extent in enumerate(wide) if extent == 1)
+    total = np.zeros(wide)
     for box in chunks(dy):
-        total[box[1]] += _over_channels(dy[box])
-    np.copyto(output, total, casting="unsafe")
+        terms = dy[box]
+        if operation.factor:
+            terms = terms * FACTORS[operation.factor](rest[0][box].astype(np.float64))
+        own = tuple(slice(0, 1) if e == 1 else part for part, e in zip(box, wide, strict=True))
+        total[own] += terms.sum(axis=axes, dtype=np.float64, keepdims=True)
+    np.copyto(output, total.reshape(operation.b_shape), casting="unsafe")
 
 
 def moments(operation: Moments, inputs: Inputs, output: Array, workspace: Array) -> None:
@@ -163,7 +169,7 @@ def _over_images(values: Array) -> Array:
 
 
 RUNNERS: dict[type, Runner] = {
-    ChannelSum: channel_sum,
+    BroadcastSum: broadcast_sum,
     Moments: moments,
     MergeMoments: _on_states(_merged),
     MomentsResult: moments_result,

@@ -18,12 +18,19 @@ from ooc_cudnn.devices.kernels.launch import Call, Launch, Runner, launch
 from ooc_cudnn.devices.kernels.launch_geometry import BLOCK_THREADS, grid_of, is_aligned
 from ooc_cudnn.devices.view import WIDEST_ACCESS_BYTES, DeviceView
 from ooc_cudnn.memory.axes import MergedAxes, merged_axes
-from ooc_cudnn.operations.activation_backward import ActivationBackward, needs_x
-from ooc_cudnn.operations.op_tensor import OpTensor
+from ooc_cudnn.operations.activation_backward import (
+    ActivationBackward,
+    PreluBackward,
+    needs_x,
+)
+from ooc_cudnn.operations.op_tensor import OpTensor, wide_shape
 
 # The numbers are the enumerations `Op` and `Spread` in op_tensor.cu.
-OPS = {"add": 0, "multiply": 1, "minimum": 2, "maximum": 3}
+OPS = {"add": 0, "multiply": 1, "minimum": 2, "maximum": 3, "prelu": 4}
 CONSTANT, PACKED, STRIDED, CARRIED = 0, 1, 2, 3
+
+#: Of `Mode` in activation_backward.cu: x and its slopes in the places of y and x.
+PRELU = 11
 
 #: Packs of a thread, all loaded before the first is used. An activation's gradient loads up to
 #: three operands for each and needs the registers.
@@ -70,21 +77,26 @@ def _count(axes: MergedAxes, views: Sequence[DeviceView | None]) -> int:
     return count
 
 
+def broadcast(view: DeviceView, axes: int) -> DeviceView:
+    """An operand with so many axes; it does not step along those of extent 1."""
+    shape = wide_shape(view.shape, axes)
+    steps = (0, *view.strides, *[0] * (axes - 2)) if len(view.shape) == 1 else view.strides
+    strides = tuple(0 if extent == 1 else step for extent, step in zip(shape, steps, strict=True))
+    return DeviceView(view.pointer, view.dtype, shape, strides)
+
+
 def plan_op_tensor(
     operation: OpTensor, a: DeviceView | None, b: DeviceView, c: DeviceView
 ) -> Launch | None:
     """Choose the kernel of c = op(alpha_a * a, alpha_b * b); None if there is nothing to do."""
     check("c", c, operation.shape, operation.dtype)
-    check("b", b, operation.b_shape, operation.dtype)
+    b = broadcast(check("b", b, operation.b_shape, operation.dtype), len(c.shape))
     if a is not None:
         check("a", a, operation.shape, operation.dtype)
     if c.size == 0:
         return None
-    b_strides = tuple(
-        0 if extent == 1 else step for extent, step in zip(b.shape, b.strides, strict=True)
-    )
     whole = [c.strides, a.strides if a else c.strides]
-    axes = merged_axes(c.shape, [*whole, b_strides])
+    axes = merged_axes(c.shape, [*whole, b.strides])
     count = _count(axes, [c, a])
     flat = merged_axes(c.shape, whole)
     flat_count = 1 if flat.sizes else _count(flat, [c, a])
@@ -145,17 +157,28 @@ def plan_activation_backward(
     for name, view in (("dx", dx), ("y", y), ("dy", dy), ("x", x)):
         if view is not None:
             check(name, view, operation.shape, operation.dtype)
+    return _plan_gradient(operation, MODES[operation.mode], [dx, y, dy, x], [dx, y, dy, x])
+
+
+def _plan_gradient(
+    operation: ActivationBackward | PreluBackward,
+    mode: int,
+    views: Sequence[DeviceView | None],
+    packed: Sequence[DeviceView | None],
+) -> Launch | None:
+    """A kernel of activation_backward.cu on (dx, y, dy, x), of which some are read in packs."""
+    dx = views[0]
+    assert dx is not None
     if dx.size == 0:
         return None
-    views = [dx, y, dy, x]
     axes = merged_axes(dx.shape, [(view or dx).strides for view in views])
-    count = _count(axes, views)
+    count = _count(axes, packed)
     small = is_small(views, dx.size)
     arguments = (
         index_type(small=small),
         CUDA_TYPES[operation.dtype],
-        str(MODES[operation.mode]),
-        boolean(x is not None),
+        str(mode),
+        boolean(views[3] is not None),
         str(count),
         str(UNROLL_ACTIVATION),
     )
@@ -184,4 +207,32 @@ def activation_backward(operation: ActivationBackward, call: Call) -> None:
     )
 
 
-RUNNERS: dict[type, Runner] = {OpTensor: op_tensor, ActivationBackward: activation_backward}
+def plan_prelu_backward(
+    operation: PreluBackward, x: DeviceView, dy: DeviceView, w: DeviceView, dx: DeviceView
+) -> Launch | None:
+    """Choose the kernel of dx = dy * slope(x, w); None if there is nothing to do."""
+    for name, view in (("dx", dx), ("x", x), ("dy", dy)):
+        check(name, view, operation.shape, operation.dtype)
+    w = broadcast(check("w", w, operation.w_shape, operation.dtype), len(dx.shape))
+    return _plan_gradient(operation, PRELU, [dx, x, dy, w], [dx, x, dy])
+
+
+def prelu_backward(operation: PreluBackward, call: Call) -> None:
+    """Run `PreluBackward` on (x, dy, w)."""
+    (x, dy, w), output = call.inputs, call.output
+    if x is None or dy is None or w is None:
+        raise ValueError("prelu_backward lacks one of x, dy and w")
+    launch(
+        operation,
+        (output, x, dy, w),
+        lambda: plan_prelu_backward(operation, x, dy, w, output),
+        (real_type(operation.dtype)(0.0),),
+        call.stream,
+    )
+
+
+RUNNERS: dict[type, Runner] = {
+    OpTensor: op_tensor,
+    ActivationBackward: activation_backward,
+    PreluBackward: prelu_backward,
+}

@@ -1,4 +1,4 @@
-"""Runners of channel_reduction.cu: sums over everything but the channels, in float64.
+"""Runners of channel_reduction.cu: sums over all but the channels, or the images, in float64.
 
 Two launches each: blocks leave partial sums in the workspace, and few threads add them up. The
 order of the additions follows from shapes and strides alone.
@@ -7,7 +7,7 @@ order of the additions follows from shapes and strides alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from ooc_cudnn.devices.kernels.arguments import CUDA_TYPES, geometry
@@ -21,34 +21,42 @@ from ooc_cudnn.devices.kernels.group_walk import (
 from ooc_cudnn.devices.kernels.launch import Call, Launch, Runner, launch
 from ooc_cudnn.devices.kernels.launch_geometry import BLOCK_THREADS
 from ooc_cudnn.devices.view import DeviceView
-from ooc_cudnn.operations.backward_bias import ChannelSum
+from ooc_cudnn.memory.alignment import aligned
 from ooc_cudnn.operations.batch_normalization import Moments, NormaliseSums
+from ooc_cudnn.operations.broadcast_gradient import BroadcastSum
+from ooc_cudnn.operations.rows import cut_axes
 from ooc_cudnn.tensor import ACCUMULATOR
 
 # The numbers are the enumeration `Kind` in channel_reduction.cu.
-TOTAL, MOMENTS, PRODUCTS = 0, 1, 2
-SUMS = {TOTAL: 1, MOMENTS: 2, PRODUCTS: 2}
+TOTAL, MOMENTS, PRODUCTS, WEIGHTED, NEGATIVE = 0, 1, 2, 3, 4
+SUMS = {TOTAL: 1, MOMENTS: 2, PRODUCTS: 2, WEIGHTED: 1, NEGATIVE: 1}
+KINDS = {"": TOTAL, "x": WEIGHTED, "negative_x": NEGATIVE}
 
 #: Channels that neighbouring threads add up the partial sums of, where there are few of those.
 TOTALS_ACROSS = 32
 MOST_PARTS_ACROSS = 256
 
 
-def workspace_bytes(shape: tuple[int, ...], sums: int) -> int:
-    """Room for the partial sums of a tensor in any order of memory and of any alignment."""
+def workspace_bytes(shape: tuple[int, ...], sums: int, images: int = 1) -> int:
+    """Room for the partial sums of so many tensors in any order of memory and of any alignment."""
     # A part's sums are those of a block's columns: one a channel, or 256 of many channels at most.
     # Up to eight rows are joined, and rows that alone keep all blocks busy have one part.
     channels = shape[1]
     columns = channels if channels <= COLUMN_PACKS else 256
-    most = max(8 * channels, REDUCTION_BLOCKS * columns)
-    return 8 * sums * min(most, math.prod(shape) + 8 * channels + 256)
+    most = max(8 * channels, _blocks(images) * columns)
+    return 8 * sums * images * min(most, math.prod(shape) + 8 * channels + 256)
+
+
+def _blocks(images: int) -> int:
+    """Blocks that share one of so many images."""
+    return max(1, REDUCTION_BLOCKS // max(images, 1))
 
 
 def _plan_totals(
-    walk: GroupWalk | None, x: DeviceView, result: DeviceView, kind: int
+    walk: GroupWalk | None, x: DeviceView, result: DeviceView, kind: int, images: int
 ) -> Launch | None:
     channels = x.shape[1]
-    if channels == 0:
+    if channels == 0 or images == 0:
         return None
     parts = walk.parts if walk else 0
     repeats = _kept_columns(walk, channels) // channels if walk else 1
@@ -58,7 +66,7 @@ def _plan_totals(
     return Launch(
         "channel_reduction.cu",
         f"channel_totals<{types}, {kind}>",
-        (-(-channels // across),),
+        (-(-channels // across), images),
         geometry(parts, repeats, channels, x.size // channels, x.strides[1]),
         (across, BLOCK_THREADS // across),
     )
@@ -76,37 +84,109 @@ def _reduce(
     dy: DeviceView | None,
     mean: DeviceView | None,
     call: Call,
+    images: int = 1,
 ) -> None:
-    """Launch both halves."""
+    """Launch both halves; of several images, x and dy are the first, the others lie behind it."""
     channels = x.shape[1]
-    walk = walk_channels([x, dy or x], REDUCTION_BLOCKS) if x.size else None
-    partial = 0
+    walk = walk_channels([x, dy or x], _blocks(images)) if x.size else None
+    partial = numbers = 0
     if walk is not None:
         numbers = SUMS[kind] * walk.parts * _kept_columns(walk, channels)
-        partial = workspace_pointer(call.workspace, 8 * numbers)
+        partial = workspace_pointer(call.workspace, 8 * numbers * images)
+    steps = geometry(x.strides[0], (dy or x).strides[0], numbers, channels)
+
+    def partials() -> Launch:
+        assert walk is not None
+        made = walk.launch("channel_reduction.cu", "channel_partials", CUDA_TYPES[x.dtype], kind)
+        return made._replace(grid=(*made.grid, images))
+
+    if walk is not None:
         launch(
-            (operation, walk),
+            (operation, walk, images),
             (x, dy, mean),
-            lambda: walk.launch(
-                "channel_reduction.cu", "channel_partials", CUDA_TYPES[x.dtype], kind
-            ),
-            (partial, channels, x.strides[1]),
+            partials,
+            (partial, channels, x.strides[1], steps),
             call.stream,
         )
     launch(
-        (operation, walk, "totals"),
+        (operation, walk, images, "totals"),
         (call.output, x),
-        lambda: _plan_totals(walk, x, call.output, kind),
-        (partial,),
+        lambda: _plan_totals(walk, x, call.output, kind, images),
+        (partial, steps),
         call.stream,
     )
 
 
-def channel_sum(operation: ChannelSum, call: Call) -> None:
-    """Run `ChannelSum` on (dy,)."""
-    dy = check("dy", call.inputs[0], operation.shape, operation.dtype)
-    check_packed("db", call.output, operation.output_shape, operation.result_dtype)
-    _reduce(operation, TOTAL, dy, None, None, call)
+def _regrouped(views: Sequence[DeviceView], *, channels: bool) -> tuple[list[DeviceView], int]:
+    """The same tensors with what is summed apart as channels, and images that are apart besides.
+
+    Apart are the images, or with `channels` the channels of each image.
+    """
+    flats = [view.flat() for view in views]
+    (n, c, s), (_, step_c, step_s) = flats[0]
+    images = 1
+
+    def regrouped(step_n: int, step_c: int, step_s: int) -> tuple[tuple[int, ...], ...]:
+        if not channels:
+            if channel_inside:
+                return (s, n, c), (step_s, step_n, step_c)
+            return (c, n, s), (step_c, step_n, step_s)
+        return ((1, c, s) if images > 1 else (1, n * c, s)), (step_n, step_c, step_s)
+
+    channel_inside = step_c < step_s
+    if channels and not all(n == 1 or steps[0] == c * steps[1] for _, steps in flats):
+        images = n
+    found = [
+        DeviceView(view.pointer, view.dtype, *regrouped(*steps))
+        for view, (_, steps) in zip(views, flats, strict=True)
+    ]
+    return found, images
+
+
+def broadcast_sum(operation: BroadcastSum, call: Call) -> None:
+    """Run `BroadcastSum` on (dy,) or (dy, x)."""
+    views = [
+        check(name, view, operation.shape, operation.dtype)
+        for name, view in zip(("dy", "x"), call.inputs, strict=False)
+    ]
+    check_packed("db", call.output, operation.b_shape, operation.result_dtype)
+    per_image, per_channel = _kept(operation)
+    images = 1
+    if per_image:
+        views, images = _regrouped(views, channels=per_channel)
+    dy, x = views[0], (views[1] if operation.factor else None)
+    kind = KINDS[operation.factor]
+    if per_image or per_channel:
+        _reduce(operation, kind, dy, x, None, call, images)
+        return
+    # One sum in all: of the sums of the channels.
+    channels, (pointer, available) = operation.shape[1], call.workspace
+    room = aligned(8 * channels)
+    row = DeviceView(pointer, "float64", (channels,), (1,))
+    rest = (pointer + room, max(available - room, 0))
+    _reduce(operation, kind, dy, x, None, call._replace(output=row, workspace=rest))
+    row = DeviceView(pointer, "float64", (1, 1, channels), (channels, channels, 1))
+    _reduce((operation, "row"), TOTAL, row, None, None, call._replace(workspace=rest))
+
+
+def _kept(operation: BroadcastSum) -> tuple[bool, bool]:
+    """Whether images have sums of their own, and channels; what has an extent of 1 has not."""
+    kept = cut_axes(operation.b_shape)
+    return "n" in kept, "c_y" in kept
+
+
+def _sum_bytes(operation: BroadcastSum) -> int:
+    """Scratch of `broadcast_sum`."""
+    (n, c), s = operation.shape[:2], math.prod(operation.shape[2:])
+    per_image, per_channel = _kept(operation)
+    if per_image and per_channel:
+        return max(workspace_bytes((1, n * c, s), 1), workspace_bytes((1, c, s), 1, images=n))
+    if per_image:
+        return workspace_bytes((c, n, s), 1)
+    found = workspace_bytes((n, c, s), 1)
+    if per_channel:
+        return found
+    return aligned(8 * c) + max(found, workspace_bytes((1, 1, c), 1))
 
 
 def moments(operation: Moments, call: Call) -> None:
@@ -126,12 +206,12 @@ def normalise_sums(operation: NormaliseSums, call: Call) -> None:
 
 
 RUNNERS: dict[type, Runner] = {
-    ChannelSum: channel_sum,
+    BroadcastSum: broadcast_sum,
     Moments: moments,
     NormaliseSums: normalise_sums,
 }
 WORKSPACE: dict[type, Callable[[Any], int]] = {
-    ChannelSum: lambda operation: workspace_bytes(operation.shape, SUMS[TOTAL]),
+    BroadcastSum: _sum_bytes,
     Moments: lambda operation: workspace_bytes(operation.shape, SUMS[MOMENTS]),
     NormaliseSums: lambda operation: workspace_bytes(operation.shape, SUMS[PRODUCTS]),
 }

@@ -7,7 +7,6 @@ import pytest
 
 from ooc_cudnn.devices.host import chunks as host_chunks
 from ooc_cudnn.devices.host import reduction as host_reduction
-from ooc_cudnn.operations.backward_bias import ChannelSum
 from ooc_cudnn.operations.batch_normalization import (
     AddStates,
     MergeMoments,
@@ -17,6 +16,7 @@ from ooc_cudnn.operations.batch_normalization import (
     ScaleRow,
     StateRow,
 )
+from ooc_cudnn.operations.broadcast_gradient import BroadcastSum
 from ooc_cudnn.operations.softmax import ImageMaximum, ImageProductSum, MergeImageMaximum
 from ooc_cudnn.tensor import ACCUMULATOR
 from tests.support.host_operations import DTYPES, LAYOUTS, UNIT, laid_out, run
@@ -50,7 +50,7 @@ def test_channel_sum(random, layout, dtype):
     for shape in SHAPES:
         dy = numbers(random, shape, dtype, layout)
         for result in (dtype, ACCUMULATOR[dtype]):
-            operation = ChannelSum(shape, dtype, result)
+            operation = BroadcastSum(shape, shape[1:2], dtype, result)
             found = run(host_reduction, operation, (dy,), result)
             expected = operation.reference(dy)
             error = UNIT[result] * abs(expected) + 1e-13
@@ -59,7 +59,12 @@ def test_channel_sum(random, layout, dtype):
 
 def test_channel_sum_of_nothing(layout):
     empty = np.empty((0, 3, 4), "f4")
-    found = run(host_reduction, ChannelSum(empty.shape, "float32", "float32"), (empty,), "float32")
+    found = run(
+        host_reduction,
+        BroadcastSum(empty.shape, empty.shape[1:2], "float32", "float32"),
+        (empty,),
+        "float32",
+    )
     np.testing.assert_array_equal(found, [0, 0, 0])
 
 
