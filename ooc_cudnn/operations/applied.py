@@ -122,7 +122,7 @@ class PRelu(Applied):
 
     def bind(self, incoming: Incoming, specs: tuple[TensorSpec, ...]) -> Operation:
         (w,) = specs
-        _same_dtype(incoming, "w", w)
+        same_dtype(incoming, "w", w)
         if w.shape not in ((1,), incoming.shape[1:2]):
             raise ValueError(f"w must have shape ({incoming.shape[1]},) or (1,), not {w.shape}")
         return op_tensor.OpTensor(incoming.shape, w.shape, incoming.dtype, "prelu")

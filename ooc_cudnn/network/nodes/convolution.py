@@ -8,10 +8,10 @@ from ooc_cudnn.network.emitting import Backward, Forward
 from ooc_cudnn.network.nodes.base import Node
 from ooc_cudnn.network.tensors import Tensor
 from ooc_cudnn.operations import convolution
-from ooc_cudnn.operations.backward_bias import BackwardBias
 from ooc_cudnn.operations.backward_data import BackwardData
 from ooc_cudnn.operations.backward_filter import BackwardFilter
 from ooc_cudnn.operations.base import Operation
+from ooc_cudnn.operations.broadcast_gradient import BroadcastGradient
 from ooc_cudnn.operations.chain import Chain
 from ooc_cudnn.operations.op_tensor import AddTensor
 from ooc_cudnn.settings_table import Settings
@@ -44,7 +44,7 @@ class Convolution(Node):
     def backward(self, emit: Backward, dy: Tensor) -> None:
         operation = self._under(emit.settings)
         if self.b is not None:
-            call = BackwardBias(operation.output_shape, dy.dtype)
+            call = BroadcastGradient(operation.output_shape, dy.dtype)
             emit.gradient("bias gradient", call, {"dy": dy}, db=self.b)
         reads = {"x": self.x, "dy": dy}
         emit.gradient("filter gradient", BackwardFilter(operation), reads, dw=self.w)
