@@ -4,7 +4,7 @@
 // Softmax cross entropy, of a site with the label y, the weights w and l = log(sum(exp(x))) - x:
 //
 //     loss = (1 - smoothing) * w[y] * l[y] + smoothing / classes * sum(w * l)
-//     dx   = scale * (softmax(x) * total - share),  share: what each class counts above, total: its sum
+//     dx   = factor * (softmax(x) * total - share),  share: what each class counts above, total: the sum
 //
 // Elements of x and a target t, with the weights w and, of what is positive, p:
 //
@@ -114,10 +114,10 @@ __global__ void __launch_bounds__(BLOCK_THREADS) cross_entropy(
 template <typename T, typename L, int LANES>
 __global__ void __launch_bounds__(BLOCK_THREADS) cross_entropy_backward(
     LossRows<3> rows, T *dx, const T *x, const L *labels, const Arithmetic<T> *weights,
-    const double *divisor, double smoothing, long long ignored, double scale) {
+    const double *divisor, const double *dy, double smoothing, long long ignored, double scale) {
     using A = Arithmetic<T>;
     const int classes = (int)rows.c, places = blockDim.x / LANES;
-    const double factor = divisor ? scale / divisor[0] : scale;
+    const double factor = scale * dy[0] / (divisor ? divisor[0] : 1.0);
     for (long long item = blockIdx.x; item < rows.items(); item += gridDim.x) {
         for (long long first = 0; first < rows.sites(); first += places) {
             const long long site = first + threadIdx.x / LANES;
@@ -195,8 +195,9 @@ __global__ void __launch_bounds__(BLOCK_THREADS) element_loss(
 template <typename T, int MODE>
 __global__ void __launch_bounds__(BLOCK_THREADS) element_loss_backward(
     LossRows<5> rows, T *dx, const T *x, const T *target, const T *weight, const T *positive,
-    double scale) {
+    const double *dy, double scale) {
     using A = Arithmetic<T>;
+    const A factor = A(scale * dy[0]);
     const long long elements = rows.c * rows.sites();
     for (long long item = blockIdx.x; item < rows.items(); item += gridDim.x)
         for (long long element = threadIdx.x; element < elements; element += blockDim.x) {
@@ -209,7 +210,7 @@ __global__ void __launch_bounds__(BLOCK_THREADS) element_loss_backward(
                 slope = (1 + (p - 1) * t) / (1 + exponential(-a)) - p * t;
                 if (weight) slope *= widen(weight[rows.at(2, item, c, site)]);
             }
-            dx[rows.at(4, item, c, site)] = narrow<T>(A(scale) * slope);
+            dx[rows.at(4, item, c, site)] = narrow<T>(factor * slope);
         }
 }
 

@@ -10,6 +10,7 @@ from ooc_cudnn.network import saving
 from ooc_cudnn.network.backward import check_loss, forward_step, training_step
 from ooc_cudnn.network.builders.base import translated
 from ooc_cudnn.network.builders.elementwise import ElementwiseBuilders
+from ooc_cudnn.network.builders.losses import LossBuilders
 from ooc_cudnn.network.builders.normalizations import NormalizationBuilders
 from ooc_cudnn.network.builders.shapes import ShapeBuilders
 from ooc_cudnn.network.builders.windows import WindowBuilders
@@ -17,13 +18,12 @@ from ooc_cudnn.network.phases import Step
 from ooc_cudnn.network.tensors import Tensor
 from ooc_cudnn.operations.window_arguments import is_int
 from ooc_cudnn.settings import current
-from ooc_cudnn.tensor import DTYPES
-
-#: Integer dtypes that inputs may have: labels, and images as they are stored.
-INTEGERS = ("int64", "int32", "uint8", "uint16")
+from ooc_cudnn.tensor import DTYPES, ITEM_BYTES
 
 
-class Network(WindowBuilders, NormalizationBuilders, ElementwiseBuilders, ShapeBuilders):
+class Network(
+    WindowBuilders, NormalizationBuilders, ElementwiseBuilders, ShapeBuilders, LossBuilders
+):
     """A network, from inputs to a loss or other results.
 
     Builders (`convolution`, `activation`, ...) add a node and return its result, a tensor with
@@ -73,10 +73,8 @@ class Network(WindowBuilders, NormalizationBuilders, ElementwiseBuilders, ShapeB
             Whether steps of training also make its gradient.
         """
         name = self._fresh_name("input", name)
-        if dtype not in (*DTYPES, *INTEGERS):
-            raise TypeError(
-                f"{name}: dtype must be one of {', '.join((*DTYPES, *INTEGERS))}, not {dtype!r}"
-            )
+        if dtype not in ITEM_BYTES:
+            raise TypeError(f"{name}: dtype must be one of {', '.join(ITEM_BYTES)}, not {dtype!r}")
         extents = tuple(shape)
         if not extents or not all(is_int(e) and e > 0 for e in extents):
             raise ValueError(f"{name}: shape must hold positive ints, not {shape!r}")

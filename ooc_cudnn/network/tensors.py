@@ -7,11 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
-
 from ooc_cudnn.operations.base import Shape
 from ooc_cudnn.operations.splittable import Region
-from ooc_cudnn.tensor import DTYPES
+from ooc_cudnn.tensor import DTYPES, ITEM_BYTES
 
 #: input: given in each step. parameter: lives between steps, the user updates it. running: lives
 #: between steps, a step updates it in place (running statistics). map: what forward makes.
@@ -47,7 +45,7 @@ class Tensor:
     @property
     def nbytes(self) -> int:
         """Bytes of its elements."""
-        return math.prod(self.shape) * (DTYPES.get(self.dtype) or np.dtype(self.dtype).itemsize)
+        return math.prod(self.shape) * ITEM_BYTES[self.dtype]
 
     @property
     def is_floating(self) -> bool:

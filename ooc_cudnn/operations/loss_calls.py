@@ -32,6 +32,8 @@ from perfmodel.cached import cached_property
 
 ROWS = frozenset({"n", "h_y"})
 WHOLE: frozenset[str] = frozenset()
+#: A loss, its gradient, or what it is divided by.
+SCALAR = Operand((1,), "float64", WHOLE)
 
 
 class _OfRows(OfOneShape):
@@ -187,9 +189,9 @@ class CrossEntropyCall(LabelWeightsCall):
 
 @dataclass(frozen=True)
 class CrossEntropyGradient(CrossEntropyCall):
-    """dx from the logits x, labels, weights and, if `divided`, the divisor: `scale` times that.
+    """dx from x, labels, weights, if `divided` the divisor, and dy, the gradient of the loss.
 
-    `scale` is the gradient that comes in, and the factor of a mean that has no divisor.
+    `scale` is what the loss is multiplied with besides.
     """
 
     scale: float = 1.0
@@ -199,8 +201,7 @@ class CrossEntropyGradient(CrossEntropyCall):
 
     @property
     def takes(self) -> Mapping[str, Operand | None]:
-        divisor = Operand((1,), "float64", WHOLE) if self.divided else None
-        return {**super().takes, "divisor": divisor}
+        return {**super().takes, "divisor": SCALAR if self.divided else None, "dy": SCALAR}
 
     def on_piece(self, shape: Shape, dtype: str) -> Any:
         return CrossEntropyBackward(
@@ -209,9 +210,9 @@ class CrossEntropyGradient(CrossEntropyCall):
 
     def size(self, operation: Any, inputs: list[Any]) -> Array:
         """Shares that are at most the weights are subtracted, after differences of logits."""
-        x, _, weights, divisor = inputs
+        x, _, weights, divisor, dy = inputs
         largest = 1.0 if weights is None else float(np.abs(weights).max())
-        scale = abs(self.scale) if divisor is None else abs(self.scale / float(divisor[0]))
+        scale = abs(self.scale * dy[0] / (1.0 if divisor is None else divisor[0]))
         return np.asarray(2 * scale * largest * (1 + np.abs(x).max(axis=1, keepdims=True)))
 
 
@@ -260,20 +261,24 @@ class ElementLossCall(_OfRows):
 
 @dataclass(frozen=True)
 class ElementLossGradient(ElementLossCall):
-    """dx from x, the target and the weights: `scale` times the slope of the losses."""
+    """dx from x, the target, the weights and dy: `scale` * dy times the slope of the losses."""
 
     scale: float = 1.0
 
     results = ("dx",)
+
+    @property
+    def takes(self) -> Mapping[str, Operand | None]:
+        return {**super().takes, "dy": SCALAR}
 
     def on_piece(self, shape: Shape, dtype: str) -> Any:
         return ElementLossBackward(shape, dtype, self.mode, *self._weights(shape), self.scale)
 
     def size(self, operation: Any, inputs: list[Any]) -> Array:
         """What is subtracted is no larger than both together, by weights at their largest."""
-        weight, positive = (1.0 if a is None else np.abs(a).max() for a in inputs[2:])
+        weight, positive = (1.0 if a is None else np.abs(a).max() for a in inputs[2:4])
         size = np.abs(inputs[0]) + np.abs(inputs[1]) + 1
-        return np.asarray(4 * abs(self.scale) * size * weight * (1 + positive))
+        return np.asarray(4 * abs(self.scale * inputs[4][0]) * size * weight * (1 + positive))
 
 
 @dataclass(frozen=True)
@@ -294,9 +299,8 @@ class TotalCall(Built):
 
     @cached_property
     def operands(self) -> Mapping[str, Operand]:
-        one = Operand((1,), "float64", WHOLE)
-        divisor = {"divisor": one} if self.divided else {}
-        return {"losses": Operand(self.shape, "float64", WHOLE), **divisor, "loss": one}
+        divisor = {"divisor": SCALAR} if self.divided else {}
+        return {"losses": Operand(self.shape, "float64", WHOLE), **divisor, "loss": SCALAR}
 
     @property
     def extents(self) -> Split:

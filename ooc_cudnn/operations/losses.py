@@ -150,10 +150,11 @@ class CrossEntropy(_CrossEntropy):
 
 @dataclass(frozen=True)
 class CrossEntropyBackward(_CrossEntropy):
-    """dx from (x, labels, weights, divisor): ``scale / divisor * (softmax(x) * total - target)``.
+    """dx from (x, labels, weights, divisor, dy): ``factor * (softmax(x) * total - target)``.
 
-    The target is what each class counts in `CrossEntropy`, the total their sum. The divisor, (1,)
-    float64, is 1 where it is absent. 0 where the label is ignored.
+    The target is what each class counts in `CrossEntropy`, the total their sum. The factor is scale
+    * dy / divisor, the last two (1,) float64; a divisor that is absent is 1. 0 where the label is
+    ignored.
     """
 
     scale: float
@@ -165,7 +166,7 @@ class CrossEntropyBackward(_CrossEntropy):
         return self.over(4)
 
     def reference(
-        self, x: Array, labels: Array, weights: Array | None, divisor: Array | None
+        self, x: Array, labels: Array, weights: Array | None, divisor: Array | None, dy: Array
     ) -> Array:
         """Compute it plainly in float64."""
         shifted, classes, weight, even = self.of_sites(x, labels, weights)
@@ -173,7 +174,7 @@ class CrossEntropyBackward(_CrossEntropy):
         softmax = power / power.sum(axis=1, keepdims=True)
         dx = softmax * (weight + even.sum()) - even
         np.put_along_axis(dx, classes, np.take_along_axis(dx, classes, 1) - weight, 1)
-        dx *= self.scale if divisor is None else self.scale / divisor.astype(np.float64)[0]
+        dx *= self.scale * dy[0] / (1.0 if divisor is None else divisor[0])
         return np.where(labels[:, np.newaxis] == self.ignore_index, 0.0, dx)
 
 
@@ -235,7 +236,7 @@ class ElementLoss(_ElementLoss):
 
 @dataclass(frozen=True)
 class ElementLossBackward(_ElementLoss):
-    """dx from (x, target, weight, positive): scale times the slope of the loss in x."""
+    """dx from (x, target, weight, positive, dy): scale * dy times the slope of the loss in x."""
 
     scale: float = 1.0
 
@@ -246,16 +247,17 @@ class ElementLossBackward(_ElementLoss):
         return self.over(3)
 
     def reference(
-        self, x: Array, target: Array, weight: Array | None, positive: Array | None
+        self, x: Array, target: Array, weight: Array | None, positive: Array | None, dy: Array
     ) -> Array:
         """Compute it plainly in float64."""
         x, t = x.astype(np.float64), target.astype(np.float64)
+        scale = self.scale * dy[0]
         if self.mode == SQUARED:
-            return np.asarray(2 * self.scale * (x - t))
+            return np.asarray(2 * scale * (x - t))
         dx = self.positives(t, positive) / (1 + np.exp(-x)) - (
             t if positive is None else positive * t
         )
-        return np.asarray(self.scale * (dx if weight is None else weight * dx))
+        return np.asarray(scale * (dx if weight is None else weight * dx))
 
 
 @dataclass(frozen=True)

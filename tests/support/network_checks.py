@@ -48,8 +48,7 @@ def twin_step(net, output, twin, given, seed_gradient):
     for name in net.wanted:
         tensors[name].requires_grad_()
     result = twin(_Tensors(tensors, training=True))
-    if result.requires_grad:
-        result.backward(torch.tensor(seed_gradient).reshape(result.shape))
+    result.backward(torch.tensor(seed_gradient).reshape(result.shape))
     gradients = {name: tensors[name].grad for name in net.wanted}
     running = {name: tensors[name] for name in net.running}
     return result, gradients, running

@@ -28,12 +28,18 @@ from ooc_cudnn.operations.activation_backward import (
 from ooc_cudnn.operations.batch_normalization import Normalise, NormaliseBackward
 from ooc_cudnn.operations.op_tensor import COMBINED, OpTensor, wide_shape
 from ooc_cudnn.operations.pointwise import Pointwise, Relayout
+from ooc_cudnn.operations.reshape import Reshape
 from ooc_cudnn.operations.softmax import ImageSoftmax, ImageSoftmaxBackward
 
 
 def relayout(operation: Relayout, inputs: Inputs, output: Array, workspace: Array) -> None:
     """The same numbers in another order of memory."""
     np.copyto(output, inputs[0])
+
+
+def reshape(operation: Reshape, inputs: Inputs, output: Array, workspace: Array) -> None:
+    """The same numbers in another shape."""
+    np.copyto(output, inputs[0].reshape(output.shape))
 
 
 def pointwise(operation: Pointwise, inputs: Inputs, output: Array, workspace: Array) -> None:
@@ -195,6 +201,7 @@ def image_softmax_backward(
 RUNNERS: dict[type, Runner] = {
     Pointwise: pointwise,
     Relayout: relayout,
+    Reshape: reshape,
     OpTensor: op_tensor,
     ActivationBackward: activation_backward,
     PreluBackward: prelu_backward,

@@ -23,9 +23,9 @@ from ooc_cudnn.operations.losses import (
 ROW_AXES: dict[type, tuple[int | None, ...]] = {
     LabelWeights: (1, 1, None),
     CrossEntropy: (1, 2, 1, None),
-    CrossEntropyBackward: (2, 2, 1, None, None),
+    CrossEntropyBackward: (2, 2, 1, None, None, None),
     ElementLoss: (1, 2, 2, 2, 2),
-    ElementLossBackward: (2, 2, 2, 2, 2),
+    ElementLossBackward: (2, 2, 2, 2, 2, None),
 }
 
 

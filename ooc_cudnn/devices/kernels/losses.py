@@ -88,7 +88,7 @@ def label_weights(operation: LabelWeights, call: Call) -> None:
 
 
 def cross_entropy(operation: CrossEntropy | CrossEntropyBackward, call: Call) -> None:
-    """Run `CrossEntropy` on (x, labels, weights), or its gradient, which takes a divisor, too."""
+    """Run `CrossEntropy` on (x, labels, weights), or its gradient on (..., divisor, dy)."""
     x = check("x", call.inputs[0], operation.shape, operation.dtype)
     shape = operation.labels.shape
     labels = check("labels", call.inputs[1], shape, operation.labels_dtype)
@@ -99,7 +99,7 @@ def cross_entropy(operation: CrossEntropy | CrossEntropyBackward, call: Call) ->
     if isinstance(operation, CrossEntropyBackward):
         results = [check("dx", call.output, operation.shape, operation.dtype)]
         divisor = call.inputs[3] and check_packed("the divisor", call.inputs[3], (1,), "float64")
-        views.append(divisor)
+        views += divisor, check_packed("dy", call.inputs[4], (1,), "float64")
         scalars.append(np.float64(operation.scale))
     else:
         check_packed("the losses", call.output, operation.output_shape, "float64")
@@ -117,7 +117,7 @@ def cross_entropy(operation: CrossEntropy | CrossEntropyBackward, call: Call) ->
 
 
 def element_loss(operation: ElementLoss | ElementLossBackward, call: Call) -> None:
-    """Run `ElementLoss`, or its gradient, on (x, target, weight, positive)."""
+    """Run `ElementLoss` on (x, target, weight, positive), or its gradient, which takes dy, too."""
     shapes = (
         operation.shape,
         operation.shape,
@@ -127,13 +127,14 @@ def element_loss(operation: ElementLoss | ElementLossBackward, call: Call) -> No
     operands = [
         check(name, view, shape, operation.dtype) if shape else None
         for name, view, shape in zip(
-            ("x", "target", "weight", "positive"), call.inputs, shapes, strict=True
+            ("x", "target", "weight", "positive"), call.inputs[:4], shapes, strict=True
         )
     ]
-    results, scalars = [], []
+    results, scalars, vectors = [], [], list[DeviceView]()
     if isinstance(operation, ElementLossBackward):
         results = [check("dx", call.output, operation.shape, operation.dtype)]
         scalars = [np.float64(operation.scale)]
+        vectors = [check_packed("dy", call.inputs[4], (1,), "float64")]
     else:
         check_packed("the losses", call.output, operation.output_shape, "float64")
 
@@ -145,7 +146,7 @@ def element_loss(operation: ElementLoss | ElementLossBackward, call: Call) -> No
         kernel = "element_loss_backward" if results else "element_loss"
         return _rows(kernel, arguments, shape, elements, strides)
 
-    launch(operation, (call.output, *operands), plan, scalars, call.stream)
+    launch(operation, (call.output, *operands, *vectors), plan, scalars, call.stream)
 
 
 def total(operation: Total, call: Call) -> None:

@@ -14,11 +14,14 @@ from ooc_cudnn.devices.kernels import (
     softmax,
 )
 from ooc_cudnn.devices.kernels.arguments import MODES_WITH_COEFFICIENT
+from ooc_cudnn.devices.kernels.checks import check, check_packed
 from ooc_cudnn.devices.kernels.launch import Call, Runner
 from ooc_cudnn.devices.kernels.pointwise import pointwise
 from ooc_cudnn.devices.kernels.relayout import relayout
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.operations.pointwise import Pointwise, Relayout
+from ooc_cudnn.operations.reshape import Reshape
+from ooc_cudnn.tensor import packed_strides
 
 
 def _tensor(view: DeviceView | None) -> DeviceView | None:
@@ -54,9 +57,20 @@ def _relayout(operation: Relayout, call: Call) -> None:
     relayout(destination, value, call.stream)
 
 
+def _reshape(operation: Reshape, call: Call) -> None:
+    """Copy to packed memory, in which either shape is the other one."""
+    value = check("x", call.inputs[0], operation.shape, operation.dtype)
+    output = check_packed("y", call.output, operation.output_shape, operation.dtype)
+    packed = packed_strides(operation.shape)
+    relayout(
+        DeviceView(output.pointer, operation.dtype, operation.shape, packed), value, call.stream
+    )
+
+
 RUNNERS: dict[type, Runner] = {
     Pointwise: _pointwise,
     Relayout: _relayout,
+    Reshape: _reshape,
     **elementwise.RUNNERS,
     **losses.RUNNERS,
     **normalise.RUNNERS,

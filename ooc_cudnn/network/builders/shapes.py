@@ -6,11 +6,19 @@ from collections.abc import Sequence
 
 from ooc_cudnn.network.builders.base import Builders, builder
 from ooc_cudnn.network.nodes.concatenate import Concatenate
+from ooc_cudnn.network.nodes.reshape import Reshape
 from ooc_cudnn.network.tensors import Tensor
+from ooc_cudnn.operations.reshape import flattened
 
 
 class ShapeBuilders(Builders):
     """Concatenation, and what changes shapes."""
+
+    @builder
+    def flatten(self, x: Tensor, *, name: str = "") -> Tensor:
+        """All elements of an image on one axis, (n, c * sites): channel after channel."""
+        x = self._own(x)
+        return self._add(Reshape(name, self._result(name, flattened(x.shape), x.dtype), x))
 
     @builder
     def concatenate(self, parts: Sequence[Tensor], *, name: str = "") -> Tensor:

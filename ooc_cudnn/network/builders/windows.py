@@ -9,8 +9,10 @@ from ooc_cudnn.network.builders.base import Builders, builder
 from ooc_cudnn.network.initial import he, zeros
 from ooc_cudnn.network.nodes.convolution import Convolution
 from ooc_cudnn.network.nodes.pooling import Pooling
+from ooc_cudnn.network.nodes.reshape import Reshape
 from ooc_cudnn.network.tensors import Tensor
 from ooc_cudnn.operations import convolution, pooling
+from ooc_cudnn.operations.reshape import flattened
 from ooc_cudnn.operations.window_arguments import is_int, per_axis
 from ooc_cudnn.types import Padding, Sizes
 
@@ -91,32 +93,32 @@ class WindowBuilders(Builders):
         Parameters
         ----------
         x : Tensor, shape (n, c, up to 3 spatial axes)
+            Maps are flattened first; of each site by itself it is a `convolution` of window 1.
         features : int
         bias : bool
             Whether there is a b.
         w, b : array or parameter, optional
-            As for `convolution`; shapes (features, c, spatial...), without axes where all of them
-            have extent 1, and (features,).
+            As for `convolution`; shapes (features, elements of an image) and (features,).
 
         Notes
         -----
-        A convolution whose window is the whole image.
+        A convolution of window 1 on images of one site.
         """
         x = self._own(x)
         if not is_int(features) or features < 1:
             raise ValueError(f"features must be a positive int, not {features!r}")
         if len(x.shape) not in (2, 3, 4, 5):
             raise ValueError(f"x must have shape (n, c, up to 3 spatial axes), not {x.shape}")
-        n, c, *spatial = x.shape
-        window = tuple(spatial) or (1,)
-        operation = convolution.Convolution.of(
-            (n, c, *window), (int(features), c, *window), dtype=x.dtype
-        )
-        w_shape = (int(features), c, *(window if math.prod(window) > 1 else ()))
-        filters = self._parameter(name, "w", w_shape, x.dtype, he(math.prod(w_shape[1:])), w)
+        n, elements = flattened(x.shape)
+        w_shape = (int(features), elements)
+        operation = convolution.Convolution.of((n, elements, 1), (*w_shape, 1), dtype=x.dtype)
+        filters = self._parameter(name, "w", w_shape, x.dtype, he(elements), w)
         vector = None
         if _has_bias(bias, b):
             vector = self._parameter(name, "b", w_shape[:1], x.dtype, zeros, b)
+        if len(x.shape) > 2:
+            flat = f"{name}.x"
+            x = self._add(Reshape(flat, self._result(flat, (n, elements), x.dtype), x))
         y = self._result(name, (n, int(features)), x.dtype)
         return self._add(Convolution(name, y, x, filters, vector, operation))
 
