@@ -49,11 +49,11 @@ def as_python_has_it():
 class Case:
     """A call of several pieces, and what it has to return."""
 
-    def __init__(self, **settings):
+    def __init__(self, x=(4, 4, 24, 16), filters=5, **settings):
         random = np.random.default_rng(3)
-        self.x = random.standard_normal((4, 4, 24, 16)).astype(np.float32)
-        self.w = random.standard_normal((5, 4, 3, 3)).astype(np.float32)
-        self.b = random.standard_normal(5).astype(np.float32)
+        self.x = random.standard_normal(x).astype(np.float32)
+        self.w = random.standard_normal((filters, x[1], 3, 3)).astype(np.float32)
+        self.b = random.standard_normal(filters).astype(np.float32)
         self.kept = [each.copy() for each in (self.x, self.w, self.b)]
         self.settings = {"memory_limit": LIMIT} | settings
         self.before = None
@@ -108,8 +108,12 @@ def test_at_every_point_of_a_repeated_call(overlap):
 
 
 def test_at_points_of_a_first_call():
-    case = Case()
+    """Of a small call, cut as well: every point before Ctrl-C is traced, and planning has many."""
+    case = Case((2, 2, 12, 8), 2, memory_limit="6KiB")
     case.before = forget_calls
+    with ooc_cudnn.profile() as p:
+        case.call()
+    assert p.calls[0].plan.pieces > 1
     assert not sweep(case, 10, least=5000)
 
 

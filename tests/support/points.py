@@ -63,16 +63,25 @@ class Pressed:
         sys.settrace(None)
 
     def _trace(self, frame: FrameType, event: str, argument: object) -> Any:
+        """Follow a frame that begins; `points` is asked once a frame, as that takes long."""
         if frame.f_code.co_filename == __file__:
             return None
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        if event == "opcode" and frame.f_lasti in points(frame.f_code):
-            self.visited += 1
-            if self.visited in self.at:
-                try:
-                    signal.raise_signal(signal.SIGINT)
-                except KeyboardInterrupt:
-                    if self.visited < max(self.at):  # Python stops tracing when this raises
-                        sys.settrace(self._trace)
-                    raise
-        return self._trace
+        places = points(frame.f_code)
+
+        def step(frame: FrameType, event: str, argument: object) -> Any:
+            if event == "opcode" and frame.f_lasti in places:
+                self._visit()
+            return step
+
+        return step
+
+    def _visit(self) -> None:
+        self.visited += 1
+        if self.visited in self.at:
+            try:
+                signal.raise_signal(signal.SIGINT)
+            except KeyboardInterrupt:
+                if self.visited < max(self.at):  # Python stops tracing when this raises
+                    sys.settrace(self._trace)
+                raise
