@@ -37,6 +37,13 @@ from ooc_cudnn.operations.launches import Buffer, Launch
 from ooc_cudnn.tensor import ORDERS, numpy_dtype
 
 
+#: A view of memory, by address, bytes and flag. An array of ctypes would be a new type each time.
+_memory = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)(
+    ("PyMemoryView_FromMemory", ctypes.pythonapi)
+)
+WRITABLE = 0x200  # PyBUF_WRITE
+
+
 class HostAllocation:
     """Host memory that plays device memory."""
 
@@ -206,7 +213,7 @@ def _array(view: DeviceView) -> HostArray:
     reach = [(extent - 1) * stride for extent, stride in zip(view.shape, strides, strict=True)]
     below = -sum(step for step in reach if step < 0)  # bytes before the first element
     span = below + sum(step for step in reach if step > 0) + dtype.itemsize
-    raw: Any = (ctypes.c_char * span).from_address(view.pointer - below)
+    raw = _memory(view.pointer - below, span, WRITABLE)
     return np.ndarray(view.shape, dtype, buffer=raw, offset=below, strides=strides)
 
 
