@@ -71,6 +71,30 @@ def host_device(request, monkeypatch):
     device.release_caches()
 
 
+@pytest.fixture(scope="module")
+def plans_are_kept():
+    """Tests of a module that ask for the same plan share it: it hangs on what is asked alone."""
+    from ooc_cudnn.functions import chain_planning, prepared
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prepared, "forget_plans", lambda: None)
+        patch.setattr(chain_planning, "REMEMBERED_PLANS", 10**4)
+        yield
+    chain_planning.forget_plans()
+
+
+@pytest.fixture(scope="module")
+def searches_are_shared():
+    """Tests of a module that ask for one call under many limits share what is known of its pieces.
+
+    (`tests.support.searches`)
+    """
+    from tests.support import searches
+
+    with searches.shared():
+        yield
+
+
 @pytest.fixture
 def random():
     """A generator that gives each test the same numbers every time."""

@@ -21,6 +21,7 @@ from ooc_cudnn.memory.pinned import held_bytes
 from ooc_cudnn.units import parse_limit
 
 CASES = SUITE.cases
+pytestmark = pytest.mark.usefixtures("plans_are_kept")
 NEED_A_CARD = {
     "double_buffered_cupy",
     "cudnn",

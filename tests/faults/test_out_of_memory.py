@@ -18,6 +18,7 @@ from ooc_cudnn.memory import release
 from tests.support.left_behind import left_behind
 from tests.support.refusals import Refusing
 
+pytestmark = pytest.mark.usefixtures("plans_are_kept")
 OWN = DeviceOutOfMemoryError, HostOutOfMemoryError, PlanInfeasibleError
 
 
@@ -74,7 +75,7 @@ def test_every_allocation_is_refused_in_turn(monkeypatch, host_device, name, for
     call, limit = CALLS[name]
 
     def fresh():
-        """From nothing: no block, no plan, nothing ready."""
+        """From nothing: no block, no call, nothing ready; planning allocates nothing of these."""
         forget_calls()
         release()
         with ooc_cudnn.settings(memory_limit=limit):

@@ -13,7 +13,6 @@ import ooc_cudnn
 from ooc_cudnn.devices.host import device as host
 from ooc_cudnn.devices.host.device import HostDevice
 from ooc_cudnn.errors import PlanInfeasibleError, VerificationError
-from ooc_cudnn.functions import chain_planning, prepared
 from ooc_cudnn.functions import public as declared
 from tests.support.function_cases import PLACEMENTS, channels_last, least_limit, place, some_limits
 from tests.support.sample import FUNCTIONS, NAMES, sample
@@ -24,16 +23,6 @@ pytestmark = pytest.mark.usefixtures("no_threads_left", "plans_are_kept")
 CHAIN = "chain_forward"
 #: Operands that a function takes in every mode, and does not read in this one.
 NOT_READ = {"pooling_backward average": ("y", "x"), "activation_backward": ("y",)}
-
-
-@pytest.fixture(scope="module")
-def plans_are_kept():
-    """Tests that ask for the same plan share it: it hangs on what is asked alone."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(prepared, "forget_plans", lambda: None)
-        patch.setattr(chain_planning, "REMEMBERED_PLANS", 10**4)
-        yield
-    chain_planning.forget_plans()
 
 
 @pytest.fixture(scope="module")

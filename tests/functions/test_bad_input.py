@@ -14,6 +14,7 @@ from tests.support.sample import FUNCTIONS, NAMES, sample
 
 pytest.importorskip("torch")
 pytest.importorskip("ml_dtypes")
+pytestmark = pytest.mark.usefixtures("plans_are_kept")
 INF, NAN = float("inf"), float("nan")
 
 

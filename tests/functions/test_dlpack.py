@@ -12,6 +12,7 @@ from tests.support.sample import NAMES, sample
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("ml_dtypes")
+pytestmark = pytest.mark.usefixtures("plans_are_kept")
 TORCH = {
     "float16": torch.float16,
     "bfloat16": torch.bfloat16,

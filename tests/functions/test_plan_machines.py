@@ -11,10 +11,10 @@ from ooc_cudnn.operations import AddTensor, Convolution, Pooling
 from ooc_cudnn.tensor import DTYPES, TensorSpec
 from perfmodel import shipped_names
 
-X = TensorSpec((64, 64, 56, 56))
-POOLED = TensorSpec((64, 64, 28, 28))
-W = TensorSpec((64, 64, 3, 3), placement="device")
-B = TensorSpec((64,), placement="device")
+X = TensorSpec((32, 32, 24, 24))
+POOLED = TensorSpec((32, 32, 12, 12))
+W = TensorSpec((32, 32, 3, 3), placement="device")
+B = TensorSpec((32,), placement="device")
 MOMENTS = {"scale": B, "bias": B}
 #: Arguments of each function; operands of x's kind in float32.
 CALLS = {

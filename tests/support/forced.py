@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from unittest import mock
 
+import numpy as np
+
 import perfmodel
 from ooc_cudnn.arrays.operands import wrap
 from ooc_cudnn.devices import get_device
@@ -48,9 +50,13 @@ def rings(depth=None, whole=None):
     worth_trying = pricing_rings.worth_trying
 
     def forced(pieces, order, limit_bytes):
+        depths = []
         for found in worth_trying(pieces, order, limit_bytes):
-            asked = found.whole if whole is None else whole
-            yield pricing_rings.rings(pieces, found.depth, asked)
+            if whole is None:
+                yield found
+            elif not any(np.array_equal(found.depth, depth) for depth in depths):
+                depths.append(found.depth)
+                yield pricing_rings.rings(pieces, found.depth, whole)
 
     depths = pricing_rings.DEPTHS if depth is None else (depth,)
     with (
