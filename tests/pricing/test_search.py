@@ -12,13 +12,16 @@ from benchmarks.accuracy_draw import SCALES, draw_of
 from benchmarks.planning import judged
 from benchmarks.planning_problems import BATCHES, VGG, feasible, problem, problems
 from benchmarks.searches import Prices, descended, exhaustive, local, ordered
+from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.functions.plan import plan_request
 from ooc_cudnn.functions.public import FUNCTIONS
 from ooc_cudnn.operations.splittable import AXES
 from ooc_cudnn.pricing import planner
+from ooc_cudnn.pricing.plan import Plan
 from ooc_cudnn.pricing.search import Search, caution, even_sizes
 from ooc_cudnn.tensor import TensorSpec
 from perfmodel import Split
+from tests.support import searches
 
 
 @given(st.integers(1, 5000), st.integers(2, 40))
@@ -221,3 +224,25 @@ def test_memory_that_is_too_short_for_the_next_size_of_the_grid_is_used():
     assert between.split.n == 13
     assert between.seconds < 0.9 * on_grid.seconds
     assert planner.make_plan(made).split == between.split
+
+
+@pytest.mark.parametrize("function", sorted(FUNCTIONS))
+def test_plans_of_searches_that_tests_share_are_the_library_s(function):
+    """Limits one after another, and back: what was planned before alters no plan."""
+    first = feasible(problem(indices(function)[0]))[0].parts[0].request
+    asked = [
+        dataclasses.replace(first, memory_limit=first.memory_limit // share)
+        for share in (1, 3, 2, 1)
+    ]
+
+    def plans():
+        for each in asked:
+            try:
+                yield planner.make_plan(each)
+            except PlanInfeasibleError as error:
+                yield error.smallest_bytes
+
+    expected = [*plans()]
+    assert isinstance(expected[0], Plan)
+    with searches.shared():
+        assert [*plans()] == expected

@@ -1,7 +1,8 @@
 """Searches that share what hangs on no memory limit.
 
 The costs of a call's pieces, and the grid of its splits, are the same under five limits, or for a
-hundred forced splits; the library makes them anew for each plan. Plans are the same either way.
+hundred forced splits; the library makes them anew for each plan. Plans are the same either way
+(`tests/pricing/test_search.py`). What is shared knows no limit at all: to look at it is an error.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def shared():
     class Sharing(Search):
         def __init__(self, request, layout):
             super().__init__(request, layout)
-            self.known = known(replace(request, memory_limit=0), layout)
+            self.known = known(replace(request, memory_limit=None), layout)
             self.axes, self.costs, self._row = self.known.axes, self.known.costs, self.known._row
 
         grid = property(lambda self: self.known.grid)

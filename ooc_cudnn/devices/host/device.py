@@ -36,7 +36,6 @@ from ooc_cudnn.memory.pinned import release
 from ooc_cudnn.operations.launches import Buffer, Launch
 from ooc_cudnn.tensor import ORDERS, numpy_dtype
 
-
 #: A view of memory, by address, bytes and flag. An array of ctypes would be a new type each time.
 _memory = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)(
     ("PyMemoryView_FromMemory", ctypes.pythonapi)
