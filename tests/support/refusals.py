@@ -23,23 +23,24 @@ def driver_with(monkeypatch, device, most_bytes=math.inf, failures=math.inf):
 
 
 class Refusing:
-    """Counts allocations by functions, each an owner and a name, and refuses some of them."""
+    """Counts allocations by functions, each an owner and a name, and refuses some of them.
 
-    MESSAGE = "there is no more"
+    The message of what it raises is the name.
+    """
 
     def __init__(self, monkeypatch, *functions):
         self.asked, self.refused = 0, range(0)
         for owner, name in functions:
             given = getattr(owner, name)
             monkeypatch.setattr(
-                owner, name, lambda *a, given=given, **k: self._allocate(given, *a, **k)
+                owner, name, lambda *a, n=name, given=given, **k: self._allocate(n, given, *a, **k)
             )
 
-    def _allocate(self, given, *arguments, **named):
+    def _allocate(self, name, given, *arguments, **named):
         at = self.asked
         self.asked += 1
         if at in self.refused:
-            raise MemoryError(self.MESSAGE)
+            raise MemoryError(name)
         return given(*arguments, **named)
 
     def begin(self, refused):
