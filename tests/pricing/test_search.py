@@ -127,7 +127,7 @@ def test_a_price_is_that_of_the_schedule_in_bytes(request_):
     for split, _ in sample(Search(request, request.layouts[0]), 25, 5):
         plan = make_plan(request, split=split)
         schedule, moved = plan_schedule(request, plan), {"copy_in": 0, "copy_out": 0}
-        replayed = Replayed(request, schedule)
+        replayed = Replayed(schedule)
         for step, cost in zip(schedule.steps, replayed.costs, strict=True):
             if step.stream in moved:
                 moved[step.stream] += cost.host_bytes
