@@ -21,7 +21,7 @@ from ooc_cudnn.devices.binding import bind, declared
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.memory.alignment import aligned
 from ooc_cudnn.operations.launches import Buffer, Launch
-from ooc_cudnn.tensor import DTYPES, numpy_dtype, packed_strides
+from ooc_cudnn.tensor import DTYPES, ITEM_BYTES, numpy_dtype, packed_strides
 
 Action = Callable[[Any], Any]
 #: Returns the next action of a batch.
@@ -255,7 +255,7 @@ class Bench:
 
         A few come from the host; on the device they are copied over and over.
         """
-        source: Any = _noise(dtype)[: nbytes // DTYPES[dtype]].view(np.uint8)
+        source: Any = _noise(dtype)[: nbytes // ITEM_BYTES[dtype]].view(np.uint8)
         filled, size, actions = 0, source.nbytes, list[Action]()
         while size:
             target = DeviceView(pointer + filled, "uint8", (size,), (1,))
@@ -338,8 +338,10 @@ def _batch(actions: Mapping[str, Next], counts: Mapping[str, int]) -> dict[str, 
 
 @cache
 def _noise(dtype: str) -> HostArray:
-    """Random numbers, the same ones each time."""
+    """Random numbers, the same ones each time; integers are small, and not negative."""
     values: HostArray = np.random.default_rng(0).standard_normal(NOISE_ELEMENTS)
+    if dtype not in DTYPES:
+        values = np.abs(values)
     return values.astype(numpy_dtype(dtype))
 
 

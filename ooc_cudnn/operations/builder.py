@@ -12,7 +12,7 @@ from ooc_cudnn.operations.launches import Buffer, Launch, Launchable
 from ooc_cudnn.operations.pointwise import Pointwise, Relayout
 from ooc_cudnn.operations.rows import with_rows
 from ooc_cudnn.operations.splittable import ALONE, Accumulation, Piece, Splittable
-from ooc_cudnn.tensor import ACCUMULATOR
+from ooc_cudnn.tensor import ACCUMULATOR, INTEGERS
 
 
 class Builder:
@@ -98,11 +98,12 @@ class Builder:
     def taken(self, name: str, order: str, dtype: str) -> str:
         """Return the name of a buffer that holds `name` in `order` and in a type, made if need be.
 
-        An operation whose result must be wider than its operands takes these widened.
+        An operation whose result must be wider than its operands takes these widened; integers
+        (indices, masks, a seed) stay what they are.
         """
         laid = self.in_order(name, order)
         have = self.buffers[laid]
-        if have.dtype == dtype:
+        if have.dtype == dtype or have.dtype in INTEGERS:
             return laid
         target = self.scratch(f"{name}_{dtype}", have.shape, dtype, have.order)
         self.launch(Pointwise(have.shape, have.dtype, dtype), (laid, "", "", ""), target)

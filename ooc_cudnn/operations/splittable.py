@@ -207,6 +207,13 @@ class Splittable(Scaled, ABC):
         """What launches depend on besides the sizes of a piece: how its rows meet the borders."""
         return None
 
+    def launch_key(self, piece: Piece) -> Hashable:
+        """What the launches of a piece depend on: pieces of one key launch the same.
+
+        A call whose numbers depend on where a piece lies adds its place; what it costs does not.
+        """
+        return piece.sizes, piece.sweep, self.row_key(piece)
+
     def meets_border(self, piece: Piece) -> bool:
         """Whether some operation sees padding above or below the rows of a piece.
 

@@ -298,8 +298,7 @@ class _TaskSteps:
         made: dict[Hashable, tuple[tuple[Launch, ...], Mapping[str, Buffer]]] = {}
         cut = list[tuple[Piece, tuple[tuple[Launch, ...], Mapping[str, Buffer]]]]()
         for piece, accumulation in pieces(call, plan.split, plan.order):
-            # Pieces of equal shape and padding launch the same.
-            key = (piece.sizes, piece.sweep, call.row_key(piece), accumulation)
+            key = (call.launch_key(piece), accumulation)
             if key not in made:
                 made[key] = call.launches(
                     piece, layout=plan.layout, orders=orders, accumulation=accumulation

@@ -21,6 +21,7 @@ from ooc_cudnn.devices.base import HostArray
 from ooc_cudnn.devices.host import (
     blas,
     convolution_backward,
+    dropout,
     elementwise,
     losses,
     pooling,
@@ -219,6 +220,7 @@ def _array(view: DeviceView) -> HostArray:
 #: What runs each operation, and what it needs as scratch.
 RUNNERS: dict[type, Runner] = {
     **convolution_backward.RUNNERS,
+    **dropout.RUNNERS,
     **elementwise.RUNNERS,
     **losses.RUNNERS,
     **pooling.RUNNERS,

@@ -65,7 +65,7 @@ def walk_numbers(axes: MergedAxes, count: int) -> tuple[int, ...]:
     )
 
 
-def _count(axes: MergedAxes, views: Sequence[DeviceView | None]) -> int:
+def pack_count(axes: MergedAxes, views: Sequence[DeviceView | None]) -> int:
     """Elements of a pack: the widest access that suits every view (operands from the first on)."""
     present = [(operand, view) for operand, view in enumerate(views) if view is not None]
     count = WIDEST_ACCESS_BYTES // present[0][1].item_bytes
@@ -97,9 +97,9 @@ def plan_op_tensor(
         return None
     whole = [c.strides, a.strides if a else c.strides]
     axes = merged_axes(c.shape, [*whole, b.strides])
-    count = _count(axes, [c, a])
+    count = pack_count(axes, [c, a])
     flat = merged_axes(c.shape, whole)
-    flat_count = 1 if flat.sizes else _count(flat, [c, a])
+    flat_count = 1 if flat.sizes else pack_count(flat, [c, a])
     walked = count  # elements of a step of the walk
     if flat_count > count and axes.inner > 1:
         spread, count, walked = CARRIED, flat_count, 1
@@ -172,7 +172,7 @@ def _plan_gradient(
     if dx.size == 0:
         return None
     axes = merged_axes(dx.shape, [(view or dx).strides for view in views])
-    count = _count(axes, packed)
+    count = pack_count(axes, packed)
     small = is_small(views, dx.size)
     arguments = (
         index_type(small=small),

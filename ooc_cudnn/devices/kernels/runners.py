@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ooc_cudnn.devices.kernels import (
+    dropout,
     elementwise,
     losses,
     normalise,
@@ -71,6 +72,7 @@ RUNNERS: dict[type, Runner] = {
     Pointwise: _pointwise,
     Relayout: _relayout,
     Reshape: _reshape,
+    **dropout.RUNNERS,
     **elementwise.RUNNERS,
     **losses.RUNNERS,
     **normalise.RUNNERS,
