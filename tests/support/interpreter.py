@@ -5,6 +5,8 @@ It shares nothing with the engine that plans and runs steps, but for the calls.
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from ooc_cudnn.tensor import numpy_dtype
@@ -47,6 +49,9 @@ def run_phase(phase, arrays):
         bound = arrays[phase.binds[operand]]
         assert (bound.shape, bound.dtype.name) == (shape, dtype), (phase.name, operand)
     bound = {operand: arrays[name] for operand, name in phase.binds.items()}
+    for result in phase.call.results:  # cut into pieces, it would read what it has written
+        others = [array for operand, array in bound.items() if operand != result]
+        assert not any(map(partial(np.shares_memory, bound[result]), others)), phase.name
     Forced(phase.call, bound).run(phase.call.extents)
 
 

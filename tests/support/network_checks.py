@@ -48,7 +48,8 @@ def twin_step(net, output, twin, given, seed_gradient):
     for name in net.wanted:
         tensors[name].requires_grad_()
     result = twin(_Tensors(tensors, training=True))
-    result.backward(torch.tensor(seed_gradient).reshape(result.shape))
+    if result.requires_grad:
+        result.backward(torch.tensor(seed_gradient).reshape(result.shape))
     gradients = {name: tensors[name].grad for name in net.wanted}
     running = {name: tensors[name] for name in net.running}
     return result, gradients, running

@@ -142,6 +142,7 @@ class Builders:
             self.parameters.forget(name)
             self.running.forget(name)
             del self.graph.tensors[name]
+            self.graph.nodes.pop(name, None)
 
 
 def translated(value: Any, tensors: Mapping[str, Tensor]) -> Any:
