@@ -2,6 +2,7 @@
 // a channel or an image. One thread each; the result may be the same memory as the first operand.
 
 #include "element.cuh"
+#include "moments.cuh"
 
 struct Extent {
     long long count;  // channels, images or numbers
@@ -14,26 +15,13 @@ __device__ inline void for_each(long long count, Body body) {
         body(i);
 }
 
-// Rows of a state: counts, means, sums of squared deviations (Chan, Golub and LeVeque, 1979).
+// Rows of a state: counts, means, sums of squared deviations.
 __global__ void merge_moments(
     Extent extent, double *result, const double *state, const double *part) {
     const long long channels = extent.count;
     for_each(channels, [&](long long c) {
-        const double count_a = state[c], count_b = part[c], count = count_a + count_b;
-        const double mean_a = state[channels + c], mean_b = part[channels + c];
-        const double squares_a = state[2 * channels + c], squares_b = part[2 * channels + c];
-        const double share = count == 0 ? 0.0 : count_b / count, delta = mean_b - mean_a;
-        // Where one part is empty the other stays, bit for bit, infinite or not.
-        const bool all_b = count_a == 0, all_a = count_b == 0;
-        result[c] = count;
-        // Infinite means are not subtracted: those of one sign together are infinite, not NaN.
-        const double mean = isfinite(delta) ? mean_a + delta * share
-                                            : mean_a * (1 - share) + mean_b * share;
-        result[channels + c] = all_a ? mean_a : all_b ? mean_b : mean;
-        result[2 * channels + c] =
-            all_a   ? squares_a
-            : all_b ? squares_b
-                    : squares_a + squares_b + delta * delta * count_a * share;
+        const Moments a = load_moments(state, c, channels), b = load_moments(part, c, channels);
+        store_moments(result, c, channels, merged_moments(a, b));
     });
 }
 

@@ -98,7 +98,14 @@ def batch_normalization_forward_training(
         _check(specs, "scale", "bias")
         x = specs["x"]
         return BatchNormalization(
-            x.shape, x.dtype, epsilon, factor, bool(updated), alpha=alpha, beta=beta
+            x.shape,
+            x.dtype,
+            epsilon,
+            factor,
+            bool(updated),
+            settings.deterministic,
+            alpha=alpha,
+            beta=beta,
         )
 
     return Description(
@@ -247,7 +254,12 @@ def batch_normalization_backward(
         check_shape(specs, "dy", x.shape, "that of x")
         check_dtype(specs, "x", "dy")
         return BatchNormalizationGradient(
-            x.shape, x.dtype, epsilon if anew else None, alpha=alpha, beta=beta
+            x.shape,
+            x.dtype,
+            epsilon if anew else None,
+            settings.deterministic,
+            alpha=alpha,
+            beta=beta,
         )
 
     parameters = (anew and epsilon, alpha, beta)

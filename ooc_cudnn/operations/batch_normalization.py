@@ -31,7 +31,8 @@ class _Tensor(OneShape):
         return self.passes(f"/batch_normalization{kind}", count, problem=problem)
 
 
-def _small(channels: int) -> Work:
+def small(channels: int) -> Work:
+    """What it takes to go over a few numbers a channel, or an image."""
     return pass_work(
         "pointwise/float64/statistics", device_bytes=72.0 * channels, elements=channels
     )
@@ -44,7 +45,7 @@ class _OfChannels:
 
     def work(self) -> Work:
         """Nothing to speak of."""
-        return _small(self.channels)
+        return small(self.channels)
 
 
 def per_channel(vector: Array, ndim: int) -> Array:
@@ -87,15 +88,17 @@ class MergeMoments(_OfChannels):
 
 
 @dataclass(frozen=True)
-class MomentsResult(_OfChannels):
-    """One channel vector from (state, old).
+class MomentsResult:
+    """One vector from (state, old): of each channel, or whatever else a state is of.
+
+    It has any `shape` of as many elements as the state has columns.
 
     `what`: "mean"; "inverse_deviation", 1 / sqrt(M2 / count + epsilon); "running_mean",
     (1 - factor) * old + factor * mean; "running_variance", the same with M2 / (count - 1), or
     M2 / count where count is 1. `old` is absent but for the running ones, and may be the output.
     """
 
-    channels: int
+    shape: Shape
     what: str
     dtype: str
     epsilon: float = 0.0
@@ -105,7 +108,11 @@ class MomentsResult(_OfChannels):
 
     @property
     def output_shape(self) -> Shape:
-        return (self.channels,)
+        return self.shape
+
+    def work(self) -> Work:
+        """Nothing to speak of."""
+        return small(math.prod(self.shape))
 
 
 @dataclass(frozen=True)
@@ -179,7 +186,7 @@ class AddStates:
 
     def work(self) -> Work:
         """Nothing to speak of."""
-        return _small(math.prod(self.shape))
+        return small(math.prod(self.shape))
 
 
 @dataclass(frozen=True)
@@ -202,11 +209,13 @@ class ScaleRow(_OfChannels):
 
 
 @dataclass(frozen=True)
-class StateRow(_OfChannels):
-    """One row of a (rows, c) float64 state as a channel vector of `dtype`, from (state,)."""
+class StateRow:
+    """One row of a float64 state in another `dtype`, from (state,).
 
-    rows: int
-    channels: int
+    It has any `shape` of as many elements as the state has columns.
+    """
+
+    shape: Shape
     row: int
     dtype: str
 
@@ -214,7 +223,11 @@ class StateRow(_OfChannels):
 
     @property
     def output_shape(self) -> Shape:
-        return (self.channels,)
+        return self.shape
+
+    def work(self) -> Work:
+        """Nothing to speak of."""
+        return small(math.prod(self.shape))
 
 
 @dataclass(frozen=True)

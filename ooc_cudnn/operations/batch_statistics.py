@@ -15,16 +15,13 @@ import numpy as np
 
 from ooc_cudnn.operations.base import Array, Shape
 from ooc_cudnn.operations.batch_normalization import (
-    AddStates,
     Normalise,
     NormaliseBackward,
-    NormaliseSums,
-    ScaleRow,
     StateRow,
     per_channel,
 )
 from ooc_cudnn.operations.builder import Builder
-from ooc_cudnn.operations.channel_statistics import PerChannel, moments_of
+from ooc_cudnn.operations.channel_statistics import SAVED, PerChannel, make_vectors, moments_of
 from ooc_cudnn.operations.rows import tensor_region
 from ooc_cudnn.operations.splittable import Piece, Read
 from ooc_cudnn.tensor import ACCUMULATOR
@@ -39,6 +36,8 @@ class BatchNormalization(PerChannel):
     ----------
     running : bool
         Whether running averages are updated, by `factor`.
+    deterministic : bool
+        As for all `OfStatistics`.
     """
 
     shape: Shape
@@ -46,6 +45,7 @@ class BatchNormalization(PerChannel):
     epsilon: float
     factor: float = 0.0
     running: bool = False
+    deterministic: bool = False
 
     inputs = ("x", "scale", "bias")
 
@@ -53,7 +53,13 @@ class BatchNormalization(PerChannel):
     def results(self) -> tuple[str, ...]:  # type: ignore[override]
         """Y, what is saved for the backward pass, and running averages."""
         averages = ("running_mean", "running_variance") if self.running else ()
-        return ("y", "saved_mean", "saved_inverse_variance", *averages)
+        return ("y", *SAVED, *averages)
+
+    @cached_property
+    def loaded(self) -> tuple[str, ...]:
+        """The inputs, and running averages; y for beta."""
+        averages = (name for name in self.results if name.startswith("running"))
+        return (*super().loaded, *averages)
 
     def touched(self, name: str) -> range:
         """The statistics in the first sweep, the data's scale and y in the second."""
@@ -65,12 +71,13 @@ class BatchNormalization(PerChannel):
         """Merge the moments of a piece, or normalise it."""
         build.accumulating = False
         if build.piece.sweep == 0:
-            made = {"saved_mean": "mean", "saved_inverse_variance": "inverse_deviation"}
-            if self.running:
-                made |= {"running_mean": "running_mean", "running_variance": "running_variance"}
-            self.gather_moments(build, self.epsilon, made)
+            state = self.gather_moments(build)
+            if build.accumulation.last:
+                kinds = ("mean", "inverse_deviation", "running_mean", "running_variance")
+                made = dict(zip(self.results[1:], kinds, strict=False))
+                make_vectors(build, state, made, epsilon=self.epsilon, factor=self.factor)
             return
-        vectors = ("scale", "bias", "saved_mean", "saved_inverse_variance")
+        vectors = ("scale", "bias", *SAVED)
         order = build.buffers["x"].order
         normalise = Normalise(self.piece_shape(build.piece), self.dtype)
         self.make(build, normalise, ("x",), vectors, order)
@@ -110,6 +117,7 @@ class BatchNormalizationGradient(PerChannel):
     shape: Shape
     dtype: str
     epsilon: float | None = None
+    deterministic: bool = False
 
     results = ("dx", "dscale", "dbias")
 
@@ -122,7 +130,7 @@ class BatchNormalizationGradient(PerChannel):
     def saved(self) -> tuple[str, str]:
         """Where mean and inverse deviation are: operands, or states of the call."""
         made = self.epsilon is not None
-        return ("mean", "inverse") if made else ("saved_mean", "saved_inverse_variance")
+        return ("mean", "inverse") if made else SAVED
 
     @property
     def inputs(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -148,24 +156,20 @@ class BatchNormalizationGradient(PerChannel):
             for name in self.saved:
                 build.state(name, (channels,), vectors)
         if self.epsilon is not None and piece.sweep == 0:
-            made = dict(zip(self.saved, ("mean", "inverse_deviation"), strict=True))
-            self.gather_moments(build, self.epsilon, made)
-            return
-        order = build.buffers["x"].order
-        if piece.sweep == self.sweeps - 2:
-            sums = NormaliseSums(shape, self.dtype)
-            mean, inverse = self.saved
-            inputs = ("x", build.in_order("dy", order), mean)
-            added = AddStates((2, channels))
-            state = build.gather("sums", (2, channels), sums, added, inputs)
+            state = self.gather_moments(build)
             if build.accumulation.last:
-                # Of the whole sum: infinite, it could make the parts cancel.
-                build.launch(ScaleRow(2, channels, 1, vectors), (state, inverse), state)
+                made = dict(zip(self.saved, ("mean", "inverse_deviation"), strict=True))
+                make_vectors(build, state, made, epsilon=self.epsilon)
+            return
+        if piece.sweep == self.sweeps - 2:
+            state = self.gather_sums(build, *self.saved)
+            if build.accumulation.last:
                 for row, name in ((1, "dscale"), (0, "dbias")):
-                    build.launch(StateRow(2, channels, row, vectors), (state,), name)
+                    build.launch(StateRow((channels,), row, vectors), (state,), name)
             return
         state = build.state("sums", (2, channels), "float64")
         operation = NormaliseBackward(shape, self.dtype, self.elements)
+        order = build.buffers["x"].order
         self.make(build, operation, ("x", "dy"), ("scale", *self.saved, state), order)
 
     def expected(self, piece: Piece, read: Read) -> Mapping[str, tuple[Array, Array]]:

@@ -173,7 +173,7 @@ def test_moments_result(dtype):
         + 0.1 * squares / np.where(count == 1, 1, count - 1),
     }
     for what, values in expected.items():
-        operation = MomentsResult(4, what, dtype, 1e-3, 0.1)
+        operation = MomentsResult((4,), what, dtype, 1e-3, 0.1)
         kept = Operand((4,), dtype, data=old)
         given = kept if what.startswith("running") else None
         assert_close(run(kernels_normalise, operation, (state, given), Operand((4,), dtype)),
@@ -185,7 +185,7 @@ def test_moments_result(dtype):
 def test_rows_and_sums_of_states():
     a, b = (Operand((2, 300), "float64", data=random((2, 300), seed)) for seed in (1, 2))
     for row in (0, 1):
-        operation = StateRow(2, 300, row, "float32")
+        operation = StateRow((300,), row, "float32")
         result = run(kernels_normalise, operation, (a,), Operand((300,), "float32"))
         assert np.array_equal(result, a.wide[row].astype(np.float32))
     result = run(kernels_normalise, AddStates((2, 300)), (a, b), a)

@@ -27,6 +27,7 @@ from ooc_cudnn.devices.host import (
     pooling,
     reduction,
     resampling,
+    set_statistics,
     softmax,
 )
 from ooc_cudnn.devices.host.chunks import Runner
@@ -226,6 +227,7 @@ RUNNERS: dict[type, Runner] = {
     **pooling.RUNNERS,
     **reduction.RUNNERS,
     **resampling.RUNNERS,
+    **set_statistics.RUNNERS,
     **softmax.RUNNERS,
 }
 WORKSPACE: dict[type, Callable[[Any], int]] = convolution_backward.WORKSPACE

@@ -49,11 +49,11 @@ def moments(operation: Moments, inputs: Inputs, output: Array, workspace: Array)
         values -= of_channels(mean, (box[0], slice(None), *box[2:]))
         values *= values
         part = np.stack([np.full_like(mean, count), mean, _over_channels(values)])
-        state[:, box[1]] = _merged(state[:, box[1]], part)
+        state[:, box[1]] = merged_moments(state[:, box[1]], part)
     output[...] = state
 
 
-def _merged(state: Array, part: Array) -> Array:
+def merged_moments(state: Array, part: Array) -> Array:
     """Chan's formula; a part of no elements changes nothing.
 
     Infinite means are not subtracted: those of one sign together are infinite, not NaN.
@@ -73,7 +73,7 @@ def moments_result(
 ) -> None:
     """One channel vector of the moments: a mean, an inverse deviation, a running statistic."""
     state, *rest = inputs
-    count, mean, m2 = state
+    count, mean, m2 = state.reshape(3, *output.shape)
     if operation.what == "mean":
         result = mean
     elif operation.what == "inverse_deviation":
@@ -119,7 +119,7 @@ def scale_row(operation: ScaleRow, inputs: Inputs, output: Array, workspace: Arr
 def state_row(operation: StateRow, inputs: Inputs, output: Array, workspace: Array) -> None:
     """One row of a state, rounded."""
     (state,) = inputs
-    np.copyto(output, state[operation.row], casting="unsafe")
+    np.copyto(output, state[operation.row].reshape(output.shape), casting="unsafe")
 
 
 def image_maximum(operation: ImageMaximum, inputs: Inputs, output: Array, workspace: Array) -> None:
@@ -171,7 +171,7 @@ def _over_images(values: Array) -> Array:
 RUNNERS: dict[type, Runner] = {
     BroadcastSum: broadcast_sum,
     Moments: moments,
-    MergeMoments: _on_states(_merged),
+    MergeMoments: _on_states(merged_moments),
     MomentsResult: moments_result,
     NormaliseSums: normalise_sums,
     AddStates: _on_states(np.add),

@@ -105,9 +105,17 @@ def _launch_small(
 
 def _count(operation: Any) -> int:
     """Threads of a kernel of states.cu: one for each element, image or channel."""
-    if isinstance(operation, AddStates):
+    if isinstance(operation, AddStates | MomentsResult | StateRow):
         return math.prod(operation.shape)
     return int(operation.images if isinstance(operation, MergeImageMaximum) else operation.channels)
+
+
+def _state_shape(operation: MomentsResult | StateRow, call: Call, rows: int) -> tuple[int, ...]:
+    """The shape of the state, which has so many rows of the result's elements, or more."""
+    state, columns = call.inputs[0], math.prod(operation.shape)
+    if state is None or state.shape[0] < rows or math.prod(state.shape[1:]) != columns:
+        raise ValueError(f"the state {state} has not {rows} rows of {columns} elements")
+    return state.shape
 
 
 def merge(operation: AddStates | MergeImageMaximum | MergeMoments, call: Call) -> None:
@@ -123,7 +131,7 @@ def moments_result(operation: MomentsResult, call: Call) -> None:
         operation,
         call,
         f"moments_result<{CUDA_TYPES[operation.dtype]}, {WHAT[operation.what]}>",
-        ("state", (3, operation.channels), "float64"),
+        ("state", _state_shape(operation, call, 3), "float64"),
         ("old", operation.output_shape, operation.dtype) if running else None,
         result_dtype=operation.dtype,
         scalars=(np.float64(operation.epsilon), np.float64(operation.factor)),
@@ -136,7 +144,7 @@ def state_row(operation: StateRow, call: Call) -> None:
         operation,
         call,
         f"state_row<{CUDA_TYPES[operation.dtype]}>",
-        ("state", (operation.rows, operation.channels), "float64"),
+        ("state", _state_shape(operation, call, operation.row + 1), "float64"),
         result_dtype=operation.dtype,
         scalars=(operation.row,),
     )

@@ -12,6 +12,7 @@ from ooc_cudnn.devices.kernels import (
     normalise,
     pooling_backward,
     reduction,
+    set_statistics,
     softmax,
 )
 from ooc_cudnn.devices.kernels.arguments import MODES_WITH_COEFFICIENT
@@ -78,7 +79,12 @@ RUNNERS: dict[type, Runner] = {
     **normalise.RUNNERS,
     **pooling_backward.RUNNERS,
     **reduction.RUNNERS,
+    **set_statistics.RUNNERS,
     **softmax.RUNNERS,
 }
 #: Scratch bytes of those that need any.
-WORKSPACE: dict[type, Callable[[Any], int]] = {**reduction.WORKSPACE, **softmax.WORKSPACE}
+WORKSPACE: dict[type, Callable[[Any], int]] = {
+    **reduction.WORKSPACE,
+    **set_statistics.WORKSPACE,
+    **softmax.WORKSPACE,
+}

@@ -106,7 +106,7 @@ def test_moments_results(random, layout):
         "running_variance": 0.75 * old + 0.25 * x.var(axis=(0, 2), ddof=1),
     }
     for what, value in expected.items():
-        operation = MomentsResult(3, what, "float32", 0.25, 0.25)
+        operation = MomentsResult((3,), what, "float32", 0.25, 0.25)
         inputs = (state, old.copy() if what.startswith("running") else None)
         found = run(host_reduction, operation, inputs, "float32")
         np.testing.assert_allclose(found, value, rtol=1e-6)
@@ -116,7 +116,7 @@ def test_moments_results(random, layout):
     one = moments_of(x[:1, :, :1])
     found = run(
         host_reduction,
-        MomentsResult(3, "running_variance", "float32", 0, 0.5),
+        MomentsResult((3,), "running_variance", "float32", 0, 0.5),
         (one, old),
         "float32",
     )
@@ -142,7 +142,7 @@ def test_states(random, layout):
         run(host_reduction, AddStates((2, 5)), (state, part), "float64", output=state), expected
     )
     for row in range(2):
-        found = run(host_reduction, StateRow(2, 5, row, "float32"), (state,), "float32")
+        found = run(host_reduction, StateRow((5,), row, "float32"), (state,), "float32")
         np.testing.assert_array_equal(found, state[row].astype("f4"))
     factor = random.standard_normal(5)
     expected = state * np.stack([np.ones(5), factor])

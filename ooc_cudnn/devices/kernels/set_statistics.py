@@ -1,0 +1,256 @@
+"""Runners of set_statistics.cu: statistics of sets, and what is normalised by them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ooc_cudnn.devices.kernels.arguments import CUDA_TYPES, boolean, geometry
+from ooc_cudnn.devices.kernels.checks import check, check_packed, workspace_pointer
+from ooc_cudnn.devices.kernels.launch import Call, Launch, Runner, launch
+from ooc_cudnn.devices.kernels.launch_geometry import BLOCK_THREADS, Rows, grid_of, pack_size
+from ooc_cudnn.devices.view import DeviceView
+from ooc_cudnn.operations.set_statistics import (
+    FoldImages,
+    GroupSums,
+    MergeGroups,
+    NormaliseSets,
+    NormaliseSetsBackward,
+    SetMoments,
+    SetSums,
+)
+from ooc_cudnn.tensor import ACCUMULATOR
+
+SOURCE = "set_statistics.cu"
+#: Sets that a block of threads sums up side by side: `ACROSS` in the kernels.
+ACROSS = BLOCK_THREADS // 32
+
+Triple = tuple[int, int, int]
+
+
+def broadcast_strides(view: DeviceView | None) -> Triple:
+    """Strides (n, c, sites) of what is broadcast over a tensor; 0 where it is.
+
+    >>> broadcast_strides(DeviceView(0, "float32", (3,), (1,)))
+    (0, 1, 0)
+    >>> broadcast_strides(DeviceView(0, "float32", (2, 1, 4, 5), (20, 20, 5, 1)))
+    (20, 0, 1)
+    """
+    if view is None:
+        return 0, 0, 0
+    if len(view.shape) == 1:
+        return 0, view.strides[0], 0
+    sizes, (n, c, sites) = view.flat()
+    return n * (sizes[0] > 1), c * (sizes[1] > 1), sites * (sizes[2] > 1)
+
+
+def _units(operation: SetMoments | SetSums) -> int:
+    return -(-operation.members // operation.unit)
+
+
+def _workspace_bytes(operation: SetMoments | SetSums) -> int:
+    """Two numbers of each unit of each set."""
+    return 16 * operation.shape[0] * operation.sets * _units(operation)
+
+
+def _sum(
+    operation: SetMoments | SetSums,
+    tensors: Sequence[DeviceView | None],
+    state: DeviceView | None,
+    call: Call,
+) -> None:
+    """Sum up units, and then sets; of x and dy, and of what is broadcast over them."""
+    check_packed("the result", call.output, operation.output_shape, "float64")
+    if state is not None:
+        check_packed("state", state, operation.output_shape, "float64")
+    nbytes = _workspace_bytes(operation)
+    partial = workspace_pointer(call.workspace, nbytes) if nbytes else 0
+    x, dy, *vectors = tensors
+    units, images, sets = _units(operation), operation.shape[0], operation.sets
+
+    def numbers() -> np.ndarray:
+        triples = [view.flat()[1] if view else (0, 0, 0) for view in (x, dy)]
+        triples += map(broadcast_strides, vectors)
+        if operation.by_site:
+            triples = [(n, sites, c) for n, c, sites in triples]
+        strides = [step for triple in triples for step in triple]
+        return geometry(images, sets, operation.members, operation.unit, units, *strides)
+
+    def plan(kernel: str, work: int, of_a_block: int = 1) -> Launch | None:
+        return Launch(SOURCE, kernel, grid_of(work, of_a_block), numbers()) if work else None
+
+    kind = boolean(isinstance(operation, SetSums))
+    blocks = images * units * -(-sets // ACROSS)
+    partials = f"set_partials<{CUDA_TYPES[operation.dtype]}, {kind}>"
+    launch(operation, tensors, lambda: plan(partials, blocks), (partial,), call.stream)
+    launch(
+        (operation, "totals"),
+        (call.output, state),
+        lambda: plan(f"set_totals<{kind}>", images * sets, BLOCK_THREADS),
+        (partial,),
+        call.stream,
+    )
+
+
+def set_moments(operation: SetMoments, call: Call) -> None:
+    """Run `SetMoments` on (x, state)."""
+    x = check("x", call.inputs[0], operation.shape, operation.dtype)
+    _sum(operation, (x, None, None, None, None), call.inputs[1], call)
+
+
+def set_sums(operation: SetSums, call: Call) -> None:
+    """Run `SetSums` on (x, dy, mean, inverse deviation, scale, state)."""
+    x, dy, mean, inverse, scale, state = call.inputs
+    check("x", x, operation.shape, operation.dtype)
+    check("dy", dy, operation.shape, operation.dtype)
+    vectors = ACCUMULATOR[operation.dtype]
+    check_packed("mean", mean, operation.statistics_shape, vectors)
+    if inverse is not None:
+        check_packed("the inverse deviation", inverse, operation.statistics_shape, vectors)
+    if scale is not None:
+        check_packed("scale", scale, operation.shape[1:2], vectors)
+    _sum(operation, (x, dy, mean, inverse, scale), state, call)
+
+
+# States ---------------------------------------------------------------------------------------
+
+
+def _on_states(
+    operation: Any, call: Call, kernel: str, groups: int, columns: int, threads: int
+) -> None:
+    """Launch a kernel on states of images, with so many columns each."""
+
+    def plan() -> Launch | None:
+        if threads == 0:
+            return None
+        numbers = geometry(operation.images, columns, groups)
+        return Launch(SOURCE, kernel, grid_of(threads, BLOCK_THREADS), numbers)
+
+    launch(operation, (call.output, *call.inputs), plan, (), call.stream)
+
+
+def fold_images(operation: FoldImages, call: Call) -> None:
+    """Run `FoldImages` on (images, state); the former may have one axis less if it has one row."""
+    images, state = call.inputs
+    rows, sets = operation.rows, operation.sets
+    flat = rows == 1 and images is not None and len(images.shape) == 2
+    shape = (operation.images, sets)
+    check_packed("images", images, shape if flat else (rows, *shape), "float64")
+    check_packed("the result", call.output, operation.output_shape, "float64")
+    if state is not None:
+        check_packed("state", state, operation.output_shape, "float64")
+    _on_states(operation, call, f"fold_images<{rows}>", 1, sets, sets)
+
+
+def merge_groups(operation: MergeGroups, call: Call) -> None:
+    """Run `MergeGroups` on (state,)."""
+    for name, view in (("the result", call.output), ("state", call.inputs[0])):
+        check_packed(name, view, operation.output_shape, "float64")
+    groups = operation.groups
+    _on_states(
+        operation, call, "merge_groups<3>", groups, operation.channels, operation.images * groups
+    )
+
+
+def group_sums(operation: GroupSums, call: Call) -> None:
+    """Run `GroupSums` on (sums, scale)."""
+    for name, view in (("the result", call.output), ("sums", call.inputs[0])):
+        check_packed(name, view, operation.output_shape, "float64")
+    check_packed("scale", call.inputs[1], (operation.channels,), operation.dtype)
+    kernel, groups = f"group_sums<{CUDA_TYPES[operation.dtype]}>", operation.groups
+    _on_states(operation, call, kernel, groups, operation.channels, operation.images * groups)
+
+
+# Elements -------------------------------------------------------------------------------------
+
+
+def plan_normalise_sets(
+    dtype: str,
+    tensors: tuple[DeviceView, DeviceView, DeviceView | None],
+    mean: DeviceView,
+    scale: DeviceView,
+) -> Launch | None:
+    """Choose the kernel for (result, x, dy); None if there is nothing to do."""
+    result, x, dy = tensors
+    (n, c, sites), (_, of_channels, of_sites) = result.flat()
+    if result.size == 0:
+        return None
+    views = [result, x, *([dy] if dy else [])]
+    inner_is_channel = c > 1 and of_channels == 1 and not (sites > 1 and of_sites == 1)
+    order = (0, 2, 1) if inner_is_channel else (0, 1, 2)
+
+    def turned(triple: Triple) -> Triple:
+        outer, middle, inner = (triple[axis] for axis in order)
+        return outer, middle, inner
+
+    sizes, strides = turned((n, c, sites)), tuple(turned(view.flat()[1]) for view in views)
+    contiguous = all(steps[2] == 1 for steps in strides)
+    count = pack_size(Rows(sizes, strides, inner_is_channel, contiguous), views)
+    packs = -(-sizes[2] // count)
+    statistic, channel = (turned(broadcast_strides(view)) for view in (mean, scale))
+    of_dy = strides[2] if dy else (0, 0, 0)
+    numbers = (*sizes, *strides[0], *strides[1], *of_dy, *statistic, *channel, packs, mean.size)
+    return Launch(
+        SOURCE,
+        f"normalise_sets<{CUDA_TYPES[dtype]}, {boolean(dy is not None)}, {count}>",
+        grid_of(sizes[0] * sizes[1] * packs, BLOCK_THREADS),
+        geometry(*numbers),
+    )
+
+
+def _normalise(
+    operation: NormaliseSets | NormaliseSetsBackward,
+    call: Call,
+    vectors: tuple[DeviceView | None, ...],
+    dy: DeviceView | None = None,
+    sums: DeviceView | None = None,
+    share: float = 0.0,
+) -> None:
+    """Launch on scale, bias, mean and inverse deviation, and backward dy and sums."""
+    x = check("x", call.inputs[0], operation.shape, operation.dtype)
+    output = check("the result", call.output, operation.shape, operation.dtype)
+    narrow, channels = ACCUMULATOR[operation.dtype], operation.shape[1:2]
+    scale, bias, mean, inverse = vectors
+    scale = check_packed("scale", scale, channels, narrow)
+    mean = check_packed("mean", mean, operation.statistics_shape, narrow)
+    check_packed("the inverse deviation", inverse, operation.statistics_shape, narrow)
+    launch(
+        operation,
+        (output, x, dy, scale, bias, mean, inverse, sums),
+        lambda: plan_normalise_sets(operation.dtype, (output, x, dy), mean, scale),
+        (np.float64(share),),
+        call.stream,
+    )
+
+
+def normalise_sets(operation: NormaliseSets, call: Call) -> None:
+    """Run `NormaliseSets` on (x, scale, bias, mean, inverse deviation)."""
+    check_packed("bias", call.inputs[2], operation.shape[1:2], ACCUMULATOR[operation.dtype])
+    _normalise(operation, call, call.inputs[1:])
+
+
+def normalise_sets_backward(operation: NormaliseSetsBackward, call: Call) -> None:
+    """Run `NormaliseSetsBackward` on (x, dy, scale, mean, inverse deviation, sums)."""
+    _, dy, scale, mean, inverse, sums = call.inputs
+    check("dy", dy, operation.shape, operation.dtype)
+    sets = math.prod(operation.statistics_shape[1:])
+    check_packed("sums", sums, (2, operation.statistics_shape[0], sets), "float64")
+    _normalise(operation, call, (scale, None, mean, inverse), dy, sums, 1 / operation.count)
+
+
+RUNNERS: dict[type, Runner] = {
+    SetMoments: set_moments,
+    SetSums: set_sums,
+    FoldImages: fold_images,
+    MergeGroups: merge_groups,
+    GroupSums: group_sums,
+    NormaliseSets: normalise_sets,
+    NormaliseSetsBackward: normalise_sets_backward,
+}
+WORKSPACE: dict[type, Callable[[Any], int]] = {
+    SetMoments: _workspace_bytes,
+    SetSums: _workspace_bytes,
+}
