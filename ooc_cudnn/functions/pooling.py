@@ -6,8 +6,9 @@ from ooc_cudnn.functions.arguments import check_dtype, check_shape
 from ooc_cudnn.functions.description import Description, Specs
 from ooc_cudnn.functions.public import public
 from ooc_cudnn.operations.applied import Incoming, Pooling
-from ooc_cudnn.operations.backward_pooling import BackwardPooling
 from ooc_cudnn.operations.chain import Chain
+from ooc_cudnn.operations.resampling_arguments import pooling_gradient
+from ooc_cudnn.operations.splittable import Splittable
 from ooc_cudnn.settings_table import Settings
 from ooc_cudnn.types import Array, Padding, Sizes
 
@@ -121,7 +122,7 @@ def pooling_backward(
     average = isinstance(mode, str) and mode.startswith("average")
     arrays = {"y": y, "dy": dy, "x": x}
 
-    def build(specs: Specs, settings: Settings) -> BackwardPooling:
+    def build(specs: Specs, settings: Settings) -> Splittable:
         x_shape = specs["x"].shape
         forward = pooling.bind(Incoming(x_shape, specs["dy"].dtype, settings), ())
         for name in ("y", "dy"):
@@ -129,7 +130,7 @@ def pooling_backward(
             check_shape(specs, name, forward.output_shape, why)
         for name in arrays:
             check_dtype(specs, "dy", name)
-        return BackwardPooling(forward, alpha=alpha, beta=beta)
+        return pooling_gradient(forward, alpha=alpha, beta=beta)
 
     return Description(
         build,

@@ -16,6 +16,7 @@ from ooc_cudnn.operations.applied_shapes import (
     AdaptivePooling,
     Crop,
     Interpolation,
+    LocalResponseNormalization,
     Pad,
     TransposedConvolution,
 )
@@ -28,6 +29,7 @@ __all__ = [
     "Convolution",
     "Crop",
     "Interpolation",
+    "LocalResponseNormalization",
     "OpTensor",
     "PRelu",
     "Pad",

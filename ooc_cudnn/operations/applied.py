@@ -12,9 +12,12 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
-from ooc_cudnn.operations import activation, convolution, op_tensor, pooling
+from ooc_cudnn.operations import activation, convolution, op_tensor
 from ooc_cudnn.operations.base import Operation, Shape
 from ooc_cudnn.operations.batch_normalization import Normalise
+from ooc_cudnn.operations.pooling import Pooling as Pool
+from ooc_cudnn.operations.resampling import Resampling
+from ooc_cudnn.operations.resampling_arguments import any_pooling
 from ooc_cudnn.settings_table import Settings
 from ooc_cudnn.tensor import ACCUMULATOR, TensorSpec
 from ooc_cudnn.types import Array, ChannelStatistics, ChannelVector, Filters, Padding, Sizes
@@ -130,20 +133,22 @@ class PRelu(Applied):
 
 @dataclass(frozen=True, eq=False)
 class Pooling(Applied):
-    """Pooling, as `pooling_forward`."""
+    """Pooling, as `pooling_forward`; `ceil_mode` as PyTorch has it."""
 
     window: Sizes
     mode: str = field(default="max", kw_only=True)
     padding: Padding = field(default=0, kw_only=True)
     stride: Sizes | None = field(default=None, kw_only=True)
+    ceil_mode: bool = field(default=False, kw_only=True)
 
-    def bind(self, incoming: Incoming, specs: tuple[TensorSpec, ...]) -> pooling.Pooling:
-        return pooling.Pooling.of(
+    def bind(self, incoming: Incoming, specs: tuple[TensorSpec, ...]) -> Pool | Resampling:
+        return any_pooling(
             incoming.shape,
             window=self.window,
             mode=self.mode,
             padding=self.padding,
             stride=self.stride,
+            ceil_mode=self.ceil_mode,
             dtype=incoming.dtype,
         )
 

@@ -1,11 +1,15 @@
-"""Operations that change shapes, as a user writes them for a chain: with their arrays."""
+"""More operations as a user writes them for a chain: most of them change extents."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ooc_cudnn.operations import resampling_arguments, transposed_convolution
+from ooc_cudnn.operations import (
+    local_response,
+    resampling_arguments,
+    transposed_convolution,
+)
 from ooc_cudnn.operations.applied import Applied, Incoming, same_dtype
 from ooc_cudnn.operations.base import Operation
 from ooc_cudnn.tensor import TensorSpec
@@ -125,4 +129,27 @@ class Crop(Applied):
     def bind(self, incoming: Incoming, specs: tuple[TensorSpec, ...]) -> Operation:
         return resampling_arguments.cropped(
             incoming.shape, self.start, self.size, dtype=incoming.dtype
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class LocalResponseNormalization(Applied):
+    """Each value by a power of the squares around it, across channels: torch's LocalResponseNorm.
+
+    Parameters
+    ----------
+    size : int
+        Channels in a sum.
+    alpha, beta, k : float
+        ``x / (k + alpha / size * sum) ** beta``.
+    """
+
+    size: int
+    alpha: float = field(default=1e-4, kw_only=True)
+    beta: float = field(default=0.75, kw_only=True)
+    k: float = field(default=1.0, kw_only=True)
+
+    def bind(self, incoming: Incoming, specs: tuple[TensorSpec, ...]) -> Operation:
+        return local_response.LocalResponse.of(
+            incoming.shape, self.size, self.alpha, self.beta, self.k, incoming.dtype
         )

@@ -10,6 +10,7 @@ from ooc_cudnn.operations.base import Operation, Placed, numbered
 from ooc_cudnn.operations.builder import Built
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.flow import Flow, Fusion, flow, fusions
+from ooc_cudnn.operations.local_response import LocalResponse
 from ooc_cudnn.operations.rows import broadcast_region, cut_axes, height, with_rows
 from ooc_cudnn.operations.splittable import Operand, Piece, Region
 from ooc_cudnn.operations.transposed_convolution import TransposedConvolution
@@ -18,8 +19,9 @@ from ooc_cudnn.tensor import ACCUMULATOR
 from perfmodel import Split
 from perfmodel.cached import cached_property
 
-#: Operations that have filters: each result needs all channels of what flows in.
 FILTERED = Convolution | TransposedConvolution
+#: Operations of which each result may need all channels of what flows in.
+MIXING = FILTERED | LocalResponse
 #: Flows of a chain that are kept.
 REMEMBERED_FLOWS = 256
 
@@ -29,7 +31,8 @@ class ChainPieces(Built):
     """Operations from x to y, as what they may be cut into.
 
     Cutting along channels needs a chain with at most one convolution, and that one first: after a
-    second one every output channel depends on all channels of the first.
+    second one every output channel depends on all channels of the first. (So it is with transposed
+    convolutions and normalizations across channels, wherever they stand.)
     """
 
     operations: tuple[Operation, ...]
@@ -86,7 +89,7 @@ class ChainPieces(Built):
     @cached_property
     def convolution(self) -> Convolution | None:
         """The convolution, if there is exactly one and it comes first."""
-        windows = [step for step in self.operations if isinstance(step, FILTERED)]
+        windows = [step for step in self.operations if isinstance(step, MIXING)]
         first = self.operations[0]
         return first if len(windows) == 1 and isinstance(first, Convolution) else None
 
@@ -94,7 +97,7 @@ class ChainPieces(Built):
     def channels_may_be_cut(self) -> bool:
         """Whether the chain may be cut along cY (and cX, if it has a convolution)."""
         return self.convolution is not None or not any(
-            isinstance(step, FILTERED) for step in self.operations
+            isinstance(step, MIXING) for step in self.operations
         )
 
     @cached_property

@@ -5,10 +5,14 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from ooc_cudnn.operations.axis_windows import AxisWindows, Linear, Nearest, Windows
+from ooc_cudnn.operations.backward_pooling import BackwardPooling
+from ooc_cudnn.operations.backward_resampling import BackwardResampling
 from ooc_cudnn.operations.base import Shape
+from ooc_cudnn.operations.pooling import Pooling
 from ooc_cudnn.operations.resampling import Resampling
 from ooc_cudnn.operations.window import Pair
 from ooc_cudnn.operations.window_arguments import MOST_SIZE, per_axis, signed_pairs
@@ -118,10 +122,50 @@ def _factors(value: object, axes: int) -> tuple[float, ...]:
     return tuple(float(factor) for factor in every)
 
 
+def any_pooling(
+    x_shape: Shape,
+    *,
+    window: Any,
+    mode: object = "max",
+    padding: Any = 0,
+    stride: Any = None,
+    ceil_mode: bool = False,
+    dtype: str = "float32",
+) -> Pooling | Resampling:
+    """Describe a pooling, as `Pooling.of`; with `ceil_mode` one window more where some of x is left.
+
+    That window must begin in x or in the padding before it: PyTorch's rule. A mean that counts
+    padding counts none beyond what was given.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Naming the argument, its value and the rule.
+    """
+    made = Pooling.of(
+        x_shape, window=window, mode=mode, padding=padding, stride=stride, dtype=dtype
+    )
+    if not ceil_mode:
+        return made
+    windows, pairs = [], []
+    of = (x_shape[2:], made.window, made.stride, made.padding)
+    for extent, size, step, (before, after) in zip(*of, strict=True):
+        count = -(-(extent + before + after - size) // step) + 1
+        if (count - 1) * step >= extent + before:
+            count -= 1
+        windows.append(Windows(extent, count, step, reach=size, before=before, after=after))
+        pairs.append((before, max(after, (count - 1) * step + size - before - extent)))
+    if made.mode == "average_include_padding" and tuple(pairs) != made.padding:
+        return Resampling(tuple(x_shape[:2]), tuple(windows), dtype, title="pooling")
+    return replace(made, padding=tuple(pairs))
+
+
 def adaptive_pooling(
     x_shape: Shape, output: Any, *, mode: object = "average", dtype: str = "float32"
-) -> Resampling:
+) -> Pooling | Resampling:
     """Describe a pooling to a given output: windows from floor(o I / O) to ceil((o + 1) I / O).
+
+    Where the output divides x, that is a pooling.
 
     Raises
     ------
@@ -131,13 +175,26 @@ def adaptive_pooling(
     axes = spatial_axes(x_shape)
     if not isinstance(mode, str) or mode not in ADAPTIVE:
         raise ValueError(f"mode must be one of {', '.join(ADAPTIVE)}, not {mode!r}")
-    sizes = per_axis(output, axes, name="output", least=1)
+    extents, sizes = x_shape[2:], per_axis(output, axes, name="output", least=1)
+    if all(extent % count == 0 for extent, count in zip(extents, sizes, strict=True)):
+        window = tuple(extent // count for extent, count in zip(extents, sizes, strict=True))
+        plain = "max" if mode == "max" else "average_include_padding"
+        return Pooling(tuple(x_shape), window, window, ((0, 0),) * axes, plain, dtype)
     windows = tuple(
         Windows(extent, count, step=extent, per=count, reach=extent)
-        for extent, count in zip(x_shape[2:], sizes, strict=True)
+        for extent, count in zip(extents, sizes, strict=True)
     )
     lead = tuple(x_shape[:2])
     return Resampling(lead, windows, dtype, is_max=mode == "max", title="adaptive_pooling")
+
+
+def pooling_gradient(
+    forward: Pooling | Resampling, *, alpha: float = 1.0, beta: float = 0.0
+) -> BackwardPooling | BackwardResampling:
+    """The call that makes the gradient of any of these."""
+    if isinstance(forward, Resampling):
+        return BackwardResampling(forward, alpha=alpha, beta=beta)
+    return BackwardPooling(forward, alpha=alpha, beta=beta)
 
 
 def padded(

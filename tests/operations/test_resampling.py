@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from ooc_cudnn.operations.backward_resampling import BackwardResampling
 from ooc_cudnn.operations.chain import Chain
 from ooc_cudnn.operations.resampling_arguments import (
     adaptive_pooling,
+    any_pooling,
     cropped,
     interpolation,
     padded,
+    pooling_gradient,
 )
-from tests.support.forced import Forced, legal_splits
-from tests.support.function_cases import DTYPES
-from tests.support.splits import LAYOUTS, RINGS, some
+from tests.support.cut_calls import check_cut, rounded
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("ml_dtypes")
 F = torch.nn.functional
-
-#: Splits of a case that are run.
-SPLITS = 12
-UNIT = {"float16": 2**-10, "bfloat16": 2**-7, "float32": 2**-22, "float64": 2**-50}
 
 
 def resized(shape, linear=("linear", "bilinear", "trilinear"), **options):
@@ -45,6 +40,15 @@ def adaptive(shape, output, mode):
 def around(shape, pairs, value=0.0):
     flat = [side for pair in reversed(pairs) for side in pair]
     return padded(shape, pairs, value=value), lambda t: F.pad(t, flat, value=value)
+
+
+def ceiled(shape, window, stride, padding):
+    options = {"stride": stride, "padding": padding, "ceil_mode": True}
+    function = getattr(F, f"avg_pool{len(shape) - 2}d")
+    return (
+        any_pooling(shape, window=window, mode="average_include_padding", **options),
+        lambda t: function(t, window, **options),
+    )
 
 
 CASES = {
@@ -68,6 +72,8 @@ CASES = {
     "adaptive average, 3d": adaptive((1, 2, 5, 3, 4), (2, 3, 1), "average"),
     "adaptive max": adaptive((2, 2, 7, 5), (3, 2), "max"),
     "adaptive max, 1d": adaptive((2, 3, 11), (4,), "max"),
+    "ceil mode": ceiled((2, 2, 7, 8), 3, 2, 1),
+    "ceil mode, 1d": ceiled((1, 2, 11), 4, 3, 2),
     "pad": around((2, 2, 4, 3), ((2, 1), (0, 3))),
     "pad with a value": around((1, 2, 3, 2), ((1, 4), (2, 0)), value=-1.5),
     "pad and crop": around((2, 2, 6, 5), ((-2, 3), (1, -2))),
@@ -82,19 +88,12 @@ def operands(name, dtype="float64"):
     x = random.integers(-4, 5, operation.input_shape) / 2  # equal maxima
     if not operation.is_max:
         x = random.standard_normal(operation.input_shape)
-    x = x.astype(DTYPES[dtype]).astype("f8")
+    x = rounded(x, dtype)
     t = torch.from_numpy(x).requires_grad_()
     y = function(t)
-    dy = random.standard_normal(y.shape).astype(DTYPES[dtype]).astype("f8")
+    dy = rounded(random.standard_normal(y.shape), dtype)
     y.backward(torch.from_numpy(dy))
     return operation, x, y.detach().numpy(), dy, t.grad.numpy()
-
-
-def described(operation, dtype):
-    return operation.__class__(
-        operation.lead, operation.windows, dtype, operation.is_max, operation.value,
-        title=operation.title,
-    )  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -102,7 +101,7 @@ def test_reference(name):
     operation, x, y, dy, dx = operands(name)
     assert operation.output_shape == y.shape
     assert np.allclose(operation.reference(x), y, rtol=1e-13, atol=1e-14)
-    call = BackwardResampling(operation)
+    call = pooling_gradient(operation)
     piece = call.whole_piece()
     launch = call.on_piece(piece, layout="", result_dtype="float64")
     seen = {"y": y, "dy": dy, "x": x}
@@ -112,41 +111,36 @@ def test_reference(name):
     assert np.allclose(launch.reference(*inputs), dx, rtol=1e-13, atol=1e-14)
 
 
-@pytest.mark.parametrize("gradient", [False, True])
 @pytest.mark.parametrize("name", CASES)
-def test_every_split(name, gradient):
-    """Whatever the split, the dtype, alpha and beta, the ring, the layout and the axis of rows."""
-    ways = itertools.cycle(itertools.product(RINGS, LAYOUTS))
-    turns = zip(itertools.cycle(DTYPES), [(1.0, 0.0), (2.0, -0.25)] * 2, strict=False)
-    for dtype, (alpha, beta) in turns:
-        operation, x, y, dy, dx = operands(name, dtype)
-        operation = described(operation, dtype)
-        old = np.random.default_rng(7).standard_normal((dx if gradient else y).shape)
-        old = (old if beta else np.full(old.shape, np.nan)).astype(DTYPES[dtype])
-        if gradient:
-            call = BackwardResampling(operation, alpha=alpha, beta=beta)
-            arrays, exact = {"y": y, "dy": dy, "x": x}, dx
-            arrays, result = {name: arrays[name] for name in call.takes}, "dx"
-        else:
-            call = Chain((operation,), dtype, alpha=alpha, beta=beta)
-            arrays, exact, result = {"x": x}, y, "y"
-        arrays = {name: a.astype(DTYPES[dtype]) for name, a in arrays.items()}
-        expected = alpha * exact + (beta * old.astype("f8") if beta else 0)
-        for row_axis in call.row_axes:
-            out = old.copy()
-            forced = Forced(call.along(row_axis), {**arrays, result: out})
-            splits = list(legal_splits(forced.chain))
-            found = []
-            for split in some(splits, SPLITS // len(call.row_axes)):
-                (depth, whole), layout = next(ways)
-                out[...] = old
-                forced.run(split, depth=depth, whole=whole, layout=layout, overlap=False)
-                assert np.allclose(
-                    out.astype("f8"), expected, rtol=4 * UNIT[dtype],
-                    atol=8 * UNIT[dtype] * np.abs(expected).max(),
-                ), (dtype, row_axis, split)  # fmt: skip
-                found.append(out.tobytes())
-            assert len(set(found)) == 1  # to the bit
+def test_every_split(name):
+    operation, *_ = CASES[name]
+
+    def case(dtype):
+        _, x, y, _, _ = operands(name, dtype)
+        return {"x": x}, y
+
+    check_cut(
+        lambda dtype, alpha, beta: Chain(
+            (replace(operation, dtype=dtype),), dtype, alpha=alpha, beta=beta
+        ),
+        case,
+    )
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_split_of_the_gradient(name):
+    operation, *_ = CASES[name]
+
+    def case(dtype):
+        _, x, y, dy, dx = operands(name, dtype)
+        return {"y": y, "dy": dy, "x": x}, dx
+
+    check_cut(
+        lambda dtype, alpha, beta: pooling_gradient(
+            replace(operation, dtype=dtype), alpha=alpha, beta=beta
+        ),
+        case,
+    )
 
 
 def test_a_crop_is_a_padding_turned_round():

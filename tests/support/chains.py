@@ -66,6 +66,10 @@ def surround(pairs, value=0.0):
     return Step("pad", {"padding": pairs, "value": value})
 
 
+def respond(size, **options):
+    return Step("respond", {"size": size, **options})
+
+
 def take_reshaping(step, x, random, dtype):
     """As `take`, of what changes extents: by PyTorch."""
     from torch.nn import functional
@@ -114,6 +118,14 @@ def take(step, x, random, dtype):
     """One step: (the library's operation, the Bounded result)."""
     arguments = dict(step.arguments)
     shape = x.value.shape
+    if step.kind == "respond":
+        import torch
+
+        made = torch.nn.functional.local_response_norm(torch.from_numpy(x.value), **arguments)
+        # With k = 1 and beta below 1 no slope exceeds 2; a power errs by its logarithm.
+        result = Bounded(made.numpy(), 2 * x.error)
+        result = result.computed(8 * arguments["size"], np.abs(result.value) + x.error, dtype)
+        return operations.LocalResponseNormalization(**arguments), result
     if step.kind in ("transposed", "resize", "adapt", "pad"):
         return take_reshaping(step, x, random, dtype)
     vector = np.dtype("f8" if dtype == "float64" else "f4")

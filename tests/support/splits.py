@@ -26,6 +26,7 @@ from tests.support.chains import (
     norm,
     pool,
     resize,
+    respond,
     surround,
     tensor,
     transposed,
@@ -132,6 +133,9 @@ CHAINS = {
     ),
     "adaptive pooling": (
         (2, 3, 9, 5), (surround(((1, 0), (2, 2)), -1.0), adapt((4, 3)), bias(), adapt(2, "max"))
+    ),
+    "a response across channels": (
+        (2, 3, 7, 4), (conv(4, 3, padding=1), act(), respond(3, alpha=0.2), pool(3, stride=2))
     ),
     "resized in three axes": (
         (1, 2, 3, 4, 3),

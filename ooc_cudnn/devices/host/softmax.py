@@ -22,7 +22,7 @@ def softmax(operation: Softmax, inputs: Inputs, output: Array, workspace: Array)
     (x,) = inputs
     dtype = arithmetic_dtype(operation.dtype)
     log = operation.algorithm == "log"
-    for sites in _sites(x):
+    for sites in boxes_of_sites(x):
         boxes = list(_channel_boxes(x, sites))
         # A site's channels fit one box but for extreme numbers of them: converted once, then.
         kept = x[boxes[0]].astype(dtype, copy=False) if len(boxes) == 1 else None
@@ -53,7 +53,7 @@ def softmax_backward(
     y, dy = inputs
     dtype = arithmetic_dtype(operation.dtype)
     log = operation.algorithm == "log"
-    for sites in _sites(dy):
+    for sites in boxes_of_sites(dy):
         boxes = list(_channel_boxes(dy, sites))
         total: Any = 0.0
         for box in boxes:
@@ -79,7 +79,7 @@ def _maximum(parts: list[Array], dtype: np.dtype[Any]) -> Array:
     return reduce(np.maximum, (part.max(axis=1, keepdims=True).astype(dtype) for part in parts))
 
 
-def _sites(x: Array) -> Iterator[Box]:
+def boxes_of_sites(x: Array) -> Iterator[Box]:
     """Boxes of (n, 1, spatial...) whose channels together are a chunk, or of one site."""
     if x.size:
         yield from chunks(x[:, :1], max(1, host_chunks.CHUNK_ELEMENTS // x.shape[1]))

@@ -10,7 +10,9 @@ import numpy as np
 from ooc_cudnn.network.builders.base import Builders, builder
 from ooc_cudnn.network.initial import ones, zeros
 from ooc_cudnn.network.nodes.batch_normalization import BatchNormalization
+from ooc_cudnn.network.nodes.local_response import LocalResponseNormalization
 from ooc_cudnn.network.tensors import Tensor
+from ooc_cudnn.operations.local_response import LocalResponse
 from ooc_cudnn.tensor import ACCUMULATOR
 
 
@@ -72,3 +74,23 @@ class NormalizationBuilders(Builders):
                 factor,
             )
         )
+
+    @builder
+    def local_response_normalization(
+        self,
+        x: Tensor,
+        size: int,
+        *,
+        alpha: float = 1e-4,
+        beta: float = 0.75,
+        k: float = 1.0,
+        name: str = "",
+    ) -> Tensor:
+        """``x / (k + alpha / size * s) ** beta``, s the sum of squares of `size` channels around.
+
+        As torch.nn.LocalResponseNorm. (AlexNet's paper has no ``/ size``: its alpha times size.)
+        """
+        x = self._own(x)
+        operation = LocalResponse.of(x.shape, size, alpha, beta, k, x.dtype)
+        y = self._result(name, x.shape, x.dtype)
+        return self._add(LocalResponseNormalization(name, y, x, operation))

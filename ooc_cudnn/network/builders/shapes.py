@@ -9,6 +9,10 @@ from ooc_cudnn.network.nodes.concatenate import Concatenate
 from ooc_cudnn.network.nodes.reshape import Reshape
 from ooc_cudnn.network.tensors import Tensor
 from ooc_cudnn.operations.reshape import flattened
+from ooc_cudnn.network.nodes.crop import Crop
+from ooc_cudnn.network.nodes.pooling import Pooling
+from ooc_cudnn.operations.resampling_arguments import cropped, interpolation, padded
+from ooc_cudnn.types import Padding, Sizes
 
 
 class ShapeBuilders(Builders):
@@ -44,3 +48,59 @@ class ShapeBuilders(Builders):
         channels = sum(part.shape[1] for part in found)
         y = self._result(name, (first.shape[0], channels, *first.shape[2:]), first.dtype)
         return self._add(Concatenate(name, y, found))
+
+    @builder
+    def pad(self, x: Tensor, padding: Padding, *, value: float = 0.0, name: str = "") -> Tensor:
+        """So many elements of a value around x; where negative, x cropped.
+
+        `padding` is an int, one per spatial axis, or a (before, after) pair per axis.
+        """
+        x = self._own(x)
+        operation = padded(x.shape, padding, value=value, dtype=x.dtype)
+        y = self._result(name, operation.output_shape, x.dtype)
+        return self._add(Pooling(name, y, x, operation))
+
+    @builder
+    def crop(self, x: Tensor, start: Sizes, size: Sizes, *, name: str = "") -> Tensor:
+        """The part of x of `size` that begins at `start`, on every spatial axis; no copy."""
+        x = self._own(x)
+        operation = cropped(x.shape, start, size, dtype=x.dtype)
+        y = self._result(name, operation.output_shape, x.dtype)
+        return self._add(Crop(name, y, x, operation))
+
+    @builder
+    def interpolation(
+        self,
+        x: Tensor,
+        size: Sizes | None = None,
+        *,
+        scale_factor: float | Sequence[float] | None = None,
+        mode: str = "nearest",
+        align_corners: bool = False,
+        recompute_scale_factor: bool = False,
+        name: str = "",
+    ) -> Tensor:
+        """Nearest or linear interpolation, as torch.nn.functional.interpolate.
+
+        Parameters
+        ----------
+        x : Tensor, shape (n, c, 1 to 3 spatial axes)
+        size, scale_factor : one for all spatial axes, or one each
+            One of the two. A factor is used as it is, unless `recompute_scale_factor`.
+        mode : str
+            nearest or linear (on two axes bilinear, on three trilinear).
+        align_corners : bool
+            Linear alone: whether the centres of the corner elements meet.
+        """
+        x = self._own(x)
+        operation = interpolation(
+            x.shape,
+            size=size,
+            scale_factor=scale_factor,
+            mode=mode,
+            align_corners=align_corners,
+            recompute_scale_factor=recompute_scale_factor,
+            dtype=x.dtype,
+        )
+        y = self._result(name, operation.output_shape, x.dtype)
+        return self._add(Pooling(name, y, x, operation))

@@ -1,0 +1,139 @@
+"""Nodes that change shapes, and local response normalization, beside PyTorch's autograd."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import ooc_cudnn
+from ooc_cudnn.network.nodes import global_pooling
+from tests.support.network_checks import check_network
+
+TRANSPOSED = {
+    "1-D": ((2, 4, 5), {"window": 3, "stride": 2, "padding": 1, "output_padding": 1}),
+    "2-D": ((2, 4, 3, 4), {"window": (3, 2), "stride": (2, 3), "padding": (1, 0)}),
+    "3-D": ((1, 4, 2, 3, 2), {"window": 2, "stride": 2}),
+    "dilated": ((2, 4, 4, 3), {"window": 2, "dilation": 3, "stride": 2}),
+    "grouped": ((2, 4, 3, 3), {"window": 3, "groups": 2, "padding": 1, "bias": False}),
+}
+
+
+def network_on(shape):
+    net = ooc_cudnn.Network()
+    return net, net.input("x", shape, "float64", gradient=True)
+
+
+@pytest.mark.parametrize("case", TRANSPOSED)
+def test_transposed_convolution(case):
+    shape, options = TRANSPOSED[case]
+    net, x = network_on(shape)
+    y = net.transposed_convolution(x, 6, name="up", **options)
+    others = {k: v for k, v in options.items() if k not in ("window", "bias")}
+    function = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[len(shape) - 3]
+    bias = options.get("bias", True)
+    check_network(
+        net, y, lambda t: function(t["x"], t["up.w"], t["up.b"] if bias else None, **others)
+    )
+
+
+#: shape, builder, its arguments, PyTorch's function of x
+NODES = {
+    "ceil, max": ((2, 3, 8, 7), "pooling", {"window": 3, "stride": 2, "ceil_mode": True},
+                  lambda x: F.max_pool2d(x, 3, 2, ceil_mode=True)),
+    "ceil, max, padded": ((1, 2, 10), "pooling",
+                          {"window": 3, "stride": 4, "padding": 1, "ceil_mode": True},
+                          lambda x: F.max_pool1d(x, 3, 4, 1, ceil_mode=True)),
+    "ceil, mean with padding": (
+        (2, 2, 7, 8), "pooling",
+        {"window": 3, "stride": 2, "padding": 1, "ceil_mode": True,
+         "mode": "average_include_padding"},
+        lambda x: F.avg_pool2d(x, 3, 2, 1, ceil_mode=True)),
+    "ceil, mean without": (
+        (2, 2, 6, 8, 5), "pooling",
+        {"window": 2, "stride": 3, "ceil_mode": True, "mode": "average_exclude_padding"},
+        lambda x: F.avg_pool3d(x, 2, 3, ceil_mode=True, count_include_pad=False)),
+    "adaptive mean": ((2, 3, 7, 5), "adaptive_pooling", {"output": (3, 2)},
+                      lambda x: F.adaptive_avg_pool2d(x, (3, 2))),
+    "adaptive mean that divides": ((2, 3, 6, 4), "adaptive_pooling", {"output": 2},
+                                   lambda x: F.adaptive_avg_pool2d(x, 2)),
+    "adaptive max": ((2, 3, 7, 5), "adaptive_pooling", {"output": (3, 2), "mode": "max"},
+                     lambda x: F.adaptive_max_pool2d(x, (3, 2))),
+    "global mean": ((2, 3, 4, 5), "global_average", {}, lambda x: x.mean((2, 3), keepdim=True)),
+    "global mean, 3-D": ((2, 3, 4, 2, 3), "global_average", {},
+                         lambda x: x.mean((2, 3, 4), keepdim=True)),
+    "global max": ((2, 3, 4, 5), "global_max", {}, lambda x: x.amax((2, 3), keepdim=True)),
+    "global max, 1-D": ((2, 3, 9), "global_max", {}, lambda x: x.amax(2, keepdim=True)),
+    "pad": ((2, 3, 4, 5), "pad", {"padding": ((1, 2), (-1, 3)), "value": 0.5},
+            lambda x: F.pad(x, (-1, 3, 1, 2), value=0.5)),
+    "crop": ((2, 3, 6, 5), "crop", {"start": (1, 2), "size": (4, 3)},
+             lambda x: x[:, :, 1:5, 2:5]),
+    "nearest": ((2, 3, 4, 5), "interpolation", {"scale_factor": 2},
+                lambda x: F.interpolate(x, scale_factor=2)),
+    "trilinear": ((1, 2, 3, 4, 2), "interpolation", {"size": (5, 3, 4), "mode": "linear"},
+                  lambda x: F.interpolate(x, (5, 3, 4), mode="trilinear")),
+    "local response": ((2, 7, 3, 2), "local_response_normalization",
+                       {"size": 5, "alpha": 0.3, "k": 2.0},
+                       lambda x: F.local_response_norm(x, 5, 0.3, 0.75, 2.0)),
+    "local response of an even size": (
+        (3, 5, 4), "local_response_normalization", {"size": 4, "alpha": 2.0, "beta": 0.5},
+        lambda x: F.local_response_norm(x, 4, 2.0, 0.5)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", NODES)
+def test_node(case):
+    shape, builder, options, twin = NODES[case]
+    net, x = network_on(shape)
+    y = getattr(net, builder)(x, **options)
+    check_network(net, y, lambda t: twin(t["x"]))
+
+
+def test_a_global_maximum_of_many_sites_takes_two_phases(monkeypatch):
+    monkeypatch.setattr(global_pooling, "FEW_SITES", 4)
+    net, x = network_on((2, 3, 4, 5))
+    y = net.global_max(net.activation(x))  # equal maxima: 0
+    check_network(net, y, lambda t: F.max_pool2d(t["x"].relu(), (4, 5)))
+    assert len(net.forward_phases(y).phases) == 3
+
+
+def test_a_crop_costs_no_phase():
+    net, x = network_on((2, 3, 6, 5))
+    y = net.crop(net.activation(x), (1, 2), (4, 3))
+    assert len(net.forward_phases(y).phases) == 1
+
+
+def test_several_read_what_was_cropped_padded_and_resized():
+    """Their gradients add up."""
+    net, x = network_on((2, 3, 6, 4))
+    h = net.activation(x, "tanh")
+    parts = [
+        net.crop(net.pad(h, 1), (2, 0), (4, 4)),
+        net.crop(h, (0, 0), (4, 4)),
+        net.interpolation(h, (4, 4), mode="linear"),
+        net.adaptive_pooling(h, 4),
+    ]
+    y = net.concatenate(parts)
+
+    def twin(t):
+        h = t["x"].tanh()
+        resized = F.interpolate(h, (4, 4), mode="bilinear")
+        parts = [F.pad(h, (1, 1, 1, 1))[:, :, 2:6, 0:4], h[:, :, :4], resized]
+        return torch.cat([*parts, F.adaptive_avg_pool2d(h, 4)], 1)
+
+    check_network(net, y, twin)
+
+
+@pytest.mark.parametrize(
+    ("build", "why"),
+    [
+        (lambda net, x: net.crop(x, 3, 4), "crop_1: start .* reach beyond"),
+        (lambda net, x: net.interpolation(x), "interpolation_1: one of size"),
+        (lambda net, x: net.transposed_convolution(x, 4, window=3, output_padding=1),
+         "output_padding must be smaller than the stride"),
+        (lambda net, x: net.transposed_convolution(x, 5, window=3, groups=3), "groups must divide"),
+        (lambda net, x: net.local_response_normalization(x, 0), "size must be at least 1"),
+    ],
+)  # fmt: skip
+def test_arguments_that_do_not_fit(build, why):
+    net, x = network_on((2, 3, 6, 5))
+    with pytest.raises(ValueError, match=why):
+        build(net, x)
