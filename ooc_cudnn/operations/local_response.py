@@ -16,7 +16,7 @@ from ooc_cudnn.operations.rows import ROW_AXIS, with_rows
 from ooc_cudnn.operations.single import OfForward, OneTyped
 from ooc_cudnn.operations.splittable import Piece, Rounding
 from ooc_cudnn.operations.window import Range, Rows
-from ooc_cudnn.operations.window_arguments import is_int
+from ooc_cudnn.operations.window_arguments import MOST_SIZE, is_int
 from perfmodel import Work, pass_work
 
 
@@ -50,7 +50,7 @@ class LocalResponse(OneShape):
 
     @classmethod
     def of(
-        cls, shape: Shape, size: object, alpha: object, beta: object, k: object, dtype: str
+        cls, shape: Shape, size: int, alpha: float, beta: float, k: float, dtype: str
     ) -> LocalResponse:
         """Check a user's arguments and return the normalization they describe.
 
@@ -61,15 +61,14 @@ class LocalResponse(OneShape):
         """
         if not is_int(size):
             raise TypeError(f"size must be an int, not {size!r}")
-        if not 1 <= size < 2**31:  # type: ignore[operator]
+        if not 1 <= size <= MOST_SIZE:
             raise ValueError(f"size must be at least 1, not {size!r}")
         for name, value in (("alpha", alpha), ("beta", beta), ("k", k)):
             if isinstance(value, bool) or not isinstance(value, numbers.Real):
                 raise TypeError(f"{name} must be a number, not {value!r}")
             if not math.isfinite(value):
                 raise ValueError(f"{name} must be finite, not {value!r}")
-        numbers_of = (float(value) for value in (alpha, beta, k))  # type: ignore[arg-type]
-        return cls(tuple(shape), int(size), *numbers_of, dtype)  # type: ignore[call-overload]
+        return cls(tuple(shape), int(size), float(alpha), float(beta), float(k), dtype)
 
     # As an operation of a chain -----------------------------------------------------------------
 

@@ -132,7 +132,7 @@ def any_pooling(
     ceil_mode: bool = False,
     dtype: str = "float32",
 ) -> Pooling | Resampling:
-    """Describe a pooling, as `Pooling.of`; with `ceil_mode` one window more where some of x is left.
+    """Describe a pooling, as `Pooling.of`; with `ceil_mode` one window more where x goes on.
 
     That window must begin in x or in the padding before it: PyTorch's rule. A mean that counts
     padding counts none beyond what was given.

@@ -14,7 +14,7 @@ from tests.support.splits import LAYOUTS, RINGS, some
 UNIT = {"float16": 2**-10, "bfloat16": 2**-7, "float32": 2**-22, "float64": 2**-50}
 
 
-def check_cut(make, case, *, splits=12, summed=False):
+def check_cut(make, case, *, splits=6, summed=False):
     """Compare a call with what it must give, and its splits with each other, to the bit.
 
     Parameters

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from ooc_cudnn.network.emitting import Backward, Forward
 from ooc_cudnn.network.nodes.base import Node
 from ooc_cudnn.network.tensors import Tensor
-from ooc_cudnn.operations.backward_bias import BackwardBias
 from ooc_cudnn.operations.backward_data import BackwardData
 from ooc_cudnn.operations.backward_filter import BackwardFilter
+from ooc_cudnn.operations.broadcast_gradient import BroadcastGradient
 from ooc_cudnn.operations.chain import Chain
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.per_site import Addition
@@ -46,7 +46,7 @@ class TransposedConvolution(Node):
     def backward(self, emit: Backward, dy: Tensor) -> None:
         operation = self._under(emit.settings)
         if self.b is not None:
-            call = BackwardBias(dy.shape, dy.dtype)
+            call = BroadcastGradient(dy.shape, dy.dtype)
             emit.gradient("bias gradient", call, {"dy": dy}, db=self.b)
         reads = {"x": dy, "dy": self.x}
         emit.gradient("filter gradient", BackwardFilter(operation), reads, dw=self.w)
