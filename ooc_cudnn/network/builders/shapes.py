@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from ooc_cudnn.network.builders.base import Builders, builder
 from ooc_cudnn.network.nodes.concatenate import Concatenate
-from ooc_cudnn.network.nodes.reshape import Reshape
-from ooc_cudnn.network.tensors import Tensor
-from ooc_cudnn.operations.reshape import flattened
 from ooc_cudnn.network.nodes.crop import Crop
 from ooc_cudnn.network.nodes.pooling import Pooling
+from ooc_cudnn.network.nodes.reshape import Reshape
+from ooc_cudnn.network.tensors import Tensor
 from ooc_cudnn.operations.resampling_arguments import cropped, interpolation, padded
+from ooc_cudnn.operations.reshape import flattened
 from ooc_cudnn.types import Padding, Sizes
 
 

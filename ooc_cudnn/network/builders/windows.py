@@ -11,12 +11,12 @@ from ooc_cudnn.network.nodes.convolution import Convolution
 from ooc_cudnn.network.nodes.global_pooling import GlobalAverage, GlobalMax
 from ooc_cudnn.network.nodes.pooling import Pooling
 from ooc_cudnn.network.nodes.reshape import Reshape
-from ooc_cudnn.network.tensors import Tensor
-from ooc_cudnn.operations.reshape import flattened
 from ooc_cudnn.network.nodes.transposed_convolution import TransposedConvolution
+from ooc_cudnn.network.tensors import Tensor
 from ooc_cudnn.operations import convolution, transposed_convolution
 from ooc_cudnn.operations.global_average import of_all_sites
 from ooc_cudnn.operations.resampling_arguments import adaptive_pooling, any_pooling
+from ooc_cudnn.operations.reshape import flattened
 from ooc_cudnn.operations.window_arguments import is_int, per_axis
 from ooc_cudnn.types import Padding, Sizes
 
