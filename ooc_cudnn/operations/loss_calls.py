@@ -1,7 +1,8 @@
 """Losses as calls: cut along n and rows, with a number for each row, and their total.
 
 The mean over labels divides by the sum of their weights in the whole batch. That is made of the
-labels alone (`LabelWeightsCall`, `TotalCall`), before the first piece of a gradient needs it.
+labels alone (`LabelWeightsCall`, `TotalCall`), before the first piece of a gradient needs it. Of
+these, n is no axis: who goes through a network some images at a time does not cut them.
 """
 
 from __future__ import annotations
@@ -25,7 +26,15 @@ from ooc_cudnn.operations.losses import (
 )
 from ooc_cudnn.operations.rows import ROW_AXIS, height, tensor_region
 from ooc_cudnn.operations.single import OfOneShape
-from ooc_cudnn.operations.splittable import Operand, Piece, Read, Region, Rounding, random_range
+from ooc_cudnn.operations.splittable import (
+    Operand,
+    Piece,
+    Read,
+    Region,
+    Rounding,
+    Splittable,
+    random_range,
+)
 from ooc_cudnn.tensor import ACCUMULATOR
 from perfmodel import Split
 from perfmodel.cached import cached_property
@@ -128,19 +137,14 @@ class _OfRows(OfOneShape):
 
 
 @dataclass(frozen=True)
-class LabelWeightsCall(_OfRows):
-    """The sum of the weights of each row's labels, from labels and, if `weighted`, weights.
-
-    `shape` and `dtype` are those of the logits.
-    """
+class _OfLabels(_OfRows):
+    """A call with labels and, if `weighted`, weights; `shape` and `dtype` are the logits'."""
 
     shape: Shape
     dtype: str
     labels_dtype: str = "int64"
     weighted: bool = False
     ignore_index: int = -100
-
-    lead = "labels"
 
     @property
     def takes(self) -> Mapping[str, Operand | None]:
@@ -151,21 +155,50 @@ class LabelWeightsCall(_OfRows):
             "weights": weights if self.weighted else None,
         }
 
+
+@dataclass(frozen=True)
+class LabelWeightsCall(_OfLabels):
+    """The sum of the weights of each row's labels, of the whole batch: c_y counts its images."""
+
+    lead = "labels"
+
     def on_piece(self, shape: Shape, dtype: str) -> LabelWeights:
         n, classes, *sites = shape
         return LabelWeights((n, *sites), self.labels_dtype, classes, self.ignore_index, dtype)
 
+    @cached_property
+    def operands(self) -> Mapping[str, Operand]:
+        return {
+            name: each._replace(axes=frozenset({"c_y", "h_y"}) if each.axes else WHOLE)
+            for name, each in super().operands.items()
+        }
+
+    @cached_property
+    def extents(self) -> Split:
+        return Split(n=1, c_y=self.shape[0], c_x=1, h_y=height(self.shape))
+
+    def may_cut(self, axis: str) -> bool:
+        return axis in ("c_y", "h_y") and Splittable.may_cut(self, axis)
+
+    def _turned(self, piece: Piece) -> Piece:
+        """The piece with its images where other calls have them."""
+        return piece._replace(n=piece.c_y, c_y=(0, self.shape[1]))
+
+    def region(self, name: str, piece: Piece) -> Region:
+        return super().region(name, self._turned(piece))
+
+    def piece_shape(self, piece: Piece) -> Shape:
+        return super().piece_shape(self._turned(piece))
+
 
 @dataclass(frozen=True)
-class CrossEntropyCall(LabelWeightsCall):
+class CrossEntropyCall(_OfLabels):
     """The sum of each row's losses, from the logits x, labels and, if `weighted`, weights.
 
     `smoothing` is PyTorch's ``label_smoothing``.
     """
 
     smoothing: float = 0.0
-
-    lead = "x"
 
     @property
     def takes(self) -> Mapping[str, Operand | None]:
@@ -285,33 +318,41 @@ class ElementLossGradient(ElementLossCall):
 class TotalCall(Built):
     """The loss (1,) of the losses (n, rows): `scale` times their sum; if `divided`, by a divisor.
 
-    The divisor is a total, too: that of the weights. With beta losses of several heads add up.
+    The divisor is a total, too: that of the weights, `of_batch`. With beta losses of several heads
+    add up, and of several parts of a batch; no plan cuts it.
     """
 
     shape: Shape
     scale: float = 1.0
     divided: bool = False
+    of_batch: bool = False
 
     dtype = "float64"
     lead = "losses"
     results = ("loss",)
-    reduced = ()
+    reduced = ("n",)
 
     @cached_property
     def operands(self) -> Mapping[str, Operand]:
         divisor = {"divisor": SCALAR} if self.divided else {}
-        return {"losses": Operand(self.shape, "float64", WHOLE), **divisor, "loss": SCALAR}
+        axes = WHOLE if self.of_batch else frozenset({"n"})
+        return {"losses": Operand(self.shape, "float64", axes), **divisor, "loss": SCALAR}
 
     @property
     def extents(self) -> Split:
-        return Split(n=1, c_y=1, c_x=1, h_y=1)
+        return Split(n=1 if self.of_batch else self.shape[0], c_y=1, c_x=1, h_y=1)
+
+    def may_cut(self, axis: str) -> bool:
+        return False
 
     def region(self, name: str, piece: Piece) -> Region:
-        return tuple((0, extent) for extent in self.operands[name].shape)
+        shape = self.operands[name].shape
+        images = (0, shape[0]) if name != "losses" or self.of_batch else piece.n
+        return (images, *((0, extent) for extent in shape[1:]))
 
     def build(self, build: Builder) -> None:
         inputs = ("losses", "divisor" if self.divided else "")
-        operation = Total(self.shape, self.scale)
+        operation = Total(build.buffers["losses"].shape, self.scale)
         build.make(operation, inputs, "loss", build.buffers["loss"].order)
 
     def patch(self, random: np.random.Generator) -> Piece:
@@ -320,7 +361,7 @@ class TotalCall(Built):
     def expected(self, piece: Piece, read: Read) -> Mapping[str, tuple[Array, Array]]:
         losses = read("losses", self.region("losses", piece))
         divisor = read("divisor", ((0, 1),)) if self.divided else None
-        total = Total(self.shape, self.scale)
+        total = Total(losses.shape, self.scale)
         value, size = (total.reference(each, divisor) for each in (losses, np.abs(losses)))
         return {"loss": (value, np.abs(size))}
 

@@ -81,7 +81,7 @@ class SoftmaxCrossEntropy(_Loss):
             counts = emit.saved("label_weights", self.rows, "float64")
             call = LabelWeightsCall(*self._shared)
             emit.phase("label weights", call, **of_labels, losses=counts)
-            emit.phase("divisor", TotalCall(self.rows), losses=counts, loss=divisor)
+            emit.phase("divisor", TotalCall(self.rows, of_batch=True), losses=counts, loss=divisor)
         losses = emit.saved("losses", self.rows, "float64")
         entropy = CrossEntropyCall(*self._shared, self.smoothing)
         emit.phase("forward", entropy, x=self.x, **of_labels, losses=losses)
@@ -152,9 +152,10 @@ class TotalLoss(Node):
 
     def forward(self, emit: Forward) -> None:
         for at, (loss, factor) in enumerate(zip(self.losses, self.factors, strict=True)):
-            call = TotalCall((1, 1), factor, beta=1.0 if at else 0.0)
+            call = TotalCall((1, 1), factor, of_batch=True, beta=1.0 if at else 0.0)
             emit.phase(f"loss {at}", call, losses=loss, loss=self.y)
 
     def backward(self, emit: Backward, dy: Tensor) -> None:
         for at, (loss, factor) in enumerate(zip(self.losses, self.factors, strict=True)):
-            emit.gradient(f"gradient {at}", TotalCall((1, 1), factor), {"losses": dy}, loss=loss)
+            call = TotalCall((1, 1), factor, of_batch=True)
+            emit.gradient(f"gradient {at}", call, {"losses": dy}, loss=loss)
