@@ -290,17 +290,8 @@ class MachineModel(Record):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write to `path`, making its folder; whoever reads sees the old file or the new one."""
         target = Path(path)
-        content = _laid_out(self.to_json()) + "\n"
         target.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
-        try:
-            with open(unfinished, "x", encoding="utf-8") as stream:
-                stream.write(content)
-                stream.flush()
-                os.fsync(stream.fileno())
-            os.replace(unfinished, target)
-        finally:
-            unfinished.unlink(missing_ok=True)
+        replace_file(target, _laid_out(self.to_json()) + "\n")
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> MachineModel:
@@ -329,6 +320,19 @@ class MachineModel(Record):
             return cls.from_json(data)
         except (TypeError, ValueError) as error:
             raise MachineFileError(f"machine file {path}: {error}; {REMEDY}") from error
+
+
+def replace_file(target: Path, content: str) -> None:
+    """Write a file whole; whoever reads it sees the old content or the new one."""
+    unfinished = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
+    try:
+        with open(unfinished, "x", encoding="utf-8") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(unfinished, target)
+    finally:
+        unfinished.unlink(missing_ok=True)
 
 
 def _laid_out(value: Any, indent: str = "") -> str:

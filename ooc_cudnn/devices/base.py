@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 from ooc_cudnn import interrupts
+from ooc_cudnn.devices.engines import Engines
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.memory.arena import Allocation
 from ooc_cudnn.memory.source import HostArray, Source
@@ -100,13 +101,22 @@ class Device(Source, Protocol):
 
     # Computing ---------------------------------------------------------------------------------
 
+    @property
+    def engines(self) -> Engines | None:
+        """Where there are several ways to run a launch, what offers them."""
+
     def workspace(
-        self, launches: Sequence[tuple[Launch, Mapping[str, Buffer]]], budget_bytes: int | None
+        self,
+        launches: Sequence[tuple[Launch, Mapping[str, Buffer]]],
+        budget_bytes: int | None,
+        *,
+        sparing: int = 0,
     ) -> tuple[int, tuple[str, ...]] | None:
         """Scratch bytes that the launches need, and the algorithms' names.
 
         Without a budget, of the algorithms the device prefers; with one, of the best within it.
-        Returns None if some launch has no such algorithm.
+        Where engines were measured, those of each launch that take most workspace are left out, as
+        many as `sparing` says. Returns None if some launch has no such algorithm.
         """
 
     def run(

@@ -73,10 +73,11 @@ def plan_call(
             aligned=aligned,
         )
 
-        def make(machine: MachineModel, layouts: tuple[str, ...], *, ask: bool = True) -> Planned:
+        def make(
+            machine: MachineModel, layouts: tuple[str, ...], *, ask: bool = True, sparing: int = 0
+        ) -> Planned:
             made = replace(request, machine=machine, layouts=layouts)
-            asked = target if ask else target._replace(ask_workspace=None)
-            return plan_in_runs(made, asked, available, aligned)
+            return plan_in_runs(made, target.asking(ask=ask, sparing=sparing), available, aligned)
 
         if target.trial_device is None:
             return make(target.machine, request.layouts)

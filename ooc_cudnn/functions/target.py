@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ from ooc_cudnn.pipeline.program import Bind, Home, Program, Task
 from ooc_cudnn.pricing.plan import Plan
 from ooc_cudnn.pricing.planner import AskWorkspace
 from ooc_cudnn.pricing.request import Request
+from ooc_cudnn.pricing.search import LaunchOf
 from ooc_cudnn.settings_table import Settings
 from ooc_cudnn.tensor import TensorSpec, packed_strides, same_strides
 from perfmodel import MachineModel
@@ -57,6 +59,27 @@ class Target(NamedTuple):
             settings.overlap,
             None if settings.machine is not None or settings.deterministic else device,
         )
+
+    def asking(self, *, ask: bool, sparing: int) -> Target:
+        """The same, but not asking the device; or for engines that take less workspace."""
+        if not ask:
+            return self._replace(ask_workspace=None)
+        if sparing and self.trial_device is not None:
+            return self._replace(ask_workspace=_Sparing(self.trial_device, sparing))
+        return self
+
+
+@dataclass(frozen=True)
+class _Sparing:
+    """Asks for the workspace of engines that take less of it."""
+
+    device: Device
+    sparing: int
+
+    def __call__(
+        self, launches: tuple[LaunchOf, ...], budget_bytes: int | None
+    ) -> tuple[int, tuple[str, ...]] | None:
+        return self.device.workspace(launches, budget_bytes, sparing=self.sparing)
 
 
 class PlannedPart(NamedTuple):

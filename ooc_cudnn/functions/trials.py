@@ -4,7 +4,9 @@ One line stands for all convolutions of a kind of arithmetic, but cuDNN has anot
 shape, and the engines differ by more than any line tells. For one problem (channels, window,
 stride) seconds are mostly linear in the size of a piece, though; so one launch of it, timed,
 corrects what is predicted for pieces of all sizes (`ComputeModel.corrected`), until the size that
-is planned then is tried itself. What was learnt is remembered for the process.
+is planned then is tried itself. What was learnt is remembered for the process; what was measured of
+several engines is stored (`devices.engines`), and a plan trades their workspace against the size of
+its pieces.
 
 Which memory order is fastest to compute in is as uncertain: where computing binds, the best plan in
 the other order is tried, too, if it may well be the faster one.
@@ -14,20 +16,22 @@ Nothing is tried where the result could not matter: where copies bind by far, or
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
-from operator import itemgetter
+import math
+from collections.abc import Iterator, Sequence
 from typing import Protocol
-from weakref import WeakKeyDictionary
 
 from ooc_cudnn.devices.base import Device
+from ooc_cudnn.devices.engine_files import forget_tables, save_tables, tables_of
+from ooc_cudnn.devices.engines import Measured, Option, Tables
 from ooc_cudnn.devices.measuring import Bench, Launched
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.functions.target import Planned, PlannedPart
+from ooc_cudnn.functions.tuning import Deadline, Tuning, launches_of, time_well
+from ooc_cudnn.operations.convolution_backward import AnyConvolution
 from ooc_cudnn.pricing.plan import Plan
 from ooc_cudnn.pricing.planner import distinct_launches
-from perfmodel import MachineModel
+from ooc_cudnn.telling import warn_once
+from perfmodel import MachineModel, Work
 
 #: Computing that takes less is not worth a trial (seconds of a whole call).
 SHORTEST_SECONDS = 2e-4
@@ -35,12 +39,6 @@ SHORTEST_SECONDS = 2e-4
 LARGEST_ERROR = 10.0
 #: Nor are launches that take less than this share of what is tried.
 SMALLEST_SHARE = 0.1
-#: Launches of a trial, after as many that only warm up; of those that take longer than so many
-#: seconds, one.
-LAUNCHES, LONG_SECONDS = 3, 5e-3
-#: What takes so many times as long as predicted is timed again, and the shorter time counts: it may
-#: have been disturbed.
-SUSPICIOUS = 1.5
 #: A trial may take this share of the call's seconds, or as long as building a cuDNN plan.
 MOST_SHARE, MOST_SECONDS = 0.1, 0.1
 #: The plan that follows from a trial may hold launches that were not tried.
@@ -48,48 +46,34 @@ MOST_ROUNDS = 3
 #: The other memory order is tried where it is predicted to take no more than so many times as long
 #: (a line's error), and the call this many seconds: it may have to build engines.
 RIVALS_WITHIN, RIVALS_SECONDS = 1.5, 0.02
+#: The first call of a shape waits so long, at most, for its engines to be measured; without, only
+#: those that were stored are chosen from. (Until it ran on a card, it is nothing.)
+FIRST_CALL_SECONDS = 0.0
+#: A plan with less workspace takes this share of the seconds, at most.
+WORTH_SPARING = 0.99
 
 
 class Make(Protocol):
     """Plans a call with a machine model, to be computed in one of some memory orders.
 
-    Workspace is asked for, which may build engines, unless `ask` is false.
+    Workspace is asked for, which may build engines, unless `ask` is false: of engines that take
+    less of it, where `sparing` says so (`Device.workspace`).
     """
 
     def __call__(
-        self, machine: MachineModel, layouts: tuple[str, ...], *, ask: bool = True
+        self,
+        machine: MachineModel,
+        layouts: tuple[str, ...],
+        *,
+        ask: bool = True,
+        sparing: int = 0,
     ) -> Planned:
         """Return the plan."""
 
 
-@dataclass
-class Learnt:
-    """What trials told: measured over predicted seconds, and seconds of the host to launch."""
-
-    factors: dict[str, float] = field(default_factory=dict)
-    launching: dict[str, float] = field(default_factory=dict)
-
-    def __bool__(self) -> bool:
-        return bool(self.factors)
-
-    def update(self, other: Learnt) -> None:
-        """Take what was learnt since."""
-        self.factors.update(other.factors)
-        self.launching.update(other.launching)
-
-    def corrected(self, machine: MachineModel) -> MachineModel:
-        """Return a machine's model, corrected by it."""
-        if not self:
-            return machine
-        return replace(machine, compute=machine.compute.corrected(self.factors, self.launching))
-
-
-_known: WeakKeyDictionary[Device, Learnt] = WeakKeyDictionary()
-
-
 def forget_trials() -> None:
-    """Forget what was tried (after calibration, and in tests)."""
-    _known.clear()
+    """Forget what was tried and is not stored (after calibration, and in tests)."""
+    forget_tables()
 
 
 def planned_after_trials(
@@ -113,27 +97,62 @@ def planned_after_trials(
     limit_bytes : int
         Device memory that may be held meanwhile, users' arrays included.
     """
-    known = _known.setdefault(device, Learnt())
+    known = tables_of(device)
     if device.arena.is_at_work:  # the caller is a progress callable: the device is taken
         return make(known.corrected(machine), layouts)
+
+    trial = Trial(device, machine, limit_bytes)
 
     def settled() -> Planned:
         planned = make(known.corrected(machine), layouts)
         for _ in range(MOST_ROUNDS):
-            learnt = _try(planned.parts, machine, known, device, limit_bytes)
-            if not learnt:
+            if not trial.of(planned.parts):
                 break
-            known.update(learnt)
             planned = make(known.corrected(machine), layouts)
         return planned
 
     planned = settled()
     rival = _rival(make, layouts, planned.plan, machine, known)
-    learnt = _try(rival.parts, machine, known, device, limit_bytes) if rival else None
-    if not learnt:
+    if rival is not None and trial.of(rival.parts):
+        planned = settled()
+    return _traded(make, planned, machine, known, device)
+
+
+def _traded(
+    make: Make, planned: Planned, machine: MachineModel, known: Tables, device: Device
+) -> Planned:
+    """The best plan by engines that take less workspace: it may leave room for larger pieces."""
+    levels = known.levels(work for part in planned.parts for work in _works(part))
+    if planned.plan.pieces == 1 or levels < 2:
         return planned
-    known.update(learnt)
-    return settled()
+    best, seconds = planned, planned.plan.seconds
+    if not _has_its_engines(planned, device, 0):
+        seconds = math.inf  # it was priced with engines for which there is no room
+    for sparing in range(1, levels):
+        try:
+            other = make(known.corrected(machine, sparing), (planned.plan.layout,), sparing=sparing)
+        except PlanInfeasibleError:
+            continue
+        if sparing < levels - 1 and not _has_its_engines(other, device, sparing):
+            continue
+        if other.plan.seconds < WORTH_SPARING * seconds:
+            best, seconds = other, other.plan.seconds
+    return best
+
+
+def _has_its_engines(planned: Planned, device: Device, sparing: int) -> bool:
+    """Whether the workspace of a plan is as much as the engines take that it was priced with."""
+    for part in planned.parts:
+        launches = distinct_launches(part.request, part.plan)
+        answer = device.workspace(launches, None, sparing=sparing)
+        if answer is None or answer[0] > part.plan.workspace_bytes:
+            return False
+    return True
+
+
+def _works(part: PlannedPart) -> Iterator[Work]:
+    """The work of each launch of a plan."""
+    return (launch.operation.work() for launch, _ in distinct_launches(part.request, part.plan))
 
 
 def _rival(
@@ -141,7 +160,7 @@ def _rival(
     layouts: tuple[str, ...],
     plan: Plan,
     machine: MachineModel,
-    known: Learnt,
+    known: Tables,
 ) -> Planned | None:
     """The best plan in another memory order, if it may well be faster than this one.
 
@@ -156,7 +175,8 @@ def _rival(
     try:
         rival = make(corrected, others, ask=False)
         seconds = plan.seconds
-        if rival.plan.seconds > RIVALS_WITHIN * seconds and known and not _is_known(rival, known):
+        tried = corrected is not machine
+        if rival.plan.seconds > RIVALS_WITHIN * seconds and tried and not _is_known(rival, known):
             seconds = make(machine, (plan.layout,), ask=False).plan.seconds
         if rival.plan.seconds > RIVALS_WITHIN * seconds:
             return None
@@ -165,58 +185,72 @@ def _rival(
         return None
 
 
-def _is_known(planned: Planned, known: Learnt) -> bool:
+def _is_known(planned: Planned, known: Tables) -> bool:
     """Whether a convolution of a plan, of whatever size, was tried."""
-    works = (
-        launch.operation.work()
-        for part in planned.parts
-        for launch, _ in distinct_launches(part.request, part.plan)
-    )
-    return any(work.key.startswith("convolution") and work.kind in known.factors for work in works)
+    works = (work for part in planned.parts for work in _works(part))
+    return any(work.key.startswith("convolution") and known.knows_kind(work) for work in works)
 
 
-def _try(
-    parts: Sequence[PlannedPart],
-    machine: MachineModel,
-    known: Learnt,
-    device: Device,
-    limit_bytes: int,
-) -> Learnt:
-    """Time what of a plan is not known and matters."""
-    bench = Bench(device, limit_bytes, batches=1, batch_seconds=0.0)
-    learnt = Learnt()
-    for part in parts:
-        for launched in _worth_trying(part, machine, known):
-            work = launched[0].operation.work()
-            expected = machine.compute.seconds(work)
-            scratch, times = part.plan.workspace_bytes, _launches(expected)
-            timed = partial(bench.time_launch, launched, scratch, most=times)
-            found = timed()
-            if found is not None:
-                if found[0].seconds > SUSPICIOUS * expected:
-                    found = min(found, timed() or found, key=itemgetter(0))
-                timing, launching = found
-                factor = timing.seconds / expected
-                # Cut along channels it is another problem, and no faster than this until tried.
-                least = max(1.0, known.factors.get(work.family, 1.0))
-                learnt.factors[work.family] = max(least, factor)
-                learnt.factors[work.kind] = learnt.factors[work.sized] = factor
-                if launching is not None:
-                    # nor does it take less to launch
-                    most = max(launching, known.launching.get(work.family, 0.0))
-                    learnt.launching[work.family] = most
-                    learnt.launching[work.kind] = launching
-    if device.arena.block_bytes > max(part.plan.device_bytes for part in parts):
-        device.arena.release_block()
-    return learnt
+class Trial:
+    """Times what matters of plans, for as long as a call may wait."""
+
+    def __init__(self, device: Device, machine: MachineModel, limit_bytes: int) -> None:
+        self.device, self.machine, self.known = device, machine, tables_of(device)
+        self.bench = Bench(device, limit_bytes, batches=1, batch_seconds=0.0)
+        self.deadline = Deadline(FIRST_CALL_SECONDS)
+
+    def of(self, parts: Sequence[PlannedPart]) -> bool:
+        """Time what is not known and matters; return whether anything was learnt."""
+        learnt = tuned = False
+        for part in parts:
+            for launched in _worth_trying(part, self.machine, self.known):
+                found = self._tried(launched, part.plan.workspace_bytes)
+                if found is not None:
+                    self.known.add(found)
+                    learnt = True
+                    tuned |= found.operation is not None
+        if self.device.arena.block_bytes > max(part.plan.device_bytes for part in parts):
+            self.device.arena.release_block()
+        if tuned:
+            self._store()
+        return learnt
+
+    def _tried(self, launched: Launched, scratch_bytes: int) -> Measured | None:
+        """Measure a launch: by the engines that are known for its kind, or while there is time.
+
+        Else as it is planned.
+        """
+        operation, found = launched[0].operation, None
+        if self.device.engines is not None and isinstance(operation, AnyConvolution):
+            tuning = Tuning(self.device, self.bench, self.deadline)
+            if options := self.known.options(operation):
+                found = tuning.measured_again(launched, options)
+            elif not self.deadline.is_over:
+                found = tuning.measured(launched, every=False)
+                if found is None:
+                    warn_once(
+                        f"there is no memory to measure engines of {operation.name} in, so cuDNN's "
+                        "heuristics choose: raise memory_limit, or run 'ooc-cudnn tune'."
+                    )
+        if found is not None:
+            return found
+        work = operation.work()
+        expected = self.machine.compute.seconds(work)
+        timed = time_well(self.bench, launched, scratch_bytes=scratch_bytes, expected=expected)
+        if timed is None:
+            return None
+        timing, launching = timed
+        return Measured(work, (Option(timing.seconds),), launching=launching)
+
+    def _store(self) -> None:
+        """Keep what was measured of engines for later processes, if that can be."""
+        try:
+            save_tables(self.device)
+        except OSError as error:
+            warn_once(f"engines that were measured cannot be stored: {error}.")
 
 
-def _launches(seconds: float) -> int:
-    """How often a launch is timed that takes about so long."""
-    return 1 if seconds > LONG_SECONDS else LAUNCHES
-
-
-def _worth_trying(part: PlannedPart, machine: MachineModel, known: Learnt) -> list[Launched]:
+def _worth_trying(part: PlannedPart, machine: MachineModel, known: Tables) -> list[Launched]:
     """The largest launch of every kind, if it is not known and matters, with its buffers."""
     plan = part.plan
     link_seconds = max(plan.copy_in_seconds, plan.copy_out_seconds)
@@ -233,9 +267,9 @@ def _worth_trying(part: PlannedPart, machine: MachineModel, known: Learnt) -> li
     allowed = max(MOST_SECONDS, MOST_SHARE * plan.seconds)
     found: list[Launched] = []
     for seconds, launched in largest.values():
-        if launched[0].operation.work().sized in known.factors or seconds < SMALLEST_SHARE * total:
+        if known.knows(launched[0].operation.work()) or seconds < SMALLEST_SHARE * total:
             continue
-        allowed -= 2 * _launches(seconds) * seconds
+        allowed -= 2 * launches_of(seconds) * seconds
         if allowed < 0:
             break
         found.append(launched)

@@ -128,11 +128,16 @@ class Verification:
             )
 
     def _tolerance(self) -> float:
-        """Error that rounding explains, as a share of the sums' size.
-
-        A sum of k products in arithmetic of unit roundoff u errs by at most about k * u; in
-        practice by its square root, of which a generous multiple is allowed.
-        """
+        """Error that rounding explains, as a share of the sums' size."""
         terms, arithmetic, operations = self.call.rounding()
-        roundoff = max(UNIT_ROUNDOFF[self.call.dtype], UNIT_ROUNDOFF[arithmetic])
-        return 8.0 * roundoff * operations * max(1.0, math.sqrt(terms) / 8)
+        return operations * rounding_share(terms, self.call.dtype, arithmetic)
+
+
+def rounding_share(terms: float, dtype: str, arithmetic: str) -> float:
+    """Return the error that rounding explains, as a share of the size of a sum of products.
+
+    A sum of k products in arithmetic of unit roundoff u errs by at most about k * u; in practice by
+    its square root, of which a generous multiple is allowed.
+    """
+    roundoff = max(UNIT_ROUNDOFF[dtype], UNIT_ROUNDOFF[arithmetic])
+    return 8.0 * roundoff * max(1.0, math.sqrt(terms) / 8)

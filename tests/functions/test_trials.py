@@ -8,15 +8,17 @@ import numpy as np
 import pytest
 
 import ooc_cudnn
+from ooc_cudnn.devices.engine_files import tables_of
+from ooc_cudnn.devices.engines import Measured, Option, Tables
 from ooc_cudnn.devices.machines import machine_path
 from ooc_cudnn.devices.measuring import Bench
 from ooc_cudnn.errors import PlanInfeasibleError
-from ooc_cudnn.functions import trials
+from ooc_cudnn.functions import trials, tuning
 from ooc_cudnn.functions.plan import plan_request
 from ooc_cudnn.functions.prepared import forget_calls
 from ooc_cudnn.pricing.planner import distinct_launches
 from ooc_cudnn.tensor import TensorSpec
-from perfmodel import ComputeModel, Line, shipped
+from perfmodel import ComputeModel, Line, Work, shipped
 from tests.support.clock import Clock
 
 
@@ -67,7 +69,7 @@ def test_a_plan_takes_what_its_launches_take(slow):
 def test_what_was_tried_is_not_tried_again(slow):
     first = planned()
     tried = len(slow)
-    assert 0 < tried <= 3 * 4 * trials.LAUNCHES
+    assert 0 < tried <= 3 * 4 * tuning.LAUNCHES
     assert planned() == first
     assert len(slow) == tried
 
@@ -102,7 +104,9 @@ LAYOUTS = "channels_first", "channels_last"
 def rival_of(seconds, binding_stage, of_the_other, layouts=LAYOUTS, *, by_lines=None):
     """What is tried beside a plan in channels-first order; its lines may have said otherwise."""
     asked, machine = [], shipped("host")
-    known = trials.Learnt({"": 1.0} if by_lines else {})
+    known = Tables()
+    if by_lines:
+        known.add(Measured(Work("convolution/float32", 1e9, 1e6), (Option(1.0),)))
 
     def make(model, others, *, ask=True):
         asked.append(ask)
@@ -235,10 +239,9 @@ def test_what_the_host_takes_to_launch_is_learnt_of_the_problem(slow, host_devic
     with ooc_cudnn.settings(memory_limit=2**17):
         request = plan_request("convolution_forward", x=X, w=W, padding=1)
         plan = planned()
-    known = trials._known[host_device]
+    known = tables_of(host_device)
     works = (launch.operation.work() for launch, _ in distinct_launches(request, plan))
-    work = next(each for each in works if each.kind in known.launching)
-    assert known.launching[work.kind] == 0.5
+    work = next(each for each in works if known.knows(each))
     model = known.corrected(shipped("host")).compute
     assert model.launching_seconds(work, 0.0) == 0.5
     assert model.launching_seconds(dataclasses.replace(work, problem="another"), 0.1) == 0.1

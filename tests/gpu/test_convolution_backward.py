@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from ooc_cudnn.devices.cuda.convolutions import Convolutions
+from ooc_cudnn.devices.engines import Tables
 from ooc_cudnn.devices.kernels.convolution_direct import run as run_direct
 from ooc_cudnn.devices.kernels.launch import Call
 from ooc_cudnn.operations.convolution import Convolution
@@ -170,7 +171,8 @@ def check(values, expected, bound, label=""):
 
 @pytest.fixture(scope="module")
 def convolutions():
-    return Convolutions()
+    known = Tables()
+    return Convolutions(lambda: known)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -179,8 +179,14 @@ class SimulatedDevice:
 
     # Computing ---------------------------------------------------------------------------------
 
+    engines = None
+
     def workspace(
-        self, launches: Sequence[tuple[Launch, Mapping[str, Buffer]]], budget_bytes: int | None
+        self,
+        launches: Sequence[tuple[Launch, Mapping[str, Buffer]]],
+        budget_bytes: int | None,
+        *,
+        sparing: int = 0,
     ) -> tuple[int, tuple[str, ...]] | None:
         return 0, ()
 

@@ -5,47 +5,56 @@ supported on packed tensors, if not by every engine that says so (`cudnn_engines
 combination of types (`cudnn_forms`); on strided tensors of 2**31 elements and more cuDNN writes
 nonsense, so pieces are always packed here. What it does not support, our own kernels
 `convolution_direct*.cu` compute.
+
+An engine that was measured to be the fastest computes (`devices.engines`); where none was measured,
+or none fits, the heuristics' choice does.
 """
 
 from __future__ import annotations
 
 import gc
 import threading
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any
 
-from ooc_cudnn.devices.cuda.cudnn_engines import forbidden_notes, is_faulty
-from ooc_cudnn.devices.cuda.cudnn_forms import Form, forms
-from ooc_cudnn.devices.cuda.cudnn_graphs import INPUTS, RESULT, describe, forget_frames
+from ooc_cudnn.devices.cuda.cudnn_forms import forms
+from ooc_cudnn.devices.cuda.cudnn_graphs import INPUTS, RESULT
+from ooc_cudnn.devices.cuda.cudnn_plans import Executable, Plans
+from ooc_cudnn.devices.engines import Engine, EngineFailedError, Kind, Tables
 from ooc_cudnn.devices.kernels import convolution_direct
 from ooc_cudnn.devices.kernels.launch import Call
 from ooc_cudnn.devices.kernels.relayout import fill_zero
 from ooc_cudnn.devices.view import DeviceView
-from ooc_cudnn.errors import CudnnError
 from ooc_cudnn.operations.convolution_backward import AnyConvolution, forward_of
-
-
-class Executable(NamedTuple):
-    """A built plan: its graph, which of the graph's plans, all its scratch bytes, its engine."""
-
-    graph: Any
-    plan_index: int
-    workspace_bytes: int
-    engine: str
-    form: Form
+from ooc_cudnn.telling import warn_once
 
 
 class Convolutions:
-    """cuDNN's handle and the plans of one GPU."""
+    """cuDNN's handle and the plans of one GPU.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    tables : callable
+        Returns what was measured on the GPU.
+    """
+
+    def __init__(self, tables: Callable[[], Tables]) -> None:
         import cudnn
 
-        self._cudnn = cudnn
+        self._cudnn, self._tables = cudnn, tables
         self._handle: Any = None
         self._lock = threading.RLock()
         # Most capable first: without a budget, then those that fit smaller and smaller ones.
-        self._built: dict[tuple[AnyConvolution, int | None], Executable | None] = {}
+        self._ranked: dict[tuple[AnyConvolution, int | None], Executable | None] = {}
+        self._of_engines: dict[tuple[AnyConvolution, Engine], Executable | None] = {}
+        #: What runs in so much workspace, by what the tables of that version say.
         self._chosen: dict[tuple[AnyConvolution, int], Executable | None] = {}
+        self._chosen_by: tuple[Tables, int] | None = None
+        #: Engines, or names of plans, that failed at run time.
+        self._failed: set[tuple[Kind, Engine | str]] = set()
+        self._forced: Executable | None = None
 
     @property
     def handle(self) -> Any:
@@ -54,13 +63,99 @@ class Convolutions:
             self._handle = self._cudnn.create_handle()
         return self._handle
 
-    def executable(self, operation: AnyConvolution, budget_bytes: int | None) -> Executable | None:
-        """Return an operation's plan, its workspace within a budget; None if there is none."""
-        key = (operation, budget_bytes)
+    @cached_property
+    def _plans(self) -> Plans:
+        return Plans(self._cudnn, self.handle)
+
+    # Choosing -----------------------------------------------------------------------------------
+
+    def executable(
+        self, operation: AnyConvolution, budget_bytes: int | None, sparing: int = 0
+    ) -> Executable | None:
+        """Return an operation's plan, its workspace within a budget; None if there is none.
+
+        That of the fastest engine that was measured, without the `sparing` ones that take most
+        workspace; else the heuristics' choice.
+        """
         with self._lock:
-            if key not in self._built:
-                self._built[key] = self._build(operation, budget_bytes)
-            return self._built[key]
+            for option in self._tables().options(operation, sparing):
+                found = self._of_engine(operation, option.engine)
+                if found and (budget_bytes is None or found.workspace_bytes <= budget_bytes):
+                    return found
+            key = (operation, budget_bytes)
+            if key not in self._ranked:
+                self._ranked[key] = self._rank_first(operation, budget_bytes)
+            return self._ranked[key]
+
+    def candidates(self, operation: AnyConvolution, *, every: bool) -> Iterator[Engine]:
+        """Yield what may compute an operation, each once: `devices.engines.Engines`."""
+        if not _is_for_cudnn(operation):
+            return
+        seen = set[Engine]()
+        for form in forms(operation):
+            for engine in self._plans.engines(form, every=every):
+                if engine not in seen:
+                    seen.add(engine)
+                    yield engine
+
+    @contextmanager
+    def forced(self, operation: AnyConvolution, engine: Engine) -> Iterator[tuple[int, str] | None]:
+        """Have an operation computed by an engine meanwhile: `devices.engines.Engines`."""
+        with self._lock:
+            found = self._of_engine(operation, engine)
+        if found is None:
+            yield None
+            return
+        self._forced = found
+        try:
+            yield found.workspace_bytes, found.engine
+        finally:
+            self._forced = None
+
+    def _choose(self, operation: AnyConvolution, available_bytes: int) -> Executable | None:
+        tables = self._tables()
+        if self._chosen_by != (tables, tables.version):
+            self._chosen.clear()
+            self._chosen_by = tables, tables.version
+        key = operation, available_bytes
+        try:
+            return self._chosen[key]
+        except KeyError:
+            found = self.executable(operation, None)
+            if found is not None and found.workspace_bytes > available_bytes:
+                found = self.executable(operation, available_bytes)
+            self._chosen[key] = found
+            return found
+
+    def _of_engine(self, operation: AnyConvolution, engine: Engine) -> Executable | None:
+        """The plan of an engine, in the first form of its kind that it computes."""
+        key = operation, engine
+        if key not in self._of_engines:
+            self._of_engines[key] = None
+            if _is_for_cudnn(operation) and (Kind.of(operation), engine) not in self._failed:
+                widened = engine.form == "widened"
+                fitting = (f for f in forms(operation) if (f.name == "widened") == widened)
+                with _errors_collected():
+                    built = (self._plans.of_engine(form, engine) for form in fitting)
+                    self._of_engines[key] = next(filter(None, built), None)
+        return self._of_engines[key]
+
+    def _rank_first(self, operation: AnyConvolution, budget_bytes: int | None) -> Executable | None:
+        if not _is_for_cudnn(operation):
+            return None
+        kind = Kind.of(operation)
+        failed = {name for of, name in self._failed if of == kind and isinstance(name, str)}
+        with _errors_collected():
+            for form in forms(operation):
+                left = None if budget_bytes is None else budget_bytes - form.nbytes
+                if left is not None and left < 0:
+                    continue
+                found = self._plans.ranked_first(form, left, failed)
+                if found is not None:
+                    return found
+        return None
+
+    # Running ------------------------------------------------------------------------------------
 
     def run(
         self,
@@ -85,13 +180,25 @@ class Convolutions:
             convolution_direct.run(operation, Call(inputs, output, workspace, stream))
             return
         pointer, available = workspace
-        try:
-            found = self._chosen[operation, available]
-        except KeyError:
-            found = self._choose(operation, available)
-        if found is None:
-            convolution_direct.run(operation, Call(inputs, output, workspace, stream))
+        if self._forced is not None:
+            self._launch(self._forced, inputs, output, pointer, stream)
             return
+        while (found := self._choose(operation, available)) is not None:
+            try:
+                self._launch(found, inputs, output, pointer, stream)
+                return
+            except EngineFailedError as error:
+                self._forget_failed(operation, found, error)
+        convolution_direct.run(operation, Call(inputs, output, workspace, stream))
+
+    def _launch(
+        self,
+        found: Executable,
+        inputs: tuple[DeviceView, ...],
+        output: DeviceView,
+        pointer: int,
+        stream: Any,
+    ) -> None:
         form = found.form
         addresses = {}
         for uid, view, copy in zip(INPUTS, inputs, form.inputs, strict=True):
@@ -101,69 +208,49 @@ class Convolutions:
         addresses[RESULT] = pointer + form.result.offset if form.result else output.pointer
         handle = self.handle
         self._cudnn.set_stream(handle, stream.ptr)
-        found.graph.execute_plan_at_index(
-            addresses, pointer + form.nbytes, found.plan_index, handle
-        )
+        try:
+            found.graph.execute_plan_at_index(
+                addresses, pointer + form.nbytes, found.plan_index, handle
+            )
+        except self._plans.errors as error:
+            raise EngineFailedError(str(error)) from error
         if form.result:
             form.result.give_back(output, pointer, stream)
 
-    def _choose(self, operation: AnyConvolution, available_bytes: int) -> Executable | None:
-        found = self.executable(operation, None)
-        if found is not None and found.workspace_bytes > available_bytes:
-            found = self.executable(operation, available_bytes)
-        self._chosen[operation, available_bytes] = found
-        return found
+    def _forget_failed(
+        self, operation: AnyConvolution, found: Executable, error: Exception
+    ) -> None:
+        """Never take an engine again that failed, for such an operation of any size."""
+        kind = Kind.of(operation)
+        with self._lock:
+            if found.asked is not None:
+                self._failed.add((kind, found.asked))
+                self._tables().drop(operation, found.asked)
+            else:
+                self._failed.add((kind, found.engine.partition(",")[0]))
+            self._ranked.clear()
+            self._of_engines.clear()
+            self._chosen.clear()
+        warn_once(
+            f"cuDNN's engine {found.engine} failed for {operation.name} ({kind.work}), so the next "
+            f"one is taken: {error}"
+        )
 
-    def _build(self, operation: AnyConvolution, budget_bytes: int | None) -> Executable | None:
-        forward = forward_of(operation)
-        # cuDNN takes no negative padding: a piece of dx whose first rows no window reaches.
-        least = min(*forward.x_shape, *forward.w_shape, *forward.output_shape)
-        if least < 1 or any(min(pair) < 0 for pair in forward.padding):
-            return None
-        try:
-            for form in forms(operation):
-                left = None if budget_bytes is None else budget_bytes - form.nbytes
-                if left is not None and left < 0:
-                    continue
-                found = self._build_form(form, left)
-                if found is not None:
-                    return found
-            return None
-        finally:
-            # The frontend keeps errors in cycles with its frames. These keep ours, and the arrays
-            # of the call with them, until the cycles are collected.
-            gc.collect(1)
 
-    def _build_form(self, form: Form, budget_bytes: int | None) -> Executable | None:
-        graph = describe(self._cudnn, self.handle, form.operation)
-        try:
-            return self._plan_of(graph, form, budget_bytes)
-        finally:
-            forget_frames(graph)
+def _is_for_cudnn(operation: AnyConvolution) -> bool:
+    """It takes no negative padding: a piece of dx whose first rows no window reaches."""
+    forward = forward_of(operation)
+    least = min(*forward.x_shape, *forward.w_shape, *forward.output_shape)
+    return least >= 1 and all(min(pair) >= 0 for pair in forward.padding)
 
-    def _plan_of(self, graph: Any, form: Form, budget_bytes: int | None) -> Executable | None:
-        cudnn, operation = self._cudnn, form.operation
-        try:
-            graph.validate()
-            graph.build_operation_graph()
-            graph.create_execution_plans([cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK])
-            graph.deselect_numeric_notes(forbidden_notes(cudnn, operation))
-            if budget_bytes is not None:
-                graph.deselect_workspace_greater_than(budget_bytes)
-            graph.check_support()
-        except cudnn.cudnnGraphNotSupportedError:
-            return None
-        except RuntimeError as error:
-            raise CudnnError(f"cuDNN cannot build {operation}: {error}") from error
-        for index in range(graph.get_execution_plan_count()):
-            engine = graph.get_plan_name_at_index(index)
-            if is_faulty(engine, operation):
-                continue
-            try:  # the best ranked that is neither deselected nor unsupported
-                graph.build_plan_at_index(index)
-            except (cudnn.cudnnGraphNotSupportedError, RuntimeError):
-                continue
-            nbytes = form.nbytes + int(graph.get_workspace_size_plan_at_index(index))
-            name = f"{engine}, {form.name}" if form.name else engine
-            return Executable(graph, index, nbytes, name, form)
-        return None
+
+@contextmanager
+def _errors_collected() -> Iterator[None]:
+    """Collect the errors that the frontend keeps in cycles with its frames.
+
+    These keep ours, and the arrays of the call with them, until the cycles are collected.
+    """
+    try:
+        yield
+    finally:
+        gc.collect(1)

@@ -6,6 +6,7 @@ import contextlib
 import mmap
 import weakref
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,8 @@ from ooc_cudnn.devices.cuda.copies import copy_by_link, copy_on_device
 from ooc_cudnn.devices.cuda.cupy_import import import_cupy
 from ooc_cudnn.devices.cuda.run import CudaRun, StagedCudaRun, follow_last_run, identity_of
 from ooc_cudnn.devices.cuda.staging import Staging, begun
+from ooc_cudnn.devices.engine_files import tables_of
+from ooc_cudnn.devices.engines import Engines
 from ooc_cudnn.devices.helpers import helpers
 from ooc_cudnn.devices.kernels.hold import hold
 from ooc_cudnn.devices.kernels.launch import Call
@@ -72,7 +75,7 @@ class CudaDevice:
         self.arena = Arena(
             lambda nbytes: CudaAllocation(nbytes, index), self.free_bytes, self._memory_stream
         )
-        self.convolutions = Convolutions()
+        self.convolutions = Convolutions(partial(tables_of, self))
         self.runtime = self._cupy.cuda.runtime
         self._staging: Any = None
         with self._cupy.cuda.Device(index):
@@ -217,8 +220,17 @@ class CudaDevice:
 
     # Computing ---------------------------------------------------------------------------------
 
+    @property
+    def engines(self) -> Engines:
+        """cuDNN's."""
+        return self.convolutions
+
     def workspace(
-        self, launches: Sequence[tuple[Launch, Mapping[str, Buffer]]], budget_bytes: int | None
+        self,
+        launches: Sequence[tuple[Launch, Mapping[str, Buffer]]],
+        budget_bytes: int | None,
+        *,
+        sparing: int = 0,
     ) -> tuple[int, tuple[str, ...]] | None:
         """Ask cuDNN, and the kernels; these cannot do with less than they say."""
         most, engines = 0, dict[str, None]()
@@ -231,10 +243,10 @@ class CudaDevice:
                     continue
                 if any(0 in buffers[name].shape for name in (*launch.inputs, launch.output)):
                     continue
-                found = self.convolutions.executable(operation, budget_bytes)
+                found = self.convolutions.executable(operation, budget_bytes, sparing)
                 if found is not None:
                     most = max(most, found.workspace_bytes)
-                    engines[found.engine] = None
+                    engines[found.name] = None
                 elif budget_bytes is None or self.convolutions.executable(operation, None) is None:
                     engines["direct"] = None
                 else:

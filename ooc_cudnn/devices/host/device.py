@@ -166,8 +166,14 @@ class HostDevice:
 
     # Computing ---------------------------------------------------------------------------------
 
+    engines = None
+
     def workspace(
-        self, launches: Sequence[tuple[Launch, Mapping[str, Buffer]]], budget_bytes: int | None
+        self,
+        launches: Sequence[tuple[Launch, Mapping[str, Buffer]]],
+        budget_bytes: int | None,
+        *,
+        sparing: int = 0,
     ) -> tuple[int, tuple[str, ...]] | None:
         """Scratch of the launch that needs most; it cannot do with less."""
         needed, names = 0, dict[str, None]()

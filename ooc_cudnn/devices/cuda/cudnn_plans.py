@@ -1,0 +1,136 @@
+"""cuDNN's plans of a convolution: those that its heuristics rank, and that of any engine."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any, NamedTuple
+
+from ooc_cudnn.devices.cuda.cudnn_engines import forbidden_notes, is_faulty
+from ooc_cudnn.devices.cuda.cudnn_forms import Form
+from ooc_cudnn.devices.cuda.cudnn_graphs import describe, forget_frames
+from ooc_cudnn.devices.engines import Engine
+from ooc_cudnn.errors import CudnnError
+
+
+class Executable(NamedTuple):
+    """A built plan: its graph, which of the graph's plans, all its scratch bytes, its engine.
+
+    `asked` is the engine that was asked for; None where the heuristics chose.
+    """
+
+    graph: Any
+    plan_index: int
+    workspace_bytes: int
+    engine: str
+    form: Form
+    asked: Engine | None = None
+
+    @property
+    def name(self) -> str:
+        """What a plan shows."""
+        return self.engine if self.asked is None else f"{self.engine}, measured"
+
+
+class Plans:
+    """Builds plans.
+
+    Parameters
+    ----------
+    cudnn : module
+    handle : cuDNN's handle
+    """
+
+    def __init__(self, cudnn: Any, handle: Any) -> None:
+        self._cudnn, self._handle = cudnn, handle
+        #: What cuDNN raises where it cannot do something.
+        self.errors: tuple[type[Exception], ...] = (cudnn.cudnnGraphNotSupportedError, RuntimeError)
+
+    def ranked_first(
+        self, form: Form, budget_bytes: int | None, failed: Collection[str]
+    ) -> Executable | None:
+        """Return the heuristics' choice, its workspace within a budget; None if there is none.
+
+        Without those that failed, by the names of their plans.
+        """
+        cudnn, operation = self._cudnn, form.operation
+        graph = describe(cudnn, self._handle, operation)
+        try:
+            graph.validate()
+            graph.build_operation_graph()
+            graph.create_execution_plans([cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK])
+            graph.deselect_numeric_notes(forbidden_notes(cudnn, operation))
+            if budget_bytes is not None:
+                graph.deselect_workspace_greater_than(budget_bytes)
+            graph.check_support()
+            for index in range(graph.get_execution_plan_count()):
+                engine = graph.get_plan_name_at_index(index)
+                if is_faulty(engine, operation) or engine in failed:
+                    continue
+                try:  # the best ranked that is neither deselected nor unsupported
+                    graph.build_plan_at_index(index)
+                except self.errors:
+                    continue
+                return _executable(graph, index, form)
+            return None
+        except cudnn.cudnnGraphNotSupportedError:
+            return None
+        except RuntimeError as error:
+            raise CudnnError(f"cuDNN cannot build {operation}: {error}") from error
+        finally:
+            forget_frames(graph)
+
+    def of_engine(self, form: Form, engine: Engine) -> Executable | None:
+        """Return the plan of an engine; None where it cannot, or must not, compute a form."""
+        cudnn, operation = self._cudnn, form.operation
+        known = cudnn.knob_type.__members__
+        if is_faulty(f"eng{engine.number}", operation) or not known.keys() >= engine.knobs.keys():
+            return None
+        graph = describe(cudnn, self._handle, operation)
+        try:
+            graph.validate()
+            graph.build_operation_graph()
+            knobs = {known[name]: choice for name, choice in engine.knobs.items()}
+            graph.create_execution_plan(engine.number, knobs)
+            graph.deselect_numeric_notes(forbidden_notes(cudnn, operation, measured=True))
+            index = graph.get_execution_plan_count() - 1
+            graph.build_plan_at_index(index)
+            return _executable(graph, index, form)._replace(asked=engine)
+        except self.errors:
+            return None
+        finally:
+            forget_frames(graph)
+
+    def engines(self, form: Form, *, every: bool) -> list[Engine]:
+        """Return the engines that may compute a form, those that the heuristics rank first.
+
+        Every one there is, too; or of the ranked ones only those that are not compiled at run time,
+        beside the first.
+        """
+        cudnn, kind = self._cudnn, "widened" if form.name == "widened" else ""
+        modes = cudnn.heur_mode
+        found: list[Engine] = []
+        graph = describe(cudnn, self._handle, form.operation)
+        try:
+            graph.validate()
+            graph.build_operation_graph()
+            number = graph.get_engine_count() if every else 0
+            graph.create_execution_plans([modes.A, *([modes.B] if every else ()), modes.FALLBACK])
+            for index in range(graph.get_execution_plan_count()):
+                notes = graph.get_behavior_notes_for_plan_at_index(index)
+                if index and not every and cudnn.behavior_note.RUNTIME_COMPILATION in notes:
+                    continue
+                ranked, knobs = graph.get_engine_and_knobs_at_index(index)
+                named = {knob.name: choice for knob, choice in knobs.items()}
+                found.append(Engine(ranked, named, kind))
+            found += (Engine(each, {}, kind) for each in range(number))
+        except self.errors:  # it cannot be computed so, or no further: what was found will do
+            pass
+        finally:
+            forget_frames(graph)
+        return found
+
+
+def _executable(graph: Any, index: int, form: Form) -> Executable:
+    engine = graph.get_plan_name_at_index(index)
+    nbytes = form.nbytes + int(graph.get_workspace_size_plan_at_index(index))
+    return Executable(graph, index, nbytes, f"{engine}, {form.name}" if form.name else engine, form)

@@ -1,0 +1,233 @@
+"""Tables of engines on disk: beside the machine models, a file for each card and version of cuDNN.
+
+A file says what it is and what it holds for. One that is of something else, or that cannot be read,
+is as good as none, and that is said once: cuDNN's heuristics choose then, as without any.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from ooc_cudnn.devices.base import Device
+from ooc_cudnn.devices.engines import Measured, Option, Tables, front
+from ooc_cudnn.devices.machines import cache_directory, machine_key
+from ooc_cudnn.operations.convolution import Convolution
+from ooc_cudnn.operations.convolution_backward import (
+    AnyConvolution,
+    ConvolutionBackwardData,
+    ConvolutionBackwardFilter,
+    forward_of,
+    result_dtype,
+)
+from ooc_cudnn.telling import warn_once
+from ooc_cudnn.tensor import DTYPES, ORDERS
+from perfmodel.machine import replace_file
+from perfmodel.record import mapping, members, number
+
+FORMAT, FORMAT_VERSION = "ooc_cudnn engines", 1
+#: What engines depend on, of a device's identity.
+TELLING = ("gpu", "cudnn")
+#: Larger files were not written here.
+LARGEST_BYTES = 2**26
+
+KINDS: Mapping[str, type[AnyConvolution]] = {
+    kind.name: kind for kind in (Convolution, ConvolutionBackwardData, ConvolutionBackwardFilter)
+}
+_GEOMETRY = ("x_shape", "w_shape", "padding", "stride", "dilation", "groups")
+_SETTINGS = ("dtype", "allow_tf32", "deterministic")
+
+_tables: WeakKeyDictionary[Device, Tables] = WeakKeyDictionary()
+
+
+def tables_of(device: Device) -> Tables:
+    """Return what was measured on a device; what is stored is read at first."""
+    found = _tables.get(device)
+    if found is None:
+        found = _tables[device] = Tables(_stored(device))
+    return found
+
+
+def forget_tables() -> None:
+    """Forget what was measured and is not stored (after calibration, and in tests)."""
+    _tables.clear()
+
+
+def engines_path(device: Device) -> Path:
+    """Where the engines of a device are kept."""
+    return cache_directory() / "engines" / f"{machine_key(_holds_for(device))}.json"
+
+
+def save_tables(device: Device) -> Path:
+    """Write what is known of a device's engines; whoever reads sees the old file or the new one.
+
+    What another process stored meanwhile of other launches stays.
+
+    Raises
+    ------
+    OSError
+        If it cannot be written.
+    """
+    path, known = engines_path(device), tables_of(device)
+    kept = Tables(_stored(device))
+    for measured in known:
+        if measured.operation is not None and measured.options and _can_be_read(measured):
+            kept.add(measured)
+    data = {
+        "format": FORMAT,
+        "version": FORMAT_VERSION,
+        "identity": _holds_for(device),
+        "launches": [_to_json(measured) for measured in kept],
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(path, _laid_out(data))
+    return path
+
+
+def _holds_for(device: Device) -> dict[str, str]:
+    identity = device.identity()
+    return {name: identity[name] for name in TELLING if name in identity}
+
+
+def _stored(device: Device) -> Iterable[Measured]:
+    """What a file holds of a device; nothing, and a warning, where it cannot be used."""
+    if device.engines is None:
+        return ()
+    path = engines_path(device)
+    try:
+        if path.stat().st_size > LARGEST_BYTES:
+            raise ValueError(f"it has more than {LARGEST_BYTES} bytes")
+        return _read(path.read_bytes(), _holds_for(device))
+    except FileNotFoundError:
+        _say_if_of_another_cudnn(device, path)
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        warn_once(
+            f"the stored engines of {device.name} are ignored, so cuDNN's heuristics choose: "
+            f"{path}: {error}; 'ooc-cudnn tune' makes another file."
+        )
+    return ()
+
+
+def _say_if_of_another_cudnn(device: Device, path: Path) -> None:
+    """Say it if engines of this card are stored, but for another version of cuDNN."""
+    gpu = machine_key({"gpu": _holds_for(device).get("gpu", "")}).rpartition("_")[0]
+    if gpu and any(path.parent.glob(f"{gpu}_*.json")):
+        warn_once(
+            f"engines are stored for {device.name} with another cuDNN than the one that is loaded, "
+            "and ignored, so cuDNN's heuristics choose; 'ooc-cudnn tune' measures them anew."
+        )
+
+
+def _read(content: bytes, identity: Mapping[str, str]) -> list[Measured]:
+    held = mapping("the file", json.loads(content))
+    if held.get("format") != FORMAT:
+        raise ValueError(f"its format is not {FORMAT!r}")
+    if held.get("version") != FORMAT_VERSION:
+        raise ValueError(f"its version is {held.get('version')!r}, not {FORMAT_VERSION}")
+    members("the file", held, ("format", "version", "identity", "launches"))
+    if held["identity"] != dict(identity):
+        raise ValueError(f"it is of {held['identity']}, and this is {dict(identity)}")
+    if not isinstance(held["launches"], list):
+        raise ValueError("its launches are no list")
+    return [_from_json(each) for each in held["launches"]]
+
+
+def _can_be_read(measured: Measured) -> bool:
+    """Whether a file that holds this can be read: pieces may have padding that no user may give."""
+    try:
+        return _from_json(_to_json(measured)).operation == measured.operation
+    except (TypeError, ValueError):
+        return False
+
+
+def _to_json(measured: Measured) -> dict[str, Any]:
+    operation = measured.operation
+    assert operation is not None
+    forward = forward_of(operation)
+    said = {name: getattr(forward, name) for name in (*_GEOMETRY, *_SETTINGS, "layout")}
+    return {
+        "function": operation.name,
+        **said,
+        "result_dtype": result_dtype(operation),
+        "complete": measured.is_complete,
+        "launching": measured.launching,
+        "engines": [option.to_json() for option in measured.options],
+    }
+
+
+def _from_json(data: object) -> Measured:
+    names = ("function", *_GEOMETRY, *_SETTINGS, "layout", "result_dtype")
+    held = members("a launch", data, (*names, "complete", "launching", "engines"))
+    operation = operation_from({name: held[name] for name in names})
+    if not isinstance(held["engines"], list):
+        raise ValueError("the engines of a launch are no list")
+    options = front(Option.from_json(each) for each in held["engines"])
+    if any(not option.name or option.seconds <= 0.0 for option in options):
+        raise ValueError("an engine has no name, or takes no time")
+    launching = held["launching"]
+    return Measured(
+        operation.work(),
+        options,
+        operation,
+        None if launching is None else number("launching", launching),
+        is_complete=_switch("complete", held["complete"]),
+    )
+
+
+def operation_from(said: Mapping[str, Any]) -> AnyConvolution:
+    """Return the convolution that a file says, checked as a user's arguments are.
+
+    Raises
+    ------
+    ValueError, TypeError
+        If there is no such convolution.
+    """
+    function, layout, result = said["function"], said["layout"], said["result_dtype"]
+    for name, value, known in (
+        ("function", function, tuple(KINDS)),
+        ("layout", layout, ORDERS),
+        ("result_dtype", result, tuple(DTYPES)),
+        ("dtype", said["dtype"], tuple(DTYPES)),
+    ):
+        if value not in known:
+            raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(known)}")
+    for name in ("allow_tf32", "deterministic"):
+        _switch(name, said[name])
+    shapes = tuple(tuple(said[name]) for name in ("x_shape", "w_shape"))
+    if not all(type(extent) is int and extent > 0 for shape in shapes for extent in shape):
+        raise ValueError(f"shapes {shapes} are not of whole numbers above 0")
+    forward = Convolution.of(
+        *shapes,
+        padding=tuple(tuple(pair) for pair in said["padding"]),
+        stride=tuple(said["stride"]),
+        dilation=tuple(said["dilation"]),
+        groups=said["groups"],
+        **{name: said[name] for name in _SETTINGS},
+    )
+    kind = KINDS[function]
+    if kind is Convolution:
+        return replace(forward, layout=layout, y_dtype=result)
+    return kind(replace(forward, layout=layout), result)  # type: ignore[arg-type, call-arg]
+
+
+def _switch(name: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} is {value!r}; it must be true or false")
+    return value
+
+
+def _laid_out(data: Mapping[str, Any]) -> str:
+    """JSON with a line for each engine: short, and told apart by `diff`."""
+    launches = [
+        json.dumps({name: value for name, value in each.items() if name != "engines"})[:-1]
+        + ', "engines": [\n    '
+        + ",\n    ".join(map(json.dumps, each["engines"]))
+        + "]}"
+        for each in data["launches"]
+    ]
+    head = json.dumps({name: value for name, value in data.items() if name != "launches"})[:-1]
+    return f'{head}, "launches": [\n  ' + ",\n  ".join(launches) + "]}\n"

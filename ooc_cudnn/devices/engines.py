@@ -1,0 +1,262 @@
+"""Engines: the ways in which a device can run one launch, and what measuring them told.
+
+cuDNN has dozens of engines for a convolution, and no heuristic knows which is fastest. What was
+measured of a launch is a short table: seconds and workspace of each engine that is worth having,
+the fastest first, each later one slower and with less workspace. So a plan may trade workspace
+against the size of its pieces.
+
+What is known of one size serves the others of its kind, nearest first: their ranks change slowly.
+A launch that there is one way to run, a pass over memory, has a table of one nameless entry.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, Protocol
+
+from ooc_cudnn.operations.convolution_backward import AnyConvolution, forward_of, result_dtype
+from perfmodel import MachineModel, Work
+from perfmodel.record import Record, Table, number, rounded, text, whole
+
+#: An engine that takes more workspace is to save this share of the seconds.
+WORTH_WORKSPACE = 0.02
+
+
+class EngineFailedError(RuntimeError):
+    """An engine did not run what it was built for."""
+
+
+@dataclass(frozen=True)
+class Engine(Record):
+    """One of cuDNN's engines, as it is asked for.
+
+    Parameters
+    ----------
+    number : int
+        It means something for one direction, and one version of cuDNN.
+    knobs : mapping from str to int
+        How it is set, by the names of cuDNN's kinds of knobs; empty for its own defaults.
+    form : str
+        "widened" where it computes the inputs converted to float32; else empty.
+    """
+
+    number: int
+    knobs: Mapping[str, int] = field(default_factory=dict)
+    form: str = ""
+
+    optional = ("knobs", "form")
+
+    def __post_init__(self) -> None:
+        whole("number", self.number)
+        lowest = -(2**63)
+        knobs = {text("knob", name): whole(name, at, lowest) for name, at in self.knobs.items()}
+        object.__setattr__(self, "knobs", Table(knobs))
+        if self.form not in ("", "widened"):
+            raise ValueError(f"form is {self.form!r}; it must be 'widened' or nothing")
+
+
+@dataclass(frozen=True)
+class Option(Record):
+    """One way to run a launch, as it was measured.
+
+    Parameters
+    ----------
+    seconds : float
+    workspace_bytes : int
+    engine : Engine
+    name : str
+        As the device calls it; empty where there is one way only.
+    error : float
+        The largest error against float64 that was found in a small problem of the same kind, as a
+        share of the largest result.
+    """
+
+    seconds: float
+    workspace_bytes: int = 0
+    engine: Engine = field(default_factory=lambda: Engine(0))
+    name: str = ""
+    error: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("seconds", "error"):
+            object.__setattr__(self, name, rounded(number(name, getattr(self, name))))
+        whole("workspace_bytes", self.workspace_bytes)
+
+
+def front(options: Iterable[Option]) -> tuple[Option, ...]:
+    """Return those that no other one is better than, the fastest first.
+
+    Examples
+    --------
+    >>> made = [Option(2.0, 0), Option(1.0, 2**20), Option(1.99, 2**10), Option(1.5, 2**21)]
+    >>> [(each.seconds, each.workspace_bytes) for each in front(made)]
+    [(1.0, 1048576), (2.0, 0)]
+    """
+    kept: list[Option] = []
+    for option in sorted(options, key=lambda each: (each.workspace_bytes, each.seconds)):
+        if not kept or option.seconds < kept[-1].seconds * (1.0 - WORTH_WORKSPACE):
+            kept.append(option)
+    return tuple(reversed(kept))
+
+
+class Kind(NamedTuple):
+    """What is alike for all sizes of a convolution: `Work.kind`, and what the settings ask for."""
+
+    work: str
+    result_dtype: str
+    deterministic: bool
+
+    @classmethod
+    def of(cls, operation: AnyConvolution) -> Kind:
+        """The kind of a convolution or a gradient."""
+        deterministic = forward_of(operation).deterministic
+        return cls(operation.work().kind, result_dtype(operation), deterministic)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was measured of one launch.
+
+    Parameters
+    ----------
+    work : Work
+    options : tuple of Option
+        As `front` has them.
+    operation : AnyConvolution, optional
+        What was launched, where engines were chosen from.
+    launching : float, optional
+        Seconds of the host to launch it by the first of them, where that is known.
+    is_complete : bool
+        Whether every engine was tried; a call stops where its time for it is spent.
+    is_stored : bool
+        Whether an earlier process measured it.
+    """
+
+    work: Work
+    options: tuple[Option, ...]
+    operation: AnyConvolution | None = None
+    launching: float | None = None
+    is_complete: bool = True
+    is_stored: bool = False
+
+    @property
+    def is_deterministic(self) -> bool:
+        """Whether it is of a call under `deterministic`, whose plans do not depend on timings."""
+        return self.operation is not None and forward_of(self.operation).deterministic
+
+
+class Tables:
+    """What was measured on a device, in this process or an earlier one.
+
+    `version` changes with what is known of engines.
+    """
+
+    def __init__(self, stored: Iterable[Measured] = ()) -> None:
+        self._known: dict[tuple[str, Kind | None], Measured] = {}
+        self._by_kind: dict[Kind, list[Measured]] = {}
+        self.version = 0
+        for measured in stored:
+            self.add(replace(measured, is_stored=True))
+
+    def __iter__(self) -> Iterator[Measured]:
+        return iter(tuple(self._known.values()))
+
+    def add(self, measured: Measured) -> None:
+        """Take what was measured; it replaces what was known of the same launch."""
+        kind = None if measured.operation is None else Kind.of(measured.operation)
+        key = measured.work.sized, kind
+        self._known.pop(key, None)  # the latest one of a kind stands for its other sizes
+        self._known[key] = measured
+        if kind is not None:
+            of_kind = self._by_kind.setdefault(kind, [])
+            of_kind[:] = [each for each in of_kind if each.work.sized != measured.work.sized]
+            of_kind.append(measured)
+            self.version += 1
+
+    def drop(self, operation: AnyConvolution, engine: Engine) -> None:
+        """Forget an engine that failed, for all sizes of a kind."""
+        for measured in tuple(self._by_kind.get(Kind.of(operation), ())):
+            options = tuple(each for each in measured.options if each.engine != engine)
+            if options != measured.options:
+                self.add(replace(measured, options=options))
+
+    def options(self, operation: AnyConvolution, sparing: int = 0) -> tuple[Option, ...]:
+        """Return the engines to run a convolution with, by the nearest size that was measured.
+
+        Without the `sparing` ones that take most workspace, if there are others.
+        """
+        of_kind = self._by_kind.get(Kind.of(operation), ()) if self._by_kind else ()
+        if not of_kind:
+            return ()
+        amount = max(operation.work().amount, 1.0)
+        nearest = min(of_kind, key=lambda each: abs(math.log(max(each.work.amount, 1.0) / amount)))
+        return nearest.options[_place(nearest, sparing) :]
+
+    def knows(self, work: Work) -> bool:
+        """Whether a launch of this very work was measured, for calls that may depend on it."""
+        return any(each.work.sized == work.sized for each in self._counting())
+
+    def knows_kind(self, work: Work) -> bool:
+        """Whether such a launch of any size was."""
+        return any(each.work.kind == work.kind for each in self._counting())
+
+    def levels(self, works: Iterable[Work]) -> int:
+        """Of how many engines some of these launches may choose, at most."""
+        kinds = {work.kind for work in works}
+        of_them = (len(each.options) for each in self._counting() if each.work.kind in kinds)
+        return max(of_them, default=0)
+
+    def corrected(self, machine: MachineModel, sparing: int = 0) -> MachineModel:
+        """Return a machine's model with the measured seconds in place of its lines'.
+
+        Those of the fastest engines, without the `sparing` ones that take most workspace.
+        """
+        factors: dict[str, float] = {}
+        launching: dict[str, float] = {}
+        for measured in self._counting():
+            work = measured.work
+            if not measured.options:
+                continue
+            seconds = measured.options[_place(measured, sparing)].seconds
+            factor = seconds / machine.compute.seconds(work)
+            if not measured.is_stored:
+                # Cut along channels it is another problem, and no faster than this until tried.
+                factors[work.family] = max(1.0, factors.get(work.family, 1.0), factor)
+            factors[work.kind] = factors[work.sized] = factor
+            if measured.launching is not None:
+                # nor does it take less to launch
+                most = max(measured.launching, launching.get(work.family, 0.0))
+                launching[work.family] = most
+                launching[work.kind] = measured.launching
+        if not factors:
+            return machine
+        return replace(machine, compute=machine.compute.corrected(factors, launching))
+
+    def _counting(self) -> Iterator[Measured]:
+        return (each for each in self._known.values() if not each.is_deterministic)
+
+
+def _place(measured: Measured, sparing: int) -> int:
+    return max(0, min(sparing, len(measured.options) - 1))
+
+
+class Engines(Protocol):
+    """What a device has that can run a convolution by several engines."""
+
+    def candidates(self, operation: AnyConvolution, *, every: bool) -> Iterator[Engine]:
+        """Yield what may run it and is not known to be wrong, the heuristics' choice first.
+
+        Every engine there is, or those that the heuristics rank and that are built at once.
+        """
+
+    def forced(
+        self, operation: AnyConvolution, engine: Engine
+    ) -> AbstractContextManager[tuple[int, str] | None]:
+        """Have it run by an engine meanwhile: the workspace and the name of that.
+
+        None if the engine cannot, or must not, run it. A launch raises `EngineFailedError` where
+        it turns out not to.
+        """

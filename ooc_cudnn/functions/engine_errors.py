@@ -1,0 +1,187 @@
+"""How exact an engine is: a small problem of the same kind, against float64.
+
+No engine that is chosen by its seconds is used before it was checked so, once for each kind.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ooc_cudnn.devices.base import Device, Event, running
+from ooc_cudnn.devices.engines import Engine, Engines
+from ooc_cudnn.devices.view import DeviceView
+from ooc_cudnn.memory.alignment import aligned
+from ooc_cudnn.operations.convolution import Convolution
+from ooc_cudnn.operations.convolution_backward import (
+    AnyConvolution,
+    ConvolutionBackwardData,
+    forward_of,
+    input_shapes,
+    result_dtype,
+)
+from ooc_cudnn.operations.launches import Launch
+from ooc_cudnn.pipeline.verify import SMALLEST_STEP, rounding_share
+from ooc_cudnn.tensor import numpy_dtype, packed_strides
+
+#: Images of the small problem, and its output sites along each axis. Some engines take none so
+#: small, so a larger one is asked for next.
+IMAGES, SITES = 2, (14, 40)
+#: Channels of its result that are compared: the reference computes those alone.
+CHANNELS = 8
+#: The largest error that is admitted, as a share of the one that `verify` lets pass: that looks at
+#: larger problems. By the errors that were measured of cuDNN 9.19 in strict float32 (3x3 windows,
+#: 128 channels), FFT has about a thirtieth of that, direct sums a fifth, and Winograd's transforms
+#: nine tenths and more: too much, with these channels.
+MOST_OF_ROUNDING = 0.5
+
+Array = np.ndarray[Any, Any]
+
+
+class Error(NamedTuple):
+    """The largest error: as a share of the largest result, and of what rounding explains."""
+
+    relative: float
+    of_rounding: float
+
+    @property
+    def is_admitted(self) -> bool:
+        """Whether such an engine may be used; not with an error of NaN."""
+        return self.of_rounding <= MOST_OF_ROUNDING
+
+
+def error_of(
+    device: Device, engines: Engines, operation: AnyConvolution, engine: Engine, limit_bytes: int
+) -> Error | None:
+    """Return the error of an engine; None where it cannot be found, in so much memory.
+
+    What the arena held is overwritten.
+    """
+    for sites in SITES:
+        small = small_like(operation, sites)
+        with engines.forced(small, engine) as built:
+            if built is None:
+                continue
+            dtype, shapes = forward_of(small).dtype, input_shapes(small)
+            inputs = [_drawn(shape, dtype, seed) for seed, shape in enumerate(shapes)]
+            found = _computed(device, small, inputs, built[0], limit_bytes)
+            return None if found is None else compared(small, inputs, found)
+    return None
+
+
+def small_like(operation: AnyConvolution, sites: int) -> AnyConvolution:
+    """Return an operation of fewer images and sites, with all else as it is.
+
+    Examples
+    --------
+    >>> made = small_like(Convolution.of((64, 8, 224, 9), (16, 8, 3, 3), stride=2), 14)
+    >>> made.x_shape, made.output_shape
+    ((2, 8, 29, 9), (2, 16, 14, 4))
+    """
+    forward = forward_of(operation)
+    extents = [
+        min(extent, max((k - 1) * d + 1 + (sites - 1) * s - before - after, 1))
+        for extent, k, d, s, (before, after) in zip(
+            forward.x_shape[2:], forward.window, forward.dilation, forward.stride, forward.padding,
+            strict=True,
+        )
+    ]  # fmt: skip
+    shape = (min(forward.x_shape[0], IMAGES), forward.x_shape[1], *extents)
+    return _with_forward(operation, replace(forward, x_shape=shape))
+
+
+def compared(operation: AnyConvolution, inputs: list[Array], found: Array) -> Error:
+    """Return the error of a result, in some of its channels."""
+    part, (first, second), kept = _in_some_channels(operation, inputs)
+    dtype, forward = forward_of(part).dtype, forward_of(part)
+    arithmetic = forward.precision
+    expected = part.reference(first, second)
+    sizes = part.reference(np.abs(first), np.abs(second))
+    share = rounding_share(_terms(part), dtype, arithmetic)
+    tolerance = share * sizes + SMALLEST_STEP.get(dtype, 1e-30)
+    error = np.abs(found.astype(np.float64)[kept] - expected)
+    largest = max(float(np.abs(expected).max()), 1e-30)
+    return Error(float(error.max()) / largest, float((error / tolerance).max()))
+
+
+def _in_some_channels(
+    operation: AnyConvolution, inputs: list[Array]
+) -> tuple[AnyConvolution, tuple[Array, Array], Any]:
+    """The operation that makes the first channels of a result, of what, and where they are."""
+    forward, (first, second) = forward_of(operation), inputs
+    if forward.groups > 1:  # few channels each
+        return operation, (first, second), ...
+    if isinstance(operation, ConvolutionBackwardData):
+        w = first[:, :CHANNELS]
+        x_shape = (forward.x_shape[0], w.shape[1], *forward.x_shape[2:])
+        made = replace(forward, x_shape=x_shape, w_shape=w.shape)
+        return _with_forward(operation, made), (w, second), np.s_[:, :CHANNELS]
+    made = replace(forward, w_shape=(min(forward.w_shape[0], CHANNELS), *forward.w_shape[1:]))
+    if isinstance(operation, Convolution):
+        return made, (first, second[:CHANNELS]), np.s_[:, :CHANNELS]
+    return _with_forward(operation, made), (first, second[:, :CHANNELS]), np.s_[:CHANNELS]
+
+
+def _terms(operation: AnyConvolution) -> int:
+    """Products in a sum."""
+    forward = forward_of(operation)
+    if isinstance(operation, Convolution):
+        return math.prod(forward.w_shape[1:])
+    if isinstance(operation, ConvolutionBackwardData):
+        return forward.w_shape[0] // forward.groups * math.prod(forward.window)
+    return forward.x_shape[0] * math.prod(forward.output_shape[2:])
+
+
+def _with_forward(operation: AnyConvolution, forward: Convolution) -> AnyConvolution:
+    return forward if isinstance(operation, Convolution) else replace(operation, forward=forward)
+
+
+def _drawn(shape: tuple[int, ...], dtype: str, seed: int) -> Array:
+    drawn: Array = np.random.default_rng(seed).standard_normal(shape)
+    return drawn.astype(numpy_dtype(dtype))
+
+
+def _computed(
+    device: Device,
+    operation: AnyConvolution,
+    inputs: list[Array],
+    scratch_bytes: int,
+    limit_bytes: int,
+) -> Array | None:
+    """What the device makes of the inputs, in memory full of NaN; None without room."""
+    layout = forward_of(operation).layout
+    result = np.full(operation.output_shape, np.nan, numpy_dtype(result_dtype(operation)))
+    arrays = [*inputs, result]
+    sizes = [aligned(array.nbytes) for array in arrays]
+    if sum(sizes) + aligned(scratch_bytes) + device.arena.array_bytes > limit_bytes:
+        return None
+    at = device.arena.reserve(sum(sizes) + scratch_bytes, limit_bytes, purpose="tuning")
+    views = {}
+    for name, array, size in zip(("first", "second", "result"), arrays, sizes, strict=True):
+        dtype = result_dtype(operation) if name == "result" else forward_of(operation).dtype
+        views[name] = DeviceView(at, dtype, array.shape, packed_strides(array.shape, layout))
+        at += size
+    launch = Launch(operation, ("first", "second"), "result")
+    with running(device, overlap=False, staged=True, timed=False) as run:
+        waits: list[Event | None] = [
+            run.submit("copy_in", (), partial(device.copy_in, view, array), signals=True)
+            for view, array in zip(views.values(), arrays, strict=True)
+        ]
+        launched = run.submit(
+            "compute",
+            waits,
+            lambda stream: device.run(launch, views, (at, scratch_bytes), stream),
+            signals=True,
+        )
+        run.submit(
+            "copy_out",
+            (launched,),
+            lambda stream: device.copy_out(result, views["result"], stream),
+            signals=True,
+        )
+        run.finish(wait=True)
+    return result
