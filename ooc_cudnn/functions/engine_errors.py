@@ -23,6 +23,7 @@ from ooc_cudnn.operations.convolution_backward import (
     forward_of,
     input_shapes,
     result_dtype,
+    with_forward,
 )
 from ooc_cudnn.operations.launches import Launch
 from ooc_cudnn.pipeline.verify import SMALLEST_STEP, rounding_share
@@ -91,7 +92,7 @@ def small_like(operation: AnyConvolution, sites: int) -> AnyConvolution:
         )
     ]  # fmt: skip
     shape = (min(forward.x_shape[0], IMAGES), forward.x_shape[1], *extents)
-    return _with_forward(operation, replace(forward, x_shape=shape))
+    return with_forward(operation, replace(forward, x_shape=shape))
 
 
 def compared(operation: AnyConvolution, inputs: list[Array], found: Array) -> Error:
@@ -119,11 +120,11 @@ def _in_some_channels(
         w = first[:, :CHANNELS]
         x_shape = (forward.x_shape[0], w.shape[1], *forward.x_shape[2:])
         made = replace(forward, x_shape=x_shape, w_shape=w.shape)
-        return _with_forward(operation, made), (w, second), np.s_[:, :CHANNELS]
+        return with_forward(operation, made), (w, second), np.s_[:, :CHANNELS]
     made = replace(forward, w_shape=(min(forward.w_shape[0], CHANNELS), *forward.w_shape[1:]))
     if isinstance(operation, Convolution):
         return made, (first, second[:CHANNELS]), np.s_[:, :CHANNELS]
-    return _with_forward(operation, made), (first, second[:, :CHANNELS]), np.s_[:CHANNELS]
+    return with_forward(operation, made), (first, second[:, :CHANNELS]), np.s_[:CHANNELS]
 
 
 def _terms(operation: AnyConvolution) -> int:
@@ -134,10 +135,6 @@ def _terms(operation: AnyConvolution) -> int:
     if isinstance(operation, ConvolutionBackwardData):
         return forward.w_shape[0] // forward.groups * math.prod(forward.window)
     return forward.x_shape[0] * math.prod(forward.output_shape[2:])
-
-
-def _with_forward(operation: AnyConvolution, forward: Convolution) -> AnyConvolution:
-    return forward if isinstance(operation, Convolution) else replace(operation, forward=forward)
 
 
 def _drawn(shape: tuple[int, ...], dtype: str, seed: int) -> Array:

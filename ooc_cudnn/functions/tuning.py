@@ -85,9 +85,11 @@ class Tuning:
             Try every engine there is, not only those that the heuristics rank.
         """
         operation: AnyConvolution = launched[0].operation
-        hopeful, is_complete = self._pruned(launched, every=every)
+        timed, is_complete = self._timed_once(launched, every=every)
         found = list[tuple[Option, float | None]]()
-        for option in hopeful:
+        for option in sorted(timed, key=lambda option: option.seconds):
+            if any(_makes_idle(other, option) for other, _ in found):
+                continue
             if found and self.deadline.is_over:
                 is_complete = False
                 break
@@ -109,29 +111,16 @@ class Tuning:
         except EngineFailedError:
             return None
 
-    def _pruned(self, launched: Launched, *, every: bool) -> tuple[list[Option], bool]:
-        """Engines that may be worth having, the fastest first; and whether all of them were timed.
-
-        By a single launch, after one that warms up.
-        """
+    def _timed_once(self, launched: Launched, *, every: bool) -> tuple[list[Option], bool]:
+        """What may run a launch, with seconds of one after another that warms up; and if all is."""
         quick = Bench(self.device, self.bench.limit_bytes, batches=1, batch_seconds=0.0)
-        timed, is_complete = list[Option](), True
+        time_once = partial(quick.time_launch, launched, most=1)
+        timed = list[Option]()
         for engine in self.engines.candidates(launched[0].operation, every=every):
             if timed and self.deadline.is_over:
-                is_complete = False
-                break
-            time_once = partial(quick.time_launch, launched, most=1)
+                return timed, False
             timed += (option for option, _ in self._by_engine(launched, engine, time_once))
-        hopeful = [
-            option
-            for option in timed
-            if not any(
-                other.workspace_bytes <= option.workspace_bytes
-                and PRUNED_AT * other.seconds < option.seconds
-                for other in timed
-            )
-        ]
-        return sorted(hopeful, key=lambda option: option.seconds), is_complete
+        return timed, True
 
     def _timed(self, launched: Launched, option: Option) -> list[tuple[Option, float | None]]:
         """The same option with its seconds on a launch, and the host's; none if it fails."""
@@ -155,6 +144,12 @@ class Tuning:
             return []
         timing, launching = found
         return [(Option(timing.seconds, workspace_bytes, engine, name), launching)]
+
+
+def _makes_idle(known: Option, option: Option) -> bool:
+    """Whether an option is not worth more than its first short timing, beside one that is right."""
+    takes_more = known.workspace_bytes <= option.workspace_bytes
+    return takes_more and PRUNED_AT * known.seconds < option.seconds
 
 
 def _as_measured(

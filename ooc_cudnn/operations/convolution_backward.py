@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -117,6 +117,11 @@ AnyConvolution = Convolution | ConvolutionBackwardData | ConvolutionBackwardFilt
 def forward_of(operation: AnyConvolution) -> Convolution:
     """The forward convolution that an operation is, or is a gradient of."""
     return operation if isinstance(operation, Convolution) else operation.forward
+
+
+def with_forward(operation: AnyConvolution, forward: Convolution) -> AnyConvolution:
+    """The same operation, or gradient, of another forward convolution."""
+    return forward if isinstance(operation, Convolution) else replace(operation, forward=forward)
 
 
 def result_dtype(operation: AnyConvolution) -> str:

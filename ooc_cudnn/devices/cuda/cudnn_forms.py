@@ -34,6 +34,7 @@ from ooc_cudnn.operations.convolution_backward import (
     forward_of,
     input_shapes,
     result_dtype,
+    with_forward,
 )
 from ooc_cudnn.operations.rows import ROW_AXIS, with_padding, with_rows
 from ooc_cudnn.tensor import DTYPES, packed_strides
@@ -151,7 +152,7 @@ def with_symmetric_rows(operation: AnyConvolution) -> Form:
     )
     copy = Copy(0, forward.dtype, shape, forward.layout, before - both, after - both, row_axis)
     padding = with_padding(forward.padding, (both, both), row_axis)
-    padded = _with_forward(operation, replace(forward, x_shape=shape, padding=padding))
+    padded = with_forward(operation, replace(forward, x_shape=shape, padding=padding))
     if isinstance(operation, ConvolutionBackwardData):
         copy = copy._replace(dtype=operation.result_dtype)
         return Form(padded, result=copy, name="symmetric rows")
@@ -164,10 +165,4 @@ def widened(operation: AnyConvolution) -> Form:
     first, second = (Copy(0, "float32", shape, forward.layout) for shape in input_shapes(operation))
     second = second._replace(offset=first.nbytes)
     wide = replace(forward, dtype="float32", y_dtype="float32", allow_tf32=True)
-    return Form(_with_forward(operation, wide), (first, second), name="widened")
-
-
-def _with_forward(operation: AnyConvolution, forward: Convolution) -> AnyConvolution:
-    if isinstance(operation, Convolution):
-        return forward
-    return replace(operation, forward=forward)
+    return Form(with_forward(operation, wide), (first, second), name="widened")

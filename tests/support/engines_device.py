@@ -1,0 +1,54 @@
+"""A device with several engines for a convolution: the host's, with cuDNN's part of a GPU."""
+
+import sys
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+from ooc_cudnn.devices.cuda.convolutions import Convolutions
+from ooc_cudnn.devices.cuda.device import CudaDevice
+from ooc_cudnn.devices.engine_files import tables_of
+from ooc_cudnn.devices.host.device import HostDevice
+from ooc_cudnn.operations.convolution_backward import AnyConvolution
+from tests.support.fake_cudnn import fake_cudnn
+from tests.support.fake_runtime import Stream
+
+
+class EnginesDevice(HostDevice):
+    """Its convolutions run by the library's own part for cuDNN, on a `cudnn` with given engines."""
+
+    index = 0
+    _cupy = SimpleNamespace(cuda=SimpleNamespace(Device=lambda index: nullcontext()))
+
+    def __init__(self, engines, monkeypatch):
+        super().__init__()
+        self.name, self.told = "fake", {"gpu": "Fake 9000", "driver": "1", "cudnn": "91900"}
+        self.cudnn = fake_cudnn(engines)
+        monkeypatch.setitem(sys.modules, "cudnn", self.cudnn)
+        self.convolutions = Convolutions(lambda: tables_of(self))
+
+    def identity(self):
+        return self.told
+
+    def layouts(self, dtype):
+        return ("channels_first",)
+
+    @property
+    def engines(self):
+        return self.convolutions
+
+    def workspace(self, launches, budget_bytes, *, sparing=0):
+        ours = [each for each in launches if isinstance(each[0].operation, AnyConvolution)]
+        others = [each for each in launches if each not in ours]
+        answers = (
+            CudaDevice.workspace(self, ours, budget_bytes, sparing=sparing),
+            super().workspace(others, budget_bytes),
+        )
+        if None in answers:
+            return None
+        return max(answer[0] for answer in answers), answers[0][1] + answers[1][1]
+
+    def run(self, launch, views, workspace, stream):
+        if isinstance(launch.operation, AnyConvolution):
+            CudaDevice.run(self, launch, views, workspace, Stream(0))
+        else:
+            super().run(launch, views, workspace, stream)

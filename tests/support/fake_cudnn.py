@@ -1,0 +1,207 @@
+"""A `cudnn` whose engines are what a test says: how long they take, where they fail, how they err.
+
+It computes on host memory, by the float64 reference, and moves the test's clock. What of
+cudnn-frontend 1.28 the library uses is here; an engine that a graph deselected is not built.
+"""
+
+import ctypes
+import time
+from dataclasses import dataclass, field
+from enum import Enum
+from types import SimpleNamespace
+
+import numpy as np
+
+from ooc_cudnn.operations.convolution import Convolution
+from ooc_cudnn.operations.convolution_backward import (
+    ConvolutionBackwardData,
+    ConvolutionBackwardFilter,
+)
+
+NumericalNote = Enum(
+    "NumericalNote",
+    "TENSOR_CORE DOWN_CONVERT_INPUTS REDUCED_PRECISION_REDUCTION FFT NONDETERMINISTIC",
+)
+BehaviorNote = Enum("BehaviorNote", "RUNTIME_COMPILATION")
+KnobType = Enum("KnobType", "TILE_SIZE SPLIT_K")
+HeurMode = Enum("HeurMode", "A B FALLBACK")
+DataType = Enum("DataType", "HALF BFLOAT16 FLOAT DOUBLE")
+NUMPY = {DataType.HALF: "f2", DataType.FLOAT: "f4", DataType.DOUBLE: "f8"}
+NAMES = {DataType.HALF: "float16", DataType.FLOAT: "float32", DataType.DOUBLE: "float64"}
+
+
+class GraphNotSupportedError(Exception):
+    """What the frontend raises."""
+
+
+@dataclass
+class FakeEngine:
+    """An engine: seconds of a launch of so many results, and what is wrong with it."""
+
+    number: int
+    seconds: float
+    workspace: int = 0
+    error: float = 1e-7
+    is_ranked: bool = True
+    notes: tuple = ()
+    behavior: tuple = ()
+    build_seconds: float = 0.0
+    fails: bool = False
+    knobs: dict = field(default_factory=dict)
+    launched: int = 0
+
+    @property
+    def name(self):
+        return "_".join([f"eng{self.number}", *(f"k{k.value}={v}" for k, v in self.knobs.items())])
+
+
+class Tensor:
+    def __init__(self, dim, stride, data_type):
+        self.dim, self.stride, self.data_type = dim, stride, data_type
+
+    def set_output(self, output):
+        return self
+
+    def set_uid(self, uid):
+        self.uid = uid
+        return self
+
+    def set_data_type(self, data_type):
+        self.data_type = data_type
+        return self
+
+    def set_dim(self, dim):
+        self.dim = dim
+        return self
+
+    def set_stride(self, stride):
+        self.stride = stride
+        return self
+
+    def at(self, address):
+        """The array there."""
+        dtype = np.dtype(NUMPY[self.data_type])
+        reach = 1 + sum((e - 1) * s for e, s in zip(self.dim, self.stride, strict=True))
+        raw = (ctypes.c_char * (reach * dtype.itemsize)).from_address(address)
+        strides = [stride * dtype.itemsize for stride in self.stride]
+        return np.ndarray(self.dim, dtype, raw, strides=strides)
+
+
+class Graph:
+    """`cudnn.pygraph`, for one convolution on two spatial axes."""
+
+    def __init__(self, cudnn):
+        self.cudnn, self.plans, self.barred, self.most = cudnn, [], set(), None
+
+    def tensor(self, *, dim, stride, data_type, name, uid):
+        return Tensor(dim, stride, data_type)
+
+    def _convolve(self, kind, inputs, windows):
+        self.kind, self.inputs, self.windows = kind, inputs, windows
+        self.result = Tensor(None, None, None)
+        return self.result
+
+    def conv_fprop(self, image, weight, **windows):
+        return self._convolve(Convolution, (image, weight), windows)
+
+    def conv_dgrad(self, *, loss, **windows):
+        return self._convolve(ConvolutionBackwardData, (windows.pop("filter"), loss), windows)
+
+    def conv_wgrad(self, image, loss, **windows):
+        return self._convolve(ConvolutionBackwardFilter, (image, loss), windows)
+
+    def validate(self):
+        pass
+
+    build_operation_graph = check_support = validate
+
+    def get_engine_count(self):
+        return 1 + max((engine.number for engine in self.cudnn.engines), default=-1)
+
+    def create_execution_plans(self, modes):
+        self.plans += [engine for engine in self.cudnn.engines if engine.is_ranked]
+        if not self.plans:
+            raise GraphNotSupportedError("no engine")
+
+    def create_execution_plan(self, number, knobs):
+        found = [e for e in self.cudnn.engines if e.number == number and knobs in ({}, e.knobs)]
+        if not found:
+            raise RuntimeError(f"engine {number} is not supported")
+        self.plans.append(found[0])
+
+    def get_execution_plan_count(self):
+        return len(self.plans)
+
+    def get_plan_name_at_index(self, index):
+        return self.plans[index].name
+
+    def get_engine_and_knobs_at_index(self, index):
+        return self.plans[index].number, self.plans[index].knobs
+
+    def get_behavior_notes_for_plan_at_index(self, index):
+        return list(self.plans[index].behavior)
+
+    def get_workspace_size_plan_at_index(self, index):
+        return self.plans[index].workspace
+
+    def deselect_numeric_notes(self, notes):
+        assert self.plans, "the backend marks the plans that there are"
+        self.barred |= set(notes)
+
+    def deselect_workspace_greater_than(self, most):
+        self.most = most
+
+    def build_plan_at_index(self, index):
+        engine = self.plans[index]
+        too_large = self.most is not None and engine.workspace > self.most
+        if self.barred & set(engine.notes) or too_large:
+            raise RuntimeError("deselected")
+        time.sleep(engine.build_seconds)
+
+    def operation(self):
+        padding = zip(self.windows["pre_padding"], self.windows["post_padding"], strict=True)
+        a, b = (tuple(tensor.dim) for tensor in self.inputs)
+        made = tuple(self.result.dim)
+        x, w = {
+            Convolution: (a, b),
+            ConvolutionBackwardData: (made, a),
+            ConvolutionBackwardFilter: (a, made),
+        }[self.kind]
+        forward = Convolution(
+            x, w, tuple(padding), tuple(self.windows["stride"]), tuple(self.windows["dilation"]),
+            x[1] // w[1], NAMES[self.inputs[0].data_type],
+        )  # fmt: skip
+        result = NAMES[self.result.data_type]
+        return forward if self.kind is Convolution else self.kind(forward, result)
+
+    def execute_plan_at_index(self, addresses, workspace, index, handle):
+        engine = self.plans[index]
+        if engine.fails:
+            raise RuntimeError("CUDNN_STATUS_EXECUTION_FAILED")
+        engine.launched += 1
+        time.sleep(engine.seconds * np.prod(self.result.dim))
+        scratch = (ctypes.c_char * engine.workspace).from_address(workspace)
+        ctypes.memset(scratch, 0xFF, engine.workspace)
+        found = self.operation().reference(
+            *(tensor.at(addresses[uid]) for uid, tensor in zip((1, 2), self.inputs, strict=True))
+        )
+        found.flat[0] += engine.error * np.abs(found).max()
+        self.result.at(addresses[3])[...] = found
+
+
+def fake_cudnn(engines):
+    """A module `cudnn` with these engines."""
+    cudnn = SimpleNamespace(
+        engines=engines,
+        cudnnGraphNotSupportedError=GraphNotSupportedError,
+        data_type=DataType,
+        heur_mode=HeurMode,
+        numerical_note=NumericalNote,
+        behavior_note=BehaviorNote,
+        knob_type=KnobType,
+        create_handle=object,
+        set_stream=lambda handle, stream: None,
+        backend_version=lambda: 91900,
+    )
+    cudnn.pygraph = lambda **options: Graph(cudnn)
+    return cudnn
