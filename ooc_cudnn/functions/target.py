@@ -11,7 +11,7 @@ from ooc_cudnn.devices.base import Device
 from ooc_cudnn.devices.machines import machine_for
 from ooc_cudnn.devices.view import WIDEST_ACCESS_BYTES
 from ooc_cudnn.operations.splittable import Splittable
-from ooc_cudnn.pipeline.program import Bind, Home, Program, Task
+from ooc_cudnn.pipeline.program import Home, Program, Task
 from ooc_cudnn.pricing.plan import Plan
 from ooc_cudnn.pricing.planner import AskWorkspace
 from ooc_cudnn.pricing.request import Request
@@ -110,8 +110,8 @@ class Planned(NamedTuple):
         homes: dict[str, Home] = {}
         tasks = []
         for part in self.parts:
-            binds = {own: Bind(part.names.get(own, own)) for own in part.request.specs}
-            homes |= {binds[own].tensor: Home(spec) for own, spec in part.request.operands}
+            binds = {own: part.names.get(own, own) for own in part.request.specs}
+            homes |= {binds[own]: Home(spec) for own, spec in part.request.operands}
             tasks.append(Task(self.plan.function, part.request, part.plan, binds))
         # in the order of the call's operands, by whose addresses a bound call is known
         order = [*(name for name, _ in self.plan.operands), *self.between]

@@ -15,10 +15,10 @@ from ooc_cudnn.devices.base import Device, Event, Run, running
 from ooc_cudnn.devices.binding import bind
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.pipeline.offsets import lay_out
-from ooc_cudnn.pipeline.program import Bind, Move, Program, Task, program_of
+from ooc_cudnn.pipeline.program import Move, Program, Task, program_of
 from ooc_cudnn.pipeline.schedule import COMPUTE, COPY_IN, Schedule, Step, make_schedule
 from ooc_cudnn.pipeline.trace import Trace, traced
-from ooc_cudnn.pipeline.views import Source, Views, region_of
+from ooc_cudnn.pipeline.views import Source, Views, region_of, shaped
 from ooc_cudnn.pricing.plan import Plan
 from ooc_cudnn.pricing.request import Request
 
@@ -195,14 +195,14 @@ class Executor:
             self._views_base = base
         return base
 
-    def _sources(self, arrays: Mapping[str, Source], base: int) -> dict[Bind | str, Source]:
-        """Every tensor, where it is: handed in, or in the block."""
-        found: dict[Bind | str, Source] = {}
-        for name, (spec, offset) in self.program.homes.items():
-            if offset is None:
-                found[name] = arrays[name]
-            else:
+    def _sources(self, arrays: Mapping[str, Source], base: int) -> dict[str, Source]:
+        """Every tensor, where it is: handed in, a view of that, or in the block."""
+        found: dict[str, Source] = {}
+        for name, (spec, offset, of, region) in self.program.homes.items():
+            if offset is not None:
                 found[name] = DeviceView(base + offset, spec.dtype, spec.shape, spec.strides)
+            else:
+                found[name] = shaped(region_of(found[of], region), spec) if of else arrays[name]
         return found
 
     def _views_of(self, item: int) -> Views:
@@ -215,25 +215,25 @@ class Executor:
         return views
 
     def _action(
-        self, device: Device, index: int, step: Step, sources: dict[Bind | str, Source]
+        self, device: Device, index: int, step: Step, sources: Mapping[str, Source]
     ) -> Callable[[Any], None]:
         """What the step does, bound to addresses; it runs when its stream comes to it."""
         item = self.program.items[step.item]
         if isinstance(item, Move):
             (place,) = step.places
-            on_device, on_host = (region_of(_bound(e, sources), place.region) for e in item.ends)
+            on_device, on_host = (region_of(sources[end], place.region) for end in item.ends)
             return _copy(device, step.stream, on_device, on_host)
         assert isinstance(item, Task)
         views = self._views_of(step.item)
         held = views.of(index, step)
         if step.stream != COMPUTE:
             (place,) = step.places
-            outside = region_of(_bound(item.binds[place.operand], sources), place.region)
+            outside = region_of(sources[item.binds[place.operand]], place.region)
             return _copy(device, step.stream, held[place.operand], outside)
         in_place: dict[str, DeviceView] = {}
         for place in step.places:
             if place.slot < 0:
-                view = region_of(_bound(item.binds[place.operand], sources), place.region)
+                view = region_of(sources[item.binds[place.operand]], place.region)
                 if not isinstance(view, DeviceView):
                     raise TypeError(f"{place.operand} is planned in place, but not on the device")
                 in_place[place.operand] = view
@@ -251,16 +251,6 @@ class Executor:
             [step for step, _ in ran],
             [event.interval for _, event in ran],
         )
-
-
-def _bound(bind: Bind, sources: dict[Bind | str, Source]) -> Source:
-    """What is bound; regions of tensors are made once."""
-    if bind.region is None:
-        return sources[bind.tensor]
-    found = sources.get(bind)
-    if found is None:
-        found = sources[bind] = region_of(sources[bind.tensor], bind.region)
-    return found
 
 
 def _copy(device: Device, stream: str, slot: Source, outside: Source) -> Callable[[Any], None]:

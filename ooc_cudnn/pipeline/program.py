@@ -25,13 +25,6 @@ COPY_IN, COPY_OUT, COMPUTE = "copy_in", "copy_out", "compute"
 MOVE_BYTES = 32 * 2**20
 
 
-class Bind(NamedTuple):
-    """A tensor of the program, or a region of it."""
-
-    tensor: str
-    region: Region | None = None
-
-
 @dataclass(frozen=True, eq=False)
 class Task:
     """One call on tensors of the program.
@@ -45,7 +38,7 @@ class Task:
     plan : Plan
         How it is cut.
     binds : mapping
-        What its operands are in the program.
+        The tensor that each operand is.
     offset : int
         Where its rings and intermediates start in the program's block.
     """
@@ -53,7 +46,7 @@ class Task:
     name: str
     request: Request
     plan: Plan
-    binds: Mapping[str, Bind]
+    binds: Mapping[str, str]
     offset: int = 0
 
 
@@ -66,17 +59,17 @@ class Move:
     name : str
     stream : str
         "copy_in" or "copy_out".
-    source, target : Bind
-        Of one shape; that on the device lies in the program's block.
+    source, target : str
+        Tensors of one shape; that on the device lies in the program's block.
     """
 
     name: str
     stream: str
-    source: Bind
-    target: Bind
+    source: str
+    target: str
 
     @property
-    def ends(self) -> tuple[Bind, Bind]:
+    def ends(self) -> tuple[str, str]:
         """The end on the device, and that on the host."""
         return (self.target, self.source) if self.stream == COPY_IN else (self.source, self.target)
 
@@ -92,10 +85,22 @@ Item = Task | Move | Synchronisation
 
 
 class Home(NamedTuple):
-    """Where a tensor of a program lives: at an offset in the block; None for one handed in."""
+    """Where a tensor of a program lives.
+
+    Attributes
+    ----------
+    spec : TensorSpec
+    offset : int, optional
+        Of its first element in the program's block; None for what is handed in.
+    of, region : str, region
+        Of a view of what is handed in: the tensor whose region it is, with more or fewer axes of
+        extent 1.
+    """
 
     spec: TensorSpec
     offset: int | None = None
+    of: str = ""
+    region: Region = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,32 +139,28 @@ class Program:
 
 def program_of(request: Request, plan: Plan) -> Program:
     """The program of one call: its tensors are its operands, handed in."""
-    task = Task(plan.function, request, plan, {name: Bind(name) for name in request.specs})
+    task = Task(plan.function, request, plan, {name: name for name in request.specs})
     homes = {name: Home(spec) for name, spec in request.operands}
     return Program(plan.function, (task,), homes, plan.device_bytes, overlap=plan.overlap)
 
 
-def region_in(bind: Bind, region: Region) -> Region:
-    """A region of what is bound, as one of the tensor."""
-    if bind.region is None:
-        return region
-    return tuple(
-        (start + low, stop + low)
-        for (start, stop), (low, _) in zip(region, bind.region, strict=True)
-    )
+def inside(outer: Region, inner: Region, shape: tuple[int, ...]) -> Region:
+    """A region of a view of `shape`, as a region of the tensor that the view lies in at `outer`.
+
+    >>> inside(((0, 2), (4, 8), (0, 1)), ((0, 2), (1, 3)), (2, 4))
+    ((0, 2), (5, 7), (0, 1))
+    """
+    longer = iter(part for part, extent in zip(inner, shape, strict=True) if extent != 1)
+    found = []
+    for start, stop in outer:
+        first, last = (0, 1) if stop - start == 1 else next(longer)
+        found.append((start + first, start + last))
+    return tuple(found)
 
 
-def bound_shape(bind: Bind, homes: Mapping[str, Home]) -> tuple[int, ...]:
-    """Shape of what is bound."""
-    if bind.region is None:
-        return homes[bind.tensor].spec.shape
-    return tuple(stop - start for start, stop in bind.region)
-
-
-def byte_range(home: Home, region: Region | None) -> tuple[int, int]:
+def byte_range(home: Home, region: Region) -> tuple[int, int]:
     """The bytes of the block from the first to the last that a region of a tensor takes."""
     spec, offset = home.spec, home.offset or 0
-    region = region or tuple((0, extent) for extent in spec.shape)
     first = sum(low * stride for (low, _), stride in zip(region, spec.strides, strict=True))
     last = sum((high - 1) * stride for (_, high), stride in zip(region, spec.strides, strict=True))
     return offset + first * spec.itemsize, offset + (last + 1) * spec.itemsize

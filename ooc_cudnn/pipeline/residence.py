@@ -8,12 +8,20 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from ooc_cudnn.operations.splittable import Region
-from ooc_cudnn.pipeline.program import Bind, Home, byte_range, region_in
+from ooc_cudnn.pipeline.program import Home, byte_range, inside
 
 #: The latest step of each stream.
 Latest = dict[str, int]
+
+
+class Where(NamedTuple):
+    """A region of an array that was handed in; of the block, where none is named, bytes."""
+
+    array: str
+    region: Region
 
 
 def later(into: Latest, found: Latest) -> None:
@@ -115,49 +123,46 @@ class Residence:
     def __init__(self, homes: Mapping[str, Home]) -> None:
         self.homes = homes
         self._block = _Bytes()
-        self._arrays = {n: _Regions() for n, home in homes.items() if home.offset is None}
-        self._noted: list[tuple[Bind | tuple[int, int], Region | None, Latest, bool]] = []
+        self._arrays = {
+            name: _Regions() for name, home in homes.items() if home.offset is None and not home.of
+        }
+        self._noted: list[tuple[Where, Latest, bool]] = []
 
-    def users(self, bind: Bind, region: Region | None, *, writes: bool) -> Latest:
-        """The steps to wait for before a region of what is bound is read, or written."""
-        place = self._place(bind, region)
-        if place is None:
-            return self._block.users(byte_range(self.homes[bind.tensor], self._of(bind, region)),
-                                     writes=writes)  # fmt: skip
-        return self._arrays[bind.tensor].users(place, writes=writes)
+    def users(self, name: str, region: Region | None, *, writes: bool) -> Latest:
+        """The steps to wait for before a region of a tensor is read, or written; None for all."""
+        where = self._where(name, region)
+        if where.array:
+            return self._arrays[where.array].users(where.region, writes=writes)
+        return self._block.users(where.region[0], writes=writes)
 
     def users_of_bytes(self, span: tuple[int, int]) -> Latest:
         """The steps to wait for before bytes of the block are written."""
         return self._block.users(span, writes=True)
 
-    def note(self, bind: Bind, region: Region | None, step: Latest, *, writes: bool) -> None:
-        """Note that a region of what is bound is read, or written."""
-        self._noted.append((bind, region, step, writes))
+    def note(self, name: str, region: Region | None, steps: Latest, *, writes: bool) -> None:
+        """Note that a region of a tensor is read, or written; None for all of it."""
+        self._noted.append((self._where(name, region), steps, writes))
 
     def note_bytes(self, span: tuple[int, int], steps: Latest) -> None:
         """Note that bytes of the block were worked in."""
-        self._noted.append((span, None, steps, True))
+        self._noted.append((Where("", (span,)), steps, True))
 
     def close(self) -> None:
         """End an item: what it did counts for those that follow."""
-        for what, region, steps, writes in sorted(self._noted, key=lambda each: not each[3]):
-            if not isinstance(what, Bind):
-                self._block.use(what, steps, writes=True)
-                continue
-            place = self._place(what, region)
-            if place is None:
-                span = byte_range(self.homes[what.tensor], self._of(what, region))
-                self._block.use(span, steps, writes=writes)
+        for where, steps, writes in sorted(self._noted, key=lambda each: not each[2]):
+            if where.array:
+                self._arrays[where.array].use(where.region, steps, writes=writes)
             else:
-                self._arrays[what.tensor].use(place, steps, writes=writes)
+                self._block.use(where.region[0], steps, writes=writes)
         self._noted = []
 
-    def _of(self, bind: Bind, region: Region | None) -> Region | None:
-        return bind.region if region is None else region_in(bind, region)
-
-    def _place(self, bind: Bind, region: Region | None) -> Region | None:
-        """The region of an array that was handed in; None for a tensor in the block."""
-        home = self.homes[bind.tensor]
+    def _where(self, name: str, region: Region | None) -> Where:
+        home = self.homes[name]
+        shape = home.spec.shape
+        region = region or tuple((0, extent) for extent in shape)
         if home.offset is not None:
-            return None
-        return self._of(bind, region) or tuple((0, extent) for extent in home.spec.shape)
+            return Where("", (byte_range(home, region),))
+        while home.of:
+            region, name = inside(home.region, region, home.spec.shape), home.of
+            home = self.homes[name]
+        return Where(name, region)

@@ -25,7 +25,6 @@ from ooc_cudnn.pipeline.program import (
     Move,
     Program,
     Task,
-    bound_shape,
     chunks,
     program_of,
 )
@@ -249,11 +248,9 @@ class _Generator:
 
     def move(self, move: Move) -> None:
         """Copy a tensor over the link, in large copies."""
-        device, _ = move.ends
-        homes, residence = self.program.homes, self.residence
+        spec, residence = self.program.homes[move.source].spec, self.residence
         index, self.pieces = self.pieces, self.pieces + 1
-        item_bytes = homes[device.tensor].spec.itemsize
-        for region in chunks(bound_shape(device, homes), item_bytes):
+        for region in chunks(spec.shape, spec.itemsize):
             others: Latest = {}
             if residence is not None:
                 others = residence.users(move.source, region, writes=False)

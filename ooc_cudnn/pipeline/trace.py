@@ -77,7 +77,7 @@ def traced(
         item = program.items[step.item]
         operands = ", ".join(place.operand for place in step.places)
         if isinstance(item, Move):
-            operands = item.source.tensor
+            operands = item.source
         found.append(
             StepTrace(
                 step.stream, step.piece, operands, start, stop, link_bytes(program, step), item.name
@@ -93,7 +93,7 @@ def link_bytes(program: Program, step: Step) -> int:
     (place,) = step.places
     item = program.items[step.item]
     if isinstance(item, Move):
-        spec = program.homes[item.source.tensor].spec
+        spec = program.homes[item.source].spec
     else:
         assert isinstance(item, Task)
         spec = item.request.specs[place.operand]

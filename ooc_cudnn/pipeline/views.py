@@ -10,7 +10,7 @@ from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.operations.splittable import Region, Splittable
 from ooc_cudnn.pipeline.offsets import Offsets
 from ooc_cudnn.pipeline.schedule import Place, Step
-from ooc_cudnn.tensor import ITEM_BYTES, packed_strides
+from ooc_cudnn.tensor import ITEM_BYTES, TensorSpec, packed_strides
 
 #: An operand as the executor takes it: a NumPy array, or a view of device memory.
 Source = HostArray | DeviceView
@@ -91,3 +91,10 @@ def region_of(source: Source, region: Region) -> Source:
             source.strides,
         )
     return source[tuple(slice(start, stop) for start, stop in region)]
+
+
+def shaped(source: Source, spec: TensorSpec) -> Source:
+    """What differs from a spec in axes of extent 1 alone, as the spec has it."""
+    if isinstance(source, DeviceView):
+        return DeviceView(source.pointer, spec.dtype, spec.shape, spec.strides)
+    return source.reshape(spec.shape)
