@@ -1,0 +1,337 @@
+"""From a step and where its tensors are to a program: addresses, plans of tasks, moves.
+
+Tensors on the device get their addresses first. Each task then works in the largest range of the
+block that is free while it runs, and its plan is made for that. Where a phase finds too little, or
+what lives at once does not fit, the largest tensor there goes to the host, and whoever uses it
+streams it: so there is a program for every limit that admits each call by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import NamedTuple
+
+from ooc_cudnn.errors import PlanInfeasibleError
+from ooc_cudnn.functions.target import Target, make_request
+from ooc_cudnn.memory.alignment import ALIGNMENT, aligned
+from ooc_cudnn.memory.extents import Extent, held_bytes, place
+from ooc_cudnn.network.phases import Phase, Step
+from ooc_cudnn.network.residency import GIVEN, Residency
+from ooc_cudnn.network.tensors import Tensor
+from ooc_cudnn.operations.of_images import OfImages
+from ooc_cudnn.pipeline.program import (
+    COPY_IN,
+    COPY_OUT,
+    Home,
+    Item,
+    Move,
+    Program,
+    Synchronisation,
+    Task,
+)
+from ooc_cudnn.pricing.plan import Plan
+from ooc_cudnn.pricing.planner import make_plan
+from ooc_cudnn.pricing.request import Request
+from ooc_cudnn.tensor import TensorSpec, packed_strides
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Under what a step is placed.
+
+    Attributes
+    ----------
+    target : Target
+        The machine model, and the bytes that the block may take (`room_bytes`).
+    given : mapping
+        Specs of arrays that are handed in: inputs, parameters, running statistics. What has none is
+        packed in pinned memory.
+    order : str
+        Memory order of maps on the device.
+    synchronous : bool
+        Whether computing waits at the end of a phase for the copies that leave there, as vDNN does.
+    """
+
+    target: Target
+    given: Mapping[str, TensorSpec]
+    order: str = "channels_first"
+    synchronous: bool = False
+
+
+class Placed(NamedTuple):
+    """A step as a program, and the stays that it was made with in the end."""
+
+    program: Program
+    residency: Residency
+
+
+def place_step(name: str, step: Step, residency: Residency, terms: Terms) -> Placed:
+    """Make the program of a step, with more tensors on the host where memory is short.
+
+    Raises
+    ------
+    PlanInfeasibleError
+        If some phase does not fit by itself, with the least limit for which all do.
+    """
+    stays = {base: found for base, found in residency.items() if found}
+    for base, tensor in step.tensors.items():
+        spec = terms.given.get(base)
+        if tensor.kind in GIVEN and spec is not None and spec.placement == "device":
+            stays.pop(base, None)  # it is there
+    while True:
+        worst = _overflow(step, stays, terms.target.room_bytes)
+        if worst is None:
+            try:
+                return _Placing(name, step, stays, terms).placed()
+            except _TooLittleError as error:
+                worst = error.phase
+        largest = _largest(step, stays, worst)
+        if largest is None:
+            raise PlanInfeasibleError(
+                function=f"{name}: {step.phases[worst].name}",
+                limit_bytes=terms.target.limit_bytes,
+                smallest_bytes=_least_bytes(name, step, terms),
+                reason="",
+            )
+        del stays[largest]
+
+
+def _overflow(step: Step, stays: Residency, room_bytes: int) -> int | None:
+    """The phase in which most lives at once, if that is more than there is."""
+    held = held_bytes([extent for _, _, extent in _extents(step, stays)], len(step.phases))
+    worst = int(held.argmax())
+    return worst if held[worst] > room_bytes else None
+
+
+def _extents(step: Step, stays: Residency) -> list[tuple[str, int, Extent]]:
+    return [
+        (base, index, Extent(stay.first, stay.last, step.tensors[base].nbytes))
+        for base, found in stays.items()
+        for index, stay in enumerate(found)
+    ]
+
+
+def _largest(step: Step, stays: Residency, phase: int) -> str | None:
+    """The largest tensor that holds memory in a phase."""
+    there = [
+        base
+        for base, found in stays.items()
+        if any(stay.first <= phase <= stay.last for stay in found)
+    ]
+    return max(there, key=lambda base: step.tensors[base].nbytes, default=None)
+
+
+def _least_bytes(name: str, step: Step, terms: Terms) -> int:
+    """The least room with which every phase can be streamed."""
+    placing, least = _Placing(name, step, {}, terms), 0
+    for at, phase in enumerate(step.phases):
+        try:
+            placing.plan_of(phase, at, 0)
+        except PlanInfeasibleError as error:
+            least = max(least, error.smallest_bytes or 0)
+    return least + terms.target.limit_bytes - terms.target.room_bytes
+
+
+class _TooLittleError(Exception):
+    """A phase has too little memory to work in."""
+
+    def __init__(self, phase: int) -> None:
+        super().__init__(phase)
+        self.phase = phase
+
+
+class _Placing:
+    """The homes, tasks and moves of a step, from its stays."""
+
+    def __init__(self, name: str, step: Step, stays: Residency, terms: Terms) -> None:
+        self.name, self.step, self.stays, self.terms = name, step, stays, terms
+        self.room = terms.target.room_bytes // ALIGNMENT * ALIGNMENT
+        self.places = {each: step.place(each) for each in step.tensors}
+        self.homes: dict[str, Home] = {}
+        #: Of each stay, the bytes of the block that it takes.
+        self.spans: dict[tuple[str, int], tuple[int, int]] = {}
+        self.between: dict[str, TensorSpec] = {}
+
+    def placed(self) -> Placed:
+        """Place everything, plan every task."""
+        extents = _extents(self.step, self.stays)
+        offsets, peak = place([extent for _, _, extent in extents])
+        if peak > self.room:
+            raise _TooLittleError(self._worst(extents))
+        for (base, index, extent), offset in zip(extents, offsets, strict=True):
+            self.spans[base, index] = offset, offset + aligned(extent.nbytes)
+        items: list[Item] = []
+        top = peak
+        for at, phase in enumerate(self.step.phases):
+            items += self._moves(at, COPY_IN)
+            task = self._task(phase, at)
+            top = max(top, task.offset + task.plan.device_bytes)
+            items.append(task)
+            leaving = self._moves(at, COPY_OUT)
+            items += leaving
+            if leaving and self.terms.synchronous:
+                items.append(Synchronisation())
+        overlap = self.terms.target.overlap
+        program = Program(self.name, tuple(items), self.homes, top, self.between, overlap)
+        return Placed(program, self.stays)
+
+    def _worst(self, extents: Iterable[tuple[str, int, Extent]]) -> int:
+        held = held_bytes([extent for _, _, extent in extents], len(self.step.phases))
+        return int(held.argmax())
+
+    # Homes --------------------------------------------------------------------------------------
+
+    def _stay(self, base: str, at: int) -> int | None:
+        for index, stay in enumerate(self.stays.get(base, ())):
+            if stay.first <= at <= stay.last:
+                return index
+        return None
+
+    def home_of(self, name: str, at: int) -> str:
+        """The program's name for a tensor in a phase: where it is then."""
+        base = self.places[name].base
+        index = self._stay(base, at)
+        return self._on_host(name) if index is None else self._on_device(name, index)
+
+    def _on_host(self, name: str) -> str:
+        if name in self.homes:
+            return name
+        tensor, (base, region) = self.step.tensors[name], self.places[name]
+        if base != name:
+            spec = self.homes[self._on_host(base)].spec
+            strides = _strides(tensor, region, spec.strides, spec.shape)
+            made = TensorSpec(tensor.shape, tensor.dtype, spec.placement, strides)
+            self.homes[name] = Home(made, None, base, region)
+            return name
+        given = self.terms.given.get(name)
+        self.homes[name] = Home(given or TensorSpec(tensor.shape, tensor.dtype, "pinned"))
+        if given is None:
+            self.between[name] = self.homes[name].spec
+        return name
+
+    def _on_device(self, name: str, index: int) -> str:
+        there = f"{name} on the device" + f" ({index + 1})" * bool(index)
+        if there not in self.homes:
+            tensor, (base, region) = self.step.tensors[name], self.places[name]
+            whole = self.step.tensors[base]
+            order = self.terms.order if whole.kind in ("map", "gradient") else "channels_first"
+            packed = packed_strides(whole.shape, order)
+            item_bytes = TensorSpec((1,), tensor.dtype).itemsize
+            start = sum(low * step for (low, _), step in zip(region, packed, strict=True))
+            spec = TensorSpec(
+                tensor.shape,
+                tensor.dtype,
+                "device",
+                _strides(tensor, region, packed, whole.shape, order),
+            )
+            offset = self.spans[base, index][0] + start * item_bytes
+            self.homes[there] = Home(spec, offset)
+        return there
+
+    # Items --------------------------------------------------------------------------------------
+
+    def _moves(self, at: int, stream: str) -> list[Item]:
+        """The moves that start before a phase (copies in), or after it (copies out)."""
+        found: list[Item] = []
+        for base, stays in self.stays.items():
+            for index, stay in enumerate(stays):
+                if stream == COPY_IN and stay.fetched and stay.first == at:
+                    host, there = self._on_host(base), self._on_device(base, index)
+                    found.append(Move(f"fetch of {base}", COPY_IN, host, there))
+                if stream == COPY_OUT and stay.leaves == at:
+                    host, there = self._on_host(base), self._on_device(base, index)
+                    found.append(Move(f"offload of {base}", COPY_OUT, there, host))
+        return found
+
+    def _task(self, phase: Phase, at: int) -> Task:
+        start, stop = self._gap(at)
+        try:
+            request, plan = self.plan_of(phase, at, stop - start)
+        except PlanInfeasibleError as error:
+            raise _TooLittleError(at) from error
+        binds = {operand: self.home_of(name, at) for operand, name in phase.binds.items()}
+        return Task(phase.name, request, plan, binds, start)
+
+    def _gap(self, at: int) -> tuple[int, int]:
+        """The largest range of the block that nothing holds in a phase."""
+        held = sorted(
+            self.spans[base, index]
+            for base, found in self.stays.items()
+            for index, stay in enumerate(found)
+            if stay.first <= at <= stay.last
+        )
+        best, end = (0, 0), 0
+        for start, stop in [*held, (self.room, self.room)]:
+            if start - end > best[1] - best[0]:
+                best = end, start
+            end = max(end, stop)
+        return best
+
+    def plan_of(self, phase: Phase, at: int, limit_bytes: int) -> tuple[Request, Plan]:
+        """Plan a phase, its operands where they are then."""
+        call, target = phase.call, self.terms.target
+        homes = {
+            operand: self.homes[self.home_of(name, at)] for operand, name in phase.binds.items()
+        }
+        specs = {operand: homes[operand].spec for operand in call.operands}
+        request = make_request(
+            phase.name,
+            call,
+            specs,
+            target.machine,
+            limit_bytes,
+            target.layouts,
+            overlap=target.overlap,
+            aligned={
+                operand: home.offset is None or home.offset % 16 == 0
+                for operand, home in homes.items()
+            },
+        )
+        plan = plan_request(request, target)
+        return request.along(plan.row_axis), plan
+
+
+def plan_request(request: Request, target: Target) -> Plan:
+    """Plan a call, as far as another of the same kind was not planned before."""
+    call, limit = request.chain, request.memory_limit
+    alike = replace(request, function="")
+    if isinstance(call, OfImages):
+        count = call.images[1] - call.images[0]
+        alike = replace(alike, chain=OfImages.of(call.call, (0, count)).along(call.row_axis))
+    # of what there is plenty for, the same plan does for every limit
+    plenty = replace(alike, memory_limit=target.room_bytes)
+    try:
+        found = _planned(plenty, target.ask_workspace)
+        if found.device_bytes > limit:
+            found = _planned(replace(alike, memory_limit=limit), target.ask_workspace)
+    except PlanInfeasibleError as error:
+        raise PlanInfeasibleError(
+            function=request.function,
+            limit_bytes=limit,
+            smallest_bytes=error.smallest_bytes,
+            reason=error.reason,
+        ) from None
+    return replace(found, function=request.function, memory_limit=limit)
+
+
+@lru_cache(maxsize=4096)
+def _planned(request: Request, ask_workspace: object) -> Plan:
+    return make_plan(request, ask_workspace)  # type: ignore[arg-type]  # it is hashable
+
+
+def _strides(
+    tensor: Tensor,
+    region: tuple[tuple[int, int], ...],
+    strides: tuple[int, ...],
+    shape: tuple[int, ...],
+    order: str = "channels_first",
+) -> tuple[int, ...]:
+    """Strides of a view: those of the axes that are longer than 1, in order."""
+    if region == tuple((0, extent) for extent in shape) and strides == packed_strides(shape, order):
+        return packed_strides(tensor.shape, order)
+    longer = iter(
+        stride for (start, stop), stride in zip(region, strides, strict=True) if stop - start > 1
+    )
+    return tuple(1 if extent == 1 else next(longer) for extent in tensor.shape)
