@@ -51,7 +51,8 @@ class _Batch:
     ----------
     images : int
     head, tail : list of Phase
-        Those that no image has to do with; before any, or on what is summed over all of them.
+        Those that run once: before all parts, of what is given alone, as the divisor of a mean is;
+        and after them, of what they summed or made.
     tensors : dict
         Of the rewritten step.
     """
@@ -59,56 +60,103 @@ class _Batch:
     def __init__(self, step: Step) -> None:
         self.step = step
         self.images = max(phase.call.extents.n for phase in step.phases)
-        self.tensors = dict(step.tensors)
         self.head: list[Phase] = []
         self.tail: list[Phase] = []
         self._each: list[Phase] = []
-        self._batched: set[str] = set()
-        summed: set[str] = set()
-        for phase in step.phases:
-            self._sort(phase, summed)
-        for name in self._batched:
-            if step.tensors[name].kind not in GIVEN:
-                self.tensors.pop(name, None)
-
-    def _sort(self, phase: Phase, summed: set[str]) -> None:
-        place, operands = self.step.place, phase.call.operands
-        own = {
-            operand
-            for operand, made in operands.items()
-            if "n" in made.axes and made.shape[0] == self.images
+        own = [self._own(phase) for phase in step.phases]
+        #: Tensors that every part has some images of.
+        self._batched = {
+            phase.binds[operand]
+            for phase, found in zip(step.phases, own, strict=True)
+            for operand in found
         }
-        added = {phase.binds[result] for result in phase.call.results}
-        reads = {place(phase.binds[name]).base for name in phase.call.loaded
-                 if phase.binds[name] not in added}  # fmt: skip
-        writes = {place(phase.binds[name]).base for name in phase.call.results if name not in own}
-        if not own:
-            (self.tail if reads & summed else self.head).append(phase)
-            summed |= writes if reads & summed else set()
-            return
-        if reads & summed:
-            raise WholeBatchError(
-                f"{phase.name} needs {min(reads & summed)}, a sum over the whole batch: a network "
-                "with such phases cannot go through it some images at a time"
+        self._sort(own)
+        #: Tensors that must be there whole in the end: each part makes a region of them.
+        self._whole = {
+            self._base(name)
+            for name in (*step.outputs, *step.gradients.values(), *step.seeds.values())
+        } | {self._base(name) for phase in self.tail for name in phase.binds.values()}
+        self._whole |= {self._base(name) for phase in self.head for name in phase.binds.values()}
+        self.tensors = {
+            name: tensor
+            for name, tensor in step.tensors.items()
+            if name not in self._batched or self._stays_whole(name)
+        }
+
+    def _base(self, name: str) -> str:
+        return self.step.place(name).base
+
+    def _own(self, phase: Phase) -> set[str]:
+        """The operands of which each image has its part."""
+        return {
+            name
+            for name, operand in phase.call.operands.items()
+            if "n" in operand.axes and operand.shape[0] == self.images > 1
+        }
+
+    def _stays_whole(self, name: str) -> bool:
+        base = self._base(name)
+        return base in self._whole or self.step.tensors[base].kind in GIVEN
+
+    def _sort(self, own: list[set[str]]) -> None:
+        """Tell phases that run once, before or after, from those that run for each part."""
+        phases = self.step.phases
+        known, head = dict[str, bool](), set[int]()  # of a tensor, whether images made it
+        for at, phase in enumerate(phases):
+            reads = {self._base(phase.binds[name]) for name in phase.call.loaded}
+            heavy = any(
+                self.step.tensors[base].kind in ("map", "gradient") and base in self._batched
+                for base in reads
             )
-        scaled = {
-            result for result in phase.call.results
-            if replace(phase.call, beta=1.0).scaling(result)[1] == 1
-        }  # fmt: skip
-        sums = set(phase.call.results) - own
-        if sums and scaled != sums:
-            raise WholeBatchError(f"{phase.name} cannot add up what it sums over the images")
-        summed |= writes
-        self._each.append(phase)
-        self._batched |= {phase.binds[operand] for operand in own}
+            made = heavy or any(known.get(base, False) for base in reads)
+            known |= {self._base(name): made for name in phase.writes}
+            if not made:
+                head.add(at)
+        needed = self._needed_by_all(own, head)
+        summed: set[str] = set()
+        for at, phase in enumerate(phases):
+            results = {phase.binds[result] for result in phase.call.results}
+            reads = {
+                self._base(name)
+                for name in (phase.binds[operand] for operand in phase.call.loaded)
+                if name not in results
+            }
+            if at in needed:
+                self.head.append(phase)
+            elif own[at]:
+                if reads & summed:
+                    raise WholeBatchError(
+                        f"{phase.name} needs {min(reads & summed)}, a sum over the whole batch: a "
+                        "network with such phases cannot go through it some images at a time"
+                    )
+                sums = {r for r in phase.call.results if r not in own[at]}
+                adding = replace(phase.call, beta=1.0)
+                scaled = {r for r in phase.call.results if adding.scaling(r)[1] == 1}
+                if sums and scaled != sums:
+                    raise WholeBatchError(f"{phase.name} cannot add up what it sums")
+                summed |= {self._base(phase.binds[result]) for result in sums}
+                self._each.append(phase)
+            else:
+                self.tail.append(phase)
+                summed |= {self._base(name) for name in results}
+
+    def _needed_by_all(self, own: list[set[str]], head: set[int]) -> set[int]:
+        """Phases that can run before the parts, and that no part runs for itself."""
+        wanted: set[str] = set()
+        needed = {at for at in head if not own[at]}
+        for at in sorted(head, reverse=True):
+            phase = self.step.phases[at]
+            if at in needed or wanted & {self._base(name) for name in phase.writes}:
+                needed.add(at)
+                wanted |= {self._base(name) for name in phase.reads}
+        return needed
 
     def part(self, index: int, images: Range) -> list[Phase]:
         """The phases of some images."""
         found = []
         for phase in self._each:
             call = phase.call
-            sums = any(phase.binds[result] not in self._batched for result in call.results)
-            if index and sums:
+            if index and any(phase.binds[r] not in self._batched for r in call.results):
                 call = replace(call, beta=1.0)
             binds = {
                 operand: self._of(name, index, images) if name in self._batched else name
@@ -125,7 +173,7 @@ class _Batch:
         if made in self.tensors:
             return made
         shape = (images[1] - images[0], *tensor.shape[1:])
-        if tensor.kind in GIVEN and not tensor.of:
+        if self._stays_whole(name):
             region = (images, *whole(tensor.shape)[1:])
             self.tensors[made] = Tensor(made, shape, tensor.dtype, tensor.kind, name, region)
         elif tensor.of:
