@@ -8,10 +8,12 @@ from typing import Any
 from ooc_cudnn.devices.kernels import (
     dropout,
     elementwise,
+    local_response,
     losses,
     normalise,
     pooling_backward,
     reduction,
+    resampling,
     set_statistics,
     softmax,
 )
@@ -75,10 +77,12 @@ RUNNERS: dict[type, Runner] = {
     Reshape: _reshape,
     **dropout.RUNNERS,
     **elementwise.RUNNERS,
+    **local_response.RUNNERS,
     **losses.RUNNERS,
     **normalise.RUNNERS,
     **pooling_backward.RUNNERS,
     **reduction.RUNNERS,
+    **resampling.RUNNERS,
     **set_statistics.RUNNERS,
     **softmax.RUNNERS,
 }

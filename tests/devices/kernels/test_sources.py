@@ -42,6 +42,16 @@ INSTANCES = {
         "fill_zero<unsigned char>",
     ],
     "hold.cu": ["hold"],
+    "resampling.cu": [
+        "resample<float, NEAREST, false>",
+        "resample<__half, LINEAR, false>",
+        "resample<double, WINDOWS, true>",
+        "resample_gradient<__nv_bfloat16, NEAREST>",
+        "resample_gradient<float, LINEAR>",
+        "resample_gradient<double, WINDOWS>",
+        "resample_max_gradient<__half>",
+    ],
+    "local_response.cu": ["local_response<float>", "local_response_backward<__half>"],
     "losses.cu": [
         "cross_entropy<float, long long, 1>",
         "cross_entropy<double, int, 32>",

@@ -1,0 +1,104 @@
+// Local response normalization across channels, and its gradient:
+//
+//     s  = k + alpha / size * (sum of x ** 2 over size / 2 channels before to (size - 1) / 2 behind)
+//     y  = x / s ** beta
+//     dx = dy / s ** beta - 2 alpha beta / size * x * (sum of dy x / s ** (beta + 1))
+//
+// the second sum over the channels in whose own sum this one is. A thread makes one element; its
+// neighbours along channels are read by their own threads, too, and so are in the cache.
+
+#include "strided.cuh"
+
+// A tensor as (n, channels, sites), whichever of the last two is contiguous.
+struct Sites {
+    long long n, channel, site;
+};
+
+struct LocalResponse {
+    Sites size;
+    Sites result, x, dy;  // strides in elements
+    long long before, behind;
+    long long channels_last;  // 1 where neighbouring threads make neighbouring channels
+    long long total;
+};
+
+template <typename A>
+struct Response {
+    A share, beta, k;  // share: alpha / size
+};
+
+__device__ inline float power(float x, float y) { return powf(x, y); }
+__device__ inline double power(double x, double y) { return pow(x, y); }
+
+// The sum of a channel, of which the site's memory is `x`.
+template <typename T, typename A>
+__device__ inline A response_of(
+    const LocalResponse &g, const Response<A> &r, const T *x, long long channel) {
+    const long long first = channel > g.before ? channel - g.before : 0;
+    const long long last =
+        channel + g.behind < g.size.channel ? channel + g.behind : g.size.channel - 1;
+    A total = 0;
+    for (long long c = first; c <= last; ++c) {
+        const A value = widen(x[c * g.x.channel]);
+        total += value * value;
+    }
+    return r.share * total + r.k;
+}
+
+struct Element {
+    long long n, channel, site;
+
+    __device__ Element(const LocalResponse &g, long long i) {
+        const long long inner = g.channels_last ? g.size.channel : g.size.site;
+        const long long middle = g.channels_last ? g.size.site : g.size.channel;
+        const long long rows = quotient(i, inner), last = i - rows * inner;
+        n = quotient(rows, middle);
+        const long long first = rows - n * middle;
+        channel = g.channels_last ? last : first;
+        site = g.channels_last ? first : last;
+    }
+    __device__ long long of_site(const Sites &stride) const {
+        return n * stride.n + site * stride.site;
+    }
+};
+
+template <typename T>
+__global__ void __launch_bounds__(256) local_response(
+    LocalResponse g, T *__restrict__ y, const T *__restrict__ x, Arithmetic<T> share,
+    Arithmetic<T> beta, Arithmetic<T> k) {
+    using A = Arithmetic<T>;
+    const Response<A> r = {share, beta, k};
+    const long long step = (long long)gridDim.x * blockDim.x;
+    for (long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x; i < g.total; i += step) {
+        const Element at(g, i);
+        const T *of_x = x + at.of_site(g.x);
+        const A own = widen(of_x[at.channel * g.x.channel]);
+        const A made = own * power(response_of(g, r, of_x, at.channel), -r.beta);
+        y[at.of_site(g.result) + at.channel * g.result.channel] = narrow<T>(made);
+    }
+}
+
+template <typename T>
+__global__ void __launch_bounds__(256) local_response_backward(
+    LocalResponse g, T *__restrict__ dx, const T *__restrict__ x, const T *__restrict__ dy,
+    Arithmetic<T> share, Arithmetic<T> beta, Arithmetic<T> k) {
+    using A = Arithmetic<T>;
+    const Response<A> r = {share, beta, k};
+    const long long step = (long long)gridDim.x * blockDim.x;
+    for (long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x; i < g.total; i += step) {
+        const Element at(g, i);
+        const T *of_x = x + at.of_site(g.x), *of_dy = dy + at.of_site(g.dy);
+        const long long first = at.channel > g.behind ? at.channel - g.behind : 0;
+        const long long last =
+            at.channel + g.before < g.size.channel ? at.channel + g.before : g.size.channel - 1;
+        A own = 0, others = 0;
+        for (long long c = first; c <= last; ++c) {
+            const A sum = response_of(g, r, of_x, c), inverse = power(sum, -r.beta);
+            const A gradient = widen(of_dy[c * g.dy.channel]);
+            if (c == at.channel) own = gradient * inverse;
+            others += gradient * A(widen(of_x[c * g.x.channel])) * inverse / sum;
+        }
+        others *= 2 * r.share * r.beta * A(widen(of_x[at.channel * g.x.channel]));
+        dx[at.of_site(g.result) + at.channel * g.result.channel] = narrow<T>(own - others);
+    }
+}

@@ -1,0 +1,126 @@
+"""The runners of resampling.cu, and the choice of their kernels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from ooc_cudnn.devices.kernels.arguments import CUDA_TYPES, boolean, geometry, real_type, three
+from ooc_cudnn.devices.kernels.checks import check
+from ooc_cudnn.devices.kernels.launch import Call, Launch, Runner, launch
+from ooc_cudnn.devices.kernels.launch_geometry import BLOCK_THREADS, grid_of
+from ooc_cudnn.devices.kernels.pooling import is_channels_last, six_axes
+from ooc_cudnn.devices.view import DeviceView
+from ooc_cudnn.operations.axis_windows import AxisWindows, Linear, Nearest, Windows
+from ooc_cudnn.operations.resampling import Ranges, Resampling, ResamplingBackward
+
+# The numbers are the enumeration `Kind` in resampling.cu.
+KINDS: dict[type, int] = {Nearest: 0, Linear: 1, Windows: 2}
+#: Operands of the struct `Resampling`.
+MOST_OPERANDS = 3
+#: Numbers of an axis that is not there, whatever the kind.
+NO_AXIS = (1, 1, 1, 1, 1, 0, 0)
+
+
+def _bits(number: float) -> int:
+    """A double as the integer of the same bits: the struct has both, of eight bytes each."""
+    return int(np.float64(number).view(np.int64))
+
+
+def _axis(windows: AxisWindows) -> tuple[int, ...]:
+    """The struct `Axis`."""
+    numbers = (windows.extent, windows.count)
+    if isinstance(windows, Windows):
+        placed = (windows.step, windows.per, windows.reach, windows.before, windows.after)
+        return (*numbers, *placed, 0, 0)
+    if isinstance(windows, Nearest):
+        return (*numbers, *NO_AXIS[2:], _bits(float(np.float32(windows.scale))), _bits(0.0))
+    return (*numbers, *NO_AXIS[2:], _bits(windows.scale), _bits(windows.half))
+
+
+def _starts(ranges: Ranges) -> tuple[int, ...]:
+    return three([start for start, _ in ranges], 0)
+
+
+def plan(
+    forward: Resampling,
+    name: str,
+    makes: Ranges,
+    result: DeviceView,
+    operands: Sequence[tuple[DeviceView, Ranges]],
+) -> Launch | None:
+    """Choose a kernel that makes a part from parts; None if there is nothing to do."""
+    if result.size == 0:
+        return None
+    views = [result, *(view for view, _ in operands)]
+    made, *read = six_axes(views, channels_last=is_channels_last(views))
+    kinds = {KINDS[type(windows)] for windows in forward.windows}
+    if len(kinds) > 1:
+        raise ValueError(f"axes of several kinds have no kernel: {forward.windows}")
+    missing = MOST_OPERANDS - len(operands)
+    nowhere = (*NO_AXIS, _bits(1.0), _bits(0.0))
+    axes = [nowhere] * (3 - len(forward.windows)) + [_axis(windows) for windows in forward.windows]
+    arguments = [CUDA_TYPES[forward.dtype]]
+    if name != "resample_max_gradient":
+        arguments.append(str(kinds.pop()))
+    if name == "resample":
+        arguments.append(boolean(forward.is_max))
+    total = math.prod(made.sizes)
+    return Launch(
+        "resampling.cu",
+        f"{name}<{', '.join(arguments)}>",
+        grid_of(total, BLOCK_THREADS),
+        geometry(
+            *(made.sizes[0], made.sizes[1], made.sizes[5]),
+            *made.sizes[2:5],
+            *_starts(makes),
+            *(number for _, ranges in operands for number in _starts(ranges)),
+            *(0,) * 3 * missing,
+            *made.strides,
+            *(number for axes_read in read for number in axes_read.strides),
+            *(0,) * 6 * missing,
+            *(number for axis in axes for number in axis),
+            total,
+        ),
+    )
+
+
+def resampling(operation: Resampling, call: Call) -> None:
+    """Run `Resampling` on (x,). The output must not overlap x."""
+    x = check("x", call.inputs[0], operation.input_shape, operation.dtype)
+    y = check("y", call.output, operation.output_shape, operation.dtype)
+    parts = [(x, operation.reads)]
+    launch(
+        operation,
+        (y, x),
+        lambda: plan(operation, "resample", operation.makes, y, parts),
+        (real_type(operation.dtype)(operation.value),),
+        call.stream,
+    )
+
+
+def resampling_backward(operation: ResamplingBackward, call: Call) -> None:
+    """Run `ResamplingBackward` on (y, dy, x), or of sums on (dy,)."""
+    forward = operation.forward
+    dx = check("dx", call.output, operation.output_shape, operation.dtype)
+    known = {"y": forward.makes, "dy": forward.makes, "x": forward.reads}
+    name, names = "resample_gradient", ("dy",)
+    if forward.is_max:
+        name, names = "resample_max_gradient", tuple(known)
+    shapes = {"x": forward.input_shape}
+    parts = [
+        (check(own, view, shapes.get(own, forward.output_shape), operation.dtype), known[own])
+        for own, view in zip(names, call.inputs, strict=True)
+    ]
+    launch(
+        operation,
+        (dx, *(view for view, _ in parts)),
+        lambda: plan(forward, name, operation.makes, dx, parts),
+        (),
+        call.stream,
+    )
+
+
+RUNNERS: dict[type, Runner] = {Resampling: resampling, ResamplingBackward: resampling_backward}

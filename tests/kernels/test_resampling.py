@@ -1,0 +1,148 @@
+"""The kernels of resampling and of local response normalization, piece by piece.
+
+Beside references in float64, which tests/operations compares with PyTorch.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ooc_cudnn.devices.kernels import local_response as response_module
+from ooc_cudnn.devices.kernels import resampling as resampling_module
+from ooc_cudnn.operations.backward_resampling import BackwardResampling
+from ooc_cudnn.operations.chain import Chain
+from ooc_cudnn.operations.local_response import LocalResponse, LocalResponseBackward
+from ooc_cudnn.operations.resampling import Resampling
+from ooc_cudnn.operations.resampling_arguments import (
+    adaptive_pooling,
+    any_pooling,
+    interpolation,
+    padded,
+)
+from tests.support.device_operand import EPSILON, Operand, assert_close
+from tests.support.kernel_runs import run
+
+MEAN = "average_include_padding"
+CASES = {
+    "nearest": interpolation((2, 3, 5, 7), size=(9, 4)),
+    "nearest, 1d": interpolation((3, 5, 40), scale_factor=1.7),
+    "linear, 1d": interpolation((3, 5, 40), scale_factor=0.6, mode="linear"),
+    "bilinear": interpolation((2, 3, 6, 5), scale_factor=2, mode="linear"),
+    "bilinear, aligned": interpolation(
+        (2, 3, 6, 9), size=(11, 4), mode="linear", align_corners=True
+    ),
+    "trilinear": interpolation((1, 4, 3, 4, 5), size=(7, 2, 9), mode="linear"),
+    "much larger": interpolation((1, 2, 2, 3), size=(50, 31), mode="linear"),
+    "one": interpolation((2, 2, 1, 5), size=(4, 1), mode="linear", align_corners=True),
+    "adaptive mean": adaptive_pooling((2, 3, 11, 7), (4, 3)),
+    "adaptive mean, more": adaptive_pooling((1, 3, 5, 4), (7, 9)),
+    "adaptive max": adaptive_pooling((2, 3, 11, 7), (4, 3), mode="max"),
+    "adaptive max, 3d": adaptive_pooling((1, 2, 5, 7, 3), (2, 3, 2), mode="max"),
+    "ceil mode": any_pooling(
+        (2, 3, 7, 8), window=3, stride=2, padding=1, mode=MEAN, ceil_mode=True
+    ),
+    "pad": padded((2, 3, 6, 5), ((2, 1), (0, 3)), value=-1.5),
+    "pad and crop": padded((1, 4, 7, 5), ((-2, 3), (1, -2))),
+    "crop, 3d": padded((1, 2, 5, 4, 6), ((-1, -2), (0, -1), (-3, 0))),
+}
+LAYOUTS = ["first first first first", "last last last last", "first_rows last last_rows first"]
+
+
+def pieces(call):
+    """The whole, and some rows of each axis."""
+    yield call, call.whole_piece()
+    for row_axis in call.row_axes:
+        along = call.along(row_axis)
+        whole = along.whole_piece()
+        last = whole.h_y[1]
+        yield along, whole._replace(h_y=(last // 3, last // 3 + max(1, last // 2)))
+        yield along, whole._replace(h_y=(last - 1, last))
+
+
+def drawn(shape, seed=0):
+    """Few different values, so that maxima are equal; sums of them are nearly exact."""
+    return np.random.default_rng(seed).integers(-4, 5, shape) / 2
+
+
+def part(array, region):
+    return array[tuple(slice(*each) for each in region)]
+
+
+def in_dtype(case, dtype):
+    made = CASES[case]
+    assert isinstance(made, Resampling)
+    return Resampling(made.lead, made.windows, dtype, made.is_max, made.value, title=made.title)
+
+
+def check(case, dtype, layouts, offset=0):
+    operation = in_dtype(case, dtype)
+    x_layout, y_layout, dy_layout, dx_layout = layouts.split()
+    x = drawn(operation.input_shape)
+    whole = operation.reference(x)
+    slack = 32 * EPSILON["float64" if dtype == "float64" else "float32"]
+    for chain, piece in pieces(Chain((operation,), dtype)):
+        made = chain.on_piece(0, piece)
+        source = Operand(made.input_shape, dtype, x_layout,
+                         data=part(x, chain.region("x", piece)), offset=offset)  # fmt: skip
+        y = Operand(made.output_shape, dtype, y_layout, offset=offset)
+        found = run(resampling_module, made, (source,), y)
+        assert_close(found, part(whole, chain.region("y", piece)), dtype, slack)
+    y = whole.astype(np.float32) if dtype == "float32" else whole
+    arrays = {"x": x, "y": y, "dy": drawn(whole.shape, 1)}
+    gradient = BackwardResampling(operation)
+    dx = None
+    for call, piece in pieces(gradient):
+        made = call.on_piece(piece, layout="", result_dtype=dtype)
+        layouts_of = {"x": x_layout, "y": y_layout, "dy": dy_layout}
+        operands = [
+            Operand(
+                tuple(b - a for a, b in call.region(name, piece)), dtype, layouts_of[name],
+                data=part(arrays[name], call.region(name, piece)),
+            )
+            for name in call.takes
+        ]  # fmt: skip
+        result = Operand(made.output_shape, dtype, dx_layout, offset=offset)
+        found = run(resampling_module, made, operands, result)
+        if dx is None:
+            seen = [part(arrays[name], call.region(name, piece)) for name in call.takes]
+            dx = made.reference(*seen)
+        assert_close(found, part(dx, call.region("dx", piece)), dtype, 4 * slack)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_case(case):
+    check(case, "float32", LAYOUTS[0])
+
+
+@pytest.mark.parametrize("layouts", LAYOUTS)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64", "float32"])
+@pytest.mark.parametrize("case", ["bilinear", "nearest", "adaptive max", "pad and crop"])
+def test_every_dtype(case, dtype, layouts):
+    check(case, dtype, layouts, offset=1)
+
+
+#: shape, size
+RESPONSES = {
+    "2d": ((2, 7, 5, 3), 5),
+    "1d, even": ((3, 6, 11), 4),
+    "more than the channels": ((2, 3, 4, 4), 9),
+    "many channels": ((1, 96, 3, 2, 2), 5),
+}
+
+
+@pytest.mark.parametrize("layouts", ["first first first", "last last last", "first last first"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("case", RESPONSES)
+def test_local_response(case, dtype, layouts):
+    shape, size = RESPONSES[case]
+    operation = LocalResponse.of(shape, size, 0.5, 0.75, 1.0, dtype)
+    layout, dy_layout, result_layout = layouts.split()
+    x, dy = Operand(shape, dtype, layout, data=drawn(shape)), None
+    slack = 64 * EPSILON["float64" if dtype == "float64" else "float32"]
+    y = run(response_module, operation, (x,), Operand(shape, dtype, result_layout))
+    assert_close(y, operation.reference(x.wide), dtype, slack)
+    dy = Operand(shape, dtype, dy_layout, data=drawn(shape, 1))
+    backward = LocalResponseBackward(operation)
+    dx = run(response_module, backward, (x, dy), Operand(shape, dtype, result_layout))
+    assert_close(dx, backward.reference(x.wide, dy.wide), dtype, 8 * slack)
