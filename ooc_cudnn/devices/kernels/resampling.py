@@ -106,9 +106,8 @@ def resampling_backward(operation: ResamplingBackward, call: Call) -> None:
     forward = operation.forward
     dx = check("dx", call.output, operation.output_shape, operation.dtype)
     known = {"y": forward.makes, "dy": forward.makes, "x": forward.reads}
-    name, names = "resample_gradient", ("dy",)
-    if forward.is_max:
-        name, names = "resample_max_gradient", tuple(known)
+    name = "resample_max_gradient" if forward.is_max else "resample_gradient"
+    names = tuple(known) if forward.is_max else ("dy",)
     shapes = {"x": forward.input_shape}
     parts = [
         (check(own, view, shapes.get(own, forward.output_shape), operation.dtype), known[own])
