@@ -21,7 +21,7 @@ from perfmodel.cached import cached_property
 
 @dataclass(frozen=True)
 class PoolingBackward:
-    """dx from (y, dy, x), for one piece.
+    """dx from (y, dy, x), or from (index, dy) of the maxima, for one piece.
 
     Parameters
     ----------
@@ -31,6 +31,8 @@ class PoolingBackward:
         Rows of that x of which dx is asked.
     row_axis : int
         The axis that rows lie along.
+    indexed : bool
+        Whether a byte each says where the maxima are (`PoolingIndices`).
 
     Notes
     -----
@@ -42,6 +44,7 @@ class PoolingBackward:
     forward: Pooling
     rows: Range
     row_axis: int = ROW_AXIS
+    indexed: bool = False
 
     name = "pooling_backward"
 
@@ -60,10 +63,10 @@ class PoolingBackward:
         return with_rows(first, self.rows[0], self.row_axis)[ROW_AXIS:]
 
     def work(self) -> Work:
-        """Read y, dy and x, write dx."""
+        """Read y, dy and x, or dy and the indices; write dx."""
         forward = self.forward
         elements = math.prod(self.output_shape) + math.prod(forward.output_shape)
-        if forward.is_max:
+        if forward.is_max and not self.indexed:
             elements += math.prod(forward.x_shape) + math.prod(forward.output_shape)
         return forward.work_of("pooling_backward", elements)
 
@@ -71,6 +74,13 @@ class PoolingBackward:
         """Scatter in float64; inputs are (y, dy, x). In average modes (dy,) will do."""
         forward = self.forward
         dx = np.zeros(forward.x_shape)
+        if self.indexed:
+            index, gradient = inputs
+            assert index is not None
+            assert gradient is not None
+            for number, (outputs, seen) in enumerate(forward.taps()):
+                dx[seen] += np.where(index[outputs] == number, gradient[outputs], 0.0)
+            return dx[(*(slice(None),) * self.row_axis, slice(*self.rows))]
         y, dy, x = inputs if len(inputs) == 3 else (None, inputs[0], None)
         assert dy is not None
         dy = dy.astype(np.float64)
@@ -94,10 +104,13 @@ class PoolingBackward:
 class BackwardPooling(OfForward, Single):
     """dx from y, dy and x: cut along n, channels and rows of x. Averages need dy alone.
 
+    `indexed` reads the index of each maximum, one byte, in place of y and x.
+
     Pieces of rows are multiples of the stride, so that all of them between the borders are alike.
     """
 
     forward: Pooling
+    indexed: bool = False
 
     lead = "dy"
     results = ("dx",)
@@ -105,17 +118,22 @@ class BackwardPooling(OfForward, Single):
     @cached_property
     def takes(self) -> tuple[str, ...]:  # type: ignore[override]
         """Y, dy and x; of averages dy."""
+        if self.indexed:
+            return ("index", "dy")
         return ("y", "dy", "x") if self.forward.is_max else ("", "dy", "")
 
     @cached_property
     def operands(self) -> Mapping[str, Operand]:
         shapes = {"x": self.forward.x_shape, "dx": self.forward.x_shape}
         axes = frozenset({"n", "c_y", "h_y"})
-        return {
+        found = {
             name: Operand(shapes.get(name, self.forward.output_shape), self.dtype, axes)
             for name in (*self.takes, "dx")
             if name
         }
+        if self.indexed:
+            found["index"] = found["index"]._replace(dtype="uint8")
+        return found
 
     @cached_property
     def extents(self) -> Split:
@@ -160,7 +178,7 @@ class BackwardPooling(OfForward, Single):
 
     def region(self, name: str, piece: Piece) -> Region:
         rows = piece.h_y
-        if name in ("y", "dy"):
+        if name in ("y", "dy", "index"):
             outputs = self._outputs(rows)
             rows = (outputs.start, outputs.stop)
         elif name == "x":
@@ -179,7 +197,7 @@ class BackwardPooling(OfForward, Single):
         rows = (start, start + piece.h_y[1] - piece.h_y[0])
         if forward.dtype != result_dtype:
             forward = replace(forward, dtype=result_dtype)
-        return PoolingBackward(forward, rows, self.row_axis)
+        return PoolingBackward(forward, rows, self.row_axis, self.indexed)
 
     def compare(self, operation: Launchable, inputs: list[Array]) -> tuple[Array, Array]:
         """The sum of absolute gradients, of the same maxima."""

@@ -98,12 +98,14 @@ class Builder:
     def taken(self, name: str, order: str, dtype: str) -> str:
         """Return the name of a buffer that holds `name` in `order` and in a type, made if need be.
 
-        An operation whose result must be wider than its operands takes these widened; integers
-        (indices, masks, a seed) stay what they are.
+        An operation whose result must be wider than its operands takes these widened. Integers
+        (indices, masks, images, a seed) are taken as they lie.
         """
+        if self.buffers[name].dtype in INTEGERS:
+            return name
         laid = self.in_order(name, order)
         have = self.buffers[laid]
-        if have.dtype == dtype or have.dtype in INTEGERS:
+        if have.dtype == dtype:
             return laid
         target = self.scratch(f"{name}_{dtype}", have.shape, dtype, have.order)
         self.launch(Pointwise(have.shape, have.dtype, dtype), (laid, "", "", ""), target)

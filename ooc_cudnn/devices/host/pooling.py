@@ -6,7 +6,9 @@ windows, whichever are fewer: a window of a million elements costs no million st
 
 from __future__ import annotations
 
+import itertools
 import math
+from operator import add
 from typing import Any
 
 import numpy as np
@@ -17,7 +19,8 @@ from ooc_cudnn.devices.host.pooling_backward import pooling_backward
 from ooc_cudnn.devices.host.pooling_geometry import divisors, filled_like, seen
 from ooc_cudnn.operations.backward_pooling import PoolingBackward
 from ooc_cudnn.operations.pooling import Pooling
-from ooc_cudnn.operations.window import Range, met
+from ooc_cudnn.operations.pooling_indices import PoolingIndices
+from ooc_cudnn.operations.window import Range, met, met_along
 
 
 def pooling(operation: Pooling, inputs: Inputs, output: Array, workspace: Array) -> None:
@@ -80,4 +83,37 @@ def _pool_axis(
     return result
 
 
-RUNNERS: dict[type, Runner] = {Pooling: pooling, PoolingBackward: pooling_backward}
+def pooling_indices(
+    operation: PoolingIndices, inputs: Inputs, output: Array, workspace: Array
+) -> None:
+    """Write where each window's maximum is, tap by tap."""
+    (x,), forward = inputs, operation.forward
+    axes = range(len(forward.window))
+    for box in chunks(output, _box_elements(forward)):
+        ranges = [seen(forward, axis, (box[2 + axis].start, box[2 + axis].stop)) for axis in axes]
+        part = x[(*box[:2], *(slice(*range_) for range_ in ranges))]
+        firsts = [
+            box[2 + a].start * forward.stride[a] - forward.padding[a][0] - ranges[a][0]
+            for a in axes
+        ]
+        shape = [b.stop - b.start for b in box]
+        best = filled_like(output, shape, -np.inf, arithmetic_dtype(operation.dtype))
+        known = np.zeros_like(best, dtype=bool)
+        found = np.zeros_like(best, dtype=np.uint8)
+        for number, taps in enumerate(itertools.product(*(range(k) for k in forward.window))):
+            outputs, places = met_along(
+                map(add, firsts, taps), forward.stride, part.shape[2:], shape[2:]
+            )
+            value, old = part[places], best[outputs]
+            better = ~known[outputs] | (value > old) | (np.isnan(value) & ~np.isnan(old))
+            np.copyto(old, value, where=better, casting="unsafe")
+            np.copyto(found[outputs], np.uint8(number), where=better)
+            known[outputs] = True
+        output[box] = found
+
+
+RUNNERS: dict[type, Runner] = {
+    Pooling: pooling,
+    PoolingBackward: pooling_backward,
+    PoolingIndices: pooling_indices,
+}

@@ -35,9 +35,12 @@ def pooling_backward(
 ) -> None:
     """Write dx; each box of it reads the windows that reach it."""
     forward = operation.forward
-    y, dy, x = (None, inputs[0], None) if len(inputs) == 1 else inputs
+    index = inputs[0] if operation.indexed else None
+    y: Any
+    x: Any
+    y, dy, x = inputs if len(inputs) == 3 else (None, inputs[-1], None)
     dtype = arithmetic_dtype(operation.dtype)
-    if forward.is_max and _windows_are_few(forward) and output.size and dy.size:
+    if index is None and forward.is_max and _windows_are_few(forward) and output.size and dy.size:
         _search_windows(operation, y, dy, x, output)
         return
     for box in chunks(output):
@@ -51,7 +54,9 @@ def pooling_backward(
         windows = (*box[:2], *(slice(*range_) for range_ in reached))
         part = filled_like(output, [b.stop - b.start for b in box], 0.0, dtype)
         if 0 not in dy[windows].shape:
-            if forward.is_max:
+            if index is not None:
+                _scatter_indexed(forward, index[windows], dy[windows], windows, place, part)
+            elif forward.is_max:
                 _scatter_maxima(forward, y[windows], dy[windows], x, windows, place, part)
             else:
                 gradient = dy[windows].astype(dtype)
@@ -117,6 +122,20 @@ def _scatter_maxima(
         outputs, inputs = met_along(offsets, forward.stride, part.shape[2:], y.shape[2:])
         into = part[inputs]
         into += kept_where(fresh[outputs], dy[outputs])
+
+
+def _scatter_indexed(
+    forward: Pooling, index: Array, dy: Array, windows: Box, place: Box, part: Array
+) -> None:
+    """Add dy where each window's index says, where that lies in the box."""
+    dy = dy.astype(part.dtype, copy=False)
+    axes = range(len(forward.window))
+    in_part = [_first(forward, axis, windows, place[2 + axis].start) for axis in axes]
+    for number, taps in enumerate(itertools.product(*(range(k) for k in forward.window))):
+        offsets = map(add, in_part, taps)
+        outputs, inputs = met_along(offsets, forward.stride, part.shape[2:], dy.shape[2:])
+        into = part[inputs]
+        into += kept_where(index[outputs] == number, dy[outputs])
 
 
 # Huge windows ------------------------------------------------------------------------------------

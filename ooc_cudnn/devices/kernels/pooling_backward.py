@@ -24,9 +24,11 @@ from ooc_cudnn.devices.kernels.pooling import (
     pooling,
     six_axes,
 )
+from ooc_cudnn.devices.kernels.pooling_indices import pooling_from_indices, pooling_indices
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.operations.backward_pooling import PoolingBackward
 from ooc_cudnn.operations.pooling import Pooling
+from ooc_cudnn.operations.pooling_indices import PoolingIndices
 
 #: Packs of dx that a block makes at once, and lanes among them.
 TILE_PACKS = 2048
@@ -192,7 +194,10 @@ def plan_pooling_backward(
 
 
 def pooling_backward(operation: PoolingBackward, call: Call) -> None:
-    """Run `PoolingBackward` on (y, dy, x); y and x are not read in average modes."""
+    """Run `PoolingBackward` on (y, dy, x), of averages (dy,), or on (index, dy)."""
+    if operation.indexed:
+        pooling_from_indices(operation, call)
+        return
     (y, dy, x), output = call.inputs, call.output
     if not operation.forward.is_max:
         y = x = None
@@ -207,4 +212,8 @@ def pooling_backward(operation: PoolingBackward, call: Call) -> None:
     )
 
 
-RUNNERS: dict[type, Runner] = {Pooling: pooling, PoolingBackward: pooling_backward}
+RUNNERS: dict[type, Runner] = {
+    Pooling: pooling,
+    PoolingBackward: pooling_backward,
+    PoolingIndices: pooling_indices,
+}

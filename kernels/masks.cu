@@ -1,0 +1,58 @@
+// Masks as bits: eight elements along the last axis share a byte, the first in the lowest bit.
+//
+//     slope_mask       bit = whether the slope of an activation at x is 1
+//     masked_gradient  dx = bit ? dy : dy * slope (0 whatever dy is, where the slope is 0)
+//
+// A thread has one byte. The walk is over the bytes; a last operand, of which nothing is read,
+// carries the byte's place along the last axis. `extent` is the elements along that axis, the steps
+// are from one of them to the next. NaN counts as a slope of 1, so that dy passes.
+
+#include "strided.cuh"
+
+enum Mode { RELU = 1, CLIPPED_RELU = 2, LEAKY_RELU = 8 };  // as in activation.cuh
+
+template <typename I, typename T, int MODE>
+__global__ void __launch_bounds__(256) slope_mask(
+    Walk<I, 3> walk, unsigned char *mask, const T *x, long long extent, long long step,
+    Arithmetic<T> coef) {
+    using A = Arithmetic<T>;
+    const long long stride = (long long)gridDim.x * blockDim.x;
+    for (long long at = (long long)blockIdx.x * blockDim.x + threadIdx.x; at < walk.packs;
+         at += stride) {
+        const Place<I, 3> place = place_of<1>(walk, at);
+        const long long left = extent - 8ll * place.offset[2];
+        const T *source = x + place.offset[1];
+        unsigned bits = 0;
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            if (i >= left) break;
+            const A value = widen(source[i * step]);
+            const bool flat = value <= A(0) || (MODE == CLIPPED_RELU && value >= coef);
+            bits |= (flat ? 0u : 1u) << i;
+        }
+        mask[place.offset[0]] = (unsigned char)bits;
+    }
+}
+
+template <typename I, typename T>
+__global__ void __launch_bounds__(256) masked_gradient(
+    Walk<I, 4> walk, T *dx, const unsigned char *mask, const T *dy, long long extent,
+    long long dx_step, long long dy_step, Arithmetic<T> slope) {
+    using A = Arithmetic<T>;
+    const long long stride = (long long)gridDim.x * blockDim.x;
+    for (long long at = (long long)blockIdx.x * blockDim.x + threadIdx.x; at < walk.packs;
+         at += stride) {
+        const Place<I, 4> place = place_of<1>(walk, at);
+        const long long left = extent - 8ll * place.offset[3];
+        const unsigned bits = mask[place.offset[1]];
+        const T *source = dy + place.offset[2];
+        T *target = dx + place.offset[0];
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            if (i >= left) break;
+            const A value = widen(source[i * dy_step]);
+            const A below = slope == A(0) ? A(0) : value * slope;
+            target[i * dx_step] = narrow<T>((bits >> i & 1u) ? value : below);
+        }
+    }
+}

@@ -1,0 +1,75 @@
+"""The runners of masks.cu: masks as bits."""
+
+from __future__ import annotations
+
+from ooc_cudnn.devices.kernels.arguments import (
+    CUDA_TYPES,
+    MODES,
+    geometry,
+    index_type,
+    is_small,
+    real_type,
+)
+from ooc_cudnn.devices.kernels.checks import check
+from ooc_cudnn.devices.kernels.elementwise import walk_numbers
+from ooc_cudnn.devices.kernels.launch import Call, Launch, Runner, launch
+from ooc_cudnn.devices.kernels.launch_geometry import BLOCK_THREADS, grid_of
+from ooc_cudnn.devices.view import DeviceView
+from ooc_cudnn.memory.axes import merged_axes
+from ooc_cudnn.operations.masks import BITS, MaskedGradient, SlopeMask, mask_shape
+
+
+def _steps_of_bytes(view: DeviceView) -> tuple[int, ...]:
+    """Strides of a tensor, from the first element of a byte to that of the next."""
+    return (*view.strides[:-1], BITS * view.strides[-1])
+
+
+def _plan(kernel: str, template: str, mask: DeviceView, *views: DeviceView) -> Launch | None:
+    """A thread for each byte of the mask; `views` in the kernel's order."""
+    if mask.size == 0:
+        return None
+    place = (*[0] * (len(mask.shape) - 1), 1)
+    strides = [view.strides if view is mask else _steps_of_bytes(view) for view in views]
+    axes = merged_axes(mask.shape, [*strides, place])
+    small = is_small(views, BITS * mask.size)
+    numbers = walk_numbers(axes, 1)
+    return Launch(
+        "masks.cu",
+        f"{kernel}<{index_type(small=small)}, {template}>",
+        grid_of(numbers[-1], BLOCK_THREADS),
+        geometry(*numbers, small=small),
+    )
+
+
+def slope_mask(operation: SlopeMask, call: Call) -> None:
+    """Run `SlopeMask` on (x,)."""
+    x = check("x", call.inputs[0], operation.shape, operation.dtype)
+    mask = check("the mask", call.output, mask_shape(operation.shape), "uint8")
+    template = f"{CUDA_TYPES[operation.dtype]}, {MODES[operation.mode]}"
+    launch(
+        operation,
+        (mask, x),
+        lambda: _plan("slope_mask", template, mask, mask, x),
+        (x.shape[-1], x.strides[-1], real_type(operation.dtype)(operation.coef)),
+        call.stream,
+    )
+
+
+def masked_gradient(operation: MaskedGradient, call: Call) -> None:
+    """Run `MaskedGradient` on (mask, dy)."""
+    mask = check("the mask", call.inputs[0], mask_shape(operation.shape), "uint8")
+    dy = check("dy", call.inputs[1], operation.shape, operation.dtype)
+    dx = check("dx", call.output, operation.shape, operation.dtype)
+    launch(
+        operation,
+        (dx, mask, dy),
+        lambda: _plan("masked_gradient", CUDA_TYPES[operation.dtype], mask, dx, mask, dy),
+        (
+            dx.shape[-1], dx.strides[-1], dy.strides[-1],
+            real_type(operation.dtype)(operation.slope),
+        ),
+        call.stream,
+    )  # fmt: skip
+
+
+RUNNERS: dict[type, Runner] = {SlopeMask: slope_mask, MaskedGradient: masked_gradient}

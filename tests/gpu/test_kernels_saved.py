@@ -1,0 +1,95 @@
+"""What forward saves in little room, on a card: masks as bits, indices of maxima as bytes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ooc_cudnn.devices.kernels.launch import Call
+from ooc_cudnn.devices.kernels.masks import masked_gradient, slope_mask
+from ooc_cudnn.devices.kernels.pooling_backward import pooling_backward
+from ooc_cudnn.devices.kernels.pooling_indices import pooling_indices
+from ooc_cudnn.devices.view import DeviceView
+from ooc_cudnn.operations.backward_pooling import PoolingBackward
+from ooc_cudnn.operations.masks import MaskedGradient, SlopeMask, mask_shape
+from ooc_cudnn.operations.pooling import Pooling
+from ooc_cudnn.operations.pooling_indices import PoolingIndices
+from ooc_cudnn.tensor import packed_strides
+from tests.support.device_operand import DTYPES, Operand, assert_close, random
+
+cupy = pytest.importorskip("cupy")
+pytestmark = pytest.mark.gpu
+LAYOUTS = ["first", "last", "first_rows", "last_rows"]
+
+
+class Bytes:
+    """A packed array of bytes on the card, in either order of memory."""
+
+    def __init__(self, shape, layout, data=None):
+        self.shape = tuple(shape)
+        self.strides = packed_strides(self.shape, f"channels_{layout.removesuffix('_rows')}")
+        self.memory = np.full(int(np.prod(shape)), 0xAA, np.uint8)
+        if data is not None:
+            self._array(self.memory)[...] = data
+        self.device = cupy.asarray(self.memory)
+        self.view = DeviceView(self.device.data.ptr, "uint8", self.shape, self.strides)
+
+    def _array(self, memory):
+        return np.lib.stride_tricks.as_strided(memory, self.shape, self.strides)
+
+    def result(self):
+        return self._array(cupy.asnumpy(self.device)).copy()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(2, 3, 5, 21), (3, 4, 8), (2, 19), (2, 2, 3, 2, 9), (2, 3, 1)],
+                         ids=str)  # fmt: skip
+def test_masks(shape, dtype, layout):
+    data = random(shape, 1)
+    data.ravel()[:2] = 0, np.nan
+    x = Operand(shape, dtype, layout, data=data)
+    dy = Operand(shape, dtype, layout, data=random(shape, 2))
+    for mode, coef in (("relu", 0.0), ("clipped_relu", 0.5), ("leaky_relu", -0.25)):
+        for mask_layout in ("first", "last"):
+            mask = Bytes(mask_shape(shape), mask_layout)
+            operation = SlopeMask(shape, mode, coef, dtype)
+            slope_mask(operation, Call((x.view,), mask.view))
+            np.testing.assert_array_equal(mask.result(), operation.reference(x.array))
+            slope = coef if mode == "leaky_relu" else 0.0
+            gradient = MaskedGradient(shape, slope, dtype)
+            dx = Operand(shape, dtype, layout)
+            masked_gradient(gradient, Call((mask.view, dy.view), dx.view))
+            assert_close(dx.result(), gradient.reference(mask.result(), dy.array), dtype)
+
+
+POOLINGS = {
+    "1d": ((2, 5, 19), {"window": 3, "stride": 2, "padding": 1}),
+    "2d": ((2, 24, 8, 6), {"window": 2}),
+    "overlapping": ((2, 3, 9, 11), {"window": 3, "stride": 2, "padding": ((2, 1), 1)}),
+    "stride beyond window": ((1, 2, 12, 5), {"window": (2, 1), "stride": (5, 3)}),
+    "3d": ((1, 2, 5, 4, 7), {"window": 2, "stride": (2, 1, 3)}),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("case", POOLINGS)
+def test_indices(case, dtype, layout):
+    shape, geometry = POOLINGS[case]
+    data = random(shape, 1)
+    data.ravel()[::7] = np.nan
+    x = Operand(shape, dtype, layout, data=data)
+    forward = Pooling.of(shape, dtype=dtype, **geometry)
+    operation = PoolingIndices(forward)
+    dy = Operand(forward.output_shape, dtype, layout, data=random(forward.output_shape, 2))
+    for index_layout in ("first", "last"):
+        index = Bytes(forward.output_shape, index_layout)
+        pooling_indices(operation, Call((x.view,), index.view))
+        np.testing.assert_array_equal(index.result(), operation.reference(x.array))
+        for rows in ((0, shape[2]), (1, shape[2] - 1)):
+            backward = PoolingBackward(forward, rows, indexed=True)
+            dx = Operand(backward.output_shape, dtype, layout)
+            pooling_backward(backward, Call((index.view, dy.view), dx.view))
+            expected = backward.reference(index.result(), dy.array)
+            assert_close(dx.result(), expected, dtype, 2.0**-20 * np.abs(dy.wide).max() * 9)
