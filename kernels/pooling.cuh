@@ -6,7 +6,8 @@
 // of every tensor lie within 2**31 of its first, else long long: that is half the instructions.
 //
 // A maximum is one of the values of its window, to the bit. CuPy's -ftz=true would take subnormal
-// floats as zero, so the comparisons are written in PTX, which flushes only where it says so.
+// floats as zero, so the comparisons are written in PTX, which flushes only where it says so. The C++
+// beside it is for the CPU, on which the tests run kernels where there is no card.
 #pragma once
 
 #include "strided.cuh"
@@ -24,7 +25,9 @@ struct Strides {
 
 // NaN propagates: a NaN among the two is the larger.
 __device__ inline float larger(float a, float b) {
-#if __CUDA_ARCH__ >= 800
+#ifndef __CUDA_ARCH__
+    return a > b || a != a ? a : b;
+#elif __CUDA_ARCH__ >= 800
     asm("max.NaN.f32 %0, %0, %1;" : "+f"(a) : "f"(b));
     return a;
 #else
@@ -37,6 +40,9 @@ __device__ inline double larger(double a, double b) { return a > b || a != a ? a
 
 // NaN equals NaN: it is the maximum of its window.
 __device__ inline bool same_value(float a, float b) {
+#ifndef __CUDA_ARCH__
+    return a == b || (a != a && b != b);
+#else
     int same;
     asm("{\n"
         ".reg .pred equal, both_nan, other_nan;\n"
@@ -48,6 +54,7 @@ __device__ inline bool same_value(float a, float b) {
         : "=r"(same)
         : "f"(a), "f"(b));
     return same;
+#endif
 }
 __device__ inline bool same_value(double a, double b) { return a == b || (a != a && b != b); }
 

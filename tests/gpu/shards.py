@@ -13,10 +13,12 @@ import sys
 import tempfile
 from pathlib import Path
 
+FOLDERS = ("tests/gpu", "tests/kernels")
+
 
 def main(arguments):
     count = int(arguments[0]) if arguments else max(1, (os.cpu_count() or 2) - 2)
-    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "tests/gpu", *arguments[1:]]
+    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", *FOLDERS, *arguments[1:]]
     failed = 0
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as files:
         paths = [Path(folder, f"{at}.log") for at in range(count)]

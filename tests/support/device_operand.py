@@ -12,11 +12,9 @@ import pytest
 
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.tensor import packed_strides
+from tests.support.card import cupy
 
-cupy = pytest.importorskip("cupy")
 ml_dtypes = pytest.importorskip("ml_dtypes")
-if not cupy.cuda.is_available():
-    pytest.skip("no CUDA device", allow_module_level=True)
 
 DTYPES = ["float16", "bfloat16", "float32", "float64"]
 NUMPY = {name: np.dtype(name) for name in ("float16", "float32", "float64")}

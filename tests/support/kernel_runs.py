@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from ooc_cudnn.devices.kernels.launch import Call
 from ooc_cudnn.devices.kernels.runners import WORKSPACE
+from tests.support.card import cupy
 from tests.support.device_operand import GUARD_BYTES
-
-cupy = pytest.importorskip("cupy")
 
 
 def run(module, operation, inputs, output):

@@ -1,4 +1,4 @@
-"""Copies of rows that lie along another axis than the first: planned here, run in tests/gpu."""
+"""Copies of rows that lie along another axis than the first: planned here, run in tests/kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pooling kernels on a card, against a loop over the windows in NumPy.
+"""The pooling kernels, against a loop over the windows in NumPy.
 
 Maxima and their gradients must be right to the bit (dy is of small integers, whose sums are exact),
 averages within rounding. x has many equal values, so that the first of them matters.
@@ -22,10 +22,8 @@ from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.operations.backward_pooling import PoolingBackward
 from ooc_cudnn.operations.pooling import Pooling
 from ooc_cudnn.tensor import ACCUMULATOR
+from tests.support.card import cupy
 from tests.support.device_operand import DTYPES, EPSILON, NUMPY, Operand, assert_close
-
-cupy = pytest.importorskip("cupy")
-pytestmark = pytest.mark.gpu
 
 INCLUDE, EXCLUDE = "average_include_padding", "average_exclude_padding"
 

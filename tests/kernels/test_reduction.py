@@ -1,4 +1,4 @@
-"""The reductions over everything but the channels on a card, against NumPy in float64."""
+"""The reductions over everything but the channels, against NumPy in float64."""
 
 from __future__ import annotations
 
@@ -7,18 +7,13 @@ import math
 import numpy as np
 import pytest
 
-from tests.support.device_operand import DTYPES, Operand, assert_close, random
-
-pytest.importorskip("cupy")
-
 from ooc_cudnn.devices.kernels import reduction as kernels_reduction
 from ooc_cudnn.devices.kernels.launch import Call
 from ooc_cudnn.operations.batch_normalization import Moments, NormaliseSums
 from ooc_cudnn.operations.broadcast_gradient import BroadcastSum
 from ooc_cudnn.tensor import ACCUMULATOR
+from tests.support.device_operand import DTYPES, Operand, assert_close, random
 from tests.support.kernel_runs import run
-
-pytestmark = pytest.mark.gpu
 
 LAYOUTS = ["first", "last", "first_rows", "last_rows"]
 SHAPES = [

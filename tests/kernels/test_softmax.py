@@ -1,4 +1,4 @@
-"""The softmax kernels on a card, over channels and over images, against NumPy in float64."""
+"""The softmax kernels, over channels and over images, against NumPy in float64."""
 
 from __future__ import annotations
 
@@ -6,10 +6,6 @@ import math
 
 import numpy as np
 import pytest
-
-from tests.support.device_operand import EPSILON, Operand, assert_close, random
-
-pytest.importorskip("cupy")
 
 from ooc_cudnn.devices.kernels import softmax as kernels_softmax
 from ooc_cudnn.operations.softmax import (
@@ -21,9 +17,8 @@ from ooc_cudnn.operations.softmax import (
     SoftmaxBackward,
 )
 from ooc_cudnn.tensor import ACCUMULATOR
+from tests.support.device_operand import EPSILON, Operand, assert_close, random
 from tests.support.kernel_runs import run
-
-pytestmark = pytest.mark.gpu
 
 LAYOUTS = ["first", "last", "first_rows", "last_rows"]
 SHAPES = [

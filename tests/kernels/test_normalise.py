@@ -1,13 +1,9 @@
-"""Batch normalisation's elementwise passes and states on a card, against NumPy in float64."""
+"""Batch normalisation's elementwise passes and states, against NumPy in float64."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-
-from tests.support.device_operand import DTYPES, EPSILON, Operand, assert_close, random
-
-pytest.importorskip("cupy")
 
 from ooc_cudnn.devices.kernels import normalise as kernels_normalise
 from ooc_cudnn.devices.kernels.launch import Call
@@ -23,9 +19,8 @@ from ooc_cudnn.operations.batch_normalization import (
 from ooc_cudnn.operations.softmax import MergeImageMaximum
 from ooc_cudnn.tensor import ACCUMULATOR
 from tests.support import reference
+from tests.support.device_operand import DTYPES, EPSILON, Operand, assert_close, random
 from tests.support.kernel_runs import run
-
-pytestmark = pytest.mark.gpu
 
 LAYOUTS = ["first", "last", "first_rows", "last_rows"]
 SHAPES = [
@@ -152,7 +147,10 @@ def test_merge_moments(channels):
 
     a, b = state(1), state(2)
     result = run(kernels_normalise, MergeMoments(channels), (a, b), a)
-    assert_close(result, merged(a.wide, b.wide), "float64", 1e-14)
+    expected = merged(a.wide, b.wide)
+    # a card fuses products with sums, and the CPU does not
+    slack = 1e-14 + 4 * EPSILON["float64"] * expected
+    assert_close(result, expected, "float64", slack)
     empty = Operand((3, channels), "float64", data=np.zeros((3, channels)))
     fresh = Operand((3, channels), "float64")
     for inputs in ((empty, b), (b, empty)):

@@ -1,4 +1,4 @@
-"""OpTensor's and ActivationBackward's kernels on a card, against NumPy and PyTorch in float64."""
+"""OpTensor's and ActivationBackward's kernels, against NumPy and PyTorch in float64."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.operations.activation_backward import ActivationBackward, PreluBackward, needs_x
 from ooc_cudnn.operations.op_tensor import OpTensor
 from ooc_cudnn.tensor import ACCUMULATOR
+from tests.support.card import cupy
 from tests.support.device_operand import DTYPES, EPSILON, Operand, assert_close, random
 
-cupy = pytest.importorskip("cupy")
 torch = pytest.importorskip("torch")
 F = torch.nn.functional
-pytestmark = pytest.mark.gpu
 
 OPS = {
     "add": lambda a, b: a + b,

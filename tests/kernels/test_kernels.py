@@ -1,4 +1,4 @@
-"""The CUDA kernels on a card, against NumPy in float64.
+"""The CUDA kernels, against NumPy in float64.
 
 Outputs are filled with NaN (or a pattern) before each run, and every byte of an operand's memory
 that its view does not cover must come back unchanged.
@@ -22,10 +22,8 @@ from ooc_cudnn.devices.kernels.relayout import fill_zero, relayout
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.tensor import ACCUMULATOR
+from tests.support.card import ON_CARD, cupy
 from tests.support.device_operand import DTYPES, EPSILON, NUMPY, Operand, assert_close, random
-
-cupy = pytest.importorskip("cupy")
-pytestmark = pytest.mark.gpu
 
 COEFFICIENTS = {"clipped_relu": 1.5, "elu": 0.7, "swish": 1.3, "leaky_relu": 0.1}
 ACTIVATIONS = {
@@ -457,6 +455,7 @@ def test_relayout_beyond_two_to_the_31(first_to_last):
     assert np.array_equal(cupy.asnumpy(target[cupy.asarray(index)]), word(came_from))
 
 
+@pytest.mark.skipif(not ON_CARD, reason="looks at the card's clock")
 @pytest.mark.parametrize("seconds", [5e-4, 4e-3])
 def test_a_stream_is_held_for_so_long(seconds):
     stream = cupy.cuda.Stream(non_blocking=True)

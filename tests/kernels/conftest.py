@@ -1,0 +1,73 @@
+"""Tests of the kernels alone: all on the card, or a sample of them on the CPU where there is none.
+
+`OOC_TESTS_EVERY_KERNEL=1` runs all of them on the CPU, in some ten minutes of one core.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from ooc_cudnn.devices.kernels import compiling
+from tests.support import cuda_on_cpu
+from tests.support.card import ON_CARD, cupy
+
+#: Of a test's cases the CPU runs the first, and then one of so many: a prime number, so that all
+#: values of each parameter have their turn.
+SAMPLE = 17
+#: Larger tensors take it long.
+MOST_ELEMENTS = 30_000
+
+
+def pytest_collection_modifyitems(config, items):
+    """Mark what runs on a card; for the CPU take a sample, or skip all if there is no compiler."""
+    here = [item for item in items if Path(__file__).parent in item.path.parents]
+    for item in here:
+        if ON_CARD:
+            item.add_marker(pytest.mark.gpu)
+        elif cuda_on_cpu.compiler() is None:
+            item.add_marker(pytest.mark.skip(reason="no card, and no g++ that knows _Float16"))
+    # what is asked for by name runs
+    whole = ON_CARD or os.environ.get("OOC_TESTS_EVERY_KERNEL") or config.option.keyword
+    if whole or any("::" in argument for argument in config.args):
+        return
+    of_tests = itertools.groupby(here, lambda item: (item.path, item.originalname))
+    kept = {
+        item
+        for (path, _), cases in of_tests
+        for item in itertools.islice(
+            filter(_is_small, cases), 0, None, 1 if path.name == "test_cuda_on_cpu.py" else SAMPLE
+        )
+    }
+    left_out = {item for item in here if item not in kept}
+    config.hook.pytest_deselected(items=list(left_out))
+    items[:] = [item for item in items if item not in left_out]
+
+
+def _is_small(item):
+    """Whether none of a case's parameters is the shape of a large tensor."""
+    parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
+    shapes = [value for value in parameters if isinstance(value, tuple)]
+    return all(
+        math.prod(shape) <= MOST_ELEMENTS
+        for shape in shapes
+        if all(isinstance(size, int) for size in shape)
+    )
+
+
+@pytest.fixture(autouse=True)
+def device(monkeypatch):
+    """The card, or what stands in for it: then `import cupy` gives that."""
+    if ON_CARD:
+        from ooc_cudnn.devices import get_device
+
+        yield get_device("cuda")
+        return
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    monkeypatch.setattr(compiling, "_current_device", None)
+    yield None
