@@ -156,7 +156,8 @@ class Backward(_Emit):
         Parameters
         ----------
         reads : mapping
-            The operands that the call reads, and the tensors they are.
+            The operands that the call reads, and the tensors they are; results that others read,
+            too (sums that are made beside).
         makes : Tensor
             Of each result of the call (``dx=``, ``dw=``): the tensor whose gradient it is. A result
             that is not named, or not wanted, is thrown away.
@@ -176,6 +177,8 @@ class Backward(_Emit):
         )
         binds, later = dict(reads), list[tuple[Tensor, Tensor]]()
         for result in call.results:
+            if result in binds:
+                continue
             if result not in wanted:
                 shape, dtype, _ = call.operands[result]
                 name = f"{self.node}.{what}.{result}"

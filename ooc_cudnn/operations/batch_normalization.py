@@ -135,9 +135,8 @@ class Normalise(_Tensor, PerElement):
     @property
     def parameters(self) -> tuple[Parameter, ...]:
         dtype, shape = ACCUMULATOR[self.dtype], (self.shape[1],)
-        return tuple(
-            Parameter(name, shape, dtype) for name in ("scale", "bias", "mean", "variance")
-        )
+        spread = "inverse_deviation" if self.epsilon is None else "variance"
+        return tuple(Parameter(name, shape, dtype) for name in ("scale", "bias", "mean", spread))
 
     def work(self) -> Work:
         return self.over(2)

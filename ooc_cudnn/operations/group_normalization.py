@@ -150,21 +150,40 @@ class GroupNormalization(_OfGroups):
 
 @dataclass(frozen=True)
 class GroupNormalizationGradient(_OfGroups):
-    """dx, and what dscale and dbias are sums of, from x, dy, scale, mean and inverse deviation."""
+    """dx, and what dscale and dbias are sums of, from x, dy, scale, mean and inverse deviation.
+
+    Parameters
+    ----------
+    data : bool
+        Whether dx is made; else scale is no operand, and there is one sweep.
+    """
 
     shape: Shape
     dtype: str
     groups: int
     deterministic: bool = False
+    data: bool = True
 
-    inputs = ("x", "dy", "scale", *SAVED)
-    results = ("dx", *SUMS)
+    @property
+    def sweeps(self) -> int:  # type: ignore[override]
+        """One for the sums, one for dx."""
+        return 2 if self.data else 1
+
+    @property
+    def inputs(self) -> tuple[str, ...]:  # type: ignore[override]
+        """Scale for dx alone."""
+        return ("x", "dy", *SAVED, *(("scale",) if self.data else ()))
+
+    @property
+    def results(self) -> tuple[str, ...]:  # type: ignore[override]
+        """Dx first, where it is made."""
+        return ("dx", *SUMS) if self.data else SUMS
 
     def touched(self, name: str) -> range:
         """The sums in the first sweep, scale and dx in the second."""
         if name in SUMS:
             return range(1)
-        return range(1, 2) if name in ("scale", "dx") else range(2)
+        return range(1, 2) if name in ("scale", "dx") else range(self.sweeps)
 
     def build(self, build: Builder) -> None:
         """Add to the sums of the groups, or make their gradient."""
@@ -189,16 +208,17 @@ class GroupNormalizationGradient(_OfGroups):
     def expected(self, piece: Piece, read: Read) -> Mapping[str, tuple[Array, Array]]:
         """Sums over the patch's group."""
         x, dy = (self.group(name, piece, read) for name in ("x", "dy"))
-        scale = per_channel(read("scale", (piece.c_y,)), x.ndim)
         mean, inverse = (read(name, self.region(name, piece) or ()) for name in SAVED)
-        gradient, hat = scale * dy, (x - mean) * inverse
-        reach = (np.abs(x) + np.abs(mean)) * inverse
+        hat, reach = (x - mean) * inverse, (np.abs(x) + np.abs(mean)) * inverse
         sites = tuple(range(2, x.ndim))
-        value = inverse * (gradient - gradient.mean() - hat * (gradient * hat).mean())
-        size = np.abs(gradient)
-        size = inverse * (size + size.mean() + reach * (size * reach).mean())
-        return {
-            "dx": (self.within(value, piece), self.within(size, piece)),
+        sums = {
             SUMS[0]: ((dy * hat).sum(axis=sites), (np.abs(dy) * reach).sum(axis=sites)),
             SUMS[1]: (dy.sum(axis=sites), np.abs(dy).sum(axis=sites)),
         }
+        if not self.data:
+            return sums
+        gradient = per_channel(read("scale", (piece.c_y,)), x.ndim) * dy
+        value = inverse * (gradient - gradient.mean() - hat * (gradient * hat).mean())
+        size = np.abs(gradient)
+        size = inverse * (size + size.mean() + reach * (size * reach).mean())
+        return {"dx": (self.within(value, piece), self.within(size, piece)), **sums}

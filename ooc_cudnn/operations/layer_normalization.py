@@ -7,7 +7,7 @@ Sites are cut, channels are not. Mean and inverse deviation have one element a s
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -90,31 +90,46 @@ class LayerNormalizationGradient(_OfSites):
     """dx, and the sums (2, c) that are dbias and dscale, from x, dy, scale and what is saved.
 
     The sums are over all sites of all images, each image by itself and then images in their order.
+
+    Parameters
+    ----------
+    data : bool
+        Whether dx is made; else scale is no operand.
     """
 
     shape: Shape
     dtype: str
     deterministic: bool = False
+    data: bool = True
 
-    inputs = ("x", "dy", "scale", *SAVED)
-    results = ("dx", "sums")
     reduced = ("n", "h_y")
     loop_order = ("c_y", "c_x", "n", "h_y")
     by_sets = True
 
+    @property
+    def inputs(self) -> tuple[str, ...]:  # type: ignore[override]
+        """Scale for dx alone."""
+        return ("x", "dy", *SAVED, *(("scale",) if self.data else ()))
+
+    @property
+    def results(self) -> tuple[str, ...]:  # type: ignore[override]
+        """Dx first, where it is made."""
+        return ("dx", "sums") if self.data else ("sums",)
+
     def build(self, build: Builder) -> None:
-        """Make the gradient of a piece, and add to the sums."""
+        """Add to the sums, and make the gradient of a piece."""
         build.accumulating = False
         shape, order = self.piece_shape(build.piece), build.buffers["x"].order
         statistics, laid = build.buffers[SAVED[0]].shape, build.in_order("dy", order)
-        by_site = SetSums(shape, self.dtype, shape[1], by_site=True, statistics_shape=statistics)
-        state = build.scratch("sums of sites", by_site.output_shape, "float64")
-        build.launch(by_site, ("x", laid, *SAVED, "scale", ""), state)
         of_channels = SetSums(shape, self.dtype, self.unit, statistics_shape=statistics)
         inputs = ("x", laid, *SAVED, "")
         self.fold(build, self.sum_sets(build, of_channels, inputs, "sums of images"), "sums")
-        if laid != "dy":
-            build.release(laid)
+        if not self.data:
+            return
+        by_site = replace(of_channels, unit=shape[1], by_site=True)
+        state = build.scratch("sums of sites", by_site.output_shape, "float64")
+        build.launch(by_site, ("x", laid, *SAVED, "scale", ""), state)
+        build.release(laid)
         backward = NormaliseSetsBackward(shape, self.dtype, statistics, shape[1])
         self.make(build, backward, ("x", "dy"), ("scale", *SAVED, state), order)
 
@@ -127,12 +142,13 @@ class LayerNormalizationGradient(_OfSites):
             )
             return dy, (x - mean) * inverse, (np.abs(x) + np.abs(mean)) * inverse, inverse
 
-        dy, hat, reach, inverse = parts(piece)
-        scale = per_channel(read("scale", (piece.c_y,)), dy.ndim)
-        gradient = scale * dy
-        value = gradient - of_sites(gradient) - hat * of_sites(gradient * hat)
-        size = np.abs(gradient)
-        size = size + of_sites(size) + reach * of_sites(size * reach)
+        found, (dy, hat, reach, inverse) = {}, parts(piece)
+        if self.data:
+            gradient = per_channel(read("scale", (piece.c_y,)), dy.ndim) * dy
+            value = gradient - of_sites(gradient) - hat * of_sites(gradient * hat)
+            size = np.abs(gradient)
+            size = size + of_sites(size) + reach * of_sites(size * reach)
+            found["dx"] = inverse * value, inverse * size
         sums, sizes = np.zeros((2, self.shape[1])), np.zeros((2, self.shape[1]))
         for image in range(self.extents.n):
             whole = piece._replace(n=(image, image + 1), h_y=(0, self.extents.h_y))
@@ -140,4 +156,4 @@ class LayerNormalizationGradient(_OfSites):
             sites = (0, *range(2, dy.ndim))
             sums += np.stack([dy.sum(axis=sites), (dy * hat).sum(axis=sites)])
             sizes += np.stack([abs(dy).sum(axis=sites), (abs(dy) * reach).sum(axis=sites)])
-        return {"dx": (inverse * value, inverse * size), "sums": (sums, sizes)}
+        return {**found, "sums": (sums, sizes)}

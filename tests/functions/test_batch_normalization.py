@@ -191,6 +191,27 @@ def test_statistics_do_not_depend_on_the_split():
                 assert np.allclose(found[name], seen[0][1][name], rtol=1e-6, atol=1e-30)
 
 
+@pytest.mark.parametrize("shape", ["1d", "2d", "3d"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_deterministic_results_do_not_depend_on_the_limit(dtype, shape):
+    """Not in a single bit: images are summed one by one, rows in units that no piece cuts."""
+    shape = {"1d": (5, 3, 2500), "2d": (6, 3, 70, 40), "3d": (3, 2, 9, 20, 20)}[shape]
+    call, backward = training_call(shape, dtype), anew(shape, dtype)
+    seen = []
+    for limit in (2**26, 300_000, 120_000, 70_000):
+        with (
+            ooc_cudnn.settings(memory_limit=limit, deterministic=True),
+            ooc_cudnn.profile() as p,
+        ):
+            arrays = call.copies()
+            found = call.run(arrays, call.fresh()) | backward.run(backward.copies())
+        changed = {name: arrays[name] for name in call.changed}
+        pieces = tuple(each.plan.pieces for each in p.calls)
+        seen.append((pieces, {n: array.tobytes() for n, array in (found | changed).items()}))
+    assert len({pieces for pieces, _ in seen}) >= 3
+    assert all(content == seen[0][1] for _, content in seen[1:])
+
+
 def test_float64_statistics_keep_the_digits_that_a_difference_of_squares_would_lose():
     x = 1e8 + np.random.default_rng(25).standard_normal((6, 2, 25, 16))
     exact = x - 1e8

@@ -102,7 +102,7 @@ def test_shared_parameters_add_up(net):
     assert writers(step, "a.w.gradient") == ["again filter gradient", "a filter gradient"]
 
 
-def test_shared_scale_adds_up_though_its_call_has_no_beta(net):
+def test_shared_scale_adds_up(net):
     _, h = start(net)
     a = net.batch_normalization(h, name="a")
     y = net.batch_normalization(
@@ -202,7 +202,7 @@ def test_running_statistics_stay_in_inference(net):
     names = {"norm.running_mean", "norm.running_variance"}
     assert not names & {n for phase in net.forward_phases(y).phases for n in phase.writes}
     assert [p.name for p in net.gradient_phases(y).phases if names & set(p.writes)] == [
-        "norm forward"
+        "norm running statistics"
     ]
 
 

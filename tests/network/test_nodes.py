@@ -101,20 +101,6 @@ def test_pooling(mode, shape):
     check_network(net, y, lambda t: function(t["x"], **options))
 
 
-@pytest.mark.parametrize("shape", [(4, 3), (3, 2, 5), (2, 3, 4, 4), (2, 3, 2, 3, 2)], ids=str)
-def test_batch_normalization(shape):
-    net, x = network_on(shape)
-    y = net.batch_normalization(x, epsilon=1e-3, exponential_average_factor=0.3, name="norm")
-
-    def twin(t):
-        return F.batch_norm(
-            t["x"], t["norm.running_mean"], t["norm.running_variance"], t["norm.scale"],
-            t["norm.bias"], t.training, 0.3, 1e-3,
-        )  # fmt: skip
-
-    check_network(net, y, twin)
-
-
 @pytest.mark.parametrize("algorithm", ["accurate", "log"])
 @pytest.mark.parametrize("mode", ["channel", "instance"])
 def test_softmax(algorithm, mode):

@@ -57,8 +57,9 @@ def test_nan_stays_in_its_element(random):
 
 @pytest.mark.parametrize(("dtype", "vector"), [("float16", "float32"), ("float64", "float64")])
 def test_parameters_are_channel_vectors_of_the_arithmetic_type(dtype, vector):
-    parameters = Normalise((2, 3, 4), dtype).parameters
+    parameters = Normalise((2, 3, 4), dtype, 1e-5).parameters
     assert [parameter.name for parameter in parameters] == ["scale", "bias", "mean", "variance"]
+    assert Normalise((2, 3, 4), dtype).parameters[3].name == "inverse_deviation"
     assert {(parameter.shape, parameter.dtype) for parameter in parameters} == {((3,), vector)}
 
 

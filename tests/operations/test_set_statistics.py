@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from ooc_cudnn.operations import set_statistics
+from ooc_cudnn.operations.activation import Activation
+from ooc_cudnn.operations.batch_normalization import Normalise
 from ooc_cudnn.operations.batch_phases import (
     BatchNormalizationData,
     ChannelMoments,
@@ -14,6 +16,7 @@ from ooc_cudnn.operations.batch_phases import (
     ParameterGradients,
 )
 from ooc_cudnn.operations.batch_statistics import BatchNormalization, BatchNormalizationGradient
+from ooc_cudnn.operations.chain import Chain
 from ooc_cudnn.operations.group_normalization import (
     GroupNormalization,
     GroupNormalizationGradient,
@@ -22,6 +25,7 @@ from ooc_cudnn.operations.layer_normalization import (
     LayerNormalization,
     LayerNormalizationGradient,
 )
+from ooc_cudnn.operations.op_tensor import OpTensor
 from ooc_cudnn.tensor import ACCUMULATOR, numpy_dtype
 from tests.support.bounded import UNIT
 from tests.support.forced import Forced, legal_splits
@@ -151,11 +155,11 @@ def check_gradients(found, expected, old, dtype):
 @pytest.mark.parametrize(("shape", "dtype"), CASES)
 def test_batch_normalization_in_phases(shape, dtype):
     shape = SHAPES[shape]
-    (x, dy, scale, _), (tx, tdy, tscale, tbias) = operands(shape, dtype)
+    (x, dy, scale, bias), (tx, tdy, tscale, tbias) = operands(shape, dtype)
     mean, variance = draw(shape[1:2], ACCUMULATOR[dtype], 8), np.ones(shape[1], ACCUMULATOR[dtype])
     running = torch.tensor(mean.astype("f8")), torch.tensor(variance.astype("f8"))
     ty = F.batch_norm(tx, *running, tscale, tbias, True, 0.25, EPSILON)
-    _, *expected = gradients(ty, (tx, tscale, tbias), tdy)
+    y, *expected = gradients(ty, (tx, tscale, tbias), tdy)
 
     bits = {"bits": True}
     moments = check_every_split(ChannelMoments(shape, dtype, True), {"x": x}, **bits)
@@ -166,6 +170,17 @@ def test_batch_normalization_in_phases(shape, dtype):
     )  # fmt: skip
     for found, value in zip(updated.values(), running, strict=True):
         assert_near(found, value.numpy(), dtype, "running")
+    elementwise = (
+        Normalise(shape, dtype),
+        Activation(shape, "relu", 0.0, dtype),
+        OpTensor(shape, shape, dtype),
+    )
+    inputs = {"scale": scale, "bias": bias, "mean": saved["saved_mean"],
+              "inverse_deviation": saved["saved_inverse_variance"]}  # fmt: skip
+    chain = Chain(elementwise, dtype)
+    found = check_every_split(chain, {"x": x, **inputs, "b": dy}, bits=True)
+    assert_near(found["y"], np.maximum(y, 0) + dy.astype("f8"), dtype, "y, relu and sum")
+
     sums = check_every_split(ChannelSums(shape, dtype, True), {"x": x, "dy": dy, **saved}, **bits)
     old = old_gradients(shape, dtype)
     found = parameter_gradients(shape, dtype, sums, old)

@@ -10,9 +10,11 @@ import numpy as np
 from ooc_cudnn.network.builders.base import Builders, builder
 from ooc_cudnn.network.initial import ones, zeros
 from ooc_cudnn.network.nodes.batch_normalization import BatchNormalization
+from ooc_cudnn.network.nodes.group_normalization import GroupNormalization
 from ooc_cudnn.network.nodes.local_response import LocalResponseNormalization
 from ooc_cudnn.network.tensors import Tensor
 from ooc_cudnn.operations.local_response import LocalResponse
+from ooc_cudnn.operations.window_arguments import is_int
 from ooc_cudnn.tensor import ACCUMULATOR
 
 
@@ -94,3 +96,98 @@ class NormalizationBuilders(Builders):
         operation = LocalResponse.of(x.shape, size, alpha, beta, k, x.dtype)
         y = self._result(name, x.shape, x.dtype)
         return self._add(LocalResponseNormalization(name, y, x, operation))
+
+    @builder
+    def group_normalization(
+        self,
+        x: Tensor,
+        groups: int,
+        *,
+        epsilon: float = 1e-5,
+        scale: Any = None,
+        bias: Any = None,
+        name: str = "",
+    ) -> Tensor:
+        """Normalise each group of channels of each image by its own mean and variance.
+
+        Parameters
+        ----------
+        x : Tensor, shape (n, c, up to 3 spatial axes)
+        groups : int
+            Of neighbouring channels, of which c is a multiple.
+        epsilon : float
+            Added to the variance.
+        scale, bias : array or parameter, optional
+            Shape (c,); ones and zeros where left out.
+        """
+        x = self._own(x)
+        if not is_int(groups):
+            raise TypeError(f"groups must be an int, not {groups!r}")
+        if groups < 1 or x.shape[1] % groups:
+            raise ValueError(f"{x.shape[1]} channels cannot be put in {groups} equal groups")
+        return self._normalization(name, x, int(groups), epsilon, scale, bias)
+
+    @builder
+    def instance_normalization(
+        self,
+        x: Tensor,
+        *,
+        epsilon: float = 1e-5,
+        scale: Any = None,
+        bias: Any = None,
+        name: str = "",
+    ) -> Tensor:
+        """Normalise each channel of each image by itself, in inference as in training.
+
+        Parameters
+        ----------
+        x : Tensor, shape (n, c, up to 3 spatial axes)
+        epsilon, scale, bias
+            As for `group_normalization`.
+        """
+        x = self._own(x)
+        return self._normalization(name, x, x.shape[1], epsilon, scale, bias)
+
+    @builder
+    def layer_normalization(
+        self,
+        x: Tensor,
+        *,
+        over: str = "channels",
+        epsilon: float = 1e-5,
+        scale: Any = None,
+        bias: Any = None,
+        name: str = "",
+    ) -> Tensor:
+        """Normalise each site over its channels, or each image over all that it has.
+
+        Parameters
+        ----------
+        x : Tensor, shape (n, c, up to 3 spatial axes)
+        over : str
+            "channels": each site by itself, as PyTorch's LayerNorm(c) does with channels last.
+            "image": all channels and sites together, scaled by channel, as GroupNorm(1, c).
+        epsilon, scale, bias
+            As for `group_normalization`.
+        """
+        x = self._own(x)
+        if over not in ("channels", "image"):
+            raise ValueError(f"over must be channels or image, not {over!r}")
+        return self._normalization(name, x, int(over == "image"), epsilon, scale, bias)
+
+    def _normalization(
+        self, name: str, x: Tensor, groups: int, epsilon: float, scale: Any, bias: Any
+    ) -> Tensor:
+        epsilon = number(epsilon, "epsilon", 0)
+        shape, dtype = x.shape[1:2], ACCUMULATOR[x.dtype]
+        return self._add(
+            GroupNormalization(
+                name,
+                self._result(name, x.shape, x.dtype),
+                x,
+                self._parameter(name, "scale", shape, dtype, ones, scale),
+                self._parameter(name, "bias", shape, dtype, zeros, bias),
+                groups,
+                epsilon,
+            )
+        )

@@ -1,0 +1,71 @@
+"""Normalizations that know nothing of other images: of groups of channels, or of each site."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ooc_cudnn.network.emitting import Backward, Forward
+from ooc_cudnn.network.nodes.base import Node
+from ooc_cudnn.network.tensors import Tensor
+from ooc_cudnn.operations import group_normalization, layer_normalization
+from ooc_cudnn.operations.batch_phases import ParameterGradients
+from ooc_cudnn.operations.channel_statistics import SAVED, OfStatistics
+from ooc_cudnn.settings_table import Settings
+from ooc_cudnn.tensor import ACCUMULATOR
+
+
+@dataclass(frozen=True)
+class GroupNormalization(Node):
+    """y = scale * (x - mean) / sqrt(variance + epsilon) + bias, in training as in inference.
+
+    Mean and variance are those of each group of each image's channels; with no `groups`, of the
+    channels of each site. Backward, the gradients of scale and bias are sums that are made beside
+    the gradient of x, or alone where nobody wants that.
+    """
+
+    x: Tensor
+    scale: Tensor
+    bias: Tensor
+    groups: int
+    epsilon: float
+
+    def _gradient(self, settings: Settings, *, data: bool) -> OfStatistics:
+        shape, dtype, deterministic = self.x.shape, self.x.dtype, settings.deterministic
+        if not self.groups:
+            return layer_normalization.LayerNormalizationGradient(shape, dtype, deterministic, data)
+        return group_normalization.GroupNormalizationGradient(
+            shape, dtype, self.groups, deterministic, data
+        )
+
+    def _saved(self, emit: Forward | Backward, call: OfStatistics) -> dict[str, Tensor]:
+        dtype = ACCUMULATOR[self.x.dtype]
+        return {name: emit.saved(name, call.statistics_shape, dtype) for name in SAVED}
+
+    def forward(self, emit: Forward) -> None:
+        shape, dtype = self.x.shape, self.x.dtype
+        call: OfStatistics = layer_normalization.LayerNormalization(shape, dtype, self.epsilon)
+        if self.groups:
+            call = group_normalization.GroupNormalization(
+                shape, dtype, self.groups, self.epsilon, emit.settings.deterministic
+            )
+        binds = {"x": self.x, "scale": self.scale, "bias": self.bias, "y": self.y}
+        emit.phase("forward", call, **binds, **self._saved(emit, call))
+
+    def backward(self, emit: Backward, dy: Tensor) -> None:
+        data = emit.wants(self.x)
+        call = self._gradient(emit.settings, data=data)
+        reads = {"x": self.x, "dy": dy, **self._saved(emit, call)}
+        sums = {}
+        for name in call.results:
+            if name != "dx":
+                shape, dtype, _ = call.operands[name]
+                sums[name] = emit.saved(name, shape, dtype)
+        if data:
+            reads["scale"] = self.scale
+            emit.gradient("data gradient", call, {**reads, **sums}, dx=self.x)
+        else:
+            emit.phase("sums", call, **reads, **sums)
+        images = self.x.shape[0] if self.groups else 0
+        parameters = ParameterGradients(self.x.shape[1], self.x.dtype, images)
+        makes = {"dscale": self.scale, "dbias": self.bias}
+        emit.gradient("parameter gradients", parameters, sums, **makes)

@@ -1,0 +1,124 @@
+"""Normalizations in networks beside PyTorch's autograd, in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch.nn.functional as F
+
+import ooc_cudnn
+from tests.support.network_checks import check_network
+
+SHAPES = [(4, 6), (3, 4, 5), (2, 4, 4, 3), (2, 4, 2, 3, 2)]
+
+
+def network_on(shape, *, gradient=True):
+    net = ooc_cudnn.Network()
+    return net, net.input("x", shape, "float64", gradient=gradient)
+
+
+def batch_norm(t, x, name="norm"):
+    running = t[f"{name}.running_mean"], t[f"{name}.running_variance"]
+    return F.batch_norm(x, *running, t[f"{name}.scale"], t[f"{name}.bias"], t.training, 0.3, 1e-3)
+
+
+def layer_norm(t, x):
+    vectors = t["norm.scale"], t["norm.bias"]
+    return F.layer_norm(x.movedim(1, -1), x.shape[1:2], *vectors, 1e-3).movedim(-1, 1)
+
+
+def group_norm(groups):
+    return lambda t, x: F.group_norm(x, groups, t["norm.scale"], t["norm.bias"], 1e-3)
+
+
+#: A builder of "norm" on a tensor, and its twin.
+CASES = {
+    "batch": (
+        lambda net, x: net.batch_normalization(
+            x, epsilon=1e-3, exponential_average_factor=0.3, name="norm"
+        ),
+        batch_norm,
+    ),
+    "group": (
+        lambda net, x: net.group_normalization(x, 2, epsilon=1e-3, name="norm"),
+        group_norm(2),
+    ),
+    "instance": (
+        lambda net, x: net.instance_normalization(x, epsilon=1e-3, name="norm"),
+        lambda t, x: group_norm(x.shape[1])(t, x),
+    ),
+    "layer": (lambda net, x: net.layer_normalization(x, epsilon=1e-3, name="norm"), layer_norm),
+    "layer of images": (
+        lambda net, x: net.layer_normalization(x, over="image", epsilon=1e-3, name="norm"),
+        group_norm(1),
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("case", "shape"),
+    # PyTorch refuses instances of one element.
+    [(c, s) for c in CASES for s in SHAPES if (c, len(s)) != ("instance", 2)],
+)
+def test_normalization(case, shape):
+    make, twin = CASES[case]
+    net, x = network_on(shape)
+    check_network(net, make(net, x), lambda t: twin(t, t["x"]))
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_gradients_add_up_at_a_fork(case, deterministic):
+    """What is normalised is added to what comes out of it, and scale and bias are used twice."""
+    make, twin = CASES[case]
+    net, x = network_on(SHAPES[2])
+    with ooc_cudnn.settings(deterministic=deterministic):
+        h = make(net, x)
+        y = net.add(net.activation(h, "tanh"), x)
+        check_network(net, y, lambda t: twin(t, t["x"]).tanh() + t["x"])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_nobody_wants_the_gradient_of_an_input(case):
+    make, twin = CASES[case]
+    net, x = network_on(SHAPES[2], gradient=False)
+    step = check_network(net, make(net, x), lambda t: twin(t, t["x"]))
+    assert not any("data gradient" in phase.name for phase in step.phases)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_frozen_scale_and_bias_have_no_phase(case):
+    make, twin = CASES[case]
+    net, x = network_on(SHAPES[2])
+    y = make(net, x)
+    net.freeze("norm.scale", "norm.bias")
+    step = check_network(net, y, lambda t: twin(t, t["x"]))
+    assert not any("parameter gradients" in phase.name for phase in step.phases)
+
+
+def test_running_statistics_are_updated_once_a_step():
+    net, x = network_on(SHAPES[2])
+    step = net.gradient_phases(CASES["batch"][0](net, x))
+    written = [name for phase in step.phases for name in phase.writes]
+    assert written.count("norm.running_mean") == written.count("norm.running_variance") == 1
+
+
+def test_batch_statistics_are_phases_of_their_own():
+    """So that what makes x may go on while images are summed, and y need never be whole."""
+    net, x = network_on(SHAPES[2])
+    step = net.gradient_phases(CASES["batch"][0](net, x))
+    assert [phase.name.removeprefix("norm ") for phase in step.phases] == [
+        "moments", "statistics", "running statistics", "forward",
+        "sums", "parameter gradients", "data gradient",
+    ]  # fmt: skip
+
+
+def test_bad_arguments():
+    net, x = network_on(SHAPES[2])
+    with pytest.raises(ValueError, match="4 channels cannot be put in 3 equal groups"):
+        net.group_normalization(x, 3)
+    with pytest.raises(TypeError, match=r"groups must be an int, not 2\.0"):
+        net.group_normalization(x, 2.0)
+    with pytest.raises(ValueError, match="over must be channels or image, not 'sites'"):
+        net.layer_normalization(x, over="sites")
+    with pytest.raises(ValueError, match="epsilon must be from 0"):
+        net.instance_normalization(x, epsilon=-1)
