@@ -46,34 +46,42 @@ EXAMPLES = {
 
 def add_plan(commands: Any) -> None:
     """Add the command."""
+    add_for_function(commands, "plan", ABOUT).set_defaults(run=_run)
+
+
+def add_for_function(commands: Any, command: str, about: str, *, required: bool = True) -> Any:
+    """Add a command that takes a function and its arguments; return its parser."""
     names = "\n".join(f"  {name}" for name in FUNCTIONS)
     parser = commands.add_parser(
-        "plan",
-        help=ABOUT,
-        description=f"{ABOUT.capitalize()}.",
+        command,
+        help=about,
+        description=f"{about.capitalize()}.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog=f"functions (without the ending _forward, too):\n{names}\n\n"
-        f"`{PROGRAM} plan FUNCTION --help` says what each takes.\n\n"
-        f"example:\n  {example('convolution_forward')}",
+        f"`{PROGRAM} {command} FUNCTION --help` says what each takes.\n\n"
+        f"example:\n  {example('convolution_forward', command)}",
     )
-    parser.add_argument("function", type=_function, metavar="FUNCTION", help="one of those below")
+    parser.add_argument(
+        "function", type=_function, metavar="FUNCTION", help="one of those below",
+        **({} if required else {"nargs": "?"}),
+    )  # fmt: skip
     rest = parser.add_argument(
         "arguments", nargs=argparse.REMAINDER, metavar="...", help="the function's own arguments"
     )
     rest.required = False  # of a command line without any argument, FUNCTION alone is missing
-    parser.set_defaults(run=_run)
+    return parser
 
 
-def function_parser(name: str) -> argparse.ArgumentParser:
+def function_parser(name: str, command: str = "plan") -> argparse.ArgumentParser:
     """Return the parser of one function's arguments."""
     public = FUNCTIONS[name]
     about = (inspect.getdoc(public) or "").split("\n")[0]
     parser = argparse.ArgumentParser(
-        prog=f"{PROGRAM} plan {name}",
+        prog=f"{PROGRAM} {command} {name}",
         allow_abbrev=False,  # --w is no --window
-        description=f"Plan: {about}",
+        description=f"{command.capitalize()}: {about}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog=f"example:\n  {example(name)}",
+        epilog=f"example:\n  {example(name, command)}",
     )
     said = meanings(public, FUNCTIONS)
     own = parser.add_argument_group("the function's arguments")
@@ -92,13 +100,13 @@ def function_parser(name: str) -> argparse.ArgumentParser:
             required=needed and not told,
             help=meaning + (" (may be left out)" if needed and told else ""),
         )
-    _add_common(parser.add_argument_group("where and with what"))
+    _add_common(parser.add_argument_group("where and with what"), plans=command == "plan")
     return parser
 
 
-def example(name: str) -> str:
+def example(name: str, command: str = "plan") -> str:
     """Return a command line that plans a function."""
-    words = [PROGRAM, "plan", name]
+    words = [PROGRAM, command, name]
     for argument, parameter in _parameters(name).items():
         kind, default = kind_of(parameter.annotation), parameter.default
         needed = default is inspect.Parameter.empty
@@ -128,7 +136,7 @@ def _function(text: str) -> str:
     return short.get(found, found)
 
 
-def _add_common(group: Any) -> None:
+def _add_common(group: Any, *, plans: bool) -> None:
     group.add_argument("--dtype", choices=tuple(DTYPES), default="float32", help="of all arrays")
     group.add_argument(
         "--placement",
@@ -138,25 +146,30 @@ def _add_common(group: Any) -> None:
     )
     group.add_argument("--out-placement", choices=PLACEMENTS, help="of the result")
     where = group.add_mutually_exclusive_group()
-    where.add_argument(
-        "--machine",
-        metavar="NAME",
-        help=f"{', '.join(shipped_names())} or a file; this machine when left out",
-    )
+    if plans:
+        where.add_argument(
+            "--machine",
+            metavar="NAME",
+            help=f"{', '.join(shipped_names())} or a file; this machine when left out",
+        )
+        group.add_argument("--json", action="store_true", help="print the plan as JSON")
     add_device(where)
     group.add_argument("--memory-limit", metavar="SIZE", help="16GiB, 0.5, ...")
-    group.add_argument("--json", action="store_true", help="print the plan as JSON")
+
+
+def asked_of(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    """What a command line says of a call: the function's arguments, its result and the limit."""
+    defaults = Defaults(arguments.dtype, arguments.placement)
+    given = _given(name, arguments, defaults)
+    out = _out(name, given, defaults, arguments.out_placement)
+    return {**given, "out": out, "memory_limit": arguments.memory_limit}
 
 
 def _run(before: argparse.Namespace) -> int:
     name = before.function
     arguments = function_parser(name).parse_args(before.arguments)
-    defaults = Defaults(arguments.dtype, arguments.placement)
-    options = {"machine": arguments.machine, "memory_limit": arguments.memory_limit}
     with on_device(arguments.device):
-        given = _given(name, arguments, defaults)
-        out = _out(name, given, defaults, arguments.out_placement)
-        found = plan(name, **given, **options, out=out)
+        found = plan(name, **asked_of(name, arguments), machine=arguments.machine)
     print(json.dumps(found.to_json(), indent=2) if arguments.json else found.explain())
     return 0
 

@@ -31,11 +31,14 @@ def test_version(capsys):
     assert capsys.readouterr().out == f"ooc-cudnn {ooc_cudnn.__version__}\n"
 
 
+COMMANDS = "doctor", "calibrate", "tune", "plan", "demo", "bench"
+
+
 def test_help_names_the_commands(capsys):
     with pytest.raises(SystemExit):
         cli.main(["--help"])
     out = capsys.readouterr().out
-    assert all(f"    {name} " in out for name in ("doctor", "calibrate", "plan", "demo", "bench"))
+    assert all(f"    {name} " in out for name in COMMANDS)
 
 
 def test_plan_explains(capsys):

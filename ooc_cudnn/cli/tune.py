@@ -1,0 +1,60 @@
+"""``ooc-cudnn tune FUNCTION``: measure cuDNN's engines for the convolutions of a call."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from ooc_cudnn.cli.arguments import on_device
+from ooc_cudnn.cli.plan import add_for_function, asked_of, function_parser
+from ooc_cudnn.devices import get_device
+from ooc_cudnn.devices.engine_files import engines_path
+from ooc_cudnn.devices.engines import Measured
+from ooc_cudnn.functions.tune import finish_tuning, tune
+from ooc_cudnn.pricing.explain import in_columns
+from ooc_cudnn.settings import current
+from ooc_cudnn.units import format_bytes, format_seconds
+
+ABOUT = "measure cuDNN's engines for a call's convolutions, so that the fastest are used"
+#: Widths of the columns of a table of engines.
+COLUMNS = ("<36", ">11", ">12", ">9")
+
+
+def add_tune(commands: Any) -> None:
+    """Add the command."""
+    parser = add_for_function(commands, "tune", ABOUT, required=False)
+    parser.description += (
+        " Without a function, what calls began to measure. It takes seconds for each convolution, "
+        "on an idle GPU; results hold for one card and one version of cuDNN. The settings count: "
+        "OOC_CUDNN_ALLOW_TF32=0 tunes strict float32."
+    )
+    parser.set_defaults(run=_run)
+
+
+def _run(before: argparse.Namespace) -> int:
+    name = before.function
+    if name is None:
+        device = get_device(current().device)
+        found = finish_tuning(device, tell=_tell)
+    else:
+        arguments = function_parser(name, "tune").parse_args(before.arguments)
+        with on_device(arguments.device):
+            device = get_device(current().device)
+            found = tune(name, tell=_tell, **asked_of(name, arguments))
+    print(f"saved in {engines_path(device)}" if found else "nothing is left to measure")
+    return 0
+
+
+def _tell(measured: Measured) -> None:
+    print("\n".join(told(measured)), flush=True)
+
+
+def told(measured: Measured) -> list[str]:
+    """Return the table of one launch as lines."""
+    rows: list[tuple[str, ...]] = [("engine", "seconds", "workspace", "error")]
+    for option in measured.options:
+        size = format_bytes(option.workspace_bytes)
+        rows.append((option.name, format_seconds(option.seconds), size, f"{option.error:.1e}"))
+    operation = measured.operation
+    shapes = "" if operation is None else f", result {'x'.join(map(str, operation.output_shape))}"
+    return [f"{measured.work.kind}{shapes}", *in_columns(rows, COLUMNS)]
