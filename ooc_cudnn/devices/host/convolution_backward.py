@@ -28,6 +28,7 @@ from ooc_cudnn.devices.host.convolution_backward_filter import (
     backward_filter_workspace_bytes,
     convolution_backward_filter,
 )
+from ooc_cudnn.devices.host.linear import joining, sizing
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.convolution_backward import (
     ConvolutionBackwardData,
@@ -164,16 +165,20 @@ def _by_residues(forward: Convolution, w: Array, dy: Array, dx: Array, workspace
             )
 
 
+def _convolution(operation: Convolution, inputs: Inputs, output: Array, workspace: Array) -> None:
+    """Write y."""
+    x, w = inputs
+    host_convolution.convolve(operation, x, w, output, workspace)
+
+
 #: All three directions.
 RUNNERS: dict[type, Runner] = {
-    Convolution: lambda operation, inputs, *rest: host_convolution.convolve(
-        operation, *inputs, *rest
-    ),
-    ConvolutionBackwardData: convolution_backward_data,
-    ConvolutionBackwardFilter: convolution_backward_filter,
+    Convolution: joining(_convolution, filters=1),
+    ConvolutionBackwardData: joining(convolution_backward_data, filters=0),
+    ConvolutionBackwardFilter: joining(convolution_backward_filter, filters=2),
 }
 WORKSPACE: dict[type, Callable[[Any], int]] = {
-    Convolution: host_convolution.workspace_bytes,
-    ConvolutionBackwardData: backward_data_workspace_bytes,
-    ConvolutionBackwardFilter: backward_filter_workspace_bytes,
+    Convolution: sizing(host_convolution.workspace_bytes),
+    ConvolutionBackwardData: sizing(backward_data_workspace_bytes),
+    ConvolutionBackwardFilter: sizing(backward_filter_workspace_bytes),
 }
