@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ooc_cudnn.devices.view import DeviceView
-from ooc_cudnn.tensor import packed_strides
+from ooc_cudnn.tensor import INTEGERS, packed_strides
 from tests.support.card import cupy
 
 ml_dtypes = pytest.importorskip("ml_dtypes")
@@ -19,6 +19,7 @@ ml_dtypes = pytest.importorskip("ml_dtypes")
 DTYPES = ["float16", "bfloat16", "float32", "float64"]
 NUMPY = {name: np.dtype(name) for name in ("float16", "float32", "float64")}
 NUMPY["bfloat16"] = np.dtype(ml_dtypes.bfloat16)
+NUMPY |= {name: np.dtype(name) for name in INTEGERS}
 EPSILON = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23, "float64": 2.0**-52}
 #: Of memory around an array, on either side.
 GUARD_BYTES = 256
@@ -29,7 +30,7 @@ class Operand:
 
     `layout` is "first" or "last" (where the channels are in memory); with "_rows" the view is some
     rows of a larger tensor. `offset` shifts it by so many elements off its alignment. Where `data`
-    gives no values, and before and behind the array, is NaN.
+    gives no values, and before and behind the array, is NaN, of integers the largest.
     """
 
     def __init__(self, shape, dtype, layout="first", *, offset=0, data=None):
@@ -39,7 +40,8 @@ class Operand:
             whole[2] += 5
         guard = GUARD_BYTES // NUMPY[dtype].itemsize
         begin, total = guard + offset, math.prod(whole)
-        self.memory = np.full(begin + total + guard, np.nan, NUMPY[dtype])
+        filler = np.iinfo(dtype).max if dtype in INTEGERS else np.nan
+        self.memory = np.full(begin + total + guard, filler, NUMPY[dtype])
         array = self.memory[begin : begin + total]
         if order == "channels_last":
             array = np.moveaxis(array.reshape(whole[0], *whole[2:], whole[1]), -1, 1)
