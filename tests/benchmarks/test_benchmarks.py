@@ -23,12 +23,13 @@ NAMES = [
     "functions",
     "chain_vgg",
     "planning",
+    "engines",
 ]
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_quick_run_writes_verified_results(name, tmp_path):
-    if name == "volume":
+    if name in ("volume", "engines"):
         pytest.importorskip("torch")  # what its contents are compared with
     module = importlib.import_module(f"benchmarks.{name}")
     arguments = [

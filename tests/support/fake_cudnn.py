@@ -41,7 +41,7 @@ class FakeEngine:
     number: int
     seconds: float
     workspace: int = 0
-    error: float = 1e-7
+    error: float = 1e-8
     is_ranked: bool = True
     notes: tuple = ()
     behavior: tuple = ()

@@ -1,0 +1,309 @@
+"""Convolutions in core against PyTorch's best: by cuDNN's heuristics, and by measured engines.
+
+The table of issue 20: layers, precisions and directions; everything on the card, results made by
+the call. PyTorch runs with `cudnn.benchmark`, the better of its two memory orders; so do we, first
+without any stored engine and then after `tune`. Ways take turns; errors are against PyTorch in
+float64. `--set issue` is the table, `vgg16`, `resnet50` and `all` are more; in a full run each
+takes minutes, so choose with `--precisions` and `--directions`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import statistics
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, NamedTuple
+
+import ooc_cudnn
+from benchmarks import common
+from ooc_cudnn.bench.timing import Timing, interleave
+from ooc_cudnn.devices import get_device
+from ooc_cudnn.functions.prepared import forget_calls
+from ooc_cudnn.functions.tune import tune
+from ooc_cudnn.tensor import TensorSpec, packed_strides
+from ooc_cudnn.units import format_bytes
+
+NAME = "engines"
+PRECISIONS = ("tf32", "strict", "float16", "bfloat16")
+DIRECTIONS = ("forward", "backward_data", "backward_filter")
+ORDERS = ("channels_first", "channels_last")
+#: Calls in a row that are timed at once, and how often that is.
+CALLS, REPEATS = 5, 11
+#: Bounds of issue 20, on ours over PyTorch's.
+MEAN, MOST = 1.05, 1.25
+STRICT_FORWARD, STRICT_MEAN = 0.7, 1.0
+#: Our error may be so many times PyTorch's, or so small in any case.
+ERROR_SHARE, SMALL_ERRORS = 1.5, {"tf32": 2e-3, "strict": 2e-6, "float16": 2e-3, "bfloat16": 2e-2}
+
+
+class Layer(NamedTuple):
+    """A convolution, padded by half its window."""
+
+    n: int
+    c_x: int
+    c_y: int
+    extent: int
+    window: int = 3
+    stride: int = 1
+
+    @property
+    def name(self) -> str:
+        stride = f"/{self.stride}" if self.stride > 1 else ""
+        return f"{self.n}x{self.c_x}>{self.c_y}, {self.extent}, {self.window}x{self.window}{stride}"
+
+    @property
+    def padding(self) -> int:
+        return self.window // 2
+
+    @property
+    def x_shape(self) -> tuple[int, ...]:
+        return (self.n, self.c_x, self.extent, self.extent)
+
+    @property
+    def w_shape(self) -> tuple[int, ...]:
+        return (self.c_y, self.c_x, self.window, self.window)
+
+
+SETS = {
+    "issue": (Layer(64, 128, 128, 112), Layer(64, 64, 64, 224), Layer(64, 512, 512, 28)),
+    "vgg16": (
+        Layer(64, 3, 64, 224), Layer(64, 64, 128, 112), Layer(64, 128, 256, 56),
+        Layer(64, 256, 256, 56), Layer(64, 256, 512, 28), Layer(64, 512, 512, 14),
+    ),
+    "resnet50": (
+        Layer(64, 3, 64, 224, 7, 2), Layer(64, 64, 256, 56, 1), Layer(64, 256, 64, 56, 1),
+        Layer(64, 128, 128, 56, 3, 2), Layer(64, 256, 1024, 14, 1), Layer(64, 512, 512, 7),
+    ),
+}  # fmt: skip
+SETS["all"] = tuple(layer for layers in SETS.values() for layer in layers)
+QUICK = (Layer(2, 4, 8, 9),)
+
+
+class Problem:
+    """One layer in one precision and direction: its operands in both orders, and the two ways."""
+
+    def __init__(self, torch: Any, layer: Layer, precision: str, direction: str, place: str):
+        self.torch, self.layer, self.direction, self.place = torch, layer, direction, place
+        self.precision, self.dtype = precision, "float32" if precision[-1] in "2t" else precision
+        kind = getattr(torch, self.dtype)
+        generator = torch.Generator(device="cpu").manual_seed(0)
+        drawn = partial(torch.randn, generator=generator, dtype=torch.float32)
+        sites = (layer.extent + 2 * layer.padding - layer.window) // layer.stride + 1
+        shapes = {
+            "x": layer.x_shape, "w": layer.w_shape, "dy": (layer.n, layer.c_y, sites, sites)
+        }  # fmt: skip
+        formats = dict(zip(ORDERS, (torch.contiguous_format, torch.channels_last), strict=True))
+        drawn_of = {name: drawn(shape).to(place, kind) for name, shape in shapes.items()}
+        self.of = {
+            order: {name: each.to(memory_format=formats[order]) for name, each in drawn_of.items()}
+            for order in ORDERS
+        }
+        self.geometry = {"padding": layer.padding, "stride": layer.stride}
+
+    @property
+    def name(self) -> str:
+        return f"{self.layer.name} {self.precision} {self.direction}"
+
+    @property
+    def function(self) -> str:
+        return f"convolution_{self.direction}"
+
+    def asked(self, values: Any) -> dict[str, Any]:
+        """The arguments of our function, of tensors or of their specs."""
+        if self.direction == "forward":
+            return {"x": values["x"], "w": values["w"], **self.geometry}
+        if self.direction == "backward_data":
+            given = {"w": values["w"], "dy": values["dy"], "input_shape": self.layer.x_shape}
+        else:
+            given = {"x": values["x"], "dy": values["dy"], "filter_shape": self.layer.w_shape}
+        return {**given, **self.geometry}
+
+    def specs(self, order: str) -> dict[str, TensorSpec]:
+        """What lies on the card, for `tune`."""
+        shapes = {name: tuple(each.shape) for name, each in self.of[order].items()}
+        return {
+            name: TensorSpec(shape, self.dtype, "device", packed_strides(shape, order))
+            for name, shape in shapes.items()
+        }
+
+    def ours(self, order: str) -> Any:
+        with ooc_cudnn.settings(allow_tf32=self.precision != "strict"):
+            return getattr(ooc_cudnn, self.function)(**self.asked(self.of[order]))
+
+    def theirs(self, order: str, *, tf32: bool | None = None, wide: bool = False) -> Any:
+        torch, values = self.torch, self.of[order]
+        torch.backends.cudnn.allow_tf32 = self.precision != "strict" if tf32 is None else tf32
+        if wide:
+            values = {name: each.double() for name, each in values.items()}
+        gradient = torch.nn.grad
+        if self.direction == "forward":
+            return torch.nn.functional.conv2d(values["x"], values["w"], **self.geometry)
+        if self.direction == "backward_data":
+            return gradient.conv2d_input(
+                self.layer.x_shape, values["w"], values["dy"], **self.geometry
+            )
+        return gradient.conv2d_weight(
+            values["x"], self.layer.w_shape, values["dy"], **self.geometry
+        )
+
+    def reference(self) -> Any:
+        """In float64."""
+        with self.torch.no_grad():
+            return self.theirs(ORDERS[0], wide=True)
+
+    def error(self, found: Any, expected: Any) -> float:
+        """The largest error, as a share of the largest result; infinite where it is no number."""
+        wrong = float((found.double() - expected).abs().max() / expected.abs().max())
+        return wrong if math.isfinite(wrong) else math.inf
+
+
+def several(call: Callable[[], Any]) -> None:
+    """Make calls in a row; each result goes when the next one is there."""
+    for _ in range(CALLS):
+        _kept = call()
+
+
+@contextmanager
+def no_stored_engines() -> Iterator[None]:
+    """Keep what users have stored out of it, and what is stored here out of theirs."""
+    before = os.environ.get("XDG_CACHE_HOME")
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["XDG_CACHE_HOME"] = folder
+        forget_calls()
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ["XDG_CACHE_HOME"]
+            else:
+                os.environ["XDG_CACHE_HOME"] = before
+            forget_calls()
+
+
+def timings(report: common.Report, problem: Problem, *, theirs: bool) -> dict[str, Timing]:
+    """Seconds of a call, by way and order."""
+    ways: dict[str, Callable[[], None]] = {}
+    for order in ORDERS:
+        ways[f"ours, {order}"] = partial(several, partial(problem.ours, order))
+        if theirs:
+            ways[f"PyTorch, {order}"] = partial(several, partial(problem.theirs, order))
+    repeats = 2 if report.quick else REPEATS
+    with problem.torch.no_grad():
+        found = interleave(ways, report.synchronize, repeats=repeats, warmup=2)
+    return {
+        way: Timing(tuple(seconds / CALLS for seconds in timing.samples))
+        for way, timing in found.items()
+    }
+
+
+def best(found: dict[str, Timing], who: str) -> float:
+    return min(timing.median for way, timing in found.items() if way.startswith(who))
+
+
+def measured(report: common.Report, problem: Problem) -> dict[str, float]:
+    """Ours over PyTorch's, before and after tuning; checked."""
+    name = problem.name
+    with no_stored_engines():
+        plain = timings(report, problem, theirs=True)
+        engines = tuned(report, problem)
+        after = timings(report, problem, theirs=True)
+        checked(report, problem)
+    for kind, found in (("heuristics", plain), ("measured", after)):
+        for way, timing in found.items():
+            report.measure(f"{name}: {kind}, {way}", timing)
+    report.measure(f"{name}: engines", engines, spoken=f"{len(engines)} tables")
+    return {
+        "heuristics": best(plain, "ours") / best(plain, "PyTorch"),
+        "measured": best(after, "ours") / best(after, "PyTorch"),
+    }
+
+
+def tuned(report: common.Report, problem: Problem) -> list[dict[str, Any]]:
+    """The tables of engines of a problem; none on a device without engines."""
+    if get_device(report.arguments.device).engines is None:
+        return []
+    tables = []
+    for order in ORDERS:
+        specs = problem.specs(order)
+        with ooc_cudnn.settings(allow_tf32=problem.precision != "strict"):
+            tables += tune(problem.function, **problem.asked(specs), out=_result(problem, order))
+    told = []
+    for table in dict.fromkeys(tables):
+        engines = [
+            [each.name, each.seconds, each.workspace_bytes, each.error] for each in table.options
+        ]
+        told.append({"launch": table.work.kind, "engines": engines})
+        for engine, seconds, workspace, error in engines:
+            size = format_bytes(workspace)
+            report.say(f"  {engine}: {1e3 * seconds:.3f} ms, {size}, {error:.1e}")
+    return told
+
+
+def _result(problem: Problem, order: str) -> TensorSpec:
+    name = {"forward": "dy", "backward_data": "x", "backward_filter": "w"}[problem.direction]
+    return problem.specs(order)[name]
+
+
+def checked(report: common.Report, problem: Problem) -> None:
+    """Every element of our results against float64, beside PyTorch's errors."""
+    expected = problem.reference()
+    with problem.torch.no_grad():
+        theirs = min(problem.error(problem.theirs(order), expected) for order in ORDERS)
+    for order in ORDERS:
+        ours = problem.error(problem.torch.as_tensor(problem.ours(order)), expected)
+        allowed = max(ERROR_SHARE * theirs, SMALL_ERRORS[problem.precision])
+        found = {"ok": ours <= allowed, "error": ours, "PyTorch's": theirs, "allowed": allowed}
+        report.check(f"{problem.name}, {order}: contents", found)
+
+
+def body(report: common.Report) -> None:
+    import torch
+
+    arguments = report.arguments
+    torch.backends.cudnn.benchmark = True
+    layers = QUICK if report.quick else SETS[arguments.set]
+    ratios: dict[tuple[str, str], list[float]] = {}
+    for layer in layers:
+        for precision in arguments.precisions:
+            for direction in arguments.directions:
+                place = "cuda" if arguments.cuda else "cpu"
+                problem = Problem(torch, layer, precision, direction, place)
+                found = measured(report, problem)
+                if arguments.cuda:
+                    torch.cuda.empty_cache()
+                for kind, ratio in found.items():
+                    bound = MOST if kind == "measured" else None
+                    relation = "<=" if bound else ""
+                    report.claim(
+                        f"{problem.name}: ours over PyTorch, {kind}", ratio, relation, bound
+                    )
+                ratios.setdefault((precision, direction), []).append(found["measured"])
+                report.write()  # what is measured stays, whatever happens next
+    for (precision, direction), each in ratios.items():
+        strict = precision == "strict" and direction == "forward"
+        bound = STRICT_FORWARD if strict else MEAN
+        name = f"{precision} {direction}: ours over PyTorch, geometric mean"
+        report.claim(name, statistics.geometric_mean(each), "<=", bound)
+    strict_ones = [
+        r for (precision, _), each in ratios.items() if precision == "strict" for r in each
+    ]
+    if strict_ones:
+        mean = statistics.geometric_mean(strict_ones)
+        report.claim("strict: ours over PyTorch, geometric mean", mean, "<=", STRICT_MEAN)
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--set", choices=SETS, default="issue")
+    parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=PRECISIONS[:2])
+    parser.add_argument("--directions", nargs="+", choices=DIRECTIONS, default=DIRECTIONS)
+
+
+main = partial(common.run, NAME, body, __doc__, more=options)
+
+if __name__ == "__main__":
+    common.main(main)
