@@ -11,7 +11,7 @@ three streams, and a performance model fitted on your machine decides how to cut
 (1, 8, 32, 32)
 """
 
-from ooc_cudnn import functions, operations
+from ooc_cudnn import functions, networks, operations
 from ooc_cudnn.arrays.copying import memcpy
 from ooc_cudnn.arrays.making import empty, malloc, zeros
 from ooc_cudnn.arrays.operands import placement
@@ -47,6 +47,7 @@ __all__ = [
     "empty",
     "malloc",
     "memcpy",
+    "networks",
     "operations",
     "pin",
     "placement",

@@ -32,6 +32,7 @@ ROOMS = (
     ("ooc_cudnn.pipeline", "ooc_cudnn.profiling"),
     ("ooc_cudnn.functions",),
     ("ooc_cudnn.network",),
+    ("ooc_cudnn.networks",),
     ("ooc_cudnn.calibration",),
     ("ooc_cudnn",),
     ("ooc_cudnn.doctor",),

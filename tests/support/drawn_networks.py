@@ -92,7 +92,8 @@ def convolution(d):
     if same and not d.random.integers(3):
         w, b, geometry = d.choice(same)
         size, channels = w.shape[2:], w.shape[0]
-        if all(k <= e + 2 * geometry["padding"] for k, e in zip(size, x.shape[2:], strict=True)):
+        reach = [geometry["dilation"] * (k - 1) + 1 for k in size]
+        if all(r <= e for r, e in zip(reach, x.shape[2:], strict=True)):
             options = {"bias": b is not None, "w": w, "b": b}
             y = d.net.convolution(x, channels, window=size, **geometry, **options)
             return d.made(y, lambda t: function(t[x.name], t[w.name], b and t[b.name], **geometry))
