@@ -25,6 +25,11 @@ def ones(random: np.random.Generator, shape: Shape, dtype: str) -> np.ndarray[An
     return np.ones(shape, numpy_dtype(dtype))
 
 
+def random_state(random: np.random.Generator, shape: Shape, dtype: str) -> np.ndarray[Any, Any]:
+    """A drawn seed, and no steps yet."""
+    return np.array([random.integers(2**53), 0], numpy_dtype(dtype))
+
+
 def he(fan_in: int) -> Initial:
     """Normal numbers of variance 2 / fan_in: rectified maps keep their size (He et al., 2015)."""
 

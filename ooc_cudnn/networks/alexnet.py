@@ -22,7 +22,7 @@ def alexnet(
     Five convolutions, three linear layers; `width` must leave channels that two groups divide.
     """
     net, x = start(batch, image, dtype, 3, seed)
-    layers = (
+    layers: tuple[tuple[int, int, dict[str, int]], ...] = (
         (96, 11, {"stride": 4}),
         (256, 5, {"padding": 2, "groups": 2}),
         (384, 3, {"padding": 1}),
@@ -52,7 +52,7 @@ def overfeat(
 ) -> tuple[Network, Tensor]:
     """OverFeat's fast model: five convolutions, three linear layers."""
     net, x = start(batch, image, dtype, 3, seed)
-    layers = (
+    layers: tuple[tuple[int, int, dict[str, int]], ...] = (
         (96, 11, {"stride": 4}),
         (256, 5, {}),
         (512, 3, {"padding": 1}),

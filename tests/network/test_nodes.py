@@ -7,7 +7,8 @@ import torch.nn.functional as F
 
 import ooc_cudnn
 from ooc_cudnn.operations.activation import MODES
-from tests.support.network_checks import check_network
+from tests.support.interpreter import run_step
+from tests.support.network_checks import check_network, values
 
 CONVOLUTIONS = {
     "1-D": ((2, 4, 9), {"window": 3, "padding": 1, "stride": 2}),
@@ -114,6 +115,31 @@ def test_softmax(algorithm, mode):
         return function(t["x"].flatten(1), 1).reshape(t["x"].shape)
 
     check_network(net, y, twin)
+
+
+@pytest.mark.parametrize("per_channel", [False, True])
+def test_dropout(per_channel):
+    net, x = network_on((6, 8, 5, 5))
+    y = net.dropout(x, 0.25, per_channel=per_channel, name="drop")
+    given = values(net)
+    seeds = {"drop": np.random.default_rng(1).standard_normal(y.shape)}
+    step = net.gradient_phases(y)
+    kept = []
+    for count in (1, 2):
+        arrays = run_step(step, given, seeds)
+        mask = (arrays["drop"] / given["x"]).round(12)
+        assert set(np.unique(mask)) == {0, round(4 / 3, 12)}
+        assert abs((mask == 0).mean() - 0.25) < (0.15 if per_channel else 0.05)
+        assert (mask == mask[:, :, :1, :1]).all() == per_channel
+        assert np.allclose(arrays["x.gradient"], seeds["drop"] * mask)
+        assert given["drop.state"][1] == count
+        kept.append(mask)
+    assert (kept[0] != kept[1]).any()  # other numbers in each step
+    inference = net.forward_phases(y)
+    assert inference.phases == ()
+    assert inference.place("drop").base == "x"
+    with pytest.raises(ValueError, match=r"dropout_1: p must be from 0 to 1, not 1\.5"):
+        net.dropout(x, 1.5)
 
 
 def test_add():

@@ -37,7 +37,9 @@ PARAMETERS = {
 def test_a_small_one_is_its_twin(name):
     options, twin = SMALL[name]
     net, loss = getattr(networks, name)(**{"batch": 2, **options, "dtype": "float64", "classes": 4})
-    for each in net.parameters:  # whole ones enlarge PyTorch's own rounding a hundred thousand times
+    for (
+        each
+    ) in net.parameters:  # whole ones enlarge PyTorch's own rounding a hundred thousand times
         if each.endswith("bn3.scale"):
             net.parameters[each] *= 0.2
     shape = net.graph.tensors["labels"].shape
