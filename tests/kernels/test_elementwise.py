@@ -100,7 +100,7 @@ MODES = {
     "swish": lambda x, coef: x * torch.sigmoid(coef * x),
     "gelu": lambda x, coef: F.gelu(x),
     "leaky_relu": lambda x, coef: torch.where(x > 0, x, coef * x),
-    "hardsigmoid": lambda x, coef: F.hardsigmoid(x),
+    "hardsigmoid": lambda x, coef: F.relu6(x + 3) / 6,  # PyTorch's own slope is rounded
     "hardswish": lambda x, coef: F.hardswish(x),
 }
 COEFFICIENTS = {"clipped_relu": 1.5, "elu": 0.7, "swish": 1.3, "leaky_relu": 0.1}

@@ -26,6 +26,7 @@ from ooc_cudnn.operations.activation_backward import (
     needs_x,
 )
 from ooc_cudnn.operations.batch_normalization import Normalise, NormaliseBackward
+from ooc_cudnn.operations.images import CastScale
 from ooc_cudnn.operations.op_tensor import COMBINED, OpTensor, wide_shape
 from ooc_cudnn.operations.pointwise import Pointwise, Relayout
 from ooc_cudnn.operations.reshape import Reshape
@@ -123,6 +124,18 @@ def prelu_backward(
         np.copyto(output[box], result, casting="unsafe")
 
 
+def cast_scale(operation: CastScale, inputs: Inputs, output: Array, workspace: Array) -> None:
+    """y = (x - mean) * scale."""
+    x, mean, scale = inputs
+    dtype = arithmetic_dtype(operation.dtype)
+    mean, scale = (np.broadcast_to(vector, operation.shape[1]) for vector in (mean, scale))
+    for box in chunks(output):
+        result = x[box].astype(dtype)
+        result -= of_channels(mean, box)
+        result *= of_channels(scale, box)
+        np.copyto(output[box], result, casting="unsafe")
+
+
 def normalise(operation: Normalise, inputs: Inputs, output: Array, workspace: Array) -> None:
     """y = f(scale * (x - mean) * inverse deviation + bias)."""
     x, *vectors = inputs
@@ -205,6 +218,7 @@ RUNNERS: dict[type, Runner] = {
     OpTensor: op_tensor,
     ActivationBackward: activation_backward,
     PreluBackward: prelu_backward,
+    CastScale: cast_scale,
     Normalise: normalise,
     NormaliseBackward: normalise_backward,
     ImageSoftmax: image_softmax,

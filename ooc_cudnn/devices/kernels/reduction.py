@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ooc_cudnn.devices.kernels.arguments import CUDA_TYPES, geometry
@@ -88,7 +89,7 @@ def _reduce(
 ) -> None:
     """Launch both halves; of several images, x and dy are the first, the others lie behind it."""
     channels = x.shape[1]
-    walk = walk_channels([x, dy or x], _blocks(images)) if x.size else None
+    walk = walk_channels(_aligned_as_all([x, dy or x], images), _blocks(images)) if x.size else None
     partial = numbers = 0
     if walk is not None:
         numbers = SUMS[kind] * walk.parts * _kept_columns(walk, channels)
@@ -115,6 +116,16 @@ def _reduce(
         (partial, steps),
         call.stream,
     )
+
+
+def _aligned_as_all(views: Sequence[DeviceView], images: int) -> Sequence[DeviceView]:
+    """Views that promise no more alignment than the worst of the images has."""
+    if images == 1:
+        return views
+    return [
+        replace(view, pointer=math.gcd(view.pointer, view.strides[0] * view.item_bytes))
+        for view in views
+    ]
 
 
 def _regrouped(views: Sequence[DeviceView], *, channels: bool) -> tuple[list[DeviceView], int]:

@@ -8,6 +8,7 @@ from typing import Any
 from ooc_cudnn.devices.kernels import (
     dropout,
     elementwise,
+    images,
     local_response,
     losses,
     masks,
@@ -78,6 +79,7 @@ RUNNERS: dict[type, Runner] = {
     Reshape: _reshape,
     **dropout.RUNNERS,
     **elementwise.RUNNERS,
+    **images.RUNNERS,
     **local_response.RUNNERS,
     **losses.RUNNERS,
     **masks.RUNNERS,

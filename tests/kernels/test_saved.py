@@ -1,4 +1,4 @@
-"""What forward saves in little room, on a card: masks as bits, indices of maxima as bytes."""
+"""What forward saves in little room: masks as bits, indices of maxima as bytes."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from ooc_cudnn.operations.masks import MaskedGradient, SlopeMask, mask_shape
 from ooc_cudnn.operations.pooling import Pooling
 from ooc_cudnn.operations.pooling_indices import PoolingIndices
 from ooc_cudnn.tensor import packed_strides
+from tests.support.card import cupy
 from tests.support.device_operand import DTYPES, Operand, assert_close, random
 
-cupy = pytest.importorskip("cupy")
-pytestmark = pytest.mark.gpu
 LAYOUTS = ["first", "last", "first_rows", "last_rows"]
 
 

@@ -1,4 +1,4 @@
-"""Dropout's kernel on a card: the mask that the definition in NumPy makes, bit for bit."""
+"""Dropout's kernel on the device: the mask that the definition in NumPy makes, bit for bit."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from ooc_cudnn.devices.kernels.dropout import advance, dropout
 from ooc_cudnn.devices.kernels.launch import Call
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.operations.dropout import Advance, Dropout
+from tests.support.card import cupy
 from tests.support.device_operand import DTYPES, Operand, assert_close, random
 
-cupy = pytest.importorskip("cupy")
-pytestmark = pytest.mark.gpu
 STATE = np.array([0x1234_5678_9ABC, 7], np.int64)
 
 
