@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import Any
 
 from ooc_cudnn.pipeline.trace import StepTrace, Trace, plot, save_chrome
-from ooc_cudnn.pricing.plan import Plan
 from ooc_cudnn.units import format_bytes, format_seconds
 
 
@@ -20,7 +20,7 @@ class Call:
     Attributes
     ----------
     function : str
-    plan : Plan
+    plan : Plan, or of a network's step NetworkPlan
     seconds, predicted_seconds : float
         Measured on the host's clock around the whole run, and what the plan said.
     peak_device_bytes : int
@@ -31,7 +31,7 @@ class Call:
     """
 
     function: str
-    plan: Plan
+    plan: Any
     seconds: float
     predicted_seconds: float
     peak_device_bytes: int

@@ -120,7 +120,7 @@ def planned_call(
     made = bound.build(settings)
     if machine is not None:
         model = named_machine(machine)
-        room = _limit_of(model, limit)
+        room = limit_of(model, limit)
         return bound.plan(made, Target(model, room, room, ORDERS, None, settings.overlap))
     device = get_device(settings.device)
     with device.arena.lock:
@@ -167,7 +167,7 @@ def _spec_or_array(operand: Any, device: None, *, name: str, written: bool = Fal
         raise TypeError(f"{name} must be an array or a TensorSpec, not {operand!r:.60}") from error
 
 
-def _limit_of(machine: MachineModel, limit: int | float | None) -> int:
+def limit_of(machine: MachineModel, limit: int | float | None) -> int:
     """Resolve a memory limit on a machine that is not at hand."""
     if isinstance(limit, int):
         return limit

@@ -26,6 +26,8 @@ from ooc_cudnn.settings_table import Settings
 class _Emit:
     """What both directions share: phases that become more, tensors that become known."""
 
+    is_backward = False
+
     def __init__(self, settings: Settings, wanted: frozenset[str], *, is_training: bool) -> None:
         self.settings, self.is_training, self._wanted = settings, is_training, wanted
         self.tensors: dict[str, Tensor] = {}
@@ -46,7 +48,7 @@ class _Emit:
         if len(names) != len(binds):
             surplus = sorted(set(binds) - set(names))
             raise ValueError(f"{name}: the call has no operand {', '.join(surplus)}")
-        self.phases.append(Phase(name, call, names, self.node))
+        self.phases.append(Phase(name, call, names, self.node, self.is_backward))
 
     def _bound(self, operand: Operand, tensor: Tensor) -> str:
         shape, dtype, _ = operand
@@ -123,6 +125,8 @@ class Backward(_Emit):
     nobody wants is not made. A gradient that is also another tensor's (both operands of a sum have
     its own) is never changed while somebody has yet to read it: whoever adds makes a new one.
     """
+
+    is_backward = True
 
     def __init__(self, forward: Forward, seeds: Iterable[Tensor]) -> None:
         super().__init__(forward.settings, forward._wanted, is_training=forward.is_training)

@@ -15,6 +15,7 @@ from ooc_cudnn.network.builders.normalizations import NormalizationBuilders
 from ooc_cudnn.network.builders.shapes import ShapeBuilders
 from ooc_cudnn.network.builders.windows import WindowBuilders
 from ooc_cudnn.network.phases import Step
+from ooc_cudnn.network.running import Running
 from ooc_cudnn.network.tensors import Tensor
 from ooc_cudnn.operations.window_arguments import is_int
 from ooc_cudnn.settings import current
@@ -22,7 +23,7 @@ from ooc_cudnn.tensor import DTYPES, ITEM_BYTES
 
 
 class Network(
-    WindowBuilders, NormalizationBuilders, ElementwiseBuilders, ShapeBuilders, LossBuilders
+    WindowBuilders, NormalizationBuilders, ElementwiseBuilders, ShapeBuilders, LossBuilders, Running
 ):
     """A network, from inputs to a loss or other results.
 
@@ -49,6 +50,10 @@ class Network(
     >>> y = net.activation(net.convolution(x, 16, window=3, padding=1))
     >>> y.name, y.shape, list(net.parameters)
     ('activation_1', (8, 16, 32, 32), ['convolution_1.w', 'convolution_1.b'])
+    >>> labels = net.input("labels", (8,), "int64")
+    >>> loss = net.softmax_cross_entropy(net.linear(y, 10), labels)
+    >>> net.plan(loss, machine="h200", memory_limit="1MiB").device_bytes <= 2**20
+    True
     """
 
     def __init__(self, *, seed: int = 0) -> None:

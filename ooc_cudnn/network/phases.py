@@ -22,12 +22,14 @@ class Phase:
         Operand to the name of a tensor; of the operand's shape and dtype.
     node : str
         The node it belongs to.
+    is_backward : bool
     """
 
     name: str
     call: Splittable
     binds: Mapping[str, str] = field(hash=False)
     node: str = ""
+    is_backward: bool = False
 
     @property
     def reads(self) -> tuple[str, ...]:

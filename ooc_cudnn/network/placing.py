@@ -18,7 +18,7 @@ from ooc_cudnn.functions.target import Target, make_request
 from ooc_cudnn.memory.alignment import ALIGNMENT, aligned
 from ooc_cudnn.memory.extents import Extent, held_bytes, place
 from ooc_cudnn.network.phases import Phase, Step
-from ooc_cudnn.network.residency import GIVEN, Residency
+from ooc_cudnn.network.residency import Residency
 from ooc_cudnn.network.tensors import Tensor
 from ooc_cudnn.operations.of_images import OfImages
 from ooc_cudnn.pipeline.program import (
@@ -67,8 +67,12 @@ class Placed(NamedTuple):
     residency: Residency
 
 
-def place_step(name: str, step: Step, residency: Residency, terms: Terms) -> Placed:
+def place_step(
+    name: str, step: Step, residency: Residency, terms: Terms, *, may_stream: bool = True
+) -> Placed | None:
     """Make the program of a step, with more tensors on the host where memory is short.
+
+    Without `may_stream` it must fit as it is: None where it does not.
 
     Raises
     ------
@@ -76,9 +80,8 @@ def place_step(name: str, step: Step, residency: Residency, terms: Terms) -> Pla
         If some phase does not fit by itself, with the least limit for which all do.
     """
     stays = {base: found for base, found in residency.items() if found}
-    for base, tensor in step.tensors.items():
-        spec = terms.given.get(base)
-        if tensor.kind in GIVEN and spec is not None and spec.placement == "device":
+    for base, spec in terms.given.items():
+        if spec.placement == "device":
             stays.pop(base, None)  # it is there
     while True:
         worst = _overflow(step, stays, terms.target.room_bytes)
@@ -87,6 +90,8 @@ def place_step(name: str, step: Step, residency: Residency, terms: Terms) -> Pla
                 return _Placing(name, step, stays, terms).placed()
             except _TooLittleError as error:
                 worst = error.phase
+        if not may_stream:
+            return None
         largest = _largest(step, stays, worst)
         if largest is None:
             raise PlanInfeasibleError(
@@ -169,9 +174,8 @@ class _Placing:
             task = self._task(phase, at)
             top = max(top, task.offset + task.plan.device_bytes)
             items.append(task)
-            leaving = self._moves(at, COPY_OUT)
-            items += leaving
-            if leaving and self.terms.synchronous:
+            items += self._moves(at, COPY_OUT)
+            if self.terms.synchronous and self._left_by(at):
                 items.append(Synchronisation())
         overlap = self.terms.target.overlap
         program = Program(self.name, tuple(items), self.homes, top, self.between, overlap)
@@ -244,6 +248,13 @@ class _Placing:
                     host, there = self._on_host(base), self._on_device(base, index)
                     found.append(Move(f"offload of {base}", COPY_OUT, there, host))
         return found
+
+    def _left_by(self, at: int) -> bool:
+        """Whether something that is fetched again is off the device after a phase."""
+        return any(
+            len(found) > 1 and found[0].leaves is not None and found[0].last == at
+            for found in self.stays.values()
+        )
 
     def _task(self, phase: Phase, at: int) -> Task:
         start, stop = self._gap(at)

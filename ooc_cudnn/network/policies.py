@@ -1,64 +1,221 @@
 """Policies: who decides what is kept, offloaded and remade.
 
-vDNN's (Rhu et al., MICRO 2016) are as the paper has them; see `prefetched` for its search window.
+Each says which maps of a step are remade, and where its tensors are. vDNN's (Rhu et al., "vDNN",
+MICRO 2016) are as the paper has them, down to its prefetch window (`prefetches`).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 
-from ooc_cudnn.network.phases import Step
+from ooc_cudnn.network.phases import Phase, Step
+from ooc_cudnn.network.remaking import can_be_remade
 from ooc_cudnn.network.residency import Residency, Stay, Uses, kept, uses_of
+from ooc_cudnn.operations.backward_filter import BackwardFilter
+from ooc_cudnn.operations.backward_pooling import BackwardPooling
 
-#: What a policy makes of a step: the step, with what is remade, and where its tensors are.
-Decided = tuple[Step, Residency]
-Policy = Callable[[Step], Decided]
+#: Says which maps of a step are remade.
+Remade = Callable[[Step], Iterable[str]]
+#: Says where the tensors of a step are.
+Residing = Callable[[Step], Residency]
 
 
-def keep(step: Step) -> Decided:
+@dataclass(frozen=True)
+class Policy:
+    """What is decided for a step.
+
+    Attributes
+    ----------
+    residing : callable
+        Where its tensors are.
+    remade : callable
+        What is remade.
+    synchronous : bool
+        Whether computing waits at the end of a layer for what leaves there.
+    """
+
+    residing: Residing
+    remade: Remade = lambda step: ()
+    synchronous: bool = False
+
+
+def keep(step: Step) -> Residency:
     """Everything stays on the device from its first use to its last."""
-    return step, kept(step, uses_of(step))
+    return kept(step, uses_of(step))
+
+
+# Offloading -------------------------------------------------------------------------------------
 
 
 def idle(step: Step, uses: Mapping[str, Uses]) -> dict[str, tuple[int, int]]:
     """Of each map that backward reads, its last use in forward and the first one after it."""
-    found, backward = {}, step.forward_count
+    found = dict[str, tuple[int, int]]()
     for name, used in uses.items():
         if step.tensors[name].kind not in ("map", "input"):
             continue
-        if used.phases[0] < backward <= used.phases[-1]:
-            found[name] = (used.last_before(backward), used.first_from(backward))
+        backward = [at for at in used.phases if step.phases[at].is_backward]
+        if backward and backward[0] > used.phases[0]:
+            found[name] = used.last_before(backward[0]), backward[0]
     return found
 
 
-def offloaded(
-    step: Step, names: Iterable[str], prefetch: Mapping[str, int] | None = None
-) -> Residency:
-    """Everything kept but these maps, which leave after their last use in forward.
+def offloaded(step: Step, fetches: Mapping[str, int]) -> Residency:
+    """Everything kept but some maps, which leave beside their last reader in forward.
 
     Parameters
     ----------
-    names : iterable of str
-    prefetch : mapping, optional
-        The phase before which the copy back starts; the one before its first reader when left out.
+    fetches : mapping
+        Of each of them the phase before which the copy back starts.
     """
     uses = uses_of(step)
     stays, gaps = kept(step, uses), idle(step, uses)
-    for name in names:
-        if name not in gaps:
-            continue
-        (stay,) = stays[name]
+    for name, back in fetches.items():
         last, first = gaps[name]
-        back = (prefetch or {}).get(name, max(first - 1, last + 1))
-        given = step.tensors[name].kind == "input"
-        leaves = None if given else last
+        (stay,) = stays[name]
+        made = max((at for at in uses[name].written if at <= last), default=-1)
+        leaves = None if step.tensors[name].kind == "input" else max(last - 1, made)
+        back = min(max(back, last + 1), first)
         stays[name] = (
             Stay(stay.first, last, stay.fetched, leaves),
-            Stay(back, stay.last, True, stay.leaves),
+            Stay(back, stay.last, fetched=True, leaves=stay.leaves),
         )
     return stays
 
 
-def offload(step: Step) -> Decided:
+def offload(step: Step) -> Residency:
     """Every map that backward reads leaves, and is fetched during the phase before its reader."""
-    return step, offloaded(step, idle(step, uses_of(step)))
+    gaps = idle(step, uses_of(step))
+    return offloaded(step, {name: first - 1 for name, (_, first) in gaps.items()})
+
+
+def vdnn_all(step: Step) -> Residency:
+    """The inputs of all layers of feature extraction leave: of convolutions and of pooling."""
+    return offloaded(step, prefetches(step, (BackwardFilter, BackwardPooling)))
+
+
+def vdnn_conv(step: Step) -> Residency:
+    """The inputs of convolutions leave, whose time hides the copies best."""
+    return offloaded(step, prefetches(step, (BackwardFilter,)))
+
+
+def prefetches(step: Step, readers: tuple[type, ...]) -> dict[str, int]:
+    """What vDNN offloads, and the phase of backward with which it fetches each again.
+
+    Offloaded is the input x of the layers whose gradient is one of `readers`, but for those of the
+    classifier. When backward of a layer starts, the layers before it are looked at in turn: the
+    first whose input is still to be fetched is fetched meanwhile; a convolution that needs nothing
+    ends the search. So nothing is fetched more than one convolution ahead (section 3.3, figure 10).
+    """
+    gaps = idle(step, uses_of(step))
+    layers = _layers(step)
+    inputs = {layer: _input(step, phases, readers) for layer, phases in layers.items()}
+    pending = {name for name in inputs.values() if name in gaps}
+    found = dict[str, int]()
+    order = list(layers)  # as backward goes
+    for at, layer in enumerate(order):
+        start = layers[layer][0]
+        if inputs[layer] in pending:  # nobody fetched it before
+            found[inputs[layer]] = gaps[inputs[layer]][1]
+            pending.discard(inputs[layer])
+        for earlier in order[at + 1 :]:
+            if inputs[earlier] in pending:
+                found[inputs[earlier]] = start
+                pending.discard(inputs[earlier])
+                break
+            if _is_convolution(step, layers[earlier]):
+                break
+    return found
+
+
+def _layers(step: Step) -> dict[str, list[int]]:
+    """The phases of backward of each node, in the order in which backward comes to them."""
+    found = dict[str, list[int]]()
+    for at, phase in enumerate(step.phases):
+        if phase.is_backward:
+            found.setdefault(phase.node, []).append(at)
+    return found
+
+
+def _input(step: Step, phases: Iterable[int], readers: tuple[type, ...]) -> str:
+    """The map that a layer of feature extraction reads; "" for other layers."""
+    for at in phases:
+        phase = step.phases[at]
+        if isinstance(phase.call, readers) and not _is_classifier(phase):
+            return step.place(phase.binds["x"]).base
+    return ""
+
+
+def _is_classifier(phase: Phase) -> bool:
+    """Whether a layer is a fully connected one: its window is all of the image."""
+    call = phase.call
+    return isinstance(call, BackwardFilter) and math.prod(call.operands["dy"].shape[2:]) == 1
+
+
+def _is_convolution(step: Step, phases: Iterable[int]) -> bool:
+    return any(isinstance(step.phases[at].call, BackwardFilter) for at in phases)
+
+
+# Remaking ---------------------------------------------------------------------------------------
+
+
+def remake(step: Step) -> frozenset[str]:
+    """Everything that can be made again but the results of convolutions, the costly ones."""
+    uses = uses_of(step)
+    makers = {name: step.phases[uses[name].written[0]] for name in can_be_remade(step)}
+    return frozenset(n for n, maker in makers.items() if not _is_windowed(maker))
+
+
+def _is_windowed(phase: Phase) -> bool:
+    return any(name.startswith("w") for name in phase.call.operands)
+
+
+def checkpoint(step: Step) -> frozenset[str]:
+    """All but the maps at the ends of stretches, as many as the root of their number.
+
+    A stretch ends where a single map is all that later phases of forward read (Chen et al.,
+    "Training deep nets with sublinear memory cost").
+    """
+    ends = _single_maps(step)
+    again = can_be_remade(step)
+    candidates = [name for name in ends if name in again]
+    if not candidates:
+        return again
+    stretches = max(math.isqrt(len(candidates)), 1)
+    size = math.ceil(len(candidates) / (stretches + 1))
+    return again - set(candidates[size - 1 :: size])
+
+
+def _single_maps(step: Step) -> list[str]:
+    """Maps that are all that lives of forward, in order."""
+    uses, found = uses_of(step), list[str]()
+    forward = [at for at, phase in enumerate(step.phases) if not phase.is_backward]
+    lives = {
+        name: (used.written[0], max((at for at in used.phases if at in set(forward)), default=-1))
+        for name, used in uses.items()
+        if step.tensors[name].kind == "map" and used.written
+    }
+    change = dict[int, int]()
+    for first, last in lives.values():
+        change[first] = change.get(first, 0) + 1
+        change[last] = change.get(last, 0) - 1
+    alive, count = 0, dict[int, int]()
+    for at in range(len(step.phases)):
+        alive += change.get(at, 0)
+        count[at] = alive
+    for name, (first, last) in lives.items():
+        if count[first] == 1 and last > first:
+            found.append(name)
+    return found
+
+
+#: By name; `vdnn_dyn` tries some of them in its order.
+POLICIES: Mapping[str, Policy] = {
+    "keep": Policy(keep),
+    "offload": Policy(offload),
+    "remake": Policy(keep, remake),
+    "checkpoint": Policy(keep, checkpoint),
+    "vdnn_all": Policy(vdnn_all, synchronous=True),
+    "vdnn_conv": Policy(vdnn_conv, synchronous=True),
+}

@@ -20,16 +20,16 @@ def can_be_remade(step: Step) -> frozenset[str]:
 
     A phase that changes what lives between steps (running statistics) is run once.
     """
-    found = set()
+    found = set[str]()
     uses = uses_of(step)
-    for at, phase in enumerate(step.phases[: step.forward_count]):
-        if not is_repeatable(step, phase):
+    backward = {at for at, phase in enumerate(step.phases) if phase.is_backward}
+    for at, phase in enumerate(step.phases):
+        if phase.is_backward or not is_repeatable(step, phase):
             continue
         for name in phase.writes:
-            base = step.place(name).base
-            used = uses[base]
-            whole = base == name and used.written == (at,)
-            if whole and used.phases[-1] >= step.forward_count:
+            used = uses[step.place(name).base]
+            whole = step.place(name).base == name and used.written == (at,)
+            if whole and used.phases[-1] in backward:
                 found.add(name)
     return frozenset(found)
 
@@ -49,46 +49,68 @@ def remade(step: Step, names: Iterable[str]) -> Step:
         If one of them cannot be (`can_be_remade`).
     """
     wanted = frozenset(names)
-    if not wanted <= can_be_remade(step):
-        raise ValueError(f"{min(wanted - can_be_remade(step))} cannot be remade")
-    if not wanted:
-        return step
-    makers = {name: phase for phase in step.phases[: step.forward_count] for name in phase.writes}
-    tensors, phases = dict(step.tensors), list(step.phases[: step.forward_count])
-    again = dict[str, str]()
+    cannot = wanted - can_be_remade(step)
+    if cannot:
+        raise ValueError(f"{min(cannot)} cannot be remade")
+    return _Remaking(step, wanted).step() if wanted else step
 
-    def renamed(name: str) -> str:
-        """What backward reads in place of a tensor: views of what is remade are remade, too."""
-        base, region = step.place(name)
-        if base not in again:
-            return name
-        tensor = step.tensors[name]
-        if name != base and name + REMADE not in tensors:
-            tensors[name + REMADE] = replace(
-                tensor, name=name + REMADE, of=again[base], region=region
-            )
-        return name + REMADE
 
-    def make(name: str) -> None:
-        """Repeat the phase that makes a tensor, after those that make what it reads."""
-        if name in again:
-            return
-        maker = makers[name]
-        for read in maker.reads:
-            if (base := step.place(read).base) in wanted:
-                make(base)
+class _Remaking:
+    """A step being rewritten."""
+
+    def __init__(self, before: Step, wanted: frozenset[str]) -> None:
+        self.before, self.wanted = before, wanted
+        self.tensors = dict(before.tensors)
+        self.phases: list[Phase] = []
+        self.made: set[str] = set()
+        self.makers = {
+            name: at
+            for at, phase in enumerate(before.phases)
+            for name in phase.writes
+            if not phase.is_backward
+        }
+
+    def step(self) -> Step:
+        """The rewritten step."""
+        for phase in self.before.phases:
+            if phase.is_backward:
+                for at in sorted(self._to_repeat(phase)):
+                    self._repeat(self.before.phases[at])
+                phase = self._rebound(phase)
+            self.phases.append(phase)
+        return replace(self.before, tensors=self.tensors, phases=tuple(self.phases))
+
+    def _to_repeat(self, phase: Phase) -> set[int]:
+        """The phases that make what a phase reads and is not there, and what those read."""
+        found, looked_at = set[int](), [phase]
+        while looked_at:
+            for read in looked_at.pop().reads:
+                base = self.before.place(read).base
+                if base in self.wanted - self.made and self.makers[base] not in found:
+                    found.add(self.makers[base])
+                    looked_at.append(self.before.phases[self.makers[base]])
+        return found
+
+    def _repeat(self, maker: Phase) -> None:
         for result in maker.writes:
-            again[result] = result + REMADE
-            tensors[result + REMADE] = replace(
-                step.tensors[result], name=result + REMADE, of="", region=()
-            )
-        binds = {operand: renamed(bound) for operand, bound in maker.binds.items()}
-        phases.append(replace(maker, name=f"{maker.name} again", binds=binds))
+            self.made.add(result)
+            name = result + REMADE
+            tensor = self.before.tensors[result]
+            self.tensors[name] = replace(tensor, name=name, of="", region=())
+        again = self._rebound(maker)
+        self.phases.append(replace(again, name=f"{maker.name} again", is_backward=True))
 
-    for phase in step.phases[step.forward_count :]:
-        for read in phase.reads:
-            if (base := step.place(read).base) in wanted:
-                make(base)
-        binds = {operand: renamed(bound) for operand, bound in phase.binds.items()}
-        phases.append(replace(phase, binds=binds))
-    return replace(step, tensors=tensors, phases=tuple(phases))
+    def _rebound(self, phase: Phase) -> Phase:
+        """A phase that reads and writes what is made again in place of what was."""
+        binds = {operand: self._again(name) for operand, name in phase.binds.items()}
+        return replace(phase, binds=binds)
+
+    def _again(self, name: str) -> str:
+        base, region = self.before.place(name)
+        if base not in self.made:
+            return name
+        made = name + REMADE
+        if made not in self.tensors:  # a view of what is made again
+            tensor = self.before.tensors[name]
+            self.tensors[made] = replace(tensor, name=made, of=base + REMADE, region=region)
+        return made

@@ -1,0 +1,177 @@
+"""The plan of a network's step: what was decided, and what it will take. Frozen, plain JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple, Self
+
+from ooc_cudnn.network.residency import Stay
+from ooc_cudnn.pricing.explain import in_columns
+from ooc_cudnn.units import format_bytes, format_seconds
+
+#: What becomes of a tensor: in the words of NETWORKS.md.
+FATES = ("kept", "offloaded", "remade", "streamed", "given")
+#: How many of the largest tensors and of the longest phases `explain` shows.
+SHOWN = 12
+
+
+class TaskFigures(NamedTuple):
+    """What a phase takes: seconds by itself, and device memory beside the tensors there."""
+
+    name: str
+    seconds: float
+    pieces: int
+    device_bytes: int
+    layout: str
+
+
+class Fate(NamedTuple):
+    """What becomes of a tensor between its uses."""
+
+    tensor: str
+    fate: str
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class NetworkPlan:
+    """How a step of a network will run.
+
+    Attributes
+    ----------
+    name : str
+    policy : str
+        What decided.
+    machine : str
+        Name of the machine model that predicted.
+    memory_limit : int
+        Bytes that the library may hold on the device.
+    device_bytes : int
+        What the step takes of them: exactly what it will reserve.
+    host_bytes : int
+        Pinned memory that the step keeps, beside the arrays that are given.
+    seconds : float
+        Predicted, by a replay of the very steps.
+    compute_seconds, copy_in_seconds, copy_out_seconds : float
+        How long each stream is busy.
+    bytes_in, bytes_out : int
+        Over the link.
+    pieces : int
+        Of all tasks.
+    micro_batches : int
+        Parts of the batch that go through the network one after the other.
+    is_fused : bool
+        Whether chains that follow each other are one.
+    remade : tuple of str
+        Maps that are made again in backward.
+    stays : tuple of (str, tuple of Stay)
+        The phases in which each tensor is on the device.
+    fates : tuple of Fate
+    tasks : tuple of TaskFigures
+        Every call of the step, in order.
+    order : str
+        Memory order of maps on the device.
+    synchronous : bool
+        Whether computing waits at the end of a layer for what leaves there.
+    """
+
+    name: str
+    policy: str
+    machine: str
+    memory_limit: int
+    device_bytes: int
+    host_bytes: int
+    seconds: float
+    compute_seconds: float
+    copy_in_seconds: float
+    copy_out_seconds: float
+    bytes_in: int
+    bytes_out: int
+    pieces: int
+    micro_batches: int
+    is_fused: bool
+    remade: tuple[str, ...]
+    stays: tuple[tuple[str, tuple[Stay, ...]], ...]
+    fates: tuple[Fate, ...]
+    tasks: tuple[TaskFigures, ...]
+    order: str = "channels_first"
+    synchronous: bool = False
+
+    @property
+    def fate(self) -> Mapping[str, str]:
+        """What becomes of each tensor, by name."""
+        return {each.tensor: each.fate for each in self.fates}
+
+    def explain(self) -> str:
+        """Return a table a person reads: seconds, bytes, fates, the longest phases."""
+        parts = f", in {self.micro_batches} micro-batches" * (self.micro_batches > 1)
+        lines = [
+            f"{self.name} on {self.machine}, policy {self.policy}{parts}: "
+            f"{format_seconds(self.seconds)} predicted",
+            f"  device     {format_bytes(self.device_bytes)} of {format_bytes(self.memory_limit)}",
+            f"  host       {format_bytes(self.host_bytes)} pinned",
+            *in_columns(
+                [
+                    ("copy in", format_seconds(self.copy_in_seconds), format_bytes(self.bytes_in)),
+                    ("compute", format_seconds(self.compute_seconds), ""),
+                    (
+                        "copy out",
+                        format_seconds(self.copy_out_seconds),
+                        format_bytes(self.bytes_out),
+                    ),
+                ],
+                ("<9", ">11", ">12"),
+            ),
+            "",
+            "  what becomes of tensors",
+        ]
+        by_fate = {fate: [each for each in self.fates if each.fate == fate] for fate in FATES}
+        lines += in_columns(
+            [
+                (fate, str(len(found)), format_bytes(sum(each.nbytes for each in found)))
+                for fate, found in by_fate.items()
+                if found
+            ],
+            ("<10", ">6", ">12"),
+        )
+        largest = sorted(self.fates, key=lambda each: -each.nbytes)[:SHOWN]
+        lines += ["", "  the largest of them"]
+        lines += in_columns(
+            [(each.tensor, each.fate, format_bytes(each.nbytes)) for each in largest],
+            ("<34", "<10", ">12"),
+        )
+        longest = sorted(self.tasks, key=lambda each: -each.seconds)[:SHOWN]
+        lines += ["", f"  the longest of {len(self.tasks)} phases"]
+        lines += in_columns(
+            [
+                (each.name, format_seconds(each.seconds), f"{each.pieces} pieces",
+                 format_bytes(each.device_bytes))
+                for each in longest
+            ],
+            ("<44", ">11", ">10", ">12"),
+        )  # fmt: skip
+        return "\n".join(lines)
+
+    def __str__(self) -> str:
+        return self.explain()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a dict of plain JSON values."""
+        return {each.name: _plain(getattr(self, each.name)) for each in fields(self)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """Return the plan that `to_json` described."""
+        known = dict(data)
+        known["remade"] = tuple(data["remade"])
+        known["stays"] = tuple(
+            (name, tuple(Stay(*stay) for stay in stays)) for name, stays in data["stays"]
+        )
+        known["fates"] = tuple(Fate(*each) for each in data["fates"])
+        known["tasks"] = tuple(TaskFigures(*each) for each in data["tasks"])
+        return cls(**known)
+
+
+def _plain(value: Any) -> Any:
+    return [_plain(each) for each in value] if isinstance(value, tuple) else value

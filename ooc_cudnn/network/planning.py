@@ -1,0 +1,233 @@
+"""From a step to its plan: by a policy, or the fastest of all by the replay."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+from ooc_cudnn.errors import PlanInfeasibleError
+from ooc_cudnn.network.fusing import fused
+from ooc_cudnn.network.micro_batches import WholeBatchError, micro_batched
+from ooc_cudnn.network.phases import Step
+from ooc_cudnn.network.placing import Placed, Terms, place_step
+from ooc_cudnn.network.plan import Fate, NetworkPlan, TaskFigures
+from ooc_cudnn.network.policies import POLICIES
+from ooc_cudnn.network.remaking import REMADE, remade
+from ooc_cudnn.network.residency import GIVEN, Residency
+from ooc_cudnn.pipeline.program import Task
+from ooc_cudnn.pipeline.schedule import make_schedule
+from ooc_cudnn.pipeline.simulate import Replayed
+from ooc_cudnn.pipeline.trace import link_bytes
+
+#: What `best` chooses from, in the order in which equals are taken.
+BEST_OF = ("keep", "offload", "remake", "checkpoint")
+#: Micro-batches that are tried: the next number is worth it while it is faster.
+MOST_MICRO_BATCHES = 256
+
+NAMES = ("best", "keep", "offload", "remake", "checkpoint", "vdnn_all", "vdnn_conv", "vdnn_dyn")
+
+
+class PlannedStep(NamedTuple):
+    """A plan, and what it runs: the rewritten step and its program."""
+
+    plan: NetworkPlan
+    step: Step
+    placed: Placed
+
+
+def plan_step(
+    name: str, step: Step, terms: Terms, *, policy: str = "best", micro_batches: int | None = None
+) -> PlannedStep:
+    """Plan a step.
+
+    Parameters
+    ----------
+    policy : str
+        One of `NAMES`.
+    micro_batches : int, optional
+        Parts of the batch; chosen when left out.
+
+    Raises
+    ------
+    ValueError
+        If the policy is not known, or the step cannot go through the network in parts.
+    PlanInfeasibleError
+        If the memory limit admits no plan, with the smallest that would.
+    """
+    if policy not in NAMES:
+        raise ValueError(f"policy must be one of {', '.join(NAMES)}, not {policy!r}")
+    step = fused(step)
+    if policy == "vdnn_dyn":
+        return _vdnn_dyn(name, step, terms)
+    names = BEST_OF if policy == "best" else (policy,)
+    best: PlannedStep | None = None
+    for parts in _counts(step, micro_batches):
+        found = [
+            made
+            for each in names
+            if (made := _planned(name, step, terms, each, parts, may_stream=False)) is not None
+        ]
+        if found:
+            fastest = min(found, key=lambda made: made.plan.seconds)
+            if best is not None and fastest.plan.seconds >= best.plan.seconds:
+                break
+            best = fastest
+    if best is None:  # nothing fits as it is: what is too large is streamed
+        fallback = "offload" if policy == "best" else policy
+        best = _planned(name, step, terms, fallback, micro_batches or 1)
+    assert best is not None
+    return best._replace(plan=replace(best.plan, policy=policy))
+
+
+def plan_again(step: Step, plan: NetworkPlan, terms: Terms) -> PlannedStep:
+    """Make the program of a plan that was made before.
+
+    Raises
+    ------
+    ValueError
+        If it is the plan of another step.
+    """
+    step = _rewritten(fused(step) if plan.is_fused else step, plan.remade, plan.micro_batches)
+    known = {step.place(name).base for name in step.tensors}
+    strangers = [name for name, _ in plan.stays if name not in known]
+    if strangers:
+        raise ValueError(f"the plan is of another network: {strangers[0]!r} is none of its tensors")
+    terms = replace(terms, order=plan.order, synchronous=plan.synchronous)
+    placed = place_step(plan.name, step, dict(plan.stays), terms)
+    assert placed is not None
+    return PlannedStep(
+        _figures(plan.name, plan.policy, step, placed, plan.remade, plan.micro_batches, terms),
+        step,
+        placed,
+    )
+
+
+def _counts(step: Step, asked: int | None) -> Iterator[int]:
+    """Numbers of micro-batches to try, while the next one may be better."""
+    if asked is not None:
+        yield asked
+        return
+    yield 1
+    images = max(phase.call.extents.n for phase in step.phases)
+    parts = 2
+    while parts <= min(images, MOST_MICRO_BATCHES):
+        try:
+            micro_batched(step, parts)
+        except WholeBatchError:
+            return
+        yield parts
+        parts *= 2
+
+
+def _rewritten(step: Step, again: tuple[str, ...], parts: int) -> Step:
+    return micro_batched(remade(step, again), parts)
+
+
+def _planned(
+    name: str, step: Step, terms: Terms, policy: str, parts: int, *, may_stream: bool = True
+) -> PlannedStep | None:
+    """Plan a step by one policy; None where it does not fit as the policy has it."""
+    made = POLICIES[policy]
+    again = tuple(sorted(made.remade(step)))
+    rewritten = _rewritten(step, again, parts)
+    terms = replace(terms, synchronous=made.synchronous)
+    try:
+        placed = place_step(name, rewritten, made.residing(rewritten), terms, may_stream=may_stream)
+    except PlanInfeasibleError:
+        if may_stream:
+            raise
+        return None
+    if placed is None:
+        return None
+    return PlannedStep(
+        _figures(name, policy, rewritten, placed, again, parts, terms), rewritten, placed
+    )
+
+
+def _vdnn_dyn(name: str, step: Step, terms: Terms) -> PlannedStep:
+    """vDNN's dynamic policy: the first of its passes that fits (section 3.4).
+
+    Without offload, then with convolutions' inputs offloaded, then with all; else what is too large
+    is streamed, where vDNN gives up.
+    """
+    for policy in ("keep", "vdnn_conv", "vdnn_all"):
+        made = _planned(name, step, terms, policy, 1, may_stream=False)
+        if made is not None:
+            break
+    else:
+        made = _planned(name, step, terms, "vdnn_all", 1)
+    assert made is not None
+    return made._replace(plan=replace(made.plan, policy="vdnn_dyn"))
+
+
+def _figures(
+    name: str,
+    policy: str,
+    step: Step,
+    placed: Placed,
+    again: tuple[str, ...],
+    parts: int,
+    terms: Terms,
+) -> NetworkPlan:
+    """What a program will take, by its replay."""
+    program, target = placed.program, terms.target
+    schedule = make_schedule(program)
+    replayed = Replayed(schedule)
+    busy = {"copy_in": 0.0, "compute": 0.0, "copy_out": 0.0}
+    moved = dict.fromkeys(busy, 0)
+    seconds = [0.0] * len(program.items)
+    timeline = replayed.timeline
+    for at, item_step in enumerate(schedule.steps):
+        lasted = timeline.finish[at] - timeline.start[at]
+        busy[item_step.stream] += lasted
+        moved[item_step.stream] += link_bytes(program, item_step)
+        if item_step.stream == "compute":
+            seconds[item_step.item] += lasted
+    tasks = tuple(
+        TaskFigures(item.name, seconds[at], item.plan.pieces, item.plan.device_bytes,
+                    item.plan.layout)
+        for at, item in enumerate(program.items)
+        if isinstance(item, Task)
+    )  # fmt: skip
+    return NetworkPlan(
+        name=name,
+        policy=policy,
+        machine=target.machine.name,
+        memory_limit=target.limit_bytes,
+        device_bytes=program.device_bytes,
+        host_bytes=sum(spec.nbytes for spec in program.between.values()),
+        seconds=replayed.seconds,
+        compute_seconds=busy["compute"],
+        copy_in_seconds=busy["copy_in"],
+        copy_out_seconds=busy["copy_out"],
+        bytes_in=moved["copy_in"],
+        bytes_out=moved["copy_out"],
+        pieces=schedule.pieces,
+        micro_batches=parts,
+        is_fused=True,
+        remade=again,
+        stays=tuple((base, tuple(found)) for base, found in placed.residency.items()),
+        fates=tuple(_fates(step, placed.residency, again)),
+        tasks=tasks,
+        order=terms.order,
+        synchronous=terms.synchronous,
+    )
+
+
+def _fates(step: Step, residency: Residency, again: tuple[str, ...]) -> Iterator[Fate]:
+    """What becomes of each tensor that is no view."""
+    touched = {
+        step.place(name).base for phase in step.phases for name in (*phase.reads, *phase.writes)
+    }
+    for name, tensor in step.tensors.items():
+        if name not in touched:
+            continue
+        stays = residency.get(name, ())
+        if name in again or name.endswith(REMADE):
+            fate = "remade"
+        elif not stays:
+            fate = "given" if tensor.kind in GIVEN else "streamed"
+        else:
+            fate = "offloaded" if len(stays) > 1 else "kept"
+        yield Fate(name, fate, tensor.nbytes)

@@ -1,0 +1,284 @@
+"""Planning and running a network: `plan`, `training_step`, `forward`."""
+
+from __future__ import annotations
+
+import os
+from abc import abstractmethod
+from collections.abc import Hashable, Mapping
+from typing import Any
+
+import numpy as np
+
+from ooc_cudnn.arrays.operands import Wrapped, wrap
+from ooc_cudnn.devices import get_device
+from ooc_cudnn.devices.base import Device
+from ooc_cudnn.devices.machines import named_machine
+from ooc_cudnn.functions.plan import limit_of
+from ooc_cudnn.functions.target import Target
+from ooc_cudnn.memory.limit import limit_bytes
+from ooc_cudnn.network.graph import Graph
+from ooc_cudnn.network.parameters import Parameters
+from ooc_cudnn.network.phases import Step
+from ooc_cudnn.network.placing import Terms
+from ooc_cudnn.network.plan import NetworkPlan
+from ooc_cudnn.network.planning import PlannedStep, plan_again, plan_step
+from ooc_cudnn.network.tensors import Tensor
+from ooc_cudnn.network.training import ReadyStep, number
+from ooc_cudnn.settings import current
+from ooc_cudnn.telling import warn
+from ooc_cudnn.tensor import ORDERS, TensorSpec, numpy_dtype
+from ooc_cudnn.units import parse_limit
+from perfmodel import MachineModel
+
+Limit = int | float | str | None
+
+
+class Running:
+    """What a network can be asked to do, once it is built."""
+
+    graph: Graph
+    parameters: Parameters
+    running: Parameters
+
+    @abstractmethod
+    def training_phases(self, loss: Tensor) -> Step:
+        """The phases of a step of training."""
+
+    @abstractmethod
+    def forward_phases(self, *outputs: Tensor) -> Step:
+        """The phases of inference."""
+
+    def plan(
+        self,
+        loss: Tensor,
+        *,
+        memory_limit: Limit = None,
+        policy: str = "best",
+        machine: MachineModel | str | os.PathLike[str] | None = None,
+        micro_batches: int | None = None,
+    ) -> NetworkPlan:
+        """Plan a step of training; no data and, with `machine`, no card needed.
+
+        Parameters
+        ----------
+        loss : Tensor
+            Of one element.
+        memory_limit : int, float or str, optional
+            Device memory that the library may hold; the setting's when left out.
+        policy : str
+            "best" (the fastest of those that fit), "keep", "offload", "remake", "checkpoint",
+            "vdnn_all", "vdnn_conv" or "vdnn_dyn".
+        machine : MachineModel or str, optional
+            The machine to predict for; the one at hand when left out.
+        micro_batches : int, optional
+            Parts of the batch that go through the network one after the other; chosen when left
+            out. 1 where something needs the whole batch, as batch normalization does.
+
+        Raises
+        ------
+        ValueError
+            If the loss is no scalar, or the policy is not known.
+        PlanInfeasibleError
+            If the memory limit admits no plan, with the smallest that would.
+        """
+        step = self.training_phases(loss)
+        terms = _terms(memory_limit, machine, _dtype(step), {})
+        made = plan_step("training_step", step, terms, policy=policy, micro_batches=micro_batches)
+        return made.plan
+
+    def training_step(
+        self,
+        loss: Tensor,
+        *,
+        memory_limit: Limit = None,
+        policy: str = "best",
+        micro_batches: int | None = None,
+        plan: NetworkPlan | None = None,
+    ) -> TrainingStep:
+        """Make a step of training ready: call it with the inputs, and it returns the loss.
+
+        Parameters
+        ----------
+        loss, memory_limit, policy, micro_batches
+            As for `plan`.
+        plan : NetworkPlan, optional
+            One that was made before, for this network.
+        """
+        step = self.training_phases(loss)
+        asked = {"policy": policy, "micro_batches": micro_batches}
+        limit = memory_limit
+        if plan is not None and limit is None:
+            limit = plan.memory_limit
+        return TrainingStep(self, step, limit, asked, plan)
+
+    def forward(
+        self, *outputs: Tensor, memory_limit: Limit = None, out: Any = None, **inputs: Any
+    ) -> Any:
+        """Run inference: by running statistics, without dropout.
+
+        Parameters
+        ----------
+        *outputs : Tensor
+            What is asked for.
+        memory_limit : int, float or str, optional
+        out : array or tuple of arrays, optional
+            Where to write the results; any placement.
+        **inputs : array
+            By the names of inputs that the outputs depend on.
+
+        Returns
+        -------
+        array, or tuple of them for several outputs
+        """
+        step = self.forward_phases(*outputs)
+        given = out if isinstance(out, tuple | list) else (out,) * (out is not None)
+        if given and len(given) != len(outputs):
+            raise TypeError(f"out must hold {len(outputs)} arrays, not {len(given)}")
+        beside = dict(zip(step.outputs, given, strict=True)) if given else {}
+        device = get_device(current().device)
+        taken = _taken(self, step, inputs, device)
+        for name, array in beside.items():
+            taken[name] = wrap(array, device, name="out", written=True)
+            _check_given(step.tensors[name], taken[name])
+        terms = _terms(memory_limit, None, _dtype(step), _specs(taken))
+        ready = ReadyStep(plan_step("forward", step, terms), device)
+        results = ready.run(taken)
+        found = tuple(
+            beside[name] if name in beside else ready.of(results, name) for name in step.outputs
+        )
+        return found if len(found) > 1 else found[0]
+
+
+class TrainingStep:
+    """A step of training of a network.
+
+    Call it with the inputs by name; it returns the loss as a float. After a call that fails,
+    gradients and running statistics are those of the call before.
+
+    Attributes
+    ----------
+    gradients : dict
+        Parameter (or input that asked for one) to the gradient of the last call: arrays in host
+        memory.
+    plan : NetworkPlan or None
+        How the last call ran; None before the first, unless one was given.
+    """
+
+    def __init__(
+        self,
+        network: Running,
+        step: Step,
+        memory_limit: Limit,
+        asked: Mapping[str, Any],
+        plan: NetworkPlan | None,
+    ) -> None:
+        self.plan, self.gradients = plan, dict[str, Any]()
+        self._network, self._step, self._limit = network, step, memory_limit
+        self._asked, self._given_plan = asked, plan
+        self._ready: dict[Hashable, ReadyStep] = {}
+
+    def __call__(self, **inputs: Any) -> float:
+        """Run the step.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If an input is missing, or does not have the network's shape or dtype; if a parameter
+            was replaced by one of another shape.
+        PlanInfeasibleError, DeviceOutOfMemoryError
+            As for `Network.plan`.
+        """
+        device = get_device(current().device)
+        step, network = self._step, self._network
+        given = _taken(network, step, inputs, device)
+        for output, name in step.seeds.items():
+            seed = np.ones(step.tensors[name].shape, numpy_dtype(step.tensors[output].dtype))
+            given[name] = wrap(seed, device, name=name)
+        ready = self._prepared(device, given)
+        self.plan = ready.planned.plan
+        results = ready.run(given)
+        gradients = {each: ready.of(results, name) for each, name in step.gradients.items()}
+        value = number(ready.of(results, step.outputs[0]))
+        # all is there: from here on nothing can fail
+        for name, array in results.items():
+            if name in network.running:
+                network.running[name] = array
+        self.gradients = gradients
+        if not np.isfinite(value):
+            warn(f"the loss is {value}")
+        return value
+
+    def _prepared(self, device: Device, given: Mapping[str, Wrapped]) -> ReadyStep:
+        settings = current()
+        specs = _specs(given)
+        key = (settings, device.name, tuple(specs.items()))
+        ready = self._ready.get(key)
+        if ready is None:
+            self._ready.clear()  # what it keeps on the host is given back first
+            terms = _terms(self._limit, None, _dtype(self._step), specs)
+            made: PlannedStep
+            if self._given_plan is not None:
+                made = plan_again(self._step, self._given_plan, terms)
+            else:
+                made = plan_step("training_step", self._step, terms, **self._asked)
+            ready = self._ready[key] = ReadyStep(made, device)
+        return ready
+
+
+def _terms(
+    memory_limit: Limit,
+    machine: MachineModel | str | os.PathLike[str] | None,
+    dtype: str,
+    specs: Mapping[str, TensorSpec],
+) -> Terms:
+    """Under what a step is planned: for the device at hand, or a machine by name."""
+    settings = current()
+    limit: Any = settings.memory_limit
+    if memory_limit is not None:
+        limit = parse_limit(memory_limit, name="memory_limit")
+    if machine is not None:
+        model = named_machine(machine)
+        room = limit_of(model, limit)
+        return Terms(Target(model, room, room, ORDERS, None, settings.overlap), specs)
+    device = get_device(settings.device)
+    with device.arena.lock:
+        return Terms(Target.here(device, limit_bytes(device, limit), dtype, settings), specs)
+
+
+def _dtype(step: Step) -> str:
+    """The dtype of most calls."""
+    return max((phase.call for phase in step.phases), key=lambda call: call.extents.n).dtype
+
+
+def _specs(given: Mapping[str, Wrapped]) -> dict[str, TensorSpec]:
+    return {name: each.spec for name, each in given.items()}
+
+
+def _taken(
+    network: Running, step: Step, inputs: Mapping[str, Any], device: Device
+) -> dict[str, Wrapped]:
+    """Every array that a step is given: inputs, parameters, running statistics."""
+    needed = {step.place(name).base for phase in step.phases for name in phase.binds.values()}
+    kinds = {name: step.tensors[name].kind for name in needed}
+    wanted = [name for name, kind in kinds.items() if kind == "input"]
+    missing = sorted(set(wanted) - set(inputs))
+    strangers = sorted(set(inputs) - set(wanted))
+    if missing or strangers:
+        said = [f"needs {', '.join(missing)}"] * bool(missing)
+        said += [f"has no input {', '.join(strangers)}"] * bool(strangers)
+        raise TypeError(f"the step {' and '.join(said)}; its inputs are {', '.join(wanted)}")
+    lasting = {**network.parameters.checked(), **network.running.checked()}
+    found = {}
+    for name, kind in kinds.items():
+        if kind in ("input", "parameter", "running"):
+            array = inputs[name] if kind == "input" else lasting[name]
+            found[name] = wrap(array, device, name=name)
+            _check_given(step.tensors[name], found[name])
+    return found
+
+
+def _check_given(tensor: Tensor, given: Wrapped) -> None:
+    if given.spec.shape != tensor.shape:
+        raise ValueError(f"{tensor.name} must have shape {tensor.shape}, not {given.spec.shape}")
+    if given.spec.dtype != tensor.dtype:
+        raise TypeError(f"{tensor.name} must be {tensor.dtype}, not {given.spec.dtype}")
