@@ -18,8 +18,9 @@ from ooc_cudnn.operations.batch_normalization import Normalise
 from ooc_cudnn.operations.pooling import Pooling as Pool
 from ooc_cudnn.operations.resampling import Resampling
 from ooc_cudnn.operations.resampling_arguments import any_pooling
+from ooc_cudnn.operations.site_normalization import NormaliseSites
 from ooc_cudnn.settings_table import Settings
-from ooc_cudnn.tensor import ACCUMULATOR, TensorSpec
+from ooc_cudnn.tensor import TensorSpec
 from ooc_cudnn.types import Array, ChannelStatistics, ChannelVector, Filters, Padding, Sizes
 
 
@@ -224,13 +225,46 @@ class BatchNormalization(Applied):
 
     def bind(self, incoming: Incoming, specs: tuple[TensorSpec, ...]) -> Operation:
         made = Normalise(incoming.shape, incoming.dtype, float(self.epsilon))
-        for parameter, spec in zip(made.parameters, specs, strict=True):
-            if spec.shape != parameter.shape:
-                raise ValueError(
-                    f"{parameter.name} must have shape {parameter.shape}, not {spec.shape}"
-                )
-            if spec.dtype != ACCUMULATOR[incoming.dtype]:
-                raise TypeError(
-                    f"{parameter.name} must be {ACCUMULATOR[incoming.dtype]}, not {spec.dtype}"
-                )
+        _check_vectors(made, specs)
         return made
+
+
+@dataclass(frozen=True, eq=False)
+class LayerNormalization(Applied):
+    """Normalise each site by mean and variance of its channels: LayerNorm(c) with channels last.
+
+    Parameters
+    ----------
+    scale, bias : array, shape (c,)
+        float32; float64 for float64 x.
+    epsilon : float
+        Added to the variance; not negative.
+    """
+
+    names = ("scale", "bias")
+
+    scale: ChannelStatistics | TensorSpec
+    bias: ChannelStatistics | TensorSpec
+    epsilon: float = field(default=1e-5, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.epsilon, bool) or not isinstance(self.epsilon, numbers.Real):
+            raise TypeError(f"epsilon must be a number, not {self.epsilon!r}")
+        if not (math.isfinite(self.epsilon) and self.epsilon >= 0):
+            raise ValueError(f"epsilon must not be negative, not {self.epsilon!r}")
+
+    def bind(self, incoming: Incoming, specs: tuple[TensorSpec, ...]) -> Operation:
+        made = NormaliseSites(incoming.shape, incoming.dtype, float(self.epsilon))
+        _check_vectors(made, specs)
+        return made
+
+
+def _check_vectors(operation: Operation, specs: tuple[TensorSpec, ...]) -> None:
+    """Raise unless the vectors of a normalization are of its channels, in the type of sums."""
+    for parameter, spec in zip(operation.parameters, specs, strict=True):
+        if spec.shape != parameter.shape:
+            raise ValueError(
+                f"{parameter.name} must have shape {parameter.shape}, not {spec.shape}"
+            )
+        if spec.dtype != parameter.dtype:
+            raise TypeError(f"{parameter.name} must be {parameter.dtype}, not {spec.dtype}")

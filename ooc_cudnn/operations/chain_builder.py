@@ -174,7 +174,8 @@ class ChainBuilder(Builder):
             forward = replace(operation.forward, layout=self.layout)
             operation = replace(operation, forward=forward, result_dtype=dtype)
         else:
-            sources = (self.taken(source, self.layout, dtype),)
+            vectors = self.chain.parameter_names[index]
+            sources = (self.taken(source, self.layout, dtype), *vectors)
             operation = self._in_type(operation, dtype)
         product = "y"
         if following is not None or not self.may_write("y", dtype, self.layout):

@@ -12,6 +12,7 @@ from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.flow import Flow, Fusion, flow, fusions
 from ooc_cudnn.operations.local_response import LocalResponse
 from ooc_cudnn.operations.rows import broadcast_region, cut_axes, height, with_rows
+from ooc_cudnn.operations.site_normalization import NormaliseSites
 from ooc_cudnn.operations.splittable import Operand, Piece, Region
 from ooc_cudnn.operations.transposed_convolution import TransposedConvolution
 from ooc_cudnn.operations.window import Range, Ranges, ranges
@@ -21,7 +22,7 @@ from perfmodel.cached import cached_property
 
 FILTERED = Convolution | TransposedConvolution
 #: Operations of which each result may need all channels of what flows in.
-MIXING = FILTERED | LocalResponse
+MIXING = FILTERED | LocalResponse | NormaliseSites
 #: Flows of a chain that are kept.
 REMEMBERED_FLOWS = 256
 

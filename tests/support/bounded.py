@@ -219,6 +219,22 @@ def normalised(x, scale, shift, mean, variance, dtype, *, epsilon=1e-5):
     return made.computed(10, size, dtype)
 
 
+def layer_normalised(x, scale, shift, dtype, *, epsilon):
+    """Layer normalisation of each site; vectors are exact."""
+    scale, shift = (
+        v.astype("f8").reshape(1, -1, *[1] * (x.value.ndim - 2)) for v in (scale, shift)
+    )
+    over = {"axis": 1, "keepdims": True}
+    inverse = 1 / np.sqrt(x.value.var(**over) + epsilon)
+    hat = (x.value - x.value.mean(**over)) * inverse
+    # A mean and a deviation are off by no more than the element that is off most; twice that, since
+    # what is divided by the deviation is no line.
+    most, largest = x.error.max(**over), np.abs(x.value).max(**over)
+    error = 2 * np.abs(scale) * inverse * (x.error + most + np.abs(hat) * most)
+    size = np.abs(scale) * ((np.abs(x.value) + x.error + largest) * inverse + np.abs(hat))
+    return Bounded(scale * hat + shift, error).computed(10, size + np.abs(shift), dtype)
+
+
 def softmax(x, dtype, *, algorithm="accurate", mode="channel"):
     """Softmax over channels, or over all of each image; "log" its logarithm."""
     x = x.astype("f8")

@@ -66,6 +66,10 @@ def surround(pairs, value=0.0):
     return Step("pad", {"padding": pairs, "value": value})
 
 
+def layer(epsilon=1e-2):
+    return Step("layer", {"epsilon": epsilon})
+
+
 def respond(size, **options):
     return Step("respond", {"size": size, **options})
 
@@ -126,6 +130,10 @@ def take(step, x, random, dtype):
         result = Bounded(made.numpy(), 2 * x.error)
         result = result.computed(8 * arguments["size"], np.abs(result.value) + x.error, dtype)
         return operations.LocalResponseNormalization(**arguments), result
+    if step.kind == "layer":
+        vectors = random.standard_normal((2, shape[1])).astype("f8" if dtype == "float64" else "f4")
+        made = bounded.layer_normalised(x, *vectors, dtype, **arguments)
+        return operations.LayerNormalization(*vectors, **arguments), made
     if step.kind in ("transposed", "resize", "adapt", "pad"):
         return take_reshaping(step, x, random, dtype)
     vector = np.dtype("f8" if dtype == "float64" else "f4")

@@ -23,6 +23,7 @@ from tests.support.chains import (
     adapt,
     bias,
     conv,
+    layer,
     norm,
     pool,
     resize,
@@ -136,6 +137,9 @@ CHAINS = {
     ),
     "a response across channels": (
         (2, 3, 7, 4), (conv(4, 3, padding=1), act(), respond(3, alpha=0.2), pool(3, stride=2))
+    ),
+    "layer normalization of each site": (
+        (2, 3, 7, 4), (conv(4, 3, padding=1), layer(), act("gelu"), conv(2, 3, padding=1), layer())
     ),
     "resized in three axes": (
         (1, 2, 3, 4, 3),

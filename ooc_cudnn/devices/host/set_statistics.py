@@ -21,7 +21,8 @@ from ooc_cudnn.devices.host.chunks import (
     chunks,
     of_channels,
 )
-from ooc_cudnn.devices.host.reduction import merged_moments
+from ooc_cudnn.devices.host.reduction import merged_moments, moments_result
+from ooc_cudnn.operations.batch_normalization import MomentsResult
 from ooc_cudnn.operations.set_statistics import (
     FoldImages,
     GroupSums,
@@ -31,6 +32,8 @@ from ooc_cudnn.operations.set_statistics import (
     SetMoments,
     SetSums,
 )
+from ooc_cudnn.operations.site_normalization import NormaliseSites
+from ooc_cudnn.tensor import ACCUMULATOR
 
 
 def set_moments(operation: SetMoments, inputs: Inputs, output: Array, workspace: Array) -> None:
@@ -159,6 +162,23 @@ def normalise_sets_backward(
         np.copyto(output[box], result, casting="unsafe")
 
 
+def normalise_sites(
+    operation: NormaliseSites, inputs: Inputs, output: Array, workspace: Array
+) -> None:
+    """Find the statistics of each site, and normalise by them."""
+    x, *vectors = inputs
+    state = np.empty(operation.moments.output_shape)
+    set_moments(operation.moments, (x, None), state, workspace)
+    dtype, kept = ACCUMULATOR[operation.dtype], operation.statistics_shape
+    for what in ("mean", "inverse_deviation"):
+        made = np.empty(kept, dtype)
+        result = MomentsResult(kept, what, dtype, operation.epsilon)
+        moments_result(result, (state, None), made, workspace)
+        vectors.append(made)
+    normalise = NormaliseSets(operation.shape, operation.dtype, kept)
+    normalise_sets(normalise, (x, *vectors), output, workspace)
+
+
 def _narrow(statistics: Array, box: Box) -> Box:
     """The part of what is broadcast over a tensor that meets a box of it."""
     extents = zip(statistics.shape, box, strict=True)
@@ -173,4 +193,5 @@ RUNNERS: dict[type, Runner] = {
     GroupSums: group_sums,
     NormaliseSets: normalise_sets,
     NormaliseSetsBackward: normalise_sets_backward,
+    NormaliseSites: normalise_sites,
 }

@@ -12,7 +12,9 @@ from ooc_cudnn.devices.kernels.arguments import CUDA_TYPES, boolean, geometry
 from ooc_cudnn.devices.kernels.checks import check, check_packed, workspace_pointer
 from ooc_cudnn.devices.kernels.launch import Call, Launch, Runner, launch
 from ooc_cudnn.devices.kernels.launch_geometry import BLOCK_THREADS, Rows, grid_of, pack_size
-from ooc_cudnn.devices.view import DeviceView
+from ooc_cudnn.devices.kernels.normalise import moments_result
+from ooc_cudnn.devices.view import ITEM_BYTES, DeviceView
+from ooc_cudnn.operations.batch_normalization import MomentsResult
 from ooc_cudnn.operations.set_statistics import (
     FoldImages,
     GroupSums,
@@ -22,7 +24,8 @@ from ooc_cudnn.operations.set_statistics import (
     SetMoments,
     SetSums,
 )
-from ooc_cudnn.tensor import ACCUMULATOR
+from ooc_cudnn.operations.site_normalization import NormaliseSites
+from ooc_cudnn.tensor import ACCUMULATOR, packed_strides
 
 SOURCE = "set_statistics.cu"
 #: Sets that a block of threads sums up side by side: `ACROSS` in the kernels.
@@ -241,6 +244,40 @@ def normalise_sets_backward(operation: NormaliseSetsBackward, call: Call) -> Non
     _normalise(operation, call, (scale, None, mean, inverse), dy, sums, 1 / operation.count)
 
 
+def _sites_workspace(operation: NormaliseSites) -> int:
+    """Moments, mean and inverse deviation of each site, and what finding them takes."""
+    sites = math.prod(operation.statistics_shape)
+    return (24 + 2 * ITEM_BYTES[ACCUMULATOR[operation.dtype]]) * sites + _workspace_bytes(
+        operation.moments
+    )
+
+
+def normalise_sites(operation: NormaliseSites, call: Call) -> None:
+    """Run `NormaliseSites` on (x, scale, bias): all that layer normalisation takes, in order."""
+    x, *vectors = call.inputs
+    kept, dtype = operation.statistics_shape, ACCUMULATOR[operation.dtype]
+    nbytes = _sites_workspace(operation)
+    start = workspace_pointer(call.workspace, nbytes) if nbytes else 0
+    end = start + nbytes
+
+    def taken(shape: tuple[int, ...], of: str) -> DeviceView:
+        """The next part of the workspace."""
+        nonlocal start
+        view = DeviceView(start, of, shape, packed_strides(shape))
+        start += view.size * view.item_bytes
+        return view
+
+    state = taken(operation.moments.output_shape, "float64")
+    saved = {what: taken(kept, dtype) for what in ("mean", "inverse_deviation")}
+    rest = call._replace(workspace=(start, end - start))
+    set_moments(operation.moments, rest._replace(inputs=(x, None), output=state))
+    for what, made in saved.items():
+        result = MomentsResult(kept, what, dtype, operation.epsilon)
+        moments_result(result, rest._replace(inputs=(state, None), output=made))
+    normalise = NormaliseSets(operation.shape, operation.dtype, kept)
+    normalise_sets(normalise, rest._replace(inputs=(x, *vectors, *saved.values())))
+
+
 RUNNERS: dict[type, Runner] = {
     SetMoments: set_moments,
     SetSums: set_sums,
@@ -249,8 +286,10 @@ RUNNERS: dict[type, Runner] = {
     GroupSums: group_sums,
     NormaliseSets: normalise_sets,
     NormaliseSetsBackward: normalise_sets_backward,
+    NormaliseSites: normalise_sites,
 }
 WORKSPACE: dict[type, Callable[[Any], int]] = {
     SetMoments: _workspace_bytes,
     SetSums: _workspace_bytes,
+    NormaliseSites: _sites_workspace,
 }
