@@ -6,7 +6,7 @@ from tests.support.drawn_networks import drawn_network
 from tests.support.network_checks import check_network
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", range(60))
 def test_drawn_networks_are_right(seed):
     net, output, twin = drawn_network(seed)
     step = check_network(net, output, twin)
