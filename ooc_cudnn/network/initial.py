@@ -30,6 +30,15 @@ def random_state(random: np.random.Generator, shape: Shape, dtype: str) -> np.nd
     return np.array([random.integers(2**53), 0], numpy_dtype(dtype))
 
 
+def constant(value: float) -> Initial:
+    """One number."""
+
+    def filled(random: np.random.Generator, shape: Shape, dtype: str) -> np.ndarray[Any, Any]:
+        return np.full(shape, value, numpy_dtype(dtype))
+
+    return filled
+
+
 def he(fan_in: int) -> Initial:
     """Normal numbers of variance 2 / fan_in: rectified maps keep their size (He et al., 2015)."""
 

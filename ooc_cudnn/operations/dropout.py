@@ -141,16 +141,12 @@ class Dropout(OneShape):
 
 @dataclass(frozen=True)
 class DropoutCall(PerSite):
-    """y from x and state; backward dx of dy by the same call.
-
-    `first_image` is where its batch begins in a larger one, of which this is a part.
-    """
+    """y from x and state; backward dx of dy by the same call."""
 
     shape: Shape
     p: float
     dtype: str
     per_channel: bool = False
-    first_image: int = 0
 
     takes = ("x", "state")
 
@@ -167,8 +163,7 @@ class DropoutCall(PerSite):
         return super().launch_key(piece), piece.n[0], piece.c_y[0], piece.h_y[0]
 
     def on_piece(self, piece: Piece, *, layout: str, result_dtype: str) -> Dropout:
-        region = self.region("x", piece)
-        first = (region[0][0] + self.first_image, *(start for start, _ in region[1:]))
+        first = tuple(start for start, _ in self.region("x", piece))
         return Dropout(
             self.piece_shape(piece), self.shape, first, self.p, self.per_channel, result_dtype
         )

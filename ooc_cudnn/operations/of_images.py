@@ -133,6 +133,9 @@ class OfImages(Splittable):
     def row_key(self, piece: Piece) -> Hashable:
         return self.inner.row_key(self._there(piece))
 
+    def launch_key(self, piece: Piece) -> Hashable:
+        return self.inner.launch_key(self._there(piece))
+
     def meets_border(self, piece: Piece) -> bool:
         return self.inner.meets_border(self._there(piece))
 

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from ooc_cudnn.operations.dropout import AdvanceCall, DropoutCall, philox, random_words
+from ooc_cudnn.operations.of_images import OfImages
 from tests.support.every_split import check_every_split, rounded
-from tests.support.forced import Forced
+from tests.support.forced import Forced, legal_splits
 
 pytest.importorskip("ml_dtypes")
 STATE = np.array([0x1234_5678_9ABC, 7], np.int64)
@@ -70,9 +71,12 @@ def test_the_mask_is_the_same_under_every_split(random, shape, per_channel):
 
 def test_a_part_of_the_batch_has_its_own_part_of_the_mask():
     factors = expected_factors((6, 2, 5), 0.5, False)
-    call = DropoutCall((2, 2, 5), 0.5, "float32", first_image=3)
-    arrays = {"x": np.ones((2, 2, 5), "f4"), "state": STATE}
-    check_every_split(call, arrays, {"y": factors[3:5]})
+    x = np.ones((3, 2, 5), "f4")
+    call = OfImages.of(DropoutCall((6, 2, 5), 0.5, "float32"), (2, 5))
+    for split in legal_splits(call):
+        y = np.full_like(x, np.nan)
+        Forced(call, {"x": x, "state": STATE, "y": y}).run(split)
+        np.testing.assert_array_equal(y, factors[2:5])
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 1.0])

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
 from ooc_cudnn.network.builders.base import Builders, builder
 from ooc_cudnn.network.builders.normalizations import number
-from ooc_cudnn.network.initial import random_state
+from ooc_cudnn.network.initial import constant, random_state, zeros
 from ooc_cudnn.network.nodes.activation import Activation
-from ooc_cudnn.network.nodes.add import Add
+from ooc_cudnn.network.nodes.arithmetic import Add, Multiply
 from ooc_cudnn.network.nodes.dropout import Dropout
+from ooc_cudnn.network.nodes.images import Images
+from ooc_cudnn.network.nodes.prelu import PRelu
 from ooc_cudnn.network.nodes.softmax import Softmax
 from ooc_cudnn.network.tensors import Tensor
 from ooc_cudnn.operations import softmax
 from ooc_cudnn.operations.activation import check_mode
+from ooc_cudnn.operations.base import Shape
+from ooc_cudnn.operations.images import STORED
+from ooc_cudnn.tensor import ACCUMULATOR, dtype_name
 
 
 class ElementwiseBuilders(Builders):
-    """Activations, sums and products."""
+    """Activations, sums and products, dropout, stored images."""
 
     @builder
     def activation(
@@ -27,13 +38,72 @@ class ElementwiseBuilders(Builders):
         return self._add(Activation(name, self._result(name, x.shape, x.dtype), x, mode, coef))
 
     @builder
-    def add(self, a: Tensor, b: Tensor, *, name: str = "") -> Tensor:
-        """The sum of two maps of one shape."""
+    def prelu(
+        self, x: Tensor, *, per_channel: bool = False, w: Any = None, name: str = ""
+    ) -> Tensor:
+        """PReLU: x where x > 0, else w * x, with a slope w that is learnt.
+
+        Parameters
+        ----------
+        per_channel : bool
+            Whether each channel has a slope of its own.
+        w : array or parameter, optional
+            Shape (c,) per channel, else (1,). Without: 0.25, as in PyTorch.
+        """
+        x = self._own(x)
+        shape = x.shape[1:2] if per_channel else (1,)
+        slope = self._parameter(name, "w", shape, x.dtype, constant(0.25), w)
+        return self._add(PRelu(name, self._result(name, x.shape, x.dtype), x, slope))
+
+    @builder
+    def add(self, a: Tensor, b: Tensor | float, *, name: str = "") -> Tensor:
+        """a + b: two maps of one shape, or a map and what is broadcast to it.
+
+        Parameters
+        ----------
+        a : Tensor, shape (n, c, spatial...)
+        b : Tensor or float
+            Of the shape of a; one value per channel, (c,) or (1, c, 1...); per image, (n, 1, 1...);
+            per channel of an image, (n, c) or (n, c, 1...); or one in all: (1,), (1, 1, 1...), or a
+            number, which is rounded to the dtype.
+        """
+        return self._add(Add(name, *self._combined(name, a, b)))
+
+    @builder
+    def multiply(self, a: Tensor, b: Tensor | float, *, name: str = "") -> Tensor:
+        """a * b: two maps of one shape, or a map and what is broadcast to it, as for `add`."""
+        return self._add(Multiply(name, *self._combined(name, a, b)))
+
+    def _combined(
+        self, name: str, a: Tensor, b: Tensor | float
+    ) -> tuple[Tensor, Tensor, Tensor, Shape]:
+        """The result, both operands, and the shape as which the second is broadcast."""
         a = self._own(a, "a")
+        if isinstance(b, int | float) and not isinstance(b, bool):
+            value = number(b, "b", -math.inf)
+            b = self._running_statistics(name, "constant", (1,), a.dtype, constant(value))
         b = self._own(b, "b", dtype=a.dtype)
-        if a.shape != b.shape:
-            raise ValueError(f"b must have the shape of a, {a.shape}, but {b.name} has {b.shape}")
-        return self._add(Add(name, self._result(name, a.shape, a.dtype), a, b))
+        ones = (1,) * (len(a.shape) - 2)
+        images, channels = a.shape[:2]
+        shapes = {
+            a.shape: a.shape,
+            (channels,): (channels,),
+            (images, channels): (images, channels, *ones),
+            (1,): (1,),
+            **{
+                shape: shape
+                for shape in (
+                    (1, channels, *ones), (images, 1, *ones), (images, channels, *ones),
+                    (1, 1, *ones),
+                )
+            },
+        }  # fmt: skip
+        if b.shape not in shapes:
+            raise ValueError(
+                f"b must have the shape of a, {a.shape}, or one value per channel, per image, per "
+                f"channel of an image, or in all, but {b.name} has {b.shape}"
+            )
+        return self._result(name, a.shape, a.dtype), a, b, shapes[b.shape]
 
     @builder
     def dropout(
@@ -57,6 +127,41 @@ class ElementwiseBuilders(Builders):
         state = self._running_statistics(name, "state", (2,), "int64", random_state)
         y = self._result(name, x.shape, x.dtype)
         return self._add(Dropout(name, y, x, state, p, bool(per_channel)))
+
+    @builder
+    def image(
+        self,
+        x: Tensor,
+        *,
+        mean: float | Sequence[float] = 0.0,
+        scale: float | Sequence[float] = 1.0,
+        dtype: str = "float32",
+        name: str = "",
+    ) -> Tensor:
+        """Stored images as maps: (x - mean) * scale. They cross the link as integers.
+
+        Parameters
+        ----------
+        x : Tensor, shape (n, c, up to 3 spatial axes)
+            An input of uint8 or uint16.
+        mean, scale : float, or one per channel
+        dtype : str
+            Of the result.
+        """
+        x = self.graph.check_own(x, "x")
+        dtype = dtype_name(dtype)
+        vectors = []
+        for said, value in (("mean", mean), ("scale", scale)):
+            array = np.asarray(value, ACCUMULATOR[dtype]).reshape(-1)
+            if array.shape not in ((1,), x.shape[1:2]) or not np.isfinite(array).all():
+                raise ValueError(f"{said} must be a finite number, or one per channel, not {value}")
+            given = self._running_statistics(
+                name, said, array.shape, array.dtype.name, zeros, array
+            )
+            vectors.append(given)
+        if x.dtype not in STORED:
+            raise TypeError(f"x must be {' or '.join(STORED)}, but {x.name} is {x.dtype}")
+        return self._add(Images(name, self._result(name, x.shape, dtype), x, *vectors))
 
     @builder
     def softmax(

@@ -1,0 +1,27 @@
+"""Stored images as maps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ooc_cudnn.network.emitting import Backward, Forward
+from ooc_cudnn.network.nodes.base import Node
+from ooc_cudnn.network.tensors import Tensor
+from ooc_cudnn.operations.images import StoredImages
+
+
+@dataclass(frozen=True)
+class Images(Node):
+    """y = (x - mean) * scale, x of integers: a quarter or half of the bytes cross the link."""
+
+    x: Tensor
+    mean: Tensor
+    scale: Tensor
+
+    def forward(self, emit: Forward) -> None:
+        shapes = (self.mean.shape, self.scale.shape)
+        call = StoredImages(self.x.shape, self.x.dtype, *shapes, self.y.dtype)
+        emit.phase("forward", call, x=self.x, mean=self.mean, scale=self.scale, y=self.y)
+
+    def backward(self, emit: Backward, dy: Tensor) -> None:
+        """Nothing: images and what scales them have no gradient."""

@@ -1,0 +1,196 @@
+"""PReLU, sums and products with what is broadcast, numbers, images, what forward saves as bits."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+import ooc_cudnn
+from ooc_cudnn.operations.masks import MaskedActivation
+from ooc_cudnn.operations.pooling_indices import IndexedPooling
+from tests.support.network_checks import check_network, values
+
+SHAPE = (2, 3, 4, 5)
+
+
+def network_on(shape=SHAPE, dtype="float64"):
+    net = ooc_cudnn.Network()
+    return net, net.input("x", shape, dtype, gradient=dtype == "float64")
+
+
+@pytest.mark.parametrize("shape", [SHAPE, (3, 4), (2, 3, 7)], ids=str)
+@pytest.mark.parametrize("per_channel", [True, False])
+def test_prelu(per_channel, shape):
+    net, x = network_on(shape)
+    y = net.prelu(net.convolution(x, 4, window=1) if len(shape) > 2 else x, per_channel=per_channel)
+    assert net.parameters["prelu_1.w"].tolist() == [0.25] * (y.shape[1] if per_channel else 1)
+
+    def twin(t):
+        given = t["x"]
+        if len(shape) > 2:
+            convolution = F.conv1d if len(shape) == 3 else F.conv2d
+            given = convolution(given, t["convolution_1.w"], t["convolution_1.b"])
+        return F.prelu(given, t["prelu_1.w"])
+
+    check_network(net, y, twin)
+
+
+B_SHAPES = [SHAPE, (3,), (1, 3, 1, 1), (2, 1, 1, 1), (2, 3, 1, 1), (2, 3), (1,), (1, 1, 1, 1)]
+
+
+def as_broadcast(b):
+    if b.ndim == 1:
+        return b.reshape(1, -1, 1, 1)
+    return b.reshape(*b.shape, 1, 1) if b.ndim == 2 else b
+
+
+@pytest.mark.parametrize("b_shape", B_SHAPES, ids=str)
+@pytest.mark.parametrize("op", ["add", "multiply"])
+def test_with_what_is_broadcast(op, b_shape):
+    net, x = network_on()
+    b = net.input("b", b_shape, "float64", gradient=True)
+    a, b = net.activation(x, "tanh"), net.activation(b, "sigmoid") if len(b_shape) > 1 else b
+    y = getattr(net, op)(a, b)
+
+    def twin(t):
+        met = torch.sigmoid(t["b"]) if len(b_shape) > 1 else t["b"]
+        return getattr(torch, {"multiply": "mul"}.get(op, op))(
+            torch.tanh(t["x"]), as_broadcast(met)
+        )
+
+    check_network(net, y, twin)
+
+
+def test_squeeze_and_excitation():
+    """A map times what is computed from it; one product's operands are the same tensor."""
+    net, x = network_on((2, 4, 5, 3))
+    h = net.multiply(net.activation(x, "tanh"), net.activation(x, "tanh"))
+    gate = net.activation(net.linear(net.global_average(h), 4), "hardsigmoid")
+    y = net.multiply(net.add(net.multiply(h, gate), h), h)
+
+    def twin(t):
+        h = torch.tanh(t["x"]) ** 2
+        gate = F.linear(h.mean((2, 3)), t["linear_1.w"].flatten(1), t["linear_1.b"])
+        gate = F.relu6(gate + 3) / 6
+        return (h * gate[:, :, None, None] + h) * h
+
+    check_network(net, y, twin)
+
+
+@pytest.mark.parametrize("same", ["add", "multiply"])
+def test_a_tensor_with_itself(same):
+    net, x = network_on()
+    h = net.activation(x, "tanh")
+    y = getattr(net, same)(h, h)
+    check_network(
+        net, y, lambda t: torch.tanh(t["x"]) * (2 if same == "add" else torch.tanh(t["x"]))
+    )
+
+
+def test_numbers():
+    net, x = network_on()
+    y = net.multiply(net.add(net.activation(x, "tanh"), -0.5), 3)
+    assert net.running["add_1.constant"].tolist() == [-0.5]
+
+    def twin(t):
+        return (torch.tanh(t["x"]) + t["add_1.constant"]) * t["multiply_1.constant"]
+
+    check_network(net, y, twin)
+
+
+@pytest.mark.parametrize("b_shape", [(4,), (1, 3, 4, 1), (3, 2)], ids=str)
+def test_what_does_not_fit_is_named(b_shape):
+    net, x = network_on()
+    with pytest.raises(ValueError, match=r"add_1: b must have the shape of a"):
+        net.add(x, net.input("b", b_shape, "float64"))
+
+
+@pytest.mark.parametrize("stored", ["uint8", "uint16"])
+def test_images(stored):
+    net = ooc_cudnn.Network()
+    x = net.input("x", SHAPE, stored)
+    h = net.image(x, mean=[10, 20, 30], scale=1 / 16, dtype="float64")
+    y = net.convolution(h, 4, window=3)
+    given = np.random.default_rng(0).integers(0, 200, SHAPE).astype(stored)
+
+    def twin(t):
+        mean, scale = t["image_1.mean"].reshape(3, 1, 1), t["image_1.scale"]
+        h = (t["x"].to(torch.float64) - mean) * scale
+        return F.conv2d(h, t["convolution_1.w"], t["convolution_1.b"])
+
+    check_network(net, y, twin, inputs={"x": given})
+    with pytest.raises(TypeError, match="image_2: x must be uint8 or uint16"):
+        net.image(h)
+    with pytest.raises(ValueError, match="one per channel"):
+        net.image(x, mean=[1, 2])
+
+
+# What forward saves -------------------------------------------------------------------------------
+
+
+def calls(step, kind):
+    return [phase for phase in step.phases if isinstance(phase.call, kind)]
+
+
+def test_bits_and_indices_where_nothing_else_is_read():
+    """Y of the ReLU is read by its own gradient alone: the pooling has indices, the sum nothing."""
+    net, x = network_on((2, 3, 9, 8))
+    h = net.activation(net.convolution(x, 4, window=3, padding=1), "relu")
+    h = net.add(h, net.activation(net.convolution(x, 4, window=1), "leaky_relu", coef=0.5))
+    y = net.pooling(h, window=3, stride=2, padding=1)
+
+    def twin(t):
+        one = torch.relu(F.conv2d(t["x"], t["convolution_1.w"], t["convolution_1.b"], padding=1))
+        two = F.leaky_relu(F.conv2d(t["x"], t["convolution_2.w"], t["convolution_2.b"]), 0.5)
+        return F.max_pool2d(one + two, 3, 2, 1)
+
+    step = check_network(net, y, twin)
+    assert len(calls(step, MaskedActivation)) == 2
+    assert len(calls(step, IndexedPooling)) == 1
+    read = {name for phase in step.phases[step.forward_count :] for name in phase.reads}
+    assert not read & {"activation_1", "activation_2", "add_1", "pooling_1"}
+    assert not calls(net.forward_phases(y), MaskedActivation | IndexedPooling)
+
+
+def test_no_bits_where_the_map_is_read_anyway():
+    net, x = network_on((2, 3, 6, 6))
+    h = net.activation(net.convolution(x, 4, window=3), "relu")
+    step = net.gradient_phases(net.convolution(h, 2, window=1))
+    assert not calls(step, MaskedActivation)
+    # and none where it is a result itself
+    step = net.gradient_phases(h)
+    assert not calls(step, MaskedActivation)
+
+
+def test_nothing_is_saved_for_a_gradient_that_nobody_wants():
+    net, x = network_on((2, 3, 6, 6), "float32")
+    h = net.pooling(net.activation(x, "relu"), window=2)
+    step = net.gradient_phases(net.convolution(h, 2, window=1))
+    assert not calls(step, MaskedActivation | IndexedPooling)
+
+
+def test_a_map_placed_in_a_concatenation_is_read_there():
+    net, x = network_on((2, 3, 6, 6))
+    h = net.activation(net.convolution(x, 4, window=1), "relu")
+    joined = net.concatenate([h, net.activation(net.convolution(x, 2, window=1), "relu")])
+    y = net.convolution(joined, 2, window=3)
+
+    def twin(t):
+        parts = [
+            torch.relu(F.conv2d(t["x"], t[f"{name}.w"], t[f"{name}.b"]))
+            for name in ("convolution_1", "convolution_2")
+        ]
+        return F.conv2d(torch.cat(parts, 1), t["convolution_3.w"], t["convolution_3.b"])
+
+    assert not calls(check_network(net, y, twin), MaskedActivation)
+
+
+def test_values_of_the_seed_are_drawn_once():
+    net, x = network_on()
+    net.dropout(x, 0.5)
+    net.dropout(x, 0.5)
+    one, two = (net.running[f"dropout_{at}.state"] for at in (1, 2))
+    assert one[0] != two[0]
+    assert values(net)["dropout_1.state"].dtype == np.int64
