@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
+import numpy as np
+
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.functions.target import Target, make_request
 from ooc_cudnn.memory.alignment import ALIGNMENT, aligned
@@ -32,7 +34,7 @@ from ooc_cudnn.pipeline.program import (
     Task,
 )
 from ooc_cudnn.pricing.plan import Plan
-from ooc_cudnn.pricing.planner import make_plan
+from ooc_cudnn.pricing.planner import AskWorkspace, Planner, make_plan
 from ooc_cudnn.pricing.request import Request
 from ooc_cudnn.tensor import TensorSpec, packed_strides
 
@@ -158,6 +160,14 @@ class _Placing:
         #: Of each stay, the bytes of the block that it takes.
         self.spans: dict[tuple[str, int], tuple[int, int]] = {}
         self.between: dict[str, TensorSpec] = {}
+        #: By stream and phase the stays whose copy starts there.
+        self._starting: dict[str, dict[int, list[tuple[str, int]]]] = {COPY_IN: {}, COPY_OUT: {}}
+        for base, found in stays.items():
+            for index, stay in enumerate(found):
+                if stay.fetched:
+                    self._starting[COPY_IN].setdefault(stay.first, []).append((base, index))
+                if stay.leaves is not None:
+                    self._starting[COPY_OUT].setdefault(stay.leaves, []).append((base, index))
 
     def placed(self) -> Placed:
         """Place everything, plan every task."""
@@ -167,6 +177,11 @@ class _Placing:
             raise _TooLittleError(self._worst(extents))
         for (base, index, extent), offset in zip(extents, offsets, strict=True):
             self.spans[base, index] = offset, offset + aligned(extent.nbytes)
+        self._held = (
+            np.array([extent.first for _, _, extent in extents]),
+            np.array([extent.last for _, _, extent in extents]),
+            np.array([self.spans[base, index] for base, index, _ in extents]),
+        )
         items: list[Item] = []
         top = peak
         for at, phase in enumerate(self.step.phases):
@@ -239,14 +254,12 @@ class _Placing:
     def _moves(self, at: int, stream: str) -> list[Item]:
         """The moves that start before a phase (copies in), or after it (copies out)."""
         found: list[Item] = []
-        for base, stays in self.stays.items():
-            for index, stay in enumerate(stays):
-                if stream == COPY_IN and stay.fetched and stay.first == at:
-                    host, there = self._on_host(base), self._on_device(base, index)
-                    found.append(Move(f"fetch of {base}", COPY_IN, host, there))
-                if stream == COPY_OUT and stay.leaves == at:
-                    host, there = self._on_host(base), self._on_device(base, index)
-                    found.append(Move(f"offload of {base}", COPY_OUT, there, host))
+        for base, index in self._starting[stream].get(at, ()):
+            host, there = self._on_host(base), self._on_device(base, index)
+            if stream == COPY_IN:
+                found.append(Move(f"fetch of {base}", COPY_IN, host, there))
+            else:
+                found.append(Move(f"offload of {base}", COPY_OUT, there, host))
         return found
 
     def _left_by(self, at: int) -> bool:
@@ -267,14 +280,10 @@ class _Placing:
 
     def _gap(self, at: int) -> tuple[int, int]:
         """The largest range of the block that nothing holds in a phase."""
-        held = sorted(
-            self.spans[base, index]
-            for base, found in self.stays.items()
-            for index, stay in enumerate(found)
-            if stay.first <= at <= stay.last
-        )
+        first, last, spans = self._held
+        held = spans[(first <= at) & (at <= last)]
         best, end = (0, 0), 0
-        for start, stop in [*held, (self.room, self.room)]:
+        for start, stop in [*sorted(held.tolist()), (self.room, self.room)]:
             if start - end > best[1] - best[0]:
                 best = end, start
             end = max(end, stop)
@@ -328,8 +337,26 @@ def plan_request(request: Request, target: Target) -> Plan:
 
 
 @lru_cache(maxsize=4096)
-def _planned(request: Request, ask_workspace: object) -> Plan:
-    return make_plan(request, ask_workspace)  # type: ignore[arg-type]  # it is hashable
+def _planned(request: Request, ask_workspace: AskWorkspace | None) -> Plan:
+    return _in_core(request, ask_workspace) or make_plan(request, ask_workspace)
+
+
+def _in_core(request: Request, ask_workspace: AskWorkspace | None) -> Plan | None:
+    """The plan of a call that copies nothing: as few pieces as can be, along its images.
+
+    None if it copies something, or takes more memory so than there is; then a plan is searched.
+    """
+    if len(request.computed_on_in_place) < len(request.specs):
+        return None
+    made, images = replace(request, row_axes=()), request.chain.extents.n
+    for parts in (1, 2, 4, 8, 16, 32, 64):
+        if parts > images or (not request.chain.may_cut("n") and parts > 1):
+            break
+        split = replace(request.chain.extents, n=-(-images // parts))
+        plan = Planner(made, ask_workspace).plan(split)
+        if plan is not None:
+            return plan
+    return None
 
 
 def _strides(
