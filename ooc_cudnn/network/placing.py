@@ -112,6 +112,12 @@ def _overflow(step: Step, stays: Residency, room_bytes: int) -> int | None:
     return worst if held[worst] > room_bytes else None
 
 
+def most_held(step: Step, stays: Residency) -> int:
+    """The most bytes that tensors hold in one phase, without what its task takes."""
+    extents = [extent for _, _, extent in _extents(step, stays)]
+    return int(held_bytes(extents, len(step.phases)).max())
+
+
 def _extents(step: Step, stays: Residency) -> list[tuple[str, int, Extent]]:
     return [
         (base, index, Extent(stay.first, stay.last, step.tensors[base].nbytes))

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.network.fusing import fused
 from ooc_cudnn.network.micro_batches import WholeBatchError, micro_batched
 from ooc_cudnn.network.phases import Step
-from ooc_cudnn.network.placing import Placed, Terms, place_step
+from ooc_cudnn.network.placing import Placed, Terms, most_held, place_step
 from ooc_cudnn.network.plan import Fate, NetworkPlan, TaskFigures
-from ooc_cudnn.network.policies import POLICIES
+from ooc_cudnn.network.policies import POLICIES, Residing
 from ooc_cudnn.network.remaking import REMADE, remade
 from ooc_cudnn.network.residency import GIVEN, Residency
 from ooc_cudnn.pipeline.program import Task
@@ -22,6 +21,8 @@ from ooc_cudnn.pipeline.trace import link_bytes
 
 #: What `best` chooses from, in the order in which equals are taken.
 BEST_OF = ("keep", "offload", "remake", "checkpoint")
+#: Where tasks find too little room, so much more of what can be remade is: a share of all.
+STEPS_OF_KINDS = 16
 #: Micro-batches that are tried: the next number is worth it while it is faster.
 MOST_MICRO_BATCHES = 256
 
@@ -88,7 +89,7 @@ def plan_again(step: Step, plan: NetworkPlan, terms: Terms) -> PlannedStep:
     ValueError
         If it is the plan of another step.
     """
-    step = _rewritten(fused(step) if plan.is_fused else step, plan.remade, plan.micro_batches)
+    step = micro_batched(remade(fused(step), plan.remade), plan.micro_batches)
     known = {step.place(name).base for name in step.tensors}
     strangers = [name for name, _ in plan.stays if name not in known]
     if strangers:
@@ -120,29 +121,43 @@ def _counts(step: Step, asked: int | None) -> Iterator[int]:
         parts *= 2
 
 
-def _rewritten(step: Step, again: tuple[str, ...], parts: int) -> Step:
-    return micro_batched(remade(step, again), parts)
-
-
 def _planned(
     name: str, step: Step, terms: Terms, policy: str, parts: int, *, may_stream: bool = True
 ) -> PlannedStep | None:
     """Plan a step by one policy; None where it does not fit as the policy has it."""
     made = POLICIES[policy]
-    again = tuple(sorted(made.remade(step)))
-    rewritten = _rewritten(step, again, parts)
     terms = replace(terms, synchronous=made.synchronous)
-    try:
-        placed = place_step(name, rewritten, made.residing(rewritten), terms, may_stream=may_stream)
-    except PlanInfeasibleError:
-        if may_stream:
-            raise
-        return None
-    if placed is None:
-        return None
-    return PlannedStep(
-        _figures(name, policy, rewritten, placed, again, parts, terms), rewritten, placed
-    )
+    kinds = made.remade(step, terms.target.machine)
+    at = _first_that_fits(step, kinds, made.residing, parts, terms.target.room_bytes)
+    while True:
+        again = tuple(sorted(kinds[at]))
+        rewritten = micro_batched(remade(step, again), parts)
+        last = at == len(kinds) - 1
+        placed = place_step(
+            name, rewritten, made.residing(rewritten), terms, may_stream=may_stream and last
+        )
+        if placed is not None:
+            figures = _figures(name, policy, rewritten, placed, again, parts, terms)
+            return PlannedStep(figures, rewritten, placed)
+        if last:
+            return None
+        # what tasks need beside the tensors was not counted
+        at = min(at + max(1, len(kinds) // STEPS_OF_KINDS), len(kinds) - 1)
+
+
+def _first_that_fits(
+    step: Step, kinds: Sequence[frozenset[str]], residing: Residing, parts: int, room_bytes: int
+) -> int:
+    """The first kind of remaking whose tensors fit, by halving; the last one if none does."""
+    low, high = 0, len(kinds) - 1
+    while low < high:
+        middle = (low + high) // 2
+        rewritten = micro_batched(remade(step, kinds[middle]), parts)
+        if most_held(rewritten, residing(rewritten)) <= room_bytes:
+            high = middle
+        else:
+            low = middle + 1
+    return low
 
 
 def _vdnn_dyn(name: str, step: Step, terms: Terms) -> PlannedStep:

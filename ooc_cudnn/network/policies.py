@@ -7,7 +7,7 @@ MICRO 2016) are as the paper has them, down to its prefetch window (`prefetches`
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ooc_cudnn.network.phases import Phase, Step
@@ -15,9 +15,12 @@ from ooc_cudnn.network.remaking import can_be_remade
 from ooc_cudnn.network.residency import Residency, Stay, Uses, kept, uses_of
 from ooc_cudnn.operations.backward_filter import BackwardFilter
 from ooc_cudnn.operations.backward_pooling import BackwardPooling
+from ooc_cudnn.tensor import ORDERS
+from perfmodel import MachineModel
 
-#: Says which maps of a step are remade.
-Remade = Callable[[Step], Iterable[str]]
+#: Says which maps of a step are remade: those of a first kind, or of a later one if memory is
+#: shorter. Of kinds that fit the first is taken.
+Remade = Callable[[Step, MachineModel], Sequence[frozenset[str]]]
 #: Says where the tensors of a step are.
 Residing = Callable[[Step], Residency]
 
@@ -37,7 +40,7 @@ class Policy:
     """
 
     residing: Residing
-    remade: Remade = lambda step: ()
+    remade: Remade = lambda step, machine: (frozenset(),)
     synchronous: bool = False
 
 
@@ -160,31 +163,50 @@ def _is_convolution(step: Step, phases: Iterable[int]) -> bool:
 # Remaking ---------------------------------------------------------------------------------------
 
 
-def remake(step: Step) -> frozenset[str]:
-    """Everything that can be made again but the results of convolutions, the costly ones."""
-    uses = uses_of(step)
-    makers = {name: step.phases[uses[name].written[0]] for name in can_be_remade(step)}
-    return frozenset(n for n, maker in makers.items() if not _is_windowed(maker))
+def remake(step: Step, machine: MachineModel) -> Sequence[frozenset[str]]:
+    """What is remade, from nothing to all that can be: what costs least a byte comes first.
+
+    The maps at which all of forward hangs stay to the last, so that what is made again is made of
+    what is near.
+    """
+    uses, again = uses_of(step), can_be_remade(step)
+    makers = {name: step.phases[uses[name].written[0]] for name in again}
+    ends = set(_single_maps(step))
+
+    def cost(name: str) -> tuple[bool, float, str]:
+        seconds = compute_seconds(makers[name], machine)
+        return name in ends, seconds / step.tensors[name].nbytes, name
+
+    order = sorted(again, key=cost)
+    return [frozenset(order[:count]) for count in range(len(order) + 1)]
 
 
-def _is_windowed(phase: Phase) -> bool:
-    return any(name.startswith("w") for name in phase.call.operands)
+def compute_seconds(phase: Phase, machine: MachineModel) -> float:
+    """What a phase takes to compute in one piece, in the memory order it computes fastest in."""
+    call, found = phase.call, list[float]()
+    for layout in ORDERS:
+        orders = dict.fromkeys(call.operands, layout)
+        seconds = 0.0
+        for sweep in range(call.sweeps):
+            launches, _ = call.launches(call.whole_piece(sweep), layout=layout, orders=orders)
+            seconds += sum(float(machine.compute.seconds(e.operation.work())) for e in launches)
+        found.append(seconds)
+    return min(found)
 
 
-def checkpoint(step: Step) -> frozenset[str]:
+def checkpoint(step: Step, machine: MachineModel) -> Sequence[frozenset[str]]:
     """All but the maps at the ends of stretches, as many as the root of their number.
 
     A stretch ends where a single map is all that later phases of forward read (Chen et al.,
     "Training deep nets with sublinear memory cost").
     """
-    ends = _single_maps(step)
     again = can_be_remade(step)
-    candidates = [name for name in ends if name in again]
-    if not candidates:
-        return again
-    stretches = max(math.isqrt(len(candidates)), 1)
-    size = math.ceil(len(candidates) / (stretches + 1))
-    return again - set(candidates[size - 1 :: size])
+    ends = [name for name in _single_maps(step) if name in again]
+    if not ends:
+        return (again,)
+    stretches = max(math.isqrt(len(ends)), 1)
+    size = math.ceil(len(ends) / (stretches + 1))
+    return (again - set(ends[size - 1 :: size]),)
 
 
 def _single_maps(step: Step) -> list[str]:
