@@ -167,7 +167,8 @@ SETTINGS: Final = (
         False,
         _parse_switch,
         "Whether results repeat bit by bit on one machine.",
-        "On leaves out cuDNN's algorithms that add in any order, some of which are the fastest.",
+        "On leaves out cuDNN's algorithms that add in any order, some of which are the fastest. "
+        "Normalizations then give the same bits under every memory limit.",
     ),
     Setting(
         "overlap",
