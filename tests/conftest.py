@@ -64,6 +64,10 @@ def host_device(request, monkeypatch):
     forget_calls()
     forget_limits()
     device.release_caches()
+    if os.environ.get("OOC_TESTS_HOST_RUNS_KERNELS"):
+        from tests.support.kernels_on_host import install
+
+        install(monkeypatch, device)
     yield device
     settings_module._forget()
     forget_calls()

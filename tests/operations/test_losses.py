@@ -121,7 +121,8 @@ def test_cross_entropy_in_every_type(dtype):
         way = {"weighted": True, "reduction": "mean", "scale": 2.0}
         expected = loss_and_gradient(arrays, label_smoothing=0.1, **way)
         loss, dx = phases(arrays, dtype, smoothing=0.1, ignored=-100, **way)
-        assert_close(loss, expected[0], "float64")  # logits are widened first
+        # logits are widened first; of their losses a card has 24 bits, and sums those in float64
+        assert_close(loss, expected[0], "float32")
         assert_close(dx, expected[1], dtype)
 
 
@@ -189,7 +190,7 @@ def test_losses_of_elements_in_every_type(dtype):
     arrays = {"x": x, "target": target, "dy": np.ones(1)}
     wide = {name: array.astype("f8") for name, array in arrays.items()}
     losses = run(ElementLossCall(x.shape, dtype, SQUARED), arrays)
-    assert_close(losses, ((wide["x"] - wide["target"]) ** 2).sum(axis=(1, 3)), "float64")
+    assert_close(losses, ((wide["x"] - wide["target"]) ** 2).sum(axis=(1, 3)), "float32")
     dx = run(ElementLossGradient(x.shape, dtype, SQUARED, scale=0.5), arrays)
     assert_close(dx, wide["x"] - wide["target"], dtype)
 

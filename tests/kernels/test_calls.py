@@ -1,0 +1,44 @@
+"""Tests of operations that cut calls on the host device, anew: kernels run in place of NumPy."""
+
+# ruff: noqa: F401  # what is imported are the tests
+
+from __future__ import annotations
+
+import pytest
+
+from tests.operations.test_broadcast_gradient import (
+    test_gradients_of_what_is_broadcast,
+    test_prelu_and_its_gradients,
+    test_prelu_in_a_chain,
+)
+from tests.operations.test_dropout import test_the_mask_is_the_same_under_every_split
+from tests.operations.test_global_average import test_every_split as test_global_average
+from tests.operations.test_images import test_under_every_split as test_images
+from tests.operations.test_local_response import test_every_split as test_local_response
+from tests.operations.test_losses import (
+    test_cross_entropy_in_every_type,
+    test_cross_entropy_is_pytorchs_under_every_split,
+    test_losses_of_elements_are_pytorchs_under_every_split,
+    test_losses_of_elements_in_every_type,
+)
+from tests.operations.test_masks import test_forward_and_backward as test_masks
+from tests.operations.test_pooling_indices import test_forward_and_backward as test_pooling_indices
+from tests.operations.test_resampling import test_every_split as test_resampling
+from tests.operations.test_resampling import (
+    test_every_split_of_the_gradient as test_resampling_gradient,
+)
+from tests.operations.test_reshape import test_every_split as test_reshape
+from tests.operations.test_set_statistics import (
+    test_batch_normalization_in_phases,
+    test_group_normalization,
+    test_layer_normalization_of_each_site,
+)
+from tests.support.card import ON_CARD
+from tests.support.kernels_on_host import install
+
+pytestmark = pytest.mark.skipif(ON_CARD, reason="tests/gpu runs calls on the card")
+
+
+@pytest.fixture(autouse=True)
+def kernels(host_device, monkeypatch):
+    install(monkeypatch, host_device)

@@ -1,0 +1,62 @@
+"""The host device, whose launches kernels run, on the CPU: calls and networks are cut, planned and
+scheduled as ever, and each piece goes the way that a piece goes on a card.
+
+So every test of the host device tests kernels, too. Convolutions are those that stand in for cuDNN.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from ooc_cudnn.devices.host.device import HostDevice
+from ooc_cudnn.devices.kernels import compiling, convolution_direct
+from ooc_cudnn.devices.kernels.launch import Call
+from ooc_cudnn.devices.kernels.runners import RUNNERS, WORKSPACE
+from ooc_cudnn.devices.worker import WorkerRun
+from ooc_cudnn.memory.arena import Arena
+from ooc_cudnn.operations.convolution_backward import AnyConvolution
+from tests.support import cuda_on_cpu
+from tests.support.cuda_on_cpu import memory
+
+
+class Block:
+    """What the device allocates: between pages that no kernel may touch."""
+
+    def __init__(self, nbytes):
+        self.array = memory.empty(nbytes, "u1")
+        self.pointer, self.nbytes = self.array.data.ptr, nbytes
+
+
+def run(device, launch, views, workspace, stream):
+    """What `HostDevice.run` does, by kernels."""
+    operation, output = launch.operation, views[launch.output]
+    if 0 in output.shape:
+        return
+    inputs = tuple(views[name] if name else None for name in launch.inputs)
+    if isinstance(operation, AnyConvolution):
+        runner = convolution_direct.run
+    else:
+        runner = RUNNERS[type(operation)]
+    runner(operation, Call(inputs, output, workspace, None))
+
+
+def workspace(device, launches, budget_bytes, *, sparing=0):
+    """What the kernels need; they cannot do with less."""
+    asks = [(WORKSPACE.get(type(launch.operation)), launch.operation) for launch, _ in launches]
+    needed = max((ask(operation) for ask, operation in asks if ask is not None), default=0)
+    if budget_bytes is not None and -(-needed // 256) * 256 > budget_bytes:
+        return None
+    return needed, ("kernels",)
+
+
+def install(monkeypatch, device):
+    """Make the host device so, until `monkeypatch` ends."""
+    monkeypatch.setitem(sys.modules, "cupy", cuda_on_cpu.module())
+    monkeypatch.setattr(compiling, "_current_device", None)
+    monkeypatch.setattr(device, "arena", Arena(Block, device.free_bytes))
+    monkeypatch.setattr(HostDevice, "run", run)
+    monkeypatch.setattr(HostDevice, "workspace", workspace)
+    # a kernel runs twice, on memory that nobody else may change meanwhile
+    monkeypatch.setattr(
+        HostDevice, "start", lambda device, *, overlap, staged, timed: WorkerRun(overlap=False)
+    )
