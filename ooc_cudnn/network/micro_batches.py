@@ -77,10 +77,12 @@ class _Batch:
             for name in (*step.outputs, *step.gradients.values(), *step.seeds.values())
         } | {self._base(name) for phase in self.tail for name in phase.binds.values()}
         self._whole |= {self._base(name) for phase in self.head for name in phase.binds.values()}
+        # Of what each part has its own, views that no phase binds go, too.
+        apart = self._batched | {self._base(name) for name in self._batched}
         self.tensors = {
             name: tensor
             for name, tensor in step.tensors.items()
-            if name not in self._batched or self._stays_whole(name)
+            if self._stays_whole(name) or not {name, self._base(name)} & apart
         }
 
     def _base(self, name: str) -> str:
