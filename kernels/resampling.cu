@@ -4,9 +4,8 @@
 //     resample_gradient      dx of a sum from dy: gathered over the outputs that see an element
 //     resample_max_gradient  dx of a maximum from y, dy and x, gathered in the same way
 //
-// A thread makes one element. Places are 64-bit, and computed step by step as
-// operations/axis_windows.py has them (no product and sum are fused): the host chose by the same
-// arithmetic which part of x is at hand.
+// A thread makes one element. Places are 64-bit integers, computed as operations/axis_windows.py has
+// them: the host chose by the same arithmetic which part of x is at hand.
 
 #include "pooling.cuh"
 
@@ -15,8 +14,8 @@ enum Kind { NEAREST = 0, LINEAR = 1, WINDOWS = 2 };
 // One axis of the whole tensors: `extent` of x, `count` of y. Axes that are not there have 1 and 1.
 struct Axis {
     long long extent, count;
-    long long step, per, reach, before, after;  // of WINDOWS
-    double scale, half;                         // of the others
+    long long step, per, reach, before, after;  // reach: of LINEAR twice the half
+    double scale;                               // of NEAREST
 };
 
 using Three = Extents<long long>;
@@ -49,12 +48,12 @@ __device__ inline Run run_of(const Axis &axis, long long o) {
         run.start = least(at, axis.extent - 1);
         run.stop = run.start + 1;
     } else if constexpr (KIND == LINEAR) {
-        double place = __dsub_rn(
-            __dmul_rn(__dadd_rn((double)o, axis.half), axis.scale), axis.half);
-        if (place < 0) place = 0;
-        run.start = least((long long)floor(place), axis.extent - 1);
+        const long long whole = 2 * axis.per;
+        const long long place =
+            most((2 * o + axis.reach) * axis.step - axis.reach * axis.per, 0LL);
+        run.start = least(quotient(place, whole), axis.extent - 1);
         run.stop = least(run.start + 2, axis.extent);
-        run.beyond = place - (double)run.start;
+        run.beyond = (double)(place - run.start * whole) / (double)whole;
         if (run.beyond > 1) run.beyond = 1;
     } else {
         const long long at = o * axis.step;
@@ -86,11 +85,12 @@ struct Outputs {
 
 template <int KIND>
 __device__ inline Outputs outputs_of(const Axis &axis, long long i) {
-    double guess;
-    if constexpr (KIND == WINDOWS)
+    double guess = 0;
+    if constexpr (KIND == NEAREST) guess = axis.scale > 0 ? i / axis.scale : 0;
+    else if (axis.step > 0 && KIND == LINEAR)
+        guess = ((i - 1.0) * axis.per + 0.5 * axis.reach * (axis.per - axis.step)) / axis.step;
+    else if (axis.step > 0)
         guess = ((double)(i + axis.before) * axis.per - axis.reach) / axis.step;
-    else
-        guess = axis.scale > 0 ? (i - 1 + axis.half) / axis.scale - axis.half : 0.0;
     Outputs found;
     found.first = guess > 0 ? least((long long)guess, axis.count) : 0;
     while (found.first > 0 && run_of<KIND>(axis, found.first - 1).stop > i) --found.first;

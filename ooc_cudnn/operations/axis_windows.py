@@ -8,14 +8,15 @@ gathered by the same arithmetic turned round.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from ooc_cudnn.operations.base import Array
-from ooc_cudnn.operations.window import Range
+from ooc_cudnn.operations.window import Cycle, Range
 
 #: An index, or an array of them.
 Index = Any
@@ -23,14 +24,18 @@ Index = Any
 
 @dataclass(frozen=True, slots=True)
 class Nearest:
-    """The element at ``floor(o * scale)``.
+    """The element at ``floor(o * scale)``, the product rounded to float32 as PyTorch has it.
 
-    In float32, as PyTorch has it: a product just below an integer is rounded as it is there.
+    For scales of which that matters; others are `Windows` of one element.
     """
 
     extent: int  #: of x
     count: int  #: of y
     scale: float
+
+    cycle: ClassVar[Cycle | None] = None
+    unclipped: ClassVar[Range] = (0, 0)
+    longest: ClassVar[int] = 1
 
     def bounds(self, o: Index) -> tuple[Array, Array]:
         """Where the runs of outputs `o` begin and end in x."""
@@ -45,21 +50,26 @@ class Nearest:
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """Two neighbours of the place ``(o + half) * scale - half``, by how near they are to it.
+    """Two neighbours of the place ``(o + half / 2) * step / per - half / 2``, by their distance.
 
-    `half` is 0.5, or 0 where the centres of the corners are aligned.
+    `half` is 1, or 0 where the centres of the corners are aligned. Places are exact: integers.
     """
 
     extent: int
     count: int
-    scale: float
-    half: float
+    step: int
+    per: int
+    half: int
+
+    longest: ClassVar[int] = 2  #: elements of a run, at most
 
     def _place(self, o: Index) -> tuple[Array, Array]:
-        """The left neighbour, and how far beyond it the place is: float64, whatever the data."""
-        place = np.maximum((np.asarray(o, float) + self.half) * self.scale - self.half, 0.0)
-        left = np.minimum(np.floor(place).astype(np.int64), self.extent - 1)
-        return left, np.minimum(place - left, 1.0)
+        """The left neighbour, and how far beyond it the place is."""
+        whole = 2 * self.per
+        place = (2 * np.asarray(o, np.int64) + self.half) * self.step - self.half * self.per
+        place = np.maximum(place, 0)
+        left = np.minimum(place // whole, self.extent - 1)
+        return left, np.minimum((place - left * whole) / whole, 1.0)
 
     def bounds(self, o: Index) -> tuple[Array, Array]:
         """Where the runs of outputs `o` begin and end in x."""
@@ -71,6 +81,20 @@ class Linear:
         left, beyond = self._place(o)
         alone = left + 1 == self.extent
         return np.where(np.asarray(i) == left, np.where(alone, 1.0, 1.0 - beyond), beyond)
+
+    @property
+    def cycle(self) -> Cycle | None:
+        """When runs are the same again."""
+        return _cycle(self.step, self.per)
+
+    @property
+    def unclipped(self) -> Range:
+        """The outputs that no border of x changes."""
+        if not self.step:
+            return 0, 0
+        first = -(-self.half * (self.per - self.step) // (2 * self.step))
+        room = 2 * (self.extent - 1) * self.per - 1 + self.half * (self.per - self.step)
+        return _within(self.count, first, room // (2 * self.step) + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +127,33 @@ class Windows:
         start, stop = self._unclipped(o)
         return 1.0 / (np.minimum(stop, self.extent + self.after) - start)
 
+    @property
+    def cycle(self) -> Cycle | None:
+        """When runs are the same again."""
+        return _cycle(self.step, self.per)
+
+    @property
+    def longest(self) -> int:
+        """Elements of a run, at most."""
+        return (self.reach + self.per - 2) // self.per + 1
+
+    @property
+    def unclipped(self) -> Range:
+        """The outputs that no border of x changes."""
+        first = -(-self.before * self.per // self.step)
+        room = (self.extent + self.before) * self.per - self.reach
+        return _within(self.count, first, room // self.step + 1)
+
+
+def _cycle(step: int, per: int) -> Cycle | None:
+    common = math.gcd(step, per)
+    return Cycle(per // common, step // common) if step else None
+
+
+def _within(count: int, first: int, stop: int) -> Range:
+    first = min(max(first, 0), count)
+    return first, max(first, min(stop, count))
+
 
 AxisWindows = Nearest | Linear | Windows
 
@@ -110,7 +161,7 @@ AxisWindows = Nearest | Linear | Windows
 def seen(windows: AxisWindows, outputs: Range) -> Range:
     """The elements of x that a range of outputs sees.
 
-    >>> seen(Linear(4, 8, 0.5, 0.5), (2, 4)), seen(Windows(5, 3, 5, 3, 5), (1, 2))
+    >>> seen(Linear(4, 8, 1, 2, 1), (2, 4)), seen(Windows(5, 3, 5, 3, 5), (1, 2))
     ((0, 3), (1, 4))
     """
     start = int(windows.bounds(outputs[0])[0])
@@ -122,7 +173,7 @@ def seen(windows: AxisWindows, outputs: Range) -> Range:
 def reaching(windows: AxisWindows, elements: Range) -> Range:
     """The outputs that see a range of elements of x.
 
-    >>> reaching(Linear(4, 8, 0.5, 0.5), (0, 1)), reaching(Windows(5, 3, 5, 3, 5), (1, 2))
+    >>> reaching(Linear(4, 8, 1, 2, 1), (0, 1)), reaching(Windows(5, 3, 5, 3, 5), (1, 2))
     ((0, 3), (0, 2))
     """
     every = range(windows.count)
@@ -131,6 +182,31 @@ def reaching(windows: AxisWindows, elements: Range) -> Range:
         return first, first
     stop = bisect_right(every, elements[1] - 1, key=lambda o: int(windows.bounds(o)[0]))
     return first, max(first, stop)
+
+
+def cycles(windows: AxisWindows, outputs: Range, margin: int = 0) -> int:
+    """So many cycles further up, a range of outputs looks at x in the same way.
+
+    0 where a border clips a run of it, or of the `margin` outputs beside it.
+
+    >>> cycles(Windows(12, 6, step=2, reach=2), (4, 6)), cycles(Linear(5, 10, 1, 2, 1), (7, 9))
+    (4, 3)
+    """
+    first, stop = windows.unclipped
+    if windows.cycle is None or not first + margin <= outputs[0] < outputs[1] <= stop - margin:
+        return 0
+    return (outputs[0] - first - margin) // windows.cycle.outputs
+
+
+def is_clipped(windows: AxisWindows, outputs: Range, margin: int = 0) -> bool:
+    """Whether a border changes what a range of outputs, or the `margin` beside it, sees."""
+    first, stop = windows.unclipped
+    return not first + margin <= outputs[0] < outputs[1] <= stop - margin
+
+
+def moved(part: Range, by: int) -> Range:
+    """A range, so much further on."""
+    return part[0] + by, part[1] + by
 
 
 class Runs(NamedTuple):

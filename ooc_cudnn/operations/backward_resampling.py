@@ -8,14 +8,21 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ooc_cudnn.operations.axis_windows import reaching, seen
+from ooc_cudnn.operations.axis_windows import (
+    AxisWindows,
+    cycles,
+    is_clipped,
+    moved,
+    reaching,
+    seen,
+)
 from ooc_cudnn.operations.base import Array
 from ooc_cudnn.operations.launches import Launchable
 from ooc_cudnn.operations.resampling import Resampling, ResamplingBackward
 from ooc_cudnn.operations.rows import ROW_AXIS, tensor_region, with_rows
 from ooc_cudnn.operations.single import CUT, OfForward, Single
 from ooc_cudnn.operations.splittable import Operand, Piece, Region, Rounding
-from ooc_cudnn.operations.window import Range
+from ooc_cudnn.operations.window import Range, Ranges, in_cycles
 from perfmodel import Split
 from perfmodel.cached import cached_property
 
@@ -50,20 +57,34 @@ class BackwardResampling(OfForward, Single):
 
     def _outputs(self, h_y: Range) -> Range:
         """Rows of y that see rows `h_y` of x."""
-        return reaching(self.forward.windows[self.row_axis - ROW_AXIS], h_y)
+        return reaching(self._windows, h_y)
 
     def _inputs(self, h_y: Range) -> Range:
         """Rows of x that those rows of y see, `h_y` among them; of sums no more than `h_y`."""
         if not self.forward.is_max:
             return h_y
-        rows = seen(self.forward.windows[self.row_axis - ROW_AXIS], self._outputs(h_y))
+        rows = seen(self._windows, self._outputs(h_y))
         return min(rows[0], h_y[0]), max(rows[1], h_y[1])
 
+    @cached_property
+    def _windows(self) -> AxisWindows:
+        return self.forward.windows[self.row_axis - ROW_AXIS]
+
+    def axis_ranges(self, axis: str, size: int) -> Ranges:
+        """Cut an axis: rows in whole cycles, so that pieces are alike, but for the borders."""
+        if axis == "h_y":
+            size = in_cycles(size, self.forward.cycle(self.row_axis).elements, self.extents.h_y)
+        return super().axis_ranges(axis, size)
+
+    def _cycles(self, h_y: Range) -> int:
+        """So many cycles further up, rows are seen in the same way."""
+        return cycles(self._windows, self._outputs(h_y), margin=1)
+
     def row_key(self, piece: Piece) -> Hashable:
-        return piece.h_y
+        return piece.h_y[0] - self._cycles(piece.h_y) * self.forward.cycle(self.row_axis).elements
 
     def meets_border(self, piece: Piece) -> bool:
-        return True
+        return is_clipped(self._windows, self._outputs(piece.h_y), margin=1)
 
     def region(self, name: str, piece: Piece) -> Region:
         rows = piece.h_y
@@ -76,11 +97,15 @@ class BackwardResampling(OfForward, Single):
     def on_piece(self, piece: Piece, *, layout: str, result_dtype: str) -> ResamplingBackward:
         at, forward = self.row_axis - ROW_AXIS, self.forward
         lead = (piece.n[1] - piece.n[0], piece.c_y[1] - piece.c_y[0])
-        makes = with_rows(forward.reads, piece.h_y, at)
-        outputs = with_rows(forward.makes, self._outputs(piece.h_y), at)
-        reads = with_rows(forward.reads, self._inputs(piece.h_y), at)
-        part = replace(forward.part(lead, outputs, reads), dtype=result_dtype)
-        return ResamplingBackward(part, makes)
+        # Of pieces that are seen in the same way the first: they launch the same.
+        cycle, up = forward.cycle(self.row_axis), self._cycles(piece.h_y)
+        outputs = moved(self._outputs(piece.h_y), -up * cycle.outputs)
+        rows, inputs = (
+            moved(part, -up * cycle.elements) for part in (piece.h_y, self._inputs(piece.h_y))
+        )
+        makes, reads = (with_rows(forward.reads, part, at) for part in (rows, inputs))
+        part = forward.part(lead, with_rows(forward.makes, outputs, at), reads)
+        return ResamplingBackward(replace(part, dtype=result_dtype), makes)
 
     def compare(self, operation: Launchable, inputs: list[Array]) -> tuple[Array, Array]:
         """The sum of absolute gradients, of the same maxima."""

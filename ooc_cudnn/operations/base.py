@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from ooc_cudnn.operations.rows import ROW_AXIS
-from ooc_cudnn.operations.window import Range, Rows
+from ooc_cudnn.operations.window import Cycle, Range, Rows
 from perfmodel import Work
 
 Shape = tuple[int, ...]
@@ -94,6 +94,14 @@ class Placed(ABC):
         made = (0, self.output_shape[row_axis])  # type: ignore[attr-defined]
         return self.on_rows(n, made, rows, channels, row_axis)
 
-    def phase(self, made: Range) -> Hashable:
+    def phase(self, made: Range, row_axis: int) -> Hashable:
         """What else the launches of a piece depend on."""
         return None
+
+    @abstractmethod
+    def cycle(self, row_axis: int) -> Cycle:
+        """After how many output rows it looks at its input in the same way again."""
+
+    @abstractmethod
+    def meets_border(self, made: Range, row_axis: int) -> bool:
+        """Whether a border of the tensors changes what output rows are made of."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 from ooc_cudnn.operations.base import Operation, Placed, numbered
@@ -11,11 +12,11 @@ from ooc_cudnn.operations.builder import Built
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.flow import Flow, Fusion, flow, fusions
 from ooc_cudnn.operations.local_response import LocalResponse
-from ooc_cudnn.operations.rows import broadcast_region, cut_axes, height, with_rows
 from ooc_cudnn.operations.site_normalization import NormaliseSites
+from ooc_cudnn.operations.rows import Windowed, broadcast_region, cut_axes, height, with_rows
 from ooc_cudnn.operations.splittable import Operand, Piece, Region
 from ooc_cudnn.operations.transposed_convolution import TransposedConvolution
-from ooc_cudnn.operations.window import Range, Ranges, ranges
+from ooc_cudnn.operations.window import Range, Ranges, in_cycles, ranges
 from ooc_cudnn.tensor import ACCUMULATOR
 from perfmodel import Split
 from perfmodel.cached import cached_property
@@ -120,9 +121,11 @@ class ChainPieces(Built):
         return self.convolution.c_x_may_be_cut(split.c_y)
 
     def axis_ranges(self, axis: str, size: int) -> Ranges:
-        """Cut an axis; no range of channels straddles a group."""
+        """Cut an axis: rows so that pieces are alike; no range of channels straddles a group."""
         if axis == "c_y" and self.convolution is not None:
             return self.convolution.c_y_ranges(size)
+        if axis == "h_y":
+            size = in_cycles(size, self._alike, self.extents.h_y)
         return ranges(getattr(self.extents, axis), size)
 
     def distinct(self, name: str, axis: str, cut: Ranges) -> int:
@@ -180,7 +183,7 @@ class ChainPieces(Built):
         flows = self.flow(piece.h_y, piece.after)
         if not self._placed:
             return tuple([flow.key for flow in flows])
-        phases = tuple([placed.phase(flows[at].made) for at, placed in self._placed])
+        phases = tuple([op.phase(flows[at].made, self.row_axis) for at, op in self._placed])
         return (*[flow.key for flow in flows], phases)
 
     @cached_property
@@ -188,10 +191,32 @@ class ChainPieces(Built):
         """The operations whose pieces depend on where they lie, each with its place."""
         return tuple((at, s) for at, s in enumerate(self.operations) if isinstance(s, Placed))
 
+    @cached_property
+    def _alike(self) -> int:
+        """Pieces of a multiple of so many rows are alike, but for the borders.
+
+        They move each operation's rows by whole cycles of what it looks at.
+        """
+        moved, rows = Fraction(1), 1
+        for operation in reversed(self.operations):
+            if isinstance(operation, Placed):
+                cycle = operation.cycle(self.row_axis)
+                needed = moved * rows / cycle.outputs
+                rows *= needed.denominator
+                moved *= Fraction(cycle.elements, cycle.outputs)
+            elif isinstance(operation, Windowed):
+                moved *= operation.window_rows(self.row_axis).stride
+        return rows
+
     def meets_border(self, piece: Piece) -> bool:
-        if self._placed:
-            return True
-        return any(f.needed.before or f.needed.after for f in self.flow(piece.h_y, piece.after))
+        flows = self.flow(piece.h_y, piece.after)
+        placed = dict(self._placed)
+        return any(
+            placed[at].meets_border(flow.made, self.row_axis)
+            if at in placed
+            else flow.needed.before or flow.needed.after
+            for at, flow in enumerate(flows)
+        )
 
     @cached_property
     def _wholes(self) -> Mapping[str, Region]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ooc_cudnn.operations.base import Shape
@@ -29,8 +29,9 @@ def of_all_sites(x_shape: Shape, dtype: str, mode: str = "average_include_paddin
 class GlobalAverage(Single):
     """y (n, c, 1...) from x: cut along n, channels and rows; summed over rows.
 
-    A piece is a pooling whose window is all of x and whose padding is all rows but its own: that
-    divides by all there are. `BackwardPooling` of `of_all_sites` is its gradient.
+    A piece is a pooling whose window is as large as all of x and whose padding is as many rows as
+    are not in the piece: that divides by all there are. `BackwardPooling` of `of_all_sites` is its
+    gradient.
     """
 
     shape: Shape
@@ -53,9 +54,6 @@ class GlobalAverage(Single):
         n, c = self.shape[:2]
         return Split(n=n, c_y=c, c_x=1, h_y=height(self.shape, self.row_axis))
 
-    def row_key(self, piece: Piece) -> Hashable:
-        return piece.h_y
-
     def region(self, name: str, piece: Piece) -> Region:
         shape = self.operands[name].shape
         rows = (0, 1) if name == "y" else piece.h_y
@@ -64,8 +62,8 @@ class GlobalAverage(Single):
     def on_piece(self, piece: Piece, *, layout: str, result_dtype: str) -> Pooling:
         shape = tuple(stop - start for start, stop in self.region("x", piece))
         window, nothing = self.shape[2:], ((0, 0),) * len(self.shape[2:])
-        others = (piece.h_y[0], self.shape[self.row_axis] - piece.h_y[1])
-        padding = with_padding(nothing, others, self.row_axis)
+        others = self.shape[self.row_axis] - shape[self.row_axis]
+        padding = with_padding(nothing, (0, others), self.row_axis)
         return Pooling(shape, window, window, padding, "average_include_padding", result_dtype)
 
     def rounding(self) -> Rounding:

@@ -11,10 +11,17 @@ from typing import Any
 
 import numpy as np
 
-from ooc_cudnn.operations.axis_windows import AxisWindows, Nearest, Windows, runs, seen
+from ooc_cudnn.operations.axis_windows import (
+    AxisWindows,
+    cycles,
+    is_clipped,
+    moved,
+    runs,
+    seen,
+)
 from ooc_cudnn.operations.base import Array, Parameter, Placed, Shape
 from ooc_cudnn.operations.rows import ROW_AXIS, with_rows
-from ooc_cudnn.operations.window import Range, Rows
+from ooc_cudnn.operations.window import Cycle, Range, Rows
 from ooc_cudnn.tensor import DTYPES
 from perfmodel import Work, pass_work
 
@@ -72,16 +79,24 @@ class Resampling(Placed):
     def input_rows(self, rows: Range, row_axis: int = ROW_AXIS) -> Rows:
         return Rows(*seen(self.windows[row_axis - ROW_AXIS], rows), 0, 0)
 
-    def phase(self, made: Range) -> int:
-        """Runs depend on where they are."""
-        return made[0]
+    def cycle(self, row_axis: int) -> Cycle:
+        return self.windows[row_axis - ROW_AXIS].cycle or Cycle(1, 1)
+
+    def phase(self, made: Range, row_axis: int) -> int:
+        windows = self.windows[row_axis - ROW_AXIS]
+        return made[0] - cycles(windows, made) * self.cycle(row_axis).outputs
+
+    def meets_border(self, made: Range, row_axis: int) -> bool:
+        return is_clipped(self.windows[row_axis - ROW_AXIS], made)
 
     def on_rows(
         self, n: int, made: Range, needed: Rows, channels: int, row_axis: int = ROW_AXIS
     ) -> Resampling:
-        at = row_axis - ROW_AXIS
-        makes = with_rows(self.makes, made, at)
-        reads = with_rows(self.reads, (needed.start, needed.stop), at)
+        """Of pieces that look at x in the same way the first: they launch the same."""
+        at, (outputs, elements) = row_axis - ROW_AXIS, self.cycle(row_axis)
+        up = cycles(self.windows[at], made)
+        makes = with_rows(self.makes, moved(made, -up * outputs), at)
+        reads = with_rows(self.reads, moved((needed.start, needed.stop), -up * elements), at)
         return self.part((n, channels), makes, reads)
 
     def part(self, lead: Shape, makes: Ranges, reads: Ranges) -> Resampling:
@@ -107,17 +122,12 @@ class Resampling(Placed):
     @property
     def run_elements(self) -> int:
         """Elements of x that a value of y is made of, at most."""
-        return math.prod(
-            1 if isinstance(w, Nearest) else -(-w.reach // w.per) + (w.per > 1)
-            if isinstance(w, Windows) else 2
-            for w in self.windows
-        )  # fmt: skip
+        return math.prod(windows.longest for windows in self.windows)
 
     @property
     def problem(self) -> str:
         """What it computes, whatever its extents."""
-        kinds = sorted({type(w).__name__.lower() for w in self.windows})
-        return f"{self.title}, {' and '.join(kinds)}"
+        return f"{self.title}, runs of up to {self.run_elements}"
 
     def magnitude(self, x: Array, *parameters: Array) -> Array:
         return np.abs(self.reference(x))

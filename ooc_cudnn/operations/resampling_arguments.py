@@ -6,7 +6,10 @@ import math
 import numbers
 from collections.abc import Sequence
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any
+
+import numpy as np
 
 from ooc_cudnn.operations.axis_windows import AxisWindows, Linear, Nearest, Windows
 from ooc_cudnn.operations.backward_pooling import BackwardPooling
@@ -17,6 +20,11 @@ from ooc_cudnn.operations.resampling import Resampling
 from ooc_cudnn.operations.window import Pair
 from ooc_cudnn.operations.window_arguments import MOST_SIZE, per_axis, signed_pairs
 
+#: Denominator of a scale, at most: then places in tensors of 2**31 elements are 64-bit integers,
+#: and no scale is further from what was given than float64 rounds.
+FINEST = 2**28
+#: Outputs of which PyTorch's places are compared with fractions.
+MOST_COMPARED = 2**20
 INTERPOLATIONS = ("nearest", "linear")
 ADAPTIVE = ("average", "max")
 
@@ -89,23 +97,43 @@ def interpolation(
             )
         if not recompute_scale_factor:
             factors = given
-    windows = tuple(
-        _interpolated(mode, align_corners, *of) for of in zip(extents, sizes, factors, strict=True)
+    scales = tuple(
+        Fraction(extent, count) if factor is None else 1 / Fraction(factor)
+        for extent, count, factor in zip(extents, sizes, factors, strict=True)
     )
-    return Resampling(tuple(x_shape[:2]), windows, dtype)
+    found: tuple[AxisWindows, ...]
+    if mode == "linear":
+        corners = (align_corners,) * axes
+        found = tuple(map(_linear, extents, sizes, scales, corners))
+    else:
+        found = tuple(map(Nearest, extents, sizes, map(float, scales)))
+        exact = tuple(map(_nearest, extents, sizes, scales))
+        if all(map(_same, found, exact)):
+            found = exact
+    return Resampling(tuple(x_shape[:2]), found, dtype)
 
 
-def _interpolated(
-    mode: str, align_corners: bool, extent: int, count: int, factor: float | None
-) -> AxisWindows:
-    scale = 1.0 / factor if factor else extent / count
-    if mode == "nearest":
-        return Nearest(extent, count, scale)
+def _nearest(extent: int, count: int, scale: Fraction) -> Windows:
+    """The places of a scale as fractions: of most scales PyTorch's rounding comes to the same."""
+    scale = scale.limit_denominator(FINEST)
+    return Windows(extent, count, scale.numerator, scale.denominator)
+
+
+def _same(one: AxisWindows, other: Windows) -> bool:
+    """Whether all outputs have the same runs; False if there are too many to compare."""
+    if one.count > MOST_COMPARED or other.unclipped != (0, other.count):
+        return False
+    outputs = np.arange(one.count)
+    return np.array_equal(one.bounds(outputs), other.bounds(outputs))
+
+
+def _linear(extent: int, count: int, scale: Fraction, align_corners: bool) -> Linear:
     if extent == count:
-        return Linear(extent, count, 1.0, 0.0)
+        return Linear(extent, count, 1, 1, 0)
     if align_corners:
-        return Linear(extent, count, (extent - 1) / (count - 1) if count > 1 else 0.0, 0.0)
-    return Linear(extent, count, scale, 0.5)
+        scale = Fraction(extent - 1, max(count - 1, 1)) if count > 1 else Fraction(0)
+    scale = scale.limit_denominator(FINEST)
+    return Linear(extent, count, scale.numerator, scale.denominator, int(not align_corners))
 
 
 def _factors(value: object, axes: int) -> tuple[float, ...]:

@@ -10,7 +10,7 @@ from ooc_cudnn.operations.base import Array, Parameter, Placed, Shape
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.convolution_backward import ConvolutionBackwardData
 from ooc_cudnn.operations.rows import ROW_AXIS, with_padding, with_rows
-from ooc_cudnn.operations.window import Range, Rows
+from ooc_cudnn.operations.window import Cycle, Range, Rows
 from ooc_cudnn.operations.window_arguments import convolution_geometry, per_axis
 from perfmodel import Work
 
@@ -138,6 +138,13 @@ class TransposedConvolution(Placed):
         padding = with_padding(forward.padding, (needed.before, needed.after), row_axis)
         part = forward.resized(shape, forward.w_shape, padding, forward.groups)
         return ConvolutionBackwardData(part, self.dtype)
+
+    def cycle(self, row_axis: int) -> Cycle:
+        return Cycle(self.forward.window_rows(row_axis).stride, 1)
+
+    def meets_border(self, made: Range, row_axis: int) -> bool:
+        rows = self.input_rows(made, row_axis)
+        return rows.start == 0 or rows.stop == self.input_shape[row_axis]
 
     def work(self) -> Work:
         """As much as the convolution back."""

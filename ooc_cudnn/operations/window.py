@@ -23,6 +23,28 @@ class Rows(NamedTuple):
     after: int
 
 
+class Cycle(NamedTuple):
+    """After so many outputs, windows are the same again, so many elements of x further on."""
+
+    outputs: int
+    elements: int
+
+
+#: Rows of a cycle that a piece has at least; of longer cycles it may be a part.
+SHORT_CYCLE = 4
+
+
+def in_cycles(size: int, cycle: int, extent: int) -> int:
+    """Rows of a piece as a multiple of a cycle, where that is near: such pieces are alike.
+
+    >>> in_cycles(1, 2, 100), in_cycles(21, 8, 100), in_cycles(5, 8, 100), in_cycles(100, 8, 100)
+    (2, 16, 5, 100)
+    """
+    if size >= extent or SHORT_CYCLE < cycle >= size:
+        return size
+    return max(size - size % cycle, cycle)
+
+
 def output_extent(extent: int, window: int, stride: int, padding: Pair, dilation: int) -> int:
     """Output positions of a window along one axis (may be zero or less when none fits).
 

@@ -27,6 +27,7 @@ MEAN = "average_include_padding"
 CASES = {
     "nearest": interpolation((2, 3, 5, 7), size=(9, 4)),
     "nearest, 1d": interpolation((3, 5, 40), scale_factor=1.7),
+    "nearest, rounded": interpolation((2, 3, 41), size=1000),
     "linear, 1d": interpolation((3, 5, 40), scale_factor=0.6, mode="linear"),
     "bilinear": interpolation((2, 3, 6, 5), scale_factor=2, mode="linear"),
     "bilinear, aligned": interpolation(

@@ -143,7 +143,7 @@ CHAINS = {
     ),
     "resized in three axes": (
         (1, 2, 3, 4, 3),
-        (resize((4, 3, 5), mode="linear", align_corners=True), conv(2, 3, padding=1)),
+        (resize((6, 3, 5), mode="linear", align_corners=True), conv(2, 3, padding=1)),
     ),
     "pooling twice": ((2, 2, 12, 5), (pool(3, stride=2, padding=1), pool(2, stride=1))),
     "one convolution and pooling": ((2, 3, 8, 4), (conv(3, 3, padding=1), bias(), act(), pool(2))),

@@ -9,7 +9,7 @@ import numpy as np
 
 from ooc_cudnn.devices.host import chunks as host_chunks
 from ooc_cudnn.devices.host.chunks import Array, Inputs, Runner, arithmetic_dtype, chunks
-from ooc_cudnn.operations.axis_windows import AxisWindows, reaching, runs, seen
+from ooc_cudnn.operations.axis_windows import AxisWindows, moved, reaching, runs, seen
 from ooc_cudnn.operations.resampling import Resampling, ResamplingBackward, scatter_maxima
 from ooc_cudnn.operations.window import Range
 
@@ -23,7 +23,7 @@ def resampling(operation: Resampling, inputs: Inputs, output: Array, workspace: 
         for axis, (windows, made, read) in enumerate(
             zip(operation.windows, operation.makes, operation.reads, strict=True)
         ):
-            places = _moved(box[2 + axis], made[0])
+            places = moved((box[2 + axis].start, box[2 + axis].stop), made[0])
             starts, stops = windows.bounds(np.arange(*places))
             empty = empty[..., None] | (stops <= starts)
             part = _along(windows, part, axis, places, read[0], dtype, is_max=operation.is_max)
@@ -48,7 +48,7 @@ def resampling_backward(
         for axis, (windows, made, read) in enumerate(
             zip(forward.windows, operation.makes, forward.makes, strict=True)
         ):
-            places = _moved(box[2 + axis], made[0])
+            places = moved((box[2 + axis].start, box[2 + axis].stop), made[0])
             part = _along(windows, part, axis, places, read[0], dtype, gradient=True)
         np.copyto(output[box], part, casting="unsafe")
 
@@ -56,10 +56,6 @@ def resampling_backward(
 def _most(source: Array, output: Array) -> int:
     """Elements of a box, so that what is read for it is about a chunk."""
     return max(1, int(host_chunks.CHUNK_ELEMENTS / max(1.0, source.size / max(1, output.size))))
-
-
-def _moved(part: slice, by: int) -> Range:
-    return part.start + by, part.stop + by
 
 
 def _along(

@@ -20,8 +20,6 @@ from ooc_cudnn.operations.resampling import Ranges, Resampling, ResamplingBackwa
 KINDS: dict[type, int] = {Nearest: 0, Linear: 1, Windows: 2}
 #: Operands of the struct `Resampling`.
 MOST_OPERANDS = 3
-#: Numbers of an axis that is not there, whatever the kind.
-NO_AXIS = (1, 1, 1, 1, 1, 0, 0)
 
 
 def _bits(number: float) -> int:
@@ -32,12 +30,20 @@ def _bits(number: float) -> int:
 def _axis(windows: AxisWindows) -> tuple[int, ...]:
     """The struct `Axis`."""
     numbers = (windows.extent, windows.count)
-    if isinstance(windows, Windows):
-        placed = (windows.step, windows.per, windows.reach, windows.before, windows.after)
-        return (*numbers, *placed, 0, 0)
     if isinstance(windows, Nearest):
-        return (*numbers, *NO_AXIS[2:], _bits(float(np.float32(windows.scale))), _bits(0.0))
-    return (*numbers, *NO_AXIS[2:], _bits(windows.scale), _bits(windows.half))
+        return (*numbers, 1, 1, 1, 0, 0, _bits(float(np.float32(windows.scale))))
+    if isinstance(windows, Linear):
+        return (*numbers, windows.step, windows.per, windows.half, 0, 0, 0)
+    placed = (windows.step, windows.per, windows.reach, windows.before, windows.after)
+    return (*numbers, *placed, 0)
+
+
+#: An axis that is not there, of each kind.
+MISSING: dict[int, AxisWindows] = {
+    0: Nearest(1, 1, 1.0),
+    1: Linear(1, 1, 1, 1, 0),
+    2: Windows(1, 1, 1),
+}
 
 
 def _starts(ranges: Ranges) -> tuple[int, ...]:
@@ -60,11 +66,11 @@ def plan(
     if len(kinds) > 1:
         raise ValueError(f"axes of several kinds have no kernel: {forward.windows}")
     missing = MOST_OPERANDS - len(operands)
-    nowhere = (*NO_AXIS, _bits(1.0), _bits(0.0))
-    axes = [nowhere] * (3 - len(forward.windows)) + [_axis(windows) for windows in forward.windows]
+    (kind,) = kinds
+    axes = [*[MISSING[kind]] * (3 - len(forward.windows)), *forward.windows]
     arguments = [CUDA_TYPES[forward.dtype]]
     if name != "resample_max_gradient":
-        arguments.append(str(kinds.pop()))
+        arguments.append(str(kind))
     if name == "resample":
         arguments.append(boolean(forward.is_max))
     total = math.prod(made.sizes)
@@ -81,7 +87,7 @@ def plan(
             *made.strides,
             *(number for axes_read in read for number in axes_read.strides),
             *(0,) * 6 * missing,
-            *(number for axis in axes for number in axis),
+            *(number for windows in axes for number in _axis(windows)),
             total,
         ),
     )
