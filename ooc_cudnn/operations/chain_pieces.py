@@ -12,8 +12,8 @@ from ooc_cudnn.operations.builder import Built
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.flow import Flow, Fusion, flow, fusions
 from ooc_cudnn.operations.local_response import LocalResponse
-from ooc_cudnn.operations.site_normalization import NormaliseSites
 from ooc_cudnn.operations.rows import Windowed, broadcast_region, cut_axes, height, with_rows
+from ooc_cudnn.operations.site_normalization import NormaliseSites
 from ooc_cudnn.operations.splittable import Operand, Piece, Region
 from ooc_cudnn.operations.transposed_convolution import TransposedConvolution
 from ooc_cudnn.operations.window import Range, Ranges, in_cycles, ranges
