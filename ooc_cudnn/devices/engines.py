@@ -72,6 +72,8 @@ class Option(Record):
     error : float
         The largest error against float64 that was found in a small problem of the same kind, as a
         share of the largest result.
+    is_right_uneven : bool
+        Whether it is right where padding is more on one side of an axis than on the other, too.
     """
 
     seconds: float
@@ -79,11 +81,16 @@ class Option(Record):
     engine: Engine = field(default_factory=lambda: Engine(0))
     name: str = ""
     error: float = 0.0
+    is_right_uneven: bool = True
 
     def __post_init__(self) -> None:
         for name in ("seconds", "error"):
             object.__setattr__(self, name, rounded(number(name, getattr(self, name))))
         whole("workspace_bytes", self.workspace_bytes)
+        if not isinstance(self.is_right_uneven, bool):
+            raise TypeError(
+                f"is_right_uneven is {self.is_right_uneven!r}; it must be true or false"
+            )
 
 
 def front(options: Iterable[Option]) -> tuple[Option, ...]:
@@ -193,7 +200,10 @@ class Tables:
             return ()
         amount = max(operation.work().amount, 1.0)
         nearest = min(of_kind, key=lambda each: abs(math.log(max(each.work.amount, 1.0) / amount)))
-        return nearest.options[_place(nearest, sparing) :]
+        options = nearest.options[_place(nearest, sparing) :]
+        if all(before == after for before, after in forward_of(operation).padding):
+            return options
+        return tuple(option for option in options if option.is_right_uneven)
 
     def knows(self, work: Work) -> bool:
         """Whether a launch of this very work was measured, for calls that may depend on it."""

@@ -1,13 +1,14 @@
 """How exact an engine is: a small problem of the same kind, against float64.
 
-No engine that is chosen by its seconds is used before it was checked so, once for each kind.
+No engine that is chosen by its seconds is used before it was checked so, once for each kind: with
+padding as it is, and with that of pieces at a border, which some engines take for symmetric.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,6 +27,7 @@ from ooc_cudnn.operations.convolution_backward import (
     with_forward,
 )
 from ooc_cudnn.operations.launches import Launch
+from ooc_cudnn.operations.rows import ROW_AXIS, with_padding
 from ooc_cudnn.pipeline.verify import SMALLEST_STEP, rounding_share
 from ooc_cudnn.tensor import numpy_dtype, packed_strides
 
@@ -55,23 +57,68 @@ class Error(NamedTuple):
         return self.of_rounding <= MOST_OF_ROUNDING
 
 
-def error_of(
-    device: Device, engines: Engines, operation: AnyConvolution, engine: Engine, limit_bytes: int
-) -> Error | None:
-    """Return the error of an engine; None where it cannot be found, in so much memory.
+class Checked(NamedTuple):
+    """The errors of an engine: with padding as it is, and with that of the pieces at a border."""
 
-    What the arena held is overwritten.
+    error: Error
+    is_right_uneven: bool
+
+
+class Checks:
+    """Checks engines on a device, in so much of its memory."""
+
+    def __init__(self, device: Device, engines: Engines, limit_bytes: int) -> None:
+        self.device, self.engines, self.limit_bytes = device, engines, limit_bytes
+        #: The expected results are the same for all engines of a kind.
+        self._expected = lru_cache(maxsize=64)(Expected.of)
+
+    def of(self, operation: AnyConvolution, engine: Engine, *, borders: bool) -> Checked | None:
+        """Return the errors of an engine; None where it cannot, or must not, compute an operation.
+
+        Without `borders` there is no time for those of pieces there, and it is not used for them.
+        What the arena held is overwritten.
+        """
+        found = self._error(operation, engine)
+        if found is None or not found.is_admitted:
+            return None
+        uneven = (self._error(piece, engine) for piece in border_pieces(operation))
+        is_right = borders and all(each is None or each.is_admitted for each in uneven)
+        return Checked(found, is_right)
+
+    def _error(self, operation: AnyConvolution, engine: Engine) -> Error | None:
+        """The error with one kind of padding; None where it cannot be found."""
+        for sites in SITES:
+            small = small_like(operation, sites)
+            with self.engines.forced(small, engine) as built:
+                if built is not None:
+                    expected = self._expected(small)
+                    found = _computed(
+                        self.device, small, expected.inputs, built[0], self.limit_bytes
+                    )
+                    return None if found is None else expected.compared(found)
+        return None
+
+
+def border_pieces(operation: AnyConvolution) -> list[AnyConvolution]:
+    """Return an operation with the padding that its pieces have, cut along any axis.
+
+    Examples
+    --------
+    >>> pieces = border_pieces(Convolution.of((1, 4, 9, 9), (4, 4, 3, 3), padding=(1, 0)))
+    >>> [piece.padding for piece in pieces]
+    [((1, 0), (0, 0)), ((0, 1), (0, 0)), ((0, 0), (0, 0))]
     """
-    for sites in SITES:
-        small = small_like(operation, sites)
-        with engines.forced(small, engine) as built:
-            if built is None:
-                continue
-            dtype, shapes = forward_of(small).dtype, input_shapes(small)
-            inputs = [_drawn(shape, dtype, seed) for seed, shape in enumerate(shapes)]
-            found = _computed(device, small, inputs, built[0], limit_bytes)
-            return None if found is None else compared(small, inputs, found)
-    return None
+    forward = forward_of(operation)
+    paddings = dict.fromkeys(
+        with_padding(forward.padding, pair, ROW_AXIS + at)
+        for at, (before, after) in enumerate(forward.padding)
+        for pair in ((before, 0), (0, after), (0, 0))
+    )
+    return [
+        with_forward(operation, replace(forward, padding=padding))
+        for padding in paddings
+        if padding != forward.padding
+    ]
 
 
 def small_like(operation: AnyConvolution, sites: int) -> AnyConvolution:
@@ -95,22 +142,39 @@ def small_like(operation: AnyConvolution, sites: int) -> AnyConvolution:
     return with_forward(operation, replace(forward, x_shape=shape))
 
 
-def compared(operation: AnyConvolution, inputs: list[Array], found: Array) -> Error:
-    """Return the error of a result, in some of its channels."""
-    part, (first, second), kept = _in_some_channels(operation, inputs)
-    dtype, forward = forward_of(part).dtype, forward_of(part)
-    arithmetic = forward.precision
-    expected = part.reference(first, second)
-    sizes = part.reference(np.abs(first), np.abs(second))
-    share = rounding_share(_terms(part), dtype, arithmetic)
-    tolerance = share * sizes + SMALLEST_STEP.get(dtype, 1e-30)
-    error = np.abs(found.astype(np.float64)[kept] - expected)
-    largest = max(float(np.abs(expected).max()), 1e-30)
-    return Error(float(error.max()) / largest, float((error / tolerance).max()))
+class Expected(NamedTuple):
+    """What an operation is to make of its inputs, in some channels of the result; and how exactly.
+
+    `tolerance` is the error that rounding explains.
+    """
+
+    inputs: tuple[Array, Array]
+    channels: Any
+    values: Array
+    tolerance: Array
+
+    @classmethod
+    def of(cls, operation: AnyConvolution) -> Expected:
+        """Draw inputs, and compute what they make in float64."""
+        dtype = forward_of(operation).dtype
+        first, second = (
+            _drawn(shape, dtype, seed) for seed, shape in enumerate(input_shapes(operation))
+        )
+        part, (a, b), channels = _in_some_channels(operation, (first, second))
+        share = rounding_share(_terms(part), dtype, forward_of(part).precision)
+        sizes = part.reference(np.abs(a), np.abs(b))
+        tolerance = share * sizes + SMALLEST_STEP.get(dtype, 1e-30)
+        return cls((first, second), channels, part.reference(a, b), tolerance)
+
+    def compared(self, found: Array) -> Error:
+        """Return the error of a result."""
+        error = np.abs(found.astype(np.float64)[self.channels] - self.values)
+        largest = max(float(np.abs(self.values).max()), 1e-30)
+        return Error(float(error.max()) / largest, float((error / self.tolerance).max()))
 
 
 def _in_some_channels(
-    operation: AnyConvolution, inputs: list[Array]
+    operation: AnyConvolution, inputs: tuple[Array, Array]
 ) -> tuple[AnyConvolution, tuple[Array, Array], Any]:
     """The operation that makes the first channels of a result, of what, and where they are."""
     forward, (first, second) = forward_of(operation), inputs
@@ -145,7 +209,7 @@ def _drawn(shape: tuple[int, ...], dtype: str, seed: int) -> Array:
 def _computed(
     device: Device,
     operation: AnyConvolution,
-    inputs: list[Array],
+    inputs: tuple[Array, Array],
     scratch_bytes: int,
     limit_bytes: int,
 ) -> Array | None:

@@ -46,9 +46,11 @@ MOST_ROUNDS = 3
 #: The other memory order is tried where it is predicted to take no more than so many times as long
 #: (a line's error), and the call this many seconds: it may have to build engines.
 RIVALS_WITHIN, RIVALS_SECONDS = 1.5, 0.02
-#: The first call of a shape waits so long, at most, for its engines to be measured; without, only
-#: those that were stored are chosen from. (Until it ran on a card, it is nothing.)
-FIRST_CALL_SECONDS = 0.0
+#: Whether the first call of a shape measures engines that were not tuned. (Not before that was
+#: measured on a card: until then only what was stored is chosen from.)
+FIRST_CALLS_MEASURE = False
+#: A call waits so many seconds for engines to be measured, at most; `tune` does the rest.
+MOST_WAITING_SECONDS = 1.0
 #: A plan with less workspace takes this share of the seconds, at most.
 WORTH_SPARING = 0.99
 
@@ -115,7 +117,12 @@ def planned_after_trials(
     rival = _rival(make, layouts, planned.plan, machine, known)
     if rival is not None and trial.of(rival.parts):
         planned = settled()
-    return _traded(make, planned, machine, known, device)
+    for _ in range(MOST_ROUNDS):
+        traded = _traded(make, planned, machine, known, device)
+        if traded is planned or not trial.of(traded.parts):
+            break
+        planned = settled()
+    return traded
 
 
 def _traded(
@@ -123,11 +130,13 @@ def _traded(
 ) -> Planned:
     """The best plan by engines that take less workspace: it may leave room for larger pieces."""
     levels = known.levels(work for part in planned.parts for work in _works(part))
-    if planned.plan.pieces == 1 or levels < 2:
+    if levels < 2:
         return planned
-    best, seconds = planned, planned.plan.seconds
-    if not _has_its_engines(planned, device, 0):
-        seconds = math.inf  # it was priced with engines for which there is no room
+    has_room = _has_its_engines(planned, device, 0)
+    if has_room and planned.plan.pieces == 1:
+        return planned
+    # without room for them, it was priced with engines that it does not have
+    best, seconds = planned, planned.plan.seconds if has_room else math.inf
     for sparing in range(1, levels):
         try:
             other = make(known.corrected(machine, sparing), (planned.plan.layout,), sparing=sparing)
@@ -197,7 +206,7 @@ class Trial:
     def __init__(self, device: Device, machine: MachineModel, limit_bytes: int) -> None:
         self.device, self.machine, self.known = device, machine, tables_of(device)
         self.bench = Bench(device, limit_bytes, batches=1, batch_seconds=0.0)
-        self.deadline = Deadline(FIRST_CALL_SECONDS)
+        self.deadline = Deadline(MOST_WAITING_SECONDS)
 
     def of(self, parts: Sequence[PlannedPart]) -> bool:
         """Time what is not known and matters; return whether anything was learnt."""
@@ -225,7 +234,7 @@ class Trial:
             tuning = Tuning(self.device, self.bench, self.deadline)
             if options := self.known.options(operation):
                 found = tuning.measured_again(launched, options)
-            elif not self.deadline.is_over:
+            elif FIRST_CALLS_MEASURE and self.deadline.allows(steps=2):
                 found = tuning.measured(launched, every=False)
                 if found is None:
                     warn_once(

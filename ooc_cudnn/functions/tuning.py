@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.devices.engines import Engine, EngineFailedError, Measured, Option, front
 from ooc_cudnn.devices.measuring import Bench, Launched, Timing
-from ooc_cudnn.functions.engine_errors import Error, error_of
+from ooc_cudnn.functions.engine_errors import Checked, Checks
 from ooc_cudnn.operations.convolution_backward import AnyConvolution
 
 #: An engine is timed well unless another one that takes no more workspace is so many times faster.
@@ -30,7 +30,15 @@ SUSPICIOUS = 1.5
 LAUNCHES, LONG_SECONDS = 3, 5e-3
 
 
-class Timed(Protocol):
+class Timed(NamedTuple):
+    """An engine that was timed, what the host took to launch it, and what was expected of it."""
+
+    option: Option
+    launching: float | None
+    expected: float
+
+
+class TimeIt(Protocol):
     """Times a launch in so much scratch, and the host at it; None if there is no room."""
 
     def __call__(self, *, scratch_bytes: int) -> tuple[Timing, float | None] | None:
@@ -38,16 +46,30 @@ class Timed(Protocol):
 
 
 class Deadline:
-    """How long measuring may take, by a clock that tests turn."""
+    """How long measuring may take, by a clock that tests turn.
+
+    Examples
+    --------
+    >>> seconds = iter([0.0, 0.4, 0.5, 0.7])
+    >>> deadline = Deadline(1.0, clock=lambda: next(seconds))
+    >>> deadline.allows(steps=1), deadline.allows(steps=2), deadline.allows(steps=1)
+    (True, False, False)
+    """
 
     def __init__(self, seconds: float = math.inf, clock: Callable[[], float] | None = None) -> None:
         self._clock = clock or time.perf_counter
-        self._until = self._clock() + seconds
+        self._last = self._clock()
+        self._until, self._longest = self._last + seconds, 0.0
 
-    @property
-    def is_over(self) -> bool:
-        """Whether nothing more is to be begun."""
-        return self._clock() >= self._until
+    def allows(self, *, steps: int) -> bool:
+        """Whether so many steps more may be begun: each as long as the longest until now.
+
+        It is asked after each step.
+        """
+        now = self._clock()
+        self._longest = max(self._longest, now - self._last)
+        self._last = now
+        return now + steps * self._longest < self._until
 
 
 def launches_of(seconds: float) -> int:
@@ -74,6 +96,7 @@ class Tuning:
         assert device.engines is not None
         self.device, self.bench, self.deadline = device, bench, deadline
         self.engines = device.engines
+        self._checks = Checks(device, self.engines, bench.limit_bytes)
 
     def measured(self, launched: Launched, *, every: bool) -> Measured | None:
         """Measure the engines of a convolution; None if there is no room for any.
@@ -85,29 +108,48 @@ class Tuning:
             Try every engine there is, not only those that the heuristics rank.
         """
         operation: AnyConvolution = launched[0].operation
-        timed, is_complete = self._timed_once(launched, every=every)
-        found = list[tuple[Option, float | None]]()
-        for option in sorted(timed, key=lambda option: option.seconds):
-            if any(_makes_idle(other, option) for other, _ in found):
+        once, is_complete = self._timed_once(launched, every=every)
+        found = list[Timed]()
+        for option in sorted(once, key=lambda option: option.seconds):
+            if any(_makes_idle(other.option, option) for other in found):
                 continue
-            if found and self.deadline.is_over:
+            if found and not self.deadline.allows(steps=1):
                 is_complete = False
                 break
-            error = self.error(operation, option.engine)
-            if error is not None and error.is_admitted:
-                found += self._timed(launched, replace(option, error=error.relative))
+            checked = self.checked(operation, option.engine, borders=every)
+            if checked is not None:
+                error, is_right = checked.error.relative, checked.is_right_uneven
+                right = replace(option, error=error, is_right_uneven=is_right)
+                found += filter(None, [self._timed(launched, right)])
         return _as_measured(operation, found, is_complete=is_complete and every)
 
     def measured_again(self, launched: Launched, options: Iterable[Option]) -> Measured | None:
-        """Time engines that are known from another size of the same kind: no other is tried."""
-        found = [timed for option in options for timed in self._timed(launched, option)]
+        """Time engines that are known from another size of the same kind: no other is tried.
+
+        Those for which there is no room or no time keep their place among the others.
+        """
+        found, left = list[Timed](), list[Option]()
+        for option in options:
+            if found and not self.deadline.allows(steps=1):
+                left.append(option)
+            elif timed := self._timed(launched, option):
+                found.append(timed)
+            elif (nbytes := self._workspace_of(launched, option)) is not None:
+                left.append(replace(option, workspace_bytes=nbytes))
+        if not found:
+            return None
+        ratio = found[0].option.seconds / found[0].expected
+        for option in left:
+            seconds = ratio * option.seconds
+            found.append(Timed(replace(option, seconds=seconds), None, seconds))
         return _as_measured(launched[0].operation, found, is_complete=True)
 
-    def error(self, operation: AnyConvolution, engine: Engine) -> Error | None:
-        """How exact an engine is; None where that cannot be found."""
-        limit = self.bench.limit_bytes
+    def checked(
+        self, operation: AnyConvolution, engine: Engine, *, borders: bool
+    ) -> Checked | None:
+        """How exact an engine is; None where it must not be used, or that cannot be found."""
         try:
-            return error_of(self.device, self.engines, operation, engine, limit)
+            return self._checks.of(operation, engine, borders=borders)
         except EngineFailedError:
             return None
 
@@ -115,35 +157,38 @@ class Tuning:
         """What may run a launch, with seconds of one after another that warms up; and if all is."""
         quick = Bench(self.device, self.bench.limit_bytes, batches=1, batch_seconds=0.0)
         time_once = partial(quick.time_launch, launched, most=1)
-        timed = list[Option]()
+        found = list[Option]()
         for engine in self.engines.candidates(launched[0].operation, every=every):
-            if timed and self.deadline.is_over:
-                return timed, False
-            timed += (option for option, _ in self._by_engine(launched, engine, time_once))
-        return timed, True
+            if found and not self.deadline.allows(steps=2):  # one of them is checked, too
+                return found, False
+            timed = self._by_engine(launched, Option(0.0, 0, engine), time_once)
+            found += [timed.option] if timed is not None else []
+        return found, True
 
-    def _timed(self, launched: Launched, option: Option) -> list[tuple[Option, float | None]]:
-        """The same option with its seconds on a launch, and the host's; none if it fails."""
-        timed = partial(time_well, self.bench, launched, expected=option.seconds)
-        found = self._by_engine(launched, option.engine, timed)
-        return [(replace(each, error=option.error), host) for each, host in found]
+    def _timed(self, launched: Launched, option: Option) -> Timed | None:
+        """An option with its seconds on a launch; None where it fails, or finds no room."""
+        time_it = partial(time_well, self.bench, launched, expected=option.seconds)
+        return self._by_engine(launched, option, time_it)
 
-    def _by_engine(
-        self, launched: Launched, engine: Engine, timed: Timed
-    ) -> list[tuple[Option, float | None]]:
-        """What an engine takes for a launch, and the host; none if it cannot run it, or here."""
-        with self.engines.forced(launched[0].operation, engine) as built:
+    def _by_engine(self, launched: Launched, option: Option, time_it: TimeIt) -> Timed | None:
+        with self.engines.forced(launched[0].operation, option.engine) as built:
             if built is None:
-                return []
-            workspace_bytes, name = built
+                return None
+            nbytes, name = built
             try:
-                found = timed(scratch_bytes=workspace_bytes)
+                found = time_it(scratch_bytes=nbytes)
             except EngineFailedError:
-                return []
+                return None
         if found is None:
-            return []
+            return None
         timing, launching = found
-        return [(Option(timing.seconds, workspace_bytes, engine, name), launching)]
+        measured = replace(option, seconds=timing.seconds, workspace_bytes=nbytes, name=name)
+        return Timed(measured, launching, option.seconds)
+
+    def _workspace_of(self, launched: Launched, option: Option) -> int | None:
+        """What an engine takes for a launch; None if it cannot run it."""
+        with self.engines.forced(launched[0].operation, option.engine) as built:
+            return None if built is None else built[0]
 
 
 def _makes_idle(known: Option, option: Option) -> bool:
@@ -153,10 +198,10 @@ def _makes_idle(known: Option, option: Option) -> bool:
 
 
 def _as_measured(
-    operation: AnyConvolution, found: list[tuple[Option, float | None]], *, is_complete: bool
+    operation: AnyConvolution, found: Sequence[Timed], *, is_complete: bool
 ) -> Measured | None:
     if not found:
         return None
-    options = front(option for option, _ in found)
-    launching = next(host for option, host in found if option == options[0])
+    options = front(timed.option for timed in found)
+    launching = next(timed.launching for timed in found if timed.option == options[0])
     return Measured(operation.work(), options, operation, launching, is_complete=is_complete)

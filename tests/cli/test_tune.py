@@ -47,7 +47,7 @@ def test_it_prints_what_it_found_and_the_file(capsys, device):
 @pytest.mark.filterwarnings("ignore:.*not calibrated")
 def test_without_a_function_it_ends_what_calls_began(capsys, device, monkeypatch):
     assert run(capsys)[:2] == (0, "nothing is left to measure\n")
-    monkeypatch.setattr(trials, "FIRST_CALL_SECONDS", 1.0)
+    monkeypatch.setattr(trials, "FIRST_CALLS_MEASURE", True)
     monkeypatch.setattr(trials, "SHORTEST_SECONDS", 0.0)
     monkeypatch.setattr(trials, "LARGEST_ERROR", float("inf"))
     x, w = TensorSpec((8, 4, 16, 16)), TensorSpec((4, 4, 3, 3))

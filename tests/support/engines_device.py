@@ -1,16 +1,31 @@
 """A device with several engines for a convolution: the host's, with cuDNN's part of a GPU."""
 
+import ctypes
 import sys
 from contextlib import nullcontext
 from types import SimpleNamespace
 
+import numpy as np
+
+from ooc_cudnn.devices.cuda import cudnn_forms
 from ooc_cudnn.devices.cuda.convolutions import Convolutions
 from ooc_cudnn.devices.cuda.device import CudaDevice
 from ooc_cudnn.devices.engine_files import tables_of
-from ooc_cudnn.devices.host.device import HostDevice
+from ooc_cudnn.devices.host.device import HostDevice, _array
 from ooc_cudnn.operations.convolution_backward import AnyConvolution
 from tests.support.fake_cudnn import fake_cudnn
 from tests.support.fake_runtime import Stream
+
+
+def copied(destination, source, stream=None):
+    """Copy from one view to another, whatever their types and orders: as our kernels do."""
+    np.copyto(_array(destination), _array(source), casting="same_kind")
+
+
+def zeros(address, nbytes, count, step, stream):
+    """Fill runs of bytes with zeros."""
+    for at in range(count if nbytes else 0):
+        ctypes.memset(address + at * step, 0, nbytes)
 
 
 class EnginesDevice(HostDevice):
@@ -25,6 +40,9 @@ class EnginesDevice(HostDevice):
         self.cudnn = fake_cudnn(engines)
         monkeypatch.setitem(sys.modules, "cudnn", self.cudnn)
         self.convolutions = Convolutions(lambda: tables_of(self))
+        for name in ("relayout", "pointwise"):
+            monkeypatch.setattr(cudnn_forms, name, copied)
+        monkeypatch.setattr(cudnn_forms, "fill_zero", zeros)
 
     def identity(self):
         return self.told

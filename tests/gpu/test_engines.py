@@ -1,0 +1,80 @@
+"""Engines measured on the card: what is tuned is right, is used, and is read again.
+
+Each problem takes seconds: every engine id of cuDNN is built and launched.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import ooc_cudnn
+from ooc_cudnn.devices.engine_files import engines_path, forget_tables, tables_of
+from ooc_cudnn.devices.engines import Engine, Measured, Option
+from ooc_cudnn.functions.tune import tune
+from ooc_cudnn.operations.convolution import Convolution
+from ooc_cudnn.operations.convolution_backward import (
+    ConvolutionBackwardData,
+    ConvolutionBackwardFilter,
+)
+from ooc_cudnn.tensor import TensorSpec
+
+X, W = (16, 64, 32, 32), (64, 64, 3, 3)
+FORWARD = Convolution.of(X, W, padding=1)
+#: The function, what it takes, and what it is to make.
+PROBLEMS = {
+    "forward": ({"x": X, "w": W}, FORWARD),
+    "backward_data": ({"w": W, "dy": X}, ConvolutionBackwardData(FORWARD, "float32")),
+    "backward_filter": ({"x": X, "dy": X}, ConvolutionBackwardFilter(FORWARD, "float32")),
+}
+SHAPES = {"backward_data": {"input_shape": X}, "backward_filter": {"filter_shape": W}}
+#: Largest errors of results, as a share of the largest.
+ERRORS = {"tf32": 3e-3, "strict": 5e-6}
+
+
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch, tmp_path):
+    """Tables of this test, and of no other."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    forget_tables()
+
+
+@pytest.mark.parametrize("precision", ERRORS)
+@pytest.mark.parametrize("direction", PROBLEMS)
+def test_tuned_engines_are_right_and_used(cuda_device, random, direction, precision):
+    shapes, operation = PROBLEMS[direction]
+    function, options = f"convolution_{direction}", {**SHAPES.get(direction, {}), "padding": 1}
+    with ooc_cudnn.settings(allow_tf32=precision == "tf32"):
+        specs = {name: TensorSpec(shape, placement="pinned") for name, shape in shapes.items()}
+        found = tune(function, memory_limit="1GiB", **specs, **options)
+        assert found
+        for measured in found:
+            for option in measured.options:
+                print(measured.work.kind, option)
+                assert 0 < option.error < ERRORS[precision]
+        arrays = [random.standard_normal(shape, "f4") for shape in shapes.values()]
+        expected = operation.reference(*arrays)
+        for limit in ("1GiB", "12MiB", "4MiB"):  # whole, by images, and by rows
+            with ooc_cudnn.settings(memory_limit=limit), ooc_cudnn.profile() as seen:
+                result = getattr(ooc_cudnn, function)(*arrays, **options)
+            error = np.abs(result - expected).max() / np.abs(expected).max()
+            assert error < ERRORS[precision], (limit, seen.calls[0].plan.algorithms)
+            if limit == "1GiB":
+                assert any("measured" in name for name in seen.calls[0].plan.algorithms)
+    assert engines_path(cuda_device).exists()
+    known = set(tables_of(cuda_device))
+    forget_tables()
+    assert set(tables_of(cuda_device)) == known
+
+
+def test_an_engine_that_cannot_is_passed_over(cuda_device, random):
+    """No engine has that number: cuDNN's heuristics choose."""
+    operation = Convolution.of(X, W, padding=1, allow_tf32=False)
+    option = Option(1e-6, 0, Engine(9999), "eng9999", 1e-7)
+    tables_of(cuda_device).add(Measured(operation.work(), (option,), operation))
+    with ooc_cudnn.settings(allow_tf32=False), ooc_cudnn.profile() as seen:
+        x, w = random.standard_normal(X, "f4"), random.standard_normal(W, "f4")
+        y = ooc_cudnn.convolution_forward(x, w, padding=1)
+    assert not any("measured" in name for name in seen.calls[0].plan.algorithms)
+    expected = operation.reference(x, w)
+    assert np.abs(y - expected).max() < ERRORS["strict"] * np.abs(expected).max()
