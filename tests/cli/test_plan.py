@@ -194,11 +194,13 @@ class TestChain:
             "conv 8 window 3x5 stride 2 groups 4 @device; batch_norm epsilon 0.1; bias; "
             "elu coef 2; "
             "op_tensor maximum alpha-b 0.5 @disk; add 2x8x1x1; prelu; "
-            "pool 2 mode average_exclude_padding"
+            "pool 2 mode average_exclude_padding; "
+            "layer_norm epsilon 0.1; transposed 8x8x2x2; local_response 3; interpolation 9x9; "
+            "pad 1x0; crop 1x2 8x6; adaptive 3 mode max"
         )
         half = Defaults("float16", "pinned")
         found = read_chain(text, TensorSpec((2, 4, 32, 32), "float16"), half)
-        convolution, norm, bias, elu, maximum, add, prelu, pooling = found
+        convolution, norm, bias, elu, maximum, add, prelu, pooling, layer, *shaping = found
         assert {type(each) for each in found} == {*OPERATIONS.values()}
         assert convolution.w == TensorSpec((8, 1, 3, 5), "float16", "device")
         assert (convolution.stride, convolution.groups) == (2, 4)
@@ -211,6 +213,9 @@ class TestChain:
         assert add.b.shape == (2, 8, 1, 1)
         assert prelu.w == TensorSpec((8,), "float16", "pinned")
         assert (pooling.window, pooling.mode) == (2, "average_exclude_padding")
+        assert layer.scale == TensorSpec((8,), "float32", "pinned")
+        assert shaping[0].w == TensorSpec((8, 8, 2, 2), "float16", "pinned")
+        assert (shaping[-1].output, shaping[-1].mode) == (3, "max")
 
     def test_filters_may_be_given_whole(self):
         x, defaults = TensorSpec((1, 3, 8, 8)), Defaults("float32", "pinned")
