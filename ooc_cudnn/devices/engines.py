@@ -165,6 +165,8 @@ class Tables:
         self._known: dict[tuple[str, Kind | None], Measured] = {}
         self._by_kind: dict[Kind, list[Measured]] = {}
         self.version = 0
+        #: Models that were corrected, by `sparing`, with what they were before.
+        self._corrected: dict[int, tuple[MachineModel, MachineModel]] = {}
         for measured in stored:
             self.add(replace(measured, is_stored=True))
 
@@ -175,6 +177,7 @@ class Tables:
         """Take what was measured; it replaces what was known of the same launch."""
         kind = None if measured.operation is None else Kind.of(measured.operation)
         key = measured.work.sized, kind
+        self._corrected.clear()
         self._known.pop(key, None)  # the latest one of a kind stands for its other sizes
         self._known[key] = measured
         if kind is not None:
@@ -224,6 +227,13 @@ class Tables:
 
         Those of the fastest engines, without the `sparing` ones that take most workspace.
         """
+        before, after = self._corrected.get(sparing, (None, None))
+        if after is None or before is not machine:
+            after = self._with_factors(machine, sparing)
+            self._corrected[sparing] = machine, after
+        return after
+
+    def _with_factors(self, machine: MachineModel, sparing: int) -> MachineModel:
         factors: dict[str, float] = {}
         launching: dict[str, float] = {}
         for measured in self._counting():

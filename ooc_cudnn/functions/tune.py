@@ -68,7 +68,8 @@ def tune(
     Raises
     ------
     NothingToTuneError
-        If the device does not choose among engines, or the call has no convolution.
+        If the device does not choose among engines, the call has no convolution, or no engine could
+        be measured.
     OSError
         If the tables cannot be stored.
     """
@@ -84,6 +85,11 @@ def tune(
             break
         missing = (operation for operation in wanted if operation not in found)
         found.update(_measure(device, missing, planned.plan.memory_limit, tell))
+        if not found:
+            raise NothingToTuneError(
+                f"no engine of {function} could be measured on {device.name}: raise memory_limit, "
+                "or install nvidia-cudnn-frontend 1.28"
+            )
     _keep(device)
     return list(found.values())
 

@@ -10,6 +10,7 @@ import pytest
 
 import ooc_cudnn
 from ooc_cudnn import devices
+from ooc_cudnn.calibration import run
 from ooc_cudnn.devices.engine_files import (
     engines_path,
     forget_tables,
@@ -33,7 +34,7 @@ from ooc_cudnn.tensor import TensorSpec
 from perfmodel import ComputeModel, Line, shipped
 from tests.support.clock import Clock
 from tests.support.engines_device import EnginesDevice
-from tests.support.fake_cudnn import BehaviorNote, FakeEngine, KnobType, NumericalNote
+from tests.support.fake_cudnn import BehaviorNote, FakeEngine, Graph, KnobType, NumericalNote
 
 X, W = TensorSpec((8, 4, 16, 16)), TensorSpec((4, 4, 3, 3))
 #: A result of `X` and `W`, and of one of its images.
@@ -653,3 +654,26 @@ def test_known_engines_are_timed_again_for_a_second_at_most(make):
         found = Tuning(device, bench, deadline).measured_again(launched, options[::-1])
     assert time.perf_counter() - began < 1.0
     assert numbers(found) == [101, 100]
+
+
+def test_a_frontend_that_cannot_ask_for_engines_has_nothing_to_tune(make, monkeypatch):
+    """Before version 1.28; calls are as they were."""
+    make(FakeEngine(100, 3e-6))
+    for name in ("get_engine_and_knobs_at_index", "get_engine_count"):
+        monkeypatch.delattr(Graph, name)
+    with pytest.raises(tune.NothingToTuneError, match=r"no engine .* could be measured"):
+        tuned()
+    assert planned().algorithms == ("eng100",)
+
+
+@pytest.mark.parametrize("quick", [False, True])
+def test_a_full_calibration_ends_what_calls_began(make, monkeypatch, quick):
+    device = make(FakeEngine(100, 3e-8), FakeEngine(101, 1e-8, is_ranked=False))
+    monkeypatch.setattr(trials, "FIRST_CALLS_MEASURE", True)
+    assert planned().algorithms == ("eng100, measured",)
+    model = dataclasses.replace(shipped("host"), identity=device.identity())
+    monkeypatch.setattr(run, "measure", lambda session, progress: {})
+    monkeypatch.setattr(run, "fit_model", lambda session, found, before: model)
+    run.calibrate(device, quick=quick)
+    assert tune.has_unfinished(device) == quick
+    assert planned().algorithms == (f"eng{100 + (not quick)}, measured",)

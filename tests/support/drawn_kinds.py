@@ -145,7 +145,7 @@ def by_axes(x, *functions):
 
 
 def transposed_convolution(d):
-    x = d.some(lambda m: 1 < min(m.shape[2:]) and max(m.shape[2:]) < 9)
+    x = d.some(lambda m: min(m.shape[2:]) > 1 and max(m.shape[2:]) < 9)
     if x is None:
         return
     function = by_axes(x, F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)

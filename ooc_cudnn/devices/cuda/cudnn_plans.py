@@ -44,6 +44,8 @@ class Plans:
         self._cudnn, self._handle = cudnn, handle
         #: What cuDNN raises where it cannot do something.
         self.errors: tuple[type[Exception], ...] = (cudnn.cudnnGraphNotSupportedError, RuntimeError)
+        #: The same, or that a frontend before 1.28 does not know how to ask for an engine.
+        self._declined = (*self.errors, AttributeError)
 
     def ranked_first(
         self, form: Form, budget_bytes: int | None, failed: Collection[str]
@@ -95,7 +97,7 @@ class Plans:
             index = graph.get_execution_plan_count() - 1
             graph.build_plan_at_index(index)
             return _executable(graph, index, form)._replace(asked=engine)
-        except self.errors:
+        except self._declined:
             return None
         finally:
             forget_frames(graph)
@@ -123,7 +125,7 @@ class Plans:
                 named = {knob.name: choice for knob, choice in knobs.items()}
                 found.append(Engine(ranked, named, kind))
             found += (Engine(each, {}, kind) for each in range(number))
-        except self.errors:  # it cannot be computed so, or no further: what was found will do
+        except self._declined:  # it cannot be computed so, or no further: what was found will do
             pass
         finally:
             forget_frames(graph)
