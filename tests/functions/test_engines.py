@@ -128,7 +128,7 @@ def test_engines_that_add_in_any_order(make, deterministic):
     with ooc_cudnn.settings(deterministic=deterministic):
         (measured,) = tuned()
         assert numbers(measured) == ([100] if deterministic else [101])
-        assert planned().algorithms == (f"eng{100 + (not deterministic)}, measured",)
+        assert planned().algorithms == (f"eng{100 + (not deterministic)} (measured)",)
     with ooc_cudnn.settings(deterministic=not deterministic):
         assert planned().algorithms == ("eng100",)
 
@@ -139,7 +139,7 @@ def test_fft_is_taken_for_strict_float32_where_it_was_measured(make):
         assert planned().algorithms == ("eng100",)
         (measured,) = tuned()
         assert numbers(measured) == [101, 100]
-        assert planned().algorithms == ("eng101, measured",)
+        assert planned().algorithms == ("eng101 (measured)",)
 
 
 @pytest.mark.parametrize("note", ["TENSOR_CORE", "DOWN_CONVERT_INPUTS"])
@@ -177,7 +177,7 @@ def test_an_engine_is_asked_for_with_its_knobs(make):
     make(FakeEngine(100, 2e-6), FakeEngine(101, 1e-6, knobs=knobs))
     (measured,) = tuned()
     assert measured.options[0].engine == Engine(101, {"TILE_SIZE": 5, "SPLIT_K": 2})
-    assert planned().algorithms == ("eng101_k1=5_k2=2, measured",)
+    assert planned().algorithms == ("eng101_k1=5_k2=2 (measured)",)
 
 
 def test_a_knob_that_is_gone_is_an_engine_that_is_not_there(make):
@@ -197,7 +197,7 @@ def test_gradients_have_engines_of_their_own(make, kind):
         found = Tuning(device, bench, Deadline()).measured(launched, every=True)
     assert numbers(found) == [101, 100]
     tables_of(device).add(found)
-    assert device.workspace([launched], None) == (KIB, ("eng101, measured",))
+    assert device.workspace([launched], None) == (KIB, ("eng101 (measured)",))
     assert device.workspace([tune.launched_of(operation.forward)], None) == (0, ("eng100",))
 
 
@@ -222,7 +222,7 @@ def test_a_budget_gets_the_fastest_within_it(make, budget, sparing, number):
     tuned()
     launched = tune.launched_of(Convolution.of((8, 4, 16, 16), (4, 4, 3, 3), padding=1))
     _, names = device.workspace([launched], budget, sparing=sparing)
-    assert names == (f"eng{number}, measured",)
+    assert names == (f"eng{number} (measured)",)
 
 
 def test_without_a_table_the_heuristics_choose(make):
@@ -259,7 +259,7 @@ def seconds_with(make, fast_seconds, workspace, **settings):
 def test_workspace_is_traded_against_the_size_of_pieces(make, monkeypatch):
     """Much workspace is worth it where much is saved, and pieces are larger where little is."""
     worth = seconds_with(make, 1e-6, 64 * KIB)
-    assert worth.algorithms == ("eng101, measured",)
+    assert worth.algorithms == ("eng101 (measured)",)
     assert worth.workspace_bytes == 64 * KIB
     assert worth.compute_seconds == pytest.approx(1e-6 * RESULTS, rel=0.05)
     # each piece takes 20 ms of the host to issue
@@ -268,13 +268,13 @@ def test_workspace_is_traded_against_the_size_of_pieces(make, monkeypatch):
     monkeypatch.setattr(trials, "WORTH_SPARING", 0.99)
     monkeypatch.setattr("ooc_cudnn.functions.target.machine_for", lambda *_: slow)
     spared = seconds_with(make, 2.7e-6, 96 * KIB)
-    assert spared.algorithms == ("eng100, measured",)
+    assert spared.algorithms == ("eng100 (measured)",)
     assert spared.workspace_bytes == 0
     with monkeypatch.context() as patch:
         patch.setattr(trials, "_traded", lambda make, planned, *_: planned)
         with ooc_cudnn.settings(memory_limit=2**17):
             forced = planned()
-    assert forced.algorithms == ("eng101, measured",)
+    assert forced.algorithms == ("eng101 (measured)",)
     assert forced.pieces > spared.pieces
     assert forced.seconds > spared.seconds
 
@@ -282,11 +282,11 @@ def test_workspace_is_traded_against_the_size_of_pieces(make, monkeypatch):
 def test_a_plan_shows_its_engine_and_predicts_by_it(make, random):
     make(FakeEngine(100, 3e-6), FakeEngine(101, 1e-6, 8 * KIB))
     tuned()
-    assert "eng101, measured" in planned().explain()
+    assert "eng101 (measured)" in planned().explain()
     with ooc_cudnn.profile() as seen:
         assert call(random) < 1e-6
     (record,) = seen.calls
-    assert record.plan.algorithms == ("eng101, measured",)
+    assert record.plan.algorithms == ("eng101 (measured)",)
     assert record.predicted_seconds == pytest.approx(record.seconds, rel=0.1)
 
 
@@ -305,19 +305,19 @@ def test_a_first_call_measures_what_it_has_time_for(make, monkeypatch):
     began = time.perf_counter()
     plan = planned()
     assert 0.5 < time.perf_counter() - began < 1.0
-    assert plan.algorithms not in [("eng100",), ("eng103, measured",)]
+    assert plan.algorithms not in [("eng100",), ("eng103 (measured)",)]
     assert tune.has_unfinished(device)
     assert tune.finish_tuning(device)
     assert not tune.has_unfinished(device)
     forget_calls()
-    assert planned().algorithms == ("eng103, measured",)
+    assert planned().algorithms == ("eng103 (measured)",)
 
 
 def test_a_first_call_compiles_no_engines(make, monkeypatch):
     monkeypatch.setattr(trials, "FIRST_CALLS_MEASURE", True)
     compiled = FakeEngine(101, 1e-8, behavior=(BehaviorNote.RUNTIME_COMPILATION,))
     make(FakeEngine(100, 3e-8), compiled, FakeEngine(102, 2e-8))
-    assert planned().algorithms == ("eng102, measured",)
+    assert planned().algorithms == ("eng102 (measured)",)
     assert compiled.launched == 0
 
 
@@ -374,7 +374,7 @@ def test_an_engine_that_fails_is_never_taken_again(make, random):
     assert fast.launched == launched
     save_tables(device)
     forget_calls()
-    assert planned().algorithms == ("eng100, measured",)
+    assert planned().algorithms == ("eng100 (measured)",)
 
 
 def test_the_heuristics_choice_may_fail_too(make, random):
@@ -507,7 +507,7 @@ def test_calls_do_without_a_file_that_cannot_be_used_and_tuning_mends_it(make):
     with pytest.warns(UserWarning, match="so cuDNN's heuristics choose"):
         assert planned().algorithms == ("eng100",)
     tuned()
-    assert planned().algorithms == ("eng101, measured",)
+    assert planned().algorithms == ("eng101 (measured)",)
 
 
 def test_engines_of_another_cudnn_are_said_to_be_ignored(make):
@@ -524,7 +524,7 @@ def test_a_folder_that_cannot_be_written_is_no_hindrance_to_calls(make, monkeypa
     make(FakeEngine(100, 3e-8), FakeEngine(101, 1e-8))
     (tmp_path / "ooc_cudnn" / "engines").write_text("a file")
     with pytest.warns(UserWarning, match=r"cannot be (stored|used|read)|are ignored"):
-        assert planned().algorithms == ("eng101, measured",)
+        assert planned().algorithms == ("eng101 (measured)",)
     with pytest.raises(OSError, match=r"exists|directory"):
         tuned()
 
@@ -581,7 +581,7 @@ def test_an_engine_that_is_wrong_at_a_border_is_not_used_there(make, random, une
         assert measured.options[0].is_right_uneven == (uneven_error < 1e-6)
         border = Convolution.of(X.shape, W.shape, padding=((1, 0), 1), allow_tf32=False)
         _, names = device.workspace([tune.launched_of(border)], None)
-        assert names == (("eng101, measured",) if uneven_error < 1e-6 else ("eng100",))
+        assert names == (("eng101 (measured)",) if uneven_error < 1e-6 else ("eng100",))
         with ooc_cudnn.settings(memory_limit=2**14):
             assert planned().split.h_y < 16
             assert call(random) < 1e-6
@@ -625,7 +625,7 @@ def test_a_plan_without_room_for_its_engine_is_priced_with_the_one_it_has(make):
     tuned()
     with ooc_cudnn.settings(memory_limit=2**17):
         plan = planned()
-    assert plan.algorithms == ("eng100, measured",)
+    assert plan.algorithms == ("eng100 (measured)",)
     assert plan.compute_seconds == pytest.approx(3e-6 * RESULTS, rel=0.1)
 
 
@@ -670,10 +670,10 @@ def test_a_frontend_that_cannot_ask_for_engines_has_nothing_to_tune(make, monkey
 def test_a_full_calibration_ends_what_calls_began(make, monkeypatch, quick):
     device = make(FakeEngine(100, 3e-8), FakeEngine(101, 1e-8, is_ranked=False))
     monkeypatch.setattr(trials, "FIRST_CALLS_MEASURE", True)
-    assert planned().algorithms == ("eng100, measured",)
+    assert planned().algorithms == ("eng100 (measured)",)
     model = dataclasses.replace(shipped("host"), identity=device.identity())
     monkeypatch.setattr(run, "measure", lambda session, progress: {})
     monkeypatch.setattr(run, "fit_model", lambda session, found, before: model)
     run.calibrate(device, quick=quick)
     assert tune.has_unfinished(device) == quick
-    assert planned().algorithms == (f"eng{100 + (not quick)}, measured",)
+    assert planned().algorithms == (f"eng{100 + (not quick)} (measured)",)

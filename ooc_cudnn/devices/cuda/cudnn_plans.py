@@ -28,7 +28,7 @@ class Executable(NamedTuple):
     @property
     def name(self) -> str:
         """What a plan shows."""
-        return self.engine if self.asked is None else f"{self.engine}, measured"
+        return self.engine if self.asked is None else f"{self.engine} (measured)"
 
 
 class Plans:
