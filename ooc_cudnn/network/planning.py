@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from ooc_cudnn.network.fusing import fused
+from ooc_cudnn.network.in_place import in_place
 from ooc_cudnn.network.micro_batches import WholeBatchError, micro_batched
 from ooc_cudnn.network.phases import Step
 from ooc_cudnn.network.placing import Placed, Terms, most_held, place_step
@@ -58,7 +59,7 @@ def plan_step(
     """
     if policy not in NAMES:
         raise ValueError(f"policy must be one of {', '.join(NAMES)}, not {policy!r}")
-    step = fused(step)
+    step = in_place(fused(step))
     if policy == "vdnn_dyn":
         return _vdnn_dyn(name, step, terms)
     names = BEST_OF if policy == "best" else (policy,)
@@ -89,7 +90,7 @@ def plan_again(step: Step, plan: NetworkPlan, terms: Terms) -> PlannedStep:
     ValueError
         If it is the plan of another step.
     """
-    step = micro_batched(remade(fused(step), plan.remade), plan.micro_batches)
+    step = micro_batched(remade(in_place(fused(step)), plan.remade), plan.micro_batches)
     known = {step.place(name).base for name in step.tensors}
     strangers = [name for name, _ in plan.stays if name not in known]
     if strangers:

@@ -142,11 +142,16 @@ def _layers(step: Step) -> dict[str, list[int]]:
 
 
 def _input(step: Step, phases: Iterable[int], readers: tuple[type, ...]) -> str:
-    """The map that a layer of feature extraction reads; "" for other layers."""
+    """The map that a layer of feature extraction reads; "" for other layers.
+
+    Backward of a pooling need not read it: then it is what forward reads.
+    """
     for at in phases:
         phase = step.phases[at]
         if isinstance(phase.call, readers) and not _is_classifier(phase):
-            return step.place(phase.binds["x"]).base
+            of_node = (each.binds for each in step.phases if each.node == phase.node)
+            x = next((binds["x"] for binds in (phase.binds, *of_node) if "x" in binds), "")
+            return step.place(x).base if x else ""
     return ""
 
 

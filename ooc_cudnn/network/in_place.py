@@ -1,0 +1,54 @@
+"""Gradients of activations in place: dx in the memory of dy, which nobody reads any more.
+
+A rewrite of a step. Each element of dx is made of that of dy alone, so pieces of it may go where
+those of dy were. It saves a map where backward holds most: at the widest layers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ooc_cudnn.network.phases import Phase, Step
+from ooc_cudnn.network.residency import Uses, uses_of
+from ooc_cudnn.operations.masks import MaskedActivationGradient
+from ooc_cudnn.operations.per_site import ActivationGradient
+
+#: Calls whose launches may write dx where dy is.
+IN_PLACE = (ActivationGradient, MaskedActivationGradient)
+
+
+def in_place(step: Step) -> Step:
+    """Rewrite a step with fewer gradients."""
+    uses = uses_of(step)
+    asked = {step.place(name).base for name in (*step.outputs, *step.gradients.values())}
+    asked |= set(step.seeds.values())
+    names: dict[str, str] = {}
+    phases = list[Phase]()
+    for at, phase in enumerate(step.phases):
+        binds = {operand: names.get(name, name) for operand, name in phase.binds.items()}
+        if _may_share(step, at, phase, uses) and asked.isdisjoint(phase.binds[n] for n in _PAIR):
+            names[phase.binds["dx"]] = binds["dx"] = binds["dy"]
+        phases.append(replace(phase, binds=binds))
+    tensors = {
+        name: replace(tensor, of=names.get(tensor.of, tensor.of))
+        for name, tensor in step.tensors.items()
+        if name not in names
+    }
+    return replace(step, tensors=tensors, phases=tuple(phases))
+
+
+_PAIR = ("dy", "dx")
+
+
+def _may_share(step: Step, at: int, phase: Phase, uses: dict[str, Uses]) -> bool:
+    """Whether dy, read for the last time, can become dx, written for the first."""
+    if not isinstance(phase.call, IN_PLACE) or phase.call.beta != 0:
+        return False
+    dy, dx = (step.tensors[phase.binds[name]] for name in _PAIR)
+    return (
+        dy.kind == dx.kind == "gradient"
+        and not dy.of
+        and not dx.of
+        and uses[dy.name].phases[-1] == at == uses[dx.name].phases[0]
+        and dy.name not in (name for operand, name in phase.binds.items() if operand != "dy")
+    )
