@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from ooc_cudnn.operations.activation import MODES
+from tests.support import drawn_elementwise
 
 #: Modes of activation in PyTorch.
 ACTIVATIONS = {
@@ -279,4 +280,5 @@ KINDS = {
     interpolation: 0.5,
     adaptive_pooling: 0.5,
     global_pooling: 0.3,
+    **drawn_elementwise.KINDS,
 }
