@@ -16,7 +16,6 @@ import gc
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cached_property
 from typing import Any
 
 from ooc_cudnn.devices.cuda.cudnn_forms import forms
@@ -29,6 +28,7 @@ from ooc_cudnn.devices.kernels.relayout import fill_zero
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.operations.convolution_backward import AnyConvolution, forward_of
 from ooc_cudnn.telling import warn_once
+from perfmodel.cached import cached_property
 
 
 class Convolutions:
