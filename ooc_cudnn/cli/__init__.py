@@ -1,3 +1,3 @@
-"""The command line: ``ooc-cudnn doctor | calibrate | plan | demo | bench``."""
+"""The command line: ``ooc-cudnn doctor | calibrate | tune | plan | demo | bench``."""
 
 from ooc_cudnn.cli.commands import main as main

@@ -1,0 +1,133 @@
+"""Which engine is chosen: for a budget, for another size, for a plan."""
+
+import dataclasses
+
+import pytest
+
+import ooc_cudnn
+from ooc_cudnn.devices.engine_files import (
+    tables_of,
+)
+from ooc_cudnn.devices.engines import Engine, Measured, Option, Tables, front
+from ooc_cudnn.functions import trials, tune
+from ooc_cudnn.operations.convolution import Convolution
+from perfmodel import shipped
+from tests.support.fake_cudnn import FakeEngine
+from tests.support.tuned import KIB, RESULTS, call, planned, tuned
+
+
+def test_a_front_keeps_the_least_workspace():
+    assert front([]) == ()
+    made = [Option(1.0, 8), Option(1.0, 4), Option(2.0, 0), Option(0.5, 8)]
+    assert [(each.seconds, each.workspace_bytes) for each in front(made)] == [
+        (0.5, 8), (1.0, 4), (2.0, 0),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("budget", "sparing", "number"),
+    [
+        (None, 0, 102), (None, 1, 101), (None, 2, 100), (None, 9, 100),
+        (32 * KIB, 0, 102), (32 * KIB - 1, 0, 101), (16 * KIB, 0, 101), (16 * KIB - 1, 0, 100),
+        (0, 0, 100), (32 * KIB, 1, 101),
+    ],
+)  # fmt: skip
+def test_a_budget_gets_the_fastest_within_it(make, budget, sparing, number):
+    engines = (
+        FakeEngine(100, 3e-6),
+        FakeEngine(101, 2e-6, 16 * KIB),
+        FakeEngine(102, 1e-6, 32 * KIB),
+    )
+    device = make(*engines)
+    tuned()
+    launched = tune.launched_of(Convolution.of((8, 4, 16, 16), (4, 4, 3, 3), padding=1))
+    _, names = device.workspace([launched], budget, sparing=sparing)
+    assert names == (f"eng{number} (measured)",)
+
+
+def test_without_a_table_the_heuristics_choose(make):
+    device = make(FakeEngine(100, 3e-6, KIB), FakeEngine(101, 1e-6), FakeEngine(102, 2e-6))
+    assert planned().algorithms == ("eng100",)
+    launched = tune.launched_of(Convolution.of((8, 4, 16, 16), (4, 4, 3, 3), padding=1))
+    assert device.workspace([launched], 0) == (0, ("eng101",))
+    assert not any(each.operation for each in tables_of(device))
+
+
+def test_other_sizes_have_the_engines_of_the_nearest(make):
+    device = make(FakeEngine(100, 1e-6), FakeEngine(101, 1e-6))
+    tables = tables_of(device)
+    for images, number in ((1, 100), (64, 101)):
+        operation = Convolution.of((images, 4, 16, 16), (4, 4, 3, 3), padding=1)
+        option = Option(1.0, 0, Engine(number), f"eng{number}", 1e-7)
+        tables.add(Measured(operation.work(), (option,), operation))
+    for images, number in ((1, 100), (4, 100), (16, 101), (999, 101)):
+        operation = Convolution.of((images, 4, 16, 16), (4, 4, 3, 3), padding=1)
+        assert [option.engine.number for option in tables.options(operation)] == [number]
+    assert not tables.options(Convolution.of((1, 4, 16, 16), (4, 4, 3, 3), stride=2))
+    strict = Convolution.of((1, 4, 16, 16), (4, 4, 3, 3), padding=1, allow_tf32=False)
+    assert not tables.options(strict)
+
+
+def seconds_with(make, fast_seconds, workspace, **settings):
+    """A plan with a table of two: that fast with so much workspace, or 3 us a result with none."""
+    make(FakeEngine(100, 3e-6), FakeEngine(101, fast_seconds, workspace))
+    with ooc_cudnn.settings(memory_limit=2**17, **settings):
+        tuned()
+        return planned()
+
+
+def test_workspace_is_traded_against_the_size_of_pieces(make, monkeypatch):
+    """Much workspace is worth it where much is saved, and pieces are larger where little is."""
+    worth = seconds_with(make, 1e-6, 64 * KIB)
+    assert worth.algorithms == ("eng101 (measured)",)
+    assert worth.workspace_bytes == 64 * KIB
+    assert worth.compute_seconds == pytest.approx(1e-6 * RESULTS, rel=0.05)
+    # each piece takes 20 ms of the host to issue
+    machine = shipped("host")
+    slow = dataclasses.replace(machine, step_seconds=0.02)
+    monkeypatch.setattr(trials, "WORTH_SPARING", 0.99)
+    monkeypatch.setattr("ooc_cudnn.functions.target.machine_for", lambda *_: slow)
+    spared = seconds_with(make, 2.7e-6, 96 * KIB)
+    assert spared.algorithms == ("eng100 (measured)",)
+    assert spared.workspace_bytes == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(trials, "_traded", lambda make, planned, *_: planned)
+        with ooc_cudnn.settings(memory_limit=2**17):
+            forced = planned()
+    assert forced.algorithms == ("eng101 (measured)",)
+    assert forced.pieces > spared.pieces
+    assert forced.seconds > spared.seconds
+
+
+def test_a_plan_shows_its_engine_and_predicts_by_it(make, random):
+    make(FakeEngine(100, 3e-6), FakeEngine(101, 1e-6, 8 * KIB))
+    tuned()
+    assert "eng101 (measured)" in planned().explain()
+    with ooc_cudnn.profile() as seen:
+        assert call(random) < 1e-6
+    (record,) = seen.calls
+    assert record.plan.algorithms == ("eng101 (measured)",)
+    assert record.predicted_seconds == pytest.approx(record.seconds, rel=0.1)
+
+
+def test_a_plan_without_room_for_its_engine_is_priced_with_the_one_it_has(make):
+    make(FakeEngine(100, 3e-6), FakeEngine(101, 1e-6, 127 * KIB))
+    tuned()
+    with ooc_cudnn.settings(memory_limit=2**17):
+        plan = planned()
+    assert plan.algorithms == ("eng100 (measured)",)
+    assert plan.compute_seconds == pytest.approx(3e-6 * RESULTS, rel=0.1)
+
+
+def test_what_was_stored_says_nothing_of_other_problems():
+    """A family is as slow as the slowest that this process has seen, not as any that ever was."""
+    machine = shipped("host")
+    work = Convolution.of((8, 4, 16, 16), (4, 4, 3, 3)).work()
+    other = Convolution.of((8, 8, 16, 16), (4, 8, 3, 3)).work()
+    slow = Measured(work, (Option(1e3 * machine.compute.seconds(work)),))
+    plain = machine.compute.seconds(other)
+    assert Tables([slow]).corrected(machine).compute.seconds(other) == plain
+    tables = Tables()
+    tables.add(slow)
+    found = tables.corrected(machine).compute.seconds(other)
+    assert found == pytest.approx(1e3 * plain, rel=1e-3)

@@ -1,0 +1,186 @@
+"""What is measured of engines, and which are admitted."""
+
+import numpy as np
+import pytest
+
+import ooc_cudnn
+from ooc_cudnn.devices.engine_files import (
+    tables_of,
+)
+from ooc_cudnn.devices.engines import Engine
+from ooc_cudnn.devices.measuring import Bench
+from ooc_cudnn.functions import tune
+from ooc_cudnn.functions.tuning import Deadline, Tuning
+from ooc_cudnn.operations.convolution import Convolution
+from ooc_cudnn.operations.convolution_backward import (
+    ConvolutionBackwardData,
+    ConvolutionBackwardFilter,
+)
+from tests.support.fake_cudnn import FakeEngine, Graph, KnobType, NumericalNote
+from tests.support.tuned import KIB, W, X, call, numbers, planned, tuned
+
+
+def test_the_fastest_for_each_workspace_are_kept(make):
+    make(
+        FakeEngine(100, 4e-6),
+        FakeEngine(101, 3e-6, 16 * KIB),
+        FakeEngine(102, 3.5e-6, 20 * KIB),  # slower, and takes more
+        FakeEngine(103, 1e-6, 32 * KIB, is_ranked=False),
+        FakeEngine(104, 0.99e-6, 64 * KIB, is_ranked=False),  # not worth the workspace
+        FakeEngine(105, 9e-6, 0, is_ranked=False),
+    )
+    (measured,) = tuned()
+    assert numbers(measured) == [103, 101, 100]
+    assert [option.workspace_bytes for option in measured.options] == [32 * KIB, 16 * KIB, 0]
+    results = np.prod(measured.operation.output_shape)
+    seconds = [option.seconds / results for option in measured.options]
+    assert seconds == pytest.approx([1e-6, 3e-6, 4e-6], rel=1e-3)
+    assert all(0 < option.error < 1e-6 for option in measured.options)
+    assert measured.is_complete
+
+
+def test_slow_engines_are_launched_twice_only(make):
+    slow, other = FakeEngine(101, 8e-6, 16), FakeEngine(100, 1e-6)
+    make(other, slow)
+    tuned()
+    assert slow.launched == 2
+    assert other.launched > 5
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_engines_that_add_in_any_order(make, deterministic):
+    make(FakeEngine(100, 2e-6), FakeEngine(101, 1e-6, notes=(NumericalNote.NONDETERMINISTIC,)))
+    with ooc_cudnn.settings(deterministic=deterministic):
+        (measured,) = tuned()
+        assert numbers(measured) == ([100] if deterministic else [101])
+        assert planned().algorithms == (f"eng{100 + (not deterministic)} (measured)",)
+    with ooc_cudnn.settings(deterministic=not deterministic):
+        assert planned().algorithms == ("eng100",)
+
+
+def test_fft_is_taken_for_strict_float32_where_it_was_measured(make):
+    make(FakeEngine(100, 2e-6), FakeEngine(101, 1e-6, KIB, notes=(NumericalNote.FFT,)))
+    with ooc_cudnn.settings(allow_tf32=False):
+        assert planned().algorithms == ("eng100",)
+        (measured,) = tuned()
+        assert numbers(measured) == [101, 100]
+        assert planned().algorithms == ("eng101 (measured)",)
+
+
+@pytest.mark.parametrize("note", ["TENSOR_CORE", "DOWN_CONVERT_INPUTS"])
+def test_what_rounds_is_never_taken_for_strict_float32(make, note):
+    make(FakeEngine(100, 2e-6), FakeEngine(101, 1e-6, notes=(NumericalNote[note],)))
+    with ooc_cudnn.settings(allow_tf32=False):
+        assert numbers(*tuned()) == [100]
+
+
+@pytest.mark.parametrize(("error", "is_admitted"), [(1e-7, True), (1e-4, False), (np.nan, False)])
+def test_an_engine_is_checked_before_it_is_used(make, random, error, is_admitted):
+    wrong = FakeEngine(101, 1e-6, error=error)
+    make(FakeEngine(100, 2e-6), wrong)
+    with ooc_cudnn.settings(allow_tf32=False):
+        (measured,) = tuned()
+        assert numbers(measured) == ([101] if is_admitted else [100])
+        assert call(random) < 1e-6
+
+
+def test_coarse_sums_may_be_as_coarse_as_the_settings_say(make):
+    make(FakeEngine(100, 2e-6), FakeEngine(101, 1e-6, error=1e-4))
+    assert numbers(*tuned()) == [101]  # products of TF32 have 11 bits
+
+
+def test_known_faults_are_no_candidates(make):
+    make(FakeEngine(100, 2e-6), FakeEngine(17, 1e-6))
+    with ooc_cudnn.settings(allow_tf32=False):
+        asked = {"x": X, "dy": X, "filter_shape": W.shape, "padding": 1}
+        (measured,) = tune.tune("convolution_backward_filter", **asked)
+    assert numbers(measured) == [100]
+
+
+def test_an_engine_is_asked_for_with_its_knobs(make):
+    knobs = {KnobType.TILE_SIZE: 5, KnobType.SPLIT_K: 2}
+    make(FakeEngine(100, 2e-6), FakeEngine(101, 1e-6, knobs=knobs))
+    (measured,) = tuned()
+    assert measured.options[0].engine == Engine(101, {"TILE_SIZE": 5, "SPLIT_K": 2})
+    assert planned().algorithms == ("eng101_k1=5_k2=2 (measured)",)
+
+
+def test_a_knob_that_is_gone_is_an_engine_that_is_not_there(make):
+    device = make(FakeEngine(100, 2e-6))
+    operation = Convolution.of(X.shape, W.shape, padding=1)
+    with device.engines.forced(operation, Engine(100, {"GONE": 1})) as built:
+        assert built is None
+
+
+@pytest.mark.parametrize("kind", [ConvolutionBackwardData, ConvolutionBackwardFilter])
+def test_gradients_have_engines_of_their_own(make, kind):
+    device = make(FakeEngine(100, 2e-6), FakeEngine(101, 1e-6, KIB))
+    operation = kind(Convolution.of(X.shape, W.shape, padding=1), "float32")
+    bench = Bench(device, 2**20, batches=1, batch_seconds=0.0)
+    with device.arena.lock:
+        launched = tune.launched_of(operation)
+        found = Tuning(device, bench, Deadline()).measured(launched, every=True)
+    assert numbers(found) == [101, 100]
+    tables_of(device).add(found)
+    assert device.workspace([launched], None) == (KIB, ("eng101 (measured)",))
+    assert device.workspace([tune.launched_of(operation.forward)], None) == (0, ("eng100",))
+
+
+@pytest.mark.parametrize("uneven_error", [1e-8, 1e-2])
+def test_an_engine_that_is_wrong_at_a_border_is_not_used_there(make, random, uneven_error):
+    """Pieces of rows see padding on one side: some engines take it for both."""
+    taken = FakeEngine(101, 1e-6, error=1e-8, uneven_error=uneven_error)
+    device = make(FakeEngine(100, 3e-6), taken)
+    with ooc_cudnn.settings(allow_tf32=False):
+        (measured,) = tuned()
+        assert numbers(measured) == [101]
+        assert measured.options[0].is_right_uneven == (uneven_error < 1e-6)
+        border = Convolution.of(X.shape, W.shape, padding=((1, 0), 1), allow_tf32=False)
+        _, names = device.workspace([tune.launched_of(border)], None)
+        assert names == (("eng101 (measured)",) if uneven_error < 1e-6 else ("eng100",))
+        with ooc_cudnn.settings(memory_limit=2**14):
+            assert planned().split.h_y < 16
+            assert call(random) < 1e-6
+
+
+def test_forms_keep_to_engines_that_were_measured_in_them(make):
+    """Half types with float32 results: as they are, or widened to float32 in the workspace."""
+    device = make(FakeEngine(100, 3e-8), FakeEngine(101, 1e-8))
+    forward = Convolution.of(X.shape, W.shape, padding=1, dtype="float16")
+    operation = ConvolutionBackwardFilter(forward, "float32")
+    with device.arena.lock:
+        bench = Bench(device, 2**20, batches=1, batch_seconds=0.0)
+        found = Tuning(device, bench, Deadline()).measured(tune.launched_of(operation), every=True)
+    (plain,) = found.options
+    assert (plain.engine, plain.workspace_bytes) == (Engine(101), 0)  # it needs no copies
+    with device.engines.forced(operation, Engine(101, form="widened")) as built:
+        nbytes, name = built
+    assert name == "eng101, widened"
+    assert nbytes == 2 * 4 * 8 * 4 * 16 * 16
+    assert {engine.form for engine in device.engines.candidates(operation, every=True)} == {
+        "", "widened",
+    }  # fmt: skip
+
+
+def test_strict_gradients_of_border_pieces_are_made_symmetric(make):
+    """By rows of zeros beside x: so an engine that is wrong with uneven padding sees none there."""
+    device = make(FakeEngine(100, 3e-6), FakeEngine(101, 1e-6, uneven_error=1.0))
+    forward = Convolution.of(X.shape, W.shape, padding=((1, 0), 1), allow_tf32=False)
+    operation = ConvolutionBackwardFilter(forward, "float32")
+    with device.arena.lock:
+        bench = Bench(device, 2**20, batches=1, batch_seconds=0.0)
+        found = Tuning(device, bench, Deadline()).measured(tune.launched_of(operation), every=True)
+    (option,) = found.options
+    assert option.name == "eng101, symmetric rows"
+    assert option.workspace_bytes == 4 * 8 * 4 * 17 * 16
+    assert option.error < 1e-6
+
+
+def test_a_frontend_that_cannot_ask_for_engines_has_nothing_to_tune(make, monkeypatch):
+    """Before version 1.28; calls are as they were."""
+    make(FakeEngine(100, 3e-6))
+    for name in ("get_engine_and_knobs_at_index", "get_engine_count"):
+        monkeypatch.delattr(Graph, name)
+    with pytest.raises(tune.NothingToTuneError, match=r"no engine .* could be measured"):
+        tuned()
+    assert planned().algorithms == ("eng100",)

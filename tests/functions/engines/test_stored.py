@@ -1,0 +1,164 @@
+"""Tables of engines on disk."""
+
+import dataclasses
+import json
+import warnings
+
+import numpy as np
+import pytest
+
+from ooc_cudnn.devices.engine_files import (
+    engines_path,
+    forget_tables,
+    operation_from,
+    save_tables,
+    tables_of,
+)
+from ooc_cudnn.devices.engines import Engine, Measured, Option
+from ooc_cudnn.functions import trials
+from ooc_cudnn.operations.convolution import Convolution
+from tests.support.fake_cudnn import FakeEngine
+from tests.support.tuned import KIB, W, X, planned, tuned
+
+
+def test_what_was_measured_is_read_by_later_processes(make):
+    device = make(FakeEngine(100, 3e-6), FakeEngine(101, 1e-6, 8 * KIB))
+    (measured,) = tuned()
+    forget_tables()
+    (read,) = tables_of(device)
+    assert read == dataclasses.replace(measured, is_stored=True)
+    assert engines_path(device).name.startswith("Fake-9000_91900_")
+
+
+def test_processes_do_not_lose_what_others_stored(make):
+    device = make(FakeEngine(100, 3e-6))
+    tuned()
+    forget_tables()
+    mine = tables_of(device)
+    mine._known.clear()
+    mine._by_kind.clear()
+    operation = Convolution.of((8, 2, 16, 16), (4, 2, 3, 3))
+    option = Option(1.0, 0, Engine(100), "eng100", 1e-7)
+    mine.add(Measured(operation.work(), (option,), operation))
+    save_tables(device)
+    forget_tables()
+    assert len(list(tables_of(device))) == 2
+
+
+def broken(data, **changes):
+    """A stored table, with some values of its first launch changed."""
+    launch = {**data["launches"][0], **changes}
+    return json.dumps({**data, "launches": [launch]})
+
+
+BAD = {
+    "empty": lambda data: "",
+    "cut off": lambda data: json.dumps(data)[:-40],
+    "not JSON": lambda data: "\0\1\2",
+    "deep": lambda data: "[" * 100_000,
+    "a list": lambda data: "[]",
+    "another format": lambda data: json.dumps({**data, "format": "shopping list"}),
+    "newer": lambda data: json.dumps({**data, "version": 2}),
+    "another card": lambda data: json.dumps(
+        {**data, "identity": {"gpu": "other", "cudnn": "91900"}}
+    ),
+    "another cuDNN": lambda data: json.dumps(
+        {**data, "identity": {"gpu": "Fake 9000", "cudnn": "8"}}
+    ),
+    "no launches": lambda data: json.dumps({n: v for n, v in data.items() if n != "launches"}),
+    "launches of no kind": lambda data: json.dumps({**data, "launches": 7}),
+    "an unknown name": lambda data: broken(data, more=1),
+    "an unknown function": lambda data: broken(data, function="pooling_forward"),
+    "an unknown dtype": lambda data: broken(data, dtype="int8"),
+    "an unknown layout": lambda data: broken(data, layout="sideways"),
+    "a shape of words": lambda data: broken(data, x_shape=["a", "b", 1, 1]),
+    "a negative shape": lambda data: broken(data, x_shape=[8, -4, 16, 16]),
+    "a shape of fractions": lambda data: broken(data, x_shape=[8, 4, 16.5, 16]),
+    "channels that do not fit": lambda data: broken(data, w_shape=[4, 3, 3, 3]),
+    "no switch": lambda data: broken(data, allow_tf32="yes"),
+    "no pairs": lambda data: broken(data, padding=[1, 1]),
+    "engines of no kind": lambda data: broken(data, engines=3),
+    "negative seconds": lambda data: broken(
+        data, engines=[{**data["launches"][0]["engines"][0], "seconds": -1.0}]
+    ),
+    "no seconds": lambda data: broken(
+        data, engines=[{**data["launches"][0]["engines"][0], "seconds": 0}]
+    ),
+    "an error of NaN": lambda data: broken(
+        data, engines=[{**data["launches"][0]["engines"][0], "error": np.nan}]
+    ),
+    "no engine": lambda data: broken(
+        data, engines=[{**data["launches"][0]["engines"][0], "engine": "eng4"}]
+    ),
+    "an unknown form": lambda data: broken(
+        data,
+        engines=[{**data["launches"][0]["engines"][0], "engine": {"number": 1, "form": "odd"}}],
+    ),
+}
+
+
+def stored(device):
+    """A table of one launch, made by hand and stored: what its file holds."""
+    operation = Convolution.of(X.shape, W.shape, padding=1)
+    option = Option(1e-6, 8 * KIB, Engine(101), "eng101", 1e-7)
+    tables_of(device).add(Measured(operation.work(), (option,), operation))
+    return save_tables(device)
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_a_file_that_cannot_be_used_is_ignored_and_said_once(make, what):
+    device = make(FakeEngine(100, 3e-6), FakeEngine(101, 1e-6, 8 * KIB))
+    path = stored(device)
+    path.write_text(BAD[what](json.loads(path.read_text())), encoding="utf-8")
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            forget_tables()
+            assert not list(tables_of(device))
+    (only,) = said
+    assert "stored engines of fake are ignored" in str(only.message)
+
+
+def test_calls_do_without_a_file_that_cannot_be_used_and_tuning_mends_it(make):
+    device = make(FakeEngine(100, 3e-6), FakeEngine(101, 1e-6, 8 * KIB))
+    stored(device).write_text("{")
+    forget_tables()
+    with pytest.warns(UserWarning, match="so cuDNN's heuristics choose"):
+        assert planned().algorithms == ("eng100",)
+    tuned()
+    assert planned().algorithms == ("eng101 (measured)",)
+
+
+def test_engines_of_another_cudnn_are_said_to_be_ignored(make):
+    device = make(FakeEngine(100, 3e-6), FakeEngine(101, 1e-6, 8 * KIB))
+    tuned()
+    device.told = {**device.told, "cudnn": "92000"}
+    forget_tables()
+    with pytest.warns(UserWarning, match="with another cuDNN than the one that is loaded"):
+        assert not list(tables_of(device))
+
+
+def test_a_folder_that_cannot_be_written_is_no_hindrance_to_calls(make, monkeypatch, tmp_path):
+    monkeypatch.setattr(trials, "FIRST_CALLS_MEASURE", True)
+    make(FakeEngine(100, 3e-8), FakeEngine(101, 1e-8))
+    (tmp_path / "ooc_cudnn" / "engines").write_text("a file")
+    with pytest.warns(UserWarning, match=r"cannot be (stored|used|read)|are ignored"):
+        assert planned().algorithms == ("eng101 (measured)",)
+    with pytest.raises(OSError, match=r"exists|directory"):
+        tuned()
+
+
+def test_what_no_user_may_ask_for_is_not_stored(make):
+    """A piece may see more padding than a call may have: such a file could not be read."""
+    device = make(FakeEngine(100, 1e-6))
+    piece = Convolution((1, 4, 2, 16), (4, 4, 3, 3), ((-1, 9), (1, 1)), (1, 1), (1, 1))
+    option = Option(1.0, 0, Engine(100), "eng100", 1e-7)
+    tables_of(device).add(Measured(piece.work(), (option,), piece))
+    save_tables(device)
+    forget_tables()
+    assert not list(tables_of(device))
+
+
+def test_an_operation_is_what_its_file_says():
+    with pytest.raises(ValueError, match="function is 'x'"):
+        operation_from({"function": "x", "layout": "", "result_dtype": "", "dtype": ""})
