@@ -44,6 +44,7 @@ def check_cut(make, case, *, splits=6, summed=False):
         tolerance = 8 * UNIT[dtype] * max(np.abs(expected).max(), np.abs(old).max() if beta else 0)
         found = set()
         for row_axis in call.row_axes:
+            check_patches(call.along(row_axis), operands, result, exact, random)
             out = old.copy()
             forced = Forced(call.along(row_axis), {**arrays, result: out})
             for split in some(list(legal_splits(forced.chain)), -(-splits // len(call.row_axes))):
@@ -54,6 +55,23 @@ def check_cut(make, case, *, splits=6, summed=False):
                 assert (off <= tolerance).all(), (dtype, row_axis, split, off.max())
                 found.add(out.tobytes())
         assert summed or len(found) == 1, f"{dtype}: splits differ"
+
+
+def check_patches(call, operands, result, exact, random, count=3):
+    """What `verify` recomputes of random patches is that, too, and no smaller than it says."""
+
+    def part(array, region):
+        return array[tuple(slice(*each) for each in region)]
+
+    for _ in range(count):
+        piece = call.patch(random)
+        made = call.expected(piece, lambda name, region: part(operands[name], region))
+        value, size = made[result]
+        right = part(exact, call.region(result, piece))
+        assert value.shape == right.shape
+        tolerance = 1e-12 * np.abs(exact).max()
+        assert (np.abs(value - right) <= tolerance).all()
+        assert (size >= np.abs(value) - tolerance).all()
 
 
 def rounded(array, dtype):
