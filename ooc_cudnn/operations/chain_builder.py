@@ -21,7 +21,6 @@ from ooc_cudnn.operations.batch_normalization import Normalise
 from ooc_cudnn.operations.builder import Builder
 from ooc_cudnn.operations.chain_pieces import ChainPieces
 from ooc_cudnn.operations.convolution import Convolution
-from ooc_cudnn.operations.convolution_backward import ConvolutionBackwardData
 from ooc_cudnn.operations.flow import Fusion
 from ooc_cudnn.operations.launches import Buffer, Launchable
 from ooc_cudnn.operations.op_tensor import AddTensor, OpTensor
@@ -29,6 +28,7 @@ from ooc_cudnn.operations.per_element import PerElement
 from ooc_cudnn.operations.pointwise import Pointwise, Relayout
 from ooc_cudnn.operations.rows import ROW_AXIS, with_rows
 from ooc_cudnn.operations.splittable import Accumulation, Piece
+from ooc_cudnn.operations.transposed_convolution import TransposedConvolution
 from ooc_cudnn.tensor import ACCUMULATOR
 
 
@@ -168,11 +168,10 @@ class ChainBuilder(Builder):
                 )  # fmt: skip
             (w,) = self.chain.parameter_names[index]
             sources += (self.in_order(w, self.layout),)
-        elif isinstance(operation, ConvolutionBackwardData):  # a transposed one
+        elif isinstance(operation, TransposedConvolution):
             (w,) = self.chain.parameter_names[index]
             sources = (self.in_order(w, self.layout), self.in_order(source, self.layout))
-            forward = replace(operation.forward, layout=self.layout)
-            operation = replace(operation, forward=forward, result_dtype=dtype)
+            operation = operation.launched(self.layout, dtype)
         else:
             vectors = self.chain.parameter_names[index]
             sources = (self.taken(source, self.layout, dtype), *vectors)

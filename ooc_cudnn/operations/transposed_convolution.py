@@ -132,12 +132,21 @@ class TransposedConvolution(Placed):
 
     def on_rows(
         self, n: int, made: Range, needed: Rows, channels: int, row_axis: int = ROW_AXIS
-    ) -> ConvolutionBackwardData:
+    ) -> TransposedConvolution:
         forward = self.forward
         shape = with_rows((n, *forward.x_shape[1:]), made[1] - made[0], row_axis)
         padding = with_padding(forward.padding, (needed.before, needed.after), row_axis)
-        part = forward.resized(shape, forward.w_shape, padding, forward.groups)
-        return ConvolutionBackwardData(part, self.dtype)
+        return TransposedConvolution(
+            forward.resized(shape, forward.w_shape, padding, forward.groups)
+        )
+
+    def launched(self, layout: str, result_dtype: str) -> ConvolutionBackwardData:
+        """What a device runs: y from (w, x)."""
+        forward = self.forward
+        part = forward.resized(
+            forward.x_shape, forward.w_shape, forward.padding, forward.groups, layout
+        )
+        return ConvolutionBackwardData(part, result_dtype)
 
     def cycle(self, row_axis: int) -> Cycle:
         return Cycle(self.forward.window_rows(row_axis).stride, 1)
@@ -148,11 +157,11 @@ class TransposedConvolution(Placed):
 
     def work(self) -> Work:
         """As much as the convolution back."""
-        return ConvolutionBackwardData(self.forward, self.dtype).work()
+        return self.launched("", self.dtype).work()
 
     def magnitude(self, x: Array, *parameters: Array) -> Array:
         return self.reference(x, *(np.abs(p) for p in parameters))
 
     def reference(self, x: Array, *parameters: Array) -> Array:
         (w,) = parameters
-        return ConvolutionBackwardData(self.forward, self.dtype).reference(w, x)
+        return self.launched("", self.dtype).reference(w, x)

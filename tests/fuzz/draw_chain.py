@@ -6,7 +6,7 @@ import math
 
 import ooc_cudnn
 from ooc_cudnn import operations
-from tests.fuzz import activations
+from tests.fuzz import activations, draw_reshaping
 from tests.fuzz.draw_convolution import draw_dtype, draw_shapes
 from tests.fuzz.draw_elementwise import draw_broadcast, wide
 from tests.fuzz.draw_normalization import draw_vector
@@ -227,9 +227,17 @@ def step_tensor(stream, shape, dtype, at):
     )  # fmt: skip
 
 
+def step_reshaping(stream, shape, dtype, at):
+    if len(shape) < 3 or max(shape[2:]) > draw_reshaping.LARGEST:
+        return step_activation(stream, shape, dtype, at)
+    if stream.chance(0.3):
+        return draw_reshaping.step_transposed_convolution(Step, stream, shape, dtype, at)
+    return stream.choice(draw_reshaping.WITHOUT_TENSORS)(Step, stream, shape)
+
+
 STEPS = {
     step_convolution: 5, step_bias: 2, step_activation: 3, step_pooling: 2,
-    step_normalization: 2, step_tensor: 1,
+    step_normalization: 2, step_tensor: 1, step_reshaping: 2,
 }  # fmt: skip
 LARGEST = {1: 120, 2: 24, 3: 9}
 
