@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from ooc_cudnn.devices import get_device
+from ooc_cudnn.devices.engine_files import tables_of
 from ooc_cudnn.settings import describe
 
 ROOT = Path(__file__).parent.parent.parent
@@ -32,6 +34,7 @@ def environment(device: str) -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)),
         "load_average": os.getloadavg(),
         "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+        "tuned_launches": _tuned_launches(device),
         "system": f"{platform.system()} {platform.release()}",
         "versions": {
             "python": platform.python_version(),
@@ -44,6 +47,11 @@ def environment(device: str) -> dict[str, Any]:
             },
         },
     }  # fmt: skip
+
+
+def _tuned_launches(device: str) -> int:
+    """Of how many launches engines were measured: a record with any is not one without."""
+    return sum(each.operation is not None for each in tables_of(get_device(device)))
 
 
 def effective_settings() -> dict[str, Any]:

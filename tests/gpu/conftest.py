@@ -42,13 +42,14 @@ def _take_shard(config, items):
 
 
 @pytest.fixture(autouse=True)
-def cuda_device(monkeypatch):
-    """Run on the card; forget settings and remembered calls afterwards."""
+def cuda_device(monkeypatch, tmp_path):
+    """Run on the card, without what is stored there; forget settings and calls afterwards."""
     from ooc_cudnn.functions.prepared import forget_calls
     from ooc_cudnn.memory.limit import forget_limits
 
     for setting in SETTINGS:
         monkeypatch.delenv(setting.environment_variable, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # no engines that were tuned
     settings_module._forget()
     settings_module.settings(device="cuda", machine=perfmodel.shipped("h200"), progress=False)
     forget_calls()

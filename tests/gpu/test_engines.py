@@ -32,13 +32,6 @@ SHAPES = {"backward_data": {"input_shape": X}, "backward_filter": {"filter_shape
 ERRORS = {"tf32": 3e-3, "strict": 5e-6}
 
 
-@pytest.fixture(autouse=True)
-def own_cache(monkeypatch, tmp_path):
-    """Tables of this test, and of no other."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    forget_tables()
-
-
 @pytest.mark.parametrize("precision", ERRORS)
 @pytest.mark.parametrize("direction", PROBLEMS)
 def test_tuned_engines_are_right_and_used(cuda_device, random, direction, precision):
