@@ -67,7 +67,7 @@ def host_device(request, monkeypatch):
     if os.environ.get("OOC_TESTS_HOST_RUNS_KERNELS"):
         from tests.support.kernels_on_host import install
 
-        install(monkeypatch, device)
+        install(monkeypatch, device, request.node.nodeid)
     yield device
     settings_module._forget()
     forget_calls()

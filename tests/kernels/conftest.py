@@ -8,14 +8,12 @@ from __future__ import annotations
 import itertools
 import math
 import os
-import sys
 from pathlib import Path
 
 import pytest
 
-from ooc_cudnn.devices.kernels import compiling
 from tests.support import cuda_on_cpu
-from tests.support.card import ON_CARD, cupy
+from tests.support.card import ON_CARD, run_on_cpu
 
 #: Of a test's cases the CPU runs the first, and then one of so many: a prime number, so that all
 #: values of each parameter have their turn.
@@ -61,13 +59,12 @@ def _is_small(item):
 
 
 @pytest.fixture(autouse=True)
-def device(monkeypatch):
-    """The card, or what stands in for it: then `import cupy` gives that."""
+def device(request, monkeypatch):
+    """The card, or what stands in for it."""
     if ON_CARD:
         from ooc_cudnn.devices import get_device
 
         yield get_device("cuda")
         return
-    monkeypatch.setitem(sys.modules, "cupy", cupy)
-    monkeypatch.setattr(compiling, "_current_device", None)
+    run_on_cpu(monkeypatch, request.node.nodeid)
     yield None

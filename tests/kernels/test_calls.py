@@ -40,5 +40,5 @@ pytestmark = pytest.mark.skipif(ON_CARD, reason="tests/gpu runs calls on the car
 
 
 @pytest.fixture(autouse=True)
-def kernels(host_device, monkeypatch):
-    install(monkeypatch, host_device)
+def kernels(request, host_device, monkeypatch):
+    install(monkeypatch, host_device, request.node.nodeid)

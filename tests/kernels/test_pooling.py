@@ -234,52 +234,57 @@ def test_a_gradient_of_nan_stays_with_its_element():
     assert np.array_equal(dx.result(), expected, equal_nan=True)
 
 
+@pytest.mark.parametrize(
+    "case", ["3x3 s2 p1", "3d", "uneven", "gaps", "many channels", "1d, large windows"]
+)
 @pytest.mark.parametrize("layouts", [FIRST, LAST])
-def test_small_tiles(layouts, monkeypatch):
+def test_small_tiles(case, layouts, monkeypatch):
     """Borders between tiles on every axis."""
     from ooc_cudnn.devices.kernels import launch
 
     monkeypatch.setattr(backward_module, "TILE_PACKS", 32)
     launch._prepared.clear()
-    for case in ("3x3 s2 p1", "3d", "uneven", "gaps", "many channels", "1d, large windows"):
-        for mode in ("max", EXCLUDE):
-            check(case, "float32", mode, layouts)
+    for mode in ("max", EXCLUDE):
+        check(case, "float32", mode, layouts)
     launch._prepared.clear()
 
 
+@pytest.mark.parametrize("case", ["3x3 s2 p1", "3d", "uneven", "gaps", "negative", "1d", "global"])
 @pytest.mark.parametrize("layouts", [FIRST, LAST])
-def test_the_direct_kernel(layouts, monkeypatch):
+def test_the_direct_kernel(case, layouts, monkeypatch):
     from ooc_cudnn.devices.kernels import launch
 
     monkeypatch.setattr(backward_module, "SHARED_BYTES", 1)
     launch._prepared.clear()
-    for case in ("3x3 s2 p1", "3d", "uneven", "gaps", "negative", "1d", "global"):
-        for mode in ("max", INCLUDE, EXCLUDE):
-            check(case, "float32", mode, layouts)
+    for mode in ("max", INCLUDE, EXCLUDE):
+        check(case, "float32", mode, layouts)
     launch._prepared.clear()
 
 
+@pytest.mark.parametrize(
+    "case", ["3x3 s2 p1", "3d", "negative", "1d", "large global", "too many overlap"]
+)
 @pytest.mark.parametrize("layouts", [FIRST, LAST])
-def test_offsets_in_64_bits(layouts, monkeypatch):
+def test_offsets_in_64_bits(case, layouts, monkeypatch):
     from ooc_cudnn.devices.kernels import launch
 
     monkeypatch.setattr(arguments, "SMALL_OFFSETS", 0)
     launch._prepared.clear()
-    for case in ("3x3 s2 p1", "3d", "negative", "1d", "large global", "too many overlap"):
-        for mode in ("max", EXCLUDE):
-            check(case, "float32", mode, layouts)
+    for mode in ("max", EXCLUDE):
+        check(case, "float32", mode, layouts)
     launch._prepared.clear()
 
 
-def test_a_warp_or_a_thread_for_each_window(monkeypatch):
+@pytest.mark.parametrize("layouts", [FIRST, LAST])
+@pytest.mark.parametrize("case", ["global", "large global", "20x20 s1"])
+def test_a_warp_or_a_thread_for_each_window(case, layouts, monkeypatch):
     from ooc_cudnn.devices.kernels import launch
 
     monkeypatch.setattr(forward_module, "WARP_TAPS", 10**9)
     monkeypatch.setattr(backward_module, "WARP_TAPS", 10**9)
     launch._prepared.clear()
-    for case, layouts in itertools.product(("global", "large global", "20x20 s1"), (FIRST, LAST)):
-        check(case, "float32", "max", layouts)
-        check(case, "float16", EXCLUDE, layouts)
+    check(case, "float32", "max", layouts)
+    check(case, "float16", EXCLUDE, layouts)
     launch._prepared.clear()
 
 

@@ -151,7 +151,7 @@ def test_workspace_too_small_is_refused():
     x = Operand((2, 3, 4), "float32", data=random((2, 3, 4)))
     db = Operand((3,), "float32")
     with pytest.raises(ValueError, match="workspace"):
-        kernels_reduction.channel_sum(
+        kernels_reduction.broadcast_sum(
             BroadcastSum((2, 3, 4), (3,), "float32", "float32"), Call((x.view,), db.view)
         )
 

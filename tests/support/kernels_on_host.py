@@ -6,16 +6,14 @@ So every test of the host device tests kernels, too. Convolutions are those that
 
 from __future__ import annotations
 
-import sys
-
 from ooc_cudnn.devices.host.device import HostDevice
-from ooc_cudnn.devices.kernels import compiling, convolution_direct
+from ooc_cudnn.devices.kernels import convolution_direct
 from ooc_cudnn.devices.kernels.launch import Call
 from ooc_cudnn.devices.kernels.runners import RUNNERS, WORKSPACE
 from ooc_cudnn.devices.worker import WorkerRun
 from ooc_cudnn.memory.arena import Arena
 from ooc_cudnn.operations.convolution_backward import AnyConvolution
-from tests.support import cuda_on_cpu
+from tests.support.card import run_on_cpu
 from tests.support.cuda_on_cpu import memory
 
 
@@ -49,10 +47,9 @@ def workspace(device, launches, budget_bytes, *, sparing=0):
     return needed, ("kernels",)
 
 
-def install(monkeypatch, device):
+def install(monkeypatch, device, test):
     """Make the host device so, until `monkeypatch` ends."""
-    monkeypatch.setitem(sys.modules, "cupy", cuda_on_cpu.module())
-    monkeypatch.setattr(compiling, "_current_device", None)
+    run_on_cpu(monkeypatch, test)
     monkeypatch.setattr(device, "arena", Arena(Block, device.free_bytes))
     monkeypatch.setattr(HostDevice, "run", run)
     monkeypatch.setattr(HostDevice, "workspace", workspace)
