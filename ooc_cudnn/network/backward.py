@@ -14,7 +14,6 @@ from collections.abc import Iterable, Sequence
 
 from ooc_cudnn.network.emitting import Backward, Forward, _Emit
 from ooc_cudnn.network.graph import Graph
-from ooc_cudnn.network.masking import with_masks
 from ooc_cudnn.network.nodes.base import Node
 from ooc_cudnn.network.phases import Step
 from ooc_cudnn.network.tensors import Tensor
@@ -75,7 +74,7 @@ def _step(
         found = {name: backward.gradient_of(graph.tensors[name]) for name in graph.tensors}
         gradients = {n: each.name for n, each in found.items() if each and n in leaves}
         seeds = backward.seeds
-    step = Step(
+    return Step(
         dict(last.tensors),
         (*forward.phases, *(last.phases if is_training else ())),
         tuple(output.name for output in outputs),
@@ -83,7 +82,6 @@ def _step(
         gradients,
         seeds,
     )
-    return with_masks(step) if is_training else step
 
 
 def _on_the_way(nodes: Sequence[Node], leaves: frozenset[str]) -> frozenset[str]:

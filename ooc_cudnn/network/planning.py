@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from ooc_cudnn.network.compacting import compacted
 from ooc_cudnn.network.fusing import fused
 from ooc_cudnn.network.in_place import in_place
 from ooc_cudnn.network.micro_batches import WholeBatchError, micro_batched
@@ -59,7 +60,7 @@ def plan_step(
     """
     if policy not in NAMES:
         raise ValueError(f"policy must be one of {', '.join(NAMES)}, not {policy!r}")
-    step = in_place(fused(step))
+    step = _as_taken(step, policy)
     if policy == "vdnn_dyn":
         return _vdnn_dyn(name, step, terms)
     names = BEST_OF if policy == "best" else (policy,)
@@ -90,7 +91,7 @@ def plan_again(step: Step, plan: NetworkPlan, terms: Terms) -> PlannedStep:
     ValueError
         If it is the plan of another step.
     """
-    step = micro_batched(remade(in_place(fused(step)), plan.remade), plan.micro_batches)
+    step = micro_batched(remade(_as_taken(step, plan.policy), plan.remade), plan.micro_batches)
     known = {step.place(name).base for name in step.tensors}
     strangers = [name for name, _ in plan.stays if name not in known]
     if strangers:
@@ -103,6 +104,11 @@ def plan_again(step: Step, plan: NetworkPlan, terms: Terms) -> PlannedStep:
         step,
         placed,
     )
+
+
+def _as_taken(step: Step, policy: str) -> Step:
+    """The step that a policy takes: vDNN's keep whole maps for backward, as the paper does."""
+    return in_place(fused(step if policy.startswith("vdnn") else compacted(step)))
 
 
 def _counts(step: Step, asked: int | None) -> Iterator[int]:

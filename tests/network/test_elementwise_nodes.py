@@ -1,4 +1,4 @@
-"""PReLU, sums and products with what is broadcast, numbers, images, what forward saves as bits."""
+"""PReLU, sums and products with what is broadcast, numbers, stored images."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ import torch
 import torch.nn.functional as F
 
 import ooc_cudnn
-from ooc_cudnn.operations.masks import MaskedActivation
-from ooc_cudnn.operations.pooling_indices import IndexedPooling
 from tests.support.network_checks import check_network, values
 
 SHAPE = (2, 3, 4, 5)
@@ -125,66 +123,6 @@ def test_images(stored):
         net.image(h)
     with pytest.raises(ValueError, match="one per channel"):
         net.image(x, mean=[1, 2])
-
-
-# What forward saves -------------------------------------------------------------------------------
-
-
-def calls(step, kind):
-    return [phase for phase in step.phases if isinstance(phase.call, kind)]
-
-
-def test_bits_and_indices_where_nothing_else_is_read():
-    """Y of the ReLU is read by its own gradient alone: the pooling has indices, the sum nothing."""
-    net, x = network_on((2, 3, 9, 8))
-    h = net.activation(net.convolution(x, 4, window=3, padding=1), "relu")
-    h = net.add(h, net.activation(net.convolution(x, 4, window=1), "leaky_relu", coef=0.5))
-    y = net.pooling(h, window=3, stride=2, padding=1)
-
-    def twin(t):
-        one = torch.relu(F.conv2d(t["x"], t["convolution_1.w"], t["convolution_1.b"], padding=1))
-        two = F.leaky_relu(F.conv2d(t["x"], t["convolution_2.w"], t["convolution_2.b"]), 0.5)
-        return F.max_pool2d(one + two, 3, 2, 1)
-
-    step = check_network(net, y, twin)
-    assert len(calls(step, MaskedActivation)) == 2
-    assert len(calls(step, IndexedPooling)) == 1
-    read = {name for phase in step.phases[step.forward_count :] for name in phase.reads}
-    assert not read & {"activation_1", "activation_2", "add_1", "pooling_1"}
-    assert not calls(net.forward_phases(y), MaskedActivation | IndexedPooling)
-
-
-def test_no_bits_where_the_map_is_read_anyway():
-    net, x = network_on((2, 3, 6, 6))
-    h = net.activation(net.convolution(x, 4, window=3), "relu")
-    step = net.gradient_phases(net.convolution(h, 2, window=1))
-    assert not calls(step, MaskedActivation)
-    # and none where it is a result itself
-    step = net.gradient_phases(h)
-    assert not calls(step, MaskedActivation)
-
-
-def test_nothing_is_saved_for_a_gradient_that_nobody_wants():
-    net, x = network_on((2, 3, 6, 6), "float32")
-    h = net.pooling(net.activation(x, "relu"), window=2)
-    step = net.gradient_phases(net.convolution(h, 2, window=1))
-    assert not calls(step, MaskedActivation | IndexedPooling)
-
-
-def test_a_map_placed_in_a_concatenation_is_read_there():
-    net, x = network_on((2, 3, 6, 6))
-    h = net.activation(net.convolution(x, 4, window=1), "relu")
-    joined = net.concatenate([h, net.activation(net.convolution(x, 2, window=1), "relu")])
-    y = net.convolution(joined, 2, window=3)
-
-    def twin(t):
-        parts = [
-            torch.relu(F.conv2d(t["x"], t[f"{name}.w"], t[f"{name}.b"]))
-            for name in ("convolution_1", "convolution_2")
-        ]
-        return F.conv2d(torch.cat(parts, 1), t["convolution_3.w"], t["convolution_3.b"])
-
-    assert not calls(check_network(net, y, twin), MaskedActivation)
 
 
 def test_values_of_the_seed_are_drawn_once():

@@ -1,0 +1,208 @@
+"""What forward keeps for backward, made small: rewrites of a step.
+
+- The gradient of max pooling reads x, y and dy, to find the maxima again. A byte an element of y,
+  saved in forward, says where they are.
+- A ReLU in front of max pooling can as well come after it: the largest of what is rectified is what
+  is rectified of the largest, and gradients go to the same elements. There is a quarter as much of
+  it there, say, and neither of its large maps is read in backward.
+- The gradient of another ReLU reads a bit an element of its y. Where nothing else in backward reads
+  y (a sum follows), forward saves the bits. Where the filter gradient of a convolution reads y
+  anyway, they would only come on top.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TypeVar
+
+from ooc_cudnn.network.phases import Phase, Step
+from ooc_cudnn.network.tensors import Tensor, meet
+from ooc_cudnn.operations.activation import Activation
+from ooc_cudnn.operations.backward_pooling import BackwardPooling
+from ooc_cudnn.operations.base import Operation
+from ooc_cudnn.operations.chain import Chain
+from ooc_cudnn.operations.masks import (
+    PASSES,
+    MaskedActivation,
+    MaskedActivationGradient,
+    mask_shape,
+)
+from ooc_cudnn.operations.per_site import ActivationGradient
+from ooc_cudnn.operations.pooling import Pooling
+from ooc_cudnn.operations.pooling_indices import IndexedPooling, indexable
+
+Kind = TypeVar("Kind", bound=Operation)
+
+
+def compacted(step: Step) -> Step:
+    """A step that keeps as little for backward as it can, with the same results."""
+    return _with_masks(_pooled_first(_with_indices(step)))
+
+
+def _with_indices(step: Step) -> Step:
+    """Save where maxima are, in place of x and y of a pooling."""
+    tensors, phases = dict(step.tensors), list(step.phases)
+    for at, phase in enumerate(step.phases):
+        pooling = _alone(phase, Pooling)
+        if pooling is None or phase.is_backward or not indexable(pooling):
+            continue
+        x, y = phase.binds["x"], phase.binds["y"]
+        gradients = [
+            index
+            for index, other in enumerate(step.phases)
+            if isinstance(other.call, BackwardPooling)
+            and other.call.forward == pooling
+            and (other.binds.get("x"), other.binds.get("y")) == (x, y)
+        ]
+        if len(gradients) != 1:
+            continue
+        index = Tensor(f"{phase.node}.index", pooling.output_shape, "uint8")
+        tensors[index.name] = index
+        call = IndexedPooling(pooling)
+        phases[at] = replace(phase, call=call, binds={**phase.binds, "index": index.name})
+        old = phases[gradients[0]]
+        binds = {"index": index.name, "dy": old.binds["dy"], "dx": old.binds["dx"]}
+        gradient = BackwardPooling(pooling, indexed=True, alpha=old.call.alpha, beta=old.call.beta)
+        phases[gradients[0]] = replace(old, call=gradient, binds=binds)
+    return replace(step, tensors=tensors, phases=tuple(phases))
+
+
+def _pooled_first(step: Step) -> Step:
+    """Rectify after max pooling where both follow each other, and nobody else reads between."""
+    kept = {step.place(name).base for name in step.outputs}
+    for at, phase in enumerate(step.phases):
+        activation = _alone(phase, Activation)
+        if activation is None or phase.is_backward or activation.mode != "relu":
+            continue
+        y = phase.binds["y"]
+        if step.place(y).base != y or y in kept:
+            continue
+        gradient = _only_reader(step, y, at, ActivationGradient, "y", backward=True)
+        pool = _only_reader(step, y, at, IndexedPooling, "x", backward=False)
+        if gradient is None or pool is None:
+            continue
+        of_y = step.phases[gradient].binds["dy"]
+        pool_gradient = _only_writer(step, of_y, BackwardPooling, "dx")
+        readers = [i for i, each in enumerate(step.phases) if of_y in each.reads]
+        if (
+            pool_gradient is None
+            or readers != [gradient]
+            or step.phases[pool_gradient].binds.get("index") != step.phases[pool].binds["index"]
+        ):
+            continue
+        step = _exchanged(step, activation, (at, pool, pool_gradient, gradient))
+    return step
+
+
+def _exchanged(step: Step, activation: Activation, places: tuple[int, int, int, int]) -> Step:
+    """The step with the pooling before the activation, and its gradient after that one's."""
+    phases = list(step.phases)
+    relu, pool, pool_gradient, relu_gradient = (phases[at] for at in places)
+    forward: Pooling = pool.call.forward  # type: ignore[attr-defined]
+    shape, dtype = forward.output_shape, forward.dtype
+    largest = Tensor(f"{pool.node}.largest", shape, dtype)
+    of_largest = Tensor(f"{largest.name}.gradient", shape, dtype, "gradient")
+    phases[places[0]] = replace(pool, binds={**pool.binds, "x": relu.binds["x"], "y": largest.name})
+    small = replace(activation, shape=shape)
+    phases[places[1]] = replace(
+        relu, call=Chain((small,), dtype), binds={"x": largest.name, "y": pool.binds["y"]}
+    )
+    phases[places[2]] = replace(
+        relu_gradient,
+        call=ActivationGradient(shape, small.mode, small.coef, dtype),
+        binds={"y": pool.binds["y"], "dy": pool_gradient.binds["dy"], "dx": of_largest.name},
+    )
+    old = relu_gradient.call
+    phases[places[3]] = replace(
+        pool_gradient,
+        call=replace(pool_gradient.call, alpha=old.alpha, beta=old.beta),
+        binds={
+            **pool_gradient.binds, "dy": of_largest.name, "dx": relu_gradient.binds["dx"],
+        },
+    )  # fmt: skip
+    gone = {relu.binds["y"], relu_gradient.binds["dy"]}
+    tensors = {
+        name: tensor for name, tensor in step.tensors.items() if step.place(name).base not in gone
+    }
+    made = {each.name: each for each in (largest, of_largest)}
+    return replace(step, tensors={**tensors, **made}, phases=tuple(phases))
+
+
+def _with_masks(step: Step) -> Step:
+    """Save bits in place of what only the gradient of an activation would read."""
+    tensors, phases = dict(step.tensors), list(step.phases)
+    kept = {step.place(name).base for name in step.outputs}
+    for at, phase in enumerate(step.phases):
+        activation = _alone(phase, Activation)
+        if activation is None or phase.is_backward or activation.mode not in PASSES:
+            continue
+        y = phase.binds["y"]
+        if step.place(y).base in kept:
+            continue
+        gradient = _only_reader(step, y, at, ActivationGradient, "y", backward=True)
+        if gradient is None:
+            continue
+        shape, mode, coef = activation.shape, activation.mode, activation.coef
+        mask = Tensor(f"{phase.node}.mask", mask_shape(shape), "uint8")
+        tensors[mask.name] = mask
+        forward = MaskedActivation(shape, mode, coef, activation.dtype)
+        phases[at] = replace(phase, call=forward, binds={**phase.binds, "mask": mask.name})
+        old = phases[gradient]
+        call = MaskedActivationGradient(
+            shape, mode, coef, activation.dtype, alpha=old.call.alpha, beta=old.call.beta
+        )
+        binds = {"mask": mask.name, "dy": old.binds["dy"], "dx": old.binds["dx"]}
+        phases[gradient] = replace(old, call=call, binds=binds)
+    return replace(step, tensors=tensors, phases=tuple(phases))
+
+
+# What phases do -----------------------------------------------------------------------------------
+
+
+def _alone(phase: Phase, kind: type[Kind]) -> Kind | None:
+    """The operation of a chain of one that neither scales nor adds, if it is of a kind."""
+    call = phase.call
+    if not isinstance(call, Chain) or len(call.operations) != 1 or call.scaling("y") != (1, 0):
+        return None
+    (operation,) = call.operations
+    return operation if isinstance(operation, kind) else None
+
+
+def _only_reader(
+    step: Step, name: str, maker: int, kind: type, operand: str, *, backward: bool
+) -> int | None:
+    """The one phase, forward or backward, that reads any of what a tensor holds.
+
+    None if there are others, or if it is not of a kind or reads it as another operand.
+    """
+    base, region = step.place(name)
+    found = [
+        at
+        for at, phase in enumerate(step.phases)
+        if at != maker
+        and phase.is_backward == backward
+        and any(
+            place.base == base and meet(place.region, region)
+            for place in map(step.place, phase.reads)
+        )
+    ]
+    if len(found) != 1:
+        return None
+    phase = step.phases[found[0]]
+    fits = isinstance(phase.call, kind) and phase.binds.get(operand) == name
+    return found[0] if fits else None
+
+
+def _only_writer(step: Step, name: str, kind: type, operand: str) -> int | None:
+    """The one phase that writes any of what a tensor holds, if it is of a kind and makes it all."""
+    base = step.place(name).base
+    found = [
+        at
+        for at, phase in enumerate(step.phases)
+        if any(step.place(each).base == base for each in phase.writes)
+    ]
+    if base != name or len(found) != 1:
+        return None
+    phase = step.phases[found[0]]
+    fits = isinstance(phase.call, kind) and phase.binds.get(operand) == name
+    return found[0] if fits and phase.call.beta == 0 else None
