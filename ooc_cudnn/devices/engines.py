@@ -11,6 +11,7 @@ A launch that there is one way to run, a pass over memory, has a table of one na
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -155,16 +156,19 @@ class Measured:
         return self.operation is not None and forward_of(self.operation).deterministic
 
 
+_versions = itertools.count()
+
+
 class Tables:
     """What was measured on a device, in this process or an earlier one.
 
-    `version` changes with what is known of engines.
+    `version` changes with what is known of engines; no other table ever has the same.
     """
 
     def __init__(self, stored: Iterable[Measured] = ()) -> None:
         self._known: dict[tuple[str, Kind | None], Measured] = {}
         self._by_kind: dict[Kind, list[Measured]] = {}
-        self.version = 0
+        self.version = next(_versions)
         #: Models that were corrected, by `sparing`, with what they were before.
         self._corrected: dict[int, tuple[MachineModel, MachineModel]] = {}
         for measured in stored:
@@ -184,7 +188,7 @@ class Tables:
             of_kind = self._by_kind.setdefault(kind, [])
             of_kind[:] = [each for each in of_kind if each.work.sized != measured.work.sized]
             of_kind.append(measured)
-            self.version += 1
+            self.version = next(_versions)
 
     def drop(self, operation: AnyConvolution, engine: Engine) -> None:
         """Forget an engine that failed, for all sizes of a kind."""

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from ooc_cudnn.devices.base import Device
+from ooc_cudnn.devices.engine_files import tables_of
 from ooc_cudnn.devices.machines import machine_for
 from ooc_cudnn.devices.view import WIDEST_ACCESS_BYTES
 from ooc_cudnn.operations.splittable import Splittable
@@ -55,7 +56,7 @@ class Target(NamedTuple):
             limit,
             limit - device.arena.array_bytes,
             device.layouts(dtype),
-            device.workspace,
+            workspace_of(device),
             settings.overlap,
             None if settings.machine is not None or settings.deterministic else device,
         )
@@ -65,16 +66,25 @@ class Target(NamedTuple):
         if not ask:
             return self._replace(ask_workspace=None)
         if sparing and self.trial_device is not None:
-            return self._replace(ask_workspace=_Sparing(self.trial_device, sparing))
+            return self._replace(ask_workspace=workspace_of(self.trial_device, sparing))
         return self
 
 
-@dataclass(frozen=True)
-class _Sparing:
-    """Asks for the workspace of engines that take less of it."""
+def workspace_of(device: Device, sparing: int = 0) -> AskWorkspace:
+    """Return what asks a device for workspace: of engines that take less of it, by `sparing`.
 
+    Plans are remembered by it, as long as nothing else is known of its engines.
+    """
+    if device.engines is None:
+        return device.workspace
+    return _Asking(device, sparing, tables_of(device).version)
+
+
+@dataclass(frozen=True)
+class _Asking:
     device: Device
     sparing: int
+    version: int
 
     def __call__(
         self, launches: tuple[LaunchOf, ...], budget_bytes: int | None
