@@ -30,6 +30,7 @@ from ooc_cudnn.operations.masks import (
 from ooc_cudnn.operations.per_site import ActivationGradient
 from ooc_cudnn.operations.pooling import Pooling
 from ooc_cudnn.operations.pooling_indices import IndexedPooling, indexable
+from ooc_cudnn.operations.splittable import Region
 
 Kind = TypeVar("Kind", bound=Operation)
 
@@ -69,7 +70,7 @@ def _with_indices(step: Step) -> Step:
 
 def _pooled_first(step: Step) -> Step:
     """Rectify after max pooling where both follow each other, and nobody else reads between."""
-    kept = {step.place(name).base for name in step.outputs}
+    kept, uses = {step.place(name).base for name in step.outputs}, _Uses(step)
     for at, phase in enumerate(step.phases):
         activation = _alone(phase, Activation)
         if activation is None or phase.is_backward or activation.mode != "relu":
@@ -77,20 +78,20 @@ def _pooled_first(step: Step) -> Step:
         y = phase.binds["y"]
         if step.place(y).base != y or y in kept:
             continue
-        gradient = _only_reader(step, y, at, ActivationGradient, "y", backward=True)
-        pool = _only_reader(step, y, at, IndexedPooling, "x", backward=False)
+        gradient = uses.only_reader(y, ActivationGradient, "y", backward=True)
+        pool = uses.only_reader(y, IndexedPooling, "x", backward=False)
         if gradient is None or pool is None:
             continue
         of_y = step.phases[gradient].binds["dy"]
-        pool_gradient = _only_writer(step, of_y, BackwardPooling, "dx")
-        readers = [i for i, each in enumerate(step.phases) if of_y in each.reads]
+        pool_gradient = uses.only_writer(of_y, BackwardPooling, "dx")
         if (
             pool_gradient is None
-            or readers != [gradient]
+            or uses.readers(of_y, backward=True) != [gradient]
             or step.phases[pool_gradient].binds.get("index") != step.phases[pool].binds["index"]
         ):
             continue
         step = _exchanged(step, activation, (at, pool, pool_gradient, gradient))
+        uses = _Uses(step)
     return step
 
 
@@ -131,7 +132,7 @@ def _exchanged(step: Step, activation: Activation, places: tuple[int, int, int, 
 def _with_masks(step: Step) -> Step:
     """Save bits in place of what only the gradient of an activation would read."""
     tensors, phases = dict(step.tensors), list(step.phases)
-    kept = {step.place(name).base for name in step.outputs}
+    kept, uses = {step.place(name).base for name in step.outputs}, _Uses(step)
     for at, phase in enumerate(step.phases):
         activation = _alone(phase, Activation)
         if activation is None or phase.is_backward or activation.mode not in PASSES:
@@ -139,7 +140,7 @@ def _with_masks(step: Step) -> Step:
         y = phase.binds["y"]
         if step.place(y).base in kept:
             continue
-        gradient = _only_reader(step, y, at, ActivationGradient, "y", backward=True)
+        gradient = uses.only_reader(y, ActivationGradient, "y", backward=True)
         if gradient is None:
             continue
         shape, mode, coef = activation.shape, activation.mode, activation.coef
@@ -168,41 +169,40 @@ def _alone(phase: Phase, kind: type[Kind]) -> Kind | None:
     return operation if isinstance(operation, kind) else None
 
 
-def _only_reader(
-    step: Step, name: str, maker: int, kind: type, operand: str, *, backward: bool
-) -> int | None:
-    """The one phase, forward or backward, that reads any of what a tensor holds.
+class _Uses:
+    """Who reads and who writes each tensor that is no view: phases, and of which region."""
 
-    None if there are others, or if it is not of a kind or reads it as another operand.
-    """
-    base, region = step.place(name)
-    found = [
-        at
-        for at, phase in enumerate(step.phases)
-        if at != maker
-        and phase.is_backward == backward
-        and any(
-            place.base == base and meet(place.region, region)
-            for place in map(step.place, phase.reads)
-        )
-    ]
-    if len(found) != 1:
-        return None
-    phase = step.phases[found[0]]
-    fits = isinstance(phase.call, kind) and phase.binds.get(operand) == name
-    return found[0] if fits else None
+    def __init__(self, step: Step) -> None:
+        self.step = step
+        places = {name: step.place(name) for name in step.tensors}
+        self._reads: dict[str, list[tuple[int, Region]]] = {}
+        self._writes: dict[str, list[int]] = {}
+        for at, phase in enumerate(step.phases):
+            for name in phase.reads:
+                base, region = places[name]
+                self._reads.setdefault(base, []).append((at, region))
+            for name in phase.writes:
+                self._writes.setdefault(places[name].base, []).append(at)
 
+    def readers(self, name: str, *, backward: bool) -> list[int]:
+        """Phases of one direction that read any of what a tensor holds."""
+        base, region = self.step.place(name)
+        found = (at for at, read in self._reads.get(base, ()) if meet(read, region))
+        return [at for at in dict.fromkeys(found) if self.step.phases[at].is_backward == backward]
 
-def _only_writer(step: Step, name: str, kind: type, operand: str) -> int | None:
-    """The one phase that writes any of what a tensor holds, if it is of a kind and makes it all."""
-    base = step.place(name).base
-    found = [
-        at
-        for at, phase in enumerate(step.phases)
-        if any(step.place(each).base == base for each in phase.writes)
-    ]
-    if base != name or len(found) != 1:
-        return None
-    phase = step.phases[found[0]]
-    fits = isinstance(phase.call, kind) and phase.binds.get(operand) == name
-    return found[0] if fits and phase.call.beta == 0 else None
+    def only_reader(self, name: str, kind: type, operand: str, *, backward: bool) -> int | None:
+        """The one phase that reads it, if it is of a kind and reads it as that operand."""
+        found = self.readers(name, backward=backward)
+        return self._fitting(found, name, kind, operand)
+
+    def only_writer(self, name: str, kind: type, operand: str) -> int | None:
+        """The one phase that writes it, if it is of a kind, makes all of it and adds to nothing."""
+        at = self._fitting(self._writes.get(name, []), name, kind, operand)
+        return at if at is not None and self.step.phases[at].call.beta == 0 else None
+
+    def _fitting(self, found: list[int], name: str, kind: type, operand: str) -> int | None:
+        if len(found) != 1:
+            return None
+        phase = self.step.phases[found[0]]
+        fits = isinstance(phase.call, kind) and phase.binds.get(operand) == name
+        return found[0] if fits else None
