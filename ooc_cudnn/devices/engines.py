@@ -284,3 +284,6 @@ class Engines(Protocol):
         None if the engine cannot, or must not, run it. A launch raises `EngineFailedError` where
         it turns out not to.
         """
+
+    def forget_built(self) -> None:
+        """Let go of what was built to be measured: each holds code on the device."""

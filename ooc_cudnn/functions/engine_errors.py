@@ -216,7 +216,7 @@ def _computed(
     """What the device makes of the inputs, in memory full of NaN; None without room."""
     layout = forward_of(operation).layout
     result = np.full(operation.output_shape, np.nan, numpy_dtype(result_dtype(operation)))
-    arrays = [*inputs, result]
+    arrays = [_lying(array, layout) for array in (*inputs, result)]
     sizes = [aligned(array.nbytes) for array in arrays]
     if sum(sizes) + aligned(scratch_bytes) + device.arena.array_bytes > limit_bytes:
         return None
@@ -241,8 +241,15 @@ def _computed(
         run.submit(
             "copy_out",
             (launched,),
-            lambda stream: device.copy_out(result, views["result"], stream),
+            lambda stream: device.copy_out(arrays[-1], views["result"], stream),
             signals=True,
         )
         run.finish(wait=True)
-    return result
+    return arrays[-1]
+
+
+def _lying(array: Array, layout: str) -> Array:
+    """The same array in a memory order, as its place on the device is."""
+    if layout == "channels_first":
+        return np.ascontiguousarray(array)
+    return np.moveaxis(np.ascontiguousarray(np.moveaxis(array, 1, -1)), -1, 1)

@@ -96,6 +96,7 @@ class Tuning:
         assert device.engines is not None
         self.device, self.bench, self.deadline = device, bench, deadline
         self.engines = device.engines
+        device.use()  # engines are built for the device that is current
         self._checks = Checks(device, self.engines, bench.limit_bytes)
 
     def measured(self, launched: Launched, *, every: bool) -> Measured | None:
@@ -107,6 +108,13 @@ class Tuning:
         every : bool
             Try every engine there is, not only those that the heuristics rank.
         """
+        try:
+            return self._measured(launched, every=every)
+        finally:
+            if every:  # few of them are used
+                self.engines.forget_built()
+
+    def _measured(self, launched: Launched, *, every: bool) -> Measured | None:
         operation: AnyConvolution = launched[0].operation
         once, is_complete = self._timed_once(launched, every=every)
         found = list[Timed]()

@@ -112,6 +112,11 @@ class Convolutions:
         finally:
             self._forced = None
 
+    def forget_built(self) -> None:
+        """Let go of what was built to be measured; what is chosen is built again."""
+        with self._lock:
+            self._of_engines.clear()
+
     def _choose(self, operation: AnyConvolution, available_bytes: int) -> Executable | None:
         tables = self._tables()
         if self._chosen_by != (tables, tables.version):
