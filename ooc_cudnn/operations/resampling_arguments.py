@@ -255,6 +255,20 @@ def _around(extent: int, pair: Pair) -> Windows:
     return Windows(extent, count, step=1, before=before, after=max(after, 0))
 
 
+def zeros_around(operation: Pooling | Resampling) -> tuple[Pair, ...] | None:
+    """How many zeros an operation puts around x on each axis; None if it does anything else."""
+    if not isinstance(operation, Resampling) or operation.value or operation.is_max:
+        return None
+    pairs = []
+    for windows in operation.windows:
+        if not isinstance(windows, Windows) or windows.before < 0:
+            return None
+        pairs.append((windows.before, windows.after))
+        if windows != _around(windows.extent, pairs[-1]):
+            return None
+    return tuple(pairs)
+
+
 def cropped(x_shape: Shape, start: Any, size: Any, *, dtype: str = "float32") -> Resampling:
     """Describe the part of x of `size` that begins at `start`, on every spatial axis.
 

@@ -95,6 +95,23 @@ def test_a_global_maximum_of_many_sites_takes_two_phases(monkeypatch):
     assert len(net.forward_phases(y).phases) == 3
 
 
+def test_zeros_before_a_convolution_cost_no_phase():
+    net, x = network_on((2, 3, 6, 5))
+    padded = net.pad(x, ((2, 1), (0, 3)))
+    y = net.convolution(padded, 4, window=3, padding=1, stride=2, name="c")
+    assert len(net.forward_phases(y).phases) == 1
+    check_network(
+        net,
+        y,
+        lambda t: F.conv2d(F.pad(t["x"], (1, 4, 3, 2)), t["c.w"], t["c.b"], stride=2),
+    )
+    z = net.convolution(net.pad(x, ((1, -1), (0, 0))), 4, window=3, name="d")
+    assert len(net.forward_phases(z).phases) == 2
+    assert (
+        len(net.forward_phases(net.convolution(net.pad(x, 1, value=1.0), 2, window=1)).phases) == 2
+    )
+
+
 def test_a_crop_costs_no_phase():
     net, x = network_on((2, 3, 6, 5))
     y = net.crop(net.activation(x), (1, 2), (4, 3))

@@ -53,7 +53,8 @@ class ShapeBuilders(Builders):
     def pad(self, x: Tensor, padding: Padding, *, value: float = 0.0, name: str = "") -> Tensor:
         """So many elements of a value around x; where negative, x cropped.
 
-        `padding` is an int, one per spatial axis, or a (before, after) pair per axis.
+        `padding` is an int, one per spatial axis, or a (before, after) pair per axis. Zeros in
+        front of a convolution become its padding, and cost nothing.
         """
         x = self._own(x)
         operation = padded(x.shape, padding, value=value, dtype=x.dtype)

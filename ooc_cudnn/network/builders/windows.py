@@ -15,9 +15,13 @@ from ooc_cudnn.network.nodes.transposed_convolution import TransposedConvolution
 from ooc_cudnn.network.tensors import Tensor
 from ooc_cudnn.operations import convolution, transposed_convolution
 from ooc_cudnn.operations.global_average import of_all_sites
-from ooc_cudnn.operations.resampling_arguments import adaptive_pooling, any_pooling
+from ooc_cudnn.operations.resampling_arguments import (
+    adaptive_pooling,
+    any_pooling,
+    zeros_around,
+)
 from ooc_cudnn.operations.reshape import flattened
-from ooc_cudnn.operations.window_arguments import is_int, per_axis
+from ooc_cudnn.operations.window_arguments import is_int, padding_pairs, per_axis
 from ooc_cudnn.types import Padding, Sizes
 
 
@@ -63,6 +67,7 @@ class WindowBuilders(Builders):
             raise ValueError(f"x must have 1 to 3 spatial axes, but {x.name} has shape {x.shape}")
         if not is_int(groups) or groups < 1 or x.shape[1] % groups:
             raise ValueError(f"groups must divide cX={x.shape[1]}, not {groups!r}")
+        x, padding = self._unpadded(x, padding)
         sizes = per_axis(window, axes, name="window", least=1)
         w_shape = (int(channels), x.shape[1] // groups, *sizes)
         operation = convolution.Convolution.of(
@@ -80,6 +85,16 @@ class WindowBuilders(Builders):
             vector = self._parameter(name, "b", w_shape[:1], x.dtype, zeros, b)
         y = self._result(name, operation.output_shape, x.dtype)
         return self._add(Convolution(name, y, x, filters, vector, operation))
+
+    def _unpadded(self, x: Tensor, padding: Padding) -> tuple[Tensor, Padding]:
+        """Zeros that a node has put around x become padding: then they are nowhere in memory."""
+        node = self.graph.nodes.get(x.name)
+        around = zeros_around(node.operation) if isinstance(node, Pooling) else None
+        if not isinstance(node, Pooling) or around is None:
+            return x, padding
+        own = padding_pairs(padding, len(around))
+        both = zip(around, own, strict=True)
+        return node.x, tuple((a[0] + b[0], a[1] + b[1]) for a, b in both)
 
     @builder
     def linear(
