@@ -166,8 +166,8 @@ def convolution_add_activation_backward(
     y, dy : array, shape (n, cY, spatial...)
         Its result, and the gradient of that; same dtype, any placement and strides.
     activation, coef, padding, stride, dilation, groups
-        Of the forward function, as for `convolution_add_activation_forward`. Not swish or gelu, nor
-        elu or leaky_relu with a negative coef: y does not tell their slope.
+        Of the forward function, as for `convolution_add_activation_forward`. Not swish, gelu or
+        hardswish, nor elu or leaky_relu with a negative coef: y does not tell their slope.
     alpha, beta : float
         ``result = alpha * gradient + beta * result``, for all three; beta needs all of `out`.
     out : tuple (dx, dw, db), optional
