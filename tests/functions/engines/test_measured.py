@@ -1,5 +1,7 @@
 """What is measured of engines, and which are admitted."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -10,6 +12,7 @@ from ooc_cudnn.devices.engine_files import (
 from ooc_cudnn.devices.engines import Engine
 from ooc_cudnn.devices.measuring import Bench
 from ooc_cudnn.functions import tune
+from ooc_cudnn.functions.engine_errors import Checks
 from ooc_cudnn.functions.tuning import Deadline, Tuning
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.convolution_backward import (
@@ -184,3 +187,31 @@ def test_a_frontend_that_cannot_ask_for_engines_has_nothing_to_tune(make, monkey
     with pytest.raises(tune.NothingToTuneError, match=r"no engine .* could be measured"):
         tuned()
     assert planned().algorithms == ("eng100",)
+
+
+@pytest.mark.parametrize("layout", ["channels_first", "channels_last"])
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("kind", [None, ConvolutionBackwardData, ConvolutionBackwardFilter])
+def test_errors_are_those_of_the_engine(make, kind, groups, layout):
+    """In some channels of the result, which another reference computes whole."""
+    device = make(FakeEngine(100, 1e-8), FakeEngine(101, 1e-8, error=1e-5))
+    x, w = (3, 24, 40, 9), (20, 24 // groups, 3, 2)
+    geometry = {"padding": (1, 0), "stride": (2, 1), "groups": groups}
+    forward = Convolution.of(x, w, **geometry, allow_tf32=False)
+    forward = dataclasses.replace(forward, layout=layout)
+    operation = forward if kind is None else kind(forward, "float32")
+    with device.arena.lock:
+        checks = Checks(device, device.engines, 2**22)
+        right = checks.of(operation, Engine(100), borders=True)
+        wrong = checks.of(operation, Engine(101), borders=True)
+    assert right.error.relative < 1e-6
+    assert right.error.of_rounding < 0.2
+    assert right.is_right_uneven
+    assert wrong is None
+
+
+def test_there_may_be_no_room_to_check_in(make):
+    device = make(FakeEngine(100, 1e-8, 2**20))
+    with device.arena.lock:
+        checks = Checks(device, device.engines, 2**20)
+        assert checks.of(Convolution.of(X.shape, W.shape), Engine(100), borders=True) is None
