@@ -11,6 +11,7 @@
 //
 // NaN in a set gives NaN in its sums.
 
+#include "activation.cuh"
 #include "group_walk.cuh"
 #include "moments.cuh"
 
@@ -214,16 +215,16 @@ struct Elements {
     long long packs, sets;     // packs of a row; statistics of all images
 };
 
-// forward   y  = scale * (x - mean) * inverse + bias
+// forward   y  = f(scale * (x - mean) * inverse + bias), f the activation MODE
 // BACKWARD  dx = inverse * (scale * dy - sums[0] * share - (x - mean) * inverse * sums[1] * share)
 //
 // `share` is one over the number of elements that have a mean in common. The result may be the same
 // memory as x or dy.
-template <typename T, bool BACKWARD, int COUNT>
+template <typename T, int MODE, bool BACKWARD, int COUNT>
 __global__ void __launch_bounds__(BLOCK_THREADS) normalise_sets(
     Elements geometry, T *result, const T *x, const T *dy, const Arithmetic<T> *scale,
     const Arithmetic<T> *bias, const Arithmetic<T> *mean, const Arithmetic<T> *inverse,
-    const double *sums, double share) {
+    const double *sums, double share, Arithmetic<T> coef) {
     using A = Arithmetic<T>;
     const long long rows = geometry.size.outer * geometry.size.middle;
     const long long step = (long long)gridDim.x * blockDim.x;
@@ -252,7 +253,8 @@ __global__ void __launch_bounds__(BLOCK_THREADS) normalise_sets(
                 const A rest = scaled - level - above * (slope * spread);
                 values.element[i] = narrow<T>(spread * rest);
             } else {
-                values.element[i] = narrow<T>(above * (scale[c] * spread) + bias[c]);
+                const A normal = above * (scale[c] * spread) + bias[c];
+                values.element[i] = narrow<T>(activation<MODE>(normal, coef));
             }
         }
         store_pack<COUNT>(result + offset(geometry.result), values, left);

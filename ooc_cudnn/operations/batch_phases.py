@@ -19,6 +19,7 @@ from ooc_cudnn.operations.builder import Builder, Built
 from ooc_cudnn.operations.channel_statistics import (
     SAVED,
     STATES,
+    SUMS,
     OfStatistics,
     PerChannel,
     make_vectors,
@@ -238,7 +239,7 @@ class ParameterGradients(_OfChannels):
     @property
     def sources(self) -> tuple[str, ...]:
         """The sums of all images, or those of dy * xhat and of dy of each."""
-        return ("scale_sums", "bias_sums") if self.images else ("sums",)
+        return SUMS if self.images else ("sums",)
 
     @cached_property
     def operands(self) -> Mapping[str, Operand]:

@@ -17,7 +17,6 @@ from typing import Any
 
 from ooc_cudnn.operations.activation import Activation
 from ooc_cudnn.operations.base import Shape
-from ooc_cudnn.operations.batch_normalization import Normalise
 from ooc_cudnn.operations.builder import Builder
 from ooc_cudnn.operations.chain_pieces import ChainPieces
 from ooc_cudnn.operations.convolution import Convolution
@@ -27,6 +26,7 @@ from ooc_cudnn.operations.op_tensor import AddTensor, OpTensor
 from ooc_cudnn.operations.per_element import PerElement
 from ooc_cudnn.operations.pointwise import Pointwise, Relayout
 from ooc_cudnn.operations.rows import ROW_AXIS, with_rows
+from ooc_cudnn.operations.set_statistics import Normalising
 from ooc_cudnn.operations.splittable import Accumulation, Piece
 from ooc_cudnn.operations.transposed_convolution import TransposedConvolution
 from ooc_cudnn.tensor import ACCUMULATOR
@@ -197,7 +197,7 @@ class ChainBuilder(Builder):
         """One pass: into y, or where the next window reads it, or in place."""
         chain, index, before = self.chain, fusion.first, self.current
         have, dtype = self.buffers[before], self._type(fusion)
-        operation: Normalise | OpTensor | Pointwise
+        operation: Normalising | OpTensor | Pointwise
         if isinstance(chain.operations[index], AddTensor | Activation):
             inputs: tuple[str, ...] = ("", fusion.shift, "")
             operation = Pointwise(
@@ -211,7 +211,7 @@ class ChainBuilder(Builder):
         else:
             inputs = chain.parameter_names[index]
             operation = self._in_type(chain.on_piece(index, self.piece), dtype)
-            if isinstance(operation, Normalise):
+            if isinstance(operation, Normalising):
                 operation = replace(operation, mode=fusion.mode, coef=fusion.coef)
             else:
                 inputs = tuple(self.taken(b, self.buffers[b].order, dtype) for b in inputs)

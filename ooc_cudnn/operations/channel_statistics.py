@@ -17,6 +17,7 @@ from ooc_cudnn.operations.batch_normalization import (
     MomentsResult,
     NormaliseSums,
     ScaleRow,
+    StateRow,
 )
 from ooc_cudnn.operations.builder import Builder
 from ooc_cudnn.operations.rows import ROW_AXIS, cut_axes, tensor_region
@@ -48,6 +49,9 @@ TENSORS = ("x", "y", "dy", "dx")
 STATES = {"moments": 3, "sums": 2}
 #: What is saved for the backward pass.
 SAVED = ("saved_mean", "saved_inverse_variance")
+#: Float64 sums over the sites of each channel of each image: of dy * xhat, and of dy. Added up they
+#: are dscale and dbias.
+SUMS = ("scale_sums", "bias_sums")
 
 
 class OfStatistics(OfOneShape):
@@ -85,6 +89,8 @@ class OfStatistics(OfOneShape):
             return Operand(shape, self.dtype, CUT)
         if name in STATES:
             return Operand((STATES[name], shape[1]), "float64", PER_CHANNEL)
+        if name in SUMS:
+            return Operand(shape[:2], "float64", frozenset({"n", "c_y"}))
         if name in SAVED and len(self.statistics_shape) > 1:
             axes = cut_axes(self.statistics_shape, self.row_axis)
             return Operand(self.statistics_shape, narrow, axes)
@@ -163,6 +169,15 @@ class OfStatistics(OfOneShape):
         build.state(state, operation.output_shape, "float64")
         before = "" if build.piece.h_y[0] == 0 else state
         build.launch(operation, (*inputs, before), state)
+        return state
+
+    def sum_channels(self, build: Builder, operation: SetSums, inputs: tuple[str, ...]) -> str:
+        """Sum up the channels of a piece's images; of whole images make the results `SUMS`."""
+        state = self.sum_sets(build, operation, inputs, "sums of channels")
+        if build.piece.h_y[1] == self.extents.h_y:
+            for row, name in ((1, SUMS[0]), (0, SUMS[1])):
+                made = StateRow(build.buffers[name].shape, row, "float64")
+                build.launch(made, (state,), name)
         return state
 
     def fold(self, build: Builder, images: str, state: str) -> str:
@@ -270,3 +285,12 @@ def moments_of(images: list[Array]) -> tuple[float, float]:
     count = sum(image.size for image in images)
     mean = sum(float(image.sum()) for image in images) / count
     return mean, sum(float(((image - mean) ** 2).sum()) for image in images) / count
+
+
+def sums_of_channels(dy: Array, hat: Array, reach: Array) -> dict[str, tuple[Array, Array]]:
+    """`SUMS` and their sizes, of xhat and the size of what that is a difference of."""
+    sites = tuple(range(2, dy.ndim))
+    return {
+        SUMS[0]: ((dy * hat).sum(axis=sites), (np.abs(dy) * reach).sum(axis=sites)),
+        SUMS[1]: (dy.sum(axis=sites), np.abs(dy).sum(axis=sites)),
+    }

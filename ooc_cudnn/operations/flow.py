@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 from ooc_cudnn.operations.activation import Activation
 from ooc_cudnn.operations.base import Operation
-from ooc_cudnn.operations.batch_normalization import Normalise
 from ooc_cudnn.operations.op_tensor import AddTensor
 from ooc_cudnn.operations.rows import height
+from ooc_cudnn.operations.set_statistics import Normalising
 from ooc_cudnn.operations.window import Range, Rows
 
 
@@ -126,7 +126,7 @@ def fusions(
         previous = found[-1] if found else None
         if isinstance(operation, Activation):
             fused = previous is not None and previous.mode == "identity"
-            if fused and isinstance(operations[previous.first], AddTensor | Normalise):  # type: ignore[union-attr]
+            if fused and isinstance(operations[previous.first], AddTensor | Normalising):  # type: ignore[union-attr]
                 found[-1] = previous._replace(  # type: ignore[union-attr]
                     last=index, mode=operation.mode, coef=operation.coef
                 )

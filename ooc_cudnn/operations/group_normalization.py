@@ -1,8 +1,9 @@
 """Instance, group and layer normalisation: each image by itself, and each group of its channels.
 
 As many groups as channels are instance normalisation, one group is layer normalisation over whole
-images. Training and inference do the same. The first sweep over a group's rows sums them up, the
-second one uses the sums; where the group fits the device, it is copied there once.
+images. Training and inference do the same: statistics, and then `NormaliseSets`, which chains take
+(with other operations of an element after it). Backward, the first sweep over a group's rows sums
+them up, the second one uses the sums; where the group fits the device, it is copied there once.
 """
 
 from __future__ import annotations
@@ -14,24 +15,27 @@ from dataclasses import dataclass
 import numpy as np
 
 from ooc_cudnn.operations.base import Array, Shape
-from ooc_cudnn.operations.batch_normalization import StateRow, per_channel
+from ooc_cudnn.operations.batch_normalization import per_channel
 from ooc_cudnn.operations.builder import Builder
-from ooc_cudnn.operations.channel_statistics import SAVED, OfStatistics, make_vectors
+from ooc_cudnn.operations.channel_statistics import (
+    SAVED,
+    SUMS,
+    OfStatistics,
+    make_vectors,
+    sums_of_channels,
+)
 from ooc_cudnn.operations.rows import tensor_region
 from ooc_cudnn.operations.set_statistics import (
     GroupSums,
     MergeGroups,
-    NormaliseSets,
     NormaliseSetsBackward,
     SetMoments,
     SetSums,
+    statistics_shape,
 )
-from ooc_cudnn.operations.splittable import SWEEP, Operand, Piece, Read, random_range
+from ooc_cudnn.operations.splittable import SWEEP, Piece, Read, random_range
 from ooc_cudnn.operations.window import Ranges
 from ooc_cudnn.tensor import ACCUMULATOR
-
-#: Sums over the sites of each channel of each image: they are added up to dscale and dbias.
-SUMS = ("scale_sums", "bias_sums")
 
 
 class _OfGroups(OfStatistics):
@@ -39,20 +43,13 @@ class _OfGroups(OfStatistics):
 
     groups: int
 
-    sweeps = 2
     reduced = ("h_y",)
-    loop_order = ("n", "c_y", SWEEP, "h_y", "c_x")
     by_sets = True
 
     @property
     def statistics_shape(self) -> Shape:
         """A mean and an inverse deviation of each channel of each image: those of its group."""
-        return (*self.shape[:2], *(1 for _ in self.shape[2:]))
-
-    def _operand(self, name: str) -> Operand:
-        if name in SUMS:
-            return Operand(self.shape[:2], "float64", frozenset({"n", "c_y"}))
-        return super()._operand(name)
+        return statistics_shape(self.shape, by_site=False)
 
     @property
     def of_group(self) -> int:
@@ -99,8 +96,8 @@ class _OfGroups(OfStatistics):
 
 
 @dataclass(frozen=True)
-class GroupNormalization(_OfGroups):
-    """y, and mean and inverse deviation of each image's channels, from x, scale and bias."""
+class GroupStatistics(_OfGroups):
+    """Mean and inverse deviation of each channel of each image, those of its group, from x."""
 
     shape: Shape
     dtype: str
@@ -108,41 +105,29 @@ class GroupNormalization(_OfGroups):
     epsilon: float
     deterministic: bool = False
 
-    inputs = ("x", "scale", "bias")
-    results = ("y", *SAVED)
-
-    def touched(self, name: str) -> range:
-        """Statistics in the first sweep, the data's scale and y in the second."""
-        return range(1, 2) if name in ("scale", "bias", "y") else range(2)
+    inputs = ("x",)
+    results = SAVED
+    sweeps = 1
+    loop_order = ("n", "c_y", "c_x", "h_y")
 
     def build(self, build: Builder) -> None:
-        """Add to the moments of the groups, or normalise them."""
+        """Add to the moments of the groups."""
         build.accumulating = False
-        shape = self.piece_shape(build.piece)
-        if build.piece.sweep == 0:
-            made = SetMoments(shape, self.dtype, self.unit)
-            state = self.sum_sets(build, made, ("x",), "moments")
-            if build.accumulation.last:
-                if self.of_group > 1:
-                    build.launch(MergeGroups(*self.groups_of(build)), (state,), state)
-                made_of = dict(zip(SAVED, ("mean", "inverse_deviation"), strict=True))
-                make_vectors(build, state, made_of, epsilon=self.epsilon)
-            return
-        normalise = NormaliseSets(shape, self.dtype, build.buffers[SAVED[0]].shape)
-        vectors = ("scale", "bias", *SAVED)
-        self.make(build, normalise, ("x",), vectors, build.buffers["x"].order)
+        made = SetMoments(self.piece_shape(build.piece), self.dtype, self.unit)
+        state = self.sum_sets(build, made, ("x",), "moments")
+        if build.accumulation.last:
+            if self.of_group > 1:
+                build.launch(MergeGroups(*self.groups_of(build)), (state,), state)
+            made_of = dict(zip(SAVED, ("mean", "inverse_deviation"), strict=True))
+            make_vectors(build, state, made_of, epsilon=self.epsilon)
 
     def expected(self, piece: Piece, read: Read) -> Mapping[str, tuple[Array, Array]]:
-        """Statistics of the patch's group."""
-        whole = self.group("x", piece, read)
-        mean, largest = whole.mean(), float(np.abs(whole).max())
-        inverse = 1 / math.sqrt(whole.var() + self.epsilon)
-        x = self.within(whole, piece)
-        scale, bias = (per_channel(read(name, (piece.c_y,)), x.ndim) for name in ("scale", "bias"))
-        size = np.abs(scale) * (np.abs(x) + largest) * inverse + np.abs(bias)
+        """Of the patch's group."""
+        x = self.group("x", piece, read)
+        mean, largest = x.mean(), float(np.abs(x).max())
+        inverse = 1 / math.sqrt(x.var() + self.epsilon)
         one = np.ones((1, self.of_group, *self.statistics_shape[2:]))
         return {
-            "y": (scale * (x - mean) * inverse + bias, size),
             SAVED[0]: (mean * one, largest * one),
             SAVED[1]: (inverse * one, inverse * (1 + inverse * largest) * one),
         }
@@ -163,6 +148,8 @@ class GroupNormalizationGradient(_OfGroups):
     groups: int
     deterministic: bool = False
     data: bool = True
+
+    loop_order = ("n", "c_y", SWEEP, "h_y", "c_x")
 
     @property
     def sweeps(self) -> int:  # type: ignore[override]
@@ -193,16 +180,13 @@ class GroupNormalizationGradient(_OfGroups):
         if build.piece.sweep == 0:
             made = SetSums(shape, self.dtype, self.unit, statistics_shape=statistics)
             inputs = ("x", build.in_order("dy", order), *SAVED, "")
-            state = self.sum_sets(build, made, inputs, "sums")
-            if build.accumulation.last:
-                for row, name in ((1, SUMS[0]), (0, SUMS[1])):
-                    build.launch(StateRow(shape[:2], row, "float64"), (state,), name)
+            self.sum_channels(build, made, inputs)
             return
-        state = build.state("sums", (2, *shape[:2]), "float64")
+        state = build.state("sums of channels", (2, *shape[:2]), "float64")
         scaled = build.scratch("sums of groups", (2, *shape[:2]), "float64")
         groups = GroupSums(*self.groups_of(build), ACCUMULATOR[self.dtype])
         build.launch(groups, (state, "scale"), scaled)
-        backward = NormaliseSetsBackward(shape, self.dtype, statistics, self.elements)
+        backward = NormaliseSetsBackward(shape, self.dtype, self.elements)
         self.make(build, backward, ("x", "dy"), ("scale", *SAVED, scaled), order)
 
     def expected(self, piece: Piece, read: Read) -> Mapping[str, tuple[Array, Array]]:
@@ -210,11 +194,7 @@ class GroupNormalizationGradient(_OfGroups):
         x, dy = (self.group(name, piece, read) for name in ("x", "dy"))
         mean, inverse = (read(name, self.region(name, piece) or ()) for name in SAVED)
         hat, reach = (x - mean) * inverse, (np.abs(x) + np.abs(mean)) * inverse
-        sites = tuple(range(2, x.ndim))
-        sums = {
-            SUMS[0]: ((dy * hat).sum(axis=sites), (np.abs(dy) * reach).sum(axis=sites)),
-            SUMS[1]: (dy.sum(axis=sites), np.abs(dy).sum(axis=sites)),
-        }
+        sums = sums_of_channels(dy, hat, reach)
         if not self.data:
             return sums
         gradient = per_channel(read("scale", (piece.c_y,)), x.ndim) * dy

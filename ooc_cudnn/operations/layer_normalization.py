@@ -14,12 +14,18 @@ import numpy as np
 from ooc_cudnn.operations.base import Array, Shape
 from ooc_cudnn.operations.batch_normalization import per_channel
 from ooc_cudnn.operations.builder import Builder
-from ooc_cudnn.operations.channel_statistics import SAVED, OfStatistics, make_vectors
+from ooc_cudnn.operations.channel_statistics import (
+    SAVED,
+    SUMS,
+    OfStatistics,
+    make_vectors,
+    sums_of_channels,
+)
 from ooc_cudnn.operations.set_statistics import (
-    NormaliseSets,
     NormaliseSetsBackward,
     SetMoments,
     SetSums,
+    statistics_shape,
 )
 from ooc_cudnn.operations.splittable import Piece, Read
 
@@ -35,7 +41,7 @@ class _OfSites(OfStatistics):
     @property
     def statistics_shape(self) -> Shape:
         """Of mean and inverse deviation: one of each site."""
-        return (self.shape[0], 1, *self.shape[2:])
+        return statistics_shape(self.shape, by_site=True)
 
     def may_cut(self, axis: str) -> bool:
         """Sites."""
@@ -47,49 +53,40 @@ class _OfSites(OfStatistics):
 
 
 @dataclass(frozen=True)
-class LayerNormalization(_OfSites):
-    """y, and mean and inverse deviation of each site, from x, scale and bias."""
+class SiteStatistics(_OfSites):
+    """Mean and inverse deviation of each site, from x."""
 
     shape: Shape
     dtype: str
     epsilon: float
 
-    inputs = ("x", "scale", "bias")
-    results = ("y", *SAVED)
+    inputs = ("x",)
+    results = SAVED
     reduced = ()
 
     def build(self, build: Builder) -> None:
-        """Find the statistics of the sites, and normalise them."""
+        """Find the statistics of the sites."""
         shape = self.piece_shape(build.piece)
         moments = SetMoments(shape, self.dtype, shape[1], by_site=True)
         state = build.scratch("moments", moments.output_shape, "float64")
         build.launch(moments, ("x", ""), state)
         made = dict(zip(SAVED, ("mean", "inverse_deviation"), strict=True))
         make_vectors(build, state, made, epsilon=self.epsilon)
-        build.release(state)
-        normalise = NormaliseSets(shape, self.dtype, build.buffers[SAVED[0]].shape)
-        vectors = ("scale", "bias", *SAVED)
-        self.make(build, normalise, ("x",), vectors, build.buffers["x"].order)
 
     def expected(self, piece: Piece, read: Read) -> Mapping[str, tuple[Array, Array]]:
         """Over axis 1."""
-        x, scale, bias = (read(name, self.region(name, piece) or ()) for name in self.inputs)
-        scale, bias = (per_channel(vector, x.ndim) for vector in (scale, bias))
-        mean, largest = of_sites(x), np.abs(x).max(axis=1, keepdims=True)
+        x = read("x", self.region("x", piece) or ())
+        largest = np.abs(x).max(axis=1, keepdims=True)
         inverse = 1 / np.sqrt(x.var(axis=1, keepdims=True) + self.epsilon)
-        size = np.abs(scale) * (np.abs(x) + largest) * inverse + np.abs(bias)
         return {
-            "y": (scale * (x - mean) * inverse + bias, size),
-            SAVED[0]: (mean, largest),
+            SAVED[0]: (of_sites(x), largest),
             SAVED[1]: (inverse, inverse * (1 + inverse * largest)),
         }
 
 
 @dataclass(frozen=True)
 class LayerNormalizationGradient(_OfSites):
-    """dx, and the sums (2, c) that are dbias and dscale, from x, dy, scale and what is saved.
-
-    The sums are over all sites of all images, each image by itself and then images in their order.
+    """dx, and what dscale and dbias are sums of, from x, dy, scale, mean and inverse deviation.
 
     Parameters
     ----------
@@ -102,8 +99,7 @@ class LayerNormalizationGradient(_OfSites):
     deterministic: bool = False
     data: bool = True
 
-    reduced = ("n", "h_y")
-    loop_order = ("c_y", "c_x", "n", "h_y")
+    reduced = ("h_y",)
     by_sets = True
 
     @property
@@ -114,7 +110,7 @@ class LayerNormalizationGradient(_OfSites):
     @property
     def results(self) -> tuple[str, ...]:  # type: ignore[override]
         """Dx first, where it is made."""
-        return ("dx", "sums") if self.data else ("sums",)
+        return ("dx", *SUMS) if self.data else SUMS
 
     def build(self, build: Builder) -> None:
         """Add to the sums, and make the gradient of a piece."""
@@ -122,19 +118,18 @@ class LayerNormalizationGradient(_OfSites):
         shape, order = self.piece_shape(build.piece), build.buffers["x"].order
         statistics, laid = build.buffers[SAVED[0]].shape, build.in_order("dy", order)
         of_channels = SetSums(shape, self.dtype, self.unit, statistics_shape=statistics)
-        inputs = ("x", laid, *SAVED, "")
-        self.fold(build, self.sum_sets(build, of_channels, inputs, "sums of images"), "sums")
+        self.sum_channels(build, of_channels, ("x", laid, *SAVED, ""))
         if not self.data:
             return
         by_site = replace(of_channels, unit=shape[1], by_site=True)
         state = build.scratch("sums of sites", by_site.output_shape, "float64")
         build.launch(by_site, ("x", laid, *SAVED, "scale", ""), state)
         build.release(laid)
-        backward = NormaliseSetsBackward(shape, self.dtype, statistics, shape[1])
+        backward = NormaliseSetsBackward(shape, self.dtype, shape[1], by_site=True)
         self.make(build, backward, ("x", "dy"), ("scale", *SAVED, state), order)
 
     def expected(self, piece: Piece, read: Read) -> Mapping[str, tuple[Array, Array]]:
-        """Over axis 1; and the sums over all sites."""
+        """Over axis 1; and the sums over all sites of the image."""
 
         def parts(piece: Piece) -> tuple[Array, ...]:
             x, dy, mean, inverse = (
@@ -142,18 +137,13 @@ class LayerNormalizationGradient(_OfSites):
             )
             return dy, (x - mean) * inverse, (np.abs(x) + np.abs(mean)) * inverse, inverse
 
-        found, (dy, hat, reach, inverse) = {}, parts(piece)
+        dy, hat, reach, _ = parts(piece._replace(h_y=(0, self.extents.h_y)))
+        found = sums_of_channels(dy, hat, reach)
         if self.data:
+            dy, hat, reach, inverse = parts(piece)
             gradient = per_channel(read("scale", (piece.c_y,)), dy.ndim) * dy
             value = gradient - of_sites(gradient) - hat * of_sites(gradient * hat)
             size = np.abs(gradient)
             size = size + of_sites(size) + reach * of_sites(size * reach)
             found["dx"] = inverse * value, inverse * size
-        sums, sizes = np.zeros((2, self.shape[1])), np.zeros((2, self.shape[1]))
-        for image in range(self.extents.n):
-            whole = piece._replace(n=(image, image + 1), h_y=(0, self.extents.h_y))
-            dy, hat, reach, _ = parts(whole)
-            sites = (0, *range(2, dy.ndim))
-            sums += np.stack([dy.sum(axis=sites), (dy * hat).sum(axis=sites)])
-            sizes += np.stack([abs(dy).sum(axis=sites), (abs(dy) * reach).sum(axis=sites)])
-        return {**found, "sums": (sums, sizes)}
+        return found

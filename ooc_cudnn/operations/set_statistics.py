@@ -13,11 +13,15 @@ to the last bit, however the images and channels are cut and wherever they lie i
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from ooc_cudnn.operations.base import Shape
-from ooc_cudnn.operations.batch_normalization import small
-from ooc_cudnn.operations.per_element import OneShape
+import numpy as np
+
+from ooc_cudnn.operations.activation import MODES
+from ooc_cudnn.operations.base import Array, Parameter, Shape
+from ooc_cudnn.operations.batch_normalization import Normalise, per_channel, small
+from ooc_cudnn.operations.per_element import OneShape, PerElement
+from ooc_cudnn.tensor import ACCUMULATOR
 from perfmodel import Work
 
 #: A unit is at least so many members: few enough for many to be summed side by side.
@@ -36,6 +40,16 @@ def unit_rows(shape: Shape) -> int:
 def unit_of(shape: Shape) -> int:
     """Members of a unit of a channel: whole rows."""
     return unit_rows(shape) * math.prod(shape[3:])
+
+
+def statistics_shape(shape: Shape, *, by_site: bool) -> Shape:
+    """Of what there is one of each set, as it is broadcast over a tensor.
+
+    >>> statistics_shape((2, 3, 5, 7), by_site=False), statistics_shape((2, 3, 5, 7), by_site=True)
+    ((2, 3, 1, 1), (2, 1, 5, 7))
+    """
+    n, c, *spatial = shape
+    return (n, 1, *spatial) if by_site else (n, c, *(1 for _ in spatial))
 
 
 @dataclass(frozen=True)
@@ -177,22 +191,48 @@ class GroupSums:
 
 
 @dataclass(frozen=True)
-class NormaliseSets(OneShape):
-    """y = scale * (x - mean) * inverse deviation + bias, from (x, scale, bias, mean, inverse).
+class NormaliseSets(PerElement):
+    """y = f(scale * (x - mean) * inverse deviation + bias), from (x, scale, bias, mean, inverse).
 
-    Scale and bias are (c,); mean and inverse deviation have `statistics_shape`, which is broadcast
-    over x: (n, c, 1...) or (n, 1, spatial...).
+    Scale and bias are (c,); mean and inverse deviation are (n, c, 1...), or with `by_site`
+    (n, 1, spatial...), and f is an activation fused into the pass.
     """
 
     shape: Shape
     dtype: str
-    statistics_shape: Shape
+    by_site: bool = False
+    mode: str = "identity"
+    coef: float = 0.0
 
     name = "normalise_sets"
+
+    @property
+    def statistics_shape(self) -> Shape:
+        """Of mean and inverse deviation."""
+        return statistics_shape(self.shape, by_site=self.by_site)
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        dtype, vector, kept = ACCUMULATOR[self.dtype], self.shape[1:2], self.statistics_shape
+        shapes = {"scale": vector, "bias": vector, "mean": kept, "inverse_deviation": kept}
+        return tuple(Parameter(name, shape, dtype) for name, shape in shapes.items())
 
     def work(self) -> Work:
         """One read and one write."""
         return self.passes("/batch_normalization", 2, problem=self.name)
+
+    def magnitude(self, x: Array, *parameters: Array) -> Array:
+        scale, bias, mean, inverse = (np.abs(p) for p in parameters)
+        return replace(self, mode="identity").reference(x, scale, bias, -mean, inverse)
+
+    def reference(self, x: Array, *parameters: Array) -> Array:
+        scale, bias, mean, inverse = (p.astype(np.float64) for p in parameters)
+        scale, bias = (per_channel(vector, x.ndim) for vector in (scale, bias))
+        return MODES[self.mode][0](scale * (x - mean) * inverse + bias, self.coef)
+
+
+#: Passes by statistics that are known, into which an activation is fused.
+Normalising = Normalise | NormaliseSets
 
 
 @dataclass(frozen=True)
@@ -207,10 +247,15 @@ class NormaliseSetsBackward(OneShape):
 
     shape: Shape
     dtype: str
-    statistics_shape: Shape
     count: int
+    by_site: bool = False
 
     name = "normalise_sets_backward"
+
+    @property
+    def statistics_shape(self) -> Shape:
+        """Of mean and inverse deviation."""
+        return statistics_shape(self.shape, by_site=self.by_site)
 
     def work(self) -> Work:
         """Two reads and a write."""

@@ -11,7 +11,7 @@ from ooc_cudnn.operations.base import Array, Parameter, Shape
 from ooc_cudnn.operations.batch_normalization import per_channel
 from ooc_cudnn.operations.per_element import OneShape
 from ooc_cudnn.operations.rows import ROW_AXIS, with_rows
-from ooc_cudnn.operations.set_statistics import SetMoments
+from ooc_cudnn.operations.set_statistics import SetMoments, statistics_shape
 from ooc_cudnn.operations.window import Range, Rows
 from ooc_cudnn.tensor import ACCUMULATOR
 from perfmodel import Work
@@ -51,7 +51,7 @@ class NormaliseSites(OneShape):
     @property
     def statistics_shape(self) -> Shape:
         """Of mean and inverse deviation: one of each site."""
-        return (self.shape[0], 1, *self.shape[2:])
+        return statistics_shape(self.shape, by_site=True)
 
     @property
     def moments(self) -> SetMoments:

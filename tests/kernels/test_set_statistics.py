@@ -6,6 +6,7 @@ And every cut gives the same bits.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from ooc_cudnn.operations.set_statistics import (
     NormaliseSetsBackward,
     SetMoments,
     SetSums,
+    statistics_shape,
 )
 from ooc_cudnn.operations.site_normalization import NormaliseSites
 from ooc_cudnn.tensor import ACCUMULATOR
@@ -43,10 +45,6 @@ def moments(x, by_site=False):
     mean = sets.mean(axis=2)
     squares = ((sets - mean[..., np.newaxis]) ** 2).sum(axis=2)
     return np.stack([np.full_like(mean, sets.shape[2]), mean, squares])
-
-
-def statistics_shape(shape, by_site):
-    return (shape[0], 1, *shape[2:]) if by_site else (*shape[:2], *(1 for _ in shape[2:]))
 
 
 def unit_of(shape, by_site):
@@ -100,7 +98,7 @@ def test_moments(dtype, shape, layout, by_site):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_sums(dtype, shape, layout, way):
     by_site = way == "sites"
-    kept = shape[1:2] if way == "channels" else statistics_shape(shape, "sites" in way)
+    kept = shape[1:2] if way == "channels" else statistics_shape(shape, by_site="sites" in way)
     operation = SetSums(shape, dtype, unit_of(shape, by_site), by_site, statistics_shape=kept)
     x = Operand(shape, dtype, layout, data=random(shape, 1), offset=1)
     dy = Operand(shape, dtype, "last" if layout == "first" else layout, data=random(shape, 2))
@@ -221,7 +219,7 @@ def test_groups_of_channels(groups):
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_normalise(dtype, shape, layout, by_site):
-    kept = statistics_shape(shape, by_site)
+    kept = statistics_shape(shape, by_site=by_site)
     unit = EPSILON[ACCUMULATOR[dtype]]
     for offset in (0, 1):
         x = Operand(shape, dtype, layout, data=random(shape, 1), offset=offset)
@@ -232,16 +230,20 @@ def test_normalise(dtype, shape, layout, by_site):
         m, i = mean.wide, inverse.wide
         inner = a * (x.wide - m) * i
         size = np.abs(inner) + np.abs(a * m * i) + np.abs(b)
-        operation = NormaliseSets(shape, dtype, kept)
+        operation = NormaliseSets(shape, dtype, by_site)
         inputs = (x, scale, bias, mean, inverse)
         found = run(kernels, operation, inputs, Operand(shape, dtype, layout))
         assert_close(found, inner + b, dtype, 8 * unit * size)
+        clipped = replace(operation, mode="clipped_relu", coef=0.75)
+        found = run(kernels, clipped, inputs, x)  # in place, too
+        assert_close(found, np.clip(inner + b, 0, 0.75), dtype, 8 * unit * size)
+        x = Operand(shape, dtype, layout, data=random(shape, 1), offset=offset)
 
         sums = random((2, shape[0], math.prod(kept[1:])), 7)
         of_dy, of_products = sums.reshape(2, *kept) / 50
         terms = [a * dy.wide, -of_dy, -(x.wide - m) * i * of_products]
         size = np.abs(i) * (sum(map(np.abs, terms)) + np.abs(m * i * of_products))
-        operation = NormaliseSetsBackward(shape, dtype, kept, 50)
+        operation = NormaliseSetsBackward(shape, dtype, 50, by_site)
         inputs = (x, dy, scale, mean, inverse, Operand(sums.shape, "float64", data=sums))
         found = run(kernels, operation, inputs, Operand(shape, dtype, layout))
         assert_close(found, i * sum(terms), dtype, 12 * unit * size)
@@ -276,5 +278,5 @@ def test_nothing_to_do():
     run(kernels, SetMoments(x.view.shape, "float32", 4), (x, None), Operand((3, 0, 3), "float64"))
     empty = Operand((0, 3, 1), "float32")
     scale = Operand((3,), "float32", data=np.ones(3))
-    run(kernels, NormaliseSets(x.view.shape, "float32", (0, 3, 1)),
+    run(kernels, NormaliseSets(x.view.shape, "float32"),
         (x, scale, scale, empty, empty), Operand((0, 3, 4), "float32"))  # fmt: skip

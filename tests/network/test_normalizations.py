@@ -6,6 +6,9 @@ import pytest
 import torch.nn.functional as F
 
 import ooc_cudnn
+from ooc_cudnn.network.micro_batches import micro_batched
+from ooc_cudnn.network.remaking import can_be_remade, remade
+from tests.support.interpreter import run_step
 from tests.support.network_checks import check_network
 
 SHAPES = [(4, 6), (3, 4, 5), (2, 4, 4, 3), (2, 4, 2, 3, 2)]
@@ -122,3 +125,23 @@ def test_bad_arguments():
         net.layer_normalization(x, over="sites")
     with pytest.raises(ValueError, match="epsilon must be from 0"):
         net.instance_normalization(x, epsilon=-1)
+
+
+@pytest.mark.parametrize("parts", [2, 5])
+def test_what_knows_no_other_image_goes_some_images_at_a_time(parts):
+    """Group, instance and layer normalization, with what they normalise remade for backward."""
+    net, x = network_on((5, 4, 5, 3))
+    h = net.group_normalization(net.activation(x, "tanh"), 2, epsilon=1e-3, name="norm")
+    vectors = {"scale": net.graph.tensors["norm.scale"], "bias": net.graph.tensors["norm.bias"]}
+    h = net.layer_normalization(net.activation(h, "gelu"), epsilon=1e-3, name="site", **vectors)
+    y = net.activation(net.instance_normalization(h, epsilon=1e-3, **vectors), "tanh")
+
+    def twin(t):
+        h = layer_norm(t, F.gelu(group_norm(2)(t, t["x"].tanh())))
+        return group_norm(4)(t, h).tanh()
+
+    def run(step, *given):
+        return run_step(micro_batched(remade(step, {"norm", "site"}), parts), *given)
+
+    assert {"norm", "site"} <= can_be_remade(net.gradient_phases(y))
+    check_network(net, y, twin, run=run, inference=False)

@@ -18,14 +18,15 @@ from ooc_cudnn.operations.batch_phases import (
 from ooc_cudnn.operations.batch_statistics import BatchNormalization, BatchNormalizationGradient
 from ooc_cudnn.operations.chain import Chain
 from ooc_cudnn.operations.group_normalization import (
-    GroupNormalization,
     GroupNormalizationGradient,
+    GroupStatistics,
 )
 from ooc_cudnn.operations.layer_normalization import (
-    LayerNormalization,
     LayerNormalizationGradient,
+    SiteStatistics,
 )
 from ooc_cudnn.operations.op_tensor import OpTensor
+from ooc_cudnn.operations.set_statistics import NormaliseSets
 from ooc_cudnn.tensor import ACCUMULATOR, numpy_dtype
 from tests.support.bounded import UNIT
 from tests.support.forced import Forced, legal_splits
@@ -146,6 +147,19 @@ def run_whole(call, inputs, old=()):
     return results
 
 
+def check_normalised(shape, inputs, saved, y, dtype, *, by_site=False, lay=lambda array: array):
+    """What a chain makes of the statistics: y, and with an activation in the same pass."""
+    inputs = inputs | {"mean": saved["saved_mean"],
+                       "inverse_deviation": saved["saved_inverse_variance"]}  # fmt: skip
+    for operations, expected in (
+        ((NormaliseSets(shape, dtype, by_site),), y),
+        ((NormaliseSets(shape, dtype, by_site), Activation(shape, "leaky_relu", 0.1, dtype)),
+         np.where(y > 0, y, 0.1 * y)),
+    ):  # fmt: skip
+        found = check_every_split(Chain(operations, dtype), inputs, bits=True, lay=lay)
+        assert_near(found["y"], expected, dtype, "y")
+
+
 def check_gradients(found, expected, old, dtype):
     """Alpha and beta are 2 and -0.5."""
     for name, value in zip(("dx", "dscale", "dbias"), expected, strict=True):
@@ -225,9 +239,11 @@ def test_group_normalization(shape, groups, dtype):
                              (tx, tscale, tbias), tdy)  # fmt: skip
     for deterministic in (True, False):
         way = {"bits": deterministic, "lay": lambda a: lay(a) if a.ndim > 2 else a}
-        forward = GroupNormalization(shape, dtype, groups, EPSILON, deterministic)
-        made = check_every_split(forward, {"x": x, "scale": scale, "bias": bias}, **way)
-        assert_near(made.pop("y"), y, dtype, "y")
+        forward = GroupStatistics(shape, dtype, groups, EPSILON, deterministic)
+        made = check_every_split(forward, {"x": x}, **way)
+        if deterministic:
+            inputs = {"x": x, "scale": scale, "bias": bias}
+            check_normalised(shape, inputs, made, y, dtype, lay=way["lay"])
         old = old_gradients(shape, dtype)
         backward = GroupNormalizationGradient(
             shape, dtype, groups, deterministic, alpha=2.0, beta=-0.5
@@ -245,16 +261,16 @@ def test_layer_normalization_of_each_site(shape, dtype):
     (x, dy, scale, bias), (tx, tdy, tscale, tbias) = operands(shape, dtype)
     ty = F.layer_norm(tx.movedim(1, -1), shape[1:2], tscale, tbias, EPSILON).movedim(-1, 1)
     y, *expected = gradients(ty, (tx, tscale, tbias), tdy)
-    forward = LayerNormalization(shape, dtype, EPSILON)
-    made = check_every_split(forward, {"x": x, "scale": scale, "bias": bias}, bits=True)
-    assert_near(made.pop("y"), y, dtype, "y")
+    made = check_every_split(SiteStatistics(shape, dtype, EPSILON), {"x": x}, bits=True)
+    inputs = {"x": x, "scale": scale, "bias": bias}
+    check_normalised(shape, inputs, made, y, dtype, by_site=True)
     for deterministic in (True, False):
         old = old_gradients(shape, dtype)
         backward = LayerNormalizationGradient(shape, dtype, deterministic, alpha=2.0, beta=-0.5)
         inputs = {"x": x, "dy": dy, "scale": scale, **made}
         found = check_every_split(backward, inputs, old, bits=deterministic)
-        sums = {"sums": found.pop("sums")}
-        found |= parameter_gradients(shape, dtype, sums, old)
+        sums = {name: found.pop(name) for name in ("scale_sums", "bias_sums")}
+        found |= parameter_gradients(shape, dtype, sums, old, shape[0])
         check_gradients(found, expected, old, dtype)
 
 
@@ -263,16 +279,19 @@ def test_rows_along_other_axes(row_axis):
     """In any order of the sums, rows are cut along any axis."""
     shape, dtype = SHAPES["3d"], "float64"
     (x, dy, scale, bias), (tx, tdy, tscale, tbias) = operands(shape, dtype)
-    y, *expected = gradients(F.group_norm(tx, 2, tscale, tbias, EPSILON), (tx, tscale, tbias), tdy)
-    forward = GroupNormalization(shape, dtype, 2, EPSILON, row_axis=row_axis)
-    made = check_every_split(forward, {"x": x, "scale": scale, "bias": bias}, bits=False)
-    assert_near(made.pop("y"), y, dtype, "y")
+    _, *expected = gradients(F.group_norm(tx, 2, tscale, tbias, EPSILON), (tx, tscale, tbias), tdy)
+    forward = GroupStatistics(shape, dtype, 2, EPSILON, row_axis=row_axis)
+    made = check_every_split(forward, {"x": x}, bits=False)
     backward = GroupNormalizationGradient(shape, dtype, 2, row_axis=row_axis)
     inputs = {"x": x, "dy": dy, "scale": scale, **made}
     found = check_every_split(backward, inputs, bits=False)
     assert_near(found["dx"], expected[0], dtype, "dx")
-    layer = LayerNormalization(shape, dtype, EPSILON, row_axis=row_axis)
-    made = check_every_split(layer, {"x": x, "scale": scale, "bias": bias}, bits=False)
+    layer = SiteStatistics(shape, dtype, EPSILON, row_axis=row_axis)
+    made = check_every_split(layer, {"x": x}, bits=True)
+    normalise = Chain((NormaliseSets(shape, dtype, by_site=True),), dtype, row_axis=row_axis)
+    inputs = {"x": x, "scale": scale, "bias": bias, "mean": made["saved_mean"],
+              "inverse_deviation": made["saved_inverse_variance"]}  # fmt: skip
+    made = check_every_split(normalise, inputs, bits=True)
     ty = F.layer_norm(tx.movedim(1, -1), shape[1:2], tscale, tbias, EPSILON).movedim(-1, 1)
     assert_near(made["y"], ty.detach().numpy(), dtype, "y")
 

@@ -22,6 +22,7 @@ from ooc_cudnn.devices.host.chunks import (
     of_channels,
 )
 from ooc_cudnn.devices.host.reduction import merged_moments, moments_result
+from ooc_cudnn.operations.activation import MODES
 from ooc_cudnn.operations.batch_normalization import MomentsResult
 from ooc_cudnn.operations.set_statistics import (
     FoldImages,
@@ -129,7 +130,7 @@ def group_sums(operation: GroupSums, inputs: Inputs, output: Array, workspace: A
 def normalise_sets(
     operation: NormaliseSets, inputs: Inputs, output: Array, workspace: Array
 ) -> None:
-    """y = scale * (x - mean) * inverse deviation + bias."""
+    """y = f(scale * (x - mean) * inverse deviation + bias)."""
     x, scale, bias, mean, inverse = inputs
     dtype = arithmetic_dtype(operation.dtype)
     for box in chunks(output):
@@ -138,6 +139,7 @@ def normalise_sets(
         result -= mean[narrow]
         result *= inverse[narrow] * of_channels(scale, box)
         result += of_channels(bias, box)
+        result = MODES[operation.mode][0](result, operation.coef)
         np.copyto(output[box], result, casting="unsafe")
 
 
@@ -175,7 +177,7 @@ def normalise_sites(
         result = MomentsResult(kept, what, dtype, operation.epsilon)
         moments_result(result, (state, None), made, workspace)
         vectors.append(made)
-    normalise = NormaliseSets(operation.shape, operation.dtype, kept)
+    normalise = NormaliseSets(operation.shape, operation.dtype, by_site=True)
     normalise_sets(normalise, (x, *vectors), output, workspace)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ooc_cudnn.devices.kernels.arguments import CUDA_TYPES, boolean, geometry
+from ooc_cudnn.devices.kernels.arguments import CUDA_TYPES, MODES, boolean, geometry, real_type
 from ooc_cudnn.devices.kernels.checks import check, check_packed, workspace_pointer
 from ooc_cudnn.devices.kernels.launch import Call, Launch, Runner, launch
 from ooc_cudnn.devices.kernels.launch_geometry import BLOCK_THREADS, Rows, grid_of, pack_size
@@ -172,6 +172,7 @@ def group_sums(operation: GroupSums, call: Call) -> None:
 
 def plan_normalise_sets(
     dtype: str,
+    mode: str,
     tensors: tuple[DeviceView, DeviceView, DeviceView | None],
     mean: DeviceView,
     scale: DeviceView,
@@ -198,7 +199,7 @@ def plan_normalise_sets(
     numbers = (*sizes, *strides[0], *strides[1], *of_dy, *statistic, *channel, packs, mean.size)
     return Launch(
         SOURCE,
-        f"normalise_sets<{CUDA_TYPES[dtype]}, {boolean(dy is not None)}, {count}>",
+        f"normalise_sets<{CUDA_TYPES[dtype]}, {MODES[mode]}, {boolean(dy is not None)}, {count}>",
         grid_of(sizes[0] * sizes[1] * packs, BLOCK_THREADS),
         geometry(*numbers),
     )
@@ -213,6 +214,9 @@ def _normalise(
     share: float = 0.0,
 ) -> None:
     """Launch on scale, bias, mean and inverse deviation, and backward dy and sums."""
+    mode, coef = "identity", 0.0
+    if isinstance(operation, NormaliseSets):
+        mode, coef = operation.mode, operation.coef
     x = check("x", call.inputs[0], operation.shape, operation.dtype)
     output = check("the result", call.output, operation.shape, operation.dtype)
     narrow, channels = ACCUMULATOR[operation.dtype], operation.shape[1:2]
@@ -223,8 +227,8 @@ def _normalise(
     launch(
         operation,
         (output, x, dy, scale, bias, mean, inverse, sums),
-        lambda: plan_normalise_sets(operation.dtype, (output, x, dy), mean, scale),
-        (np.float64(share),),
+        lambda: plan_normalise_sets(operation.dtype, mode, (output, x, dy), mean, scale),
+        (np.float64(share), real_type(operation.dtype)(coef)),
         call.stream,
     )
 
@@ -274,7 +278,7 @@ def normalise_sites(operation: NormaliseSites, call: Call) -> None:
     for what, made in saved.items():
         result = MomentsResult(kept, what, dtype, operation.epsilon)
         moments_result(result, rest._replace(inputs=(state, None), output=made))
-    normalise = NormaliseSets(operation.shape, operation.dtype, kept)
+    normalise = NormaliseSets(operation.shape, operation.dtype, by_site=True)
     normalise_sets(normalise, rest._replace(inputs=(x, *vectors, *saved.values())))
 
 

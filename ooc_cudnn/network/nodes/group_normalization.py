@@ -9,7 +9,10 @@ from ooc_cudnn.network.nodes.base import Node
 from ooc_cudnn.network.tensors import Tensor
 from ooc_cudnn.operations import group_normalization, layer_normalization
 from ooc_cudnn.operations.batch_phases import ParameterGradients
-from ooc_cudnn.operations.channel_statistics import SAVED, OfStatistics
+from ooc_cudnn.operations.chain import Chain
+from ooc_cudnn.operations.channel_statistics import SAVED, SUMS, OfStatistics
+from ooc_cudnn.operations.set_statistics import NormaliseSets
+from ooc_cudnn.operations.site_normalization import NormaliseSites
 from ooc_cudnn.settings_table import Settings
 from ooc_cudnn.tensor import ACCUMULATOR
 
@@ -19,7 +22,8 @@ class GroupNormalization(Node):
     """y = scale * (x - mean) / sqrt(variance + epsilon) + bias, in training as in inference.
 
     Mean and variance are those of each group of each image's channels; with no `groups`, of the
-    channels of each site. Backward, the gradients of scale and bias are sums that are made beside
+    channels of each site. They are a phase of their own, and all else forward is elementwise: so y
+    can be made again. Backward, the gradients of scale and bias are sums that are made beside
     the gradient of x, or alone where nobody wants that.
     """
 
@@ -43,29 +47,32 @@ class GroupNormalization(Node):
 
     def forward(self, emit: Forward) -> None:
         shape, dtype = self.x.shape, self.x.dtype
-        call: OfStatistics = layer_normalization.LayerNormalization(shape, dtype, self.epsilon)
+        binds = {"x": self.x, "scale": self.scale, "bias": self.bias, "y": self.y}
+        call: OfStatistics = layer_normalization.SiteStatistics(shape, dtype, self.epsilon)
         if self.groups:
-            call = group_normalization.GroupNormalization(
+            call = group_normalization.GroupStatistics(
                 shape, dtype, self.groups, self.epsilon, emit.settings.deterministic
             )
-        binds = {"x": self.x, "scale": self.scale, "bias": self.bias, "y": self.y}
-        emit.phase("forward", call, **binds, **self._saved(emit, call))
+        elif not emit.is_training:  # a site needs no other one: in one go, along with others
+            in_one = Chain((NormaliseSites(shape, dtype, self.epsilon),), dtype)
+            emit.phase("forward", in_one, **binds)
+            return
+        saved = self._saved(emit, call)
+        emit.phase("statistics", call, x=self.x, **saved)
+        mean, inverse = saved.values()
+        normalise = Chain((NormaliseSets(shape, dtype, by_site=not self.groups),), dtype)
+        emit.phase("forward", normalise, **binds, mean=mean, inverse_deviation=inverse)
 
     def backward(self, emit: Backward, dy: Tensor) -> None:
-        data = emit.wants(self.x)
+        data, images = emit.wants(self.x), self.x.shape[0]
         call = self._gradient(emit.settings, data=data)
         reads = {"x": self.x, "dy": dy, **self._saved(emit, call)}
-        sums = {}
-        for name in call.results:
-            if name != "dx":
-                shape, dtype, _ = call.operands[name]
-                sums[name] = emit.saved(name, shape, dtype)
+        sums = {name: emit.saved(name, self.x.shape[:2], "float64") for name in SUMS}
         if data:
             reads["scale"] = self.scale
             emit.gradient("data gradient", call, {**reads, **sums}, dx=self.x)
         else:
             emit.phase("sums", call, **reads, **sums)
-        images = self.x.shape[0] if self.groups else 0
         parameters = ParameterGradients(self.x.shape[1], self.x.dtype, images)
         makes = {"dscale": self.scale, "dbias": self.bias}
         emit.gradient("parameter gradients", parameters, sums, **makes)

@@ -73,9 +73,9 @@ INSTANCES = {
         "fold_images<3>",
         "merge_groups<3>",
         "group_sums<float>",
-        "normalise_sets<__half, true, 8>",
-        "normalise_sets<__nv_bfloat16, false, 4>",
-        "normalise_sets<double, true, 1>",
+        "normalise_sets<__half, IDENTITY, true, 8>",
+        "normalise_sets<__nv_bfloat16, LEAKY_RELU, false, 4>",
+        "normalise_sets<double, IDENTITY, true, 1>",
     ],
     "states.cu": [
         "merge_moments",
