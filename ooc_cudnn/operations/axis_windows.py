@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -18,6 +19,8 @@ import numpy as np
 from ooc_cudnn.operations.base import Array
 from ooc_cudnn.operations.window import Cycle, Range
 
+#: Ranges whose elements or outputs are kept: a piece is asked for its own many times over.
+REMEMBERED = 4096
 #: An index, or an array of them.
 Index = Any
 
@@ -158,6 +161,7 @@ def _within(count: int, first: int, stop: int) -> Range:
 AxisWindows = Nearest | Linear | Windows
 
 
+@lru_cache(maxsize=REMEMBERED)
 def seen(windows: AxisWindows, outputs: Range) -> Range:
     """The elements of x that a range of outputs sees.
 
@@ -170,6 +174,7 @@ def seen(windows: AxisWindows, outputs: Range) -> Range:
     return start, max(start, int(windows.bounds(outputs[1] - 1)[1]))
 
 
+@lru_cache(maxsize=REMEMBERED)
 def reaching(windows: AxisWindows, elements: Range) -> Range:
     """The outputs that see a range of elements of x.
 
