@@ -18,6 +18,7 @@ __all__ = [
     "Padding",
     "PerChannel",
     "Sizes",
+    "TransposedFilters",
 ]
 
 
@@ -56,10 +57,16 @@ class PerChannel:
 
 @dataclass(frozen=True)
 class OfFilters:
-    """Marks the filters of a convolution, shape (cY, cX / groups, window...)."""
+    """Marks the filters of a convolution, shape (cY, cX / groups, window...).
+
+    Those of a transposed one have shape (cX, cY / groups, window...).
+    """
+
+    is_transposed: bool = False
 
 
 Filters = Annotated[Array, OfFilters()]
+TransposedFilters = Annotated[Array, OfFilters(is_transposed=True)]
 ChannelVector = Annotated[Array, PerChannel()]
 ChannelStatistics = Annotated[Array, PerChannel(in_dtype_of_sums=True)]
 

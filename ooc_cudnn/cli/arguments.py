@@ -161,6 +161,17 @@ def number(text: str) -> float:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
 
 
+def truth(text: str) -> bool:
+    """Read true or false.
+
+    >>> truth("true"), truth("no")
+    (True, False)
+    """
+    if text.lower() not in ("true", "yes", "1", "false", "no", "0"):
+        raise argparse.ArgumentTypeError(f"{text!r} is neither true nor false")
+    return text.lower() in ("true", "yes", "1")
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """Ask whether the nearest known word was meant, if one is near."""
     near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
@@ -200,4 +211,9 @@ def on_device(name: str | None) -> contextlib.AbstractContextManager[None]:
     return settings(device=name) if name is not None else contextlib.nullcontext()
 
 
-_SCALARS = {int: Kind(whole, "N"), float: Kind(number, "NUMBER"), str: Kind(str, "WORD")}
+_SCALARS = {
+    bool: Kind(truth, "true|false"),
+    int: Kind(whole, "N"),
+    float: Kind(number, "NUMBER"),
+    str: Kind(str, "WORD"),
+}

@@ -61,6 +61,10 @@ def read_chain(text: str, x: TensorSpec, defaults: Defaults) -> tuple[Applied, .
     >>> found = read_chain("conv 8 window 3; elu; pool 2", x, Defaults("float32", "pinned"))
     >>> found[0].w.shape, found[1].mode, found[2].window
     ((8, 3, 3, 3), 'elu', 2)
+    >>> text = "transposed 8 window 2 stride 2; interpolation 20 mode linear align_corners true"
+    >>> up, resized = read_chain(text, x, Defaults("float32", "pinned"))
+    >>> up.w.shape, resized.align_corners
+    ((3, 8, 2, 2), True)
     """
     found: list[Applied] = []
     shape = x.shape
@@ -95,7 +99,9 @@ def _operation(
         text = texts.get(argument)
         if isinstance(kind.mark, OfFilters):
             groups = whole(texts.get("groups", "1"))
-            values[argument] = _filters(name, text, texts.get("window"), groups, shape, defaults)
+            values[argument] = _filters(
+                name, text, texts.get("window"), groups, shape, defaults, kind.mark.is_transposed
+            )
         elif text is not None:
             value = _read(argument, kind, text)
             values[argument] = defaults.spec(value, kind) if kind.is_array else value
@@ -147,6 +153,7 @@ def _filters(
     groups: int,
     shape: tuple[int, ...],
     defaults: Defaults,
+    is_transposed: bool,
 ) -> TensorSpec:
     """The filters, by their number and window, or by their shape."""
     if text is None:
@@ -160,7 +167,11 @@ def _filters(
     else:
         axes = max(len(shape) - 2, 0)
         spatial = per_axis(sizes(window), axes, name="window", least=1)
-        given = given._replace(shape=(*given.shape, max(shape[1] // max(groups, 1), 1), *spatial))
+        (count,), groups = given.shape, max(groups, 1)
+        channels = (count, max(shape[1] // groups, 1))
+        if is_transposed:
+            channels = (shape[1], max(count // groups, 1))
+        given = given._replace(shape=(*channels, *spatial))
     return defaults.spec(given, Kind(None))
 
 

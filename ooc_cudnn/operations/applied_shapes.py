@@ -13,7 +13,7 @@ from ooc_cudnn.operations import (
 from ooc_cudnn.operations.applied import Applied, Incoming, same_dtype
 from ooc_cudnn.operations.base import Operation
 from ooc_cudnn.tensor import TensorSpec
-from ooc_cudnn.types import Filters, Padding, Sizes
+from ooc_cudnn.types import Padding, Sizes, TransposedFilters
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +31,7 @@ class TransposedConvolution(Applied):
 
     names = ("w",)
 
-    w: Filters | TensorSpec
+    w: TransposedFilters | TensorSpec
     padding: Padding = field(default=0, kw_only=True)
     output_padding: Sizes = field(default=0, kw_only=True)
     stride: Sizes = field(default=1, kw_only=True)
