@@ -62,7 +62,7 @@ def timed(call: Callable[[], Any]) -> float:
 def functions_planned(report: common.Report) -> None:
     """First plans of calls, under limits that admit one."""
     spent: dict[str, list[float]] = {}
-    for index in range(10 if report.quick else TIMED):
+    for index in range(5 if report.quick else TIMED):
         drawn = problem(index)
         found = feasible(drawn)  # warms up, too
         if found is not None:
@@ -95,7 +95,7 @@ def chains_planned(report: common.Report) -> None:
         ("VGG-16's 44 operations, little memory", len(LAYERS), 2**26),
     ):
         made = (chain_of(0, LAYERS[:count], (4, 3, side, side))
-                for side in range(256, 320 if report.quick else 448, 32))  # fmt: skip
+                for side in range(256, 288 if report.quick else 448, 32))  # fmt: skip
         seconds = [timed(partial(planned_for, each, MACHINE, limit)) for each in made]
         median = float(np.median(seconds))
         report.measure(f"{name}: seconds to plan", {"median": median, "calls": seconds})
@@ -104,7 +104,7 @@ def chains_planned(report: common.Report) -> None:
 
 def quality(report: common.Report) -> None:
     first, count = report.arguments.first, report.arguments.count
-    indices = range(len(problems()))[first:][: 6 if report.quick else count]
+    indices = range(len(problems()))[first:][: 3 if report.quick else count]
     found = list[dict[str, Any]]()
     with ProcessPoolExecutor(report.arguments.jobs) as pool:
         for each in pool.map(judged, indices):

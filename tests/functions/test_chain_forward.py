@@ -16,7 +16,6 @@ from tests.support.function_cases import (
     check_laid,
     check_under_falling_limits,
     lay,
-    least_limit,
     some_limits,
 )
 
@@ -136,7 +135,9 @@ def call_of(name, *options, **more):
 
 @pytest.mark.parametrize("name", CHAINS)
 def test_under_falling_limits(name):
-    check_under_falling_limits(call_of(name), most=2)
+    pieces = check_under_falling_limits(call_of(name), most=2)
+    # At the least 4 rows of 2 images; the chain itself may be cut as well.
+    assert name != "vgg" or pieces[-1] >= 8
 
 
 @pytest.mark.parametrize(
@@ -177,14 +178,6 @@ def test_parameters_with_any_strides(laid):
         with ooc_cudnn.settings(memory_limit=limit):
             y = ooc_cudnn.chain_forward(call.operands["x"], chain(lambda a: lay(a, laid)))
         assert np.allclose(y, expected, rtol=1e-4, atol=1e-4)
-
-
-def test_the_least_memory_cuts_vgg_into_many_pieces():
-    call = call_of("vgg")
-    with ooc_cudnn.settings(memory_limit=least_limit(call)), ooc_cudnn.profile() as p:
-        call.check(call.run(out=call.fresh()))
-    # At the least 4 rows of 2 images; the chain itself may be cut as well.
-    assert p.calls[0].plan.pieces >= 8
 
 
 def test_a_chain_equals_the_functions_one_by_one():

@@ -21,7 +21,7 @@ from perfmodel import Split
 from tests.support import reference
 from tests.support.forced import DEPTHS, PLENTY, Forced, legal_splits
 
-pytestmark = pytest.mark.usefixtures("no_threads_left")
+pytestmark = pytest.mark.usefixtures("no_threads_left", "searches_are_shared")
 
 
 @pytest.fixture
@@ -45,15 +45,20 @@ def test_overlap_timing_and_progress_alter_nothing(made):
     for split in [*legal_splits(made.chain)][::7]:
         results, steps = [], []
         for depth in DEPTHS:
-            for options in (
-                {"overlap": True, "timed": True},
-                {"overlap": False, "timed": True},
-                {"overlap": True},
-                {"overlap": False},
-                {"overlap": True, "on_piece": lambda done: None},
+            executors = {
+                overlap: made.executor(split, depth=depth, overlap=overlap)
+                for overlap in (True, False)
+            }
+            for overlap, options in (
+                (True, {"timed": True}),
+                (False, {"timed": True}),
+                (True, {}),
+                (False, {}),
+                (True, {"on_piece": lambda done: None}),
             ):
                 y[...] = np.nan
-                executor, trace = made.run(split, depth=depth, **options)
+                executor = executors[overlap]
+                trace = made.execute(executor, **options)
                 results.append(y.copy())
                 if trace is not None:
                     steps.append(figures(trace))

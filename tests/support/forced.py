@@ -115,12 +115,15 @@ class Forced:
     def run(self, split=None, *, timed=False, on_piece=None, **options):
         """Run; return the executor and the trace (None unless `timed`)."""
         executor = self.executor(split, **options)
+        return executor, self.execute(executor, timed=timed, on_piece=on_piece)
+
+    def execute(self, executor, *, timed=False, on_piece=None):
+        """Run what was made ready; return the trace (None unless `timed`)."""
         sources = {
             name: wrapped.view() if wrapped.spec.placement == "device" else wrapped.array
             for name, wrapped in self.wrapped.items()
         }
         with self.device.arena.lock:
-            trace = executor.run(
+            return executor.run(
                 self.device, sources, staged=True, wait=True, timed=timed, on_piece=on_piece
             )
-        return executor, trace

@@ -147,7 +147,7 @@ def least_limit(call):
 
 
 def check_under_falling_limits(call, *, cuts=True, most=3):
-    """From all at once down to the least limit; returns the numbers of pieces seen.
+    """From all at once down to the least limit; returns the numbers of pieces, its last.
 
     `cuts`: that more than one number of pieces is seen; `most`: limits tried before the least.
     """
@@ -180,7 +180,7 @@ def check_under_falling_limits(call, *, cuts=True, most=3):
     assert all(done.peak_device_bytes <= least for done in p.calls)
     if cuts:
         assert len(set(pieces)) > 1, pieces
-    return pieces
+    return [*pieces, p.calls[0].plan.pieces]
 
 
 def some_limits(call):

@@ -12,6 +12,7 @@ import os
 import platform
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -215,15 +216,23 @@ class HostDeviceArray(np.ndarray[Any, Any]):
 
 def _array(view: DeviceView) -> HostArray:
     """Return the NumPy array over a device view."""
-    dtype = numpy_dtype(view.dtype)
+    dtype, strides, below, span = _in_memory(view.dtype, view.shape, view.strides)
     if 0 in view.shape:
         return np.empty(view.shape, dtype)
-    strides = tuple(stride * dtype.itemsize for stride in view.strides)
-    reach = [(extent - 1) * stride for extent, stride in zip(view.shape, strides, strict=True)]
-    below = -sum(step for step in reach if step < 0)  # bytes before the first element
-    span = below + sum(step for step in reach if step > 0) + dtype.itemsize
     raw = _memory(view.pointer - below, span, WRITABLE)
     return np.ndarray(view.shape, dtype, buffer=raw, offset=below, strides=strides)
+
+
+@lru_cache(1024)
+def _in_memory(
+    name: str, shape: tuple[int, ...], steps: tuple[int, ...]
+) -> tuple[np.dtype[Any], tuple[int, ...], int, int]:
+    """The dtype, the strides in bytes, the bytes before the first element, and all it spans."""
+    dtype = numpy_dtype(name)
+    strides = tuple(step * dtype.itemsize for step in steps)
+    reach = [(extent - 1) * stride for extent, stride in zip(shape, strides, strict=True)]
+    below = -sum(each for each in reach if each < 0)
+    return dtype, strides, below, below + sum(each for each in reach if each > 0) + dtype.itemsize
 
 
 #: What runs each operation, and what it needs as scratch.
