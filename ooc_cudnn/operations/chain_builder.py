@@ -21,6 +21,7 @@ from ooc_cudnn.operations.builder import Builder
 from ooc_cudnn.operations.chain_pieces import ChainPieces
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.flow import Fusion
+from ooc_cudnn.operations.images import CastScale
 from ooc_cudnn.operations.launches import Buffer, Launchable
 from ooc_cudnn.operations.op_tensor import AddTensor, OpTensor
 from ooc_cudnn.operations.per_element import PerElement
@@ -197,7 +198,7 @@ class ChainBuilder(Builder):
         """One pass: into y, or where the next window reads it, or in place."""
         chain, index, before = self.chain, fusion.first, self.current
         have, dtype = self.buffers[before], self._type(fusion)
-        operation: Normalising | OpTensor | Pointwise
+        operation: CastScale | Normalising | OpTensor | Pointwise
         if isinstance(chain.operations[index], AddTensor | Activation):
             inputs: tuple[str, ...] = ("", fusion.shift, "")
             operation = Pointwise(
@@ -213,7 +214,7 @@ class ChainBuilder(Builder):
             operation = self._in_type(chain.on_piece(index, self.piece), dtype)
             if isinstance(operation, Normalising):
                 operation = replace(operation, mode=fusion.mode, coef=fusion.coef)
-            else:
+            elif not isinstance(operation, CastScale):
                 inputs = tuple(self.taken(b, self.buffers[b].order, dtype) for b in inputs)
         target = self._input_of(following, have.shape, dtype)
         if target is None:

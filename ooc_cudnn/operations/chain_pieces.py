@@ -11,6 +11,7 @@ from ooc_cudnn.operations.base import Operation, Placed, numbered
 from ooc_cudnn.operations.builder import Built
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.flow import Flow, Fusion, flow, fusions
+from ooc_cudnn.operations.images import CastScale
 from ooc_cudnn.operations.local_response import LocalResponse
 from ooc_cudnn.operations.rows import Windowed, broadcast_region, cut_axes, height, with_rows
 from ooc_cudnn.operations.site_normalization import NormaliseSites
@@ -52,6 +53,8 @@ class ChainPieces(Built):
                     f"{earlier.output_shape}, operation {at + 1}, {later.name}, takes "
                     f"{later.input_shape}"
                 )
+        if any(isinstance(later, CastScale) for later in self.operations[1:]):
+            raise ValueError("stored images are what a chain begins with, and nothing else is")
 
     # Operands ---------------------------------------------------------------------------------
 
@@ -66,7 +69,9 @@ class ChainPieces(Built):
 
     @cached_property
     def operands(self) -> Mapping[str, Operand]:
-        found = {"x": Operand(self.operations[0].input_shape, self.dtype, self._x_axes())}
+        first = self.operations[0]
+        dtype = first.stored if isinstance(first, CastScale) else self.dtype
+        found = {"x": Operand(first.input_shape, dtype, self._x_axes())}
         for operation, names in zip(self.operations, self.parameter_names, strict=True):
             for parameter, name in zip(operation.parameters, names, strict=True):
                 if isinstance(operation, FILTERED):

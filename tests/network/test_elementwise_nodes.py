@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 import ooc_cudnn
+from ooc_cudnn.network.fusing import fused
 from tests.support.network_checks import check_network, values
 
 SHAPE = (2, 3, 4, 5)
@@ -119,6 +120,8 @@ def test_images(stored):
         return F.conv2d(h, t["convolution_1.w"], t["convolution_1.b"])
 
     check_network(net, y, twin, inputs={"x": given})
+    # inference makes no map of floats
+    assert [len(phase.call.operations) for phase in fused(net.forward_phases(y)).phases] == [3]
     with pytest.raises(TypeError, match="image_2: x must be uint8 or uint16"):
         net.image(h)
     with pytest.raises(ValueError, match="one per channel"):

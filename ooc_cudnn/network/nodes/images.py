@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from ooc_cudnn.network.emitting import Backward, Forward
 from ooc_cudnn.network.nodes.base import Node
 from ooc_cudnn.network.tensors import Tensor
-from ooc_cudnn.operations.images import StoredImages
+from ooc_cudnn.operations.chain import Chain
+from ooc_cudnn.operations.images import CastScale
 
 
 @dataclass(frozen=True)
@@ -19,8 +20,8 @@ class Images(Node):
     scale: Tensor
 
     def forward(self, emit: Forward) -> None:
-        shapes = (self.mean.shape, self.scale.shape)
-        call = StoredImages(self.x.shape, self.x.dtype, *shapes, self.y.dtype)
+        shapes, dtype = (self.mean.shape, self.scale.shape), self.y.dtype
+        call = Chain((CastScale(self.x.shape, self.x.dtype, *shapes, dtype),), dtype)
         emit.phase("forward", call, x=self.x, mean=self.mean, scale=self.scale, y=self.y)
 
     def backward(self, emit: Backward, dy: Tensor) -> None:
