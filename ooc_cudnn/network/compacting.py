@@ -1,7 +1,7 @@
 """What forward keeps for backward, made small: rewrites of a step.
 
 - The gradient of max pooling reads x, y and dy, to find the maxima again. A byte an element of y,
-  saved in forward, says where they are.
+  saved in forward, says where they are: worth it unless x and y are read in backward anyway.
 - A ReLU in front of max pooling can as well come after it: the largest of what is rectified is what
   is rectified of the largest, and gradients go to the same elements. There is a quarter as much of
   it there, say, and neither of its large maps is read in backward.
@@ -41,8 +41,8 @@ def compacted(step: Step) -> Step:
 
 
 def _with_indices(step: Step) -> Step:
-    """Save where maxima are, in place of x and y of a pooling."""
-    tensors, phases = dict(step.tensors), list(step.phases)
+    """Save where maxima are, in place of x and y of a pooling that only its gradient reads."""
+    tensors, phases, uses = dict(step.tensors), list(step.phases), _Uses(step)
     for at, phase in enumerate(step.phases):
         pooling = _alone(phase, Pooling)
         if pooling is None or phase.is_backward or not indexable(pooling):
@@ -55,7 +55,7 @@ def _with_indices(step: Step) -> Step:
             and other.call.forward == pooling
             and (other.binds.get("x"), other.binds.get("y")) == (x, y)
         ]
-        if len(gradients) != 1:
+        if len(gradients) != 1 or all(_is_kept(uses, name, gradients[0]) for name in (x, y)):
             continue
         index = Tensor(f"{phase.node}.index", pooling.output_shape, "uint8")
         tensors[index.name] = index
@@ -66,6 +66,17 @@ def _with_indices(step: Step) -> Step:
         gradient = BackwardPooling(pooling, indexed=True, alpha=old.call.alpha, beta=old.call.beta)
         phases[gradients[0]] = replace(old, call=gradient, binds=binds)
     return replace(step, tensors=tensors, phases=tuple(phases))
+
+
+def _is_kept(uses: _Uses, name: str, gradient: int) -> bool:
+    """Whether others than a gradient, and one that will do with bits, read a tensor in backward."""
+    readers = [uses.step.phases[at] for at in uses.readers(name, backward=True) if at != gradient]
+    return any(
+        not isinstance(phase.call, ActivationGradient)
+        or phase.binds.get("y") != name
+        or phase.call.mode not in PASSES
+        for phase in readers
+    )
 
 
 def _pooled_first(step: Step) -> Step:
