@@ -195,9 +195,10 @@ class _Placing:
             task = self._task(phase, at)
             top = max(top, task.offset + task.plan.device_bytes)
             items.append(task)
-            items += self._moves(at, COPY_OUT)
+            # What the phase made leaves beside the next one: that is not waited for.
             if self.terms.synchronous and self._left_by(at):
                 items.append(Synchronisation())
+            items += self._moves(at, COPY_OUT)
         overlap = self.terms.target.overlap
         program = Program(self.name, tuple(items), self.homes, top, self.between, overlap)
         return Placed(program, self.stays)
