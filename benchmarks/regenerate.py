@@ -2,7 +2,7 @@
 
 With `--check` nothing is changed: 1 if anything is out of date, or if a sentence quotes a figure
 that no record has. Nothing is measured or simulated: that is what ``python -m benchmarks.card``,
-`host_split`, `model_accuracy`, `planning` and `paper_model` do.
+`host_split`, `model_accuracy`, `planning`, `paper_model` and `vdnn` do.
 """
 
 from __future__ import annotations
@@ -13,11 +13,18 @@ import sys
 from collections.abc import Callable
 from functools import partial
 
-from benchmarks import common, paper_model
+from benchmarks import common, paper_model, vdnn
 from benchmarks.pages import model, model_pictures, performance, pictures, quoted, readme, trials
 from ooc_cudnn.bench.environment import ROOT
 
-BLOCKS = (*readme.BLOCKS, *model.BLOCKS, *paper_model.BLOCKS, *performance.BLOCKS, *trials.BLOCKS)
+BLOCKS = (
+    *readme.BLOCKS,
+    *model.BLOCKS,
+    *paper_model.BLOCKS,
+    *vdnn.BLOCKS,
+    *performance.BLOCKS,
+    *trials.BLOCKS,
+)
 SETTINGS_PAGE = "docs/settings_page.py"
 
 

@@ -161,12 +161,12 @@ def shown(value: float | None, unit: str) -> str:
 
     Examples
     --------
-    >>> shown(0.934, "%"), shown(4.83, "GiB"), shown(None, "%")
-    ('93 %', '4.8 GiB', '')
+    >>> shown(0.934, "%"), shown(-1e-5, "%"), shown(4.83, "GiB"), shown(None, "%")
+    ('93 %', '0 %', '4.8 GiB', '')
     """
     if value is None:
         return ""
-    return f"{value * 100:.0f} %" if unit == "%" else f"{value:.1f} {unit}"
+    return f"{round(value * 100)} %" if unit == "%" else f"{value:.1f} {unit}"
 
 
 def table(folder: Path = common.RESULTS) -> str:

@@ -7,15 +7,13 @@ the one of a single tower, without local response normalization.
 from __future__ import annotations
 
 from functools import cache
-from unittest import mock
 
 from benchmarks.vdnn_figures import Case
 from ooc_cudnn import networks
-from ooc_cudnn.network import backward
+from ooc_cudnn.network.compacting import compacted
 from ooc_cudnn.network.fusing import fused
 from ooc_cudnn.network.in_place import in_place
 from ooc_cudnn.network.network import Network
-from ooc_cudnn.network.nodes.pooling import Pooling
 from ooc_cudnn.network.phases import Step
 from ooc_cudnn.network.tensors import Tensor
 
@@ -42,13 +40,8 @@ def step_of(case: Case, *, saves_little: bool) -> Step:
     backward needs. In 2016 backward of either read the maps.
     """
     net, loss = trained(case)
-    if saves_little:
-        return in_place(fused(net.training_phases(loss)))
-    with (
-        mock.patch.object(backward, "with_masks", lambda step: step),
-        mock.patch.object(Pooling, "_indexed", None),
-    ):
-        return in_place(fused(net.training_phases(loss)))
+    step = net.training_phases(loss)
+    return in_place(fused(compacted(step) if saves_little else step))
 
 
 def one_tower_alexnet(batch: int) -> tuple[Network, Tensor]:

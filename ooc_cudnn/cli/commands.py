@@ -1,4 +1,4 @@
-"""The command line: ``ooc-cudnn doctor | calibrate | tune | plan | demo | bench``.
+"""The command line: ``ooc-cudnn doctor | calibrate | tune | plan | network | demo | bench``.
 
 An error of the library is one line and exit status 1, a wrong command line 2, Ctrl-C 130. To see
 where an error was raised, put ``--traceback`` before the subcommand. What runs is imported when
@@ -22,6 +22,7 @@ from typing import Any
 import ooc_cudnn
 from ooc_cudnn.cli.arguments import PROGRAM, add_device, complain, on_device
 from ooc_cudnn.cli.bench import add_bench
+from ooc_cudnn.cli.network import add_network
 from ooc_cudnn.cli.plan import add_plan
 from ooc_cudnn.cli.tune import add_tune
 from ooc_cudnn.errors import OocError
@@ -69,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {ooc_cudnn.__version__}")
     parser.add_argument("--traceback", action="store_true", help="show where an error was raised")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for add in (add_doctor, add_calibrate, add_tune, add_plan, add_demo, add_bench):
+    for add in (add_doctor, add_calibrate, add_tune, add_plan, add_network, add_demo, add_bench):
         add(commands)
     return parser
 

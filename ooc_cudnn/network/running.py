@@ -19,6 +19,7 @@ from ooc_cudnn.memory.limit import limit_bytes
 from ooc_cudnn.network.graph import Graph
 from ooc_cudnn.network.parameters import Parameters
 from ooc_cudnn.network.phases import Step
+from ooc_cudnn.network.pictures import draw_step
 from ooc_cudnn.network.placing import Terms
 from ooc_cudnn.network.plan import NetworkPlan
 from ooc_cudnn.network.planning import PlannedStep, plan_again, plan_step
@@ -85,6 +86,33 @@ class Running:
         terms = _terms(memory_limit, machine, _dtype(step), {})
         made = plan_step("training_step", step, terms, policy=policy, micro_batches=micro_batches)
         return made.plan
+
+    def plot(
+        self,
+        loss: Tensor,
+        plan: NetworkPlan,
+        path: str | os.PathLike[str],
+        *,
+        machine: MachineModel | str | os.PathLike[str] | None = None,
+    ) -> None:
+        """Draw a plan: the three streams, and what device memory holds, over the step.
+
+        Parameters
+        ----------
+        loss, machine
+            As the plan was made with.
+        plan : NetworkPlan
+        path : str
+            A PNG, an SVG, a PDF.
+
+        Raises
+        ------
+        ModuleNotFoundError
+            If matplotlib is not installed.
+        """
+        step = self.training_phases(loss)
+        terms = _terms(plan.memory_limit, machine, _dtype(step), {})
+        draw_step(plan_again(step, plan, terms), path)
 
     def training_step(
         self,

@@ -31,7 +31,7 @@ def test_version(capsys):
     assert capsys.readouterr().out == f"ooc-cudnn {ooc_cudnn.__version__}\n"
 
 
-COMMANDS = "doctor", "calibrate", "tune", "plan", "demo", "bench"
+COMMANDS = "doctor", "calibrate", "tune", "plan", "network", "demo", "bench"
 
 
 def test_help_names_the_commands(capsys):

@@ -1,0 +1,122 @@
+"""``ooc-cudnn network NAME``: how a step of training a network would run, and runs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from typing import Any
+
+import numpy as np
+
+from ooc_cudnn import networks
+from ooc_cudnn.cli.arguments import PROGRAM, add_device, on_device, one_of, whole
+from ooc_cudnn.figures import require_matplotlib
+from ooc_cudnn.network.network import Network
+from ooc_cudnn.network.planning import NAMES
+from ooc_cudnn.network.tensors import Tensor
+from ooc_cudnn.settings import settings
+from ooc_cudnn.tensor import DTYPES, numpy_dtype
+from ooc_cudnn.units import format_seconds
+from perfmodel import shipped_names
+
+ABOUT = "say how a step of training a network would run; no data, no card needed"
+
+
+def add_network(commands: Any) -> None:
+    """Add the command."""
+    parser = commands.add_parser(
+        "network",
+        help=ABOUT,
+        description=f"{ABOUT.capitalize()}.",
+        epilog=f"example: {PROGRAM} network resnet50 --batch 256 --limit 16GiB --machine h200",
+    )
+    parser.add_argument(
+        "network", type=_network, metavar="NAME", help=f"one of {', '.join(networks.__all__)}"
+    )
+    parser.add_argument("--batch", type=whole, metavar="N", help="images of a step")
+    parser.add_argument("--image", type=whole, metavar="N", help="extent of an image on each axis")
+    parser.add_argument("--classes", type=whole, metavar="N")
+    parser.add_argument("--width", type=float, metavar="FACTOR", help="of all channels")
+    parser.add_argument("--dtype", choices=tuple(DTYPES), default="float32")
+    parser.add_argument(
+        "--limit", "--memory-limit", dest="limit", metavar="SIZE", help="16GiB, 0.5, ..."
+    )
+    parser.add_argument("--policy", choices=NAMES, default="best", help="default: %(default)s")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument(
+        "--machine",
+        metavar="NAME",
+        help=f"{', '.join(shipped_names())} or a file; this machine when left out",
+    )
+    add_device(where)
+    parser.add_argument("--json", action="store_true", help="print the plan as JSON")
+    parser.add_argument(
+        "--plot", metavar="FILE", help="draw streams and memory over the step (PNG, SVG, PDF)"
+    )
+    parser.add_argument(
+        "--run", dest="steps", metavar="STEPS", nargs="?", const=1, default=0, type=whole,
+        help="run so many steps, too, on drawn images (1 when left out)",
+    )  # fmt: skip
+    parser.set_defaults(run=_run)
+
+
+def _network(text: str) -> str:
+    return one_of(text, networks.__all__, "a network")
+
+
+def _made(arguments: argparse.Namespace) -> tuple[Network, Tensor]:
+    """The network that is asked for, and its loss."""
+    names = ("batch", "image", "classes", "width")
+    given = {name: getattr(arguments, name) for name in names}
+    asked = {name: value for name, value in given.items() if value is not None}
+    made: tuple[Network, Tensor] = getattr(networks, arguments.network)(
+        dtype=arguments.dtype, **asked
+    )
+    return made
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    if arguments.steps and arguments.machine is not None:
+        raise ValueError("--run measures this machine; leave --machine out")
+    if arguments.plot is not None:
+        require_matplotlib()  # before the time is spent
+    net, loss = _made(arguments)
+    with on_device(arguments.device), settings(memory_limit=arguments.limit):
+        plan = net.plan(loss, policy=arguments.policy, machine=arguments.machine)
+        print(json.dumps(plan.to_json(), indent=2) if arguments.json else plan.explain())
+        if arguments.plot is not None:
+            net.plot(loss, plan, arguments.plot, machine=arguments.machine)
+            print(f"drawn in {arguments.plot}")
+        if arguments.steps:
+            _train(net, loss, plan, arguments.steps)
+    return 0
+
+
+def _train(net: Network, loss: Tensor, plan: Any, steps: int) -> None:
+    """Run steps on drawn inputs, and say what each takes; parameters stay as they are."""
+    step = net.training_step(loss, plan=plan)
+    inputs = drawn_inputs(net)
+    for number in range(1, steps + 1):
+        begin = time.perf_counter()
+        value = step(**inputs)
+        seconds = time.perf_counter() - begin
+        print(
+            f"step {number}: loss {float(np.asarray(value).reshape(())):.6g}, "
+            f"{format_seconds(seconds)} measured, {format_seconds(plan.seconds)} predicted"
+        )
+
+
+def drawn_inputs(net: Network) -> dict[str, Any]:
+    """Normal numbers for images; labels that are one of the classes, of which there are two."""
+    random = np.random.default_rng(0)
+    found: dict[str, Any] = {}
+    for name, tensor in net.graph.tensors.items():
+        if tensor.kind != "input":
+            continue
+        if tensor.is_floating:
+            drawn = random.standard_normal(tensor.shape, np.float32)
+            found[name] = drawn.astype(numpy_dtype(tensor.dtype))
+        else:
+            found[name] = random.integers(0, 2, tensor.shape).astype(tensor.dtype)
+    return found

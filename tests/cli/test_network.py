@@ -1,0 +1,78 @@
+"""``ooc-cudnn network``: plans, pictures, and steps that run."""
+
+import json
+
+import pytest
+
+from ooc_cudnn import cli
+from ooc_cudnn.network.plan import NetworkPlan
+
+SMALL = ("network", "vgg16", "--batch", "2", "--image", "32", "--width", "0.0625")
+
+
+def run(capsys, *arguments):
+    status = cli.main([*arguments])
+    out, err = capsys.readouterr()
+    return status, out, err
+
+
+def test_a_step_is_explained(capsys):
+    status, out, err = run(
+        capsys, "network", "resnet50", "--batch", "8", "--limit", "2GiB", "--machine", "p100",
+        "--policy", "offload",
+    )  # fmt: skip
+    assert (status, err) == (0, "")
+    assert "on p100, policy offload" in out
+    assert "of 2.00 GiB" in out
+
+
+def test_a_plan_as_json_can_be_read_back(capsys):
+    _, out, _ = run(capsys, *SMALL, "--machine", "titanx", "--policy", "keep", "--json")
+    plan = NetworkPlan.from_json(json.loads(out))
+    assert (plan.machine, plan.policy) == ("titanx", "keep")
+    assert plan.device_bytes <= plan.memory_limit
+
+
+def test_a_step_is_drawn(capsys, tmp_path):
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "step.svg"
+    status, out, _ = run(
+        capsys, *SMALL, "--machine", "titanx", "--policy", "offload", "--plot", str(path)
+    )
+    assert status == 0
+    assert f"drawn in {path}" in out
+    assert path.read_text().startswith("<?xml")
+
+
+def test_steps_run(capsys):
+    status, out, _ = run(capsys, *SMALL, "--device", "host", "--limit", "20MB", "--run", "2")
+    assert status == 0
+    first, second = (line for line in out.splitlines() if line.startswith("step "))
+    assert first.startswith("step 1: loss ")
+    assert "measured" in first
+    # Parameters stay as they are; only dropout is drawn anew.
+    assert second.startswith("step 2: loss ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("network", "vgg"), "a network"),
+        ((*SMALL, "--policy", "none"), "invalid choice"),
+        ((*SMALL, "--device", "host", "--machine", "h200"), "not allowed"),
+    ],
+)
+def test_a_wrong_command_line(capsys, arguments, message):
+    with pytest.raises(SystemExit) as stop:
+        cli.main([*arguments])
+    assert stop.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_what_cannot_be_done_is_one_line(capsys):
+    status, _, err = run(capsys, *SMALL, "--machine", "h200", "--run")
+    assert status == 1
+    assert err == "ooc-cudnn: error: --run measures this machine; leave --machine out\n"
+    status, _, err = run(capsys, *SMALL, "--machine", "h200", "--limit", "1kB")
+    assert status == 1
+    assert "smallest" in err or "least" in err

@@ -1,0 +1,40 @@
+"""What a picture shows of a step is what its replay and its plan say."""
+
+import numpy as np
+import pytest
+
+from ooc_cudnn import networks
+from ooc_cudnn.functions.target import Target
+from ooc_cudnn.network.pictures import CLASSES, course_of, draw_step
+from ooc_cudnn.network.placing import Terms
+from ooc_cudnn.network.planning import plan_step
+from perfmodel import shipped
+
+PLENTY = 2**34
+
+
+@pytest.fixture
+def made():
+    net, loss = networks.vgg16(8, 64, classes=10, width=1 / 8)
+    target = Target(shipped("titanx"), PLENTY, PLENTY, ("channels_first",), None, overlap=True)
+    step = net.training_phases(loss)
+    return plan_step("step", step, Terms(target, {}), policy="offload", micro_batches=1)
+
+
+def test_memory_and_streams_over_a_step(made):
+    course, plan = course_of(made), made.plan
+    assert (np.diff(course.begins) >= 0).all()
+    assert course.begins[-1] == plan.seconds
+    assert course.held.sum(axis=0).max() <= plan.device_bytes
+    assert course.held[CLASSES.index("maps that leave")].any()
+    assert not course.held[CLASSES.index("remade maps")].any()
+    for stream, busy in (("copy_in", plan.copy_in_seconds), ("compute", plan.compute_seconds)):
+        spans = [each.stop - each.start for each in course.spans if each.stream == stream]
+        assert 0 < busy <= sum(spans) * (1 + 1e-9)
+        assert max(each.stop for each in course.spans) <= plan.seconds * (1 + 1e-9)
+
+
+def test_a_step_is_drawn(made, tmp_path):
+    pytest.importorskip("matplotlib")
+    draw_step(made, tmp_path / "step.png")
+    assert (tmp_path / "step.png").read_bytes().startswith(b"\x89PNG")
