@@ -80,7 +80,13 @@ def _worst_local_search() -> tuple[float]:
     return (max(float(span.split()[2]) for span in found),)
 
 
-LIMITS, PAPER = "docs/limitations.md", "docs/paper.md"
+def _googlenet() -> tuple[float, ...]:
+    found = blocks.stored("vdnn")["checks"]
+    ways = ("conv (p)", "all (p)")
+    return tuple(100 * found[f"googlenet, batch 128: {way}"]["simulated"]["loss"] for way in ways)
+
+
+LIMITS, PAPER, VDNN = "docs/limitations.md", "docs/paper.md", "docs/vdnn.md"
 QUOTES = (
     Quote("README.md", "at {:.0f} % of the link's speed", _staged),
     Quote(LIMITS, "at {:.0f} % of the link's speed", _staged),
@@ -112,6 +118,7 @@ QUOTES = (
     ),
     Quote(PAPER, "the simulation gives {:.0f} %, {:.0f} % below the figure", _few_channels),
     Quote(PAPER, "ends at most {} % off the best", _worst_local_search),
+    Quote(VDNN, "loses {:.0f} and {:.0f} % under", _googlenet),
 )
 
 
@@ -161,6 +168,15 @@ STATED: Mapping[str, Mapping[str, str]] = {
         "and 42 % would take a link of 22 GB/s": _DERIVED,
         "paper's 5 to 27 %": _PAPER,
         "7629 of 9300 GFLOPS": _SHEET,
+    },
+    "docs/vdnn.md": {
+        "a baseline is more than 12 % off": _AIM,
+        "take 2.63 times as long": _DERIVED,
+        "lost 55 % on average, so it took 1 / 0.45 times as long": _PAPER,
+        "these are 70 to 80 % of": _PAPER,
+        "come out within 11 %": _DERIVED,
+        "is said to save 89 % of": _PAPER,
+        "has 3 % on average and 18 % for": _PAPER,
     },
 }
 
