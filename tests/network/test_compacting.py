@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
 import ooc_cudnn
+from ooc_cudnn import networks
 from ooc_cudnn.network.compacting import compacted
 from ooc_cudnn.operations.masks import MaskedActivation
 from ooc_cudnn.operations.per_site import ActivationGradient
@@ -14,7 +16,7 @@ from ooc_cudnn.operations.pooling_indices import IndexedPooling
 from tests.support import drawn_kinds
 from tests.support.drawn_networks import drawn_network
 from tests.support.interpreter import run_step
-from tests.support.network_checks import check_network
+from tests.support.network_checks import check_network, values
 
 
 def network_on(shape=(2, 3, 9, 8)):
@@ -161,3 +163,29 @@ def test_no_indices_where_both_maps_are_read_anyway():
     pooled = net.convolution(net.pooling(h, window=3, stride=1, padding=1), 2, window=1)
     y = net.add(net.convolution(h, 2, window=1), pooled)
     assert not calls(compacted(net.gradient_phases(y)), IndexedPooling)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: networks.vgg16(2, 32, "float64", 3, width=1 / 16),
+        lambda: networks.googlenet(2, 96, "float64", 3, width=1 / 16),
+    ],
+    ids=["vgg16", "googlenet"],
+)
+def test_networks_that_ship_keep_less(make):
+    net, loss = make()
+    step = net.training_phases(loss)
+    made = compacted(step)
+    given = [values(net, 3, {"labels": np.arange(2)}) for _ in range(2)]
+    plain, arrays = (run_step(each, own) for each, own in zip((step, made), given, strict=True))
+    for name, gradient in step.gradients.items():
+        error = np.abs(arrays[gradient] - plain[gradient]).max()
+        assert error <= 1e-13 * np.abs(plain[gradient]).max(), name
+
+    def kept(step):
+        """Bytes of all maps that backward reads."""
+        bases = (step.tensors[name] for name in read_in_backward(step))
+        return sum(tensor.nbytes for tensor in bases if tensor.kind == "map")
+
+    assert kept(made) < 0.75 * kept(step)
