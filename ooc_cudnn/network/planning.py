@@ -49,7 +49,7 @@ def plan_step(
     policy : str
         One of `NAMES`.
     micro_batches : int, optional
-        Parts of the batch; chosen when left out.
+        Parts of the batch; chosen when left out, and 1 for the policies of vDNN.
 
     Raises
     ------
@@ -65,6 +65,8 @@ def plan_step(
         return _vdnn_dyn(name, step, terms)
     names = BEST_OF if policy == "best" else (policy,)
     best: PlannedStep | None = None
+    if policy.startswith("vdnn"):
+        micro_batches = micro_batches or 1  # it knows no others
     for parts in _counts(step, micro_batches):
         found = [
             made
