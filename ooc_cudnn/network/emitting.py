@@ -57,6 +57,10 @@ class _Emit:
             raise TypeError(f"{self.node}: {tensor.name} is {tensor.dtype}, the call takes {dtype}")
         return tensor.name if tensor.shape == shape else self.view(tensor, shape).name
 
+    def place(self, name: str) -> Place:
+        """Where a tensor lies, as far as that is known yet."""
+        return place_of(name, self.tensors)
+
     def known(self, tensor: Tensor) -> Tensor:
         """The tensor as it is known in this step, where it may be a view of another one."""
         return self.tensors.setdefault(tensor.name, tensor)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pytest
+import torch
 import torch.nn.functional as F
 
 import ooc_cudnn
 from ooc_cudnn.network.micro_batches import micro_batched
 from ooc_cudnn.network.remaking import can_be_remade, remade
+from ooc_cudnn.operations.batch_phases import ChannelMoments
 from tests.support.interpreter import run_step
 from tests.support.network_checks import check_network
 
@@ -36,9 +38,7 @@ def group_norm(groups):
 #: A builder of "norm" on a tensor, and its twin.
 CASES = {
     "batch": (
-        lambda net, x: net.batch_normalization(
-            x, epsilon=1e-3, exponential_average_factor=0.3, name="norm"
-        ),
+        lambda net, x: batch_norm_of(net, x, "norm"),
         batch_norm,
     ),
     "group": (
@@ -145,3 +145,34 @@ def test_what_knows_no_other_image_goes_some_images_at_a_time(parts):
 
     assert {"norm", "site"} <= can_be_remade(net.gradient_phases(y))
     check_network(net, y, twin, run=run, inference=False)
+
+
+def test_statistics_of_a_concatenation_are_those_of_its_parts():
+    """Each channel is gone through once, however many normalizations read it."""
+    net, x = network_on((3, 2, 4, 3))
+    first = batch_norm_of(net, net.convolution(x, 3, window=1, name="c0"), "n0")
+    whole = net.graph.tensors["c0"]
+    for at in (1, 2, 3):
+        made = net.convolution(first, 2, window=1, name=f"c{at}")
+        whole = net.concatenate([whole, made], name=f"all{at}")
+        first = batch_norm_of(net, whole, f"n{at}")
+    y = net.add(first, batch_norm_of(net, whole, "again"))
+
+    def twin(t):
+        def conv(h, name):
+            return F.conv2d(h, t[f"{name}.w"], t[f"{name}.b"])
+
+        whole = conv(t["x"], "c0")
+        first = batch_norm(t, whole, "n0")
+        for at in (1, 2, 3):
+            whole = torch.cat([whole, conv(first, f"c{at}")], 1)
+            first = batch_norm(t, whole, f"n{at}")
+        return first + batch_norm(t, whole, "again")
+
+    step = check_network(net, y, twin)
+    gathered = [phase.call for phase in step.phases if isinstance(phase.call, ChannelMoments)]
+    assert [call.shape[1] for call in gathered] == [3, 2, 2, 2]
+
+
+def batch_norm_of(net, x, name):
+    return net.batch_normalization(x, epsilon=1e-3, exponential_average_factor=0.3, name=name)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ooc_cudnn.network.emitting import Backward, Forward
 from ooc_cudnn.network.nodes.base import Node
-from ooc_cudnn.network.tensors import Tensor
+from ooc_cudnn.network.tensors import Tensor, extents, whole
 from ooc_cudnn.operations.batch_normalization import Normalise
 from ooc_cudnn.operations.batch_phases import (
     BatchNormalizationData,
@@ -17,6 +17,7 @@ from ooc_cudnn.operations.batch_phases import (
 )
 from ooc_cudnn.operations.chain import Chain
 from ooc_cudnn.operations.channel_statistics import SAVED, STATES
+from ooc_cudnn.operations.window import Range
 from ooc_cudnn.tensor import ACCUMULATOR
 
 
@@ -26,7 +27,8 @@ class BatchNormalization(Node):
 
     Moments of x stand between what makes x and what reads y, and the sums over dy between what
     makes dy and what reads dx: each is a phase of its own, and all else is elementwise. Running
-    statistics are updated once a step, by `factor`.
+    statistics are updated once a step, by `factor`. Moments of a concatenation are those of its
+    parts.
     """
 
     x: Tensor
@@ -36,9 +38,6 @@ class BatchNormalization(Node):
     running_variance: Tensor
     epsilon: float
     factor: float
-
-    def _state(self, emit: Forward | Backward, name: str) -> Tensor:
-        return emit.saved(name, (STATES[name], self.x.shape[1]), "float64")
 
     def _saved(self, emit: Forward | Backward) -> dict[str, Tensor]:
         shape, dtype = (self.x.shape[1],), ACCUMULATOR[self.x.dtype]
@@ -53,9 +52,7 @@ class BatchNormalization(Node):
             mean, variance = running.values()
             emit.phase("forward", chain, **binds, mean=mean, variance=variance)
             return
-        moments = self._state(emit, "moments")
-        gather = ChannelMoments(shape, dtype, emit.settings.deterministic)
-        emit.phase("moments", gather, x=self.x, moments=moments)
+        moments = moments_of(emit, self.x)
         vectors = ChannelVectors(shape[1], dtype, epsilon=self.epsilon)
         emit.phase("statistics", vectors, moments=moments, **self._saved(emit))
         averages = ChannelVectors(shape[1], dtype, running=True, factor=self.factor)
@@ -67,7 +64,7 @@ class BatchNormalization(Node):
     def backward(self, emit: Backward, dy: Tensor) -> None:
         shape, dtype = self.x.shape, self.x.dtype
         reads = {"x": self.x, "dy": dy, **self._saved(emit)}
-        sums = self._state(emit, "sums")
+        sums = emit.saved("sums", (STATES["sums"], shape[1]), "float64")
         add_up = ChannelSums(shape, dtype, emit.settings.deterministic)
         emit.phase("sums", add_up, **reads, sums=sums)
         parameters = ParameterGradients(shape[1], dtype)
@@ -75,3 +72,62 @@ class BatchNormalization(Node):
         emit.gradient("parameter gradients", parameters, {"sums": sums}, **makes)
         reads |= {"scale": self.scale, "sums": sums}
         emit.gradient("data gradient", BatchNormalizationData(shape, dtype), reads, dx=self.x)
+
+
+def moments_of(emit: Forward, x: Tensor) -> Tensor:
+    """The moments of each channel of a map, and phases for those that are not known yet.
+
+    What is known of a map that lies in x is known of these channels of x: its moments become a view
+    of those of x.
+    """
+    name, channels = f"{x.name}.moments", x.shape[1]
+    if name in emit.tensors:
+        return emit.tensors[name]
+    moments = emit.known(Tensor(name, (STATES["moments"], channels), "float64", "statistics"))
+    known = 0
+    for (start, stop), part in (*_known_within(emit, x), ((channels, channels), None)):
+        if known < start:
+            _gather(emit, x, moments, (known, start))
+        if part is not None:
+            region = (whole(moments.shape)[0], (start, stop))
+            emit.tensors[part.name] = replace(part, of=name, region=region)
+        known = stop
+    return moments
+
+
+def _gather(emit: Forward, x: Tensor, moments: Tensor, channels: Range) -> None:
+    """Emit the phase that finds the moments of some channels."""
+    what = "moments"
+    if channels != (0, x.shape[1]):
+        what = f"moments of channels {channels[0]} to {channels[1]}"
+        views = []
+        for tensor in (x, moments):
+            images, _, *sites = whole(tensor.shape)
+            region = (images, channels, *sites)
+            name = f"{tensor.name}.from_{channels[0]}"
+            views.append(emit.view(tensor, extents(region), region, name))
+        x, moments = views
+    call = ChannelMoments(x.shape, x.dtype, emit.settings.deterministic)
+    emit.phase(what, call, x=x, moments=moments)
+
+
+def _known_within(emit: Forward, x: Tensor) -> list[tuple[Range, Tensor]]:
+    """Of maps that lie in x, all images of some channels: these, in order, and their moments."""
+    place, found = emit.place(emit.known(x).name), list[tuple[Range, Tensor]]()
+    for name in list(emit.tensors):
+        state = emit.tensors.get(f"{name}.moments")
+        if state is None or state.of or name == x.name:
+            continue
+        other = emit.place(name)
+        if other.base != place.base or len(other.region) != len(place.region):
+            continue
+        (first, last), (start, stop) = place.region[1], other.region[1]
+        apart = [a != b for a, b in zip(place.region, other.region, strict=True)]
+        if first <= start and stop <= last and not any((apart[0], *apart[2:])):
+            found.append(((start - first, stop - first), state))
+    found.sort(key=lambda each: each[0])
+    return [
+        each
+        for at, each in enumerate(found)
+        if all(before[1] <= each[0][0] for before, _ in found[:at])
+    ]
