@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ooc_cudnn.figures import COLOURS, legend, panels
+from ooc_cudnn.network.phases import Phase
 from ooc_cudnn.network.planning import PlannedStep
 from ooc_cudnn.network.remaking import REMADE
 from ooc_cudnn.pipeline.program import COMPUTE, COPY_IN, COPY_OUT
@@ -83,7 +84,7 @@ def _stays(made: PlannedStep) -> Iterator[tuple[int, int, int, int]]:
             name = "weights"
         elif tensor.kind == "gradient":
             name = "gradients"
-        elif base.endswith(REMADE):
+        elif REMADE in base:
             name = "remade maps"
         else:
             name = "maps that leave" if len(stays) > 1 else "maps that stay"
@@ -121,10 +122,10 @@ def _draw_streams(axes: Any, made: PlannedStep, course: Course, scale: float) ->
     for span in course.spans:
         what = "copies"
         if span.stream == COMPUTE:
-            what = "backward" if phases[span.item].is_backward else "forward"
+            what = _kind_of(phases[span.item])
         found = drawn.setdefault((span.stream, what), [])
         found.append((span.start * scale, (span.stop - span.start) * scale))
-    colours = {"forward": COLOURS[0], "backward": COLOURS[1], "copies": COLOURS[2]}
+    colours = dict(zip(("forward", "backward", "copies", "remaking"), COLOURS, strict=False))
     named = set[str]()
     for (stream, what), bars in drawn.items():
         label = what if what not in named else None
@@ -133,7 +134,13 @@ def _draw_streams(axes: Any, made: PlannedStep, course: Course, scale: float) ->
         axes.broken_barh(bars, place, color=colours[what], linewidth=0.3, label=label)
     axes.set_yticks(range(len(STREAMS)), [stream.replace("_", " ") for stream in STREAMS])
     axes.set_ylim(len(STREAMS) - 0.5, -0.5)
-    legend(axes, loc="upper right", ncols=3)
+    legend(axes, loc="upper right", ncols=4)
+
+
+def _kind_of(phase: Phase) -> str:
+    if any(REMADE in name for name in phase.writes):
+        return "remaking"
+    return "backward" if phase.is_backward else "forward"
 
 
 def _draw_memory(axes: Any, made: PlannedStep, course: Course, scale: float) -> None:
@@ -141,10 +148,14 @@ def _draw_memory(axes: Any, made: PlannedStep, course: Course, scale: float) -> 
     times = np.repeat(course.begins, 2)[1:-1] * scale
     held = np.repeat(course.held, 2, axis=1) / 2**30
     axes.stackplot(times, held, labels=CLASSES, colors=COLOURS, linewidth=0)
-    for nbytes, name in ((made.plan.memory_limit, "limit"), (made.plan.device_bytes, "peak")):
+    plan = made.plan
+    for nbytes, name, at in (
+        (plan.memory_limit, "limit", 0.002),
+        (plan.device_bytes, "peak", 0.05),
+    ):
         axes.axhline(nbytes / 2**30, color="#333333", linewidth=0.8, linestyle="--")
-        axes.annotate(name, (0.002, nbytes / 2**30), xycoords=("axes fraction", "data"),
+        axes.annotate(name, (at, nbytes / 2**30), xycoords=("axes fraction", "data"),
                       fontsize=8, va="bottom")  # fmt: skip
     axes.set_ylabel("device memory in GiB")
-    axes.set_ylim(0)
-    legend(axes, loc="upper right", ncols=2)
+    axes.set_ylim(0, 1.15 * plan.memory_limit / 2**30)
+    legend(axes, loc="upper right", bbox_to_anchor=(1, 0.86), ncols=2)
