@@ -237,7 +237,7 @@ def test_group_normalization(shape, groups, dtype):
     (x, dy, scale, bias), (tx, tdy, tscale, tbias) = operands(shape, dtype)
     y, *expected = gradients(F.group_norm(tx, groups, tscale, tbias, EPSILON),
                              (tx, tscale, tbias), tdy)  # fmt: skip
-    for deterministic in (True, False):
+    for deterministic in (True, False) if dtype == "float64" else (True,):
         way = {"bits": deterministic, "lay": lambda a: lay(a) if a.ndim > 2 else a}
         forward = GroupStatistics(shape, dtype, groups, EPSILON, deterministic)
         made = check_every_split(forward, {"x": x}, **way)
@@ -264,7 +264,7 @@ def test_layer_normalization_of_each_site(shape, dtype):
     made = check_every_split(SiteStatistics(shape, dtype, EPSILON), {"x": x}, bits=True)
     inputs = {"x": x, "scale": scale, "bias": bias}
     check_normalised(shape, inputs, made, y, dtype, by_site=True)
-    for deterministic in (True, False):
+    for deterministic in (True, False) if dtype == "float64" else (True,):
         old = old_gradients(shape, dtype)
         backward = LayerNormalizationGradient(shape, dtype, deterministic, alpha=2.0, beta=-0.5)
         inputs = {"x": x, "dy": dy, "scale": scale, **made}
