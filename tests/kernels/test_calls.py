@@ -30,6 +30,7 @@ from tests.operations.test_resampling import (
 from tests.operations.test_reshape import test_every_split as test_reshape
 from tests.operations.test_set_statistics import (
     test_batch_normalization_in_phases,
+    test_batch_normalization_in_sweeps_is_deterministic_if_told,
     test_group_normalization,
     test_layer_normalization_of_each_site,
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import numpy as np
 import pytest
 
@@ -54,10 +56,8 @@ CASES = [
 FEW = 6
 
 
-@pytest.fixture(autouse=True)
-def short_units(monkeypatch):
-    """Units of a row or two, so that small images have several, the last one ragged."""
-    monkeypatch.setattr(set_statistics, "LEAST_UNIT", 4)
+#: Units of a row or two, so that small images have several, the last one ragged.
+short_units = mock.patch.object(set_statistics, "LEAST_UNIT", 4)
 
 
 def draw(shape, dtype, seed=0):
@@ -65,6 +65,7 @@ def draw(shape, dtype, seed=0):
     return random.standard_normal(shape).astype(numpy_dtype(dtype))
 
 
+@short_units
 def check_every_split(call, inputs, old=None, *, bits, lay=lambda array: array):
     """Run the call cut in every way; return what the first one gives.
 
@@ -296,6 +297,7 @@ def test_rows_along_other_axes(row_axis):
     assert_near(made["y"], ty.detach().numpy(), dtype, "y")
 
 
+@short_units
 def test_deterministic_calls_cut_rows_at_units_of_the_first_axis():
     call = ChannelMoments((2, 3, 9, 2, 2), "float32", True)
     assert set_statistics.unit_rows(call.shape) == 1
