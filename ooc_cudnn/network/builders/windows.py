@@ -135,7 +135,7 @@ class WindowBuilders(Builders):
         vector = None
         if _has_bias(bias, b):
             vector = self._parameter(name, "b", w_shape[:1], x.dtype, zeros, b)
-        if len(x.shape) > 2:
+        if math.prod(x.shape[2:]) > 1:
             flat = f"{name}.x"
             x = self._add(Reshape(flat, self._result(flat, (n, elements), x.dtype), x))
         y = self._result(name, (n, int(features)), x.dtype)
