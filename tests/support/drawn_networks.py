@@ -55,8 +55,8 @@ class Drawing:
         return found[self.steps[-1][0]]
 
 
-def drawn_network(seed, *, dtype="float64", kinds=KINDS):
-    """Draw a network; return it, its result, and the twin of its result."""
+def drawn_network(seed, *, dtype="float64", kinds=KINDS, loss=False):
+    """Draw a network; return it, its result (or a loss of it), and the twin of that."""
     random = np.random.default_rng(seed)
     net = ooc_cudnn.Network(seed=seed)
     d = Drawing(net, random)
@@ -71,6 +71,12 @@ def drawn_network(seed, *, dtype="float64", kinds=KINDS):
     for _ in range(int(random.integers(3, 11))):
         random.choice(list(kinds), p=shares / shares.sum())(d)
     _join(d)
+    if loss:
+        y = d.maps[-1]
+        target = net.input("target", y.shape, dtype)
+        d.made(
+            net.mean_squared_error(y, target), lambda t: F.mse_loss(t[y.name], t[target.name])
+        )
     for name in net.parameters:
         if not random.integers(4):
             net.freeze(name)
