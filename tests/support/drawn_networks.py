@@ -74,9 +74,7 @@ def drawn_network(seed, *, dtype="float64", kinds=KINDS, loss=False):
     if loss:
         y = d.maps[-1]
         target = net.input("target", y.shape, dtype)
-        d.made(
-            net.mean_squared_error(y, target), lambda t: F.mse_loss(t[y.name], t[target.name])
-        )
+        d.made(net.mean_squared_error(y, target), lambda t: F.mse_loss(t[y.name], t[target.name]))
     for name in net.parameters:
         if not random.integers(4):
             net.freeze(name)

@@ -63,6 +63,12 @@ class _Tensors(SimpleNamespace):
         return self.tensors[name]
 
 
+def sizes_of(gradients):
+    """What counts as a large gradient: some are 0 but for rounding (a bias before batch norm)."""
+    sizes = [float(each.abs().max()) for each in gradients.values() if each is not None]
+    return 1e-3 * max(sizes, default=1.0)
+
+
 def check_network(
     net, output, twin, *, inputs=None, seed=0, tolerance=TOLERANCE, run=run_step, inference=True
 ):
@@ -95,9 +101,7 @@ def check_network(
     step = net.gradient_phases(output)
     arrays = run(step, given, {output.name: seed_gradient})
     assert_close(arrays[output.name], expected.reshape(output.shape), "result", tolerance)
-    # What is 0 but for rounding (a bias before batch norm) has the size of its neighbours.
-    sizes = [float(each.abs().max()) for each in gradients.values() if each is not None]
-    least = 1e-3 * max(sizes, default=1.0)
+    least = sizes_of(gradients)
     for name, gradient in gradients.items():
         if gradient is None:
             assert name not in step.gradients, name

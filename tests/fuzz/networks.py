@@ -1,0 +1,112 @@
+"""Drawn networks under limits: `python -m tests.fuzz.networks --count 300 [--device cuda]`.
+
+Each is planned with all its memory, with the least that an error names, and in between, by policies
+that take turns. Every step must give PyTorch's loss, gradients and running statistics, and hold no
+more memory than it was allowed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+
+import numpy as np
+
+import ooc_cudnn
+from ooc_cudnn import PlanInfeasibleError
+from tests.support.drawn_networks import drawn_network
+from tests.support.network_checks import assert_close, sizes_of, twin_step, values
+
+POLICIES = ("best", "keep", "offload", "remake", "checkpoint", "vdnn_all", "vdnn_conv", "vdnn_dyn")
+PLENTY = 2**30
+
+
+class Drawn:
+    """A drawn network that ends in a loss, and what PyTorch makes of it."""
+
+    def __init__(self, seed):
+        self.seed = seed
+        self.net, self.loss, twin = drawn_network(seed, loss=True)
+        given = values(self.net, seed)
+        for name in self.net.parameters:
+            self.net.parameters[name] = given[name]
+        self.running = {name: given[name].copy() for name in self.net.running}
+        read = {t.name for node in self.net.graph.nodes_before([self.loss]) for t in node.inputs}
+        self.inputs = {
+            name: array
+            for name, array in given.items()
+            if self.net.graph.tensors[name].kind == "input" and name in read
+        }
+        self.expected = twin_step(self.net, self.loss, twin, given, np.ones(1))
+
+    def check(self, limit, policy):
+        """Run a step, compare it, and return its plan."""
+        for name, array in self.running.items():
+            self.net.running[name] = array.copy()
+        step = self.net.training_step(self.loss, memory_limit=limit, policy=policy)
+        value = step(**self.inputs)
+        loss, gradients, running = self.expected
+        assert_close(np.array([value]), loss.reshape(1), "loss")
+        least = sizes_of(gradients)
+        for name, gradient in gradients.items():
+            if gradient is not None:
+                made = np.asarray(step.gradients[name])
+                assert_close(made, gradient, f"gradient of {name}", least=least)
+        for name, array in running.items():
+            assert_close(np.asarray(self.net.running[name]), array, name)
+        assert step.plan.device_bytes <= limit, f"{step.plan.device_bytes} bytes of {limit}"
+        return step.plan
+
+    def least(self):
+        """The least limit that an error names."""
+        try:
+            self.net.plan(self.loss, memory_limit=1)
+        except PlanInfeasibleError as error:
+            return error.smallest_bytes
+        return 1
+
+    def check_all(self):
+        """Yield (limit, policy) before each step that is run."""
+        if not self.net.wanted:
+            return
+        yield PLENTY, "keep"
+        full = self.check(PLENTY, "keep").device_bytes
+        least = self.least()
+        for at, limit in enumerate(sorted({least, (least + full) // 2, full})):
+            policy = POLICIES[(self.seed + at) % len(POLICIES)]
+            yield limit, policy
+            try:
+                self.check(limit, policy)
+            except PlanInfeasibleError:
+                if policy in ("best", "keep"):  # these stream what does not fit
+                    raise
+
+
+def main(argv):
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz.networks", description=__doc__)
+    parser.add_argument("--device", choices=("host", "cuda"), default="host")
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--count", type=int, default=300, help="how many seeds")
+    chosen = parser.parse_args(argv)
+    wrong = steps = 0
+    begin = time.process_time()
+    machine = "host" if chosen.device == "host" else None
+    with ooc_cudnn.settings(device=chosen.device, machine=machine, progress=False):
+        for seed in range(chosen.first, chosen.first + chosen.count):
+            said = "made"
+            try:
+                for said in Drawn(seed).check_all():
+                    steps += 1
+            except Exception as error:  # noqa: BLE001  # told, counted, and the next one is drawn
+                wrong += 1
+                print(f"seed {seed}, {said}: {type(error).__name__}: {error}", flush=True)
+    seconds = time.process_time() - begin
+    print(
+        f"{chosen.count} networks, {steps} steps, {wrong} wrong, {seconds:.0f} s of the processor"
+    )
+    return int(wrong > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
