@@ -62,6 +62,10 @@ class Terms:
     synchronous: bool = False
 
 
+#: A phase of more pieces, that takes so many times as long as with all memory, has too little.
+MANY_PIECES, MUCH_SLOWER = 64, 4.0
+
+
 class Placed(NamedTuple):
     """A step as a program, and the stays that it was made with in the end."""
 
@@ -282,8 +286,17 @@ class _Placing:
             request, plan = self.plan_of(phase, at, stop - start)
         except PlanInfeasibleError as error:
             raise _TooLittleError(at) from error
+        if self._is_starved(plan, phase, at):
+            raise _TooLittleError(at)
         binds = {operand: self.home_of(name, at) for operand, name in phase.binds.items()}
         return Task(phase.name, request, plan, binds, start)
+
+    def _is_starved(self, plan: Plan, phase: Phase, at: int) -> bool:
+        """Whether tensors that could be elsewhere leave a phase so little that it crawls."""
+        if plan.pieces <= MANY_PIECES or _largest(self.step, self.stays, at) is None:
+            return False
+        with_all = self.plan_of(phase, at, self.room)[1]
+        return plan.seconds > MUCH_SLOWER * with_all.seconds
 
     def _gap(self, at: int) -> tuple[int, int]:
         """The largest range of the block that nothing holds in a phase."""

@@ -94,13 +94,14 @@ def main(argv):
     machine = "host" if chosen.device == "host" else None
     with ooc_cudnn.settings(device=chosen.device, machine=machine, progress=False):
         for seed in range(chosen.first, chosen.first + chosen.count):
-            said = "made"
+            tried = []
             try:
-                for said in Drawn(seed).check_all():
-                    steps += 1
-            except Exception as error:  # noqa: BLE001  # told, counted, and the next one is drawn
+                for each in Drawn(seed).check_all():
+                    tried.append(each)  # what it was at, where it fails
+            except Exception as error:  # told, counted, and the next one is drawn
                 wrong += 1
-                print(f"seed {seed}, {said}: {type(error).__name__}: {error}", flush=True)
+                print(f"seed {seed}, {tried[-1:]}: {type(error).__name__}: {error}", flush=True)
+            steps += len(tried)
     seconds = time.process_time() - begin
     print(
         f"{chosen.count} networks, {steps} steps, {wrong} wrong, {seconds:.0f} s of the processor"
