@@ -12,7 +12,7 @@ from dataclasses import replace
 from ooc_cudnn.network.phases import Phase, Step
 from ooc_cudnn.network.residency import GIVEN
 from ooc_cudnn.network.tensors import Tensor, whole
-from ooc_cudnn.operations.of_images import OfImages
+from ooc_cudnn.operations.part_of import PartOf
 from ooc_cudnn.operations.window import Range
 
 
@@ -164,7 +164,7 @@ class _Batch:
                 operand: self._of(name, index, images) if name in self._batched else name
                 for operand, name in phase.binds.items()
             }
-            made = OfImages.of(call, images)
+            made = PartOf.of_images(call, images)
             found.append(replace(phase, name=f"{phase.name} [{index}]", call=made, binds=binds))
         return found
 

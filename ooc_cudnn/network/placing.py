@@ -22,7 +22,7 @@ from ooc_cudnn.memory.extents import Extent, held_bytes, place
 from ooc_cudnn.network.phases import Phase, Step
 from ooc_cudnn.network.residency import Residency
 from ooc_cudnn.network.tensors import Tensor
-from ooc_cudnn.operations.of_images import OfImages
+from ooc_cudnn.operations.part_of import PartOf
 from ooc_cudnn.pipeline.program import (
     COPY_IN,
     COPY_OUT,
@@ -337,9 +337,9 @@ def plan_request(request: Request, target: Target) -> Plan:
     """Plan a call, as far as another of the same kind was not planned before."""
     call, limit = request.chain, request.memory_limit
     alike = replace(request, function="")
-    if isinstance(call, OfImages):
-        count = call.images[1] - call.images[0]
-        alike = replace(alike, chain=OfImages.of(call.call, (0, count)).along(call.row_axis))
+    if isinstance(call, PartOf) and call.images[0]:  # which images, no plan depends on
+        first = PartOf.of_images(call.call, (0, call.extents.n))
+        alike = replace(alike, chain=replace(first, beta=call.beta))
     # of what there is plenty for, the same plan does for every limit
     plenty = replace(alike, memory_limit=target.room_bytes)
     try:

@@ -16,6 +16,9 @@ from ooc_cudnn.pipeline.program import Home, byte_range, inside
 #: The latest step of each stream.
 Latest = dict[str, int]
 
+#: Regions of an array that are told apart. Steps on more of them wait for more than they must.
+MOST_REGIONS = 64
+
 
 class Where(NamedTuple):
     """A region of an array that was handed in; of the block, where none is named, bytes."""
@@ -87,30 +90,37 @@ class _Regions:
     """An array that was handed in, as regions with who used each."""
 
     def __init__(self) -> None:
-        self.read: list[tuple[Region, Latest]] = []
-        self.written: list[tuple[Region, Latest]] = []
+        self.read: dict[Region, Latest] = {}
+        self.written: dict[Region, Latest] = {}
 
     def users(self, region: Region, *, writes: bool) -> Latest:
         found: Latest = {}
         for used in (self.written, self.read) if writes else (self.written,):
-            for other, steps in used:
+            for other, steps in used.items():
                 if _overlap(region, other):
                     later(found, steps)
         return found
 
     def use(self, region: Region, steps: Latest, *, writes: bool) -> None:
-        if writes:
-            self.read = [each for each in self.read if not _inside(each[0], region)]
-            self.written = [each for each in self.written if not _inside(each[0], region)]
-        (self.written if writes else self.read).append((region, steps))
+        later((self.written if writes else self.read).setdefault(region, {}), steps)
+
+    def close(self) -> None:
+        """Keep few regions: beyond that, all as one."""
+        for used in (self.read, self.written):
+            if len(used) > MOST_REGIONS:
+                everything: Latest = {}
+                for steps in used.values():
+                    later(everything, steps)
+                around = tuple(
+                    (min(low for low, _ in parts), max(high for _, high in parts))
+                    for parts in zip(*used, strict=True)
+                )
+                used.clear()
+                used[around] = everything
 
 
 def _overlap(one: Region, other: Region) -> bool:
     return all(a < d and c < b for (a, b), (c, d) in zip(one, other, strict=True))
-
-
-def _inside(one: Region, other: Region) -> bool:
-    return all(c <= a and b <= d for (a, b), (c, d) in zip(one, other, strict=True))
 
 
 class Residence:
@@ -154,6 +164,8 @@ class Residence:
                 self._arrays[where.array].use(where.region, steps, writes=writes)
             else:
                 self._block.use(where.region[0], steps, writes=writes)
+        for name in {where.array for where, _, _ in self._noted if where.array}:
+            self._arrays[name].close()
         self._noted = []
 
     def _where(self, name: str, region: Region | None) -> Where:

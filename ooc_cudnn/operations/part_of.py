@@ -1,4 +1,4 @@
-"""Some images of a call: what a step that goes through its batch in parts runs."""
+"""A part of a call: some images, or some rows, on tensors that hold no more than it touches."""
 
 from __future__ import annotations
 
@@ -25,31 +25,58 @@ from perfmodel.cached import cached_property
 
 
 @dataclass(frozen=True)
-class OfImages(Splittable):
-    """Some images of a call; its tensors hold these images alone.
+class PartOf(Splittable):
+    """Some images or rows of a call; its tensors hold what these touch, and no more.
 
     Attributes
     ----------
     call : Splittable
-        The call of all images.
-    images : (int, int)
+        The whole call.
+    images, rows : (int, int)
         The first of them, and the one after the last.
+    held : tuple of (str, region)
+        Of operands that are not whole: the region that their tensor holds.
     """
 
     call: Splittable = None  # type: ignore[assignment]  # fields before it have defaults
     images: Range = (0, 0)
+    rows: Range = (0, 0)
+    held: tuple[tuple[str, Region], ...] = ()
 
     @classmethod
-    def of(cls, call: Splittable, images: Range) -> OfImages:
-        """Some images of a call, with its alpha, beta and axis of rows."""
-        return cls(
-            call=call, images=images, alpha=call.alpha, beta=call.beta, row_axis=call.row_axis
+    def of_images(cls, call: Splittable, images: Range) -> PartOf:
+        """Some images of a call: each tensor that has them holds these alone."""
+        held = tuple(
+            (name, (images, *((0, extent) for extent in operand.shape[1:])))
+            for name, operand in call.operands.items()
+            if "n" in operand.axes
         )
+        return cls._of(call, images, (0, call.extents.h_y), held)
+
+    @classmethod
+    def of_rows(cls, call: Splittable, rows: Range, held: tuple[tuple[str, Region], ...]) -> PartOf:
+        """Some rows of a call."""
+        return cls._of(call, (0, call.extents.n), rows, held)
+
+    @classmethod
+    def _of(
+        cls, call: Splittable, images: Range, rows: Range, held: tuple[tuple[str, Region], ...]
+    ) -> PartOf:
+        told = {"alpha": call.alpha, "beta": call.beta, "row_axis": call.row_axis}
+        return cls(call=call, images=images, rows=rows, held=held, **told)  # type: ignore[arg-type]
 
     @cached_property
     def inner(self) -> Splittable:
         """The call, told what this one is told."""
         return replace(self.call, alpha=self.alpha, beta=self.beta, row_axis=self.row_axis)
+
+    @cached_property
+    def _held(self) -> dict[str, Region]:
+        return dict(self.held)
+
+    @cached_property
+    def _all_rows(self) -> bool:
+        return self.rows == (0, self.call.extents.h_y)
 
     @property
     def dtype(self) -> str:  # type: ignore[override]
@@ -77,10 +104,9 @@ class OfImages(Splittable):
 
     @cached_property
     def operands(self) -> Mapping[str, Operand]:
-        count = self.images[1] - self.images[0]
         return {
-            name: operand._replace(shape=(count, *operand.shape[1:]))
-            if "n" in operand.axes
+            name: operand._replace(shape=tuple(stop - start for start, stop in self._held[name]))
+            if name in self._held
             else operand
             for name, operand in self.inner.operands.items()
         }
@@ -95,40 +121,57 @@ class OfImages(Splittable):
     def sweeps_of(self, name: str) -> int:
         return self.inner.sweeps_of(name)
 
-    @property
+    @cached_property
     def extents(self) -> Split:
-        return replace(self.inner.extents, n=self.images[1] - self.images[0])
+        inner = self.inner.extents
+        h_y = inner.h_y if self._all_rows else self.rows[1] - self.rows[0]
+        return replace(inner, n=self.images[1] - self.images[0], h_y=h_y)
 
     @property
     def row_axes(self) -> tuple[int, ...]:
-        return self.inner.row_axes
+        return self.inner.row_axes if self._all_rows else (self.row_axis,)
 
     def may_cut(self, axis: str) -> bool:
         return self.inner.may_cut(axis) and getattr(self.extents, axis) > 1
 
     def is_legal(self, split: Split) -> bool:
-        whole_n = self.inner.extents.n if split.n >= self.extents.n else split.n
-        return self.inner.is_legal(replace(split, n=whole_n))
+        own, whole = self.extents, self.inner.extents
+        sizes = {
+            axis: getattr(whole, axis)
+            for axis in ("n", "h_y")
+            if getattr(split, axis) >= getattr(own, axis)
+        }
+        return self.inner.is_legal(replace(split, **sizes))
 
     def axis_ranges(self, axis: str, size: int) -> Ranges:
-        if axis != "n":
-            return self.inner.axis_ranges(axis, size)
-        return super().axis_ranges(axis, size)
+        if axis in ("n", "h_y"):
+            return super().axis_ranges(axis, size)
+        return self.inner.axis_ranges(axis, size)
 
     def distinct(self, name: str, axis: str, cut: Ranges) -> int:
         return self.inner.distinct(name, axis, cut)
 
     def region(self, name: str, piece: Piece) -> Region | None:
         found = self.inner.region(name, self._there(piece))
-        if found is None or "n" not in self.inner.operands[name].axes:
+        if found is None or name not in self._held:
             return found
-        (start, stop), *rest = found
-        return ((start - self.images[0], stop - self.images[0]), *rest)
+        return tuple(
+            (start - first, stop - first)
+            for (start, stop), (first, _) in zip(found, self._held[name], strict=True)
+        )
 
     def _there(self, piece: Piece) -> Piece:
-        """A piece of these images, as one of the whole call."""
-        first = self.images[0]
-        return piece._replace(n=(piece.n[0] + first, piece.n[1] + first))
+        """A piece of this part, as one of the whole call."""
+
+        def shifted(part: Range, by: int) -> Range:
+            return part[0] + by, part[1] + by
+
+        first = 0 if self._all_rows else self.rows[0]
+        return piece._replace(
+            n=shifted(piece.n, self.images[0]),
+            h_y=shifted(piece.h_y, first),
+            after=None if piece.after is None else shifted(piece.after, first),
+        )
 
     def row_key(self, piece: Piece) -> Hashable:
         return self.inner.row_key(self._there(piece))
