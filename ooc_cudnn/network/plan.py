@@ -61,8 +61,8 @@ class NetworkPlan:
         Of all tasks.
     micro_batches : int
         Parts of the batch that go through the network one after the other.
-    is_fused : bool
-        Whether chains that follow each other are one.
+    bands : int
+        Bands of rows in which stretches between whole maps are gone through.
     remade : tuple of str
         Maps that are made again in backward.
     stays : tuple of (str, tuple of Stay)
@@ -90,7 +90,7 @@ class NetworkPlan:
     bytes_out: int
     pieces: int
     micro_batches: int
-    is_fused: bool
+    bands: int
     remade: tuple[str, ...]
     stays: tuple[tuple[str, tuple[Stay, ...]], ...]
     fates: tuple[Fate, ...]
@@ -106,6 +106,7 @@ class NetworkPlan:
     def explain(self) -> str:
         """Return a table a person reads: seconds, bytes, fates, the longest phases."""
         parts = f", in {self.micro_batches} micro-batches" * (self.micro_batches > 1)
+        parts += f", in {self.bands} bands of rows" * (self.bands > 1)
         lines = [
             f"{self.name} on {self.machine}, policy {self.policy}{parts}: "
             f"{format_seconds(self.seconds)} predicted",

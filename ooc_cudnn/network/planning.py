@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from ooc_cudnn.network.bands import banded, whole_maps
 from ooc_cudnn.network.compacting import compacted
 from ooc_cudnn.network.fusing import fused
 from ooc_cudnn.network.in_place import in_place
@@ -23,6 +24,9 @@ from ooc_cudnn.pipeline.trace import link_bytes
 
 #: What `best` chooses from, in the order in which equals are taken.
 BEST_OF = ("keep", "offload", "remake", "checkpoint")
+#: Bands of rows that are tried, and how many that are no faster in a row.
+MOST_BANDS = 256
+WORSE_BANDS = 2
 #: Where tasks find too little room, so much more of what can be remade is: a share of all.
 STEPS_OF_KINDS = 16
 #: Micro-batches that are tried: the next number is worth it while it is faster.
@@ -81,6 +85,8 @@ def plan_step(
     if best is None:  # nothing fits as it is: what is too large is streamed
         fallback = "offload" if policy == "best" else policy
         best = _planned(name, step, terms, fallback, micro_batches or 1)
+        if policy == "best":
+            best = _by_rows(name, step, terms, best)
     assert best is not None
     return best._replace(plan=replace(best.plan, policy=policy))
 
@@ -93,7 +99,8 @@ def plan_again(step: Step, plan: NetworkPlan, terms: Terms) -> PlannedStep:
     ValueError
         If it is the plan of another step.
     """
-    step = micro_batched(remade(_as_taken(step, plan.policy), plan.remade), plan.micro_batches)
+    again = frozenset(plan.remade)
+    step = _rewritten(_as_taken(step, plan.policy), again, plan.micro_batches, plan.bands)
     known = {step.place(name).base for name in step.tensors}
     strangers = [name for name, _ in plan.stays if name not in known]
     if strangers:
@@ -102,7 +109,7 @@ def plan_again(step: Step, plan: NetworkPlan, terms: Terms) -> PlannedStep:
     placed = place_step(plan.name, step, dict(plan.stays), terms)
     assert placed is not None
     return PlannedStep(
-        _figures(plan.name, plan.policy, step, placed, plan.remade, plan.micro_batches, terms),
+        _figures(plan.name, plan.policy, step, placed, plan, terms),
         step,
         placed,
     )
@@ -110,7 +117,44 @@ def plan_again(step: Step, plan: NetworkPlan, terms: Terms) -> PlannedStep:
 
 def _as_taken(step: Step, policy: str) -> Step:
     """The step that a policy takes: vDNN's keep whole maps for backward, as the paper does."""
-    return in_place(fused(step if policy.startswith("vdnn") else compacted(step)))
+    return fused(step if policy.startswith("vdnn") else compacted(step))
+
+
+def _by_rows(name: str, step: Step, terms: Terms, best: PlannedStep | None) -> PlannedStep | None:
+    """A better plan that goes down the rows in bands, if there is one."""
+    images = max(phase.call.extents.n for phase in step.phases)
+    bands, tried = 2, 0
+    while bands <= MOST_BANDS and tried < WORSE_BANDS:
+        for parts in dict.fromkeys((1, images)):
+            try:
+                rewritten = _rewritten(step, frozenset(), parts, bands)
+            except WholeBatchError:
+                continue
+            placed = place_step(name, rewritten, POLICIES["keep"].residing(rewritten), terms)
+            assert placed is not None
+            how = _How(parts, bands)
+            made = PlannedStep(
+                _figures(name, "rows", rewritten, placed, how, terms), rewritten, placed
+            )
+            tried += 1
+            if best is None or made.plan.seconds < best.plan.seconds:
+                best, tried = made, 0
+        bands *= 2
+    return best
+
+
+class _How(NamedTuple):
+    """How a step is rewritten, as plans say it."""
+
+    micro_batches: int = 1
+    bands: int = 1
+    remade: tuple[str, ...] = ()
+
+
+def _rewritten(step: Step, again: frozenset[str], parts: int, bands: int) -> Step:
+    """A step with what is remade, in bands of rows, in micro-batches."""
+    step = banded(step, whole_maps(step), bands) if bands > 1 else in_place(step)
+    return micro_batched(remade(step, again), parts)
 
 
 def _counts(step: Step, asked: int | None) -> Iterator[int]:
@@ -140,13 +184,14 @@ def _planned(
     at = _first_that_fits(step, kinds, made.residing, parts, terms.target.room_bytes)
     while True:
         again = tuple(sorted(kinds[at]))
-        rewritten = micro_batched(remade(step, again), parts)
+        rewritten = _rewritten(step, frozenset(again), parts, 1)
         last = at == len(kinds) - 1
         placed = place_step(
             name, rewritten, made.residing(rewritten), terms, may_stream=may_stream and last
         )
         if placed is not None:
-            figures = _figures(name, policy, rewritten, placed, again, parts, terms)
+            how = _How(parts, remade=again)
+            figures = _figures(name, policy, rewritten, placed, how, terms)
             return PlannedStep(figures, rewritten, placed)
         if last:
             return None
@@ -161,7 +206,7 @@ def _first_that_fits(
     low, high = 0, len(kinds) - 1
     while low < high:
         middle = (low + high) // 2
-        rewritten = micro_batched(remade(step, kinds[middle]), parts)
+        rewritten = _rewritten(step, kinds[middle], parts, 1)
         if most_held(rewritten, residing(rewritten)) <= room_bytes:
             high = middle
         else:
@@ -190,8 +235,7 @@ def _figures(
     policy: str,
     step: Step,
     placed: Placed,
-    again: tuple[str, ...],
-    parts: int,
+    how: _How | NetworkPlan,
     terms: Terms,
 ) -> NetworkPlan:
     """What a program will take, by its replay."""
@@ -228,11 +272,11 @@ def _figures(
         bytes_in=moved["copy_in"],
         bytes_out=moved["copy_out"],
         pieces=schedule.pieces,
-        micro_batches=parts,
-        is_fused=True,
-        remade=again,
+        micro_batches=how.micro_batches,
+        bands=how.bands,
+        remade=how.remade,
         stays=tuple((base, tuple(found)) for base, found in placed.residency.items()),
-        fates=tuple(_fates(step, placed.residency, again)),
+        fates=tuple(_fates(step, placed.residency, how.remade)),
         tasks=tasks,
         order=terms.order,
         synchronous=terms.synchronous,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ooc_cudnn.network.phases import Phase, Step
-from ooc_cudnn.network.remaking import can_be_remade
+from ooc_cudnn.network.remaking import can_be_remade, forward_only
 from ooc_cudnn.network.residency import Residency, Stay, Uses, kept, uses_of
 from ooc_cudnn.operations.backward_filter import BackwardFilter
 from ooc_cudnn.operations.backward_pooling import BackwardPooling
@@ -175,12 +175,20 @@ def remake(step: Step, machine: MachineModel) -> Sequence[frozenset[str]]:
     what is near.
     """
     uses, again = uses_of(step), can_be_remade(step)
-    makers = {name: step.phases[uses[name].written[0]] for name in again}
+    beside = forward_only(step)
+    makers = {name: step.phases[uses[name].written[0]] for name in again | beside}
     ends = set(_single_maps(step))
+    found = dict[str, float]()
+
+    def seconds_of(name: str) -> float:
+        """What making it again takes, with what only forward has."""
+        if name not in found:
+            found[name] = compute_seconds(makers[name], machine)
+            found[name] += sum(seconds_of(n) for n in makers[name].reads if n in beside)
+        return found[name]
 
     def cost(name: str) -> tuple[bool, float, str]:
-        seconds = compute_seconds(makers[name], machine)
-        return name in ends, seconds / step.tensors[name].nbytes, name
+        return name in ends, seconds_of(name) / step.tensors[name].nbytes, name
 
     order = sorted(again, key=cost)
     return [frozenset(order[:count]) for count in range(len(order) + 1)]

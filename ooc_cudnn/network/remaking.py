@@ -20,18 +20,27 @@ def can_be_remade(step: Step) -> frozenset[str]:
 
     A phase that changes what lives between steps (running statistics) is run once.
     """
-    found = set[str]()
     uses = uses_of(step)
-    backward = {at for at, phase in enumerate(step.phases) if phase.is_backward}
+    return frozenset(
+        name for name in repeatable(step) if step.phases[uses[name].phases[-1]].is_backward
+    )
+
+
+def repeatable(step: Step) -> frozenset[str]:
+    """Maps that one repeatable forward phase makes whole, whoever reads them."""
+    found, uses = set[str](), uses_of(step)
     for at, phase in enumerate(step.phases):
         if phase.is_backward or not is_repeatable(step, phase):
             continue
         for name in phase.writes:
-            used = uses[step.place(name).base]
-            whole = step.place(name).base == name and used.written == (at,)
-            if whole and used.phases[-1] in backward:
+            if step.place(name).base == name and uses[name].written == (at,):
                 found.add(name)
     return frozenset(found)
+
+
+def forward_only(step: Step) -> frozenset[str]:
+    """Maps that backward does not read: they are made again where what is made again needs them."""
+    return repeatable(step) - can_be_remade(step)
 
 
 def is_repeatable(step: Step, phase: Phase) -> bool:
@@ -52,7 +61,7 @@ def remade(step: Step, names: Iterable[str]) -> Step:
     cannot = wanted - can_be_remade(step)
     if cannot:
         raise ValueError(f"{min(cannot)} cannot be remade")
-    return _Remaking(step, wanted).step() if wanted else step
+    return _Remaking(step, wanted | forward_only(step)).step() if wanted else step
 
 
 class _Remaking:
