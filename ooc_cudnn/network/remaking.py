@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from ooc_cudnn.network.phases import Phase, Step
 from ooc_cudnn.network.residency import uses_of
+from ooc_cudnn.operations.backward_pooling import BackwardPooling
 
 REMADE = " remade"
 
@@ -18,11 +19,22 @@ REMADE = " remade"
 def can_be_remade(step: Step) -> frozenset[str]:
     """Maps that backward reads, and that one repeatable forward phase makes whole.
 
-    A phase that changes what lives between steps (running statistics) is run once.
+    A phase that changes what lives between steps (running statistics) is run once. What is made
+    again in other pieces may differ in its last bit; so maps in which a gradient looks for maxima,
+    by comparing, are not.
     """
     uses = uses_of(step)
+    compared = {
+        phase.binds[operand]
+        for phase in step.phases
+        if isinstance(phase.call, BackwardPooling) and not phase.call.indexed
+        for operand in ("x", "y")
+        if operand in phase.binds
+    }
     return frozenset(
-        name for name in repeatable(step) if step.phases[uses[name].phases[-1]].is_backward
+        name
+        for name in repeatable(step) - compared
+        if step.phases[uses[name].phases[-1]].is_backward
     )
 
 
