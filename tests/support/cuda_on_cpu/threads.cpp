@@ -50,7 +50,7 @@ struct Thread {
 
 Fiber fibers[MOST_THREADS], *idle[MOST_THREADS], *running;
 Thread threads[MOST_THREADS];
-int idle_count, thread_count, begun, at_barrier, ended;
+int idle_count, thread_count, at_barrier, ended;
 bool descending;
 void (*kernel)(void **);
 void **arguments;
@@ -89,14 +89,19 @@ void set_thread(int thread) {
 
 int in_order(int at, int count) { return descending ? count - 1 - at : at; }
 
-// Gives `running` the next thread of the block, if one is left.
-bool take_thread() {
-    if (begun == thread_count) return false;
-    const int thread = in_order(begun++, thread_count);
+void begin(int thread) {
     threads[thread].state = READY;
     threads[thread].fiber = running;
     running->thread = thread;
     set_thread(thread);
+}
+
+// Gives `running` the next thread of the warp, if the next one has not begun.
+bool take_thread() {
+    const int next = running->thread + (descending ? -1 : 1);
+    if (next < 0 || next >= thread_count || next / LANES != running->thread / LANES) return false;
+    if (threads[next].state != NEW) return false;
+    begin(next);
     return true;
 }
 
@@ -153,23 +158,38 @@ void tell_deadlock() {
     fail("waits at line %d for threads that have ended: %d", threads[first].line, ended);
 }
 
-void run_block() {
-    begun = at_barrier = ended = 0;
-    for (int t = 0; t < thread_count; ++t) threads[t].state = NEW;
-    while (begun < thread_count) {
-        running = idle[--idle_count];
-        take_thread();
-        enter(running);
+// Runs a warp as far as it comes without the others: it may be far ahead of them on a card, too.
+bool run_warp(int warp) {
+    const int first = warp * LANES;
+    const int count = thread_count - first < LANES ? thread_count - first : LANES;
+    bool moved = false;
+    for (bool again = true; again;) {
+        again = false;
+        for (int i = 0; i < count; ++i) {
+            const int thread = first + in_order(i, count);
+            if (threads[thread].state == NEW) {
+                running = idle[--idle_count];
+                begin(thread);
+                enter(running);
+            } else if (threads[thread].state == READY) {
+                set_thread(thread);
+                enter(threads[thread].fiber);
+            } else {
+                continue;
+            }
+            moved = again = true;
+        }
     }
+    return moved;
+}
+
+void run_block() {
+    at_barrier = ended = 0;
+    for (int t = 0; t < thread_count; ++t) threads[t].state = NEW;
+    const int warps = (thread_count + LANES - 1) / LANES;
     while (ended < thread_count) {
         bool moved = false;
-        for (int i = 0; i < thread_count; ++i) {
-            const int thread = in_order(i, thread_count);
-            if (threads[thread].state != READY) continue;
-            moved = true;
-            set_thread(thread);
-            enter(threads[thread].fiber);
-        }
+        for (int i = 0; i < warps; ++i) moved |= run_warp(in_order(i, warps));
         if (!moved) tell_deadlock();
     }
 }
