@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import pytest
 
+from tests.functions.test_every_split import test_every_split as test_functions
 from tests.operations.test_broadcast_gradient import (
     test_gradients_of_what_is_broadcast,
     test_prelu_and_its_gradients,
     test_prelu_in_a_chain,
 )
 from tests.operations.test_dropout import test_the_mask_is_the_same_under_every_split
-from tests.operations.test_global_average import test_every_split as test_global_average
 from tests.operations.test_images import test_under_every_split as test_images
 from tests.operations.test_local_response import test_every_split as test_local_response
 from tests.operations.test_losses import (

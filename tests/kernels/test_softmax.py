@@ -200,6 +200,12 @@ def test_images(dtype, shape, layout):
     check_images(shape, dtype, layout, offset=1)
 
 
+@pytest.mark.parametrize("layout", ["first", "last"])
+@pytest.mark.parametrize("dtype", ["float16", "float64"])
+def test_parts_of_an_image_are_joined(dtype, layout):
+    check_images((2, 3, 60, 70), dtype, layout)
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
 def test_images_in_other_types(dtype, layout):
