@@ -289,8 +289,15 @@ class Planner:
 
     def _smaller_and_smaller(self) -> Iterator[Plan]:
         """Plans that leave workspace more and more of the memory, down to the smallest pieces."""
-        limit = self.request.memory_limit
+        limit, call = self.request.memory_limit, self.request.chain
         yield from filter(None, (self._smaller(limit // share) for share in (2, 8, 32, 128)))
+        if self.request.computed_on_in_place:
+            # What is computed on in place takes no memory, however little is left: it is cut.
+            for parts, axis in itertools.product((2, 8, 32, 128), AXES):
+                size = -(-getattr(call.extents, axis) // parts)
+                split = replace(call.extents, **{axis: size})
+                if axis not in call.reduced and call.may_cut(axis) and call.is_legal(split):
+                    yield from filter(None, (self._search(limit, split),))
         yield from self._smallest_plans(limit)
 
 

@@ -13,6 +13,7 @@ from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.functions.plan import plan_request
 from ooc_cudnn.memory.alignment import aligned
 from ooc_cudnn.operations.activation import Activation
+from ooc_cudnn.operations.backward_filter import BackwardFilter
 from ooc_cudnn.operations.chain import Chain
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.op_tensor import AddTensor
@@ -129,6 +130,17 @@ def test_workspace_beyond_the_limit_gives_way_to_less():
     assert plan.device_bytes <= 30_000
     with pytest.raises(PlanInfeasibleError):
         planner.make_plan(made.request(), Workspace(10**9, 10**9))
+
+
+def test_what_lies_on_the_device_is_cut_for_its_workspace():
+    """In place the whole takes no memory; it was cut into 65,536 pieces of one number each."""
+    forward = Convolution.of((2, 256, 1), (256, 256, 1), dtype="float64")
+    call = BackwardFilter(forward)
+    specs = {n: TensorSpec(op.shape, op.dtype, "device") for n, op in call.operands.items()}
+    made = Forced(call, specs, limit=700_000)
+    plan = planner.make_plan(made.request(), made.device.workspace)
+    assert plan.device_bytes <= 700_000
+    assert plan.pieces <= 128
 
 
 @pytest.mark.parametrize(
