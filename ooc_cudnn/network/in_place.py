@@ -1,7 +1,8 @@
-"""Gradients of activations in place: dx in the memory of dy, which nobody reads any more.
+"""Gradients in place: dx in the memory of dy, which nobody reads any more.
 
-A rewrite of a step. Each element of dx is made of that of dy alone, so pieces of it may go where
-those of dy were. It saves a map where backward holds most: at the widest layers.
+A rewrite of a step. Each element of dx is made of that of dy alone (and of what normalizations sum
+beforehand), so pieces of it may go where those of dy were. It saves a map where backward holds
+most: at the widest layers.
 """
 
 from __future__ import annotations
@@ -10,11 +11,20 @@ from dataclasses import replace
 
 from ooc_cudnn.network.phases import Phase, Step
 from ooc_cudnn.network.residency import Uses, uses_of
+from ooc_cudnn.operations.batch_phases import BatchNormalizationData
+from ooc_cudnn.operations.group_normalization import GroupNormalizationGradient
+from ooc_cudnn.operations.layer_normalization import LayerNormalizationGradient
 from ooc_cudnn.operations.masks import MaskedActivationGradient
 from ooc_cudnn.operations.per_site import ActivationGradient
 
 #: Calls whose launches may write dx where dy is.
-IN_PLACE = (ActivationGradient, MaskedActivationGradient)
+IN_PLACE = (
+    ActivationGradient,
+    BatchNormalizationData,
+    GroupNormalizationGradient,
+    LayerNormalizationGradient,
+    MaskedActivationGradient,
+)
 
 
 def in_place(step: Step) -> Step:
@@ -43,6 +53,8 @@ _PAIR = ("dy", "dx")
 def _may_share(step: Step, at: int, phase: Phase, uses: dict[str, Uses]) -> bool:
     """Whether dy, read for the last time, can become dx, written for the first."""
     if not isinstance(phase.call, IN_PLACE) or phase.call.beta != 0:
+        return False
+    if "dx" not in phase.binds:  # sums alone are made, of what nobody wants a gradient of
         return False
     dy, dx = (step.tensors[phase.binds[name]] for name in _PAIR)
     return (

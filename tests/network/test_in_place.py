@@ -32,15 +32,35 @@ def branching():
     return net, net.mean_squared_error(net.activation(joined, "elu"), target)
 
 
+def normalised():
+    """A gradient that each kind of normalization makes of one that nobody reads any more."""
+    net = ooc_cudnn.Network()
+    x = net.input("x", (3, 4, 6, 5), "float64")
+    h = net.layer_normalization(net.instance_normalization(x))
+    for at, make in enumerate(
+        (
+            net.batch_normalization,
+            lambda h: net.group_normalization(h, 2),
+            net.layer_normalization,
+            net.instance_normalization,
+        )
+    ):
+        h = make(net.convolution(h, 4, window=3, padding=1, name=f"c{at}"))
+        h = net.activation(h, ("relu", "gelu", "tanh", "identity")[at])
+    target = net.input("target", h.shape, "float64")
+    return net, net.mean_squared_error(h, target)
+
+
 @pytest.mark.parametrize(
     "make",
     [
         branching,
+        normalised,
         lambda: networks.vgg16(2, 32, "float64", 3, width=1 / 16),
         lambda: networks.googlenet(2, 96, "float64", 3, width=1 / 8),
         lambda: networks.resnet50(2, 32, "float64", 3, width=1 / 16),
     ],
-    ids=["branching", "vgg16", "googlenet", "resnet50"],
+    ids=["branching", "normalised", "vgg16", "googlenet", "resnet50"],
 )
 def test_the_same_gradients_of_fewer_bytes(make):
     net, loss = make()
@@ -69,10 +89,13 @@ def test_the_widest_layers_hold_three_maps_and_not_four():
     assert most_bytes(step) - most_bytes(in_place(step)) > 0.6 * step.tensors["first"].nbytes
 
 
-@pytest.mark.parametrize("limit", ["150kB", "40MB"])
-def test_steps_run_in_place(limit):
+@pytest.mark.parametrize(
+    ("make", "limit"),
+    [(branching, "150kB"), (branching, "40MB"), (normalised, "12kB"), (normalised, "40MB")],
+)
+def test_steps_run_in_place(make, limit):
     """Whether tensors stay on the device or are streamed."""
-    net, loss = branching()
+    net, loss = make()
     random = np.random.default_rng(5)
     given = {
         name: random.standard_normal(net.graph.tensors[name].shape) for name in ("x", "target")
