@@ -109,14 +109,30 @@ class _Stretches:
         for at, phase in enumerate(self.step.phases):
             results = {phase.binds[result] for result in phase.call.results}
             reads = {self.places[n].base for n in phase.reads if n not in results}
-            if reads & ends:
+            if reads & ends or (at > start and self._is_alone(phase)):
                 cut = at
                 while cut - 1 > start and self._makes_again(self.step.phases[cut - 1]):
                     cut -= 1  # what is made again for this phase belongs to it
                 yield start, cut
                 start, ends = cut, set()
             ends |= {self.places[n].base for n in phase.writes} - self.banded_tensors
-        yield start, len(self.step.phases)
+            if self._is_alone(phase):
+                yield start, at + 1
+                start, ends = at + 1, set()
+        if start < len(self.step.phases):
+            yield start, len(self.step.phases)
+
+    @staticmethod
+    def _is_alone(phase: Phase) -> bool:
+        """Whether a phase sums over rows in a way that cannot be added to, as moments are merged.
+
+        So does what has nothing to do with rows.
+        """
+        call = replace(phase.call, beta=1.0)
+        sums = [name for name in call.results if "h_y" not in call.operands[name].axes]
+        return any(call.scaling(name)[1] != 1 for name in sums) or not any(
+            "h_y" in operand.axes for operand in call.operands.values()
+        )
 
     @staticmethod
     def _makes_again(phase: Phase) -> bool:
@@ -240,7 +256,7 @@ class _Band:
                     shape = tuple(stop - start for start, stop in region)
                     self.tensors[made] = replace(tensor, name=made, shape=shape)
         sums = any("h_y" not in call.operands[result].axes for result in call.results)
-        if self.band and sums:
+        if rows[0] and sums:
             call = replace(call, beta=1.0)
         made_call = PartOf.of_rows(call, rows, tuple(held))
         name = f"{phase.name} (band {self.band})"
