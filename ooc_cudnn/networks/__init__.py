@@ -8,7 +8,7 @@ every site take labels of its shape.
 >>> from ooc_cudnn import networks
 >>> net, loss = networks.vgg16(batch=4, image=32, classes=10, width=1 / 16)
 >>> net
-Network of 40 nodes and 134,638 parameters
+Network of 39 nodes and 134,638 parameters
 """
 
 from ooc_cudnn.networks.alexnet import alexnet, overfeat

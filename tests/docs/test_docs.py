@@ -23,6 +23,7 @@ PAGES = [
     DOCS / "concepts.md",
     DOCS / "migration.md",
     DOCS / "model-method.md",
+    DOCS / "networks.md",
     DOCS / "performance-model.md",
     DOCS / "settings.md",
     DOCS / "troubleshooting.md",
