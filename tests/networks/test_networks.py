@@ -76,6 +76,23 @@ def test_what_is_dense_is_one_buffer():
     assert step.place("features.pool0").base == last
 
 
+@pytest.mark.parametrize("name", ["googlenet", "resnet50", "unet_3d"])
+def test_they_stand_for_other_sizes_and_come_back_from_files(name, tmp_path):
+    options = {"width": 1 / 16, "batch": 2, **({"image": 16, "stages": 3} if "3d" in name else {})}
+    net, loss = getattr(networks, name)(**options)
+    tensors = net.graph.tensors
+    shapes = {each: (1, *tensors[each].shape[1:]) for each in ("images", "labels")}
+    one = net.resized(**shapes)
+    assert list(one.graph.tensors) == list(tensors)
+    phases = [phase.name for phase in net.training_phases(loss).phases]
+    assert [p.name for p in one.training_phases(one.graph.tensors["loss"]).phases] == phases
+    net.save(tmp_path / "net.npz")
+    other, _ = getattr(networks, name)(**options, seed=1)
+    other.load(tmp_path / "net.npz")
+    for mine, its in ((net.parameters, other.parameters), (net.running, other.running)):
+        assert all(np.array_equal(mine[each], its[each]) for each in mine)
+
+
 def test_images_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match="image must be 188"):
         networks.unet(image=256)
