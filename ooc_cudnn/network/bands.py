@@ -20,6 +20,8 @@ from ooc_cudnn.operations.rows import ROW_AXIS, height
 from ooc_cudnn.operations.splittable import Region
 from ooc_cudnn.operations.window import Range
 
+#: What stands in the names of tensors of bands, before the number.
+OF_BAND = " band "
 #: Phases of forward after which a map that is read again is kept whole.
 FAR = 12
 
@@ -251,7 +253,7 @@ class _Band:
                 region = [(0, extent) for extent in tensor.shape]
                 region[ROW_AXIS] = self.needed[name]
                 held.append((operand, tuple(region)))
-                binds[operand] = made = f"{name} band {self.band}"
+                binds[operand] = made = f"{name}{OF_BAND}{self.band}"
                 if made not in self.tensors:
                     shape = tuple(stop - start for start, stop in region)
                     self.tensors[made] = replace(tensor, name=made, shape=shape)
@@ -261,6 +263,11 @@ class _Band:
         made_call = PartOf.of_rows(call, rows, tuple(held))
         name = f"{phase.name} (band {self.band})"
         return replace(phase, name=name, call=made_call, binds=binds)
+
+
+def is_of_band(name: str) -> bool:
+    """Whether a tensor exists for one band at a time."""
+    return OF_BAND in name
 
 
 def whole_maps(step: Step) -> frozenset[str]:

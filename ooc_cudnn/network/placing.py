@@ -9,8 +9,7 @@ streams it: so there is a program for every limit that admits each call by itsel
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -19,10 +18,10 @@ from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.functions.target import Target, make_request
 from ooc_cudnn.memory.alignment import ALIGNMENT, aligned
 from ooc_cudnn.memory.extents import Extent, held_bytes, place
+from ooc_cudnn.network.alike import plan_request
 from ooc_cudnn.network.phases import Phase, Step
 from ooc_cudnn.network.residency import Residency
 from ooc_cudnn.network.tensors import Tensor
-from ooc_cudnn.operations.part_of import PartOf
 from ooc_cudnn.pipeline.program import (
     COPY_IN,
     COPY_OUT,
@@ -34,7 +33,6 @@ from ooc_cudnn.pipeline.program import (
     Task,
 )
 from ooc_cudnn.pricing.plan import Plan
-from ooc_cudnn.pricing.planner import AskWorkspace, Planner, make_plan
 from ooc_cudnn.pricing.request import Request
 from ooc_cudnn.tensor import TensorSpec, packed_strides
 
@@ -331,52 +329,6 @@ class _Placing:
         )
         plan = plan_request(request, target)
         return request.along(plan.row_axis), plan
-
-
-def plan_request(request: Request, target: Target) -> Plan:
-    """Plan a call, as far as another of the same kind was not planned before."""
-    call, limit = request.chain, request.memory_limit
-    alike = replace(request, function="")
-    if isinstance(call, PartOf) and call.images[0]:  # which images, no plan depends on
-        first = PartOf.of_images(call.call, (0, call.extents.n))
-        alike = replace(alike, chain=replace(first, beta=call.beta))
-    # of what there is plenty for, the same plan does for every limit
-    plenty = replace(alike, memory_limit=target.room_bytes)
-    try:
-        found = _planned(plenty, target.ask_workspace)
-        if found.device_bytes > limit:
-            found = _planned(replace(alike, memory_limit=limit), target.ask_workspace)
-    except PlanInfeasibleError as error:
-        raise PlanInfeasibleError(
-            function=request.function,
-            limit_bytes=limit,
-            smallest_bytes=error.smallest_bytes,
-            reason=error.reason,
-        ) from None
-    return replace(found, function=request.function, memory_limit=limit)
-
-
-@lru_cache(maxsize=4096)
-def _planned(request: Request, ask_workspace: AskWorkspace | None) -> Plan:
-    return _in_core(request, ask_workspace) or make_plan(request, ask_workspace)
-
-
-def _in_core(request: Request, ask_workspace: AskWorkspace | None) -> Plan | None:
-    """The plan of a call that copies nothing: as few pieces as can be, along its images.
-
-    None if it copies something, or takes more memory so than there is; then a plan is searched.
-    """
-    if len(request.computed_on_in_place) < len(request.specs):
-        return None
-    made, images = replace(request, row_axes=()), request.chain.extents.n
-    for parts in (1, 2, 4, 8, 16, 32, 64):
-        if parts > images or (not request.chain.may_cut("n") and parts > 1):
-            break
-        split = replace(request.chain.extents, n=-(-images // parts))
-        plan = Planner(made, ask_workspace).plan(split)
-        if plan is not None:
-            return plan
-    return None
 
 
 def _strides(

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from ooc_cudnn.network.bands import banded, whole_maps
+from ooc_cudnn.network.bands import banded, is_of_band, whole_maps
 from ooc_cudnn.network.compacting import compacted
 from ooc_cudnn.network.fusing import fused
 from ooc_cudnn.network.in_place import in_place
@@ -24,9 +24,11 @@ from ooc_cudnn.pipeline.trace import link_bytes
 
 #: What `best` chooses from, in the order in which equals are taken.
 BEST_OF = ("keep", "offload", "remake", "checkpoint")
-#: Bands of rows that are tried, and how many that are no faster in a row.
-MOST_BANDS = 256
-WORSE_BANDS = 2
+#: Bands of rows are as few as leave the rest of memory to whole maps and to what tasks need.
+MOST_BANDS = 1024
+SHARE_OF_BANDS = 0.7
+#: A plan in bands that takes so many times its computing is compared with streaming each call.
+WAITING = 3.0
 #: Where tasks find too little room, so much more of what can be remade is: a share of all.
 STEPS_OF_KINDS = 16
 #: Micro-batches that are tried: the next number is worth it while it is faster.
@@ -82,12 +84,14 @@ def plan_step(
             if best is not None and fastest.plan.seconds >= best.plan.seconds:
                 break
             best = fastest
-    if best is None:  # nothing fits as it is: what is too large is streamed
+    if best is None and policy == "best":
+        best = _by_rows(name, step, terms)
+    if best is None or _waits(best.plan):  # what is too large is streamed, call by call
         fallback = "offload" if policy == "best" else policy
-        best = _planned(name, step, terms, fallback, micro_batches or 1)
-        if policy == "best":
-            best = _by_rows(name, step, terms, best)
-    assert best is not None
+        streamed = _planned(name, step, terms, fallback, micro_batches or 1)
+        assert streamed is not None
+        if best is None or streamed.plan.seconds < best.plan.seconds:
+            best = streamed
     return best._replace(plan=replace(best.plan, policy=policy))
 
 
@@ -120,27 +124,33 @@ def _as_taken(step: Step, policy: str) -> Step:
     return fused(step if policy.startswith("vdnn") else compacted(step))
 
 
-def _by_rows(name: str, step: Step, terms: Terms, best: PlannedStep | None) -> PlannedStep | None:
-    """A better plan that goes down the rows in bands, if there is one."""
+def _waits(plan: NetworkPlan) -> bool:
+    """Whether a plan in bands waits for the link for most of its time."""
+    return plan.bands > 1 and plan.seconds > WAITING * plan.compute_seconds
+
+
+def _by_rows(name: str, step: Step, terms: Terms) -> PlannedStep | None:
+    """A plan that goes down the rows in bands; None if nothing can be made so."""
     images = max(phase.call.extents.n for phase in step.phases)
-    bands, tried = 2, 0
-    while bands <= MOST_BANDS and tried < WORSE_BANDS:
-        for parts in dict.fromkeys((1, images)):
+    found = list[PlannedStep]()
+    for parts in dict.fromkeys((1, images)):
+        bands = 2
+        while bands <= MOST_BANDS and not any(made.plan.micro_batches == parts for made in found):
             try:
                 rewritten = _rewritten(step, frozenset(), parts, bands)
             except WholeBatchError:
-                continue
-            placed = place_step(name, rewritten, POLICIES["keep"].residing(rewritten), terms)
-            assert placed is not None
-            how = _How(parts, bands)
-            made = PlannedStep(
-                _figures(name, "rows", rewritten, placed, how, terms), rewritten, placed
-            )
-            tried += 1
-            if best is None or made.plan.seconds < best.plan.seconds:
-                best, tried = made, 0
-        bands *= 2
-    return best
+                break
+            stays = POLICIES["keep"].residing(rewritten)
+            of_bands = {base: each for base, each in stays.items() if is_of_band(base)}
+            if not of_bands:
+                break
+            if most_held(rewritten, of_bands) <= SHARE_OF_BANDS * terms.target.room_bytes:
+                placed = place_step(name, rewritten, stays, terms)
+                assert placed is not None
+                figures = _figures(name, "rows", rewritten, placed, _How(parts, bands), terms)
+                found.append(PlannedStep(figures, rewritten, placed))
+            bands *= 2
+    return min(found, key=lambda made: made.plan.seconds, default=None)
 
 
 class _How(NamedTuple):

@@ -1,0 +1,108 @@
+"""Plans of calls that are alike: the layers of a network repeat, and so do parts of a call."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable
+from dataclasses import replace
+
+from ooc_cudnn import forks
+from ooc_cudnn.errors import PlanInfeasibleError
+from ooc_cudnn.functions.target import Target
+from ooc_cudnn.operations.part_of import PartOf
+from ooc_cudnn.operations.splittable import Splittable
+from ooc_cudnn.pipeline.schedule import pieces
+from ooc_cudnn.pricing.plan import Plan
+from ooc_cudnn.pricing.planner import AskWorkspace, Planner, make_plan
+from ooc_cudnn.pricing.request import Request
+
+#: Kinds of calls whose plans are remembered.
+REMEMBERED = 4096
+#: What tells the pieces of a plan apart: by it, what is launched on them.
+Signature = frozenset[Hashable]
+
+_known: OrderedDict[Hashable, list[tuple[Plan, Signature]]] = OrderedDict()
+_lock = forks.lock()
+
+
+def plan_request(request: Request, target: Target) -> Plan:
+    """Plan a call, as far as another of the same kind was not planned before."""
+    limit = request.memory_limit
+    try:
+        # of what there is plenty for, the same plan does for every limit
+        found = _planned(replace(request, memory_limit=target.room_bytes), target.ask_workspace)
+        if found.device_bytes > limit:
+            found = _planned(request, target.ask_workspace)
+    except PlanInfeasibleError as error:
+        raise PlanInfeasibleError(
+            function=request.function,
+            limit_bytes=limit,
+            smallest_bytes=error.smallest_bytes,
+            reason=error.reason,
+        ) from None
+    return replace(found, function=request.function, memory_limit=limit)
+
+
+def _planned(request: Request, ask_workspace: AskWorkspace | None) -> Plan:
+    key = _kind(request), ask_workspace
+    with _lock:
+        candidates = _known.get(key, [])
+    for plan, signature in candidates:
+        if _signature(request.chain, plan) == signature:
+            return plan
+    plan = _in_core(request, ask_workspace) or make_plan(request, ask_workspace)
+    with _lock:
+        _known.setdefault(key, []).append((plan, _signature(request.chain, plan)))
+        while len(_known) > REMEMBERED:
+            _known.popitem(last=False)
+    return plan
+
+
+def _kind(request: Request) -> Hashable:
+    """What a plan depends on, but for the very rows and images that a part of a call has."""
+    call = request.chain
+    if not isinstance(call, PartOf):
+        return replace(request, function="")
+    return (
+        call.inner,
+        call.extents,
+        tuple(operand.shape for operand in call.operands.values()),
+        tuple(request.computed_on_in_place.items()),
+        request.operands,
+        request.in_place,
+        request.orders,
+        request.machine,
+        request.memory_limit,
+        request.layouts,
+        request.overlap,
+        request.row_axes,
+    )
+
+
+def _signature(call: Splittable, plan: Plan) -> Signature:
+    """What is launched on the pieces of a call under a plan, as the schedule tells it."""
+    turned = call.along(plan.row_axis)
+    if not isinstance(call, PartOf) or not turned.is_legal(plan.split):
+        return frozenset()
+    return frozenset(
+        (piece.sizes, piece.sweep, turned.row_key(piece), accumulation)
+        for piece, accumulation in pieces(turned, plan.split, plan.order)
+    )
+
+
+def _in_core(request: Request, ask_workspace: AskWorkspace | None) -> Plan | None:
+    """The plan of a call that copies nothing: as few pieces as can be, along its images.
+
+    None if it copies something, or takes more memory so than there is; then a plan is searched.
+    """
+    if len(request.computed_on_in_place) < len(request.specs):
+        return None
+    made, images = replace(request, row_axes=()), request.chain.extents.n
+    for parts in (1, 2, 4, 8, 16, 32, 64):
+        if parts > images or (not request.chain.may_cut("n") and parts > 1):
+            break
+        split = replace(request.chain.extents, n=-(-images // parts))
+        plan = Planner(made, ask_workspace).plan(split)
+        if plan is not None:
+            return plan
+    return None
