@@ -276,12 +276,18 @@ def whole_maps(step: Step) -> frozenset[str]:
     They are small beside what they are made of, and others can be made again of them.
     """
     uses, found = uses_of(step), set[str]()
-    for name in can_be_remade(step):
+    beside = forward_only(step)
+
+    def rows_before(name: str) -> int:
+        """Rows of the nearest map before that backward reads, too."""
         maker = step.phases[uses[name].written[0]]
+        lead = step.place(maker.binds[maker.call.lead]).base
+        if lead in beside and lead != name:
+            return rows_before(lead)
+        return height(step.tensors[lead].shape)
+
+    for name in can_be_remade(step):
         forward = [at for at in uses[name].phases if not step.phases[at].is_backward]
-        lead = step.tensors[maker.binds[maker.call.lead]]
-        if height(step.tensors[name].shape) < height(lead.shape) or (
-            forward[-1] - forward[0] > FAR
-        ):
+        if height(step.tensors[name].shape) < rows_before(name) or forward[-1] - forward[0] > FAR:
             found.add(name)
     return frozenset(found)
