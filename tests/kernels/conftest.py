@@ -1,6 +1,6 @@
 """Tests of the kernels alone: all on the card, or a sample of them on the CPU where there is none.
 
-`OOC_TESTS_EVERY_KERNEL=1` runs all of them on the CPU, in some ten minutes of one core.
+`OOC_TESTS_EVERY_KERNEL=1` runs all of them on the CPU, in some half an hour of one core.
 """
 
 from __future__ import annotations
