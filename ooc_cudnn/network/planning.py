@@ -14,7 +14,7 @@ from ooc_cudnn.network.micro_batches import WholeBatchError, micro_batched
 from ooc_cudnn.network.phases import Step
 from ooc_cudnn.network.placing import Placed, Terms, most_held, place_step
 from ooc_cudnn.network.plan import Fate, NetworkPlan, TaskFigures
-from ooc_cudnn.network.policies import POLICIES, Residing
+from ooc_cudnn.network.policies import POLICIES, Kind, Policy, leaving
 from ooc_cudnn.network.remaking import REMADE, remade
 from ooc_cudnn.network.residency import GIVEN, Residency
 from ooc_cudnn.pipeline.program import Task
@@ -23,18 +23,17 @@ from ooc_cudnn.pipeline.simulate import Replayed
 from ooc_cudnn.pipeline.trace import link_bytes
 
 #: What `best` chooses from, in the order in which equals are taken.
-BEST_OF = ("keep", "offload", "remake", "checkpoint")
+BEST_OF = ("keep", "remake", "checkpoint", "offload", "mixed")
+NAMES = ("best", *BEST_OF, "vdnn_all", "vdnn_conv", "vdnn_dyn")
 #: Bands of rows are as few as leave the rest of memory to whole maps and to what tasks need.
 MOST_BANDS = 1024
 SHARE_OF_BANDS = 0.7
-#: A plan in bands that takes so many times its computing is compared with streaming each call.
-WAITING = 3.0
+#: A plan that takes so many times its computing is compared with those that go down the rows.
+WAITING = 1.5
 #: Where tasks find too little room, so much more of what can be remade is: a share of all.
 STEPS_OF_KINDS = 16
 #: Micro-batches that are tried: the next number is worth it while it is faster.
 MOST_MICRO_BATCHES = 256
-
-NAMES = ("best", "keep", "offload", "remake", "checkpoint", "vdnn_all", "vdnn_conv", "vdnn_dyn")
 
 
 class PlannedStep(NamedTuple):
@@ -84,10 +83,15 @@ def plan_step(
             if best is not None and fastest.plan.seconds >= best.plan.seconds:
                 break
             best = fastest
-    if best is None and policy == "best":
-        best = _by_rows(name, step, terms)
-    if best is None or _waits(best.plan):  # what is too large is streamed, call by call
-        fallback = "offload" if policy == "best" else policy
+    if policy == "best" and (best is None or _waits(best.plan)):
+        best = min(
+            filter(None, (best, _by_rows(name, step, terms))),
+            key=lambda made: made.plan.seconds,
+            default=None,
+        )
+    if best is None or (best.plan.bands > 1 and _waits(best.plan)):
+        # what is too large is streamed, call by call
+        fallback = "mixed" if policy == "best" else policy
         streamed = _planned(name, step, terms, fallback, micro_batches or 1)
         assert streamed is not None
         if best is None or streamed.plan.seconds < best.plan.seconds:
@@ -125,8 +129,8 @@ def _as_taken(step: Step, policy: str) -> Step:
 
 
 def _waits(plan: NetworkPlan) -> bool:
-    """Whether a plan in bands waits for the link for most of its time."""
-    return plan.bands > 1 and plan.seconds > WAITING * plan.compute_seconds
+    """Whether a plan waits for the link for much of its time."""
+    return plan.seconds > WAITING * plan.compute_seconds
 
 
 def _by_rows(name: str, step: Step, terms: Terms) -> PlannedStep | None:
@@ -190,17 +194,14 @@ def _planned(
     """Plan a step by one policy; None where it does not fit as the policy has it."""
     made = POLICIES[policy]
     terms = replace(terms, synchronous=made.synchronous)
-    kinds = made.remade(step, terms.target.machine)
-    at = _first_that_fits(step, kinds, made.residing, parts, terms.target.room_bytes)
+    kinds = made.kinds(step, terms.target.machine)
+    at = _first_that_fits(step, kinds, made, parts, terms.target.room_bytes)
     while True:
-        again = tuple(sorted(kinds[at]))
-        rewritten = _rewritten(step, frozenset(again), parts, 1)
+        rewritten, stays = _as_decided(step, kinds[at], made, parts)
         last = at == len(kinds) - 1
-        placed = place_step(
-            name, rewritten, made.residing(rewritten), terms, may_stream=may_stream and last
-        )
+        placed = place_step(name, rewritten, stays, terms, may_stream=may_stream and last)
         if placed is not None:
-            how = _How(parts, remade=again)
+            how = _How(parts, remade=tuple(sorted(kinds[at].remade)))
             figures = _figures(name, policy, rewritten, placed, how, terms)
             return PlannedStep(figures, rewritten, placed)
         if last:
@@ -209,15 +210,22 @@ def _planned(
         at = min(at + max(1, len(kinds) // STEPS_OF_KINDS), len(kinds) - 1)
 
 
+def _as_decided(step: Step, kind: Kind, policy: Policy, parts: int) -> tuple[Step, Residency]:
+    """A step with what is remade, and where its tensors are."""
+    rewritten = _rewritten(step, kind.remade, parts, 1)
+    if kind.offloaded:
+        return rewritten, leaving(rewritten, kind.offloaded)
+    return rewritten, policy.residing(rewritten)
+
+
 def _first_that_fits(
-    step: Step, kinds: Sequence[frozenset[str]], residing: Residing, parts: int, room_bytes: int
+    step: Step, kinds: Sequence[Kind], policy: Policy, parts: int, room_bytes: int
 ) -> int:
-    """The first kind of remaking whose tensors fit, by halving; the last one if none does."""
+    """The first kind whose tensors fit, by halving; the last one if none does."""
     low, high = 0, len(kinds) - 1
     while low < high:
         middle = (low + high) // 2
-        rewritten = _rewritten(step, kinds[middle], parts, 1)
-        if most_held(rewritten, residing(rewritten)) <= room_bytes:
+        if most_held(*_as_decided(step, kinds[middle], policy, parts)) <= room_bytes:
             high = middle
         else:
             low = middle + 1

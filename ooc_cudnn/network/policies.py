@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ooc_cudnn.network.phases import Phase, Step
 from ooc_cudnn.network.remaking import can_be_remade, forward_only
@@ -18,9 +19,17 @@ from ooc_cudnn.operations.backward_pooling import BackwardPooling
 from ooc_cudnn.tensor import ORDERS
 from perfmodel import MachineModel
 
-#: Says which maps of a step are remade: those of a first kind, or of a later one if memory is
-#: shorter. Of kinds that fit the first is taken.
-Remade = Callable[[Step, MachineModel], Sequence[frozenset[str]]]
+
+class Kind(NamedTuple):
+    """Which maps of a step are remade, and which leave between forward and backward."""
+
+    remade: frozenset[str] = frozenset()
+    offloaded: frozenset[str] = frozenset()
+
+
+#: Says what may be done with a step: the first, or a later one if memory is shorter. Of those that
+#: fit the first is taken.
+Kinds = Callable[[Step, MachineModel], Sequence[Kind]]
 #: Says where the tensors of a step are.
 Residing = Callable[[Step], Residency]
 
@@ -32,15 +41,15 @@ class Policy:
     Attributes
     ----------
     residing : callable
-        Where its tensors are.
-    remade : callable
-        What is remade.
+        Where its tensors are, but for what a kind lets leave.
+    kinds : callable
+        What is remade, and what leaves.
     synchronous : bool
         Whether computing waits at the end of a layer for what leaves there.
     """
 
     residing: Residing
-    remade: Remade = lambda step, machine: (frozenset(),)
+    kinds: Kinds = lambda step, machine: (Kind(),)
     synchronous: bool = False
 
 
@@ -87,10 +96,42 @@ def offloaded(step: Step, fetches: Mapping[str, int]) -> Residency:
     return stays
 
 
-def offload(step: Step) -> Residency:
-    """Every map that backward reads leaves, and is fetched during the phase before its reader."""
+def leaving(step: Step, names: frozenset[str]) -> Residency:
+    """Maps that leave, and are fetched during the phase before their reader; all else is kept.
+
+    Of a step that goes through its batch in parts, the names are those of the whole batch's maps.
+    """
     gaps = idle(step, uses_of(step))
-    return offloaded(step, {name: first - 1 for name, (_, first) in gaps.items()})
+    return offloaded(
+        step,
+        {name: first - 1 for name, (_, first) in gaps.items() if name.split(" [")[0] in names},
+    )
+
+
+def _leaving_first(step: Step) -> list[str]:
+    """Maps that may leave: first those whose bytes are idle for longest."""
+    gaps = idle(step, uses_of(step))
+    idle_for = {
+        name: step.tensors[name].nbytes * (first - last) for name, (last, first) in gaps.items()
+    }
+    return sorted(idle_for, key=lambda name: (-idle_for[name], name))
+
+
+def offload(step: Step, machine: MachineModel) -> Sequence[Kind]:
+    """What leaves, from nothing to every map that backward reads."""
+    order = _leaving_first(step)
+    return [Kind(offloaded=frozenset(order[:count])) for count in range(len(order) + 1)]
+
+
+def mixed(step: Step, machine: MachineModel) -> Sequence[Kind]:
+    """What is remade, up to all that can be; then what leaves, of the rest."""
+    remaking = remake(step, machine)
+    again = remaking[-1].remade
+    order = [name for name in _leaving_first(step) if name not in again]
+    return [
+        *remaking,
+        *(Kind(again, frozenset(order[:count])) for count in range(1, len(order) + 1)),
+    ]
 
 
 def vdnn_all(step: Step) -> Residency:
@@ -168,7 +209,7 @@ def _is_convolution(step: Step, phases: Iterable[int]) -> bool:
 # Remaking ---------------------------------------------------------------------------------------
 
 
-def remake(step: Step, machine: MachineModel) -> Sequence[frozenset[str]]:
+def remake(step: Step, machine: MachineModel) -> Sequence[Kind]:
     """What is remade, from nothing to all that can be: what costs least a byte comes first.
 
     The maps at which all of forward hangs stay to the last, so that what is made again is made of
@@ -191,7 +232,7 @@ def remake(step: Step, machine: MachineModel) -> Sequence[frozenset[str]]:
         return name in ends, seconds_of(name) / step.tensors[name].nbytes, name
 
     order = sorted(again, key=cost)
-    return [frozenset(order[:count]) for count in range(len(order) + 1)]
+    return [Kind(frozenset(order[:count])) for count in range(len(order) + 1)]
 
 
 def compute_seconds(phase: Phase, machine: MachineModel) -> float:
@@ -207,7 +248,7 @@ def compute_seconds(phase: Phase, machine: MachineModel) -> float:
     return min(found)
 
 
-def checkpoint(step: Step, machine: MachineModel) -> Sequence[frozenset[str]]:
+def checkpoint(step: Step, machine: MachineModel) -> Sequence[Kind]:
     """All but the maps at the ends of stretches, as many as the root of their number.
 
     A stretch ends where a single map is all that later phases of forward read (Chen et al.,
@@ -216,10 +257,10 @@ def checkpoint(step: Step, machine: MachineModel) -> Sequence[frozenset[str]]:
     again = can_be_remade(step)
     ends = [name for name in _single_maps(step) if name in again]
     if not ends:
-        return (again,)
+        return (Kind(again),)
     stretches = max(math.isqrt(len(ends)), 1)
     size = math.ceil(len(ends) / (stretches + 1))
-    return (again - set(ends[size - 1 :: size]),)
+    return (Kind(again - set(ends[size - 1 :: size])),)
 
 
 def _single_maps(step: Step) -> list[str]:
@@ -248,7 +289,8 @@ def _single_maps(step: Step) -> list[str]:
 #: By name; `vdnn_dyn` tries some of them in its order.
 POLICIES: Mapping[str, Policy] = {
     "keep": Policy(keep),
-    "offload": Policy(offload),
+    "offload": Policy(keep, offload),
+    "mixed": Policy(keep, mixed),
     "remake": Policy(keep, remake),
     "checkpoint": Policy(keep, checkpoint),
     "vdnn_all": Policy(vdnn_all, synchronous=True),

@@ -67,8 +67,8 @@ class Running:
         memory_limit : int, float or str, optional
             Device memory that the library may hold; the setting's when left out.
         policy : str
-            "best" (the fastest of those that fit), "keep", "offload", "remake", "checkpoint",
-            "vdnn_all", "vdnn_conv" or "vdnn_dyn".
+            "best" (the fastest of those that fit), "keep", "remake", "checkpoint", "offload",
+            "mixed" (remade, then offloaded), "vdnn_all", "vdnn_conv" or "vdnn_dyn".
         machine : MachineModel or str, optional
             The machine to predict for; the one at hand when left out.
         micro_batches : int, optional
