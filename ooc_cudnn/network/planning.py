@@ -14,7 +14,7 @@ from ooc_cudnn.network.micro_batches import WholeBatchError, micro_batched
 from ooc_cudnn.network.phases import Step
 from ooc_cudnn.network.placing import Placed, Terms, most_held, place_step
 from ooc_cudnn.network.plan import Fate, NetworkPlan, TaskFigures
-from ooc_cudnn.network.policies import POLICIES, Kind, Policy, leaving
+from ooc_cudnn.network.policies import POLICIES, Kind, Policy, fastest_order, leaving
 from ooc_cudnn.network.remaking import REMADE, remade
 from ooc_cudnn.network.residency import GIVEN, Residency
 from ooc_cudnn.pipeline.program import Task
@@ -66,6 +66,9 @@ def plan_step(
     if policy not in NAMES:
         raise ValueError(f"policy must be one of {', '.join(NAMES)}, not {policy!r}")
     step = _as_taken(step, policy)
+    target = terms.target
+    if len(target.layouts) > 1:
+        terms = replace(terms, order=fastest_order(step, target.machine, target.layouts))
     if policy == "vdnn_dyn":
         return _vdnn_dyn(name, step, terms)
     names = BEST_OF if policy == "best" else (policy,)

@@ -7,6 +7,7 @@ MICRO 2016) are as the paper has them, down to its prefetch window (`prefetches`
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -16,6 +17,7 @@ from ooc_cudnn.network.remaking import can_be_remade, forward_only
 from ooc_cudnn.network.residency import Residency, Stay, Uses, kept, uses_of
 from ooc_cudnn.operations.backward_filter import BackwardFilter
 from ooc_cudnn.operations.backward_pooling import BackwardPooling
+from ooc_cudnn.operations.splittable import Splittable
 from ooc_cudnn.tensor import ORDERS
 from perfmodel import MachineModel
 
@@ -237,15 +239,26 @@ def remake(step: Step, machine: MachineModel) -> Sequence[Kind]:
 
 def compute_seconds(phase: Phase, machine: MachineModel) -> float:
     """What a phase takes to compute in one piece, in the memory order it computes fastest in."""
-    call, found = phase.call, list[float]()
-    for layout in ORDERS:
-        orders = dict.fromkeys(call.operands, layout)
-        seconds = 0.0
-        for sweep in range(call.sweeps):
-            launches, _ = call.launches(call.whole_piece(sweep), layout=layout, orders=orders)
-            seconds += sum(float(machine.compute.seconds(e.operation.work())) for e in launches)
-        found.append(seconds)
-    return min(found)
+    return min(seconds_in(order, phase.call, machine) for order in ORDERS)
+
+
+def seconds_in(order: str, call: Splittable, machine: MachineModel) -> float:
+    """What a call takes to compute in one piece, all its tensors in a memory order."""
+    orders, seconds = dict.fromkeys(call.operands, order), 0.0
+    for sweep in range(call.sweeps):
+        launches, _ = call.launches(call.whole_piece(sweep), layout=order, orders=orders)
+        seconds += sum(float(machine.compute.seconds(e.operation.work())) for e in launches)
+    return seconds
+
+
+def fastest_order(step: Step, machine: MachineModel, orders: Sequence[str]) -> str:
+    """The memory order in which all phases of a step take least to compute."""
+    counts = Counter(phase.call for phase in step.phases)
+
+    def seconds_of(order: str) -> float:
+        return sum(count * seconds_in(order, call, machine) for call, count in counts.items())
+
+    return min(orders, key=seconds_of)
 
 
 def checkpoint(step: Step, machine: MachineModel) -> Sequence[Kind]:
