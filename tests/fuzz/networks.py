@@ -15,10 +15,11 @@ import numpy as np
 
 import ooc_cudnn
 from ooc_cudnn import PlanInfeasibleError
+from ooc_cudnn.network import planning
 from tests.support.drawn_networks import drawn_network
 from tests.support.network_checks import assert_close, sizes_of, twin_step, values
 
-POLICIES = ("best", "keep", "offload", "remake", "checkpoint", "vdnn_all", "vdnn_conv", "vdnn_dyn")
+POLICIES = planning.NAMES
 PLENTY = 2**30
 
 
