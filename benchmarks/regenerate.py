@@ -2,7 +2,7 @@
 
 With `--check` nothing is changed: 1 if anything is out of date, or if a sentence quotes a figure
 that no record has. Nothing is measured or simulated: that is what ``python -m benchmarks.card``,
-`host_split`, `model_accuracy`, `planning`, `paper_model` and `vdnn` do.
+`host_split`, `model_accuracy`, `planning`, `paper_model`, `vdnn` and `network_steps` do.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 
-from benchmarks import common, paper_model, vdnn
+from benchmarks import common, network_steps, paper_model, vdnn
 from benchmarks.pages import model, model_pictures, performance, pictures, quoted, readme, trials
 from ooc_cudnn.bench.environment import ROOT
 
@@ -22,6 +22,7 @@ BLOCKS = (
     *model.BLOCKS,
     *paper_model.BLOCKS,
     *vdnn.BLOCKS,
+    *network_steps.BLOCKS,
     *performance.BLOCKS,
     *trials.BLOCKS,
 )
@@ -37,6 +38,7 @@ def _settings_page(*, check: bool) -> int:
 GENERATORS: dict[str, Callable[..., int]] = {
     "pictures of the suite": pictures.generate,
     "pictures of the model": model_pictures.generate,
+    "pictures of networks": network_steps.pictures,
     **{f"{block.page}: {block.name}": partial(block.write) for block in BLOCKS},
     SETTINGS_PAGE: _settings_page,
     "figures in sentences": quoted.check_pages,

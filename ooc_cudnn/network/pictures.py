@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +15,7 @@ from ooc_cudnn.network.remaking import REMADE
 from ooc_cudnn.pipeline.program import COMPUTE, COPY_IN, COPY_OUT
 from ooc_cudnn.pipeline.schedule import make_schedule
 from ooc_cudnn.pipeline.simulate import Replayed
+from ooc_cudnn.units import format_bytes, format_seconds
 
 STREAMS = (COPY_IN, COMPUTE, COPY_OUT)
 #: What memory holds, from the bottom of the picture up.
@@ -29,49 +30,69 @@ CLASSES = (
 
 
 class Span(NamedTuple):
-    """A stretch of one stream: from its first step to its last, of one item of the program."""
+    """What one stream does for one task or move, from its first step of it to its last; seconds.
+
+    `what` is "copies", or of computing "forward", "backward" or "remaking".
+    """
 
     stream: str
-    item: int
+    what: str
     start: float
     stop: float
 
 
 class Course(NamedTuple):
-    """A step as it runs, by its replay.
+    """A step as it runs, by its replay on a virtual clock.
 
     Attributes
     ----------
-    spans : list of Span
-    begins : array
-        When each task begins to compute, the first at 0; and the step's seconds.
-    held : array of (class, task)
+    title : str
+    spans : sequence of Span
+    begins : array, shape (tasks + 1,)
+        Seconds at which each task begins to compute, the first at 0; and those of the step.
+    held : array, shape (classes, tasks)
         Bytes on the device in each task, by `CLASSES`.
+    limit_bytes, peak_bytes : int
+        The memory limit, and what the step reserves of it: most of `held`, and gaps between.
     """
 
-    spans: list[Span]
+    title: str
+    spans: Sequence[Span]
     begins: Any
     held: Any
+    limit_bytes: int
+    peak_bytes: int
 
 
 def course_of(made: PlannedStep) -> Course:
     """Replay a planned step."""
-    program = made.placed.program
+    program, plan = made.placed.program, made.plan
     schedule = make_schedule(program)
     replay = Replayed(schedule)
-    spans: dict[tuple[str, int], Span] = {}
+    found: dict[tuple[str, int], tuple[float, float]] = {}
     for at, each in enumerate(schedule.steps):
         start, stop = replay.timeline.start[at], replay.timeline.finish[at]
-        key = each.stream, each.item
-        before = spans.get(key)
-        spans[key] = Span(*key, before.start if before else start, stop)
-    tasks = sorted(item for stream, item in spans if stream == COMPUTE)
-    begins = [spans[COMPUTE, item].start for item in tasks]
+        first, _ = found.get((each.stream, each.item), (start, stop))
+        found[each.stream, each.item] = first, stop
+    tasks = sorted(item for stream, item in found if stream == COMPUTE)
+    kinds = dict(zip(tasks, map(_kind_of, made.step.phases), strict=True))
+    spans = [
+        Span(stream, kinds[item] if stream == COMPUTE else "copies", *span)
+        for (stream, item), span in found.items()
+    ]
+    begins = [found[COMPUTE, item][0] for item in tasks]
     held = np.zeros((len(CLASSES), len(tasks)), np.int64)
     held[-1] = [task.plan.device_bytes for task in program.tasks]
     for row, first, last, nbytes in _stays(made):
         held[row, first : last + 1] += nbytes
-    return Course(list(spans.values()), np.array([0.0, *begins[1:], replay.seconds]), held)
+    return Course(
+        f"{plan.name} on {plan.machine}, policy {plan.policy}: {format_seconds(plan.seconds)}",
+        spans,
+        np.array([0.0, *begins[1:], replay.seconds]),
+        held,
+        plan.memory_limit,
+        plan.device_bytes,
+    )
 
 
 def _stays(made: PlannedStep) -> Iterator[tuple[int, int, int, int]]:
@@ -100,31 +121,36 @@ def draw_step(made: PlannedStep, path: str | os.PathLike[str]) -> None:
     ModuleNotFoundError
         If matplotlib is not installed.
     """
+    figure_of(course_of(made)).savefig(path)
+
+
+def figure_of(course: Course) -> Any:
+    """The picture of a course, not written yet: streams above, memory below.
+
+    Raises
+    ------
+    ModuleNotFoundError
+        If matplotlib is not installed.
+    """
     figure, axes = panels(2, 1, width=12, height=6.5)
-    course, plan = course_of(made), made.plan
-    scale, unit = (1e3, "ms") if plan.seconds < 1 else (1.0, "s")
-    _draw_streams(axes[0, 0], made, course, scale)
-    _draw_memory(axes[1, 0], made, course, scale)
-    axes[0, 0].set_title(
-        f"{plan.name} on {plan.machine}, policy {plan.policy}", loc="left", fontweight="bold"
-    )
-    axes[1, 0].set_xlabel(f"time in {unit}")
-    for each in axes[:, 0]:
-        each.set_xlim(0, plan.seconds * scale)
-    figure.savefig(path)
+    seconds = course.begins[-1]
+    scale, unit = (1e3, "ms") if seconds < 1 else (1.0, "s")
+    streams, memory = axes[:, 0]
+    _draw_streams(streams, course, scale)
+    _draw_memory(memory, course, scale)
+    streams.set_title(course.title, loc="left", fontweight="bold")
+    memory.set_xlabel(f"time in {unit}")
+    for each in (streams, memory):
+        each.set_xlim(0, seconds * scale)
+    return figure
 
 
-def _draw_streams(axes: Any, made: PlannedStep, course: Course, scale: float) -> None:
+def _draw_streams(axes: Any, course: Course, scale: float) -> None:
     """A row for each stream; computing by what it does."""
-    items = [span.item for span in course.spans if span.stream == COMPUTE]
-    phases = dict(zip(sorted(items), made.step.phases, strict=True))
     drawn: dict[tuple[str, str], list[tuple[float, float]]] = {}
     for span in course.spans:
-        what = "copies"
-        if span.stream == COMPUTE:
-            what = _kind_of(phases[span.item])
-        found = drawn.setdefault((span.stream, what), [])
-        found.append((span.start * scale, (span.stop - span.start) * scale))
+        bars = drawn.setdefault((span.stream, span.what), [])
+        bars.append((span.start * scale, (span.stop - span.start) * scale))
     colours = dict(zip(("forward", "backward", "copies", "remaking"), COLOURS, strict=False))
     named = set[str]()
     for (stream, what), bars in drawn.items():
@@ -134,7 +160,7 @@ def _draw_streams(axes: Any, made: PlannedStep, course: Course, scale: float) ->
         axes.broken_barh(bars, place, color=colours[what], linewidth=0.3, label=label)
     axes.set_yticks(range(len(STREAMS)), [stream.replace("_", " ") for stream in STREAMS])
     axes.set_ylim(len(STREAMS) - 0.5, -0.5)
-    legend(axes, loc="upper right", ncols=4)
+    legend(axes, loc="lower right", bbox_to_anchor=(1, 1), ncols=4)  # above: bars fill the panel
 
 
 def _kind_of(phase: Phase) -> str:
@@ -143,19 +169,18 @@ def _kind_of(phase: Phase) -> str:
     return "backward" if phase.is_backward else "forward"
 
 
-def _draw_memory(axes: Any, made: PlannedStep, course: Course, scale: float) -> None:
+def _draw_memory(axes: Any, course: Course, scale: float) -> None:
     """What is held, stacked; the limit, and the peak with addresses that is promised."""
     times = np.repeat(course.begins, 2)[1:-1] * scale
     held = np.repeat(course.held, 2, axis=1) / 2**30
     axes.stackplot(times, held, labels=CLASSES, colors=COLOURS, linewidth=0)
-    plan = made.plan
-    for nbytes, name, at in (
-        (plan.memory_limit, "limit", 0.002),
-        (plan.device_bytes, "peak", 0.05),
+    for nbytes, name, left in (
+        (course.limit_bytes, "limit", 0.002),
+        (course.peak_bytes, "peak", 0.12),
     ):
         axes.axhline(nbytes / 2**30, color="#333333", linewidth=0.8, linestyle="--")
-        axes.annotate(name, (at, nbytes / 2**30), xycoords=("axes fraction", "data"),
-                      fontsize=8, va="bottom")  # fmt: skip
+        axes.annotate(f"{name} {format_bytes(nbytes)}", (left, nbytes / 2**30),
+                      xycoords=("axes fraction", "data"), fontsize=8, va="bottom")  # fmt: skip
     axes.set_ylabel("device memory in GiB")
-    axes.set_ylim(0, 1.15 * plan.memory_limit / 2**30)
+    axes.set_ylim(0, 1.15 * course.limit_bytes / 2**30)
     legend(axes, loc="upper right", bbox_to_anchor=(1, 0.86), ncols=2)
