@@ -48,6 +48,8 @@ CASES = (RESNET, Case("vgg16", 256, "8GiB"))
 SMALL = Case("resnet50", 8, "1GiB")
 #: The policies that pictures show, of the first case.
 DRAWN = ("offload", "remake")
+#: What the record calls the table of the first case's best plan.
+EXPLAINED = "explained"
 
 
 def planned(case: Case, policy: str) -> PlannedStep:
@@ -102,6 +104,8 @@ def body(report: common.Report) -> None:
             course = course_of(made)
             report.check(f"{case}: {policy}", figures(made, course))
             report.say(f"{case}: {policy} {format_seconds(made.plan.seconds)}")
+            if case == RESNET and policy == "best":
+                report.measure(EXPLAINED, made.plan.explain().splitlines(), spoken="kept")
             if case == RESNET and policy in DRAWN:
                 report.measure(policy, plain(course), spoken="to be drawn")
 
@@ -124,12 +128,19 @@ def table(folder: Path = common.RESULTS) -> str:
     return markdown(head, rows, align="lllr")
 
 
-BLOCKS = (Block(PAGE, "policies", table),)
+def explained(folder: Path = common.RESULTS) -> str:
+    """What `NetworkPlan.explain` said of the first case."""
+    lines = stored(NAME, folder)["measurements"][EXPLAINED]
+    return "\n".join(("```text", *lines, "```"))
+
+
+BLOCKS = (Block(PAGE, "explain", explained), Block(PAGE, "policies", table))
 
 
 def pictures(*, check: bool, images: Path = IMAGES, folder: Path = common.RESULTS) -> int:
     """Draw what is out of date, or name it; 1 where something was named."""
-    drawn: dict[str, Any] = stored(NAME, folder)["measurements"]
+    kept = stored(NAME, folder)["measurements"]
+    drawn = {name: kept[name] for name in DRAWN}
     stale = [name for name in drawn if not canvas.is_current(images / f"{name}.png", drawn[name])]
     for name in stale:
         if check:

@@ -135,7 +135,11 @@ class _Batch:
                 adding = replace(phase.call, beta=1.0)
                 scaled = {r for r in phase.call.results if adding.scaling(r)[1] == 1}
                 if sums and scaled != sums:
-                    raise WholeBatchError(f"{phase.name} cannot add up what it sums")
+                    raise WholeBatchError(
+                        f"{phase.name} sums over the whole batch, and not in a way that parts of "
+                        "it can add to: a network with such phases cannot go through it some "
+                        "images at a time"
+                    )
                 summed |= {self._base(phase.binds[result]) for result in sums}
                 self._each.append(phase)
             else:
