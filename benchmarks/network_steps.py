@@ -146,9 +146,7 @@ def pictures(*, check: bool, images: Path = IMAGES, folder: Path = common.RESULT
         if check:
             print(f"networks/{name}.png is out of date: make figures", file=sys.stderr)
         else:
-            canvas.save(
-                figure_of(course_from(drawn[name])), images / f"{name}.png", drawn[name]
-            )
+            canvas.save(figure_of(course_from(drawn[name])), images / f"{name}.png", drawn[name])
     return int(check and bool(stale))
 
 

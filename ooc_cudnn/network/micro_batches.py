@@ -136,9 +136,8 @@ class _Batch:
                 scaled = {r for r in phase.call.results if adding.scaling(r)[1] == 1}
                 if sums and scaled != sums:
                     raise WholeBatchError(
-                        f"{phase.name} sums over the whole batch, and not in a way that parts of "
-                        "it can add to: a network with such phases cannot go through it some "
-                        "images at a time"
+                        f"{phase.name} needs the whole batch, for it merges and does not add up: "
+                        "a network with such phases cannot go through it some images at a time"
                     )
                 summed |= {self._base(phase.binds[result]) for result in sums}
                 self._each.append(phase)

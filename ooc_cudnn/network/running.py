@@ -287,7 +287,8 @@ def _taken(
 ) -> dict[str, Wrapped]:
     """Every array that a step is given: inputs, parameters, running statistics."""
     needed = {step.place(name).base for phase in step.phases for name in phase.binds.values()}
-    kinds = {name: step.tensors[name].kind for name in needed}
+    # in the order of making, so that messages and plans are the same each time
+    kinds = {name: each.kind for name, each in network.graph.tensors.items() if name in needed}
     wanted = [name for name, kind in kinds.items() if kind == "input"]
     missing = sorted(set(wanted) - set(inputs))
     strangers = sorted(set(inputs) - set(wanted))
