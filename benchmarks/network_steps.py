@@ -43,7 +43,7 @@ class Case(NamedTuple):
         return f"{self.network}, batch {self.batch}, {self.limit}"
 
 
-RESNET = Case("resnet50", 256, "16GiB")
+RESNET = Case("resnet50", 256, "8GiB")
 CASES = (RESNET, Case("vgg16", 256, "8GiB"))
 SMALL = Case("resnet50", 8, "1GiB")
 #: The policies that pictures show, of the first case.
