@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -297,23 +298,28 @@ def _figures(
         bands=how.bands,
         remade=how.remade,
         stays=tuple((base, tuple(found)) for base, found in placed.residency.items()),
-        fates=tuple(_fates(step, placed.residency, how.remade)),
+        fates=tuple(_fates(step, placed.residency)),
         tasks=tasks,
         order=terms.order,
         synchronous=terms.synchronous,
     )
 
 
-def _fates(step: Step, residency: Residency, again: tuple[str, ...]) -> Iterator[Fate]:
-    """What becomes of each tensor that is no view."""
+#: What rewriting adds to the name of a tensor, for a band or a micro-batch of it.
+_PART = re.compile(r"( band \d+)?( \[\d+\])?$")
+
+
+def _fates(step: Step, residency: Residency) -> Iterator[Fate]:
+    """What becomes of each tensor that is no view; what is made twice counts once."""
     touched = {
         step.place(name).base for phase in step.phases for name in (*phase.reads, *phase.writes)
     }
+    again = {_PART.sub("", name).removesuffix(REMADE) for name in touched if REMADE in name}
     for name, tensor in step.tensors.items():
-        if name not in touched:
+        if name not in touched or REMADE in name:
             continue
         stays = residency.get(name, ())
-        if name in again or name.endswith(REMADE):
+        if _PART.sub("", name) in again:
             fate = "remade"
         elif not stays:
             fate = "given" if tensor.kind in GIVEN else "streamed"
