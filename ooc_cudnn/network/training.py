@@ -10,7 +10,7 @@ import numpy as np
 
 from ooc_cudnn import interrupts
 from ooc_cudnn.arrays.making import empty_in
-from ooc_cudnn.arrays.operands import Wrapped
+from ooc_cudnn.arrays.operands import Wrapped, wrap
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.memory.limit import limit_bytes
 from ooc_cudnn.network.phases import Step
@@ -51,13 +51,17 @@ class ReadyStep:
             Inputs, parameters, running statistics and seeds.
         """
         made = {name: self._made(spec) for name, spec in self._results.items()}
+        taken = dict(given)
         for name in self._changed:
-            made[name] = given[name].array.copy()
-        arrays: dict[str, Any] = dict(self._own)
-        for name, each in given.items():
-            array = each.view() if each.spec.placement == "device" else each.array
-            arrays[name] = array
-        arrays |= made
+            spec = given[name].spec
+            made[name] = empty_in(
+                self.device, spec.placement, spec.shape, spec.dtype, "channels_first"
+            )
+            made[name][...] = given[name].array
+            taken[name] = wrap(made[name], self.device, name=name, written=True)
+        arrays: dict[str, Any] = {**self._own, **made}
+        for name, each in taken.items():
+            arrays[name] = each.view() if each.spec.placement == "device" else each.array
         program, device, calls = self.planned.placed.program, self.device, recording()
         plan, settings = self.planned.plan, current()
         with device.arena.lock, interrupts.deferred():

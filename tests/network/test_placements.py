@@ -1,0 +1,59 @@
+"""Steps on arrays wherever they live: the host, the device, files."""
+
+import numpy as np
+import pytest
+
+import ooc_cudnn
+
+LIMIT = "1MiB"
+
+
+@pytest.fixture
+def made():
+    net = ooc_cudnn.Network()
+    x = net.input("images", (4, 3, 16, 16), "float64")
+    labels = net.input("labels", (4,), "int64")
+    h = net.activation(net.batch_normalization(net.convolution(x, 8, window=3, padding=1)))
+    h = net.pooling(h, window=2)
+    random = np.random.default_rng(0)
+    images, classes = random.standard_normal(x.shape), random.integers(0, 10, 4)
+    loss = net.softmax_cross_entropy(net.linear(h, 10), labels)
+    with ooc_cudnn.settings(device="host", machine="host", memory_limit=LIMIT):
+        yield net, h, loss, images, classes
+
+
+def on_the_device(array):
+    made = ooc_cudnn.empty(array.shape, array.dtype)
+    made[...] = array
+    assert ooc_cudnn.placement(made) == "device"
+    return made
+
+
+def test_a_step_is_the_same_wherever_its_arrays_are(made):
+    net, _, loss, images, classes = made
+    kept = {name: np.array(net.running[name]) for name in net.running}
+    step = net.training_step(loss, memory_limit=LIMIT)
+    value = step(images=images, labels=classes)
+    gradients = {name: np.array(array) for name, array in step.gradients.items()}
+    running = {name: np.array(net.running[name]) for name in net.running}
+    for name in net.running:
+        net.running[name] = on_the_device(kept[name])
+    for name in net.parameters:
+        net.parameters[name] = on_the_device(net.parameters[name])
+    assert step(images=on_the_device(images), labels=classes) == pytest.approx(value, rel=1e-13)
+    for name, expected in gradients.items():
+        np.testing.assert_allclose(step.gradients[name], expected, rtol=0, atol=1e-13)
+    for name, expected in running.items():
+        assert ooc_cudnn.placement(net.running[name]) == "device"
+        np.testing.assert_allclose(np.asarray(net.running[name]), expected, rtol=1e-13)
+
+
+def test_inference_reads_and_writes_files(made, tmp_path):
+    net, h, _, images, _ = made
+    expected = net.forward(h, images=images, memory_limit=LIMIT)
+    source = np.lib.format.open_memmap(tmp_path / "x.npy", "w+", images.dtype, images.shape)
+    source[...] = images
+    target = np.lib.format.open_memmap(tmp_path / "y.npy", "w+", images.dtype, h.shape)
+    target[...] = np.nan
+    assert net.forward(h, images=source, out=target, memory_limit="64KiB") is target
+    np.testing.assert_allclose(target, expected, rtol=0, atol=1e-13)
