@@ -8,7 +8,7 @@ from benchmarks.contenders import torch_training
 from benchmarks.contenders.cases import CASES
 from benchmarks.contenders.double_buffered import DoubleBufferedCupy, DoubleBufferedTorch
 from benchmarks.contenders.torch_convolution import NaiveLoop, TorchInCore
-from benchmarks.contenders.training_library import LibraryStep
+from benchmarks.contenders.training_library import NETWORK, LibraryStep
 from benchmarks.contenders.training_step import Step
 from benchmarks.contenders.unified_memory import (
     UnifiedMemory,
@@ -41,11 +41,9 @@ class TrainingStep(Step):
     def __init__(self, case: Case, *, cuda: bool, tiny: bool) -> None:
         super().__init__(case, cuda=cuda, tiny=tiny)
         self.contenders = {
-            OURS: lambda: LibraryStep(
-                self, OURS, "examples/vgg16.py under the memory limit, maps channels-first"
-            ),
+            OURS: lambda: LibraryStep(self, OURS, NETWORK),
             "in_core": lambda: LibraryStep(
-                self, "in_core", "the same with everything on the device", in_core=True
+                self, "in_core", "the same with every map kept on the device", in_core=True
             ),
             **{way.name: partial(way, self) for way in torch_training.WAYS},
         }

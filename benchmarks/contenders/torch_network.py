@@ -1,4 +1,4 @@
-"""VGG-16 in PyTorch with the example's weights, as its users would write it."""
+"""VGG-16 in PyTorch with the library's initial weights, as its users would write it."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class TorchNetwork:
             for name, weight in network.weights.items()
         }
         for layer in network.layers:
-            if layer.padding:  # a convolution, and not a fully connected layer
+            if layer.kind == "convolution":
                 name = f"{layer.name}.w"
                 self.parameters[name] = self._laid_out(self.parameters[name])
         for parameter in self.parameters.values():
@@ -104,10 +104,10 @@ class TorchNetwork:
                     x = functional.max_pool2d(x, 2)
                     continue
                 w, b = (self.parameters[f"{layer.name}.{part}"] for part in "wb")
-                if layer.padding:
+                if layer.kind == "convolution":
                     x = functional.conv2d(x, w, b, padding=layer.padding)
-                else:  # fully connected
-                    x = functional.linear(x.flatten(1), w.flatten(1), b)
+                else:
+                    x = functional.linear(x.flatten(1), w, b)
                 if layer.relu:
                     x = functional.relu(x, inplace=True)
             return x

@@ -15,7 +15,7 @@ from ooc_cudnn.bench.contents import Images
 from ooc_cudnn.bench.placing import pinned, release_device, release_pinned
 from ooc_cudnn.settings import current
 
-#: Of the descent: that of the example. Weights are put back before each step that is timed.
+#: Of the descent. Weights are put back before each step that is timed.
 RATE = 0.01
 #: Classes where all channels are there: those of ImageNet.
 _CLASSES = 1000
@@ -29,10 +29,6 @@ class Step(Workload):
     """
 
     in_turns = False
-    notes = (
-        "The library also computes the gradient of the images; PyTorch, whose images need none, "
-        "leaves it out.",
-    )
 
     def __init__(self, case: Case, *, cuda: bool, tiny: bool) -> None:
         sizes, self.case, self.cuda, self.tiny = case.sizes, case, cuda, tiny

@@ -139,7 +139,20 @@ def figure_12(records: Records) -> str:
     columns = {"`ooc_cudnn`": words.seconds()}
     columns |= {f"`{other}`": words.times(other) for other in OTHER_STEPS}
     table = by_case(records, STEPS, "batch", columns, _batch)
-    return section(records, names("vgg16-"), (OURS, *OTHER_STEPS), (table,))
+    return section(records, names("vgg16-"), (OURS, *OTHER_STEPS), (*_way(records), table))
+
+
+def _way(records: Records) -> tuple[str, ...]:
+    """What must be known of records that are older than networks."""
+    return (CALL_BY_CALL,) if records.call_by_call(names("vgg16-")) else ()
+
+
+CALL_BY_CALL = (
+    "The library's figures here are of the old way, and stay until a card measures the new one: "
+    "function after function, each planned by itself, with every map in one place (the former "
+    "`examples/vgg16.py`). A step is now planned whole, as `ooc_cudnn.Network`; `python -m "
+    "benchmarks.contenders --case 'vgg16-*'` measures that."
+)
 
 
 def figure_13(records: Records) -> str:
@@ -147,13 +160,18 @@ def figure_13(records: Records) -> str:
     head = ("batch", "moved in", "moved out", "copy in", "compute", "copy out", "binds: in",
             "compute", "out", "predicted / measured")  # fmt: skip
     rows = [(_batch(case), *_step(records.details(case))) for case in STEPS]
-    about = (
-        "What a step moves over the link: maps that do not fit are copied out once and back for "
-        "every function that reads them. Seconds for which each stream was at work, summed over "
-        "the calls of one recorded step; the share of the calls' time in calls that each stage "
-        "binds; and the predicted seconds of the step over the measured ones."
+    moves = (
+        "maps that do not fit are copied out once and back for every function that reads them"
+        if records.call_by_call(names("vgg16-"))
+        else "its images, its gradients, and the maps that leave and come back"
     )
-    return section(records, names("vgg16-"), (), (about, markdown(head, rows)))
+    about = (
+        f"What a step moves over the link: {moves}. Seconds for which each stream was at work, "
+        "summed over the calls of one recorded step; the share of the calls' time in calls that "
+        "each stage binds; and the predicted seconds of the step over the measured ones."
+    )
+    parts = (*_way(records), about, markdown(head, rows))
+    return section(records, names("vgg16-"), (), parts)
 
 
 def _step(details: Mapping[str, Any]) -> list[str]:

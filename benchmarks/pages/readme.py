@@ -57,7 +57,7 @@ def figures(folder: Path = FOLDER) -> str:
     head = ("the same work by another way", "host memory", "takes", "`ooc_cudnn` is")
     rows = [(label, memory, *_took(records, *way)) for label, memory, *way in ROWS]
     return "\n".join(
-        [*lines, "", markdown(head, rows, align="llr"), "", *textwrap.wrap(TERMS, 100)]
+        [*lines, "", markdown(head, rows, align="llr"), "", *textwrap.wrap(_terms(records), 100)]
     )
 
 
@@ -74,9 +74,16 @@ TERMS = (
     "piece while it computes another. A *stream* is a queue of work on the card; several run side "
     "by side. *TF32* computes float32 products on tensor cores, with factors rounded to 10 bits, "
     "as PyTorch does for convolutions. The last row is a training step that fits the card when "
-    "PyTorch cuts the batch: there `ooc_cudnn` moves all features over the link, and is slow. "
-    "[Performance](docs/performance.md) has all measurements."
+    "PyTorch cuts the batch{step}. [Performance](docs/performance.md) has all measurements."
 )
+CALL_BY_CALL = (
+    ": there `ooc_cudnn`, called function after function, moves all features over the link, and is "
+    "slow. `ooc_cudnn.Network` plans such a step whole, and is not measured on a card yet"
+)
+
+
+def _terms(records: Records) -> str:
+    return TERMS.format(step=CALL_BY_CALL if records.call_by_call([STEP]) else "")
 
 
 def _took(records: Records, case: str, contender: str) -> tuple[str, str]:

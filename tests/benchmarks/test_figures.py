@@ -223,6 +223,10 @@ def test_the_training_steps_overhead_and_prediction(samples):
     assert held["`vgg16-n1024`, TF32: share of time that compute binds"][0] == "50.0%"
     assert held["`vgg16-n1024`, TF32: prediction off by"] == ("20.0%", "<= 15.0%", "**MISS**")
     assert "| 1024, TF32 |" in performance.figure_13(records)
+    assert "the old way" not in performance.figure_13(records)
+    ours["about"] = "examples/vgg16.py under the memory limit, maps channels-first"
+    assert "the old way" in performance.figure_12(records)
+    assert "the old way" in performance.figure_13(records)
 
 
 # Reliability ---------------------------------------------------------------------------------
