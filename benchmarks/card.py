@@ -29,6 +29,8 @@ SCRIPTS = (
     "functions",
     "chain_vgg",
 )
+#: Cases of `benchmarks.networks`, a process each.
+NETWORKS = ("vgg16", "resnet50", "features", "unet_3d")
 
 
 class Part(NamedTuple):
@@ -55,6 +57,7 @@ def _suite(seconds: int, *cases: str) -> Part:
 
 PARTS = {
     **{name: Part(240, name) for name in SCRIPTS},
+    **{f"networks-{case}": Part(590, "networks", ("--case", case)) for case in NETWORKS},
     "engines": Part(590, "engines"),
     "model-calls": Part(540, "model_accuracy", ("--part", "calls")),
     "model-splits": Part(540, "model_accuracy", ("--part", "splits")),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import tempfile
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,11 @@ from ooc_cudnn.pipeline.trace import COLOURS as STREAM_COLOURS
 
 if TYPE_CHECKING:
     from notebooks.occupancy import Held
+    from ooc_cudnn.network.network import Network
+    from ooc_cudnn.network.plan import NetworkPlan
+    from ooc_cudnn.network.tensors import Tensor
     from ooc_cudnn.profiling import Profile
+    from perfmodel import MachineModel
 
 DPI = 80
 WIDTH_INCHES = 9.0
@@ -61,14 +65,39 @@ def streams(profile: Profile) -> Picture:
     ----------
     profile : Profile
     """
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "streams.png"
-        profile.plot(path)
-        with Image.open(path) as whole:
-            pixels = round(WIDTH_INCHES * DPI)
-            small = whole.convert("RGB").resize((pixels, whole.height * pixels // whole.width))
+    small = _drawn(profile.plot)
     calls = "; ".join(str(call) for call in profile.calls)
     return Picture(_png(small), f"copy in, compute and copy out over time. {calls}")
+
+
+def step(
+    net: Network, loss: Tensor, plan: NetworkPlan, *, machine: MachineModel | str | None = None
+) -> Picture:
+    """Draw a step of a network as `Network.plot` does, in a smaller size.
+
+    Parameters
+    ----------
+    net : Network
+    loss : Tensor
+    plan : NetworkPlan
+    machine : MachineModel or str, optional
+        As the plan was made with.
+    """
+    small = _drawn(lambda path: net.plot(loss, plan, path, machine=machine))
+    first = plan.explain().splitlines()[0]
+    return Picture(
+        _png(small), f"three streams, and what device memory holds, over a step. {first}"
+    )
+
+
+def _drawn(draw: Callable[[Path], object]) -> Any:
+    """What is drawn to a file, as an image of the notebooks' width."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "drawn.png"
+        draw(path)
+        with Image.open(path) as whole:
+            pixels = round(WIDTH_INCHES * DPI)
+            return whole.convert("RGB").resize((pixels, whole.height * pixels // whole.width))
 
 
 def bars(

@@ -46,7 +46,8 @@ class Network:
     def of(cls, image: int, classes: int, width: float) -> Network:
         """Read it off a network for one image, which draws the same weights as a larger batch's."""
         net, _ = networks.vgg16(1, image, classes=classes, width=width, dropout=0)
-        layers, shapes = [], []
+        layers: list[Layer] = []
+        shapes: list[Shape] = []
         for name in net.graph.nodes:
             if name.endswith(".relu"):
                 continue

@@ -155,6 +155,22 @@ ROWS = (
      CHAIN, "16384: times the in-core PyTorch time", "{:.2f} of its time"),
     ("the same on 32768 x 32768, four times as many pixels, against our 16384 x 16384",
      CHAIN, "32768: times the 16384 time", "{:.2f} times as long"),
+    ("a training step of VGG-16 in TF32, n=1024, planned whole, limit 16 GiB, against PyTorch with "
+     "all of it on the card",
+     "networks_vgg16", "vgg16, 16GiB: times PyTorch in core", "{:.2f} of its time"),
+    ("a training step of ResNet-50 with exact batch norm, n=768, limit 24 GiB, against PyTorch "
+     "with all of it on the card",
+     "networks_resnet50", "resnet50, 24GiB: times PyTorch in core", "{:.2f} of its time"),
+    ("gradients through VGG-16's feature layers on one image of 16384 x 16384, limit 16 GiB, "
+     "against our own forward",
+     "networks_features", "features, 16GiB: times our own forward", "{:.2f} of its time"),
+    ("a training step of the 3-D U-Net on 512 x 512 x 512, limit 40 GiB, against PyTorch on an "
+     "eighth of it, in core",
+     "networks_unet_3d", "unet_3d, 40GiB: times PyTorch in core on an eighth",
+     "{:.1f} of its time"),
+    ("the same, limit 100 GiB",
+     "networks_unet_3d", "unet_3d, 100GiB: times PyTorch in core on an eighth",
+     "{:.1f} of its time"),
 )  # fmt: skip
 
 
@@ -162,6 +178,7 @@ def scripts_table(folder: Path = common.RESULTS) -> str:
     """Every claim with its value; what no record has is not measured yet."""
     rows = []
     for label, name, claim, form in ROWS:
-        value = claims(name, folder).get(claim)
+        there = (folder / f"{name}.json").exists()
+        value = claims(name, folder).get(claim) if there else None
         rows.append((label, NOT_MEASURED if value is None else form.format(value), f"`{name}`"))
     return markdown(("what", "measured", "by"), rows)

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -24,12 +25,13 @@ NAMES = [
     "chain_vgg",
     "planning",
     "engines",
+    "networks",
 ]
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_quick_run_writes_verified_results(name, tmp_path):
-    if name in ("volume", "engines"):
+    if name in ("volume", "engines", "networks"):
         pytest.importorskip("torch")  # what its contents are compared with
     module = importlib.import_module(f"benchmarks.{name}")
     arguments = [
@@ -55,6 +57,31 @@ def test_a_quick_run_writes_verified_results(name, tmp_path):
         report["environment"]
     )
     assert report["settings"]["device"] == "host"
+
+
+def test_a_part_of_the_networks_is_a_file_of_its_own_and_compared(tmp_path):
+    pytest.importorskip("torch")
+    from benchmarks import card, networks
+
+    assert tuple(networks.CASES) == card.NETWORKS
+    given = ["--quick", "--device", "host", "--output", str(tmp_path), "--case", "vgg16"]
+    assert networks.main(given) == 0
+    report = json.loads((tmp_path / "networks_vgg16.json").read_text())
+    plan = report["measurements"]["vgg16, small, offload: plan"]
+    assert plan["bytes_in"] > 0 < plan["bytes_out"]
+    assert report["checks"]["vgg16, small, offload: contents"]["gradients"] == 32
+    assert report["checks"]["vgg16, small, offload: peak"]["peak"] == plan["device_bytes"]
+
+
+def test_wrong_gradients_of_networks_are_found(tmp_path, monkeypatch):
+    pytest.importorskip("torch")
+    from benchmarks import networks
+
+    case = networks.CASES["vgg16"]
+    twin = replace(case, twin=lambda *given: 1.0001 * case.twin(*given))
+    monkeypatch.setitem(networks.CASES, "vgg16", twin)
+    given = ["--quick", "--device", "host", "--output", str(tmp_path), "--case", "vgg16"]
+    assert networks.main(given) == 1
 
 
 def test_a_full_run_needs_a_card(capsys):

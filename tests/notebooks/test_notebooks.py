@@ -87,7 +87,7 @@ def test_a_notebook_is_stored_as_it_is_to_be_read(name):
 def test_the_index_has_every_notebook():
     index = (FOLDER / "README.md").read_text(encoding="utf-8")
     assert re.findall(r"\]\((\d\d_\w+)\.ipynb\)", index) == NAMES
-    assert len(NAMES) == 7
+    assert len(NAMES) == 8
 
 
 def test_a_missing_record_is_said_in_words(on_host, tmp_path, capsys):

@@ -1,0 +1,342 @@
+"""Whole training steps under a memory limit, against PyTorch on the same card.
+
+VGG-16 and ResNet-50 on batches that do not fit the limit, VGG-16's feature layers on one image, a
+3-D U-Net on one volume. Parameters lie on the device, within the limit; images come from pinned
+memory in each step, and gradients go there. Before anything is timed, a small relative of each
+network is compared with PyTorch in float64, under a limit that it does not fit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import ooc_cudnn
+from benchmarks import chain_vgg, common
+from benchmarks.contenders import torch_networks
+from benchmarks.contenders.torch_network import load_torch, out_of_memory_as, precision
+from ooc_cudnn import Network, networks
+from ooc_cudnn.bench.contender import Unavailable
+from ooc_cudnn.bench.placing import available_host_bytes, release_device
+from ooc_cudnn.bench.timing import Timing, timed
+from ooc_cudnn.devices import get_device
+from ooc_cudnn.errors import HostOutOfMemoryError
+from ooc_cudnn.memory.pinned import held_bytes
+
+NAME = "networks"
+#: Of the largest gradient, and of the loss, in float64: sums in another order, through all layers.
+TOLERANCE = 1e-8
+#: Of the loss in TF32, whose rounding is averaged over a batch, a slide or a volume.
+LOSS_TOLERANCE = 1e-2
+#: How far predicted seconds may be off.
+PREDICTION = 0.1
+#: A step is repeated for so many seconds at most, and three times.
+REPEAT_SECONDS = 30.0
+HOST_RESERVE_BYTES = 8 * 2**30
+#: Where PyTorch goes through the batch in parts: as many images as keep the card busy.
+MICRO_BATCH = 128
+Made = tuple[Any, Any]
+
+
+def feature_layers(side: int, height: int, dtype: str = "float32", width: float = 1.0) -> Made:
+    """VGG-16's feature layers on one image, and their distance to given maps."""
+    net = Network()
+    x = net.input("images", (1, 3, height, side), dtype)
+    for group, channels in enumerate((64, 128, 256, 512, 512), 1):
+        for at in range(1, 3 if group < 3 else 4):
+            wide = max(1, round(channels * width))
+            x = net.convolution(x, wide, window=3, padding=1, name=f"conv{group}_{at}")
+            x = net.activation(x)
+        x = net.pooling(x, window=2, name=f"pool{group}")
+    return net, net.mean_squared_error(x, net.input("labels", x.shape, dtype), name="loss")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A network, what is asked of it, and PyTorch's twin.
+
+    Attributes
+    ----------
+    make, small : callable
+        At full size, and the relative in float64: () -> (net, loss).
+    twin : callable
+    bounds : mapping
+        Memory limit to how many times as long as what it is compared with a step may take.
+    small_limit : str
+    beside : callable or None
+        The network that PyTorch runs where it cannot run this one.
+    against_forward : bool
+        Whether steps are held to our own forward, and not to PyTorch in core.
+    micro_batches : bool
+        Whether PyTorch may take its batch in parts.
+    """
+
+    make: Callable[[], Made]
+    small: Callable[[], Made]
+    twin: Any
+    bounds: Mapping[str, float]
+    small_limit: str
+    beside: Callable[[], Made] | None = None
+    against_forward: bool = False
+    micro_batches: bool = False
+
+
+SMALL: dict[str, Any] = {"dtype": "float64", "classes": 3}
+CASES = {
+    "vgg16": Case(
+        lambda: networks.vgg16(1024, dropout=0),
+        lambda: networks.vgg16(2, 32, width=1 / 16, dropout=0, **SMALL),
+        torch_networks.vgg16,
+        {"16GiB": 1.05},
+        "2MiB",
+        micro_batches=True,
+    ),
+    "resnet50": Case(
+        lambda: networks.resnet50(768),
+        lambda: networks.resnet50(3, 64, width=1 / 16, **SMALL),
+        torch_networks.resnet50,
+        {"24GiB": 1.25},
+        "2MiB",
+    ),
+    "features": Case(
+        lambda: feature_layers(16384, 16384),
+        lambda: feature_layers(64, 128, "float64", 1 / 16),
+        torch_networks.features,
+        {"16GiB": 4.5},
+        "768KiB",
+        against_forward=True,
+    ),
+    "unet_3d": Case(
+        lambda: networks.unet_3d(1, 512),
+        lambda: networks.unet_3d(1, 16, stages=4, width=1 / 16, **SMALL),
+        torch_networks.unet_3d,
+        {"40GiB": 18.0, "100GiB": 11.0},
+        "1MiB",
+        beside=lambda: networks.unet_3d(1, 256),
+    ),
+}
+
+
+def drawn(net: Network) -> dict[str, Any]:
+    """Inputs in pinned memory: normal numbers, and labels that are one of three classes."""
+    found = {}
+    for name in ("images", "labels"):
+        tensor = net.graph.tensors[name]
+        array = found[name] = common.pinned(tensor.shape, tensor.dtype)
+        if tensor.dtype == "float32":
+            chain_vgg.fill(array)
+        elif tensor.is_floating:
+            array[...] = np.random.default_rng(1).standard_normal(tensor.shape)
+        else:
+            array[...] = np.random.default_rng(2).integers(0, 3, tensor.shape, np.int8)
+    return found
+
+
+def place_parameters(net: Network) -> dict[str, Any]:
+    """Move parameters to the device, within the limit; return what they are, on the host."""
+    kept = {}
+    for name in net.parameters:
+        kept[name] = net.parameters[name]
+        net.parameters[name] = ooc_cudnn.empty(kept[name].shape, kept[name].dtype)
+        ooc_cudnn.memcpy(net.parameters[name], kept[name])
+    return kept
+
+
+def check_small(report: common.Report, name: str, case: Case) -> None:
+    """Compare the small relative's loss and every gradient with PyTorch's, in float64."""
+    net, loss = case.small()
+    inputs, weights = drawn(net), {key: net.parameters[key] for key in net.parameters}
+    twin = torch_networks.TorchNetwork(load_torch(cuda=False), case.twin, weights, cuda=False)
+    expected_loss = twin.step(*inputs.values())
+    expected = twin.gradients()
+    twin.release()
+    largest = max(float(np.abs(gradient).max()) for gradient in expected.values())
+    for policy in ("offload",) if report.quick else ("offload", "best"):
+        title = f"{name}, small, {policy}"
+        with ooc_cudnn.settings(memory_limit=case.small_limit):
+            step = net.training_step(loss, policy=policy)
+            step(**inputs)
+            found, seconds, call = one_step(step, inputs)
+        errors = {key: float(np.abs(step.gradients[key] - expected[key]).max()) for key in expected}
+        worst = max(errors, key=lambda key: np.nan_to_num(errors[key], nan=math.inf))
+        loss_error = abs(found - expected_loss) / abs(expected_loss)
+        report.check(
+            f"{title}: contents",
+            {
+                "ok": set(errors) == set(step.gradients)
+                and errors[worst] <= TOLERANCE * largest
+                and loss_error <= TOLERANCE,
+                "gradients": len(errors),
+                "worst_gradient": worst,
+                "worst_error_of_largest": errors[worst] / largest,
+                "loss_error": loss_error,
+            },
+        )
+        account(report, title, call, Timing((seconds,)))
+
+
+def one_step(step: Any, inputs: Mapping[str, Any]) -> tuple[float, float, Any]:
+    """Loss and seconds of a step, and the step as it was recorded."""
+    with ooc_cudnn.profile() as recorded:
+        begin = time.perf_counter()
+        loss = step(**inputs)
+        seconds = time.perf_counter() - begin
+    (call,) = recorded.calls
+    return loss, seconds, call
+
+
+def account(report: common.Report, name: str, call: Any, seconds: Timing) -> None:
+    """Keep what a step took, beside what its plan said; its peak is to be exact."""
+    plan, held = call.plan, get_device(report.arguments.device).arena.array_bytes
+    names = (
+        "policy", "micro_batches", "bands", "pieces", "seconds", "compute_seconds",
+        "copy_in_seconds", "copy_out_seconds", "bytes_in", "bytes_out", "device_bytes",
+        "host_bytes", "memory_limit",
+    )  # fmt: skip
+    figures = {each: getattr(plan, each) for each in names}
+    report.measure(f"{name}: plan", figures)
+    busy = {each: call.trace.busy_seconds(each) for each in ("copy_in", "compute", "copy_out")}
+    report.measure(f"{name}: streams, profiled", busy)
+    report.measure(f"{name}: seconds", seconds)
+    report.claim(f"{name}: predicted / measured", plan.seconds / seconds.median)
+    peak = call.peak_device_bytes
+    report.check(
+        f"{name}: peak",
+        {
+            "ok": peak == plan.device_bytes + held and peak <= plan.memory_limit,
+            "peak": peak, "planned": plan.device_bytes, "arrays": held,
+            "limit": plan.memory_limit,
+        },
+    )  # fmt: skip
+
+
+def repeated(function: Callable[[], Any], synchronize: Callable[[], None]) -> Timing:
+    """Time what was run before: three times, or as often as there is time for."""
+    samples = [timed(function, synchronize)]
+    while len(samples) < 3 and sum(samples) + samples[-1] < REPEAT_SECONDS:
+        samples.append(timed(function, synchronize))
+    return Timing(tuple(samples))
+
+
+class Theirs:
+    """What PyTorch took, in core, and what came out; None where it could not run."""
+
+    def __init__(self, report: common.Report, name: str, case: Case) -> None:
+        self.seconds: float | None = None
+        self.loss: float | None = None
+        net, _ = (case.beside or case.make)()
+        inputs, weights = drawn(net), {key: net.parameters[key] for key in net.parameters}
+        ways: dict[str, int | None] = {"in core": None}
+        if case.micro_batches:
+            ways["micro-batches"] = MICRO_BATCH
+        for way, micro in ways.items():
+            try:
+                loss, seconds = self._timed(report, case, weights, inputs, f"{name}: {way}", micro)
+            except (Unavailable, MemoryError) as error:
+                report.note(f"{name}: PyTorch, {way}, did not run: {error}")
+                continue
+            if way == "in core":
+                self.seconds = seconds.median
+                self.loss = None if case.beside else loss
+        release_device(report.arguments.device)
+
+    def _timed(
+        self, report: common.Report, case: Case, weights: Any, inputs: Any, name: str,
+        micro: int | None,
+    ) -> tuple[float, Timing]:  # fmt: skip
+        torch = load_torch(cuda=True)
+        with precision(torch, tf32=True), out_of_memory_as(torch, MemoryError):
+            made = torch_networks.TorchNetwork(torch, case.twin, weights, cuda=True)
+            try:
+                loss = made.step(*inputs.values(), micro=micro)
+                torch.cuda.reset_peak_memory_stats()
+                run = functools.partial(made.step, *inputs.values(), micro=micro)
+                seconds = repeated(run, report.synchronize)
+                report.measure(f"{name}: PyTorch, seconds", seconds)
+                report.measure(f"{name}: PyTorch, peak", torch.cuda.max_memory_allocated())
+            finally:
+                made.release()
+        return loss, seconds
+
+
+def measure(report: common.Report, name: str, case: Case) -> None:
+    """Time PyTorch, and then the library under each of the case's limits."""
+    theirs = Theirs(report, name, case)
+    for limit, bound in case.bounds.items():
+        title = f"{name}, {limit}"
+        net, loss = case.make()
+        inputs, device = drawn(net), get_device(report.arguments.device)
+        host = held_bytes(device) + available_host_bytes() - HOST_RESERVE_BYTES
+        with ooc_cudnn.settings(memory_limit=limit, allow_tf32=True, host_memory_limit=host):
+            place_parameters(net)
+            step = net.training_step(loss)
+            begin = time.perf_counter()
+            try:
+                found = step(**inputs)
+            except (HostOutOfMemoryError, ooc_cudnn.PlanInfeasibleError) as error:
+                report.note(f"{title}: did not run: {error}")
+                report.check(f"{title}: contents", {"ok": False, "reason": str(error)})
+                continue
+            report.measure(f"{title}: first step, with its plan", time.perf_counter() - begin)
+            run = functools.partial(step, **inputs)
+            seconds = repeated(run, report.synchronize)
+            did = one_step(step, inputs)[2]
+            account(report, title, did, seconds)
+            off = abs(did.plan.seconds / seconds.median - 1)
+            report.claim(f"{title}: prediction off by", off, "<=", PREDICTION)
+            against = theirs.seconds
+            if case.against_forward:
+                against = _forward(report, title, net, inputs)
+        finite = all(bool(np.isfinite(gradient).all()) for gradient in step.gradients.values())
+        check = {"ok": finite and math.isfinite(found), "loss": found, "finite": finite}
+        if theirs.loss is not None:
+            error = abs(found - theirs.loss) / abs(theirs.loss)
+            check |= {"loss_error": error, "ok": check["ok"] and error <= LOSS_TOLERANCE}
+        report.check(f"{title}: contents", check)
+        if against is not None:
+            what = "our own forward" if case.against_forward else "PyTorch in core"
+            if case.beside is not None:
+                what += " on an eighth"
+            report.claim(f"{title}: times {what}", seconds.median / against, "<=", bound)
+        del net, step, inputs
+        release_device(report.arguments.device)
+
+
+def _forward(report: common.Report, name: str, net: Network, inputs: Mapping[str, Any]) -> float:
+    """Seconds of inference up to the last pooling, under the limit of the step."""
+    last = net.graph.tensors["pool5"]
+    out = common.pinned(last.shape)
+    run = functools.partial(net.forward, last, images=inputs["images"], out=out)
+    run()
+    found = repeated(run, report.synchronize)
+    report.measure(f"{name}: forward, seconds", found)
+    return found.median
+
+
+def body(report: common.Report) -> None:
+    chosen = report.arguments.case or tuple(CASES)
+    if report.arguments.case:
+        report.file = f"{NAME}_{'_'.join(chosen)}"
+    for name in chosen:
+        check_small(report, name, CASES[name])
+        release_device(report.arguments.device)
+        if not report.quick:
+            measure(report, name, CASES[name])
+            report.write()  # what comes next may take long
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--case", action="append", choices=CASES, help="by default all")
+
+
+main = functools.partial(common.run, NAME, body, __doc__, more=options)
+
+if __name__ == "__main__":
+    common.main(main)
