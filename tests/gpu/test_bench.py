@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from benchmarks import networks
 from benchmarks.contenders.cases import CASES
 from benchmarks.contenders.managed import HOST, ManagedArray, need_managed_memory, read_every_page
 from benchmarks.contenders.suite import run_case
@@ -61,3 +62,10 @@ def test_a_tiny_case_runs_on_the_card(name):
             assert found["check"] is None or found["check"]["ok"], (contender, found)
     assert record["contenders"][OURS]["seconds"]["median"] > 0
     assert guards._managed_bytes == 0
+
+
+@pytest.mark.parametrize("case", networks.CASES)
+def test_a_small_network_trains_on_the_card_as_pytorch_does_in_float64(case, tmp_path):
+    pytest.importorskip("torch")
+    given = ["--quick", "--device", "cuda", "--output", str(tmp_path), "--case", case]
+    assert networks.main(given) == 0
