@@ -1,0 +1,93 @@
+"""Schedules of networks before an independent judge: no two steps may meet in memory unordered."""
+
+from __future__ import annotations
+
+import pytest
+
+import ooc_cudnn
+from ooc_cudnn.network.placing import place_step
+from ooc_cudnn.network.planning import _as_taken, _rewritten, plan_step
+from ooc_cudnn.network.policies import POLICIES
+from ooc_cudnn.network.running import _terms
+from ooc_cudnn.pipeline import program, residence
+from ooc_cudnn.pipeline.schedule import make_schedule
+from tests.support.drawn_networks import drawn_network
+from tests.support.hazards import clocks, hazards
+
+
+def schedule_of(seed, share, policy, micro_batches=None):
+    """The schedule of a drawn network that has a share of the memory it wants."""
+    net, loss, _ = drawn_network(seed, loss=True)
+    full = net.plan(loss, memory_limit="1GiB", policy="keep").device_bytes
+    limit = int(full * share)
+    step, terms = net.training_phases(loss), _terms(limit, None, "float64", {})
+    made = plan_step("step", step, terms, policy=policy, micro_batches=micro_batches)
+    return make_schedule(made.placed.program)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [(0, 0.6, "offload"), (7, 0.7, "vdnn_all"), (3, 0.3, "keep"), (4, 0.5, "checkpoint")],
+    ids=str,
+)
+def test_what_touches_the_same_memory_is_ordered(case):
+    schedule = schedule_of(*case)
+    assert {step.stream for step in schedule.steps} == {"copy_in", "compute", "copy_out"}
+    assert hazards(schedule) == []
+
+
+def test_small_moves_and_arrays_of_many_regions(monkeypatch):
+    monkeypatch.setattr(program, "MOVE_BYTES", 512)
+    monkeypatch.setattr(residence, "MOST_REGIONS", 2)
+    schedule = schedule_of(3, 0.7, "offload")
+    assert hazards(schedule) == []
+    moved = [step.piece for step in schedule.steps if step.places[0].operand == ""]
+    assert len(moved) > len(set(moved))
+
+
+def test_micro_batches():
+    schedule = schedule_of(8, 0.5, "offload", 2)
+    assert hazards(schedule) == []
+
+
+def images(rows=24):
+    """A network that can go down its rows in bands."""
+    net = ooc_cudnn.Network(seed=1)
+    y = net.input("x", (2, 3, rows, 6), "float64")
+    for channels in (4, 4, 5):
+        y = net.activation(net.convolution(y, channels, window=3, padding=1), "relu")
+    y = net.pooling(y, window=2)
+    target = net.input("target", y.shape, "float64")
+    return net, net.mean_squared_error(y, target)
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_bands_of_rows(parts):
+    net, loss = images()
+    step = net.training_phases(loss)
+    terms = _terms("64KiB", None, "float64", {})
+    rewritten = _rewritten(_as_taken(step, "best"), frozenset(), parts, 3)
+    placed = place_step("rows", rewritten, POLICIES["keep"].residing(rewritten), terms)
+    schedule = make_schedule(placed.program)
+    assert len(schedule.steps) > 60
+    assert hazards(schedule) == []
+
+
+def test_every_wait_that_is_dropped_is_missed():
+    """The judge sees each, and none waits for more than it must: but for what follows anyway."""
+    schedule, needed = schedule_of(5, 1, "offload"), 0
+    waits = [step.waits for step in schedule.steps]
+    known = clocks(schedule, waits)
+    for at, own in enumerate(waits):
+        for wait in own:
+            dropped = [*waits]
+            dropped[at] = tuple(each for each in own if each != wait)
+            if (clocks(schedule, dropped)[at] != known[at]).any():
+                needed += 1
+                assert hazards(schedule, dropped), f"{at} need not wait for {wait}"
+    assert needed >= 25
+
+
+def test_items_that_forget_each_other_meet(monkeypatch):
+    monkeypatch.setattr(residence.Residence, "users", lambda *_, **__: {})
+    assert hazards(schedule_of(0, 1, "offload"))
