@@ -15,9 +15,10 @@ from ooc_cudnn.network.phases import Phase, Step
 from ooc_cudnn.network.remaking import REMADE, can_be_remade, forward_only, remade
 from ooc_cudnn.network.residency import GIVEN, uses_of
 from ooc_cudnn.network.tensors import Tensor
+from ooc_cudnn.operations.masks import Bitwise
 from ooc_cudnn.operations.part_of import PartOf
 from ooc_cudnn.operations.rows import ROW_AXIS, height
-from ooc_cudnn.operations.splittable import Region
+from ooc_cudnn.operations.splittable import Region, Splittable
 from ooc_cudnn.operations.window import Range
 
 #: What stands in the names of tensors of bands, before the number.
@@ -96,6 +97,7 @@ class _Stretches:
                     bound != name
                     or "h_y" not in phase.call.operands[operand].axes
                     or phase.call.row_axis != ROW_AXIS
+                    or _is_packed(phase.call)
                     or any(
                         "h_y" not in phase.call.operands[result].axes
                         for result in phase.call.results
@@ -128,8 +130,10 @@ class _Stretches:
     def _is_alone(phase: Phase) -> bool:
         """Whether a phase sums over rows in a way that cannot be added to, as moments are merged.
 
-        So does what has nothing to do with rows.
+        So does what has nothing to do with rows, or has bits of several in a byte.
         """
+        if _is_packed(phase.call):
+            return True
         call = replace(phase.call, beta=1.0)
         sums = [name for name in call.results if "h_y" not in call.operands[name].axes]
         return any(call.scaling(name)[1] != 1 for name in sums) or not any(
@@ -230,9 +234,12 @@ class _Band:
         return rows
 
     def _need(self, name: str, rows: Range) -> None:
-        low, high = self.needed.get(name, rows)
-        if rows[0] < rows[1]:
-            self.needed[name] = (min(low, rows[0]), max(high, rows[1]))
+        first, last = rows
+        if first == last:  # padding alone is read; but no tensor is without rows
+            first = min(first, height(self.stretches.step.tensors[name].shape) - 1)
+            last = first + 1
+        low, high = self.needed.get(name, (first, last))
+        self.needed[name] = (min(low, first), max(high, last))
 
     @staticmethod
     def _region(phase: Phase, operand: str, rows: Range) -> Region | None:
@@ -268,6 +275,16 @@ class _Band:
 def is_of_band(name: str) -> bool:
     """Whether a tensor exists for one band at a time."""
     return OF_BAND in name
+
+
+def _is_packed(call: Splittable) -> bool:
+    """Whether some of a call's tensors hold several rows in a byte."""
+    rows = {
+        operand.shape[ROW_AXIS]
+        for operand in call.operands.values()
+        if isinstance(call, Bitwise) and len(operand.shape) == ROW_AXIS + 1
+    }
+    return len(rows) > 1
 
 
 def whole_maps(step: Step) -> frozenset[str]:

@@ -52,7 +52,10 @@ def repeatable(step: Step) -> frozenset[str]:
 
 def forward_only(step: Step) -> frozenset[str]:
     """Maps that backward does not read: they are made again where what is made again needs them."""
-    return repeatable(step) - can_be_remade(step)
+    uses = uses_of(step)
+    return frozenset(
+        name for name in repeatable(step) if not step.phases[uses[name].phases[-1]].is_backward
+    )
 
 
 def is_repeatable(step: Step, phase: Phase) -> bool:

@@ -144,7 +144,7 @@ class PartOf(Splittable):
         return self.inner.is_legal(replace(split, **sizes))
 
     def axis_ranges(self, axis: str, size: int) -> Ranges:
-        if axis in ("n", "h_y"):
+        if axis == "n" or (axis == "h_y" and not self._all_rows):
             return super().axis_ranges(axis, size)
         return self.inner.axis_ranges(axis, size)
 
