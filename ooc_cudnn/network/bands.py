@@ -140,9 +140,9 @@ class _Stretches:
             "h_y" in operand.axes for operand in call.operands.values()
         )
 
-    @staticmethod
-    def _makes_again(phase: Phase) -> bool:
-        return all(name.endswith(REMADE) for name in phase.writes)
+    def _makes_again(self, phase: Phase) -> bool:
+        """Whether a phase makes again what is banded, and nothing that must end first."""
+        return all(n.endswith(REMADE) and n in self.banded_tensors for n in phase.writes)
 
     def _crossing(self) -> set[str]:
         """Banded tensors that several stretches touch."""
