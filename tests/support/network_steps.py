@@ -1,0 +1,51 @@
+"""Steps of drawn networks through the real engine, compared with their twins, and bands by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+
+import ooc_cudnn
+from ooc_cudnn.network.placing import place_step
+from ooc_cudnn.network.planning import _as_taken, _figures, _How, _rewritten
+from ooc_cudnn.network.policies import POLICIES
+from ooc_cudnn.network.running import _terms
+from tests.support.network_checks import assert_close, sizes_of
+
+
+def banded_plan(net, loss, limit, bands, micro_batches=1):
+    """The plan of a step in so many bands of rows, which the planner tries last."""
+    step = _as_taken(net.training_phases(loss), "best")
+    terms = _terms(limit, None, "float64", {})
+    rewritten = _rewritten(step, frozenset(), micro_batches, bands)
+    residing = POLICIES["keep"].residing(rewritten)
+    placed = place_step("training_step", rewritten, residing, terms)
+    how = _How(micro_batches, bands)
+    return _figures("training_step", "best", rewritten, placed, how, terms)
+
+
+def check_step(drawn, limit, **asked):
+    """Run a step of a `Drawn` network and compare it; return it, and what it made.
+
+    Returns
+    -------
+    TrainingStep, dict
+        The second: copies of the loss, every gradient and the running statistics, by name.
+    """
+    for name, array in drawn.running.items():
+        drawn.net.running[name] = array.copy()
+    step = drawn.net.training_step(drawn.loss, memory_limit=limit, **asked)
+    with ooc_cudnn.profile() as profiled:
+        value = step(**drawn.inputs)
+    loss, gradients, running = drawn.expected
+    assert_close(np.array([value]), loss.reshape(1), "loss")
+    least = sizes_of(gradients)
+    for name, gradient in gradients.items():
+        if gradient is not None:
+            assert_close(step.gradients[name], gradient, f"gradient of {name}", least=least)
+    for name, array in running.items():
+        assert_close(np.asarray(drawn.net.running[name]), array, name)
+    peak = profiled.calls[0].peak_device_bytes
+    assert peak == step.plan.device_bytes <= limit
+    made = {"loss": np.array(value)}
+    made |= {f"gradient of {name}": np.array(each) for name, each in step.gradients.items()}
+    return step, made | {name: np.array(drawn.net.running[name]) for name in running}
