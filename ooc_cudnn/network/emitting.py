@@ -108,10 +108,10 @@ class Forward(_Emit):
         region = region or whole(x.shape)
         self.tensors[y.name] = replace(y, of=self.known(x).name, region=region)
 
-    def is_placed(self, part: Tensor, target: Tensor, region: Region) -> bool:
-        """Make a tensor a view of a region of another one, if whoever makes it can write there.
+    def lay_into(self, part: Tensor, target: Tensor, region: Region) -> bool:
+        """Make a tensor a view of a region of another one; False if its maker cannot write there.
 
-        A map can be placed once, and what is given or lives between steps never.
+        A map can be laid into one other, and what is given or lives between steps into none.
         """
         base, inner = place_of(self.known(part).name, self.tensors)
         found = self.tensors[base]
@@ -137,6 +137,7 @@ class Backward(_Emit):
         self.tensors = forward.tensors
         self.seeds: dict[str, str] = {}
         self._gradients: dict[str, Tensor] = {}
+        #: Of each tensor whose gradient somebody has yet to read, where that lies.
         self._unread: dict[str, Place] = {}
         for output in seeds:
             seed = self._new(output)
@@ -163,14 +164,16 @@ class Backward(_Emit):
 
         Parameters
         ----------
+        what : str
+            What is done, for the phase's name: "filter gradient".
+        call : Splittable
+            It must honour ``beta``, at least of its first result.
         reads : mapping
             The operands that the call reads, and the tensors they are; results that others read,
             too (sums that are made beside).
         makes : Tensor
             Of each result of the call (``dx=``, ``dw=``): the tensor whose gradient it is. A result
             that is not named, or not wanted, is thrown away.
-
-        The call must honour ``beta``, at least of its first result.
         """
         wanted = {result: of for result, of in makes.items() if self.wants(of)}
         if not wanted:
@@ -204,7 +207,7 @@ class Backward(_Emit):
             self._add(of, made, made_here=True)
 
     def hand_on(self, dy: Tensor, x: Tensor, region: Region = ()) -> None:
-        """Make dy (or a region of it) the gradient of x as it lies, or add it to what x has."""
+        """Make dy (or a region of it) the gradient of x without a copy, or add it to what x has."""
         if not self.wants(x):
             return
         if region or dy.shape != x.shape:
@@ -237,7 +240,11 @@ class Backward(_Emit):
         self._unread[of.name] = place_of(gradient.name, self.tensors)
 
     def _may_change(self, of: Tensor) -> bool:
-        """Whether a tensor has a gradient that is nobody else's, too."""
+        """Whether a tensor has a gradient, and that may be added to where it lies.
+
+        It may not while the same bytes are another tensor's gradient, which somebody has yet to
+        read.
+        """
         if of.name not in self._gradients:
             return False
         base, region = place_of(self._gradients[of.name].name, self.tensors)

@@ -16,7 +16,13 @@ class Graph:
         self.nodes: dict[str, Node] = {}
 
     def add_tensor(self, tensor: Tensor) -> Tensor:
-        """Add an input, a parameter or running statistics; or the result of a node to be."""
+        """Add an input, a parameter or running statistics; or the result of a node to be.
+
+        Raises
+        ------
+        ValueError
+            If its name is taken.
+        """
         if tensor.name in self.tensors:
             raise ValueError(f"there is a tensor named {tensor.name!r} already")
         self.tensors[tensor.name] = tensor

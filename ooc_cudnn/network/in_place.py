@@ -25,6 +25,8 @@ IN_PLACE = (
     LayerNormalizationGradient,
     MaskedActivationGradient,
 )
+#: The operands that may share memory: what is read, and what is made of it.
+_PAIR = ("dy", "dx")
 
 
 def in_place(step: Step) -> Step:
@@ -45,9 +47,6 @@ def in_place(step: Step) -> Step:
         if name not in names
     }
     return replace(step, tensors=tensors, phases=tuple(phases))
-
-
-_PAIR = ("dy", "dx")
 
 
 def _may_share(step: Step, at: int, phase: Phase, uses: dict[str, Uses]) -> bool:

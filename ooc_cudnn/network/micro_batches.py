@@ -89,7 +89,7 @@ class _Batch:
         return self.step.place(name).base
 
     def _own(self, phase: Phase) -> set[str]:
-        """The operands of which each image has its part."""
+        """The operands that have an axis of images: a part reads or makes those of its images."""
         return {
             name
             for name, operand in phase.call.operands.items()
@@ -97,6 +97,7 @@ class _Batch:
         }
 
     def _stays_whole(self, name: str) -> bool:
+        """Whether parts share a tensor, and each reads or makes a region of it."""
         base = self._base(name)
         return base in self._whole or self.step.tensors[base].kind in GIVEN
 
@@ -157,7 +158,7 @@ class _Batch:
         return needed
 
     def part(self, index: int, images: Range) -> list[Phase]:
-        """The phases of some images."""
+        """The phases of part `index`, for a range of images; sums add to the parts before."""
         found = []
         for phase in self._each:
             call = phase.call

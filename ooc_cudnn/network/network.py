@@ -15,7 +15,7 @@ from ooc_cudnn.network.builders.normalizations import NormalizationBuilders
 from ooc_cudnn.network.builders.shapes import ShapeBuilders
 from ooc_cudnn.network.builders.windows import WindowBuilders
 from ooc_cudnn.network.phases import Step
-from ooc_cudnn.network.running import Running
+from ooc_cudnn.network.running import Runnable
 from ooc_cudnn.network.tensors import Tensor
 from ooc_cudnn.operations.window_arguments import is_int
 from ooc_cudnn.settings import current
@@ -23,7 +23,12 @@ from ooc_cudnn.tensor import DTYPES, ITEM_BYTES
 
 
 class Network(
-    WindowBuilders, NormalizationBuilders, ElementwiseBuilders, ShapeBuilders, LossBuilders, Running
+    WindowBuilders,
+    NormalizationBuilders,
+    ElementwiseBuilders,
+    ShapeBuilders,
+    LossBuilders,
+    Runnable,
 ):
     """A network, from inputs to a loss or other results.
 
@@ -34,7 +39,7 @@ class Network(
     Parameters
     ----------
     seed : int
-        Of the parameters that are not given.
+        Of the parameters that are not given, and of dropout.
 
     Attributes
     ----------
@@ -95,7 +100,15 @@ class Network(
     # Freezing ---------------------------------------------------------------------------------
 
     def freeze(self, *names: str) -> None:
-        """Make no gradients of these parameters ("convolution_1.w"), or of whole nodes."""
+        """Make no gradients of these parameters ("convolution_1.w"), or of whole nodes.
+
+        It counts for plans and steps that are made afterwards.
+
+        Raises
+        ------
+        ValueError
+            If a name is neither a parameter nor a node that has some.
+        """
         self._frozen.update(self._parameters_named(names))
 
     def unfreeze(self, *names: str) -> None:
@@ -146,7 +159,7 @@ class Network(
         return other
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write parameters and running statistics to an ``.npz`` file."""
+        """Write parameters and running statistics to an ``.npz`` file; it is whole or not there."""
         saving.save(path, self.graph, self.parameters, self.running)
 
     def load(self, path: str | os.PathLike[str]) -> None:
@@ -173,12 +186,12 @@ class Network(
         return training_step(self.graph, (loss,), self.wanted, current())
 
     def gradient_phases(self, *outputs: Tensor) -> Step:
-        """The same, from given gradients of some outputs."""
+        """Forward and backward phases from given gradients of outputs: the step's `seeds`."""
         found = [self.graph.check_own(output, "outputs") for output in outputs]
         return training_step(self.graph, found, self.wanted, current())
 
     def forward_phases(self, *outputs: Tensor) -> Step:
-        """The phases of inference."""
+        """The phases of inference: what outputs depend on, by running statistics, no dropout."""
         found = [self.graph.check_own(output, "outputs") for output in outputs]
         return forward_step(self.graph, found, current())
 

@@ -96,7 +96,7 @@ def course_of(made: PlannedStep) -> Course:
 
 
 def _stays(made: PlannedStep) -> Iterator[tuple[int, int, int, int]]:
-    """Class, first and last phase, and bytes of all that is on the device."""
+    """Row of `CLASSES`, first and last phase, and bytes of each stay on the device."""
     step = made.step
     of_weights = {step.place(name).base for name in step.gradients.values()}
     for base, stays in made.placed.residency.items():

@@ -46,8 +46,8 @@ class Terms:
     target : Target
         The machine model, and the bytes that the block may take (`room_bytes`).
     given : mapping
-        Specs of arrays that are handed in: inputs, parameters, running statistics. What has none is
-        packed in pinned memory.
+        Name to the spec of the array that is handed in: inputs, parameters, running statistics,
+        results. What has none is packed in pinned memory, which the step keeps.
     order : str
         Memory order of maps on the device.
     synchronous : bool
@@ -129,7 +129,7 @@ def _extents(step: Step, stays: Residency) -> list[tuple[str, int, Extent]]:
 
 
 def _largest(step: Step, stays: Residency, phase: int) -> str | None:
-    """The largest tensor that holds memory in a phase."""
+    """The name of the largest tensor that holds memory in a phase; None if none does."""
     there = [
         base
         for base, found in stays.items()
@@ -139,7 +139,7 @@ def _largest(step: Step, stays: Residency, phase: int) -> str | None:
 
 
 def _least_bytes(name: str, step: Step, terms: Terms) -> int:
-    """The least room with which every phase can be streamed."""
+    """The least memory limit, in bytes, under which every phase can be streamed."""
     placing, least = _Placing(name, step, {}, terms), 0
     for at, phase in enumerate(step.phases):
         try:
@@ -297,7 +297,7 @@ class _Placing:
         return plan.seconds > MUCH_SLOWER * with_all.seconds
 
     def _gap(self, at: int) -> tuple[int, int]:
-        """The largest range of the block that nothing holds in a phase."""
+        """The largest range of the block, in bytes, that nothing holds in a phase."""
         first, last, spans = self._held
         held = spans[(first <= at) & (at <= last)]
         best, end = (0, 0), 0
@@ -308,7 +308,7 @@ class _Placing:
         return best
 
     def plan_of(self, phase: Phase, at: int, limit_bytes: int) -> tuple[Request, Plan]:
-        """Plan a phase, its operands where they are then."""
+        """Plan a phase within so many bytes, its operands where they are then."""
         call, target = phase.call, self.terms.target
         homes = {
             operand: self.homes[self.home_of(name, at)] for operand, name in phase.binds.items()

@@ -17,7 +17,7 @@ SHOWN = 12
 
 
 class TaskFigures(NamedTuple):
-    """What a phase takes: seconds by itself, and device memory beside the tensors there."""
+    """What a phase takes: seconds of computing, and bytes beside the tensors on the device."""
 
     name: str
     seconds: float
@@ -27,7 +27,7 @@ class TaskFigures(NamedTuple):
 
 
 class Fate(NamedTuple):
-    """What becomes of a tensor between its uses."""
+    """What becomes of a tensor: one of `FATES`, which docs/networks.md explains."""
 
     tensor: str
     fate: str
@@ -52,13 +52,13 @@ class NetworkPlan:
     host_bytes : int
         Pinned memory that the step keeps, beside the arrays that are given.
     seconds : float
-        Predicted, by a replay of the very steps.
+        Predicted, by a replay of the schedule on a virtual clock.
     compute_seconds, copy_in_seconds, copy_out_seconds : float
         How long each stream is busy.
     bytes_in, bytes_out : int
-        Over the link.
+        Copied over the link, to the device and from it.
     pieces : int
-        Of all tasks.
+        Into how many all calls of the step are cut, added up.
     micro_batches : int
         Parts of the batch that go through the network one after the other.
     bands : int

@@ -1,4 +1,4 @@
-"""From a step to its plan: by a policy, or the fastest of all by the replay."""
+"""From a step to its plan: by one policy, or by all that `best` compares, the fastest by replay."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ooc_cudnn.network.micro_batches import WholeBatchError, micro_batched
 from ooc_cudnn.network.phases import Step
 from ooc_cudnn.network.placing import Placed, Terms, most_held, place_step
 from ooc_cudnn.network.plan import Fate, NetworkPlan, TaskFigures
-from ooc_cudnn.network.policies import POLICIES, Kind, Policy, fastest_order, leaving
+from ooc_cudnn.network.policies import POLICIES, Decision, Policy, fastest_order, leaving
 from ooc_cudnn.network.remaking import REMADE, remade
 from ooc_cudnn.network.residency import GIVEN, Residency
 from ooc_cudnn.pipeline.program import Task
@@ -31,8 +31,8 @@ MOST_BANDS = 1024
 SHARE_OF_BANDS = 0.7
 #: A plan that takes so many times its computing is compared with those that go down the rows.
 WAITING = 1.5
-#: Where tasks find too little room, so much more of what can be remade is: a share of all.
-STEPS_OF_KINDS = 16
+#: Where tasks find too little room, further decisions are tried in so many steps at most.
+MOST_STEPS = 16
 #: Micro-batches that are tried: the next number is worth it while it is faster.
 MOST_MICRO_BATCHES = 256
 
@@ -55,7 +55,8 @@ def plan_step(
     policy : str
         One of `NAMES`.
     micro_batches : int, optional
-        Parts of the batch; chosen when left out, and 1 for the policies of vDNN.
+        Parts of the batch that follow each other; chosen when left out, and 1 for the policies of
+        vDNN.
 
     Raises
     ------
@@ -198,38 +199,40 @@ def _planned(
     """Plan a step by one policy; None where it does not fit as the policy has it."""
     made = POLICIES[policy]
     terms = replace(terms, synchronous=made.synchronous)
-    kinds = made.kinds(step, terms.target.machine)
-    at = _first_that_fits(step, kinds, made, parts, terms.target.room_bytes)
+    decisions = made.decisions(step, terms.target.machine)
+    at = _first_that_fits(step, decisions, made, parts, terms.target.room_bytes)
     while True:
-        rewritten, stays = _as_decided(step, kinds[at], made, parts)
-        last = at == len(kinds) - 1
+        rewritten, stays = _as_decided(step, decisions[at], made, parts)
+        last = at == len(decisions) - 1
         placed = place_step(name, rewritten, stays, terms, may_stream=may_stream and last)
         if placed is not None:
-            how = _How(parts, remade=tuple(sorted(kinds[at].remade)))
+            how = _How(parts, remade=tuple(sorted(decisions[at].remade)))
             figures = _figures(name, policy, rewritten, placed, how, terms)
             return PlannedStep(figures, rewritten, placed)
         if last:
             return None
         # what tasks need beside the tensors was not counted
-        at = min(at + max(1, len(kinds) // STEPS_OF_KINDS), len(kinds) - 1)
+        at = min(at + max(1, len(decisions) // MOST_STEPS), len(decisions) - 1)
 
 
-def _as_decided(step: Step, kind: Kind, policy: Policy, parts: int) -> tuple[Step, Residency]:
+def _as_decided(
+    step: Step, decision: Decision, policy: Policy, parts: int
+) -> tuple[Step, Residency]:
     """A step with what is remade, and where its tensors are."""
-    rewritten = _rewritten(step, kind.remade, parts, 1)
-    if kind.offloaded:
-        return rewritten, leaving(rewritten, kind.offloaded)
+    rewritten = _rewritten(step, decision.remade, parts, 1)
+    if decision.offloaded:
+        return rewritten, leaving(rewritten, decision.offloaded)
     return rewritten, policy.residing(rewritten)
 
 
 def _first_that_fits(
-    step: Step, kinds: Sequence[Kind], policy: Policy, parts: int, room_bytes: int
+    step: Step, decisions: Sequence[Decision], policy: Policy, parts: int, room_bytes: int
 ) -> int:
-    """The first kind whose tensors fit, by halving; the last one if none does."""
-    low, high = 0, len(kinds) - 1
+    """The first decision whose tensors fit, by halving; the last one if none does."""
+    low, high = 0, len(decisions) - 1
     while low < high:
         middle = (low + high) // 2
-        if most_held(*_as_decided(step, kinds[middle], policy, parts)) <= room_bytes:
+        if most_held(*_as_decided(step, decisions[middle], policy, parts)) <= room_bytes:
             high = middle
         else:
             low = middle + 1

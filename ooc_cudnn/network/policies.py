@@ -22,16 +22,16 @@ from ooc_cudnn.tensor import ORDERS
 from perfmodel import MachineModel
 
 
-class Kind(NamedTuple):
+class Decision(NamedTuple):
     """Which maps of a step are remade, and which leave between forward and backward."""
 
     remade: frozenset[str] = frozenset()
     offloaded: frozenset[str] = frozenset()
 
 
-#: Says what may be done with a step: the first, or a later one if memory is shorter. Of those that
-#: fit the first is taken.
-Kinds = Callable[[Step, MachineModel], Sequence[Kind]]
+#: Says what may be decided for a step, the fastest first; each later one takes less memory. Of
+#: those that fit the first is taken.
+Decisions = Callable[[Step, MachineModel], Sequence[Decision]]
 #: Says where the tensors of a step are.
 Residing = Callable[[Step], Residency]
 
@@ -43,15 +43,15 @@ class Policy:
     Attributes
     ----------
     residing : callable
-        Where its tensors are, but for what a kind lets leave.
-    kinds : callable
-        What is remade, and what leaves.
+        Where its tensors are, but for what a decision lets leave.
+    decisions : callable
+        What is remade and what leaves: a list, for memory that gets shorter and shorter.
     synchronous : bool
-        Whether computing waits at the end of a layer for what leaves there.
+        Whether computing waits at the end of a layer for what leaves there, as vDNN does.
     """
 
     residing: Residing
-    kinds: Kinds = lambda step, machine: (Kind(),)
+    decisions: Decisions = lambda step, machine: (Decision(),)
     synchronous: bool = False
 
 
@@ -64,7 +64,7 @@ def keep(step: Step) -> Residency:
 
 
 def idle(step: Step, uses: Mapping[str, Uses]) -> dict[str, tuple[int, int]]:
-    """Of each map that backward reads, its last use in forward and the first one after it."""
+    """Of each map that backward reads, the phases of its last use in forward and its next one."""
     found = dict[str, tuple[int, int]]()
     for name, used in uses.items():
         if step.tensors[name].kind not in ("map", "input"):
@@ -81,7 +81,7 @@ def offloaded(step: Step, fetches: Mapping[str, int]) -> Residency:
     Parameters
     ----------
     fetches : mapping
-        Of each of them the phase before which the copy back starts.
+        Name of each map that leaves, to the phase before which the copy back starts.
     """
     uses = uses_of(step)
     stays, gaps = kept(step, uses), idle(step, uses)
@@ -119,20 +119,20 @@ def _leaving_first(step: Step) -> list[str]:
     return sorted(idle_for, key=lambda name: (-idle_for[name], name))
 
 
-def offload(step: Step, machine: MachineModel) -> Sequence[Kind]:
+def offload(step: Step, machine: MachineModel) -> Sequence[Decision]:
     """What leaves, from nothing to every map that backward reads."""
     order = _leaving_first(step)
-    return [Kind(offloaded=frozenset(order[:count])) for count in range(len(order) + 1)]
+    return [Decision(offloaded=frozenset(order[:count])) for count in range(len(order) + 1)]
 
 
-def mixed(step: Step, machine: MachineModel) -> Sequence[Kind]:
+def mixed(step: Step, machine: MachineModel) -> Sequence[Decision]:
     """What is remade, up to all that can be; then what leaves, of the rest."""
     remaking = remake(step, machine)
     again = remaking[-1].remade
     order = [name for name in _leaving_first(step) if name not in again]
     return [
         *remaking,
-        *(Kind(again, frozenset(order[:count])) for count in range(1, len(order) + 1)),
+        *(Decision(again, frozenset(order[:count])) for count in range(1, len(order) + 1)),
     ]
 
 
@@ -211,11 +211,11 @@ def _is_convolution(step: Step, phases: Iterable[int]) -> bool:
 # Remaking ---------------------------------------------------------------------------------------
 
 
-def remake(step: Step, machine: MachineModel) -> Sequence[Kind]:
+def remake(step: Step, machine: MachineModel) -> Sequence[Decision]:
     """What is remade, from nothing to all that can be: what costs least a byte comes first.
 
-    The maps at which all of forward hangs stay to the last, so that what is made again is made of
-    what is near.
+    Maps at which forward narrows (`_single_maps`) come last, whatever they cost: while they are
+    kept, what is made again is made of what is near.
     """
     uses, again = uses_of(step), can_be_remade(step)
     beside = forward_only(step)
@@ -224,7 +224,7 @@ def remake(step: Step, machine: MachineModel) -> Sequence[Kind]:
     found = dict[str, float]()
 
     def seconds_of(name: str) -> float:
-        """What making it again takes, with what only forward has."""
+        """What making it again takes, and what it is made of that backward has not."""
         if name not in found:
             found[name] = compute_seconds(makers[name], machine)
             found[name] += sum(seconds_of(n) for n in makers[name].reads if n in beside)
@@ -234,16 +234,16 @@ def remake(step: Step, machine: MachineModel) -> Sequence[Kind]:
         return name in ends, seconds_of(name) / step.tensors[name].nbytes, name
 
     order = sorted(again, key=cost)
-    return [Kind(frozenset(order[:count])) for count in range(len(order) + 1)]
+    return [Decision(frozenset(order[:count])) for count in range(len(order) + 1)]
 
 
 def compute_seconds(phase: Phase, machine: MachineModel) -> float:
-    """What a phase takes to compute in one piece, in the memory order it computes fastest in."""
+    """Seconds to compute a phase in one piece, in the memory order it computes fastest in."""
     return min(seconds_in(order, phase.call, machine) for order in ORDERS)
 
 
 def seconds_in(order: str, call: Splittable, machine: MachineModel) -> float:
-    """What a call takes to compute in one piece, all its tensors in a memory order."""
+    """Seconds to compute a call in one piece, all its tensors in a memory order."""
     orders, seconds = dict.fromkeys(call.operands, order), 0.0
     for sweep in range(call.sweeps):
         launches, _ = call.launches(call.whole_piece(sweep), layout=order, orders=orders)
@@ -261,23 +261,26 @@ def fastest_order(step: Step, machine: MachineModel, orders: Sequence[str]) -> s
     return min(orders, key=seconds_of)
 
 
-def checkpoint(step: Step, machine: MachineModel) -> Sequence[Kind]:
-    """All but the maps at the ends of stretches, as many as the root of their number.
+def checkpoint(step: Step, machine: MachineModel) -> Sequence[Decision]:
+    """One decision: remake all but some of the maps at which forward narrows (`_single_maps`).
 
-    A stretch ends where a single map is all that later phases of forward read (Chen et al.,
+    About as many of these are kept as the square root of their number, evenly spread (Chen et al.,
     "Training deep nets with sublinear memory cost").
     """
     again = can_be_remade(step)
     ends = [name for name in _single_maps(step) if name in again]
     if not ends:
-        return (Kind(again),)
+        return (Decision(again),)
     stretches = max(math.isqrt(len(ends)), 1)
     size = math.ceil(len(ends) / (stretches + 1))
-    return (Kind(again - set(ends[size - 1 :: size])),)
+    return (Decision(again - set(ends[size - 1 :: size])),)
 
 
 def _single_maps(step: Step) -> list[str]:
-    """Maps that are all that lives of forward, in order."""
+    """Maps at which forward narrows: once made, all later phases of forward begin from them alone.
+
+    In the order in which they are made.
+    """
     uses, found = uses_of(step), list[str]()
     forward = [at for at, phase in enumerate(step.phases) if not phase.is_backward]
     lives = {

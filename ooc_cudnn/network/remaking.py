@@ -13,6 +13,7 @@ from ooc_cudnn.network.phases import Phase, Step
 from ooc_cudnn.network.residency import uses_of
 from ooc_cudnn.operations.backward_pooling import BackwardPooling
 
+#: What the name of the second tensor ends in.
 REMADE = " remade"
 
 
@@ -20,8 +21,8 @@ def can_be_remade(step: Step) -> frozenset[str]:
     """Maps that backward reads, and that one repeatable forward phase makes whole.
 
     A phase that changes what lives between steps (running statistics) is run once. What is made
-    again in other pieces may differ in its last bit; so maps in which a gradient looks for maxima,
-    by comparing, are not.
+    again in other pieces may differ in its last bit. So a map is not remade where a gradient looks
+    for maxima in it by comparing: that of a max pooling that saved no indices.
     """
     uses = uses_of(step)
     compared = {

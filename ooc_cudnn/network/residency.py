@@ -23,6 +23,7 @@ class Stay(NamedTuple):
     Attributes
     ----------
     first, last : int
+        Numbers of phases in their step.
     fetched : bool
         Whether it comes from the host: the copy starts before the first phase.
     leaves : int, optional
@@ -58,10 +59,6 @@ class Uses:
         """The last use before a phase."""
         return max(at for at in self.phases if at < phase)
 
-    def first_from(self, phase: int) -> int:
-        """The first use from a phase on."""
-        return min(at for at in self.phases if at >= phase)
-
 
 def uses_of(step: Step) -> dict[str, Uses]:
     """The uses of each tensor that is no view, those of its views among them."""
@@ -79,7 +76,7 @@ def uses_of(step: Step) -> dict[str, Uses]:
 
 
 def results_of(step: Step) -> set[str]:
-    """What must be on the host in the end: outputs, gradients, running statistics."""
+    """Names of what must be on the host in the end: outputs, gradients, running statistics."""
     names = {*step.outputs, *step.gradients.values()}
     changed = {
         step.place(name).base

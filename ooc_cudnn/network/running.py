@@ -34,8 +34,8 @@ from perfmodel import MachineModel
 Limit = int | float | str | None
 
 
-class Running:
-    """What a network can be asked to do, once it is built."""
+class Runnable:
+    """What a network can be asked to do, once it is built; `running` are running statistics."""
 
     graph: Graph
     parameters: Parameters
@@ -65,10 +65,12 @@ class Running:
         loss : Tensor
             Of one element.
         memory_limit : int, float or str, optional
-            Device memory that the library may hold; the setting's when left out.
+            Device memory that the library may hold: bytes, a share of the card's (0.5), or text
+            ("8GiB"). The setting's when left out.
         policy : str
             "best" (the fastest of those that fit), "keep", "remake", "checkpoint", "offload",
-            "mixed" (remade, then offloaded), "vdnn_all", "vdnn_conv" or "vdnn_dyn".
+            "mixed" (remade, then offloaded), "vdnn_all", "vdnn_conv" or "vdnn_dyn". What each does
+            is in docs/networks.md.
         machine : MachineModel or str, optional
             The machine to predict for; the one at hand when left out.
         micro_batches : int, optional
@@ -78,7 +80,8 @@ class Running:
         Raises
         ------
         ValueError
-            If the loss is no scalar, or the policy is not known.
+            If the loss is no scalar, the policy is not known, or the network needs the whole batch
+            and `micro_batches` asks for parts.
         PlanInfeasibleError
             If the memory limit admits no plan, with the smallest that would.
         """
@@ -107,6 +110,8 @@ class Running:
 
         Raises
         ------
+        ValueError
+            If it is the plan of another network.
         ModuleNotFoundError
             If matplotlib is not installed.
         """
@@ -123,14 +128,23 @@ class Running:
         micro_batches: int | None = None,
         plan: NetworkPlan | None = None,
     ) -> TrainingStep:
-        """Make a step of training ready: call it with the inputs, and it returns the loss.
+        """Return a step of training: call it with the inputs, and it returns the loss.
+
+        It is planned at its first call, and again where arrays lie elsewhere or settings change.
+        What is frozen now stays so in this step.
 
         Parameters
         ----------
         loss, memory_limit, policy, micro_batches
             As for `plan`.
         plan : NetworkPlan, optional
-            One that was made before, for this network.
+            One that was made before, for this network; it decides in place of `policy` and
+            `micro_batches`.
+
+        Raises
+        ------
+        ValueError
+            If the loss is no scalar.
         """
         step = self.training_phases(loss)
         asked = {"policy": policy, "micro_batches": micro_batches}
@@ -142,13 +156,14 @@ class Running:
     def forward(
         self, *outputs: Tensor, memory_limit: Limit = None, out: Any = None, **inputs: Any
     ) -> Any:
-        """Run inference: by running statistics, without dropout.
+        """Run inference: by running statistics, without dropout. It is planned at each call.
 
         Parameters
         ----------
         *outputs : Tensor
             What is asked for.
         memory_limit : int, float or str, optional
+            As for `plan`.
         out : array or tuple of arrays, optional
             Where to write the results; any placement.
         **inputs : array
@@ -157,6 +172,13 @@ class Running:
         Returns
         -------
         array, or tuple of them for several outputs
+
+        Raises
+        ------
+        TypeError, ValueError
+            If an input or a result has not the network's shape or dtype, or is missing.
+        PlanInfeasibleError
+            If the memory limit admits no plan, with the smallest that would.
         """
         step = self.forward_phases(*outputs)
         given = out if isinstance(out, tuple | list) else (out,) * (out is not None)
@@ -187,14 +209,14 @@ class TrainingStep:
     ----------
     gradients : dict
         Parameter (or input that asked for one) to the gradient of the last call: arrays in host
-        memory.
+        memory, new ones in each call.
     plan : NetworkPlan or None
         How the last call ran; None before the first, unless one was given.
     """
 
     def __init__(
         self,
-        network: Running,
+        network: Runnable,
         step: Step,
         memory_limit: Limit,
         asked: Mapping[str, Any],
@@ -283,7 +305,7 @@ def _specs(given: Mapping[str, Wrapped]) -> dict[str, TensorSpec]:
 
 
 def _taken(
-    network: Running, step: Step, inputs: Mapping[str, Any], device: Device
+    network: Runnable, step: Step, inputs: Mapping[str, Any], device: Device
 ) -> dict[str, Wrapped]:
     """Every array that a step is given: inputs, parameters, running statistics."""
     needed = {step.place(name).base for phase in step.phases for name in phase.binds.values()}

@@ -88,7 +88,9 @@ def same_but_for_ones(one: Shape, other: Shape) -> bool:
 
 
 def inside(outer: Region, inner: Region, shape: Shape) -> Region:
-    """A region of a view of `shape`, as a region of what the view lies in at `outer`.
+    """Where a region of a view lies in what it is a view of.
+
+    The view has `shape` and lies at the region `outer`; `inner` is a region of the view.
 
     >>> inside(((0, 2), (4, 8), (0, 1)), ((0, 2), (1, 3)), (2, 4))
     ((0, 2), (5, 7), (0, 1))

@@ -30,7 +30,7 @@ class Concatenate(Node):
 
     def forward(self, emit: Forward) -> None:
         for at, (part, region) in enumerate(self._regions()):
-            if not emit.is_placed(part, self.y, region):
+            if not emit.lay_into(part, self.y, region):
                 target = emit.view(self.y, part.shape, region, f"{self.name}.part_{at}")
                 emit.copy(f"copy of {part.name}", part, target)
 
