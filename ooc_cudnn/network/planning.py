@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import zip_longest
 from typing import NamedTuple
 
 from ooc_cudnn.network.bands import banded, is_of_band, whole_maps
@@ -18,6 +19,7 @@ from ooc_cudnn.network.plan import Fate, NetworkPlan, TaskFigures
 from ooc_cudnn.network.policies import POLICIES, Decision, Policy, fastest_order, leaving
 from ooc_cudnn.network.remaking import REMADE, remade
 from ooc_cudnn.network.residency import GIVEN, Residency
+from ooc_cudnn.operations.window_arguments import is_int
 from ooc_cudnn.pipeline.program import Task
 from ooc_cudnn.pipeline.schedule import make_schedule
 from ooc_cudnn.pipeline.simulate import Replayed
@@ -61,12 +63,12 @@ def plan_step(
     Raises
     ------
     ValueError
-        If the policy is not known, or the step cannot go through the network in parts.
+        If the policy is not known, micro_batches is no positive int, or the step cannot go
+        through the network in parts.
     PlanInfeasibleError
         If the memory limit admits no plan, with the smallest that would.
     """
-    if policy not in NAMES:
-        raise ValueError(f"policy must be one of {', '.join(NAMES)}, not {policy!r}")
+    check_asked(policy, micro_batches)
     step = _as_taken(step, policy)
     target = terms.target
     if len(target.layouts) > 1:
@@ -104,6 +106,14 @@ def plan_step(
     return best._replace(plan=replace(best.plan, policy=policy))
 
 
+def check_asked(policy: str, micro_batches: int | None) -> None:
+    """Refuse what no plan can follow."""
+    if policy not in NAMES:
+        raise ValueError(f"policy must be one of {', '.join(NAMES)}, not {policy!r}")
+    if micro_batches is not None and not (is_int(micro_batches) and micro_batches > 0):
+        raise ValueError(f"micro_batches must be a positive int, not {micro_batches!r}")
+
+
 def plan_again(step: Step, plan: NetworkPlan, terms: Terms) -> PlannedStep:
     """Make the program of a plan that was made before.
 
@@ -114,10 +124,14 @@ def plan_again(step: Step, plan: NetworkPlan, terms: Terms) -> PlannedStep:
     """
     again = frozenset(plan.remade)
     step = _rewritten(_as_taken(step, plan.policy), again, plan.micro_batches, plan.bands)
-    known = {step.place(name).base for name in step.tensors}
-    strangers = [name for name, _ in plan.stays if name not in known]
-    if strangers:
-        raise ValueError(f"the plan is of another network: {strangers[0]!r} is none of its tensors")
+    planned, phases = ([each.name for each in of] for of in (plan.tasks, step.phases))
+    if planned != phases:  # stays count phases
+        pairs = zip_longest(planned, phases)
+        stranger, own = next(pair for pair in pairs if pair[0] != pair[1])
+        raise ValueError(
+            f"the plan is of another network: it has {stranger or 'no phase'!r} where this one has "
+            f"{own or 'none'!r}"
+        )
     terms = replace(terms, order=plan.order, synchronous=plan.synchronous)
     placed = place_step(plan.name, step, dict(plan.stays), terms)
     assert placed is not None

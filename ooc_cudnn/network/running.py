@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ooc_cudnn import interrupts
 from ooc_cudnn.arrays.operands import Wrapped, wrap
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.devices.base import Device
@@ -22,7 +23,7 @@ from ooc_cudnn.network.phases import Step
 from ooc_cudnn.network.pictures import draw_step
 from ooc_cudnn.network.placing import Terms
 from ooc_cudnn.network.plan import NetworkPlan
-from ooc_cudnn.network.planning import PlannedStep, plan_again, plan_step
+from ooc_cudnn.network.planning import PlannedStep, check_asked, plan_again, plan_step
 from ooc_cudnn.network.tensors import Tensor
 from ooc_cudnn.network.training import ReadyStep, number
 from ooc_cudnn.settings import current
@@ -147,6 +148,7 @@ class Runnable:
             If the loss is no scalar.
         """
         step = self.training_phases(loss)
+        check_asked(policy, micro_batches)
         asked = {"policy": policy, "micro_batches": micro_batches}
         limit = memory_limit
         if plan is not None and limit is None:
@@ -249,11 +251,12 @@ class TrainingStep:
         results = ready.run(given)
         gradients = {each: ready.of(results, name) for each, name in step.gradients.items()}
         value = number(ready.of(results, step.outputs[0]))
-        # all is there: from here on nothing can fail
-        for name, array in results.items():
-            if name in network.running:
-                network.running[name] = array
-        self.gradients = gradients
+        # all is there: from here on nothing can fail, and Ctrl-C waits
+        with interrupts.deferred():
+            for name, array in results.items():
+                if name in network.running:
+                    network.running[name] = array
+            self.gradients = gradients
         if not np.isfinite(value):
             warn(f"the loss is {value}")
         return value
