@@ -79,8 +79,7 @@ class LibraryStep(Contender):
             self._buffer = ooc_cudnn.empty((min(largest, _DESCENT_ELEMENTS),))
             for name, weight in step.network.weights.items():
                 net.parameters[name] = ooc_cudnn.empty(weight.shape)
-        how: dict[str, Any] = {"policy": "keep", "micro_batches": 1} if self._in_core else {}
-        self._ready = net.training_step(loss, **how)
+        self._ready = net.training_step(loss, **self._how())
         self.rest()
         try:
             self._take_step()
@@ -99,6 +98,12 @@ class LibraryStep(Contender):
             "placements": {place: places.count(place) for place in sorted(set(places))},
             "plan": {name: getattr(plan, name) for name in _PLANNED},
         }
+
+    def _how(self) -> dict[str, Any]:
+        """What decides about maps; at the tiny size one policy, since comparing takes seconds."""
+        if self._in_core:
+            return {"policy": "keep", "micro_batches": 1}
+        return {"policy": "offload", "micro_batches": 1} if self.step.tiny else {}
 
     def _limit_bytes(self) -> int:
         device = get_device(current().device)

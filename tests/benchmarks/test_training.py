@@ -80,7 +80,7 @@ def test_the_library_is_out_of_core_and_says_what_binds(prepared):
     contender.run()
     assert contender.check()["ok"]
     details = contender.details()
-    assert details["plan"]["policy"] == "best"
+    assert details["plan"]["policy"] == "offload"
     assert details["pinned_bytes_needed"] > 0
     rows = {(row["layer"], row["direction"]): row for row in details["calls"]}
     layers = {layer for layer, direction in rows if direction == "backward"}
