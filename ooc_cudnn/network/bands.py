@@ -51,12 +51,16 @@ def banded(step: Step, whole: Iterable[str], bands: int) -> Step:
 
 
 class _Stretches:
-    """The phases of a step as stretches: within one, banded tensors begin and end.
+    """The phases of a step as stretches: each banded tensor begins and ends within one.
 
     Attributes
     ----------
+    banded_tensors : set of str
+        Tensors that exist for one band at a time.
+    stretches : list of (int, int)
+        Ranges of phases, each of which goes down the rows by itself.
     whole : set of str
-        Tensors that could have been banded, but are needed whole.
+        Tensors that could have been banded, but are needed whole: several stretches touch them.
     """
 
     def __init__(self, step: Step, again: Iterable[str], whole: Iterable[str]) -> None:
@@ -128,9 +132,10 @@ class _Stretches:
 
     @staticmethod
     def _is_alone(phase: Phase) -> bool:
-        """Whether a phase sums over rows in a way that cannot be added to, as moments are merged.
+        """Whether a phase is a stretch by itself, and runs on all rows at once.
 
-        So does what has nothing to do with rows, or has bits of several in a byte.
+        It sums over rows in a way that cannot be added to (moments are merged), or has no rows, or
+        has bits of several rows in a byte.
         """
         if _is_packed(phase.call):
             return True

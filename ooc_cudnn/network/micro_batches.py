@@ -20,6 +20,11 @@ class WholeBatchError(ValueError):
     """A phase needs what is summed over the whole batch, as batch normalization does."""
 
 
+def images_of(step: Step) -> int:
+    """Images of the batch that a step goes through."""
+    return max(phase.call.extents.n for phase in step.phases)
+
+
 def micro_batched(step: Step, parts: int) -> Step:
     """Rewrite a step into so many parts that follow each other, each of some images.
 
@@ -59,7 +64,7 @@ class _Batch:
 
     def __init__(self, step: Step) -> None:
         self.step = step
-        self.images = max(phase.call.extents.n for phase in step.phases)
+        self.images = images_of(step)
         self.head: list[Phase] = []
         self.tail: list[Phase] = []
         self._each: list[Phase] = []

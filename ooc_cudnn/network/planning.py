@@ -12,7 +12,7 @@ from ooc_cudnn.network.bands import banded, is_of_band, whole_maps
 from ooc_cudnn.network.compacting import compacted
 from ooc_cudnn.network.fusing import fused
 from ooc_cudnn.network.in_place import in_place
-from ooc_cudnn.network.micro_batches import WholeBatchError, micro_batched
+from ooc_cudnn.network.micro_batches import WholeBatchError, images_of, micro_batched
 from ooc_cudnn.network.phases import Step
 from ooc_cudnn.network.placing import Placed, Terms, most_held, place_step
 from ooc_cudnn.network.plan import Fate, NetworkPlan, TaskFigures
@@ -74,7 +74,7 @@ def plan_step(
     if len(target.layouts) > 1:
         terms = replace(terms, order=fastest_order(step, target.machine, target.layouts))
     if policy == "vdnn_dyn":
-        return _vdnn_dyn(name, step, terms)
+        return _vdnn_dyn(name, step, terms, micro_batches or 1)
     names = BEST_OF if policy == "best" else (policy,)
     best: PlannedStep | None = None
     if policy.startswith("vdnn"):
@@ -92,7 +92,7 @@ def plan_step(
             best = fastest
     if policy == "best" and (best is None or _waits(best.plan)):
         best = min(
-            filter(None, (best, _by_rows(name, step, terms))),
+            filter(None, (best, _by_rows(name, step, terms, micro_batches))),
             key=lambda made: made.plan.seconds,
             default=None,
         )
@@ -152,11 +152,13 @@ def _waits(plan: NetworkPlan) -> bool:
     return plan.seconds > WAITING * plan.compute_seconds
 
 
-def _by_rows(name: str, step: Step, terms: Terms) -> PlannedStep | None:
-    """A plan that goes down the rows in bands; None if nothing can be made so."""
-    images = max(phase.call.extents.n for phase in step.phases)
+def _by_rows(name: str, step: Step, terms: Terms, asked: int | None) -> PlannedStep | None:
+    """A plan that goes down the rows in bands; None if nothing can be made so.
+
+    All images at once, or one by one; or in so many micro-batches as are asked for.
+    """
     found = list[PlannedStep]()
-    for parts in dict.fromkeys((1, images)):
+    for parts in dict.fromkeys((1, images_of(step)) if asked is None else (asked,)):
         bands = 2
         while bands <= MOST_BANDS and not any(made.plan.micro_batches == parts for made in found):
             try:
@@ -196,9 +198,8 @@ def _counts(step: Step, asked: int | None) -> Iterator[int]:
         yield asked
         return
     yield 1
-    images = max(phase.call.extents.n for phase in step.phases)
     parts = 2
-    while parts <= min(images, MOST_MICRO_BATCHES):
+    while parts <= min(images_of(step), MOST_MICRO_BATCHES):
         try:
             micro_batched(step, parts)
         except WholeBatchError:
@@ -253,18 +254,18 @@ def _first_that_fits(
     return low
 
 
-def _vdnn_dyn(name: str, step: Step, terms: Terms) -> PlannedStep:
+def _vdnn_dyn(name: str, step: Step, terms: Terms, parts: int) -> PlannedStep:
     """vDNN's dynamic policy: the first of its passes that fits (section 3.4).
 
     Without offload, then with convolutions' inputs offloaded, then with all; else what is too large
     is streamed, where vDNN gives up.
     """
     for policy in ("keep", "vdnn_conv", "vdnn_all"):
-        made = _planned(name, step, terms, policy, 1, may_stream=False)
+        made = _planned(name, step, terms, policy, parts, may_stream=False)
         if made is not None:
             break
     else:
-        made = _planned(name, step, terms, "vdnn_all", 1)
+        made = _planned(name, step, terms, "vdnn_all", parts)
     assert made is not None
     return made._replace(plan=replace(made.plan, policy="vdnn_dyn"))
 
