@@ -229,22 +229,30 @@ class _Placing:
         tensor, (base, region) = self.step.tensors[name], self.places[name]
         if base != name:
             spec = self.homes[self._on_host(base)].spec
-            strides = _strides(tensor, region, spec.strides, spec.shape)
+            order = self._order_of(self.step.tensors[base])
+            strides = _strides(tensor, region, spec.strides, spec.shape, order)
             made = TensorSpec(tensor.shape, tensor.dtype, spec.placement, strides)
             self.homes[name] = Home(made, None, base, region)
             return name
         given = self.terms.given.get(name)
-        self.homes[name] = Home(given or TensorSpec(tensor.shape, tensor.dtype, "pinned"))
+        # as on the device: then its copies are plain ones
+        packed = packed_strides(tensor.shape, self._order_of(tensor))
+        own = TensorSpec(tensor.shape, tensor.dtype, "pinned", packed)
+        self.homes[name] = Home(given or own)
         if given is None:
             self.between[name] = self.homes[name].spec
         return name
+
+    def _order_of(self, tensor: Tensor) -> str:
+        """The memory order of a tensor that is no view, where the step makes it."""
+        return self.terms.order if tensor.kind in ("map", "gradient") else "channels_first"
 
     def _on_device(self, name: str, index: int) -> str:
         there = f"{name} on the device" + f" ({index + 1})" * bool(index)
         if there not in self.homes:
             tensor, (base, region) = self.step.tensors[name], self.places[name]
             whole = self.step.tensors[base]
-            order = self.terms.order if whole.kind in ("map", "gradient") else "channels_first"
+            order = self._order_of(whole)
             packed = packed_strides(whole.shape, order)
             item_bytes = TensorSpec((1,), tensor.dtype).itemsize
             start = sum(low * step for (low, _), step in zip(region, packed, strict=True))

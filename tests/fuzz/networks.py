@@ -1,7 +1,7 @@
 """Drawn networks under limits: `python -m tests.fuzz.networks --count 300 [--device cuda]`.
 
 Each is planned with all its memory, with the least that an error names, and in between, by policies
-that take turns. Every step must give PyTorch's loss, gradients and running statistics, and hold no
+that take turns, and in bands of rows. Every step must give PyTorch's loss, gradients and running statistics, and hold no
 more memory than it was allowed.
 """
 
@@ -18,6 +18,7 @@ from ooc_cudnn import PlanInfeasibleError
 from ooc_cudnn.network import planning
 from tests.support.drawn_networks import drawn_network
 from tests.support.network_checks import assert_close, sizes_of, twin_step, values
+from tests.support.network_steps import banded_plan
 
 POLICIES = planning.NAMES
 PLENTY = 2**30
@@ -41,11 +42,11 @@ class Drawn:
         }
         self.expected = twin_step(self.net, self.loss, twin, given, np.ones(1))
 
-    def check(self, limit, policy):
+    def check(self, limit, policy, **asked):
         """Run a step, compare it, and return its plan."""
         for name, array in self.running.items():
             self.net.running[name] = array.copy()
-        step = self.net.training_step(self.loss, memory_limit=limit, policy=policy)
+        step = self.net.training_step(self.loss, memory_limit=limit, policy=policy, **asked)
         value = step(**self.inputs)
         loss, gradients, running = self.expected
         assert_close(np.array([value]), loss.reshape(1), "loss")
@@ -82,6 +83,10 @@ class Drawn:
             except PlanInfeasibleError:
                 if policy in ("best", "keep"):  # these stream what does not fit
                     raise
+        bands, parts = 2 + self.seed % 7, 1 if self.running else 1 + self.seed % 2
+        yield full, f"{bands} bands, {parts} micro-batches"
+        plan = banded_plan(self.net, self.loss, full, bands, parts)
+        self.check(full, "best", plan=plan)
 
 
 def main(argv):
