@@ -76,7 +76,7 @@ class LibraryStep(Contender):
         self._network = net
         largest = max(weight.size for weight in step.network.weights.values())
         with self._settings(share=_PARAMETERS_SHARE):
-            self._buffer = ooc_cudnn.empty((min(largest, _DESCENT_ELEMENTS),))
+            self._buffer = ooc_cudnn.empty((2 * min(largest, _DESCENT_ELEMENTS),))
             for name, weight in step.network.weights.items():
                 net.parameters[name] = ooc_cudnn.empty(weight.shape)
         self._ready = net.training_step(loss, **self._how())
@@ -136,13 +136,19 @@ class LibraryStep(Contender):
         return loss
 
     def _descend(self, weights: Any, gradient: Array) -> None:
-        """Subtract the rate times a gradient, part by part: where the weights lie."""
-        for start in range(0, len(gradient), len(self._buffer)):
-            part = gradient[start : start + len(self._buffer)]
-            moved = self._buffer[: len(part)]
+        """Subtract the rate times a gradient, part by part: in the buffer, wherever they lie."""
+        for start in range(0, len(gradient), len(self._buffer) // 2):
+            part = gradient[start : start + len(self._buffer) // 2]
+            moved, held = (half[: len(part)] for half in self._buffer.reshape(2, -1))
+            target = weights[start : start + len(part)]
             ooc_cudnn.memcpy(moved, part)
             moved *= self.step.rate
-            weights[start : start + len(part)] -= moved
+            if ooc_cudnn.placement(target) == ooc_cudnn.placement(moved):
+                target -= moved
+                continue
+            ooc_cudnn.memcpy(held, target)
+            held -= moved
+            ooc_cudnn.memcpy(target, held)
 
     def check(self) -> dict[str, Any]:
         """Take a step into poisoned memory, recording it, and compare all gradients."""

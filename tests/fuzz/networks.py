@@ -1,8 +1,8 @@
 """Drawn networks under limits: `python -m tests.fuzz.networks --count 300 [--device cuda]`.
 
 Each is planned with all its memory, with the least that an error names, and in between, by policies
-that take turns, and in bands of rows. Every step must give PyTorch's loss, gradients and running statistics, and hold no
-more memory than it was allowed.
+that take turns, and in bands of rows. Every step must give PyTorch's loss, gradients and running
+statistics, and hold no more memory than it was allowed.
 """
 
 from __future__ import annotations

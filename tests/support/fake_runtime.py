@@ -15,7 +15,7 @@ def fake_cupy(asked):
         eventCreateWithFlags=lambda flags: object(),
         eventDestroy=lambda event: None,
         eventRecord=lambda event, stream: asked.append(("record", stream)),
-        eventSynchronize=lambda event: None,
+        eventSynchronize=lambda event: asked.append(("wait for", event)),
         memcpyAsync=memcpy,
         streamWaitEvent=lambda stream, event: None,
         streamSynchronize=lambda stream: asked.append(("synchronize", stream)),

@@ -67,13 +67,48 @@ class _Events:
         self._lent.clear()
 
 
+class _Leaving:
+    """What leaves the device in a run, and is written to the host by other threads.
+
+    On its stream such a copy has ended long before it is written. That is no matter but to a copy
+    in of the same bytes, as one task of a program reads what an earlier one left on the host.
+    """
+
+    def __init__(self, runtime: Any) -> None:
+        self._runtime = runtime
+        self._futures: list[Future[None]] = []
+        self._written = 0  # so many of them are known to be
+
+    def add(self, future: Future[None] | None) -> int:
+        """Take a copy out; return how many there are to be written once its step has ended."""
+        if future is not None:
+            self._futures.append(future)
+        return len(self._futures)
+
+    def wait(self, events: Sequence[CudaEvent | StagedEvent]) -> None:
+        """Block the host until the host may read what left before some events."""
+        for event in events:
+            if event.leaving is None:
+                continue
+            assert event.stop is not None
+            self._runtime.eventSynchronize(event.stop)  # one that no thread writes
+            while self._written < event.leaving:
+                self._futures[self._written].result()
+                self._written += 1
+
+
 class CudaEvent:
-    """The end of a step on a stream, and its start if the run is timed."""
+    """The end of a step on a stream, and its start if the run is timed.
 
-    __slots__ = ("run", "start", "stop")
+    Of a copy out, `leaving` is the number of those that threads write to the host until then.
+    """
 
-    def __init__(self, run: CudaRun, start: int | None, stop: int) -> None:
-        self.run, self.start, self.stop = run, start, stop
+    __slots__ = ("leaving", "run", "start", "stop")
+
+    def __init__(
+        self, run: CudaRun, start: int | None, stop: int, leaving: int | None = None
+    ) -> None:
+        self.run, self.start, self.stop, self.leaving = run, start, stop, leaving
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -137,13 +172,14 @@ class CudaRun(_Streams):
     """Steps issued on the caller's thread.
 
     What little is staged comes in on the caller's time. What leaves is on its stream when the step
-    was issued, and written to the host by the end: nothing else waits for that.
+    was issued, and written to the host by the end: nothing else waits for that but a copy in of it.
     """
 
     def __init__(self, device: Card, compute: Any, *, overlap: bool, timed: bool) -> None:
         super().__init__(device, compute, overlap=overlap, timed=timed)
         self._made: list[CudaEvent] = []
         self._futures: list[Future[None]] = []
+        self._leaving = _Leaving(self.runtime)
 
     def submit(
         self, stream: str, waits: Sequence[CudaEvent], action: Action, *, signals: bool
@@ -153,15 +189,18 @@ class CudaRun(_Streams):
         if self.overlap:
             for event in waits:
                 self.runtime.streamWaitEvent(handle.ptr, event.stop)
+        if stream == "copy_in":
+            self._leaving.wait(waits)
         start = self.events.record(handle) if self.timed else None
         pending: Future[None] | None = action(handle)
         if pending is not None:
             self._futures.append(pending)
             if stream == "copy_in":  # it is on its stream only when it was staged
                 pending.result()
+        leaving = self._leaving.add(pending) if stream == "copy_out" else None
         if not signals and not self.timed:
             return None
-        event = CudaEvent(self, start, self.events.record(handle))
+        event = CudaEvent(self, start, self.events.record(handle), leaving)
         if self.timed:
             self._made.append(event)
         return event
@@ -190,13 +229,14 @@ class CudaRun(_Streams):
 class StagedEvent(WorkerEvent):
     """Like `CudaEvent`, but it exists on the device only once its step was issued."""
 
-    __slots__ = ("run", "start", "stop")
+    __slots__ = ("leaving", "run", "start", "stop")
 
     def __init__(self, run: StagedCudaRun) -> None:
         super().__init__(0.0)
         self.run = run
         self.start: int | None = None
         self.stop: int | None = None
+        self.leaving: int | None = None
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -214,6 +254,7 @@ class StagedCudaRun(WorkerRun):
         for name in STREAMS:
             self.streams.stream(name)
         self._futures: list[Future[None]] = []
+        self._leaving = _Leaving(self.streams.runtime)
         self._staged: deque[tuple[StagedEvent, Future[None] | None]] = deque()
         self._lock = threading.Lock()
         self._made: list[StagedEvent] = []
@@ -233,10 +274,14 @@ class StagedCudaRun(WorkerRun):
     ) -> None:
         assert isinstance(event, StagedEvent)
         streams, handle = self.streams, self.streams.handles[stream]
+        before: list[StagedEvent] = []
         for earlier in waits:
             if not isinstance(earlier, StagedEvent) or earlier.stop is None:
                 raise Cancelled
             streams.runtime.streamWaitEvent(handle.ptr, earlier.stop)
+            before.append(earlier)
+        if stream == "copy_in":
+            self._leaving.wait(before)
         if streams.timed:
             if stream == "copy_in":
                 # What is staged starts with its first copy, not with the wait for the host.
@@ -248,6 +293,7 @@ class StagedCudaRun(WorkerRun):
             self._futures.append(pending)
         if stream != "copy_in":
             # A copy out is on its stream already; its future only says that all is written.
+            event.leaving = self._leaving.add(pending) if stream == "copy_out" else None
             event.stop = streams.events.record(streams.handles[stream])
             event.done.open()
             if pending is not None:

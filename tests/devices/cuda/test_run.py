@@ -6,7 +6,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from ooc_cudnn.devices.cuda.run import CudaRun, follow_last_run, identity_of
+from ooc_cudnn.devices.cuda.run import CudaRun, StagedCudaRun, follow_last_run, identity_of
 from tests.support.fake_runtime import Stream, fake_cupy
 
 
@@ -31,6 +31,10 @@ def opened():
     return CudaRun(Device(), Stream(2), overlap=True, timed=False)
 
 
+def futures(count):
+    return [Future() for _ in range(count)]
+
+
 def resolved_later(future):
     timer = threading.Timer(0.05, future.set_result, (None,))
     timer.start()
@@ -45,6 +49,30 @@ def test_what_is_staged_out_holds_nothing_up_until_the_end(log):
     resolved_later(written)
     run.finish(wait=True)
     assert written.done()
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("kind", [CudaRun, StagedCudaRun])
+def test_what_a_task_left_is_written_before_another_one_reads_it(log, kind, overlap):
+    device = Device()
+    device.use = lambda: None
+    run, first, last, seen = kind(device, Stream(2), overlap=overlap, timed=False), *futures(2), []
+    run.submit("copy_out", (), lambda stream: first, signals=False)
+    left = run.submit("copy_out", (), lambda stream: last, signals=True)
+    last.set_result(None)
+    timer = resolved_later(first)
+    run.submit("copy_in", (left,), lambda stream: seen.append(first.done()), signals=False)
+    run.finish(wait=True)
+    timer.join()
+    assert seen == [True]
+
+
+def test_what_the_device_itself_leaves_is_there_before_a_thread_reads_it(log):
+    run = opened()
+    left = run.submit("copy_out", (), lambda stream: None, signals=True)
+    log.clear()
+    run.submit("copy_in", (left,), lambda stream: log.append("read"), signals=False)
+    assert log.index(("wait for", left.stop)) < log.index("read")
 
 
 def test_what_is_staged_in_is_on_its_stream_before_its_event(log):
