@@ -4,82 +4,140 @@
 //     pooling_indices       index = place of the first maximum of x; NaN is before all numbers
 //     pooling_from_indices  dx = sum of dy over the windows whose index says so
 //
-// A thread has one element of the result. The walk's last three operands, of which nothing is read,
-// carry its place along the spatial axes; where there are fewer than three, the first ones are 1.
+// Forward reads x and writes a byte for each window; backward reads that byte and dy, and writes dx.
+// A thread has a pack of the result, along the channels where these lie innermost. The walk's last
+// three operands, of which nothing is read, carry its place along the spatial axes; where there are
+// fewer than three, the first ones are 1. Windows and strides are known when this is compiled: their
+// quotients cost little, and the loads of a row of a window do not wait for each other.
 
 #include "strided.cuh"
 
+template <typename I, int OPERANDS>
 struct Windows {
-    long long window[3], stride[3], before[3];
-    long long extent[3];  // of x, or backward the number of windows
-    long long step[3];    // of x; backward of dy
-    long long index_step[3];
-    long long origin[3];  // backward: where in x dx begins
+    Walk<I, OPERANDS> walk;
+    I before[3];  // padding
+    I extent[3];  // of x, or backward the number of windows
+    I step[3];    // of x; backward of dy
+    I index_step[3];
+    I origin[3];  // backward: where in x dx begins
 };
 
-template <typename I, typename T>
+// Columns of a window that are loaded before they are looked at.
+constexpr int TOGETHER = 8;
+
+template <typename I, typename T, int COUNT, int KD, int KH, int KW, int SD, int SH, int SW>
 __global__ void __launch_bounds__(256) pooling_indices(
-    Walk<I, 5> walk, unsigned char *index, const T *x, Windows w) {
+    Windows<I, 5> w, unsigned char *index, const T *x) {
     using A = Arithmetic<T>;
+    constexpr int COLUMNS = KW < TOGETHER ? KW : TOGETHER;
     const long long stride = (long long)gridDim.x * blockDim.x;
-    for (long long at = (long long)blockIdx.x * blockDim.x + threadIdx.x; at < walk.packs;
+    for (long long at = (long long)blockIdx.x * blockDim.x + threadIdx.x; at < w.walk.packs;
          at += stride) {
-        const Place<I, 5> place = place_of<1>(walk, at);
+        const Place<I, 5> place = place_of<COUNT>(w.walk, at);
         const T *image = x + place.offset[1];
-        long long first[3];
-#pragma unroll
-        for (int axis = 0; axis < 3; ++axis)
-            first[axis] = place.offset[2 + axis] * w.stride[axis] - w.before[axis];
+        const I front = place.offset[2] * SD - w.before[0];
+        const I top = place.offset[3] * SH - w.before[1];
+        const I left = place.offset[4] * SW - w.before[2];
         bool known = false;
-        A best = 0;
-        int found = 0, number = 0;
-        for (long long i = first[0]; i < first[0] + w.window[0]; ++i)
-            for (long long j = first[1]; j < first[1] + w.window[1]; ++j)
-                for (long long k = first[2]; k < first[2] + w.window[2]; ++k, ++number) {
-                    if (i < 0 || j < 0 || k < 0 || i >= w.extent[0] || j >= w.extent[1] ||
-                        k >= w.extent[2])
-                        continue;
-                    const A value = widen(image[i * w.step[0] + j * w.step[1] + k * w.step[2]]);
-                    const bool better =
-                        !known || value > best || (value != value && best == best);
-                    if (better) best = value, found = number;
-                    known = true;
+        A best[COUNT];
+        Pack<unsigned char, COUNT> found = {};
+        for (int i = 0; i < KD; ++i)
+#pragma unroll(KH <= 4 ? KH : 1)
+            for (int j = 0; j < KH; ++j) {
+                const I depth = front + i, row = top + j;
+                const bool has = depth >= 0 && depth < w.extent[0] && row >= 0 && row < w.extent[1];
+                const T *line = image + depth * w.step[0] + row * w.step[1];
+#pragma unroll 1
+                for (int begin = 0; begin < KW; begin += COLUMNS) {
+                    Pack<T, COUNT> packs[COLUMNS];
+                    bool inside[COLUMNS];
+#pragma unroll
+                    for (int k = 0; k < COLUMNS; ++k) {
+                        const I column = left + begin + k;
+                        inside[k] = has && column >= 0 && column < w.extent[2] && begin + k < KW;
+                        packs[k] = load_pack<COUNT>(
+                            line + column * w.step[2], inside[k] ? place.available : 0);
+                    }
+#pragma unroll
+                    for (int k = 0; k < COLUMNS; ++k) {
+                        if (!inside[k]) continue;
+#pragma unroll
+                        for (int e = 0; e < COUNT; ++e) {
+                            const A value = widen(packs[k].element[e]);
+                            const bool better = !known || value > best[e] ||
+                                                (value != value && best[e] == best[e]);
+                            if (!better) continue;
+                            best[e] = value;
+                            found.element[e] = (unsigned char)((i * KH + j) * KW + begin + k);
+                        }
+                        known = true;
+                    }
                 }
-        index[place.offset[0]] = (unsigned char)found;
+            }
+        store_pack<COUNT>(index + place.offset[0], found, place.available);
     }
 }
 
-template <typename I, typename T>
+// The windows that reach an element of dx along one axis: from `last` back, as many as there can be.
+template <typename I, int K, int S>
+struct Reaching {
+    static constexpr int MOST = (K + S - 1) / S;
+    I inside, last;
+
+    __device__ Reaching(I place, I origin, I before) {
+        inside = place + origin + before;
+        last = inside < 0 ? -1 : quotient(inside, I(S));
+    }
+    // In the order of the windows.
+    __device__ I window(int number) const { return last - (MOST - 1) + number; }
+    __device__ I tap(I window) const { return inside - window * S; }
+    __device__ bool has(I window, I extent) const {
+        return window >= 0 && window < extent && tap(window) < K;
+    }
+};
+
+template <typename I, typename T, int COUNT, int KD, int KH, int KW, int SD, int SH, int SW>
 __global__ void __launch_bounds__(256) pooling_from_indices(
-    Walk<I, 6> walk, T *dx, const unsigned char *index, const T *dy, Windows w) {
+    Windows<I, 6> w, T *dx, const unsigned char *index, const T *dy) {
     using A = Arithmetic<T>;
+    using Depth = Reaching<I, KD, SD>;
+    using Row = Reaching<I, KH, SH>;
+    using Column = Reaching<I, KW, SW>;
+    constexpr int UNROLLED = Row::MOST * Column::MOST <= 16 ? Column::MOST : 1;
     const long long stride = (long long)gridDim.x * blockDim.x;
-    for (long long at = (long long)blockIdx.x * blockDim.x + threadIdx.x; at < walk.packs;
+    for (long long at = (long long)blockIdx.x * blockDim.x + threadIdx.x; at < w.walk.packs;
          at += stride) {
-        const Place<I, 6> place = place_of<1>(walk, at);
+        const Place<I, 6> place = place_of<COUNT>(w.walk, at);
         const unsigned char *indices = index + place.offset[1];
         const T *gradients = dy + place.offset[2];
-        long long inside[3], low[3], high[3];  // of the windows that reach it
+        const Depth d(place.offset[3], w.origin[0], w.before[0]);
+        const Row h(place.offset[4], w.origin[1], w.before[1]);
+        const Column v(place.offset[5], w.origin[2], w.before[2]);
+        A sum[COUNT] = {};
+        for (int i = 0; i < Depth::MOST; ++i)
+#pragma unroll(UNROLLED > 1 ? Row::MOST : 1)
+            for (int j = 0; j < Row::MOST; ++j)
+#pragma unroll(UNROLLED)
+                for (int k = 0; k < Column::MOST; ++k) {
+                    const I depth = d.window(i), row = h.window(j), column = v.window(k);
+                    const bool has = d.has(depth, w.extent[0]) && h.has(row, w.extent[1]) &&
+                                     v.has(column, w.extent[2]);
+                    const I available = has ? place.available : 0;
+                    const auto of = load_pack<COUNT>(
+                        indices + depth * w.index_step[0] + row * w.index_step[1] +
+                            column * w.index_step[2], available);
+                    const auto given = load_pack<COUNT>(
+                        gradients + depth * w.step[0] + row * w.step[1] + column * w.step[2],
+                        available);
+                    const int tap =
+                        (int)((d.tap(depth) * KH + h.tap(row)) * KW + v.tap(column));
 #pragma unroll
-        for (int axis = 0; axis < 3; ++axis) {
-            inside[axis] = place.offset[3 + axis] + w.origin[axis] + w.before[axis];
-            const long long over = inside[axis] - w.window[axis] + 1;
-            low[axis] = over > 0 ? (over + w.stride[axis] - 1) / w.stride[axis] : 0;
-            high[axis] = inside[axis] < 0 ? 0 : inside[axis] / w.stride[axis] + 1;
-            if (high[axis] > w.extent[axis]) high[axis] = w.extent[axis];
-        }
-        A sum = 0;
-        for (long long i = low[0]; i < high[0]; ++i)
-            for (long long j = low[1]; j < high[1]; ++j)
-                for (long long k = low[2]; k < high[2]; ++k) {
-                    const long long tap =
-                        ((inside[0] - i * w.stride[0]) * w.window[1] + inside[1] - j * w.stride[1]) *
-                            w.window[2] + inside[2] - k * w.stride[2];
-                    const long long of_index =
-                        i * w.index_step[0] + j * w.index_step[1] + k * w.index_step[2];
-                    if (indices[of_index] == tap)
-                        sum += widen(gradients[i * w.step[0] + j * w.step[1] + k * w.step[2]]);
+                    for (int e = 0; e < COUNT; ++e)
+                        if (has && of.element[e] == tap) sum[e] += widen(given.element[e]);
                 }
-        dx[place.offset[0]] = narrow<T>(sum);
+        Pack<T, COUNT> made;
+#pragma unroll
+        for (int e = 0; e < COUNT; ++e) made.element[e] = narrow<T>(sum[e]);
+        store_pack<COUNT>(dx + place.offset[0], made, place.available);
     }
 }

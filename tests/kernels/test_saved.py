@@ -65,6 +65,9 @@ def test_masks(shape, dtype, layout):
 POOLINGS = {
     "1d": ((2, 5, 19), {"window": 3, "stride": 2, "padding": 1}),
     "2d": ((2, 24, 8, 6), {"window": 2}),
+    "ragged packs": ((2, 19, 5, 6), {"window": (3, 2), "stride": 2, "padding": 1}),
+    "ends in a pack": ((1, 20, 7, 4), {"window": 3, "stride": (2, 3), "padding": 1}),
+    "long rows": ((2, 16, 3, 21), {"window": (2, 11), "stride": (1, 4), "padding": (0, 3)}),
     "overlapping": ((2, 3, 9, 11), {"window": 3, "stride": 2, "padding": ((2, 1), 1)}),
     "stride beyond window": ((1, 2, 12, 5), {"window": (2, 1), "stride": (5, 3)}),
     "3d": ((1, 2, 5, 4, 7), {"window": 2, "stride": (2, 1, 3)}),

@@ -8,16 +8,28 @@ from ooc_cudnn.devices.kernels.arguments import CUDA_TYPES, geometry, index_type
 from ooc_cudnn.devices.kernels.checks import check
 from ooc_cudnn.devices.kernels.elementwise import walk_numbers
 from ooc_cudnn.devices.kernels.launch import Call, Launch, launch
-from ooc_cudnn.devices.kernels.launch_geometry import BLOCK_THREADS, grid_of
-from ooc_cudnn.devices.view import DeviceView
-from ooc_cudnn.memory.axes import merged_axes
+from ooc_cudnn.devices.kernels.launch_geometry import BLOCK_THREADS, grid_of, is_aligned
+from ooc_cudnn.devices.view import WIDEST_ACCESS_BYTES, DeviceView
+from ooc_cudnn.memory.axes import MergedAxes, merged_axes
 from ooc_cudnn.operations.backward_pooling import PoolingBackward
 from ooc_cudnn.operations.pooling import Pooling
 from ooc_cudnn.operations.pooling_indices import PoolingIndices
 
+#: Bytes of the widest operand that a thread moves: two accesses, so that more are under way.
+PACK_BYTES = 2 * WIDEST_ACCESS_BYTES
 
-def _plan(kernel: str, dtype: str, result: DeviceView, images: Sequence[DeviceView]) -> Launch:
-    """A thread for each element of the result; of `images` the walk tells image and channel."""
+
+def _plan(
+    kernel: str,
+    forward: Pooling,
+    result: DeviceView,
+    images: Sequence[DeviceView],
+    *where: Sequence[int],
+) -> Launch:
+    """A thread for each pack of the result; of `images` the walk tells image and channel.
+
+    `where`: how far the windows go along each axis, and the steps there (the struct `Windows`).
+    """
     axes = len(result.shape) - 2
     strides = [result.strides, *((*view.strides[:2], *[0] * axes) for view in images)]
     # Where along each of three spatial axes; those that are not there come first, and are 0.
@@ -27,33 +39,38 @@ def _plan(kernel: str, dtype: str, result: DeviceView, images: Sequence[DeviceVi
     ]
     walked = merged_axes(result.shape, [*strides, *places])
     small = is_small([result, *images], result.size)
-    numbers = walk_numbers(walked, 1)
+    count = _count(walked, result, images)
+    numbers = walk_numbers(walked, count)
+    windows = (*three(forward.window, 1), *three(forward.stride, 1))
+    before = three([pair[0] for pair in forward.padding], 0)
+    extent, *steps = where
+    along = (*three(extent, 1), *(number for each in steps for number in three(each, 0)))
     return Launch(
         "pooling_indices.cu",
-        f"{kernel}<{index_type(small=small)}, {CUDA_TYPES[dtype]}>",
+        f"{kernel}<{index_type(small=small)}, {CUDA_TYPES[forward.dtype]}, {count}, "
+        f"{', '.join(map(str, windows))}>",
         grid_of(numbers[-1], BLOCK_THREADS),
-        geometry(*numbers, small=small),
+        geometry(*numbers, *before, *along, small=small),
     )
 
 
-def _windows(
-    forward: Pooling,
-    extent: Sequence[int],
-    steps: Sequence[int],
-    index_steps: Sequence[int],
-    origin: Sequence[int],
-) -> object:
-    """The struct `Windows`."""
-    before = [pair[0] for pair in forward.padding]
-    return geometry(
-        *three(forward.window, 1),
-        *three(forward.stride, 1),
-        *three(before, 0),
-        *three(extent, 1),
-        *three(steps, 0),
-        *three(index_steps, 0),
-        *three(origin, 0),
-    )
+def _count(walked: MergedAxes, result: DeviceView, images: Sequence[DeviceView]) -> int:
+    """Elements of a pack: along the channels, where each lies beside the next in every operand."""
+    if walked.inner_strides[0] != 1 or any(walked.inner_strides[len(images) + 1 :]):
+        return 1
+    views = [result, *images]
+    # along the spatial axes the walk of an image has no steps, its kernel has
+    steps = [{*walked.strides[at], *view.strides[2:]} for at, view in enumerate(views)]
+    count = PACK_BYTES // max(view.item_bytes for view in views)
+    while count > 1 and not (
+        count <= walked.inner
+        and all(
+            walked.inner_strides[at] == 1 and is_aligned(view, steps[at], count)
+            for at, view in enumerate(views)
+        )
+    ):
+        count //= 2
+    return count
 
 
 def pooling_indices(operation: PoolingIndices, call: Call) -> None:
@@ -62,11 +79,12 @@ def pooling_indices(operation: PoolingIndices, call: Call) -> None:
     x = check("x", call.inputs[0], forward.x_shape, operation.dtype)
     index = check("the indices", call.output, forward.output_shape, "uint8")
     none = [0] * len(forward.window)
+    where = (x.shape[2:], x.strides[2:], none, none)
     launch(
         operation,
         (index, x),
-        lambda: _plan("pooling_indices", x.dtype, index, [x]) if index.size else None,
-        (_windows(forward, x.shape[2:], x.strides[2:], none, none),),
+        lambda: _plan("pooling_indices", forward, index, [x], *where) if index.size else None,
+        (),
         call.stream,
     )
 
@@ -77,10 +95,11 @@ def pooling_from_indices(operation: PoolingBackward, call: Call) -> None:
     index = check("the indices", call.inputs[0], forward.output_shape, "uint8")
     dy = check("dy", call.inputs[1], forward.output_shape, operation.dtype)
     dx = check("dx", call.output, operation.output_shape, operation.dtype)
-    launch(
-        operation,
-        (dx, index, dy),
-        lambda: _plan("pooling_from_indices", dx.dtype, dx, [index, dy]) if dx.size else None,
-        (_windows(forward, dy.shape[2:], dy.strides[2:], index.strides[2:], operation.origin),),
-        call.stream,
-    )
+    where = (dy.shape[2:], dy.strides[2:], index.strides[2:], operation.origin)
+
+    def plan() -> Launch | None:
+        if not dx.size:
+            return None
+        return _plan("pooling_from_indices", forward, dx, [index, dy], *where)
+
+    launch(operation, (dx, index, dy), plan, (), call.stream)
