@@ -174,8 +174,10 @@ class Network(
 
     # Phases -----------------------------------------------------------------------------------
 
-    def training_phases(self, loss: Tensor) -> Step:
+    def training_phases(self, loss: Tensor, wanted: Iterable[str] | None = None) -> Step:
         """The phases of a step of training: forward, then every gradient that is wanted.
+
+        That is of what is not frozen, or of what is named.
 
         Raises
         ------
@@ -183,7 +185,9 @@ class Network(
             If the loss is no scalar.
         """
         check_loss(self.graph.check_own(loss, "loss"))
-        return training_step(self.graph, (loss,), self.wanted, current())
+        return training_step(
+            self.graph, (loss,), self.wanted if wanted is None else wanted, current()
+        )
 
     def gradient_phases(self, *outputs: Tensor) -> Step:
         """Forward and backward phases from given gradients of outputs: the step's `seeds`."""

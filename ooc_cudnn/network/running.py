@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from ooc_cudnn.network.planning import PlannedStep, check_asked, plan_again, pla
 from ooc_cudnn.network.tensors import Tensor
 from ooc_cudnn.network.training import ReadyStep, number
 from ooc_cudnn.settings import current
+from ooc_cudnn.settings_table import Settings
 from ooc_cudnn.telling import warn
 from ooc_cudnn.tensor import ORDERS, TensorSpec, numpy_dtype
 from ooc_cudnn.units import parse_limit
@@ -42,8 +44,13 @@ class Runnable:
     parameters: Parameters
     running: Parameters
 
+    @property
     @abstractmethod
-    def training_phases(self, loss: Tensor) -> Step:
+    def wanted(self) -> tuple[str, ...]:
+        """What a step of training makes gradients of."""
+
+    @abstractmethod
+    def training_phases(self, loss: Tensor, wanted: Iterable[str] | None = None) -> Step:
         """The phases of a step of training."""
 
     @abstractmethod
@@ -131,8 +138,8 @@ class Runnable:
     ) -> TrainingStep:
         """Return a step of training: call it with the inputs, and it returns the loss.
 
-        It is planned at its first call, and again where arrays lie elsewhere or settings change.
-        What is frozen now stays so in this step.
+        It is planned at its first call, and again where arrays lie elsewhere or settings change:
+        those count that are in force at the call. What is frozen now stays so in this step.
 
         Parameters
         ----------
@@ -147,13 +154,14 @@ class Runnable:
         ValueError
             If the loss is no scalar.
         """
-        step = self.training_phases(loss)
+        make = partial(self.training_phases, loss, self.wanted)
+        make()  # refuses what cannot be trained
         check_asked(policy, micro_batches)
         asked = {"policy": policy, "micro_batches": micro_batches}
         limit = memory_limit
         if plan is not None and limit is None:
             limit = plan.memory_limit
-        return TrainingStep(self, step, limit, asked, plan)
+        return TrainingStep(self, make, limit, asked, plan)
 
     def forward(
         self, *outputs: Tensor, memory_limit: Limit = None, out: Any = None, **inputs: Any
@@ -219,15 +227,24 @@ class TrainingStep:
     def __init__(
         self,
         network: Runnable,
-        step: Step,
+        make: Callable[[], Step],
         memory_limit: Limit,
         asked: Mapping[str, Any],
         plan: NetworkPlan | None,
     ) -> None:
         self.plan, self.gradients = plan, dict[str, Any]()
-        self._network, self._step, self._limit = network, step, memory_limit
+        self._network, self._make, self._limit = network, make, memory_limit
         self._asked, self._given_plan = asked, plan
+        self._steps: dict[Settings, Step] = {}
         self._ready: dict[Hashable, ReadyStep] = {}
+
+    @property
+    def _step(self) -> Step:
+        """The phases, in the arithmetic of the settings in force."""
+        settings = current()
+        if settings not in self._steps:
+            self._steps = {settings: self._make()}
+        return self._steps[settings]
 
     def __call__(self, **inputs: Any) -> float:
         """Run the step.

@@ -76,3 +76,20 @@ def test_what_only_moves_changes_no_bit():
         ]
     for other in found[1:]:
         assert [name for name in other if not np.array_equal(other[name], found[0][name])] == []
+
+
+def test_the_settings_at_the_call_say_what_arithmetic_it_is():
+    net = ooc_cudnn.Network()
+    x = net.input("x", (2, 3, 8, 8), "float32")
+    y = net.convolution(x, 4, window=3, padding=1)
+    loss = net.mean_squared_error(y, net.input("target", y.shape, "float32"))
+    step = net.training_step(loss)
+    net.freeze(*net.parameters)
+    inputs = {"x": np.ones(x.shape, "f4"), "target": np.zeros(y.shape, "f4")}
+    for allowed in (True, False):
+        with ooc_cudnn.settings(allow_tf32=allowed):
+            step(**inputs)
+            arithmetic = repr(step._step.phases)
+        assert f"allow_tf32={allowed}" in arithmetic
+        assert f"allow_tf32={not allowed}" not in arithmetic
+        assert set(step.gradients) == set(net.parameters)
