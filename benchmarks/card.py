@@ -28,6 +28,7 @@ SCRIPTS = (
     "convolution_link",
     "functions",
     "chain_vgg",
+    "kernels",
 )
 #: Cases of `benchmarks.networks`, a process each.
 NETWORKS = ("vgg16", "resnet50", "features", "unet_3d")

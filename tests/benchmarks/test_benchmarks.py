@@ -25,13 +25,14 @@ NAMES = [
     "chain_vgg",
     "planning",
     "engines",
+    "kernels",
     "networks",
 ]
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_quick_run_writes_verified_results(name, tmp_path):
-    if name in ("volume", "engines", "networks"):
+    if name in ("volume", "engines", "kernels", "networks"):
         pytest.importorskip("torch")  # what its contents are compared with
     module = importlib.import_module(f"benchmarks.{name}")
     arguments = [

@@ -1,0 +1,282 @@
+"""What `benchmarks.kernels` measures: launches on layers of Li et al., and PyTorch's counterparts.
+
+Every tensor is a PyTorch tensor of logical shape (n, c, h, w), laid in memory by its strides.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any, NamedTuple
+
+import ooc_cudnn
+from ooc_cudnn.devices.view import DeviceView
+from ooc_cudnn.operations.backward_pooling import PoolingBackward
+from ooc_cudnn.operations.launches import Launch
+from ooc_cudnn.operations.pointwise import Relayout
+from ooc_cudnn.operations.pooling import Pooling
+from ooc_cudnn.operations.softmax import Softmax, SoftmaxBackward
+
+#: Axes of (n, c, h, w) from the outermost in memory to the innermost.
+LAYOUTS = {"NCHW": (0, 1, 2, 3), "NHWC": (0, 2, 3, 1), "CHWN": (1, 2, 3, 0)}
+FLOAT_BYTES = 4
+
+#: Table 1 of Li et al.: images, channels and extent of each convolution's input.
+CONVOLUTIONS = {
+    "CV1": (128, 1, 28), "CV2": (128, 16, 14), "CV3": (128, 3, 24), "CV4": (128, 64, 12),
+    "CV5": (64, 3, 224), "CV6": (64, 96, 55), "CV7": (64, 256, 13), "CV8": (64, 384, 13),
+    "CV9": (32, 3, 224), "CV10": (32, 128, 56), "CV11": (32, 256, 28), "CV12": (32, 512, 14),
+}  # fmt: skip
+LARGE_INPUT = 64 * 10**6
+#: Its pooling layers: images, channels, extent and window; strides are 2. PAPERS.md has the extents
+#: and windows; images and channels are those of the networks.
+POOLINGS = {
+    "PL1": (128, 16, 28, 2), "PL2": (128, 16, 14, 2), "PL3": (128, 64, 24, 3),
+    "PL4": (128, 64, 12, 3), "PL5": (128, 96, 55, 3), "PL6": (128, 192, 27, 3),
+    "PL7": (128, 256, 13, 3), "PL8": (64, 96, 110, 3), "PL9": (64, 256, 26, 3),
+    "PL10": (64, 256, 13, 3),
+}  # fmt: skip
+SCALED_INPUT = 256 * 10**6
+STRIDE = 2
+MODES = {"max": "max", "average": "average_exclude_padding", "average+": "average_include_padding"}
+#: Rows and classes; from the third on it is bandwidth that counts.
+SOFTMAX = ((128, 10), (128, 1000), (128, 10_000), (1024, 10_000), (16_384, 10_000),
+           (16_384, 1000), (512, 30_000), (128, 100_000))  # fmt: skip
+LATENCY_CLASSES = 1000
+RELAYOUT_SHARE, SOFTMAX_SHARE, POOLING_SHARE = 0.90, 0.85, 0.85
+SOFTMAX_TIME, POOLING_TIME = 1.2, 1.0
+
+Tensors = Mapping[str, Any]
+
+
+class Laid(NamedTuple):
+    """A tensor of a case: shape, memory layout, dtype, and where its values are from."""
+
+    shape: tuple[int, ...]
+    layout: str = "NCHW"
+    fill: str = ""
+
+    def strides(self) -> tuple[int, ...]:
+        strides, step = [0] * len(self.shape), 1
+        order = LAYOUTS[self.layout] if len(self.shape) == 4 else range(len(self.shape))
+        for axis in reversed(tuple(order)):
+            strides[axis] = step
+            step *= self.shape[axis]
+        return tuple(strides)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One launch, what PyTorch does instead, and what is asked of it."""
+
+    group: str
+    name: str
+    launch: Launch
+    tensors: Mapping[str, Laid]
+    #: PyTorch's way, where it has the layout: what it prepares from the tensors, and its call.
+    theirs: Callable[[Any, Tensors], Callable[[], Any]] | None
+    #: From the tensors, in PyTorch; compared within `tolerance` of the largest element.
+    expected: Callable[[Any, Tensors], Any]
+    #: The public function on the tensors.
+    public: Callable[[Tensors], Any] | None = None
+    tolerance: float = 0.0
+    share: float | None = None
+    time: float | None = None
+    #: Cases of one kind are compared with the best of PyTorch's times of that kind.
+    kind: str = ""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes read and written, each once."""
+        return FLOAT_BYTES * sum(math.prod(laid.shape) for laid in self.tensors.values())
+
+
+def view_of(tensor: Any) -> DeviceView:
+    """A tensor as the kernels see it."""
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return DeviceView(tensor.data_ptr(), dtype, tuple(tensor.shape), tuple(tensor.stride()))
+
+
+def scaled(shape: tuple[int, ...], least_bytes: int) -> tuple[int, ...]:
+    """The shape with its images doubled until it exceeds so many bytes.
+
+    >>> scaled((64, 96, 55, 55), 64 * 10**6), scaled((2, 3, 4, 4), 1000)
+    ((64, 96, 55, 55), (4, 3, 4, 4))
+    """
+    while FLOAT_BYTES * math.prod(shape) <= least_bytes:
+        shape = (2 * shape[0], *shape[1:])
+    return shape
+
+
+# Re-layout ---------------------------------------------------------------------------------------
+
+
+def relayouts(shape: tuple[int, ...], name: str) -> Iterator[Case]:
+    """A tensor from each of the layouts to each other one."""
+
+    def copy(torch: Any, on: Tensors) -> Callable[[], Any]:
+        return partial(torch.empty_like(on["y"]).copy_, on["x"])
+
+    for source, target in itertools.permutations(LAYOUTS, 2):
+        yield Case(
+            "relayout", f"{name} {source} to {target}",
+            Launch(Relayout(shape, "float32"), ("x",), "y"),
+            {"x": Laid(shape, source, "random"), "y": Laid(shape, target)},
+            copy, lambda torch, on: on["x"], share=RELAYOUT_SHARE,
+        )  # fmt: skip
+
+
+# Softmax -----------------------------------------------------------------------------------------
+
+
+def softmaxes(shape: tuple[int, int]) -> Iterator[Case]:
+    """Forward and backward of so many rows and classes."""
+    rows, classes = shape
+    short = classes <= LATENCY_CLASSES and rows <= 128
+    asked: Any = {"time": SOFTMAX_TIME} if short else {"share": SOFTMAX_SHARE}
+    laid = Laid(shape, fill="random")
+    yield Case(
+        "softmax", f"{rows} x {classes} forward",
+        Launch(Softmax(shape, "accurate", "float32"), ("x",), "y"),
+        {"x": laid, "y": Laid(shape)},
+        lambda torch, on: partial(torch.softmax, on["x"], 1),
+        lambda torch, on: torch.softmax(on["x"].double(), 1),
+        lambda on: ooc_cudnn.softmax_forward(on["x"], out=on["y"]),
+        tolerance=2e-6, **asked,
+    )  # fmt: skip
+
+    def backward(torch: Any, on: Tensors) -> Callable[[], Any]:
+        return partial(torch._softmax_backward_data, on["dy"], on["y"], 1, torch.float32)
+
+    def gradient(torch: Any, on: Tensors) -> Any:
+        y, dy = on["y"].double(), on["dy"].double()
+        return y * (dy - (y * dy).sum(1, keepdim=True))
+
+    yield Case(
+        "softmax", f"{rows} x {classes} backward",
+        Launch(SoftmaxBackward(shape, "accurate", "float32"), ("y", "dy"), "dx"),
+        {"y": Laid(shape, fill="softmax"), "dy": laid, "dx": Laid(shape)},
+        backward, gradient,
+        lambda on: ooc_cudnn.softmax_backward(on["y"], on["dy"], out=on["dx"]),
+        tolerance=2e-6, **asked,
+    )  # fmt: skip
+
+
+# Pooling -----------------------------------------------------------------------------------------
+
+
+def poolings(shape: tuple[int, ...], window: int, name: str, mode: str) -> Iterator[Case]:
+    """Forward and backward in each layout."""
+    forward = Pooling.of(shape, window=window, stride=STRIDE, mode=MODES[mode])
+    counted = mode == "average+"
+    options: Any = {"window": window, "stride": STRIDE, "mode": MODES[mode]}
+    sites = forward.output_shape
+    backward = PoolingBackward(forward, (0, shape[2]))
+
+    def pooled(torch: Any, x: Any) -> Any:
+        if forward.is_max:
+            return torch.nn.functional.max_pool2d(x, window, STRIDE)
+        return torch.nn.functional.avg_pool2d(x, window, STRIDE, count_include_pad=counted)
+
+    def pooling_gradient(torch: Any, on: Tensors) -> Callable[[], Any]:
+        aten, size, step = torch.ops.aten, [window] * 2, [STRIDE] * 2
+        if not forward.is_max:
+            return partial(
+                aten.avg_pool2d_backward,
+                on["dy"], on["x"], size, step, [0, 0], False, counted, None,
+            )  # fmt: skip
+        _, index = aten.max_pool2d_with_indices(on["x"], size, step)
+        return partial(
+            aten.max_pool2d_with_indices_backward,
+            on["dy"], on["x"], size, step, [0, 0], [1, 1], False, index,
+        )  # fmt: skip
+
+    for layout in LAYOUTS:
+        theirs = layout != "CHWN"  # which PyTorch does not have
+        x = Laid(shape, layout, "random")
+        asked: Any = {"share": POOLING_SHARE, "time": POOLING_TIME}
+        yield Case(
+            "pooling", f"{name} {mode} {layout} forward",
+            Launch(forward, ("x",), "y"),
+            {"x": x, "y": Laid(sites, layout)},
+            (lambda torch, on: partial(pooled, torch, on["x"])) if theirs else None,
+            lambda torch, on: pooled(torch, on["x"].contiguous()),
+            (lambda on: ooc_cudnn.pooling_forward(on["x"], out=on["y"], **options))
+            if theirs else None,
+            tolerance=0 if forward.is_max else 2e-6, kind=f"{name} {mode} forward", **asked,
+        )  # fmt: skip
+        # Averages need dy alone; PyTorch's shape of x costs nothing.
+        operands = {"dy": Laid(sites, layout, "sixteenths"), "dx": Laid(shape, layout)}
+        inputs: tuple[str, ...] = ("", "dy", "")
+        if forward.is_max:
+            operands |= {"x": x, "y": Laid(sites, layout, "pooled")}
+            inputs = ("y", "dy", "x")
+
+        def with_x(torch: Any, on: Tensors) -> Tensors:
+            return on if "x" in on else {**on, "x": on["dx"]}
+
+        yield Case(
+            "pooling", f"{name} {mode} {layout} backward",
+            Launch(backward, inputs, "dx"), operands,
+            (lambda torch, on: pooling_gradient(torch, with_x(torch, on))) if theirs else None,
+            lambda torch, on: pooling_gradient(
+                torch, {key: each.contiguous() for key, each in with_x(torch, on).items()}
+            )(),
+            (lambda on: ooc_cudnn.pooling_backward(
+                on["y"], on["dy"], on["x"], out=on["dx"], **options))
+            if theirs and forward.is_max else None,
+            tolerance=0 if forward.is_max else 2e-6, kind=f"{name} {mode} backward", **asked,
+        )  # fmt: skip
+
+
+# All of them -------------------------------------------------------------------------------------
+
+
+def filled(torch: Any, case: Case, place: str) -> dict[str, Any]:
+    """The tensors of a case, with NaN where results belong."""
+    made = {}
+    for name, laid in case.tensors.items():
+        tensor = torch.empty_strided(
+            laid.shape, laid.strides(), dtype=torch.float32, device=place
+        ).fill_(math.nan)
+        if laid.fill in ("random", "softmax", "sixteenths"):
+            tensor.normal_()
+        if laid.fill == "softmax":
+            tensor.copy_(torch.softmax(tensor, 1))
+        if laid.fill == "sixteenths":  # whose sums are exact, in any order
+            tensor.copy_((tensor * 16).round_() / 16)
+        made[name] = tensor
+    if case.tensors.get("y", Laid(())).fill == "pooled":
+        forward = case.launch.operation.forward
+        made["y"].copy_(
+            torch.nn.functional.max_pool2d(made["x"].contiguous(), forward.window[0], STRIDE)
+        )
+    return made
+
+
+@cache
+def cases(*, quick: bool) -> tuple[Case, ...]:
+    """In the order in which they are worth their time."""
+    if quick:
+        return (
+            *relayouts((5, 3, 7, 6), "small"),
+            *softmaxes((7, 10)),
+            *(case for mode in MODES for case in poolings((2, 3, 9, 8), 3, "small", mode)),
+        )
+    found = [*relayouts((64, 96, 55, 55), "CV6")]
+    for rows in SOFTMAX:
+        found += softmaxes(rows)
+    pools = {
+        name: (scaled((n, c, extent, extent), SCALED_INPUT), window)
+        for name, (n, c, extent, window) in POOLINGS.items()
+    }
+    for name, (shape, window) in pools.items():
+        found += poolings(shape, window, name, "max")
+    for name, (n, c, extent) in CONVOLUTIONS.items():
+        found += relayouts(scaled((n, c, extent, extent), 4 * LARGE_INPUT), f"{name} scaled")
+    for mode, (name, (shape, window)) in itertools.product(list(MODES)[1:], pools.items()):
+        found += poolings(shape, window, name, mode)
+    return tuple(found)

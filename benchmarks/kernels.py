@@ -1,0 +1,263 @@
+"""The kernels that move memory, beside a device-to-device copy of the same bytes, and PyTorch.
+
+Re-layouts, softmax and pooling of float32 on the layers of Li et al. (SC 2016). A kernel's launch
+is timed through the device's contract, several in a row while the stream is held, so that the host
+is no part of it; PyTorch's call and the copy are timed alike and take turns with it. Beside that
+stands the public function, as a user calls it. What lies in the cache is no measure of memory:
+small tensors are there several times, and launches go from one to the next.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from functools import partial
+from typing import Any
+
+import ooc_cudnn
+from benchmarks import common
+from benchmarks.kernel_cases import Case, cases, filled, view_of
+from ooc_cudnn.bench.timing import Timing
+from ooc_cudnn.devices import get_device
+
+NAME = "kernels"
+#: Bytes that launches go over before they meet the same again, and sets of tensors at the most.
+BEYOND_CACHE, MOST_SETS = 256 * 10**6, 32
+#: Launches of a batch last so long at least, within these numbers; and batches are so many.
+BATCH_SECONDS, FEWEST, MOST, BATCHES = 1e-3, 4, 40, 9
+#: Calls of the public function, whose host's part counts.
+PUBLIC_CALLS, PUBLIC_BATCHES = 10, 3
+#: The stream is held for so long for each call that the host issues.
+ISSUE_SECONDS = 4e-5
+COMPILERS = 16
+
+Runs = Sequence[Callable[[], Any]]
+
+
+class Clock:
+    """Seconds of a call among several in a row, on the device of a report."""
+
+    def __init__(self, report: common.Report) -> None:
+        self.device = get_device(report.arguments.device)
+        self.cuda, self.synchronize = report.arguments.cuda, report.synchronize
+        self.batches = 2 if report.quick else BATCHES
+        self.fewest = 1 if report.quick else FEWEST
+
+    def batch(self, runs: Runs, count: int, *, held: bool = True) -> float:
+        """Seconds of each of `count` calls, which take `runs` in turn."""
+        if self.cuda and held:
+            return self._on_card(runs, count)
+        self.synchronize()
+        begin = time.perf_counter()
+        for index in range(count):
+            runs[index % len(runs)]()
+        self.synchronize()
+        return (time.perf_counter() - begin) / count
+
+    def _on_card(self, runs: Runs, count: int) -> float:
+        import cupy
+
+        begin, end = cupy.cuda.Event(), cupy.cuda.Event()
+        self.device.hold(ISSUE_SECONDS * count, None)
+        begin.record()
+        for index in range(count):
+            runs[index % len(runs)]()
+        end.record()
+        end.synchronize()
+        return float(cupy.cuda.get_elapsed_time(begin, end)) / 1e3 / count
+
+    def measure(self, ways: Mapping[str, Runs]) -> dict[str, Timing]:
+        """Time several ways in turns."""
+        counts = {}
+        for name, runs in ways.items():
+            self.batch(runs, len(runs))  # plans, compiles, allocates
+            spent = max(self.batch(runs, self.fewest), 1e-7)
+            counts[name] = min(max(round(BATCH_SECONDS / spent), self.fewest), MOST)
+        found: dict[str, list[float]] = {name: [] for name in ways}
+        for _ in range(self.batches):
+            for name, runs in ways.items():
+                found[name].append(self.batch(runs, counts[name]))
+        return {name: Timing(tuple(samples)) for name, samples in found.items()}
+
+
+class Bench:
+    """Measures and checks one case after the other."""
+
+    def __init__(self, report: common.Report, torch: Any) -> None:
+        self.report, self.torch, self.clock = report, torch, Clock(report)
+        self.place = "cuda" if report.arguments.cuda else "cpu"
+        self.rows: dict[str, list[dict[str, Any]]] = {}
+
+    def ours(self, case: Case, tensors: Mapping[str, Any]) -> Callable[[], Any]:
+        """The launch on the device; its workspace is kept with it."""
+        device, launch = self.clock.device, case.launch
+        answer = device.workspace(((launch, {}),), None)
+        nbytes = answer[0] if answer else 0
+        scratch = self.torch.empty(max(nbytes, 1), dtype=self.torch.uint8, device=self.place)
+        views = {name: view_of(tensor) for name, tensor in tensors.items()}
+
+        def run(_kept: Any = (scratch, tensors)) -> None:
+            device.run(launch, views, (scratch.data_ptr(), nbytes), None)
+
+        return run
+
+    def copies(self, nbytes: int, sets: int) -> Runs:
+        """Copies that read and write as many bytes together."""
+        floats = max(nbytes // 8, 1)
+        memory = self.torch.ones((sets, 2, floats), device=self.place)
+        return [partial(pair[1].copy_, pair[0]) for pair in memory]
+
+    def warm(self, case: Case) -> None:
+        """Run once, so that the kernel is compiled."""
+        tensors = filled(self.torch, case, self.place)
+        self.ours(case, tensors)()
+
+    def contents(self, case: Case, tensors: Mapping[str, Any]) -> dict[str, Any]:
+        """Run on a result of NaN, and compare every element with PyTorch's."""
+        result = tensors[case.launch.output]
+        result.fill_(math.nan)
+        self.ours(case, tensors)()
+        self.report.synchronize()
+        expected = case.expected(self.torch, tensors)
+        if not case.tolerance:
+            return {"ok": bool(self.torch.equal(result, expected)), "exact": True}
+        most = float(expected.abs().max())
+        error = float((result.double() - expected.double()).abs().max()) / most
+        return {"ok": error <= case.tolerance, "error": error, "tolerance": case.tolerance}
+
+    def measure(self, case: Case) -> None:
+        report = self.report
+        number = min(max(-(-BEYOND_CACHE // case.nbytes), 1), 2 if report.quick else MOST_SETS)
+        sets = [filled(self.torch, case, self.place) for _ in range(number)]
+        report.check(f"{case.name}: contents", self.contents(case, sets[0]))
+        ways: dict[str, Runs] = {
+            "ours": [self.ours(case, tensors) for tensors in sets],
+            "copy": self.copies(case.nbytes, number),
+        }
+        if case.theirs is not None:
+            ways["PyTorch"] = [case.theirs(self.torch, tensors) for tensors in sets]
+        found = self.clock.measure(ways)
+        row: dict[str, Any] = {"name": case.name, "kind": case.kind, "bytes": case.nbytes}
+        row |= {"share_bound": case.share, "time_bound": case.time}
+        row |= {way: {"median": t.median, "p10": t.percentile(10), "p90": t.percentile(90)}
+                for way, t in found.items()}  # fmt: skip
+        if case.public is not None:
+            call = [partial(case.public, tensors) for tensors in sets]
+            calls, batches = (1, 1) if report.quick else (PUBLIC_CALLS, PUBLIC_BATCHES)
+            self.clock.batch(call, 1, held=False)
+            samples = [self.clock.batch(call, calls, held=False) for _ in range(batches)]
+            row["public"] = Timing(tuple(samples)).median
+        self.rows.setdefault(case.group, []).append(row)
+
+    def judge(self) -> None:
+        """Work out shares and ratios, print them, and hold them to their bounds."""
+        for group, rows in self.rows.items():
+            best: dict[str, float] = {}
+            for row in rows:
+                if "PyTorch" in row:
+                    kind = row["kind"] or row["name"]
+                    best[kind] = min(best.get(kind, math.inf), row["PyTorch"]["median"])
+            for row in rows:
+                ours, kind = row["ours"]["median"], row["kind"] or row["name"]
+                row["GB/s"] = row["bytes"] / ours / 1e9
+                row["share"] = row["copy"]["median"] / ours
+                theirs = row["PyTorch"]["median"] if "PyTorch" in row else best.get(kind)
+                row["over_pytorch"] = None if theirs is None else ours / theirs
+                row["holds"] = holds(row)
+            self.report.measure(group, rows, spoken=f"{len(rows)} cases")
+            self.claims(group, rows)
+
+    def claims(self, group: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        """The worst of a group against each bound."""
+        claim = self.report.claim
+        shares = [row for row in rows if row["share_bound"] is not None]
+        if shares:
+            worst = min(shares, key=lambda row: row["share"])
+            claim(f"{group}: least share of the copy", worst["share"], ">=", worst["share_bound"])
+        times = [row for row in rows if row["time_bound"] and row["over_pytorch"] is not None]
+        if times:
+            worst = max(times, key=lambda row: row["over_pytorch"])
+            claim(f"{group}: most time over PyTorch's", worst["over_pytorch"], "<=",
+                  worst["time_bound"])  # fmt: skip
+        claim(f"{group}: share of cases that hold", sum(row["holds"] for row in rows) / len(rows))
+
+    def table(self) -> str:
+        """One line a case, those that miss a bound last."""
+        rows = [row for found in self.rows.values() for row in found]
+        rows.sort(key=lambda row: not row["holds"])
+        head = ("case", "GB/s", "of copy", "PyTorch/ours", "public us", "bound", "")
+        return common.table(head, [line(row) for row in rows])
+
+
+def holds(row: Mapping[str, Any]) -> bool:
+    """Whether a case keeps all of its bounds."""
+    shared = row["share_bound"] is None or row["share"] >= row["share_bound"]
+    ratio = row["over_pytorch"]
+    return bool(shared and (not row["time_bound"] or ratio is None or ratio <= row["time_bound"]))
+
+
+def line(row: Mapping[str, Any]) -> tuple[str, ...]:
+    """A case as the table prints it."""
+    ratio, bounds = row["over_pytorch"], []
+    if row["share_bound"] is not None:
+        bounds.append(f">={row['share_bound']:.0%}")
+    if row["time_bound"]:
+        bounds.append(f">={1 / row['time_bound']:.2f}x")
+    return (
+        row["name"], f"{row['GB/s']:.0f}", f"{row['share']:.0%}",
+        "" if ratio is None else f"{1 / ratio:.2f}",
+        f"{1e6 * row['public']:.0f}" if "public" in row else "",
+        " ".join(bounds), "PASS" if row["holds"] else "MISS",
+    )  # fmt: skip
+
+
+def compiled(bench: Bench, wanted: Sequence[Case], until: float) -> None:
+    """Compile the kernels of all cases side by side, as far as time allows."""
+    pool = ThreadPoolExecutor(COMPILERS)
+    waiting = [pool.submit(bench.warm, case) for case in wanted]
+    done, left = wait(waiting, timeout=max(until - time.perf_counter(), 0))
+    pool.shutdown(cancel_futures=True)
+    bench.torch.cuda.empty_cache()
+    bench.report.note(f"{len(done)} of {len(waiting)} kernels compiled ahead")
+    del left
+
+
+def body(report: common.Report) -> None:
+    import torch
+
+    arguments = report.arguments
+    bench = Bench(report, torch)
+    until = report.begin + arguments.seconds
+    wanted = [
+        case for case in cases(quick=report.quick)
+        if not arguments.only or any(word in f"{case.group} {case.name}" for word in arguments.only)
+    ]  # fmt: skip
+    torch.manual_seed(0)
+    with torch.no_grad(), ooc_cudnn.settings(memory_limit="32GiB"):
+        if arguments.cuda:
+            compiled(bench, wanted, report.begin + arguments.seconds / 2)
+        for index, case in enumerate(wanted):
+            if time.perf_counter() > until:
+                report.note(f"no time for {len(wanted) - index} cases, from {case.name} on")
+                break
+            try:
+                bench.measure(case)
+            except Exception as error:  # the others are still worth their time on the card
+                found = {"ok": False, "error": f"{type(error).__name__}: {error}"}
+                report.check(f"{case.name}: contents", found)
+    bench.judge()
+    print(bench.table())
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--seconds", type=float, default=90, help="no case is begun after so many")
+    parser.add_argument("--only", nargs="+", metavar="WORD", help="cases whose name has a word")
+
+
+main = partial(common.run, NAME, body, __doc__, more=options)
+
+if __name__ == "__main__":
+    common.main(main)
