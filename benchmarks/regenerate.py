@@ -14,11 +14,21 @@ from collections.abc import Callable
 from functools import partial
 
 from benchmarks import common, network_steps, paper_model, vdnn
-from benchmarks.pages import model, model_pictures, performance, pictures, quoted, readme, trials
+from benchmarks.pages import (
+    model,
+    model_pictures,
+    performance,
+    pictures,
+    quoted,
+    readme,
+    steps,
+    trials,
+)
 from ooc_cudnn.bench.environment import ROOT
 
 BLOCKS = (
     *readme.BLOCKS,
+    *steps.BLOCKS,
     *model.BLOCKS,
     *paper_model.BLOCKS,
     *vdnn.BLOCKS,
@@ -39,6 +49,7 @@ GENERATORS: dict[str, Callable[..., int]] = {
     "pictures of the suite": pictures.generate,
     "pictures of the model": model_pictures.generate,
     "pictures of networks": network_steps.pictures,
+    "picture of training steps": steps.picture,
     **{f"{block.page}: {block.name}": partial(block.write) for block in BLOCKS},
     SETTINGS_PAGE: _settings_page,
     "figures in sentences": quoted.check_pages,

@@ -58,7 +58,8 @@ class Held:
 
 def held(records: Records) -> list[Held]:
     """Return every claim, in the page's order."""
-    return [*_against_others(records), *_step(records), _contents(records)]
+    old = records.call_by_call(names(f"{LARGEST_STEP}-"))  # held to nothing any more
+    return [*_against_others(records), *(() if old else _step(records)), _contents(records)]
 
 
 def claims_table(records: Records) -> str:
@@ -155,22 +156,6 @@ ROWS = (
      CHAIN, "16384: times the in-core PyTorch time", "{:.2f} of its time"),
     ("the same on 32768 x 32768, four times as many pixels, against our 16384 x 16384",
      CHAIN, "32768: times the 16384 time", "{:.2f} times as long"),
-    ("a training step of VGG-16 in TF32, n=1024, planned whole, limit 16 GiB, against PyTorch with "
-     "all of it on the card",
-     "networks_vgg16", "vgg16, 16GiB: times PyTorch in core", "{:.2f} of its time"),
-    ("a training step of ResNet-50 with exact batch norm, n=768, limit 24 GiB, against PyTorch "
-     "with all of it on the card",
-     "networks_resnet50", "resnet50, 24GiB: times PyTorch in core", "{:.2f} of its time"),
-    ("gradients through VGG-16's feature layers on one image of 16384 x 16384, limit 16 GiB, "
-     "against our own forward",
-     "networks_features", "features, 16GiB: times our own forward", "{:.2f} of its time"),
-    ("a training step of the 3-D U-Net on 512 x 512 x 512, limit 40 GiB, against PyTorch on an "
-     "eighth of it, in core",
-     "networks_unet_3d", "unet_3d, 40GiB: times PyTorch in core on an eighth",
-     "{:.1f} of its time"),
-    ("the same, limit 100 GiB",
-     "networks_unet_3d", "unet_3d, 100GiB: times PyTorch in core on an eighth",
-     "{:.1f} of its time"),
 )  # fmt: skip
 
 

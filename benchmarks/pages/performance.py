@@ -148,10 +148,10 @@ def _way(records: Records) -> tuple[str, ...]:
 
 
 CALL_BY_CALL = (
-    "The library's figures here are of the old way, and stay until a card measures the new one: "
-    "function after function, each planned by itself, with every map in one place (the former "
-    "`examples/vgg16.py`). A step is now planned whole, as `ooc_cudnn.Network`; `python -m "
-    "benchmarks.contenders --case 'vgg16-*'` measures that."
+    "The library's figures here are of the old way: function after function, each planned by "
+    "itself, with every map in one place. A [network](networks.md) plans the step whole, and is "
+    "[measured above](#training-steps-planned-whole). `python -m benchmarks.contenders --case "
+    "'vgg16-*'` measures these cases that way, too."
 )
 
 

@@ -1,7 +1,4 @@
-"""README.md: one convolution on one machine, beside every other way to compute it.
-
-And a case where the library is slow.
-"""
+"""README.md: one convolution on one machine, beside every other way to compute it."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from ooc_cudnn.units import format_seconds
 
 CHART = "docs/images/bench/summary.png"
 
-STORY, STEP = "fig14-4gb-tf32", "vgg16-n1024-tf32"
+STORY = "fig14-4gb-tf32"
 #: (what a row says, which host memory x and y lie in, case, contender)
 ROWS = (
     ("copy the same bytes both ways at once, and compute nothing", "pinned", STORY, "copy_limit"),
@@ -29,8 +26,6 @@ ROWS = (
     ("CUDA Unified Memory, all of it prefetched", "managed", STORY, "unified_memory_prefetch"),
     ("CUDA Unified Memory as it is", "managed", STORY, "unified_memory"),
     ("a plain loop in PyTorch, four images at a time", "pageable", STORY, "naive_loop"),
-    ("a training step of VGG-16 with n=1024: PyTorch in micro-batches", "pinned",
-     STEP, "torch_micro_batches"),
 )  # fmt: skip
 
 
@@ -57,7 +52,7 @@ def figures(folder: Path = FOLDER) -> str:
     head = ("the same work by another way", "host memory", "takes", "`ooc_cudnn` is")
     rows = [(label, memory, *_took(records, *way)) for label, memory, *way in ROWS]
     return "\n".join(
-        [*lines, "", markdown(head, rows, align="llr"), "", *textwrap.wrap(_terms(records), 100)]
+        [*lines, "", markdown(head, rows, align="llr"), "", *textwrap.wrap(TERMS, 100)]
     )
 
 
@@ -73,17 +68,8 @@ TERMS = (
     "that of Unified Memory: the driver moves its pages. A *double-buffered* loop copies one "
     "piece while it computes another. A *stream* is a queue of work on the card; several run side "
     "by side. *TF32* computes float32 products on tensor cores, with factors rounded to 10 bits, "
-    "as PyTorch does for convolutions. The last row is a training step that fits the card when "
-    "PyTorch cuts the batch{step}. [Performance](docs/performance.md) has all measurements."
+    "as PyTorch does for convolutions. [Performance](docs/performance.md) has all measurements."
 )
-CALL_BY_CALL = (
-    ": there `ooc_cudnn`, called function after function, moves all features over the link, and is "
-    "slow. `ooc_cudnn.Network` plans such a step whole, and is not measured on a card yet"
-)
-
-
-def _terms(records: Records) -> str:
-    return TERMS.format(step=CALL_BY_CALL if records.call_by_call([STEP]) else "")
 
 
 def _took(records: Records, case: str, contender: str) -> tuple[str, str]:

@@ -7,7 +7,7 @@ import pytest
 from benchmarks import card, regenerate
 from benchmarks.contenders.cases import CASES
 from benchmarks.contenders.suite import run_case
-from benchmarks.pages import canvas, claims, performance, pictures, quoted, trials
+from benchmarks.pages import canvas, claims, performance, pictures, quoted, steps, trials
 from benchmarks.pages.blocks import NOT_MEASURED
 from benchmarks.pages.pictures import by_layer
 from benchmarks.pages.records import Records, load, names
@@ -68,7 +68,7 @@ def test_a_page_that_is_out_of_date_is_found(tmp_path):
     page = tmp_path / block.page
     page.parent.mkdir()
     text = (quoted.ROOT / block.page).read_text("utf-8")
-    page.write_text(text.replace("| claim |", "| claims |"))
+    page.write_text(text.replace("### Table 4", "### Table 5"))
     assert block.write(check=True, root=tmp_path) == 1
     assert block.write(check=False, root=tmp_path) == 0
     assert block.write(check=True, root=tmp_path) == 0
@@ -227,6 +227,68 @@ def test_the_training_steps_overhead_and_prediction(samples):
     ours["about"] = "examples/vgg16.py under the memory limit, maps channels-first"
     assert "the old way" in performance.figure_12(records)
     assert "the old way" in performance.figure_13(records)
+
+
+# Steps of networks ---------------------------------------------------------------------------
+
+
+def step_record(case, limit, **more):
+    """A record of `benchmarks.networks`: half a second of ours, 0.4 of PyTorch's."""
+    seconds = lambda median: {"median": median}  # noqa: E731
+    title = f"{case}, {limit}"
+    return {
+        "quick": False,
+        "verified": True,
+        "checks": {f"{title}: peak": {"peak": 3 * 2**30}},
+        "claims": [
+            {"name": f"{title}: off by", "value": 0.25, "relation": "<=", "bound": 0.1,
+             "holds": False},
+            {"name": "no bound", "value": 1, "relation": "", "bound": None, "holds": None},
+        ],
+        "measurements": {
+            f"{title}: seconds": seconds(0.5),
+            f"{title}: plan": {"seconds": 0.45, "bytes_in": 2**30, "bytes_out": 2**30},
+            f"{title}: first step, with its plan": 7.0,
+            f"{case}: in core: PyTorch, seconds": seconds(0.4),
+            f"{case}: in core: PyTorch, peak": 9 * 2**30,
+        },
+        "environment": {"gpu": {"name": "A card"}, "versions": {"nvidia-cudnn-cu13": "9.0"}},
+    } | more  # fmt: skip
+
+
+def test_steps_stand_beside_pytorch_and_what_was_not_measured_is_named(tmp_path):
+    assert NOT_MEASURED in steps.short(tmp_path)
+    record = step_record("resnet50", "24GiB")
+    (tmp_path / "networks_resnet50.json").write_text(json.dumps(record))
+    wrong = step_record("vgg16", "16GiB", verified=False)
+    (tmp_path / "networks_vgg16.json").write_text(json.dumps(wrong))
+    ours = "| ResNet-50, 768 images | `ooc_cudnn`, limit 24 GiB | 500 ms | 3.00 GiB |"
+    assert f"{ours} 1.25 times as long |\n" in steps.short(tmp_path)
+    assert "VGG" not in steps.short(tmp_path)
+    table = steps.long(tmp_path)
+    assert f"{ours} 1.25 times as long | 0.90 | 2.00 GiB | 7.00 s |\n" in table
+    assert "| PyTorch, all of it on the card | 400 ms | 9.00 GiB | 1.00 times as long |" in table
+    assert f"| VGG-16, 1024 images | {NOT_MEASURED} |" in table
+    assert "| resnet50, 24GiB: off by | 0.25 | <= 0.1 | **MISS** |" in table
+    assert "no bound" not in table
+
+
+def test_part_of_a_network_is_compared_with_nothing(tmp_path):
+    record = step_record("unet_3d", "40GiB")
+    assert [(way.label, way.ratio) for way in steps.ways("unet_3d", record)] == [
+        ("`ooc_cudnn`, limit 40 GiB", None),
+        ("PyTorch, an eighth of it", None),
+    ]
+
+
+def test_the_picture_of_steps_is_drawn_where_it_is_stale(tmp_path):
+    pytest.importorskip("matplotlib")
+    record = step_record("resnet50", "24GiB")
+    (tmp_path / "networks_resnet50.json").write_text(json.dumps(record))
+    path = tmp_path / "measured.png"
+    assert steps.picture(check=True, path=path, folder=tmp_path) == 1
+    assert steps.picture(check=False, path=path, folder=tmp_path) == 0
+    assert steps.picture(check=True, path=path, folder=tmp_path) == 0
 
 
 # Reliability ---------------------------------------------------------------------------------

@@ -4,8 +4,7 @@ import re
 from pathlib import Path
 
 import ooc_cudnn
-from benchmarks.pages import readme
-from benchmarks.pages.records import load
+from benchmarks.pages import readme, steps
 
 README = Path(__file__).parents[2] / "README.md"
 
@@ -31,28 +30,30 @@ def test_names_it_mentions_exist():
         assert (README.parent / target).exists(), target
 
 
-def table():
-    """The cells of the README's table, below its head."""
-    (section,) = (block.read() for block in readme.BLOCKS)
-    lines = [line for line in section.splitlines() if line.startswith("|")]
+def table(page=readme):
+    """The cells of one of the README's tables, below its head."""
+    (block,) = (block for block in page.BLOCKS if block.page == README.name)
+    lines = [line for line in block.read().splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
 
 
-def test_the_table_tells_one_story_in_eight_rows():
+def test_the_table_of_a_call_tells_one_story_in_eight_rows():
     rows = table()
     assert 4 <= len(rows) <= 8
     memories = {memory for _, memory, _, _ in rows}
     assert memories <= {"pinned", "pageable", "managed"}  # each label says which
-    assert len({case for _, _, case, _ in readme.ROWS if case.startswith("fig14")}) == 1
+    assert {case for _, _, case, _ in readme.ROWS} == {readme.STORY}
 
 
-def test_the_table_says_where_the_library_is_slow():
-    ratio = load().ratio("vgg16-n1024-tf32", "torch_micro_batches")
-    assert ratio is not None
-    assert ratio < 1
-    (row,) = [row for row in table() if "VGG-16" in row[0]]
-    assert row[3] == f"{1 / ratio:.1f} times as slow"
-    assert readme.compared(ratio) == row[3]
+def test_the_table_of_steps_shows_who_is_faster_and_who_takes_less_memory():
+    records = steps.records()
+    rows = table(steps)
+    assert set(steps.SHORT) <= set(records)
+    assert len(rows) == sum(len(list(steps.ways(case, records[case]))) for case in steps.SHORT)
+    for case in steps.SHORT:
+        its = [row for row in rows if row[0] == steps.TRAINED[case]]
+        assert its[0][1].startswith("`ooc_cudnn`")
+        assert its[-1][4] == "1.00 times as long"
 
 
 def test_what_it_says_of_installing_needs_no_index_to_have_the_package():

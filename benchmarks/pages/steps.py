@@ -1,0 +1,206 @@
+"""Training steps of whole networks, of the records of ``python -m benchmarks.networks``.
+
+README.md has the short table and the picture of it, docs/performance.md the long table. A network
+of which there is no record is left out of the short one, and named in the long one.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks import common
+from benchmarks.networks import CASES, MICRO_BATCH, NAME
+from benchmarks.pages import canvas
+from benchmarks.pages.blocks import NOT_MEASURED, NOTHING, Block, joined, markdown, stored
+from ooc_cudnn.bench.case import OURS
+from ooc_cudnn.bench.environment import ROOT
+from ooc_cudnn.units import format_bytes, format_seconds
+
+PICTURE = ROOT / "docs" / "images" / "networks" / "measured.png"
+#: What each case of `benchmarks.networks` trains.
+TRAINED = {
+    "vgg16": "VGG-16, 1024 images",
+    "resnet50": "ResNet-50, 768 images",
+    "features": "VGG-16's feature layers, one image of 16384 x 16384",
+    "unet_3d": "3-D U-Net, one volume of 512 x 512 x 512",
+}
+#: Networks that README shows: those that PyTorch trains in core, too.
+SHORT = ("vgg16", "resnet50")
+Record = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to a training step, and what it took.
+
+    `contender` is its name in the suite, which has a colour; `ratio` its seconds over those of
+    PyTorch with all of the same network on the card. The rest is known of our own steps.
+    """
+
+    contender: str
+    label: str
+    seconds: float
+    device_bytes: int | None = None
+    ratio: float | None = None
+    predicted_seconds: float | None = None
+    link_bytes: int | None = None
+    first_seconds: float | None = None
+
+
+def records(folder: Path = common.RESULTS) -> dict[str, Record]:
+    """Return the record of each case that was measured at full size, and was right."""
+    paths = {case: folder / f"{NAME}_{case}.json" for case in CASES}
+    found = {case: stored(path.stem, folder) for case, path in paths.items() if path.exists()}
+    return {case: each for case, each in found.items() if each["verified"] and not each["quick"]}
+
+
+def ways(case: str, record: Record) -> Iterator[Way]:
+    """Yield the ways to a step that were measured: ours under each limit, then PyTorch's."""
+    measured, part = record["measurements"], CASES[case].beside is not None
+    core = None if part else _median(record, f"{case}: in core: PyTorch, seconds")
+    for limit in CASES[case].bounds:
+        title = f"{case}, {limit}"
+        seconds = _median(record, f"{title}: seconds")
+        if seconds is not None:
+            plan = measured[f"{title}: plan"]
+            yield Way(
+                OURS, f"`ooc_cudnn`, limit {limit.replace('GiB', ' GiB')}", seconds,
+                record["checks"][f"{title}: peak"]["peak"], core and seconds / core,
+                plan["seconds"], plan["bytes_in"] + plan["bytes_out"],
+                measured[f"{title}: first step, with its plan"],
+            )  # fmt: skip
+        forward = _median(record, f"{title}: forward, seconds")
+        if forward is not None:
+            yield Way(OURS, "the same, forward alone", forward)
+    on_the_card = "an eighth of it" if part else "all of it on the card"
+    for contender, name, label in (
+        ("torch_micro_batches", "micro-batches", f"micro-batches of {MICRO_BATCH}"),
+        ("torch_in_core", "in core", on_the_card),
+    ):
+        seconds = _median(record, f"{case}: {name}: PyTorch, seconds")
+        if seconds is not None:
+            peak = measured[f"{case}: {name}: PyTorch, peak"]
+            yield Way(contender, f"PyTorch, {label}", seconds, peak, core and seconds / core)
+
+
+def _median(record: Record, name: str) -> float | None:
+    found = record["measurements"].get(name)
+    return None if found is None else float(found["median"])
+
+
+# Tables ------------------------------------------------------------------------------------------
+
+HEAD = ("a training step of", "by", "takes", "memory of the card", "beside PyTorch on the card")
+
+
+def _row(trained: str, way: Way) -> tuple[str, ...]:
+    return (
+        trained,
+        way.label,
+        format_seconds(way.seconds),
+        NOTHING if way.device_bytes is None else format_bytes(way.device_bytes),
+        NOTHING if way.ratio is None else f"{way.ratio:.2f} times as long",
+    )
+
+
+def short(folder: Path = common.RESULTS) -> str:
+    """Return README's section: the picture, and a row for each way."""
+    found = {case: each for case, each in records(folder).items() if case in SHORT}
+    if not found:
+        return f"Steps of networks are {NOT_MEASURED}: `python -m benchmarks.networks`."
+    where = next(iter(found.values()))["environment"]
+    about = ABOUT.format(where["gpu"]["name"], where["versions"]["nvidia-cudnn-cu13"])
+    image = f"![Seconds and memory of the card]({PICTURE.relative_to(ROOT).as_posix()})"
+    rows = [_row(TRAINED[case], way) for case, each in found.items() for way in ways(case, each)]
+    return joined((image if PICTURE.exists() else "", about, markdown(HEAD, rows, align="llr")))
+
+
+ABOUT = (
+    "*A training step, forward and backward, on one {} (TF32, cuDNN {}). Images come from pinned\n"
+    "memory in each step. The gradients of `ooc_cudnn` go back there, PyTorch's stay on the card.*"
+)
+
+
+def long(folder: Path = common.RESULTS) -> str:
+    """Return every case: what is known of each way, and what the record is held to."""
+    found, rows, claims = records(folder), [], []
+    for case, trained in TRAINED.items():
+        if case not in found:
+            rows.append((trained, NOT_MEASURED, *[""] * 6))
+            continue
+        rows += [(*_row(trained, way), *_of_ours(way)) for way in ways(case, found[case])]
+        claims += [_claim(claim) for claim in found[case]["claims"] if claim["bound"] is not None]
+    head = (*HEAD, "predicted / measured", "over the link", "first step, planned in it")
+    held = markdown(("claim", "measured", "bound", "verdict"), claims) if claims else ""
+    return joined((markdown(head, rows, align="llr"), held))
+
+
+def _of_ours(way: Way) -> tuple[str, str, str]:
+    if way.predicted_seconds is None or way.link_bytes is None or way.first_seconds is None:
+        return "", "", ""
+    ratio = way.predicted_seconds / way.seconds
+    return f"{ratio:.2f}", format_bytes(way.link_bytes), format_seconds(way.first_seconds)
+
+
+def _claim(claim: Mapping[str, Any]) -> tuple[str, str, str, str]:
+    verdict = "PASS" if claim["holds"] else "**MISS**"
+    return claim["name"], f"{claim['value']:.3g}", f"{claim['relation']} {claim['bound']}", verdict
+
+
+# The picture -------------------------------------------------------------------------------------
+
+
+def drawn(folder: Path = common.RESULTS) -> dict[str, list[list[Any]]]:
+    """Return what the picture shows of each network: label, colour, seconds and bytes of a way."""
+    found = records(folder)
+    return {
+        TRAINED[case]: [
+            [way.label.replace("`", ""), canvas.CONTENDER_COLOURS[way.contender],
+             way.seconds, way.device_bytes]
+            for way in ways(case, found[case])
+        ]
+        for case in SHORT
+        if case in found
+    }  # fmt: skip
+
+
+def draw(values: Mapping[str, Any], path: Path) -> None:
+    """A row of panels for each network: seconds on the left, memory of the card on the right."""
+    lines = max(map(len, values.values()))
+    figure, axes = canvas.panels(len(values), 2, width=9, height=(0.45 * lines + 0.5) * len(values))
+    for (seconds, memory), (trained, bars) in zip(axes, values.items(), strict=True):
+        for position, (_, colour, took, held) in enumerate(reversed(bars)):
+            for panel, value, told in (
+                (seconds, took, format_seconds(took)), (memory, held / 2**30, format_bytes(held))
+            ):  # fmt: skip
+                bar = panel.barh(position, value, 0.7, color=colour)
+                panel.bar_label(bar, [told], fontsize=8, padding=3)
+        seconds.set_yticks(range(len(bars)), [bar[0] for bar in reversed(bars)], fontsize=8)
+        memory.set_yticks([])
+        seconds.set_title(trained, fontsize=9, loc="left")
+        for panel in (seconds, memory):
+            panel.margins(x=0.2)
+            panel.set_ylim(-0.6, lines - 0.4)
+            panel.grid(axis="y", visible=False)
+    axes[-1][0].set_xlabel("seconds of a training step", fontsize=8)
+    axes[-1][1].set_xlabel("memory of the card, GiB", fontsize=8)
+    canvas.save(figure, path, values)
+
+
+def picture(*, check: bool, path: Path = PICTURE, folder: Path = common.RESULTS) -> int:
+    """Draw it where it is out of date, or say so; 1 where it was named."""
+    values = drawn(folder)
+    if not values or canvas.is_current(path, values):
+        return 0
+    if not check:
+        draw(values, path)
+        return 0
+    print(f"networks/{path.name} is out of date: make figures", file=sys.stderr)
+    return 1
+
+
+BLOCKS = (Block("README.md", "steps", short), Block("docs/performance.md", "steps", long))
