@@ -139,7 +139,14 @@ def plan_pooling_backward(
     last = is_channels_last(views)
     axes = six_axes(views, channels_last=last)
     sizes = axes[0].sizes
-    window, stride = three(forward.window, 1), three(forward.stride, 1)
+    window = three(forward.window, 1)
+    # The stride of a single window says nothing: one as long as the window tells that none overlap.
+    stride = tuple(
+        max(step, size) if windows == 1 else step
+        for step, size, windows in zip(
+            three(forward.stride, 1), window, three(forward.output_shape[2:], 1), strict=True
+        )
+    )
     before = three([pair[0] for pair in forward.padding], 0)
     origin = three(operation.origin, 0)
 
