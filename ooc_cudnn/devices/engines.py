@@ -157,6 +157,40 @@ class Measured:
 
 
 _versions = itertools.count()
+#: How often the sites of an image count, beside all that is computed.
+SITES_COUNT = 2.0
+#: What tells sizes of a kind apart: all that is computed, and the sites of an image.
+Size = tuple[str, int]
+
+
+def distance(one: AnyConvolution, other: AnyConvolution) -> float:
+    """How far two sizes of a kind are from each other: logarithms of ratios.
+
+    Of all that is computed; and of the sites of an image, which count for more than how many images
+    there are.
+
+    Examples
+    --------
+    >>> from ooc_cudnn.operations.convolution import Convolution
+    >>> near, far, asked = (
+    ...     Convolution.of((n, 8, extent, extent), (8, 8, 3, 3), padding=1)
+    ...     for n, extent in ((16, 14), (16, 28), (64, 14))
+    ... )
+    >>> distance(near, asked) < distance(far, asked)
+    True
+    """
+    (amount, sites), (other_amount, other_sites) = map(_extent, (one, other))
+    return abs(math.log(amount / other_amount)) + SITES_COUNT * abs(math.log(sites / other_sites))
+
+
+def _extent(operation: AnyConvolution) -> tuple[float, int]:
+    sites = math.prod(max(extent, 1) for extent in forward_of(operation).output_shape[2:])
+    return max(operation.work().amount, 1.0), sites
+
+
+def _size(measured: Measured) -> Size:
+    operation = measured.operation
+    return measured.work.sized, 0 if operation is None else _extent(operation)[1]
 
 
 class Tables:
@@ -166,8 +200,8 @@ class Tables:
     """
 
     def __init__(self, stored: Iterable[Measured] = ()) -> None:
-        self._known: dict[tuple[str, Kind | None], Measured] = {}
-        self._by_kind: dict[Kind, list[Measured]] = {}
+        self._known: dict[tuple[Size, Kind | None], Measured] = {}
+        self._by_kind: dict[Kind, list[tuple[AnyConvolution, Measured]]] = {}
         self.version = next(_versions)
         #: Models that were corrected, by `sparing`, with what they were before.
         self._corrected: dict[int, tuple[MachineModel, MachineModel]] = {}
@@ -179,20 +213,21 @@ class Tables:
 
     def add(self, measured: Measured) -> None:
         """Take what was measured; it replaces what was known of the same launch."""
-        kind = None if measured.operation is None else Kind.of(measured.operation)
-        key = measured.work.sized, kind
+        operation = measured.operation
+        kind = None if operation is None else Kind.of(operation)
+        key = _size(measured), kind
         self._corrected.clear()
         self._known.pop(key, None)  # the latest one of a kind stands for its other sizes
         self._known[key] = measured
-        if kind is not None:
+        if operation is not None and kind is not None:
             of_kind = self._by_kind.setdefault(kind, [])
-            of_kind[:] = [each for each in of_kind if each.work.sized != measured.work.sized]
-            of_kind.append(measured)
+            of_kind[:] = [each for each in of_kind if _size(each[1]) != _size(measured)]
+            of_kind.append((operation, measured))
             self.version = next(_versions)
 
     def drop(self, operation: AnyConvolution, engine: Engine) -> None:
         """Forget an engine that failed, for all sizes of a kind."""
-        for measured in tuple(self._by_kind.get(Kind.of(operation), ())):
+        for _, measured in tuple(self._by_kind.get(Kind.of(operation), ())):
             options = tuple(each for each in measured.options if each.engine != engine)
             if options != measured.options:
                 self.add(replace(measured, options=options))
@@ -205,10 +240,9 @@ class Tables:
         of_kind = self._by_kind.get(Kind.of(operation), ()) if self._by_kind else ()
         if not of_kind:
             return ()
-        amount = max(operation.work().amount, 1.0)
-        nearest = min(of_kind, key=lambda each: abs(math.log(max(each.work.amount, 1.0) / amount)))
+        _, nearest = min(of_kind, key=lambda each: distance(each[0], operation))
         options = nearest.options[_place(nearest, sparing) :]
-        if all(before == after for before, after in forward_of(operation).padding):
+        if forward_of(operation).is_even:
             return options
         return tuple(option for option in options if option.is_right_uneven)
 

@@ -235,7 +235,7 @@ class Trial:
             if options := self.known.options(operation):
                 found = tuning.measured_again(launched, options)
             elif FIRST_CALLS_MEASURE and self.deadline.allows(steps=2):
-                found = tuning.measured(launched, every=False)
+                found = tuning.measured(launched, every=False, borders=False)
                 if found is None:
                     warn_once(
                         f"there is no memory to measure engines of {operation.name} in, so cuDNN's "

@@ -99,7 +99,7 @@ class Tuning:
         device.use()  # engines are built for the device that is current
         self._checks = Checks(device, self.engines, bench.limit_bytes)
 
-    def measured(self, launched: Launched, *, every: bool) -> Measured | None:
+    def measured(self, launched: Launched, *, every: bool, borders: bool = True) -> Measured | None:
         """Measure the engines of a convolution; None if there is no room for any.
 
         Parameters
@@ -107,14 +107,9 @@ class Tuning:
         launched : Launched
         every : bool
             Try every engine there is, not only those that the heuristics rank.
+        borders : bool
+            Check them with the padding of pieces at a border, too, so that they are used there.
         """
-        try:
-            return self._measured(launched, every=every)
-        finally:
-            if every:  # few of them are used
-                self.engines.forget_built()
-
-    def _measured(self, launched: Launched, *, every: bool) -> Measured | None:
         operation: AnyConvolution = launched[0].operation
         once, is_complete = self._timed_once(launched, every=every)
         found = list[Timed]()
@@ -124,7 +119,7 @@ class Tuning:
             if found and not self.deadline.allows(steps=1):
                 is_complete = False
                 break
-            checked = self.checked(operation, option.engine, borders=every)
+            checked = self.checked(operation, option.engine, borders=borders)
             if checked is not None:
                 error, is_right = checked.error.relative, checked.is_right_uneven
                 right = replace(option, error=error, is_right_uneven=is_right)

@@ -250,6 +250,11 @@ class Convolution(Windowed):
         )
 
     @property
+    def is_even(self) -> bool:
+        """Whether padding is the same on both sides of each axis."""
+        return all(before == after for before, after in self.padding)
+
+    @property
     def problem(self) -> str:
         """What it computes, whatever its extents."""
         geometry = in_words(self.window, self.stride, self.dilation)

@@ -1,0 +1,113 @@
+"""What is measured is what the calls that follow launch."""
+
+import pytest
+
+import ooc_cudnn
+from ooc_cudnn.devices.engines import Measured, Option, Tables
+from ooc_cudnn.functions import tune, tune_rounds
+from ooc_cudnn.functions.tune_rounds import Effort, Planned, measure_what_is_launched
+from ooc_cudnn.operations.convolution import Convolution
+from ooc_cudnn.tensor import TensorSpec
+from tests.support.fake_cudnn import FakeEngine
+from tests.support.tuned import KIB, W
+
+
+@pytest.mark.filterwarnings("ignore:the machine model asked for")
+def test_a_call_from_arrays_elsewhere_has_its_engines_too(make):
+    """Its plan cuts no channels, where that of the call that was tuned does: another kind."""
+    make(FakeEngine(100, 3e-9), FakeEngine(101, 1e-9))
+    x, dy = (4, 32, 96, 96), (4, 2, 96, 96)
+    function, filters = "convolution_backward_filter", {"filter_shape": (2, 32, 1, 1)}
+
+    def lying(placement):
+        return {name: TensorSpec(s, placement=placement) for name, s in (("x", x), ("dy", dy))}
+
+    with ooc_cudnn.settings(machine="h200", memory_limit="1GiB"):
+        tune.tune(function, **lying("pageable"), **filters)
+        cut, whole = (
+            ooc_cudnn.plan(function, **lying(placement), **filters)
+            for placement in ("pageable", "pinned")
+        )
+    assert (cut.split.c_x, whole.split.c_x) == (16, 32)
+    assert cut.algorithms == whole.algorithms == ("eng101 (measured)",)
+
+
+@pytest.mark.parametrize("limit", [16 * KIB, 64 * KIB])
+def test_plans_turn_to_what_was_not_measured_until_all_is(make, limit):
+    """Engines are slower than the line of all kinds says, so other channels look faster.
+
+    Those that were measured in this round say nothing of them: to the calls that follow they are
+    stored ones.
+    """
+    make(FakeEngine(100, 2.4e-5), FakeEngine(101, 2e-5))
+    x, dy = TensorSpec((8, 16, 16, 16)), TensorSpec((8, 16, 16, 16))
+    asked = {"x": x, "dy": dy, "filter_shape": (16, 16, 3, 3), "padding": 1}
+    with ooc_cudnn.settings(memory_limit=limit):
+        tune.tune("convolution_backward_filter", **asked)
+        found = ooc_cudnn.plan("convolution_backward_filter", **asked)
+    assert found.algorithms == ("eng101 (measured)",)
+
+
+def asking(*extents, limit_bytes=2**19):
+    """Plans that follow each other: of images of these extents."""
+    left = list(extents)
+
+    def plan():
+        x = TensorSpec((2, 4, 8, left.pop(0) if len(left) > 1 else left[0]))
+        found = tune.planned_call("convolution_forward", x=x, w=W, padding=1)
+        return Planned("this", [(part.request, part.plan) for part in found.parts], limit_bytes)
+
+    return plan
+
+
+def widths(found):
+    return [measured.operation.output_shape[-1] for measured in found]
+
+
+def test_it_plans_until_all_is_known(make):
+    device = make(FakeEngine(100, 1e-9))
+    found = measure_what_is_launched(device, asking(8, 32, 31, 128), Effort(), None)
+    assert widths(found) == [8, 32]  # a width of 31 is known well enough
+    again = measure_what_is_launched(device, asking(9, 128), Effort(again=False), None)
+    assert again == []
+    again = measure_what_is_launched(device, asking(128), Effort(again=False), None)
+    assert widths(again) == [128]
+
+
+def test_rounds_end(make, monkeypatch):
+    """Each plan launches something that was not measured."""
+    monkeypatch.setattr(tune_rounds, "MOST_ROUNDS", 3)
+    device = make(FakeEngine(100, 1e-9))
+    extents = [2**at for at in range(3, 9)]
+    found = measure_what_is_launched(device, asking(*extents, limit_bytes=2**20), Effort(), None)
+    assert widths(found) == [8, 16, 32]
+
+
+def test_time_for_measuring_may_end(make):
+    """The rest is said to be left, and is measured the next time."""
+    device = make(FakeEngine(100, 1e-9, build_seconds=1.0), FakeEngine(101, 2e-9))
+    both = [task for extent in (8, 32) for task in asking(extent)().tasks]
+    effort = Effort(every=False, seconds=1.5, again=False)
+    with pytest.warns(UserWarning, match="1 convolutions of this were not measured"):
+        first = measure_what_is_launched(device, lambda: Planned("this", both, 2**19), effort, None)
+    effort = effort._replace(seconds=9.0)
+    second = measure_what_is_launched(device, lambda: Planned("this", both, 2**19), effort, None)
+    assert (widths(first), widths(second)) == ([32], [8])
+
+
+def test_long_launches_are_measured_on_fewer_images(make):
+    device = make(FakeEngine(100, 1e-6))
+    (found,) = measure_what_is_launched(device, asking(16), Effort(launch_seconds=6e-4), None)
+    assert found.operation.output_shape == (1, 4, 8, 16)
+
+
+def test_a_size_is_nearer_by_its_sites_than_by_its_images():
+    def measured(images, extent):
+        operation = Convolution.of((images, 4, extent, extent), W.shape, padding=1)
+        return Measured(operation.work(), (Option(images * 1e-3),), operation)
+
+    tables = Tables([measured(16, 14), measured(4, 28)])  # as much to compute
+    assert len(list(tables)) == 2
+    for extent, images in ((14, 16), (28, 4)):
+        operation = Convolution.of((64, 4, extent, extent), W.shape, padding=1)
+        assert tables.options(operation)[0].seconds == images * 1e-3
