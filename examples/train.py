@@ -44,11 +44,12 @@ def train(options: argparse.Namespace) -> list[float]:
         print(
             f"step {number}: loss {losses[-1]:.4f}; {format_seconds(seconds)}, of which the "
             f"network {format_seconds(ran.seconds)} ({format_seconds(ran.predicted_seconds)} "
-            f"predicted); {format_bytes(ran.bytes_in)} in, {format_bytes(ran.bytes_out)} out"
+            f"predicted){' and the rest planning' if number == 1 else ''}; "
+            f"{format_bytes(ran.bytes_in)} in, {format_bytes(ran.bytes_out)} out"
         )
     print(
         f"at most {format_bytes(ran.peak_device_bytes)} of {format_bytes(ran.plan.memory_limit)} "
-        f"on the device; policy {ran.plan.policy}, {ran.plan.micro_batches} micro-batches"
+        f"on the device; policy {ran.plan.policy}, micro-batches: {ran.plan.micro_batches}"
     )
     return losses
 

@@ -182,7 +182,7 @@ SETTINGS: Final = (
         0,
         _parse_count,
         "How many random patches of each output are recomputed on the host in float64; a mismatch "
-        "raises VerificationError. 0 is none.",
+        "raises VerificationError. 0 is none. Steps of networks are not looked at.",
         "Each patch costs milliseconds, and catches a cuDNN that is wrong on this machine.",
     ),
     Setting(

@@ -56,7 +56,7 @@ def add_network(commands: Any) -> None:
     )
     parser.add_argument(
         "--run", dest="steps", metavar="STEPS", nargs="?", const=1, default=0, type=whole,
-        help="run so many steps, too, on drawn images (1 when left out)",
+        help="run so many steps, too, on drawn images (1 when left out); nothing is trained",
     )  # fmt: skip
     parser.set_defaults(run=_run)
 
@@ -97,6 +97,7 @@ def _train(net: Network, loss: Tensor, plan: Any, steps: int) -> None:
     """Run steps on drawn inputs, and say what each takes; parameters stay as they are."""
     step = net.training_step(loss, plan=plan)
     inputs = drawn_inputs(net)
+    print("steps on drawn images; parameters stay as they are, so the loss does not fall")
     for number in range(1, steps + 1):
         begin = time.perf_counter()
         value = step(**inputs)

@@ -51,7 +51,8 @@ class Graph:
         """
         said = f"{argument} " if argument else ""
         if not isinstance(tensor, Tensor):
-            raise TypeError(f"{said}must be a tensor of this network, not {tensor!r}")
+            found = type(tensor).__name__  # not its elements, which may be many
+            raise TypeError(f"{said}must be a tensor of this network, not {found}")
         if self.tensors.get(tensor.name) != tensor:
             raise ValueError(f"{said}{tensor.name!r} is not a tensor of this network")
         return tensor

@@ -61,7 +61,8 @@ class Parameters(MutableMapping[str, Any]):
         if name not in self.tensors:
             raise KeyError(f"{name!r} is none of {', '.join(self.tensors) or 'no names'}")
         self._check(self.tensors[name], array)
-        self._arrays[name] = array
+        # A torch.nn.Parameter: its memory alone, which PyTorch's optimizers go on to change.
+        self._arrays[name] = array.detach() if getattr(array, "requires_grad", False) else array
 
     def __delitem__(self, name: str) -> None:
         raise TypeError(f"{name!r} belongs to the network and cannot be taken out of it")

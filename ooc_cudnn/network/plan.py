@@ -146,8 +146,8 @@ class NetworkPlan:
         lines += ["", f"  the longest of {len(self.tasks)} phases"]
         lines += in_columns(
             [
-                (each.name, format_seconds(each.seconds), f"{each.pieces} pieces",
-                 format_bytes(each.device_bytes))
+                (each.name, format_seconds(each.seconds),
+                 f"{each.pieces} piece{'s' * (each.pieces != 1)}", format_bytes(each.device_bytes))
                 for each in longest
             ],
             ("<44", ">11", ">10", ">12"),
@@ -156,6 +156,9 @@ class NetworkPlan:
 
     def __str__(self) -> str:
         return self.explain()
+
+    def __repr__(self) -> str:
+        return f"<NetworkPlan: {self.explain().splitlines()[0]}>"  # fields go on for pages
 
     def to_json(self) -> dict[str, Any]:
         """Return a dict of plain JSON values."""

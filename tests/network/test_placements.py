@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 
 import ooc_cudnn
 
@@ -46,6 +47,28 @@ def test_a_step_is_the_same_wherever_its_arrays_are(made):
     for name, expected in running.items():
         assert ooc_cudnn.placement(net.running[name]) == "device"
         np.testing.assert_allclose(np.asarray(net.running[name]), expected, rtol=1e-13)
+
+
+def test_an_optimizer_of_pytorch_trains_a_network_which_is_saved_and_loaded(made, tmp_path):
+    net, _, loss, images, classes = made
+    weights = {name: torch.nn.Parameter(torch.as_tensor(a)) for name, a in net.parameters.items()}
+    net.parameters.update(weights)
+    optimizer = torch.optim.Adam(weights.values(), lr=0.01)
+    step, losses = net.training_step(loss), []
+    for _ in range(3):
+        losses.append(step(images=torch.from_numpy(images), labels=torch.from_numpy(classes)))
+        for name, weight in weights.items():
+            weight.grad = torch.as_tensor(step.gradients[name])
+        optimizer.step()
+    assert losses == sorted(losses, reverse=True)
+    net.save(tmp_path / "net.npz")
+    trained = {name: weight.detach().clone() for name, weight in weights.items()}
+    with torch.no_grad():
+        for weight in weights.values():
+            weight.fill_(7)
+    net.load(tmp_path / "net.npz")  # into the same memory
+    for name, weight in weights.items():
+        assert torch.equal(weight, trained[name])
 
 
 def test_inference_reads_and_writes_files(made, tmp_path):
