@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,13 +10,25 @@ import numpy as np
 import ooc_cudnn
 from ooc_cudnn.arrays.making import empty_in
 from ooc_cudnn.devices import get_device
+from ooc_cudnn.memory.host_memory import available_host_bytes
 from ooc_cudnn.memory.pinned import idle_bytes, release
 from ooc_cudnn.settings import current
 from ooc_cudnn.tensor import dtype_name
 
+__all__ = [
+    "available_host_bytes",
+    "free_cupy",
+    "idle_pinned_bytes",
+    "on_device",
+    "pinned",
+    "release_device",
+    "release_device_memory",
+    "release_pinned",
+    "to_device",
+]
+
 #: The host device counts users' own arrays, too; those of a benchmark are outside the case's limit.
 _OWN_ARRAYS_LIMIT = "64GiB"
-_CGROUP = Path("/sys/fs/cgroup")
 
 
 def pinned(shape: tuple[int, ...], dtype: str = "float32") -> Any:
@@ -90,18 +101,3 @@ def free_cupy(*, cuda: bool) -> None:
         import cupy
 
         cupy.get_default_memory_pool().free_all_blocks()
-
-
-def available_host_bytes() -> int:
-    """Host memory that a process could still take: of the system, and of its control group."""
-    free = get_device("host").free_bytes()
-    try:
-        limit = (_CGROUP / "memory.max").read_text().strip()
-        if limit.isdigit():
-            # Pages of files that can be dropped count as used there, but can be had.
-            stat = dict(line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())
-            used = int((_CGROUP / "memory.current").read_text()) - int(stat["inactive_file"])
-            free = min(free, int(limit) - used)
-    except (OSError, KeyError):
-        pass  # no control group, or one of the first version
-    return free

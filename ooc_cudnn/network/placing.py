@@ -20,7 +20,8 @@ from ooc_cudnn.memory.alignment import ALIGNMENT, aligned
 from ooc_cudnn.memory.extents import Extent, held_bytes, place
 from ooc_cudnn.network.alike import plan_request
 from ooc_cudnn.network.phases import Phase, Step
-from ooc_cudnn.network.residency import Residency
+from ooc_cudnn.network.pinned_block import in_pinned_block
+from ooc_cudnn.network.residency import GIVEN, Residency, results_of
 from ooc_cudnn.network.tensors import Tensor
 from ooc_cudnn.pipeline.program import (
     COPY_IN,
@@ -203,7 +204,9 @@ class _Placing:
             items += self._moves(at, COPY_OUT)
         overlap = self.terms.target.overlap
         program = Program(self.name, tuple(items), self.homes, top, self.between, overlap)
-        return Placed(program, self.stays)
+        given = {name for name, each in self.step.tensors.items() if each.kind in GIVEN}
+        apart = results_of(self.step) | set(self.step.seeds.values()) | given
+        return Placed(in_pinned_block(program, apart), self.stays)
 
     def _worst(self, extents: Iterable[tuple[str, int, Extent]]) -> int:
         held = held_bytes([extent for _, _, extent in extents], len(self.step.phases))

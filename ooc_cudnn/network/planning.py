@@ -304,7 +304,7 @@ def _figures(
         machine=target.machine.name,
         memory_limit=target.limit_bytes,
         device_bytes=program.device_bytes,
-        host_bytes=sum(spec.nbytes for spec in program.between.values()),
+        host_bytes=program.host_bytes,
         seconds=replayed.seconds,
         compute_seconds=busy["compute"],
         copy_in_seconds=busy["copy_in"],

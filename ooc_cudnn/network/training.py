@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 
 from ooc_cudnn import interrupts
 from ooc_cudnn.arrays.making import empty_in
 from ooc_cudnn.arrays.operands import Wrapped, wrap
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.memory.limit import limit_bytes
+from ooc_cudnn.memory.pinned import allocate
 from ooc_cudnn.network.phases import Step
 from ooc_cudnn.network.planning import PlannedStep
 from ooc_cudnn.network.residency import GIVEN, results_of
 from ooc_cudnn.pipeline.execute import Executor
+from ooc_cudnn.pipeline.program import Program
 from ooc_cudnn.profiling import Call, recording
 from ooc_cudnn.progress import Reporter, reporter
 from ooc_cudnn.settings import current
-from ooc_cudnn.tensor import TensorSpec
+from ooc_cudnn.tensor import TensorSpec, numpy_dtype
 
 
 class ReadyStep:
@@ -33,11 +36,27 @@ class ReadyStep:
     def __init__(self, planned: PlannedStep, device: Device) -> None:
         self.planned, self.device = planned, device
         self.executor = Executor(planned.placed.program)
-        step, between = planned.step, planned.placed.program.between
+        step, program = planned.step, planned.placed.program
         results = results_of(step)
-        self._own = {n: self._made(spec) for n, spec in between.items() if n not in results}
-        self._results = {n: spec for n, spec in between.items() if n in results}
+        self._own = dict(self._in_block(program))
+        self._results = {n: spec for n, spec in program.between.items() if n in results}
         self._changed = [name for name in results if step.tensors[name].kind in GIVEN]
+
+    def _in_block(self, program: Program) -> Iterator[tuple[str, Any]]:
+        """What lives on the host meanwhile, in one block of pinned memory."""
+        if not program.pinned_bytes:
+            return
+        block = allocate(
+            self.device,
+            program.pinned_bytes,
+            current().host_memory_limit,
+            purpose=f"what {program.name} keeps on the host",
+        )
+        for name, start in program.pinned.items():
+            spec = program.between[name]
+            array = block[start : start + spec.nbytes].view(numpy_dtype(spec.dtype))
+            steps = tuple(stride * spec.itemsize for stride in spec.strides)
+            yield name, as_strided(array, spec.shape, steps)
 
     def _made(self, spec: TensorSpec) -> Any:
         return empty_in(self.device, "pinned", spec.shape, spec.dtype, "channels_first")

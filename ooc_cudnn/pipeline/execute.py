@@ -198,7 +198,7 @@ class Executor:
     def _sources(self, arrays: Mapping[str, Source], base: int) -> dict[str, Source]:
         """Every tensor, where it is: handed in, a view of that, or in the block."""
         found: dict[str, Source] = {}
-        for name, (spec, offset, of, region) in self.program.homes.items():
+        for name, (spec, offset, of, region, _) in self.program.homes.items():
             if offset is not None:
                 found[name] = DeviceView(base + offset, spec.dtype, spec.shape, spec.strides)
             else:

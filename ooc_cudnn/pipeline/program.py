@@ -95,12 +95,15 @@ class Home(NamedTuple):
     of, region : str, region
         Of a view of what is handed in: the tensor whose region it is, with more or fewer axes of
         extent 1.
+    after : tuple of str
+        Of what lives in the program's pinned block: whose bytes it takes, once they are done with.
     """
 
     spec: TensorSpec
     offset: int | None = None
     of: str = ""
     region: Region = ()
+    after: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,6 +123,10 @@ class Program:
         The block: everything that the program holds on the device beside what is handed in.
     between : mapping
         Tensors on the host that nobody hands in: they are made for the run.
+    pinned : mapping
+        Where those of them that follow each other in one block of pinned memory begin in it.
+    pinned_bytes : int
+        That block.
     overlap : bool
         Whether the three streams run at once.
     """
@@ -130,6 +137,14 @@ class Program:
     device_bytes: int
     between: Mapping[str, TensorSpec] = field(default_factory=lambda: MappingProxyType({}))
     overlap: bool = True
+    pinned: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    pinned_bytes: int = 0
+
+    @property
+    def host_bytes(self) -> int:
+        """Pinned memory that is made for the run."""
+        others = (spec.nbytes for name, spec in self.between.items() if name not in self.pinned)
+        return self.pinned_bytes + sum(others)
 
     @property
     def tasks(self) -> Iterator[Task]:

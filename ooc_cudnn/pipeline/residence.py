@@ -101,6 +101,13 @@ class _Regions:
                     later(found, steps)
         return found
 
+    def all_users(self) -> Latest:
+        """Everybody who used any of it."""
+        found: Latest = {}
+        for steps in (*self.written.values(), *self.read.values()):
+            later(found, steps)
+        return found
+
     def use(self, region: Region, steps: Latest, *, writes: bool) -> None:
         later((self.written if writes else self.read).setdefault(region, {}), steps)
 
@@ -136,14 +143,27 @@ class Residence:
         self._arrays = {
             name: _Regions() for name, home in homes.items() if home.offset is None and not home.of
         }
+        self._before: dict[str, Latest] = {}
         self._noted: list[tuple[Where, Latest, bool]] = []
 
     def users(self, name: str, region: Region | None, *, writes: bool) -> Latest:
         """The steps to wait for before a region of a tensor is read, or written; None for all."""
         where = self._where(name, region)
         if where.array:
-            return self._arrays[where.array].users(where.region, writes=writes)
+            found = self._arrays[where.array].users(where.region, writes=writes)
+            if writes:
+                later(found, self._users_before(where.array))
+            return found
         return self._block.users(where.region[0], writes=writes)
+
+    def _users_before(self, array: str) -> Latest:
+        """Who used the bytes of an array while others lived there: they are all done with."""
+        found = self._before.get(array)
+        if found is None:
+            found = self._before[array] = {}
+            for name in self.homes[array].after:
+                later(found, self._arrays[name].all_users())
+        return found
 
     def users_of_bytes(self, span: tuple[int, int]) -> Latest:
         """The steps to wait for before bytes of the block are written."""

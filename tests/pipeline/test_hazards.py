@@ -91,3 +91,15 @@ def test_every_wait_that_is_dropped_is_missed():
 def test_items_that_forget_each_other_meet(monkeypatch):
     monkeypatch.setattr(residence.Residence, "users", lambda *_, **__: {})
     assert hazards(schedule_of(0, 1, "offload"))
+
+
+def test_what_follows_in_pinned_memory_is_ordered(monkeypatch):
+    """What is dead on the host makes room; who comes after it waits for all who were there."""
+    schedule = schedule_of(4, 0.3, "keep")
+    program = schedule.program
+    alone = sum(program.between[name].nbytes for name in program.pinned)
+    assert program.pinned_bytes < alone
+    assert any(home.after for home in program.homes.values())
+    assert hazards(schedule) == []
+    monkeypatch.setattr(residence.Residence, "_users_before", lambda *_: {})
+    assert hazards(schedule_of(4, 0.3, "keep"))

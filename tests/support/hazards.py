@@ -94,10 +94,11 @@ class _Uses:
     def __init__(self, schedule):
         self.program = program = schedule.program
         self.block = _Memory((program.device_bytes,))
+        self.pinned = _Memory((program.pinned_bytes,))
         self.arrays = {
             name: _Memory(home.spec.shape)
             for name, home in program.homes.items()
-            if home.offset is None and not home.of
+            if home.offset is None and not home.of and name not in program.pinned
         }
         self.offsets = {
             index: lay_out(item.plan, schedule.sizes[index], item.offset)
@@ -137,21 +138,28 @@ class _Uses:
     def _tensor(self, name, region, writes):
         home = self.program.homes[name]
         if home.offset is not None:
-            return self.block.use(name, writes, lambda known: _view(known, home, region))
+            return self.block.use(
+                name, writes, lambda known: _sliced(_view(known, home.spec, home.offset), region)
+            )
         path = [region]
         while home.of:
             path.append((home.spec.shape, home.region))
             name, home = home.of, self.program.homes[home.of]
-        return self.arrays[name].use(name, writes, lambda known: _part(known, path))
+        if name not in self.program.pinned:
+            return self.arrays[name].use(name, writes, lambda known: _part(known, path))
+        start = self.program.pinned[name]
+        return self.pinned.use(
+            name, writes, lambda known: _part(_view(known, home.spec, start), path)
+        )
 
 
-def _part(known, path):
-    """A region of a view of a view of an array, without a copy."""
-    found = known
+def _part(array, path):
+    """A region of a view of a view of an array, without a copy; it may have a last axis more."""
+    found, more = array, array.shape[len(path[-1] if len(path) == 1 else path[-1][1]) :]
     for shape, region in reversed(path[1:]):
-        found = _sliced(found, region).reshape(shape)
+        found = _sliced(found, region).reshape((*shape, *more))
     found = _sliced(found, path[0])
-    assert found.size == 0 or np.shares_memory(found, known)
+    assert found.size == 0 or np.shares_memory(found, array)
     return found
 
 
@@ -159,12 +167,11 @@ def _sliced(array, region):
     return array[tuple(slice(*each) for each in region)]
 
 
-def _view(known, home, region):
-    """The bytes of a region of a tensor in the block, and none between them."""
-    spec, size = home.spec, ITEM_BYTES[home.spec.dtype]
-    whole = as_strided(
-        known[home.offset :],
+def _view(known, spec, offset):
+    """The bytes of a tensor in a block, along a last axis of their own."""
+    size = ITEM_BYTES[spec.dtype]
+    return as_strided(
+        known[offset:],
         (*spec.shape, size),
         (*(stride * size * known.itemsize for stride in spec.strides), known.itemsize),
     )
-    return whole[tuple(slice(*each) for each in region)]

@@ -13,7 +13,6 @@ import platform
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -37,6 +36,7 @@ from ooc_cudnn.devices.host.chunks import Runner
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.devices.worker import WorkerRun
 from ooc_cudnn.memory.arena import Allocation, Arena
+from ooc_cudnn.memory.host_memory import free_host_bytes
 from ooc_cudnn.memory.pinned import release
 from ooc_cudnn.operations.launches import Buffer, Launch
 from ooc_cudnn.tensor import ORDERS, numpy_dtype
@@ -106,13 +106,7 @@ class HostDevice:
         """There is but one."""
 
     def free_bytes(self) -> int:
-        try:
-            for line in Path("/proc/meminfo").read_text().splitlines():
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024
-        except OSError:
-            pass
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return free_host_bytes()
 
     def layouts(self, dtype: str) -> tuple[str, ...]:
         """Any order; channels-first is gathered fastest."""
