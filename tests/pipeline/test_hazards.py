@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 import ooc_cudnn
+from ooc_cudnn.network.pinned_block import in_pinned_block
 from ooc_cudnn.network.placing import place_step
 from ooc_cudnn.network.planning import _as_taken, _rewritten, plan_step
 from ooc_cudnn.network.policies import POLICIES
 from ooc_cudnn.network.running import _terms
 from ooc_cudnn.pipeline import program, residence
+from ooc_cudnn.pipeline.program import Home, Move, Program
 from ooc_cudnn.pipeline.schedule import make_schedule
+from ooc_cudnn.tensor import TensorSpec
 from tests.support.drawn_networks import drawn_network
 from tests.support.hazards import clocks, hazards
 
@@ -93,13 +98,26 @@ def test_items_that_forget_each_other_meet(monkeypatch):
     assert hazards(schedule_of(0, 1, "offload"))
 
 
-def test_what_follows_in_pinned_memory_is_ordered(monkeypatch):
-    """What is dead on the host makes room; who comes after it waits for all who were there."""
+def test_what_follows_in_pinned_memory_is_ordered():
+    """Networks' plans have such tensors, and the judge sees who was there before."""
     schedule = schedule_of(4, 0.3, "keep")
-    program = schedule.program
-    alone = sum(program.between[name].nbytes for name in program.pinned)
-    assert program.pinned_bytes < alone
-    assert any(home.after for home in program.homes.values())
+    made = schedule.program
+    assert any(home.after for home in made.homes.values())
+    assert made.pinned_bytes < sum(made.between[name].nbytes for name in made.pinned)
     assert hazards(schedule) == []
+
+
+def test_who_takes_over_pinned_memory_waits_for_all_who_were_there(monkeypatch):
+    """B leaves for where A is still fetched from: by another stream, and of other memory."""
+    spec = TensorSpec((8, 8), placement="pinned")
+    homes = {name: Home(spec) for name in "AB"}
+    homes |= {name: Home(replace(spec, placement="device"), at) for name, at in (("a", 0), ("b", 256))}
+    items = (Move("fetch", "copy_in", "A", "a"), Move("offload", "copy_out", "b", "B"))
+    moves = Program("moves", items, homes, 512, {name: spec for name in "AB"})
+    assert in_pinned_block(moves, apart="B").pinned == {"A": 0}
+    made = in_pinned_block(moves, apart=())
+    assert made.pinned == {"A": 0, "B": 0}
+    assert made.host_bytes == 256 < moves.host_bytes
+    assert hazards(make_schedule(made)) == []
     monkeypatch.setattr(residence.Residence, "_users_before", lambda *_: {})
-    assert hazards(schedule_of(4, 0.3, "keep"))
+    assert hazards(make_schedule(made))

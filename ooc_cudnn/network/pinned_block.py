@@ -1,0 +1,72 @@
+"""What a step keeps on the host, in one block of pinned memory: what is dead makes room.
+
+A tensor lives there from the first item of the program that touches it to the last. What lives at
+other times may take the same bytes, as on the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import replace
+
+from ooc_cudnn.memory.alignment import aligned
+from ooc_cudnn.memory.extents import Extent, place
+from ooc_cudnn.pipeline.program import Home, Item, Move, Program, Task
+
+
+def in_pinned_block(program: Program, apart: Collection[str]) -> Program:
+    """Give what lives on the host for the run alone its place in one block.
+
+    Parameters
+    ----------
+    program : Program
+    apart : collection of str
+        Tensors on the host that have memory of their own: results, and what users hand in.
+    """
+    lives = {name: each for name, each in _lives(program).items() if name not in apart}
+    names = list(lives)
+    offsets, nbytes = place([lives[name] for name in names])
+    spans = {
+        name: (offset, offset + aligned(lives[name].nbytes))
+        for name, offset in zip(names, offsets, strict=True)
+    }
+    homes = dict(program.homes)
+    for name in names:
+        after = tuple(
+            other
+            for other in names
+            if lives[other].last < lives[name].first and _meet(spans[other], spans[name])
+        )
+        homes[name] = homes[name]._replace(after=after)
+    starts = {name: start for name, (start, _) in spans.items()}
+    return replace(program, homes=homes, pinned=starts, pinned_bytes=nbytes)
+
+
+def _meet(one: tuple[int, int], other: tuple[int, int]) -> bool:
+    return one[0] < other[1] and other[0] < one[1]
+
+
+def _lives(program: Program) -> dict[str, Extent]:
+    """Of what is made for the run on the host, the first and the last item that touches it."""
+    found = dict[str, Extent]()
+    for at, item in enumerate(program.items):
+        for name in _touched(item):
+            base = _base(name, program.homes)
+            if base in program.between:
+                first = found[base].first if base in found else at
+                found[base] = Extent(first, at, program.between[base].nbytes)
+    return found
+
+
+def _touched(item: Item) -> Iterator[str]:
+    """The tensors of an item that may be on the host."""
+    if isinstance(item, Task):
+        yield from item.binds.values()
+    elif isinstance(item, Move):
+        yield item.ends[1]
+
+
+def _base(name: str, homes: dict[str, Home]) -> str:
+    while homes[name].of:
+        name = homes[name].of
+    return name
