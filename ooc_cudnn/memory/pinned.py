@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import ctypes
 from collections import defaultdict
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ooc_cudnn import forks, interrupts
 from ooc_cudnn.errors import HostOutOfMemoryError
+from ooc_cudnn.memory.host_memory import available_host_bytes
 from ooc_cudnn.memory.loans import Loans
 from ooc_cudnn.memory.source import HostArray, Source
 
@@ -36,6 +37,33 @@ def idle_bytes(device: Source) -> int:
         pool = _pools[device.name]
         pool.collect()
         return pool.ready_bytes
+
+
+class Room(NamedTuple):
+    """Pinned memory that a device's arrays may still take, and what stands in the way of more.
+
+    Attributes
+    ----------
+    available_bytes : int
+    limit_bytes : int, optional
+    held_bytes : int
+        In arrays.
+    """
+
+    available_bytes: int
+    limit_bytes: int | None
+    held_bytes: int
+
+
+def room(device: Source, limit_bytes: int | None) -> Room:
+    """Return what may still be pinned: what the machine has free, and what lies ready here."""
+    with interrupts.deferred(), _lock:
+        ready = idle_bytes(device)
+        held = _pools[device.name].held_bytes - ready
+        available = available_host_bytes() + ready
+        if limit_bytes is not None:
+            available = max(min(available, limit_bytes - held), 0)
+        return Room(available, limit_bytes, held)
 
 
 def release(device: Source) -> None:
@@ -62,7 +90,8 @@ def allocate(
         pool.collect()
         memory = pool.take(rounded)
         if memory is None:
-            if limit_bytes is not None and pool.held_bytes + rounded > limit_bytes:
+            beyond = limit_bytes is not None and pool.held_bytes + rounded > limit_bytes
+            if pool.ready_bytes and (beyond or rounded > available_host_bytes()):
                 pool.drop_ready()
             try:
                 memory = _allocate(device, pool, rounded, limit_bytes, purpose)

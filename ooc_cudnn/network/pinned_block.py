@@ -6,7 +6,7 @@ other times may take the same bytes, as on the device.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
 from ooc_cudnn.memory.alignment import aligned
@@ -66,7 +66,7 @@ def _touched(item: Item) -> Iterator[str]:
         yield item.ends[1]
 
 
-def _base(name: str, homes: dict[str, Home]) -> str:
+def _base(name: str, homes: Mapping[str, Home]) -> str:
     while homes[name].of:
         name = homes[name].of
     return name

@@ -18,6 +18,7 @@ from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.functions.target import Target, make_request
 from ooc_cudnn.memory.alignment import ALIGNMENT, aligned
 from ooc_cudnn.memory.extents import Extent, held_bytes, place
+from ooc_cudnn.memory.pinned import Room
 from ooc_cudnn.network.alike import plan_request
 from ooc_cudnn.network.phases import Phase, Step
 from ooc_cudnn.network.pinned_block import in_pinned_block
@@ -53,12 +54,15 @@ class Terms:
         Memory order of maps on the device.
     synchronous : bool
         Whether computing waits at the end of a phase for the copies that leave there, as vDNN does.
+    host : Room, optional
+        Pinned memory that the step may keep; None for any.
     """
 
     target: Target
     given: Mapping[str, TensorSpec]
     order: str = "channels_first"
     synchronous: bool = False
+    host: Room | None = None
 
 
 #: A phase of more pieces, that takes so many times as long as with all memory, has too little.

@@ -8,8 +8,10 @@ from dataclasses import replace
 from itertools import zip_longest
 from typing import NamedTuple
 
+from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.network.bands import banded, is_of_band, whole_maps
 from ooc_cudnn.network.compacting import compacted
+from ooc_cudnn.network.fastest import Fastest, PlannedStep
 from ooc_cudnn.network.fusing import fused
 from ooc_cudnn.network.in_place import in_place
 from ooc_cudnn.network.micro_batches import WholeBatchError, images_of, micro_batched
@@ -39,14 +41,6 @@ MOST_STEPS = 16
 MOST_MICRO_BATCHES = 256
 
 
-class PlannedStep(NamedTuple):
-    """A plan, and what it runs: the rewritten step and its program."""
-
-    plan: NetworkPlan
-    step: Step
-    placed: Placed
-
-
 def plan_step(
     name: str, step: Step, terms: Terms, *, policy: str = "best", micro_batches: int | None = None
 ) -> PlannedStep:
@@ -67,6 +61,8 @@ def plan_step(
         through the network in parts.
     PlanInfeasibleError
         If the memory limit admits no plan, with the smallest that would.
+    HostOutOfMemoryError
+        If host memory has no room for what the step would keep there.
     """
     check_asked(policy, micro_batches)
     step = _as_taken(step, policy)
@@ -76,34 +72,29 @@ def plan_step(
     if policy == "vdnn_dyn":
         return _vdnn_dyn(name, step, terms, micro_batches or 1)
     names = BEST_OF if policy == "best" else (policy,)
-    best: PlannedStep | None = None
+    fastest = Fastest(terms.host)
     if policy.startswith("vdnn"):
         micro_batches = micro_batches or 1  # it knows no others
     for parts in _counts(step, micro_batches):
-        found = [
-            made
+        faster = [
+            fastest.take(_planned(name, step, terms, each, parts, may_stream=False))
             for each in names
-            if (made := _planned(name, step, terms, each, parts, may_stream=False)) is not None
         ]
-        if found:
-            fastest = min(found, key=lambda made: made.plan.seconds)
-            if best is not None and fastest.plan.seconds >= best.plan.seconds:
-                break
-            best = fastest
-    if policy == "best" and (best is None or _waits(best.plan)):
-        best = min(
-            filter(None, (best, _by_rows(name, step, terms, micro_batches))),
-            key=lambda made: made.plan.seconds,
-            default=None,
-        )
-    if best is None or (best.plan.bands > 1 and _waits(best.plan)):
+        if fastest.best is not None and not any(faster):
+            break
+    if policy == "best" and (fastest.best is None or _waits(fastest.best.plan)):
+        for made in _by_rows(name, step, terms, micro_batches):
+            fastest.take(made)
+    if fastest.best is None or (policy == "best" and _waits(fastest.best.plan)):
         # what is too large is streamed, call by call
-        fallback = "mixed" if policy == "best" else policy
-        streamed = _planned(name, step, terms, fallback, micro_batches or 1)
-        assert streamed is not None
-        if best is None or streamed.plan.seconds < best.plan.seconds:
-            best = streamed
-    return best._replace(plan=replace(best.plan, policy=policy))
+        for each in ("mixed", "offload") if policy == "best" else names:
+            try:
+                fastest.take(_planned(name, step, terms, each, micro_batches or 1))
+            except PlanInfeasibleError:
+                if fastest.best is None and fastest.least is None:
+                    raise
+    made = fastest.found()
+    return made._replace(plan=replace(made.plan, policy=policy))
 
 
 def check_asked(policy: str, micro_batches: int | None) -> None:
@@ -135,11 +126,11 @@ def plan_again(step: Step, plan: NetworkPlan, terms: Terms) -> PlannedStep:
     terms = replace(terms, order=plan.order, synchronous=plan.synchronous)
     placed = place_step(plan.name, step, dict(plan.stays), terms)
     assert placed is not None
-    return PlannedStep(
-        _figures(plan.name, plan.policy, step, placed, plan, terms),
-        step,
-        placed,
+    made = Fastest(terms.host)
+    made.take(
+        PlannedStep(_figures(plan.name, plan.policy, step, placed, plan, terms), step, placed)
     )
+    return made.found()
 
 
 def _as_taken(step: Step, policy: str) -> Step:
@@ -152,15 +143,14 @@ def _waits(plan: NetworkPlan) -> bool:
     return plan.seconds > WAITING * plan.compute_seconds
 
 
-def _by_rows(name: str, step: Step, terms: Terms, asked: int | None) -> PlannedStep | None:
-    """A plan that goes down the rows in bands; None if nothing can be made so.
+def _by_rows(name: str, step: Step, terms: Terms, asked: int | None) -> Iterator[PlannedStep]:
+    """Plans that go down the rows, each in as few bands as leave memory to what is whole.
 
-    All images at once, or one by one; or in so many micro-batches as are asked for.
+    All images at once, and one by one; or in so many micro-batches as are asked for.
     """
-    found = list[PlannedStep]()
     for parts in dict.fromkeys((1, images_of(step)) if asked is None else (asked,)):
-        bands = 2
-        while bands <= MOST_BANDS and not any(made.plan.micro_batches == parts for made in found):
+        bands = 1
+        while (bands := 2 * bands) <= MOST_BANDS:
             try:
                 rewritten = _rewritten(step, frozenset(), parts, bands)
             except WholeBatchError:
@@ -169,13 +159,16 @@ def _by_rows(name: str, step: Step, terms: Terms, asked: int | None) -> PlannedS
             of_bands = {base: each for base, each in stays.items() if is_of_band(base)}
             if not of_bands:
                 break
-            if most_held(rewritten, of_bands) <= SHARE_OF_BANDS * terms.target.room_bytes:
+            if most_held(rewritten, of_bands) > SHARE_OF_BANDS * terms.target.room_bytes:
+                continue
+            try:
                 placed = place_step(name, rewritten, stays, terms)
-                assert placed is not None
-                figures = _figures(name, "rows", rewritten, placed, _How(parts, bands), terms)
-                found.append(PlannedStep(figures, rewritten, placed))
-            bands *= 2
-    return min(found, key=lambda made: made.plan.seconds, default=None)
+            except PlanInfeasibleError:
+                break  # a part of a call may take more than all of it: it adds to what is there
+            assert placed is not None
+            figures = _figures(name, "rows", rewritten, placed, _How(parts, bands), terms)
+            yield PlannedStep(figures, rewritten, placed)
+            break
 
 
 class _How(NamedTuple):
@@ -260,13 +253,13 @@ def _vdnn_dyn(name: str, step: Step, terms: Terms, parts: int) -> PlannedStep:
     Without offload, then with convolutions' inputs offloaded, then with all; else what is too large
     is streamed, where vDNN gives up.
     """
+    fastest = Fastest(terms.host)
     for policy in ("keep", "vdnn_conv", "vdnn_all"):
-        made = _planned(name, step, terms, policy, parts, may_stream=False)
-        if made is not None:
+        if fastest.take(_planned(name, step, terms, policy, parts, may_stream=False)):
             break
     else:
-        made = _planned(name, step, terms, "vdnn_all", parts)
-    assert made is not None
+        fastest.take(_planned(name, step, terms, "vdnn_all", parts))
+    made = fastest.found()
     return made._replace(plan=replace(made.plan, policy="vdnn_dyn"))
 
 

@@ -17,14 +17,16 @@ from ooc_cudnn.devices.base import Device
 from ooc_cudnn.devices.machines import named_machine
 from ooc_cudnn.functions.plan import limit_of
 from ooc_cudnn.functions.target import Target
+from ooc_cudnn.memory import pinned
 from ooc_cudnn.memory.limit import limit_bytes
+from ooc_cudnn.network.fastest import PlannedStep
 from ooc_cudnn.network.graph import Graph
 from ooc_cudnn.network.parameters import Parameters
 from ooc_cudnn.network.phases import Step
 from ooc_cudnn.network.pictures import draw_step
 from ooc_cudnn.network.placing import Terms
 from ooc_cudnn.network.plan import NetworkPlan
-from ooc_cudnn.network.planning import PlannedStep, check_asked, plan_again, plan_step
+from ooc_cudnn.network.planning import check_asked, plan_again, plan_step
 from ooc_cudnn.network.tensors import Tensor
 from ooc_cudnn.network.training import ReadyStep, number
 from ooc_cudnn.settings import current
@@ -92,6 +94,9 @@ class Runnable:
             and `micro_batches` asks for parts.
         PlanInfeasibleError
             If the memory limit admits no plan, with the smallest that would.
+        HostOutOfMemoryError
+            If what the step would keep on the host is more than there is (with `machine`: than the
+            setting host_memory_limit).
         """
         step = self.training_phases(loss)
         terms = _terms(memory_limit, machine, _dtype(step), {})
@@ -254,7 +259,7 @@ class TrainingStep:
         TypeError, ValueError
             If an input is missing, or does not have the network's shape or dtype; if a parameter
             was replaced by one of another shape.
-        PlanInfeasibleError, DeviceOutOfMemoryError
+        PlanInfeasibleError, HostOutOfMemoryError, DeviceOutOfMemoryError
             As for `Network.plan`.
         """
         device = get_device(current().device)
@@ -309,10 +314,19 @@ def _terms(
     if machine is not None:
         model = named_machine(machine)
         room = limit_of(model, limit)
-        return Terms(Target(model, room, room, ORDERS, None, settings.overlap), specs)
+        most = settings.host_memory_limit
+        return Terms(
+            Target(model, room, room, ORDERS, None, settings.overlap),
+            specs,
+            host=None if most is None else pinned.Room(most, most, 0),
+        )
     device = get_device(settings.device)
     with device.arena.lock:
-        return Terms(Target.here(device, limit_bytes(device, limit), dtype, settings), specs)
+        return Terms(
+            Target.here(device, limit_bytes(device, limit), dtype, settings),
+            specs,
+            host=pinned.room(device, settings.host_memory_limit),
+        )
 
 
 def _dtype(step: Step) -> str:

@@ -15,8 +15,8 @@ from ooc_cudnn.arrays.operands import Wrapped, wrap
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.memory.limit import limit_bytes
 from ooc_cudnn.memory.pinned import allocate
+from ooc_cudnn.network.fastest import PlannedStep
 from ooc_cudnn.network.phases import Step
-from ooc_cudnn.network.planning import PlannedStep
 from ooc_cudnn.network.residency import GIVEN, results_of
 from ooc_cudnn.pipeline.execute import Executor
 from ooc_cudnn.pipeline.program import Program

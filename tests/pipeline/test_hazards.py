@@ -111,9 +111,11 @@ def test_who_takes_over_pinned_memory_waits_for_all_who_were_there(monkeypatch):
     """B leaves for where A is still fetched from: by another stream, and of other memory."""
     spec = TensorSpec((8, 8), placement="pinned")
     homes = {name: Home(spec) for name in "AB"}
-    homes |= {name: Home(replace(spec, placement="device"), at) for name, at in (("a", 0), ("b", 256))}
+    homes |= {
+        name: Home(replace(spec, placement="device"), at) for name, at in (("a", 0), ("b", 256))
+    }
     items = (Move("fetch", "copy_in", "A", "a"), Move("offload", "copy_out", "b", "B"))
-    moves = Program("moves", items, homes, 512, {name: spec for name in "AB"})
+    moves = Program("moves", items, homes, 512, dict.fromkeys("AB", spec))
     assert in_pinned_block(moves, apart="B").pinned == {"A": 0}
     made = in_pinned_block(moves, apart=())
     assert made.pinned == {"A": 0, "B": 0}
