@@ -19,7 +19,7 @@
 //
 // NaN in a channel gives NaN in its sums, as in cuDNN.
 
-#include "group_walk.cuh"
+#include "channel_sums.cuh"
 
 enum Kind { TOTAL = 0, MOMENTS = 1, PRODUCTS = 2, WEIGHTED = 3, NEGATIVE = 4 };
 
@@ -48,10 +48,6 @@ __global__ void __launch_bounds__(BLOCK_THREADS) channel_partials(
     dy += blockIdx.y * images.dy;
     partial += blockIdx.y * images.partial;
     constexpr int PARALLEL = COLUMNS ? COUNT : 2;  // two chains of additions are in flight at least
-    constexpr int MOST_COLUMNS = 256;              // the host sees to it
-    __shared__ double shared[BLOCK_THREADS];
-    __shared__ double of_columns[COLUMNS ? SUMS * MOST_COLUMNS : 1];
-    const int place = threadIdx.y * blockDim.x + threadIdx.x;
 
     for (long long item = blockIdx.x; item < walk.groups * walk.parts; item += gridDim.x) {
         const long long part = divided(item, walk.groups), group = item - part * walk.groups;
@@ -97,39 +93,7 @@ __global__ void __launch_bounds__(BLOCK_THREADS) channel_partials(
                 }
         }
 
-        if constexpr (!COLUMNS) {
-            const int threads = blockDim.x * blockDim.y;
-#pragma unroll
-            for (int s = 0; s < SUMS; ++s) {
-                const double sum = join_threads(
-                    sums[s][0] + sums[s][1], shared, place, 1, threads, sum_of_two);
-                if (place == 0) partial[(part * SUMS + s) * channels + group] = sum;
-            }
-        } else {
-#pragma unroll
-            for (int s = 0; s < SUMS; ++s)
-#pragma unroll
-                for (int i = 0; i < COUNT; ++i) {
-                    const double sum = join_threads(
-                        sums[s][i], shared, place, blockDim.x, blockDim.y, sum_of_two);
-                    if (threadIdx.y == 0)
-                        of_columns[s * MOST_COLUMNS + threadIdx.x * COUNT + i] = sum;
-                }
-            __syncthreads();
-            // Columns that repeat the channels are joined here where the block has all of them.
-            const int columns =
-                (int)min(walk.size.inner - first_column, (long long)blockDim.x * COUNT);
-            const int kept = walk.groups == 1 ? (int)channels : columns;
-            const long long width = walk.groups == 1 ? channels : walk.size.inner;
-            for (int k = place; k < SUMS * kept; k += blockDim.x * blockDim.y) {
-                const int s = k / kept, first = k % kept;
-                double sum = 0;
-                for (int column = first; column < columns; column += kept)
-                    sum += of_columns[s * MOST_COLUMNS + column];
-                partial[(part * SUMS + s) * width + first_column + first] = sum;
-            }
-            __syncthreads();
-        }
+        leave_partials<COUNT, COLUMNS>(walk, sums, part, group, channels, partial);
     }
 }
 

@@ -1,16 +1,17 @@
 // Batch normalisation with the statistics known, one read of each operand and one write:
 //
-//     normalise           y  = f(a * (x - mean) + bias),  a = scale * inverse deviation
+//     normalise           y  = f(a * (x - mean) + bias + z),  a = scale * inverse deviation
 //     normalise_backward  dx = a * (dy - sums[0] / count - xhat * sums[1] / count),
 //                         xhat = (x - mean) * inverse deviation
 //
-// All but x and dy are vectors with one value per channel, in the arithmetic type; sums are
+// z is another tensor, or absent. Where an activation came after the normalisation, its slope is
+// made again of x, and dy taken times it. All but x, z and dy are vectors with one value per channel, in the arithmetic type; sums are
 // float64. The mean is subtracted before anything is multiplied, so a large one does not cost
-// digits. The result may be the same memory as x or dy: a thread reads all it needs first.
+// digits. The result may be the same memory as x, z or dy: a thread reads all it needs first.
 //
 // NaN rule: NaN in x, dy or a channel's vectors gives NaN, whatever the activation.
 
-#include "activation.cuh"
+#include "activation_gradient.cuh"
 #include "group_walk.cuh"
 
 __device__ inline float square_root(float x) { return sqrtf(x); }
@@ -26,10 +27,10 @@ __device__ inline long long channel_at(
 }
 
 // SPREAD_IS_VARIANCE: `spread` is the variance and not yet the inverse deviation.
-template <typename T, int MODE, bool SPREAD_IS_VARIANCE, int COUNT, int UNROLL, bool UNROLL_ROWS,
-          bool COLUMNS>
+template <typename T, int MODE, bool SPREAD_IS_VARIANCE, bool HAS_ADDEND, int COUNT, int UNROLL,
+          bool UNROLL_ROWS, bool COLUMNS>
 __global__ void __launch_bounds__(BLOCK_THREADS) normalise(
-    GroupWalk<2> walk, T *y, const T *x, const Arithmetic<T> *scale, const Arithmetic<T> *bias,
+    GroupWalk<3> walk, T *y, const T *x, const T *z, const Arithmetic<T> *scale, const Arithmetic<T> *bias,
     const Arithmetic<T> *mean, const Arithmetic<T> *spread, long long channels,
     Arithmetic<T> epsilon, Arithmetic<T> coef) {
     using A = Arithmetic<T>;
@@ -50,16 +51,19 @@ __global__ void __launch_bounds__(BLOCK_THREADS) normalise(
         }
 
         for (long long tile = part; tile < walk.tiles; tile += walk.parts) {
-            const GroupTile<2, COUNT, UNROLL, UNROLL_ROWS, COLUMNS> at(walk, group, tile);
-            Pack<T, COUNT> values[UNROLL];
+            const GroupTile<3, COUNT, UNROLL, UNROLL_ROWS, COLUMNS> at(walk, group, tile);
+            Pack<T, COUNT> values[UNROLL], addends[HAS_ADDEND ? UNROLL : 1];
             at.load(values, x, 1);
+            if constexpr (HAS_ADDEND) at.load(addends, z, 2);
 #pragma unroll
             for (int u = 0; u < UNROLL; ++u) {
 #pragma unroll
                 for (int i = 0; i < COUNT; ++i) {
                     const int g = COLUMNS ? i : 0;
                     const A normal = (widen(values[u].element[i]) - center[g]) * factor[g];
-                    values[u].element[i] = narrow<T>(activation<MODE>(normal + shift[g], coef));
+                    A result = normal + shift[g];
+                    if constexpr (HAS_ADDEND) result += widen(addends[u].element[i]);
+                    values[u].element[i] = narrow<T>(activation<MODE>(result, coef));
                 }
                 if (at.available[u] > 0)
                     store_pack<COUNT>(y + at.offset[0][u], values[u], at.available[u]);
@@ -68,11 +72,12 @@ __global__ void __launch_bounds__(BLOCK_THREADS) normalise(
     }
 }
 
-template <typename T, int COUNT, int UNROLL, bool UNROLL_ROWS, bool COLUMNS>
+// MODE: of the activation; `bias` is read for its slope alone.
+template <typename T, int MODE, int COUNT, int UNROLL, bool UNROLL_ROWS, bool COLUMNS>
 __global__ void __launch_bounds__(BLOCK_THREADS) normalise_backward(
     GroupWalk<3> walk, T *dx, const T *x, const T *dy, const Arithmetic<T> *scale,
     const Arithmetic<T> *mean, const Arithmetic<T> *inverse_deviation, const double *sums,
-    long long channels, double count) {
+    const Arithmetic<T> *bias, long long channels, double count, Arithmetic<T> coef) {
     using A = Arithmetic<T>;
     constexpr int GROUPS = COLUMNS ? COUNT : 1;
     for (long long item = blockIdx.x; item < walk.groups * walk.parts; item += gridDim.x) {
@@ -80,6 +85,7 @@ __global__ void __launch_bounds__(BLOCK_THREADS) normalise_backward(
 
         // dx = factor * (dy - level - (x - center) * slope)
         A center[GROUPS] = {}, factor[GROUPS] = {}, level[GROUPS] = {}, slope[GROUPS] = {};
+        A shift[GROUPS] = {};
 #pragma unroll
         for (int i = 0; i < GROUPS; ++i) {
             const long long channel = channel_at<COLUMNS, COUNT>(walk, group, i, channels);
@@ -89,6 +95,7 @@ __global__ void __launch_bounds__(BLOCK_THREADS) normalise_backward(
             factor[i] = scale[channel] * inverse;
             level[i] = A(sums[channel] / count);
             slope[i] = A(sums[channels + channel] / count * inverse);
+            if constexpr (MODE != IDENTITY) shift[i] = bias[channel];
         }
 
         for (long long tile = part; tile < walk.tiles; tile += walk.parts) {
@@ -101,8 +108,10 @@ __global__ void __launch_bounds__(BLOCK_THREADS) normalise_backward(
 #pragma unroll
                 for (int i = 0; i < COUNT; ++i) {
                     const int g = COLUMNS ? i : 0;
-                    const A above = (widen(values[u].element[i]) - center[g]) * slope[g];
-                    const A rest = widen(gradients[u].element[i]) - level[g] - above;
+                    const A difference = widen(values[u].element[i]) - center[g];
+                    const A incoming = gradient_before<T, MODE>(
+                        difference * factor[g] + shift[g], widen(gradients[u].element[i]), coef);
+                    const A rest = incoming - level[g] - difference * slope[g];
                     values[u].element[i] = narrow<T>(factor[g] * rest);
                 }
                 if (at.available[u] > 0)

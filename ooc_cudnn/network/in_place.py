@@ -12,6 +12,7 @@ from dataclasses import replace
 from ooc_cudnn.network.phases import Phase, Step
 from ooc_cudnn.network.residency import Uses, uses_of
 from ooc_cudnn.operations.batch_phases import BatchNormalizationData
+from ooc_cudnn.operations.gradient_sums import BiasActivationGradient
 from ooc_cudnn.operations.group_normalization import GroupNormalizationGradient
 from ooc_cudnn.operations.layer_normalization import LayerNormalizationGradient
 from ooc_cudnn.operations.masks import MaskedActivationGradient
@@ -21,6 +22,7 @@ from ooc_cudnn.operations.per_site import ActivationGradient
 IN_PLACE = (
     ActivationGradient,
     BatchNormalizationData,
+    BiasActivationGradient,
     GroupNormalizationGradient,
     LayerNormalizationGradient,
     MaskedActivationGradient,

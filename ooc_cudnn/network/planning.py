@@ -13,6 +13,7 @@ from ooc_cudnn.network.bands import banded, is_of_band, whole_maps
 from ooc_cudnn.network.compacting import compacted
 from ooc_cudnn.network.fastest import Fastest, PlannedStep
 from ooc_cudnn.network.fusing import fused
+from ooc_cudnn.network.fusing_backward import summed
 from ooc_cudnn.network.in_place import in_place
 from ooc_cudnn.network.micro_batches import WholeBatchError, images_of, micro_batched
 from ooc_cudnn.network.phases import Step
@@ -181,7 +182,7 @@ class _How(NamedTuple):
 
 def _rewritten(step: Step, again: frozenset[str], parts: int, bands: int) -> Step:
     """A step with what is remade, in bands of rows, in micro-batches."""
-    step = banded(step, whole_maps(step), bands) if bands > 1 else in_place(step)
+    step = banded(step, whole_maps(step), bands) if bands > 1 else in_place(summed(step))
     return micro_batched(remade(step, again), parts)
 
 

@@ -117,11 +117,14 @@ class MomentsResult:
 
 @dataclass(frozen=True)
 class Normalise(_Tensor, PerElement):
-    """y = f(scale * (x - mean) * inverse deviation + bias), from (x, scale, bias, mean, spread).
+    """y = f(scale * (x - mean) * inverse deviation + bias + z).
+
+    From (x, scale, bias, mean, spread) and, if `has_addend`, z, a tensor of the shape of x.
 
     The order is that of cudnnBatchNormalizationForwardInference. `spread` is the inverse deviation,
     or with `epsilon` the variance, of which the inverse deviation is 1 / sqrt(spread + epsilon).
-    As an operation of a chain it is inference; f is an activation fused into the pass.
+    As an operation of a chain it is inference; f is an activation fused into the pass. y may be the
+    same memory as x or z.
     """
 
     shape: Shape
@@ -129,6 +132,7 @@ class Normalise(_Tensor, PerElement):
     epsilon: float | None = None
     mode: str = "identity"
     coef: float = 0.0
+    has_addend: bool = False
 
     name = "batch_normalization_forward_inference"
 
@@ -139,7 +143,8 @@ class Normalise(_Tensor, PerElement):
         return tuple(Parameter(name, shape, dtype) for name in ("scale", "bias", "mean", spread))
 
     def work(self) -> Work:
-        return self.over(2)
+        """A read and a write; another read of z."""
+        return self.over(2 + self.has_addend)
 
     def magnitude(self, x: Array, *parameters: Array) -> Array:
         scale, bias, mean, spread = (np.abs(p) for p in parameters)
@@ -147,18 +152,27 @@ class Normalise(_Tensor, PerElement):
 
     def reference(self, x: Array, *parameters: Array) -> Array:
         x = x.astype(np.float64)
-        scale, bias, mean, spread = (per_channel(p, x.ndim) for p in parameters)
+        scale, bias, mean, spread = (per_channel(p, x.ndim) for p in parameters[:4])
         if self.epsilon is not None:
             spread = 1 / np.sqrt(spread + self.epsilon)
-        return MODES[self.mode][0](scale * (x - mean) * spread + bias, self.coef)
+        made = scale * (x - mean) * spread + bias
+        if self.has_addend:
+            made = made + parameters[4]
+        return MODES[self.mode][0](made, self.coef)
 
 
 @dataclass(frozen=True)
 class NormaliseSums(_Tensor):
-    """(2, c) float64 from (x, dy, mean): sums of dy and of dy * (x - mean)."""
+    """(2, c) float64 from (x, dy, mean, ...): sums of dy and of dy * (x - mean).
+
+    Where an activation f came after the normalisation, of dy * f'(y) in place of dy, y made again
+    of x: further inputs are (inverse deviation, scale, bias). f is one whose y tells the slope.
+    """
 
     shape: Shape
     dtype: str
+    mode: str = "identity"
+    coef: float = 0.0
 
     name = "normalise_sums"
 
@@ -235,13 +249,16 @@ class NormaliseBackward(_Tensor):
 
     dx = scale * inverse deviation * (dy - sums[0] / count - xhat * sums[1] / count)
 
-    `count` is the number of elements a channel has in the whole batch. Source:
+    `count` is the number of elements a channel has in the whole batch. With an activation after the
+    normalisation, as for `NormaliseSums`, the bias is a further input. Source:
     cudnnBatchNormalizationBackward.
     """
 
     shape: Shape
     dtype: str
     count: int
+    mode: str = "identity"
+    coef: float = 0.0
 
     name = "normalise_backward"
 

@@ -16,6 +16,7 @@ from ooc_cudnn.operations.broadcast_gradient import BroadcastSum
 from ooc_cudnn.operations.builder import Builder, Built
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.convolution_backward import ConvolutionBackwardData
+from ooc_cudnn.operations.gradient_sums import GradientSums
 from ooc_cudnn.operations.rows import tensor_region, with_padding
 from ooc_cudnn.operations.single import OfForward, linear, summed
 from ooc_cudnn.operations.splittable import Operand, Piece, Read, Region, Rounding, random_range
@@ -42,7 +43,8 @@ class GradientRows(NamedTuple):
 class FusedBackward(OfForward, Built):
     """dx, dw and db from x, w, y and dy: cut along n and the rows of dy, all channels in a piece.
 
-    The gradient dz before the activation is made once for a piece, and all three are made of it.
+    The gradient dz before the activation is made once for a piece, and all three are made of it; db
+    in the same pass, where the piece owns all rows that it reads.
     dw and db are summed over n and hY on the device and leave once.
     """
 
@@ -144,7 +146,7 @@ class FusedBackward(OfForward, Built):
         """The gradient before the activation, then the three that are made of it."""
         piece = build.piece
         accumulating, rows = build.accumulating, self.rows(piece.h_y)
-        dz = self._before_activation(build)
+        dz = self._before_activation(build, summed=rows.read == piece.h_y)
         build.accumulating = False
 
         part = self._rows_of(build, dz, (rows.seen.start, rows.seen.stop), rows.read[0], "seen")
@@ -162,18 +164,25 @@ class FusedBackward(OfForward, Built):
         dw = self.of_filter.on_piece(piece, layout=build.layout, result_dtype=dtype)
         build.make(dw, (x, own), "dw", build.layout, sums="dw sums")
         build.release(x)
-        shape = build.buffers[own].shape
-        db = BroadcastSum(shape, shape[1:2], self.dtype, build.product_dtype("db"))
-        build.make(db, (own,), "db", build.layout, sums="db sums")
+        if rows.read != piece.h_y:
+            shape = build.buffers[own].shape
+            db = BroadcastSum(shape, shape[1:2], self.dtype, build.product_dtype("db"))
+            build.make(db, (own,), "db", build.layout, sums="db sums")
         build.release(own, dz)
 
-    def _before_activation(self, build: Builder) -> str:
-        """dz = dy * f'(x), in the plan's layout."""
+    def _before_activation(self, build: Builder, *, summed: bool) -> str:
+        """dz = dy * f'(x), in the plan's layout; if `summed`, db beside it."""
         dy = build.in_order("dy", build.layout)
         shape = build.buffers["dy"].shape
         dz = build.scratch("dz", shape, self.dtype, build.layout)
         y = build.in_order("y", build.layout)
-        build.launch(ActivationBackward(shape, self.mode, self.coef, self.dtype), (y, dy, ""), dz)
+        if summed:
+            sums = build.product_dtype("db")
+            made = GradientSums(shape, self.mode, self.coef, self.dtype, sums)
+            build.make(made, (y, dy, "", dz, "", ""), "db", build.layout, sums="db sums")
+        else:
+            backward = ActivationBackward(shape, self.mode, self.coef, self.dtype)
+            build.launch(backward, (y, dy, ""), dz)
         build.release(y, dy)
         return dz
 

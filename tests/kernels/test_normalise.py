@@ -7,6 +7,7 @@ import pytest
 
 from ooc_cudnn.devices.kernels import normalise as kernels_normalise
 from ooc_cudnn.devices.kernels.launch import Call
+from ooc_cudnn.operations.activation_backward import ActivationBackward
 from ooc_cudnn.operations.batch_normalization import (
     AddStates,
     MergeMoments,
@@ -62,6 +63,19 @@ def check_normalise(shape, dtype, layout, *, offset=0, epsilon=None, mode="ident
     assert_close(run(kernels_normalise, operation, (x, *operands), x), expected, dtype, slack)
 
 
+def data_off_the_kinks(shape, dtype, operands, coef):
+    """Data of which no rounding moves the normalised value across 0 or `coef`."""
+    data = 2 * random(shape, 1)
+    scale, bias, mean, spread = (per_channel(v.wide, len(shape)) for v in operands)
+    while True:
+        data = Operand(shape, dtype, data=data).wide
+        value = scale * spread * (data - mean) + bias
+        near = np.minimum(np.abs(value), np.abs(value - coef)) < 8 * EPSILON[dtype]
+        if not near.any():
+            return data
+        data = np.where(near, 0.9 * data + 0.4, data)
+
+
 def check_backward(shape, dtype, layout, *, offset=0):
     x = Operand(shape, dtype, layout, data=random(shape, 1), offset=offset)
     dy = Operand(shape, dtype, layout, data=random(shape, 2), offset=offset)
@@ -106,6 +120,51 @@ def test_fused_activation_and_nan(dtype, mode):
     data[0, 0, 0, :2] = np.nan, 100.0
     for layout in ("first", "last"):
         check_normalise(shape, dtype, layout, epsilon=1e-5, mode=mode, coef=coef, data=data)
+
+
+@pytest.mark.parametrize("mode", ["identity", "relu", "tanh"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_tensor_is_added_before_the_activation(dtype, layout, mode):
+    for shape, offset in (((2, 3, 5, 7), 1), ((3, 64, 4, 8), 0), ((2, 5, 300), 0)):
+        x, z = (Operand(shape, dtype, layout, data=2 * random(shape, seed), offset=offset)
+                for seed in (1, 2))  # fmt: skip
+        operands = vectors(shape[1], dtype, offset)
+        operation = Normalise(shape, dtype, None, mode, 0.0, has_addend=True)
+        inputs = [operand.wide for operand in (x, *operands, z)]
+        scale, bias, mean, spread = (per_channel(np.abs(v.wide), len(shape)) for v in operands)
+        size = scale * spread * (np.abs(x.wide) + mean) + bias + np.abs(z.wide) + 1
+        expected = operation.reference(*inputs)
+        slack = 12 * EPSILON[ACCUMULATOR[dtype]] * size
+        for y in (Operand(shape, dtype, layout), z):  # apart, and in the place of what is added
+            found = run(kernels_normalise, operation, (x, *operands, z), y)
+            assert_close(found, expected, dtype, slack)
+
+
+@pytest.mark.parametrize("mode", ["relu", "clipped_relu", "leaky_relu"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_backward_through_an_activation_that_is_made_again(dtype, layout, mode):
+    coef = {"clipped_relu": 1.0, "leaky_relu": 0.125}.get(mode, 0.0)
+    for shape, offset in (((2, 3, 5, 7), 1), ((3, 64, 4, 8), 0), ((2, 5, 300), 0)):
+        scale, bias, mean, inverse = vectors(shape[1], dtype, offset)
+        data = data_off_the_kinks(shape, dtype, (scale, bias, mean, inverse), coef)
+        data.ravel()[3] = np.nan
+        x = Operand(shape, dtype, layout, data=data, offset=offset)
+        dy = Operand(shape, dtype, layout, data=random(shape, 2), offset=offset)
+        sums = Operand((2, shape[1]), "float64", data=100 * random((2, shape[1]), 7))
+        a, m, i, b = (per_channel(v.wide, len(shape)) for v in (scale, mean, inverse, bias))
+        y = reference.ACTIVATIONS[mode](a * i * (x.wide - m) + b, coef)
+        through = ActivationBackward(shape, mode, coef, dtype).reference(y, dy.wide)
+        of_dy, of_product = (per_channel(row, len(shape)) / 777 for row in sums.wide)
+        expected = a * i * (through - of_dy - (x.wide - m) * i * of_product)
+        size = np.abs(a * i) * (np.abs(dy.wide) + np.abs(of_dy))
+        size += np.abs(a * i * i * of_product) * (np.abs(np.nan_to_num(x.wide)) + np.abs(m))
+        slack = 12 * EPSILON[ACCUMULATOR[dtype]] * size
+        operation = NormaliseBackward(shape, dtype, 777, mode, coef)
+        inputs = (x, dy, scale, mean, inverse, sums, bias)
+        for dx in (Operand(shape, dtype, layout), dy):
+            assert_close(run(kernels_normalise, operation, inputs, dx), expected, dtype, slack)
 
 
 @pytest.mark.parametrize("layout", ["first first last", "last last first", "first_rows last last"])

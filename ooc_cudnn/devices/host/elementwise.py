@@ -5,10 +5,13 @@ Each chunk is read whole before it is written, so the output may be an input of 
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import numpy as np
 
 from ooc_cudnn.devices.host.chunks import (
     Array,
+    Box,
     Inputs,
     Runner,
     arithmetic_dtype,
@@ -31,6 +34,23 @@ from ooc_cudnn.operations.op_tensor import COMBINED, OpTensor, wide_shape
 from ooc_cudnn.operations.pointwise import Pointwise, Relayout
 from ooc_cudnn.operations.reshape import Reshape
 from ooc_cudnn.operations.softmax import ImageSoftmax, ImageSoftmaxBackward
+from ooc_cudnn.tensor import numpy_dtype
+
+
+class WithActivation(Protocol):
+    """An operation that has an activation."""
+
+    @property
+    def mode(self) -> str:
+        """Its mode."""
+
+    @property
+    def coef(self) -> float:
+        """Its coefficient."""
+
+    @property
+    def dtype(self) -> str:
+        """Of what it is applied to."""
 
 
 def relayout(operation: Relayout, inputs: Inputs, output: Array, workspace: Array) -> None:
@@ -97,15 +117,36 @@ def activation_backward(
     for box in chunks(output):
         value = y[box].astype(dtype, copy=False)
         before = value if x is None else x[box].astype(dtype, copy=False)
-        slope = SLOPES[operation.mode](value, before, operation.coef)
-        result = slope * dy[box].astype(dtype, copy=False)
-        if operation.mode in SELECTING:
-            result = kept_where(slope != 0, result)  # whatever dy is
-        for source in (value,) if x is None else (value, before):
-            absent = np.isnan(source)
-            if absent.any():
-                np.copyto(result, np.nan, where=absent)
+        result = times_slope(operation, value, before, dy[box].astype(dtype, copy=False))
         np.copyto(output[box], result, casting="unsafe")
+
+
+def times_slope(operation: WithActivation, y: Array, x: Array, dy: Array) -> Array:
+    """Dy times the slope of an activation; `x` is y itself where that tells the slope."""
+    slope = SLOPES[operation.mode](y, x, operation.coef)
+    result = slope * dy
+    if operation.mode in SELECTING:
+        result = kept_where(slope != 0, result)  # whatever dy is
+    for source in (y,) if x is y else (y, x):
+        absent = np.isnan(source)
+        if absent.any():
+            np.copyto(result, np.nan, where=absent)
+    return result
+
+
+def before_activation(
+    operation: WithActivation, difference: Array, vectors: tuple[Array, Array], dy: Array, box: Box
+) -> Array:
+    """Dy times the slope of an activation after a normalisation, whose result is made again.
+
+    `difference` is x - mean, and the vectors are scale * inverse deviation and bias.
+    """
+    factor, bias = vectors
+    y = difference * of_channels(factor, box)
+    y += of_channels(np.asarray(bias).astype(y.dtype), box)
+    y = MODES[operation.mode][0](y, operation.coef).astype(numpy_dtype(operation.dtype))
+    y = y.astype(dy.dtype)
+    return times_slope(operation, y, y, dy)
 
 
 def prelu_backward(
@@ -137,8 +178,9 @@ def cast_scale(operation: CastScale, inputs: Inputs, output: Array, workspace: A
 
 
 def normalise(operation: Normalise, inputs: Inputs, output: Array, workspace: Array) -> None:
-    """y = f(scale * (x - mean) * inverse deviation + bias)."""
+    """y = f(scale * (x - mean) * inverse deviation + bias + z)."""
     x, *vectors = inputs
+    z = vectors.pop() if operation.has_addend else None
     dtype = arithmetic_dtype(operation.dtype)
     scale, bias, mean, spread = (np.asarray(vector, np.float64) for vector in vectors)
     if operation.epsilon is not None:
@@ -149,6 +191,8 @@ def normalise(operation: Normalise, inputs: Inputs, output: Array, workspace: Ar
         result -= of_channels(mean, box)
         result *= of_channels(factor, box)
         result += of_channels(bias, box)
+        if z is not None:
+            result += z[box].astype(dtype, copy=False)
         result = MODES[operation.mode][0](result, operation.coef)
         np.copyto(output[box], result, casting="unsafe")
 
@@ -158,6 +202,7 @@ def normalise_backward(
 ) -> None:
     """dx = scale * inverse deviation * (dy - sums[0] / count - xhat * sums[1] / count)."""
     x, dy, *vectors = inputs
+    bias = None if operation.mode == "identity" else vectors.pop()
     dtype = arithmetic_dtype(operation.dtype)
     scale, mean, inverse, sums = (np.asarray(vector, np.float64) for vector in vectors)
     factor, shift = scale * inverse, sums[0] / operation.count
@@ -166,8 +211,10 @@ def normalise_backward(
     for box in chunks(output):
         part = x[box].astype(dtype)
         part -= of_channels(mean, box)
-        part *= of_channels(slope, box)
         result = dy[box].astype(dtype)
+        if bias is not None:
+            result = before_activation(operation, part, (factor, bias), result, box)
+        part *= of_channels(slope, box)
         result -= of_channels(shift, box)
         result -= part
         result *= of_channels(factor, box)

@@ -9,7 +9,16 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ooc_cudnn.devices.host.chunks import Array, Inputs, Runner, chunks, of_channels, of_images
+from ooc_cudnn.devices.host.chunks import (
+    Array,
+    Inputs,
+    Runner,
+    arithmetic_dtype,
+    chunks,
+    of_channels,
+    of_images,
+)
+from ooc_cudnn.devices.host.elementwise import before_activation, times_slope
 from ooc_cudnn.operations.batch_normalization import (
     AddStates,
     MergeMoments,
@@ -20,6 +29,7 @@ from ooc_cudnn.operations.batch_normalization import (
     StateRow,
 )
 from ooc_cudnn.operations.broadcast_gradient import FACTORS, BroadcastSum
+from ooc_cudnn.operations.gradient_sums import GradientSums
 from ooc_cudnn.operations.softmax import ImageMaximum, ImageProductSum, MergeImageMaximum
 
 
@@ -89,16 +99,45 @@ def moments_result(
 def normalise_sums(
     operation: NormaliseSums, inputs: Inputs, output: Array, workspace: Array
 ) -> None:
-    """Sums of dy and of dy * (x - mean)."""
-    x, dy, mean = inputs
+    """Sums of dy and of dy * (x - mean), of dy times an activation's slope."""
+    x, dy, mean, *further = inputs
+    real = arithmetic_dtype(operation.dtype)
+    center, vectors = mean.astype(real), None
+    if further:
+        inverse, scale, bias = (np.asarray(vector, np.float64) for vector in further)
+        vectors = ((scale * inverse).astype(real), bias)
     mean = mean.astype(np.float64)
     sums = np.zeros((2, operation.shape[1]))
     for box in chunks(x):
-        gradient = dy[box].astype(np.float64)
+        gradient = dy[box]
+        if vectors is not None:
+            difference = x[box].astype(real) - of_channels(center, box)
+            gradient = before_activation(operation, difference, vectors, gradient.astype(real), box)
+        gradient = gradient.astype(np.float64)
         sums[0, box[1]] += _over_channels(gradient)
         gradient *= x[box] - of_channels(mean, box)
         sums[1, box[1]] += _over_channels(gradient)
     output[...] = sums
+
+
+def gradient_sums(operation: GradientSums, inputs: Inputs, output: Array, workspace: Array) -> None:
+    """Dz = dy * f'(y), written beside, and its sums: of dz, or of it and of dz * (x - mean)."""
+    y, dy, more, dz, x, mean = inputs
+    real = arithmetic_dtype(operation.dtype)
+    sums = np.zeros((2, operation.shape[1]))
+    for box in chunks(dz):
+        incoming, value = dy[box].astype(real), y[box].astype(real)
+        if operation.two:
+            incoming += more[box]
+        # read before dz is written, which may lie there
+        difference = x[box].astype(np.float64) if operation.products else None
+        dz[box] = times_slope(operation, value, value, incoming)
+        made = dz[box].astype(np.float64)
+        sums[0, box[1]] += _over_channels(made)
+        if difference is not None:
+            difference -= of_channels(mean.astype(np.float64), box)
+            sums[1, box[1]] += _over_channels(made * difference)
+    np.copyto(output, sums if operation.products else sums[0], casting="unsafe")
 
 
 def _on_states(merge: Callable[[Array, Array], Array]) -> Runner:
@@ -174,6 +213,7 @@ RUNNERS: dict[type, Runner] = {
     MergeMoments: _on_states(merged_moments),
     MomentsResult: moments_result,
     NormaliseSums: normalise_sums,
+    GradientSums: gradient_sums,
     AddStates: _on_states(np.add),
     ScaleRow: scale_row,
     StateRow: state_row,

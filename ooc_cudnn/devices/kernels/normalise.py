@@ -37,28 +37,34 @@ def _plan(kernel: str, views: Sequence[DeviceView], *arguments: object) -> Launc
 
 
 def normalise(operation: Normalise, call: Call) -> None:
-    """Run `Normalise` on (x, scale, bias, mean, spread)."""
+    """Run `Normalise` on (x, scale, bias, mean, spread) or, with an addend, (..., z)."""
     (x, *vectors), output = call.inputs, call.output
     x = check("x", x, operation.shape, operation.dtype)
+    z = None
+    if operation.has_addend:
+        z = check("z", vectors.pop(), operation.shape, operation.dtype)
     check("y", output, operation.shape, operation.dtype)
     vector = (operation.shape[1],), ACCUMULATOR[operation.dtype]
     names = ("scale", "bias", "mean", "spread")
     vectors = [check_packed(name, view, *vector) for name, view in zip(names, vectors, strict=True)]
     is_variance = operation.epsilon is not None
-    arguments = CUDA_TYPES[x.dtype], MODES[operation.mode], boolean(is_variance)
+    flags = boolean(is_variance), boolean(operation.has_addend)
+    arguments = CUDA_TYPES[x.dtype], MODES[operation.mode], *flags
     real = real_type(operation.dtype)
     launch(
         operation,
-        (output, x, *vectors),
-        lambda: _plan("normalise", [output, x], *arguments),
+        (output, x, z, *vectors),
+        lambda: _plan("normalise", [output, x, z or x], *arguments),
         (operation.shape[1], real(operation.epsilon or 0.0), real(operation.coef)),
         call.stream,
     )
 
 
 def normalise_backward(operation: NormaliseBackward, call: Call) -> None:
-    """Run `NormaliseBackward` on (x, dy, scale, mean, inverse deviation, sums)."""
-    (x, dy, *vectors, sums), output = call.inputs, call.output
+    """Run `NormaliseBackward` on (x, dy, scale, mean, inverse deviation, sums), and the bias."""
+    (x, dy, *vectors), output = call.inputs, call.output
+    bias = vectors.pop() if operation.mode != "identity" else None
+    sums = vectors.pop()
     x = check("x", x, operation.shape, operation.dtype)
     dy = check("dy", dy, operation.shape, operation.dtype)
     check("dx", output, operation.shape, operation.dtype)
@@ -67,11 +73,15 @@ def normalise_backward(operation: NormaliseBackward, call: Call) -> None:
     names = ("scale", "mean", "the inverse deviation")
     vectors = [check_packed(name, view, *vector) for name, view in zip(names, vectors, strict=True)]
     sums = check_packed("sums", sums, (2, channels), "float64")
+    if operation.mode != "identity":
+        bias = check_packed("bias", bias, *vector)
+    arguments = CUDA_TYPES[x.dtype], MODES[operation.mode]
+    real = real_type(operation.dtype)
     launch(
         operation,
-        (output, x, dy, *vectors, sums),
-        lambda: _plan("normalise_backward", [output, x, dy], CUDA_TYPES[x.dtype]),
-        (channels, np.float64(operation.count)),
+        (output, x, dy, *vectors, sums, bias),
+        lambda: _plan("normalise_backward", [output, x, dy], *arguments),
+        (channels, np.float64(operation.count), real(operation.coef)),
         call.stream,
     )
 

@@ -53,14 +53,15 @@ def _blocks(images: int) -> int:
     return max(1, REDUCTION_BLOCKS // max(images, 1))
 
 
-def _plan_totals(
+def plan_totals(
     walk: GroupWalk | None, x: DeviceView, result: DeviceView, kind: int, images: int
 ) -> Launch | None:
+    """The launch that adds up the partial sums of each channel."""
     channels = x.shape[1]
     if channels == 0 or images == 0:
         return None
     parts = walk.parts if walk else 0
-    repeats = _kept_columns(walk, channels) // channels if walk else 1
+    repeats = kept_columns(walk, channels) // channels if walk else 1
     few = parts * repeats <= MOST_PARTS_ACROSS and channels >= TOTALS_ACROSS
     across = TOTALS_ACROSS if few else 1
     types = f"{CUDA_TYPES[x.dtype]}, {CUDA_TYPES[result.dtype]}"
@@ -73,7 +74,7 @@ def _plan_totals(
     )
 
 
-def _kept_columns(walk: GroupWalk, channels: int) -> int:
+def kept_columns(walk: GroupWalk, channels: int) -> int:
     """Columns of the partial sums: a block that has all columns adds up those that repeat."""
     return channels * walk.repeats if walk.columns and walk.groups > 1 else channels
 
@@ -92,7 +93,7 @@ def _reduce(
     walk = walk_channels(_aligned_as_all([x, dy or x], images), _blocks(images)) if x.size else None
     partial = numbers = 0
     if walk is not None:
-        numbers = SUMS[kind] * walk.parts * _kept_columns(walk, channels)
+        numbers = SUMS[kind] * walk.parts * kept_columns(walk, channels)
         partial = workspace_pointer(call.workspace, 8 * numbers * images)
     steps = geometry(x.strides[0], (dy or x).strides[0], numbers, channels)
 
@@ -112,7 +113,7 @@ def _reduce(
     launch(
         (operation, walk, images, "totals"),
         (call.output, x),
-        lambda: _plan_totals(walk, x, call.output, kind, images),
+        lambda: plan_totals(walk, x, call.output, kind, images),
         (partial, steps),
         call.stream,
     )
@@ -208,7 +209,7 @@ def moments(operation: Moments, call: Call) -> None:
 
 
 def normalise_sums(operation: NormaliseSums, call: Call) -> None:
-    """Run `NormaliseSums` on (x, dy, mean)."""
+    """Run `NormaliseSums` on (x, dy, mean); without an activation."""
     x = check("x", call.inputs[0], operation.shape, operation.dtype)
     dy = check("dy", call.inputs[1], operation.shape, operation.dtype)
     mean = check_packed("mean", call.inputs[2], (operation.shape[1],), ACCUMULATOR[operation.dtype])
@@ -219,7 +220,6 @@ def normalise_sums(operation: NormaliseSums, call: Call) -> None:
 RUNNERS: dict[type, Runner] = {
     BroadcastSum: broadcast_sum,
     Moments: moments,
-    NormaliseSums: normalise_sums,
 }
 WORKSPACE: dict[type, Callable[[Any], int]] = {
     BroadcastSum: _sum_bytes,

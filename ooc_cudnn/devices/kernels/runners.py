@@ -8,6 +8,7 @@ from typing import Any
 from ooc_cudnn.devices.kernels import (
     dropout,
     elementwise,
+    gradient_sums,
     images,
     local_response,
     losses,
@@ -79,6 +80,7 @@ RUNNERS: dict[type, Runner] = {
     Reshape: _reshape,
     **dropout.RUNNERS,
     **elementwise.RUNNERS,
+    **gradient_sums.RUNNERS,
     **images.RUNNERS,
     **local_response.RUNNERS,
     **losses.RUNNERS,
@@ -92,6 +94,7 @@ RUNNERS: dict[type, Runner] = {
 }
 #: Scratch bytes of those that need any.
 WORKSPACE: dict[type, Callable[[Any], int]] = {
+    **gradient_sums.WORKSPACE,
     **reduction.WORKSPACE,
     **set_statistics.WORKSPACE,
     **softmax.WORKSPACE,

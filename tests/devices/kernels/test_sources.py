@@ -77,6 +77,26 @@ INSTANCES = {
         "normalise_sets<__nv_bfloat16, LEAKY_RELU, false, 4>",
         "normalise_sets<double, IDENTITY, true, 1>",
     ],
+    "gradient_sums.cu": [
+        "gradient_partials<float, RELU, false, false, false, 4, 4, true, true>",
+        "gradient_partials<__half, TANH, false, true, true, 8, 2, false, false>",
+        "gradient_partials<float, RELU, true, true, false, 4, 4, true, true>",
+        "gradient_partials<double, LEAKY_RELU, true, true, false, 2, 4, true, false>",
+    ],
+    "normalise.cu": [
+        "normalise<float, RELU, false, true, 4, 4, true, true>",
+        "normalise<__nv_bfloat16, IDENTITY, true, false, 8, 2, false, false>",
+        "normalise_backward<float, RELU, 4, 4, true, true>",
+        "normalise_backward<double, IDENTITY, 2, 4, true, false>",
+    ],
+    "channel_reduction.cu": [
+        "channel_partials<float, PRODUCTS, 4, 4, true, true>",
+        "channel_totals<float, double, MOMENTS>",
+    ],
+    "activation_backward.cu": [
+        "activation_backward<int, float, RELU, false, 4, 2>",
+        "activation_backward<long long, __half, GELU, true, 8, 2>",
+    ],
     "states.cu": [
         "merge_moments",
         "add_states",

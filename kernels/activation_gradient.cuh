@@ -1,0 +1,48 @@
+// Gradients of activations from y, and from x where y does not tell the slope (NEEDS_X). Where relu,
+// clipped_relu, hardsigmoid and hardswish are flat dx is 0 whatever dy is: a selection, no product.
+#pragma once
+
+#include "activation.cuh"
+
+constexpr int PRELU = 11;  // x stands in y's place, and in x's the slopes, broadcast
+
+// `x` is y itself where the mode does not need x.
+template <int MODE, bool NEEDS_X, typename A>
+__device__ inline A gradient(A y, A dy, A x, A coef) {
+    const A zero = 0, one = 1;
+    if constexpr (MODE == RELU) return y > zero ? dy : zero;
+    if constexpr (MODE == CLIPPED_RELU) return y > zero && y < coef ? dy : zero;
+    if constexpr (MODE == ELU) {
+        if constexpr (NEEDS_X) return x > zero ? dy : dy * (coef * exponential(x));
+        return y > zero ? dy : dy * (y + coef);
+    }
+    if constexpr (MODE == SIGMOID) return dy * (y * (one - y));
+    if constexpr (MODE == TANH) return dy * ((one - y) * (one + y));
+    if constexpr (MODE == SWISH) {
+        const A gate = one / (one + exponential(-coef * x));
+        return dy * (gate + coef * x * gate * (one - gate));
+    }
+    if constexpr (MODE == GELU) {
+        // 1 + erf(t) = erfc(-t), without the cancellation for large negative t
+        const A below = A(0.5) * error_function_complement(A(-0.70710678118654752440) * x);
+        return dy * (below + x * (A(0.39894228040143267794) * exponential(A(-0.5) * x * x)));
+    }
+    if constexpr (MODE == PRELU) return y > zero ? dy : dy * x;
+    if constexpr (MODE == LEAKY_RELU) return x > zero ? dy : dy * coef;
+    if constexpr (MODE == HARDSIGMOID) return y > zero && y < one ? dy * (one / A(6)) : zero;
+    if constexpr (MODE == HARDSWISH) {
+        const A slope = x <= A(-3) ? zero : x < A(3) ? x / A(3) + A(0.5) : one;
+        return slope == zero ? zero : dy * slope;
+    }
+    return dy;
+}
+
+// The same from what the activation was applied to, in modes whose y tells the slope: y is made
+// again and rounded as it was when it was stored, so that both passes agree where it is 0.
+template <typename T, int MODE>
+__device__ inline Arithmetic<T> gradient_before(
+    Arithmetic<T> before, Arithmetic<T> dy, Arithmetic<T> coef) {
+    if constexpr (MODE == IDENTITY) return dy;
+    const Arithmetic<T> y = widen(narrow<T>(activation<MODE>(before, coef)));
+    return y != y ? y : gradient<MODE, false>(y, dy, y, coef);
+}

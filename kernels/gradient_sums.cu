@@ -1,0 +1,96 @@
+// The gradient before an activation and, in the same pass, its sums over all but the channels:
+//
+//     dz = dy * f'(y)                                     written, and of it
+//         sum(dz)                                         -> the gradient of a bias
+//         sum(dz), sum(dz * (x - mean))   PRODUCTS        -> both, for batch normalization
+//
+//     NORMALISED: y = f(v), v = scale * inverse deviation * (x - mean) + bias is made again of x,
+//     and dz is not written: whoever needs it makes it again, too (normalise.cu). PRODUCTS.
+//
+// TWO: dy is the sum of two tensors. dz may be the same memory as y, dy or x: a thread reads all it
+// needs before it writes. Partial sums are left for channel_totals of channel_reduction.cu; they
+// are of dz as it is stored, in float64, in an order that shapes and strides alone decide.
+//
+// Memory: each of y, dy, x and dz that there is, once.
+//
+// NaN rule: NaN in y gives NaN in dz and in the channel's sums.
+
+#include "activation_gradient.cuh"
+#include "channel_sums.cuh"
+
+// Operands of the walk.
+enum { OF_DZ = 0, OF_Y = 1, OF_DY = 2, OF_X = 3, OF_MORE = 4 };
+
+template <typename T, int MODE, bool NORMALISED, bool PRODUCTS, bool TWO, int COUNT, int UNROLL,
+          bool UNROLL_ROWS, bool COLUMNS>
+__global__ void __launch_bounds__(BLOCK_THREADS) gradient_partials(
+    GroupWalk<5> walk, T *dz, const T *y, const T *dy, const T *x, const T *more,
+    const Arithmetic<T> *mean, const Arithmetic<T> *inverse_deviation, const Arithmetic<T> *scale,
+    const Arithmetic<T> *bias, double *partial, long long channels, Arithmetic<T> coef) {
+    using A = Arithmetic<T>;
+    static_assert(PRODUCTS || !NORMALISED, "without x there is nothing to normalise");
+    constexpr int SUMS = PRODUCTS ? 2 : 1;
+    constexpr int GROUPS = COLUMNS ? COUNT : 1;    // groups of one thread
+    constexpr int PARALLEL = COLUMNS ? COUNT : 2;  // two chains of additions are in flight at least
+
+    for (long long item = blockIdx.x; item < walk.groups * walk.parts; item += gridDim.x) {
+        const long long part = divided(item, walk.groups), group = item - part * walk.groups;
+
+        A center[GROUPS] = {}, factor[GROUPS] = {}, shift[GROUPS] = {};
+        if constexpr (PRODUCTS) {
+#pragma unroll
+            for (int i = 0; i < GROUPS; ++i) {
+                const long long column = COLUMNS ? (group * blockDim.x + threadIdx.x) * COUNT + i : 0;
+                if (COLUMNS && column >= walk.size.inner) continue;
+                const long long channel = COLUMNS ? column % channels : group;
+                center[i] = mean[channel];
+                if constexpr (NORMALISED) {
+                    factor[i] = scale[channel] * inverse_deviation[channel];
+                    shift[i] = bias[channel];
+                }
+            }
+        }
+
+        double sums[SUMS][PARALLEL] = {};
+        for (long long tile = part; tile < walk.tiles; tile += walk.parts) {
+            const GroupTile<5, COUNT, UNROLL, UNROLL_ROWS, COLUMNS> at(walk, group, tile);
+            Pack<T, COUNT> gradients[UNROLL], values[NORMALISED ? 1 : UNROLL];
+            Pack<T, COUNT> inputs[PRODUCTS ? UNROLL : 1], others[TWO ? UNROLL : 1];
+            at.load(gradients, dy, OF_DY);
+            if constexpr (TWO) at.load(others, more, OF_MORE);
+            if constexpr (!NORMALISED) at.load(values, y, OF_Y);
+            if constexpr (PRODUCTS) at.load(inputs, x, OF_X);
+#pragma unroll
+            for (int u = 0; u < UNROLL; ++u) {
+#pragma unroll
+                for (int i = 0; i < COUNT; ++i) {
+                    if (!at.has(u, i)) continue;
+                    const int g = COLUMNS ? i : 0, chain = COLUMNS ? i : (u * COUNT + i) % 2;
+                    A incoming = widen(gradients[u].element[i]);
+                    if constexpr (TWO) incoming += widen(others[u].element[i]);
+                    A made;
+                    if constexpr (NORMALISED) {
+                        const A normal = (widen(inputs[u].element[i]) - center[g]) * factor[g];
+                        made = gradient_before<T, MODE>(normal + shift[g], incoming, coef);
+                    } else {
+                        const A value = widen(values[u].element[i]);
+                        made = gradient<MODE, false>(value, incoming, value, coef);
+                        if (value != value) made = value;
+                        gradients[u].element[i] = narrow<T>(made);
+                        made = widen(gradients[u].element[i]);
+                    }
+                    sums[0][chain] += made;
+                    if constexpr (PRODUCTS) {
+                        const double difference = (double)widen(inputs[u].element[i]) - center[g];
+                        sums[1][chain] = fma((double)made, difference, sums[1][chain]);
+                    }
+                }
+                if constexpr (!NORMALISED) {
+                    if (at.available[u] > 0)
+                        store_pack<COUNT>(dz + at.offset[OF_DZ][u], gradients[u], at.available[u]);
+                }
+            }
+        }
+        leave_partials<COUNT, COLUMNS>(walk, sums, part, group, channels, partial);
+    }
+}

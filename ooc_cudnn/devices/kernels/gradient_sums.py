@@ -1,0 +1,105 @@
+"""Runners of gradient_sums.cu: gradients before an activation and their sums, in one pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+from ooc_cudnn.devices.kernels.arguments import CUDA_TYPES, MODES, boolean, geometry, real_type
+from ooc_cudnn.devices.kernels.checks import check, check_packed, workspace_pointer
+from ooc_cudnn.devices.kernels.group_walk import REDUCTION_BLOCKS, walk_channels
+from ooc_cudnn.devices.kernels.launch import Call, Launch, Runner, launch
+from ooc_cudnn.devices.kernels.reduction import (
+    PRODUCTS,
+    SUMS,
+    TOTAL,
+    kept_columns,
+    normalise_sums,
+    plan_totals,
+    workspace_bytes,
+)
+from ooc_cudnn.devices.view import DeviceView
+from ooc_cudnn.operations.batch_normalization import NormaliseSums
+from ooc_cudnn.operations.gradient_sums import GradientSums
+from ooc_cudnn.tensor import ACCUMULATOR
+
+
+def _sum(
+    operation: GradientSums | NormaliseSums,
+    kind: int,
+    call: Call,
+    tensors: Sequence[DeviceView | None],
+    vectors: Sequence[DeviceView | None],
+) -> None:
+    """Launch the pass, which leaves partial sums, and add these up.
+
+    The tensors are (dz, y, dy, x, more), the vectors (mean, inverse deviation, scale, bias).
+    """
+    dy = tensors[2]
+    assert dy is not None
+    channels, walk, partial = operation.shape[1], None, 0
+    if dy.size:
+        walk = walk_channels([view or dy for view in tensors], REDUCTION_BLOCKS)
+        numbers = SUMS[kind] * walk.parts * kept_columns(walk, channels)
+        partial = workspace_pointer(call.workspace, 8 * numbers)
+
+    def partials() -> Launch:
+        assert walk is not None
+        flags = [tensors[0] is None, kind == PRODUCTS, tensors[4] is not None]
+        arguments = CUDA_TYPES[dy.dtype], MODES[operation.mode], *map(boolean, flags)
+        return walk.launch("gradient_sums.cu", "gradient_partials", *arguments)
+
+    if walk is not None:
+        real = real_type(operation.dtype)
+        views = (*tensors, *vectors)
+        scalars = (partial, channels, real(operation.coef))
+        key: Hashable = (operation, walk)
+        launch(key, views, partials, scalars, call.stream)
+    launch(
+        (operation, walk, "totals"),
+        (call.output, dy),
+        lambda: plan_totals(walk, dy, call.output, kind, 1),
+        (partial, geometry(0, 0, 0, 0)),
+        call.stream,
+    )
+
+
+def gradient_sums(operation: GradientSums, call: Call) -> None:
+    """Run `GradientSums` on (y, dy, more, dz, x, mean)."""
+    y, dy, more, dz, x, mean = call.inputs
+    shape, dtype = operation.shape, operation.dtype
+    y, dy, dz = (
+        check(name, view, shape, dtype) for name, view in (("y", y), ("dy", dy), ("dz", dz))
+    )
+    more = check("more", more, shape, dtype) if operation.two else None
+    if operation.products:
+        x = check("x", x, shape, dtype)
+        mean = check_packed("mean", mean, shape[1:2], ACCUMULATOR[dtype])
+    else:
+        x = mean = None
+    result_dtype = "float64" if operation.products else operation.result_dtype
+    check_packed("the sums", call.output, operation.output_shape, result_dtype)
+    kind = PRODUCTS if operation.products else TOTAL
+    _sum(operation, kind, call, (dz, y, dy, x, more), (mean, None, None, None))
+
+
+def any_normalise_sums(operation: NormaliseSums, call: Call) -> None:
+    """Run `NormaliseSums` on (x, dy, mean), or (x, dy, mean, inverse deviation, scale, bias)."""
+    if operation.mode == "identity":
+        normalise_sums(operation, call)
+        return
+    x, dy, *vectors = call.inputs
+    x, dy = (
+        check(name, view, operation.shape, operation.dtype) for name, view in (("x", x), ("dy", dy))
+    )
+    vector = (operation.shape[1],), ACCUMULATOR[operation.dtype]
+    names = ("mean", "the inverse deviation", "scale", "bias")
+    vectors = [check_packed(name, view, *vector) for name, view in zip(names, vectors, strict=True)]
+    check_packed("the sums", call.output, operation.output_shape, "float64")
+    _sum(operation, PRODUCTS, call, (None, None, dy, x, None), vectors)
+
+
+RUNNERS: dict[type, Runner] = {GradientSums: gradient_sums, NormaliseSums: any_normalise_sums}
+WORKSPACE: dict[type, Callable[[Any], int]] = {
+    GradientSums: lambda operation: workspace_bytes(operation.shape, 1 + operation.products),
+}
