@@ -8,17 +8,17 @@ rows adds up in place, each row once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from ooc_cudnn.network.phases import Phase, Step
 from ooc_cudnn.network.remaking import REMADE, can_be_remade, forward_only, remade
-from ooc_cudnn.network.residency import GIVEN, uses_of
+from ooc_cudnn.network.residency import uses_of
+from ooc_cudnn.network.stretches import Stretches
 from ooc_cudnn.network.tensors import Tensor
-from ooc_cudnn.operations.masks import Bitwise
 from ooc_cudnn.operations.part_of import PartOf
 from ooc_cudnn.operations.rows import ROW_AXIS, height
-from ooc_cudnn.operations.splittable import Region, Splittable
+from ooc_cudnn.operations.splittable import Region
 from ooc_cudnn.operations.window import Range
 
 #: What stands in the names of tensors of bands, before the number.
@@ -42,141 +42,32 @@ def banded(step: Step, whole: Iterable[str], bands: int) -> Step:
     again = can_be_remade(step) - whole
     while True:
         maps = again | (forward_only(step) - whole)
-        stretches = _Stretches(remade(step, again), maps, whole)
+        stretches = Stretches(remade(step, again), maps, whole)
         # what is remade in one stretch and read in another must be whole
         surely_whole = {name.removesuffix(REMADE) for name in stretches.whole} & again
         if not surely_whole:
-            return stretches.banded(bands)
+            return _in_bands(stretches, bands)
         again -= surely_whole
 
 
-class _Stretches:
-    """The phases of a step as stretches: each banded tensor begins and ends within one.
-
-    Attributes
-    ----------
-    banded_tensors : set of str
-        Tensors that exist for one band at a time.
-    stretches : list of (int, int)
-        Ranges of phases, each of which goes down the rows by itself.
-    whole : set of str
-        Tensors that could have been banded, but are needed whole: several stretches touch them.
-    """
-
-    def __init__(self, step: Step, again: Iterable[str], whole: Iterable[str]) -> None:
-        self.step = step
-        self.uses = uses_of(step)
-        self.places = {name: step.place(name) for name in step.tensors}
-        results = {self.places[n].base for n in (*step.outputs, *step.gradients.values())}
-        maps = {*again, *(name + REMADE for name in again)}
-        self.banded_tensors = {
-            name
-            for name, used in self.uses.items()
-            if used.written
-            and name not in results
-            and (name in maps or self._is_gradient(name, set(whole)))
-            and self._has_rows(name)
-        }
-        self.whole: set[str] = set()
-        while True:
-            self.stretches = list(self._cut())
-            crossing = self._crossing()
-            if not crossing:
-                break
-            self.banded_tensors -= crossing
-            self.whole |= crossing
-
-    def _is_gradient(self, name: str, whole: set[str]) -> bool:
-        """Whether a tensor is the gradient of something that need not be whole."""
-        of = name.split(".gradient")[0]
-        given = of in self.step.tensors and self.step.tensors[of].kind in GIVEN
-        return self.step.tensors[name].kind == "gradient" and of not in whole and not given
-
-    def _has_rows(self, name: str) -> bool:
-        """Whether every phase takes rows of a tensor as its pieces go down the rows."""
-        for at in self.uses[name].phases:
-            phase = self.step.phases[at]
-            for operand, bound in phase.binds.items():
-                if self.places[bound].base == name and (
-                    bound != name
-                    or "h_y" not in phase.call.operands[operand].axes
-                    or phase.call.row_axis != ROW_AXIS
-                    or _is_packed(phase.call)
-                    or any(
-                        "h_y" not in phase.call.operands[result].axes
-                        for result in phase.call.results
-                        if operand in phase.call.results
-                    )
-                ):
-                    return False
-        return height(self.step.tensors[name].shape) > 1
-
-    def _cut(self) -> Iterator[tuple[int, int]]:
-        """Cut before each phase that reads what an earlier one of its stretch must end first."""
-        start, ends = 0, set[str]()
-        for at, phase in enumerate(self.step.phases):
-            results = {phase.binds[result] for result in phase.call.results}
-            reads = {self.places[n].base for n in phase.reads if n not in results}
-            if reads & ends or (at > start and self._is_alone(phase)):
-                cut = at
-                while cut - 1 > start and self._makes_again(self.step.phases[cut - 1]):
-                    cut -= 1  # what is made again for this phase belongs to it
-                yield start, cut
-                start, ends = cut, set()
-            ends |= {self.places[n].base for n in phase.writes} - self.banded_tensors
-            if self._is_alone(phase):
-                yield start, at + 1
-                start, ends = at + 1, set()
-        if start < len(self.step.phases):
-            yield start, len(self.step.phases)
-
-    @staticmethod
-    def _is_alone(phase: Phase) -> bool:
-        """Whether a phase is a stretch by itself, and runs on all rows at once.
-
-        It sums over rows in a way that cannot be added to (moments are merged), or has no rows, or
-        has bits of several rows in a byte.
-        """
-        if _is_packed(phase.call):
-            return True
-        call = replace(phase.call, beta=1.0)
-        sums = [name for name in call.results if "h_y" not in call.operands[name].axes]
-        return any(call.scaling(name)[1] != 1 for name in sums) or not any(
-            "h_y" in operand.axes for operand in call.operands.values()
-        )
-
-    def _makes_again(self, phase: Phase) -> bool:
-        """Whether a phase makes again what is banded, and nothing that must end first."""
-        return all(n.endswith(REMADE) and n in self.banded_tensors for n in phase.writes)
-
-    def _crossing(self) -> set[str]:
-        """Banded tensors that several stretches touch."""
-        found = set[str]()
-        for name in self.banded_tensors:
-            phases = self.uses[name].phases
-            if not any(a <= phases[0] and phases[-1] < b for a, b in self.stretches):
-                found.add(name)
-        return found
-
-    # Rewriting ----------------------------------------------------------------------------------
-
-    def banded(self, bands: int) -> Step:
-        """The step, each stretch that has banded tensors band by band."""
-        tensors = {
-            name: tensor
-            for name, tensor in self.step.tensors.items()
-            if self.places[name].base not in self.banded_tensors
-        }
-        phases: list[Phase] = []
-        for start, stop in self.stretches:
-            part = self.step.phases[start:stop]
-            touched = {self.places[n].base for phase in part for n in phase.binds.values()}
-            if not touched & self.banded_tensors:
-                phases += part
-                continue
-            for band in range(bands):
-                phases += _Band(self, part, band, bands, tensors).phases()
-        return replace(self.step, tensors=tensors, phases=tuple(phases))
+def _in_bands(stretches: Stretches, bands: int) -> Step:
+    """The step, each stretch that has banded tensors band by band."""
+    step = stretches.step
+    tensors = {
+        name: tensor
+        for name, tensor in step.tensors.items()
+        if stretches.places[name].base not in stretches.banded_tensors
+    }
+    phases: list[Phase] = []
+    for start, stop in stretches.stretches:
+        part = step.phases[start:stop]
+        touched = {stretches.places[n].base for phase in part for n in phase.binds.values()}
+        if not touched & stretches.banded_tensors:
+            phases += part
+            continue
+        for band in range(bands):
+            phases += _Band(stretches, part, band, bands, tensors).phases()
+    return replace(step, tensors=tensors, phases=tuple(phases))
 
 
 class _Band:
@@ -184,7 +75,7 @@ class _Band:
 
     def __init__(
         self,
-        stretches: _Stretches,
+        stretches: Stretches,
         part: tuple[Phase, ...],
         band: int,
         bands: int,
@@ -280,16 +171,6 @@ class _Band:
 def is_of_band(name: str) -> bool:
     """Whether a tensor exists for one band at a time."""
     return OF_BAND in name
-
-
-def _is_packed(call: Splittable) -> bool:
-    """Whether some of a call's tensors hold several rows in a byte."""
-    rows = {
-        operand.shape[ROW_AXIS]
-        for operand in call.operands.values()
-        if isinstance(call, Bitwise) and len(operand.shape) == ROW_AXIS + 1
-    }
-    return len(rows) > 1
 
 
 def whole_maps(step: Step) -> frozenset[str]:

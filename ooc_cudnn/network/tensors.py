@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from ooc_cudnn.operations.base import Shape
 from ooc_cudnn.operations.splittable import Region
+from ooc_cudnn.pipeline.program import inside
 from ooc_cudnn.tensor import DTYPES, ITEM_BYTES
 
 #: input: given in each step. parameter: lives between steps, the user updates it. running: lives
@@ -85,22 +86,6 @@ def same_but_for_ones(one: Shape, other: Shape) -> bool:
     (True, False)
     """
     return [e for e in one if e != 1] == [e for e in other if e != 1]
-
-
-def inside(outer: Region, inner: Region, shape: Shape) -> Region:
-    """Where a region of a view lies in what it is a view of.
-
-    The view has `shape` and lies at the region `outer`; `inner` is a region of the view.
-
-    >>> inside(((0, 2), (4, 8), (0, 1)), ((0, 2), (1, 3)), (2, 4))
-    ((0, 2), (5, 7), (0, 1))
-    """
-    longer = iter(part for part, extent in zip(inner, shape, strict=True) if extent != 1)
-    found = []
-    for start, stop in outer:
-        first, last = (0, 1) if stop - start == 1 else next(longer)
-        found.append((start + first, start + last))
-    return tuple(found)
 
 
 def meet(one: Region, other: Region) -> bool:
