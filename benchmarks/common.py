@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from ooc_cudnn.bench.placing import pinned
 from ooc_cudnn.bench.record import table, written
 from ooc_cudnn.bench.timing import Timing
 from ooc_cudnn.devices import get_device
+from ooc_cudnn.functions.prepared import forget_calls
 
 __all__ = ["Claim", "Report", "pinned", "profiled", "table"]
 
@@ -241,10 +244,25 @@ def run(
         return report.finish()
 
 
+@contextmanager
+def no_stored_engines() -> Iterator[None]:
+    """Keep what users have stored out of it, and what is stored here out of theirs."""
+    before = os.environ.get("XDG_CACHE_HOME")
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["XDG_CACHE_HOME"] = folder
+        forget_calls()
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ["XDG_CACHE_HOME"]
+            else:
+                os.environ["XDG_CACHE_HOME"] = before
+            forget_calls()
+
+
 def folder_of(arguments: argparse.Namespace) -> str:
     """Where large files go."""
-    import tempfile
-
     return str(arguments.scratch or os.environ.get("TMPDIR") or tempfile.gettempdir())
 
 

@@ -11,11 +11,8 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 import statistics
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -23,7 +20,6 @@ import ooc_cudnn
 from benchmarks import common
 from ooc_cudnn.bench.timing import Timing, interleave
 from ooc_cudnn.devices import get_device
-from ooc_cudnn.functions.prepared import forget_calls
 from ooc_cudnn.functions.tune import tune
 from ooc_cudnn.tensor import TensorSpec, packed_strides
 from ooc_cudnn.units import format_bytes
@@ -168,23 +164,6 @@ def several(call: Callable[[], Any]) -> None:
         _kept = call()
 
 
-@contextmanager
-def no_stored_engines() -> Iterator[None]:
-    """Keep what users have stored out of it, and what is stored here out of theirs."""
-    before = os.environ.get("XDG_CACHE_HOME")
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ["XDG_CACHE_HOME"] = folder
-        forget_calls()
-        try:
-            yield
-        finally:
-            if before is None:
-                del os.environ["XDG_CACHE_HOME"]
-            else:
-                os.environ["XDG_CACHE_HOME"] = before
-            forget_calls()
-
-
 def timings(report: common.Report, problem: Problem) -> dict[str, Timing]:
     """Seconds of a call, by way and order."""
     ways: dict[str, Callable[[], None]] = {}
@@ -207,7 +186,7 @@ def best(found: dict[str, Timing], who: str) -> float:
 def measured(report: common.Report, problem: Problem) -> dict[str, float]:
     """Ours over PyTorch's, before and after tuning; checked."""
     name = problem.name
-    with no_stored_engines():
+    with common.no_stored_engines():
         plain = timings(report, problem)
         engines = tuned(report, problem)
         after = timings(report, problem)

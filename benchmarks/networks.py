@@ -2,8 +2,9 @@
 
 VGG-16 and ResNet-50 on batches that do not fit the limit, VGG-16's feature layers on one image, a
 3-D U-Net on one volume. Parameters lie on the device, within the limit; images come from pinned
-memory in each step, and gradients go there. Before anything is timed, a small relative of each
-network is compared with PyTorch in float64, under a limit that it does not fit.
+memory in each step, and gradients go there. PyTorch runs with `cudnn.benchmark`; so do we, by
+`TrainingStep.tune`, unless `--no-tune` is asked for. Before anything is timed, a small relative of
+each network is compared with PyTorch in float64, under a limit that it does not fit.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from ooc_cudnn.bench.placing import available_host_bytes, release_device
 from ooc_cudnn.bench.timing import Timing, timed
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.errors import HostOutOfMemoryError
+from ooc_cudnn.functions.tune import NothingToTuneError
 from ooc_cudnn.memory.pinned import held_bytes
 
 NAME = "networks"
@@ -276,9 +278,15 @@ def measure(report: common.Report, name: str, case: Case) -> None:
         net, loss = case.make()
         inputs, device = drawn(net), get_device(report.arguments.device)
         host = held_bytes(device) + available_host_bytes() - HOST_RESERVE_BYTES
-        with ooc_cudnn.settings(memory_limit=limit, allow_tf32=True, host_memory_limit=host):
+        chosen: dict[str, Any] = {"memory_limit": limit, "host_memory_limit": host}
+        if report.arguments.tune:
+            # by a machine that is named, plans would not follow what is measured
+            chosen["machine"] = None
+        with common.no_stored_engines(), ooc_cudnn.settings(allow_tf32=True, **chosen):
             place_parameters(net)
             step = net.training_step(loss)
+            if report.arguments.tune:
+                tune(report, title, step, inputs)
             begin = time.perf_counter()
             try:
                 found = step(**inputs)
@@ -313,6 +321,25 @@ def measure(report: common.Report, name: str, case: Case) -> None:
         release_device(report.arguments.device)
 
 
+def tune(report: common.Report, name: str, step: Any, inputs: Mapping[str, Any]) -> None:
+    """Measure the engines of a step, for so long as is asked for; keep what was found."""
+    begin = time.perf_counter()
+    try:
+        found = step.tune(seconds=report.arguments.tune_seconds, **inputs)
+    except NothingToTuneError as error:
+        report.note(f"{name}: not tuned: {error}")
+        return
+    seconds = time.perf_counter() - begin
+    tables = {
+        f"{each.work.sized}": [
+            [option.name, option.seconds, option.workspace_bytes] for option in each.options
+        ]
+        for each in found
+    }
+    report.measure(f"{name}: engines", tables, spoken=f"{len(tables)} convolutions")
+    report.measure(f"{name}: tuning, with its plans", seconds)
+
+
 def _forward(report: common.Report, name: str, net: Network, inputs: Mapping[str, Any]) -> float:
     """Seconds of inference up to the last pooling, under the limit of the step."""
     last = net.graph.tensors["pool5"]
@@ -338,6 +365,11 @@ def body(report: common.Report) -> None:
 
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--case", action="append", choices=CASES, help="by default all")
+    parser.add_argument(
+        "--tune", action=argparse.BooleanOptionalAction, default=True,
+        help="measure cuDNN's engines for each step before it is timed",
+    )  # fmt: skip
+    parser.add_argument("--tune-seconds", type=float, default=60.0, help="for measuring, at most")
 
 
 main = functools.partial(common.run, NAME, body, __doc__, more=options)

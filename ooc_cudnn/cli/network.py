@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from typing import Any
 
@@ -58,6 +59,10 @@ def add_network(commands: Any) -> None:
         "--run", dest="steps", metavar="STEPS", nargs="?", const=1, default=0, type=whole,
         help="run so many steps, too, on drawn images (1 when left out); nothing is trained",
     )  # fmt: skip
+    parser.add_argument(
+        "--tune", action="store_true",
+        help="first measure cuDNN's engines for the step's convolutions, and store them",
+    )  # fmt: skip
     parser.set_defaults(run=_run)
 
 
@@ -77,12 +82,15 @@ def _made(arguments: argparse.Namespace) -> tuple[Network, Tensor]:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    if arguments.steps and arguments.machine is not None:
-        raise ValueError("--run measures this machine; leave --machine out")
+    for option, asked in (("--run", arguments.steps), ("--tune", arguments.tune)):
+        if asked and arguments.machine is not None:
+            raise ValueError(f"{option} measures this machine; leave --machine out")
     if arguments.plot is not None:
         require_matplotlib()  # before the time is spent
     net, loss = _made(arguments)
     with on_device(arguments.device), settings(memory_limit=arguments.limit):
+        if arguments.tune:
+            _tune(net, loss, arguments.policy)
         plan = net.plan(loss, policy=arguments.policy, machine=arguments.machine)
         print(json.dumps(plan.to_json(), indent=2) if arguments.json else plan.explain())
         if arguments.plot is not None:
@@ -91,6 +99,14 @@ def _run(arguments: argparse.Namespace) -> int:
         if arguments.steps:
             _train(net, loss, plan, arguments.steps)
     return 0
+
+
+def _tune(net: Network, loss: Tensor, policy: str) -> None:
+    """Measure engines, and say how many; what is printed of the plan is left to stand alone."""
+    begin = time.perf_counter()
+    found = net.training_step(loss, policy=policy).tune(**drawn_inputs(net))
+    seconds = format_seconds(time.perf_counter() - begin)
+    print(f"engines of {len(found)} convolutions measured in {seconds}", file=sys.stderr)
 
 
 def _train(net: Network, loss: Tensor, plan: Any, steps: int) -> None:

@@ -51,11 +51,22 @@ class NothingToTuneError(OocError, ValueError):
 
 
 class Planned(NamedTuple):
-    """What was planned: its name, each task's request and plan, and the memory limit in bytes."""
+    """What was planned.
+
+    Attributes
+    ----------
+    name : str
+    tasks : sequence of (Request, Plan)
+    limit_bytes : int
+        The memory limit.
+    is_as_run : bool
+        Whether it runs so; not a first quick look at what may be launched.
+    """
 
     name: str
     tasks: Sequence[tuple[Request, Plan]]
     limit_bytes: int
+    is_as_run: bool = True
 
 
 class Effort(NamedTuple):
@@ -121,8 +132,10 @@ def measure_what_is_launched(
             effort = effort._replace(borders=True)
         known = [*tried, *_well_known(before, effort)]
         missing = [each for each in wanted if not _serves(known, each)]
-        if not missing or effort.seconds <= 0.0:
+        if effort.seconds <= 0.0 or (planned.is_as_run and not missing):
             break
+        if not missing:
+            continue
         began = time.perf_counter()
         made, ended = measure(device, missing, planned.limit_bytes, effort, tell)
         effort = effort._replace(seconds=effort.seconds - (time.perf_counter() - began))

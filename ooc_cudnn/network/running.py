@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,29 +15,24 @@ from ooc_cudnn import interrupts
 from ooc_cudnn.arrays.operands import Wrapped, wrap
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.devices.base import Device
-from ooc_cudnn.devices.machines import named_machine
-from ooc_cudnn.functions.plan import limit_of
-from ooc_cudnn.functions.target import Target
-from ooc_cudnn.memory import pinned
-from ooc_cudnn.memory.limit import limit_bytes
+from ooc_cudnn.devices.engines import Measured
+from ooc_cudnn.functions.tune_rounds import Tell
 from ooc_cudnn.network.fastest import PlannedStep
 from ooc_cudnn.network.graph import Graph
 from ooc_cudnn.network.parameters import Parameters
 from ooc_cudnn.network.phases import Step
 from ooc_cudnn.network.pictures import draw_step
-from ooc_cudnn.network.placing import Terms
 from ooc_cudnn.network.plan import NetworkPlan
 from ooc_cudnn.network.planning import check_asked, plan_again, plan_step
 from ooc_cudnn.network.tensors import Tensor
+from ooc_cudnn.network.terms import Limit, dtype_of, terms_for
 from ooc_cudnn.network.training import ReadyStep, number
+from ooc_cudnn.network.tuning import measure_engines
 from ooc_cudnn.settings import current
 from ooc_cudnn.settings_table import Settings
 from ooc_cudnn.telling import warn
-from ooc_cudnn.tensor import ORDERS, TensorSpec, numpy_dtype
-from ooc_cudnn.units import parse_limit
+from ooc_cudnn.tensor import TensorSpec, numpy_dtype
 from perfmodel import MachineModel
-
-Limit = int | float | str | None
 
 
 class Runnable:
@@ -99,7 +95,7 @@ class Runnable:
             setting host_memory_limit).
         """
         step = self.training_phases(loss)
-        terms = _terms(memory_limit, machine, _dtype(step), {})
+        terms = terms_for(memory_limit, machine, dtype_of(step), {})
         made = plan_step("training_step", step, terms, policy=policy, micro_batches=micro_batches)
         return made.plan
 
@@ -129,7 +125,7 @@ class Runnable:
             If matplotlib is not installed.
         """
         step = self.training_phases(loss)
-        terms = _terms(plan.memory_limit, machine, _dtype(step), {})
+        terms = terms_for(plan.memory_limit, machine, dtype_of(step), {})
         draw_step(plan_again(step, plan, terms), path)
 
     def training_step(
@@ -205,7 +201,7 @@ class Runnable:
         for name, array in beside.items():
             taken[name] = wrap(array, device, name="out", written=True)
             _check_given(step.tensors[name], taken[name])
-        terms = _terms(memory_limit, None, _dtype(step), _specs(taken))
+        terms = terms_for(memory_limit, None, dtype_of(step), _specs(taken))
         ready = ReadyStep(plan_step("forward", step, terms), device)
         results = ready.run(taken)
         found = tuple(
@@ -264,10 +260,7 @@ class TrainingStep:
         """
         device = get_device(current().device)
         step, network = self._step, self._network
-        given = _taken(network, step, inputs, device)
-        for output, name in step.seeds.items():
-            seed = np.ones(step.tensors[name].shape, numpy_dtype(step.tensors[output].dtype))
-            given[name] = wrap(seed, device, name=name)
+        given = self._given(device, inputs)
         ready = self._prepared(device, given)
         self.plan = ready.planned.plan
         results = ready.run(given)
@@ -283,6 +276,65 @@ class TrainingStep:
             warn(f"the loss is {value}")
         return value
 
+    def tune(
+        self, *, every: bool = False, seconds: float = 60.0, tell: Tell | None = None, **inputs: Any
+    ) -> list[Measured]:
+        """Measure cuDNN's engines for the step's convolutions, and store what was measured.
+
+        In both memory orders, so that the steps that follow are planned by measured seconds. What
+        is stored already is not measured again. Nothing is computed of the step itself.
+
+        Parameters
+        ----------
+        every : bool
+            Every engine there is, which takes seconds for each convolution; else those that cuDNN's
+            heuristics rank.
+        seconds : float
+            What is not measured after so many is left to the heuristics, with a warning.
+        tell : callable, optional
+            Is given what was measured of each convolution, as soon as that is.
+        **inputs : array
+            As in a call: the plan depends on where they lie.
+
+        Returns
+        -------
+        list of Measured
+            What was not known before.
+
+        Raises
+        ------
+        NothingToTuneError
+            If the device does not choose among engines, the step has no convolution, or no engine
+            could be measured.
+        OSError
+            If the tables cannot be stored.
+        """
+        device = get_device(current().device)
+        given = self._given(device, inputs)
+        self._ready.clear()  # what it keeps on the host is given back
+
+        def plan() -> PlannedStep:
+            self._ready.clear()
+            return self._prepared(device, given).planned
+
+        return measure_engines(
+            device,
+            lambda: self._planned(_specs(given), ask=False),
+            plan,
+            every=every,
+            seconds=seconds,
+            tell=tell,
+        )
+
+    def _given(self, device: Device, inputs: Mapping[str, Any]) -> dict[str, Wrapped]:
+        """All that a step is given: inputs, parameters, running statistics and seeds."""
+        step = self._step
+        given = _taken(self._network, step, inputs, device)
+        for output, name in step.seeds.items():
+            seed = np.ones(step.tensors[name].shape, numpy_dtype(step.tensors[output].dtype))
+            given[name] = wrap(seed, device, name=name)
+        return given
+
     def _prepared(self, device: Device, given: Mapping[str, Wrapped]) -> ReadyStep:
         settings = current()
         specs = _specs(given)
@@ -290,48 +342,15 @@ class TrainingStep:
         ready = self._ready.get(key)
         if ready is None:
             self._ready.clear()  # what it keeps on the host is given back first
-            terms = _terms(self._limit, None, _dtype(self._step), specs)
-            made: PlannedStep
-            if self._given_plan is not None:
-                made = plan_again(self._step, self._given_plan, terms)
-            else:
-                made = plan_step("training_step", self._step, terms, **self._asked)
-            ready = self._ready[key] = ReadyStep(made, device)
+            ready = self._ready[key] = ReadyStep(self._planned(specs), device)
         return ready
 
-
-def _terms(
-    memory_limit: Limit,
-    machine: MachineModel | str | os.PathLike[str] | None,
-    dtype: str,
-    specs: Mapping[str, TensorSpec],
-) -> Terms:
-    """Under what a step is planned: for the device at hand, or a machine by name."""
-    settings = current()
-    limit: Any = settings.memory_limit
-    if memory_limit is not None:
-        limit = parse_limit(memory_limit, name="memory_limit")
-    if machine is not None:
-        model = named_machine(machine)
-        room = limit_of(model, limit)
-        most = settings.host_memory_limit
-        return Terms(
-            Target(model, room, room, ORDERS, None, settings.overlap),
-            specs,
-            host=None if most is None else pinned.Room(most, most, 0),
-        )
-    device = get_device(settings.device)
-    with device.arena.lock:
-        return Terms(
-            Target.here(device, limit_bytes(device, limit), dtype, settings),
-            specs,
-            host=pinned.room(device, settings.host_memory_limit),
-        )
-
-
-def _dtype(step: Step) -> str:
-    """The dtype of most calls."""
-    return max((phase.call for phase in step.phases), key=lambda call: call.extents.n).dtype
+    def _planned(self, specs: Mapping[str, TensorSpec], *, ask: bool = True) -> PlannedStep:
+        terms = terms_for(self._limit, None, dtype_of(self._step), specs)
+        terms = replace(terms, target=terms.target.asking(ask=ask, sparing=0))
+        if self._given_plan is not None:
+            return plan_again(self._step, self._given_plan, terms)
+        return plan_step("training_step", self._step, terms, **self._asked)
 
 
 def _specs(given: Mapping[str, Wrapped]) -> dict[str, TensorSpec]:

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 import ooc_cudnn
-from benchmarks import engines
+from benchmarks import common, engines
 from ooc_cudnn import devices
 from tests.support.clock import Clock
 from tests.support.engines_device import EnginesDevice
@@ -24,7 +24,7 @@ def test_each_problem_is_tuned_as_its_precision_admits(monkeypatch, direction, p
     said = []
     report = SimpleNamespace(arguments=SimpleNamespace(device="host"), say=said.append)
     problem = engines.Problem(torch, engines.QUICK[0], precision, direction, "cpu")
-    with engines.no_stored_engines(), ooc_cudnn.settings(memory_limit=2**20):
+    with common.no_stored_engines(), ooc_cudnn.settings(memory_limit=2**20):
         tables = engines.tuned(report, problem)
     wanted = "eng100" if precision == "strict" else "eng101"
     assert {table["engines"][0][0] for table in tables} == {wanted}

@@ -6,6 +6,8 @@ import pytest
 
 from ooc_cudnn import cli
 from ooc_cudnn.network.plan import NetworkPlan
+from tests.support.fake_cudnn import FakeEngine
+from tests.support.tuned import engines_maker
 
 SMALL = ("network", "vgg16", "--batch", "2", "--image", "32", "--width", "0.0625")
 
@@ -76,3 +78,19 @@ def test_what_cannot_be_done_is_one_line(capsys):
     status, _, err = run(capsys, *SMALL, "--machine", "h200", "--limit", "1kB")
     assert status == 1
     assert "smallest" in err or "least" in err
+
+
+def test_engines_are_measured_first(capsys, monkeypatch, tmp_path):
+    engines_maker(monkeypatch, tmp_path)(FakeEngine(100, 3e-8), FakeEngine(101, 1e-8))
+    asked = ("--policy", "keep", "--limit", "64MiB", "--device", "host", "--tune")
+    status, out, err = run(capsys, *SMALL, *asked)
+    assert (status, out.startswith("training_step on ")) == (0, True)
+    (said,) = [line for line in err.splitlines() if "engines of" in line]
+    assert int(said.split()[2]) > 20
+    assert "engines of 0 convolutions" in run(capsys, *SMALL, *asked)[2]
+
+
+def test_a_device_with_one_way_to_compute_has_no_engines(capsys):
+    status, _, err = run(capsys, *SMALL, "--device", "host", "--tune")
+    assert status == 1
+    assert "host has one way to compute a convolution" in err

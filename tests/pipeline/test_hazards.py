@@ -11,7 +11,7 @@ from ooc_cudnn.network.pinned_block import in_pinned_block
 from ooc_cudnn.network.placing import place_step
 from ooc_cudnn.network.planning import _as_taken, _rewritten, plan_step
 from ooc_cudnn.network.policies import POLICIES
-from ooc_cudnn.network.running import _terms
+from ooc_cudnn.network.terms import terms_for
 from ooc_cudnn.pipeline import program, residence
 from ooc_cudnn.pipeline.program import Home, Move, Program
 from ooc_cudnn.pipeline.schedule import make_schedule
@@ -25,7 +25,7 @@ def schedule_of(seed, share, policy, micro_batches=None):
     net, loss, _ = drawn_network(seed, loss=True)
     full = net.plan(loss, memory_limit="1GiB", policy="keep").device_bytes
     limit = int(full * share)
-    step, terms = net.training_phases(loss), _terms(limit, None, "float64", {})
+    step, terms = net.training_phases(loss), terms_for(limit, None, "float64", {})
     made = plan_step("step", step, terms, policy=policy, micro_batches=micro_batches)
     return make_schedule(made.placed.program)
 
@@ -70,7 +70,7 @@ def images(rows=24):
 def test_bands_of_rows(parts):
     net, loss = images()
     step = net.training_phases(loss)
-    terms = _terms("64KiB", None, "float64", {})
+    terms = terms_for("64KiB", None, "float64", {})
     rewritten = _rewritten(_as_taken(step, "best"), frozenset(), parts, 3)
     placed = place_step("rows", rewritten, POLICIES["keep"].residing(rewritten), terms)
     schedule = make_schedule(placed.program)

@@ -8,14 +8,14 @@ import ooc_cudnn
 from ooc_cudnn.network.placing import place_step
 from ooc_cudnn.network.planning import _as_taken, _figures, _How, _rewritten
 from ooc_cudnn.network.policies import POLICIES
-from ooc_cudnn.network.running import _terms
+from ooc_cudnn.network.terms import terms_for
 from tests.support.network_checks import assert_close, sizes_of
 
 
 def banded_plan(net, loss, limit, bands, micro_batches=1):
     """The plan of a step in so many bands of rows, which the planner tries last."""
     step = _as_taken(net.training_phases(loss), "best")
-    terms = _terms(limit, None, "float64", {})
+    terms = terms_for(limit, None, "float64", {})
     rewritten = _rewritten(step, frozenset(), micro_batches, bands)
     residing = POLICIES["keep"].residing(rewritten)
     placed = place_step("training_step", rewritten, residing, terms)

@@ -1,11 +1,19 @@
 """One convolution on a device with engines: tuned, planned and called."""
 
+import dataclasses
+
 import numpy as np
 
 import ooc_cudnn
-from ooc_cudnn.functions import tune
+from ooc_cudnn import devices
+from ooc_cudnn.devices.machines import machine_path
+from ooc_cudnn.functions import trials, tune
 from ooc_cudnn.operations.convolution import Convolution
+from ooc_cudnn.telling import forget_warnings
 from ooc_cudnn.tensor import TensorSpec
+from perfmodel import ComputeModel, Line, shipped
+from tests.support.clock import Clock
+from tests.support.engines_device import EnginesDevice
 
 X, W = TensorSpec((8, 4, 16, 16)), TensorSpec((4, 4, 3, 3))
 #: A result of `X` and `W`, and of one of its images.
@@ -35,3 +43,31 @@ def call(random, **settings):
 
 def numbers(measured):
     return [option.engine.number for option in measured.options]
+
+
+def engines_maker(monkeypatch, tmp_path):
+    """Return what makes the device with given engines, and takes it for the host.
+
+    Its machine model says 1 us a result for all of them.
+    """
+    Clock(monkeypatch, look_seconds=1e-12)
+    monkeypatch.setattr(trials, "SHORTEST_SECONDS", 0.0)
+    monkeypatch.setattr(trials, "LARGEST_ERROR", np.inf)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    forget_warnings()
+
+    def made(*engines):
+        device = EnginesDevice(list(engines), monkeypatch)
+        monkeypatch.setitem(devices._resolved, "host", device)
+        known, identity = shipped("host"), device.identity()
+        a_result = 2 * 4 * 9 * 8  # flops, of 32 channels
+        lines = {
+            key: Line(1e-6 / a_result, 0.0) if key.startswith("convolution") else line
+            for key, line in known.compute.lines.items()
+        }
+        told = dataclasses.replace(known, compute=ComputeModel(lines), identity=identity)
+        told.save(machine_path(identity))
+        ooc_cudnn.settings(machine=None, memory_limit=2**19)
+        return device
+
+    return made

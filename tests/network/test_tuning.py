@@ -1,0 +1,143 @@
+"""Steps of networks on a device whose engines are known: tuned, planned and run."""
+
+import numpy as np
+import pytest
+
+import ooc_cudnn
+from ooc_cudnn.devices.engine_files import forget_tables
+from ooc_cudnn.functions.tune import NothingToTuneError
+from ooc_cudnn.operations.convolution_backward import forward_of
+from ooc_cudnn.pipeline.program import Task
+from tests.support.fake_cudnn import FakeEngine
+from tests.support.tuned import KIB, engines_maker
+
+#: One plan, and no comparison of policies.
+QUICK = {"policy": "keep", "micro_batches": 1}
+
+
+@pytest.fixture
+def make(monkeypatch, tmp_path):
+    return engines_maker(monkeypatch, tmp_path)
+
+
+def network():
+    net = ooc_cudnn.Network(seed=1)
+    h = net.input("images", (4, 3, 8, 8))
+    for channels in (4, 8):
+        h = net.activation(net.convolution(h, channels, window=3, padding=1))
+    return net, net.mean_squared_error(h, net.input("labels", h.shape))
+
+
+def inputs(random, net):
+    found = {name: net.graph.tensors[name].shape for name in ("images", "labels")}
+    return {name: random.standard_normal(shape, "f4") for name, shape in found.items()}
+
+
+def algorithms(step):
+    """The engines of every convolution of the step that ran last."""
+    (ready,) = step._ready.values()
+    items = ready.planned.placed.program.items
+    return {n for item in items if isinstance(item, Task) for n in item.plan.algorithms}
+
+
+def directions(found):
+    operations = [measured.operation for measured in found]
+    return sorted((type(each).__name__, *forward_of(each).w_shape[:2]) for each in operations)
+
+
+@pytest.mark.parametrize("limit", [2**19, 24 * KIB])
+def test_a_tuned_step_launches_what_was_measured(make, random, limit):
+    """Every convolution forward and backward; results are those of a step that was not tuned."""
+    make(FakeEngine(100, 3e-7), FakeEngine(101, 1e-7, KIB))
+    net, loss = network()
+    given = inputs(random, net)
+    with ooc_cudnn.settings(memory_limit=limit, allow_tf32=False):
+        step = net.training_step(loss, **QUICK)
+        value = step(**given)
+        assert algorithms(step) == {"eng100"}
+        gradients, before = step.gradients, step.plan
+        told = []
+        found = step.tune(tell=told.append, **given)
+        assert told == found
+        if limit == 2**19:
+            assert directions(found) == [
+                ("Convolution", 4, 3), ("Convolution", 8, 4), ("ConvolutionBackwardData", 8, 4),
+                ("ConvolutionBackwardFilter", 4, 3), ("ConvolutionBackwardFilter", 8, 4),
+            ]  # fmt: skip
+        assert step(**given) == pytest.approx(value, rel=1e-6)
+        assert algorithms(step) == {"eng101 (measured)"}
+        assert step.plan.compute_seconds < before.compute_seconds
+        for name, gradient in gradients.items():
+            np.testing.assert_allclose(step.gradients[name], gradient, rtol=1e-4, atol=1e-6)
+        assert step.tune(**given) == []
+        forget_tables()  # as another process
+        again = net.training_step(loss, **QUICK)
+        again(**given)
+        assert algorithms(again) == {"eng101 (measured)"}
+        assert again.tune(**given) == []
+
+
+def test_only_ranked_engines_are_measured_unless_every_one_is_asked_for(make, random):
+    hidden = FakeEngine(101, 1e-8, is_ranked=False)
+    make(FakeEngine(100, 3e-8), hidden)
+    net, loss = network()
+    given = inputs(random, net)
+    step = net.training_step(loss, **QUICK)
+    step.tune(**given)
+    assert hidden.launched == 0
+    assert step.tune(every=True, **given)
+    step(**given)
+    assert algorithms(step) == {"eng101 (measured)"}
+    assert step.tune(**given) == []
+
+
+def test_measuring_may_be_cut_short(make, random):
+    """The costliest convolutions were measured; the step runs with those."""
+    make(FakeEngine(100, 3e-7, build_seconds=0.5), FakeEngine(101, 1e-7))
+    net, loss = network()
+    given = inputs(random, net)
+    step = net.training_step(loss, **QUICK)
+    with pytest.warns(UserWarning, match=r"[1-4] convolutions of the step were not measured"):
+        found = step.tune(seconds=2.5, **given)
+    assert 0 < len(found) < 5
+    step(**given)
+    assert algorithms(step) >= {"eng100", "eng101 (measured)"}
+
+
+def test_pieces_of_rows_have_measured_engines_too(make, random):
+    """Their padding is uneven: engines are checked so where a step launches such pieces."""
+    make(FakeEngine(100, 3e-7), FakeEngine(101, 1e-7))
+    net = ooc_cudnn.Network(seed=1)
+    h = net.convolution(net.input("images", (1, 3, 64, 16)), 4, window=3, padding=1)
+    h = net.activation(net.convolution(h, 4, window=3, padding=1))
+    loss = net.mean_squared_error(h, net.input("labels", h.shape))
+    given = inputs(random, net)
+    with ooc_cudnn.settings(memory_limit=24 * KIB):
+        step = net.training_step(loss, **QUICK)
+        step.tune(**given)
+        step(**given)
+    assert algorithms(step) == {"eng101 (measured)"}
+
+
+def test_predictions_do_not_depend_on_timings_where_they_must_not(make, random):
+    make(FakeEngine(100, 3e-6))
+    net, loss = network()
+    given = inputs(random, net)
+    net.training_step(loss, **QUICK).tune(**given)
+    measured = net.plan(loss, **QUICK).compute_seconds
+    with ooc_cudnn.settings(deterministic=True):
+        assert net.plan(loss, **QUICK).compute_seconds < measured / 2
+
+
+def test_a_device_without_engines_and_a_step_without_convolutions(make, random):
+    net, loss = network()
+    with pytest.raises(NothingToTuneError, match="host has one way"):
+        net.training_step(loss, **QUICK).tune(**inputs(random, net))
+    make(FakeEngine(100, 3e-7))
+    net = ooc_cudnn.Network(seed=1)
+    x = net.input("images", (4, 3, 8, 8))
+    loss = net.mean_squared_error(net.activation(x), net.input("labels", x.shape))
+    with pytest.raises(NothingToTuneError, match="the step launches no convolution"):
+        net.training_step(loss, **QUICK).tune(**inputs(random, net))
+    with pytest.raises(TypeError, match="needs images"):
+        net.training_step(loss, **QUICK).tune()
