@@ -11,15 +11,17 @@ from typing import NamedTuple
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.network.bands import banded, is_of_band, whole_maps
 from ooc_cudnn.network.compacting import compacted
+from ooc_cudnn.network.computing import fastest_order
 from ooc_cudnn.network.fastest import Fastest, PlannedStep
 from ooc_cudnn.network.fusing import fused
 from ooc_cudnn.network.fusing_backward import summed
 from ooc_cudnn.network.in_place import in_place
 from ooc_cudnn.network.micro_batches import WholeBatchError, images_of, micro_batched
+from ooc_cudnn.network.offloading import leaving
 from ooc_cudnn.network.phases import Step
 from ooc_cudnn.network.placing import Placed, Terms, most_held, place_step
 from ooc_cudnn.network.plan import Fate, NetworkPlan, TaskFigures
-from ooc_cudnn.network.policies import POLICIES, Decision, Policy, fastest_order, leaving
+from ooc_cudnn.network.policies import POLICIES, Decision, Policy
 from ooc_cudnn.network.remaking import REMADE, remade
 from ooc_cudnn.network.residency import GIVEN, Residency
 from ooc_cudnn.operations.window_arguments import is_int

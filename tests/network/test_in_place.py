@@ -7,7 +7,8 @@ import ooc_cudnn
 from ooc_cudnn import networks
 from ooc_cudnn.network.compacting import compacted
 from ooc_cudnn.network.in_place import in_place
-from ooc_cudnn.network.policies import keep, vdnn_all
+from ooc_cudnn.network.policies import keep
+from ooc_cudnn.network.vdnn import vdnn_all
 from tests.support.interpreter import run_step
 from tests.support.network_checks import values
 

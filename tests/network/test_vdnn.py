@@ -3,7 +3,8 @@
 import pytest
 
 from ooc_cudnn import networks
-from ooc_cudnn.network.policies import POLICIES, vdnn_all, vdnn_conv
+from ooc_cudnn.network.policies import POLICIES
+from ooc_cudnn.network.vdnn import vdnn_all, vdnn_conv
 
 
 @pytest.fixture(scope="module")
