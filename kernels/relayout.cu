@@ -3,10 +3,13 @@
 // or 8 bytes (`Word`); NaN payloads survive. Source and destination must not overlap.
 //
 //     copy_strided   the innermost axis agrees (or nothing is contiguous): rows of packs
-//     transpose      channels-first <-> channels-last: tiles through shared memory
+//     transpose      the innermost axes differ (NCHW, NHWC and CHWN among each other): tiles through
+//                    shared memory
 //     fill_zero      `count` rows of `width` words, `pitch` words apart
+//
+// Memory traffic: every element is read once and written once.
 
-#include "element.cuh"
+#include "strided.cuh"
 
 struct CopyGeometry {
     Axes size;                      // in words
@@ -52,19 +55,41 @@ __global__ void __launch_bounds__(256) copy_strided(
     }
 }
 
-// p is the axis contiguous in `value`, q the one contiguous in `destination`: channels-first to
-// channels-last has p = s and q = c, the way back p = c and q = s.
+// p is the axis contiguous in `value`, q the one contiguous in `destination`: NCHW to NHWC has p = s
+// and q = c, the way back p = c and q = s; NCHW to CHWN has p = (c, s) and q = n. A third axis, if
+// there is one, is the batch: n between the first two, s between NHWC and CHWN.
+//
+// Where p or q is short there, c say, the batch joins it: p = (s, c) is contiguous in NHWC, too. In
+// the other tensor it is then no axis of one stride, but SPLIT: `inner` elements one stride apart,
+// and the batch outside of them another.
+enum Split { WHOLE = 0, SPLIT_P = 1, SPLIT_Q = 2 };
+
 struct TransposeGeometry {
     long long batch, size_p, size_q;
     long long value_n, value_q;              // strides in words; value's p stride is 1
     long long destination_n, destination_p;  // destination's q stride is 1
+    long long inner, outer_stride;           // of the axis that is split; else 1 and 0
+};
+
+// Where the runs of a tile begin: one for each q in `value`, for each p in `destination`.
+template <bool SPLIT>
+struct Runs {
+    long long stride, inner, outer_stride, first;
+
+    // of all before the tile, where they are no part of `at`
+    __device__ long long begin() const { return SPLIT ? 0 : first * stride; }
+    __device__ long long at(int run) const {
+        if (!SPLIT) return run * stride;
+        const long long outside = quotient(first + run, inner);
+        return outside * outer_stride + (first + run - outside * inner) * stride;
+    }
 };
 
 constexpr int TRANSPOSE_THREADS = 256;
 
 // Where a thread is in a tile made of runs of ACROSS packs, in each round of the block over it.
 template <int ACROSS>
-struct Walk {
+struct Rounds {
     static constexpr bool EVEN = TRANSPOSE_THREADS % ACROSS == 0;  // then `pack` never changes
     static constexpr int STEP = TRANSPOSE_THREADS / ACROSS;        // and `run` takes this step
 
@@ -76,9 +101,11 @@ struct Walk {
         if (EVEN) return threadIdx.x % ACROSS;
         return (threadIdx.x + round * TRANSPOSE_THREADS) % ACROSS;
     }
-    static __device__ long long offset(int round, long long run_stride) {
-        if (EVEN) return (int)(threadIdx.x / ACROSS) * run_stride + round * (STEP * run_stride);
-        return run(round) * run_stride;
+    template <bool SPLIT>
+    static __device__ long long offset(int round, const Runs<SPLIT> &runs) {
+        if (!SPLIT && EVEN)
+            return (int)(threadIdx.x / ACROSS) * runs.stride + round * (STEP * runs.stride);
+        return runs.at(run(round));
     }
 };
 
@@ -89,12 +116,13 @@ template <int TILE_P, int TILE_Q>
 constexpr int PITCH = TILE_Q >= 32 ? (TILE_P | 1) : TILE_P + (32 + TILE_Q - 1) / TILE_Q;
 
 // A tile that lies in the tensor as a whole: everything is read before anything waits.
-template <typename Word, int TILE_P, int TILE_Q, int LOAD, int STORE>
+template <typename Word, int TILE_P, int TILE_Q, int LOAD, int STORE, bool SPLIT_READ,
+          bool SPLIT_WRITTEN>
 __device__ inline void transpose_whole_tile(
-    Word *tile, Word *__restrict__ target, const Word *__restrict__ source, long long target_stride,
-    long long source_stride) {
-    using Read = Walk<TILE_P / LOAD>;
-    using Write = Walk<TILE_Q / STORE>;
+    Word *tile, Word *__restrict__ target, const Word *__restrict__ source,
+    const Runs<SPLIT_WRITTEN> &target_runs, const Runs<SPLIT_READ> &source_runs) {
+    using Read = Rounds<TILE_P / LOAD>;
+    using Write = Rounds<TILE_Q / STORE>;
     constexpr int PACKS_READ = TILE_Q * (TILE_P / LOAD), PACKS_WRITTEN = TILE_P * (TILE_Q / STORE);
     constexpr int READ_ROUNDS = (PACKS_READ + TRANSPOSE_THREADS - 1) / TRANSPOSE_THREADS;
     constexpr int WRITE_ROUNDS = (PACKS_WRITTEN + TRANSPOSE_THREADS - 1) / TRANSPOSE_THREADS;
@@ -104,7 +132,7 @@ __device__ inline void transpose_whole_tile(
     for (int round = 0; round < READ_ROUNDS; ++round) {
         const int q = Read::run(round), p = Read::pack(round) * LOAD;
         if (q < TILE_Q)
-            read[round] = load_pack<LOAD>(source + Read::offset(round, source_stride) + p, LOAD);
+            read[round] = load_pack<LOAD>(source + Read::offset(round, source_runs) + p, LOAD);
     }
 #pragma unroll
     for (int round = 0; round < READ_ROUNDS; ++round) {
@@ -131,60 +159,64 @@ __device__ inline void transpose_whole_tile(
         const int p = Write::run(round), q = Write::pack(round) * STORE;
         if (p < TILE_P)
             store_pack<STORE>(
-                target + Write::offset(round, target_stride) + q, written[round], STORE);
+                target + Write::offset(round, target_runs) + q, written[round], STORE);
     }
     __syncthreads();  // the next tile overwrites this one
 }
 
 // A tile at the edge, of which left_p x left_q words exist: word by word.
-template <typename Word, int TILE_P, int TILE_Q>
+template <typename Word, int TILE_P, int TILE_Q, bool SPLIT_READ, bool SPLIT_WRITTEN>
 __device__ inline void transpose_edge_tile(
-    Word *tile, Word *__restrict__ target, const Word *__restrict__ source, long long target_stride,
-    long long source_stride, int left_p, int left_q) {
+    Word *tile, Word *__restrict__ target, const Word *__restrict__ source,
+    const Runs<SPLIT_WRITTEN> &target_runs, const Runs<SPLIT_READ> &source_runs, int left_p,
+    int left_q) {
 #pragma unroll 4
     for (int i = threadIdx.x; i < TILE_P * TILE_Q; i += TRANSPOSE_THREADS) {
         const int q = i / TILE_P, p = i % TILE_P;
         if (q < left_q && p < left_p)
-            tile[q * PITCH<TILE_P, TILE_Q> + p] = source[q * source_stride + p];
+            tile[q * PITCH<TILE_P, TILE_Q> + p] = source[source_runs.at(q) + p];
     }
     __syncthreads();
 #pragma unroll 4
     for (int i = threadIdx.x; i < TILE_P * TILE_Q; i += TRANSPOSE_THREADS) {
         const int p = i / TILE_Q, q = i % TILE_Q;
         if (q < left_q && p < left_p)
-            target[p * target_stride + q] = tile[q * PITCH<TILE_P, TILE_Q> + p];
+            target[target_runs.at(p) + q] = tile[q * PITCH<TILE_P, TILE_Q> + p];
     }
     __syncthreads();
 }
 
 // A block of 256 threads moves TILE_P x TILE_Q words at a time: it reads runs along p, LOAD words a
 // thread, and writes runs along q, STORE words a thread. The tile is shaped by the host: near
-// square where both axes are long, exactly as narrow as the tensor where it has few channels, so
-// that no lane idles. The spatial axis (P_IS_SPATIAL: p, else q) goes with blockIdx.x, the channels
+// square where both axes are long, exactly as narrow as the tensor where it has few channels (or
+// images), so that no lane idles. One axis goes with blockIdx.x (P_ALONG_X: p, else q), the other
 // with y, the batch with z; each loops where the grid ends.
-template <typename Word, int TILE_P, int TILE_Q, int LOAD, int STORE, bool P_IS_SPATIAL>
+template <typename Word, int TILE_P, int TILE_Q, int LOAD, int STORE, bool P_ALONG_X, int SPLIT>
 __global__ void __launch_bounds__(TRANSPOSE_THREADS, sizeof(Word) == 8 ? 3 : 4) transpose(
     TransposeGeometry geometry, Word *__restrict__ destination, const Word *__restrict__ value) {
     static_assert(TILE_P % LOAD == 0 && TILE_Q % STORE == 0, "a tile holds whole packs");
     __shared__ Word tile[TILE_Q * PITCH<TILE_P, TILE_Q>];
-    const long long begin_p = (P_IS_SPATIAL ? blockIdx.x : blockIdx.y) * (long long)TILE_P;
-    const long long begin_q = (P_IS_SPATIAL ? blockIdx.y : blockIdx.x) * (long long)TILE_Q;
-    const long long step_p = (P_IS_SPATIAL ? gridDim.x : gridDim.y) * (long long)TILE_P;
-    const long long step_q = (P_IS_SPATIAL ? gridDim.y : gridDim.x) * (long long)TILE_Q;
+    const long long begin_p = (P_ALONG_X ? blockIdx.x : blockIdx.y) * (long long)TILE_P;
+    const long long begin_q = (P_ALONG_X ? blockIdx.y : blockIdx.x) * (long long)TILE_Q;
+    const long long step_p = (P_ALONG_X ? gridDim.x : gridDim.y) * (long long)TILE_P;
+    const long long step_q = (P_ALONG_X ? gridDim.y : gridDim.x) * (long long)TILE_Q;
 
     for (long long n = blockIdx.z; n < geometry.batch; n += gridDim.z)
         for (long long p = begin_p; p < geometry.size_p; p += step_p)
             for (long long q = begin_q; q < geometry.size_q; q += step_q) {
-                const Word *source = value + n * geometry.value_n + q * geometry.value_q + p;
-                Word *target =
-                    destination + n * geometry.destination_n + p * geometry.destination_p + q;
+                const Runs<SPLIT == SPLIT_Q> source_runs = {
+                    geometry.value_q, geometry.inner, geometry.outer_stride, q};
+                const Runs<SPLIT == SPLIT_P> target_runs = {
+                    geometry.destination_p, geometry.inner, geometry.outer_stride, p};
+                const Word *source = value + n * geometry.value_n + source_runs.begin() + p;
+                Word *target = destination + n * geometry.destination_n + target_runs.begin() + q;
                 const long long rest_p = geometry.size_p - p, rest_q = geometry.size_q - q;
                 if (rest_p >= TILE_P && rest_q >= TILE_Q)
                     transpose_whole_tile<Word, TILE_P, TILE_Q, LOAD, STORE>(
-                        tile, target, source, geometry.destination_p, geometry.value_q);
+                        tile, target, source, target_runs, source_runs);
                 else
                     transpose_edge_tile<Word, TILE_P, TILE_Q>(
-                        tile, target, source, geometry.destination_p, geometry.value_q,
+                        tile, target, source, target_runs, source_runs,
                         rest_p < TILE_P ? (int)rest_p : TILE_P,
                         rest_q < TILE_Q ? (int)rest_q : TILE_Q);
             }

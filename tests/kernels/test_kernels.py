@@ -231,9 +231,10 @@ def test_work_goes_to_the_stream_given():
 RELAYOUT_SHAPES = [
     (2, 1, 5, 7), (2, 3, 5, 7), (1, 3, 200, 33), (3, 5, 64, 1), (2, 32, 16, 16), (1, 33, 9, 9),
     (2, 64, 20, 10), (1, 100, 7, 7), (2, 130, 1, 3), (1, 257, 2, 2), (3, 2, 3000), (1, 48, 4, 5, 6),
-    (2, 64, 1, 1),
+    (2, 64, 1, 1), (67, 3, 5, 7), (128, 1, 6, 6), (64, 40, 3, 3), (37, 131, 3, 1), (300, 2, 2, 2, 3),
+    (1, 5, 4, 4), (0, 3, 4, 4), (3, 64, 5, 1),
 ]  # fmt: skip
-LAYOUTS = ["first", "last", "first_rows", "last_rows"]
+LAYOUTS = ["first", "last", "images", "first_rows", "last_rows", "images_rows"]
 
 
 @pytest.mark.parametrize("offset", [0, 1])
@@ -256,9 +257,9 @@ def test_relayout_is_right_for_any_tile(dtype, channels, tile_bytes, monkeypatch
     monkeypatch.setattr(launch_geometry, "TRANSPOSE_CHANNELS", channels)
     monkeypatch.setattr(launch_geometry, "TRANSPOSE_TILE_BYTES", tile_bytes)
     launch._prepared.clear()
-    for shape in [(2, 192, 40, 8), (1, 3, 2000), (2, 100, 7, 12), (1, 131, 131)]:
+    for shape in [(2, 192, 40, 8), (1, 3, 2000), (2, 100, 7, 12), (1, 131, 131), (130, 3, 70)]:
         data = random(shape)
-        for source, target in [("first", "last"), ("last", "first")]:
+        for source, target in itertools.permutations(("first", "last", "images"), 2):
             value = Operand(shape, dtype, source, data=data)
             destination = Operand(shape, dtype, target)
             relayout(destination.view, value.view)

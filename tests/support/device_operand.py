@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ooc_cudnn.devices.view import DeviceView
-from ooc_cudnn.tensor import INTEGERS, packed_strides
+from ooc_cudnn.tensor import INTEGERS
 from tests.support.card import cupy
 
 ml_dtypes = pytest.importorskip("ml_dtypes")
@@ -28,13 +28,14 @@ GUARD_BYTES = 256
 class Operand:
     """An array of any number of axes, its copy on the device, and the view that the kernels get.
 
-    `layout` is "first" or "last" (where the channels are in memory); with "_rows" the view is some
-    rows of a larger tensor. `offset` shifts it by so many elements off its alignment. Where `data`
-    gives no values, and before and behind the array, is NaN, of integers the largest.
+    `layout` is "first" or "last" (where the channels are in memory), or "images" where these are
+    innermost (CHWN); with "_rows" the view is some rows of a larger tensor. `offset` shifts it by
+    so many elements off its alignment. Where `data` gives no values, and before and behind the
+    array, is NaN, of integers the largest.
     """
 
     def __init__(self, shape, dtype, layout="first", *, offset=0, data=None):
-        shape, order = tuple(shape), f"channels_{layout.removesuffix('_rows')}"
+        shape, order = tuple(shape), layout.removesuffix("_rows")
         whole = list(shape)
         if rows := layout.endswith("_rows") and len(shape) > 2:
             whole[2] += 5
@@ -43,8 +44,10 @@ class Operand:
         filler = np.iinfo(dtype).max if dtype in INTEGERS else np.nan
         self.memory = np.full(begin + total + guard, filler, NUMPY[dtype])
         array = self.memory[begin : begin + total]
-        if order == "channels_last":
+        if order == "last":
             array = np.moveaxis(array.reshape(whole[0], *whole[2:], whole[1]), -1, 1)
+        elif order == "images":
+            array = np.moveaxis(array.reshape(*whole[1:], whole[0]), -1, 0)
         else:
             array = array.reshape(whole)
         if rows:
@@ -55,7 +58,7 @@ class Operand:
         self.array = array
         self.device = cupy.asarray(self.memory.view(np.uint8))
         start = array.__array_interface__["data"][0] - self.memory.__array_interface__["data"][0]
-        strides = packed_strides(tuple(whole), order)
+        strides = tuple(step // array.itemsize for step in array.strides)
         self.view = DeviceView(self.device.data.ptr + start, dtype, shape, strides)
 
     def result(self):

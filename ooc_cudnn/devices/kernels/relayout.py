@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from ooc_cudnn.devices.kernels import compiling
 from ooc_cudnn.devices.kernels.arguments import WORDS, boolean, geometry
@@ -28,8 +28,8 @@ _WORDS_OF_FILL = {**WORDS, 16: "uint4"}
 def relayout(destination: DeviceView, value: DeviceView, stream: Any = None) -> None:
     """Copy `value` to `destination`, of the same type and shape, between any two layouts.
 
-    Bit for bit. The two must not overlap. Fast between channels-first and channels-last, and where
-    the innermost axes agree; correct for any other strides.
+    Bit for bit. The two must not overlap. Fast between NCHW, NHWC and CHWN, and where the innermost
+    axes agree; correct for any other strides.
     """
     views = (destination, value)
     launch("relayout", views, lambda: plan_relayout(destination, value), (), stream)
@@ -72,17 +72,66 @@ def plan_relayout(destination: DeviceView, value: DeviceView) -> Launch | None:
         )
     if destination.size == 0:
         return None
+    transposed = plan_transposition(destination, value)
+    if transposed is not None:
+        return _plan_transpose(destination, value, transposed)
     if not (destination.flattens and value.flattens):
         return _plan_copy(destination, value, merged_rows(destination, value))
     sizes, to = destination.flat()
     _, source = value.flat()
-    transposes = sizes[1] > 1 and sizes[2] > 1
-    if transposes and source[2] == 1 and to[1] == 1 and source[1] != 1:
-        return _plan_transpose(destination, value, from_channels_first=True)
-    if transposes and source[1] == 1 and to[2] == 1 and source[2] != 1:
-        return _plan_transpose(destination, value, from_channels_first=False)
-
     return _plan_copy(destination, value, common_rows(sizes, [to, source], keep_channel=False))
+
+
+class Transposition(NamedTuple):
+    """The geometry of relayout.cu's `transpose`, and its `Split`."""
+
+    batch: int
+    size_p: int
+    size_q: int
+    value_n: int
+    value_q: int
+    destination_n: int
+    destination_p: int
+    inner: int = 1
+    outer_stride: int = 0
+    split: int = 0
+
+
+#: An axis as short as this one is joined by the batch, where that goes.
+SHORT_AXIS = 32
+
+
+def plan_transposition(destination: DeviceView, value: DeviceView) -> Transposition | None:
+    """Find the axes p and q, contiguous in value and in destination; None if they are one.
+
+    >>> shape = (64, 3, 10, 10)
+    >>> nchw, nhwc, chwn = (300, 100, 10, 1), (300, 1, 30, 3), (1, 6400, 640, 64)
+    >>> def view(strides):
+    ...     return DeviceView(4096, "float32", shape, strides)
+    >>> plan_transposition(view(chwn), view(nchw))[:7]
+    (1, 300, 64, 0, 300, 0, 64)
+    >>> plan_transposition(view(nhwc), view(nchw))[:7]
+    (64, 100, 3, 300, 100, 300, 3)
+    >>> plan_transposition(view(chwn), view(nhwc))  # p is (s, c), which is split in CHWN
+    Transposition(batch=1, size_p=300, size_q=64, value_n=0, value_q=300, destination_n=0, \
+destination_p=6400, inner=3, outer_stride=64, split=1)
+    """
+    merged = merged_axes(destination.shape, [destination.strides, value.strides])
+    # each as (size, its step in destination, its step in value)
+    axes = list(zip(merged.sizes, *merged.strides, strict=True))
+    axes.append((merged.inner, *merged.inner_strides))
+    q = next((axis for axis in axes if axis[1] == 1), None)
+    p = next((axis for axis in axes if axis[2] == 1 and axis[0] > 1), None)
+    if p is None or q is None or p == q or len(axes) > 3:
+        return None
+    batch, to_n, of_n = next((axis for axis in axes if axis not in (p, q)), (1, 0, 0))
+    (size_p, to_p, _), (size_q, _, of_q) = p, q
+    if batch > 1 and min(size_p, size_q) < SHORT_AXIS:
+        if of_n == size_p:
+            return Transposition(1, size_p * batch, size_q, 0, of_q, 0, to_p, size_p, to_n, 1)
+        if to_n == size_q:
+            return Transposition(1, size_p, size_q * batch, 0, of_q, 0, to_p, size_q, of_n, 2)
+    return Transposition(batch, size_p, size_q, of_n, of_q, to_n, to_p)
 
 
 def merged_rows(destination: DeviceView, value: DeviceView) -> Rows:
@@ -134,20 +183,14 @@ def _plan_copy(destination: DeviceView, value: DeviceView, rows: Rows) -> Launch
     )
 
 
-def _plan_transpose(
-    destination: DeviceView, value: DeviceView, *, from_channels_first: bool
-) -> Launch:
-    (n, c, s), (to_n, to_c, to_s) = destination.flat()
-    _, (source_n, source_c, source_s) = value.flat()
+def _plan_transpose(destination: DeviceView, value: DeviceView, on: Transposition) -> Launch:
     item = destination.item_bytes
-    tile_c, tile_s = transpose_tile(c, s, item)
-    # p is contiguous in value, q in destination, as in relayout.cu.
-    if from_channels_first:
-        size_p, size_q, tile_p, tile_q = s, c, tile_s, tile_c
-        value_q, destination_p = source_c, to_s
-    else:
-        size_p, size_q, tile_p, tile_q = c, s, tile_c, tile_s
-        value_q, destination_p = source_s, to_c
+    p_is_long = on.size_p >= on.size_q
+    narrow, long = sorted((on.size_p, on.size_q))
+    tile_narrow, tile_long = transpose_tile(narrow, long, item)
+    tile_p, tile_q = (tile_long, tile_narrow) if p_is_long else (tile_narrow, tile_long)
+    # Where there is no batch, tiles side by side along the narrow axis fill whole runs together.
+    p_along_x = p_is_long == (on.batch > 1)
 
     def pack(tile: int, pointer: int, *steps: int) -> int:
         count = WIDEST_ACCESS_BYTES // item
@@ -155,16 +198,17 @@ def _plan_transpose(
             count //= 2
         return count
 
-    load = pack(tile_p, value.pointer, value_q, source_n if n > 1 else 0)
-    store = pack(tile_q, destination.pointer, destination_p, to_n if n > 1 else 0)
+    load = pack(tile_p, value.pointer, on.value_q, on.value_n, (on.split == 2) * on.outer_stride)
+    store = pack(
+        tile_q, destination.pointer,
+        on.destination_p, on.destination_n, (on.split == 1) * on.outer_stride,
+    )  # fmt: skip
+    tiles_p, tiles_q = -(-on.size_p // tile_p), -(-on.size_q // tile_q)
+    across, down = (tiles_p, tiles_q) if p_along_x else (tiles_q, tiles_p)
     return Launch(
         "relayout.cu",
-        f"transpose<{WORDS[item]}, {tile_p}, {tile_q}, {load}, {store}, "
-        f"{boolean(from_channels_first)}>",
-        (
-            min(-(-s // tile_s), LARGEST_GRID),
-            min(-(-c // tile_c), LARGEST_GRID_YZ),
-            min(n, LARGEST_GRID_YZ),
-        ),
-        geometry(n, size_p, size_q, source_n, value_q, to_n, destination_p),
+        f"transpose<{WORDS[item]}, {tile_p}, {tile_q}, {load}, {store}, {boolean(p_along_x)}, "
+        f"{on.split}>",
+        (min(across, LARGEST_GRID), min(down, LARGEST_GRID_YZ), min(on.batch, LARGEST_GRID_YZ)),
+        geometry(*on[:9]),
     )
