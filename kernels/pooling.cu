@@ -2,9 +2,13 @@
 //
 //     pool_rows      w is contiguous in x: a thread makes OUTPUTS neighbours along w and reads each
 //                    row of x that their windows share once, in packs
-//     pool_windows   any strides: a thread makes one window of COUNT lanes (channels-last: packs of
-//                    channels)
+//     pool_windows   any strides: a thread makes COUNT lanes (packs of channels in NHWC, of images in
+//                    CHWN) of OUTPUTS windows one below the other, and reads each row of x that they
+//                    share once
 //     pool_by_warp   the same for large windows: a warp shares a window
+//
+// Memory traffic: x is read once and y written once. Rows that the windows of different threads
+// share are read again, from the caches.
 //
 // NaN rule: a window with a NaN gives NaN (CUDNN_PROPAGATE_NAN). Padding is never a maximum.
 // Averages are summed in the arithmetic type, in an order that depends on the window alone.
@@ -124,17 +128,18 @@ __global__ void __launch_bounds__(256) pool_rows(
     }
 }
 
-// Where a window lies in x, and its first lane.
-template <typename I, int COUNT, int SD, int SH, int SW>
+// Where a thread's windows lie in x: `outputs` of them one below the other; and their first lane.
+template <typename I, int COUNT, int OUTPUTS, int SD, int SH, int SW>
 struct Window {
-    I y_offset, x_offset, available;
+    I y_offset, x_offset, available, outputs;
     I front, top, left;
 
     __device__ Window(const PoolingGeometry<I> &g, I index) {
         const I lane = take(index, (g.lanes + COUNT - 1) / COUNT) * COUNT;
-        const I w = take(index, g.y.w), h = take(index, g.y.h), d = take(index, g.y.d);
-        const I b = take(index, g.b), a = index;
+        const I w = take(index, g.y.w), h = take(index, (g.y.h + OUTPUTS - 1) / OUTPUTS) * OUTPUTS;
+        const I d = take(index, g.y.d), b = take(index, g.b), a = index;
         available = g.lanes - lane;
+        outputs = least(g.y.h - h, I(OUTPUTS));
         y_offset = at_offset(g.y_stride, a, b, d, h, w, lane);
         x_offset = a * g.x_stride.a + b * g.x_stride.b + lane * g.x_stride.lane;
         front = d * SD - g.before.d;
@@ -155,38 +160,58 @@ __device__ inline void store_window(
 }
 
 template <typename I, typename T, int MODE, int COUNT, int KD, int KH, int KW, int SD, int SH,
-          int SW>
+          int SW, int OUTPUTS>
 __global__ void __launch_bounds__(256) pool_windows(
     PoolingGeometry<I> g, T *__restrict__ y, const T *__restrict__ x) {
     using A = Arithmetic<T>;
+    constexpr int ROWS = (OUTPUTS - 1) * SH + KH;  // of x, under all of a thread's windows
+    constexpr bool SMALL = KD == 1 && (OUTPUTS > 1 || KH * KW <= 16);
+    static_assert(SMALL || OUTPUTS == 1, "windows that share rows are held as a whole");
     const long long step = (long long)gridDim.x * blockDim.x;
     long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
     for (; i < g.total; i += step) {
-        const Window<I, COUNT, SD, SH, SW> at(g, (I)i);
-        const Clipped<I> d(at.front, KD, g.x.d), h(at.top, KH, g.x.h), w(at.left, KW, g.x.w);
+        const Window<I, COUNT, OUTPUTS, SD, SH, SW> at(g, (I)i);
+        const Clipped<I> d(at.front, KD, g.x.d), w(at.left, KW, g.x.w);
         const T *source = x + at.x_offset;
-        A totals[COUNT];
+        T *target = y + at.y_offset;
+        if constexpr (SMALL) {
+            // All loaded before the first is used.
+            const Clipped<I> rows(at.top, (at.outputs - 1) * SH + KH, g.x.h);
+            Pack<T, COUNT> packs[ROWS * KW];
+            bool present[ROWS * KW];
 #pragma unroll
-        for (int e = 0; e < COUNT; ++e) totals[e] = start<MODE, A>();
-        if constexpr (KD == 1 && KH * KW <= 16) {
-            // Small windows: all loaded before the first is used.
-            Pack<T, COUNT> packs[KH * KW];
-            bool present[KH * KW];
-#pragma unroll
-            for (int k = 0; k < KH * KW; ++k) {
+            for (int k = 0; k < ROWS * KW; ++k) {
                 const I row = at.top + k / KW, column = at.left + k % KW;
-                present[k] = d.has(at.front) && h.has(row) && w.has(column);
+                present[k] = d.has(at.front) && rows.has(row) && w.has(column);
                 packs[k] = load_pack<COUNT>(
                     source + at.front * g.x_stride.d + row * g.x_stride.h + column * g.x_stride.w,
                     present[k] ? at.available : 0);
             }
 #pragma unroll
-            for (int k = 0; k < KH * KW; ++k)
+            for (int o = 0; o < OUTPUTS; ++o) {
+                if (o >= at.outputs) break;
+                A totals[COUNT];
 #pragma unroll
-                for (int e = 0; e < COUNT; ++e)
-                    if (present[k])
-                        totals[e] = include<MODE>(totals[e], A(widen(packs[k].element[e])));
+                for (int e = 0; e < COUNT; ++e) totals[e] = start<MODE, A>();
+#pragma unroll
+                for (int k = 0; k < KH * KW; ++k) {
+                    const int from = o * SH * KW + k;
+#pragma unroll
+                    for (int e = 0; e < COUNT; ++e)
+                        if (present[from])
+                            totals[e] =
+                                include<MODE>(totals[e], A(widen(packs[from].element[e])));
+                }
+                const Clipped<I> h(at.top + o * SH, KH, g.x.h);
+                store_window<I, T, MODE, COUNT>(
+                    target + o * g.y_stride.h, totals, (long long)KD * KH * KW,
+                    d.count() * h.count() * w.count(), at.available);
+            }
         } else {
+            const Clipped<I> h(at.top, KH, g.x.h);
+            A totals[COUNT];
+#pragma unroll
+            for (int e = 0; e < COUNT; ++e) totals[e] = start<MODE, A>();
             for (I depth = d.low; depth < d.high; ++depth)
                 for (I row = h.low; row < h.high; ++row) {
                     const T *line = source + depth * g.x_stride.d + row * g.x_stride.h;
@@ -199,10 +224,10 @@ __global__ void __launch_bounds__(256) pool_windows(
                             totals[e] = include<MODE>(totals[e], A(widen(pack.element[e])));
                     }
                 }
+            store_window<I, T, MODE, COUNT>(
+                target, totals, (long long)KD * KH * KW, d.count() * h.count() * w.count(),
+                at.available);
         }
-        store_window<I, T, MODE, COUNT>(
-            y + at.y_offset, totals, (long long)KD * KH * KW, d.count() * h.count() * w.count(),
-            at.available);
     }
 }
 
@@ -215,7 +240,7 @@ __global__ void __launch_bounds__(256) pool_by_warp(
     const long long step = (long long)gridDim.x * (blockDim.x / 32);
     long long i = (long long)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
     for (; i < g.total; i += step) {
-        const Window<I, COUNT, SD, SH, SW> at(g, (I)i);
+        const Window<I, COUNT, 1, SD, SH, SW> at(g, (I)i);
         const Clipped<I> d(at.front, KD, g.x.d), h(at.top, KH, g.x.h), w(at.left, KW, g.x.w);
         const I inside = d.count() * h.count() * w.count();
         const T *source = x + at.x_offset;

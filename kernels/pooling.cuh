@@ -1,9 +1,10 @@
 // What the pooling kernels share: their geometry, their modes, and comparisons.
 //
 // All tensors have six axes here: two outer ones, three spatial ones and the lanes. Channels-first
-// has (n, c, d, h, w, 1), channels-last (1, n, d, h, w, c), so that the last axis that is not 1 is
-// contiguous; missing spatial axes have extent 1. I, the type of indices, is int where all elements
-// of every tensor lie within 2**31 of its first, else long long: that is half the instructions.
+// has (n, c, d, h, w, 1), channels-last (1, n, d, h, w, c), CHWN (1, c, d, h, w, n), so that the
+// last axis that is not 1 is contiguous; missing spatial axes have extent 1. I, the type of indices,
+// is int where all elements of every tensor lie within 2**31 of its first, else long long: that is
+// half the instructions.
 //
 // A maximum is one of the values of its window, to the bit. CuPy's -ftz=true would take subnormal
 // floats as zero, so the comparisons are written in PTX, which flushes only where it says so. The C++

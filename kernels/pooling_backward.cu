@@ -7,6 +7,9 @@
 //     unpool_direct   a thread makes an element of dx from global memory: for windows of which too
 //                     many overlap to fit in shared memory
 //
+// Memory traffic: a maximum reads y, dy and x once, an average dy alone; dx is written once. Windows
+// that reach into several boxes are read by each, from the caches.
+//
 // A maximum's gradient goes to the first element of the window that equals y, in row-major order.
 // NaN equals NaN (CUDNN_PROPAGATE_NAN). Elements that no window touches get 0. dx is `rows` rows of
 // x: `origin` is where it begins in x.

@@ -46,6 +46,7 @@ CASES = {
     "one channel": ((4, 1, 8, 8), (2, 2), (2, 2), ((0, 0), (0, 0))),
     "1d": ((3, 4, 50), (4,), (3,), ((1, 2),)),
     "1d, large windows": ((2, 3, 3000), (100,), (7,), ((50, 0),)),
+    "batch": ((70, 3, 7, 6), (3, 3), (2, 2), ((1, 1), (1, 1))),
     "3d": ((2, 3, 6, 7, 8), (2, 3, 2), (2, 1, 2), ((1, 1), (1, 1), (0, 1))),
     "3d 3x3x3 s2": ((1, 8, 9, 9, 9), (3, 3, 3), (2, 2, 2), ((1, 1), (1, 1), (1, 1))),
     "global": ((2, 24, 7, 7), (7, 7), (1, 1), ((0, 0), (0, 0))),
@@ -160,16 +161,17 @@ def vars_of(operation):
 
 
 FIRST, LAST = "first first first first", "last last last last"
+IMAGES = "images images images images"
 
 
-@pytest.mark.parametrize("layouts", [FIRST, LAST])
+@pytest.mark.parametrize("layouts", [FIRST, LAST, IMAGES])
 @pytest.mark.parametrize("mode", ["max", INCLUDE, EXCLUDE])
 @pytest.mark.parametrize("case", CASES)
 def test_every_case(case, mode, layouts):
     check(case, "float32", mode, layouts)
 
 
-@pytest.mark.parametrize("layouts", [FIRST, LAST])
+@pytest.mark.parametrize("layouts", [FIRST, LAST, IMAGES])
 @pytest.mark.parametrize("mode", ["max", EXCLUDE])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
 @pytest.mark.parametrize("case", ["2x2 s2", "3x3 s2 p1", "3d 3x3x3 s2", "large global", "1d",
@@ -183,12 +185,28 @@ def test_every_dtype(case, dtype, mode, layouts):
     "layouts",
     ["first_rows first_rows first_rows first_rows", "last_rows last_rows last_rows last_rows",
      "first_rows first first first_rows", "last last_rows last last_rows",
-     "first last last first"],
+     "first last last first", "images_rows images images images_rows",
+     "images first last images"],
 )  # fmt: skip
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 @pytest.mark.parametrize("case", ["2x2 s2", "3x3 s2 p1", "several tiles", "3d", "global"])
 def test_pitched_and_unaligned(case, dtype, layouts, offset):
     check(case, dtype, "max", layouts, offset=offset)
+
+
+@pytest.mark.parametrize("layouts", [LAST, IMAGES])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("case", ["3x3 s2 p1", "3x3 s1 p1", "short rows", "uneven", "negative",
+                                  "3x3 s2", "batch", "one channel", "2x2 s2"])  # fmt: skip
+def test_windows_that_share_rows(case, dtype, layouts, monkeypatch):
+    """Several of them in a thread, which otherwise only large tensors have."""
+    from ooc_cudnn.devices.kernels import launch
+
+    monkeypatch.setattr(forward_module, "FEWEST_THREADS", 0)
+    launch._prepared.clear()
+    for mode in ("max", INCLUDE, EXCLUDE):
+        check(case, dtype, mode, layouts)
+    launch._prepared.clear()
 
 
 @pytest.mark.parametrize("layouts", [FIRST, LAST])

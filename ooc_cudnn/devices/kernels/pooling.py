@@ -28,27 +28,42 @@ MODES = {
 #: where there are too few windows to fill the card.
 WARP_TAPS = 32
 FEWEST_THREADS = 2**18
-#: Elements of x that a thread of `pool_rows` may hold in registers.
+#: Elements of x (or words of them) that a thread may hold in registers.
 MOST_HELD = 72
 
 
 class SixAxes(NamedTuple):
-    """A tensor as (a, b, d, h, w, lane): (n, c, d, h, w, 1), or (1, n, d, h, w, c)."""
+    """A tensor as (a, b, d, h, w, lane).
+
+    That is (n, c, d, h, w, 1), channels-last (1, n, d, h, w, c), images-last (1, c, d, h, w, n).
+    """
 
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
 
 
-def is_channels_last(views: Sequence[DeviceView]) -> bool:
-    """Whether the channels of every view are contiguous, and more than one."""
-    return all(view.shape[1] > 1 and view.strides[1] == 1 for view in views)
+def lane_axis(views: Sequence[DeviceView]) -> int | None:
+    """The axis, of n and c, along which the elements of every view lie side by side; None if w.
+
+    >>> shape = (2, 3, 4, 5)
+    >>> lane_axis([DeviceView(0, "float32", shape, (60, 1, 15, 3))])
+    1
+    >>> lane_axis([DeviceView(0, "float32", shape, (1, 40, 10, 2))])
+    0
+    """
+    for axis in (1, 0):
+        if all(view.shape[axis] > 1 and view.strides[axis] == 1 for view in views):
+            return axis
+    return None
 
 
-def six_axes(views: Sequence[DeviceView], *, channels_last: bool) -> list[SixAxes]:
+def six_axes(views: Sequence[DeviceView], *, lanes: int | None) -> list[SixAxes]:
     """Bring the views, which share n and c, to six axes each; n and c merge where all agree.
 
+    `lanes` is their `lane_axis`.
+
     >>> view = DeviceView(0, "float32", (2, 3, 4, 5), (60, 20, 5, 1))
-    >>> six_axes([view], channels_last=False)
+    >>> six_axes([view], lanes=None)
     [SixAxes(sizes=(1, 6, 1, 4, 5, 1), strides=(0, 20, 0, 5, 1, 0))]
     """
     n, c = views[0].shape[:2]
@@ -59,14 +74,14 @@ def six_axes(views: Sequence[DeviceView], *, channels_last: bool) -> list[SixAxe
         missing = (3 - len(view.shape[2:])) * (1,)
         spatial = missing + view.shape[2:]
         steps = (0,) * len(missing) + view.strides[2:]
-        if channels_last:
-            outer, outer_steps = (1, n), (0, view.strides[0])
+        if lanes is not None:
+            outer, outer_steps = (1, view.shape[1 - lanes]), (0, view.strides[1 - lanes])
         elif merges:
             outer, outer_steps = (1, n * c), (0, view.strides[1] if c > 1 else view.strides[0])
         else:
             outer, outer_steps = (n, c), view.strides[:2]
-        lanes, lane_step = (c, 1) if channels_last else (1, 0)
-        found.append(SixAxes((*outer, *spatial, lanes), (*outer_steps, *steps, lane_step)))
+        last, step = (1, 0) if lanes is None else (view.shape[lanes], 1)
+        found.append(SixAxes((*outer, *spatial, last), (*outer_steps, *steps, step)))
     return found
 
 
@@ -74,7 +89,7 @@ def aligned_pack(view: DeviceView, axes: SixAxes, along: int, most: int) -> int:
     """The most elements, a power of two up to `most`, of an aligned access along axis `along`.
 
     >>> view = DeviceView(4096, "float32", (2, 3, 4, 6), (72, 24, 6, 1))
-    >>> aligned_pack(view, six_axes([view], channels_last=False)[0], along=4, most=4)
+    >>> aligned_pack(view, six_axes([view], lanes=None)[0], along=4, most=4)
     2
     """
     if axes.sizes[along] > 1 and axes.strides[along] != 1:
@@ -95,8 +110,8 @@ def plan_pooling(operation: Pooling, x: DeviceView, y: DeviceView) -> Launch | N
     check("y", y, operation.output_shape, operation.dtype)
     if y.size == 0:
         return None
-    last = is_channels_last([x, y])
-    y_axes, x_axes = six_axes([y, x], channels_last=last)
+    lanes = lane_axis([x, y])
+    y_axes, x_axes = six_axes([y, x], lanes=lanes)
     window, stride = three(operation.window, 1), three(operation.stride, 1)
     before = three([pair[0] for pair in operation.padding], 0)
     small = is_small([x, y], x.size, y.size, *window, *stride, *before)
@@ -104,7 +119,7 @@ def plan_pooling(operation: Pooling, x: DeviceView, y: DeviceView) -> Launch | N
     windows = [str(number) for number in (*window, *stride)]
     taps = math.prod(window)
 
-    rows = None if last else _rows(operation, x, y, x_axes, y_axes, window, stride, before)
+    rows = None if lanes is not None else _rows(operation, x, y, x_axes, y_axes, window, stride, before)
     threads = BLOCK_THREADS
     if rows is not None:
         left, outputs, load, store = rows
@@ -116,11 +131,15 @@ def plan_pooling(operation: Pooling, x: DeviceView, y: DeviceView) -> Launch | N
         while most > y_axes.sizes[5]:
             most //= 2
         count = min(aligned_pack(x, x_axes, 5, most), aligned_pack(y, y_axes, 5, most))
+        packs = -(-y_axes.sizes[5] // count)
+        total, name = math.prod(y_axes.sizes[:5]) * packs, "pool_windows"
         arguments += [str(count), *windows]
-        total = math.prod(y_axes.sizes[:5]) * -(-y_axes.sizes[5] // count)
-        name = "pool_windows"
-        if taps >= WARP_TAPS and (not last or total < FEWEST_THREADS):
+        if taps >= WARP_TAPS and (lanes is None or total < FEWEST_THREADS):
             name, threads = "pool_by_warp", BLOCK_THREADS // 32
+        else:
+            outputs = windows_a_thread(y_axes.sizes, packs, window, stride, count * x.item_bytes)
+            arguments.append(str(outputs))
+            total = total // y_axes.sizes[3] * -(-y_axes.sizes[3] // outputs)
     return Launch(
         "pooling.cu",
         f"{name}<{', '.join(arguments)}>",
@@ -136,6 +155,35 @@ def plan_pooling(operation: Pooling, x: DeviceView, y: DeviceView) -> Launch | N
             small=small,
         ),
     )
+
+
+def windows_a_thread(
+    sizes: tuple[int, ...],
+    packs: int,
+    window: tuple[int, ...],
+    stride: tuple[int, ...],
+    pack_bytes: int,
+) -> int:
+    """Windows one below the other that a thread of `pool_windows` makes, of y of `sizes`.
+
+    Where they overlap, the rows that they share are read once and kept in registers: the working
+    set that Li et al. expand (section IV.C). As many as registers hold, while there are enough
+    threads; what lies side by side the cache has.
+
+    >>> windows_a_thread((1, 96, 1, 27, 27, 1024), 256, (1, 3, 3), (1, 2, 2), 16)
+    2
+    >>> windows_a_thread((1, 96, 1, 27, 27, 1024), 256, (1, 2, 2), (1, 2, 2), 16)
+    1
+    """
+    if window[0] > 1 or window[1] <= stride[1]:
+        return 1
+    words = max(pack_bytes // 4, 1)
+    for outputs in (4, 3, 2):
+        rows = (outputs - 1) * stride[1] + window[1]
+        threads = math.prod(sizes[:3]) * -(-sizes[3] // outputs) * sizes[4] * packs
+        if rows * window[2] * words <= MOST_HELD and threads >= FEWEST_THREADS:
+            return outputs
+    return 1
 
 
 def _rows(

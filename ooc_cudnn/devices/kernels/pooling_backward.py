@@ -20,7 +20,7 @@ from ooc_cudnn.devices.kernels.launch_geometry import BLOCK_THREADS, grid_of
 from ooc_cudnn.devices.kernels.pooling import (
     MODES,
     aligned_pack,
-    is_channels_last,
+    lane_axis,
     pooling,
     six_axes,
 )
@@ -136,8 +136,7 @@ def plan_pooling_backward(
         return None
     # The absent ones take the place of another and are never read.
     views = [dx, y or dy, dy, x or dx]
-    last = is_channels_last(views)
-    axes = six_axes(views, channels_last=last)
+    axes = six_axes(views, lanes=lane_axis(views))
     sizes = axes[0].sizes
     window = three(forward.window, 1)
     # The stride of a single window says nothing: one as long as the window tells that none overlap.

@@ -11,7 +11,7 @@ from ooc_cudnn.devices.kernels.arguments import CUDA_TYPES, boolean, geometry, r
 from ooc_cudnn.devices.kernels.checks import check
 from ooc_cudnn.devices.kernels.launch import Call, Launch, Runner, launch
 from ooc_cudnn.devices.kernels.launch_geometry import BLOCK_THREADS, grid_of
-from ooc_cudnn.devices.kernels.pooling import is_channels_last, six_axes
+from ooc_cudnn.devices.kernels.pooling import lane_axis, six_axes
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.operations.axis_windows import AxisWindows, Linear, Nearest, Windows
 from ooc_cudnn.operations.resampling import Ranges, Resampling, ResamplingBackward
@@ -61,7 +61,7 @@ def plan(
     if result.size == 0:
         return None
     views = [result, *(view for view, _ in operands)]
-    made, *read = six_axes(views, channels_last=is_channels_last(views))
+    made, *read = six_axes(views, lanes=lane_axis(views))
     kinds = {KINDS[type(windows)] for windows in forward.windows}
     if len(kinds) > 1:
         raise ValueError(f"axes of several kinds have no kernel: {forward.windows}")
