@@ -1,10 +1,17 @@
-// Softmax where the channels are contiguous: every row of `inner` channels by itself, read once,
-// kept in registers, written once. softmax_steps.cuh says what is computed.
+// Softmax where the channels are contiguous: every row of `inner` channels by itself.
+// softmax_steps.cuh says what is computed.
 //
-// LANES neighbouring threads share a row, each with PACKS packs of COUNT elements, LANES packs
-// apart. Rows whose length keeps them from being read in packs are STAGED: where they follow each
-// other without a gap, a block moves many of them in wide packs between memory and shared memory,
-// and its threads take them from there. The result may be the same memory as an operand.
+//     softmax_rows    LANES neighbouring threads share a row, each with PACKS packs of COUNT elements,
+//                     LANES packs apart: it is kept in registers
+//     softmax_staged  rows whose length keeps them from being read in packs: where they follow each
+//                     other without a gap, a block moves many of them in wide packs between memory and
+//                     shared memory, and its threads take them from there
+//     softmax_long    a block has a row that is longer than its registers, and goes over it twice
+//
+// Memory traffic: the operands are read once and the result written once; maximum, differences,
+// exponentials, sum and quotient are one kernel. What `softmax_long` reads a second time, last first,
+// it has read just before: the cache has it, up to some 100,000 elements a row.
+// The result may be the same memory as an operand.
 
 #include "softmax_steps.cuh"
 
@@ -22,13 +29,15 @@ __device__ inline A join_lanes(A mine, Join join) {
     for (int step = WIDTH / 2; step > 0; step /= 2)
         mine = join(mine, __shfl_xor_sync(0xffffffffu, mine, step));
     if constexpr (LANES > 32) {
-        static_assert(LANES == BLOCK_THREADS, "a row belongs to a warp's lanes, or to a block");
-        __shared__ A of_warps[LANES / 32];
+        // A row belongs to a warp's lanes, or to a block.
+        constexpr int WARPS = LANES / 32;
+        __shared__ A of_warps[WARPS];
         if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = mine;
         __syncthreads();
-        mine = of_warps[0];
+        mine = of_warps[threadIdx.x % WARPS];
 #pragma unroll
-        for (int warp = 1; warp < LANES / 32; ++warp) mine = join(mine, of_warps[warp]);
+        for (int step = WARPS / 2; step > 0; step /= 2)
+            mine = join(mine, __shfl_xor_sync(0xffffffffu, mine, step));
         __syncthreads();
     }
     return mine;
@@ -104,10 +113,19 @@ __device__ inline void softmax_row(T *result, const T *first, const T *second, i
     }
 }
 
+template <int LANES>
+constexpr int THREADS = LANES > BLOCK_THREADS ? LANES : BLOCK_THREADS;
+
+// Two large blocks run at once where a thread's values leave registers for that: one reads while the
+// other writes.
+template <typename T, int TASK, int ELEMENTS, int LANES>
+constexpr int BLOCKS =
+    LANES > BLOCK_THREADS && ELEMENTS * sizeof(Arithmetic<T>) * (FORWARD<TASK> ? 1 : 2) <= 160 ? 2 : 1;
+
 template <typename T, int TASK, int COUNT, int PACKS, int LANES>
-__global__ void __launch_bounds__(BLOCK_THREADS) softmax_rows(
-    SoftmaxRows geometry, T *result, const T *first, const T *second) {
-    constexpr int ROWS = BLOCK_THREADS / LANES;
+__global__ void __launch_bounds__(THREADS<LANES>, BLOCKS<T, TASK, PACKS * COUNT, LANES>)
+    softmax_rows(SoftmaxRows geometry, T *result, const T *first, const T *second) {
+    constexpr int ROWS = THREADS<LANES> / LANES;
     const long long rows = geometry.size.outer * geometry.size.middle;
     for (long long tile = blockIdx.x; tile < geometry.tiles; tile += gridDim.x) {
         const long long index = tile * ROWS + threadIdx.x / LANES;
@@ -118,6 +136,87 @@ __global__ void __launch_bounds__(BLOCK_THREADS) softmax_rows(
         softmax_row<T, TASK, COUNT, PACKS, LANES>(
             result + offset(geometry.result), first + offset(geometry.first),
             second + offset(geometry.second), index < rows ? (int)geometry.size.inner : 0);
+    }
+}
+
+// A block goes over a row in chunks of PACKS packs a thread; the last chunk stays in registers.
+template <typename T, int TASK, int COUNT, int PACKS, int LANES>
+__global__ void __launch_bounds__(LANES) softmax_long(
+    SoftmaxRows geometry, T *result, const T *first, const T *second) {
+    using A = Arithmetic<T>;
+    constexpr bool BACKWARD = !FORWARD<TASK>;
+    constexpr int CHUNK = LANES * PACKS * COUNT;
+    const long long rows = geometry.size.outer * geometry.size.middle;
+    const long long channels = geometry.size.inner, last = (channels - 1) / CHUNK * CHUNK;
+
+    for (long long index = blockIdx.x; index < rows; index += gridDim.x) {
+        const Row row(index, geometry.size);
+        auto offset = [&](const Axes &stride) {
+            return row.outer * stride.outer + row.middle * stride.middle;
+        };
+        const T *a_source = first + offset(geometry.first);
+        const T *b_source = second + offset(geometry.second);
+        T *target = result + offset(geometry.result);
+        auto place = [&](long long begin, int p) {
+            return begin + (p * LANES + (int)threadIdx.x) * COUNT;
+        };
+        Pack<T, COUNT> packs[PACKS], others[BACKWARD ? PACKS : 1];
+        auto load = [&](long long begin) {
+#pragma unroll
+            for (int p = 0; p < PACKS; ++p) {
+                const long long at = place(begin, p);
+                packs[p] = load_pack<COUNT>(a_source + at, channels - at);
+                if constexpr (BACKWARD) others[p] = load_pack<COUNT>(b_source + at, channels - at);
+            }
+        };
+
+        Peak<A> peak = {BACKWARD ? A(0) : minus_infinity<A>(), 0};
+        for (long long begin = 0; begin <= last; begin += CHUNK) {
+            load(begin);
+            auto inside = [&](int p, int i) { return place(begin, p) + i < channels; };
+            A m = peak.m, sum = 0;
+            if constexpr (!BACKWARD) {
+#pragma unroll
+                for (int p = 0; p < PACKS; ++p)
+#pragma unroll
+                    for (int i = 0; i < COUNT; ++i)
+                        if (inside(p, i)) m = larger(m, A(widen(packs[p].element[i])));
+            }
+            const A base = m == minus_infinity<A>() ? A(0) : m;
+#pragma unroll
+            for (int p = 0; p < PACKS; ++p)
+#pragma unroll
+                for (int i = 0; i < COUNT; ++i) {
+                    const A b = BACKWARD ? widen(others[BACKWARD ? p : 0].element[i]) : A(0);
+                    if (inside(p, i))
+                        sum += term_of<T, TASK>(A(widen(packs[p].element[i])), b, base);
+                }
+            peak.sum = peak.sum * rescaling(peak.m, m) + sum;
+            peak.m = m;
+        }
+        A m = peak.m;
+        if constexpr (!BACKWARD) {
+            m = join_lanes<LANES>(m, [](A a, A b) { return larger(a, b); });
+            peak.sum *= rescaling(peak.m, m);
+        }
+        const double sum = join_lanes<LANES>(peak.sum, sum_of_two);
+        const A total = prepared<TASK>(A(sum));
+
+        for (long long begin = last; begin >= 0; begin -= CHUNK) {
+            if (begin < last) load(begin);
+#pragma unroll
+            for (int p = 0; p < PACKS; ++p) {
+                const long long at = place(begin, p);
+#pragma unroll
+                for (int i = 0; i < COUNT; ++i) {
+                    const A a = widen(packs[p].element[i]);
+                    const A b = BACKWARD ? widen(others[BACKWARD ? p : 0].element[i]) : A(0);
+                    const A term = TASK == ACCURATE ? exponential_for<T>(a - m) : A(0);
+                    packs[p].element[i] = narrow<T>(outcome<T, TASK>(a, b, term, m, total));
+                }
+                store_pack<COUNT>(target + at, packs[p], channels - at);
+            }
+        }
     }
 }
 

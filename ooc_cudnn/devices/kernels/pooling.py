@@ -119,7 +119,11 @@ def plan_pooling(operation: Pooling, x: DeviceView, y: DeviceView) -> Launch | N
     windows = [str(number) for number in (*window, *stride)]
     taps = math.prod(window)
 
-    rows = None if lanes is not None else _rows(operation, x, y, x_axes, y_axes, window, stride, before)
+    rows = (
+        None
+        if lanes is not None
+        else _rows(operation, x, y, x_axes, y_axes, window, stride, before)
+    )
     threads = BLOCK_THREADS
     if rows is not None:
         left, outputs, load, store = rows

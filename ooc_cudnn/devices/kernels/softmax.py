@@ -16,15 +16,13 @@ from ooc_cudnn.devices.kernels.softmax_plans import (
     FORWARD,
     LOG,
     LOG_BACKWARD,
+    is_swept,
     plan_columns,
     plan_rows,
     sites_by_channels,
 )
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.operations.softmax import Softmax, SoftmaxBackward
-
-#: Elements of a row that are worth two launches and a state: below, one block can keep it.
-LONG_ROW = 4096
 
 
 def _over_channels(
@@ -39,7 +37,8 @@ def _over_channels(
     if output.size == 0:
         return
     sites = sites_by_channels(views)
-    if sites.is_rows and sites.channels > LONG_ROW and sites.images == 1:
+    few = is_swept(output.dtype, sites.images * sites.sites, sites.channels)
+    if few and sites.is_rows and sites.images == 1:
         row_views = [
             DeviceView(view.pointer, view.dtype, (sites.sites, sites.channels), (strides[2], 1))
             for view, strides in zip(views, sites.strides, strict=True)
@@ -48,8 +47,7 @@ def _over_channels(
         return
 
     def plan() -> Launch:
-        planned = plan_rows(task, views, sites) if sites.is_rows else None
-        return planned or plan_columns(task, views, sites)
+        return (plan_rows if sites.is_rows else plan_columns)(task, views, sites)
 
     launch(operation, (output, first, second), plan, (), call.stream)
 
@@ -88,10 +86,9 @@ def softmax_backward(operation: SoftmaxBackward, call: Call) -> None:
 
 
 def _channels_workspace(operation: Softmax | SoftmaxBackward) -> int:
-    channels = operation.shape[1]
-    if channels <= LONG_ROW:
+    rows = math.prod(operation.shape) // max(operation.shape[1], 1)
+    if not is_swept(operation.dtype, rows, operation.shape[1]):
         return 0
-    rows = math.prod(operation.shape) // channels
     return 16 * rows + parts_bytes(rows)
 
 

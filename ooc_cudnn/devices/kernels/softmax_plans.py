@@ -2,8 +2,9 @@
 
 Channels that are contiguous are rows: in the registers of a few threads or a block each
 (`softmax_rows`), by way of shared memory where rows do not begin on wide boundaries
-(`softmax_staged`), or, beyond all registers of a block, swept like images. Contiguous sites are
-columns: in registers (`softmax_columns`) or swept twice (`softmax_columns_swept`).
+(`softmax_staged`), or, beyond all registers of a block, in chunks (`softmax_long`). Few rows as
+long as that are swept like images, by many blocks each. Contiguous sites are columns: in registers
+(`softmax_columns`) or swept twice (`softmax_columns_swept`).
 """
 
 from __future__ import annotations
@@ -26,12 +27,19 @@ BACKWARD = {"accurate": ACCURATE_BACKWARD, "log": LOG_BACKWARD}
 
 WARP = 32
 #: Numbers of packs or items that kernels are compiled for.
-PACKS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+PACKS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64)
 #: Bytes that neighbouring threads read together, at the least: a line of the cache.
 LINE_BYTES = 128
 STAGE_BYTES = (16384, 32768)
 #: Registers that a thread of a column has for values, in bytes of the arithmetic type.
 COLUMN_BYTES = 256
+#: Threads that share a row, where a warp is too few: a block; and those of a row in chunks.
+BLOCK_LANES = (BLOCK_THREADS, 2 * BLOCK_THREADS)
+CHUNK_LANES = 4 * BLOCK_THREADS
+#: A card has more threads than this: of fewer rows each is given more.
+FEWEST_THREADS = 2**15
+#: With fewer rows than that, and each too long for a block's registers, all blocks share each row.
+FEWEST_ROWS = 64
 STAGED_ROWS = 8  # a multiple of it is whole packs, whatever the channels
 
 
@@ -68,12 +76,21 @@ def lane_elements(dtype: str) -> int:
     return 16 if dtype == "float64" else 32
 
 
+def is_swept(dtype: str, rows: int, channels: int) -> bool:
+    """Whether rows are so few and so long that each is worth two launches and a state.
+
+    >>> is_swept("float32", 2, 100_000), is_swept("float32", 128, 100_000)
+    (True, False)
+    """
+    return rows < FEWEST_ROWS and channels > BLOCK_LANES[-1] * lane_elements(dtype)
+
+
 def _at_least(number: int) -> int:
     return next(packs for packs in PACKS if packs >= number)
 
 
-def plan_rows(task: int, views: Sequence[DeviceView], sites: SitesByChannels) -> Launch | None:
-    """Choose the kernel for contiguous channels; None if rows are too long for registers."""
+def plan_rows(task: int, views: Sequence[DeviceView], sites: SitesByChannels) -> Launch:
+    """Choose the kernel for contiguous channels."""
     dtype, item = views[0].dtype, views[0].item_bytes
     channels = sites.channels
     rows = Rows(
@@ -90,24 +107,29 @@ def plan_rows(task: int, views: Sequence[DeviceView], sites: SitesByChannels) ->
             return staged
 
     most = lane_elements(dtype)
-    packs = -(-channels // count)
+    packs, total = -(-channels // count), sites.images * sites.sites
     lanes = 1
     while lanes < min(packs, WARP) and lanes * count * item < LINE_BYTES:
         lanes *= 2
     while lanes < WARP and -(-packs // lanes) * count > most:
         lanes *= 2
-    if -(-packs // lanes) * count > most:
-        lanes = BLOCK_THREADS
-    if -(-packs // lanes) * count > most:
-        return None
-    each = _at_least(-(-packs // lanes))
-    total = sites.images * sites.sites
-    tiles = -(-total // (BLOCK_THREADS // lanes))
+    few = lanes == WARP and total * lanes < FEWEST_THREADS and packs > 2 * WARP
+    if few or -(-packs // lanes) * count > most:
+        fitting = (block for block in BLOCK_LANES if -(-packs // block) * count <= most)
+        lanes = next(fitting, CHUNK_LANES)
+    name, each = "softmax_rows", -(-packs // lanes)
+    if lanes == CHUNK_LANES:
+        # of the two operands of a gradient each has half the registers
+        halves = 2 if task in (ACCURATE_BACKWARD, LOG_BACKWARD) and item >= 4 else 1
+        name, each = "softmax_long", most // halves // count
+    threads = max(BLOCK_THREADS, lanes)
+    tiles = -(-total // (threads // lanes))
     return Launch(
         "softmax.cu",
-        f"softmax_rows<{CUDA_TYPES[dtype]}, {task}, {count}, {each}, {lanes}>",
+        f"{name}<{CUDA_TYPES[dtype]}, {task}, {count}, {_at_least(each)}, {lanes}>",
         grid_of(tiles),
         _row_geometry(views, sites, 1, tiles, sites.sites),
+        (threads, 1),
     )
 
 

@@ -97,6 +97,11 @@ INSTANCES = {
         "activation_backward<int, float, RELU, false, 4, 2>",
         "activation_backward<long long, __half, GELU, true, 8, 2>",
     ],
+    "softmax.cu": [
+        "softmax_rows<float, ACCURATE_BACKWARD, 4, 5, 512>",
+        "softmax_staged<float, ACCURATE, 4, 12, 1, 16384>",
+        "softmax_long<__half, LOG_BACKWARD, 8, 4, 1024>",
+    ],
     "states.cu": [
         "merge_moments",
         "add_states",
