@@ -3,8 +3,9 @@
 For each task, and each piece of it in its plan's loop order: copy in what the piece needs and no
 slot holds, compute, and copy out what no later piece of the same output region will change. A step
 waits on the steps whose data it reads and on those that last used the memory it is about to
-overwrite, be they of the same task (its rings know) or of earlier ones (residence); steps of one
-stream run in order and need no waits among themselves.
+overwrite, be they of the same task (its rings know) or of earlier ones (residence). Steps of one
+stream run in order and need no waits among themselves, but for what leaves: threads may write it to
+the host later.
 """
 
 from __future__ import annotations
@@ -65,7 +66,8 @@ class Step(NamedTuple):
     launches : tuple of Launch
         What a compute step runs.
     waits : tuple of int
-        Indices of earlier steps, on other streams, that must have finished.
+        Indices of earlier steps that must have finished: on other streams, and of a copy out the
+        one that wrote the same bytes of the host before.
     buffers : mapping
         Where its launches read and write, by name: shared by all steps that launch the same.
     signals : bool
@@ -230,7 +232,10 @@ class _Generator:
         buffers: Mapping[str, Buffer] = NO_BUFFERS,
         others: Latest | None = None,
     ) -> int:
-        """Append a step that waits for those used, and others, as far as on another stream."""
+        """Append a step that waits for those used, and others, as far as on another stream.
+
+        A copy out waits for those whose bytes on the host it writes over, too.
+        """
         latest: Latest = dict(others) if others else {}
         for index in used:
             if index >= 0 and index > latest.get(self.streams[index], -1):
@@ -238,7 +243,8 @@ class _Generator:
         if stream == COMPUTE and self.synchronised:
             later(latest, self.synchronised)
             self.synchronised = {}
-        latest.pop(stream, None)
+        if stream != COPY_OUT:  # what left may be written to the host later, by threads
+            latest.pop(stream, None)
         waits = tuple(sorted(latest.values()))
         self.signals.update(waits)
         self.latest[stream] = len(self.steps)

@@ -107,6 +107,20 @@ def test_what_follows_in_pinned_memory_is_ordered():
     assert hazards(schedule) == []
 
 
+def test_what_leaves_for_the_same_place_waits_for_what_left_before():
+    """Though it is of one stream: threads may write the first one to the host after the second."""
+    spec = TensorSpec((8, 8), placement="pinned")
+    homes = {name: Home(spec) for name in "AB"}
+    homes |= {
+        name: Home(replace(spec, placement="device"), at) for name, at in (("a", 0), ("b", 256))
+    }
+    items = tuple(Move("offload", "copy_out", name.lower(), name) for name in "AB")
+    moves = Program("moves", items, homes, 512, dict.fromkeys("AB", spec))
+    assert [step.waits for step in make_schedule(moves).steps] == [(), ()]
+    made = in_pinned_block(moves, apart=())
+    assert [step.waits for step in make_schedule(made).steps] == [(), (0,)]
+
+
 def test_who_takes_over_pinned_memory_waits_for_all_who_were_there(monkeypatch):
     """B leaves for where A is still fetched from: by another stream, and of other memory."""
     spec = TensorSpec((8, 8), placement="pinned")

@@ -71,7 +71,8 @@ class _Leaving:
     """What leaves the device in a run, and is written to the host by other threads.
 
     On its stream such a copy has ended long before it is written. That is no matter but to a copy
-    in of the same bytes, as one task of a program reads what an earlier one left on the host.
+    in of the same bytes, as one task of a program reads what an earlier one left on the host, and
+    to what is written over them.
     """
 
     def __init__(self, runtime: Any) -> None:
@@ -86,7 +87,7 @@ class _Leaving:
         return len(self._futures)
 
     def wait(self, events: Sequence[CudaEvent | StagedEvent]) -> None:
-        """Block the host until the host may read what left before some events."""
+        """Block the host until all is written that left before some events."""
         for event in events:
             if event.leaving is None:
                 continue
@@ -172,7 +173,7 @@ class CudaRun(_Streams):
     """Steps issued on the caller's thread.
 
     What little is staged comes in on the caller's time. What leaves is on its stream when the step
-    was issued, and written to the host by the end: nothing else waits for that but a copy in of it.
+    was issued, and written to the host by the end: only copies of the same bytes wait for that.
     """
 
     def __init__(self, device: Card, compute: Any, *, overlap: bool, timed: bool) -> None:
@@ -189,7 +190,7 @@ class CudaRun(_Streams):
         if self.overlap:
             for event in waits:
                 self.runtime.streamWaitEvent(handle.ptr, event.stop)
-        if stream == "copy_in":
+        if stream != "compute":
             self._leaving.wait(waits)
         start = self.events.record(handle) if self.timed else None
         pending: Future[None] | None = action(handle)
@@ -280,7 +281,7 @@ class StagedCudaRun(WorkerRun):
                 raise Cancelled
             streams.runtime.streamWaitEvent(handle.ptr, earlier.stop)
             before.append(earlier)
-        if stream == "copy_in":
+        if stream != "compute":
             self._leaving.wait(before)
         if streams.timed:
             if stream == "copy_in":

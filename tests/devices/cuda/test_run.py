@@ -53,7 +53,8 @@ def test_what_is_staged_out_holds_nothing_up_until_the_end(log):
 
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("kind", [CudaRun, StagedCudaRun])
-def test_what_a_task_left_is_written_before_another_one_reads_it(log, kind, overlap):
+@pytest.mark.parametrize("way", ["copy_in", "copy_out"])
+def test_what_a_task_left_is_written_before_another_one_takes_it(log, way, kind, overlap):
     device = Device()
     device.use = lambda: None
     run, first, last, seen = kind(device, Stream(2), overlap=overlap, timed=False), *futures(2), []
@@ -61,7 +62,7 @@ def test_what_a_task_left_is_written_before_another_one_reads_it(log, kind, over
     left = run.submit("copy_out", (), lambda stream: last, signals=True)
     last.set_result(None)
     timer = resolved_later(first)
-    run.submit("copy_in", (left,), lambda stream: seen.append(first.done()), signals=False)
+    run.submit(way, (left,), lambda stream: seen.append(first.done()), signals=False)
     run.finish(wait=True)
     timer.join()
     assert seen == [True]
