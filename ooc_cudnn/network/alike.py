@@ -11,7 +11,7 @@ from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.functions.target import Target
 from ooc_cudnn.operations.part_of import PartOf
 from ooc_cudnn.operations.splittable import Splittable
-from ooc_cudnn.pipeline.schedule import pieces
+from ooc_cudnn.pipeline.loops import pieces
 from ooc_cudnn.pricing.plan import Plan
 from ooc_cudnn.pricing.planner import AskWorkspace, Planner, make_plan
 from ooc_cudnn.pricing.request import Request

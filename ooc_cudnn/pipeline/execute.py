@@ -15,8 +15,9 @@ from ooc_cudnn.devices.base import Device, Event, Run, running
 from ooc_cudnn.devices.binding import bind
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.pipeline.offsets import lay_out
-from ooc_cudnn.pipeline.program import Move, Program, Task, program_of
-from ooc_cudnn.pipeline.schedule import COMPUTE, COPY_IN, Schedule, Step, make_schedule
+from ooc_cudnn.pipeline.program import COMPUTE, COPY_IN, Move, Program, Task, program_of
+from ooc_cudnn.pipeline.schedule import Schedule, make_schedule
+from ooc_cudnn.pipeline.steps import Step
 from ooc_cudnn.pipeline.trace import Trace, traced
 from ooc_cudnn.pipeline.views import Source, Views, region_of, shaped
 from ooc_cudnn.pricing.plan import Plan

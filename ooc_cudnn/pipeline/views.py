@@ -9,7 +9,7 @@ from ooc_cudnn.devices.binding import Declared, declared
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.operations.splittable import Region, Splittable
 from ooc_cudnn.pipeline.offsets import Offsets
-from ooc_cudnn.pipeline.schedule import Place, Step
+from ooc_cudnn.pipeline.steps import Place, Step
 from ooc_cudnn.tensor import ITEM_BYTES, TensorSpec, packed_strides
 
 #: An operand as the executor takes it: a NumPy array, or a view of device memory.

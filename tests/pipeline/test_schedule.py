@@ -16,7 +16,8 @@ from ooc_cudnn.operations.chain import Chain
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.op_tensor import AddTensor
 from ooc_cudnn.operations.splittable import AXES
-from ooc_cudnn.pipeline.schedule import pieces, plan_schedule
+from ooc_cudnn.pipeline.loops import pieces
+from ooc_cudnn.pipeline.schedule import plan_schedule
 from ooc_cudnn.pricing.planner import distinct_launches
 from ooc_cudnn.tensor import DTYPES, TensorSpec
 from perfmodel import Split

@@ -1,0 +1,96 @@
+"""Issuing: steps are appended in order, each with those of other streams that it waits for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ooc_cudnn.operations.launches import Buffer, Launch
+from ooc_cudnn.pipeline.program import COMPUTE, COPY_OUT, Move, Program, chunks
+from ooc_cudnn.pipeline.residence import Latest, Residence, later
+from ooc_cudnn.pipeline.steps import NO_BUFFERS, Place, Step
+
+
+class Issuer:
+    """The steps of a program so far, and what they wait for."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        #: All of each step but whether it signals, and its stream.
+        self.steps: list[tuple[Any, ...]] = []
+        self.streams: list[str] = []
+        self.signals: set[int] = set()
+        self.pieces = 0
+        self.item = 0
+        self.sizes: list[Mapping[str, int]] = []
+        #: None where there is but one item, which has nothing to wait for.
+        self.residence = Residence(program.homes) if len(program.items) > 1 else None
+        #: The latest step of each stream, and what the next compute step is to wait for beside.
+        self.latest: Latest = {}
+        self.synchronised: Latest = {}
+
+    def begin(self, item: int) -> None:
+        """Start an item."""
+        self.item = item
+        self.sizes.append({})
+
+    def end(self) -> None:
+        """End an item: what it read and wrote counts for those that follow."""
+        if self.residence is not None:
+            self.residence.close()
+
+    def add(
+        self,
+        stream: str,
+        piece: int,
+        places: tuple[Place, ...],
+        used: Iterable[int],
+        launches: tuple[Launch, ...] = (),
+        buffers: Mapping[str, Buffer] = NO_BUFFERS,
+        others: Latest | None = None,
+    ) -> int:
+        """Append a step that waits for those used, and others, as far as on another stream.
+
+        A copy out waits for those whose bytes on the host it writes over, too.
+        """
+        latest: Latest = dict(others) if others else {}
+        for index in used:
+            if index >= 0 and index > latest.get(self.streams[index], -1):
+                latest[self.streams[index]] = index
+        if stream == COMPUTE and self.synchronised:
+            later(latest, self.synchronised)
+            self.synchronised = {}
+        if stream != COPY_OUT:  # what left may be written to the host later, by threads
+            latest.pop(stream, None)
+        waits = tuple(sorted(latest.values()))
+        self.signals.update(waits)
+        self.latest[stream] = len(self.steps)
+        self.streams.append(stream)
+        self.steps.append((stream, piece, places, launches, waits, buffers, self.item))
+        return len(self.steps) - 1
+
+    def move(self, move: Move) -> None:
+        """Copy a tensor over the link, in large copies."""
+        spec, residence = self.program.homes[move.source].spec, self.residence
+        index, self.pieces = self.pieces, self.pieces + 1
+        for region in chunks(spec.shape, spec.itemsize):
+            others: Latest = {}
+            if residence is not None:
+                others = residence.users(move.source, region, writes=False)
+                later(others, residence.users(move.target, region, writes=True))
+            step = self.add(move.stream, index, (Place("", region, -1),), (), others=others)
+            if residence is not None:
+                residence.note(move.source, region, {move.stream: step}, writes=False)
+                residence.note(move.target, region, {move.stream: step}, writes=True)
+
+    def synchronise(self) -> None:
+        """Let the next compute step wait for all copies so far."""
+        self.synchronised = {s: step for s, step in self.latest.items() if s != COMPUTE}
+
+    def finish(self) -> tuple[Step, ...]:
+        """Every step, with whether a later one waits for it."""
+        signals = self.signals
+        return tuple(
+            Step._make((*step[:-1], index in signals, step[-1]))
+            for index, step in enumerate(self.steps)
+        )

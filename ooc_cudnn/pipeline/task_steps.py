@@ -1,0 +1,210 @@
+"""The steps of one task: its pieces in loop order, each operand through the slots of its ring."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping
+
+from ooc_cudnn.operations.launches import Buffer, Launch
+from ooc_cudnn.operations.splittable import Piece, Region
+from ooc_cudnn.pipeline.issuing import Issuer
+from ooc_cudnn.pipeline.loops import check_order, pieces
+from ooc_cudnn.pipeline.offsets import lay_out
+from ooc_cudnn.pipeline.program import COMPUTE, COPY_IN, COPY_OUT, Task
+from ooc_cudnn.pipeline.residence import Latest, later
+from ooc_cudnn.pipeline.steps import Place
+
+
+class _Ring:
+    """The slots of one operand: what each holds, and the steps that last used it."""
+
+    def __init__(self, depth: int) -> None:
+        self.regions: list[Region | None] = [None] * depth
+        self.loaded: list[int] = [-1] * depth  # the copy-in that filled the slot
+        self.used: list[int] = [-1] * depth  # the last step that reads or writes the slot
+        self.next = 0
+
+    def find(self, region: Region) -> int | None:
+        return self.regions.index(region) if region in self.regions else None
+
+    def take(self, region: Region) -> int:
+        slot = self.next
+        self.next = (slot + 1) % len(self.regions)
+        self.regions[slot] = region
+        return slot
+
+
+class TaskSteps:
+    """The steps of one task: its pieces in order, through its rings."""
+
+    def __init__(self, issuer: Issuer, task: Task) -> None:
+        self.issuer, self.task = issuer, task
+        self.call, self.plan = task.request.chain, task.plan
+        self.rings = {name: _Ring(depth) for name, depth in self.plan.rings if depth}
+        #: Results being made: where, and the last step that computed on them.
+        self.open: dict[str, tuple[Place, int]] = {}
+        self.piece = -1
+        self.computed = -1
+        #: What of the device's memory was asked for: slots and buffers, and operands in place.
+        self.taken: set[tuple[str, int]] = set()
+        self.in_place: set[str] = set()
+
+    def add_all(self) -> None:
+        """Append every step."""
+        call, plan, orders = self.call, self.plan, dict(self.task.request.orders)
+        check_order(call, plan.split, plan.order)
+        made: dict[Hashable, tuple[tuple[Launch, ...], Mapping[str, Buffer]]] = {}
+        cut = list[tuple[Piece, tuple[tuple[Launch, ...], Mapping[str, Buffer]]]]()
+        for piece, accumulation in pieces(call, plan.split, plan.order):
+            key = (call.launch_key(piece), accumulation)
+            if key not in made:
+                made[key] = call.launches(
+                    piece, layout=plan.layout, orders=orders, accumulation=accumulation
+                )
+            cut.append((piece, made[key]))
+        largest: dict[str, int] = {}
+        for _, buffers in made.values():
+            for name, buffer in buffers.items():
+                block = buffer.block or name
+                largest[block] = max(largest.get(block, 0), buffer.nbytes)
+        self.issuer.sizes[-1] = largest
+        if self.issuer.residence is not None:
+            self.offsets = lay_out(plan, largest, self.task.offset)
+        for piece, (launches, buffers) in cut:
+            self._add(piece, launches, buffers)
+        self._leave({})
+        self._note()
+
+    # Within the task ----------------------------------------------------------------------------
+
+    def _load(self, name: str, region: Region) -> Place:
+        """Bring a region to a slot of its ring, unless it is there."""
+        ring = self.rings.get(name)
+        if ring is None:
+            return Place(name, region, -1)
+        slot = ring.find(region)
+        if slot is None:
+            slot = ring.take(region)
+            place = Place(name, region, slot)
+            others = self._before_copy(place, writes=False)
+            used = (ring.used[slot],)
+            loaded = self.issuer.add(COPY_IN, self.piece, (place,), used, others=others)
+            self._copied(place, COPY_IN, loaded, writes=False)
+            ring.loaded[slot] = ring.used[slot] = loaded
+        return Place(name, region, slot)
+
+    def _result(self, name: str, region: Region) -> Place:
+        """A slot for a region of a result: the one it is being made in, or a fresh one."""
+        if name in self.open:
+            return self.open[name][0]
+        ring = self.rings.get(name)
+        if ring is None or name in self.call.loaded:
+            return self._load(name, region)
+        return Place(name, region, ring.take(region))
+
+    def _leave(self, regions: Mapping[str, Region | None]) -> None:
+        """Copy out every result that the next piece, of the given regions, does not go on with."""
+        for name, (place, computed) in tuple(self.open.items()):
+            if regions.get(name) == place.region:
+                continue
+            del self.open[name]
+            if place.slot >= 0:
+                ring = self.rings[name]
+                others = self._before_copy(place, writes=True)
+                left = self.issuer.add(COPY_OUT, self.piece, (place,), (computed,), others=others)
+                self._copied(place, COPY_OUT, left, writes=True)
+                ring.used[place.slot] = left
+                ring.regions[place.slot] = None
+
+    def _add(
+        self, piece: Piece, launches: tuple[Launch, ...], buffers: Mapping[str, Buffer]
+    ) -> None:
+        regions = {name: self.call.region(name, piece) for name in self.call.operands}
+        self._leave(regions)
+        self.piece, self.issuer.pieces = self.issuer.pieces, self.issuer.pieces + 1
+        places: list[Place] = []
+        waits: set[int] = set()
+        for name, region in regions.items():
+            if region is None:
+                continue
+            bring = self._result if name in self.call.results else self._load
+            place = bring(name, region)
+            places.append(place)
+            if place.slot >= 0:
+                ring = self.rings[name]
+                waits |= {ring.loaded[place.slot], ring.used[place.slot]}
+        others = self._before_computing(places, buffers.items())
+        computed = self.issuer.add(
+            COMPUTE, self.piece, tuple(places), waits, launches, buffers, others
+        )
+        self.computed = computed
+        for place in places:
+            if place.slot >= 0:
+                self.rings[place.operand].used[place.slot] = computed
+            if place.operand in self.call.results:
+                self.open[place.operand] = (place, computed)
+
+    # Among tasks --------------------------------------------------------------------------------
+
+    def _fresh(self, name: str, slot: int = 0) -> Latest:
+        """The steps that used the memory of a buffer before this task; asked for once."""
+        residence = self.issuer.residence
+        if residence is None or (name, slot) in self.taken:
+            return {}
+        self.taken.add((name, slot))
+        span = self.offsets.span(name, slot)
+        return residence.users_of_bytes(span) if span else {}
+
+    def _before_copy(self, place: Place, *, writes: bool) -> Latest:
+        """The steps of earlier items that a copy from or to the host waits for."""
+        residence = self.issuer.residence
+        if residence is None:
+            return {}
+        found = residence.users(self.task.binds[place.operand], place.region, writes=writes)
+        if not writes:
+            later(found, self._fresh(place.operand, place.slot))
+        return found
+
+    def _copied(self, place: Place, stream: str, step: int, *, writes: bool) -> None:
+        """Note a copy from or to the host."""
+        if self.issuer.residence is not None:
+            bind = self.task.binds[place.operand]
+            self.issuer.residence.note(bind, place.region, {stream: step}, writes=writes)
+
+    def _before_computing(
+        self, places: Iterable[Place], buffers: Iterable[tuple[str, Buffer]]
+    ) -> Latest:
+        """The steps of earlier items that computing waits for: each once in the task."""
+        residence, found = self.issuer.residence, Latest()
+        if residence is None:
+            return found
+        for place in places:
+            name = place.operand
+            if place.slot >= 0:
+                later(found, self._fresh(name, place.slot))
+            elif name not in self.in_place:
+                self.in_place.add(name)
+                bind, writes = self.task.binds[name], name in self.call.results
+                later(found, residence.users(bind, None, writes=writes))
+        for block in {buffer.block or name for name, buffer in buffers} - set(self.call.operands):
+            later(found, self._fresh(block))
+        later(found, self._fresh("workspace"))
+        return found
+
+    def _note(self) -> None:
+        """Note what was used on the device, to the end of the task."""
+        residence, computed = self.issuer.residence, {COMPUTE: self.computed}
+        if residence is None:
+            return
+        for name in self.in_place:
+            writes = name in self.call.results
+            residence.note(self.task.binds[name], None, computed, writes=writes)
+        for name, slot in self.taken:
+            span, steps = self.offsets.span(name, slot), dict(computed)
+            if name in self.rings:
+                ring = self.rings[name]
+                steps = {}
+                for step in (ring.loaded[slot], ring.used[slot]):
+                    if step >= 0:
+                        later(steps, {self.issuer.streams[step]: step})
+            if span and steps:
+                residence.note_bytes(span, steps)
