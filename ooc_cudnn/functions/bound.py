@@ -66,13 +66,8 @@ class Bound(NamedTuple):
 
     def check_results(self) -> None:
         """Raise before any copy starts if a result that was given cannot be written."""
-        said = {name: self.description.said(name) for name in self.results}
-        for name, result in self.results.items():
-            check_writable(result, name=said[name])
-            others = {said[k]: v for k, v in self.results.items() if k != name}
-            check_apart({**self.operands, **others}, result, name=said[name])
-            if result.spec.placement == "disk":
-                reserve_file(result.array, name=said[name])
+        said = {self.description.said(name): result for name, result in self.results.items()}
+        check_results(self.operands, said)
 
     def returned(self, lead: str) -> Any:
         """The results as the user gets them: what was given, or new ones of the lead's framework.
@@ -88,6 +83,16 @@ class Bound(NamedTuple):
                 array = self.results[name].array
                 returned.append(restore(array) if restore else array)
         return tuple(returned) if len(returned) > 1 else returned[0]
+
+
+def check_results(operands: Mapping[str, Wrapped], results: Mapping[str, Wrapped]) -> None:
+    """Raise if a result cannot be written, or shares memory with an operand or another result."""
+    for name, result in results.items():
+        check_writable(result, name=name)
+        others = {other: each for other, each in results.items() if other != name}
+        check_apart({**operands, **others}, result, name=name)
+        if result.spec.placement == "disk":
+            reserve_file(result.array, name=name)
 
 
 def bind(function: str, description: Description, take: Take, device: Device | None) -> Bound:

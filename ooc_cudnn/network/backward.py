@@ -16,6 +16,7 @@ from ooc_cudnn.network.emitting import Backward, Forward, _Emit
 from ooc_cudnn.network.graph import Graph
 from ooc_cudnn.network.nodes.base import Node
 from ooc_cudnn.network.phases import Step
+from ooc_cudnn.network.residency import GIVEN
 from ooc_cudnn.network.tensors import Tensor
 from ooc_cudnn.settings_table import Settings
 
@@ -56,10 +57,14 @@ def _step(
     on_the_way = _on_the_way(nodes, leaves)
     forward = Forward(settings, on_the_way, is_training=is_training)
     for output in outputs:
+        if output.kind in GIVEN:
+            raise ValueError(f"{output.name} is given, not made: ask for what a node makes")
         forward.known(output)
     for node in nodes:
         forward.node = node.name
         node.forward(forward)
+    if not is_training:
+        outputs = [_alone(forward, output) for output in outputs]
     last: _Emit = forward
     seeds: dict[str, str] = {}
     gradients: dict[str, str] = {}
@@ -82,6 +87,20 @@ def _step(
         gradients,
         seeds,
     )
+
+
+def _alone(forward: Forward, output: Tensor) -> Tensor:
+    """What is asked for, as a tensor of its own, that can be written to an array of the user's.
+
+    What is a view (dropout in inference, a part of a concatenation) is copied.
+    """
+    if forward.place(output.name).base == output.name:
+        return output
+    alone = Tensor(f"{output.name} alone", output.shape, output.dtype)
+    if alone.name not in forward.tensors:  # it may be asked for twice
+        forward.node = output.name
+        forward.copy("copy", output, alone)
+    return alone
 
 
 def _on_the_way(nodes: Sequence[Node], leaves: frozenset[str]) -> frozenset[str]:

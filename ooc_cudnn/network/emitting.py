@@ -63,7 +63,13 @@ class _Emit:
 
     def known(self, tensor: Tensor) -> Tensor:
         """The tensor as it is known in this step, where it may be a view of another one."""
-        return self.tensors.setdefault(tensor.name, tensor)
+        known = self.tensors.setdefault(tensor.name, tensor)
+        if (known.kind, known.shape, known.dtype) != (tensor.kind, tensor.shape, tensor.dtype):
+            raise ValueError(
+                f"{self.node}: {tensor.name!r} names both a {known.kind} and a {tensor.kind}: give "
+                "the node another name"
+            )
+        return known
 
     def view(self, tensor: Tensor, shape: Shape, region: Region = (), name: str = "") -> Tensor:
         """A region of a tensor (all of it when left out) as a tensor of its own.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -32,20 +33,27 @@ def random_state(random: np.random.Generator, shape: Shape, dtype: str) -> np.nd
 
 def constant(value: float) -> Initial:
     """One number."""
-
-    def filled(random: np.random.Generator, shape: Shape, dtype: str) -> np.ndarray[Any, Any]:
-        return np.full(shape, value, numpy_dtype(dtype))
-
-    return filled
+    return partial(_filled, value)
 
 
 def he(fan_in: int) -> Initial:
     """Normal numbers of variance 2 / fan_in: rectified maps keep their size (He et al., 2015)."""
+    return partial(_drawn, fan_in)
 
-    def drawn(random: np.random.Generator, shape: Shape, dtype: str) -> np.ndarray[Any, Any]:
-        wide = np.float64 if dtype == "float64" else np.float32
-        made = random.standard_normal(shape, wide)
-        made *= math.sqrt(2 / fan_in)
-        return made.astype(numpy_dtype(dtype), copy=False)
 
-    return drawn
+# Functions of the module: a network can be pickled.
+
+
+def _filled(
+    value: float, random: np.random.Generator, shape: Shape, dtype: str
+) -> np.ndarray[Any, Any]:
+    return np.full(shape, value, numpy_dtype(dtype))
+
+
+def _drawn(
+    fan_in: int, random: np.random.Generator, shape: Shape, dtype: str
+) -> np.ndarray[Any, Any]:
+    wide = np.float64 if dtype == "float64" else np.float32
+    made = random.standard_normal(shape, wide)
+    made *= math.sqrt(2 / fan_in)
+    return made.astype(numpy_dtype(dtype), copy=False)

@@ -131,7 +131,7 @@ class Network(
 
     # Other sizes, files -----------------------------------------------------------------------
 
-    def resized(self, **shapes: Iterable[int]) -> Self:
+    def resized(self, /, **shapes: Iterable[int]) -> Self:
         """The same network for inputs of other shapes, on the same parameters.
 
         Parameters

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ooc_cudnn.devices.view import WIDEST_ACCESS_BYTES
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.functions.target import Target, make_request
 from ooc_cudnn.memory.alignment import ALIGNMENT, aligned
@@ -33,6 +34,7 @@ from ooc_cudnn.pipeline.program import (
     Program,
     Synchronisation,
     Task,
+    byte_range,
 )
 from ooc_cudnn.pricing.plan import Plan
 from ooc_cudnn.pricing.request import Request
@@ -63,6 +65,7 @@ class Terms:
     order: str = "channels_first"
     synchronous: bool = False
     host: Room | None = None
+    misaligned: frozenset[str] = frozenset()
 
 
 #: A phase of more pieces, that takes so many times as long as with all memory, has too little.
@@ -325,10 +328,8 @@ class _Placing:
     def plan_of(self, phase: Phase, at: int, limit_bytes: int) -> tuple[Request, Plan]:
         """Plan a phase within so many bytes, its operands where they are then."""
         call, target = phase.call, self.terms.target
-        homes = {
-            operand: self.homes[self.home_of(name, at)] for operand, name in phase.binds.items()
-        }
-        specs = {operand: homes[operand].spec for operand in call.operands}
+        homes = {operand: self.home_of(name, at) for operand, name in phase.binds.items()}
+        specs = {operand: self.homes[homes[operand]].spec for operand in call.operands}
         request = make_request(
             phase.name,
             call,
@@ -337,13 +338,20 @@ class _Placing:
             limit_bytes,
             target.layouts,
             overlap=target.overlap,
-            aligned={
-                operand: home.offset is None or home.offset % 16 == 0
-                for operand, home in homes.items()
-            },
+            aligned={operand: self._is_aligned(home) for operand, home in homes.items()},
         )
         plan = plan_request(request, target)
         return request.along(plan.row_axis), plan
+
+    def _is_aligned(self, name: str) -> bool:
+        """Whether a tensor of the program begins on a 16-byte boundary."""
+        home = self.homes[name]
+        if home.offset is not None:
+            return home.offset % WIDEST_ACCESS_BYTES == 0
+        if not home.of:
+            return name not in self.terms.misaligned
+        start, _ = byte_range(self.homes[home.of], home.region)
+        return start % WIDEST_ACCESS_BYTES == 0 and self._is_aligned(home.of)
 
 
 def _strides(

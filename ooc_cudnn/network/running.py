@@ -16,6 +16,7 @@ from ooc_cudnn.arrays.operands import Wrapped, wrap
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.devices.engines import Measured
+from ooc_cudnn.functions.bound import check_results
 from ooc_cudnn.functions.tune_rounds import Tell
 from ooc_cudnn.network.fastest import PlannedStep
 from ooc_cudnn.network.graph import Graph
@@ -25,13 +26,13 @@ from ooc_cudnn.network.pictures import draw_step
 from ooc_cudnn.network.plan import NetworkPlan
 from ooc_cudnn.network.planning import check_asked, plan_again, plan_step
 from ooc_cudnn.network.tensors import Tensor
-from ooc_cudnn.network.terms import Limit, dtype_of, terms_for
+from ooc_cudnn.network.terms import Limit, limit_here, misaligned_of, terms_for
 from ooc_cudnn.network.training import ReadyStep, number
 from ooc_cudnn.network.tuning import measure_engines
 from ooc_cudnn.settings import current
 from ooc_cudnn.settings_table import Settings
 from ooc_cudnn.telling import warn
-from ooc_cudnn.tensor import TensorSpec, numpy_dtype
+from ooc_cudnn.tensor import numpy_dtype
 from perfmodel import MachineModel
 
 
@@ -95,7 +96,7 @@ class Runnable:
             setting host_memory_limit).
         """
         step = self.training_phases(loss)
-        terms = terms_for(memory_limit, machine, dtype_of(step), {})
+        terms = terms_for(memory_limit, machine, step, {})
         made = plan_step("training_step", step, terms, policy=policy, micro_batches=micro_batches)
         return made.plan
 
@@ -125,7 +126,7 @@ class Runnable:
             If matplotlib is not installed.
         """
         step = self.training_phases(loss)
-        terms = terms_for(plan.memory_limit, machine, dtype_of(step), {})
+        terms = terms_for(plan.memory_limit, machine, step, {})
         draw_step(plan_again(step, plan, terms), path)
 
     def training_step(
@@ -165,7 +166,7 @@ class Runnable:
         return TrainingStep(self, make, limit, asked, plan)
 
     def forward(
-        self, *outputs: Tensor, memory_limit: Limit = None, out: Any = None, **inputs: Any
+        self, /, *outputs: Tensor, memory_limit: Limit = None, out: Any = None, **inputs: Any
     ) -> Any:
         """Run inference: by running statistics, without dropout. It is planned at each call.
 
@@ -193,19 +194,22 @@ class Runnable:
         """
         step = self.forward_phases(*outputs)
         given = out if isinstance(out, tuple | list) else (out,) * (out is not None)
-        if given and len(given) != len(outputs):
-            raise TypeError(f"out must hold {len(outputs)} arrays, not {len(given)}")
-        beside = dict(zip(step.outputs, given, strict=True)) if given else {}
+        asked = tuple(dict.fromkeys(step.outputs))
+        if out is not None and len(given) != len(asked):
+            raise TypeError(f"out must hold {len(asked)} arrays, not {len(given)}")
+        beside = dict(zip(asked, given, strict=False))
         device = get_device(current().device)
         taken = _taken(self, step, inputs, device)
-        for name, array in beside.items():
-            taken[name] = wrap(array, device, name="out", written=True)
-            _check_given(step.tensors[name], taken[name])
-        terms = terms_for(memory_limit, None, dtype_of(step), _specs(taken))
+        results = {n: wrap(a, device, name="out", written=True) for n, a in beside.items()}
+        for name, result in results.items():
+            _check_given(step.tensors[name], result)
+        check_results(taken, {f"out of {name}": each for name, each in results.items()})
+        taken |= results
+        terms = terms_for(memory_limit, None, step, taken)
         ready = ReadyStep(plan_step("forward", step, terms), device)
-        results = ready.run(taken)
+        made = ready.run(taken)
         found = tuple(
-            beside[name] if name in beside else ready.of(results, name) for name in step.outputs
+            beside[name] if name in beside else ready.of(made, name) for name in step.outputs
         )
         return found if len(found) > 1 else found[0]
 
@@ -247,7 +251,7 @@ class TrainingStep:
             self._steps = {settings: self._make()}
         return self._steps[settings]
 
-    def __call__(self, **inputs: Any) -> float:
+    def __call__(self, /, **inputs: Any) -> float:
         """Run the step.
 
         Raises
@@ -319,7 +323,7 @@ class TrainingStep:
 
         return measure_engines(
             device,
-            lambda: self._planned(_specs(given), ask=False),
+            lambda: self._planned(given, ask=False),
             plan,
             every=every,
             seconds=seconds,
@@ -336,25 +340,22 @@ class TrainingStep:
         return given
 
     def _prepared(self, device: Device, given: Mapping[str, Wrapped]) -> ReadyStep:
-        settings = current()
-        specs = _specs(given)
-        key = (settings, device.name, tuple(specs.items()))
+        specs = tuple((name, each.spec) for name, each in given.items())
+        key = current(), device.name, specs, misaligned_of(given)
         ready = self._ready.get(key)
-        if ready is None:
+        with device.arena.lock:
+            room = limit_here(device, self._limit) - device.arena.array_bytes
+        if ready is None or ready.device_bytes > room:
             self._ready.clear()  # what it keeps on the host is given back first
-            ready = self._ready[key] = ReadyStep(self._planned(specs), device)
+            ready = self._ready[key] = ReadyStep(self._planned(given), device)
         return ready
 
-    def _planned(self, specs: Mapping[str, TensorSpec], *, ask: bool = True) -> PlannedStep:
-        terms = terms_for(self._limit, None, dtype_of(self._step), specs)
+    def _planned(self, given: Mapping[str, Wrapped], *, ask: bool = True) -> PlannedStep:
+        terms = terms_for(self._limit, None, self._step, given)
         terms = replace(terms, target=terms.target.asking(ask=ask, sparing=0))
         if self._given_plan is not None:
             return plan_again(self._step, self._given_plan, terms)
         return plan_step("training_step", self._step, terms, **self._asked)
-
-
-def _specs(given: Mapping[str, Wrapped]) -> dict[str, TensorSpec]:
-    return {name: each.spec for name, each in given.items()}
 
 
 def _taken(

@@ -6,17 +6,21 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from ooc_cudnn.arrays.operands import Wrapped
 from ooc_cudnn.devices import get_device
+from ooc_cudnn.devices.base import Device
 from ooc_cudnn.devices.engine_files import tables_of
 from ooc_cudnn.devices.machines import named_machine
+from ooc_cudnn.devices.view import WIDEST_ACCESS_BYTES
 from ooc_cudnn.functions.plan import limit_of
 from ooc_cudnn.functions.target import Target
 from ooc_cudnn.memory import pinned
 from ooc_cudnn.memory.limit import limit_bytes
 from ooc_cudnn.network.phases import Step
 from ooc_cudnn.network.placing import Terms
+from ooc_cudnn.network.training import made_anew_bytes
 from ooc_cudnn.settings import current
-from ooc_cudnn.tensor import ORDERS, TensorSpec
+from ooc_cudnn.tensor import ORDERS
 from ooc_cudnn.units import parse_limit
 from perfmodel import MachineModel
 
@@ -26,17 +30,15 @@ Limit = int | float | str | None
 def terms_for(
     memory_limit: Limit,
     machine: MachineModel | str | os.PathLike[str] | None,
-    dtype: str,
-    specs: Mapping[str, TensorSpec],
+    step: Step,
+    given: Mapping[str, Wrapped],
 ) -> Terms:
     """Under what a step is planned: for the device at hand, or a machine by name."""
     settings = current()
-    limit: Any = settings.memory_limit
-    if memory_limit is not None:
-        limit = parse_limit(memory_limit, name="memory_limit")
+    specs = {name: each.spec for name, each in given.items()}
     if machine is not None:
         model = named_machine(machine)
-        room = limit_of(model, limit)
+        room = limit_of(model, _asked(memory_limit))
         most = settings.host_memory_limit
         return Terms(
             Target(model, room, room, ORDERS, None, settings.overlap),
@@ -45,12 +47,35 @@ def terms_for(
         )
     device = get_device(settings.device)
     with device.arena.lock:
-        target = Target.here(device, limit_bytes(device, limit), dtype, settings)
+        limit = limit_here(device, memory_limit)
+        target = _by_what_was_measured(Target.here(device, limit, _dtype_of(step), settings))
         host = pinned.room(device, settings.host_memory_limit)
-        return Terms(_by_what_was_measured(target), specs, host=host)
+    room = target.room_bytes - made_anew_bytes(step, specs)
+    misaligned = misaligned_of(given)
+    return Terms(target._replace(room_bytes=room), specs, host=host, misaligned=misaligned)
 
 
-def dtype_of(step: Step) -> str:
+def limit_here(device: Device, memory_limit: Limit) -> int:
+    """The memory limit in bytes: what is asked for, else the setting's."""
+    return limit_bytes(device, _asked(memory_limit))
+
+
+def _asked(memory_limit: Limit) -> Any:
+    if memory_limit is None:
+        return current().memory_limit
+    return parse_limit(memory_limit, name="memory_limit")
+
+
+def misaligned_of(given: Mapping[str, Wrapped]) -> frozenset[str]:
+    """What is given on the device and does not begin where its widest accesses may."""
+    return frozenset(
+        name
+        for name, each in given.items()
+        if each.spec.placement == "device" and each.pointer % WIDEST_ACCESS_BYTES
+    )
+
+
+def _dtype_of(step: Step) -> str:
     """The dtype of most calls."""
     return max((phase.call for phase in step.phases), key=lambda call: call.extents.n).dtype
 

@@ -13,7 +13,6 @@ from ooc_cudnn import interrupts
 from ooc_cudnn.arrays.making import empty_in
 from ooc_cudnn.arrays.operands import Wrapped, wrap
 from ooc_cudnn.devices.base import Device
-from ooc_cudnn.memory.limit import limit_bytes
 from ooc_cudnn.memory.pinned import allocate
 from ooc_cudnn.network.fastest import PlannedStep
 from ooc_cudnn.network.phases import Step
@@ -41,6 +40,9 @@ class ReadyStep:
         self._own = dict(self._in_block(program))
         self._results = {n: spec for n, spec in program.between.items() if n in results}
         self._changed = [name for name in results if step.tensors[name].kind in GIVEN]
+        specs = {name: home.spec for name, home in program.homes.items()}
+        #: What running it takes of the device.
+        self.device_bytes = planned.plan.device_bytes + made_anew_bytes(step, specs)
 
     def _in_block(self, program: Program) -> Iterator[tuple[str, Any]]:
         """What lives on the host meanwhile, in one block of pinned memory."""
@@ -59,7 +61,8 @@ class ReadyStep:
             yield name, as_strided(array, spec.shape, steps)
 
     def _made(self, spec: TensorSpec) -> Any:
-        return empty_in(self.device, "pinned", spec.shape, spec.dtype, "channels_first")
+        order = spec.order or "channels_first"
+        return empty_in(self.device, "pinned", spec.shape, spec.dtype, order)
 
     def run(self, given: Mapping[str, Wrapped]) -> dict[str, Any]:
         """Run on given arrays; return every result by the name of its tensor.
@@ -102,7 +105,7 @@ class ReadyStep:
                     wait=True,
                     timed=calls is not None,
                     on_piece=None if type(progress) is Reporter else progress.update,
-                    limit_bytes=limit_bytes(device, settings.memory_limit),
+                    limit_bytes=plan.memory_limit,
                 )
             if calls is not None and trace is not None:
                 seconds = time.perf_counter() - begin
@@ -116,6 +119,13 @@ class ReadyStep:
         base, region = step.place(name)
         part = results[base][tuple(slice(*each) for each in region)]
         return part.reshape(step.tensors[name].shape)
+
+
+def made_anew_bytes(step: Step, specs: Mapping[str, TensorSpec]) -> int:
+    """Bytes on the device of what a step changes: it writes to arrays of its own."""
+    on_device = {n for n, spec in specs.items() if spec.placement == "device" and n in step.tensors}
+    changed = (n for n in results_of(step) & on_device if step.tensors[n].kind in GIVEN)
+    return sum(specs[n].nbytes for n in changed) if on_device else 0
 
 
 def number(array: Any) -> float:

@@ -1,5 +1,7 @@
 """What users build: names, parameters, files, other sizes, and errors that name the node."""
 
+import pickle
+
 import numpy as np
 import pytest
 import torch
@@ -139,6 +141,51 @@ def test_a_layer_that_takes_one_size_alone_says_so():
     assert net.resized(x=(7, 3, 6, 6)).graph.tensors["last"].shape == (7, 5)
     with pytest.raises(ValueError, match=r"last: last\.w has shape \(5, 72\), and would have"):
         net.resized(x=(1, 3, 9, 9))
+
+
+def test_a_size_that_does_not_fit_takes_nothing_from_the_network():
+    """Both share their parameters."""
+    net, _ = small()
+    before = dict(net.parameters)
+    for shape in ((1, 3, 6), (1, 4, 6, 6), (2, 3, 6, 6, 1)):
+        with pytest.raises(ValueError, match="convolution_1"):
+            net.resized(x=shape)
+        assert all(net.parameters[name] is array for name, array in before.items())
+
+
+def test_a_name_that_a_parameter_would_have_leaves_no_parameter_behind():
+    net = ooc_cudnn.Network()
+    x = net.input("x", (1, 2, 3, 3))
+    net.activation(x, name="c.b")
+    with pytest.raises(ValueError, match=r"c: there is a tensor named 'c.b'"):
+        net.convolution(x, 2, window=1, name="c")
+    assert list(net.parameters) == []
+    assert list(net.graph.tensors) == ["x", "c.b"]
+
+
+def test_names_of_tensors_that_a_step_makes_are_its_own():
+    """A map named as another one made again took its place: gradients were wrong."""
+    net = ooc_cudnn.Network()
+    x = net.input("x", (2, 2, 3, 3), "float64")
+    for name in ("h remade", "h [1]", "h band 0", "h\tas 1x2"):
+        with pytest.raises(ValueError, match="must not hold blanks"):
+            net.activation(x, name=name)
+        with pytest.raises(ValueError, match="must not hold blanks"):
+            net.input(name, (1,))
+    y = net.batch_normalization(x, name="n")
+    y = net.activation(y, name="n.saved_mean")
+    loss = net.mean_squared_error(y, net.input("target", y.shape, "float64"))
+    with pytest.raises(ValueError, match=r"n: 'n\.saved_mean' names both a .* and a"):
+        net.plan(loss, machine="h200")
+
+
+def test_a_network_can_be_pickled():
+    net, y = small()
+    again = pickle.loads(pickle.dumps(net))
+    for name, array in net.parameters.items():
+        assert np.array_equal(again.parameters[name], array), name
+    x = np.ones((2, 3, 6, 6))
+    assert np.array_equal(again.forward(again.graph.tensors["head"], x=x), net.forward(y, x=x))
 
 
 def test_errors_name_the_node_and_leave_the_network_as_it_was():

@@ -80,3 +80,67 @@ def test_inference_reads_and_writes_files(made, tmp_path):
     target[...] = np.nan
     assert net.forward(h, images=source, out=target, memory_limit="64KiB") is target
     np.testing.assert_allclose(target, expected, rtol=0, atol=1e-13)
+
+
+def test_parameters_that_are_slices_of_one_array(made):
+    """Where they begin is no boundary of 16 bytes: what is computed on them there is wrong."""
+    net, _, loss, images, classes = made
+    step = net.training_step(loss, memory_limit=LIMIT)
+    value = step(images=images, labels=classes)
+    expected = {name: np.array(array) for name, array in step.gradients.items()}
+    every = on_the_device(np.zeros(1 + sum(array.size for array in net.parameters.values())))
+    start = 1
+    for name, array in net.parameters.items():
+        part = every[start : start + array.size].reshape(array.shape)
+        part[...] = array
+        net.parameters[name], start = part, start + array.size
+    assert step(images=images, labels=classes) == pytest.approx(value, rel=1e-13)
+    for name, gradient in expected.items():
+        np.testing.assert_allclose(step.gradients[name], gradient, rtol=0, atol=1e-13)
+
+
+def test_a_crop_of_an_input_on_the_device_begins_anywhere(made):
+    net = ooc_cudnn.Network()
+    x = net.input("x", (1, 2, 5, 5))
+    y = net.convolution(net.crop(x, 1, 3), 2, window=1)
+    given = np.random.default_rng(0).standard_normal(x.shape).astype("f4")
+    expected = net.forward(y, x=given)
+    np.testing.assert_allclose(net.forward(y, x=on_the_device(given)), expected, rtol=1e-6)
+
+
+def peak_and_plan(step, **inputs):
+    with ooc_cudnn.profile() as profiled:
+        step(**inputs)
+    (call,) = profiled.calls
+    return call.peak_device_bytes, step.plan
+
+
+def test_the_limit_of_a_step_holds_whatever_is_on_the_device(made):
+    """It counts running statistics that the step makes anew there, and arrays made since."""
+    net, _, loss, images, classes = made
+    for name in net.running:
+        net.running[name] = on_the_device(net.running[name])
+    with pytest.raises(ooc_cudnn.PlanInfeasibleError) as refused:
+        net.plan(loss, memory_limit=1)
+    inputs = {"images": images, "labels": classes}
+    least = refused.value.smallest_bytes + sum(array.nbytes for array in net.running.values())
+    with pytest.raises(ooc_cudnn.PlanInfeasibleError, match=f"memory_limit={least}"):
+        net.training_step(loss, memory_limit=least - 1)(**inputs)
+    step = net.training_step(loss, memory_limit=least)
+    assert peak_and_plan(step, **inputs)[0] == least
+    assert peak_and_plan(step, **inputs)[0] == least
+    limit = 2 * least
+    step = net.training_step(loss, memory_limit=limit)
+    _, before = peak_and_plan(step, **inputs)
+    held = on_the_device(np.zeros(least // 3 // 8))
+    peak, after = peak_and_plan(step, **inputs)
+    assert before.device_bytes > after.device_bytes
+    assert held.nbytes < peak <= limit
+
+
+def test_the_limit_of_a_step_goes_before_the_setting(made):
+    net, _, loss, images, classes = made
+    step = net.training_step(loss, memory_limit="100kB", policy="keep")
+    value = step(images=images, labels=classes)
+    with ooc_cudnn.settings(memory_limit="10kB"):
+        assert step(images=images, labels=classes) == value

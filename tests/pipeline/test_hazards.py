@@ -25,7 +25,8 @@ def schedule_of(seed, share, policy, micro_batches=None):
     net, loss, _ = drawn_network(seed, loss=True)
     full = net.plan(loss, memory_limit="1GiB", policy="keep").device_bytes
     limit = int(full * share)
-    step, terms = net.training_phases(loss), terms_for(limit, None, "float64", {})
+    step = net.training_phases(loss)
+    terms = terms_for(limit, None, step, {})
     made = plan_step("step", step, terms, policy=policy, micro_batches=micro_batches)
     return make_schedule(made.placed.program)
 
@@ -70,7 +71,7 @@ def images(rows=24):
 def test_bands_of_rows(parts):
     net, loss = images()
     step = net.training_phases(loss)
-    terms = terms_for("64KiB", None, "float64", {})
+    terms = terms_for("64KiB", None, step, {})
     rewritten = _rewritten(_as_taken(step, "best"), frozenset(), parts, 3)
     placed = place_step("rows", rewritten, POLICIES["keep"].residing(rewritten), terms)
     schedule = make_schedule(placed.program)

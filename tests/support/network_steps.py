@@ -15,7 +15,7 @@ from tests.support.network_checks import assert_close, sizes_of
 def banded_plan(net, loss, limit, bands, micro_batches=1):
     """The plan of a step in so many bands of rows, which the planner tries last."""
     step = _as_taken(net.training_phases(loss), "best")
-    terms = terms_for(limit, None, "float64", {})
+    terms = terms_for(limit, None, step, {})
     rewritten = _rewritten(step, frozenset(), micro_batches, bands)
     residing = POLICIES["keep"].residing(rewritten)
     placed = place_step("training_step", rewritten, residing, terms)

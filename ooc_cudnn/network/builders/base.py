@@ -30,11 +30,11 @@ def builder(
     @wraps(method)
     def built(self: B, *args: P.args, **kwargs: P.kwargs) -> Tensor:
         name = self._fresh_name(method.__name__, kwargs.get("name", ""))
-        known = set(self.graph.tensors)
+        known = self._known()
         try:
             made = method(self, *args, **{**kwargs, "name": name})  # type: ignore[arg-type]
         except (TypeError, ValueError) as error:
-            self._forget(set(self.graph.tensors) - known)
+            self._forget(self._known() - known)
             raise type(error)(f"{name}: {error}") from error
         self._calls.append((method.__name__, args, {**kwargs, "name": name}))
         return made
@@ -64,6 +64,9 @@ class Builders:
         if name:
             if name in self.graph.tensors:
                 raise ValueError(f"name {name!r} is taken: names are given once")
+            if any(letter.isspace() for letter in name):
+                # with a blank the library names what it makes of a tensor
+                raise ValueError(f"name {name!r} must not hold blanks")
             return name
         return next(
             made for at in range(1, 2**30) if (made := f"{kind}_{at}") not in self.graph.tensors
@@ -80,6 +83,8 @@ class Builders:
     def _own(self, tensor: object, argument: str = "x", *, dtype: str = "") -> Tensor:
         """Return what is a map or an input of this network, of a floating dtype.
 
+        Without `dtype` it must be a map: images of channels.
+
         Raises
         ------
         TypeError, ValueError
@@ -91,6 +96,11 @@ class Builders:
         if not dtype and not found.is_floating:
             raise TypeError(
                 f"{argument} must be a floating tensor, but {found.name} is {found.dtype}"
+            )
+        if not dtype and not 2 <= len(found.shape) <= 5:
+            raise ValueError(
+                f"{argument} must have shape (n, c, up to 3 spatial axes), but {found.name} has "
+                f"{found.shape}"
             )
         return found
 
@@ -136,13 +146,23 @@ class Builders:
             )
         return self.graph.add_tensor(made)
 
-    def _forget(self, names: set[str]) -> None:
-        """Take tensors out again whose node could not be made."""
-        for name in names:
-            self.parameters.forget(name)
-            self.running.forget(name)
-            del self.graph.tensors[name]
-            self.graph.nodes.pop(name, None)
+    def _known(self) -> set[tuple[str, str]]:
+        """What there is, and where: a resized network shares its parameters with another one."""
+        places = {
+            "parameter": self.parameters,
+            "running": self.running,
+            "tensor": self.graph.tensors,
+        }
+        return {(place, name) for place, names in places.items() for name in names}
+
+    def _forget(self, names: set[tuple[str, str]]) -> None:
+        """Take out again what was added for a node that could not be made."""
+        for place, name in names:
+            if place == "tensor":
+                del self.graph.tensors[name]
+                self.graph.nodes.pop(name, None)
+            else:
+                (self.parameters if place == "parameter" else self.running).forget(name)
 
 
 def translated(value: Any, tensors: Mapping[str, Tensor]) -> Any:
