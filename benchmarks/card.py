@@ -59,7 +59,7 @@ def _suite(seconds: int, *cases: str) -> Part:
 PARTS = {
     **{name: Part(240, name) for name in SCRIPTS},
     **{f"networks-{case}": Part(590, "networks", ("--case", case)) for case in NETWORKS},
-    "engines": Part(590, "engines"),
+    "engines": Part(300, "engines"),
     "model-calls": Part(540, "model_accuracy", ("--part", "calls")),
     "model-splits": Part(540, "model_accuracy", ("--part", "splits")),
     "bench-fig9": _suite(540, "fig9-*"),

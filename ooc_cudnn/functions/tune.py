@@ -32,6 +32,7 @@ def tune(
     memory_limit: int | float | str | None = None,
     out: Any = None,
     tell: Tell | None = None,
+    effort: Effort | None = None,
     **arguments: Any,
 ) -> list[Measured]:
     """Measure the engines of the convolutions of a call, in every memory order, and store them.
@@ -43,6 +44,8 @@ def tune(
         As for `plan`.
     tell : callable, optional
         Is given what was measured of each launch, as soon as that is.
+    effort : Effort, optional
+        How much is measured: every engine when left out, for as long as it takes.
 
     Returns
     -------
@@ -63,7 +66,7 @@ def tune(
         tasks = [(part.request, part.plan) for part in planned.parts]
         return Planned(function, tasks, planned.plan.memory_limit)
 
-    return measure_what_is_launched(get_device(current().device), plan, Effort(), tell)
+    return measure_what_is_launched(get_device(current().device), plan, effort or Effort(), tell)
 
 
 def finish_tuning(device: Device, *, tell: Tell | None = None) -> list[Measured]:

@@ -77,7 +77,7 @@ class Effort(NamedTuple):
     every : bool
         Every engine there is, not only those that the heuristics rank.
     seconds : float
-        No launch is begun once so many were spent on measuring.
+        For measuring, of which each convolution has an equal share; no other is begun then.
     again : bool
         What is known already, too.
     launch_seconds : float
@@ -259,14 +259,16 @@ def measure(
     There may be no room for some.
     """
     found: dict[AnyConvolution, Measured] = {}
-    ended = 0
+    began, ended = time.perf_counter(), 0
     assert device.engines is not None
     with device.arena.lock:
         bench = Bench(device, limit_bytes, batches=BATCHES, batch_seconds=BATCH_SECONDS)
-        tuning = Tuning(device, bench, Deadline(effort.seconds))
         for operation in operations:
-            if found and not tuning.deadline.allows(steps=1):
+            left = effort.seconds - (time.perf_counter() - began)
+            if ended and left <= 0.0:
                 break
+            # what one does not need of its share, the others have
+            tuning = Tuning(device, bench, Deadline(left / (len(operations) - ended)))
             small = _on_fewer_images(operation, limit_bytes, 1.0)
             try:
                 measured = tuning.measured(

@@ -22,10 +22,10 @@ def test_each_problem_is_tuned_as_its_precision_admits(monkeypatch, direction, p
     device = EnginesDevice([FakeEngine(100, 3e-8), rounds], monkeypatch)
     monkeypatch.setitem(devices._resolved, "host", device)
     said = []
-    report = SimpleNamespace(arguments=SimpleNamespace(device="host"), say=said.append)
+    report = SimpleNamespace(arguments=SimpleNamespace(device="host"), say=said.append, quick=False)
     problem = engines.Problem(torch, engines.QUICK[0], precision, direction, "cpu")
     with common.no_stored_engines(), ooc_cudnn.settings(memory_limit=2**20):
-        tables = engines.tuned(report, problem)
+        tables = engines.tuned(report, problem, 60.0)
     wanted = "eng100" if precision == "strict" else "eng101"
     assert {table["engines"][0][0] for table in tables} == {wanted}
     assert all(wanted in line for line in said)
@@ -37,3 +37,23 @@ def test_a_wrong_result_is_found():
     assert problem.error(problem.ours("channels_last"), expected) < 1e-6
     assert problem.error(expected + expected.abs().max(), expected) >= 1.0
     assert problem.error(expected * torch.nan, expected) == torch.inf
+
+
+def test_the_table_says_what_was_gained():
+    issue, quick = engines.SETS["issue"][0], engines.QUICK[0]
+    table = engines.in_short(
+        {
+            (issue, "tf32", "forward"): {"heuristics": 1.5, "measured": 1.0},
+            (quick, "strict", "backward_data"): {"heuristics": 4.0, "measured": 0.5},
+        }
+    )
+    first, second = table.splitlines()[-2:]
+    assert first.split()[-3:] == ["1.50", ">", "1.00"]
+    assert second.split()[-3:] == ["4.00", ">", "0.50"]
+
+
+def test_what_there_is_no_time_for_is_said(tmp_path, capsys):
+    asked = ("--quick", "--device", "host", "--seconds", "0", "--output", str(tmp_path))
+    assert engines.main([*asked]) == 0
+    said = capsys.readouterr().out
+    assert "not measured in 0 s: 2x4>8, 9, 3x3 tf32 backward_data, " in said

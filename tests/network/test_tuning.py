@@ -92,7 +92,7 @@ def test_only_ranked_engines_are_measured_unless_every_one_is_asked_for(make, ra
 
 
 def test_measuring_may_be_cut_short(make, random):
-    """The costliest convolutions were measured; the step runs with those."""
+    """The costliest convolutions were measured, by what there was time for."""
     make(FakeEngine(100, 3e-7, build_seconds=0.5), FakeEngine(101, 1e-7))
     net, loss = network()
     given = inputs(random, net)
@@ -101,7 +101,7 @@ def test_measuring_may_be_cut_short(make, random):
         found = step.tune(seconds=2.5, **given)
     assert 0 < len(found) < 5
     step(**given)
-    assert algorithms(step) >= {"eng100", "eng101 (measured)"}
+    assert algorithms(step) >= {"eng100", "eng100 (measured)"}
 
 
 def test_pieces_of_rows_have_measured_engines_too(make, random):
