@@ -119,13 +119,24 @@ class Bench:
     """Times steps on a device, `batches` times for roughly `batch_seconds` each time.
 
     Short steps are repeated to fill that. At most `limit_bytes` of the device's memory are held.
+    With `refill` False, buffers of a launch that was placed last have their numbers still: nothing
+    else writes to the block meanwhile.
     """
 
     def __init__(
-        self, device: Device, limit_bytes: int, *, batches: int, batch_seconds: float
+        self,
+        device: Device,
+        limit_bytes: int,
+        *,
+        batches: int,
+        batch_seconds: float,
+        refill: bool = True,
     ) -> None:
         self.device, self.limit_bytes = device, limit_bytes
         self.batches, self.batch_seconds = batches, batch_seconds
+        self._refill = refill
+        #: The launch whose buffers are filled, and the block that they are in.
+        self._filled: tuple[Launched, int, int] | None = None
 
     def reserve(self, nbytes: int) -> int:
         """Return the address of `nbytes` of device memory; what was reserved before is gone."""
@@ -297,9 +308,12 @@ class Bench:
         if (scratch := next(fitting, None)) is None:
             return None
         base, views = self.reserve(held + aligned(scratch)), {}
+        filled = launched, base, device.arena.block_bytes
+        fills, self._filled = self._refill or self._filled != filled, filled
         for name, buffer in buffers.items():
             start = base + before_bytes + offsets[name]
-            self.fill(start, buffer.nbytes, buffer.dtype)
+            if fills:
+                self.fill(start, buffer.nbytes, buffer.dtype)
             views[name] = DeviceView(
                 start + buffer.offset_bytes, buffer.dtype, buffer.shape, buffer.strides
             )

@@ -158,7 +158,8 @@ class Tuning:
 
     def _timed_once(self, launched: Launched, *, every: bool) -> tuple[list[Option], bool]:
         """What may run a launch, with seconds of one after another that warms up; and if all is."""
-        quick = Bench(self.device, self.bench.limit_bytes, batches=1, batch_seconds=0.0)
+        limit = self.bench.limit_bytes
+        quick = Bench(self.device, limit, batches=1, batch_seconds=0.0, refill=False)
         time_once = partial(quick.time_launch, launched, most=1)
         found = list[Option]()
         for engine in self.engines.candidates(launched[0].operation, every=every):

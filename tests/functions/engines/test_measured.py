@@ -215,3 +215,20 @@ def test_there_may_be_no_room_to_check_in(make):
     with device.arena.lock:
         checks = Checks(device, device.engines, 2**20)
         assert checks.of(Convolution.of(X.shape, W.shape), Engine(100), borders=True) is None
+
+
+def test_buffers_are_filled_once_for_all_engines_that_are_looked_at(make, monkeypatch):
+    """And again where the block grows, or a check wrote into it."""
+    filled, fill = [], Bench.fill
+    monkeypatch.setattr(Bench, "fill", lambda *asked: filled.append(asked[2]) or fill(*asked))
+    engines = [FakeEngine(100 + at, (1 + at) * 1e-6) for at in range(6)]
+    make(*engines)
+    tuned()
+    buffers, block = 3, 1
+    well_timed = 2  # the third takes more than 1.5 times as long
+    assert [engine.launched > 2 for engine in engines] == [True] + [False] * 5
+    assert len(filled) <= buffers * (block + well_timed)
+    filled.clear()
+    make(*(FakeEngine(100 + at, 1e-6, at * 2**14) for at in range(4)))
+    tuned()
+    assert len(filled) > buffers * (block + well_timed)
