@@ -17,6 +17,7 @@ from typing import Any
 
 from ooc_cudnn.operations.activation import Activation
 from ooc_cudnn.operations.base import Shape
+from ooc_cudnn.operations.batch_normalization import Normalise
 from ooc_cudnn.operations.builder import Builder
 from ooc_cudnn.operations.chain_pieces import ChainPieces
 from ooc_cudnn.operations.convolution import Convolution
@@ -214,6 +215,10 @@ class ChainBuilder(Builder):
             operation = self._in_type(chain.on_piece(index, self.piece), dtype)
             if isinstance(operation, Normalising):
                 operation = replace(operation, mode=fusion.mode, coef=fusion.coef)
+                if fusion.addend and isinstance(operation, Normalise):
+                    order = self.buffers[fusion.addend].order
+                    operation = replace(operation, has_addend=True)
+                    inputs += (self.taken(fusion.addend, order, dtype),)
             elif not isinstance(operation, CastScale):
                 inputs = tuple(self.taken(b, self.buffers[b].order, dtype) for b in inputs)
         target = self._input_of(following, have.shape, dtype)

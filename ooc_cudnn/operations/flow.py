@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 from ooc_cudnn.operations.activation import Activation
 from ooc_cudnn.operations.base import Operation
-from ooc_cudnn.operations.op_tensor import AddTensor
+from ooc_cudnn.operations.batch_normalization import Normalise
+from ooc_cudnn.operations.op_tensor import AddTensor, OpTensor
 from ooc_cudnn.operations.rows import height
 from ooc_cudnn.operations.set_statistics import Normalising
 from ooc_cudnn.operations.window import Range, Rows
@@ -107,12 +108,14 @@ def flow(
 class Fusion(NamedTuple):
     """Operations that are launched as one: indices [first, last], and what follows the first.
 
-    `shift` is the operand of a bias, `mode` and `coef` an activation.
+    `shift` is the operand of a bias, `addend` that of another tensor, `mode` and `coef` an
+    activation.
     """
 
     first: int
     last: int
     shift: str = ""
+    addend: str = ""
     mode: str = "identity"
     coef: float = 0.0
 
@@ -120,7 +123,7 @@ class Fusion(NamedTuple):
 def fusions(
     operations: Sequence[Operation], parameter_names: Sequence[tuple[str, ...]]
 ) -> tuple[Fusion, ...]:
-    """Group a chain's operations: bias and activation together, normalisation and activation."""
+    """Group a chain's operations: bias and activation, normalisation, sum and activation."""
     found: list[Fusion] = []
     for index, operation in enumerate(operations):
         previous = found[-1] if found else None
@@ -132,8 +135,24 @@ def fusions(
                 )
             else:
                 found.append(Fusion(index, index, mode=operation.mode, coef=operation.coef))
+        elif _is_sum(operation) and previous is not None and _takes_addend(operations, previous):
+            (addend,) = parameter_names[index]
+            found[-1] = previous._replace(last=index, addend=addend)
         elif isinstance(operation, AddTensor):
             found.append(Fusion(index, index, shift=parameter_names[index][0]))
         else:
             found.append(Fusion(index, index))
     return tuple(found)
+
+
+def _is_sum(operation: Operation) -> bool:
+    """Whether it adds a tensor of the same shape, and does nothing else."""
+    if not isinstance(operation, OpTensor) or operation.op != "add":
+        return False
+    return operation.b_shape == operation.shape and operation.alpha_a == operation.alpha_b == 1
+
+
+def _takes_addend(operations: Sequence[Operation], fusion: Fusion) -> bool:
+    """Whether a tensor can be added within a fusion, after all that it does so far."""
+    normalises = isinstance(operations[fusion.first], Normalise)
+    return normalises and not fusion.addend and fusion.mode == "identity"

@@ -10,9 +10,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from ooc_cudnn.operations.activation import Activation, check_mode
+from ooc_cudnn.operations.batch_normalization import Normalise
 from ooc_cudnn.operations.chain import Chain
 from ooc_cudnn.operations.convolution import Convolution
-from ooc_cudnn.operations.op_tensor import AddTensor
+from ooc_cudnn.operations.op_tensor import AddTensor, OpTensor
 from ooc_cudnn.pricing.rings import DEPTHS
 from perfmodel import Split
 from tests.support import reference
@@ -249,3 +250,18 @@ def test_regions_of_a_piece_cover_the_result_once():
         for n, h_y in itertools.product(axes["n"], axes["h_y"]):
             seen[slice(*n), :, slice(*h_y)] += 1
         assert (seen == 1).all()
+
+
+@pytest.mark.parametrize(("alpha", "beta"), [(1.0, 0.0), (2.0, -0.5)])
+def test_a_sum_after_a_normalisation_costs_no_pass(alpha, beta):
+    """Normalised, added to and rectified: x and the other one are read, and y is written."""
+    shape = (2, 3, 4, 5)
+    normal, relu = Normalise(shape, "float32", 1e-5), Activation(shape, "relu", 0.0, "float32")
+    for op, b_shape, one in (("add", shape, True), ("add", (1, 3, 1, 1), False),
+                             ("multiply", shape, False)):  # fmt: skip
+        added = OpTensor(shape, b_shape, "float32", op)
+        chain = Chain((normal, added, relu), "float32", alpha=alpha, beta=beta)
+        orders = dict.fromkeys(chain.operands, "channels_last")
+        launches, _ = chain.launches(chain.whole_piece(), layout="channels_last", orders=orders)
+        assert (len(launches) == 1 + (beta != 0)) == one
+        assert launches[0].operation.work().device_bytes == (3 if one else 2) * 4 * 120
