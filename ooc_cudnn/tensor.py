@@ -38,6 +38,13 @@ ACCUMULATOR = {
     "float64": "float64",
 }
 
+#: Relative rounding error of one product or sum, by arithmetic.
+UNIT_ROUNDOFF = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "tf32": 2.0**-11, "float32": 2.0**-24,
+                 "float64": 2.0**-53}  # fmt: skip
+
+#: What results this small are rounded to.
+SMALLEST_STEP = {"float16": 2.0**-24}
+
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
     """Return the NumPy dtype called `name`; bfloat16 needs the package ``ml_dtypes``.

@@ -28,8 +28,8 @@ from ooc_cudnn.operations.convolution_backward import (
 )
 from ooc_cudnn.operations.launches import Launch
 from ooc_cudnn.operations.rows import ROW_AXIS, with_padding
-from ooc_cudnn.pipeline.verify import SMALLEST_STEP, rounding_share
-from ooc_cudnn.tensor import numpy_dtype, packed_strides
+from ooc_cudnn.pipeline.verify import rounding_share
+from ooc_cudnn.tensor import SMALLEST_STEP, numpy_dtype, packed_strides
 
 #: Images of the small problem, and its output sites along each axis. Some engines take none so
 #: small, so a larger one is asked for next.

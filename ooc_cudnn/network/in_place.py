@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from ooc_cudnn.network.phases import Phase, Step
 from ooc_cudnn.network.residency import Uses, uses_of
+from ooc_cudnn.operations.activation_sums import ActivationSums
 from ooc_cudnn.operations.batch_phases import BatchNormalizationData
 from ooc_cudnn.operations.gradient_sums import BiasActivationGradient
 from ooc_cudnn.operations.group_normalization import GroupNormalizationGradient
@@ -21,6 +22,7 @@ from ooc_cudnn.operations.per_site import ActivationGradient
 #: Calls whose launches may write dx where dy is.
 IN_PLACE = (
     ActivationGradient,
+    ActivationSums,
     BatchNormalizationData,
     BiasActivationGradient,
     GroupNormalizationGradient,

@@ -14,7 +14,7 @@ from ooc_cudnn.network.compacting import compacted
 from ooc_cudnn.network.computing import fastest_order
 from ooc_cudnn.network.fastest import Fastest, PlannedStep
 from ooc_cudnn.network.fusing import fused
-from ooc_cudnn.network.fusing_backward import summed
+from ooc_cudnn.network.fusing_backward import summed, through_normalizations
 from ooc_cudnn.network.in_place import in_place
 from ooc_cudnn.network.micro_batches import WholeBatchError, images_of, micro_batched
 from ooc_cudnn.network.offloading import leaving
@@ -138,6 +138,7 @@ def plan_again(step: Step, plan: NetworkPlan, terms: Terms) -> PlannedStep:
 
 def _as_taken(step: Step, policy: str) -> Step:
     """The step that a policy takes: vDNN's keep whole maps for backward, as the paper does."""
+    step = through_normalizations(step)
     return fused(step if policy.startswith("vdnn") else compacted(step))
 
 

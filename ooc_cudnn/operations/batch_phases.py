@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ooc_cudnn.operations.activation_sums import sums_of_a_channel, through
 from ooc_cudnn.operations.base import Array, Shape
 from ooc_cudnn.operations.batch_normalization import NormaliseBackward, StateRow, per_channel
 from ooc_cudnn.operations.builder import Builder, Built
@@ -31,6 +32,8 @@ from perfmodel import Split
 from perfmodel.cached import cached_property
 
 VECTORS = frozenset({"c_y"})
+#: With what is saved, what the result of a normalisation is made again of x with.
+VECTORS_OF_Y = ("scale", "bias")
 
 
 @dataclass(frozen=True)
@@ -63,62 +66,88 @@ class ChannelMoments(PerChannel):
 class ChannelSums(PerChannel):
     """Sums (2, c), float64, from x, dy, saved mean and inverse deviation: of dy and of dy * xhat.
 
-    They are the gradients of bias and scale, and with them dx is known element by element.
+    They are the gradients of bias and scale, and with them dx is known element by element. With an
+    activation after the normalisation, dy is that of its result, and takes its slope; scale and
+    bias are read, too.
     """
 
     shape: Shape
     dtype: str
     deterministic: bool = False
+    mode: str = "identity"
+    coef: float = 0.0
 
-    inputs = ("x", "dy", *SAVED)
     results = ("sums",)
     sweeps = 1
     loop_order = ("c_y", "c_x", "n", "h_y")
 
+    def __post_init__(self) -> None:
+        if self.deterministic and self.mode != "identity":
+            raise ValueError("sums in a fixed order are not made through an activation")
+
+    @cached_property
+    def inputs(self) -> tuple[str, ...]:  # type: ignore[override]
+        """What is summed, what is saved, and what y is made again with."""
+        return ("x", "dy", *SAVED, *(VECTORS_OF_Y if self.mode != "identity" else ()))
+
     def build(self, build: Builder) -> None:
         """Add up the sums of a piece."""
         build.accumulating = False
-        self.gather_sums(build, *SAVED)
+        self.gather_sums(build, *SAVED, self.mode, self.coef)
 
     def expected(self, piece: Piece, read: Read) -> Mapping[str, tuple[Array, Array]]:
         """Over all images of a channel."""
         x, dy = (np.stack(self.images(name, piece, read)) for name in ("x", "dy"))
-        mean, inverse = (float(read(name, (piece.c_y,))[0]) for name in SAVED)
-        parts = np.stack([dy, dy * (x - mean) * inverse]).reshape(2, -1)
-        sizes = np.stack([dy, dy * (np.abs(x) + abs(mean)) * inverse]).reshape(2, -1)
-        value, size = parts.sum(axis=1), np.abs(sizes).sum(axis=1)
-        return {"sums": (value[:, np.newaxis], size[:, np.newaxis])}
+        vectors = {n: float(read(n, (piece.c_y,))[0]) for n in self.inputs[2:]}
+        size = np.abs(dy)
+        if self.mode != "identity":
+            dy, size = through(self, x, dy, vectors)
+        return {"sums": sums_of_a_channel(x, dy, size, vectors)}
 
 
 @dataclass(frozen=True)
 class BatchNormalizationData(OfStatistics):
-    """dx from x, dy, scale, saved mean and inverse deviation, and the sums over the whole batch."""
+    """dx from x, dy, scale, saved mean and inverse deviation, and the sums over the whole batch.
+
+    With an activation after the normalisation dy is that of its result; the bias is read, too.
+    """
 
     shape: Shape
     dtype: str
+    mode: str = "identity"
+    coef: float = 0.0
 
-    inputs = ("x", "dy", "scale", *SAVED, "sums")
     results = ("dx",)
     reduced = ()
+
+    @cached_property
+    def inputs(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The maps, vectors and sums, and what y is made again with."""
+        further = ("bias",) if self.mode != "identity" else ()
+        return ("x", "dy", "scale", *SAVED, "sums", *further)
 
     def build(self, build: Builder) -> None:
         """Make a piece of the gradient."""
         elements = int(np.prod(self.shape)) // self.shape[1]
-        operation = NormaliseBackward(self.piece_shape(build.piece), self.dtype, elements)
+        shape = self.piece_shape(build.piece)
+        operation = NormaliseBackward(shape, self.dtype, elements, self.mode, self.coef)
         order = build.buffers["x"].order
-        self.make(build, operation, ("x", "dy"), ("scale", *SAVED, "sums"), order)
+        self.make(build, operation, ("x", "dy"), self.inputs[2:], order)
 
     def expected(self, piece: Piece, read: Read) -> Mapping[str, tuple[Array, Array]]:
         """Element by element."""
-        x, dy, scale, mean, inverse, sums = (
-            read(name, self.region(name, piece) or ()) for name in self.inputs
-        )
+        given = {name: read(name, self.region(name, piece) or ()) for name in self.inputs}
+        x, dy, sums = (given.pop(name) for name in ("x", "dy", "sums"))
+        vectors = {name: per_channel(vector, x.ndim) for name, vector in given.items()}
+        scale, mean, inverse = (vectors[name] for name in ("scale", *SAVED))
         count = np.prod(self.shape) // self.shape[1]
-        vectors = (per_channel(v, x.ndim) for v in (scale, mean, inverse, *sums / count))
-        scale, mean, inverse, of_dy, of_products = vectors
+        of_dy, of_products = (per_channel(v, x.ndim) for v in sums / count)
+        size = np.abs(dy)
+        if self.mode != "identity":
+            dy, size = through(self, x, dy, vectors)
         value = scale * inverse * (dy - of_dy - (x - mean) * inverse * of_products)
         reach = (np.abs(x) + np.abs(mean)) * inverse * np.abs(of_products)
-        return {"dx": (value, np.abs(scale * inverse) * (np.abs(dy) + np.abs(of_dy) + reach))}
+        return {"dx": (value, np.abs(scale * inverse) * (size + np.abs(of_dy) + reach))}
 
 
 class _OfChannels(Built):

@@ -20,6 +20,7 @@ from ooc_cudnn.operations.batch_normalization import (
     StateRow,
 )
 from ooc_cudnn.operations.builder import Builder
+from ooc_cudnn.operations.launches import Launchable
 from ooc_cudnn.operations.rows import ROW_AXIS, cut_axes, tensor_region
 from ooc_cudnn.operations.set_statistics import (
     FoldImages,
@@ -44,7 +45,7 @@ from perfmodel.cached import cached_property
 
 PER_CHANNEL = frozenset({"c_y"})
 #: Operands of the data's shape.
-TENSORS = ("x", "y", "dy", "dx")
+TENSORS = ("x", "y", "dy", "more", "dx")
 #: Float64 states of all images, and their rows.
 STATES = {"moments": 3, "sums": 2}
 #: What is saved for the backward pass.
@@ -262,18 +263,36 @@ class PerChannel(OfStatistics):
         merge = MergeMoments(shape[1])
         return build.gather("moments", (3, shape[1]), Moments(shape, self.dtype), merge, ("x",))
 
-    def gather_sums(self, build: Builder, mean: str, inverse: str) -> str:
-        """Add the sums of dy and of dy * xhat of a piece to those of the pieces before."""
+    def gather_sums(
+        self, build: Builder, mean: str, inverse: str, mode: str = "identity", coef: float = 0.0
+    ) -> str:
+        """Add the sums of dy and of dy * xhat of a piece to those of the pieces before.
+
+        With an activation after the normalisation, of dy times its slope.
+        """
         shape = self.piece_shape(build.piece)
-        channels, vectors = shape[1], ACCUMULATOR[self.dtype]
-        inputs = ("x", build.in_order("dy", build.buffers["x"].order), mean)
+        dy = build.in_order("dy", build.buffers["x"].order)
+        inputs: tuple[str, ...] = ("x", dy, mean)
         if self.by_sets:
-            made = SetSums(shape, self.dtype, self.unit, statistics_shape=(channels,))
+            made = SetSums(shape, self.dtype, self.unit, statistics_shape=shape[1:2])
             images = self.sum_sets(build, made, (*inputs, "", ""), "sums of images")
-            state = self.fold(build, images, "sums")
-        else:
-            sums, merge = NormaliseSums(shape, self.dtype), AddStates((2, channels))
-            state = build.gather("sums", (2, channels), sums, merge, inputs)
+            return self._scaled(build, self.fold(build, images, "sums"), inverse)
+        if mode != "identity":
+            inputs += (inverse, "scale", "bias")
+        return self.add_sums(build, NormaliseSums(shape, self.dtype, mode, coef), inputs, inverse)
+
+    def add_sums(
+        self, build: Builder, operation: Launchable, inputs: tuple[str, ...], inverse: str
+    ) -> str:
+        """Add the sums of dy and of dy * (x - mean) of a piece, made by an operation."""
+        merge = AddStates(operation.output_shape)  # type: ignore[attr-defined]
+        state = build.gather("sums", merge.shape, operation, merge, inputs)
+        return self._scaled(build, state, inverse)
+
+    def _scaled(self, build: Builder, state: str, inverse: str) -> str:
+        """The sums, in the end with xhat in place of x - mean."""
+        channels = build.buffers[inverse].shape[0]
+        vectors = ACCUMULATOR[self.dtype]
         if build.accumulation.last:
             # Of the whole sum: infinite, it could make the parts cancel.
             build.launch(ScaleRow(2, channels, 1, vectors), (state, inverse), state)

@@ -16,14 +16,7 @@ from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.errors import VerificationError
 from ooc_cudnn.operations.splittable import Piece, Read, Region, Splittable
 from ooc_cudnn.pipeline.views import Source, region_of
-from ooc_cudnn.tensor import numpy_dtype
-
-#: Relative rounding error of one product or sum, by arithmetic.
-UNIT_ROUNDOFF = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "tf32": 2.0**-11, "float32": 2.0**-24,
-                 "float64": 2.0**-53}  # fmt: skip
-
-#: What results this small are rounded to.
-SMALLEST_STEP = {"float16": 2.0**-24}
+from ooc_cudnn.tensor import SMALLEST_STEP, UNIT_ROUNDOFF, numpy_dtype
 
 
 class Verification:

@@ -10,9 +10,12 @@ import torch.nn.functional as F
 import ooc_cudnn
 from ooc_cudnn import networks
 from ooc_cudnn.network.compacting import compacted
-from ooc_cudnn.network.fusing_backward import summed
+from ooc_cudnn.network.fusing_backward import summed, through_normalizations
+from ooc_cudnn.operations.activation_sums import ActivationSums
+from ooc_cudnn.operations.batch_phases import BatchNormalizationData, ChannelSums
 from ooc_cudnn.operations.broadcast_gradient import BroadcastGradient
 from ooc_cudnn.operations.gradient_sums import BiasActivationGradient
+from ooc_cudnn.operations.per_site import ActivationGradient
 from tests.support.interpreter import run_step
 from tests.support.network_checks import check_network
 
@@ -93,6 +96,82 @@ def test_bias_behind_pooling(mode, geometry):
         else calls(step, BiasActivationGradient)
     )
     assert (first.shape == (2, 4, 7, 6)) == (mode != "max")
+
+
+def normalised(t, name, x):
+    """Batch normalization."""
+    names = ("running_mean", "running_variance", "scale", "bias")
+    return F.batch_norm(x, *(t[f"{name}.{each}"] for each in names), training=t.training)
+
+
+def through(step):
+    """The rewritten step, as plans take it."""
+    return summed(compacted(through_normalizations(step)))
+
+
+@pytest.mark.parametrize("mode", ["relu", "leaky_relu", "tanh"])
+def test_no_gradient_between_a_normalization_and_a_rectifier(mode):
+    net, x = network_on()
+    h = net.batch_normalization(net.convolution(x, 4, window=3, bias=False))
+    h = net.activation(h, mode, **({"coef": 0.125} if mode == "leaky_relu" else {}))
+    y = net.add(h, net.input("other", h.shape, "float64"))
+    twins = {"relu": torch.relu, "tanh": torch.tanh, "leaky_relu": lambda v: F.leaky_relu(v, 0.125)}
+
+    def twin(t):
+        h = normalised(t, "batch_normalization_1", F.conv2d(t["x"], t["convolution_1.w"]))
+        return twins[mode](h) + t["other"]
+
+    step = checked(net, y, twin, through)
+    backward = [phase for phase in step.phases if phase.is_backward]
+    if mode == "tanh":  # its slope costs more than a comparison
+        assert len(calls(step, ActivationSums)) == 1
+        return
+    assert [call.mode for call in calls(step, ChannelSums)] == [mode]
+    assert [call.mode for call in calls(step, BatchNormalizationData)] == [mode]
+    assert not any({"activation_1", "batch_normalization_1"} & set(p.reads) for p in backward)
+    assert not any("mask" in name for name in step.tensors)
+
+
+def test_a_normalization_that_others_read_keeps_its_gradient():
+    """The gradient between a normalization and one of its two readers is not all of it."""
+    net, x = network_on()
+    h = net.batch_normalization(net.convolution(x, 4, window=3, bias=False))
+    y = net.add(net.activation(h), h)
+
+    def twin(t):
+        h = normalised(t, "batch_normalization_1", F.conv2d(t["x"], t["convolution_1.w"]))
+        return torch.relu(h) + h
+
+    step = checked(net, y, twin, through)
+    assert [call.mode for call in calls(step, ChannelSums)] == ["identity"]
+
+
+def test_a_block_with_its_shortcut():
+    """As in ResNets: the gradient goes both ways, and is summed for the one while it is made."""
+    net, x = network_on((2, 4, 6, 5))
+    h = net.activation(net.batch_normalization(net.convolution(x, 4, window=1, bias=False)))
+    h = net.batch_normalization(net.convolution(h, 4, window=3, padding=1, bias=False))
+    h = net.activation(net.add(h, x))
+    y = net.convolution(h, 2, window=1)
+
+    def twin(t):
+        h = F.conv2d(t["x"], t["convolution_1.w"])
+        h = torch.relu(normalised(t, "batch_normalization_1", h))
+        h = F.conv2d(h, t["convolution_2.w"], padding=1)
+        h = torch.relu(normalised(t, "batch_normalization_2", h) + t["x"])
+        return conv(t, "convolution_3", h)
+
+    step = checked(net, y, twin, through)
+    assert len(calls(step, ActivationSums)) == 1
+    assert [call.mode for call in calls(step, ChannelSums)] == ["relu"]
+    assert not calls(step, ActivationGradient)
+
+
+def test_fixed_orders_are_summed_as_ever():
+    net, loss = networks.resnet50(2, 32, "float64", 3, width=1 / 16)
+    with ooc_cudnn.settings(deterministic=True):
+        step = net.training_phases(loss)
+    assert through_normalizations(step).phases == step.phases
 
 
 def test_all_biases_of_vgg_but_the_classifiers():
