@@ -74,6 +74,8 @@ class NetworkPlan:
         Memory order of maps on the device.
     synchronous : bool
         Whether computing waits at the end of a layer for what leaves there.
+    taken : str
+        Of the policies that `policy` compared, the one whose plan this is.
     """
 
     name: str
@@ -97,6 +99,7 @@ class NetworkPlan:
     tasks: tuple[TaskFigures, ...]
     order: str = "channels_first"
     synchronous: bool = False
+    taken: str = ""
 
     @property
     def fate(self) -> Mapping[str, str]:
@@ -105,10 +108,11 @@ class NetworkPlan:
 
     def explain(self) -> str:
         """Return a table a person reads: seconds, bytes, fates, the longest phases."""
+        taken = f" ({self.taken})" * (self.taken not in ("", self.policy))
         parts = f", in {self.micro_batches} micro-batches" * (self.micro_batches > 1)
         parts += f", in {self.bands} bands of rows" * (self.bands > 1)
         lines = [
-            f"{self.name} on {self.machine}, policy {self.policy}{parts}: "
+            f"{self.name} on {self.machine}, policy {self.policy}{taken}{parts}: "
             f"{format_seconds(self.seconds)} predicted",
             f"  device     {format_bytes(self.device_bytes)} of {format_bytes(self.memory_limit)}",
             f"  host       {format_bytes(self.host_bytes)} pinned",

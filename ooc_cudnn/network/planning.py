@@ -97,7 +97,7 @@ def plan_step(
                 if fastest.best is None and fastest.least is None:
                     raise
     made = fastest.found()
-    return made._replace(plan=replace(made.plan, policy=policy))
+    return made._replace(plan=replace(made.plan, policy=policy, taken=made.plan.policy))
 
 
 def check_asked(policy: str, micro_batches: int | None) -> None:
@@ -130,9 +130,8 @@ def plan_again(step: Step, plan: NetworkPlan, terms: Terms) -> PlannedStep:
     placed = place_step(plan.name, step, dict(plan.stays), terms)
     assert placed is not None
     made = Fastest(terms.host)
-    made.take(
-        PlannedStep(_figures(plan.name, plan.policy, step, placed, plan, terms), step, placed)
-    )
+    figures = _figures(plan.name, plan.policy, step, placed, plan, terms)
+    made.take(PlannedStep(replace(figures, taken=plan.taken), step, placed))
     return made.found()
 
 
@@ -264,7 +263,7 @@ def _vdnn_dyn(name: str, step: Step, terms: Terms, parts: int) -> PlannedStep:
     else:
         fastest.take(_planned(name, step, terms, "vdnn_all", parts))
     made = fastest.found()
-    return made._replace(plan=replace(made.plan, policy="vdnn_dyn"))
+    return made._replace(plan=replace(made.plan, policy="vdnn_dyn", taken=made.plan.policy))
 
 
 def _figures(

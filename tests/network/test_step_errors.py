@@ -99,8 +99,21 @@ def test_a_plan_from_its_file(small):
     plan = small.net.plan(small.loss, memory_limit="1MiB", policy="offload")
     again = NetworkPlan.from_json(json.loads(json.dumps(plan.to_json())))
     assert again == plan
+    assert repr(plan).startswith("<NetworkPlan: training_step on ")
+    assert len(repr(plan)) < 200
     step = small.net.training_step(small.loss, plan=again)
     assert step(**small.inputs) == small.net.training_step(small.loss)(**small.inputs)
+
+
+def test_best_says_which_policy_it_took(small):
+    best = small.net.plan(small.loss, memory_limit="1MiB")
+    assert (best.policy, best.taken) == ("best", "keep")
+    assert "policy best (keep): " in best.explain()
+    step = small.net.training_step(small.loss, plan=best)
+    step(**small.inputs)
+    assert step.plan.taken == "keep"
+    asked = small.net.plan(small.loss, memory_limit="1MiB", policy="keep")
+    assert "policy keep: " in asked.explain()
 
 
 def test_limits_below_the_least_name_it(small):
