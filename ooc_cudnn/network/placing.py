@@ -70,6 +70,8 @@ class Terms:
 
 #: A phase of more pieces, that takes so many times as long as with all memory, has too little.
 MANY_PIECES, MUCH_SLOWER = 64, 4.0
+#: Phases before a task in which it matters who used which memory.
+LOOK_BACK = 128
 
 
 class Placed(NamedTuple):
@@ -176,6 +178,8 @@ class _Placing:
         #: Of each stay, the bytes of the block that it takes.
         self.spans: dict[tuple[str, int], tuple[int, int]] = {}
         self.between: dict[str, TensorSpec] = {}
+        #: The bytes that tasks so far work in, and their phases.
+        self._worked: list[tuple[int, int, int]] = []
         #: By stream and phase the stays whose copy starts there.
         self._starting: dict[str, dict[int, list[tuple[str, int]]]] = {COPY_IN: {}, COPY_OUT: {}}
         for base, found in stays.items():
@@ -304,8 +308,30 @@ class _Placing:
             raise _TooLittleError(at) from error
         if self._is_starved(plan, phase, at):
             raise _TooLittleError(at)
+        offset = self._offset(plan, at, start, stop)
+        self._worked.append((offset, offset + aligned(plan.device_bytes), at))
         binds = {operand: self.home_of(name, at) for operand, name in phase.binds.items()}
-        return Task(phase.name, request, plan, binds, start)
+        return Task(phase.name, request, plan, binds, offset)
+
+    def _offset(self, plan: Plan, at: int, start: int, stop: int) -> int:
+        """Where in a range a task works: if it copies, in bytes that nobody used for long.
+
+        Then its first pieces come while those before it compute.
+        """
+        nbytes = aligned(plan.device_bytes)
+        if not nbytes or not (plan.bytes_in or plan.bytes_out):
+            return start
+        _, last, spans = self._held
+        gone = (at - LOOK_BACK <= last) & (last < at)
+        used = np.array([*self._worked[-LOOK_BACK:], (0, 0, -1)])
+        used = np.concatenate([used, np.column_stack([spans[gone], last[gone]])])
+        used = used[(start < used[:, 1]) & (used[:, 0] < stop)]
+        candidates = np.unique([start, stop - nbytes, *used[:, 1]])
+        candidates = candidates[(start <= candidates) & (candidates <= stop - nbytes)]
+        ends = candidates[:, None] + nbytes
+        met = (used[:, 0] < ends) & (candidates[:, None] < used[:, 1])
+        latest = np.where(met, used[:, 2], -1).max(axis=1, initial=-1)
+        return int(candidates[latest.argmin()])
 
     def _is_starved(self, plan: Plan, phase: Phase, at: int) -> bool:
         """Whether tensors that could be elsewhere leave a phase so little that it crawls."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import zip_longest
 from typing import NamedTuple
 
@@ -21,7 +22,7 @@ from ooc_cudnn.network.offloading import leaving
 from ooc_cudnn.network.phases import Step
 from ooc_cudnn.network.placing import Placed, Terms, most_held, place_step
 from ooc_cudnn.network.plan import Fate, NetworkPlan, TaskFigures
-from ooc_cudnn.network.policies import POLICIES, Decision, Policy
+from ooc_cudnn.network.policies import POLICIES, Decision, Policy, keep, mixed
 from ooc_cudnn.network.remaking import REMADE, remade
 from ooc_cudnn.network.residency import GIVEN, Residency
 from ooc_cudnn.operations.window_arguments import is_int
@@ -36,6 +37,8 @@ NAMES = ("best", *BEST_OF, "vdnn_all", "vdnn_conv", "vdnn_dyn")
 #: Bands of rows are as few as leave the rest of memory to whole maps and to what tasks need.
 MOST_BANDS = 1024
 SHARE_OF_BANDS = 0.7
+#: Shares of the bytes that can be remade of which the rest leaves, beside all and none.
+SHARES_REMADE = (0.25, 0.5, 0.75, 0.9)
 #: A plan that takes so many times its computing is compared with those that go down the rows.
 WAITING = 1.5
 #: Where tasks find too little room, further decisions are tried in so many steps at most.
@@ -86,11 +89,16 @@ def plan_step(
         if fastest.best is not None and not any(faster):
             break
     if policy == "best" and (fastest.best is None or _waits(fastest.best.plan)):
+        for share in SHARES_REMADE:
+            some = Policy(keep, partial(mixed, share=share))
+            fastest.take(
+                _planned(name, step, terms, "mixed", micro_batches or 1, some, may_stream=False)
+            )
         for made in _by_rows(name, step, terms, micro_batches):
             fastest.take(made)
     if fastest.best is None or (policy == "best" and _waits(fastest.best.plan)):
         # what is too large is streamed, call by call
-        for each in ("mixed", "offload") if policy == "best" else names:
+        for each in ("mixed", "remake", "offload") if policy == "best" else names:
             try:
                 fastest.take(_planned(name, step, terms, each, micro_batches or 1))
             except PlanInfeasibleError:
@@ -205,10 +213,17 @@ def _counts(step: Step, asked: int | None) -> Iterator[int]:
 
 
 def _planned(
-    name: str, step: Step, terms: Terms, policy: str, parts: int, *, may_stream: bool = True
+    name: str,
+    step: Step,
+    terms: Terms,
+    policy: str,
+    parts: int,
+    made: Policy | None = None,
+    *,
+    may_stream: bool = True,
 ) -> PlannedStep | None:
     """Plan a step by one policy; None where it does not fit as the policy has it."""
-    made = POLICIES[policy]
+    made = made or POLICIES[policy]
     terms = replace(terms, synchronous=made.synchronous)
     decisions = made.decisions(step, terms.target.machine)
     at = _first_that_fits(step, decisions, made, parts, terms.target.room_bytes)

@@ -75,9 +75,14 @@ def offload(step: Step, machine: MachineModel) -> Sequence[Decision]:
     return [Decision(offloaded=frozenset(order[:count])) for count in range(len(order) + 1)]
 
 
-def mixed(step: Step, machine: MachineModel) -> Sequence[Decision]:
-    """What is remade, up to all that can be; then what leaves, of the rest."""
-    remaking = remake(step, machine)
+def mixed(step: Step, machine: MachineModel, share: float = 1.0) -> Sequence[Decision]:
+    """What is remade, up to a share of the bytes that can be; then what leaves, of the rest."""
+    most = share * sum(step.tensors[name].nbytes for name in can_be_remade(step))
+    remaking = [
+        decision
+        for decision in remake(step, machine)
+        if sum(step.tensors[name].nbytes for name in decision.remade) <= most
+    ]
     again = remaking[-1].remade
     order = [name for name in _leaving_first(step) if name not in again]
     return [
