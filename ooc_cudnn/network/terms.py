@@ -18,7 +18,7 @@ from ooc_cudnn.memory import pinned
 from ooc_cudnn.memory.limit import limit_bytes
 from ooc_cudnn.network.phases import Step
 from ooc_cudnn.network.placing import Terms
-from ooc_cudnn.network.training import made_anew_bytes
+from ooc_cudnn.network.ready import made_anew_bytes
 from ooc_cudnn.settings import current
 from ooc_cudnn.tensor import ORDERS
 from ooc_cudnn.units import parse_limit

@@ -1,133 +1,176 @@
-"""A planned step on a device, and what users call: it takes arrays and gives results."""
+"""A training step of a network, as users call it: inputs in, the loss out, gradients beside."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.lib.stride_tricks import as_strided
 
 from ooc_cudnn import interrupts
-from ooc_cudnn.arrays.making import empty_in
 from ooc_cudnn.arrays.operands import Wrapped, wrap
+from ooc_cudnn.devices import get_device
 from ooc_cudnn.devices.base import Device
-from ooc_cudnn.memory.pinned import allocate
+from ooc_cudnn.devices.engines import Measured
+from ooc_cudnn.functions.tune_rounds import Tell
 from ooc_cudnn.network.fastest import PlannedStep
+from ooc_cudnn.network.given import Holder, arrays_given
 from ooc_cudnn.network.phases import Step
-from ooc_cudnn.network.residency import GIVEN, results_of
-from ooc_cudnn.pipeline.execute import Executor
-from ooc_cudnn.pipeline.program import Program
-from ooc_cudnn.profiling import Call, recording
-from ooc_cudnn.progress import Reporter, reporter
+from ooc_cudnn.network.plan import NetworkPlan
+from ooc_cudnn.network.planning import plan_again, plan_step
+from ooc_cudnn.network.ready import ReadyStep, number
+from ooc_cudnn.network.terms import Limit, limit_here, misaligned_of, terms_for
+from ooc_cudnn.network.tuning import measure_engines
 from ooc_cudnn.settings import current
-from ooc_cudnn.tensor import TensorSpec, numpy_dtype
+from ooc_cudnn.settings_table import Settings
+from ooc_cudnn.telling import warn
+from ooc_cudnn.tensor import numpy_dtype
 
 
-class ReadyStep:
-    """A planned step on one device: runs again and again on other arrays.
+class TrainingStep:
+    """A step of training of a network.
 
-    What it keeps on the host is allocated once, when it is made. Nothing that is given is changed:
-    what a step updates (running statistics) is among its results.
+    Call it with the inputs by name; it returns the loss as a float. After a call that fails,
+    gradients and running statistics are those of the call before.
+
+    Attributes
+    ----------
+    gradients : dict
+        Parameter (or input that asked for one) to the gradient of the last call: arrays in host
+        memory, new ones in each call.
+    plan : NetworkPlan or None
+        How the last call ran; None before the first, unless one was given.
     """
 
-    def __init__(self, planned: PlannedStep, device: Device) -> None:
-        self.planned, self.device = planned, device
-        self.executor = Executor(planned.placed.program)
-        step, program = planned.step, planned.placed.program
-        results = results_of(step)
-        self._own = dict(self._in_block(program))
-        self._results = {n: spec for n, spec in program.between.items() if n in results}
-        self._changed = [name for name in results if step.tensors[name].kind in GIVEN]
-        specs = {name: home.spec for name, home in program.homes.items()}
-        #: What running it takes of the device.
-        self.device_bytes = planned.plan.device_bytes + made_anew_bytes(step, specs)
+    def __init__(
+        self,
+        network: Holder,
+        make: Callable[[], Step],
+        memory_limit: Limit,
+        asked: Mapping[str, Any],
+        plan: NetworkPlan | None,
+    ) -> None:
+        self.plan, self.gradients = plan, dict[str, Any]()
+        self._network, self._make, self._limit = network, make, memory_limit
+        self._asked, self._given_plan = asked, plan
+        self._steps: dict[Settings, Step] = {}
+        self._ready: dict[Hashable, ReadyStep] = {}
 
-    def _in_block(self, program: Program) -> Iterator[tuple[str, Any]]:
-        """What lives on the host meanwhile, in one block of pinned memory."""
-        if not program.pinned_bytes:
-            return
-        block = allocate(
-            self.device,
-            program.pinned_bytes,
-            current().host_memory_limit,
-            purpose=f"what {program.name} keeps on the host",
-        )
-        for name, start in program.pinned.items():
-            spec = program.between[name]
-            array = block[start : start + spec.nbytes].view(numpy_dtype(spec.dtype))
-            steps = tuple(stride * spec.itemsize for stride in spec.strides)
-            yield name, as_strided(array, spec.shape, steps)
+    def __repr__(self) -> str:
+        said = "not planned yet" if self.plan is None else self.plan.explain().splitlines()[0]
+        return f"<TrainingStep: {said}>"
 
-    def _made(self, spec: TensorSpec) -> Any:
-        order = spec.order or "channels_first"
-        return empty_in(self.device, "pinned", spec.shape, spec.dtype, order)
+    @property
+    def _step(self) -> Step:
+        """The phases, in the arithmetic of the settings in force."""
+        settings = current()
+        if settings not in self._steps:
+            self._steps = {settings: self._make()}
+        return self._steps[settings]
 
-    def run(self, given: Mapping[str, Wrapped]) -> dict[str, Any]:
-        """Run on given arrays; return every result by the name of its tensor.
+    def __call__(self, /, **inputs: Any) -> float:
+        """Run the step.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If an input is missing, or does not have the network's shape or dtype; if a parameter
+            was replaced by one of another shape.
+        PlanInfeasibleError, HostOutOfMemoryError, DeviceOutOfMemoryError
+            As for `Network.plan`.
+        """
+        device = get_device(current().device)
+        step, network = self._step, self._network
+        given = self._given(device, inputs)
+        ready = self._prepared(device, given)
+        self.plan = ready.planned.plan
+        results = ready.run(given)
+        gradients = {each: ready.of(results, name) for each, name in step.gradients.items()}
+        value = number(ready.of(results, step.outputs[0]))
+        # all is there: from here on nothing can fail, and Ctrl-C waits
+        with interrupts.deferred():
+            for name, array in results.items():
+                if name in network.running:
+                    network.running[name] = array
+            self.gradients = gradients
+        if not np.isfinite(value):
+            warn(f"the loss is {value}")
+        return value
+
+    def tune(
+        self, *, every: bool = False, seconds: float = 60.0, tell: Tell | None = None, **inputs: Any
+    ) -> list[Measured]:
+        """Measure cuDNN's engines for the step's convolutions, and store what was measured.
+
+        In both memory orders, so that the steps that follow are planned by measured seconds. What
+        is stored already is not measured again. Nothing is computed of the step itself.
 
         Parameters
         ----------
-        given : mapping
-            Inputs, parameters, running statistics and seeds.
+        every : bool
+            Every engine there is, which takes seconds for each convolution; else those that cuDNN's
+            heuristics rank.
+        seconds : float
+            What is not measured after so many is left to the heuristics, with a warning.
+        tell : callable, optional
+            Is given what was measured of each convolution, as soon as that is.
+        **inputs : array
+            As in a call: the plan depends on where they lie.
+
+        Returns
+        -------
+        list of Measured
+            What was not known before.
+
+        Raises
+        ------
+        NothingToTuneError
+            If the device does not choose among engines, the step has no convolution, or no engine
+            could be measured.
+        OSError
+            If the tables cannot be stored.
         """
-        made = {name: self._made(spec) for name, spec in self._results.items()}
-        taken = dict(given)
-        for name in self._changed:
-            spec = given[name].spec
-            made[name] = empty_in(
-                self.device, spec.placement, spec.shape, spec.dtype, "channels_first"
-            )
-            made[name][...] = given[name].array
-            taken[name] = wrap(made[name], self.device, name=name, written=True)
-        arrays: dict[str, Any] = {**self._own, **made}
-        for name, each in taken.items():
-            arrays[name] = each.view() if each.spec.placement == "device" else each.array
-        program, device, calls = self.planned.placed.program, self.device, recording()
-        plan, settings = self.planned.plan, current()
-        with device.arena.lock, interrupts.deferred():
-            device.arena.reset_peak()
-            begin = time.perf_counter()
-            with reporter(
-                settings.progress,
-                total=plan.pieces,
-                label=plan.name,
-                predicted_seconds=plan.seconds,
-            ) as progress:
-                trace = self.executor.run(
-                    device,
-                    arrays,
-                    staged=any(
-                        home.spec.placement in ("pageable", "disk")
-                        for home in program.homes.values()
-                    ),
-                    wait=True,
-                    timed=calls is not None,
-                    on_piece=None if type(progress) is Reporter else progress.update,
-                    limit_bytes=plan.memory_limit,
-                )
-            if calls is not None and trace is not None:
-                seconds = time.perf_counter() - begin
-                peak = device.arena.peak_bytes
-                calls.append(Call(plan.name, plan, seconds, plan.seconds, peak, trace))
-        return made
+        device = get_device(current().device)
+        given = self._given(device, inputs)
+        self._ready.clear()  # what it keeps on the host is given back
 
-    def of(self, results: Mapping[str, Any], name: str) -> Any:
-        """A result, as it lies in the array of the tensor whose view it is."""
-        step: Step = self.planned.step
-        base, region = step.place(name)
-        part = results[base][tuple(slice(*each) for each in region)]
-        return part.reshape(step.tensors[name].shape)
+        def plan() -> PlannedStep:
+            self._ready.clear()
+            return self._prepared(device, given).planned
 
+        return measure_engines(
+            device,
+            lambda: self._planned(given, ask=False),
+            plan,
+            every=every,
+            seconds=seconds,
+            tell=tell,
+        )
 
-def made_anew_bytes(step: Step, specs: Mapping[str, TensorSpec]) -> int:
-    """Bytes on the device of what a step changes: it writes to arrays of its own."""
-    on_device = {n for n, spec in specs.items() if spec.placement == "device" and n in step.tensors}
-    changed = (n for n in results_of(step) & on_device if step.tensors[n].kind in GIVEN)
-    return sum(specs[n].nbytes for n in changed) if on_device else 0
+    def _given(self, device: Device, inputs: Mapping[str, Any]) -> dict[str, Wrapped]:
+        """All that a step is given: inputs, parameters, running statistics and seeds."""
+        step = self._step
+        given = arrays_given(self._network, step, inputs, device)
+        for output, name in step.seeds.items():
+            seed = np.ones(step.tensors[name].shape, numpy_dtype(step.tensors[output].dtype))
+            given[name] = wrap(seed, device, name=name)
+        return given
 
+    def _prepared(self, device: Device, given: Mapping[str, Wrapped]) -> ReadyStep:
+        specs = tuple((name, each.spec) for name, each in given.items())
+        key = current(), device.name, specs, misaligned_of(given)
+        ready = self._ready.get(key)
+        with device.arena.lock:
+            room = limit_here(device, self._limit) - device.arena.array_bytes
+        if ready is None or ready.device_bytes > room:
+            self._ready.clear()  # what it keeps on the host is given back first
+            ready = self._ready[key] = ReadyStep(self._planned(given), device)
+        return ready
 
-def number(array: Any) -> float:
-    """A loss, as a Python number."""
-    return float(np.asarray(array).reshape(-1)[0])
+    def _planned(self, given: Mapping[str, Wrapped], *, ask: bool = True) -> PlannedStep:
+        terms = terms_for(self._limit, None, self._step, given)
+        terms = replace(terms, target=terms.target.asking(ask=ask, sparing=0))
+        if self._given_plan is not None:
+            return plan_again(self._step, self._given_plan, terms)
+        return plan_step("training_step", self._step, terms, **self._asked)

@@ -1,0 +1,133 @@
+"""A planned step on a device: it takes arrays and gives results, again and again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+
+from ooc_cudnn import interrupts
+from ooc_cudnn.arrays.making import empty_in
+from ooc_cudnn.arrays.operands import Wrapped, wrap
+from ooc_cudnn.devices.base import Device
+from ooc_cudnn.memory.pinned import allocate
+from ooc_cudnn.network.fastest import PlannedStep
+from ooc_cudnn.network.phases import Step
+from ooc_cudnn.network.residency import GIVEN, results_of
+from ooc_cudnn.pipeline.execute import Executor
+from ooc_cudnn.pipeline.program import Program
+from ooc_cudnn.profiling import Call, recording
+from ooc_cudnn.progress import Reporter, reporter
+from ooc_cudnn.settings import current
+from ooc_cudnn.tensor import TensorSpec, numpy_dtype
+
+
+class ReadyStep:
+    """A planned step on one device: runs again and again on other arrays.
+
+    What it keeps on the host is allocated once, when it is made. Nothing that is given is changed:
+    what a step updates (running statistics) is among its results.
+    """
+
+    def __init__(self, planned: PlannedStep, device: Device) -> None:
+        self.planned, self.device = planned, device
+        self.executor = Executor(planned.placed.program)
+        step, program = planned.step, planned.placed.program
+        results = results_of(step)
+        self._own = dict(self._in_block(program))
+        self._results = {n: spec for n, spec in program.between.items() if n in results}
+        self._changed = [name for name in results if step.tensors[name].kind in GIVEN]
+        specs = {name: home.spec for name, home in program.homes.items()}
+        #: What running it takes of the device.
+        self.device_bytes = planned.plan.device_bytes + made_anew_bytes(step, specs)
+
+    def _in_block(self, program: Program) -> Iterator[tuple[str, Any]]:
+        """What lives on the host meanwhile, in one block of pinned memory."""
+        if not program.pinned_bytes:
+            return
+        block = allocate(
+            self.device,
+            program.pinned_bytes,
+            current().host_memory_limit,
+            purpose=f"what {program.name} keeps on the host",
+        )
+        for name, start in program.pinned.items():
+            spec = program.between[name]
+            array = block[start : start + spec.nbytes].view(numpy_dtype(spec.dtype))
+            steps = tuple(stride * spec.itemsize for stride in spec.strides)
+            yield name, as_strided(array, spec.shape, steps)
+
+    def _made(self, spec: TensorSpec) -> Any:
+        order = spec.order or "channels_first"
+        return empty_in(self.device, "pinned", spec.shape, spec.dtype, order)
+
+    def run(self, given: Mapping[str, Wrapped]) -> dict[str, Any]:
+        """Run on given arrays; return every result by the name of its tensor.
+
+        Parameters
+        ----------
+        given : mapping
+            Inputs, parameters, running statistics and seeds.
+        """
+        made = {name: self._made(spec) for name, spec in self._results.items()}
+        taken = dict(given)
+        for name in self._changed:
+            spec = given[name].spec
+            made[name] = empty_in(
+                self.device, spec.placement, spec.shape, spec.dtype, "channels_first"
+            )
+            made[name][...] = given[name].array
+            taken[name] = wrap(made[name], self.device, name=name, written=True)
+        arrays: dict[str, Any] = {**self._own, **made}
+        for name, each in taken.items():
+            arrays[name] = each.view() if each.spec.placement == "device" else each.array
+        program, device, calls = self.planned.placed.program, self.device, recording()
+        plan, settings = self.planned.plan, current()
+        with device.arena.lock, interrupts.deferred():
+            device.arena.reset_peak()
+            begin = time.perf_counter()
+            with reporter(
+                settings.progress,
+                total=plan.pieces,
+                label=plan.name,
+                predicted_seconds=plan.seconds,
+            ) as progress:
+                trace = self.executor.run(
+                    device,
+                    arrays,
+                    staged=any(
+                        home.spec.placement in ("pageable", "disk")
+                        for home in program.homes.values()
+                    ),
+                    wait=True,
+                    timed=calls is not None,
+                    on_piece=None if type(progress) is Reporter else progress.update,
+                    limit_bytes=plan.memory_limit,
+                )
+            if calls is not None and trace is not None:
+                seconds = time.perf_counter() - begin
+                peak = device.arena.peak_bytes
+                calls.append(Call(plan.name, plan, seconds, plan.seconds, peak, trace))
+        return made
+
+    def of(self, results: Mapping[str, Any], name: str) -> Any:
+        """A result, as it lies in the array of the tensor whose view it is."""
+        step: Step = self.planned.step
+        base, region = step.place(name)
+        part = results[base][tuple(slice(*each) for each in region)]
+        return part.reshape(step.tensors[name].shape)
+
+
+def made_anew_bytes(step: Step, specs: Mapping[str, TensorSpec]) -> int:
+    """Bytes on the device of what a step changes: it writes to arrays of its own."""
+    on_device = {n for n, spec in specs.items() if spec.placement == "device" and n in step.tensors}
+    changed = (n for n in results_of(step) & on_device if step.tensors[n].kind in GIVEN)
+    return sum(specs[n].nbytes for n in changed) if on_device else 0
+
+
+def number(array: Any) -> float:
+    """A loss, as a Python number."""
+    return float(np.asarray(array).reshape(-1)[0])
