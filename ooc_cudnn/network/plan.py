@@ -170,15 +170,24 @@ class NetworkPlan:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Return the plan that `to_json` described."""
-        known = dict(data)
-        known["remade"] = tuple(data["remade"])
-        known["stays"] = tuple(
-            (name, tuple(Stay(*stay) for stay in stays)) for name, stays in data["stays"]
-        )
-        known["fates"] = tuple(Fate(*each) for each in data["fates"])
-        known["tasks"] = tuple(TaskFigures(*each) for each in data["tasks"])
-        return cls(**known)
+        """Return the plan that `to_json` described.
+
+        Raises
+        ------
+        ValueError
+            If that is no such plan.
+        """
+        try:
+            known = dict(data)
+            known["remade"] = tuple(data["remade"])
+            known["stays"] = tuple(
+                (name, tuple(Stay(*stay) for stay in stays)) for name, stays in data["stays"]
+            )
+            known["fates"] = tuple(Fate(*each) for each in data["fates"])
+            known["tasks"] = tuple(TaskFigures(*each) for each in data["tasks"])
+            return cls(**known)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"no plan of a network: {error}") from error
 
 
 def _plain(value: Any) -> Any:

@@ -24,12 +24,13 @@ from ooc_cudnn.network.placing import Placed, Terms, most_held, place_step
 from ooc_cudnn.network.plan import Fate, NetworkPlan, TaskFigures
 from ooc_cudnn.network.policies import POLICIES, Decision, Policy, keep, mixed
 from ooc_cudnn.network.remaking import REMADE, remade
-from ooc_cudnn.network.residency import GIVEN, Residency
+from ooc_cudnn.network.residency import GIVEN, Residency, check_stays
 from ooc_cudnn.operations.window_arguments import is_int
 from ooc_cudnn.pipeline.program import Task
 from ooc_cudnn.pipeline.schedule import make_schedule
 from ooc_cudnn.pipeline.simulate import Replayed
 from ooc_cudnn.pipeline.trace import link_bytes
+from ooc_cudnn.tensor import ORDERS
 
 #: What `best` chooses from, in the order in which equals are taken.
 BEST_OF = ("keep", "remake", "checkpoint", "offload", "mixed")
@@ -122,8 +123,11 @@ def plan_again(step: Step, plan: NetworkPlan, terms: Terms) -> PlannedStep:
     Raises
     ------
     ValueError
-        If it is the plan of another step.
+        If it is the plan of another step, or cannot be followed: plans are data, and may be edited.
     """
+    check_asked(plan.policy, plan.micro_batches)
+    if not (is_int(plan.bands) and plan.bands > 0):
+        raise ValueError(f"bands must be a positive int, not {plan.bands!r}")
     again = frozenset(plan.remade)
     step = _rewritten(_as_taken(step, plan.policy), again, plan.micro_batches, plan.bands)
     planned, phases = ([each.name for each in of] for of in (plan.tasks, step.phases))
@@ -134,6 +138,9 @@ def plan_again(step: Step, plan: NetworkPlan, terms: Terms) -> PlannedStep:
             f"the plan is of another network: it has {stranger or 'no phase'!r} where this one has "
             f"{own or 'none'!r}"
         )
+    check_stays(step, dict(plan.stays))
+    if plan.order not in ORDERS:
+        raise ValueError(f"order must be one of {', '.join(ORDERS)}, not {plan.order!r}")
     terms = replace(terms, order=plan.order, synchronous=plan.synchronous)
     placed = place_step(plan.name, step, dict(plan.stays), terms)
     assert placed is not None

@@ -87,6 +87,50 @@ def results_of(step: Step) -> set[str]:
     return {step.place(name).base for name in names} | changed
 
 
+def check_stays(step: Step, stays: Residency) -> None:
+    """Check that whoever reads a tensor finds there what was made of it: plans may be edited.
+
+    Raises
+    ------
+    ValueError
+        With the tensor whose stays do not fit the step.
+    """
+    uses, count = uses_of(step), len(step.phases)
+    results, given = results_of(step), set(step.seeds.values())
+    given |= {name for name, tensor in step.tensors.items() if tensor.kind in GIVEN}
+    for base in stays.keys() | results:
+        found, free = stays.get(base, ()), 0
+        for stay in found:
+            leaves = stay.last if stay.leaves is None else stay.leaves
+            if base not in uses or not free <= stay.first <= leaves <= stay.last < count:
+                raise ValueError(f"the plan cannot be followed: {stay} of {base!r}")
+            free = stay.last + 1
+        lost = base in uses and _is_lost(uses[base], found, base in given, base in results)
+        if lost:
+            raise ValueError(
+                f"the plan cannot be followed: {base!r} is not always where it is read"
+            )
+
+
+def _is_lost(used: Uses, stays: tuple[Stay, ...], is_given: bool, is_result: bool) -> bool:
+    """Whether a tensor is somewhere read, or wanted in the end, where it is not up to date."""
+    streamed = {at for at in used.phases if not any(s.first <= at <= s.last for s in stays)}
+    on_host = exists = is_given
+    for first, stay in sorted([(s.first, s) for s in stays] + [(at, None) for at in streamed]):
+        if stay is None:
+            if exists and not on_host:
+                return True
+            on_host = exists = exists or first in used.written
+            continue
+        if stay.fetched != exists or (stay.fetched and not on_host):
+            return True
+        made = [at for at in used.written if stay.first <= at <= stay.last]
+        exists = exists or bool(made)
+        if made:
+            on_host = stay.leaves is not None and stay.leaves >= made[-1]
+    return is_result and not on_host
+
+
 def kept(step: Step, uses: Mapping[str, Uses]) -> dict[str, tuple[Stay, ...]]:
     """Everything on the device from its first use to its last."""
     results, found = results_of(step), dict[str, tuple[Stay, ...]]()

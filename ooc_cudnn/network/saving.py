@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
+import uuid
 import zipfile
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
 from ooc_cudnn.arrays.copying import memcpy
+from ooc_cudnn.arrays.operands import check_writable, locate
+from ooc_cudnn.devices import get_device
 from ooc_cudnn.network.graph import Graph
 from ooc_cudnn.network.parameters import Parameters
+from ooc_cudnn.settings import current
 from ooc_cudnn.tensor import numpy_dtype
 
 #: The entry of a file that says which network it is of.
@@ -46,14 +50,14 @@ def save(path: str | os.PathLike[str], graph: Graph, *groups: Parameters) -> Non
             memcpy(host, array)
             # NumPy has no bfloat16 in its files.
             arrays[name] = host.view(np.uint16) if tensor.dtype == "bfloat16" else host
-    with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".npz", delete=False) as file:
-        try:
+    part = path.with_name(f"{path.name}.{uuid.uuid4().hex}")  # as readable as other new files
+    try:
+        with part.open("xb") as file:
             np.savez(file, allow_pickle=False, **arrays)
-        except BaseException:
-            file.close()
-            os.unlink(file.name)
-            raise
-    os.replace(file.name, path)
+        os.replace(part, path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
 
 
 def load(path: str | os.PathLike[str], graph: Graph, *groups: Parameters) -> None:
@@ -62,25 +66,40 @@ def load(path: str | os.PathLike[str], graph: Graph, *groups: Parameters) -> Non
     Raises
     ------
     ValueError
-        If it is no such file, or that of another network, with what differs first. Nothing is
-        changed then.
+        If it is no such file, or that of another network, with what differs first; or if an array
+        here is read-only. Nothing is changed then.
     """
     try:
         with open(path, "rb") as opened:
             arrays = _read(opened)
             own, found = described(graph), json.loads(bytes(arrays[GRAPH]))
             difference = _difference(own, found)
-    except (KeyError, ValueError, EOFError, zipfile.BadZipFile) as error:
+            held = {} if difference else dict(_held(arrays, groups))
+    except (KeyError, TypeError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise ValueError(f"{os.fspath(path)} is no file that Network.save wrote") from error
     if difference:
         raise ValueError(f"{os.fspath(path)} is the file of another network: {difference}")
+    device = get_device(current().device)
+    made = {name: group[name] for group in groups for name in group if group.is_made(name)}
+    for name, array in made.items():
+        check_writable(locate(array, device, name=name, written=True), name=name)
     for group in groups:
-        for name, tensor in group.tensors.items():
-            array = arrays[name].view(numpy_dtype(tensor.dtype))
-            if group.is_made(name):
-                memcpy(group[name], array)
+        for name in group:
+            if name in made:
+                memcpy(made[name], held[name])
             else:
-                group[name] = array
+                group[name] = held[name]
+
+
+def _held(
+    arrays: Mapping[str, Any], groups: Iterable[Parameters]
+) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
+    """What a file holds of each parameter, as that is here."""
+    for name, tensor in (each for group in groups for each in group.tensors.items()):
+        array = arrays[name].view(numpy_dtype(tensor.dtype))
+        if array.shape != tensor.shape:
+            raise ValueError(f"{name} has shape {array.shape}")
+        yield name, array
 
 
 def _read(opened: IO[bytes]) -> dict[str, Any]:

@@ -120,6 +120,42 @@ def test_the_file_of_another_network_is_refused(tmp_path):
         net.load(tmp_path / "nowhere.npz")
 
 
+def test_a_file_that_is_broken_changes_nothing(tmp_path):
+    """Nor does one that cannot be read into what is there."""
+    net, _ = small(seed=1)
+    path, broken = tmp_path / "net.npz", tmp_path / "broken.npz"
+    net.save(path)
+    other, _ = small(seed=2)
+    before = {name: array.copy() for name, array in other.parameters.items()}
+    whole, arrays = path.read_bytes(), dict(np.load(path))
+    for cut in (0, 1, len(whole) // 2, len(whole) - 1):
+        broken.write_bytes(whole[:cut])
+        with pytest.raises(ValueError, match=r"is no file that Network\.save wrote"):
+            other.load(broken)
+    less = {name: array for name, array in arrays.items() if name != "head.b"}
+    for held in (
+        less,
+        {**less, "head.b": np.zeros(7)},
+        {**arrays, "graph": np.frombuffer(b"[1]", np.uint8)},
+    ):
+        np.savez(broken, **held)
+        with pytest.raises(ValueError, match=r"is no file that Network\.save wrote"):
+            other.load(broken)
+    other.parameters["head.b"].flags.writeable = False
+    with pytest.raises(ValueError, match=r"head\.b is read-only"):
+        other.load(path)
+    for name, array in before.items():
+        assert np.array_equal(other.parameters[name], array), name
+
+
+def test_a_file_is_as_readable_as_others(tmp_path):
+    net, _ = small()
+    net.save(tmp_path / "net.npz")
+    (tmp_path / "other").touch()
+    modes = {path.stat().st_mode for path in tmp_path.iterdir()}
+    assert len(modes) == 1
+
+
 def test_the_same_network_for_other_sizes_shares_its_parameters():
     net, y = small()
     larger = net.resized(x=(1, 3, 9, 8))

@@ -116,6 +116,53 @@ def test_best_says_which_policy_it_took(small):
     assert "policy keep: " in asked.explain()
 
 
+def without(stay, at):
+    return [
+        stay[0],
+        [[*each[:at], None if at == 3 else False, *each[at + 1 :]] for each in stay[1]],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("key", "edit", "said"),
+    [
+        ("stays", lambda stays: [without(stay, 2) for stay in stays], "is not always where it is"),
+        ("stays", lambda stays: [without(stay, 3) for stay in stays], "is not always where it is"),
+        (
+            "stays",
+            lambda stays: [[n, [[a, max(a, b - 1), *c] for a, b, *c in s]] for n, s in stays],
+            "is not always where it is read",
+        ),
+        ("stays", lambda stays: [[stays[0][0], [[0, 99, True, None]]]], "cannot be followed: Stay"),
+        ("stays", lambda stays: [*stays, ["z", [[0, 1, False, None]]]], "cannot be followed: Stay"),
+        ("stays", lambda stays: [[n, []] for n, s in stays], None),
+        ("stays", lambda stays: 3, "no plan of a network"),
+        ("tasks", lambda tasks: [[1]], "no plan of a network"),
+        ("order", lambda order: "rows", "order must be one of"),
+        ("policy", lambda policy: "fast", "policy must be one of"),
+        ("micro_batches", lambda parts: 0, "micro_batches must be"),
+        ("bands", lambda bands: "2", "bands must be"),
+        ("else", lambda nothing: 1, "no plan of a network"),
+    ],
+)
+def test_plans_that_were_edited(small, key, edit, said):
+    """One that leaves bytes where nobody finds them gave wrong gradients."""
+    plan = small.net.plan(small.loss, memory_limit="10kB", policy="offload")
+    value = small.net.training_step(small.loss, plan=plan)(**small.inputs)
+    edited = json.loads(json.dumps(plan.to_json()))
+    edited[key] = edit(edited.get(key))
+
+    def run():
+        plan = NetworkPlan.from_json(edited)
+        return small.net.training_step(small.loss, plan=plan)(**small.inputs)
+
+    if said is None:
+        assert run() == pytest.approx(value, rel=1e-6)
+        return
+    with pytest.raises(ValueError, match=said):
+        run()
+
+
 def test_limits_below_the_least_name_it(small):
     step = small.net.training_step(small.loss, memory_limit=300)
     with pytest.raises(ooc_cudnn.PlanInfeasibleError) as refused:
