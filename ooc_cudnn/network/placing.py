@@ -198,9 +198,9 @@ class _Placing:
         for (base, index, extent), offset in zip(extents, offsets, strict=True):
             self.spans[base, index] = offset, offset + aligned(extent.nbytes)
         self._held = (
-            np.array([extent.first for _, _, extent in extents]),
-            np.array([extent.last for _, _, extent in extents]),
-            np.array([self.spans[base, index] for base, index, _ in extents]),
+            np.array([extent.first for _, _, extent in extents], int),
+            np.array([extent.last for _, _, extent in extents], int),
+            np.array([self.spans[base, index] for base, index, _ in extents], int).reshape(-1, 2),
         )
         items: list[Item] = []
         top = peak
