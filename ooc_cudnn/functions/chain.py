@@ -1,4 +1,4 @@
-"""`chain_forward`: any run of operations on one residence of each piece."""
+"""`chain_forward`: any run of operations while each piece is on the device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The paper's fused functions: several operations on one residence of each piece."""
+"""The paper's fused functions: several operations while each piece is on the device."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def convolution_add_activation_forward(
     beta: float = 0.0,
     out: Array | None = None,
 ) -> Description:
-    """Convolution, bias and activation on one residence of each piece: the paper's fused function.
+    """Convolution, bias and activation, piece by piece in one go: the paper's fused function.
 
     ``out = alpha * activation(convolution(x, w) + b) + beta * out``
 
@@ -102,7 +102,7 @@ def convolution_add_activation_pooling_forward(
     beta: float = 0.0,
     out: Array | None = None,
 ) -> Description:
-    """Convolution, bias, activation and pooling on one residence of each piece.
+    """Convolution, bias, activation and pooling piece by piece in one go.
 
     ``out = alpha * pooling(activation(convolution(x, w) + b)) + beta * out``
 

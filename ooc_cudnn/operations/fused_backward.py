@@ -1,4 +1,4 @@
-"""All three gradients of convolution, bias and activation, on one residence of each piece."""
+"""All three gradients of convolution, bias and activation, while each piece is on the device."""
 
 from __future__ import annotations
 

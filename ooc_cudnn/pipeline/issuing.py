@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ooc_cudnn.operations.launches import Buffer, Launch
+from ooc_cudnn.pipeline.hazards import Hazards, Latest, later
 from ooc_cudnn.pipeline.program import COMPUTE, COPY_OUT, Move, Program, chunks
-from ooc_cudnn.pipeline.residence import Latest, Residence, later
 from ooc_cudnn.pipeline.steps import NO_BUFFERS, Place, Step
 
 
@@ -24,7 +24,7 @@ class Issuer:
         self.item = 0
         self.sizes: list[Mapping[str, int]] = []
         #: None where there is but one item, which has nothing to wait for.
-        self.residence = Residence(program.homes) if len(program.items) > 1 else None
+        self.hazards = Hazards(program.homes) if len(program.items) > 1 else None
         #: The latest step of each stream, and what the next compute step is to wait for beside.
         self.latest: Latest = {}
         self.synchronised: Latest = {}
@@ -36,8 +36,8 @@ class Issuer:
 
     def end(self) -> None:
         """End an item: what it read and wrote counts for those that follow."""
-        if self.residence is not None:
-            self.residence.close()
+        if self.hazards is not None:
+            self.hazards.close()
 
     def add(
         self,
@@ -71,17 +71,17 @@ class Issuer:
 
     def move(self, move: Move) -> None:
         """Copy a tensor over the link, in large copies."""
-        spec, residence = self.program.homes[move.source].spec, self.residence
+        spec, hazards = self.program.homes[move.source].spec, self.hazards
         index, self.pieces = self.pieces, self.pieces + 1
         for region in chunks(spec.shape, spec.itemsize):
             others: Latest = {}
-            if residence is not None:
-                others = residence.users(move.source, region, writes=False)
-                later(others, residence.users(move.target, region, writes=True))
+            if hazards is not None:
+                others = hazards.users(move.source, region, writes=False)
+                later(others, hazards.users(move.target, region, writes=True))
             step = self.add(move.stream, index, (Place("", region, -1),), (), others=others)
-            if residence is not None:
-                residence.note(move.source, region, {move.stream: step}, writes=False)
-                residence.note(move.target, region, {move.stream: step}, writes=True)
+            if hazards is not None:
+                hazards.note(move.source, region, {move.stream: step}, writes=False)
+                hazards.note(move.target, region, {move.stream: step}, writes=True)
 
     def synchronise(self) -> None:
         """Let the next compute step wait for all copies so far."""

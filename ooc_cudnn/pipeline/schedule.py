@@ -3,7 +3,7 @@
 For each task, and each piece of it in its plan's loop order: copy in what the piece needs and no
 slot holds, compute, and copy out what no later piece of the same output region will change. A step
 waits on the steps whose data it reads and on those that last used the memory it is about to
-overwrite, be they of the same task (its rings know) or of earlier ones (residence). Steps of one
+overwrite, be they of the same task (its rings know) or of earlier ones (hazards). Steps of one
 stream run in order and need no waits among themselves, but for what leaves: threads may write it to
 the host later.
 """

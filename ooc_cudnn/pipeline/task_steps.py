@@ -6,11 +6,11 @@ from collections.abc import Hashable, Iterable, Mapping
 
 from ooc_cudnn.operations.launches import Buffer, Launch
 from ooc_cudnn.operations.splittable import Piece, Region
+from ooc_cudnn.pipeline.hazards import Latest, later
 from ooc_cudnn.pipeline.issuing import Issuer
 from ooc_cudnn.pipeline.loops import check_order, pieces
 from ooc_cudnn.pipeline.offsets import lay_out
 from ooc_cudnn.pipeline.program import COMPUTE, COPY_IN, COPY_OUT, Task
-from ooc_cudnn.pipeline.residence import Latest, later
 from ooc_cudnn.pipeline.steps import Place
 
 
@@ -67,7 +67,7 @@ class TaskSteps:
                 block = buffer.block or name
                 largest[block] = max(largest.get(block, 0), buffer.nbytes)
         self.issuer.sizes[-1] = largest
-        if self.issuer.residence is not None:
+        if self.issuer.hazards is not None:
             self.offsets = lay_out(plan, largest, self.task.offset)
         for piece, (launches, buffers) in cut:
             self._add(piece, launches, buffers)
@@ -147,35 +147,35 @@ class TaskSteps:
 
     def _fresh(self, name: str, slot: int = 0) -> Latest:
         """The steps that used the memory of a buffer before this task; asked for once."""
-        residence = self.issuer.residence
-        if residence is None or (name, slot) in self.taken:
+        hazards = self.issuer.hazards
+        if hazards is None or (name, slot) in self.taken:
             return {}
         self.taken.add((name, slot))
         span = self.offsets.span(name, slot)
-        return residence.users_of_bytes(span) if span else {}
+        return hazards.users_of_bytes(span) if span else {}
 
     def _before_copy(self, place: Place, *, writes: bool) -> Latest:
         """The steps of earlier items that a copy from or to the host waits for."""
-        residence = self.issuer.residence
-        if residence is None:
+        hazards = self.issuer.hazards
+        if hazards is None:
             return {}
-        found = residence.users(self.task.binds[place.operand], place.region, writes=writes)
+        found = hazards.users(self.task.binds[place.operand], place.region, writes=writes)
         if not writes:
             later(found, self._fresh(place.operand, place.slot))
         return found
 
     def _copied(self, place: Place, stream: str, step: int, *, writes: bool) -> None:
         """Note a copy from or to the host."""
-        if self.issuer.residence is not None:
+        if self.issuer.hazards is not None:
             bind = self.task.binds[place.operand]
-            self.issuer.residence.note(bind, place.region, {stream: step}, writes=writes)
+            self.issuer.hazards.note(bind, place.region, {stream: step}, writes=writes)
 
     def _before_computing(
         self, places: Iterable[Place], buffers: Iterable[tuple[str, Buffer]]
     ) -> Latest:
         """The steps of earlier items that computing waits for: each once in the task."""
-        residence, found = self.issuer.residence, Latest()
-        if residence is None:
+        hazards, found = self.issuer.hazards, Latest()
+        if hazards is None:
             return found
         for place in places:
             name = place.operand
@@ -184,7 +184,7 @@ class TaskSteps:
             elif name not in self.in_place:
                 self.in_place.add(name)
                 bind, writes = self.task.binds[name], name in self.call.results
-                later(found, residence.users(bind, None, writes=writes))
+                later(found, hazards.users(bind, None, writes=writes))
         for block in {buffer.block or name for name, buffer in buffers} - set(self.call.operands):
             later(found, self._fresh(block))
         later(found, self._fresh("workspace"))
@@ -192,12 +192,12 @@ class TaskSteps:
 
     def _note(self) -> None:
         """Note what was used on the device, to the end of the task."""
-        residence, computed = self.issuer.residence, {COMPUTE: self.computed}
-        if residence is None:
+        hazards, computed = self.issuer.hazards, {COMPUTE: self.computed}
+        if hazards is None:
             return
         for name in self.in_place:
             writes = name in self.call.results
-            residence.note(self.task.binds[name], None, computed, writes=writes)
+            hazards.note(self.task.binds[name], None, computed, writes=writes)
         for name, slot in self.taken:
             span, steps = self.offsets.span(name, slot), dict(computed)
             if name in self.rings:
@@ -207,4 +207,4 @@ class TaskSteps:
                     if step >= 0:
                         later(steps, {self.issuer.streams[step]: step})
             if span and steps:
-                residence.note_bytes(span, steps)
+                hazards.note_bytes(span, steps)

@@ -1,4 +1,4 @@
-"""Chains: several operations on one residence of each piece, and the borders between them."""
+"""Chains: several operations while a piece is on the device, and the borders between them."""
 
 from __future__ import annotations
 

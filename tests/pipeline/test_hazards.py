@@ -12,7 +12,8 @@ from ooc_cudnn.network.placing import place_step
 from ooc_cudnn.network.planning import _as_taken, _rewritten, plan_step
 from ooc_cudnn.network.policies import POLICIES
 from ooc_cudnn.network.terms import terms_for
-from ooc_cudnn.pipeline import program, residence
+from ooc_cudnn.pipeline import hazards as tracked
+from ooc_cudnn.pipeline import program
 from ooc_cudnn.pipeline.program import Home, Move, Program
 from ooc_cudnn.pipeline.schedule import make_schedule
 from ooc_cudnn.tensor import TensorSpec
@@ -44,7 +45,7 @@ def test_what_touches_the_same_memory_is_ordered(case):
 
 def test_small_moves_and_arrays_of_many_regions(monkeypatch):
     monkeypatch.setattr(program, "MOVE_BYTES", 512)
-    monkeypatch.setattr(residence, "MOST_REGIONS", 2)
+    monkeypatch.setattr(tracked, "MOST_REGIONS", 2)
     schedule = schedule_of(3, 0.7, "offload")
     assert hazards(schedule) == []
     moved = [step.piece for step in schedule.steps if step.places[0].operand == ""]
@@ -95,7 +96,7 @@ def test_every_wait_that_is_dropped_is_missed():
 
 
 def test_items_that_forget_each_other_meet(monkeypatch):
-    monkeypatch.setattr(residence.Residence, "users", lambda *_, **__: {})
+    monkeypatch.setattr(tracked.Hazards, "users", lambda *_, **__: {})
     assert hazards(schedule_of(0, 1, "offload"))
 
 
@@ -136,5 +137,5 @@ def test_who_takes_over_pinned_memory_waits_for_all_who_were_there(monkeypatch):
     assert made.pinned == {"A": 0, "B": 0}
     assert made.host_bytes == 256 < moves.host_bytes
     assert hazards(make_schedule(made)) == []
-    monkeypatch.setattr(residence.Residence, "_users_before", lambda *_: {})
+    monkeypatch.setattr(tracked.Hazards, "_users_before", lambda *_: {})
     assert hazards(make_schedule(made))

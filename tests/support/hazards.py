@@ -3,7 +3,7 @@
 For each byte of the program's block, and each element of an array that is handed in, it keeps the
 last step of each stream that read it, and that wrote it. Who comes next must know, by its stream or
 what it waits for, that those have ended. It shares nothing with what makes the waits
-(`pipeline/residence.py`, the rings of `pipeline/schedule.py`) but for where memory lies.
+(`pipeline/hazards.py`, the rings of `pipeline/schedule.py`) but for where memory lies.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Who last read and wrote what: what a step of a program has to wait for.
+"""Hazards: who last read and wrote what, and so what a step of a program has to wait for.
 
 A copy in waits for the copy out that made its bytes, whoever writes memory for all who used it
 before. Each stream runs its steps in order, so of each only the latest counts.
@@ -130,7 +130,7 @@ def _overlap(one: Region, other: Region) -> bool:
     return all(a < d and c < b for (a, b), (c, d) in zip(one, other, strict=True))
 
 
-class Residence:
+class Hazards:
     """Who used which memory, of all items before the one at hand.
 
     What the item at hand does itself is noted, and counts from its end on: the steps of one call
