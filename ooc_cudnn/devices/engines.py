@@ -232,15 +232,21 @@ class Tables:
             if options != measured.options:
                 self.add(replace(measured, options=options))
 
+    def nearest(self, operation: AnyConvolution) -> Measured | None:
+        """Return what was measured of the nearest size of the same kind; None if none was."""
+        of_kind = self._by_kind.get(Kind.of(operation), ()) if self._by_kind else ()
+        if not of_kind:
+            return None
+        return min(of_kind, key=lambda each: distance(each[0], operation))[1]
+
     def options(self, operation: AnyConvolution, sparing: int = 0) -> tuple[Option, ...]:
         """Return the engines to run a convolution with, by the nearest size that was measured.
 
         Without the `sparing` ones that take most workspace, if there are others.
         """
-        of_kind = self._by_kind.get(Kind.of(operation), ()) if self._by_kind else ()
-        if not of_kind:
+        nearest = self.nearest(operation)
+        if nearest is None:
             return ()
-        _, nearest = min(of_kind, key=lambda each: distance(each[0], operation))
         options = nearest.options[_place(nearest, sparing) :]
         if forward_of(operation).is_even:
             return options

@@ -16,10 +16,10 @@ from ooc_cudnn.functions.tune_rounds import (
     Tell,
     check_engines,
     keep,
-    launched_of,
     measure,
     measure_what_is_launched,
 )
+from ooc_cudnn.functions.tuning import launched_of
 from ooc_cudnn.memory.limit import limit_bytes
 from ooc_cudnn.settings import current
 

@@ -16,18 +16,15 @@ from typing import NamedTuple
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.devices.engine_files import save_tables, tables_of
 from ooc_cudnn.devices.engines import Kind, Measured, distance
-from ooc_cudnn.devices.measuring import Bench, Launched
+from ooc_cudnn.devices.measuring import Bench
 from ooc_cudnn.errors import OocError
 from ooc_cudnn.functions.prepared import forget_calls
-from ooc_cudnn.functions.tuning import Deadline, Tuning
+from ooc_cudnn.functions.tuning import Deadline, Tuning, launched_of, on_fewer_images
 from ooc_cudnn.operations.convolution_backward import (
     AnyConvolution,
     forward_of,
-    input_shapes,
-    result_dtype,
     with_forward,
 )
-from ooc_cudnn.operations.launches import Buffer, Launch
 from ooc_cudnn.pricing.plan import Plan
 from ooc_cudnn.pricing.planner import distinct_launches
 from ooc_cudnn.pricing.request import Request
@@ -183,7 +180,7 @@ def _wanted(device: Device, planned: Planned, effort: Effort) -> list[AnyConvolu
         for operation in convolutions_of(request, plan):
             seconds = request.machine.compute.seconds(operation.work())
             share = effort.launch_seconds / max(seconds, 1e-9)
-            small = _on_fewer_images(operation, planned.limit_bytes, share)
+            small = _with_room(operation, planned.limit_bytes, share)
             costs[small] = costs.get(small, 0.0) + seconds
     kept: list[AnyConvolution] = []
     for operation in sorted(costs, key=lambda each: costs[each], reverse=True):
@@ -269,7 +266,7 @@ def measure(
                 break
             # what one does not need of its share, the others have
             tuning = Tuning(device, bench, Deadline(left / (len(operations) - ended)))
-            small = _on_fewer_images(operation, limit_bytes, 1.0)
+            small = _with_room(operation, limit_bytes, 1.0)
             try:
                 measured = tuning.measured(
                     launched_of(small), every=effort.every, borders=effort.borders
@@ -286,27 +283,11 @@ def measure(
     return found, ended
 
 
-def launched_of(operation: AnyConvolution) -> Launched:
-    """Return the launch of a convolution by itself, and its buffers."""
-    forward, (first, second) = forward_of(operation), input_shapes(operation)
-    buffers = {
-        "first": Buffer(first, forward.dtype, forward.layout),
-        "second": Buffer(second, forward.dtype, forward.layout),
-        "result": Buffer(operation.output_shape, result_dtype(operation), forward.layout),
-    }
-    return Launch(operation, ("first", "second"), "result"), buffers
-
-
-def _on_fewer_images(operation: AnyConvolution, limit_bytes: int, share: float) -> AnyConvolution:
+def _with_room(operation: AnyConvolution, limit_bytes: int, share: float) -> AnyConvolution:
     """Return the operation on a share of its images, or on as many as there is room for.
 
     Most room is for workspace.
     """
-    forward = forward_of(operation)
     _, buffers = launched_of(operation)
     held = sum(buffer.nbytes for buffer in buffers.values())
-    share = min(share, ROOM_SHARE * limit_bytes / max(held, 1))
-    if share >= 1.0:
-        return operation
-    images = max(1, int(forward.x_shape[0] * share))
-    return with_forward(operation, replace(forward, x_shape=(images, *forward.x_shape[1:])))
+    return on_fewer_images(operation, min(share, ROOM_SHARE * limit_bytes / max(held, 1)))

@@ -18,7 +18,14 @@ from ooc_cudnn.devices.base import Device
 from ooc_cudnn.devices.engines import Engine, EngineFailedError, Measured, Option, front
 from ooc_cudnn.devices.measuring import Bench, Launched, Timing
 from ooc_cudnn.functions.engine_errors import Checked, Checks
-from ooc_cudnn.operations.convolution_backward import AnyConvolution
+from ooc_cudnn.operations.convolution_backward import (
+    AnyConvolution,
+    forward_of,
+    input_shapes,
+    result_dtype,
+    with_forward,
+)
+from ooc_cudnn.operations.launches import Buffer, Launch
 
 #: An engine is timed well unless another one that takes no more workspace is so many times faster.
 PRUNED_AT = 1.5
@@ -60,6 +67,11 @@ class Deadline:
         self._clock = clock or time.perf_counter
         self._last = self._clock()
         self._until, self._longest = self._last + seconds, 0.0
+
+    @property
+    def left(self) -> float:
+        """Seconds until it, as of the last step."""
+        return self._until - self._last
 
     def allows(self, *, steps: int) -> bool:
         """Whether so many steps more may be begun: each as long as the longest until now.
@@ -126,10 +138,13 @@ class Tuning:
                 found += filter(None, [self._timed(launched, right)])
         return _as_measured(operation, found, is_complete=is_complete and every)
 
-    def measured_again(self, launched: Launched, options: Iterable[Option]) -> Measured | None:
+    def measured_again(
+        self, launched: Launched, options: Iterable[Option], *, is_complete: bool = True
+    ) -> Measured | None:
         """Time engines that are known from another size of the same kind: no other is tried.
 
         Those for which there is no room or no time keep their place among the others.
+        `is_complete` says whether every engine was tried then.
         """
         found, left = list[Timed](), list[Option]()
         for option in options:
@@ -145,7 +160,7 @@ class Tuning:
         for option in left:
             seconds = ratio * option.seconds
             found.append(Timed(replace(option, seconds=seconds), None, seconds))
-        return _as_measured(launched[0].operation, found, is_complete=True)
+        return _as_measured(launched[0].operation, found, is_complete=is_complete)
 
     def checked(
         self, operation: AnyConvolution, engine: Engine, *, borders: bool
@@ -209,3 +224,29 @@ def _as_measured(
     options = front(timed.option for timed in found)
     launching = next(timed.launching for timed in found if timed.option == options[0])
     return Measured(operation.work(), options, operation, launching, is_complete=is_complete)
+
+
+def launched_of(operation: AnyConvolution) -> Launched:
+    """Return the launch of a convolution by itself, and its buffers."""
+    forward, (first, second) = forward_of(operation), input_shapes(operation)
+    buffers = {
+        "first": Buffer(first, forward.dtype, forward.layout),
+        "second": Buffer(second, forward.dtype, forward.layout),
+        "result": Buffer(operation.output_shape, result_dtype(operation), forward.layout),
+    }
+    return Launch(operation, ("first", "second"), "result"), buffers
+
+
+def on_fewer_images(operation: AnyConvolution, share: float) -> AnyConvolution:
+    """Return the operation on a share of its images, one at the least.
+
+    Examples
+    --------
+    >>> on_fewer_images(Convolution.of((64, 8, 9, 9), (8, 8, 3, 3)), 0.1).x_shape
+    (6, 8, 9, 9)
+    """
+    if share >= 1.0:
+        return operation
+    forward = forward_of(operation)
+    images = max(1, int(forward.x_shape[0] * share))
+    return with_forward(operation, replace(forward, x_shape=(images, *forward.x_shape[1:])))

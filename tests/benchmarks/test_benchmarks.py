@@ -25,6 +25,7 @@ NAMES = [
     "chain_vgg",
     "planning",
     "engines",
+    "first_calls",
     "kernels",
     "networks",
 ]

@@ -10,6 +10,7 @@ from ooc_cudnn.tensor import TensorSpec
 from tests.support.clock import Clock
 from tests.support.engines_device import EnginesDevice
 from tests.support.fake_cudnn import FakeEngine
+from tests.support.tuned import first_calls_measure
 
 CALL = ("convolution", "--x", "8x4x16x16", "--w", "4x4x3x3", "--padding", "1")
 
@@ -47,7 +48,7 @@ def test_it_prints_what_it_found_and_the_file(capsys, device):
 @pytest.mark.filterwarnings("ignore:.*not calibrated")
 def test_without_a_function_it_ends_what_calls_began(capsys, device, monkeypatch):
     assert run(capsys)[:2] == (0, "nothing is left to measure\n")
-    monkeypatch.setattr(trials, "FIRST_CALLS_MEASURE", True)
+    first_calls_measure(monkeypatch)
     monkeypatch.setattr(trials, "SHORTEST_SECONDS", 0.0)
     monkeypatch.setattr(trials, "LARGEST_ERROR", float("inf"))
     x, w = TensorSpec((8, 4, 16, 16)), TensorSpec((4, 4, 3, 3))

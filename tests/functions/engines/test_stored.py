@@ -15,10 +15,9 @@ from ooc_cudnn.devices.engine_files import (
     tables_of,
 )
 from ooc_cudnn.devices.engines import Engine, Measured, Option
-from ooc_cudnn.functions import trials
 from ooc_cudnn.operations.convolution import Convolution
 from tests.support.fake_cudnn import FakeEngine
-from tests.support.tuned import KIB, W, X, planned, tuned
+from tests.support.tuned import KIB, W, X, first_calls_measure, planned, tuned
 
 
 def test_what_was_measured_is_read_by_later_processes(make):
@@ -139,7 +138,7 @@ def test_engines_of_another_cudnn_are_said_to_be_ignored(make):
 
 
 def test_a_folder_that_cannot_be_written_is_no_hindrance_to_calls(make, monkeypatch, tmp_path):
-    monkeypatch.setattr(trials, "FIRST_CALLS_MEASURE", True)
+    first_calls_measure(monkeypatch)
     make(FakeEngine(100, 3e-8), FakeEngine(101, 1e-8))
     (tmp_path / "ooc_cudnn" / "engines").write_text("a file")
     with pytest.warns(UserWarning, match=r"cannot be (stored|used|read)|are ignored"):

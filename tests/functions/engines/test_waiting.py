@@ -17,12 +17,12 @@ from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.tensor import TensorSpec
 from perfmodel import shipped
 from tests.support.fake_cudnn import BehaviorNote, FakeEngine
-from tests.support.tuned import IMAGE, KIB, numbers, planned, tuned
+from tests.support.tuned import IMAGE, KIB, first_calls_measure, numbers, planned, tuned
 
 
 def test_a_first_call_measures_what_it_has_time_for(make, monkeypatch):
     """Engines that take 0.2 s to build, for each size: not all can be."""
-    monkeypatch.setattr(trials, "FIRST_CALLS_MEASURE", True)
+    first_calls_measure(monkeypatch)
     device = make(
         FakeEngine(100, 3e-8, build_seconds=0.2),
         FakeEngine(101, 2e-8, KIB, build_seconds=0.2),
@@ -40,8 +40,28 @@ def test_a_first_call_measures_what_it_has_time_for(make, monkeypatch):
     assert planned().algorithms == ("eng103 (measured)",)
 
 
+@pytest.mark.parametrize(("call_seconds", "waits"), [(0.005, True), (0.02, False)])
+def test_a_call_that_is_fast_anyway_never_waits(make, monkeypatch, call_seconds, waits):
+    first_calls_measure(monkeypatch)
+    monkeypatch.setattr(trials, "FAST_SECONDS", call_seconds)
+    make(FakeEngine(100, 3e-6), FakeEngine(101, 1e-6))  # 8,192 results, 1 us each by the line
+    assert planned().algorithms == (("eng101 (measured)",) if waits else ("eng100",))
+
+
+def test_a_call_waits_no_longer_than_it_takes(make, monkeypatch):
+    """It is predicted to take 8 ms; the heuristics' choice was built before it waits."""
+    first_calls_measure(monkeypatch)
+    monkeypatch.setattr(trials, "WAITING_SHARE", 1.0)
+    engines = [FakeEngine(100 + at, 1e-7, at, build_seconds=5e-4) for at in range(9)]
+    make(*engines)
+    began = time.perf_counter()
+    planned()
+    assert 0 < sum(engine.launched > 0 for engine in engines[1:]) < 8
+    assert time.perf_counter() - began < 0.05
+
+
 def test_a_first_call_compiles_no_engines(make, monkeypatch):
-    monkeypatch.setattr(trials, "FIRST_CALLS_MEASURE", True)
+    first_calls_measure(monkeypatch)
     compiled = FakeEngine(101, 1e-8, behavior=(BehaviorNote.RUNTIME_COMPILATION,))
     make(FakeEngine(100, 3e-8), compiled, FakeEngine(102, 2e-8))
     assert planned().algorithms == ("eng102 (measured)",)
@@ -50,7 +70,7 @@ def test_a_first_call_compiles_no_engines(make, monkeypatch):
 
 def test_too_little_memory_to_measure_in(make, monkeypatch):
     """The piece and its slots fill the memory: no engine that takes workspace was timed."""
-    monkeypatch.setattr(trials, "FIRST_CALLS_MEASURE", True)
+    first_calls_measure(monkeypatch)
     make(FakeEngine(100, 3e-6))
     monkeypatch.setattr(Bench, "time_launch", lambda *asked, **more: None)
     with pytest.warns(UserWarning, match="no memory to measure engines of convolution_forward"):
@@ -111,7 +131,7 @@ def test_known_engines_are_timed_again_for_a_second_at_most(make):
 @pytest.mark.parametrize("quick", [False, True])
 def test_a_full_calibration_ends_what_calls_began(make, monkeypatch, quick):
     device = make(FakeEngine(100, 3e-8), FakeEngine(101, 1e-8, is_ranked=False))
-    monkeypatch.setattr(trials, "FIRST_CALLS_MEASURE", True)
+    first_calls_measure(monkeypatch)
     assert planned().algorithms == ("eng100 (measured)",)
     model = dataclasses.replace(shipped("host"), identity=device.identity())
     monkeypatch.setattr(run, "measure", lambda session, progress: {})
