@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any
 
 import ooc_cudnn
-from benchmarks import common
+from benchmarks import common, kernel_trials
 from benchmarks.kernel_cases import Case, cases, filled, view_of
 from ooc_cudnn.bench.timing import Timing
 from ooc_cudnn.devices import get_device
@@ -33,6 +33,8 @@ PUBLIC_CALLS, PUBLIC_BATCHES = 10, 3
 #: The stream is held for so long for each call that the host issues.
 ISSUE_SECONDS = 4e-5
 COMPILERS = 16
+#: Seconds that other tiles and boxes are tried for.
+TRIAL_SECONDS = 25
 
 Runs = Sequence[Callable[[], Any]]
 
@@ -250,10 +252,15 @@ def body(report: common.Report) -> None:
                 report.check(f"{case.name}: contents", found)
     bench.judge()
     print(bench.table())
+    if arguments.cuda and arguments.trials:
+        found = kernel_trials.run(bench, lambda: until + TRIAL_SECONDS - time.perf_counter())
+        report.measure("trials", found, spoken=f"{len(found)}")
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--seconds", type=float, default=90, help="no case is begun after so many")
+    parser.add_argument("--seconds", type=float, default=70, help="no case is begun after so many")
+    parser.add_argument("--trials", action=argparse.BooleanOptionalAction, default=True,
+                        help="measure other tiles and boxes, too")  # fmt: skip
     parser.add_argument("--only", nargs="+", metavar="WORD", help="cases whose name has a word")
 
 

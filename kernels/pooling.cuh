@@ -59,6 +59,26 @@ __device__ inline bool same_value(float a, float b) {
 }
 __device__ inline bool same_value(double a, double b) { return a == b || (a != a && b != b); }
 
+// `place` where a equals b, which is no NaN; else `other`.
+__device__ inline int where_equal(float a, float b, int place, int other) {
+#ifndef __CUDA_ARCH__
+    return a == b ? place : other;
+#else
+    int chosen;
+    asm("{\n"
+        ".reg .pred equal;\n"
+        "setp.eq.f32 equal, %1, %2;\n"
+        "selp.s32 %0, %3, %4, equal;\n"
+        "}"
+        : "=r"(chosen)
+        : "f"(a), "f"(b), "r"(place), "r"(other));
+    return chosen;
+#endif
+}
+__device__ inline int where_equal(double a, double b, int place, int other) {
+    return a == b ? place : other;
+}
+
 template <typename A>
 __device__ inline A negative_infinity() {
     return A(-1e300) * A(1e300);

@@ -1,9 +1,13 @@
 // The gradient of pooling with respect to x (cudnnPoolingBackward), gathered: each element of dx
 // sums what the windows over it give it, so nothing depends on the order of threads.
 //
+//     unpool_boxes    a thread makes a small box of dx in registers: it looks at all windows that reach
+//                     into the box, rows of them from the last to the first, so that a row of x is read
+//                     once. For small windows of which few overlap
 //     unpool_tile     a block makes a box of dx. First, once per window that touches the box: which
 //                     element its gradient goes to (max), or dy over the divisor (averages), into
-//                     shared memory. Then every element of dx looks its windows up there.
+//                     shared memory. Then every element of dx looks its windows up there. For
+//                     larger windows
 //     unpool_direct   a thread makes an element of dx from global memory: for windows of which too
 //                     many overlap to fit in shared memory
 //
@@ -287,6 +291,138 @@ __global__ void __launch_bounds__(256) unpool_tile(
                           : WIDE > 1 ? least(g.dx.w - at_w, I(TW - i_w)) : I(1));
         }
         __syncthreads();
+    }
+}
+
+// A box is GH x GW strides of dx, times COUNT lanes; it begins PH and PW elements behind where a
+// window begins. What a window gives is added in the order of `unpool_tile`. PADDED: some window has padding in it. Without, what
+// lies outside of x belongs to windows that do not exist, whose gradient is 0. UNIT: neighbours along
+// w lie side by side in all operands.
+template <typename I, typename T, int MODE, int COUNT, int STORE, bool PADDED, bool UNIT, int GH,
+          int GW, int PH, int PW, int KH, int KW, int SH, int SW>
+__global__ void __launch_bounds__(256, 2) unpool_boxes(
+    UnpoolingGeometry<I> g, T *__restrict__ dx, const T *__restrict__ y, const T *__restrict__ dy,
+    const T *__restrict__ x) {
+    using A = Arithmetic<T>;
+    constexpr int BH = GH * SH, BW = GW * SW;  // elements of the box
+    // Windows that begin a stride or more before its first own one and reach into it; and in all.
+    constexpr int REACH_H = (KH - 1 - PH) / SH, REACH_W = (KW - 1 - PW) / SW;
+    constexpr int NH = REACH_H + GH + (PH > 0), NW = REACH_W + GW + (PW > 0);
+    constexpr int COLUMNS = MODE == MAX ? (NW - 1) * SW + KW : 1;  // of x under them
+    constexpr int FRESH = KH < SH ? KH : SH;  // rows of x that the windows below do not have
+
+    const long long step = (long long)gridDim.x * blockDim.x;
+    long long index = (long long)blockIdx.x * blockDim.x + threadIdx.x;
+    for (; index < g.total; index += step) {
+        I rest = (I)index;
+        const I lane = take(rest, (g.lanes + COUNT - 1) / COUNT) * COUNT;
+        const I group_w = take(rest, g.tiles.w), group_h = take(rest, g.tiles.h);
+        const I i_d = take(rest, g.dx.d), b = take(rest, g.b), a = rest;
+        const I depth = i_d + g.origin.d, lanes = g.lanes - lane;
+        // The box's first element, in dx; and along each axis the last window that begins there or
+        // before.
+        const I first_h = group_h * BH, first_w = group_w * BW;
+        const I own_h = floor_quotient(first_h + g.origin.h + g.before.h, I(SH));
+        const I own_w = floor_quotient(first_w + g.origin.w + g.before.w, I(SW));
+        const bool has_depth = depth < g.y.d;
+        // Of the first window: its place in x, and where it lies there and in y and dy.
+        const I low_w = own_w - REACH_W, left = low_w * SW - g.before.w;
+        auto along = [](const Strides<I> &stride, int columns) {
+            return UNIT ? I(columns) : columns * stride.w;
+        };
+        const T *source = x + at_offset(g.x_stride, a, b, depth, I(0), left, lane);
+        const T *incoming_row = dy + at_offset(g.dy_stride, a, b, depth, I(0), low_w, lane);
+        const T *maximum_row = y + at_offset(g.y_stride, a, b, depth, I(0), low_w, lane);
+
+        A totals[BH][BW][COUNT] = {};
+        Pack<T, COUNT> lines[KH][COLUMNS];
+#pragma unroll
+        for (int i_h = NH - 1; i_h >= 0; --i_h) {
+            const I at_h = own_h - REACH_H + i_h, top = at_h * SH - g.before.h;
+            const bool has_row = has_depth && at_h >= 0 && at_h < g.y.h;
+            if constexpr (MODE == MAX) {
+                if (i_h < NH - 1) {
+#pragma unroll
+                    for (int k = KH - 1; k >= FRESH; --k)
+#pragma unroll
+                        for (int c = 0; c < COLUMNS; ++c) lines[k][c] = lines[k - FRESH][c];
+                }
+#pragma unroll
+                for (int k = 0; k < (i_h < NH - 1 ? FRESH : KH); ++k) {
+                    const I row = top + k;
+                    const bool inside = row >= 0 && row < g.x.h;
+#pragma unroll
+                    for (int c = 0; c < COLUMNS; ++c) {
+                        const I column = left + c;
+                        lines[k][c] = load_pack<COUNT>(
+                            source + row * g.x_stride.h + along(g.x_stride, c),
+                            inside && column >= 0 && column < g.x.w ? lanes : I(0));
+                    }
+                }
+            }
+#pragma unroll
+            for (int i_w = NW - 1; i_w >= 0; --i_w) {
+                const I at_w = low_w + i_w;
+                const I there = has_row && at_w >= 0 && at_w < g.y.w ? lanes : I(0);
+                const auto incoming = load_pack<COUNT>(
+                    incoming_row + at_h * g.dy_stride.h + along(g.dy_stride, i_w), there);
+                Pack<T, COUNT> maximum;
+                A share = 1;
+                if constexpr (MODE == MAX)
+                    maximum = load_pack<COUNT>(
+                        maximum_row + at_h * g.y_stride.h + along(g.y_stride, i_w), there);
+                else if (there > 0)
+                    share = A(divisor<MODE, 1, KH, KW>(g, depth, top, at_w * SW - g.before.w));
+#pragma unroll
+                for (int e = 0; e < COUNT; ++e) {
+                    int found = -1;
+                    if constexpr (MODE == MAX) {
+                        const A most = widen(maximum.element[e]);
+                        auto look = [&](auto where) {
+#pragma unroll
+                            for (int k = KH * KW - 1; k >= 0; --k) {  // the first one writes last
+                                const int c = i_w * SW + k % KW;
+                                const I row = top + k / KW, column = left + c;
+                                if (!PADDED || (row >= 0 && row < g.x.h && column >= 0 &&
+                                                column < g.x.w))
+                                    found = where(A(widen(lines[k / KW][c].element[e])), k);
+                            }
+                        };
+                        if (most == most)
+                            look([&](A value, int k) { return where_equal(value, most, k, found); });
+                        else
+                            look([&](A value, int k) { return value != value ? k : found; });
+                    }
+                    A gradient = widen(incoming.element[e]);
+                    if constexpr (MODE != MAX) gradient /= share;
+#pragma unroll
+                    for (int k = 0; k < KH * KW; ++k) {
+                        const int h = (i_h - REACH_H) * SH - PH + k / KW;
+                        const int w = (i_w - REACH_W) * SW - PW + k % KW;
+                        if (h >= 0 && h < BH && w >= 0 && w < BW && (MODE != MAX || found == k))
+                            totals[h][w][e] += gradient;
+                    }
+                }
+            }
+        }
+
+        T *target = dx + at_offset(g.dx_stride, a, b, i_d, first_h, first_w, lane);
+#pragma unroll
+        for (int h = 0; h < BH; ++h) {
+            if (first_h + h >= g.dx.h) continue;
+#pragma unroll
+            for (int w = 0; w < BW; w += STORE) {
+                const I beside = g.dx.w - first_w - w;
+                // Lanes and columns are not both packs.
+                Pack<T, COUNT * STORE> results;
+#pragma unroll
+                for (int e = 0; e < COUNT * STORE; ++e)
+                    results.element[e] = narrow<T>(totals[h][w + e / COUNT][e % COUNT]);
+                store_pack<COUNT * STORE>(
+                    target + h * g.dx_stride.h + along(g.dx_stride, w), results,
+                    COUNT > 1 ? (beside > 0 ? lanes : I(0)) : beside);
+            }
+        }
     }
 }
 

@@ -194,7 +194,7 @@ def test_pitched_and_unaligned(case, dtype, layouts, offset):
     check(case, dtype, "max", layouts, offset=offset)
 
 
-@pytest.mark.parametrize("layouts", [LAST, IMAGES])
+@pytest.mark.parametrize("layouts", [FIRST, LAST, IMAGES])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("case", ["3x3 s2 p1", "3x3 s1 p1", "short rows", "uneven", "negative",
                                   "3x3 s2", "batch", "one channel", "2x2 s2"])  # fmt: skip
@@ -203,6 +203,8 @@ def test_windows_that_share_rows(case, dtype, layouts, monkeypatch):
     from ooc_cudnn.devices.kernels import launch
 
     monkeypatch.setattr(forward_module, "FEWEST_THREADS", 0)
+    monkeypatch.setattr(backward_module, "FEWEST_THREADS", 0)
+    monkeypatch.setattr(backward_module, "LANE_BOXES", ((2, 1), (1, 1)))
     launch._prepared.clear()
     for mode in ("max", INCLUDE, EXCLUDE):
         check(case, dtype, mode, layouts)

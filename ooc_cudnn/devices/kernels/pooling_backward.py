@@ -18,6 +18,7 @@ from ooc_cudnn.devices.kernels.checks import check
 from ooc_cudnn.devices.kernels.launch import Call, Launch, Runner, launch
 from ooc_cudnn.devices.kernels.launch_geometry import BLOCK_THREADS, grid_of
 from ooc_cudnn.devices.kernels.pooling import (
+    FEWEST_THREADS,
     MODES,
     aligned_pack,
     lane_axis,
@@ -41,6 +42,15 @@ PACK_BYTES = 16
 SHARED_BYTES = 28 * 1024
 #: From so many elements on, a warp looks for the maximum of a window.
 WARP_TAPS = 64
+
+
+#: A thread of `unpool_boxes` looks at so many taps of windows, at the most, all of them unrolled.
+BOX_TAPS = 160
+#: And makes so many elements.
+BOX_ELEMENTS = 32
+#: Boxes that are tried, in strides along h and w: without lanes, and with.
+BOXES = ((2, 2), (4, 1), (2, 1), (1, 1))
+LANE_BOXES: tuple[tuple[int, int], ...] = ()
 
 
 class Tile(NamedTuple):
@@ -115,6 +125,49 @@ def _phases(
     ]
 
 
+def choose_box(
+    sizes: tuple[int, ...],
+    lanes: int,
+    window: tuple[int, ...],
+    stride: tuple[int, ...],
+    phases: Sequence[int],
+) -> tuple[int, int] | None:
+    """Return the box of a thread of `unpool_boxes`, in strides; None where it does not serve.
+
+    `sizes` are the six of dx, the last one in packs of so many `lanes`. Larger boxes look at fewer
+    windows an element, but hang over the edges of small images.
+
+    >>> choose_box((1, 10**4, 1, 56, 56, 1), 1, (1, 3, 3), (1, 2, 2), (0, 0, 0))
+    (2, 2)
+    >>> choose_box((1, 10**4, 1, 56, 56, 1), 1, (1, 3, 3), (1, 1, 1), (0, 0, 0)) is None
+    True
+    """
+    if window[0] > 1 or stride[0] > 1:
+        return None
+    axes = list(zip(window[1:], stride[1:], phases[1:], strict=True))
+    beside = [max((k - 1 - phase) // s, 0) + (phase > 0) for k, s, phase in axes]
+    if max(beside) > 1:  # too many overlap
+        return None
+
+    def windows(box: tuple[int, int]) -> int:
+        return (box[0] + beside[0]) * (box[1] + beside[1])
+
+    def boxes(box: tuple[int, int]) -> int:
+        pairs = zip(sizes[3:5], stride[1:], box, strict=True)
+        along = (-(-size // (step * each)) for size, step, each in pairs)
+        return math.prod(sizes[:3]) * sizes[5] * math.prod(along)
+
+    fitting = [
+        box
+        for box in (BOXES if lanes == 1 else LANE_BOXES)
+        if windows(box) * math.prod(window) <= BOX_TAPS
+        and math.prod(box) * math.prod(stride) * lanes <= BOX_ELEMENTS
+        and (boxes(box) >= FEWEST_THREADS or box == (1, 1))
+    ]
+    # A thread's other work, its place among them, is as much as some windows.
+    return min(fitting, key=lambda box: boxes(box) * (windows(box) + 2), default=None)
+
+
 def plan_pooling_backward(
     operation: PoolingBackward,
     y: DeviceView | None,
@@ -157,17 +210,42 @@ def plan_pooling_backward(
     real_bytes = 8 if operation.dtype == "float64" else 4
     taps = math.prod(window)
     lane_bytes = real_bytes + (forward.is_max and (2 if taps < 2**15 else 4))
+    phases = [(o + p) % step for o, p, step in zip(origin, before, stride, strict=True)]
+    lane_packs, box = -(-sizes[5] // count), None
+    if not before[0] and taps <= BOX_TAPS:
+        box = choose_box((*sizes[:5], lane_packs), count, window, stride, phases)
     tile = choose_tile(sizes, count, window, stride, lane_bytes) if taps < 2**30 else None
 
     small = is_small(views, *[view.size for view in views], *window, *stride, *before)
     arguments = [index_type(small=small), CUDA_TYPES[operation.dtype], str(MODES[forward.mode])]
-    if tile is not None:
+    windows = (*window, *stride)
+    if box is not None:
+        wide = 1
+        if count == 1:
+            wide = aligned_pack(dx, axes[0], 4, PACK_BYTES // dx.item_bytes)
+            wide = math.gcd(wide, box[1] * stride[2])
+        padded = any(
+            first > 0 or (sites - 1) * step - first + k > extent
+            for first, sites, step, k, extent in zip(
+                before[1:], axes[2].sizes[3:5], stride[1:], window[1:],
+                three(forward.x_shape[2:], 1)[1:], strict=True,
+            )
+        )  # fmt: skip
+        unit = all(each.sizes[4] == 1 or each.strides[4] == 1 for each in axes)
+        arguments += [str(count), str(wide), boolean(padded), boolean(unit), *map(str, box)]
+        windows = (*phases[1:], *window[1:], *stride[1:])
+        pairs = zip(sizes[3:5], stride[1:], box, strict=True)
+        tiles = [1, 1, *(-(-size // (step * each)) for size, step, each in pairs)]
+        total = math.prod(sizes[:3]) * math.prod(tiles) * lane_packs
+        name, blocks = "unpool_boxes", -(-total // BLOCK_THREADS)
+        lane_tiles = 1
+    elif tile is not None:
         by_warp = forward.is_max and taps >= WARP_TAPS
         wide = aligned_pack(dx, axes[0], 4, PACK_BYTES // dx.item_bytes) if count == 1 else 1
         while wide > 1 and tile.w % wide and tile.w < sizes[4]:
             wide //= 2
-        phases = _phases(tile, sizes, [o + p for o, p in zip(origin, before, strict=True)], stride)
-        arguments += [boolean(by_warp), str(count), str(wide), *map(str, tile), *map(str, phases)]
+        starts = _phases(tile, sizes, [o + p for o, p in zip(origin, before, strict=True)], stride)
+        arguments += [boolean(by_warp), str(count), str(wide), *map(str, tile), *map(str, starts)]
         tiles = [
             -(-size // piece) for size, piece in zip(sizes[1:5], tile[:4], strict=True)
         ]  # b, d, h, w
@@ -177,7 +255,7 @@ def plan_pooling_backward(
     else:
         tiles, lane_tiles, total = [1] * 4, 1, dx.size
         name, blocks = "unpool_direct", -(-total // BLOCK_THREADS)
-    arguments += [str(number) for number in (*window, *stride)]
+    arguments += map(str, windows)
     return Launch(
         "pooling_backward.cu",
         f"{name}<{', '.join(arguments)}>",
