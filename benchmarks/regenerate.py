@@ -15,6 +15,7 @@ from functools import partial
 
 from benchmarks import common, network_steps, paper_model, vdnn
 from benchmarks.pages import (
+    kernels,
     model,
     model_pictures,
     performance,
@@ -34,6 +35,7 @@ BLOCKS = (
     *vdnn.BLOCKS,
     *network_steps.BLOCKS,
     *performance.BLOCKS,
+    *kernels.BLOCKS,
     *trials.BLOCKS,
 )
 SETTINGS_PAGE = "docs/settings_page.py"
@@ -49,6 +51,7 @@ GENERATORS: dict[str, Callable[..., int]] = {
     "pictures of the suite": pictures.generate,
     "pictures of the model": model_pictures.generate,
     "pictures of networks": network_steps.pictures,
+    "picture of kernels": kernels.picture,
     "picture of training steps": steps.picture,
     **{f"{block.page}: {block.name}": partial(block.write) for block in BLOCKS},
     SETTINGS_PAGE: _settings_page,

@@ -10,7 +10,7 @@
 //
 // Memory traffic: the operands are read once and the result written once; maximum, differences,
 // exponentials, sum and quotient are one kernel. What `softmax_long` reads a second time, last first,
-// it has read just before: the cache has it, up to some 100,000 elements a row.
+// it has read just before, and the cache has it.
 // The result may be the same memory as an operand.
 
 #include "softmax_steps.cuh"

@@ -16,7 +16,7 @@ from ooc_cudnn.devices.kernels.softmax_plans import (
     FORWARD,
     LOG,
     LOG_BACKWARD,
-    is_swept,
+    LONG_ROW,
     plan_columns,
     plan_rows,
     sites_by_channels,
@@ -37,8 +37,7 @@ def _over_channels(
     if output.size == 0:
         return
     sites = sites_by_channels(views)
-    few = is_swept(output.dtype, sites.images * sites.sites, sites.channels)
-    if few and sites.is_rows and sites.images == 1:
+    if sites.is_rows and sites.channels > LONG_ROW and sites.images == 1:
         row_views = [
             DeviceView(view.pointer, view.dtype, (sites.sites, sites.channels), (strides[2], 1))
             for view, strides in zip(views, sites.strides, strict=True)
@@ -86,9 +85,10 @@ def softmax_backward(operation: SoftmaxBackward, call: Call) -> None:
 
 
 def _channels_workspace(operation: Softmax | SoftmaxBackward) -> int:
-    rows = math.prod(operation.shape) // max(operation.shape[1], 1)
-    if not is_swept(operation.dtype, rows, operation.shape[1]):
+    channels = operation.shape[1]
+    if channels <= LONG_ROW:
         return 0
+    rows = math.prod(operation.shape) // channels
     return 16 * rows + parts_bytes(rows)
 
 

@@ -2,8 +2,8 @@
 
 Channels that are contiguous are rows: in the registers of a few threads or a block each
 (`softmax_rows`), by way of shared memory where rows do not begin on wide boundaries
-(`softmax_staged`), or, beyond all registers of a block, in chunks (`softmax_long`). Few rows as
-long as that are swept like images, by many blocks each. Contiguous sites are columns: in registers
+(`softmax_staged`), or, beyond all registers of a block, in chunks (`softmax_long`). The longest are
+swept like images, by many blocks each. Contiguous sites are columns: in registers
 (`softmax_columns`) or swept twice (`softmax_columns_swept`).
 """
 
@@ -36,10 +36,9 @@ COLUMN_BYTES = 256
 #: Threads that share a row, where a warp is too few: a block; and those of a row in chunks.
 BLOCK_LANES = (BLOCK_THREADS, 2 * BLOCK_THREADS)
 CHUNK_LANES = 4 * BLOCK_THREADS
-#: A card has more threads than this: of fewer rows each is given more.
-FEWEST_THREADS = 2**15
-#: With fewer rows than that, and each too long for a block's registers, all blocks share each row.
-FEWEST_ROWS = 64
+#: Longer rows are shared by all blocks: a block's second reading would miss the cache. How many
+#: rows there are does not count, so that rows of a piece have the same bits as all.
+LONG_ROW = 2**17
 STAGED_ROWS = 8  # a multiple of it is whole packs, whatever the channels
 
 
@@ -76,15 +75,6 @@ def lane_elements(dtype: str) -> int:
     return 16 if dtype == "float64" else 32
 
 
-def is_swept(dtype: str, rows: int, channels: int) -> bool:
-    """Whether rows are so few and so long that each is worth two launches and a state.
-
-    >>> is_swept("float32", 2, 100_000), is_swept("float32", 128, 100_000)
-    (True, False)
-    """
-    return rows < FEWEST_ROWS and channels > BLOCK_LANES[-1] * lane_elements(dtype)
-
-
 def _at_least(number: int) -> int:
     return next(packs for packs in PACKS if packs >= number)
 
@@ -113,8 +103,7 @@ def plan_rows(task: int, views: Sequence[DeviceView], sites: SitesByChannels) ->
         lanes *= 2
     while lanes < WARP and -(-packs // lanes) * count > most:
         lanes *= 2
-    few = lanes == WARP and total * lanes < FEWEST_THREADS and packs > 2 * WARP
-    if few or -(-packs // lanes) * count > most:
+    if -(-packs // lanes) * count > most:
         fitting = (block for block in BLOCK_LANES if -(-packs // block) * count <= most)
         lanes = next(fitting, CHUNK_LANES)
     name, each = "softmax_rows", -(-packs // lanes)

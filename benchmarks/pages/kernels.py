@@ -1,0 +1,131 @@
+"""docs/kernels.md: what `benchmarks.kernels` measured, and its picture."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import common
+from benchmarks.kernel_cases import POOLING_SHARE, RELAYOUT_SHARE, SOFTMAX_SHARE
+from benchmarks.pages import canvas
+from benchmarks.pages.blocks import NOT_MEASURED, NOTHING, Block, joined, markdown, stored
+from ooc_cudnn.bench.environment import ROOT
+from ooc_cudnn.figures import COLOURS
+
+NAME, PAGE = "kernels", "docs/kernels.md"
+IMAGE = ROOT / "docs" / "images" / "kernels" / "shares.png"
+Row = Mapping[str, Any]
+#: How a case's name is taken apart: what it is about, and in which way; and its group's bound.
+GROUPS = {
+    "relayout": (r"(.+) (\w+ to \w+)", "layer", RELAYOUT_SHARE),
+    "softmax": (r"(.+) (forward|backward)", "rows x classes", SOFTMAX_SHARE),
+    "pooling": (r"(\w+ [\w+]+) (\w+ (?:forward|backward))", "layer, mode", POOLING_SHARE),
+}
+
+
+def record(folder: Path = common.RESULTS) -> Mapping[str, Any] | None:
+    """What was measured; None if nothing was."""
+    return stored(NAME, folder) if (folder / f"{NAME}.json").exists() else None
+
+
+def apart(group: str, row: Row) -> tuple[str, str]:
+    """The subject of a case and its way."""
+    found = re.fullmatch(GROUPS[group][0], row["name"])
+    if found is None:
+        raise ValueError(f"{row['name']!r} is no name of a case of {group}")
+    return found[1], found[2]
+
+
+def _cell(row: Row) -> str:
+    ratio = row["over_pytorch"]
+    times = "" if ratio is None else f", {1 / ratio:.2f} x"
+    share = f"{row['share']:.0%}{times}"
+    return share if row["holds"] else f"**{share}**"
+
+
+def pivot(group: str, rows: Sequence[Row], cell: Callable[[Row], str] = _cell) -> str:
+    """A line for each subject, a column for each way."""
+    cells: dict[str, dict[str, str]] = {}
+    for row in rows:
+        subject, way = apart(group, row)
+        cells.setdefault(subject, {})[way] = cell(row)
+    ways = list(dict.fromkeys(way for each in cells.values() for way in each))
+    lines = [(name, *(each.get(way, NOTHING) for way in ways)) for name, each in cells.items()]
+    return markdown((GROUPS[group][1], *ways), lines)
+
+
+def _short(row: Row) -> str:
+    own = f"{1e6 * row['ours']['median']:.1f} us, {row['GB/s']:,.0f} GB/s, {_cell(row)}"
+    return own if "public" not in row else f"{own}; called: {1e6 * row['public']:.0f} us"
+
+
+def figures(folder: Path = common.RESULTS) -> str:
+    found = record(folder)
+    if found is None:
+        return f"The kernels were {NOT_MEASURED}: `python -m benchmarks.kernels` does it."
+    measured, environment = found["measurements"], found["environment"]
+    card = environment["gpu"]["name"] if environment["gpu"] else "host device"
+    parts = [
+        f"{card}, {environment['date'][:10]}. A cell has the share of the "
+        "copy's speed, and how many times PyTorch's time is ours; bold where a bound is missed.",
+        "![Shares of the copy's speed, case by case](images/kernels/shares.png)",
+    ]
+    titles = {"relayout": "Re-layout", "softmax": "Softmax", "pooling": "Pooling"}
+    for group, title in titles.items():
+        if group not in measured:
+            continue
+        bound = f"Held to {GROUPS[group][2]:.0%} of the copy's speed at the least."
+        cell = _short if group == "softmax" else _cell
+        parts += [f"### {title}, measured", bound, pivot(group, measured[group], cell)]
+    return joined((*parts, *(f"- {note}" for note in found["notes"])))
+
+
+BLOCKS = (Block(PAGE, "figures", figures),)
+
+
+# The picture -------------------------------------------------------------------------------------
+
+
+def shown(found: Mapping[str, Any]) -> dict[str, list[list[Any]]]:
+    """Group -> [subject, way, share] of each case."""
+    return {
+        group: [
+            [*apart(group, row), round(row["share"], 4)] for row in found["measurements"][group]
+        ]
+        for group in GROUPS
+        if group in found["measurements"]
+    }
+
+
+def draw(drawn: Mapping[str, Sequence[Sequence[Any]]], path: Path) -> None:
+    """A panel for each group: a point for each case, and the bound."""
+    figure, axes = canvas.panels(len(drawn), 1, width=9, height=3.1 * len(drawn))
+    for panel, (group, cases) in zip(axes[:, 0], drawn.items(), strict=True):
+        subjects = list(dict.fromkeys(subject for subject, _, _ in cases))
+        ways = list(dict.fromkeys(way for _, way, _ in cases))
+        for number, way in enumerate(ways):
+            points = [(subjects.index(s), 100 * share) for s, w, share in cases if w == way]
+            panel.plot(*zip(*points, strict=True), marker="o", markersize=4, linestyle="none",
+                       color=COLOURS[number % len(COLOURS)], label=way)  # fmt: skip
+        panel.axhline(100 * GROUPS[group][2], color="#333333", linewidth=1, linestyle="--")
+        panel.set_xticks(range(len(subjects)), subjects, rotation=60, ha="right", fontsize=7)
+        panel.set_ylim(bottom=0)
+        panel.set_ylabel("% of the copy's speed", fontsize=8)
+        panel.set_title(group, fontsize=10, loc="left")
+        panel.legend(fontsize=7, ncols=len(ways), frameon=False, loc="lower left")
+    canvas.save(figure, path, drawn)
+
+
+def picture(*, check: bool, image: Path = IMAGE, folder: Path = common.RESULTS) -> int:
+    """Draw it if it is out of date, or say so; 1 where it was said."""
+    found = record(folder)
+    if found is None or canvas.is_current(image, shown(found)):
+        return 0
+    if check:
+        print(f"{image.name} is out of date: make figures", file=sys.stderr)
+        return 1
+    draw(shown(found), image)
+    return 0

@@ -1,0 +1,71 @@
+"""The page on kernels shows every case of a record, in its line and column."""
+
+import json
+import math
+
+import pytest
+
+from benchmarks.kernel_cases import Laid, cases, scaled
+from benchmarks.kernels import holds, line
+from benchmarks.pages import kernels
+
+
+def row(name, share, time_over=None, bound=None):
+    found = {"name": name, "share": share, "share_bound": bound, "over_pytorch": time_over}
+    found |= {"time_bound": 1.0, "GB/s": 4000.0, "ours": {"median": 1e-4}}
+    return found | {"holds": holds(found)}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    measured = {
+        "relayout": [row("CV6 NCHW to NHWC", 0.95, 0.5, 0.9), row("CV5 scaled NHWC to CHWN", 0.6)],
+        "softmax": [row("128 x 10 forward", 0.3, 2.0) | {"public": 2e-5}],
+        "pooling": [row("PL1 average+ CHWN backward", 0.8, None, 0.85)],
+    }
+    environment = {"gpu": {"name": "a card"}, "date": "2026-11-23T00:00:00"}
+    record = {"measurements": measured, "environment": environment, "notes": ["one note"]}
+    (tmp_path / "kernels.json").write_text(json.dumps(record))
+    return tmp_path
+
+
+def test_every_case_has_its_cell(folder):
+    page = kernels.figures(folder)
+    assert "| CV6 | 95%, 2.00 x | - |" in page
+    assert "| CV5 scaled | - | 60% |" in page
+    assert "**30%, 0.50 x**; called: 20 us" in page
+    assert "| PL1 average+ | **80%** |" in page
+    assert "- one note" in page
+
+
+def test_the_picture_is_drawn_once(folder, tmp_path):
+    image = tmp_path / "made" / "shares.png"
+    assert kernels.picture(check=True, image=image, folder=folder) == 1
+    assert kernels.picture(check=False, image=image, folder=folder) == 0
+    assert kernels.picture(check=True, image=image, folder=folder) == 0
+
+
+def test_nothing_measured_is_said(tmp_path):
+    assert "not measured yet" in kernels.figures(tmp_path)
+    assert kernels.picture(check=True, image=tmp_path / "none.png", folder=tmp_path) == 0
+
+
+def test_every_case_has_a_name_of_its_own_that_the_page_takes_apart():
+    every = cases(quick=False)
+    assert len({case.name for case in every}) == len(every)
+    for case in every:
+        assert all(kernels.apart(case.group, {"name": case.name}))
+        if case.group == "pooling":
+            assert 4 * math.prod(case.tensors["dx" if "dx" in case.tensors else "x"].shape) > 256e6
+
+
+def test_layouts_and_sizes():
+    assert Laid((2, 3, 4, 5), "CHWN").strides() == (1, 40, 10, 2)
+    assert Laid((2, 3, 4, 5), "NHWC").strides() == (60, 1, 15, 3)
+    assert scaled((64, 96, 110, 110), 256 * 10**6)[0] == 64
+
+
+def test_a_line_says_what_is_missed():
+    assert line(row("PL1 max NCHW forward", 0.8, 0.5, 0.85))[-1] == "MISS"
+    assert line(row("PL1 max NCHW forward", 0.9, 1.5, 0.85))[-1] == "MISS"
+    assert line(row("PL1 max NCHW forward", 0.9, 0.9, 0.85))[-1] == "PASS"
