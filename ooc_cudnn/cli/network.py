@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 import time
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 
@@ -85,6 +85,8 @@ def _run(arguments: argparse.Namespace) -> int:
     for option, asked in (("--run", arguments.steps), ("--tune", arguments.tune)):
         if asked and arguments.machine is not None:
             raise ValueError(f"{option} measures this machine; leave --machine out")
+    if arguments.steps < 0:
+        raise ValueError(f"--run takes a number of steps, not {arguments.steps}")
     if arguments.plot is not None:
         require_matplotlib()  # before the time is spent
     net, loss = _made(arguments)
@@ -92,12 +94,13 @@ def _run(arguments: argparse.Namespace) -> int:
         if arguments.tune:
             _tune(net, loss, arguments.policy)
         plan = net.plan(loss, policy=arguments.policy, machine=arguments.machine)
+        beside = sys.stderr if arguments.json else sys.stdout  # JSON stands alone
         print(json.dumps(plan.to_json(), indent=2) if arguments.json else plan.explain())
         if arguments.plot is not None:
             net.plot(loss, plan, arguments.plot, machine=arguments.machine)
-            print(f"drawn in {arguments.plot}")
+            print(f"drawn in {arguments.plot}", file=beside)
         if arguments.steps:
-            _train(net, loss, plan, arguments.steps)
+            _train(net, loss, plan, arguments.steps, beside)
     return 0
 
 
@@ -109,18 +112,20 @@ def _tune(net: Network, loss: Tensor, policy: str) -> None:
     print(f"engines of {len(found)} convolutions measured in {seconds}", file=sys.stderr)
 
 
-def _train(net: Network, loss: Tensor, plan: Any, steps: int) -> None:
+def _train(net: Network, loss: Tensor, plan: Any, steps: int, out: TextIO) -> None:
     """Run steps on drawn inputs, and say what each takes; parameters stay as they are."""
     step = net.training_step(loss, plan=plan)
     inputs = drawn_inputs(net)
-    print("steps on drawn images; parameters stay as they are, so the loss does not fall")
+    said = "steps on drawn images; parameters stay as they are, so the loss does not fall"
+    print(said, file=out)
     for number in range(1, steps + 1):
         begin = time.perf_counter()
         value = step(**inputs)
         seconds = time.perf_counter() - begin
         print(
             f"step {number}: loss {float(np.asarray(value).reshape(())):.6g}, "
-            f"{format_seconds(seconds)} measured, {format_seconds(plan.seconds)} predicted"
+            f"{format_seconds(seconds)} measured, {format_seconds(plan.seconds)} predicted",
+            file=out,
         )
 
 

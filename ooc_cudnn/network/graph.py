@@ -7,6 +7,9 @@ from collections.abc import Iterable, Iterator
 from ooc_cudnn.network.nodes.base import Node
 from ooc_cudnn.network.tensors import Tensor
 
+#: No tensor has as many: sums of bytes are to fit 64 bits.
+MOST_BYTES = 2**50
+
 
 class Graph:
     """Nodes, each of which reads tensors that were there before it: so there are no cycles."""
@@ -21,10 +24,12 @@ class Graph:
         Raises
         ------
         ValueError
-            If its name is taken.
+            If its name is taken, or no memory could hold it.
         """
         if tensor.name in self.tensors:
             raise ValueError(f"there is a tensor named {tensor.name!r} already")
+        if tensor.nbytes >= MOST_BYTES:
+            raise ValueError(f"{tensor.name} of shape {tensor.shape} is larger than any memory")
         self.tensors[tensor.name] = tensor
         return tensor
 
@@ -38,8 +43,9 @@ class Graph:
         """
         for tensor in node.inputs:
             self.check_own(tensor)
+        made = self.add_tensor(node.y)
         self.nodes[node.name] = node
-        return self.add_tensor(node.y)
+        return made
 
     def check_own(self, tensor: object, argument: str = "") -> Tensor:
         """Return what is a tensor of this graph.

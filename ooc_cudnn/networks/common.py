@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from ooc_cudnn.network.network import Network
@@ -14,6 +15,8 @@ def wide(channels: int, width: float) -> int:
     >>> wide(64, 1), wide(64, 1 / 16), wide(3, 0.1)
     (64, 4, 1)
     """
+    if not 0 < width < math.inf:
+        raise ValueError(f"width must be a positive number, not {width!r}")
     return max(1, round(channels * width))
 
 

@@ -35,6 +35,14 @@ def test_a_plan_as_json_can_be_read_back(capsys):
     assert plan.device_bytes <= plan.memory_limit
 
 
+def test_json_stands_alone(capsys):
+    _, out, err = run(
+        capsys, *SMALL, "--device", "host", "--limit", "20MB", "--policy", "keep", "--json", "--run"
+    )
+    assert NetworkPlan.from_json(json.loads(out)).policy == "keep"
+    assert "step 1: loss " in err
+
+
 def test_a_step_is_drawn(capsys, tmp_path):
     pytest.importorskip("matplotlib")
     path = tmp_path / "step.svg"
@@ -78,6 +86,15 @@ def test_what_cannot_be_done_is_one_line(capsys):
     status, _, err = run(capsys, *SMALL, "--machine", "h200", "--limit", "1kB")
     assert status == 1
     assert "smallest" in err or "least" in err
+    for asked, said in (
+        (("--run", "-1"), "--run takes a number of steps, not -1"),
+        (("--width", "0"), "width must be a positive number, not 0.0"),
+        (("--width", "nan"), "width must be a positive number, not nan"),
+        (("--batch", "10000000000000"), "is larger than any memory"),
+    ):
+        status, _, err = run(capsys, *SMALL, *asked)
+        assert (status, err.count("\n")) == (1, 1)
+        assert said in err
 
 
 def test_engines_are_measured_first(capsys, monkeypatch, tmp_path):

@@ -267,6 +267,9 @@ def test_errors_name_the_node_and_leave_the_network_as_it_was():
         (lambda: net.input("x", (1, 2)), ValueError, "taken"),
         (lambda: net.input("z", (1, 0)), ValueError, "z: shape must hold positive ints"),
         (lambda: net.input("z", (1,), "complex64"), TypeError, "z: dtype must be one of"),
+        (lambda: net.input("z", (2**50,)), ValueError, "z of shape .* is larger than any memory"),
+        (lambda: net.convolution(y, 2**50, window=1), ValueError, "larger than any memory"),
+        (lambda: net.pad(x, 2**24), ValueError, "pad_1 of shape .* is larger than any memory"),
         (lambda: net.input("z", (1,), "int64", gradient=True), TypeError, "has no gradient"),
         (lambda: ooc_cudnn.Network(seed=-1), ValueError, "seed must be"),
     ):

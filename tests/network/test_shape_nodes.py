@@ -114,8 +114,8 @@ def test_zeros_before_a_convolution_cost_no_phase():
 
 def test_a_crop_costs_no_phase():
     net, x = network_on((2, 3, 6, 5))
-    y = net.crop(net.activation(x), (1, 2), (4, 3))
-    assert len(net.forward_phases(y).phases) == 1
+    y = net.activation(net.crop(net.activation(x), (1, 2), (4, 3)))
+    assert [p.node for p in net.forward_phases(y).phases] == ["activation_1", "activation_2"]
 
 
 def test_several_read_what_was_cropped_padded_and_resized():
