@@ -17,6 +17,7 @@ from ooc_cudnn.operations.convolution_backward import (
     ConvolutionBackwardData,
     ConvolutionBackwardFilter,
 )
+from ooc_cudnn.pipeline.program import Task
 from ooc_cudnn.tensor import TensorSpec
 
 X, W = (16, 64, 32, 32), (64, 64, 3, 3)
@@ -71,3 +72,38 @@ def test_an_engine_that_cannot_is_passed_over(cuda_device, random):
     assert not any("measured" in name for name in seen.calls[0].plan.algorithms)
     expected = operation.reference(x, w)
     assert np.abs(y - expected).max() < ERRORS["strict"] * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("precision", ERRORS)
+@pytest.mark.parametrize("machine", [None, "h200"])  # by measured seconds, or by a named machine's
+@pytest.mark.filterwarnings("ignore:.*not calibrated|the machine model asked for")
+def test_a_tuned_step_is_right_and_uses_its_engines(cuda_device, random, precision, machine):
+    net = ooc_cudnn.Network(seed=1)
+    h = net.input("images", (16, 3, 32, 32))
+    for channels in (32, 64):
+        h = net.activation(net.convolution(h, channels, window=3, padding=1))
+    loss = net.softmax_cross_entropy(
+        net.linear(net.global_average(h), 10), net.input("labels", (16,), "int64")
+    )
+    inputs = {
+        "images": random.standard_normal((16, 3, 32, 32), "f4"),
+        "labels": random.integers(0, 10, 16),
+    }
+    with ooc_cudnn.settings(allow_tf32=precision == "tf32", machine=machine, memory_limit="1GiB"):
+        step = net.training_step(loss)
+        value = step(**inputs)
+        gradients = step.gradients
+        found = step.tune(**inputs)
+        assert found
+        assert step(**inputs) == pytest.approx(value, rel=ERRORS[precision])
+        (ready,) = step._ready.values()
+        tasks = [item for item in ready.planned.placed.program.items if isinstance(item, Task)]
+        for task in tasks:
+            if task.name.startswith("convolution"):
+                engines = [name for name in task.plan.algorithms if name.startswith("eng")]
+                assert all(name.endswith("(measured)") for name in engines), task.name
+        assert any("(measured)" in name for task in tasks for name in task.plan.algorithms)
+        for name, gradient in gradients.items():
+            largest = np.abs(gradient).max()
+            assert np.abs(step.gradients[name] - gradient).max() <= 4 * ERRORS[precision] * largest
+        assert step.tune(**inputs) == []
