@@ -1,16 +1,12 @@
-"""Fusing in backward: rewrites of a step with fewer passes over gradients.
+"""Sums beside the gradients that they are of: fewer passes over gradients.
 
-`through_normalizations` comes first, for fewer maps are read in backward afterwards:
-
-- Of an activation after a batch normalization, the normalization's phases take the slope, made
-  again of what was normalised. The gradient between the two is nowhere, and y is not read for it.
-
-`summed` comes last, and which maps backward reads stays the same: what is summed of a gradient is
-summed by the pass that makes it.
+A rewrite of a step, the last one: which maps backward reads stays the same.
 
 - The gradient of a bias, the sum of the gradient before an activation: one phase makes both.
 - So it is with the sums of batch normalization, where another tensor was added before the
   activation, and its gradient is wanted for that.
+- Where what a convolution hands on is added to the gradient of a shortcut before such a pass, the
+  two are left apart, and the pass reads both.
 - The gradient of a bias behind which a maximum pools: the sum of what the pooling hands on is the
   sum of what it is handed, of which there is a quarter as much, say.
 """
@@ -18,123 +14,25 @@ summed by the pass that makes it.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple
 
 from ooc_cudnn.network.phases import Phase, Step
 from ooc_cudnn.network.residency import uses_of
-from ooc_cudnn.operations.activation import Activation
 from ooc_cudnn.operations.activation_backward import needs_x
 from ooc_cudnn.operations.activation_sums import ActivationSums
+from ooc_cudnn.operations.backward_data import BackwardData
 from ooc_cudnn.operations.backward_pooling import BackwardPooling
-from ooc_cudnn.operations.batch_normalization import Normalise
-from ooc_cudnn.operations.batch_phases import BatchNormalizationData, ChannelSums
+from ooc_cudnn.operations.batch_phases import ChannelSums
 from ooc_cudnn.operations.broadcast_gradient import BroadcastGradient
-from ooc_cudnn.operations.chain import Chain
-from ooc_cudnn.operations.channel_statistics import SAVED
 from ooc_cudnn.operations.gradient_sums import BiasActivationGradient
-from ooc_cudnn.operations.masks import PASSES
 from ooc_cudnn.operations.per_site import ActivationGradient
 
 
 def summed(step: Step) -> Step:
     """Rewrite a step with sums beside the gradients that they are of."""
-    return _with_sums(_before_poolings(step))
+    return _in_two_parts(_with_sums(_before_poolings(step)))
 
 
-def through_normalizations(step: Step) -> Step:
-    """Rewrite a step without gradients between batch normalizations and activations."""
-    found = _Between(step)
-    phases: list[Phase | None] = list(step.phases)
-    gone: set[str] = set()
-    for at, phase in enumerate(step.phases):
-        between = found.before(at) if _is_plain_sums(phase) else None
-        if between is None:
-            continue
-        activation = step.phases[between.activation]
-        told = {"mode": activation.call.mode, "coef": activation.call.coef}  # type: ignore[attr-defined]
-        norm = step.phases[between.normalization].binds
-        further = {"dy": activation.binds["dy"], "bias": norm["bias"]}
-        phases[at] = replace(
-            phase,
-            call=replace(phase.call, **told),
-            binds={**phase.binds, **further, "scale": norm["scale"]},
-        )
-        if between.data is not None:
-            data = step.phases[between.data]
-            call = replace(data.call, **told)
-            phases[between.data] = replace(data, call=call, binds={**data.binds, **further})
-        phases[between.activation] = None
-        gone.add(phase.binds["dy"])
-    tensors = {n: tensor for n, tensor in step.tensors.items() if step.place(n).base not in gone}
-    left, forward = tuple(phase for phase in phases if phase is not None), step.forward_count
-    return replace(step, tensors=tensors, phases=left, forward_count=forward)
-
-
-class _Found(NamedTuple):
-    """Numbers of phases: forward's normalization, the activation's gradient, dx of the former."""
-
-    normalization: int
-    activation: int
-    data: int | None
-
-
-class _Between:
-    """Gradients between a batch normalization and an activation that came straight after it."""
-
-    def __init__(self, step: Step) -> None:
-        self.step, self.uses, self.makers = step, uses_of(step), _Makers(step)
-        self.asked = {step.place(n).base for n in (*step.outputs, *step.gradients.values())}
-        #: The forward phase of one operation that makes a map.
-        self.forward = {
-            phase.binds["y"]: (at, phase.call.operations[0])
-            for at, phase in enumerate(step.phases)
-            if isinstance(phase.call, Chain)
-            and not phase.is_backward
-            and len(phase.call.operations) == 1
-        }
-
-    def before(self, sums: int) -> _Found | None:
-        """What is there of the gradient that a phase sums; None if it must be made."""
-        step, phases = self.step, self.step.phases
-        between, x = phases[sums].binds["dy"], phases[sums].binds["x"]
-        maker = self.makers.of(between, sums)
-        if maker is None or between in self.asked or not _is_rectifier(phases[maker]):
-            return None
-        made_y = self.forward.get(phases[maker].binds["y"])
-        if made_y is None or not isinstance(made_y[1], Activation):
-            return None
-        made_x = self.forward.get(phases[made_y[0]].binds["x"])
-        if made_x is None or not isinstance(made_x[1], Normalise):
-            return None
-        norm = phases[made_x[0]].binds
-        saved = (norm["mean"], norm.get("inverse_deviation"))
-        if norm["x"] != x or saved != tuple(phases[sums].binds[name] for name in SAVED):
-            return None
-        others = [at for at in self.uses[between].phases if at not in (maker, sums)]
-        if len(others) > 1 or any(
-            not isinstance(phases[at].call, BatchNormalizationData)
-            or (phases[at].binds["x"], phases[at].binds["dy"]) != (x, between)
-            for at in others
-        ):
-            return None
-        of_y = self.uses[step.place(phases[maker].binds["dy"]).base]
-        if any(maker < at <= max(sums, *others) for at in of_y.written):
-            return None
-        return _Found(made_x[0], maker, others[0] if others else None)
-
-
-def _is_rectifier(phase: Phase) -> bool:
-    """Whether a phase is the gradient of an activation of few slopes, whose y tells which."""
-    call = phase.call
-    return (
-        isinstance(call, ActivationGradient)
-        and call.mode in PASSES
-        and not needs_x(call.mode, call.coef)
-        and call.alpha == 1
-    )
-
-
-def _is_plain_sums(phase: Phase) -> bool:
+def is_plain_sums(phase: Phase) -> bool:
     """Whether a phase makes sums of batch normalization, in any order, of dy as it is."""
     call = phase.call
     return isinstance(call, ChannelSums) and not call.deterministic and call.mode == "identity"
@@ -153,7 +51,7 @@ def _is_bias(phase: Phase) -> bool:
 
 def _before_poolings(step: Step) -> Step:
     """Sum what a pooling of maxima is handed, in place of what it hands on."""
-    makers = _Makers(step)
+    makers = Makers(step)
     phases: list[tuple[float, Phase]] = []
     for at, phase in enumerate(step.phases):
         place = float(at)
@@ -177,11 +75,11 @@ def _before_poolings(step: Step) -> Step:
 
 def _with_sums(step: Step) -> Step:
     """Let the gradient of an activation make that of the bias before it, or a norm's sums."""
-    makers = _Makers(step)
+    makers = Makers(step)
     phases: list[Phase | None] = list(step.phases)
     for at, phase in enumerate(step.phases):
         of_bias = _is_bias(phase)
-        before = makers.of(phase.binds["dy"], at) if of_bias or _is_plain_sums(phase) else None
+        before = makers.of(phase.binds["dy"], at) if of_bias or is_plain_sums(phase) else None
         maker = None if before is None else phases[before]
         if before is None or maker is None or not isinstance(maker.call, ActivationGradient):
             continue
@@ -196,7 +94,29 @@ def _with_sums(step: Step) -> Step:
     return replace(step, phases=tuple(phase for phase in phases if phase is not None))
 
 
-class _Makers:
+def _in_two_parts(step: Step) -> Step:
+    """Leave what a convolution adds to a gradient apart, where that is read but once, by sums."""
+    uses, tensors, phases = uses_of(step), dict(step.tensors), list(step.phases)
+    asked = {step.place(name).base for name in (*step.outputs, *step.gradients.values())}
+    for at, phase in enumerate(step.phases):
+        dy = phase.binds.get("dy", "")
+        if not isinstance(phase.call, ActivationSums) or dy in asked or dy not in uses:
+            continue
+        adder, last = (0, *uses[dy].phases)[-2:]
+        adding = step.phases[adder]
+        adds = isinstance(adding.call, BackwardData) and adding.call.beta == 1
+        if last != at or not adds or adding.binds["dx"] != dy:
+            continue
+        part = replace(tensors[dy], name=f"{dy} of {adding.node}")
+        tensors[part.name] = part
+        apart = replace(adding.call, beta=0.0)
+        phases[adder] = replace(adding, call=apart, binds={**adding.binds, "dx": part.name})
+        call = replace(phase.call, two=True)
+        phases[at] = replace(phase, call=call, binds={**phase.binds, "more": part.name})
+    return replace(step, tensors=tensors, phases=tuple(phases))
+
+
+class Makers:
     """Which phase alone has made a gradient, whole, when another phase reads it."""
 
     def __init__(self, step: Step) -> None:

@@ -15,7 +15,7 @@ from ooc_cudnn.network.compacting import compacted
 from ooc_cudnn.network.computing import fastest_order
 from ooc_cudnn.network.fastest import Fastest, PlannedStep
 from ooc_cudnn.network.fusing import fused
-from ooc_cudnn.network.fusing_backward import summed, through_normalizations
+from ooc_cudnn.network.fusing_backward import summed
 from ooc_cudnn.network.in_place import in_place
 from ooc_cudnn.network.micro_batches import WholeBatchError, images_of, micro_batched
 from ooc_cudnn.network.offloading import leaving
@@ -25,6 +25,7 @@ from ooc_cudnn.network.plan import Fate, NetworkPlan, TaskFigures
 from ooc_cudnn.network.policies import POLICIES, Decision, Policy, keep, mixed
 from ooc_cudnn.network.remaking import REMADE, remade
 from ooc_cudnn.network.residency import GIVEN, Residency, check_stays
+from ooc_cudnn.network.through_normalizations import through_normalizations
 from ooc_cudnn.operations.window_arguments import is_int
 from ooc_cudnn.pipeline.program import Task
 from ooc_cudnn.pipeline.schedule import make_schedule

@@ -10,8 +10,10 @@ import torch.nn.functional as F
 import ooc_cudnn
 from ooc_cudnn import networks
 from ooc_cudnn.network.compacting import compacted
-from ooc_cudnn.network.fusing_backward import summed, through_normalizations
+from ooc_cudnn.network.fusing_backward import summed
+from ooc_cudnn.network.through_normalizations import through_normalizations
 from ooc_cudnn.operations.activation_sums import ActivationSums
+from ooc_cudnn.operations.backward_data import BackwardData
 from ooc_cudnn.operations.batch_phases import BatchNormalizationData, ChannelSums
 from ooc_cudnn.operations.broadcast_gradient import BroadcastGradient
 from ooc_cudnn.operations.gradient_sums import BiasActivationGradient
@@ -165,6 +167,25 @@ def test_a_block_with_its_shortcut():
     assert len(calls(step, ActivationSums)) == 1
     assert [call.mode for call in calls(step, ChannelSums)] == ["relu"]
     assert not calls(step, ActivationGradient)
+
+
+def test_what_a_convolution_adds_to_a_shortcut_is_added_by_who_reads_it():
+    net, x = network_on((2, 4, 6, 5))
+    for _ in range(3):
+        h = net.batch_normalization(net.convolution(x, 4, window=3, padding=1, bias=False))
+        x = net.activation(net.add(h, x))
+
+    def twin(t):
+        x = t["x"]
+        for at in (1, 2, 3):
+            h = F.conv2d(x, t[f"convolution_{at}.w"], padding=1)
+            x = torch.relu(normalised(t, f"batch_normalization_{at}", h) + x)
+        return x
+
+    step = checked(net, x, twin, through)
+    assert sorted(call.two for call in calls(step, ActivationSums)) == [False, True, True]
+    # of the first one, the network's input is asked for
+    assert [call.beta for call in calls(step, BackwardData)] == [0, 0, 1]
 
 
 def test_fixed_orders_are_summed_as_ever():
