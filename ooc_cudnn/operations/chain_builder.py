@@ -11,7 +11,7 @@ accumulator, and rounded once, at the end: what scaling brings into range is rig
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +22,7 @@ from ooc_cudnn.operations.builder import Builder
 from ooc_cudnn.operations.chain_pieces import ChainPieces
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.flow import Fusion
+from ooc_cudnn.operations.fused_convolution import EPILOGUES, FusedConvolution
 from ooc_cudnn.operations.images import CastScale
 from ooc_cudnn.operations.launches import Buffer, Launchable
 from ooc_cudnn.operations.op_tensor import AddTensor, OpTensor
@@ -32,6 +33,11 @@ from ooc_cudnn.operations.set_statistics import Normalising
 from ooc_cudnn.operations.splittable import Accumulation, Piece
 from ooc_cudnn.operations.transposed_convolution import TransposedConvolution
 from ooc_cudnn.tensor import ACCUMULATOR
+
+#: Whether bias and ReLU after a convolution are part of its launch, in these kinds of arithmetic
+#: and with channels last: not before it is measured to be faster on a card.
+FUSED_CONVOLUTIONS = False
+FUSED_PRECISIONS = ("tf32", "float16", "bfloat16")
 
 
 class ChainBuilder(Builder):
@@ -53,13 +59,15 @@ class ChainBuilder(Builder):
 
     def chained(self) -> None:
         """Build every fusion; of a sum over cX that is not complete, the convolution alone."""
-        made = self.chain.fusions
-        for at, fusion in enumerate(made):
-            following = made[at + 1] if at + 1 < len(made) else None
+        left = list(self.chain.fusions)
+        while left:
+            fusion = left.pop(0)
+            epilogue = left.pop(0) if self._is_one_launch(fusion, left) else None
+            following = left[0] if left else None
             if isinstance(self.chain.operations[fusion.first], PerElement):
                 self._elementwise(fusion, following)
                 continue
-            self._window(fusion, following)
+            self._window(fusion, following, epilogue)
             if self.accumulating and not self._add_up(fusion, following):
                 return
             if following is not None:
@@ -153,7 +161,9 @@ class ChainBuilder(Builder):
 
     # Stages -------------------------------------------------------------------------------------
 
-    def _window(self, fusion: Fusion, following: Fusion | None) -> None:
+    def _window(
+        self, fusion: Fusion, following: Fusion | None, epilogue: Fusion | None = None
+    ) -> None:
         """What reads other elements than those it writes, in the plan's layout."""
         index = fusion.first
         operation = self.chain.on_piece(index, self.piece, self.layout)
@@ -170,6 +180,9 @@ class ChainBuilder(Builder):
                 )  # fmt: skip
             (w,) = self.chain.parameter_names[index]
             sources += (self.in_order(w, self.layout),)
+            if epilogue is not None:
+                operation = FusedConvolution(operation, epilogue.mode)
+                sources += (epilogue.shift,)
         elif isinstance(operation, TransposedConvolution):
             (w,) = self.chain.parameter_names[index]
             sources = (self.in_order(w, self.layout), self.in_order(source, self.layout))
@@ -184,6 +197,20 @@ class ChainBuilder(Builder):
         self.launch(operation, sources, product)
         self.release(source, *sources)
         self.current = product
+
+    def _is_one_launch(self, fusion: Fusion, left: Sequence[Fusion]) -> bool:
+        """Whether a convolution and the bias and activation after it are to be one launch."""
+        if not (FUSED_CONVOLUTIONS and left and self.layout == "channels_last"):
+            return False
+        first, second = (self.chain.operations[each.first] for each in (fusion, left[0]))
+        return (
+            isinstance(first, Convolution)
+            and first.precision in FUSED_PRECISIONS
+            and isinstance(second, AddTensor)
+            and left[0].mode in EPILOGUES
+            and not self.accumulating
+            and self.chain.scaling("y") == (1, 0)
+        )
 
     def _hand_on(self, following: Fusion) -> None:
         """Bring a window's result to where the next fusion reads it, if it lies elsewhere."""

@@ -7,12 +7,14 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from ooc_cudnn.devices.cuda import cudnn_forms
+from ooc_cudnn.devices.cuda import convolutions, cudnn_forms
 from ooc_cudnn.devices.cuda.convolutions import Convolutions
 from ooc_cudnn.devices.cuda.device import CudaDevice
 from ooc_cudnn.devices.engine_files import tables_of
 from ooc_cudnn.devices.host.device import HostDevice, _array
+from ooc_cudnn.devices.host.elementwise import pointwise as host_pointwise
 from ooc_cudnn.operations.convolution_backward import AnyConvolution
+from ooc_cudnn.operations.pointwise import Pointwise
 from tests.support.fake_cudnn import fake_cudnn
 from tests.support.fake_runtime import Stream
 
@@ -20,6 +22,12 @@ from tests.support.fake_runtime import Stream
 def copied(destination, source, stream=None):
     """Copy from one view to another, whatever their types and orders: as our kernels do."""
     np.copyto(_array(destination), _array(source), casting="same_kind")
+
+
+def passed(destination, value, *, shift, mode, stream):
+    """A bias and an activation, as our kernel makes them."""
+    made = Pointwise(value.shape, value.dtype, destination.dtype, mode, has_shift=True)
+    host_pointwise(made, (_array(value), None, _array(shift), None), _array(destination), None)
 
 
 def zeros(address, nbytes, count, step, stream):
@@ -34,15 +42,16 @@ class EnginesDevice(HostDevice):
     index = 0
     _cupy = SimpleNamespace(cuda=SimpleNamespace(Device=lambda index: nullcontext()))
 
-    def __init__(self, engines, monkeypatch):
+    def __init__(self, engines, monkeypatch, *, fuses=True):
         super().__init__()
         self.name, self.told = "fake", {"gpu": "Fake 9000", "driver": "1", "cudnn": "91900"}
-        self.cudnn = fake_cudnn(engines)
+        self.cudnn = fake_cudnn(engines, fuses=fuses)
         monkeypatch.setitem(sys.modules, "cudnn", self.cudnn)
         self.convolutions = Convolutions(lambda: tables_of(self))
         for name in ("relayout", "pointwise"):
             monkeypatch.setattr(cudnn_forms, name, copied)
         monkeypatch.setattr(cudnn_forms, "fill_zero", zeros)
+        monkeypatch.setattr(convolutions, "pointwise", passed)
 
     def identity(self):
         return self.told

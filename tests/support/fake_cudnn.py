@@ -93,6 +93,7 @@ class Graph:
 
     def __init__(self, cudnn):
         self.cudnn, self.plans, self.barred, self.most = cudnn, [], set(), None
+        self.added, self.is_rectified = None, False
 
     def tensor(self, *, dim, stride, data_type, name, uid):
         return Tensor(dim, stride, data_type)
@@ -101,6 +102,14 @@ class Graph:
         self.kind, self.inputs, self.windows = kind, inputs, windows
         self.result = Tensor(None, None, None)
         return self.result
+
+    def bias(self, *, input, bias):  # noqa: A002  # the frontend's name
+        self.added = bias
+        return input
+
+    def relu(self, *, input):  # noqa: A002
+        self.is_rectified = True
+        return input
 
     def conv_fprop(self, image, weight, **windows):
         return self._convolve(Convolution, (image, weight), windows)
@@ -121,7 +130,7 @@ class Graph:
 
     def create_execution_plans(self, modes):
         self.plans += [engine for engine in self.cudnn.engines if engine.is_ranked]
-        if not self.plans:
+        if not self.plans or (self.added is not None and not self.cudnn.fuses):
             raise GraphNotSupportedError("no engine")
 
     def create_execution_plan(self, number, knobs):
@@ -189,13 +198,18 @@ class Graph:
         uneven = self.windows["pre_padding"] != self.windows["post_padding"]
         error = max(engine.error, engine.uneven_error) if uneven else engine.error
         found.flat[0] += error * np.abs(found).max()
+        if self.added is not None:
+            found = found + self.added.at(addresses[4])
+        if self.is_rectified:
+            found = np.maximum(found, 0)
         self.result.at(addresses[3])[...] = found
 
 
-def fake_cudnn(engines):
-    """A module `cudnn` with these engines."""
+def fake_cudnn(engines, *, fuses=True):
+    """A module `cudnn` with these engines, all or none of which add a bias."""
     cudnn = SimpleNamespace(
         engines=engines,
+        fuses=fuses,
         cudnnGraphNotSupportedError=GraphNotSupportedError,
         data_type=DataType,
         heur_mode=HeurMode,

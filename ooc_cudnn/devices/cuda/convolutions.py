@@ -18,15 +18,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ooc_cudnn.devices.cuda.cudnn_forms import forms
-from ooc_cudnn.devices.cuda.cudnn_graphs import INPUTS, RESULT
+from ooc_cudnn.devices.cuda.cudnn_forms import Form, forms
+from ooc_cudnn.devices.cuda.cudnn_graphs import BIAS, INPUTS, RESULT
 from ooc_cudnn.devices.cuda.cudnn_plans import Executable, Plans
 from ooc_cudnn.devices.engines import Engine, EngineFailedError, Kind, Tables
 from ooc_cudnn.devices.kernels import convolution_direct
 from ooc_cudnn.devices.kernels.launch import Call
+from ooc_cudnn.devices.kernels.pointwise import pointwise
 from ooc_cudnn.devices.kernels.relayout import fill_zero
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.operations.convolution_backward import AnyConvolution, forward_of
+from ooc_cudnn.operations.fused_convolution import FusedConvolution
 from ooc_cudnn.telling import warn_once
 from perfmodel.cached import cached_property
 
@@ -55,6 +57,9 @@ class Convolutions:
         #: Engines, or names of plans, that failed at run time.
         self._failed: set[tuple[Kind, Engine | str]] = set()
         self._forced: Executable | None = None
+        #: Convolutions with what comes after them, and those of which no engine ran.
+        self._fused: dict[tuple[FusedConvolution, int | None], Executable | None] = {}
+        self._not_fused: set[FusedConvolution] = set()
 
     @property
     def handle(self) -> Any:
@@ -160,6 +165,48 @@ class Convolutions:
                     return found
         return None
 
+    # With what comes after it ---------------------------------------------------------------------
+
+    def fused(self, operation: FusedConvolution, budget_bytes: int | None) -> Executable | None:
+        """Return the plan of a convolution with its bias and activation; None if there is none."""
+        key = operation, budget_bytes
+        with self._lock:
+            if key not in self._fused:
+                forward, found = operation.forward, None
+                if _is_for_cudnn(forward) and operation not in self._not_fused:
+                    with _errors_collected():
+                        found = self._plans.ranked_first(
+                            Form(forward), budget_bytes, (), operation.mode
+                        )
+                self._fused[key] = found
+            return self._fused[key]
+
+    def run_fused(
+        self,
+        operation: FusedConvolution,
+        inputs: tuple[DeviceView, ...],
+        output: DeviceView,
+        workspace: tuple[int, int],
+        stream: Any,
+    ) -> None:
+        """Launch a convolution with its bias and activation: as one, or the one after the other."""
+        if 0 in output.shape:
+            return
+        *operands, bias = inputs
+        pointer, available = workspace
+        found = None if any(0 in view.shape for view in operands) else self.fused(operation, None)
+        if found is not None and found.workspace_bytes > available:
+            found = self.fused(operation, available)
+        if found is not None:
+            try:
+                self._launch(found, tuple(operands), output, pointer, stream, bias)
+                return
+            except EngineFailedError:
+                self._not_fused.add(operation)
+                self._fused.clear()
+        self.run(operation.forward, tuple(operands), output, workspace, stream)
+        pointwise(output, output, shift=bias, mode=operation.mode, stream=stream)
+
     # Running ------------------------------------------------------------------------------------
 
     def run(
@@ -203,9 +250,10 @@ class Convolutions:
         output: DeviceView,
         pointer: int,
         stream: Any,
+        bias: DeviceView | None = None,
     ) -> None:
         form = found.form
-        addresses = {}
+        addresses = {} if bias is None else {BIAS: bias.pointer}
         for uid, view, copy in zip(INPUTS, inputs, form.inputs, strict=True):
             addresses[uid] = pointer + copy.offset if copy else view.pointer
             if copy:

@@ -15,13 +15,14 @@ from ooc_cudnn.operations.convolution_backward import (
 from ooc_cudnn.tensor import packed_strides
 
 #: Tensor identifiers in a graph: the operation's inputs in their order, and its result.
-INPUTS, RESULT = (1, 2), 3
+INPUTS, RESULT, BIAS = (1, 2), 3, 4
 
 
-def describe(cudnn: Any, handle: Any, operation: AnyConvolution) -> Any:
+def describe(cudnn: Any, handle: Any, operation: AnyConvolution, epilogue: str = "") -> Any:
     """State an operation as a graph; its tensors are packed, in the operation's layout.
 
-    Nothing is checked or built yet.
+    With an `epilogue` ("identity" or "relu") a bias is added to the result, and that activation
+    applied. Nothing is checked or built yet.
     """
     types = {
         "float16": cudnn.data_type.HALF,
@@ -72,6 +73,11 @@ def describe(cudnn: Any, handle: Any, operation: AnyConvolution) -> Any:
     else:
         result = graph.conv_wgrad(image=first, loss=second, **windows)
     shape = operation.output_shape
+    if epilogue:
+        bias = tensor((1, shape[1], *(1 for _ in shape[2:])), "bias", BIAS)
+        result = graph.bias(input=result, bias=bias)
+        if epilogue == "relu":
+            result = graph.relu(input=result)
     result.set_output(True).set_uid(RESULT).set_data_type(types[result_dtype(operation)])
     result.set_dim(dimensions(shape)).set_stride(strides(shape))
     return graph

@@ -48,14 +48,19 @@ class Plans:
         self._declined = (*self.errors, AttributeError)
 
     def ranked_first(
-        self, form: Form, budget_bytes: int | None, failed: Collection[str]
+        self,
+        form: Form,
+        budget_bytes: int | None,
+        failed: Collection[str],
+        epilogue: str = "",
     ) -> Executable | None:
         """Return the heuristics' choice, its workspace within a budget; None if there is none.
 
-        Without those that failed, by the names of their plans.
+        Without those that failed, by the names of their plans; with an epilogue, as `describe` has
+        it.
         """
         cudnn, operation = self._cudnn, form.operation
-        graph = describe(cudnn, self._handle, operation)
+        graph = describe(cudnn, self._handle, operation, epilogue)
         try:
             graph.validate()
             graph.build_operation_graph()
@@ -77,6 +82,8 @@ class Plans:
         except cudnn.cudnnGraphNotSupportedError:
             return None
         except RuntimeError as error:
+            if epilogue:  # there is another way
+                return None
             raise CudnnError(f"cuDNN cannot build {operation}: {error}") from error
         finally:
             forget_frames(graph)

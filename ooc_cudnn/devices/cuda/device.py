@@ -28,6 +28,7 @@ from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.memory.arena import Allocation, Arena
 from ooc_cudnn.memory.pinned import allocate, release
 from ooc_cudnn.operations.convolution_backward import AnyConvolution
+from ooc_cudnn.operations.fused_convolution import FusedConvolution
 from ooc_cudnn.operations.launches import Buffer, Launch
 from ooc_cudnn.settings import current
 from ooc_cudnn.tensor import numpy_dtype
@@ -237,6 +238,13 @@ class CudaDevice:
         with self._cupy.cuda.Device(self.index):
             for launch, buffers in launches:
                 operation = launch.operation
+                if isinstance(operation, FusedConvolution):
+                    fused = self.convolutions.fused(operation, budget_bytes)
+                    if fused is not None:
+                        most = max(most, fused.workspace_bytes)
+                        engines[f"{fused.name}, fused"] = None
+                        continue
+                    operation = operation.forward
                 if not isinstance(operation, AnyConvolution):
                     ask = WORKSPACE.get(type(operation))
                     most = max(most, ask(operation) if ask is not None else 0)
@@ -267,7 +275,13 @@ class CudaDevice:
         if 0 in output.shape:
             return
         inputs = tuple(views[name] if name else None for name in launch.inputs)
-        if isinstance(operation, AnyConvolution):
+        if isinstance(operation, FusedConvolution):
+            x, w, bias = inputs
+            assert x is not None
+            assert w is not None
+            assert bias is not None
+            self.convolutions.run_fused(operation, (x, w, bias), output, workspace, stream)
+        elif isinstance(operation, AnyConvolution):
             present = tuple(view for view in inputs if view is not None)
             self.convolutions.run(operation, present, output, workspace, stream)
         else:

@@ -23,6 +23,7 @@ from ooc_cudnn.devices.host import (
     convolution_backward,
     dropout,
     elementwise,
+    fused_convolution,
     local_response,
     losses,
     masks,
@@ -234,6 +235,7 @@ RUNNERS: dict[type, Runner] = {
     **convolution_backward.RUNNERS,
     **dropout.RUNNERS,
     **elementwise.RUNNERS,
+    **fused_convolution.RUNNERS,
     **local_response.RUNNERS,
     **masks.RUNNERS,
     **losses.RUNNERS,
@@ -243,4 +245,7 @@ RUNNERS: dict[type, Runner] = {
     **set_statistics.RUNNERS,
     **softmax.RUNNERS,
 }
-WORKSPACE: dict[type, Callable[[Any], int]] = convolution_backward.WORKSPACE
+WORKSPACE: dict[type, Callable[[Any], int]] = {
+    **convolution_backward.WORKSPACE,
+    **fused_convolution.WORKSPACE,
+}

@@ -1,0 +1,115 @@
+"""A convolution, its bias and its ReLU as one launch: by one graph, or the one after the other."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ooc_cudnn.devices.view import DeviceView
+from ooc_cudnn.operations import chain_builder
+from ooc_cudnn.operations.activation import Activation
+from ooc_cudnn.operations.chain import Chain
+from ooc_cudnn.operations.convolution import Convolution
+from ooc_cudnn.operations.fused_convolution import FusedConvolution
+from ooc_cudnn.operations.op_tensor import AddTensor
+from ooc_cudnn.operations.pointwise import Pointwise
+from ooc_cudnn.tensor import packed_strides
+from tests.support.engines_device import EnginesDevice
+from tests.support.every_split import check_every_split, rounded
+from tests.support.fake_cudnn import FakeEngine
+from tests.support.fake_runtime import Stream
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("ml_dtypes")
+
+
+@pytest.fixture(autouse=True)
+def fused(monkeypatch):
+    monkeypatch.setattr(chain_builder, "FUSED_CONVOLUTIONS", True)
+
+
+def chain_of(dtype="float32", mode="relu", **scales):
+    convolution = Convolution.of((2, 3, 7, 5), (4, 3, 3, 3), padding=1, dtype=dtype)
+    shape = convolution.output_shape
+    operations = [convolution, AddTensor(shape, dtype)]
+    if mode:
+        operations.append(Activation(shape, mode, 0.0, dtype))
+    return Chain(tuple(operations), dtype, **scales)
+
+
+def launched(chain, layout="channels_last"):
+    orders = dict.fromkeys(chain.operands, layout)
+    launches, _ = chain.launches(chain.whole_piece(), layout=layout, orders=orders)
+    return [type(launch.operation) for launch in launches]
+
+
+def test_where_it_is_one_launch(monkeypatch):
+    for mode in ("relu", ""):
+        assert launched(chain_of(mode=mode)) == [FusedConvolution]
+    apart = [Convolution, Pointwise]
+    assert launched(chain_of(mode="tanh")) == apart
+    assert launched(chain_of(), "channels_first") == apart
+    assert launched(chain_of("float64")) == apart
+    assert launched(chain_of(alpha=2.0)) == apart
+    strict = chain_of()
+    first = replace(strict.operations[0], allow_tf32=False)
+    assert launched(replace(strict, operations=(first, *strict.operations[1:]))) == apart
+    monkeypatch.setattr(chain_builder, "FUSED_CONVOLUTIONS", False)
+    assert launched(chain_of()) == apart
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_under_every_split(random, dtype):
+    """Sums over pieces of cX are passed over afterwards, as ever."""
+    x, x64 = rounded(random.standard_normal((2, 3, 7, 5)), dtype)
+    w, w64 = rounded(random.standard_normal((4, 3, 3, 3)) / 5, dtype)
+    b, b64 = rounded(random.standard_normal(4), dtype)
+    y = torch.nn.functional.conv2d(*map(torch.tensor, (x64, w64, b64)), padding=1)
+    size = 2 * np.abs(x64).max() * np.abs(w64).max() * 27
+    wide = 1 if dtype == "float32" else 2.0**14  # it is rounded before the bias is added
+    check_every_split(chain_of(dtype), {"x": x, "w": w, "b": b},
+                      {"y": torch.relu(y).numpy()}, sizes={"y": np.full(y.shape, size)},
+                      terms=8 * wide, most=20)  # fmt: skip
+
+
+def view(array, layout="channels_last"):
+    strides = packed_strides(array.shape, layout) if array.ndim > 1 else (1,)
+    return DeviceView(array.ctypes.data, array.dtype.name, array.shape, strides)
+
+
+def last(array):
+    """The same numbers with channels last."""
+    return np.ascontiguousarray(np.moveaxis(array, 1, -1)).transpose(0, 3, 1, 2)
+
+
+@pytest.mark.parametrize("mode", ["relu", "identity"])
+@pytest.mark.parametrize("way", ["fuses", "declines", "fails"])
+def test_by_one_graph_or_in_two(random, monkeypatch, way, mode):
+    engine = FakeEngine(3, 0.0, workspace=64)
+    device = EnginesDevice([engine], monkeypatch, fuses=way != "declines")
+    convolution = Convolution.of((2, 3, 7, 5), (4, 3, 3, 3), padding=1)
+    operation = FusedConvolution(replace(convolution, layout="channels_last"), mode)
+    x, w = (last(random.standard_normal(s).astype("f4")) for s in ((2, 3, 7, 5), (4, 3, 3, 3)))
+    b, y = random.standard_normal(4).astype("f4"), last(np.full((2, 4, 7, 5), np.nan, "f4"))
+    scratch = np.zeros(1024, np.uint8)
+    convolutions, seen = device.convolutions, []
+    fused = convolutions._launch
+    if way == "fails":  # with a bias alone
+
+        def launch(found, inputs, output, pointer, stream, bias=None):
+            engine.fails = bias is not None
+            seen.append(bias is not None)
+            fused(found, inputs, output, pointer, stream, bias)
+
+        monkeypatch.setattr(convolutions, "_launch", launch)
+    for _ in range(2):
+        y[...] = np.nan
+        convolutions.run_fused(operation, (view(x), view(w), view(b)), view(y),
+                               (scratch.ctypes.data, scratch.nbytes), Stream(0))  # fmt: skip
+        expected = operation.reference(x, w, b)
+        assert np.abs(y - expected).max() <= 1e-5 * np.abs(expected).max()
+    if way == "fails":
+        assert seen == [True, False, False], "what failed is not tried again"
+    assert engine.launched == 2
