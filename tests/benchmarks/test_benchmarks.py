@@ -26,6 +26,7 @@ NAMES = [
     "planning",
     "engines",
     "first_calls",
+    "fused",
     "kernels",
     "networks",
 ]
@@ -33,7 +34,7 @@ NAMES = [
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_quick_run_writes_verified_results(name, tmp_path):
-    if name in ("volume", "engines", "kernels", "networks"):
+    if name in ("volume", "engines", "fused", "kernels", "networks"):
         pytest.importorskip("torch")  # what its contents are compared with
     module = importlib.import_module(f"benchmarks.{name}")
     arguments = [

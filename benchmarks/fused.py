@@ -1,0 +1,339 @@
+"""What is fused on the card: convolutions with bias and ReLU, and the passes of normalizations.
+
+First VGG-16's convolutions with channels last: cuDNN's graph of a convolution, its bias and its
+ReLU beside the convolution and our pass after it. Then each pass of a training step that does
+several things at once, beside the launches it stands for and a copy that moves as many bytes.
+Launches are timed through the device's contract, in turns. Contents are compared: the two ways with
+each other, on results of NaN.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import perfmodel
+from benchmarks import common
+from benchmarks.kernels import Clock
+from ooc_cudnn.devices.view import DeviceView
+from ooc_cudnn.operations.activation_backward import ActivationBackward
+from ooc_cudnn.operations.batch_normalization import Normalise, NormaliseBackward, NormaliseSums
+from ooc_cudnn.operations.broadcast_gradient import BroadcastSum
+from ooc_cudnn.operations.convolution import Convolution
+from ooc_cudnn.operations.fused_convolution import FusedConvolution
+from ooc_cudnn.operations.gradient_sums import GradientSums
+from ooc_cudnn.operations.launches import Launch
+from ooc_cudnn.operations.op_tensor import OpTensor
+from ooc_cudnn.operations.pointwise import Pointwise
+from ooc_cudnn.tensor import ACCUMULATOR, DTYPES, packed_strides
+
+NAME = "fused"
+#: Images, channels of x and of y, and extent: VGG-16's convolutions, each once.
+LAYERS = (
+    (64, 3, 64, 224), (64, 64, 64, 224), (64, 64, 128, 112), (64, 128, 128, 112),
+    (64, 128, 256, 56), (64, 256, 256, 56), (64, 256, 512, 28), (64, 512, 512, 28),
+    (64, 512, 512, 14),
+)  # fmt: skip
+#: Maps of ResNet-50's blocks.
+MAPS = ((256, 256, 56, 56), (256, 1024, 14, 14))
+QUICK_LAYERS, QUICK_MAPS = ((2, 3, 8, 9),), ((2, 8, 5, 4),)
+#: What takes longer in all is left out, and said; threads that compile kernels meanwhile.
+SECONDS, COMPILERS = 75.0, 16
+PRECISIONS = {"tf32": 4e-3, "float16": 4e-3, "bfloat16": 3e-2}
+PASS_DTYPES = ("float32", "float16")
+#: Largest difference of two ways, as a share of the largest value.
+PASS_TOLERANCE = {"float32": 2e-5, "float16": 4e-3}
+
+
+class Bench:
+    """Tensors of PyTorch, and launches on them."""
+
+    def __init__(self, report: common.Report, torch: Any) -> None:
+        self.report, self.torch, self.clock = report, torch, Clock(report)
+        self.place = "cuda" if report.arguments.cuda else "cpu"
+        self.device = self.clock.device
+        self.stream: Any = None
+        if report.arguments.cuda:
+            import cupy
+
+            self.stream = cupy.cuda.get_current_stream()
+        self.machine = perfmodel.shipped(report.arguments.machine)
+
+    def drawn(self, shape: Sequence[int], dtype: str, seed: int = 0) -> Any:
+        """A tensor of normal numbers, channels last."""
+        torch = self.torch
+        generator = torch.Generator(device=self.place).manual_seed(seed)
+        made = torch.randn(*shape, generator=generator, device=self.place, dtype=torch.float32)
+        made = made.to(getattr(torch, dtype))
+        return made.to(memory_format=torch.channels_last) if len(shape) == 4 else made
+
+    def launching(
+        self, launches: Sequence[Launch], tensors: Mapping[str, Any]
+    ) -> Callable[[], None]:
+        """What runs launches one after the other."""
+        device = self.device
+        needed = device.workspace([(launch, _buffers(tensors)) for launch in launches], None)
+        nbytes = needed[0] if needed else 0
+        scratch = self.torch.empty(nbytes + 256, dtype=self.torch.uint8, device=self.place)
+        views = {name: _view(tensor) for name, tensor in tensors.items()}
+        stream = self.stream
+
+        def run(_kept: Any = (scratch, tensors)) -> None:
+            for launch in launches:
+                device.run(launch, views, (scratch.data_ptr(), nbytes), stream)
+
+        return run
+
+    def compared(
+        self,
+        name: str,
+        ways: Mapping[str, Callable[[], None]],
+        results: Sequence[Any],
+        tolerance: float,
+    ) -> None:
+        """Check that two ways give the same."""
+        found = []
+        for run in ways.values():
+            for result in results:
+                result.fill_(math.nan)
+            run()
+            self.report.synchronize()
+            found.append([result.double().clone() for result in results])
+        first, second = found
+        errors = [
+            float((a - b).abs().max() / a.abs().max()) for a, b in zip(first, second, strict=True)
+        ]
+        worst = max(errors, key=lambda error: (math.isnan(error), error))
+        ok = worst <= tolerance
+        self.report.check(f"{name}: contents", {"ok": ok, "error": worst, "tolerance": tolerance})
+
+
+def _buffers(tensors: Mapping[str, Any]) -> Any:
+    return {name: _view(tensor) for name, tensor in tensors.items()}
+
+
+def _view(tensor: Any) -> DeviceView:
+    shape = tuple(tensor.shape)
+    order = "channels_last" if len(shape) == 4 else "channels_first"
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return DeviceView(tensor.data_ptr(), dtype, shape, packed_strides(shape, order))
+
+
+# Convolutions -------------------------------------------------------------------------------------
+
+
+def convolutions(bench: Bench, report: common.Report) -> None:
+    """Each layer in each precision: separate, and as one graph."""
+    ratios: dict[str, list[float]] = {}
+    for precision, tolerance in PRECISIONS.items():
+        for n, c_x, c_y, extent in QUICK_LAYERS if report.quick else LAYERS:
+            if time.perf_counter() - report.begin > SECONDS:
+                report.note(f"not measured in {SECONDS:g} s: {precision} from {c_x} to {c_y} on")
+                break
+            dtype = "float32" if precision == "tf32" else precision
+            if dtype == "bfloat16" and not report.arguments.cuda:
+                continue
+            forward = replace(
+                Convolution.of((n, c_x, extent, extent), (c_y, c_x, 3, 3), padding=1, dtype=dtype),
+                layout="channels_last",
+            )
+            name = f"{n}x{c_x}>{c_y}, {extent}, {precision}"
+            tensors = {
+                "x": bench.drawn(forward.x_shape, dtype, 1),
+                "w": bench.drawn(forward.w_shape, dtype, 2) / math.sqrt(9 * c_x),
+                "b": bench.drawn((c_y,), dtype, 3),
+                "y": bench.drawn(forward.output_shape, dtype, 4),
+            }
+            one = FusedConvolution(forward, "relu")
+            after = Launch(one.after, ("y", "", "b", ""), "y")
+            ways = {
+                "separate": bench.launching([Launch(forward, ("x", "w"), "y"), after], tensors),
+                "fused": bench.launching([Launch(one, ("x", "w", "b"), "y")], tensors),
+            }
+            bench.compared(name, ways, [tensors["y"]], tolerance)
+            found = bench.clock.measure({way: [run] for way, run in ways.items()})
+            ratio = found["fused"].median / found["separate"].median
+            plan = None
+            if report.arguments.cuda:
+                plan = bench.device.convolutions.fused(one, None)
+            engine = plan.name if plan is not None else "declined"
+            separate, fused = (found[way].median * 1e3 for way in ("separate", "fused"))
+            said = f"{separate:.3f} ms, fused {fused:.3f}: {ratio:.2f} by {engine}"
+            told = {"separate": separate / 1e3, "fused": fused / 1e3, "engine": engine}
+            report.measure(name, told, spoken=said)
+            if plan is not None or not report.arguments.cuda:
+                ratios.setdefault(precision, []).append(ratio)
+            del tensors, ways
+    for precision, each in ratios.items():
+        mean = statistics.geometric_mean(each)
+        report.claim(f"{precision}: fused over separate, geometric mean", mean, "<=", 1.0)
+
+
+# Passes -------------------------------------------------------------------------------------------
+
+
+class Pass(NamedTuple):
+    """A fused launch, the launches that it stands for, and what both make."""
+
+    name: str
+    one: Launch
+    apart: tuple[Launch, ...]
+    results: tuple[str, ...]
+
+
+def passes_of(shape: tuple[int, ...], dtype: str) -> list[Pass]:
+    """The passes of a step, on maps of one shape."""
+    count = math.prod(shape) // shape[1]
+    saved = ("scale", "bias", "mean", "inverse")
+    backward = Launch(ActivationBackward(shape, "relu", 0.0, dtype), ("y", "dy", ""), "dz")
+    sums = partial(Launch, NormaliseSums(shape, dtype), output="sums")
+    gradients = partial(GradientSums, shape, "relu", 0.0, dtype)
+    added = Launch(OpTensor(shape, shape, dtype), ("dy", "z"), "t")
+    return [
+        Pass(
+            "normalise, add, relu",
+            Launch(Normalise(shape, dtype, mode="relu", has_addend=True), ("x", *saved, "z"), "o"),
+            (
+                Launch(Normalise(shape, dtype), ("x", *saved), "t"),
+                Launch(OpTensor(shape, shape, dtype), ("t", "z"), "t"),
+                Launch(Pointwise(shape, dtype, dtype, "relu"), ("t", "", "", ""), "o"),
+            ),
+            ("o",),
+        ),
+        Pass(
+            "relu backward, bias gradient",
+            Launch(gradients(dtype), ("y", "dy", "", "dz", "", ""), "db"),
+            (backward, Launch(BroadcastSum(shape, shape[1:2], dtype, dtype), ("dz",), "db")),
+            ("dz", "db"),
+        ),
+        Pass(
+            "relu backward, sums",
+            Launch(gradients(products=True), ("y", "dy", "", "dz", "x", "mean"), "sums"),
+            (backward, sums(("x", "dz", "mean"))),
+            ("dz", "sums"),
+        ),
+        Pass(
+            "relu backward of two parts, sums",
+            Launch(gradients(products=True, two=True), ("y", "dy", "z", "dz", "x", "mean"), "sums"),
+            (
+                added,
+                backward._replace(inputs=("y", "t", "")),
+                sums(("x", "dz", "mean")),
+            ),
+            ("dz", "sums"),
+        ),
+        Pass(
+            "sums through relu",
+            Launch(
+                NormaliseSums(shape, dtype, "relu"),
+                ("x", "dy", "mean", "inverse", "scale", "bias"),
+                "sums",
+            ),
+            (backward._replace(inputs=("r", "dy", "")), sums(("x", "dz", "mean"))),
+            ("sums",),
+        ),
+        Pass(
+            "dx through relu",
+            Launch(
+                NormaliseBackward(shape, dtype, count, "relu"),
+                ("x", "dy", "scale", "mean", "inverse", "given", "bias"),
+                "o",
+            ),
+            (
+                backward._replace(inputs=("r", "dy", "")),
+                Launch(
+                    NormaliseBackward(shape, dtype, count),
+                    ("x", "dz", "scale", "mean", "inverse", "given"),
+                    "o",
+                ),
+            ),
+            ("o",),
+        ),
+    ]
+
+
+def tensors_of(bench: Bench, shape: tuple[int, ...], dtype: str) -> dict[str, Any]:
+    """All operands; `y` and `r` are rectified, `r` what x is normalised and rectified to."""
+    torch, narrow = bench.torch, ACCUMULATOR[dtype]
+    maps = {name: bench.drawn(shape, dtype, at) for at, name in enumerate("xyz")}
+    maps |= {"dy": bench.drawn(shape, dtype, 5)}
+    maps |= {name: torch.empty_like(maps["x"]) for name in ("o", "t", "dz", "r")}
+    maps["y"].relu_()
+    vectors = {
+        name: bench.drawn(shape[1:2], narrow, at + 7)
+        for at, name in enumerate(("scale", "bias", "mean"))
+    }
+    vectors["inverse"] = bench.drawn(shape[1:2], narrow, 11).abs() + 0.5
+    states = {name: torch.ones((2, shape[1]), dtype=torch.float64, device=bench.place)
+              for name in ("sums", "given")}  # fmt: skip
+    db = {"db": bench.drawn(shape[1:2], dtype, 12)}
+    return {**maps, **vectors, **states, **db}
+
+
+def passes(bench: Bench, report: common.Report) -> None:
+    """Each pass on each map."""
+    for shape in QUICK_MAPS if report.quick else MAPS:
+        for dtype in PASS_DTYPES:
+            tensors = tensors_of(bench, shape, dtype)
+            saved = ("scale", "bias", "mean", "inverse")
+            rectified = Launch(Normalise(shape, dtype, mode="relu"), ("x", *saved), "r")
+            bench.launching([rectified], tensors)()
+            half = math.prod(shape) * DTYPES[dtype]
+            with ThreadPoolExecutor(COMPILERS) as pool:  # compiled at first use
+                every = [bench.launching([launch], tensors) for made in passes_of(shape, dtype)
+                         for launch in (made.one, *made.apart)]  # fmt: skip
+                list(pool.map(lambda run: run(), every))
+            report.synchronize()
+            for made in passes_of(shape, dtype):
+                name = f"{'x'.join(map(str, shape))} {dtype}, {made.name}"
+                ways = {
+                    "apart": bench.launching(made.apart, tensors),
+                    "one": bench.launching([made.one], tensors),
+                }
+                results = [tensors[result] for result in made.results]
+                bench.compared(name, ways, results, PASS_TOLERANCE[dtype])
+                source, target = tensors["x"], tensors["t"]
+                runs = {way: [run] for way, run in ways.items()}
+                found = bench.clock.measure({**runs, "copy": [partial(target.copy_, source)]})
+                one, apart, copy = (found[way].median for way in ("one", "apart", "copy"))
+                work = made.one.operation.work()
+                share = work.device_bytes / one / (2 * half / copy)
+                predicted = bench.machine.compute.seconds(work) / one
+                said = (
+                    f"{apart * 1e3:.3f} ms, in one {one * 1e3:.3f} ({one / apart:.2f}); "
+                    f"{share:.0%} of a copy's bandwidth, predicted / measured {predicted:.2f}"
+                )
+                told = {"apart": apart, "one": one, "copy": copy, "share": share,
+                        "predicted": predicted}  # fmt: skip
+                report.measure(name, told, spoken=said)
+            del tensors
+
+
+def body(report: common.Report) -> None:
+    import torch
+
+    bench = Bench(report, torch)
+    if report.arguments.cuda:
+        torch.backends.cuda.matmul.allow_tf32 = True
+    if report.arguments.part in ("all", "passes"):
+        passes(bench, report)
+        report.write()
+    if report.arguments.part in ("all", "convolutions"):
+        convolutions(bench, report)
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--part", choices=("all", "passes", "convolutions"), default="all")
+
+
+main = partial(common.run, NAME, body, __doc__, more=options)
+
+if __name__ == "__main__":
+    common.main(main)
