@@ -68,13 +68,13 @@ docs: $(VENV)/ready-docs ## build the site: docs/_build/html/index.html
 figures: $(VENV)/ready-dev ## every table and picture of README and docs, from benchmarks/results
 	@$(BIN)/python -m benchmarks.regenerate $(ARGS)
 
-# Compiled for the oldest card that this nvcc knows, and for Hopper.
+# Compiled for the oldest and the newest card that this nvcc knows, and for Hopper.
 kernels:
 ifeq ($(NVCC),)
 	@echo "kernels: no nvcc here, so kernels/*.cu are not compiled"
 else
 	@set -e; mkdir -p build/kernels; \
-	for arch in $$($(NVCC) --list-gpu-code | sort -t_ -k2n | head -n 1) sm_90; do \
+	for arch in $$($(NVCC) --list-gpu-code | sort -t_ -k2n | sed -n '1p;$$p') sm_90; do \
 		for source in $(wildcard kernels/*.cu); do \
 			$(NVCC) -std=c++17 -Werror all-warnings -arch=$$arch -cubin $$source \
 				-o build/kernels/$$(basename $$source .cu).$$arch.cubin; \

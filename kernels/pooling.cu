@@ -1,7 +1,8 @@
 // The largest or the mean value of each window (cudnnPoolingForward).
 //
-//     pool_rows      w is contiguous in x: a thread makes OUTPUTS neighbours along w and reads each
-//                    row of x that their windows share once, in packs
+//     pool_rows      w is contiguous in x, and rows begin on wide boundaries: a thread makes OUTPUTS
+//                    neighbours along w and reads each row of x that their windows share once, in
+//                    packs
 //     pool_windows   any strides: a thread makes COUNT lanes (packs of channels in NHWC, of images in
 //                    CHWN) of OUTPUTS windows one below the other, and reads each row of x that they
 //                    share once
@@ -159,56 +160,76 @@ __device__ inline void store_window(
     store_pack<COUNT>(target, results, available);
 }
 
+// All of a thread's small windows, loaded before the first is used. CHECKED: some element may lie
+// outside of x, or of the lanes.
+template <bool CHECKED, typename I, typename T, int MODE, int COUNT, int KH, int KW, int SH, int OUTPUTS,
+          bool UNIT, typename Place>
+__device__ inline void small_windows(
+    const PoolingGeometry<I> &g, const Place &at, T *__restrict__ y, const T *__restrict__ x) {
+    using A = Arithmetic<T>;
+    constexpr int ROWS = (OUTPUTS - 1) * SH + KH;  // of x, under all of the windows
+    const bool has_depth = at.front >= 0 && at.front < g.x.d;
+    const Clipped<I> w(at.left, KW, g.x.w), rows(at.top, (at.outputs - 1) * SH + KH, g.x.h);
+    const T *source =
+        x + (at.x_offset + at.front * g.x_stride.d + at.top * g.x_stride.h + at.left * g.x_stride.w);
+    Pack<T, COUNT> packs[ROWS][KW];
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r)
+#pragma unroll
+        for (int c = 0; c < KW; ++c) {
+            const bool present = has_depth && rows.has(at.top + r) && w.has(at.left + c);
+            packs[r][c] = load_pack<COUNT>(
+                source + r * g.x_stride.h + (UNIT ? I(c) : c * g.x_stride.w),
+                CHECKED ? (present ? at.available : I(0)) : I(COUNT));
+        }
+#pragma unroll
+    for (int o = 0; o < OUTPUTS; ++o) {
+        if (CHECKED && o >= at.outputs) break;
+        A totals[COUNT];
+#pragma unroll
+        for (int e = 0; e < COUNT; ++e) totals[e] = start<MODE, A>();
+#pragma unroll
+        for (int k = 0; k < KH * KW; ++k) {
+            const int r = o * SH + k / KW, c = k % KW;
+            const bool present =
+                !CHECKED || (has_depth && rows.has(at.top + r) && w.has(at.left + c));
+#pragma unroll
+            for (int e = 0; e < COUNT; ++e)
+                if (present)
+                    totals[e] = include<MODE>(totals[e], A(widen(packs[r][c].element[e])));
+        }
+        const I inside = has_depth * Clipped<I>(at.top + o * SH, KH, g.x.h).count() * w.count();
+        store_window<I, T, MODE, COUNT>(
+            y + o * g.y_stride.h, totals, (long long)KH * KW, CHECKED ? inside : I(KH * KW),
+            CHECKED ? at.available : I(COUNT));
+    }
+}
+
+// UNIT: neighbours along w lie side by side in x.
 template <typename I, typename T, int MODE, int COUNT, int KD, int KH, int KW, int SD, int SH,
-          int SW, int OUTPUTS>
+          int SW, int OUTPUTS, bool UNIT>
 __global__ void __launch_bounds__(256) pool_windows(
     PoolingGeometry<I> g, T *__restrict__ y, const T *__restrict__ x) {
     using A = Arithmetic<T>;
-    constexpr int ROWS = (OUTPUTS - 1) * SH + KH;  // of x, under all of a thread's windows
+    constexpr int ROWS = (OUTPUTS - 1) * SH + KH;
     constexpr bool SMALL = KD == 1 && (OUTPUTS > 1 || KH * KW <= 16);
     static_assert(SMALL || OUTPUTS == 1, "windows that share rows are held as a whole");
     const long long step = (long long)gridDim.x * blockDim.x;
     long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
     for (; i < g.total; i += step) {
         const Window<I, COUNT, OUTPUTS, SD, SH, SW> at(g, (I)i);
-        const Clipped<I> d(at.front, KD, g.x.d), w(at.left, KW, g.x.w);
-        const T *source = x + at.x_offset;
         T *target = y + at.y_offset;
         if constexpr (SMALL) {
-            // All loaded before the first is used.
-            const Clipped<I> rows(at.top, (at.outputs - 1) * SH + KH, g.x.h);
-            Pack<T, COUNT> packs[ROWS * KW];
-            bool present[ROWS * KW];
-#pragma unroll
-            for (int k = 0; k < ROWS * KW; ++k) {
-                const I row = at.top + k / KW, column = at.left + k % KW;
-                present[k] = d.has(at.front) && rows.has(row) && w.has(column);
-                packs[k] = load_pack<COUNT>(
-                    source + at.front * g.x_stride.d + row * g.x_stride.h + column * g.x_stride.w,
-                    present[k] ? at.available : 0);
-            }
-#pragma unroll
-            for (int o = 0; o < OUTPUTS; ++o) {
-                if (o >= at.outputs) break;
-                A totals[COUNT];
-#pragma unroll
-                for (int e = 0; e < COUNT; ++e) totals[e] = start<MODE, A>();
-#pragma unroll
-                for (int k = 0; k < KH * KW; ++k) {
-                    const int from = o * SH * KW + k;
-#pragma unroll
-                    for (int e = 0; e < COUNT; ++e)
-                        if (present[from])
-                            totals[e] =
-                                include<MODE>(totals[e], A(widen(packs[from].element[e])));
-                }
-                const Clipped<I> h(at.top + o * SH, KH, g.x.h);
-                store_window<I, T, MODE, COUNT>(
-                    target + o * g.y_stride.h, totals, (long long)KD * KH * KW,
-                    d.count() * h.count() * w.count(), at.available);
-            }
+            const bool whole = at.outputs == OUTPUTS && at.available >= COUNT && at.front >= 0 &&
+                               at.front < g.x.d && at.top >= 0 && at.top + ROWS <= g.x.h &&
+                               at.left >= 0 && at.left + KW <= g.x.w;
+            if (whole)
+                small_windows<false, I, T, MODE, COUNT, KH, KW, SH, OUTPUTS, UNIT>(g, at, target, x);
+            else
+                small_windows<true, I, T, MODE, COUNT, KH, KW, SH, OUTPUTS, UNIT>(g, at, target, x);
         } else {
-            const Clipped<I> h(at.top, KH, g.x.h);
+            const Clipped<I> d(at.front, KD, g.x.d), h(at.top, KH, g.x.h), w(at.left, KW, g.x.w);
+            const T *source = x + at.x_offset;
             A totals[COUNT];
 #pragma unroll
             for (int e = 0; e < COUNT; ++e) totals[e] = start<MODE, A>();

@@ -9,7 +9,14 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ooc_cudnn.devices.kernels.arguments import CUDA_TYPES, geometry, index_type, is_small, three
+from ooc_cudnn.devices.kernels.arguments import (
+    CUDA_TYPES,
+    boolean,
+    geometry,
+    index_type,
+    is_small,
+    three,
+)
 from ooc_cudnn.devices.kernels.checks import check
 from ooc_cudnn.devices.kernels.launch import Call, Launch, launch
 from ooc_cudnn.devices.kernels.launch_geometry import BLOCK_THREADS, grid_of, is_aligned
@@ -30,6 +37,8 @@ WARP_TAPS = 32
 FEWEST_THREADS = 2**18
 #: Elements of x (or words of them) that a thread may hold in registers.
 MOST_HELD = 72
+#: Elements of a window of which `pool_windows` loads all before it uses the first (pooling.cu).
+SMALL_WINDOW = 16
 
 
 class SixAxes(NamedTuple):
@@ -142,7 +151,8 @@ def plan_pooling(operation: Pooling, x: DeviceView, y: DeviceView) -> Launch | N
             name, threads = "pool_by_warp", BLOCK_THREADS // 32
         else:
             outputs = windows_a_thread(y_axes.sizes, packs, window, stride, count * x.item_bytes)
-            arguments.append(str(outputs))
+            unit = lanes is None and (x_axes.sizes[4] == 1 or x_axes.strides[4] == 1)
+            arguments += [str(outputs), boolean(unit)]
             total = total // y_axes.sizes[3] * -(-y_axes.sizes[3] // outputs)
     return Launch(
         "pooling.cu",
@@ -161,6 +171,10 @@ def plan_pooling(operation: Pooling, x: DeviceView, y: DeviceView) -> Launch | N
     )
 
 
+#: Windows one below the other that a thread may make.
+WORKING_SETS = (6, 5, 4, 3, 2)
+
+
 def windows_a_thread(
     sizes: tuple[int, ...],
     packs: int,
@@ -172,22 +186,34 @@ def windows_a_thread(
 
     Where they overlap, the rows that they share are read once and kept in registers: the working
     set that Li et al. expand (section IV.C). As many as registers hold, while there are enough
-    threads; what lies side by side the cache has.
+    threads; what lies side by side the cache has. Single elements are made several at a time in
+    any case: finding its place is most of what a thread has to do.
 
     >>> windows_a_thread((1, 96, 1, 27, 27, 1024), 256, (1, 3, 3), (1, 2, 2), 16)
     2
     >>> windows_a_thread((1, 96, 1, 27, 27, 1024), 256, (1, 2, 2), (1, 2, 2), 16)
     1
+    >>> windows_a_thread((1, 96 * 1024, 1, 27, 27, 1), 1, (1, 3, 3), (1, 2, 2), 4)
+    6
     """
-    if window[0] > 1 or window[1] <= stride[1]:
-        return 1
     words = max(pack_bytes // 4, 1)
-    for outputs in (4, 3, 2):
-        rows = (outputs - 1) * stride[1] + window[1]
-        threads = math.prod(sizes[:3]) * -(-sizes[3] // outputs) * sizes[4] * packs
-        if rows * window[2] * words <= MOST_HELD and threads >= FEWEST_THREADS:
-            return outputs
-    return 1
+    if window[0] > 1 or (window[1] <= stride[1] and words > 1):
+        return 1
+
+    def rows(outputs: int) -> int:
+        return (outputs - 1) * stride[1] + window[1]
+
+    def groups(outputs: int) -> int:
+        return -(-sizes[3] // outputs)
+
+    fitting = [
+        outputs
+        for outputs in WORKING_SETS
+        if rows(outputs) * window[2] * words <= MOST_HELD
+        and math.prod(sizes[:3]) * groups(outputs) * sizes[4] * packs >= FEWEST_THREADS
+    ]
+    # Of threads, what each reads and the rest of what it does, as if that were some rows more.
+    return min(fitting, key=lambda outputs: groups(outputs) * (rows(outputs) + 4), default=1)
 
 
 def _rows(
@@ -217,6 +243,8 @@ def _rows(
         outputs //= 2
     if held(outputs) > MOST_HELD:
         return None
+    if outputs < 4 and window[0] == 1 and height * width <= SMALL_WINDOW and load < widest:
+        return None  # narrow accesses: better one below the other
     while outputs * step % load:
         load //= 2
     return left, outputs, load, aligned_pack(y, y_axes, 4, outputs)

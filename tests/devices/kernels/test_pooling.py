@@ -34,9 +34,10 @@ INSTANCES = {
         "pool_rows<int, __half, MAX, 1, 3, 3, 1, 2, 2, 1, 8, 8, 8>",
         "pool_rows<long long, __half, AVERAGE_EXCLUDE_PADDING, 3, 3, 3, 2, 2, 2, 0, 2, 1, 2>",
         "pool_rows<int, double, AVERAGE_INCLUDE_PADDING, 1, 1, 1, 1, 3, 2, 0, 2, 2, 1>",
-        "pool_windows<int, __nv_bfloat16, MAX, 8, 1, 3, 3, 1, 2, 2, 2>",
-        "pool_windows<int, float, AVERAGE_EXCLUDE_PADDING, 4, 1, 2, 2, 1, 2, 2, 1>",
-        "pool_windows<long long, double, MAX, 2, 3, 3, 3, 1, 2, 2, 1>",
+        "pool_windows<int, __nv_bfloat16, MAX, 8, 1, 3, 3, 1, 2, 2, 2, false>",
+        "pool_windows<int, float, AVERAGE_EXCLUDE_PADDING, 4, 1, 2, 2, 1, 2, 2, 1, false>",
+        "pool_windows<long long, double, MAX, 2, 3, 3, 3, 1, 2, 2, 1, false>",
+        "pool_windows<int, float, MAX, 1, 1, 3, 3, 1, 2, 2, 5, true>",
         "pool_by_warp<int, float, MAX, 4, 1, 30, 30, 1, 2, 2>",
         "pool_by_warp<long long, double, AVERAGE_EXCLUDE_PADDING, 1, 1, 30, 30, 1, 2, 2>",
     ],
@@ -108,7 +109,7 @@ def test_the_common_windows_move_in_16_byte_packs():
     assert forward == "pool_rows<int, __half, 0, 1, 3, 3, 1, 2, 2, 1, 8, 8, 8>"
     assert backward == "unpool_boxes<int, __half, 0, 1, 4, true, true, 2, 2, 1, 1, 3, 3, 2, 2>"
     forward, backward = names(operation, "last")
-    assert forward == "pool_windows<int, __half, 0, 8, 1, 3, 3, 1, 2, 2, 1>"
+    assert forward == "pool_windows<int, __half, 0, 8, 1, 3, 3, 1, 2, 2, 1, false>"
     assert backward.startswith("unpool_tile<int, __half, 0, false, 8, 1, ")
     forward, backward = names(operation, "last", pointer=4098)
     assert forward.startswith("pool_windows<int, __half, 0, 1, ")
