@@ -22,7 +22,7 @@ from benchmarks import common
 from ooc_cudnn.bench.timing import Timing, interleave
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.functions.tune import tune
-from ooc_cudnn.functions.tune_rounds import Effort
+from ooc_cudnn.functions.tune_wanted import Effort
 from ooc_cudnn.tensor import TensorSpec, packed_strides
 from ooc_cudnn.units import format_bytes
 

@@ -310,10 +310,13 @@ def _place(measured: Measured, sparing: int) -> int:
 class Engines(Protocol):
     """What a device has that can run a convolution by several engines."""
 
-    def candidates(self, operation: AnyConvolution, *, every: bool) -> Iterator[Engine]:
+    def candidates(
+        self, operation: AnyConvolution, *, every: bool, compiled: bool
+    ) -> Iterator[Engine]:
         """Yield what may run it and is not known to be wrong, the heuristics' choice first.
 
-        Every engine there is, or those that the heuristics rank and that are built at once.
+        Every engine there is, or those that the heuristics rank; also those that are compiled at
+        run time, which takes a second each, or of these no other than the heuristics' choice.
         """
 
     def forced(

@@ -7,9 +7,10 @@ against float64. It takes seconds, so a call that is not known takes a part of o
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple, Protocol
@@ -111,7 +112,15 @@ class Tuning:
         device.use()  # engines are built for the device that is current
         self._checks = Checks(device, self.engines, bench.limit_bytes)
 
-    def measured(self, launched: Launched, *, every: bool, borders: bool = True) -> Measured | None:
+    def measured(
+        self,
+        launched: Launched,
+        *,
+        every: bool,
+        compiled: bool | None = None,
+        borders: bool = True,
+        also: Iterable[Engine] = (),
+    ) -> Measured | None:
         """Measure the engines of a convolution; None if there is no room for any.
 
         Parameters
@@ -119,11 +128,18 @@ class Tuning:
         launched : Launched
         every : bool
             Try every engine there is, not only those that the heuristics rank.
+        compiled : bool, optional
+            Those too that are compiled at run time; as `every` when left out.
         borders : bool
             Check them with the padding of pieces at a border, too, so that they are used there.
+        also : iterable of Engine
+            Try these, too: after the heuristics' choice.
         """
+        if compiled is None:
+            compiled = every
         operation: AnyConvolution = launched[0].operation
-        once, is_complete = self._timed_once(launched, every=every)
+        candidates = self.engines.candidates(operation, every=every, compiled=compiled)
+        once, is_complete = self._timed_once(launched, _inserted(candidates, also))
         found = list[Timed]()
         for option in sorted(once, key=lambda option: option.seconds):
             if any(_makes_idle(other.option, option) for other in found):
@@ -136,7 +152,7 @@ class Tuning:
                 error, is_right = checked.error.relative, checked.is_right_uneven
                 right = replace(option, error=error, is_right_uneven=is_right)
                 found += filter(None, [self._timed(launched, right)])
-        return _as_measured(operation, found, is_complete=is_complete and every)
+        return _as_measured(operation, found, is_complete=is_complete and every and compiled)
 
     def measured_again(
         self, launched: Launched, options: Iterable[Option], *, is_complete: bool = True
@@ -171,13 +187,15 @@ class Tuning:
         except EngineFailedError:
             return None
 
-    def _timed_once(self, launched: Launched, *, every: bool) -> tuple[list[Option], bool]:
+    def _timed_once(
+        self, launched: Launched, candidates: Iterable[Engine]
+    ) -> tuple[list[Option], bool]:
         """What may run a launch, with seconds of one after another that warms up; and if all is."""
         limit = self.bench.limit_bytes
         quick = Bench(self.device, limit, batches=1, batch_seconds=0.0, refill=False)
         time_once = partial(quick.time_launch, launched, most=1)
         found = list[Option]()
-        for engine in self.engines.candidates(launched[0].operation, every=every):
+        for engine in candidates:
             if found and not self.deadline.allows(steps=2):  # one of them is checked, too
                 return found, False
             timed = self._by_engine(launched, Option(0.0, 0, engine), time_once)
@@ -208,6 +226,15 @@ class Tuning:
         """What an engine takes for a launch; None if it cannot run it."""
         with self.engines.forced(launched[0].operation, option.engine) as built:
             return None if built is None else built[0]
+
+
+def _inserted(candidates: Iterator[Engine], also: Iterable[Engine]) -> Iterator[Engine]:
+    """Candidates, each once, with others after the first; none is asked for before its turn."""
+    seen = set[Engine]()
+    for engine in itertools.chain(itertools.islice(candidates, 1), also, candidates):
+        if engine not in seen:
+            seen.add(engine)
+            yield engine
 
 
 def _makes_idle(known: Option, option: Option) -> bool:

@@ -110,7 +110,7 @@ class TrainingStep:
         ----------
         every : bool
             Every engine there is, which takes seconds for each convolution; else those that cuDNN's
-            heuristics rank.
+            heuristics rank, and for one of each direction and window all that need no compiling.
         seconds : float
             What is not measured after so many is left to the heuristics, with a warning.
         tell : callable, optional

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.devices.engines import Measured
-from ooc_cudnn.functions.tune_rounds import Effort, Planned, Tell, measure_what_is_launched
+from ooc_cudnn.functions.tune_rounds import Tell, measure_what_is_launched
+from ooc_cudnn.functions.tune_wanted import Effort, Planned
 from ooc_cudnn.network.fastest import PlannedStep
 from ooc_cudnn.pipeline.program import Task
 
@@ -44,5 +45,12 @@ def measure_engines(
         ]
         return Planned("the step", tasks, found.plan.memory_limit, is_as_run=quick is None)
 
-    effort = Effort(every, seconds, again=False, launch_seconds=LAUNCH_SECONDS, borders=every)
+    effort = Effort(
+        every=every,
+        seconds=seconds,
+        again=False,
+        launch_seconds=LAUNCH_SECONDS,
+        borders=every,
+        scouts=not every,
+    )
     return measure_what_is_launched(device, planned, effort, tell)

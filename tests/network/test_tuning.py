@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 
 import ooc_cudnn
+from ooc_cudnn.devices.cuda.convolutions import Convolutions
 from ooc_cudnn.devices.engine_files import forget_tables
 from ooc_cudnn.functions.tune import NothingToTuneError
 from ooc_cudnn.operations.convolution_backward import forward_of
 from ooc_cudnn.pipeline.program import Task
-from tests.support.fake_cudnn import FakeEngine
+from tests.support.fake_cudnn import BehaviorNote, FakeEngine
 from tests.support.tuned import KIB, engines_maker
 
 #: One plan, and no comparison of policies.
@@ -77,17 +78,30 @@ def test_a_tuned_step_launches_what_was_measured(make, random, limit):
         assert again.tune(**given) == []
 
 
-def test_only_ranked_engines_are_measured_unless_every_one_is_asked_for(make, random):
+def test_unranked_engines_are_found_once_for_a_family(make, random, monkeypatch):
+    """By its costliest convolution; those that are compiled at run time are left to `every`."""
+    asked, candidates = [], Convolutions.candidates
+
+    def listed(self, operation, *, every, compiled):
+        asked.append((every, compiled))
+        return candidates(self, operation, every=every, compiled=compiled)
+
+    monkeypatch.setattr(Convolutions, "candidates", listed)
     hidden = FakeEngine(101, 1e-8, is_ranked=False)
-    make(FakeEngine(100, 3e-8), hidden)
+    compiled = FakeEngine(102, 1e-9, is_ranked=False, behavior=(BehaviorNote.RUNTIME_COMPILATION,))
+    make(FakeEngine(100, 3e-8), hidden, compiled)
     net, loss = network()
     given = inputs(random, net)
     step = net.training_step(loss, **QUICK)
-    step.tune(**given)
-    assert hidden.launched == 0
-    assert step.tune(every=True, **given)
+    assert len(step.tune(**given)) == 5
+    # forward, filters' and data's gradient: of these there is one
+    assert sorted(asked) == 2 * [(False, False)] + 3 * [(True, False)]
     step(**given)
     assert algorithms(step) == {"eng101 (measured)"}
+    assert compiled.launched == 0
+    assert len(step.tune(every=True, **given)) == 5
+    step(**given)
+    assert algorithms(step) == {"eng102 (measured)"}
     assert step.tune(**given) == []
 
 

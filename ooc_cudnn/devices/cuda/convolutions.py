@@ -92,13 +92,15 @@ class Convolutions:
                 self._ranked[key] = self._rank_first(operation, budget_bytes)
             return self._ranked[key]
 
-    def candidates(self, operation: AnyConvolution, *, every: bool) -> Iterator[Engine]:
+    def candidates(
+        self, operation: AnyConvolution, *, every: bool, compiled: bool
+    ) -> Iterator[Engine]:
         """Yield what may compute an operation, each once: `devices.engines.Engines`."""
         if not _is_for_cudnn(operation):
             return
         seen = set[Engine]()
         for form in forms(operation):
-            for engine in self._plans.engines(form, every=every):
+            for engine in self._plans.engines(form, every=every, compiled=compiled):
                 if engine not in seen:
                     seen.add(engine)
                     yield engine

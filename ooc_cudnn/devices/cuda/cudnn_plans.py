@@ -109,11 +109,11 @@ class Plans:
         finally:
             forget_frames(graph)
 
-    def engines(self, form: Form, *, every: bool) -> list[Engine]:
+    def engines(self, form: Form, *, every: bool, compiled: bool) -> list[Engine]:
         """Return the engines that may compute a form, those that the heuristics rank first.
 
-        Every one there is, too; or of the ranked ones only those that are not compiled at run time,
-        beside the first.
+        Every one there is, too, or only those; and without `compiled`, those alone that are not
+        compiled at run time, beside the heuristics' choice.
         """
         cudnn, kind = self._cudnn, "widened" if form.name == "widened" else ""
         modes = cudnn.heur_mode
@@ -125,18 +125,41 @@ class Plans:
             number = graph.get_engine_count() if every else 0
             graph.create_execution_plans([modes.A, *([modes.B] if every else ()), modes.FALLBACK])
             for index in range(graph.get_execution_plan_count()):
-                notes = graph.get_behavior_notes_for_plan_at_index(index)
-                if index and not every and cudnn.behavior_note.RUNTIME_COMPILATION in notes:
+                if index and not compiled and self._is_compiled(graph, index):
                     continue
                 ranked, knobs = graph.get_engine_and_knobs_at_index(index)
                 named = {knob.name: choice for knob, choice in knobs.items()}
                 found.append(Engine(ranked, named, kind))
-            found += (Engine(each, {}, kind) for each in range(number))
+            numbers = range(number) if compiled else self._at_once(form, number)
+            found += (Engine(each, {}, kind) for each in numbers)
         except self._declined:  # it cannot be computed so, or no further: what was found will do
             pass
         finally:
             forget_frames(graph)
         return found
+
+    def _at_once(self, form: Form, number: int) -> list[int]:
+        """Of so many engines, those that compute a form and are not compiled at run time."""
+        graph = describe(self._cudnn, self._handle, form.operation)
+        found = list[int]()
+        try:
+            graph.validate()
+            graph.build_operation_graph()
+            for each in range(number):
+                try:
+                    graph.create_execution_plan(each, {})
+                    if not self._is_compiled(graph, graph.get_execution_plan_count() - 1):
+                        found.append(each)
+                except self._declined:
+                    continue
+        finally:
+            forget_frames(graph)
+        return found
+
+    def _is_compiled(self, graph: Any, index: int) -> bool:
+        """Whether a plan is compiled at run time."""
+        notes = graph.get_behavior_notes_for_plan_at_index(index)
+        return self._cudnn.behavior_note.RUNTIME_COMPILATION in notes
 
 
 def _executable(graph: Any, index: int, form: Form) -> Executable:

@@ -5,7 +5,8 @@ import pytest
 import ooc_cudnn
 from ooc_cudnn.devices.engines import Measured, Option, Tables
 from ooc_cudnn.functions import tune, tune_rounds
-from ooc_cudnn.functions.tune_rounds import Effort, Planned, measure_what_is_launched
+from ooc_cudnn.functions.tune_rounds import measure_what_is_launched
+from ooc_cudnn.functions.tune_wanted import Effort, Planned
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.tensor import TensorSpec
 from tests.support.fake_cudnn import FakeEngine

@@ -1,0 +1,175 @@
+"""What is to be tuned: the convolutions that plans launch, one of each kind and size."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from ooc_cudnn.devices.base import Device
+from ooc_cudnn.devices.engines import Kind, Measured, distance
+from ooc_cudnn.functions.tuning import launched_of, on_fewer_images
+from ooc_cudnn.operations.convolution_backward import AnyConvolution, forward_of, with_forward
+from ooc_cudnn.pricing.plan import Plan
+from ooc_cudnn.pricing.planner import distinct_launches
+from ooc_cudnn.pricing.request import Request
+
+#: What was measured of one size serves others that are no farther from it (`engines.distance`).
+NEAR = math.log(2.0)
+#: Families of convolutions that take so much of all seconds have scouts.
+FAMILY_MATTERS = 0.05
+#: Of the memory limit, what the operands of a launch may take while its engines are measured.
+ROOM_SHARE = 0.25
+
+
+class Planned(NamedTuple):
+    """What was planned.
+
+    Attributes
+    ----------
+    name : str
+    tasks : sequence of (Request, Plan)
+    limit_bytes : int
+        The memory limit.
+    is_as_run : bool
+        Whether it runs so; not a first quick look at what may be launched.
+    """
+
+    name: str
+    tasks: Sequence[tuple[Request, Plan]]
+    limit_bytes: int
+    is_as_run: bool = True
+
+
+class Effort(NamedTuple):
+    """How much is measured.
+
+    Attributes
+    ----------
+    every : bool
+        Every engine there is, not only those that the heuristics rank.
+    scouts : bool
+        Without `every`: for the costliest convolution of a family (a direction, a window) that
+        matters, every engine that is not compiled at run time; the best of them are tried for the
+        others of the family, too.
+    seconds : float
+        For measuring, of which each convolution has a share; no other is begun then.
+    again : bool
+        What is known already, too.
+    launch_seconds : float
+        Launches that are predicted to take longer are measured on fewer images.
+    borders : bool
+        Engines are checked with the padding of pieces at a border, too, wherever that occurs or
+        not.
+    """
+
+    every: bool = True
+    seconds: float = math.inf
+    again: bool = True
+    launch_seconds: float = math.inf
+    borders: bool = True
+    scouts: bool = False
+
+
+def what_to_measure(
+    device: Device, planned: Planned, effort: Effort
+) -> dict[AnyConvolution, float]:
+    """What is to be measured: a convolution of each kind and size that is launched, in each order.
+
+    With its cost, the seconds that all such launches are predicted to take. Those in the memory
+    order of the plan first, what takes longest before the rest.
+    """
+    costs: dict[AnyConvolution, float] = {}
+    for request, plan in planned.tasks:
+        for operation in convolutions_of(request, plan):
+            seconds = request.machine.compute.seconds(operation.work())
+            share = effort.launch_seconds / max(seconds, 1e-9)
+            small = with_room(operation, planned.limit_bytes, share)
+            costs[small] = costs.get(small, 0.0) + seconds
+    kept: dict[AnyConvolution, float] = {}
+    for operation in sorted(costs, key=lambda each: costs[each], reverse=True):
+        if not serves(kept, operation):
+            kept[operation] = costs[operation]
+    others = {
+        with_forward(each, replace(forward_of(each), layout=layout)): cost
+        for each, cost in kept.items()
+        for layout in device.layouts(forward_of(each).dtype)
+        if layout != forward_of(each).layout
+    }
+    return kept | others
+
+
+def convolutions_of(request: Request, plan: Plan) -> list[AnyConvolution]:
+    """The largest convolution of each kind that a plan launches, and those of the uncut call.
+
+    The latter are what a call from arrays elsewhere, or with more memory, may launch.
+    """
+    largest: dict[Kind, AnyConvolution] = {}
+    for split in (plan.split, request.chain.extents):
+        of_split: dict[Kind, AnyConvolution] = {}
+        for launch, _ in distinct_launches(request, replace(plan, split=split)):
+            operation = launch.operation
+            if isinstance(operation, AnyConvolution) and operation.work().amount > 0.0:
+                kind = Kind.of(operation)
+                known = of_split.get(kind)
+                if known is None or known.work().amount < operation.work().amount:
+                    of_split[kind] = operation
+        largest = of_split | largest
+    return list(largest.values())
+
+
+def serves(known: Iterable[AnyConvolution], operation: AnyConvolution) -> bool:
+    """Whether one that is known is of the same kind, and of about the size."""
+    kind = Kind.of(operation)
+    return any(Kind.of(each) == kind and distance(each, operation) <= NEAR for each in known)
+
+
+def has_borders(planned: Planned) -> bool:
+    """Whether something is launched with padding that is more on one side than on the other."""
+    return any(
+        isinstance(launch.operation, AnyConvolution) and not forward_of(launch.operation).is_even
+        for request, plan in planned.tasks
+        for launch, _ in distinct_launches(request, plan)
+    )
+
+
+def well_known(before: Iterable[Measured], effort: Effort) -> list[AnyConvolution]:
+    """What was measured before with as much effort."""
+    return [
+        each.operation
+        for each in before
+        if each.operation is not None
+        and each.options
+        and (each.is_complete or not effort.every)
+        and (any(option.is_right_uneven for option in each.options) or not effort.borders)
+    ]
+
+
+def scouts_of(operations: Mapping[AnyConvolution, float]) -> set[AnyConvolution]:
+    """The costliest of each family that takes much of all the seconds."""
+    first: dict[Hashable, AnyConvolution] = {}
+    costs: dict[Hashable, float] = {}
+    for operation, cost in operations.items():
+        family = family_of(operation)
+        first.setdefault(family, operation)
+        costs[family] = costs.get(family, 0.0) + cost
+    least = FAMILY_MATTERS * sum(costs.values())
+    return {first[family] for family, cost in costs.items() if cost >= least}
+
+
+def family_of(operation: AnyConvolution) -> Hashable:
+    """What may have the same engines, in whichever memory order."""
+    plain = with_forward(operation, replace(forward_of(operation), layout="channels_first"))
+    kind = Kind.of(plain)
+    return kind._replace(work=plain.work().family)
+
+
+def with_room(operation: AnyConvolution, limit_bytes: int, share: float) -> AnyConvolution:
+    """Return the operation on a share of its images, or on as many as there is room for.
+
+    Most room is for workspace.
+    """
+    _, buffers = launched_of(operation)
+    held = sum(buffer.nbytes for buffer in buffers.values())
+    return on_fewer_images(operation, min(share, ROOM_SHARE * limit_bytes / max(held, 1)))
