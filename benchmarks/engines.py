@@ -226,12 +226,14 @@ def measured(report: common.Report, problem: Problem, seconds: float) -> dict[st
 def tuned(report: common.Report, problem: Problem, seconds: float) -> list[dict[str, Any]]:
     """The tables of engines of a problem; none on a device without engines.
 
-    Of every engine; at the quick size, which has no time, of those that are ranked.
+    Of every engine, but for those that are compiled at run time unless that is asked for; at the
+    quick size, which has no time, of those that are ranked.
     """
     if get_device(report.arguments.device).engines is None:
         return []
     # in one order: it measures the launches of both
-    specs, effort = problem.specs(ORDERS[0]), Effort(every=not report.quick, seconds=seconds)
+    specs = problem.specs(ORDERS[0])
+    effort = Effort(every=not report.quick, seconds=seconds, compiled=report.arguments.compiled)
     with ooc_cudnn.settings(allow_tf32=problem.precision != "strict"):
         asked = problem.asked(specs)
         tables = tune(problem.function, **asked, out=_result(problem, ORDERS[0]), effort=effort)
@@ -334,6 +336,10 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=PRECISIONS[:2])
     said = f"for all of it; {SECONDS:g}, or {QUICK_SECONDS:g} with --quick, when left out"
     parser.add_argument("--seconds", type=float, help=said)
+    parser.add_argument(
+        "--compiled", action="store_true",
+        help="try engines that are compiled at run time, too: a second each",
+    )  # fmt: skip
     parser.add_argument("--directions", nargs="+", choices=DIRECTIONS, default=DIRECTIONS)
 
 

@@ -151,7 +151,7 @@ def measure(
                 measured = Tuning(device, bench, deadline).measured(
                     launched_of(with_room(operation, limit_bytes, 1.0)),
                     every=effort.every or operation in scouts,
-                    compiled=effort.every,
+                    compiled=effort.every and effort.compiled,
                     borders=effort.borders,
                     also=best.get(family_of(operation), ()),
                 )

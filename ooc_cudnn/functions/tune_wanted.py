@@ -49,6 +49,8 @@ class Effort(NamedTuple):
     ----------
     every : bool
         Every engine there is, not only those that the heuristics rank.
+    compiled : bool
+        With `every`: those too that are compiled at run time, which takes a second each.
     scouts : bool
         Without `every`: for the costliest convolution of a family (a direction, a window) that
         matters, every engine that is not compiled at run time; the best of them are tried for the
@@ -70,6 +72,7 @@ class Effort(NamedTuple):
     launch_seconds: float = math.inf
     borders: bool = True
     scouts: bool = False
+    compiled: bool = True
 
 
 def what_to_measure(

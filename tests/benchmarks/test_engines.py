@@ -22,7 +22,9 @@ def test_each_problem_is_tuned_as_its_precision_admits(monkeypatch, direction, p
     device = EnginesDevice([FakeEngine(100, 3e-8), rounds], monkeypatch)
     monkeypatch.setitem(devices._resolved, "host", device)
     said = []
-    report = SimpleNamespace(arguments=SimpleNamespace(device="host"), say=said.append, quick=False)
+    report = SimpleNamespace(
+        arguments=SimpleNamespace(device="host", compiled=False), say=said.append, quick=False
+    )
     problem = engines.Problem(torch, engines.QUICK[0], precision, direction, "cpu")
     with common.no_stored_engines(), ooc_cudnn.settings(memory_limit=2**20):
         tables = engines.tuned(report, problem, 60.0)
