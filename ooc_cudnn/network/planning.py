@@ -83,7 +83,7 @@ def plan_step(
     fastest = Fastest(terms.host)
     if policy.startswith("vdnn"):
         micro_batches = micro_batches or 1  # it knows no others
-    for parts in _counts(step, micro_batches):
+    for parts in _counts(step, micro_batches, terms):
         faster = [
             fastest.take(_planned(name, step, terms, each, parts, may_stream=False))
             for each in names
@@ -167,7 +167,8 @@ def _by_rows(name: str, step: Step, terms: Terms, asked: int | None) -> Iterator
 
     All images at once, and one by one; or in so many micro-batches as are asked for.
     """
-    for parts in dict.fromkeys((1, images_of(step)) if asked is None else (asked,)):
+    counts = (1, images_of(step)) if _shares(step, terms) else (1,)
+    for parts in dict.fromkeys(counts if asked is None else (asked,)):
         bands = 1
         while (bands := 2 * bands) <= MOST_BANDS:
             try:
@@ -204,12 +205,14 @@ def _rewritten(step: Step, again: frozenset[str], parts: int, bands: int) -> Ste
     return micro_batched(remade(step, again), parts)
 
 
-def _counts(step: Step, asked: int | None) -> Iterator[int]:
+def _counts(step: Step, asked: int | None, terms: Terms) -> Iterator[int]:
     """Numbers of micro-batches to try, while the next one may be better."""
     if asked is not None:
         yield asked
         return
     yield 1
+    if not _shares(step, terms):
+        return
     parts = 2
     while parts <= min(images_of(step), MOST_MICRO_BATCHES):
         try:
@@ -218,6 +221,23 @@ def _counts(step: Step, asked: int | None) -> Iterator[int]:
             return
         yield parts
         parts *= 2
+
+
+def _shares(step: Step, terms: Terms) -> bool:
+    """Whether there is room for what all micro-batches share, so that none copies it again.
+
+    That is weights, and their gradients, which add up.
+    """
+    shared = {
+        step.place(phase.binds[operand]).base
+        for phase in step.phases
+        for operand, (_, _, axes) in phase.call.operands.items()
+        if "n" not in axes
+    }
+    on_device = {base for base, spec in terms.given.items() if spec.placement == "device"}
+    tensors = (step.tensors[base] for base in shared - on_device)
+    held = sum(each.nbytes for each in tensors if each.kind in ("parameter", "gradient"))
+    return held <= terms.target.room_bytes
 
 
 def _planned(

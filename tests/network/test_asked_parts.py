@@ -3,6 +3,7 @@
 import pytest
 
 from ooc_cudnn import Network, networks
+from ooc_cudnn.network import planning
 
 
 @pytest.fixture(scope="module")
@@ -27,3 +28,14 @@ def test_bands_do_too():
     plan = net.plan(loss, machine="h200", memory_limit="2GiB", micro_batches=2)
     assert plan.bands > 1
     assert plan.micro_batches == 2
+
+
+def test_no_micro_batches_are_tried_where_weights_alone_take_more_than_there_is(monkeypatch):
+    """They took minutes, and none could fit."""
+    net, loss = networks.vgg16(batch=8, image=32, width=1 / 8, classes=10, dropout=0)
+    tried = []
+    monkeypatch.setattr(planning, "micro_batched", lambda step, parts: tried.append(parts) or step)
+    net.plan(loss, memory_limit="1MiB", machine="h200", policy="offload")
+    assert set(tried) == {1}
+    net.plan(loss, memory_limit="200MiB", machine="h200", policy="offload")
+    assert 2 in tried
