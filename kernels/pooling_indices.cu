@@ -22,14 +22,11 @@ struct Windows {
     I origin[3];  // backward: where in x dx begins
 };
 
-// Columns of a window that are loaded before they are looked at.
-constexpr int TOGETHER = 8;
-
 template <typename I, typename T, int COUNT, int KD, int KH, int KW, int SD, int SH, int SW>
 __global__ void __launch_bounds__(256) pooling_indices(
     Windows<I, 5> w, unsigned char *index, const T *x) {
     using A = Arithmetic<T>;
-    constexpr int COLUMNS = KW < TOGETHER ? KW : TOGETHER;
+    constexpr int COLUMNS = KW < 8 ? KW : 8;  // of a window, loaded before they are looked at
     const long long stride = (long long)gridDim.x * blockDim.x;
     for (long long at = (long long)blockIdx.x * blockDim.x + threadIdx.x; at < w.walk.packs;
          at += stride) {

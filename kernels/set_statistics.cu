@@ -15,8 +15,6 @@
 #include "group_walk.cuh"
 #include "moments.cuh"
 
-constexpr int LANES = 32, ACROSS = BLOCK_THREADS / LANES;  // members side by side; sets of a block
-
 struct Sets {
     long long images, sets, members;       // an image has so many sets of so many members
     long long unit, units;                 // members of a unit, units of a set
@@ -35,6 +33,7 @@ template <typename T, bool PRODUCTS>
 __global__ void __launch_bounds__(BLOCK_THREADS) set_partials(
     Sets geometry, const T *x, const T *dy, const Arithmetic<T> *mean,
     const Arithmetic<T> *inverse, const Arithmetic<T> *scale, double *partial) {
+    constexpr int LANES = 32, ACROSS = BLOCK_THREADS / LANES;  // members side by side; sets of a block
     __shared__ double shared[BLOCK_THREADS];
     // Neighbouring threads read neighbouring elements, whichever axis these lie along.
     const int thread = threadIdx.x;
