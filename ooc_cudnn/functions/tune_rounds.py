@@ -131,7 +131,7 @@ def measure(
 ) -> tuple[dict[AnyConvolution, Measured], int]:
     """Measure the engines of convolutions; return what was found, and how many there was time for.
 
-    There may be no room for some. Those before others, with their costs.
+    There may be no room for some. They come with their costs, and each is stored at once.
     """
     found: dict[AnyConvolution, Measured] = {}
     scouts = scouts_of(operations) if effort.scouts else set[AnyConvolution]()
@@ -161,6 +161,7 @@ def measure(
             if measured is not None:
                 found[operation] = measured
                 tables_of(device).add(measured)
+                save_tables(device)  # what is measured stays, whatever happens next
                 if operation in scouts:
                     best[family_of(operation)] = tuple(each.engine for each in measured.options)
                 if tell is not None:

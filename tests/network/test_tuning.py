@@ -118,6 +118,25 @@ def test_measuring_may_be_cut_short(make, random):
     assert algorithms(step) >= {"eng100", "eng100 (measured)"}
 
 
+def test_what_was_measured_stays_after_ctrl_c(make, random):
+    make(FakeEngine(100, 3e-7), FakeEngine(101, 1e-7))
+    net, loss = network()
+    given, told = inputs(random, net), []
+
+    def stop(measured):
+        told.append(measured)
+        if len(told) == 2:
+            raise KeyboardInterrupt
+
+    step = net.training_step(loss, **QUICK)
+    with pytest.raises(KeyboardInterrupt):
+        step.tune(tell=stop, **given)
+    forget_tables()
+    assert len(step.tune(**given)) == 3
+    step(**given)
+    assert algorithms(step) == {"eng101 (measured)"}
+
+
 def test_pieces_of_rows_have_measured_engines_too(make, random):
     """Their padding is uneven: engines are checked so where a step launches such pieces."""
     make(FakeEngine(100, 3e-7), FakeEngine(101, 1e-7))
