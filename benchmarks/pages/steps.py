@@ -49,13 +49,19 @@ class Way:
     predicted_seconds: float | None = None
     link_bytes: int | None = None
     first_seconds: float | None = None
+    tuning_seconds: float | None = None
 
 
 def records(folder: Path = common.RESULTS) -> dict[str, Record]:
-    """Return the record of each case that was measured at full size, and was right."""
-    paths = {case: folder / f"{NAME}_{case}.json" for case in CASES}
-    found = {case: stored(path.stem, folder) for case, path in paths.items() if path.exists()}
-    return {case: each for case, each in found.items() if each["verified"] and not each["quick"]}
+    """Return the latest record of each case that was measured at full size, and was right."""
+    there = [stored(path.stem, folder) for path in folder.glob(f"{NAME}*.json")]
+    fit = [each for each in there if each["verified"] and not each["quick"]]
+    found: dict[str, Record] = {}
+    for record in sorted(fit, key=lambda each: str(each["environment"]["date"])):
+        for case in CASES:
+            if any(name.startswith(f"{case}, ") for name in record["measurements"]):
+                found[case] = record
+    return found
 
 
 def ways(case: str, record: Record) -> Iterator[Way]:
@@ -72,6 +78,7 @@ def ways(case: str, record: Record) -> Iterator[Way]:
                 record["checks"][f"{title}: peak"]["peak"], core and seconds / core,
                 plan["seconds"], plan["bytes_in"] + plan["bytes_out"],
                 measured[f"{title}: first step, with its plan"],
+                measured.get(f"{title}: tuning, with its plans"),
             )  # fmt: skip
         forward = _median(record, f"{title}: forward, seconds")
         if forward is not None:
@@ -114,6 +121,9 @@ def short(folder: Path = common.RESULTS) -> str:
         return f"Steps of networks are {NOT_MEASURED}: `python -m benchmarks.networks`."
     where = next(iter(found.values()))["environment"]
     about = ABOUT.format(where["gpu"]["name"], where["versions"]["nvidia-cudnn-cu13"])
+    if any(way.tuning_seconds for case, each in found.items() for way in ways(case, each)):
+        about += TUNED
+    about += "*"
     image = f"![Seconds and memory of the card]({PICTURE.relative_to(ROOT).as_posix()})"
     rows = [_row(TRAINED[case], way) for case, each in found.items() for way in ways(case, each)]
     return joined((image if PICTURE.exists() else "", about, markdown(HEAD, rows, align="llr")))
@@ -121,8 +131,9 @@ def short(folder: Path = common.RESULTS) -> str:
 
 ABOUT = (
     "*A training step, forward and backward, on one {} (TF32, cuDNN {}). Images come from pinned\n"
-    "memory in each step. The gradients of `ooc_cudnn` go back there, PyTorch's stay on the card.*"
+    "memory in each step. The gradients of `ooc_cudnn` go back there, PyTorch's stay on the card."
 )
+TUNED = "\nBoth had measured cuDNN's engines before."
 
 
 def long(folder: Path = common.RESULTS) -> str:
@@ -130,20 +141,28 @@ def long(folder: Path = common.RESULTS) -> str:
     found, rows, claims = records(folder), [], []
     for case, trained in TRAINED.items():
         if case not in found:
-            rows.append((trained, NOT_MEASURED, *[""] * 6))
+            rows.append((trained, NOT_MEASURED, *[""] * 7))
             continue
         rows += [(*_row(trained, way), *_of_ours(way)) for way in ways(case, found[case])]
-        claims += [_claim(claim) for claim in found[case]["claims"] if claim["bound"] is not None]
-    head = (*HEAD, "predicted / measured", "over the link", "first step, planned in it")
+        claims += [
+            _claim(claim)
+            for claim in found[case]["claims"]
+            if claim["bound"] is not None and claim["name"].startswith(f"{case}, ")
+        ]
+    head = (*HEAD, "predicted / measured", "over the link", "first step, planned in it", "tuning")
     held = markdown(("claim", "measured", "bound", "verdict"), claims) if claims else ""
     return joined((markdown(head, rows, align="llr"), held))
 
 
-def _of_ours(way: Way) -> tuple[str, str, str]:
+def _of_ours(way: Way) -> tuple[str, str, str, str]:
     if way.predicted_seconds is None or way.link_bytes is None or way.first_seconds is None:
-        return "", "", ""
-    ratio = way.predicted_seconds / way.seconds
-    return f"{ratio:.2f}", format_bytes(way.link_bytes), format_seconds(way.first_seconds)
+        return "", "", "", ""
+    return (
+        f"{way.predicted_seconds / way.seconds:.2f}",
+        format_bytes(way.link_bytes),
+        format_seconds(way.first_seconds),
+        NOTHING if way.tuning_seconds is None else format_seconds(way.tuning_seconds),
+    )
 
 
 def _claim(claim: Mapping[str, Any]) -> tuple[str, str, str, str]:

@@ -252,7 +252,8 @@ def step_record(case, limit, **more):
             f"{case}: in core: PyTorch, seconds": seconds(0.4),
             f"{case}: in core: PyTorch, peak": 9 * 2**30,
         },
-        "environment": {"gpu": {"name": "A card"}, "versions": {"nvidia-cudnn-cu13": "9.0"}},
+        "environment": {"gpu": {"name": "A card"}, "versions": {"nvidia-cudnn-cu13": "9.0"},
+                        "date": "2026-11-23"},
     } | more  # fmt: skip
 
 
@@ -266,11 +267,21 @@ def test_steps_stand_beside_pytorch_and_what_was_not_measured_is_named(tmp_path)
     assert f"{ours} 1.25 times as long |\n" in steps.short(tmp_path)
     assert "VGG" not in steps.short(tmp_path)
     table = steps.long(tmp_path)
-    assert f"{ours} 1.25 times as long | 0.90 | 2.00 GiB | 7.00 s |\n" in table
+    assert f"{ours} 1.25 times as long | 0.90 | 2.00 GiB | 7.00 s | - |\n" in table
     assert "| PyTorch, all of it on the card | 400 ms | 9.00 GiB | 1.00 times as long |" in table
     assert f"| VGG-16, 1024 images | {NOT_MEASURED} |" in table
     assert "| resnet50, 24GiB: off by | 0.25 | <= 0.1 | **MISS** |" in table
     assert "no bound" not in table
+
+
+def test_the_latest_record_of_a_case_is_shown_and_says_how_long_tuning_took(tmp_path):
+    for day, seconds in ((24, 90.0), (23, 30.0)):
+        record = step_record("resnet50", "24GiB")
+        record["measurements"]["resnet50, 24GiB: tuning, with its plans"] = seconds
+        record["environment"]["date"] = f"2026-11-{day}"
+        (tmp_path / f"networks_{day}.json").write_text(json.dumps(record))
+    assert "| 7.00 s | 1 min 30 s |" in steps.long(tmp_path)
+    assert "Both had measured cuDNN's engines before.*" in steps.short(tmp_path)
 
 
 def test_part_of_a_network_is_compared_with_nothing(tmp_path):
