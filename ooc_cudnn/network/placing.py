@@ -319,7 +319,7 @@ class _Placing:
         Then its first pieces come while those before it compute.
         """
         nbytes = aligned(plan.device_bytes)
-        if not nbytes or not (plan.bytes_in or plan.bytes_out):
+        if not any(slots for _, slots in plan.rings):
             return start
         _, last, spans = self._held
         gone = (at - LOOK_BACK <= last) & (last < at)

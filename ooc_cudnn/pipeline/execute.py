@@ -19,7 +19,7 @@ from ooc_cudnn.pipeline.program import COMPUTE, COPY_IN, Move, Program, Task, pr
 from ooc_cudnn.pipeline.schedule import Schedule, make_schedule
 from ooc_cudnn.pipeline.steps import Step
 from ooc_cudnn.pipeline.trace import Trace, traced
-from ooc_cudnn.pipeline.views import Source, Views, region_of, shaped
+from ooc_cudnn.pipeline.views import Source, Views, packed_image, region_of, shaped
 from ooc_cudnn.pricing.plan import Plan
 from ooc_cudnn.pricing.request import Request
 
@@ -237,7 +237,7 @@ class Executor:
                 view = region_of(sources[item.binds[place.operand]], place.region)
                 if not isinstance(view, DeviceView):
                     raise TypeError(f"{place.operand} is planned in place, but not on the device")
-                in_place[place.operand] = view
+                in_place[place.operand] = packed_image(view)
         taken = {**held, **in_place} if in_place else held
         return bind(device, step.launches, views.declared(step), taken, views.workspace)
 

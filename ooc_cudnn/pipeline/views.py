@@ -93,6 +93,16 @@ def region_of(source: Source, region: Region) -> Source:
     return source[tuple(slice(start, stop) for start, stop in region)]
 
 
+def packed_image(view: DeviceView) -> DeviceView:
+    """A view, of rows of a single image as if there were no others: that is how it is packed."""
+    if len(view.shape) < 3 or view.shape[0] != 1 or view.strides[1] != 1:
+        return view
+    of_image = view.shape[2] * view.strides[2]
+    if view.strides[0] == of_image:
+        return view
+    return DeviceView(view.pointer, view.dtype, view.shape, (of_image, *view.strides[1:]))
+
+
 def shaped(source: Source, spec: TensorSpec) -> Source:
     """What differs from a spec in axes of extent 1 alone, as the spec has it."""
     if isinstance(source, DeviceView):

@@ -105,14 +105,13 @@ class Pieces:
     def moved(self) -> dict[str, Any]:
         """Where an operand is brought to a slot, since it is not computed on where it lies.
 
-        Only whole images are: cuDNN is slow, and beyond 2**31 elements wrong, on pieces whose rows
+        Only what is packed is: cuDNN is slow, and beyond 2**31 elements wrong, on pieces whose rows
         or channels are strided, so those are brought to a slot by a copy on the device.
         """
         operands = self.request.chain.operands
         found: dict[str, Any] = dict.fromkeys(operands, True)
-        for name, may_cut_n in self.request.computed_on_in_place.items():
-            axes = operands[name].axes - ({"n"} if may_cut_n else set())
-            found[name] = product(self.counts[axis] for axis in axes) > 1
+        for name, packed in self.request.computed_on_in_place.items():
+            found[name] = product(self.counts[axis] for axis in operands[name].axes - packed) > 1
         return found
 
     @cached_property

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
+from ooc_cudnn.devices.view import WIDEST_ACCESS_BYTES
+from ooc_cudnn.operations.rows import ROW_AXIS
 from ooc_cudnn.operations.splittable import Splittable
 from ooc_cudnn.pricing.loop_orders import LoopOrder, legal_orders
 from ooc_cudnn.tensor import TensorSpec
@@ -78,19 +80,34 @@ class Request:
         return worth_threads(self.specs.values())
 
     @cached_property
-    def computed_on_in_place(self) -> Mapping[str, bool]:
-        """`in_place` by name, without operands of which the call needs some rows only.
+    def computed_on_in_place(self) -> Mapping[str, frozenset[str]]:
+        """`in_place` by name, with the axes along which pieces are packed and aligned as well.
 
-        (No window reaches the others.) Those rows have the strides of the whole, and launches are
-        built for packed tensors.
+        Without operands of which the call needs some rows only (no window reaches the others): they
+        have the strides of the whole, and launches are built for packed tensors. Rows of a single
+        image in channels-last order are packed.
         """
-        call, found = self.chain, dict[str, bool]()
+        call, found = self.chain, dict[str, frozenset[str]]()
         for name, may_cut_n in self.in_place:
-            everything = tuple((0, extent) for extent in self.specs[name].shape)
+            spec, in_rows = self.specs[name], self._may_cut_rows(name)
             regions = (call.region(name, call.whole_piece(sweep)) for sweep in range(call.sweeps))
-            if all(region in (None, everything) for region in regions):
-                found[name] = may_cut_n
+            partly = {
+                axis
+                for region in regions
+                for axis, part in enumerate(region or ())
+                if part != (0, spec.shape[axis])
+            }
+            if not partly or (partly == {ROW_AXIS} and in_rows):
+                axes = {"n": may_cut_n, "h_y": in_rows and call.row_axis == ROW_AXIS}
+                found[name] = frozenset(axis for axis, may in axes.items() if may)
         return found
+
+    def _may_cut_rows(self, name: str) -> bool:
+        """Whether rows of a packed tensor are packed, and each begins as aligned as the first."""
+        spec = self.specs[name]
+        one_image = len(spec.shape) > ROW_AXIS and spec.shape[0] == 1
+        row_bytes = spec.strides[ROW_AXIS] * spec.itemsize if one_image else 1
+        return spec.order == "channels_last" and row_bytes % WIDEST_ACCESS_BYTES == 0
 
     @cached_property
     def loop_orders(self) -> tuple[LoopOrder, ...]:
@@ -136,6 +153,16 @@ class Request:
         spec = self.specs[name]
         little = AT_ONCE_BYTES if self.in_threads else WITHOUT_THREADS_BYTES
         return "pinned" if spec.placement != "device" and spec.nbytes <= little else spec.placement
+
+    @cached_property
+    def written_bytes(self) -> dict[str, int]:
+        """Bytes of each result that the call makes: of a part of a call, not all."""
+        call, found = self.chain, dict[str, int]()
+        for name in call.results:
+            regions = (call.region(name, call.whole_piece(sweep)) for sweep in range(call.sweeps))
+            sizes = (math.prod(stop - start for start, stop in each) for each in regions if each)
+            found[name] = max(sizes, default=0) * self.specs[name].itemsize
+        return found
 
     @cached_property
     def copy_lines(self) -> dict[tuple[Direction, str], CopyLine]:

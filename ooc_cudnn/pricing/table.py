@@ -116,7 +116,7 @@ def _copies(pieces: Pieces, order: LoopOrder, rings: Rings) -> list[Copies]:
     found, request, transfer = [], pieces.request, pieces.request.machine.transfer
     for way, name in request.ways:
         distinct, slots = pieces.distinct[name], rings.slots[name]
-        total: Any = request.specs[name].nbytes if way == "out" else pieces.read_bytes[name]
+        total: Any = request.written_bytes[name] if way == "out" else pieces.read_bytes[name]
         once = Loads(distinct, np.ones(()), NOTHING)
         loaded = once if way == "out" else loads(pieces, name, slots, order)
         copy_bytes, line = total / distinct, request.copy_lines[way, name]
