@@ -308,6 +308,7 @@ class _Placing:
             raise _TooLittleError(at) from error
         if self._is_starved(plan, phase, at):
             raise _TooLittleError(at)
+        plan = plan.with_deeper_rings((stop - start) // 2)
         offset = self._offset(plan, at, start, stop)
         self._worked.append((offset, offset + aligned(plan.device_bytes), at))
         binds = {operand: self.home_of(name, at) for operand, name in phase.binds.items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from ooc_cudnn.operations.rows import ROW_AXIS
@@ -21,6 +21,10 @@ class Alternative:
     layout: str
     seconds: float
     device_bytes: int
+
+
+#: Slots of the deepest rings of what flows by: enough for both copies and compute at once.
+DEEPEST = 3
 
 
 @dataclass(frozen=True)
@@ -124,6 +128,27 @@ class Plan:
         The next piece comes in when the last one is computed. Pieces can be larger for it.
         """
         return self.overlap and self.pieces > 1 and all(slots < 2 for _, slots in self.rings)
+
+    def with_deeper_rings(self, limit_bytes: int) -> Plan:
+        """The same with more slots, of what flows by, as far as these bytes allow.
+
+        It is no faster by itself; but its copies run further ahead, beside what computes before it.
+        """
+        deep = {name for name, slots in self.rings if slots == DEEPEST}
+        bytes_of = {f"{name}: {DEEPEST} slots": name for name in deep}
+        one = sum(count for entry, count in self.memory if entry in bytes_of) // DEEPEST
+        more = min((limit_bytes - self.device_bytes) // max(one, 1), self.pieces - DEEPEST)
+        if not one or more < 1:
+            return self
+        slots = DEEPEST + more
+        memory = tuple(
+            (f"{bytes_of[entry]}: {slots} slots", count // DEEPEST * slots)
+            if entry in bytes_of
+            else (entry, count)
+            for entry, count in self.memory
+        )
+        rings = tuple((name, slots if name in deep else count) for name, count in self.rings)
+        return replace(self, rings=rings, memory=memory)
 
     def explain(self) -> str:
         """Return a table a person reads: split, seconds, memory by purpose, alternatives."""

@@ -14,9 +14,10 @@ import numpy as np
 from ooc_cudnn.operations.splittable import SWEEP
 from ooc_cudnn.pricing.loop_orders import LoopOrder
 from ooc_cudnn.pricing.pieces import Pieces, Values, product
+from ooc_cudnn.pricing.plan import DEEPEST
 
-#: Slots of the rings of what flows by: three let both copies and compute run at once.
-DEPTHS = (1, 2, 3)
+#: Slots of the rings of what flows by.
+DEPTHS = (1, 2, DEEPEST)
 
 
 class Rings(NamedTuple):

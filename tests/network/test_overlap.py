@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
 import ooc_cudnn
 from ooc_cudnn.network.placing import _Placing
 from ooc_cudnn.network.policies import mixed
 from ooc_cudnn.network.remaking import can_be_remade
+from ooc_cudnn.tensor import TensorSpec
 from perfmodel import shipped
 from tests.network.test_host_memory import Deep
+from tests.support.network_steps import banded_plan
 
 
 def test_tasks_that_copy_work_where_nobody_worked_for_long(monkeypatch):
@@ -51,3 +58,43 @@ def test_best_remakes_some_maps_and_lets_others_leave():
     best = plans.pop("best")
     assert best.seconds < 0.95 * min(plan.seconds for plan in plans.values())
     assert {"remade", "offloaded"} <= set(best.fate.values())
+
+
+def test_bands_of_one_image_are_computed_on_where_they_lie(host_device):
+    """Rows of one image are packed, channels last, and calls in bands take them so."""
+    net = ooc_cudnn.Network(seed=3)
+    y = net.input("x", (1, 4, 24, 6), "float64")
+    for _ in range(3):
+        y = net.activation(net.convolution(y, 4, window=3, padding=1), "tanh")
+    loss = net.mean_squared_error(y, net.input("target", y.shape, "float64"))
+    random = np.random.default_rng(4)
+    given = {name: random.standard_normal(y.shape) for name in ("x", "target")}
+    whole = net.training_step(loss, memory_limit="1MiB", policy="keep")
+    expected, in_rows = whole(**given), dict[str, int]()
+    for order in ("channels_first", "channels_last"):
+        plan = replace(banded_plan(net, loss, "1MiB", 3), order=order)
+        step = net.training_step(loss, memory_limit="1MiB", plan=plan)
+        assert step(**given) == pytest.approx(expected, rel=1e-12)
+        for name, gradient in whole.gradients.items():
+            found = np.asarray(step.gradients[name])
+            assert found == pytest.approx(np.asarray(gradient), abs=1e-12)
+        program = next(iter(step._ready.values())).planned.placed.program
+        in_rows[order] = sum(
+            "h_y" in axes
+            for task in program.tasks
+            for axes in task.request.computed_on_in_place.values()
+        )
+    assert in_rows["channels_first"] == 0 < in_rows["channels_last"]
+
+
+def test_rings_are_as_deep_as_there_is_room():
+    given = {"x": TensorSpec((64, 64, 64, 64)), "w": TensorSpec((64, 64, 3, 3)), "padding": 1}
+    plan = ooc_cudnn.plan("convolution_forward", machine="h200", memory_limit="48MiB", **given)
+    assert dict(plan.rings)["x"] == 3 < plan.pieces
+    assert plan.with_deeper_rings(plan.device_bytes) == plan
+    roomy = replace(plan, memory_limit=2**40)
+    deeper = roomy.with_deeper_rings(2 * plan.device_bytes)
+    slots = dict(deeper.rings)
+    assert 3 < slots["x"] == slots["y"] <= 6
+    assert plan.device_bytes < deeper.device_bytes <= 2 * plan.device_bytes
+    assert dict(roomy.with_deeper_rings(2**40).rings)["x"] == plan.pieces

@@ -211,6 +211,22 @@ def test_only_whole_images_are_computed_on_in_place():
     assert rings["y"] > 0
 
 
+def test_rows_of_one_image_are_computed_on_in_place_where_channels_lie_last():
+    """So are those of it that a call needs alone, as far as they begin on 16 bytes."""
+    for channels, order, slots in ((4, "channels_last", 0), (4, "channels_first", 3),
+                                   (3, "channels_last", 3)):  # fmt: skip
+        given = {
+            name: TensorSpec(shape, "float32", "device", packed_strides(shape, order))
+            for name, shape in (("x", (1, channels, 16, 5)), ("out", (1, channels, 16, 5)))
+        }
+        w = TensorSpec((channels, channels, 3, 3), placement="device")
+        made = plan_request("convolution_forward", **given, w=w, padding=1, machine="h200",
+                            memory_limit=2**30)  # fmt: skip
+        split = dataclasses.replace(made.chain.extents, h_y=4)
+        plan = planner.make_plan(made, split=split)
+        assert dict(plan.rings)["x"] == slots, (channels, order)
+
+
 def test_rows_without_end_are_priced_quickly():
     """A window taller than many pieces, thousands of pieces: the classes stay few, and exact."""
     made = forced((1, 1, 3000, 4), (1, 1, 61, 1), padding=(30, 0))
