@@ -4,7 +4,8 @@
   saved in forward, says where they are: worth it unless x and y are read in backward anyway.
 - A ReLU in front of max pooling can as well come after it: the largest of what is rectified is what
   is rectified of the largest, and gradients go to the same elements. There is a quarter as much of
-  it there, say, and neither of its large maps is read in backward.
+  it there, say, and neither of its large maps is read in backward. So can the bias of a convolution
+  in front of both: the largest of what is raised alike is the largest, raised, to the last bit.
 - The gradient of another ReLU reads a bit an element of its y. Where nothing else in backward reads
   y (a sum follows), forward saves the bits. Where the filter gradient of a convolution reads y
   anyway, they would only come on top.
@@ -27,6 +28,7 @@ from ooc_cudnn.operations.masks import (
     MaskedActivationGradient,
     mask_shape,
 )
+from ooc_cudnn.operations.op_tensor import AddTensor
 from ooc_cudnn.operations.per_site import ActivationGradient
 from ooc_cudnn.operations.pooling import Pooling
 from ooc_cudnn.operations.pooling_indices import IndexedPooling, indexable
@@ -37,7 +39,7 @@ Kind = TypeVar("Kind", bound=Operation)
 
 def compacted(step: Step) -> Step:
     """A step that keeps as little for backward as it can, with the same results."""
-    return _with_masks(_pooled_first(_with_indices(step)))
+    return _with_masks(_biased_last(_pooled_first(_with_indices(step))))
 
 
 def _with_indices(step: Step) -> Step:
@@ -138,6 +140,52 @@ def _exchanged(step: Step, activation: Activation, places: tuple[int, int, int, 
     }
     made = {each.name: each for each in (largest, of_largest)}
     return replace(step, tensors={**tensors, **made}, phases=tuple(phases))
+
+
+def _biased_last(step: Step) -> Step:
+    """Add the bias of a convolution after max pooling, in the pass of the activation there."""
+    kept, uses, phases = {step.place(n).base for n in step.outputs}, _Uses(step), list(step.phases)
+    makers = {phase.binds["y"]: at for at, phase in enumerate(phases) if _is_biased(phase)}
+    for at, phase in enumerate(step.phases):
+        maker = makers.get(phase.binds["x"]) if isinstance(phase.call, IndexedPooling) else None
+        if maker is None or phase.is_backward:
+            continue
+        large, small = phase.binds["x"], phase.binds["y"]
+        reader = uses.only_reader(small, Chain, "x", backward=False)
+        activation = None if reader is None else _alone(step.phases[reader], Activation)
+        if (
+            reader is None
+            or activation is None
+            or uses.readers(large, backward=False) != [at]
+            or any(
+                step.place(name).base in kept or uses.readers(name, backward=True)
+                for name in (large, small)
+            )
+        ):
+            continue
+        before, after = phases[maker], phases[reader]
+        *first, bias = before.call.operations  # type: ignore[attr-defined]
+        bound = dict(before.binds)
+        (own,) = before.call.parameter_names[-1]  # type: ignore[attr-defined]
+        b = bound.pop(own)
+        shorter = replace(before.call, operations=tuple(first))  # type: ignore[call-arg]
+        phases[maker] = replace(before, call=shorter, binds=bound)
+        both = (replace(bias, shape=activation.shape), activation)
+        longer = Chain(both, activation.dtype)
+        phases[reader] = replace(after, call=longer, binds={**after.binds, "b": b})
+    return replace(step, phases=tuple(phases))
+
+
+def _is_biased(phase: Phase) -> bool:
+    """Whether a phase is a chain that ends in adding a bias."""
+    call = phase.call
+    return (
+        isinstance(call, Chain)
+        and not phase.is_backward
+        and len(call.operations) > 1
+        and isinstance(call.operations[-1], AddTensor)
+        and call.scaling("y") == (1, 0)
+    )
 
 
 def _with_masks(step: Step) -> Step:

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 import ooc_cudnn
 from ooc_cudnn import networks
 from ooc_cudnn.network.compacting import compacted
+from ooc_cudnn.operations.chain import Chain
 from ooc_cudnn.operations.masks import MaskedActivation
 from ooc_cudnn.operations.per_site import ActivationGradient
 from ooc_cudnn.operations.pooling_indices import IndexedPooling
@@ -64,6 +65,45 @@ def test_rectified_after_pooling():
     assert "activation_1" not in step.tensors
     large = {n for n in read_in_backward(step) if step.tensors[n].shape == (2, 4, 9, 8)}
     assert all(step.tensors[n].kind == "gradient" for n in large)
+
+
+def chains(step):
+    """Of each forward chain the kinds of its operations."""
+    found = [phase.call for phase in step.phases if not phase.is_backward]
+    return [
+        [type(each).__name__ for each in call.operations]
+        for call in found
+        if isinstance(call, Chain)
+    ]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_the_bias_comes_after_the_pooling_to_the_same_bits(dtype):
+    net = ooc_cudnn.Network()
+    x = net.input("x", (2, 3, 9, 8), dtype, gradient=True)
+    h = net.activation(net.convolution(x, 4, window=3, padding=1))
+    y = net.pooling(h, window=2)
+    net.parameters["convolution_1.b"] = np.linspace(-3, 3, 4).astype(dtype)
+    step = net.gradient_phases(y)
+    made = compacted(step)
+    assert chains(step) == [["Convolution", "AddTensor"], ["Activation"], ["Pooling"]]
+    assert chains(made) == [["Convolution"], ["AddTensor", "Activation"]]
+    given = {name: array.astype(dtype) for name, array in values(net).items()}
+    arrays = [run_step(each, given) for each in (step, made)]
+    assert arrays[0][y.name].tobytes() == arrays[1][y.name].tobytes()
+
+
+def test_a_bias_whose_sum_others_read_stays():
+    net, x = network_on()
+    h = net.convolution(x, 4, window=3, padding=1)
+    pooled = net.pooling(net.activation(h), window=2)
+    y = net.add(pooled, net.pooling(h, window=2, mode="average_include_padding"))
+
+    def twin(t):
+        h = conv(t, "convolution_1", t["x"], padding=1)
+        return F.max_pool2d(torch.relu(h), 2) + F.avg_pool2d(h, 2)
+
+    assert ["Convolution", "AddTensor"] in chains(checked(net, y, twin))
 
 
 def test_two_poolings_of_one_relu_have_bits():
