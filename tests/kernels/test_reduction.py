@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 
+from ooc_cudnn.devices.kernels import gradient_sums as kernels_sums
 from ooc_cudnn.devices.kernels import reduction as kernels_reduction
 from ooc_cudnn.devices.kernels.launch import Call
 from ooc_cudnn.operations.batch_normalization import Moments, NormaliseSums
@@ -62,7 +63,7 @@ def check_all(shape, dtype, layout, *, offset=0, data=None):
 
     mean = Operand((channels,), real, data=random(channels, 3), offset=offset)
     operation = NormaliseSums(shape, dtype)
-    sums = run(kernels_reduction, operation, (x, dy, mean), Operand((2, channels), "float64"))
+    sums = run(kernels_sums, operation, (x, dy, mean), Operand((2, channels), "float64"))
     difference = x.wide - per_channel(mean.wide, x.wide)
     for row, terms_of in ((0, dy.wide), (1, dy.wide * difference)):
         size = np.abs(terms_of).sum(axis=axes_of(x.wide))
