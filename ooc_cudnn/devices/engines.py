@@ -22,6 +22,8 @@ from ooc_cudnn.operations.convolution_backward import AnyConvolution, forward_of
 from perfmodel import MachineModel, Work
 from perfmodel.record import Record, Table, number, rounded, text, whole
 
+#: What the name of an algorithm ends in, where its engine was measured.
+MEASURED = " (measured)"
 #: An engine that takes more workspace is to save this share of the seconds.
 WORTH_WORKSPACE = 0.02
 

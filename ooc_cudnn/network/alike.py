@@ -7,15 +7,19 @@ from collections.abc import Hashable
 from dataclasses import replace
 
 from ooc_cudnn import forks
+from ooc_cudnn.devices.engines import MEASURED
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.functions.target import Target
 from ooc_cudnn.operations.part_of import PartOf
 from ooc_cudnn.operations.splittable import Splittable
 from ooc_cudnn.pipeline.loops import pieces
 from ooc_cudnn.pricing.plan import Plan
-from ooc_cudnn.pricing.planner import AskWorkspace, Planner, make_plan
+from ooc_cudnn.pricing.planner import AskWorkspace, Planner, distinct_launches, make_plan
 from ooc_cudnn.pricing.request import Request
 
+#: Smaller pieces may take so many times the seconds, for the fastest engine is faster by more:
+#: `engines.WORTH_WORKSPACE`.
+WORTH_PIECES = 1.02
 #: Kinds of calls whose plans are remembered.
 REMEMBERED = 4096
 #: What tells the pieces of a plan apart: by it, what is launched on them.
@@ -93,16 +97,34 @@ def _signature(call: Splittable, plan: Plan) -> Signature:
 def _in_core(request: Request, ask_workspace: AskWorkspace | None) -> Plan | None:
     """The plan of a call that copies nothing: as few pieces as can be, along its images.
 
-    None if it copies something, or takes more memory so than there is; then a plan is searched.
+    More of them where engines were measured, and only so there is room for the fastest. None if it
+    copies something, or takes more memory so than there is; then a plan is searched.
     """
     if len(request.computed_on_in_place) < len(request.specs):
         return None
     made, images = replace(request, row_axes=()), request.chain.extents.n
+    fewest: Plan | None = None
     for parts in (1, 2, 4, 8, 16, 32, 64):
         if parts > images or (not request.chain.may_cut("n") and parts > 1):
             break
         split = replace(request.chain.extents, n=-(-images // parts))
         plan = Planner(made, ask_workspace).plan(split)
-        if plan is not None:
+        if plan is None:
+            continue
+        fewest = fewest or plan
+        if plan.seconds > WORTH_PIECES * fewest.seconds:
+            break
+        if _has_its_engines(made, plan, ask_workspace):
             return plan
-    return None
+    return fewest
+
+
+def _has_its_engines(request: Request, plan: Plan, ask_workspace: AskWorkspace | None) -> bool:
+    """Whether a plan has the workspace of the engines that were measured to be the fastest.
+
+    True where none was: then nothing says what more workspace would be worth.
+    """
+    if ask_workspace is None or not any(name.endswith(MEASURED) for name in plan.algorithms):
+        return True
+    answer = ask_workspace(distinct_launches(request, plan), None)
+    return answer is None or answer[0] <= plan.workspace_bytes

@@ -21,9 +21,9 @@ def make(monkeypatch, tmp_path):
     return engines_maker(monkeypatch, tmp_path)
 
 
-def network():
+def network(images=4):
     net = ooc_cudnn.Network(seed=1)
-    h = net.input("images", (4, 3, 8, 8))
+    h = net.input("images", (images, 3, 8, 8))
     for channels in (4, 8):
         h = net.activation(net.convolution(h, channels, window=3, padding=1))
     return net, net.mean_squared_error(h, net.input("labels", h.shape))
@@ -150,6 +150,21 @@ def test_pieces_of_rows_have_measured_engines_too(make, random):
         step.tune(**given)
         step(**given)
     assert algorithms(step) == {"eng101 (measured)"}
+
+
+def test_pieces_are_smaller_where_the_fastest_engine_has_no_room_otherwise(make, random):
+    """Of 32 KiB an image; the other one takes none, and three times as long."""
+    make(FakeEngine(100, 3e-5), FakeEngine(101, 1e-5, 0, 32 * KIB))
+    net, loss = network(images=8)
+    given = inputs(random, net)
+    with ooc_cudnn.settings(memory_limit=256 * KIB, allow_tf32=False):
+        step = net.training_step(loss, **QUICK)
+        step.tune(**given)
+        step(**given)
+    (ready,) = step._ready.values()
+    tasks = [item for item in ready.planned.placed.program.items if isinstance(item, Task)]
+    (plan,) = (task.plan for task in tasks if task.name.startswith("convolution_2 forward"))
+    assert (plan.pieces, plan.algorithms) == (2, ("eng101 (measured)",))
 
 
 def test_predictions_do_not_depend_on_timings_where_they_must_not(make, random):

@@ -41,6 +41,7 @@ class FakeEngine:
     number: int
     seconds: float
     workspace: int = 0
+    workspace_of_image: int = 0
     error: float = 1e-8
     uneven_error: float = 0.0  # where padding is more on one side
     is_ranked: bool = True
@@ -152,7 +153,13 @@ class Graph:
         return list(self.plans[index].behavior)
 
     def get_workspace_size_plan_at_index(self, index):
-        return self.plans[index].workspace
+        return self.workspace(self.plans[index])
+
+    def workspace(self, engine):
+        images = (
+            self.inputs[0] if self.kind is not ConvolutionBackwardData else self.inputs[1]
+        ).dim
+        return engine.workspace + images[0] * engine.workspace_of_image
 
     def deselect_numeric_notes(self, notes):
         assert self.plans, "the backend marks the plans that there are"
@@ -163,7 +170,7 @@ class Graph:
 
     def build_plan_at_index(self, index):
         engine = self.plans[index]
-        too_large = self.most is not None and engine.workspace > self.most
+        too_large = self.most is not None and self.workspace(engine) > self.most
         if self.barred & set(engine.notes) or too_large:
             raise RuntimeError("deselected")
         time.sleep(engine.build_seconds)
@@ -190,8 +197,9 @@ class Graph:
             raise RuntimeError("CUDNN_STATUS_EXECUTION_FAILED")
         engine.launched += 1
         time.sleep(engine.seconds * np.prod(self.result.dim))
-        scratch = (ctypes.c_char * engine.workspace).from_address(workspace)
-        ctypes.memset(scratch, 0xFF, engine.workspace)
+        nbytes = self.workspace(engine)
+        scratch = (ctypes.c_char * nbytes).from_address(workspace)
+        ctypes.memset(scratch, 0xFF, nbytes)
         found = self.operation().reference(
             *(tensor.at(addresses[uid]) for uid, tensor in zip((1, 2), self.inputs, strict=True))
         )

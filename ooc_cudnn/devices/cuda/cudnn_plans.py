@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from ooc_cudnn.devices.cuda.cudnn_engines import forbidden_notes, is_faulty
 from ooc_cudnn.devices.cuda.cudnn_forms import Form
 from ooc_cudnn.devices.cuda.cudnn_graphs import describe, forget_frames
-from ooc_cudnn.devices.engines import Engine
+from ooc_cudnn.devices.engines import MEASURED, Engine
 from ooc_cudnn.errors import CudnnError
 
 
@@ -28,7 +28,7 @@ class Executable(NamedTuple):
     @property
     def name(self) -> str:
         """What a plan shows."""
-        return self.engine if self.asked is None else f"{self.engine} (measured)"
+        return self.engine if self.asked is None else f"{self.engine}{MEASURED}"
 
 
 class Plans:
