@@ -151,6 +151,9 @@ class Runnable:
         check_asked(policy, micro_batches)
         asked = {"policy": policy, "micro_batches": micro_batches}
         limit = memory_limit
+        if plan is not None and not isinstance(plan, NetworkPlan):
+            said = f"plan must be a NetworkPlan, not {type(plan).__name__}"
+            raise TypeError(f"{said}; NetworkPlan.from_json makes one of what to_json returned")
         if plan is not None and limit is None:
             limit = plan.memory_limit
         return TrainingStep(self, make, limit, asked, plan)

@@ -101,6 +101,8 @@ def test_a_plan_from_its_file(small):
     assert again == plan
     assert repr(plan).startswith("<NetworkPlan: training_step on ")
     assert len(repr(plan)) < 200
+    with pytest.raises(TypeError, match=r"plan must be a NetworkPlan, not dict; .*from_json makes"):
+        small.net.training_step(small.loss, plan=plan.to_json())
     step = small.net.training_step(small.loss, plan=again)
     assert step(**small.inputs) == small.net.training_step(small.loss)(**small.inputs)
 
