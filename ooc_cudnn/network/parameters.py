@@ -53,7 +53,8 @@ class Parameters(MutableMapping[str, Any]):
             tensor = self.tensors[name]
             at = list(self.tensors).index(name)
             random = np.random.default_rng((self._seed, at))
-            self._arrays[name] = self._initial[name](random, tensor.shape, tensor.dtype)
+            drawn = self._initial[name](random, tensor.shape, tensor.dtype)
+            self._arrays.setdefault(name, drawn)  # another thread may have been first
         return self._arrays[name]
 
     def __setitem__(self, name: str, array: Any) -> None:

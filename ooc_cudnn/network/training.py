@@ -65,9 +65,11 @@ class TrainingStep:
     def _step(self) -> Step:
         """The phases, in the arithmetic of the settings in force."""
         settings = current()
-        if settings not in self._steps:
-            self._steps = {settings: self._make()}
-        return self._steps[settings]
+        step = self._steps.get(settings)  # another thread may have others
+        if step is None:
+            step = self._make()
+            self._steps = {settings: step}
+        return step
 
     def __call__(self, /, **inputs: Any) -> float:
         """Run the step.
