@@ -14,31 +14,28 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ooc_cudnn.devices.view import WIDEST_ACCESS_BYTES
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.functions.target import Target, make_request
 from ooc_cudnn.memory.alignment import ALIGNMENT, aligned
 from ooc_cudnn.memory.extents import Extent, held_bytes, place
 from ooc_cudnn.memory.pinned import Room
 from ooc_cudnn.network.alike import plan_request
+from ooc_cudnn.network.homes import Homes
 from ooc_cudnn.network.phases import Phase, Step
 from ooc_cudnn.network.pinned_block import in_pinned_block
 from ooc_cudnn.network.residency import GIVEN, Residency, results_of
-from ooc_cudnn.network.tensors import Tensor
 from ooc_cudnn.pipeline.program import (
     COPY_IN,
     COPY_OUT,
-    Home,
     Item,
     Move,
     Program,
     Synchronisation,
     Task,
-    byte_range,
 )
 from ooc_cudnn.pricing.plan import Plan
 from ooc_cudnn.pricing.request import Request
-from ooc_cudnn.tensor import TensorSpec, packed_strides
+from ooc_cudnn.tensor import TensorSpec
 
 
 @dataclass(frozen=True)
@@ -58,6 +55,8 @@ class Terms:
         Whether computing waits at the end of a phase for the copies that leave there, as vDNN does.
     host : Room, optional
         Pinned memory that the step may keep; None for any.
+    misaligned : frozenset of str
+        Arrays that are handed in and begin on no 16-byte boundary.
     """
 
     target: Target
@@ -168,16 +167,14 @@ class _TooLittleError(Exception):
 
 
 class _Placing:
-    """The homes, tasks and moves of a step, from its stays."""
+    """The tasks and moves of a step, from its stays."""
 
     def __init__(self, name: str, step: Step, stays: Residency, terms: Terms) -> None:
         self.name, self.step, self.stays, self.terms = name, step, stays, terms
         self.room = terms.target.room_bytes // ALIGNMENT * ALIGNMENT
-        self.places = {each: step.place(each) for each in step.tensors}
-        self.homes: dict[str, Home] = {}
         #: Of each stay, the bytes of the block that it takes.
         self.spans: dict[tuple[str, int], tuple[int, int]] = {}
-        self.between: dict[str, TensorSpec] = {}
+        self.homes = Homes(step, stays, self.spans, terms.given, terms.order, terms.misaligned)
         #: The bytes that tasks so far work in, and their phases.
         self._worked: list[tuple[int, int, int]] = []
         #: By stream and phase the stays whose copy starts there.
@@ -214,7 +211,9 @@ class _Placing:
                 items.append(Synchronisation())
             items += self._moves(at, COPY_OUT)
         overlap = self.terms.target.overlap
-        program = Program(self.name, tuple(items), self.homes, top, self.between, overlap)
+        program = Program(
+            self.name, tuple(items), self.homes.found, top, self.homes.between, overlap
+        )
         given = {name for name, each in self.step.tensors.items() if each.kind in GIVEN}
         apart = results_of(self.step) | set(self.step.seeds.values()) | given
         return Placed(in_pinned_block(program, apart), self.stays)
@@ -223,70 +222,13 @@ class _Placing:
         held = held_bytes([extent for _, _, extent in extents], len(self.step.phases))
         return int(held.argmax())
 
-    # Homes --------------------------------------------------------------------------------------
-
-    def _stay(self, base: str, at: int) -> int | None:
-        for index, stay in enumerate(self.stays.get(base, ())):
-            if stay.first <= at <= stay.last:
-                return index
-        return None
-
-    def home_of(self, name: str, at: int) -> str:
-        """The program's name for a tensor in a phase: where it is then."""
-        base = self.places[name].base
-        index = self._stay(base, at)
-        return self._on_host(name) if index is None else self._on_device(name, index)
-
-    def _on_host(self, name: str) -> str:
-        if name in self.homes:
-            return name
-        tensor, (base, region) = self.step.tensors[name], self.places[name]
-        if base != name:
-            spec = self.homes[self._on_host(base)].spec
-            order = self._order_of(self.step.tensors[base])
-            strides = _strides(tensor, region, spec.strides, spec.shape, order)
-            made = TensorSpec(tensor.shape, tensor.dtype, spec.placement, strides)
-            self.homes[name] = Home(made, None, base, region)
-            return name
-        given = self.terms.given.get(name)
-        # as on the device: then its copies are plain ones
-        packed = packed_strides(tensor.shape, self._order_of(tensor))
-        own = TensorSpec(tensor.shape, tensor.dtype, "pinned", packed)
-        self.homes[name] = Home(given or own)
-        if given is None:
-            self.between[name] = self.homes[name].spec
-        return name
-
-    def _order_of(self, tensor: Tensor) -> str:
-        """The memory order of a tensor that is no view, where the step makes it."""
-        return self.terms.order if tensor.kind in ("map", "gradient") else "channels_first"
-
-    def _on_device(self, name: str, index: int) -> str:
-        there = f"{name} on the device" + f" ({index + 1})" * bool(index)
-        if there not in self.homes:
-            tensor, (base, region) = self.step.tensors[name], self.places[name]
-            whole = self.step.tensors[base]
-            order = self._order_of(whole)
-            packed = packed_strides(whole.shape, order)
-            item_bytes = TensorSpec((1,), tensor.dtype).itemsize
-            start = sum(low * step for (low, _), step in zip(region, packed, strict=True))
-            spec = TensorSpec(
-                tensor.shape,
-                tensor.dtype,
-                "device",
-                _strides(tensor, region, packed, whole.shape, order),
-            )
-            offset = self.spans[base, index][0] + start * item_bytes
-            self.homes[there] = Home(spec, offset)
-        return there
-
     # Items --------------------------------------------------------------------------------------
 
     def _moves(self, at: int, stream: str) -> list[Item]:
         """The moves that start before a phase (copies in), or after it (copies out)."""
         found: list[Item] = []
         for base, index in self._starting[stream].get(at, ()):
-            host, there = self._on_host(base), self._on_device(base, index)
+            host, there = self.homes.on_host(base), self.homes.on_device(base, index)
             if stream == COPY_IN:
                 found.append(Move(f"fetch of {base}", COPY_IN, host, there))
             else:
@@ -311,7 +253,7 @@ class _Placing:
         plan = plan.with_deeper_rings((stop - start) // 2)
         offset = self._offset(plan, at, start, stop)
         self._worked.append((offset, offset + aligned(plan.device_bytes), at))
-        binds = {operand: self.home_of(name, at) for operand, name in phase.binds.items()}
+        binds = {operand: self.homes.home_of(name, at) for operand, name in phase.binds.items()}
         return Task(phase.name, request, plan, binds, offset)
 
     def _offset(self, plan: Plan, at: int, start: int, stop: int) -> int:
@@ -355,8 +297,8 @@ class _Placing:
     def plan_of(self, phase: Phase, at: int, limit_bytes: int) -> tuple[Request, Plan]:
         """Plan a phase within so many bytes, its operands where they are then."""
         call, target = phase.call, self.terms.target
-        homes = {operand: self.home_of(name, at) for operand, name in phase.binds.items()}
-        specs = {operand: self.homes[homes[operand]].spec for operand in call.operands}
+        homes = {operand: self.homes.home_of(name, at) for operand, name in phase.binds.items()}
+        specs = {operand: self.homes.found[homes[operand]].spec for operand in call.operands}
         request = make_request(
             phase.name,
             call,
@@ -365,33 +307,7 @@ class _Placing:
             limit_bytes,
             target.layouts,
             overlap=target.overlap,
-            aligned={operand: self._is_aligned(home) for operand, home in homes.items()},
+            aligned={operand: self.homes.is_aligned(home) for operand, home in homes.items()},
         )
         plan = plan_request(request, target)
         return request.along(plan.row_axis), plan
-
-    def _is_aligned(self, name: str) -> bool:
-        """Whether a tensor of the program begins on a 16-byte boundary."""
-        home = self.homes[name]
-        if home.offset is not None:
-            return home.offset % WIDEST_ACCESS_BYTES == 0
-        if not home.of:
-            return name not in self.terms.misaligned
-        start, _ = byte_range(self.homes[home.of], home.region)
-        return start % WIDEST_ACCESS_BYTES == 0 and self._is_aligned(home.of)
-
-
-def _strides(
-    tensor: Tensor,
-    region: tuple[tuple[int, int], ...],
-    strides: tuple[int, ...],
-    shape: tuple[int, ...],
-    order: str = "channels_first",
-) -> tuple[int, ...]:
-    """Strides of a view: those of the axes that are longer than 1, in order."""
-    if region == tuple((0, extent) for extent in shape) and strides == packed_strides(shape, order):
-        return packed_strides(tensor.shape, order)
-    longer = iter(
-        stride for (start, stop), stride in zip(region, strides, strict=True) if stop - start > 1
-    )
-    return tuple(1 if extent == 1 else next(longer) for extent in tensor.shape)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
-from typing import NamedTuple
 
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.network.bands import banded, is_of_band, whole_maps
@@ -20,17 +18,14 @@ from ooc_cudnn.network.in_place import in_place
 from ooc_cudnn.network.micro_batches import WholeBatchError, images_of, micro_batched
 from ooc_cudnn.network.offloading import leaving
 from ooc_cudnn.network.phases import Step
-from ooc_cudnn.network.placing import Placed, Terms, most_held, place_step
-from ooc_cudnn.network.plan import Fate, NetworkPlan, TaskFigures
+from ooc_cudnn.network.placing import Terms, most_held, place_step
+from ooc_cudnn.network.plan import NetworkPlan
 from ooc_cudnn.network.policies import POLICIES, Decision, Policy, keep, mixed
-from ooc_cudnn.network.remaking import REMADE, remade
-from ooc_cudnn.network.residency import GIVEN, Residency, check_stays
+from ooc_cudnn.network.predicted import How, predicted
+from ooc_cudnn.network.remaking import remade
+from ooc_cudnn.network.residency import Residency, check_stays
 from ooc_cudnn.network.through_normalizations import through_normalizations
 from ooc_cudnn.operations.window_arguments import is_int
-from ooc_cudnn.pipeline.program import Task
-from ooc_cudnn.pipeline.schedule import make_schedule
-from ooc_cudnn.pipeline.simulate import Replayed
-from ooc_cudnn.pipeline.trace import link_bytes
 from ooc_cudnn.tensor import ORDERS
 
 #: What `best` chooses from, in the order in which equals are taken.
@@ -146,7 +141,7 @@ def plan_again(step: Step, plan: NetworkPlan, terms: Terms) -> PlannedStep:
     placed = place_step(plan.name, step, dict(plan.stays), terms)
     assert placed is not None
     made = Fastest(terms.host)
-    figures = _figures(plan.name, plan.policy, step, placed, plan, terms)
+    figures = predicted(plan.name, plan.policy, step, placed, plan, terms)
     made.take(PlannedStep(replace(figures, taken=plan.taken), step, placed))
     return made.found()
 
@@ -186,17 +181,9 @@ def _by_rows(name: str, step: Step, terms: Terms, asked: int | None) -> Iterator
             except PlanInfeasibleError:
                 break  # a part of a call may take more than all of it: it adds to what is there
             assert placed is not None
-            figures = _figures(name, "rows", rewritten, placed, _How(parts, bands), terms)
+            figures = predicted(name, "rows", rewritten, placed, How(parts, bands), terms)
             yield PlannedStep(figures, rewritten, placed)
             break
-
-
-class _How(NamedTuple):
-    """How a step is rewritten, as plans say it."""
-
-    micro_batches: int = 1
-    bands: int = 1
-    remade: tuple[str, ...] = ()
 
 
 def _rewritten(step: Step, again: frozenset[str], parts: int, bands: int) -> Step:
@@ -260,8 +247,8 @@ def _planned(
         last = at == len(decisions) - 1
         placed = place_step(name, rewritten, stays, terms, may_stream=may_stream and last)
         if placed is not None:
-            how = _How(parts, remade=tuple(sorted(decisions[at].remade)))
-            figures = _figures(name, policy, rewritten, placed, how, terms)
+            how = How(parts, remade=tuple(sorted(decisions[at].remade)))
+            figures = predicted(name, policy, rewritten, placed, how, terms)
             return PlannedStep(figures, rewritten, placed)
         if last:
             return None
@@ -307,79 +294,3 @@ def _vdnn_dyn(name: str, step: Step, terms: Terms, parts: int) -> PlannedStep:
         fastest.take(_planned(name, step, terms, "vdnn_all", parts))
     made = fastest.found()
     return made._replace(plan=replace(made.plan, policy="vdnn_dyn", taken=made.plan.policy))
-
-
-def _figures(
-    name: str,
-    policy: str,
-    step: Step,
-    placed: Placed,
-    how: _How | NetworkPlan,
-    terms: Terms,
-) -> NetworkPlan:
-    """What a program will take, by its replay."""
-    program, target = placed.program, terms.target
-    schedule = make_schedule(program)
-    replayed = Replayed(schedule)
-    busy = {"copy_in": 0.0, "compute": 0.0, "copy_out": 0.0}
-    moved = dict.fromkeys(busy, 0)
-    seconds = [0.0] * len(program.items)
-    timeline = replayed.timeline
-    for at, item_step in enumerate(schedule.steps):
-        lasted = timeline.finish[at] - timeline.start[at]
-        busy[item_step.stream] += lasted
-        moved[item_step.stream] += link_bytes(program, item_step)
-        if item_step.stream == "compute":
-            seconds[item_step.item] += lasted
-    tasks = tuple(
-        TaskFigures(item.name, seconds[at], item.plan.pieces, item.plan.device_bytes,
-                    item.plan.layout)
-        for at, item in enumerate(program.items)
-        if isinstance(item, Task)
-    )  # fmt: skip
-    return NetworkPlan(
-        name=name,
-        policy=policy,
-        machine=target.machine.name,
-        memory_limit=target.limit_bytes,
-        device_bytes=program.device_bytes,
-        host_bytes=program.host_bytes,
-        seconds=replayed.seconds,
-        compute_seconds=busy["compute"],
-        copy_in_seconds=busy["copy_in"],
-        copy_out_seconds=busy["copy_out"],
-        bytes_in=moved["copy_in"],
-        bytes_out=moved["copy_out"],
-        pieces=schedule.pieces,
-        micro_batches=how.micro_batches,
-        bands=how.bands,
-        remade=how.remade,
-        stays=tuple((base, tuple(found)) for base, found in placed.residency.items()),
-        fates=tuple(_fates(step, placed.residency)),
-        tasks=tasks,
-        order=terms.order,
-        synchronous=terms.synchronous,
-    )
-
-
-#: What rewriting adds to the name of a tensor, for a band or a micro-batch of it.
-_PART = re.compile(r"( band \d+)?( \[\d+\])?$")
-
-
-def _fates(step: Step, residency: Residency) -> Iterator[Fate]:
-    """What becomes of each tensor that is no view; what is made twice counts once."""
-    touched = {
-        step.place(name).base for phase in step.phases for name in (*phase.reads, *phase.writes)
-    }
-    again = {_PART.sub("", name).removesuffix(REMADE) for name in touched if REMADE in name}
-    for name, tensor in step.tensors.items():
-        if name not in touched or REMADE in name:
-            continue
-        stays = residency.get(name, ())
-        if _PART.sub("", name) in again:
-            fate = "remade"
-        elif not stays:
-            fate = "given" if tensor.kind in GIVEN else "streamed"
-        else:
-            fate = "offloaded" if len(stays) > 1 else "kept"
-        yield Fate(name, fate, tensor.nbytes)

@@ -6,8 +6,9 @@ import numpy as np
 
 import ooc_cudnn
 from ooc_cudnn.network.placing import place_step
-from ooc_cudnn.network.planning import _as_taken, _figures, _How, _rewritten
+from ooc_cudnn.network.planning import _as_taken, _rewritten
 from ooc_cudnn.network.policies import POLICIES
+from ooc_cudnn.network.predicted import How, predicted
 from ooc_cudnn.network.terms import terms_for
 from tests.support.network_checks import assert_close, sizes_of
 
@@ -19,8 +20,8 @@ def banded_plan(net, loss, limit, bands, micro_batches=1):
     rewritten = _rewritten(step, frozenset(), micro_batches, bands)
     residing = POLICIES["keep"].residing(rewritten)
     placed = place_step("training_step", rewritten, residing, terms)
-    how = _How(micro_batches, bands)
-    return _figures("training_step", "best", rewritten, placed, how, terms)
+    how = How(micro_batches, bands)
+    return predicted("training_step", "best", rewritten, placed, how, terms)
 
 
 def check_step(drawn, limit, **asked):

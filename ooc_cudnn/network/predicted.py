@@ -1,0 +1,101 @@
+"""The plan of a placed step: what it will take, by a replay, and what becomes of its tensors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from ooc_cudnn.network.phases import Step
+from ooc_cudnn.network.placing import Placed, Terms
+from ooc_cudnn.network.plan import Fate, NetworkPlan, TaskFigures
+from ooc_cudnn.network.remaking import REMADE
+from ooc_cudnn.network.residency import GIVEN, Residency
+from ooc_cudnn.pipeline.program import Task
+from ooc_cudnn.pipeline.schedule import make_schedule
+from ooc_cudnn.pipeline.simulate import Replayed
+from ooc_cudnn.pipeline.trace import link_bytes
+
+
+class How(NamedTuple):
+    """How a step is rewritten, as plans say it."""
+
+    micro_batches: int = 1
+    bands: int = 1
+    remade: tuple[str, ...] = ()
+
+
+def predicted(
+    name: str,
+    policy: str,
+    step: Step,
+    placed: Placed,
+    how: How | NetworkPlan,
+    terms: Terms,
+) -> NetworkPlan:
+    """Return the plan of a placed step, with what its replay takes."""
+    program, target = placed.program, terms.target
+    schedule = make_schedule(program)
+    replayed = Replayed(schedule)
+    busy = {"copy_in": 0.0, "compute": 0.0, "copy_out": 0.0}
+    moved = dict.fromkeys(busy, 0)
+    seconds = [0.0] * len(program.items)
+    timeline = replayed.timeline
+    for at, item_step in enumerate(schedule.steps):
+        lasted = timeline.finish[at] - timeline.start[at]
+        busy[item_step.stream] += lasted
+        moved[item_step.stream] += link_bytes(program, item_step)
+        if item_step.stream == "compute":
+            seconds[item_step.item] += lasted
+    tasks = tuple(
+        TaskFigures(item.name, seconds[at], item.plan.pieces, item.plan.device_bytes,
+                    item.plan.layout)
+        for at, item in enumerate(program.items)
+        if isinstance(item, Task)
+    )  # fmt: skip
+    return NetworkPlan(
+        name=name,
+        policy=policy,
+        machine=target.machine.name,
+        memory_limit=target.limit_bytes,
+        device_bytes=program.device_bytes,
+        host_bytes=program.host_bytes,
+        seconds=replayed.seconds,
+        compute_seconds=busy["compute"],
+        copy_in_seconds=busy["copy_in"],
+        copy_out_seconds=busy["copy_out"],
+        bytes_in=moved["copy_in"],
+        bytes_out=moved["copy_out"],
+        pieces=schedule.pieces,
+        micro_batches=how.micro_batches,
+        bands=how.bands,
+        remade=how.remade,
+        stays=tuple((base, tuple(found)) for base, found in placed.residency.items()),
+        fates=tuple(_fates(step, placed.residency)),
+        tasks=tasks,
+        order=terms.order,
+        synchronous=terms.synchronous,
+    )
+
+
+#: What rewriting adds to the name of a tensor, for a band or a micro-batch of it.
+_PART = re.compile(r"( band \d+)?( \[\d+\])?$")
+
+
+def _fates(step: Step, residency: Residency) -> Iterator[Fate]:
+    """What becomes of each tensor that is no view; what is made twice counts once."""
+    touched = {
+        step.place(name).base for phase in step.phases for name in (*phase.reads, *phase.writes)
+    }
+    again = {_PART.sub("", name).removesuffix(REMADE) for name in touched if REMADE in name}
+    for name, tensor in step.tensors.items():
+        if name not in touched or REMADE in name:
+            continue
+        stays = residency.get(name, ())
+        if _PART.sub("", name) in again:
+            fate = "remade"
+        elif not stays:
+            fate = "given" if tensor.kind in GIVEN else "streamed"
+        else:
+            fate = "offloaded" if len(stays) > 1 else "kept"
+        yield Fate(name, fate, tensor.nbytes)
