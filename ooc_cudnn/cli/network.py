@@ -116,8 +116,7 @@ def _train(net: Network, loss: Tensor, plan: Any, steps: int, out: TextIO) -> No
     """Run steps on drawn inputs, and say what each takes; parameters stay as they are."""
     step = net.training_step(loss, plan=plan)
     inputs = drawn_inputs(net)
-    said = "steps on drawn images; parameters stay as they are, so the loss does not fall"
-    print(said, file=out)
+    print("steps on drawn images; nothing is trained: parameters stay as they are", file=out)
     for number in range(1, steps + 1):
         begin = time.perf_counter()
         value = step(**inputs)
