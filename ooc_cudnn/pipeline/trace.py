@@ -103,7 +103,11 @@ def link_bytes(program: Program, step: Step) -> int:
 
 
 def chrome_events(trace: Trace, *, process: int, label: str) -> list[dict[str, Any]]:
-    """Return the trace in Chrome's trace event format (microseconds)."""
+    """Return the trace in Chrome's trace event format (microseconds).
+
+    A step is named by its operands; where there are several tasks, by its task.
+    """
+    several = len({step.task for step in trace.steps}) > 1
     named = {"ph": "M", "pid": process}
     found: list[dict[str, Any]] = [{**named, "name": "process_name", "args": {"name": label}}]
     for row, stream in enumerate(STREAMS):
@@ -113,13 +117,13 @@ def chrome_events(trace: Trace, *, process: int, label: str) -> list[dict[str, A
         found.append(
             {
                 "ph": "X",
-                "name": f"{step.operands} piece {step.piece}",
+                "name": f"{step.task if several else step.operands} piece {step.piece}",
                 "cat": step.stream,
                 "pid": process,
                 "tid": STREAMS.index(step.stream),
                 "ts": step.start_seconds * 1e6,
                 "dur": (step.stop_seconds - step.start_seconds) * 1e6,
-                "args": {"bytes": step.host_bytes, "task": step.task},
+                "args": {"bytes": step.host_bytes, "task": step.task, "operands": step.operands},
             }
         )
     return found

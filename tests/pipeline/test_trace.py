@@ -45,12 +45,21 @@ def test_chrome(tmp_path):
     assert (steps[0]["ts"], steps[0]["dur"], steps[0]["args"]) == (
         1e6,
         1e6,
-        {"bytes": 100, "task": ""},
+        {"bytes": 100, "task": "", "operands": "x"},
     )
+    assert steps[0]["name"] == "x piece 0"
     assert len({event["tid"] for event in steps}) == 3
     save_chrome([("one", TRACE), ("two", TRACE)], tmp_path / "t.json")
     written = json.loads((tmp_path / "t.json").read_text())
     assert len(written["traceEvents"]) == 2 * len(events)
+
+
+def test_steps_of_several_tasks_are_named_by_them():
+    tasks = ("a forward", "a data gradient")
+    steps = [StepTrace("compute", i, "x, y", i, i + 1, 0, task) for i, task in enumerate(tasks)]
+    events = chrome_events(Trace(tuple(steps)), process=0, label="a step")
+    named = [event["name"] for event in events if event["ph"] == "X"]
+    assert named == ["a forward piece 0", "a data gradient piece 1"]
 
 
 @pytest.mark.parametrize("pieces", [1, 50])
