@@ -51,6 +51,11 @@ class Homes:
         self._step, self._stays, self._spans = step, stays, spans
         self._given, self._order, self._misaligned = given, order, misaligned
         self._places = {each: step.place(each) for each in step.tensors}
+        self._of_parameters = {
+            self._places[gradient].base
+            for name, gradient in step.gradients.items()
+            if step.tensors[name].kind == "parameter"
+        }
 
     def _stay(self, base: str, at: int) -> int | None:
         for index, stay in enumerate(self._stays.get(base, ())):
@@ -86,8 +91,12 @@ class Homes:
         return name
 
     def _order_of(self, tensor: Tensor) -> str:
-        """The memory order of a tensor that is no view, where the step makes it."""
-        return self._order if tensor.kind in ("map", "gradient") else "channels_first"
+        """The memory order of a tensor that is no view, where the step makes it.
+
+        Parameters have channels first, and so have their gradients, which users add to them.
+        """
+        is_map = tensor.kind in ("map", "gradient") and tensor.name not in self._of_parameters
+        return self._order if is_map else "channels_first"
 
     def on_device(self, name: str, index: int) -> str:
         """The program's name for a tensor during one of its stays on the device."""

@@ -27,7 +27,10 @@ def test_arrays_of_a_step_lie_as_planned(monkeypatch):
     plan = replace(net.plan(loss, memory_limit="20kB", policy="offload"), order="channels_last")
     assert "offloaded" in plan.fate.values()
     first = net.training_step(loss)(**given)
-    assert net.training_step(loss, plan=plan)(**given) == pytest.approx(first, rel=1e-6)
+    step = net.training_step(loss, plan=plan)
+    assert step(**given) == pytest.approx(first, rel=1e-6)
+    for name, gradient in step.gradients.items():  # as the parameter that it is added to
+        assert gradient.flags.c_contiguous, name
     between, arrays = ran[-1]
     assert any(spec.order == "channels_last" for spec in between.values())
     for name, spec in between.items():
