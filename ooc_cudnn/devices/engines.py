@@ -312,6 +312,9 @@ def _place(measured: Measured, sparing: int) -> int:
 class Engines(Protocol):
     """What a device has that can run a convolution by several engines."""
 
+    def chosen(self, operation: AnyConvolution) -> Engine | None:
+        """Return what runs an operation where nothing was measured; None if it is no engine."""
+
     def candidates(
         self, operation: AnyConvolution, *, every: bool, compiled: bool
     ) -> Iterator[Engine]:

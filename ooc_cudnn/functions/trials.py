@@ -282,7 +282,8 @@ class Trial:
         seconds = self.machine.compute.seconds(operation.work())
         small = on_fewer_images(operation, LAUNCH_SECONDS / max(seconds, LAUNCH_SECONDS))
         tuning = Tuning(self.device, self.bench, self.waiting)
-        found = tuning.measured(launched_of(small), every=False, borders=False)
+        chosen = tuning.engines.chosen(operation)
+        found = tuning.measured(launched_of(small), every=False, borders=False, chosen=chosen)
         if found is not None:
             self.known.add(found)
         else:

@@ -17,7 +17,7 @@ from ooc_cudnn.functions.tune_rounds import (
     measure,
     measure_what_is_launched,
 )
-from ooc_cudnn.functions.tune_wanted import Effort, Planned
+from ooc_cudnn.functions.tune_wanted import Effort, Planned, Wanted
 from ooc_cudnn.functions.tuning import launched_of
 from ooc_cudnn.memory.limit import limit_bytes
 from ooc_cudnn.settings import current
@@ -72,7 +72,9 @@ def finish_tuning(device: Device, *, tell: Tell | None = None) -> list[Measured]
     """Measure what calls began and had no time for, and store it."""
     check_engines(device)
     begun = [each for each in tables_of(device) if each.operation and not each.is_complete]
-    operations = {each.operation: 1.0 for each in begun if each.operation is not None}
+    operations = {
+        each.operation: Wanted(each.operation, 1.0) for each in begun if each.operation is not None
+    }
     limit = limit_bytes(device, current().memory_limit)
     found, _ = measure(device, operations, limit, Effort(), tell)
     if found:

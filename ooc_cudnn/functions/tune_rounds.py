@@ -19,6 +19,7 @@ from ooc_cudnn.functions.prepared import forget_calls
 from ooc_cudnn.functions.tune_wanted import (
     Effort,
     Planned,
+    Wanted,
     family_of,
     has_borders,
     scouts_of,
@@ -75,6 +76,7 @@ def measure_what_is_launched(
     found: dict[AnyConvolution, Measured] = {}
     before = [] if effort.again else list(tables_of(device))
     tried = list[AnyConvolution]()
+    began = time.perf_counter()
     for _ in range(MOST_ROUNDS):
         planned = plan()
         wanted = what_to_measure(device, planned, effort)
@@ -83,14 +85,14 @@ def measure_what_is_launched(
         if not effort.borders and has_borders(planned):
             effort = effort._replace(borders=True)
         known = [*tried, *well_known(before, effort)]
-        missing = {each: cost for each, cost in wanted.items() if not serves(known, each)}
-        if effort.seconds <= 0.0 or (planned.is_as_run and not missing):
+        missing = {each: said for each, said in wanted.items() if not serves(known, each)}
+        left = effort.seconds - (time.perf_counter() - began)
+        if left <= 0.0 or (planned.is_as_run and not missing):
             break
         if not missing:
             continue
-        began = time.perf_counter()
-        made, ended = measure(device, missing, planned.limit_bytes, effort, tell)
-        effort = effort._replace(seconds=effort.seconds - (time.perf_counter() - began))
+        asked = effort._replace(seconds=left)
+        made, ended = measure(device, missing, planned.limit_bytes, asked, tell)
         found |= made
         tried += list(missing)[:ended]
         if not found and len(missing) == len(wanted):
@@ -99,7 +101,7 @@ def measure_what_is_launched(
                 "memory_limit, or install nvidia-cudnn-frontend 1.28"
             )
         keep(device)
-    if missing and effort.seconds <= 0.0:
+    if missing and left <= 0.0:
         warn(
             f"{len(missing)} convolutions of {planned.name} were not measured in the time there "
             "was, so cuDNN's heuristics choose their engines"
@@ -124,14 +126,14 @@ def keep(device: Device) -> None:
 
 def measure(
     device: Device,
-    operations: Mapping[AnyConvolution, float],
+    operations: Mapping[AnyConvolution, Wanted],
     limit_bytes: int,
     effort: Effort,
     tell: Tell | None,
 ) -> tuple[dict[AnyConvolution, Measured], int]:
     """Measure the engines of convolutions; return what was found, and how many there was time for.
 
-    There may be no room for some. They come with their costs, and each is stored at once.
+    There may be no room for some. Each is stored at once.
     """
     found: dict[AnyConvolution, Measured] = {}
     scouts = scouts_of(operations) if effort.scouts else set[AnyConvolution]()
@@ -141,7 +143,7 @@ def measure(
     assert device.engines is not None
     with device.arena.lock:
         bench = Bench(device, limit_bytes, batches=BATCHES, batch_seconds=BATCH_SECONDS)
-        for operation in operations:
+        for operation, (launched, _) in operations.items():
             left = effort.seconds - (time.perf_counter() - began)
             if ended and left <= 0.0:
                 break
@@ -153,6 +155,7 @@ def measure(
                     every=effort.every or operation in scouts,
                     compiled=effort.every and effort.compiled,
                     borders=effort.borders,
+                    chosen=device.engines.chosen(launched),
                     also=best.get(family_of(operation), ()),
                 )
             finally:  # few of them are used, and not at this size

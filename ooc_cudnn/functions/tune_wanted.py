@@ -75,32 +75,51 @@ class Effort(NamedTuple):
     compiled: bool = True
 
 
+class Wanted(NamedTuple):
+    """What is known of a convolution that is to be measured.
+
+    Attributes
+    ----------
+    launched : Convolution, or a gradient
+        The one that is launched, on perhaps more images.
+    cost : float
+        Seconds that all such launches are predicted to take.
+    """
+
+    launched: AnyConvolution
+    cost: float
+
+
 def what_to_measure(
     device: Device, planned: Planned, effort: Effort
-) -> dict[AnyConvolution, float]:
+) -> dict[AnyConvolution, Wanted]:
     """What is to be measured: a convolution of each kind and size that is launched, in each order.
 
-    With its cost, the seconds that all such launches are predicted to take. Those in the memory
-    order of the plan first, what takes longest before the rest.
+    Those in the memory order of the plan first, what takes longest before the rest.
     """
-    costs: dict[AnyConvolution, float] = {}
+    found: dict[AnyConvolution, Wanted] = {}
     for request, plan in planned.tasks:
         for operation in convolutions_of(request, plan):
             seconds = request.machine.compute.seconds(operation.work())
             share = effort.launch_seconds / max(seconds, 1e-9)
             small = with_room(operation, planned.limit_bytes, share)
-            costs[small] = costs.get(small, 0.0) + seconds
-    kept: dict[AnyConvolution, float] = {}
-    for operation in sorted(costs, key=lambda each: costs[each], reverse=True):
+            launched, cost = found.get(small, Wanted(operation, 0.0))
+            found[small] = Wanted(launched, cost + seconds)
+    kept: dict[AnyConvolution, Wanted] = {}
+    for operation in sorted(found, key=lambda each: found[each].cost, reverse=True):
         if not serves(kept, operation):
-            kept[operation] = costs[operation]
+            kept[operation] = found[operation]
     others = {
-        with_forward(each, replace(forward_of(each), layout=layout)): cost
-        for each, cost in kept.items()
+        _lying(each, layout): Wanted(_lying(launched, layout), cost)
+        for each, (launched, cost) in kept.items()
         for layout in device.layouts(forward_of(each).dtype)
         if layout != forward_of(each).layout
     }
     return kept | others
+
+
+def _lying(operation: AnyConvolution, layout: str) -> AnyConvolution:
+    return with_forward(operation, replace(forward_of(operation), layout=layout))
 
 
 def convolutions_of(request: Request, plan: Plan) -> list[AnyConvolution]:
@@ -149,11 +168,11 @@ def well_known(before: Iterable[Measured], effort: Effort) -> list[AnyConvolutio
     ]
 
 
-def scouts_of(operations: Mapping[AnyConvolution, float]) -> set[AnyConvolution]:
+def scouts_of(operations: Mapping[AnyConvolution, Wanted]) -> set[AnyConvolution]:
     """The costliest of each family that takes much of all the seconds."""
     first: dict[Hashable, AnyConvolution] = {}
     costs: dict[Hashable, float] = {}
-    for operation, cost in operations.items():
+    for operation, (_, cost) in operations.items():
         family = family_of(operation)
         first.setdefault(family, operation)
         costs[family] = costs.get(family, 0.0) + cost
@@ -163,7 +182,7 @@ def scouts_of(operations: Mapping[AnyConvolution, float]) -> set[AnyConvolution]
 
 def family_of(operation: AnyConvolution) -> Hashable:
     """What may have the same engines, in whichever memory order."""
-    plain = with_forward(operation, replace(forward_of(operation), layout="channels_first"))
+    plain = _lying(operation, "channels_first")
     kind = Kind.of(plain)
     return kind._replace(work=plain.work().family)
 

@@ -119,6 +119,7 @@ class Tuning:
         every: bool,
         compiled: bool | None = None,
         borders: bool = True,
+        chosen: Engine | None = None,
         also: Iterable[Engine] = (),
     ) -> Measured | None:
         """Measure the engines of a convolution; None if there is no room for any.
@@ -132,14 +133,18 @@ class Tuning:
             Those too that are compiled at run time; as `every` when left out.
         borders : bool
             Check them with the padding of pieces at a border, too, so that they are used there.
+        chosen : Engine, optional
+            What runs it where nothing was measured, perhaps at another size: it is tried first.
         also : iterable of Engine
-            Try these, too: after the heuristics' choice.
+            Try these, too.
         """
         if compiled is None:
             compiled = every
         operation: AnyConvolution = launched[0].operation
         candidates = self.engines.candidates(operation, every=every, compiled=compiled)
-        once, is_complete = self._timed_once(launched, _inserted(candidates, also))
+        first = () if chosen is None else (chosen,)
+        in_order = _each_once(itertools.chain(first, also, candidates))
+        once, is_complete = self._timed_once(launched, in_order)
         found = list[Timed]()
         for option in sorted(once, key=lambda option: option.seconds):
             if any(_makes_idle(other.option, option) for other in found):
@@ -147,7 +152,8 @@ class Tuning:
             if found and not self.deadline.allows(steps=1):
                 is_complete = False
                 break
-            checked = self.checked(operation, option.engine, borders=borders)
+            is_chosen = option.engine == chosen
+            checked = self.checked(operation, option.engine, borders=borders, chosen=is_chosen)
             if checked is not None:
                 error, is_right = checked.error.relative, checked.is_right_uneven
                 right = replace(option, error=error, is_right_uneven=is_right)
@@ -179,11 +185,11 @@ class Tuning:
         return _as_measured(launched[0].operation, found, is_complete=is_complete)
 
     def checked(
-        self, operation: AnyConvolution, engine: Engine, *, borders: bool
+        self, operation: AnyConvolution, engine: Engine, *, borders: bool, chosen: bool
     ) -> Checked | None:
         """How exact an engine is; None where it must not be used, or that cannot be found."""
         try:
-            return self._checks.of(operation, engine, borders=borders)
+            return self._checks.of(operation, engine, borders=borders, chosen=chosen)
         except EngineFailedError:
             return None
 
@@ -228,10 +234,10 @@ class Tuning:
             return None if built is None else built[0]
 
 
-def _inserted(candidates: Iterator[Engine], also: Iterable[Engine]) -> Iterator[Engine]:
-    """Candidates, each once, with others after the first; none is asked for before its turn."""
+def _each_once(engines: Iterable[Engine]) -> Iterator[Engine]:
+    """Engines in their order; none is asked for before its turn."""
     seen = set[Engine]()
-    for engine in itertools.chain(itertools.islice(candidates, 1), also, candidates):
+    for engine in engines:
         if engine not in seen:
             seen.add(engine)
             yield engine
@@ -269,6 +275,7 @@ def on_fewer_images(operation: AnyConvolution, share: float) -> AnyConvolution:
 
     Examples
     --------
+    >>> from ooc_cudnn.operations.convolution import Convolution
     >>> on_fewer_images(Convolution.of((64, 8, 9, 9), (8, 8, 3, 3)), 0.1).x_shape
     (6, 8, 9, 9)
     """

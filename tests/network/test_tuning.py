@@ -9,7 +9,7 @@ from ooc_cudnn.devices.engine_files import forget_tables
 from ooc_cudnn.functions.tune import NothingToTuneError
 from ooc_cudnn.operations.convolution_backward import forward_of
 from ooc_cudnn.pipeline.program import Task
-from tests.support.fake_cudnn import BehaviorNote, FakeEngine
+from tests.support.fake_cudnn import BehaviorNote, FakeEngine, NumericalNote
 from tests.support.tuned import KIB, engines_maker
 
 #: One plan, and no comparison of policies.
@@ -103,6 +103,39 @@ def test_unranked_engines_are_found_once_for_a_family(make, random, monkeypatch)
     step(**given)
     assert algorithms(step) == {"eng102 (measured)"}
     assert step.tune(**given) == []
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        # the first that is ranked must not be used, so this one is chosen, and is compiled
+        {"behavior": (BehaviorNote.RUNTIME_COMPILATION,)},
+        {"least_images": 3},  # it computes no problem that is small enough to be checked
+    ],
+)
+def test_what_ran_before_is_measured_too(make, random, chosen):
+    """On an H200, VGG-16's first layer took three times as long, tuned."""
+    barred = FakeEngine(100, 1e-8, notes=(NumericalNote.TENSOR_CORE,))
+    make(barred, FakeEngine(101, 2e-8, **chosen), FakeEngine(102, 3e-8))
+    net, loss = network()
+    given = inputs(random, net)
+    with ooc_cudnn.settings(allow_tf32=False):
+        step = net.training_step(loss, **QUICK)
+        step(**given)
+        assert algorithms(step) == {"eng101"}
+        step.tune(**given)
+        step(**given)
+    assert algorithms(step) == {"eng101 (measured)"}
+
+
+def test_what_ran_before_is_not_taken_where_it_is_wrong(make, random):
+    make(FakeEngine(100, 1e-8, error=0.1), FakeEngine(101, 2e-8))
+    net, loss = network()
+    given = inputs(random, net)
+    step = net.training_step(loss, **QUICK)
+    step.tune(**given)
+    step(**given)
+    assert algorithms(step) == {"eng101 (measured)"}
 
 
 def test_measuring_may_be_cut_short(make, random):

@@ -48,6 +48,7 @@ class FakeEngine:
     notes: tuple = ()
     behavior: tuple = ()
     build_seconds: float = 0.0
+    least_images: int = 0
     fails: bool = False
     knobs: dict = field(default_factory=dict)
     launched: int = 0
@@ -155,11 +156,12 @@ class Graph:
     def get_workspace_size_plan_at_index(self, index):
         return self.workspace(self.plans[index])
 
+    @property
+    def images(self):
+        return self.inputs[1 if self.kind is ConvolutionBackwardData else 0].dim[0]
+
     def workspace(self, engine):
-        images = (
-            self.inputs[0] if self.kind is not ConvolutionBackwardData else self.inputs[1]
-        ).dim
-        return engine.workspace + images[0] * engine.workspace_of_image
+        return engine.workspace + self.images * engine.workspace_of_image
 
     def deselect_numeric_notes(self, notes):
         assert self.plans, "the backend marks the plans that there are"
@@ -173,6 +175,8 @@ class Graph:
         too_large = self.most is not None and self.workspace(engine) > self.most
         if self.barred & set(engine.notes) or too_large:
             raise RuntimeError("deselected")
+        if self.images < engine.least_images:
+            raise RuntimeError("not supported")
         time.sleep(engine.build_seconds)
 
     def operation(self):

@@ -92,6 +92,12 @@ class Convolutions:
                 self._ranked[key] = self._rank_first(operation, budget_bytes)
             return self._ranked[key]
 
+    def chosen(self, operation: AnyConvolution) -> Engine | None:
+        """Return the heuristics' choice: `devices.engines.Engines`."""
+        with self._lock:
+            found = self._ranked.get((operation, None)) or self._rank_first(operation, None)
+        return None if found is None else self._plans.engine_of(found)
+
     def candidates(
         self, operation: AnyConvolution, *, every: bool, compiled: bool
     ) -> Iterator[Engine]:

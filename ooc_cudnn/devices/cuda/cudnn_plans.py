@@ -11,6 +11,9 @@ from ooc_cudnn.devices.cuda.cudnn_graphs import describe, forget_frames
 from ooc_cudnn.devices.engines import MEASURED, Engine
 from ooc_cudnn.errors import CudnnError
 
+#: Where not every engine is tried, so many that the heuristics rank are: as many as PyTorch tries.
+MOST_RANKED = 10
+
 
 class Executable(NamedTuple):
     """A built plan: its graph, which of the graph's plans, all its scratch bytes, its engine.
@@ -109,16 +112,22 @@ class Plans:
         finally:
             forget_frames(graph)
 
+    def engine_of(self, found: Executable) -> Engine | None:
+        """Return the engine of a plan, as it may be asked for; None where that cannot be told."""
+        try:
+            return _engine_at(found.graph, found.plan_index, found.form)
+        except self._declined:
+            return None
+
     def engines(self, form: Form, *, every: bool, compiled: bool) -> list[Engine]:
         """Return the engines that may compute a form, those that the heuristics rank first.
 
-        Every one there is, too, or only those; and without `compiled`, those alone that are not
-        compiled at run time, beside the heuristics' choice.
+        Every one there is, too, or only the first of those; and without `compiled`, those alone
+        that are not compiled at run time, beside the heuristics' first.
         """
-        cudnn, kind = self._cudnn, "widened" if form.name == "widened" else ""
-        modes = cudnn.heur_mode
+        modes = self._cudnn.heur_mode
         found: list[Engine] = []
-        graph = describe(cudnn, self._handle, form.operation)
+        graph = describe(self._cudnn, self._handle, form.operation)
         try:
             graph.validate()
             graph.build_operation_graph()
@@ -127,11 +136,11 @@ class Plans:
             for index in range(graph.get_execution_plan_count()):
                 if index and not compiled and self._is_compiled(graph, index):
                     continue
-                ranked, knobs = graph.get_engine_and_knobs_at_index(index)
-                named = {knob.name: choice for knob, choice in knobs.items()}
-                found.append(Engine(ranked, named, kind))
+                found.append(_engine_at(graph, index, form))
+                if not every and len(found) == MOST_RANKED:
+                    break
             numbers = range(number) if compiled else self._at_once(form, number)
-            found += (Engine(each, {}, kind) for each in numbers)
+            found += (Engine(each, {}, _kind_of(form)) for each in numbers)
         except self._declined:  # it cannot be computed so, or no further: what was found will do
             pass
         finally:
@@ -160,6 +169,16 @@ class Plans:
         """Whether a plan is compiled at run time."""
         notes = graph.get_behavior_notes_for_plan_at_index(index)
         return self._cudnn.behavior_note.RUNTIME_COMPILATION in notes
+
+
+def _kind_of(form: Form) -> str:
+    return "widened" if form.name == "widened" else ""
+
+
+def _engine_at(graph: Any, index: int, form: Form) -> Engine:
+    """The engine of one of a graph's plans."""
+    number, knobs = graph.get_engine_and_knobs_at_index(index)
+    return Engine(number, {knob.name: choice for knob, choice in knobs.items()}, _kind_of(form))
 
 
 def _executable(graph: Any, index: int, form: Form) -> Executable:
