@@ -10,7 +10,14 @@ from contextlib import contextmanager
 from typing import Any
 
 from benchmarks.kernel_cases import Case, cases, filled
-from ooc_cudnn.devices.kernels import launch, launch_geometry, pooling, pooling_backward, relayout
+from ooc_cudnn.devices.kernels import (
+    launch,
+    launch_geometry,
+    pooling,
+    pooling_backward,
+    relayout,
+    softmax_plans,
+)
 
 
 @contextmanager
@@ -30,23 +37,21 @@ def changed(module: Any, **values: Any) -> Iterator[None]:
 
 def trials() -> Iterator[tuple[str, Any, dict[str, Any], tuple[str, ...]]]:
     """What is changed, and in cases with which words."""
-    for box in ((2, 1), (1, 1)):
-        lanes = [f"{name} max {way} back" for name in ("PL1", "PL5") for way in ("NHWC", "CHWN")]
-        lanes.append("PL5 average CHWN back")
-        yield f"lanes {box}", pooling_backward, {"LANE_BOXES": (box,)}, tuple(lanes)
-    planes = ("PL5 max NCHW back", "PL8 max NCHW back", "PL1 max NCHW back")
-    yield "no box", pooling_backward, {"BOXES": ()}, planes
-    yield "1 window", pooling, {"MOST_HELD": 40}, ("PL5 max NHWC forw", "PL5 max CHWN forw")
-    ways = ("CV6 NCHW to NHWC", "CV6 NCHW to CHWN", "CV6 NHWC to CHWN")
-    for channels, size in ((128, 16384), (32, 16384), (64, 8192), (128, 24576)):
-        values = {"TRANSPOSE_CHANNELS": channels, "TRANSPOSE_TILE_BYTES": size}
-        yield f"tile {channels}, {size}", launch_geometry, values, ways
-    joined = ("CV6 NHWC to CHWN", "CV6 CHWN to NHWC")
-    yield "always joined", relayout, {"SHORT_AXIS": 10**9}, joined
-    for box in ((4, 1), (4, 2), (2, 1)):
-        values = {"BOXES": (box,), "BOX_TAPS": 320}
-        yield f"box {box}", pooling_backward, values, planes[:2]
-    yield "never joined", relayout, {"SHORT_AXIS": 0}, ("CV5 scaled NHWC", "CV5 scaled CHWN")
+    odd = ("CV6 NCHW to NHWC", "CV7 scaled NCHW to NHWC")
+    for size in (4096, 16384):
+        yield f"read by word, {size}", relayout, {"NARROW_TILE_BYTES": size}, odd
+    ways = ("CV6 NHWC to NCHW", "CV7 scaled NHWC to NCHW", "CV11 scaled NHWC to NCHW")
+    yield "tile 8192", launch_geometry, {"TRANSPOSE_TILE_BYTES": 8192}, ways
+    planes = ("PL5 max NCHW forw", "PL7 max NCHW forw", "PL5 average NCHW forw")
+    for outputs in (1, 2, 4):
+        yield f"windows {outputs}", pooling, {"WORKING_SETS": (outputs,)}, planes
+    yield "windows 1", pooling, {"WORKING_SETS": ()}, ("PL5 max NHWC forw", "PL5 max CHWN forw")
+    for box in ((2, 2), (4, 1)):
+        back = ("PL5 max NCHW back", "PL7 max NCHW back", "PL5 average NCHW back")
+        yield f"box {box}", pooling_backward, {"BOXES": (box,)}, back
+    yield "no box", pooling_backward, {"BOXES": ()}, back
+    long_rows = ("512 x 30000", "128 x 100000")
+    yield "chunks of 512 threads", softmax_plans, {"CHUNK_LANES": 512}, long_rows
 
 
 def run(bench: Any, seconds_left: Any) -> list[dict[str, Any]]:

@@ -204,7 +204,6 @@ def test_windows_that_share_rows(case, dtype, layouts, monkeypatch):
 
     monkeypatch.setattr(forward_module, "FEWEST_THREADS", 0)
     monkeypatch.setattr(backward_module, "FEWEST_THREADS", 0)
-    monkeypatch.setattr(backward_module, "LANE_BOXES", ((2, 1), (1, 1)))
     launch._prepared.clear()
     for mode in ("max", INCLUDE, EXCLUDE):
         check(case, dtype, mode, layouts)

@@ -178,43 +178,43 @@ def block_shape(rows: int, packs: int, unroll: int, *, one_column: bool = False)
     return Blocks((across, down), unroll_rows, row_tiles * column_tiles, column_tiles)
 
 
-# A tile of a transpose: at most so many channels, so many bytes in all. The best of 30 shapes
-# measured on an H200, with packs of 16 bytes.
+# A tile of a transpose: so long along its shorter axis, at most, and so many bytes in all; measured
+# on an H200, with packs of 16 bytes. Where runs are read word by word, smaller tiles were 1.6 times
+# as fast.
 TRANSPOSE_CHANNELS = 64
 TRANSPOSE_TILE_BYTES = 16384
+NARROW_TILE_BYTES = 8192
 TRANSPOSE_LONGEST = 1024
+#: What memory moves at once. A piece of a run that is no multiple of it fetches its ends twice.
+BURST_BYTES = 64
+#: A longer piece may leave so much more of the last one idle than the best.
+IDLE = 1.2
 
 
-def transpose_tile(channels: int, spatial: int, item_bytes: int) -> tuple[int, int]:
+def transpose_tile(
+    channels: int, spatial: int, item_bytes: int, tile_bytes: int | None = None
+) -> tuple[int, int]:
     """The tile (channels, spatial elements) of a transpose between the two layouts.
 
     Few channels get a tile exactly as narrow and accordingly long.
 
     >>> transpose_tile(3, 10**6, 4), transpose_tile(64, 10**6, 4), transpose_tile(100, 49, 4)
-    ((3, 1024), (64, 64), (50, 49))
+    ((3, 1024), (64, 64), (64, 49))
     """
-    pack = WIDEST_ACCESS_BYTES // item_bytes
-    across = _piece(channels, TRANSPOSE_CHANNELS, pack)
-    longest = TRANSPOSE_TILE_BYTES // item_bytes // across // 32 * 32
-    return across, _piece(spatial, min(max(longest, 32), TRANSPOSE_LONGEST), pack)
+    burst = BURST_BYTES // item_bytes
+    across = _piece(channels, TRANSPOSE_CHANNELS, burst)
+    longest = (tile_bytes or TRANSPOSE_TILE_BYTES) // item_bytes // across // 32 * 32
+    return across, _piece(spatial, min(max(longest, 32), TRANSPOSE_LONGEST), burst)
 
 
-def _piece(extent: int, longest: int, pack: int) -> int:
-    """How to cut an extent into pieces: whole ones if possible, made of whole packs if possible.
+def _piece(extent: int, longest: int, burst: int) -> int:
+    """How to cut an extent into pieces: of whole bursts, long, and with little left in the last.
 
-    A last piece that is not whole takes a slow path, which matters where there are few pieces.
-
-    >>> _piece(192, 64, pack=4), _piece(196, 64, pack=4), _piece(257, 64, pack=4)
-    (64, 28, 64)
+    >>> _piece(192, 64, 16), _piece(196, 64, 16), _piece(784, 64, 16), _piece(50, 64, 16)
+    (64, 48, 64, 50)
     """
     if extent <= longest:
         return extent
-    fewest = -(-extent // longest)
-    if fewest > 16:
-        return longest
-    while pack:
-        for pieces in range(fewest, 2 * fewest):
-            if extent % pieces == 0 and extent // pieces % pack == 0:
-                return extent // pieces
-        pack //= 2
-    return longest
+    lanes = {size: -(-extent // size) * size for size in range(burst, longest + 1, burst)}
+    fewest = min(lanes.values(), default=0)
+    return max((size for size in lanes if lanes[size] <= IDLE * fewest), default=longest)

@@ -48,9 +48,12 @@ WARP_TAPS = 64
 BOX_TAPS = 160
 #: And makes so many elements.
 BOX_ELEMENTS = 32
-#: Boxes that are tried, in strides along h and w: without lanes, and with.
-BOXES = ((2, 2), (4, 1), (2, 1), (1, 1))
-LANE_BOXES: tuple[tuple[int, int], ...] = ()
+#: Boxes that are tried, in strides along h and w: where windows overlap, where they do not, and
+#: there with lanes. Where windows overlap in packs of lanes, tiles are as fast.
+Boxes = tuple[tuple[int, int], ...]
+BOXES: Boxes = ((4, 2), (2, 2), (4, 1), (2, 1), (1, 1))
+APART_BOXES: Boxes = ((2, 2), (2, 1), (1, 1))
+LANE_BOXES: Boxes = ((1, 1),)
 
 
 class Tile(NamedTuple):
@@ -138,7 +141,7 @@ def choose_box(
     windows an element, but hang over the edges of small images.
 
     >>> choose_box((1, 10**4, 1, 56, 56, 1), 1, (1, 3, 3), (1, 2, 2), (0, 0, 0))
-    (2, 2)
+    (4, 2)
     >>> choose_box((1, 10**4, 1, 56, 56, 1), 1, (1, 3, 3), (1, 1, 1), (0, 0, 0)) is None
     True
     """
@@ -148,6 +151,10 @@ def choose_box(
     beside = [max((k - 1 - phase) // s, 0) + (phase > 0) for k, s, phase in axes]
     if max(beside) > 1:  # too many overlap
         return None
+
+    candidates = APART_BOXES if lanes == 1 else LANE_BOXES
+    if any(beside):
+        candidates = BOXES if lanes == 1 else ()
 
     def windows(box: tuple[int, int]) -> int:
         return (box[0] + beside[0]) * (box[1] + beside[1])
@@ -159,7 +166,7 @@ def choose_box(
 
     fitting = [
         box
-        for box in (BOXES if lanes == 1 else LANE_BOXES)
+        for box in candidates
         if windows(box) * math.prod(window) <= BOX_TAPS
         and math.prod(box) * math.prod(stride) * lanes <= BOX_ELEMENTS
         and (boxes(box) >= FEWEST_THREADS or box == (1, 1))

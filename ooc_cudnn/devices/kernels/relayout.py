@@ -11,6 +11,7 @@ from ooc_cudnn.devices.kernels.launch_geometry import (
     BLOCK_THREADS,
     LARGEST_GRID,
     LARGEST_GRID_YZ,
+    NARROW_TILE_BYTES,
     Rows,
     block_shape,
     common_rows,
@@ -126,11 +127,10 @@ destination_p=6400, inner=3, outer_stride=64, split=1)
         return None
     batch, to_n, of_n = next((axis for axis in axes if axis not in (p, q)), (1, 0, 0))
     (size_p, to_p, _), (size_q, _, of_q) = p, q
-    if batch > 1 and min(size_p, size_q) < SHORT_AXIS:
-        if of_n == size_p:
-            return Transposition(1, size_p * batch, size_q, 0, of_q, 0, to_p, size_p, to_n, 1)
-        if to_n == size_q:
-            return Transposition(1, size_p, size_q * batch, 0, of_q, 0, to_p, size_q, of_n, 2)
+    if batch > 1 and size_p < SHORT_AXIS and size_p <= size_q and of_n == size_p:
+        return Transposition(1, size_p * batch, size_q, 0, of_q, 0, to_p, size_p, to_n, 1)
+    if batch > 1 and size_q < SHORT_AXIS and size_q <= size_p and to_n == size_q:
+        return Transposition(1, size_p, size_q * batch, 0, of_q, 0, to_p, size_q, of_n, 2)
     return Transposition(batch, size_p, size_q, of_n, of_q, to_n, to_p)
 
 
@@ -187,28 +187,40 @@ def _plan_transpose(destination: DeviceView, value: DeviceView, on: Transpositio
     item = destination.item_bytes
     p_is_long = on.size_p >= on.size_q
     narrow, long = sorted((on.size_p, on.size_q))
-    tile_narrow, tile_long = transpose_tile(narrow, long, item)
+    # Whether runs of value are read word by word, whatever the tile.
+    steps = [on.value_q, on.value_n, (on.split == 2) * on.outer_stride]
+    by_word = any(step % 2 for step in steps) or value.pointer % (2 * item)
+    tile_bytes = NARROW_TILE_BYTES if by_word else None
+    tile_narrow, tile_long = transpose_tile(narrow, long, item, tile_bytes)
     tile_p, tile_q = (tile_long, tile_narrow) if p_is_long else (tile_narrow, tile_long)
     # Where there is no batch, tiles side by side along the narrow axis fill whole runs together.
     p_along_x = p_is_long == (on.batch > 1)
 
-    def pack(tile: int, pointer: int, *steps: int) -> int:
+    def pack(length: int, pointer: int, *steps: int) -> int:
         count = WIDEST_ACCESS_BYTES // item
-        while tile % count or pointer % (count * item) or any(step % count for step in steps):
+        while length % count or pointer % (count * item) or any(step % count for step in steps):
             count //= 2
         return count
 
-    load = pack(tile_p, value.pointer, on.value_q, on.value_n, (on.split == 2) * on.outer_stride)
-    store = pack(
-        tile_q, destination.pointer,
-        on.destination_p, on.destination_n, (on.split == 1) * on.outer_stride,
-    )  # fmt: skip
+    def side(tile: int, size: int, pointer: int, run: int, n: int, split: int) -> tuple[int, bool]:
+        """Words of a pack, and whether packs run on from one run to the next."""
+        count = pack(tile, pointer, run, n, (on.split == split) * on.outer_stride)
+        if run == size == tile and on.split != split:
+            flat = pack(tile_p * tile_q, pointer, n)
+            if flat > count:
+                return flat, True
+        return count, False
+
+    load, flat_read = side(tile_p, on.size_p, value.pointer, on.value_q, on.value_n, 2)
+    store, flat_written = side(
+        tile_q, on.size_q, destination.pointer, on.destination_p, on.destination_n, 1
+    )
     tiles_p, tiles_q = -(-on.size_p // tile_p), -(-on.size_q // tile_q)
     across, down = (tiles_p, tiles_q) if p_along_x else (tiles_q, tiles_p)
     return Launch(
         "relayout.cu",
         f"transpose<{WORDS[item]}, {tile_p}, {tile_q}, {load}, {store}, {boolean(p_along_x)}, "
-        f"{on.split}>",
+        f"{on.split}, {boolean(flat_read)}, {boolean(flat_written)}>",
         (min(across, LARGEST_GRID), min(down, LARGEST_GRID_YZ), min(on.batch, LARGEST_GRID_YZ)),
         geometry(*on[:9]),
     )

@@ -107,7 +107,7 @@ def test_the_common_windows_move_in_16_byte_packs():
     operation = Pooling.of((8, 64, 128, 128), window=3, stride=2, padding=1, dtype="float16")
     forward, backward = names(operation, "first")
     assert forward == "pool_rows<int, __half, 0, 1, 3, 3, 1, 2, 2, 1, 8, 8, 8>"
-    assert backward == "unpool_boxes<int, __half, 0, 1, 4, true, true, 2, 2, 1, 1, 3, 3, 2, 2>"
+    assert backward == "unpool_boxes<int, __half, 0, 1, 4, true, true, 4, 2, 1, 1, 3, 3, 2, 2>"
     forward, backward = names(operation, "last")
     assert forward == "pool_windows<int, __half, 0, 8, 1, 3, 3, 1, 2, 2, 1, false>"
     assert backward.startswith("unpool_tile<int, __half, 0, false, 8, 1, ")
