@@ -37,8 +37,8 @@ from ooc_cudnn.telling import warn
 MOST_ROUNDS = 8
 #: Each engine is timed in so many batches of so many seconds.
 BATCHES, BATCH_SECONDS = 5, 0.01
-#: A scout has so many times the share of the others in the time for measuring.
-SCOUT_SHARE = 4.0
+#: Time for measuring goes where seconds are to be gained; so much of the mean share to each.
+LEAST_SHARE = 0.25
 
 Tell = Callable[[Measured], object]
 
@@ -138,7 +138,9 @@ def measure(
     found: dict[AnyConvolution, Measured] = {}
     scouts = scouts_of(operations) if effort.scouts else set[AnyConvolution]()
     best: dict[Hashable, tuple[Engine, ...]] = {}
-    shares = [SCOUT_SHARE if each in scouts else 1.0 for each in operations]
+    costs = [said.cost for said in operations.values()]
+    least = LEAST_SHARE * sum(costs) / max(len(costs), 1)
+    shares = [max(cost, least) for cost in costs]
     began, ended = time.perf_counter(), 0
     assert device.engines is not None
     with device.arena.lock:

@@ -19,6 +19,8 @@ from ooc_cudnn.pricing.request import Request
 NEAR = math.log(2.0)
 #: Families of convolutions that take so much of all seconds have scouts.
 FAMILY_MATTERS = 0.05
+#: What seconds count in other memory orders than that of the plan.
+OTHER_ORDERS = 0.25
 #: Of the memory limit, what the operands of a launch may take while its engines are measured.
 ROOM_SHARE = 0.25
 
@@ -56,7 +58,7 @@ class Effort(NamedTuple):
         matters, every engine that is not compiled at run time; the best of them are tried for the
         others of the family, too.
     seconds : float
-        For measuring, of which each convolution has a share; no other is begun then.
+        For all, of which each convolution has a share by its cost; no other is begun then.
     again : bool
         What is known already, too.
     launch_seconds : float
@@ -83,7 +85,8 @@ class Wanted(NamedTuple):
     launched : Convolution, or a gradient
         The one that is launched, on perhaps more images.
     cost : float
-        Seconds that all such launches are predicted to take.
+        Seconds that all such launches are predicted to take; fewer count in other memory orders
+        than the plan's.
     """
 
     launched: AnyConvolution
@@ -110,7 +113,7 @@ def what_to_measure(
         if not serves(kept, operation):
             kept[operation] = found[operation]
     others = {
-        _lying(each, layout): Wanted(_lying(launched, layout), cost)
+        _lying(each, layout): Wanted(_lying(launched, layout), OTHER_ORDERS * cost)
         for each, (launched, cost) in kept.items()
         for layout in device.layouts(forward_of(each).dtype)
         if layout != forward_of(each).layout
