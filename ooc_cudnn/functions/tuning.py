@@ -18,6 +18,7 @@ from typing import NamedTuple, Protocol
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.devices.engines import Engine, EngineFailedError, Measured, Option, front
 from ooc_cudnn.devices.measuring import Bench, Launched, Timing
+from ooc_cudnn.errors import DeviceOutOfMemoryError
 from ooc_cudnn.functions.engine_errors import Checked, Checks
 from ooc_cudnn.operations.convolution_backward import (
     AnyConvolution,
@@ -190,7 +191,7 @@ class Tuning:
         """How exact an engine is; None where it must not be used, or that cannot be found."""
         try:
             return self._checks.of(operation, engine, borders=borders, chosen=chosen)
-        except EngineFailedError:
+        except (EngineFailedError, DeviceOutOfMemoryError):
             return None
 
     def _timed_once(
@@ -220,7 +221,7 @@ class Tuning:
             nbytes, name = built
             try:
                 found = time_it(scratch_bytes=nbytes)
-            except EngineFailedError:
+            except (EngineFailedError, DeviceOutOfMemoryError):  # others hold memory, too
                 return None
         if found is None:
             return None

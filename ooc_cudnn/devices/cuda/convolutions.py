@@ -27,6 +27,7 @@ from ooc_cudnn.devices.kernels.launch import Call
 from ooc_cudnn.devices.kernels.pointwise import pointwise
 from ooc_cudnn.devices.kernels.relayout import fill_zero
 from ooc_cudnn.devices.view import DeviceView
+from ooc_cudnn.errors import CudnnError
 from ooc_cudnn.operations.convolution_backward import AnyConvolution, forward_of
 from ooc_cudnn.operations.fused_convolution import FusedConvolution
 from ooc_cudnn.telling import warn_once
@@ -95,7 +96,10 @@ class Convolutions:
     def chosen(self, operation: AnyConvolution) -> Engine | None:
         """Return the heuristics' choice: `devices.engines.Engines`."""
         with self._lock:
-            found = self._ranked.get((operation, None)) or self._rank_first(operation, None)
+            try:
+                found = self._ranked.get((operation, None)) or self._rank_first(operation, None)
+            except CudnnError:  # a convolution that no plan launches may be too large for cuDNN
+                return None
         return None if found is None else self._plans.engine_of(found)
 
     def candidates(

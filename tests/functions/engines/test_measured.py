@@ -11,6 +11,7 @@ from ooc_cudnn.devices.engine_files import (
 )
 from ooc_cudnn.devices.engines import Engine
 from ooc_cudnn.devices.measuring import Bench
+from ooc_cudnn.errors import DeviceOutOfMemoryError
 from ooc_cudnn.functions import tune
 from ooc_cudnn.functions.engine_errors import Checks
 from ooc_cudnn.functions.tuning import Deadline, Tuning
@@ -231,3 +232,34 @@ def test_buffers_are_filled_once_for_all_engines_that_are_looked_at(make, monkey
     make(*(FakeEngine(100 + at, 1e-6, at * 2**14) for at in range(4)))
     tuned()
     assert len(filled) > buffers * (block + well_timed)
+
+
+def test_what_cudnn_cannot_build_at_its_size_has_no_choice(make, monkeypatch):
+    """The uncut convolution of a call is measured, too, on fewer images."""
+    device = make(FakeEngine(100, 1e-6))
+    operation = Convolution.of(X.shape, W.shape, padding=1)
+    assert device.engines.chosen(operation) == Engine(100)
+
+    def fails(self):
+        raise RuntimeError("too large")
+
+    monkeypatch.setattr(Graph, "validate", fails)
+    assert device.engines.chosen(operation) is None
+
+
+def test_an_engine_for_which_the_card_has_no_room_is_left_out(make, monkeypatch):
+    """Another process may hold the memory that the limit would allow."""
+    make(FakeEngine(100, 2e-6), FakeEngine(101, 1e-6, 64 * KIB))
+    reserve = Bench.reserve
+
+    def reserved(self, nbytes):
+        if nbytes > 128 * KIB:
+            raise DeviceOutOfMemoryError(
+                requested_bytes=nbytes, available_bytes=0, limit_bytes=None, held_bytes=0,
+                purpose="calibration",
+            )  # fmt: skip
+        return reserve(self, nbytes)
+
+    monkeypatch.setattr(Bench, "reserve", reserved)
+    (measured,) = tuned()
+    assert numbers(measured) == [100]
