@@ -90,7 +90,7 @@ def test_a_tensor_with_itself(same):
 
 def test_numbers():
     net, x = network_on()
-    y = net.multiply(net.add(net.activation(x, "tanh"), -0.5), 3)
+    y = net.multiply(net.add(net.activation(x, "tanh"), -0.5), np.float32(3))
     assert net.running["add_1.constant"].tolist() == [-0.5]
 
     def twin(t):

@@ -79,7 +79,7 @@ class ElementwiseBuilders(Builders):
     ) -> tuple[Tensor, Tensor, Tensor, Shape]:
         """The result, both operands, and the shape as which the second is broadcast."""
         a = self._own(a, "a")
-        if isinstance(b, int | float) and not isinstance(b, bool):
+        if isinstance(b, int | float | np.integer | np.floating) and not isinstance(b, bool):
             value = number(b, "b", -math.inf)
             b = self._running_statistics(name, "constant", (1,), a.dtype, constant(value))
         b = self._own(b, "b", dtype=a.dtype)
