@@ -27,6 +27,9 @@ from ooc_cudnn.settings_table import Settings
 from ooc_cudnn.telling import warn
 from ooc_cudnn.tensor import numpy_dtype
 
+#: A step is planned again where arrays on the device are gone, so that it has so much more room.
+MUCH_MORE = 1.1
+
 
 class TrainingStep:
     """A step of training of a network.
@@ -56,6 +59,7 @@ class TrainingStep:
         self._asked, self._given_plan = asked, plan
         self._steps: dict[Settings, Step] = {}
         self._ready: dict[Hashable, ReadyStep] = {}
+        self._room = 0  # bytes of the device, beside all arrays, when it was planned
 
     def __repr__(self) -> str:
         said = "not planned yet" if self.plan is None else self.plan.explain().splitlines()[0]
@@ -165,8 +169,9 @@ class TrainingStep:
         ready = self._ready.get(key)
         with device.arena.lock:
             room = limit_here(device, self._limit) - device.arena.array_bytes
-        if ready is None or ready.device_bytes > room:
+        if ready is None or ready.device_bytes > room or room > MUCH_MORE * self._room:
             self._ready.clear()  # what it keeps on the host is given back first
+            self._room = room
             ready = self._ready[key] = ReadyStep(self._planned(given), device)
         return ready
 

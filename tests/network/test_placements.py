@@ -136,6 +136,8 @@ def test_the_limit_of_a_step_holds_whatever_is_on_the_device(made):
     peak, after = peak_and_plan(step, **inputs)
     assert before.device_bytes > after.device_bytes
     assert held.nbytes < peak <= limit
+    del held
+    assert peak_and_plan(step, **inputs)[1] == before
 
 
 def test_the_limit_of_a_step_goes_before_the_setting(made):
