@@ -9,7 +9,7 @@
 //
 // Memory traffic: every element is read once and written once. `transpose` reached 71 to 100 % of a
 // copy's speed on an H200 where runs begin on 16-byte boundaries, and 38 to 58 % where they do not,
-// as in NCHW of odd extents (docs/kernels.md).
+// as in NCHW of odd extents, before their packs were SHIFTED (docs/kernels.md).
 
 #include "strided.cuh"
 
@@ -117,62 +117,105 @@ struct Rounds {
 template <int TILE_P, int TILE_Q>
 constexpr int PITCH = TILE_Q >= 32 ? (TILE_P | 1) : TILE_P + (32 + TILE_Q - 1) / TILE_Q;
 
+// How a side's runs are cut into packs.
+//     ALIGNED  every run begins where a pack may begin
+//     FLAT     runs as short as the tile is narrow, that follow each other without a gap: packs run on
+//              from one to the next
+//     SHIFTED  runs begin anywhere: packs lie on their boundaries, and the first and the last one of a
+//              run are moved word by word
+enum Side { ALIGNED = 0, FLAT = 1, SHIFTED = 2 };
+
+template <int SIDE, int LENGTH, int AREA, int COUNT>
+constexpr int ACROSS = SIDE == FLAT ? AREA / COUNT : LENGTH / COUNT + (SIDE == SHIFTED);
+
+// How far the words at `run` are behind the last boundary of packs.
+template <int SIDE, int COUNT, typename Word>
+__device__ inline int shift_of(const Word *run) {
+    return SIDE == SHIFTED ? (int)((unsigned long long)run / sizeof(Word) % COUNT) : 0;
+}
+
 // One tile, of which left_p x left_q words exist (CHECKED; else all do): everything is read before
-// anything waits. A side whose runs are as short as the tile is narrow, and follow each other without
-// a gap, is FLAT: its packs run on from one to the next.
-template <bool CHECKED, typename Word, int TILE_P, int TILE_Q, int LOAD, int STORE, bool FLAT_READ,
-          bool FLAT_WRITTEN, bool SPLIT_READ, bool SPLIT_WRITTEN>
+// anything waits.
+template <bool CHECKED, typename Word, int TILE_P, int TILE_Q, int LOAD, int STORE, int READ,
+          int WRITTEN, bool SPLIT_READ, bool SPLIT_WRITTEN>
 __device__ inline void transpose_tile(
     Word *tile, Word *__restrict__ target, const Word *__restrict__ source,
     const Runs<SPLIT_WRITTEN> &target_runs, const Runs<SPLIT_READ> &source_runs, int left_p,
     int left_q) {
-    using Read = Rounds<(FLAT_READ ? TILE_P * TILE_Q : TILE_P) / LOAD>;
-    using Write = Rounds<(FLAT_WRITTEN ? TILE_P * TILE_Q : TILE_Q) / STORE>;
-    constexpr int PACKS_READ = TILE_P * TILE_Q / LOAD, PACKS_WRITTEN = TILE_P * TILE_Q / STORE;
+    constexpr int AREA = TILE_P * TILE_Q, PITCHED = PITCH<TILE_P, TILE_Q>;
+    constexpr int READ_ACROSS = ACROSS<READ, TILE_P, AREA, LOAD>;
+    constexpr int WRITE_ACROSS = ACROSS<WRITTEN, TILE_Q, AREA, STORE>;
+    using Read = Rounds<READ_ACROSS>;
+    using Write = Rounds<WRITE_ACROSS>;
+    constexpr int PACKS_READ = READ == FLAT ? READ_ACROSS : TILE_Q * READ_ACROSS;
+    constexpr int PACKS_WRITTEN = WRITTEN == FLAT ? WRITE_ACROSS : TILE_P * WRITE_ACROSS;
     constexpr int READ_ROUNDS = (PACKS_READ + TRANSPOSE_THREADS - 1) / TRANSPOSE_THREADS;
     constexpr int WRITE_ROUNDS = (PACKS_WRITTEN + TRANSPOSE_THREADS - 1) / TRANSPOSE_THREADS;
-    constexpr int PITCHED = PITCH<TILE_P, TILE_Q>;
 
     Pack<Word, LOAD> read[READ_ROUNDS];
+    int begin_p[READ_ROUNDS];  // the first word of a pack, in its run
 #pragma unroll
     for (int round = 0; round < READ_ROUNDS; ++round) {
-        const int q = Read::run(round), p = Read::pack(round) * LOAD;  // flat: run 0
-        const int left = !CHECKED ? LOAD : FLAT_READ ? left_q * TILE_P - p
-                                                     : (q < left_q ? left_p - p : 0);
-        if (threadIdx.x + round * TRANSPOSE_THREADS < PACKS_READ)
-            read[round] = load_pack<LOAD>(source + Read::offset(round, source_runs) + p, left);
+        if (threadIdx.x + round * TRANSPOSE_THREADS >= PACKS_READ) continue;
+        const int q = Read::run(round);  // flat: 0
+        const Word *run = source + Read::offset(round, source_runs);
+        const int p = Read::pack(round) * LOAD - shift_of<READ, LOAD>(run);
+        const int left = !CHECKED ? (READ == FLAT ? AREA : TILE_P)
+                         : READ == FLAT ? left_q * TILE_P
+                                        : (q < left_q ? left_p : 0);
+        begin_p[round] = p;
+        if (READ == SHIFTED && (p < 0 || left - p < LOAD)) {
+#pragma unroll
+            for (int i = 0; i < LOAD; ++i)
+                if (p + i >= 0 && p + i < left) read[round].element[i] = run[p + i];
+        } else {
+            read[round] = load_pack<LOAD>(run + p, CHECKED ? left - p : LOAD);
+        }
     }
 #pragma unroll
     for (int round = 0; round < READ_ROUNDS; ++round) {
-        const int q = Read::run(round), p = Read::pack(round) * LOAD;
-        if (threadIdx.x + round * TRANSPOSE_THREADS < PACKS_READ) {
+        if (threadIdx.x + round * TRANSPOSE_THREADS >= PACKS_READ) continue;
+        const int q = Read::run(round);
 #pragma unroll
-            for (int i = 0; i < LOAD; ++i)
-                tile[FLAT_READ ? (p + i) / TILE_P * PITCHED + (p + i) % TILE_P
-                               : q * PITCHED + p + i] = read[round].element[i];
+        for (int i = 0; i < LOAD; ++i) {
+            const int p = begin_p[round] + i;
+            if (READ == SHIFTED && (p < 0 || p >= TILE_P)) continue;
+            tile[READ == FLAT ? p / TILE_P * PITCHED + p % TILE_P : q * PITCHED + p] =
+                read[round].element[i];
         }
     }
     __syncthreads();
     Pack<Word, STORE> written[WRITE_ROUNDS];
+    int begin_q[WRITE_ROUNDS];
 #pragma unroll
     for (int round = 0; round < WRITE_ROUNDS; ++round) {
-        const int p = Write::run(round), q = Write::pack(round) * STORE;
-        if (threadIdx.x + round * TRANSPOSE_THREADS < PACKS_WRITTEN) {
+        if (threadIdx.x + round * TRANSPOSE_THREADS >= PACKS_WRITTEN) continue;
+        const int p = Write::run(round);
+        const Word *run = target + Write::offset(round, target_runs);
+        begin_q[round] = Write::pack(round) * STORE - shift_of<WRITTEN, STORE>(run);
 #pragma unroll
-            for (int i = 0; i < STORE; ++i)
-                written[round].element[i] =
-                    tile[FLAT_WRITTEN ? (q + i) % TILE_Q * PITCHED + (q + i) / TILE_Q
-                                      : (q + i) * PITCHED + p];
+        for (int i = 0; i < STORE; ++i) {
+            const int q = begin_q[round] + i;
+            if (WRITTEN == SHIFTED && (q < 0 || q >= TILE_Q)) continue;
+            written[round].element[i] =
+                tile[WRITTEN == FLAT ? q % TILE_Q * PITCHED + q / TILE_Q : q * PITCHED + p];
         }
     }
 #pragma unroll
     for (int round = 0; round < WRITE_ROUNDS; ++round) {
-        const int p = Write::run(round), q = Write::pack(round) * STORE;
-        const int left = !CHECKED ? STORE : FLAT_WRITTEN ? left_p * TILE_Q - q
-                                                         : (p < left_p ? left_q - q : 0);
-        if (threadIdx.x + round * TRANSPOSE_THREADS < PACKS_WRITTEN)
-            store_pack<STORE>(
-                target + Write::offset(round, target_runs) + q, written[round], left);
+        if (threadIdx.x + round * TRANSPOSE_THREADS >= PACKS_WRITTEN) continue;
+        const int p = Write::run(round), q = begin_q[round];
+        const int left = !CHECKED ? (WRITTEN == FLAT ? AREA : TILE_Q)
+                         : WRITTEN == FLAT ? left_p * TILE_Q
+                                           : (p < left_p ? left_q : 0);
+        Word *run = target + Write::offset(round, target_runs);
+        if (WRITTEN == SHIFTED && (q < 0 || left - q < STORE)) {
+#pragma unroll
+            for (int i = 0; i < STORE; ++i)
+                if (q + i >= 0 && q + i < left) run[q + i] = written[round].element[i];
+        } else {
+            store_pack<STORE>(run + q, written[round], CHECKED ? left - q : STORE);
+        }
     }
     __syncthreads();  // the next tile overwrites this one
 }
@@ -183,11 +226,11 @@ __device__ inline void transpose_tile(
 // images), so that no lane idles. One axis goes with blockIdx.x (P_ALONG_X: p, else q), the other
 // with y, the batch with z; each loops where the grid ends.
 template <typename Word, int TILE_P, int TILE_Q, int LOAD, int STORE, bool P_ALONG_X, int SPLIT,
-          bool FLAT_READ, bool FLAT_WRITTEN>
+          int READ, int WRITTEN>
 __global__ void __launch_bounds__(TRANSPOSE_THREADS, sizeof(Word) == 8 ? 3 : 4) transpose(
     TransposeGeometry geometry, Word *__restrict__ destination, const Word *__restrict__ value) {
-    static_assert((FLAT_READ ? TILE_P * TILE_Q : TILE_P) % LOAD == 0, "a tile holds whole packs");
-    static_assert((FLAT_WRITTEN ? TILE_P * TILE_Q : TILE_Q) % STORE == 0, "a tile holds whole packs");
+    static_assert((READ == FLAT ? TILE_P * TILE_Q : TILE_P) % LOAD == 0, "of whole packs");
+    static_assert((WRITTEN == FLAT ? TILE_P * TILE_Q : TILE_Q) % STORE == 0, "of whole packs");
     __shared__ Word tile[TILE_Q * PITCH<TILE_P, TILE_Q>];
     const long long begin_p = (P_ALONG_X ? blockIdx.x : blockIdx.y) * (long long)TILE_P;
     const long long begin_q = (P_ALONG_X ? blockIdx.y : blockIdx.x) * (long long)TILE_Q;
@@ -205,10 +248,10 @@ __global__ void __launch_bounds__(TRANSPOSE_THREADS, sizeof(Word) == 8 ? 3 : 4) 
                 Word *target = destination + n * geometry.destination_n + target_runs.begin() + q;
                 const long long rest_p = geometry.size_p - p, rest_q = geometry.size_q - q;
                 if (rest_p >= TILE_P && rest_q >= TILE_Q)
-                    transpose_tile<false, Word, TILE_P, TILE_Q, LOAD, STORE, FLAT_READ, FLAT_WRITTEN>(
+                    transpose_tile<false, Word, TILE_P, TILE_Q, LOAD, STORE, READ, WRITTEN>(
                         tile, target, source, target_runs, source_runs, TILE_P, TILE_Q);
                 else
-                    transpose_tile<true, Word, TILE_P, TILE_Q, LOAD, STORE, FLAT_READ, FLAT_WRITTEN>(
+                    transpose_tile<true, Word, TILE_P, TILE_Q, LOAD, STORE, READ, WRITTEN>(
                         tile, target, source, target_runs, source_runs,
                         rest_p < TILE_P ? (int)rest_p : TILE_P,
                         rest_q < TILE_Q ? (int)rest_q : TILE_Q);

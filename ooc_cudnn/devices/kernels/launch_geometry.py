@@ -179,11 +179,9 @@ def block_shape(rows: int, packs: int, unroll: int, *, one_column: bool = False)
 
 
 # A tile of a transpose: so long along its shorter axis, at most, and so many bytes in all; measured
-# on an H200, with packs of 16 bytes. Where runs are read word by word, smaller tiles were 1.6 times
-# as fast.
+# on an H200, with packs of 16 bytes.
 TRANSPOSE_CHANNELS = 64
 TRANSPOSE_TILE_BYTES = 16384
-NARROW_TILE_BYTES = 8192
 TRANSPOSE_LONGEST = 1024
 #: What memory moves at once. A piece of a run that is no multiple of it fetches its ends twice.
 BURST_BYTES = 64
@@ -191,9 +189,7 @@ BURST_BYTES = 64
 IDLE = 1.2
 
 
-def transpose_tile(
-    channels: int, spatial: int, item_bytes: int, tile_bytes: int | None = None
-) -> tuple[int, int]:
+def transpose_tile(channels: int, spatial: int, item_bytes: int) -> tuple[int, int]:
     """The tile (channels, spatial elements) of a transpose between the two layouts.
 
     Few channels get a tile exactly as narrow and accordingly long.
@@ -203,7 +199,7 @@ def transpose_tile(
     """
     burst = BURST_BYTES // item_bytes
     across = _piece(channels, TRANSPOSE_CHANNELS, burst)
-    longest = (tile_bytes or TRANSPOSE_TILE_BYTES) // item_bytes // across // 32 * 32
+    longest = TRANSPOSE_TILE_BYTES // item_bytes // across // 32 * 32
     return across, _piece(spatial, min(max(longest, 32), TRANSPOSE_LONGEST), burst)
 
 

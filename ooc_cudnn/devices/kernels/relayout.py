@@ -11,7 +11,6 @@ from ooc_cudnn.devices.kernels.launch_geometry import (
     BLOCK_THREADS,
     LARGEST_GRID,
     LARGEST_GRID_YZ,
-    NARROW_TILE_BYTES,
     Rows,
     block_shape,
     common_rows,
@@ -100,6 +99,8 @@ class Transposition(NamedTuple):
 
 #: An axis as short as this one is joined by the batch, where that goes.
 SHORT_AXIS = 32
+#: From so long pieces on, packs are worth it that begin elsewhere than their runs.
+SHIFTED_BYTES = 128
 
 
 def plan_transposition(destination: DeviceView, value: DeviceView) -> Transposition | None:
@@ -187,11 +188,7 @@ def _plan_transpose(destination: DeviceView, value: DeviceView, on: Transpositio
     item = destination.item_bytes
     p_is_long = on.size_p >= on.size_q
     narrow, long = sorted((on.size_p, on.size_q))
-    # Whether runs of value are read word by word, whatever the tile.
-    steps = [on.value_q, on.value_n, (on.split == 2) * on.outer_stride]
-    by_word = any(step % 2 for step in steps) or value.pointer % (2 * item)
-    tile_bytes = NARROW_TILE_BYTES if by_word else None
-    tile_narrow, tile_long = transpose_tile(narrow, long, item, tile_bytes)
+    tile_narrow, tile_long = transpose_tile(narrow, long, item)
     tile_p, tile_q = (tile_long, tile_narrow) if p_is_long else (tile_narrow, tile_long)
     # Where there is no batch, tiles side by side along the narrow axis fill whole runs together.
     p_along_x = p_is_long == (on.batch > 1)
@@ -202,17 +199,20 @@ def _plan_transpose(destination: DeviceView, value: DeviceView, on: Transpositio
             count //= 2
         return count
 
-    def side(tile: int, size: int, pointer: int, run: int, n: int, split: int) -> tuple[int, bool]:
-        """Words of a pack, and whether packs run on from one run to the next."""
+    def side(tile: int, size: int, pointer: int, run: int, n: int, split: int) -> tuple[int, int]:
+        """Words of a pack, and the `Side` of relayout.cu."""
         count = pack(tile, pointer, run, n, (on.split == split) * on.outer_stride)
         if run == size == tile and on.split != split:
             flat = pack(tile_p * tile_q, pointer, n)
             if flat > count:
-                return flat, True
-        return count, False
+                return flat, 1
+        full = pack(tile, 0)
+        if full > count and tile * item >= SHIFTED_BYTES:
+            return full, 2
+        return count, 0
 
-    load, flat_read = side(tile_p, on.size_p, value.pointer, on.value_q, on.value_n, 2)
-    store, flat_written = side(
+    load, read = side(tile_p, on.size_p, value.pointer, on.value_q, on.value_n, 2)
+    store, written = side(
         tile_q, on.size_q, destination.pointer, on.destination_p, on.destination_n, 1
     )
     tiles_p, tiles_q = -(-on.size_p // tile_p), -(-on.size_q // tile_q)
@@ -220,7 +220,7 @@ def _plan_transpose(destination: DeviceView, value: DeviceView, on: Transpositio
     return Launch(
         "relayout.cu",
         f"transpose<{WORDS[item]}, {tile_p}, {tile_q}, {load}, {store}, {boolean(p_along_x)}, "
-        f"{on.split}, {boolean(flat_read)}, {boolean(flat_written)}>",
+        f"{on.split}, {read}, {written}>",
         (min(across, LARGEST_GRID), min(down, LARGEST_GRID_YZ), min(on.batch, LARGEST_GRID_YZ)),
         geometry(*on[:9]),
     )
