@@ -23,7 +23,8 @@ from ooc_cudnn.network.alike import plan_request
 from ooc_cudnn.network.homes import Homes
 from ooc_cudnn.network.phases import Phase, Step
 from ooc_cudnn.network.pinned_block import in_pinned_block
-from ooc_cudnn.network.residency import GIVEN, Residency, results_of
+from ooc_cudnn.network.residency import GIVEN, Residency, results_of, uses_of
+from ooc_cudnn.network.spilling import spilled
 from ooc_cudnn.pipeline.program import (
     COPY_IN,
     COPY_OUT,
@@ -81,21 +82,29 @@ class Placed(NamedTuple):
 
 
 def place_step(
-    name: str, step: Step, residency: Residency, terms: Terms, *, may_stream: bool = True
+    name: str,
+    step: Step,
+    residency: Residency,
+    terms: Terms,
+    *,
+    may_stream: bool = True,
+    spill: bool = False,
 ) -> Placed | None:
     """Make the program of a step, with more tensors on the host where memory is short.
 
-    Without `may_stream` it must fit as it is: None where it does not.
+    Either for all of the step, and streamed by all who use them; or for a while (`spill`). Without
+    `may_stream` it must fit as it is: None where it does not.
 
     Raises
     ------
     PlanInfeasibleError
         If some phase does not fit by itself, with the least limit for which all do.
     """
-    stays = {base: found for base, found in residency.items() if found}
+    stays: Residency = {base: found for base, found in residency.items() if found}
+    uses, results = uses_of(step), results_of(step)
     for base, spec in terms.given.items():
         if spec.placement == "device":
-            stays.pop(base, None)  # it is there
+            stays = {name: found for name, found in stays.items() if name != base}  # it is there
     while True:
         worst = _overflow(step, stays, terms.target.room_bytes)
         if worst is None:
@@ -105,15 +114,26 @@ def place_step(
                 worst = error.phase
         if not may_stream:
             return None
-        largest = _largest(step, stays, worst)
-        if largest is None:
+        fewer = (
+            spilled(step, uses, results, stays, worst)
+            if spill
+            else _without_largest(step, stays, worst)
+        )
+        if fewer is None:
             raise PlanInfeasibleError(
                 function=f"{name}: {step.phases[worst].name}",
                 limit_bytes=terms.target.limit_bytes,
                 smallest_bytes=_least_bytes(name, step, terms),
                 reason="",
             )
-        del stays[largest]
+        stays = fewer
+
+
+def _without_largest(step: Step, stays: Residency, phase: int) -> Residency | None:
+    largest = _largest(step, stays, phase)
+    if largest is None:
+        return None
+    return {name: found for name, found in stays.items() if name != largest}
 
 
 def _overflow(step: Step, stays: Residency, room_bytes: int) -> int | None:

@@ -76,6 +76,8 @@ class NetworkPlan:
         Whether computing waits at the end of a layer for what leaves there.
     taken : str
         Of the policies that `policy` compared, the one whose plan this is.
+    apart : bool
+        Whether concatenations that convolutions alone read are taken apart.
     """
 
     name: str
@@ -100,6 +102,7 @@ class NetworkPlan:
     order: str = "channels_first"
     synchronous: bool = False
     taken: str = ""
+    apart: bool = False
 
     @property
     def fate(self) -> Mapping[str, str]:

@@ -8,6 +8,7 @@ from functools import partial
 from itertools import zip_longest
 
 from ooc_cudnn.errors import PlanInfeasibleError
+from ooc_cudnn.network.apart import apart
 from ooc_cudnn.network.bands import banded, is_of_band, whole_maps
 from ooc_cudnn.network.compacting import compacted
 from ooc_cudnn.network.computing import fastest_order
@@ -36,6 +37,8 @@ MOST_BANDS = 1024
 SHARE_OF_BANDS = 0.7
 #: Shares of the bytes that can be remade of which the rest leaves, beside all and none.
 SHARES_REMADE = (0.25, 0.5, 0.75, 0.9)
+#: And of which the rest is on the host only where memory is short.
+SHARES_SPILLED = (0.25, 0.75, 1.0)
 #: A plan that takes so many times its computing is compared with those that go down the rows.
 WAITING = 1.5
 #: Where tasks find too little room, further decisions are tried in so many steps at most.
@@ -93,6 +96,8 @@ def plan_step(
             )
         for made in _by_rows(name, step, terms, micro_batches):
             fastest.take(made)
+        for made in _by_spilling(name, step, terms, micro_batches or 1):
+            fastest.take(made)
     if fastest.best is None or (policy == "best" and _waits(fastest.best.plan)):
         # what is too large is streamed, call by call
         for each in ("mixed", "remake", "offload") if policy == "best" else names:
@@ -125,7 +130,10 @@ def plan_again(step: Step, plan: NetworkPlan, terms: Terms) -> PlannedStep:
     if not (is_int(plan.bands) and plan.bands > 0):
         raise ValueError(f"bands must be a positive int, not {plan.bands!r}")
     again = frozenset(plan.remade)
-    step = _rewritten(_as_taken(step, plan.policy), again, plan.micro_batches, plan.bands)
+    step = _as_taken(step, plan.policy)
+    if plan.apart:
+        step = apart(step)
+    step = _rewritten(step, again, plan.micro_batches, plan.bands)
     planned, phases = ([each.name for each in of] for of in (plan.tasks, step.phases))
     if planned != phases:  # stays count phases
         pairs = zip_longest(planned, phases)
@@ -184,6 +192,26 @@ def _by_rows(name: str, step: Step, terms: Terms, asked: int | None) -> Iterator
             figures = predicted(name, "rows", rewritten, placed, How(parts, bands), terms)
             yield PlannedStep(figures, rewritten, placed)
             break
+
+
+def _by_spilling(name: str, step: Step, terms: Terms, parts: int) -> Iterator[PlannedStep]:
+    """Plans in which tensors are on the host for a while, wherever memory is short.
+
+    Concatenations are taken apart, so that no tensor is larger than it must be.
+    """
+    step = apart(step)
+    for share in SHARES_SPILLED:
+        again = mixed(step, terms.target.machine, share)[-1].remade
+        rewritten = _rewritten(step, again, parts, 1)
+        stays = POLICIES["keep"].residing(rewritten)
+        try:
+            placed = place_step(name, rewritten, stays, terms, spill=True)
+        except PlanInfeasibleError:
+            break  # an addition to what another part made takes more than all at once
+        assert placed is not None
+        how = How(parts, remade=tuple(sorted(again)), apart=True)
+        figures = predicted(name, "spill", rewritten, placed, how, terms)
+        yield PlannedStep(figures, rewritten, placed)
 
 
 def _rewritten(step: Step, again: frozenset[str], parts: int, bands: int) -> Step:

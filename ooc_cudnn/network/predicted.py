@@ -23,6 +23,7 @@ class How(NamedTuple):
     micro_batches: int = 1
     bands: int = 1
     remade: tuple[str, ...] = ()
+    apart: bool = False
 
 
 def predicted(
@@ -70,6 +71,7 @@ def predicted(
         micro_batches=how.micro_batches,
         bands=how.bands,
         remade=how.remade,
+        apart=how.apart,
         stays=tuple((base, tuple(found)) for base, found in placed.residency.items()),
         fates=tuple(_fates(step, placed.residency)),
         tasks=tasks,

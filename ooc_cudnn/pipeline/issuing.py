@@ -73,7 +73,7 @@ class Issuer:
         """Copy a tensor over the link, in large copies."""
         spec, hazards = self.program.homes[move.source].spec, self.hazards
         index, self.pieces = self.pieces, self.pieces + 1
-        for region in chunks(spec.shape, spec.itemsize):
+        for region in chunks(spec):
             others: Latest = {}
             if hazards is not None:
                 others = hazards.users(move.source, region, writes=False)

@@ -8,7 +8,6 @@ there is several such tensors, with moves between them.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -23,6 +22,7 @@ COPY_IN, COPY_OUT, COMPUTE = "copy_in", "copy_out", "compute"
 
 #: Bytes of one copy of a move: the link is at its best from 16 MiB on.
 MOVE_BYTES = 32 * 2**20
+MOST_CHUNKS = 64
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,13 +181,22 @@ def byte_range(home: Home, region: Region) -> tuple[int, int]:
     return offset + first * spec.itemsize, offset + (last + 1) * spec.itemsize
 
 
-def chunks(shape: tuple[int, ...], item_bytes: int) -> Iterator[Region]:
-    """Cut a tensor that is moved into copies of `MOVE_BYTES`, along its images.
+def chunks(spec: TensorSpec) -> Iterator[Region]:
+    """Cut a tensor that is moved into copies of `MOVE_BYTES`, along the axis of longest strides.
 
-    >>> [region[0] for region in chunks((5, 2**23), 4)]
+    That is its images; of a single one its rows, or its channels. Where these are few, copies are
+    larger; and there are no more than `MOST_CHUNKS` of a single image.
+
+    >>> [region[0] for region in chunks(TensorSpec((5, 2**23)))]
     [(0, 1), (1, 2), (2, 3), (3, 4), (4, 5)]
     """
-    images = max(MOVE_BYTES // max(math.prod(shape[1:]) * item_bytes, 1), 1)
-    for start in range(0, shape[0], images):
-        rest = tuple((0, extent) for extent in shape[1:])
-        yield ((start, min(start + images, shape[0])), *rest)
+    longer = [axis for axis, extent in enumerate(spec.shape) if extent > 1] or [0]
+    axis = 0 if 0 in longer else max(longer, key=lambda each: spec.strides[each])
+    extent = spec.shape[axis]
+    size = max(MOVE_BYTES * extent // max(spec.nbytes, 1), 1)
+    if axis:
+        size = max(size, -(-extent // MOST_CHUNKS))
+    everything = [(0, each) for each in spec.shape]
+    for start in range(0, extent, size):
+        part = (start, min(start + size, extent))
+        yield (*everything[:axis], part, *everything[axis + 1 :])

@@ -1,8 +1,8 @@
 """Drawn networks under limits: `python -m tests.fuzz.networks --count 300 [--device cuda]`.
 
 Each is planned with all its memory, with the least that an error names, and in between, by policies
-that take turns, and in bands of rows. Every step must give PyTorch's loss, gradients and running
-statistics, and hold no more memory than it was allowed.
+that take turns, with tensors on the host for a while, and in bands of rows. Every step must give
+PyTorch's loss, gradients and running statistics, and hold no more memory than it was allowed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ooc_cudnn import PlanInfeasibleError
 from ooc_cudnn.network import planning
 from tests.support.drawn_networks import drawn_network
 from tests.support.network_checks import assert_close, sizes_of, twin_step, values
-from tests.support.network_steps import banded_plan
+from tests.support.network_steps import banded_plan, spilling_plans
 
 POLICIES = planning.NAMES
 PLENTY = 2**30
@@ -83,6 +83,10 @@ class Drawn:
             except PlanInfeasibleError:
                 if policy in ("best", "keep"):  # these stream what does not fit
                     raise
+        limit = (least + 2 * full) // 3
+        yield limit, "spill"
+        for made in spilling_plans(self.net, self.loss, limit)[self.seed % 3 :][:1]:
+            self.check(limit, "best", plan=made.plan)
         bands, parts = 2 + self.seed % 7, 1 if self.running else 1 + self.seed % 2
         yield full, f"{bands} bands, {parts} micro-batches"
         plan = banded_plan(self.net, self.loss, full, bands, parts)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 import ooc_cudnn
 from ooc_cudnn.network.placing import place_step
-from ooc_cudnn.network.planning import _as_taken, _rewritten
+from ooc_cudnn.network.planning import _as_taken, _by_spilling, _rewritten
 from ooc_cudnn.network.policies import POLICIES
 from ooc_cudnn.network.predicted import How, predicted
 from ooc_cudnn.network.terms import terms_for
@@ -22,6 +24,16 @@ def banded_plan(net, loss, limit, bands, micro_batches=1):
     placed = place_step("training_step", rewritten, residing, terms)
     how = How(micro_batches, bands)
     return predicted("training_step", "best", rewritten, placed, how, terms)
+
+
+def spilling_plans(net, loss, limit):
+    """The plans of a step in which tensors are on the host for a while."""
+    step = _as_taken(net.training_phases(loss), "best")
+    terms = terms_for(limit, None, step, {})
+    return [
+        made._replace(plan=replace(made.plan, policy="best"))
+        for made in _by_spilling("training_step", step, terms, 1)
+    ]
 
 
 def check_step(drawn, limit, **asked):
