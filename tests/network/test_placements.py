@@ -121,16 +121,16 @@ def test_the_limit_of_a_step_holds_whatever_is_on_the_device(made):
     for name in net.running:
         net.running[name] = on_the_device(net.running[name])
     with pytest.raises(ooc_cudnn.PlanInfeasibleError) as refused:
-        net.plan(loss, memory_limit=1)
+        net.plan(loss, memory_limit=1, policy="keep")
     inputs = {"images": images, "labels": classes}
     least = refused.value.smallest_bytes + sum(array.nbytes for array in net.running.values())
     with pytest.raises(ooc_cudnn.PlanInfeasibleError, match=f"memory_limit={least}"):
-        net.training_step(loss, memory_limit=least - 1)(**inputs)
-    step = net.training_step(loss, memory_limit=least)
+        net.training_step(loss, memory_limit=least - 1, policy="keep")(**inputs)
+    step = net.training_step(loss, memory_limit=least, policy="keep")
     assert peak_and_plan(step, **inputs)[0] == least
     assert peak_and_plan(step, **inputs)[0] == least
     limit = 2 * least
-    step = net.training_step(loss, memory_limit=limit)
+    step = net.training_step(loss, memory_limit=limit, policy="keep")
     _, before = peak_and_plan(step, **inputs)
     held = on_the_device(np.zeros(least // 3 // 8))
     peak, after = peak_and_plan(step, **inputs)
