@@ -369,11 +369,11 @@ __global__ void __launch_bounds__(256, 2) unpool_boxes(
                 const auto incoming = load_pack<COUNT>(
                     incoming_row + at_h * g.dy_stride.h + along(g.dy_stride, i_w), there);
                 Pack<T, COUNT> maximum;
-                A share = 1;
+                A share = KH * KW;
                 if constexpr (MODE == MAX)
                     maximum = load_pack<COUNT>(
                         maximum_row + at_h * g.y_stride.h + along(g.y_stride, i_w), there);
-                else if (there > 0)
+                else if (PADDED && there > 0)
                     share = A(divisor<MODE, 1, KH, KW>(g, depth, top, at_w * SW - g.before.w));
 #pragma unroll
                 for (int e = 0; e < COUNT; ++e) {
