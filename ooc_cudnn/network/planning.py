@@ -88,16 +88,10 @@ def plan_step(
         ]
         if fastest.best is not None and not any(faster):
             break
-    if policy == "best" and (fastest.best is None or _waits(fastest.best.plan)):
-        for share in SHARES_REMADE:
-            some = Policy(keep, partial(mixed, share=share))
-            fastest.take(
-                _planned(name, step, terms, "mixed", micro_batches or 1, some, may_stream=False)
-            )
-        for made in _by_rows(name, step, terms, micro_batches):
-            fastest.take(made)
-        for made in _by_spilling(name, step, terms, micro_batches or 1):
-            fastest.take(made)
+    for ways in (_by_shares, _by_rows, _by_spilling) if policy == "best" else ():
+        if fastest.best is None or _waits(fastest.best.plan):
+            for made in ways(name, step, terms, micro_batches):
+                fastest.take(made)
     if fastest.best is None or (policy == "best" and _waits(fastest.best.plan)):
         # what is too large is streamed, call by call
         for each in ("mixed", "remake", "offload") if policy == "best" else names:
@@ -165,6 +159,15 @@ def _waits(plan: NetworkPlan) -> bool:
     return plan.seconds > WAITING * plan.compute_seconds
 
 
+def _by_shares(name: str, step: Step, terms: Terms, asked: int | None) -> Iterator[PlannedStep]:
+    """Plans that remake a share of what can be remade, and of the rest let leave what must."""
+    for share in SHARES_REMADE:
+        some = Policy(keep, partial(mixed, share=share))
+        made = _planned(name, step, terms, "mixed", asked or 1, some, may_stream=False)
+        if made is not None:
+            yield made
+
+
 def _by_rows(name: str, step: Step, terms: Terms, asked: int | None) -> Iterator[PlannedStep]:
     """Plans that go down the rows, each in as few bands as leave memory to what is whole.
 
@@ -194,12 +197,12 @@ def _by_rows(name: str, step: Step, terms: Terms, asked: int | None) -> Iterator
             break
 
 
-def _by_spilling(name: str, step: Step, terms: Terms, parts: int) -> Iterator[PlannedStep]:
+def _by_spilling(name: str, step: Step, terms: Terms, asked: int | None) -> Iterator[PlannedStep]:
     """Plans in which tensors are on the host for a while, wherever memory is short.
 
     Concatenations are taken apart, so that no tensor is larger than it must be.
     """
-    step = apart(step)
+    step, parts = apart(step), asked or 1
     for share in SHARES_SPILLED:
         again = mixed(step, terms.target.machine, share)[-1].remade
         rewritten = _rewritten(step, again, parts, 1)
