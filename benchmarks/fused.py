@@ -47,6 +47,7 @@ QUICK_LAYERS, QUICK_MAPS = ((2, 3, 8, 9),), ((2, 8, 5, 4),)
 #: What takes longer in all is left out, and said; threads that compile kernels meanwhile.
 SECONDS, COMPILERS = 75.0, 16
 PRECISIONS = {"tf32": 4e-3, "float16": 4e-3, "bfloat16": 3e-2}
+#: Of half types sums are made apart (`SUMMED_BESIDE`); here is what they would take.
 PASS_DTYPES = ("float32", "float16")
 #: Largest difference of two ways, as a share of the largest value.
 PASS_TOLERANCE = {"float32": 2e-5, "float16": 4e-3}

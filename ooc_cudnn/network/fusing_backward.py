@@ -23,7 +23,7 @@ from ooc_cudnn.operations.backward_data import BackwardData
 from ooc_cudnn.operations.backward_pooling import BackwardPooling
 from ooc_cudnn.operations.batch_phases import ChannelSums
 from ooc_cudnn.operations.broadcast_gradient import BroadcastGradient
-from ooc_cudnn.operations.gradient_sums import BiasActivationGradient
+from ooc_cudnn.operations.gradient_sums import SUMMED_BESIDE, BiasActivationGradient
 from ooc_cudnn.operations.per_site import ActivationGradient
 
 
@@ -84,7 +84,7 @@ def _with_sums(step: Step) -> Step:
         if before is None or maker is None or not isinstance(maker.call, ActivationGradient):
             continue
         of = maker.call
-        if needs_x(of.mode, of.coef) or of.alpha != 1:
+        if needs_x(of.mode, of.coef) or of.alpha != 1 or of.dtype not in SUMMED_BESIDE:
             continue
         kind = BiasActivationGradient if of_bias else ActivationSums
         call = kind(of.shape, of.mode, of.coef, of.dtype, alpha=phase.call.alpha)

@@ -16,7 +16,7 @@ from ooc_cudnn.operations.broadcast_gradient import BroadcastSum
 from ooc_cudnn.operations.builder import Builder, Built
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.convolution_backward import ConvolutionBackwardData
-from ooc_cudnn.operations.gradient_sums import GradientSums
+from ooc_cudnn.operations.gradient_sums import SUMMED_BESIDE, GradientSums
 from ooc_cudnn.operations.rows import tensor_region, with_padding
 from ooc_cudnn.operations.single import OfForward, linear, summed
 from ooc_cudnn.operations.splittable import Operand, Piece, Read, Region, Rounding, random_range
@@ -44,7 +44,8 @@ class FusedBackward(OfForward, Built):
     """dx, dw and db from x, w, y and dy: cut along n and the rows of dy, all channels in a piece.
 
     The gradient dz before the activation is made once for a piece, and all three are made of it; db
-    in the same pass, where the piece owns all rows that it reads.
+    in the same pass, where the piece owns all rows that it reads, and the type is of
+    `SUMMED_BESIDE`.
     dw and db are summed over n and hY on the device and leave once.
     """
 
@@ -146,7 +147,8 @@ class FusedBackward(OfForward, Built):
         """The gradient before the activation, then the three that are made of it."""
         piece = build.piece
         accumulating, rows = build.accumulating, self.rows(piece.h_y)
-        dz = self._before_activation(build, summed=rows.read == piece.h_y)
+        beside = rows.read == piece.h_y and self.dtype in SUMMED_BESIDE
+        dz = self._before_activation(build, summed=beside)
         build.accumulating = False
 
         part = self._rows_of(build, dz, (rows.seen.start, rows.seen.stop), rows.read[0], "seen")
@@ -164,7 +166,7 @@ class FusedBackward(OfForward, Built):
         dw = self.of_filter.on_piece(piece, layout=build.layout, result_dtype=dtype)
         build.make(dw, (x, own), "dw", build.layout, sums="dw sums")
         build.release(x)
-        if rows.read != piece.h_y:
+        if not beside:
             shape = build.buffers[own].shape
             db = BroadcastSum(shape, shape[1:2], self.dtype, build.product_dtype("db"))
             build.make(db, (own,), "db", build.layout, sums="db sums")

@@ -201,6 +201,13 @@ def test_all_biases_of_vgg_but_the_classifiers():
     assert len(calls(step, BiasActivationGradient)) >= 12
 
 
+def test_half_types_are_summed_apart():
+    net = ooc_cudnn.Network()
+    h = net.activation(net.convolution(net.input("x", (2, 3, 8, 8), "float16"), 4, window=3))
+    step = summed(net.gradient_phases(net.convolution(h, 2, window=3)))
+    assert not calls(step, BiasActivationGradient)
+
+
 def test_steps_run_so():
     """Within little memory, in pieces and micro-batches: the gradients of one that has plenty."""
     net, x = network_on((2, 3, 8, 10))

@@ -7,7 +7,7 @@ from typing import Any
 
 from ooc_cudnn.devices.kernels.arguments import CUDA_TYPES, MODES, boolean, geometry, real_type
 from ooc_cudnn.devices.kernels.checks import check, check_packed, workspace_pointer
-from ooc_cudnn.devices.kernels.group_walk import MOST_PACKS, REDUCTION_BLOCKS, walk_channels
+from ooc_cudnn.devices.kernels.group_walk import REDUCTION_BLOCKS, Most, walk_channels
 from ooc_cudnn.devices.kernels.launch import Call, Launch, Runner, launch
 from ooc_cudnn.devices.kernels.reduction import (
     PRODUCTS,
@@ -23,9 +23,10 @@ from ooc_cudnn.operations.batch_normalization import NormaliseSums
 from ooc_cudnn.operations.gradient_sums import GradientSums
 from ooc_cudnn.tensor import ACCUMULATOR
 
-#: So many tensors take so many packs of a thread: 76 to 80 registers for float32, and three blocks
-#: on a multiprocessor, in place of 124 to 133, and one or two.
-MANY, PACKS_OF_MANY = 4, 2
+#: What a thread has. Two packs of four elements are 54 to 80 registers, and three or four blocks on
+#: a multiprocessor. Four packs of 16 bytes were 78 to 188, and one or two blocks: 35 to 87 % of a
+#: copy's bandwidth on an H200, the less the fewer the blocks.
+MOST = Most(packs=2, elements=4)
 
 
 def _sum(
@@ -43,9 +44,7 @@ def _sum(
     assert dy is not None
     channels, walk, partial = operation.shape[1], None, 0
     if dy.size:
-        many = sum(view is not None for view in tensors) >= MANY
-        views = [view or dy for view in tensors]
-        walk = walk_channels(views, REDUCTION_BLOCKS, PACKS_OF_MANY if many else MOST_PACKS)
+        walk = walk_channels([view or dy for view in tensors], REDUCTION_BLOCKS, MOST)
         numbers = SUMS[kind] * walk.parts * kept_columns(walk, channels)
         partial = workspace_pointer(call.workspace, 8 * numbers)
 

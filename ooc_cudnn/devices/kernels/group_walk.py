@@ -29,8 +29,6 @@ from ooc_cudnn.devices.view import WIDEST_ACCESS_BYTES, DeviceView
 REDUCTION_BLOCKS = 2048
 #: Blocks of an elementwise pass; each reads its channels' vectors once.
 ELEMENTWISE_BLOCKS = 8192
-#: Packs of a thread, all loaded before the first is used.
-MOST_PACKS = 8
 #: Packs that a block has of a row of columns: a warp's width. At most 256 columns in all.
 COLUMN_PACKS = 32
 
@@ -73,20 +71,30 @@ class GroupWalk(NamedTuple):
 Views = Sequence[DeviceView]
 
 
+class Most(NamedTuple):
+    """What a thread has at most: packs, all loaded before the first is used, and their elements."""
+
+    packs: int = 8
+    elements: int = 8
+
+
+MOST = Most()
+
+
 def walk_images(views: Views, blocks: int) -> GroupWalk:
     """Walk image by image: all channels and sites of one are a group.
 
     Worked out once for views alike, as `walk_channels` is.
     """
-    return _remembered(_walk_images, blocks, MOST_PACKS, *map(_signature, views))
+    return _remembered(_walk_images, blocks, MOST, *map(_signature, views))
 
 
-def walk_channels(views: Views, blocks: int, most_packs: int = MOST_PACKS) -> GroupWalk:
+def walk_channels(views: Views, blocks: int, most: Most = MOST) -> GroupWalk:
     """Walk channel by channel: a channel of all images is a group.
 
-    `most_packs` bounds the packs of a thread, where those of many operands want registers.
+    `most` bounds what a thread has, where many operands, or sums, want registers.
     """
-    return _remembered(_walk_channels, blocks, most_packs, *map(_signature, views))
+    return _remembered(_walk_channels, blocks, most, *map(_signature, views))
 
 
 def _signature(view: DeviceView) -> tuple[Any, ...]:
@@ -95,15 +103,15 @@ def _signature(view: DeviceView) -> tuple[Any, ...]:
 
 @functools.lru_cache(maxsize=4096)
 def _remembered(
-    walk: Callable[[Views, int, int], GroupWalk],
+    walk: Callable[[Views, int, Most], GroupWalk],
     blocks: int,
-    most_packs: int,
+    most: Most,
     *signatures: tuple[Any, ...],
 ) -> GroupWalk:
-    return walk([DeviceView(*signature) for signature in signatures], blocks, most_packs)
+    return walk([DeviceView(*signature) for signature in signatures], blocks, most)
 
 
-def _walk_images(views: Views, blocks: int, most_packs: int) -> GroupWalk:
+def _walk_images(views: Views, blocks: int, most: Most) -> GroupWalk:
     (n, c, s), _ = views[0].flat()
     steps = [view.flat()[1] for view in views]
     rows = common_rows((1, c, s), steps, keep_channel=False)
@@ -111,29 +119,27 @@ def _walk_images(views: Views, blocks: int, most_packs: int) -> GroupWalk:
         (step[0], *of_rows[1:]) for step, of_rows in zip(steps, rows.strides, strict=True)
     )
     rows = rows._replace(sizes=(n, *rows.sizes[1:]), strides=strides)
-    return _walk_runs(views, rows, blocks, most_packs, images=True)
+    return _walk_runs(views, rows, blocks, most, images=True)
 
 
-def _walk_channels(views: Views, blocks: int, most_packs: int) -> GroupWalk:
+def _walk_channels(views: Views, blocks: int, most: Most) -> GroupWalk:
     sizes, _ = views[0].flat()
     steps = [view.flat()[1] for view in views]
     if sizes[1] == 1:  # one group, of all there is: axes may merge past the channel
         rows = common_rows(sizes, steps, keep_channel=False)
-        return _walk_runs(views, rows, blocks, most_packs, images=True)
+        return _walk_runs(views, rows, blocks, most, images=True)
     rows = common_rows(sizes, steps, keep_channel=True)
     if rows.inner_is_channel:
-        return _walk_columns(views, rows, blocks, most_packs)
-    return _walk_runs(views, rows, blocks, most_packs, images=False)
+        return _walk_columns(views, rows, blocks, most)
+    return _walk_runs(views, rows, blocks, most, images=False)
 
 
-def _walk_runs(
-    views: Views, rows: Rows, blocks: int, most_packs: int, *, images: bool
-) -> GroupWalk:
+def _walk_runs(views: Views, rows: Rows, blocks: int, most: Most, *, images: bool) -> GroupWalk:
     """Groups that are runs: the outer axis is the group (`images`), or the middle one."""
     outer, middle, inner = rows.sizes
     groups, lines = (outer, middle) if images else (middle, outer)
-    count = pack_size(rows, views)
-    unroll = min(packs_a_thread(count * views[0].item_bytes), most_packs)
+    count = min(pack_size(rows, views), most.elements)
+    unroll = min(packs_a_thread(count * views[0].item_bytes), most.packs)
     empty = lines == 0 or inner == 0
     shape = block_shape(max(lines, 1), -(-max(inner, 1) // count), unroll)
     across, down = shape.block
@@ -155,25 +161,25 @@ def _walk_runs(
     )
 
 
-def _walk_columns(views: Views, rows: Rows, blocks: int, most_packs: int) -> GroupWalk:
+def _walk_columns(views: Views, rows: Rows, blocks: int, most: Most) -> GroupWalk:
     """Groups that are columns; short rows without gaps are joined until they fill a block's width.
 
     Twenty rows of three channels, say, are one row of sixty columns.
     """
     channels = rows.sizes[2]
     repeats, last_inner = 1, channels
-    count = pack_size(rows, views)
+    count = min(pack_size(rows, views), most.elements)
     if rows.contiguous and all(stride[1] == channels for stride in rows.strides):
         unjoined = rows
-        wide = WIDEST_ACCESS_BYTES // views[0].item_bytes
+        wide = min(WIDEST_ACCESS_BYTES // views[0].item_bytes, most.elements)
         while True:  # the widest packs that suit the rows they would join
             rows, repeats, last_inner = _joined(unjoined, wide)
-            count = pack_size(rows, views)
+            count = min(pack_size(rows, views), most.elements)
             if count >= wide or wide == 1:
                 break
             wide //= 2
     outer, middle, inner = rows.sizes
-    unroll = min(packs_a_thread(count * views[0].item_bytes), most_packs)
+    unroll = min(packs_a_thread(count * views[0].item_bytes), most.packs)
     packs = -(-inner // count)
     groups = -(-packs // COLUMN_PACKS)
     across = -(-packs // groups)
