@@ -18,8 +18,8 @@ from ooc_cudnn.operations.splittable import Operand, Piece, Read, Region, Roundi
 from perfmodel import Work
 from perfmodel.cached import cached_property
 
-#: Types of which sums are made beside gradients. Of half types the arithmetic on elements binds, not
-#: memory: on an H200 the two passes by themselves were faster.
+#: Types of which sums are made beside gradients. Of half types the arithmetic on elements binds,
+#: not memory: on an H200 the two passes by themselves were faster.
 SUMMED_BESIDE = ("float32", "float64")
 
 
