@@ -97,10 +97,10 @@ def packed_image(view: DeviceView) -> DeviceView:
     """A view, of rows of a single image as if there were no others: that is how it is packed."""
     if len(view.shape) < 3 or view.shape[0] != 1 or view.strides[1] != 1:
         return view
-    of_image = view.shape[2] * view.strides[2]
-    if view.strides[0] == of_image:
+    packed = packed_strides(view.shape, "channels_last")
+    if view.strides == packed or view.strides[1:] != packed[1:]:
         return view
-    return DeviceView(view.pointer, view.dtype, view.shape, (of_image, *view.strides[1:]))
+    return DeviceView(view.pointer, view.dtype, view.shape, packed)
 
 
 def shaped(source: Source, spec: TensorSpec) -> Source:

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 import ooc_cudnn
+from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.network.placing import _Placing
 from ooc_cudnn.network.policies import mixed
 from ooc_cudnn.network.remaking import can_be_remade
+from ooc_cudnn.pipeline.views import packed_image
 from ooc_cudnn.tensor import TensorSpec
 from perfmodel import shipped
 from tests.network.test_host_memory import Deep
@@ -98,3 +100,12 @@ def test_rings_are_as_deep_as_there_is_room():
     assert 3 < slots["x"] == slots["y"] <= 6
     assert plan.device_bytes < deeper.device_bytes <= 2 * plan.device_bytes
     assert dict(roomy.with_deeper_rings(2**40).rings)["x"] == plan.pieces
+
+
+def test_rows_of_one_image_are_seen_as_an_image():
+    rows = DeviceView(512, "float32", (1, 4, 2, 5), (160, 1, 20, 4))
+    assert packed_image(rows) == replace(rows, strides=(40, 1, 20, 4))
+    for shape, strides in (((1, 4, 1, 1), (4, 1, 1, 1)), ((2, 4, 2, 5), (160, 1, 20, 4)),
+                           ((1, 4, 2, 5), (40, 10, 5, 1)), ((4, 1), (1, 1))):  # fmt: skip
+        view = DeviceView(512, "float32", shape, strides)
+        assert packed_image(view) == view
