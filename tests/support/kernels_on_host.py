@@ -13,6 +13,7 @@ from ooc_cudnn.devices.kernels.runners import RUNNERS, WORKSPACE
 from ooc_cudnn.devices.worker import WorkerRun
 from ooc_cudnn.memory.arena import Arena
 from ooc_cudnn.operations.convolution_backward import AnyConvolution
+from ooc_cudnn.operations.fused_convolution import FusedConvolution
 from tests.support.card import run_on_cpu
 from tests.support.cuda_on_cpu import memory
 
@@ -31,6 +32,10 @@ def run(device, launch, views, workspace, stream):
     if 0 in output.shape:
         return
     inputs = tuple(views[name] if name else None for name in launch.inputs)
+    if isinstance(operation, FusedConvolution):
+        x, w, b = inputs
+        convolution_direct.run(operation.forward, Call((x, w), output, workspace, None))
+        operation, inputs = operation.after, (output, None, b, None)
     if isinstance(operation, AnyConvolution):
         runner = convolution_direct.run
     else:
