@@ -91,15 +91,30 @@ def _taken_apart(step: Step, joined: str, parts: tuple[Range, ...]) -> Step:
         at = parts.index(region[1])
         own = whole(extents(region))
         tensors[name] = replace(tensor, of=names[at], region=own)
-    for phase in step.phases:
+    for index, phase in enumerate(step.phases):
         operand = _JOINED.get(type(phase.call), "")
         bound = phase.binds.get(operand, joined if operand else "")
         if operand not in phase.binds or step.place(bound) != (joined, whole(old.shape)):
             phases.append(phase)
             continue
-        phases += _of_parts(phase, operand, parts, names, tensors)
+        made = _of_parts(phase, operand, parts, names, tensors)
+        if isinstance(phase.call, BackwardData):
+            # what is read last is made first: it leaves while the others are made and read
+            later = [_next_use(step, joined, part, index) for part in parts]
+            made = [made[at] for at in sorted(range(len(parts)), key=lambda at: -later[at])]
+        phases += made
     count = sum(not phase.is_backward for phase in phases)
     return replace(step, tensors=tensors, phases=tuple(phases), forward_count=count)
+
+
+def _next_use(step: Step, joined: str, part: Range, index: int) -> int:
+    """The next phase that touches some channels of a concatenation."""
+    for at in range(index + 1, len(step.phases)):
+        for name in step.phases[at].binds.values():
+            base, region = step.place(name)
+            if base == joined and region[1][0] < part[1] and part[0] < region[1][1]:
+                return at
+    return len(step.phases)
 
 
 def _of_parts(

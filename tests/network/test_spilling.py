@@ -35,7 +35,7 @@ class Joined:
         x = net.input("x", (2, 3, 10, 8), dtype)
         a = net.activation(net.convolution(x, 4, window=3, padding=1), "tanh")
         b = net.convolution(a, 5, window=3, padding=1)
-        joined = net.concatenate([a, b], name="joined")
+        joined = net.concatenate([b, a], name="joined")
         one = net.convolution(joined, 3, window=3, padding=1, name="one")
         other = net.convolution(joined, 3, window=1, name="other")
         y = net.add(one, other)
@@ -55,6 +55,9 @@ def test_a_concatenation_is_taken_apart():
     names = [phase.name for phase in step.phases if phase.node == "one"]
     assert names[:2] == ["one forward [0]", "one forward [1]"]
     assert sum("filter gradient" in name for name in names) == 2
+    # of the gradients the one that is read last is made first
+    order = [name for name in names if "data gradient" in name]
+    assert order == ["one data gradient [1]", "one data gradient [0]"]
     maps = [tensor for tensor in step.tensors.values() if len(tensor.shape) == 4]
     assert max(tensor.shape[1] for tensor in maps if tensor.kind == "map") == 5
     assert apart(step) == step
