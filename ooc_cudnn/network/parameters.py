@@ -50,7 +50,7 @@ class Parameters(MutableMapping[str, Any]):
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._arrays:
-            tensor = self.tensors[name]
+            tensor = self._known(name)
             at = list(self.tensors).index(name)
             random = np.random.default_rng((self._seed, at))
             drawn = self._initial[name](random, tensor.shape, tensor.dtype)
@@ -59,11 +59,14 @@ class Parameters(MutableMapping[str, Any]):
 
     def __setitem__(self, name: str, array: Any) -> None:
         """Replace an array by another one of its shape and dtype, of any framework, anywhere."""
-        if name not in self.tensors:
-            raise KeyError(f"{name!r} is none of {', '.join(self.tensors) or 'no names'}")
-        self._check(self.tensors[name], array)
+        self._check(self._known(name), array)
         # A torch.nn.Parameter: its memory alone, which PyTorch's optimizers go on to change.
         self._arrays[name] = array.detach() if getattr(array, "requires_grad", False) else array
+
+    def _known(self, name: str) -> Tensor:
+        if name not in self.tensors:
+            raise KeyError(f"{name!r} is none of {', '.join(self.tensors) or 'no names'}")
+        return self.tensors[name]
 
     def __delitem__(self, name: str) -> None:
         raise TypeError(f"{name!r} belongs to the network and cannot be taken out of it")

@@ -285,3 +285,11 @@ def test_images_and_labels_are_no_maps():
     assert (labels.nbytes, labels.is_floating) == (32, False)
     with pytest.raises(TypeError, match="activation_1: x must be a floating tensor, but labels is"):
         net.activation(labels)
+
+
+def test_a_name_that_is_none_is_told():
+    net = ooc_cudnn.Network()
+    net.linear(net.input("x", (2, 3)), 4, name="last")
+    for ask in (lambda: net.parameters["w"], lambda: net.parameters.update(w=np.ones(3))):
+        with pytest.raises(KeyError, match=r"'w' is none of last\.w, last\.b"):
+            ask()
