@@ -38,7 +38,7 @@ def test_calls(function, with_workspace):
     assert ooc_cudnn.plan(function, memory_limit=least, **arguments).device_bytes <= least
 
 
-@pytest.mark.parametrize("policy", ["best", "keep", "vdnn_dyn"])
+@pytest.mark.parametrize("policy", ["best", "keep"])
 def test_steps(policy, with_workspace):
     """In bands and in parts sums are added to, and that takes more than all at once: they do not
     count where they do not fit."""
