@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -11,13 +10,14 @@ from ooc_cudnn.arrays.operands import Wrapped, wrap
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.functions.bound import Bound
+from ooc_cudnn.functions.observed import run_observed
 from ooc_cudnn.functions.prepared import Prepared
 from ooc_cudnn.memory.limit import limit_bytes
 from ooc_cudnn.pipeline.verify import Verification
 from ooc_cudnn.pipeline.views import Source
 from ooc_cudnn.pricing.plan import Plan
-from ooc_cudnn.profiling import Call, recording
-from ooc_cudnn.progress import SHORTEST_SECONDS, Reporter, reporter
+from ooc_cudnn.profiling import recording
+from ooc_cudnn.progress import SHORTEST_SECONDS
 from ooc_cudnn.settings_table import Settings
 from ooc_cudnn.tensor import TensorSpec
 
@@ -44,7 +44,7 @@ def run(prepared: Prepared, bound: Bound, device: Device, settings: Settings) ->
     if not plain:
         sources = {name: _source(known[name]) for name in chain.operands}
         with _vectors_kept(bound):
-            _run_observed(prepared, device, settings, sources)
+            _run_verified(prepared, device, settings, sources)
         return
     executor, limit = prepared.executor, limit_bytes(device, settings.memory_limit)
     if executor.is_bound(tuple(known[name].pointer for name in chain.operands)):
@@ -89,10 +89,10 @@ def _source(operand: Wrapped) -> Source:
     return operand.view() if operand.spec.placement == "device" else operand.array
 
 
-def _run_observed(
+def _run_verified(
     prepared: Prepared, device: Device, settings: Settings, sources: Mapping[str, Source]
 ) -> None:
-    plan, calls = prepared.plan, recording()
+    plan = prepared.plan
     verification = (
         Verification(plan.function, prepared.chain, sources, device, settings.verify)
         if settings.verify
@@ -101,34 +101,16 @@ def _run_observed(
     known = dict(sources)
     for name, spec in prepared.executor.program.between.items():
         known[name] = _source(_allocate(spec, device, name))
-    device.arena.reset_peak()
-    begin = time.perf_counter()
-    with reporter(
-        settings.progress,
-        total=plan.pieces,
-        label=plan.function,
-        predicted_seconds=plan.seconds,
-    ) as progress:
-        trace = prepared.executor.run(
-            device,
-            known,
-            staged=prepared.staged,
-            # Memory on the host may be read or changed as soon as the call returns.
-            wait=not all(isinstance(source, DeviceView) for source in known.values()),
-            timed=calls is not None,
-            on_piece=None if type(progress) is Reporter else progress.update,
-            limit_bytes=limit_bytes(device, settings.memory_limit),
-        )
-    if calls is not None and trace is not None:
-        calls.append(
-            Call(
-                function=plan.function,
-                plan=plan,
-                seconds=time.perf_counter() - begin,
-                predicted_seconds=plan.seconds,
-                peak_device_bytes=device.arena.peak_bytes,
-                trace=trace,
-            )
-        )
+    run_observed(
+        plan.function,
+        plan,
+        prepared.executor,
+        device,
+        known,
+        staged=prepared.staged,
+        # Memory on the host may be read or changed as soon as the call returns.
+        wait=not all(isinstance(source, DeviceView) for source in known.values()),
+        limit_bytes=limit_bytes(device, settings.memory_limit),
+    )
     if verification is not None:
         verification.check()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -13,14 +12,13 @@ from ooc_cudnn import interrupts
 from ooc_cudnn.arrays.making import empty_in
 from ooc_cudnn.arrays.operands import Wrapped, wrap
 from ooc_cudnn.devices.base import Device
+from ooc_cudnn.functions.observed import run_observed
 from ooc_cudnn.memory.pinned import allocate
 from ooc_cudnn.network.fastest import PlannedStep
 from ooc_cudnn.network.phases import Step
 from ooc_cudnn.network.residency import GIVEN, results_of
 from ooc_cudnn.pipeline.execute import Executor
 from ooc_cudnn.pipeline.program import Program
-from ooc_cudnn.profiling import Call, recording
-from ooc_cudnn.progress import Reporter, reporter
 from ooc_cudnn.settings import current
 from ooc_cudnn.tensor import TensorSpec, numpy_dtype
 
@@ -84,33 +82,18 @@ class ReadyStep:
         arrays: dict[str, Any] = {**self._own, **made}
         for name, each in taken.items():
             arrays[name] = each.view() if each.spec.placement == "device" else each.array
-        program, device, calls = self.planned.placed.program, self.device, recording()
-        plan, settings = self.planned.plan, current()
-        with device.arena.lock, interrupts.deferred():
-            device.arena.reset_peak()
-            begin = time.perf_counter()
-            with reporter(
-                settings.progress,
-                total=plan.pieces,
-                label=plan.name,
-                predicted_seconds=plan.seconds,
-            ) as progress:
-                trace = self.executor.run(
-                    device,
-                    arrays,
-                    staged=any(
-                        home.spec.placement in ("pageable", "disk")
-                        for home in program.homes.values()
-                    ),
-                    wait=True,
-                    timed=calls is not None,
-                    on_piece=None if type(progress) is Reporter else progress.update,
-                    limit_bytes=plan.memory_limit,
-                )
-            if calls is not None and trace is not None:
-                seconds = time.perf_counter() - begin
-                peak = device.arena.peak_bytes
-                calls.append(Call(plan.name, plan, seconds, plan.seconds, peak, trace))
+        plan, homes = self.planned.plan, self.planned.placed.program.homes
+        with self.device.arena.lock, interrupts.deferred():
+            run_observed(
+                plan.name,
+                plan,
+                self.executor,
+                self.device,
+                arrays,
+                staged=any(home.spec.placement in ("pageable", "disk") for home in homes.values()),
+                wait=True,
+                limit_bytes=plan.memory_limit,
+            )
         return made
 
     def of(self, results: Mapping[str, Any], name: str) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from scipy.special import erf, expit
@@ -13,6 +14,22 @@ from ooc_cudnn.operations.base import Array, Shape
 from ooc_cudnn.operations.op_tensor import wide_shape
 from ooc_cudnn.operations.per_element import OneShape
 from perfmodel import Work
+
+
+class Activated(Protocol):
+    """A call or an operation that has an activation."""
+
+    @property
+    def mode(self) -> str:
+        """The activation's."""
+
+    @property
+    def coef(self) -> float:
+        """The activation's."""
+
+    @property
+    def dtype(self) -> str:
+        """Of what it is applied to."""
 
 
 def _elu(y: Array, x: Array, coef: float) -> Array:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from ooc_cudnn.operations.activation import MODES
-from ooc_cudnn.operations.activation_backward import ActivationBackward
+from ooc_cudnn.operations.activation_backward import Activated, ActivationBackward
 from ooc_cudnn.operations.base import Array, Shape
 from ooc_cudnn.operations.builder import Builder
 from ooc_cudnn.operations.channel_statistics import SAVED, PerChannel
@@ -21,22 +21,6 @@ from ooc_cudnn.operations.gradient_sums import GradientSums
 from ooc_cudnn.operations.splittable import Piece, Read
 from ooc_cudnn.tensor import ACCUMULATOR, SMALLEST_STEP, UNIT_ROUNDOFF
 from perfmodel.cached import cached_property
-
-
-class Activated(Protocol):
-    """A call through an activation."""
-
-    @property
-    def mode(self) -> str:
-        """The activation's."""
-
-    @property
-    def coef(self) -> float:
-        """The activation's."""
-
-    @property
-    def dtype(self) -> str:
-        """Of the data."""
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ import ooc_cudnn
 from ooc_cudnn import PlanInfeasibleError
 from ooc_cudnn.network import planning
 from tests.support.drawn_networks import drawn_network
-from tests.support.network_checks import assert_close, sizes_of, twin_step, values
-from tests.support.network_steps import banded_plan, spilling_plans
+from tests.support.network_checks import twin_step, values
+from tests.support.network_steps import banded_plan, compare, spilling_plans
 
 POLICIES = planning.NAMES
 PLENTY = 2**30
@@ -47,16 +47,7 @@ class Drawn:
         for name, array in self.running.items():
             self.net.running[name] = array.copy()
         step = self.net.training_step(self.loss, memory_limit=limit, policy=policy, **asked)
-        value = step(**self.inputs)
-        loss, gradients, running = self.expected
-        assert_close(np.array([value]), loss.reshape(1), "loss")
-        least = sizes_of(gradients)
-        for name, gradient in gradients.items():
-            if gradient is not None:
-                made = np.asarray(step.gradients[name])
-                assert_close(made, gradient, f"gradient of {name}", least=least)
-        for name, array in running.items():
-            assert_close(np.asarray(self.net.running[name]), array, name)
+        compare(self, step, step(**self.inputs))
         assert step.plan.device_bytes <= limit, f"{step.plan.device_bytes} bytes of {limit}"
         return step.plan
 

@@ -49,16 +49,22 @@ def check_step(drawn, limit, **asked):
     step = drawn.net.training_step(drawn.loss, memory_limit=limit, **asked)
     with ooc_cudnn.profile() as profiled:
         value = step(**drawn.inputs)
+    compare(drawn, step, value)
+    peak = profiled.calls[0].peak_device_bytes
+    assert peak == step.plan.device_bytes <= limit
+    made = {"loss": np.array(value)}
+    made |= {f"gradient of {name}": np.array(each) for name, each in step.gradients.items()}
+    return step, made | {name: np.array(drawn.net.running[name]) for name in drawn.running}
+
+
+def compare(drawn, step, value):
+    """Compare the loss, the gradients and the running statistics of a step with PyTorch's."""
     loss, gradients, running = drawn.expected
     assert_close(np.array([value]), loss.reshape(1), "loss")
     least = sizes_of(gradients)
     for name, gradient in gradients.items():
         if gradient is not None:
-            assert_close(step.gradients[name], gradient, f"gradient of {name}", least=least)
+            made = np.asarray(step.gradients[name])
+            assert_close(made, gradient, f"gradient of {name}", least=least)
     for name, array in running.items():
         assert_close(np.asarray(drawn.net.running[name]), array, name)
-    peak = profiled.calls[0].peak_device_bytes
-    assert peak == step.plan.device_bytes <= limit
-    made = {"loss": np.array(value)}
-    made |= {f"gradient of {name}": np.array(each) for name, each in step.gradients.items()}
-    return step, made | {name: np.array(drawn.net.running[name]) for name in running}

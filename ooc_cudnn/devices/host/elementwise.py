@@ -5,8 +5,6 @@ Each chunk is read whole before it is written, so the output may be an input of 
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import numpy as np
 
 from ooc_cudnn.devices.host.chunks import (
@@ -24,6 +22,7 @@ from ooc_cudnn.operations.activation import MODES
 from ooc_cudnn.operations.activation_backward import (
     SELECTING,
     SLOPES,
+    Activated,
     ActivationBackward,
     PreluBackward,
     needs_x,
@@ -35,22 +34,6 @@ from ooc_cudnn.operations.pointwise import Pointwise, Relayout
 from ooc_cudnn.operations.reshape import Reshape
 from ooc_cudnn.operations.softmax import ImageSoftmax, ImageSoftmaxBackward
 from ooc_cudnn.tensor import numpy_dtype
-
-
-class WithActivation(Protocol):
-    """An operation that has an activation."""
-
-    @property
-    def mode(self) -> str:
-        """Its mode."""
-
-    @property
-    def coef(self) -> float:
-        """Its coefficient."""
-
-    @property
-    def dtype(self) -> str:
-        """Of what it is applied to."""
 
 
 def relayout(operation: Relayout, inputs: Inputs, output: Array, workspace: Array) -> None:
@@ -121,7 +104,7 @@ def activation_backward(
         np.copyto(output[box], result, casting="unsafe")
 
 
-def times_slope(operation: WithActivation, y: Array, x: Array, dy: Array) -> Array:
+def times_slope(operation: Activated, y: Array, x: Array, dy: Array) -> Array:
     """Dy times the slope of an activation; `x` is y itself where that tells the slope."""
     slope = SLOPES[operation.mode](y, x, operation.coef)
     result = slope * dy
@@ -135,7 +118,7 @@ def times_slope(operation: WithActivation, y: Array, x: Array, dy: Array) -> Arr
 
 
 def before_activation(
-    operation: WithActivation, difference: Array, vectors: tuple[Array, Array], dy: Array, box: Box
+    operation: Activated, difference: Array, vectors: tuple[Array, Array], dy: Array, box: Box
 ) -> Array:
     """Dy times the slope of an activation after a normalisation, whose result is made again.
 

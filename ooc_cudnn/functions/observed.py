@@ -1,0 +1,78 @@
+"""A program run as its user sees it: with a progress bar, and recorded inside of `profile`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Protocol
+
+from ooc_cudnn.devices.base import Device
+from ooc_cudnn.pipeline.execute import Executor
+from ooc_cudnn.pipeline.views import Source
+from ooc_cudnn.profiling import Call, recording
+from ooc_cudnn.progress import Reporter, reporter
+from ooc_cudnn.settings import current
+
+
+class Predicted(Protocol):
+    """The plan of a call, or of a network's step."""
+
+    @property
+    def pieces(self) -> int:
+        """Into how many it is cut."""
+
+    @property
+    def seconds(self) -> float:
+        """Predicted."""
+
+
+def run_observed(
+    name: str,
+    plan: Predicted,
+    executor: Executor,
+    device: Device,
+    arrays: Mapping[str, Source],
+    *,
+    staged: bool,
+    wait: bool,
+    limit_bytes: int,
+) -> None:
+    """Run a program, show its progress, and record it where calls are recorded.
+
+    Parameters
+    ----------
+    name : str
+        What the user called.
+    plan : Predicted
+    executor, device, arrays, staged, wait, limit_bytes
+        As for `Executor.run`.
+    """
+    calls = recording()
+    device.arena.reset_peak()
+    begin = time.perf_counter()
+    with reporter(
+        current().progress,
+        total=plan.pieces,
+        label=name,
+        predicted_seconds=plan.seconds,
+    ) as progress:
+        trace = executor.run(
+            device,
+            arrays,
+            staged=staged,
+            wait=wait,
+            timed=calls is not None,
+            on_piece=None if type(progress) is Reporter else progress.update,
+            limit_bytes=limit_bytes,
+        )
+    if calls is not None and trace is not None:
+        calls.append(
+            Call(
+                function=name,
+                plan=plan,
+                seconds=time.perf_counter() - begin,
+                predicted_seconds=plan.seconds,
+                peak_device_bytes=device.arena.peak_bytes,
+                trace=trace,
+            )
+        )
