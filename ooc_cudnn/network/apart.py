@@ -44,7 +44,8 @@ def _parts(step: Step, joined: str) -> tuple[Range, ...]:
             if base != joined:
                 continue
             if region == whole(shape):
-                if not _may_be_summed(phase) or _JOINED.get(type(phase.call)) != operand:
+                reshaped = step.tensors[name].shape != shape  # channels are no axis of that view
+                if reshaped or not _may_be_summed(phase) or _JOINED[type(phase.call)] != operand:
                     return ()
                 continue
             if (*region[:1], *region[2:]) != (*whole(shape)[:1], *whole(shape)[2:]):

@@ -91,6 +91,16 @@ def test_what_is_read_by_others_or_in_few_bits_stays_together():
     assert apart(step) == step
 
 
+def test_what_a_linear_layer_flattens_stays_together():
+    """Its windows see a view whose channels are all numbers of an image, not the parts."""
+    net = ooc_cudnn.Network()
+    x = net.input("x", (2, 3, 1, 1), gradient=True)
+    y = net.concatenate([net.convolution(x, 4, window=1), net.convolution(x, 2, window=1)])
+    y = net.linear(y, 3)
+    step = net.training_phases(net.mean_squared_error(y, net.input("target", y.shape)))
+    assert apart(step) == step
+
+
 def test_who_is_idle_for_longest_leaves_first():
     joined = Joined()
     step = joined.net.training_phases(joined.loss)
