@@ -1,15 +1,16 @@
 """What is fused on the card: convolutions with bias and ReLU, and the passes of normalizations.
 
-First VGG-16's convolutions with channels last: cuDNN's graph of a convolution, its bias and its
-ReLU beside the convolution and our pass after it. Then each pass of a training step that does
-several things at once, beside the launches it stands for and a copy that moves as many bytes.
+First convolutions with channels last, VGG-16's and others: cuDNN's graph of a convolution, its bias
+and its ReLU beside the convolution and our pass after it. Then each pass of a training step that
+does several things at once, beside the launches it stands for and a copy that moves as many bytes.
 Launches are timed through the device's contract, in turns. Contents are compared: the two ways with
-each other, on results of NaN.
+each other, on results of NaN; and NaN in a bias is to go through ReLU.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 import statistics
 import time
@@ -35,18 +36,69 @@ from ooc_cudnn.operations.pointwise import Pointwise
 from ooc_cudnn.tensor import ACCUMULATOR, DTYPES, packed_strides
 
 NAME = "fused"
-#: Images, channels of x and of y, and extent: VGG-16's convolutions, each once.
+
+
+class Layer(NamedTuple):
+    """Images, channels of x and of y, extent, and what else there is to a convolution."""
+
+    n: int
+    c_x: int
+    c_y: int
+    extent: int
+    window: int = 3
+    stride: int = 1
+    dilation: int = 1
+    groups: int = 1
+    axes: int = 2
+    #: Rows of padding after the image that are missing, as in a piece at a border.
+    missing: int = 0
+
+    @property
+    def name(self) -> str:
+        """What differs from a window of 3 alone is said."""
+        name = f"{self.n}x{self.c_x}>{self.c_y}, {self.extent}"
+        return name + "".join(
+            f", {word} {getattr(self, word)}"
+            for word, usual in self._field_defaults.items()
+            if getattr(self, word) != usual
+        )
+
+    def convolution(self, precision: str) -> Convolution:
+        """With channels last, padded to the extent of x."""
+        both = self.dilation * (self.window - 1) // 2
+        made = Convolution.of(
+            (self.n, self.c_x, *[self.extent] * self.axes),
+            (self.c_y, self.c_x // self.groups, *[self.window] * self.axes),
+            padding=((both, both - self.missing), *[(both, both)] * (self.axes - 1)),
+            stride=self.stride,
+            dilation=self.dilation,
+            groups=self.groups,
+            dtype="float32" if precision in ("tf32", "strict") else precision,
+            allow_tf32=precision != "strict",
+        )
+        return replace(made, layout="channels_last")
+
+
+#: VGG-16's convolutions, each once.
 LAYERS = (
-    (64, 3, 64, 224), (64, 64, 64, 224), (64, 64, 128, 112), (64, 128, 128, 112),
-    (64, 128, 256, 56), (64, 256, 256, 56), (64, 256, 512, 28), (64, 512, 512, 28),
-    (64, 512, 512, 14),
+    Layer(64, 3, 64, 224), Layer(64, 64, 64, 224), Layer(64, 64, 128, 112),
+    Layer(64, 128, 128, 112), Layer(64, 128, 256, 56), Layer(64, 256, 256, 56),
+    Layer(64, 256, 512, 28), Layer(64, 512, 512, 28), Layer(64, 512, 512, 14),
+)  # fmt: skip
+#: Other windows, strides, channels, groups and axes, and a piece at a border.
+OTHERS = (
+    Layer(64, 256, 64, 56, 1), Layer(64, 64, 256, 56, 1), Layer(64, 1024, 256, 14, 1),
+    Layer(64, 3, 64, 224, 7, 2), Layer(64, 128, 128, 56, 3, 2), Layer(64, 64, 192, 27, 5),
+    Layer(64, 64, 64, 56, dilation=2), Layer(64, 128, 128, 56, groups=32),
+    Layer(64, 128, 128, 56, groups=128), Layer(64, 5, 7, 112), Layer(64, 12, 20, 112),
+    Layer(64, 1, 32, 28), Layer(2, 32, 64, 64, axes=3), Layer(64, 64, 64, 56, missing=1),
 )  # fmt: skip
 #: Maps of ResNet-50's blocks.
 MAPS = ((256, 256, 56, 56), (256, 1024, 14, 14))
-QUICK_LAYERS, QUICK_MAPS = ((2, 3, 8, 9),), ((2, 8, 5, 4),)
+QUICK_LAYERS, QUICK_MAPS = (Layer(2, 3, 8, 9),), ((2, 8, 5, 4),)
 #: What takes longer in all is left out, and said; threads that compile kernels meanwhile.
 SECONDS, COMPILERS = 75.0, 16
-PRECISIONS = {"tf32": 4e-3, "float16": 4e-3, "bfloat16": 3e-2}
+PRECISIONS = {"tf32": 4e-3, "float16": 4e-3, "bfloat16": 3e-2, "strict": 1e-5}
 #: Of half types sums are made apart (`SUMMED_BESIDE`); here is what they would take.
 PASS_DTYPES = ("float32", "float16")
 #: Largest difference of two ways, as a share of the largest value.
@@ -73,7 +125,8 @@ class Bench:
         generator = torch.Generator(device=self.place).manual_seed(seed)
         made = torch.randn(*shape, generator=generator, device=self.place, dtype=torch.float32)
         made = made.to(getattr(torch, dtype))
-        return made.to(memory_format=torch.channels_last) if len(shape) == 4 else made
+        order = {4: torch.channels_last, 5: torch.channels_last_3d}.get(len(shape))
+        return made if order is None else made.to(memory_format=order)
 
     def launching(
         self, launches: Sequence[Launch], tensors: Mapping[str, Any]
@@ -122,7 +175,7 @@ def _buffers(tensors: Mapping[str, Any]) -> Any:
 
 def _view(tensor: Any) -> DeviceView:
     shape = tuple(tensor.shape)
-    order = "channels_last" if len(shape) == 4 else "channels_first"
+    order = "channels_last" if len(shape) > 3 else "channels_first"
     dtype = str(tensor.dtype).removeprefix("torch.")
     return DeviceView(tensor.data_ptr(), dtype, shape, packed_strides(shape, order))
 
@@ -133,22 +186,20 @@ def _view(tensor: Any) -> DeviceView:
 def convolutions(bench: Bench, report: common.Report) -> None:
     """Each layer in each precision: separate, and as one graph."""
     ratios: dict[str, list[float]] = {}
-    for precision, tolerance in PRECISIONS.items():
-        for n, c_x, c_y, extent in QUICK_LAYERS if report.quick else LAYERS:
+    asked = (QUICK_LAYERS,) if report.quick else (LAYERS, OTHERS)
+    for layers, (precision, tolerance) in itertools.product(asked, PRECISIONS.items()):
+        if precision == "bfloat16" and not report.arguments.cuda:
+            continue
+        for layer in layers:
             if time.perf_counter() - report.begin > SECONDS:
-                report.note(f"not measured in {SECONDS:g} s: {precision} from {c_x} to {c_y} on")
+                report.note(f"not measured in {SECONDS:g} s: {precision} from {layer.name} on")
                 break
-            dtype = "float32" if precision == "tf32" else precision
-            if dtype == "bfloat16" and not report.arguments.cuda:
-                continue
-            forward = replace(
-                Convolution.of((n, c_x, extent, extent), (c_y, c_x, 3, 3), padding=1, dtype=dtype),
-                layout="channels_last",
-            )
-            name = f"{n}x{c_x}>{c_y}, {extent}, {precision}"
+            forward = layer.convolution(precision)
+            dtype, c_y, name = forward.dtype, layer.c_y, f"{layer.name}, {precision}"
             tensors = {
                 "x": bench.drawn(forward.x_shape, dtype, 1),
-                "w": bench.drawn(forward.w_shape, dtype, 2) / math.sqrt(9 * c_x),
+                "w": bench.drawn(forward.w_shape, dtype, 2)
+                / math.sqrt(math.prod(forward.w_shape[1:])),
                 "b": bench.drawn((c_y,), dtype, 3),
                 "y": bench.drawn(forward.output_shape, dtype, 4),
             }
@@ -159,6 +210,7 @@ def convolutions(bench: Bench, report: common.Report) -> None:
                 "fused": bench.launching([Launch(one, ("x", "w", "b"), "y")], tensors),
             }
             bench.compared(name, ways, [tensors["y"]], tolerance)
+            _goes_through(report, name, ways["fused"], tensors)
             found = bench.clock.measure({way: [run] for way, run in ways.items()})
             ratio = found["fused"].median / found["separate"].median
             plan = None
@@ -170,11 +222,22 @@ def convolutions(bench: Bench, report: common.Report) -> None:
             told = {"separate": separate / 1e3, "fused": fused / 1e3, "engine": engine}
             report.measure(name, told, spoken=said)
             if plan is not None or not report.arguments.cuda:
-                ratios.setdefault(precision, []).append(ratio)
+                ratios.setdefault(precision if layers is asked[0] else "others", []).append(ratio)
             del tensors, ways
     for precision, each in ratios.items():
         mean = statistics.geometric_mean(each)
         report.claim(f"{precision}: fused over separate, geometric mean", mean, "<=", 1.0)
+
+
+def _goes_through(
+    report: common.Report, name: str, run: Callable[[], None], tensors: Mapping[str, Any]
+) -> None:
+    """NaN in the bias of a channel is in all of that channel, and nowhere else."""
+    tensors["b"][0] = math.nan
+    run()
+    report.synchronize()
+    found = tensors["y"].isnan()
+    report.check(f"{name}: NaN", {"ok": bool(found[:, 0].all() and not found[:, 1:].any())})
 
 
 # Passes -------------------------------------------------------------------------------------------
