@@ -22,7 +22,6 @@ from ooc_cudnn.devices import get_device
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.devices.machines import calibrated_before, is_writable, machine_path
 from ooc_cudnn.functions.prepared import forget_calls
-from ooc_cudnn.functions.tune import finish_tuning, has_unfinished
 from ooc_cudnn.memory.limit import limit_bytes
 from ooc_cudnn.progress import reporter
 from ooc_cudnn.settings import current
@@ -69,8 +68,7 @@ def calibrate(
     Notes
     -----
     Source: sections 4.1 and 4.2 of the ooc_cuDNN paper. The file is written at the very end, so an
-    interrupted calibration leaves the last one in place. Engines that calls began to measure, and
-    had no time for, are measured then, unless it is to be quick.
+    interrupted calibration leaves the last one in place.
 
     What else uses the machine spoils measurements. Parts that were disturbed are measured once
     more, and the quieter time counts. A line that is still spoilt is kept from an earlier
@@ -99,8 +97,6 @@ def calibrate(
     if save:
         model.save(path)
         forget_calls()
-        if not quick and has_unfinished(device):
-            finish_tuning(device)
     if any(spoilt(model).values()):
         said = "; ".join(how_sure(model)).removeprefix("how sure: ")
         warn(f"something else used the machine: {said}.")

@@ -24,9 +24,9 @@ def add_tune(commands: Any) -> None:
     """Add the command."""
     parser = add_for_function(commands, "tune", ABOUT, required=False)
     parser.description += (
-        " Without a function, what calls began to measure. It takes seconds for each convolution, "
-        "on an idle GPU; results hold for one card and one version of cuDNN. The settings count: "
-        "OOC_CUDNN_ALLOW_TF32=0 tunes strict float32."
+        " Without a function it tries every engine where `network --tune` tried some. It takes "
+        "seconds for each convolution, on an idle GPU; results hold for one card and one version "
+        "of cuDNN. The settings count: OOC_CUDNN_ALLOW_TF32=0 tunes strict float32."
     )
     parser.set_defaults(run=_run)
 

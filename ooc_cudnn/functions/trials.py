@@ -29,9 +29,7 @@ from ooc_cudnn.functions.target import Planned, PlannedPart
 from ooc_cudnn.functions.tuning import (
     Deadline,
     Tuning,
-    launched_of,
     launches_of,
-    on_fewer_images,
     time_well,
 )
 from ooc_cudnn.operations.convolution_backward import AnyConvolution
@@ -53,17 +51,8 @@ MOST_ROUNDS = 3
 #: The other memory order is tried where it is predicted to take no more than so many times as long
 #: (a line's error), and the call this many seconds: it may have to build engines.
 RIVALS_WITHIN, RIVALS_SECONDS = 1.5, 0.02
-#: Whether the first call of a shape measures engines that were not tuned. (Not before that was
-#: measured on a card: until then only what was stored is chosen from.)
-FIRST_CALLS_MEASURE = False
-#: A call waits so many seconds for engines to be measured, at most; `tune` does the rest. The
-#: last of them are for timing those that were found at the call's own size.
-MOST_WAITING_SECONDS, MEASURING_SHARE = 1.0, 0.7
-#: Nor does it wait longer than this share of what it is predicted to take; and not at all where
-#: that is less than so many seconds.
-WAITING_SHARE, FAST_SECONDS = 1.0, 0.05
-#: Engines are measured on as many images as take about so long, for there are many of them.
-LAUNCH_SECONDS = 2e-3
+#: Engines that are known from another size are timed again for so many seconds, at most.
+MOST_TIMING_SECONDS = 1.0
 #: A plan with less workspace takes this share of the seconds, at most.
 WORTH_SPARING = 0.99
 
@@ -219,15 +208,11 @@ class Trial:
     def __init__(self, device: Device, machine: MachineModel, limit_bytes: int) -> None:
         self.device, self.machine, self.known = device, machine, tables_of(device)
         self.bench = Bench(device, limit_bytes, batches=1, batch_seconds=0.0)
-        self.deadline = Deadline(MOST_WAITING_SECONDS)
-        #: Of measuring what was not tuned, from when it begins.
-        self.waiting: Deadline | None = None
-        self.call_seconds = 0.0
+        self.deadline = Deadline(MOST_TIMING_SECONDS)
 
     def of(self, parts: Sequence[PlannedPart]) -> bool:
         """Time what is not known and matters; return whether anything was learnt."""
         learnt = tuned = False
-        self.call_seconds = sum(part.plan.seconds for part in parts)
         for part in parts:
             for launched in _worth_trying(part, self.machine, self.known):
                 found = self._tried(launched, part.plan.workspace_bytes)
@@ -242,17 +227,10 @@ class Trial:
         return learnt
 
     def _tried(self, launched: Launched, scratch_bytes: int) -> Measured | None:
-        """Measure a launch: by the engines that are known for its kind, or while there is time.
-
-        Else as it is planned.
-        """
+        """Time a launch: by the engines that are known for its kind, or as it is planned."""
         operation, found = launched[0].operation, None
         if self.device.engines is not None and isinstance(operation, AnyConvolution):
             known = self.known.nearest(operation)
-            if known is None and FIRST_CALLS_MEASURE:
-                known = self._measured(operation)
-            if known is not None and known.operation == operation:
-                return known
             if known is not None:
                 tuning = Tuning(self.device, self.bench, self.deadline)
                 options, is_complete = self.known.options(operation), known.is_complete
@@ -266,32 +244,6 @@ class Trial:
             return None
         timing, launching = timed
         return Measured(work, (Option(timing.seconds),), launching=launching)
-
-    def _measured(self, operation: AnyConvolution) -> Measured | None:
-        """Measure the engines that the heuristics rank, if the call is worth it and there is time.
-
-        On fewer images where launches are long: it is timed again at its size.
-        """
-        if self.call_seconds < FAST_SECONDS or not self.deadline.allows(steps=1):
-            return None
-        if self.waiting is None:
-            longest = min(self.deadline.left, WAITING_SHARE * self.call_seconds)
-            self.waiting = Deadline(MEASURING_SHARE * longest)
-        if not self.waiting.allows(steps=2):
-            return None
-        seconds = self.machine.compute.seconds(operation.work())
-        small = on_fewer_images(operation, LAUNCH_SECONDS / max(seconds, LAUNCH_SECONDS))
-        tuning = Tuning(self.device, self.bench, self.waiting)
-        chosen = tuning.engines.chosen(operation)
-        found = tuning.measured(launched_of(small), every=False, borders=False, chosen=chosen)
-        if found is not None:
-            self.known.add(found)
-        else:
-            warn_once(
-                f"there is no memory to measure engines of {operation.name} in, so cuDNN's "
-                "heuristics choose: raise memory_limit, or run 'ooc-cudnn tune'."
-            )
-        return found
 
     def _store(self) -> None:
         """Keep what was measured of engines for later processes, if that can be."""

@@ -22,7 +22,7 @@ from ooc_cudnn.functions.tuning import launched_of
 from ooc_cudnn.memory.limit import limit_bytes
 from ooc_cudnn.settings import current
 
-__all__ = ["NothingToTuneError", "finish_tuning", "has_unfinished", "launched_of", "tune"]
+__all__ = ["NothingToTuneError", "finish_tuning", "launched_of", "tune"]
 
 
 def tune(
@@ -69,7 +69,7 @@ def tune(
 
 
 def finish_tuning(device: Device, *, tell: Tell | None = None) -> list[Measured]:
-    """Measure what calls began and had no time for, and store it."""
+    """Measure every engine where only those that the heuristics rank were, and store it."""
     check_engines(device)
     begun = [each for each in tables_of(device) if each.operation and not each.is_complete]
     operations = {
@@ -80,8 +80,3 @@ def finish_tuning(device: Device, *, tell: Tell | None = None) -> list[Measured]
     if found:
         keep(device)
     return list(found.values())
-
-
-def has_unfinished(device: Device) -> bool:
-    """Whether calls began to measure engines, and had no time for all of them."""
-    return device.engines is not None and any(not each.is_complete for each in tables_of(device))

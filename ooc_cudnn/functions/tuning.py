@@ -1,8 +1,9 @@
 """Tuning: the seconds of a launch, by each engine that may run it, measured on the device.
 
 A first short timing prunes the engines; those that may be worth having are timed well and checked
-against float64. It takes seconds, so a call that is not known takes a part of one at most (that of
-`trials`), and `ooc-cudnn tune` does the rest.
+against float64. It takes seconds, so no call does it unasked: `ooc-cudnn tune` does. (In the second
+that a call might wait there is time for engines that cuDNN's heuristics rank. They made none of
+twelve calls on an H200 faster: those that gain much, FFT in strict float32 for one, are not ranked.)
 """
 
 from __future__ import annotations

@@ -25,7 +25,6 @@ NAMES = [
     "chain_vgg",
     "planning",
     "engines",
-    "first_calls",
     "fused",
     "kernels",
     "networks",

@@ -5,12 +5,12 @@ import pytest
 import ooc_cudnn
 from ooc_cudnn import cli, devices
 from ooc_cudnn.devices.engine_files import engines_path, tables_of
-from ooc_cudnn.functions import trials
+from ooc_cudnn.functions.tune import tune
+from ooc_cudnn.functions.tune_wanted import Effort
 from ooc_cudnn.tensor import TensorSpec
 from tests.support.clock import Clock
 from tests.support.engines_device import EnginesDevice
 from tests.support.fake_cudnn import FakeEngine
-from tests.support.tuned import first_calls_measure
 
 CALL = ("convolution", "--x", "8x4x16x16", "--w", "4x4x3x3", "--padding", "1")
 
@@ -45,23 +45,13 @@ def test_it_prints_what_it_found_and_the_file(capsys, device):
     assert engines_path(device).exists()
 
 
-@pytest.mark.filterwarnings("ignore:.*not calibrated")
-def test_without_a_function_it_ends_what_calls_began(capsys, device, monkeypatch):
+def test_without_a_function_it_tries_every_engine_where_some_were(capsys, device):
     assert run(capsys)[:2] == (0, "nothing is left to measure\n")
-    first_calls_measure(monkeypatch)
-    monkeypatch.setattr(trials, "SHORTEST_SECONDS", 0.0)
-    monkeypatch.setattr(trials, "LARGEST_ERROR", float("inf"))
     x, w = TensorSpec((8, 4, 16, 16)), TensorSpec((4, 4, 3, 3))
-    with ooc_cudnn.settings(machine=None, memory_limit=2**20):
-        ooc_cudnn.plan("convolution_forward", x=x, w=w, padding=1)
-    assert not all(measured.is_complete for measured in tables_of(device))
+    with ooc_cudnn.settings(memory_limit=2**20):
+        tune("convolution_forward", x=x, w=w, padding=1, effort=Effort(every=False))
+    assert not any(measured.is_complete for measured in tables_of(device))
     status, out, _ = run(capsys)
     assert status == 0
     assert "eng101" in out
-    assert run(capsys)[:2] == (0, "nothing is left to measure\n")
-
-
-def test_a_device_without_engines_says_so(capsys):
-    status, out, err = run(capsys, *CALL)
-    assert (status, out) == (1, "")
-    assert "host has one way to compute a convolution" in err
+    assert all(measured.is_complete for measured in tables_of(device))

@@ -71,10 +71,3 @@ def engines_maker(monkeypatch, tmp_path):
         return device
 
     return made
-
-
-def first_calls_measure(monkeypatch):
-    """Have calls measure engines for a second, however short they are."""
-    monkeypatch.setattr(trials, "FIRST_CALLS_MEASURE", True)
-    monkeypatch.setattr(trials, "FAST_SECONDS", 0.0)
-    monkeypatch.setattr(trials, "WAITING_SHARE", np.inf)
