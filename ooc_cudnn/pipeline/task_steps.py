@@ -46,7 +46,8 @@ class TaskSteps:
         self.computed = -1
         #: What of the device's memory was asked for: slots and buffers, and operands in place.
         self.taken: set[tuple[str, int]] = set()
-        self.in_place: set[str] = set()
+        #: Of each region of those, the last step that computed on it.
+        self.in_place: dict[tuple[str, Region], int] = {}
 
     def add_all(self) -> None:
         """Append every step."""
@@ -140,6 +141,8 @@ class TaskSteps:
         for place in places:
             if place.slot >= 0:
                 self.rings[place.operand].used[place.slot] = computed
+            else:
+                self.in_place[place.operand, place.region] = computed
             if place.operand in self.call.results:
                 self.open[place.operand] = (place, computed)
 
@@ -173,7 +176,7 @@ class TaskSteps:
     def _before_computing(
         self, places: Iterable[Place], buffers: Iterable[tuple[str, Buffer]]
     ) -> Latest:
-        """The steps of earlier items that computing waits for: each once in the task."""
+        """The steps of earlier items that computing waits for: for each region and buffer once."""
         hazards, found = self.issuer.hazards, Latest()
         if hazards is None:
             return found
@@ -181,10 +184,9 @@ class TaskSteps:
             name = place.operand
             if place.slot >= 0:
                 later(found, self._fresh(name, place.slot))
-            elif name not in self.in_place:
-                self.in_place.add(name)
+            elif (name, place.region) not in self.in_place:
                 bind, writes = self.task.binds[name], name in self.call.results
-                later(found, hazards.users(bind, None, writes=writes))
+                later(found, hazards.users(bind, place.region, writes=writes))
         for block in {buffer.block or name for name, buffer in buffers} - set(self.call.operands):
             later(found, self._fresh(block))
         later(found, self._fresh("workspace"))
@@ -195,9 +197,9 @@ class TaskSteps:
         hazards, computed = self.issuer.hazards, {COMPUTE: self.computed}
         if hazards is None:
             return
-        for name in self.in_place:
+        for (name, region), step in self.in_place.items():
             writes = name in self.call.results
-            hazards.note(self.task.binds[name], None, computed, writes=writes)
+            hazards.note(self.task.binds[name], region, {COMPUTE: step}, writes=writes)
         for name, slot in self.taken:
             span, steps = self.offsets.span(name, slot), dict(computed)
             if name in self.rings:

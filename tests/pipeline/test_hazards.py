@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
 
 import ooc_cudnn
+from ooc_cudnn.functions.target import make_request
 from ooc_cudnn.network.pinned_block import in_pinned_block
 from ooc_cudnn.network.placing import place_step
 from ooc_cudnn.network.planning import _as_taken, _rewritten, plan_step
 from ooc_cudnn.network.policies import POLICIES
 from ooc_cudnn.network.terms import terms_for
+from ooc_cudnn.operations.activation import Activation
+from ooc_cudnn.operations.chain import Chain
 from ooc_cudnn.pipeline import hazards as tracked
 from ooc_cudnn.pipeline import program
-from ooc_cudnn.pipeline.program import Home, Move, Program
+from ooc_cudnn.pipeline.program import Home, Move, Program, Task
 from ooc_cudnn.pipeline.schedule import make_schedule
-from ooc_cudnn.tensor import TensorSpec
+from ooc_cudnn.pricing.planner import Planner
+from ooc_cudnn.tensor import TensorSpec, packed_strides
 from tests.support.drawn_networks import drawn_network
 from tests.support.hazards import clocks, hazards
 
@@ -106,6 +111,35 @@ def test_what_follows_in_pinned_memory_is_ordered():
     made = schedule.program
     assert any(home.after for home in made.homes.values())
     assert made.pinned_bytes < sum(made.between[name].nbytes for name in made.pinned)
+    assert hazards(schedule) == []
+
+
+@pytest.mark.parametrize("shape", [(4, 2, 4, 4), (1, 2, 4, 4, 4)], ids=["images", "planes"])
+def test_a_piece_waits_for_what_it_touches_alone(monkeypatch, shape):
+    """Each piece computes when its part of a tensor has come, and its part leaves when it is done."""
+    monkeypatch.setattr(program, "MOVE_BYTES", 4 * math.prod(shape) // 4)
+    strides = packed_strides(shape, "channels_last")
+    host, there = (TensorSpec(shape, "float32", at, strides) for at in ("pinned", "device"))
+    call = Chain((Activation(shape),), "float32")
+    target = terms_for("1MiB", "h200", None, {}).target
+    request = make_request(
+        "relu", call, {"x": there, "y": there}, target.machine, 2**20, ("channels_last",),
+        overlap=True, aligned={},
+    )  # fmt: skip
+    split = replace(call.extents, **{"n" if shape[0] > 1 else "h_y": 1})
+    plan = Planner(request, None).plan(split)
+    homes = {"X": Home(host), "Y": Home(host), "x": Home(there, 0), "y": Home(there, host.nbytes)}
+    items = (
+        Move("fetch", "copy_in", "X", "x"),
+        Task("relu", request, plan, {"x": "x", "y": "y"}, 2 * host.nbytes),
+        Move("offload", "copy_out", "y", "Y"),
+    )
+    made = Program("step", items, homes, 2 * host.nbytes, {"X": host, "Y": host})
+    schedule = make_schedule(made)
+    assert [step.stream for step in schedule.steps] == 4 * ["copy_in"] + 4 * ["compute"] + 4 * [
+        "copy_out"
+    ]
+    assert [step.waits for step in schedule.steps[4:]] == [(at,) for at in range(8)]
     assert hazards(schedule) == []
 
 
