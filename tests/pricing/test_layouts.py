@@ -1,0 +1,118 @@
+"""The cheapest sequence of layouts against every sequence there is; and Li et al.'s rule."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from ooc_cudnn.pricing.layouts import (
+    Profiled,
+    Rule,
+    Step,
+    calibrated,
+    cheapest,
+    seconds_of,
+    throughout,
+)
+
+LAYOUTS = ("NCHW", "NHWC", "CHWN")
+
+
+def drawn(random, steps):
+    """A chain whose seconds are of any size; some operations lack a layout, some ways are none."""
+    found = []
+    for at in range(steps):
+        has = [layout for layout in LAYOUTS if random.random() < 0.8] or [LAYOUTS[at % 3]]
+        seconds = {layout: 10.0 ** random.uniform(-5, -2) for layout in has}
+        entering = {
+            way: 10.0 ** random.uniform(-6, -2)
+            for way in itertools.permutations(LAYOUTS, 2)
+            if random.random() < 0.95
+        }
+        found.append(Step(f"operation {at}", seconds, entering))
+    return found
+
+
+def by_hand(steps, layouts, arrives):
+    """The seconds of a sequence, added up without `seconds_of`."""
+    places = [arrives, *layouts]
+    total = 0.0
+    for at, step in enumerate(steps):
+        source, target = places[at], places[at + 1]
+        if target not in step.seconds:
+            return math.inf
+        total += step.seconds[target]
+        if source != target:
+            total += step.entering.get((source, target), math.inf)
+    return total
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_no_sequence_is_cheaper(seed):
+    random = np.random.default_rng(seed)
+    steps = drawn(random, int(random.integers(1, 6)))
+    arrives = str(random.choice(LAYOUTS))
+    every = {
+        layouts: by_hand(steps, layouts, arrives)
+        for layouts in itertools.product(LAYOUTS, repeat=len(steps))
+    }
+    best = min(every.values())
+    if math.isinf(best):
+        with pytest.raises(ValueError, match="no layout leads to"):
+            cheapest(steps, arrives)
+        return
+    found = cheapest(steps, arrives)
+    assert found.seconds == pytest.approx(best, rel=1e-12)
+    assert every[found.layouts] == pytest.approx(best, rel=1e-12)
+    assert seconds_of(steps, found.layouts, arrives) == pytest.approx(best, rel=1e-12)
+    for layout, seconds in throughout(steps, arrives).items():
+        assert seconds >= found.seconds * (1 - 1e-12), layout
+
+
+def test_equal_seconds_keep_the_layout():
+    steps = [Step("pooling", dict.fromkeys(LAYOUTS, 1.0), {("NCHW", "NHWC"): 0.0})] * 3
+    assert cheapest(steps, "NHWC").layouts == ("NHWC",) * 3
+
+
+def test_a_result_is_left_where_it_must_lie():
+    entering = {way: 1.0 for way in itertools.permutations(LAYOUTS, 2)}
+    steps = [Step("convolution", {"NCHW": 3.0, "NHWC": 2.5}, entering), Step("y", {"NCHW": 0.0}, entering)]
+    assert cheapest(steps, "NCHW").layouts == ("NCHW", "NCHW")
+    assert throughout(steps, "NCHW") == {"NCHW": 3.0, "NHWC": 4.5}
+
+
+def test_a_chain_of_nothing_takes_no_time():
+    assert cheapest([], "NHWC").seconds == 0.0
+    assert throughout([], "NHWC") == {}
+
+
+@pytest.mark.parametrize("rule", [Rule(32, 128), Rule(128, 64), Rule(0, math.inf)])
+def test_the_papers_thresholds_are_found_again(rule):
+    """From seconds that follow a rule, the rule that decides the same of all of them."""
+    points = []
+    for images, channels in itertools.product((16, 32, 64, 128, 256), (1, 3, 16, 32, 64, 128, 256)):
+        chwn = rule.layout(images=images, channels=channels) == "CHWN"
+        points.append(Profiled(images, channels, 1.0 if chwn else 2.0, 2.0 if chwn else 1.0))
+    assert calibrated(points) == rule
+
+
+def test_the_rule_loses_least():
+    random = np.random.default_rng(5)
+    points = [
+        Profiled(int(n), int(c), *random.uniform(1, 3, 2))
+        for n in (32, 64, 128) for c in (3, 64, 256)
+    ]  # fmt: skip
+
+    def lost(channels, images):
+        product = 1.0
+        for point in points:
+            chwn = point.channels < channels or point.images >= images
+            product *= (point.chwn if chwn else point.nchw) / min(point.chwn, point.nchw)
+        return product
+
+    found = calibrated(points)
+    every = [lost(c, n) for c in range(0, 300) for n in (*range(1, 130), 10**9)]
+    assert lost(*found) == pytest.approx(min(every))
