@@ -29,6 +29,7 @@ SCRIPTS = (
     "functions",
     "chain_vgg",
     "kernels",
+    "layouts",
 )
 #: Cases of `benchmarks.networks`, a process each.
 NETWORKS = ("vgg16", "resnet50", "features", "unet_3d")

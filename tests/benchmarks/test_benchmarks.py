@@ -27,13 +27,14 @@ NAMES = [
     "engines",
     "fused",
     "kernels",
+    "layouts",
     "networks",
 ]
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_quick_run_writes_verified_results(name, tmp_path):
-    if name in ("volume", "engines", "fused", "kernels", "networks"):
+    if name in ("volume", "engines", "fused", "kernels", "layouts", "networks"):
         pytest.importorskip("torch")  # what its contents are compared with
     module = importlib.import_module(f"benchmarks.{name}")
     arguments = [

@@ -78,8 +78,11 @@ def test_equal_seconds_keep_the_layout():
 
 
 def test_a_result_is_left_where_it_must_lie():
-    entering = {way: 1.0 for way in itertools.permutations(LAYOUTS, 2)}
-    steps = [Step("convolution", {"NCHW": 3.0, "NHWC": 2.5}, entering), Step("y", {"NCHW": 0.0}, entering)]
+    entering = dict.fromkeys(itertools.permutations(LAYOUTS, 2), 1.0)
+    steps = [
+        Step("convolution", {"NCHW": 3.0, "NHWC": 2.5}, entering),
+        Step("y", {"NCHW": 0.0}, entering),
+    ]
     assert cheapest(steps, "NCHW").layouts == ("NCHW", "NCHW")
     assert throughout(steps, "NCHW") == {"NCHW": 3.0, "NHWC": 4.5}
 
@@ -114,5 +117,5 @@ def test_the_rule_loses_least():
         return product
 
     found = calibrated(points)
-    every = [lost(c, n) for c in range(0, 300) for n in (*range(1, 130), 10**9)]
+    every = [lost(c, n) for c in range(300) for n in (*range(1, 130), 10**9)]
     assert lost(*found) == pytest.approx(min(every))
