@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from ooc_cudnn.network.copied_rows import with_copied_rows
 from ooc_cudnn.network.phases import Phase, Step
 from ooc_cudnn.network.remaking import REMADE, can_be_remade, forward_only, remade
 from ooc_cudnn.network.residency import uses_of
@@ -46,8 +47,13 @@ def banded(step: Step, whole: Iterable[str], bands: int) -> Step:
         # what is remade in one stretch and read in another must be whole
         surely_whole = {name.removesuffix(REMADE) for name in stretches.whole} & again
         if not surely_whole:
-            return _in_bands(stretches, bands)
+            break
         again -= surely_whole
+
+    def cut(step: Step, copies: frozenset[str]) -> Stretches:
+        return Stretches(step, maps | copies, whole)
+
+    return _in_bands(with_copied_rows(stretches, cut), bands)
 
 
 def _in_bands(stretches: Stretches, bands: int) -> Step:
@@ -67,7 +73,8 @@ def _in_bands(stretches: Stretches, bands: int) -> Step:
             continue
         for band in range(bands):
             phases += _Band(stretches, part, band, bands, tensors).phases()
-    return replace(step, tensors=tensors, phases=tuple(phases))
+    count = sum(not phase.is_backward for phase in phases)
+    return replace(step, tensors=tensors, phases=tuple(phases), forward_count=count)
 
 
 class _Band:

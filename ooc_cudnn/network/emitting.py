@@ -23,6 +23,11 @@ from ooc_cudnn.operations.splittable import Operand, Region, Splittable
 from ooc_cudnn.settings_table import Settings
 
 
+def identity(tensor: Tensor) -> Chain:
+    """The call that copies a tensor."""
+    return Chain((Activation(tensor.shape, "identity", 0.0, tensor.dtype),), tensor.dtype)
+
+
 class _Emit:
     """What both directions share: phases that become more, tensors that become known."""
 
@@ -87,8 +92,7 @@ class _Emit:
 
     def copy(self, what: str, source: Tensor, target: Tensor) -> None:
         """Emit a phase that copies a tensor to another one of its shape."""
-        call = Chain((Activation(source.shape, "identity", 0.0, source.dtype),), source.dtype)
-        self.phase(what, call, x=source, y=target)
+        self.phase(what, identity(source), x=source, y=target)
 
 
 class Forward(_Emit):
