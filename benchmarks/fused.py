@@ -215,7 +215,7 @@ def convolutions(bench: Bench, report: common.Report) -> None:
             ratio = found["fused"].median / found["separate"].median
             plan = None
             if report.arguments.cuda:
-                plan = bench.device.convolutions.fused(one, None)
+                plan = bench.device.convolutions.executable(one, None)
             engine = plan.name if plan is not None else "declined"
             separate, fused = (found[way].median * 1e3 for way in ("separate", "fused"))
             said = f"{separate:.3f} ms, fused {fused:.3f}: {ratio:.2f} by {engine}"

@@ -21,7 +21,6 @@ from ooc_cudnn.operations.convolution_backward import (
     input_shapes,
     result_dtype,
 )
-from ooc_cudnn.operations.fused_convolution import FusedConvolution
 from ooc_cudnn.operations.launches import Buffer, Launch
 from ooc_cudnn.tensor import packed_strides, same_strides
 
@@ -50,9 +49,6 @@ def declared(launches: Sequence[Launch], buffers: Mapping[str, Buffer]) -> tuple
         names |= dict.fromkeys(used)
         if isinstance(launch.operation, AnyConvolution):
             _check_graph(launch.operation, used, buffers)
-        elif isinstance(launch.operation, FusedConvolution):
-            x, w, _, y = used
-            _check_graph(launch.operation.forward, (x, w, y), buffers)
     return tuple(
         Declared(name, made.dtype, made.shape, made.strides, made.offset_bytes)
         for name, made in ((name, buffers[name]) for name in names)

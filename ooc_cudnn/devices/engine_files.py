@@ -7,8 +7,9 @@ is as good as none, and that is said once: cuDNN's heuristics choose then, as wi
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -24,6 +25,7 @@ from ooc_cudnn.operations.convolution_backward import (
     forward_of,
     result_dtype,
 )
+from ooc_cudnn.operations.fused_convolution import EPILOGUES, FusedConvolution
 from ooc_cudnn.telling import warn_once
 from ooc_cudnn.tensor import DTYPES, ORDERS
 from perfmodel.machine import replace_file
@@ -35,8 +37,19 @@ TELLING = ("gpu", "cudnn")
 #: Larger files were not written here.
 LARGEST_BYTES = 2**26
 
-KINDS: Mapping[str, type[AnyConvolution]] = {
-    kind.name: kind for kind in (Convolution, ConvolutionBackwardData, ConvolutionBackwardFilter)
+
+def _fused(mode: str, forward: Convolution, result: str) -> FusedConvolution:
+    if result != forward.dtype:
+        raise ValueError(f"the result of a convolution with its bias is {forward.dtype}")
+    return FusedConvolution(forward, mode)
+
+
+#: What makes an operation of its convolution, and the type of its result.
+KINDS: Mapping[str, Callable[[Convolution, str], AnyConvolution]] = {
+    Convolution.name: lambda forward, result: replace(forward, y_dtype=result),
+    ConvolutionBackwardData.name: ConvolutionBackwardData,
+    ConvolutionBackwardFilter.name: ConvolutionBackwardFilter,
+    **{name: partial(_fused, mode) for mode, name in EPILOGUES.items()},
 }
 _GEOMETRY = ("x_shape", "w_shape", "padding", "stride", "dilation", "groups")
 _SETTINGS = ("dtype", "allow_tf32", "deterministic")
@@ -208,10 +221,7 @@ def operation_from(said: Mapping[str, Any]) -> AnyConvolution:
         groups=said["groups"],
         **{name: said[name] for name in _SETTINGS},
     )
-    kind = KINDS[function]
-    if kind is Convolution:
-        return replace(forward, layout=layout, y_dtype=result)
-    return kind(replace(forward, layout=layout), result)  # type: ignore[arg-type, call-arg]
+    return KINDS[function](replace(forward, layout=layout), result)
 
 
 def _switch(name: str, value: object) -> bool:

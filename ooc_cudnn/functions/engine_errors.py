@@ -20,8 +20,10 @@ from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.memory.alignment import aligned
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.convolution_backward import (
+    INPUTS,
     AnyConvolution,
     ConvolutionBackwardData,
+    alone,
     forward_of,
     input_shapes,
     result_dtype,
@@ -169,7 +171,7 @@ class Expected(NamedTuple):
     `tolerance` is the error that rounding explains.
     """
 
-    inputs: tuple[Array, Array]
+    inputs: tuple[Array, ...]
     channels: Any
     values: Array
     tolerance: Array
@@ -178,14 +180,14 @@ class Expected(NamedTuple):
     def of(cls, operation: AnyConvolution) -> Expected:
         """Draw inputs, and compute what they make in float64."""
         dtype = forward_of(operation).dtype
-        first, second = (
+        inputs = tuple(
             _drawn(shape, dtype, seed) for seed, shape in enumerate(input_shapes(operation))
         )
-        part, (a, b), channels = _in_some_channels(operation, (first, second))
+        part, some, channels = _in_some_channels(operation, inputs)
         share = rounding_share(_terms(part), dtype, forward_of(part).precision)
-        sizes = part.reference(np.abs(a), np.abs(b))
+        sizes = part.reference(*map(np.abs, some))
         tolerance = share * sizes + SMALLEST_STEP.get(dtype, 1e-30)
-        return cls((first, second), channels, part.reference(a, b), tolerance)
+        return cls(inputs, channels, part.reference(*some), tolerance)
 
     def compared(self, found: Array) -> Error:
         """Return the error of a result."""
@@ -195,27 +197,28 @@ class Expected(NamedTuple):
 
 
 def _in_some_channels(
-    operation: AnyConvolution, inputs: tuple[Array, Array]
-) -> tuple[AnyConvolution, tuple[Array, Array], Any]:
+    operation: AnyConvolution, inputs: tuple[Array, ...]
+) -> tuple[AnyConvolution, tuple[Array, ...], Any]:
     """The operation that makes the first channels of a result, of what, and where they are."""
-    forward, (first, second) = forward_of(operation), inputs
+    forward, (first, second, *bias) = forward_of(operation), inputs
     if forward.groups > 1:  # few channels each
-        return operation, (first, second), ...
+        return operation, inputs, ...
     if isinstance(operation, ConvolutionBackwardData):
         w = first[:, :CHANNELS]
         x_shape = (forward.x_shape[0], w.shape[1], *forward.x_shape[2:])
         made = replace(forward, x_shape=x_shape, w_shape=w.shape)
         return with_forward(operation, made), (w, second), np.s_[:, :CHANNELS]
     made = replace(forward, w_shape=(min(forward.w_shape[0], CHANNELS), *forward.w_shape[1:]))
-    if isinstance(operation, Convolution):
-        return made, (first, second[:CHANNELS]), np.s_[:, :CHANNELS]
+    if isinstance(alone(operation), Convolution):
+        some = (first, second[:CHANNELS], *(b[:CHANNELS] for b in bias))
+        return with_forward(operation, made), some, np.s_[:, :CHANNELS]
     return with_forward(operation, made), (first, second[:, :CHANNELS]), np.s_[:CHANNELS]
 
 
 def _terms(operation: AnyConvolution) -> int:
     """Products in a sum."""
     forward = forward_of(operation)
-    if isinstance(operation, Convolution):
+    if isinstance(alone(operation), Convolution):
         return math.prod(forward.w_shape[1:])
     if isinstance(operation, ConvolutionBackwardData):
         return forward.w_shape[0] // forward.groups * math.prod(forward.window)
@@ -232,7 +235,7 @@ def _drawn(shape: tuple[int, ...], dtype: str, seed: int) -> Array:
 def _computed(
     device: Device,
     operation: AnyConvolution,
-    inputs: tuple[Array, Array],
+    inputs: tuple[Array, ...],
     scratch_bytes: int,
     limit_bytes: int,
 ) -> Array | None:
@@ -244,12 +247,12 @@ def _computed(
     if sum(sizes) + aligned(scratch_bytes) + device.arena.array_bytes > limit_bytes:
         return None
     at = device.arena.reserve(sum(sizes) + scratch_bytes, limit_bytes, purpose="tuning")
-    views = {}
-    for name, array, size in zip(("first", "second", "result"), arrays, sizes, strict=True):
+    names, views = INPUTS[: len(inputs)], {}
+    for name, array, size in zip((*names, "result"), arrays, sizes, strict=True):
         dtype = result_dtype(operation) if name == "result" else forward_of(operation).dtype
         views[name] = DeviceView(at, dtype, array.shape, packed_strides(array.shape, layout))
         at += size
-    launch = Launch(operation, ("first", "second"), "result")
+    launch = Launch(operation, names, "result")
     with running(device, overlap=False, staged=True, timed=False) as run:
         waits: list[Event | None] = [
             run.submit("copy_in", (), partial(device.copy_in, view, array), signals=True)
@@ -273,6 +276,6 @@ def _computed(
 
 def _lying(array: Array, layout: str) -> Array:
     """The same array in a memory order, as its place on the device is."""
-    if layout == "channels_first":
+    if layout == "channels_first" or array.ndim < 3:
         return np.ascontiguousarray(array)
     return np.moveaxis(np.ascontiguousarray(np.moveaxis(array, 1, -1)), -1, 1)

@@ -10,7 +10,13 @@ from typing import NamedTuple
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.devices.engines import Kind, Measured, distance
 from ooc_cudnn.functions.tuning import launched_of, on_fewer_images
-from ooc_cudnn.operations.convolution_backward import AnyConvolution, forward_of, with_forward
+from ooc_cudnn.operations.convolution_backward import (
+    AnyConvolution,
+    alone,
+    forward_of,
+    with_forward,
+)
+from ooc_cudnn.operations.fused_convolution import FusedConvolution
 from ooc_cudnn.pricing.plan import Plan
 from ooc_cudnn.pricing.planner import distinct_launches
 from ooc_cudnn.pricing.request import Request
@@ -100,9 +106,16 @@ def what_to_measure(
 
     Those in the memory order of the plan first, what takes longest before the rest.
     """
-    found: dict[AnyConvolution, Wanted] = {}
+    engines, found = device.engines, dict[AnyConvolution, Wanted]()
+    assert engines is not None
+
+    def by_engines(operation: AnyConvolution) -> AnyConvolution:
+        # what no engine does as one is a convolution, and a pass after it
+        is_one = not isinstance(operation, FusedConvolution) or engines.chosen(operation)
+        return operation if is_one else alone(operation)
+
     for request, plan in planned.tasks:
-        for operation in convolutions_of(request, plan):
+        for operation in map(by_engines, convolutions_of(request, plan)):
             seconds = request.machine.compute.seconds(operation.work())
             share = effort.launch_seconds / max(seconds, 1e-9)
             small = with_room(operation, planned.limit_bytes, share)
@@ -122,7 +135,8 @@ def what_to_measure(
 
 
 def _lying(operation: AnyConvolution, layout: str) -> AnyConvolution:
-    return with_forward(operation, replace(forward_of(operation), layout=layout))
+    """An operation in another memory order; what comes after it is a pass of its own there."""
+    return with_forward(alone(operation), replace(forward_of(operation), layout=layout))
 
 
 def convolutions_of(request: Request, plan: Plan) -> list[AnyConvolution]:

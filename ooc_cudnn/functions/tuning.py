@@ -3,7 +3,7 @@
 A first short timing prunes the engines; those that may be worth having are timed well and checked
 against float64. It takes seconds, so no call does it unasked: `ooc-cudnn tune` does. (In the second
 that a call might wait there is time for engines that cuDNN's heuristics rank. They made none of
-twelve calls on an H200 faster: those that gain much, FFT in strict float32 for one, are not ranked.)
+twelve calls on an H200 faster: what gains much, FFT in strict float32 for one, is not ranked.)
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from ooc_cudnn.devices.measuring import Bench, Launched, Timing
 from ooc_cudnn.errors import DeviceOutOfMemoryError
 from ooc_cudnn.functions.engine_errors import Checked, Checks
 from ooc_cudnn.operations.convolution_backward import (
+    INPUTS,
     AnyConvolution,
     forward_of,
     input_shapes,
@@ -263,13 +264,14 @@ def _as_measured(
 
 def launched_of(operation: AnyConvolution) -> Launched:
     """Return the launch of a convolution by itself, and its buffers."""
-    forward, (first, second) = forward_of(operation), input_shapes(operation)
+    forward, shapes = forward_of(operation), input_shapes(operation)
+    names = INPUTS[: len(shapes)]
     buffers = {
-        "first": Buffer(first, forward.dtype, forward.layout),
-        "second": Buffer(second, forward.dtype, forward.layout),
-        "result": Buffer(operation.output_shape, result_dtype(operation), forward.layout),
+        name: Buffer(shape, forward.dtype, forward.layout)
+        for name, shape in zip(names, shapes, strict=True)
     }
-    return Launch(operation, ("first", "second"), "result"), buffers
+    buffers["result"] = Buffer(operation.output_shape, result_dtype(operation), forward.layout)
+    return Launch(operation, names, "result"), buffers
 
 
 def on_fewer_images(operation: AnyConvolution, share: float) -> AnyConvolution:

@@ -11,7 +11,7 @@ accumulator, and rounded once, at the end: what scaling brings into range is rig
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +22,11 @@ from ooc_cudnn.operations.builder import Builder
 from ooc_cudnn.operations.chain_pieces import ChainPieces
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.flow import Fusion
-from ooc_cudnn.operations.fused_convolution import EPILOGUES, FusedConvolution
+from ooc_cudnn.operations.fused_convolution import (
+    EPILOGUES,
+    FusedConvolution,
+    is_faster_fused,
+)
 from ooc_cudnn.operations.images import CastScale
 from ooc_cudnn.operations.launches import Buffer, Launchable
 from ooc_cudnn.operations.op_tensor import AddTensor, OpTensor
@@ -33,14 +37,6 @@ from ooc_cudnn.operations.set_statistics import Normalising
 from ooc_cudnn.operations.splittable import Accumulation, Piece
 from ooc_cudnn.operations.transposed_convolution import TransposedConvolution
 from ooc_cudnn.tensor import ACCUMULATOR
-
-#: Whether bias and ReLU after a convolution are part of its launch, in these kinds of arithmetic
-#: and with channels last. On an H200 (cuDNN 9.19, `benchmarks.fused`) VGG-16's layers take 0.77,
-#: 0.78 and 0.83 of the time so, with the same contents; but 1.25 for three channels in bfloat16.
-#: Not before drawn calls of other windows, channels and padding were right on a card, and `tune`
-#: measures such launches.
-FUSED_CONVOLUTIONS = False
-FUSED_PRECISIONS = ("tf32", "float16", "bfloat16")
 
 
 class ChainBuilder(Builder):
@@ -65,7 +61,7 @@ class ChainBuilder(Builder):
         left = list(self.chain.fusions)
         while left:
             fusion = left.pop(0)
-            epilogue = left.pop(0) if self._is_one_launch(fusion, left) else None
+            epilogue = left.pop(0) if left and self._adds_itself(fusion, left[0]) else None
             following = left[0] if left else None
             if isinstance(self.chain.operations[fusion.first], PerElement):
                 self._elementwise(fusion, following)
@@ -201,16 +197,14 @@ class ChainBuilder(Builder):
         self.release(source, *sources)
         self.current = product
 
-    def _is_one_launch(self, fusion: Fusion, left: Sequence[Fusion]) -> bool:
-        """Whether a convolution and the bias and activation after it are to be one launch."""
-        if not (FUSED_CONVOLUTIONS and left and self.layout == "channels_last"):
-            return False
-        first, second = (self.chain.operations[each.first] for each in (fusion, left[0]))
+    def _adds_itself(self, fusion: Fusion, following: Fusion) -> bool:
+        """Whether what follows is a bias, perhaps with ReLU, that the convolution adds itself."""
+        first, second = (self.chain.operations[each.first] for each in (fusion, following))
         return (
             isinstance(first, Convolution)
-            and first.precision in FUSED_PRECISIONS
+            and is_faster_fused(first, self.layout)
             and isinstance(second, AddTensor)
-            and left[0].mode in EPILOGUES
+            and following.mode in EPILOGUES
             and not self.accumulating
             and self.chain.scaling("y") == (1, 0)
         )

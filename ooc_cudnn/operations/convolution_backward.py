@@ -10,6 +10,7 @@ import numpy as np
 
 from ooc_cudnn.operations.base import Array, Shape
 from ooc_cudnn.operations.convolution import Convolution
+from ooc_cudnn.operations.fused_convolution import FusedConvolution
 from ooc_cudnn.tensor import DTYPES
 from perfmodel import Direction, Work
 
@@ -110,13 +111,24 @@ class ConvolutionBackwardFilter(_Gradient):
         return dw.reshape(forward.w_shape)
 
 
-#: A convolution, or one of its gradients.
-AnyConvolution = Convolution | ConvolutionBackwardData | ConvolutionBackwardFilter
+#: What the inputs of a convolution are called where it is measured by itself.
+INPUTS = ("first", "second", "third")
+#: A convolution, perhaps with what comes after it, or one of its gradients.
+AnyConvolution = (
+    Convolution | FusedConvolution | ConvolutionBackwardData | ConvolutionBackwardFilter
+)
 
 
 def forward_of(operation: AnyConvolution) -> Convolution:
-    """The forward convolution that an operation is, or is a gradient of."""
+    """The forward convolution that an operation is, begins with, or is a gradient of."""
     return operation if isinstance(operation, Convolution) else operation.forward
+
+
+def alone(
+    operation: AnyConvolution,
+) -> Convolution | ConvolutionBackwardData | ConvolutionBackwardFilter:
+    """The convolution or gradient, without what comes after it."""
+    return operation.forward if isinstance(operation, FusedConvolution) else operation
 
 
 def with_forward(operation: AnyConvolution, forward: Convolution) -> AnyConvolution:
@@ -129,9 +141,11 @@ def result_dtype(operation: AnyConvolution) -> str:
     return operation.y_dtype if isinstance(operation, Convolution) else operation.result_dtype
 
 
-def input_shapes(operation: AnyConvolution) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def input_shapes(operation: AnyConvolution) -> tuple[tuple[int, ...], ...]:
     """Shapes of an operation's inputs, in their order."""
     forward = forward_of(operation)
+    if isinstance(operation, FusedConvolution):
+        return forward.x_shape, forward.w_shape, forward.w_shape[:1]
     if isinstance(operation, Convolution):
         return forward.x_shape, forward.w_shape
     if isinstance(operation, ConvolutionBackwardData):

@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ooc_cudnn.devices.cuda.cudnn_forms import Form, forms
-from ooc_cudnn.devices.cuda.cudnn_graphs import BIAS, INPUTS, RESULT
+from ooc_cudnn.devices.cuda.cudnn_forms import forms
+from ooc_cudnn.devices.cuda.cudnn_graphs import INPUTS, RESULT
 from ooc_cudnn.devices.cuda.cudnn_plans import Executable, Plans
 from ooc_cudnn.devices.engines import Engine, EngineFailedError, Kind, Tables
 from ooc_cudnn.devices.kernels import convolution_direct
@@ -58,9 +58,6 @@ class Convolutions:
         #: Engines, or names of plans, that failed at run time.
         self._failed: set[tuple[Kind, Engine | str]] = set()
         self._forced: Executable | None = None
-        #: Convolutions with what comes after them, and those of which no engine ran.
-        self._fused: dict[tuple[FusedConvolution, int | None], Executable | None] = {}
-        self._not_fused: set[FusedConvolution] = set()
 
     @property
     def handle(self) -> Any:
@@ -177,48 +174,6 @@ class Convolutions:
                     return found
         return None
 
-    # With what comes after it ---------------------------------------------------------------------
-
-    def fused(self, operation: FusedConvolution, budget_bytes: int | None) -> Executable | None:
-        """Return the plan of a convolution with its bias and activation; None if there is none."""
-        key = operation, budget_bytes
-        with self._lock:
-            if key not in self._fused:
-                forward, found = operation.forward, None
-                if _is_for_cudnn(forward) and operation not in self._not_fused:
-                    with _errors_collected():
-                        found = self._plans.ranked_first(
-                            Form(forward), budget_bytes, (), operation.mode
-                        )
-                self._fused[key] = found
-            return self._fused[key]
-
-    def run_fused(
-        self,
-        operation: FusedConvolution,
-        inputs: tuple[DeviceView, ...],
-        output: DeviceView,
-        workspace: tuple[int, int],
-        stream: Any,
-    ) -> None:
-        """Launch a convolution with its bias and activation: as one, or the one after the other."""
-        if 0 in output.shape:
-            return
-        *operands, bias = inputs
-        pointer, available = workspace
-        found = None if any(0 in view.shape for view in operands) else self.fused(operation, None)
-        if found is not None and found.workspace_bytes > available:
-            found = self.fused(operation, available)
-        if found is not None:
-            try:
-                self._launch(found, tuple(operands), output, pointer, stream, bias)
-                return
-            except EngineFailedError:
-                self._not_fused.add(operation)
-                self._fused.clear()
-        self.run(operation.forward, tuple(operands), output, workspace, stream)
-        pointwise(output, output, shift=bias, mode=operation.mode, stream=stream)
-
     # Running ------------------------------------------------------------------------------------
 
     def run(
@@ -231,17 +186,18 @@ class Convolutions:
     ) -> None:
         """Launch on a stream; a workspace that is large enough for the preferred plan gets it.
 
-        Inputs in the operation's order; all packed, at multiples of 16 bytes.
+        Inputs in the operation's order; all packed, at multiples of 16 bytes. What comes after a
+        convolution is a launch of its own where no engine does both.
         """
         if 0 in output.shape:
             return
-        first, second = inputs
+        first, second, *_ = inputs
         if 0 in second.shape:  # a gradient of no window
             nbytes = output.size * output.item_bytes
             fill_zero(output.pointer, nbytes, 1, nbytes, stream)
             return
         if 0 in first.shape:  # nothing but padding: zeros, by what may be infinite
-            convolution_direct.run(operation, Call(inputs, output, workspace, stream))
+            self._run_without_engine(operation, inputs, output, workspace, stream)
             return
         pointer, available = workspace
         if self._forced is not None:
@@ -253,7 +209,23 @@ class Convolutions:
                 return
             except EngineFailedError as error:
                 self._forget_failed(operation, found, error)
-        convolution_direct.run(operation, Call(inputs, output, workspace, stream))
+        self._run_without_engine(operation, inputs, output, workspace, stream)
+
+    def _run_without_engine(
+        self,
+        operation: AnyConvolution,
+        inputs: tuple[DeviceView, ...],
+        output: DeviceView,
+        workspace: tuple[int, int],
+        stream: Any,
+    ) -> None:
+        """Launch our own kernel; of a convolution with what comes after it, one after the other."""
+        if isinstance(operation, FusedConvolution):
+            *operands, bias = inputs
+            self.run(operation.forward, tuple(operands), output, workspace, stream)
+            pointwise(output, output, shift=bias, mode=operation.mode, stream=stream)
+        else:
+            convolution_direct.run(operation, Call(inputs, output, workspace, stream))
 
     def _launch(
         self,
@@ -262,11 +234,9 @@ class Convolutions:
         output: DeviceView,
         pointer: int,
         stream: Any,
-        bias: DeviceView | None = None,
     ) -> None:
-        form = found.form
-        addresses = {} if bias is None else {BIAS: bias.pointer}
-        for uid, view, copy in zip(INPUTS, inputs, form.inputs, strict=True):
+        form, addresses = found.form, {}
+        for uid, view, copy in zip(INPUTS, inputs, form.inputs, strict=False):
             addresses[uid] = pointer + copy.offset if copy else view.pointer
             if copy:
                 copy.fill(view, pointer, stream)

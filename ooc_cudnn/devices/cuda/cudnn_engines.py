@@ -16,6 +16,7 @@ from ooc_cudnn.operations.convolution_backward import (
     AnyConvolution,
     ConvolutionBackwardData,
     ConvolutionBackwardFilter,
+    alone,
     forward_of,
 )
 from ooc_cudnn.tensor import DTYPES
@@ -63,7 +64,7 @@ def is_faulty(engine: str, operation: AnyConvolution) -> bool:
     >>> is_faulty("eng2_k2=1_k3=0", ConvolutionBackwardData(half, "float16"))
     True
     """
-    number, direction = engine.split("_")[0], type(operation)
+    number, direction = engine.split("_")[0], type(alone(operation))
     forward = forward_of(operation)
     before, after = forward.padding[-1]
     if before != after and number in _SYMMETRIC_LAST_AXIS_ONLY[direction]:
@@ -102,7 +103,7 @@ def forbidden_notes(cudnn: Any, operation: AnyConvolution, *, measured: bool = F
         ]
         if not measured:
             forbidden.append(notes.FFT)
-    elif not isinstance(operation, Convolution):
+    elif not isinstance(alone(operation), Convolution):
         # Sums by atomics in half types: several times the error of rounding once, never fastest.
         forbidden.append(notes.REDUCED_PRECISION_REDUCTION)
     if forward_of(operation).deterministic:

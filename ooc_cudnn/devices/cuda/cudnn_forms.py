@@ -31,6 +31,7 @@ from ooc_cudnn.operations.convolution_backward import (
     AnyConvolution,
     ConvolutionBackwardData,
     ConvolutionBackwardFilter,
+    alone,
     forward_of,
     input_shapes,
     result_dtype,
@@ -94,7 +95,7 @@ class Form(NamedTuple):
     """What cuDNN computes in place of an operation, and which tensors are copied for that."""
 
     operation: AnyConvolution
-    inputs: tuple[Copy | None, Copy | None] = (None, None)
+    inputs: tuple[Copy | None, ...] = (None, None, None)
     result: Copy | None = None
     name: str = ""
 
@@ -128,7 +129,7 @@ def _wants_symmetric_rows(operation: AnyConvolution) -> bool:
     if uneven != 1 or depthwise:
         return False
     several, strided = forward.w_shape[1] >= _SEVERAL_CHANNELS, max(forward.stride) > 1
-    if isinstance(operation, Convolution):
+    if isinstance(alone(operation), Convolution):
         return forward.dtype == "float64"
     if isinstance(operation, ConvolutionBackwardData):
         if forward.dtype == "float64":
@@ -162,7 +163,8 @@ def with_symmetric_rows(operation: AnyConvolution) -> Form:
 def widened(operation: AnyConvolution) -> Form:
     """Convert the inputs to float32, and let tensor cores take them as TF32."""
     forward = forward_of(operation)
-    first, second = (Copy(0, "float32", shape, forward.layout) for shape in input_shapes(operation))
+    shapes = input_shapes(alone(operation))
+    first, second = (Copy(0, "float32", shape, forward.layout) for shape in shapes)
     second = second._replace(offset=first.nbytes)
     wide = replace(forward, dtype="float32", y_dtype="float32", allow_tf32=True)
     return Form(with_forward(operation, wide), (first, second), name="widened")

@@ -8,21 +8,22 @@ from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.convolution_backward import (
     AnyConvolution,
     ConvolutionBackwardData,
+    alone,
     forward_of,
     input_shapes,
     result_dtype,
 )
+from ooc_cudnn.operations.fused_convolution import FusedConvolution
 from ooc_cudnn.tensor import packed_strides
 
 #: Tensor identifiers in a graph: the operation's inputs in their order, and its result.
-INPUTS, RESULT, BIAS = (1, 2), 3, 4
+INPUTS, RESULT = (1, 2, 4), 3
 
 
-def describe(cudnn: Any, handle: Any, operation: AnyConvolution, epilogue: str = "") -> Any:
+def describe(cudnn: Any, handle: Any, operation: AnyConvolution) -> Any:
     """State an operation as a graph; its tensors are packed, in the operation's layout.
 
-    With an `epilogue` ("identity" or "relu") a bias is added to the result, and that activation
-    applied. Nothing is checked or built yet.
+    Nothing is checked or built yet.
     """
     types = {
         "float16": cudnn.data_type.HALF,
@@ -64,19 +65,21 @@ def describe(cudnn: Any, handle: Any, operation: AnyConvolution, epilogue: str =
     }
     first, second = (
         tensor(shape, name, uid)
-        for shape, name, uid in zip(input_shapes(operation), ("a", "b"), INPUTS, strict=True)
+        for shape, name, uid in zip(
+            input_shapes(alone(operation)), ("a", "b"), INPUTS, strict=False
+        )
     )
-    if isinstance(operation, Convolution):
+    if isinstance(alone(operation), Convolution):
         result = graph.conv_fprop(image=first, weight=second, **windows)
     elif isinstance(operation, ConvolutionBackwardData):
         result = graph.conv_dgrad(filter=first, loss=second, **windows)
     else:
         result = graph.conv_wgrad(image=first, loss=second, **windows)
     shape = operation.output_shape
-    if epilogue:
-        bias = tensor((1, shape[1], *(1 for _ in shape[2:])), "bias", BIAS)
+    if isinstance(operation, FusedConvolution):
+        bias = tensor((1, shape[1], *(1 for _ in shape[2:])), "bias", INPUTS[2])
         result = graph.bias(input=result, bias=bias)
-        if epilogue == "relu":
+        if operation.mode == "relu":
             result = graph.relu(input=result)
     result.set_output(True).set_uid(RESULT).set_data_type(types[result_dtype(operation)])
     result.set_dim(dimensions(shape)).set_stride(strides(shape))

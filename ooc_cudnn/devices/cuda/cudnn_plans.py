@@ -10,6 +10,7 @@ from ooc_cudnn.devices.cuda.cudnn_forms import Form
 from ooc_cudnn.devices.cuda.cudnn_graphs import describe, forget_frames
 from ooc_cudnn.devices.engines import MEASURED, Engine
 from ooc_cudnn.errors import CudnnError
+from ooc_cudnn.operations.fused_convolution import FusedConvolution
 
 #: Where not every engine is tried, so many that the heuristics rank are: as many as PyTorch tries.
 MOST_RANKED = 10
@@ -51,19 +52,14 @@ class Plans:
         self._declined = (*self.errors, AttributeError)
 
     def ranked_first(
-        self,
-        form: Form,
-        budget_bytes: int | None,
-        failed: Collection[str],
-        epilogue: str = "",
+        self, form: Form, budget_bytes: int | None, failed: Collection[str]
     ) -> Executable | None:
         """Return the heuristics' choice, its workspace within a budget; None if there is none.
 
-        Without those that failed, by the names of their plans; with an epilogue, as `describe` has
-        it.
+        Without those that failed, by the names of their plans.
         """
         cudnn, operation = self._cudnn, form.operation
-        graph = describe(cudnn, self._handle, operation, epilogue)
+        graph = describe(cudnn, self._handle, operation)
         try:
             graph.validate()
             graph.build_operation_graph()
@@ -85,7 +81,7 @@ class Plans:
         except cudnn.cudnnGraphNotSupportedError:
             return None
         except RuntimeError as error:
-            if epilogue:  # there is another way
+            if isinstance(operation, FusedConvolution):  # there is another way
                 return None
             raise CudnnError(f"cuDNN cannot build {operation}: {error}") from error
         finally:
@@ -184,4 +180,7 @@ def _engine_at(graph: Any, index: int, form: Form) -> Engine:
 def _executable(graph: Any, index: int, form: Form) -> Executable:
     engine = graph.get_plan_name_at_index(index)
     nbytes = form.nbytes + int(graph.get_workspace_size_plan_at_index(index))
-    return Executable(graph, index, nbytes, f"{engine}, {form.name}" if form.name else engine, form)
+    fused = "fused" if isinstance(form.operation, FusedConvolution) else ""
+    return Executable(
+        graph, index, nbytes, ", ".join(filter(None, (engine, form.name, fused))), form
+    )

@@ -238,13 +238,6 @@ class CudaDevice:
         with self._cupy.cuda.Device(self.index):
             for launch, buffers in launches:
                 operation = launch.operation
-                if isinstance(operation, FusedConvolution):
-                    fused = self.convolutions.fused(operation, budget_bytes)
-                    if fused is not None:
-                        most = max(most, fused.workspace_bytes)
-                        engines[f"{fused.name}, fused"] = None
-                        continue
-                    operation = operation.forward
                 if not isinstance(operation, AnyConvolution):
                     ask = WORKSPACE.get(type(operation))
                     most = max(most, ask(operation) if ask is not None else 0)
@@ -252,6 +245,9 @@ class CudaDevice:
                 if any(0 in buffers[name].shape for name in (*launch.inputs, launch.output)):
                     continue
                 found = self.convolutions.executable(operation, budget_bytes, sparing)
+                if found is None and isinstance(operation, FusedConvolution):
+                    operation = operation.forward  # and a pass after it
+                    found = self.convolutions.executable(operation, budget_bytes, sparing)
                 if found is not None:
                     most = max(most, found.workspace_bytes)
                     engines[found.name] = None
@@ -275,13 +271,7 @@ class CudaDevice:
         if 0 in output.shape:
             return
         inputs = tuple(views[name] if name else None for name in launch.inputs)
-        if isinstance(operation, FusedConvolution):
-            x, w, bias = inputs
-            assert x is not None
-            assert w is not None
-            assert bias is not None
-            self.convolutions.run_fused(operation, (x, w, bias), output, workspace, stream)
-        elif isinstance(operation, AnyConvolution):
+        if isinstance(operation, AnyConvolution):
             present = tuple(view for view in inputs if view is not None)
             self.convolutions.run(operation, present, output, workspace, stream)
         else:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from ooc_cudnn.devices.view import DeviceView
-from ooc_cudnn.operations import chain_builder
 from ooc_cudnn.operations.activation import Activation
 from ooc_cudnn.operations.chain import Chain
 from ooc_cudnn.operations.convolution import Convolution
@@ -23,11 +23,6 @@ from tests.support.fake_runtime import Stream
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("ml_dtypes")
-
-
-@pytest.fixture(autouse=True)
-def fused(monkeypatch):
-    monkeypatch.setattr(chain_builder, "FUSED_CONVOLUTIONS", True)
 
 
 def chain_of(dtype="float32", mode="relu", **scales):
@@ -45,7 +40,7 @@ def launched(chain, layout="channels_last"):
     return [type(launch.operation) for launch in launches]
 
 
-def test_where_it_is_one_launch(monkeypatch):
+def test_where_it_is_one_launch():
     for mode in ("relu", ""):
         assert launched(chain_of(mode=mode)) == [FusedConvolution]
     apart = [Convolution, Pointwise]
@@ -56,8 +51,8 @@ def test_where_it_is_one_launch(monkeypatch):
     strict = chain_of()
     first = replace(strict.operations[0], allow_tf32=False)
     assert launched(replace(strict, operations=(first, *strict.operations[1:]))) == apart
-    monkeypatch.setattr(chain_builder, "FUSED_CONVOLUTIONS", False)
-    assert launched(chain_of()) == apart
+    assert launched(chain_of("float16")) == [FusedConvolution]
+    assert launched(chain_of("bfloat16")) == apart  # three channels
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
@@ -95,21 +90,23 @@ def test_by_one_graph_or_in_two(random, monkeypatch, way, mode):
     b, y = random.standard_normal(4).astype("f4"), last(np.full((2, 4, 7, 5), np.nan, "f4"))
     scratch = np.zeros(1024, np.uint8)
     convolutions, seen = device.convolutions, []
-    fused = convolutions._launch
+    launched = convolutions._launch
     if way == "fails":  # with a bias alone
 
-        def launch(found, inputs, output, pointer, stream, bias=None):
-            engine.fails = bias is not None
-            seen.append(bias is not None)
-            fused(found, inputs, output, pointer, stream, bias)
+        def launch(found, inputs, output, pointer, stream):
+            engine.fails = len(inputs) == 3
+            seen.append(len(inputs))
+            launched(found, inputs, output, pointer, stream)
 
         monkeypatch.setattr(convolutions, "_launch", launch)
-    for _ in range(2):
+    operands, room = (view(x), view(w), view(b)), (scratch.ctypes.data, scratch.nbytes)
+    for once in range(2):
         y[...] = np.nan
-        convolutions.run_fused(operation, (view(x), view(w), view(b)), view(y),
-                               (scratch.ctypes.data, scratch.nbytes), Stream(0))  # fmt: skip
+        says = way == "fails" and not once
+        with pytest.warns(UserWarning, match="eng3, fused failed") if says else nullcontext():
+            convolutions.run(operation, operands, view(y), room, Stream(0))
         expected = operation.reference(x, w, b)
         assert np.abs(y - expected).max() <= 1e-5 * np.abs(expected).max()
     if way == "fails":
-        assert seen == [True, False, False], "what failed is not tried again"
+        assert seen == [3, 2, 2], "what failed is not tried again"
     assert engine.launched == 2
