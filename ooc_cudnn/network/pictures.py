@@ -13,8 +13,9 @@ from ooc_cudnn.network.fastest import PlannedStep
 from ooc_cudnn.network.phases import Phase
 from ooc_cudnn.network.remaking import REMADE
 from ooc_cudnn.pipeline.program import COMPUTE, COPY_IN, COPY_OUT
-from ooc_cudnn.pipeline.schedule import make_schedule
+from ooc_cudnn.pipeline.schedule import Schedule, make_schedule
 from ooc_cudnn.pipeline.simulate import Replayed
+from ooc_cudnn.pipeline.trace import Trace
 from ooc_cudnn.units import format_bytes, format_seconds
 
 STREAMS = (COPY_IN, COMPUTE, COPY_OUT)
@@ -42,7 +43,7 @@ class Span(NamedTuple):
 
 
 class Course(NamedTuple):
-    """A step as it runs, by its replay on a virtual clock.
+    """A step as it runs: on a virtual clock, or as it was recorded.
 
     Attributes
     ----------
@@ -64,16 +65,28 @@ class Course(NamedTuple):
     peak_bytes: int
 
 
-def course_of(made: PlannedStep) -> Course:
-    """Replay a planned step."""
+def course_of(made: PlannedStep, measured: Trace | None = None) -> Course:
+    """A planned step as it ran, or else as its replay has it.
+
+    Raises
+    ------
+    ValueError
+        If it is the trace of another step.
+    """
     program, plan = made.placed.program, made.plan
     schedule = make_schedule(program)
-    replay = Replayed(schedule)
+    if measured is None:
+        replay = Replayed(schedule)
+        intervals = list(zip(replay.timeline.start, replay.timeline.finish, strict=True))
+        seconds, said = replay.seconds, f"{format_seconds(replay.seconds)} predicted"
+    else:
+        intervals = _intervals(measured, schedule)
+        seconds = max(stop for _, stop in intervals)
+        said = f"{format_seconds(seconds)} measured, {format_seconds(plan.seconds)} predicted"
     found: dict[tuple[str, int], tuple[float, float]] = {}
-    for at, each in enumerate(schedule.steps):
-        start, stop = replay.timeline.start[at], replay.timeline.finish[at]
-        first, _ = found.get((each.stream, each.item), (start, stop))
-        found[each.stream, each.item] = first, stop
+    for each, (start, stop) in zip(schedule.steps, intervals, strict=True):
+        first, last = found.get((each.stream, each.item), (start, stop))
+        found[each.stream, each.item] = min(first, start), max(last, stop)
     tasks = sorted(item for stream, item in found if stream == COMPUTE)
     kinds = dict(zip(tasks, map(_kind_of, made.step.phases), strict=True))
     spans = [
@@ -86,13 +99,23 @@ def course_of(made: PlannedStep) -> Course:
     for row, first, last, nbytes in _stays(made):
         held[row, first : last + 1] += nbytes
     return Course(
-        f"{plan.name} on {plan.machine}, policy {plan.policy}: {format_seconds(plan.seconds)}",
+        f"{plan.name} on {plan.machine}, policy {plan.policy}: {said}",
         spans,
-        np.array([0.0, *begins[1:], replay.seconds]),
+        np.array([0.0, *begins[1:], seconds]),
         held,
         plan.memory_limit,
         plan.device_bytes,
     )
+
+
+def _intervals(measured: Trace, schedule: Schedule) -> list[tuple[float, float]]:
+    """When each step of a schedule ran."""
+    items = schedule.program.items
+    if [(s.stream, items[s.item].name) for s in schedule.steps] != [
+        (s.stream, s.task) for s in measured.steps
+    ]:
+        raise ValueError("the recorded call is not one of this step as it is planned now")
+    return [(step.start_seconds, step.stop_seconds) for step in measured.steps]
 
 
 def _stays(made: PlannedStep) -> Iterator[tuple[int, int, int, int]]:
@@ -113,15 +136,19 @@ def _stays(made: PlannedStep) -> Iterator[tuple[int, int, int, int]]:
             yield CLASSES.index(name), stay.first, stay.last, tensor.nbytes
 
 
-def draw_step(made: PlannedStep, path: str | os.PathLike[str]) -> None:
-    """Draw a planned step, as PNG or whatever the suffix says.
+def draw_step(
+    made: PlannedStep, path: str | os.PathLike[str], measured: Trace | None = None
+) -> None:
+    """Draw a planned step, as it ran where that is given; as PNG or whatever the suffix says.
 
     Raises
     ------
+    ValueError
+        If it is the trace of another step.
     ModuleNotFoundError
         If matplotlib is not installed.
     """
-    figure_of(course_of(made)).savefig(path)
+    figure_of(course_of(made, measured)).savefig(path)
 
 
 def figure_of(course: Course) -> Any:

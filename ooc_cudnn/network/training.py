@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -17,11 +18,13 @@ from ooc_cudnn.functions.tune_rounds import Tell
 from ooc_cudnn.network.fastest import PlannedStep
 from ooc_cudnn.network.given import Holder, arrays_given
 from ooc_cudnn.network.phases import Step
+from ooc_cudnn.network.pictures import draw_step
 from ooc_cudnn.network.plan import NetworkPlan
 from ooc_cudnn.network.planning import plan_again, plan_step
 from ooc_cudnn.network.ready import ReadyStep, number
 from ooc_cudnn.network.terms import Limit, limit_here, misaligned_of, terms_for
 from ooc_cudnn.network.tuning import measure_engines
+from ooc_cudnn.profiling import Call
 from ooc_cudnn.settings import current
 from ooc_cudnn.settings_table import Settings
 from ooc_cudnn.telling import warn
@@ -153,6 +156,28 @@ class TrainingStep:
             seconds=seconds,
             tell=tell,
         )
+
+    def plot(self, path: str | os.PathLike[str], recorded: Call | None = None) -> None:
+        """Draw the last call: the three streams, and what device memory held, over its seconds.
+
+        Parameters
+        ----------
+        path : str
+            A PNG, an SVG, a PDF.
+        recorded : Call, optional
+            What `ooc_cudnn.profile()` recorded of that call; as predicted when left out.
+
+        Raises
+        ------
+        ValueError
+            If the step was not called yet, or the recorded call is another one.
+        ModuleNotFoundError
+            If matplotlib is not installed.
+        """
+        if not self._ready:
+            raise ValueError("the step has not run yet: call it first, or draw a plan by net.plot")
+        planned = list(self._ready.values())[-1].planned
+        draw_step(planned, path, None if recorded is None else recorded.trace)
 
     def _given(self, device: Device, inputs: Mapping[str, Any]) -> dict[str, Wrapped]:
         """All that a step is given: inputs, parameters, running statistics and seeds."""

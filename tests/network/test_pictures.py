@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 
+import ooc_cudnn
 from ooc_cudnn import networks
+from ooc_cudnn.devices import get_device
 from ooc_cudnn.functions.target import Target
 from ooc_cudnn.network.pictures import CLASSES, course_of, draw_step
 from ooc_cudnn.network.placing import Terms
@@ -33,6 +35,34 @@ def test_memory_and_streams_over_a_step(made):
         spans = [each.stop - each.start for each in course.spans if each.stream == stream]
         assert 0 < busy <= sum(spans) * (1 + 1e-9)
         assert max(each.stop for each in course.spans) <= plan.seconds * (1 + 1e-9)
+
+
+def test_a_step_is_drawn_as_it_ran(tmp_path):
+    pytest.importorskip("matplotlib")
+    net = ooc_cudnn.Network()
+    x = net.input("x", (2, 3, 8, 8))
+    y = net.activation(net.convolution(x, 4, window=3, padding=1))
+    loss = net.mean_squared_error(y, net.input("target", y.shape))
+    given = {name: np.ones(net.graph.tensors[name].shape, "f4") for name in ("x", "target")}
+    step = net.training_step(loss, memory_limit="64KiB")
+    with pytest.raises(ValueError, match="has not run yet"):
+        step.plot(tmp_path / "step.png")
+    with ooc_cudnn.profile() as p:
+        step(**given)
+        ooc_cudnn.activation_forward(given["x"], mode="tanh")
+    ran, other = p.calls
+    made = step._prepared(get_device("host"), step._given(get_device("host"), given)).planned
+    course = course_of(made, ran.trace)
+    assert (np.diff(course.begins[1:]) >= 0).all()
+    assert course.begins[-1] == max(each.stop_seconds for each in ran.steps)
+    assert "measured" in course.title
+    for stream in ("copy_in", "compute", "copy_out"):
+        spans = [each.stop - each.start for each in course.spans if each.stream == stream]
+        assert ran.trace.busy_seconds(stream) <= sum(spans) * (1 + 1e-9)
+    step.plot(tmp_path / "step.png", ran)
+    assert (tmp_path / "step.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(ValueError, match="not one of this step"):
+        step.plot(tmp_path / "step.png", other)
 
 
 def test_a_step_is_drawn(made, tmp_path):
