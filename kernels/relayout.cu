@@ -7,9 +7,9 @@
 //                    shared memory
 //     fill_zero      `count` rows of `width` words, `pitch` words apart
 //
-// Memory traffic: every element is read once and written once. `transpose` reached 71 to 100 % of a
-// copy's speed on an H200 where runs begin on 16-byte boundaries, and 38 to 58 % where they do not,
-// as in NCHW of odd extents, before their packs were SHIFTED (docs/kernels.md).
+// Memory traffic: every element is read once and written once. What `transpose` reaches hangs on
+// registers: where they spill, or are just enough, it lost 15 to 60 % of a copy's speed on an H200
+// (docs/kernels.md).
 
 #include "strided.cuh"
 
@@ -71,43 +71,75 @@ struct TransposeGeometry {
     long long value_n, value_q;              // strides in words; value's p stride is 1
     long long destination_n, destination_p;  // destination's q stride is 1
     long long inner, outer_stride;           // of the axis that is split; else 1 and 0
+    long long near_tiles, far_tiles, tiles;  // along the axis that is gone along first; and in all
+    long long value_words;                   // from its first to its last one
 };
 
 // Where the runs of a tile begin: one for each q in `value`, for each p in `destination`.
 template <bool SPLIT>
 struct Runs {
-    long long stride, inner, outer_stride, first;
+    long long stride, outer_stride, begin;
+    int inner, first;  // how far in `inner` the tile begins
 
-    // of all before the tile, where they are no part of `at`
-    __device__ long long begin() const { return SPLIT ? 0 : first * stride; }
+    __device__ Runs(long long first_run, long long stride, const TransposeGeometry &g)
+        : stride(stride), outer_stride(g.outer_stride), inner((int)g.inner), first(0) {
+        const long long outside = SPLIT ? quotient(first_run, g.inner) : 0;
+        if (SPLIT) first = (int)(first_run - outside * inner);
+        begin = outside * outer_stride + (SPLIT ? 0 : first_run * stride);
+    }
     __device__ long long at(int run) const {
         if (!SPLIT) return run * stride;
-        const long long outside = quotient(first + run, inner);
+        const int outside = quotient(first + run, inner);
         return outside * outer_stride + (first + run - outside * inner) * stride;
     }
 };
 
 constexpr int TRANSPOSE_THREADS = 256;
 
-// Where a thread is in a tile made of runs of ACROSS packs, in each round of the block over it.
-template <int ACROSS>
-struct Rounds {
-    static constexpr bool EVEN = TRANSPOSE_THREADS % ACROSS == 0;  // then `pack` never changes
-    static constexpr int STEP = TRANSPOSE_THREADS / ACROSS;        // and `run` takes this step
+// How a side's runs are cut into packs.
+//     ALIGNED  runs begin where packs may, and are whole packs
+//     FLAT     the tile has whole runs, which follow each other without a gap: packs run on from one to
+//              the next
+//     SHIFTED  runs begin anywhere: packs lie on their boundaries, the first and the last one of a run
+//              in part beside it
+enum Side { ALIGNED = 0, FLAT = 1, SHIFTED = 2 };
 
-    static __device__ int run(int round) {
-        if (EVEN) return threadIdx.x / ACROSS + round * STEP;
+// One side of a tile: RUNS runs of LENGTH words in packs of COUNT, and which of them a thread has in
+// each round of the block.
+template <int SIDE, int RUNS, int LENGTH, int COUNT>
+struct Packs {
+    static constexpr int ACROSS = SIDE == FLAT      ? RUNS * LENGTH / COUNT
+                                  : SIDE == ALIGNED ? LENGTH / COUNT
+                                                    : (LENGTH + 2 * COUNT - 2) / COUNT;
+    static constexpr int NUMBER = SIDE == FLAT ? ACROSS : RUNS * ACROSS;
+    static constexpr int ROUNDS = (NUMBER + TRANSPOSE_THREADS - 1) / TRANSPOSE_THREADS;
+    static constexpr bool EVEN = TRANSPOSE_THREADS % ACROSS == 0;  // then the column never changes
+    static_assert(SIDE == SHIFTED || ACROSS * COUNT == (SIDE == FLAT ? RUNS : 1) * LENGTH, "whole packs");
+
+    // False where nothing is left for this thread; known when compiled but in the last round.
+    static __device__ bool has(int round) {
+        return (round + 1) * TRANSPOSE_THREADS <= NUMBER ||
+               threadIdx.x + round * TRANSPOSE_THREADS < NUMBER;
+    }
+    static __device__ int run(int round) {  // flat: 0
+        if (EVEN) return threadIdx.x / ACROSS + round * (TRANSPOSE_THREADS / ACROSS);
         return (threadIdx.x + round * TRANSPOSE_THREADS) / ACROSS;
     }
-    static __device__ int pack(int round) {
-        if (EVEN) return threadIdx.x % ACROSS;
-        return (threadIdx.x + round * TRANSPOSE_THREADS) % ACROSS;
+    // The pack's first word, in its run; `words` has that run.
+    template <typename Word>
+    static __device__ int first(int round, const Word *words) {
+        const int column =
+            EVEN ? threadIdx.x % ACROSS : (threadIdx.x + round * TRANSPOSE_THREADS) % ACROSS;
+        if (SIDE != SHIFTED) return column * COUNT;
+        return column * COUNT - (int)((unsigned long long)words / sizeof(Word) % COUNT);
     }
-    template <bool SPLIT>
-    static __device__ long long offset(int round, const Runs<SPLIT> &runs) {
-        if (!SPLIT && EVEN)
-            return (int)(threadIdx.x / ACROSS) * runs.stride + round * (STEP * runs.stride);
-        return runs.at(run(round));
+    // Where word i of a pack is: its run in the tile, and its place there.
+    static __device__ int run_of(int run, int first, int i) {
+        return SIDE == FLAT ? (first + (LENGTH % COUNT ? i : 0)) / LENGTH : run;
+    }
+    static __device__ int place_of(int first, int i) {
+        if (SIDE != FLAT) return first + i;
+        return LENGTH % COUNT ? (first + i) % LENGTH : first % LENGTH + i;
     }
 };
 
@@ -117,145 +149,103 @@ struct Rounds {
 template <int TILE_P, int TILE_Q>
 constexpr int PITCH = TILE_Q >= 32 ? (TILE_P | 1) : TILE_P + (32 + TILE_Q - 1) / TILE_Q;
 
-// How a side's runs are cut into packs.
-//     ALIGNED  every run begins where a pack may begin
-//     FLAT     runs as short as the tile is narrow, that follow each other without a gap: packs run on
-//              from one to the next
-//     SHIFTED  runs begin anywhere: packs lie on their boundaries, and the first and the last one of a
-//              run are moved word by word
-enum Side { ALIGNED = 0, FLAT = 1, SHIFTED = 2 };
+// So many blocks run at once on a multiprocessor: their registers are as many as that takes, and no
+// more. SHIFTED writes do not fit into so few.
+template <typename Word, int WRITTEN>
+constexpr int TRANSPOSE_BLOCKS = WRITTEN == SHIFTED || sizeof(Word) == 8 ? 4 : 5;
 
-template <int SIDE, int LENGTH, int AREA, int COUNT>
-constexpr int ACROSS = SIDE == FLAT ? AREA / COUNT : LENGTH / COUNT + (SIDE == SHIFTED);
+// A block of 256 threads moves TILE_P x TILE_Q words: it reads runs along p, LOAD words a thread, and
+// writes runs along q, STORE words a thread; everything is read before anything waits. The host
+// shapes the tile. Tiles go along p first (P_NEAR), or along q, then along the other, then the batch.
+template <typename Word, int TILE_P, int TILE_Q, int LOAD, int STORE, bool P_NEAR, int SPLIT, int READ,
+          int WRITTEN>
+__global__ void __launch_bounds__(TRANSPOSE_THREADS, TRANSPOSE_BLOCKS<Word, WRITTEN>) transpose(
+    TransposeGeometry g, Word *__restrict__ destination, const Word *__restrict__ value) {
+    using Read = Packs<READ, TILE_Q, TILE_P, LOAD>;
+    using Write = Packs<WRITTEN, TILE_P, TILE_Q, STORE>;
+    constexpr int PITCHED = PITCH<TILE_P, TILE_Q>;
+    __shared__ __align__(16) Word tile[TILE_Q * PITCHED];
 
-// How far the words at `run` are behind the last boundary of packs.
-template <int SIDE, int COUNT, typename Word>
-__device__ inline int shift_of(const Word *run) {
-    return SIDE == SHIFTED ? (int)((unsigned long long)run / sizeof(Word) % COUNT) : 0;
-}
+    for (long long index = blockIdx.x; index < g.tiles; index += gridDim.x) {
+        const long long line = quotient(index, g.near_tiles), n = quotient(line, g.far_tiles);
+        const long long near = index - line * g.near_tiles, far = line - n * g.far_tiles;
+        const long long first_p = (P_NEAR ? near : far) * TILE_P;
+        const long long first_q = (P_NEAR ? far : near) * TILE_Q;
+        const int left_p = (int)min(g.size_p - first_p, (long long)TILE_P);
+        const int left_q = (int)min(g.size_q - first_q, (long long)TILE_Q);
+        const Runs<SPLIT == SPLIT_Q> sources(first_q, g.value_q, g);
+        const Runs<SPLIT == SPLIT_P> targets(first_p, g.destination_p, g);
+        const Word *source = value + n * g.value_n + sources.begin + first_p;
+        Word *target = destination + n * g.destination_n + targets.begin + first_q;
 
-// One tile, of which left_p x left_q words exist (CHECKED; else all do): everything is read before
-// anything waits.
-template <bool CHECKED, typename Word, int TILE_P, int TILE_Q, int LOAD, int STORE, int READ,
-          int WRITTEN, bool SPLIT_READ, bool SPLIT_WRITTEN>
-__device__ inline void transpose_tile(
-    Word *tile, Word *__restrict__ target, const Word *__restrict__ source,
-    const Runs<SPLIT_WRITTEN> &target_runs, const Runs<SPLIT_READ> &source_runs, int left_p,
-    int left_q) {
-    constexpr int AREA = TILE_P * TILE_Q, PITCHED = PITCH<TILE_P, TILE_Q>;
-    constexpr int READ_ACROSS = ACROSS<READ, TILE_P, AREA, LOAD>;
-    constexpr int WRITE_ACROSS = ACROSS<WRITTEN, TILE_Q, AREA, STORE>;
-    using Read = Rounds<READ_ACROSS>;
-    using Write = Rounds<WRITE_ACROSS>;
-    constexpr int PACKS_READ = READ == FLAT ? READ_ACROSS : TILE_Q * READ_ACROSS;
-    constexpr int PACKS_WRITTEN = WRITTEN == FLAT ? WRITE_ACROSS : TILE_P * WRITE_ACROSS;
-    constexpr int READ_ROUNDS = (PACKS_READ + TRANSPOSE_THREADS - 1) / TRANSPOSE_THREADS;
-    constexpr int WRITE_ROUNDS = (PACKS_WRITTEN + TRANSPOSE_THREADS - 1) / TRANSPOSE_THREADS;
-
-    Pack<Word, LOAD> read[READ_ROUNDS];
-    int begin_p[READ_ROUNDS];  // the first word of a pack, in its run
+        Pack<Word, LOAD> read[Read::ROUNDS] = {};
 #pragma unroll
-    for (int round = 0; round < READ_ROUNDS; ++round) {
-        if (threadIdx.x + round * TRANSPOSE_THREADS >= PACKS_READ) continue;
-        const int q = Read::run(round);  // flat: 0
-        const Word *run = source + Read::offset(round, source_runs);
-        const int p = Read::pack(round) * LOAD - shift_of<READ, LOAD>(run);
-        const int left = !CHECKED ? (READ == FLAT ? AREA : TILE_P)
-                         : READ == FLAT ? left_q * TILE_P
-                                        : (q < left_q ? left_p : 0);
-        begin_p[round] = p;
-        if (READ == SHIFTED && (p < 0 || left - p < LOAD)) {
+        for (int round = 0; round < Read::ROUNDS; ++round) {
+            if (!Read::has(round)) continue;
+            const int q = Read::run(round);
+            const Word *run = source + sources.at(q);
+            const int p = Read::first(round, run);
+            if (READ == FLAT) {
+                read[round] = load_pack<LOAD>(run + p, left_q * TILE_P - p);
+            } else if (READ == ALIGNED) {
+                if (q < left_q && p < left_p) read[round] = load_pack<LOAD>(run + p, LOAD);
+            } else if (q < left_q && p < left_p && p > -LOAD) {
+                // What lies beside a run is another one's; only beyond the operand there is nothing.
+                const long long at = run + p - value;
+                if (at >= 0 && at + LOAD <= g.value_words) {
+                    read[round] = load_pack<LOAD>(run + p, LOAD);
+                } else {
 #pragma unroll
-            for (int i = 0; i < LOAD; ++i)
-                if (p + i >= 0 && p + i < left) read[round].element[i] = run[p + i];
-        } else {
-            read[round] = load_pack<LOAD>(run + p, CHECKED ? left - p : LOAD);
-        }
-    }
-#pragma unroll
-    for (int round = 0; round < READ_ROUNDS; ++round) {
-        if (threadIdx.x + round * TRANSPOSE_THREADS >= PACKS_READ) continue;
-        const int q = Read::run(round);
-#pragma unroll
-        for (int i = 0; i < LOAD; ++i) {
-            const int p = begin_p[round] + i;
-            if (READ == SHIFTED && (p < 0 || p >= TILE_P)) continue;
-            tile[READ == FLAT ? p / TILE_P * PITCHED + p % TILE_P : q * PITCHED + p] =
-                read[round].element[i];
-        }
-    }
-    __syncthreads();
-    Pack<Word, STORE> written[WRITE_ROUNDS];
-    int begin_q[WRITE_ROUNDS];
-#pragma unroll
-    for (int round = 0; round < WRITE_ROUNDS; ++round) {
-        if (threadIdx.x + round * TRANSPOSE_THREADS >= PACKS_WRITTEN) continue;
-        const int p = Write::run(round);
-        const Word *run = target + Write::offset(round, target_runs);
-        begin_q[round] = Write::pack(round) * STORE - shift_of<WRITTEN, STORE>(run);
-#pragma unroll
-        for (int i = 0; i < STORE; ++i) {
-            const int q = begin_q[round] + i;
-            if (WRITTEN == SHIFTED && (q < 0 || q >= TILE_Q)) continue;
-            written[round].element[i] =
-                tile[WRITTEN == FLAT ? q % TILE_Q * PITCHED + q / TILE_Q : q * PITCHED + p];
-        }
-    }
-#pragma unroll
-    for (int round = 0; round < WRITE_ROUNDS; ++round) {
-        if (threadIdx.x + round * TRANSPOSE_THREADS >= PACKS_WRITTEN) continue;
-        const int p = Write::run(round), q = begin_q[round];
-        const int left = !CHECKED ? (WRITTEN == FLAT ? AREA : TILE_Q)
-                         : WRITTEN == FLAT ? left_p * TILE_Q
-                                           : (p < left_p ? left_q : 0);
-        Word *run = target + Write::offset(round, target_runs);
-        if (WRITTEN == SHIFTED && (q < 0 || left - q < STORE)) {
-#pragma unroll
-            for (int i = 0; i < STORE; ++i)
-                if (q + i >= 0 && q + i < left) run[q + i] = written[round].element[i];
-        } else {
-            store_pack<STORE>(run + q, written[round], CHECKED ? left - q : STORE);
-        }
-    }
-    __syncthreads();  // the next tile overwrites this one
-}
-
-// A block of 256 threads moves TILE_P x TILE_Q words at a time: it reads runs along p, LOAD words a
-// thread, and writes runs along q, STORE words a thread. The tile is shaped by the host: near
-// square where both axes are long, exactly as narrow as the tensor where it has few channels (or
-// images), so that no lane idles. One axis goes with blockIdx.x (P_ALONG_X: p, else q), the other
-// with y, the batch with z; each loops where the grid ends.
-template <typename Word, int TILE_P, int TILE_Q, int LOAD, int STORE, bool P_ALONG_X, int SPLIT,
-          int READ, int WRITTEN>
-__global__ void __launch_bounds__(TRANSPOSE_THREADS, sizeof(Word) == 8 ? 3 : 4) transpose(
-    TransposeGeometry geometry, Word *__restrict__ destination, const Word *__restrict__ value) {
-    static_assert((READ == FLAT ? TILE_P * TILE_Q : TILE_P) % LOAD == 0, "of whole packs");
-    static_assert((WRITTEN == FLAT ? TILE_P * TILE_Q : TILE_Q) % STORE == 0, "of whole packs");
-    __shared__ Word tile[TILE_Q * PITCH<TILE_P, TILE_Q>];
-    const long long begin_p = (P_ALONG_X ? blockIdx.x : blockIdx.y) * (long long)TILE_P;
-    const long long begin_q = (P_ALONG_X ? blockIdx.y : blockIdx.x) * (long long)TILE_Q;
-    const long long step_p = (P_ALONG_X ? gridDim.x : gridDim.y) * (long long)TILE_P;
-    const long long step_q = (P_ALONG_X ? gridDim.y : gridDim.x) * (long long)TILE_Q;
-
-    for (long long n = blockIdx.z; n < geometry.batch; n += gridDim.z)
-        for (long long p = begin_p; p < geometry.size_p; p += step_p)
-            for (long long q = begin_q; q < geometry.size_q; q += step_q) {
-                const Runs<SPLIT == SPLIT_Q> source_runs = {
-                    geometry.value_q, geometry.inner, geometry.outer_stride, q};
-                const Runs<SPLIT == SPLIT_P> target_runs = {
-                    geometry.destination_p, geometry.inner, geometry.outer_stride, p};
-                const Word *source = value + n * geometry.value_n + source_runs.begin() + p;
-                Word *target = destination + n * geometry.destination_n + target_runs.begin() + q;
-                const long long rest_p = geometry.size_p - p, rest_q = geometry.size_q - q;
-                if (rest_p >= TILE_P && rest_q >= TILE_Q)
-                    transpose_tile<false, Word, TILE_P, TILE_Q, LOAD, STORE, READ, WRITTEN>(
-                        tile, target, source, target_runs, source_runs, TILE_P, TILE_Q);
-                else
-                    transpose_tile<true, Word, TILE_P, TILE_Q, LOAD, STORE, READ, WRITTEN>(
-                        tile, target, source, target_runs, source_runs,
-                        rest_p < TILE_P ? (int)rest_p : TILE_P,
-                        rest_q < TILE_Q ? (int)rest_q : TILE_Q);
+                    for (int i = 0; i < LOAD; ++i)
+                        if (p + i >= 0 && p + i < left_p) read[round].element[i] = run[p + i];
+                }
             }
+        }
+#pragma unroll
+        for (int round = 0; round < Read::ROUNDS; ++round) {
+            if (!Read::has(round)) continue;
+            const int q = Read::run(round), p = Read::first(round, source + sources.at(q));
+#pragma unroll
+            for (int i = 0; i < LOAD; ++i) {
+                if (READ == SHIFTED && (p + i < 0 || p + i >= TILE_P)) continue;
+                tile[Read::run_of(q, p, i) * PITCHED + Read::place_of(p, i)] = read[round].element[i];
+            }
+        }
+        __syncthreads();
+        Pack<Word, STORE> written[Write::ROUNDS];
+#pragma unroll
+        for (int round = 0; round < Write::ROUNDS; ++round) {
+            if (!Write::has(round)) continue;
+            const int p = Write::run(round), q = Write::first(round, target + targets.at(p));
+#pragma unroll
+            for (int i = 0; i < STORE; ++i) {
+                if (WRITTEN == SHIFTED && (q + i < 0 || q + i >= TILE_Q)) continue;
+                written[round].element[i] =
+                    tile[Write::place_of(q, i) * PITCHED + Write::run_of(p, q, i)];
+            }
+        }
+#pragma unroll
+        for (int round = 0; round < Write::ROUNDS; ++round) {
+            if (!Write::has(round)) continue;
+            const int p = Write::run(round);
+            Word *run = target + targets.at(p);
+            const int q = Write::first(round, run);
+            if (WRITTEN == FLAT) {
+                store_pack<STORE>(run + q, written[round], left_p * TILE_Q - q);
+            } else if (WRITTEN == ALIGNED) {
+                if (p < left_p && q < left_q) store_pack<STORE>(run + q, written[round], STORE);
+            } else if (p < left_p) {
+                if (q >= 0 && q + STORE <= left_q) {
+                    store_pack<STORE>(run + q, written[round], STORE);
+                } else {
+#pragma unroll
+                    for (int i = 0; i < STORE; ++i)
+                        if (q + i >= 0 && q + i < left_q) run[q + i] = written[round].element[i];
+                }
+            }
+        }
+        __syncthreads();  // the next tile overwrites this one
+    }
 }
 
 // The host picks the widest Word (up to 16 bytes) that divides address, width and pitch.

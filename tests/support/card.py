@@ -9,7 +9,7 @@ import os
 import sys
 import zlib
 
-from ooc_cudnn.devices.kernels import compiling, launch, launch_geometry, relayout
+from ooc_cudnn.devices.kernels import compiling, launch, launch_geometry
 from tests.support import cuda_on_cpu
 
 
@@ -27,7 +27,7 @@ def _cupy():
 _found = _cupy()
 ON_CARD = _found is not None
 cupy = _found if ON_CARD else cuda_on_cpu.module()
-#: A grid of few blocks has so many along an axis.
+#: A grid of few blocks has so many.
 FEW_BLOCKS = 2
 
 
@@ -41,6 +41,4 @@ def run_on_cpu(monkeypatch, test):
     monkeypatch.setattr(compiling, "_current_device", None)
     monkeypatch.setattr(launch, "_prepared", {})
     if zlib.crc32(test.encode()) % 2:
-        for module in (launch_geometry, relayout):
-            monkeypatch.setattr(module, "LARGEST_GRID", FEW_BLOCKS)
-            monkeypatch.setattr(module, "LARGEST_GRID_YZ", FEW_BLOCKS)
+        monkeypatch.setattr(launch_geometry, "LARGEST_GRID", FEW_BLOCKS)

@@ -14,7 +14,6 @@ from ooc_cudnn.devices.view import WIDEST_ACCESS_BYTES, DeviceView
 
 BLOCK_THREADS = 256
 LARGEST_GRID = 2**31 - 1  # along x
-LARGEST_GRID_YZ = 65535  # along y and z
 SHORTEST_RUN = 32  # packs that neighbouring threads move together, at the least: a warp
 
 Triple = tuple[int, int, int]
@@ -178,8 +177,8 @@ def block_shape(rows: int, packs: int, unroll: int, *, one_column: bool = False)
     return Blocks((across, down), unroll_rows, row_tiles * column_tiles, column_tiles)
 
 
-# A tile of a transpose: so long along its shorter axis, at most, and so many bytes in all; measured
-# on an H200, with packs of 16 bytes.
+# A tile of a transpose: so long along the axis across, at most, and so many bytes in all; measured on
+# an H200, with packs of 16 bytes.
 TRANSPOSE_CHANNELS = 64
 TRANSPOSE_TILE_BYTES = 16384
 TRANSPOSE_LONGEST = 1024
@@ -189,18 +188,34 @@ BURST_BYTES = 64
 IDLE = 1.2
 
 
-def transpose_tile(channels: int, spatial: int, item_bytes: int) -> tuple[int, int]:
-    """The tile (channels, spatial elements) of a transpose between the two layouts.
+def transpose_tile(
+    across: int, along: int, item_bytes: int, *, whole: bool = False
+) -> tuple[int, int]:
+    """The tile of a transpose between two layouts, of two axes `across` and `along`.
 
-    Few channels get a tile exactly as narrow and accordingly long.
+    Few channels get a tile exactly as narrow and accordingly long, and so does an axis across that
+    is to be in it as a `whole`.
 
     >>> transpose_tile(3, 10**6, 4), transpose_tile(64, 10**6, 4), transpose_tile(100, 49, 4)
     ((3, 1024), (64, 64), (64, 49))
+    >>> transpose_tile(169, 256, 4, whole=True)
+    (169, 16)
     """
     burst = BURST_BYTES // item_bytes
-    across = _piece(channels, TRANSPOSE_CHANNELS, burst)
+    if not whole:
+        across = _piece(across, TRANSPOSE_CHANNELS, burst)
     longest = TRANSPOSE_TILE_BYTES // item_bytes // across // 32 * 32
-    return across, _piece(spatial, min(max(longest, 32), TRANSPOSE_LONGEST), burst)
+    return across, _piece(along, min(max(longest, burst), TRANSPOSE_LONGEST), burst)
+
+
+def may_be_whole(extent: int, item_bytes: int) -> bool:
+    """Whether runs of that extent end within a burst, and a tile has room for whole ones.
+
+    >>> may_be_whole(13 * 13, 4), may_be_whole(28 * 28, 4), may_be_whole(12 * 12, 4)
+    (True, False, False)
+    """
+    fits = extent * BURST_BYTES <= TRANSPOSE_TILE_BYTES
+    return fits and extent * item_bytes % BURST_BYTES != 0
 
 
 def _piece(extent: int, longest: int, burst: int) -> int:

@@ -9,12 +9,11 @@ from ooc_cudnn.devices.kernels.arguments import WORDS, boolean, geometry
 from ooc_cudnn.devices.kernels.launch import Launch, launch
 from ooc_cudnn.devices.kernels.launch_geometry import (
     BLOCK_THREADS,
-    LARGEST_GRID,
-    LARGEST_GRID_YZ,
     Rows,
     block_shape,
     common_rows,
     grid_of,
+    may_be_whole,
     pack_size,
     packs_a_thread,
     transpose_tile,
@@ -186,41 +185,52 @@ def _plan_copy(destination: DeviceView, value: DeviceView, rows: Rows) -> Launch
 
 def _plan_transpose(destination: DeviceView, value: DeviceView, on: Transposition) -> Launch:
     item = destination.item_bytes
-    p_is_long = on.size_p >= on.size_q
-    narrow, long = sorted((on.size_p, on.size_q))
-    tile_narrow, tile_long = transpose_tile(narrow, long, item)
-    tile_p, tile_q = (tile_long, tile_narrow) if p_is_long else (tile_narrow, tile_long)
-    # Where there is no batch, tiles side by side along the narrow axis fill whole runs together.
-    p_along_x = p_is_long == (on.batch > 1)
+    # Runs that follow each other without a gap.
+    gapless_p = on.value_q == on.size_p and on.split != 2
+    gapless_q = on.destination_p == on.size_q and on.split != 1
+    whole = [
+        size
+        for size, gapless in ((on.size_p, gapless_p), (on.size_q, gapless_q))
+        if gapless and may_be_whole(size, item)
+    ]
+    p_across = (min(whole) if whole else min(on.size_p, on.size_q)) == on.size_p
+    sizes = (on.size_p, on.size_q) if p_across else (on.size_q, on.size_p)
+    tile_p, tile_q = transpose_tile(*sizes, item, whole=bool(whole))[:: 1 if p_across else -1]
 
-    def pack(length: int, pointer: int, *steps: int) -> int:
+    def pack(*steps: int) -> int:
         count = WIDEST_ACCESS_BYTES // item
-        while length % count or pointer % (count * item) or any(step % count for step in steps):
+        while any(step % count for step in steps):
             count //= 2
         return count
 
-    def side(tile: int, size: int, pointer: int, run: int, n: int, split: int) -> tuple[int, int]:
+    def side(tile: int, size: int, gapless: bool, pointer: int, *steps: int) -> tuple[int, int]:
         """Words of a pack, and the `Side` of relayout.cu."""
-        count = pack(tile, pointer, run, n, (on.split == split) * on.outer_stride)
-        if run == size == tile and on.split != split:
-            flat = pack(tile_p * tile_q, pointer, n)
-            if flat > count:
-                return flat, 1
-        full = pack(tile, 0)
-        if full > count and tile * item >= SHIFTED_BYTES:
-            return full, 2
-        return count, 0
+        begin, widest = pointer // item, pack()
+        flat = pack(begin, tile_p * tile_q, steps[0]) if gapless and tile == size else 0
+        aligned = pack(begin, tile, size, *steps)
+        if widest not in (flat, aligned) and tile * item >= SHIFTED_BYTES:
+            return widest, 2
+        return (flat, 1) if flat >= aligned else (aligned, 0)
 
-    load, read = side(tile_p, on.size_p, value.pointer, on.value_q, on.value_n, 2)
+    load, read = side(
+        tile_p, on.size_p, gapless_p, value.pointer,
+        on.value_n, on.value_q, (on.split == 2) * on.outer_stride,
+    )  # fmt: skip
     store, written = side(
-        tile_q, on.size_q, destination.pointer, on.destination_p, on.destination_n, 1
-    )
+        tile_q, on.size_q, gapless_q, destination.pointer,
+        on.destination_n, on.destination_p, (on.split == 1) * on.outer_stride,
+    )  # fmt: skip
     tiles_p, tiles_q = -(-on.size_p // tile_p), -(-on.size_q // tile_q)
-    across, down = (tiles_p, tiles_q) if p_along_x else (tiles_q, tiles_p)
+    # Where there is no batch, tiles side by side along the narrow axis fill whole runs together.
+    p_near = (on.size_p >= on.size_q) == (on.batch > 1)
+    near, far = (tiles_p, tiles_q) if p_near else (tiles_q, tiles_p)
+    tiles = near * far * on.batch
+    steps = zip(value.shape, value.strides, strict=True)
+    value_words = 1 + sum((size - 1) * step for size, step in steps)
     return Launch(
         "relayout.cu",
-        f"transpose<{WORDS[item]}, {tile_p}, {tile_q}, {load}, {store}, {boolean(p_along_x)}, "
+        f"transpose<{WORDS[item]}, {tile_p}, {tile_q}, {load}, {store}, {boolean(p_near)}, "
         f"{on.split}, {read}, {written}>",
-        (min(across, LARGEST_GRID), min(down, LARGEST_GRID_YZ), min(on.batch, LARGEST_GRID_YZ)),
-        geometry(*on[:9]),
+        grid_of(tiles),
+        geometry(*on[:9], near, far, tiles, value_words),
     )
