@@ -37,10 +37,14 @@ def changed(module: Any, **values: Any) -> Iterator[None]:
 
 def trials() -> Iterator[tuple[str, Any, dict[str, Any], tuple[str, ...]]]:
     """What is changed, and in cases with which words."""
-    odd = ("CV6 NCHW to NHWC", "CV7 scaled NCHW to NHWC")
-    odd += ("CV6 NHWC to NCHW", "CV7 scaled NHWC to NCHW")
+    odd = ("CV6 NCHW to NHWC", "CV6 NHWC to NCHW")
     yield "word by word", relayout, {"SHIFTED_BYTES": 10**9}, odd
-    yield "tile 8192", launch_geometry, {"TRANSPOSE_TILE_BYTES": 8192}, odd
+    whole = tuple(f"{name} scaled {way}" for name in ("CV7", "CV12")
+                  for way in ("NCHW to NHWC", "NHWC to NCHW"))  # fmt: skip
+    large = (*whole, "CV10 scaled NHWC to CHWN", "CV1 scaled NCHW to CHWN")
+    for size in (8192, 24576):
+        yield f"tile {size}", launch_geometry, {"TRANSPOSE_TILE_BYTES": size}, large
+    yield "none whole", launch_geometry, {"MOST_WHOLE": 0}, whole
     planes = ("PL5 max NCHW forw", "PL7 max NCHW forw", "PL5 average NCHW forw")
     for outputs in (1, 2, 4):
         yield f"windows {outputs}", pooling, {"WORKING_SETS": (outputs,)}, planes

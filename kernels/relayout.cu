@@ -149,10 +149,15 @@ struct Packs {
 template <int TILE_P, int TILE_Q>
 constexpr int PITCH = TILE_Q >= 32 ? (TILE_P | 1) : TILE_P + (32 + TILE_Q - 1) / TILE_Q;
 
-// So many blocks run at once on a multiprocessor: their registers are as many as that takes, and no
-// more. SHIFTED writes do not fit into so few.
+// So many blocks are to run at once on a multiprocessor (of 1,024 threads before 8.0), with registers
+// accordingly. SHIFTED writes do not fit into those of five.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+constexpr int MOST_BLOCKS = 4;
+#else
+constexpr int MOST_BLOCKS = 5;
+#endif
 template <typename Word, int WRITTEN>
-constexpr int TRANSPOSE_BLOCKS = WRITTEN == SHIFTED || sizeof(Word) == 8 ? 4 : 5;
+constexpr int TRANSPOSE_BLOCKS = WRITTEN == SHIFTED || sizeof(Word) == 8 ? 4 : MOST_BLOCKS;
 
 // A block of 256 threads moves TILE_P x TILE_Q words: it reads runs along p, LOAD words a thread, and
 // writes runs along q, STORE words a thread; everything is read before anything waits. The host

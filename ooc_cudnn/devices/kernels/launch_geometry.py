@@ -177,13 +177,15 @@ def block_shape(rows: int, packs: int, unroll: int, *, one_column: bool = False)
     return Blocks((across, down), unroll_rows, row_tiles * column_tiles, column_tiles)
 
 
-# A tile of a transpose: so long along the axis across, at most, and so many bytes in all; measured on
-# an H200, with packs of 16 bytes.
+# A tile of a transpose: so long along the axis across, at most, and so many bytes in all; measured
+# on an H200, with packs of 16 bytes.
 TRANSPOSE_CHANNELS = 64
 TRANSPOSE_TILE_BYTES = 16384
 TRANSPOSE_LONGEST = 1024
 #: What memory moves at once. A piece of a run that is no multiple of it fetches its ends twice.
 BURST_BYTES = 64
+#: Elements of a run that a tile may have as a whole.
+MOST_WHOLE = 256
 #: A longer piece may leave so much more of the last one idle than the best.
 IDLE = 1.2
 
@@ -209,13 +211,12 @@ def transpose_tile(
 
 
 def may_be_whole(extent: int, item_bytes: int) -> bool:
-    """Whether runs of that extent end within a burst, and a tile has room for whole ones.
+    """Whether runs of that extent end within a burst, and a tile may have whole ones.
 
     >>> may_be_whole(13 * 13, 4), may_be_whole(28 * 28, 4), may_be_whole(12 * 12, 4)
     (True, False, False)
     """
-    fits = extent * BURST_BYTES <= TRANSPOSE_TILE_BYTES
-    return fits and extent * item_bytes % BURST_BYTES != 0
+    return extent <= MOST_WHOLE and extent * item_bytes % BURST_BYTES != 0
 
 
 def _piece(extent: int, longest: int, burst: int) -> int:

@@ -210,9 +210,11 @@ def test_relayout_chooses_copy_or_transpose():
 
 @pytest.mark.parametrize("item_bytes", [2, 4, 8])
 def test_transpose_tiles_fit_shared_memory(item_bytes: int):
-    for channels, spatial in itertools.product(range(2, 200), (2, 49, 1000, 10**6)):
-        tile_c, tile_s = launch_geometry.transpose_tile(channels, spatial, item_bytes)
-        assert 1 <= tile_c <= min(channels, 64)
+    shapes = itertools.product(range(2, 270), (2, 49, 1000, 10**6), (False, True))
+    for channels, spatial, wanted in shapes:
+        whole = wanted and launch_geometry.may_be_whole(channels, item_bytes)
+        tile_c, tile_s = launch_geometry.transpose_tile(channels, spatial, item_bytes, whole=whole)
+        assert tile_c == channels if whole else 1 <= tile_c <= min(channels, 64)
         assert 1 <= tile_s <= min(spatial, 1024)
         # the exact pitch of relayout.cu, both ways
         for p, q in ((tile_c, tile_s), (tile_s, tile_c)):
