@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import ooc_cudnn
 from benchmarks import common
-from ooc_cudnn.bench.timing import Timing, interleave
+from ooc_cudnn.bench.timing import Timing, host_seconds_per_call, interleave, timed
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.functions.tune import tune
 from ooc_cudnn.functions.tune_wanted import Effort
@@ -30,8 +30,9 @@ NAME = "engines"
 PRECISIONS = ("tf32", "strict", "float16", "bfloat16")
 DIRECTIONS = ("forward", "backward_data", "backward_filter")
 ORDERS = ("channels_first", "channels_last")
-#: Calls in a row that are timed at once, and how often that is.
-CALLS, REPEATS = 4, 7
+#: Calls in a row that are timed at once take about so many seconds, and are so many; and how often
+#: that is. Fewer would show what the host takes for the first of them.
+BATCH_SECONDS, FEWEST_CALLS, MOST_CALLS, REPEATS = 0.02, 4, 24, 5
 #: Of the seconds of a problem, what measuring its engines may take: of so many in all, by default.
 TUNE_SHARE, SECONDS, QUICK_SECONDS = 0.6, 230.0, 75.0
 #: Bounds of issue 20, on ours over PyTorch's.
@@ -136,8 +137,7 @@ class Problem:
         }
 
     def ours(self, order: str) -> Any:
-        with ooc_cudnn.settings(allow_tf32=self.precision != "strict"):
-            return getattr(ooc_cudnn, self.function)(**self.asked(self.of[order]))
+        return getattr(ooc_cudnn, self.function)(**self.asked(self.of[order]))
 
     def theirs(self, order: str, *, tf32: bool | None = None, wide: bool = False) -> Any:
         torch, values = self.torch, self.of[order]
@@ -168,27 +168,34 @@ class Problem:
         return wrong if math.isfinite(wrong) else math.inf
 
 
-def several(call: Callable[[], Any]) -> None:
+def several(call: Callable[[], Any], count: int) -> None:
     """Make calls in a row; each result goes when the next one is there."""
-    for _ in range(CALLS):
+    for _ in range(count):
         _kept = call()
 
 
-def timings(report: common.Report, problem: Problem, who: Sequence[str]) -> dict[str, Timing]:
-    """Seconds of a call, by way and order."""
-    calls = {"ours": problem.ours, "PyTorch": problem.theirs}
-    ways = {
-        f"{each}, {order}": partial(several, partial(calls[each], order))
-        for order in ORDERS
-        for each in who
-    }
-    repeats = 2 if report.quick else REPEATS
+def timings(
+    report: common.Report, problem: Problem, who: Sequence[str]
+) -> tuple[dict[str, Timing], dict[str, Timing]]:
+    """Seconds of a call, by way and order; and those of the host alone, one call at a time."""
+    kinds = {"ours": problem.ours, "PyTorch": problem.theirs}
+    calls = {f"{each}, {order}": partial(kinds[each], order) for order in ORDERS for each in who}
+    synchronize = report.synchronize
     with problem.torch.no_grad():
-        found = interleave(ways, report.synchronize, repeats=repeats, warmup=1)
-    return {
-        way: Timing(tuple(seconds / CALLS for seconds in timing.samples))
+        counts = {}
+        for way, call in calls.items():
+            call()  # plans, or searches
+            seconds = min(timed(call, synchronize) for _ in range(2))
+            counts[way] = min(max(int(BATCH_SECONDS / seconds), FEWEST_CALLS), MOST_CALLS)
+        ways = {way: partial(several, call, counts[way]) for way, call in calls.items()}
+        repeats = 2 if report.quick else REPEATS
+        found = interleave(ways, synchronize, repeats=repeats, warmup=1)
+        host = host_seconds_per_call(calls, synchronize, calls=1, batches=repeats)
+    per_call = {
+        way: Timing(tuple(seconds / counts[way] for seconds in timing.samples))
         for way, timing in found.items()
     }
+    return per_call, host
 
 
 def best(found: dict[str, Timing], who: str) -> float:
@@ -198,28 +205,31 @@ def best(found: dict[str, Timing], who: str) -> float:
 def measured(report: common.Report, problem: Problem, seconds: float) -> dict[str, float]:
     """Ours over PyTorch's, before and after tuning for so many seconds; checked."""
     name = problem.name
-    settings: dict[str, Any] = {}
+    settings: dict[str, Any] = {"allow_tf32": problem.precision != "strict"}
     if get_device(report.arguments.device).engines is not None:
         # by a machine that is named, plans would not follow what is measured
         settings["machine"] = None
     with common.no_stored_engines(), ooc_cudnn.settings(**settings):
-        plain = timings(report, problem, ("ours",))
+        plain, _ = timings(report, problem, ("ours",))
         begin = time.perf_counter()
         engines = tuned(report, problem, seconds)
         tuning = time.perf_counter() - begin
-        after = timings(report, problem, ("ours", "PyTorch"))
+        after, host = timings(report, problem, ("ours", "PyTorch"))
         checked(report, problem)
     theirs = best(after, "PyTorch")
     ratios = {"heuristics": best(plain, "ours") / theirs, "measured": best(after, "ours") / theirs}
     found = {
         "heuristics": {way: timing.to_json() for way, timing in plain.items()},
         "measured": {way: timing.to_json() for way, timing in after.items()},
+        "host, one call": {way: timing.median for way, timing in host.items()},
         "engines": engines,
         "seconds of tuning": tuning,
         "ours over PyTorch": ratios,
     }
     spoken = f"{1e3 * theirs:.3f} ms PyTorch; ours over that {ratios['heuristics']:.2f}, tuned for "
-    report.measure(name, found, spoken=f"{spoken}{tuning:.1f} s {ratios['measured']:.2f}")
+    spoken += f"{tuning:.1f} s {ratios['measured']:.2f}; host "
+    spoken += ", ".join(f"{who} {1e6 * best(host, who):.0f} us" for who in ("ours", "PyTorch"))
+    report.measure(name, found, spoken=spoken)
     return ratios
 
 
@@ -227,16 +237,20 @@ def tuned(report: common.Report, problem: Problem, seconds: float) -> list[dict[
     """The tables of engines of a problem; none on a device without engines.
 
     Of every engine, but for those that are compiled at run time unless that is asked for; at the
-    quick size, which has no time, of those that are ranked.
+    quick size, which has no time, of those that are ranked. Nothing here has a border.
     """
     if get_device(report.arguments.device).engines is None:
         return []
     # in one order: it measures the launches of both
     specs = problem.specs(ORDERS[0])
-    effort = Effort(every=not report.quick, seconds=seconds, compiled=report.arguments.compiled)
-    with ooc_cudnn.settings(allow_tf32=problem.precision != "strict"):
-        asked = problem.asked(specs)
-        tables = tune(problem.function, **asked, out=_result(problem, ORDERS[0]), effort=effort)
+    effort = Effort(
+        every=not report.quick,
+        seconds=seconds,
+        compiled=report.arguments.compiled,
+        borders=False,
+    )
+    asked = problem.asked(specs)
+    tables = tune(problem.function, **asked, out=_result(problem, ORDERS[0]), effort=effort)
     told = []
     for table in tables:
         engines = [
@@ -276,6 +290,7 @@ def body(report: common.Report) -> None:
         for layer in (QUICK if report.quick else SETS[arguments.set])
         for precision in arguments.precisions
         for direction in arguments.directions
+        if report.quick or arguments.only in f"{layer.name} {precision} {direction}"
     ]
     seconds = arguments.seconds
     if seconds is None:
@@ -340,6 +355,7 @@ def options(parser: argparse.ArgumentParser) -> None:
         "--compiled", action="store_true",
         help="try engines that are compiled at run time, too: a second each",
     )  # fmt: skip
+    parser.add_argument("--only", default="", help="those whose name has this in it")
     parser.add_argument("--directions", nargs="+", choices=DIRECTIONS, default=DIRECTIONS)
 
 

@@ -7,6 +7,7 @@ that neither the start of a run nor what trails it (staging) counts.
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -177,13 +178,20 @@ class Bench:
         }
 
     def steady(
-        self, several: Iterable[Mapping[str, Next]], *, staged: bool, most: int = MOST_STEPS
+        self,
+        several: Iterable[Mapping[str, Next]],
+        *,
+        staged: bool,
+        most: int = MOST_STEPS,
+        patience: float = math.inf,
     ) -> list[dict[str, Timing]]:
         """Time a step of each stream while all of them are busy; of several such, in turns.
 
-        A batch has at most so many steps of a stream.
+        A batch has at most so many steps of a stream. Where a step of the warm-up takes longer than
+        `patience` (seconds), that is what it takes.
         """
-        return self.in_turns([self._measure(each, staged=staged, most=most) for each in several])
+        how: dict[str, Any] = {"staged": staged, "most": most, "patience": patience}
+        return self.in_turns([self._measure(each, **how) for each in several])
 
     def at_rest(
         self, wanted: Iterable[tuple[Mapping[str, Next], int]], *, staged: bool
@@ -199,11 +207,15 @@ class Bench:
             measure()  # warms up
         return [found[""] for found in self.in_turns(measures, fewest=self.batches)]
 
-    def _measure(self, actions: Mapping[str, Next], *, staged: bool, most: int) -> Measure:
+    def _measure(
+        self, actions: Mapping[str, Next], *, staged: bool, most: int, patience: float
+    ) -> Measure:
         """Warm a step of each stream up, and return what measures a batch."""
         few = min(FEWEST_STEPS, most)
         warm = self.spans(_batch(actions, dict.fromkeys(actions, few)), staged=staged)
         seconds = {stream: max(_steady(span[:, 1]), 1e-9) for stream, span in warm.items()}
+        if max(seconds.values()) > patience:
+            return lambda: seconds
         lasting = max(self.batch_seconds, few * len(actions) * max(seconds.values()))
         counts = {way: min(max(int(lasting / spent), few), most) for way, spent in seconds.items()}
         held = 0.0
@@ -277,13 +289,23 @@ class Bench:
         self.spans({"copy_in": actions}, staged=True)
 
     def time_launch(
-        self, launched: Launched, scratch_bytes: int | None = None, *, most: int = MOST_STEPS
+        self,
+        launched: Launched,
+        scratch_bytes: int | None = None,
+        *,
+        most: int = MOST_STEPS,
+        patience: float = math.inf,
     ) -> tuple[Timing, float | None] | None:
-        """Time a launch, and the host at it where that is known; None if there is no room."""
+        """Time a launch, and the host at it where that is known; None if there is no room.
+
+        Where the warm-up takes longer than `patience` (seconds), it is all.
+        """
         placed = self.placed(launched, scratch_bytes)
         if placed is None:
             return None
-        (found,) = self.steady([{"compute": lambda: placed.run}], staged=False, most=most)
+        (found,) = self.steady(
+            [{"compute": lambda: placed.run}], staged=False, most=most, patience=patience
+        )
         launching = Timing.of_host(placed.launching).seconds if placed.launching else None
         return found["compute"], launching
 

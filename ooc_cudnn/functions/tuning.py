@@ -31,8 +31,10 @@ from ooc_cudnn.operations.convolution_backward import (
 )
 from ooc_cudnn.operations.launches import Buffer, Launch
 
-#: An engine is timed well unless another one that takes no more workspace is so many times faster.
-PRUNED_AT = 1.5
+#: An engine is timed well unless another one that takes no more workspace is so many times faster,
+#: or any other one so many times; of these one launch is all, if it takes so many seconds. (cuDNN
+#: has some that take 470 ms where others take 0.7.)
+PRUNED_AT, HOPELESS_AT, HOPELESS_SECONDS = 1.5, 20.0, 0.05
 #: What takes so many times as long as predicted is timed again, and the shorter time counts: it may
 #: have been disturbed.
 SUSPICIOUS = 1.5
@@ -152,6 +154,8 @@ class Tuning:
         for option in sorted(once, key=lambda option: option.seconds):
             if any(_makes_idle(other.option, option) for other in found):
                 continue
+            if found and option.seconds > HOPELESS_AT * found[0].option.seconds:
+                break
             if found and not self.deadline.allows(steps=1):
                 is_complete = False
                 break
@@ -202,11 +206,13 @@ class Tuning:
         """What may run a launch, with seconds of one after another that warms up; and if all is."""
         limit = self.bench.limit_bytes
         quick = Bench(self.device, limit, batches=1, batch_seconds=0.0, refill=False)
-        time_once = partial(quick.time_launch, launched, most=1)
         found = list[Option]()
         for engine in candidates:
             if found and not self.deadline.allows(steps=2):  # one of them is checked, too
                 return found, False
+            fastest = min([option.seconds for option in found], default=math.inf)
+            patience = max(HOPELESS_AT * fastest, HOPELESS_SECONDS)
+            time_once = partial(quick.time_launch, launched, most=1, patience=patience)
             timed = self._by_engine(launched, Option(0.0, 0, engine), time_once)
             found += [timed.option] if timed is not None else []
         return found, True

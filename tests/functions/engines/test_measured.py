@@ -43,6 +43,15 @@ def test_the_fastest_for_each_workspace_are_kept(make):
     assert measured.is_complete
 
 
+def test_a_hopeless_engine_is_launched_once(make):
+    """Though no other one takes as little workspace: cuDNN's heuristics find one that does."""
+    hopeless = FakeEngine(101, 1e-4)
+    make(FakeEngine(100, 1e-6, 8 * KIB), hopeless)
+    (found,) = tuned()
+    assert numbers(found) == [100]
+    assert hopeless.launched == 1
+
+
 def test_slow_engines_are_launched_twice_only(make):
     slow, other = FakeEngine(101, 8e-6, 16), FakeEngine(100, 1e-6)
     make(other, slow)
