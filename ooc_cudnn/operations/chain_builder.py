@@ -4,6 +4,9 @@ Elementwise operations that follow each other are one pass. A window operation r
 one tensor: the rows that were kept from the pieces before, and below them those that this piece
 makes, written there by the operation before it.
 
+A layout is one of all windows, or one of each, in their order, joined by `SEPARATOR`: what lies in
+another one is re-laid before a window reads it.
+
 The result of each operation is rounded to the chain's dtype, as it would be in memory. Where alpha
 or beta scales y, the last convolution and all that follows it are computed in the type of the
 accumulator, and rounded once, at the end: what scaling brings into range is right.
@@ -39,6 +42,10 @@ from ooc_cudnn.operations.transposed_convolution import TransposedConvolution
 from ooc_cudnn.tensor import ACCUMULATOR
 
 
+#: Between the layouts of windows, where these differ.
+SEPARATOR = ", "
+
+
 class ChainBuilder(Builder):
     """Builds the launches of one piece; one method for each kind of fusion."""
 
@@ -55,6 +62,11 @@ class ChainBuilder(Builder):
         self.flow = chain.flow(piece.h_y, piece.after)
         self.row_axis = chain.row_axis
         self.current = "x"
+        each = layout.split(SEPARATOR)
+        if len(each) == 1:
+            each *= len(chain.windows)
+        #: The layout of each window, by its place in the chain.
+        self.layouts = dict(zip(chain.windows, each, strict=True))
 
     def chained(self) -> None:
         """Build every fusion; of a sum over cX that is not complete, the convolution alone."""
@@ -133,7 +145,7 @@ class ChainBuilder(Builder):
         rows = kept + shape[self.row_axis]
         name = f"input {following.first}"
         full = with_rows(shape, rows, self.row_axis)
-        self.scratch(name, full, dtype, self.layout)
+        self.scratch(name, full, dtype, self.layouts[following.first])
         return self.rows_of(name, f"made {following.first}", kept, rows - kept)
 
     def _keep(self, index: int) -> None:
@@ -163,36 +175,36 @@ class ChainBuilder(Builder):
     def _window(
         self, fusion: Fusion, following: Fusion | None, epilogue: Fusion | None = None
     ) -> None:
-        """What reads other elements than those it writes, in the plan's layout."""
-        index = fusion.first
-        operation = self.chain.on_piece(index, self.piece, self.layout)
+        """What reads other elements than those it writes, in its layout."""
+        index, layout = fusion.first, self.layouts[fusion.first]
+        operation = self.chain.on_piece(index, self.piece, layout)
         self._keep(index)
         source = f"input {index}" if f"input {index}" in self.buffers else self.current
         dtype = self._type(fusion)
         if isinstance(operation, Convolution):
-            sources: tuple[str, ...] = (self.in_order(source, self.layout),)
+            sources: tuple[str, ...] = (self.in_order(source, layout),)
             dtype = ACCUMULATOR[dtype] if self.accumulating else dtype
-            if (operation.layout, operation.y_dtype) != (self.layout, dtype):
+            if (operation.layout, operation.y_dtype) != (layout, dtype):
                 operation = operation.resized(
                     operation.x_shape, operation.w_shape, operation.padding, operation.groups,
-                    self.layout, dtype,
+                    layout, dtype,
                 )  # fmt: skip
             (w,) = self.chain.parameter_names[index]
-            sources += (self.in_order(w, self.layout),)
+            sources += (self.in_order(w, layout),)
             if epilogue is not None:
                 operation = FusedConvolution(operation, epilogue.mode)
                 sources += (epilogue.shift,)
         elif isinstance(operation, TransposedConvolution):
             (w,) = self.chain.parameter_names[index]
-            sources = (self.in_order(w, self.layout), self.in_order(source, self.layout))
-            operation = operation.launched(self.layout, dtype)
+            sources = (self.in_order(w, layout), self.in_order(source, layout))
+            operation = operation.launched(layout, dtype)
         else:
             vectors = self.chain.parameter_names[index]
-            sources = (self.taken(source, self.layout, dtype), *vectors)
+            sources = (self.taken(source, layout, dtype), *vectors)
             operation = self._in_type(operation, dtype)
         product = "y"
-        if following is not None or not self.may_write("y", dtype, self.layout):
-            product = self.scratch(f"product {index}", self._shape(index), dtype, self.layout)
+        if following is not None or not self.may_write("y", dtype, layout):
+            product = self.scratch(f"product {index}", self._shape(index), dtype, layout)
         self.launch(operation, sources, product)
         self.release(source, *sources)
         self.current = product
@@ -202,7 +214,7 @@ class ChainBuilder(Builder):
         first, second = (self.chain.operations[each.first] for each in (fusion, following))
         return (
             isinstance(first, Convolution)
-            and is_faster_fused(first, self.layout)
+            and is_faster_fused(first, self.layouts[fusion.first])
             and isinstance(second, AddTensor)
             and following.mode in EPILOGUES
             and not self.accumulating
@@ -215,8 +227,9 @@ class ChainBuilder(Builder):
         target = self._input_of(following, have.shape, have.dtype)
         if target is None:
             return
-        self.launch(Pointwise(have.shape, have.dtype, have.dtype), (source, "", "", ""), target)
-        self.release(source)
+        laid = self.in_order(source, self.buffers[target].order)
+        self.launch(Pointwise(have.shape, have.dtype, have.dtype), (laid, "", "", ""), target)
+        self.release(source, laid)
         self.current = target
 
     def _elementwise(self, fusion: Fusion, following: Fusion | None) -> None:

@@ -13,6 +13,7 @@ from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.flow import Flow, Fusion, flow, fusions
 from ooc_cudnn.operations.images import CastScale
 from ooc_cudnn.operations.local_response import LocalResponse
+from ooc_cudnn.operations.per_element import PerElement
 from ooc_cudnn.operations.rows import Windowed, broadcast_region, cut_axes, height, with_rows
 from ooc_cudnn.operations.site_normalization import NormaliseSites
 from ooc_cudnn.operations.splittable import Operand, Piece, Region
@@ -158,6 +159,15 @@ class ChainPieces(Built):
     def fusions(self) -> tuple[Fusion, ...]:
         """Its operations, those together that are launched as one."""
         return fusions(self.operations, self.parameter_names)
+
+    @cached_property
+    def windows(self) -> tuple[int, ...]:
+        """Operations that read other elements than those they write: each has a layout of its own.
+
+        The others take what lies before them as it lies.
+        """
+        firsts = (fusion.first for fusion in self.fusions)
+        return tuple(at for at in firsts if not isinstance(self.operations[at], PerElement))
 
     @cached_property
     def tail(self) -> int:

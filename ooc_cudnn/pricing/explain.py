@@ -15,6 +15,7 @@ Plan = Any
 OPERANDS = ("<4", "<28", "<10", ">12", "<2", "<10", "<0")
 STAGES = ("<10", ">11", ">13", "<0")
 MEMORY = ("<11", ">12", "<0")
+LAYOUTS = ("<44", ">11")
 ALTERNATIVES = ("<44", ">11", ">13")
 #: Between two columns at least.
 GAP = 2
@@ -38,6 +39,7 @@ def explained(plan: Plan) -> list[str]:
         f"{call}  predicted, {_together(plan)}",
         "",
         *in_columns(_memory(plan), MEMORY),
+        *(["", *in_columns(_layouts(plan), LAYOUTS)] if plan.by_layout else ()),
         *(["", *in_columns(_alternatives(plan), ALTERNATIVES)] if plan.alternatives else ()),
     ]
 
@@ -106,6 +108,14 @@ def _memory(plan: Plan) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]]
     rows = [("memory", format_bytes(count), f"  {purpose}") for purpose, count in plan.memory]
     return [*rows, ("total", format_bytes(plan.device_bytes), limit)]
+
+
+def _layouts(plan: Plan) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = [("layouts of windows, uncut", "predicted")]
+    for layout, seconds in plan.by_layout:
+        throughout = "" if "," in layout else " throughout"
+        rows.append((layout.replace("_", "-") + throughout, format_seconds(seconds)))
+    return rows
 
 
 def _alternatives(plan: Plan) -> list[tuple[str, ...]]:

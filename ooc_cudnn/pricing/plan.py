@@ -48,7 +48,8 @@ class Plan:
     rings : tuple of (name, int)
         Slots of each operand's ring; 0 for an operand that is computed on where it lies.
     layout : str
-        Memory order in which windows are computed.
+        Memory order in which windows are computed; of a chain one for each window, where these
+        differ, joined by commas.
     algorithms : tuple of str
         What the device chose for each distinct window operation; empty before it was asked.
     workspace_bytes : int
@@ -70,6 +71,9 @@ class Plan:
     alternatives : tuple of Alternative
         Runners-up that were priced: a search may end without any, but `plan` adds one where there
         is one. Plans that differ in nothing else are equal.
+    by_layout : tuple of (layout, float)
+        Of a chain of several windows: seconds of computing it uncut in each layout that was looked
+        at, re-layouts included.
     parts : tuple of Plan
         Where a chain is cut into shorter ones, their plans; the figures above are their sums, the
         split is that of the slowest, the memory that of the largest.
@@ -98,6 +102,7 @@ class Plan:
     overlap: bool
     machine: str
     alternatives: tuple[Alternative, ...] = field(default=(), compare=False)
+    by_layout: tuple[tuple[str, float], ...] = field(default=(), compare=False)
     row_axis: int = ROW_AXIS
     parts: tuple[Plan, ...] = ()
     reason: str = ""
@@ -190,8 +195,8 @@ class Plan:
         known["split"] = Split.from_json(data["split"])
         for name in ("order", "algorithms"):
             known[name] = tuple(data[name])
-        for name in ("rings", "memory"):
-            known[name] = tuple((key, value) for key, value in data[name])
+        for name in ("rings", "memory", "by_layout"):
+            known[name] = tuple((key, value) for key, value in data.get(name, ()))
         known["alternatives"] = tuple(
             Alternative(Split.from_json(split), *rest) for split, *rest in data["alternatives"]
         )

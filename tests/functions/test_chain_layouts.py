@@ -1,0 +1,130 @@
+"""Chains whose windows have layouts of their own: right under any split, chosen where they pay."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import ooc_cudnn
+from ooc_cudnn import operations
+from ooc_cudnn.functions.plan import describe_call
+from ooc_cudnn.operations.chain_builder import SEPARATOR
+from ooc_cudnn.pricing.chain_layouts import WORTH_DIFFERING
+from ooc_cudnn.pricing.plan import Plan
+from ooc_cudnn.pricing.planner import make_plan
+from ooc_cudnn.pricing.search import Search
+from ooc_cudnn.settings import current
+from ooc_cudnn.tensor import TensorSpec, packed_strides
+from tests.support.forced import Forced, legal_splits
+from tests.support.function_cases import channels_last
+from tests.support.splits import CHAINS, LAYOUTS, RINGS, Split, make, some
+
+pytest.importorskip("torch")
+SEVERAL = [name for name in CHAINS if len(Split(make(f"chain: {name}")).splittable.windows) > 1]
+#: Splits of a chain along each axis.
+SPLITS = 6
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_any_layouts_under_any_split(name):
+    call = make(f"chain: {name}")
+    random = np.random.default_rng(len(name))
+    for last in (False, True):
+        first = Split(call)
+        for row_axis in first.splittable.row_axes:
+            made = Split(
+                call, lambda _, a, last=last: channels_last(a) if last else a, row_axis=row_axis
+            )
+            windows = len(made.splittable.windows)
+            for at, split in enumerate(some(list(legal_splits(made.splittable)), SPLITS)):
+                each = [LAYOUTS[at % 2], LAYOUTS[1 - at % 2], *random.choice(LAYOUTS, windows - 2)]
+                depth, whole = RINGS[at % len(RINGS)]
+                made.run(
+                    split, depth=depth, whole=whole, layout=SEPARATOR.join(each), overlap=False
+                )
+
+
+def test_layouts_that_are_not_one_for_each_window_are_refused():
+    made = Split(make("chain: vgg of three blocks"))
+    with pytest.raises(ValueError, match="shorter"):
+        made.run(next(legal_splits(made.splittable)), layout=SEPARATOR.join(LAYOUTS))
+
+
+# Which are chosen --------------------------------------------------------------------------------
+
+
+def chain_on_card(order="channels_last"):
+    """A request on a card: convolutions of few and of many channels, bias, ReLU and pooling."""
+
+    def spec(*shape):
+        return TensorSpec(shape, "float32", "device", packed_strides(shape, order))
+
+    applied = [
+        operations.Convolution(spec(16, 3, 3, 3), padding=1),
+        operations.AddTensor(spec(16)),
+        operations.Activation("relu"),
+        operations.Pooling(2),
+        operations.Convolution(spec(16, 16, 3, 3), padding=1),
+        operations.Convolution(spec(8, 16, 1, 1)),
+    ]
+    x = spec(4, 3, 12, 12)
+    described = describe_call("chain_forward", {"x": x, "operations": applied})
+    chain = described.build(described.arrays, current())
+    return Forced(chain, {**described.arrays, "y": spec(*chain.operands["y"].shape)})
+
+
+def drawn(request, seed):
+    """The request on a machine that measured each convolution, and re-layouts, at random."""
+    random, factors = np.random.default_rng(seed), {}
+    for layout in LAYOUTS:
+        search = Search(request, layout)
+        for launch, _ in search.launches(request.chain.extents, request.chain.loop_order):
+            work = launch.operation.work()
+            factors.setdefault(work.kind, 10.0 ** random.uniform(-1.5, 1.5))
+    machine = request.machine
+    return replace(
+        request, machine=replace(machine, compute=machine.compute.corrected(factors, {}))
+    )
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_sequence_of_layouts_computes_faster(seed):
+    """Against every sequence there is, each priced by the launches it has."""
+    request = drawn(chain_on_card(LAYOUTS[seed % 2]).request(), seed)
+    windows = len(request.chain.windows)
+    every = {
+        layouts: Search(request, SEPARATOR.join(layouts)).uncut_seconds
+        for layouts in itertools.product(LAYOUTS, repeat=windows)
+    }
+    best = min(every.values())
+    plan = make_plan(request)
+    chosen = plan.layout.split(SEPARATOR)
+    chosen = chosen * windows if len(chosen) == 1 else chosen
+    # filters are re-laid, too, which the path does not count
+    assert every[tuple(chosen)] <= best / WORTH_DIFFERING * 1.01
+    told = dict(plan.by_layout)
+    for layout in LAYOUTS:
+        assert told[layout] == pytest.approx(every[(layout,) * windows])
+
+
+def test_both_kinds_of_choice_are_met():
+    """Of the drawn machines some mix layouts, and some do not; what is chosen is explained."""
+    plans = [make_plan(drawn(chain_on_card(LAYOUTS[s % 2]).request(), s)) for s in range(12)]
+    mixed = [plan for plan in plans if SEPARATOR in plan.layout]
+    assert 0 < len(mixed) < len(plans)
+    said = mixed[0].explain()
+    assert f"layout     {mixed[0].layout.replace('_', '-')}" in said
+    assert "channels-first throughout" in said
+    assert "channels-last throughout" in said
+    assert Plan.from_json(mixed[0].to_json()) == mixed[0]
+    assert Plan.from_json(mixed[0].to_json()).explain() == said
+
+
+def test_a_single_window_has_nothing_to_mix():
+    x = TensorSpec((2, 3, 8, 8), "float32", "device", packed_strides((2, 3, 8, 8)))
+    plan = ooc_cudnn.plan("pooling_forward", x=x, window=2)
+    assert plan.by_layout == ()
+    assert "throughout" not in plan.explain()
