@@ -54,7 +54,8 @@ def _work(operation: Any, layout: str) -> Work:
         return replace(operation, layout=layout).work()
     if isinstance(operation, TransposedConvolution):
         return operation.launched(layout, operation.dtype).work()
-    return operation.work()
+    work: Work = operation.work()
+    return work
 
 
 def with_differing(request: Request) -> tuple[str, ...]:
