@@ -41,7 +41,6 @@ from ooc_cudnn.operations.splittable import Accumulation, Piece
 from ooc_cudnn.operations.transposed_convolution import TransposedConvolution
 from ooc_cudnn.tensor import ACCUMULATOR
 
-
 #: Between the layouts of windows, where these differ.
 SEPARATOR = ", "
 
