@@ -11,19 +11,57 @@ import itertools
 
 from ooc_cudnn.operations.chain import Chain
 from ooc_cudnn.operations.chain_builder import SEPARATOR
+from ooc_cudnn.operations.launches import Launch
 from ooc_cudnn.operations.per_element import PerElement
 from ooc_cudnn.operations.pointwise import Pointwise, Relayout
 from ooc_cudnn.pricing.layouts import Step, cheapest, throughout
 from ooc_cudnn.pricing.request import Request
 
-#: Layouts differ within a chain where computing takes this share of what one throughout takes.
-WORTH_DIFFERING = 0.98
+#: Layouts differ within a chain where computing takes this share of what one throughout takes: by
+#: what was measured of its convolutions, or by lines, which may be wrong by as much.
+WORTH_DIFFERING, WORTH_BY_LINES = 0.98, 0.67
+
+#: Layouts of a chain's windows, and the seconds of computing it uncut, the fastest first.
+ByLayout = tuple[tuple[str, float], ...]
 
 
-def differ(request: Request) -> bool:
-    """Whether a call has windows whose layouts may differ."""
+def by_layout(request: Request) -> ByLayout:
+    """What a chain of several windows takes in each layout throughout, and in the cheapest sequence.
+
+    Nothing of what has one window, or one layout to be computed in.
+    """
     chain = request.chain
-    return isinstance(chain, Chain) and len(chain.windows) > 1 and len(request.layouts) > 1
+    if not isinstance(chain, Chain) or len(chain.windows) < 2 or len(request.layouts) < 2:
+        return ()
+    if 0 in chain.operands["y"].shape:
+        return ()
+    steps, arrives = steps_of(request), dict(request.orders)["x"]
+    found, path = throughout(steps, arrives), cheapest(steps, arrives)
+    layouts = path.layouts[:-1]
+    if len(set(layouts)) > 1:
+        found[SEPARATOR.join(layouts)] = path.seconds
+    return tuple(sorted(found.items(), key=lambda each: each[1]))
+
+
+def layouts_to_plan(request: Request, found: ByLayout) -> tuple[str, ...]:
+    """The layouts of a request, and the sequence where it computes enough faster: `by_layout`."""
+    if not found or SEPARATOR not in found[0][0]:
+        return request.layouts
+    (sequence, least), (_, second) = found[:2]
+    worth = WORTH_DIFFERING if _is_measured(request) else WORTH_BY_LINES
+    return (*request.layouts, sequence) if least < worth * second else request.layouts
+
+
+def _is_measured(request: Request) -> bool:
+    """Whether all convolutions of a chain were measured, in each layout."""
+    known = request.machine.compute.corrections
+    works = (
+        launch.operation.work()
+        for layout in request.layouts
+        for launch in _launches(request, layout)
+    )
+    convolutions = (work for work in works if work.key.startswith("convolution"))
+    return all(work.kind in known or work.sized in known for work in convolutions)
 
 
 def steps_of(request: Request) -> list[Step]:
@@ -48,6 +86,12 @@ def steps_of(request: Request) -> list[Step]:
     return [*found, step("y", shape, {dict(request.orders)["y"]: 0.0})]
 
 
+def _launches(request: Request, layout: str) -> tuple[Launch, ...]:
+    """What a chain launches uncut."""
+    chain, orders = request.chain, dict(request.orders)
+    return chain.launches(chain.whole_piece(0), layout=layout, orders=orders)[0]
+
+
 def _by_window(request: Request, layout: str) -> list[float]:
     """Seconds of each window in a layout, with the passes after it, and those before the first.
 
@@ -55,11 +99,9 @@ def _by_window(request: Request, layout: str) -> list[float]:
     """
     chain, compute = request.chain, request.machine.compute
     assert isinstance(chain, Chain)
-    whole, orders = chain.whole_piece(0), dict(request.orders)
-    launches, _ = chain.launches(whole, layout=layout, orders=orders)
     filters = set(itertools.chain.from_iterable(chain.parameter_names))
     found, before = list[float](), 0.0
-    for launch in launches:
+    for launch in _launches(request, layout):
         seconds = compute.seconds(launch.operation.work())
         if isinstance(launch.operation, Relayout):
             before += seconds if launch.inputs[0] in filters else 0.0
@@ -71,19 +113,3 @@ def _by_window(request: Request, layout: str) -> list[float]:
         else:
             before += seconds
     return found
-
-
-def with_differing(request: Request) -> tuple[str, ...]:
-    """Return the layouts to plan in: those of the request, and a sequence where it takes less.
-
-    That is the cheapest sequence of layouts over the windows, joined by `SEPARATOR`.
-    """
-    if not differ(request):
-        return request.layouts
-    if 0 in request.chain.operands["y"].shape:
-        return request.layouts
-    steps, arrives = steps_of(request), dict(request.orders)["x"]
-    path = cheapest(steps, arrives)
-    if path.seconds > WORTH_DIFFERING * min(throughout(steps, arrives).values()):
-        return request.layouts
-    return (*request.layouts, SEPARATOR.join(path.layouts[:-1]))

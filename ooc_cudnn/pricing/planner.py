@@ -14,7 +14,7 @@ from typing import NamedTuple
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.memory.alignment import ALIGNMENT, aligned
 from ooc_cudnn.operations.splittable import AXES
-from ooc_cudnn.pricing.chain_layouts import differ, with_differing
+from ooc_cudnn.pricing.chain_layouts import by_layout, layouts_to_plan
 from ooc_cudnn.pricing.loop_orders import LoopOrder
 from ooc_cudnn.pricing.plan import Alternative, Plan
 from ooc_cudnn.pricing.request import (
@@ -107,7 +107,9 @@ class Planner:
 
     def __init__(self, request: Request, ask_workspace: AskWorkspace | None) -> None:
         self.request, self.ask_workspace = request, ask_workspace
-        layouts = with_differing(request)
+        #: `Plan.by_layout`.
+        self.by_layout = by_layout(request)
+        layouts = layouts_to_plan(request, self.by_layout)
         self.searches = {
             (turned.chain.row_axis, layout): Search(turned, layout)
             for turned in request.turned
@@ -192,22 +194,12 @@ class Planner:
             binding_stage=binding_stage(stages, slowdown),
             overlap=request.overlap,
             machine=request.machine.name,
-            by_layout=self._by_layout(request) if differ(self.request) else (),
+            by_layout=self.by_layout,
             alternatives=tuple(
                 Alternative(each.split, each.layout, self._seconds(each), each.memory_bytes)
                 for each in others
             ),
         )
-
-    def _by_layout(self, request: Request) -> tuple[tuple[str, float], ...]:
-        """Seconds of computing everything at once in each layout, the fastest first."""
-        row_axis = request.chain.row_axis
-        found = {
-            layout: search.uncut_seconds
-            for (axis, layout), search in self.searches.items()
-            if axis == row_axis
-        }
-        return tuple(sorted(found.items(), key=lambda each: each[1]))
 
     # The smallest pieces ------------------------------------------------------------------------
 

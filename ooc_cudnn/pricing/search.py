@@ -111,12 +111,6 @@ class Search:
         costs = [self.costs.of(self.call.whole_piece(sweep), ALONE) for sweep in sweeps]
         return sum(each.least_seconds for each in costs), max(each.memory_bytes for each in costs)
 
-    @property
-    def uncut_seconds(self) -> float:
-        """Seconds of computing everything in one piece, last waves of tiles included."""
-        pieces = map(self.call.whole_piece, range(self.call.sweeps))
-        return sum(self.costs.of(piece, ALONE).seconds for piece in pieces)
-
     @cached_property
     def grid(self) -> tuple[Sizes, Pieces]:
         """All splits that are made of the candidates."""

@@ -12,7 +12,12 @@ import ooc_cudnn
 from ooc_cudnn import operations
 from ooc_cudnn.functions.plan import describe_call
 from ooc_cudnn.operations.chain_builder import SEPARATOR
-from ooc_cudnn.pricing.chain_layouts import WORTH_DIFFERING, steps_of
+from ooc_cudnn.pricing.chain_layouts import (
+    WORTH_DIFFERING,
+    by_layout,
+    layouts_to_plan,
+    steps_of,
+)
 from ooc_cudnn.pricing.layouts import seconds_of
 from ooc_cudnn.pricing.plan import Plan
 from ooc_cudnn.pricing.planner import make_plan
@@ -91,13 +96,20 @@ def drawn(request, seed):
     )
 
 
+def uncut_seconds(request, layout):
+    """Of computing a chain in one piece."""
+    chain = request.chain
+    launches, _ = chain.launches(chain.whole_piece(0), layout=layout, orders=dict(request.orders))
+    return sum(request.machine.compute.seconds(launch.operation.work()) for launch in launches)
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_no_sequence_of_layouts_computes_faster(seed):
     """Against every sequence there is, each priced by the launches it has."""
     request = drawn(chain_on_card(LAYOUTS[seed % 2]).request(), seed)
     windows = len(request.chain.windows)
     every = {
-        layouts: Search(request, SEPARATOR.join(layouts)).uncut_seconds
+        layouts: uncut_seconds(request, SEPARATOR.join(layouts))
         for layouts in itertools.product(LAYOUTS, repeat=windows)
     }
     best = min(every.values())
@@ -125,6 +137,20 @@ def test_both_kinds_of_choice_are_met():
     assert "channels-last throughout" in said
     assert Plan.from_json(mixed[0].to_json()) == mixed[0]
     assert Plan.from_json(mixed[0].to_json()).explain() == said
+
+
+def test_lines_alone_mix_layouts_only_where_they_say_much():
+    """What was not measured may be off by half."""
+    request = drawn(chain_on_card().request(), 3)
+    found = by_layout(request)
+    assert layouts_to_plan(request, found)[2:] == (found[0][0],)
+    lines = replace(request.machine, compute=replace(request.machine.compute, corrections={}))
+    unmeasured = replace(request, machine=lines)
+    (best, least), (second, seconds) = found[:2]
+    for share, mixes in ((0.5, True), (0.9, False)):
+        told = ((best, share * seconds), (second, seconds))
+        assert (best in layouts_to_plan(unmeasured, told)) is mixes
+        assert best in layouts_to_plan(request, told)
 
 
 def test_a_single_window_has_nothing_to_mix():
