@@ -1,11 +1,12 @@
 """What `benchmarks.layouts` measures: the convolutions of Li et al., of VGG-16 and ResNet-50, and
 five networks as chains of convolutions and poolings.
 
-A linear layer is a convolution whose window is all of its input.
+A linear layer is a convolution of one site: it reads a map flattened, as it lies in NCHW.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -109,8 +110,9 @@ class Net:
         )
 
     def linear(self, *features: int) -> Net:
+        self.shape = (self.shape[0], math.prod(self.shape[1:]), 1, 1)
         for each in features:
-            self.convolution(each, self.shape[2])
+            self.convolution(each, 1)
         return self
 
     def _then(self, operation: Operation) -> Net:

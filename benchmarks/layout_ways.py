@@ -27,14 +27,18 @@ from ooc_cudnn.devices.kernels.arguments import CUDA_TYPES, geometry
 from ooc_cudnn.devices.view import WIDEST_ACCESS_BYTES, DeviceView
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.convolution_backward import AnyConvolution, ConvolutionBackwardFilter
+from ooc_cudnn.operations.fused_convolution import FusedConvolution
 from ooc_cudnn.operations.launches import Launch
 from ooc_cudnn.operations.pointwise import Pointwise, Relayout
 from ooc_cudnn.tensor import same_strides
 
 Run = Callable[[], None]
 ORDERS = {"NCHW": "channels_first", "NHWC": "channels_last"}
-#: Engines of the heuristics that are tried, and the seconds after which no further one is.
-MOST_ENGINES, ENGINE_SECONDS = 4, 0.15
+#: Seconds after which no further engine is tried; where channels are few, and engines that are
+#: compiled at run time are tried, too.
+ENGINE_SECONDS, FEW_CHANNELS_SECONDS = 0.2, 0.8
+#: cuDNN 9's forward engine that heuristics rank nowhere, and that is fastest in strict float32.
+FFT = Engine(4)
 #: Input channels and windows that the direct convolution is tried with: its threads, and the output
 #: channels and sites of each.
 FEW_CHANNELS, THREADS = 3, 128
@@ -169,6 +173,12 @@ class Ways:
         target = self.tensor(shape, layout, dtype)
         return [self.launch(Relayout(shape, dtype), {"x": tensor}, target)], target
 
+    def fused(self, operation: Convolution, on: Operands) -> Run:
+        """A convolution in NHWC with bias and ReLU, as one launch."""
+        made = FusedConvolution(replace(operation, layout=ORDERS["NHWC"]), "relu")
+        inputs = {"x": on.x, "w": self.laid(on.w, "NHWC"), "b": on.bias}
+        return self.launch(made, inputs, on.y)
+
     def bias_relu(self, on: Operands) -> Run:
         """In place."""
         shape, dtype = tuple(on.y.shape), str(on.y.dtype).removeprefix("torch.")
@@ -193,9 +203,15 @@ class Ways:
                 "host", workspace=(self.device.workspace(((launch, {}),), None) or (0,))[0]
             )
             return
-        began, count = time.perf_counter(), 0
-        for engine in engines.candidates(made, every=False, compiled=False):
-            if count == MOST_ENGINES or (count and time.perf_counter() - began > ENGINE_SECONDS):
+        few = operation.w_shape[1] <= FEW_CHANNELS
+        first, found = list(filter(None, [engines.chosen(made)])), False
+        if operation.precision == "float32" and layout in ORDERS:
+            first.append(FFT)
+        until = time.perf_counter() + (FEW_CHANNELS_SECONDS if few else ENGINE_SECONDS)
+        ranked = engines.candidates(made, every=False, compiled=few)
+        # the same engine with other knobs is another one
+        for engine in dict.fromkeys((*first, *ranked)):
+            if found and time.perf_counter() > until:
                 return
             with engines.forced(made, engine) as built:
                 if built is None:
@@ -205,7 +221,7 @@ class Ways:
                 self.by(operation, layout, on, choice)()
             except (EngineFailedError, self.torch.cuda.OutOfMemoryError):
                 continue
-            count += 1
+            found = True
             yield choice
 
     def by(self, operation: Operation, layout: str, on: Operands, choice: Choice) -> Run:

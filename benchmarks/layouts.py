@@ -21,7 +21,16 @@ from typing import Any
 from benchmarks import common
 from benchmarks.kernel_cases import LAYOUTS, Laid
 from benchmarks.layout_cases import LAYERS, PROFILE, Layer, Operation, networks
-from benchmarks.layout_ways import Choice, Operands, Run, Timer, Ways, direct_plan, tiles_of
+from benchmarks.layout_ways import (
+    ORDERS,
+    Choice,
+    Operands,
+    Run,
+    Timer,
+    Ways,
+    direct_plan,
+    tiles_of,
+)
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.devices.kernels import compiling
 from ooc_cudnn.devices.kernels.launch import Launch
@@ -30,6 +39,7 @@ from ooc_cudnn.devices.kernels.pooling import plan_pooling
 from ooc_cudnn.devices.kernels.relayout import plan_relayout
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.operations.convolution import Convolution
+from ooc_cudnn.operations.fused_convolution import is_faster_fused
 from ooc_cudnn.pricing.layouts import Profiled, Rule, Step, calibrated, cheapest, throughout
 
 NAME = "layouts"
@@ -40,8 +50,10 @@ RATE_BATCHES, JUDGED_BATCHES = 3, 9
 #: Errors against PyTorch's convolution, as a share of the largest result.
 TOLERANCE = {"tf32": 5e-3, "strict": 5e-5, "float16": 1e-2}
 #: What takes so many times as long as another way is not timed again.
-HOPELESS = 2.0
+HOPELESS, SHORT_SECONDS = 2.0, 2e-4
 COMPILERS = 16
+#: Steps of a network that only leave a map in NCHW.
+LEFT = ("flatten", "result")
 WAYS = tuple(itertools.permutations(LAYOUTS, 2))
 QUICK = {"few": Layer(2, 3, 4, 9, 3, 2, 1), "more": Layer(2, 8, 4, 6, 3, 1, 1)}
 
@@ -56,6 +68,7 @@ class Rates:
         self.timer = Timer(device)
         self._known: dict[tuple[Operation, str], dict[Choice, float]] = {}
         self._entering: dict[tuple[tuple[int, ...], str], dict[tuple[str, str], float]] = {}
+        self._fused: dict[Convolution, float] = {}
         self._relu: dict[tuple[tuple[int, ...], str, str], float] = {}
         self.batches = 1 if report.quick else RATE_BATCHES
 
@@ -68,7 +81,8 @@ class Rates:
             for choice in self.ways.choices(operation, layout, on):
                 run = self.ways.by(operation, layout, on, choice)
                 found[choice] = self.timer.batch([run], 1)
-                if found[choice] < HOPELESS * min([*others, *found.values()]):
+                most = max(HOPELESS * min([*others, *found.values()]), SHORT_SECONDS)
+                if found[choice] <= most:
                     found[choice] = self.timer.medians({"": [run]}, self.batches)[""]
             fastest = dict(sorted(found.items(), key=lambda each: each[1]))
             self._known[operation, layout] = fastest
@@ -82,7 +96,26 @@ class Rates:
                 found[layout] = min(by.values())
                 if relu and isinstance(operation, Convolution):
                     found[layout] += self.relu(operation, layout)
+                    if layout == "NHWC" and (fused := self.fused(operation)) is not None:
+                        found[layout] = min(found[layout], fused)
         return found
+
+    def fused(self, operation: Convolution) -> float | None:
+        """Seconds in NHWC with bias and ReLU as one launch; None where the library has none."""
+        if not is_faster_fused(operation, ORDERS["NHWC"]):
+            return None
+        if operation not in self._fused:
+            run = self.ways.fused(operation, self.ways.operands(operation, "NHWC"))
+            self._fused[operation] = self.timer.medians({"": [run]}, self.batches)[""]
+        return self._fused[operation]
+
+    def is_fused(self, operation: Operation, layout: str) -> bool:
+        """Whether a convolution in a layout is fastest as one launch with bias and ReLU."""
+        if layout != "NHWC" or not isinstance(operation, Convolution):
+            return False
+        apart = min(self.of(operation, layout).values()) + self.relu(operation, layout)
+        fused = self.fused(operation)
+        return fused is not None and fused < apart
 
     def relu(self, operation: Convolution, layout: str) -> float:
         key = operation.output_shape, operation.dtype, layout
@@ -213,7 +246,8 @@ def calibrate(rates: Rates, precision: str) -> tuple[Rule, list[Profiled]]:
     points = []
     for layer in tuple(QUICK.values()) if rates.report.quick else PROFILE:
         found = rates.seconds(layer.of(precision))
-        points.append(Profiled(layer.n, layer.c_x, found["CHWN"], found["NCHW"]))
+        if {"CHWN", "NCHW"} <= set(found):
+            points.append(Profiled(layer.n, layer.c_x, found["CHWN"], found["NCHW"]))
     return calibrated(points), points
 
 
@@ -221,46 +255,67 @@ def calibrate(rates: Rates, precision: str) -> tuple[Rule, list[Profiled]]:
 
 
 class Forward:
-    """A network's forward pass: operations, bias and ReLU, and a result that is left in NCHW."""
+    """A network's forward pass: operations, bias and ReLU, and a result that is left in NCHW.
+
+    So is what linear layers read: they are convolutions of one site.
+    """
 
     def __init__(self, rates: Rates, operations: Sequence[Operation]) -> None:
         self.rates, self.operations = rates, operations
-        self.steps = [rates.step(str(at), each, relu=True) for at, each in enumerate(operations)]
-        last = operations[-1]
-        entering = rates.entering(last.output_shape, last.dtype)
-        self.steps.append(Step("result", {"NCHW": 0.0}, entering))
+        self.steps: list[Step] = []
+        shape, last = operations[0].x_shape, operations[-1]
+        for at, operation in enumerate(operations):
+            if operation.x_shape != shape:
+                self.steps.append(self._left("flatten", shape, operation.dtype))
+            self.steps.append(rates.step(str(at), operation, relu=True))
+            shape = operation.output_shape
+        self.steps.append(self._left("result", shape, last.dtype))
         ways = rates.ways
         self.x = ways.tensor(operations[0].x_shape, "NCHW", last.dtype, fill=True)
         self.parameters = [ways.operands(each, "NCHW", self.x) for each in operations]
 
+    def _left(self, name: str, shape: tuple[int, ...], dtype: str) -> Step:
+        return Step(name, {"NCHW": 0.0}, self.rates.entering(shape, dtype))
+
+    def sequence(self, layout_of: Callable[[Operation], str]) -> tuple[str, ...]:
+        """A layout for each step, by those of the operations."""
+        free = iter(self.operations)
+        return tuple("NCHW" if step.name in LEFT else layout_of(next(free)) for step in self.steps)
+
     def by_rule(self, rule: Rule) -> tuple[str, ...]:
         """Pooling is in CHWN, convolutions as the rule says where they can be."""
-        found = []
-        for operation, step in zip(self.operations, self.steps, strict=False):
+
+        def layout_of(operation: Operation) -> str:
+            if not isinstance(operation, Convolution):
+                return "CHWN"
             n, c = operation.x_shape[:2]
-            asked = (
-                rule.layout(images=n, channels=c) if isinstance(operation, Convolution) else "CHWN"
-            )
-            found.append(asked if asked in step.seconds else "NCHW")
-        return (*found, "NCHW")
+            asked = rule.layout(images=n, channels=c)
+            return asked if self.rates.of(operation, asked) else "NCHW"
+
+        return self.sequence(layout_of)
 
     def runs(self, layouts: Sequence[str]) -> tuple[list[Run], Any]:
         """The launches in these layouts, and the result."""
         ways, made, now = self.rates.ways, list[Run](), self.x
-        for operation, given, layout in zip(
-            self.operations, self.parameters, layouts, strict=False
-        ):
+        left = iter(zip(self.operations, self.parameters, strict=True))
+        for step, layout in zip(self.steps, layouts, strict=True):
             moving, now = ways.brought(now, layout)
             made += moving
+            if step.name in LEFT:
+                now = now.flatten(1)[:, :, None, None] if step.name == "flatten" else now
+                continue
+            operation, given = next(left)
             y = ways.tensor(operation.output_shape, layout, operation.dtype)
             on = given._replace(x=now, y=y)
-            choice = next(iter(self.rates.of(operation, layout)))
-            made.append(ways.by(operation, layout, on, choice))
-            if isinstance(operation, Convolution):
-                made.append(ways.bias_relu(on))
+            if isinstance(operation, Convolution) and self.rates.is_fused(operation, layout):
+                made.append(ways.fused(operation, on))
+            else:
+                choice = next(iter(self.rates.of(operation, layout)))
+                made.append(ways.by(operation, layout, on, choice))
+                if isinstance(operation, Convolution):
+                    made.append(ways.bias_relu(on))
             now = y
-        moving, now = ways.brought(now, layouts[-1])
-        return [*made, *moving], now
+        return made, now
 
 
 def network(
@@ -270,7 +325,8 @@ def network(
     forward = Forward(rates, operations)
     path, uniform = cheapest(forward.steps, "NCHW"), throughout(forward.steps, "NCHW")
     sequences = {"chosen": path.layouts, "rule": forward.by_rule(rule)}
-    sequences |= {layout: (*[layout] * len(operations), "NCHW") for layout in uniform}
+    for layout in uniform:
+        sequences[layout] = forward.sequence(lambda _, one=layout: one)
     ways, results = {}, {}
     for each, layouts in sequences.items():
         ways[each], results[each] = forward.runs(layouts)
@@ -409,7 +465,7 @@ def short(layouts: Sequence[str]) -> str:
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--seconds", type=float, default=90, help="nothing is begun after so many")
+    parser.add_argument("--seconds", type=float, default=88, help="nothing is begun after so many")
     parser.add_argument("--precisions", nargs="+", choices=("tf32", "strict", "float16"),
                         default=("tf32", "strict"))  # fmt: skip
 

@@ -26,7 +26,7 @@ ByLayout = tuple[tuple[str, float], ...]
 
 
 def by_layout(request: Request) -> ByLayout:
-    """What a chain of several windows takes in each layout throughout, and in the cheapest sequence.
+    """What a chain of several windows takes in each layout throughout, and in the best sequence.
 
     Nothing of what has one window, or one layout to be computed in.
     """

@@ -146,7 +146,7 @@ def test_lines_alone_mix_layouts_only_where_they_say_much():
     assert layouts_to_plan(request, found)[2:] == (found[0][0],)
     lines = replace(request.machine, compute=replace(request.machine.compute, corrections={}))
     unmeasured = replace(request, machine=lines)
-    (best, least), (second, seconds) = found[:2]
+    (best, _), (second, seconds) = found[:2]
     for share, mixes in ((0.5, True), (0.9, False)):
         told = ((best, share * seconds), (second, seconds))
         assert (best in layouts_to_plan(unmeasured, told)) is mixes
