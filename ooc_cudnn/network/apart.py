@@ -86,8 +86,9 @@ def _taken_apart(step: Step, joined: str, parts: tuple[Range, ...]) -> Step:
         if name == joined or step.place(name).base != joined:
             continue
         region = step.place(name).region
-        if region == whole(old.shape):
-            del tensors[name]  # of convolutions alone, which are taken apart
+        if region[1] not in parts:
+            # of convolutions, which are taken apart, or of a concatenation in this one
+            del tensors[name]
             continue
         at = parts.index(region[1])
         own = whole(extents(region))

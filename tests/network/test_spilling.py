@@ -101,6 +101,21 @@ def test_what_a_linear_layer_flattens_stays_together():
     assert apart(step) == step
 
 
+def test_a_concatenation_within_another_is_taken_apart():
+    net = ooc_cudnn.Network()
+    x = net.input("x", (2, 3, 6, 6), gradient=True)
+    a, b, c = (net.convolution(x, channels, window=1) for channels in (4, 2, 3))
+    y = net.concatenate([net.concatenate([a, b], name="inner"), c], name="outer")
+    y = net.convolution(y, 2, window=1)
+    step = apart(net.training_phases(net.mean_squared_error(y, net.input("target", y.shape))))
+    assert not {"inner", "outer"} & set(step.tensors)
+    assert sorted(t.shape[1] for n, t in step.tensors.items() if n.startswith("outer [")) == [
+        2,
+        3,
+        4,
+    ]
+
+
 def test_who_is_idle_for_longest_leaves_first():
     joined = Joined()
     step = joined.net.training_phases(joined.loss)

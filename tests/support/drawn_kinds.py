@@ -178,10 +178,13 @@ def instance_normalization(d):
     y = d.net.instance_normalization(x, epsilon=0.1)
     name = y.name
 
-    def twin(t):
-        return F.instance_norm(
-            t[x.name], None, None, t[f"{name}.scale"], t[f"{name}.bias"], eps=0.1
+    def twin(t):  # F.instance_norm of one image has wrong gradients before a layer norm (2.13)
+        sites = tuple(range(2, len(x.shape)))
+        variance, mean = torch.var_mean(t[x.name], sites, correction=0, keepdim=True)
+        scale, bias = (
+            t[f"{name}.{each}"].reshape(-1, *[1] * len(sites)) for each in ("scale", "bias")
         )
+        return (t[x.name] - mean) / torch.sqrt(variance + 0.1) * scale + bias
 
     d.made(y, twin)
 
