@@ -17,13 +17,17 @@ SHOWN = 12
 
 
 class TaskFigures(NamedTuple):
-    """What a phase takes: seconds of computing, and bytes beside the tensors on the device."""
+    """What a phase takes: seconds of computing, and bytes beside the tensors on the device.
+
+    `engines` are those of cuDNN that were measured and chosen; others are left to cuDNN.
+    """
 
     name: str
     seconds: float
     pieces: int
     device_bytes: int
     layout: str
+    engines: str = ""
 
 
 class Fate(NamedTuple):
@@ -114,6 +118,7 @@ class NetworkPlan:
         taken = f" ({self.taken})" * (self.taken not in ("", self.policy))
         parts = f", in {self.micro_batches} micro-batches" * (self.micro_batches > 1)
         parts += f", in {self.bands} bands of rows" * (self.bands > 1)
+        waiting = max(0.0, self.seconds - self.compute_seconds)
         lines = [
             f"{self.name} on {self.machine}, policy {self.policy}{taken}{parts}: "
             f"{format_seconds(self.seconds)} predicted",
@@ -128,8 +133,9 @@ class NetworkPlan:
                         format_seconds(self.copy_out_seconds),
                         format_bytes(self.bytes_out),
                     ),
+                    ("waiting", format_seconds(waiting), "", "in which nothing is computed"),
                 ],
-                ("<9", ">11", ">12"),
+                ("<9", ">11", ">12", "<0"),
             ),
             "",
             "  what becomes of tensors",
@@ -154,10 +160,11 @@ class NetworkPlan:
         lines += in_columns(
             [
                 (each.name, format_seconds(each.seconds),
-                 f"{each.pieces} piece{'s' * (each.pieces != 1)}", format_bytes(each.device_bytes))
+                 f"{each.pieces} piece{'s' * (each.pieces != 1)}", format_bytes(each.device_bytes),
+                 "", each.engines)
                 for each in longest
             ],
-            ("<44", ">11", ">10", ">12"),
+            ("<44", ">11", ">10", ">12", "<2", "<0"),
         )  # fmt: skip
         return "\n".join(lines)
 

@@ -50,7 +50,7 @@ def predicted(
             seconds[item_step.item] += lasted
     tasks = tuple(
         TaskFigures(item.name, seconds[at], item.plan.pieces, item.plan.device_bytes,
-                    item.plan.layout)
+                    item.plan.layout, ", ".join(item.plan.algorithms))
         for at, item in enumerate(program.items)
         if isinstance(item, Task)
     )  # fmt: skip
