@@ -20,31 +20,25 @@ from ooc_cudnn.operations.channel_statistics import SAVED, PerChannel
 from ooc_cudnn.operations.gradient_sums import GradientSums
 from ooc_cudnn.operations.splittable import Piece, Read
 from ooc_cudnn.tensor import ACCUMULATOR, SMALLEST_STEP, UNIT_ROUNDOFF
-from perfmodel.cached import cached_property
 
 
 @dataclass(frozen=True)
 class ActivationSums(PerChannel):
-    """dx = dy * f'(y), through an activation, and the `ChannelSums` of that with an x of before it.
+    """dx = (dy + more) * f'(y), and the `ChannelSums` of that with an x of before the activation.
 
-    x was normalised, perhaps added to, and rectified: y. In one pass; dx is the gradient of what
-    was added, too. With `two`, dy comes in two parts, `more` the second one.
+    x was normalised, added to, and rectified: y. In one pass; dx is the gradient of what was added,
+    too. The gradient of y comes in two parts: of one, two passes are faster.
     """
 
     shape: Shape
     mode: str
     coef: float
     dtype: str
-    two: bool = False
 
+    inputs = ("x", "y", "dy", "more", *SAVED)
     results = ("dx", "sums")
     sweeps = 1
     loop_order = ("c_y", "c_x", "n", "h_y")
-
-    @cached_property
-    def inputs(self) -> tuple[str, ...]:  # type: ignore[override]
-        """The maps, and what is saved."""
-        return ("x", "y", "dy", *(("more",) if self.two else ()), *SAVED)
 
     def scaling(self, result: str) -> tuple[float, float]:
         """There is none."""
@@ -54,16 +48,15 @@ class ActivationSums(PerChannel):
         """Make a piece of dx, and add up its sums."""
         build.accumulating = False
         order = build.buffers["dx"].order
-        x, y, dy = (build.in_order(name, order) for name in ("x", "y", "dy"))
-        more = build.in_order("more", order) if self.two else ""
+        x, y, dy, more = (build.in_order(name, order) for name in ("x", "y", "dy", "more"))
         shape = self.piece_shape(build.piece)
-        made = GradientSums(shape, self.mode, self.coef, self.dtype, products=True, two=self.two)
+        made = GradientSums(shape, self.mode, self.coef, self.dtype, products=True, two=True)
         self.add_sums(build, made, (y, dy, more, "dx", x, SAVED[0]), SAVED[1])
 
     def expected(self, piece: Piece, read: Read) -> Mapping[str, tuple[Array, Array]]:
         """Dx of a few rows, the sums over all images of a channel."""
         operation = ActivationBackward(self.shape, self.mode, self.coef, self.dtype)
-        parts = ("dy", "more") if self.two else ("dy",)
+        parts = ("dy", "more")
         y, *of_dy = (read(name, self.region(name, piece) or ()) for name in ("y", *parts))
         dy = np.add.reduce(of_dy)
         dx = operation.reference(y, dy)

@@ -12,7 +12,7 @@ from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.operations.activation import Activation
 from ooc_cudnn.operations.chain import Chain
 from ooc_cudnn.operations.convolution import Convolution
-from ooc_cudnn.operations.fused_convolution import FusedConvolution
+from ooc_cudnn.operations.fused_convolution import FusedConvolution, is_faster_fused
 from ooc_cudnn.operations.op_tensor import AddTensor
 from ooc_cudnn.operations.pointwise import Pointwise
 from ooc_cudnn.tensor import packed_strides
@@ -48,11 +48,27 @@ def test_where_it_is_one_launch():
     assert launched(chain_of(), "channels_first") == apart
     assert launched(chain_of("float64")) == apart
     assert launched(chain_of(alpha=2.0)) == apart
-    strict = chain_of()
-    first = replace(strict.operations[0], allow_tf32=False)
-    assert launched(replace(strict, operations=(first, *strict.operations[1:]))) == apart
     assert launched(chain_of("float16")) == [FusedConvolution]
     assert launched(chain_of("bfloat16")) == apart  # three channels
+
+
+@pytest.mark.parametrize(
+    ("channels", "groups", "faster"),
+    [(3, 1, "tf32 float16 float32"), (16, 1, "tf32 float16 bfloat16"), (12, 3, "tf32 float16"),
+     (64, 16, "tf32 float16 bfloat16"), (64, 64, "")],
+)  # fmt: skip
+def test_what_a_card_was_faster_at(channels, groups, faster):
+    """Image's channels, depthwise windows, and what tensor cores take whole."""
+    found = []
+    for precision in ("tf32", "float16", "bfloat16", "float32", "float64"):
+        made = Convolution.of(
+            (2, channels, 9, 9), (64 // groups * groups, channels // groups, 3, 3), groups=groups,
+            dtype="float32" if precision == "tf32" else precision, allow_tf32=precision == "tf32",
+        )  # fmt: skip
+        assert made.precision == precision
+        if is_faster_fused(made, "channels_last"):
+            found.append(precision)
+    assert found == faster.split()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
