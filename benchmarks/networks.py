@@ -274,7 +274,8 @@ class Theirs:
 def measure(report: common.Report, name: str, case: Case) -> None:
     """Time PyTorch, and then the library under each of the case's limits."""
     theirs = None if case.against_forward else Theirs(report, name, case)
-    for limit, bound in case.bounds.items():
+    for limit in report.arguments.limit or case.bounds:
+        bound = case.bounds[limit]
         title = f"{name}, {limit}"
         net, loss = case.make()
         inputs, device = drawn(net), get_device(report.arguments.device)
@@ -354,8 +355,13 @@ def _forward(report: common.Report, name: str, net: Network, inputs: Mapping[str
 
 def body(report: common.Report) -> None:
     chosen = report.arguments.case or tuple(CASES)
+    for limit in report.arguments.limit or ():
+        if any(limit not in CASES[name].bounds for name in chosen):
+            raise ValueError(
+                f"--limit {limit} is not one of every case that is run: name a case by --case"
+            )
     if report.arguments.case:
-        report.file = f"{NAME}_{'_'.join(chosen)}"
+        report.file = "_".join((NAME, *chosen, *(report.arguments.limit or ())))
     for name in chosen:
         check_small(report, name, CASES[name])
         release_device(report.arguments.device)
@@ -365,6 +371,7 @@ def body(report: common.Report) -> None:
 
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--case", action="append", choices=CASES, help="by default all")
+    parser.add_argument("--limit", action="append", help="of those of a case; by default all")
     parser.add_argument(
         "--tune", action=argparse.BooleanOptionalAction, default=True,
         help="measure cuDNN's engines for each step before it is timed",

@@ -284,6 +284,19 @@ def test_the_latest_record_of_a_case_is_shown_and_says_how_long_tuning_took(tmp_
     assert "Both had measured cuDNN's engines before.*" in steps.short(tmp_path)
 
 
+def test_a_limit_that_the_latest_record_leaves_out_is_that_of_the_one_before(tmp_path):
+    for day, limit, seconds in ((22, "100GiB", 0.5), (23, "40GiB", 0.7)):
+        record = step_record("unet_3d", limit)
+        record["measurements"][f"unet_3d, {limit}: seconds"] = {"median": seconds}
+        record["environment"]["date"] = f"2026-11-{day}"
+        (tmp_path / f"networks_{day}.json").write_text(json.dumps(record))
+    table = steps.long(tmp_path)
+    assert "limit 100 GiB | 500 ms |" in table
+    assert "limit 40 GiB | 700 ms |" in table
+    assert table.count("an eighth of it") == 1
+    assert "| unet_3d, 100GiB: off by |" in table
+
+
 def test_part_of_a_network_is_compared_with_nothing(tmp_path):
     record = step_record("unet_3d", "40GiB")
     assert [(way.label, way.ratio) for way in steps.ways("unet_3d", record)] == [
