@@ -28,7 +28,7 @@ from ooc_cudnn.operations.activation_backward import ActivationBackward
 from ooc_cudnn.operations.batch_normalization import Normalise, NormaliseBackward, NormaliseSums
 from ooc_cudnn.operations.broadcast_gradient import BroadcastSum
 from ooc_cudnn.operations.convolution import Convolution
-from ooc_cudnn.operations.fused_convolution import FusedConvolution
+from ooc_cudnn.operations.fused_convolution import FusedConvolution, is_faster_fused
 from ooc_cudnn.operations.gradient_sums import GradientSums
 from ooc_cudnn.operations.launches import Launch
 from ooc_cudnn.operations.op_tensor import OpTensor
@@ -184,7 +184,7 @@ def _view(tensor: Any) -> DeviceView:
 
 
 def convolutions(bench: Bench, report: common.Report) -> None:
-    """Each layer in each precision: separate, and as one graph."""
+    """Each layer in each precision: separate, and as one graph; claims are of those used so."""
     ratios: dict[str, list[float]] = {}
     asked = (QUICK_LAYERS,) if report.quick else (LAYERS, OTHERS)
     for layers, (precision, tolerance) in itertools.product(asked, PRECISIONS.items()):
@@ -221,12 +221,14 @@ def convolutions(bench: Bench, report: common.Report) -> None:
             said = f"{separate:.3f} ms, fused {fused:.3f}: {ratio:.2f} by {engine}"
             told = {"separate": separate / 1e3, "fused": fused / 1e3, "engine": engine}
             report.measure(name, told, spoken=said)
-            if plan is not None or not report.arguments.cuda:
-                ratios.setdefault(precision if layers is asked[0] else "others", []).append(ratio)
+            if is_faster_fused(forward, forward.layout):
+                name = precision if layers is asked[0] else f"{precision}, others"
+                ratios.setdefault(name, []).append(ratio)
             del tensors, ways
     for precision, each in ratios.items():
         mean = statistics.geometric_mean(each)
         report.claim(f"{precision}: fused over separate, geometric mean", mean, "<=", 1.0)
+        report.claim(f"{precision}: fused over separate, the largest", max(each), "<=", 1.0)
 
 
 def _goes_through(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,7 +39,9 @@ def is_faster_fused(forward: Convolution, layout: str) -> bool:
     (False, True)
     """
     channels, precision = forward.x_shape[1], forward.precision
-    if layout != "channels_last" or (forward.groups > 1 and forward.w_shape[1] < GROUP_CHANNELS):
+    if layout != "channels_last" or math.prod(forward.output_shape[2:]) == 1:
+        return False  # of a single site, as in linear layers, there is no pass to save
+    if forward.groups > 1 and forward.w_shape[1] < GROUP_CHANNELS:
         return False
     if precision == "float32":
         return forward.groups == 1 and channels < STRICT_CHANNELS

@@ -58,7 +58,7 @@ def test_where_it_is_one_launch():
      (64, 16, "tf32 float16 bfloat16"), (64, 64, "")],
 )  # fmt: skip
 def test_what_a_card_was_faster_at(channels, groups, faster):
-    """Image's channels, depthwise windows, and what tensor cores take whole."""
+    """Images' channels, depthwise windows, and what tensor cores take whole."""
     found = []
     for precision in ("tf32", "float16", "bfloat16", "float32", "float64"):
         made = Convolution.of(
@@ -68,6 +68,7 @@ def test_what_a_card_was_faster_at(channels, groups, faster):
         assert made.precision == precision
         if is_faster_fused(made, "channels_last"):
             found.append(precision)
+            assert not is_faster_fused(replace(made, x_shape=(2, channels, 3, 3)), "channels_last")
     assert found == faster.split()
 
 
