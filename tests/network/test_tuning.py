@@ -222,3 +222,20 @@ def test_a_device_without_engines_and_a_step_without_convolutions(make, random):
         net.training_step(loss, **QUICK).tune(**inputs(random, net))
     with pytest.raises(TypeError, match="needs images"):
         net.training_step(loss, **QUICK).tune()
+
+
+def test_convolutions_that_add_their_biases_are_tuned(make, random):
+    """With channels last: one launch each in forward, of which the engines are measured."""
+    device = make(FakeEngine(100, 3e-7), FakeEngine(101, 1e-7, KIB))
+    device.layouts = lambda dtype: ("channels_last",)
+    net, loss = network()
+    given = inputs(random, net)
+    with ooc_cudnn.settings(memory_limit=2**19):
+        step = net.training_step(loss, **QUICK)
+        value, gradients = step(**given), step.gradients
+        assert algorithms(step) == {"eng100, fused", "eng100"}
+        step.tune(**given)
+        assert step(**given) == pytest.approx(value, rel=1e-5)
+        assert algorithms(step) == {"eng101, fused (measured)", "eng101 (measured)"}
+        for name, gradient in gradients.items():
+            np.testing.assert_allclose(step.gradients[name], gradient, rtol=1e-4, atol=1e-6)
