@@ -16,6 +16,7 @@ from functools import partial
 from benchmarks import common, network_steps, paper_model, vdnn
 from benchmarks.pages import (
     kernels,
+    layouts,
     model,
     model_pictures,
     performance,
@@ -36,6 +37,7 @@ BLOCKS = (
     *network_steps.BLOCKS,
     *performance.BLOCKS,
     *kernels.BLOCKS,
+    *layouts.BLOCKS,
     *trials.BLOCKS,
 )
 SETTINGS_PAGE = "docs/settings_page.py"
@@ -52,6 +54,7 @@ GENERATORS: dict[str, Callable[..., int]] = {
     "pictures of the model": model_pictures.generate,
     "pictures of networks": network_steps.pictures,
     "picture of kernels": kernels.picture,
+    "picture of layouts": layouts.picture,
     "picture of training steps": steps.picture,
     **{f"{block.page}: {block.name}": partial(block.write) for block in BLOCKS},
     SETTINGS_PAGE: _settings_page,
