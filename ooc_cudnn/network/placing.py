@@ -20,6 +20,7 @@ from ooc_cudnn.memory.alignment import ALIGNMENT, aligned
 from ooc_cudnn.memory.extents import Extent, held_bytes, place
 from ooc_cudnn.memory.pinned import Room
 from ooc_cudnn.network.alike import plan_request
+from ooc_cudnn.network.computing import OrderSeconds
 from ooc_cudnn.network.homes import Homes
 from ooc_cudnn.network.phases import Phase, Step
 from ooc_cudnn.network.pinned_block import in_pinned_block
@@ -52,6 +53,8 @@ class Terms:
         results. What has none is packed in pinned memory, which the step keeps.
     order : str
         Memory order of maps on the device.
+    by_order : OrderSeconds, optional
+        What computing takes in each, where there was a choice.
     synchronous : bool
         Whether computing waits at the end of a phase for the copies that leave there, as vDNN does.
     host : Room, optional
@@ -63,6 +66,7 @@ class Terms:
     target: Target
     given: Mapping[str, TensorSpec]
     order: str = "channels_first"
+    by_order: OrderSeconds | None = None
     synchronous: bool = False
     host: Room | None = None
     misaligned: frozenset[str] = frozenset()

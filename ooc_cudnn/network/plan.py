@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple, Self
 
+from ooc_cudnn.network.computing import OrderSeconds
 from ooc_cudnn.network.residency import Stay
 from ooc_cudnn.pricing.explain import in_columns
 from ooc_cudnn.units import format_bytes, format_seconds
@@ -76,6 +77,8 @@ class NetworkPlan:
         Every call of the step, in order.
     order : str
         Memory order of maps on the device.
+    by_order : OrderSeconds, optional
+        What computing takes in each, where there was a choice.
     synchronous : bool
         Whether computing waits at the end of a layer for what leaves there.
     taken : str
@@ -104,6 +107,7 @@ class NetworkPlan:
     fates: tuple[Fate, ...]
     tasks: tuple[TaskFigures, ...]
     order: str = "channels_first"
+    by_order: OrderSeconds | None = field(default=None, compare=False)
     synchronous: bool = False
     taken: str = ""
     apart: bool = False
@@ -166,6 +170,8 @@ class NetworkPlan:
             ],
             ("<44", ">11", ">10", ">12", "<2", "<0"),
         )  # fmt: skip
+        if self.by_order is not None:
+            lines += ["", *in_columns(_orders(self.by_order), ("<44", ">11"))]
         return "\n".join(lines)
 
     def __str__(self) -> str:
@@ -195,6 +201,9 @@ class NetworkPlan:
             )
             known["fates"] = tuple(Fate(*each) for each in data["fates"])
             known["tasks"] = tuple(TaskFigures(*each) for each in data["tasks"])
+            if known.get("by_order") is not None:
+                throughout, each = known["by_order"]
+                known["by_order"] = OrderSeconds(tuple((o, s) for o, s in throughout), each)
             return cls(**known)
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"no plan of a network: {error}") from error
@@ -202,3 +211,13 @@ class NetworkPlan:
 
 def _plain(value: Any) -> Any:
     return [_plain(each) for each in value] if isinstance(value, tuple) else value
+
+
+def _orders(by_order: OrderSeconds) -> list[tuple[str, ...]]:
+    """What computing takes in each memory order, as rows."""
+    rows = [
+        (f"{order.replace('_', '-')} throughout", format_seconds(seconds))
+        for order, seconds in by_order.throughout
+    ]
+    head = ("memory order of maps, nothing cut", "predicted")
+    return [head, *rows, ("each phase in its own, re-layouts free", format_seconds(by_order.each))]

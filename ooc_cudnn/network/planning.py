@@ -11,7 +11,7 @@ from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.network.apart import apart
 from ooc_cudnn.network.bands import banded, is_of_band, whole_maps
 from ooc_cudnn.network.compacting import compacted
-from ooc_cudnn.network.computing import fastest_order
+from ooc_cudnn.network.computing import order_seconds
 from ooc_cudnn.network.fastest import Fastest, PlannedStep
 from ooc_cudnn.network.fusing import fused
 from ooc_cudnn.network.fusing_backward import summed
@@ -74,7 +74,8 @@ def plan_step(
     step = _as_taken(step, policy)
     target = terms.target
     if len(target.layouts) > 1:
-        terms = replace(terms, order=fastest_order(step, target.machine, target.layouts))
+        by_order = order_seconds(step, target.machine, target.layouts)
+        terms = replace(terms, order=by_order.fastest, by_order=by_order)
     if policy == "vdnn_dyn":
         return _vdnn_dyn(name, step, terms, micro_batches or 1)
     names = BEST_OF if policy == "best" else (policy,)
@@ -139,7 +140,7 @@ def plan_again(step: Step, plan: NetworkPlan, terms: Terms) -> PlannedStep:
     check_stays(step, dict(plan.stays))
     if plan.order not in ORDERS:
         raise ValueError(f"order must be one of {', '.join(ORDERS)}, not {plan.order!r}")
-    terms = replace(terms, order=plan.order, synchronous=plan.synchronous)
+    terms = replace(terms, order=plan.order, by_order=plan.by_order, synchronous=plan.synchronous)
     placed = place_step(plan.name, step, dict(plan.stays), terms)
     assert placed is not None
     made = Fastest(terms.host)

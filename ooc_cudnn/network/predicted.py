@@ -76,6 +76,7 @@ def predicted(
         fates=tuple(_fates(step, placed.residency)),
         tasks=tasks,
         order=terms.order,
+        by_order=terms.by_order,
         synchronous=terms.synchronous,
     )
 
