@@ -36,7 +36,7 @@ Run = Callable[[], None]
 ORDERS = {"NCHW": "channels_first", "NHWC": "channels_last"}
 #: Seconds after which no further engine is tried; where channels are few, and engines that are
 #: compiled at run time are tried, too.
-ENGINE_SECONDS, FEW_CHANNELS_SECONDS = 0.2, 0.8
+ENGINE_SECONDS, FEW_CHANNELS_SECONDS = 0.12, 0.6
 #: cuDNN 9's forward engine that heuristics rank nowhere, and that is fastest in strict float32.
 FFT = Engine(4)
 #: Input channels and windows that the direct convolution is tried with: its threads, and the output
@@ -203,7 +203,7 @@ class Ways:
                 "host", workspace=(self.device.workspace(((launch, {}),), None) or (0,))[0]
             )
             return
-        few = operation.w_shape[1] <= FEW_CHANNELS
+        few = operation.w_shape[1] <= FEW_CHANNELS and layout in ORDERS
         first, found = list(filter(None, [engines.chosen(made)])), False
         if operation.precision == "float32" and layout in ORDERS:
             first.append(FFT)

@@ -22,6 +22,7 @@ from benchmarks import common
 from benchmarks.kernel_cases import LAYOUTS, Laid
 from benchmarks.layout_cases import LAYERS, PROFILE, Layer, Operation, networks
 from benchmarks.layout_ways import (
+    FEW_CHANNELS,
     ORDERS,
     Choice,
     Operands,
@@ -54,6 +55,8 @@ HOPELESS, SHORT_SECONDS = 2.0, 2e-4
 COMPILERS = 16
 #: Steps of a network that only leave a map in NCHW.
 LEFT = ("flatten", "result")
+#: Here only convolutions of few channels are measured: whether a direct one is worth it.
+HALF = "float16"
 WAYS = tuple(itertools.permutations(LAYOUTS, 2))
 QUICK = {"few": Layer(2, 3, 4, 9, 3, 2, 1), "more": Layer(2, 8, 4, 6, 3, 1, 1)}
 
@@ -363,10 +366,12 @@ def body(report: common.Report) -> None:
         (name, layer, precision)
         for precision in arguments.precisions
         for name, layer in layers.items()
+        if precision != HALF or layer.c_x <= FEW_CHANNELS
     ]
     nets = {
         (name, precision): operations
         for precision in arguments.precisions
+        if precision != HALF
         for name, operations in networks(precision, quick=report.quick).items()
     }
 
@@ -388,16 +393,20 @@ def body(report: common.Report) -> None:
                 torch.cuda.empty_cache()
 
     if arguments.cuda:
-        profile = [layer.of(precision) for precision in arguments.precisions for layer in PROFILE]
+        whole = [precision for precision in arguments.precisions if precision != HALF]
+        profile = [layer.of(precision) for precision in whole for layer in PROFILE]
         single = [layer.of(precision) for _, layer, precision in asked]
         compiled(
             rates, (*profile, *single, *itertools.chain(*nets.values())), arguments.seconds / 3
         )
     found: dict[str, dict[str, Any]] = {"layers": {}, "networks": {}, "rules": {}}
     for precision in arguments.precisions:
-        made = attempt(f"rule {precision}", lambda p=precision: calibrate(rates, p))
-        rule, points = made or (Rule(0, math.inf), [])
-        found["rules"][precision] = {"Ct": rule.channels, "Nt": rule.images, "profile": points}
+        rule, points = Rule(0, math.inf), list[Profiled]()
+        if precision != HALF:
+            made = attempt(f"rule {precision}", partial(calibrate, rates, precision))
+            rule, points = made or (rule, points)
+        images = None if math.isinf(rule.images) else rule.images  # no number of images
+        found["rules"][precision] = {"Ct": rule.channels, "Nt": images, "profile": points}
         report.say(f"{precision}: Ct {rule.channels}, Nt {rule.images}")
         for (name, of), operations in nets.items():
             if of == precision:
@@ -409,7 +418,7 @@ def body(report: common.Report) -> None:
                 measure = partial(judged, rates, name, layer, precision)
                 if row := attempt(f"{name} {precision}", measure):
                     n, c = layer.n, layer.c_x
-                    row["rule"] = rule.layout(images=n, channels=c)
+                    row["rule"] = rule.layout(images=n, channels=c) if points else ""
                     found["layers"][f"{name} {precision}"] = row
     for group, rows in found.items():
         report.measure(group, rows, spoken=f"{len(rows)}")
@@ -476,7 +485,7 @@ def short(layouts: Sequence[str]) -> str:
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds", type=float, default=88, help="nothing is begun after so many")
     parser.add_argument("--precisions", nargs="+", choices=("tf32", "strict", "float16"),
-                        default=("tf32", "strict"))  # fmt: skip
+                        default=("tf32", HALF, "strict"))  # fmt: skip
 
 
 main = partial(common.run, NAME, body, __doc__, more=options)

@@ -36,7 +36,9 @@ def layer_rows(layers: Mapping[str, Any]) -> list[tuple[str, ...]]:
             ratio = row[source]["ratio"]
             cell = f"{row[source]['chosen']}, {ratio:.2f}"
             chosen.append(cell if ratio <= BOUND else f"**{cell}**")
-        rows.append((name, *(each or NOTHING for each in cells(row)), *chosen, row["rule"]))
+        rows.append(
+            (name, *(each or NOTHING for each in cells(row)), *chosen, row["rule"] or NOTHING)
+        )
     return rows
 
 
@@ -60,8 +62,8 @@ def figures(folder: Path = common.RESULTS) -> str:
     measured, environment = found["measurements"], found["environment"]
     card = environment["gpu"]["name"] if environment["gpu"] else "host device"
     rules = ", ".join(
-        f"Ct {rule['Ct']} and Nt {rule['Nt']} in {precision}"
-        for precision, rule in measured["rules"].items()
+        f"Ct {rule['Ct']} and {'no' if rule['Nt'] is None else rule['Nt']} Nt in {name}"
+        for name, rule in measured["rules"].items()
         if rule["profile"]
     )
     head = ("layer", *LAYOUTS, "from NCHW", "from NHWC", "rule")

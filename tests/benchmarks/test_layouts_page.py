@@ -22,7 +22,7 @@ def folder(tmp_path):
     measured = {
         "layers": {"CV1 tf32": row},
         "networks": {"LeNet tf32": net | {"over the best throughout": 0.5}},
-        "rules": {"tf32": {"Ct": 16, "Nt": "inf", "profile": [[1, 2, 3.0, 4.0]]}},
+        "rules": {"tf32": {"Ct": 16, "Nt": None, "profile": [[1, 2, 3.0, 4.0]]}},
     }
     environment = {"gpu": {"name": "a card"}, "date": "2026-11-23T00:00:00"}
     record = {"measurements": measured, "environment": environment, "notes": ["one note"]}
@@ -35,7 +35,7 @@ def test_every_layer_and_network_has_its_line(folder):
     assert "| CV1 tf32 | 3.000/2.000 | 1.000 | - | **NHWC, 1.20** | NHWC, 1.00 | CHWN |" in page
     line = "| LeNet tf32 | 4.000 | 2.000 | - | 8.000 | 1.000 | 0.50 | 2 NHWC, NCHW |"
     assert line in page
-    assert "Ct 16 and Nt inf in tf32" in page
+    assert "Ct 16 and no Nt in tf32" in page
     assert "- one note" in page
 
 
