@@ -91,11 +91,16 @@ class Rates:
             self._known[operation, layout] = fastest
         return self._known[operation, layout]
 
+    def kept(self, operation: Operation, layout: str) -> dict[Choice, float]:
+        """The same without the direct convolution, which is a trial: what is chosen from."""
+        found = self.of(operation, layout)
+        return {choice: took for choice, took in found.items() if choice.tile is None}
+
     def seconds(self, operation: Operation, *, relu: bool = False) -> dict[str, float]:
         """Seconds in each layout by its fastest way, with bias and ReLU after a convolution."""
         found = {}
         for layout in LAYOUTS:
-            if by := self.of(operation, layout):
+            if by := self.kept(operation, layout):
                 found[layout] = min(by.values())
                 if relu and isinstance(operation, Convolution):
                     found[layout] += self.relu(operation, layout)
@@ -116,7 +121,7 @@ class Rates:
         """Whether a convolution in a layout is fastest as one launch with bias and ReLU."""
         if layout != "NHWC" or not isinstance(operation, Convolution):
             return False
-        apart = min(self.of(operation, layout).values()) + self.relu(operation, layout)
+        apart = min(self.kept(operation, layout).values()) + self.relu(operation, layout)
         fused = self.fused(operation)
         return fused is not None and fused < apart
 
@@ -199,7 +204,7 @@ def judged(rates: Rates, name: str, layer: Layer, precision: str) -> dict[str, A
         for source, tensor in arriving.items():
             before, x = ways.brought(tensor, layout)
             on = Operands(x, first.w, y, first.bias)
-            run = ways.by(operation, layout, on, next(iter(rates.of(operation, layout))))
+            run = ways.by(operation, layout, on, next(iter(rates.kept(operation, layout))))
             runs[source][layout] = [*before, run]
         if layout == "CHWN" or rates.report.quick:
             whole = runs["NHWC"][layout]
@@ -293,7 +298,7 @@ class Forward:
                 return "CHWN"
             n, c = operation.x_shape[:2]
             asked = rule.layout(images=n, channels=c)
-            return asked if self.rates.of(operation, asked) else "NCHW"
+            return asked if self.rates.kept(operation, asked) else "NCHW"
 
         return self.sequence(layout_of)
 
@@ -313,7 +318,7 @@ class Forward:
             if isinstance(operation, Convolution) and self.rates.is_fused(operation, layout):
                 made.append(ways.fused(operation, on))
             else:
-                choice = next(iter(self.rates.of(operation, layout)))
+                choice = next(iter(self.rates.kept(operation, layout)))
                 made.append(ways.by(operation, layout, on, choice))
                 if isinstance(operation, Convolution):
                     made.append(ways.bias_relu(on))
@@ -327,7 +332,8 @@ def network(
     """Forward passes of a network: chosen, by the rule, and one layout throughout."""
     forward = Forward(rates, operations)
     path, uniform = cheapest(forward.steps, "NCHW"), throughout(forward.steps, "NCHW")
-    sequences = {"chosen": path.layouts, "rule": forward.by_rule(rule)}
+    ours = cheapest([step.only(ORDERS) for step in forward.steps], "NCHW")
+    sequences = {"chosen": path.layouts, "library": ours.layouts, "rule": forward.by_rule(rule)}
     for layout in uniform:
         sequences[layout] = forward.sequence(lambda _, one=layout: one)
     ways, results = {}, {}
@@ -436,6 +442,9 @@ def claims(report: common.Report, found: Mapping[str, Mapping[str, Any]]) -> Non
     if found["networks"]:
         most = max(row["over the best throughout"] for row in found["networks"].values())
         report.claim("networks: chosen over the best one throughout", most, "<=", BOUND)
+        took = [row["took"] for row in found["networks"].values()]
+        most = max(of["library"] / min(of[layout] for layout in ORDERS) for of in took)
+        report.claim("networks: without CHWN over NCHW or NHWC throughout", most, "<=", BOUND)
 
 
 def in_short(found: Mapping[str, Mapping[str, Any]]) -> str:
@@ -447,7 +456,7 @@ def in_short(found: Mapping[str, Mapping[str, Any]]) -> str:
         ]
         rows.append((name, *cells(row), *ends, row["rule"]))
     layers = common.table(("ms: cuDNN/direct", *LAYOUTS, "from NCHW", "from NHWC", "rule"), rows)
-    ways = ("chosen", "rule", *LAYOUTS)
+    ways = ("chosen", "library", "rule", *LAYOUTS)
     rows = [
         (name, *(f"{1e3 * row['took'][way]:.3f}" if way in row["took"] else "" for way in ways),
          f"{row['over the best throughout']:.2f}", short(row["layouts"]["chosen"]))

@@ -11,7 +11,7 @@ Nothing here knows what a layout is: whatever has seconds has a name.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 
@@ -31,6 +31,11 @@ class Step(NamedTuple):
         """Seconds of the step in a layout, where its operand lies in the one `before`."""
         moved = 0.0 if before == layout else self.entering.get((before, layout), math.inf)
         return moved + self.seconds.get(layout, math.inf)
+
+    def only(self, layouts: Collection[str]) -> Step:
+        """The same without other layouts."""
+        found = {layout: took for layout, took in self.seconds.items() if layout in layouts}
+        return self._replace(seconds=found)
 
 
 class Path(NamedTuple):
