@@ -25,32 +25,16 @@ from ooc_cudnn.pricing.search import Search
 from ooc_cudnn.settings import current
 from ooc_cudnn.tensor import TensorSpec, packed_strides
 from tests.support.forced import Forced, legal_splits
-from tests.support.function_cases import channels_last
-from tests.support.splits import CHAINS, LAYOUTS, RINGS, Split, make, some
+from tests.support.mixed_layouts import SEVERAL, run_in_any_layouts
+from tests.support.splits import LAYOUTS, Split, make
 
-pytest.importorskip("torch")
-SEVERAL = [name for name in CHAINS if len(Split(make(f"chain: {name}")).splittable.windows) > 1]
 #: Splits of a chain along each axis.
 SPLITS = 6
 
 
 @pytest.mark.parametrize("name", SEVERAL)
 def test_any_layouts_under_any_split(name):
-    call = make(f"chain: {name}")
-    random = np.random.default_rng(len(name))
-    for last in (False, True):
-        first = Split(call)
-        for row_axis in first.splittable.row_axes:
-            made = Split(
-                call, lambda _, a, last=last: channels_last(a) if last else a, row_axis=row_axis
-            )
-            windows = len(made.splittable.windows)
-            for at, split in enumerate(some(list(legal_splits(made.splittable)), SPLITS)):
-                each = [LAYOUTS[at % 2], LAYOUTS[1 - at % 2], *random.choice(LAYOUTS, windows - 2)]
-                depth, whole = RINGS[at % len(RINGS)]
-                made.run(
-                    split, depth=depth, whole=whole, layout=SEPARATOR.join(each), overlap=False
-                )
+    assert run_in_any_layouts(name, splits=SPLITS) >= SPLITS
 
 
 def test_layouts_that_are_not_one_for_each_window_are_refused():
