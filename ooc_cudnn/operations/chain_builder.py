@@ -7,9 +7,10 @@ makes, written there by the operation before it.
 A layout is one of all windows, or one of each, in their order, joined by `SEPARATOR`: what lies in
 another one is re-laid before a window reads it.
 
-The result of each operation is rounded to the chain's dtype, as it would be in memory. Where alpha
-or beta scales y, the last convolution and all that follows it are computed in the type of the
-accumulator, and rounded once, at the end: what scaling brings into range is right.
+The result of each operation is rounded to the chain's dtype, as it would be in memory; a bias and
+ReLU that a convolution adds itself are part of it (`fused_convolution`). Where alpha or beta scales
+y, the last convolution and all that follows it are computed in the type of the accumulator, and
+rounded once, at the end: what scaling brings into range is right.
 """
 
 from __future__ import annotations
