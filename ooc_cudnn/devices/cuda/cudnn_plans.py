@@ -136,7 +136,8 @@ class Plans:
                 if not every and len(found) == MOST_RANKED:
                     break
             numbers = range(number) if compiled else self._at_once(form, number)
-            found += (Engine(each, {}, _kind_of(form)) for each in numbers)
+            # the latest first: those that take seconds are among the oldest
+            found += (Engine(each, {}, _kind_of(form)) for each in reversed(numbers))
         except self._declined:  # it cannot be computed so, or no further: what was found will do
             pass
         finally:
