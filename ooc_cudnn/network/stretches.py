@@ -1,7 +1,8 @@
 """Stretches: which phases of a step may go down the rows together, and which tensors in bands.
 
 A tensor exists for one band at a time where every phase that touches it takes rows of it, and all
-of them lie in one stretch. A stretch ends where a phase reads what must be there whole first.
+of them lie in one stretch. A stretch ends where a phase reads what must be there whole first, or
+writes over rows that a band of an earlier phase is still to read.
 """
 
 from __future__ import annotations
@@ -79,23 +80,24 @@ class Stretches:
         return height(self.step.tensors[name].shape) > 1
 
     def _cut(self) -> Iterator[tuple[int, int]]:
-        """Cut before each phase that reads what an earlier one of its stretch must end first."""
-        start, ends = 0, set[str]()
-        for at, phase in enumerate(self.step.phases):
-            results = {phase.binds[result] for result in phase.call.results}
-            reads = {self.places[n].base for n in phase.reads if n not in results}
-            if reads & ends or (at > start and self._is_alone(phase)):
+        """Cut before each phase that cannot follow those of its stretch band by band."""
+        start, held, phases = 0, _Held(self), self.step.phases
+        for at, phase in enumerate(phases):
+            if held.must_end_before(phase) or (at > start and self._is_alone(phase)):
                 cut = at
-                while cut - 1 > start and self._makes_again(self.step.phases[cut - 1]):
+                while cut - 1 > start and self._makes_again(phases[cut - 1]):
                     cut -= 1  # what is made again for this phase belongs to it
                 yield start, cut
-                start, ends = cut, set()
-            ends |= {self.places[n].base for n in phase.writes} - self.banded_tensors
+                start, held = cut, _Held(self, phases[cut:at])
+                if held.must_end_before(phase):
+                    yield start, at
+                    start, held = at, _Held(self)
+            held.add(phase)
             if self._is_alone(phase):
                 yield start, at + 1
-                start, ends = at + 1, set()
-        if start < len(self.step.phases):
-            yield start, len(self.step.phases)
+                start, held = at + 1, _Held(self)
+        if start < len(phases):
+            yield start, len(phases)
 
     @staticmethod
     def _is_alone(phase: Phase) -> bool:
@@ -124,6 +126,62 @@ class Stretches:
             if not any(a <= phases[0] and phases[-1] < b for a, b in self.stretches):
                 found.add(name)
         return found
+
+
+class _Held:
+    """What the phases of a stretch so far do to tensors that are whole."""
+
+    def __init__(self, of: Stretches, phases: Iterable[Phase] = ()) -> None:
+        self.of = of
+        self.written, self.touched = set[str](), set[str]()
+        #: Of which some phase touches rows that are another band's.
+        self.strayed = set[str]()
+        for phase in phases:
+            self.add(phase)
+
+    def add(self, phase: Phase) -> None:
+        """Let a phase be the last."""
+        self.written |= {self.of.places[n].base for n in phase.writes} - self.of.banded_tensors
+        for operand, base in self._whole(phase):
+            self.touched.add(base)
+            if self._strays(phase, operand):
+                self.strayed.add(base)
+
+    def must_end_before(self, phase: Phase) -> bool:
+        """Whether a phase reads what is not there whole, or changes rows that are read later.
+
+        A band may write over its own rows of what all phases before it touched by these alone.
+        """
+        results = {phase.binds[result] for result in phase.call.results}
+        if any(self.of.places[n].base in self.written for n in phase.reads if n not in results):
+            return True
+        return any(
+            base in self.strayed or (base in self.touched and self._strays(phase, operand))
+            for operand, base in self._whole(phase)
+            if operand in phase.call.results
+        )
+
+    def _whole(self, phase: Phase) -> Iterator[tuple[str, str]]:
+        for operand, name in phase.binds.items():
+            base = self.of.places[name].base
+            if base not in self.of.banded_tensors:
+                yield operand, base
+
+    def _strays(self, phase: Phase, operand: str) -> bool:
+        """Whether a band of a phase touches rows of an operand that are another band's."""
+        call, name = phase.call, phase.binds[operand]
+        shape = self.of.step.tensors[name].shape
+        if "h_y" not in call.operands[operand].axes:
+            return operand not in call.results  # sums: whoever adds to them, in whichever order
+        if self.of.banded_tensors.intersection(phase.writes) or self.of.places[name].base != name:
+            return True
+        last = call.extents.h_y - 1
+        if len(shape) <= ROW_AXIS or height(shape) != last + 1:
+            return True
+        rows = [(at, at + 1) for at in (0, last // 2, last)]
+        pieces = [call.whole_piece()._replace(h_y=each) for each in rows]
+        regions = [call.region(operand, piece) for piece in pieces]
+        return [each and each[ROW_AXIS] for each in regions] != rows
 
 
 def _is_packed(call: Splittable) -> bool:

@@ -116,7 +116,7 @@ def test_what_follows_in_pinned_memory_is_ordered():
 
 @pytest.mark.parametrize("shape", [(4, 2, 4, 4), (1, 2, 4, 4, 4)], ids=["images", "planes"])
 def test_a_piece_waits_for_what_it_touches_alone(monkeypatch, shape):
-    """Each piece computes when its part of a tensor has come, and its part leaves when it is done."""
+    """Each computes when its part of a tensor has come, and its part leaves when it is done."""
     monkeypatch.setattr(program, "MOVE_BYTES", 4 * math.prod(shape) // 4)
     strides = packed_strides(shape, "channels_last")
     host, there = (TensorSpec(shape, "float32", at, strides) for at in ("pinned", "device"))

@@ -1,0 +1,35 @@
+"""What the phases of a band do to whole tensors: no band changes what another one reads."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import ooc_cudnn
+from tests.support.network_steps import banded_plan
+
+
+def gradients_that_are_shared():
+    """A sum's gradient is the pooling's, too, which reads rows beside a band; others add to it."""
+    net = ooc_cudnn.Network(seed=4)
+    m = net.convolution(net.input("x", (2, 2, 9, 5), "float64"), 2, window=1, name="m")
+    h = net.add(m, net.convolution(m, 2, window=3, padding=1), name="h")
+    y = net.convolution(net.add(h, net.convolution(h, 2, window=3, padding=1)), 2, window=1)
+    pooled = net.pooling(m, window=3, stride=1, padding=1, mode="average_include_padding")
+    y = net.add(net.linear(y, 3), net.linear(net.add(pooled, h), 3))
+    return net, net.mean_squared_error(y, net.input("target", y.shape, "float64"))
+
+
+@pytest.mark.parametrize("bands", [2, 5])
+def test_no_band_adds_to_rows_that_a_later_one_reads(bands):
+    net, loss = gradients_that_are_shared()
+    random = np.random.default_rng(0)
+    shapes = {name: net.graph.tensors[name].shape for name in ("x", "target")}
+    inputs = {name: random.standard_normal(shape) for name, shape in shapes.items()}
+    whole = net.training_step(loss, memory_limit="1MiB", policy="keep")
+    step = net.training_step(loss, plan=banded_plan(net, loss, 2**20, bands))
+    assert step(**inputs) == pytest.approx(whole(**inputs), rel=1e-12)
+    assert any("(band 1)" in task.name for task in step.plan.tasks)
+    for name, gradient in whole.gradients.items():
+        found = np.asarray(step.gradients[name])
+        assert found == pytest.approx(np.asarray(gradient), abs=1e-12), name
