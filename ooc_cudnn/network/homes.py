@@ -48,7 +48,7 @@ class Homes:
     ) -> None:
         self.found: dict[str, Home] = {}
         self.between: dict[str, TensorSpec] = {}
-        self._step, self._stays, self._spans = step, stays, spans
+        self._step, self._stays, self.spans = step, stays, spans
         self._given, self._order, self._misaligned = given, order, misaligned
         self._places = {each: step.place(each) for each in step.tensors}
         self._of_parameters = {
@@ -114,7 +114,7 @@ class Homes:
                 "device",
                 _strides(tensor, region, packed, whole.shape, order),
             )
-            offset = self._spans[base, index][0] + start * item_bytes
+            offset = self.spans[base, index][0] + start * item_bytes
             self.found[there] = Home(spec, offset)
         return there
 

@@ -8,9 +8,11 @@ streams it: so there is a program for every limit that admits each call by itsel
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,6 +24,7 @@ from ooc_cudnn.memory.pinned import Room
 from ooc_cudnn.network.alike import plan_request
 from ooc_cudnn.network.computing import OrderSeconds
 from ooc_cudnn.network.homes import Homes
+from ooc_cudnn.network.least_copies import least_copied
 from ooc_cudnn.network.phases import Phase, Step
 from ooc_cudnn.network.pinned_block import in_pinned_block
 from ooc_cudnn.network.residency import GIVEN, Residency, results_of, uses_of
@@ -96,8 +99,8 @@ def place_step(
 ) -> Placed | None:
     """Make the program of a step, with more tensors on the host where memory is short.
 
-    Either for all of the step, and streamed by all who use them; or for a while (`spill`). Without
-    `may_stream` it must fit as it is: None where it does not.
+    Either for all of the step, and streamed by all who use them; or for a while (`spill`), so that
+    little is copied. Without `may_stream` it must fit as it is: None where it does not.
 
     Raises
     ------
@@ -109,8 +112,12 @@ def place_step(
     for base, spec in terms.given.items():
         if spec.placement == "device":
             stays = {name: found for name, found in stays.items() if name != base}  # it is there
+    room = terms.target.room_bytes
+    if spill:
+        stays = least_copied(step, stays, _Placing(name, step, stays, terms).working(), room)
+        stays = {base: found for base, found in stays.items() if found}
     while True:
-        worst = _overflow(step, stays, terms.target.room_bytes)
+        worst = _overflow(step, stays, room)
         if worst is None:
             try:
                 return _Placing(name, step, stays, terms).placed()
@@ -241,6 +248,15 @@ class _Placing:
         given = {name for name, each in self.step.tensors.items() if each.kind in GIVEN}
         apart = results_of(self.step) | set(self.step.seeds.values()) | given
         return Placed(in_pinned_block(program, apart), self.stays)
+
+    def working(self) -> np.ndarray[Any, Any]:
+        """Bytes that each task takes beside tensors on the device, if all of them are there."""
+        self.spans = self.homes.spans = defaultdict(lambda: (0, 0))
+        found = np.zeros(len(self.step.phases))
+        for at, phase in enumerate(self.step.phases):
+            with suppress(PlanInfeasibleError):  # then it is for it to stream
+                found[at] = self.plan_of(phase, at, self.room)[1].device_bytes
+        return found
 
     def _worst(self, extents: Iterable[tuple[str, int, Extent]]) -> int:
         held = held_bytes([extent for _, _, extent in extents], len(self.step.phases))

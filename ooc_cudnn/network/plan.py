@@ -84,7 +84,10 @@ class NetworkPlan:
     taken : str
         Of the policies that `policy` compared, the one whose plan this is.
     apart : bool
-        Whether concatenations that convolutions alone read are taken apart.
+        Whether concatenations that convolutions alone read are taken apart, and what is made again
+        goes straight into its reader.
+    anew : tuple of str
+        Of the maps that are made again those that are made for each of their readers anew.
     """
 
     name: str
@@ -111,6 +114,7 @@ class NetworkPlan:
     synchronous: bool = False
     taken: str = ""
     apart: bool = False
+    anew: tuple[str, ...] = ()
 
     @property
     def fate(self) -> Mapping[str, str]:
@@ -196,6 +200,7 @@ class NetworkPlan:
         try:
             known = dict(data)
             known["remade"] = tuple(data["remade"])
+            known["anew"] = tuple(data.get("anew", ()))
             known["stays"] = tuple(
                 (name, tuple(Stay(*stay) for stay in stays)) for name, stays in data["stays"]
             )

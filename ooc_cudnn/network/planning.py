@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
@@ -23,7 +23,7 @@ from ooc_cudnn.network.placing import Terms, most_held, place_step
 from ooc_cudnn.network.plan import NetworkPlan
 from ooc_cudnn.network.policies import POLICIES, Decision, Policy, keep, mixed
 from ooc_cudnn.network.predicted import How, predicted
-from ooc_cudnn.network.remaking import remade
+from ooc_cudnn.network.remaking import forward_only, remade, seconds_to_remake
 from ooc_cudnn.network.residency import Residency, check_stays
 from ooc_cudnn.network.through_normalizations import through_normalizations
 from ooc_cudnn.operations.window_arguments import is_int
@@ -39,6 +39,8 @@ SHARE_OF_BANDS = 0.7
 SHARES_REMADE = (0.25, 0.5, 0.75, 0.9)
 #: And of which the rest is on the host only where memory is short.
 SHARES_SPILLED = (0.25, 0.75, 1.0)
+#: As a share of memory: of such maps few are there at once.
+LARGE = 1 / 8
 #: A plan that takes so many times its computing is compared with those that go down the rows.
 WAITING = 1.5
 #: Where tasks find too little room, further decisions are tried in so many steps at most.
@@ -128,7 +130,8 @@ def plan_again(step: Step, plan: NetworkPlan, terms: Terms) -> PlannedStep:
     step = _as_taken(step, plan.policy)
     if plan.apart:
         step = apart(step)
-    step = _rewritten(step, again, plan.micro_batches, plan.bands)
+    anew = frozenset(plan.anew) if plan.apart else None
+    step = _rewritten(step, again, plan.micro_batches, plan.bands, anew)
     planned, phases = ([each.name for each in of] for of in (plan.tasks, step.phases))
     if planned != phases:  # stays count phases
         pairs = zip_longest(planned, phases)
@@ -201,27 +204,42 @@ def _by_rows(name: str, step: Step, terms: Terms, asked: int | None) -> Iterator
 def _by_spilling(name: str, step: Step, terms: Terms, asked: int | None) -> Iterator[PlannedStep]:
     """Plans in which tensors are on the host for a while, wherever memory is short.
 
-    Concatenations are taken apart, so that no tensor is larger than it must be.
+    Concatenations are taken apart, so that no tensor is larger than it must be. Of what is made
+    again, the largest maps are made anew for each reader where that takes less than a copy of them.
     """
     step, parts = apart(step), asked or 1
+    machine, room = terms.target.machine, terms.target.room_bytes
     for share in SHARES_SPILLED:
-        again = mixed(step, terms.target.machine, share)[-1].remade
-        rewritten = _rewritten(step, again, parts, 1)
+        again = mixed(step, machine, share)[-1].remade
+        seconds_of = seconds_to_remake(step, machine, again | forward_only(step))
+        anew = {
+            name
+            for name in again
+            if (nbytes := step.tensors[name].nbytes) > LARGE * room
+            and seconds_of(name) < machine.transfer.copy_seconds("copy_in", "pinned", nbytes)
+        }
+        rewritten = _rewritten(step, again, parts, 1, anew)
         stays = POLICIES["keep"].residing(rewritten)
         try:
             placed = place_step(name, rewritten, stays, terms, spill=True)
         except PlanInfeasibleError:
             break  # an addition to what another part made takes more than all at once
         assert placed is not None
-        how = How(parts, remade=tuple(sorted(again)), apart=True)
+        how = How(parts, 1, tuple(sorted(again)), apart=True, anew=tuple(sorted(anew)))
         figures = predicted(name, "spill", rewritten, placed, how, terms)
         yield PlannedStep(figures, rewritten, placed)
 
 
-def _rewritten(step: Step, again: frozenset[str], parts: int, bands: int) -> Step:
-    """A step with what is remade, in bands of rows, in micro-batches."""
+def _rewritten(
+    step: Step, again: frozenset[str], parts: int, bands: int, anew: Set[str] | None = None
+) -> Step:
+    """A step with what is remade, in bands of rows, in micro-batches.
+
+    With `anew`, a set of names, what is made again goes straight into its reader where it can.
+    """
     step = banded(step, whole_maps(step), bands) if bands > 1 else in_place(summed(step))
-    return micro_batched(remade(step, again), parts)
+    step = remade(step, again, anew or ())
+    return micro_batched(step if anew is None else fused(step), parts)
 
 
 def _counts(step: Step, asked: int | None, terms: Terms) -> Iterator[int]:

@@ -10,10 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ooc_cudnn.network.computing import compute_seconds
 from ooc_cudnn.network.offloading import idle
 from ooc_cudnn.network.phases import Step
-from ooc_cudnn.network.remaking import can_be_remade, forward_only
+from ooc_cudnn.network.remaking import can_be_remade, forward_only, seconds_to_remake
 from ooc_cudnn.network.residency import Residency, kept, uses_of
 from ooc_cudnn.network.vdnn import vdnn_all, vdnn_conv
 from perfmodel import MachineModel
@@ -100,18 +99,8 @@ def remake(step: Step, machine: MachineModel) -> Sequence[Decision]:
     Maps at which forward narrows (`_single_maps`) come last, whatever they cost: while they are
     kept, what is made again is made of what is near.
     """
-    uses, again = uses_of(step), can_be_remade(step)
-    beside = forward_only(step)
-    makers = {name: step.phases[uses[name].written[0]] for name in again | beside}
-    ends = set(_single_maps(step))
-    found = dict[str, float]()
-
-    def seconds_of(name: str) -> float:
-        """What making it again takes, and what it is made of that backward has not."""
-        if name not in found:
-            found[name] = compute_seconds(makers[name], machine)
-            found[name] += sum(seconds_of(n) for n in makers[name].reads if n in beside)
-        return found[name]
+    again, ends = can_be_remade(step), set(_single_maps(step))
+    seconds_of = seconds_to_remake(step, machine, forward_only(step))
 
     def cost(name: str) -> tuple[bool, float, str]:
         return name in ends, seconds_of(name) / step.tensors[name].nbytes, name

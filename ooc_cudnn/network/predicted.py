@@ -24,6 +24,7 @@ class How(NamedTuple):
     bands: int = 1
     remade: tuple[str, ...] = ()
     apart: bool = False
+    anew: tuple[str, ...] = ()
 
 
 def predicted(
@@ -72,6 +73,7 @@ def predicted(
         bands=how.bands,
         remade=how.remade,
         apart=how.apart,
+        anew=how.anew,
         stays=tuple((base, tuple(found)) for base, found in placed.residency.items()),
         fates=tuple(_fates(step, placed.residency)),
         tasks=tasks,
@@ -83,6 +85,8 @@ def predicted(
 
 #: What rewriting adds to the name of a tensor, for a band or a micro-batch of it.
 _PART = re.compile(r"( band \d+)?( \[\d+\])?$")
+#: And what remaking does.
+_AGAIN = re.compile(rf"( \(\d+\))?{REMADE}$")
 
 
 def _fates(step: Step, residency: Residency) -> Iterator[Fate]:
@@ -90,7 +94,7 @@ def _fates(step: Step, residency: Residency) -> Iterator[Fate]:
     touched = {
         step.place(name).base for phase in step.phases for name in (*phase.reads, *phase.writes)
     }
-    again = {_PART.sub("", name).removesuffix(REMADE) for name in touched if REMADE in name}
+    again = {_AGAIN.sub("", _PART.sub("", name)) for name in touched if REMADE in name}
     for name, tensor in step.tensors.items():
         if name not in touched or REMADE in name:
             continue

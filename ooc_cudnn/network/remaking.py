@@ -1,17 +1,22 @@
 """Remaking: forward phases repeated in backward, so that their results need not be kept.
 
 A rewrite of a step. Each tensor that is to be remade gets a second one that backward reads in its
-place, made by the same call just before its first reader, of what is kept or itself remade.
+place, made by the same call just before its first reader, of what is kept or itself remade. Or each
+of its readers gets one of its own (`anew`): then none is there for longer than that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
+from itertools import pairwise
 
+from ooc_cudnn.network.computing import compute_seconds
 from ooc_cudnn.network.phases import Phase, Step
 from ooc_cudnn.network.residency import uses_of
 from ooc_cudnn.operations.backward_pooling import BackwardPooling
+from perfmodel import MachineModel
 
 #: What the name of the second tensor ends in.
 REMADE = " remade"
@@ -65,8 +70,13 @@ def is_repeatable(step: Step, phase: Phase) -> bool:
     return phase.call.beta == 0 and all(kind == "map" for kind in changes)
 
 
-def remade(step: Step, names: Iterable[str]) -> Step:
+def remade(step: Step, names: Iterable[str], anew: Collection[str] = ()) -> Step:
     """Rewrite a step so that these maps are made again for backward.
+
+    Parameters
+    ----------
+    anew : collection of str
+        Those of them that are made for each reader anew, but for readers that follow each other.
 
     Raises
     ------
@@ -74,20 +84,38 @@ def remade(step: Step, names: Iterable[str]) -> Step:
         If one of them cannot be (`can_be_remade`).
     """
     wanted = frozenset(names)
-    cannot = wanted - can_be_remade(step)
+    cannot = (wanted | set(anew)) - can_be_remade(step)
     if cannot:
         raise ValueError(f"{min(cannot)} cannot be remade")
-    return _Remaking(step, wanted | forward_only(step)).step() if wanted else step
+    return _Remaking(step, wanted | forward_only(step), anew).step() if wanted else step
+
+
+def seconds_to_remake(
+    step: Step, machine: MachineModel, gone: frozenset[str]
+) -> Callable[[str], float]:
+    """What making a map again takes, with those of what it is made of that are gone."""
+    uses, found = uses_of(step), dict[str, float]()
+
+    def seconds_of(name: str) -> float:
+        if name not in found:
+            maker = step.phases[uses[name].written[0]]
+            before = sum(seconds_of(each) for each in maker.reads if each in gone)
+            found[name] = compute_seconds(maker, machine) + before
+        return found[name]
+
+    return seconds_of
 
 
 class _Remaking:
     """A step being rewritten."""
 
-    def __init__(self, before: Step, wanted: frozenset[str]) -> None:
-        self.before, self.wanted = before, wanted
+    def __init__(self, before: Step, wanted: frozenset[str], anew: Collection[str]) -> None:
+        self.before, self.wanted, self.anew = before, wanted, frozenset(anew)
         self.tensors = dict(before.tensors)
         self.phases: list[Phase] = []
-        self.made: set[str] = set()
+        #: What is there again: its name, and how often each was made.
+        self.made: dict[str, str] = {}
+        self.times = Counter[str]()
         self.makers = {
             name: at
             for at, phase in enumerate(before.phases)
@@ -97,12 +125,16 @@ class _Remaking:
 
     def step(self) -> Step:
         """The rewritten step."""
-        for phase in self.before.phases:
+        for phase, following in pairwise([*self.before.phases, None]):
+            assert phase is not None
             if phase.is_backward:
                 for at in sorted(self._to_repeat(phase)):
                     self._repeat(self.before.phases[at])
                 phase = self._rebound(phase)
             self.phases.append(phase)
+            near = {self.before.place(name).base for name in following.reads} if following else ()
+            for base in self.anew.difference(near):
+                self.made.pop(base, None)
         return replace(self.before, tensors=self.tensors, phases=tuple(self.phases))
 
     def _to_repeat(self, phase: Phase) -> set[int]:
@@ -111,15 +143,16 @@ class _Remaking:
         while looked_at:
             for read in looked_at.pop().reads:
                 base = self.before.place(read).base
-                if base in self.wanted - self.made and self.makers[base] not in found:
+                if base in self.wanted - self.made.keys() and self.makers[base] not in found:
                     found.add(self.makers[base])
                     looked_at.append(self.before.phases[self.makers[base]])
         return found
 
     def _repeat(self, maker: Phase) -> None:
         for result in maker.writes:
-            self.made.add(result)
-            name = result + REMADE
+            self.times[result] += 1
+            time = self.times[result]
+            name = self.made[result] = result + (f" ({time})" if time > 1 else "") + REMADE
             tensor = self.before.tensors[result]
             self.tensors[name] = replace(tensor, name=name, of="", region=())
         again = self._rebound(maker)
@@ -134,8 +167,9 @@ class _Remaking:
         base, region = self.before.place(name)
         if base not in self.made:
             return name
-        made = name + REMADE
+        of = self.made[base]
+        made = name + of[len(base) :]
         if made not in self.tensors:  # a view of what is made again
             tensor = self.before.tensors[name]
-            self.tensors[made] = replace(tensor, name=made, of=base + REMADE, region=region)
+            self.tensors[made] = replace(tensor, name=made, of=of, region=region)
         return made

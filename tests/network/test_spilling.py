@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import ooc_cudnn
+from ooc_cudnn.network import planning
 from ooc_cudnn.network.apart import apart
 from ooc_cudnn.network.residency import Stay, Uses, check_stays
 from ooc_cudnn.network.spilling import spilled
@@ -25,6 +26,25 @@ def test_steps_of_drawn_networks():
         check_stays(made.step, made.placed.residency)
         assert hazards(make_schedule(made.placed.program)) == []
         drawn.check(limit, "best", plan=made.plan)
+
+
+def test_what_is_made_for_each_reader_anew(monkeypatch):
+    """All that is made again is; it goes straight into its reader, and is never whole."""
+    monkeypatch.setattr(planning, "LARGE", 0)
+    monkeypatch.setattr(planning, "seconds_to_remake", lambda *_: lambda name: 0.0)
+    drawn, some = Drawn(15), 0
+    full = drawn.net.plan(drawn.loss, memory_limit="1GiB", policy="keep").device_bytes
+    made = spilling_plans(drawn.net, drawn.loss, int(0.6 * full))[-1]
+    for name in made.plan.anew:
+        again = [phase for phase in made.step.phases if f"{name} remade" in phase.writes]
+        assert all(phase.is_backward for phase in again)
+        some += len(again)
+    twice = [name for name in made.step.tensors if name.endswith(" (2) remade")]
+    assert some
+    assert twice
+    assert set(made.plan.anew) <= set(made.plan.remade)
+    assert hazards(make_schedule(made.placed.program)) == []
+    drawn.check(int(0.6 * full), "best", plan=made.plan)
 
 
 class Joined:
