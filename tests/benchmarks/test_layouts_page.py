@@ -4,9 +4,13 @@ import json
 
 import pytest
 
+from benchmarks import layouts as benchmark
 from benchmarks.layout_cases import LAYERS, networks
 from benchmarks.layout_ways import as_gradient
 from benchmarks.pages import layouts
+from ooc_cudnn import devices
+from tests.support.engines_device import EnginesDevice
+from tests.support.fake_cudnn import FakeEngine
 
 
 def end(chosen, ratio):
@@ -69,3 +73,16 @@ def test_networks_are_those_of_the_paper():
     chains = networks("strict")
     assert list(chains) == ["LeNet", "CIFAR", "AlexNet", "ZFNet", "VGG-16"]
     assert [len(chain) for chain in chains.values()] == [6, 6, 11, 11, 21]
+
+
+def test_the_engine_that_is_fastest_runs(monkeypatch, tmp_path):
+    """On a device whose engines are known: each layout has all of them, rightly computed."""
+    pytest.importorskip("torch")
+    device = EnginesDevice([FakeEngine(100, 3e-8), FakeEngine(101, 1e-8)], monkeypatch)
+    monkeypatch.setitem(devices._resolved, "host", device)
+    asked = ["--quick", "--device", "host", "--precisions", "tf32", "--output", str(tmp_path)]
+    assert benchmark.main(asked) == 0
+    record = json.loads((tmp_path / "layouts.json").read_text())
+    for row in record["measurements"]["layers"].values():
+        assert set(row["seconds"]) == {"NCHW", "NHWC", "CHWN"}
+        assert all({"eng100", "eng101"} <= set(by) for by in row["seconds"].values())
