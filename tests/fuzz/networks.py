@@ -16,9 +16,13 @@ import numpy as np
 import ooc_cudnn
 from ooc_cudnn import PlanInfeasibleError
 from ooc_cudnn.network import planning
+from ooc_cudnn.network.plan import NetworkPlan
+from ooc_cudnn.pipeline.schedule import make_schedule
+from tests.support import drawn_tall
 from tests.support.drawn_networks import drawn_network
+from tests.support.hazards import hazards
 from tests.support.network_checks import twin_step, values
-from tests.support.network_steps import banded_plan, compare, spilling_plans
+from tests.support.network_steps import banded, banded_plan, compare, spilling_plans
 
 POLICIES = planning.NAMES
 PLENTY = 2**30
@@ -27,9 +31,9 @@ PLENTY = 2**30
 class Drawn:
     """A drawn network that ends in a loss, and what PyTorch makes of it."""
 
-    def __init__(self, seed):
+    def __init__(self, seed, **drawn):
         self.seed = seed
-        self.net, self.loss, twin = drawn_network(seed, loss=True)
+        self.net, self.loss, twin = drawn_network(seed, loss=True, **drawn)
         given = values(self.net, seed)
         for name in self.net.parameters:
             self.net.parameters[name] = given[name]
@@ -84,10 +88,53 @@ class Drawn:
         self.check(full, "best", plan=plan)
 
 
+class Tall(Drawn):
+    """A drawn network of tall images, which is cut into bands of rows and spilled at all limits."""
+
+    def __init__(self, seed):
+        super().__init__(seed, kinds=drawn_tall.KINDS, rows=12)
+
+    def check(self, limit, policy, **asked):
+        """Run a step, and a plan of it once more that was stored."""
+        plan = super().check(limit, policy, **asked)
+        again = self.net.training_step(self.loss, plan=NetworkPlan.from_json(plan.to_json()))
+        for name, array in self.running.items():
+            self.net.running[name] = array.copy()
+        compare(self, again, again(**self.inputs))
+        assert again.plan == plan, "the plan that was stored is another one"
+        return plan
+
+    def check_all(self):
+        """Yield (limit, how) before each step that is run."""
+        if not self.net.wanted:
+            return
+        random, least = np.random.default_rng(self.seed), self.least()
+        full = self.net.plan(self.loss, memory_limit=PLENTY, policy="keep").device_bytes
+        for limit in (least, int(random.integers(least, full + 1))):
+            yield limit, "best"
+            self.check(limit, "best")
+        limit = int(random.integers(least, full + 1))
+        yield limit, "spill"
+        for made in spilling_plans(self.net, self.loss, limit):
+            assert hazards(make_schedule(made.placed.program)) == []
+            self.check(limit, "best", plan=made.plan)
+        for _ in range(2):
+            bands, limit = int(random.integers(2, 16)), int(random.integers(least, full + 1))
+            parts = 1 if self.running else int(random.integers(1, 3))
+            yield limit, f"{bands} bands, {parts} micro-batches"
+            try:
+                made = banded(self.net, self.loss, limit, bands, parts)
+            except PlanInfeasibleError:
+                continue  # a part of a call may take more than all of it
+            assert hazards(make_schedule(made.placed.program)) == []
+            self.check(limit, "best", plan=made.plan)
+
+
 def main(argv):
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz.networks", description=__doc__)
     parser.add_argument("--device", choices=("host", "cuda"), default="host")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--tall", action="store_true", help="tall images, in bands and spilled")
     parser.add_argument("--count", type=int, default=300, help="how many seeds")
     chosen = parser.parse_args(argv)
     wrong = steps = 0
@@ -97,7 +144,7 @@ def main(argv):
         for seed in range(chosen.first, chosen.first + chosen.count):
             tried = []
             try:
-                for each in Drawn(seed).check_all():
+                for each in (Tall if chosen.tall else Drawn)(seed).check_all():
                     tried.append(each)  # what it was at, where it fails
             except Exception as error:  # told, counted, and the next one is drawn
                 wrong += 1

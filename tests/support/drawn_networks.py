@@ -55,13 +55,18 @@ class Drawing:
         return found[self.steps[-1][0]]
 
 
-def drawn_network(seed, *, dtype="float64", kinds=KINDS, loss=False):
-    """Draw a network; return it, its result (or a loss of it), and the twin of that."""
+def drawn_network(seed, *, dtype="float64", kinds=KINDS, loss=False, rows=None):
+    """Draw a network; return it, its result (or a loss of it), and the twin of that.
+
+    With `rows`, images have at least as many, or one less than twice that, and are narrow.
+    """
     random = np.random.default_rng(seed)
     net = ooc_cudnn.Network(seed=seed)
     d = Drawing(net, random)
     count = int(random.integers(1, 4))
     sizes = [int(e) for e in random.integers(3, (9, 7, 5)[count - 1], count)]
+    if rows:
+        sizes = [int(random.integers(rows, 2 * rows)), *(min(size, 5) for size in sizes[1:])]
     n = int(random.integers(1, 4))
     for at in range(int(random.integers(1, 3))):
         shape = (n, int(random.integers(1, 5)), *sizes)

@@ -49,8 +49,12 @@ class _Memory:
         return Use(where, writes, list(map(part, self.readers)), list(map(part, self.writers)))
 
 
-def clocks(schedule, waits):
-    """Of each step, the last step of each stream that has ended when it begins."""
+def clocks(schedule, waits, *, staged):
+    """Of each step, the last step of each stream that has ended when it begins.
+
+    With `staged`, threads write to the host what leaves, after later steps of its stream began: it
+    has ended for those alone that wait for it, or for one that left after it.
+    """
     found, latest = np.full((len(schedule.steps), len(STREAMS)), -1, np.int32), {}
     for at, step in enumerate(schedule.steps):
         assert all(each < at for each in waits[at]), "a step waits for a later one"
@@ -58,12 +62,13 @@ def clocks(schedule, waits):
         for before in (*waits[at], *latest.get(own, ())):
             found[at] = np.maximum(found[at], found[before])
             other = STREAMS.index(schedule.steps[before].stream)
-            found[at, other] = max(found[at, other], before)
+            if before in waits[at] or step.stream != "copy_out" or not staged:
+                found[at, other] = max(found[at, other], before)
         latest[own] = (at,)
     return found
 
 
-def hazards(schedule, waits=None):
+def hazards(schedule, waits=None, *, staged=True):
     """Every hazard of a schedule, one for each later step, memory and stream.
 
     Parameters
@@ -71,9 +76,11 @@ def hazards(schedule, waits=None):
     schedule : Schedule
     waits : sequence of tuple, optional
         In place of what its steps wait for.
+    staged : bool
+        Whether threads write to the host what leaves (`clocks`).
     """
     waits = [step.waits for step in schedule.steps] if waits is None else waits
-    known, uses, found = clocks(schedule, waits), _Uses(schedule), []
+    known, uses, found = clocks(schedule, waits, staged=staged), _Uses(schedule), []
     for at, step in enumerate(schedule.steps):
         own = STREAMS.index(step.stream)
         used = list(uses.of(step))

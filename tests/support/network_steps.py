@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 import ooc_cudnn
+from ooc_cudnn.network.fastest import PlannedStep
 from ooc_cudnn.network.placing import place_step
 from ooc_cudnn.network.planning import _as_taken, _by_spilling, _rewritten
 from ooc_cudnn.network.policies import POLICIES
@@ -17,13 +18,19 @@ from tests.support.network_checks import assert_close, sizes_of
 
 def banded_plan(net, loss, limit, bands, micro_batches=1):
     """The plan of a step in so many bands of rows, which the planner tries last."""
+    return banded(net, loss, limit, bands, micro_batches).plan
+
+
+def banded(net, loss, limit, bands, micro_batches=1):
+    """The same, with its program."""
     step = _as_taken(net.training_phases(loss), "best")
     terms = terms_for(limit, None, step, {})
     rewritten = _rewritten(step, frozenset(), micro_batches, bands)
     residing = POLICIES["keep"].residing(rewritten)
     placed = place_step("training_step", rewritten, residing, terms)
     how = How(micro_batches, bands)
-    return predicted("training_step", "best", rewritten, placed, how, terms)
+    plan = predicted("training_step", "best", rewritten, placed, how, terms)
+    return PlannedStep(plan, rewritten, placed)
 
 
 def spilling_plans(net, loss, limit):
