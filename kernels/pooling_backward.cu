@@ -1,20 +1,19 @@
 // The gradient of pooling with respect to x (cudnnPoolingBackward), gathered: each element of dx
 // sums what the windows over it give it, so nothing depends on the order of threads.
 //
-//     unpool_boxes    a thread makes a small box of dx in registers: it looks at all windows that reach
-//                     into the box, rows of them from the last to the first, so that a row of x is read
-//                     once. For small windows of which few overlap
+//     unpool_apart    windows that do not overlap, side by side in packs of lanes: a thread has one of
+//                     them, and nothing waits for another
 //     unpool_tile     a block makes a box of dx. First, once per window that touches the box: which
 //                     element its gradient goes to (max), or dy over the divisor (averages), into
-//                     shared memory. Then every element of dx looks its windows up there. For
-//                     larger windows
+//                     shared memory. Then every element of dx looks its windows up there. Without
+//                     lanes (NCHW) the box is STAGED: whole rows, which follow each other in memory,
+//                     so that x and dx go through shared memory in packs, whatever their extents
 //     unpool_direct   a thread makes an element of dx from global memory: for windows of which too
 //                     many overlap to fit in shared memory
 //
 // Memory traffic: a maximum reads y, dy and x once, an average dy alone; dx is written once. Windows
 // that reach into several boxes are read by each, from the caches. Shares of a copy's speed on an H200
-// (docs/kernels.md): `unpool_boxes` 56 to 99 % where windows do not overlap, 31 to 61 % where they do;
-// `unpool_tile` in packs of lanes 54 to 93 %.
+// are in docs/kernels.md.
 //
 // A maximum's gradient goes to the first element of the window that equals y, in row-major order.
 // NaN equals NaN (CUDNN_PROPAGATE_NAN). Elements that no window touches get 0. dx is `rows` rows of
@@ -78,8 +77,8 @@ struct Touching {
 // The first element of each window that equals its maximum, one per lane; -1 if none.
 template <int COUNT, int KD, int KH, int KW, typename I, typename T>
 __device__ inline void first_equal(
-    int (&found)[COUNT], const UnpoolingGeometry<I> &g, const T *x, const Pack<T, COUNT> &y,
-    I front, I top, I left, I available) {
+    int (&found)[COUNT], const UnpoolingGeometry<I> &g, const T *x, const Strides<I> &stride,
+    const Pack<T, COUNT> &y, I front, I top, I left, I available) {
     const Clipped<I> d(front, KD, g.x.d), h(top, KH, g.x.h), w(left, KW, g.x.w);
 #pragma unroll
     for (int e = 0; e < COUNT; ++e) found[e] = -1;
@@ -91,7 +90,7 @@ __device__ inline void first_equal(
             const I row = top + k / KW, column = left + k % KW;
             present[k] = d.has(front) && h.has(row) && w.has(column);
             packs[k] = load_pack<COUNT>(
-                x + front * g.x_stride.d + row * g.x_stride.h + column * g.x_stride.w,
+                x + front * stride.d + row * stride.h + column * stride.w,
                 present[k] ? available : 0);
         }
 #pragma unroll
@@ -103,12 +102,12 @@ __device__ inline void first_equal(
     } else {
         for (I depth = d.low; depth < d.high; ++depth)
             for (I row = h.low; row < h.high; ++row) {
-                const T *line = x + depth * g.x_stride.d + row * g.x_stride.h;
+                const T *line = x + depth * stride.d + row * stride.h;
                 const int before = ((int)(depth - front) * KH + (int)(row - top)) * KW;
                 bool all = true;
 #pragma unroll 4
                 for (I column = w.low; column < w.high; ++column) {
-                    const auto pack = load_pack<COUNT>(line + column * g.x_stride.w, available);
+                    const auto pack = load_pack<COUNT>(line + column * stride.w, available);
 #pragma unroll
                     for (int e = 0; e < COUNT; ++e)
                         if (found[e] < 0 && same_value(widen(pack.element[e]), widen(y.element[e])))
@@ -124,8 +123,8 @@ __device__ inline void first_equal(
 // The same with a warp for each window, 32 elements at a time.
 template <int COUNT, int KD, int KH, int KW, typename I, typename T>
 __device__ inline void first_equal_by_warp(
-    int (&found)[COUNT], const UnpoolingGeometry<I> &g, const T *x, const Pack<T, COUNT> &y,
-    I front, I top, I left, I available) {
+    int (&found)[COUNT], const UnpoolingGeometry<I> &g, const T *x, const Strides<I> &stride,
+    const Pack<T, COUNT> &y, I front, I top, I left, I available) {
     const Clipped<I> d(front, KD, g.x.d), h(top, KH, g.x.h), w(left, KW, g.x.w);
     const I sites = d.count() * h.count() * w.count();
 #pragma unroll
@@ -134,7 +133,7 @@ __device__ inline void first_equal_by_warp(
     for (I k = threadIdx.x % 32; k - (int)(threadIdx.x % 32) < sites; k += 32, site.advance()) {
         const I depth = d.low + site.depth, row = h.low + site.row, column = w.low + site.column;
         const auto pack = load_pack<COUNT>(
-            x + depth * g.x_stride.d + row * g.x_stride.h + column * g.x_stride.w,
+            x + depth * stride.d + row * stride.h + column * stride.w,
             k < sites ? available : 0);
         const int tap = (int)(((depth - front) * KH + (row - top)) * KW + (column - left));
         bool all = true;
@@ -160,24 +159,72 @@ struct TargetOf<true> {
     using type = short;
 };
 
-// The box is TB x TD x TH x TW elements of TL packs of COUNT lanes; a thread makes WIDE neighbours
-// along w of it. TW is a multiple of WIDE, or all of w.
-template <typename I, typename T, int MODE, bool BY_WARP, int COUNT, int WIDE, int TB, int TD,
-          int TH, int TW, int TL, int PD, int PH, int PW, int KD, int KH, int KW, int SD, int SH,
-          int SW>
-__global__ void __launch_bounds__(256) unpool_tile(
+// A run of `words` words in memory and in `stage`, which begins as far behind a boundary of packs.
+template <typename T>
+struct Staging {
+    static constexpr int COUNT = 16 / sizeof(T);
+    static __device__ int shift(const T *at) {
+        return (int)((unsigned long long)at / sizeof(T) % COUNT);
+    }
+    // ROUNDS of the block, all of which are read before the first waits.
+    template <int ROUNDS>
+    static __device__ void load(T *stage, const T *source, int words) {
+        const int behind = shift(source);
+        Pack<T, COUNT> packs[ROUNDS] = {};
+#pragma unroll
+        for (int round = 0; round < ROUNDS; ++round) {
+            const int at = (threadIdx.x + round * 256) * COUNT - behind;
+            if (at >= 0) packs[round] = load_pack<COUNT>(source + at, words - at);
+            else
+#pragma unroll
+                for (int i = 0; i < COUNT; ++i)
+                    if (at + i >= 0 && at + i < words) packs[round].element[i] = source[at + i];
+        }
+#pragma unroll
+        for (int round = 0; round < ROUNDS; ++round) {
+            const int first = (threadIdx.x + round * 256) * COUNT;
+            uint4 wide;
+            memcpy(&wide, &packs[round], sizeof(wide));
+            if (first < words + behind) *reinterpret_cast<uint4 *>(stage + first) = wide;
+        }
+    }
+    static __device__ void store(T *target, const T *stage, int words) {
+        const int behind = shift(target);
+        for (int first = threadIdx.x * COUNT; first < words + behind; first += 256 * COUNT) {
+            const int at = first - behind;
+            const uint4 wide = *reinterpret_cast<const uint4 *>(stage + first);
+            Pack<T, COUNT> pack;
+            memcpy(&pack, &wide, sizeof(wide));
+            if (at >= 0) store_pack<COUNT>(target + at, pack, words - at);
+            else
+#pragma unroll
+                for (int i = 0; i < COUNT; ++i)
+                    if (at + i >= 0 && at + i < words) target[at + i] = pack.element[i];
+        }
+    }
+};
+
+// The box is TB x TD x TH x TW elements of TL packs of COUNT lanes. STAGE is 0, or so many words of
+// shared memory for its x and its dx: TW is then all of w, and either TH all of h or TB 1. In CELLS, a
+// thread makes a stride of dx at once, down and across, whose windows are the same for all of them;
+// else WIDE neighbours along w (TW is a multiple of WIDE, or all of w).
+template <typename I, typename T, int MODE, bool BY_WARP, int COUNT, int WIDE, int STAGE, bool CELLS,
+          int TB, int TD, int TH, int TW, int TL, int PD, int PH, int PW, int KD, int KH, int KW, int SD,
+          int SH, int SW>
+__global__ void __launch_bounds__(256, STAGE > 0 ? 4 : 1) unpool_tile(
     UnpoolingGeometry<I> g, T *__restrict__ dx, const T *__restrict__ y, const T *__restrict__ dy,
     const T *__restrict__ x) {
     using A = Arithmetic<T>;
+    constexpr int CELLS_H = CELLS ? (TH + SH - 1) / SH : 1, CELLS_W = CELLS ? (TW + SW - 1) / SW : 1;
     using D = Touching<I, TD, KD, SD, PD>;
-    using H = Touching<I, TH, KH, SH, PH>;
-    using W = Touching<I, TW, KW, SW, PW>;
+    using H = Touching<I, CELLS ? CELLS_H * SH : TH, KH, SH, PH>;
+    using W = Touching<I, CELLS ? CELLS_W * SW : TW, KW, SW, PW>;
+    static_assert(!CELLS || (H::FIXED && W::FIXED), "cells begin at the same place in a stride");
     constexpr int WINDOWS = TB * D::WINDOWS * H::WINDOWS * W::WINDOWS * TL;
-    constexpr int GROUPS = (TW + WIDE - 1) / WIDE;
-    constexpr int ELEMENTS = TB * TD * TH * GROUPS * TL;
     __shared__ Pack<A, COUNT> gradients[WINDOWS];
     using Target = typename TargetOf<(long long)KD * KH * KW < 32768>::type;
     __shared__ Pack<Target, COUNT> targets[MODE == MAX ? WINDOWS : 1];
+    __shared__ __align__(16) T stage[STAGE > 0 ? STAGE : 1];
 
     for (long long tile = blockIdx.x; tile < g.total; tile += gridDim.x) {
         I rest = (I)tile;
@@ -188,8 +235,24 @@ __global__ void __launch_bounds__(256) unpool_tile(
         const D d(first_d + g.origin.d + g.before.d);
         const H h(first_h + g.origin.h + g.before.h);
         const W w(first_w + g.origin.w + g.before.w);
+        const int planes = (int)least(g.b - first_b, I(TB));
+
+        // Rows of x under the tile's windows; of several planes all are.
+        const I low_row = TB > 1 ? I(0) : most(h.low * SH - g.before.h, I(0));
+        const T *staged = stage;  // row 0 of the first plane
+        if constexpr (STAGE > 0 && MODE == MAX) {
+            const I end = TB > 1 ? g.x.h
+                                 : least((h.low + H::WINDOWS - 1) * SH - g.before.h + KH, g.x.h);
+            const T *source = x + at_offset(
+                g.x_stride, a, first_b, first_d + g.origin.d, low_row, I(0), I(0));
+            const int words = end > low_row ? planes * (int)(end - low_row) * TW : 0;
+            Staging<T>::template load<(STAGE / Staging<T>::COUNT + 255) / 256>(stage, source, words);
+            staged = stage + Staging<T>::shift(source) - low_row * TW;
+            __syncthreads();
+        }
 
         constexpr unsigned THREADS = BY_WARP ? 32 : 1;  // of a window
+#pragma unroll(STAGE > 0 && !BY_WARP ? 4 : 1)  // what they read is on its way together
         for (unsigned i = threadIdx.x / THREADS; i < WINDOWS; i += 256 / THREADS) {
             const unsigned lane = i % TL, i_w = i / TL % W::WINDOWS;
             const unsigned i_h = i / (TL * W::WINDOWS) % H::WINDOWS;
@@ -211,14 +274,19 @@ __global__ void __launch_bounds__(256) unpool_tile(
                 int found[COUNT];
 #pragma unroll
                 for (int e = 0; e < COUNT; ++e) found[e] = -1;
-                const T *source = x + at_offset(g.x_stride, a, b, I(0), I(0), I(0), at_lane);
                 if (exists) {
-                    if constexpr (BY_WARP)
-                        first_equal_by_warp<COUNT, KD, KH, KW>(
-                            found, g, source, maximum, front, top, left, available);
+                    auto look = [&](const T *source, const Strides<I> &stride) {
+                        if constexpr (BY_WARP)
+                            first_equal_by_warp<COUNT, KD, KH, KW>(
+                                found, g, source, stride, maximum, front, top, left, available);
+                        else
+                            first_equal<COUNT, KD, KH, KW>(
+                                found, g, source, stride, maximum, front, top, left, available);
+                    };
+                    if constexpr (STAGE > 0)
+                        look(staged + (int)i_b * (TH * TW), Strides<I>{0, 0, 0, TW, 1, 0});
                     else
-                        first_equal<COUNT, KD, KH, KW>(
-                            found, g, source, maximum, front, top, left, available);
+                        look(x + at_offset(g.x_stride, a, b, I(0), I(0), I(0), at_lane), g.x_stride);
                 }
                 Pack<Target, COUNT> target;
 #pragma unroll
@@ -237,193 +305,173 @@ __global__ void __launch_bounds__(256) unpool_tile(
         }
         __syncthreads();
 
-        for (unsigned i = threadIdx.x; i < ELEMENTS; i += 256) {
-            const unsigned lane = i % TL, group = i / TL % GROUPS;
-            const unsigned i_h = i / (TL * GROUPS) % TH, i_d = i / (TL * GROUPS * TH) % TD;
-            const unsigned i_b = i / (TL * GROUPS * TH * TD), i_w = group * WIDE;
-            const I at_lane = first_lane + I(lane * COUNT), b = first_b + I(i_b);
-            const I at_w = first_w + I(i_w), at_h = first_h + I(i_h), at_d = first_d + I(i_d);
-            if (at_lane >= g.lanes || b >= g.b || at_w >= g.dx.w || at_h >= g.dx.h ||
-                at_d >= g.dx.d)
-                continue;
-            Pack<A, COUNT> totals[WIDE] = {};
+        T *target_tile = dx + at_offset(g.dx_stride, a, first_b, first_d, first_h, first_w, first_lane);
+        auto add = [&](A (&total)[COUNT], int window, int tap) {
+#pragma unroll
+            for (int e = 0; e < COUNT; ++e)
+                if (MODE != MAX || targets[window].element[e] == tap)
+                    total[e] += gradients[window].element[e];
+        };
+        if constexpr (CELLS) {
+            constexpr int CELL_COUNT = TB * TD * CELLS_H * CELLS_W * TL;
+            constexpr int REACH_H = (SH - 1 + H::SHIFT) / SH, REACH_W = (SW - 1 + W::SHIFT) / SW;
+            T *made = stage + Staging<T>::shift(target_tile);
+            for (unsigned i = threadIdx.x; i < CELL_COUNT; i += 256) {
+                const unsigned lane = i % TL, c_w = i / TL % CELLS_W;
+                const unsigned c_h = i / (TL * CELLS_W) % CELLS_H;
+                const unsigned i_d = i / (TL * CELLS_W * CELLS_H) % TD;
+                const unsigned i_b = i / (TL * CELLS_W * CELLS_H * TD);
+                const I lanes = g.lanes - first_lane - I(lane * COUNT);
+                if (lanes <= 0 || (int)i_b >= planes || first_d + (I)i_d >= g.dx.d) continue;
+                A totals[SH][SW][COUNT] = {};
 #pragma unroll D::UNROLL
-            for (int j_d = 0; j_d < D::COVERING; ++j_d) {
-                const int w_d = d.template last<1>(i_d, 0) - j_d;
-                const int tap_d = d.template tap<1>(i_d, 0) + j_d * SD;
-                if (w_d < 0 || tap_d >= KD) break;
-#pragma unroll H::UNROLL
-                for (int j_h = 0; j_h < H::COVERING; ++j_h) {
-                    const int w_h = h.template last<1>(i_h, 0) - j_h;
-                    const int tap_h = h.template tap<1>(i_h, 0) + j_h * SH;
-                    if (w_h < 0 || tap_h >= KH) break;
-                    const int line = ((i_b * D::WINDOWS + w_d) * H::WINDOWS + w_h) * W::WINDOWS;
-                    const int before = (tap_d * KH + tap_h) * KW;
+                for (int j_d = 0; j_d < D::COVERING; ++j_d) {
+                    const int w_d = d.template last<1>(i_d, 0) - j_d;
+                    const int tap_d = d.template tap<1>(i_d, 0) + j_d * SD;
+                    if (w_d < 0 || tap_d >= KD) break;
 #pragma unroll
-                    for (int u = 0; u < WIDE; ++u)
-#pragma unroll W::UNROLL
-                        for (int j_w = 0; j_w < W::COVERING; ++j_w) {
-                            const int w_w = w.template last<WIDE>(group, u) - j_w;
-                            const int tap_w = w.template tap<WIDE>(group, u) + j_w * SW;
-                            if (tap_w >= KW || w_w < 0 || w_w >= W::WINDOWS) break;
-                            const int window = (line + w_w) * TL + lane;
-                            const Pack<A, COUNT> gradient = gradients[window];
-                            if constexpr (MODE == MAX) {
-                                const Pack<Target, COUNT> target = targets[window];
+                    for (int r_h = REACH_H; r_h >= 0; --r_h)
 #pragma unroll
-                                for (int e = 0; e < COUNT; ++e)
-                                    if (target.element[e] == before + tap_w)
-                                        totals[u].element[e] += gradient.element[e];
-                            } else {
+                        for (int r_w = REACH_W; r_w >= 0; --r_w) {
+                            const int window =
+                                (((i_b * D::WINDOWS + w_d) * H::WINDOWS + c_h + r_h) * W::WINDOWS +
+                                 c_w + r_w) * TL + lane;
 #pragma unroll
-                                for (int e = 0; e < COUNT; ++e)
-                                    totals[u].element[e] += gradient.element[e];
-                            }
+                            for (int e_h = 0; e_h < SH; ++e_h)
+#pragma unroll
+                                for (int e_w = 0; e_w < SW; ++e_w) {
+                                    const int tap_h = e_h + H::SHIFT - r_h * SH;
+                                    const int tap_w = e_w + W::SHIFT - r_w * SW;
+                                    if (tap_h >= 0 && tap_h < KH && tap_w >= 0 && tap_w < KW)
+                                        add(totals[e_h][e_w], window,
+                                            (tap_d * KH + tap_h) * KW + tap_w);
+                                }
                         }
                 }
-            }
-            // Lanes and columns are not both packs.
-            Pack<T, COUNT * WIDE> results;
 #pragma unroll
-            for (int e = 0; e < COUNT * WIDE; ++e)
-                results.element[e] = narrow<T>(totals[e / COUNT].element[e % COUNT]);
-            store_pack<COUNT * WIDE>(
-                dx + at_offset(g.dx_stride, a, b, at_d, at_h, at_w, at_lane), results,
-                COUNT > 1 ? g.lanes - at_lane
-                          : WIDE > 1 ? least(g.dx.w - at_w, I(TW - i_w)) : I(1));
+                for (int e_h = 0; e_h < SH; ++e_h)
+#pragma unroll
+                    for (int e_w = 0; e_w < SW; ++e_w) {
+                        const int i_h = c_h * SH + e_h, i_w = c_w * SW + e_w;
+                        if (i_h >= TH || i_w >= TW || first_h + i_h >= g.dx.h || first_w + i_w >= g.dx.w)
+                            continue;
+                        Pack<T, COUNT> results;
+#pragma unroll
+                        for (int e = 0; e < COUNT; ++e)
+                            results.element[e] = narrow<T>(totals[e_h][e_w][e]);
+                        if constexpr (STAGE > 0)
+                            made[((int)i_b * TH + i_h) * TW + i_w] = results.element[0];
+                        else
+                            store_pack<COUNT>(
+                                target_tile + at_offset(
+                                    g.dx_stride, I(0), (I)i_b, (I)i_d, (I)i_h, (I)i_w, I(lane * COUNT)),
+                                results, lanes);
+                    }
+            }
+            if constexpr (STAGE > 0) {
+                __syncthreads();
+                const int rows = (int)least(g.dx.h - first_h, I(TH));
+                Staging<T>::store(target_tile, stage, ((planes - 1) * TH + rows) * TW);
+            }
+        } else {
+            constexpr int GROUPS = (TW + WIDE - 1) / WIDE;
+            constexpr int ELEMENTS = TB * TD * TH * GROUPS * TL;
+            for (unsigned i = threadIdx.x; i < ELEMENTS; i += 256) {
+                const unsigned lane = i % TL, group = i / TL % GROUPS;
+                const unsigned i_h = i / (TL * GROUPS) % TH, i_d = i / (TL * GROUPS * TH) % TD;
+                const unsigned i_b = i / (TL * GROUPS * TH * TD), i_w = group * WIDE;
+                const I at_lane = first_lane + I(lane * COUNT), b = first_b + I(i_b);
+                const I at_w = first_w + I(i_w), at_h = first_h + I(i_h), at_d = first_d + I(i_d);
+                if (at_lane >= g.lanes || b >= g.b || at_w >= g.dx.w || at_h >= g.dx.h ||
+                    at_d >= g.dx.d)
+                    continue;
+                A totals[WIDE][COUNT] = {};
+#pragma unroll D::UNROLL
+                for (int j_d = 0; j_d < D::COVERING; ++j_d) {
+                    const int w_d = d.template last<1>(i_d, 0) - j_d;
+                    const int tap_d = d.template tap<1>(i_d, 0) + j_d * SD;
+                    if (w_d < 0 || tap_d >= KD) break;
+#pragma unroll H::UNROLL
+                    for (int j_h = 0; j_h < H::COVERING; ++j_h) {
+                        const int w_h = h.template last<1>(i_h, 0) - j_h;
+                        const int tap_h = h.template tap<1>(i_h, 0) + j_h * SH;
+                        if (w_h < 0 || tap_h >= KH) break;
+                        const int line = ((i_b * D::WINDOWS + w_d) * H::WINDOWS + w_h) * W::WINDOWS;
+                        const int before = (tap_d * KH + tap_h) * KW;
+#pragma unroll
+                        for (int u = 0; u < WIDE; ++u)
+#pragma unroll W::UNROLL
+                            for (int j_w = 0; j_w < W::COVERING; ++j_w) {
+                                const int w_w = w.template last<WIDE>(group, u) - j_w;
+                                const int tap_w = w.template tap<WIDE>(group, u) + j_w * SW;
+                                if (tap_w >= KW || w_w < 0 || w_w >= W::WINDOWS) break;
+                                add(totals[u], (line + w_w) * TL + lane, before + tap_w);
+                            }
+                    }
+                }
+                // Lanes and columns are not both packs.
+                Pack<T, COUNT * WIDE> results;
+#pragma unroll
+                for (int e = 0; e < COUNT * WIDE; ++e)
+                    results.element[e] = narrow<T>(totals[e / COUNT][e % COUNT]);
+                store_pack<COUNT * WIDE>(
+                    dx + at_offset(g.dx_stride, a, b, at_d, at_h, at_w, at_lane), results,
+                    COUNT > 1 ? g.lanes - at_lane
+                              : WIDE > 1 ? least(g.dx.w - at_w, I(TW - i_w)) : I(1));
+            }
         }
         __syncthreads();
     }
 }
 
-// A box is GH x GW strides of dx, times COUNT lanes; it begins PH and PW elements behind where a
-// window begins. What a window gives is added in the order of `unpool_tile`. PADDED: some window has padding in it. Without, what
-// lies outside of x belongs to windows that do not exist, whose gradient is 0. UNIT: neighbours along
-// w lie side by side in all operands.
-template <typename I, typename T, int MODE, int COUNT, int STORE, bool PADDED, bool UNIT, int GH,
-          int GW, int PH, int PW, int KH, int KW, int SH, int SW>
-__global__ void __launch_bounds__(256, 2) unpool_boxes(
+// Windows begin where strides of dx do, and are no longer than these: each is a thread's, and gives its
+// stride of dx.
+template <typename I, typename T, int MODE, int COUNT, int KH, int KW, int SH, int SW>
+__global__ void __launch_bounds__(256, 2) unpool_apart(
     UnpoolingGeometry<I> g, T *__restrict__ dx, const T *__restrict__ y, const T *__restrict__ dy,
     const T *__restrict__ x) {
     using A = Arithmetic<T>;
-    constexpr int BH = GH * SH, BW = GW * SW;  // elements of the box
-    // Windows that begin a stride or more before its first own one and reach into it; and in all.
-    constexpr int REACH_H = (KH - 1 - PH) / SH, REACH_W = (KW - 1 - PW) / SW;
-    constexpr int NH = REACH_H + GH + (PH > 0), NW = REACH_W + GW + (PW > 0);
-    constexpr int COLUMNS = MODE == MAX ? (NW - 1) * SW + KW : 1;  // of x under them
-    constexpr int FRESH = KH < SH ? KH : SH;  // rows of x that the windows below do not have
-
     const long long step = (long long)gridDim.x * blockDim.x;
     long long index = (long long)blockIdx.x * blockDim.x + threadIdx.x;
     for (; index < g.total; index += step) {
         I rest = (I)index;
         const I lane = take(rest, (g.lanes + COUNT - 1) / COUNT) * COUNT;
-        const I group_w = take(rest, g.tiles.w), group_h = take(rest, g.tiles.h);
+        const I cell_w = take(rest, g.tiles.w), cell_h = take(rest, g.tiles.h);
         const I i_d = take(rest, g.dx.d), b = take(rest, g.b), a = rest;
         const I depth = i_d + g.origin.d, lanes = g.lanes - lane;
-        // The box's first element, in dx; and along each axis the last window that begins there or
-        // before.
-        const I first_h = group_h * BH, first_w = group_w * BW;
-        const I own_h = floor_quotient(first_h + g.origin.h + g.before.h, I(SH));
-        const I own_w = floor_quotient(first_w + g.origin.w + g.before.w, I(SW));
-        const bool has_depth = depth < g.y.d;
-        // Of the first window: its place in x, and where it lies there and in y and dy.
-        const I low_w = own_w - REACH_W, left = low_w * SW - g.before.w;
-        auto along = [](const Strides<I> &stride, int columns) {
-            return UNIT ? I(columns) : columns * stride.w;
-        };
-        const T *source = x + at_offset(g.x_stride, a, b, depth, I(0), left, lane);
-        const T *incoming_row = dy + at_offset(g.dy_stride, a, b, depth, I(0), low_w, lane);
-        const T *maximum_row = y + at_offset(g.y_stride, a, b, depth, I(0), low_w, lane);
-
-        A totals[BH][BW][COUNT] = {};
-        Pack<T, COUNT> lines[KH][COLUMNS];
-#pragma unroll
-        for (int i_h = NH - 1; i_h >= 0; --i_h) {
-            const I at_h = own_h - REACH_H + i_h, top = at_h * SH - g.before.h;
-            const bool has_row = has_depth && at_h >= 0 && at_h < g.y.h;
-            if constexpr (MODE == MAX) {
-                if (i_h < NH - 1) {
-#pragma unroll
-                    for (int k = KH - 1; k >= FRESH; --k)
-#pragma unroll
-                        for (int c = 0; c < COLUMNS; ++c) lines[k][c] = lines[k - FRESH][c];
-                }
-#pragma unroll
-                for (int k = 0; k < (i_h < NH - 1 ? FRESH : KH); ++k) {
-                    const I row = top + k;
-                    const bool inside = row >= 0 && row < g.x.h;
-#pragma unroll
-                    for (int c = 0; c < COLUMNS; ++c) {
-                        const I column = left + c;
-                        lines[k][c] = load_pack<COUNT>(
-                            source + row * g.x_stride.h + along(g.x_stride, c),
-                            inside && column >= 0 && column < g.x.w ? lanes : I(0));
-                    }
-                }
-            }
-#pragma unroll
-            for (int i_w = NW - 1; i_w >= 0; --i_w) {
-                const I at_w = low_w + i_w;
-                const I there = has_row && at_w >= 0 && at_w < g.y.w ? lanes : I(0);
-                const auto incoming = load_pack<COUNT>(
-                    incoming_row + at_h * g.dy_stride.h + along(g.dy_stride, i_w), there);
-                Pack<T, COUNT> maximum;
-                A share = KH * KW;
-                if constexpr (MODE == MAX)
-                    maximum = load_pack<COUNT>(
-                        maximum_row + at_h * g.y_stride.h + along(g.y_stride, i_w), there);
-                else if (PADDED && there > 0)
-                    share = A(divisor<MODE, 1, KH, KW>(g, depth, top, at_w * SW - g.before.w));
-#pragma unroll
-                for (int e = 0; e < COUNT; ++e) {
-                    int found = -1;
-                    if constexpr (MODE == MAX) {
-                        const A most = widen(maximum.element[e]);
-                        auto look = [&](auto where) {
-#pragma unroll
-                            for (int k = KH * KW - 1; k >= 0; --k) {  // the first one writes last
-                                const int c = i_w * SW + k % KW;
-                                const I row = top + k / KW, column = left + c;
-                                if (!PADDED || (row >= 0 && row < g.x.h && column >= 0 &&
-                                                column < g.x.w))
-                                    found = where(A(widen(lines[k / KW][c].element[e])), k);
-                            }
-                        };
-                        if (most == most)
-                            look([&](A value, int k) { return where_equal(value, most, k, found); });
-                        else
-                            look([&](A value, int k) { return value != value ? k : found; });
-                    }
-                    A gradient = widen(incoming.element[e]);
-                    if constexpr (MODE != MAX) gradient /= share;
-#pragma unroll
-                    for (int k = 0; k < KH * KW; ++k) {
-                        const int h = (i_h - REACH_H) * SH - PH + k / KW;
-                        const int w = (i_w - REACH_W) * SW - PW + k % KW;
-                        if (h >= 0 && h < BH && w >= 0 && w < BW && (MODE != MAX || found == k))
-                            totals[h][w][e] += gradient;
-                    }
-                }
-            }
+        const I first_h = cell_h * SH, first_w = cell_w * SW;
+        const I at_h = floor_quotient(first_h + g.origin.h + g.before.h, I(SH));
+        const I at_w = floor_quotient(first_w + g.origin.w + g.before.w, I(SW));
+        const bool exists = depth < g.y.d && at_h >= 0 && at_h < g.y.h && at_w >= 0 && at_w < g.y.w;
+        const I top = at_h * SH - g.before.h, left = at_w * SW - g.before.w;
+        const auto incoming = load_pack<COUNT>(
+            dy + at_offset(g.dy_stride, a, b, depth, at_h, at_w, lane), exists ? lanes : I(0));
+        int found[COUNT];
+        A share = 1;
+        if constexpr (MODE == MAX) {
+            const auto maximum = load_pack<COUNT>(
+                y + at_offset(g.y_stride, a, b, depth, at_h, at_w, lane), exists ? lanes : I(0));
+            first_equal<COUNT, 1, KH, KW>(
+                found, g, x + at_offset(g.x_stride, a, b, I(0), I(0), I(0), lane), g.x_stride, maximum,
+                depth, top, left, exists ? lanes : I(0));
+        } else if (exists) {
+            share = A(divisor<MODE, 1, KH, KW>(g, depth, top, left));
         }
-
         T *target = dx + at_offset(g.dx_stride, a, b, i_d, first_h, first_w, lane);
 #pragma unroll
-        for (int h = 0; h < BH; ++h) {
-            if (first_h + h >= g.dx.h) continue;
+        for (int k = 0; k < SH * SW; ++k) {
+            const int h = k / SW, w = k % SW;
+            const bool inside = h < KH && w < KW;
+            Pack<T, COUNT> results;
 #pragma unroll
-            for (int w = 0; w < BW; w += STORE) {
-                const I beside = g.dx.w - first_w - w;
-                // Lanes and columns are not both packs.
-                Pack<T, COUNT * STORE> results;
-#pragma unroll
-                for (int e = 0; e < COUNT * STORE; ++e)
-                    results.element[e] = narrow<T>(totals[h][w + e / COUNT][e % COUNT]);
-                store_pack<COUNT * STORE>(
-                    target + h * g.dx_stride.h + along(g.dx_stride, w), results,
-                    COUNT > 1 ? (beside > 0 ? lanes : I(0)) : beside);
+            for (int e = 0; e < COUNT; ++e) {
+                const A gradient = widen(incoming.element[e]);
+                const bool mine = inside && (MODE != MAX || found[e] == h * KW + w);
+                results.element[e] = narrow<T>(mine ? gradient / share : A(0));
             }
+            store_pack<COUNT>(
+                target + h * g.dx_stride.h + w * g.dx_stride.w, results,
+                first_h + h < g.dx.h && first_w + w < g.dx.w ? lanes : I(0));
         }
     }
 }

@@ -203,7 +203,6 @@ def test_windows_that_share_rows(case, dtype, layouts, monkeypatch):
     from ooc_cudnn.devices.kernels import launch
 
     monkeypatch.setattr(forward_module, "FEWEST_THREADS", 0)
-    monkeypatch.setattr(backward_module, "FEWEST_THREADS", 0)
     launch._prepared.clear()
     for mode in ("max", INCLUDE, EXCLUDE):
         check(case, dtype, mode, layouts)
@@ -262,6 +261,7 @@ def test_small_tiles(case, layouts, monkeypatch):
     from ooc_cudnn.devices.kernels import launch
 
     monkeypatch.setattr(backward_module, "TILE_PACKS", 32)
+    monkeypatch.setattr(backward_module, "STAGE_BYTES", 256)
     launch._prepared.clear()
     for mode in ("max", EXCLUDE):
         check(case, "float32", mode, layouts)
@@ -274,6 +274,7 @@ def test_the_direct_kernel(case, layouts, monkeypatch):
     from ooc_cudnn.devices.kernels import launch
 
     monkeypatch.setattr(backward_module, "SHARED_BYTES", 1)
+    monkeypatch.setattr(backward_module, "MOST_STAGE_BYTES", 1)
     launch._prepared.clear()
     for mode in ("max", INCLUDE, EXCLUDE):
         check(case, "float32", mode, layouts)

@@ -18,15 +18,15 @@ from ooc_cudnn.devices.kernels.checks import check
 from ooc_cudnn.devices.kernels.launch import Call, Launch, Runner, launch
 from ooc_cudnn.devices.kernels.launch_geometry import BLOCK_THREADS, grid_of
 from ooc_cudnn.devices.kernels.pooling import (
-    FEWEST_THREADS,
     MODES,
+    SixAxes,
     aligned_pack,
     lane_axis,
     pooling,
     six_axes,
 )
 from ooc_cudnn.devices.kernels.pooling_indices import pooling_from_indices, pooling_indices
-from ooc_cudnn.devices.view import DeviceView
+from ooc_cudnn.devices.view import WIDEST_ACCESS_BYTES, DeviceView
 from ooc_cudnn.operations.backward_pooling import PoolingBackward
 from ooc_cudnn.operations.pooling import Pooling
 from ooc_cudnn.operations.pooling_indices import PoolingIndices
@@ -44,16 +44,11 @@ SHARED_BYTES = 28 * 1024
 WARP_TAPS = 64
 
 
-#: A thread of `unpool_boxes` looks at so many taps of windows, at the most, all of them unrolled.
-BOX_TAPS = 160
-#: And makes so many elements.
-BOX_ELEMENTS = 32
-#: Boxes that are tried, in strides along h and w: where windows overlap, where they do not, and
-#: there with lanes. Where windows overlap in packs of lanes, tiles are as fast.
-Boxes = tuple[tuple[int, int], ...]
-BOXES: Boxes = ((4, 2), (2, 2), (4, 1), (2, 1), (1, 1))
-APART_BOXES: Boxes = ((2, 2), (2, 1), (1, 1))
-LANE_BOXES: Boxes = ((1, 1),)
+#: A thread of `unpool_apart` has so many elements of a window, and makes so many of dx; one of
+#: `unpool_tile` so many of a stride of dx.
+APART_TAPS, APART_ELEMENTS, CELL_ELEMENTS = 16, 48, 32
+#: Shared memory for the x and dx of a box of rows, and with its windows.
+STAGE_BYTES, MOST_STAGE_BYTES = 16 * 1024, 46 * 1024
 
 
 class Tile(NamedTuple):
@@ -128,51 +123,56 @@ def _phases(
     ]
 
 
-def choose_box(
+def choose_rows(
     sizes: tuple[int, ...],
-    lanes: int,
+    item_bytes: int,
     window: tuple[int, ...],
     stride: tuple[int, ...],
-    phases: Sequence[int],
-) -> tuple[int, int] | None:
-    """Return the box of a thread of `unpool_boxes`, in strides; None where it does not serve.
+    lane_bytes: int,
+    *,
+    phase: int = 0,
+    whole: bool,
+) -> tuple[Tile, int] | None:
+    """The tile of whole rows for dx of `sizes` without lanes, and its words; None if none fits.
 
-    `sizes` are the six of dx, the last one in packs of so many `lanes`. Larger boxes look at fewer
-    windows an element, but hang over the edges of small images.
+    Planes, as many as there is room for, else a band of rows of one. A tile of `whole` planes reads
+    no rows of x but theirs. `phase` is where in a stride dx begins.
 
-    >>> choose_box((1, 10**4, 1, 56, 56, 1), 1, (1, 3, 3), (1, 2, 2), (0, 0, 0))
-    (4, 2)
-    >>> choose_box((1, 10**4, 1, 56, 56, 1), 1, (1, 3, 3), (1, 1, 1), (0, 0, 0)) is None
-    True
+    >>> choose_rows((1, 10**4, 1, 13, 13, 1), 4, (1, 3, 3), (1, 2, 2), 6, whole=True)
+    (Tile(b=24, d=1, h=13, w=13, lanes=1), 4060)
+    >>> choose_rows((1, 10**4, 1, 224, 224, 1), 4, (1, 3, 3), (1, 2, 2), 6, whole=True)
+    (Tile(b=1, d=1, h=18, w=224, lanes=1), 4708)
     """
-    if window[0] > 1 or stride[0] > 1:
-        return None
-    axes = list(zip(window[1:], stride[1:], phases[1:], strict=True))
-    beside = [max((k - 1 - phase) // s, 0) + (phase > 0) for k, s, phase in axes]
-    if max(beside) > 1:  # too many overlap
-        return None
+    height, width = sizes[3:5]
+    for nbytes in (STAGE_BYTES, STAGE_BYTES // 2):
+        left = nbytes // item_bytes
+        b = max(min(sizes[1], left // (height * width)), 1)
+        h = height if height * width <= left else max(left // width // stride[1], 1) * stride[1]
+        rows = h
+        if not whole or h < height:
+            # The first window that touches it begins so far before it.
+            shift = (phase - window[1]) % stride[1] + window[1] - stride[1]
+            strides = -(-h // stride[1])
+            rows = (strides * stride[1] - 1 + shift) // stride[1] * stride[1] + window[1]
+        pack = WIDEST_ACCESS_BYTES // item_bytes
+        words = (b * rows * width + 2 * pack - 2) // pack * pack
+        tile = Tile(b, 1, h, width, 1)
+        shared = words * item_bytes + tile.windows(window, stride) * lane_bytes
+        if shared <= MOST_STAGE_BYTES:
+            return tile, words
+    return None
 
-    candidates = APART_BOXES if lanes == 1 else LANE_BOXES
-    if any(beside):
-        candidates = BOXES if lanes == 1 else ()
 
-    def windows(box: tuple[int, int]) -> int:
-        return (box[0] + beside[0]) * (box[1] + beside[1])
-
-    def boxes(box: tuple[int, int]) -> int:
-        pairs = zip(sizes[3:5], stride[1:], box, strict=True)
-        along = (-(-size // (step * each)) for size, step, each in pairs)
-        return math.prod(sizes[:3]) * sizes[5] * math.prod(along)
-
-    fitting = [
-        box
-        for box in candidates
-        if windows(box) * math.prod(window) <= BOX_TAPS
-        and math.prod(box) * math.prod(stride) * lanes <= BOX_ELEMENTS
-        and (boxes(box) >= FEWEST_THREADS or box == (1, 1))
-    ]
-    # A thread's other work, its place among them, is as much as some windows.
-    return min(fitting, key=lambda box: boxes(box) * (windows(box) + 2), default=None)
+def _is_packed(axes: SixAxes) -> bool:
+    """Whether planes follow each other without a gap, and their rows."""
+    sizes, strides = axes
+    wanted = sizes[3] * sizes[4], sizes[4], 1
+    found = strides[1], strides[3], strides[4]
+    extents = sizes[1], sizes[3], sizes[4]
+    return sizes[2] == 1 and all(
+        extent == 1 or step == packed
+        for extent, step, packed in zip(extents, found, wanted, strict=True)
+    )
 
 
 def plan_pooling_backward(
@@ -218,41 +218,53 @@ def plan_pooling_backward(
     taps = math.prod(window)
     lane_bytes = real_bytes + (forward.is_max and (2 if taps < 2**15 else 4))
     phases = [(o + p) % step for o, p, step in zip(origin, before, stride, strict=True)]
-    lane_packs, box = -(-sizes[5] // count), None
-    if not before[0] and taps <= BOX_TAPS:
-        box = choose_box((*sizes[:5], lane_packs), count, window, stride, phases)
+    lane_packs = -(-sizes[5] // count)
+    cell = math.prod(stride[1:]) * count
+    plain = window[0] == stride[0] == 1 and not before[0]
+    apart = (
+        plain and not any(phases[1:]) and taps <= APART_TAPS and cell <= APART_ELEMENTS
+        and all(k <= step for k, step in zip(window[1:], stride[1:], strict=True))
+    )  # fmt: skip
     tile = choose_tile(sizes, count, window, stride, lane_bytes) if taps < 2**30 else None
+    stage = 0
+    if plain and sizes[5] == 1 and cell <= CELL_ELEMENTS and _is_packed(axes[0]):
+        x_sizes = axes[3].sizes
+        whole = not origin[1] and x_sizes == sizes
+        wide_enough = _is_packed(axes[3]) and not origin[2] and x_sizes[4] == sizes[4]
+        rows = None
+        if not forward.is_max or (wide_enough and (whole or sizes[1] == 1)):
+            rows = choose_rows(
+                sizes, dx.item_bytes, window, stride, lane_bytes, phase=phases[1], whole=whole
+            )
+        if rows is not None:
+            tile, stage = rows
 
     small = is_small(views, *[view.size for view in views], *window, *stride, *before)
     arguments = [index_type(small=small), CUDA_TYPES[operation.dtype], str(MODES[forward.mode])]
     windows = (*window, *stride)
-    if box is not None:
-        wide = 1
-        if count == 1:
-            wide = aligned_pack(dx, axes[0], 4, PACK_BYTES // dx.item_bytes)
-            wide = math.gcd(wide, box[1] * stride[2])
-        padded = any(
-            first > 0 or (sites - 1) * step - first + k > extent
-            for first, sites, step, k, extent in zip(
-                before[1:], axes[2].sizes[3:5], stride[1:], window[1:],
-                three(forward.x_shape[2:], 1)[1:], strict=True,
-            )
-        )  # fmt: skip
-        unit = all(each.sizes[4] == 1 or each.strides[4] == 1 for each in axes)
-        arguments += [str(count), str(wide), boolean(padded), boolean(unit), *map(str, box)]
-        windows = (*phases[1:], *window[1:], *stride[1:])
-        pairs = zip(sizes[3:5], stride[1:], box, strict=True)
-        tiles = [1, 1, *(-(-size // (step * each)) for size, step, each in pairs)]
+    if apart and sizes[5] > 1:
+        arguments += [str(count)]
+        windows = (*window[1:], *stride[1:])
+        tiles = [
+            1,
+            1,
+            *(-(-size // step) for size, step in zip(sizes[3:5], stride[1:], strict=True)),
+        ]
         total = math.prod(sizes[:3]) * math.prod(tiles) * lane_packs
-        name, blocks = "unpool_boxes", -(-total // BLOCK_THREADS)
+        name, blocks = "unpool_apart", -(-total // BLOCK_THREADS)
         lane_tiles = 1
     elif tile is not None:
         by_warp = forward.is_max and taps >= WARP_TAPS
-        wide = aligned_pack(dx, axes[0], 4, PACK_BYTES // dx.item_bytes) if count == 1 else 1
+        starts = _phases(tile, sizes, [o + p for o, p in zip(origin, before, strict=True)], stride)
+        wide = 1
+        if count == 1 and not stage:
+            wide = aligned_pack(dx, axes[0], 4, PACK_BYTES // dx.item_bytes)
         while wide > 1 and tile.w % wide and tile.w < sizes[4]:
             wide //= 2
-        starts = _phases(tile, sizes, [o + p for o, p in zip(origin, before, strict=True)], stride)
-        arguments += [boolean(by_warp), str(count), str(wide), *map(str, tile), *map(str, starts)]
+        alike = cell <= CELL_ELEMENTS and min(starts[1:]) >= 0
+        cells = alike and wide == 1
+        arguments += [boolean(by_warp), str(count), str(wide), str(stage), boolean(cells)]
+        arguments += map(str, (*tile, *starts))
         tiles = [
             -(-size // piece) for size, piece in zip(sizes[1:5], tile[:4], strict=True)
         ]  # b, d, h, w

@@ -42,14 +42,15 @@ INSTANCES = {
         "pool_by_warp<long long, double, AVERAGE_EXCLUDE_PADDING, 1, 1, 30, 30, 1, 2, 2>",
     ],
     "pooling_backward.cu": [
-        "unpool_boxes<int, float, MAX, 1, 4, false, true, 2, 2, 0, 0, 3, 3, 2, 2>",
-        "unpool_boxes<long long, __half, AVERAGE_EXCLUDE_PADDING, 8, 1, true, false, 1, 1, 1, 1, "
-        "3, 3, 2, 2>",
-        "unpool_tile<int, float, MAX, false, 1, 4, 1, 1, 32, 64, 1, 0, 0, 0, 1, 2, 2, 1, 2, 2>",
-        "unpool_tile<int, __half, MAX, false, 8, 1, 1, 1, 8, 16, 8, 0, 1, 1, 1, 3, 3, 1, 2, 2>",
-        "unpool_tile<long long, __nv_bfloat16, AVERAGE_EXCLUDE_PADDING, false, 8, 1, 1, 1, 8, 16, "
-        "8, 0, -1, -1, 1, 3, 3, 1, 2, 2>",
-        "unpool_tile<int, double, MAX, true, 2, 1, 1, 1, 8, 16, 2, 0, -1, 3, 1, 30, 30, 1, 20, 20>",
+        "unpool_apart<int, float, MAX, 4, 2, 2, 2, 2>",
+        "unpool_apart<long long, __half, AVERAGE_EXCLUDE_PADDING, 8, 1, 2, 2, 3>",
+        "unpool_tile<int, float, MAX, false, 1, 1, 4060, true, 24, 1, 13, 13, 1, 0, 0, 0, 1, 3, 3, "
+        "1, 2, 2>",
+        "unpool_tile<int, __half, MAX, false, 8, 1, 0, true, 1, 1, 8, 16, 8, 0, 1, 1, 1, 3, 3, 1, 2, 2>",
+        "unpool_tile<long long, __nv_bfloat16, AVERAGE_EXCLUDE_PADDING, false, 1, 1, 4720, true, 1, 1, "
+        "20, 224, 1, 0, 1, 1, 1, 3, 3, 1, 2, 2>",
+        "unpool_tile<int, double, MAX, true, 2, 1, 0, false, 1, 1, 8, 16, 2, 0, -1, 3, 1, 30, 30, 1, 20, "
+        "20>",
         "unpool_direct<int, float, MAX, 1, 20, 20, 1, 1, 1>",
         "unpool_direct<long long, __half, AVERAGE_EXCLUDE_PADDING, 1, 20, 20, 1, 1, 1>",
     ],
@@ -107,20 +108,21 @@ def test_the_common_windows_move_in_16_byte_packs():
     operation = Pooling.of((8, 64, 128, 128), window=3, stride=2, padding=1, dtype="float16")
     forward, backward = names(operation, "first")
     assert forward == "pool_rows<int, __half, 0, 1, 3, 3, 1, 2, 2, 1, 8, 8, 8>"
-    assert backward == "unpool_boxes<int, __half, 0, 1, 4, true, true, 4, 2, 1, 1, 3, 3, 2, 2>"
+    rows = "1, 1, 64, 128, 1, 0, 1, 1, 1, 3, 3, 1, 2, 2"
+    assert backward == f"unpool_tile<int, __half, 0, false, 1, 1, 8584, true, {rows}>"
     forward, backward = names(operation, "last")
     assert forward == "pool_windows<int, __half, 0, 8, 1, 3, 3, 1, 2, 2, 1, false>"
     assert backward.startswith("unpool_tile<int, __half, 0, false, 8, 1, ")
     forward, backward = names(operation, "last", pointer=4098)
     assert forward.startswith("pool_windows<int, __half, 0, 1, ")
-    assert backward.startswith("unpool_boxes<int, __half, 0, 1, 1, true, false, ")
+    assert backward.startswith("unpool_tile<int, __half, 0, false, 1, 1, 0, true, ")
 
 
 def test_large_windows_are_shared_by_a_warp_and_huge_tensors_have_long_offsets():
     assert names(Pooling.of((2, 3, 50, 50), window=50), "first")[0].startswith("pool_by_warp<int, ")
     forward, backward = names(Pooling.of((2, 64, 8192, 4096), window=2), "first")
     assert forward.startswith("pool_rows<long long, ")
-    assert backward.startswith("unpool_boxes<long long, ")
+    assert backward.startswith("unpool_tile<long long, float, 0, false, 1, 4, 0, ")
 
 
 @pytest.mark.parametrize("sizes", [(1, 8, 1, 112, 112, 1), (3, 70, 9, 9, 9, 1), (1, 4, 1, 7, 7, 64),
