@@ -1,5 +1,7 @@
 // The largest or the mean value of each window (cudnnPoolingForward).
 //
+//     pool_planes    rows of x follow each other in memory: a block takes some of them, or whole planes,
+//                    to shared memory in packs, and makes the windows there
 //     pool_rows      w is contiguous in x, and rows begin on wide boundaries: a thread makes OUTPUTS
 //                    neighbours along w and reads each row of x that their windows share once, in
 //                    packs
@@ -127,6 +129,46 @@ __global__ void __launch_bounds__(256) pool_rows(
             }
             store_pack<STORE>(target + p * STORE, results, g.y.w - first - p * STORE);
         }
+    }
+}
+
+// A block makes OH rows of y, or the whole of TB planes: the rows of x under them, XW long, follow each
+// other in memory, and go to shared memory in packs, whatever their extents.
+template <typename I, typename T, int MODE, int STAGE, int TB, int OH, int OW, int XW, int KH, int KW,
+          int SH, int SW>
+__global__ void __launch_bounds__(256, 4) pool_planes(
+    PoolingGeometry<I> g, T *__restrict__ y, const T *__restrict__ x) {
+    using A = Arithmetic<T>;
+    __shared__ __align__(16) T stage[STAGE];
+    for (long long tile = blockIdx.x; tile < g.total; tile += gridDim.x) {
+        I rest = (I)tile;
+        const I first_h = take(rest, (g.y.h + OH - 1) / OH) * OH, d = take(rest, g.y.d);
+        const I first_b = take(rest, (g.b + TB - 1) / TB) * TB, a = rest;
+        const int planes = (int)least(g.b - first_b, I(TB));
+        const int rows = (int)least(g.y.h - first_h, I(OH));
+        const I low_row = TB > 1 ? I(0) : most(first_h * SH - g.before.h, I(0));
+        const I end = TB > 1 ? g.x.h : least((first_h + rows - 1) * SH - g.before.h + KH, g.x.h);
+        const T *source = x + at_offset(g.x_stride, a, first_b, d, low_row, I(0), I(0));
+        const int words = end > low_row ? planes * (int)(end - low_row) * XW : 0;
+        Staging<T>::template load<(STAGE / Staging<T>::COUNT + 255) / 256>(stage, source, words);
+        const T *staged = stage + Staging<T>::shift(source) - low_row * XW;  // row 0 of a plane
+        __syncthreads();
+#pragma unroll 2
+        for (int i = threadIdx.x; i < TB * OH * OW; i += 256) {
+            const int w = i % OW, h = i / OW % OH, b = i / (OW * OH);
+            if (h >= rows || b >= planes) continue;
+            const I top = (first_h + h) * SH - g.before.h, left = w * SW - g.before.w;
+            const Clipped<I> in_h(top, KH, g.x.h), in_w(left, KW, I(XW));
+            const T *window = staged + (b * g.x.h + top) * XW + left;
+            A total = start<MODE, A>();
+#pragma unroll
+            for (int k = 0; k < KH * KW; ++k)
+                if (in_h.has(top + k / KW) && in_w.has(left + k % KW))
+                    total = include<MODE>(total, A(widen(window[k / KW * XW + k % KW])));
+            const A result = finish<MODE>(total, (long long)KH * KW, in_h.count() * in_w.count());
+            y[at_offset(g.y_stride, a, first_b + b, d, first_h + h, (I)w, I(0))] = narrow<T>(result);
+        }
+        __syncthreads();  // the next tile overwrites this one
     }
 }
 

@@ -154,3 +154,48 @@ template <typename I>
 __device__ inline I floor_quotient(I a, I b) {
     return a >= 0 ? a / b : -((-a + b - 1) / b);
 }
+
+// A run of `words` words in memory and in `stage`, which begins as far behind a boundary of packs.
+template <typename T>
+struct Staging {
+    static constexpr int COUNT = 16 / sizeof(T);
+    static __device__ int shift(const T *at) {
+        return (int)((unsigned long long)at / sizeof(T) % COUNT);
+    }
+    // ROUNDS of the block, all of which are read before the first waits.
+    template <int ROUNDS>
+    static __device__ void load(T *stage, const T *source, int words) {
+        const int behind = shift(source);
+        Pack<T, COUNT> packs[ROUNDS] = {};
+#pragma unroll
+        for (int round = 0; round < ROUNDS; ++round) {
+            const int at = (threadIdx.x + round * 256) * COUNT - behind;
+            if (at >= 0) packs[round] = load_pack<COUNT>(source + at, words - at);
+            else
+#pragma unroll
+                for (int i = 0; i < COUNT; ++i)
+                    if (at + i >= 0 && at + i < words) packs[round].element[i] = source[at + i];
+        }
+#pragma unroll
+        for (int round = 0; round < ROUNDS; ++round) {
+            const int first = (threadIdx.x + round * 256) * COUNT;
+            uint4 wide;
+            memcpy(&wide, &packs[round], sizeof(wide));
+            if (first < words + behind) *reinterpret_cast<uint4 *>(stage + first) = wide;
+        }
+    }
+    static __device__ void store(T *target, const T *stage, int words) {
+        const int behind = shift(target);
+        for (int first = threadIdx.x * COUNT; first < words + behind; first += 256 * COUNT) {
+            const int at = first - behind;
+            const uint4 wide = *reinterpret_cast<const uint4 *>(stage + first);
+            Pack<T, COUNT> pack;
+            memcpy(&pack, &wide, sizeof(wide));
+            if (at >= 0) store_pack<COUNT>(target + at, pack, words - at);
+            else
+#pragma unroll
+                for (int i = 0; i < COUNT; ++i)
+                    if (at + i >= 0 && at + i < words) target[at + i] = pack.element[i];
+        }
+    }
+};

@@ -149,22 +149,27 @@ struct Packs {
 template <int TILE_P, int TILE_Q>
 constexpr int PITCH = TILE_Q >= 32 ? (TILE_P | 1) : TILE_P + (32 + TILE_Q - 1) / TILE_Q;
 
-// So many blocks are to run at once on a multiprocessor (of 1,024 threads before 8.0), with registers
-// accordingly. SHIFTED writes do not fit into those of five.
+// So many blocks are to run at once on a multiprocessor, with registers accordingly: more of small
+// tiles, so that enough bytes are on their way. Before 8.0 there are 1,024 threads at the most.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
 constexpr int MOST_BLOCKS = 4;
 #else
-constexpr int MOST_BLOCKS = 5;
+constexpr int MOST_BLOCKS = 8;
 #endif
-template <typename Word, int WRITTEN>
-constexpr int TRANSPOSE_BLOCKS = WRITTEN == SHIFTED || sizeof(Word) == 8 ? 4 : MOST_BLOCKS;
+template <int TILE_BYTES, typename Word>
+constexpr int WANTED_BLOCKS =
+    sizeof(Word) == 8 ? 4 : TILE_BYTES <= 8192 ? 8 : TILE_BYTES <= 12288 ? 6 : 5;
+template <int TILE_BYTES, typename Word>
+constexpr int BLOCKS = WANTED_BLOCKS<TILE_BYTES, Word> < MOST_BLOCKS ? WANTED_BLOCKS<TILE_BYTES, Word>
+                                                                    : MOST_BLOCKS;
 
 // A block of 256 threads moves TILE_P x TILE_Q words: it reads runs along p, LOAD words a thread, and
 // writes runs along q, STORE words a thread; everything is read before anything waits. The host
 // shapes the tile. Tiles go along p first (P_NEAR), or along q, then along the other, then the batch.
 template <typename Word, int TILE_P, int TILE_Q, int LOAD, int STORE, bool P_NEAR, int SPLIT, int READ,
           int WRITTEN>
-__global__ void __launch_bounds__(TRANSPOSE_THREADS, TRANSPOSE_BLOCKS<Word, WRITTEN>) transpose(
+__global__ void __launch_bounds__(
+    TRANSPOSE_THREADS, BLOCKS<TILE_P * TILE_Q * sizeof(Word), Word>) transpose(
     TransposeGeometry g, Word *__restrict__ destination, const Word *__restrict__ value) {
     using Read = Packs<READ, TILE_Q, TILE_P, LOAD>;
     using Write = Packs<WRITTEN, TILE_P, TILE_Q, STORE>;
@@ -217,35 +222,41 @@ __global__ void __launch_bounds__(TRANSPOSE_THREADS, TRANSPOSE_BLOCKS<Word, WRIT
             }
         }
         __syncthreads();
-        Pack<Word, STORE> written[Write::ROUNDS];
+        // SHIFTED ones, which take more registers, round by round.
+        constexpr int AT_ONCE = WRITTEN == SHIFTED ? 1 : Write::ROUNDS;
 #pragma unroll
-        for (int round = 0; round < Write::ROUNDS; ++round) {
-            if (!Write::has(round)) continue;
-            const int p = Write::run(round), q = Write::first(round, target + targets.at(p));
+        for (int begin = 0; begin < Write::ROUNDS; begin += AT_ONCE) {
+            Pack<Word, STORE> written[AT_ONCE];
 #pragma unroll
-            for (int i = 0; i < STORE; ++i) {
-                if (WRITTEN == SHIFTED && (q + i < 0 || q + i >= TILE_Q)) continue;
-                written[round].element[i] =
-                    tile[Write::place_of(q, i) * PITCHED + Write::run_of(p, q, i)];
+            for (int u = 0; u < AT_ONCE; ++u) {
+                if (!Write::has(begin + u)) continue;
+                const int p = Write::run(begin + u);
+                const int q = Write::first(begin + u, target + targets.at(p));
+#pragma unroll
+                for (int i = 0; i < STORE; ++i) {
+                    if (WRITTEN == SHIFTED && (q + i < 0 || q + i >= TILE_Q)) continue;
+                    written[u].element[i] =
+                        tile[Write::place_of(q, i) * PITCHED + Write::run_of(p, q, i)];
+                }
             }
-        }
 #pragma unroll
-        for (int round = 0; round < Write::ROUNDS; ++round) {
-            if (!Write::has(round)) continue;
-            const int p = Write::run(round);
-            Word *run = target + targets.at(p);
-            const int q = Write::first(round, run);
-            if (WRITTEN == FLAT) {
-                store_pack<STORE>(run + q, written[round], left_p * TILE_Q - q);
-            } else if (WRITTEN == ALIGNED) {
-                if (p < left_p && q < left_q) store_pack<STORE>(run + q, written[round], STORE);
-            } else if (p < left_p) {
-                if (q >= 0 && q + STORE <= left_q) {
-                    store_pack<STORE>(run + q, written[round], STORE);
-                } else {
+            for (int u = 0; u < AT_ONCE; ++u) {
+                if (!Write::has(begin + u)) continue;
+                const int p = Write::run(begin + u);
+                Word *run = target + targets.at(p);
+                const int q = Write::first(begin + u, run);
+                if (WRITTEN == FLAT) {
+                    store_pack<STORE>(run + q, written[u], left_p * TILE_Q - q);
+                } else if (WRITTEN == ALIGNED) {
+                    if (p < left_p && q < left_q) store_pack<STORE>(run + q, written[u], STORE);
+                } else if (p < left_p) {
+                    if (q >= 0 && q + STORE <= left_q) {
+                        store_pack<STORE>(run + q, written[u], STORE);
+                    } else {
 #pragma unroll
-                    for (int i = 0; i < STORE; ++i)
-                        if (q + i >= 0 && q + i < left_q) run[q + i] = written[round].element[i];
+                        for (int i = 0; i < STORE; ++i)
+                            if (q + i >= 0 && q + i < left_q) run[q + i] = written[u].element[i];
+                    }
                 }
             }
         }

@@ -203,6 +203,7 @@ def test_windows_that_share_rows(case, dtype, layouts, monkeypatch):
     from ooc_cudnn.devices.kernels import launch
 
     monkeypatch.setattr(forward_module, "FEWEST_THREADS", 0)
+    monkeypatch.setattr(forward_module, "FEWEST_BLOCKS", 2)
     launch._prepared.clear()
     for mode in ("max", INCLUDE, EXCLUDE):
         check(case, dtype, mode, layouts)
@@ -262,6 +263,7 @@ def test_small_tiles(case, layouts, monkeypatch):
 
     monkeypatch.setattr(backward_module, "TILE_PACKS", 32)
     monkeypatch.setattr(backward_module, "STAGE_BYTES", 256)
+    monkeypatch.setattr(forward_module, "STAGE_BYTES", 256)
     launch._prepared.clear()
     for mode in ("max", EXCLUDE):
         check(case, "float32", mode, layouts)

@@ -205,7 +205,7 @@ def transpose_tile(
     """
     burst = BURST_BYTES // item_bytes
     if not whole:
-        across = _piece(across, TRANSPOSE_CHANNELS, burst)
+        across = _piece(across, TRANSPOSE_CHANNELS, burst, lines=True)
     longest = TRANSPOSE_TILE_BYTES // item_bytes // across // 32 * 32
     return across, _piece(along, min(max(longest, burst), TRANSPOSE_LONGEST), burst)
 
@@ -219,14 +219,21 @@ def may_be_whole(extent: int, item_bytes: int) -> bool:
     return extent <= MOST_WHOLE and extent * item_bytes % BURST_BYTES != 0
 
 
-def _piece(extent: int, longest: int, burst: int) -> int:
+def _piece(extent: int, longest: int, burst: int, *, lines: bool = False) -> int:
     """How to cut an extent into pieces: of whole bursts, long, and with little left in the last.
+
+    With `lines` rather of pairs of bursts, the lines of the cache.
 
     >>> _piece(192, 64, 16), _piece(196, 64, 16), _piece(784, 64, 16), _piece(50, 64, 16)
     (64, 48, 64, 50)
+    >>> _piece(96, 64, 16), _piece(96, 64, 16, lines=True)
+    (48, 32)
     """
     if extent <= longest:
         return extent
     lanes = {size: -(-extent // size) * size for size in range(burst, longest + 1, burst)}
     fewest = min(lanes.values(), default=0)
-    return max((size for size in lanes if lanes[size] <= IDLE * fewest), default=longest)
+    good = [size for size in lanes if lanes[size] <= IDLE * fewest]
+    return max(
+        [size for size in good if lines and size % (2 * burst) == 0] or good, default=longest
+    )

@@ -19,14 +19,17 @@ from ooc_cudnn.devices.kernels.launch import Call, Launch, Runner, launch
 from ooc_cudnn.devices.kernels.launch_geometry import BLOCK_THREADS, grid_of
 from ooc_cudnn.devices.kernels.pooling import (
     MODES,
-    SixAxes,
+    STAGE_BYTES,
     aligned_pack,
+    is_packed,
     lane_axis,
+    planes_a_block,
     pooling,
     six_axes,
+    stage_words,
 )
 from ooc_cudnn.devices.kernels.pooling_indices import pooling_from_indices, pooling_indices
-from ooc_cudnn.devices.view import WIDEST_ACCESS_BYTES, DeviceView
+from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.operations.backward_pooling import PoolingBackward
 from ooc_cudnn.operations.pooling import Pooling
 from ooc_cudnn.operations.pooling_indices import PoolingIndices
@@ -47,8 +50,8 @@ WARP_TAPS = 64
 #: A thread of `unpool_apart` has so many elements of a window, and makes so many of dx; one of
 #: `unpool_tile` so many of a stride of dx.
 APART_TAPS, APART_ELEMENTS, CELL_ELEMENTS = 16, 48, 32
-#: Shared memory for the x and dx of a box of rows, and with its windows.
-STAGE_BYTES, MOST_STAGE_BYTES = 16 * 1024, 46 * 1024
+#: Shared memory for the x and dx of a box of rows and for its windows, at the most.
+MOST_STAGE_BYTES = 46 * 1024
 
 
 class Tile(NamedTuple):
@@ -138,7 +141,7 @@ def choose_rows(
     Planes, as many as there is room for, else a band of rows of one. A tile of `whole` planes reads
     no rows of x but theirs. `phase` is where in a stride dx begins.
 
-    >>> choose_rows((1, 10**4, 1, 13, 13, 1), 4, (1, 3, 3), (1, 2, 2), 6, whole=True)
+    >>> choose_rows((1, 10**5, 1, 13, 13, 1), 4, (1, 3, 3), (1, 2, 2), 6, whole=True)
     (Tile(b=24, d=1, h=13, w=13, lanes=1), 4060)
     >>> choose_rows((1, 10**4, 1, 224, 224, 1), 4, (1, 3, 3), (1, 2, 2), 6, whole=True)
     (Tile(b=1, d=1, h=18, w=224, lanes=1), 4708)
@@ -146,33 +149,21 @@ def choose_rows(
     height, width = sizes[3:5]
     for nbytes in (STAGE_BYTES, STAGE_BYTES // 2):
         left = nbytes // item_bytes
-        b = max(min(sizes[1], left // (height * width)), 1)
+        b = max(planes_a_block(sizes, left), 1)
         h = height if height * width <= left else max(left // width // stride[1], 1) * stride[1]
         rows = h
         if not whole or h < height:
             # The first window that touches it begins so far before it.
             shift = (phase - window[1]) % stride[1] + window[1] - stride[1]
             strides = -(-h // stride[1])
-            rows = (strides * stride[1] - 1 + shift) // stride[1] * stride[1] + window[1]
-        pack = WIDEST_ACCESS_BYTES // item_bytes
-        words = (b * rows * width + 2 * pack - 2) // pack * pack
+            of_x = (strides * stride[1] - 1 + shift) // stride[1] * stride[1] + window[1]
+            rows = max(h, of_x)
+        words = stage_words(b * rows * width, item_bytes)
         tile = Tile(b, 1, h, width, 1)
         shared = words * item_bytes + tile.windows(window, stride) * lane_bytes
         if shared <= MOST_STAGE_BYTES:
             return tile, words
     return None
-
-
-def _is_packed(axes: SixAxes) -> bool:
-    """Whether planes follow each other without a gap, and their rows."""
-    sizes, strides = axes
-    wanted = sizes[3] * sizes[4], sizes[4], 1
-    found = strides[1], strides[3], strides[4]
-    extents = sizes[1], sizes[3], sizes[4]
-    return sizes[2] == 1 and all(
-        extent == 1 or step == packed
-        for extent, step, packed in zip(extents, found, wanted, strict=True)
-    )
 
 
 def plan_pooling_backward(
@@ -227,10 +218,10 @@ def plan_pooling_backward(
     )  # fmt: skip
     tile = choose_tile(sizes, count, window, stride, lane_bytes) if taps < 2**30 else None
     stage = 0
-    if plain and sizes[5] == 1 and cell <= CELL_ELEMENTS and _is_packed(axes[0]):
+    if plain and sizes[5] == 1 and cell <= CELL_ELEMENTS and is_packed(axes[0]):
         x_sizes = axes[3].sizes
         whole = not origin[1] and x_sizes == sizes
-        wide_enough = _is_packed(axes[3]) and not origin[2] and x_sizes[4] == sizes[4]
+        wide_enough = is_packed(axes[3]) and not origin[2] and x_sizes[4] == sizes[4]
         rows = None
         if not forward.is_max or (wide_enough and (whole or sizes[1] == 1)):
             rows = choose_rows(

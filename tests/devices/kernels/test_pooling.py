@@ -30,6 +30,8 @@ NVCC = shutil.which("nvcc")
 
 INSTANCES = {
     "pooling.cu": [
+        "pool_planes<int, float, MAX, 4060, 24, 6, 6, 13, 3, 3, 2, 2>",
+        "pool_planes<long long, __half, AVERAGE_EXCLUDE_PADDING, 8000, 1, 16, 112, 224, 3, 3, 2, 2>",
         "pool_rows<int, float, MAX, 1, 2, 2, 1, 2, 2, 0, 4, 4, 4>",
         "pool_rows<int, __half, MAX, 1, 3, 3, 1, 2, 2, 1, 8, 8, 8>",
         "pool_rows<long long, __half, AVERAGE_EXCLUDE_PADDING, 3, 3, 3, 2, 2, 2, 0, 2, 1, 2>",
@@ -107,7 +109,7 @@ def names(operation, order, *, pointer=4096):
 def test_the_common_windows_move_in_16_byte_packs():
     operation = Pooling.of((8, 64, 128, 128), window=3, stride=2, padding=1, dtype="float16")
     forward, backward = names(operation, "first")
-    assert forward == "pool_rows<int, __half, 0, 1, 3, 3, 1, 2, 2, 1, 8, 8, 8>"
+    assert forward == "pool_planes<int, __half, 0, 8072, 1, 31, 64, 128, 3, 3, 2, 2>"
     rows = "1, 1, 64, 128, 1, 0, 1, 1, 1, 3, 3, 1, 2, 2"
     assert backward == f"unpool_tile<int, __half, 0, false, 1, 1, 8584, true, {rows}>"
     forward, backward = names(operation, "last")
