@@ -15,7 +15,6 @@ from ooc_cudnn.devices.kernels import (
     launch_geometry,
     pooling,
     pooling_backward,
-    relayout,
     softmax_plans,
 )
 
@@ -37,24 +36,33 @@ def changed(module: Any, **values: Any) -> Iterator[None]:
 
 def trials() -> Iterator[tuple[str, Any, dict[str, Any], tuple[str, ...]]]:
     """What is changed, and in cases with which words."""
-    odd = ("CV6 NCHW to NHWC", "CV6 NHWC to NCHW")
-    yield "word by word", relayout, {"SHIFTED_BYTES": 10**9}, odd
-    whole = tuple(f"{name} scaled {way}" for name in ("CV7", "CV12")
-                  for way in ("NCHW to NHWC", "NHWC to NCHW"))  # fmt: skip
-    large = (*whole, "CV10 scaled NHWC to CHWN", "CV1 scaled NCHW to CHWN")
-    for size in (8192, 24576):
-        yield f"tile {size}", launch_geometry, {"TRANSPOSE_TILE_BYTES": size}, large
-    yield "none whole", launch_geometry, {"MOST_WHOLE": 0}, whole
-    planes = ("PL5 max NCHW forw", "PL7 max NCHW forw", "PL5 average NCHW forw")
-    for outputs in (1, 2, 4):
-        yield f"windows {outputs}", pooling, {"WORKING_SETS": (outputs,)}, planes
-    yield "windows 1", pooling, {"WORKING_SETS": ()}, ("PL5 max NHWC forw", "PL5 max CHWN forw")
-    for box in ((2, 2), (4, 1)):
-        back = ("PL5 max NCHW back", "PL7 max NCHW back", "PL5 average NCHW back")
-        yield f"box {box}", pooling_backward, {"BOXES": (box,)}, back
-    yield "no box", pooling_backward, {"BOXES": ()}, back
+    planes = (
+        "PL1 max NCHW forw",
+        "PL3 max NCHW forw",
+        "PL8 max NCHW forw",
+        "PL5 average NCHW forw",
+    )
+    yield "no planes", pooling, {"STAGE_BYTES": 0}, planes
+    rows = ("PL1 max NCHW back", "PL5 max NCHW back", "PL7 average NCHW back")
+    yield "no rows", pooling_backward, {"MOST_STAGE_BYTES": 0}, rows
+    lanes = ("PL5 max NHWC back", "PL5 average NHWC back")
+    yield "no cells", pooling_backward, {"CELL_ELEMENTS": 0}, lanes
+    for packs in (1024, 4096):
+        yield f"tiles of {packs}", pooling_backward, {"TILE_PACKS": packs}, lanes
+    odd = ("CV6 NCHW to NHWC", "CV6 NHWC to NCHW", "CV6 scaled NHWC to CHWN")
+    yield "bursts", launch_geometry, {"LINE_BYTES": 64}, odd
+    yield (
+        "tile 24576",
+        launch_geometry,
+        {"TRANSPOSE_TILE_BYTES": 24576},
+        ("CV7 scaled NHWC to NCHW",),
+    )
+    yield "staged", softmax_plans, {"FEW_ROWS": 0}, ("128 x 10 ",)
     long_rows = ("512 x 30000", "128 x 100000")
     yield "chunks of 512 threads", softmax_plans, {"CHUNK_LANES": 512}, long_rows
+    yield "rows of 8 KB", pooling_backward, {"STAGE_BYTES": 8192}, rows
+    yield "planes of 8 KB", pooling, {"STAGE_BYTES": 8192}, planes[2:]
+    yield "windows 1", pooling, {"WORKING_SETS": ()}, ("PL5 max NHWC forw",)
 
 
 def run(bench: Any, seconds_left: Any) -> list[dict[str, Any]]:

@@ -35,7 +35,7 @@ PUBLIC_CALLS, PUBLIC_BATCHES = 10, 3
 ISSUE_SECONDS, HOLDS = 4e-5, 4
 COMPILERS = 16
 #: Seconds that other tiles and boxes are tried for.
-TRIAL_SECONDS = 25
+TRIAL_SECONDS = 45
 
 Runs = Sequence[Callable[[], Any]]
 

@@ -140,7 +140,8 @@ __global__ void __launch_bounds__(THREADS<LANES>, BLOCKS<T, TASK, PACKS * COUNT,
     }
 }
 
-// A block goes over a row in chunks of PACKS packs a thread; the last chunk stays in registers.
+// A block goes over a row in chunks of PACKS packs a thread, and reads the next one while it computes;
+// the last one stays in registers.
 template <typename T, int TASK, int COUNT, int PACKS, int LANES>
 __global__ void __launch_bounds__(LANES) softmax_long(
     SoftmaxRows geometry, T *result, const T *first, const T *second) {
@@ -161,19 +162,25 @@ __global__ void __launch_bounds__(LANES) softmax_long(
         auto place = [&](long long begin, int p) {
             return begin + (p * LANES + (int)threadIdx.x) * COUNT;
         };
-        Pack<T, COUNT> packs[PACKS], others[BACKWARD ? PACKS : 1];
+        struct Chunk {
+            Pack<T, COUNT> packs[PACKS], others[BACKWARD ? PACKS : 1];
+        };
         auto load = [&](long long begin) {
+            Chunk chunk;
 #pragma unroll
             for (int p = 0; p < PACKS; ++p) {
                 const long long at = place(begin, p);
-                packs[p] = load_pack<COUNT>(a_source + at, channels - at);
-                if constexpr (BACKWARD) others[p] = load_pack<COUNT>(b_source + at, channels - at);
+                chunk.packs[p] = load_pack<COUNT>(a_source + at, channels - at);
+                if constexpr (BACKWARD)
+                    chunk.others[p] = load_pack<COUNT>(b_source + at, channels - at);
             }
+            return chunk;
         };
 
         Peak<A> peak = {BACKWARD ? A(0) : minus_infinity<A>(), 0};
+        Chunk chunk = load(0);
         for (long long begin = 0; begin <= last; begin += CHUNK) {
-            load(begin);
+            const Chunk next = begin < last ? load(begin + CHUNK) : chunk;
             auto inside = [&](int p, int i) { return place(begin, p) + i < channels; };
             A m = peak.m, sum = 0;
             if constexpr (!BACKWARD) {
@@ -181,19 +188,20 @@ __global__ void __launch_bounds__(LANES) softmax_long(
                 for (int p = 0; p < PACKS; ++p)
 #pragma unroll
                     for (int i = 0; i < COUNT; ++i)
-                        if (inside(p, i)) m = larger(m, A(widen(packs[p].element[i])));
+                        if (inside(p, i)) m = larger(m, A(widen(chunk.packs[p].element[i])));
             }
             const A base = m == minus_infinity<A>() ? A(0) : m;
 #pragma unroll
             for (int p = 0; p < PACKS; ++p)
 #pragma unroll
                 for (int i = 0; i < COUNT; ++i) {
-                    const A b = BACKWARD ? widen(others[BACKWARD ? p : 0].element[i]) : A(0);
+                    const A b = BACKWARD ? widen(chunk.others[BACKWARD ? p : 0].element[i]) : A(0);
                     if (inside(p, i))
-                        sum += term_of<T, TASK>(A(widen(packs[p].element[i])), b, base);
+                        sum += term_of<T, TASK>(A(widen(chunk.packs[p].element[i])), b, base);
                 }
             peak.sum = peak.sum * rescaling(peak.m, m) + sum;
             peak.m = m;
+            chunk = next;
         }
         A m = peak.m;
         if constexpr (!BACKWARD) {
@@ -204,19 +212,20 @@ __global__ void __launch_bounds__(LANES) softmax_long(
         const A total = prepared<TASK>(A(sum));
 
         for (long long begin = last; begin >= 0; begin -= CHUNK) {
-            if (begin < last) load(begin);
+            const Chunk next = begin > 0 ? load(begin - CHUNK) : chunk;
 #pragma unroll
             for (int p = 0; p < PACKS; ++p) {
                 const long long at = place(begin, p);
 #pragma unroll
                 for (int i = 0; i < COUNT; ++i) {
-                    const A a = widen(packs[p].element[i]);
-                    const A b = BACKWARD ? widen(others[BACKWARD ? p : 0].element[i]) : A(0);
+                    const A a = widen(chunk.packs[p].element[i]);
+                    const A b = BACKWARD ? widen(chunk.others[BACKWARD ? p : 0].element[i]) : A(0);
                     const A term = TASK == ACCURATE ? exponential_for<T>(a - m) : A(0);
-                    packs[p].element[i] = narrow<T>(outcome<T, TASK>(a, b, term, m, total));
+                    chunk.packs[p].element[i] = narrow<T>(outcome<T, TASK>(a, b, term, m, total));
                 }
-                store_pack<COUNT>(target + at, packs[p], channels - at);
+                store_pack<COUNT>(target + at, chunk.packs[p], channels - at);
             }
+            chunk = next;
         }
     }
 }

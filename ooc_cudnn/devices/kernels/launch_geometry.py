@@ -184,6 +184,8 @@ TRANSPOSE_TILE_BYTES = 16384
 TRANSPOSE_LONGEST = 1024
 #: What memory moves at once. A piece of a run that is no multiple of it fetches its ends twice.
 BURST_BYTES = 64
+#: What a cache moves at once: pieces of the axis across are multiples of it if that idles little.
+LINE_BYTES = 128
 #: Elements of a run that a tile may have as a whole.
 MOST_WHOLE = 256
 #: A longer piece may leave so much more of the last one idle than the best.
@@ -205,7 +207,7 @@ def transpose_tile(
     """
     burst = BURST_BYTES // item_bytes
     if not whole:
-        across = _piece(across, TRANSPOSE_CHANNELS, burst, lines=True)
+        across = _piece(across, TRANSPOSE_CHANNELS, burst, LINE_BYTES // item_bytes)
     longest = TRANSPOSE_TILE_BYTES // item_bytes // across // 32 * 32
     return across, _piece(along, min(max(longest, burst), TRANSPOSE_LONGEST), burst)
 
@@ -219,14 +221,14 @@ def may_be_whole(extent: int, item_bytes: int) -> bool:
     return extent <= MOST_WHOLE and extent * item_bytes % BURST_BYTES != 0
 
 
-def _piece(extent: int, longest: int, burst: int, *, lines: bool = False) -> int:
+def _piece(extent: int, longest: int, burst: int, line: int = 1) -> int:
     """How to cut an extent into pieces: of whole bursts, long, and with little left in the last.
 
-    With `lines` rather of pairs of bursts, the lines of the cache.
+    Of whole lines, too, if that leaves little.
 
     >>> _piece(192, 64, 16), _piece(196, 64, 16), _piece(784, 64, 16), _piece(50, 64, 16)
     (64, 48, 64, 50)
-    >>> _piece(96, 64, 16), _piece(96, 64, 16, lines=True)
+    >>> _piece(96, 64, 16), _piece(96, 64, 16, 32)
     (48, 32)
     """
     if extent <= longest:
@@ -234,6 +236,4 @@ def _piece(extent: int, longest: int, burst: int, *, lines: bool = False) -> int
     lanes = {size: -(-extent // size) * size for size in range(burst, longest + 1, burst)}
     fewest = min(lanes.values(), default=0)
     good = [size for size in lanes if lanes[size] <= IDLE * fewest]
-    return max(
-        [size for size in good if lines and size % (2 * burst) == 0] or good, default=longest
-    )
+    return max([size for size in good if size % line == 0] or good, default=longest)

@@ -39,6 +39,8 @@ CHUNK_LANES = 4 * BLOCK_THREADS
 #: Longer rows are shared by all blocks: a block's second reading would miss the cache. How many
 #: rows there are does not count, so that rows of a piece have the same bits as all.
 LONG_ROW = 2**17
+#: So few short rows take less time than the way through shared memory, as wide as their packs are.
+FEW_ROWS = 2**12
 STAGED_ROWS = 8  # a multiple of it is whole packs, whatever the channels
 
 
@@ -91,15 +93,18 @@ def plan_rows(task: int, views: Sequence[DeviceView], sites: SitesByChannels) ->
     )
     full = WIDEST_ACCESS_BYTES // item
     count = pack_size(rows, views)
-    if count < full and all(stride[2] == channels for stride in sites.strides):
+    packs, total = -(-channels // count), sites.images * sites.sites
+    may_stage = count < full and all(stride[2] == channels for stride in sites.strides)
+    # A thread has a row, as in a stage: the sum is of the same order, and so are its bits.
+    alone = may_stage and channels <= WARP and total <= FEW_ROWS
+    if may_stage and not alone:
         staged = _plan_staged(task, views, sites)
         if staged is not None:
             return staged
 
     most = lane_elements(dtype)
-    packs, total = -(-channels // count), sites.images * sites.sites
     lanes = 1
-    while lanes < min(packs, WARP) and lanes * count * item < LINE_BYTES:
+    while not alone and lanes < min(packs, WARP) and lanes * count * item < LINE_BYTES:
         lanes *= 2
     while lanes < WARP and -(-packs // lanes) * count > most:
         lanes *= 2
@@ -108,9 +113,9 @@ def plan_rows(task: int, views: Sequence[DeviceView], sites: SitesByChannels) ->
         lanes = next(fitting, CHUNK_LANES)
     name, each = "softmax_rows", -(-packs // lanes)
     if lanes == CHUNK_LANES:
-        # of the two operands of a gradient each has half the registers
-        halves = 2 if task in (ACCURATE_BACKWARD, LOG_BACKWARD) and item >= 4 else 1
-        name, each = "softmax_long", most // halves // count
+        # Registers are of this chunk and of the next, and of the two operands of a gradient.
+        halves = 4 if task in (ACCURATE_BACKWARD, LOG_BACKWARD) and item >= 4 else 2
+        name, each = "softmax_long", max(most // halves // count, 1)
     threads = max(BLOCK_THREADS, lanes)
     tiles = -(-total // (threads // lanes))
     return Launch(

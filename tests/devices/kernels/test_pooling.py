@@ -31,7 +31,8 @@ NVCC = shutil.which("nvcc")
 INSTANCES = {
     "pooling.cu": [
         "pool_planes<int, float, MAX, 4060, 24, 6, 6, 13, 3, 3, 2, 2>",
-        "pool_planes<long long, __half, AVERAGE_EXCLUDE_PADDING, 8000, 1, 16, 112, 224, 3, 3, 2, 2>",
+        "pool_planes<long long, __half, AVERAGE_EXCLUDE_PADDING, 8000, 1, 16, 112, 224, 3, 3, 2, "
+        "2>",
         "pool_rows<int, float, MAX, 1, 2, 2, 1, 2, 2, 0, 4, 4, 4>",
         "pool_rows<int, __half, MAX, 1, 3, 3, 1, 2, 2, 1, 8, 8, 8>",
         "pool_rows<long long, __half, AVERAGE_EXCLUDE_PADDING, 3, 3, 3, 2, 2, 2, 0, 2, 1, 2>",
@@ -48,11 +49,12 @@ INSTANCES = {
         "unpool_apart<long long, __half, AVERAGE_EXCLUDE_PADDING, 8, 1, 2, 2, 3>",
         "unpool_tile<int, float, MAX, false, 1, 1, 4060, true, 24, 1, 13, 13, 1, 0, 0, 0, 1, 3, 3, "
         "1, 2, 2>",
-        "unpool_tile<int, __half, MAX, false, 8, 1, 0, true, 1, 1, 8, 16, 8, 0, 1, 1, 1, 3, 3, 1, 2, 2>",
-        "unpool_tile<long long, __nv_bfloat16, AVERAGE_EXCLUDE_PADDING, false, 1, 1, 4720, true, 1, 1, "
-        "20, 224, 1, 0, 1, 1, 1, 3, 3, 1, 2, 2>",
-        "unpool_tile<int, double, MAX, true, 2, 1, 0, false, 1, 1, 8, 16, 2, 0, -1, 3, 1, 30, 30, 1, 20, "
-        "20>",
+        "unpool_tile<int, __half, MAX, false, 8, 1, 0, true, 1, 1, 8, 16, 8, 0, 1, 1, 1, 3, 3, 1, "
+        "2, 2>",
+        "unpool_tile<long long, __nv_bfloat16, AVERAGE_EXCLUDE_PADDING, false, 1, 1, 4720, true, "
+        "1, 1, 20, 224, 1, 0, 1, 1, 1, 3, 3, 1, 2, 2>",
+        "unpool_tile<int, double, MAX, true, 2, 1, 0, false, 1, 1, 8, 16, 2, 0, -1, 3, 1, 30, 30, "
+        "1, 20, 20>",
         "unpool_direct<int, float, MAX, 1, 20, 20, 1, 1, 1>",
         "unpool_direct<long long, __half, AVERAGE_EXCLUDE_PADDING, 1, 20, 20, 1, 1, 1>",
     ],
