@@ -8,7 +8,7 @@
 //     fill_zero      `count` rows of `width` words, `pitch` words apart
 //
 // Memory traffic: every element is read once and written once. What `transpose` reaches hangs on
-// registers: where they spill, or are just enough, it lost 15 to 60 % of a copy's speed on an H200
+// registers: where they spilled, or were just enough, it lost a sixth to two thirds of its speed on an H200
 // (docs/kernels.md).
 
 #include "strided.cuh"
