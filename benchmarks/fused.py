@@ -280,14 +280,8 @@ def passes_of(shape: tuple[int, ...], dtype: str) -> list[Pass]:
             ("dz", "db"),
         ),
         Pass(
-            "relu backward, sums",
-            Launch(gradients(products=True), ("y", "dy", "", "dz", "x", "mean"), "sums"),
-            (backward, sums(("x", "dz", "mean"))),
-            ("dz", "sums"),
-        ),
-        Pass(
             "relu backward of two parts, sums",
-            Launch(gradients(products=True, two=True), ("y", "dy", "z", "dz", "x", "mean"), "sums"),
+            Launch(gradients(products=True), ("y", "dy", "z", "dz", "x", "mean"), "sums"),
             (
                 added,
                 backward._replace(inputs=("y", "t", "")),

@@ -2,16 +2,19 @@
 //
 //     dz = dy * f'(y)                                     written, and of it
 //         sum(dz)                                         -> the gradient of a bias
-//         sum(dz), sum(dz * (x - mean))   PRODUCTS        -> both, for batch normalization
+//         sum(dz), sum(dz * (x - mean))   PRODUCTS        -> both, for batch normalization; dy is
+//                                                            the sum of two tensors then, dy and more
 //
 //     NORMALISED: y = f(v), v = scale * inverse deviation * (x - mean) + bias is made again of x,
-//     and dz is not written: whoever needs it makes it again, too (normalise.cu). PRODUCTS.
+//     and dz is not written: whoever needs it makes it again, too (normalise.cu). PRODUCTS, of dy
+//     alone.
 //
-// TWO: dy is the sum of two tensors. dz may be the same memory as y, dy or x: a thread reads all it
-// needs before it writes. Partial sums are left for channel_totals of channel_reduction.cu; they
-// are of dz as it is stored, in float64, in an order that shapes and strides alone decide.
+// dz may be the same memory as y, dy or x: a thread reads all it needs before it writes. Partial
+// sums are left for channel_totals of channel_reduction.cu; they are of dz as it is stored, in
+// float64, in an order that shapes and strides alone decide.
 //
-// Memory: each of y, dy, x and dz that there is, once.
+// Memory: each of y, dy, more, x and dz that there is, once. On an H200 in float32 that takes 0.76
+// of the time of two passes without products, 0.80 of three with them.
 //
 // NaN rule: NaN in y gives NaN in dz and in the channel's sums.
 
@@ -21,7 +24,7 @@
 // Operands of the walk.
 enum { OF_DZ = 0, OF_Y = 1, OF_DY = 2, OF_X = 3, OF_MORE = 4 };
 
-template <typename T, int MODE, bool NORMALISED, bool PRODUCTS, bool TWO, int COUNT, int UNROLL,
+template <typename T, int MODE, bool NORMALISED, bool PRODUCTS, int COUNT, int UNROLL,
           bool UNROLL_ROWS, bool COLUMNS>
 __global__ void __launch_bounds__(BLOCK_THREADS) gradient_partials(
     GroupWalk<5> walk, T *dz, const T *y, const T *dy, const T *x, const T *more,
@@ -29,6 +32,7 @@ __global__ void __launch_bounds__(BLOCK_THREADS) gradient_partials(
     const Arithmetic<T> *bias, double *partial, long long channels, Arithmetic<T> coef) {
     using A = Arithmetic<T>;
     static_assert(PRODUCTS || !NORMALISED, "without x there is nothing to normalise");
+    constexpr bool TWO = PRODUCTS && !NORMALISED;
     constexpr int SUMS = PRODUCTS ? 2 : 1;
     constexpr int GROUPS = COLUMNS ? COUNT : 1;    // groups of one thread
     constexpr int PARALLEL = COLUMNS ? COUNT : 2;  // two chains of additions are in flight at least

@@ -50,7 +50,7 @@ class ActivationSums(PerChannel):
         order = build.buffers["dx"].order
         x, y, dy, more = (build.in_order(name, order) for name in ("x", "y", "dy", "more"))
         shape = self.piece_shape(build.piece)
-        made = GradientSums(shape, self.mode, self.coef, self.dtype, products=True, two=True)
+        made = GradientSums(shape, self.mode, self.coef, self.dtype, products=True)
         self.add_sums(build, made, (y, dy, more, "dx", x, SAVED[0]), SAVED[1])
 
     def expected(self, piece: Piece, read: Read) -> Mapping[str, tuple[Array, Array]]:

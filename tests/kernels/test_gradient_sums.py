@@ -27,7 +27,7 @@ COEF = {"clipped_relu": 1.5, "elu": 0.7, "leaky_relu": 0.125}
 MODES = ["identity", "relu", "clipped_relu", "elu", "sigmoid", "tanh", "leaky_relu", "hardsigmoid"]
 
 
-def check(shape, dtype, layout, mode="relu", *, offset=0, products=False, two=False, special=False):
+def check(shape, dtype, layout, mode="relu", *, offset=0, products=False, special=False):
     coef = COEF.get(mode, 0.0)
     y, dy, more, x = (
         Operand(shape, dtype, layout, data=random(shape, seed), offset=offset)
@@ -38,9 +38,9 @@ def check(shape, dtype, layout, mode="relu", *, offset=0, products=False, two=Fa
             operand.array[0, 0].ravel()[:1] = value
             operand.__init__(shape, dtype, layout, data=operand.wide, offset=offset)
     mean = Operand(shape[1:2], ACCUMULATOR[dtype], data=random(shape[1], 5), offset=offset)
-    inputs = [y, dy, more if two else None, x if products else None, mean if products else None]
+    inputs = [y, dy, *((more, x, mean) if products else (None, None, None))]
     result_dtype = "float64" if products else dtype
-    operation = GradientSums(shape, mode, coef, dtype, result_dtype, products, two)
+    operation = GradientSums(shape, mode, coef, dtype, result_dtype, products)
     wide = [operand and operand.wide for operand in inputs]
     dz, _ = operation.reference(*wide)
     slack = 8 * EPSILON[ACCUMULATOR[dtype]] * (1 + np.abs(np.nan_to_num(dz)))
@@ -67,8 +67,8 @@ def check(shape, dtype, layout, mode="relu", *, offset=0, products=False, two=Fa
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_shapes(dtype, shape, layout):
-    for offset, products, two in ((0, False, False), (1, True, False), (0, True, True)):
-        check(shape, dtype, layout, offset=offset, products=products, two=two)
+    for offset, products in ((0, False), (1, True), (0, True)):
+        check(shape, dtype, layout, offset=offset, products=products)
 
 
 @pytest.mark.parametrize("mode", MODES)

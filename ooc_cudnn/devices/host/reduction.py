@@ -127,7 +127,7 @@ def gradient_sums(operation: GradientSums, inputs: Inputs, output: Array, worksp
     sums = np.zeros((2, operation.shape[1]))
     for box in chunks(dz):
         incoming, value = dy[box].astype(real), y[box].astype(real)
-        if operation.two:
+        if operation.products:
             incoming += more[box]
         # read before dz is written, which may lie there
         difference = x[box].astype(np.float64) if operation.products else None

@@ -50,7 +50,7 @@ def _sum(
 
     def partials() -> Launch:
         assert walk is not None
-        flags = [tensors[0] is None, kind == PRODUCTS, tensors[4] is not None]
+        flags = [tensors[0] is None, kind == PRODUCTS]
         arguments = CUDA_TYPES[dy.dtype], MODES[operation.mode], *map(boolean, flags)
         return walk.launch("gradient_sums.cu", "gradient_partials", *arguments)
 
@@ -75,12 +75,12 @@ def gradient_sums(operation: GradientSums, call: Call) -> None:
     y, dy, dz = (
         check(name, view, shape, dtype) for name, view in (("y", y), ("dy", dy), ("dz", dz))
     )
-    more = check("more", more, shape, dtype) if operation.two else None
     if operation.products:
+        more = check("more", more, shape, dtype)
         x = check("x", x, shape, dtype)
         mean = check_packed("mean", mean, shape[1:2], ACCUMULATOR[dtype])
     else:
-        x = mean = None
+        more = x = mean = None
     result_dtype = "float64" if operation.products else operation.result_dtype
     check_packed("the sums", call.output, operation.output_shape, result_dtype)
     kind = PRODUCTS if operation.products else TOTAL

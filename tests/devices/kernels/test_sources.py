@@ -78,10 +78,10 @@ INSTANCES = {
         "normalise_sets<double, IDENTITY, true, 1>",
     ],
     "gradient_sums.cu": [
-        "gradient_partials<float, RELU, false, false, false, 4, 4, true, true>",
-        "gradient_partials<__half, TANH, false, true, true, 8, 2, false, false>",
-        "gradient_partials<float, RELU, true, true, false, 4, 4, true, true>",
-        "gradient_partials<double, LEAKY_RELU, true, true, false, 2, 4, true, false>",
+        "gradient_partials<float, RELU, false, false, 4, 4, true, true>",
+        "gradient_partials<__half, TANH, false, true, 8, 2, false, false>",
+        "gradient_partials<float, RELU, true, true, 4, 4, true, true>",
+        "gradient_partials<double, LEAKY_RELU, true, true, 2, 4, true, false>",
     ],
     "normalise.cu": [
         "normalise<float, RELU, false, true, 4, 4, true, true>",
