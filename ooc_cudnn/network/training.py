@@ -62,6 +62,7 @@ class TrainingStep:
         self._asked, self._given_plan = asked, plan
         self._steps: dict[Settings, Step] = {}
         self._ready: dict[Hashable, ReadyStep] = {}
+        self._last: PlannedStep | None = None  # what was called last; what is ready may be another
         self._room = 0  # bytes of the device, beside all arrays, when it was planned
 
     def __repr__(self) -> str:
@@ -93,7 +94,7 @@ class TrainingStep:
         step, network = self._step, self._network
         given = self._given(device, inputs)
         ready = self._prepared(device, given)
-        self.plan = ready.planned.plan
+        self._last, self.plan = ready.planned, ready.planned.plan
         results = ready.run(given)
         gradients = {each: ready.of(results, name) for each, name in step.gradients.items()}
         value = number(ready.of(results, step.outputs[0]))
@@ -174,10 +175,9 @@ class TrainingStep:
         ModuleNotFoundError
             If matplotlib is not installed.
         """
-        if not self._ready:
+        if self._last is None:
             raise ValueError("the step has not run yet: call it first, or draw a plan by net.plot")
-        planned = list(self._ready.values())[-1].planned
-        draw_step(planned, path, None if recorded is None else recorded.trace)
+        draw_step(self._last, path, None if recorded is None else recorded.trace)
 
     def _given(self, device: Device, inputs: Mapping[str, Any]) -> dict[str, Wrapped]:
         """All that a step is given: inputs, parameters, running statistics and seeds."""

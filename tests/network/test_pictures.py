@@ -7,6 +7,7 @@ import ooc_cudnn
 from ooc_cudnn import networks
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.functions.target import Target
+from ooc_cudnn.functions.tune_rounds import NothingToTuneError
 from ooc_cudnn.network.pictures import CLASSES, course_of, draw_step
 from ooc_cudnn.network.placing import Terms
 from ooc_cudnn.network.planning import plan_step
@@ -59,6 +60,8 @@ def test_a_step_is_drawn_as_it_ran(tmp_path):
     for stream in ("copy_in", "compute", "copy_out"):
         spans = [each.stop - each.start for each in course.spans if each.stream == stream]
         assert ran.trace.busy_seconds(stream) <= sum(spans) * (1 + 1e-9)
+    with pytest.raises(NothingToTuneError):
+        step.tune(**given)  # plans the step again: what ran is drawn all the same
     step.plot(tmp_path / "step.png", ran)
     assert (tmp_path / "step.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(ValueError, match="not one of this step"):
