@@ -74,32 +74,58 @@ struct Touching {
     }
 };
 
-// The first element of each window that equals its maximum, one per lane; -1 if none.
+// The first element of each window that equals its maximum, one per lane; -1 if none. All are loaded
+// before the first is used. CHECKED: some may lie outside of x, or of the lanes.
+template <bool CHECKED, int COUNT, int KH, int KW, typename I, typename T>
+__device__ inline void first_of_few(
+    int (&found)[COUNT], const UnpoolingGeometry<I> &g, const T *x, const Strides<I> &stride,
+    const Pack<T, COUNT> &y, I front, I top, I left, I available) {
+    using A = Arithmetic<T>;
+    const Clipped<I> h(top, KH, g.x.h), w(left, KW, g.x.w);
+    const bool has_depth = front >= 0 && front < g.x.d;
+    auto present = [&](int k) {
+        return !CHECKED || (has_depth && h.has(top + k / KW) && w.has(left + k % KW));
+    };
+    const T *source = x + (front * stride.d + top * stride.h + left * stride.w);
+    Pack<T, COUNT> packs[KH * KW];
+#pragma unroll
+    for (int k = 0; k < KH * KW; ++k)
+        packs[k] = load_pack<COUNT>(
+            source + (k / KW * stride.h + k % KW * stride.w),
+            CHECKED ? (present(k) ? available : I(0)) : I(COUNT));
+#pragma unroll
+    for (int e = 0; e < COUNT; ++e) {
+        const A most = widen(y.element[e]);
+        int place = -1;
+        auto look = [&](auto where) {
+#pragma unroll
+            for (int k = KH * KW - 1; k >= 0; --k)  // the first one writes last
+                if (present(k)) place = where(A(widen(packs[k].element[e])), k);
+        };
+        if (most == most)
+            look([&](A value, int k) { return where_equal(value, most, k, place); });
+        else
+            look([&](A value, int k) { return value != value ? k : place; });
+        found[e] = place;
+    }
+}
+
 template <int COUNT, int KD, int KH, int KW, typename I, typename T>
 __device__ inline void first_equal(
     int (&found)[COUNT], const UnpoolingGeometry<I> &g, const T *x, const Strides<I> &stride,
     const Pack<T, COUNT> &y, I front, I top, I left, I available) {
-    const Clipped<I> d(front, KD, g.x.d), h(top, KH, g.x.h), w(left, KW, g.x.w);
-#pragma unroll
-    for (int e = 0; e < COUNT; ++e) found[e] = -1;
     if constexpr (KD == 1 && KH * KW <= 16) {
-        Pack<T, COUNT> packs[KH * KW];
-        bool present[KH * KW];
-#pragma unroll
-        for (int k = 0; k < KH * KW; ++k) {
-            const I row = top + k / KW, column = left + k % KW;
-            present[k] = d.has(front) && h.has(row) && w.has(column);
-            packs[k] = load_pack<COUNT>(
-                x + front * stride.d + row * stride.h + column * stride.w,
-                present[k] ? available : 0);
-        }
-#pragma unroll
-        for (int k = KH * KW - 1; k >= 0; --k)  // the first one writes last
-#pragma unroll
-            for (int e = 0; e < COUNT; ++e)
-                if (present[k] && same_value(widen(packs[k].element[e]), widen(y.element[e])))
-                    found[e] = k;
+        const bool whole = front >= 0 && front < g.x.d && top >= 0 && top + KH <= g.x.h &&
+                           left >= 0 && left + KW <= g.x.w && available >= COUNT;
+        if (whole)
+            first_of_few<false, COUNT, KH, KW>(
+                found, g, x, stride, y, front, top, left, available);
+        else
+            first_of_few<true, COUNT, KH, KW>(found, g, x, stride, y, front, top, left, available);
     } else {
+        const Clipped<I> d(front, KD, g.x.d), h(top, KH, g.x.h), w(left, KW, g.x.w);
+#pragma unroll
+        for (int e = 0; e < COUNT; ++e) found[e] = -1;
         for (I depth = d.low; depth < d.high; ++depth)
             for (I row = h.low; row < h.high; ++row) {
                 const T *line = x + depth * stride.d + row * stride.h;
@@ -166,7 +192,7 @@ struct TargetOf<true> {
 template <typename I, typename T, int MODE, bool BY_WARP, int COUNT, int WIDE, int STAGE, bool CELLS,
           int TB, int TD, int TH, int TW, int TL, int PD, int PH, int PW, int KD, int KH, int KW, int SD,
           int SH, int SW>
-__global__ void __launch_bounds__(256, STAGE > 0 ? 4 : 1) unpool_tile(
+__global__ void __launch_bounds__(256, STAGE > 0 ? 4 : 3) unpool_tile(
     UnpoolingGeometry<I> g, T *__restrict__ dx, const T *__restrict__ y, const T *__restrict__ dy,
     const T *__restrict__ x) {
     using A = Arithmetic<T>;
@@ -207,7 +233,7 @@ __global__ void __launch_bounds__(256, STAGE > 0 ? 4 : 1) unpool_tile(
         }
 
         constexpr unsigned THREADS = BY_WARP ? 32 : 1;  // of a window
-#pragma unroll(STAGE > 0 && !BY_WARP ? 4 : 1)  // what they read is on its way together
+#pragma unroll(STAGE > 0 && MODE != MAX ? 4 : 1)  // what they read is on its way together
         for (unsigned i = threadIdx.x / THREADS; i < WINDOWS; i += 256 / THREADS) {
             const unsigned lane = i % TL, i_w = i / TL % W::WINDOWS;
             const unsigned i_h = i / (TL * W::WINDOWS) % H::WINDOWS;
@@ -277,7 +303,8 @@ __global__ void __launch_bounds__(256, STAGE > 0 ? 4 : 1) unpool_tile(
                 const unsigned i_d = i / (TL * CELLS_W * CELLS_H) % TD;
                 const unsigned i_b = i / (TL * CELLS_W * CELLS_H * TD);
                 const I lanes = g.lanes - first_lane - I(lane * COUNT);
-                if (lanes <= 0 || (int)i_b >= planes || first_d + (I)i_d >= g.dx.d) continue;
+                if (STAGE == 0 && (lanes <= 0 || (int)i_b >= planes || first_d + (I)i_d >= g.dx.d))
+                    continue;  // of a stage such planes are not stored
                 A totals[SH][SW][COUNT] = {};
 #pragma unroll D::UNROLL
                 for (int j_d = 0; j_d < D::COVERING; ++j_d) {
@@ -308,7 +335,8 @@ __global__ void __launch_bounds__(256, STAGE > 0 ? 4 : 1) unpool_tile(
 #pragma unroll
                     for (int e_w = 0; e_w < SW; ++e_w) {
                         const int i_h = c_h * SH + e_h, i_w = c_w * SW + e_w;
-                        if (i_h >= TH || i_w >= TW || first_h + i_h >= g.dx.h || first_w + i_w >= g.dx.w)
+                        if ((TH % SH > 0 && i_h >= TH) || (TW % SW > 0 && i_w >= TW)) continue;
+                        if (STAGE == 0 && (first_h + i_h >= g.dx.h || first_w + i_w >= g.dx.w))
                             continue;
                         Pack<T, COUNT> results;
 #pragma unroll

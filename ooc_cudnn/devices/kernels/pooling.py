@@ -31,6 +31,24 @@ MODES = {
     "average_exclude_padding": 2,
 }
 
+
+def mode_number(operation: Pooling) -> int:
+    """The number of a mode in pooling.cuh; without padding both averages have one divisor.
+
+    >>> mode_number(Pooling.of((1, 1, 6, 6), window=2, mode="average_exclude_padding"))
+    1
+    """
+    axes = zip(
+        operation.padding, operation.output_shape[2:], operation.stride, operation.window,
+        operation.x_shape[2:], strict=True,
+    )  # fmt: skip
+    padded = any(
+        before > 0 or (sites - 1) * step - before + size > extent
+        for (before, _), sites, step, size, extent in axes
+    )
+    return MODES[operation.mode if padded or operation.is_max else "average_include_padding"]
+
+
 #: Windows of so many elements are shared by a warp: always where lanes are not contiguous, else
 #: where there are too few windows to fill the card.
 WARP_TAPS = 32
@@ -177,7 +195,7 @@ def plan_pooling(operation: Pooling, x: DeviceView, y: DeviceView) -> Launch | N
     window, stride = three(operation.window, 1), three(operation.stride, 1)
     before = three([pair[0] for pair in operation.padding], 0)
     small = is_small([x, y], x.size, y.size, *window, *stride, *before)
-    arguments = [index_type(small=small), CUDA_TYPES[operation.dtype], str(MODES[operation.mode])]
+    arguments = [index_type(small=small), CUDA_TYPES[operation.dtype], str(mode_number(operation))]
     windows = [str(number) for number in (*window, *stride)]
     taps = math.prod(window)
 

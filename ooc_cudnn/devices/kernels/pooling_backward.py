@@ -18,11 +18,11 @@ from ooc_cudnn.devices.kernels.checks import check
 from ooc_cudnn.devices.kernels.launch import Call, Launch, Runner, launch
 from ooc_cudnn.devices.kernels.launch_geometry import BLOCK_THREADS, grid_of
 from ooc_cudnn.devices.kernels.pooling import (
-    MODES,
     STAGE_BYTES,
     aligned_pack,
     is_packed,
     lane_axis,
+    mode_number,
     planes_a_block,
     pooling,
     six_axes,
@@ -64,9 +64,10 @@ class Tile(NamedTuple):
     lanes: int
 
     def windows(self, window: tuple[int, ...], stride: tuple[int, ...]) -> int:
-        """How many windows touch the box, at the most, times its packs of lanes."""
+        """How many windows touch the box, of whole strides, times its packs of lanes: at most."""
         touching = [
-            (size + k - 2) // s + 1 for size, k, s in zip(self[1:4], window, stride, strict=True)
+            (-(-size // s) * s + k - 2) // s + 1
+            for size, k, s in zip(self[1:4], window, stride, strict=True)
         ]
         return self.b * math.prod(touching) * self.lanes
 
@@ -231,7 +232,7 @@ def plan_pooling_backward(
             tile, stage = rows
 
     small = is_small(views, *[view.size for view in views], *window, *stride, *before)
-    arguments = [index_type(small=small), CUDA_TYPES[operation.dtype], str(MODES[forward.mode])]
+    arguments = [index_type(small=small), CUDA_TYPES[operation.dtype], str(mode_number(forward))]
     windows = (*window, *stride)
     if apart and sizes[5] > 1:
         arguments += [str(count)]
