@@ -11,7 +11,7 @@
 //
 // NaN in a set gives NaN in its sums.
 
-#include "activation.cuh"
+#include "activation_gradient.cuh"
 #include "group_walk.cuh"
 #include "moments.cuh"
 
@@ -28,11 +28,14 @@ __device__ inline long long set_offset(const Axes &stride, long long image, long
 
 // MOMENTS: of x - K, K the first member of the unit, as `channel_reduction.cu` has it; a unit
 // leaves its mean and sum of squared deviations. PRODUCTS: of scale * dy, and of
-// scale * dy * (x - mean) * inverse; scale and inverse are 1 where they are null.
-template <typename T, bool PRODUCTS>
+// scale * dy * (x - mean) * inverse; scale and inverse are 1 where they are null. With a MODE dy is
+// that of an activation of what was normalised with `factor` and `bias`; sets are channels then.
+template <typename T, bool PRODUCTS, int MODE>
 __global__ void __launch_bounds__(BLOCK_THREADS) set_partials(
     Sets geometry, const T *x, const T *dy, const Arithmetic<T> *mean,
-    const Arithmetic<T> *inverse, const Arithmetic<T> *scale, double *partial) {
+    const Arithmetic<T> *inverse, const Arithmetic<T> *scale, const Arithmetic<T> *factor,
+    const Arithmetic<T> *bias, double *partial, Arithmetic<T> coef) {
+    using A = Arithmetic<T>;
     constexpr int LANES = 32, ACROSS = BLOCK_THREADS / LANES;  // members side by side; sets of a block
     __shared__ double shared[BLOCK_THREADS];
     // Neighbouring threads read neighbouring elements, whichever axis these lie along.
@@ -60,9 +63,18 @@ __global__ void __launch_bounds__(BLOCK_THREADS) set_partials(
                 const long long means = set_offset(geometry.mean, image, set);
                 const long long inverses = set_offset(geometry.inverse, image, set);
                 const long long scales = set_offset(geometry.scale, image, set);
+                A slope = 0, shift = 0;
+                if constexpr (MODE != IDENTITY) {
+                    slope = factor[set] * inverse[inverses];
+                    shift = bias[set];
+                }
 #pragma unroll 4
                 for (long long at = start + lane; at < stop; at += LANES) {
                     double weight = widen(gradients[at * geometry.dy.inner]);
+                    if constexpr (MODE != IDENTITY) {
+                        const A above = A(widen(values[at * geometry.x.inner])) - mean[means];
+                        weight = gradient_before<T, MODE>(above * slope + shift, A(weight), coef);
+                    }
                     double other = (double)widen(values[at * geometry.x.inner]) -
                                    (double)mean[means + at * geometry.mean.inner];
                     if (inverse) other *= (double)inverse[inverses + at * geometry.inverse.inner];
@@ -216,6 +228,7 @@ struct Elements {
 
 // forward   y  = f(scale * (x - mean) * inverse + bias), f the activation MODE
 // BACKWARD  dx = inverse * (scale * dy - sums[0] * share - (x - mean) * inverse * sums[1] * share)
+//           with the dy of what f was applied to, that of y times the slope of f
 //
 // `share` is one over the number of elements that have a mean in common. The result may be the same
 // memory as x or dy.
@@ -248,7 +261,11 @@ __global__ void __launch_bounds__(BLOCK_THREADS) normalise_sets(
             const A above = A(widen(values.element[i])) - mean[s], spread = inverse[s];
             if constexpr (BACKWARD) {
                 const A level = A(sums[s] * share), slope = A(sums[geometry.sets + s] * share);
-                const A scaled = scale[c] * A(widen(gradients.element[i]));
+                A incoming = A(widen(gradients.element[i]));
+                if constexpr (MODE != IDENTITY)
+                    incoming = gradient_before<T, MODE>(
+                        above * (scale[c] * spread) + bias[c], incoming, coef);
+                const A scaled = scale[c] * incoming;
                 const A rest = scaled - level - above * (slope * spread);
                 values.element[i] = narrow<T>(spread * rest);
             } else {

@@ -1,4 +1,4 @@
-"""Backward through an activation within the phases of the batch normalization before it.
+"""Backward through an activation within the phases of the normalization before it.
 
 A rewrite of a step, the first one, for fewer maps are read in backward afterwards. The phases take
 the slope of the activation, made again of what was normalised. The gradient between the two is
@@ -15,21 +15,23 @@ from ooc_cudnn.network.phases import Phase, Step
 from ooc_cudnn.network.residency import uses_of
 from ooc_cudnn.operations.activation import Activation
 from ooc_cudnn.operations.activation_backward import needs_x
-from ooc_cudnn.operations.batch_normalization import Normalise
 from ooc_cudnn.operations.batch_phases import BatchNormalizationData
 from ooc_cudnn.operations.chain import Chain
 from ooc_cudnn.operations.channel_statistics import SAVED
+from ooc_cudnn.operations.group_normalization import GroupNormalizationGradient
 from ooc_cudnn.operations.masks import PASSES
 from ooc_cudnn.operations.per_site import ActivationGradient
+from ooc_cudnn.operations.set_statistics import Normalising
 
 
 def through_normalizations(step: Step) -> Step:
-    """Rewrite a step without gradients between batch normalizations and activations."""
+    """Rewrite a step without gradients between normalizations and activations."""
     found = _Between(step)
     phases: list[Phase | None] = list(step.phases)
     gone: set[str] = set()
     for at, phase in enumerate(step.phases):
-        between = found.before(at) if is_plain_sums(phase) else None
+        sums = is_plain_sums(phase) or _is_of_groups(phase)
+        between = found.before(at) if sums else None
         if between is None:
             continue
         activation = step.phases[between.activation]
@@ -61,7 +63,7 @@ class _Found(NamedTuple):
 
 
 class _Between:
-    """Gradients between a batch normalization and an activation that came straight after it."""
+    """Gradients between a normalization and an activation that came straight after it."""
 
     def __init__(self, step: Step) -> None:
         self.step, self.uses, self.makers = step, uses_of(step), Makers(step)
@@ -86,7 +88,7 @@ class _Between:
         if made_y is None or not isinstance(made_y[1], Activation):
             return None
         made_x = self.forward.get(phases[made_y[0]].binds["x"])
-        if made_x is None or not isinstance(made_x[1], Normalise):
+        if made_x is None or not isinstance(made_x[1], Normalising):
             return None
         norm = phases[made_x[0]].binds
         saved = (norm["mean"], norm.get("inverse_deviation"))
@@ -103,6 +105,11 @@ class _Between:
         if any(maker < at <= max(sums, *others) for at in of_y.written):
             return None
         return _Found(made_x[0], maker, others[0] if others else None)
+
+
+def _is_of_groups(phase: Phase) -> bool:
+    """Whether a phase makes sums and dx of instance or group normalization, of dy as it is."""
+    return isinstance(phase.call, GroupNormalizationGradient) and phase.call.mode == "identity"
 
 
 def _is_rectifier(phase: Phase) -> bool:

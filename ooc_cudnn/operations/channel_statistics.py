@@ -306,10 +306,12 @@ def moments_of(images: list[Array]) -> tuple[float, float]:
     return mean, sum(float(((image - mean) ** 2).sum()) for image in images) / count
 
 
-def sums_of_channels(dy: Array, hat: Array, reach: Array) -> dict[str, tuple[Array, Array]]:
-    """`SUMS` and their sizes, of xhat and the size of what that is a difference of."""
+def sums_of_channels(
+    dy: Array, hat: Array, reach: Array, size: Array
+) -> dict[str, tuple[Array, Array]]:
+    """`SUMS` and their sizes, of xhat and the size of what that is a difference of, and of dy."""
     sites = tuple(range(2, dy.ndim))
     return {
-        SUMS[0]: ((dy * hat).sum(axis=sites), (np.abs(dy) * reach).sum(axis=sites)),
-        SUMS[1]: (dy.sum(axis=sites), np.abs(dy).sum(axis=sites)),
+        SUMS[0]: ((dy * hat).sum(axis=sites), (size * reach).sum(axis=sites)),
+        SUMS[1]: (dy.sum(axis=sites), size.sum(axis=sites)),
     }

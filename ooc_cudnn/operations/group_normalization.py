@@ -14,8 +14,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ooc_cudnn.operations.activation_sums import through
 from ooc_cudnn.operations.base import Array, Shape
 from ooc_cudnn.operations.batch_normalization import per_channel
+from ooc_cudnn.operations.batch_phases import VECTORS_OF_Y
 from ooc_cudnn.operations.builder import Builder
 from ooc_cudnn.operations.channel_statistics import (
     SAVED,
@@ -141,6 +143,9 @@ class GroupNormalizationGradient(_OfGroups):
     ----------
     data : bool
         Whether dx is made; else scale is no operand, and there is one sweep.
+    mode, coef
+        Of an activation after the normalisation. Then dy is that of its result, which is made again
+        for its slope; the bias is read, too.
     """
 
     shape: Shape
@@ -148,6 +153,8 @@ class GroupNormalizationGradient(_OfGroups):
     groups: int
     deterministic: bool = False
     data: bool = True
+    mode: str = "identity"
+    coef: float = 0.0
 
     loop_order = ("n", "c_y", SWEEP, "h_y", "c_x")
 
@@ -158,8 +165,9 @@ class GroupNormalizationGradient(_OfGroups):
 
     @property
     def inputs(self) -> tuple[str, ...]:  # type: ignore[override]
-        """Scale for dx alone."""
-        return ("x", "dy", *SAVED, *(("scale",) if self.data else ()))
+        """Scale for dx, and for y with the bias."""
+        of_y = VECTORS_OF_Y if self.mode != "identity" else VECTORS_OF_Y[:1] * self.data
+        return ("x", "dy", *SAVED, *of_y)
 
     @property
     def results(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -167,10 +175,11 @@ class GroupNormalizationGradient(_OfGroups):
         return ("dx", *SUMS) if self.data else SUMS
 
     def touched(self, name: str) -> range:
-        """The sums in the first sweep, scale and dx in the second."""
+        """The sums in the first sweep, dx in the second, and scale, but for y."""
         if name in SUMS:
             return range(1)
-        return range(1, 2) if name in ("scale", "dx") else range(self.sweeps)
+        late = name == "dx" or (name == "scale" and self.mode == "identity")
+        return range(1, 2) if late else range(self.sweeps)
 
     def build(self, build: Builder) -> None:
         """Add to the sums of the groups, or make their gradient."""
@@ -178,27 +187,40 @@ class GroupNormalizationGradient(_OfGroups):
         shape, order = self.piece_shape(build.piece), build.buffers["x"].order
         statistics = build.buffers[SAVED[0]].shape
         if build.piece.sweep == 0:
-            made = SetSums(shape, self.dtype, self.unit, statistics_shape=statistics)
-            inputs = ("x", build.in_order("dy", order), *SAVED, "")
+            made = SetSums(
+                shape, self.dtype, self.unit, statistics_shape=statistics, mode=self.mode,
+                coef=self.coef,
+            )  # fmt: skip
+            of_y = VECTORS_OF_Y if self.mode != "identity" else ()
+            inputs = ("x", build.in_order("dy", order), *SAVED, "", *of_y)
             self.sum_channels(build, made, inputs)
             return
         state = build.state("sums of channels", (2, *shape[:2]), "float64")
         scaled = build.scratch("sums of groups", (2, *shape[:2]), "float64")
         groups = GroupSums(*self.groups_of(build), ACCUMULATOR[self.dtype])
         build.launch(groups, (state, "scale"), scaled)
-        backward = NormaliseSetsBackward(shape, self.dtype, self.elements)
-        self.make(build, backward, ("x", "dy"), ("scale", *SAVED, scaled), order)
+        backward = NormaliseSetsBackward(
+            shape, self.dtype, self.elements, mode=self.mode, coef=self.coef
+        )
+        bias = VECTORS_OF_Y[1:] if self.mode != "identity" else ()
+        self.make(build, backward, ("x", "dy"), ("scale", *SAVED, scaled, *bias), order)
 
     def expected(self, piece: Piece, read: Read) -> Mapping[str, tuple[Array, Array]]:
         """Sums over the patch's group."""
         x, dy = (self.group(name, piece, read) for name in ("x", "dy"))
         mean, inverse = (read(name, self.region(name, piece) or ()) for name in SAVED)
         hat, reach = (x - mean) * inverse, (np.abs(x) + np.abs(mean)) * inverse
-        sums = sums_of_channels(dy, hat, reach)
+        size = np.abs(dy)
+        if self.mode != "identity":
+            vectors = {n: per_channel(read(n, (piece.c_y,)), x.ndim) for n in VECTORS_OF_Y}
+            dy, size = through(
+                self, x, dy, vectors | dict(zip(SAVED, (mean, inverse), strict=True))
+            )
+        sums = sums_of_channels(dy, hat, reach, size)
         if not self.data:
             return sums
-        gradient = per_channel(read("scale", (piece.c_y,)), x.ndim) * dy
+        scale = per_channel(read("scale", (piece.c_y,)), x.ndim)
+        gradient, size = scale * dy, np.abs(scale) * size
         value = inverse * (gradient - gradient.mean() - hat * (gradient * hat).mean())
-        size = np.abs(gradient)
         size = inverse * (size + size.mean() + reach * (size * reach).mean())
         return {"dx": (self.within(value, piece), self.within(size, piece)), **sums}

@@ -138,7 +138,7 @@ class LayerNormalizationGradient(_OfSites):
             return dy, (x - mean) * inverse, (np.abs(x) + np.abs(mean)) * inverse, inverse
 
         dy, hat, reach, _ = parts(piece._replace(h_y=(0, self.extents.h_y)))
-        found = sums_of_channels(dy, hat, reach)
+        found = sums_of_channels(dy, hat, reach, np.abs(dy))
         if self.data:
             dy, hat, reach, inverse = parts(piece)
             gradient = per_channel(read("scale", (piece.c_y,)), dy.ndim) * dy

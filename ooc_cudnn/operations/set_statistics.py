@@ -109,10 +109,13 @@ class SetSums(_OfSets):
     Sums of scale * dy, and of scale * dy * (x - mean) * inverse deviation, of each set. Mean and
     inverse deviation have `statistics_shape`, which is broadcast over x; the latter and scale,
     which is (c,), are 1 where they are "". What is summed up before is in `state`, as for
-    `SetMoments`.
+    `SetMoments`. With an activation after a normalisation of channels, dy is that of its result;
+    before the state come scale and bias of that.
     """
 
     statistics_shape: Shape = ()
+    mode: str = "identity"
+    coef: float = 0.0
 
     name = "set_sums"
     rows = 2
@@ -242,13 +245,16 @@ class NormaliseSetsBackward(OneShape):
     dx = inverse deviation * (scale * dy - sums[0] / count - xhat * sums[1] / count)
 
     `sums` (2, n, sets) are those of scale * dy and scale * dy * xhat, over the `count` elements
-    that share a mean. The other operands are as for `NormaliseSets`.
+    that share a mean. The other operands are as for `NormaliseSets`. With an activation after the
+    normalisation dy is that of its result, and takes its slope; the bias is the last operand.
     """
 
     shape: Shape
     dtype: str
     count: int
     by_site: bool = False
+    mode: str = "identity"
+    coef: float = 0.0
 
     name = "normalise_sets_backward"
 

@@ -123,6 +123,38 @@ def test_sums(dtype, shape, layout, way):
     assert_close(found, before + expected, "float64", 1e-13 * (size + np.abs(before) + 1))
 
 
+@pytest.mark.parametrize(("mode", "coef"), [("relu", 0.0), ("leaky_relu", 0.25)])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_through_an_activation(dtype, layout, mode, coef):
+    """Sums, and dx, of a dy that is that of the activation's result."""
+    shape = (2, 10, 7, 5)
+    kept = statistics_shape(shape, by_site=False)
+    x = Operand(shape, dtype, layout, data=random(shape, 1), offset=1)
+    dy = Operand(shape, dtype, layout, data=random(shape, 2))
+    mean, inverse = vector(kept, dtype, 3, offset=1), vector(kept, dtype, 4)
+    scale, bias = (vector(shape[1:2], dtype, seed) for seed in (5, 6))
+    m, i = (operand.wide.reshape(kept) for operand in (mean, inverse))
+    a, b = (operand.wide.reshape(1, -1, 1, 1) for operand in (scale, bias))
+    y = a * (x.wide - m) * i + b
+    dz = dy.wide * np.where(y > 0, 1, coef)
+    operation = SetSums(shape, dtype, 15, statistics_shape=kept, mode=mode, coef=coef)
+    inputs = (x, dy, mean, inverse, None, scale, bias, None)
+    parts = np.stack([by_sets(dz, False), by_sets(dz * (x.wide - m) * i, False)])
+    found = run(kernels, operation, inputs, Operand(operation.output_shape, "float64"))
+    assert_close(found, parts.sum(axis=3), "float64", 1e-12 * (np.abs(parts).sum(axis=3) + 1))
+
+    sums = random((2, *shape[:2]), 7)
+    of_dy, of_products = sums.reshape(2, *kept) / 50
+    terms = [a * dz, -of_dy, -(x.wide - m) * i * of_products]
+    size = np.abs(i) * (sum(map(np.abs, terms)) + np.abs(m * i * of_products))
+    backward = NormaliseSetsBackward(shape, dtype, 50, mode=mode, coef=coef)
+    inputs = (x, dy, scale, mean, inverse, Operand(sums.shape, "float64", data=sums), bias)
+    unit = EPSILON[ACCUMULATOR[dtype]]
+    found = run(kernels, backward, inputs, dy)  # in place
+    assert_close(found, i * sum(terms), dtype, 12 * unit * size)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_cut_gives_the_same_bits(dtype):
     """Whatever the order of memory, the images and channels beside it, and the rows before."""

@@ -17,6 +17,7 @@ from ooc_cudnn.operations.backward_data import BackwardData
 from ooc_cudnn.operations.batch_phases import BatchNormalizationData, ChannelSums
 from ooc_cudnn.operations.broadcast_gradient import BroadcastGradient
 from ooc_cudnn.operations.gradient_sums import BiasActivationGradient
+from ooc_cudnn.operations.group_normalization import GroupNormalizationGradient
 from ooc_cudnn.operations.per_site import ActivationGradient
 from tests.support.interpreter import run_step
 from tests.support.network_checks import check_network
@@ -132,6 +133,28 @@ def test_no_gradient_between_a_normalization_and_a_rectifier(mode):
     assert [call.mode for call in calls(step, BatchNormalizationData)] == [mode]
     assert not any({"activation_1", "batch_normalization_1"} & set(p.reads) for p in backward)
     assert not any("mask" in name for name in step.tensors)
+
+
+@pytest.mark.parametrize("wanted", [True, False], ids=["data", "no data"])
+@pytest.mark.parametrize("groups", [2, 4])
+def test_no_gradient_between_a_normalization_of_groups_and_a_rectifier(groups, wanted):
+    net, x = network_on((2, 4, 6, 5))
+    if not wanted:
+        x = net.input("given", (2, 4, 6, 5), "float64")
+    h = net.activation(net.group_normalization(x, groups, name="norm"), "leaky_relu", coef=0.125)
+    y = net.add(h, net.convolution(net.graph.tensors["x"], 4, window=1))
+
+    def twin(t):
+        given = t["x" if wanted else "given"]
+        h = F.group_norm(given, groups, t["norm.scale"], t["norm.bias"])
+        return F.leaky_relu(h, 0.125) + conv(t, "convolution_1", t["x"])
+
+    step = checked(net, y, twin, through)
+    (call,) = calls(step, GroupNormalizationGradient)
+    assert (call.mode, call.coef, call.data) == ("leaky_relu", 0.125, wanted)
+    assert calls(step, ActivationGradient) == []
+    backward = [phase for phase in step.phases if phase.is_backward]
+    assert not any({"activation_1", "norm"} & set(phase.reads) for phase in backward)
 
 
 def test_a_normalization_that_others_read_keeps_its_gradient():

@@ -256,6 +256,32 @@ def test_group_normalization(shape, groups, dtype):
         check_gradients(found, expected, old, dtype)
 
 
+@pytest.mark.parametrize(("mode", "coef"), [("relu", 0.0), ("leaky_relu", 0.25)])
+@pytest.mark.parametrize("groups", [2, 4])
+def test_groups_through_an_activation(groups, mode, coef):
+    """Dy is that of the activation's result, which nobody reads."""
+    shape, dtype = (2, 4, 5, 6), "float64"
+    (x, dy, scale, bias), (tx, tdy, tscale, tbias) = operands(shape, dtype)
+    y = F.leaky_relu(F.group_norm(tx, groups, tscale, tbias, EPSILON), coef)
+    _, *expected = gradients(y, (tx, tscale, tbias), tdy)
+    forward = GroupStatistics(shape, dtype, groups, EPSILON)
+    made = check_every_split(forward, {"x": x}, bits=False)
+    for data in (True, False):
+        old = old_gradients(shape, dtype)
+        backward = GroupNormalizationGradient(
+            shape, dtype, groups, data=data, mode=mode, coef=coef, alpha=2.0, beta=-0.5
+        )
+        inputs = {"x": x, "dy": dy, "scale": scale, "bias": bias, **made}
+        found = check_every_split(backward, inputs, old if data else None, bits=False)
+        sums = {name: found.pop(name) for name in ("scale_sums", "bias_sums")}
+        found |= parameter_gradients(shape, dtype, sums, old, shape[0])
+        if data:
+            check_gradients(found, expected, old, dtype)
+        else:
+            for name, gradient in zip(("dscale", "dbias"), expected[1:], strict=True):
+                assert_near(sums[f"{name[1:]}_sums"].sum(axis=0), gradient, dtype, name)
+
+
 @pytest.mark.parametrize(("shape", "dtype"), [c for c in CASES if c[0] != "one channel"])
 def test_layer_normalization_of_each_site(shape, dtype):
     shape = SHAPES[shape]

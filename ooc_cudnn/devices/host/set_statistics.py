@@ -6,7 +6,7 @@ the same order wherever they lie and whatever is summed beside them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import reduce
 
 import numpy as np
@@ -21,6 +21,7 @@ from ooc_cudnn.devices.host.chunks import (
     chunks,
     of_channels,
 )
+from ooc_cudnn.devices.host.elementwise import times_slope
 from ooc_cudnn.devices.host.reduction import merged_moments, moments_result
 from ooc_cudnn.operations.activation import MODES
 from ooc_cudnn.operations.batch_normalization import MomentsResult
@@ -34,7 +35,7 @@ from ooc_cudnn.operations.set_statistics import (
     SetSums,
 )
 from ooc_cudnn.operations.site_normalization import NormaliseSites
-from ooc_cudnn.tensor import ACCUMULATOR
+from ooc_cudnn.tensor import ACCUMULATOR, numpy_dtype
 
 
 def set_moments(operation: SetMoments, inputs: Inputs, output: Array, workspace: Array) -> None:
@@ -55,7 +56,9 @@ def set_moments(operation: SetMoments, inputs: Inputs, output: Array, workspace:
 
 def set_sums(operation: SetSums, inputs: Inputs, output: Array, workspace: Array) -> None:
     """Sums of scale * dy, and of scale * dy * (x - mean) * inverse deviation, of each set."""
-    x, dy, mean, inverse, scale, state = inputs
+    x, dy, mean, inverse, scale, *of_y, state = inputs
+    if of_y:
+        dy = _before_activation(operation, x, dy, (*of_y, mean, inverse))
     x, dy = (_sets(tensor, operation.by_site) for tensor in (x, dy))
     vectors = (v if v is None else _sets(v, operation.by_site) for v in (mean, inverse, scale))
     mean, inverse, scale = (v if v is None else np.broadcast_to(v, x.shape) for v in vectors)
@@ -147,8 +150,10 @@ def normalise_sets_backward(
     operation: NormaliseSetsBackward, inputs: Inputs, output: Array, workspace: Array
 ) -> None:
     """dx = inverse deviation * (scale * dy - sums[0] / count - xhat * sums[1] / count)."""
-    x, dy, scale, mean, inverse, sums = inputs
+    x, dy, scale, mean, inverse, sums, *biases = inputs
     dtype = arithmetic_dtype(operation.dtype)
+    if biases:
+        dy = _before_activation(operation, x, dy, (scale, *biases, mean, inverse))
     level, slope = sums.reshape(2, *operation.statistics_shape) / operation.count
     level, slope = level.astype(dtype), (slope * inverse).astype(dtype)
     for box in chunks(output):
@@ -162,6 +167,24 @@ def normalise_sets_backward(
         result -= part
         result *= inverse[narrow]
         np.copyto(output[box], result, casting="unsafe")
+
+
+def _before_activation(
+    operation: SetSums | NormaliseSetsBackward, x: Array, dy: Array, vectors: Sequence[Array]
+) -> Array:
+    """Dy times the slope of an activation after the normalisation, whose result is made again."""
+    dtype, (scale, bias, mean, inverse) = arithmetic_dtype(operation.dtype), vectors
+    dx = np.empty(dy.shape, dtype)
+    for box in chunks(dx):
+        narrow = _narrow(mean, box)
+        y = x[box].astype(dtype)
+        y -= mean[narrow]
+        y *= inverse[narrow] * of_channels(scale, box)
+        y += of_channels(bias, box)
+        y = MODES[operation.mode][0](y, operation.coef)
+        y = y.astype(numpy_dtype(operation.dtype)).astype(dtype)
+        dx[box] = times_slope(operation, y, y, dy[box].astype(dtype))
+    return dx
 
 
 def normalise_sites(

@@ -64,8 +64,14 @@ def _sum(
     tensors: Sequence[DeviceView | None],
     state: DeviceView | None,
     call: Call,
+    of_y: Sequence[DeviceView | None] = (None, None),
+    mode: str = "identity",
+    coef: float = 0.0,
 ) -> None:
-    """Sum up units, and then sets; of x and dy, and of what is broadcast over them."""
+    """Sum up units, and then sets; of x and dy, and of what is broadcast over them.
+
+    `of_y` are scale and bias of what an activation of a mode was applied to.
+    """
     check_packed("the result", call.output, operation.output_shape, "float64")
     if state is not None:
         check_packed("state", state, operation.output_shape, "float64")
@@ -87,8 +93,10 @@ def _sum(
 
     kind = boolean(isinstance(operation, SetSums))
     blocks = images * units * -(-sets // ACROSS)
-    partials = f"set_partials<{CUDA_TYPES[operation.dtype]}, {kind}>"
-    launch(operation, tensors, lambda: plan(partials, blocks), (partial,), call.stream)
+    partials = f"set_partials<{CUDA_TYPES[operation.dtype]}, {kind}, {MODES[mode]}>"
+    numbers_after = (partial, real_type(operation.dtype)(coef))
+    every = (*tensors, *of_y)
+    launch(operation, every, lambda: plan(partials, blocks), numbers_after, call.stream)
     launch(
         (operation, "totals"),
         (call.output, state),
@@ -106,7 +114,7 @@ def set_moments(operation: SetMoments, call: Call) -> None:
 
 def set_sums(operation: SetSums, call: Call) -> None:
     """Run `SetSums` on (x, dy, mean, inverse deviation, scale, state)."""
-    x, dy, mean, inverse, scale, state = call.inputs
+    x, dy, mean, inverse, scale, *of_y, state = call.inputs
     check("x", x, operation.shape, operation.dtype)
     check("dy", dy, operation.shape, operation.dtype)
     vectors = ACCUMULATOR[operation.dtype]
@@ -115,7 +123,10 @@ def set_sums(operation: SetSums, call: Call) -> None:
         check_packed("the inverse deviation", inverse, operation.statistics_shape, vectors)
     if scale is not None:
         check_packed("scale", scale, operation.shape[1:2], vectors)
-    _sum(operation, (x, dy, mean, inverse, scale), state, call)
+    for name, view in zip(("scale of y", "bias of y"), of_y, strict=False):
+        check_packed(name, view, operation.shape[1:2], vectors)
+    after = (of_y or (None, None), operation.mode, operation.coef)
+    _sum(operation, (x, dy, mean, inverse, scale), state, call, *after)
 
 
 # States ---------------------------------------------------------------------------------------
@@ -214,9 +225,7 @@ def _normalise(
     share: float = 0.0,
 ) -> None:
     """Launch on scale, bias, mean and inverse deviation, and backward dy and sums."""
-    mode, coef = "identity", 0.0
-    if isinstance(operation, NormaliseSets):
-        mode, coef = operation.mode, operation.coef
+    mode, coef = operation.mode, operation.coef
     x = check("x", call.inputs[0], operation.shape, operation.dtype)
     output = check("the result", call.output, operation.shape, operation.dtype)
     narrow, channels = ACCUMULATOR[operation.dtype], operation.shape[1:2]
@@ -240,12 +249,15 @@ def normalise_sets(operation: NormaliseSets, call: Call) -> None:
 
 
 def normalise_sets_backward(operation: NormaliseSetsBackward, call: Call) -> None:
-    """Run `NormaliseSetsBackward` on (x, dy, scale, mean, inverse deviation, sums)."""
-    _, dy, scale, mean, inverse, sums = call.inputs
+    """Run `NormaliseSetsBackward` on (x, dy, scale, mean, inverse deviation, sums, bias)."""
+    _, dy, scale, mean, inverse, sums, *biases = call.inputs
+    bias = biases[0] if biases else None
+    if bias is not None:
+        check_packed("bias", bias, operation.shape[1:2], ACCUMULATOR[operation.dtype])
     check("dy", dy, operation.shape, operation.dtype)
     sets = math.prod(operation.statistics_shape[1:])
     check_packed("sums", sums, (2, operation.statistics_shape[0], sets), "float64")
-    _normalise(operation, call, (scale, None, mean, inverse), dy, sums, 1 / operation.count)
+    _normalise(operation, call, (scale, bias, mean, inverse), dy, sums, 1 / operation.count)
 
 
 def _sites_workspace(operation: NormaliseSites) -> int:
