@@ -186,19 +186,20 @@ struct TargetOf<true> {
 };
 
 // The box is TB x TD x TH x TW elements of TL packs of COUNT lanes. STAGE is 0, or so many words of
-// shared memory for its x and its dx: TW is then all of w, and either TH all of h or TB 1. In CELLS, a
-// thread makes a stride of dx at once, down and across, whose windows are the same for all of them;
-// else WIDE neighbours along w (TW is a multiple of WIDE, or all of w).
-template <typename I, typename T, int MODE, bool BY_WARP, int COUNT, int WIDE, int STAGE, bool CELLS,
+// shared memory for its x and its dx: TW is then all of w, and either TH all of h or TB 1. With CELLS, a
+// thread makes so many strides of dx down, and one across, which have the same windows over them; else
+// (0) WIDE neighbours along w (TW is a multiple of WIDE, or all of w).
+template <typename I, typename T, int MODE, bool BY_WARP, int COUNT, int WIDE, int STAGE, int CELLS,
           int TB, int TD, int TH, int TW, int TL, int PD, int PH, int PW, int KD, int KH, int KW, int SD,
           int SH, int SW>
 __global__ void __launch_bounds__(256, STAGE > 0 ? 4 : 3) unpool_tile(
     UnpoolingGeometry<I> g, T *__restrict__ dx, const T *__restrict__ y, const T *__restrict__ dy,
     const T *__restrict__ x) {
     using A = Arithmetic<T>;
-    constexpr int CELLS_H = CELLS ? (TH + SH - 1) / SH : 1, CELLS_W = CELLS ? (TW + SW - 1) / SW : 1;
+    constexpr int CH = CELLS ? CELLS * SH : 1;  // rows of a cell
+    constexpr int CELLS_H = (TH + CH - 1) / CH, CELLS_W = CELLS ? (TW + SW - 1) / SW : 1;
     using D = Touching<I, TD, KD, SD, PD>;
-    using H = Touching<I, CELLS ? CELLS_H * SH : TH, KH, SH, PH>;
+    using H = Touching<I, CELLS_H * CH, KH, SH, PH>;
     using W = Touching<I, CELLS ? CELLS_W * SW : TW, KW, SW, PW>;
     static_assert(!CELLS || (H::FIXED && W::FIXED), "cells begin at the same place in a stride");
     constexpr int WINDOWS = TB * D::WINDOWS * H::WINDOWS * W::WINDOWS * TL;
@@ -293,9 +294,9 @@ __global__ void __launch_bounds__(256, STAGE > 0 ? 4 : 3) unpool_tile(
                 if (MODE != MAX || targets[window].element[e] == tap)
                     total[e] += gradients[window].element[e];
         };
-        if constexpr (CELLS) {
+        if constexpr (CELLS > 0) {
             constexpr int CELL_COUNT = TB * TD * CELLS_H * CELLS_W * TL;
-            constexpr int REACH_H = (SH - 1 + H::SHIFT) / SH, REACH_W = (SW - 1 + W::SHIFT) / SW;
+            constexpr int REACH_H = (CH - 1 + H::SHIFT) / SH, REACH_W = (SW - 1 + W::SHIFT) / SW;
             T *made = stage + Staging<T>::shift(target_tile);
             for (unsigned i = threadIdx.x; i < CELL_COUNT; i += 256) {
                 const unsigned lane = i % TL, c_w = i / TL % CELLS_W;
@@ -305,7 +306,7 @@ __global__ void __launch_bounds__(256, STAGE > 0 ? 4 : 3) unpool_tile(
                 const I lanes = g.lanes - first_lane - I(lane * COUNT);
                 if (STAGE == 0 && (lanes <= 0 || (int)i_b >= planes || first_d + (I)i_d >= g.dx.d))
                     continue;  // of a stage such planes are not stored
-                A totals[SH][SW][COUNT] = {};
+                A totals[CH][SW][COUNT] = {};
 #pragma unroll D::UNROLL
                 for (int j_d = 0; j_d < D::COVERING; ++j_d) {
                     const int w_d = d.template last<1>(i_d, 0) - j_d;
@@ -316,10 +317,10 @@ __global__ void __launch_bounds__(256, STAGE > 0 ? 4 : 3) unpool_tile(
 #pragma unroll
                         for (int r_w = REACH_W; r_w >= 0; --r_w) {
                             const int window =
-                                (((i_b * D::WINDOWS + w_d) * H::WINDOWS + c_h + r_h) * W::WINDOWS +
+                                (((i_b * D::WINDOWS + w_d) * H::WINDOWS + c_h * CELLS + r_h) * W::WINDOWS +
                                  c_w + r_w) * TL + lane;
 #pragma unroll
-                            for (int e_h = 0; e_h < SH; ++e_h)
+                            for (int e_h = 0; e_h < CH; ++e_h)
 #pragma unroll
                                 for (int e_w = 0; e_w < SW; ++e_w) {
                                     const int tap_h = e_h + H::SHIFT - r_h * SH;
@@ -331,11 +332,11 @@ __global__ void __launch_bounds__(256, STAGE > 0 ? 4 : 3) unpool_tile(
                         }
                 }
 #pragma unroll
-                for (int e_h = 0; e_h < SH; ++e_h)
+                for (int e_h = 0; e_h < CH; ++e_h)
 #pragma unroll
                     for (int e_w = 0; e_w < SW; ++e_w) {
-                        const int i_h = c_h * SH + e_h, i_w = c_w * SW + e_w;
-                        if ((TH % SH > 0 && i_h >= TH) || (TW % SW > 0 && i_w >= TW)) continue;
+                        const int i_h = c_h * CH + e_h, i_w = c_w * SW + e_w;
+                        if ((TH % CH > 0 && i_h >= TH) || (TW % SW > 0 && i_w >= TW)) continue;
                         if (STAGE == 0 && (first_h + i_h >= g.dx.h || first_w + i_w >= g.dx.w))
                             continue;
                         Pack<T, COUNT> results;

@@ -50,6 +50,8 @@ WARP_TAPS = 64
 #: A thread of `unpool_apart` has so many elements of a window, and makes so many of dx; one of
 #: `unpool_tile` so many of a stride of dx.
 APART_TAPS, APART_ELEMENTS, CELL_ELEMENTS = 16, 48, 32
+#: Strides one below the other that a thread makes where rows are staged: fewer windows an element.
+STAGED_CELLS = 2
 #: Shared memory for the x and dx of a box of rows and for its windows, at the most.
 MOST_STAGE_BYTES = 46 * 1024
 
@@ -63,11 +65,15 @@ class Tile(NamedTuple):
     w: int
     lanes: int
 
-    def windows(self, window: tuple[int, ...], stride: tuple[int, ...]) -> int:
-        """How many windows touch the box, of whole strides, times its packs of lanes: at most."""
+    def windows(self, window: tuple[int, ...], stride: tuple[int, ...], down: int = 1) -> int:
+        """How many windows touch the box, of whole strides, times its packs of lanes: at most.
+
+        Of `down` strides along h, where a thread makes so many of them.
+        """
+        cells = (stride[0], down * stride[1], stride[2])
         touching = [
-            (-(-size // s) * s + k - 2) // s + 1
-            for size, k, s in zip(self[1:4], window, stride, strict=True)
+            (-(-size // cell) * cell + k - 2) // s + 1
+            for size, cell, k, s in zip(self[1:4], cells, window, stride, strict=True)
         ]
         return self.b * math.prod(touching) * self.lanes
 
@@ -145,23 +151,23 @@ def choose_rows(
     >>> choose_rows((1, 10**5, 1, 13, 13, 1), 4, (1, 3, 3), (1, 2, 2), 6, whole=True)
     (Tile(b=24, d=1, h=13, w=13, lanes=1), 4060)
     >>> choose_rows((1, 10**4, 1, 224, 224, 1), 4, (1, 3, 3), (1, 2, 2), 6, whole=True)
-    (Tile(b=1, d=1, h=18, w=224, lanes=1), 4708)
+    (Tile(b=1, d=1, h=16, w=224, lanes=1), 4260)
     """
     height, width = sizes[3:5]
     for nbytes in (STAGE_BYTES, STAGE_BYTES // 2):
         left = nbytes // item_bytes
         b = max(planes_a_block(sizes, left), 1)
-        h = height if height * width <= left else max(left // width // stride[1], 1) * stride[1]
+        cell = STAGED_CELLS * stride[1]
+        h = height if height * width <= left else max(left // width // cell, 1) * cell
         rows = h
         if not whole or h < height:
             # The first window that touches it begins so far before it.
             shift = (phase - window[1]) % stride[1] + window[1] - stride[1]
-            strides = -(-h // stride[1])
-            of_x = (strides * stride[1] - 1 + shift) // stride[1] * stride[1] + window[1]
+            of_x = (-(-h // cell) * cell - 1 + shift) // stride[1] * stride[1] + window[1]
             rows = max(h, of_x)
         words = stage_words(b * rows * width, item_bytes)
         tile = Tile(b, 1, h, width, 1)
-        shared = words * item_bytes + tile.windows(window, stride) * lane_bytes
+        shared = words * item_bytes + tile.windows(window, stride, STAGED_CELLS) * lane_bytes
         if shared <= MOST_STAGE_BYTES:
             return tile, words
     return None
@@ -254,8 +260,8 @@ def plan_pooling_backward(
         while wide > 1 and tile.w % wide and tile.w < sizes[4]:
             wide //= 2
         alike = cell <= CELL_ELEMENTS and min(starts[1:]) >= 0
-        cells = alike and wide == 1
-        arguments += [boolean(by_warp), str(count), str(wide), str(stage), boolean(cells)]
+        cells = (STAGED_CELLS if stage else 1) if alike and wide == 1 else 0
+        arguments += [boolean(by_warp), str(count), str(wide), str(stage), str(cells)]
         arguments += map(str, (*tile, *starts))
         tiles = [
             -(-size // piece) for size, piece in zip(sizes[1:5], tile[:4], strict=True)

@@ -47,13 +47,13 @@ INSTANCES = {
     "pooling_backward.cu": [
         "unpool_apart<int, float, MAX, 4, 2, 2, 2, 2>",
         "unpool_apart<long long, __half, AVERAGE_EXCLUDE_PADDING, 8, 1, 2, 2, 3>",
-        "unpool_tile<int, float, MAX, false, 1, 1, 4060, true, 24, 1, 13, 13, 1, 0, 0, 0, 1, 3, 3, "
+        "unpool_tile<int, float, MAX, false, 1, 1, 4060, 2, 24, 1, 13, 13, 1, 0, 0, 0, 1, 3, 3, "
         "1, 2, 2>",
-        "unpool_tile<int, __half, MAX, false, 8, 1, 0, true, 1, 1, 8, 16, 8, 0, 1, 1, 1, 3, 3, 1, "
+        "unpool_tile<int, __half, MAX, false, 8, 1, 0, 1, 1, 1, 8, 16, 8, 0, 1, 1, 1, 3, 3, 1, "
         "2, 2>",
-        "unpool_tile<long long, __nv_bfloat16, AVERAGE_EXCLUDE_PADDING, false, 1, 1, 4720, true, "
+        "unpool_tile<long long, __nv_bfloat16, AVERAGE_EXCLUDE_PADDING, false, 1, 1, 4720, 2, "
         "1, 1, 20, 224, 1, 0, 1, 1, 1, 3, 3, 1, 2, 2>",
-        "unpool_tile<int, double, MAX, true, 2, 1, 0, false, 1, 1, 8, 16, 2, 0, -1, 3, 1, 30, 30, "
+        "unpool_tile<int, double, MAX, true, 2, 1, 0, 0, 1, 1, 8, 16, 2, 0, -1, 3, 1, 30, 30, "
         "1, 20, 20>",
         "unpool_direct<int, float, MAX, 1, 20, 20, 1, 1, 1>",
         "unpool_direct<long long, __half, AVERAGE_EXCLUDE_PADDING, 1, 20, 20, 1, 1, 1>",
@@ -113,13 +113,13 @@ def test_the_common_windows_move_in_16_byte_packs():
     forward, backward = names(operation, "first")
     assert forward == "pool_planes<int, __half, 0, 8072, 1, 31, 64, 128, 3, 3, 2, 2>"
     rows = "1, 1, 64, 128, 1, 0, 1, 1, 1, 3, 3, 1, 2, 2"
-    assert backward == f"unpool_tile<int, __half, 0, false, 1, 1, 8584, true, {rows}>"
+    assert backward == f"unpool_tile<int, __half, 0, false, 1, 1, 8584, 2, {rows}>"
     forward, backward = names(operation, "last")
     assert forward == "pool_windows<int, __half, 0, 8, 1, 3, 3, 1, 2, 2, 1, false>"
     assert backward.startswith("unpool_tile<int, __half, 0, false, 8, 1, ")
     forward, backward = names(operation, "last", pointer=4098)
     assert forward.startswith("pool_windows<int, __half, 0, 1, ")
-    assert backward.startswith("unpool_tile<int, __half, 0, false, 1, 1, 0, true, ")
+    assert backward.startswith("unpool_tile<int, __half, 0, false, 1, 1, 0, 1, ")
 
 
 def test_large_windows_are_shared_by_a_warp_and_huge_tensors_have_long_offsets():
