@@ -13,6 +13,7 @@ from ooc_cudnn.operations.activation import Activation, check_mode
 from ooc_cudnn.operations.batch_normalization import Normalise
 from ooc_cudnn.operations.chain import Chain
 from ooc_cudnn.operations.convolution import Convolution
+from ooc_cudnn.operations.fused_convolution import FusedConvolution
 from ooc_cudnn.operations.op_tensor import AddTensor, OpTensor
 from ooc_cudnn.pricing.rings import DEPTHS
 from perfmodel import Split
@@ -149,6 +150,19 @@ def test_alpha_and_beta_apply_once_at_the_end(name):
 def test_the_seam_of_a_deep_chain_in_float32():
     built = Built(*CHAINS["three deep"], dtype="float32")
     built.check_every_split()
+
+
+@pytest.mark.parametrize("layout", ["channels_last", "channels_first"])
+@pytest.mark.parametrize("scale", [(1.0, 0.0), (-0.5, 2.0)], ids=str)
+def test_a_convolution_that_adds_its_bias_itself(layout, scale):
+    """In float32 of few channels; of a sum over channels the bias and ReLU come after the last."""
+    alpha, beta = scale
+    items = [("convolution", (2, 3, 3, 3), SAME), ("bias",), ("activation", "relu")]
+    built = Built((2, 3, 4, 3), items, alpha=alpha, beta=beta, dtype="float32")
+    launches, _ = built.chain.launches(built.chain.whole_piece(), layout=layout, orders={})
+    itself = any(isinstance(launch.operation, FusedConvolution) for launch in launches)
+    assert itself == (layout == "channels_last" and alpha == 1)
+    assert built.check_every_split(layout=layout) >= 12
 
 
 @pytest.mark.parametrize("mode", ["sigmoid", "elu"])

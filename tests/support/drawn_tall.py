@@ -21,10 +21,9 @@ def layer(d):
     if x is None:
         return
     window = d.choice([1, 3])
-    geometry = {"padding": window // 2, "groups": d.choice([1, 1, d.choice([1, x.shape[1]])])}
+    depthwise = x.shape[1] <= MOST_CHANNELS and not d.random.integers(6)
+    geometry = {"padding": window // 2, "groups": x.shape[1] if depthwise else 1}
     channels = geometry["groups"] * int(d.random.integers(1, 4))
-    if channels > MOST_CHANNELS:
-        return
     bias = bool(d.random.integers(4))
     inner = d.net.convolution(x, channels, window=window, bias=bias, **geometry)
     function, w = by_axes(x, F.conv1d, F.conv2d, F.conv3d), f"{inner.name}.w"
@@ -40,16 +39,11 @@ def layer(d):
 
 def nested(d):
     """A concatenation of concatenations: maps come twice, in any order, joined in any order."""
-    a = d.some(lambda m: m.shape[1] <= 4)
-    if a is None:
-        return
+    a = d.choice(d.maps)
+    fit = [m for m in d.maps if (m.shape[0], *m.shape[2:]) == (a.shape[0], *a.shape[2:])]
     made = [a]
     for _ in range(int(d.random.integers(2, 5))):
-        parts = []
-        for _ in range(int(d.random.integers(2, 4))):
-            from_made = d.choice(made)
-            other = d.some(lambda m: (m.shape[0], *m.shape[2:]) == (a.shape[0], *a.shape[2:]))
-            parts.append(d.choice([from_made, other]))
+        parts = [d.choice(d.choice([made, fit])) for _ in range(int(d.random.integers(2, 4)))]
         if sum(part.shape[1] for part in parts) > MOST_CHANNELS:
             continue
         d.consumed.update(part.name for part in parts)

@@ -11,6 +11,7 @@ import numpy as np
 
 from ooc_cudnn.devices.host.device import RUNNERS, WORKSPACE
 from ooc_cudnn.network.in_place import IN_PLACE
+from ooc_cudnn.operations.part_of import PartOf
 from ooc_cudnn.tensor import numpy_dtype
 
 LASTING = ("input", "parameter", "running")
@@ -52,7 +53,8 @@ def run_phase(phase, arrays):
     bound = {operand: arrays[name] for operand, name in phase.binds.items()}
     for result in phase.call.results:  # cut into pieces, it would read what it has written
         shared = {result}
-        if isinstance(phase.call, IN_PLACE):  # each element by itself
+        call = phase.call.call if isinstance(phase.call, PartOf) else phase.call
+        if isinstance(call, IN_PLACE):  # each element by itself
             shared |= {n for n, name in phase.binds.items() if name == phase.binds[result]}
         others = [array for operand, array in bound.items() if operand not in shared]
         assert not any(map(partial(np.shares_memory, bound[result]), others)), phase.name
