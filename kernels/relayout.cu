@@ -157,8 +157,8 @@ constexpr int MOST_BLOCKS = 4;
 constexpr int MOST_BLOCKS = 8;
 #endif
 template <int TILE_BYTES, typename Word>
-constexpr int WANTED_BLOCKS =
-    sizeof(Word) == 8 ? 4 : TILE_BYTES <= 8192 ? 8 : TILE_BYTES <= 12288 ? 6 : 5;
+constexpr int WANTED_BLOCKS =  // words of other sizes take more registers
+    sizeof(Word) != 4 ? 4 : TILE_BYTES <= 8192 ? 8 : TILE_BYTES <= 12288 ? 6 : 5;
 template <int TILE_BYTES, typename Word>
 constexpr int BLOCKS = WANTED_BLOCKS<TILE_BYTES, Word> < MOST_BLOCKS ? WANTED_BLOCKS<TILE_BYTES, Word>
                                                                     : MOST_BLOCKS;

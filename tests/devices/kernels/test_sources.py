@@ -143,6 +143,8 @@ def test_source_compiles_without_warnings(source: str, architecture: str, tmp_pa
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("Compiling entry function") == len(INSTANCES[source]), done.stderr
+    if source == "relayout.cu" and architecture == "sm_90":  # what made it slow once
+        assert done.stderr.count(" 0 bytes spill stores") == len(INSTANCES[source]), done.stderr
 
 
 def packed(sizes: tuple[int, int, int], order: str) -> tuple[int, int, int]:
