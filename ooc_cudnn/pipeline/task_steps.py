@@ -197,7 +197,8 @@ class TaskSteps:
         hazards, computed = self.issuer.hazards, {COMPUTE: self.computed}
         if hazards is None:
             return
-        for (name, region), step in self.in_place.items():
+        # bytes between rows of a region may be another's: the last step on them counts
+        for (name, region), step in sorted(self.in_place.items(), key=lambda each: each[1]):
             writes = name in self.call.results
             hazards.note(self.task.binds[name], region, {COMPUTE: step}, writes=writes)
         for name, slot in self.taken:
