@@ -83,9 +83,10 @@ class Stretches:
         """Cut before each phase that cannot follow those of its stretch band by band."""
         start, held, phases = 0, _Held(self), self.step.phases
         for at, phase in enumerate(phases):
-            if held.must_end_before(phase) or (at > start and self._is_alone(phase)):
+            alone = self._is_alone(phase)
+            if held.must_end_before(phase) or (at > start and alone):
                 cut = at
-                while cut - 1 > start and self._makes_again(phases[cut - 1]):
+                while not alone and cut - 1 > start and self._makes_again(phases[cut - 1]):
                     cut -= 1  # what is made again for this phase belongs to it
                 yield start, cut
                 start, held = cut, _Held(self, phases[cut:at])
@@ -93,7 +94,7 @@ class Stretches:
                     yield start, at
                     start, held = at, _Held(self)
             held.add(phase)
-            if self._is_alone(phase):
+            if alone:
                 yield start, at + 1
                 start, held = at + 1, _Held(self)
         if start < len(phases):
@@ -103,16 +104,16 @@ class Stretches:
     def _is_alone(phase: Phase) -> bool:
         """Whether a phase is a stretch by itself, and runs on all rows at once.
 
-        It sums over rows in a way that cannot be added to (moments are merged), or has no rows, or
-        has bits of several rows in a byte.
+        It sums over rows in a way that cannot be added to (moments are merged), or would add to
+        what else it makes, too; or it has no rows, or bits of several rows in a byte.
         """
         if _is_packed(phase.call):
             return True
         call = replace(phase.call, beta=1.0)
         sums = [name for name in call.results if "h_y" not in call.operands[name].axes]
-        return any(call.scaling(name)[1] != 1 for name in sums) or not any(
-            "h_y" in operand.axes for operand in call.operands.values()
-        )
+        if sums and any(call.scaling(name)[1] != (name in sums) for name in call.results):
+            return True
+        return not any("h_y" in operand.axes for operand in call.operands.values())
 
     def _makes_again(self, phase: Phase) -> bool:
         """Whether a phase makes again what is banded, and nothing that must end first."""

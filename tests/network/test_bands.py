@@ -6,6 +6,9 @@ import numpy as np
 import pytest
 
 import ooc_cudnn
+from ooc_cudnn.network.bands import banded, whole_maps
+from ooc_cudnn.network.planning import _as_taken
+from tests.fuzz.rewrites import Rewritten
 from tests.support.network_steps import banded_plan
 
 
@@ -33,3 +36,14 @@ def test_no_band_adds_to_rows_that_a_later_one_reads(bands):
     for name, gradient in whole.gradients.items():
         found = np.asarray(step.gradients[name])
         assert found == pytest.approx(np.asarray(gradient), abs=1e-12), name
+
+
+def test_what_is_no_part_of_a_band_reads_what_is_made_again_whole():
+    """A group norm's gradient has sums that cannot be added to: it runs on all rows at once."""
+    drawn = Rewritten(2102)
+    step = _as_taken(drawn.net.training_phases(drawn.loss), "best")
+    made = banded(step, whole_maps(step), 2)
+    names = [phase.name for phase in made.phases]
+    assert "group_normalization_1 data gradient" in names
+    assert any("(band 1)" in name for name in names)
+    drawn.check(made)
