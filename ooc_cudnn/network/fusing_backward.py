@@ -82,8 +82,8 @@ def _beside_biases(step: Step) -> Step:
     phases: list[Phase | None] = list(step.phases)
     for at, phase in enumerate(step.phases):
         before = makers.activation(phase, at) if _is_bias(phase) else None
-        if before is None:
-            continue
+        if before is None or phases[before] is not step.phases[before]:
+            continue  # it makes another sum already
         maker = step.phases[before]
         call = BiasActivationGradient(**_shared(maker), alpha=phase.call.alpha)
         phases[before], phases[at] = _both(maker, phase, call), None
@@ -100,8 +100,8 @@ def _of_two_parts(step: Step) -> Step:
     asked = {step.place(name).base for name in (*step.outputs, *step.gradients.values())}
     for at, phase in enumerate(step.phases):
         before = makers.activation(phase, at) if is_plain_sums(phase) else None
-        if before is None:
-            continue
+        if before is None or phases[before] is not step.phases[before]:
+            continue  # it makes the sums of another norm already
         maker = step.phases[before]
         dy = maker.binds["dy"]
         adder = None if dy in asked else makers.last_adder(dy, before)

@@ -26,7 +26,8 @@ def test_each_problem_is_tuned_as_its_precision_admits(monkeypatch, direction, p
         arguments=SimpleNamespace(device="host", compiled=False), say=said.append, quick=False
     )
     problem = engines.Problem(torch, engines.QUICK[0], precision, direction, "cpu")
-    with common.no_stored_engines(), ooc_cudnn.settings(memory_limit=2**20):
+    chosen = {"memory_limit": 2**20, "allow_tf32": precision != "strict"}
+    with common.no_stored_engines(), ooc_cudnn.settings(**chosen):
         tables = engines.tuned(report, problem, 60.0)
     wanted = "eng100" if precision == "strict" else "eng101"
     assert {table["engines"][0][0] for table in tables} == {wanted}

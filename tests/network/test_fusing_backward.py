@@ -191,6 +191,29 @@ def test_a_block_with_its_shortcut():
     assert len(calls(step, ActivationGradient)) == 1
 
 
+def test_two_norms_of_one_gradient_get_their_sums_both():
+    """As where a ResNet gets smaller: its shortcut is normalised, too."""
+    net, x = network_on((2, 4, 6, 5))
+    for _ in range(2):
+        both = (net.convolution(x, 4, window=window, padding=window // 2) for window in (3, 1))
+        x = net.activation(net.add(*map(net.batch_normalization, both)))
+
+    def twin(t):
+        x = t["x"]
+        for at in (1, 3):
+            deep = conv(t, f"convolution_{at}", x, padding=1)
+            side = conv(t, f"convolution_{at + 1}", x)
+            x = torch.relu(
+                normalised(t, f"batch_normalization_{at}", deep)
+                + normalised(t, f"batch_normalization_{at + 1}", side)
+            )
+        return x
+
+    step = checked(net, x, twin, through)
+    assert len(calls(step, ActivationSums)) == 1
+    assert len(calls(step, ChannelSums)) == 3
+
+
 def test_what_a_convolution_adds_to_a_shortcut_is_added_by_who_reads_it():
     net, x = network_on((2, 4, 6, 5))
     for _ in range(3):
