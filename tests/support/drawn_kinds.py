@@ -92,15 +92,19 @@ def batch_normalization(d):
     if x is None:
         return
     y = d.net.batch_normalization(x, epsilon=0.1)
-    name = y.name
+    d.made(y, batch_normalized(x.name, y.name))
+
+
+def batch_normalized(x, name):
+    """What PyTorch makes of a map, by the parameters of the norm of that name."""
 
     def twin(t):
         running = t[f"{name}.running_mean"], t[f"{name}.running_variance"]
         return F.batch_norm(
-            t[x.name], *running, t[f"{name}.scale"], t[f"{name}.bias"], t.training, 0.1, 0.1
+            t[x], *running, t[f"{name}.scale"], t[f"{name}.bias"], t.training, 0.1, 0.1
         )
 
-    d.made(y, twin)
+    return twin
 
 
 def softmax(d):

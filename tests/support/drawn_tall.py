@@ -69,9 +69,34 @@ def readers(d):
     d.made(other, lambda t: pool(t[x.name], 3, 1, 1))
 
 
+def block(d):
+    """As in ResNets: ReLU of two normalised convolutions of one map; sums share their gradient."""
+    x = d.some(lambda m: min(m.shape[2:]) > 2)
+    if x is None:
+        return
+    function, parts = by_axes(x, F.conv1d, F.conv2d, F.conv3d), []
+    for window in (3, 1):
+        inner = d.net.convolution(x, 2, window=window, padding=window // 2, bias=False)
+        y = d.net.batch_normalization(inner, epsilon=0.1)
+        w, name = f"{inner.name}.w", y.name
+        d.steps.append(
+            (
+                inner.name,
+                lambda t, w=w, window=window: function(t[x.name], t[w], padding=window // 2),
+            )
+        )
+        d.steps.append((name, drawn_kinds.batch_normalized(inner.name, name)))
+        parts.append(y)
+    total = d.net.add(*parts)
+    names = [part.name for part in parts]
+    d.steps.append((total.name, lambda t: t[names[0]] + t[names[1]]))
+    d.made(d.net.activation(total), lambda t: torch.relu(t[total.name]))
+
+
 #: What draws a node, and how often.
 KINDS = {
     layer: 5,
+    block: 1.5,
     nested: 2,
     readers: 2,
     drawn_kinds.convolution: 2,
