@@ -170,6 +170,8 @@ class TrainingStep:
 
         Raises
         ------
+        TypeError
+            If `recorded` is no call: a profile has several, `p.calls`.
         ValueError
             If the step was not called yet, or the recorded call is another one.
         ModuleNotFoundError
@@ -177,6 +179,8 @@ class TrainingStep:
         """
         if self._last is None:
             raise ValueError("the step has not run yet: call it first, or draw a plan by net.plot")
+        if not isinstance(recorded, Call | None):
+            raise TypeError(f"recorded must be a call, as in p.calls[0], not {recorded!r}")
         draw_step(self._last, path, None if recorded is None else recorded.trace)
 
     def _given(self, device: Device, inputs: Mapping[str, Any]) -> dict[str, Wrapped]:

@@ -66,6 +66,8 @@ def test_a_step_is_drawn_as_it_ran(tmp_path):
     assert (tmp_path / "step.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(ValueError, match="not one of this step"):
         step.plot(tmp_path / "step.png", other)
+    with pytest.raises(TypeError, match=r"p\.calls"):
+        step.plot(tmp_path / "step.png", p)
 
 
 def test_a_step_is_drawn(made, tmp_path):
