@@ -6,7 +6,6 @@ virtual clock.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -140,14 +139,13 @@ BLOCKS = (Block(PAGE, "explain", explained), Block(PAGE, "policies", table))
 def pictures(*, check: bool, images: Path = IMAGES, folder: Path = common.RESULTS) -> int:
     """Draw what is out of date, or name it; 1 where something was named."""
     kept = stored(NAME, folder)["measurements"]
-    drawn = {name: kept[name] for name in DRAWN}
-    stale = [name for name in drawn if not canvas.is_current(images / f"{name}.png", drawn[name])]
-    for name in stale:
-        if check:
-            print(f"networks/{name}.png is out of date: make figures", file=sys.stderr)
-        else:
-            canvas.save(figure_of(course_from(drawn[name])), images / f"{name}.png", drawn[name])
-    return int(check and bool(stale))
+
+    def draw(drawn: Any, path: Path) -> None:
+        canvas.save(figure_of(course_from(drawn)), path, drawn)
+
+    return max(
+        [canvas.redrawn(images / f"{name}.png", kept[name], draw, check=check) for name in DRAWN]
+    )
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -113,3 +114,17 @@ def stamped(path: Path) -> str | None:
 def is_current(path: Path, drawn: Any) -> bool:
     """Whether a picture is there and was drawn from these values."""
     return stamped(path) == digest_of(drawn)
+
+
+def redrawn(path: Path, drawn: Any, draw: Callable[[Any, Path], None], *, check: bool) -> int:
+    """Draw a picture that is out of date, or with `check` say so; 1 where it was said.
+
+    Where there is nothing to show, there is no picture.
+    """
+    if not drawn or is_current(path, drawn):
+        return 0
+    if check:
+        print(f"{path.parent.name}/{path.name} is out of date: make figures", file=sys.stderr)
+        return 1
+    draw(drawn, path)
+    return 0

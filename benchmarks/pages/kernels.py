@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -122,10 +121,4 @@ def draw(drawn: Mapping[str, Sequence[Sequence[Any]]], path: Path) -> None:
 def picture(*, check: bool, image: Path = IMAGE, folder: Path = common.RESULTS) -> int:
     """Draw it if it is out of date, or say so; 1 where it was said."""
     found = record(folder)
-    if found is None or canvas.is_current(image, shown(found)):
-        return 0
-    if check:
-        print(f"{image.name} is out of date: make figures", file=sys.stderr)
-        return 1
-    draw(shown(found), image)
-    return 0
+    return canvas.redrawn(image, found and shown(found), draw, check=check)

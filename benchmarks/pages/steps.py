@@ -6,7 +6,6 @@ of which there is no record is left out of the short one, and named in the long 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -223,14 +222,7 @@ def draw(values: Mapping[str, Any], path: Path) -> None:
 
 def picture(*, check: bool, path: Path = PICTURE, folder: Path = common.RESULTS) -> int:
     """Draw it where it is out of date, or say so; 1 where it was named."""
-    values = drawn(folder)
-    if not values or canvas.is_current(path, values):
-        return 0
-    if not check:
-        draw(values, path)
-        return 0
-    print(f"networks/{path.name} is out of date: make figures", file=sys.stderr)
-    return 1
+    return canvas.redrawn(path, drawn(folder), draw, check=check)
 
 
 BLOCKS = (Block("README.md", "steps", short), Block("docs/performance.md", "steps", long))
