@@ -134,16 +134,25 @@ def normalise_sets(
     operation: NormaliseSets, inputs: Inputs, output: Array, workspace: Array
 ) -> None:
     """y = f(scale * (x - mean) * inverse deviation + bias)."""
-    x, scale, bias, mean, inverse = inputs
-    dtype = arithmetic_dtype(operation.dtype)
+    x, *vectors = inputs
     for box in chunks(output):
-        narrow = _narrow(mean, box)
-        result = x[box].astype(dtype)
-        result -= mean[narrow]
-        result *= inverse[narrow] * of_channels(scale, box)
-        result += of_channels(bias, box)
-        result = MODES[operation.mode][0](result, operation.coef)
-        np.copyto(output[box], result, casting="unsafe")
+        np.copyto(output[box], _normalised(operation, x, vectors, box), casting="unsafe")
+
+
+def _normalised(
+    operation: NormaliseSets | SetSums | NormaliseSetsBackward,
+    x: Array,
+    vectors: Sequence[Array],
+    box: Box,
+) -> Array:
+    """A box of y, not rounded yet, by scale, bias, mean and inverse deviation."""
+    scale, bias, mean, inverse = vectors
+    narrow = _narrow(mean, box)
+    y = x[box].astype(arithmetic_dtype(operation.dtype))
+    y -= mean[narrow]
+    y *= inverse[narrow] * of_channels(scale, box)
+    y += of_channels(bias, box)
+    return MODES[operation.mode][0](y, operation.coef)
 
 
 def normalise_sets_backward(
@@ -173,15 +182,10 @@ def _before_activation(
     operation: SetSums | NormaliseSetsBackward, x: Array, dy: Array, vectors: Sequence[Array]
 ) -> Array:
     """Dy times the slope of an activation after the normalisation, whose result is made again."""
-    dtype, (scale, bias, mean, inverse) = arithmetic_dtype(operation.dtype), vectors
+    dtype = arithmetic_dtype(operation.dtype)
     dx = np.empty(dy.shape, dtype)
     for box in chunks(dx):
-        narrow = _narrow(mean, box)
-        y = x[box].astype(dtype)
-        y -= mean[narrow]
-        y *= inverse[narrow] * of_channels(scale, box)
-        y += of_channels(bias, box)
-        y = MODES[operation.mode][0](y, operation.coef)
+        y = _normalised(operation, x, vectors, box)
         y = y.astype(numpy_dtype(operation.dtype)).astype(dtype)
         dx[box] = times_slope(operation, y, y, dy[box].astype(dtype))
     return dx
