@@ -14,6 +14,7 @@ A rewrite of a step, the last one: which maps backward reads stays the same.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -81,9 +82,9 @@ def _beside_biases(step: Step) -> Step:
     makers = Makers(step)
     phases: list[Phase | None] = list(step.phases)
     for at, phase in enumerate(step.phases):
-        before = makers.activation(phase, at) if _is_bias(phase) else None
-        if before is None or phases[before] is not step.phases[before]:
-            continue  # it makes another sum already
+        before = makers.activation(phase, at, phases) if _is_bias(phase) else None
+        if before is None:
+            continue
         maker = step.phases[before]
         call = BiasActivationGradient(**_shared(maker), alpha=phase.call.alpha)
         phases[before], phases[at] = _both(maker, phase, call), None
@@ -99,9 +100,9 @@ def _of_two_parts(step: Step) -> Step:
     phases: list[Phase | None] = list(step.phases)
     asked = {step.place(name).base for name in (*step.outputs, *step.gradients.values())}
     for at, phase in enumerate(step.phases):
-        before = makers.activation(phase, at) if is_plain_sums(phase) else None
-        if before is None or phases[before] is not step.phases[before]:
-            continue  # it makes the sums of another norm already
+        before = makers.activation(phase, at, phases) if is_plain_sums(phase) else None
+        if before is None:
+            continue
         maker = step.phases[before]
         dy = maker.binds["dy"]
         adder = None if dy in asked else makers.last_adder(dy, before)
@@ -149,10 +150,14 @@ class Makers:
         phase = self.step.phases[maker]
         return maker if phase.call.beta == 0 and phase.binds.get("dx") == name else None
 
-    def activation(self, phase: Phase, at: int) -> int | None:
-        """The gradient of an activation that made what a phase sums, and may make the sums, too."""
+    def activation(self, phase: Phase, at: int, left: Sequence[Phase | None]) -> int | None:
+        """The gradient of an activation that made what a phase sums, and may make the sums, too.
+
+        It is looked up in what is `left` of the phases: there it may make another sum already.
+        """
         before = self.of(phase.binds["dy"], at)
-        of = None if before is None else self.step.phases[before].call
+        made = None if before is None else left[before]
+        of = None if made is None else made.call
         if not isinstance(of, ActivationGradient) or needs_x(of.mode, of.coef):
             return None
         return before if of.alpha == 1 and of.dtype in SUMMED_BESIDE else None
