@@ -236,7 +236,9 @@ class Convolutions:
         stream: Any,
     ) -> None:
         form, addresses = found.form, {}
-        for uid, view, copy in zip(INPUTS, inputs, form.inputs, strict=False):
+        count = len(inputs)
+        copies = (*form.inputs, None)[:count]  # a bias, the third, is taken as it is
+        for uid, view, copy in zip(INPUTS[:count], inputs, copies, strict=True):
             addresses[uid] = pointer + copy.offset if copy else view.pointer
             if copy:
                 copy.fill(view, pointer, stream)

@@ -95,7 +95,7 @@ class Form(NamedTuple):
     """What cuDNN computes in place of an operation, and which tensors are copied for that."""
 
     operation: AnyConvolution
-    inputs: tuple[Copy | None, ...] = (None, None, None)
+    inputs: tuple[Copy | None, Copy | None] = (None, None)
     result: Copy | None = None
     name: str = ""
 

@@ -66,7 +66,7 @@ def describe(cudnn: Any, handle: Any, operation: AnyConvolution) -> Any:
     first, second = (
         tensor(shape, name, uid)
         for shape, name, uid in zip(
-            input_shapes(alone(operation)), ("a", "b"), INPUTS, strict=False
+            input_shapes(alone(operation)), ("a", "b"), INPUTS[:2], strict=True
         )
     )
     if isinstance(alone(operation), Convolution):
