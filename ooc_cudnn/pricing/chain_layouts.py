@@ -95,7 +95,8 @@ def _launches(request: Request, layout: str) -> tuple[Launch, ...]:
 def _by_window(request: Request, layout: str) -> list[float]:
     """Seconds of each window in a layout, with the passes after it, and those before the first.
 
-    Filters that are re-laid count with their window; what else is re-laid does not.
+    Filters that are re-laid count with their window; what else is re-laid does not. Where a window
+    reads padding alone, nothing before it is launched, and takes no time.
     """
     chain, compute = request.chain, request.machine.compute
     assert isinstance(chain, Chain)
@@ -112,4 +113,4 @@ def _by_window(request: Request, layout: str) -> list[float]:
             found[-1] += seconds
         else:
             before += seconds
-    return found
+    return [0.0] * (len(chain.windows) - len(found)) + found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -46,24 +47,30 @@ def test_layouts_that_are_not_one_for_each_window_are_refused():
 # Which are chosen --------------------------------------------------------------------------------
 
 
+def spec(*shape, order="channels_last"):
+    return TensorSpec(shape, "float32", "device", packed_strides(shape, order))
+
+
 def chain_on_card(order="channels_last"):
     """A request on a card: convolutions of few and of many channels, bias, ReLU and pooling."""
-
-    def spec(*shape):
-        return TensorSpec(shape, "float32", "device", packed_strides(shape, order))
-
+    like = partial(spec, order=order)
     applied = [
-        operations.Convolution(spec(16, 3, 3, 3), padding=1),
-        operations.AddTensor(spec(16)),
+        operations.Convolution(like(16, 3, 3, 3), padding=1),
+        operations.AddTensor(like(16)),
         operations.Activation("relu"),
         operations.Pooling(2),
-        operations.Convolution(spec(16, 16, 3, 3), padding=1),
-        operations.Convolution(spec(8, 16, 1, 1)),
+        operations.Convolution(like(16, 16, 3, 3), padding=1),
+        operations.Convolution(like(8, 16, 1, 1)),
     ]
-    x = spec(64, 3, 96, 96)
+    return on_card(applied, like(64, 3, 96, 96), order)
+
+
+def on_card(applied, x, order="channels_last"):
+    """A chain of operations, its operands on a card."""
     described = describe_call("chain_forward", {"x": x, "operations": applied})
     chain = described.build(described.arrays, current())
-    return Forced(chain, {**described.arrays, "y": spec(*chain.operands["y"].shape)})
+    y = spec(*chain.operands["y"].shape, order=order)
+    return Forced(chain, {**described.arrays, "y": y})
 
 
 def drawn(request, seed):
@@ -142,3 +149,14 @@ def test_a_single_window_has_nothing_to_mix():
     plan = ooc_cudnn.plan("pooling_forward", x=x, window=2)
     assert plan.by_layout == ()
     assert "throughout" not in plan.explain()
+
+
+def test_windows_before_one_that_reads_padding_alone_take_no_time():
+    """Its one row of windows lies in the padding above, so nothing reads the map before it."""
+    applied = [
+        operations.Convolution(spec(4, 2, 3, 3)),
+        operations.Convolution(spec(3, 4, 2, 1), padding=(2, 0), stride=(8, 1)),
+    ]
+    steps = steps_of(on_card(applied, spec(1, 2, 5, 5)).request())
+    assert len(steps) == 3
+    assert set(steps[0].seconds.values()) == {0.0}
