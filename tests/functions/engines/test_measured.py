@@ -219,6 +219,16 @@ def test_errors_are_those_of_the_engine(make, kind, groups, layout):
     assert wrong is None
 
 
+@pytest.mark.parametrize(("error", "is_admitted"), [(2e-6, True), (1.2e-5, False)])
+def test_sums_of_many_products_are_no_excuse(make, error, is_admitted):
+    """What an engine with Winograd's transforms erred by, and one with direct sums."""
+    device = make(FakeEngine(100, 1e-8, error=error))
+    operation = Convolution.of((2, 512, 16, 16), (8, 512, 3, 3), allow_tf32=False)
+    with device.arena.lock:
+        checked = Checks(device, device.engines, 2**24).of(operation, Engine(100), borders=False)
+    assert (checked is not None) == is_admitted
+
+
 def test_there_may_be_no_room_to_check_in(make):
     device = make(FakeEngine(100, 1e-8, 2**20))
     with device.arena.lock:
