@@ -49,7 +49,7 @@ class Network:
         layers: list[Layer] = []
         shapes: list[Shape] = []
         for name in net.graph.nodes:
-            if name.endswith(".relu"):
+            if name.endswith((".relu", ".x")):  # .x: a map as the rows that a linear layer reads
                 continue
             relu = f"{name}.relu" in net.graph.nodes
             if name.startswith("conv"):

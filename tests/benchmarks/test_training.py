@@ -124,6 +124,15 @@ def test_descent_is_applied_alike_by_the_library_and_torch(step, prepared):
         assert np.linalg.norm(moved - expected) < 1e-3 * np.linalg.norm(expected), name
 
 
+@pytest.mark.parametrize("image", [32, 64])
+def test_every_layer_has_its_weights(image):
+    """Also where the last map has several places, so that a node lays it as rows."""
+    network = Network.of(image, 10, 0.02)
+    having = {f"{layer.name}.w" for layer in network.layers if layer.has_weights}
+    assert having == {name for name in network.weights if name.endswith(".w")}
+    assert network.operations(1) > 0
+
+
 def test_what_a_step_counts(step):
     """3 * 2 operations for each weight and place, at three of VGG-16's layers."""
     layers = {layer.name: layer for layer in step.network.layers}
