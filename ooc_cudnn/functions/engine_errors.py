@@ -55,8 +55,7 @@ Array = np.ndarray[Any, Any]
 class Error(NamedTuple):
     """The largest error: as a share of the largest result, and of what rounding explains.
 
-    `of_largest` is a share of what rounding explains, too: of the largest result, where `of_rounding`
-    takes the sizes of each one's products.
+    `of_rounding` goes by the sizes of each result's products, `of_largest` by the largest result.
     """
 
     relative: float
