@@ -1,7 +1,8 @@
 // Where the maximum of each window is, in one byte: its place in the window, in row-major order,
 // padding counted; and the gradient of the pooling from these.
 //
-//     pooling_indices       index = place of the first maximum of x; NaN is before all numbers
+//     pooling_indices       index = place of the first maximum of x; NaN is before all numbers.
+//                           POSITIVE: NOWHERE for a maximum that is not above 0, as behind a ReLU
 //     pooling_from_indices  dx = sum of dy over the windows whose index says so
 //
 // Forward reads x and writes a byte for each window; backward reads that byte and dy, and writes dx.
@@ -22,7 +23,10 @@ struct Windows {
     I origin[3];  // backward: where in x dx begins
 };
 
-template <typename I, typename T, int COUNT, int KD, int KH, int KW, int SD, int SH, int SW>
+constexpr unsigned char NOWHERE = 255;  // no place in a window
+
+template <typename I, typename T, int COUNT, int KD, int KH, int KW, int SD, int SH, int SW,
+          bool POSITIVE>
 __global__ void __launch_bounds__(256) pooling_indices(
     Windows<I, 5> w, unsigned char *index, const T *x) {
     using A = Arithmetic<T>;
@@ -71,6 +75,10 @@ __global__ void __launch_bounds__(256) pooling_indices(
                     }
                 }
             }
+        if constexpr (POSITIVE)
+#pragma unroll
+            for (int e = 0; e < COUNT; ++e)
+                if (!known || !(best[e] > A(0))) found.element[e] = NOWHERE;
         store_pack<COUNT>(index + place.offset[0], found, place.available);
     }
 }

@@ -2,10 +2,8 @@
 
 - The gradient of max pooling reads x, y and dy, to find the maxima again. A byte an element of y,
   saved in forward, says where they are: worth it unless x and y are read in backward anyway.
-- A ReLU in front of max pooling can as well come after it: the largest of what is rectified is what
-  is rectified of the largest, and gradients go to the same elements. There is a quarter as much of
-  it there, say, and neither of its large maps is read in backward. So can the bias of a convolution
-  in front of both: the largest of what is raised alike is the largest, raised, to the last bit.
+- That byte also tells the slope of a ReLU in front of max pooling: a maximum of 0 has no place, and
+  no gradient. So the ReLU has no phase in backward, and nothing reads its y there.
 - The gradient of another ReLU reads a bit an element of its y. Where nothing else in backward reads
   y (a sum follows), forward saves the bits. Where the filter gradient of a convolution reads y
   anyway, they would only come on top.
@@ -28,7 +26,6 @@ from ooc_cudnn.operations.masks import (
     MaskedActivationGradient,
     mask_shape,
 )
-from ooc_cudnn.operations.op_tensor import AddTensor
 from ooc_cudnn.operations.per_site import ActivationGradient
 from ooc_cudnn.operations.pooling import Pooling
 from ooc_cudnn.operations.pooling_indices import IndexedPooling, indexable
@@ -39,7 +36,7 @@ Kind = TypeVar("Kind", bound=Operation)
 
 def compacted(step: Step) -> Step:
     """A step that keeps as little for backward as it can, with the same results."""
-    return _with_masks(_biased_last(_pooled_first(_with_indices(step))))
+    return _with_masks(_told_by_indices(_with_indices(step)))
 
 
 def _with_indices(step: Step) -> Step:
@@ -81,111 +78,36 @@ def _is_kept(uses: _Uses, name: str, gradient: int) -> bool:
     )
 
 
-def _pooled_first(step: Step) -> Step:
-    """Rectify after max pooling where both follow each other, and nobody else reads between."""
-    kept, uses = {step.place(name).base for name in step.outputs}, _Uses(step)
-    for at, phase in enumerate(step.phases):
-        activation = _alone(phase, Activation)
-        if activation is None or phase.is_backward or activation.mode != "relu":
-            continue
-        y = phase.binds["y"]
-        if step.place(y).base != y or y in kept:
-            continue
-        gradient = uses.only_reader(y, ActivationGradient, "y", backward=True)
-        pool = uses.only_reader(y, IndexedPooling, "x", backward=False)
-        if gradient is None or pool is None:
-            continue
-        of_y = step.phases[gradient].binds["dy"]
-        pool_gradient = uses.only_writer(of_y, BackwardPooling, "dx")
-        if (
-            pool_gradient is None
-            or uses.readers(of_y, backward=True) != [gradient]
-            or step.phases[pool_gradient].binds.get("index") != step.phases[pool].binds["index"]
-        ):
-            continue
-        step = _exchanged(step, activation, (at, pool, pool_gradient, gradient))
-        uses = _Uses(step)
-    return step
-
-
-def _exchanged(step: Step, activation: Activation, places: tuple[int, int, int, int]) -> Step:
-    """The step with the pooling before the activation, and its gradient after that one's."""
-    phases = list(step.phases)
-    relu, pool, pool_gradient, relu_gradient = (phases[at] for at in places)
-    forward: Pooling = pool.call.forward  # type: ignore[attr-defined]
-    shape, dtype = forward.output_shape, forward.dtype
-    largest = Tensor(f"{pool.node}.largest", shape, dtype)
-    of_largest = Tensor(f"{largest.name}.gradient", shape, dtype, "gradient")
-    phases[places[0]] = replace(pool, binds={**pool.binds, "x": relu.binds["x"], "y": largest.name})
-    small = replace(activation, shape=shape)
-    phases[places[1]] = replace(
-        relu, call=Chain((small,), dtype), binds={"x": largest.name, "y": pool.binds["y"]}
-    )
-    phases[places[2]] = replace(
-        relu_gradient,
-        call=ActivationGradient(shape, small.mode, small.coef, dtype),
-        binds={"y": pool.binds["y"], "dy": pool_gradient.binds["dy"], "dx": of_largest.name},
-    )
-    old = relu_gradient.call
-    phases[places[3]] = replace(
-        pool_gradient,
-        call=replace(pool_gradient.call, alpha=old.alpha, beta=old.beta),
-        binds={
-            **pool_gradient.binds, "dy": of_largest.name, "dx": relu_gradient.binds["dx"],
-        },
-    )  # fmt: skip
-    gone = {relu.binds["y"], relu_gradient.binds["dy"]}
-    tensors = {
-        name: tensor for name, tensor in step.tensors.items() if step.place(name).base not in gone
+def _told_by_indices(step: Step) -> Step:
+    """Leave out the gradient of a ReLU in front of max pooling: the index tells what it would."""
+    tensors, phases, uses = dict(step.tensors), list[Phase | None](step.phases), _Uses(step)
+    makers = {
+        phase.binds["index"]: at
+        for at, phase in enumerate(step.phases)
+        if isinstance(phase.call, IndexedPooling)
     }
-    made = {each.name: each for each in (largest, of_largest)}
-    return replace(step, tensors={**tensors, **made}, phases=tuple(phases))
-
-
-def _biased_last(step: Step) -> Step:
-    """Add the bias of a convolution after max pooling, in the pass of the activation there."""
-    kept, uses, phases = {step.place(n).base for n in step.outputs}, _Uses(step), list(step.phases)
-    makers = {phase.binds["y"]: at for at, phase in enumerate(phases) if _is_biased(phase)}
-    for at, phase in enumerate(step.phases):
-        maker = makers.get(phase.binds["x"]) if isinstance(phase.call, IndexedPooling) else None
-        if maker is None or phase.is_backward:
+    for at, relu in enumerate(step.phases):
+        if not isinstance(relu.call, ActivationGradient) or relu.call.mode != "relu":
             continue
-        large, small = phase.binds["x"], phase.binds["y"]
-        reader = uses.only_reader(small, Chain, "x", backward=False)
-        activation = None if reader is None else _alone(step.phases[reader], Activation)
-        if (
-            reader is None
-            or activation is None
-            or uses.readers(large, backward=False) != [at]
-            or any(
-                step.place(name).base in kept or uses.readers(name, backward=True)
-                for name in (large, small)
-            )
-        ):
+        between, dx = relu.binds["dy"], relu.binds["dx"]
+        number = uses.only_writer(between, BackwardPooling, "dx")
+        if number is None or uses.readers(between, backward=True) != [at]:
             continue
-        before, after = phases[maker], phases[reader]
-        *first, bias = before.call.operations  # type: ignore[attr-defined]
-        bound = dict(before.binds)
-        (own,) = before.call.parameter_names[-1]  # type: ignore[attr-defined]
-        b = bound.pop(own)
-        shorter = replace(before.call, operations=tuple(first))  # type: ignore[call-arg]
-        phases[maker] = replace(before, call=shorter, binds=bound)
-        both = (replace(bias, shape=activation.shape), activation)
-        longer = Chain(both, activation.dtype)
-        phases[reader] = replace(after, call=longer, binds={**after.binds, "b": b})
-    return replace(step, phases=tuple(phases))
-
-
-def _is_biased(phase: Phase) -> bool:
-    """Whether a phase is a chain that ends in adding a bias."""
-    call = phase.call
-    return (
-        isinstance(call, Chain)
-        and not phase.is_backward
-        and len(call.operations) > 1
-        and isinstance(call.operations[-1], AddTensor)
-        and call.scaling("y") == (1, 0)
-    )
+        gradient = step.phases[number]
+        maker = makers.get(gradient.binds.get("index", ""))
+        if maker is None or step.phases[maker].binds["x"] != relu.binds["y"]:
+            continue
+        others = step.phases[number + 1 : at]
+        if any(step.place(dx).base == step.place(n).base for p in others for n in p.binds.values()):
+            continue  # the gradient of the pooling makes dx, where it stands
+        pooling = step.phases[maker]
+        phases[maker] = replace(pooling, call=replace(pooling.call, positive=True))  # type: ignore[call-arg]
+        alpha, beta = relu.call.alpha, relu.call.beta
+        call, binds = replace(gradient.call, alpha=alpha, beta=beta), {**gradient.binds, "dx": dx}
+        phases[number], phases[at] = replace(gradient, call=call, binds=binds), None
+        del tensors[between]
+    left = tuple(phase for phase in phases if phase is not None)
+    return replace(step, tensors=tensors, phases=left)
 
 
 def _with_masks(step: Step) -> Step:

@@ -8,8 +8,8 @@ A rewrite of a step, the last one: which maps backward reads stays the same.
   activation, whose gradient is wanted, too; and where what comes in is the sum of two parts: what a
   convolution hands on, and the gradient of a shortcut. These are left apart, and the pass reads
   both. (0.80 of the time of three passes. Where there is one part, two passes are faster: 1.1.)
-- The gradient of a bias behind which a maximum pools: the sum of what the pooling hands on is the
-  sum of what it is handed, of which there is a quarter as much, say.
+- The gradient of a bias behind which a maximum pools, and no ReLU is between: the sum of what the
+  pooling hands on is the sum of what it is handed, of which there is a quarter as much, say.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from ooc_cudnn.operations.batch_phases import ChannelSums
 from ooc_cudnn.operations.broadcast_gradient import BroadcastGradient
 from ooc_cudnn.operations.gradient_sums import SUMMED_BESIDE, BiasActivationGradient
 from ooc_cudnn.operations.per_site import ActivationGradient
+from ooc_cudnn.operations.pooling_indices import IndexedPooling
 from ooc_cudnn.operations.splittable import Splittable
 
 
@@ -67,6 +68,7 @@ def _before_poolings(step: Step) -> Step:
             and isinstance(maker.call, BackwardPooling)
             and maker.call.forward.is_max
             and maker.call.alpha == 1
+            and not makers.has_relu(maker)
         ):
             place = pooling - 0.5
             shape = maker.call.operands["dy"].shape
@@ -161,6 +163,13 @@ class Makers:
         if not isinstance(of, ActivationGradient) or needs_x(of.mode, of.coef):
             return None
         return before if of.alpha == 1 and of.dtype in SUMMED_BESIDE else None
+
+    def has_relu(self, pooling: Phase) -> bool:
+        """Whether the gradient of a pooling goes through the ReLU before it: some goes nowhere."""
+        if "index" not in pooling.binds:
+            return False
+        forward = self.step.phases[self.uses[pooling.binds["index"]].written[0]].call
+        return isinstance(forward, IndexedPooling) and forward.positive
 
     def last_adder(self, name: str, reader: int) -> int | None:
         """The convolution that adds to a gradient just before its one reader, and last."""

@@ -9,7 +9,7 @@ streams it: so there is a program for every limit that admits each call by itsel
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -283,34 +283,35 @@ class _Placing:
         )
 
     def _task(self, phase: Phase, at: int) -> Task:
-        start, stop = self._gap(at)
+        gaps = self._gaps(at)
+        most = max(stop - start for start, stop in gaps)
         try:
-            request, plan = self.plan_of(phase, at, stop - start)
+            request, plan = self.plan_of(phase, at, most)
         except PlanInfeasibleError as error:
             raise _TooLittleError(at) from error
         if self._is_starved(plan, phase, at):
             raise _TooLittleError(at)
-        plan = plan.with_deeper_rings((stop - start) // 2)
-        offset = self._offset(plan, at, start, stop)
+        plan = plan.with_deeper_rings(most // 2)
+        offset = self._offset(plan, at, gaps)
         self._worked.append((offset, offset + aligned(plan.device_bytes), at))
         binds = {operand: self.homes.home_of(name, at) for operand, name in phase.binds.items()}
         return Task(phase.name, request, plan, binds, offset)
 
-    def _offset(self, plan: Plan, at: int, start: int, stop: int) -> int:
-        """Where in a range a task works: if it copies, in bytes that nobody used for long.
+    def _offset(self, plan: Plan, at: int, gaps: Sequence[tuple[int, int]]) -> int:
+        """Where in what is free a task works: if it copies, in bytes that nobody used for long.
 
         Then its first pieces come while those before it compute.
         """
         nbytes = aligned(plan.device_bytes)
         if not any(slots for _, slots in plan.rings):
-            return start
+            return max(gaps, key=lambda gap: gap[1] - gap[0])[0]
         _, last, spans = self._held
         gone = (at - LOOK_BACK <= last) & (last < at)
         used = np.array([*self._worked[-LOOK_BACK:], (0, 0, -1)])
         used = np.concatenate([used, np.column_stack([spans[gone], last[gone]])])
-        used = used[(start < used[:, 1]) & (used[:, 0] < stop)]
-        candidates = np.unique([start, stop - nbytes, *used[:, 1]])
-        candidates = candidates[(start <= candidates) & (candidates <= stop - nbytes)]
+        within = [(start, stop - nbytes) for start, stop in gaps if stop - start >= nbytes]
+        starts = np.unique([*np.ravel(within), *used[:, 1]])
+        candidates = starts[[any(low <= at <= high for low, high in within) for at in starts]]
         ends = candidates[:, None] + nbytes
         met = (used[:, 0] < ends) & (candidates[:, None] < used[:, 1])
         latest = np.where(met, used[:, 2], -1).max(axis=1, initial=-1)
@@ -323,16 +324,16 @@ class _Placing:
         with_all = self.plan_of(phase, at, self.room)[1]
         return plan.seconds > MUCH_SLOWER * with_all.seconds
 
-    def _gap(self, at: int) -> tuple[int, int]:
-        """The largest range of the block, in bytes, that nothing holds in a phase."""
+    def _gaps(self, at: int) -> list[tuple[int, int]]:
+        """The ranges of the block, in bytes, that nothing holds in a phase; at least one."""
         first, last, spans = self._held
         held = spans[(first <= at) & (at <= last)]
-        best, end = (0, 0), 0
+        found, end = list[tuple[int, int]](), 0
         for start, stop in [*sorted(held.tolist()), (self.room, self.room)]:
-            if start - end > best[1] - best[0]:
-                best = end, start
+            if start > end:
+                found.append((end, start))
             end = max(end, stop)
-        return best
+        return found or [(0, 0)]
 
     def plan_of(self, phase: Phase, at: int, limit_bytes: int) -> tuple[Request, Plan]:
         """Plan a phase within so many bytes, its operands where they are then."""

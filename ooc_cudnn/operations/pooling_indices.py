@@ -1,6 +1,7 @@
 """Max pooling that saves a byte an element of y for its gradient, in place of x and y.
 
-The byte is the place of the maximum in its window, in row-major order, padding counted.
+The byte is the place of the maximum in its window, in row-major order, padding counted. Behind a
+ReLU only a maximum above 0 has a place: the gradient of another one goes nowhere.
 """
 
 from __future__ import annotations
@@ -28,15 +29,21 @@ from ooc_cudnn.operations.window import Rows
 from perfmodel import Split, Work
 from perfmodel.cached import cached_property
 
+#: In place of a place: the gradient of this maximum goes nowhere.
+NOWHERE = 255
 #: Places that a byte tells apart.
-MOST_TAPS = 256
+MOST_TAPS = 255
 
 
 @dataclass(frozen=True)
 class PoolingIndices:
-    """Where each window's maximum is, from (x,): uint8, the first one, NaN before all numbers."""
+    """Where each window's maximum is, from (x,): uint8, the first one, NaN before all numbers.
+
+    With `positive`, `NOWHERE` for one that is not above 0 (a NaN).
+    """
 
     forward: Pooling
+    positive: bool = False
 
     name = "pooling_indices"
 
@@ -63,7 +70,7 @@ class PoolingIndices:
             best[outputs] = np.where(better, value, old)
             found[outputs] = np.where(better, number, found[outputs])
             known[outputs] = True
-        return found
+        return np.where(best > 0, found, NOWHERE).astype(np.uint8) if self.positive else found
 
 
 def indexable(forward: Pooling) -> bool:
@@ -73,9 +80,13 @@ def indexable(forward: Pooling) -> bool:
 
 @dataclass(frozen=True)
 class IndexedPooling(OfForward, Built):
-    """y and the index of each maximum from x: cut along n, channels and rows of y."""
+    """y and the index of each maximum from x: cut along n, channels and rows of y.
+
+    With `positive`, of each maximum above 0.
+    """
 
     forward: Pooling
+    positive: bool = False
 
     results = ("y", "index")
     reduced = ()
@@ -132,7 +143,7 @@ class IndexedPooling(OfForward, Built):
 
     def build(self, build: Builder) -> None:
         pooling, order = self._on_piece(build.piece), build.buffers["x"].order
-        build.launch(PoolingIndices(pooling), ("x",), "index")
+        build.launch(PoolingIndices(pooling, self.positive), ("x",), "index")
         dtype = build.product_dtype("y")
         x = build.taken("x", order, dtype)
         build.make(replace(pooling, dtype=dtype), (x,), "y", order, done=(x,))
@@ -147,7 +158,7 @@ class IndexedPooling(OfForward, Built):
 
     def expected(self, piece: Piece, read: Read) -> Mapping[str, tuple[Array, Array]]:
         x, pooling = read("x", self.region("x", piece)), self._on_piece(piece)
-        y, index = pooling.reference(x), PoolingIndices(pooling).reference(x)
+        y, index = pooling.reference(x), PoolingIndices(pooling, self.positive).reference(x)
         return {
             "y": (y, np.abs(y)),
             "index": (index.astype(np.float64), np.zeros(index.shape)),

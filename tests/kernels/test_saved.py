@@ -89,6 +89,10 @@ def test_indices(case, dtype, layout):
         index = Bytes(forward.output_shape, index_layout)
         pooling_indices(operation, Call((x.view,), index.view))
         np.testing.assert_array_equal(index.result(), operation.reference(x.array))
+        behind = PoolingIndices(forward, positive=True)
+        told = Bytes(forward.output_shape, index_layout)
+        pooling_indices(behind, Call((x.view,), told.view))
+        np.testing.assert_array_equal(told.result(), behind.reference(x.array))
         for rows in ((0, shape[2]), (1, shape[2] - 1)):
             backward = PoolingBackward(forward, rows, indexed=True)
             dx = Operand(backward.output_shape, dtype, layout)

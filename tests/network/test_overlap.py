@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,6 +20,10 @@ from tests.network.test_host_memory import Deep
 from tests.support.network_steps import banded_plan
 
 
+def largest(gaps):
+    return max(gaps, key=lambda gap: gap[1] - gap[0])
+
+
 def test_tasks_that_copy_work_where_nobody_worked_for_long(monkeypatch):
     """So their first pieces come while those before them compute."""
     net = ooc_cudnn.Network()
@@ -30,10 +35,21 @@ def test_tasks_that_copy_work_where_nobody_worked_for_long(monkeypatch):
     loss = net.mean_squared_error(y, net.input("target", y.shape))
     with ooc_cudnn.settings(allow_tf32=True):
         plan = net.plan(loss, memory_limit="150MiB", machine="h200")
-        monkeypatch.setattr(_Placing, "_offset", lambda *given: given[3])
+        monkeypatch.setattr(_Placing, "_offset", lambda placing, plan, at, gaps: largest(gaps)[0])
         same_place = net.plan(loss, memory_limit="150MiB", machine="h200")
     assert plan.bands == same_place.bands > 1
     assert plan.seconds < 0.97 * same_place.seconds
+
+
+def test_a_smaller_gap_that_nobody_used_is_better_than_a_larger_one():
+    placing = _Placing.__new__(_Placing)
+    placing._held = (np.array([0]), np.array([9]), np.array([[4096, 8192]]))  # held all the time
+    placing._worked = [(8192, 16384, 8)]
+    gaps = [(0, 4096), (8192, 16384)]
+    plan = SimpleNamespace(device_bytes=2048, rings=(("x", 2),))
+    assert placing._offset(plan, 9, gaps) == 0
+    assert placing._offset(SimpleNamespace(device_bytes=8192, rings=(("x", 2),)), 9, gaps) == 8192
+    assert placing._offset(SimpleNamespace(device_bytes=2048, rings=(("x", 0),)), 9, gaps) == 8192
 
 
 def test_a_share_is_remade_and_of_the_rest_all_may_leave():

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from ooc_cudnn.operations.backward_pooling import BackwardPooling
 from ooc_cudnn.operations.pooling import Pooling
-from ooc_cudnn.operations.pooling_indices import IndexedPooling, PoolingIndices
+from ooc_cudnn.operations.pooling_indices import NOWHERE, IndexedPooling, PoolingIndices
 from tests.support.every_split import check_every_split, rounded
 
 torch = pytest.importorskip("torch")
@@ -21,7 +23,7 @@ CASES = {
     "stride 1": ((1, 2, 6, 4), {"window": (3, 2), "stride": 1, "padding": (1, 0)}),
     "stride beyond window": ((1, 2, 12, 5), {"window": (2, 1), "stride": (5, 3)}),
     "3d": ((1, 2, 5, 4, 3), {"window": 2, "stride": (2, 1, 1)}),
-    "a window of 256": ((1, 1, 256, 2), {"window": (256, 1)}),
+    "a window of 255": ((1, 1, 255, 2), {"window": (255, 1)}),
 }
 #: dtype, alpha, beta
 SCALES = [("float64", 1, 0), ("float16", 0.5, 1), ("float32", 1, 1), ("bfloat16", 1, 0)]
@@ -57,6 +59,9 @@ def test_forward_and_backward(random, case):
         if dtype != "bfloat16":  # there two may be alike: the first counts
             np.testing.assert_array_equal(PoolingIndices(forward).reference(x64), index)
         index = PoolingIndices(forward).reference(x64)
+        positive = np.where(y.detach().numpy() > 0, index, NOWHERE)
+        check_every_split(IndexedPooling(forward, True), {"x": x},
+                          {"y": y.detach().numpy(), "index": positive}, most=8)  # fmt: skip
         scale = {"alpha": alpha, "beta": beta}
         call = IndexedPooling(forward, **scale)
         check_every_split(call, {"x": x}, {"y": y.detach().numpy(), "index": index}, most=8,
@@ -75,9 +80,11 @@ def test_nan_and_infinity():
     y = np.array([[[np.nan, np.nan, -np.inf, 3]]])
     index = np.array([[[1, 0, 0, 0]]], np.uint8)
     check_every_split(call, {"x": x}, {"y": y, "index": index})
+    index = np.array([[[NOWHERE, NOWHERE, NOWHERE, 0]]], np.uint8)
+    check_every_split(replace(call, positive=True), {"x": x}, {"y": y, "index": index})
 
 
 def test_means_and_large_windows_have_no_indices():
     for geometry in ({"window": 2, "mode": "average_include_padding"}, {"window": (17, 16)}):
-        with pytest.raises(ValueError, match="at most 256"):
+        with pytest.raises(ValueError, match="at most 255"):
             IndexedPooling(Pooling.of((1, 1, 32, 32), **geometry))

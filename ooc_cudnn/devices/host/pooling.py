@@ -19,7 +19,7 @@ from ooc_cudnn.devices.host.pooling_backward import pooling_backward
 from ooc_cudnn.devices.host.pooling_geometry import divisors, filled_like, seen
 from ooc_cudnn.operations.backward_pooling import PoolingBackward
 from ooc_cudnn.operations.pooling import Pooling
-from ooc_cudnn.operations.pooling_indices import PoolingIndices
+from ooc_cudnn.operations.pooling_indices import NOWHERE, PoolingIndices
 from ooc_cudnn.operations.window import Range, met, met_along
 
 
@@ -109,6 +109,8 @@ def pooling_indices(
             np.copyto(old, value, where=better, casting="unsafe")
             np.copyto(found[outputs], np.uint8(number), where=better)
             known[outputs] = True
+        if operation.positive:
+            np.copyto(found, np.uint8(NOWHERE), where=~(best > 0))
         output[box] = found
 
 

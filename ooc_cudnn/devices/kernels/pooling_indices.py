@@ -25,10 +25,12 @@ def _plan(
     result: DeviceView,
     images: Sequence[DeviceView],
     *where: Sequence[int],
+    further: tuple[str, ...] = (),
 ) -> Launch:
     """A thread for each pack of the result; of `images` the walk tells image and channel.
 
     `where`: how far the windows go along each axis, and the steps there (the struct `Windows`).
+    `further`: arguments of the template behind the windows.
     """
     axes = len(result.shape) - 2
     strides = [result.strides, *((*view.strides[:2], *[0] * axes) for view in images)]
@@ -48,7 +50,7 @@ def _plan(
     return Launch(
         "pooling_indices.cu",
         f"{kernel}<{index_type(small=small)}, {CUDA_TYPES[forward.dtype]}, {count}, "
-        f"{', '.join(map(str, windows))}>",
+        f"{', '.join(map(str, (*windows, *further)))}>",
         grid_of(numbers[-1], BLOCK_THREADS),
         geometry(*numbers, *before, *along, small=small),
     )
@@ -80,13 +82,14 @@ def pooling_indices(operation: PoolingIndices, call: Call) -> None:
     index = check("the indices", call.output, forward.output_shape, "uint8")
     none = [0] * len(forward.window)
     where = (x.shape[2:], x.strides[2:], none, none)
-    launch(
-        operation,
-        (index, x),
-        lambda: _plan("pooling_indices", forward, index, [x], *where) if index.size else None,
-        (),
-        call.stream,
-    )
+    further = (str(operation.positive).lower(),)
+
+    def plan() -> Launch | None:
+        if not index.size:
+            return None
+        return _plan("pooling_indices", forward, index, [x], *where, further=further)
+
+    launch(operation, (index, x), plan, (), call.stream)
 
 
 def pooling_from_indices(operation: PoolingBackward, call: Call) -> None:
