@@ -13,6 +13,7 @@ from ooc_cudnn.network.bands import banded, is_of_band, whole_maps
 from ooc_cudnn.network.compacting import compacted
 from ooc_cudnn.network.computing import order_seconds
 from ooc_cudnn.network.fastest import Fastest, PlannedStep
+from ooc_cudnn.network.first_reads import streamed_first
 from ooc_cudnn.network.fusing import fused
 from ooc_cudnn.network.fusing_backward import summed
 from ooc_cudnn.network.in_place import in_place
@@ -103,6 +104,12 @@ def plan_step(
             except PlanInfeasibleError:
                 if fastest.best is None and fastest.least is None:
                     raise
+    made = fastest.found()
+    for stays in streamed_first(made.step, made.placed.residency) if policy == "best" else ():
+        placed = place_step(name, made.step, stays, terms, may_stream=False)
+        if placed is not None:
+            figures = predicted(name, made.plan.policy, made.step, placed, made.plan, terms)
+            fastest.take(PlannedStep(figures, made.step, placed))
     made = fastest.found()
     return made._replace(plan=replace(made.plan, policy=policy, taken=made.plan.policy))
 

@@ -1,0 +1,33 @@
+"""Inputs that need not be there before computing begins.
+
+An input on the device is copied whole before its first reader starts, and nothing computes
+meanwhile. That reader may stream it instead: its pieces compute while the next ones come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ooc_cudnn.network.phases import Step
+from ooc_cudnn.network.residency import Residency, uses_of
+
+
+def streamed_first(step: Step, stays: Residency) -> Iterator[Residency]:
+    """Stays without the first readers of the inputs, and without any of their readers.
+
+    Nothing where no input is fetched.
+    """
+    inputs = [
+        base
+        for base, found in stays.items()
+        if step.tensors[base].kind == "input" and found and found[0].fetched
+    ]
+    if not inputs:
+        return
+    uses, later = uses_of(step), dict(stays)
+    for base in inputs:
+        stay = stays[base][0]
+        rest = [at for at in uses[base].phases if stay.first < at <= stay.last]
+        later[base] = ((stay._replace(first=rest[0]),) if rest else ()) + stays[base][1:]
+    yield later
+    yield {base: () if base in inputs else found for base, found in stays.items()}
