@@ -36,19 +36,28 @@ def changed(module: Any, **values: Any) -> Iterator[None]:
 
 def trials() -> Iterator[tuple[str, Any, dict[str, Any], tuple[str, ...]]]:
     """What is changed, and in cases with which words."""
+    odd = ("PL5 max NCHW forw", "PL7 max NCHW forw", "PL8 max NCHW forw")
+    for sets in ((3, 2), (2,), ()):
+        yield f"windows of {sets}", pooling, {"WORKING_SETS": sets}, odd
     planes = (
-        "PL1 max NCHW forw",
-        "PL3 max NCHW forw",
-        "PL8 max NCHW forw",
-        "PL5 average NCHW forw",
+        "PL1 max NCHW back",
+        "PL5 max NCHW back",
+        "PL7 max NCHW back",
+        "PL5 average NCHW back",
+        "PL7 average NCHW back",
     )
-    yield "no planes", pooling, {"STAGE_BYTES": 0}, planes
-    rows = ("PL1 max NCHW back", "PL5 max NCHW back", "PL7 average NCHW back")
-    yield "no rows", pooling_backward, {"MOST_STAGE_BYTES": 0}, rows
-    lanes = ("PL5 max NHWC back", "PL5 average NHWC back")
-    yield "no cells", pooling_backward, {"CELL_ELEMENTS": 0}, lanes
-    for packs in (1024, 4096):
-        yield f"tiles of {packs}", pooling_backward, {"TILE_PACKS": packs}, lanes
+    for size in (0, 8192, 32768):
+        yield f"planes of {size}", pooling_backward, {"PLANES_BYTES": size}, planes
+    lanes = (
+        "PL5 max NHWC back",
+        "PL9 max NHWC back",
+        "PL5 average NHWC back",
+        "PL5 average CHWN back",
+    )
+    for power in (18, 20):
+        yield f"2**{power} strips", pooling_backward, {"STRIP_THREADS": 2**power}, lanes
+    yield "lanes of 16", pooling_backward, {"TILE_LANES": 16}, lanes
+    yield "packs of 8 bytes", pooling_backward, {"PACK_BYTES": 8}, lanes
     odd = ("CV6 NCHW to NHWC", "CV6 NHWC to NCHW", "CV6 scaled NHWC to CHWN")
     yield "bursts", launch_geometry, {"LINE_BYTES": 64}, odd
     yield (
@@ -60,8 +69,6 @@ def trials() -> Iterator[tuple[str, Any, dict[str, Any], tuple[str, ...]]]:
     yield "staged", softmax_plans, {"FEW_ROWS": 0}, ("128 x 10 ",)
     long_rows = ("512 x 30000", "128 x 100000")
     yield "chunks of 512 threads", softmax_plans, {"CHUNK_LANES": 512}, long_rows
-    yield "rows of 8 KB", pooling_backward, {"STAGE_BYTES": 8192}, rows
-    yield "planes of 8 KB", pooling, {"STAGE_BYTES": 8192}, planes[2:]
     yield "windows 1", pooling, {"WORKING_SETS": ()}, ("PL5 max NHWC forw",)
 
 

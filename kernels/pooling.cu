@@ -1,7 +1,5 @@
 // The largest or the mean value of each window (cudnnPoolingForward).
 //
-//     pool_planes    rows of x follow each other in memory: a block takes some of them, or whole planes,
-//                    to shared memory in packs, and makes the windows there
 //     pool_rows      w is contiguous in x, and rows begin on wide boundaries: a thread makes OUTPUTS
 //                    neighbours along w and reads each row of x that their windows share once, in
 //                    packs
@@ -132,58 +130,19 @@ __global__ void __launch_bounds__(256) pool_rows(
     }
 }
 
-// A block makes OH rows of y, or the whole of TB planes: the rows of x under them, XW long, follow each
-// other in memory, and go to shared memory in packs, whatever their extents.
-template <typename I, typename T, int MODE, int STAGE, int TB, int OH, int OW, int XW, int KH, int KW,
-          int SH, int SW>
-__global__ void __launch_bounds__(256, 4) pool_planes(
-    PoolingGeometry<I> g, T *__restrict__ y, const T *__restrict__ x) {
-    using A = Arithmetic<T>;
-    __shared__ __align__(16) T stage[STAGE];
-    for (long long tile = blockIdx.x; tile < g.total; tile += gridDim.x) {
-        I rest = (I)tile;
-        const I first_h = take(rest, (g.y.h + OH - 1) / OH) * OH, d = take(rest, g.y.d);
-        const I first_b = take(rest, (g.b + TB - 1) / TB) * TB, a = rest;
-        const int planes = (int)least(g.b - first_b, I(TB));
-        const int rows = (int)least(g.y.h - first_h, I(OH));
-        const I low_row = TB > 1 ? I(0) : most(first_h * SH - g.before.h, I(0));
-        const I end = TB > 1 ? g.x.h : least((first_h + rows - 1) * SH - g.before.h + KH, g.x.h);
-        const T *source = x + at_offset(g.x_stride, a, first_b, d, low_row, I(0), I(0));
-        const int words = end > low_row ? planes * (int)(end - low_row) * XW : 0;
-        Staging<T>::template load<(STAGE / Staging<T>::COUNT + 255) / 256>(stage, source, words);
-        const T *staged = stage + Staging<T>::shift(source) - low_row * XW;  // row 0 of a plane
-        __syncthreads();
-#pragma unroll 2
-        for (int i = threadIdx.x; i < TB * OH * OW; i += 256) {
-            const int w = i % OW, h = i / OW % OH, b = i / (OW * OH);
-            if (h >= rows || b >= planes) continue;
-            const I top = (first_h + h) * SH - g.before.h, left = w * SW - g.before.w;
-            const Clipped<I> in_h(top, KH, g.x.h), in_w(left, KW, I(XW));
-            const T *window = staged + (b * g.x.h + top) * XW + left;
-            A total = start<MODE, A>();
-#pragma unroll
-            for (int k = 0; k < KH * KW; ++k)
-                if (in_h.has(top + k / KW) && in_w.has(left + k % KW))
-                    total = include<MODE>(total, A(widen(window[k / KW * XW + k % KW])));
-            const A result = finish<MODE>(total, (long long)KH * KW, in_h.count() * in_w.count());
-            y[at_offset(g.y_stride, a, first_b + b, d, first_h + h, (I)w, I(0))] = narrow<T>(result);
-        }
-        __syncthreads();  // the next tile overwrites this one
-    }
-}
-
-// Where a thread's windows lie in x: `outputs` of them one below the other; and their first lane.
+// Where a thread's windows lie in x: OUTPUTS of them one below the other, of at least as many that there
+// are; and their first lane. The last ones overlap with those above, so that no thread has fewer.
 template <typename I, int COUNT, int OUTPUTS, int SD, int SH, int SW>
 struct Window {
-    I y_offset, x_offset, available, outputs;
+    I y_offset, x_offset, available;
     I front, top, left;
 
     __device__ Window(const PoolingGeometry<I> &g, I index) {
         const I lane = take(index, (g.lanes + COUNT - 1) / COUNT) * COUNT;
-        const I w = take(index, g.y.w), h = take(index, (g.y.h + OUTPUTS - 1) / OUTPUTS) * OUTPUTS;
+        const I w = take(index, g.y.w), group = take(index, (g.y.h + OUTPUTS - 1) / OUTPUTS);
         const I d = take(index, g.y.d), b = take(index, g.b), a = index;
         available = g.lanes - lane;
-        outputs = least(g.y.h - h, I(OUTPUTS));
+        const I h = least(group * OUTPUTS, g.y.h - OUTPUTS);
         y_offset = at_offset(g.y_stride, a, b, d, h, w, lane);
         x_offset = a * g.x_stride.a + b * g.x_stride.b + lane * g.x_stride.lane;
         front = d * SD - g.before.d;
@@ -212,7 +171,7 @@ __device__ inline void small_windows(
     using A = Arithmetic<T>;
     constexpr int ROWS = (OUTPUTS - 1) * SH + KH;  // of x, under all of the windows
     const bool has_depth = at.front >= 0 && at.front < g.x.d;
-    const Clipped<I> w(at.left, KW, g.x.w), rows(at.top, (at.outputs - 1) * SH + KH, g.x.h);
+    const Clipped<I> w(at.left, KW, g.x.w), rows(at.top, ROWS, g.x.h);
     const T *source =
         x + (at.x_offset + at.front * g.x_stride.d + at.top * g.x_stride.h + at.left * g.x_stride.w);
     Pack<T, COUNT> packs[ROWS][KW];
@@ -227,7 +186,6 @@ __device__ inline void small_windows(
         }
 #pragma unroll
     for (int o = 0; o < OUTPUTS; ++o) {
-        if (CHECKED && o >= at.outputs) break;
         A totals[COUNT];
 #pragma unroll
         for (int e = 0; e < COUNT; ++e) totals[e] = start<MODE, A>();
@@ -248,9 +206,10 @@ __device__ inline void small_windows(
     }
 }
 
-// UNIT: neighbours along w lie side by side in x.
+// UNIT: neighbours along w lie side by side in x. PADDED: not all windows lie within x, or not all packs
+// within the lanes.
 template <typename I, typename T, int MODE, int COUNT, int KD, int KH, int KW, int SD, int SH,
-          int SW, int OUTPUTS, bool UNIT>
+          int SW, int OUTPUTS, bool UNIT, bool PADDED>
 __global__ void __launch_bounds__(256) pool_windows(
     PoolingGeometry<I> g, T *__restrict__ y, const T *__restrict__ x) {
     using A = Arithmetic<T>;
@@ -263,9 +222,8 @@ __global__ void __launch_bounds__(256) pool_windows(
         const Window<I, COUNT, OUTPUTS, SD, SH, SW> at(g, (I)i);
         T *target = y + at.y_offset;
         if constexpr (SMALL) {
-            const bool whole = at.outputs == OUTPUTS && at.available >= COUNT && at.front >= 0 &&
-                               at.front < g.x.d && at.top >= 0 && at.top + ROWS <= g.x.h &&
-                               at.left >= 0 && at.left + KW <= g.x.w;
+            const bool whole = !PADDED || (at.available >= COUNT && at.front >= 0 && at.front < g.x.d && at.top >= 0 && at.top + ROWS <= g.x.h &&
+                               at.left >= 0 && at.left + KW <= g.x.w);
             if (whole)
                 small_windows<false, I, T, MODE, COUNT, KH, KW, SH, OUTPUTS, UNIT>(g, at, target, x);
             else

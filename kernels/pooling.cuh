@@ -59,26 +59,6 @@ __device__ inline bool same_value(float a, float b) {
 }
 __device__ inline bool same_value(double a, double b) { return a == b || (a != a && b != b); }
 
-// `place` where a equals b, which is no NaN; else `other`.
-__device__ inline int where_equal(float a, float b, int place, int other) {
-#ifndef __CUDA_ARCH__
-    return a == b ? place : other;
-#else
-    int chosen;
-    asm("{\n"
-        ".reg .pred equal;\n"
-        "setp.eq.f32 equal, %1, %2;\n"
-        "selp.s32 %0, %3, %4, equal;\n"
-        "}"
-        : "=r"(chosen)
-        : "f"(a), "f"(b), "r"(place), "r"(other));
-    return chosen;
-#endif
-}
-__device__ inline int where_equal(double a, double b, int place, int other) {
-    return a == b ? place : other;
-}
-
 template <typename A>
 __device__ inline A negative_infinity() {
     return A(-1e300) * A(1e300);
@@ -161,28 +141,6 @@ struct Staging {
     static constexpr int COUNT = 16 / sizeof(T);
     static __device__ int shift(const T *at) {
         return (int)((unsigned long long)at / sizeof(T) % COUNT);
-    }
-    // ROUNDS of the block, all of which are read before the first waits.
-    template <int ROUNDS>
-    static __device__ void load(T *stage, const T *source, int words) {
-        const int behind = shift(source);
-        Pack<T, COUNT> packs[ROUNDS] = {};
-#pragma unroll
-        for (int round = 0; round < ROUNDS; ++round) {
-            const int at = (threadIdx.x + round * 256) * COUNT - behind;
-            if (at >= 0) packs[round] = load_pack<COUNT>(source + at, words - at);
-            else
-#pragma unroll
-                for (int i = 0; i < COUNT; ++i)
-                    if (at + i >= 0 && at + i < words) packs[round].element[i] = source[at + i];
-        }
-#pragma unroll
-        for (int round = 0; round < ROUNDS; ++round) {
-            const int first = (threadIdx.x + round * 256) * COUNT;
-            uint4 wide;
-            memcpy(&wide, &packs[round], sizeof(wide));
-            if (first < words + behind) *reinterpret_cast<uint4 *>(stage + first) = wide;
-        }
     }
     static __device__ void store(T *target, const T *stage, int words) {
         const int behind = shift(target);

@@ -1,19 +1,23 @@
 // The gradient of pooling with respect to x (cudnnPoolingBackward), gathered: each element of dx
 // sums what the windows over it give it, so nothing depends on the order of threads.
 //
-//     unpool_apart    windows that do not overlap, side by side in packs of lanes: a thread has one of
-//                     them, and nothing waits for another
-//     unpool_tile     a block makes a box of dx. First, once per window that touches the box: which
-//                     element its gradient goes to (max), or dy over the divisor (averages), into
-//                     shared memory. Then every element of dx looks its windows up there. Without
-//                     lanes (NCHW) the box is STAGED: whole rows, which follow each other in memory,
-//                     so that x and dx go through shared memory in packs, whatever their extents
+//     unpool_strips   a thread has a strip of dx, as wide as a stride, and goes down it: the windows over
+//                     it give their gradient to elements that are in registers until their last window is done
+//     unpool_planes   the same without lanes (NCHW), where rows of dx follow each other: they are
+//                     collected in shared memory and written in packs, whatever their extents
+//     unpool_tile     for larger windows. A block makes a box of dx. First, once per window that touches
+//                     the box: which element its gradient goes to (max), or dy over the divisor
+//                     (averages), into shared memory. Then every element of dx looks its windows up there
 //     unpool_direct   a thread makes an element of dx from global memory: for windows of which too
 //                     many overlap to fit in shared memory
 //
-// Memory traffic: a maximum reads y, dy and x once, an average dy alone; dx is written once. Windows
-// that reach into several boxes are read by each, from the caches. Shares of a copy's speed on an H200
-// are in docs/kernels.md.
+// Memory traffic: a maximum reads y, dy and x once, an average dy alone; dx is written once. What windows
+// share is read again, from the caches. Shares of a copy's speed on an H200 are in docs/kernels.md.
+//
+// Instructions decide. An H200 issues 70 a thread in the time that 10 bytes take (of an element of dx
+// under a maximum: x, dx, and a quarter of y and dy each), 35 in that of an average's 5. Of windows of 3x3
+// with strides of 2, an element takes 26 of a maximum and 6 of an average in packs of four lanes, 37
+// and 14 in NCHW.
 //
 // A maximum's gradient goes to the first element of the window that equals y, in row-major order.
 // NaN equals NaN (CUDNN_PROPAGATE_NAN). Elements that no window touches get 0. dx is `rows` rows of
@@ -41,116 +45,58 @@ __device__ inline I divisor(
 }
 
 // One axis of a tile of SIZE elements: the windows of K elements every S that touch it. Window
-// `low + i` begins `i * S - shift` elements after the tile's first. PHASE is where in a stride every
-// tile begins; then shift is the same for all and known here, else PHASE is -1.
-template <typename I, int SIZE, int K, int S, int PHASE>
+// `low + i` begins `i * S - shift` elements after the tile's first.
+template <typename I, int SIZE, int K, int S>
 struct Touching {
-    static constexpr bool FIXED = PHASE >= 0;
-    static constexpr int SHIFT = FIXED ? ((PHASE - K) % S + S) % S + K - S : K - 1;  // at most
-    static constexpr int WINDOWS = (SIZE - 1 + SHIFT) / S + 1;
+    static constexpr int WINDOWS = (SIZE + K - 2) / S + 1;
     static constexpr int COVERING = (K + S - 1) / S;  // windows over one element, at the most
     static constexpr int UNROLL = COVERING <= 4 ? COVERING : 1;
     I low;
-    int moving_shift;
+    int shift;
 
     // `begin`: the tile's first element, in padded x
     __device__ Touching(I begin) {
         low = floor_quotient(begin - K, I(S)) + 1;
-        moving_shift = (int)(begin - low * S);
+        shift = (int)(begin - low * S);
     }
-    __device__ int shift() const { return FIXED ? SHIFT : moving_shift; }
-    // The last window that begins at or before element `group * WIDE + at`; negative if none does.
-    template <int WIDE>
-    __device__ int last(int group, int at) const {
-        // Neither term is below -S. Where whole strides make a group the second is a constant.
-        if (FIXED && WIDE % S == 0) return group * (WIDE / S) + (at + SHIFT + S) / S - 1;
-        return (group * WIDE + at + shift() + S) / S - 1;
-    }
+    // The last window that begins at or before an element; negative if none does. `shift` is above -S.
+    __device__ int last(int at) const { return (at + shift + S) / S - 1; }
     // Where that element lies in that window.
-    template <int WIDE>
-    __device__ int tap(int group, int at) const {
-        if (FIXED && WIDE % S == 0) return (at + SHIFT + S) % S;
-        return (group * WIDE + at + shift() + S) % S;
-    }
+    __device__ int tap(int at) const { return (at + shift + S) % S; }
 };
 
-// The first element of each window that equals its maximum, one per lane; -1 if none. All are loaded
-// before the first is used. CHECKED: some may lie outside of x, or of the lanes.
-template <bool CHECKED, int COUNT, int KH, int KW, typename I, typename T>
-__device__ inline void first_of_few(
-    int (&found)[COUNT], const UnpoolingGeometry<I> &g, const T *x, const Strides<I> &stride,
-    const Pack<T, COUNT> &y, I front, I top, I left, I available) {
-    using A = Arithmetic<T>;
-    const Clipped<I> h(top, KH, g.x.h), w(left, KW, g.x.w);
-    const bool has_depth = front >= 0 && front < g.x.d;
-    auto present = [&](int k) {
-        return !CHECKED || (has_depth && h.has(top + k / KW) && w.has(left + k % KW));
-    };
-    const T *source = x + (front * stride.d + top * stride.h + left * stride.w);
-    Pack<T, COUNT> packs[KH * KW];
-#pragma unroll
-    for (int k = 0; k < KH * KW; ++k)
-        packs[k] = load_pack<COUNT>(
-            source + (k / KW * stride.h + k % KW * stride.w),
-            CHECKED ? (present(k) ? available : I(0)) : I(COUNT));
-#pragma unroll
-    for (int e = 0; e < COUNT; ++e) {
-        const A most = widen(y.element[e]);
-        int place = -1;
-        auto look = [&](auto where) {
-#pragma unroll
-            for (int k = KH * KW - 1; k >= 0; --k)  // the first one writes last
-                if (present(k)) place = where(A(widen(packs[k].element[e])), k);
-        };
-        if (most == most)
-            look([&](A value, int k) { return where_equal(value, most, k, place); });
-        else
-            look([&](A value, int k) { return value != value ? k : place; });
-        found[e] = place;
-    }
-}
-
+// The first element of each window that equals its maximum, one per lane; -1 if none.
 template <int COUNT, int KD, int KH, int KW, typename I, typename T>
 __device__ inline void first_equal(
-    int (&found)[COUNT], const UnpoolingGeometry<I> &g, const T *x, const Strides<I> &stride,
-    const Pack<T, COUNT> &y, I front, I top, I left, I available) {
-    if constexpr (KD == 1 && KH * KW <= 16) {
-        const bool whole = front >= 0 && front < g.x.d && top >= 0 && top + KH <= g.x.h &&
-                           left >= 0 && left + KW <= g.x.w && available >= COUNT;
-        if (whole)
-            first_of_few<false, COUNT, KH, KW>(
-                found, g, x, stride, y, front, top, left, available);
-        else
-            first_of_few<true, COUNT, KH, KW>(found, g, x, stride, y, front, top, left, available);
-    } else {
-        const Clipped<I> d(front, KD, g.x.d), h(top, KH, g.x.h), w(left, KW, g.x.w);
+    int (&found)[COUNT], const UnpoolingGeometry<I> &g, const T *x, const Pack<T, COUNT> &y, I front,
+    I top, I left, I available) {
+    const Clipped<I> d(front, KD, g.x.d), h(top, KH, g.x.h), w(left, KW, g.x.w);
 #pragma unroll
-        for (int e = 0; e < COUNT; ++e) found[e] = -1;
-        for (I depth = d.low; depth < d.high; ++depth)
-            for (I row = h.low; row < h.high; ++row) {
-                const T *line = x + depth * stride.d + row * stride.h;
-                const int before = ((int)(depth - front) * KH + (int)(row - top)) * KW;
-                bool all = true;
+    for (int e = 0; e < COUNT; ++e) found[e] = -1;
+    for (I depth = d.low; depth < d.high; ++depth)
+        for (I row = h.low; row < h.high; ++row) {
+            const T *line = x + depth * g.x_stride.d + row * g.x_stride.h;
+            const int before = ((int)(depth - front) * KH + (int)(row - top)) * KW;
+            bool all = true;
 #pragma unroll 4
-                for (I column = w.low; column < w.high; ++column) {
-                    const auto pack = load_pack<COUNT>(line + column * stride.w, available);
+            for (I column = w.low; column < w.high; ++column) {
+                const auto pack = load_pack<COUNT>(line + column * g.x_stride.w, available);
 #pragma unroll
-                    for (int e = 0; e < COUNT; ++e)
-                        if (found[e] < 0 && same_value(widen(pack.element[e]), widen(y.element[e])))
-                            found[e] = before + (int)(column - left);
-                }
-#pragma unroll
-                for (int e = 0; e < COUNT; ++e) all = all && found[e] >= 0;
-                if (all) return;
+                for (int e = 0; e < COUNT; ++e)
+                    if (found[e] < 0 && same_value(widen(pack.element[e]), widen(y.element[e])))
+                        found[e] = before + (int)(column - left);
             }
-    }
+#pragma unroll
+            for (int e = 0; e < COUNT; ++e) all = all && found[e] >= 0;
+            if (all) return;
+        }
 }
 
 // The same with a warp for each window, 32 elements at a time.
 template <int COUNT, int KD, int KH, int KW, typename I, typename T>
 __device__ inline void first_equal_by_warp(
-    int (&found)[COUNT], const UnpoolingGeometry<I> &g, const T *x, const Strides<I> &stride,
-    const Pack<T, COUNT> &y, I front, I top, I left, I available) {
+    int (&found)[COUNT], const UnpoolingGeometry<I> &g, const T *x, const Pack<T, COUNT> &y, I front,
+    I top, I left, I available) {
     const Clipped<I> d(front, KD, g.x.d), h(top, KH, g.x.h), w(left, KW, g.x.w);
     const I sites = d.count() * h.count() * w.count();
 #pragma unroll
@@ -159,7 +105,7 @@ __device__ inline void first_equal_by_warp(
     for (I k = threadIdx.x % 32; k - (int)(threadIdx.x % 32) < sites; k += 32, site.advance()) {
         const I depth = d.low + site.depth, row = h.low + site.row, column = w.low + site.column;
         const auto pack = load_pack<COUNT>(
-            x + depth * stride.d + row * stride.h + column * stride.w,
+            x + depth * g.x_stride.d + row * g.x_stride.h + column * g.x_stride.w,
             k < sites ? available : 0);
         const int tap = (int)(((depth - front) * KH + (row - top)) * KW + (column - left));
         bool all = true;
@@ -185,28 +131,21 @@ struct TargetOf<true> {
     using type = short;
 };
 
-// The box is TB x TD x TH x TW elements of TL packs of COUNT lanes. STAGE is 0, or so many words of
-// shared memory for its x and its dx: TW is then all of w, and either TH all of h or TB 1. With CELLS, a
-// thread makes so many strides of dx down, and one across, which have the same windows over them; else
-// (0) WIDE neighbours along w (TW is a multiple of WIDE, or all of w).
-template <typename I, typename T, int MODE, bool BY_WARP, int COUNT, int WIDE, int STAGE, int CELLS,
-          int TB, int TD, int TH, int TW, int TL, int PD, int PH, int PW, int KD, int KH, int KW, int SD,
-          int SH, int SW>
-__global__ void __launch_bounds__(256, STAGE > 0 ? 4 : 3) unpool_tile(
+// The box is TB x TD x TH x TW elements of TL packs of COUNT lanes. A thread makes WIDE neighbours along
+// w (TW is a multiple of WIDE, or all of w).
+template <typename I, typename T, int MODE, bool BY_WARP, int COUNT, int WIDE, int TB, int TD, int TH,
+          int TW, int TL, int KD, int KH, int KW, int SD, int SH, int SW>
+__global__ void __launch_bounds__(256, 3) unpool_tile(
     UnpoolingGeometry<I> g, T *__restrict__ dx, const T *__restrict__ y, const T *__restrict__ dy,
     const T *__restrict__ x) {
     using A = Arithmetic<T>;
-    constexpr int CH = CELLS ? CELLS * SH : 1;  // rows of a cell
-    constexpr int CELLS_H = (TH + CH - 1) / CH, CELLS_W = CELLS ? (TW + SW - 1) / SW : 1;
-    using D = Touching<I, TD, KD, SD, PD>;
-    using H = Touching<I, CELLS_H * CH, KH, SH, PH>;
-    using W = Touching<I, CELLS ? CELLS_W * SW : TW, KW, SW, PW>;
-    static_assert(!CELLS || (H::FIXED && W::FIXED), "cells begin at the same place in a stride");
+    using D = Touching<I, TD, KD, SD>;
+    using H = Touching<I, TH, KH, SH>;
+    using W = Touching<I, TW, KW, SW>;
     constexpr int WINDOWS = TB * D::WINDOWS * H::WINDOWS * W::WINDOWS * TL;
     __shared__ Pack<A, COUNT> gradients[WINDOWS];
     using Target = typename TargetOf<(long long)KD * KH * KW < 32768>::type;
     __shared__ Pack<Target, COUNT> targets[MODE == MAX ? WINDOWS : 1];
-    __shared__ __align__(16) T stage[STAGE > 0 ? STAGE : 1];
 
     for (long long tile = blockIdx.x; tile < g.total; tile += gridDim.x) {
         I rest = (I)tile;
@@ -217,24 +156,8 @@ __global__ void __launch_bounds__(256, STAGE > 0 ? 4 : 3) unpool_tile(
         const D d(first_d + g.origin.d + g.before.d);
         const H h(first_h + g.origin.h + g.before.h);
         const W w(first_w + g.origin.w + g.before.w);
-        const int planes = (int)least(g.b - first_b, I(TB));
-
-        // Rows of x under the tile's windows; of several planes all are.
-        const I low_row = TB > 1 ? I(0) : most(h.low * SH - g.before.h, I(0));
-        const T *staged = stage;  // row 0 of the first plane
-        if constexpr (STAGE > 0 && MODE == MAX) {
-            const I end = TB > 1 ? g.x.h
-                                 : least((h.low + H::WINDOWS - 1) * SH - g.before.h + KH, g.x.h);
-            const T *source = x + at_offset(
-                g.x_stride, a, first_b, first_d + g.origin.d, low_row, I(0), I(0));
-            const int words = end > low_row ? planes * (int)(end - low_row) * TW : 0;
-            Staging<T>::template load<(STAGE / Staging<T>::COUNT + 255) / 256>(stage, source, words);
-            staged = stage + Staging<T>::shift(source) - low_row * TW;
-            __syncthreads();
-        }
 
         constexpr unsigned THREADS = BY_WARP ? 32 : 1;  // of a window
-#pragma unroll(STAGE > 0 && MODE != MAX ? 4 : 1)  // what they read is on its way together
         for (unsigned i = threadIdx.x / THREADS; i < WINDOWS; i += 256 / THREADS) {
             const unsigned lane = i % TL, i_w = i / TL % W::WINDOWS;
             const unsigned i_h = i / (TL * W::WINDOWS) % H::WINDOWS;
@@ -257,206 +180,385 @@ __global__ void __launch_bounds__(256, STAGE > 0 ? 4 : 3) unpool_tile(
 #pragma unroll
                 for (int e = 0; e < COUNT; ++e) found[e] = -1;
                 if (exists) {
-                    auto look = [&](const T *source, const Strides<I> &stride) {
-                        if constexpr (BY_WARP)
-                            first_equal_by_warp<COUNT, KD, KH, KW>(
-                                found, g, source, stride, maximum, front, top, left, available);
-                        else
-                            first_equal<COUNT, KD, KH, KW>(
-                                found, g, source, stride, maximum, front, top, left, available);
-                    };
-                    if constexpr (STAGE > 0)
-                        look(staged + (int)i_b * (TH * TW), Strides<I>{0, 0, 0, TW, 1, 0});
+                    const T *source = x + at_offset(g.x_stride, a, b, I(0), I(0), I(0), at_lane);
+                    if constexpr (BY_WARP)
+                        first_equal_by_warp<COUNT, KD, KH, KW>(
+                            found, g, source, maximum, front, top, left, available);
                     else
-                        look(x + at_offset(g.x_stride, a, b, I(0), I(0), I(0), at_lane), g.x_stride);
+                        first_equal<COUNT, KD, KH, KW>(
+                            found, g, source, maximum, front, top, left, available);
                 }
                 Pack<Target, COUNT> target;
 #pragma unroll
                 for (int e = 0; e < COUNT; ++e) target.element[e] = (Target)found[e];
                 targets[i] = target;
             } else if (exists) {
-                share = A(divisor<MODE, KD, KH, KW>(g, front, top, left));
+                share = A(1) / A(divisor<MODE, KD, KH, KW>(g, front, top, left));
             }
             Pack<A, COUNT> gradient;
 #pragma unroll
             for (int e = 0; e < COUNT; ++e) {
                 gradient.element[e] = widen(incoming.element[e]);
-                if constexpr (MODE != MAX) gradient.element[e] /= share;
+                if constexpr (MODE != MAX) gradient.element[e] *= share;
             }
             gradients[i] = gradient;
         }
         __syncthreads();
 
-        T *target_tile = dx + at_offset(g.dx_stride, a, first_b, first_d, first_h, first_w, first_lane);
         auto add = [&](A (&total)[COUNT], int window, int tap) {
 #pragma unroll
             for (int e = 0; e < COUNT; ++e)
                 if (MODE != MAX || targets[window].element[e] == tap)
                     total[e] += gradients[window].element[e];
         };
-        if constexpr (CELLS > 0) {
-            constexpr int CELL_COUNT = TB * TD * CELLS_H * CELLS_W * TL;
-            constexpr int REACH_H = (CH - 1 + H::SHIFT) / SH, REACH_W = (SW - 1 + W::SHIFT) / SW;
-            T *made = stage + Staging<T>::shift(target_tile);
-            for (unsigned i = threadIdx.x; i < CELL_COUNT; i += 256) {
-                const unsigned lane = i % TL, c_w = i / TL % CELLS_W;
-                const unsigned c_h = i / (TL * CELLS_W) % CELLS_H;
-                const unsigned i_d = i / (TL * CELLS_W * CELLS_H) % TD;
-                const unsigned i_b = i / (TL * CELLS_W * CELLS_H * TD);
-                const I lanes = g.lanes - first_lane - I(lane * COUNT);
-                if (STAGE == 0 && (lanes <= 0 || (int)i_b >= planes || first_d + (I)i_d >= g.dx.d))
-                    continue;  // of a stage such planes are not stored
-                A totals[CH][SW][COUNT] = {};
+        constexpr int GROUPS = (TW + WIDE - 1) / WIDE;
+        constexpr int ELEMENTS = TB * TD * TH * GROUPS * TL;
+        for (unsigned i = threadIdx.x; i < ELEMENTS; i += 256) {
+            const unsigned lane = i % TL, group = i / TL % GROUPS;
+            const unsigned i_h = i / (TL * GROUPS) % TH, i_d = i / (TL * GROUPS * TH) % TD;
+            const unsigned i_b = i / (TL * GROUPS * TH * TD), i_w = group * WIDE;
+            const I at_lane = first_lane + I(lane * COUNT), b = first_b + I(i_b);
+            const I at_w = first_w + I(i_w), at_h = first_h + I(i_h), at_d = first_d + I(i_d);
+            if (at_lane >= g.lanes || b >= g.b || at_w >= g.dx.w || at_h >= g.dx.h ||
+                at_d >= g.dx.d)
+                continue;
+            A totals[WIDE][COUNT] = {};
 #pragma unroll D::UNROLL
-                for (int j_d = 0; j_d < D::COVERING; ++j_d) {
-                    const int w_d = d.template last<1>(i_d, 0) - j_d;
-                    const int tap_d = d.template tap<1>(i_d, 0) + j_d * SD;
-                    if (w_d < 0 || tap_d >= KD) break;
+            for (int j_d = 0; j_d < D::COVERING; ++j_d) {
+                const int w_d = d.last(i_d) - j_d;
+                const int tap_d = d.tap(i_d) + j_d * SD;
+                if (w_d < 0 || tap_d >= KD) break;
+#pragma unroll H::UNROLL
+                for (int j_h = 0; j_h < H::COVERING; ++j_h) {
+                    const int w_h = h.last(i_h) - j_h;
+                    const int tap_h = h.tap(i_h) + j_h * SH;
+                    if (w_h < 0 || tap_h >= KH) break;
+                    const int line = ((i_b * D::WINDOWS + w_d) * H::WINDOWS + w_h) * W::WINDOWS;
+                    const int before = (tap_d * KH + tap_h) * KW;
 #pragma unroll
-                    for (int r_h = REACH_H; r_h >= 0; --r_h)
-#pragma unroll
-                        for (int r_w = REACH_W; r_w >= 0; --r_w) {
-                            const int window =
-                                (((i_b * D::WINDOWS + w_d) * H::WINDOWS + c_h * CELLS + r_h) * W::WINDOWS +
-                                 c_w + r_w) * TL + lane;
-#pragma unroll
-                            for (int e_h = 0; e_h < CH; ++e_h)
-#pragma unroll
-                                for (int e_w = 0; e_w < SW; ++e_w) {
-                                    const int tap_h = e_h + H::SHIFT - r_h * SH;
-                                    const int tap_w = e_w + W::SHIFT - r_w * SW;
-                                    if (tap_h >= 0 && tap_h < KH && tap_w >= 0 && tap_w < KW)
-                                        add(totals[e_h][e_w], window,
-                                            (tap_d * KH + tap_h) * KW + tap_w);
-                                }
+                    for (int u = 0; u < WIDE; ++u)
+#pragma unroll W::UNROLL
+                        for (int j_w = 0; j_w < W::COVERING; ++j_w) {
+                            const int w_w = w.last(i_w + u) - j_w;
+                            const int tap_w = w.tap(i_w + u) + j_w * SW;
+                            if (tap_w >= KW || w_w < 0 || w_w >= W::WINDOWS) break;
+                            add(totals[u], (line + w_w) * TL + lane, before + tap_w);
                         }
                 }
-#pragma unroll
-                for (int e_h = 0; e_h < CH; ++e_h)
-#pragma unroll
-                    for (int e_w = 0; e_w < SW; ++e_w) {
-                        const int i_h = c_h * CH + e_h, i_w = c_w * SW + e_w;
-                        if ((TH % CH > 0 && i_h >= TH) || (TW % SW > 0 && i_w >= TW)) continue;
-                        if (STAGE == 0 && (first_h + i_h >= g.dx.h || first_w + i_w >= g.dx.w))
-                            continue;
-                        Pack<T, COUNT> results;
-#pragma unroll
-                        for (int e = 0; e < COUNT; ++e)
-                            results.element[e] = narrow<T>(totals[e_h][e_w][e]);
-                        if constexpr (STAGE > 0)
-                            made[((int)i_b * TH + i_h) * TW + i_w] = results.element[0];
-                        else
-                            store_pack<COUNT>(
-                                target_tile + at_offset(
-                                    g.dx_stride, I(0), (I)i_b, (I)i_d, (I)i_h, (I)i_w, I(lane * COUNT)),
-                                results, lanes);
-                    }
             }
-            if constexpr (STAGE > 0) {
-                __syncthreads();
-                const int rows = (int)least(g.dx.h - first_h, I(TH));
-                Staging<T>::store(target_tile, stage, ((planes - 1) * TH + rows) * TW);
-            }
-        } else {
-            constexpr int GROUPS = (TW + WIDE - 1) / WIDE;
-            constexpr int ELEMENTS = TB * TD * TH * GROUPS * TL;
-            for (unsigned i = threadIdx.x; i < ELEMENTS; i += 256) {
-                const unsigned lane = i % TL, group = i / TL % GROUPS;
-                const unsigned i_h = i / (TL * GROUPS) % TH, i_d = i / (TL * GROUPS * TH) % TD;
-                const unsigned i_b = i / (TL * GROUPS * TH * TD), i_w = group * WIDE;
-                const I at_lane = first_lane + I(lane * COUNT), b = first_b + I(i_b);
-                const I at_w = first_w + I(i_w), at_h = first_h + I(i_h), at_d = first_d + I(i_d);
-                if (at_lane >= g.lanes || b >= g.b || at_w >= g.dx.w || at_h >= g.dx.h ||
-                    at_d >= g.dx.d)
-                    continue;
-                A totals[WIDE][COUNT] = {};
-#pragma unroll D::UNROLL
-                for (int j_d = 0; j_d < D::COVERING; ++j_d) {
-                    const int w_d = d.template last<1>(i_d, 0) - j_d;
-                    const int tap_d = d.template tap<1>(i_d, 0) + j_d * SD;
-                    if (w_d < 0 || tap_d >= KD) break;
-#pragma unroll H::UNROLL
-                    for (int j_h = 0; j_h < H::COVERING; ++j_h) {
-                        const int w_h = h.template last<1>(i_h, 0) - j_h;
-                        const int tap_h = h.template tap<1>(i_h, 0) + j_h * SH;
-                        if (w_h < 0 || tap_h >= KH) break;
-                        const int line = ((i_b * D::WINDOWS + w_d) * H::WINDOWS + w_h) * W::WINDOWS;
-                        const int before = (tap_d * KH + tap_h) * KW;
+            // Lanes and columns are not both packs.
+            Pack<T, COUNT * WIDE> results;
 #pragma unroll
-                        for (int u = 0; u < WIDE; ++u)
-#pragma unroll W::UNROLL
-                            for (int j_w = 0; j_w < W::COVERING; ++j_w) {
-                                const int w_w = w.template last<WIDE>(group, u) - j_w;
-                                const int tap_w = w.template tap<WIDE>(group, u) + j_w * SW;
-                                if (tap_w >= KW || w_w < 0 || w_w >= W::WINDOWS) break;
-                                add(totals[u], (line + w_w) * TL + lane, before + tap_w);
-                            }
-                    }
-                }
-                // Lanes and columns are not both packs.
-                Pack<T, COUNT * WIDE> results;
-#pragma unroll
-                for (int e = 0; e < COUNT * WIDE; ++e)
-                    results.element[e] = narrow<T>(totals[e / COUNT][e % COUNT]);
-                store_pack<COUNT * WIDE>(
-                    dx + at_offset(g.dx_stride, a, b, at_d, at_h, at_w, at_lane), results,
-                    COUNT > 1 ? g.lanes - at_lane
-                              : WIDE > 1 ? least(g.dx.w - at_w, I(TW - i_w)) : I(1));
-            }
+            for (int e = 0; e < COUNT * WIDE; ++e)
+                results.element[e] = narrow<T>(totals[e / COUNT][e % COUNT]);
+            store_pack<COUNT * WIDE>(
+                dx + at_offset(g.dx_stride, a, b, at_d, at_h, at_w, at_lane), results,
+                COUNT > 1 ? g.lanes - at_lane
+                          : WIDE > 1 ? least(g.dx.w - at_w, I(TW - i_w)) : I(1));
         }
         __syncthreads();
     }
 }
 
-// Windows begin where strides of dx do, and are no longer than these: each is a thread's, and gives its
-// stride of dx.
-template <typename I, typename T, int MODE, int COUNT, int KH, int KW, int SH, int SW>
-__global__ void __launch_bounds__(256, 2) unpool_apart(
+// Whether 0 <= at < extent.
+__device__ inline bool is_below(int at, int extent) { return (unsigned)at < (unsigned)extent; }
+__device__ inline bool is_below(long long at, long long extent) {
+    return (unsigned long long)at < (unsigned long long)extent;
+}
+
+// The same number, of which the compiler does not know that: what rarely follows from it is then worked
+// out again, and takes no registers meanwhile.
+template <typename I>
+__device__ inline I anew(I number) {
+#ifdef __CUDA_ARCH__
+    if constexpr (sizeof(I) == 4) asm volatile("" : "+r"(number));
+    else asm volatile("" : "+l"(number));
+#endif
+    return number;
+}
+
+// An element of a window, the next in row-major order: `total` gets `gradient` if it is the first that
+// equals `most`, which is no NaN. `wanted` is 1 until then. One comparison sets two predicates.
+template <bool OWN, typename A>
+__device__ inline void give(A &total, int &wanted, A gradient, A value, A most) {
+    const bool equals = value == most;
+    if (OWN && wanted && equals) total += gradient;
+    wanted = wanted && !equals;
+}
+#ifdef __CUDA_ARCH__
+template <bool OWN>
+__device__ inline void give(float &total, int &wanted, float gradient, float value, float most) {
+    if constexpr (OWN)
+        asm("{\n"
+            ".reg .pred wanted, first, later;\n"
+            "setp.ne.s32 wanted, %1, 0;\n"
+            "setp.eq.and.f32 first|later, %3, %4, wanted;\n"
+            "@first add.f32 %0, %0, %2;\n"
+            "selp.s32 %1, 1, 0, later;\n"
+            "}"
+            : "+f"(total), "+r"(wanted)
+            : "f"(gradient), "f"(value), "f"(most));
+    else
+        asm("{\n"
+            ".reg .pred wanted, later;\n"
+            "setp.ne.s32 wanted, %0, 0;\n"
+            "setp.neu.and.f32 later, %1, %2, wanted;\n"
+            "selp.s32 %0, 1, 0, later;\n"
+            "}"
+            : "+r"(wanted)
+            : "f"(value), "f"(most));
+}
+#endif
+
+// A strip of dx: as deep and as wide as a stride, of COUNT lanes. The windows over it are scattered one
+// row of windows after the other; REACH_D * SD + KD elements deep and so on are under them. What lies
+// outside of x is held as NaN, which equals no maximum. UNIT: neighbours along w lie side by side in x.
+// PADDED: not every window lies within x. FLAT: planes of y are those of x.
+template <typename I, typename T, int MODE, int COUNT, bool UNIT, bool PADDED, bool FLAT, int KD, int KH,
+          int KW, int SD, int SH, int SW>
+struct Strip {
+    using A = Arithmetic<T>;
+    static constexpr int REACH_D = (KD - 1) / SD, REACH_H = (KH - 1) / SH, REACH_W = (KW - 1) / SW;
+    static constexpr int DEEP = MODE == MAX ? REACH_D * SD + KD : 1;
+    static constexpr int HIGH = MODE == MAX ? KH : 1, WIDE = MODE == MAX ? REACH_W * SW + KW : 1;
+    static constexpr int KEPT = KH > SH ? KH - SH : 0;  // rows of x that the next windows share
+    static constexpr int ROWS = KH > SH ? KH : SH;
+
+    const UnpoolingGeometry<I> &g;
+    const T *x, *y, *dy;
+    I x_at, y_at, dy_at;  // offsets of this plane and lane
+    I cell_d, cell_w;
+    Pack<T, COUNT> under[DEEP][HIGH][WIDE];
+    A totals[SD][ROWS][SW][COUNT] = {};
+
+    __device__ bool inside(I cell_h, int d, int h, int w) const {
+        return (FLAT || is_below((cell_d - REACH_D) * SD - g.before.d + d, g.x.d)) &&
+               is_below(cell_h * SH - g.before.h + h, g.x.h) &&
+               is_below((cell_w - REACH_W) * SW - g.before.w + w, g.x.w);
+    }
+    // Rows [from, to) under the windows that begin with row `cell_h` of strides.
+    template <int FROM, int TO>
+    __device__ void load(I cell_h) {
+        const I corner = x_at + ((cell_d - REACH_D) * SD - g.before.d) * g.x_stride.d +
+                         (cell_h * SH - g.before.h) * g.x_stride.h +
+                         ((cell_w - REACH_W) * SW - g.before.w) * g.x_stride.w;
+#pragma unroll
+        for (int d = 0; d < DEEP; ++d)
+#pragma unroll
+            for (int h = FROM; h < TO; ++h) {
+                const T *row = x + (corner + d * g.x_stride.d + h * g.x_stride.h);
+#pragma unroll
+                for (int w = 0; w < WIDE; ++w) {
+#pragma unroll
+                    for (int e = 0; PADDED && e < COUNT; ++e)
+                        under[d][h][w].element[e] = narrow<T>(negative_infinity<A>() * A(0));
+                    if (inside(cell_h, d, h, w))
+                        under[d][h][w] =
+                            load_pack<COUNT>(row + (UNIT ? I(w) : w * g.x_stride.w), COUNT);
+                }
+            }
+    }
+    // The windows in row `cell_h` of windows.
+    template <bool NAN_TOO>
+    __device__ void scatter(
+        I row, const Pack<T, COUNT> (&maxima)[REACH_D + 1][REACH_W + 1],
+        const Pack<T, COUNT> (&gradients)[REACH_D + 1][REACH_W + 1]) {
+        const I cell_h = NAN_TOO ? anew(row) : row;
+#pragma unroll
+        for (int d = 0; d <= REACH_D; ++d)
+#pragma unroll
+            for (int w = 0; w <= REACH_W; ++w) {
+                const I at_d = cell_d - REACH_D + d, at_w = cell_w - REACH_W + w;
+                A share = 1;
+                if (MODE != MAX) {
+                    const I elements = divisor<MODE, KD, KH, KW>(
+                        g, at_d * SD - g.before.d, cell_h * SH - g.before.h, at_w * SW - g.before.w);
+                    share = A(1) / A(elements > 0 ? elements : I(1));
+                }
+#pragma unroll
+                for (int e = 0; e < COUNT; ++e) {
+                    const A most = widen(maxima[d][w].element[e]);
+                    const A gradient = A(widen(gradients[d][w].element[e])) * share;
+                    int wanted = 1;  // the first one that is equal is not yet found
+#pragma unroll
+                    for (int k = 0; k < KD * KH * KW; ++k) {
+                        const int k_d = k / (KH * KW), k_h = k / KW % KH, k_w = k % KW;
+                        const int to_d = (d - REACH_D) * SD + k_d, to_w = (w - REACH_W) * SW + k_w;
+                        const bool own = to_d >= 0 && to_d < SD && to_w >= 0 && to_w < SW;
+                        A &total = totals[own ? to_d : 0][k_h][own ? to_w : 0][e];
+                        if constexpr (MODE != MAX) {
+                            if (own) total += gradient;
+                        } else if constexpr (NAN_TOO) {
+                            const A value = widen(under[d * SD + k_d][k_h][w * SW + k_w].element[e]);
+                            const bool equals = same_value(value, most) &&
+                                                (!PADDED ||
+                                                 inside(cell_h, d * SD + k_d, k_h, w * SW + k_w));
+                            if (own && wanted && equals) total += gradient;
+                            wanted = wanted && !equals;
+                        } else {
+                            const A value = widen(under[d * SD + k_d][k_h][w * SW + k_w].element[e]);
+                            if (own) give<true>(total, wanted, gradient, value, most);
+                            else give<false>(total, wanted, gradient, value, most);
+                        }
+                    }
+                }
+            }
+    }
+    // Rows of strides [first, end), each handed to `store` element by element where dx has it.
+    template <typename Store>
+    __device__ void go(I first, I end, const Store &store) {
+        const I begin = least(first, most(first - REACH_H, I(0)));
+        if constexpr (MODE == MAX && KEPT > 0) load<0, KEPT>(begin);
+#pragma unroll 1
+        for (I cell_h = begin; cell_h < end; ++cell_h) {
+            if constexpr (MODE == MAX) load<KEPT, KH>(cell_h);
+            Pack<T, COUNT> maxima[REACH_D + 1][REACH_W + 1] = {};
+            Pack<T, COUNT> gradients[REACH_D + 1][REACH_W + 1] = {};
+            bool has_nan = false;
+#pragma unroll
+            for (int d = 0; d <= REACH_D; ++d)
+#pragma unroll
+                for (int w = 0; w <= REACH_W; ++w) {
+                    const I at_d = cell_d - REACH_D + d, at_w = cell_w - REACH_W + w;
+                    const bool exists = (FLAT || is_below(at_d, g.y.d)) && is_below(cell_h, g.y.h) &&
+                                        is_below(at_w, g.y.w);
+                    if (!exists) continue;
+                    gradients[d][w] = load_pack<COUNT>(
+                        dy + (dy_at + at_d * g.dy_stride.d + cell_h * g.dy_stride.h +
+                              at_w * g.dy_stride.w),
+                        COUNT);
+                    if constexpr (MODE == MAX) {
+                        maxima[d][w] = load_pack<COUNT>(
+                            y + (y_at + at_d * g.y_stride.d + cell_h * g.y_stride.h +
+                                 at_w * g.y_stride.w),
+                            COUNT);
+                    }
+                }
+#pragma unroll
+            for (int d = 0; d <= REACH_D; ++d)
+#pragma unroll
+                for (int w = 0; w <= REACH_W; ++w)
+                    if constexpr (MODE == MAX) {
+#pragma unroll
+                        for (int e = 0; e < COUNT; ++e) {
+                            const A most = widen(maxima[d][w].element[e]);
+                            has_nan = has_nan || most != most;
+                        }
+                    }
+            if (MODE == MAX && has_nan) scatter<true>(cell_h, maxima, gradients);
+            else scatter<false>(cell_h, maxima, gradients);
+            if (cell_h >= first) {
+#pragma unroll
+                for (int d = 0; d < SD; ++d)
+#pragma unroll
+                    for (int h = 0; h < SH; ++h)
+#pragma unroll
+                        for (int w = 0; w < SW; ++w) {
+                            const I at_d = cell_d * SD - g.before.d - g.origin.d + d;
+                            const I at_h = cell_h * SH - g.before.h - g.origin.h + h;
+                            const I at_w = cell_w * SW - g.before.w - g.origin.w + w;
+                            if ((!FLAT && !is_below(at_d, g.dx.d)) || !is_below(at_h, g.dx.h) ||
+                                !is_below(at_w, g.dx.w))
+                                continue;
+                            Pack<T, COUNT> results;
+#pragma unroll
+                            for (int e = 0; e < COUNT; ++e)
+                                results.element[e] = narrow<T>(totals[d][h][w][e]);
+                            store(at_d, at_h, at_w, results);
+                        }
+            }
+#pragma unroll
+            for (int d = 0; d < SD; ++d)
+#pragma unroll
+                for (int h = 0; h < ROWS; ++h)
+#pragma unroll
+                    for (int w = 0; w < SW; ++w)
+#pragma unroll
+                        for (int e = 0; e < COUNT; ++e)
+                            totals[d][h][w][e] = h + SH < ROWS ? totals[d][h + SH][w][e] : A(0);
+            if constexpr (MODE == MAX && KEPT > 0)
+#pragma unroll
+                for (int d = 0; d < DEEP; ++d)
+#pragma unroll
+                    for (int h = 0; h < KEPT; ++h)
+#pragma unroll
+                        for (int w = 0; w < WIDE; ++w) under[d][h][w] = under[d][h + SH][w];
+        }
+    }
+};
+
+// A block has the strips of TL packs of lanes; a thread goes down ROWS strides of one.
+template <typename I, typename T, int MODE, int COUNT, int TL, int ROWS, bool PADDED,
+          bool FLAT, int KD, int KH, int KW, int SD, int SH, int SW>
+__global__ void __launch_bounds__(256, 2) unpool_strips(
     UnpoolingGeometry<I> g, T *__restrict__ dx, const T *__restrict__ y, const T *__restrict__ dy,
     const T *__restrict__ x) {
-    using A = Arithmetic<T>;
-    const long long step = (long long)gridDim.x * blockDim.x;
-    long long index = (long long)blockIdx.x * blockDim.x + threadIdx.x;
-    for (; index < g.total; index += step) {
-        I rest = (I)index;
-        const I lane = take(rest, (g.lanes + COUNT - 1) / COUNT) * COUNT;
-        const I cell_w = take(rest, g.tiles.w), cell_h = take(rest, g.tiles.h);
-        const I i_d = take(rest, g.dx.d), b = take(rest, g.b), a = rest;
-        const I depth = i_d + g.origin.d, lanes = g.lanes - lane;
-        const I first_h = cell_h * SH, first_w = cell_w * SW;
-        const I at_h = floor_quotient(first_h + g.origin.h + g.before.h, I(SH));
-        const I at_w = floor_quotient(first_w + g.origin.w + g.before.w, I(SW));
-        const bool exists = depth < g.y.d && at_h >= 0 && at_h < g.y.h && at_w >= 0 && at_w < g.y.w;
-        const I top = at_h * SH - g.before.h, left = at_w * SW - g.before.w;
-        const auto incoming = load_pack<COUNT>(
-            dy + at_offset(g.dy_stride, a, b, depth, at_h, at_w, lane), exists ? lanes : I(0));
-        int found[COUNT];
-        A share = 1;
-        if constexpr (MODE == MAX) {
-            const auto maximum = load_pack<COUNT>(
-                y + at_offset(g.y_stride, a, b, depth, at_h, at_w, lane), exists ? lanes : I(0));
-            first_equal<COUNT, 1, KH, KW>(
-                found, g, x + at_offset(g.x_stride, a, b, I(0), I(0), I(0), lane), g.x_stride, maximum,
-                depth, top, left, exists ? lanes : I(0));
-        } else if (exists) {
-            share = A(divisor<MODE, 1, KH, KW>(g, depth, top, left));
-        }
-        T *target = dx + at_offset(g.dx_stride, a, b, i_d, first_h, first_w, lane);
-#pragma unroll
-        for (int k = 0; k < SH * SW; ++k) {
-            const int h = k / SW, w = k % SW;
-            const bool inside = h < KH && w < KW;
-            Pack<T, COUNT> results;
-#pragma unroll
-            for (int e = 0; e < COUNT; ++e) {
-                const A gradient = widen(incoming.element[e]);
-                const bool mine = inside && (MODE != MAX || found[e] == h * KW + w);
-                results.element[e] = narrow<T>(mine ? gradient / share : A(0));
-            }
+    for (long long tile = blockIdx.x; tile < g.total; tile += gridDim.x) {
+        I rest = (I)tile;
+        const I lane = (take(rest, g.lane_tiles) * TL + threadIdx.x % TL) * COUNT;
+        rest = rest * (256 / TL) + threadIdx.x / TL;
+        const I cell_w = take(rest, g.tiles.w), group = take(rest, g.tiles.h);
+        const I cell_d = take(rest, g.tiles.d), b = take(rest, g.b), a = rest;
+        if (threadIdx.x >= 256 / TL * TL || lane >= g.lanes || a >= g.a) continue;
+        T *target = dx + at_offset(g.dx_stride, a, b, I(0), I(0), I(0), lane);
+        const I begin = floor_quotient(g.origin.h + g.before.h, I(SH));
+        const I end = floor_quotient(g.origin.h + g.before.h + g.dx.h - 1, I(SH)) + 1;
+        const I first = begin + group * ROWS;
+        Strip<I, T, MODE, COUNT, false, PADDED, FLAT, KD, KH, KW, SD, SH, SW> strip = {
+            g, x, y, dy, at_offset(g.x_stride, a, b, I(0), I(0), I(0), lane),
+            at_offset(g.y_stride, a, b, I(0), I(0), I(0), lane),
+            at_offset(g.dy_stride, a, b, I(0), I(0), I(0), lane),
+            floor_quotient(g.origin.d + g.before.d, I(SD)) + cell_d,
+            floor_quotient(g.origin.w + g.before.w, I(SW)) + cell_w};
+        strip.go(first, least(first + ROWS, end), [&](I d, I h, I w, const Pack<T, COUNT> &results) {
             store_pack<COUNT>(
-                target + h * g.dx_stride.h + w * g.dx_stride.w, results,
-                first_h + h < g.dx.h && first_w + w < g.dx.w ? lanes : I(0));
+                target + (d * g.dx_stride.d + h * g.dx_stride.h + w * g.dx_stride.w), results, COUNT);
+        });
+    }
+}
+
+// A block makes TB planes of dx, which follow each other in memory, or TH rows of strides of one: by way of
+// shared memory, so that they are written in packs, whatever their extents. CELLS_W strides lie
+// across, and a thread goes down ROWS of them.
+template <typename I, typename T, int MODE, int STAGE, int TB, int TH, int CELLS_W, int ROWS, bool UNIT,
+          bool PADDED, int KH, int KW, int SH, int SW>
+__global__ void __launch_bounds__(256, 4) unpool_planes(
+    UnpoolingGeometry<I> g, T *__restrict__ dx, const T *__restrict__ y, const T *__restrict__ dy,
+    const T *__restrict__ x) {
+    constexpr int GROUPS = (TH + ROWS - 1) / ROWS;
+    __shared__ __align__(16) T stage[STAGE];
+    const I begin = floor_quotient(g.origin.h + g.before.h, I(SH));
+    const I end = floor_quotient(g.origin.h + g.before.h + g.dx.h - 1, I(SH)) + 1;
+    const I cells = floor_quotient(g.origin.w + g.before.w, I(SW));
+    for (long long tile = blockIdx.x; tile < g.total; tile += gridDim.x) {
+        I rest = (I)tile;
+        const I tile_h = begin + take(rest, g.tiles.h) * TH;
+        const I first_b = take(rest, g.b_tiles) * TB, a = rest;
+        const int planes = (int)least(g.b - first_b, I(TB));
+        // Rows of dx: strides begin before its first one where there is padding.
+        const I before = g.before.h + g.origin.h;
+        const I first_h = most(tile_h * SH - before, I(0));
+        const int rows = (int)(least((tile_h + TH) * SH - before, g.dx.h) - first_h);
+        T *target = dx + at_offset(g.dx_stride, a, first_b, I(0), first_h, I(0), I(0));
+        T *made = stage + Staging<T>::shift(target);
+        for (int i = threadIdx.x; i < TB * GROUPS * CELLS_W; i += 256) {
+            const int cell_w = i % CELLS_W, group = i / CELLS_W % GROUPS, i_b = i / (CELLS_W * GROUPS);
+            const I b = first_b + i_b, first = tile_h + group * ROWS;
+            if (i_b >= planes) continue;
+            Strip<I, T, MODE, 1, UNIT, PADDED, true, 1, KH, KW, 1, SH, SW> strip = {
+                g, x, y, dy, at_offset(g.x_stride, a, b, I(0), I(0), I(0), I(0)),
+                at_offset(g.y_stride, a, b, I(0), I(0), I(0), I(0)),
+                at_offset(g.dy_stride, a, b, I(0), I(0), I(0), I(0)), g.origin.d,
+                cells + cell_w};
+            T *plane = made + i_b * rows * (int)g.dx.w;
+            strip.go(first, least(least(first + ROWS, tile_h + TH), end),
+                     [&](I, I h, I w, const Pack<T, 1> &result) {
+                plane[(int)(h - first_h) * (int)g.dx.w + (int)w] = result.element[0];
+            });
         }
+        __syncthreads();
+        Staging<T>::store(target, stage, planes * rows * (int)g.dx.w);
+        __syncthreads();  // the next tile overwrites this one
     }
 }
 
@@ -513,7 +615,7 @@ __global__ void __launch_bounds__(256) unpool_direct(
                                 g, source, maximum, front, top, left, depth, row, column))
                             total += incoming;
                     } else {
-                        total += incoming / A(divisor<MODE, KD, KH, KW>(g, front, top, left));
+                        total += incoming * (A(1) / A(divisor<MODE, KD, KH, KW>(g, front, top, left)));
                     }
                 }
             }

@@ -61,6 +61,18 @@ __device__ inline void stage_pack(
     }
 }
 
+// As `load_pack`; what is not available counts for nothing, so that nobody has to ask again: nothing is
+// larger than -infinity and its exponential is 0, and to sums 0 adds nothing.
+template <int TASK, int COUNT, typename T>
+__device__ inline Pack<T, COUNT> load_filled(const T *source, int available) {
+    Pack<T, COUNT> pack;
+    if (available >= COUNT) return load_pack<COUNT>(source, COUNT);
+    const T nothing = narrow<T>(FORWARD<TASK> ? minus_infinity<Arithmetic<T>>() : Arithmetic<T>(0));
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) pack.element[i] = i < available ? source[i] : nothing;
+    return pack;
+}
+
 // One row, in memory of either kind where COUNT is 1. Lanes without a row (`channels` 0) take part
 // in the exchange.
 template <typename T, int TASK, int COUNT, int PACKS, int LANES>
@@ -72,10 +84,9 @@ __device__ inline void softmax_row(T *result, const T *first, const T *second, i
 #pragma unroll
     for (int p = 0; p < PACKS; ++p) {
         const int at = (p * LANES + lane) * COUNT;
-        packs[p] = load_pack<COUNT>(first + at, channels - at);
-        if constexpr (BACKWARD) others[p] = load_pack<COUNT>(second + at, channels - at);
+        packs[p] = load_filled<TASK, COUNT>(first + at, channels - at);
+        if constexpr (BACKWARD) others[p] = load_filled<TASK, COUNT>(second + at, channels - at);
     }
-    auto inside = [&](int p, int i) { return (p * LANES + lane) * COUNT + i < channels; };
 
     A m = 0;
     if constexpr (!BACKWARD) {
@@ -83,8 +94,7 @@ __device__ inline void softmax_row(T *result, const T *first, const T *second, i
 #pragma unroll
         for (int p = 0; p < PACKS; ++p)
 #pragma unroll
-            for (int i = 0; i < COUNT; ++i)
-                if (inside(p, i)) m = larger(m, widen(packs[p].element[i]));
+            for (int i = 0; i < COUNT; ++i) m = larger(m, widen(packs[p].element[i]));
         m = join_lanes<LANES>(m, [](A a, A b) { return larger(a, b); });
     }
 
@@ -95,7 +105,7 @@ __device__ inline void softmax_row(T *result, const T *first, const T *second, i
         for (int i = 0; i < COUNT; ++i) {
             const A b = BACKWARD ? widen(others[BACKWARD ? p : 0].element[i]) : A(0);
             terms[p][i] = term_of<T, TASK>(A(widen(packs[p].element[i])), b, m);
-            if (inside(p, i)) total += terms[p][i];
+            total += terms[p][i];
         }
     total = prepared<TASK>(join_lanes<LANES>(total, [](A a, A b) { return a + b; }));
 
@@ -121,7 +131,7 @@ constexpr int THREADS = LANES > BLOCK_THREADS ? LANES : BLOCK_THREADS;
 // other writes.
 template <typename T, int TASK, int ELEMENTS, int LANES>
 constexpr int BLOCKS =
-    LANES > BLOCK_THREADS && ELEMENTS * sizeof(Arithmetic<T>) * (FORWARD<TASK> ? 1 : 2) <= 160 ? 2 : 1;
+    LANES > BLOCK_THREADS && LANES < 1024 && ELEMENTS * sizeof(Arithmetic<T>) * (FORWARD<TASK> ? 1 : 2) <= 160 ? 2 : 1;
 
 template <typename T, int TASK, int COUNT, int PACKS, int LANES>
 __global__ void __launch_bounds__(THREADS<LANES>, BLOCKS<T, TASK, PACKS * COUNT, LANES>)
@@ -159,9 +169,8 @@ __global__ void __launch_bounds__(LANES) softmax_long(
         const T *a_source = first + offset(geometry.first);
         const T *b_source = second + offset(geometry.second);
         T *target = result + offset(geometry.result);
-        auto place = [&](long long begin, int p) {
-            return begin + (p * LANES + (int)threadIdx.x) * COUNT;
-        };
+        auto place = [](int p) { return (p * LANES + (int)threadIdx.x) * COUNT; };  // in a chunk
+        auto left = [&](long long begin) { return (int)min(channels - begin, (long long)CHUNK); };
         struct Chunk {
             Pack<T, COUNT> packs[PACKS], others[BACKWARD ? PACKS : 1];
         };
@@ -169,10 +178,11 @@ __global__ void __launch_bounds__(LANES) softmax_long(
             Chunk chunk;
 #pragma unroll
             for (int p = 0; p < PACKS; ++p) {
-                const long long at = place(begin, p);
-                chunk.packs[p] = load_pack<COUNT>(a_source + at, channels - at);
+                const int at = place(p);
+                chunk.packs[p] = load_filled<TASK, COUNT>(a_source + begin + at, left(begin) - at);
                 if constexpr (BACKWARD)
-                    chunk.others[p] = load_pack<COUNT>(b_source + at, channels - at);
+                    chunk.others[p] =
+                        load_filled<TASK, COUNT>(b_source + begin + at, left(begin) - at);
             }
             return chunk;
         };
@@ -181,14 +191,13 @@ __global__ void __launch_bounds__(LANES) softmax_long(
         Chunk chunk = load(0);
         for (long long begin = 0; begin <= last; begin += CHUNK) {
             const Chunk next = begin < last ? load(begin + CHUNK) : chunk;
-            auto inside = [&](int p, int i) { return place(begin, p) + i < channels; };
             A m = peak.m, sum = 0;
             if constexpr (!BACKWARD) {
 #pragma unroll
                 for (int p = 0; p < PACKS; ++p)
 #pragma unroll
                     for (int i = 0; i < COUNT; ++i)
-                        if (inside(p, i)) m = larger(m, A(widen(chunk.packs[p].element[i])));
+                        m = larger(m, A(widen(chunk.packs[p].element[i])));
             }
             const A base = m == minus_infinity<A>() ? A(0) : m;
 #pragma unroll
@@ -196,8 +205,7 @@ __global__ void __launch_bounds__(LANES) softmax_long(
 #pragma unroll
                 for (int i = 0; i < COUNT; ++i) {
                     const A b = BACKWARD ? widen(chunk.others[BACKWARD ? p : 0].element[i]) : A(0);
-                    if (inside(p, i))
-                        sum += term_of<T, TASK>(A(widen(chunk.packs[p].element[i])), b, base);
+                    sum += term_of<T, TASK>(A(widen(chunk.packs[p].element[i])), b, base);
                 }
             peak.sum = peak.sum * rescaling(peak.m, m) + sum;
             peak.m = m;
@@ -215,7 +223,6 @@ __global__ void __launch_bounds__(LANES) softmax_long(
             const Chunk next = begin > 0 ? load(begin - CHUNK) : chunk;
 #pragma unroll
             for (int p = 0; p < PACKS; ++p) {
-                const long long at = place(begin, p);
 #pragma unroll
                 for (int i = 0; i < COUNT; ++i) {
                     const A a = widen(chunk.packs[p].element[i]);
@@ -223,7 +230,8 @@ __global__ void __launch_bounds__(LANES) softmax_long(
                     const A term = TASK == ACCURATE ? exponential_for<T>(a - m) : A(0);
                     chunk.packs[p].element[i] = narrow<T>(outcome<T, TASK>(a, b, term, m, total));
                 }
-                store_pack<COUNT>(target + at, chunk.packs[p], channels - at);
+                store_pack<COUNT>(
+                    target + begin + place(p), chunk.packs[p], left(begin) - place(p));
             }
             chunk = next;
         }

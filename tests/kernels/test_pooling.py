@@ -203,7 +203,8 @@ def test_windows_that_share_rows(case, dtype, layouts, monkeypatch):
     from ooc_cudnn.devices.kernels import launch
 
     monkeypatch.setattr(forward_module, "FEWEST_THREADS", 0)
-    monkeypatch.setattr(forward_module, "FEWEST_BLOCKS", 2)
+    monkeypatch.setattr(backward_module, "FEWEST_BLOCKS", 2)
+    monkeypatch.setattr(backward_module, "STRIP_THREADS", 1)
     launch._prepared.clear()
     for mode in ("max", INCLUDE, EXCLUDE):
         check(case, dtype, mode, layouts)
@@ -262,11 +263,24 @@ def test_small_tiles(case, layouts, monkeypatch):
     from ooc_cudnn.devices.kernels import launch
 
     monkeypatch.setattr(backward_module, "TILE_PACKS", 32)
-    monkeypatch.setattr(backward_module, "STAGE_BYTES", 256)
-    monkeypatch.setattr(forward_module, "STAGE_BYTES", 256)
+    monkeypatch.setattr(backward_module, "STRIP_WORDS", 0)
     launch._prepared.clear()
     for mode in ("max", EXCLUDE):
         check(case, "float32", mode, layouts)
+    launch._prepared.clear()
+
+
+@pytest.mark.parametrize("case", ["3x3 s2 p1", "3x3 s1 p1", "uneven", "gaps", "batch", "1d"])
+@pytest.mark.parametrize("nbytes", [0, 1024])
+def test_bands_of_rows_of_dx(case, nbytes, monkeypatch):
+    """In NCHW: rows of one plane, which are fewer than it has, or none by way of shared memory."""
+    from ooc_cudnn.devices.kernels import launch
+
+    monkeypatch.setattr(backward_module, "PLANES_BYTES", nbytes)
+    launch._prepared.clear()
+    for mode in ("max", INCLUDE, EXCLUDE):
+        check(case, "float32", mode, FIRST)
+    check(case, "float16", "max", FIRST, rows=(1, CASES[case][0][2] - 1))
     launch._prepared.clear()
 
 
@@ -276,7 +290,7 @@ def test_the_direct_kernel(case, layouts, monkeypatch):
     from ooc_cudnn.devices.kernels import launch
 
     monkeypatch.setattr(backward_module, "SHARED_BYTES", 1)
-    monkeypatch.setattr(backward_module, "MOST_STAGE_BYTES", 1)
+    monkeypatch.setattr(backward_module, "STRIP_WORDS", 0)
     launch._prepared.clear()
     for mode in ("max", INCLUDE, EXCLUDE):
         check(case, "float32", mode, layouts)

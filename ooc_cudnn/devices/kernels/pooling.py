@@ -32,21 +32,30 @@ MODES = {
 }
 
 
+def is_padded(operation: Pooling) -> bool:
+    """Whether some window reaches beyond x.
+
+    >>> [is_padded(Pooling.of((1, 1, 6, 6), window=2, padding=padding)) for padding in (0, 1)]
+    [False, True]
+    """
+    axes = zip(
+        operation.padding, operation.output_shape[2:], operation.stride, operation.window,
+        operation.x_shape[2:], strict=True,
+    )  # fmt: skip
+    return any(
+        before > 0 or (sites - 1) * step - before + size > extent
+        for (before, _), sites, step, size, extent in axes
+    )
+
+
 def mode_number(operation: Pooling) -> int:
     """The number of a mode in pooling.cuh; without padding both averages have one divisor.
 
     >>> mode_number(Pooling.of((1, 1, 6, 6), window=2, mode="average_exclude_padding"))
     1
     """
-    axes = zip(
-        operation.padding, operation.output_shape[2:], operation.stride, operation.window,
-        operation.x_shape[2:], strict=True,
-    )  # fmt: skip
-    padded = any(
-        before > 0 or (sites - 1) * step - before + size > extent
-        for (before, _), sites, step, size, extent in axes
-    )
-    return MODES[operation.mode if padded or operation.is_max else "average_include_padding"]
+    divisors_differ = operation.is_max or is_padded(operation)
+    return MODES[operation.mode if divisors_differ else "average_include_padding"]
 
 
 #: Windows of so many elements are shared by a warp: always where lanes are not contiguous, else
@@ -55,9 +64,6 @@ WARP_TAPS = 32
 FEWEST_THREADS = 2**18
 #: Elements of x (or words of them) that a thread may hold in registers.
 MOST_HELD = 72
-#: Shared memory for the rows of x of a block; and blocks that there are to be before one has more
-#: planes.
-STAGE_BYTES, FEWEST_BLOCKS = 16 * 1024, 1024
 #: Elements of a window of which `pool_windows` loads all before it uses the first (pooling.cu).
 SMALL_WINDOW = 16
 
@@ -134,56 +140,6 @@ def aligned_pack(view: DeviceView, axes: SixAxes, along: int, most: int) -> int:
     return most
 
 
-def is_packed(axes: SixAxes) -> bool:
-    """Whether planes follow each other without a gap, and their rows."""
-    sizes, strides = axes
-    wanted = sizes[3] * sizes[4], sizes[4], 1
-    found = strides[1], strides[3], strides[4]
-    extents = sizes[1], sizes[3], sizes[4]
-    return sizes[2] == 1 and all(
-        extent == 1 or step == packed
-        for extent, step, packed in zip(extents, found, wanted, strict=True)
-    )
-
-
-def stage_words(words: int, item_bytes: int) -> int:
-    """Shared memory for a run of so many words, which may begin and end within packs.
-
-    >>> stage_words(9, 4)
-    12
-    """
-    pack = WIDEST_ACCESS_BYTES // item_bytes
-    return (words + 2 * pack - 2) // pack * pack
-
-
-def planes_a_block(sizes: tuple[int, ...], words: int) -> int:
-    """How many planes of `sizes` (six axes) a block takes into so many words; 0 if none fits."""
-    fitting = words // (sizes[3] * sizes[4])
-    return min(fitting, max(sizes[0] * sizes[1] // FEWEST_BLOCKS, 1), sizes[1])
-
-
-def choose_planes(
-    x_sizes: tuple[int, ...], y_sizes: tuple[int, ...], item_bytes: int, height: int, stride: int
-) -> tuple[int, int, int] | None:
-    """The planes and rows of y that a block of `pool_planes` makes, and the words of x under them.
-
-    None if there is no room for so many that few are read by two blocks.
-
-    >>> choose_planes((1, 10**5, 1, 13, 13, 1), (1, 10**5, 1, 6, 6, 1), 4, 3, 2)
-    (24, 6, 4060)
-    >>> choose_planes((1, 10**5, 1, 224, 224, 1), (1, 10**5, 1, 111, 111, 1), 4, 3, 2)
-    (1, 8, 3812)
-    """
-    left = STAGE_BYTES // item_bytes
-    planes = planes_a_block(x_sizes, left)
-    if planes:
-        words = planes * x_sizes[3] * x_sizes[4]
-        return planes, y_sizes[3], stage_words(words, item_bytes)
-    rows = (left // x_sizes[4] - height) // stride + 1
-    words = ((rows - 1) * stride + height) * x_sizes[4]
-    return (1, rows, stage_words(words, item_bytes)) if rows * stride >= 2 * height else None
-
-
 def plan_pooling(operation: Pooling, x: DeviceView, y: DeviceView) -> Launch | None:
     """Choose the kernel of pooling.cu; None if there is nothing to do."""
     check("x", x, operation.x_shape, operation.dtype)
@@ -199,19 +155,11 @@ def plan_pooling(operation: Pooling, x: DeviceView, y: DeviceView) -> Launch | N
     windows = [str(number) for number in (*window, *stride)]
     taps = math.prod(window)
 
-    rows = planes = None
+    rows = None
     if lanes is None:
         rows = _rows(operation, x, y, x_axes, y_axes, window, stride, before)
-        if window[0] == stride[0] == 1 and not before[0] and taps <= SMALL_WINDOW:
-            planes = choose_planes(x_axes.sizes, y_axes.sizes, x.item_bytes, window[1], stride[1])
     threads = BLOCK_THREADS
-    if planes is not None and is_packed(x_axes):
-        b, h, stage = planes
-        name, threads = "pool_planes", 1
-        shape = (stage, b, h, y_axes.sizes[4], x_axes.sizes[4], *window[1:], *stride[1:])
-        arguments += map(str, shape)
-        total = y_axes.sizes[0] * -(-y_axes.sizes[1] // b) * -(-y_axes.sizes[3] // h)
-    elif rows is not None:
+    if rows is not None:
         left, outputs, load, store = rows
         name = "pool_rows"
         arguments += [*windows, str(left), str(outputs), str(load), str(store)]
@@ -229,7 +177,8 @@ def plan_pooling(operation: Pooling, x: DeviceView, y: DeviceView) -> Launch | N
         else:
             outputs = windows_a_thread(y_axes.sizes, packs, window, stride, count * x.item_bytes)
             unit = lanes is None and (x_axes.sizes[4] == 1 or x_axes.strides[4] == 1)
-            arguments += [str(outputs), boolean(unit)]
+            padded = is_padded(operation) or y_axes.sizes[5] % count > 0
+            arguments += [str(outputs), boolean(unit), boolean(padded)]
             total = total // y_axes.sizes[3] * -(-y_axes.sizes[3] // outputs)
     return Launch(
         "pooling.cu",
@@ -286,7 +235,8 @@ def windows_a_thread(
     fitting = [
         outputs
         for outputs in WORKING_SETS
-        if rows(outputs) * window[2] * words <= MOST_HELD
+        if outputs <= sizes[3]
+        and rows(outputs) * window[2] * words <= MOST_HELD
         and math.prod(sizes[:3]) * groups(outputs) * sizes[4] * packs >= FEWEST_THREADS
     ]
     # Of threads, what each reads and the rest of what it does, as if that were some rows more.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from ooc_cudnn.devices.kernels.arguments import (
@@ -18,23 +17,21 @@ from ooc_cudnn.devices.kernels.checks import check
 from ooc_cudnn.devices.kernels.launch import Call, Launch, Runner, launch
 from ooc_cudnn.devices.kernels.launch_geometry import BLOCK_THREADS, grid_of
 from ooc_cudnn.devices.kernels.pooling import (
-    STAGE_BYTES,
+    SixAxes,
     aligned_pack,
-    is_packed,
+    is_padded,
     lane_axis,
     mode_number,
-    planes_a_block,
     pooling,
     six_axes,
-    stage_words,
 )
 from ooc_cudnn.devices.kernels.pooling_indices import pooling_from_indices, pooling_indices
-from ooc_cudnn.devices.view import DeviceView
+from ooc_cudnn.devices.view import WIDEST_ACCESS_BYTES, DeviceView
 from ooc_cudnn.operations.backward_pooling import PoolingBackward
 from ooc_cudnn.operations.pooling import Pooling
 from ooc_cudnn.operations.pooling_indices import PoolingIndices
 
-#: Packs of dx that a block makes at once, and lanes among them.
+#: Packs of dx that a block of `unpool_tile` makes at once, and lanes among them.
 TILE_PACKS = 2048
 TILE_LANES = 8
 #: Where channels do not lie beside each other, tiles hold whole runs of so many elements along w.
@@ -45,15 +42,16 @@ PACK_BYTES = 16
 SHARED_BYTES = 28 * 1024
 #: From so many elements on, a warp looks for the maximum of a window.
 WARP_TAPS = 64
-
-
-#: A thread of `unpool_apart` has so many elements of a window, and makes so many of dx; one of
-#: `unpool_tile` so many of a stride of dx.
-APART_TAPS, APART_ELEMENTS, CELL_ELEMENTS = 16, 48, 32
-#: Strides one below the other that a thread makes where rows are staged: fewer windows an element.
-STAGED_CELLS = 2
-#: Shared memory for the x and dx of a box of rows and for its windows, at the most.
-MOST_STAGE_BYTES = 46 * 1024
+#: Registers of a strip for x and dx, and elements of windows that it scatters at a time: they are
+#: written out one by one.
+STRIP_WORDS, STRIP_TAPS = 96, 256
+#: Threads that there are to be before one goes further down its strip.
+STRIP_THREADS = 2**19
+#: Strips of a block, where they are whole rows, and shared memory for these.
+FEWEST_STRIPS, WARP = 160, 32
+PLANES_BYTES = 16 * 1024
+#: Blocks that there are to be before one has more planes.
+FEWEST_BLOCKS = 1024
 
 
 class Tile(NamedTuple):
@@ -65,17 +63,115 @@ class Tile(NamedTuple):
     w: int
     lanes: int
 
-    def windows(self, window: tuple[int, ...], stride: tuple[int, ...], down: int = 1) -> int:
-        """How many windows touch the box, of whole strides, times its packs of lanes: at most.
-
-        Of `down` strides along h, where a thread makes so many of them.
-        """
-        cells = (stride[0], down * stride[1], stride[2])
+    def windows(self, window: tuple[int, ...], stride: tuple[int, ...]) -> int:
+        """How many windows touch the box, times its packs of lanes: at most."""
         touching = [
-            (-(-size // cell) * cell + k - 2) // s + 1
-            for size, cell, k, s in zip(self[1:4], cells, window, stride, strict=True)
+            (size + k - 2) // s + 1 for size, k, s in zip(self[1:4], window, stride, strict=True)
         ]
         return self.b * math.prod(touching) * self.lanes
+
+
+class Strips(NamedTuple):
+    """How many strides dx has along d, h and w, and the lanes of a pack of a thread."""
+
+    cells: tuple[int, ...]
+    pack: int
+
+
+def choose_strips(
+    sizes: tuple[int, ...],
+    padded: tuple[int, ...],
+    window: tuple[int, ...],
+    stride: tuple[int, ...],
+    count: int,
+    item_bytes: int,
+    *,
+    is_max: bool,
+) -> Strips | None:
+    """Strips for dx of `sizes` (six axes), which begins at `padded` in x with its padding.
+
+    None if a window and a stride have too many elements for registers.
+
+    >>> sizes = (1, 96, 1, 55, 55, 1024)
+    >>> choose_strips(sizes, (0, 1, 1), (1, 3, 3), (1, 2, 2), 4, 4, is_max=True)
+    Strips(cells=(1, 28, 28), pack=4)
+    >>> choose_strips(sizes, (0, 0, 0), (1, 20, 20), (1, 1, 1), 4, 4, is_max=True) is None
+    True
+    """
+    cells = tuple(
+        (begin + size - 1) // step - begin // step + 1
+        for begin, size, step in zip(padded, sizes[2:5], stride, strict=True)
+    )
+    reach = [(k - 1) // step for k, step in zip(window, stride, strict=True)]
+    over = (reach[0] + 1) * (reach[2] + 1) * math.prod(window)
+    made = stride[0] * max(window[1], stride[1]) * stride[2] * max(item_bytes // 4, 1)
+    under = (reach[0] * stride[0] + window[0]) * window[1] * (reach[2] * stride[2] + window[2])
+    while count:
+        held = made * count + (under * -(-count * item_bytes // 4) if is_max else 0)
+        whole = sizes[5] % count == 0
+        if whole and held <= STRIP_WORDS and over * count <= STRIP_TAPS:
+            return Strips(cells, count)
+        count //= 2
+    return None
+
+
+def is_packed(axes: SixAxes) -> bool:
+    """Whether planes follow each other without a gap, and their rows."""
+    sizes, strides = axes
+    wanted = sizes[3] * sizes[4], sizes[4], 1
+    found = strides[1], strides[3], strides[4]
+    extents = sizes[1], sizes[3], sizes[4]
+    return sizes[2] == 1 and all(
+        extent == 1 or step == packed
+        for extent, step, packed in zip(extents, found, wanted, strict=True)
+    )
+
+
+def stage_words(words: int, item_bytes: int) -> int:
+    """Shared memory for a run of so many words, which may begin and end within packs.
+
+    >>> stage_words(9, 4)
+    12
+    """
+    pack = WIDEST_ACCESS_BYTES // item_bytes
+    return (words + 2 * pack - 2) // pack * pack
+
+
+class Planes(NamedTuple):
+    """What a block of `unpool_planes` makes: planes, rows of strides, rows a thread, words."""
+
+    b: int
+    h: int
+    rows: int
+    words: int
+
+
+def choose_planes(
+    sizes: tuple[int, ...], cells: tuple[int, ...], stride: int, reach: int, item_bytes: int
+) -> Planes | None:
+    """Whole planes of dx of `sizes`, as many as fit, else rows of one; None if not even a few do.
+
+    A thread begins `reach` windows before its first row, so it makes several.
+
+    >>> choose_planes((1, 10**5, 1, 13, 13, 1), (1, 7, 7), 2, 1, 4)
+    Planes(b=24, h=7, rows=7, words=4060)
+    >>> choose_planes((1, 10**4, 1, 110, 110, 1), (1, 55, 55), 2, 1, 4)
+    Planes(b=1, h=18, rows=5, words=3964)
+    """
+    height, width = sizes[3:5]
+    left = PLANES_BYTES // item_bytes
+    b = min(left // (height * width), max(sizes[0] * sizes[1] // FEWEST_BLOCKS, 1), sizes[1])
+    h = cells[1] if b else left // (stride * width)
+    if not h:
+        return None
+
+    def steps(rows: int) -> tuple[bool, int]:
+        strips = max(b, 1) * -(-h // rows) * cells[2]
+        return strips < FEWEST_STRIPS, -(-strips // WARP) * (rows + reach)
+
+    rows = min(range(1, h + 1), key=steps)
+    words = b * height * width if b else h * stride * width
+    return Planes(max(b, 1), h, rows, stage_words(words, item_bytes))
 
 
 def choose_tile(
@@ -123,56 +219,6 @@ def _piece(extent: int, longest: int, step: int = 1) -> int:
     return rounded if rounded <= longest else size
 
 
-def _phases(
-    tile: Tile, sizes: Sequence[int], begin: Sequence[int], stride: Sequence[int]
-) -> list[int]:
-    """Where in a stride the tiles begin along d, h and w; -1 where not all do at the same."""
-    return [
-        first % step if size <= piece or piece % step == 0 else -1
-        for piece, size, first, step in zip(tile[1:4], sizes[2:5], begin, stride, strict=True)
-    ]
-
-
-def choose_rows(
-    sizes: tuple[int, ...],
-    item_bytes: int,
-    window: tuple[int, ...],
-    stride: tuple[int, ...],
-    lane_bytes: int,
-    *,
-    phase: int = 0,
-    whole: bool,
-) -> tuple[Tile, int] | None:
-    """The tile of whole rows for dx of `sizes` without lanes, and its words; None if none fits.
-
-    Planes, as many as there is room for, else a band of rows of one. A tile of `whole` planes reads
-    no rows of x but theirs. `phase` is where in a stride dx begins.
-
-    >>> choose_rows((1, 10**5, 1, 13, 13, 1), 4, (1, 3, 3), (1, 2, 2), 6, whole=True)
-    (Tile(b=24, d=1, h=13, w=13, lanes=1), 4060)
-    >>> choose_rows((1, 10**4, 1, 224, 224, 1), 4, (1, 3, 3), (1, 2, 2), 6, whole=True)
-    (Tile(b=1, d=1, h=16, w=224, lanes=1), 4260)
-    """
-    height, width = sizes[3:5]
-    for nbytes in (STAGE_BYTES, STAGE_BYTES // 2):
-        left = nbytes // item_bytes
-        b = max(planes_a_block(sizes, left), 1)
-        cell = STAGED_CELLS * stride[1]
-        h = height if height * width <= left else max(left // width // cell, 1) * cell
-        rows = h
-        if not whole or h < height:
-            # The first window that touches it begins so far before it.
-            shift = (phase - window[1]) % stride[1] + window[1] - stride[1]
-            of_x = (-(-h // cell) * cell - 1 + shift) // stride[1] * stride[1] + window[1]
-            rows = max(h, of_x)
-        words = stage_words(b * rows * width, item_bytes)
-        tile = Tile(b, 1, h, width, 1)
-        shared = words * item_bytes + tile.windows(window, stride, STAGED_CELLS) * lane_bytes
-        if shared <= MOST_STAGE_BYTES:
-            return tile, words
-    return None
-
-
 def plan_pooling_backward(
     operation: PoolingBackward,
     y: DeviceView | None,
@@ -215,54 +261,51 @@ def plan_pooling_backward(
     real_bytes = 8 if operation.dtype == "float64" else 4
     taps = math.prod(window)
     lane_bytes = real_bytes + (forward.is_max and (2 if taps < 2**15 else 4))
-    phases = [(o + p) % step for o, p, step in zip(origin, before, stride, strict=True)]
-    lane_packs = -(-sizes[5] // count)
-    cell = math.prod(stride[1:]) * count
-    plain = window[0] == stride[0] == 1 and not before[0]
-    apart = (
-        plain and not any(phases[1:]) and taps <= APART_TAPS and cell <= APART_ELEMENTS
-        and all(k <= step for k, step in zip(window[1:], stride[1:], strict=True))
-    )  # fmt: skip
+    padded = tuple(o + p for o, p in zip(origin, before, strict=True))
+    strips = choose_strips(
+        sizes, padded, window, stride, count, dx.item_bytes, is_max=forward.is_max
+    )
+    planes = None
+    y_sizes, x_sizes = axes[2].sizes[2:5], three(forward.x_shape[2:], 1)
+    plain = window[0] == stride[0] == 1 and not before[0] and y_sizes[0] == x_sizes[0]
+    if strips is not None and plain and sizes[5] == 1 and is_packed(axes[0]):
+        reach = (window[1] - 1) // stride[1]
+        planes = choose_planes(sizes, strips.cells, stride[1], reach, dx.item_bytes)
     tile = choose_tile(sizes, count, window, stride, lane_bytes) if taps < 2**30 else None
-    stage = 0
-    if plain and sizes[5] == 1 and cell <= CELL_ELEMENTS and is_packed(axes[0]):
-        x_sizes = axes[3].sizes
-        whole = not origin[1] and x_sizes == sizes
-        wide_enough = is_packed(axes[3]) and not origin[2] and x_sizes[4] == sizes[4]
-        rows = None
-        if not forward.is_max or (wide_enough and (whole or sizes[1] == 1)):
-            rows = choose_rows(
-                sizes, dx.item_bytes, window, stride, lane_bytes, phase=phases[1], whole=whole
-            )
-        if rows is not None:
-            tile, stage = rows
 
     small = is_small(views, *[view.size for view in views], *window, *stride, *before)
     arguments = [index_type(small=small), CUDA_TYPES[operation.dtype], str(mode_number(forward))]
     windows = (*window, *stride)
-    if apart and sizes[5] > 1:
-        arguments += [str(count)]
+    lane_tiles = 1
+    if planes is not None and strips is not None:
         windows = (*window[1:], *stride[1:])
-        tiles = [
-            1,
-            1,
-            *(-(-size // step) for size, step in zip(sizes[3:5], stride[1:], strict=True)),
-        ]
-        total = math.prod(sizes[:3]) * math.prod(tiles) * lane_packs
-        name, blocks = "unpool_apart", -(-total // BLOCK_THREADS)
-        lane_tiles = 1
+        arguments += map(str, (planes.words, planes.b, planes.h, strips.cells[2], planes.rows))
+        arguments += [boolean(axes[3].strides[4] == 1), boolean(is_padded(forward))]
+        tiles = [-(-sizes[1] // planes.b), 1, -(-strips.cells[1] // planes.h), 1]
+        name, blocks = "unpool_planes", sizes[0] * math.prod(tiles)
+        total = blocks
+    elif strips is not None:
+        packs = -(-sizes[5] // strips.pack)
+        lanes = _piece(packs, TILE_LANES)
+        lane_tiles = -(-packs // lanes)
+        deep, high, wide = strips.cells
+        there = math.prod(sizes[:2]) * packs * deep * high * wide
+        rows = min(max(there // STRIP_THREADS, 1), high)
+        rows = -(-high // -(-high // rows))
+        arguments += [str(strips.pack), str(lanes), str(rows)]
+        arguments += [boolean(is_padded(forward)), boolean(plain)]
+        tiles = [1, deep, -(-high // rows), wide]
+        a_block = BLOCK_THREADS // lanes
+        total = -(-math.prod(sizes[:2]) * math.prod(tiles) // a_block) * lane_tiles
+        name, blocks = "unpool_strips", total
     elif tile is not None:
         by_warp = forward.is_max and taps >= WARP_TAPS
-        starts = _phases(tile, sizes, [o + p for o, p in zip(origin, before, strict=True)], stride)
         wide = 1
-        if count == 1 and not stage:
+        if count == 1:
             wide = aligned_pack(dx, axes[0], 4, PACK_BYTES // dx.item_bytes)
         while wide > 1 and tile.w % wide and tile.w < sizes[4]:
             wide //= 2
-        alike = cell <= CELL_ELEMENTS and min(starts[1:]) >= 0
-        cells = (STAGED_CELLS if stage else 1) if alike and wide == 1 else 0
-        arguments += [boolean(by_warp), str(count), str(wide), str(stage), str(cells)]
-        arguments += map(str, (*tile, *starts))
+        arguments += [boolean(by_warp), str(count), str(wide), *map(str, tile)]
         tiles = [
             -(-size // piece) for size, piece in zip(sizes[1:5], tile[:4], strict=True)
         ]  # b, d, h, w
@@ -270,7 +313,7 @@ def plan_pooling_backward(
         total = sizes[0] * math.prod(tiles) * lane_tiles
         name, blocks = "unpool_tile", total
     else:
-        tiles, lane_tiles, total = [1] * 4, 1, dx.size
+        tiles, total = [1] * 4, dx.size
         name, blocks = "unpool_direct", -(-total // BLOCK_THREADS)
     arguments += map(str, windows)
     return Launch(

@@ -33,8 +33,10 @@ LINE_BYTES = 128
 STAGE_BYTES = (16384, 32768)
 #: Registers that a thread of a column has for values, in bytes of the arithmetic type.
 COLUMN_BYTES = 256
-#: Threads that share a row, where a warp is too few: a block; and those of a row in chunks.
+#: Threads that share a row, where a warp is too few: a block (1024 have registers for
+#: one operand); and those of a row in chunks.
 BLOCK_LANES = (BLOCK_THREADS, 2 * BLOCK_THREADS)
+FORWARD_LANES = (*BLOCK_LANES, 4 * BLOCK_THREADS)
 CHUNK_LANES = 4 * BLOCK_THREADS
 #: Longer rows are shared by all blocks: a block's second reading would miss the cache. How many
 #: rows there are does not count, so that rows of a piece have the same bits as all.
@@ -108,14 +110,18 @@ def plan_rows(task: int, views: Sequence[DeviceView], sites: SitesByChannels) ->
         lanes *= 2
     while lanes < WARP and -(-packs // lanes) * count > most:
         lanes *= 2
+    forward = task in (ACCURATE, LOG)
+    name = "softmax_rows"
     if -(-packs // lanes) * count > most:
-        fitting = (block for block in BLOCK_LANES if -(-packs // block) * count <= most)
-        lanes = next(fitting, CHUNK_LANES)
-    name, each = "softmax_rows", -(-packs // lanes)
-    if lanes == CHUNK_LANES:
+        blocks = FORWARD_LANES if forward else BLOCK_LANES
+        fitting = [block for block in blocks if -(-packs // block) * count <= most]
+        lanes = fitting[0] if fitting else CHUNK_LANES
+        name = "softmax_rows" if fitting else "softmax_long"
+    each = -(-packs // lanes)
+    if name == "softmax_long":
         # Registers are of this chunk and of the next, and of the two operands of a gradient.
-        halves = 4 if task in (ACCURATE_BACKWARD, LOG_BACKWARD) and item >= 4 else 2
-        name, each = "softmax_long", max(most // halves // count, 1)
+        halves = 2 if forward or item < 4 else 4
+        each = max(most // halves // count, 1)
     threads = max(BLOCK_THREADS, lanes)
     tiles = -(-total // (threads // lanes))
     return Launch(
