@@ -93,7 +93,7 @@ def _run(arguments: argparse.Namespace) -> int:
     with on_device(arguments.device), settings(memory_limit=arguments.limit):
         if arguments.tune:
             _tune(net, loss, arguments.policy)
-        plan = net.plan(loss, policy=arguments.policy, machine=arguments.machine)
+        plan = net.plan(loss, policy=arguments.policy, machine=arguments.machine, bound=True)
         beside = sys.stderr if arguments.json else sys.stdout  # JSON stands alone
         print(json.dumps(plan.to_json(), indent=2) if arguments.json else plan.explain())
         if arguments.plot is not None:

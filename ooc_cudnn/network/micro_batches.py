@@ -8,6 +8,7 @@ part of the images is computed; so divisors and masks are those of the whole bat
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NamedTuple
 
 from ooc_cudnn.network.phases import Phase, Step
 from ooc_cudnn.network.residency import GIVEN
@@ -47,6 +48,43 @@ def micro_batched(step: Step, parts: int) -> Step:
         phases=(*batch.head, *(phase for part in rewritten for phase in part), *batch.tail),
         forward_count=0,
     )
+
+
+class Parts(NamedTuple):
+    """Micro-batches: what runs once, and the second of `equal` parts of the same size.
+
+    Attributes
+    ----------
+    once : tuple of Phase
+    part : Step
+        What it shares with other parts, and its images, are named as in the whole step.
+    equal : int
+    rest : tuple of Phase
+        Of a last part that is smaller.
+    """
+
+    once: tuple[Phase, ...]
+    part: Step
+    equal: int
+    rest: tuple[Phase, ...]
+
+
+def parts_of(step: Step, parts: int) -> Parts:
+    """Return what `micro_batched` repeats, one of each kind.
+
+    Raises
+    ------
+    WholeBatchError
+        If a phase reads what another one sums over the images.
+    """
+    batch = _Batch(step)
+    size = -(-batch.images // parts)
+    count, left = divmod(batch.images, size)
+    part = batch.part(min(1, count - 1), (size, 2 * size) if count > 1 else (0, size))
+    rest = batch.part(count, (batch.images - left, batch.images)) if left else []
+    once = (*batch.head, *batch.tail)
+    found = replace(step, tensors=batch.tensors, phases=tuple(part), forward_count=0)
+    return Parts(once, found, count, tuple(rest))
 
 
 class _Batch:

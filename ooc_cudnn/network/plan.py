@@ -88,6 +88,8 @@ class NetworkPlan:
         goes straight into its reader.
     anew : tuple of str
         Of the maps that are made again those that are made for each of their readers anew.
+    bound_seconds : float, optional
+        What no plan of its kind can beat, where that was asked for; bands of rows are another kind.
     """
 
     name: str
@@ -115,6 +117,7 @@ class NetworkPlan:
     taken: str = ""
     apart: bool = False
     anew: tuple[str, ...] = ()
+    bound_seconds: float | None = None
 
     @property
     def fate(self) -> Mapping[str, str]:
@@ -145,6 +148,7 @@ class NetworkPlan:
                 ],
                 ("<9", ">11", ">12", "<0"),
             ),
+            *self._beside_bound(),
             "",
             "  what becomes of tensors",
         ]
@@ -177,6 +181,15 @@ class NetworkPlan:
         if self.by_order is not None:
             lines += ["", *in_columns(_orders(self.by_order), ("<44", ">11"))]
         return "\n".join(lines)
+
+    def _beside_bound(self) -> list[str]:
+        """How far the plan is from the best that there may be."""
+        if self.bound_seconds is None:
+            return []
+        above = (self.seconds / self.bound_seconds - 1) * 100
+        said = f"{above:.1f} % above" if above >= 0 else f"{-above:.1f} % below"
+        kind = "possible without bands of rows" if self.bands > 1 else "possible of its kind"
+        return [f"  bound      {format_seconds(self.bound_seconds)}: {said} the best {kind}"]
 
     def __str__(self) -> str:
         return self.explain()

@@ -10,6 +10,7 @@ from itertools import zip_longest
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.network.apart import apart
 from ooc_cudnn.network.bands import banded, is_of_band, whole_maps
+from ooc_cudnn.network.bound import bound_of
 from ooc_cudnn.network.compacting import compacted
 from ooc_cudnn.network.computing import order_seconds
 from ooc_cudnn.network.fastest import Fastest, PlannedStep
@@ -112,6 +113,15 @@ def plan_step(
             fastest.take(PlannedStep(figures, made.step, placed))
     made = fastest.found()
     return made._replace(plan=replace(made.plan, policy=policy, taken=made.plan.policy))
+
+
+def bounded(
+    plan: NetworkPlan, step: Step, terms: Terms, micro_batches: int | None = None
+) -> NetworkPlan:
+    """Return the plan of a step beside the bound: `bound.py`, over all numbers of micro-batches."""
+    taken = _rewritten(_as_taken(step, "best"), frozenset(), 1, 1)
+    found = bound_of(taken, terms, _counts(taken, micro_batches, terms))
+    return replace(plan, bound_seconds=None if found is None else found.seconds)
 
 
 def check_asked(policy: str, micro_batches: int | None) -> None:

@@ -17,7 +17,7 @@ from ooc_cudnn.network.parameters import Parameters
 from ooc_cudnn.network.phases import Step
 from ooc_cudnn.network.pictures import draw_step
 from ooc_cudnn.network.plan import NetworkPlan
-from ooc_cudnn.network.planning import check_asked, plan_again, plan_step
+from ooc_cudnn.network.planning import bounded, check_asked, plan_again, plan_step
 from ooc_cudnn.network.ready import ReadyStep
 from ooc_cudnn.network.tensors import Tensor
 from ooc_cudnn.network.terms import Limit, terms_for
@@ -54,6 +54,7 @@ class Runnable:
         policy: str = "best",
         machine: MachineModel | str | os.PathLike[str] | None = None,
         micro_batches: int | None = None,
+        bound: bool = False,
     ) -> NetworkPlan:
         """Plan a step of training; no data and, with `machine`, no card needed.
 
@@ -73,6 +74,9 @@ class Runnable:
         micro_batches : int, optional
             Parts of the batch that go through the network one after the other; chosen when left
             out. 1 where something needs the whole batch, as batch normalization does.
+        bound : bool
+            Whether to say, too, what no plan of this kind can beat (`bound_seconds`): that takes a
+            second or two for a large network.
 
         Raises
         ------
@@ -88,7 +92,7 @@ class Runnable:
         step = self.training_phases(loss)
         terms = terms_for(memory_limit, machine, step, {})
         made = plan_step("training_step", step, terms, policy=policy, micro_batches=micro_batches)
-        return made.plan
+        return bounded(made.plan, step, terms, micro_batches) if bound else made.plan
 
     def plot(
         self,
