@@ -152,8 +152,7 @@ class Convolutions:
         if key not in self._of_engines:
             self._of_engines[key] = None
             if _is_for_cudnn(operation) and (Kind.of(operation), engine) not in self._failed:
-                widened = engine.form == "widened"
-                fitting = (f for f in forms(operation) if (f.name == "widened") == widened)
+                fitting = (form for form in forms(operation) if form.of_engine == engine.form)
                 with _errors_collected():
                     built = (self._plans.of_engine(form, engine) for form in fitting)
                     self._of_engines[key] = next(filter(None, built), None)
