@@ -47,7 +47,7 @@ class Engine(Record):
     knobs : mapping from str to int
         How it is set, by the names of cuDNN's kinds of knobs; empty for its own defaults.
     form : str
-        One of `FORMS`: "widened" where it computes the inputs converted to float32, "whole channels"
+        One of `FORMS`: "widened" where it computes inputs converted to float32, "whole channels"
         where x and the filter get channels of zeros; else empty.
     """
 

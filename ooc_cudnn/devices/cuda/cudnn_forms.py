@@ -13,9 +13,9 @@ Widened: half types with a float32 result. cuDNN has no engine where channels ar
     for depthwise windows, and for strided data gradients; and one that leaves the card idle where
     the filter is small. float32 holds every half and TF32 every bit of its fraction, so tensor
     cores give the same products. Filter gradient in float16: 0.7 and 0.5 in place of 2.6 and 2.5.
-Whole channels: images of 1 or 3 channels, channels last. Where a pixel is no 16 bytes, tensor cores'
-    engines do not take it, or read it word by word. Channels of zeros make it so: in x, and in the
-    filter or its gradient. It is for `tune` to say where that is faster.
+Whole channels: images of 1 or 3 channels, channels last. Where a pixel is no 16 bytes, engines for
+    tensor cores do not take it, or read it word by word. Channels of zeros make it so: in x and the
+    filter, or its gradient. It is for `tune` to say where that is faster.
 """
 
 from __future__ import annotations
