@@ -47,8 +47,9 @@ WARP_TAPS = 64
 STRIP_WORDS, STRIP_TAPS = 96, 256
 #: Threads that there are to be before one goes further down its strip.
 STRIP_THREADS = 2**19
-#: Strips of a block, where they are whole rows, and shared memory for these.
-FEWEST_STRIPS, WARP = 160, 32
+#: Where whole rows are made: strips of a block, and what it takes to begin one, in steps down it.
+FEWEST_STRIPS, START_STEPS, WARP = 160, 2, 32
+#: Shared memory for them.
 PLANES_BYTES = 16 * 1024
 #: Blocks that there are to be before one has more planes.
 FEWEST_BLOCKS = 1024
@@ -156,7 +157,7 @@ def choose_planes(
     >>> choose_planes((1, 10**5, 1, 13, 13, 1), (1, 7, 7), 2, 1, 4)
     Planes(b=24, h=7, rows=7, words=4060)
     >>> choose_planes((1, 10**4, 1, 110, 110, 1), (1, 55, 55), 2, 1, 4)
-    Planes(b=1, h=18, rows=5, words=3964)
+    Planes(b=1, h=18, rows=6, words=3964)
     """
     height, width = sizes[3:5]
     left = PLANES_BYTES // item_bytes
@@ -167,7 +168,7 @@ def choose_planes(
 
     def steps(rows: int) -> tuple[bool, int]:
         strips = max(b, 1) * -(-h // rows) * cells[2]
-        return strips < FEWEST_STRIPS, -(-strips // WARP) * (rows + reach)
+        return strips < FEWEST_STRIPS, -(-strips // WARP) * (rows + reach + START_STEPS)
 
     rows = min(range(1, h + 1), key=steps)
     words = b * height * width if b else h * stride * width
@@ -280,7 +281,8 @@ def plan_pooling_backward(
     if planes is not None and strips is not None:
         windows = (*window[1:], *stride[1:])
         arguments += map(str, (planes.words, planes.b, planes.h, strips.cells[2], planes.rows))
-        arguments += [boolean(axes[3].strides[4] == 1), boolean(is_padded(forward))]
+        unit = all(each.sizes[4] == 1 or each.strides[4] == 1 for each in axes[1:])
+        arguments += [boolean(unit), boolean(is_padded(forward))]
         tiles = [-(-sizes[1] // planes.b), 1, -(-strips.cells[1] // planes.h), 1]
         name, blocks = "unpool_planes", sizes[0] * math.prod(tiles)
         total = blocks
