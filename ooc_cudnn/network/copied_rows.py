@@ -2,7 +2,9 @@
 
 A rewrite of a step that goes down the rows. A whole tensor may lie on the host; what several phases
 of a stretch read of it would cross the link for each of them. Instead a phase copies it, and they
-read the copy, which exists for one band at a time as what is made again does.
+read the copy, which exists for one band at a time as what is made again does. So does one phase
+that takes several channels for each of its results, a convolution: else it would be cut into small
+pieces, in order to begin before all of its rows are there.
 """
 
 from __future__ import annotations
@@ -15,13 +17,14 @@ from ooc_cudnn.network.emitting import identity
 from ooc_cudnn.network.phases import Phase, Step
 from ooc_cudnn.network.remaking import REMADE
 from ooc_cudnn.network.stretches import Stretches
+from ooc_cudnn.operations.chain import Chain
 
 #: Makes stretches of a step, whose banded tensors may be these copies, too.
 Cut = Callable[[Step, frozenset[str]], Stretches]
 
 
 class _Copy(NamedTuple):
-    """Of a tensor that several phases of one stretch read."""
+    """Of a tensor that phases of one stretch read."""
 
     source: str
     readers: tuple[int, ...]
@@ -43,8 +46,18 @@ def with_copied_rows(stretches: Stretches, cut: Cut) -> Stretches:
     return stretches
 
 
+class _Rows(Chain):
+    """A copy, cut along rows alone: such pieces are made where they are to be.
+
+    Others go through a ring, and then wait for what leaves the device.
+    """
+
+    def may_cut(self, axis: str) -> bool:
+        return axis == "h_y" and super().may_cut(axis)
+
+
 def _wanted(stretches: Stretches) -> Iterator[_Copy]:
-    """Whole tensors, no views, that several phases of a stretch of bands read and none writes."""
+    """Whole tensors, no views, that a stretch of bands reads and does not write, and is to copy."""
     step = stretches.step
     for start, stop in stretches.stretches:
         part = step.phases[start:stop]
@@ -54,7 +67,9 @@ def _wanted(stretches: Stretches) -> Iterator[_Copy]:
             continue
         for name in sorted(bases - stretches.banded_tensors - written):
             readers = tuple(at for at in range(start, stop) if name in step.phases[at].reads)
-            if len(readers) > 1 and all(_by_rows(step.phases[at], name) for at in readers):
+            if not all(_by_rows(step.phases[at], name) for at in readers):
+                continue
+            if len(readers) > 1 or any(step.phases[at].call.extents.c_x > 1 for at in readers):
                 yield _Copy(name, readers)
 
 
@@ -76,7 +91,8 @@ def _copied(step: Step, copies: tuple[_Copy, ...]) -> Step:
             if at not in copy.readers:
                 continue
             if at == copy.readers[0]:
-                call = identity(step.tensors[copy.source])
+                whole = identity(step.tensors[copy.source])
+                call = _Rows(whole.operations, whole.dtype)
                 bound = {"x": copy.source, "y": copy.name}
                 phases.append(replace(phase, name=f"{copy.source} copy", call=call, binds=bound))
             binds = {operand: copy.name if n == copy.source else n for operand, n in binds.items()}

@@ -202,7 +202,11 @@ def _by_rows(name: str, step: Step, terms: Terms, asked: int | None) -> Iterator
                 rewritten = _rewritten(step, frozenset(), parts, bands)
             except WholeBatchError:
                 break
-            stays = POLICIES["keep"].residing(rewritten)
+            stays = {  # the rows of an input come with each band
+                base: each
+                for base, each in POLICIES["keep"].residing(rewritten).items()
+                if rewritten.tensors[base].kind != "input"
+            }
             of_bands = {base: each for base, each in stays.items() if is_of_band(base)}
             if not of_bands:
                 break

@@ -7,7 +7,7 @@ before. Each stream runs its steps in order, so of each only the latest counts.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ooc_cudnn.operations.splittable import Region
@@ -16,7 +16,8 @@ from ooc_cudnn.pipeline.program import Home, byte_range, inside
 #: The latest step of each stream.
 Latest = dict[str, int]
 
-#: Regions of an array that are told apart. Steps on more of them wait for more than they must.
+#: Regions of an array that are told apart. Of more, neighbours become one: steps wait for more than
+#: they must.
 MOST_REGIONS = 64
 
 
@@ -86,44 +87,71 @@ class _Bytes:
         self.ranges[met] = [entry for _, entry in filled]
 
 
+class _Used(NamedTuple):
+    """Who used a region, and how many regions became this one."""
+
+    steps: Latest
+    merged: int
+
+
 class _Regions:
     """An array that was handed in, as regions with who used each."""
 
     def __init__(self) -> None:
-        self.read: dict[Region, Latest] = {}
-        self.written: dict[Region, Latest] = {}
+        self.read: dict[Region, _Used] = {}
+        self.written: dict[Region, _Used] = {}
 
     def users(self, region: Region, *, writes: bool) -> Latest:
         found: Latest = {}
         for used in (self.written, self.read) if writes else (self.written,):
-            for other, steps in used.items():
+            for other, of in used.items():
                 if _overlap(region, other):
-                    later(found, steps)
+                    later(found, of.steps)
         return found
 
     def all_users(self) -> Latest:
         """Everybody who used any of it."""
         found: Latest = {}
-        for steps in (*self.written.values(), *self.read.values()):
-            later(found, steps)
+        for of in (*self.written.values(), *self.read.values()):
+            later(found, of.steps)
         return found
 
     def use(self, region: Region, steps: Latest, *, writes: bool) -> None:
-        later((self.written if writes else self.read).setdefault(region, {}), steps)
+        used = self.written if writes else self.read
+        later(used.setdefault(region, _Used({}, 1)).steps, steps)
 
     def close(self) -> None:
-        """Keep few regions: beyond that, all as one."""
-        for used in (self.read, self.written):
-            if len(used) > MOST_REGIONS:
-                everything: Latest = {}
-                for steps in used.values():
-                    later(everything, steps)
-                around = tuple(
-                    (min(low for low, _ in parts), max(high for _, high in parts))
-                    for parts in zip(*used, strict=True)
-                )
-                used.clear()
-                used[around] = everything
+        """Keep few regions."""
+        if len(self.read) > MOST_REGIONS:
+            self.read = _fewer(self.read)
+        if len(self.written) > MOST_REGIONS:
+            self.written = _fewer(self.written)
+
+
+def _fewer(used: Mapping[Region, _Used]) -> dict[Region, _Used]:
+    """Regions that were used one after the other as one: about as many in each."""
+    most = 2 * sum(of.merged for of in used.values()) / MOST_REGIONS
+    groups: list[tuple[list[Region], _Used]] = []
+    for region, of in used.items():
+        if groups and groups[-1][1].merged + of.merged <= most:
+            regions, whole = groups.pop()
+        else:
+            regions, whole = [], _Used({}, 0)
+        later(whole.steps, of.steps)
+        groups.append(([*regions, region], _Used(whole.steps, whole.merged + of.merged)))
+    found: dict[Region, _Used] = {}
+    for regions, whole in groups:
+        before = found.setdefault(_around(regions), _Used({}, 0))
+        later(before.steps, whole.steps)
+        found[_around(regions)] = _Used(before.steps, before.merged + whole.merged)
+    return found
+
+
+def _around(regions: Sequence[Region]) -> Region:
+    return tuple(
+        (min(low for low, _ in parts), max(high for _, high in parts))
+        for parts in zip(*regions, strict=True)
+    )
 
 
 def _overlap(one: Region, other: Region) -> bool:

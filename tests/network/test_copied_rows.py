@@ -28,24 +28,29 @@ def features():
 
 
 def copies_of(step):
-    return [phase.name for phase in step.phases if " copy (band" in phase.name]
+    """Each phase that copies, with the names of those that read the copy."""
+    found = []
+    for at, phase in enumerate(step.phases):
+        if " copy (band" in phase.name:
+            copy = phase.binds["y"]
+            readers = [p.name for p in step.phases[at + 1 :] if copy in p.binds.values()]
+            found.append((phase, readers))
+    return found
 
 
-def test_a_band_copies_what_two_of_its_phases_read():
+def test_a_band_copies_what_its_convolutions_read():
     net, loss = features()
     step = _as_taken(net.training_phases(loss), "best")
     made = banded(step, whole_maps(step), 2)
-    names = copies_of(made)
-    # the convolution that is made again reads it, and so does the gradient of its filters
-    assert sorted(names) == sorted(
-        f"{name} copy (band {band})" for name in ("x", "pooling_1") for band in (0, 1)
-    )
-    for name in names:
-        (at,) = (i for i, phase in enumerate(made.phases) if phase.name == name)
-        copy = made.phases[at].binds["y"]
-        readers = [phase.name for phase in made.phases[at + 1 :] if copy in phase.binds.values()]
-        assert len(readers) == 2
-        assert any("filter gradient" in reader for reader in readers)
+    copies = copies_of(made)
+    names = [f"{name} copy (band {band})" for name in ("x", "pooling_1") for band in (0, 1)]
+    # once for forward; and once for the convolution made again and the gradient of its filters
+    assert sorted(phase.name for phase, _ in copies) == sorted(names * 2)
+    for phase, readers in copies:
+        assert len(readers) == 1 + phase.is_backward
+        assert any("filter gradient" in reader for reader in readers) == phase.is_backward
+        assert phase.call.may_cut("h_y")
+        assert not phase.call.may_cut("c_y")  # such pieces would go through a ring
     # windows overlap: a band copies the row beside it, too
     assert sum(made.tensors[name].shape[2] for name in made.tensors if "x of" in name) > 16
     assert made.forward_count == sum(not phase.is_backward for phase in made.phases)

@@ -176,3 +176,16 @@ def test_who_takes_over_pinned_memory_waits_for_all_who_were_there(monkeypatch):
     assert hazards(make_schedule(made)) == []
     monkeypatch.setattr(tracked.Hazards, "_users_before", lambda *_: {})
     assert hazards(make_schedule(made))
+
+
+def test_of_many_regions_neighbours_become_one():
+    """Who reads the first rows waits for those that wrote about these, not for all."""
+    array, count = tracked._Regions(), 1000
+    for at in range(count):
+        array.use(((0, 2), (at, at + 1)), {"copy_out": at}, writes=True)
+        if at % 10 == 9:
+            array.close()
+            assert len(array.written) <= tracked.MOST_REGIONS
+    for first in (0, 500, 990):
+        latest = array.users(((0, 2), (first, first + 10)), writes=False)["copy_out"]
+        assert first + 9 <= latest < first + 10 + 4 * count / tracked.MOST_REGIONS
