@@ -2,7 +2,8 @@
 // padding counted; and the gradient of the pooling from these.
 //
 //     pooling_indices       index = place of the first maximum of x; NaN is before all numbers.
-//                           POSITIVE: NOWHERE for a maximum that is not above 0, as behind a ReLU
+//                           POSITIVE: NOWHERE for a maximum that is not above 0, as behind a ReLU.
+//                           WITH_Y: y = the maxima, too
 //     pooling_from_indices  dx = sum of dy over the windows whose index says so
 //
 // Forward reads x and writes a byte for each window; backward reads that byte and dy, and writes dx.
@@ -11,7 +12,7 @@
 // fewer than three, the first ones are 1. Windows and strides are known when this is compiled: their
 // quotients cost little, and the loads of a row of a window do not wait for each other.
 
-#include "strided.cuh"
+#include "pooling.cuh"
 
 template <typename I, int OPERANDS>
 struct Windows {
@@ -26,21 +27,23 @@ struct Windows {
 constexpr unsigned char NOWHERE = 255;  // no place in a window
 
 template <typename I, typename T, int COUNT, int KD, int KH, int KW, int SD, int SH, int SW,
-          bool POSITIVE>
+          bool POSITIVE, bool WITH_Y>
 __global__ void __launch_bounds__(256) pooling_indices(
-    Windows<I, 5> w, unsigned char *index, const T *x) {
+    Windows<I, 6> w, unsigned char *index, const T *x, T *y) {
     using A = Arithmetic<T>;
     constexpr int COLUMNS = KW < 8 ? KW : 8;  // of a window, loaded before they are looked at
     const long long stride = (long long)gridDim.x * blockDim.x;
     for (long long at = (long long)blockIdx.x * blockDim.x + threadIdx.x; at < w.walk.packs;
          at += stride) {
-        const Place<I, 5> place = place_of<COUNT>(w.walk, at);
+        const Place<I, 6> place = place_of<COUNT>(w.walk, at);
         const T *image = x + place.offset[1];
-        const I front = place.offset[2] * SD - w.before[0];
-        const I top = place.offset[3] * SH - w.before[1];
-        const I left = place.offset[4] * SW - w.before[2];
+        const I front = place.offset[3] * SD - w.before[0];
+        const I top = place.offset[4] * SH - w.before[1];
+        const I left = place.offset[5] * SW - w.before[2];
         bool known = false;
         A best[COUNT];
+#pragma unroll
+        for (int e = 0; e < COUNT; ++e) best[e] = negative_infinity<A>();
         Pack<unsigned char, COUNT> found = {};
         for (int i = 0; i < KD; ++i)
 #pragma unroll(KH <= 4 ? KH : 1)
@@ -78,8 +81,14 @@ __global__ void __launch_bounds__(256) pooling_indices(
         if constexpr (POSITIVE)
 #pragma unroll
             for (int e = 0; e < COUNT; ++e)
-                if (!known || !(best[e] > A(0))) found.element[e] = NOWHERE;
+                if (!(best[e] > A(0))) found.element[e] = NOWHERE;
         store_pack<COUNT>(index + place.offset[0], found, place.available);
+        if constexpr (WITH_Y) {
+            Pack<T, COUNT> maxima;
+#pragma unroll
+            for (int e = 0; e < COUNT; ++e) maxima.element[e] = narrow<T>(best[e]);
+            store_pack<COUNT>(y + place.offset[2], maxima, place.available);
+        }
     }
 }
 

@@ -37,9 +37,10 @@ MOST_TAPS = 255
 
 @dataclass(frozen=True)
 class PoolingIndices:
-    """Where each window's maximum is, from (x,): uint8, the first one, NaN before all numbers.
+    """Where each window's maximum is, from (x, y): uint8, the first one, NaN before all numbers.
 
-    With `positive`, `NOWHERE` for one that is not above 0 (a NaN).
+    With `positive`, `NOWHERE` for one that is not above 0 (a NaN). y, the maxima, is written
+    beside; it may be absent.
     """
 
     forward: Pooling
@@ -56,10 +57,12 @@ class PoolingIndices:
         return self.forward.output_shape
 
     def work(self) -> Work:
-        """Read x."""
-        return self.forward.work_of("pooling", math.prod(self.forward.x_shape))
+        """Read x, write y."""
+        elements = math.prod(self.forward.x_shape) + math.prod(self.forward.output_shape)
+        return self.forward.work_of("pooling", elements)
 
-    def reference(self, *inputs: Array) -> Array:
+    def reference(self, *inputs: Array | None) -> Array:
+        assert inputs[0] is not None
         x = inputs[0].astype(np.float64)
         best = np.full(self.output_shape, -np.inf)
         known = np.zeros(self.output_shape, bool)
@@ -143,7 +146,11 @@ class IndexedPooling(OfForward, Built):
 
     def build(self, build: Builder) -> None:
         pooling, order = self._on_piece(build.piece), build.buffers["x"].order
-        build.launch(PoolingIndices(pooling, self.positive), ("x",), "index")
+        indices = PoolingIndices(pooling, self.positive)
+        if build.may_write("y", self.dtype, order):
+            build.launch(indices, ("x", "y"), "index")
+            return
+        build.launch(indices, ("x", ""), "index")
         dtype = build.product_dtype("y")
         x = build.taken("x", order, dtype)
         build.make(replace(pooling, dtype=dtype), (x,), "y", order, done=(x,))

@@ -87,12 +87,14 @@ def test_indices(case, dtype, layout):
     dy = Operand(forward.output_shape, dtype, layout, data=random(forward.output_shape, 2))
     for index_layout in ("first", "last"):
         index = Bytes(forward.output_shape, index_layout)
-        pooling_indices(operation, Call((x.view,), index.view))
+        pooling_indices(operation, Call((x.view, None), index.view))
         np.testing.assert_array_equal(index.result(), operation.reference(x.array))
         behind = PoolingIndices(forward, positive=True)
         told = Bytes(forward.output_shape, index_layout)
-        pooling_indices(behind, Call((x.view,), told.view))
+        y = Operand(forward.output_shape, dtype, layout)
+        pooling_indices(behind, Call((x.view, y.view), told.view))
         np.testing.assert_array_equal(told.result(), behind.reference(x.array))
+        assert_close(y.result(), forward.reference(x.array), dtype)
         for rows in ((0, shape[2]), (1, shape[2] - 1)):
             backward = PoolingBackward(forward, rows, indexed=True)
             dx = Operand(backward.output_shape, dtype, layout)

@@ -86,8 +86,8 @@ def _pool_axis(
 def pooling_indices(
     operation: PoolingIndices, inputs: Inputs, output: Array, workspace: Array
 ) -> None:
-    """Write where each window's maximum is, tap by tap."""
-    (x,), forward = inputs, operation.forward
+    """Write where each window's maximum is, tap by tap, and the maximum."""
+    (x, y), forward = inputs, operation.forward
     axes = range(len(forward.window))
     for box in chunks(output, _box_elements(forward)):
         ranges = [seen(forward, axis, (box[2 + axis].start, box[2 + axis].stop)) for axis in axes]
@@ -112,6 +112,8 @@ def pooling_indices(
         if operation.positive:
             np.copyto(found, np.uint8(NOWHERE), where=~(best > 0))
         output[box] = found
+        if y is not None:
+            np.copyto(y[box], best, casting="unsafe")
 
 
 RUNNERS: dict[type, Runner] = {

@@ -25,23 +25,27 @@ def _plan(
     result: DeviceView,
     images: Sequence[DeviceView],
     *where: Sequence[int],
+    beside: tuple[DeviceView, ...] = (),
     further: tuple[str, ...] = (),
 ) -> Launch:
-    """A thread for each pack of the result; of `images` the walk tells image and channel.
+    """A thread for each pack of the result, and of what is written `beside` it.
 
+    Of `images` the walk tells image and channel.
     `where`: how far the windows go along each axis, and the steps there (the struct `Windows`).
     `further`: arguments of the template behind the windows.
     """
     axes = len(result.shape) - 2
     strides = [result.strides, *((*view.strides[:2], *[0] * axes) for view in images)]
+    strides += [view.strides for view in beside]
     # Where along each of three spatial axes; those that are not there come first, and are 0.
     places = [
         tuple(int(axis >= 0 and at == 2 + axis) for at in range(2 + axes))
         for axis in range(axes - 3, axes)
     ]
     walked = merged_axes(result.shape, [*strides, *places])
-    small = is_small([result, *images], result.size)
-    count = _count(walked, result, images)
+    views = [result, *images, *beside]
+    small = is_small(views, result.size)
+    count = _count(walked, views)
     numbers = walk_numbers(walked, count)
     windows = (*three(forward.window, 1), *three(forward.stride, 1))
     before = three([pair[0] for pair in forward.padding], 0)
@@ -56,11 +60,10 @@ def _plan(
     )
 
 
-def _count(walked: MergedAxes, result: DeviceView, images: Sequence[DeviceView]) -> int:
+def _count(walked: MergedAxes, views: Sequence[DeviceView]) -> int:
     """Elements of a pack: along the channels, where each lies beside the next in every operand."""
-    if walked.inner_strides[0] != 1 or any(walked.inner_strides[len(images) + 1 :]):
+    if walked.inner_strides[0] != 1 or any(walked.inner_strides[len(views) :]):
         return 1
-    views = [result, *images]
     # along the spatial axes the walk of an image has no steps, its kernel has
     steps = [{*walked.strides[at], *view.strides[2:]} for at, view in enumerate(views)]
     count = PACK_BYTES // max(view.item_bytes for view in views)
@@ -76,20 +79,24 @@ def _count(walked: MergedAxes, result: DeviceView, images: Sequence[DeviceView])
 
 
 def pooling_indices(operation: PoolingIndices, call: Call) -> None:
-    """Run `PoolingIndices` on (x,)."""
+    """Run `PoolingIndices` on (x, y)."""
     forward = operation.forward
     x = check("x", call.inputs[0], forward.x_shape, operation.dtype)
     index = check("the indices", call.output, forward.output_shape, "uint8")
     none = [0] * len(forward.window)
     where = (x.shape[2:], x.strides[2:], none, none)
-    further = (str(operation.positive).lower(),)
+    given = call.inputs[1]
+    y = index  # in the place of one that is absent: nothing is written there
+    if given is not None:
+        y = check("y", given, forward.output_shape, operation.dtype)
+    further = tuple(str(each).lower() for each in (operation.positive, given is not None))
 
     def plan() -> Launch | None:
         if not index.size:
             return None
-        return _plan("pooling_indices", forward, index, [x], *where, further=further)
+        return _plan("pooling_indices", forward, index, [x], *where, beside=(y,), further=further)
 
-    launch(operation, (index, x), plan, (), call.stream)
+    launch(operation, (index, x, y), plan, (), call.stream)
 
 
 def pooling_from_indices(operation: PoolingBackward, call: Call) -> None:
