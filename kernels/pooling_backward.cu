@@ -314,8 +314,9 @@ __device__ inline void give(float &total, int &wanted, float gradient, float val
 // row of windows after the other; REACH_D * SD + KD elements deep and so on are under them. What lies
 // outside of x is held as NaN, which equals no maximum. UNIT: neighbours along w lie side by side.
 // PADDED: not every window lies within x. FLAT: planes of y are those of x.
-template <typename I, typename T, int MODE, int COUNT, bool UNIT, bool PADDED, bool FLAT, int KD, int KH,
-          int KW, int SD, int SH, int SW>
+// JOINED neighbours along w are stored as one: 1, or a whole stride.
+template <typename I, typename T, int MODE, int COUNT, int JOINED, bool UNIT, bool PADDED, bool FLAT,
+          int KD, int KH, int KW, int SD, int SH, int SW>
 struct Strip {
     using A = Arithmetic<T>;
     static constexpr int REACH_D = (KD - 1) / SD, REACH_H = (KH - 1) / SH, REACH_W = (KW - 1) / SW;
@@ -404,7 +405,7 @@ struct Strip {
                 }
             }
     }
-    // Rows of strides [first, end), each handed to `store` element by element where dx has it.
+    // Rows of strides [first, end), each handed to `store` pack by pack where dx has it.
     template <typename Store>
     __device__ void go(I first, I end, const Store &store) {
         const I begin = least(first, most(first - REACH_H, I(0)));
@@ -455,17 +456,17 @@ struct Strip {
 #pragma unroll
                     for (int h = 0; h < SH; ++h)
 #pragma unroll
-                        for (int w = 0; w < SW; ++w) {
+                        for (int w = 0; w < SW; w += JOINED) {
                             const I at_d = cell_d * SD - g.before.d - g.origin.d + d;
                             const I at_h = cell_h * SH - g.before.h - g.origin.h + h;
                             const I at_w = cell_w * SW - g.before.w - g.origin.w + w;
                             if ((!FLAT && !is_below(at_d, g.dx.d)) || !is_below(at_h, g.dx.h) ||
                                 !is_below(at_w, g.dx.w))
                                 continue;
-                            Pack<T, COUNT> results;
+                            Pack<T, COUNT * JOINED> results;
 #pragma unroll
-                            for (int e = 0; e < COUNT; ++e)
-                                results.element[e] = narrow<T>(totals[d][h][w][e]);
+                            for (int e = 0; e < COUNT * JOINED; ++e)
+                                results.element[e] = narrow<T>(totals[d][h][w + e / COUNT][e % COUNT]);
                             store(at_d, at_h, at_w, results);
                         }
             }
@@ -490,8 +491,8 @@ struct Strip {
 };
 
 // A block has the strips of TL packs of lanes; a thread goes down ROWS strides of one.
-template <typename I, typename T, int MODE, int COUNT, int TL, int ROWS, bool PADDED,
-          bool FLAT, int KD, int KH, int KW, int SD, int SH, int SW>
+template <typename I, typename T, int MODE, int COUNT, int JOINED, int TL, int ROWS,
+          bool UNIT, bool PADDED, bool FLAT, int KD, int KH, int KW, int SD, int SH, int SW>
 __global__ void __launch_bounds__(256, 2) unpool_strips(
     UnpoolingGeometry<I> g, T *__restrict__ dx, const T *__restrict__ y, const T *__restrict__ dy,
     const T *__restrict__ x) {
@@ -506,15 +507,16 @@ __global__ void __launch_bounds__(256, 2) unpool_strips(
         const I begin = floor_quotient(g.origin.h + g.before.h, I(SH));
         const I end = floor_quotient(g.origin.h + g.before.h + g.dx.h - 1, I(SH)) + 1;
         const I first = begin + group * ROWS;
-        Strip<I, T, MODE, COUNT, false, PADDED, FLAT, KD, KH, KW, SD, SH, SW> strip = {
+        Strip<I, T, MODE, COUNT, JOINED, UNIT, PADDED, FLAT, KD, KH, KW, SD, SH, SW> strip = {
             g, x, y, dy, at_offset(g.x_stride, a, b, I(0), I(0), I(0), lane),
             at_offset(g.y_stride, a, b, I(0), I(0), I(0), lane),
             at_offset(g.dy_stride, a, b, I(0), I(0), I(0), lane),
             floor_quotient(g.origin.d + g.before.d, I(SD)) + cell_d,
             floor_quotient(g.origin.w + g.before.w, I(SW)) + cell_w};
-        strip.go(first, least(first + ROWS, end), [&](I d, I h, I w, const Pack<T, COUNT> &results) {
-            store_pack<COUNT>(
-                target + (d * g.dx_stride.d + h * g.dx_stride.h + w * g.dx_stride.w), results, COUNT);
+        strip.go(first, least(first + ROWS, end), [&](I d, I h, I w, const auto &results) {
+            store_pack(
+                target + (d * g.dx_stride.d + h * g.dx_stride.h + w * g.dx_stride.w), results,
+                COUNT * JOINED);
         });
     }
 }
@@ -547,7 +549,7 @@ __global__ void __launch_bounds__(256, 4) unpool_planes(
             const int cell_w = i % CELLS_W, group = i / CELLS_W % GROUPS, i_b = i / (CELLS_W * GROUPS);
             const I b = first_b + i_b, first = tile_h + group * ROWS;
             if (i_b >= planes) continue;
-            Strip<I, T, MODE, 1, UNIT, PADDED, true, 1, KH, KW, 1, SH, SW> strip = {
+            Strip<I, T, MODE, 1, 1, UNIT, PADDED, true, 1, KH, KW, 1, SH, SW> strip = {
                 g, x, y, dy, at_offset(g.x_stride, a, b, I(0), I(0), I(0), I(0)),
                 at_offset(g.y_stride, a, b, I(0), I(0), I(0), I(0)),
                 at_offset(g.dy_stride, a, b, I(0), I(0), I(0), I(0)), g.origin.d,

@@ -278,11 +278,11 @@ def plan_pooling_backward(
     arguments = [index_type(small=small), CUDA_TYPES[operation.dtype], str(mode_number(forward))]
     windows = (*window, *stride)
     lane_tiles = 1
+    unit = all(each.sizes[4] == 1 or each.strides[4] == 1 for each in axes[1:])
     if planes is not None and strips is not None:
         windows = (*window[1:], *stride[1:])
         arguments += map(str, (planes.words, planes.b, planes.h, strips.cells[2], planes.rows))
-        unit = all(each.sizes[4] == 1 or each.strides[4] == 1 for each in axes[1:])
-        arguments += [boolean(unit), boolean(is_padded(forward))]
+        arguments += map(boolean, (unit, is_padded(forward)))
         tiles = [-(-sizes[1] // planes.b), 1, -(-strips.cells[1] // planes.h), 1]
         name, blocks = "unpool_planes", sizes[0] * math.prod(tiles)
         total = blocks
@@ -294,8 +294,11 @@ def plan_pooling_backward(
         there = math.prod(sizes[:2]) * packs * deep * high * wide
         rows = min(max(there // STRIP_THREADS, 1), high)
         rows = -(-high // -(-high // rows))
-        arguments += [str(strips.pack), str(lanes), str(rows)]
-        arguments += [boolean(is_padded(forward)), boolean(plain)]
+        # A thread writes its stride at once where that is a pack: half the accesses, or fewer.
+        whole = padded[2] % stride[2] == 0 and sizes[4] % stride[2] == 0 and sizes[5] == 1
+        joins = whole and aligned_pack(dx, axes[0], 4, stride[2]) == stride[2] in (2, 4)
+        arguments += map(str, (strips.pack, stride[2] if joins else 1, lanes, rows))
+        arguments += map(boolean, (sizes[5] == 1 and unit, is_padded(forward), plain))
         tiles = [1, deep, -(-high // rows), wide]
         a_block = BLOCK_THREADS // lanes
         total = -(-math.prod(sizes[:2]) * math.prod(tiles) // a_block) * lane_tiles
