@@ -74,14 +74,25 @@ def _placed(shape: tuple[int, ...], dtype: str, order: str = "channels_first") -
             raise error from no_device_room
 
 
-def empty_in(device: Device, placement: str, shape: tuple[int, ...], dtype: str, order: str) -> Any:
-    """An uninitialised tensor in a placement of the caller's choice (not on disk)."""
+def empty_in(
+    device: Device,
+    placement: str,
+    shape: tuple[int, ...],
+    dtype: str,
+    order: str,
+    limit: int | None = None,
+) -> Any:
+    """An uninitialised tensor in a placement of the caller's choice (not on disk).
+
+    On the device it counts against a `limit` in bytes: that of the settings when left out.
+    """
     last = order == "channels_last" and len(shape) > 2
     stored = (shape[0], *shape[2:], shape[1]) if last else shape
     kind, settings = numpy_dtype(dtype), current()
     nbytes = math.prod(shape) * kind.itemsize
     if placement == "device":
-        limit = limit_bytes(device, settings.memory_limit)
+        if limit is None:
+            limit = limit_bytes(device, settings.memory_limit)
         array = device.as_array(device.arena.allocate_array(nbytes, limit), stored, dtype)
     elif placement == "pinned":
         raw = allocate(device, nbytes, settings.host_memory_limit)

@@ -53,7 +53,8 @@ class Terms:
         The machine model, and the bytes that the block may take (`room_bytes`).
     given : mapping
         Name to the spec of the array that is handed in: inputs, parameters, running statistics,
-        results. What has none is packed in pinned memory, which the step keeps.
+        results, gradients on the device. What has none is packed in pinned memory, which the step
+        keeps.
     order : str
         Memory order of maps on the device.
     by_order : OrderSeconds, optional

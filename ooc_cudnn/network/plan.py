@@ -88,6 +88,9 @@ class NetworkPlan:
         goes straight into its reader.
     anew : tuple of str
         Of the maps that are made again those that are made for each of their readers anew.
+    gradient_bytes : int
+        What gradients on the device take there beside `device_bytes`: those of the call before
+        among them, which are kept until the new ones are whole.
     bound_seconds : float, optional
         What no plan of its kind can beat, where that was asked for; bands of rows are another kind.
     """
@@ -117,6 +120,7 @@ class NetworkPlan:
     taken: str = ""
     apart: bool = False
     anew: tuple[str, ...] = ()
+    gradient_bytes: int = 0
     bound_seconds: float | None = None
 
     @property
@@ -134,6 +138,8 @@ class NetworkPlan:
             f"{self.name} on {self.machine}, policy {self.policy}{taken}{parts}: "
             f"{format_seconds(self.seconds)} predicted",
             f"  device     {format_bytes(self.device_bytes)} of {format_bytes(self.memory_limit)}",
+            *[f"  gradients  {format_bytes(self.gradient_bytes)} more, in two sets"]
+            * bool(self.gradient_bytes),
             f"  host       {format_bytes(self.host_bytes)} pinned",
             *in_columns(
                 [

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from ooc_cudnn.network.gradients import bytes_there, gradients_of
 from ooc_cudnn.network.phases import Step
 from ooc_cudnn.network.placing import Placed, Terms
 from ooc_cudnn.network.plan import Fate, NetworkPlan, TaskFigures
@@ -75,11 +76,12 @@ def predicted(
         apart=how.apart,
         anew=how.anew,
         stays=tuple((base, tuple(found)) for base, found in placed.residency.items()),
-        fates=tuple(_fates(step, placed.residency)),
+        fates=tuple(_fates(step, placed.residency, terms)),
         tasks=tasks,
         order=terms.order,
         by_order=terms.by_order,
         synchronous=terms.synchronous,
+        gradient_bytes=bytes_there(step, terms.given),
     )
 
 
@@ -89,11 +91,12 @@ _PART = re.compile(r"( band \d+)?( \[\d+\])?$")
 _AGAIN = re.compile(rf"( \(\d+\))?{REMADE}$")
 
 
-def _fates(step: Step, residency: Residency) -> Iterator[Fate]:
+def _fates(step: Step, residency: Residency, terms: Terms) -> Iterator[Fate]:
     """What becomes of each tensor that is no view; what is made twice counts once."""
     touched = {
         step.place(name).base for phase in step.phases for name in (*phase.reads, *phase.writes)
     }
+    there = gradients_of(step, terms.given)
     again = {_AGAIN.sub("", _PART.sub("", name)) for name in touched if REMADE in name}
     for name, tensor in step.tensors.items():
         if name not in touched or REMADE in name:
@@ -102,7 +105,7 @@ def _fates(step: Step, residency: Residency) -> Iterator[Fate]:
         if _PART.sub("", name) in again:
             fate = "remade"
         elif not stays:
-            fate = "given" if tensor.kind in GIVEN else "streamed"
+            fate = "given" if tensor.kind in GIVEN or name in there else "streamed"
         else:
             fate = "offloaded" if len(stays) > 1 else "kept"
         yield Fate(name, fate, tensor.nbytes)

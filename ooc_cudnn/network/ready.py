@@ -15,6 +15,7 @@ from ooc_cudnn.devices.base import Device
 from ooc_cudnn.functions.observed import run_observed
 from ooc_cudnn.memory.pinned import allocate
 from ooc_cudnn.network.fastest import PlannedStep
+from ooc_cudnn.network.gradients import bytes_there, gradients_of
 from ooc_cudnn.network.phases import Step
 from ooc_cudnn.network.residency import GIVEN, results_of
 from ooc_cudnn.pipeline.execute import Executor
@@ -35,10 +36,11 @@ class ReadyStep:
         self.executor = Executor(planned.placed.program)
         step, program = planned.step, planned.placed.program
         results = results_of(step)
+        specs = {name: home.spec for name, home in program.homes.items()}
         self._own = dict(self._in_block(program))
         self._results = {n: spec for n, spec in program.between.items() if n in results}
+        self._results |= gradients_of(step, specs)
         self._changed = [name for name in results if step.tensors[name].kind in GIVEN]
-        specs = {name: home.spec for name, home in program.homes.items()}
         #: What running it takes of the device.
         self.device_bytes = planned.plan.device_bytes + made_anew_bytes(step, specs)
 
@@ -59,8 +61,8 @@ class ReadyStep:
             yield name, as_strided(array, spec.shape, steps)
 
     def _made(self, spec: TensorSpec) -> Any:
-        order = spec.order or "channels_first"
-        return empty_in(self.device, "pinned", spec.shape, spec.dtype, order)
+        order, limit = spec.order or "channels_first", self.planned.plan.memory_limit
+        return empty_in(self.device, spec.placement, spec.shape, spec.dtype, order, limit)
 
     def run(self, given: Mapping[str, Wrapped]) -> dict[str, Any]:
         """Run on given arrays; return every result by the name of its tensor.
@@ -71,13 +73,12 @@ class ReadyStep:
             Inputs, parameters, running statistics and seeds.
         """
         made = {name: self._made(spec) for name, spec in self._results.items()}
-        taken = dict(given)
         for name in self._changed:
-            spec = given[name].spec
-            made[name] = empty_in(
-                self.device, spec.placement, spec.shape, spec.dtype, "channels_first"
-            )
+            made[name] = self._made(given[name].spec)
             made[name][...] = given[name].array
+        written = (*self._changed, *gradients_of(self.planned.step, self._results))
+        taken = dict(given)
+        for name in written:
             taken[name] = wrap(made[name], self.device, name=name, written=True)
         arrays: dict[str, Any] = {**self._own, **made}
         for name, each in taken.items():
@@ -103,12 +104,25 @@ class ReadyStep:
         part = results[base][tuple(slice(*each) for each in region)]
         return part.reshape(step.tensors[name].shape)
 
+    def on_device(self, gradients: Mapping[str, Any]) -> dict[str, tuple[int, list[Any]]]:
+        """Of each tensor on the device that holds gradients its bytes, and the arrays in it."""
+        step = self.planned.step
+        specs = gradients_of(step, self._results)
+        found: dict[str, tuple[int, list[Any]]] = {b: (s.nbytes, []) for b, s in specs.items()}
+        for name, array in gradients.items():
+            base = step.place(step.gradients[name]).base
+            if base in found:
+                found[base][1].append(array)
+        return found
+
 
 def made_anew_bytes(step: Step, specs: Mapping[str, TensorSpec]) -> int:
-    """Bytes on the device of what a step changes: it writes to arrays of its own."""
+    """Bytes on the device of what a step changes, in arrays of its own, and of its gradients."""
     on_device = {n for n, spec in specs.items() if spec.placement == "device" and n in step.tensors}
+    if not on_device:
+        return 0
     changed = (n for n in results_of(step) & on_device if step.tensors[n].kind in GIVEN)
-    return sum(specs[n].nbytes for n in changed) if on_device else 0
+    return sum(specs[n].nbytes for n in changed) + bytes_there(step, specs)
 
 
 def number(array: Any) -> float:

@@ -16,6 +16,7 @@ from ooc_cudnn.functions.plan import limit_of
 from ooc_cudnn.functions.target import Target
 from ooc_cudnn.memory import pinned
 from ooc_cudnn.memory.limit import limit_bytes
+from ooc_cudnn.network.gradients import gradients_there
 from ooc_cudnn.network.phases import Step
 from ooc_cudnn.network.placing import Terms
 from ooc_cudnn.network.ready import made_anew_bytes
@@ -32,10 +33,18 @@ def terms_for(
     machine: MachineModel | str | os.PathLike[str] | None,
     step: Step,
     given: Mapping[str, Wrapped],
+    kept_bytes: int = 0,
 ) -> Terms:
-    """Under what a step is planned: for the device at hand, or a machine by name."""
+    """Under what a step is planned: for the device at hand, or a machine by name.
+
+    Parameters
+    ----------
+    kept_bytes : int
+        What gradients of the call before hold of the device: it is counted with the new ones.
+    """
     settings = current()
     specs = {name: each.spec for name, each in given.items()}
+    specs |= gradients_there(step, specs)
     if machine is not None:
         model = named_machine(machine)
         room = limit_of(model, _asked(memory_limit))
@@ -50,7 +59,7 @@ def terms_for(
         limit = limit_here(device, memory_limit)
         target = _by_what_was_measured(Target.here(device, limit, _dtype_of(step), settings))
         host = pinned.room(device, settings.host_memory_limit)
-    room = target.room_bytes - made_anew_bytes(step, specs)
+    room = target.room_bytes + kept_bytes - made_anew_bytes(step, specs)
     misaligned = misaligned_of(given)
     return Terms(target._replace(room_bytes=room), specs, host=host, misaligned=misaligned)
 

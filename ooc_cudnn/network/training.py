@@ -17,6 +17,7 @@ from ooc_cudnn.devices.engines import Measured
 from ooc_cudnn.functions.tune_rounds import Tell
 from ooc_cudnn.network.fastest import PlannedStep
 from ooc_cudnn.network.given import Holder, arrays_given
+from ooc_cudnn.network.gradients import Kept
 from ooc_cudnn.network.phases import Step
 from ooc_cudnn.network.pictures import draw_step
 from ooc_cudnn.network.plan import NetworkPlan
@@ -43,8 +44,14 @@ class TrainingStep:
     Attributes
     ----------
     gradients : dict
-        Parameter (or input that asked for one) to the gradient of the last call: arrays in host
-        memory, new ones in each call.
+        Parameter (or input that asked for one) to the gradient of the last call, in a new array:
+        on the device where the parameter is handed in there, in its memory order, else in host
+        memory. Gradients that share memory, as those of both terms of a sum may, are on the device
+        if all their parameters are.
+
+        On the device they count against the memory limit, twice: those of the call before stay
+        until the new ones are whole. Those of earlier calls go when nobody holds them, so a loop
+        that reads `gradients` after each call takes no more from call to call.
     plan : NetworkPlan or None
         How the last call ran; None before the first, unless one was given.
     """
@@ -64,6 +71,7 @@ class TrainingStep:
         self._ready: dict[Hashable, ReadyStep] = {}
         self._last: PlannedStep | None = None  # what was called last; what is ready may be another
         self._room = 0  # bytes of the device, beside all arrays, when it was planned
+        self._kept = Kept({})
 
     def __repr__(self) -> str:
         said = "not planned yet" if self.plan is None else self.plan.explain().splitlines()[0]
@@ -97,13 +105,14 @@ class TrainingStep:
         self._last, self.plan = ready.planned, ready.planned.plan
         results = ready.run(given)
         gradients = {each: ready.of(results, name) for each, name in step.gradients.items()}
+        kept = Kept(ready.on_device(gradients))
         value = number(ready.of(results, step.outputs[0]))
         # all is there: from here on nothing can fail, and Ctrl-C waits
         with interrupts.deferred():
             for name, array in results.items():
                 if name in network.running:
                     network.running[name] = array
-            self.gradients = gradients
+            self.gradients, self._kept = gradients, kept
         if not np.isfinite(value):
             warn(f"the loss is {value}")
         return value
@@ -197,7 +206,7 @@ class TrainingStep:
         key = current(), device.name, specs, misaligned_of(given)
         ready = self._ready.get(key)
         with device.arena.lock:
-            room = limit_here(device, self._limit) - device.arena.array_bytes
+            room = limit_here(device, self._limit) - device.arena.array_bytes + self._kept.nbytes
         if ready is None or ready.device_bytes > room or room > MUCH_MORE * self._room:
             self._ready.clear()  # what it keeps on the host is given back first
             self._room = room
@@ -205,7 +214,7 @@ class TrainingStep:
         return ready
 
     def _planned(self, given: Mapping[str, Wrapped], *, ask: bool = True) -> PlannedStep:
-        terms = terms_for(self._limit, None, self._step, given)
+        terms = terms_for(self._limit, None, self._step, given, self._kept.nbytes)
         terms = replace(terms, target=terms.target.asking(ask=ask, sparing=0))
         if self._given_plan is not None:
             return plan_again(self._step, self._given_plan, terms)

@@ -1,8 +1,9 @@
 """Drawn networks under limits: `python -m tests.fuzz.networks --count 300 [--device cuda]`.
 
 Each is planned with all its memory, with the least that an error names, and in between, by policies
-that take turns, with tensors on the host for a while, and in bands of rows. Every step must give
-PyTorch's loss, gradients and running statistics, and hold no more memory than it was allowed.
+that take turns, with tensors on the host for a while, in bands of rows, and with some of its arrays
+on the device. Every step must give PyTorch's loss, gradients and running statistics, and hold no
+more memory than it was allowed.
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ from ooc_cudnn import PlanInfeasibleError
 from ooc_cudnn.network import planning
 from ooc_cudnn.network.plan import NetworkPlan
 from ooc_cudnn.pipeline.schedule import make_schedule
+from ooc_cudnn.tensor import ORDERS
 from tests.support import drawn_tall
 from tests.support.drawn_networks import drawn_network
 from tests.support.hazards import hazards
 from tests.support.network_checks import twin_step, values
 from tests.support.network_steps import banded, banded_plan, compare, spilling_plans
+from tests.support.on_device import on_the_device
 
 POLICIES = planning.NAMES
 PLENTY = 2**30
@@ -86,6 +89,53 @@ class Drawn:
         yield full, f"{bands} bands, {parts} micro-batches"
         plan = banded_plan(self.net, self.loss, full, bands, parts)
         self.check(full, "best", plan=plan)
+        yield from self.check_some_on_the_device(full)
+
+    def check_some_on_the_device(self, full):
+        """Yield (limit, how) before each of two steps: of plenty, and of little more than must be.
+
+        Some parameters and inputs are on the device, and with them their gradients.
+        """
+        random, there = np.random.default_rng(self.seed), set()
+        for arrays in (self.net.parameters, self.inputs):
+            for name, array in arrays.items():
+                if array.dtype == "float64" and random.integers(2):
+                    arrays[name] = on_the_device(array, ORDERS[int(random.integers(2))])
+                    there.add(name)
+        policy = POLICIES[self.seed % len(POLICIES)]
+        yield PLENTY, f"{policy}, on the device: {sorted(there)}"
+        self._check_places(there, PLENTY, policy)
+        try:
+            self.net.training_step(self.loss, memory_limit=1)(**self.inputs)
+            least = 1
+        except PlanInfeasibleError as error:
+            least = error.smallest_bytes
+        limit = int(random.integers(least, least + full))
+        yield limit, f"{policy}, on the device: {sorted(there)}"
+        try:
+            self._check_places(there, limit, policy)
+        except PlanInfeasibleError:
+            if policy in ("best", "keep"):  # these stream what does not fit
+                raise
+
+    def _check_places(self, there, limit, policy):
+        """Run a step twice, the second with gradients of the first beside; say where they are."""
+        step = self.net.training_step(self.loss, memory_limit=limit, policy=policy)
+        for _ in range(2):
+            for name, array in self.running.items():
+                self.net.running[name] = array.copy()
+            with ooc_cudnn.profile() as profiled:
+                value = step(**self.inputs)
+            compare(self, step, value)
+            peak = profiled.calls[0].peak_device_bytes
+            assert peak <= limit, f"{peak} bytes of {limit}"
+        phases = self.net.training_phases(self.loss)
+        sharing = {}
+        for name, gradient in phases.gradients.items():
+            sharing.setdefault(phases.place(gradient).base, set()).add(name)
+        for names in sharing.values():
+            found = {ooc_cudnn.placement(step.gradients[name]) for name in names}
+            assert found == {"device" if names <= there else "pinned"}, f"{names} are in {found}"
 
 
 class Tall(Drawn):

@@ -14,6 +14,7 @@ from ooc_cudnn.network.policies import POLICIES
 from ooc_cudnn.network.predicted import How, predicted
 from ooc_cudnn.network.terms import terms_for
 from tests.support.network_checks import assert_close, sizes_of
+from tests.support.on_device import fetched
 
 
 def banded_plan(net, loss, limit, bands, micro_batches=1):
@@ -71,7 +72,7 @@ def compare(drawn, step, value):
     least = sizes_of(gradients)
     for name, gradient in gradients.items():
         if gradient is not None:
-            made = np.asarray(step.gradients[name])
+            made = fetched(step.gradients[name])
             assert_close(made, gradient, f"gradient of {name}", least=least)
     for name, array in running.items():
         assert_close(np.asarray(drawn.net.running[name]), array, name)
