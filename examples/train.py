@@ -1,7 +1,8 @@
 """Train a network that ships with the library, on drawn images, under a memory limit.
 
-A step is planned whole and run as one program; gradients come back as NumPy arrays, and stochastic
-gradient descent is one line of NumPy. The batch is the same in every step, so that the loss falls.
+A step is planned whole and run as one program; gradients come back where parameters are, here as
+NumPy arrays, and stochastic gradient descent is one line of NumPy. The batch is the same in every
+step, so that the loss falls.
 
     python -m examples.train vgg16 --batch 512 --limit 8GiB
     python -m examples.train resnet50 --batch 256 --limit 16GiB --policy checkpoint --steps 10

@@ -20,8 +20,10 @@ from ooc_cudnn.bench.contender import Contender, Unavailable
 from ooc_cudnn.bench.placing import available_host_bytes, release_device_memory
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.errors import HostOutOfMemoryError
+from ooc_cudnn.functions.tune import NothingToTuneError
 from ooc_cudnn.memory.limit import limit_bytes
 from ooc_cudnn.memory.pinned import held_bytes
+from ooc_cudnn.network.gradients import SETS
 from ooc_cudnn.settings import current
 from ooc_cudnn.units import format_bytes, parse_limit
 
@@ -31,10 +33,13 @@ NETWORK = "ooc_cudnn.networks.vgg16, its step planned whole, under the memory li
 HOST_RESERVE_BYTES = 8 * 2**30
 #: In core, what of the free device memory the library may hold.
 _IN_CORE_LIMIT = 0.9
-#: What of the memory limit parameters may take before they go to pinned memory.
+#: What of the memory limit parameters on the device and their gradients, which are there twice, may
+#: take; other parameters go to pinned memory.
 _PARAMETERS_SHARE = 0.5
 #: Of the largest part of a gradient that descent takes to the device at once.
 _DESCENT_ELEMENTS = 2**24
+#: How long cuDNN's engines are measured before anything is timed: PyTorch's are, too.
+TUNE_SECONDS = 30.0
 _PLANNED = ("policy", "micro_batches", "bands", "seconds", "device_bytes", "host_bytes")
 #: Beside its inputs, what a step in core may fetch: sums and single numbers.
 _FETCHED_BESIDE = 0.1
@@ -43,8 +48,8 @@ _FETCHED_BESIDE = 0.1
 class LibraryStep(Contender):
     """`networks.vgg16` under a memory limit; or, `in_core`, with every map kept on the device.
 
-    Parameters lie on the device as long as they fit, within the limit. Gradients come to pinned
-    memory, and go to the device once more, where descent is.
+    Parameters lie on the device as long as they fit, within the limit, and so do their gradients.
+    Gradients of the others come to pinned memory, and go to the device once more, where descent is.
     """
 
     ours = True
@@ -75,13 +80,14 @@ class LibraryStep(Contender):
         )
         self._network = net
         largest = max(weight.size for weight in step.network.weights.values())
-        with self._settings(share=_PARAMETERS_SHARE):
+        with self._settings(share=_PARAMETERS_SHARE / (1 + SETS)):
             self._buffer = ooc_cudnn.empty((2 * min(largest, _DESCENT_ELEMENTS),))
             for name, weight in step.network.weights.items():
                 net.parameters[name] = ooc_cudnn.empty(weight.shape)
         self._ready = net.training_step(loss, **self._how())
         self.rest()
         try:
+            tuned = self._tune()
             self._take_step()
         except (ooc_cudnn.PlanInfeasibleError, HostOutOfMemoryError) as error:
             raise Unavailable(str(error)) from error
@@ -97,7 +103,24 @@ class LibraryStep(Contender):
             "pinned_bytes_needed": plan.host_bytes,
             "placements": {place: places.count(place) for place in sorted(set(places))},
             "plan": {name: getattr(plan, name) for name in _PLANNED},
+            "tuning": tuned,
         }
+
+    def _tune(self) -> dict[str, Any]:
+        """Measure cuDNN's engines, where there are several; return what that was allowed and took.
+
+        The step is planned by what is found, as PyTorch chooses by what `cudnn.benchmark` finds.
+        """
+        begin = time.perf_counter()
+        try:
+            with self._settings():
+                found = self._ready.tune(
+                    seconds=TUNE_SECONDS, images=self.step.images, labels=self.step.labels
+                )
+        except NothingToTuneError as error:
+            return {"reason": str(error)}
+        seconds = time.perf_counter() - begin
+        return {"limit_seconds": TUNE_SECONDS, "seconds": seconds, "convolutions": len(found)}
 
     def _how(self) -> dict[str, Any]:
         """What decides about maps; at the tiny size one policy, since comparing takes seconds."""
@@ -141,8 +164,11 @@ class LibraryStep(Contender):
             part = gradient[start : start + len(self._buffer) // 2]
             moved, held = (half[: len(part)] for half in self._buffer.reshape(2, -1))
             target = weights[start : start + len(part)]
-            ooc_cudnn.memcpy(moved, part)
-            moved *= self.step.rate
+            if ooc_cudnn.placement(part) == ooc_cudnn.placement(moved):
+                np.multiply(part, self.step.rate, out=moved)  # CuPy's, on a card
+            else:
+                ooc_cudnn.memcpy(moved, part)
+                moved *= self.step.rate
             if ooc_cudnn.placement(target) == ooc_cudnn.placement(moved):
                 target -= moved
                 continue
@@ -154,9 +180,8 @@ class LibraryStep(Contender):
         """Take a step into poisoned memory, recording it, and compare all gradients."""
         expected = self.step.expected()
         self.rest()
-        for array in self._ready.gradients.values():
-            _poison(array)
-        self._ready.gradients.clear()  # the next ones lie where these lay
+        while self._ready.gradients:  # the next ones lie where these lay
+            _poison(self._ready.gradients.popitem()[1])
         with ooc_cudnn.profile() as recorded:
             begin = time.perf_counter()
             loss = self._take_step()
@@ -164,7 +189,7 @@ class LibraryStep(Contender):
         (call,) = recorded.calls
         found = Outcome(
             loss,
-            {name: np.array(gradient) for name, gradient in self._ready.gradients.items()},
+            {name: _on_host(gradient) for name, gradient in self._ready.gradients.items()},
             {name: _on_host(w) for name, w in self._network.parameters.items()},
         )
         measured = statistics.median(self._seconds) if self._seconds else None
@@ -197,6 +222,9 @@ def _on_host(array: Any) -> Array:
 
 def _poison(array: Array) -> None:
     """Fill an array with NaN: what is not written shows in a gradient."""
+    if ooc_cudnn.placement(array) == "device":
+        array[...] = np.nan
+        return
     workers = min(16, os.cpu_count() or 1)
     with ThreadPoolExecutor(workers) as threads:
         for _ in threads.map(lambda part: part.fill(np.nan), np.array_split(array, workers)):

@@ -6,7 +6,7 @@ of which there is no record is left out of the short one, and named in the long 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -131,6 +131,8 @@ def short(folder: Path = common.RESULTS) -> str:
         return f"Steps of networks are {NOT_MEASURED}: `python -m benchmarks.networks`."
     where = next(iter(found.values()))["environment"]
     about = ABOUT.format(where["gpu"]["name"], where["versions"]["nvidia-cudnn-cu13"])
+    if _leave(found.values()):
+        about += f" {LEAVING}"
     if any(way.tuning_seconds for case, each in found.items() for way in ways(case, each)):
         about += TUNED
     about += "*"
@@ -141,8 +143,9 @@ def short(folder: Path = common.RESULTS) -> str:
 
 ABOUT = (
     "*A training step, forward and backward, on one {} (TF32, cuDNN {}). Images come from pinned\n"
-    "memory in each step. The gradients of `ooc_cudnn` go back there, PyTorch's stay on the card."
+    "memory in each step."
 )
+LEAVING = "The gradients of `ooc_cudnn` go back there, PyTorch's stay on the card."
 TUNED = "\nBoth had measured cuDNN's engines before."
 
 
@@ -161,7 +164,18 @@ def long(folder: Path = common.RESULTS) -> str:
         ]
     head = (*HEAD, "predicted / measured", "over the link", "first step, planned in it", "tuning")
     held = markdown(("claim", "measured", "bound", "verdict"), claims) if claims else ""
-    return joined((markdown(head, rows, align="llr"), held))
+    leaving = LEAVING.replace("back there", "to pinned memory") if _leave(found.values()) else ""
+    return joined((leaving, markdown(head, rows, align="llr"), held))
+
+
+def _leave(found: Iterable[Record]) -> bool:
+    """Whether gradients went to the host, as they did in records that say nothing of them."""
+    return any(
+        not plan.get("gradient_bytes")
+        for record in found
+        for name, plan in record["measurements"].items()
+        if name.endswith(": plan") and ", small, " not in name
+    )
 
 
 def _of_ours(way: Way) -> tuple[str, str, str, str]:

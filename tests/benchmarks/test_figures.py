@@ -266,7 +266,9 @@ def test_steps_stand_beside_pytorch_and_what_was_not_measured_is_named(tmp_path)
     ours = "| ResNet-50, 768 images | `ooc_cudnn`, limit 24 GiB | 500 ms | 3.00 GiB |"
     assert f"{ours} 1.25 times as long |\n" in steps.short(tmp_path)
     assert "VGG" not in steps.short(tmp_path)
+    assert steps.LEAVING in steps.short(tmp_path)
     table = steps.long(tmp_path)
+    assert table.startswith("The gradients of `ooc_cudnn` go to pinned memory, ")
     assert f"{ours} 1.25 times as long | 0.90 | 2.00 GiB | 7.00 s | - |\n" in table
     assert "| PyTorch, all of it on the card | 400 ms | 9.00 GiB | 1.00 times as long |" in table
     assert f"| VGG-16, 1024 images | {NOT_MEASURED} |" in table
@@ -278,9 +280,11 @@ def test_the_latest_record_of_a_case_is_shown_and_says_how_long_tuning_took(tmp_
     for day, seconds in ((24, 90.0), (23, 30.0)):
         record = step_record("resnet50", "24GiB")
         record["measurements"]["resnet50, 24GiB: tuning, with its plans"] = seconds
+        record["measurements"]["resnet50, 24GiB: plan"]["gradient_bytes"] = 100 * (day == 24)
         record["environment"]["date"] = f"2026-11-{day}"
         (tmp_path / f"networks_{day}.json").write_text(json.dumps(record))
     assert "| 7.00 s | 1 min 30 s |" in steps.long(tmp_path)
+    assert "gradients" not in steps.short(tmp_path) + steps.long(tmp_path)
     assert "Both had measured cuDNN's engines before.*" in steps.short(tmp_path)
 
 

@@ -6,6 +6,7 @@ import weakref
 import numpy as np
 import pytest
 
+import ooc_cudnn
 from benchmarks.contenders import torch_training, training_library
 from benchmarks.contenders.suite import TrainingStep
 from benchmarks.contenders.torch_network import reference
@@ -81,12 +82,17 @@ def test_the_library_is_out_of_core_and_says_what_binds(prepared):
     assert contender.check()["ok"]
     details = contender.details()
     assert details["plan"]["policy"] == "offload"
+    assert "nothing to tune" in details["tuning"]["reason"]  # no card, no engines
     assert details["pinned_bytes_needed"] > 0
     rows = {(row["layer"], row["direction"]): row for row in details["calls"]}
     layers = {layer for layer, direction in rows if direction == "backward"}
     assert layers == {layer for layer, _ in rows} - {"images", "labels"}
     assert {"conv1_1", "pool5", "fc6", "logits", "loss"} <= layers
-    assert rows["conv1_1", "backward"]["bytes_out"] == (36 * 3 + 4) * 4 * 1  # dw and db
+    places = {n: ooc_cudnn.placement(a) for n, a in contender._network.parameters.items()}
+    assert {places[name] for name in ("conv1_1.w", "conv1_1.b", "fc7.b")} == {"device"}
+    assert rows["conv1_1", "backward"]["bytes_out"] == 0  # dw and db stay
+    assert places["fc7.w"] == "pinned"
+    assert rows["fc7", "backward"]["bytes_out"] == 246 * 246 * 4  # dw alone
     assert sum(details["binding_share"].values()) == pytest.approx(1)
     assert set(details["stage_seconds"]) == {"copy_in", "compute", "copy_out"}
     assert 0 < details["peak_device_bytes"] <= 512 * 1024 == details["memory_limit"]
@@ -105,6 +111,9 @@ def test_in_core_nothing_but_the_images_comes_from_the_host(prepared):
     assert contender.check()["ok"]
     details = contender.details()
     assert set(details["placements"]) == {"device"}
+    gradients = contender._ready.gradients
+    assert {ooc_cudnn.placement(gradient) for gradient in gradients.values()} == {"device"}
+    assert details["bytes_out"] < 100  # the loss
     inputs = contender.step.images.nbytes + contender.step.labels.nbytes
     assert inputs <= details["bytes_in"] < 1.1 * inputs
     assert (details["plan"]["policy"], details["plan"]["micro_batches"]) == ("keep", 1)

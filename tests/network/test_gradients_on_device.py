@@ -225,6 +225,24 @@ def test_those_that_are_held_longer_count_as_the_users():
     assert profiled(step, case.inputs)[1].device_bytes == before.device_bytes
 
 
+def test_the_limit_holds_where_parameters_leave_the_device():
+    """The old gradients are there when the first ones for host memory are made."""
+    case = Case()
+    kept = dict(case.net.parameters)
+    case.move(*kept)
+    step = case.step(memory_limit="45kB")
+    expected = profiled(step, case.inputs)[1]
+    case.net.parameters.update(kept)
+    first, plan = profiled(step, case.inputs)
+    assert plan.gradient_bytes == 0
+    assert first == plan.device_bytes + expected.gradient_bytes // 2 <= 45_000
+    assert set(places(step).values()) == {"pinned"}
+    assert profiled(step, case.inputs)[0] <= 45_000
+    case.move(*kept)
+    assert profiled(step, case.inputs)[0] <= 45_000
+    assert profiled(step, case.inputs)[0] <= 45_000
+
+
 def test_a_call_that_is_cut_short_leaves_those_before():
     case = Case()
     case.move(*case.everything)
