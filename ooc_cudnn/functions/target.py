@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple
 
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.devices.engine_files import tables_of
+from ooc_cudnn.devices.engines import Option
 from ooc_cudnn.devices.machines import machine_for
 from ooc_cudnn.devices.view import WIDEST_ACCESS_BYTES
+from ooc_cudnn.operations.convolution_backward import AnyConvolution
 from ooc_cudnn.operations.splittable import Splittable
 from ooc_cudnn.pipeline.program import Home, Program, Task
 from ooc_cudnn.pricing.plan import Plan
@@ -38,6 +40,9 @@ class Target(NamedTuple):
     trial_device : Device, optional
         The device on which launches may be tried; None where there is none, where a machine was
         named to predict for, or where plans must not depend on timings (`deterministic`).
+    options : callable, optional
+        What is known of the engines that can run a convolution, the fastest first
+        (`Tables.options`): `machine` has the seconds of the fastest.
     """
 
     machine: MachineModel
@@ -47,6 +52,7 @@ class Target(NamedTuple):
     ask_workspace: AskWorkspace | None
     overlap: bool
     trial_device: Device | None = None
+    options: Callable[[AnyConvolution], Sequence[Option]] | None = None
 
     @classmethod
     def here(cls, device: Device, limit: int, dtype: str, settings: Settings) -> Target:

@@ -36,11 +36,14 @@ Kind = TypeVar("Kind", bound=Operation)
 
 def compacted(step: Step) -> Step:
     """A step that keeps as little for backward as it can, with the same results."""
-    return _with_masks(_told_by_indices(_with_indices(step)))
+    return _with_masks(_told_by_indices(with_indices(step)))
 
 
-def _with_indices(step: Step) -> Step:
-    """Save where maxima are, in place of x and y of a pooling that only its gradient reads."""
+def with_indices(step: Step, *, everywhere: bool = False) -> Step:
+    """Save where maxima are, in place of x and y of a pooling that only its gradient reads.
+
+    Or of every one: then either may be made again, in other pieces or by another engine.
+    """
     tensors, phases, uses = dict(step.tensors), list(step.phases), _Uses(step)
     for at, phase in enumerate(step.phases):
         pooling = _alone(phase, Pooling)
@@ -54,7 +57,9 @@ def _with_indices(step: Step) -> Step:
             and other.call.forward == pooling
             and (other.binds.get("x"), other.binds.get("y")) == (x, y)
         ]
-        if len(gradients) != 1 or all(_is_kept(uses, name, gradients[0]) for name in (x, y)):
+        if len(gradients) != 1:
+            continue
+        if not everywhere and all(_is_kept(uses, name, gradients[0]) for name in (x, y)):
             continue
         index = Tensor(f"{phase.node}.index", pooling.output_shape, "uint8")
         tensors[index.name] = index

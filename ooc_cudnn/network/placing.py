@@ -12,11 +12,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ooc_cudnn.errors import PlanInfeasibleError
+from ooc_cudnn.functions.slowness import slowness_of
 from ooc_cudnn.functions.target import Target, make_request
 from ooc_cudnn.memory.alignment import ALIGNMENT, aligned
 from ooc_cudnn.memory.extents import Extent, held_bytes, place
@@ -97,11 +99,13 @@ def place_step(
     *,
     may_stream: bool = True,
     spill: bool = False,
+    reserved: Mapping[int, int] = MappingProxyType({}),
 ) -> Placed | None:
     """Make the program of a step, with more tensors on the host where memory is short.
 
     Either for all of the step, and streamed by all who use them; or for a while (`spill`), so that
-    little is copied. Without `may_stream` it must fit as it is: None where it does not.
+    little is copied. Without `may_stream` it must fit as it is: None where it does not. Where bytes
+    are `reserved` for a phase, it finds so many in one range, beside tensors.
 
     Raises
     ------
@@ -121,7 +125,7 @@ def place_step(
         worst = _overflow(step, stays, room)
         if worst is None:
             try:
-                return _Placing(name, step, stays, terms).placed()
+                return _Placing(name, step, stays, terms, reserved).placed()
             except _TooLittleError as error:
                 worst = error.phase
         if not may_stream:
@@ -201,8 +205,16 @@ class _TooLittleError(Exception):
 class _Placing:
     """The tasks and moves of a step, from its stays."""
 
-    def __init__(self, name: str, step: Step, stays: Residency, terms: Terms) -> None:
+    def __init__(
+        self,
+        name: str,
+        step: Step,
+        stays: Residency,
+        terms: Terms,
+        reserved: Mapping[int, int] = MappingProxyType({}),
+    ) -> None:
         self.name, self.step, self.stays, self.terms = name, step, stays, terms
+        self.reserved = [Extent(at, at, nbytes) for at, nbytes in reserved.items()]
         self.room = terms.target.room_bytes // ALIGNMENT * ALIGNMENT
         #: Of each stay, the bytes of the block that it takes.
         self.spans: dict[tuple[str, int], tuple[int, int]] = {}
@@ -221,10 +233,10 @@ class _Placing:
     def placed(self) -> Placed:
         """Place everything, plan every task."""
         extents = _extents(self.step, self.stays)
-        offsets, peak = place([extent for _, _, extent in extents])
+        offsets, peak = place([*(extent for _, _, extent in extents), *self.reserved])
         if peak > self.room:
             raise _TooLittleError(self._worst(extents))
-        for (base, index, extent), offset in zip(extents, offsets, strict=True):
+        for (base, index, extent), offset in zip(extents, offsets, strict=False):
             self.spans[base, index] = offset, offset + aligned(extent.nbytes)
         self._held = (
             np.array([extent.first for _, _, extent in extents], int),
@@ -232,7 +244,7 @@ class _Placing:
             np.array([self.spans[base, index] for base, index, _ in extents], int).reshape(-1, 2),
         )
         items: list[Item] = []
-        top = peak
+        top = max((stop for _, stop in self.spans.values()), default=0)
         for at, phase in enumerate(self.step.phases):
             items += self._moves(at, COPY_IN)
             task = self._task(phase, at)
@@ -296,7 +308,8 @@ class _Placing:
         offset = self._offset(plan, at, gaps)
         self._worked.append((offset, offset + aligned(plan.device_bytes), at))
         binds = {operand: self.homes.home_of(name, at) for operand, name in phase.binds.items()}
-        return Task(phase.name, request, plan, binds, offset)
+        slowness = slowness_of(request, plan, self.terms.target)
+        return Task(phase.name, request, plan, binds, offset, slowness)
 
     def _offset(self, plan: Plan, at: int, gaps: Sequence[tuple[int, int]]) -> int:
         """Where in what is free a task works: if it copies, in bytes that nobody used for long.

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple, Self
 
 from ooc_cudnn.network.computing import OrderSeconds
+from ooc_cudnn.network.repeating import Again
 from ooc_cudnn.network.residency import Stay
 from ooc_cudnn.pricing.explain import in_columns
 from ooc_cudnn.units import format_bytes, format_seconds
@@ -93,6 +94,10 @@ class NetworkPlan:
         among them, which are kept until the new ones are whole.
     bound_seconds : float, optional
         What no plan of its kind can beat, where that was asked for; bands of rows are another kind.
+    again : tuple of Again
+        Where maps are made again that may be let go and made again once more.
+    reserved : tuple of (int, int)
+        Phases that find so many bytes beside tensors, for the workspace of their engines.
     """
 
     name: str
@@ -122,6 +127,8 @@ class NetworkPlan:
     anew: tuple[str, ...] = ()
     gradient_bytes: int = 0
     bound_seconds: float | None = None
+    again: tuple[Again, ...] = ()
+    reserved: tuple[tuple[int, int], ...] = ()
 
     @property
     def fate(self) -> Mapping[str, str]:
@@ -220,6 +227,8 @@ class NetworkPlan:
             known = dict(data)
             known["remade"] = tuple(data["remade"])
             known["anew"] = tuple(data.get("anew", ()))
+            known["again"] = tuple(Again(*each) for each in data.get("again", ()))
+            known["reserved"] = tuple((at, nbytes) for at, nbytes in data.get("reserved", ()))
             known["stays"] = tuple(
                 (name, tuple(Stay(*stay) for stay in stays)) for name, stays in data["stays"]
             )

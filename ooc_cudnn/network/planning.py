@@ -19,6 +19,8 @@ from ooc_cudnn.network.fusing import fused
 from ooc_cudnn.network.fusing_backward import summed
 from ooc_cudnn.network.in_place import in_place
 from ooc_cudnn.network.micro_batches import WholeBatchError, images_of, micro_batched
+from ooc_cudnn.network.mo_sos.planning import ALLOWED as WHOLE
+from ooc_cudnn.network.mo_sos.planning import plan_mo_sos, taken_whole
 from ooc_cudnn.network.offloading import leaving
 from ooc_cudnn.network.phases import Step
 from ooc_cudnn.network.placing import Terms, most_held, place_step
@@ -26,6 +28,7 @@ from ooc_cudnn.network.plan import NetworkPlan
 from ooc_cudnn.network.policies import POLICIES, Decision, Policy, keep, mixed
 from ooc_cudnn.network.predicted import How, predicted
 from ooc_cudnn.network.remaking import forward_only, remade, seconds_to_remake
+from ooc_cudnn.network.repeating import repeated
 from ooc_cudnn.network.residency import Residency, check_stays
 from ooc_cudnn.network.through_normalizations import through_normalizations
 from ooc_cudnn.operations.window_arguments import is_int
@@ -33,7 +36,7 @@ from ooc_cudnn.tensor import ORDERS
 
 #: What `best` chooses from, in the order in which equals are taken.
 BEST_OF = ("keep", "remake", "checkpoint", "offload", "mixed")
-NAMES = ("best", *BEST_OF, "vdnn_all", "vdnn_conv", "vdnn_dyn")
+NAMES = ("best", *BEST_OF, "vdnn_all", "vdnn_conv", "vdnn_dyn", *WHOLE)
 #: Bands of rows are as few as leave the rest of memory to whole maps and to what tasks need.
 MOST_BANDS = 1024
 SHARE_OF_BANDS = 0.7
@@ -62,7 +65,7 @@ def plan_step(
         One of `NAMES`.
     micro_batches : int, optional
         Parts of the batch that follow each other; chosen when left out, and 1 for the policies of
-        vDNN.
+        vDNN, and for those that are one integer program, which know no others.
 
     Raises
     ------
@@ -80,6 +83,8 @@ def plan_step(
     if len(target.layouts) > 1:
         by_order = order_seconds(step, target.machine, target.layouts)
         terms = replace(terms, order=by_order.fastest, by_order=by_order)
+    if policy in WHOLE:
+        return plan_mo_sos(name, step, terms, policy)
     if policy == "vdnn_dyn":
         return _vdnn_dyn(name, step, terms, micro_batches or 1)
     names = BEST_OF if policy == "best" else (policy,)
@@ -130,6 +135,8 @@ def check_asked(policy: str, micro_batches: int | None) -> None:
         raise ValueError(f"policy must be one of {', '.join(NAMES)}, not {policy!r}")
     if micro_batches is not None and not (is_int(micro_batches) and micro_batches > 0):
         raise ValueError(f"micro_batches must be a positive int, not {micro_batches!r}")
+    if policy in WHOLE and micro_batches not in (None, 1):
+        raise ValueError(f"policy {policy!r} takes the batch whole, not in {micro_batches} parts")
 
 
 def plan_again(step: Step, plan: NetworkPlan, terms: Terms) -> PlannedStep:
@@ -148,7 +155,10 @@ def plan_again(step: Step, plan: NetworkPlan, terms: Terms) -> PlannedStep:
     if plan.apart:
         step = apart(step)
     anew = frozenset(plan.anew) if plan.apart else None
-    step = _rewritten(step, again, plan.micro_batches, plan.bands, anew)
+    if plan.policy in WHOLE:
+        step = repeated(step, plan.again)
+    else:
+        step = _rewritten(step, again, plan.micro_batches, plan.bands, anew)
     planned, phases = ([each.name for each in of] for of in (plan.tasks, step.phases))
     if planned != phases:  # stays count phases
         pairs = zip_longest(planned, phases)
@@ -161,7 +171,7 @@ def plan_again(step: Step, plan: NetworkPlan, terms: Terms) -> PlannedStep:
     if plan.order not in ORDERS:
         raise ValueError(f"order must be one of {', '.join(ORDERS)}, not {plan.order!r}")
     terms = replace(terms, order=plan.order, by_order=plan.by_order, synchronous=plan.synchronous)
-    placed = place_step(plan.name, step, dict(plan.stays), terms)
+    placed = place_step(plan.name, step, dict(plan.stays), terms, reserved=dict(plan.reserved))
     assert placed is not None
     made = Fastest(terms.host)
     figures = predicted(plan.name, plan.policy, step, placed, plan, terms)
@@ -172,6 +182,8 @@ def plan_again(step: Step, plan: NetworkPlan, terms: Terms) -> PlannedStep:
 def _as_taken(step: Step, policy: str) -> Step:
     """The step that a policy takes: vDNN's keep whole maps for backward, as the paper does."""
     step = through_normalizations(step)
+    if policy in WHOLE:
+        return taken_whole(step)
     return fused(step if policy.startswith("vdnn") else compacted(step))
 
 

@@ -11,6 +11,7 @@ from ooc_cudnn.network.phases import Step
 from ooc_cudnn.network.placing import Placed, Terms
 from ooc_cudnn.network.plan import Fate, NetworkPlan, TaskFigures
 from ooc_cudnn.network.remaking import REMADE
+from ooc_cudnn.network.repeating import Again
 from ooc_cudnn.network.residency import GIVEN, Residency
 from ooc_cudnn.pipeline.program import Task
 from ooc_cudnn.pipeline.schedule import make_schedule
@@ -26,6 +27,8 @@ class How(NamedTuple):
     remade: tuple[str, ...] = ()
     apart: bool = False
     anew: tuple[str, ...] = ()
+    again: tuple[Again, ...] = ()
+    reserved: tuple[tuple[int, int], ...] = ()
 
 
 def predicted(
@@ -75,6 +78,8 @@ def predicted(
         remade=how.remade,
         apart=how.apart,
         anew=how.anew,
+        again=how.again,
+        reserved=how.reserved,
         stays=tuple((base, tuple(found)) for base, found in placed.residency.items()),
         fates=tuple(_fates(step, placed.residency, terms)),
         tasks=tasks,

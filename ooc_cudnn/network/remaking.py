@@ -30,17 +30,21 @@ def can_be_remade(step: Step) -> frozenset[str]:
     for maxima in it by comparing: that of a max pooling that saved no indices.
     """
     uses = uses_of(step)
-    compared = {
+    return frozenset(
+        name
+        for name in repeatable(step) - compared(step)
+        if step.phases[uses[name].phases[-1]].is_backward
+    )
+
+
+def compared(step: Step) -> frozenset[str]:
+    """Maps in which a gradient looks for maxima by comparing."""
+    return frozenset(
         phase.binds[operand]
         for phase in step.phases
         if isinstance(phase.call, BackwardPooling) and not phase.call.indexed
         for operand in ("x", "y")
         if operand in phase.binds
-    }
-    return frozenset(
-        name
-        for name in repeatable(step) - compared
-        if step.phases[uses[name].phases[-1]].is_backward
     )
 
 
@@ -66,8 +70,12 @@ def forward_only(step: Step) -> frozenset[str]:
 
 def is_repeatable(step: Step, phase: Phase) -> bool:
     """Whether running a phase again changes nothing but what it makes anew."""
-    changes = (step.tensors[step.place(name).base].kind for name in phase.writes)
-    return phase.call.beta == 0 and all(kind == "map" for kind in changes)
+    return phase.call.beta == 0 and makes_maps_alone(step, phase)
+
+
+def makes_maps_alone(step: Step, phase: Phase) -> bool:
+    """Whether a phase writes nothing that lives between steps, and no statistics."""
+    return all(step.tensors[step.place(name).base].kind == "map" for name in phase.writes)
 
 
 def remade(step: Step, names: Iterable[str], anew: Collection[str] = ()) -> Step:
@@ -87,7 +95,7 @@ def remade(step: Step, names: Iterable[str], anew: Collection[str] = ()) -> Step
     cannot = (wanted | set(anew)) - can_be_remade(step)
     if cannot:
         raise ValueError(f"{min(cannot)} cannot be remade")
-    return _Remaking(step, wanted | forward_only(step), anew).step() if wanted else step
+    return Remaking(step, wanted | forward_only(step), anew).step() if wanted else step
 
 
 def seconds_to_remake(
@@ -106,7 +114,7 @@ def seconds_to_remake(
     return seconds_of
 
 
-class _Remaking:
+class Remaking:
     """A step being rewritten."""
 
     def __init__(self, before: Step, wanted: frozenset[str], anew: Collection[str]) -> None:

@@ -41,6 +41,9 @@ class Task:
         The tensor that each operand is.
     offset : int
         Where its rings and intermediates start in the program's block.
+    slowness : float
+        How many times as long it computes as the machine's model says, where its engines take less
+        workspace than the fastest.
     """
 
     name: str
@@ -48,6 +51,7 @@ class Task:
     plan: Plan
     binds: Mapping[str, str]
     offset: int = 0
+    slowness: float = 1.0
 
 
 @dataclass(frozen=True, eq=False)

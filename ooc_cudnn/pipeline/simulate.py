@@ -98,6 +98,7 @@ def _costs(program: Program, machine: MachineModel, steps: Sequence[Step]) -> li
             if step.stream == COMPUTE:
                 for launch in step.launches:
                     cost.compute(machine, launch)
+                cost.seconds *= item.slowness if isinstance(item, Task) else 1.0
             elif isinstance(item, Task):
                 request = item.request
                 spec, placement = request.specs[place.operand], request.crosses_as(place.operand)

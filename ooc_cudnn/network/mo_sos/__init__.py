@@ -1,0 +1,5 @@
+"""MO-SOS: which maps leave, which are made again, and by which algorithms, as one integer program.
+
+Wei et al., "MO-SOS", J. Jilin Univ. (Sci.) 62(2), 2024: the whole numbers of Checkmate (recompute),
+of STR (recompute and offload), and the algorithm of each convolution with its workspace.
+"""

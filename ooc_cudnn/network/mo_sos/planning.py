@@ -1,0 +1,114 @@
+"""MO-SOS and its two baselines as policies: the program, its solution, the step as it says."""
+
+from __future__ import annotations
+
+from ooc_cudnn.errors import PlanInfeasibleError
+from ooc_cudnn.memory.extents import Extent
+from ooc_cudnn.network.apart import apart
+from ooc_cudnn.network.compacting import with_indices
+from ooc_cudnn.network.fastest import Fastest, PlannedStep
+from ooc_cudnn.network.fusing import fused
+from ooc_cudnn.network.fusing_backward import summed
+from ooc_cudnn.network.in_place import in_place
+from ooc_cudnn.network.mo_sos.choosing import Choosing
+from ooc_cudnn.network.mo_sos.following import follow, schedule_of
+from ooc_cudnn.network.mo_sos.packing import packed
+from ooc_cudnn.network.mo_sos.posing import Posed, pose
+from ooc_cudnn.network.mo_sos.program import Allowed, Program
+from ooc_cudnn.network.phases import Step
+from ooc_cudnn.network.placing import Terms, place_step
+from ooc_cudnn.network.predicted import How, predicted
+
+#: What each policy decides. The baselines take each layer's fastest algorithm for granted; it runs
+#: by the fastest whose workspace then fits.
+ALLOWED = {
+    "mo_sos": Allowed(),
+    "str": Allowed(algorithms=False),
+    "checkmate": Allowed(offload=False, algorithms=False),
+}
+#: How far from the bound a solution may be, and how many nodes the search for it may look at: so
+#: plans are the same everywhere, but for a machine on which even that takes this long.
+GAP, MOST_NODES, MOST_SECONDS = 2e-3, 50, 600.0
+#: Shares of memory that the program may take, for it knows no addresses: the replay decides between
+#: them. The baselines take the first that fits.
+SHARES = (1.0, 0.95, 0.9)
+#: How limits that may do are tried, each so many times the last.
+MORE, MOST_TIMES = 1.25, 20
+
+
+def taken_whole(step: Step) -> Step:
+    """The step that these policies take: whole maps for backward, as the paper has it.
+
+    Poolings save where their maxima are, so that their maps may be made again by other engines.
+    """
+    return in_place(summed(fused(apart(with_indices(step, everywhere=True)))))
+
+
+def plan_mo_sos(name: str, step: Step, terms: Terms, policy: str) -> PlannedStep:
+    """Plan a step by one of the programs.
+
+    Raises
+    ------
+    PlanInfeasibleError
+        If it has no solution within the limit, or none was found: with a limit for which one was.
+    """
+    found = Fastest(terms.host)
+    for share in SHARES:
+        made = _planned(name, step, terms, policy, int(share * terms.target.room_bytes))
+        found.take(made)
+        if made is not None and not ALLOWED[policy].algorithms:
+            break
+    if found.best is not None or found.least is not None:
+        return found.found()
+    raise PlanInfeasibleError(
+        function=f"{name}: {policy}",
+        limit_bytes=terms.target.limit_bytes,
+        smallest_bytes=_enough(step, terms, policy),
+        reason="it takes layers and batches whole",
+    )
+
+
+def _planned(name: str, step: Step, terms: Terms, policy: str, budget: int) -> PlannedStep | None:
+    """Plan a step in so many bytes; None where there is no solution, or it has no addresses."""
+    posed, program = _program(step, terms, policy, budget)
+    solved = program.solved(GAP, MOST_NODES, MOST_SECONDS)
+    if solved is None:
+        return None
+    followed = follow(posed, program, schedule_of(program, solved))
+    rewritten, stays = followed.step, followed.stays
+    tensors = [
+        Extent(stay.first, stay.last, rewritten.tensors[base].nbytes)
+        for base, found in stays.items()
+        for stay in found
+        if base not in _on_device(terms)
+    ]
+    reserved = packed(tensors, followed.wanted, terms.target.room_bytes)
+    if reserved is None:
+        return None
+    placed = place_step(name, rewritten, stays, terms, may_stream=False, reserved=reserved)
+    if placed is None:
+        return None
+    how = How(again=followed.again, reserved=tuple(sorted(reserved.items())))
+    plan = predicted(name, policy, rewritten, placed, how, terms)
+    return PlannedStep(plan, rewritten, placed)
+
+
+def _program(step: Step, terms: Terms, policy: str, budget: int) -> tuple[Posed, Program]:
+    posed = pose(step, Choosing(terms.target, terms.order), budget, _on_device(terms))
+    return posed, Program(posed.problem, budget, ALLOWED[policy])
+
+
+def _on_device(terms: Terms) -> frozenset[str]:
+    """What the user holds there."""
+    return frozenset(name for name, each in terms.given.items() if each.placement == "device")
+
+
+def _enough(step: Step, terms: Terms, policy: str) -> int | None:
+    """A limit, not much more than is needed, for which the program has a solution."""
+    target = terms.target
+    for times in range(1, MOST_TIMES):
+        budget = int(target.room_bytes * MORE**times)
+        _, program = _program(step, terms, policy, budget)
+        if program.solved(1.0, MOST_NODES, MOST_SECONDS) is not None:
+            return budget + target.limit_bytes - target.room_bytes
+    return None
