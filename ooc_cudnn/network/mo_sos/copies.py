@@ -6,12 +6,10 @@ the link's rate and the fastest algorithms' seconds tell: so they never block.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
-from ooc_cudnn.network.mo_sos.rows import Sum
-
-if TYPE_CHECKING:
-    from ooc_cudnn.network.mo_sos.program import Program
+from ooc_cudnn.network.mo_sos.problem import Problem
+from ooc_cudnn.network.mo_sos.rows import Rows, Sum
 
 #: What copies cost, as a share of their seconds: of equal schedules that which copies least.
 COPIES_COST = 1e-4
@@ -19,6 +17,13 @@ COPIES_COST = 1e-4
 
 class Copies:
     """Variables and rows of copies.
+
+    Parameters
+    ----------
+    touched, staying : sequence, mapping
+        As in `program.Program`.
+    sizes : sequence of int
+        Of maps, in units.
 
     Attributes
     ----------
@@ -28,25 +33,33 @@ class Copies:
         To sf(t, j): the stage in which that copy ends.
     """
 
-    def __init__(self, program: Program) -> None:
-        self.program = program
+    def __init__(
+        self,
+        problem: Problem,
+        rows: Rows,
+        touched: Sequence[Sequence[int]],
+        staying: Mapping[tuple[int, int], int],
+        sizes: Sequence[int],
+    ) -> None:
+        self.problem, self.rows, self.staying = problem, rows, staying
+        #: What is held in each stage because of copies.
+        self.holding = [Sum() for _ in problem.stages]
         self.out: dict[tuple[int, int], int] = {}
         self.back: dict[tuple[int, int], int] = {}
         self.out_ends: dict[tuple[int, int], int] = {}
         self.back_ends: dict[tuple[int, int], int] = {}
         #: Whether a map is held by its copy out alone, after stages that touch it.
         self.held: dict[tuple[int, int], int] = {}
-        problem = program.problem
         #: What the link is busy with in each stage.
         busy = [Sum() for _ in problem.stages]
-        for j, touched in enumerate(program.touched):
-            self._add(j, touched)
+        for j, places in enumerate(touched):
+            self._add(j, places, sizes[j])
         for found, ends in ((self.out, self.out_ends), (self.back, self.back_ends)):
             for (t, j), variable in found.items():
                 for stage in range(t, ends[t, j] + 1):
                     busy[stage][variable] = 1.0
         for each in busy:  # (10) to (13)
-            program.rows.at_most(each, 1)
+            rows.at_most(each, 1)
 
     @property
     def all(self) -> tuple[dict[tuple[int, int], int], ...]:
@@ -61,9 +74,9 @@ class Copies:
             if i == j and before <= self.back_ends[start, i] < t
         ]
 
-    def _add(self, j: int, touched: list[int]) -> None:
+    def _add(self, j: int, touched: Sequence[int], size: int) -> None:
         """[A] A copy out ends before backward touches its map, copies in start in backward."""
-        problem, rows = self.program.problem, self.program.rows
+        problem, rows = self.problem, self.rows
         backward = [t for t in touched if problem.stages[t].is_backward]
         reading = [t for t in backward if j in problem.stages[t].reads]
         if not reading:
@@ -93,21 +106,21 @@ class Copies:
             ended = Sum.of(self.out[u, j] for u, end in out.items() if end < t)
             rows.at_most(Sum.of([self.back[t, j]]) - ended, 0)
         for t, end in out.items():
-            self._hold_out(j, touched, t, end)
+            self._hold_out(j, touched, t, end, size)
         for t, end in back.items():  # (14), (15)
             until = next(place for place in touched if place > end)
             for stage in range(t, until):
-                self.program.held[stage][self.back[t, j]] += self.program.size(j)
+                self.holding[stage][self.back[t, j]] += size
 
-    def _hold_out(self, j: int, touched: list[int], start: int, end: int) -> None:
+    def _hold_out(self, j: int, touched: Sequence[int], start: int, end: int, size: int) -> None:
         """(7): what leaves is there until it has left, whether it stays beyond that or not."""
-        rows, staying = self.program.rows, self.program.stays
+        rows = self.rows
         leaves = Sum.of([self.out[start, j]])
         places = [t for t in touched if t <= end]
         for t in places[:-1]:
             if next(place for place in touched if place > t) >= start:
-                rows.at_most(leaves - staying(t, j), 0)
+                rows.at_most(leaves - Sum.of([self.staying[t, j]]), 0)
         held = self.held[start, j] = rows.variable()
-        rows.at_least(Sum.of([held]) - leaves + staying(places[-1], j), 0)
+        rows.at_least(Sum.of([held]) - leaves + Sum.of([self.staying[places[-1], j]]), 0)
         for stage in range(places[-1] + 1, end + 1):
-            self.program.held[stage][held] += self.program.size(j)
+            self.holding[stage][held] += size

@@ -78,7 +78,11 @@ class Program:
         self.held = [Sum() for _ in problem.stages]
         #: Of each map the variables N(t, j, k).
         self.needs: list[list[int]] = [[] for _ in problem.maps]
-        self.copies = Copies(self) if allowed.offload else None
+        self.copies: Copies | None = None
+        if allowed.offload:
+            sizes = [self.size(j) for j in range(len(problem.maps))]
+            self.copies = Copies(problem, self.rows, self.touched, self.staying, sizes)
+            self.held = self.copies.holding
         for j, touched in enumerate(self.touched):
             self._flow(j, touched)
         for t in range(len(problem.stages)):
