@@ -39,6 +39,24 @@ __device__ inline float larger(float a, float b) {
 }
 __device__ inline double larger(double a, double b) { return a > b || a != a ? a : b; }
 
+// a > b.
+__device__ inline bool is_larger(float a, float b) {
+#ifndef __CUDA_ARCH__
+    return a > b;
+#else
+    int larger;
+    asm("{\n"
+        ".reg .pred larger;\n"
+        "setp.gt.f32 larger, %1, %2;\n"
+        "selp.s32 %0, 1, 0, larger;\n"
+        "}"
+        : "=r"(larger)
+        : "f"(a), "f"(b));
+    return larger;
+#endif
+}
+__device__ inline bool is_larger(double a, double b) { return a > b; }
+
 // NaN equals NaN: it is the maximum of its window.
 __device__ inline bool same_value(float a, float b) {
 #ifndef __CUDA_ARCH__

@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(256) pooling_indices(
 #pragma unroll
                         for (int e = 0; e < COUNT; ++e) {
                             const A value = widen(packs[k].element[e]);
-                            const bool better = !known || value > best[e] ||
+                            const bool better = !known || is_larger(value, best[e]) ||
                                                 (value != value && best[e] == best[e]);
                             if (!better) continue;
                             best[e] = value;

@@ -44,6 +44,7 @@ CASES = {
     "many channels": ((1, 200, 5, 6), (3, 3), (2, 2), ((1, 1), (1, 1))),
     "1x1 image": ((3, 40, 1, 1), (1, 1), (1, 1), ((0, 0), (0, 0))),
     "one channel": ((4, 1, 8, 8), (2, 2), (2, 2), ((0, 0), (0, 0))),
+    "one column": ((3, 4, 6, 1), (3, 2), (2, 1), ((1, 1), (1, 1))),
     "1d": ((3, 4, 50), (4,), (3,), ((1, 2),)),
     "1d, large windows": ((2, 3, 3000), (100,), (7,), ((50, 0),)),
     "batch": ((70, 3, 7, 6), (3, 3), (2, 2), ((1, 1), (1, 1))),
@@ -178,6 +179,13 @@ def test_every_case(case, mode, layouts):
                                   "many channels", "too many overlap"])  # fmt: skip
 def test_every_dtype(case, dtype, mode, layouts):
     check(case, dtype, mode, layouts)
+
+
+@pytest.mark.parametrize("layouts", ["last first first first", "images first_rows last first"])
+@pytest.mark.parametrize("mode", ["max", EXCLUDE])
+def test_one_column_and_padding_before_it(mode, layouts):
+    """Where x has no neighbours along w, any stride is right there."""
+    check("one column", "float32", mode, layouts)
 
 
 @pytest.mark.parametrize("offset", [0, 1])

@@ -16,7 +16,7 @@ from ooc_cudnn.operations.pooling import Pooling
 from ooc_cudnn.operations.pooling_indices import PoolingIndices
 from ooc_cudnn.tensor import packed_strides
 from tests.support.card import cupy
-from tests.support.device_operand import DTYPES, Operand, assert_close, random
+from tests.support.device_operand import DTYPES, NUMPY, Operand, assert_close, random
 
 LAYOUTS = ["first", "last", "first_rows", "last_rows"]
 
@@ -72,6 +72,20 @@ POOLINGS = {
     "stride beyond window": ((1, 2, 12, 5), {"window": (2, 1), "stride": (5, 3)}),
     "3d": ((1, 2, 5, 4, 7), {"window": 2, "stride": (2, 1, 3)}),
 }
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_smallest_number_is_a_maximum_of_zeros(dtype):
+    """Though arithmetic on a card takes it for zero."""
+    forward = Pooling.of((1, 4, 4, 4), window=2, dtype=dtype)
+    tiny = float(np.nextafter(NUMPY[dtype].type(0), NUMPY[dtype].type(1)))
+    data = np.zeros(forward.x_shape)
+    data[:, :, 1::2, 1::2] = tiny
+    x, index = Operand(forward.x_shape, dtype, data=data), Bytes(forward.output_shape, "first")
+    y = Operand(forward.output_shape, dtype)
+    pooling_indices(PoolingIndices(forward), Call((x.view, y.view), index.view))
+    assert (index.result() == 3).all()
+    assert (y.result().astype("f8") == tiny).all()
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

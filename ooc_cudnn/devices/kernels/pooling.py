@@ -110,6 +110,8 @@ def six_axes(views: Sequence[DeviceView], *, lanes: int | None) -> list[SixAxes]
         missing = (3 - len(view.shape[2:])) * (1,)
         spatial = missing + view.shape[2:]
         steps = (0,) * len(missing) + view.strides[2:]
+        if spatial[-1] == 1:  # never taken; but kernels begin in padding, and step from there
+            steps = (*steps[:-1], 1)
         if lanes is not None:
             outer, outer_steps = (1, view.shape[1 - lanes]), (0, view.strides[1 - lanes])
         elif merges:
@@ -176,7 +178,7 @@ def plan_pooling(operation: Pooling, x: DeviceView, y: DeviceView) -> Launch | N
             name, threads = "pool_by_warp", BLOCK_THREADS // 32
         else:
             outputs = windows_a_thread(y_axes.sizes, packs, window, stride, count * x.item_bytes)
-            unit = lanes is None and (x_axes.sizes[4] == 1 or x_axes.strides[4] == 1)
+            unit = lanes is None and x_axes.strides[4] == 1
             padded = is_padded(operation) or y_axes.sizes[5] % count > 0
             arguments += [str(outputs), boolean(unit), boolean(padded)]
             total = total // y_axes.sizes[3] * -(-y_axes.sizes[3] // outputs)
@@ -254,7 +256,7 @@ def _rows(
     before: tuple[int, ...],
 ) -> tuple[int, int, int, int] | None:
     """LEFT, OUTPUTS, LOAD and STORE of `pool_rows`, or None where it does not serve."""
-    contiguous = all(axes.sizes[4] == 1 or axes.strides[4] == 1 for axes in (x_axes, y_axes))
+    contiguous = x_axes.strides[4] == y_axes.strides[4] == 1
     height, width, step, left = window[1], window[2], stride[2], before[2]
     if not contiguous or left < 0 or left >= max(width, 2):
         return None

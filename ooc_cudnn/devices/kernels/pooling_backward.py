@@ -278,7 +278,7 @@ def plan_pooling_backward(
     arguments = [index_type(small=small), CUDA_TYPES[operation.dtype], str(mode_number(forward))]
     windows = (*window, *stride)
     lane_tiles = 1
-    unit = all(each.sizes[4] == 1 or each.strides[4] == 1 for each in axes[1:])
+    unit = all(each.strides[4] == 1 for each in axes[1:])
     if planes is not None and strips is not None:
         windows = (*window[1:], *stride[1:])
         arguments += map(str, (planes.words, planes.b, planes.h, strips.cells[2], planes.rows))
