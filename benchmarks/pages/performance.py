@@ -163,7 +163,7 @@ def figure_13(records: Records) -> str:
     moves = (
         "maps that do not fit are copied out once and back for every function that reads them"
         if records.call_by_call(names("vgg16-"))
-        else "its images, its gradients, and the maps that leave and come back"
+        else "its images, maps that leave and come back, gradients of what is not on the card"
     )
     about = (
         f"What a step moves over the link: {moves}. Seconds for which each stream was at work, "

@@ -17,7 +17,7 @@ from ooc_cudnn.devices.engines import Measured
 from ooc_cudnn.functions.tune_rounds import Tell
 from ooc_cudnn.network.fastest import PlannedStep
 from ooc_cudnn.network.given import Holder, arrays_given
-from ooc_cudnn.network.gradients import Kept, gradients_there
+from ooc_cudnn.network.gradients import SETS, Kept, gradients_there
 from ooc_cudnn.network.phases import Step
 from ooc_cudnn.network.pictures import draw_step
 from ooc_cudnn.network.plan import NetworkPlan
@@ -201,11 +201,13 @@ class TrainingStep:
             given[name] = wrap(seed, device, name=name)
         return given
 
-    def _kept_bytes(self, given: Mapping[str, Wrapped]) -> int:
+    def _kept_bytes(self, given: Mapping[str, Wrapped], ready: ReadyStep | None = None) -> int:
         """What gradients of the call before hold on the device, as far as plans count it.
 
         That is as much as the new ones take: it was more where a parameter has left the device.
         """
+        if ready is not None:
+            return min(self._kept.nbytes, ready.planned.plan.gradient_bytes // SETS)
         specs = {name: each.spec for name, each in given.items()}
         new = sum(spec.nbytes for spec in gradients_there(self._step, specs).values())
         return min(self._kept.nbytes, new)
@@ -216,7 +218,7 @@ class TrainingStep:
         ready = self._ready.get(key)
         with device.arena.lock:
             room = limit_here(device, self._limit) - device.arena.array_bytes
-            room += self._kept_bytes(given)
+            room += self._kept_bytes(given, ready)
         if ready is None or ready.device_bytes > room or room > MUCH_MORE * self._room:
             self._ready.clear()  # what it keeps on the host is given back first
             self._room = room
