@@ -30,31 +30,28 @@ NVCC = shutil.which("nvcc")
 
 INSTANCES = {
     "pooling.cu": [
-        "pool_planes<int, float, MAX, 4060, 24, 6, 6, 13, 3, 3, 2, 2>",
-        "pool_planes<long long, __half, AVERAGE_EXCLUDE_PADDING, 8000, 1, 16, 112, 224, 3, 3, 2, "
-        "2>",
         "pool_rows<int, float, MAX, 1, 2, 2, 1, 2, 2, 0, 4, 4, 4>",
         "pool_rows<int, __half, MAX, 1, 3, 3, 1, 2, 2, 1, 8, 8, 8>",
         "pool_rows<long long, __half, AVERAGE_EXCLUDE_PADDING, 3, 3, 3, 2, 2, 2, 0, 2, 1, 2>",
         "pool_rows<int, double, AVERAGE_INCLUDE_PADDING, 1, 1, 1, 1, 3, 2, 0, 2, 2, 1>",
-        "pool_windows<int, __nv_bfloat16, MAX, 8, 1, 3, 3, 1, 2, 2, 2, false>",
-        "pool_windows<int, float, AVERAGE_EXCLUDE_PADDING, 4, 1, 2, 2, 1, 2, 2, 1, false>",
-        "pool_windows<long long, double, MAX, 2, 3, 3, 3, 1, 2, 2, 1, false>",
-        "pool_windows<int, float, MAX, 1, 1, 3, 3, 1, 2, 2, 5, true>",
+        "pool_windows<int, __nv_bfloat16, MAX, 8, 1, 3, 3, 1, 2, 2, 2, false, true>",
+        "pool_windows<int, float, AVERAGE_EXCLUDE_PADDING, 4, 1, 2, 2, 1, 2, 2, 1, false, false>",
+        "pool_windows<long long, double, MAX, 2, 3, 3, 3, 1, 2, 2, 1, false, false>",
+        "pool_windows<int, float, MAX, 1, 1, 3, 3, 1, 2, 2, 6, true, true>",
         "pool_by_warp<int, float, MAX, 4, 1, 30, 30, 1, 2, 2>",
         "pool_by_warp<long long, double, AVERAGE_EXCLUDE_PADDING, 1, 1, 30, 30, 1, 2, 2>",
     ],
     "pooling_backward.cu": [
-        "unpool_apart<int, float, MAX, 4, 2, 2, 2, 2>",
-        "unpool_apart<long long, __half, AVERAGE_EXCLUDE_PADDING, 8, 1, 2, 2, 3>",
-        "unpool_tile<int, float, MAX, false, 1, 1, 4060, 2, 24, 1, 13, 13, 1, 0, 0, 0, 1, 3, 3, "
-        "1, 2, 2>",
-        "unpool_tile<int, __half, MAX, false, 8, 1, 0, 1, 1, 1, 8, 16, 8, 0, 1, 1, 1, 3, 3, 1, "
-        "2, 2>",
-        "unpool_tile<long long, __nv_bfloat16, AVERAGE_EXCLUDE_PADDING, false, 1, 1, 4720, 2, "
-        "1, 1, 20, 224, 1, 0, 1, 1, 1, 3, 3, 1, 2, 2>",
-        "unpool_tile<int, double, MAX, true, 2, 1, 0, 0, 1, 1, 8, 16, 2, 0, -1, 3, 1, 30, 30, "
-        "1, 20, 20>",
+        "unpool_planes<int, float, MAX, 3028, 1, 28, 28, 5, true, false, 3, 3, 2, 2>",
+        "unpool_planes<int, __nv_bfloat16, AVERAGE_EXCLUDE_PADDING, 6064, 2, 28, 28, 7, true, true, "
+        "3, 3, 2, 2>",
+        "unpool_planes<long long, double, MAX, 42, 1, 1, 14, 1, true, false, 1, 1, 1, 3>",
+        "unpool_strips<int, float, MAX, 4, 1, 8, 2, false, false, true, 1, 3, 3, 1, 2, 2>",
+        "unpool_strips<long long, float, MAX, 1, 2, 1, 2048, true, false, true, 1, 2, 2, 1, 2, 2>",
+        "unpool_strips<int, __half, AVERAGE_INCLUDE_PADDING, 2, 1, 8, 1, false, false, false, 2, 2, "
+        "2, 3, 3, 3>",
+        "unpool_tile<int, float, MAX, true, 1, 4, 1, 1, 60, 60, 1, 1, 30, 30, 1, 20, 20>",
+        "unpool_tile<int, double, MAX, false, 2, 1, 1, 1, 16, 16, 8, 3, 3, 3, 2, 2, 2>",
         "unpool_direct<int, float, MAX, 1, 20, 20, 1, 1, 1>",
         "unpool_direct<long long, __half, AVERAGE_EXCLUDE_PADDING, 1, 20, 20, 1, 1, 1>",
     ],
@@ -111,22 +108,21 @@ def names(operation, order, *, pointer=4096):
 def test_the_common_windows_move_in_16_byte_packs():
     operation = Pooling.of((8, 64, 128, 128), window=3, stride=2, padding=1, dtype="float16")
     forward, backward = names(operation, "first")
-    assert forward == "pool_planes<int, __half, 0, 8072, 1, 31, 64, 128, 3, 3, 2, 2>"
-    rows = "1, 1, 64, 128, 1, 0, 1, 1, 1, 3, 3, 1, 2, 2"
-    assert backward == f"unpool_tile<int, __half, 0, false, 1, 1, 8584, 2, {rows}>"
+    assert forward == "pool_rows<int, __half, 0, 1, 3, 3, 1, 2, 2, 1, 8, 8, 8>"
+    assert backward.startswith("unpool_planes<int, __half, 0, ")
     forward, backward = names(operation, "last")
-    assert forward == "pool_windows<int, __half, 0, 8, 1, 3, 3, 1, 2, 2, 1, false>"
-    assert backward.startswith("unpool_tile<int, __half, 0, false, 8, 1, ")
+    assert forward == "pool_windows<int, __half, 0, 8, 1, 3, 3, 1, 2, 2, 1, false, true>"
+    assert backward.startswith("unpool_strips<int, __half, 0, 4, ")
     forward, backward = names(operation, "last", pointer=4098)
     assert forward.startswith("pool_windows<int, __half, 0, 1, ")
-    assert backward.startswith("unpool_tile<int, __half, 0, false, 1, 1, 0, 1, ")
+    assert backward.startswith("unpool_strips<int, __half, 0, 1, ")
 
 
 def test_large_windows_are_shared_by_a_warp_and_huge_tensors_have_long_offsets():
     assert names(Pooling.of((2, 3, 50, 50), window=50), "first")[0].startswith("pool_by_warp<int, ")
     forward, backward = names(Pooling.of((2, 64, 8192, 4096), window=2), "first")
     assert forward.startswith("pool_rows<long long, ")
-    assert backward.startswith("unpool_tile<long long, float, 0, false, 1, 4, 0, ")
+    assert backward.startswith("unpool_strips<long long, float, 0, ")
 
 
 @pytest.mark.parametrize("sizes", [(1, 8, 1, 112, 112, 1), (3, 70, 9, 9, 9, 1), (1, 4, 1, 7, 7, 64),
