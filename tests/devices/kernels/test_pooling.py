@@ -43,13 +43,13 @@ INSTANCES = {
     ],
     "pooling_backward.cu": [
         "unpool_planes<int, float, MAX, 3028, 1, 28, 28, 5, true, false, 3, 3, 2, 2>",
-        "unpool_planes<int, __nv_bfloat16, AVERAGE_EXCLUDE_PADDING, 6064, 2, 28, 28, 7, true, true, "
-        "3, 3, 2, 2>",
+        "unpool_planes<int, __nv_bfloat16, AVERAGE_EXCLUDE_PADDING, 6064, 2, 28, 28, 7, true, "
+        "true, 3, 3, 2, 2>",
         "unpool_planes<long long, double, MAX, 42, 1, 1, 14, 1, true, false, 1, 1, 1, 3>",
         "unpool_strips<int, float, MAX, 4, 1, 8, 2, false, false, true, 1, 3, 3, 1, 2, 2>",
         "unpool_strips<long long, float, MAX, 1, 2, 1, 2048, true, false, true, 1, 2, 2, 1, 2, 2>",
-        "unpool_strips<int, __half, AVERAGE_INCLUDE_PADDING, 2, 1, 8, 1, false, false, false, 2, 2, "
-        "2, 3, 3, 3>",
+        "unpool_strips<int, __half, AVERAGE_INCLUDE_PADDING, 2, 1, 8, 1, false, false, false, 2, "
+        "2, 2, 3, 3, 3>",
         "unpool_tile<int, float, MAX, true, 1, 4, 1, 1, 60, 60, 1, 1, 30, 30, 1, 20, 20>",
         "unpool_tile<int, double, MAX, false, 2, 1, 1, 1, 16, 16, 8, 3, 3, 3, 2, 2, 2>",
         "unpool_direct<int, float, MAX, 1, 20, 20, 1, 1, 1>",
