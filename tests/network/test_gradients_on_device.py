@@ -1,4 +1,7 @@
-"""Gradients lie where their parameters do: on the device they never cross the link."""
+"""Gradients lie where their parameters do: on the device they never cross the link.
+
+Drawn networks have some of their arrays there in `tests.fuzz.networks`.
+"""
 
 import gc
 import itertools
@@ -9,7 +12,6 @@ import pytest
 import ooc_cudnn
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.network.plan import NetworkPlan
-from tests.fuzz.networks import Drawn
 from tests.support.on_device import on_the_device
 
 PLENTY = "4MiB"
@@ -282,10 +284,3 @@ def test_plans_as_data_are_followed_wherever_parameters_are():
         assert step(**taker.inputs) == pytest.approx(value, rel=1e-13)
         assert_same(step, expected)
         assert (places(step)["a.w"] == "device") == (taker is moved)
-
-
-@pytest.mark.parametrize("seed", [0, 3])
-def test_drawn_networks_with_arrays_of_either_kind(seed):
-    drawn = Drawn(seed)
-    if drawn.net.wanted:
-        assert len([*drawn.check_some_on_the_device(full=2**20)]) == 2
