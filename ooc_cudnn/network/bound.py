@@ -7,7 +7,7 @@ whenever they like. Those that go down the rows in bands are not.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 from dataclasses import replace
 from itertools import accumulate
 from typing import NamedTuple
@@ -52,7 +52,7 @@ def bound_of(step: Step, terms: Terms, counts: Iterable[int]) -> Bound | None:
         Numbers of micro-batches.
     """
     machine, best = terms.target.machine, None
-    seconds_of = _priced(machine)
+    seconds_of = priced(machine)
     for count in counts:
         most = float("inf") if best is None else best.seconds
         try:
@@ -64,9 +64,12 @@ def bound_of(step: Step, terms: Terms, counts: Iterable[int]) -> Bound | None:
     return best
 
 
-def outline_of(step: Step, terms: Terms, seconds_of: Callable[[Phase], float]) -> Outline:
-    """A step in outline, in as many groups as are solved quickly."""
+def outline_of(
+    step: Step, terms: Terms, seconds_of: Callable[[Phase], float], there: Set[str] = frozenset()
+) -> Outline:
+    """A step in outline, in as many groups as are solved quickly; some tensors are always there."""
     on_device = frozenset(n for n, spec in terms.given.items() if spec.placement == "device")
+    on_device |= there
     small = max(int(SMALL * terms.target.room_bytes), 1)
     fine = outlined(step, seconds_of, small_bytes=small, on_device=on_device)
     most = min(max(MOST_PAIRS // (len(fine.things) or 1), FEWEST_GROUPS), MOST_GROUPS)
@@ -106,7 +109,7 @@ def _bound(
     return None if found is None else once + parts.equal * found.seconds
 
 
-def _priced(machine: MachineModel) -> Callable[[Phase], float]:
+def priced(machine: MachineModel) -> Callable[[Phase], float]:
     """Seconds of a phase in one piece; those that are alike are priced once."""
     known: dict[Splittable, float] = {}
 

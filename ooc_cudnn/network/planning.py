@@ -25,14 +25,16 @@ from ooc_cudnn.network.offloading import leaving
 from ooc_cudnn.network.phases import Step
 from ooc_cudnn.network.placing import Terms, most_held, place_step
 from ooc_cudnn.network.plan import NetworkPlan
-from ooc_cudnn.network.policies import POLICIES, Decision, Policy, keep, mixed
+from ooc_cudnn.network.policies import POLICIES, Decision, Policy, keep, leaving_first, mixed
 from ooc_cudnn.network.predicted import How, predicted
-from ooc_cudnn.network.remaking import forward_only, remade, seconds_to_remake
+from ooc_cudnn.network.remaking import can_be_remade, forward_only, remade, seconds_to_remake
 from ooc_cudnn.network.repeating import repeated
 from ooc_cudnn.network.residency import Residency, check_stays
+from ooc_cudnn.network.shares import remade_by_program
 from ooc_cudnn.network.through_normalizations import through_normalizations
 from ooc_cudnn.operations.window_arguments import is_int
 from ooc_cudnn.tensor import ORDERS
+from perfmodel import MachineModel
 
 #: What `best` chooses from, in the order in which equals are taken.
 BEST_OF = ("keep", "remake", "checkpoint", "offload", "mixed")
@@ -42,12 +44,14 @@ MOST_BANDS = 1024
 SHARE_OF_BANDS = 0.7
 #: Shares of the bytes that can be remade of which the rest leaves, beside all and none.
 SHARES_REMADE = (0.25, 0.5, 0.75, 0.9)
+#: Of the room, what the linear program may fill: pieces and addresses want the rest.
+SHARES_OF_ROOM = (0.98, 0.94)
 #: And of which the rest is on the host only where memory is short.
 SHARES_SPILLED = (0.25, 0.75, 1.0)
 #: As a share of memory: of such maps few are there at once.
 LARGE = 1 / 8
 #: A plan that takes so many times its computing is compared with those that go down the rows.
-WAITING = 1.5
+WAITING = 1.25
 #: Where tasks find too little room, further decisions are tried in so many steps at most.
 MOST_STEPS = 16
 #: Micro-batches that are tried: the next number is worth it while it is faster.
@@ -98,24 +102,32 @@ def plan_step(
         ]
         if fastest.best is not None and not any(faster):
             break
+    before = fastest.best
+    if policy == "best":
+        for made in _by_program(name, step, terms, micro_batches, before):
+            fastest.take(made)
     for ways in (_by_shares, _by_rows, _by_spilling) if policy == "best" else ():
         if fastest.best is None or _waits(fastest.best.plan):
             for made in ways(name, step, terms, micro_batches):
                 fastest.take(made)
     if fastest.best is None or (policy == "best" and _waits(fastest.best.plan)):
         # what is too large is streamed, call by call
-        for each in ("mixed", "remake", "offload") if policy == "best" else names:
+        for each in names:
             try:
                 fastest.take(_planned(name, step, terms, each, micro_batches or 1))
             except PlanInfeasibleError:
                 if fastest.best is None and fastest.least is None:
                     raise
     made = fastest.found()
-    for stays in streamed_first(made.step, made.placed.residency) if policy == "best" else ():
-        placed = place_step(name, made.step, stays, terms, may_stream=False)
-        if placed is not None:
-            figures = predicted(name, made.plan.policy, made.step, placed, made.plan, terms)
-            fastest.take(PlannedStep(figures, made.step, placed))
+    # what the program won by may be less than what the other gains here
+    both = [made, before] if made.plan.policy == "program" and before else [made]
+    for other in both if policy == "best" else ():
+        for stays in streamed_first(other.step, other.placed.residency):
+            placed = place_step(name, other.step, stays, terms, may_stream=False)
+            if placed is not None:
+                how = other.plan
+                figures = predicted(name, how.policy, other.step, placed, how, terms)
+                fastest.take(PlannedStep(figures, other.step, placed))
     made = fastest.found()
     return made._replace(plan=replace(made.plan, policy=policy, taken=made.plan.policy))
 
@@ -190,6 +202,36 @@ def _as_taken(step: Step, policy: str) -> Step:
 def _waits(plan: NetworkPlan) -> bool:
     """Whether a plan waits for the link for much of its time."""
     return plan.seconds > WAITING * plan.compute_seconds
+
+
+def _by_program(
+    name: str, step: Step, terms: Terms, asked: int | None, best: PlannedStep | None
+) -> Iterator[PlannedStep]:
+    """Plans that remake what the linear program says: `shares.py`.
+
+    With as many micro-batches as the best plan so far has, and with half as many.
+    """
+    if best is not None and (best.plan.policy, best.plan.micro_batches) == ("keep", 1):
+        return
+    counts = (1,) if best is None else (best.plan.micro_batches, best.plan.micro_batches // 2)
+    taken, can = _rewritten(step, frozenset(), 1, 1), can_be_remade(step)
+    for parts in counts if asked is None else (asked,):
+        for share in SHARES_OF_ROOM if parts else ():
+            room = int(share * terms.target.room_bytes)
+            again = remade_by_program(taken, terms, parts, room, can)
+            if again is None:
+                break
+            some = Policy(keep, partial(_leaving, again=again))
+            made = _planned(name, step, terms, "program", parts, some, may_stream=False)
+            if made is not None:
+                yield made
+                break
+
+
+def _leaving(step: Step, machine: MachineModel, again: frozenset[str]) -> list[Decision]:
+    """What is made again, and of the rest more and more that leaves."""
+    order = [name for name in leaving_first(step) if name not in again]
+    return [Decision(again, frozenset(order[:count])) for count in range(len(order) + 1)]
 
 
 def _by_shares(name: str, step: Step, terms: Terms, asked: int | None) -> Iterator[PlannedStep]:

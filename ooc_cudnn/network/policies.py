@@ -59,7 +59,7 @@ def keep(step: Step) -> Residency:
 # Offloading -------------------------------------------------------------------------------------
 
 
-def _leaving_first(step: Step) -> list[str]:
+def leaving_first(step: Step) -> list[str]:
     """Maps that may leave: first those whose bytes are idle for longest."""
     gaps = idle(step, uses_of(step))
     idle_for = {
@@ -70,7 +70,7 @@ def _leaving_first(step: Step) -> list[str]:
 
 def offload(step: Step, machine: MachineModel) -> Sequence[Decision]:
     """What leaves, from nothing to every map that backward reads."""
-    order = _leaving_first(step)
+    order = leaving_first(step)
     return [Decision(offloaded=frozenset(order[:count])) for count in range(len(order) + 1)]
 
 
@@ -83,7 +83,7 @@ def mixed(step: Step, machine: MachineModel, share: float = 1.0) -> Sequence[Dec
         if sum(step.tensors[name].nbytes for name in decision.remade) <= most
     ]
     again = remaking[-1].remade
-    order = [name for name in _leaving_first(step) if name not in again]
+    order = [name for name in leaving_first(step) if name not in again]
     return [
         *remaking,
         *(Decision(again, frozenset(order[:count])) for count in range(1, len(order) + 1)),

@@ -90,7 +90,7 @@ def solved(
         How often the step follows itself: what it is given may be there from before, or come in
         while the one before runs. The seconds are those of one, in the mean.
     """
-    made = _Program(outline, budget_bytes, repeated)
+    made = Program(outline, budget_bytes, repeated)
     made.fits(margin or {})
     made.copies()
     made.lasts(link, issued)
@@ -103,11 +103,23 @@ def solved(
     return Optimum(float(x[made.E[-1]]) * made.unit, kept, fetched)
 
 
-class _Program(Ledger):
-    """The rows; bytes are shares of the budget, seconds shares of all computing."""
+class Program(Ledger):
+    """The rows; bytes are shares of the budget, seconds shares of all computing.
 
-    def __init__(self, outline: Outline, budget_bytes: int, repeated: int) -> None:
-        super().__init__(outline, budget_bytes, repeated)
+    Attributes
+    ----------
+    E : list of int
+        The variables of seconds by the end of each group: the last one is to be least.
+    """
+
+    def __init__(
+        self, outline: Outline, budget_bytes: int, repeated: int = 1, *, stays: bool = False
+    ) -> None:
+        super().__init__(outline, budget_bytes, repeated, stays=stays)
+        self.makes = {
+            maker: [i for i, thing in enumerate(outline.things) if thing.maker == maker]
+            for maker in self.m
+        }
         self.unit = sum(outline.seconds) or 1.0
         #: By the end of each group: seconds, bytes out and bytes in. Another follows the last.
         self.E, self.D, self.Q = (self.variables(self.count + 1) for _ in range(3))
@@ -122,6 +134,10 @@ class _Program(Ledger):
                 for at, variable in runs.items():
                     if (parent, at) not in self.used:
                         self.at_least(total(self.there[parent, at], {variable: -1}))
+                    for index in self.makes[maker]:  # of half a parent half of it is made
+                        if (parent, at) in self.ever and (index, at) in self.anew:
+                            ever = self.ever[parent, at]
+                            self.at_least(total(ever, self.anew[index, at], -1))
 
     def fits(self, margin: Mapping[int, int]) -> None:
         """What is held in each phase fits; of a group, in those that use most."""
@@ -143,7 +159,8 @@ class _Program(Ledger):
                 for index in own
             }
             # before, what is made again in the group need not be there
-            rows_of = range(settled if group >= self.outline.forward_groups else start, stop)
+            forward = group < self.outline.forward_groups
+            rows_of = range(start if forward or self.stays else settled, stop)
             rows = set[tuple[frozenset[int], int]]()
             for at in rows_of:
                 if any(touched[at] < touched[other] for other in rows_of):
@@ -160,7 +177,9 @@ class _Program(Ledger):
                             add(row, {used: 1}, -size)
                     elif at > spans[index][-1]:
                         add(row, after, -size)
-                    elif group not in self.asked[index]:  # else it may be gone once it served
+                    elif (
+                        self.stays or group not in self.asked[index]
+                    ):  # else it may be gone once it served
                         add(row, before, -size)
                 self.at_least(row, margin.get(at, 0) / self.budget - 1)
 
@@ -177,7 +196,7 @@ class _Program(Ledger):
                 self.at_least({self.U[group]: 1, self.Q[group - 1]: -1, wanted[group]: 1})
         self.at_least({self.D[-1]: 1, made[-1]: -1})
 
-    def lasts(self, link: Link, issued: Sequence[float]) -> None:
+    def lasts(self, link: Link, issued: Sequence[float] = ()) -> None:
         """A group lasts as long as what it computes, or copies."""
         each_in = link.in_seconds * self.budget / self.unit
         each_out = link.out_seconds * self.budget / self.unit

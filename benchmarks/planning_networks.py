@@ -1,0 +1,131 @@
+"""Plans of training steps beside what no plan can beat: docs/planning-networks.md shows them.
+
+No card is needed and nothing is measured: steps are planned for an H200's machine model, under
+shares of the memory that keeping everything takes, and replayed on a virtual clock.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from benchmarks import common
+from benchmarks.pages.blocks import Block, markdown, stored
+from ooc_cudnn import networks
+from ooc_cudnn.errors import PlanInfeasibleError
+from ooc_cudnn.functions.target import Target
+from ooc_cudnn.network.phases import Step
+from ooc_cudnn.network.placing import Terms
+from ooc_cudnn.network.plan import NetworkPlan
+from ooc_cudnn.network.planning import bounded, plan_step
+from ooc_cudnn.tensor import ORDERS
+from ooc_cudnn.units import format_bytes, format_seconds
+from perfmodel import shipped
+
+NAME, MACHINE, PAGE = "planning_networks", "h200", "docs/planning-networks.md"
+PLENTY = 2**40
+RATIOS = (0.8, 0.6, 0.4, 0.3, 0.2)
+
+
+class Case(NamedTuple):
+    """A network of `ooc_cudnn.networks`, and its batch."""
+
+    network: str
+    batch: int
+
+    def __str__(self) -> str:
+        return f"{self.network}, batch {self.batch}"
+
+
+CASES = (
+    Case("resnet50", 768),
+    Case("vgg16", 256),
+    Case("unet", 1),
+    Case("unet_3d", 2),
+    Case("vgg19", 256),
+    Case("resnet152", 128),
+    Case("densenet121", 128),
+    Case("googlenet", 128),
+)
+SMALL = (Case("alexnet", 8),)
+
+
+def planned(step: Step, limit: int, policy: str = "best", **asked: int) -> NetworkPlan:
+    """The plan of a step under a limit, beside its bound if it is the best."""
+    terms = Terms(Target(shipped(MACHINE), limit, limit, ORDERS, None, overlap=True), {})
+    return plan_step("training_step", step, terms, policy=policy, **asked).plan
+
+
+def with_bound(plan: NetworkPlan, step: Step) -> NetworkPlan:
+    limit = plan.memory_limit
+    terms = Terms(Target(shipped(MACHINE), limit, limit, ORDERS, None, overlap=True), {})
+    return bounded(plan, step, terms)
+
+
+def body(report: common.Report) -> None:
+    for case in SMALL if report.quick else CASES:
+        net, loss = getattr(networks, case.network)(batch=case.batch)
+        step = net.training_phases(loss)
+        keep_all = planned(step, PLENTY, "keep", micro_batches=1).device_bytes
+        for ratio in (1.5, *(RATIOS[1:2] if report.quick else RATIOS)):
+            limit, begin = int(ratio * keep_all), time.process_time()
+            try:
+                plan = planned(step, limit)
+            except PlanInfeasibleError as error:
+                report.note(f"{case}, {ratio}: {error}")
+                continue
+            between = time.process_time()
+            plan = with_bound(plan, step)
+            found = {
+                "ok": plan.device_bytes <= limit
+                and (plan.bands > 1 or plan.seconds >= (plan.bound_seconds or 0.0) * (1 - 1e-6)),
+                "limit_bytes": limit,
+                "seconds": plan.seconds,
+                "bound_seconds": plan.bound_seconds,
+                "compute_seconds": plan.compute_seconds,
+                "taken": plan.taken,
+                "micro_batches": plan.micro_batches,
+                "bands": plan.bands,
+                "planning_seconds": between - begin,
+                "bounding_seconds": time.process_time() - between,
+            }
+            report.check(f"{case}: {ratio}", found)
+            report.say(f"{case}, {ratio}: {plan.taken}, {format_seconds(plan.seconds)}")
+            report.write()
+
+
+# The page ----------------------------------------------------------------------------------------
+
+
+def table(folder: Path = common.RESULTS) -> str:
+    """Every network under every share of the memory that keeping everything takes."""
+    rows, plenty = [], {}
+    for name, row in stored(NAME, folder)["checks"].items():
+        case, ratio = name.split(": ")
+        if float(ratio) > 1:
+            plenty[case] = row
+        most = plenty[case]
+        over = [row[key] / most[key] - 1 for key in ("seconds", "bound_seconds")]
+        above = row["seconds"] / row["bound_seconds"] - 1
+        parts = f", {row['micro_batches']} micro-batches" * (row["micro_batches"] > 1)
+        rows.append(
+            (case, "all" if float(ratio) > 1 else ratio, format_bytes(row["limit_bytes"]),
+             row["taken"] + parts, format_seconds(row["seconds"]), f"{100 * over[0]:.1f} %",
+             format_seconds(row["bound_seconds"]), f"{100 * over[1]:.1f} %", f"{100 * above:.1f} %",
+             f"{row['planning_seconds']:.1f} s", f"{row['bounding_seconds']:.1f} s")
+        )  # fmt: skip
+    head = ("network", "of keep-all", "limit", "plan", "step", "over all memory", "bound",
+            "over all memory", "above the bound", "planned in", "bound in")  # fmt: skip
+    return markdown(head, rows, align="lrrlrrrrrrr")
+
+
+BLOCKS = (Block(PAGE, "plans", table),)
+
+
+def main(argv: list[str] | None = None) -> int:
+    return common.run(NAME, body, __doc__, argv, needs_card=False)
+
+
+if __name__ == "__main__":
+    common.main(main)
