@@ -90,6 +90,8 @@ def solved(
         How often the step follows itself: what it is given may be there from before, or come in
         while the one before runs. The seconds are those of one, in the mean.
     """
+    if budget_bytes <= 0:
+        return None
     made = Program(outline, budget_bytes, repeated)
     made.fits(margin or {})
     made.copies()

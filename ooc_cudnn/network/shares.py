@@ -43,11 +43,11 @@ def remade_by_program(
         shared |= {step.place(name).base for name in step.gradients.values()}
         shared = {name for name in shared if step.tensors[name].kind != "input"}
         room_bytes -= sum(step.tensors[name].nbytes for name in shared)
-        if room_bytes <= 0:
-            return None
         step = parts_of(step, micro_batches).part
     else:
         shared = set()
+    if room_bytes <= 0 or not can:
+        return None
     outline = outline_of(step, terms, priced(machine), shared)
     program = Program(outline, room_bytes, stays=True)
     program.fits({})

@@ -180,10 +180,10 @@ def test_more_memory_has_no_larger_bound():
 
 def test_a_plan_says_its_bound():
     net, loss, _ = drawn_network(1, loss=True)
-    plan = net.plan(loss, memory_limit="1MiB", machine="h200", bound=True)
+    plan = net.plan(loss, memory_limit="1MiB", policy="keep", machine="h200", bound=True)
     assert "% above the best possible of its kind" in plan.explain()
     assert NetworkPlan.from_json(plan.to_json()) == plan
-    without = net.plan(loss, memory_limit="1MiB", machine="h200")
+    without = net.plan(loss, memory_limit="1MiB", policy="keep", machine="h200")
     assert without.bound_seconds is None
     assert "bound" not in without.explain()
     assert plan == replace(without, bound_seconds=plan.bound_seconds)
