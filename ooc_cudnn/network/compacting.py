@@ -102,9 +102,9 @@ def _told_by_indices(step: Step) -> Step:
         maker = makers.get(gradient.binds.get("index", ""))
         if maker is None or step.phases[maker].binds["x"] != relu.binds["y"]:
             continue
-        others = step.phases[number + 1 : at]
-        if any(step.place(dx).base == step.place(n).base for p in others for n in p.binds.values()):
-            continue  # the gradient of the pooling makes dx, where it stands
+        until = step.phases[number:at]
+        if any(step.place(dx).base == step.place(n).base for p in until for n in p.binds.values()):
+            continue  # the gradient of the pooling makes dx where it stands, and not of itself
         pooling = step.phases[maker]
         phases[maker] = replace(pooling, call=replace(pooling.call, positive=True))  # type: ignore[call-arg]
         alpha, beta = relu.call.alpha, relu.call.beta

@@ -110,6 +110,20 @@ def test_the_gradient_of_a_fork_adds_up_without_a_phase_of_the_relu():
     assert tanh.mode == "tanh"
 
 
+def test_a_sum_hands_its_gradient_to_the_pooling_and_to_what_the_relu_reads():
+    """They share it: what the ReLU makes is added to what the pooling reads."""
+    net, x = network_on()
+    z = net.convolution(x, 4, window=1)
+    total = net.add(z, net.pooling(net.activation(z), window=3, stride=1, padding=1))
+    y = net.convolution(total, 2, window=1)
+
+    def twin(t):
+        z = conv(t, "convolution_1", t["x"])
+        return conv(t, "convolution_2", z + F.max_pool2d(torch.relu(z), 3, 1, 1))
+
+    checked(net, y, twin)
+
+
 def test_no_bits_where_the_map_is_read_anyway():
     net, x = network_on()
     h = net.activation(net.convolution(x, 4, window=3), "relu")
