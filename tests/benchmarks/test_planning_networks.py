@@ -1,0 +1,35 @@
+"""The table of plans beside their bounds: what it is made of, and what the record holds."""
+
+from __future__ import annotations
+
+from benchmarks import planning_networks
+from benchmarks.pages.blocks import stored
+from benchmarks.planning_networks import CASES, PLENTY, RATIOS, planned, with_bound
+from ooc_cudnn import networks
+
+
+def test_a_plan_and_its_bound():
+    net, loss = networks.alexnet(batch=8, image=67, width=1 / 8)
+    step = net.training_phases(loss)
+    plan = with_bound(planned(step, PLENTY, "keep"), step)
+    assert plan.bound_seconds <= plan.seconds
+    assert plan.device_bytes <= plan.memory_limit == PLENTY
+
+
+def test_the_record_has_every_case():
+    record = stored(planning_networks.NAME)
+    assert record["verified"]
+    cases = {name.rsplit(": ", 1)[0] for name in record["checks"]}
+    assert cases == set(map(str, CASES))
+    asked = {f"{case}: {ratio}" for case in cases for ratio in (1.5, *RATIOS)}
+    without = asked - record["checks"].keys()
+    assert all(
+        any(name.replace(": ", ", ") in note for note in record["notes"]) for name in without
+    )
+
+
+def test_the_table_has_a_row_for_each():
+    record = stored(planning_networks.NAME)
+    rows = planning_networks.table().splitlines()[2:]
+    assert len(rows) == len(record["checks"])
+    assert all(row.count("%") == 3 for row in rows)
