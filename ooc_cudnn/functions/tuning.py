@@ -140,6 +140,7 @@ class Tuning:
             Check them with the padding of pieces at a border, too, so that they are used there.
         chosen : Engine, optional
             What runs it where nothing was measured, perhaps at another size: it is tried first.
+            Where cuDNN does not run it when it is asked for, nothing slower takes its place.
         also : iterable of Engine
             Try these, too.
         """
@@ -165,6 +166,10 @@ class Tuning:
                 error, is_right = checked.error.relative, checked.is_right_uneven
                 right = replace(option, error=error, is_right_uneven=is_right)
                 found += filter(None, [self._timed(launched, right)])
+        if found and all(option.engine != chosen for option in once):
+            as_it_is = self._timed_as_it_is(launched)
+            if as_it_is < min(timed.option.seconds for timed in found):
+                return None  # no engine that can be asked for is as fast as the heuristics' choice
         return _as_measured(operation, found, is_complete=is_complete and every and compiled)
 
     def measured_again(
@@ -216,6 +221,14 @@ class Tuning:
             timed = self._by_engine(launched, Option(0.0, 0, engine), time_once)
             found += [timed.option] if timed is not None else []
         return found, True
+
+    def _timed_as_it_is(self, launched: Launched) -> float:
+        """Seconds of a launch by what runs it now; infinite where that fails, or finds no room."""
+        try:
+            timed = self.bench.time_launch(launched)
+        except (EngineFailedError, DeviceOutOfMemoryError):
+            return math.inf
+        return math.inf if timed is None else timed[0].seconds
 
     def _timed(self, launched: Launched, option: Option) -> Timed | None:
         """An option with its seconds on a launch; None where it fails, or finds no room."""

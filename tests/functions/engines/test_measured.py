@@ -1,6 +1,7 @@
 """What is measured of engines, and which are admitted."""
 
 import dataclasses
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from ooc_cudnn.devices.measuring import Bench
 from ooc_cudnn.errors import DeviceOutOfMemoryError
 from ooc_cudnn.functions import tune
 from ooc_cudnn.functions.engine_errors import Checks
+from ooc_cudnn.functions.tune_wanted import Effort
 from ooc_cudnn.functions.tuning import Deadline, Tuning
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.convolution_backward import (
@@ -79,6 +81,26 @@ def test_fft_is_taken_for_strict_float32_where_it_was_measured(make):
         (measured,) = tuned()
         assert numbers(measured) == [101, 100]
         assert planned().algorithms == ("eng101 (measured)",)
+
+
+class NewKnob(NamedTuple):
+    """A kind of knob that the frontend does not know."""
+
+    name: str
+    value: int
+
+
+def test_what_cannot_be_asked_for_gives_way_to_nothing_slower(make):
+    """cuDNN's heuristics choose an engine that it does not build when it is asked for."""
+    odd = NewKnob("NEW", 99)
+    make(FakeEngine(100, 1e-6, knobs={odd: 1}), FakeEngine(101, 3e-6))
+    with pytest.raises(tune.NothingToTuneError):
+        tuned(effort=Effort(every=False))
+    assert planned().algorithms == ("eng100_k99=1",)
+    make(FakeEngine(100, 3e-6, knobs={odd: 1}), FakeEngine(101, 1e-6))
+    (measured,) = tuned(effort=Effort(every=False))
+    assert numbers(measured) == [101]
+    assert planned().algorithms == ("eng101 (measured)",)
 
 
 @pytest.mark.parametrize("note", ["TENSOR_CORE", "DOWN_CONVERT_INPUTS"])
