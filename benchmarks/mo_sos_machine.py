@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 
 from ooc_cudnn.devices.engines import MEASURED, Option, front
 from ooc_cudnn.network.phases import Step
@@ -89,11 +89,9 @@ def machine(steps: Iterable[Step]) -> MachineModel:
 
 
 def ask(
-    launches: Sequence[tuple[Launch, Mapping[str, Buffer]]],
-    budget_bytes: int | None,
-    ending: str = "",
+    launches: Sequence[tuple[Launch, Mapping[str, Buffer]]], budget_bytes: int | None
 ) -> tuple[int, tuple[str, ...]] | None:
-    """`Device.workspace`: of each convolution the fastest algorithm that fits."""
+    """`Device.workspace`: of each convolution the fastest algorithm that fits, as measured."""
     needed, names = 0, dict[str, None]()
     for launch, _ in launches:
         if isinstance(launch.operation, AnyConvolution):
@@ -103,9 +101,6 @@ def ask(
                 if budget_bytes is None or each.workspace_bytes <= budget_bytes
             )
             taken = next(fitting)
-            needed, names = max(needed, taken.workspace_bytes), {**names, taken.name + ending: None}
+            needed = max(needed, taken.workspace_bytes)
+            names[taken.name + MEASURED] = None
     return needed, tuple(names)
-
-
-#: Says that the engines were measured: then calls may be cut so that there is room for the fastest.
-ask_measured = partial(ask, ending=MEASURED)

@@ -54,7 +54,7 @@ def padded_unet(
     """A U-Net whose convolutions pad, as those for the Data Science Bowl's images of 256 x 256.
 
     >>> padded_unet(2, 32, width=4)[1].shape
-    ()
+    (1,)
     """
     net = Network()
     x = net.input("images", (batch, channels, image, image))
@@ -95,13 +95,17 @@ def _whole(name: str) -> Step:
 
 
 def _terms(name: str, limit: int, *, may_cut: bool) -> Terms:
-    """The card with the weights on it; calls may be cut for their workspace, or never are."""
+    """The card with the weights on it.
+
+    Calls may be cut so that there is room for the fastest algorithms, as the library does where
+    engines were measured; or they take the fastest one that fits beside them as they are.
+    """
     given = {
         each: TensorSpec(tensor.shape, tensor.dtype, "device")
         for each, tensor in trained(name)[0].parameters.tensors.items()
     }
     room = limit - sum(spec.nbytes for spec in given.values())
-    ask = p40.ask_measured if may_cut else p40.ask
+    ask = p40.ask if may_cut else None
     target = Target(
         _machine(name), room, room, ("channels_first",), ask, overlap=True, options=p40.options
     )

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ooc_cudnn.errors import PlanInfeasibleError
-from ooc_cudnn.functions.slowness import slowness_of
+from ooc_cudnn.functions.known_engines import slowness_of, with_engines
 from ooc_cudnn.functions.target import Target, make_request
 from ooc_cudnn.memory.alignment import ALIGNMENT, aligned
 from ooc_cudnn.memory.extents import Extent, held_bytes, place
@@ -304,6 +304,7 @@ class _Placing:
             raise _TooLittleError(at) from error
         if self._is_starved(plan, phase, at):
             raise _TooLittleError(at)
+        plan = with_engines(request, plan, self.terms.target, most)
         plan = plan.with_deeper_rings(most // 2)
         offset = self._offset(plan, at, gaps)
         self._worked.append((offset, offset + aligned(plan.device_bytes), at))

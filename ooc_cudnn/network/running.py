@@ -67,7 +67,8 @@ class Runnable:
             ("8GiB"). The setting's when left out.
         policy : str
             "best" (the fastest of those that fit), "keep", "remake", "checkpoint", "offload",
-            "mixed" (remade, then offloaded), "vdnn_all", "vdnn_conv" or "vdnn_dyn". What each does
+            "mixed" (remade, then offloaded), "vdnn_all", "vdnn_conv", "vdnn_dyn", or "mo_sos",
+            "str" or "checkmate". What each does
             is in docs/networks.md.
         machine : MachineModel or str, optional
             The machine to predict for; the one at hand when left out.

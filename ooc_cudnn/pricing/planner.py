@@ -262,7 +262,7 @@ class Planner:
         for _ in range(WORKSPACE_ATTEMPTS):
             answer = ask_workspace(self._launches(plan), None)
             if answer is not None and plan.device_bytes + aligned(answer[0]) <= limit:
-                return _with_workspace(plan, *answer)
+                return with_workspace(plan, *answer)
             if answer is None or not may_shrink:
                 break
             # Leave workspace the share of memory that it took beside these pieces.
@@ -281,7 +281,7 @@ class Planner:
                 budget = (limit - candidate.device_bytes) // ALIGNMENT * ALIGNMENT
                 answer = ask_workspace(self._launches(candidate), budget)
                 if answer is not None:
-                    return _with_workspace(candidate, *answer)
+                    return with_workspace(candidate, *answer)
         return None
 
     def _launches(self, plan: Plan) -> tuple[LaunchOf, ...]:
@@ -306,7 +306,8 @@ class Planner:
         yield from self._smallest_plans(limit)
 
 
-def _with_workspace(plan: Plan, workspace_bytes: int, algorithms: tuple[str, ...]) -> Plan:
+def with_workspace(plan: Plan, workspace_bytes: int, algorithms: tuple[str, ...]) -> Plan:
+    """The same plan, with workspace for these algorithms."""
     memory = plan.memory
     if workspace_bytes:
         memory += (("workspace", aligned(workspace_bytes)),)

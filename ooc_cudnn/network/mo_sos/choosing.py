@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
 
+from ooc_cudnn.devices.engine_files import tables_of
 from ooc_cudnn.functions.target import Target
 from ooc_cudnn.memory.alignment import aligned
 from ooc_cudnn.network.mo_sos.problem import Choice
@@ -19,7 +20,10 @@ class Choosing:
     """The choices that phases have on a target, in a memory order."""
 
     def __init__(self, target: Target, order: str) -> None:
-        self.target, self.order = target, order
+        self.target, self.order, self.options = target, order, target.options
+        device = target.trial_device
+        if self.options is None and device is not None and device.engines is not None:
+            self.options = tables_of(device).options
 
     def rate(self, direction: str) -> float:
         """Bytes a second that a long copy of pinned memory moves."""
@@ -54,9 +58,9 @@ class Choosing:
 
     def _of_launch(self, operation: object, seconds: float) -> tuple[Choice, ...]:
         """By what is known of engines: the machine's model has the seconds of the fastest."""
-        if not isinstance(operation, AnyConvolution) or self.target.options is None:
+        if not isinstance(operation, AnyConvolution) or self.options is None:
             return (Choice(seconds),)
-        options = self.target.options(operation)
+        options = self.options(operation)
         if not options:
             return (Choice(seconds),)
         fastest = options[0].seconds

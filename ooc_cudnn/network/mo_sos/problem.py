@@ -89,14 +89,16 @@ class Problem:
         """How many stages are of forward."""
         return sum(not stage.is_backward for stage in self.stages)
 
-    def ancestors(self, of: Iterable[int]) -> list[int]:
-        """Maps that can be made again and may serve to have some there, those among them."""
-        found, left = set[int](), list(of)
-        while left:
-            at = left.pop()
-            if at not in found and self.maps[at].choices:
-                found.add(at)
-                left += self.maps[at].parents
+    def ancestors(self, of: Iterable[int], deep: int) -> list[int]:
+        """Maps that can be made again and may serve to have some there, those among them.
+
+        What is so many steps before them, or more, is not looked for.
+        """
+        found, level = set[int](), set(of)
+        for _ in range(deep):
+            level = {at for at in level if self.maps[at].choices} - found
+            found |= level
+            level = {parent for at in level for parent in self.maps[at].parents}
         return sorted(found)
 
     def copy_ends(self, at: int, start: int, rate: float) -> int | None:

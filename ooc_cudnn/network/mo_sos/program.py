@@ -4,7 +4,7 @@ Symbols as the paper has them, over stages t, maps j and k, algorithms a. [A] ma
 small.
 
 - R(t, j, a): j is made again in stage t by algorithm a. [A] Only where t reads it, or what is made
-  of it: later costs the same seconds, and memory for less long.
+  of it in a few steps: later costs the same seconds, and memory for less long.
 - S(t, j): j stays beyond stage t. [A] One variable from each stage that may touch it to the next,
   for in between nothing is gained by letting it go.
 - O(t, j), P(t, j): a copy out, or in, starts with stage t (`copies`).
@@ -23,6 +23,8 @@ from ooc_cudnn.network.mo_sos.copies import Copies
 from ooc_cudnn.network.mo_sos.problem import Choice, Problem
 from ooc_cudnn.network.mo_sos.rows import Rows, Solved, Sum
 
+#: What is made again in one stage is made of what is there, in so many steps at most.
+DEEP = 8
 #: Units of memory that the budget has.
 UNITS = 4096
 
@@ -60,7 +62,8 @@ class Program:
         self.budget = budget_bytes // self.unit
         self.rows = Rows()
         self.again = [
-            problem.ancestors(stage.reads) if stage.is_backward else [] for stage in problem.stages
+            problem.ancestors(stage.reads, DEEP) if stage.is_backward else []
+            for stage in problem.stages
         ]
         self.touched = [self._touched(j) for j in range(len(problem.maps))]
         self.remakes = {

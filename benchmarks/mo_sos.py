@@ -1,0 +1,144 @@
+"""MO-SOS's comparison by simulation on its Tesla P40: one integer program against two baselines.
+
+VGG-19 and U-Net are planned with shares of the memory that keeping everything takes, by `mo_sos`,
+by recomputing alone (`checkmate`), by offloading and recomputing (`str`), and by `best`, and the
+schedule of each step is replayed on a virtual clock: no card is needed.
+`python -m benchmarks.regenerate` puts the tables into docs/mo-sos.md.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+from benchmarks import common
+from benchmarks.mo_sos_replay import UNET, VGG, Replay, keep_all, replayed
+from benchmarks.pages.blocks import Block, markdown, stored
+
+NAME = "mo_sos"
+RATIOS = (0.8, 0.7, 0.6, 0.5, 0.4)
+NETWORKS = (VGG, UNET)
+POLICIES = ("mo_sos", "checkmate", "str", "best")
+#: What each is called in tables.
+SAID = {
+    "checkmate": "recompute only",
+    "str": "offload and recompute",
+    "mo_sos": "MO-SOS",
+    "best": "best",
+}
+#: Less time than each baseline, as the paper states it of both networks and all ratios.
+STATED = {"checkmate": 0.1353, "str": 0.0436}
+GIB = 2**30
+
+#: By ratio and policy; None where a policy has no plan.
+Found = dict[tuple[float, str], Replay | None]
+
+
+def swept(network: str) -> Found:
+    """A network by every policy at every ratio."""
+    return {
+        (ratio, policy): replayed(network, policy, ratio)
+        for ratio in RATIOS
+        for policy in POLICIES
+    }
+
+
+def less(found: Mapping[str, Found], baseline: str) -> list[float]:
+    """Of each network and ratio for which both have a plan, how much less time `mo_sos` takes."""
+    pairs = (
+        (each[ratio, "mo_sos"], each[ratio, baseline])
+        for each in found.values()
+        for ratio in RATIOS
+    )
+    return [1 - ours.seconds / other.seconds for ours, other in pairs if ours and other]
+
+
+def body(report: common.Report) -> None:
+    if report.arguments.quick:
+        report.measure(f"{VGG}: keep all", {"bytes": keep_all(VGG)})
+        return
+    with ProcessPoolExecutor(len(NETWORKS)) as pool:
+        found = dict(zip(NETWORKS, pool.map(swept, NETWORKS), strict=True))
+    for network, each in found.items():
+        report.measure(f"{network}: keep all", {"bytes": keep_all(network)})
+        for (ratio, policy), step in each.items():
+            row = {} if step is None else step._asdict()
+            name = f"{network} at {ratio}: {policy}"
+            report.measure(name, {"network": network, "ratio": ratio, "policy": policy, **row})
+        for ratio in RATIOS:
+            ours, best = each[ratio, "mo_sos"], each[ratio, "best"]
+            assert best is not None
+            if ours is not None:
+                name = f"{network} at {ratio}: seconds of best over those of mo_sos"
+                report.claim(name, best.seconds / ours.seconds, "<", 1.0)
+    for baseline, stated in STATED.items():
+        mean = statistics.mean(less(found, baseline))
+        report.claim(f"mo_sos below {baseline}, mean", mean, ">=", stated)
+
+
+def table(folder: Path = common.RESULTS) -> str:
+    """Return seconds of every policy at every ratio, and how much less those of `mo_sos` are."""
+    found = stored(NAME, folder)["measurements"]
+    rows = []
+    for network in NETWORKS:
+        for ratio in RATIOS:
+            of = {policy: found[f"{network} at {ratio}: {policy}"] for policy in POLICIES}
+            seconds = {policy: row.get("seconds") for policy, row in of.items()}
+            rows.append(
+                (f"{network} at {ratio}", *(_seconds(seconds[policy]) for policy in SAID),
+                 *(_less(seconds["mo_sos"], seconds[each]) for each in STATED))
+            )  # fmt: skip
+    below = (f"below {SAID[each]}" for each in STATED)
+    return markdown(("", *SAID.values(), *below), rows)
+
+
+def fates(folder: Path = common.RESULTS) -> str:
+    """Return what every policy offloads and makes again."""
+    found = stored(NAME, folder)["measurements"]
+    rows = []
+    for network in NETWORKS:
+        for ratio in RATIOS:
+            row = [f"{network} at {ratio}"]
+            for policy in SAID:
+                each = found[f"{network} at {ratio}: {policy}"]
+                moved = (each.get(f"{fate}_bytes") for fate in ("offloaded", "remade"))
+                row.append(" / ".join("none" if b is None else f"{b / GIB:.1f}" for b in moved))
+            rows.append(tuple(row))
+    return markdown(("GiB offloaded / made again", *SAID.values()), rows)
+
+
+def means(folder: Path = common.RESULTS) -> str:
+    """Return the claims: both means, and the worst of `best` beside `mo_sos`."""
+    claims = stored(NAME, folder)["claims"]
+    return markdown(
+        ("", "simulated", "asked"),
+        [
+            (claim["name"], f"{claim['value']:.3f}", f"{claim['relation']} {claim['bound']:.3f}")
+            for claim in claims
+        ],
+    )
+
+
+def _seconds(value: float | None) -> str:
+    return "no plan" if value is None else f"{value:.3f} s"
+
+
+def _less(ours: float | None, other: float | None) -> str:
+    return "" if ours is None or other is None else f"{(1 - ours / other) * 100:.1f} %"
+
+
+BLOCKS = (
+    Block("docs/mo-sos.md", "table", table),
+    Block("docs/mo-sos.md", "means", means),
+    Block("docs/mo-sos.md", "fates", fates),
+)
+
+
+def main(argv: list[str] | None = None) -> int:
+    return min(common.run(NAME, body, __doc__, argv, first=("--strict",), needs_card=False), 1)
+
+
+if __name__ == "__main__":
+    common.main(main)
