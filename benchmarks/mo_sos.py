@@ -9,6 +9,7 @@ schedule of each step is replayed on a virtual clock: no card is needed.
 from __future__ import annotations
 
 import statistics
+import sys
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -38,11 +39,12 @@ Found = dict[tuple[float, str], Replay | None]
 
 def swept(network: str) -> Found:
     """A network by every policy at every ratio."""
-    return {
-        (ratio, policy): replayed(network, policy, ratio)
-        for ratio in RATIOS
-        for policy in POLICIES
-    }
+    found = Found()
+    for ratio in RATIOS:
+        for policy in POLICIES:
+            found[ratio, policy] = replayed(network, policy, ratio)
+            print(network, ratio, policy, found[ratio, policy], file=sys.stderr, flush=True)
+    return found
 
 
 def less(found: Mapping[str, Found], baseline: str) -> list[float]:

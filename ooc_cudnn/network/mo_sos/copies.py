@@ -82,7 +82,7 @@ class Copies:
         if not reading:
             return
         out, back = dict[int, int](), dict[int, int]()
-        for t in range(touched[0] + 1, backward[0]):
+        for t in range(problem.whole_after(j) + 1, backward[0]):
             end = problem.copy_ends(j, t, problem.bytes_out)
             if end is not None and end < backward[0]:
                 out[t] = end

@@ -18,6 +18,7 @@ from ooc_cudnn.network.mo_sos.program import Allowed, Program
 from ooc_cudnn.network.phases import Step
 from ooc_cudnn.network.placing import Terms, place_step
 from ooc_cudnn.network.predicted import How, predicted
+from ooc_cudnn.network.residency import check_stays
 
 #: What each policy decides. The baselines take each layer's fastest algorithm for granted; it runs
 #: by the fastest whose workspace then fits.
@@ -29,9 +30,10 @@ ALLOWED = {
 #: How far from the bound a solution may be, and how many nodes the search for it may look at: so
 #: plans are the same everywhere, but for a machine on which even that takes this long.
 GAP, MOST_NODES, MOST_SECONDS = 5e-3, 20, 600.0
-#: Shares of memory that the program may take, for it knows no addresses: the replay decides between
-#: them. The baselines take the first that fits.
-SHARES = (1.0, 0.94)
+#: Shares of memory that the program may take, for it knows no addresses. The next is tried where
+#: addresses make computing so many times longer than the program found, and the replay decides; the
+#: baselines take the first that fits.
+SHARES, AS_SOLVED = (1.0, 0.94), 1.01
 #: How limits that may do are tried, each so many times the last.
 MORE, MOST_TIMES = 1.25, 20
 
@@ -55,8 +57,11 @@ def plan_mo_sos(name: str, step: Step, terms: Terms, policy: str) -> PlannedStep
     found = Fastest(terms.host)
     for share in SHARES:
         made = _planned(name, step, terms, policy, int(share * terms.target.room_bytes))
-        found.take(made)
-        if made is not None and not ALLOWED[policy].algorithms:
+        if made is None:
+            continue
+        planned, seconds = made
+        found.take(planned)
+        if not ALLOWED[policy].algorithms or planned.plan.compute_seconds <= AS_SOLVED * seconds:
             break
     if found.best is not None or found.least is not None:
         return found.found()
@@ -68,14 +73,21 @@ def plan_mo_sos(name: str, step: Step, terms: Terms, policy: str) -> PlannedStep
     )
 
 
-def _planned(name: str, step: Step, terms: Terms, policy: str, budget: int) -> PlannedStep | None:
-    """Plan a step in so many bytes; None where there is no solution, or it has no addresses."""
+def _planned(
+    name: str, step: Step, terms: Terms, policy: str, budget: int
+) -> tuple[PlannedStep, float] | None:
+    """Plan a step in so many bytes; None where there is no solution, or it has no addresses.
+
+    With the seconds of computing that the program found.
+    """
     posed, program = _program(step, terms, policy, budget)
     solved = program.solved(GAP, MOST_NODES, MOST_SECONDS)
     if solved is None:
         return None
-    followed = follow(posed, program, schedule_of(program, solved))
+    schedule = schedule_of(program, solved)
+    followed = follow(posed, program, schedule)
     rewritten, stays = followed.step, followed.stays
+    check_stays(rewritten, stays)
     tensors = [
         Extent(stay.first, stay.last, rewritten.tensors[base].nbytes)
         for base, found in stays.items()
@@ -90,7 +102,7 @@ def _planned(name: str, step: Step, terms: Terms, policy: str, budget: int) -> P
         return None
     how = How(again=followed.again, reserved=tuple(sorted(reserved.items())))
     plan = predicted(name, policy, rewritten, placed, how, terms)
-    return PlannedStep(plan, rewritten, placed)
+    return PlannedStep(plan, rewritten, placed), schedule.seconds
 
 
 def _program(step: Step, terms: Terms, policy: str, budget: int) -> tuple[Posed, Program]:

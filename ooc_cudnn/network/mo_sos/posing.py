@@ -20,7 +20,7 @@ from ooc_cudnn.network.tensors import whole
 #: Maps that are smaller, as a share of the largest, stay: there are many, and they take little.
 SMALL = 1 / 64
 #: Phases run in one stage while they take no more of all seconds, and this share of the budget.
-SHORT, LITTLE = 0.01, 0.25
+SHORT, LITTLE = 0.02, 0.25
 
 
 @dataclass(frozen=True)
@@ -137,8 +137,15 @@ class _Posing:
         for at, phase in enumerate(self.step.phases):
             makes = tuple(own for own, makers in enumerate(self.makers) if makers[0] == at)
             reads = tuple(each for each in self._reads(at) if each not in makes)
+            adds_to = tuple(own for own in reads if at in self.makers[own])
             stage = Stage(
-                self.choices[at], reads, makes, int(self.fixed[at]), phase.is_backward, (at,)
+                self.choices[at],
+                reads,
+                makes,
+                int(self.fixed[at]),
+                phase.is_backward,
+                (at,),
+                adds_to,
             )
             if found and self._may_join(found[-1], stage, short):
                 found[-1] = _joined(found[-1], stage)
@@ -163,6 +170,7 @@ def _joined(one: Stage, other: Stage) -> Stage:
         max(one.fixed_bytes, other.fixed_bytes),
         one.is_backward,
         (*one.phases, *other.phases),
+        (*one.adds_to, *other.adds_to),
     )
 
 

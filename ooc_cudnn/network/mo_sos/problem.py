@@ -49,6 +49,8 @@ class Stage:
         How they may run, at least one way.
     reads, makes : tuple of int
         Numbers of maps; what is read is there throughout.
+    adds_to : tuple of int
+        Of the maps that it reads those that it writes, too: before that they are not whole.
     fixed_bytes : int
         What tensors that are not managed take, at the most.
     is_backward : bool
@@ -62,6 +64,7 @@ class Stage:
     fixed_bytes: int = 0
     is_backward: bool = True
     phases: tuple[int, ...] = ()
+    adds_to: tuple[int, ...] = ()
 
     @property
     def seconds(self) -> float:
@@ -88,6 +91,10 @@ class Problem:
     def forward_count(self) -> int:
         """How many stages are of forward."""
         return sum(not stage.is_backward for stage in self.stages)
+
+    def whole_after(self, at: int) -> int:
+        """The last stage that writes a map."""
+        return max(t for t, stage in enumerate(self.stages) if at in (*stage.makes, *stage.adds_to))
 
     def ancestors(self, of: Iterable[int], deep: int) -> list[int]:
         """Maps that can be made again and may serve to have some there, those among them.
