@@ -69,12 +69,15 @@ def body(report: common.Report) -> None:
             row = {} if step is None else step._asdict()
             name = f"{network} at {ratio}: {policy}"
             report.measure(name, {"network": network, "ratio": ratio, "policy": policy, **row})
+            if step is not None:
+                most = ratio * keep_all(network)
+                report.check(name, {"ok": step.peak_bytes <= most, "most_bytes": int(most)})
         for ratio in RATIOS:
             ours, best = each[ratio, "mo_sos"], each[ratio, "best"]
             assert best is not None
             if ours is not None:
                 name = f"{network} at {ratio}: seconds of best over those of mo_sos"
-                report.claim(name, best.seconds / ours.seconds, "<", 1.0)
+                report.claim(name, best.seconds / ours.seconds, "<=", 1.0)
     for baseline, stated in STATED.items():
         mean = statistics.mean(less(found, baseline))
         report.claim(f"mo_sos below {baseline}, mean", mean, ">=", stated)

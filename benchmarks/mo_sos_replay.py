@@ -9,7 +9,7 @@ from benchmarks import mo_sos_machine as p40
 from ooc_cudnn import networks
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.functions.target import Target
-from ooc_cudnn.network.mo_sos.planning import ALLOWED, taken_whole
+from ooc_cudnn.network.mo_sos.planning import CANDIDATES, taken_whole
 from ooc_cudnn.network.network import Network
 from ooc_cudnn.network.phases import Step
 from ooc_cudnn.network.placing import Terms, most_held
@@ -127,7 +127,7 @@ def keep_all(name: str) -> int:
 def replayed(name: str, policy: str, ratio: float) -> Replay | None:
     """Plan a step by a policy, with a share of what it takes to keep all; None if it cannot."""
     limit = int(ratio * keep_all(name))
-    terms = _terms(name, limit, may_cut=policy not in ALLOWED)
+    terms = _terms(name, limit, may_cut=policy not in CANDIDATES)
     net, loss = trained(name)
     try:
         made = plan_step(name, net.training_phases(loss), terms, policy=policy)

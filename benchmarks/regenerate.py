@@ -2,8 +2,8 @@
 
 With `--check` nothing is changed: 1 if anything is out of date, or if a sentence quotes a figure
 that no record has. Nothing is measured or simulated: that is what ``python -m benchmarks.card``,
-`host_split`, `model_accuracy`, `planning`, `planning_networks`, `paper_model`, `vdnn` and
-`network_steps` do.
+`host_split`, `model_accuracy`, `planning`, `planning_networks`, `paper_model`, `vdnn`, `mo_sos`
+and `network_steps` do.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 
-from benchmarks import common, network_steps, paper_model, planning_networks, vdnn
+from benchmarks import common, mo_sos, network_steps, paper_model, planning_networks, vdnn
 from benchmarks.pages import (
     kernels,
     layouts,
@@ -35,6 +35,7 @@ BLOCKS = (
     *model.BLOCKS,
     *paper_model.BLOCKS,
     *vdnn.BLOCKS,
+    *mo_sos.BLOCKS,
     *network_steps.BLOCKS,
     *planning_networks.BLOCKS,
     *performance.BLOCKS,

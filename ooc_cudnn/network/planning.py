@@ -19,7 +19,7 @@ from ooc_cudnn.network.fusing import fused
 from ooc_cudnn.network.fusing_backward import summed
 from ooc_cudnn.network.in_place import in_place
 from ooc_cudnn.network.micro_batches import WholeBatchError, images_of, micro_batched
-from ooc_cudnn.network.mo_sos.planning import ALLOWED as WHOLE
+from ooc_cudnn.network.mo_sos.planning import CANDIDATES as WHOLE
 from ooc_cudnn.network.mo_sos.planning import plan_mo_sos, taken_whole
 from ooc_cudnn.network.offloading import leaving
 from ooc_cudnn.network.phases import Step

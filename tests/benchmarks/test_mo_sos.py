@@ -2,8 +2,9 @@
 
 import pytest
 
-from benchmarks import mo_sos_machine
+from benchmarks import mo_sos, mo_sos_machine
 from benchmarks.mo_sos_replay import UNET, VGG, keep_all, padded_unet
+from benchmarks.pages.blocks import stored
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.convolution_backward import ConvolutionBackwardFilter
 
@@ -38,3 +39,13 @@ def test_both_networks_fit_the_card_with_everything_kept():
     net, loss = padded_unet(2, 32, width=4)
     assert loss.shape == (1,)
     assert [t.shape for t in net.graph.tensors.values() if t.name == "logits"] == [(2, 2, 32, 32)]
+
+
+def test_what_is_stored_has_every_step_and_best_is_below():
+    found = stored(mo_sos.NAME)["measurements"]
+    for network in mo_sos.NETWORKS:
+        for ratio in mo_sos.RATIOS:
+            of = {p: found[f"{network} at {ratio}: {p}"] for p in mo_sos.POLICIES}
+            assert all(row.get("seconds", 1) > 0 for row in of.values())
+            if "seconds" in of["mo_sos"]:
+                assert of["best"]["seconds"] < of["mo_sos"]["seconds"]

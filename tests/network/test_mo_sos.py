@@ -8,7 +8,7 @@ import pytest
 import ooc_cudnn
 from ooc_cudnn import networks
 from ooc_cudnn.network.mo_sos.following import schedule_of
-from ooc_cudnn.network.mo_sos.planning import _program
+from ooc_cudnn.network.mo_sos.planning import MO_SOS, _program
 from ooc_cudnn.network.mo_sos.problem import Choice, Map, Problem, Stage
 from ooc_cudnn.network.mo_sos.program import Allowed, Program
 from ooc_cudnn.network.plan import NetworkPlan
@@ -142,7 +142,7 @@ def test_what_leaves_was_whole_before():
         x = net.activation(net.convolution(x, 4, window=2, stride=2))
     loss = net.mean_squared_error(x, net.input("target", x.shape))
     step = _as_taken(net.training_phases(loss), "mo_sos")
-    posed, program = _program(step, terms_for("1MiB", "p40", step, {}), "mo_sos", 2**20)
+    posed, program = _program(step, terms_for("1MiB", "p40", step, {}), MO_SOS, 2**20)
     bias = next(t for t, s in enumerate(posed.problem.stages) if s.adds_to)
     (own,) = posed.problem.stages[bias].adds_to
     starts = [t for t, j in program.copies.out if j == own]
