@@ -22,7 +22,7 @@ from ooc_cudnn.network.residency import check_stays
 
 MO_SOS, STR = Allowed(), Allowed(algorithms=False)
 CHECKMATE = Allowed(offload=False, algorithms=False)
-#: What each policy decides, and less than that: what solves a program with less to decide solves the
+#: What each policy decides, and less than that: what solves a program of fewer decisions solves the
 #: whole one too, and is found sooner. Of MO-SOS's the fastest replay is taken. The baselines take
 #: each layer's fastest algorithm for granted, which then runs by the fastest whose workspace fits,
 #: and the first plan that is found.
