@@ -2,7 +2,7 @@
 // padding counted; and the gradient of the pooling from these.
 //
 //     pooling_indices       index = place of the first maximum of x; NaN is before all numbers.
-//                           POSITIVE: NOWHERE for a maximum that is not above 0, as behind a ReLU.
+//                           POSITIVE: 255 for a maximum that is not above 0, as behind a ReLU.
 //                           WITH_Y: y = the maxima, too
 //     pooling_from_indices  dx = sum of dy over the windows whose index says so
 //
@@ -23,8 +23,6 @@ struct Windows {
     I index_step[3];
     I origin[3];  // backward: where in x dx begins
 };
-
-constexpr unsigned char NOWHERE = 255;  // no place in a window
 
 template <typename I, typename T, int COUNT, int KD, int KH, int KW, int SD, int SH, int SW,
           bool POSITIVE, bool WITH_Y>
@@ -81,7 +79,7 @@ __global__ void __launch_bounds__(256) pooling_indices(
         if constexpr (POSITIVE)
 #pragma unroll
             for (int e = 0; e < COUNT; ++e)
-                if (!(best[e] > A(0))) found.element[e] = NOWHERE;
+                if (!(best[e] > A(0))) found.element[e] = 255;  // no place
         store_pack<COUNT>(index + place.offset[0], found, place.available);
         if constexpr (WITH_Y) {
             Pack<T, COUNT> maxima;
