@@ -32,10 +32,6 @@ class EngineFailedError(RuntimeError):
     """An engine did not run what it was built for."""
 
 
-#: Ways in which an engine gets its operands: as they are, or copied for it.
-FORMS = ("", "widened", "whole channels")
-
-
 @dataclass(frozen=True)
 class Engine(Record):
     """One of cuDNN's engines, as it is asked for.
@@ -47,8 +43,7 @@ class Engine(Record):
     knobs : mapping from str to int
         How it is set, by the names of cuDNN's kinds of knobs; empty for its own defaults.
     form : str
-        One of `FORMS`: "widened" where it computes inputs converted to float32, "whole channels"
-        where x and the filter get channels of zeros; else empty.
+        "widened" where it computes the inputs converted to float32; else empty.
     """
 
     number: int
@@ -62,10 +57,8 @@ class Engine(Record):
         lowest = -(2**63)
         knobs = {text("knob", name): whole(name, at, lowest) for name, at in self.knobs.items()}
         object.__setattr__(self, "knobs", Table(knobs))
-        if self.form not in FORMS:
-            raise ValueError(
-                f"form is {self.form!r}; it must be one of {', '.join(map(repr, FORMS))}"
-            )
+        if self.form not in ("", "widened"):
+            raise ValueError(f"form is {self.form!r}; it must be 'widened' or nothing")
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,6 @@ from ooc_cudnn.pricing.request import Request
 NEAR = math.log(2.0)
 #: Families of convolutions that take so much of all seconds have scouts.
 FAMILY_MATTERS = 0.05
-#: Convolutions of fewer channels are a family of their own: other engines are good for images.
-FEW_CHANNELS = 16
 #: What seconds count in other memory orders than that of the plan.
 OTHER_ORDERS = 0.25
 #: Of the memory limit, what the operands of a launch may take while its engines are measured.
@@ -202,8 +200,8 @@ def scouts_of(operations: Mapping[AnyConvolution, Wanted]) -> set[AnyConvolution
 def family_of(operation: AnyConvolution) -> Hashable:
     """What may have the same engines, in whichever memory order."""
     plain = _lying(operation, "channels_first")
-    kind, is_few = Kind.of(plain), forward_of(plain).w_shape[1] < FEW_CHANNELS
-    return kind._replace(work=plain.work().family), is_few
+    kind = Kind.of(plain)
+    return kind._replace(work=plain.work().family)
 
 
 def with_room(operation: AnyConvolution, limit_bytes: int, share: float) -> AnyConvolution:

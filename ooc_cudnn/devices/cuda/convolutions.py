@@ -152,7 +152,8 @@ class Convolutions:
         if key not in self._of_engines:
             self._of_engines[key] = None
             if _is_for_cudnn(operation) and (Kind.of(operation), engine) not in self._failed:
-                fitting = (form for form in forms(operation) if form.of_engine == engine.form)
+                widened = engine.form == "widened"
+                fitting = (f for f in forms(operation) if (f.name == "widened") == widened)
                 with _errors_collected():
                     built = (self._plans.of_engine(form, engine) for form in fitting)
                     self._of_engines[key] = next(filter(None, built), None)

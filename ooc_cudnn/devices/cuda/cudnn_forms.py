@@ -13,9 +13,6 @@ Widened: half types with a float32 result. cuDNN has no engine where channels ar
     for depthwise windows, and for strided data gradients; and one that leaves the card idle where
     the filter is small. float32 holds every half and TF32 every bit of its fraction, so tensor
     cores give the same products. Filter gradient in float16: 0.7 and 0.5 in place of 2.6 and 2.5.
-Whole channels: images of 1 or 3 channels, channels last. Where a pixel is no 16 bytes, engines for
-    tensor cores do not take it, or read it word by word. Channels of zeros make it so: in x and the
-    filter, or its gradient. It is for `tune` to say where that is faster.
 """
 
 from __future__ import annotations
@@ -26,7 +23,6 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ooc_cudnn.devices.cuda.cudnn_engines import is_strict
-from ooc_cudnn.devices.engines import FORMS
 from ooc_cudnn.devices.kernels.pointwise import pointwise
 from ooc_cudnn.devices.kernels.relayout import fill_zero, relayout
 from ooc_cudnn.devices.view import DeviceView
@@ -45,22 +41,15 @@ from ooc_cudnn.operations.rows import ROW_AXIS, with_padding, with_rows
 from ooc_cudnn.tensor import DTYPES, packed_strides
 
 _ALIGNMENT = 256
-#: Of x, and of the filter.
-CHANNEL_AXIS = 1
 #: Fewer channels than this are an image's, for which other engines are the good ones.
 _SEVERAL_CHANNELS = 16
-#: Bytes of a pixel's channels, or of a multiple of them, that engines read at once.
-_ACCESS_BYTES = 16
 #: A filter of so many elements gives the engine for half types with float32 results work for the
 #: whole card: 64 x 64 x 3 x 3 took 5 times as long as widened, 256 x 256 x 3 x 3 two thirds.
 _LARGE_FILTER = 300_000
 
 
 class Copy(NamedTuple):
-    """A tensor as cuDNN gets it: its place in the workspace, its type, its additional rows.
-
-    Rows are those along `row_axis`: of space, or channels.
-    """
+    """A tensor as cuDNN gets it: its place in the workspace, its type, its additional rows."""
 
     offset: int
     dtype: str
@@ -111,11 +100,6 @@ class Form(NamedTuple):
     name: str = ""
 
     @property
-    def of_engine(self) -> str:
-        """What `Engine.form` calls it: symmetric rows are no choice, but what some pieces need."""
-        return self.name if self.name in FORMS else ""
-
-    @property
     def nbytes(self) -> int:
         """Bytes of all copies; cuDNN's own workspace follows them."""
         return sum(copy.nbytes for copy in (*self.inputs, self.result) if copy is not None)
@@ -131,18 +115,6 @@ def forms(operation: AnyConvolution) -> Iterator[Form]:
         yield from (widened(operation), Form(operation))
     else:
         yield from (Form(operation), widened(operation))
-    if _has_odd_channels(operation):
-        yield with_whole_channels(operation)
-
-
-def _has_odd_channels(operation: AnyConvolution) -> bool:
-    """Whether x has few channels, which are no multiple of what engines read at once."""
-    forward = forward_of(operation)
-    channels, is_last = forward.x_shape[1], forward.layout == "channels_last"
-    if isinstance(operation, ConvolutionBackwardData) or forward.dtype == "float64":
-        return False
-    few = is_last and forward.groups == 1 and channels < _SEVERAL_CHANNELS
-    return few and channels * DTYPES[forward.dtype] % _ACCESS_BYTES != 0
 
 
 def _leaves_the_card_idle(operation: AnyConvolution) -> bool:
@@ -186,28 +158,6 @@ def with_symmetric_rows(operation: AnyConvolution) -> Form:
         copy = copy._replace(dtype=operation.result_dtype)
         return Form(padded, result=copy, name="symmetric rows")
     return Form(padded, (copy, None), name="symmetric rows")
-
-
-def with_whole_channels(operation: AnyConvolution) -> Form:
-    """Add channels of zeros to x, and to the filter; of its gradient these are dropped."""
-    forward = forward_of(operation)
-    channels, together = forward.x_shape[1], _ACCESS_BYTES // DTYPES[forward.dtype]
-    more = -channels % together
-    whole = replace(
-        forward,
-        x_shape=with_rows(forward.x_shape, channels + more, CHANNEL_AXIS),
-        w_shape=with_rows(forward.w_shape, channels + more, CHANNEL_AXIS),
-    )
-    x, w = (
-        Copy(0, forward.dtype, shape, forward.layout, after=more, row_axis=CHANNEL_AXIS)
-        for shape in (whole.x_shape, whole.w_shape)
-    )
-    w = w._replace(offset=x.nbytes)
-    made = with_forward(operation, whole)
-    if isinstance(operation, ConvolutionBackwardFilter):
-        w = w._replace(dtype=operation.result_dtype)
-        return Form(made, (x, None), w, "whole channels")
-    return Form(made, (x, w), name="whole channels")
 
 
 def widened(operation: AnyConvolution) -> Form:

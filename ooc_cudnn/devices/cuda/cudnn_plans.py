@@ -137,7 +137,7 @@ class Plans:
                     break
             numbers = range(number) if compiled else self._at_once(form, number)
             # the latest first: those that take seconds are among the oldest
-            found += (Engine(each, {}, form.of_engine) for each in reversed(numbers))
+            found += (Engine(each, {}, _kind_of(form)) for each in reversed(numbers))
         except self._declined:  # it cannot be computed so, or no further: what was found will do
             pass
         finally:
@@ -168,10 +168,14 @@ class Plans:
         return self._cudnn.behavior_note.RUNTIME_COMPILATION in notes
 
 
+def _kind_of(form: Form) -> str:
+    return "widened" if form.name == "widened" else ""
+
+
 def _engine_at(graph: Any, index: int, form: Form) -> Engine:
     """The engine of one of a graph's plans."""
     number, knobs = graph.get_engine_and_knobs_at_index(index)
-    return Engine(number, {knob.name: choice for knob, choice in knobs.items()}, form.of_engine)
+    return Engine(number, {knob.name: choice for knob, choice in knobs.items()}, _kind_of(form))
 
 
 def _executable(graph: Any, index: int, form: Form) -> Executable:

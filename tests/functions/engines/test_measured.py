@@ -22,7 +22,6 @@ from ooc_cudnn.operations.convolution_backward import (
     ConvolutionBackwardData,
     ConvolutionBackwardFilter,
 )
-from ooc_cudnn.operations.fused_convolution import FusedConvolution
 from tests.support.fake_cudnn import FakeEngine, Graph, KnobType, NumericalNote
 from tests.support.tuned import KIB, W, X, call, numbers, planned, tuned
 
@@ -195,47 +194,6 @@ def test_forms_keep_to_engines_that_were_measured_in_them(make):
     assert nbytes == 2 * 4 * 8 * 4 * 16 * 16
     found = device.engines.candidates(operation, every=True, compiled=True)
     assert {engine.form for engine in found} == {"", "widened"}
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-@pytest.mark.parametrize("channels", [1, 3, 6])
-@pytest.mark.parametrize("kind", [None, FusedConvolution, ConvolutionBackwardFilter])
-def test_few_channels_are_made_whole(make, kind, channels, dtype):
-    """By channels of zeros, in memory that holds NaN; the result has none of them."""
-    device = make(FakeEngine(100, 3e-8), FakeEngine(101, 1e-8))
-    forward = Convolution.of((2, channels, 20, 9), (12, channels, 3, 2), padding=1, dtype=dtype)
-    forward = dataclasses.replace(forward, layout="channels_last")
-    operation = forward
-    if kind is not None:
-        operation = kind(forward, "relu" if kind is FusedConvolution else "float32")
-    engine = Engine(101, form="whole channels")
-    assert engine in set(device.engines.candidates(operation, every=True, compiled=True))
-    with device.arena.lock, device.engines.forced(operation, engine) as (nbytes, name):
-        assert name.startswith("eng101, whole channels")
-        assert nbytes > 0
-        checked = Checks(device, device.engines, 2**22).of(operation, engine, borders=True)
-    assert checked is not None
-    assert checked.error.of_rounding < 0.5
-    assert checked.is_right_uneven
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"layout": "channels_first"},
-        {"x_shape": (2, 6, 20, 9), "groups": 2},
-        {"x_shape": (2, 4, 20, 9), "w_shape": (12, 4, 3, 2)},
-        {"x_shape": (2, 21, 20, 9), "w_shape": (12, 21, 3, 2)},
-    ],
-    ids=["channels first", "groups", "whole already", "many"],
-)
-def test_other_channels_stay_as_they_are(make, changed):
-    device = make(FakeEngine(100, 3e-8))
-    forward = Convolution.of((2, 3, 20, 9), (12, 3, 3, 2), padding=1)
-    forward = dataclasses.replace(forward, layout="channels_last")
-    forward = dataclasses.replace(forward, **changed)
-    found = device.engines.candidates(forward, every=True, compiled=True)
-    assert {engine.form for engine in found} == {""}
 
 
 def test_strict_gradients_of_border_pieces_are_made_symmetric(make):
