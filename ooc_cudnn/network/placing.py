@@ -236,7 +236,7 @@ class _Placing:
         offsets, peak = place([*(extent for _, _, extent in extents), *self.reserved])
         if peak > self.room:
             raise _TooLittleError(self._worst(extents))
-        for (base, index, extent), offset in zip(extents, offsets, strict=False):
+        for (base, index, extent), offset in zip(extents, offsets[: len(extents)], strict=True):
             self.spans[base, index] = offset, offset + aligned(extent.nbytes)
         self._held = (
             np.array([extent.first for _, _, extent in extents], int),

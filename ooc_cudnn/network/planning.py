@@ -25,7 +25,7 @@ from ooc_cudnn.network.offloading import leaving
 from ooc_cudnn.network.phases import Step
 from ooc_cudnn.network.placing import Terms, most_held, place_step
 from ooc_cudnn.network.plan import NetworkPlan
-from ooc_cudnn.network.policies import POLICIES, Decision, Policy, keep, leaving_first, mixed
+from ooc_cudnn.network.policies import POLICIES, Decision, Policy, keep, leaving_beside, mixed
 from ooc_cudnn.network.predicted import How, predicted
 from ooc_cudnn.network.remaking import can_be_remade, forward_only, remade, seconds_to_remake
 from ooc_cudnn.network.repeating import repeated
@@ -34,7 +34,6 @@ from ooc_cudnn.network.shares import remade_by_program
 from ooc_cudnn.network.through_normalizations import through_normalizations
 from ooc_cudnn.operations.window_arguments import is_int
 from ooc_cudnn.tensor import ORDERS
-from perfmodel import MachineModel
 
 #: What `best` chooses from, in the order in which equals are taken.
 BEST_OF = ("keep", "remake", "checkpoint", "offload", "mixed")
@@ -44,10 +43,10 @@ MOST_BANDS = 1024
 SHARE_OF_BANDS = 0.7
 #: Shares of the bytes that can be remade of which the rest leaves, beside all and none.
 SHARES_REMADE = (0.25, 0.5, 0.75, 0.9)
-#: Of the room, what the linear program may fill: pieces and addresses want the rest.
-SHARES_OF_ROOM = (0.98, 0.94)
 #: And of which the rest is on the host only where memory is short.
 SHARES_SPILLED = (0.25, 0.75, 1.0)
+#: Of the room, what the linear program may fill: pieces and addresses want the rest.
+SHARES_OF_ROOM = (0.98, 0.94)
 #: As a share of memory: of such maps few are there at once.
 LARGE = 1 / 8
 #: A plan that takes so many times its computing is compared with those that go down the rows.
@@ -122,12 +121,8 @@ def plan_step(
     # what the program won by may be less than what the other gains here
     both = [made, before] if made.plan.policy == "program" and before else [made]
     for other in both if policy == "best" else ():
-        for stays in streamed_first(other.step, other.placed.residency):
-            placed = place_step(name, other.step, stays, terms, may_stream=False)
-            if placed is not None:
-                how = other.plan
-                figures = predicted(name, how.policy, other.step, placed, how, terms)
-                fastest.take(PlannedStep(figures, other.step, placed))
+        for streaming in _by_first_reads(name, other, terms):
+            fastest.take(streaming)
     made = fastest.found()
     return made._replace(plan=replace(made.plan, policy=policy, taken=made.plan.policy))
 
@@ -221,17 +216,21 @@ def _by_program(
             again = remade_by_program(taken, terms, parts, room, can)
             if again is None:
                 break
-            some = Policy(keep, partial(_leaving, again=again))
+            some = Policy(keep, partial(leaving_beside, again=again))
             made = _planned(name, step, terms, "program", parts, some, may_stream=False)
             if made is not None:
                 yield made
                 break
 
 
-def _leaving(step: Step, machine: MachineModel, again: frozenset[str]) -> list[Decision]:
-    """What is made again, and of the rest more and more that leaves."""
-    order = [name for name in leaving_first(step) if name not in again]
-    return [Decision(again, frozenset(order[:count])) for count in range(len(order) + 1)]
+def _by_first_reads(name: str, made: PlannedStep, terms: Terms) -> Iterator[PlannedStep]:
+    """The same plan with inputs that their first readers stream, or all of them."""
+    plan, step, placed = made
+    for stays in streamed_first(step, placed.residency):
+        again = place_step(name, step, stays, terms, may_stream=False)
+        if again is not None:
+            figures = predicted(name, plan.policy, step, again, plan, terms)
+            yield PlannedStep(figures, step, again)
 
 
 def _by_shares(name: str, step: Step, terms: Terms, asked: int | None) -> Iterator[PlannedStep]:

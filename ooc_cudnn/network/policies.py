@@ -59,7 +59,7 @@ def keep(step: Step) -> Residency:
 # Offloading -------------------------------------------------------------------------------------
 
 
-def leaving_first(step: Step) -> list[str]:
+def _leaving_first(step: Step) -> list[str]:
     """Maps that may leave: first those whose bytes are idle for longest."""
     gaps = idle(step, uses_of(step))
     idle_for = {
@@ -68,10 +68,12 @@ def leaving_first(step: Step) -> list[str]:
     return sorted(idle_for, key=lambda name: (-idle_for[name], name))
 
 
-def offload(step: Step, machine: MachineModel) -> Sequence[Decision]:
-    """What leaves, from nothing to every map that backward reads."""
-    order = leaving_first(step)
-    return [Decision(offloaded=frozenset(order[:count])) for count in range(len(order) + 1)]
+def leaving_beside(
+    step: Step, machine: MachineModel, again: frozenset[str] = frozenset()
+) -> Sequence[Decision]:
+    """What leaves beside what is made again: from nothing to all others that backward reads."""
+    order = [name for name in _leaving_first(step) if name not in again]
+    return [Decision(again, frozenset(order[:count])) for count in range(len(order) + 1)]
 
 
 def mixed(step: Step, machine: MachineModel, share: float = 1.0) -> Sequence[Decision]:
@@ -82,12 +84,7 @@ def mixed(step: Step, machine: MachineModel, share: float = 1.0) -> Sequence[Dec
         for decision in remake(step, machine)
         if sum(step.tensors[name].nbytes for name in decision.remade) <= most
     ]
-    again = remaking[-1].remade
-    order = [name for name in leaving_first(step) if name not in again]
-    return [
-        *remaking,
-        *(Decision(again, frozenset(order[:count])) for count in range(1, len(order) + 1)),
-    ]
+    return [*remaking[:-1], *leaving_beside(step, machine, remaking[-1].remade)]
 
 
 # Remaking ---------------------------------------------------------------------------------------
@@ -153,7 +150,7 @@ def _single_maps(step: Step) -> list[str]:
 #: By name; `vdnn_dyn` tries some of them in its order.
 POLICIES: Mapping[str, Policy] = {
     "keep": Policy(keep),
-    "offload": Policy(keep, offload),
+    "offload": Policy(keep, leaving_beside),
     "mixed": Policy(keep, mixed),
     "remake": Policy(keep, remake),
     "checkpoint": Policy(keep, checkpoint),
