@@ -6,6 +6,7 @@ run one after the other.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
@@ -23,9 +24,11 @@ from ooc_cudnn.pipeline.views import Source, Views, packed_image, region_of, sha
 from ooc_cudnn.pricing.plan import Plan
 from ooc_cudnn.pricing.request import Request
 
-#: Pieces that may be in flight before the host waits: enough to hide the issuing, few enough that
-#: Ctrl-C and the progress bar stay close to what the device does.
+#: What may be in flight before the host waits: so many pieces, which hide the issuing, and as many
+#: as are predicted to take so long. Computing runs ahead of copies by no more, and copies of
+#: computing; nor are Ctrl-C and the progress bar behind the device by more.
 RUN_AHEAD_PIECES = 16
+RUN_AHEAD_SECONDS = 0.25
 
 #: Sets of addresses that a call which copies nothing is kept ready for.
 BOUND_ADDRESSES = 64
@@ -63,6 +66,7 @@ class Executor:
         #: It holds addresses alone and keeps nothing alive.
         self._bound: dict[tuple[int, ...], tuple[Callable[[Any], None], ...]] = {}
         self._bound_base = -1
+        self._ahead = _ahead_of(program, self.schedule.pieces)
         self._views: list[Views | None] = []
         self._views_base = -1
 
@@ -158,10 +162,7 @@ class Executor:
         events: list[Event | None] = []
         ends: deque[Event] = deque()  # the last signalled step of each recent piece
         done = 0
-        # What a deep ring can hold ahead of its use must be issued ahead, too.
-        deepest = max((slots for t in self.program.tasks for _, slots in t.plan.rings), default=0)
-        ahead = max(RUN_AHEAD_PIECES, 2 * deepest)
-        throttled = self.schedule.pieces > ahead or on_piece is not None
+        throttled = self.schedule.pieces > self._ahead or on_piece is not None
         sources = self._sources(arrays, base)
         for index, step in enumerate(steps):
             interrupts.hear()
@@ -176,7 +177,7 @@ class Executor:
             events.append(event)
             if ends_piece and event is not None:
                 ends.append(event)
-                if len(ends) > ahead:
+                if len(ends) > self._ahead:
                     run.synchronize(ends.popleft())
                     done += 1
                     if on_piece is not None:
@@ -252,6 +253,16 @@ class Executor:
             [step for step, _ in ran],
             [event.interval for _, event in ran],
         )
+
+
+def _ahead_of(program: Program, pieces: int) -> int:
+    """How many pieces may be in flight."""
+    tasks = list(program.tasks)
+    # What a deep ring can hold ahead of its use must be issued ahead, too.
+    deepest = max((slots for task in tasks for _, slots in task.plan.rings), default=0)
+    seconds = sum(task.plan.seconds for task in tasks)
+    lasting = math.ceil(pieces * RUN_AHEAD_SECONDS / seconds) if seconds else 0
+    return max(RUN_AHEAD_PIECES, 2 * deepest, lasting)
 
 
 def _copy(device: Device, stream: str, slot: Source, outside: Source) -> Callable[[Any], None]:
