@@ -11,7 +11,8 @@ from typing import Any, TextIO
 import numpy as np
 
 from ooc_cudnn import networks
-from ooc_cudnn.cli.arguments import PROGRAM, add_device, on_device, one_of, whole
+from ooc_cudnn.cli.arguments import PROGRAM, add_device, nearest, on_device, whole
+from ooc_cudnn.cli.sweep import limits, sweep
 from ooc_cudnn.figures import require_matplotlib
 from ooc_cudnn.network.network import Network
 from ooc_cudnn.network.planning import NAMES
@@ -43,7 +44,10 @@ def add_network(commands: Any) -> None:
     parser.add_argument(
         "--limit", "--memory-limit", dest="limit", metavar="SIZE", help="16GiB, 0.5, ..."
     )
-    parser.add_argument("--policy", choices=NAMES, default="best", help="default: %(default)s")
+    parser.add_argument(
+        "--policy", dest="policies", choices=NAMES, action="append",
+        help="best when left out; with --sweep several may be given, one --policy each",
+    )  # fmt: skip
     where = parser.add_mutually_exclusive_group()
     where.add_argument(
         "--machine",
@@ -53,8 +57,17 @@ def add_network(commands: Any) -> None:
     add_device(where)
     parser.add_argument("--json", action="store_true", help="print the plan as JSON")
     parser.add_argument(
-        "--plot", metavar="FILE", help="draw streams and memory over the step (PNG, SVG, PDF)"
-    )
+        "--plot", metavar="FILE",
+        help="draw streams and memory over the step, or a sweep (PNG, SVG, PDF)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--sweep", action="store_true",
+        help="show seconds over memory, by all policies that plan in seconds and beside the bound",
+    )  # fmt: skip
+    parser.add_argument(
+        "--limits", type=limits, metavar="SIZE,...",
+        help="of a sweep: shares of what keeping everything takes, or sizes (0.8,0.4,16GiB)",
+    )  # fmt: skip
     parser.add_argument(
         "--run", dest="steps", metavar="STEPS", nargs="?", const=1, default=0, type=whole,
         help="run so many steps, too, on drawn images (1 when left out); nothing is trained",
@@ -67,7 +80,14 @@ def add_network(commands: Any) -> None:
 
 
 def _network(text: str) -> str:
-    return one_of(text, networks.__all__, "a network")
+    """Read the name of a network; unlike a function's, its beginning may be another one's name."""
+    name = text.replace("-", "_")
+    if name not in networks.__all__:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a network{nearest(name, networks.__all__)}; "
+            f"give one of {', '.join(networks.__all__)}"
+        )
+    return name
 
 
 def _made(arguments: argparse.Namespace) -> tuple[Network, Tensor]:
@@ -87,21 +107,47 @@ def _run(arguments: argparse.Namespace) -> int:
             raise ValueError(f"{option} measures this machine; leave --machine out")
     if arguments.steps < 0:
         raise ValueError(f"--run takes a number of steps, not {arguments.steps}")
+    _check_sweep(arguments)
     if arguments.plot is not None:
         require_matplotlib()  # before the time is spent
     net, loss = _made(arguments)
     with on_device(arguments.device), settings(memory_limit=arguments.limit):
-        if arguments.tune:
-            _tune(net, loss, arguments.policy)
-        plan = net.plan(loss, policy=arguments.policy, machine=arguments.machine, bound=True)
-        beside = sys.stderr if arguments.json else sys.stdout  # JSON stands alone
-        print(json.dumps(plan.to_json(), indent=2) if arguments.json else plan.explain())
-        if arguments.plot is not None:
-            net.plot(loss, plan, arguments.plot, machine=arguments.machine)
-            print(f"drawn in {arguments.plot}", file=beside)
-        if arguments.steps:
-            _train(net, loss, plan, arguments.steps, beside)
+        if arguments.sweep:
+            sweep(arguments, net, loss)
+        else:
+            _plan(arguments, net, loss)
     return 0
+
+
+def _check_sweep(arguments: argparse.Namespace) -> None:
+    """Refuse what a sweep does not do, and what it alone does."""
+    if arguments.sweep:
+        for option, asked in (
+            ("--run", arguments.steps),
+            ("--tune", arguments.tune),
+            ("--limit", arguments.limit),
+        ):
+            if asked:
+                raise ValueError(f"{option} is of one plan, and --sweep makes many; leave one out")
+    elif arguments.limits is not None:
+        raise ValueError("--limits are of a sweep: add --sweep, or give one --limit")
+    elif len(arguments.policies or ()) > 1:
+        raise ValueError("several policies are of a sweep: add --sweep, or give one --policy")
+
+
+def _plan(arguments: argparse.Namespace, net: Network, loss: Tensor) -> None:
+    """Plan one step, show the plan, and run it if that is asked for."""
+    (policy,) = arguments.policies or ("best",)
+    if arguments.tune:
+        _tune(net, loss, policy)
+    plan = net.plan(loss, policy=policy, machine=arguments.machine, bound=True)
+    beside = sys.stderr if arguments.json else sys.stdout  # JSON stands alone
+    print(json.dumps(plan.to_json(), indent=2) if arguments.json else plan.explain())
+    if arguments.plot is not None:
+        net.plot(loss, plan, arguments.plot, machine=arguments.machine)
+        print(f"drawn in {arguments.plot}", file=beside)
+    if arguments.steps:
+        _train(net, loss, plan, arguments.steps, beside)
 
 
 def _tune(net: Network, loss: Tensor, policy: str) -> None:

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+import ooc_cudnn
 from ooc_cudnn import cli
 from ooc_cudnn.network.plan import NetworkPlan
 from tests.support.fake_cudnn import FakeEngine
@@ -43,6 +44,30 @@ def test_json_stands_alone(capsys):
     assert "step 1: loss " in err
 
 
+def test_a_sweep_is_a_table_and_a_picture(capsys, tmp_path):
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "sweep.svg"
+    asked = (*SMALL, "--sweep", "--limits", "0.8,8MiB", "--policy", "offload", "--policy", "keep")
+    status, out, err = run(capsys, *asked, "--machine", "h200", "--plot", str(path))
+    assert (status, err) == (0, "")
+    assert "vgg16 on h200: predicted seconds of a step over memory" in out
+    first_words = [line.split()[0] for line in out.splitlines() if line]
+    assert first_words[1:-1] == ["of", "limit", "offload", "keep", "bound", "offload"]
+    assert f"drawn in {path}" in out
+    assert path.read_text().startswith("<?xml")
+
+
+def test_progress_of_a_sweep_is_told(capsys):
+    told = []
+    with ooc_cudnn.settings(progress=lambda done, total: told.append((done, total))):
+        status, out, _ = run(
+            capsys, *SMALL, "--sweep", "--limits", "0.8", "--policy", "keep", "--policy", "offload",
+            "--machine", "h200", "--json",
+        )  # fmt: skip
+    assert (status, told) == (0, [(1, 2), (2, 2)])
+    assert [each["policy"] for each in json.loads(out)["points"]] == ["keep", "offload"]
+
+
 def test_a_step_is_drawn(capsys, tmp_path):
     pytest.importorskip("matplotlib")
     path = tmp_path / "step.svg"
@@ -67,7 +92,9 @@ def test_steps_run(capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("network", "vgg"), "a network"),
+        (("network", "vgg"), "give one of alexnet, densenet121"),
+        (("network", "resnet5"), "did you mean 'resnet50'?"),
+        ((*SMALL, "--sweep", "--limits", "0.5,much"), "--limits='much'"),
         ((*SMALL, "--policy", "none"), "invalid choice"),
         ((*SMALL, "--device", "host", "--machine", "h200"), "not allowed"),
     ],
@@ -88,6 +115,10 @@ def test_what_cannot_be_done_is_one_line(capsys):
     assert "smallest" in err or "least" in err
     for asked, said in (
         (("--run", "-1"), "--run takes a number of steps, not -1"),
+        (("--limits", "0.5"), "--limits are of a sweep"),
+        (("--policy", "keep", "--policy", "best"), "several policies are of a sweep"),
+        (("--sweep", "--limit", "1GiB"), "--limit is of one plan"),
+        (("--sweep", "--run"), "--run is of one plan"),
         (("--width", "0"), "width must be a positive number, not 0.0"),
         (("--width", "nan"), "width must be a positive number, not nan"),
         (("--batch", "10000000000000"), "is larger than any memory"),

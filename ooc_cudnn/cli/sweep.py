@@ -1,0 +1,53 @@
+"""``ooc-cudnn network NAME --sweep``: seconds of a step over memory, for each policy."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+
+from ooc_cudnn.network.network import Network
+from ooc_cudnn.network.tensors import Tensor
+from ooc_cudnn.network.trade import QUICK, SHARES, trade_of
+from ooc_cudnn.network.trade_pictures import draw_trade
+from ooc_cudnn.progress import reporter
+from ooc_cudnn.settings import current
+from ooc_cudnn.units import parse_limit
+
+
+def limits(text: str) -> tuple[int | float, ...]:
+    """Read "0.8,0.4,16GiB": shares of what keeping everything takes, and sizes.
+
+    >>> limits("0.8,16GiB")
+    (0.8, 17179869184)
+    """
+    try:
+        return tuple(parse_limit(each, name="--limits") for each in text.split(","))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def sweep(arguments: argparse.Namespace, net: Network, loss: Tensor) -> None:
+    """Plan, and show what comes of it."""
+    policies, asked = arguments.policies or QUICK, arguments.limits or SHARES
+    name = arguments.network
+    with reporter(
+        current().progress,
+        total=len(policies) * len(asked),
+        label=f"plans of {name}",
+        predicted_seconds=math.inf,  # nobody knows; most take seconds each
+    ) as report:
+        trade = trade_of(
+            net,
+            loss,
+            name=name,
+            limits=asked,
+            policies=policies,
+            machine=arguments.machine,
+            tell=report.update,
+        )
+    print(json.dumps(trade.to_json(), indent=2) if arguments.json else trade.explain())
+    if arguments.plot is not None:
+        draw_trade(trade, arguments.plot)
+        print(f"drawn in {arguments.plot}", file=sys.stderr if arguments.json else sys.stdout)
