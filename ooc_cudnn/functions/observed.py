@@ -36,6 +36,7 @@ def run_observed(
     staged: bool,
     wait: bool,
     limit_bytes: int,
+    block: int | None = None,
 ) -> None:
     """Run a program, show its progress, and record it where calls are recorded.
 
@@ -44,7 +45,7 @@ def run_observed(
     name : str
         What the user called.
     plan : Predicted
-    executor, device, arrays, staged, wait, limit_bytes
+    executor, device, arrays, staged, wait, limit_bytes, block
         As for `Executor.run`.
     """
     calls = recording()
@@ -64,6 +65,7 @@ def run_observed(
             timed=calls is not None,
             on_piece=None if type(progress) is Reporter else progress.update,
             limit_bytes=limit_bytes,
+            block=block,
         )
     if calls is not None and trace is not None:
         calls.append(

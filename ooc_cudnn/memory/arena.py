@@ -4,6 +4,9 @@ Two kinds: one block that calls lay their slots and workspace out in (kept betwe
 a plan needs more), and arrays: results of calls, and what `empty`, `zeros` and `malloc` return.
 Memory whose arrays are gone lies ready for new ones (`loans.py`). The block and what lies ready are
 given back when the room is needed, by either of them, under a lower limit, or by the driver.
+
+Between two calls the block is anybody's, unless a tenant keeps something in it: who wants it then
+lets the tenant leave first.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import threading
 import weakref
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
+from typing import Protocol
 
 from ooc_cudnn import forks
 from ooc_cudnn.errors import DeviceOutOfMemoryError, OocError
@@ -21,6 +25,13 @@ __all__ = ["Allocation", "Arena"]
 
 
 _arenas: weakref.WeakSet[Arena] = weakref.WeakSet()
+
+
+class Tenant(Protocol):
+    """Who keeps something in the block between two calls."""
+
+    def leave(self) -> None:
+        """Bring it to safety: the block goes to somebody else. What it raises, that one gets."""
 
 
 class Arena:
@@ -48,6 +59,8 @@ class Arena:
         self._loans: Loans[Allocation] = Loans()
         self._peak_bytes = 0
         self._at_work = False
+        #: Weakly: when nobody wants what it keeps, it is gone.
+        self._tenant: weakref.ref[Tenant] | None = None
         self.lock = threading.RLock()
         _arenas.add(self)
 
@@ -108,6 +121,7 @@ class Arena:
                     "a call is at work on this device: a progress callable may not call a "
                     "function that computes on it"
                 )
+            self._let_leave()
             self._loans.collect()
             if self.held_bytes > limit_bytes:
                 self._loans.drop_ready()
@@ -122,22 +136,47 @@ class Arena:
             return self._block.pointer if self._block is not None else 0
 
     @contextmanager
-    def at_work(self) -> Iterator[None]:
-        """Keep the block where it is while a call works in it.
+    def at_work(self, nbytes: int = 0) -> Iterator[None]:
+        """Keep the block where it is while a call works in so many bytes of it.
 
         Other threads wait for `lock`; this is for what the same thread does meanwhile, in a
         progress callable.
         """
+        self._peak_bytes = max(self._peak_bytes, self._loans.lent_bytes + nbytes)
         self._at_work = True
         try:
             yield
         finally:
             self._at_work = False
 
+    def settle(self, tenant: Tenant) -> None:
+        """Let somebody keep what is in the block until `resume`; who wants the block asks first."""
+        with self.lock:
+            self._let_leave()
+            self._tenant = weakref.ref(tenant)
+
+    def resume(self, tenant: Tenant) -> int | None:
+        """The address of the block if a tenant was never asked to leave it, which ends; else None.
+
+        Others may not reserve the block before the caller has run: it holds `lock`.
+        """
+        with self.lock:
+            if self._tenant is None or self._tenant() is not tenant:
+                return None
+            self._tenant = None
+            return self._block.pointer if self._block is not None else 0
+
+    def _let_leave(self) -> None:
+        tenant = None if self._tenant is None else self._tenant()
+        if tenant is not None:
+            tenant.leave()
+        self._tenant = None
+
     def release_block(self) -> None:
         """Give the block back to the device, unless a call works in it."""
         with self.lock:
             if not self._at_work:
+                self._let_leave()
                 self._block = None
 
     def release(self) -> None:

@@ -80,6 +80,7 @@ class Executor:
         timed: bool = False,
         on_piece: Callable[[int], None] | None = None,
         limit_bytes: int | None = None,
+        block: int | None = None,
     ) -> Trace | None:
         """Run every step.
 
@@ -97,6 +98,8 @@ class Executor:
             Told how many pieces are done, now and then.
         limit_bytes : int, optional
             What the library may hold on the device; without it, the plans' limit beside all arrays.
+        block : int, optional
+            The address of the block, where the caller has reserved it and it holds something.
 
         Raises
         ------
@@ -106,9 +109,10 @@ class Executor:
         if limit_bytes is None:
             least = min(task.plan.memory_limit for task in self.program.tasks)
             limit_bytes = least + device.arena.array_bytes
-        base = self._reserve(device, limit_bytes)
+        base = self._begins(self._reserve(device, limit_bytes) if block is None else block)
         how = {"overlap": self.program.overlap, "staged": staged, "timed": timed}
-        with interrupts.deferred(), device.arena.at_work(), running(device, **how) as run:
+        work = device.arena.at_work(self.program.device_bytes)
+        with interrupts.deferred(), work, running(device, **how) as run:
             events = self._issue(device, run, base, arrays, timed, on_piece)
             run.finish(wait=wait or timed)
         return self._trace(events) if timed else None
@@ -129,7 +133,7 @@ class Executor:
         Exception
             The first error of any step, after the stream is drained.
         """
-        base = self._reserve(device, limit_bytes)
+        base = self._begins(self._reserve(device, limit_bytes))
         if base != self._bound_base or len(self._bound) >= BOUND_ADDRESSES:
             self._bound, self._bound_base = {}, base
         addresses = tuple(arrays[name].pointer for name in self.program.homes)
@@ -191,7 +195,11 @@ class Executor:
     def _reserve(self, device: Device, limit_bytes: int) -> int:
         """The address of the block."""
         program = self.program
-        base = device.arena.reserve(program.device_bytes, limit_bytes, purpose=program.name)
+        return device.arena.reserve(program.device_bytes, limit_bytes, purpose=program.name)
+
+    def _begins(self, base: int) -> int:
+        """The address where it begins; views of another one are forgotten."""
+        program = self.program
         if base != self._views_base:
             self._views = [None] * len(program.items)
             self._views_base = base

@@ -133,6 +133,9 @@ class Program:
         That block.
     overlap : bool
         Whether the three streams run at once.
+    pause : int, optional
+        The item before which it pauses: the rest reads what is handed in only then. Nothing else
+        may work in the block meanwhile, unless what it holds there is brought to safety.
     """
 
     name: str
@@ -143,6 +146,7 @@ class Program:
     overlap: bool = True
     pinned: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     pinned_bytes: int = 0
+    pause: int | None = None
 
     @property
     def host_bytes(self) -> int:
