@@ -27,13 +27,20 @@ def forward_step(graph: Graph, outputs: Sequence[Tensor], settings: Settings) ->
 
 
 def training_step(
-    graph: Graph, outputs: Sequence[Tensor], wanted: Iterable[str], settings: Settings
+    graph: Graph,
+    outputs: Sequence[Tensor],
+    wanted: Iterable[str],
+    settings: Settings,
+    *,
+    pauses: bool = False,
 ) -> Step:
     """Forward and backward: gradients of what is wanted, by name, from those of the outputs.
 
-    The step's `seeds` name the tensors that hold the gradients of the outputs: ones for a loss.
+    The step's `seeds` name the tensors that hold the gradients of the outputs: ones for a loss. If
+    it `pauses`, they are given when the outputs are there, each as a tensor of its own.
     """
-    return _step(graph, outputs, frozenset(wanted), settings, is_training=True)
+    leaves = frozenset(wanted)
+    return _step(graph, outputs, leaves, settings, is_training=True, pauses=pauses)
 
 
 def check_loss(loss: Tensor) -> None:
@@ -52,6 +59,7 @@ def _step(
     settings: Settings,
     *,
     is_training: bool,
+    pauses: bool = False,
 ) -> Step:
     nodes = graph.nodes_before(outputs)
     on_the_way = _on_the_way(nodes, leaves)
@@ -63,8 +71,9 @@ def _step(
     for node in nodes:
         forward.node = node.name
         node.forward(forward)
-    if not is_training:
-        outputs = [_alone(forward, output) for output in outputs]
+    asked = outputs
+    if not is_training or pauses:
+        asked = [_alone(forward, output) for output in outputs]
     last: _Emit = forward
     seeds: dict[str, str] = {}
     gradients: dict[str, str] = {}
@@ -82,10 +91,11 @@ def _step(
     return Step(
         dict(last.tensors),
         (*forward.phases, *(last.phases if is_training else ())),
-        tuple(output.name for output in outputs),
+        tuple(output.name for output in asked),
         len(forward.phases),
         gradients,
         seeds,
+        pauses,
     )
 
 

@@ -101,6 +101,11 @@ class _Batch:
     """
 
     def __init__(self, step: Step) -> None:
+        if step.pauses:
+            raise WholeBatchError(
+                "gradients of the outputs are given when all of forward has run: no part of the "
+                "batch can go through backward before"
+            )
         self.step = step
         self.images = images_of(step)
         self.head: list[Phase] = []

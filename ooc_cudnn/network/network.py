@@ -194,6 +194,11 @@ class Network(
         found = [self.graph.check_own(output, "outputs") for output in outputs]
         return training_step(self.graph, found, self.wanted, current())
 
+    def pausing_phases(self, *outputs: Tensor) -> Step:
+        """The same, for gradients that are given when the outputs are there."""
+        found = [self.graph.check_own(output, "outputs") for output in outputs]
+        return training_step(self.graph, found, self.wanted, current(), pauses=True)
+
     def forward_phases(self, *outputs: Tensor) -> Step:
         """The phases of inference: what outputs depend on, by running statistics, no dropout."""
         found = [self.graph.check_own(output, "outputs") for output in outputs]

@@ -58,6 +58,9 @@ class Step:
         Parameter or input to the tensor that holds its gradient in the end; it may be a view.
     seeds : mapping
         Output to the tensor that must hold its gradient from the start: ones for a loss.
+    pauses : bool
+        Whether seeds are given when the outputs are there, and no earlier: then all of forward runs
+        before any of backward, and the two may be far apart.
     """
 
     tensors: Mapping[str, Tensor] = field(hash=False)
@@ -66,6 +69,13 @@ class Step:
     forward_count: int
     gradients: Mapping[str, str] = field(hash=False)
     seeds: Mapping[str, str] = field(hash=False)
+    pauses: bool = False
+
+    @property
+    def turn(self) -> int:
+        """The number of the first backward phase; that of all phases if there is none."""
+        backward = (at for at, phase in enumerate(self.phases) if phase.is_backward)
+        return next(backward, len(self.phases))
 
     def place(self, name: str) -> Place:
         """Where a tensor lies: in which one that is no view, and in which region of it."""

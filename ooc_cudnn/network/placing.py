@@ -245,7 +245,10 @@ class _Placing:
         )
         items: list[Item] = []
         top = max((stop for _, stop in self.spans.values()), default=0)
+        turn, pause = self.step.turn if self.step.pauses else None, None
         for at, phase in enumerate(self.step.phases):
+            if at == turn:
+                pause = len(items)
             items += self._moves(at, COPY_IN)
             task = self._task(phase, at)
             top = max(top, task.offset + task.plan.device_bytes)
@@ -256,7 +259,7 @@ class _Placing:
             items += self._moves(at, COPY_OUT)
         overlap = self.terms.target.overlap
         program = Program(
-            self.name, tuple(items), self.homes.found, top, self.homes.between, overlap
+            self.name, tuple(items), self.homes.found, top, self.homes.between, overlap, pause=pause
         )
         given = {name for name, each in self.step.tensors.items() if each.kind in GIVEN}
         apart = results_of(self.step) | set(self.step.seeds.values()) | given

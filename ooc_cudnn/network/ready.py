@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -19,33 +19,30 @@ from ooc_cudnn.network.gradients import bytes_there, gradients_of
 from ooc_cudnn.network.phases import Step
 from ooc_cudnn.network.residency import GIVEN, results_of
 from ooc_cudnn.pipeline.execute import Executor
-from ooc_cudnn.pipeline.program import Program
 from ooc_cudnn.settings import current
 from ooc_cudnn.tensor import TensorSpec, numpy_dtype
 
 
-class ReadyStep:
-    """A planned step on one device: runs again and again on other arrays.
+class Ready:
+    """A planned step on one device: what its runs have in common.
 
-    What it keeps on the host is allocated once, when it is made. Nothing that is given is changed:
-    what a step updates (running statistics) is among its results.
+    Nothing that is given is changed: what a step updates (running statistics) is among its results.
     """
 
     def __init__(self, planned: PlannedStep, device: Device) -> None:
         self.planned, self.device = planned, device
-        self.executor = Executor(planned.placed.program)
-        step, program = planned.step, planned.placed.program
+        step, self.program = planned.step, planned.placed.program
         results = results_of(step)
-        specs = {name: home.spec for name, home in program.homes.items()}
-        self._own = dict(self._in_block(program))
-        self._results = {n: spec for n, spec in program.between.items() if n in results}
+        specs = {name: home.spec for name, home in self.program.homes.items()}
+        self._results = {n: spec for n, spec in self.program.between.items() if n in results}
         self._results |= gradients_of(step, specs)
         self._changed = [name for name in results if step.tensors[name].kind in GIVEN]
         #: What running it takes of the device.
         self.device_bytes = planned.plan.device_bytes + made_anew_bytes(step, specs)
 
-    def _in_block(self, program: Program) -> Iterator[tuple[str, Any]]:
+    def _in_block(self) -> Iterator[tuple[str, Any]]:
         """What lives on the host meanwhile, in one block of pinned memory."""
+        program = self.program
         if not program.pinned_bytes:
             return
         block = allocate(
@@ -64,38 +61,43 @@ class ReadyStep:
         order, limit = spec.order or "channels_first", self.planned.plan.memory_limit
         return empty_in(self.device, spec.placement, spec.shape, spec.dtype, order, limit)
 
-    def run(self, given: Mapping[str, Wrapped]) -> dict[str, Any]:
-        """Run on given arrays; return every result by the name of its tensor.
-
-        Parameters
-        ----------
-        given : mapping
-            Inputs, parameters, running statistics and seeds.
-        """
-        made = {name: self._made(spec) for name, spec in self._results.items()}
+    def _results_made(self, given: Mapping[str, Wrapped], names: Collection[str]) -> dict[str, Any]:
+        """Arrays for the results of these names; what a step changes begins as what is given."""
+        made = {name: self._made(spec) for name, spec in self._results.items() if name in names}
         for name in self._changed:
-            made[name] = self._made(given[name].spec)
-            made[name][...] = given[name].array
-        written = (*self._changed, *gradients_of(self.planned.step, self._results))
+            if name in names:
+                made[name] = self._made(given[name].spec)
+                made[name][...] = given[name].array
+        return made
+
+    def _sources(
+        self, own: Mapping[str, Any], given: Mapping[str, Wrapped], made: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Every array that is handed in, as the executor takes it."""
         taken = dict(given)
-        for name in written:
-            taken[name] = wrap(made[name], self.device, name=name, written=True)
-        arrays: dict[str, Any] = {**self._own, **made}
+        for name in (*self._changed, *gradients_of(self.planned.step, self._results)):
+            if name in made:
+                taken[name] = wrap(made[name], self.device, name=name, written=True)
+        arrays: dict[str, Any] = {**own, **made}
         for name, each in taken.items():
             arrays[name] = each.view() if each.spec.placement == "device" else each.array
-        plan, homes = self.planned.plan, self.planned.placed.program.homes
-        with self.device.arena.lock, interrupts.deferred():
-            run_observed(
-                plan.name,
-                plan,
-                self.executor,
-                self.device,
-                arrays,
-                staged=any(home.spec.placement in ("pageable", "disk") for home in homes.values()),
-                wait=True,
-                limit_bytes=plan.memory_limit,
-            )
-        return made
+        return arrays
+
+    def _observed(
+        self, executor: Executor, arrays: Mapping[str, Any], block: int | None = None
+    ) -> None:
+        plan, homes = self.planned.plan, executor.program.homes
+        run_observed(
+            plan.name,
+            plan,
+            executor,
+            self.device,
+            arrays,
+            staged=any(home.spec.placement in ("pageable", "disk") for home in homes.values()),
+            wait=True,
+            limit_bytes=plan.memory_limit,
+            block=block,
+        )
 
     def of(self, results: Mapping[str, Any], name: str) -> Any:
         """A result, as it lies in the array of the tensor whose view it is."""
@@ -114,6 +116,32 @@ class ReadyStep:
             if base in found:
                 found[base][1].append(array)
         return found
+
+
+class ReadyStep(Ready):
+    """A planned step on one device: runs again and again on other arrays.
+
+    What it keeps on the host is allocated once, when it is made.
+    """
+
+    def __init__(self, planned: PlannedStep, device: Device) -> None:
+        super().__init__(planned, device)
+        self.executor = Executor(self.program)
+        self._own = dict(self._in_block())
+
+    def run(self, given: Mapping[str, Wrapped]) -> dict[str, Any]:
+        """Run on given arrays; return every result by the name of its tensor.
+
+        Parameters
+        ----------
+        given : mapping
+            Inputs, parameters, running statistics and seeds.
+        """
+        made = self._results_made(given, {*self._results, *self._changed})
+        arrays = self._sources(self._own, given, made)
+        with self.device.arena.lock, interrupts.deferred():
+            self._observed(self.executor, arrays)
+        return made
 
 
 def made_anew_bytes(step: Step, specs: Mapping[str, TensorSpec]) -> int:

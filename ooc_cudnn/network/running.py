@@ -14,6 +14,7 @@ from ooc_cudnn.functions.bound import check_results
 from ooc_cudnn.network.given import arrays_given, check_given
 from ooc_cudnn.network.graph import Graph
 from ooc_cudnn.network.parameters import Parameters
+from ooc_cudnn.network.pausing import PausingStep
 from ooc_cudnn.network.phases import Step
 from ooc_cudnn.network.pictures import draw_step
 from ooc_cudnn.network.plan import NetworkPlan
@@ -41,6 +42,10 @@ class Runnable:
     @abstractmethod
     def training_phases(self, loss: Tensor, wanted: Iterable[str] | None = None) -> Step:
         """The phases of a step of training."""
+
+    @abstractmethod
+    def pausing_phases(self, *outputs: Tensor) -> Step:
+        """The phases of a step of training that pauses at the outputs."""
 
     @abstractmethod
     def forward_phases(self, *outputs: Tensor) -> Step:
@@ -162,6 +167,35 @@ class Runnable:
         if plan is not None and limit is None:
             limit = plan.memory_limit
         return TrainingStep(self, make, limit, asked, plan)
+
+    def pausing_step(
+        self, *outputs: Tensor, memory_limit: Limit = None, policy: str = "best"
+    ) -> PausingStep:
+        """Return a step of training in two calls, for a loss that is made elsewhere.
+
+        Its `forward` takes the inputs and returns what it made; `backward` of that takes the
+        gradients of the outputs and returns those of all that is not frozen. It is planned as
+        `training_step` is.
+
+        Parameters
+        ----------
+        *outputs : Tensor
+            What is asked for; each depends on something that has a gradient.
+        memory_limit, policy
+            As for `plan`; it holds for both calls, and between them.
+
+        Raises
+        ------
+        ValueError
+            If an output is given and not made, or no gradient depends on it.
+        """
+        make = partial(self.pausing_phases, *outputs)
+        step = make()
+        without = [each.name for each in outputs if each.name not in step.seeds]
+        if without:
+            raise ValueError(f"{without[0]} depends on nothing that has a gradient")
+        check_asked(policy, 1)
+        return PausingStep(self, make, memory_limit, {"policy": policy}, None)
 
     def forward(
         self, /, *outputs: Tensor, memory_limit: Limit = None, out: Any = None, **inputs: Any

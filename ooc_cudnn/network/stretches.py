@@ -82,9 +82,10 @@ class Stretches:
     def _cut(self) -> Iterator[tuple[int, int]]:
         """Cut before each phase that cannot follow those of its stretch band by band."""
         start, held, phases = 0, _Held(self), self.step.phases
+        turn = self.step.turn if self.step.pauses else None
         for at, phase in enumerate(phases):
             alone = self._is_alone(phase)
-            if held.must_end_before(phase) or (at > start and alone):
+            if turn == at > start or held.must_end_before(phase) or (at > start and alone):
                 cut = at
                 while not alone and cut - 1 > start and self._makes_again(phases[cut - 1]):
                     cut -= 1  # what is made again for this phase belongs to it

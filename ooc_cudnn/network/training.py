@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Hashable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,25 +16,21 @@ from ooc_cudnn.devices.engines import Measured
 from ooc_cudnn.functions.tune_rounds import Tell
 from ooc_cudnn.network.fastest import PlannedStep
 from ooc_cudnn.network.given import Holder, arrays_given
-from ooc_cudnn.network.gradients import SETS, Kept, gradients_there
+from ooc_cudnn.network.gradients import Kept
 from ooc_cudnn.network.phases import Step
 from ooc_cudnn.network.pictures import draw_step
 from ooc_cudnn.network.plan import NetworkPlan
-from ooc_cudnn.network.planning import plan_again, plan_step
+from ooc_cudnn.network.prepared import Prepared
 from ooc_cudnn.network.ready import ReadyStep, number
-from ooc_cudnn.network.terms import Limit, limit_here, misaligned_of, terms_for
+from ooc_cudnn.network.terms import Limit
 from ooc_cudnn.network.tuning import measure_engines
 from ooc_cudnn.profiling import Call
 from ooc_cudnn.settings import current
-from ooc_cudnn.settings_table import Settings
 from ooc_cudnn.telling import warn
 from ooc_cudnn.tensor import numpy_dtype
 
-#: A step is planned again where arrays on the device are gone, so that it has so much more room.
-MUCH_MORE = 1.1
 
-
-class TrainingStep:
+class TrainingStep(Prepared[ReadyStep]):
     """A step of training of a network.
 
     Call it with the inputs by name; it returns the loss as a float. After a call that fails,
@@ -56,6 +51,8 @@ class TrainingStep:
         How the last call ran; None before the first, unless one was given.
     """
 
+    name = "training_step"
+
     def __init__(
         self,
         network: Holder,
@@ -64,28 +61,9 @@ class TrainingStep:
         asked: Mapping[str, Any],
         plan: NetworkPlan | None,
     ) -> None:
-        self.plan, self.gradients = plan, dict[str, Any]()
-        self._network, self._make, self._limit = network, make, memory_limit
-        self._asked, self._given_plan = asked, plan
-        self._steps: dict[Settings, Step] = {}
-        self._ready: dict[Hashable, ReadyStep] = {}
+        super().__init__(network, make, memory_limit, asked, plan)
+        self.gradients = dict[str, Any]()
         self._last: PlannedStep | None = None  # what was called last; what is ready may be another
-        self._room = 0  # bytes of the device, beside all arrays, when it was planned
-        self._kept = Kept({})
-
-    def __repr__(self) -> str:
-        said = "not planned yet" if self.plan is None else self.plan.explain().splitlines()[0]
-        return f"<TrainingStep: {said}>"
-
-    @property
-    def _step(self) -> Step:
-        """The phases, in the arithmetic of the settings in force."""
-        settings = current()
-        step = self._steps.get(settings)  # another thread may have others
-        if step is None:
-            step = self._make()
-            self._steps = {settings: step}
-        return step
 
     def __call__(self, /, **inputs: Any) -> float:
         """Run the step.
@@ -201,33 +179,5 @@ class TrainingStep:
             given[name] = wrap(seed, device, name=name)
         return given
 
-    def _kept_bytes(self, given: Mapping[str, Wrapped], ready: ReadyStep | None = None) -> int:
-        """What gradients of the call before hold on the device, as far as plans count it.
-
-        That is as much as the new ones take: it was more where a parameter has left the device.
-        """
-        if ready is not None:
-            return min(self._kept.nbytes, ready.planned.plan.gradient_bytes // SETS)
-        specs = {name: each.spec for name, each in given.items()}
-        new = sum(spec.nbytes for spec in gradients_there(self._step, specs).values())
-        return min(self._kept.nbytes, new)
-
-    def _prepared(self, device: Device, given: Mapping[str, Wrapped]) -> ReadyStep:
-        specs = tuple((name, each.spec) for name, each in given.items())
-        key = current(), device.name, specs, misaligned_of(given)
-        ready = self._ready.get(key)
-        with device.arena.lock:
-            room = limit_here(device, self._limit) - device.arena.array_bytes
-            room += self._kept_bytes(given, ready)
-        if ready is None or ready.device_bytes > room or room > MUCH_MORE * self._room:
-            self._ready.clear()  # what it keeps on the host is given back first
-            self._room = room
-            ready = self._ready[key] = ReadyStep(self._planned(given), device)
-        return ready
-
-    def _planned(self, given: Mapping[str, Wrapped], *, ask: bool = True) -> PlannedStep:
-        terms = terms_for(self._limit, None, self._step, given, self._kept_bytes(given))
-        terms = replace(terms, target=terms.target.asking(ask=ask, sparing=0))
-        if self._given_plan is not None:
-            return plan_again(self._step, self._given_plan, terms)
-        return plan_step("training_step", self._step, terms, **self._asked)
+    def _made_ready(self, planned: PlannedStep, device: Device) -> ReadyStep:
+        return ReadyStep(planned, device)

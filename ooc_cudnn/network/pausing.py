@@ -1,0 +1,209 @@
+"""A step of training in two calls: forward, to outputs; and backward, from gradients of these.
+
+For whoever makes a loss of the outputs elsewhere. It is one plan and one program, which pauses
+between: the block of device memory holds meanwhile what is kept there. Where somebody else wants
+the block first, that goes to pinned memory of the host, and back before backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import numpy as np
+
+from ooc_cudnn import interrupts
+from ooc_cudnn.arrays.operands import Wrapped, wrap
+from ooc_cudnn.devices import get_device
+from ooc_cudnn.devices.base import Device
+from ooc_cudnn.errors import OocError
+from ooc_cudnn.memory.pinned import allocate
+from ooc_cudnn.network.fastest import PlannedStep
+from ooc_cudnn.network.given import arrays_given, check_given
+from ooc_cudnn.network.prepared import Prepared
+from ooc_cudnn.network.ready import Ready
+from ooc_cudnn.pipeline.execute import Executor
+from ooc_cudnn.pipeline.halves import halves_of
+from ooc_cudnn.settings import current
+from ooc_cudnn.tensor import TensorSpec, numpy_dtype
+
+
+class PausingStep(Prepared["ReadyHalves"]):
+    """A step of training of a network that pauses at the outputs.
+
+    Examples
+    --------
+    >>> import numpy as np, ooc_cudnn
+    >>> net = ooc_cudnn.Network()
+    >>> x = net.input("x", (2, 3, 8, 8))
+    >>> step = net.pausing_step(net.convolution(x, 4, window=3))
+    >>> with ooc_cudnn.settings(device="host", machine="host", memory_limit="64KiB"):
+    ...     paused = step.forward(x=np.ones(x.shape, "float32"))
+    ...     (y,) = paused.outputs
+    ...     gradients = paused.backward([np.ones_like(y)])
+    >>> y.shape, gradients["convolution_1.b"][0]
+    ((2, 4, 6, 6), np.float32(72.0))
+    """
+
+    name = "training_step"
+
+    def forward(self, /, **inputs: Any) -> Paused:
+        """Run forward; return what was made, and from where backward goes on.
+
+        The running statistics of the network are those after the step when this returns.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If an input is missing, or does not have the network's shape or dtype.
+        PlanInfeasibleError, HostOutOfMemoryError, DeviceOutOfMemoryError
+            As for `Network.plan`.
+        """
+        device = get_device(current().device)
+        given = arrays_given(self._network, self._step, inputs, device)
+        ready = self._prepared(device, {**given, **self._seeds(device)})
+        self.plan = ready.planned.plan
+        paused = ready.forward(given)
+        with interrupts.deferred():
+            for name, array in paused.running.items():
+                self._network.running[name] = array
+        return paused
+
+    def _seeds(self, device: Device) -> dict[str, Wrapped]:
+        """Arrays like the gradients that will be given, for their specs: none of them is read."""
+        step, found = self._step, {}
+        for name in step.seeds.values():
+            one = np.zeros((1,), numpy_dtype(step.tensors[name].dtype))
+            found[name] = wrap(np.broadcast_to(one, step.tensors[name].shape), device, name=name)
+            spec = found[name].spec
+            packed = TensorSpec(spec.shape, spec.dtype, spec.placement)
+            found[name] = found[name]._replace(spec=packed)
+        return found
+
+    def _made_ready(self, planned: PlannedStep, device: Device) -> ReadyHalves:
+        return ReadyHalves(planned, device)
+
+
+class ReadyHalves(Ready):
+    """A planned step that pauses, on one device; several runs may be between their halves."""
+
+    def __init__(self, planned: PlannedStep, device: Device) -> None:
+        super().__init__(planned, device)
+        self.halves = halves_of(self.program)
+        self.first, self.second = Executor(self.halves.first), Executor(self.halves.second)
+
+    def forward(self, given: Mapping[str, Wrapped]) -> Paused:
+        """Run the first half on given arrays: inputs, parameters, running statistics."""
+        return Paused(self, given)
+
+
+class Paused:
+    """A step of training between forward and backward.
+
+    Attributes
+    ----------
+    outputs : tuple of array
+    running : mapping
+        The new running statistics, by name.
+    """
+
+    def __init__(self, ready: ReadyHalves, given: Mapping[str, Wrapped]) -> None:
+        step, arena = ready.planned.step, ready.device.arena
+        self._ready, self._given = ready, dict(given)
+        self._own = dict(ready._in_block())
+        self._block = 0
+        #: What was in the block, where somebody else has it now.
+        self._saved: dict[str, Any] | None = None
+        self._is_over = False
+        gradients = {step.place(name).base for name in step.gradients.values()}
+        self._made = ready._results_made(given, {*ready._results, *ready._changed} - gradients)
+        with arena.lock, interrupts.deferred():
+            self._run(ready.first, self._made, self._reserved())
+            arena.settle(self)
+        self.outputs = tuple(ready.of(self._made, name) for name in step.outputs)
+        self.running = {n: self._made[n] for n in ready._changed if n in self._made}
+
+    def _reserved(self) -> int:
+        plan, program = self._ready.planned.plan, self._ready.program
+        arena = self._ready.device.arena
+        self._block = arena.reserve(program.device_bytes, plan.memory_limit, purpose=plan.name)
+        return self._block
+
+    def _run(self, executor: Executor, made: Mapping[str, Any], block: int) -> None:
+        arrays = self._ready._sources(self._own, self._given, made)
+        self._ready._observed(executor, arrays, block)
+
+    def backward(self, seeds: Collection[Any]) -> dict[str, Any]:
+        """Run backward; return the gradients by the names of what they are of.
+
+        Parameters
+        ----------
+        seeds : sequence of array
+            The gradient of each output, in order; any placement, any strides.
+
+        Raises
+        ------
+        OocError
+            If it has run already: what forward kept is gone.
+        """
+        if self._is_over:
+            raise OocError("backward has run: what forward kept for it is gone; run forward again")
+        ready, arena = self._ready, self._ready.device.arena
+        step = ready.planned.step
+        self._take(seeds)
+        bases = {step.place(name).base for name in step.gradients.values()}
+        made = ready._results_made(self._given, bases)
+        with arena.lock, interrupts.deferred():
+            block = arena.resume(self)
+            if block is None:
+                block = self._reserved()
+                self._bring_back(block)
+            self._is_over = True
+            self._run(ready.second, {**self._made, **made}, block)
+        self._own, self._saved = {}, None
+        return {name: ready.of(made, gradient) for name, gradient in step.gradients.items()}
+
+    def _take(self, seeds: Collection[Any]) -> None:
+        """Accept gradients of the outputs, where and as the plan has them."""
+        step, homes = self._ready.planned.step, self._ready.program.homes
+        if len(seeds) != len(step.outputs):
+            raise TypeError(f"there are {len(step.outputs)} outputs, not {len(seeds)}")
+        for name, seed in zip(step.seeds.values(), seeds, strict=True):
+            found = wrap(seed, self._ready.device, name=name)
+            check_given(step.tensors[name], found)
+            spec = homes[name].spec
+            if found.spec != spec:
+                copied = self._ready._made(spec)
+                copied[...] = found.array
+                found = wrap(copied, self._ready.device, name=name)
+            self._given[name] = found
+
+    def leave(self) -> None:
+        """Bring what is kept in the block to the host: somebody else wants it."""
+        ready = self._ready
+        saved = {
+            str(at): allocate(
+                ready.device,
+                stop - start,
+                current().host_memory_limit,
+                purpose=f"what {ready.program.name} keeps between forward and backward",
+            )
+            for at, (start, stop) in enumerate(ready.halves.kept)
+        }
+        self._copy(Executor(ready.halves.out), saved, self._block)
+        self._saved = saved
+
+    def _bring_back(self, block: int) -> None:
+        assert self._saved is not None
+        self._copy(Executor(self._ready.halves.back), self._saved, block)
+
+    def _copy(self, executor: Executor, arrays: Mapping[str, Any], block: int) -> None:
+        limit = self._ready.planned.plan.memory_limit
+        executor.run(
+            self._ready.device,
+            arrays,
+            staged=False,
+            wait=True,
+            limit_bytes=limit,
+            block=block,
+        )

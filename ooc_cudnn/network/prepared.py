@@ -1,0 +1,104 @@
+"""A step that is planned at its first call, and again where arrays lie elsewhere."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import replace
+from typing import Any, Generic, TypeVar
+
+from ooc_cudnn.arrays.operands import Wrapped
+from ooc_cudnn.devices.base import Device
+from ooc_cudnn.network.fastest import PlannedStep
+from ooc_cudnn.network.given import Holder
+from ooc_cudnn.network.gradients import SETS, Kept, gradients_there
+from ooc_cudnn.network.phases import Step
+from ooc_cudnn.network.plan import NetworkPlan
+from ooc_cudnn.network.planning import plan_again, plan_step
+from ooc_cudnn.network.ready import Ready
+from ooc_cudnn.network.terms import Limit, limit_here, misaligned_of, terms_for
+from ooc_cudnn.settings import current
+from ooc_cudnn.settings_table import Settings
+
+#: A step is planned again where arrays on the device are gone, so that it has so much more room.
+MUCH_MORE = 1.1
+
+R = TypeVar("R", bound=Ready)
+
+
+class Prepared(ABC, Generic[R]):
+    """A step of a network, ready to run on arrays that lie as those before did.
+
+    Attributes
+    ----------
+    plan : NetworkPlan or None
+        How the last call ran; None before the first, unless one was given.
+    """
+
+    #: What plans and errors call it.
+    name: str
+
+    def __init__(
+        self,
+        network: Holder,
+        make: Callable[[], Step],
+        memory_limit: Limit,
+        asked: Mapping[str, Any],
+        plan: NetworkPlan | None,
+    ) -> None:
+        self.plan = plan
+        self._network, self._make, self._limit = network, make, memory_limit
+        self._asked, self._given_plan = asked, plan
+        self._steps: dict[Settings, Step] = {}
+        self._ready: dict[Hashable, R] = {}
+        self._room = 0  # bytes of the device, beside all arrays, when it was planned
+        self._kept = Kept({})
+
+    def __repr__(self) -> str:
+        said = "not planned yet" if self.plan is None else self.plan.explain().splitlines()[0]
+        return f"<{type(self).__name__}: {said}>"
+
+    @abstractmethod
+    def _made_ready(self, planned: PlannedStep, device: Device) -> R:
+        """A planned step on a device."""
+
+    @property
+    def _step(self) -> Step:
+        """The phases, in the arithmetic of the settings in force."""
+        settings = current()
+        step = self._steps.get(settings)  # another thread may have others
+        if step is None:
+            step = self._make()
+            self._steps = {settings: step}
+        return step
+
+    def _kept_bytes(self, given: Mapping[str, Wrapped], ready: R | None = None) -> int:
+        """What gradients of the call before hold on the device, as far as plans count it.
+
+        That is as much as the new ones take: it was more where a parameter has left the device.
+        """
+        if ready is not None:
+            return min(self._kept.nbytes, ready.planned.plan.gradient_bytes // SETS)
+        specs = {name: each.spec for name, each in given.items()}
+        new = sum(spec.nbytes for spec in gradients_there(self._step, specs).values())
+        return min(self._kept.nbytes, new)
+
+    def _prepared(self, device: Device, given: Mapping[str, Wrapped]) -> R:
+        specs = tuple((name, each.spec) for name, each in given.items())
+        key = current(), device.name, specs, misaligned_of(given)
+        ready = self._ready.get(key)
+        with device.arena.lock:
+            room = limit_here(device, self._limit) - device.arena.array_bytes
+            room += self._kept_bytes(given, ready)
+        if ready is None or ready.device_bytes > room or room > MUCH_MORE * self._room:
+            self._ready.clear()  # what it keeps on the host is given back first
+            self._room = room
+            ready = self._ready[key] = self._made_ready(self._planned(given), device)
+        return ready
+
+    def _planned(self, given: Mapping[str, Wrapped], *, ask: bool = True) -> PlannedStep:
+        terms = terms_for(self._limit, None, self._step, given, self._kept_bytes(given))
+        terms = replace(terms, target=terms.target.asking(ask=ask, sparing=0))
+        if self._given_plan is not None:
+            return plan_again(self._step, self._given_plan, terms)
+        return plan_step(self.name, self._step, terms, **self._asked)

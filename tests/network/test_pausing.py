@@ -1,0 +1,186 @@
+"""Steps of training in two calls: forward, and backward from gradients that come later."""
+
+import gc
+
+import numpy as np
+import pytest
+
+import ooc_cudnn
+from ooc_cudnn.devices import get_device
+from ooc_cudnn.errors import HostOutOfMemoryError, OocError
+from tests.support.network_checks import assert_close
+
+SHAPE = (4, 3, 32, 32)
+LARGE, SMALL, LEAST = "64MiB", "400KiB", "200KiB"
+
+
+@pytest.fixture(autouse=True)
+def on_the_host():
+    with ooc_cudnn.settings(device="host", machine="host"):
+        yield
+        get_device("host").release_caches()
+
+
+def network(*, residual=True, normalised=True):
+    net = ooc_cudnn.Network(seed=1)
+    h = x = net.input("x", SHAPE, "float64", gradient=True)
+    for channels in (8, 8):
+        h, before = net.convolution(h, channels, window=3, padding=1), h
+        h = net.activation(net.batch_normalization(h) if normalised else h)
+        h = net.add(h, before) if residual and before is not x else h
+    y = net.linear(net.global_average(net.pooling(h, window=2)), 10)
+    return net, (y, h)
+
+
+def arrays(net, outputs):
+    random = np.random.default_rng(0)
+    return random.standard_normal(SHAPE), [random.standard_normal(y.shape) for y in outputs]
+
+
+def run(limit, outputs=(0,), policy="best", **options):
+    net, made = network(**options)
+    asked = [made[at] for at in outputs]
+    x, seeds = arrays(net, asked)
+    step = net.pausing_step(*asked, memory_limit=limit, policy=policy)
+    paused = step.forward(x=x)
+    running = {name: np.array(array) for name, array in net.running.items()}
+    return step, paused.outputs, paused.backward(seeds), running
+
+
+@pytest.mark.parametrize("limit", [SMALL, LEAST])
+@pytest.mark.parametrize("outputs", [(0,), (1,), (0, 1)])
+def test_results_are_the_same_under_every_limit(limit, outputs):
+    _, expected, gradients, running = run(LARGE, outputs)
+    step, found, others, updated = run(limit, outputs)
+    assert step.plan.device_bytes <= step.plan.memory_limit
+    for one, other in zip(found, expected, strict=True):
+        assert_close(one, other, "output")
+    least = 1e-3 * max(np.abs(each).max() for each in gradients.values())
+    assert others.keys() == gradients.keys()
+    for name, gradient in gradients.items():
+        assert_close(others[name], gradient, name, least=least)
+    for name, statistics in running.items():
+        assert_close(updated[name], statistics, name)
+
+
+@pytest.mark.parametrize("policy", ["keep", "remake", "checkpoint", "offload", "mixed"])
+def test_gradients_are_those_of_a_step_that_does_not_pause(policy):
+    net, (y, _) = network()
+    x, (seed,) = arrays(net, [y])
+    step = net.pausing_step(y, memory_limit="1MiB", policy=policy)
+    paused = step.forward(x=x)
+    found = paused.backward([seed])
+    # the gradient of a sum of squares is twice what is squared
+    other, (z, _) = network()
+    target = other.input("target", z.shape, "float64")
+    loss = other.mean_squared_error(z, target, reduction="sum")
+    whole = other.training_step(loss, memory_limit=LARGE)
+    whole(x=x, target=paused.outputs[0] - seed / 2)
+    for name, gradient in whole.gradients.items():
+        assert_close(found[name], gradient, name, least=1e-2)
+
+
+def test_what_is_kept_leaves_when_others_want_the_block():
+    net, (y, _) = network()
+    x, (seed,) = arrays(net, [y])
+    step = net.pausing_step(y, memory_limit=LARGE, policy="keep")
+    expected = step.forward(x=x).backward([seed])
+    first = step.forward(x=x)
+    assert first._ready.halves.kept_bytes > 0
+    second = step.forward(x=2 * x)
+    ooc_cudnn.activation_forward(x)
+    of_second, of_first = second.backward([seed]), first.backward([seed])
+    for name, gradient in expected.items():
+        np.testing.assert_array_equal(of_first[name], gradient)
+    assert not np.array_equal(of_second["convolution_1.w"], of_first["convolution_1.w"])
+
+
+def test_nothing_leaves_where_nobody_wants_the_block():
+    net, (y, _) = network()
+    x, (seed,) = arrays(net, [y])
+    paused = net.pausing_step(y, memory_limit=LARGE, policy="keep").forward(x=x)
+    paused.leave = None  # would fail
+    assert len(paused.backward([seed])) == len(net.parameters) + 1
+
+
+def test_what_nobody_holds_does_not_leave():
+    net, (y, _) = network()
+    x, _ = arrays(net, [y])
+    step = net.pausing_step(y, memory_limit=LARGE, policy="keep")
+    paused = step.forward(x=x)
+    paused.leave = None
+    del paused
+    gc.collect()
+    assert step.forward(x=x).outputs[0].shape == y.shape
+
+
+def test_where_the_host_has_no_room_the_newcomer_is_refused_and_the_tenant_goes_on():
+    net, (y, _) = network()
+    x, (seed,) = arrays(net, [y])
+    step = net.pausing_step(y, memory_limit=LARGE, policy="keep")
+    expected = step.forward(x=x).backward([seed])
+    paused = step.forward(x=x)
+    with (
+        ooc_cudnn.settings(host_memory_limit="64KiB"),
+        pytest.raises(HostOutOfMemoryError, match="between forward and backward"),
+    ):
+        ooc_cudnn.activation_forward(x)
+    found = paused.backward([seed])
+    for name, gradient in expected.items():
+        np.testing.assert_array_equal(found[name], gradient)
+
+
+def test_running_statistics_are_new_after_forward_and_stay():
+    net, (y, _) = network()
+    x, (seed,) = arrays(net, [y])
+    before = {name: np.array(array) for name, array in net.running.items()}
+    paused = net.pausing_step(y, memory_limit=SMALL).forward(x=x)
+    after = {name: np.array(array) for name, array in net.running.items()}
+    paused.backward([seed])
+    for name in before:
+        assert not np.array_equal(before[name], after[name])
+        np.testing.assert_array_equal(net.running[name], after[name])
+
+
+def test_gradients_of_outputs_may_be_strided():
+    net, (y, _) = network()
+    x, (seed,) = arrays(net, [y])
+    step = net.pausing_step(y, memory_limit=SMALL)
+    wide = np.empty((*seed.shape[::-1],)).T
+    wide[...] = seed
+    found = step.forward(x=x).backward([wide])
+    for name, gradient in step.forward(x=x).backward([seed]).items():
+        np.testing.assert_array_equal(found[name], gradient)
+    one = np.broadcast_to(1.0, y.shape)
+    assert step.forward(x=x).backward([one])["linear_1.b"] == pytest.approx(4.0)
+
+
+def test_backward_runs_once():
+    net, (y, _) = network()
+    x, (seed,) = arrays(net, [y])
+    paused = net.pausing_step(y, memory_limit=SMALL).forward(x=x)
+    with pytest.raises(TypeError, match="1 outputs, not 2"):
+        paused.backward([seed, seed])
+    with pytest.raises(ValueError, match="must have shape"):
+        paused.backward([seed[:1]])
+    paused.backward([seed])
+    with pytest.raises(OocError, match="run forward again"):
+        paused.backward([seed])
+
+
+def test_what_has_no_gradient_is_refused():
+    net = ooc_cudnn.Network()
+    x = net.input("x", SHAPE)
+    with pytest.raises(ValueError, match="depends on nothing that has a gradient"):
+        net.pausing_step(net.activation(x))
+    with pytest.raises(ValueError, match="is given, not made"):
+        net.pausing_step(x)
+
+
+def test_a_network_without_batch_normalization_pauses_too():
+    _, (expected,), gradients, _ = run(LARGE, normalised=False)
+    step, (found,), others, _ = run(LEAST, normalised=False)
+    assert step.plan.micro_batches == 1  # no part can go through backward before all of forward
+    assert_close(found, expected, "output")
+    for name, gradient in gradients.items():
+        assert_close(others[name], gradient, name, least=1e-2)
