@@ -33,6 +33,7 @@ ROOMS = (
     ("ooc_cudnn.functions",),
     ("ooc_cudnn.network",),
     ("ooc_cudnn.networks",),
+    ("ooc_cudnn.torch",),
     ("ooc_cudnn.calibration",),
     ("ooc_cudnn",),
     ("ooc_cudnn.doctor",),

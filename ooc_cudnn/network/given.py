@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from ooc_cudnn.arrays.operands import Wrapped, wrap
@@ -11,6 +12,9 @@ from ooc_cudnn.network.graph import Graph
 from ooc_cudnn.network.parameters import Parameters
 from ooc_cudnn.network.phases import Step
 from ooc_cudnn.network.tensors import Tensor
+
+#: Nothing is given in place of what the network holds.
+NONE: Mapping[str, Any] = MappingProxyType({})
 
 
 class Holder(Protocol):
@@ -22,9 +26,16 @@ class Holder(Protocol):
 
 
 def arrays_given(
-    network: Holder, step: Step, inputs: Mapping[str, Any], device: Device
+    network: Holder,
+    step: Step,
+    inputs: Mapping[str, Any],
+    device: Device,
+    instead: Mapping[str, Any] = NONE,
 ) -> dict[str, Wrapped]:
-    """Every array that a step is given: inputs, parameters, running statistics."""
+    """Every array that a step is given: inputs, parameters, running statistics.
+
+    What the network holds is read unless an array is given `instead`.
+    """
     needed = {step.place(name).base for phase in step.phases for name in phase.binds.values()}
     # in the order of making, so that messages and plans are the same each time
     kinds = {name: each.kind for name, each in network.graph.tensors.items() if name in needed}
@@ -35,7 +46,11 @@ def arrays_given(
         said = [f"needs {', '.join(missing)}"] * bool(missing)
         said += [f"has no input {', '.join(strangers)}"] * bool(strangers)
         raise TypeError(f"the step {' and '.join(said)}; its inputs are {', '.join(wanted)}")
-    lasting = {**network.parameters.checked(), **network.running.checked()}
+    lasting: Mapping[str, Any] = instead
+    if any(
+        kind in ("parameter", "running") and name not in instead for name, kind in kinds.items()
+    ):
+        lasting = {**network.parameters.checked(), **network.running.checked(), **instead}
     found = {}
     for name, kind in kinds.items():
         if kind in ("input", "parameter", "running"):

@@ -14,6 +14,7 @@ from ooc_cudnn.network.builders.losses import LossBuilders
 from ooc_cudnn.network.builders.normalizations import NormalizationBuilders
 from ooc_cudnn.network.builders.shapes import ShapeBuilders
 from ooc_cudnn.network.builders.windows import WindowBuilders
+from ooc_cudnn.network.initial import zeros
 from ooc_cudnn.network.phases import Step
 from ooc_cudnn.network.running import Runnable
 from ooc_cudnn.network.tensors import Tensor
@@ -96,6 +97,27 @@ class Network(
         options = {"name": name, "shape": made.shape, "dtype": dtype, "gradient": gradient}
         self._calls.append(("input", (), options))
         return self.graph.add_tensor(made)
+
+    def parameter(
+        self, name: str, shape: Iterable[int], dtype: str = "float32", *, array: Any = None
+    ) -> Tensor:
+        """Make a parameter by itself, to be handed to the nodes that it is for (`w=`, `scale=`).
+
+        Parameters
+        ----------
+        array : array, optional
+            Its values; zeros where left out.
+        """
+        name = self._fresh_name("parameter", name)
+        if dtype not in DTYPES:
+            raise TypeError(f"{name}: dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
+        extents = tuple(shape)
+        if not extents or not all(is_int(e) and e > 0 for e in extents):
+            raise ValueError(f"{name}: shape must hold positive ints, not {shape!r}")
+        made = Tensor(name, tuple(map(int, extents)), dtype, "parameter")
+        options = {"name": name, "shape": made.shape, "dtype": dtype, "array": array}
+        self._calls.append(("parameter", (), options))
+        return self._lasting(self.parameters, made, zeros, array)
 
     # Freezing ---------------------------------------------------------------------------------
 
@@ -198,6 +220,11 @@ class Network(
         """The same, for gradients that are given when the outputs are there."""
         found = [self.graph.check_own(output, "outputs") for output in outputs]
         return training_step(self.graph, found, self.wanted, current(), pauses=True)
+
+    def training_forward_phases(self, *outputs: Tensor) -> Step:
+        """The phases of training's forward alone: by the batch's statistics, with dropout."""
+        found = [self.graph.check_own(output, "outputs") for output in outputs]
+        return training_step(self.graph, found, (), current(), pauses=True)
 
     def forward_phases(self, *outputs: Tensor) -> Step:
         """The phases of inference: what outputs depend on, by running statistics, no dropout."""

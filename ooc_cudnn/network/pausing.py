@@ -19,7 +19,7 @@ from ooc_cudnn.devices.base import Device
 from ooc_cudnn.errors import OocError
 from ooc_cudnn.memory.pinned import allocate
 from ooc_cudnn.network.fastest import PlannedStep
-from ooc_cudnn.network.given import arrays_given, check_given
+from ooc_cudnn.network.given import NONE, arrays_given, check_given
 from ooc_cudnn.network.prepared import Prepared
 from ooc_cudnn.network.ready import Ready
 from ooc_cudnn.pipeline.execute import Executor
@@ -59,15 +59,27 @@ class PausingStep(Prepared["ReadyHalves"]):
         PlanInfeasibleError, HostOutOfMemoryError, DeviceOutOfMemoryError
             As for `Network.plan`.
         """
-        device = get_device(current().device)
-        given = arrays_given(self._network, self._step, inputs, device)
-        ready = self._prepared(device, {**given, **self._seeds(device)})
-        self.plan = ready.planned.plan
-        paused = ready.forward(given)
+        paused = self.run(inputs)
         with interrupts.deferred():
             for name, array in paused.running.items():
                 self._network.running[name] = array
         return paused
+
+    def run(self, inputs: Mapping[str, Any], lasting: Mapping[str, Any] = NONE) -> Paused:
+        """The same, but the network's running statistics stay as they are.
+
+        Parameters
+        ----------
+        inputs : mapping
+            Arrays by name.
+        lasting : mapping, optional
+            Parameters and running statistics to be taken in place of the network's.
+        """
+        device = get_device(current().device)
+        given = arrays_given(self._network, self._step, inputs, device, lasting)
+        ready = self._prepared(device, {**given, **self._seeds(device)})
+        self.plan = ready.planned.plan
+        return ready.forward(given)
 
     def _seeds(self, device: Device) -> dict[str, Wrapped]:
         """Arrays like the gradients that will be given, for their specs: none of them is read."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
@@ -19,6 +20,8 @@ from ooc_cudnn.network.ready import Ready
 from ooc_cudnn.network.terms import Limit, limit_here, misaligned_of, terms_for
 from ooc_cudnn.settings import current
 from ooc_cudnn.settings_table import Settings
+from ooc_cudnn.tensor import TensorSpec
+from perfmodel import MachineModel
 
 #: A step is planned again where arrays on the device are gone, so that it has so much more room.
 MUCH_MORE = 1.1
@@ -57,6 +60,22 @@ class Prepared(ABC, Generic[R]):
     def __repr__(self) -> str:
         said = "not planned yet" if self.plan is None else self.plan.explain().splitlines()[0]
         return f"<{type(self).__name__}: {said}>"
+
+    def planned_for(
+        self,
+        given: Mapping[str, TensorSpec],
+        machine: MachineModel | str | os.PathLike[str] | None = None,
+    ) -> NetworkPlan:
+        """Plan it without data and, with `machine`, without a card.
+
+        Parameters
+        ----------
+        given : mapping
+            Of what will be handed in how it lies; what is left out is packed in pinned memory.
+        """
+        wrapped = {name: Wrapped(None, spec, 0) for name, spec in given.items()}
+        terms = terms_for(self._limit, machine, self._step, wrapped)
+        return plan_step(self.name, self._step, terms, **self._asked).plan
 
     @abstractmethod
     def _made_ready(self, planned: PlannedStep, device: Device) -> R:

@@ -8,22 +8,17 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
-from ooc_cudnn.arrays.operands import wrap
-from ooc_cudnn.devices import get_device
-from ooc_cudnn.functions.bound import check_results
-from ooc_cudnn.network.given import arrays_given, check_given
 from ooc_cudnn.network.graph import Graph
+from ooc_cudnn.network.inferring import ForwardStep
 from ooc_cudnn.network.parameters import Parameters
 from ooc_cudnn.network.pausing import PausingStep
 from ooc_cudnn.network.phases import Step
 from ooc_cudnn.network.pictures import draw_step
 from ooc_cudnn.network.plan import NetworkPlan
 from ooc_cudnn.network.planning import bounded, check_asked, plan_again, plan_step
-from ooc_cudnn.network.ready import ReadyStep
 from ooc_cudnn.network.tensors import Tensor
 from ooc_cudnn.network.terms import Limit, terms_for
 from ooc_cudnn.network.training import TrainingStep
-from ooc_cudnn.settings import current
 from perfmodel import MachineModel
 
 
@@ -46,6 +41,10 @@ class Runnable:
     @abstractmethod
     def pausing_phases(self, *outputs: Tensor) -> Step:
         """The phases of a step of training that pauses at the outputs."""
+
+    @abstractmethod
+    def training_forward_phases(self, *outputs: Tensor) -> Step:
+        """The phases of training's forward, without backward."""
 
     @abstractmethod
     def forward_phases(self, *outputs: Tensor) -> Step:
@@ -224,23 +223,25 @@ class Runnable:
         PlanInfeasibleError
             If the memory limit admits no plan, with the smallest that would.
         """
-        step = self.forward_phases(*outputs)
+        step = self.forward_step(*outputs, memory_limit=memory_limit)
         given = out if isinstance(out, tuple | list) else (out,) * (out is not None)
         asked = tuple(dict.fromkeys(step.outputs))
         if out is not None and len(given) != len(asked):
             raise TypeError(f"out must hold {len(asked)} arrays, not {len(given)}")
-        beside = dict(zip(asked, given, strict=False))
-        device = get_device(current().device)
-        taken = arrays_given(self, step, inputs, device)
-        results = {n: wrap(a, device, name="out", written=True) for n, a in beside.items()}
-        for name, result in results.items():
-            check_given(step.tensors[name], result)
-        check_results(taken, {f"out of {name}": each for name, each in results.items()})
-        taken |= results
-        terms = terms_for(memory_limit, None, step, taken)
-        ready = ReadyStep(plan_step("forward", step, terms), device)
-        made = ready.run(taken)
-        found = tuple(
-            beside[name] if name in beside else ready.of(made, name) for name in step.outputs
-        )
+        found = step.run(inputs, dict(zip(asked, given, strict=False))).outputs
         return found if len(found) > 1 else found[0]
+
+    def forward_step(
+        self, *outputs: Tensor, memory_limit: Limit = None, training: bool = False
+    ) -> ForwardStep:
+        """Return what runs forward again and again, and is planned once.
+
+        Parameters
+        ----------
+        *outputs, memory_limit
+            As for `forward`.
+        training : bool
+            Whether forward is training's: by the statistics of the batch, with dropout.
+        """
+        make = self.training_forward_phases if training else self.forward_phases
+        return ForwardStep(self, partial(make, *outputs), memory_limit, {}, None)

@@ -47,10 +47,12 @@ def terms_for(
     specs |= gradients_there(step, specs)
     if machine is not None:
         model = named_machine(machine)
-        room = limit_of(model, _asked(memory_limit))
+        limit = limit_of(model, _asked(memory_limit))
+        there = sum(each.spec.nbytes for each in given.values() if each.spec.placement == "device")
+        room = limit - there - made_anew_bytes(step, specs)
         most = settings.host_memory_limit
         return Terms(
-            Target(model, room, room, ORDERS, None, settings.overlap),
+            Target(model, limit, room, ORDERS, None, settings.overlap),
             specs,
             host=None if most is None else pinned.Room(most, most, 0),
         )

@@ -116,24 +116,31 @@ class Builders:
         given : array or Tensor, optional
             Its values; or a parameter of this network, which is then shared.
         """
-        if isinstance(given, Tensor):
-            shared = self.graph.check_own(given, name)
-            if shared.kind != "parameter":
-                raise ValueError(f"{name} must be a parameter, but {shared.name} is no parameter")
-            if (shared.shape, shared.dtype) != (shape, dtype):
-                raise ValueError(
-                    f"{name} must have shape {shape} and dtype {dtype}, but {shared.name} has "
-                    f"{shared.shape} and {shared.dtype}"
-                )
-            return shared
         made = Tensor(f"{node}.{name}", shape, dtype, "parameter")
+        if isinstance(given, Tensor):
+            return self._shared(given, made, name)
         return self._lasting(self.parameters, made, initial, given)
+
+    def _shared(self, given: Tensor, made: Tensor, argument: str) -> Tensor:
+        """Return what is given in place of another tensor of its kind."""
+        shared = self.graph.check_own(given, argument)
+        if shared.kind != made.kind:
+            said = f"{argument} must be of kind {made.kind}"
+            raise ValueError(f"{said}, but {shared.name} is no {made.kind}")
+        if (shared.shape, shared.dtype) != (made.shape, made.dtype):
+            raise ValueError(
+                f"{argument} must have shape {made.shape} and dtype {made.dtype}, but "
+                f"{shared.name} has {shared.shape} and {shared.dtype}"
+            )
+        return shared
 
     def _running_statistics(
         self, node: str, name: str, shape: Shape, dtype: str, initial: Initial, given: Any = None
     ) -> Tensor:
-        """Make what a step updates in place and inference reads."""
+        """Make what a step updates in place and inference reads, or share what another node has."""
         made = Tensor(f"{node}.{name}", shape, dtype, "running")
+        if isinstance(given, Tensor):
+            return self._shared(given, made, name)
         return self._lasting(self.running, made, initial, given)
 
     def _lasting(self, group: Parameters, made: Tensor, initial: Initial, given: Any) -> Tensor:

@@ -54,8 +54,9 @@ class NormalizationBuilders(Builders):
             Weight of a step in the running averages, from 0 to 1; updated once a step.
         scale, bias : array or parameter, optional
             Shape (c,); ones and zeros where left out.
-        running_mean, running_variance : array, optional
-            Shape (c,); zeros and ones where left out.
+        running_mean, running_variance : array or Tensor, optional
+            Shape (c,); zeros and ones where left out. Those of another node are shared: each node
+            updates them, in order.
         """
         x = self._own(x)
         epsilon = number(epsilon, "epsilon", 0)

@@ -1,0 +1,76 @@
+"""Forward alone, again and again: planned at the first call, and where arrays lie elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ooc_cudnn.arrays.operands import wrap
+from ooc_cudnn.devices import get_device
+from ooc_cudnn.devices.base import Device
+from ooc_cudnn.functions.bound import check_results
+from ooc_cudnn.network.fastest import PlannedStep
+from ooc_cudnn.network.given import NONE, arrays_given, check_given
+from ooc_cudnn.network.prepared import Prepared
+from ooc_cudnn.network.ready import ReadyStep
+from ooc_cudnn.settings import current
+
+
+class ForwardStep(Prepared[ReadyStep]):
+    """Forward of a network to some outputs; `Network.forward` makes one for each call."""
+
+    name = "forward"
+
+    def run(
+        self,
+        inputs: Mapping[str, Any],
+        out: Mapping[str, Any] = NONE,
+        lasting: Mapping[str, Any] = NONE,
+    ) -> Forward:
+        """Run it; the network's running statistics stay as they are.
+
+        Parameters
+        ----------
+        inputs : mapping
+            Arrays by name.
+        out : mapping, optional
+            Of some outputs, the arrays to write to; any placement.
+        lasting : mapping, optional
+            Parameters and running statistics to be taken in place of the network's.
+        """
+        step, device, beside = self._step, get_device(current().device), dict(out)
+        taken = arrays_given(self._network, step, inputs, device, lasting)
+        results = {n: wrap(a, device, name="out", written=True) for n, a in beside.items()}
+        for name, result in results.items():
+            check_given(step.tensors[name], result)
+        check_results(taken, {f"out of {name}": each for name, each in results.items()})
+        taken |= results
+        ready = self._prepared(device, taken)
+        self.plan = ready.planned.plan
+        made = ready.run(taken)
+        outputs = tuple(
+            beside[name] if name in beside else ready.of(made, name) for name in step.outputs
+        )
+        return Forward(outputs, {n: a for n, a in made.items() if n in self._network.running})
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The names of the outputs."""
+        return self._step.outputs
+
+    def _made_ready(self, planned: PlannedStep, device: Device) -> ReadyStep:
+        return ReadyStep(planned, device)
+
+
+class Forward:
+    """What a run of forward made.
+
+    Attributes
+    ----------
+    outputs : tuple of array
+    running : mapping
+        Running statistics, by name, where forward is training's: after the step.
+    """
+
+    def __init__(self, outputs: tuple[Any, ...], running: Mapping[str, Any]) -> None:
+        self.outputs, self.running = outputs, running

@@ -1,0 +1,21 @@
+"""PyTorch models under a memory limit: one line, and a model trains and infers within it.
+
+    import ooc_cudnn.torch as ooc
+    ooc.limit(model, "8GiB")
+
+The model stays the same object, with the same parameters and the same state_dict; its forward is
+replaced. It is captured by torch.export at its first call of a shape, lowered to a `Network`, and
+planned as a whole.
+"""
+
+from ooc_cudnn.torch.errors import UnsupportedModelError, UnsupportedOperationError
+from ooc_cudnn.torch.limit import limit, release
+from ooc_cudnn.torch.planning import plan
+
+__all__ = [
+    "UnsupportedModelError",
+    "UnsupportedOperationError",
+    "limit",
+    "plan",
+    "release",
+]

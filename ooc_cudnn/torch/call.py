@@ -1,0 +1,172 @@
+"""A model made ready for calls of one kind: captured, lowered, planned at the first one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils import _pytree as pytree
+
+from ooc_cudnn.network.inferring import ForwardStep
+from ooc_cudnn.network.pausing import PausingStep
+from ooc_cudnn.network.plan import NetworkPlan
+from ooc_cudnn.network.terms import Limit
+from ooc_cudnn.torch import rules  # noqa: F401  # the table is filled
+from ooc_cudnn.torch.before import count, differentiable, run_before
+from ooc_cudnn.torch.capture import capture
+from ooc_cudnn.torch.errors import UnsupportedModelError
+from ooc_cudnn.torch.function import Call, Request, tensor_of
+from ooc_cudnn.torch.graph import Graph, Value
+from ooc_cudnn.torch.lower import Given, Held, Lowered, lowered
+
+
+class ReadyModel:
+    """Runs calls of a model whose arguments are alike.
+
+    Parameters
+    ----------
+    model : Module
+    forward : callable
+        Its own.
+    args, kwargs
+        As calls have them; tensors may be fake ones.
+    memory_limit : int, float or str, optional
+    leaves : collection of int
+        Numbers of the input tensors that gradients are asked of.
+    with_gradients : bool
+        Whether there is a backward.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        forward: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        memory_limit: Limit,
+        leaves: frozenset[int],
+        *,
+        with_gradients: bool,
+    ) -> None:
+        self.model = model
+        self.graph: Graph = capture(model, forward, args, kwargs)
+        names = dict(model.named_parameters(remove_duplicate=False))
+        wanted = {
+            value
+            for value in self.graph.given
+            if (value.kind == "parameter" and names[value.source].requires_grad)
+            or (value.kind == "input" and int(value.source) in leaves)
+        }
+        self.differentiable = differentiable(self.graph, wanted if with_gradients else ())
+        training = with_gradients or any(
+            operation.arguments.get("training") or operation.arguments.get("train")
+            for operation in self.graph.operations
+        )
+        self.lowered: Lowered = lowered(self.graph, self.differentiable, training=training)
+        net, outputs = self.lowered.network, self.lowered.outputs
+        self.pausing: PausingStep | None = None
+        self.forward: ForwardStep | None = None
+        asking = [
+            y for y in outputs if net.wanted and y.name in net.pausing_phases(y).seeds
+        ]  # fmt: skip
+        if asking:
+            self.pausing = net.pausing_step(*outputs, memory_limit=memory_limit)
+        elif outputs:
+            self.forward = net.forward_step(*outputs, memory_limit=memory_limit, training=training)
+
+    @property
+    def step(self) -> PausingStep | ForwardStep:
+        """What runs the network.
+
+        Raises
+        ------
+        UnsupportedModelError
+            If there is none: no output depends on the inputs.
+        """
+        found = self.pausing or self.forward
+        if found is None:
+            raise UnsupportedModelError("no output of the model depends on its inputs")
+        return found
+
+    @property
+    def plan(self) -> NetworkPlan | None:
+        """How the last call ran."""
+        step = self.pausing or self.forward
+        return None if step is None else step.plan
+
+    def __call__(self, tensors: Sequence[Any]) -> Any:
+        """Run a call.
+
+        Parameters
+        ----------
+        tensors : sequence
+            Its tensors and arrays, in order.
+
+        Returns
+        -------
+        tree
+            What the model returns.
+        """
+        known = self._known(tensors)
+        found = run_before(self.graph, self.lowered.before, known)
+        outputs = self._run(found)
+        count(self.graph, found)
+        results = [self._result(each, found, outputs) for each in self.lowered.results]
+        return pytree.tree_unflatten(results, self.graph.structure)
+
+    def _known(self, tensors: Sequence[Any]) -> dict[Value, Any]:
+        """Of everything that is given what the model holds, and the call has brought."""
+        held: dict[str, torch.Tensor] = {}
+        held |= dict(self.model.named_parameters(remove_duplicate=False))
+        held |= dict(self.model.named_buffers(remove_duplicate=False))
+        found: dict[Value, Any] = {}
+        for value in self.graph.given:
+            if value.kind in ("parameter", "buffer"):
+                found[value] = held[value.source]
+        for value, tensor in zip(self.graph.inputs, tensors, strict=True):
+            found[value] = tensor
+        return found
+
+    def _run(self, found: Mapping[Value, Any]) -> dict[str, torch.Tensor]:
+        """Run the network; return its outputs by name."""
+        to, net = self.lowered, self.lowered.network
+        arrays = {name: _as_given(found, given) for name, given in to.given.items()}
+        for name in to.drawn:
+            seed = int(torch.randint(2**53, (), dtype=torch.int64))
+            arrays[name] = np.array([seed, 0])
+        if self.pausing is not None:
+            wanted = [name for name in net.wanted if name in arrays]
+            tracked = [arrays.pop(name) for name in wanted]
+            request = Request(self.pausing, wanted, arrays, frozenset(to.inputs))
+            made = Call.apply(request, *tracked)
+            running: Mapping[str, Any] = request.running
+        elif self.forward is not None:
+            inputs = {name: arrays.pop(name) for name in to.inputs}
+            ran = self.forward.run(inputs, lasting=arrays)
+            made, running = tuple(map(tensor_of, ran.outputs)), ran.running
+        else:
+            made, running = (), {}
+        self._update(found, running)
+        return {y.name: each for y, each in zip(to.outputs, made, strict=True)}
+
+    def _update(self, found: Mapping[Value, Any], running: Mapping[str, Any]) -> None:
+        """Write running statistics to the model's buffers."""
+        with torch.no_grad():
+            for name, given in self.lowered.running.items():
+                if name in running:
+                    found[given.value].copy_(tensor_of(running[name]))
+
+    @staticmethod
+    def _result(each: Any, found: Mapping[Value, Any], outputs: Mapping[str, Any]) -> Any:
+        if isinstance(each, Held):
+            made = outputs[each.tensor.name]
+            plain = each.axes == tuple(range(len(each.axes)))
+            return made if plain else made.permute(each.axes)
+        return found[each] if isinstance(each, Value) else each
+
+
+def _as_given(found: Mapping[Value, Any], given: Given) -> Any:
+    tensor = found[given.value]
+    return tensor if tuple(tensor.shape) == given.shape else tensor.reshape(given.shape)

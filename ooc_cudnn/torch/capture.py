@@ -1,0 +1,316 @@
+"""Capturing: a model and the arguments of a call, to a graph. No data is read, nothing computed.
+
+torch.export follows the model's Python on fake tensors, without a card and without memory. What it
+finds is ATen's operations as modules call them, not taken apart.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils import _pytree as pytree
+
+from ooc_cudnn.torch.errors import UnsupportedModelError
+from ooc_cudnn.torch.graph import Graph, Operation, Value
+
+#: They hand on what they are given, or a view of it: who changes it in place changes both.
+VIEWS = frozenset({
+    "alias", "as_strided", "chunk", "contiguous", "detach", "diagonal", "dropout", "expand",
+    "expand_as", "feature_dropout", "flatten", "movedim", "narrow", "permute", "reshape", "select",
+    "slice", "split", "split_with_sizes", "squeeze", "t", "tensor_split", "to", "transpose",
+    "unbind", "unflatten", "unfold", "unsqueeze", "view", "view_as",
+})  # fmt: skip
+#: Whose lines are not the user's.
+_NOT_THE_USERS = tuple(os.path.dirname(each) + os.sep for each in (torch.__file__, __file__))
+
+
+class _Plain(torch.nn.Module):
+    """A model whose forward is called, and none of its own hooks."""
+
+    def __init__(self, model: torch.nn.Module, forward: Callable[..., Any]) -> None:
+        super().__init__()
+        self.model, self._forward = model, forward
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's own."""
+        return self._forward(*args, **kwargs)
+
+
+def capture(
+    model: torch.nn.Module,
+    forward: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+) -> Graph:
+    """Capture a call.
+
+    Parameters
+    ----------
+    model : Module
+    forward : callable
+        What its class (or its user) has as forward, bound.
+    args, kwargs
+        Of the call; tensors may be fake ones.
+
+    Raises
+    ------
+    UnsupportedModelError
+        If torch.export refuses, with what it says of the model's line.
+    """
+    plain = _Plain(model, forward)
+    plain.training = model.training
+    try:
+        program = torch.export.export(plain, tuple(args), dict(kwargs), strict=False)
+    except Exception as error:
+        raise UnsupportedModelError(
+            f"{type(model).__name__} cannot be captured: torch.export says {_first_line(error)}. "
+            "Where the result of a branch or of a loop depends on data, take it out of forward"
+        ) from error
+    return _Reading(program, model).graph()
+
+
+def fake_like(tensors: Sequence[Any], device: Any) -> list[torch.Tensor]:
+    """Tensors without memory of these shapes and dtypes, which pass for tensors on a device."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        return [torch.empty(t.shape, dtype=torch_dtype(t), device=device) for t in tensors]
+
+
+def torch_dtype(array: Any) -> torch.dtype:
+    """PyTorch's dtype of a tensor, or of a NumPy array.
+
+    >>> torch_dtype(np.zeros(1, "uint8"))
+    torch.uint8
+    """
+    if isinstance(array, torch.Tensor):
+        return array.dtype
+    return torch.from_numpy(np.empty(1, array.dtype)).dtype
+
+
+def _first_line(error: BaseException) -> str:
+    said = [line for line in str(error).strip().splitlines() if line.strip()]
+    return said[0] if said else type(error).__name__
+
+
+class _Reading:
+    """What torch.export found, being read node by node."""
+
+    def __init__(self, program: Any, model: torch.nn.Module) -> None:
+        self.program, self.model = program, model
+        self.given: list[Value] = []
+        self.constants: dict[str, torch.Tensor] = {}
+        #: What each node is now: what is changed in place becomes another value.
+        self.now: dict[Any, Any] = {}
+        #: Of a view, the node whose memory it shows.
+        self.base: dict[Any, Any] = {}
+        self.of_inputs: set[Value] = set()
+        self.before: list[Operation] = []
+        self.operations: list[Operation] = []
+        self.counted: list[Operation] = []
+        self.places = {node: at for at, node in enumerate(program.graph.nodes)}
+
+    def graph(self) -> Graph:
+        """Read everything."""
+        self._placeholders()
+        outputs: tuple[Any, ...] = ()
+        for node in self.program.graph.nodes:
+            if node.op == "call_function":
+                self._call(node)
+            elif node.op == "output":
+                outputs = tuple(self._argument(each) for each in node.args[0])
+            elif node.op != "placeholder":
+                raise UnsupportedModelError(
+                    f"{node.op} {node.target}: a part of the model that torch.export left as it is"
+                )
+        return Graph(
+            tuple(self.given),
+            tuple(self.before),
+            tuple(_used(self.operations, outputs)),
+            tuple(self.counted),
+            outputs,
+            self.program.call_spec.out_spec,
+            self.constants,
+        )
+
+    def _placeholders(self) -> None:
+        kinds = {"PARAMETER": "parameter", "BUFFER": "buffer", "CONSTANT_TENSOR": "constant"}
+        names = {id(each): n for n, each in self.model.named_parameters(remove_duplicate=False)}
+        specs = {spec.arg.name: spec for spec in self.program.graph_signature.input_specs}
+        inputs = 0
+        for node in self.program.graph.nodes:
+            if node.op != "placeholder":
+                continue
+            spec, seen = specs[node.name], node.meta.get("val")
+            if spec.kind.name == "USER_INPUT":
+                if isinstance(seen, torch.Tensor):
+                    value = _value(node, seen, "input", str(inputs))
+                    self.of_inputs.add(value)
+                    self.given.append(value)
+                    self.now[node] = value
+                else:
+                    self.now[node] = seen
+                inputs += 1
+                continue
+            kind, source = kinds.get(spec.kind.name), (spec.target or "").removeprefix("model.")
+            if kind is None or not isinstance(seen, torch.Tensor):
+                raise UnsupportedModelError(f"{source or node.name} is a {spec.kind.name.lower()}")
+            if kind == "parameter":  # by the first of its names
+                source = names[id(self.model.get_parameter(source))]
+            value = _value(node, seen, kind, source)
+            if kind == "constant":
+                self.constants[value.name] = self.program.constants[spec.target]
+            self.given.append(value)
+            self.now[node] = value
+
+    def _argument(self, tree: Any) -> Any:
+        return pytree.tree_map(
+            lambda each: self.now[each] if isinstance(each, torch.fx.Node) else each,
+            tree,
+        )
+
+    def _call(self, node: Any) -> None:
+        if node.target is operator.getitem:
+            parts, at = self.now[node.args[0]], node.args[1]
+            self.now[node] = parts[at]
+            self.base[node] = self.base.get(node.args[0], node.args[0])
+            return
+        if not isinstance(node.target, torch._ops.OpOverload):
+            self.now[node] = self._computed(node)
+            return
+        schema = node.target._schema
+        name = schema.name.partition("::")[2]
+        in_place = name.endswith("_") and not name.endswith("__")
+        args, kwargs = self._argument(tuple(node.args)), self._argument(dict(node.kwargs))
+        results = _results(node)
+        made = Operation(
+            node.target,
+            name.removesuffix("_") if in_place else name,
+            args,
+            kwargs,
+            _bound(schema, args, kwargs),
+            results,
+            _module(node),
+            _where(node),
+        )
+        is_of_inputs = bool(self.of_inputs.intersection(made.reads))
+        if in_place and self._is_counter(node):
+            self.counted.append(made)
+            self.now[node] = made.args[0]
+            return
+        if is_of_inputs:
+            self.of_inputs.update(value for value in results if value is not None)
+            self.operations.append(made)
+        else:
+            self.before.append(made)
+        single = len(schema.returns) == 1 and schema.returns[0].type.kind() != "ListType"
+        self.now[node] = results[0] if single else results
+        if in_place:
+            self._changed(node, is_of_inputs)
+        elif made.name in VIEWS and node.args and isinstance(node.args[0], torch.fx.Node):
+            self.base[node] = self.base.get(node.args[0], node.args[0])
+
+    def _computed(self, node: Any) -> Any:
+        """What is no tensor operation: arithmetic with sizes, which are known."""
+        args = self._argument(tuple(node.args))
+        if any(isinstance(each, Value) for each in pytree.tree_leaves(args)):
+            raise UnsupportedModelError(f"{node.target}: not an operation of ATen; {_where(node)}")
+        return node.target(*args, **self._argument(dict(node.kwargs)))
+
+    @staticmethod
+    def _is_counter(node: Any) -> bool:
+        """Whether a buffer goes up by a number, and nobody reads it."""
+        target = node.args[0]
+        return (
+            target.op == "placeholder"
+            and not node.users
+            and len(target.users) == 1
+            and not any(isinstance(each, torch.fx.Node) for each in node.args[1:])
+        )
+
+    def _changed(self, node: Any, is_of_inputs: bool) -> None:
+        """Note that a node was changed in place: from here on it is the result."""
+        changed = node.args[0]
+        if not is_of_inputs:
+            self.base[node] = self.base.get(changed, changed)
+            return  # PyTorch runs it as it is
+        before = self.now[changed]
+        if isinstance(before, Value) and before.kind != "made":
+            raise UnsupportedModelError(
+                f"{node.target} changes {before.kind} {before.source or before.name} in place; "
+                f"{_where(node)}"
+            )
+        root = self.base.get(changed, changed)
+        for other, at in self.places.items():
+            if other in (changed, node) or self.base.get(other, other) is not root:
+                continue
+            if at < self.places[node] and any(
+                self.places[user] > self.places[node] for user in other.users
+            ):
+                raise UnsupportedModelError(
+                    f"{node.target} changes in place what {other} shows, too, which is read later; "
+                    f"{_where(node)}"
+                )
+        self.now[changed] = self.now[node]
+        self.base[node] = root
+
+
+def _value(node: Any, seen: torch.Tensor, kind: str = "made", source: str = "") -> Value:
+    return Value(node.name, tuple(int(e) for e in seen.shape), seen.dtype, kind, source)
+
+
+def _results(node: Any) -> tuple[Value | None, ...]:
+    seen = node.meta.get("val")
+    if isinstance(seen, torch.Tensor):
+        return (_value(node, seen),)
+    if not isinstance(seen, list | tuple):
+        return (None,)
+    return tuple(
+        Value(f"{node.name}_{at}", tuple(each.shape), each.dtype)
+        if isinstance(each, torch.Tensor)
+        else None
+        for at, each in enumerate(seen)
+    )
+
+
+def _bound(schema: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments by their names, those that were left out with their defaults."""
+    found = {}
+    for at, argument in enumerate(schema.arguments):
+        if at < len(args):
+            found[argument.name] = args[at]
+        elif argument.name in kwargs:
+            found[argument.name] = kwargs[argument.name]
+        else:
+            found[argument.name] = argument.default_value
+    return found
+
+
+def _module(node: Any) -> str:
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    path = str(stack[-1][0]) if stack else ""
+    return path.removeprefix("model").removeprefix(".")
+
+
+def _where(node: Any) -> str:
+    """The last line of the user's own code before PyTorch's."""
+    lines = (node.meta.get("stack_trace") or "").strip().splitlines()
+    frames = [at for at, line in enumerate(lines) if line.strip().startswith('File "')]
+    own = [at for at in frames if not any(each in lines[at] for each in _NOT_THE_USERS)]
+    return " ".join(line.strip() for line in lines[own[-1] : own[-1] + 2]) if own else ""
+
+
+def _used(operations: Sequence[Operation], outputs: Sequence[Any]) -> Iterator[Operation]:
+    """The operations that outputs depend on."""
+    wanted = {value for value in outputs if isinstance(value, Value)}
+    kept = []
+    for operation in reversed(operations):
+        if wanted.intersection(operation.results):
+            wanted.update(operation.reads)
+            kept.append(operation)
+    return reversed(kept)

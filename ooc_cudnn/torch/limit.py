@@ -1,0 +1,172 @@
+"""`limit` and `release`: a model's forward under a memory limit, and as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch.utils import _pytree as pytree
+
+from ooc_cudnn.network.plan import NetworkPlan
+from ooc_cudnn.network.terms import Limit
+from ooc_cudnn.torch.call import ReadyModel
+from ooc_cudnn.torch.capture import fake_like, torch_dtype
+from ooc_cudnn.torch.errors import UnsupportedModelError
+from ooc_cudnn.units import parse_limit
+
+M = TypeVar("M", bound=torch.nn.Module)
+
+
+def limit(model: M, memory_limit: Limit = None) -> M:
+    """Let a model compute within a limit of device memory. Returns at once.
+
+    It stays the same object: parameters, state_dict, hooks, train and eval are as before; its
+    `forward` is replaced. At its first call with arguments of some shapes the model is captured and
+    planned, which takes seconds.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+    memory_limit : int, float or str, optional
+        Device memory that the library may hold: bytes, a share of the card's (0.5), or text
+        ("8GiB"). The setting's when left out.
+
+    Returns
+    -------
+    Module
+        The model.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If it is no module, or that is no limit.
+    UnsupportedModelError
+        At the first call, if the model cannot be captured, or has an operation that the library
+        has not.
+
+    Examples
+    --------
+    >>> import torch, ooc_cudnn, ooc_cudnn.torch as ooc
+    >>> model = ooc.limit(torch.nn.Conv2d(3, 8, 3), "64KiB")
+    >>> with ooc_cudnn.settings(device="host", machine="host"):
+    ...     y = model(torch.ones(2, 3, 16, 16))
+    ...     y.sum().backward()
+    >>> y.shape, model.bias.grad[0]
+    (torch.Size([2, 8, 14, 14]), tensor(392.))
+    """
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}")
+    if memory_limit is not None:
+        parse_limit(memory_limit, name="memory_limit")
+    model.forward = Limited(model, memory_limit)
+    return model
+
+
+def release(model: M) -> M:
+    """Undo `limit`: the model computes as PyTorch does."""
+    own = model.__dict__.get("forward")
+    if isinstance(own, Limited):
+        own.undo()
+    return model
+
+
+class Limited:
+    """The forward of a model under a limit. It is copied and pickled with the model."""
+
+    def __init__(self, model: torch.nn.Module, memory_limit: Limit) -> None:
+        own = model.__dict__.get("forward")
+        self.model, self.memory_limit = model, memory_limit
+        #: What the user had put in place of the class's forward.
+        self.before: Any = own.before if isinstance(own, Limited) else own
+        self._ready: dict[Hashable, ReadyModel] = {}
+        self.last: ReadyModel | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_ready": {}, "last": None}
+
+    def undo(self) -> None:
+        """Put the model's own forward back."""
+        if self.before is None:
+            del self.model.__dict__["forward"]
+        else:
+            self.model.__dict__["forward"] = self.before
+
+    @property
+    def plan(self) -> NetworkPlan | None:
+        """How the last call ran."""
+        return None if self.last is None else self.last.plan
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Run the model."""
+        leaves, structure = pytree.tree_flatten((args, kwargs))
+        places = [
+            at for at, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor | np.ndarray)
+        ]
+        tensors = [leaves[at] for at in places]
+        if not places:
+            raise UnsupportedModelError(f"{type(self.model).__name__} was called without a tensor")
+        with_gradients = torch.is_grad_enabled()
+        asked = frozenset(
+            at
+            for at, tensor in enumerate(tensors)
+            if with_gradients and isinstance(tensor, torch.Tensor) and tensor.requires_grad
+        )
+        key = (
+            structure,
+            tuple((tuple(tensor.shape), torch_dtype(tensor)) for tensor in tensors),
+            tuple(repr(leaf) for at, leaf in enumerate(leaves) if at not in places),
+            asked,
+            with_gradients,
+            tuple(module.training for module in self.model.modules()),
+            tuple(parameter.requires_grad for parameter in self.model.parameters()),
+        )
+        ready = self._ready.get(key)
+        if ready is None:
+            ready = self._ready[key] = self._made(
+                leaves, structure, places, tensors, asked, with_gradients=with_gradients
+            )
+        self.last = ready
+        return ready(tensors)
+
+    def _made(
+        self,
+        leaves: list[Any],
+        structure: Any,
+        places: list[int],
+        tensors: list[Any],
+        asked: frozenset[int],
+        *,
+        with_gradients: bool,
+    ) -> ReadyModel:
+        model = self.model
+        held: Any = next(model.parameters(), tensors[0])
+        there = held.device if isinstance(held, torch.Tensor) else "cpu"
+        fakes = dict(zip(places, fake_like(tensors, there), strict=True))
+        filled = [fakes.get(at, leaf) for at, leaf in enumerate(leaves)]
+        args, kwargs = pytree.tree_unflatten(filled, structure)
+        with own_forward(model) as forward:
+            return ReadyModel(
+                model,
+                forward,
+                args,
+                kwargs,
+                self.memory_limit,
+                asked,
+                with_gradients=with_gradients,
+            )
+
+
+@contextmanager
+def own_forward(model: torch.nn.Module) -> Iterator[Callable[..., Any]]:
+    """The forward that a model has without a limit, put back for a while."""
+    under = model.__dict__.get("forward")
+    if isinstance(under, Limited):
+        under.undo()
+    try:
+        yield model.forward
+    finally:
+        if isinstance(under, Limited):
+            model.__dict__["forward"] = under

@@ -1,0 +1,196 @@
+"""What computes each element by itself: activations, sums and products, dropout."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from ooc_cudnn.network.tensors import Tensor
+from ooc_cudnn.torch.graph import Value
+from ooc_cudnn.torch.lower import Held, Lowering, Unlike, rule
+
+_PLAIN = {
+    "relu": "relu",
+    "sigmoid": "sigmoid",
+    "tanh": "tanh",
+    "silu": "swish",
+    "hardswish": "hardswish",
+    "hardsigmoid": "hardsigmoid",
+}
+
+
+def _activation(to: Lowering, x: Any, mode: str, coef: float | None = None) -> Held:
+    if not isinstance(x, Held):
+        raise Unlike("it does not read the inputs first")
+    made = to.net.activation(x.tensor, mode, coef=coef, name=to.name("act"))
+    return Held(made, x.axes)
+
+
+def _enter(name: str, mode: str) -> None:
+    @rule(name)
+    def activation(to: Lowering, self: Any) -> Held:
+        return _activation(to, self, mode)
+
+
+for _name, _mode in _PLAIN.items():
+    _enter(_name, _mode)
+
+
+@rule("relu6")
+def relu6(to: Lowering, self: Any) -> Held:
+    return _activation(to, self, "clipped_relu", 6.0)
+
+
+@rule("hardtanh")
+def hardtanh(to: Lowering, self: Any, min_val: float, max_val: float) -> Held:
+    if min_val != 0:
+        raise Unlike(f"bounds {min_val} and {max_val}: the lower one is to be 0")
+    return _activation(to, self, "clipped_relu", float(max_val))
+
+
+@rule("leaky_relu")
+def leaky_relu(to: Lowering, self: Any, negative_slope: float) -> Held:
+    return _activation(to, self, "leaky_relu", float(negative_slope))
+
+
+@rule("elu")
+def elu(to: Lowering, self: Any, alpha: float, scale: float, input_scale: float) -> Held:
+    if (scale, input_scale) != (1, 1):
+        raise Unlike(f"scales {scale} and {input_scale}")
+    return _activation(to, self, "elu", float(alpha))
+
+
+@rule("gelu")
+def gelu(to: Lowering, self: Any, approximate: str) -> Held:
+    if approximate != "none":
+        raise Unlike(f"approximate={approximate!r}")
+    return _activation(to, self, "gelu")
+
+
+@rule("prelu")
+def prelu(to: Lowering, self: Any, weight: Any) -> Held:
+    if not isinstance(self, Held) or self.axes[1:2] != (1,):
+        raise Unlike("its second axis is not that of channels")
+    w = to.parameter(weight)
+    per_channel = w.shape != (1,)
+    made = to.net.prelu(self.tensor, per_channel=per_channel, w=w, name=to.name())
+    return Held(made, self.axes)
+
+
+@rule("dropout")
+def dropout(to: Lowering, input: Any, p: float, train: bool) -> Held:
+    return _dropped(to, input, p, train, per_channel=False)
+
+
+@rule("feature_dropout")
+def feature_dropout(to: Lowering, input: Any, p: float, train: bool) -> Held:
+    return _dropped(to, input, p, train, per_channel=True)
+
+
+def _dropped(to: Lowering, x: Any, p: float, train: bool, *, per_channel: bool) -> Held:
+    if not isinstance(x, Held):
+        raise Unlike("it does not read the inputs first")
+    if not train or p == 0:
+        return x
+    if per_channel and x.axes[:2] != (0, 1):
+        raise Unlike("its axes were permuted before")
+    name = to.name()
+    made = to.net.dropout(x.tensor, float(p), per_channel=per_channel, name=name)
+    to.drawn.append(f"{name}.state")
+    return Held(made, x.axes)
+
+
+@rule("alias", "clone", "contiguous", "lift_fresh_copy")
+def same(to: Lowering, self: Any, **how: Any) -> Held:
+    if not isinstance(self, Held):
+        raise Unlike("it does not read the inputs first")
+    return self
+
+
+# Sums and products ----------------------------------------------------------------------------
+
+
+@rule("add")
+def add(to: Lowering, self: Any, other: Any, alpha: float = 1) -> Held:
+    if alpha != 1:
+        other = _times(to, other, alpha)
+    return _combined(to, "add", self, other)
+
+
+@rule("sub")
+def subtract(to: Lowering, self: Any, other: Any, alpha: float = 1) -> Held:
+    return _combined(to, "add", self, _times(to, other, -alpha))
+
+
+@rule("rsub")
+def subtract_from(to: Lowering, self: Any, other: Any, alpha: float = 1) -> Held:
+    return _combined(to, "add", _times(to, self, -alpha), other)
+
+
+@rule("mul")
+def multiply(to: Lowering, self: Any, other: Any) -> Held:
+    return _combined(to, "multiply", self, other)
+
+
+@rule("div")
+def divide(to: Lowering, self: Any, other: Any, rounding_mode: str | None = None) -> Held:
+    if rounding_mode is not None or not _is_number(other):
+        raise Unlike("by what is no number, or rounded")
+    return _combined(to, "multiply", self, 1 / float(other))
+
+
+@rule("neg")
+def negate(to: Lowering, self: Any) -> Held:
+    return _combined(to, "multiply", self, -1.0)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _times(to: Lowering, x: Any, factor: float) -> Any:
+    if _is_number(x):
+        return x * factor
+    return _combined(to, "multiply", x, float(factor)) if isinstance(x, Held) else _unheld()
+
+
+def _unheld() -> Any:
+    raise Unlike("a parameter that is scaled")
+
+
+def _combined(to: Lowering, what: str, one: Any, other: Any) -> Held:
+    """The sum or the product of a map and what is broadcast to it, in either order."""
+    if not isinstance(one, Held) or (isinstance(other, Held) and _size(other) > _size(one)):
+        one, other = other, one
+    if not isinstance(one, Held):
+        raise Unlike("it does not read the inputs first")
+    build = to.net.add if what == "add" else to.net.multiply
+    if _is_number(other):
+        return Held(build(one.tensor, float(other), name=to.name(what)), one.axes)
+    if isinstance(other, Held):
+        if len(other.axes) != len(one.axes) or other.axes != one.axes:
+            raise Unlike(f"of {one.shape} and {other.shape}, permuted apart")
+        return Held(build(one.tensor, other.tensor, name=to.name(what)), one.axes)
+    assert isinstance(other, Value)
+    return Held(build(one.tensor, _broadcast(to, one, other), name=to.name(what)), one.axes)
+
+
+def _size(held: Held) -> int:
+    return math.prod(held.shape)
+
+
+def _broadcast(to: Lowering, one: Held, other: Value) -> Tensor:
+    """What is given, as it lies along the axes of a map."""
+    if other.dtype != getattr(torch, one.tensor.dtype):
+        raise Unlike(f"of {one.tensor.dtype} and {other.dtype}")
+    shape = [1] * len(one.axes)
+    for at, extent in enumerate(reversed(other.shape)):
+        if at >= len(one.axes):
+            raise Unlike(f"of {one.shape} and {other.shape}")
+        shape[one.axes[len(one.axes) - 1 - at]] = extent
+    longer = [one.axes.index(axis) for axis in range(len(shape)) if shape[axis] > 1]
+    if longer != sorted(longer):  # it would have to be permuted
+        raise Unlike(f"of {one.shape} permuted and {other.shape}")
+    return to.given(other, shape)

@@ -1,0 +1,140 @@
+"""Normalizations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ooc_cudnn.network.tensors import Tensor
+from ooc_cudnn.torch.graph import Value
+from ooc_cudnn.torch.lower import Held, Lowering, Unlike, rule
+
+
+@rule("batch_norm")
+def batch_normalization(
+    to: Lowering,
+    input: Any,
+    weight: Any,
+    bias: Any,
+    running_mean: Any,
+    running_var: Any,
+    training: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool,
+) -> Held:
+    x, name = to.plain(input), to.name()
+    lasting = {"running_mean": running_mean, "running_variance": running_var}
+    if not training and to.training:
+        return _by_running_statistics(to, x, (running_mean, running_var, weight, bias), eps)
+    given = {
+        role: None if value is None else to.statistics(value, f"{name}.{role}")
+        for role, value in lasting.items()
+    }
+    made = to.net.batch_normalization(
+        x,
+        epsilon=eps,
+        exponential_average_factor=momentum,
+        name=name,
+        **_vectors(to, weight, bias),
+        **given,
+    )
+    for role, value in lasting.items():
+        if isinstance(value, Value):
+            to.now_lasting(value, f"{name}.{role}")
+    _frozen(to, name, weight, bias)
+    return Held.of(made)
+
+
+def _by_running_statistics(
+    to: Lowering, x: Tensor, vectors: tuple[Value | None, ...], epsilon: float
+) -> Held:
+    """One factor and one summand a channel, which PyTorch makes: so they have gradients."""
+
+    def factor(mean: Any, variance: Any, weight: Any, bias: Any) -> Any:
+        found = (variance + epsilon).rsqrt()
+        return found if weight is None else weight * found
+
+    def summand(mean: Any, variance: Any, weight: Any, bias: Any) -> Any:
+        found = -mean * factor(mean, variance, weight, bias)
+        return found if bias is None else bias + found
+
+    shape = [1, x.shape[1], *(1 for _ in x.shape[2:])]
+    scale, shift = (
+        to.given(to.made_before(each.__name__, each, *vectors), shape) for each in (factor, summand)
+    )
+    product = to.net.multiply(x, scale, name=to.name("scale"))
+    return Held.of(to.net.add(product, shift, name=to.name()))
+
+
+def _vectors(to: Lowering, weight: Any, bias: Any) -> dict[str, Any]:
+    return {"scale": to.optional(weight), "bias": to.optional(bias)}
+
+
+def _frozen(to: Lowering, name: str, weight: Any, bias: Any) -> None:
+    if weight is None:
+        to.net.freeze(f"{name}.scale")
+    if bias is None:
+        to.net.freeze(f"{name}.bias")
+
+
+@rule("group_norm")
+def group_normalization(
+    to: Lowering,
+    input: Any,
+    num_groups: int,
+    weight: Any,
+    bias: Any,
+    eps: float,
+    cudnn_enabled: bool,
+) -> Held:
+    x, name = to.plain(input), to.name()
+    vectors = _vectors(to, weight, bias)
+    made = to.net.group_normalization(x, num_groups, epsilon=eps, name=name, **vectors)
+    _frozen(to, name, weight, bias)
+    return Held.of(made)
+
+
+@rule("instance_norm")
+def instance_normalization(
+    to: Lowering,
+    input: Any,
+    weight: Any,
+    bias: Any,
+    running_mean: Any,
+    running_var: Any,
+    use_input_stats: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool,
+) -> Held:
+    if running_mean is not None:
+        raise Unlike("with running statistics")
+    x, name = to.plain(input, least=3), to.name()
+    made = to.net.instance_normalization(x, epsilon=eps, name=name, **_vectors(to, weight, bias))
+    _frozen(to, name, weight, bias)
+    return Held.of(made)
+
+
+@rule("layer_norm")
+def layer_normalization(
+    to: Lowering,
+    input: Any,
+    normalized_shape: Sequence[int],
+    weight: Any,
+    bias: Any,
+    eps: float,
+    cudnn_enable: bool,
+) -> Held:
+    if not isinstance(input, Held) or len(normalized_shape) != 1 or input.axes[-1] != 1:
+        raise Unlike(f"over {list(normalized_shape)}: over channels there is one")
+    name = to.name()
+    vectors = _vectors(to, weight, bias)
+    made = to.net.layer_normalization(input.tensor, epsilon=eps, name=name, **vectors)
+    _frozen(to, name, weight, bias)
+    return Held(made, input.axes)
+
+
+@rule("local_response_norm")
+def local_response(to: Lowering, **arguments: Any) -> Held:
+    raise Unlike("local response normalization")

@@ -1,0 +1,143 @@
+"""What moves elements and computes nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from ooc_cudnn.torch.lower import Held, Lowering, Unlike, rule
+
+
+@rule("cat", "concat")
+def concatenate(to: Lowering, tensors: Sequence[Any], dim: int) -> Held:
+    if not all(isinstance(each, Held) for each in tensors):
+        raise Unlike("of what does not read the inputs first")
+    axes = tensors[0].axes
+    if any(each.axes != axes for each in tensors) or axes[dim] != 1:
+        raise Unlike(f"along axis {dim} of {tensors[0].shape}: along channels there is one")
+    parts = [each.tensor for each in tensors]
+    return Held(to.net.concatenate(parts, name=to.name("cat")), axes)
+
+
+@rule("permute")
+def permute(to: Lowering, self: Any, dims: Sequence[int]) -> Held:
+    if not isinstance(self, Held):
+        raise Unlike("it does not read the inputs first")
+    return Held(self.tensor, tuple(self.axes[each] for each in dims))
+
+
+@rule("transpose")
+def transpose(to: Lowering, self: Any, dim0: int, dim1: int) -> Held:
+    dims = list(range(len(self.axes)))
+    dims[dim0], dims[dim1] = dims[dim1], dims[dim0]
+    return permute(to, self, dims)
+
+
+@rule("flatten")
+def flatten(to: Lowering, self: Any, start_dim: int, end_dim: int) -> Held:
+    count = len(self.shape)
+    first, last = start_dim % count, end_dim % count
+    shape = self.shape
+    return _reshaped(
+        to, self, (*shape[:first], math.prod(shape[first : last + 1]), *shape[last + 1 :])
+    )
+
+
+@rule("reshape", "view")
+def reshape(
+    to: Lowering, self: Any, shape: Sequence[int] | None = None, size: Sequence[int] | None = None
+) -> Held:
+    wanted = list(size if shape is None else shape)  # type: ignore[arg-type]
+    if -1 in wanted:
+        at = wanted.index(-1)
+        wanted[at] = math.prod(self.shape) // max(-math.prod(wanted), 1)
+    return _reshaped(to, self, tuple(wanted))
+
+
+@rule("squeeze")
+def squeeze(to: Lowering, self: Any, dim: Any = None) -> Held:
+    count = len(self.shape)
+    dims = range(count) if dim is None else [dim] if isinstance(dim, int) else dim
+    gone = {each % count for each in dims}
+    shape = tuple(e for at, e in enumerate(self.shape) if not (at in gone and e == 1))
+    return _reshaped(to, self, shape)
+
+
+@rule("unsqueeze")
+def unsqueeze(to: Lowering, self: Any, dim: int) -> Held:
+    shape = list(self.shape)
+    shape.insert(dim % (len(shape) + 1), 1)
+    return _reshaped(to, self, tuple(shape))
+
+
+def _reshaped(to: Lowering, x: Any, shape: tuple[int, ...]) -> Held:
+    """The same elements in another shape: all of an image on one axis, or other axes of 1."""
+    if not isinstance(x, Held):
+        raise Unlike("it does not read the inputs first")
+    if shape == x.shape:
+        return x
+    if x.is_plain and len(shape) == 2 and shape[0] == x.shape[0]:
+        return Held.of(to.net.flatten(x.tensor, name=to.name("flatten")))
+    raise Unlike(f"from {x.shape} to {shape}: an image is flattened, or nothing changes")
+
+
+_MODES = {"nearest": "nearest", "linear": "linear", "bilinear": "linear", "trilinear": "linear"}
+
+
+@rule("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d")
+def nearest(to: Lowering, input: Any, output_size: Any, scale_factors: Any) -> Held:
+    return _interpolated(to, input, output_size, scale_factors, "nearest", False)
+
+
+@rule("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d")
+def linear(
+    to: Lowering, input: Any, output_size: Any, align_corners: bool, scale_factors: Any
+) -> Held:
+    return _interpolated(to, input, output_size, scale_factors, "linear", align_corners)
+
+
+def _interpolated(
+    to: Lowering, x: Any, size: Any, factors: Any, mode: str, align_corners: bool
+) -> Held:
+    return Held.of(
+        to.net.interpolation(
+            to.plain(x, least=3),
+            None if size is None else tuple(size),
+            scale_factor=None if factors is None else tuple(factors),
+            mode=mode,
+            align_corners=bool(align_corners),
+            name=to.name(),
+        )
+    )
+
+
+@rule("pad", "constant_pad_nd")
+def pad(
+    to: Lowering, self: Any, pad: Sequence[int], mode: str = "constant", value: float | None = 0
+) -> Held:
+    x = to.plain(self, least=3)
+    if mode != "constant" or len(pad) > 2 * (len(x.shape) - 2):
+        raise Unlike(f"mode {mode} of {list(pad)}: constants on spatial axes there are")
+    pairs = [(0, 0)] * (len(x.shape) - 2)
+    for at in range(len(pad) // 2):
+        pairs[-1 - at] = (pad[2 * at], pad[2 * at + 1])
+    return Held.of(to.net.pad(x, pairs, value=float(value or 0), name=to.name("pad")))
+
+
+@rule("slice")
+def part(
+    to: Lowering, self: Any, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
+) -> Held:
+    extent = self.shape[dim]
+    first = 0 if start is None else min(start % extent if start < 0 else start, extent)
+    last = extent if end is None else min(end + extent if end < 0 else end, extent)
+    if (first, last) == (0, extent) and step == 1:
+        return self
+    axis = self.axes[dim]
+    if step != 1 or axis < 2:
+        raise Unlike(f"[{start}:{end}:{step}] of axis {dim}: of spatial axes there are crops")
+    spatial = self.tensor.shape[2:]
+    starts, sizes = [0] * len(spatial), list(spatial)
+    starts[axis - 2], sizes[axis - 2] = first, last - first
+    return Held(to.net.crop(self.tensor, starts, sizes, name=to.name("crop")), self.axes)

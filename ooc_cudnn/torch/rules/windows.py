@@ -1,0 +1,214 @@
+"""Convolutions, linear layers, poolings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from ooc_cudnn.torch.lower import Held, Lowering, Unlike, rule
+
+
+def per_axis(value: Any, axes: int) -> tuple[int, ...]:
+    """As ATen takes sizes: one for all axes, or one each."""
+    values = tuple(value) if isinstance(value, list | tuple) else (value,)
+    return values * axes if len(values) == 1 else values
+
+
+@rule("conv1d", "conv2d", "conv3d")
+def convolution(
+    to: Lowering,
+    input: Any,
+    weight: Any,
+    bias: Any,
+    stride: Sequence[int],
+    padding: Sequence[int] | str,
+    dilation: Sequence[int],
+    groups: int,
+) -> Held:
+    x = to.plain(input, least=3)
+    w = to.parameter(weight)
+    axes = len(w.shape) - 2
+    dilations = per_axis(dilation, axes)
+    around: Any
+    if isinstance(padding, str):
+        around = tuple(
+            _same(size, step) if padding == "same" else (0, 0)
+            for size, step in zip(w.shape[2:], dilations, strict=True)
+        )
+    else:
+        around = per_axis(padding, axes)
+    b = to.optional(bias)
+    return Held.of(
+        to.net.convolution(
+            x,
+            w.shape[0],
+            window=w.shape[2:],
+            stride=per_axis(stride, axes),
+            padding=around,
+            dilation=dilations,
+            groups=groups,
+            w=w,
+            b=b,
+            bias=b is not None,
+            name=to.name(),
+        )
+    )
+
+
+def _same(size: int, dilation: int) -> tuple[int, int]:
+    """PyTorch's padding "same": what is odd goes behind."""
+    both = dilation * (size - 1)
+    return both // 2, both - both // 2
+
+
+@rule("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
+def transposed(
+    to: Lowering,
+    input: Any,
+    weight: Any,
+    bias: Any,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    output_padding: Sequence[int],
+    groups: int,
+    dilation: Sequence[int],
+) -> Held:
+    x, w, b = to.plain(input, least=3), to.parameter(weight), to.optional(bias)
+    axes = len(w.shape) - 2
+    return Held.of(
+        to.net.transposed_convolution(
+            x,
+            w.shape[1] * groups,
+            window=w.shape[2:],
+            stride=per_axis(stride, axes),
+            padding=per_axis(padding, axes),
+            output_padding=per_axis(output_padding, axes),
+            dilation=per_axis(dilation, axes),
+            groups=groups,
+            w=w,
+            b=b,
+            bias=b is not None,
+            name=to.name(),
+        )
+    )
+
+
+@rule("linear")
+def linear(to: Lowering, input: Any, weight: Any, bias: Any) -> Held:
+    if not isinstance(input, Held):
+        raise Unlike("it does not read the inputs first")
+    x, b = input.tensor, to.optional(bias)
+    features, last = weight.shape[0], input.axes[-1]
+    if last != 1:
+        raise Unlike("its last axis is not that of channels")
+    if len(x.shape) == 2:
+        made = to.net.linear(
+            x, features, w=to.parameter(weight), b=b, bias=b is not None, name=to.name()
+        )
+        return Held(made, input.axes)
+    ones = (1,) * (len(x.shape) - 2)
+    w = to.parameter(weight, (*weight.shape, *ones))
+    made = to.net.convolution(
+        x, features, window=ones, w=w, b=b, bias=b is not None, name=to.name()
+    )
+    return Held(made, input.axes)
+
+
+@rule("max_pool1d", "max_pool2d", "max_pool3d")
+def max_pooling(
+    to: Lowering,
+    self: Any,
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    ceil_mode: bool,
+) -> Held:
+    x = to.plain(self, least=3)
+    axes = len(x.shape) - 2
+    if set(per_axis(dilation, axes)) != {1}:
+        raise Unlike(f"dilation {dilation} of a pooling")
+    window = per_axis(kernel_size, axes)
+    return Held.of(
+        to.net.pooling(
+            x,
+            window=window,
+            stride=per_axis(stride, axes) if stride else window,
+            padding=per_axis(padding, axes),
+            ceil_mode=ceil_mode,
+            name=to.name(),
+        )
+    )
+
+
+@rule("max_pool1d_with_indices", "max_pool2d_with_indices", "max_pool3d_with_indices")
+def max_pooling_alone(to: Lowering, **arguments: Any) -> tuple[Held | None, ...]:
+    return max_pooling(to, **arguments), None
+
+
+@rule("avg_pool1d", "avg_pool2d", "avg_pool3d")
+def average_pooling(
+    to: Lowering,
+    self: Any,
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    ceil_mode: bool,
+    count_include_pad: bool,
+    divisor_override: int | None = None,
+) -> Held:
+    x = to.plain(self, least=3)
+    axes = len(x.shape) - 2
+    if divisor_override is not None:
+        raise Unlike("divisor_override")
+    window = per_axis(kernel_size, axes)
+    return Held.of(
+        to.net.pooling(
+            x,
+            window=window,
+            mode=f"average_{'include' if count_include_pad else 'exclude'}_padding",
+            stride=per_axis(stride, axes) if stride else window,
+            padding=per_axis(padding, axes),
+            ceil_mode=ceil_mode,
+            name=to.name(),
+        )
+    )
+
+
+@rule("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d")
+def adaptive_average(to: Lowering, self: Any, output_size: Sequence[int]) -> Held:
+    x = to.plain(self, least=3)
+    size = per_axis(output_size, len(x.shape) - 2)
+    if math.prod(size) == 1:
+        return Held.of(to.net.global_average(x, name=to.name()))
+    return Held.of(to.net.adaptive_pooling(x, size, name=to.name()))
+
+
+@rule("adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d")
+def adaptive_max(to: Lowering, self: Any, output_size: Sequence[int]) -> tuple[Held | None, ...]:
+    x = to.plain(self, least=3)
+    size = per_axis(output_size, len(x.shape) - 2)
+    if math.prod(size) == 1:
+        return Held.of(to.net.global_max(x, name=to.name())), None
+    return Held.of(to.net.adaptive_pooling(x, size, mode="max", name=to.name())), None
+
+
+@rule("mean")
+def mean(
+    to: Lowering,
+    self: Any,
+    dim: Sequence[int] | None = None,
+    keepdim: bool = False,
+    dtype: Any = None,
+) -> Held:
+    if not isinstance(self, Held) or dim is None or dtype is not None:
+        raise Unlike("a mean over all axes, or in another dtype")
+    axes = {self.axes[each] for each in dim}
+    if len(self.tensor.shape) < 3 or axes != set(range(2, len(self.tensor.shape))):
+        raise Unlike(f"a mean over axes {list(dim)} of {self.shape}: over all sites there is one")
+    made = to.net.global_average(self.tensor, name=to.name("mean"))
+    if keepdim:
+        return Held(made, self.axes)
+    flat = to.net.flatten(made, name=to.name("mean"))
+    return Held(flat, tuple(axis for axis in self.axes if axis < 2))

@@ -1,0 +1,247 @@
+"""`limit` and `release`: the model stays the user's."""
+
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+import ooc_cudnn
+import ooc_cudnn.torch as ooc
+from tests.support.torch_checks import TOLERANCE, close
+from tests.support.torch_models import classifier, residual
+
+SHAPE, LIMIT = (4, 3, 16, 16), "200KiB"
+
+
+@pytest.fixture(autouse=True)
+def on_the_host():
+    with ooc_cudnn.settings(device="host", machine="host"):
+        yield
+
+
+@pytest.fixture
+def pair():
+    """A model under a limit, and the same one without."""
+    torch.manual_seed(0)
+    eager = residual().double()
+    return ooc.limit(copy.deepcopy(eager), LIMIT), eager
+
+
+def drawn(shape=SHAPE):
+    return torch.randn(shape, dtype=torch.float64)
+
+
+def test_five_steps_of_sgd_follow_pytorch(pair):
+    x, target = drawn(), torch.arange(4)
+    losses = []
+    for model in pair:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+        for _ in range(5):
+            loss = nn.functional.cross_entropy(model(x), target)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(float(loss.detach()))
+    assert losses[:5] == pytest.approx(losses[5:], rel=1e-9)
+    assert losses[4] < losses[0]
+
+
+def test_it_returns_at_once_and_leaves_the_model_as_it_is():
+    model = residual()
+    names, parameters = list(model.state_dict()), list(model.parameters())
+    assert ooc.limit(model, LIMIT) is model
+    assert type(model) is nn.Sequential
+    assert list(model.state_dict()) == names
+    assert all(a is b for a, b in zip(model.parameters(), parameters, strict=True))
+
+
+def test_train_and_eval_are_captured_apart(pair):
+    x = drawn()
+    model, eager = pair
+    for _ in range(2):
+        for each in pair:
+            each.train()
+        close(model(x), eager(x), "training")
+        for each in pair:
+            each.eval()
+        with torch.no_grad():
+            close(model(x), eager(x), "evaluation")
+    for (name, one), other in zip(model.named_buffers(), eager.buffers(), strict=True):
+        close(one, other, name)
+
+
+def test_training_without_gradients_uses_and_updates_statistics_of_the_batch(pair):
+    model, eager = pair
+    x = drawn()
+    with torch.no_grad():
+        made = model(x)
+        close(made, eager(x), "output")
+    assert not made.requires_grad
+    for (name, one), other in zip(model.named_buffers(), eager.buffers(), strict=True):
+        close(one, other, name)
+
+
+def test_a_state_dict_goes_there_and_back(pair):
+    model, eager = pair
+    x = drawn()
+    model(x).sum().backward()
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+    eager.load_state_dict(model.state_dict())
+    for each in pair:
+        each.eval()
+    with torch.no_grad():
+        close(model(x), eager(x), "output")
+        for parameter in eager.parameters():
+            parameter.mul_(1.5)
+        model.load_state_dict(eager.state_dict())
+        close(model(x), eager(x), "output")
+
+
+def test_hooks_of_the_model_run(pair):
+    seen = []
+    for model in pair:
+        model.register_forward_pre_hook(lambda module, args: (2 * args[0],))
+        model.register_forward_hook(lambda module, args, output: seen.append(output) or -output)
+    x = drawn()
+    found, expected = (model(x) for model in pair)
+    close(found, expected, "output")
+    close(seen[0], seen[1], "what the hook saw")
+
+
+def test_released_it_is_pytorchs_again(pair):
+    model, eager = pair
+    model(drawn())
+    assert "forward" in model.__dict__
+    assert ooc.release(model) is model
+    assert "forward" not in model.__dict__
+    assert ooc.release(model) is model
+    with torch.no_grad():
+        x = drawn()
+        eager.load_state_dict(model.state_dict())
+        assert torch.equal(model(x), eager(x))
+
+
+def test_a_forward_that_the_user_put_there_is_kept():
+    model = classifier().double()
+    own = model.forward
+    model.forward = doubled = lambda x: 2 * own(x)
+    x = drawn()
+    expected = model.eval()(x)
+    ooc.limit(ooc.limit(model, LIMIT), LIMIT)
+    close(model(x), expected, "output")
+    assert ooc.release(model).forward is doubled
+
+
+def test_copies_and_pickles_are_under_the_limit_too(pair):
+    model, eager = pair
+    x = drawn()
+    model(x)
+    eager(x)
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    copies = [
+        copy.deepcopy(model),
+        pickle.loads(pickle.dumps(model)),
+        torch.load(file, weights_only=False),
+    ]
+    expected = eager(x)
+    for each in copies:
+        assert each.forward.model is each
+        assert each.forward is not model.forward
+        close(each(x), expected, "output")
+        each(x).sum().backward()
+        assert all(parameter.grad is not None for parameter in each.parameters())
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_gradients_accumulate_and_forwards_may_follow_each_other(pair):
+    one, two = drawn(), drawn()
+    for model in pair:
+        first, second = model(one), model(two)
+        (second.sin().sum() + first.square().sum()).backward()
+        model(one).sum().backward()
+    for (name, found), other in zip(pair[0].named_parameters(), pair[1].parameters(), strict=True):
+        close(found.grad, other.grad, name, least=float(pair[1][4].weight.grad.abs().max()))
+
+
+def test_backward_runs_again_where_the_graph_is_retained(pair):
+    model, eager = pair
+    x = drawn()
+    for each in pair:
+        loss = each(x).square().sum()
+        loss.backward(retain_graph=True)
+        loss.backward()
+    for (name, one), other in zip(model.named_buffers(), eager.buffers(), strict=True):
+        close(one, other, name)
+    for (name, found), other in zip(model.named_parameters(), eager.parameters(), strict=True):
+        close(found.grad, other.grad, name, least=float(eager[4].weight.grad.abs().max()))
+
+
+def test_frozen_parameters_have_no_gradients(pair):
+    x = drawn()
+    for model in pair:
+        model[0].requires_grad_(False)
+        model(x).square().sum().backward()
+    assert all(parameter.grad is None for parameter in pair[0][0].parameters())
+    for (name, one), other in zip(pair[0].named_parameters(), pair[1].parameters(), strict=True):
+        close(one.grad, other.grad, name, least=float(pair[1][4].weight.grad.abs().max()))
+
+
+def test_arrays_of_numpy_are_taken(pair):
+    x = drawn()
+    close(pair[0](x.numpy()), pair[1](x), "output")
+    array = x.numpy().copy()
+    array.setflags(write=False)
+    close(pair[0](array), pair[1](x), "output")
+
+
+def test_what_was_changed_before_backward_is_refused(pair):
+    model, _ = pair
+    loss = model(drawn()).sum()
+    with torch.no_grad():
+        model[0].conv1.weight.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_second_derivatives_are_refused(pair):
+    x = drawn().requires_grad_()
+    (gradient,) = torch.autograd.grad(pair[0](x).square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient.sum().backward()
+
+
+def test_bad_arguments_are_refused():
+    with pytest.raises(TypeError, match=r"torch\.nn\.Module, not function"):
+        ooc.limit(lambda x: x, LIMIT)
+    with pytest.raises(ValueError, match="memory_limit"):
+        ooc.limit(classifier(), "8 gibs")
+    with pytest.raises(ooc.UnsupportedModelError, match="without a tensor"):
+        ooc.limit(classifier(), LIMIT)()
+
+
+def test_an_operation_that_the_library_has_not_is_named_with_its_line():
+    class Sorting(nn.Module):
+        def forward(self, x):
+            return torch.sort(x, 1)[0]
+
+    model = ooc.limit(Sorting(), LIMIT)
+    with pytest.raises(ooc.UnsupportedOperationError, match=r"(?s)aten\.sort.*torch\.sort\(x, 1\)"):
+        model(drawn())
+
+
+def test_what_cannot_be_captured_says_where():
+    class Branching(nn.Module):
+        def forward(self, x):
+            return x if x.sum() > 0 else -x
+
+    with pytest.raises(ooc.UnsupportedModelError, match=r"Branching cannot be captured"):
+        ooc.limit(Branching(), LIMIT)(drawn())
+
+
+def test_tolerances_are_tight():
+    assert TOLERANCE < 1e-10
