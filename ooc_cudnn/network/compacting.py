@@ -1,7 +1,8 @@
 """What forward keeps for backward, made small: rewrites of a step.
 
 - The gradient of max pooling reads x, y and dy, to find the maxima again. A byte an element of y,
-  saved in forward, says where they are: worth it unless x and y are read in backward anyway.
+  saved in forward, says where they are. So x and y are not read, and either may be made again, in
+  other pieces or by another engine.
 - That byte also tells the slope of a ReLU in front of max pooling: a maximum of 0 has no place, and
   no gradient. So the ReLU has no phase in backward, and nothing reads its y there.
 - The gradient of another ReLU reads a bit an element of its y. Where nothing else in backward reads
@@ -39,12 +40,9 @@ def compacted(step: Step) -> Step:
     return _with_masks(_told_by_indices(with_indices(step)))
 
 
-def with_indices(step: Step, *, everywhere: bool = False) -> Step:
-    """Save where maxima are, in place of x and y of a pooling that only its gradient reads.
-
-    Or of every one: then either may be made again, in other pieces or by another engine.
-    """
-    tensors, phases, uses = dict(step.tensors), list(step.phases), _Uses(step)
+def with_indices(step: Step) -> Step:
+    """Save where maxima are, in place of x and y of poolings."""
+    tensors, phases = dict(step.tensors), list(step.phases)
     for at, phase in enumerate(step.phases):
         pooling = _alone(phase, Pooling)
         if pooling is None or phase.is_backward or not indexable(pooling):
@@ -59,8 +57,6 @@ def with_indices(step: Step, *, everywhere: bool = False) -> Step:
         ]
         if len(gradients) != 1:
             continue
-        if not everywhere and all(_is_kept(uses, name, gradients[0]) for name in (x, y)):
-            continue
         index = Tensor(f"{phase.node}.index", pooling.output_shape, "uint8")
         tensors[index.name] = index
         call = IndexedPooling(pooling)
@@ -70,17 +66,6 @@ def with_indices(step: Step, *, everywhere: bool = False) -> Step:
         gradient = BackwardPooling(pooling, indexed=True, alpha=old.call.alpha, beta=old.call.beta)
         phases[gradients[0]] = replace(old, call=gradient, binds=binds)
     return replace(step, tensors=tensors, phases=tuple(phases))
-
-
-def _is_kept(uses: _Uses, name: str, gradient: int) -> bool:
-    """Whether others than a gradient, and one that will do with bits, read a tensor in backward."""
-    readers = [uses.step.phases[at] for at in uses.readers(name, backward=True) if at != gradient]
-    return any(
-        not isinstance(phase.call, ActivationGradient)
-        or phase.binds.get("y") != name
-        or phase.call.mode not in PASSES
-        for phase in readers
-    )
 
 
 def _told_by_indices(step: Step) -> Step:

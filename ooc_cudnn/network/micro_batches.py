@@ -61,12 +61,15 @@ class Parts(NamedTuple):
     equal : int
     rest : tuple of Phase
         Of a last part that is smaller.
+    of : tuple of int
+        Of each phase of the part the number of the one that it is a part of.
     """
 
     once: tuple[Phase, ...]
     part: Step
     equal: int
     rest: tuple[Phase, ...]
+    of: tuple[int, ...]
 
 
 def parts_of(step: Step, parts: int) -> Parts:
@@ -84,7 +87,7 @@ def parts_of(step: Step, parts: int) -> Parts:
     rest = batch.part(count, (batch.images - left, batch.images)) if left else []
     once = (*batch.head, *batch.tail)
     found = replace(step, tensors=batch.tensors, phases=tuple(part), forward_count=0)
-    return Parts(once, found, count, tuple(rest))
+    return Parts(once, found, count, tuple(rest), tuple(batch.each))
 
 
 class _Batch:
@@ -96,6 +99,8 @@ class _Batch:
     head, tail : list of Phase
         Those that run once: before all parts, of what is given alone, as the divisor of a mean is;
         and after them, of what they summed or made.
+    each : list of int
+        The numbers of those that run for each part.
     tensors : dict
         Of the rewritten step.
     """
@@ -110,7 +115,7 @@ class _Batch:
         self.images = images_of(step)
         self.head: list[Phase] = []
         self.tail: list[Phase] = []
-        self._each: list[Phase] = []
+        self.each: list[int] = []
         own = [self._own(phase) for phase in step.phases]
         #: Tensors that every part has some images of.
         self._batched = {
@@ -189,7 +194,7 @@ class _Batch:
                         "a network with such phases cannot go through it some images at a time"
                     )
                 summed |= {self._base(phase.binds[result]) for result in sums}
-                self._each.append(phase)
+                self.each.append(at)
             else:
                 self.tail.append(phase)
                 summed |= {self._base(name) for name in results}
@@ -208,7 +213,7 @@ class _Batch:
     def part(self, index: int, images: Range) -> list[Phase]:
         """The phases of part `index`, for a range of images; sums add to the parts before."""
         found = []
-        for phase in self._each:
+        for phase in (self.step.phases[at] for at in self.each):
             call = phase.call
             if index and any(phase.binds[r] not in self._batched for r in call.results):
                 call = replace(call, beta=1.0)

@@ -165,6 +165,11 @@ def most_held(step: Step, stays: Residency) -> int:
     return int(held_bytes(extents, len(step.phases)).max())
 
 
+def working_bytes(step: Step, stays: Residency, terms: Terms) -> np.ndarray[Any, Any]:
+    """Bytes that each phase takes beside tensors on the device, if all memory were free for it."""
+    return _Placing("", step, stays, terms).working()
+
+
 def _extents(step: Step, stays: Residency) -> list[tuple[str, int, Extent]]:
     return [
         (base, index, Extent(stay.first, stay.last, step.tensors[base].nbytes))

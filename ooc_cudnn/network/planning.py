@@ -18,6 +18,7 @@ from ooc_cudnn.network.first_reads import streamed_first
 from ooc_cudnn.network.fusing import fused
 from ooc_cudnn.network.fusing_backward import summed
 from ooc_cudnn.network.in_place import in_place
+from ooc_cudnn.network.made_again import coming_back, made_again
 from ooc_cudnn.network.micro_batches import WholeBatchError, images_of, micro_batched
 from ooc_cudnn.network.mo_sos.planning import CANDIDATES as WHOLE
 from ooc_cudnn.network.mo_sos.planning import plan_mo_sos, taken_whole
@@ -25,12 +26,11 @@ from ooc_cudnn.network.offloading import leaving
 from ooc_cudnn.network.phases import Step
 from ooc_cudnn.network.placing import Terms, most_held, place_step
 from ooc_cudnn.network.plan import NetworkPlan
-from ooc_cudnn.network.policies import POLICIES, Decision, Policy, keep, leaving_beside, mixed
+from ooc_cudnn.network.policies import POLICIES, Decision, Policy, keep, mixed
 from ooc_cudnn.network.predicted import How, predicted
-from ooc_cudnn.network.remaking import can_be_remade, forward_only, remade, seconds_to_remake
-from ooc_cudnn.network.repeating import repeated
+from ooc_cudnn.network.remaking import forward_only, remade, seconds_to_remake
+from ooc_cudnn.network.repeating import Again, repeated
 from ooc_cudnn.network.residency import Residency, check_stays
-from ooc_cudnn.network.shares import remade_by_program
 from ooc_cudnn.network.through_normalizations import through_normalizations
 from ooc_cudnn.operations.window_arguments import is_int
 from ooc_cudnn.tensor import ORDERS
@@ -45,8 +45,6 @@ SHARE_OF_BANDS = 0.7
 SHARES_REMADE = (0.25, 0.5, 0.75, 0.9)
 #: And of which the rest is on the host only where memory is short.
 SHARES_SPILLED = (0.25, 0.75, 1.0)
-#: Of the room, what the linear program may fill: pieces and addresses want the rest.
-SHARES_OF_ROOM = (0.98, 0.94)
 #: As a share of memory: of such maps few are there at once.
 LARGE = 1 / 8
 #: A plan that takes so many times its computing is compared with those that go down the rows.
@@ -103,7 +101,7 @@ def plan_step(
             break
     before = fastest.best
     if policy == "best":
-        for made in _by_program(name, step, terms, micro_batches, before):
+        for made in _by_repeating(name, step, terms, micro_batches, before):
             fastest.take(made)
     for ways in (_by_shares, _by_rows, _by_spilling) if policy == "best" else ():
         if fastest.best is None or _waits(fastest.best.plan):
@@ -118,8 +116,8 @@ def plan_step(
                 if fastest.best is None and fastest.least is None:
                     raise
     made = fastest.found()
-    # what the program won by may be less than what the other gains here
-    both = [made, before] if made.plan.policy == "program" and before else [made]
+    # what this one won by may be less than what the other gains here
+    both = [made, before] if made.plan.policy == "repeat" and before else [made]
     for other in both if policy == "best" else ():
         for streaming in _by_first_reads(name, other, terms):
             fastest.take(streaming)
@@ -164,6 +162,8 @@ def plan_again(step: Step, plan: NetworkPlan, terms: Terms) -> PlannedStep:
     anew = frozenset(plan.anew) if plan.apart else None
     if plan.policy in WHOLE:
         step = repeated(step, plan.again)
+    elif plan.again:
+        step = _repeated(_rewritten(step, frozenset(), 1, 1), plan.again, plan.micro_batches)
     else:
         step = _rewritten(step, again, plan.micro_batches, plan.bands, anew)
     planned, phases = ([each.name for each in of] for of in (plan.tasks, step.phases))
@@ -199,28 +199,36 @@ def _waits(plan: NetworkPlan) -> bool:
     return plan.seconds > WAITING * plan.compute_seconds
 
 
-def _by_program(
+def _by_repeating(
     name: str, step: Step, terms: Terms, asked: int | None, best: PlannedStep | None
 ) -> Iterator[PlannedStep]:
-    """Plans that remake what the linear program says: `shares.py`.
+    """Plans in which maps are made again as often as a search found best: `made_again.py`.
 
-    With as many micro-batches as the best plan so far has, and with half as many.
+    With as many micro-batches as the best plan so far has, and then with half as many each time,
+    while that is faster.
     """
     if best is not None and (best.plan.policy, best.plan.micro_batches) == ("keep", 1):
         return
-    counts = (1,) if best is None else (best.plan.micro_batches, best.plan.micro_batches // 2)
-    taken, can = _rewritten(step, frozenset(), 1, 1), can_be_remade(step)
-    for parts in counts if asked is None else (asked,):
-        for share in SHARES_OF_ROOM if parts else ():
-            room = int(share * terms.target.room_bytes)
-            again = remade_by_program(taken, terms, parts, room, can)
-            if again is None:
-                break
-            some = Policy(keep, partial(leaving_beside, again=again))
-            made = _planned(name, step, terms, "program", parts, some, may_stream=False)
-            if made is not None:
-                yield made
-                break
+    parts = asked or (1 if best is None else best.plan.micro_batches)
+    taken, least = _rewritten(step, frozenset(), 1, 1), float("inf")
+    while parts:
+        made = _repeating(name, taken, terms, parts)
+        if made is None or made.plan.seconds >= least:
+            break
+        yield made
+        least, parts = made.plan.seconds, 0 if asked else parts // 2
+
+
+def _repeating(name: str, step: Step, terms: Terms, parts: int) -> PlannedStep | None:
+    for made in made_again(step, terms, parts):
+        rewritten = _repeated(step, made.again, parts)
+        stays = coming_back(step, rewritten, made)
+        placed = place_step(name, rewritten, stays, terms, may_stream=False)
+        if placed is not None:
+            how = How(parts, again=made.again)
+            figures = predicted(name, "repeat", rewritten, placed, how, terms)
+            return PlannedStep(figures, rewritten, placed)
+    return None
 
 
 def _by_first_reads(name: str, made: PlannedStep, terms: Terms) -> Iterator[PlannedStep]:
@@ -314,6 +322,11 @@ def _rewritten(
     step = banded(step, whole_maps(step), bands) if bands > 1 else in_place(summed(step))
     step = remade(step, again, anew or ())
     return micro_batched(step if anew is None else fused(step), parts)
+
+
+def _repeated(step: Step, again: tuple[Again, ...], parts: int) -> Step:
+    """A step that is rewritten but for what is made again as often as wanted."""
+    return micro_batched(repeated(step, again), parts)
 
 
 def _counts(step: Step, asked: int | None, terms: Terms) -> Iterator[int]:

@@ -81,6 +81,7 @@ class _Repeating(Remaking):
     def _make(self, map_name: str) -> None:
         makers = [self.before.phases[at] for at in makers_of(self.before, map_name)]
         results = (self.before.place(name).base for maker in makers for name in maker.writes)
+        as_it_was = dict(self.made)
         for result in dict.fromkeys(results):
             self.times[result] += 1
             time = self.times[result]
@@ -90,6 +91,8 @@ class _Repeating(Remaking):
             self.phases.append(self._repeating(maker))
         for result in results_beside(self.before, makers, map_name):
             del self.made[result]  # what is beside it, an index, is read as it was
+            if result in as_it_was:
+                self.made[result] = as_it_was[result]
 
     def _repeating(self, maker: Phase) -> Phase:
         again = self._rebound(maker)

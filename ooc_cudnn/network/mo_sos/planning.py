@@ -47,7 +47,7 @@ def taken_whole(step: Step) -> Step:
 
     Poolings save where their maxima are, so that their maps may be made again by other engines.
     """
-    return in_place(summed(fused(apart(with_indices(step, everywhere=True)))))
+    return in_place(summed(fused(apart(with_indices(step)))))
 
 
 def plan_mo_sos(name: str, step: Step, terms: Terms, policy: str) -> PlannedStep:

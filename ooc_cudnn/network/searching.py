@@ -1,0 +1,167 @@
+"""The search for what to make again: events that take few seconds, and fit.
+
+Where most is held, the event that frees most a second is added, until all fits; then events are
+taken out that it fits without. Then one after the other is forbidden, and what it takes to fit
+without it replaces it where that is faster. Nothing here depends on a clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ooc_cudnn.network.makings import Makings
+from ooc_cudnn.network.repeating import Again
+
+#: Of the candidates at a slot, those that are tried: at first, and when one is to be replaced.
+FIRST, LATER = 10, 6
+#: Events that may replace one; how often all are gone through; and how many states of memory may
+#: be worked out.
+MOST_INSTEAD, MOST_ROUNDS, MOST_STATES = 12, 4, 4000
+
+
+def found(makings: Makings) -> tuple[Again, ...] | None:
+    """The events that a search ends with; None where it found none with which all fits."""
+    search = _Search(makings)
+    if not search.fit(FIRST):
+        return None
+    search.trim()
+    search.improve()
+    return makings.in_order()
+
+
+class _Candidate(NamedTuple):
+    seconds_a_byte: float
+    name: str
+    events: tuple[Again, ...]
+
+
+class _Search:
+    def __init__(self, makings: Makings) -> None:
+        self.of, self.states = makings, 0
+
+    def fit(
+        self,
+        tried: int,
+        *,
+        forbidden: Collection[Again] = (),
+        most_events: int | None = None,
+        seconds: float = np.inf,
+    ) -> bool:
+        """Add events while they take fewer seconds than that; whether all fits in the end."""
+        added = 0
+        while most_events is None or added <= most_events:
+            slots, held = self._held()
+            over = np.maximum(held - self.of.room, 0)
+            if not over.any():
+                return True
+            if self.of.seconds >= seconds or self.states > MOST_STATES:
+                return False
+            best = self._best(slots, held, over, tried, forbidden)
+            if best is None:
+                return False
+            self.of.change(add=best)
+            self._prune()
+            added += 1
+        return False
+
+    def _held(self) -> tuple[Any, Any]:
+        self.states += 1
+        return self.of.held()
+
+    def _best(
+        self, slots: Any, held: Any, over: Any, tried: int, forbidden: Collection[Again]
+    ) -> tuple[Again, ...] | None:
+        """The events that free most a second of what is too much, beginning where most is held."""
+        total, before = over.sum(), self.of.seconds
+        at, least, best = int(over.argmax()), np.inf, None
+        for candidate in sorted(self._candidates(slots, held, at, forbidden))[:tried]:
+            self.of.change(add=candidate.events)
+            gone = self._prune()
+            left = np.maximum(self._held()[1] - self.of.room, 0).sum()
+            more = self.of.seconds - before
+            self.of.change(add=gone)
+            self.of.change(remove=candidate.events)
+            if left < total and more / (total - left) < least:
+                least, best = more / (total - left), candidate.events
+        return best
+
+    def _candidates(
+        self, slots: Any, held: Any, at: int, forbidden: Collection[Again]
+    ) -> list[_Candidate]:
+        """What is held in a slot and not touched there, and had again for its next reader."""
+        found, slot = list[_Candidate](), int(slots[at])
+        for name, versions in self.of.versions.items():
+            if name not in self.of.items or not any(v.first < slot < v.last for v in versions):
+                continue
+            reader = next(each for each, _ in self.of.accesses[name] if each >= slot)
+            phase = self.of.phase_of(reader)
+            if reader == slot or not self.of.step.phases[phase].is_backward:
+                continue
+            events = self._with_parents(phase, name, slots, held)
+            if not events or self.of.start_of(events[0]) <= slot:
+                continue  # a copy begins before that
+            if not any(event in forbidden for event in events):
+                seconds = sum(self.of.items[event.name].seconds for event in events)
+                found.append(_Candidate(seconds / self.of.nbytes[name], name, events))
+        return found
+
+    def _with_parents(self, phase: int, name: str, slots: Any, held: Any) -> tuple[Again, ...]:
+        """The events that have a tensor again: its own, and of parents that are not held so far."""
+        found, looked_at = dict[Again, None](), [name]
+        while looked_at:
+            event = self.of.event(phase, looked_at.pop())
+            if event in found or event in self.of.events:
+                continue
+            found[event] = None
+            slot = self.of.slot(phase, event.name)
+            for parent in self.of.items[event.name].parents:
+                if parent not in self.of.versions or self.of.is_there(parent, slot):
+                    continue
+                last = max(v.last for v in self.of.versions[parent] if v.last < slot)
+                first, stop = np.searchsorted(slots, (last + 1, slot))
+                needed = held[first : stop + 1].max(initial=0) + self.of.nbytes[parent]
+                if parent in self.of.items and first < stop and needed > self.of.room:
+                    looked_at.append(parent)
+        return tuple(found)
+
+    def _prune(self) -> list[Again]:
+        """Take out events of which nobody reads anything."""
+        gone = list[Again]()
+        while unread := self.of.unread():
+            self.of.change(remove=unread)
+            gone += unread
+        return gone
+
+    def trim(self) -> None:
+        """Take out the events that all fits without, the longest first."""
+        for event in self._longest_first(self.of.events):
+            if event in self.of.events:
+                self.of.change(remove=[event])
+                gone = self._prune()
+                if self._held()[1].max() > self.of.room:
+                    self.of.change(add=[event, *gone])
+
+    def improve(self) -> None:
+        """Replace events, one after the other, by others that take less."""
+        best, least = frozenset(self.of.events), self.of.seconds
+        for _ in range(MOST_ROUNDS):
+            before = least
+            for event in self._longest_first(best):
+                if event not in self.of.events or self.states > MOST_STATES:
+                    continue
+                self.of.change(remove=[event])
+                self._prune()
+                if self.fit(LATER, forbidden={event}, most_events=MOST_INSTEAD, seconds=least):
+                    self.trim()
+                    if self.of.seconds < least:
+                        best, least = frozenset(self.of.events), self.of.seconds
+                        continue
+                self.of.change(add=best - self.of.events, remove=self.of.events - best)
+            if least == before:
+                break
+
+    def _longest_first(self, events: Collection[Again]) -> list[Again]:
+        return sorted(events, key=lambda each: (-self.of.items[each.name].seconds, each))

@@ -1,0 +1,136 @@
+"""What a search makes again, the plans of it, and what `best` promises of all plans."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import ooc_cudnn
+from ooc_cudnn.cli.network import drawn_inputs
+from ooc_cudnn.functions.target import Target
+from ooc_cudnn.network import planning
+from ooc_cudnn.network.bound import priced
+from ooc_cudnn.network.made_again import coming_back, made_again
+from ooc_cudnn.network.makings import Makings
+from ooc_cudnn.network.placing import Terms, most_held
+from ooc_cudnn.network.policies import POLICIES
+from ooc_cudnn.network.repeating import repeated
+from ooc_cudnn.network.terms import terms_for
+from ooc_cudnn.tensor import ORDERS
+from perfmodel import shipped
+from tests.support.drawn_networks import drawn_network
+
+
+def under(limit):
+    return Terms(Target(shipped("h200"), limit, limit, ORDERS, None, overlap=True), {})
+
+
+def blocks(batch, image, count, channels=8):
+    """A network of residual blocks: of most maps, it is worth it to make them again."""
+    net = ooc_cudnn.Network(seed=3)
+    h = net.convolution(net.input("x", (batch, 3, image, image)), channels, window=3, padding=1)
+    for _ in range(count):
+        inner = net.activation(net.batch_normalization(h), "relu")
+        inner = net.convolution(inner, channels, window=3, padding=1)
+        inner = net.activation(net.batch_normalization(inner), "relu")
+        h = net.add(net.convolution(inner, channels, window=3, padding=1), h)
+    logits = net.linear(net.global_average(h), 10)
+    return net, net.softmax_cross_entropy(logits, net.input("labels", (batch,), "int64"))
+
+
+def taken(net, loss):
+    """The step that is planned, and what it holds if all is kept."""
+    step = planning._as_taken(net.training_phases(loss), "best")
+    step = planning._rewritten(step, frozenset(), 1, 1)
+    return step, most_held(step, POLICIES["keep"].residing(step))
+
+
+def joined_network():
+    """Concatenations, which several phases make, and poolings that say where maxima are."""
+    net = ooc_cudnn.Network(seed=3)
+    h = net.activation(net.convolution(net.input("x", (4, 3, 12, 12)), 8, window=3), "relu")
+    for _ in range(2):
+        parts = [net.activation(net.convolution(h, 4, window=1), "relu") for _ in range(2)]
+        pooled = net.pooling(h, window=3, stride=1, padding=1)
+        h = net.concatenate([*parts, net.convolution(pooled, 4, window=1)])
+    labels = net.input("labels", (4,), "int64")
+    return net, net.softmax_cross_entropy(net.linear(net.global_average(h), 3), labels)
+
+
+@pytest.mark.parametrize(
+    ("make", "most"), [(lambda: blocks(4, 12, 3), 1.0), (joined_network, 1.1)], ids=["one", "some"]
+)
+def test_its_bytes_are_those_of_the_step(make, most):
+    """Of any events: every version of a map lives from its making to its last reader.
+
+    What several phases make counts as made at once.
+    """
+    step, full = taken(*make())
+    drawn = random.Random(5)
+    for _ in range(20):
+        makings = Makings(step, lambda phase: 1.0, full / 2, lambda nbytes: 0.0)
+        made = [name for name, item in makings.items.items() if item.is_made]
+        backward = [at for at, phase in enumerate(step.phases) if phase.is_backward]
+        events = {makings.event(drawn.choice(backward), drawn.choice(made)) for _ in range(8)}
+        makings.change(add=events)
+        rewritten = repeated(step, makings.in_order())
+        held = most_held(rewritten, POLICIES["keep"].residing(rewritten))
+        assert held <= makings.held()[1].max() <= most * held
+        makings.change(remove=makings.unread())
+        makings.change(remove=set(makings.events))
+        assert makings.held()[1].max() == full
+        assert makings.seconds == 0
+
+
+def test_what_it_makes_again_fits():
+    """Less memory takes more seconds, and what a search says is said again."""
+    step, full = taken(*blocks(256, 56, 6, channels=64))
+    seconds, before = priced(shipped("h200")), 0.0
+    for share in (0.8, 0.6, 0.4, 0.25):
+        room = int(share * full)
+        made, again = (next(made_again(step, under(room), 1)) for _ in range(2))
+        assert made == again
+        rewritten = repeated(step, made.again)
+        assert most_held(rewritten, coming_back(step, rewritten, made)) <= room
+        takes = sum(map(seconds, rewritten.phases))
+        assert takes > before
+        before = takes
+    assert max(Counter(each.name for each in made.again).values()) > 1  # and let go in between
+    assert not list(made_again(step, under(full // 10), 1))
+
+
+def test_its_plans_run():
+    net, loss = blocks(4, 12, 3)
+    inputs = drawn_inputs(net)
+    with ooc_cudnn.settings(device="host", machine="host"):
+        kept = net.training_step(loss, memory_limit="1GiB", policy="keep")
+        value = kept(**inputs)
+        limit = int(0.5 * kept.plan.device_bytes)
+        step = planning._as_taken(net.training_phases(loss), "best")
+        terms, some = terms_for(limit, None, step, {}), 0
+        for made in planning._by_repeating("training_step", step, terms, None, None):
+            some += len(made.plan.again)
+            plan = type(made.plan).from_json(replace(made.plan, policy="best").to_json())
+            other = net.training_step(loss, memory_limit=limit, plan=plan)
+            assert other(**inputs) == pytest.approx(value, rel=1e-5)
+            for name, gradient in kept.gradients.items():
+                assert np.allclose(other.gradients[name], gradient, rtol=1e-3, atol=1e-5), name
+    assert some
+
+
+def test_the_best_is_never_slower():
+    """Than any other policy, nor than with less memory; and it holds no more than it may."""
+    net, loss, _ = drawn_network(9, loss=True)
+    step = net.training_phases(loss)
+    full = net.plan(loss, memory_limit="1GiB", policy="keep", machine="h200").device_bytes
+    names = ("best", *planning.BEST_OF, "vdnn_all", "vdnn_conv", "vdnn_dyn")
+    terms = under(int(0.7 * full))
+    found = {name: planning.plan_step("s", step, terms, policy=name).plan for name in names}
+    best = found["best"]
+    assert min(plan.seconds for plan in found.values()) == best.seconds
+    assert best.device_bytes <= 0.7 * full
+    assert planning.plan_step("s", step, under(int(1.2 * full))).plan.seconds <= best.seconds
