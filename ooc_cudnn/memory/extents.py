@@ -38,11 +38,20 @@ def held_bytes(extents: Sequence[Extent], steps: int) -> Any:
     return np.cumsum(change)[:-1]
 
 
-def place(extents: Sequence[Extent]) -> Placed:
+#: Where too much is taken, extents that reach too far move up so many places in the order, this
+#: often; smaller ones, as a share of what may be taken, are placed in the end.
+PLACES, MOST_ROUNDS, SMALL = 20, 64, 2**-10
+#: It is tried where no more than so many times that is taken.
+NEAR = 1.1
+
+
+def place(extents: Sequence[Extent], enough_bytes: int | None = None) -> Placed:
     """Give each extent an offset: the best of three orders of placing them, each first fit.
 
     Large ones first is best for most lists; those that live long first where many small ones come
-    and go beside a few that stay; and in the order of time where sizes are alike.
+    and go beside a few that stay; and in the order of time where sizes are alike. Where they take
+    more than `enough_bytes`, those that reach too far are placed earlier, again and again ("squeaky
+    wheel" optimization).
 
     Examples
     --------
@@ -54,8 +63,32 @@ def place(extents: Sequence[Extent]) -> Placed:
         [(extent.first - extent.last, -extent.nbytes) for extent in extents],
         [(extent.first, -extent.nbytes) for extent in extents],
     ]
-    orders = (sorted(range(len(extents)), key=each.__getitem__) for each in keys)
-    return min((_first_fit(extents, order) for order in orders), key=lambda p: p.peak_bytes)
+    orders = [sorted(range(len(extents)), key=each.__getitem__) for each in keys]
+    found = min((_first_fit(extents, order) for order in orders), key=lambda p: p.peak_bytes)
+    if enough_bytes is None or not enough_bytes < found.peak_bytes <= NEAR * enough_bytes:
+        return found
+    for order in orders[:2]:
+        found = min(found, _moved_up(extents, order, enough_bytes), key=lambda p: p.peak_bytes)
+        if found.peak_bytes <= enough_bytes:
+            break
+    return found
+
+
+def _moved_up(extents: Sequence[Extent], order: Sequence[int], enough_bytes: int) -> Placed:
+    """Place extents in an order in which those that reached too far came earlier and earlier."""
+    is_small = [extent.nbytes < SMALL * enough_bytes for extent in extents]
+    large = [index for index in order if not is_small[index]]
+    small = sorted((i for i in order if is_small[i]), key=lambda i: -extents[i].nbytes)
+    for _ in range(MOST_ROUNDS):
+        placed = _first_fit(extents, large)
+        if placed.peak_bytes <= enough_bytes:
+            placed = _first_fit(extents, [*large, *small])
+            if placed.peak_bytes <= enough_bytes:
+                return placed
+        reach = [placed.offsets[index] + aligned(extents[index].nbytes) for index in large]
+        places = [at - (PLACES + 0.5) * (reach[at] > enough_bytes) for at in range(len(large))]
+        large = [large[at] for at in sorted(range(len(large)), key=places.__getitem__)]
+    return _first_fit(extents, [*large, *small])
 
 
 def _first_fit(extents: Sequence[Extent], order: Sequence[int]) -> Placed:

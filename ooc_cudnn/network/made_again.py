@@ -18,7 +18,7 @@ from ooc_cudnn.network.searching import found
 
 #: Of the room what may be filled, for addresses want the rest; and of the bytes that phases would
 #: take beside tensors what is left to them: they may do with less.
-WAYS = ((1.0, 1.0), (0.97, 1.0), (0.97, 0.3), (0.97, 0.0), (0.92, 0.0))
+WAYS = ((1.0, 1.0), (0.99, 1.0), (0.97, 1.0), (0.97, 0.3), (0.97, 0.0), (0.92, 0.0))
 #: Of the room, the most that is left to a phase's pieces: more would only make them larger.
 MOST_FOR_PIECES = 0.25
 

@@ -238,7 +238,7 @@ class _Placing:
     def placed(self) -> Placed:
         """Place everything, plan every task."""
         extents = _extents(self.step, self.stays)
-        offsets, peak = place([*(extent for _, _, extent in extents), *self.reserved])
+        offsets, peak = place([*(extent for _, _, extent in extents), *self.reserved], self.room)
         if peak > self.room:
             raise _TooLittleError(self._worst(extents))
         for (base, index, extent), offset in zip(extents, offsets[: len(extents)], strict=True):
