@@ -195,6 +195,15 @@ SETTINGS: Final = (
         "machine.",
     ),
     Setting(
+        "plan_cache",
+        True,
+        _parse_switch,
+        "Whether plans of networks that take long are kept on disk, beside the machine models, and "
+        "found there by later processes. A plan that is found is checked and placed anew.",
+        "Off plans again in each process, which takes seconds for a large network; nothing is "
+        "written then.",
+    ),
+    Setting(
         "progress",
         "auto",
         _parse_progress,
@@ -216,7 +225,7 @@ class Settings:
     Parameters
     ----------
     device, memory_limit, host_memory_limit, allow_tf32, deterministic, overlap, verify, machine, \
-progress
+plan_cache, progress
         As in `SETTINGS`, each in its normal form. `memory_limit` is bytes (``int``), a fraction of
         the free memory (``float``) or None: see `ooc_cudnn.units.resolve_limit`.
     """
@@ -229,4 +238,5 @@ progress
     overlap: bool
     verify: int
     machine: MachineModel | str | None = field(hash=False)
+    plan_cache: bool
     progress: Progress = field(hash=False)

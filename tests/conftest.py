@@ -54,6 +54,7 @@ def host_device(request, monkeypatch):
         return
     for setting in SETTINGS:
         monkeypatch.delenv(setting.environment_variable, raising=False)
+    monkeypatch.setenv("OOC_CUDNN_PLAN_CACHE", "0")  # tests plan, and users' plans stay theirs
     settings_module._forget()
     settings_module.settings(device="host", machine=perfmodel.shipped("host"), progress=False)
     from ooc_cudnn.devices import get_device

@@ -35,6 +35,7 @@ DEFAULTS = {
     "overlap": True,
     "verify": 0,
     "machine": None,
+    "plan_cache": True,
     "progress": "auto",
 }
 
@@ -92,7 +93,7 @@ TEXTS: list[tuple[str, str, object]] = [
     ("host_memory_limit", "64 GB", 64 * 10**9),
     *(
         (name, text, value)
-        for name in ("allow_tf32", "deterministic", "overlap", "progress")
+        for name in ("allow_tf32", "deterministic", "overlap", "plan_cache", "progress")
         for text, value in SWITCH_TEXTS
     ),
     ("verify", "12", 12),

@@ -15,7 +15,8 @@ from ooc_cudnn.network.given import Holder
 from ooc_cudnn.network.gradients import SETS, Kept, gradients_there
 from ooc_cudnn.network.phases import Step
 from ooc_cudnn.network.plan import NetworkPlan
-from ooc_cudnn.network.planning import plan_again, plan_step
+from ooc_cudnn.network.plan_files import planned
+from ooc_cudnn.network.planning import plan_again
 from ooc_cudnn.network.ready import Ready
 from ooc_cudnn.network.terms import Limit, limit_here, misaligned_of, terms_for
 from ooc_cudnn.settings import current
@@ -75,7 +76,7 @@ class Prepared(ABC, Generic[R]):
         """
         wrapped = {name: Wrapped(None, spec, 0) for name, spec in given.items()}
         terms = terms_for(self._limit, machine, self._step, wrapped)
-        return plan_step(self.name, self._step, terms, **self._asked).plan
+        return planned(self.name, self._step, terms, **self._asked).plan
 
     @abstractmethod
     def _made_ready(self, planned: PlannedStep, device: Device) -> R:
@@ -120,4 +121,4 @@ class Prepared(ABC, Generic[R]):
         terms = replace(terms, target=terms.target.asking(ask=ask, sparing=0))
         if self._given_plan is not None:
             return plan_again(self._step, self._given_plan, terms)
-        return plan_step(self.name, self._step, terms, **self._asked)
+        return planned(self.name, self._step, terms, **self._asked)

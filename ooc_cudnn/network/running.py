@@ -15,7 +15,8 @@ from ooc_cudnn.network.pausing import PausingStep
 from ooc_cudnn.network.phases import Step
 from ooc_cudnn.network.pictures import draw_step
 from ooc_cudnn.network.plan import NetworkPlan
-from ooc_cudnn.network.planning import bounded, check_asked, plan_again, plan_step
+from ooc_cudnn.network.plan_files import planned
+from ooc_cudnn.network.planning import check_asked, plan_again
 from ooc_cudnn.network.tensors import Tensor
 from ooc_cudnn.network.terms import Limit, terms_for
 from ooc_cudnn.network.training import TrainingStep
@@ -96,8 +97,9 @@ class Runnable:
         """
         step = self.training_phases(loss)
         terms = terms_for(memory_limit, machine, step, {})
-        made = plan_step("training_step", step, terms, policy=policy, micro_batches=micro_batches)
-        return bounded(made.plan, step, terms, micro_batches) if bound else made.plan
+        return planned(
+            "training_step", step, terms, policy=policy, micro_batches=micro_batches, bound=bound
+        ).plan
 
     def plot(
         self,
