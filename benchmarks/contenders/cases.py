@@ -28,7 +28,7 @@ BESIDE = {
 VGG16_BATCHES = (32, 64, 128, 256, 512, 1024)
 #: Batches at which all of PyTorch's ways are timed in TF32, elsewhere PyTorch in core alone; and
 #: those at which it is timed in strict float32: trying cuDNN's engines takes minutes there.
-_WAYS_OF_PYTORCH, _STRICT_PYTORCH = (32, 512, 1024), (32, 1024)
+_WAYS_OF_PYTORCH, _STRICT_PYTORCH = (32, 512, 1024), (32, 64, 1024)
 
 
 def _convolutions() -> Iterator[Case]:
