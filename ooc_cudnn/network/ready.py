@@ -86,14 +86,14 @@ class Ready:
     def _observed(
         self, executor: Executor, arrays: Mapping[str, Any], block: int | None = None
     ) -> None:
-        plan, homes = self.planned.plan, executor.program.homes
+        plan = self.planned.plan
         run_observed(
             plan.name,
             plan,
             executor,
             self.device,
             arrays,
-            staged=any(home.spec.placement in ("pageable", "disk") for home in homes.values()),
+            staged=executor.program.in_threads,
             wait=True,
             limit_bytes=plan.memory_limit,
             block=block,

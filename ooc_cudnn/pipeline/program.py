@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from ooc_cudnn.operations.splittable import Region
 from ooc_cudnn.pricing.plan import Plan
-from ooc_cudnn.pricing.request import Request
+from ooc_cudnn.pricing.request import Request, worth_threads
 from ooc_cudnn.tensor import TensorSpec
 
 COPY_IN, COPY_OUT, COMPUTE = "copy_in", "copy_out", "compute"
@@ -158,6 +158,12 @@ class Program:
     def tasks(self) -> Iterator[Task]:
         """The calls, in order."""
         return (item for item in self.items if isinstance(item, Task))
+
+    @property
+    def in_threads(self) -> bool:
+        """Whether threads stage what is copied, if there is more than one piece."""
+        given = (home.spec for home in self.homes.values() if home.offset is None and not home.of)
+        return worth_threads(given, sum(1 for _ in self.tasks))
 
 
 def program_of(request: Request, plan: Plan) -> Program:

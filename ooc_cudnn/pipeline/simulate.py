@@ -59,7 +59,7 @@ class Replayed:
         program, steps = schedule.program, schedule.steps
         tasks = list(program.tasks)
         first, machine = tasks[0].request, tasks[0].request.machine
-        staged = schedule.pieces > 1 and any(task.request.in_threads for task in tasks)
+        staged = schedule.pieces > 1 and program.in_threads
         if schedule.pieces == 1:  # threads stage, but nothing else is issued meanwhile
             machine = replace(machine, staged_step_seconds=0.0)
         # the first step is issued when the call is set up, which counts that

@@ -23,19 +23,22 @@ LARGEST_PIECE_BYTES = 2**31
 LARGEST_BATCH = 65535
 #: Below this many bytes in pageable memory, staging in the caller's time is faster than threads.
 WORTH_THREADS_BYTES = 8 * 2**20
+#: The same for each task of a long program: threads make its steps slower to issue, by 125 us each
+#: on an H200.
+WORTH_A_TASK_BYTES = 2 * 2**20
 #: An operand that is staged without them takes next to nothing if it is no larger than this.
 WITHOUT_THREADS_BYTES = 2**20
 
 
-def worth_threads(specs: Iterable[TensorSpec]) -> bool:
-    """Whether enough of the operands is in memory that cannot be copied from as it is."""
+def worth_threads(specs: Iterable[TensorSpec], tasks: int = 1) -> bool:
+    """Whether enough of what tasks take is in memory that cannot be copied from as it is."""
     staged_bytes = sum(
         spec.nbytes
         for spec in specs
         if spec.placement in ("pageable", "disk")
         or (spec.placement == "pinned" and spec.order is None)
     )
-    return staged_bytes > WORTH_THREADS_BYTES
+    return staged_bytes > max(WORTH_THREADS_BYTES, WORTH_A_TASK_BYTES * tasks)
 
 
 class CopyLine(NamedTuple):
