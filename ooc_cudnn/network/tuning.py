@@ -6,13 +6,14 @@ from collections.abc import Callable
 
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.devices.engines import Measured
-from ooc_cudnn.functions.tune_rounds import Tell, measure_what_is_launched
+from ooc_cudnn.functions.tune_rounds import BATCH_SECONDS, Tell, measure_what_is_launched
 from ooc_cudnn.functions.tune_wanted import Effort, Planned
 from ooc_cudnn.network.fastest import PlannedStep
 from ooc_cudnn.pipeline.program import Task
 
-#: Launches that take longer are measured on fewer images: which engine is fastest stays the same.
-LAUNCH_SECONDS = 1e-3
+#: Launches that take longer are measured on fewer images, as long as a batch of them lasts. On a
+#: tenth of that few images pay for the transforms of filters, and in strict float32 FFT never won.
+LAUNCH_SECONDS = BATCH_SECONDS
 
 
 def measure_engines(
