@@ -7,6 +7,7 @@ import ooc_cudnn
 from ooc_cudnn.devices.cuda.convolutions import Convolutions
 from ooc_cudnn.devices.engine_files import forget_tables
 from ooc_cudnn.functions.tune import NothingToTuneError
+from ooc_cudnn.network import tuning
 from ooc_cudnn.operations.convolution_backward import forward_of
 from ooc_cudnn.pipeline.program import Task
 from tests.support.fake_cudnn import BehaviorNote, FakeEngine, NumericalNote
@@ -185,8 +186,11 @@ def test_pieces_of_rows_have_measured_engines_too(make, random):
     assert algorithms(step) == {"eng101 (measured)"}
 
 
-def test_pieces_are_smaller_where_the_fastest_engine_has_no_room_otherwise(make, random):
+def test_pieces_are_smaller_where_the_fastest_engine_has_no_room_otherwise(
+    make, random, monkeypatch
+):
     """Of 32 KiB an image; the other one takes none, and three times as long."""
+    monkeypatch.setattr(tuning, "LAUNCH_SECONDS", 1e-3)  # of all images there is no room for it
     make(FakeEngine(100, 3e-5), FakeEngine(101, 1e-5, 0, 32 * KIB))
     net, loss = network(images=8)
     given = inputs(random, net)
