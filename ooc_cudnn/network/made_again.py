@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
+from typing import NamedTuple, Self
 
 import numpy as np
 
@@ -14,11 +15,13 @@ from ooc_cudnn.network.phases import Step
 from ooc_cudnn.network.placing import Terms, working_bytes
 from ooc_cudnn.network.repeating import Again, makers_of
 from ooc_cudnn.network.residency import GIVEN, Residency, Stay, kept, uses_of
-from ooc_cudnn.network.searching import found
+from ooc_cudnn.network.searching import search
 
 #: Of the room what may be filled, for addresses want the rest; and of the bytes that phases would
 #: take beside tensors what is left to them: they may do with less.
 WAYS = ((1.0, 1.0), (0.99, 1.0), (0.97, 1.0), (0.97, 0.3), (0.97, 0.0), (0.92, 0.0))
+#: Bytes of results that stay to the end, for they leave in turn: behind a map, which takes long.
+LITTLE = 2**16
 #: Of the room, the most that is left to a phase's pieces: more would only make them larger.
 MOST_FOR_PIECES = 0.25
 
@@ -30,25 +33,53 @@ class MadeAgain(NamedTuple):
     ----------
     again : tuple of Again
         As `repeated` wants them.
-    back : mapping
-        Inputs that let go of their memory, to the phase before which they begin to come back.
+    back : tuple of Back
+        What comes from the host.
+    left : mapping
+        Of maps that do, the phase by which they have left.
     """
 
     again: tuple[Again, ...]
-    back: Mapping[str, int]
+    back: tuple[Back, ...]
+    left: Mapping[str, int]
+
+    @classmethod
+    def of(cls, makings: Makings, phases: Sequence[int] = ()) -> Self:
+        """What makings say of a step; or those of a part of it, whose phases are these."""
+        events = makings.in_order()
+        again = tuple(each for each in events if makings.step.tensors[each.name].kind == "map")
+        if phases:
+            again = tuple(
+                Again(phases[each.before], each.name.split(" [")[0], each.is_made) for each in again
+            )
+        back = (Back(makings.begins(e), e.before, e.name) for e in events if not e.is_made)
+        return cls(again, tuple(back), makings.left)
 
 
-def made_again(step: Step, terms: Terms, micro_batches: int) -> Iterator[MadeAgain]:
+class Back(NamedTuple):
+    """A tensor comes back for a phase; the copy begins before another one."""
+
+    begins: int
+    before: int
+    name: str
+
+
+def made_again(
+    step: Step, terms: Terms, micro_batches: int, *, may_leave: bool = False
+) -> Iterator[MadeAgain]:
     """Yield what to make again so that a step fits, the fastest first; nothing if none was found.
 
     Parameters
     ----------
     step : Step
         As it is planned, nothing made again.
+    may_leave : bool
+        Whether maps may leave, too, and weights let go of their memory; of a batch as a whole.
     """
     machine, room = terms.target.machine, terms.target.room_bytes
     always = {base for base, spec in terms.given.items() if spec.placement == "device"}
-    phases, part = tuple(range(len(step.phases))), step
+    phases: Sequence[int] = ()
+    part = step
     if micro_batches > 1:
         shared = {name for name, each in step.tensors.items() if each.kind in GIVEN}
         shared |= {step.place(name).base for name in step.gradients.values()}
@@ -65,33 +96,41 @@ def made_again(step: Step, terms: Terms, micro_batches: int) -> Iterator[MadeAga
             part,
             priced(machine),
             share * room,
-            lambda nbytes: machine.transfer.copy_seconds("copy_in", "pinned", nbytes),
+            machine,
             always,
             left * working,
+            may_leave=may_leave,
         )
-        events = found(makings)
-        if events is not None:
-            yield MadeAgain(
-                tuple(
-                    Again(phases[each.before], each.name.split(" [")[0])
-                    for each in events
-                    if each.is_made
-                ),
-                {e.name: makings.phase_of(makings.start_of(e)) for e in events if not e.is_made},
-            )
+        if search(makings):
+            yield MadeAgain.of(makings, phases)
 
 
 def coming_back(step: Step, rewritten: Step, made: MadeAgain) -> Residency:
     """Where tensors are in the step as it is rewritten: all is kept, but for what comes back."""
+    put_in = [0] * len(step.phases)
+    for each in made.again:
+        put_in[each.before] += len(makers_of(step, each.name)) * each.is_made
+    #: Of each phase, how many are put in before it, those just before it among them.
+    put_in = list(accumulate(put_in))
     uses = uses_of(rewritten)
     stays = dict(kept(rewritten, uses))
-    for name, start in made.back.items():
-        put_in = (len(makers_of(step, each.name)) for each in made.again if each.before < start)
-        back = start + sum(put_in)
-        before = [at for at in uses[name].phases if at < back]
-        (stay,) = stays[name]
-        stays[name] = (
-            Stay(stay.first, before[-1], fetched=True),
-            Stay(back, stay.last, fetched=True),
-        )
+    for name, (stay,) in stays.items() if made.back else ():
+        if stay.leaves is not None and rewritten.tensors[name].nbytes <= LITTLE:
+            stays[name] = (stay._replace(last=len(rewritten.phases) - 1),)
+    for name in dict.fromkeys(each.name for each in made.back):
+        (stay,), used = stays[name], uses[name]
+        found, end = list[Stay](), len(rewritten.phases)
+        for back in sorted((each for each in made.back if each.name == name), reverse=True):
+            begins = back.begins + (put_in[back.begins - 1] if back.begins else 0)
+            reads = [at for at in used.phases if begins <= at < end]
+            if reads:
+                found.append(Stay(begins, reads[-1], fetched=True))
+            end = begins
+        last = max(at for at in used.phases if at < end)
+        leaves = None
+        if name in made.left:
+            left = made.left[name]
+            leaves = used.written[-1]
+            last = min(max(last, left + put_in[left]), end - 1)
+        stays[name] = (Stay(stay.first, last, stay.fetched, leaves), *reversed(found))
     return stays

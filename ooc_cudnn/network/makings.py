@@ -1,25 +1,27 @@
-"""What is made again before which phases of a step, and what that takes: bytes and seconds.
+"""What is had again before which phases of a step, and what that takes: bytes and seconds.
 
-A map may be let go, and made again before any phase of backward: an event. Whoever reads it later
-reads what was made last. So any set of events makes a step (`repeating.py`), in which each version
-of a map lives from its making to its last reader. Inputs, which are on the host as well, come back
-from there instead.
+A map may be let go, and made again before any phase of backward, or come back from the host: an
+event. Whoever reads it later reads what was had last. So any set of events makes a step
+(`repeating.py`), in which each version of a map lives from its making to its last reader. What is
+given, inputs and weights, is on the host as well, and may come back from there.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ooc_cudnn.memory.alignment import aligned
+from ooc_cudnn.network.crossings import Copy, begun_by, copy_of, left_by
 from ooc_cudnn.network.phases import Phase, Step
 from ooc_cudnn.network.remaking import compared, is_repeatable
 from ooc_cudnn.network.repeating import Again, makers_of
-from ooc_cudnn.network.residency import results_of, uses_of
+from ooc_cudnn.network.residency import GIVEN, results_of, uses_of
+from perfmodel import MachineModel
 
 #: Smaller tensors, as a share of the room, live from their first use to their last.
 SMALL = 2**-12
@@ -30,23 +32,23 @@ class Item(NamedTuple):
 
     Attributes
     ----------
-    is_made : bool
-        By phases of forward; else it comes from the host.
+    copy : Copy, optional
+        What it takes over the link; None where it cannot come from there.
+    made_by : tuple of int
+        The phases of forward that make it and may run again; none where they may not.
     parents, beside : tuple of str
         What those phases read; and what they write beside it, which nobody reads.
     seconds : float
-        That computing takes.
-    lead : float
-        Seconds before its reader at which a copy must begin.
+        That they take.
     working : float
-        Bytes that those phases take beside tensors.
+        Bytes that they take beside tensors.
     """
 
-    is_made: bool
+    copy: Copy | None
+    made_by: tuple[int, ...] = ()
     parents: tuple[str, ...] = ()
     beside: tuple[str, ...] = ()
     seconds: float = 0.0
-    lead: float = 0.0
     working: float = 0.0
 
 
@@ -67,8 +69,9 @@ class Makings:
     seconds_of : callable
         Of a phase.
     room_bytes : float
-    copy_seconds : callable
-        Of so many bytes from the host.
+    machine : MachineModel
+    may_leave : bool
+        Whether maps may leave, and weights let go of their memory; else only inputs come back.
     always : collection of str
         Tensors that are there all the time, and no part of what is counted.
     working : sequence of float
@@ -88,34 +91,40 @@ class Makings:
         step: Step,
         seconds_of: Callable[[Phase], float],
         room_bytes: float,
-        copy_seconds: Callable[[int], float],
+        machine: MachineModel,
         always: Collection[str] = (),
         working: Sequence[float] = (),
+        *,
+        may_leave: bool,
     ) -> None:
         self.step, self.room = step, room_bytes
+        self._machine, self._may_leave = machine, may_leave
         self.uses = {base: used for base, used in uses_of(step).items() if base not in always}
         self.nbytes = {base: aligned(step.tensors[base].nbytes) for base in self.uses}
         self._working = np.array(working if len(working) else np.zeros(len(step.phases)))
         self._ends = list(accumulate(seconds_of(phase) for phase in step.phases))
+        self._loss = machine.losses.get("copies", 0.0)
+        stays = results_of(step) | set(step.seeds.values())
+        stays |= {step.place(name).base for name in compared(step)}
         self.items = {
             base: item
             for base in self.uses
             if self.nbytes[base] >= SMALL * room_bytes
-            and (item := self._item(base, seconds_of, copy_seconds)) is not None
+            and base not in stays
+            and (item := self._item(base, seconds_of)) is not None
         }
-        last_maker = {
-            base: max((at for at in makers_of(step, base)), default=-1) for base in self.items
-        }
-        self._rank = {
-            base: rank for rank, base in enumerate(sorted(self.items, key=last_maker.__getitem__))
-        }
+        order = sorted(self.items, key=lambda base: max(self.items[base].made_by, default=-1))
+        self._rank = {base: rank for rank, base in enumerate(order)}
         self._width = len(self.items) + 1
         self.children = defaultdict[str, list[str]](list)
         for base, item in self.items.items():
             for parent in item.parents:
                 self.children[parent].append(base)
         self.events = set[Again]()
-        self._before = defaultdict[str, set[int]](set)
+        self._of = defaultdict[str, set[Again]](set)
+        #: When copies begin, and by when what is copied back has left.
+        self._begun: dict[Again, int] = {}
+        self._left: dict[str, int] = {}
         large = {base for base, nbytes in self.nbytes.items() if nbytes >= SMALL * room_bytes}
         changing = [
             base for base in self.uses if base in large & (self.items | self.children).keys()
@@ -131,33 +140,36 @@ class Makings:
         self._fixed = np.array(fixed, np.int64).reshape(-1, 3)
         self._phase_slots = np.array([self.slot(at) for at in range(len(step.phases))])
 
-    def _item(
-        self,
-        base: str,
-        seconds_of: Callable[[Phase], float],
-        copy_seconds: Callable[[int], float],
-    ) -> Item | None:
+    def _item(self, base: str, seconds_of: Callable[[Phase], float]) -> Item | None:
         """How a tensor can be had again; None if it cannot."""
         step, tensor = self.step, self.step.tensors[base]
-        if tensor.kind == "input" and not self.uses[base].written:
-            return Item(is_made=False, lead=copy_seconds(tensor.nbytes))
-        results = results_of(step) | set(step.seeds.values())
-        if tensor.kind != "map" or base in results | _compared(step):
+        backward = [at for at in self.uses[base].phases if step.phases[at].is_backward]
+        if (not backward and tensor.kind != "map") or self._is_changed(base):
             return None
-        made_by = makers_of(step, base)
+        copy = None
+        if self._may_leave or tensor.kind == "input":
+            copy = copy_of(tensor.nbytes, self._machine, leaves=tensor.kind == "map")
+        made_by = makers_of(step, base) if tensor.kind == "map" else ()
         makers = [step.phases[at] for at in made_by]
-        written = {at for at in self.uses[base].written if step.phases[at].is_backward}
-        if not makers or written or not all(is_repeatable(step, phase) for phase in makers):
-            return None
+        if not makers or not all(is_repeatable(step, phase) for phase in makers):
+            return None if copy is None else Item(copy)
         reads = _bases(step, (name for phase in makers for name in phase.reads))
         writes = _bases(step, (name for phase in makers for name in phase.writes))
         return Item(
-            is_made=True,
-            parents=tuple(each for each in reads if each != base),
-            beside=tuple(each for each in writes if each != base),
-            seconds=sum(map(seconds_of, makers)),
-            working=max(self._working[at] for at in made_by),
+            copy,
+            made_by,
+            tuple(each for each in reads if each != base),
+            tuple(each for each in writes if each != base),
+            sum(map(seconds_of, makers)),
+            max(self._working[at] for at in made_by),
         )
+
+    def _is_changed(self, base: str) -> bool:
+        """Whether a tensor is no map or given one, or is written where it may be had again."""
+        kind, written = self.step.tensors[base].kind, self.uses[base].written
+        if kind != "map":
+            return kind not in GIVEN or bool(written)
+        return any(self.step.phases[at].is_backward for at in written)
 
     # Slots --------------------------------------------------------------------------------------
 
@@ -171,45 +183,73 @@ class Makings:
 
     def start_of(self, event: Again) -> int:
         """The slot from which on an event takes memory."""
-        item = self.items[event.name]
-        if item.is_made:
+        return self.slot(event.before if event.is_made else self._begun[event], event.name)
+
+    def may_begin(self, event: Again) -> int:
+        """The slot in which that would be, if nothing else were copied."""
+        copy = self.items[event.name].copy
+        if event.is_made or copy is None:
             return self.slot(event.before, event.name)
-        begins = self._ends[event.before - 1] - item.lead
-        at = int(np.searchsorted(self._ends, begins, side="right"))
-        return self.slot(min(at, event.before), event.name)
+        return self.slot(
+            begun_by({event: (event.before, copy.back)}, self._ends)[event], event.name
+        )
 
     # Events -------------------------------------------------------------------------------------
 
-    def event(self, phase: int, name: str) -> Again:
-        """The event that has a tensor again before a phase."""
-        return Again(phase, name, self.items[name].is_made)
+    def ways(self, phase: int, name: str) -> list[Again]:
+        """The events that have a tensor again before a phase."""
+        item = self.items[name]
+        found = [Again(phase, name)] if item.made_by else []
+        return found + [Again(phase, name, is_made=False)] * (item.copy is not None)
 
     def change(self, add: Iterable[Again] = (), remove: Iterable[Again] = ()) -> None:
         """Add events, and take some out."""
-        touched = dict[str, None]()
+        touched, copied = dict[str, None](), False
         for events, is_new in ((add, True), (remove, False)):
             for event in events:
-                if is_new:
-                    self.events.add(event)
-                    self._before[event.name].add(event.before)
-                else:
-                    self.events.discard(event)
-                    self._before[event.name].discard(event.before)
-                touched |= dict.fromkeys((event.name, *self.items[event.name].parents))
+                change = set.add if is_new else set.discard
+                change(self.events, event)
+                change(self._of[event.name], event)
+                parents = self.items[event.name].parents if event.is_made else ()
+                touched |= dict.fromkeys((event.name, *parents))
+                copied = copied or not event.is_made
+        if copied:
+            touched |= dict.fromkeys(event.name for event in self._begun)
+            self._copies()
+            touched |= dict.fromkeys(event.name for event in self._begun)
         self._follow(name for name in touched if name in self.versions)
+
+    def _copies(self) -> None:
+        """Work out when copies begin and end."""
+        back, out = dict[Again, tuple[int, float]](), dict[str, tuple[int, float]]()
+        for event in self.events:
+            copy = self.items[event.name].copy
+            if event.is_made or copy is None:
+                continue
+            back[event] = event.before, copy.back
+            if copy.out:
+                out[event.name] = self.uses[event.name].written[-1], copy.out
+        self._left = left_by(out, self._ends)
+        self._begun = begun_by(back, self._ends)
+        for event, at in self._begun.items():  # what has not left yet cannot come
+            first = self._left.get(event.name, self.uses[event.name].phases[0]) + 1
+            self._begun[event] = min(max(at, first), event.before)
 
     def _follow(self, names: Iterable[str]) -> None:
         """Work out the versions of tensors."""
         for name in names:
             found = [(self.slot(at), False) for at in self.uses[name].phases]
             for child in self.children.get(name, ()):
-                found += [(self.slot(at, child), False) for at in self._before[child]]
-            if name in self.items:
-                again = (self.event(at, name) for at in self._before[name])
-                found += [(self.start_of(event), True) for event in again]
+                found += [(self.slot(e.before, child), False) for e in self._of[child] if e.is_made]
+            found += [(self.start_of(event), True) for event in self._of.get(name, ())]
             found.sort()
             self.accesses[name] = found
-            self.versions[name] = list(_versions(found))
+            first, *later = _versions(found)
+            if name in self._left:
+                left = self.slot(self._left[name])
+                last = min(left, later[0].first - 1) if later else left
+                first = first._replace(last=max(first.last, last))
+            self.versions[name] = [first, *later]
 
     def unread(self) -> list[Again]:
         """Events whose tensor nobody reads."""
@@ -231,8 +271,15 @@ class Makings:
 
     @property
     def seconds(self) -> float:
-        """That making again takes."""
-        return sum(self.items[event.name].seconds for event in self.events)
+        """That making again takes, and that computing loses to copies."""
+        return sum(map(self.seconds_of, self.events))
+
+    def seconds_of(self, event: Again) -> float:
+        """What an event takes."""
+        item = self.items[event.name]
+        if event.is_made or item.copy is None:
+            return item.seconds
+        return self._loss * (item.copy.back + item.copy.out)
 
     def held(self) -> tuple[Any, Any]:
         """The slots in which something happens, and the bytes that are held in each."""
@@ -248,6 +295,7 @@ class Makings:
         lives += [
             (at, at, self.nbytes[name])
             for event, at in starts.items()
+            if event.is_made
             for name in self.items[event.name].beside
         ]
         first, last, nbytes = np.concatenate(
@@ -258,20 +306,26 @@ class Makings:
         held = np.cumsum(come - gone)[:-1]
         held[np.searchsorted(slots, self._phase_slots)] += self._working
         for event, at in starts.items():
-            held[np.searchsorted(slots, at)] += self.items[event.name].working
+            if event.is_made:
+                held[np.searchsorted(slots, at)] += self.items[event.name].working
         return slots, held
 
     def in_order(self) -> tuple[Again, ...]:
-        """The events, in the order of their slots."""
-        return tuple(sorted(self.events, key=self.start_of))
+        """The events, in the order in which they happen."""
+        return tuple(sorted(self.events, key=lambda each: (each.before, self.start_of(each))))
+
+    def begins(self, event: Again) -> int:
+        """The phase before which a copy from the host begins."""
+        return self._begun[event]
+
+    @property
+    def left(self) -> Mapping[str, int]:
+        """The phase by which each map that comes back has left."""
+        return self._left
 
 
 def _bases(step: Step, names: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(step.place(name).base for name in names))
-
-
-def _compared(step: Step) -> set[str]:
-    return {step.place(name).base for name in compared(step)}
 
 
 def _versions(accesses: Iterable[tuple[int, bool]]) -> Iterator[Version]:

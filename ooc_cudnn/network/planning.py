@@ -220,7 +220,20 @@ def _by_repeating(
 
 
 def _repeating(name: str, step: Step, terms: Terms, parts: int) -> PlannedStep | None:
-    for made in made_again(step, terms, parts):
+    """The faster of two plans: with and without maps that leave; None if neither fits."""
+    found = [
+        made
+        for may_leave in ((False, True) if parts == 1 else (False,))
+        if (made := _searched(name, step, terms, parts, may_leave=may_leave)) is not None
+    ]
+    return min(found, key=lambda made: made.plan.seconds, default=None)
+
+
+def _searched(
+    name: str, step: Step, terms: Terms, parts: int, *, may_leave: bool
+) -> PlannedStep | None:
+    """The first plan of those that a search yields that has room; None if none has."""
+    for made in made_again(step, terms, parts, may_leave=may_leave):
         rewritten = _repeated(step, made.again, parts)
         stays = coming_back(step, rewritten, made)
         placed = place_step(name, rewritten, stays, terms, may_stream=False)

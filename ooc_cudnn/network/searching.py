@@ -22,14 +22,14 @@ FIRST, LATER = 10, 6
 MOST_INSTEAD, MOST_ROUNDS, MOST_STATES = 12, 4, 4000
 
 
-def found(makings: Makings) -> tuple[Again, ...] | None:
-    """The events that a search ends with; None where it found none with which all fits."""
+def search(makings: Makings) -> bool:
+    """Add events that take few seconds, until all fits; whether it does."""
     search = _Search(makings)
     if not search.fit(FIRST):
-        return None
+        return False
     search.trim()
     search.improve()
-    return makings.in_order()
+    return True
 
 
 class _Candidate(NamedTuple):
@@ -77,7 +77,10 @@ class _Search:
         """The events that free most a second of what is too much, beginning where most is held."""
         total, before = over.sum(), self.of.seconds
         at, least, best = int(over.argmax()), np.inf, None
-        for candidate in sorted(self._candidates(slots, held, at, forbidden))[:tried]:
+        candidates = sorted(self._candidates(slots, held, at, forbidden))
+        made = [each for each in candidates if each.events[0].is_made]
+        copied = [each for each in candidates if not each.events[0].is_made]
+        for candidate in (*copied[:tried], *made[:tried]):
             self.of.change(add=candidate.events)
             gone = self._prune()
             left = np.maximum(self._held()[1] - self.of.room, 0).sum()
@@ -100,31 +103,32 @@ class _Search:
             phase = self.of.phase_of(reader)
             if reader == slot or not self.of.step.phases[phase].is_backward:
                 continue
-            events = self._with_parents(phase, name, slots, held)
-            if not events or self.of.start_of(events[0]) <= slot:
-                continue  # a copy begins before that
-            if not any(event in forbidden for event in events):
-                seconds = sum(self.of.items[event.name].seconds for event in events)
-                found.append(_Candidate(seconds / self.of.nbytes[name], name, events))
+            for event in self.of.ways(phase, name):
+                if self.of.may_begin(event) <= slot or event in self.of.events:
+                    continue
+                events = self._with_parents(event, slots, held)
+                if not any(each in forbidden for each in events):
+                    seconds = sum(map(self.of.seconds_of, events))
+                    found.append(_Candidate(seconds / self.of.nbytes[name], name, events))
         return found
 
-    def _with_parents(self, phase: int, name: str, slots: Any, held: Any) -> tuple[Again, ...]:
-        """The events that have a tensor again: its own, and of parents that are not held so far."""
-        found, looked_at = dict[Again, None](), [name]
+    def _with_parents(self, wanted: Again, slots: Any, held: Any) -> tuple[Again, ...]:
+        """An event, and those of parents that are not held so far and would not fit."""
+        found, looked_at = dict[Again, None](), [wanted]
         while looked_at:
-            event = self.of.event(phase, looked_at.pop())
+            event = looked_at.pop()
             if event in found or event in self.of.events:
                 continue
             found[event] = None
-            slot = self.of.slot(phase, event.name)
-            for parent in self.of.items[event.name].parents:
+            slot = self.of.slot(event.before, event.name)
+            for parent in self.of.items[event.name].parents if event.is_made else ():
                 if parent not in self.of.versions or self.of.is_there(parent, slot):
                     continue
                 last = max(v.last for v in self.of.versions[parent] if v.last < slot)
                 first, stop = np.searchsorted(slots, (last + 1, slot))
                 needed = held[first : stop + 1].max(initial=0) + self.of.nbytes[parent]
                 if parent in self.of.items and first < stop and needed > self.of.room:
-                    looked_at.append(parent)
+                    looked_at += self.of.ways(event.before, parent)[:1]
         return tuple(found)
 
     def _prune(self) -> list[Again]:
@@ -164,4 +168,4 @@ class _Search:
                 break
 
     def _longest_first(self, events: Collection[Again]) -> list[Again]:
-        return sorted(events, key=lambda each: (-self.of.items[each.name].seconds, each))
+        return sorted(events, key=lambda each: (-self.of.seconds_of(each), each))
