@@ -263,6 +263,26 @@ class CudnnError(_RemedyError):
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
+class SolverError(_RemedyError):
+    """What solves the planner's programs is not there, or failed.
+
+    Parameters
+    ----------
+    reason : str
+        What was found.
+    remedy : str, optional
+        What to do.
+
+    Examples
+    --------
+    >>> print(SolverError("HiGHS failed: numerical difficulties"))
+    HiGHS failed: numerical difficulties. Another policy, or another version of SciPy, may do.
+    """
+
+    remedy: str = "Another policy, or another version of SciPy, may do."
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
 class InternalError(_RemedyError):
     """A fault of this library that it noticed before it could give a wrong number.
 

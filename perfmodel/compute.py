@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from perfmodel.cached import cached_property
 
 from .linear import Line
+from .missing import MissingLineError
 from .record import Record, Table, number, text
 from .work import Work
 
@@ -86,7 +87,7 @@ class ComputeModel(Record):
 
         Raises
         ------
-        KeyError
+        MissingLineError
             If no known key shares the first part.
 
         Examples
@@ -119,8 +120,8 @@ class ComputeModel(Record):
 
         best = max(sorted(self.lines), key=nearness, default=None)
         if best is None or nearness(best)[0] == 0:
-            known_keys = ", ".join(sorted(self.lines)) or "none"
-            raise KeyError(f"no line for {key!r} nor for any of its kind; known keys: {known_keys}")
+            kinds = dict.fromkeys("/".join(known.split("/")[:2]) for known in sorted(self.lines))
+            raise MissingLineError(f"{key!r}, nor for any of its kind", kinds)
         return best
 
     def seconds(self, work: Work) -> float:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from .linear import Line
+from .missing import MissingLineError
 from .record import Record, Table, number, whole
 from .rows import GATHERED_ALONE, WHOLE, Rows, is_gathered, narrow_rows
 from .slowdown import Slowdown
@@ -115,10 +116,8 @@ class TransferModel(Record):
     def _line(self, direction: str, placement: str) -> Line:
         lines: Mapping[str, Line] = getattr(self, direction)
         if placement not in lines:
-            known = ", ".join(["device", *lines])
-            raise KeyError(
-                f"no {direction} line for placement {placement!r}; this machine has {known}"
-            )
+            way = direction.replace("_", " ")
+            raise MissingLineError(f"{way} of {placement} memory", ["device", *lines])
         return lines[placement]
 
     def latency_of(self, direction: str, placement: str) -> Line | None:

@@ -15,6 +15,7 @@ from ooc_cudnn.errors import (
     InternalError,
     OocError,
     PlanInfeasibleError,
+    SolverError,
     VerificationError,
 )
 
@@ -49,6 +50,7 @@ EVERY_ERROR: list[tuple[OocError, type[Exception], dict[str, object]]] = [
         {"reason": "no driver", "remedy": "Install one."},
     ),
     (CudnnError("status 9", remedy="Go on."), RuntimeError, {"remedy": "Go on."}),
+    (SolverError("HiGHS failed", remedy="Go on."), RuntimeError, {"reason": "HiGHS failed"}),
     (InternalError("x is not y"), RuntimeError, {"reason": "x is not y"}),
 ]
 case = pytest.mark.parametrize(

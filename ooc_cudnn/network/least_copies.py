@@ -14,9 +14,11 @@ from typing import Any
 
 import numpy as np
 
+from ooc_cudnn.errors import SolverError
 from ooc_cudnn.memory.alignment import aligned
 from ooc_cudnn.network.phases import Step
 from ooc_cudnn.network.residency import GIVEN, Residency, Stay, results_of, uses_of
+from ooc_cudnn.network.solver import check, highs, tell
 
 #: Smaller tensors, as a share of the room, stay: they take little, and their copies do.
 SMALL = 2**-12
@@ -50,7 +52,11 @@ def least_copied(
         if nbytes > SMALL * room_bytes and program.is_short[stay.first : stay.last + 1].any():
             held[stay.first : stay.last + 1] -= nbytes
             program.add(base)
-    found = program.solved(room - held) if program.bases else None
+    try:
+        found = program.solved(room - held) if program.bases else None
+    except SolverError as error:
+        tell(error)
+        found = None
     return dict(stays) if found is None else {**stays, **found}
 
 
@@ -98,23 +104,23 @@ class _Program:
 
     def solved(self, room: np.ndarray[Any, Any]) -> Residency | None:
         """Stays by the solution for so much room in each phase; None where none was found."""
-        from scipy.optimize import Bounds, LinearConstraint, milp  # takes a while to import
-        from scipy.sparse import csr_array
-
         short = [int(at) for at in np.flatnonzero(self.is_short)]
         rows = [row for row, _ in self.rows] + [self.held[at] for at in short]
         least = [low for _, low in self.rows] + [-np.inf] * len(short)
         most = [np.inf] * len(self.rows) + [room[at] / self.room_bytes for at in short]
         places = [(at, variable) for at, row in enumerate(rows) for variable in row]
         values = [value for row in rows for value in row.values()]
-        matrix = csr_array((values, tuple(zip(*places, strict=True))), (len(rows), len(self.costs)))
-        found = milp(
-            self.costs,
-            constraints=LinearConstraint(matrix, least, most),
-            integrality=np.ones(len(self.costs)),
-            bounds=Bounds(0, 1),
-            options={"mip_rel_gap": GAP, "node_limit": MOST_NODES},
-        )
+        shape = len(rows), len(self.costs)
+        with highs() as (optimize, csr_array):
+            matrix = csr_array((values, tuple(zip(*places, strict=True))), shape)
+            found = optimize.milp(
+                self.costs,
+                constraints=optimize.LinearConstraint(matrix, least, most),
+                integrality=np.ones(len(self.costs)),
+                bounds=optimize.Bounds(0, 1),
+                options={"mip_rel_gap": GAP, "node_limit": MOST_NODES},
+            )
+        check(found)
         if found.x is None:
             return None
         chosen = found.x > 0.5

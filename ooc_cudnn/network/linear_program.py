@@ -8,6 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from ooc_cudnn.errors import SolverError
+from ooc_cudnn.network.solver import STOPPED, check, highs, tell
+
 #: Terms of a sum: the coefficient of each variable, and of `ONE` the constant.
 Sum = dict[int, float]
 ONE = -1
@@ -76,26 +79,35 @@ class LinearProgram:
         return found
 
     def minimised(self, variable: int, most_iterations: int) -> Any | None:
-        """The values of all variables where one is least; None where none was found."""
-        from scipy.optimize import linprog  # takes a while to import
-        from scipy.sparse import csr_array
+        """The values of all variables where one is least; None where none was found.
 
+        A solver that is missing, fails, or takes too many iterations is said once.
+        """
+        try:
+            return self._minimised(variable, most_iterations)
+        except SolverError as error:
+            tell(error)
+            return None
+
+    def _minimised(self, variable: int, most_iterations: int) -> Any | None:
         costs = np.zeros(len(self.upper))
         costs[variable] = 1.0
         at = [each for variables, _ in self._rows for each in variables]
         values = [value for _, found in self._rows for value in found]
         starts = np.cumsum([0, *(len(variables) for variables, _ in self._rows)])
-        matrix = csr_array((values, at, starts), (len(self._rows), len(self.upper)))
         low, equal = np.array(self.low), np.zeros(len(self.low), bool)
         equal[list(self._equal)] = True
-        found = linprog(
-            costs,
-            A_ub=-matrix[~equal],
-            b_ub=-low[~equal],
-            A_eq=matrix[equal],
-            b_eq=low[equal],
-            bounds=np.column_stack([np.zeros(len(self.upper)), self.upper]),
-            method=METHOD,
-            options={"maxiter": most_iterations},
-        )
+        with highs() as (optimize, csr_array):
+            matrix = csr_array((values, at, starts), (len(self._rows), len(self.upper)))
+            found = optimize.linprog(
+                costs,
+                A_ub=-matrix[~equal],
+                b_ub=-low[~equal],
+                A_eq=matrix[equal],
+                b_eq=low[equal],
+                bounds=np.column_stack([np.zeros(len(self.upper)), self.upper]),
+                method=METHOD,
+                options={"maxiter": most_iterations},
+            )
+        check(found, STOPPED)
         return found.x if found.status == 0 else None

@@ -136,11 +136,11 @@ def place_step(
             else _without_largest(step, stays, worst)
         )
         if fewer is None:
+            least, setting = _least(name, step, terms)
             raise PlanInfeasibleError(
-                function=f"{name}: {step.phases[worst].name}",
+                function=f"{name}: {setting or step.phases[worst].name}",
                 limit_bytes=terms.target.limit_bytes,
-                smallest_bytes=_least_bytes(name, step, terms),
-                reason="",
+                smallest_bytes=least,
             )
         stays = fewer
 
@@ -188,15 +188,16 @@ def _largest(step: Step, stays: Residency, phase: int) -> str | None:
     return max(there, key=lambda base: step.tensors[base].nbytes, default=None)
 
 
-def _least_bytes(name: str, step: Step, terms: Terms) -> int:
-    """The least memory limit, in bytes, under which every phase can be streamed."""
-    placing, least = _Placing(name, step, {}, terms), 0
+def _least(name: str, step: Step, terms: Terms) -> tuple[int, str]:
+    """The least memory limit, in bytes, that lets every phase be streamed; and which sets it."""
+    placing, least, setting = _Placing(name, step, {}, terms), 0, ""
     for at, phase in enumerate(step.phases):
         try:
             placing.plan_of(phase, at, 0)
         except PlanInfeasibleError as error:
-            least = max(least, error.smallest_bytes or 0)
-    return least + terms.target.limit_bytes - terms.target.room_bytes
+            if (error.smallest_bytes or 0) > least:
+                least, setting = error.smallest_bytes or 0, phase.name
+    return least + terms.target.limit_bytes - terms.target.room_bytes, setting
 
 
 class _TooLittleError(Exception):

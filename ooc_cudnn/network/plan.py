@@ -98,6 +98,9 @@ class NetworkPlan:
         Where maps are made again that may be let go and made again once more.
     reserved : tuple of (int, int)
         Phases that find so many bytes beside tensors, for the workspace of their engines.
+    gap : float
+        Of a plan by an integer program: how far the solution is above what no other can go below,
+        as a share, where the search for a better one was ended.
     """
 
     name: str
@@ -129,6 +132,7 @@ class NetworkPlan:
     bound_seconds: float | None = None
     again: tuple[Again, ...] = ()
     reserved: tuple[tuple[int, int], ...] = ()
+    gap: float = 0.0
 
     @property
     def fate(self) -> Mapping[str, str]:
@@ -162,6 +166,8 @@ class NetworkPlan:
                 ("<9", ">11", ">12", "<0"),
             ),
             *self._beside_bound(),
+            *[f"  solver     stopped {100 * self.gap:.1f} % above what its program may reach"]
+            * bool(self.gap),
             "",
             "  what becomes of tensors",
         ]

@@ -182,7 +182,7 @@ def plan_again(step: Step, plan: NetworkPlan, terms: Terms) -> PlannedStep:
     assert placed is not None
     made = Fastest(terms.host)
     figures = predicted(plan.name, plan.policy, step, placed, plan, terms)
-    made.take(PlannedStep(replace(figures, taken=plan.taken), step, placed))
+    made.take(PlannedStep(replace(figures, taken=plan.taken, gap=plan.gap), step, placed))
     return made.found()
 
 

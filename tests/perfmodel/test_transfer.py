@@ -35,7 +35,7 @@ def test_the_device_and_no_copies_cost_nothing():
 
 
 def test_an_unknown_placement_is_named_with_the_known_ones():
-    with pytest.raises(KeyError, match=r"no copy_out line for placement 'disk'.*device, pinned"):
+    with pytest.raises(KeyError, match=r"no line for copy out of disk memory.* device, pinned"):
         LINK.copy_seconds("copy_out", "disk", 1)
     with pytest.raises(ValueError, match="'device'; the placements that cost time"):
         TransferModel({"device": PINNED}, {})

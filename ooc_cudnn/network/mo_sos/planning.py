@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.memory.extents import Extent
 from ooc_cudnn.network.apart import apart
@@ -38,8 +41,9 @@ GAP, MOST_NODES, MOST_SECONDS = 5e-3, 20, 600.0
 #: addresses make computing so many times longer than the program found, and the replay decides; the
 #: baselines take the first that fits.
 SHARES, AS_SOLVED = (1.0, 0.94), 1.01
-#: How limits that may do are tried, each so many times the last.
-MORE, MOST_TIMES = 1.25, 20
+#: How near a limit that would do is to one that would not; and how many times what all tensors
+#: take may still do for workspaces, too.
+MORE, PLENTY = 1.25, 4
 
 
 def taken_whole(step: Step) -> Step:
@@ -112,6 +116,9 @@ def _planned(
         return None
     how = How(again=followed.again, reserved=tuple(sorted(reserved.items())))
     plan = predicted(name, policy, rewritten, placed, how, terms)
+    reached = program.constant_seconds + solved.bound
+    gap = (solved.objective - solved.bound) / reached if reached > 0 else 0.0
+    plan = replace(plan, gap=gap if gap > GAP else 0.0)
     return PlannedStep(plan, rewritten, placed), schedule.seconds
 
 
@@ -128,9 +135,18 @@ def _on_device(terms: Terms) -> frozenset[str]:
 def _enough(step: Step, terms: Terms, policy: str) -> int | None:
     """A limit, not much more than is needed, for which the program has a solution."""
     target = terms.target
-    for times in range(1, MOST_TIMES):
-        budget = int(target.room_bytes * MORE**times)
+
+    def has_solution(budget: int) -> bool:
         _, program = _program(step, terms, CANDIDATES[policy][0], budget)
-        if program.solved(1.0, MOST_NODES, MOST_SECONDS) is not None:
-            return budget + target.limit_bytes - target.room_bytes
-    return None
+        return program.solved(1.0, MOST_NODES, MOST_SECONDS) is not None
+
+    low, most = max(target.room_bytes, 1), PLENTY * sum(t.nbytes for t in step.tensors.values())
+    high = 2 * low
+    while not has_solution(high):
+        if high > most:
+            return None
+        low, high = high, 2 * high
+    while high > MORE * low:
+        middle = math.isqrt(low * high)
+        low, high = (low, middle) if has_solution(middle) else (middle, high)
+    return high + target.limit_bytes - target.room_bytes

@@ -8,6 +8,8 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
+from ooc_cudnn.network.solver import check, highs
+
 #: More than any row has.
 _FREE = np.inf
 
@@ -104,24 +106,29 @@ class Rows:
         ----------
         gap : float
             How far the objective may be from the bound, as a share.
-        """
-        from scipy.optimize import Bounds, LinearConstraint, milp  # takes a while to import
-        from scipy.sparse import csr_array
 
+        Raises
+        ------
+        SolverError
+            If the solver is not there, or fails.
+        """
         places = [
             (at, variable) for at, (terms, _, _) in enumerate(self.rows) for variable in terms
         ]
         values = [value for terms, _, _ in self.rows for value in terms.values()]
         shape = len(self.rows), len(self.costs)
-        matrix = csr_array((values, tuple(zip(*places, strict=True))), shape)
         least, most = (np.array([row[side] for row in self.rows]) for side in (1, 2))
-        found = milp(
-            self.costs,
-            constraints=LinearConstraint(matrix, least, most),
-            integrality=np.ones(shape[1]),
-            bounds=Bounds(0, 1),
-            options={"mip_rel_gap": gap, "node_limit": most_nodes, "time_limit": most_seconds},
-        )
+        limits = {"mip_rel_gap": gap, "node_limit": most_nodes, "time_limit": most_seconds}
+        with highs() as (optimize, csr_array):
+            matrix = csr_array((values, tuple(zip(*places, strict=True))), shape)
+            found = optimize.milp(
+                self.costs,
+                constraints=optimize.LinearConstraint(matrix, least, most),
+                integrality=np.ones(shape[1]),
+                bounds=optimize.Bounds(0, 1),
+                options=limits,
+            )
+        check(found)
         if found.x is None:
             return None
         return Solved(found.x.tolist(), float(found.fun), float(found.mip_dual_bound))
