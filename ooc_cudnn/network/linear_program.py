@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ooc_cudnn.errors import SolverError
-from ooc_cudnn.network.solver import STOPPED, check, highs, tell
+from ooc_cudnn.network.solver import FAILED, STOPPED, check, highs, tell
 
 #: Terms of a sum: the coefficient of each variable, and of `ONE` the constant.
 Sum = dict[int, float]
@@ -109,5 +109,5 @@ class LinearProgram:
                 method=METHOD,
                 options={"maxiter": most_iterations},
             )
-        check(found, STOPPED)
+        check(found, STOPPED, FAILED)
         return found.x if found.status == 0 else None

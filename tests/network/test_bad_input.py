@@ -133,6 +133,25 @@ def test_a_solver_that_fails_is_named(monkeypatch, capsys):
     assert "programs: numbers went wrong" in capsys.readouterr().err
 
 
+def test_a_search_that_finds_nothing_within_its_nodes_did_not_fail(monkeypatch):
+    from scipy import optimize
+
+    solve, ended = optimize.milp, []
+
+    def milp(*arguments, **options):
+        found = solve(*arguments, **options)
+        if len(ended) < 2:  # the first program, with either share of memory
+            ended.append(found.status)
+            said = "not recognized. (HiGHS Status 16: Solution limit reached)"
+            return SimpleNamespace(x=None, status=4, message=said)
+        return found
+
+    monkeypatch.setattr(optimize, "milp", milp)
+    made = planned("230KiB", policy="mo_sos")  # by a program of fewer decisions
+    assert len(ended) == 2
+    assert made.device_bytes <= made.memory_limit
+
+
 # Time that runs out -----------------------------------------------------------------------------
 
 
