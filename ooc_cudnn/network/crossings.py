@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from ooc_cudnn.network.repeating import Again
 from perfmodel import MachineModel
 
 
@@ -25,36 +24,35 @@ def copy_of(nbytes: int, machine: MachineModel, *, leaves: bool) -> Copy:
     return Copy(back, out if leaves else 0.0)
 
 
-def left_by(copies: Mapping[str, tuple[int, float]], ends: Sequence[float]) -> dict[str, int]:
-    """The phases by which tensors have left.
+def left_by(copies: Sequence[tuple[int, float]], ends: Sequence[float]) -> list[int]:
+    """The phases by which copies to the host have ended.
 
     Parameters
     ----------
-    copies : mapping
-        Of each the phase after which it may leave, and the seconds that this takes.
+    copies : sequence of (int, float)
+        Of each the phase after which it may begin, and the seconds that it takes.
     ends : sequence of float
         Seconds by the end of each phase.
     """
-    found, free = dict[str, int](), 0.0
-    for made in sorted({made for made, _ in copies.values()}):
-        # those that leave after one phase do in any order
-        leave = {name: seconds for name, (at, seconds) in copies.items() if at == made}
-        free = max(free, ends[made]) + sum(leave.values())
-        found |= dict.fromkeys(leave, min(bisect_left(ends, free), len(ends) - 1))
-    return found
+    by_phase, free = dict[int, int](), 0.0
+    for phase in sorted({phase for phase, _ in copies}):
+        # those that begin after one phase do in any order
+        free = max(free, ends[phase]) + sum(seconds for at, seconds in copies if at == phase)
+        by_phase[phase] = min(bisect_left(ends, free), len(ends) - 1)
+    return [by_phase[phase] for phase, _ in copies]
 
 
-def begun_by(copies: Mapping[Again, tuple[int, float]], ends: Sequence[float]) -> dict[Again, int]:
-    """The phases at which copies from the host begin, so that each has ended in time.
+def begun_by(copies: Sequence[tuple[int, float]], ends: Sequence[float]) -> list[int]:
+    """The phases before which copies from the host begin, so that each has ended in time.
 
     Parameters
     ----------
-    copies : mapping
+    copies : sequence of (int, float)
         Of each the phase before which it must have ended, and the seconds that it takes.
     """
-    found, free = dict[Again, int](), float("inf")
-    for key in sorted(copies, key=lambda each: (copies[each], each), reverse=True):
-        before, seconds = copies[key]
+    found, free = [0] * len(copies), float("inf")
+    for at in sorted(range(len(copies)), key=copies.__getitem__, reverse=True):
+        before, seconds = copies[at]
         free = min(free, ends[before - 1] if before else 0.0) - seconds
-        found[key] = min(bisect_right(ends, free), before)
+        found[at] = min(bisect_right(ends, free), before)
     return found

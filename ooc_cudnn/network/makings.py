@@ -190,9 +190,8 @@ class Makings:
         copy = self.items[event.name].copy
         if event.is_made or copy is None:
             return self.slot(event.before, event.name)
-        return self.slot(
-            begun_by({event: (event.before, copy.back)}, self._ends)[event], event.name
-        )
+        (begins,) = begun_by([(event.before, copy.back)], self._ends)
+        return self.slot(begins, event.name)
 
     # Events -------------------------------------------------------------------------------------
 
@@ -222,15 +221,18 @@ class Makings:
     def _copies(self) -> None:
         """Work out when copies begin and end."""
         back, out = dict[Again, tuple[int, float]](), dict[str, tuple[int, float]]()
-        for event in self.events:
+        for event in sorted(self.events):
             copy = self.items[event.name].copy
             if event.is_made or copy is None:
                 continue
             back[event] = event.before, copy.back
             if copy.out:
                 out[event.name] = self.uses[event.name].written[-1], copy.out
-        self._left = left_by(out, self._ends)
-        self._begun = begun_by(back, self._ends)
+        begun, left = begun_by([*back.values()], self._ends), left_by([*out.values()], self._ends)
+        self._begun, self._left = (
+            dict(zip(back, begun, strict=True)),
+            dict(zip(out, left, strict=True)),
+        )
         for event, at in self._begun.items():  # what has not left yet cannot come
             first = self._left.get(event.name, self.uses[event.name].phases[0]) + 1
             self._begun[event] = min(max(at, first), event.before)
