@@ -7,6 +7,8 @@ from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
 
+import numpy as np
+
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.network.apart import apart
 from ooc_cudnn.network.bands import banded, is_of_band, whole_maps
@@ -32,7 +34,9 @@ from ooc_cudnn.network.remaking import forward_only, remade, seconds_to_remake
 from ooc_cudnn.network.repeating import Again, repeated
 from ooc_cudnn.network.residency import Residency, check_stays
 from ooc_cudnn.network.through_normalizations import through_normalizations
+from ooc_cudnn.network.time_to_copy import with_time_to_copy
 from ooc_cudnn.operations.window_arguments import is_int
+from ooc_cudnn.pipeline.program import Task
 from ooc_cudnn.tensor import ORDERS
 
 #: What `best` chooses from, in the order in which equals are taken.
@@ -119,8 +123,8 @@ def plan_step(
     # what this one won by may be less than what the other gains here
     both = [made, before] if made.plan.policy == "repeat" and before else [made]
     for other in both if policy == "best" else ():
-        for streaming in _by_first_reads(name, other, terms):
-            fastest.take(streaming)
+        for in_time in _in_time(name, other, terms):
+            fastest.take(in_time)
     made = fastest.found()
     return made._replace(plan=replace(made.plan, policy=policy, taken=made.plan.policy))
 
@@ -244,14 +248,20 @@ def _searched(
     return None
 
 
-def _by_first_reads(name: str, made: PlannedStep, terms: Terms) -> Iterator[PlannedStep]:
-    """The same plan with inputs that their first readers stream, or all of them."""
+def _in_time(name: str, made: PlannedStep, terms: Terms) -> Iterator[PlannedStep]:
+    """The same plan with time to copy; and with inputs that first readers, or all, stream."""
     plan, step, placed = made
-    for stays in streamed_first(step, placed.residency):
-        again = place_step(name, step, stays, terms, may_stream=False)
-        if again is not None:
-            figures = predicted(name, plan.policy, step, again, plan, terms)
-            yield PlannedStep(figures, step, again)
+    tasks = [item for item in placed.program.items if isinstance(item, Task)]
+    room = terms.target.room_bytes - np.array([task.plan.device_bytes for task in tasks])
+    seconds = [task.seconds for task in plan.tasks]
+    for stays in (placed.residency, *streamed_first(step, placed.residency)):
+        longer = with_time_to_copy(step, stays, terms.target.machine, seconds, room)
+        for each in (longer, stays):  # addresses may want more
+            again = place_step(name, step, each, terms, may_stream=False)
+            if again is not None:
+                figures = predicted(name, plan.policy, step, again, plan, terms)
+                yield PlannedStep(figures, step, again)
+                break
 
 
 def _by_shares(name: str, step: Step, terms: Terms, asked: int | None) -> Iterator[PlannedStep]:

@@ -7,15 +7,15 @@ for whoever is there before, and whoever comes after waits for the copy.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
 from typing import Any
 
-import numpy as np
-
 from ooc_cudnn.memory.alignment import aligned
+from ooc_cudnn.memory.extents import Extent, held_bytes
 from ooc_cudnn.network.crossings import begun_by, copy_of, left_by
 from ooc_cudnn.network.phases import Step
-from ooc_cudnn.network.residency import Residency
+from ooc_cudnn.network.residency import Residency, Stay, uses_of
 from perfmodel import MachineModel
 
 
@@ -23,54 +23,86 @@ def with_time_to_copy(
     step: Step,
     stays: Residency,
     machine: MachineModel,
-    seconds: Iterable[float],
-    free_bytes: np.ndarray[Any, Any],
+    seconds: Sequence[float],
+    room_bytes: Any,
 ) -> Residency:
     """Return longer stays.
 
     Parameters
     ----------
-    seconds : iterable of float
+    seconds : sequence of float
         Of each phase.
-    free_bytes : array
-        Of each phase: what nobody holds.
+    room_bytes : array
+        What tensors may take in each phase.
     """
-    ends, free = np.cumsum([*seconds]).tolist(), free_bytes.copy()
-    found = {base: list(each) for base, each in stays.items()}
-    copies = {base: copy_of(step.tensors[base].nbytes, machine, leaves=True) for base in found}
-    fetched = [(b, i) for b, each in found.items() for i, stay in enumerate(each) if stay.fetched]
-    begun = begun_by([(found[b][i].first, copies[b].back) for b, i in fetched], ends)
-    leaving = [
-        (base, index, stay.leaves)
-        for base, each in found.items()
-        for index, stay in enumerate(each)
-        if stay.leaves is not None
-    ]
-    left = left_by([(leaves, copies[base].out) for base, _, leaves in leaving], ends)
+    longer = _Longer(step, stays, machine, room_bytes)
+    ends = list(accumulate(seconds))
+    fetched = [at for at, stay in longer.stays() if stay.fetched]
+    begun = begun_by([(longer.stay(at).first, longer.copies[at[0]].back) for at in fetched], ends)
+    leaving = [(at, stay.leaves) for at, stay in longer.stays() if stay.leaves is not None]
+    left = left_by([(leaves, longer.copies[at[0]].out) for at, leaves in leaving], ends)
+    # what takes longest is waited for longest
+    for copied in sorted(zip(fetched, begun, strict=True), key=longer.largest_first):
+        longer.begin(*copied)
+    ended = [(at, end) for (at, _), end in zip(leaving, left, strict=True)]
+    for copied in sorted(ended, key=longer.largest_first):
+        longer.end(*copied)
+    return {base: tuple(found) for base, found in longer.found.items()}
 
-    def take(base: str, phases: Iterable[int]) -> int:
+
+#: Which stay of which tensor.
+_At = tuple[str, int]
+
+
+class _Longer:
+    def __init__(self, step: Step, stays: Residency, machine: MachineModel, room: Any) -> None:
+        self.found = {base: list(each) for base, each in stays.items()}
+        self.nbytes = {base: step.tensors[base].nbytes for base in stays}
+        self.copies = {
+            base: copy_of(nbytes, machine, leaves=True) for base, nbytes in self.nbytes.items()
+        }
+        self._uses = uses_of(step)
+        extents = [
+            Extent(stay.first, stay.last, self.nbytes[base]) for (base, _), stay in self.stays()
+        ]
+        self._free = room - held_bytes(extents, len(step.phases))
+
+    def stays(self) -> Iterator[tuple[_At, Stay]]:
+        for base, each in self.found.items():
+            for index, stay in enumerate(each):
+                yield (base, index), stay
+
+    def stay(self, at: _At) -> Stay:
+        return self.found[at[0]][at[1]]
+
+    def largest_first(self, copied: tuple[_At, int]) -> tuple[int, _At]:
+        (base, index), _ = copied
+        return -self.nbytes[base], (base, index)
+
+    def begin(self, at: _At, phase: int) -> None:
+        """Let a stay begin in a phase, or as soon as there is room; not before others touch it."""
+        base, index = at
+        stay = self.stay(at)
+        before = [used for used in self._uses[base].phases if used < stay.first]
+        before += [self.found[base][index - 1].last] if index else []
+        more = self._held(base, range(stay.first - 1, max([phase - 1, *before]), -1))
+        self.found[base][index] = stay._replace(first=stay.first - more)
+
+    def end(self, at: _At, phase: int) -> None:
+        """Let a stay end in a phase, or while there is room; not after others touch it."""
+        base, index = at
+        stay = self.stay(at)
+        after = [used for used in self._uses[base].phases if used > stay.last]
+        after += [each.first for each in self.found[base][index + 1 : index + 2]]
+        more = self._held(base, range(stay.last + 1, min([phase + 1, *after])))
+        self.found[base][index] = stay._replace(last=stay.last + more)
+
+    def _held(self, base: str, phases: Iterable[int]) -> int:
         """Hold a tensor in phases, as far as there is room; in how many."""
-        nbytes, count = aligned(step.tensors[base].nbytes), 0
+        nbytes, count = aligned(self.nbytes[base]), 0
         for at in phases:
-            if free[at] < nbytes:
+            if self._free[at] < nbytes:
                 break
-            free[at] -= nbytes
+            self._free[at] -= nbytes
             count += 1
         return count
-
-    # what takes longest is waited for longest
-    for (base, index), begins in sorted(
-        zip(fetched, begun, strict=True), key=lambda each: (-copies[each[0][0]].back, each)
-    ):
-        first = found[base][index].first
-        begins = max(begins, found[base][index - 1].last + 1) if index else begins
-        more = take(base, range(first - 1, begins - 1, -1))
-        found[base][index] = found[base][index]._replace(first=first - more)
-    for (base, index, _), end in sorted(
-        zip(leaving, left, strict=True), key=lambda each: (-copies[each[0][0]].out, each)
-    ):
-        last, later = found[base][index].last, found[base][index + 1 :]
-        end = min(end, later[0].first - 1) if later else end
-        more = take(base, range(last + 1, end + 1))
-        found[base][index] = found[base][index]._replace(last=last + more)
-    return {base: tuple(each) for base, each in found.items()}
