@@ -58,6 +58,14 @@ def test_the_reference_has_every_public_name():
     assert wanted - named == set()
 
 
+def test_the_reference_has_every_name_of_the_door_to_pytorch():
+    pytest.importorskip("torch")
+    from ooc_cudnn import torch as door
+
+    listed = set(re.findall(r"^\.\. auto\w+:: (\S+)$", page("reference/torch.md"), re.M))
+    assert listed == set(door.__all__)
+
+
 def test_every_page_is_reached_from_the_front_page():
     listed = set()
     for name in ("index.md", "reference/index.md"):

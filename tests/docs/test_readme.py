@@ -3,18 +3,38 @@
 import re
 from pathlib import Path
 
+import pytest
+
 import ooc_cudnn
 from benchmarks.pages import readme, steps
 
 README = Path(__file__).parents[2] / "README.md"
 
 
-def test_the_example_runs(tmp_path, monkeypatch, capsys):
-    (example,) = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+TORCH, CALL = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+
+
+def run(example):
+    """What an example leaves in its variables."""
     assert len(example.strip().splitlines()) <= 20
-    monkeypatch.chdir(tmp_path)
     variables: dict = {}
     exec(compile(example, str(README), "exec"), variables)
+    return variables
+
+
+def test_the_first_example_is_a_model_of_pytorch_under_a_limit():
+    pytest.importorskip("torch")
+    with ooc_cudnn.settings(device="host", machine="host"):
+        variables = run(TORCH)
+    model = variables["model"]
+    # all that backward reads, kept, would not fit
+    assert model.forward.plan.device_bytes < 16 * 64 * 64 * 64 * 4
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_the_example_of_a_call_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    variables = run(CALL)
     assert variables["y"].shape == (8, 32, 128, 128)
     assert variables["p"].calls[0].plan.pieces > 1
     assert "d_hY" in capsys.readouterr().out
