@@ -62,6 +62,8 @@ class _Longer:
             base: copy_of(nbytes, machine, leaves=True) for base, nbytes in self.nbytes.items()
         }
         self._uses = uses_of(step)
+        #: Gradients of outputs are given when forward has ended, and no earlier.
+        self._given = dict.fromkeys(step.seeds.values(), step.turn if step.pauses else 0)
         extents = [
             Extent(stay.first, stay.last, self.nbytes[base]) for (base, _), stay in self.stays()
         ]
@@ -85,7 +87,8 @@ class _Longer:
         stay = self.stay(at)
         before = [used for used in self._uses[base].phases if used < stay.first]
         before += [self.found[base][index - 1].last] if index else []
-        more = self._held(base, range(stay.first - 1, max([phase - 1, *before]), -1))
+        earliest = max([phase, self._given.get(base, 0), *(used + 1 for used in before)])
+        more = self._held(base, range(stay.first - 1, earliest - 1, -1))
         self.found[base][index] = stay._replace(first=stay.first - more)
 
     def end(self, at: _At, phase: int) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -96,3 +98,17 @@ def test_results_are_the_same(monkeypatch, host_device):
     assert made(**given) == pytest.approx(expected, rel=1e-12)
     for name, gradient in whole.gradients.items():
         np.testing.assert_allclose(made.gradients[name], gradient, rtol=1e-11, atol=1e-13)
+
+
+@pytest.mark.parametrize("pauses", [True, False])
+def test_gradients_that_are_given_when_a_step_pauses_are_not_fetched_before(pauses):
+    net = ooc_cudnn.Network()
+    x = net.input("x", (2, 3, 8, 8))
+    y = net.activation(net.convolution(x, 4, window=3))
+    step = replace(net.pausing_phases(y), pauses=pauses)
+    (seed,) = step.seeds.values()
+    stays = planning.POLICIES["keep"].residing(step)
+    seconds = [1e-9] * len(step.phases)
+    longer = with_time_to_copy(step, stays, shipped("h200"), seconds, 2**30)
+    assert stays[seed][0].fetched
+    assert longer[seed][0].first == (step.turn if pauses else 0)
