@@ -13,6 +13,7 @@ from ooc_cudnn.network.fastest import PlannedStep
 from ooc_cudnn.network.given import NONE, arrays_given, check_given
 from ooc_cudnn.network.prepared import Prepared
 from ooc_cudnn.network.ready import ReadyStep
+from ooc_cudnn.network.tensors import Tensor
 from ooc_cudnn.settings import current
 
 
@@ -54,9 +55,9 @@ class ForwardStep(Prepared[ReadyStep]):
         return Forward(outputs, {n: a for n, a in made.items() if n in self._network.running})
 
     @property
-    def outputs(self) -> tuple[str, ...]:
-        """The names of the outputs."""
-        return self._step.outputs
+    def outputs(self) -> tuple[Tensor, ...]:
+        """What it makes."""
+        return tuple(self._step.tensors[name] for name in self._step.outputs)
 
     def _made_ready(self, planned: PlannedStep, device: Device) -> ReadyStep:
         return ReadyStep(planned, device)

@@ -10,22 +10,23 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-import numpy as np
-
 from ooc_cudnn import interrupts
+from ooc_cudnn.arrays.copying import memcpy
 from ooc_cudnn.arrays.operands import Wrapped, wrap
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.errors import OocError
+from ooc_cudnn.functions.bound import check_results
 from ooc_cudnn.memory.pinned import allocate
 from ooc_cudnn.network.fastest import PlannedStep
 from ooc_cudnn.network.given import NONE, arrays_given, check_given
 from ooc_cudnn.network.prepared import Prepared
 from ooc_cudnn.network.ready import Ready
+from ooc_cudnn.network.tensors import Tensor
 from ooc_cudnn.pipeline.execute import Executor
 from ooc_cudnn.pipeline.halves import halves_of
 from ooc_cudnn.settings import current
-from ooc_cudnn.tensor import TensorSpec, numpy_dtype
+from ooc_cudnn.tensor import TensorSpec
 
 
 class PausingStep(Prepared["ReadyHalves"]):
@@ -65,7 +66,12 @@ class PausingStep(Prepared["ReadyHalves"]):
                 self._network.running[name] = array
         return paused
 
-    def run(self, inputs: Mapping[str, Any], lasting: Mapping[str, Any] = NONE) -> Paused:
+    def run(
+        self,
+        inputs: Mapping[str, Any],
+        lasting: Mapping[str, Any] = NONE,
+        out: Mapping[str, Any] = NONE,
+    ) -> Paused:
         """The same, but the network's running statistics stay as they are.
 
         Parameters
@@ -74,22 +80,33 @@ class PausingStep(Prepared["ReadyHalves"]):
             Arrays by name.
         lasting : mapping, optional
             Parameters and running statistics to be taken in place of the network's.
+        out : mapping, optional
+            Of some of `outputs`, the packed arrays to write to; any placement. Their gradients are
+            expected in the same one.
         """
-        device = get_device(current().device)
-        given = arrays_given(self._network, self._step, inputs, device, lasting)
-        ready = self._prepared(device, {**given, **self._seeds(device)})
+        step, device = self._step, get_device(current().device)
+        given = arrays_given(self._network, step, inputs, device, lasting)
+        written = {n: wrap(a, device, name="out", written=True) for n, a in out.items()}
+        for name, each in written.items():
+            check_given(step.tensors[name], each)
+        check_results(given, {f"out of {name}": each for name, each in written.items()})
+        given |= written
+        ready = self._prepared(device, {**given, **self._seeds(written)})
         self.plan = ready.planned.plan
-        return ready.forward(given)
+        return ready.forward(given, out)
 
-    def _seeds(self, device: Device) -> dict[str, Wrapped]:
-        """Arrays like the gradients that will be given, for their specs: none of them is read."""
+    @property
+    def outputs(self) -> tuple[Tensor, ...]:
+        """What forward makes."""
+        return tuple(self._step.tensors[name] for name in self._step.outputs)
+
+    def _seeds(self, written: Mapping[str, Wrapped]) -> dict[str, Wrapped]:
+        """How the gradients that will be given lie: packed, where the outputs are."""
         step, found = self._step, {}
-        for name in step.seeds.values():
-            one = np.zeros((1,), numpy_dtype(step.tensors[name].dtype))
-            found[name] = wrap(np.broadcast_to(one, step.tensors[name].shape), device, name=name)
-            spec = found[name].spec
-            packed = TensorSpec(spec.shape, spec.dtype, spec.placement)
-            found[name] = found[name]._replace(spec=packed)
+        for output, name in zip(step.outputs, step.seeds.values(), strict=True):
+            where = written[output].spec.placement if output in written else "pageable"
+            spec = TensorSpec(step.tensors[name].shape, step.tensors[name].dtype, where)
+            found[name] = Wrapped(None, spec, 0)
         return found
 
     def _made_ready(self, planned: PlannedStep, device: Device) -> ReadyHalves:
@@ -104,9 +121,9 @@ class ReadyHalves(Ready):
         self.halves = halves_of(self.program)
         self.first, self.second = Executor(self.halves.first), Executor(self.halves.second)
 
-    def forward(self, given: Mapping[str, Wrapped]) -> Paused:
-        """Run the first half on given arrays: inputs, parameters, running statistics."""
-        return Paused(self, given)
+    def forward(self, given: Mapping[str, Wrapped], out: Mapping[str, Any] = NONE) -> Paused:
+        """Run the first half on given arrays: inputs, parameters, running statistics, results."""
+        return Paused(self, given, out)
 
 
 class Paused:
@@ -119,7 +136,9 @@ class Paused:
         The new running statistics, by name.
     """
 
-    def __init__(self, ready: ReadyHalves, given: Mapping[str, Wrapped]) -> None:
+    def __init__(
+        self, ready: ReadyHalves, given: Mapping[str, Wrapped], out: Mapping[str, Any] = NONE
+    ) -> None:
         step, arena = ready.planned.step, ready.device.arena
         self._ready, self._given = ready, dict(given)
         self._own = dict(ready._in_block())
@@ -132,7 +151,9 @@ class Paused:
         with arena.lock, interrupts.deferred():
             self._run(ready.first, self._made, self._reserved())
             arena.settle(self)
-        self.outputs = tuple(ready.of(self._made, name) for name in step.outputs)
+        self.outputs = tuple(
+            out[name] if name in out else ready.of(self._made, name) for name in step.outputs
+        )
         self.running = {n: self._made[n] for n in ready._changed if n in self._made}
 
     def _reserved(self) -> int:
@@ -186,7 +207,7 @@ class Paused:
             spec = homes[name].spec
             if found.spec != spec:
                 copied = self._ready._made(spec)
-                copied[...] = found.array
+                memcpy(copied, found.array)
                 found = wrap(copied, self._ready.device, name=name)
             self._given[name] = found
 

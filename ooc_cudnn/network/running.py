@@ -227,7 +227,7 @@ class Runnable:
         """
         step = self.forward_step(*outputs, memory_limit=memory_limit)
         given = out if isinstance(out, tuple | list) else (out,) * (out is not None)
-        asked = tuple(dict.fromkeys(step.outputs))
+        asked = tuple(dict.fromkeys(output.name for output in step.outputs))
         if out is not None and len(given) != len(asked):
             raise TypeError(f"out must hold {len(asked)} arrays, not {len(given)}")
         found = step.run(inputs, dict(zip(asked, given, strict=False))).outputs

@@ -16,6 +16,7 @@ from ooc_cudnn.network.terms import Limit
 from ooc_cudnn.torch import rules  # noqa: F401  # the table is filled
 from ooc_cudnn.torch.before import count, differentiable, run_before
 from ooc_cudnn.torch.capture import capture
+from ooc_cudnn.torch.cards import at, results_there
 from ooc_cudnn.torch.errors import UnsupportedModelError
 from ooc_cudnn.torch.function import Call, Request, tensor_of
 from ooc_cudnn.torch.graph import Graph, Value
@@ -51,6 +52,8 @@ class ReadyModel:
         with_gradients: bool,
     ) -> None:
         self.model = model
+        #: Where results are to be: with the parameters, or else with the first argument.
+        self.device = _device_of(model, args)
         self.graph: Graph = capture(model, forward, args, kwargs)
         names = dict(model.named_parameters(remove_duplicate=False))
         wanted = {
@@ -139,12 +142,14 @@ class ReadyModel:
         if self.pausing is not None:
             wanted = [name for name in net.wanted if name in arrays]
             tracked = [arrays.pop(name) for name in wanted]
-            request = Request(self.pausing, wanted, arrays, frozenset(to.inputs))
+            request = Request(self.pausing, wanted, arrays, frozenset(to.inputs), self.device)
             made = Call.apply(request, *tracked)
             running: Mapping[str, Any] = request.running
         elif self.forward is not None:
             inputs = {name: arrays.pop(name) for name in to.inputs}
-            ran = self.forward.run(inputs, lasting=arrays)
+            with at(self.device):
+                out = results_there(self.forward.outputs, self.device)
+                ran = self.forward.run(inputs, out, lasting=arrays)
             made, running = tuple(map(tensor_of, ran.outputs)), ran.running
         else:
             made, running = (), {}
@@ -170,3 +175,10 @@ class ReadyModel:
 def _as_given(found: Mapping[Value, Any], given: Given) -> Any:
     tensor = found[given.value]
     return tensor if tuple(tensor.shape) == given.shape else tensor.reshape(given.shape)
+
+
+def _device_of(model: torch.nn.Module, args: Sequence[Any]) -> torch.device:
+    held = (*model.parameters(), *model.buffers(), *pytree.tree_leaves(args))
+    return next(
+        (each.device for each in held if isinstance(each, torch.Tensor)), torch.device("cpu")
+    )

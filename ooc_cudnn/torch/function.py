@@ -12,6 +12,7 @@ from torch.autograd.function import once_differentiable
 from ooc_cudnn.network.pausing import Paused, PausingStep
 from ooc_cudnn.settings import current, settings
 from ooc_cudnn.settings_table import SETTINGS
+from ooc_cudnn.torch.cards import at, packed_there, results_there
 
 
 class Request:
@@ -27,6 +28,8 @@ class Request:
     inputs : collection of str
         Those of all names that are inputs of the network; the others are parameters and running
         statistics.
+    device : torch.device
+        Where outputs are to be.
     """
 
     def __init__(
@@ -35,15 +38,19 @@ class Request:
         names: Sequence[str],
         others: Mapping[str, Any],
         inputs: Collection[str],
+        device: torch.device,
     ) -> None:
         self.step, self.names, self.others = step, tuple(names), dict(others)
+        self.device = device
         self.inputs, self.running = frozenset(inputs), dict[str, Any]()
 
     def forward(self, tensors: Sequence[Any]) -> Paused:
         """Run forward on tensors in the order of the names."""
         arrays = {**self.others, **dict(zip(self.names, tensors, strict=True))}
         lasting = {name: each for name, each in arrays.items() if name not in self.inputs}
-        return self.step.run({name: arrays[name] for name in self.inputs}, lasting)
+        with at(self.device):
+            out = results_there(self.step.outputs, self.device)
+            return self.step.run({name: arrays[name] for name in self.inputs}, lasting, out)
 
 
 class Call(torch.autograd.Function):
@@ -66,10 +73,10 @@ class Call(torch.autograd.Function):
         """Run backward; a second time (retain_graph) after forward, which kept nothing for it."""
         request = ctx.request
         tensors = ctx.saved_tensors[: len(request.names)]  # raises if one was changed since
-        with settings(**ctx.settings):
+        with settings(**ctx.settings), at(request.device):
             paused = ctx.paused if ctx.paused is not None else request.forward(tensors)
             ctx.paused = None
-            made = paused.backward([each.detach() for each in gradients])
+            made = paused.backward([packed_there(each, request.device) for each in gradients])
         return (None, *_apart([made.get(name) for name in request.names], tensors))
 
 

@@ -26,7 +26,7 @@ def models():
 
 
 def _declare(registrations):
-    """Declare its operators, whose library was built for another PyTorch: some import needs them."""
+    """Declare its operators, whose library was built for another PyTorch: imports ask for them."""
     library = torch.library.Library("torchvision", "DEF")
     _declared.append(library)  # as long as it lives
     names = re.findall(r'(?:register_meta\(|register_fake\()"(?:torchvision::)?(\w+)"',

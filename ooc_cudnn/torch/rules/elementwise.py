@@ -80,13 +80,15 @@ def prelu(to: Lowering, self: Any, weight: Any) -> Held:
 
 
 @rule("dropout")
-def dropout(to: Lowering, input: Any, p: float, train: bool) -> Held:
-    return _dropped(to, input, p, train, per_channel=False)
+def dropout(to: Lowering, p: float, train: bool, input: Any = None, self: Any = None) -> Held:
+    return _dropped(to, self if input is None else input, p, train, per_channel=False)
 
 
 @rule("feature_dropout")
-def feature_dropout(to: Lowering, input: Any, p: float, train: bool) -> Held:
-    return _dropped(to, input, p, train, per_channel=True)
+def feature_dropout(
+    to: Lowering, p: float, train: bool, input: Any = None, self: Any = None
+) -> Held:
+    return _dropped(to, self if input is None else input, p, train, per_channel=True)
 
 
 def _dropped(to: Lowering, x: Any, p: float, train: bool, *, per_channel: bool) -> Held:

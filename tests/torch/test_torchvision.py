@@ -1,0 +1,24 @@
+"""torchvision's models under a limit: outputs, every gradient and buffers as PyTorch has them."""
+
+import pytest
+import torch
+
+from tests.support.torch_checks import check
+from tests.support.torchvision_models import made
+
+#: Of an input that is small, but for which each model has a site left at its end.
+CASES = {
+    "resnet18": ((2, 3, 64, 64), {}),
+    "mobilenet_v3_small": ((2, 3, 64, 64), {"dropout": 0.0}),
+    "convnext_tiny": ((2, 3, 32, 32), {"stochastic_depth_prob": 0.0}),
+    "squeezenet1_1": ((2, 3, 64, 64), {"dropout": 0.0}),
+    "video.r3d_18": ((2, 3, 8, 32, 32), {}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_model_of_torchvision_is_the_same_under_a_limit(name):
+    shape, options = CASES[name]
+    torch.manual_seed(0)
+    model = made(name, **options).double()
+    check(model, torch.randn(shape, dtype=torch.float64), shares=(1 / 4,))
