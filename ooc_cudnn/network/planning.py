@@ -254,8 +254,9 @@ def _in_time(name: str, made: PlannedStep, terms: Terms) -> Iterator[PlannedStep
     tasks = [item for item in placed.program.items if isinstance(item, Task)]
     room = terms.target.room_bytes - np.array([task.plan.device_bytes for task in tasks])
     seconds = [task.seconds for task in plan.tasks]
+    there = {base for base, spec in terms.given.items() if spec.placement == "device"}
     for stays in (placed.residency, *streamed_first(step, placed.residency)):
-        longer = with_time_to_copy(step, stays, terms.target.machine, seconds, room)
+        longer = with_time_to_copy(step, stays, terms.target.machine, seconds, room, there)
         for each in (longer, stays):  # addresses may want more
             again = place_step(name, step, each, terms, may_stream=False)
             if again is not None:

@@ -7,7 +7,8 @@ for whoever is there before, and whoever comes after waits for the copy.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -25,6 +26,7 @@ def with_time_to_copy(
     machine: MachineModel,
     seconds: Sequence[float],
     room_bytes: Any,
+    on_device: Collection[str] = (),
 ) -> Residency:
     """Return longer stays.
 
@@ -34,8 +36,10 @@ def with_time_to_copy(
         Of each phase.
     room_bytes : array
         What tensors may take in each phase.
+    on_device : collection of str
+        Tensors that lie on the device in any case.
     """
-    longer = _Longer(step, stays, machine, room_bytes)
+    longer = _Longer(step, stays, machine, room_bytes, on_device)
     ends = list(accumulate(seconds))
     fetched = [at for at, stay in longer.stays() if stay.fetched]
     begun = begun_by([(longer.stay(at).first, longer.copies[at[0]].back) for at in fetched], ends)
@@ -55,7 +59,14 @@ _At = tuple[str, int]
 
 
 class _Longer:
-    def __init__(self, step: Step, stays: Residency, machine: MachineModel, room: Any) -> None:
+    def __init__(
+        self,
+        step: Step,
+        stays: Residency,
+        machine: MachineModel,
+        room: Any,
+        on_device: Collection[str],
+    ) -> None:
         self.found = {base: list(each) for base, each in stays.items()}
         self.nbytes = {base: step.tensors[base].nbytes for base in stays}
         self.copies = {
@@ -67,6 +78,16 @@ class _Longer:
         extents = [
             Extent(stay.first, stay.last, self.nbytes[base]) for (base, _), stay in self.stays()
         ]
+        #: Phases that stream: what is fetched behind them is copied behind their pieces.
+        self._streaming = sorted(
+            {
+                at
+                for base, used in self._uses.items()
+                if base not in on_device
+                for at in used.phases
+                if not any(stay.first <= at <= stay.last for stay in stays.get(base, ()))
+            }
+        )
         self._free = room - held_bytes(extents, len(step.phases))
 
     def stays(self) -> Iterator[tuple[_At, Stay]]:
@@ -87,6 +108,7 @@ class _Longer:
         stay = self.stay(at)
         before = [used for used in self._uses[base].phases if used < stay.first]
         before += [self.found[base][index - 1].last] if index else []
+        before += self._streaming[: bisect_left(self._streaming, stay.first)][-1:]
         earliest = max([phase, self._given.get(base, 0), *(used + 1 for used in before)])
         more = self._held(base, range(stay.first - 1, earliest - 1, -1))
         self.found[base][index] = stay._replace(first=stay.first - more)

@@ -64,6 +64,22 @@ def test_stays_are_longer_where_there_is_room(seed, policy):
     assert held(step, longer).sum() > before.sum()
 
 
+def test_what_is_fetched_begins_behind_what_is_streamed():
+    """Its copy would be before the pieces, which are waited for first."""
+    net = ooc_cudnn.Network(seed=1)
+    h = net.convolution(net.input("x", (4, 3, 8, 8)), 4, window=3)
+    h = net.convolution(net.convolution(h, 4, window=3), 4, window=3)
+    loss = net.mean_squared_error(h, net.input("target", h.shape))
+    step = net.training_phases(loss)
+    stays = dict(planning.POLICIES["keep"].residing(step))
+    streaming = {base: found for base, found in stays.items() if base != "x"}
+    seconds = [1e-9] * len(step.phases)
+    first, last = (stays[f"convolution_{number}.w"][0].first for number in (1, 3))
+    for found, begins in ((stays, 0), (streaming, first + 1)):
+        longer = with_time_to_copy(step, found, shipped("h200"), seconds, 2**40)
+        assert longer["convolution_3.w"][0].first == begins < last
+
+
 def test_nobody_waits_for_weights(monkeypatch):
     """Those of the narrow middle of a U-Net take longer to come than it takes to compute."""
     net, loss = networks.unet(batch=1)
