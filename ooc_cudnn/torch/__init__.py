@@ -9,13 +9,18 @@ planned as a whole.
 """
 
 from ooc_cudnn.torch.errors import UnsupportedModelError, UnsupportedOperationError
+from ooc_cudnn.torch.inferring import infer, output_shape
 from ooc_cudnn.torch.limit import limit, release
 from ooc_cudnn.torch.planning import plan
+from ooc_cudnn.torch.whole import with_loss
 
 __all__ = [
     "UnsupportedModelError",
     "UnsupportedOperationError",
+    "infer",
     "limit",
+    "output_shape",
     "plan",
     "release",
+    "with_loss",
 ]

@@ -99,13 +99,15 @@ class ReadyModel:
         step = self.pausing or self.forward
         return None if step is None else step.plan
 
-    def __call__(self, tensors: Sequence[Any]) -> Any:
+    def __call__(self, tensors: Sequence[Any], out: Any = None) -> Any:
         """Run a call.
 
         Parameters
         ----------
         tensors : sequence
             Its tensors and arrays, in order.
+        out : array, optional
+            Where the one output of forward alone is to be written.
 
         Returns
         -------
@@ -114,9 +116,12 @@ class ReadyModel:
         """
         known = self._known(tensors)
         found = run_before(self.graph, self.lowered.before, known)
-        outputs = self._run(found)
+        outputs = self._run(found, out)
         count(self.graph, found)
-        results = [self._result(each, found, outputs) for each in self.lowered.results]
+        results = [
+            self._result(each, of, found, outputs)
+            for each, of in zip(self.lowered.results, self.graph.outputs, strict=True)
+        ]
         return pytree.tree_unflatten(results, self.graph.structure)
 
     def _known(self, tensors: Sequence[Any]) -> dict[Value, Any]:
@@ -132,7 +137,7 @@ class ReadyModel:
             found[value] = tensor
         return found
 
-    def _run(self, found: Mapping[Value, Any]) -> dict[str, torch.Tensor]:
+    def _run(self, found: Mapping[Value, Any], out: Any = None) -> dict[str, torch.Tensor]:
         """Run the network; return its outputs by name."""
         to, net = self.lowered, self.lowered.network
         arrays = {name: _as_given(found, given) for name, given in to.given.items()}
@@ -148,8 +153,10 @@ class ReadyModel:
         elif self.forward is not None:
             inputs = {name: arrays.pop(name) for name in to.inputs}
             with at(self.device):
-                out = results_there(self.forward.outputs, self.device)
-                ran = self.forward.run(inputs, out, lasting=arrays)
+                written = results_there(self.forward.outputs, self.device)
+                if out is not None:
+                    written = {self.forward.outputs[0].name: out}
+                ran = self.forward.run(inputs, written, lasting=arrays)
             made, running = tuple(map(tensor_of, ran.outputs)), ran.running
         else:
             made, running = (), {}
@@ -164,12 +171,14 @@ class ReadyModel:
                     found[given.value].copy_(tensor_of(running[name]))
 
     @staticmethod
-    def _result(each: Any, found: Mapping[Value, Any], outputs: Mapping[str, Any]) -> Any:
-        if isinstance(each, Held):
-            made = outputs[each.tensor.name]
-            plain = each.axes == tuple(range(len(each.axes)))
-            return made if plain else made.permute(each.axes)
-        return found[each] if isinstance(each, Value) else each
+    def _result(each: Any, of: Any, found: Mapping[Value, Any], outputs: Mapping[str, Any]) -> Any:
+        """What the model returns, made of the network's outputs, which gradients go through."""
+        if not isinstance(each, Held):
+            return found[each] if isinstance(each, Value) else each
+        made = outputs[each.tensor.name]
+        if not each.axes:  # a loss: one number, of float64
+            return made.reshape(()).to(of.dtype)
+        return made if each.is_plain else made.permute(each.axes)
 
 
 def _as_given(found: Mapping[Value, Any], given: Given) -> Any:

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 
 from ooc_cudnn.network.tensors import Tensor
+from ooc_cudnn.operations.images import STORED
+from ooc_cudnn.tensor import DTYPES
 from ooc_cudnn.torch.graph import Value
 from ooc_cudnn.torch.lower import Held, Lowering, Unlike, rule
 
@@ -109,6 +111,18 @@ def same(to: Lowering, self: Any, **how: Any) -> Held:
     if not isinstance(self, Held):
         raise Unlike("it does not read the inputs first")
     return self
+
+
+@rule("to", "_to_copy")
+def converted(to: Lowering, self: Any, dtype: Any = None, **how: Any) -> Held:
+    if not isinstance(self, Held):
+        raise Unlike("it does not read the inputs first")
+    wanted = str(dtype).removeprefix("torch.")
+    if dtype is None or wanted == self.tensor.dtype:
+        return self
+    if self.tensor.dtype in STORED and wanted in DTYPES:
+        return Held(to.net.image(self.tensor, dtype=wanted, name=to.name("image")), self.axes)
+    raise Unlike(f"from {self.tensor.dtype} to {wanted}")
 
 
 # Sums and products ----------------------------------------------------------------------------

@@ -20,6 +20,14 @@ def concatenate(to: Lowering, tensors: Sequence[Any], dim: int) -> Held:
     return Held(to.net.concatenate(parts, name=to.name("cat")), axes)
 
 
+@rule("broadcast_tensors")
+def broadcast(to: Lowering, tensors: Sequence[Any]) -> tuple[Held, ...]:
+    shapes = {tuple(each.shape) for each in tensors}
+    if len(shapes) > 1 or not all(isinstance(each, Held) for each in tensors):
+        raise Unlike(f"of several shapes, {sorted(shapes)}")
+    return tuple(tensors)
+
+
 @rule("permute")
 def permute(to: Lowering, self: Any, dims: Sequence[int]) -> Held:
     if not isinstance(self, Held):

@@ -1,0 +1,69 @@
+"""Losses: one number each, for a model and its loss in one plan."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ooc_cudnn.network.tensors import Tensor
+from ooc_cudnn.torch.lower import Held, Lowering, Unlike, rule
+
+#: ATen's numbers of what is done with the losses of all elements.
+_REDUCTIONS = {1: "mean", 2: "sum"}
+
+
+def _reduced(reduction: int) -> str:
+    if reduction not in _REDUCTIONS:
+        raise Unlike("with reduction 'none': a loss is one number")
+    return _REDUCTIONS[reduction]
+
+
+def _target(target: Any) -> Tensor:
+    if not isinstance(target, Held) or not target.is_plain:
+        raise Unlike("the target is to be an argument, as it is")
+    return target.tensor
+
+
+@rule("cross_entropy_loss")
+def cross_entropy(
+    to: Lowering,
+    self: Any,
+    target: Any,
+    weight: Any,
+    reduction: int,
+    ignore_index: int,
+    label_smoothing: float,
+) -> Held:
+    weights = None if weight is None else to.given(weight)
+    loss = to.net.softmax_cross_entropy(
+        to.plain(self),
+        _target(target),
+        weights=weights,
+        label_smoothing=label_smoothing,
+        ignore_index=ignore_index,
+        reduction=_reduced(reduction),
+        name=to.name("loss"),
+    )
+    return Held(loss, ())
+
+
+@rule("binary_cross_entropy_with_logits")
+def sigmoid_cross_entropy(
+    to: Lowering, self: Any, target: Any, weight: Any, pos_weight: Any, reduction: int
+) -> Held:
+    weights = {"weight": weight, "positive_weight": pos_weight}
+    loss = to.net.sigmoid_cross_entropy(
+        to.plain(self),
+        _target(target),
+        reduction=_reduced(reduction),
+        name=to.name("loss"),
+        **{name: to.given(each) for name, each in weights.items() if each is not None},
+    )
+    return Held(loss, ())
+
+
+@rule("mse_loss")
+def mean_squared_error(to: Lowering, self: Any, target: Any, reduction: int) -> Held:
+    loss = to.net.mean_squared_error(
+        to.plain(self), _target(target), reduction=_reduced(reduction), name=to.name("loss")
+    )
+    return Held(loss, ())

@@ -1,0 +1,63 @@
+"""A model and its loss in one plan: `with_loss`. For outputs that are large themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ooc_cudnn.network.terms import Limit
+from ooc_cudnn.torch.limit import limit
+
+
+class WithLoss(torch.nn.Module):
+    """A model whose forward returns a loss: its last argument is the target."""
+
+    def __init__(self, model: torch.nn.Module, loss: Callable[..., torch.Tensor]) -> None:
+        super().__init__()
+        self.model, self.loss = model, loss
+
+    def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """The loss of what the model makes of all arguments but the last one, and that."""
+        *inputs, target = args
+        found: torch.Tensor = self.loss(self.model(*inputs, **kwargs), target)
+        return found
+
+
+def with_loss(
+    model: torch.nn.Module, loss: Callable[..., torch.Tensor], memory_limit: Limit = None
+) -> torch.nn.Module:
+    """Return a module under a limit that computes a model and its loss, in one plan.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        It stays as it is; its parameters are those that gradients are made of.
+    loss : callable
+        Takes the model's output and a target, and returns one number.
+        ``torch.nn.CrossEntropyLoss`` and ``torch.nn.MSELoss`` are computed by the library.
+    memory_limit : int, float or str, optional
+        As for `limit`.
+
+    Returns
+    -------
+    Module
+        It is called with the model's arguments and the target.
+
+    Examples
+    --------
+    >>> import torch, ooc_cudnn, ooc_cudnn.torch as ooc
+    >>> model = torch.nn.Conv2d(3, 8, 3)
+    >>> step = ooc.with_loss(model, torch.nn.CrossEntropyLoss(), "64KiB")
+    >>> with ooc_cudnn.settings(device="host", machine="host"):
+    ...     loss = step(torch.ones(2, 3, 16, 16), torch.zeros(2, 14, 14, dtype=torch.int64))
+    ...     loss.backward()
+    >>> loss.shape, model.weight.grad.shape
+    (torch.Size([]), torch.Size([8, 3, 3, 3]))
+    """
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}")
+    if not callable(loss):
+        raise TypeError(f"loss must be a module or a function, not {type(loss).__name__}")
+    return limit(WithLoss(model, loss), memory_limit)

@@ -1,0 +1,93 @@
+"""`infer` on arrays wherever they lie, `output_shape`, and `with_loss`."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import ooc_cudnn
+import ooc_cudnn.torch as ooc
+from tests.support.torch_checks import close
+from tests.support.torch_models import UNet, residual
+
+LIMIT = "300KiB"
+
+
+@pytest.fixture(autouse=True)
+def on_the_host():
+    with ooc_cudnn.settings(device="host", machine="host"):
+        yield
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    return UNet(norm="Batch").double().eval()
+
+
+def test_a_file_goes_to_a_file(model, tmp_path):
+    shape = (1, 2, 64, 64)
+    image = np.lib.format.open_memmap(tmp_path / "x.npy", "w+", "float64", shape)
+    image[...] = np.random.default_rng(0).standard_normal(shape)
+    made = ooc.output_shape(model, shape)
+    assert made == (1, 3, 64, 64)
+    result = np.lib.format.open_memmap(tmp_path / "y.npy", "w+", "float64", made)
+    result[...] = np.nan
+    assert ooc.infer(model, image, out=result, memory_limit=LIMIT) is result
+    with torch.no_grad():
+        expected = model(torch.from_numpy(np.array(image)))
+    close(torch.from_numpy(np.array(result)), expected, "result")
+
+
+def test_without_out_a_tensor_comes_back(model):
+    x = torch.randn(1, 2, 32, 32, dtype=torch.float64)
+    found = ooc.infer(model, x, memory_limit=LIMIT)
+    with torch.no_grad():
+        close(found, model(x), "result")
+    assert "forward" not in model.__dict__
+
+
+def test_stored_images_cross_as_integers():
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(3, 4, 3)
+
+        def forward(self, x):
+            return self.conv(x.to(torch.float32) / 255)
+
+    model, random = Scaled().eval(), np.random.default_rng(0)
+    image = random.integers(0, 256, (1, 3, 32, 32), dtype=np.uint8)
+    found = ooc.infer(model, image, memory_limit=LIMIT)
+    with torch.no_grad():
+        close(found, model(torch.from_numpy(image)), "result", tolerance=1e-5)
+
+
+def test_an_out_that_does_not_fit_is_refused(model):
+    x = torch.randn(1, 2, 32, 32, dtype=torch.float64)
+    with pytest.raises(ValueError, match="must have shape"):
+        ooc.infer(model, x, out=np.empty((1, 3, 31, 32)), memory_limit=LIMIT)
+    with pytest.raises(TypeError, match="must be float64"):
+        ooc.infer(model, x, out=np.empty((1, 3, 32, 32), "float32"), memory_limit=LIMIT)
+
+
+@pytest.mark.parametrize(
+    "loss", [nn.CrossEntropyLoss(label_smoothing=0.1), nn.MSELoss(), nn.BCEWithLogitsLoss()]
+)
+def test_a_loss_is_in_the_plan(loss):
+    torch.manual_seed(0)
+    eager = residual().double()
+    own = copy.deepcopy(eager)
+    x = torch.randn(4, 3, 16, 16, dtype=torch.float64)
+    classes = isinstance(loss, nn.CrossEntropyLoss)
+    target = torch.arange(4) if classes else torch.rand(4, 5, dtype=torch.float64)
+    step = ooc.with_loss(own, loss, LIMIT)
+    found, expected = step(x, target), loss(eager(x), target)
+    close(found, expected, "loss")
+    found.backward()
+    expected.backward()
+    least = max(float(each.grad.abs().max()) for each in eager.parameters())
+    for (name, one), other in zip(own.named_parameters(), eager.parameters(), strict=True):
+        close(one.grad, other.grad, name, least)
