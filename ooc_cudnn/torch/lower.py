@@ -289,4 +289,6 @@ class Lowering:
 
     def now_lasting(self, value: Value, name: str) -> None:
         """Note the tensor that a node made of `statistics`."""
-        self._given.setdefault((Given(value, value.shape), "running"), self.net.graph.tensors[name])
+        key = (Given(value, value.shape), "running")
+        if key not in self._given:  # else another node updates it before
+            self._given[key] = self.net.graph.tensors[name]

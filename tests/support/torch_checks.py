@@ -29,7 +29,9 @@ class Result:
         self.outputs = [each for each in pytree.tree_leaves(made) if torch.is_tensor(each)]
         self.structure = pytree.tree_structure(made)
         torch.manual_seed(seed)
-        total = sum((each * torch.randn_like(each)).sum() for each in self.outputs)
+        total = sum(
+            (each * torch.randn(each.shape, dtype=each.dtype)).sum() for each in self.outputs
+        )
         if total.requires_grad:
             total.backward()
         self.gradients = {name: each.grad for name, each in model.named_parameters()}

@@ -1,0 +1,254 @@
+"""A small model for each operation of PyTorch that the library has: name to (model, shapes)."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.utils import parametrizations
+
+MAP, LINE, VOLUME = (2, 4, 12, 10), (3, 4, 24), (1, 4, 6, 8, 7)
+
+
+class Apply(nn.Module):
+    """What a function makes of maps, between two convolutions."""
+
+    def __init__(self, function, before=4, after=4, axes=2):
+        super().__init__()
+        conv = getattr(nn, f"Conv{axes}d")
+        self.before, self.after = conv(before, before, 1), conv(after, 3, 1)
+        self.function = function
+
+    def forward(self, *args):
+        """Apply it."""
+        first, *rest = args
+        return self.after(self.function(self.before(first), *rest))
+
+
+def around(module, axes=2, after=4):
+    """A module between two convolutions: it has a gradient of its input, and is given one."""
+    return Apply(module, after=after, axes=axes)
+
+
+def drawn_statistics(module):
+    """Running statistics and factors that are not 0 and 1."""
+    for name, each in [*module.named_parameters(), *module.named_buffers()]:
+        if each.dtype.is_floating_point:
+            with torch.no_grad():
+                each.uniform_(0.5, 1.5) if "mean" not in name else each.normal_()
+    return module
+
+
+class Twice(nn.Module):
+    """A module that is called twice, a parameter that two modules share, one that is used twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.shared = nn.Conv2d(4, 4, 3, padding=1)
+        self.other = nn.Conv2d(4, 4, 3, padding=1)
+        self.other.weight = self.shared.weight
+        self.scale = nn.Parameter(torch.rand(4, 1, 1) + 0.5)
+        self.norm = nn.BatchNorm2d(4)
+
+    def forward(self, x):
+        """Use everything twice."""
+        h = self.norm(self.shared(x)) * self.scale
+        return self.norm(self.other(self.shared(h))) + self.scale
+
+
+class Frozen(nn.Module):
+    """Batch normalization by its running statistics in training, as detectors have it."""
+
+    def __init__(self, *, affine=True):
+        super().__init__()
+        self.conv = nn.Conv2d(4, 4, 3)
+        self.norm = drawn_statistics(nn.BatchNorm2d(4, affine=affine)).eval()
+
+    def forward(self, x):
+        """Normalize."""
+        return self.norm(self.conv(x)).relu()
+
+    def train(self, mode=True):
+        """Keep the normalization in evaluation."""
+        super().train(mode)
+        self.norm.eval()
+        return self
+
+
+class ChannelsLast(nn.Module):
+    """Linear layers on maps whose channels are last."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.norm = nn.Linear(4, 6), nn.LayerNorm(6)
+
+    def forward(self, x):
+        """There and back."""
+        return self.norm(self.linear(x.permute(0, 2, 3, 1))).permute(0, 3, 1, 2)
+
+
+class SeveralOutputs(nn.Module):
+    """A dict of outputs, one of them of another branch."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.head = nn.Conv2d(4, 4, 3), nn.Conv2d(4, 2, 1)
+
+    def forward(self, x):
+        """A map and two heads."""
+        h = self.stem(x).relu()
+        return {"out": self.head(h), "more": [h, h.mean((2, 3))]}
+
+
+def _activations():
+    modules = (
+        nn.ReLU(), nn.ReLU6(), nn.LeakyReLU(0.2), nn.ELU(0.7), nn.Sigmoid(), nn.Tanh(), nn.SiLU(),
+        nn.GELU(), nn.Hardswish(), nn.Hardsigmoid(), nn.Hardtanh(0, 2), nn.PReLU(), nn.PReLU(4),
+        nn.ReLU(inplace=True), nn.Identity(),
+    )  # fmt: skip
+    return {str(each): (lambda each=each: around(each), MAP) for each in modules}
+
+
+def _convolutions():
+    found = {}
+    for axes, shape in ((1, LINE), (2, MAP), (3, VOLUME)):
+        conv = getattr(nn, f"Conv{axes}d")
+        up = getattr(nn, f"ConvTranspose{axes}d")
+        cases = {
+            "plain": lambda conv=conv: conv(4, 6, 3),
+            "without bias": lambda conv=conv: conv(4, 6, 3, bias=False),
+            "stride, padding": lambda conv=conv: conv(4, 6, 3, 2, 1),
+            "dilation": lambda conv=conv: conv(4, 6, 3, padding=2, dilation=2),
+            "groups": lambda conv=conv: conv(4, 8, 3, padding=1, groups=2),
+            "depthwise": lambda conv=conv: conv(4, 4, 3, padding=1, groups=4),
+            "same": lambda conv=conv: conv(4, 6, 3, padding="same", dilation=2),
+            "same, even": lambda conv=conv: conv(4, 6, 4, padding="same"),
+            "valid": lambda conv=conv: conv(4, 6, 3, padding="valid"),
+            "transposed": lambda up=up: up(4, 6, 2, 2),
+            "transposed, output padding": lambda up=up: up(4, 6, 3, 2, 1, output_padding=1),
+            "transposed, groups, dilation": lambda up=up: up(4, 6, 3, groups=2, dilation=2),
+        }
+        found |= {f"conv{axes}d {name}": (make, shape) for name, make in cases.items()}
+    found["conv2d of uneven windows"] = (lambda: nn.Conv2d(4, 6, (3, 1), (1, 2), (1, 0)), MAP)
+    return found
+
+
+def _poolings():
+    found = {}
+    for axes, shape in ((1, LINE), (2, MAP), (3, VOLUME)):
+        most, average = getattr(nn, f"MaxPool{axes}d"), getattr(nn, f"AvgPool{axes}d")
+        adaptive, largest = (getattr(nn, f"Adaptive{k}Pool{axes}d") for k in ("Avg", "Max"))
+        modules = (
+            most(2), most(3, 2, 1), most(3, 2, ceil_mode=True), average(2), average(3, 2, 1),
+            average(3, 2, 1, count_include_pad=False), average(3, 2, ceil_mode=True),
+            average(3, 2, 1, ceil_mode=True, count_include_pad=False),
+            adaptive(1), adaptive(3), adaptive(5), largest(1), largest(3),
+        )  # fmt: skip
+        for each in modules:
+            found[f"{axes}-D {each}"] = (
+                lambda each=each, axes=axes: around(each, axes),
+                shape,
+            )
+    return found
+
+
+def _normalizations():
+    modules = {
+        "batch norm": nn.BatchNorm2d(4),
+        "batch norm, momentum": nn.BatchNorm2d(4, eps=1e-3, momentum=0.3),
+        "batch norm, not affine": nn.BatchNorm2d(4, affine=False),
+        "batch norm, no running statistics": nn.BatchNorm2d(4, track_running_stats=False),
+        "instance norm": nn.InstanceNorm2d(4, affine=True),
+        "instance norm, not affine": nn.InstanceNorm2d(4),
+        "group norm": nn.GroupNorm(2, 4),
+        "group norm, not affine": nn.GroupNorm(2, 4, affine=False),
+    }
+    found = {
+        name: (lambda each=each: around(drawn_statistics(each)), MAP)
+        for name, each in modules.items()
+    }
+    found["batch norm of features"] = (
+        lambda: nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)),
+        (7, 5),
+    )
+    found["batch norm of lines"] = (lambda: around(nn.BatchNorm1d(4), 1), LINE)
+    found["batch norm of volumes"] = (lambda: around(nn.BatchNorm3d(4), 3), VOLUME)
+    found["instance norm of volumes"] = (lambda: around(nn.InstanceNorm3d(4), 3), VOLUME)
+    found["layer norm, channels last"] = (ChannelsLast, MAP)
+    found["frozen batch norm"] = (Frozen, MAP)
+    found["frozen batch norm, not affine"] = (lambda: Frozen(affine=False), MAP)
+    return found
+
+
+def _resizing():
+    def sized(**how):
+        return lambda x: F.interpolate(x, **how)
+
+    flat = {
+        "nearest": {"scale_factor": 2, "mode": "nearest"},
+        "nearest to a size": {"size": (17, 5), "mode": "nearest"},
+        "bilinear": {"scale_factor": 2, "mode": "bilinear"},
+        "bilinear, aligned": {"scale_factor": 2, "mode": "bilinear", "align_corners": True},
+        "bilinear to a size": {"size": (7, 23), "mode": "bilinear", "align_corners": False},
+        "bilinear to a size, aligned": {"size": (7, 23), "mode": "bilinear", "align_corners": True},
+    }
+    found = {name: (lambda how=how: Apply(sized(**how)), MAP) for name, how in flat.items()}
+    found["linear"] = (lambda: Apply(sized(scale_factor=2, mode="linear"), axes=1), LINE)
+    found["nearest of volumes"] = (lambda: Apply(sized(scale_factor=2), axes=3), VOLUME)
+    found["trilinear"] = (lambda: Apply(sized(scale_factor=2, mode="trilinear"), axes=3), VOLUME)
+    found["upsampling"] = (lambda: around(nn.UpsamplingBilinear2d(scale_factor=2)), MAP)
+    pads = {"zeros": (1, 2, 3, 0), "crops": (-1, -2, 0, -3), "both": (2, -1), "one axis": (1, 1)}
+    for name, pad in pads.items():
+        found[f"pad: {name}"] = (lambda pad=pad: Apply(lambda x: F.pad(x, pad)), MAP)
+    found["pad: a value"] = (lambda: Apply(lambda x: F.pad(x, (1, 1, 2, 2), value=0.5)), MAP)
+    found["slices"] = (lambda: Apply(lambda x: x[:, :, 1:-2, 3:]), MAP)
+    return found
+
+
+def _arithmetic():
+    functions = {
+        "x + x": lambda x: x + x.relu(),
+        "x - x": lambda x: x - x.relu(),
+        "x * x": lambda x: x * x.sigmoid(),
+        "add with alpha": lambda x: torch.add(x, x.tanh(), alpha=0.3),
+        "numbers": lambda x: (2 - 3 * x + 1) / 4 - 0.5,
+        "negated": lambda x: -x,
+        "per channel of an image": lambda x: x * x.mean((2, 3), keepdim=True).sigmoid(),
+        "in place": lambda x: (x + 1).add_(x).mul_(0.5),
+        "cat": lambda x: torch.cat([x, x.relu()], 1)[:, :, :, :],
+        "transposed and back": lambda x: x.transpose(1, 3).relu().transpose(1, 3),
+        "clone": lambda x: x.clone().contiguous().relu(),
+    }
+    return {
+        name: (lambda each=each, name=name: Apply(each, after=8 if name == "cat" else 4), MAP)
+        for name, each in functions.items()
+    }
+
+
+def _parametrized():
+    def conv():
+        return nn.Conv2d(4, 4, 3, padding=1)
+
+    return {
+        "weight norm": (lambda: around(parametrizations.weight_norm(conv())), MAP),
+        "shared modules and parameters": (Twice, MAP),
+        "several outputs": (SeveralOutputs, MAP),
+        "flatten, linear": (
+            lambda: nn.Sequential(nn.Conv2d(4, 2, 3), nn.Flatten(), nn.Linear(160, 5)),
+            MAP,
+        ),
+        "linear, no bias": (lambda: nn.Sequential(nn.Linear(5, 6, bias=False), nn.ReLU()), (7, 5)),
+        "dropout of p = 0": (lambda: around(nn.Dropout(0.0)), MAP),
+        "dropout in evaluation": (lambda: around(nn.Dropout(0.5)).eval(), MAP),
+    }
+
+
+OPERATIONS = {
+    **_activations(),
+    **_convolutions(),
+    **_poolings(),
+    **_normalizations(),
+    **_resizing(),
+    **_arithmetic(),
+    **_parametrized(),
+}

@@ -1,0 +1,54 @@
+"""One small model an operation: outputs, every gradient and buffers as PyTorch has them."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import ooc_cudnn
+import ooc_cudnn.torch as ooc
+from tests.support.torch_checks import TOLERANCE, check, close
+from tests.support.torch_operations import MAP, OPERATIONS, around
+
+#: PyTorch's own gradient has a sixth in single precision.
+ROUNDED = {"Hardsigmoid()": 1e-7}
+
+
+@pytest.mark.filterwarnings("ignore:Using padding=.same. with even kernel lengths")
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_an_operation_is_pytorchs(name):
+    make, shape = OPERATIONS[name]
+    torch.manual_seed(0)
+    x = torch.randn(shape, dtype=torch.float64)
+    tolerance = ROUNDED.get(name, TOLERANCE)
+    (limit,) = check(make().double(), x, shares=(1 / 4,), tolerance=tolerance)
+    assert limit > 0
+
+
+@pytest.mark.parametrize("module", [nn.Dropout(0.4), nn.Dropout2d(0.4)], ids=str)
+def test_dropout_draws_anew_in_each_call_and_the_same_after_a_seed_under_any_limit(module):
+    torch.manual_seed(0)
+    model = around(module).double()
+    x = torch.randn(MAP, dtype=torch.float64)
+    found = []
+    for limit in ("4GiB", "30KiB"):
+        own = ooc.limit(copy.deepcopy(model), limit)
+        torch.manual_seed(7)
+        with ooc_cudnn.settings(device="host", machine="host"):
+            one, two = own(x), own(x)
+            two.square().sum().backward()
+        assert not torch.equal(one, two)
+        found.append((one, two, own.before.weight.grad))
+    for at, (large, small) in enumerate(zip(*found, strict=True)):
+        close(small, large, f"number {at} under the small limit")
+
+
+def test_dropout_drops_as_many_as_it_should_and_scales_the_rest():
+    model = ooc.limit(nn.Sequential(nn.Dropout(0.25), nn.ReLU()), "1MiB")
+    torch.manual_seed(0)
+    with ooc_cudnn.settings(device="host", machine="host"):
+        y = model(torch.ones(4, 4, 50, 50))
+    kept = y[y > 0]
+    assert torch.allclose(kept, torch.tensor(4 / 3))
+    assert abs(len(kept) / y.numel() - 0.75) < 0.01
