@@ -7,7 +7,7 @@ whenever they like. Those that go down the rows in bands are not.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import accumulate
 from typing import NamedTuple
@@ -64,12 +64,9 @@ def bound_of(step: Step, terms: Terms, counts: Iterable[int]) -> Bound | None:
     return best
 
 
-def outline_of(
-    step: Step, terms: Terms, seconds_of: Callable[[Phase], float], there: Set[str] = frozenset()
-) -> Outline:
-    """A step in outline, in as many groups as are solved quickly; some tensors are always there."""
+def outline_of(step: Step, terms: Terms, seconds_of: Callable[[Phase], float]) -> Outline:
+    """A step in outline, in as many groups as are solved quickly."""
     on_device = frozenset(n for n, spec in terms.given.items() if spec.placement == "device")
-    on_device |= there
     small = max(int(SMALL * terms.target.room_bytes), 1)
     fine = outlined(step, seconds_of, small_bytes=small, on_device=on_device)
     most = min(max(MOST_PAIRS // (len(fine.things) or 1), FEWEST_GROUPS), MOST_GROUPS)

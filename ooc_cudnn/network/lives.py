@@ -15,21 +15,13 @@ from ooc_cudnn.network.outline import Outline, Thing
 class Ledger(LinearProgram):
     """The variables of all things, and what they add up to, group by group.
 
-    Bytes are shares of the budget. With `stays`, as `remaking.py` does it: nothing but results
-    leaves, and what was made again is held up to its last use. A bound leaves that open.
+    Bytes are shares of the budget.
     """
 
-    def __init__(
-        self,
-        outline: Outline,
-        budget_bytes: int,
-        repeated: int = 1,
-        *,
-        stays: bool = False,
-    ) -> None:
+    def __init__(self, outline: Outline, budget_bytes: int, repeated: int = 1) -> None:
         super().__init__()
         self.outline, self.budget = outline, budget_bytes
-        self.repeated, self.stays = repeated, stays
+        self.repeated = repeated
         self.group_of = outline.group_of()
         self.count = count = len(outline.groups)
         #: By the end of each group: what must have come in, can have left, must leave some time.
@@ -44,10 +36,6 @@ class Ledger(LinearProgram):
         #: it, what is held before, in and after it.
         self.there: dict[tuple[int, int], Sum] = {}
         self.used: dict[tuple[int, int], tuple[Sum, int, Sum]] = {}
-        #: Of each thing and group of backward before its first use there: no less than was there
-        #: at any time since forward; and no more than is there because it was made again.
-        self.ever: dict[tuple[int, int], Sum] = {}
-        self.anew: dict[tuple[int, int], Sum] = {}
         #: What is held of a thing from forward to backward, and what is fetched at its next use.
         self.kept: dict[int, int] = {}
         self.fetched: dict[int, int] = {}
@@ -74,7 +62,6 @@ class _Life:
         trail = max(program.asked[index], default=-1)
         stops = [*groups[1:], max(trail, groups[-1]) + 1]
         written = [group for group, (_, writes) in uses.items() if writes]
-        self._since: Sum = {}
         #: What has left, all in all, so that it can come again; of a result the last version apart.
         self.left: Sum = {}
         #: What is there from the step before, and stays for the next one.
@@ -87,19 +74,12 @@ class _Life:
             there, fetch = self._comes(at, before, asks=reads, first=number == 0)
             held = program.variable(1.0)
             is_last = number == len(groups) - 1
-            trails = is_last and thing.maker is not None and program.stays
-            after: Sum = {program.variable(0.0 if trails else 1.0): 1}
+            after: Sum = {program.variable(1.0): 1}
             if is_last and trail <= at:
                 after = around
-            elif (
-                not is_last
-                and program.stays
-                and (at >= program.outline.forward_groups or thing.is_given)
-            ):
-                program.at_least(after, 1)
             gone = self.left
             if after and not thing.is_given:
-                x = program.variable(0.0 if program.stays else 1.0)
+                x = program.variable(1.0)
                 program.at_least({x: 1, **dict.fromkeys(gone, -1)})
                 self.left = {x: 1}
             if reads and fetch is not None:
@@ -110,14 +90,10 @@ class _Life:
                 program.at_least(total({held: 1}, after, -1))
             program.used[index, at] = before, held, after
             program.there[index, at] = there
-            if self._since and thing.maker is not None:
-                came = total(self._since, {} if fetch is None else {fetch: 1})
-                program.anew[index, at] = total(there, came, -1)
-            self._since = {}
             if gone:
                 add(program.gone[at], gone, self.size)
             if after and after is not around:
-                before = self._gap(at, stop, after, stays=program.stays and not is_last)
+                before = self._gap(at, stop, after)
                 if at < program.outline.forward_groups <= stop and not is_last:
                     (program.kept[index],) = after
         end = range(groups[-1] + 1 if not after else stop, program.count)
@@ -162,7 +138,7 @@ class _Life:
                 program.fetched[self.index] = fetch
         return there, fetch
 
-    def _gap(self, at: int, stop: int, after: Sum, *, stays: bool) -> Sum:
+    def _gap(self, at: int, stop: int, after: Sum) -> Sum:
         """What is held in the groups between two uses; returned is what is there in the end."""
         program, thing, size = self.program, self.thing, self.size
         again = {} if thing.maker is None else program.m.get(thing.maker, {})
@@ -177,10 +153,7 @@ class _Life:
             (x,) = self.left
             program.at_least({x: 1, late: -1})
             came[late] = -1
-        held = ever = after
-        fetched: Sum = {}
-        # all since forward; a bound is hardly larger for it, and takes longer
-        follows = program.stays and at < program.outline.forward_groups
+        held = after
         for group in range(at + 1, stop):
             if group >= first:
                 there = dict(held)
@@ -193,33 +166,14 @@ class _Life:
                     if not thing.is_given:
                         program.at_least({**self.left, fetch: -1})
                 program.there[self.index, group] = there
-                if follows:
-                    new = [each for each in there if each not in held]
-                    ever = self._at_most(total(ever, dict.fromkeys(new, 1)))
-                    program.ever[self.index, group] = ever
-                    if thing.maker is not None:
-                        if group in program.asked[self.index]:
-                            fetched = self._at_most(total(fetched, {fetch: 1}))
-                        program.anew[self.index, group] = total(
-                            total(there, after, -1), fetched, -1
-                        )
                 held = {program.variable(1.0): 1}
                 program.at_least(total(there, held, -1))
-                if stays:
-                    program.at_least(total(held, there, -1))
             add((program.held if held is after else program.moving)[group], held, size)
             if leaves:
                 add(program.gone[group], leaves, size)
         if len(came) and not thing.is_given:
             program.at_least(total(total(after, came), held, -1))
-        self._since = total(after, fetched) if follows else {}
         return held
-
-    def _at_most(self, upper: Sum) -> Sum:
-        """A variable that is at most a sum."""
-        found = self.program.variable()
-        self.program.at_least(total(upper, {found: -1}))
-        return {found: 1}
 
 
 def _runs(

@@ -114,14 +114,8 @@ class Program(Ledger):
         The variables of seconds by the end of each group: the last one is to be least.
     """
 
-    def __init__(
-        self, outline: Outline, budget_bytes: int, repeated: int = 1, *, stays: bool = False
-    ) -> None:
-        super().__init__(outline, budget_bytes, repeated, stays=stays)
-        self.makes = {
-            maker: [i for i, thing in enumerate(outline.things) if thing.maker == maker]
-            for maker in self.m
-        }
+    def __init__(self, outline: Outline, budget_bytes: int, repeated: int = 1) -> None:
+        super().__init__(outline, budget_bytes, repeated)
         self.unit = sum(outline.seconds) or 1.0
         #: By the end of each group: seconds, bytes out and bytes in. Another follows the last.
         self.E, self.D, self.Q = (self.variables(self.count + 1) for _ in range(3))
@@ -136,10 +130,6 @@ class Program(Ledger):
                 for at, variable in runs.items():
                     if (parent, at) not in self.used:
                         self.at_least(total(self.there[parent, at], {variable: -1}))
-                    for index in self.makes[maker]:  # of half a parent half of it is made
-                        if (parent, at) in self.ever and (index, at) in self.anew:
-                            ever = self.ever[parent, at]
-                            self.at_least(total(ever, self.anew[index, at], -1))
 
     def fits(self, margin: Mapping[int, int]) -> None:
         """What is held in each phase fits; of a group, in those that use most."""
@@ -162,7 +152,7 @@ class Program(Ledger):
             }
             # before, what is made again in the group need not be there
             forward = group < self.outline.forward_groups
-            rows_of = range(start if forward or self.stays else settled, stop)
+            rows_of = range(start if forward else settled, stop)
             rows = set[tuple[frozenset[int], int]]()
             for at in rows_of:
                 if any(touched[at] < touched[other] for other in rows_of):
@@ -179,9 +169,7 @@ class Program(Ledger):
                             add(row, {used: 1}, -size)
                     elif at > spans[index][-1]:
                         add(row, after, -size)
-                    elif (
-                        self.stays or group not in self.asked[index]
-                    ):  # else it may be gone once it served
+                    elif group not in self.asked[index]:  # else it may be gone once it served
                         add(row, before, -size)
                 self.at_least(row, margin.get(at, 0) / self.budget - 1)
 
