@@ -14,7 +14,6 @@ from dataclasses import replace
 from ooc_cudnn.network.copied_rows import with_copied_rows
 from ooc_cudnn.network.phases import Phase, Step
 from ooc_cudnn.network.remaking import REMADE, can_be_remade, forward_only, remade
-from ooc_cudnn.network.residency import uses_of
 from ooc_cudnn.network.stretches import Stretches
 from ooc_cudnn.network.tensors import Tensor
 from ooc_cudnn.operations.part_of import PartOf
@@ -185,7 +184,7 @@ def whole_maps(step: Step) -> frozenset[str]:
 
     They are small beside what they are made of, and others can be made again of them.
     """
-    uses, found = uses_of(step), set[str]()
+    uses, found = step.uses, set[str]()
     beside = forward_only(step)
 
     def rows_before(name: str) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ooc_cudnn.network.phases import Step
-from ooc_cudnn.network.residency import Residency, uses_of
+from ooc_cudnn.network.residency import Residency
 
 
 def streamed_first(step: Step, stays: Residency) -> Iterator[Residency]:
@@ -24,7 +24,7 @@ def streamed_first(step: Step, stays: Residency) -> Iterator[Residency]:
     ]
     if not inputs:
         return
-    uses, later = uses_of(step), dict(stays)
+    uses, later = step.uses, dict(stays)
     for base in inputs:
         stay = stays[base][0]
         rest = [at for at in uses[base].phases if stay.first < at <= stay.last]

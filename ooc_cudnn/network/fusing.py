@@ -9,13 +9,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ooc_cudnn.network.phases import Phase, Step
-from ooc_cudnn.network.residency import uses_of
 from ooc_cudnn.operations.chain import Chain
 
 
 def fused(step: Step) -> Step:
     """Rewrite a step with chains as long as can be."""
-    uses = uses_of(step)
+    uses = step.uses
     wanted = {step.place(name).base for name in (*step.outputs, *step.gradients.values())}
     phases: list[Phase | None] = list(step.phases)
     for at, later in enumerate(step.phases):

@@ -19,7 +19,6 @@ from dataclasses import replace
 from typing import Any
 
 from ooc_cudnn.network.phases import Phase, Step
-from ooc_cudnn.network.residency import uses_of
 from ooc_cudnn.operations.activation_backward import needs_x
 from ooc_cudnn.operations.activation_sums import ActivationSums
 from ooc_cudnn.operations.backward_data import BackwardData
@@ -138,7 +137,7 @@ class Makers:
     """Which phase alone has made a gradient, whole, when another phase reads it."""
 
     def __init__(self, step: Step) -> None:
-        self.step, self.uses = step, uses_of(step)
+        self.step, self.uses = step, step.uses
 
     def of(self, name: str, reader: int) -> int | None:
         """The one phase that has written it; None if others added to it, or it is a part."""

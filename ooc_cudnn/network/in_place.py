@@ -7,10 +7,10 @@ most: at the widest layers.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
-from ooc_cudnn.network.phases import Phase, Step
-from ooc_cudnn.network.residency import Uses, uses_of
+from ooc_cudnn.network.phases import Phase, Step, Uses
 from ooc_cudnn.operations.activation_sums import ActivationSums
 from ooc_cudnn.operations.batch_phases import BatchNormalizationData
 from ooc_cudnn.operations.gradient_sums import BiasActivationGradient
@@ -35,7 +35,7 @@ _PAIR = ("dy", "dx")
 
 def in_place(step: Step) -> Step:
     """Rewrite a step with fewer gradients."""
-    uses = uses_of(step)
+    uses = step.uses
     asked = {step.place(name).base for name in (*step.outputs, *step.gradients.values())}
     asked |= set(step.seeds.values())
     names: dict[str, str] = {}
@@ -53,7 +53,7 @@ def in_place(step: Step) -> Step:
     return replace(step, tensors=tensors, phases=tuple(phases))
 
 
-def _may_share(step: Step, at: int, phase: Phase, uses: dict[str, Uses]) -> bool:
+def _may_share(step: Step, at: int, phase: Phase, uses: Mapping[str, Uses]) -> bool:
     """Whether dy, read for the last time, can become dx, written for the first."""
     if not isinstance(phase.call, IN_PLACE) or phase.call.beta != 0:
         return False

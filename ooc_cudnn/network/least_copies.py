@@ -17,7 +17,7 @@ import numpy as np
 from ooc_cudnn.errors import SolverError
 from ooc_cudnn.memory.alignment import aligned
 from ooc_cudnn.network.phases import Step
-from ooc_cudnn.network.residency import GIVEN, Residency, Stay, results_of, uses_of
+from ooc_cudnn.network.residency import GIVEN, Residency, Stay, results_of
 from ooc_cudnn.network.solver import check, highs, tell
 
 #: Smaller tensors, as a share of the room, stay: they take little, and their copies do.
@@ -65,7 +65,7 @@ class _Program:
 
     def __init__(self, step: Step, is_short: np.ndarray[Any, Any], room_bytes: int) -> None:
         self.step, self.is_short, self.room_bytes = step, is_short, room_bytes
-        self.uses, self.results = uses_of(step), results_of(step)
+        self.uses, self.results = step.uses, results_of(step)
         self.given = {*step.seeds.values()}
         self.given |= {name for name, each in step.tensors.items() if each.kind in GIVEN}
         self.costs: list[float] = []

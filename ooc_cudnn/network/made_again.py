@@ -14,7 +14,7 @@ from ooc_cudnn.network.micro_batches import parts_of
 from ooc_cudnn.network.phases import Step
 from ooc_cudnn.network.placing import Terms, working_bytes
 from ooc_cudnn.network.repeating import Again, makers_of
-from ooc_cudnn.network.residency import GIVEN, Residency, Stay, kept, uses_of
+from ooc_cudnn.network.residency import GIVEN, Residency, Stay, kept
 from ooc_cudnn.network.searching import search
 
 #: Of the room what may be filled, for addresses want the rest; and of the bytes that phases would
@@ -89,7 +89,7 @@ def made_again(
         part, phases = parts.part, parts.of
     if room <= 0:
         return
-    working = working_bytes(part, kept(part, uses_of(part)), terms)
+    working = working_bytes(part, kept(part, part.uses), terms)
     working = np.minimum(working, MOST_FOR_PIECES * room)
     for share, left in WAYS:
         makings = Makings(
@@ -112,7 +112,7 @@ def coming_back(step: Step, rewritten: Step, made: MadeAgain) -> Residency:
         put_in[each.before] += len(makers_of(step, each.name)) * each.is_made
     #: Of each phase, how many are put in before it, those just before it among them.
     put_in = list(accumulate(put_in))
-    uses = uses_of(rewritten)
+    uses = rewritten.uses
     stays = dict(kept(rewritten, uses))
     for name, (stay,) in stays.items() if made.back else ():
         if stay.leaves is not None and rewritten.tensors[name].nbytes <= LITTLE:

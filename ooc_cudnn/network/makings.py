@@ -20,7 +20,7 @@ from ooc_cudnn.network.crossings import Copy, begun_by, copy_of, left_by
 from ooc_cudnn.network.phases import Phase, Step
 from ooc_cudnn.network.remaking import compared, is_repeatable
 from ooc_cudnn.network.repeating import Again, makers_of
-from ooc_cudnn.network.residency import GIVEN, results_of, uses_of
+from ooc_cudnn.network.residency import GIVEN, results_of
 from perfmodel import MachineModel
 
 #: Smaller tensors, as a share of the room, live from their first use to their last.
@@ -99,7 +99,7 @@ class Makings:
     ) -> None:
         self.step, self.room = step, room_bytes
         self._machine, self._may_leave = machine, may_leave
-        self.uses = {base: used for base, used in uses_of(step).items() if base not in always}
+        self.uses = {base: used for base, used in step.uses.items() if base not in always}
         self.nbytes = {base: aligned(step.tensors[base].nbytes) for base in self.uses}
         self._working = np.array(working if len(working) else np.zeros(len(step.phases)))
         self._ends = list(accumulate(seconds_of(phase) for phase in step.phases))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ooc_cudnn.network.phases import Step
-from ooc_cudnn.network.residency import Residency, Stay, Uses, kept, uses_of
+from ooc_cudnn.network.phases import Step, Uses
+from ooc_cudnn.network.residency import Residency, Stay, kept
 
 
 def idle(step: Step, uses: Mapping[str, Uses]) -> dict[str, tuple[int, int]]:
@@ -28,7 +28,7 @@ def offloaded(step: Step, fetches: Mapping[str, int]) -> Residency:
     fetches : mapping
         Name of each map that leaves, to the phase before which the copy back starts.
     """
-    uses = uses_of(step)
+    uses = step.uses
     stays, gaps = kept(step, uses), idle(step, uses)
     for name, back in fetches.items():
         last, first = gaps[name]
@@ -48,7 +48,7 @@ def leaving(step: Step, names: frozenset[str]) -> Residency:
 
     Of a step that goes through its batch in parts, the names are those of the whole batch's maps.
     """
-    gaps = idle(step, uses_of(step))
+    gaps = idle(step, step.uses)
     return offloaded(
         step,
         {name: first - 1 for name, (_, first) in gaps.items() if name.split(" [")[0] in names},

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from ooc_cudnn.network.tensors import Place, Tensor, place_of
 from ooc_cudnn.operations.splittable import Splittable
+from perfmodel.cached import cached_property
 
 
 @dataclass(frozen=True)
@@ -31,15 +32,35 @@ class Phase:
     node: str = ""
     is_backward: bool = False
 
-    @property
+    @cached_property
     def reads(self) -> tuple[str, ...]:
         """Tensors that it reads, those it adds to among them."""
         return tuple(dict.fromkeys(self.binds[name] for name in self.call.loaded))
 
-    @property
+    @cached_property
     def writes(self) -> tuple[str, ...]:
         """Tensors that it writes."""
         return tuple(self.binds[name] for name in self.call.results)
+
+
+@dataclass(frozen=True)
+class Uses:
+    """When the phases of a step touch a tensor.
+
+    Attributes
+    ----------
+    phases : tuple of int
+        All that read or write it, in order.
+    written : tuple of int
+        Those that write it.
+    """
+
+    phases: tuple[int, ...]
+    written: tuple[int, ...]
+
+    def last_before(self, phase: int) -> int:
+        """The last use before a phase."""
+        return max(at for at in self.phases if at < phase)
 
 
 @dataclass(frozen=True)
@@ -79,4 +100,27 @@ class Step:
 
     def place(self, name: str) -> Place:
         """Where a tensor lies: in which one that is no view, and in which region of it."""
-        return place_of(name, self.tensors)
+        found = self._places.get(name)
+        if found is None:
+            found = self._places[name] = place_of(name, self.tensors)
+        return found
+
+    @cached_property
+    def _places(self) -> dict[str, Place]:
+        return {}
+
+    @cached_property
+    def uses(self) -> Mapping[str, Uses]:
+        """The uses of each tensor that is no view, those of its views among them."""
+        touched: dict[str, list[int]] = {}
+        written: dict[str, list[int]] = {}
+        for at, phase in enumerate(self.phases):
+            reads, writes = ([self.place(n).base for n in of] for of in (phase.reads, phase.writes))
+            for base in dict.fromkeys((*reads, *writes)):
+                touched.setdefault(base, []).append(at)
+            for base in dict.fromkeys(writes):
+                written.setdefault(base, []).append(at)
+        return {
+            base: Uses(tuple(found), tuple(written.get(base, ())))
+            for base, found in touched.items()
+        }

@@ -29,7 +29,7 @@ from ooc_cudnn.network.homes import Homes
 from ooc_cudnn.network.least_copies import least_copied
 from ooc_cudnn.network.phases import Phase, Step
 from ooc_cudnn.network.pinned_block import in_pinned_block
-from ooc_cudnn.network.residency import GIVEN, Residency, results_of, uses_of
+from ooc_cudnn.network.residency import GIVEN, Residency, results_of
 from ooc_cudnn.network.spilling import spilled
 from ooc_cudnn.pipeline.program import (
     COPY_IN,
@@ -113,7 +113,7 @@ def place_step(
         If some phase does not fit by itself, with the least limit for which all do.
     """
     stays: Residency = {base: found for base, found in residency.items() if found}
-    uses, results = uses_of(step), results_of(step)
+    uses, results = step.uses, results_of(step)
     for base, spec in terms.given.items():
         if spec.placement == "device":
             stays = {name: found for name, found in stays.items() if name != base}  # it is there
@@ -244,11 +244,9 @@ class _Placing:
             raise _TooLittleError(self._worst(extents))
         for (base, index, extent), offset in zip(extents, offsets[: len(extents)], strict=True):
             self.spans[base, index] = offset, offset + aligned(extent.nbytes)
-        self._held = (
-            np.array([extent.first for _, _, extent in extents], int),
-            np.array([extent.last for _, _, extent in extents], int),
-            np.array([self.spans[base, index] for base, index, _ in extents], int).reshape(-1, 2),
-        )
+        held = sorted((*self.spans[base, index], *extent[:2]) for base, index, extent in extents)
+        start, stop, first, last = np.array(held, int).reshape(-1, 4).T
+        self._held = first, last, np.column_stack([start, stop])
         items: list[Item] = []
         top = max((stop for _, stop in self.spans.values()), default=0)
         turn, pause = self.step.turn if self.step.pauses else None, None
@@ -352,12 +350,11 @@ class _Placing:
         """The ranges of the block, in bytes, that nothing holds in a phase; at least one."""
         first, last, spans = self._held
         held = spans[(first <= at) & (at <= last)]
-        found, end = list[tuple[int, int]](), 0
-        for start, stop in [*sorted(held.tolist()), (self.room, self.room)]:
-            if start > end:
-                found.append((end, start))
-            end = max(end, stop)
-        return found or [(0, 0)]
+        starts = np.append(held[:, 0], self.room)
+        ends = np.append(0, np.maximum.accumulate(held[:, 1]))  # of all that starts before
+        free = np.flatnonzero(starts > ends)
+        found = zip(ends[free].tolist(), starts[free].tolist(), strict=True)
+        return list(found) or [(0, 0)]
 
     def plan_of(self, phase: Phase, at: int, limit_bytes: int) -> tuple[Request, Plan]:
         """Plan a phase within so many bytes, its operands where they are then."""

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from ooc_cudnn.network.offloading import idle
 from ooc_cudnn.network.phases import Step
 from ooc_cudnn.network.remaking import can_be_remade, forward_only, seconds_to_remake
-from ooc_cudnn.network.residency import Residency, kept, uses_of
+from ooc_cudnn.network.residency import Residency, kept
 from ooc_cudnn.network.vdnn import vdnn_all, vdnn_conv
 from perfmodel import MachineModel
 
@@ -53,7 +53,7 @@ class Policy:
 
 def keep(step: Step) -> Residency:
     """Everything stays on the device from its first use to its last."""
-    return kept(step, uses_of(step))
+    return kept(step, step.uses)
 
 
 # Offloading -------------------------------------------------------------------------------------
@@ -61,7 +61,7 @@ def keep(step: Step) -> Residency:
 
 def _leaving_first(step: Step) -> list[str]:
     """Maps that may leave: first those whose bytes are idle for longest."""
-    gaps = idle(step, uses_of(step))
+    gaps = idle(step, step.uses)
     idle_for = {
         name: step.tensors[name].nbytes * (first - last) for name, (last, first) in gaps.items()
     }
@@ -126,7 +126,7 @@ def _single_maps(step: Step) -> list[str]:
 
     In the order in which they are made.
     """
-    uses, found = uses_of(step), list[str]()
+    uses, found = step.uses, list[str]()
     forward = [at for at, phase in enumerate(step.phases) if not phase.is_backward]
     lives = {
         name: (used.written[0], max((at for at in used.phases if at in set(forward)), default=-1))

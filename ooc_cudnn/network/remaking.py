@@ -14,7 +14,6 @@ from itertools import pairwise
 
 from ooc_cudnn.network.computing import compute_seconds
 from ooc_cudnn.network.phases import Phase, Step
-from ooc_cudnn.network.residency import uses_of
 from ooc_cudnn.operations.backward_pooling import BackwardPooling
 from perfmodel import MachineModel
 
@@ -29,7 +28,7 @@ def can_be_remade(step: Step) -> frozenset[str]:
     again in other pieces may differ in its last bit. So a map is not remade where a gradient looks
     for maxima in it by comparing: that of a max pooling that saved no indices.
     """
-    uses = uses_of(step)
+    uses = step.uses
     return frozenset(
         name
         for name in repeatable(step) - compared(step)
@@ -50,7 +49,7 @@ def compared(step: Step) -> frozenset[str]:
 
 def repeatable(step: Step) -> frozenset[str]:
     """Maps that one repeatable forward phase makes whole, whoever reads them."""
-    found, uses = set[str](), uses_of(step)
+    found, uses = set[str](), step.uses
     for at, phase in enumerate(step.phases):
         if phase.is_backward or not is_repeatable(step, phase):
             continue
@@ -62,7 +61,7 @@ def repeatable(step: Step) -> frozenset[str]:
 
 def forward_only(step: Step) -> frozenset[str]:
     """Maps that backward does not read: they are made again where what is made again needs them."""
-    uses = uses_of(step)
+    uses = step.uses
     return frozenset(
         name for name in repeatable(step) if not step.phases[uses[name].phases[-1]].is_backward
     )
@@ -102,7 +101,7 @@ def seconds_to_remake(
     step: Step, machine: MachineModel, gone: frozenset[str]
 ) -> Callable[[str], float]:
     """What making a map again takes, with those of what it is made of that are gone."""
-    uses, found = uses_of(step), dict[str, float]()
+    uses, found = step.uses, dict[str, float]()
 
     def seconds_of(name: str) -> float:
         if name not in found:

@@ -8,10 +8,9 @@ the first, and is fetched for the second.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 
-from ooc_cudnn.network.phases import Step
+from ooc_cudnn.network.phases import Step, Uses
 
 #: Kinds of tensors that are handed in, and those of them that a step changes.
 GIVEN = ("input", "parameter", "running")
@@ -40,41 +39,6 @@ class Stay(NamedTuple):
 Residency = Mapping[str, tuple[Stay, ...]]
 
 
-@dataclass(frozen=True)
-class Uses:
-    """When the phases of a step touch a tensor.
-
-    Attributes
-    ----------
-    phases : tuple of int
-        All that read or write it, in order.
-    written : tuple of int
-        Those that write it.
-    """
-
-    phases: tuple[int, ...]
-    written: tuple[int, ...]
-
-    def last_before(self, phase: int) -> int:
-        """The last use before a phase."""
-        return max(at for at in self.phases if at < phase)
-
-
-def uses_of(step: Step) -> dict[str, Uses]:
-    """The uses of each tensor that is no view, those of its views among them."""
-    touched: dict[str, list[int]] = {}
-    written: dict[str, list[int]] = {}
-    bases = {name: step.place(name).base for name in step.tensors}
-    for at, phase in enumerate(step.phases):
-        for base in dict.fromkeys(bases[name] for name in (*phase.reads, *phase.writes)):
-            touched.setdefault(base, []).append(at)
-        for base in dict.fromkeys(bases[name] for name in phase.writes):
-            written.setdefault(base, []).append(at)
-    return {
-        base: Uses(tuple(found), tuple(written.get(base, ()))) for base, found in touched.items()
-    }
-
-
 def results_of(step: Step) -> set[str]:
     """Names of what must be on the host in the end: outputs, gradients, running statistics."""
     names = {*step.outputs, *step.gradients.values()}
@@ -95,7 +59,7 @@ def check_stays(step: Step, stays: Residency) -> None:
     ValueError
         With the tensor whose stays do not fit the step.
     """
-    uses, count = uses_of(step), len(step.phases)
+    uses, count = step.uses, len(step.phases)
     results, given = results_of(step), set(step.seeds.values())
     given |= {name for name, tensor in step.tensors.items() if tensor.kind in GIVEN}
     for base in stays.keys() | results:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from ooc_cudnn.network.phases import Step
-from ooc_cudnn.network.residency import Residency, Stay, Uses
+from ooc_cudnn.network.phases import Step, Uses
+from ooc_cudnn.network.residency import Residency, Stay
 
 
 def spilled(
@@ -25,7 +25,7 @@ def spilled(
     Parameters
     ----------
     uses : mapping
-        `uses_of` the step.
+        `Step.uses`.
     results : set of str
         What must be on the host in the end.
     """

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from ooc_cudnn.network.phases import Phase, Step
 from ooc_cudnn.network.remaking import REMADE
-from ooc_cudnn.network.residency import GIVEN, uses_of
+from ooc_cudnn.network.residency import GIVEN
 from ooc_cudnn.operations.masks import Bitwise
 from ooc_cudnn.operations.rows import ROW_AXIS, height
 from ooc_cudnn.operations.splittable import Splittable
@@ -33,7 +33,7 @@ class Stretches:
 
     def __init__(self, step: Step, again: Iterable[str], whole: Iterable[str]) -> None:
         self.step = step
-        self.uses = uses_of(step)
+        self.uses = step.uses
         self.places = {name: step.place(name) for name in step.tensors}
         results = {self.places[n].base for n in (*step.outputs, *step.gradients.values())}
         maps = {*again, *(name + REMADE for name in again)}

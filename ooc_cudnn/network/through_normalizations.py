@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 from ooc_cudnn.network.fusing_backward import Makers, is_plain_sums
 from ooc_cudnn.network.phases import Phase, Step
-from ooc_cudnn.network.residency import uses_of
 from ooc_cudnn.operations.activation import Activation
 from ooc_cudnn.operations.activation_backward import needs_x
 from ooc_cudnn.operations.batch_phases import BatchNormalizationData
@@ -66,7 +65,7 @@ class _Between:
     """Gradients between a normalization and an activation that came straight after it."""
 
     def __init__(self, step: Step) -> None:
-        self.step, self.uses, self.makers = step, uses_of(step), Makers(step)
+        self.step, self.uses, self.makers = step, step.uses, Makers(step)
         self.asked = {step.place(n).base for n in (*step.outputs, *step.gradients.values())}
         #: The forward phase of one operation that makes a map.
         self.forward = {

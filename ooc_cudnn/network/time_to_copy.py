@@ -16,7 +16,7 @@ from ooc_cudnn.memory.alignment import aligned
 from ooc_cudnn.memory.extents import Extent, held_bytes
 from ooc_cudnn.network.crossings import begun_by, copy_of, left_by
 from ooc_cudnn.network.phases import Step
-from ooc_cudnn.network.residency import Residency, Stay, uses_of
+from ooc_cudnn.network.residency import Residency, Stay
 from perfmodel import MachineModel
 
 
@@ -72,7 +72,7 @@ class _Longer:
         self.copies = {
             base: copy_of(nbytes, machine, leaves=True) for base, nbytes in self.nbytes.items()
         }
-        self._uses = uses_of(step)
+        self._uses = step.uses
         #: Gradients of outputs are given when forward has ended, and no earlier.
         self._given = dict.fromkeys(step.seeds.values(), step.turn if step.pauses else 0)
         extents = [

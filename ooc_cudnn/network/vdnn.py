@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from ooc_cudnn.network.offloading import idle, offloaded
 from ooc_cudnn.network.phases import Phase, Step
-from ooc_cudnn.network.residency import Residency, uses_of
+from ooc_cudnn.network.residency import Residency
 from ooc_cudnn.operations.backward_filter import BackwardFilter
 from ooc_cudnn.operations.backward_pooling import BackwardPooling
 
@@ -34,7 +34,7 @@ def prefetches(step: Step, readers: tuple[type, ...]) -> dict[str, int]:
     first whose input is still to be fetched is fetched meanwhile; a convolution that needs nothing
     ends the search. So nothing is fetched more than one convolution ahead (section 3.3, figure 10).
     """
-    gaps = idle(step, uses_of(step))
+    gaps = idle(step, step.uses)
     layers = _layers(step)
     inputs = {layer: _input(step, phases, readers) for layer, phases in layers.items()}
     pending = {name for name in inputs.values() if name in gaps}

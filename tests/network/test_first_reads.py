@@ -9,7 +9,7 @@ import ooc_cudnn
 from ooc_cudnn.network import planning
 from ooc_cudnn.network.first_reads import streamed_first
 from ooc_cudnn.network.phases import Step
-from ooc_cudnn.network.residency import Stay, check_stays, kept, uses_of
+from ooc_cudnn.network.residency import Stay, check_stays, kept
 
 
 def network(images=8, size=8):
@@ -23,7 +23,7 @@ def test_later_readers_find_inputs_on_the_device_or_stream_them():
     net, loss = network()
     step = net.training_phases(loss)
     assert isinstance(step, Step)
-    stays, uses = kept(step, uses_of(step)), uses_of(step)
+    stays, uses = kept(step, step.uses), step.uses
     later, never = streamed_first(step, stays)
     for found in (later, never):
         check_stays(step, found)

@@ -13,7 +13,7 @@ from ooc_cudnn.memory.extents import Extent, held_bytes
 from ooc_cudnn.network import least_copies
 from ooc_cudnn.network.least_copies import least_copied
 from ooc_cudnn.network.policies import keep
-from ooc_cudnn.network.residency import GIVEN, check_stays, results_of, uses_of
+from ooc_cudnn.network.residency import GIVEN, check_stays, results_of
 
 SMALL = 0.05
 
@@ -35,7 +35,7 @@ class Judge:
     """Copies of the larger tensors of a step, phase by phase; the smaller ones stay."""
 
     def __init__(self, step, pieces, room):
-        self.step, self.uses, self.room = step, uses_of(step), room
+        self.step, self.uses, self.room = step, step.uses, room
         self.bytes = {base: aligned(step.tensors[base].nbytes) for base in self.uses}
         self.large = sorted(base for base in self.uses if self.bytes[base] > SMALL * room)
         self.pieces = pieces.copy()

@@ -8,7 +8,8 @@ import pytest
 import ooc_cudnn
 from ooc_cudnn.network import planning
 from ooc_cudnn.network.apart import apart
-from ooc_cudnn.network.residency import Stay, Uses, check_stays
+from ooc_cudnn.network.phases import Uses
+from ooc_cudnn.network.residency import Stay, check_stays
 from ooc_cudnn.network.spilling import spilled
 from ooc_cudnn.pipeline.schedule import make_schedule
 from tests.fuzz.networks import Drawn

@@ -11,7 +11,7 @@ from ooc_cudnn.network.mo_sos.program import Program
 from ooc_cudnn.network.mo_sos.rows import Solved
 from ooc_cudnn.network.phases import Step
 from ooc_cudnn.network.repeating import Again, repeated
-from ooc_cudnn.network.residency import Residency, Stay, kept, uses_of
+from ooc_cudnn.network.residency import Residency, Stay, kept
 
 
 class Copy(NamedTuple):
@@ -106,7 +106,7 @@ class _Following:
 
     def followed(self) -> Followed:
         """The step, and its tensors' stays: those of maps that leave in several parts."""
-        uses = uses_of(self.step)
+        uses = self.step.uses
         stays = dict(kept(self.step, uses))
         for out in self.schedule.out:
             name = self.names[out.map]

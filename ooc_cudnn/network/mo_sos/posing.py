@@ -14,7 +14,7 @@ from ooc_cudnn.network.mo_sos.choosing import PIECES, Choosing, together
 from ooc_cudnn.network.mo_sos.problem import Map, Problem, Stage
 from ooc_cudnn.network.phases import Phase, Step
 from ooc_cudnn.network.remaking import compared, makes_maps_alone
-from ooc_cudnn.network.residency import Residency, kept, results_of, uses_of
+from ooc_cudnn.network.residency import Residency, kept, results_of
 from ooc_cudnn.network.tensors import whole
 
 #: Maps that are smaller, as a share of the largest, stay: there are many, and they take little.
@@ -54,7 +54,7 @@ class _Posing:
         self, step: Step, choosing: Choosing, budget_bytes: int, given: frozenset[str]
     ) -> None:
         self.step, self.choosing, self.budget = step, choosing, budget_bytes
-        self.uses, self.bases = uses_of(step), {n: step.place(n).base for n in step.tensors}
+        self.uses, self.bases = step.uses, {n: step.place(n).base for n in step.tensors}
         self.compared, self.images = compared(step), images_of(step)
         managed = self._managed()
         #: Numbers of the managed maps, in the order in which they are made.
