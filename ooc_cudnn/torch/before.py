@@ -34,6 +34,16 @@ def run_before(
     return found
 
 
+def run_after(operations: Sequence[Operation], found: dict[Value, Any]) -> None:
+    """Run what is left to PyTorch on results of the network, under its autograd."""
+    for operation in operations:
+        first = operation.args[0] if operation.args else None
+        in_place = str(getattr(operation.function, "_opname", "")).endswith("_")
+        if in_place and isinstance(first, Value):  # backward may still read it
+            found[first] = found[first].clone()
+        _run(operation, found)
+
+
 def count(graph: Graph, found: dict[Value, Any]) -> None:
     """Let counters go up: the call has succeeded."""
     with torch.no_grad():

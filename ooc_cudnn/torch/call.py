@@ -14,7 +14,7 @@ from ooc_cudnn.network.pausing import PausingStep
 from ooc_cudnn.network.plan import NetworkPlan
 from ooc_cudnn.network.terms import Limit
 from ooc_cudnn.torch import rules  # noqa: F401  # the table is filled
-from ooc_cudnn.torch.before import count, differentiable, run_before
+from ooc_cudnn.torch.before import count, differentiable, run_after, run_before
 from ooc_cudnn.torch.capture import capture
 from ooc_cudnn.torch.cards import at, results_there
 from ooc_cudnn.torch.errors import UnsupportedModelError
@@ -38,6 +38,8 @@ class ReadyModel:
         Numbers of the input tensors that gradients are asked of.
     with_gradients : bool
         Whether there is a backward.
+    strict : bool
+        Whether PyTorch may run nothing after the network.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class ReadyModel:
         leaves: frozenset[int],
         *,
         with_gradients: bool,
+        strict: bool = False,
     ) -> None:
         self.model = model
         #: Where results are to be: with the parameters, or else with the first argument.
@@ -67,7 +70,9 @@ class ReadyModel:
             operation.arguments.get("training") or operation.arguments.get("train")
             for operation in self.graph.operations
         )
-        self.lowered: Lowered = lowered(self.graph, self.differentiable, training=training)
+        self.lowered: Lowered = lowered(
+            self.graph, self.differentiable, training=training, strict=strict
+        )
         net, outputs = self.lowered.network, self.lowered.outputs
         self.pausing: PausingStep | None = None
         self.forward: ForwardStep | None = None
@@ -117,6 +122,11 @@ class ReadyModel:
         known = self._known(tensors)
         found = run_before(self.graph, self.lowered.before, known)
         outputs = self._run(found, out)
+        for value, held in self.lowered.handed.items():
+            found[value] = self._result(held, value, found, outputs)
+        for value in self.graph.inputs if self.lowered.after else ():
+            found[value] = tensor_of(found[value])
+        run_after(self.lowered.after, found)
         count(self.graph, found)
         results = [
             self._result(each, of, found, outputs)

@@ -20,7 +20,7 @@ from ooc_cudnn.units import parse_limit
 M = TypeVar("M", bound=torch.nn.Module)
 
 
-def limit(model: M, memory_limit: Limit = None) -> M:
+def limit(model: M, memory_limit: Limit = None, *, strict: bool = False) -> M:
     """Let a model compute within a limit of device memory. Returns at once.
 
     It stays the same object: parameters, state_dict, hooks, train and eval are as before; its
@@ -33,6 +33,9 @@ def limit(model: M, memory_limit: Limit = None) -> M:
     memory_limit : int, float or str, optional
         Device memory that the library may hold: bytes, a share of the card's (0.5), or text
         ("8GiB"). The setting's when left out.
+    strict : bool
+        Whether an operation that the library has not is an error. Else PyTorch runs it on results,
+        outside of the limit, if no layer follows it: a softmax at the end, say.
 
     Returns
     -------
@@ -61,7 +64,7 @@ def limit(model: M, memory_limit: Limit = None) -> M:
         raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}")
     if memory_limit is not None:
         parse_limit(memory_limit, name="memory_limit")
-    model.forward = Limited(model, memory_limit)
+    model.forward = Limited(model, memory_limit, strict=strict)
     return model
 
 
@@ -76,9 +79,11 @@ def release(model: M) -> M:
 class Limited:
     """The forward of a model under a limit. It is copied and pickled with the model."""
 
-    def __init__(self, model: torch.nn.Module, memory_limit: Limit) -> None:
+    def __init__(
+        self, model: torch.nn.Module, memory_limit: Limit, *, strict: bool = False
+    ) -> None:
         own = model.__dict__.get("forward")
-        self.model, self.memory_limit = model, memory_limit
+        self.model, self.memory_limit, self.strict = model, memory_limit, strict
         #: What the user had put in place of the class's forward.
         self.before: Any = own.before if isinstance(own, Limited) else own
         self._ready: dict[Hashable, ReadyModel] = {}
@@ -156,6 +161,7 @@ class Limited:
                 self.memory_limit,
                 asked,
                 with_gradients=with_gradients,
+                strict=self.strict,
             )
 
 

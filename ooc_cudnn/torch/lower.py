@@ -37,6 +37,14 @@ def rule(*names: str) -> Callable[[R], R]:
     return entered
 
 
+#: What takes memory and time: PyTorch is not left with it, for it knows no limit.
+LAYERS = frozenset(
+    f"{name}{axes}d"
+    for name in ("conv", "conv_transpose", "max_pool", "avg_pool", "adaptive_avg_pool")
+    for axes in (1, 2, 3)
+) | {"batch_norm", "instance_norm", "group_norm", "layer_norm", "linear"}
+
+
 class Held(NamedTuple):
     """A value in the network.
 
@@ -102,6 +110,10 @@ class Lowered:
         States of dropout among the running statistics: a seed and a count.
     before : tuple of Operation
         What PyTorch runs before each call beside that of the graph: parameters as nodes want them.
+    after : tuple of Operation
+        What PyTorch runs on results of the network: there is no rule for it, or for what it reads.
+    handed : mapping
+        The values of the network that it reads.
     """
 
     network: Network
@@ -112,6 +124,8 @@ class Lowered:
     running: Mapping[str, Given]
     drawn: tuple[str, ...]
     before: tuple[Operation, ...]
+    after: tuple[Operation, ...]
+    handed: Mapping[Value, Held]
 
     @property
     def given(self) -> Mapping[str, Given]:
@@ -119,7 +133,9 @@ class Lowered:
         return {**self.inputs, **self.parameters, **self.running}
 
 
-def lowered(graph: Graph, differentiable: frozenset[Value], *, training: bool) -> Lowered:
+def lowered(
+    graph: Graph, differentiable: frozenset[Value], *, training: bool, strict: bool = False
+) -> Lowered:
     """Lower a graph.
 
     Parameters
@@ -128,20 +144,34 @@ def lowered(graph: Graph, differentiable: frozenset[Value], *, training: bool) -
         Those of what is given that have gradients.
     training : bool
         Whether gradients are made, or what modules do in training alone.
+    strict : bool
+        Whether PyTorch may run nothing of it.
 
     Raises
     ------
     UnsupportedOperationError
-        On the first operation that there is no rule for, with the user's line.
+        On an operation that there is no rule for, with the user's line, if `strict`; or if layers
+        follow it.
     """
-    return Lowering(graph, differentiable, training=training).lowered()
+    return Lowering(graph, differentiable, training=training, strict=strict).lowered()
 
 
 class Lowering:
     """A network being built; rules call its methods."""
 
-    def __init__(self, graph: Graph, differentiable: frozenset[Value], *, training: bool) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        differentiable: frozenset[Value],
+        *,
+        training: bool,
+        strict: bool = False,
+    ) -> None:
         self.graph, self.differentiable, self.training = graph, set(differentiable), training
+        self.strict = strict
+        self.after: list[Operation] = []
+        #: Of what is made after the network, the error that made it so.
+        self._late: dict[Value, UnsupportedOperationError] = {}
         self.net = Network()
         self.inputs: dict[str, Given] = {}
         self.parameters: dict[str, Given] = {}
@@ -155,8 +185,22 @@ class Lowering:
     def lowered(self) -> Lowered:
         """Lower everything."""
         for operation in self.graph.operations:
-            self._lower(operation)
+            late = [self._late[read] for read in operation.reads if read in self._late]
+            try:
+                if late:
+                    raise late[0]
+                self._lower(operation)
+            except UnsupportedOperationError as error:
+                self._leave(operation, error)
         results, outputs = [], dict[str, Tensor]()
+        handed = {
+            value: self._held[value]
+            for operation in self.after
+            for value in operation.reads
+            if value in self._held and value.kind != "input"
+        }
+        for held in handed.values():
+            outputs.setdefault(held.tensor.name, held.tensor)
         for each in self.graph.outputs:
             found = each
             if isinstance(each, Value) and (each in self._held or each.kind == "input"):
@@ -175,7 +219,17 @@ class Lowering:
             self.running,
             tuple(self.drawn),
             tuple(self.before),
+            tuple(self.after),
+            handed,
         )
+
+    def _leave(self, operation: Operation, error: UnsupportedOperationError) -> None:
+        """Leave an operation, and what follows it, to PyTorch, after the network; no layers."""
+        layered = any(read in self.differentiable for read in operation.reads)
+        if self.strict or layered or operation.name in LAYERS:
+            raise error
+        self.after.append(operation)
+        self._late.update({value: error for value in operation.results if value is not None})
 
     def _lower(self, operation: Operation) -> None:
         lower = RULES.get(operation.name)

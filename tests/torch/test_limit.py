@@ -224,14 +224,32 @@ def test_bad_arguments_are_refused():
         ooc.limit(classifier(), LIMIT)()
 
 
-def test_an_operation_that_the_library_has_not_is_named_with_its_line():
-    class Sorting(nn.Module):
-        def forward(self, x):
-            return torch.sort(x, 1)[0]
+class Sorting(nn.Module):
+    """What the library has not, and perhaps a layer behind it."""
 
-    model = ooc.limit(Sorting(), LIMIT)
-    with pytest.raises(ooc.UnsupportedOperationError, match=r"(?s)aten\.sort.*torch\.sort\(x, 1\)"):
+    def __init__(self, *, layer):
+        super().__init__()
+        self.first, self.last = nn.Conv2d(3, 3, 1), nn.Conv2d(3, 2, 1) if layer else nn.Identity()
+
+    def forward(self, x):
+        return self.last(torch.sort(self.first(x), 1)[0].mul_(2))
+
+
+@pytest.mark.parametrize(("layer", "strict"), [(False, True), (True, False)])
+def test_an_operation_that_the_library_has_not_is_named_with_its_line(layer, strict):
+    model = ooc.limit(Sorting(layer=layer).double(), LIMIT, strict=strict)
+    with pytest.raises(ooc.UnsupportedOperationError, match=r"(?s)aten\.sort.*torch\.sort\(self"):
         model(drawn())
+
+
+def test_at_the_end_pytorch_runs_what_the_library_has_not():
+    torch.manual_seed(0)
+    eager = Sorting(layer=False).double()
+    model, x = ooc.limit(copy.deepcopy(eager), LIMIT), drawn()
+    for each in (model, eager):
+        each(x).square().sum().backward()
+    close(model(x), eager(x), "output")
+    close(model.first.weight.grad, eager.first.weight.grad, "gradient")
 
 
 def test_what_cannot_be_captured_says_where():
