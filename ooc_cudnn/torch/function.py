@@ -52,6 +52,26 @@ class Request:
             out = results_there(self.step.outputs, self.device)
             return self.step.run({name: arrays[name] for name in self.inputs}, lasting, out)
 
+    def versions(self) -> dict[str, int]:
+        """How often each tensor that forward read, and autograd does not watch, was changed."""
+        return {
+            name: each._version
+            for name, each in self.others.items()
+            if isinstance(each, torch.Tensor)
+            and name not in self.running
+            and not each.is_inference()
+        }
+
+    def check_unchanged(self, versions: Mapping[str, int]) -> None:
+        """Raise RuntimeError, as PyTorch does, if a tensor was changed in place since."""
+        for name, version in self.versions().items():
+            if version != versions[name]:
+                raise RuntimeError(
+                    f"{name} has been modified by an inplace operation between forward and "
+                    f"backward: it is at version {version}; expected version {versions[name]}. "
+                    f"Change it after backward, or give the model a clone"
+                )
+
 
 class Call(torch.autograd.Function):
     """Forward of a network's step; its backward is the step's."""
@@ -63,6 +83,7 @@ class Call(torch.autograd.Function):
         ctx.settings = {each.name: getattr(current(), each.name) for each in SETTINGS}
         ctx.paused = paused = request.forward(tensors)
         request.running = dict(paused.running)
+        ctx.versions = request.versions()
         outputs = tuple(tensor_of(each) for each in paused.outputs)
         ctx.save_for_backward(*tensors, *outputs)
         return outputs
@@ -73,6 +94,7 @@ class Call(torch.autograd.Function):
         """Run backward; a second time (retain_graph) after forward, which kept nothing for it."""
         request = ctx.request
         tensors = ctx.saved_tensors[: len(request.names)]  # raises if one was changed since
+        request.check_unchanged(ctx.versions)
         with settings(**ctx.settings), at(request.device):
             paused = ctx.paused if ctx.paused is not None else request.forward(tensors)
             ctx.paused = None

@@ -208,6 +208,26 @@ def test_what_was_changed_before_backward_is_refused(pair):
         loss.backward()
 
 
+def test_an_input_that_was_changed_before_backward_is_refused(pair):
+    model, _ = pair
+    x = drawn()
+    loss = model(x).sum()
+    x.mul_(2)
+    with pytest.raises(RuntimeError, match=r"args_0 .*inplace operation.*version 1; expected .* 0"):
+        loss.backward()
+    model(x).sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_a_frozen_parameter_that_was_changed_before_backward_is_refused(pair):
+    model, _ = pair
+    model[0].requires_grad_(False)
+    loss = model(drawn()).sum()
+    model[0].conv1.weight.add_(1)
+    with pytest.raises(RuntimeError, match=r"0\.conv1\.weight has been modified"):
+        loss.backward()
+
+
 def test_second_derivatives_are_refused(pair):
     x = drawn().requires_grad_()
     (gradient,) = torch.autograd.grad(pair[0](x).square().sum(), x, create_graph=True)

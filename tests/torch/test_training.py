@@ -1,0 +1,172 @@
+"""Training as users do it: many steps, what stops one, and what is left of it."""
+
+import copy
+import gc
+import tracemalloc
+
+import pytest
+import torch
+from torch import nn
+
+import ooc_cudnn
+import ooc_cudnn.torch as ooc
+from ooc_cudnn.devices import get_device
+from tests.support.points import Pressed
+from tests.support.torch_checks import close
+from tests.support.torch_models import classifier, residual
+
+SHAPE, LIMIT, STEPS = (4, 3, 16, 16), "100KiB", 20
+
+
+@pytest.fixture(autouse=True)
+def on_the_host():
+    with ooc_cudnn.settings(device="host", machine="host"):
+        yield
+        get_device("host").release_caches()
+
+
+@pytest.fixture
+def pair():
+    """A model under a limit, and the same one without."""
+    torch.manual_seed(0)
+    eager = residual()
+    return ooc.limit(copy.deepcopy(eager), LIMIT), eager
+
+
+def batch(number=0, dtype=torch.float32):
+    random = torch.Generator().manual_seed(number)
+    return torch.randn(SHAPE, dtype=dtype, generator=random), torch.arange(4)
+
+
+def losses(model, steps, x, target, **options):
+    optimizer = torch.optim.SGD(model.parameters(), **options)
+    found = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), target)
+        loss.backward()
+        optimizer.step()
+        found.append(loss.item())
+    return found
+
+
+def test_twenty_steps_in_single_precision_follow_pytorchs(pair):
+    found, expected = (losses(each, STEPS, *batch(), lr=0.02, momentum=0.9) for each in pair)
+    assert found == pytest.approx(expected, rel=1e-3, abs=1e-5)
+    assert found[-1] < 0.5 * found[0]
+
+
+def test_gradients_of_micro_batches_accumulate_to_pytorchs(pair):
+    for model in pair:
+        model.double().eval()  # statistics of a part are not those of the whole
+        for number in range(3):
+            x, target = batch(number, torch.float64)
+            (nn.functional.cross_entropy(model(x), target) / 3).backward()
+    largest = max(float(each.grad.abs().max()) for each in pair[1].parameters())
+    for (name, one), other in zip(pair[0].named_parameters(), pair[1].parameters(), strict=True):
+        close(one.grad, other.grad, name, least=largest)
+
+
+def test_a_checkpoint_in_the_middle_goes_on_as_if_nothing_had_been(pair):
+    x, target = batch()
+    whole = losses(pair[0], 6, x, target, lr=0.02)
+    first = ooc.limit(copy.deepcopy(pair[1]), LIMIT)
+    begun = losses(first, 3, x, target, lr=0.02)
+    second = residual()
+    second.load_state_dict(first.state_dict())
+    assert begun + losses(ooc.limit(second, LIMIT), 3, x, target, lr=0.02) == whole
+
+
+def state(model):
+    return {name: each.clone() for name, each in model.state_dict().items()}
+
+
+def unchanged(model, before):
+    return all(torch.equal(each, before[name]) for name, each in model.state_dict().items())
+
+
+def visited(work):
+    """How many points there are at which Ctrl-C may be pressed."""
+    with Pressed() as pressed:
+        work()
+    return pressed.visited
+
+
+@pytest.mark.parametrize("share", [0.02, 0.3, 0.6, 0.97])
+def test_ctrl_c_in_forward_leaves_model_and_arena_as_they_were(pair, share):
+    model, eager = pair
+    x, target = batch()
+    losses(model, 1, x, target, lr=0.02)
+    losses(eager, 1, x, target, lr=0.02)
+    model(x)  # planned
+    eager(x)
+    points = visited(lambda: model(x))
+    eager(x)
+    before = state(model)
+    with pytest.raises(KeyboardInterrupt), Pressed(int(share * points)):
+        model(x)
+    gc.collect()
+    assert unchanged(model, before)
+    assert not get_device("host").arena.is_at_work
+    found, expected = (losses(each, 2, x, target, lr=0.02) for each in pair)
+    assert found == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.parametrize("share", [0.02, 0.3, 0.6, 0.85])
+def test_ctrl_c_in_backward_leaves_model_and_optimizer_usable(pair, share):
+    model, eager = pair
+    x, target = batch()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
+    for _ in range(2):  # the first one is the one that plans
+        points = visited(model(x).sum().backward)
+        eager(x)
+    optimizer.zero_grad()
+    loss = model(x).sum()
+    eager(x)
+    before = state(model)
+    with pytest.raises(KeyboardInterrupt), Pressed(int(share * points)):
+        loss.backward()
+    del loss
+    gc.collect()
+    assert unchanged(model, before)
+    assert not get_device("host").arena.is_at_work
+    optimizer.step()
+    found, expected = (losses(each, 2, x, target, lr=0.02) for each in pair)
+    assert found == pytest.approx(expected, rel=1e-3)
+
+
+def test_an_error_in_a_call_leaves_the_model_as_it_was(pair):
+    model = pair[0]
+    x, target = batch()
+    before = state(model)
+
+    def failing(*_):
+        raise OSError("the log is full")
+
+    with ooc_cudnn.settings(progress=failing), pytest.raises(OSError, match="the log is full"):
+        model(x)
+    assert unchanged(model, before)
+    found, expected = (losses(each, 2, x, target, lr=0.02) for each in pair)
+    assert found == pytest.approx(expected, rel=1e-3)
+
+
+def test_two_hundred_steps_do_not_grow():
+    torch.manual_seed(0)
+    model = ooc.limit(classifier(), "64KiB")
+    x, target = batch()
+    losses(model, 5, x, target, lr=0.01)
+    arena = get_device("host").arena
+    held = arena.held_bytes
+    tracemalloc.start()
+    try:
+        losses(model, 20, x, target, lr=0.01)
+        gc.collect()
+        before, _ = tracemalloc.get_traced_memory()
+        losses(model, 200, x, target, lr=0.01)
+        gc.collect()
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert arena.held_bytes == held
+    # the smallest map of each step would be 400 KB; free lists of the interpreter fill meanwhile
+    assert after - before < 200_000
