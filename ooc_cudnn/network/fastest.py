@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from typing import NamedTuple
 
 from ooc_cudnn.errors import HostOutOfMemoryError
 from ooc_cudnn.memory.pinned import Room
-from ooc_cudnn.network.phases import Step
+from ooc_cudnn.network.phases import Phase, Step
 from ooc_cudnn.network.placing import Placed
 from ooc_cudnn.network.plan import NetworkPlan
 
@@ -26,15 +27,26 @@ class Fastest:
     ----------
     room : Room, optional
         Pinned memory that may be had; None for any.
+    tried : set
+        What was placed, so that nothing is twice.
     best : PlannedStep, optional
     least : NetworkPlan, optional
         Of those that did not fit, the one that wants least.
     """
 
-    def __init__(self, room: Room | None) -> None:
-        self.room = room
+    def __init__(
+        self, room: Room | None, seconds_of: Callable[[Phase], float] | None = None
+    ) -> None:
+        self.room, self._seconds_of = room, seconds_of
         self.best: PlannedStep | None = None
         self.least: NetworkPlan | None = None
+        self.tried = set[Hashable]()
+
+    def may_be(self, step: Step) -> bool:
+        """Whether a step may be the fastest: no replay takes less than computing in one piece."""
+        if self.best is None or self._seconds_of is None:
+            return True
+        return sum(map(self._seconds_of, step.phases)) < self.best.plan.seconds
 
     def take(self, made: PlannedStep | None) -> bool:
         """Keep a plan if it is the fastest so far; return whether it is."""

@@ -12,7 +12,7 @@ import numpy as np
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.network.apart import apart
 from ooc_cudnn.network.bands import banded, is_of_band, whole_maps
-from ooc_cudnn.network.bound import bound_of
+from ooc_cudnn.network.bound import bound_of, priced
 from ooc_cudnn.network.compacting import compacted
 from ooc_cudnn.network.computing import order_seconds
 from ooc_cudnn.network.fastest import Fastest, PlannedStep
@@ -93,12 +93,12 @@ def plan_step(
     if policy == "vdnn_dyn":
         return _vdnn_dyn(name, step, terms, micro_batches or 1)
     names = BEST_OF if policy == "best" else (policy,)
-    fastest = Fastest(terms.host)
+    fastest = Fastest(terms.host, priced(target.machine))
     if policy.startswith("vdnn"):
         micro_batches = micro_batches or 1  # it knows no others
     for parts in _counts(step, micro_batches, terms):
         faster = [
-            fastest.take(_planned(name, step, terms, each, parts, may_stream=False))
+            fastest.take(_planned(name, step, terms, each, parts, may_stream=False, beside=fastest))
             for each in names
         ]
         if fastest.best is not None and not any(faster):
@@ -123,6 +123,8 @@ def plan_step(
     # what this one won by may be less than what the other gains here
     both = [made, before] if made.plan.policy == "repeat" and before else [made]
     for other in both if policy == "best" else ():
+        if not fastest.may_be(other.step):
+            continue
         for in_time in _in_time(name, other, terms):
             fastest.take(in_time)
     made = fastest.found()
@@ -397,17 +399,29 @@ def _planned(
     made: Policy | None = None,
     *,
     may_stream: bool = True,
+    beside: Fastest | None = None,
 ) -> PlannedStep | None:
-    """Plan a step by one policy; None where it does not fit as the policy has it."""
+    """Plan a step by one policy; None where it does not fit as the policy has it.
+
+    Nor is what was tried already planned again, or what cannot be faster than others (`beside`).
+    """
     made = made or POLICIES[policy]
     terms = replace(terms, synchronous=made.synchronous)
     decisions = made.decisions(step, terms.target.machine)
+    step = in_place(summed(step))
     at = _first_that_fits(step, decisions, made, parts, terms.target.room_bytes)
     while True:
+        tried = parts, decisions[at], made.residing
+        if beside is not None and tried in beside.tried:
+            return None
         rewritten, stays = _as_decided(step, decisions[at], made, parts)
+        if beside is not None and not beside.may_be(rewritten):
+            return None
         last = at == len(decisions) - 1
         placed = place_step(name, rewritten, stays, terms, may_stream=may_stream and last)
         if placed is not None:
+            if beside is not None:
+                beside.tried.add(tried)
             how = How(parts, remade=tuple(sorted(decisions[at].remade)))
             figures = predicted(name, policy, rewritten, placed, how, terms)
             return PlannedStep(figures, rewritten, placed)
@@ -420,8 +434,8 @@ def _planned(
 def _as_decided(
     step: Step, decision: Decision, policy: Policy, parts: int
 ) -> tuple[Step, Residency]:
-    """A step with what is remade, and where its tensors are."""
-    rewritten = _rewritten(step, decision.remade, parts, 1)
+    """A step, with its gradients in place, with what is remade; and where its tensors are."""
+    rewritten = micro_batched(remade(step, decision.remade), parts)
     if decision.offloaded:
         return rewritten, leaving(rewritten, decision.offloaded)
     return rewritten, policy.residing(rewritten)
@@ -432,12 +446,13 @@ def _first_that_fits(
 ) -> int:
     """The first decision whose tensors fit, by halving; the last one if none does."""
     low, high = 0, len(decisions) - 1
+    middle = 0  # where all fits, nothing else is looked at
     while low < high:
-        middle = (low + high) // 2
         if most_held(*_as_decided(step, decisions[middle], policy, parts)) <= room_bytes:
             high = middle
         else:
             low = middle + 1
+        middle = (low + high) // 2
     return low
 
 

@@ -1,0 +1,52 @@
+"""Of plans that are compared, those that cannot be the fastest are not made."""
+
+from __future__ import annotations
+
+import pytest
+
+import ooc_cudnn
+from ooc_cudnn.functions.target import Target
+from ooc_cudnn.network import planning
+from ooc_cudnn.network.bound import priced
+from ooc_cudnn.network.fastest import Fastest
+from ooc_cudnn.network.placing import Terms
+from ooc_cudnn.tensor import ORDERS
+from perfmodel import shipped
+
+
+@pytest.fixture(scope="module")
+def step():
+    net = ooc_cudnn.Network(seed=1)
+    h = net.activation(net.convolution(net.input("x", (64, 3, 32, 32)), 32, window=3), "relu")
+    h = net.activation(net.convolution(h, 32, window=3), "relu")
+    logits = net.linear(net.global_average(h), 10)
+    return net.training_phases(
+        net.softmax_cross_entropy(logits, net.input("labels", (64,), "int64"))
+    )
+
+
+def terms(limit=2**40):
+    return Terms(Target(shipped("h200"), limit, limit, ORDERS, None, overlap=True), {})
+
+
+def test_a_step_that_computes_longer_than_the_fastest_takes_may_not_be_it(step):
+    machine = terms().target.machine
+    fastest = Fastest(None, priced(machine))
+    made = planning.plan_step("step", step, terms(), policy="keep", micro_batches=1)
+    assert fastest.may_be(made.step)
+    assert fastest.take(made)
+    computing = sum(map(priced(machine), made.step.phases))
+    assert computing <= made.plan.compute_seconds * (1 + 1e-9) <= made.plan.seconds * (1 + 1e-9)
+    assert fastest.may_be(made.step)
+    fastest.best = made._replace(plan=planning.replace(made.plan, seconds=computing))
+    assert not fastest.may_be(made.step)
+
+
+def test_policies_that_come_to_the_same_are_placed_once(step):
+    taken, fastest = planning._as_taken(step, "best"), Fastest(None)
+    kept = planning._planned("step", taken, terms(), "keep", 1, may_stream=False, beside=fastest)
+    assert fastest.take(kept)
+    for policy in ("remake", "offload", "mixed"):  # where all fits they keep all
+        assert planning._planned("step", taken, terms(), policy, 1, beside=fastest) is None
+        alone = planning._planned("step", taken, terms(), policy, 1)
+        assert alone.plan.stays == kept.plan.stays
