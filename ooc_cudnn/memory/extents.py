@@ -82,9 +82,7 @@ def _moved_up(extents: Sequence[Extent], order: Sequence[int], enough_bytes: int
     for _ in range(MOST_ROUNDS):
         placed = _first_fit(extents, large)
         if placed.peak_bytes <= enough_bytes:
-            placed = _first_fit(extents, [*large, *small])
-            if placed.peak_bytes <= enough_bytes:
-                return placed
+            break  # none of them would move, whatever the small ones take
         reach = [placed.offsets[index] + aligned(extents[index].nbytes) for index in large]
         places = [at - (PLACES + 0.5) * (reach[at] > enough_bytes) for at in range(len(large))]
         large = [large[at] for at in sorted(range(len(large)), key=places.__getitem__)]
