@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.support.torch_checks import check
+from tests.support.torch_checks import TOLERANCE, check
 from tests.support.torchvision_models import made
 
 #: Of an input that is small, but for which each model has a site left at its end.
@@ -14,6 +14,8 @@ CASES = {
     "squeezenet1_1": ((2, 3, 64, 64), {"dropout": 0.0}),
     "video.r3d_18": ((2, 3, 8, 32, 32), {}),
 }
+#: PyTorch's slope of hardsigmoid is 1 / 6 as float32 has it, in float64, too: 3e-8 off.
+LOOSER = {"mobilenet_v3_small": 1e-8}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -21,4 +23,5 @@ def test_a_model_of_torchvision_is_the_same_under_a_limit(name):
     shape, options = CASES[name]
     torch.manual_seed(0)
     model = made(name, **options).double()
-    check(model, torch.randn(shape, dtype=torch.float64), shares=(1 / 4,))
+    x, tolerance = torch.randn(shape, dtype=torch.float64), LOOSER.get(name, TOLERANCE)
+    check(model, x, shares=(1 / 4,), tolerance=tolerance)
