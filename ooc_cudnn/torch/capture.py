@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 
 from ooc_cudnn.torch.errors import UnsupportedModelError
 from ooc_cudnn.torch.graph import Graph, Operation, Value
+from ooc_cudnn.torch.refusals import check_model, check_tensor, hooks_that_compute, users_line
 
 #: They hand on what they are given, or a view of it: who changes it in place changes both.
 VIEWS = frozenset({
@@ -62,22 +63,36 @@ def capture(
     UnsupportedModelError
         If torch.export refuses, with what it says of the model's line.
     """
+    check_model(model)
     plain = _Plain(model, forward)
     plain.training = model.training
     try:
-        program = torch.export.export(plain, tuple(args), dict(kwargs), strict=False)
+        with hooks_that_compute(model):
+            program = torch.export.export(plain, tuple(args), dict(kwargs), strict=False)
+        return _Reading(program, model).graph()
+    except UnsupportedModelError:
+        raise
     except Exception as error:
-        raise UnsupportedModelError(
-            f"{type(model).__name__} cannot be captured: torch.export says {_first_line(error)}. "
-            "Where the result of a branch or of a loop depends on data, take it out of forward"
-        ) from error
-    return _Reading(program, model).graph()
+        raise UnsupportedModelError(_refused(model, error)) from error
+
+
+def _refused(model: torch.nn.Module, error: Exception) -> str:
+    """What to say of an error of torch.export: the user's line, and what to do."""
+    said = f"{type(model).__name__} cannot be captured: torch.export says {_first_line(error)}"
+    line = users_line(error, _NOT_THE_USERS)
+    if "data-dependent" in str(error):
+        said += ". The result of a branch, of a loop or of a size depends on data: take it out of "
+        said += "forward, or limit the parts before and after it"
+    return f"{said}\n  {line}" if line else said
 
 
 def fake_like(tensors: Sequence[Any], device: Any) -> list[torch.Tensor]:
     """Tensors without memory of these shapes and dtypes, which pass for tensors on a device."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
+    for at, tensor in enumerate(tensors):
+        if isinstance(tensor, torch.Tensor):
+            check_tensor(f"argument {at}", tensor)
     with FakeTensorMode(allow_non_fake_inputs=True):
         return [torch.empty(t.shape, dtype=torch_dtype(t), device=device) for t in tensors]
 
@@ -266,6 +281,12 @@ def _value(node: Any, seen: torch.Tensor, kind: str = "made", source: str = "") 
 
 def _results(node: Any) -> tuple[Value | None, ...]:
     seen = node.meta.get("val")
+    tensors = [each for each in pytree.tree_leaves(seen) if isinstance(each, torch.Tensor)]
+    if any(isinstance(extent, torch.SymInt) for each in tensors for extent in each.shape):
+        raise UnsupportedModelError(
+            f"{node.target} makes a tensor whose shape depends on data: take it out of forward"
+            f"\n  {_where(node)}"
+        )
     if isinstance(seen, torch.Tensor):
         return (_value(node, seen),)
     if not isinstance(seen, list | tuple):

@@ -15,6 +15,7 @@ from ooc_cudnn.network.terms import Limit
 from ooc_cudnn.torch.call import ReadyModel
 from ooc_cudnn.torch.capture import fake_like, torch_dtype
 from ooc_cudnn.torch.errors import UnsupportedModelError
+from ooc_cudnn.torch.refusals import check_model
 from ooc_cudnn.units import parse_limit
 
 M = TypeVar("M", bound=torch.nn.Module)
@@ -47,8 +48,9 @@ def limit(model: M, memory_limit: Limit = None, *, strict: bool = False) -> M:
     TypeError, ValueError
         If it is no module, or that is no limit.
     UnsupportedModelError
-        At the first call, if the model cannot be captured, or has an operation that the library
-        has not.
+        If a part of it is refused (FSDP, SyncBatchNorm in training, parameters that are sparse or
+        complex); at the first call, if the model cannot be captured, or has an operation that the
+        library has not.
 
     Examples
     --------
@@ -64,6 +66,7 @@ def limit(model: M, memory_limit: Limit = None, *, strict: bool = False) -> M:
         raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}")
     if memory_limit is not None:
         parse_limit(memory_limit, name="memory_limit")
+    check_model(model)
     model.forward = Limited(model, memory_limit, strict=strict)
     return model
 

@@ -1,0 +1,160 @@
+"""What is refused before a model is captured: it would be captured as something else than it is."""
+
+from __future__ import annotations
+
+import contextlib
+import linecache
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from ooc_cudnn.torch.errors import UnsupportedModelError
+
+#: Whose hooks change the module they are of, and nothing else: weight_norm's, say.
+_PYTORCHS = "torch."
+_BACKWARD = ("_backward_hooks", "_backward_pre_hooks")
+_FORWARD = ("_forward_hooks", "_forward_pre_hooks")
+
+
+def check_model(model: torch.nn.Module) -> None:
+    """Refuse a model with parts that are not what a capture of them would be.
+
+    Raises
+    ------
+    UnsupportedModelError
+        If it is sharded (FSDP), synchronises batch normalization, averages its statistics by a
+        count, or has parameters that are no plain dense tensors of real numbers.
+    """
+    for name, module in model.named_modules():
+        kinds = {kind.__name__ for kind in type(module).__mro__}
+        if kinds & {"FSDPModule", "FullyShardedDataParallel"}:
+            raise UnsupportedModelError(
+                f"{_said(name, module)} is sharded by FSDP, and the library needs whole "
+                "parameters: limit the model without fully_shard"
+            )
+        if "SyncBatchNorm" in kinds and module.training:
+            raise UnsupportedModelError(
+                f"{_said(name, module)} takes statistics over several processes, which a plan of "
+                "one process cannot: put a BatchNorm in its place"
+            )
+        if "_BatchNorm" in kinds and module.training and _counts(module):
+            raise UnsupportedModelError(
+                f"{_said(name, module)} has momentum=None: its averages depend on a count that is "
+                "not known when the model is captured; give it a number"
+            )
+    for name, parameter in model.named_parameters():
+        check_tensor(name, parameter)
+
+
+def check_tensor(name: str, tensor: torch.Tensor) -> None:
+    """Refuse a tensor that is sparse, of complex numbers, or sharded.
+
+    Raises
+    ------
+    UnsupportedModelError
+        With what to do.
+    """
+    if type(tensor).__name__ == "DTensor":
+        raise UnsupportedModelError(f"{name} is sharded over devices: give the whole tensor")
+    if tensor.layout != torch.strided:
+        raise UnsupportedModelError(
+            f"{name} is a tensor of layout {tensor.layout}; make it dense by to_dense()"
+        )
+    if tensor.is_complex():
+        raise UnsupportedModelError(
+            f"{name} is of {tensor.dtype}, and the library has real numbers alone; "
+            "torch.view_as_real makes two of each"
+        )
+
+
+def _counts(module: Any) -> bool:
+    return module.momentum is None and module.track_running_stats
+
+
+@contextlib.contextmanager
+def hooks_that_compute(model: torch.nn.Module) -> Iterator[None]:
+    """While a model is captured, refuse hooks of its parts that are there for what they do beside.
+
+    A capture runs hooks once, on tensors without data, and no later call runs them. One that
+    returns something is part of what the model computes; one that returns nothing is not, nor is
+    any of backward. Those of the model itself run in each call, as PyTorch runs them.
+
+    Raises
+    ------
+    UnsupportedModelError
+        With the hook and the module that it is of.
+    """
+    changed: list[tuple[dict[int, Any], dict[int, Any]]] = []
+    for name, module in model.named_modules():
+        if module is model:
+            continue
+        for hook in (each for kind in _BACKWARD for each in getattr(module, kind).values()):
+            raise _refused(hook, name, module, "of backward, which is not run module by module")
+        for hooks in (getattr(module, kind) for kind in _FORWARD):
+            changed.append((hooks, dict(hooks)))
+    try:
+        for (hooks, before), (name, module) in zip(changed, _twice(model), strict=True):
+            for key, hook in before.items():
+                hooks[key] = _watched(hook, name, module)
+        yield
+    finally:
+        for hooks, before in changed:
+            hooks.update(before)
+
+
+def _twice(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
+    for name, module in model.named_modules():
+        if module is not model:
+            yield from [(name, module)] * len(_FORWARD)
+
+
+def _watched(hook: Callable[..., Any], name: str, module: torch.nn.Module) -> Callable[..., Any]:
+    if _module_of(hook).startswith(_PYTORCHS):
+        return hook
+
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        found = hook(*args, **kwargs)
+        if found is None:
+            raise _refused(hook, name, module, "and returns nothing, so it is there for more")
+        return found
+
+    return watched
+
+
+def _module_of(hook: Callable[..., Any]) -> str:
+    return getattr(hook, "__module__", None) or type(hook).__module__
+
+
+def _refused(
+    hook: Callable[..., Any], name: str, module: torch.nn.Module, why: str
+) -> UnsupportedModelError:
+    code = getattr(hook, "__code__", None)
+    line = f" ({os.path.basename(code.co_filename)}:{code.co_firstlineno})" if code else ""
+    said = getattr(hook, "__qualname__", type(hook).__qualname__)
+    return UnsupportedModelError(
+        f"the hook {said}{line} is of {_said(name, module)} {why}: a call under a limit would not "
+        "run it. Remove it, have the model return what it looks at, or hook the model itself"
+    )
+
+
+def _said(name: str, module: torch.nn.Module) -> str:
+    return f"{name or 'the model'} ({type(module).__name__})"
+
+
+def users_line(error: BaseException, not_the_users: Sequence[str]) -> str:
+    """The last line of the user's own code on the way to an error, or to what caused it."""
+    found, seen = "", error
+    while seen is not None and not found:
+        step = seen.__traceback__
+        while step is not None:
+            code = step.tb_frame.f_code
+            if not code.co_filename.startswith((*not_the_users, contextlib.__file__, "<")):
+                text = linecache.getline(code.co_filename, step.tb_lineno).strip()
+                found = (
+                    f'File "{code.co_filename}", line {step.tb_lineno}, in {code.co_name} {text}'
+                )
+            step = step.tb_next
+        seen = seen.__cause__ or seen.__context__  # type: ignore[assignment]
+    return found

@@ -1,0 +1,197 @@
+"""What is refused: one clear error each, and the model stays as it was."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import weight_norm
+
+import ooc_cudnn
+import ooc_cudnn.torch as ooc
+from ooc_cudnn.errors import PlanInfeasibleError
+from tests.support.torch_checks import close
+from tests.support.torch_models import classifier, residual
+
+SHAPE, LIMIT = (4, 3, 16, 16), "200KiB"
+
+
+@pytest.fixture(autouse=True)
+def on_the_host():
+    with ooc_cudnn.settings(device="host", machine="host"):
+        yield
+
+
+class Of(nn.Module):
+    """A convolution, and a function of what it makes."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.conv, self.norm, self.function = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), function
+
+    def forward(self, x):
+        return self.function(self.norm(self.conv(x)))
+
+
+def branching(x):
+    return x if x.sum() > 0 else -x
+
+
+def counting(x):
+    return x * int(x.max())
+
+
+def choosing(x):
+    return x[x > 0]
+
+
+def looping(x):
+    while x.norm() > 1:
+        x = x / 2
+    return x
+
+
+def by_numpy(x):
+    return torch.from_numpy(x.detach().numpy())
+
+
+def misshapen(x):
+    return x + torch.ones(7)
+
+
+LINES = {
+    branching: r"data.*return x if x\.sum\(\) > 0",
+    counting: r"data.*return x \* int\(x\.max\(\)\)",
+    choosing: r"index.*depends on data.*self\.function\(",
+    looping: r"data.*while x\.norm\(\) > 1",
+    by_numpy: r"numpy.*x\.detach\(\)\.numpy\(\)",
+    misshapen: r"broadcast.*return x \+ torch\.ones\(7\)",
+}
+
+
+@pytest.mark.parametrize("function", LINES, ids=lambda each: each.__name__)
+def test_a_model_that_cannot_be_captured_names_its_line(function):
+    model = ooc.limit(Of(function), LIMIT)
+    before = {name: each.clone() for name, each in model.state_dict().items()}
+    with pytest.raises(ooc.UnsupportedModelError, match=f"(?s){LINES[function]}"):
+        model(torch.ones(SHAPE))
+    assert all(torch.equal(each, before[name]) for name, each in model.state_dict().items())
+
+
+def test_synchronised_batch_normalization_is_refused_in_training():
+    model = nn.SyncBatchNorm.convert_sync_batchnorm(classifier())
+    with pytest.raises(ooc.UnsupportedModelError, match=r"1 \(SyncBatchNorm\) .* put a BatchNorm"):
+        ooc.limit(model, LIMIT)
+    assert "forward" not in model.__dict__
+    with torch.no_grad():
+        x = torch.randn(SHAPE)
+        expected = model.eval()(x)
+        close(ooc.limit(model, LIMIT)(x), expected, "evaluation", tolerance=1e-5)
+
+
+def test_averages_by_a_count_are_refused():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4, momentum=None))
+    with pytest.raises(ooc.UnsupportedModelError, match=r"1 \(BatchNorm2d\) has momentum=None"):
+        ooc.limit(model, LIMIT)
+
+
+def test_a_model_that_fsdp_shards_is_refused(tmp_path):
+    distributed = pytest.importorskip("torch.distributed")
+    if not distributed.is_available():
+        pytest.skip("PyTorch was built without torch.distributed")
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    store = f"file://{tmp_path}/store"
+    distributed.init_process_group("gloo", init_method=store, rank=0, world_size=1)
+    try:
+        model = classifier()
+        fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+        with pytest.raises(ooc.UnsupportedModelError, match=r"FSDP.*fully_shard"):
+            ooc.limit(model, LIMIT)
+    finally:
+        distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("x", "message"),
+    [
+        (torch.ones(SHAPE).to_sparse(), r"argument 0 is .*sparse_coo; make it dense"),
+        (torch.ones(SHAPE, dtype=torch.complex64), r"argument 0 is of torch\.complex64.*view_as_"),
+    ],
+    ids=["sparse", "complex"],
+)
+def test_sparse_and_complex_arguments_are_refused(x, message):
+    with pytest.raises(ooc.UnsupportedModelError, match=message):
+        ooc.limit(classifier(), LIMIT)(x)
+
+
+def test_complex_parameters_are_refused():
+    model = nn.Conv2d(3, 4, 3, dtype=torch.complex64)
+    with pytest.raises(ooc.UnsupportedModelError, match=r"weight is of torch\.complex64"):
+        ooc.limit(model, LIMIT)
+
+
+def test_a_limit_that_is_too_small_names_the_least_and_changes_nothing():
+    model = residual()
+    before = {name: each.clone() for name, each in model.state_dict().items()}
+    ooc.limit(model, 2048)
+    x = torch.randn(SHAPE)
+    with pytest.raises(PlanInfeasibleError, match="the least that would do is") as refused:
+        model(x)
+    assert refused.value.smallest_bytes > 2048
+    assert all(torch.equal(each, before[name]) for name, each in model.state_dict().items())
+    expected = ooc.release(model)(x)
+    assert expected.shape == (4, 5)
+
+
+def test_double_backward_is_refused():
+    model = ooc.limit(residual(), LIMIT)
+    x = torch.randn(SHAPE, requires_grad=True)
+    (gradient,) = torch.autograd.grad(model(x).square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient.sum().backward()
+    model(x).sum().backward()
+    assert x.grad is not None
+
+
+def test_a_hook_that_looks_is_refused_and_stays_where_it_is():
+    model, seen = classifier(), []
+
+    def look(module, args, output):
+        seen.append(output)
+
+    model[4].register_forward_hook(look)
+    ooc.limit(model, LIMIT)
+    with pytest.raises(ooc.UnsupportedModelError, match=r"look \(test_refusals\.py:\d+\) is of 4"):
+        model(torch.ones(SHAPE))
+    seen.clear()
+    ooc.release(model)(torch.ones(SHAPE))
+    assert len(seen) == 1
+    assert list(model[4]._forward_hooks.values()) == [look]
+
+
+def test_a_hook_of_backward_is_refused():
+    model = classifier()
+    model[4].register_full_backward_hook(lambda module, before, after: None)
+    with pytest.raises(ooc.UnsupportedModelError, match=r"of 4 \(Conv2d\) of backward"):
+        ooc.limit(model, LIMIT)(torch.ones(SHAPE))
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated")
+@pytest.mark.filterwarnings("ignore:The tensor attribute .* was assigned during export")
+def test_hooks_that_compute_are_part_of_the_model():
+    torch.manual_seed(0)
+    model = classifier().double()
+    weight_norm(model[4])  # a hook that sets the weight
+    model[4].register_forward_hook(lambda module, args, output: 2 * output)
+    model[0].register_forward_pre_hook(lambda module, args: (args[0] + 1,))
+    x = torch.randn(SHAPE, dtype=torch.float64)
+    expected = model(x)
+    expected.square().sum().backward()
+    gradients = {name: each.grad.clone() for name, each in model.named_parameters()}
+    model.zero_grad()
+    found = ooc.limit(model, LIMIT)(x)
+    close(found, expected, "output")
+    found.square().sum().backward()
+    largest = max(float(each.abs().max()) for each in gradients.values())
+    for name, each in model.named_parameters():
+        close(each.grad, gradients[name], name, least=largest)
