@@ -13,6 +13,7 @@ from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.network.apart import apart
 from ooc_cudnn.network.bands import banded, is_of_band, whole_maps
 from ooc_cudnn.network.bound import bound_of, priced
+from ooc_cudnn.network.collecting import no_garbage_collection
 from ooc_cudnn.network.compacting import compacted
 from ooc_cudnn.network.computing import order_seconds
 from ooc_cudnn.network.fastest import Fastest, PlannedStep
@@ -59,6 +60,7 @@ MOST_STEPS = 16
 MOST_MICRO_BATCHES = 256
 
 
+@no_garbage_collection()
 def plan_step(
     name: str, step: Step, terms: Terms, *, policy: str = "best", micro_batches: int | None = None
 ) -> PlannedStep:
