@@ -1,4 +1,7 @@
-"""``ooc-cudnn plan FUNCTION``: the arguments of each function, taken from its signature."""
+"""``ooc-cudnn plan FUNCTION``: the arguments of each function, taken from its signature.
+
+`ooc-cudnn plan --torch MODULE:NAME` plans a PyTorch model in its place (`cli/model.py`).
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,7 @@ from ooc_cudnn.cli.arguments import (
     parameters_of,
 )
 from ooc_cudnn.cli.chain import WRITTEN, read_chain
+from ooc_cudnn.cli.model import EXAMPLE, add_model, plan_model
 from ooc_cudnn.functions.plan import describe_call, plan, splittable_of
 from ooc_cudnn.functions.public import FUNCTIONS
 from ooc_cudnn.tensor import DTYPES, PLACEMENTS, TensorSpec
@@ -46,7 +50,10 @@ EXAMPLES = {
 
 def add_plan(commands: Any) -> None:
     """Add the command."""
-    add_for_function(commands, "plan", ABOUT).set_defaults(run=_run)
+    parser = add_for_function(commands, "plan", ABOUT, required=False)
+    parser.epilog += f"\n  {EXAMPLE}"
+    add_model(parser)
+    parser.set_defaults(run=_run, fail=parser.error)
 
 
 def add_for_function(commands: Any, command: str, about: str, *, required: bool = True) -> Any:
@@ -167,6 +174,10 @@ def asked_of(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
 
 def _run(before: argparse.Namespace) -> int:
     name = before.function
+    if (name is None) == (before.torch is None):
+        before.fail("one of FUNCTION and --torch is required")
+    if name is None:
+        return plan_model(before)
     arguments = function_parser(name).parse_args(before.arguments)
     with on_device(arguments.device):
         found = plan(name, **asked_of(name, arguments), machine=arguments.machine)

@@ -1,0 +1,121 @@
+"""``ooc-cudnn plan --torch MODULE:NAME``: how a step of a PyTorch model would run."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import sys
+from typing import Any
+
+from ooc_cudnn.cli.arguments import PROGRAM, Given, add_device, nearest, on_device, operand
+from ooc_cudnn.tensor import DTYPES
+from perfmodel import shipped_names
+
+EXAMPLE = (
+    f"{PROGRAM} plan --torch torchvision.models:resnet50 --input 768x3x224x224 --limit 16GiB "
+    "--machine h200"
+)
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a model, which stand in place of a function."""
+    group = parser.add_argument_group("a PyTorch model, in place of a function")
+    group.add_argument(
+        "--torch",
+        type=_name,
+        metavar="MODULE:NAME",
+        help="a torch.nn.Module, or what makes one of no arguments: torchvision.models:resnet50",
+    )
+    group.add_argument(
+        "--input", dest="inputs", type=operand, action="append", default=[],
+        metavar="SHAPE[@PLACEMENT]",
+        help="of each argument of its forward, in order; pinned where no placement is named",
+    )  # fmt: skip
+    group.add_argument(
+        "--limit", "--memory-limit", dest="limit", metavar="SIZE", help="16GiB, 0.5, ..."
+    )
+    group.add_argument(
+        "--forward", action="store_true", help="forward alone, of the model in evaluation"
+    )
+    group.add_argument("--dtype", choices=tuple(DTYPES), default="float32")
+    where = group.add_mutually_exclusive_group()
+    where.add_argument(
+        "--machine",
+        metavar="NAME",
+        help=f"{', '.join(shipped_names())} or a file; this machine when left out",
+    )
+    add_device(where)
+    group.add_argument("--json", action="store_true", help="print the plan as JSON")
+
+
+def plan_model(arguments: argparse.Namespace) -> int:
+    """Plan the model that a command line names, and print the plan."""
+    if not arguments.inputs:
+        raise ValueError("--torch needs --input, the shape of what the model is called with")
+    placements = {given.placement or "pinned" for given in arguments.inputs}
+    if len(placements) > 1:
+        raise ValueError(f"--input: all are in one place, not {' and '.join(sorted(placements))}")
+    model = made(*arguments.torch)
+    with on_device(arguments.device):
+        found = _planned(model, arguments, *placements)
+    print(json.dumps(found.to_json(), indent=2) if arguments.json else found.explain())
+    return 0
+
+
+def _planned(model: Any, arguments: argparse.Namespace, placement: str) -> Any:
+    import torch
+
+    from ooc_cudnn.torch import plan
+
+    model = model.to(getattr(torch, arguments.dtype)).train(not arguments.forward)
+    inputs: list[Given] = arguments.inputs
+    return plan(
+        model,
+        *(given.shape for given in inputs),
+        memory_limit=arguments.limit,
+        machine=arguments.machine,
+        placement=placement,
+        with_gradients=not arguments.forward,
+    )
+
+
+def made(module: str, name: str) -> Any:
+    """The model that a module has under a name, or that what is there makes of no arguments.
+
+    Raises
+    ------
+    ModuleNotFoundError
+        If PyTorch or the module is not there.
+    ValueError
+        If the module has no such name.
+    TypeError
+        If that is no model.
+    """
+    import torch
+
+    here = os.getcwd()
+    sys.path.insert(0, here)  # the user's own files, as `python -m` finds them
+    try:
+        found = importlib.import_module(module)
+    finally:
+        sys.path.remove(here)
+    if not hasattr(found, name):
+        raise ValueError(f"--torch: {module} has no {name!r}{nearest(name, dir(found))}")
+    model = getattr(found, name)
+    if not isinstance(model, torch.nn.Module) and callable(model):
+        model = model()
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"--torch: {module}:{name} is a {type(model).__name__}, not a model")
+    return model
+
+
+def _name(text: str) -> tuple[str, str]:
+    """Read "torchvision.models:resnet50"."""
+    module, _, name = text.partition(":")
+    if not module or not name:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not MODULE:NAME; give one like torchvision.models:resnet50"
+        )
+    return module, name

@@ -1,0 +1,84 @@
+"""`ooc-cudnn plan --torch`: a PyTorch model in place of a function."""
+
+import json
+import sys
+
+import pytest
+
+from ooc_cudnn import cli
+from ooc_cudnn.network.plan import NetworkPlan
+
+pytest.importorskip("torch")
+
+MODELS = "tests.support.torch_models"
+ASKED = ("--input", "64x3x64x64", "--limit", "24MiB", "--machine", "h200")
+
+
+def run(capsys, *arguments):
+    status = cli.main(["plan", *arguments])
+    out, err = capsys.readouterr()
+    return status, out, err
+
+
+def test_a_model_is_planned_and_explained(capsys):
+    status, out, err = run(capsys, "--torch", f"{MODELS}:residual", *ASKED)
+    assert (status, err) == (0, "")
+    assert out.startswith("training_step on h200, policy best")
+    assert "of 24.00 MiB" in out
+
+
+def test_forward_alone_in_another_dtype_as_json(capsys):
+    asked = ("--torch", f"{MODELS}:residual", "--forward", "--dtype", "float64", "--json")
+    _, out, _ = run(capsys, *asked, *ASKED)
+    plan = NetworkPlan.from_json(json.loads(out))
+    assert plan.memory_limit == 24 * 2**20 >= plan.device_bytes
+    assert plan.name != "training_step"
+
+
+def test_a_model_of_ones_own_file_is_found(capsys, tmp_path, monkeypatch):
+    (tmp_path / "my_own_model.py").write_text(
+        "from torch import nn\nmodel = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_own_model", raising=False)
+    before = list(sys.path)
+    status, out, _ = run(capsys, "--torch", "my_own_model:model", *ASKED)
+    assert status == 0
+    assert "on h200" in out
+    assert sys.path == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--torch", f"{MODELS}:residual"), "--torch needs --input"),
+        (("--torch", f"{MODELS}:residul", *ASKED), "did you mean 'residual'?"),
+        (("--torch", f"{MODELS}:MODELS", *ASKED), "MODELS is a dict, not a model"),
+        (("--torch", "no_such_module:model", *ASKED), "no_such_module"),
+        (("--torch", f"{MODELS}:residual", *ASKED[:2], "--limit", "1KiB"), "the least that"),
+        (("--torch", f"{MODELS}:residual", "--input", "2x5x8x8"), "expected input"),
+        (
+            ("--torch", f"{MODELS}:residual", "--input", "2x3x8x8@disk", "--input", "2x3"),
+            "all are in one place, not disk and pinned",
+        ),
+    ],
+)
+def test_an_error_is_one_line(capsys, arguments, message):
+    status, out, err = run(capsys, *arguments)
+    assert (status, out) == (1, "")
+    assert message in err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "one of FUNCTION and --torch is required"),
+        (("--torch", "resnet50", *ASKED), "'resnet50' is not MODULE:NAME"),
+        (("--torch", "a:b", "--input", "3by4"), "'3by4' is not a shape"),
+    ],
+)
+def test_a_wrong_command_line_names_the_argument(capsys, arguments, message):
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["plan", *arguments])
+    assert stop.value.code == 2
+    assert message in capsys.readouterr().err
