@@ -61,7 +61,7 @@ types: $(VENV)/ready-dev
 	@$(BIN)/mypy
 
 # Warnings are errors: a link that leads nowhere, a page that nothing leads to, a docstring that does not parse.
-docs: $(VENV)/ready-docs ## build the site: docs/_build/html/index.html
+docs: $(VENV)/ready-docs $(VENV)/ready-torch ## build the site: docs/_build/html/index.html
 	@$(BIN)/python docs/settings_page.py --check
 	@$(BIN)/python -m sphinx -b html -q -W --keep-going -j auto docs docs/_build/html
 

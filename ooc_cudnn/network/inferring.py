@@ -20,7 +20,7 @@ from ooc_cudnn.settings import current
 class ForwardStep(Prepared[ReadyStep]):
     """Forward of a network to some outputs; `Network.forward` makes one for each call."""
 
-    name = "forward"
+    _name = "forward"
 
     def run(
         self,

@@ -46,7 +46,7 @@ class PausingStep(Prepared["ReadyHalves"]):
     ((2, 4, 6, 6), np.float32(72.0))
     """
 
-    name = "training_step"
+    _name = "training_step"
 
     def forward(self, /, **inputs: Any) -> Paused:
         """Run forward; return what was made, and from where backward goes on.

@@ -40,7 +40,7 @@ class Prepared(ABC, Generic[R]):
     """
 
     #: What plans and errors call it.
-    name: str
+    _name: str
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class Prepared(ABC, Generic[R]):
         """
         wrapped = {name: Wrapped(None, spec, 0) for name, spec in given.items()}
         terms = terms_for(self._limit, machine, self._step, wrapped)
-        return planned(self.name, self._step, terms, **self._asked).plan
+        return planned(self._name, self._step, terms, **self._asked).plan
 
     @abstractmethod
     def _made_ready(self, planned: PlannedStep, device: Device) -> R:
@@ -121,4 +121,4 @@ class Prepared(ABC, Generic[R]):
         terms = replace(terms, target=terms.target.asking(ask=ask, sparing=0))
         if self._given_plan is not None:
             return plan_again(self._step, self._given_plan, terms)
-        return planned(self.name, self._step, terms, **self._asked)
+        return planned(self._name, self._step, terms, **self._asked)

@@ -51,7 +51,7 @@ class TrainingStep(Prepared[ReadyStep]):
         How the last call ran; None before the first, unless one was given.
     """
 
-    name = "training_step"
+    _name = "training_step"
 
     def __init__(
         self,
