@@ -16,7 +16,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ooc_cudnn.torch.errors import UnsupportedModelError
-from ooc_cudnn.torch.graph import Graph, Operation, Value
+from ooc_cudnn.torch.graph import Graph, Operation, Value, values_in
 from ooc_cudnn.torch.refusals import check_model, check_tensor, hooks_that_compute, users_line
 
 #: They hand on what they are given, or a view of it: who changes it in place changes both.
@@ -139,6 +139,8 @@ class _Reading:
                 self._call(node)
             elif node.op == "output":
                 outputs = tuple(self._argument(each) for each in node.args[0])
+            elif node.op == "get_attr" and all(map(_is_grad_mode, node.users)):
+                self.now[node] = getattr(self.program.graph_module, node.target)
             elif node.op != "placeholder":
                 raise UnsupportedModelError(
                     f"{node.op} {node.target}: a part of the model that torch.export left as it is"
@@ -195,6 +197,9 @@ class _Reading:
             self.now[node] = parts[at]
             self.base[node] = self.base.get(node.args[0], node.args[0])
             return
+        if _is_grad_mode(node):
+            self._block(node)
+            return
         if not isinstance(node.target, torch._ops.OpOverload):
             self.now[node] = self._computed(node)
             return
@@ -229,6 +234,24 @@ class _Reading:
             self._changed(node, is_of_inputs)
         elif made.name in VIEWS and node.args and isinstance(node.args[0], torch.fx.Node):
             self.base[node] = self.base.get(node.args[0], node.args[0])
+
+    def _block(self, node: Any) -> None:
+        """A block under `torch.no_grad`, as in spectral norm: PyTorch runs all of it before."""
+        enabled, part, *args = self._argument(tuple(node.args))
+        if self.of_inputs.intersection(values_in(args)):
+            lines = filter(None, map(_where, part.graph.nodes))
+            raise UnsupportedModelError(
+                "torch.no_grad within forward, around what depends on the inputs: take it out of "
+                f"forward, or limit the parts before and after it\n  {next(lines, '')}"
+            )
+
+        def run(*tensors: torch.Tensor) -> Any:
+            with torch.set_grad_enabled(enabled):
+                return part(*tensors)
+
+        self.now[node] = results = _results(node)
+        made = Operation(run, "no_grad", tuple(args), {}, {}, results, _module(node), _where(node))
+        self.before.append(made)
 
     def _computed(self, node: Any) -> Any:
         """What is no tensor operation: arithmetic with sizes, which are known."""
@@ -273,6 +296,10 @@ class _Reading:
                 )
         self.now[changed] = self.now[node]
         self.base[node] = root
+
+
+def _is_grad_mode(node: Any) -> bool:
+    return node.target is torch.ops.higher_order.wrap_with_set_grad_enabled
 
 
 def _value(node: Any, seen: torch.Tensor, kind: str = "made", source: str = "") -> Value:

@@ -231,6 +231,7 @@ def _parametrized():
 
     return {
         "weight norm": (lambda: around(parametrizations.weight_norm(conv())), MAP),
+        "spectral norm": (lambda: around(parametrizations.spectral_norm(conv())), MAP),
         "shared modules and parameters": (Twice, MAP),
         "several outputs": (SeveralOutputs, MAP),
         "flatten, linear": (

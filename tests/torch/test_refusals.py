@@ -57,7 +57,13 @@ def misshapen(x):
     return x + torch.ones(7)
 
 
+def without_gradients(x):
+    with torch.no_grad():
+        return x * 2
+
+
 LINES = {
+    without_gradients: r"torch\.no_grad within forward.*self\.function\(",
     branching: r"data.*return x if x\.sum\(\) > 0",
     counting: r"data.*return x \* int\(x\.max\(\)\)",
     choosing: r"index.*depends on data.*self\.function\(",
