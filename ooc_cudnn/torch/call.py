@@ -188,7 +188,8 @@ class ReadyModel:
         made = outputs[each.tensor.name]
         if not each.axes:  # a loss: one number, of float64
             return made.reshape(()).to(of.dtype)
-        return made if each.is_plain else made.permute(each.axes)
+        # a plan may choose another memory order than PyTorch, and `view` wants its own
+        return (made if each.is_plain else made.permute(each.axes)).contiguous()
 
 
 def _as_given(found: Mapping[Value, Any], given: Given) -> Any:
