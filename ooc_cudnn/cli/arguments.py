@@ -15,6 +15,7 @@ from typing import Annotated, Any, NamedTuple, get_args, get_origin
 from ooc_cudnn.settings import settings
 from ooc_cudnn.tensor import ACCUMULATOR, PLACEMENTS, TensorSpec
 from ooc_cudnn.types import Array, PerChannel, Sizes
+from perfmodel import shipped_names
 
 PROGRAM = "ooc-cudnn"
 SHAPE = "SHAPE[@PLACEMENT]"
@@ -204,6 +205,15 @@ def complain(text: str) -> None:
 def add_device(parser: Any) -> None:
     """Let the device be named."""
     parser.add_argument("--device", metavar="NAME", help="auto, cuda, cuda:1 or host")
+
+
+def add_machine(parser: Any) -> None:
+    """Let the machine that is predicted for be named."""
+    parser.add_argument(
+        "--machine",
+        metavar="NAME",
+        help=f"{', '.join(shipped_names())} or a file; this machine when left out",
+    )
 
 
 def on_device(name: str | None) -> contextlib.AbstractContextManager[None]:

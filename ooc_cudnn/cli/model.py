@@ -9,9 +9,16 @@ import os
 import sys
 from typing import Any
 
-from ooc_cudnn.cli.arguments import PROGRAM, Given, add_device, nearest, on_device, operand
+from ooc_cudnn.cli.arguments import (
+    PROGRAM,
+    Given,
+    add_device,
+    add_machine,
+    nearest,
+    on_device,
+    operand,
+)
 from ooc_cudnn.tensor import DTYPES
-from perfmodel import shipped_names
 
 EXAMPLE = (
     f"{PROGRAM} plan --torch torchvision.models:resnet50 --input 768x3x224x224 --limit 16GiB "
@@ -41,11 +48,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--dtype", choices=tuple(DTYPES), default="float32")
     where = group.add_mutually_exclusive_group()
-    where.add_argument(
-        "--machine",
-        metavar="NAME",
-        help=f"{', '.join(shipped_names())} or a file; this machine when left out",
-    )
+    add_machine(where)
     add_device(where)
     group.add_argument("--json", action="store_true", help="print the plan as JSON")
 

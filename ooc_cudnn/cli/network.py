@@ -11,7 +11,7 @@ from typing import Any, TextIO
 import numpy as np
 
 from ooc_cudnn import networks
-from ooc_cudnn.cli.arguments import PROGRAM, add_device, nearest, on_device, whole
+from ooc_cudnn.cli.arguments import PROGRAM, add_device, add_machine, nearest, on_device, whole
 from ooc_cudnn.cli.sweep import limits, sweep
 from ooc_cudnn.figures import require_matplotlib
 from ooc_cudnn.network.network import Network
@@ -20,7 +20,6 @@ from ooc_cudnn.network.tensors import Tensor
 from ooc_cudnn.settings import settings
 from ooc_cudnn.tensor import DTYPES, numpy_dtype
 from ooc_cudnn.units import format_seconds
-from perfmodel import shipped_names
 
 ABOUT = "say how a step of training a network would run; no data, no card needed"
 
@@ -49,11 +48,7 @@ def add_network(commands: Any) -> None:
         help="best when left out; with --sweep several may be given, one --policy each",
     )  # fmt: skip
     where = parser.add_mutually_exclusive_group()
-    where.add_argument(
-        "--machine",
-        metavar="NAME",
-        help=f"{', '.join(shipped_names())} or a file; this machine when left out",
-    )
+    add_machine(where)
     add_device(where)
     parser.add_argument("--json", action="store_true", help="print the plan as JSON")
     parser.add_argument(

@@ -18,6 +18,7 @@ from ooc_cudnn.cli.arguments import (
     Given,
     Kind,
     add_device,
+    add_machine,
     kind_of,
     meanings,
     on_device,
@@ -30,7 +31,6 @@ from ooc_cudnn.functions.plan import describe_call, plan, splittable_of
 from ooc_cudnn.functions.public import FUNCTIONS
 from ooc_cudnn.tensor import DTYPES, PLACEMENTS, TensorSpec
 from ooc_cudnn.types import OfFilters, PerChannel
-from perfmodel import shipped_names
 
 ABOUT = "say how a call would run, and how long it would take; no data, no card needed"
 #: What the example of each function gives for what it needs, and for geometry: results are as large
@@ -154,11 +154,7 @@ def _add_common(group: Any, *, plans: bool) -> None:
     group.add_argument("--out-placement", choices=PLACEMENTS, help="of the result")
     where = group.add_mutually_exclusive_group()
     if plans:
-        where.add_argument(
-            "--machine",
-            metavar="NAME",
-            help=f"{', '.join(shipped_names())} or a file; this machine when left out",
-        )
+        add_machine(where)
         group.add_argument("--json", action="store_true", help="print the plan as JSON")
     add_device(where)
     group.add_argument("--memory-limit", metavar="SIZE", help="16GiB, 0.5, ...")

@@ -86,10 +86,8 @@ class Network(
         name = self._fresh_name("input", name)
         if dtype not in ITEM_BYTES:
             raise TypeError(f"{name}: dtype must be one of {', '.join(ITEM_BYTES)}, not {dtype!r}")
-        extents = tuple(shape)
-        if not extents or not all(is_int(e) and e > 0 for e in extents):
-            raise ValueError(f"{name}: shape must hold positive ints, not {shape!r}")
-        made = Tensor(name, tuple(map(int, extents)), dtype, "input")
+        extents = _extents_of(name, shape)
+        made = Tensor(name, extents, dtype, "input")
         if gradient:
             if not made.is_floating:
                 raise TypeError(f"{name}: an input of dtype {dtype} has no gradient")
@@ -111,10 +109,8 @@ class Network(
         name = self._fresh_name("parameter", name)
         if dtype not in DTYPES:
             raise TypeError(f"{name}: dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
-        extents = tuple(shape)
-        if not extents or not all(is_int(e) and e > 0 for e in extents):
-            raise ValueError(f"{name}: shape must hold positive ints, not {shape!r}")
-        made = Tensor(name, tuple(map(int, extents)), dtype, "parameter")
+        extents = _extents_of(name, shape)
+        made = Tensor(name, extents, dtype, "parameter")
         options = {"name": name, "shape": made.shape, "dtype": dtype, "array": array}
         self._calls.append(("parameter", (), options))
         return self._lasting(self.parameters, made, zeros, array)
@@ -238,3 +234,11 @@ class Network(
 
 def _elements(tensor: Tensor) -> Any:
     return tensor.nbytes // DTYPES[tensor.dtype]
+
+
+def _extents_of(name: str, shape: Iterable[int]) -> tuple[int, ...]:
+    """A shape as it was asked for, checked."""
+    extents = tuple(shape)
+    if not extents or not all(is_int(e) and e > 0 for e in extents):
+        raise ValueError(f"{name}: shape must hold positive ints, not {shape!r}")
+    return tuple(map(int, extents))

@@ -11,8 +11,8 @@ from ooc_cudnn.functions.tune_wanted import Effort, Planned
 from ooc_cudnn.network.fastest import PlannedStep
 from ooc_cudnn.pipeline.program import Task
 
-#: Launches that take longer are measured on fewer images, as long as a batch of them lasts. On a
-#: tenth of that few images pay for the transforms of filters, and in strict float32 FFT never won.
+#: Launches that take longer are measured on fewer images, as long as a batch of them lasts. With a
+#: tenth of them, transforms of filters outweighed the rest, and in strict float32 FFT never won.
 LAUNCH_SECONDS = BATCH_SECONDS
 
 

@@ -25,8 +25,8 @@ from ooc_cudnn.pricing.plan import Plan
 from ooc_cudnn.pricing.request import Request
 
 #: What may be in flight before the host waits: so many pieces, which hide the issuing, and as many
-#: as are predicted to take so long. Computing runs ahead of copies by no more, and copies of
-#: computing; nor are Ctrl-C and the progress bar behind the device by more.
+#: as are predicted to take so long. That bounds how far computing runs ahead of copies, and how far
+#: Ctrl-C and the progress bar lag behind the device.
 RUN_AHEAD_PIECES = 16
 RUN_AHEAD_SECONDS = 0.25
 
