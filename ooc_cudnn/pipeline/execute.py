@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from typing import Any, Protocol
 
 from ooc_cudnn import interrupts
 from ooc_cudnn.devices.base import Device, Event, Run, running
 from ooc_cudnn.devices.binding import bind
 from ooc_cudnn.devices.view import DeviceView
+from ooc_cudnn.pipeline.bound_steps import BoundSteps
 from ooc_cudnn.pipeline.offsets import lay_out
 from ooc_cudnn.pipeline.program import COMPUTE, COPY_IN, Move, Program, Task, program_of
 from ooc_cudnn.pipeline.schedule import Schedule, make_schedule
@@ -69,6 +72,7 @@ class Executor:
         self._ahead = _ahead_of(program, self.schedule.pieces)
         self._views: list[Views | None] = []
         self._views_base = -1
+        self._bound_steps: BoundSteps | None = None
 
     def run(
         self,
@@ -113,7 +117,8 @@ class Executor:
         how = {"overlap": self.program.overlap, "staged": staged, "timed": timed}
         work = device.arena.at_work(self.program.device_bytes)
         with interrupts.deferred(), work, running(device, **how) as run:
-            events = self._issue(device, run, base, arrays, timed, on_piece)
+            with self._bound_to(arrays, base) as bound:
+                events = self._issue(device, run, bound, timed, on_piece)
             run.finish(wait=wait or timed)
         return self._trace(events) if timed else None
 
@@ -157,8 +162,7 @@ class Executor:
         self,
         device: Device,
         run: Run,
-        base: int,
-        arrays: Mapping[str, Source],
+        bound: BoundSteps,
         timed: bool,
         on_piece: Callable[[int], None] | None,
     ) -> list[Event | None]:
@@ -167,10 +171,10 @@ class Executor:
         ends: deque[Event] = deque()  # the last signalled step of each recent piece
         done = 0
         throttled = self.schedule.pieces > self._ahead or on_piece is not None
-        sources = self._sources(arrays, base)
+        bind_step = partial(self._action, device, sources=bound.sources)
         for index, step in enumerate(steps):
             interrupts.hear()
-            action = self._action(device, index, step, sources)
+            action = bound.action(index, partial(bind_step, index, step))
             waits = [event for at in step.waits if (event := events[at]) is not None]
             ends_piece = throttled and (
                 index + 1 == len(steps) or steps[index + 1].piece != step.piece
@@ -204,6 +208,18 @@ class Executor:
             self._views = [None] * len(program.items)
             self._views_base = base
         return base
+
+    @contextmanager
+    def _bound_to(self, arrays: Mapping[str, Source], base: int) -> Iterator[BoundSteps]:
+        """What steps are bound to while they are issued: arrays, and the address of the block."""
+        bound = self._bound_steps
+        if bound is None:
+            bound = self._bound_steps = BoundSteps(self.program, self.schedule.steps)
+        try:
+            bound.begin(arrays, base)
+            yield bound
+        finally:
+            bound.end()
 
     def _sources(self, arrays: Mapping[str, Source], base: int) -> dict[str, Source]:
         """Every tensor, where it is: handed in, a view of that, or in the block."""

@@ -1,0 +1,108 @@
+"""What the steps of a program were bound to in the run before, as far as it is still there.
+
+A step that computes takes the host as long to bind as to issue. Of a network's hundreds all work in
+the block, on parameters that stay, and on inputs: few of them touch what has moved since.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ooc_cudnn.devices.view import DeviceView
+from ooc_cudnn.pipeline.program import Move, Program, Task
+from ooc_cudnn.pipeline.steps import Step
+from ooc_cudnn.pipeline.views import Source, region_of, shaped
+
+Action = Callable[[Any], None]
+
+#: Of longer programs no step is kept: theirs are large, and what it would hold is not.
+MOST_STEPS = 1 << 14
+
+
+class BoundSteps:
+    """Where tensors are, and what steps do there, kept from run to run.
+
+    It holds addresses alone: arrays of the host are let go of when a run is over, and steps that
+    touch one are bound anew.
+
+    Parameters
+    ----------
+    program : Program
+    steps : sequence of Step
+        Of its schedule.
+    """
+
+    def __init__(self, program: Program, steps: Sequence[Step]) -> None:
+        homes = program.homes
+        self._homes, self._base = homes, -1
+        self.sources: dict[str, Source] = {}
+        #: What is handed in, and its views, each behind what it is a view of.
+        self._views: dict[str, list[str]] = {
+            name: [] for name, home in homes.items() if home.offset is None and not home.of
+        }
+        roots = {name: name for name in self._views}
+        for name, home in homes.items():
+            if home.of:
+                roots[name] = roots[home.of]
+                self._views[roots[name]].append(name)
+        self._on_host = [name for name in self._views if homes[name].spec.placement != "device"]
+        self._actions: list[Action | None] = [None] * len(steps)
+        self._lasts: list[bool] = [False] * len(steps)
+        self._touching = defaultdict[str, list[int]](list)
+        if len(steps) > MOST_STEPS:
+            return
+        for index, step in enumerate(steps):
+            touched = {roots[name] for name in _outside(program, step) if name in roots}
+            self._lasts[index] = touched.isdisjoint(self._on_host)
+            for root in touched:
+                self._touching[root].append(index)
+
+    def begin(self, arrays: Mapping[str, Source], base: int) -> None:
+        """Take in where everything is: what is handed in, and the address of the block."""
+        if base != self._base:
+            self._base, self.sources = base, {}
+            self._actions = [None] * len(self._actions)
+            for name, (spec, offset, *_) in self._homes.items():
+                if offset is not None:
+                    at = base + offset
+                    self.sources[name] = DeviceView(at, spec.dtype, spec.shape, spec.strides)
+        for root, views in self._views.items():
+            array = arrays[root]
+            if isinstance(array, DeviceView) and self.sources.get(root) == array:
+                continue
+            for index in self._touching[root]:
+                self._actions[index] = None
+            self.sources[root] = array
+            for name in views:
+                spec, _, of, region, _ = self._homes[name]
+                self.sources[name] = shaped(region_of(self.sources[of], region), spec)
+
+    def action(self, index: int, make: Callable[[], Action]) -> Action:
+        """What a step does: as it was bound before, or as it is bound now."""
+        found = self._actions[index]
+        if found is None:
+            found = make()
+            if self._lasts[index]:
+                self._actions[index] = found
+        return found
+
+    def end(self) -> None:
+        """Let go of the arrays of the host."""
+        for root in self._on_host:
+            for name in (root, *self._views[root]):
+                self.sources.pop(name, None)
+
+
+def _outside(program: Program, step: Step) -> Sequence[str]:
+    """The tensors of a program that a step touches beside its task's own rings."""
+    item = program.items[step.item]
+    if isinstance(item, Move):
+        return item.ends
+    assert isinstance(item, Task)
+    return [
+        item.binds[place.operand]
+        for place in step.places
+        if place.slot < 0 or step.stream != "compute"
+    ]
