@@ -23,7 +23,7 @@ NumericalNote = Enum(
     "TENSOR_CORE DOWN_CONVERT_INPUTS REDUCED_PRECISION_REDUCTION FFT NONDETERMINISTIC",
 )
 BehaviorNote = Enum("BehaviorNote", "RUNTIME_COMPILATION")
-KnobType = Enum("KnobType", "TILE_SIZE SPLIT_K")
+KnobType = Enum("KnobType", "TILE_SIZE SPLIT_K NOT_SET")
 HeurMode = Enum("HeurMode", "A B FALLBACK")
 DataType = Enum("DataType", "HALF BFLOAT16 FLOAT DOUBLE")
 NUMPY = {DataType.HALF: "f2", DataType.FLOAT: "f4", DataType.DOUBLE: "f8"}
@@ -56,6 +56,10 @@ class FakeEngine:
     @property
     def name(self):
         return "_".join([f"eng{self.number}", *(f"k{k.value}={v}" for k, v in self.knobs.items())])
+
+    @property
+    def settable_knobs(self):
+        return {knob: v for knob, v in self.knobs.items() if knob is not KnobType.NOT_SET}
 
 
 class Tensor:
@@ -136,7 +140,10 @@ class Graph:
             raise GraphNotSupportedError("no engine")
 
     def create_execution_plan(self, number, knobs):
-        found = [e for e in self.cudnn.engines if e.number == number and knobs in ({}, e.knobs)]
+        found = [
+            e for e in self.cudnn.engines
+            if e.number == number and (not knobs or knobs == e.settable_knobs)
+        ]  # fmt: skip
         if not found:
             raise RuntimeError(f"engine {number} is not supported")
         self.plans.append(found[0])

@@ -173,9 +173,13 @@ def _kind_of(form: Form) -> str:
 
 
 def _engine_at(graph: Any, index: int, form: Form) -> Engine:
-    """The engine of one of a graph's plans."""
+    """The engine of one of a graph's plans.
+
+    A knob that the frontend has no name for cannot be asked for: it keeps its default.
+    """
     number, knobs = graph.get_engine_and_knobs_at_index(index)
-    return Engine(number, {knob.name: choice for knob, choice in knobs.items()}, _kind_of(form))
+    named = {knob.name: choice for knob, choice in knobs.items() if knob.name != "NOT_SET"}
+    return Engine(number, named, _kind_of(form))
 
 
 def _executable(graph: Any, index: int, form: Form) -> Executable:

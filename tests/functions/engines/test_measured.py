@@ -210,6 +210,16 @@ def test_strict_gradients_of_border_pieces_are_made_symmetric(make):
     assert option.error < 1e-6
 
 
+def test_a_knob_without_a_name_keeps_its_default(make):
+    """The frontend calls what it does not know NOT_SET, and refuses to be asked for that."""
+    make(
+        FakeEngine(100, 2e-6),
+        FakeEngine(101, 1e-6, knobs={KnobType.TILE_SIZE: 12, KnobType.NOT_SET: 3}),
+    )
+    (measured,) = tuned()
+    assert measured.options[0].engine == Engine(101, {"TILE_SIZE": 12})
+
+
 def test_a_frontend_that_cannot_ask_for_engines_has_nothing_to_tune(make, monkeypatch):
     """Before version 1.28; calls are as they were."""
     make(FakeEngine(100, 3e-6))
