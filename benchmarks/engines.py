@@ -3,8 +3,8 @@
 The table of issue 20: layers, precisions and directions; everything on the card, results made by
 the call. PyTorch runs with `cudnn.benchmark`, the better of its two memory orders; so do we, first
 without any stored engine and then after `tune`. Ways take turns; errors are against PyTorch in
-float64. `--set issue` is the table, `vgg16`, `resnet50` and `all` are more. What takes longer than
-`--seconds` in all is left out, and said; the file is written after each problem.
+float64. `--set issue` is the table; `vgg16`, `resnet50`, `unet_3d` and `all` are more. What takes
+longer than `--seconds` in all is left out, and said; the file is written after each problem.
 """
 
 from __future__ import annotations
@@ -53,11 +53,13 @@ class Layer(NamedTuple):
     extent: int
     window: int = 3
     stride: int = 1
+    axes: int = 2
 
     @property
     def name(self) -> str:
         stride = f"/{self.stride}" if self.stride > 1 else ""
-        return f"{self.n}x{self.c_x}>{self.c_y}, {self.extent}, {self.window}x{self.window}{stride}"
+        window = "x".join(self.axes * [f"{self.window}"])
+        return f"{self.n}x{self.c_x}>{self.c_y}, {self.extent}, {window}{stride}"
 
     @property
     def padding(self) -> int:
@@ -65,13 +67,14 @@ class Layer(NamedTuple):
 
     @property
     def x_shape(self) -> tuple[int, ...]:
-        return (self.n, self.c_x, self.extent, self.extent)
+        return (self.n, self.c_x, *self.axes * (self.extent,))
 
     @property
     def w_shape(self) -> tuple[int, ...]:
-        return (self.c_y, self.c_x, self.window, self.window)
+        return (self.c_y, self.c_x, *self.axes * (self.window,))
 
 
+FIRST_SET = "issue"
 SETS = {
     "issue": (Layer(64, 128, 128, 112), Layer(64, 64, 64, 224), Layer(64, 512, 512, 28)),
     "vgg16": (
@@ -83,6 +86,13 @@ SETS = {
         Layer(64, 128, 128, 56, 3, 2), Layer(64, 256, 1024, 14, 1), Layer(64, 512, 512, 7),
     ),
 }  # fmt: skip
+#: A 3-D U-Net's, one volume of 128 x 128 x 128, from the top down; 96 channels are two tensors.
+SETS["unet_3d"] = tuple(
+    Layer(1, c_x, c_y, extent, axes=3)
+    for c_x, c_y, extent in (
+        (1, 32, 128), (32, 32, 128), (96, 32, 128), (64, 64, 64), (128, 128, 32), (256, 256, 16)
+    )
+)  # fmt: skip
 SETS["all"] = tuple(layer for layers in SETS.values() for layer in layers)
 QUICK = (Layer(2, 4, 8, 9),)
 
@@ -102,9 +112,11 @@ class Problem:
         drawn = partial(torch.randn, generator=generator, dtype=torch.float32)
         sites = (layer.extent + 2 * layer.padding - layer.window) // layer.stride + 1
         shapes = {
-            "x": layer.x_shape, "w": layer.w_shape, "dy": (layer.n, layer.c_y, sites, sites)
+            "x": layer.x_shape, "w": layer.w_shape,
+            "dy": (layer.n, layer.c_y, *layer.axes * (sites,)),
         }  # fmt: skip
-        formats = dict(zip(ORDERS, (torch.contiguous_format, torch.channels_last), strict=True))
+        last = torch.channels_last if layer.axes == 2 else torch.channels_last_3d
+        formats = dict(zip(ORDERS, (torch.contiguous_format, last), strict=True))
         drawn_of = {name: drawn(shape).to(place, kind) for name, shape in shapes.items()}
         self.of = {
             order: {name: each.to(memory_format=formats[order]) for name, each in drawn_of.items()}
@@ -148,16 +160,15 @@ class Problem:
         torch.backends.cudnn.benchmark = not wide
         if wide:
             values = {name: each.double() for name, each in values.items()}
-        gradient = torch.nn.grad
+        functional, gradient, axes = torch.nn.functional, torch.nn.grad, self.layer.axes
         if self.direction == "forward":
-            return torch.nn.functional.conv2d(values["x"], values["w"], **self.geometry)
+            forward = functional.conv2d if axes == 2 else functional.conv3d
+            return forward(values["x"], values["w"], **self.geometry)
         if self.direction == "backward_data":
-            return gradient.conv2d_input(
-                self.layer.x_shape, values["w"], values["dy"], **self.geometry
-            )
-        return gradient.conv2d_weight(
-            values["x"], self.layer.w_shape, values["dy"], **self.geometry
-        )
+            data = gradient.conv2d_input if axes == 2 else gradient.conv3d_input
+            return data(self.layer.x_shape, values["w"], values["dy"], **self.geometry)
+        weights = gradient.conv2d_weight if axes == 2 else gradient.conv3d_weight
+        return weights(values["x"], self.layer.w_shape, values["dy"], **self.geometry)
 
     def reference(self) -> Any:
         """In float64."""
@@ -301,6 +312,8 @@ def body(report: common.Report) -> None:
 
     arguments = report.arguments
     place = "cuda" if arguments.cuda else "cpu"
+    if arguments.set != FIRST_SET:
+        report.file = f"{NAME}_{arguments.set}"
     asked = [
         (layer, precision, direction)
         for layer in (QUICK if report.quick else SETS[arguments.set])
@@ -366,7 +379,7 @@ def in_short(ratios: Mapping[Asked, Mapping[str, float]]) -> str:
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--set", choices=SETS, default="issue")
+    parser.add_argument("--set", choices=SETS, default=FIRST_SET)
     parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=PRECISIONS[:2])
     said = f"for all of it; {SECONDS:g}, or {QUICK_SECONDS:g} with --quick, when left out"
     parser.add_argument("--seconds", type=float, help=said)

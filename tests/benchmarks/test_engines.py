@@ -34,10 +34,13 @@ def test_each_problem_is_tuned_as_its_precision_admits(monkeypatch, direction, p
     assert all(wanted in line for line in said)
 
 
-def test_a_wrong_result_is_found():
-    problem = engines.Problem(torch, engines.QUICK[0], "strict", "forward", "cpu")
+@pytest.mark.parametrize("direction", engines.DIRECTIONS)
+@pytest.mark.parametrize("axes", [2, 3])
+def test_a_wrong_result_is_found(axes, direction):
+    layer = engines.QUICK[0]._replace(axes=axes)
+    problem = engines.Problem(torch, layer, "strict", direction, "cpu")
     expected = problem.reference()
-    assert problem.error(problem.ours("channels_last"), expected) < 1e-6
+    assert problem.error(torch.as_tensor(problem.ours("channels_last")), expected) < 1e-6
     assert problem.error(expected + expected.abs().max(), expected) >= 1.0
     assert problem.error(expected * torch.nan, expected) == torch.inf
 
