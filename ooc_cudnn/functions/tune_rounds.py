@@ -8,7 +8,7 @@ else.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
 
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.devices.engine_files import save_tables, tables_of
@@ -75,7 +75,7 @@ def measure_what_is_launched(
     check_engines(device)
     found: dict[AnyConvolution, Measured] = {}
     before = [] if effort.again else list(tables_of(device))
-    tried = list[AnyConvolution]()
+    tried, scouted = list[AnyConvolution](), set[Hashable]()
     began = time.perf_counter()
     for _ in range(MOST_ROUNDS):
         planned = plan()
@@ -84,17 +84,24 @@ def measure_what_is_launched(
             raise NothingToTuneError(f"{planned.name} launches no convolution that has engines")
         if not effort.borders and has_borders(planned):
             effort = effort._replace(borders=True)
-        known = [*tried, *well_known(before, effort)]
-        missing = {each: said for each, said in wanted.items() if not serves(known, each)}
+        known = well_known(before, effort)
+        unknown = {each: said for each, said in wanted.items() if not serves(known, each)}
+        scouts = scouts_of(unknown, scouted) if effort.scouts else set[AnyConvolution]()
+        missing = {
+            each: said
+            for each, said in unknown.items()
+            if each in scouts or not serves(tried, each)
+        }
         left = effort.seconds - (time.perf_counter() - began)
         if left <= 0.0 or (planned.is_as_run and not missing):
             break
         if not missing:
             continue
         asked = effort._replace(seconds=left)
-        made, ended = measure(device, missing, planned.limit_bytes, asked, tell)
+        made, ended = measure(device, missing, scouts, planned.limit_bytes, asked, tell)
         found |= made
         tried += list(missing)[:ended]
+        scouted |= {family_of(each) for each in scouts.intersection(tried)}
         if not found and len(missing) == len(wanted):
             raise NothingToTuneError(
                 f"no engine of {planned.name} could be measured on {device.name}: raise "
@@ -127,16 +134,16 @@ def keep(device: Device) -> None:
 def measure(
     device: Device,
     operations: Mapping[AnyConvolution, Wanted],
+    scouts: Collection[AnyConvolution],
     limit_bytes: int,
     effort: Effort,
     tell: Tell | None,
 ) -> tuple[dict[AnyConvolution, Measured], int]:
     """Measure the engines of convolutions; return what was found, and how many there was time for.
 
-    There may be no room for some. Each is stored at once.
+    There may be no room for some. Each is stored at once. Of `scouts` every engine is tried.
     """
     found: dict[AnyConvolution, Measured] = {}
-    scouts = scouts_of(operations) if effort.scouts else set[AnyConvolution]()
     best: dict[Hashable, tuple[Engine, ...]] = {}
     costs = [said.cost for said in operations.values()]
     least = LEAST_SHARE * sum(costs) / max(len(costs), 1)

@@ -48,7 +48,7 @@ def numbers(measured):
 def engines_maker(monkeypatch, tmp_path):
     """Return what makes the device with given engines, and takes it for the host.
 
-    Its machine model says 1 us a result for all of them.
+    Its machine model says 1 us a result for all of them; next to nothing for a `free` kind.
     """
     Clock(monkeypatch, look_seconds=1e-12)
     monkeypatch.setattr(trials, "SHORTEST_SECONDS", 0.0)
@@ -56,7 +56,7 @@ def engines_maker(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     forget_warnings()
 
-    def made(*engines):
+    def made(*engines, free=None):
         device = EnginesDevice(list(engines), monkeypatch)
         monkeypatch.setitem(devices._resolved, "host", device)
         known, identity = shipped("host"), device.identity()
@@ -65,6 +65,8 @@ def engines_maker(monkeypatch, tmp_path):
             key: Line(1e-6 / a_result, 0.0) if key.startswith("convolution") else line
             for key, line in known.compute.lines.items()
         }
+        if free is not None:
+            lines |= {key: Line(1e-15, 0.0) for key in lines if key.endswith(free)}
         told = dataclasses.replace(known, compute=ComputeModel(lines), identity=identity)
         told.save(machine_path(identity))
         ooc_cudnn.settings(machine=None, memory_limit=2**19)
