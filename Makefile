@@ -30,7 +30,7 @@ help: ## list the targets
 demo: $(VENV)/ready-plot ## convolution + bias + ReLU on an image larger than the memory limit
 	@$(BIN)/ooc-cudnn demo $(ARGS)
 
-test: $(VENV)/ready-dev $(VENV)/ready-torch ## all tests that this machine can run
+test: $(VENV)/ready-dev $(VENV)/ready-torch $(VENV)/ready-dask ## all tests that this machine can run
 	@$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
 
 faults: $(VENV)/ready-dev ## Ctrl-C at every point of a repeated call, and all other faults: half an hour
@@ -61,7 +61,7 @@ types: $(VENV)/ready-dev
 	@$(BIN)/mypy
 
 # Warnings are errors: a link that leads nowhere, a page that nothing leads to, a docstring that does not parse.
-docs: $(VENV)/ready-docs $(VENV)/ready-torch ## build the site: docs/_build/html/index.html
+docs: $(VENV)/ready-docs $(VENV)/ready-torch $(VENV)/ready-dask ## build the site: docs/_build/html/index.html
 	@$(BIN)/python docs/settings_page.py --check
 	@$(BIN)/python -m sphinx -b html -q -W --keep-going -j auto docs docs/_build/html
 
@@ -115,4 +115,12 @@ $(VENV)/ready-torch: | $(VENV)/ready-dev
 		$(PIP) $(TORCH) 2>/dev/null || $(PIP) --retries 1 --extra-index-url $(TORCH_INDEX) $(TORCH) 2>/dev/null; \
 	} || echo "set-up: no $(TORCH) here, so the tests that compare with PyTorch are skipped. To see why:" \
 		"$(BIN)/pip install --extra-index-url $(TORCH_INDEX) $(TORCH)"
+	@touch $@
+
+# The extra dask, for its tests; without it they are skipped.
+$(VENV)/ready-dask: | $(VENV)/ready-dev
+	@$(BIN)/python -c 'import dask.array, distributed, zarr' 2>/dev/null || { \
+		echo "set-up: installing the extra dask"; \
+		$(PIP) --retries 1 --editable ".[dask]" 2>/dev/null; \
+	} || echo "set-up: no dask here, so its tests are skipped. To see why: $(BIN)/pip install -e '.[dask]'"
 	@touch $@

@@ -34,6 +34,7 @@ ROOMS = (
     ("ooc_cudnn.network",),
     ("ooc_cudnn.networks",),
     ("ooc_cudnn.torch",),
+    ("ooc_cudnn.dask",),
     ("ooc_cudnn.calibration",),
     ("ooc_cudnn",),
     ("ooc_cudnn.doctor",),

@@ -153,8 +153,8 @@ class BackwardPooling(OfForward, Single):
         """Rows of y whose windows see rows `h_y` of x."""
         return self._window.contributing(h_y, self.forward.output_shape[self.row_axis])
 
-    def _inputs(self, h_y: Range) -> tuple[Range, Pair]:
-        """Rows of x that those windows see, `h_y` among them, and the padding from there to y."""
+    def inputs_of(self, h_y: Range) -> tuple[Range, Pair]:
+        """Rows of x that the windows see which see `h_y`, it among them; and their padding."""
         rows = self._outputs(h_y)
         extent, window, stride, (padding, _), _ = self._window
         if rows.start == rows.stop:  # no window: a padding that gives no row of y
@@ -166,12 +166,12 @@ class BackwardPooling(OfForward, Single):
         return (start, stop), (start - first, end - stop)
 
     def row_key(self, piece: Piece) -> Hashable:
-        rows, (inputs, padding) = self._outputs(piece.h_y), self._inputs(piece.h_y)
+        rows, (inputs, padding) = self._outputs(piece.h_y), self.inputs_of(piece.h_y)
         start = piece.h_y[0] - inputs[0]
         return rows.stop - rows.start, inputs[1] - inputs[0], start, padding
 
     def meets_border(self, piece: Piece) -> bool:
-        rows, (inputs, _) = self._outputs(piece.h_y), self._inputs(piece.h_y)
+        rows, (inputs, _) = self._outputs(piece.h_y), self.inputs_of(piece.h_y)
         count = self.forward.output_shape[self.row_axis]
         ends = (rows.stop == count, inputs[1] == self._window.extent)
         return rows.start == 0 or inputs[0] == 0 or any(ends)
@@ -182,11 +182,11 @@ class BackwardPooling(OfForward, Single):
             outputs = self._outputs(rows)
             rows = (outputs.start, outputs.stop)
         elif name == "x":
-            rows, _ = self._inputs(rows)
+            rows, _ = self.inputs_of(rows)
         return tensor_region(self.operands[name].shape, piece.n, piece.c_y, rows, self.row_axis)
 
     def on_piece(self, piece: Piece, *, layout: str, result_dtype: str) -> PoolingBackward:
-        inputs, padding = self._inputs(piece.h_y)
+        inputs, padding = self.inputs_of(piece.h_y)
         forward = self.forward.on_piece(
             piece.n[1] - piece.n[0],
             Rows(*inputs, *padding),

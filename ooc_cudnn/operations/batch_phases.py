@@ -110,12 +110,14 @@ class BatchNormalizationData(OfStatistics):
     """dx from x, dy, scale, saved mean and inverse deviation, and the sums over the whole batch.
 
     With an activation after the normalisation dy is that of its result; the bias is read, too.
+    `elements` are those that a channel has in the whole batch, where x is a block of it.
     """
 
     shape: Shape
     dtype: str
     mode: str = "identity"
     coef: float = 0.0
+    elements: int = 0
 
     results = ("dx",)
     reduced = ()
@@ -128,7 +130,7 @@ class BatchNormalizationData(OfStatistics):
 
     def build(self, build: Builder) -> None:
         """Make a piece of the gradient."""
-        elements = int(np.prod(self.shape)) // self.shape[1]
+        elements = self.elements or int(np.prod(self.shape)) // self.shape[1]
         shape = self.piece_shape(build.piece)
         operation = NormaliseBackward(shape, self.dtype, elements, self.mode, self.coef)
         order = build.buffers["x"].order
@@ -140,7 +142,7 @@ class BatchNormalizationData(OfStatistics):
         x, dy, sums = (given.pop(name) for name in ("x", "dy", "sums"))
         vectors = {name: per_channel(vector, x.ndim) for name, vector in given.items()}
         scale, mean, inverse = (vectors[name] for name in ("scale", *SAVED))
-        count = np.prod(self.shape) // self.shape[1]
+        count = self.elements or np.prod(self.shape) // self.shape[1]
         of_dy, of_products = (per_channel(v, x.ndim) for v in sums / count)
         size = np.abs(dy)
         if self.mode != "identity":

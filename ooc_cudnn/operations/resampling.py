@@ -77,26 +77,32 @@ class Resampling(Placed):
         return ()
 
     def input_rows(self, rows: Range, row_axis: int = ROW_AXIS) -> Rows:
-        return Rows(*seen(self.windows[row_axis - ROW_AXIS], rows), 0, 0)
+        at = row_axis - ROW_AXIS
+        start, stop = seen(self.windows[at], moved(rows, self.makes[at][0]))
+        return Rows(*moved((start, stop), -self.reads[at][0]), 0, 0)
 
     def cycle(self, row_axis: int) -> Cycle:
         return self.windows[row_axis - ROW_AXIS].cycle or Cycle(1, 1)
 
     def phase(self, made: Range, row_axis: int) -> int:
-        windows = self.windows[row_axis - ROW_AXIS]
-        return made[0] - cycles(windows, made) * self.cycle(row_axis).outputs
+        at = row_axis - ROW_AXIS
+        made = moved(made, self.makes[at][0])
+        return made[0] - cycles(self.windows[at], made) * self.cycle(row_axis).outputs
 
     def meets_border(self, made: Range, row_axis: int) -> bool:
-        return is_clipped(self.windows[row_axis - ROW_AXIS], made)
+        at = row_axis - ROW_AXIS
+        return is_clipped(self.windows[at], moved(made, self.makes[at][0]))
 
     def on_rows(
         self, n: int, made: Range, needed: Rows, channels: int, row_axis: int = ROW_AXIS
     ) -> Resampling:
         """Of pieces that look at x in the same way the first: they launch the same."""
         at, (outputs, elements) = row_axis - ROW_AXIS, self.cycle(row_axis)
+        made = moved(made, self.makes[at][0])
+        read = moved((needed.start, needed.stop), self.reads[at][0])
         up = cycles(self.windows[at], made)
         makes = with_rows(self.makes, moved(made, -up * outputs), at)
-        reads = with_rows(self.reads, moved((needed.start, needed.stop), -up * elements), at)
+        reads = with_rows(self.reads, moved(read, -up * elements), at)
         return self.part((n, channels), makes, reads)
 
     def part(self, lead: Shape, makes: Ranges, reads: Ranges) -> Resampling:

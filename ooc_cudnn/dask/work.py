@@ -1,0 +1,117 @@
+"""What a task does on its worker: one block, by the engine, under the worker's own settings.
+
+Device, memory limit and machine model are the worker's. What shapes numbers (`allow_tf32`,
+`deterministic`, `verify`) are those of the client, when the array was made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from ooc_cudnn.dask.chunks import block_shape, joined
+from ooc_cudnn.functions.description import Description, Specs
+from ooc_cudnn.functions.public import call as run_call
+from ooc_cudnn.operations.blocks import Block, BlockCall, call_of_block
+from ooc_cudnn.operations.splittable import Region, Splittable
+from ooc_cudnn.settings import current, settings
+from ooc_cudnn.settings_table import Settings
+from ooc_cudnn.tensor import dtype_name, numpy_dtype
+
+#: The settings that a task takes from its client.
+FROM_CLIENT = ("allow_tf32", "deterministic", "verify")
+
+
+def client_settings() -> dict[str, Any]:
+    """Those in force here that tasks take along."""
+    return {name: getattr(current(), name) for name in FROM_CLIENT}
+
+
+@dataclass(frozen=True)
+class Work:
+    """What all blocks of an array have in common; one key of its graph.
+
+    Attributes
+    ----------
+    function : str
+        What profiles and errors call it.
+    call : Splittable
+        The whole call.
+    operands : tuple of str
+        Those that tasks are given arrays for, in their order.
+    result : str
+        The operand that is made.
+    told : mapping
+        `client_settings`.
+    """
+
+    function: str
+    call: Splittable
+    operands: tuple[str, ...]
+    result: str
+    told: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Part:
+    """One block of a `Work`, and the region of the result that is wanted."""
+
+    block: Block
+    wanted: Region
+
+
+def run_block(work: Work, part: Part, *operands: Any) -> Any:
+    """Make one block.
+
+    Parameters
+    ----------
+    *operands : nested lists of arrays
+        For `Work.operands`, what the block touches of each.
+    """
+    with settings(**work.told, progress=False):
+        found = _call_of(work, part.block)
+        arrays = {
+            name: _widened(joined(nested), found.call.operands[name].dtype)
+            for name, nested in zip(work.operands, operands, strict=True)
+        }
+        for name, array in arrays.items():
+            if tuple(array.shape) != block_shape(found.regions[name]):
+                raise ValueError(
+                    f"{work.function}: a chunk of {name} has shape {tuple(array.shape)}, where the "
+                    f"dask array says {block_shape(found.regions[name])}"
+                )
+
+        def build(specs: Specs, settings: Settings) -> Splittable:
+            return found.call
+
+        description = Description(build, arrays, (found.call,), results=found.call.results)
+        made = run_call(work.function, description)
+    if len(found.call.results) > 1:
+        made = made[found.call.results.index(work.result)]
+    return _trimmed(made, found.regions[work.result], part.wanted)
+
+
+@lru_cache(maxsize=1024)
+def _remembered(call: Splittable, block: Block) -> BlockCall:
+    return call_of_block(call, block)
+
+
+def _call_of(work: Work, block: Block) -> BlockCall:
+    """The call of a block; an equal one is the same object, so its plan is found again."""
+    return _remembered(work.call, block)
+
+
+def _widened(array: Any, dtype: str) -> Any:
+    """Images that travelled as integers, in the type of the call."""
+    if dtype_name(array.dtype, integers=True) == dtype:
+        return array
+    return array.astype(numpy_dtype(dtype))
+
+
+def _trimmed(array: Any, made: Region, wanted: Region) -> Any:
+    if made == wanted:
+        return array
+    cut = tuple(slice(b[0] - a[0], b[1] - a[0]) for a, b in zip(made, wanted, strict=True))
+    return array[cut].copy()

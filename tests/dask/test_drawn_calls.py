@@ -1,0 +1,116 @@
+"""Drawn calls on drawn chunkings, each equal to one call on plain arrays."""
+
+import math
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+import ooc_cudnn
+from tests.fuzz.cases import DRAWERS, DRAWING
+from tests.fuzz.stream import Stream
+
+da = pytest.importorskip("dask.array", reason="the extra dask is not installed")
+
+import dask  # noqa: E402
+
+import ooc_cudnn.dask as ooc  # noqa: E402
+
+CALLS, AT_ONCE = 300, 50
+#: Larger problems take their time and show no more.
+MOST_ELEMENTS = 20_000
+FUNCTIONS = sorted(set(DRAWERS) & set(ooc.__all__))
+
+
+def drawn_chunks(stream, shape):
+    """Images and spatial axes cut anywhere, one element wide at times."""
+
+    def cut(extent):
+        places = {stream.randint(0, extent) for _ in range(stream.choice((0, 1, 1, 2, 4)))}
+        cuts = sorted({0, extent, *places})
+        return tuple(b - a for a, b in pairwise(cuts))
+
+    return tuple((extent,) if at == 1 else cut(extent) for at, extent in enumerate(shape))
+
+
+def drawn(seed):
+    """A call of a few elements in float64: its function, operands by name and options.
+
+    Operands are small integers, so convolutions, their gradients, sums and maxima are exact, and
+    what a chunk gets wrong shows to the last bit, whatever the order of sums.
+    """
+    for again in range(1000):
+        stream = Stream(seed, f"dask {again}")
+        name = stream.choice(FUNCTIONS)
+        problem = DRAWERS[name](stream)
+        if sum(math.prod(tensor.shape) for tensor in problem.tensors.values()) <= MOST_ELEMENTS:
+            break
+    random = np.random.default_rng(seed)
+    values = {
+        name: random.integers(-3, 4, tensor.shape).astype("float64")
+        for name, tensor in problem.tensors.items()
+        if tensor.kind != "derived"
+    }
+    for name, tensor in problem.tensors.items():
+        if tensor.kind == "positive":
+            values[name] = np.abs(values[name]) + 1
+    values |= problem.derive(values)
+    hidden = {*problem.hidden, "running_mean", "running_variance"}
+    return stream, problem, {name: each for name, each in values.items() if name not in hidden}
+
+
+def called(problem, arrays, functions):
+    """The call on some arrays, by the library's functions or by those on dask arrays."""
+    if problem.function == "chain_forward":
+        return problem.invoke(arrays, {})
+    given = {name: arrays[name] for name in problem.tensors if name in arrays}
+    return getattr(functions, problem.function)(
+        **given, **{n: each for n, each in problem.options.items() if each is not None}
+    )
+
+
+def one_call(problem, values):
+    if problem.function == "add_tensor":
+        values = {**values, "y": values["y"].copy()}
+    return called(problem, values, ooc_cudnn)
+
+
+@pytest.fixture
+def in_float64(monkeypatch):
+    for module in DRAWING:
+        if hasattr(module, "draw_dtype"):
+            monkeypatch.setattr(module, "draw_dtype", lambda stream: "float64")
+
+
+@pytest.mark.parametrize("first", range(0, CALLS, AT_ONCE))
+def test_equal_to_one_call(first, in_float64, monkeypatch):
+    exact = 0
+    with ooc_cudnn.settings(deterministic=True), dask.config.set(scheduler="synchronous"):
+        for seed in range(first, first + AT_ONCE):
+            stream, problem, values = drawn(seed)
+            expected = one_call(problem, values)
+            chunked = {
+                name: da.from_array(each, chunks=drawn_chunks(stream, each.shape))
+                if len(each.shape) == len(problem.tensors[next(iter(values))].shape)
+                else each
+                for name, each in values.items()
+            }
+            with monkeypatch.context() as patched:
+                patched.setattr(ooc_cudnn, "chain_forward", ooc.chain_forward)
+                found = called(problem, chunked, ooc)
+            pairs = [(expected, found)]
+            if isinstance(expected, tuple):
+                pairs = list(zip(expected, found, strict=True))
+            same = True
+            for one, other in pairs:
+                said = f"{seed}: {problem.function} {problem.options} {problem.words}"
+                computed = other.compute()
+                assert other.shape == one.shape == computed.shape, said
+                assert other.dtype == one.dtype == computed.dtype, said
+                same &= bool(np.array_equal(one, computed, equal_nan=True))
+                size = np.nanmax(np.abs(one), initial=1.0)
+                np.testing.assert_allclose(
+                    computed, one, rtol=1e-12, atol=1e-13 * size, err_msg=said
+                )
+            exact += same
+    assert exact >= 0.8 * AT_ONCE
