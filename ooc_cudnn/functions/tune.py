@@ -76,7 +76,7 @@ def finish_tuning(device: Device, *, tell: Tell | None = None) -> list[Measured]
         each.operation: Wanted(each.operation, 1.0) for each in begun if each.operation is not None
     }
     limit = limit_bytes(device, current().memory_limit)
-    found, _ = measure(device, operations, limit, Effort(), tell)
+    found, _ = measure(device, operations, (), limit, Effort(), tell)
     if found:
         keep(device)
     return list(found.values())
