@@ -82,8 +82,8 @@ SETS = {
         Layer(64, 256, 256, 56), Layer(64, 256, 512, 28), Layer(64, 512, 512, 14),
     ),
     "resnet50": (
-        Layer(64, 3, 64, 224, 7, 2), Layer(64, 64, 256, 56, 1), Layer(64, 256, 64, 56, 1),
-        Layer(64, 128, 128, 56, 3, 2), Layer(64, 256, 1024, 14, 1), Layer(64, 512, 512, 7),
+        Layer(512, 3, 64, 224, 7, 2), Layer(512, 64, 256, 56, 1), Layer(512, 256, 64, 56, 1),
+        Layer(512, 128, 128, 56, 3, 2), Layer(512, 256, 1024, 14, 1), Layer(512, 512, 512, 7),
     ),
 }  # fmt: skip
 #: A 3-D U-Net's, one volume of 128 x 128 x 128, from the top down; 96 channels are two tensors.

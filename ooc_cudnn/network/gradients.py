@@ -22,16 +22,18 @@ def gradients_there(step: Step, given: Mapping[str, TensorSpec]) -> dict[str, Te
     Parameters
     ----------
     given : mapping
-        Name to the spec of the array that is handed in.
+        Name to the spec of the array that is handed in; what is left out lies on the host.
     """
     if all(spec.placement != "device" for spec in given.values()):
         return {}
-    sharing: dict[str, list[TensorSpec]] = {}
+    sharing: dict[str, list[str]] = {}
     for name, gradient in step.gradients.items():
-        sharing.setdefault(step.place(gradient).base, []).append(given[name])
+        sharing.setdefault(step.place(gradient).base, []).append(name)
     found = {}
-    for base, specs in sharing.items():
-        if base not in given and all(spec.placement == "device" for spec in specs):
+    for base, names in sharing.items():
+        specs = [given[name] for name in names if name in given]
+        is_there = len(specs) == len(names) and all(s.placement == "device" for s in specs)
+        if base not in given and is_there:
             tensor = step.tensors[base]
             alike = len(tensor.shape) == len(specs[0].shape)
             order = (specs[0].order if alike else None) or "channels_first"

@@ -284,3 +284,14 @@ def test_plans_as_data_are_followed_wherever_parameters_are():
         assert step(**taker.inputs) == pytest.approx(value, rel=1e-13)
         assert_same(step, expected)
         assert (places(step)["a.w"] == "device") == (taker is moved)
+
+
+def test_a_step_is_planned_without_data():
+    """What is left out lies on the host, and so do its gradients."""
+    case = Case()
+    x = ooc_cudnn.TensorSpec(case.inputs["x"].shape, "float64", "device")
+    plan = case.step().planned_for({"x": x}, machine="host")
+    everything = case.step().planned_for({}, machine="host")
+    assert plan.gradient_bytes == 2 * x.nbytes
+    assert everything.gradient_bytes == 0
+    assert plan.bytes_in == everything.bytes_in - x.nbytes
