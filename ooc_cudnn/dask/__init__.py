@@ -27,6 +27,7 @@ from ooc_cudnn.dask.functions import (
     softmax_backward,
     softmax_forward,
 )
+from ooc_cudnn.dask.networks import forward
 from ooc_cudnn.dask.normalization import (
     batch_normalization_backward,
     batch_normalization_forward_training,
@@ -47,6 +48,7 @@ __all__ = [
     "convolution_backward_data",
     "convolution_backward_filter",
     "convolution_forward",
+    "forward",
     "pooling_backward",
     "pooling_forward",
     "softmax_backward",

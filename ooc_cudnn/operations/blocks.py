@@ -91,6 +91,11 @@ def call_of_block(call: Splittable, block: Block) -> BlockCall:
     return BlockCall(_made(call, block), _regions(call, block))
 
 
+def is_made_in_blocks(call: Splittable) -> bool:
+    """Whether there are calls for its blocks."""
+    return _made.dispatch(type(call)) is not _made.dispatch(object)
+
+
 def may_be_cut(call: Splittable) -> bool:
     """Whether it may be cut at all: not if all it makes is made of padding."""
     axes = range(ROW_AXIS, len(cut_shape(call)))

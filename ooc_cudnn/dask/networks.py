@@ -1,0 +1,234 @@
+"""Inference of networks on dask arrays: a task for each block of an output.
+
+A block is made of the inputs' chunks and the halo of the whole network around them. Maps between
+the layers never leave the worker, and those of the halo are made by every block that needs them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise, product
+from typing import Any
+
+import dask.array as da
+import numpy as np
+from dask.base import tokenize
+from dask.highlevelgraph import HighLevelGraph
+
+from ooc_cudnn.dask.chunks import Regions, Tasks, as_dask, joined, starts
+from ooc_cudnn.dask.lazily import as_numpy, named
+from ooc_cudnn.dask.work import client_settings
+from ooc_cudnn.network.blocks import BlockStep, block_of_step
+from ooc_cudnn.network.graph import Graph
+from ooc_cudnn.network.inferring import ForwardStep
+from ooc_cudnn.network.network import Network
+from ooc_cudnn.network.parameters import Parameters
+from ooc_cudnn.network.phases import Step
+from ooc_cudnn.network.tensors import Tensor
+from ooc_cudnn.operations.splittable import Region
+from ooc_cudnn.settings import settings
+from ooc_cudnn.tensor import numpy_dtype
+
+#: Blocks of different shapes whose plans a worker keeps.
+REMEMBERED_BLOCKS = 64
+
+
+def forward(network: Network, /, *outputs: Tensor, **inputs: Any) -> Any:
+    """Run inference on dask arrays, lazily; `Network.forward` on each block.
+
+    Parameters
+    ----------
+    network : Network
+        Its inputs have the shapes of the whole arrays: `Network.resized` makes them so.
+    *outputs : Tensor
+        Maps, of as many images as the inputs.
+    **inputs : dask array
+        By the names of inputs, chunked along images and any spatial axis.
+
+    Returns
+    -------
+    dask array, or tuple of them for several outputs
+        Chunked as the first input is.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an input has not the network's shape or dtype, or is missing; if chunks cut images where
+        a node needs them whole (a normalisation of images, global pooling): it is named.
+
+    Examples
+    --------
+    >>> import dask.array as da, ooc_cudnn, ooc_cudnn.dask as ooc
+    >>> net = ooc_cudnn.Network()
+    >>> x = net.input("image", (1, 1, 64, 64))
+    >>> y = net.pooling(net.activation(net.convolution(x, 2, window=3, padding=1)), window=2)
+    >>> ooc.forward(net, y, image=da.zeros((1, 1, 64, 64), chunks=(1, 1, 32, 24), dtype="f4"))
+    dask.array<forward, shape=(1, 2, 32, 32), dtype=float32, chunksize=(1, 2, 16, 12), ...
+    """
+    if not isinstance(network, Network):
+        raise TypeError(f"network must be a Network, not {type(network).__name__}")
+    if not outputs:
+        raise TypeError("forward needs the outputs that are asked for")
+    made = tuple(_output(network, output, inputs) for output in outputs)
+    return made if len(made) > 1 else made[0]
+
+
+def _output(network: Network, output: Tensor, inputs: Mapping[str, Any]) -> da.Array:
+    step = network.forward_phases(output)
+    found = {step.place(name).base for phase in step.phases for name in phase.binds.values()}
+    kinds = {name: step.tensors[name].kind for name in found}
+    wanted = [name for name in network.graph.tensors if kinds.get(name) == "input"]
+    strangers = sorted(set(inputs) - set(wanted))
+    missing = sorted(set(wanted) - set(inputs))
+    if missing or strangers:
+        said = [f"needs {', '.join(missing)}"] * bool(missing)
+        said += [f"has no input {', '.join(strangers)}"] * bool(strangers)
+        raise TypeError(f"{output.name} {' and '.join(said)}; its inputs are {', '.join(wanted)}")
+    arrays = {name: as_dask(inputs[name], name) for name in wanted}
+    for name, array in arrays.items():
+        _check(step.tensors[name], array)
+    lasting = {
+        name: as_numpy(array)
+        for held in (network.parameters, network.running)
+        for name, array in held.items()
+        if name in kinds
+    }
+    return lazily_forward(step, arrays, lasting)
+
+
+def _check(tensor: Tensor, array: da.Array) -> None:
+    if tuple(array.shape) != tensor.shape:
+        raise ValueError(
+            f"{tensor.name} must have shape {tensor.shape}, not {array.shape}; "
+            f"network.resized({tensor.name}={array.shape}) makes the network for it"
+        )
+    if str(array.dtype) != tensor.dtype:
+        raise TypeError(f"{tensor.name} must be {tensor.dtype}, not {array.dtype}")
+
+
+def lazily_forward(
+    step: Step, arrays: Mapping[str, da.Array], lasting: Mapping[str, Any]
+) -> da.Array:
+    """The one output of a step of inference, block by block.
+
+    Parameters
+    ----------
+    arrays : mapping
+        The step's inputs.
+    lasting : mapping
+        Its parameters and running statistics.
+    """
+    (output,) = step.outputs
+    tensor = step.tensors[output]
+    cuts = _cuts(tensor, next(iter(arrays.values())))
+    told = client_settings()
+    token = tokenize(
+        repr(step.phases), output, sorted(told.items()), cuts,
+        [array.name for array in arrays.values()], sorted(lasting.items()),
+    )  # fmt: skip
+    name = f"forward-{token}"
+    work = NetworkWork(token, step, tuple(arrays), dict(lasting), told)
+    tasks: Tasks = {named(name, "work"): work}
+    for index in product(*(range(len(each) - 1) for each in cuts)):
+        region = tuple((each[at], each[at + 1]) for at, each in zip(index, cuts, strict=True))
+        needed = block_of_step(step, output, region).inputs
+        operands = [
+            Regions(array, tasks, named(name, f"halo_{each}"))[needed[each]]
+            for each, array in arrays.items()
+        ]
+        tasks[(name, *index)] = (run_block, named(name, "work"), Wanted(region), *operands)
+    graph = HighLevelGraph.from_collections(name, tasks, dependencies=list(arrays.values()))
+    chunks = tuple(tuple(b - a for a, b in pairwise(each)) for each in cuts)
+    meta = np.empty((0,) * len(chunks), numpy_dtype(tensor.dtype))
+    return da.Array(graph, name, chunks, meta=meta)
+
+
+def _cuts(output: Tensor, guide: da.Array) -> tuple[tuple[int, ...], ...]:
+    """Where blocks of the output begin: over the chunks of an input, as far along each axis."""
+    if len(output.shape) < 2 or output.shape[0] != guide.shape[0]:
+        raise ValueError(
+            f"{output.name} of shape {output.shape} is no map of {guide.shape[0]} images, of which "
+            "blocks are made"
+        )
+    cuts: list[tuple[int, ...]] = []
+    for axis, extent in enumerate(output.shape):
+        if axis == 1 or axis >= guide.ndim or guide.ndim != len(output.shape):
+            cuts.append(starts(guide.chunks[0]) if axis == 0 else (0, extent))
+            continue
+        whole = guide.shape[axis]
+        places = {round(cut * extent / whole) for cut in starts(guide.chunks[axis])}
+        cuts.append(tuple(sorted(places)))
+    return tuple(cuts)
+
+
+# On a worker --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class NetworkWork:
+    """What all blocks have in common; one key of the graph.
+
+    Attributes
+    ----------
+    token : str
+        Tells it from others.
+    step : Step
+        Inference on the whole inputs.
+    inputs : tuple of str
+        In the order of a task's operands.
+    lasting : mapping
+        Parameters and running statistics, by name.
+    told : mapping
+        `client_settings`.
+    """
+
+    token: str
+    step: Step
+    inputs: tuple[str, ...]
+    lasting: Mapping[str, Any]
+    told: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The region of the output that a task makes."""
+
+    region: Region
+
+
+class _Held:
+    """What a step is run for: its parameters are handed in."""
+
+    def __init__(self, step: Step) -> None:
+        self.graph, self.parameters, self.running = Graph(), Parameters(0), Parameters(0)
+        self.graph.tensors = {n: each for n, each in step.tensors.items() if not each.of}
+
+
+class _Ready:
+    """A step for blocks of one shape, planned once; runs one block at a time."""
+
+    def __init__(self, step: Step) -> None:
+        self.lock = threading.Lock()
+        self.forward = ForwardStep(_Held(step), lambda: step, None, {}, None)
+
+
+@lru_cache(maxsize=REMEMBERED_BLOCKS)
+def _ready(token: str, step: Step) -> _Ready:
+    return _Ready(step)
+
+
+def run_block(work: NetworkWork, wanted: Wanted, *operands: Any) -> Any:
+    """Make one block of the output from what is needed of each input."""
+    with settings(**work.told, progress=False):
+        block: BlockStep = block_of_step(work.step, work.step.outputs[0], wanted.region)
+        ready = _ready(work.token, block.step)
+        given = {
+            name: np.ascontiguousarray(array) if isinstance(array, np.ndarray) else array
+            for name, array in zip(work.inputs, map(joined, operands), strict=True)
+        }
+        with ready.lock:
+            (made,) = ready.forward.run(given, lasting=work.lasting).outputs
+    return made

@@ -1,0 +1,217 @@
+"""Blocks of inference: the step that makes a part of an output, of parts of the inputs.
+
+A rewrite of a step. From the output back, each phase makes what its readers need of its result, as
+a call for that block (`operations/blocks.py`), so borders are each operation's own: padding lies at
+the borders of the whole map alone. Tensors hold what is needed of them, and no more.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+from ooc_cudnn.network.phases import Phase, Step
+from ooc_cudnn.network.tensors import Tensor, extents, meet, whole
+from ooc_cudnn.operations.base import Shape
+from ooc_cudnn.operations.blocks import (
+    Block,
+    call_of_block,
+    is_made_in_blocks,
+    reads_nothing,
+    whole_block,
+)
+from ooc_cudnn.operations.part_of import PartOf
+from ooc_cudnn.operations.rows import ROW_AXIS
+from ooc_cudnn.operations.splittable import Region, Splittable
+from ooc_cudnn.operations.window import Range
+from ooc_cudnn.pipeline.program import inside
+
+#: What lives between steps is whole in every block.
+LASTING = ("parameter", "running")
+
+
+class BlockStep(NamedTuple):
+    """A step for a block, and the region of each input that it is given."""
+
+    step: Step
+    inputs: Mapping[str, Region]
+
+
+def block_of_step(step: Step, output: str, region: Region) -> BlockStep:
+    """The step that makes a region of one output: some images, all channels, some sites.
+
+    Raises
+    ------
+    ValueError
+        If a phase needs whole images, and the block has parts of them; it is named.
+    """
+    return _Blocks(step, output, region).made()
+
+
+class _Blocks:
+    """What is needed of each tensor that is no view, from the output back."""
+
+    def __init__(self, step: Step, output: str, region: Region) -> None:
+        self.step, self.output = step, output
+        self.images = region[0]
+        self.cuts_images = region[ROW_AXIS:] != whole(step.tensors[output].shape)[ROW_AXIS:]
+        self.needed: dict[str, Region] = {output: region}
+        self.tensors: dict[str, Tensor] = {}
+
+    def made(self) -> BlockStep:
+        """From the last phase back what each makes; then the tensors and phases of that."""
+        found: list[tuple[Phase, Region, Splittable, Mapping[str, Region]]] = []
+        for phase in reversed(self.step.phases):
+            wanted = self._wanted(phase)
+            if wanted is None:
+                continue
+            call, regions = self._call(phase, wanted)
+            found.append((phase, wanted, call, regions))
+            for operand in call.loaded:
+                self._need(phase.binds[operand], regions[operand])
+        for name, region in self.needed.items():
+            self.tensors[name] = replace(self.step.tensors[name], shape=extents(region))
+        phases = tuple(
+            replace(phase, call=call, binds=dict(self._binds(phase, call, regions)))
+            for phase, _, call, regions in reversed(found)
+        )
+        step = replace(
+            self.step,
+            tensors=self.tensors,
+            phases=phases,
+            outputs=(self.output,),
+            forward_count=len(phases),
+        )
+        inputs = {
+            name: region
+            for name, region in self.needed.items()
+            if self.step.tensors[name].kind == "input"
+        }
+        return BlockStep(step, inputs)
+
+    def _wanted(self, phase: Phase) -> Region | None:
+        """The region of its first result that is needed, of all its results together."""
+        found: Region | None = None
+        for result in phase.call.results:
+            name = phase.binds[result]
+            base, place = self.step.place(name)
+            needed = self.needed.get(base)
+            if needed is None or not meet(needed, place):
+                continue
+            part = _in_view(_common(needed, place), place, self.step.tensors[name].shape)
+            found = part if found is None else _hull(found, part)
+        return found
+
+    def _call(self, phase: Phase, wanted: Region) -> tuple[Splittable, Mapping[str, Region]]:
+        call = phase.call
+        everything = whole_block(call)
+        shape = call.operands[call.results[0]].shape
+        sites = wanted[ROW_AXIS:]
+        if sites == whole(shape)[ROW_AXIS:] or len(sites) != len(everything.sites):
+            if sites != whole(shape)[ROW_AXIS:]:
+                raise _of_whole_images(phase)
+            if self.cuts_images and _reads_sites(call):  # every block would read all of them
+                raise _of_whole_images(phase)
+            return self._of_images(call)
+        if not is_made_in_blocks(call):
+            raise _of_whole_images(phase)
+        sites = tuple(
+            _with_input(call.along(axis), rows) for axis, rows in enumerate(sites, ROW_AXIS)
+        )
+        made, regions = call_of_block(call, Block(self.images, everything.channels, sites))
+        for result in call.results:
+            self._need(phase.binds[result], regions[result])
+        return made, regions
+
+    def _of_images(self, call: Splittable) -> tuple[Splittable, Mapping[str, Region]]:
+        """The same for some images."""
+        regions = {name: whole(operand.shape) for name, operand in call.operands.items()}
+        count = call.extents.n
+        if self.images == (0, count) or not call.streamed:
+            return call, regions
+        part = PartOf.of_images(call, self.images)
+        for name in call.streamed:
+            regions[name] = (self.images, *regions[name][1:])
+        return part, regions
+
+    def _need(self, name: str, region: Region) -> None:
+        """Add to what is needed of the tensor that another one lies in."""
+        base = self.step.place(name).base
+        if self.step.tensors[base].kind in LASTING:
+            region = whole(self.step.tensors[base].shape)
+        else:
+            region = self._in_base(name, region)
+        self.needed[base] = _hull(self.needed.get(base, region), region)
+
+    def _in_base(self, name: str, region: Region) -> Region:
+        tensor = self.step.tensors[name]
+        while tensor.of:
+            region = inside(tensor.region, region, tensor.shape)
+            tensor = self.step.tensors[tensor.of]
+        return region
+
+    def _binds(
+        self, phase: Phase, call: Splittable, regions: Mapping[str, Region]
+    ) -> Iterator[tuple[str, str]]:
+        """Each operand's tensor: what is needed of it, or a view of the part that is touched."""
+        for operand, name in phase.binds.items():
+            base = self.step.place(name).base
+            shape = call.operands[operand].shape
+            held = self.needed.get(base)
+            if held is None:  # a result that nobody reads
+                self.tensors[base] = replace(self.step.tensors[base], shape=shape)
+                yield operand, base
+                continue
+            region = self._in_base(name, regions[operand])
+            if self.step.tensors[base].kind in LASTING:
+                region = self._in_base(name, whole(self.step.tensors[name].shape))
+            part = tuple((a - b, c - b) for (a, c), (b, _) in zip(region, held, strict=True))
+            tensor = self.tensors[base]
+            if part == whole(tensor.shape) and shape == tensor.shape:
+                yield operand, base
+                continue
+            made = replace(
+                tensor, name=f"{name} for {phase.name}, {operand}", shape=shape, of=base,
+                region=part,
+            )  # fmt: skip
+            self.tensors[made.name] = made
+            yield operand, made.name
+
+
+def _with_input(turned: Splittable, rows: Range) -> Range:
+    """The least rows around these for which no operand is without rows."""
+    extent = turned.extents.h_y
+    while reads_nothing(turned, rows) and rows != (0, extent):
+        rows = max(0, rows[0] - 1), min(extent, rows[1] + 1)
+    return rows
+
+
+def _reads_sites(call: Splittable) -> bool:
+    return any(math.prod(call.operands[name].shape[2:]) > 1 for name in call.streamed)
+
+
+def _of_whole_images(phase: Phase) -> ValueError:
+    return ValueError(
+        f"{phase.name} needs whole images, and so cannot be made in blocks of sites: chunk the "
+        "inputs along images alone"
+    )
+
+
+def _in_view(region: Region, place: Region, shape: Shape) -> Region:
+    """A region of a tensor as one of a view of `shape` that lies in it at `place`."""
+    longer = iter(
+        (start - first, stop - first)
+        for (start, stop), (first, last) in zip(region, place, strict=True)
+        if last - first != 1
+    )
+    return tuple((0, 1) if extent == 1 else next(longer) for extent in shape)
+
+
+def _common(one: Region, other: Region) -> Region:
+    return tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(one, other, strict=True))
+
+
+def _hull(one: Region, other: Region) -> Region:
+    return tuple((min(a, c), max(b, d)) for (a, b), (c, d) in zip(one, other, strict=True))

@@ -1,0 +1,94 @@
+"""Inference of networks on dask arrays: blocks equal to one call on the whole."""
+
+import numpy as np
+import pytest
+
+import ooc_cudnn
+
+da = pytest.importorskip("dask.array", reason="the extra dask is not installed")
+
+import dask  # noqa: E402
+
+import ooc_cudnn.dask as ooc  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def in_this_process(searches_are_shared):
+    with dask.config.set(scheduler="synchronous"), ooc_cudnn.settings(deterministic=True):
+        yield
+
+
+def images(*shape, dtype="float64"):
+    return np.random.default_rng(0).integers(0, 5, shape).astype(dtype)
+
+
+def of_whole_numbers(net):
+    """Every sum is exact, whatever its order."""
+    for at, (name, array) in enumerate(net.parameters.items()):
+        drawn = np.random.default_rng(at).integers(-2, 3, array.shape)
+        net.parameters[name] = drawn.astype(array.dtype)
+    return net
+
+
+def u_net(shape):
+    """Maps that are read by two nodes, joined, scaled up and down, cropped and added."""
+    net = ooc_cudnn.Network()
+    x = net.input("image", shape, "float64")
+    wide = net.activation(net.convolution(x, 3, window=3, padding=1))
+    low = net.convolution(net.pooling(wide, window=2), 4, window=(3, 1), padding=(2, 0), dilation=2)
+    up = net.transposed_convolution(net.activation(low), 3, window=2, stride=2)
+    joined = net.concatenate([wide, up])
+    y = net.convolution(joined, 3, window=3)
+    inner = net.crop(wide, 1, y.shape[2:])
+    return of_whole_numbers(net), net.activation(net.add(y, inner), "relu")
+
+
+@pytest.mark.parametrize("chunks", [(1, 1, 24, 20), (2, 1, (5, 12, 7), (20,)), (2, 1, 12, (9, 11))])
+def test_a_block_is_that_of_the_whole(chunks):
+    x = images(2, 1, 24, 20)
+    net, y = u_net(x.shape)
+    made = ooc.forward(net, y, image=da.from_array(x, chunks))
+    assert made.shape == y.shape
+    assert made.name.startswith("forward-")
+    np.testing.assert_array_equal(made, net.forward(y, image=x))
+
+
+def test_stored_images_are_widened_where_they_are_computed():
+    net = ooc_cudnn.Network()
+    x = net.input("image", (1, 3, 30, 10), "uint8")
+    y = net.convolution(net.image(x, mean=2.0, scale=0.5), 2, window=5, stride=3, padding=(4, 0))
+    of_whole_numbers(net)
+    stored = images(1, 3, 30, 10, dtype="uint8")
+    made = ooc.forward(net, y, image=da.from_array(stored, chunks=(1, 3, 8, 10)))
+    halo = [key for key in made.dask.layers[made.name] if "halo_image" in str(key[0])]
+    assert {dask.get(dict(made.dask), key).dtype.name for key in halo} == {"uint8"}
+    np.testing.assert_array_equal(made, net.forward(y, image=stored))
+
+
+def test_what_needs_whole_images_has_them_or_is_named():
+    net = ooc_cudnn.Network()
+    x = net.input("image", (3, 2, 12, 8), "float64")
+    h = net.instance_normalization(net.convolution(x, 4, window=3, padding=1))
+    y = net.linear(net.global_average(net.activation(h)), 5)
+    given = images(3, 2, 12, 8)
+    for chunks in ((2, 2, 12, 8), (1, 2, 5, 8)):
+        made = ooc.forward(net, y, image=da.from_array(given, chunks=chunks))
+        np.testing.assert_allclose(made, net.forward(y, image=given), rtol=1e-13, atol=1e-14)
+    with pytest.raises(ValueError, match=r"normalization_1 .*needs whole images"):
+        ooc.forward(net, h, image=da.from_array(given, chunks=(3, 2, 6, 8)))
+
+
+def test_wrong_inputs_are_refused_when_the_array_is_made():
+    net, y = u_net((1, 1, 12, 12))
+    wide = da.zeros((1, 1, 24, 12), chunks=(1, 1, 6, 6))
+    with pytest.raises(ValueError, match=r"network.resized\(image=\(1, 1, 24, 12\)\)"):
+        ooc.forward(net, y, image=wide)
+    with pytest.raises(TypeError, match="image must be float64, not float32"):
+        ooc.forward(net, y, image=wide[:, :, :12].astype("float32"))
+    with pytest.raises(TypeError, match="needs image and has no input images"):
+        ooc.forward(net, y, images=wide)
+    with pytest.raises(TypeError, match="must be a Network, not dict"):
+        ooc.forward({}, y)
+    loss = net.mean_squared_error(y, net.input("wanted", y.shape, "float64"))
+    with pytest.raises(ValueError, match=r"of shape \(1,\) is no map of 1 images"):
+        ooc.forward(net, loss, image=wide[:, :, :12], wanted=da.zeros(y.shape))
