@@ -32,8 +32,11 @@ from ooc_cudnn.dask.normalization import (
     batch_normalization_backward,
     batch_normalization_forward_training,
 )
+from ooc_cudnn.dask.storing import to_zarr
+from ooc_cudnn.dask.workers import Worker, cluster, workers
 
 __all__ = [
+    "Worker",
     "activation_backward",
     "activation_forward",
     "add_tensor",
@@ -41,6 +44,7 @@ __all__ = [
     "batch_normalization_forward_inference",
     "batch_normalization_forward_training",
     "chain_forward",
+    "cluster",
     "convolution_add_activation_backward",
     "convolution_add_activation_forward",
     "convolution_add_activation_pooling_forward",
@@ -53,4 +57,6 @@ __all__ = [
     "pooling_forward",
     "softmax_backward",
     "softmax_forward",
+    "to_zarr",
+    "workers",
 ]

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import dask.array as da
 import numpy as np
+from dask.core import flatten
 
 from ooc_cudnn.operations.base import Shape
 from ooc_cudnn.operations.splittable import Region
@@ -136,13 +137,26 @@ def _parts(begins: tuple[int, ...], wanted: Range) -> Iterator[_Part]:
 def joined(nested: Any) -> Any:
     """One array of nested lists of them; the array itself where there is one.
 
+    Raises
+    ------
+    TypeError
+        If they are arrays of different frameworks.
+
     >>> joined([[np.zeros((1, 2)), np.ones((1, 1))]]).tolist()
     [[0.0, 0.0, 1.0]]
     """
     alone = nested
     while isinstance(alone, list) and len(alone) == 1:
         alone = alone[0]
-    return da.core.concatenate3(nested) if isinstance(alone, list) else alone
+    if not isinstance(alone, list):
+        return alone
+    frameworks = sorted({type(each).__module__.partition(".")[0] for each in flatten(nested)})
+    if len(frameworks) > 1:
+        raise TypeError(
+            f"the chunks of one array are arrays of {' and of '.join(frameworks)}: make them alike "
+            "with array.map_blocks(numpy.asarray), or cupy.asarray"
+        )
+    return da.core.concatenate3(nested)
 
 
 def block_shape(region: Region) -> Shape:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise, product
 from typing import Any
@@ -20,6 +20,7 @@ from dask.highlevelgraph import HighLevelGraph
 
 from ooc_cudnn.dask.chunks import Regions, Tasks, as_dask, joined, starts
 from ooc_cudnn.dask.lazily import as_numpy, named
+from ooc_cudnn.dask.versions import check_version, version
 from ooc_cudnn.dask.work import client_settings
 from ooc_cudnn.network.blocks import BlockStep, block_of_step
 from ooc_cudnn.network.graph import Graph
@@ -132,9 +133,10 @@ def lazily_forward(
     name = f"forward-{token}"
     work = NetworkWork(token, step, tuple(arrays), dict(lasting), told)
     tasks: Tasks = {named(name, "work"): work}
+    regions = _input_regions(step, output, cuts)
     for index in product(*(range(len(each) - 1) for each in cuts)):
         region = tuple((each[at], each[at + 1]) for at, each in zip(index, cuts, strict=True))
-        needed = block_of_step(step, output, region).inputs
+        needed = _needed(regions, index)
         operands = [
             Regions(array, tasks, named(name, f"halo_{each}"))[needed[each]]
             for each, array in arrays.items()
@@ -164,6 +166,35 @@ def _cuts(output: Tensor, guide: da.Array) -> tuple[tuple[int, ...], ...]:
     return tuple(cuts)
 
 
+#: Of each place on each axis, the region of each input.
+AxisRegions = list[list[Mapping[str, Region]]]
+
+
+def _input_regions(step: Step, output: str, cuts: tuple[tuple[int, ...], ...]) -> AxisRegions:
+    """What blocks need of the inputs along each axis, which does not depend on the others."""
+    whole = tuple((0, each[-1]) for each in cuts)
+    return [
+        [
+            block_of_step(step, output, (*whole[:axis], cut, *whole[axis + 1 :])).inputs
+            for cut in pairwise(each)
+        ]
+        for axis, each in enumerate(cuts)
+    ]
+
+
+def _needed(regions: AxisRegions, index: tuple[int, ...]) -> dict[str, Region]:
+    """What a block needs of each input."""
+    along = [of_axis[at] for of_axis, at in zip(regions, index, strict=True)]
+    found = {}
+    for name, first in along[0].items():
+        # Where the output has fewer axes, the input is whole along the others.
+        found[name] = tuple(
+            along[axis][name][axis] if axis < len(along) else each
+            for axis, each in enumerate(first)
+        )
+    return found
+
+
 # On a worker --------------------------------------------------------------------------------------
 
 
@@ -183,6 +214,8 @@ class NetworkWork:
         Parameters and running statistics, by name.
     told : mapping
         `client_settings`.
+    version : str
+        Of the client's library; a worker with another one refuses the work.
     """
 
     token: str
@@ -190,6 +223,7 @@ class NetworkWork:
     inputs: tuple[str, ...]
     lasting: Mapping[str, Any]
     told: Mapping[str, Any]
+    version: str = field(default_factory=version)
 
 
 @dataclass(frozen=True)
@@ -222,6 +256,7 @@ def _ready(token: str, step: Step) -> _Ready:
 
 def run_block(work: NetworkWork, wanted: Wanted, *operands: Any) -> Any:
     """Make one block of the output from what is needed of each input."""
+    check_version(work.version)
     with settings(**work.told, progress=False):
         block: BlockStep = block_of_step(work.step, work.step.outputs[0], wanted.region)
         ready = _ready(work.token, block.step)

@@ -7,11 +7,12 @@ Device, memory limit and machine model are the worker's. What shapes numbers (`a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
 from ooc_cudnn.dask.chunks import block_shape, joined
+from ooc_cudnn.dask.versions import check_version, version
 from ooc_cudnn.functions.description import Description, Specs
 from ooc_cudnn.functions.public import call as run_call
 from ooc_cudnn.operations.blocks import Block, BlockCall, call_of_block
@@ -45,6 +46,8 @@ class Work:
         The operand that is made.
     told : mapping
         `client_settings`.
+    version : str
+        Of the client's library; a worker with another one refuses the work.
     """
 
     function: str
@@ -52,6 +55,7 @@ class Work:
     operands: tuple[str, ...]
     result: str
     told: Mapping[str, Any]
+    version: str = field(default_factory=version)
 
 
 @dataclass(frozen=True)
@@ -70,6 +74,7 @@ def run_block(work: Work, part: Part, *operands: Any) -> Any:
     *operands : nested lists of arrays
         For `Work.operands`, what the block touches of each.
     """
+    check_version(work.version)
     with settings(**work.told, progress=False):
         found = _call_of(work, part.block)
         arrays = {

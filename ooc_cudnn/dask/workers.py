@@ -1,0 +1,192 @@
+"""Workers of a cluster: started here, or described where they run."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import dask
+from distributed import Client, LocalCluster, default_client
+
+from ooc_cudnn.dask.versions import version
+from ooc_cudnn.devices import get_device
+from ooc_cudnn.devices.cuda.driver import driver_facts
+from ooc_cudnn.devices.machines import machine_for
+from ooc_cudnn.errors import DeviceUnavailableError, OocError
+from ooc_cudnn.memory.limit import limit_bytes
+from ooc_cudnn.settings import current
+from ooc_cudnn.settings_table import PREFIX
+from ooc_cudnn.telling import warn
+from ooc_cudnn.units import format_bytes
+from perfmodel import MachineModel
+
+#: One thread computes, since a device runs one call at a time; the other reads and writes chunks.
+THREADS = 2
+#: How often a task may be on a worker that dies before dask gives it up.
+DEATHS_OF_A_TASK = 100
+
+
+def cluster(
+    workers: int | None = None,
+    *,
+    device: str = "auto",
+    memory_limit: int | float | str | None = None,
+    machine: str | os.PathLike[str] | None = None,
+    threads_per_worker: int = THREADS,
+    **options: Any,
+) -> LocalCluster:
+    """Start workers on this machine: one a card by dask-cuda, or with the host device.
+
+    Parameters
+    ----------
+    workers : int, optional
+        How many; one a card, or dask's choice on the host, when left out.
+    device : str
+        "auto" (cards where there are cards and dask-cuda), "cuda" or "host".
+    memory_limit : int, float or str, optional
+        Device memory that the library may hold on each worker; chunks that need more run out of
+        core there. The setting's default when left out.
+    machine : str or path, optional
+        The machine model that each worker plans with; its own when left out.
+    threads_per_worker : int
+        One computes, others read and write chunks.
+    **options
+        For `distributed.LocalCluster`, or `dask_cuda.LocalCUDACluster`. There ``memory_limit`` is
+        called ``host_memory``: what dask lets a worker hold of host memory.
+
+    Returns
+    -------
+    LocalCluster
+        ``Client(cluster)`` connects; as a context manager it ends its workers.
+
+    Raises
+    ------
+    DeviceUnavailableError
+        If cards are asked for, and there are none, or no dask-cuda.
+
+    Notes
+    -----
+    A worker that dies is replaced, and its chunks are computed again.
+
+    Examples
+    --------
+    >>> from distributed import Client
+    >>> from ooc_cudnn.dask import cluster
+    >>> with cluster(2, memory_limit="1GiB") as local, Client(local):  # doctest: +SKIP
+    ...     result.compute()
+    """
+    if device not in ("auto", "cuda", "host"):
+        raise ValueError(f"device must be 'auto', 'cuda' or 'host', not {device!r}")
+    if not options.get("processes", True):
+        raise ValueError("processes=False is no cluster: workers have settings of their own")
+    on_cards = device == "cuda" or (device == "auto" and _has_cards())
+    if on_cards and importlib.util.find_spec("dask_cuda") is None:
+        raise DeviceUnavailableError(
+            "workers on cards are started by dask-cuda, which is not installed",
+            remedy="pip install dask-cuda, or device='host'.",
+        )
+    told: dict[str, object] = {
+        "device": "cuda" if on_cards else "host",
+        "memory_limit": memory_limit,
+    }
+    told |= {"machine": machine, "progress": False}
+    environment = {
+        f"{PREFIX}{name.upper()}": str(value) for name, value in told.items() if value is not None
+    }
+    options = {
+        "n_workers": workers,
+        "threads_per_worker": threads_per_worker,
+        "env": {**environment, **options.pop("env", {})},
+        **options,
+    }
+    if "host_memory" in options:
+        options["memory_limit"] = options.pop("host_memory")
+    with dask.config.set({"distributed.scheduler.allowed-failures": DEATHS_OF_A_TASK}):
+        if not on_cards:
+            return LocalCluster(**options)
+        from dask_cuda import LocalCUDACluster
+
+        return LocalCUDACluster(**options)
+
+
+def _has_cards() -> bool:
+    """Whether workers can be given cards; asked without making a context on one here."""
+    if importlib.util.find_spec("dask_cuda") is None:
+        return False
+    return bool(driver_facts(ctypes.CDLL).get("gpus"))
+
+
+@dataclass(frozen=True)
+class Worker:
+    """One worker, as it says itself.
+
+    Attributes
+    ----------
+    address : str
+    device : str
+        "cuda:0", "host".
+    kind : str
+        "cuda" or "host".
+    memory_limit : int
+        Bytes of device memory that the library may hold there.
+    machine : MachineModel
+        What it plans with.
+    version : str
+        Of ooc_cudnn.
+    """
+
+    address: str
+    device: str
+    kind: str
+    memory_limit: int
+    machine: MachineModel
+    version: str
+
+
+def described() -> tuple[str, str, int, MachineModel, str]:
+    """What this process is as a worker: device, kind, memory limit, machine model, version."""
+    settings = current()
+    device = get_device(settings.device)
+    limit = limit_bytes(device, settings.memory_limit)
+    return device.name, device.kind, limit, machine_for(device, settings.machine), version()
+
+
+def workers(client: Client | None = None) -> tuple[Worker, ...]:
+    """The workers of a cluster, each with its device, memory limit and machine model.
+
+    Raises
+    ------
+    OocError
+        If workers run different versions of the library, or another one than the client.
+
+    Notes
+    -----
+    A worker without a card among others with one is used; that it is slower is warned of.
+    """
+    found = (client or default_client()).run(described)
+    made = tuple(Worker(address, *told) for address, told in sorted(found.items()))
+    versions = {each.version for each in made} | {version()}
+    if len(versions) > 1:
+        said = ", ".join(f"{each.address} has {each.version}" for each in made)
+        raise OocError(
+            f"client ({version()}) and workers run different versions of ooc_cudnn: {said}; "
+            "install the same one everywhere"
+        )
+    without = [each.address for each in made if each.kind == "host"]
+    if without and len(without) < len(made):
+        warn(
+            f"{len(without)} of {len(made)} workers have no card and are slower: "
+            f"{', '.join(without)}"
+        )
+    return made
+
+
+def explained(found: tuple[Worker, ...]) -> str:
+    """A line for each worker."""
+    return "\n".join(
+        f"{each.address}: {each.device}, {format_bytes(each.memory_limit)}, {each.machine.name}"
+        for each in found
+    )
