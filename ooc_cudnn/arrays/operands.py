@@ -129,6 +129,13 @@ def locate(array: Any, device: Device, *, name: str, written: bool = False) -> L
     return _from_dlpack(array, device, name, written=written)
 
 
+def address_of(array: Any) -> int:
+    """The address of an array's first element, wherever it lives."""
+    if isinstance(array, np.ndarray):
+        return int(array.__array_interface__["data"][0])
+    return int(array.data_ptr() if is_tensor(array) else array.data.ptr)
+
+
 def placement(array: Array) -> str:
     """Return where an array lives: "device", "pinned", "pageable" or "disk".
 

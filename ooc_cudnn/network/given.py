@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from ooc_cudnn.arrays.operands import Wrapped, wrap
 from ooc_cudnn.devices.base import Device
+from ooc_cudnn.functions.bound import check_results
 from ooc_cudnn.network.graph import Graph
 from ooc_cudnn.network.parameters import Parameters
 from ooc_cudnn.network.phases import Step
@@ -34,11 +35,12 @@ def arrays_given(
 ) -> dict[str, Wrapped]:
     """Every array that a step is given: inputs, parameters, running statistics.
 
-    What the network holds is read unless an array is given `instead`.
+    What the network holds is read unless an array is given `instead`. Some may be wrapped already.
     """
-    needed = {step.place(name).base for phase in step.phases for name in phase.binds.values()}
     # in the order of making, so that messages and plans are the same each time
-    kinds = {name: each.kind for name, each in network.graph.tensors.items() if name in needed}
+    kinds = {
+        name: each.kind for name, each in network.graph.tensors.items() if name in step.touched
+    }
     wanted = [name for name, kind in kinds.items() if kind == "input"]
     missing = sorted(set(wanted) - set(inputs))
     strangers = sorted(set(inputs) - set(wanted))
@@ -55,9 +57,33 @@ def arrays_given(
     for name, kind in kinds.items():
         if kind in ("input", "parameter", "running"):
             array = inputs[name] if kind == "input" else lasting[name]
-            found[name] = wrap(array, device, name=name)
+            is_wrapped = isinstance(array, Wrapped)
+            found[name] = array if is_wrapped else wrap(array, device, name=name)
             check_given(step.tensors[name], found[name])
     return found
+
+
+def results_given(
+    step: Step, given: Mapping[str, Wrapped], out: Mapping[str, Any], device: Device
+) -> dict[str, Wrapped]:
+    """The arrays that a step is to write outputs to, each checked.
+
+    What is wrapped already lies apart from everything, as whoever made it says.
+    """
+    found = {
+        name: array if isinstance(array, Wrapped) else wrap(array, device, name="out", written=True)
+        for name, array in out.items()
+    }
+    for name, each in found.items():
+        check_given(step.tensors[name], each)
+    users = {f"out of {n}": found[n] for n, a in out.items() if not isinstance(a, Wrapped)}
+    check_results(given, users)
+    return found
+
+
+def plain(array: Any) -> Any:
+    """An array that may be wrapped, as it is."""
+    return array.array if isinstance(array, Wrapped) else array
 
 
 def check_given(tensor: Tensor, given: Wrapped) -> None:

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ooc_cudnn.arrays.operands import wrap
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.devices.base import Device
-from ooc_cudnn.functions.bound import check_results
 from ooc_cudnn.network.fastest import PlannedStep
-from ooc_cudnn.network.given import NONE, arrays_given, check_given
+from ooc_cudnn.network.given import NONE, arrays_given, plain, results_given
 from ooc_cudnn.network.prepared import Prepared
-from ooc_cudnn.network.ready import ReadyStep
+from ooc_cudnn.network.ready import PLAIN, Making, ReadyStep
 from ooc_cudnn.network.tensors import Tensor
 from ooc_cudnn.settings import current
 
@@ -27,6 +25,7 @@ class ForwardStep(Prepared[ReadyStep]):
         inputs: Mapping[str, Any],
         out: Mapping[str, Any] = NONE,
         lasting: Mapping[str, Any] = NONE,
+        making: Making = PLAIN,
     ) -> Forward:
         """Run it; the network's running statistics stay as they are.
 
@@ -38,21 +37,21 @@ class ForwardStep(Prepared[ReadyStep]):
             Of some outputs, the arrays to write to; any placement.
         lasting : mapping, optional
             Parameters and running statistics to be taken in place of the network's.
+        making : Making, optional
+            With it, the host does not wait where all is on the device.
         """
-        step, device, beside = self._step, get_device(current().device), dict(out)
+        step, device = self._step, get_device(current().device)
         taken = arrays_given(self._network, step, inputs, device, lasting)
-        results = {n: wrap(a, device, name="out", written=True) for n, a in beside.items()}
-        for name, result in results.items():
-            check_given(step.tensors[name], result)
-        check_results(taken, {f"out of {name}": each for name, each in results.items()})
-        taken |= results
+        taken |= results_given(step, taken, out, device)
         ready = self._prepared(device, taken)
         self.plan = ready.planned.plan
-        made = ready.run(taken)
+        wait = making is PLAIN or not ready.is_all_there
+        made = ready.run(taken, making, wait=wait)
         outputs = tuple(
-            beside[name] if name in beside else ready.of(made, name) for name in step.outputs
+            plain(out[name]) if name in out else ready.of(made, name) for name in step.outputs
         )
-        return Forward(outputs, {n: a for n, a in made.items() if n in self._network.running})
+        running = {n: a for n, a in made.items() if n in self._network.running}
+        return Forward(outputs, running)
 
     @property
     def outputs(self) -> tuple[Tensor, ...]:

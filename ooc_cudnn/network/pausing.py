@@ -16,12 +16,11 @@ from ooc_cudnn.arrays.operands import Wrapped, wrap
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.errors import OocError
-from ooc_cudnn.functions.bound import check_results
 from ooc_cudnn.memory.pinned import allocate
 from ooc_cudnn.network.fastest import PlannedStep
-from ooc_cudnn.network.given import NONE, arrays_given, check_given
+from ooc_cudnn.network.given import NONE, arrays_given, check_given, plain, results_given
 from ooc_cudnn.network.prepared import Prepared
-from ooc_cudnn.network.ready import Ready
+from ooc_cudnn.network.ready import PLAIN, Making, Ready
 from ooc_cudnn.network.tensors import Tensor
 from ooc_cudnn.pipeline.execute import Executor
 from ooc_cudnn.pipeline.halves import halves_of
@@ -71,6 +70,7 @@ class PausingStep(Prepared["ReadyHalves"]):
         inputs: Mapping[str, Any],
         lasting: Mapping[str, Any] = NONE,
         out: Mapping[str, Any] = NONE,
+        making: Making = PLAIN,
     ) -> Paused:
         """The same, but the network's running statistics stay as they are.
 
@@ -83,17 +83,16 @@ class PausingStep(Prepared["ReadyHalves"]):
         out : mapping, optional
             Of some of `outputs`, the packed arrays to write to; any placement. Their gradients are
             expected in the same one.
+        making : Making, optional
+            With it, the host does not wait where all is on the device.
         """
         step, device = self._step, get_device(current().device)
         given = arrays_given(self._network, step, inputs, device, lasting)
-        written = {n: wrap(a, device, name="out", written=True) for n, a in out.items()}
-        for name, each in written.items():
-            check_given(step.tensors[name], each)
-        check_results(given, {f"out of {name}": each for name, each in written.items()})
+        written = results_given(step, given, out, device)
         given |= written
         ready = self._prepared(device, {**given, **self._seeds(written)})
         self.plan = ready.planned.plan
-        return ready.forward(given, out)
+        return ready.forward(given, out, making)
 
     @property
     def outputs(self) -> tuple[Tensor, ...]:
@@ -121,9 +120,18 @@ class ReadyHalves(Ready):
         self.halves = halves_of(self.program)
         self.first, self.second = Executor(self.halves.first), Executor(self.halves.second)
 
-    def forward(self, given: Mapping[str, Wrapped], out: Mapping[str, Any] = NONE) -> Paused:
+        step = planned.step
+        #: The tensors that hold gradients.
+        self.bases = frozenset(step.place(name).base for name in step.gradients.values())
+
+    def forward(
+        self,
+        given: Mapping[str, Wrapped],
+        out: Mapping[str, Any] = NONE,
+        making: Making = PLAIN,
+    ) -> Paused:
         """Run the first half on given arrays: inputs, parameters, running statistics, results."""
-        return Paused(self, given, out)
+        return Paused(self, given, out, making)
 
 
 class Paused:
@@ -137,22 +145,26 @@ class Paused:
     """
 
     def __init__(
-        self, ready: ReadyHalves, given: Mapping[str, Wrapped], out: Mapping[str, Any] = NONE
+        self,
+        ready: ReadyHalves,
+        given: Mapping[str, Wrapped],
+        out: Mapping[str, Any] = NONE,
+        making: Making = PLAIN,
     ) -> None:
         step, arena = ready.planned.step, ready.device.arena
-        self._ready, self._given = ready, dict(given)
+        self._ready, self._given, self._making = ready, dict(given), making
         self._own = dict(ready._in_block())
         self._block = 0
         #: What was in the block, where somebody else has it now.
         self._saved: dict[str, Any] | None = None
         self._is_over = False
-        gradients = {step.place(name).base for name in step.gradients.values()}
-        self._made = ready._results_made(given, {*ready._results, *ready._changed} - gradients)
+        others = {*ready._results, *ready._changed} - ready.bases
+        self._made = ready._results_made(given, others, making)
         with arena.lock, interrupts.deferred():
             self._run(ready.first, self._made, self._reserved())
             arena.settle(self)
         self.outputs = tuple(
-            out[name] if name in out else ready.of(self._made, name) for name in step.outputs
+            plain(out[name]) if name in out else ready.of(self._made, name) for name in step.outputs
         )
         self.running = {n: self._made[n] for n in ready._changed if n in self._made}
 
@@ -164,7 +176,8 @@ class Paused:
 
     def _run(self, executor: Executor, made: Mapping[str, Any], block: int) -> None:
         arrays = self._ready._sources(self._own, self._given, made)
-        self._ready._observed(executor, arrays, block)
+        wait = self._making is PLAIN or not self._ready.is_all_there
+        self._ready._observed(executor, arrays, block, wait=wait)
 
     def backward(self, seeds: Collection[Any]) -> dict[str, Any]:
         """Run backward; return the gradients by the names of what they are of.
@@ -184,8 +197,7 @@ class Paused:
         ready, arena = self._ready, self._ready.device.arena
         step = ready.planned.step
         self._take(seeds)
-        bases = {step.place(name).base for name in step.gradients.values()}
-        made = ready._results_made(self._given, bases)
+        made = ready._results_made(self._given, ready.bases, self._making)
         with arena.lock, interrupts.deferred():
             block = arena.resume(self)
             if block is None:

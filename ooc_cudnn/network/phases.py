@@ -110,6 +110,12 @@ class Step:
         return {}
 
     @cached_property
+    def touched(self) -> frozenset[str]:
+        """What is no view, and is bound in some phase, or a view of it is."""
+        bound = {name for phase in self.phases for name in phase.binds.values()}
+        return frozenset(self.place(name).base for name in bound)
+
+    @cached_property
     def uses(self) -> Mapping[str, Uses]:
         """The uses of each tensor that is no view, those of its views among them."""
         touched: dict[str, list[int]] = {}

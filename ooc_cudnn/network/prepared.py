@@ -18,6 +18,7 @@ from ooc_cudnn.network.plan import NetworkPlan
 from ooc_cudnn.network.plan_files import planned
 from ooc_cudnn.network.planning import plan_again
 from ooc_cudnn.network.ready import Ready
+from ooc_cudnn.network.residency import changed_by
 from ooc_cudnn.network.terms import Limit, limit_here, misaligned_of, terms_for
 from ooc_cudnn.settings import current
 from ooc_cudnn.settings_table import Settings
@@ -54,9 +55,15 @@ class Prepared(ABC, Generic[R]):
         self._network, self._make, self._limit = network, make, memory_limit
         self._asked, self._given_plan = asked, plan
         self._steps: dict[Settings, Step] = {}
+        self._changed: tuple[Step, tuple[str, ...]] | None = None
         self._ready: dict[Hashable, R] = {}
         self._room = 0  # bytes of the device, beside all arrays, when it was planned
         self._kept = Kept({})
+        #: The last call's key and what it found: of many arrays, a key takes long to be hashed.
+        self._last_ready: tuple[Hashable, R] | None = None
+        #: Whether what is handed in on the device counts against the limit, too. The library's own
+        #: arrays do so anyhow.
+        self.counts_given = False
 
     def __repr__(self) -> str:
         said = "not planned yet" if self.plan is None else self.plan.explain().splitlines()[0]
@@ -83,6 +90,14 @@ class Prepared(ABC, Generic[R]):
         """A planned step on a device."""
 
     @property
+    def changed(self) -> tuple[str, ...]:
+        """What is handed in and changed: running statistics, by name."""
+        step = self._step
+        if self._changed is None or self._changed[0] is not step:
+            self._changed = step, changed_by(step)
+        return self._changed[1]
+
+    @property
     def _step(self) -> Step:
         """The phases, in the arithmetic of the settings in force."""
         settings = current()
@@ -103,21 +118,37 @@ class Prepared(ABC, Generic[R]):
         new = sum(spec.nbytes for spec in gradients_there(self._step, specs).values())
         return min(self._kept.nbytes, new)
 
+    def _given_bytes(self, given: Mapping[str, Wrapped]) -> int:
+        """What is handed in takes of the device, where that counts."""
+        if not self.counts_given:
+            return 0
+        return sum(e.spec.nbytes for e in given.values() if e.spec.placement == "device")
+
     def _prepared(self, device: Device, given: Mapping[str, Wrapped]) -> R:
         specs = tuple((name, each.spec) for name, each in given.items())
         key = current(), device.name, specs, misaligned_of(given)
-        ready = self._ready.get(key)
+        if self._last_ready is not None and self._last_ready[0] == key:
+            ready: R | None = self._last_ready[1]
+        else:
+            ready = self._ready.get(key)
         with device.arena.lock:
             room = limit_here(device, self._limit) - device.arena.array_bytes
-            room += self._kept_bytes(given, ready)
+            room += self._kept_bytes(given, ready) - self._given_bytes(given)
         if ready is None or ready.device_bytes > room or room > MUCH_MORE * self._room:
-            self._ready.clear()  # what it keeps on the host is given back first
+            self._forget()  # what it keeps on the host is given back first
             self._room = room
             ready = self._ready[key] = self._made_ready(self._planned(given), device)
+        self._last_ready = key, ready
         return ready
 
+    def _forget(self) -> None:
+        """Drop what is ready, and what it keeps on the host."""
+        self._ready.clear()
+        self._last_ready = None
+
     def _planned(self, given: Mapping[str, Wrapped], *, ask: bool = True) -> PlannedStep:
-        terms = terms_for(self._limit, None, self._step, given, self._kept_bytes(given))
+        more = self._kept_bytes(given) - self._given_bytes(given)
+        terms = terms_for(self._limit, None, self._step, given, more)
         terms = replace(terms, target=terms.target.asking(ask=ask, sparing=0))
         if self._given_plan is not None:
             return plan_again(self._step, self._given_plan, terms)

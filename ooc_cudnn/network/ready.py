@@ -2,25 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from ooc_cudnn import interrupts
 from ooc_cudnn.arrays.making import empty_in
-from ooc_cudnn.arrays.operands import Wrapped, wrap
+from ooc_cudnn.arrays.operands import Wrapped, address_of, wrap
 from ooc_cudnn.devices.base import Device
+from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.functions.observed import run_observed
 from ooc_cudnn.memory.pinned import allocate
 from ooc_cudnn.network.fastest import PlannedStep
 from ooc_cudnn.network.gradients import bytes_there, gradients_of
 from ooc_cudnn.network.phases import Step
-from ooc_cudnn.network.residency import GIVEN, results_of
+from ooc_cudnn.network.residency import changed_by, results_of
 from ooc_cudnn.pipeline.execute import Executor
 from ooc_cudnn.settings import current
 from ooc_cudnn.tensor import TensorSpec, numpy_dtype
+
+
+class Making(NamedTuple):
+    """What whoever runs a step does itself.
+
+    Attributes
+    ----------
+    on_device : callable, optional
+        Makes an array on the device, of another framework, for a spec; it is not the library's
+        then.
+    changing : collection of str
+        What is given that the step may change where it lies; of all else it changes copies.
+    """
+
+    on_device: Callable[[TensorSpec], Any] | None = None
+    changing: Collection[str] = ()
+
+
+PLAIN = Making()
 
 
 class Ready:
@@ -35,10 +55,17 @@ class Ready:
         results = results_of(step)
         specs = {name: home.spec for name, home in self.program.homes.items()}
         self._results = {n: spec for n, spec in self.program.between.items() if n in results}
-        self._results |= gradients_of(step, specs)
-        self._changed = [name for name in results if step.tensors[name].kind in GIVEN]
+        self._gradients = gradients_of(step, specs)
+        self._results |= self._gradients
+        self._changed = changed_by(step)
         #: What running it takes of the device.
         self.device_bytes = planned.plan.device_bytes + made_anew_bytes(step, specs)
+        #: Whether nothing of it is on the host, neither given nor made: the host need not wait.
+        self.is_all_there = all(
+            home.offset is not None or home.of or home.spec.placement == "device"
+            for home in self.program.homes.values()
+        )
+        self._views: dict[str, tuple[TensorSpec, DeviceView]] = {}
 
     def _in_block(self) -> Iterator[tuple[str, Any]]:
         """What lives on the host meanwhile, in one block of pinned memory."""
@@ -57,15 +84,21 @@ class Ready:
             steps = tuple(stride * spec.itemsize for stride in spec.strides)
             yield name, as_strided(array, spec.shape, steps)
 
-    def _made(self, spec: TensorSpec) -> Any:
+    def _made(self, spec: TensorSpec, making: Making = PLAIN) -> Any:
+        if making.on_device is not None and spec.placement == "device":
+            return making.on_device(spec)
         order, limit = spec.order or "channels_first", self.planned.plan.memory_limit
         return empty_in(self.device, spec.placement, spec.shape, spec.dtype, order, limit)
 
-    def _results_made(self, given: Mapping[str, Wrapped], names: Collection[str]) -> dict[str, Any]:
+    def _results_made(
+        self, given: Mapping[str, Wrapped], names: Collection[str], making: Making = PLAIN
+    ) -> dict[str, Any]:
         """Arrays for the results of these names; what a step changes begins as what is given."""
-        made = {name: self._made(spec) for name, spec in self._results.items() if name in names}
+        made = {
+            name: self._made(spec, making) for name, spec in self._results.items() if name in names
+        }
         for name in self._changed:
-            if name in names:
+            if name in names and name not in making.changing:
                 made[name] = self._made(given[name].spec)
                 made[name][...] = given[name].array
         return made
@@ -75,16 +108,33 @@ class Ready:
     ) -> dict[str, Any]:
         """Every array that is handed in, as the executor takes it."""
         taken = dict(given)
-        for name in (*self._changed, *gradients_of(self.planned.step, self._results)):
+        for name in self._changed:
             if name in made:
                 taken[name] = wrap(made[name], self.device, name=name, written=True)
         arrays: dict[str, Any] = {**own, **made}
         for name, each in taken.items():
-            arrays[name] = each.view() if each.spec.placement == "device" else each.array
+            on_device = each.spec.placement == "device"
+            arrays[name] = self._view(name, each.spec, each.pointer) if on_device else each.array
+        for name, spec in self._gradients.items():
+            if name in made:
+                arrays[name] = self._view(name, spec, address_of(made[name]))
         return arrays
 
+    def _view(self, name: str, spec: TensorSpec, pointer: int) -> DeviceView:
+        """A tensor on the device; that of the call before, where it has not moved."""
+        known = self._views.get(name)
+        if known is None or known[0] is not spec or known[1].pointer != pointer:
+            view = DeviceView(pointer, spec.dtype, spec.shape, spec.strides)
+            known = self._views[name] = spec, view
+        return known[1]
+
     def _observed(
-        self, executor: Executor, arrays: Mapping[str, Any], block: int | None = None
+        self,
+        executor: Executor,
+        arrays: Mapping[str, Any],
+        block: int | None = None,
+        *,
+        wait: bool = True,
     ) -> None:
         plan = self.planned.plan
         run_observed(
@@ -94,7 +144,7 @@ class Ready:
             self.device,
             arrays,
             staged=executor.program.in_threads,
-            wait=True,
+            wait=wait,
             limit_bytes=plan.memory_limit,
             block=block,
         )
@@ -102,6 +152,8 @@ class Ready:
     def of(self, results: Mapping[str, Any], name: str) -> Any:
         """A result, as it lies in the array of the tensor whose view it is."""
         step: Step = self.planned.step
+        if name in results and name in self._gradients:
+            return results[name]
         base, region = step.place(name)
         part = results[base][tuple(slice(*each) for each in region)]
         return part.reshape(step.tensors[name].shape)
@@ -109,8 +161,9 @@ class Ready:
     def on_device(self, gradients: Mapping[str, Any]) -> dict[str, tuple[int, list[Any]]]:
         """Of each tensor on the device that holds gradients its bytes, and the arrays in it."""
         step = self.planned.step
-        specs = gradients_of(step, self._results)
-        found: dict[str, tuple[int, list[Any]]] = {b: (s.nbytes, []) for b, s in specs.items()}
+        found: dict[str, tuple[int, list[Any]]] = {
+            base: (spec.nbytes, []) for base, spec in self._gradients.items()
+        }
         for name, array in gradients.items():
             base = step.place(step.gradients[name]).base
             if base in found:
@@ -129,18 +182,23 @@ class ReadyStep(Ready):
         self.executor = Executor(self.program)
         self._own = dict(self._in_block())
 
-    def run(self, given: Mapping[str, Wrapped]) -> dict[str, Any]:
+    def run(
+        self, given: Mapping[str, Wrapped], making: Making = PLAIN, *, wait: bool = True
+    ) -> dict[str, Any]:
         """Run on given arrays; return every result by the name of its tensor.
 
         Parameters
         ----------
         given : mapping
             Inputs, parameters, running statistics and seeds.
+        making : Making
+        wait : bool
+            Whether the host waits until all is there.
         """
-        made = self._results_made(given, {*self._results, *self._changed})
+        made = self._results_made(given, {*self._results, *self._changed}, making)
         arrays = self._sources(self._own, given, made)
         with self.device.arena.lock, interrupts.deferred():
-            self._observed(self.executor, arrays)
+            self._observed(self.executor, arrays, wait=wait)
         return made
 
 
@@ -149,7 +207,7 @@ def made_anew_bytes(step: Step, specs: Mapping[str, TensorSpec]) -> int:
     on_device = {n for n, spec in specs.items() if spec.placement == "device" and n in step.tensors}
     if not on_device:
         return 0
-    changed = (n for n in results_of(step) & on_device if step.tensors[n].kind in GIVEN)
+    changed = on_device.intersection(changed_by(step))
     return sum(specs[n].nbytes for n in changed) + bytes_there(step, specs)
 
 

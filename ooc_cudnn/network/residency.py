@@ -42,13 +42,13 @@ Residency = Mapping[str, tuple[Stay, ...]]
 def results_of(step: Step) -> set[str]:
     """Names of what must be on the host in the end: outputs, gradients, running statistics."""
     names = {*step.outputs, *step.gradients.values()}
-    changed = {
-        step.place(name).base
-        for phase in step.phases
-        for name in phase.writes
-        if step.tensors[step.place(name).base].kind in GIVEN
-    }
-    return {step.place(name).base for name in names} | changed
+    return {*(step.place(name).base for name in names), *changed_by(step)}
+
+
+def changed_by(step: Step) -> tuple[str, ...]:
+    """What is handed in and changed by a step: running statistics."""
+    written = (step.place(name).base for phase in step.phases for name in phase.writes)
+    return tuple(name for name in dict.fromkeys(written) if step.tensors[name].kind in GIVEN)
 
 
 def check_stays(step: Step, stays: Residency) -> None:

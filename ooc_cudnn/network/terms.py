@@ -40,7 +40,8 @@ def terms_for(
     Parameters
     ----------
     kept_bytes : int
-        What gradients of the call before hold of the device: it is counted with the new ones.
+        What gradients of the call before hold of the device: it is counted with the new ones. Less
+        what others hold that counts, too.
     """
     settings = current()
     specs = {name: each.spec for name, each in given.items()}

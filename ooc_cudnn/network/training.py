@@ -130,10 +130,10 @@ class TrainingStep(Prepared[ReadyStep]):
         """
         device = get_device(current().device)
         given = self._given(device, inputs)
-        self._ready.clear()  # what it keeps on the host is given back
+        self._forget()  # what it keeps on the host is given back
 
         def plan() -> PlannedStep:
-            self._ready.clear()
+            self._forget()
             return self._prepared(device, given).planned
 
         return measure_engines(

@@ -69,8 +69,8 @@ class BoundSteps:
                     at = base + offset
                     self.sources[name] = DeviceView(at, spec.dtype, spec.shape, spec.strides)
         for root, views in self._views.items():
-            array = arrays[root]
-            if isinstance(array, DeviceView) and self.sources.get(root) == array:
+            array, before = arrays[root], self.sources.get(root)
+            if isinstance(array, DeviceView) and (before is array or before == array):
                 continue
             for index in self._touching[root]:
                 self._actions[index] = None

@@ -45,10 +45,19 @@ def run_after(operations: Sequence[Operation], found: dict[Value, Any]) -> None:
 
 
 def count(graph: Graph, found: dict[Value, Any]) -> None:
-    """Let counters go up: the call has succeeded."""
+    """Let counters go up: the call has succeeded. Those that go up alike do so together."""
+    together: dict[int | float, dict[int, torch.Tensor]] = {}
     with torch.no_grad():
         for operation in graph.counted:
+            args = operation.args
+            if operation.name == "add" and len(args) == 2 and isinstance(args[1], int | float):
+                counter, alike = found[args[0]], together.setdefault(args[1], {})
+                if id(counter) not in alike:  # that of a module which runs twice goes up twice
+                    alike[id(counter)] = counter
+                    continue
             _run(operation, found)
+        for more, counters in together.items():
+            torch._foreach_add_([*counters.values()], more)
 
 
 def _run(operation: Operation, found: dict[Value, Any]) -> None:

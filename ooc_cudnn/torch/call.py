@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
+from ooc_cudnn import interrupts
 from ooc_cudnn.network.inferring import ForwardStep
 from ooc_cudnn.network.pausing import PausingStep
 from ooc_cudnn.network.plan import NetworkPlan
@@ -16,11 +17,13 @@ from ooc_cudnn.network.terms import Limit
 from ooc_cudnn.torch import rules  # noqa: F401  # the table is filled
 from ooc_cudnn.torch.before import count, differentiable, run_after, run_before
 from ooc_cudnn.torch.capture import capture
-from ooc_cudnn.torch.cards import at, results_there
+from ooc_cudnn.torch.cards import at, making_there, results_there
 from ooc_cudnn.torch.errors import UnsupportedModelError
-from ooc_cudnn.torch.function import Call, Request, tensor_of
+from ooc_cudnn.torch.function import Call, Request, handed, tensor_of
 from ooc_cudnn.torch.graph import Graph, Value
+from ooc_cudnn.torch.handing import Handing
 from ooc_cudnn.torch.lower import Given, Held, Lowered, lowered
+from ooc_cudnn.torch.parts import Parts
 
 
 class ReadyModel:
@@ -83,6 +86,12 @@ class ReadyModel:
             self.pausing = net.pausing_step(*outputs, memory_limit=memory_limit)
         elif outputs:
             self.forward = net.forward_step(*outputs, memory_limit=memory_limit, training=training)
+        for step in (self.pausing, self.forward):
+            if step is not None:  # PyTorch's tensors on the card count, too
+                step.counts_given = True
+        self._parts, self._handing = Parts(model), Handing()
+        #: Copies of running statistics, which steps change: buffers change when all has succeeded.
+        self._copies: dict[str, torch.Tensor] = {}
 
     @property
     def step(self) -> PausingStep | ForwardStep:
@@ -121,64 +130,79 @@ class ReadyModel:
         """
         known = self._known(tensors)
         found = run_before(self.graph, self.lowered.before, known)
-        outputs = self._run(found, out)
+        outputs, changed = self._run(found, out)
         for value, held in self.lowered.handed.items():
             found[value] = self._result(held, value, found, outputs)
         for value in self.graph.inputs if self.lowered.after else ():
             found[value] = tensor_of(found[value])
         run_after(self.lowered.after, found)
-        count(self.graph, found)
         results = [
             self._result(each, of, found, outputs)
             for each, of in zip(self.lowered.results, self.graph.outputs, strict=True)
         ]
-        return pytree.tree_unflatten(results, self.graph.structure)
+        made = pytree.tree_unflatten(results, self.graph.structure)
+        with interrupts.deferred(), torch.no_grad():
+            interrupts.hear()
+            # the call has succeeded: from here on, nothing is left half done
+            if changed:
+                torch._foreach_copy_([*changed.values()], [self._copies[n] for n in changed])
+            count(self.graph, found)
+        return made
 
     def _known(self, tensors: Sequence[Any]) -> dict[Value, Any]:
         """Of everything that is given what the model holds, and the call has brought."""
-        held: dict[str, torch.Tensor] = {}
-        held |= dict(self.model.named_parameters(remove_duplicate=False))
-        held |= dict(self.model.named_buffers(remove_duplicate=False))
+        if not self._parts.are_the_same:
+            self._parts = Parts(self.model)
         found: dict[Value, Any] = {}
         for value in self.graph.given:
             if value.kind in ("parameter", "buffer"):
-                found[value] = held[value.source]
+                found[value] = self._parts.tensor(value.source)
         for value, tensor in zip(self.graph.inputs, tensors, strict=True):
             found[value] = tensor
         return found
 
-    def _run(self, found: Mapping[Value, Any], out: Any = None) -> dict[str, torch.Tensor]:
-        """Run the network; return its outputs by name."""
+    def _run(
+        self, found: Mapping[Value, Any], out: Any = None
+    ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        """Run the network; return its outputs by name, and the buffers that are to change."""
         to, net = self.lowered, self.lowered.network
         arrays = {name: _as_given(found, given) for name, given in to.given.items()}
         for name in to.drawn:
             seed = int(torch.randint(2**53, (), dtype=torch.int64))
-            arrays[name] = np.array([seed, 0])
+            arrays[name] = seeded(seed, self.device)
+        step = self.pausing or self.forward
+        running = {n: arrays[n] for n in (step.changed if step else ()) if n in to.running}
+        arrays |= self._copied(running)
+        changing = (*to.drawn, *running)
+        made: tuple[torch.Tensor, ...] = ()
         if self.pausing is not None:
             wanted = [name for name in net.wanted if name in arrays]
             tracked = [arrays.pop(name) for name in wanted]
-            request = Request(self.pausing, wanted, arrays, frozenset(to.inputs), self.device)
+            request = Request(
+                self.pausing, wanted, arrays, to.inputs, self.device, self._handing, changing
+            )
             made = Call.apply(request, *tracked)
-            running: Mapping[str, Any] = request.running
         elif self.forward is not None:
-            inputs = {name: arrays.pop(name) for name in to.inputs}
             with at(self.device):
+                inputs, lasting = handed(arrays, to.inputs, self._handing)
                 written = results_there(self.forward.outputs, self.device)
                 if out is not None:
                     written = {self.forward.outputs[0].name: out}
-                ran = self.forward.run(inputs, written, lasting=arrays)
-            made, running = tuple(map(tensor_of, ran.outputs)), ran.running
-        else:
-            made, running = (), {}
-        self._update(found, running)
-        return {y.name: each for y, each in zip(to.outputs, made, strict=True)}
+                making = making_there(self.device, changing)
+                ran = self.forward.run(inputs, written, lasting, making)
+            made = tuple(map(tensor_of, ran.outputs))
+        return {y.name: each for y, each in zip(to.outputs, made, strict=True)}, running
 
-    def _update(self, found: Mapping[Value, Any], running: Mapping[str, Any]) -> None:
-        """Write running statistics to the model's buffers."""
-        with torch.no_grad():
-            for name, given in self.lowered.running.items():
-                if name in running:
-                    found[given.value].copy_(tensor_of(running[name]))
+    def _copied(self, running: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Running statistics in tensors of our own, which the step may change."""
+        copies = self._copies
+        with torch.inference_mode(False), torch.no_grad():
+            for name, buffer in running.items():
+                if name not in copies or not _alike(copies[name], buffer):
+                    copies[name] = torch.empty_like(buffer)
+            if running:
+                torch._foreach_copy_([copies[name] for name in running], [*running.values()])
+        return {name: copies[name] for name in running}
 
     @staticmethod
     def _result(each: Any, of: Any, found: Mapping[Value, Any], outputs: Mapping[str, Any]) -> Any:
@@ -195,6 +219,17 @@ class ReadyModel:
 def _as_given(found: Mapping[Value, Any], given: Given) -> Any:
     tensor = found[given.value]
     return tensor if tuple(tensor.shape) == given.shape else tensor.reshape(given.shape)
+
+
+def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return (one.shape, one.dtype, one.device) == (other.shape, other.dtype, other.device)
+
+
+def seeded(seed: int, device: torch.device) -> Any:
+    """The state of a dropout, where the other tensors are."""
+    if device.type != "cuda":
+        return np.array([seed, 0])
+    return torch.tensor([seed, 0]).to(device, non_blocking=True)
 
 
 def _device_of(model: torch.nn.Module, args: Sequence[Any]) -> torch.device:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
 
+from ooc_cudnn.arrays.operands import Wrapped
+from ooc_cudnn.network.ready import Making
 from ooc_cudnn.network.tensors import Tensor
-from ooc_cudnn.settings import settings
+from ooc_cudnn.settings import current, settings
+from ooc_cudnn.tensor import TensorSpec
 
 
 @contextmanager
@@ -26,7 +30,8 @@ def at(device: torch.device) -> Iterator[None]:
     index = torch.cuda.current_device() if device.index is None else device.index
     with ExitStack() as stack:
         stack.enter_context(torch.cuda.device(index))
-        stack.enter_context(settings(device=f"cuda:{index}"))
+        if current().device != f"cuda:{index}":  # a block of settings takes a while
+            stack.enter_context(settings(device=f"cuda:{index}"))
         stack.enter_context(cupy.cuda.Device(index))
         pointer = torch.cuda.current_stream(index).cuda_stream
         if pointer:
@@ -38,10 +43,29 @@ def results_there(outputs: Sequence[Tensor], device: torch.device) -> dict[str, 
     """Tensors of PyTorch for outputs of a network on a card; none for those on the host."""
     if device.type != "cuda":
         return {}
-    return {
-        output.name: torch.empty(output.shape, dtype=getattr(torch, output.dtype), device=device)
-        for output in outputs
-    }
+    found = {}
+    for output in outputs:
+        spec = _packed(output.shape, output.dtype)
+        tensor = empty_there(spec, device)
+        found[output.name] = Wrapped(tensor, spec, tensor.data_ptr())
+    return found
+
+
+@lru_cache
+def _packed(shape: tuple[int, ...], dtype: str) -> TensorSpec:
+    return TensorSpec(shape, dtype, "device")
+
+
+def empty_there(spec: TensorSpec, device: torch.device) -> torch.Tensor:
+    """A tensor of PyTorch on a card, as a spec has it."""
+    dtype = getattr(torch, spec.dtype)
+    return torch.empty_strided(spec.shape, spec.strides, dtype=dtype, device=device)
+
+
+def making_there(device: torch.device, changing: Collection[str]) -> Making:
+    """Results on a card as tensors of PyTorch; there, nobody waits for what is not on the host."""
+    on_device = partial(empty_there, device=device) if device.type == "cuda" else None
+    return Making(on_device, changing)
 
 
 def packed_there(gradient: torch.Tensor, device: torch.device) -> torch.Tensor:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 from torch.autograd.function import once_differentiable
 
+from ooc_cudnn.devices import get_device
 from ooc_cudnn.network.pausing import Paused, PausingStep
 from ooc_cudnn.settings import current, settings
-from ooc_cudnn.settings_table import SETTINGS
-from ooc_cudnn.torch.cards import at, packed_there, results_there
+from ooc_cudnn.settings_table import SETTINGS, Settings
+from ooc_cudnn.torch.cards import at, making_there, packed_there, results_there
+from ooc_cudnn.torch.handing import Handing
 
 
 class Request:
@@ -30,6 +33,9 @@ class Request:
         statistics.
     device : torch.device
         Where outputs are to be.
+    handing : Handing
+    changing : collection of str
+        Of all names those whose tensors the step may change: they are nobody else's.
     """
 
     def __init__(
@@ -39,18 +45,21 @@ class Request:
         others: Mapping[str, Any],
         inputs: Collection[str],
         device: torch.device,
+        handing: Handing,
+        changing: Collection[str],
     ) -> None:
         self.step, self.names, self.others = step, tuple(names), dict(others)
-        self.device = device
-        self.inputs, self.running = frozenset(inputs), dict[str, Any]()
+        self.device, self.handing, self.changing = device, handing, frozenset(changing)
+        self.inputs = frozenset(inputs)
 
     def forward(self, tensors: Sequence[Any]) -> Paused:
         """Run forward on tensors in the order of the names."""
         arrays = {**self.others, **dict(zip(self.names, tensors, strict=True))}
-        lasting = {name: each for name, each in arrays.items() if name not in self.inputs}
         with at(self.device):
             out = results_there(self.step.outputs, self.device)
-            return self.step.run({name: arrays[name] for name in self.inputs}, lasting, out)
+            inputs, lasting = handed(arrays, self.inputs, self.handing)
+            making = making_there(self.device, self.changing)
+            return self.step.run(inputs, lasting, out, making)
 
     def versions(self) -> dict[str, int]:
         """How often each tensor that forward read, and autograd does not watch, was changed."""
@@ -58,7 +67,7 @@ class Request:
             name: each._version
             for name, each in self.others.items()
             if isinstance(each, torch.Tensor)
-            and name not in self.running
+            and name not in self.changing
             and not each.is_inference()
         }
 
@@ -80,9 +89,8 @@ class Call(torch.autograd.Function):
     def forward(ctx: Any, request: Request, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Run forward, on tensors in the order of the request's names."""
         ctx.request = request
-        ctx.settings = {each.name: getattr(current(), each.name) for each in SETTINGS}
+        ctx.settings = current()
         ctx.paused = paused = request.forward(tensors)
-        request.running = dict(paused.running)
         ctx.versions = request.versions()
         outputs = tuple(tensor_of(each) for each in paused.outputs)
         ctx.save_for_backward(*tensors, *outputs)
@@ -95,7 +103,7 @@ class Call(torch.autograd.Function):
         request = ctx.request
         tensors = ctx.saved_tensors[: len(request.names)]  # raises if one was changed since
         request.check_unchanged(ctx.versions)
-        with settings(**ctx.settings), at(request.device):
+        with as_in_forward(ctx.settings), at(request.device):
             paused = ctx.paused if ctx.paused is not None else request.forward(tensors)
             ctx.paused = None
             made = paused.backward([packed_there(each, request.device) for each in gradients])
@@ -115,8 +123,33 @@ def _apart(gradients: Sequence[Any], tensors: Sequence[torch.Tensor]) -> list[to
         if start in taken:
             made = made.clone()
         taken.add(start)
-        found.append(made.to(tensor.device))
+        found.append(made if made.device == tensor.device else made.to(tensor.device))
     return found
+
+
+def handed(
+    arrays: Mapping[str, Any], inputs: Collection[str], handing: Handing
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Inputs, and parameters and running statistics, as a step takes them.
+
+    Tensors of the host that a call brings are looked at each time: pinned or not, they come and go.
+    """
+    device = get_device(current().device)
+    given: tuple[dict[str, Any], dict[str, Any]] = {}, {}
+    for name, array in arrays.items():
+        is_input, is_tensor = name in inputs, isinstance(array, torch.Tensor)
+        lasts = is_tensor and (array.is_cuda or not is_input)
+        given[not is_input][name] = handing(name, array, device) if lasts else array
+    return given
+
+
+@contextmanager
+def as_in_forward(before: Settings) -> Iterator[None]:
+    """The settings that were in force in forward: autograd has threads of its own."""
+    with ExitStack() as stack:
+        if current() != before:
+            stack.enter_context(settings(**{e.name: getattr(before, e.name) for e in SETTINGS}))
+        yield
 
 
 def tensor_of(array: Any) -> torch.Tensor:

@@ -16,6 +16,7 @@ from ooc_cudnn.torch.autocast import without_autocast
 from ooc_cudnn.torch.call import ReadyModel
 from ooc_cudnn.torch.capture import fake_like, torch_dtype
 from ooc_cudnn.torch.errors import UnsupportedModelError
+from ooc_cudnn.torch.parts import Parts
 from ooc_cudnn.torch.refusals import check_model
 from ooc_cudnn.units import parse_limit
 
@@ -92,9 +93,10 @@ class Limited:
         self.before: Any = own.before if isinstance(own, Limited) else own
         self._ready: dict[Hashable, ReadyModel] = {}
         self.last: ReadyModel | None = None
+        self._parts: Parts | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_ready": {}, "last": None}
+        return {**self.__dict__, "_ready": {}, "last": None, "_parts": None}
 
     def undo(self) -> None:
         """Put the model's own forward back."""
@@ -127,14 +129,15 @@ class Limited:
             for at, tensor in enumerate(tensors)
             if with_gradients and isinstance(tensor, torch.Tensor) and tensor.requires_grad
         )
+        if self._parts is None or not self._parts.are_the_same:
+            self._parts = Parts(self.model)
         key = (
             structure,
             tuple((tuple(tensor.shape), torch_dtype(tensor)) for tensor in tensors),
             tuple(repr(leaf) for at, leaf in enumerate(leaves) if at not in places),
             asked,
             with_gradients,
-            tuple(module.training for module in self.model.modules()),
-            tuple(parameter.requires_grad for parameter in self.model.parameters()),
+            self._parts.state(),
         )
         ready = self._ready.get(key)
         if ready is None:
