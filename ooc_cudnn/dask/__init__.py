@@ -32,10 +32,12 @@ from ooc_cudnn.dask.normalization import (
     batch_normalization_backward,
     batch_normalization_forward_training,
 )
+from ooc_cudnn.dask.planning import ClusterPlan, plan
 from ooc_cudnn.dask.storing import to_zarr
 from ooc_cudnn.dask.workers import Worker, cluster, workers
 
 __all__ = [
+    "ClusterPlan",
     "Worker",
     "activation_backward",
     "activation_forward",
@@ -53,6 +55,7 @@ __all__ = [
     "convolution_backward_filter",
     "convolution_forward",
     "forward",
+    "plan",
     "pooling_backward",
     "pooling_forward",
     "softmax_backward",

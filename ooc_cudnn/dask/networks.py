@@ -241,12 +241,17 @@ class _Held:
         self.graph.tensors = {n: each for n, each in step.tensors.items() if not each.of}
 
 
+def ready_for(step: Step, memory_limit: int | None = None) -> ForwardStep:
+    """What plans and runs a step of inference, whose parameters are handed in."""
+    return ForwardStep(_Held(step), lambda: step, memory_limit, {}, None)
+
+
 class _Ready:
     """A step for blocks of one shape, planned once; runs one block at a time."""
 
     def __init__(self, step: Step) -> None:
         self.lock = threading.Lock()
-        self.forward = ForwardStep(_Held(step), lambda: step, None, {}, None)
+        self.forward = ready_for(step)
 
 
 @lru_cache(maxsize=REMEMBERED_BLOCKS)

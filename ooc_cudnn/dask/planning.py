@@ -1,0 +1,291 @@
+"""`plan`: how long an array would take on a cluster, and in which chunks; nothing is computed.
+
+A block is priced as a call is, by the worker's machine model. Blocks then go to whichever worker is
+free first, as dask's scheduler does it; halos cross the network, inputs and results the store.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import dask.array as da
+from distributed import Client
+
+from ooc_cudnn.dask.chunks import block_shape
+from ooc_cudnn.dask.networks import NetworkWork, Wanted, ready_for
+from ooc_cudnn.dask.work import Part, Work
+from ooc_cudnn.dask.workers import Worker, workers
+from ooc_cudnn.functions.planning import plan_call
+from ooc_cudnn.functions.target import Target
+from ooc_cudnn.network.blocks import block_of_step
+from ooc_cudnn.operations.blocks import call_of_block
+from ooc_cudnn.pricing.explain import in_columns
+from ooc_cudnn.settings import current
+from ooc_cudnn.tensor import ITEM_BYTES, ORDERS, TensorSpec
+from ooc_cudnn.units import format_bytes, format_seconds
+
+#: Dask's scheduler and workers take about so long for a task: 15 ms a block of 10 tasks were seen,
+#: on two local workers that shared two cores with other programs.
+SECONDS_PER_TASK = 1.5e-3
+#: Bytes a second between two workers, where nothing is said: 10 gigabit Ethernet.
+NETWORK = 1.25e9
+#: More blocks than this are not proposed: making their graph takes long by itself.
+MOST_BLOCKS = 4096
+#: Sides of chunks that are proposed.
+SIDES = tuple(2**power for power in range(8, 16))
+
+Makes = Callable[[da.Array], da.Array]
+
+
+@dataclass(frozen=True)
+class ClusterPlan:
+    """What an array will take on some workers.
+
+    Attributes
+    ----------
+    chunks : tuple of tuple of int
+        Of the input that it is planned for.
+    blocks, tasks : int
+        Of the result: what is computed, and all there is to schedule.
+    computing_seconds : float
+        Until the last worker has made its last block.
+    network_seconds, store_seconds, scheduling_seconds : float
+        What crosses the network, what is read and written, what dask itself takes, were it alone.
+    block_bytes : int
+        Of the largest block: what is gathered for it and what it makes, in host memory.
+    workers : int
+    others : tuple of ClusterPlan
+        Other chunks that were compared, the fastest first.
+    """
+
+    chunks: tuple[tuple[int, ...], ...]
+    blocks: int
+    tasks: int
+    computing_seconds: float
+    network_seconds: float
+    store_seconds: float
+    scheduling_seconds: float
+    block_bytes: int
+    workers: int
+    others: tuple[ClusterPlan, ...] = ()
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """Seconds of what goes on at once, by name."""
+        return {
+            "computing": self.computing_seconds,
+            "network": self.network_seconds,
+            "store": self.store_seconds,
+            "scheduler": self.scheduling_seconds,
+        }
+
+    @property
+    def seconds(self) -> float:
+        """Predicted: all goes on at once, so the slowest binds."""
+        return max(self.parts.values())
+
+    @property
+    def binding(self) -> str:
+        """What binds."""
+        return max(self.parts, key=self.parts.__getitem__)
+
+    def explain(self) -> str:
+        """A table: seconds by what binds, memory, and other chunks."""
+        rows = [("chunks", "blocks", "predicted", "  binds", "a block takes")]
+        for each in (self, *self.others):
+            sides = " x ".join(str(max(sizes)) for sizes in each.chunks)
+            rows.append(
+                (sides, str(each.blocks), format_seconds(each.seconds), f"  {each.binding}",
+                 format_bytes(each.block_bytes))
+            )  # fmt: skip
+        of_parts = [(name, format_seconds(seconds)) for name, seconds in self.parts.items()]
+        return "\n".join(
+            [
+                f"{self.blocks} blocks, {self.tasks} tasks on {self.workers} workers: "
+                f"{format_seconds(self.seconds)}, bound by the {self.binding}",
+                *in_columns(of_parts, ("<12", ">10")),
+                "",
+                *in_columns(rows, ("<24", ">8", ">11", "<12", ">14")),
+            ]
+        )
+
+    __str__ = explain
+
+
+def plan(
+    make: Makes,
+    x: da.Array,
+    on: Client | Sequence[Worker],
+    *,
+    sides: Iterable[int] = SIDES,
+    network: float = NETWORK,
+    store: float | None = None,
+) -> ClusterPlan:
+    """Predict an array on a cluster, for the chunks that x has and for others; propose the fastest.
+
+    Parameters
+    ----------
+    make : callable
+        Makes the result of x by functions of this module:
+        ``lambda x: ooc.forward(net, y, image=x)``.
+    x : dask array
+        The input; it is not read. Its spatial axes are rechunked to each of `sides`.
+    on : Client or sequence of Worker
+        Whose workers: `workers` describes those that run, and a `Worker` can be made up.
+    sides : iterable of int
+        Extents of chunks along every spatial axis that are compared with those that x has.
+    network, store : float
+        Bytes a second between workers, and from and to the store by all together; a store that
+        never binds when left out.
+
+    Returns
+    -------
+    ClusterPlan
+        Of the chunks with which it is fastest; `explain` says the others, too.
+
+    Examples
+    --------
+    >>> import dask.array as da, numpy as np, ooc_cudnn.dask as ooc
+    >>> from perfmodel import shipped
+    >>> card = ooc.Worker("", "cuda:0", "cuda", 16 * 2**30, shipped("h200"), "")
+    >>> x = da.zeros((1, 64, 8192, 8192), chunks=(1, 64, 1024, 1024), dtype="float32")
+    >>> w = np.zeros((64, 64, 3, 3), "float32")
+    >>> def layer(x):
+    ...     return ooc.convolution_forward(x, w, padding=1)
+    >>> one, two = (ooc.plan(layer, x, [card] * count, sides=()) for count in (1, 2))
+    >>> one.blocks, one.binding, round(one.computing_seconds / two.computing_seconds, 3)
+    (64, 'computing', 2.0)
+    """
+    there = workers(on) if isinstance(on, Client) else tuple(on)
+    if not there:
+        raise ValueError("on must name at least one worker")
+    spatial = range(2, x.ndim)
+    grids = [x.chunks]
+    for side in sorted(set(sides)):
+        cut = {axis: min(side, x.shape[axis]) for axis in spatial}
+        blocks = math.prod(-(-x.shape[axis] // size) for axis, size in cut.items())
+        if blocks * x.numblocks[0] <= MOST_BLOCKS:
+            grids.append(x.rechunk(cut).chunks)
+    unique = dict.fromkeys(grids)
+    found = [
+        _planned(make, x.rechunk(chunks), there, network=network, store=store) for chunks in unique
+    ]
+    best, *others = sorted(found, key=lambda each: each.seconds)
+    return replace(best, others=tuple(others))
+
+
+def _planned(
+    make: Makes, x: da.Array, there: Sequence[Worker], *, network: float, store: float | None
+) -> ClusterPlan:
+    array = make(x)
+    tasks = array.dask.to_dict()
+    layer = array.dask.layers[array.name]
+    works = {key: each for key, each in layer.items() if isinstance(each, Work | NetworkWork)}
+    if not works:
+        raise TypeError(
+            "make must return what a function of ooc_cudnn.dask made, and nothing after it: "
+            f"{array!r} is not"
+        )
+    (work,) = works.values()
+    kinds: Counter[_Kind] = Counter()
+    first: dict[_Kind, Part | Wanted] = {}
+    for task in layer.values():
+        if isinstance(task, tuple) and len(task) > 2 and isinstance(task[2], Part | Wanted):
+            kind = _kind(task[2], array.shape)
+            kinds[kind] += 1
+            first.setdefault(kind, task[2])
+    priced = {kind: _price(work, first[kind], there) for kind in kinds}
+    seconds = _makespan(
+        [priced[kind].seconds for kind, count in kinds.items() for _ in range(count)], len(there)
+    )
+    gathered = sum(priced[kind].bytes_in * count for kind, count in kinds.items())
+    made = sum(priced[kind].bytes_out * count for kind, count in kinds.items())
+    halo = max(0, gathered - x.nbytes) * (len(there) - 1) / len(there)
+    return ClusterPlan(
+        chunks=x.chunks,
+        blocks=sum(kinds.values()),
+        tasks=len(tasks),
+        computing_seconds=seconds,
+        network_seconds=halo / (network * len(there)),
+        store_seconds=0.0 if store is None else (x.nbytes + made) / store,
+        scheduling_seconds=len(tasks) * SECONDS_PER_TASK,
+        block_bytes=max(each.bytes_in + each.bytes_out for each in priced.values()),
+        workers=len(there),
+    )
+
+
+#: Blocks of one kind take equally long: their extents, and which borders they meet.
+_Kind = tuple[tuple[int, bool, bool], ...]
+
+
+def _kind(part: Part | Wanted, shape: tuple[int, ...]) -> _Kind:
+    region = part.wanted if isinstance(part, Part) else part.region
+    return tuple(
+        (stop - start, start == 0, stop == extent)
+        for (start, stop), extent in zip(region, shape, strict=False)
+    )
+
+
+@dataclass(frozen=True)
+class _Price:
+    """Of a block: seconds on each worker, bytes that are gathered and made."""
+
+    seconds: tuple[float, ...]
+    bytes_in: int
+    bytes_out: int
+
+
+def _price(work: Work | NetworkWork, part: Part | Wanted, there: Sequence[Worker]) -> _Price:
+    seconds_of = _network_block if isinstance(work, NetworkWork) else _call_block
+    seconds: dict[tuple[str, int], tuple[float, int, int]] = {}
+    for worker in there:
+        key = worker.machine.name, worker.memory_limit
+        if key not in seconds:
+            seconds[key] = seconds_of(work, part, worker)
+    each = [seconds[worker.machine.name, worker.memory_limit] for worker in there]
+    return _Price(tuple(found[0] for found in each), each[0][1], each[0][2])
+
+
+def _call_block(work: Any, part: Any, worker: Worker) -> tuple[float, int, int]:
+    found = call_of_block(work.call, part.block)
+    specs = {
+        name: TensorSpec(operand.shape, operand.dtype, "pageable")
+        for name, operand in found.call.operands.items()
+        if name not in found.call.results
+    }
+    limit = worker.memory_limit
+    target = Target(worker.machine, limit, limit, ORDERS, None, current().overlap)
+    planned = plan_call(work.function, found.call, specs, {}, target, aligned={})
+    made = found.call.operands[work.result]
+    streamed = [specs[name] for name in found.call.streamed if name in specs]
+    bytes_out = math.prod(made.shape) * ITEM_BYTES[made.dtype]
+    return planned.plan.seconds, sum(spec.nbytes for spec in streamed), bytes_out
+
+
+def _network_block(work: Any, wanted: Any, worker: Worker) -> tuple[float, int, int]:
+    block = block_of_step(work.step, work.step.outputs[0], wanted.region)
+    tensors = block.step.tensors
+    given = {
+        name: TensorSpec(block_shape(region), tensors[name].dtype, "pageable")
+        for name, region in block.inputs.items()
+    }
+    step = ready_for(block.step, worker.memory_limit)
+    plan = step.planned_for(given, worker.machine)
+    (output,) = block.step.outputs
+    gathered = sum(spec.nbytes for spec in given.values())
+    return plan.seconds, gathered, tensors[output].nbytes
+
+
+def _makespan(seconds: Sequence[tuple[float, ...]], count: int) -> float:
+    """When the last block is made, if each goes to the worker that is free first."""
+    free = [(0.0, worker) for worker in range(count)]
+    heapq.heapify(free)
+    for of_block in seconds:
+        at, worker = heapq.heappop(free)
+        heapq.heappush(free, (at + of_block[worker], worker))
+    return max(at for at, _ in free)
