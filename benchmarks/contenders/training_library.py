@@ -39,7 +39,7 @@ _PARAMETERS_SHARE = 0.5
 #: Of the largest part of a gradient that descent takes to the device at once.
 _DESCENT_ELEMENTS = 2**24
 #: How long cuDNN's engines are measured before anything is timed: PyTorch's are, too.
-TUNE_SECONDS = 30.0
+TUNE_SECONDS = 60.0
 _PLANNED = ("policy", "micro_batches", "bands", "seconds", "device_bytes", "host_bytes")
 #: Beside its inputs, what a step in core may fetch: sums and single numbers.
 _FETCHED_BESIDE = 0.1
@@ -104,6 +104,7 @@ class LibraryStep(Contender):
             "placements": {place: places.count(place) for place in sorted(set(places))},
             "plan": {name: getattr(plan, name) for name in _PLANNED},
             "tuning": tuned,
+            "engines": {task.name: [task.seconds, task.engines] for task in plan.tasks},
         }
 
     def _tune(self) -> dict[str, Any]:

@@ -38,6 +38,9 @@ PRUNED_AT, HOPELESS_AT, HOPELESS_SECONDS = 1.5, 20.0, 0.05
 #: What takes so many times as long as predicted is timed again, and the shorter time counts: it may
 #: have been disturbed.
 SUSPICIOUS = 1.5
+#: What runs where nothing was measured is left to run if it takes less than this share of what the
+#: best that can be asked for does: a table is worth a little, plans then know the seconds.
+WORTH_NO_TABLE = 0.95
 #: Launches that are timed, after as many that only warm up; of those that take longer than so many
 #: seconds, one.
 LAUNCHES, LONG_SECONDS = 3, 5e-3
@@ -168,7 +171,7 @@ class Tuning:
                 found += filter(None, [self._timed(launched, right)])
         if found and all(option.engine != chosen for option in once):
             as_it_is = self._timed_as_it_is(launched)
-            if as_it_is < min(timed.option.seconds for timed in found):
+            if as_it_is < WORTH_NO_TABLE * min(timed.option.seconds for timed in found):
                 return None  # no engine that can be asked for is as fast as the heuristics' choice
         return _as_measured(operation, found, is_complete=is_complete and every and compiled)
 

@@ -6,7 +6,7 @@ cudnn-frontend 1.28 the library uses is here; an engine that a graph deselected 
 
 import ctypes
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from types import SimpleNamespace
 
@@ -51,6 +51,7 @@ class FakeEngine:
     least_images: int = 0
     fails: bool = False
     knobs: dict = field(default_factory=dict)
+    seconds_by_default: float | None = None  # where a knob without a name is not set
     launched: int = 0
 
     @property
@@ -146,7 +147,10 @@ class Graph:
         ]  # fmt: skip
         if not found:
             raise RuntimeError(f"engine {number} is not supported")
-        self.plans.append(found[0])
+        (engine, *_) = found
+        if engine.seconds_by_default is not None:
+            engine = replace(engine, seconds=engine.seconds_by_default)
+        self.plans.append(engine)
 
     def get_execution_plan_count(self):
         return len(self.plans)

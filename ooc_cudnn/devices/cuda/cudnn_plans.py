@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ooc_cudnn.devices.cuda.cudnn_engines import forbidden_notes, is_faulty
@@ -132,7 +133,7 @@ class Plans:
             for index in range(graph.get_execution_plan_count()):
                 if index and not compiled and self._is_compiled(graph, index):
                     continue
-                found.append(_engine_at(graph, index, form))
+                found.append(_to_ask_for(_engine_at(graph, index, form)))
                 if not every and len(found) == MOST_RANKED:
                     break
             numbers = range(number) if compiled else self._at_once(form, number)
@@ -173,13 +174,15 @@ def _kind_of(form: Form) -> str:
 
 
 def _engine_at(graph: Any, index: int, form: Form) -> Engine:
-    """The engine of one of a graph's plans.
-
-    A knob that the frontend has no name for cannot be asked for: it keeps its default.
-    """
+    """The engine of one of a graph's plans."""
     number, knobs = graph.get_engine_and_knobs_at_index(index)
-    named = {knob.name: choice for knob, choice in knobs.items() if knob.name != "NOT_SET"}
-    return Engine(number, named, _kind_of(form))
+    return Engine(number, {knob.name: choice for knob, choice in knobs.items()}, _kind_of(form))
+
+
+def _to_ask_for(engine: Engine) -> Engine:
+    """The engine without knobs that the frontend has no name for: these keep their defaults."""
+    named = {name: choice for name, choice in engine.knobs.items() if name != "NOT_SET"}
+    return replace(engine, knobs=named)
 
 
 def _executable(graph: Any, index: int, form: Form) -> Executable:

@@ -210,14 +210,21 @@ def test_strict_gradients_of_border_pieces_are_made_symmetric(make):
     assert option.error < 1e-6
 
 
-def test_a_knob_without_a_name_keeps_its_default(make):
+@pytest.mark.parametrize(
+    ("by_default", "left_alone"), [(1e-6, False), (1.02e-6, False), (1.5e-6, True), (3e-6, True)]
+)
+def test_a_knob_without_a_name_keeps_its_default(make, by_default, left_alone):
     """The frontend calls what it does not know NOT_SET, and refuses to be asked for that."""
-    make(
-        FakeEngine(100, 2e-6),
-        FakeEngine(101, 1e-6, knobs={KnobType.TILE_SIZE: 12, KnobType.NOT_SET: 3}),
-    )
-    (measured,) = tuned()
-    assert measured.options[0].engine == Engine(101, {"TILE_SIZE": 12})
+    knobs = {KnobType.TILE_SIZE: 12, KnobType.NOT_SET: 3}
+    chosen = FakeEngine(100, 1e-6, knobs=knobs, seconds_by_default=by_default)
+    make(chosen, FakeEngine(101, 2e-6))
+    if left_alone:
+        with pytest.raises(tune.NothingToTuneError):
+            tuned()
+        assert planned().algorithms == (chosen.name,)
+    else:
+        (measured,) = tuned()
+        assert measured.options[0].engine == Engine(100, {"TILE_SIZE": 12})
 
 
 def test_a_frontend_that_cannot_ask_for_engines_has_nothing_to_tune(make, monkeypatch):
