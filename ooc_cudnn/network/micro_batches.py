@@ -142,7 +142,17 @@ class _Batch:
         return self.step.place(name).base
 
     def _own(self, phase: Phase) -> set[str]:
-        """The operands that have an axis of images: a part reads or makes those of its images."""
+        """The operands that have an axis of images: a part reads or makes those of its images.
+
+        Raises
+        ------
+        WholeBatchError
+            If an image has several of an operand, as windows of attention: regions count these.
+        """
+        call = phase.call
+        for operand in call.operands.values():
+            if "n" in operand.axes and operand.shape[0] != call.extents.n:
+                raise WholeBatchError(f"{phase.name} has several parts of each image")
         return {
             name
             for name, operand in phase.call.operands.items()

@@ -12,6 +12,7 @@ from ooc_cudnn.network.builders.base import translated
 from ooc_cudnn.network.builders.elementwise import ElementwiseBuilders
 from ooc_cudnn.network.builders.losses import LossBuilders
 from ooc_cudnn.network.builders.normalizations import NormalizationBuilders
+from ooc_cudnn.network.builders.outside import OutsideBuilders
 from ooc_cudnn.network.builders.shapes import ShapeBuilders
 from ooc_cudnn.network.builders.windows import WindowBuilders
 from ooc_cudnn.network.initial import zeros
@@ -29,6 +30,7 @@ class Network(
     ElementwiseBuilders,
     ShapeBuilders,
     LossBuilders,
+    OutsideBuilders,
     Runnable,
 ):
     """A network, from inputs to a loss or other results.

@@ -22,6 +22,7 @@ class TaskFigures(NamedTuple):
     """What a phase takes: seconds of computing, and bytes beside the tensors on the device.
 
     `engines` are those of cuDNN that were measured and chosen; others are left to cuDNN.
+    `outside_bytes` are what somebody else takes who computes it; None if the library does.
     """
 
     name: str
@@ -30,6 +31,7 @@ class TaskFigures(NamedTuple):
     device_bytes: int
     layout: str
     engines: str = ""
+    outside_bytes: int | None = None
 
 
 class Fate(NamedTuple):
@@ -101,6 +103,9 @@ class NetworkPlan:
     gap : float
         Of a plan by an integer program: how far the solution is above what no other can go below,
         as a share, where the search for a better one was ended.
+    outside_bytes : int
+        What phases that somebody else computes take of the device beside `device_bytes`, at the
+        most: PyTorch, for operations that the library has not.
     """
 
     name: str
@@ -133,6 +138,7 @@ class NetworkPlan:
     again: tuple[Again, ...] = ()
     reserved: tuple[tuple[int, int], ...] = ()
     gap: float = 0.0
+    outside_bytes: int = 0
 
     @property
     def fate(self) -> Mapping[str, str]:
@@ -151,6 +157,8 @@ class NetworkPlan:
             f"  device     {format_bytes(self.device_bytes)} of {format_bytes(self.memory_limit)}",
             *[f"  gradients  {format_bytes(self.gradient_bytes)} more, in two sets"]
             * bool(self.gradient_bytes),
+            *[f"  outside    {format_bytes(self.outside_bytes)} more, at the most"]
+            * bool(self.outside_bytes),
             f"  host       {format_bytes(self.host_bytes)} pinned",
             *in_columns(
                 [
@@ -186,6 +194,7 @@ class NetworkPlan:
             [(each.tensor, each.fate, format_bytes(each.nbytes)) for each in largest],
             ("<34", "<10", ">12"),
         )
+        lines += self._outside()
         longest = sorted(self.tasks, key=lambda each: -each.seconds)[:SHOWN]
         lines += ["", f"  the longest of {len(self.tasks)} phases"]
         lines += in_columns(
@@ -200,6 +209,24 @@ class NetworkPlan:
         if self.by_order is not None:
             lines += ["", *in_columns(_orders(self.by_order), ("<44", ">11"))]
         return "\n".join(lines)
+
+    def _outside(self) -> list[str]:
+        """The phases that somebody else computes: what they take of time, and of memory there."""
+        found = [each for each in self.tasks if each.outside_bytes is not None]
+        if not found:
+            return []
+        seconds = format_seconds(sum(each.seconds for each in found))
+        rows = [
+            (each.name, format_seconds(each.seconds),
+             f"{each.pieces} piece{'s' * (each.pieces != 1)}",
+             format_bytes(each.outside_bytes or 0))
+            for each in sorted(found, key=lambda each: -each.seconds)[:SHOWN]
+        ]  # fmt: skip
+        return [
+            "",
+            f"  computed outside of the library: {len(found)} phases, {seconds}; the longest",
+            *in_columns(rows, ("<44", ">11", ">10", ">12")),
+        ]
 
     def _beside_bound(self) -> list[str]:
         """How far the plan is from the best that there may be."""

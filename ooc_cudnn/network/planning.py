@@ -34,6 +34,7 @@ from ooc_cudnn.network.predicted import How, predicted
 from ooc_cudnn.network.remaking import forward_only, remade, seconds_to_remake
 from ooc_cudnn.network.repeating import Again, repeated
 from ooc_cudnn.network.residency import Residency, check_stays
+from ooc_cudnn.network.room_outside import with_room_outside
 from ooc_cudnn.network.through_normalizations import through_normalizations
 from ooc_cudnn.network.time_to_copy import with_time_to_copy
 from ooc_cudnn.operations.window_arguments import is_int
@@ -85,6 +86,7 @@ def plan_step(
         If host memory has no room for what the step would keep there.
     """
     check_asked(policy, micro_batches)
+    step, terms = with_room_outside(step, terms)
     step = _as_taken(step, policy)
     target = terms.target
     if len(target.layouts) > 1:
@@ -164,6 +166,7 @@ def plan_again(step: Step, plan: NetworkPlan, terms: Terms) -> PlannedStep:
     if not (is_int(plan.bands) and plan.bands > 0):
         raise ValueError(f"bands must be a positive int, not {plan.bands!r}")
     again = frozenset(plan.remade)
+    step, terms = with_room_outside(step, terms)
     step = _as_taken(step, plan.policy)
     if plan.apart:
         step = apart(step)

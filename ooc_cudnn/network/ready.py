@@ -60,6 +60,7 @@ class Ready:
         self._changed = changed_by(step)
         #: What running it takes of the device.
         self.device_bytes = planned.plan.device_bytes + made_anew_bytes(step, specs)
+        self.device_bytes += planned.plan.outside_bytes
         #: Whether nothing of it is on the host, neither given nor made: the host need not wait.
         self.is_all_there = all(
             home.offset is not None or home.of or home.spec.placement == "device"

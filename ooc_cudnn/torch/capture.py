@@ -26,6 +26,12 @@ VIEWS = frozenset({
     "slice", "split", "split_with_sizes", "squeeze", "t", "tensor_split", "to", "transpose",
     "unbind", "unflatten", "unfold", "unsqueeze", "view", "view_as",
 })  # fmt: skip
+#: What makes a tensor like another one, of zeros, ones, a number, or whatever is there.
+ALIKE = {
+    f"{form}": value
+    for kind, value in (("zeros", 0), ("ones", 1), ("full", None), ("empty", 0))
+    for form in (f"new_{kind}", f"{kind}_like")
+}
 #: Whose lines are not the user's.
 _NOT_THE_USERS = tuple(os.path.dirname(each) + os.sep for each in (torch.__file__, __file__))
 
@@ -208,12 +214,15 @@ class _Reading:
         in_place = name.endswith("_") and not name.endswith("__")
         args, kwargs = self._argument(tuple(node.args)), self._argument(dict(node.kwargs))
         results = _results(node)
+        function: Callable[..., Any] = node.target
+        if name in ALIKE and results[0] is not None:  # it reads no more than a shape
+            function, args, kwargs = _filled(results[0], node, ALIKE[name], args), (), {}
         made = Operation(
-            node.target,
+            function,
             name.removesuffix("_") if in_place else name,
             args,
             kwargs,
-            _bound(schema, args, kwargs),
+            _bound(schema, args, kwargs) if args or kwargs else {},
             results,
             _module(node),
             _where(node),
@@ -324,6 +333,22 @@ def _results(node: Any) -> tuple[Value | None, ...]:
         else None
         for at, each in enumerate(seen)
     )
+
+
+def _filled(
+    result: Value, node: Any, number: float | None, args: Sequence[Any]
+) -> Callable[[], torch.Tensor]:
+    """What makes a tensor of one number, that of `full` where none is given."""
+    device, value = node.meta["val"].device, number
+    if value is None:
+        value = args[-1] if len(args) > 1 else node.kwargs["fill_value"]
+    if isinstance(value, Value):
+        raise UnsupportedModelError(f"{node.target} with a number that is computed; {_where(node)}")
+
+    def filled() -> torch.Tensor:
+        return torch.full(result.shape, value, dtype=result.dtype, device=device)
+
+    return filled
 
 
 def _bound(schema: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:

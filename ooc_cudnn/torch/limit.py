@@ -37,8 +37,8 @@ def limit(model: M, memory_limit: Limit = None, *, strict: bool = False) -> M:
         Device memory that the library may hold: bytes, a share of the card's (0.5), or text
         ("8GiB"). The setting's when left out.
     strict : bool
-        Whether an operation that the library has not is an error. Else PyTorch runs it on results,
-        outside of the limit, if no layer follows it: a softmax at the end, say.
+        Whether an operation that the library has not is an error. Else PyTorch computes it, some
+        images at a time and within the limit; `plan.explain` names each.
 
     Returns
     -------
@@ -51,8 +51,10 @@ def limit(model: M, memory_limit: Limit = None, *, strict: bool = False) -> M:
         If it is no module, or that is no limit.
     UnsupportedModelError
         If a part of it is refused (FSDP, SyncBatchNorm in training, parameters that are sparse or
-        complex); at the first call, if the model cannot be captured, or has an operation that the
-        library has not.
+        complex); at the first call, if the model cannot be captured.
+    UnsupportedOperationError
+        At the first call, if an operation can be made neither by the library nor by PyTorch for it:
+        one that draws random numbers, or updates running statistics.
 
     Examples
     --------

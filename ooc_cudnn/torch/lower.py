@@ -7,8 +7,8 @@ what PyTorch makes of them before each call) the network is given.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -17,6 +17,8 @@ from ooc_cudnn.network.network import Network
 from ooc_cudnn.network.tensors import Tensor
 from ooc_cudnn.torch.errors import UnsupportedModelError, UnsupportedOperationError
 from ooc_cudnn.torch.graph import Graph, Operation, Value, replaced
+from ooc_cudnn.torch.held import Held
+from ooc_cudnn.torch.put_off import PutOff, draws
 
 R = TypeVar("R", bound=Callable[..., Any])
 RULES: dict[str, Callable[..., Held | tuple[Held | None, ...]]] = {}
@@ -43,35 +45,8 @@ LAYERS = frozenset(
     for name in ("conv", "conv_transpose", "max_pool", "avg_pool", "adaptive_avg_pool")
     for axes in (1, 2, 3)
 ) | {"batch_norm", "instance_norm", "group_norm", "layer_norm", "linear"}
-
-
-class Held(NamedTuple):
-    """A value in the network.
-
-    Attributes
-    ----------
-    tensor : Tensor
-    axes : tuple of int
-        Of each axis of the value, the tensor's axis that it is.
-    """
-
-    tensor: Tensor
-    axes: tuple[int, ...]
-
-    @classmethod
-    def of(cls, tensor: Tensor) -> Held:
-        """A tensor as it is."""
-        return cls(tensor, tuple(range(len(tensor.shape))))
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The value's."""
-        return tuple(self.tensor.shape[axis] for axis in self.axes)
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether the axes are the tensor's."""
-        return self.axes == tuple(range(len(self.axes)))
+#: One number of all images.
+LOSSES = frozenset({"cross_entropy_loss", "binary_cross_entropy_with_logits", "mse_loss"})
 
 
 class Unlike(Exception):  # told apart within this room alone
@@ -170,8 +145,6 @@ class Lowering:
         self.graph, self.differentiable, self.training = graph, set(differentiable), training
         self.strict = strict
         self.after: list[Operation] = []
-        #: Of what is made after the network, the error that made it so.
-        self._late: dict[Value, UnsupportedOperationError] = {}
         self.net = Network()
         self.inputs: dict[str, Given] = {}
         self.parameters: dict[str, Given] = {}
@@ -181,17 +154,17 @@ class Lowering:
         self._held: dict[Value, Held] = {}
         self._given: dict[tuple[Given, str], Tensor] = {}
         self._module = ""
+        #: What PyTorch will compute within the network.
+        self.put_off = PutOff(self, self._held)
 
     def lowered(self) -> Lowered:
         """Lower everything."""
         for operation in self.graph.operations:
-            late = [self._late[read] for read in operation.reads if read in self._late]
-            try:
-                if late:
-                    raise late[0]
-                self._lower(operation)
-            except UnsupportedOperationError as error:
-                self._leave(operation, error)
+            self._lower(operation)
+        for each in self.graph.outputs:
+            if isinstance(each, Value) and each in self.put_off:
+                self._settle(each)
+        self.after.sort(key=self.put_off.place)
         results, outputs = [], dict[str, Tensor]()
         handed = {
             value: self._held[value]
@@ -210,45 +183,130 @@ class Lowering:
                     raise UnsupportedModelError("an output is an input of the model, rearranged")
                 outputs.setdefault(found.tensor.name, found.tensor)
             results.append(found)
+        nodes = self.net.graph.nodes_before(outputs.values())
+        read = {tensor.name for node in nodes for tensor in node.inputs}
         return Lowered(
             self.net,
             tuple(outputs.values()),
             tuple(results),
-            self.inputs,
-            self.parameters,
-            self.running,
-            tuple(self.drawn),
+            _those(read, self.inputs),
+            _those(read, self.parameters),
+            _those(read, self.running),
+            tuple(name for name in self.drawn if name in read),
             tuple(self.before),
             tuple(self.after),
             handed,
         )
 
-    def _leave(self, operation: Operation, error: UnsupportedOperationError) -> None:
-        """Leave an operation, and what follows it, to PyTorch, after the network; no layers."""
+    def _settle(self, value: Value) -> None:
+        """Have what is put off, and asked for, made in the network, or else behind it.
+
+        What moves elements alone costs nothing there.
+
+        Raises
+        ------
+        UnsupportedOperationError
+            If a layer would be left to PyTorch, which knows no limit.
+        """
+        if value not in self.put_off:
+            return
+        held = None if self.put_off.moves_alone(value) else self.put_off.make(value, whole=True)
+        if held is not None:
+            self.put_off.settle(value, held)
+            return
+        operation = self.put_off.maker(value)
         layered = any(read in self.differentiable for read in operation.reads)
-        if self.strict or layered or operation.name in LAYERS:
-            raise error
-        self.after.append(operation)
-        self._late.update({value: error for value in operation.results if value is not None})
+        if layered or operation.name in LAYERS:
+            raise self.put_off.why(value)
+        if operation not in self.after:
+            self.after.append(operation)
+            for read in operation.reads:
+                self._settle(read)
 
     def _lower(self, operation: Operation) -> None:
+        """Lower an operation by its rule; what has none is put off, and computed by PyTorch.
+
+        Raises
+        ------
+        UnsupportedOperationError
+            If that must not be.
+        """
+        self._module = operation.module or operation.name
+        if not self._gathered(operation):
+            self._put_off(operation, "what it reads is computed by PyTorch")
+            return
         lower = RULES.get(operation.name)
         if lower is None:
-            raise UnsupportedOperationError(
-                operation.said, operation.where, "the library has no such operation"
-            )
-        self._module = operation.module or operation.name
+            self._put_off(operation, "the library has no such operation")
+            return
         try:
-            found = lower(self, **replaced(dict(operation.arguments), self._argument))
+            found = self._by_rule(lower, operation, self._argument)
         except (Unlike, ValueError, TypeError) as error:
-            said = str(error)
-            raise UnsupportedOperationError(operation.said, operation.where, said) from error
+            laid = self._laid(operation)
+            if not laid:
+                self._put_off(operation, str(error))
+                return
+            try:
+                found = self._by_rule(
+                    lower, operation, lambda value: laid.get(value) or self._argument(value)
+                )
+            except (Unlike, ValueError, TypeError) as error:
+                self._put_off(operation, str(error))
+                return
         parts = (found,) if isinstance(found, Held) else found
         for value, held in zip(operation.results, parts, strict=False):
             if value is not None and held is not None:
                 if held.shape != value.shape:
                     raise AssertionError(f"{operation.said} made {held.shape}, not {value.shape}")
                 self._held[value] = held
+
+    def _by_rule(
+        self, lower: Callable[..., Any], operation: Operation, find: Callable[[Value], Any]
+    ) -> Any:
+        return lower(self, **replaced(dict(operation.arguments), find))
+
+    def _put_off(self, operation: Operation, why: str) -> None:
+        error = UnsupportedOperationError(operation.said, operation.where, why)
+        if self.strict:
+            raise error
+        self.put_off.add(operation, error, _as_it_runs(operation))
+
+    def _gathered(self, operation: Operation) -> bool:
+        """Whether all that an operation reads is in the network now, if it is one that asks.
+
+        Others that read what is put off are put off, too.
+        """
+        waiting = [read for read in dict.fromkeys(operation.reads) if read in self.put_off]
+        if not waiting:
+            return True
+        name = operation.name
+        if name in ("cat", "concat"):
+            if not any(read in self._held for read in operation.reads) or not all(
+                read in self._held or read in self.put_off for read in operation.reads
+            ):
+                return False  # nothing of it is there, or a part is none of the network's
+        elif name not in LAYERS | LOSSES and not (name in RULES and draws(operation)):
+            return False
+        channels, plain = _wanted(operation)
+        for value in waiting:
+            axis = None if channels is None else channels % len(value.shape)
+            held = self.put_off.make(value, axis, plain=plain, whole=plain)
+            if held is None:
+                return False
+            self.put_off.settle(value, held)
+        return True
+
+    def _laid(self, operation: Operation) -> dict[Value, Held]:
+        """What a layer reads that lies in another order than it takes, in that order."""
+        if operation.name not in LAYERS:
+            return {}
+        lead = next((read for read in operation.reads if read in self._held), None)
+        if lead is None:
+            return {}
+        channels, plain = _wanted(operation)
+        axis = None if channels is None else channels % len(lead.shape)
+        held = self.put_off.make(lead, axis, plain=plain, whole=plain)
+        return {} if held is None or held is self._held[lead] else {lead: held}
 
     def _argument(self, value: Value) -> Any:
         """As rules take a value: held where it depends on inputs, else as it is."""
@@ -298,6 +356,15 @@ class Lowering:
         self.before.append(made)
         return value
 
+    def made_as(
+        self, what: str, function: Callable[..., torch.Tensor], value: Value, dtype: torch.dtype
+    ) -> Value:
+        """A value that PyTorch makes of another one before each call, in another dtype."""
+        made = Value(f"{value.name}.{what}", value.shape, dtype)
+        if not any(made in each.results for each in self.before):
+            self.before.append(Operation(function, what, (value,), {}, {}, (made,), self._module))
+        return made
+
     def given(self, value: Any, shape: Sequence[int] | None = None) -> Tensor:
         """A tensor of the network for what is given, in a shape of as many elements."""
         return self._declared(value, shape, "input")
@@ -346,3 +413,30 @@ class Lowering:
         key = (Given(value, value.shape), "running")
         if key not in self._given:  # else another node updates it before
             self._given[key] = self.net.graph.tensors[name]
+
+
+def _those(read: Collection[str], given: Mapping[str, Given]) -> dict[str, Given]:
+    """What nodes read: a rule that was given up may have asked for more."""
+    return {name: each for name, each in given.items() if name in read}
+
+
+def _wanted(operation: Operation) -> tuple[int | None, bool]:
+    """How a layer takes what it reads: the axis of channels, and whether all are in their order."""
+    if operation.name in ("linear", "layer_norm"):
+        return -1, False
+    if operation.name in ("cat", "concat"):
+        return operation.arguments.get("dim", 0), False
+    return None, operation.name in LAYERS | LOSSES
+
+
+def _as_it_runs(operation: Operation) -> Operation:
+    """The operation, or an alias in place of one that changes nothing."""
+    told = operation.arguments
+    nothing = ("dropout" in operation.name and not draws(operation)) or (
+        operation.name == "pad" and not any(told["pad"])
+    )
+    if not nothing:
+        return operation
+    alias = torch.ops.aten.alias.default
+    lead = operation.reads[:1]
+    return replace(operation, function=alias, name="alias", args=lead, kwargs={}, arguments={})

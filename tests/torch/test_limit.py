@@ -255,16 +255,17 @@ class Sorting(nn.Module):
         return self.last(torch.sort(self.first(x), 1)[0].mul_(2))
 
 
-@pytest.mark.parametrize(("layer", "strict"), [(False, True), (True, False)])
-def test_an_operation_that_the_library_has_not_is_named_with_its_line(layer, strict):
-    model = ooc.limit(Sorting(layer=layer).double(), LIMIT, strict=strict)
+@pytest.mark.parametrize("layer", [False, True])
+def test_an_operation_that_the_library_has_not_is_named_with_its_line(layer):
+    model = ooc.limit(Sorting(layer=layer).double(), LIMIT, strict=True)
     with pytest.raises(ooc.UnsupportedOperationError, match=r"(?s)aten\.sort.*torch\.sort\(self"):
         model(drawn())
 
 
-def test_at_the_end_pytorch_runs_what_the_library_has_not():
+@pytest.mark.parametrize("layer", [False, True])
+def test_pytorch_runs_what_the_library_has_not(layer):
     torch.manual_seed(0)
-    eager = Sorting(layer=False).double()
+    eager = Sorting(layer=layer).double()
     model, x = ooc.limit(copy.deepcopy(eager), LIMIT), drawn()
     for each in (model, eager):
         each(x).square().sum().backward()

@@ -1,0 +1,14 @@
+"""What is computed outside of the library, on the host's arrays."""
+
+from __future__ import annotations
+
+from ooc_cudnn.devices.host.chunks import Array, Inputs, Runner
+from ooc_cudnn.operations.outside import Outside
+
+
+def outside(operation: Outside, inputs: Inputs, output: Array, workspace: Array) -> None:
+    """Hand the arrays over."""
+    operation.run(inputs, output)
+
+
+RUNNERS: dict[type, Runner] = {Outside: outside}

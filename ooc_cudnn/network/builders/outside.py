@@ -1,0 +1,50 @@
+"""The builder of what somebody outside of the library computes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ooc_cudnn.network.builders.base import Builders, builder
+from ooc_cudnn.network.nodes.outside import Outside
+from ooc_cudnn.network.tensors import Tensor
+from ooc_cudnn.operations.base import Shape
+
+
+class OutsideBuilders(Builders):
+    """Functions of others."""
+
+    @builder
+    def outside(
+        self,
+        xs: Sequence[Tensor],
+        shape: Shape,
+        computation: Any,
+        *,
+        images: int,
+        of_images: Sequence[bool],
+        name: str = "",
+    ) -> Tensor:
+        """What a function makes of some tensors, image by image.
+
+        Parameters
+        ----------
+        xs : sequence of Tensor
+            What it reads: maps, inputs, parameters; each once.
+        shape : tuple of int
+            Of its result; the first axis is that of the images.
+        computation : Computation
+            The function, its gradients and its cost (`operations.outside`).
+        images : int
+            Into so many parts its work may be cut: the first axes of its result, and of what is
+            `of_images`, are multiples of it.
+        of_images : sequence of bool
+            Of each of `xs` whether an image reads a part of it alone; else all of it.
+        """
+        taken = tuple(self.graph.check_own(x, f"xs[{at}]") for at, x in enumerate(xs))
+        own = (shape, *(x.shape for x, each in zip(taken, of_images, strict=True) if each))
+        if any(each[0] % images for each in own):
+            raise ValueError(f"the first axes of {own} must be multiples of {images} images")
+        dtype = next(x.dtype for x in taken if x.is_floating)
+        y = self._result(name, tuple(shape), dtype)
+        return self._add(Outside(name, y, taken, tuple(of_images), images, computation))

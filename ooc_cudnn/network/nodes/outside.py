@@ -1,0 +1,48 @@
+"""What somebody outside of the library computes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ooc_cudnn.network.emitting import Backward, Forward
+from ooc_cudnn.network.nodes.base import Node
+from ooc_cudnn.network.tensors import Tensor
+from ooc_cudnn.operations.outside import OutsideCall, OutsideGradient, Taken
+
+
+@dataclass(frozen=True)
+class Outside(Node):
+    """y of some tensors, by a function of images; its gradients read these tensors and dy.
+
+    `of_images` says of each whether its first axis is that of `images`.
+    """
+
+    xs: tuple[Tensor, ...]
+    of_images: tuple[bool, ...]
+    images: int
+    computation: Any
+
+    @property
+    def _taken(self) -> tuple[Taken, ...]:
+        pairs = zip(self.xs, self.of_images, strict=True)
+        return tuple(Taken(x.shape, x.dtype, own) for x, own in pairs)
+
+    @property
+    def _reads(self) -> dict[str, Tensor]:
+        return {f"x{at}": x for at, x in enumerate(self.xs)}
+
+    def forward(self, emit: Forward) -> None:
+        told = self.computation, self._taken, self.y.shape, self.y.dtype, self.images
+        call = OutsideCall(*told, self.images)
+        emit.phase(f"{self.computation.name} outside", call, **self._reads, y=self.y)
+
+    def backward(self, emit: Backward, dy: Tensor) -> None:
+        wanted = tuple(at for at, x in enumerate(self.xs) if emit.wants(x))
+        if not wanted:
+            return
+        told = self.computation, self._taken, self.y.shape, self.y.dtype, self.images
+        call = OutsideGradient(*told, self.images, wanted)
+        reads = {**self._reads, "dy": dy}
+        makes = {f"dx{at}": self.xs[at] for at in wanted}
+        emit.gradient(f"{self.computation.name} gradient outside", call, reads, **makes)

@@ -1,0 +1,36 @@
+"""A value of a captured model as a tensor of the network."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ooc_cudnn.network.tensors import Tensor
+
+
+class Held(NamedTuple):
+    """A value in the network.
+
+    Attributes
+    ----------
+    tensor : Tensor
+    axes : tuple of int
+        Of each axis of the value, the tensor's axis that it is.
+    """
+
+    tensor: Tensor
+    axes: tuple[int, ...]
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Held:
+        """A tensor as it is."""
+        return cls(tensor, tuple(range(len(tensor.shape))))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The value's."""
+        return tuple(self.tensor.shape[axis] for axis in self.axes)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the axes are the tensor's."""
+        return self.axes == tuple(range(len(self.axes)))

@@ -1,0 +1,311 @@
+"""Operations that PyTorch computes within the network: put off until a layer reads what they make.
+
+So those that follow each other are computed together, and what lies between them is never kept:
+attention's products, say, or a shuffle of channels. What several read is made once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
+
+import torch
+
+from ooc_cudnn.network.network import Network
+from ooc_cudnn.network.tensors import Tensor
+from ooc_cudnn.tensor import ITEM_BYTES
+from ooc_cudnn.torch.errors import UnsupportedOperationError
+from ooc_cudnn.torch.graph import Graph, Operation, Value
+from ooc_cudnn.torch.held import Held
+from ooc_cudnn.torch.image_axes import MOVES, ImageAxes, Images, TogetherError
+from ooc_cudnn.torch.region import Part, Region
+
+
+class Building(Protocol):
+    """A network being built."""
+
+    graph: Graph
+    net: Network
+
+    def name(self, of: str = "") -> str:
+        """A name for a node."""
+
+    def given(self, value: Any, shape: Any = None) -> Tensor:
+        """A tensor for what is given."""
+
+    def parameter(self, value: Any, shape: Any = None) -> Tensor:
+        """The same for a parameter."""
+
+    def made_as(self, what: str, function: Any, value: Value, dtype: torch.dtype) -> Value:
+        """A value that PyTorch makes of another one before each call."""
+
+
+class PutOff:
+    """What is put off.
+
+    Parameters
+    ----------
+    to : Building
+    held : mapping
+        What each value is in the network, as far as that is known.
+    """
+
+    def __init__(self, to: Building, held: dict[Value, Held]) -> None:
+        self._to, self._held = to, held
+        self._makers: dict[Value, Operation] = {}
+        self.errors: dict[Operation, UnsupportedOperationError] = {}
+        operations = to.graph.operations
+        self._at = {operation: at for at, operation in enumerate(operations)}
+        self._readers: dict[Value, list[Operation]] = {}
+        for operation in operations:
+            for value in dict.fromkeys(operation.reads):
+                self._readers.setdefault(value, []).append(operation)
+        self._asked = {each for each in to.graph.outputs if isinstance(each, Value)}
+        self._expands = {
+            value: operation
+            for operation in to.graph.before
+            if operation.name == "expand"
+            for value in operation.results
+            if value is not None
+        }
+        self._made: dict[tuple[Value, tuple[int, ...]], Held] = {}
+
+    def __contains__(self, value: object) -> bool:
+        return value in self._makers
+
+    def add(self, operation: Operation, error: UnsupportedOperationError, like: Operation) -> None:
+        """Put an operation off, in the form that is `like` it.
+
+        Raises
+        ------
+        UnsupportedOperationError
+            If it changes what the model keeps: that must not happen twice.
+        """
+        told = operation.arguments
+        keeps = told.get("running_mean") is not None
+        if keeps and (told.get("training") or told.get("use_input_stats")):
+            raise error
+        self._at[like] = self._at[operation]
+        self.errors[like] = error
+        self._makers.update({value: like for value in operation.results if value is not None})
+
+    def maker(self, value: Value) -> Operation:
+        """The operation that makes what is put off."""
+        return self._makers[value]
+
+    def place(self, operation: Operation) -> int:
+        """Where in the order of all operations it is."""
+        return self._at[operation]
+
+    def why(self, value: Value) -> UnsupportedOperationError:
+        """What to say where a value can be made neither in the network nor behind it."""
+        for operation in self._behind(value):
+            if draws(operation):
+                said = "it draws random numbers, which must be the same when it is computed again"
+                return UnsupportedOperationError(operation.said, operation.where, said)
+        return self.errors[self._makers[value]]
+
+    def moves_alone(self, value: Value) -> bool:
+        """Whether all that is put off for a value moves elements, and computes nothing."""
+        return all(operation.name in MOVES for operation in self._behind(value))
+
+    def make(
+        self, value: Value, channels: int | None = None, *, plain: bool = False, whole: bool = False
+    ) -> Held | None:
+        """Make a value a tensor of the network, computed by PyTorch.
+
+        Parameters
+        ----------
+        channels : int, optional
+            The axis of the value that is to be the tensor's second.
+        plain : bool
+            Whether its axes are to be the tensor's.
+        whole : bool
+            Whether it may be computed of all images at once, where what follows might tell them
+            apart again.
+
+        Returns
+        -------
+        Held or None
+            None where it cannot be.
+        """
+        is_map = 2 <= len(value.shape) <= 5 and value.dtype.is_floating_point
+        if not is_map or 0 in value.shape:
+            return None
+        self._make_shared(value)
+        if value in self._held and value not in self._makers:  # it may have been made itself
+            found = self._held[value]
+            if _suits(found, channels, plain=plain):
+                return found
+        operations = self._behind(value)
+        if any(draws(operation) for operation in operations):
+            return None
+        inputs = _read_by(operations) or [value]
+        axes = self._axes(operations, inputs)
+        where = Images(0)
+        if axes is not None:
+            where = axes.of[value]
+            if where.outer != 1 or (plain and where.axis != 0):
+                if not whole:
+                    return None
+                axes, where = None, Images(0)
+        order = _order(len(value.shape), where.axis, None if plain else channels)
+        if (value, order) not in self._made:
+            part = self._part(operations, inputs, value, order, axes)
+            self._made[value, order] = self._node(part)
+        return self._made[value, order]
+
+    # How a value comes about --------------------------------------------------------------------
+
+    def _behind(self, value: Value) -> list[Operation]:
+        """All that is put off for a value, in order, and what expands what they share."""
+        found: set[Operation] = set()
+        wanted = [value]
+        while wanted:
+            each = wanted.pop()
+            operation = self._makers.get(each) or (
+                self._expands.get(each) if each not in self._held else None
+            )
+            if operation is not None and operation not in found:
+                found.add(operation)
+                wanted.extend(operation.reads)
+        return sorted(found, key=lambda operation: self._at.get(operation, -1))
+
+    def _make_shared(self, value: Value) -> None:
+        """Make what is computed on the way to a value, and read elsewhere, too."""
+        behind = self._behind(value)
+        own = {id(each) for each in behind} | {
+            id(each) for each, at in self._at.items() if any(self._at.get(b) == at for b in behind)
+        }
+        shared: dict[Value, None] = {}
+        for operation in behind:
+            for made in operation.results:
+                if made is None or made is value or made not in self._makers:
+                    continue
+                elsewhere = any(id(each) not in own for each in self._readers.get(made, ()))
+                if elsewhere or made in self._asked:
+                    shared |= dict.fromkeys(self._computed(made))
+        for each in shared:
+            if each is not value and each in self._makers:
+                found = self.make(each)
+                if found is not None:
+                    self.settle(each, found)
+
+    def settle(self, value: Value, held: Held) -> None:
+        """Note that a value is in the network now."""
+        self._held[value] = held
+        self._makers.pop(value, None)
+
+    def _computed(self, value: Value) -> Iterator[Value]:
+        """What a value shows that was moved alone: where it was computed, if it was."""
+        while value in self._makers:
+            operation = self._makers[value]
+            if operation.name not in MOVES:
+                yield value
+                return
+            value = operation.reads[0]
+
+    def _axes(self, operations: list[Operation], inputs: list[Value]) -> ImageAxes | None:
+        """Where images lie; None of one image, or where some operation takes them together."""
+        held = {value: self._held[value] for value in inputs if value in self._held}
+        count = math.gcd(*(each.tensor.shape[0] for each in held.values()))
+        batch = next((each.shape[0] for each in self._to.graph.inputs if each.shape), 1)
+        loose = [value for value in inputs if value not in held and value.shape]
+        for images in dict.fromkeys((count, math.gcd(count, batch))):
+            lying = {
+                value: Images(each.axes.index(0), 1, each.tensor.shape[0] // images)
+                for value, each in held.items()
+            }
+            try:
+                return ImageAxes(operations, lying, images, loose) if images > 1 else None
+            except TogetherError:
+                continue
+        return None
+
+    # The node -----------------------------------------------------------------------------------
+
+    def _part(
+        self,
+        operations: list[Operation],
+        inputs: list[Value],
+        value: Value,
+        order: tuple[int, ...],
+        axes: ImageAxes | None,
+    ) -> Part:
+        orders: list[tuple[int, ...] | None] = []
+        for each in inputs:
+            if each in self._held:
+                orders.append(self._held[each].axes)
+            elif axes is not None and each in axes.of:
+                orders.append(tuple(range(len(each.shape))))
+            else:
+                orders.append(None)
+        return Part(tuple(operations), tuple(inputs), tuple(orders), value, order, axes)
+
+    def _node(self, part: Part) -> Held:
+        tensors = [self._tensor(value) for value in part.inputs]
+        computation = Region(part)
+        shape = tuple(part.result.shape[axis] for axis in part.order)
+        of_images = [
+            order is not None and (value in self._held or part.axes is not None)
+            for value, order in zip(part.inputs, part.orders, strict=True)
+        ]
+        made = self._to.net.outside(
+            tensors,
+            shape,
+            computation,
+            images=part.count,
+            of_images=of_images,
+            name=self._to.name(computation.name.partition("+")[0]),
+        )
+        return Held(made, tuple(part.order.index(axis) for axis in range(len(shape))))
+
+    def _tensor(self, value: Value) -> Tensor:
+        """What a node reads: held, or given, in a form that tensors have."""
+        if value in self._held:
+            return self._held[value].tensor
+        if str(value.dtype).removeprefix("torch.") not in ITEM_BYTES:
+            value = self._to.made_as("stored", _stored, value, _stored_dtype(value.dtype))
+        shape = value.shape if 1 <= len(value.shape) <= 5 else (math.prod(value.shape),)
+        declare = self._to.parameter if value.kind == "parameter" else self._to.given
+        return declare(value, shape)
+
+
+def _stored_dtype(dtype: torch.dtype) -> torch.dtype:
+    return torch.uint8 if dtype == torch.bool else torch.int64
+
+
+def _stored(tensor: torch.Tensor) -> torch.Tensor:
+    """Booleans and short integers, as the network holds them."""
+    return tensor.to(_stored_dtype(tensor.dtype))
+
+
+def draws(operation: Operation) -> bool:
+    """Whether an operation draws random numbers, other ones each time that it runs."""
+    told: Mapping[str, Any] = operation.arguments
+    if "dropout" in operation.name:
+        return bool(told.get("train", told.get("training", True)) and told.get("p", 1))
+    if "dropout_p" in told:
+        return bool(told["dropout_p"])
+    tags = getattr(operation.function, "tags", ())
+    return torch.Tag.nondeterministic_seeded in tags
+
+
+def _read_by(operations: list[Operation]) -> list[Value]:
+    """What operations read, and none of them makes."""
+    made = {value for operation in operations for value in operation.results}
+    reads = (value for operation in operations for value in operation.reads)
+    return list(dict.fromkeys(value for value in reads if value not in made))
+
+
+def _order(count: int, images: int, channels: int | None) -> tuple[int, ...]:
+    """The axes of a value in the order of its tensor: images, channels, then the others."""
+    first = [images] if channels in (None, images) else [images, channels]
+    return (*first, *(axis for axis in range(count) if axis not in first))
+
+
+def _suits(held: Held, channels: int | None, *, plain: bool) -> bool:
+    if plain:
+        return held.is_plain
+    return channels is None or held.axes[channels] == 1

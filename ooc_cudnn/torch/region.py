@@ -1,0 +1,280 @@
+"""A few operations of a model that PyTorch computes: some images at a time, within a network.
+
+Forward runs them. Backward runs them again under PyTorch's autograd, and keeps nothing between.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils import _python_dispatch
+from torch.utils import _pytree as pytree
+from torch.utils.flop_counter import FlopCounterMode
+
+from ooc_cudnn.operations.outside import Cost
+from ooc_cudnn.torch.graph import Operation, Value, replaced
+from ooc_cudnn.torch.image_axes import MOVES, RESHAPES, ImageAxes
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Operations, and what goes in and out.
+
+    Attributes
+    ----------
+    operations : tuple of Operation
+    inputs : tuple of Value
+    orders : tuple of (tuple of int or None)
+        Of each input that is of images the axes of its array, by those of the value; None for what
+        all images share.
+    result : Value
+    order : tuple of int
+        Of each axis of its array the axis of the value.
+    axes : ImageAxes, optional
+        Where images lie; None where all are computed at once.
+    """
+
+    operations: tuple[Operation, ...]
+    inputs: tuple[Value, ...]
+    orders: tuple[tuple[int, ...] | None, ...]
+    result: Value
+    order: tuple[int, ...]
+    axes: ImageAxes | None
+
+    @property
+    def count(self) -> int:
+        """Images."""
+        return 1 if self.axes is None else self.axes.count
+
+    def shape(self, value: Value, images: int) -> tuple[int, ...]:
+        """Of a value, for so many images."""
+        return value.shape if self.axes is None else self.axes.shape(value, images)
+
+    @property
+    def text(self) -> str:
+        """All that it computes, as text: two that say the same compute the same."""
+        numbers: dict[Value, int] = {}
+
+        def said(value: Value) -> str:
+            at = numbers.setdefault(value, len(numbers))
+            where = None if self.axes is None else self.axes.of.get(value)
+            return f"%{at}:{value.dtype}{list(value.shape)}@{where and tuple(where)}"
+
+        lines = [f"{said(v)} {order}" for v, order in zip(self.inputs, self.orders, strict=True)]
+        for each in self.operations:
+            args = replaced((each.args, dict(each.kwargs)), said)
+            made = [None if value is None else said(value) for value in each.results]
+            lines.append(f"{made} = {each.said}{args}")
+        return "\n".join([*lines, f"{said(self.result)} {self.order} of {self.count}"])
+
+    def run(self, tensors: Sequence[torch.Tensor], images: int) -> torch.Tensor:
+        """Compute the result from arrays of the inputs; all as they lie in the network."""
+        found: dict[Value, Any] = {}
+        for value, order, tensor in zip(self.inputs, self.orders, tensors, strict=True):
+            if order is None:
+                found[value] = tensor.reshape(value.shape).to(_arithmetic(value, tensor))
+            else:
+                found[value] = tensor.permute(order)
+        for operation in self.operations:
+            self._run(operation, found, images)
+        result: torch.Tensor = found[self.result].permute(self.order)
+        return result
+
+    def _run(self, operation: Operation, found: dict[Value, Any], images: int) -> None:
+        name, first = operation.name, operation.results[0]
+        expands = name in ("expand", "expand_as")
+        if (expands or name in RESHAPES) and operation.arguments.get("dtype") is None:
+            assert first is not None
+            (x,) = operation.reads[:1]
+            shape = self.shape(first, images)
+            found[first] = found[x].expand(shape) if expands else found[x].reshape(shape)
+            return
+        if name in ("to", "_to_copy"):  # the device is where it is
+            assert first is not None
+            found[first] = found[operation.reads[0]].to(first.dtype)
+            return
+        args = replaced(operation.args, found.__getitem__)
+        kwargs = replaced(dict(operation.kwargs), found.__getitem__)
+        function: Any = operation.function
+        if str(getattr(function, "_opname", "")).endswith("_"):
+            args = (args[0].clone(), *args[1:])
+        made = function(*args, **kwargs)
+        parts = made if isinstance(made, tuple | list) else (made,)
+        for value, part in zip(operation.results, parts, strict=False):
+            if value is not None:
+                found[value] = part
+
+
+def _arithmetic(value: Value, tensor: torch.Tensor) -> torch.dtype:
+    """The type that a shared value is computed in: its own, but that `verify` hands in float64."""
+    both = value.dtype.is_floating_point and tensor.dtype == torch.float64
+    return torch.float64 if both else value.dtype
+
+
+@dataclass(frozen=True)
+class _Told:
+    """What tells a region from all others: a plan depends on no more.
+
+    Attributes
+    ----------
+    name : str
+        Its operations, but for those that move elements alone.
+    text : str
+        All that it computes.
+    """
+
+    name: str
+    text: str
+
+
+class Region(_Told):
+    """A part of a model as what the library has computed outside of it."""
+
+    _part: Part
+    _costs: dict[tuple[int, tuple[int, ...] | None], Cost]
+
+    def __init__(self, part: Part) -> None:
+        super().__init__(_said(part), part.text)
+        object.__setattr__(self, "_part", part)
+        object.__setattr__(self, "_costs", {})
+
+    def forward(self, inputs: Sequence[Any], y: Any, stream: Any) -> None:
+        """Compute the result, and write it."""
+        tensors = [tensor_on(each) for each in inputs]
+        target = tensor_on(y)
+        with _on(target.device, stream), torch.no_grad():
+            target.copy_(self._part.run(tensors, self._images(target)))
+
+    def backward(
+        self, inputs: Sequence[Any], dy: Any, gradients: Mapping[int, Any], stream: Any
+    ) -> None:
+        """Compute it again, and gradients of inputs."""
+        given = tensor_on(dy)
+        with _on(given.device, stream):
+            tensors = [tensor_on(each) for each in inputs]
+            found = self._gradients(tensors, given, tuple(gradients))
+            for target, made in zip(gradients.values(), found, strict=True):
+                if made is None:
+                    tensor_on(target).zero_()
+                else:
+                    tensor_on(target).copy_(made)
+
+    def cost(self, images: int, wanted: tuple[int, ...] | None) -> Cost:
+        """What it takes, found on tensors without memory; of many images in proportion."""
+        if images > 2:
+            one, two = self.cost(1, wanted), self.cost(2, wanted)
+            return Cost(*(a + (images - 1) * (b - a) for a, b in zip(one, two, strict=True)))
+        if (images, wanted) not in self._costs:
+            self._costs[images, wanted] = self._measured(images, wanted)
+        return self._costs[images, wanted]
+
+    def _images(self, result: torch.Tensor) -> int:
+        part = self._part
+        return result.shape[0] * part.count // part.result.shape[part.order[0]]
+
+    def _gradients(
+        self, tensors: Sequence[torch.Tensor], dy: torch.Tensor, wanted: Sequence[int]
+    ) -> Sequence[torch.Tensor | None]:
+        leaves = [tensor.detach().requires_grad_(at in wanted) for at, tensor in enumerate(tensors)]
+        with torch.enable_grad():
+            y = self._part.run(leaves, self._images(dy))
+        return torch.autograd.grad(
+            y, [leaves[at] for at in wanted], dy.to(y.dtype), allow_unused=True
+        )
+
+    def _measured(self, images: int, wanted: tuple[int, ...] | None) -> Cost:
+        part = self._part
+        tensors = []
+        for value, order in zip(part.inputs, part.orders, strict=True):
+            shape = part.shape(value, images)
+            if order is not None:
+                back = sorted(range(len(order)), key=order.__getitem__)
+                shape = tuple(shape[axis] for axis in back)
+            tensors.append(torch.empty(shape, dtype=value.dtype, device="meta"))
+        made = part.shape(part.result, images)
+        shape = tuple(made[axis] for axis in part.order)
+        dy = torch.empty(shape, dtype=part.result.dtype, device="meta")
+        flops = FlopCounterMode(display=False)
+        with flops, _Bytes((*tensors, dy)) as counted:
+            if wanted is None:
+                with torch.no_grad():
+                    part.run(tensors, images)
+            else:
+                self._gradients(tensors, dy, wanted)
+        return Cost(counted.most, counted.moved, int(flops.get_total_flops()))
+
+
+def _said(part: Part) -> str:
+    """The names of what computes, in order, each once; of what moves if there is no other."""
+    names = dict.fromkeys(each.name for each in part.operations if each.name not in MOVES)
+    names = names or dict.fromkeys(each.name for each in part.operations) or {"permute": None}
+    shown = list(names)
+    return "+".join(shown[:3]) + f"+{len(shown) - 3} more" * (len(shown) > 3)
+
+
+class _Bytes(_python_dispatch.TorchDispatchMode):
+    """Counts what operations read and write, and the most that is held at once.
+
+    Parameters
+    ----------
+    given : sequence of Tensor
+        What is there before: it does not count.
+    """
+
+    def __init__(self, given: Sequence[torch.Tensor]) -> None:
+        super().__init__()
+        self.most = self.moved = 0
+        self._given = {each.untyped_storage()._cdata for each in given}
+        self._held: dict[int, tuple[StorageWeakRef, int]] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        made = func(*args, **(kwargs or {}))
+        self._held = {key: each for key, each in self._held.items() if not each[0].expired()}
+        fresh = []
+        for tensor in _tensors(made):
+            storage = tensor.untyped_storage()
+            if storage._cdata not in self._held and storage._cdata not in self._given:
+                self._held[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
+                fresh.append(tensor)
+        self.most = max(self.most, sum(nbytes for _, nbytes in self._held.values()))
+        if fresh:
+            self.moved += sum(each.numel() * each.element_size() for each in _tensors(args))
+            self.moved += sum(each.numel() * each.element_size() for each in fresh)
+        return made
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    return [each for each in pytree.tree_leaves(tree) if isinstance(each, torch.Tensor)]
+
+
+def tensor_on(array: Any) -> torch.Tensor:
+    """A tensor on the memory of a device's array."""
+    if isinstance(array, np.ndarray):
+        if array.dtype.name == "bfloat16":
+            return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+        return torch.from_numpy(array.view(np.ndarray))
+    found = torch.as_tensor(array, device="cuda")
+    return found.view(torch.bfloat16) if array.dtype == "bfloat16" else found
+
+
+@contextlib.contextmanager
+def _on(device: torch.device, stream: Any) -> Iterator[None]:
+    """In the order of a stream of the card; nothing where PyTorch computes on the host."""
+    if device.type != "cuda":
+        yield
+        return
+    pointer = 0 if stream is None else int(stream.ptr)
+    index = device.index
+    there = (
+        torch.cuda.ExternalStream(pointer, index) if pointer else torch.cuda.default_stream(index)
+    )
+    with torch.cuda.device(index), torch.cuda.stream(there):
+        yield

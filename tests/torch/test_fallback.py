@@ -1,0 +1,194 @@
+"""What the library has not PyTorch computes within the network: some images at a time, exactly."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import ooc_cudnn
+import ooc_cudnn.torch as ooc
+from tests.support.torch_checks import check, close
+from tests.support.torchvision_models import models
+
+
+@pytest.fixture(autouse=True)
+def on_the_host():
+    with ooc_cudnn.settings(device="host", machine="host"):
+        yield
+
+
+def _shufflenet():
+    kind = models().shufflenetv2.ShuffleNetV2
+    return kind([2, 1, 1], [8, 8, 16, 16, 16], num_classes=3), (2, 3, 32, 32)
+
+
+def _vit():
+    kind = models().vision_transformer.VisionTransformer
+    return kind(16, 8, 1, 2, 8, 16, num_classes=3), (3, 3, 16, 16)
+
+
+def _swin():
+    kind = models().swin_transformer.SwinTransformer
+    options = {"num_classes": 3, "stochastic_depth_prob": 0.0}
+    return kind([2, 2], 4, [2], [2], [2, 2], **options), (2, 3, 16, 16)
+
+
+def _maxvit():
+    kind = models().maxvit.MaxVit
+    options = {"stochastic_depth_prob": 0.0, "num_classes": 3}
+    return kind((16, 16), 4, 2, [4], [1], 2, **options), (2, 3, 16, 16)
+
+
+#: And of what keeping all takes: the search for a plan under less is long.
+@pytest.mark.parametrize(
+    ("make", "share"), [(_shufflenet, 1 / 4), (_vit, 1 / 2), (_swin, 3 / 4), (_maxvit, 1 / 4)]
+)
+def test_a_model_of_torchvision_is_the_same_under_a_limit(make, share):
+    torch.manual_seed(0)
+    model, shape = make()
+    check(model.double(), torch.randn(shape, dtype=torch.float64), shares=(share,))
+
+
+class Around(nn.Module):
+    """An operation between two layers, which reads a parameter, too."""
+
+    def __init__(self, operation, before=2, after=2):
+        super().__init__()
+        self.first, self.operation = nn.Conv2d(2, before, 1), operation
+        self.w = nn.Parameter(torch.randn(1, before, 1, 4))
+        self.last = nn.Conv2d(after, 1, 1)
+
+    def forward(self, x):
+        return self.last(self.operation(self.first(x), self.w))
+
+
+#: By what is to be said of them: of how many images at once they are computed.
+APART = {
+    "along an axis": lambda x, w: torch.softmax(x * w, 1).cumsum(-1).roll(1, 2).flip(3),
+    "a product of matrices": lambda x, w: x @ x.transpose(2, 3) @ w[0, 0, 0].diag(),
+    "products by a letter": lambda x, w: torch.einsum("nchw,ncvw,ncvx->nchx", x, x, x) * w,
+    "windows": lambda x, w: (
+        F.layer_norm(
+            x.reshape(4, 2, 2, 2, 4).permute(0, 2, 1, 3, 4).reshape(8, 4, 4) * w[0, 0], (4, 4)
+        )
+        .view(4, 2, 2, 2, 4)
+        .transpose(1, 2)
+        .flatten(2, 3)
+        .view(4, 2, 4, 4)
+    ),
+    "images second": lambda x, w: (
+        (
+            (x.flatten(2).permute(2, 0, 1).reshape(64, 2).square() + 1)
+            .view(16, 4, 2)
+            .permute(1, 2, 0)
+        ).unflatten(2, (4, 4))
+        * w
+    ),
+    "joined": lambda x, w: torch.stack([x * w, x.abs()], 2).flatten(1, 2)[:, ::2],
+    "parts": lambda x, w: torch.cat([(x * w).chunk(2, 1)[1], x.narrow(1, 0, 1)], 1),
+    "images": lambda x, w: F.pixel_unshuffle(F.pad(x * w, (1, 1, 2, 0), mode="replicate"), 1)[
+        :, :, 2:, 1:5
+    ],
+    "broadcast": lambda x, w: torch.where(x > 0, x, w.expand(4, -1, 4, -1)).clamp(max=1.5),
+}
+TOGETHER = {
+    "over images": lambda x, w: x * w - x.mean(0, keepdim=True),
+    "images in turn": lambda x, w: x.flip(0) * w,
+    "one image": lambda x, w: x * w + x[1],
+    "all in one": lambda x, w: x / x.norm() * w,
+}
+
+
+@pytest.mark.parametrize("name", [*APART, *TOGETHER])
+def test_operations_between_layers_are_pytorchs(name):
+    torch.manual_seed(0)
+    model = Around({**APART, **TOGETHER}[name]).double()
+    check(model, torch.randn(4, 2, 4, 4, dtype=torch.float64), shares=())
+    under = ooc.limit(model, "1MiB")
+    under(torch.randn(4, 2, 4, 4, dtype=torch.float64))
+    found = [each for each in under.forward.plan.tasks if each.outside_bytes is not None]
+    assert found
+    calls = [
+        phase.call for phase in under.forward.last.step._step.phases if phase.name.endswith("side")
+    ]
+    assert {call.images > 1 for call in calls} == {name in APART}
+
+
+def test_a_plan_names_what_pytorch_computes_and_what_it_takes():
+    model = Around(lambda x, w: torch.sort(x * w, 1).values)
+    plan = ooc.plan(model, (8, 2, 64, 4), memory_limit="64KiB", machine="h200")
+    assert plan.outside_bytes > 0
+    assert plan.device_bytes + plan.outside_bytes <= plan.memory_limit
+    found = [each for each in plan.tasks if each.outside_bytes is not None]
+    assert [each.name.partition(" ")[2] for each in found if "gradient" in each.name] == [
+        "mul+sort gradient outside"
+    ]
+    said = plan.explain()
+    assert "computed outside of the library" in said
+    assert "mul+sort outside" in said
+
+
+def test_more_is_computed_at_once_where_there_is_more_room():
+    model = Around(lambda x, w: torch.sort(x * w, 1).values)
+    shape = (64, 2, 64, 4)
+    small, large = (
+        ooc.plan(model, shape, memory_limit=limit, machine="h200") for limit in ("96KiB", "1GiB")
+    )
+    assert small.outside_bytes < large.outside_bytes
+
+
+def test_what_several_read_is_made_once():
+    class Shared(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.one = nn.Conv2d(2, 2, 1), nn.Conv2d(2, 2, 1)
+
+        def forward(self, x):
+            h = torch.sort(self.first(x), 1).values
+            return self.one(h.transpose(2, 3)) + h.tanh()
+
+    model = ooc.limit(Shared().double(), "1MiB")
+    model(torch.randn(2, 2, 4, 4, dtype=torch.float64))
+    names = [each.name for each in model.forward.plan.tasks]
+    assert sum("sort" in name and "gradient" not in name for name in names) == 1
+
+
+def test_running_statistics_are_not_updated_outside():
+    model = nn.Sequential(nn.InstanceNorm2d(2, track_running_stats=True), nn.Conv2d(2, 2, 1))
+    with pytest.raises(ooc.UnsupportedOperationError, match="running statistics"):
+        ooc.limit(model, "1MiB")(torch.randn(2, 2, 4, 4))
+
+
+def test_random_numbers_are_not_drawn_outside():
+    model = Around(lambda x, w: F.rrelu(x * w, training=True))
+    with pytest.raises(ooc.UnsupportedOperationError, match="rrelu"):
+        ooc.limit(model, "1MiB")(torch.randn(4, 2, 4, 4))
+
+
+def test_a_tensor_like_an_input_reads_no_more_than_its_shape():
+    class Padded(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(3, 2, 1)
+
+        def forward(self, x):
+            mask = x.new_zeros(4, 4)
+            mask[1:, :2] = 2.0
+            return self.conv(torch.cat([x, torch.ones_like(x[:, :1])], 1)) + mask
+
+    torch.manual_seed(0)
+    model = Padded().double()
+    check(model, torch.randn(2, 2, 4, 4, dtype=torch.float64), shares=())
+
+
+def test_inference_is_the_same():
+    torch.manual_seed(0)
+    model, shape = _vit()
+    eager = copy.deepcopy(model).eval()
+    x = torch.randn(shape)
+    with torch.no_grad():
+        expected = eager(x)
+        found = ooc.limit(model, "1MiB").eval()(x)
+    close(found, expected, "output", tolerance=1e-5)
