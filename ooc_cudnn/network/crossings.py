@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
+from ooc_cudnn.network.phases import Step
+from ooc_cudnn.network.residency import Residency
 from perfmodel import MachineModel
 
 
@@ -22,6 +24,37 @@ def copy_of(nbytes: int, machine: MachineModel, *, leaves: bool) -> Copy:
     back = slower.copy_in * machine.transfer.copy_seconds("copy_in", "pinned", nbytes)
     out = slower.copy_out * machine.transfer.copy_seconds("copy_out", "pinned", nbytes)
     return Copy(back, out if leaves else 0.0)
+
+
+def crossing(
+    step: Step, stays: Residency, machine: MachineModel, on_device: Collection[str]
+) -> tuple[float, float]:
+    """Seconds that the link is busy each way, in and out, at the least.
+
+    Parameters
+    ----------
+    stays : Residency
+        What is in none of its own when a phase reads or writes it is streamed.
+    on_device : collection of str
+        Tensors that lie there in any case.
+    """
+    bytes_in = bytes_out = 0
+    for base, found in stays.items():
+        nbytes = 0 if base in on_device else step.tensors[base].nbytes
+        bytes_in += nbytes * sum(stay.fetched for stay in found)
+        bytes_out += nbytes * sum(stay.leaves is not None for stay in found)
+    for at, phase in enumerate(step.phases):
+        for name in {*phase.reads, *phase.writes}:
+            base = step.place(name).base
+            if base in on_device or any(s.first <= at <= s.last for s in stays.get(base, ())):
+                continue
+            bytes_in += step.tensors[name].nbytes * (name in phase.reads)
+            bytes_out += step.tensors[name].nbytes * (name in phase.writes)
+    link = machine.transfer
+    return (
+        link.copy_seconds("copy_in", "pinned", bytes_in),
+        link.copy_seconds("copy_out", "pinned", bytes_out),
+    )
 
 
 def left_by(copies: Sequence[tuple[int, float]], ends: Sequence[float]) -> list[int]:

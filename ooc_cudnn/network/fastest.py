@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from typing import NamedTuple
 
 from ooc_cudnn.errors import HostOutOfMemoryError
-from ooc_cudnn.memory.pinned import Room
-from ooc_cudnn.network.phases import Phase, Step
-from ooc_cudnn.network.placing import Placed
+from ooc_cudnn.network.bound import priced
+from ooc_cudnn.network.crossings import crossing
+from ooc_cudnn.network.phases import Step
+from ooc_cudnn.network.placing import Placed, Terms
 from ooc_cudnn.network.plan import NetworkPlan
+from ooc_cudnn.network.residency import Residency
 
 
 class PlannedStep(NamedTuple):
@@ -30,23 +32,32 @@ class Fastest:
     tried : set
         What was placed, so that nothing is twice.
     best : PlannedStep, optional
+    by_policy : dict
+        The fastest of each policy.
     least : NetworkPlan, optional
         Of those that did not fit, the one that wants least.
     """
 
-    def __init__(
-        self, room: Room | None, seconds_of: Callable[[Phase], float] | None = None
-    ) -> None:
-        self.room, self._seconds_of = room, seconds_of
+    def __init__(self, terms: Terms) -> None:
+        self.room, self._terms = terms.host, terms
+        self._seconds_of = priced(terms.target.machine)
         self.best: PlannedStep | None = None
+        self.by_policy = dict[str, PlannedStep]()
         self.least: NetworkPlan | None = None
         self.tried = set[Hashable]()
 
-    def may_be(self, step: Step) -> bool:
-        """Whether a step may be the fastest: no replay takes less than computing in one piece."""
-        if self.best is None or self._seconds_of is None:
+    def may_be(self, step: Step, stays: Residency | None = None) -> bool:
+        """Whether a step may be the fastest, where its tensors are there for these stays.
+
+        No replay takes less than computing in one piece, or than what crosses the link one way.
+        """
+        if self.best is None:
             return True
-        return sum(map(self._seconds_of, step.phases)) < self.best.plan.seconds
+        least, most = sum(map(self._seconds_of, step.phases)), self.best.plan.seconds
+        if stays is None or least >= most:
+            return least < most
+        on_device = {base for base, spec in self._terms.given.items() if spec.placement == "device"}
+        return max(crossing(step, stays, self._terms.target.machine, on_device)) < most
 
     def take(self, made: PlannedStep | None) -> bool:
         """Keep a plan if it is the fastest so far; return whether it is."""
@@ -56,7 +67,10 @@ class Fastest:
             if self.least is None or made.plan.host_bytes < self.least.host_bytes:
                 self.least = made.plan
             return False
-        if self.best is not None and made.plan.seconds >= self.best.plan.seconds:
+        policy, seconds = made.plan.policy, made.plan.seconds
+        if policy not in self.by_policy or seconds < self.by_policy[policy].plan.seconds:
+            self.by_policy[policy] = made
+        if self.best is not None and seconds >= self.best.plan.seconds:
             return False
         self.best = made
         return True

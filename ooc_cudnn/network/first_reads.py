@@ -13,7 +13,7 @@ from ooc_cudnn.network.residency import Residency
 
 
 def streamed_first(step: Step, stays: Residency) -> Iterator[Residency]:
-    """Stays without the first readers of the inputs, and without any of their readers.
+    """Stays without the first readers of the inputs.
 
     Nothing where no input is fetched.
     """
@@ -30,4 +30,3 @@ def streamed_first(step: Step, stays: Residency) -> Iterator[Residency]:
         rest = [at for at in uses[base].phases if stay.first < at <= stay.last]
         later[base] = ((stay._replace(first=rest[0]),) if rest else ()) + stays[base][1:]
     yield later
-    yield {base: () if base in inputs else found for base, found in stays.items()}

@@ -37,11 +37,14 @@ class MadeAgain(NamedTuple):
         What comes from the host.
     left : mapping
         Of maps that do, the phase by which they have left.
+    seconds : float
+        That they take.
     """
 
     again: tuple[Again, ...]
     back: tuple[Back, ...]
     left: Mapping[str, int]
+    seconds: float
 
     @classmethod
     def of(cls, makings: Makings, phases: Sequence[int] = ()) -> Self:
@@ -53,7 +56,7 @@ class MadeAgain(NamedTuple):
                 Again(phases[each.before], each.name.split(" [")[0], each.is_made) for each in again
             )
         back = (Back(makings.begins(e), e.before, e.name) for e in events if not e.is_made)
-        return cls(again, tuple(back), makings.left)
+        return cls(again, tuple(back), makings.left, makings.seconds)
 
 
 class Back(NamedTuple):
@@ -91,7 +94,10 @@ def made_again(
         return
     working = working_bytes(part, kept(part, part.uses), terms)
     working = np.minimum(working, MOST_FOR_PIECES * room)
+    before, hopeless = frozenset[Again](), -1.0
     for share, left in WAYS:
+        if left == hopeless:
+            continue  # it did not fit in more
         makings = Makings(
             part,
             priced(machine),
@@ -101,8 +107,12 @@ def made_again(
             left * working,
             may_leave=may_leave,
         )
+        makings.change(add=before)
         if search(makings):
+            before = frozenset(makings.events)
             yield MadeAgain.of(makings, phases)
+        else:
+            hopeless = left
 
 
 def coming_back(step: Step, rewritten: Step, made: MadeAgain) -> Residency:

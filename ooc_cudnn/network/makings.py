@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, chain
+from math import fsum
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -98,7 +99,7 @@ class Makings:
         may_leave: bool,
     ) -> None:
         self.step, self.room = step, room_bytes
-        self._machine, self._may_leave = machine, may_leave
+        self._machine, self.may_leave = machine, may_leave
         self.uses = {base: used for base, used in step.uses.items() if base not in always}
         self.nbytes = {base: aligned(step.tensors[base].nbytes) for base in self.uses}
         self._working = np.array(working if len(working) else np.zeros(len(step.phases)))
@@ -138,6 +139,7 @@ class Makings:
             if base not in self.versions
         ]
         self._fixed = np.array(fixed, np.int64).reshape(-1, 3)
+        self._versions_bytes = [self.nbytes[base] for base in self.versions]
         self._phase_slots = np.array([self.slot(at) for at in range(len(step.phases))])
 
     def _item(self, base: str, seconds_of: Callable[[Phase], float]) -> Item | None:
@@ -147,7 +149,7 @@ class Makings:
         if (not backward and tensor.kind != "map") or self._is_changed(base):
             return None
         copy = None
-        if self._may_leave or tensor.kind == "input":
+        if self.may_leave or tensor.kind == "input":
             copy = copy_of(tensor.nbytes, self._machine, leaves=tensor.kind == "map")
         made_by = makers_of(step, base) if tensor.kind == "map" else ()
         makers = [step.phases[at] for at in made_by]
@@ -274,7 +276,7 @@ class Makings:
     @property
     def seconds(self) -> float:
         """That making again takes, and that computing loses to copies."""
-        return sum(map(self.seconds_of, self.events))
+        return fsum(map(self.seconds_of, self.events))  # in any order: events are a set
 
     def seconds_of(self, event: Again) -> float:
         """What an event takes."""
@@ -285,32 +287,24 @@ class Makings:
 
     def held(self) -> tuple[Any, Any]:
         """The slots in which something happens, and the bytes that are held in each."""
-        starts = {event: self.start_of(event) for event in self.events}
-        slots = np.unique(
-            np.concatenate([self._phase_slots, np.fromiter(starts.values(), np.int64)])
-        )
+        starts = [(self.start_of(event), event) for event in self.events]
+        made = [(at, self.items[event.name]) for at, event in starts if event.is_made]
+        slots = np.sort(np.append(self._phase_slots, [at for at, _ in starts]))
+        slots = slots[np.append(True, slots[1:] > slots[:-1])]
         lives = [
-            (first, last, self.nbytes[name])
-            for name, versions in self.versions.items()
+            (first, last, nbytes)
+            for nbytes, versions in zip(self._versions_bytes, self.versions.values(), strict=True)
             for first, last in versions
         ]
-        lives += [
-            (at, at, self.nbytes[name])
-            for event, at in starts.items()
-            if event.is_made
-            for name in self.items[event.name].beside
-        ]
-        first, last, nbytes = np.concatenate(
-            [np.array(lives, np.int64).reshape(-1, 3), self._fixed]
-        ).T
-        come = np.bincount(np.searchsorted(slots, first), nbytes, len(slots) + 1)
-        gone = np.bincount(np.searchsorted(slots, last) + 1, nbytes, len(slots) + 1)
+        lives += [(at, at, self.nbytes[name]) for at, item in made for name in item.beside]
+        changing = np.fromiter(chain.from_iterable(lives), np.int64, 3 * len(lives))
+        first, last, nbytes = np.concatenate([changing.reshape(-1, 3), self._fixed]).T
+        come = np.bincount(slots.searchsorted(first), nbytes, len(slots) + 1)
+        gone = np.bincount(slots.searchsorted(last) + 1, nbytes, len(slots) + 1)
         held = np.cumsum(come - gone)[:-1]
-        held[np.searchsorted(slots, self._phase_slots)] += self._working
-        for event, at in starts.items():
-            if event.is_made:
-                held[np.searchsorted(slots, at)] += self.items[event.name].working
-        return slots, held
+        held[slots.searchsorted(self._phase_slots)] += self._working
+        at = slots.searchsorted([at for at, _ in made])
+        return slots, held + np.bincount(at, [item.working for _, item in made], len(slots))
 
     def in_order(self) -> tuple[Again, ...]:
         """The events, in the order in which they happen."""

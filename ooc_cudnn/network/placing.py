@@ -9,7 +9,7 @@ streams it: so there is a program for every limit that admits each call by itsel
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -100,12 +100,14 @@ def place_step(
     may_stream: bool = True,
     spill: bool = False,
     reserved: Mapping[int, int] = MappingProxyType({}),
+    is_worth: Callable[[Step, Residency], bool] = lambda step, stays: True,
 ) -> Placed | None:
     """Make the program of a step, with more tensors on the host where memory is short.
 
     Either for all of the step, and streamed by all who use them; or for a while (`spill`), so that
     little is copied. Without `may_stream` it must fit as it is: None where it does not. Where bytes
-    are `reserved` for a phase, it finds so many in one range, beside tensors.
+    are `reserved` for a phase, it finds so many in one range, beside tensors. None, too, where
+    stays are not worth it (`is_worth`).
 
     Raises
     ------
@@ -121,7 +123,7 @@ def place_step(
     if spill:
         stays = least_copied(step, stays, _Placing(name, step, stays, terms).working(), room)
         stays = {base: found for base, found in stays.items() if found}
-    while True:
+    while is_worth(step, stays):
         worst = _overflow(step, stays, room)
         if worst is None:
             try:
@@ -143,6 +145,7 @@ def place_step(
                 smallest_bytes=least,
             )
         stays = fewer
+    return None
 
 
 def _without_largest(step: Step, stays: Residency, phase: int) -> Residency | None:

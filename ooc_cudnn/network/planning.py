@@ -12,7 +12,7 @@ import numpy as np
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.network.apart import apart
 from ooc_cudnn.network.bands import banded, is_of_band, whole_maps
-from ooc_cudnn.network.bound import bound_of, priced
+from ooc_cudnn.network.bound import bound_of
 from ooc_cudnn.network.collecting import no_garbage_collection
 from ooc_cudnn.network.compacting import compacted
 from ooc_cudnn.network.computing import order_seconds
@@ -41,8 +41,10 @@ from ooc_cudnn.operations.window_arguments import is_int
 from ooc_cudnn.pipeline.program import Task
 from ooc_cudnn.tensor import ORDERS
 
-#: What `best` chooses from, in the order in which equals are taken.
+#: What `best` chooses from, in the order in which equals are taken; and beside them plans whose
+#: events a search found, which tell early what cannot be the fastest.
 BEST_OF = ("keep", "remake", "checkpoint", "offload", "mixed")
+SEARCHED = "repeat"
 NAMES = ("best", *BEST_OF, "vdnn_all", "vdnn_conv", "vdnn_dyn", *WHOLE)
 #: Bands of rows are as few as leave the rest of memory to whole maps and to what tasks need.
 MOST_BANDS = 1024
@@ -55,6 +57,10 @@ SHARES_SPILLED = (0.25, 0.75, 1.0)
 LARGE = 1 / 8
 #: A plan that takes so many times its computing is compared with those that go down the rows.
 WAITING = 1.25
+#: A plan whose computing takes no more than so many times the fastest may gain by time to copy.
+WORTH_TIME = 0.99
+#: Of the memory that is free, what copies may have longer; addresses may want the rest.
+FOR_COPIES = (1.0, 0.0)
 #: Where tasks find too little room, further decisions are tried in so many steps at most.
 MOST_STEPS = 16
 #: Micro-batches that are tried: the next number is worth it while it is faster.
@@ -96,43 +102,46 @@ def plan_step(
         return plan_mo_sos(name, step, terms, policy)
     if policy == "vdnn_dyn":
         return _vdnn_dyn(name, step, terms, micro_batches or 1)
-    names = BEST_OF if policy == "best" else (policy,)
-    fastest = Fastest(terms.host, priced(target.machine))
+    fastest = Fastest(terms)
     if policy.startswith("vdnn"):
         micro_batches = micro_batches or 1  # it knows no others
     for parts in _counts(step, micro_batches, terms):
-        faster = [
-            fastest.take(_planned(name, step, terms, each, parts, may_stream=False, beside=fastest))
-            for each in names
-        ]
-        if fastest.best is not None and not any(faster):
-            break
-    before = fastest.best
-    if policy == "best":
-        for made in _by_repeating(name, step, terms, micro_batches, before):
+        if not fastest.may_be(micro_batched(step, parts)):
+            break  # nor may more micro-batches, which compute longer still
+        for made in _in_parts(name, step, terms, policy, parts, fastest):
             fastest.take(made)
-    for ways in (_by_shares, _by_rows, _by_spilling) if policy == "best" else ():
+            if policy == "best":
+                _in_time(name, made, terms, fastest)
+    for way in (_by_shares, _by_rows, _by_spilling) if policy == "best" else ():
         if fastest.best is None or _waits(fastest.best.plan):
-            for made in ways(name, step, terms, micro_batches):
+            for made in way(name, step, terms, micro_batches, fastest):
                 fastest.take(made)
+                _in_time(name, made, terms, fastest)
     if fastest.best is None or (policy == "best" and _waits(fastest.best.plan)):
         # what is too large is streamed, call by call
-        for each in names:
+        for each in BEST_OF if policy == "best" else (policy,):
             try:
-                fastest.take(_planned(name, step, terms, each, micro_batches or 1))
+                parts = micro_batches or 1
+                fastest.take(_planned(name, step, terms, each, parts, fastest, may_stream=True))
             except PlanInfeasibleError:
                 if fastest.best is None and fastest.least is None:
                     raise
     made = fastest.found()
-    # what this one won by may be less than what the other gains here
-    both = [made, before] if made.plan.policy == "repeat" and before else [made]
-    for other in both if policy == "best" else ():
-        if not fastest.may_be(other.step):
-            continue
-        for in_time in _in_time(name, other, terms):
-            fastest.take(in_time)
-    made = fastest.found()
     return made._replace(plan=replace(made.plan, policy=policy, taken=made.plan.policy))
+
+
+def _in_parts(
+    name: str, step: Step, terms: Terms, policy: str, parts: int, fastest: Fastest
+) -> Iterator[PlannedStep]:
+    """Plans in so many micro-batches that may be faster than those before."""
+    for each in BEST_OF if policy == "best" else (policy,):
+        made = _planned(name, step, terms, each, parts, fastest)
+        if made is not None:
+            yield made
+        elif (policy, each) == ("best", "keep"):
+            taken = _rewritten(step, frozenset(), 1, 1)
+            ways = (False, True) if parts == 1 else (False,)
+            yield from _searched(name, taken, terms, parts, fastest, ways)
 
 
 def bounded(
@@ -191,7 +200,7 @@ def plan_again(step: Step, plan: NetworkPlan, terms: Terms) -> PlannedStep:
     terms = replace(terms, order=plan.order, by_order=plan.by_order, synchronous=plan.synchronous)
     placed = place_step(plan.name, step, dict(plan.stays), terms, reserved=dict(plan.reserved))
     assert placed is not None
-    made = Fastest(terms.host)
+    made = Fastest(terms)
     figures = predicted(plan.name, plan.policy, step, placed, plan, terms)
     made.take(PlannedStep(replace(figures, taken=plan.taken, gap=plan.gap), step, placed))
     return made.found()
@@ -210,84 +219,79 @@ def _waits(plan: NetworkPlan) -> bool:
     return plan.seconds > WAITING * plan.compute_seconds
 
 
-def _by_repeating(
-    name: str, step: Step, terms: Terms, asked: int | None, best: PlannedStep | None
+def _searched(
+    name: str, step: Step, terms: Terms, parts: int, fastest: Fastest, leaving: Sequence[bool]
 ) -> Iterator[PlannedStep]:
     """Plans in which maps are made again as often as a search found best: `made_again.py`.
 
-    With as many micro-batches as the best plan so far has, and then with half as many each time,
-    while that is faster.
+    With and without maps that leave, as is asked for; of each the first that has room.
     """
-    if best is not None and (best.plan.policy, best.plan.micro_batches) == ("keep", 1):
-        return
-    parts = asked or (1 if best is None else best.plan.micro_batches)
-    taken, least = _rewritten(step, frozenset(), 1, 1), float("inf")
-    while parts:
-        made = _repeating(name, taken, terms, parts)
-        if made is None or made.plan.seconds >= least:
-            break
-        yield made
-        least, parts = made.plan.seconds, 0 if asked else parts // 2
+    least = float("inf")
+    for may_leave in leaving:
+        for made in made_again(step, terms, parts, may_leave=may_leave):
+            if made.seconds >= least:
+                break
+            rewritten = _repeated(step, made.again, parts)
+            stays = coming_back(step, rewritten, made)
+            if not fastest.may_be(rewritten, stays):
+                break
+            placed = place_step(name, rewritten, stays, terms, may_stream=False)
+            if placed is not None:
+                how = How(parts, again=made.again)
+                figures = predicted(name, SEARCHED, rewritten, placed, how, terms)
+                yield PlannedStep(figures, rewritten, placed)
+                least = made.seconds
+                break
 
 
-def _repeating(name: str, step: Step, terms: Terms, parts: int) -> PlannedStep | None:
-    """The faster of two plans: with and without maps that leave; None if neither fits."""
-    found = [
-        made
-        for may_leave in ((False, True) if parts == 1 else (False,))
-        if (made := _searched(name, step, terms, parts, may_leave=may_leave)) is not None
-    ]
-    return min(found, key=lambda made: made.plan.seconds, default=None)
+def _in_time(name: str, made: PlannedStep, terms: Terms, fastest: Fastest) -> None:
+    """Take the same plan with time to copy, where it is the fastest then.
 
-
-def _searched(
-    name: str, step: Step, terms: Terms, parts: int, *, may_leave: bool
-) -> PlannedStep | None:
-    """The first plan of those that a search yields that has room; None if none has."""
-    for made in made_again(step, terms, parts, may_leave=may_leave):
-        rewritten = _repeated(step, made.again, parts)
-        stays = coming_back(step, rewritten, made)
-        placed = place_step(name, rewritten, stays, terms, may_stream=False)
-        if placed is not None:
-            how = How(parts, again=made.again)
-            figures = predicted(name, "repeat", rewritten, placed, how, terms)
-            return PlannedStep(figures, rewritten, placed)
-    return None
-
-
-def _in_time(name: str, made: PlannedStep, terms: Terms) -> Iterator[PlannedStep]:
-    """The same plan with time to copy; and with inputs that first readers, or all, stream."""
+    And with inputs that first readers stream.
+    """
     plan, step, placed = made
+    if fastest.best is None or plan.compute_seconds > WORTH_TIME * fastest.best.plan.seconds:
+        return
     tasks = [item for item in placed.program.items if isinstance(item, Task)]
     room = terms.target.room_bytes - np.array([task.plan.device_bytes for task in tasks])
     seconds = [task.seconds for task in plan.tasks]
     there = {base for base, spec in terms.given.items() if spec.placement == "device"}
     for stays in (placed.residency, *streamed_first(step, placed.residency)):
-        longer = with_time_to_copy(step, stays, terms.target.machine, seconds, room, there)
-        for each in (longer, stays):  # addresses may want more
-            again = place_step(name, step, each, terms, may_stream=False)
+        for share in FOR_COPIES:  # addresses may want more
+            each = with_time_to_copy(
+                step, stays, terms.target.machine, seconds, share * room, there
+            )
+            if each == placed.residency:
+                break
+            again = place_step(name, step, each, terms, may_stream=False, is_worth=fastest.may_be)
             if again is not None:
                 figures = predicted(name, plan.policy, step, again, plan, terms)
-                yield PlannedStep(figures, step, again)
+                fastest.take(PlannedStep(figures, step, again))
                 break
 
 
-def _by_shares(name: str, step: Step, terms: Terms, asked: int | None) -> Iterator[PlannedStep]:
+def _by_shares(
+    name: str, step: Step, terms: Terms, asked: int | None, fastest: Fastest
+) -> Iterator[PlannedStep]:
     """Plans that remake a share of what can be remade, and of the rest let leave what must."""
     for share in SHARES_REMADE:
         some = Policy(keep, partial(mixed, share=share))
-        made = _planned(name, step, terms, "mixed", asked or 1, some, may_stream=False)
+        made = _planned(name, step, terms, "mixed", asked or 1, fastest, some)
         if made is not None:
             yield made
 
 
-def _by_rows(name: str, step: Step, terms: Terms, asked: int | None) -> Iterator[PlannedStep]:
+def _by_rows(
+    name: str, step: Step, terms: Terms, asked: int | None, fastest: Fastest
+) -> Iterator[PlannedStep]:
     """Plans that go down the rows, each in as few bands as leave memory to what is whole.
 
     All images at once, and one by one; or in so many micro-batches as are asked for.
     """
     counts = (1, images_of(step)) if _shares(step, terms) else (1,)
     for parts in dict.fromkeys(counts if asked is None else (asked,)):
+        if not fastest.may_be(micro_batched(step, parts)):
+            continue
         bands = 1
         while (bands := 2 * bands) <= MOST_BANDS:
             try:
@@ -305,16 +309,19 @@ def _by_rows(name: str, step: Step, terms: Terms, asked: int | None) -> Iterator
             if most_held(rewritten, of_bands) > SHARE_OF_BANDS * terms.target.room_bytes:
                 continue
             try:
-                placed = place_step(name, rewritten, stays, terms)
+                placed = place_step(name, rewritten, stays, terms, is_worth=fastest.may_be)
             except PlanInfeasibleError:
                 break  # a part of a call may take more than all of it: it adds to what is there
-            assert placed is not None
+            if placed is None:
+                break
             figures = predicted(name, "rows", rewritten, placed, How(parts, bands), terms)
             yield PlannedStep(figures, rewritten, placed)
             break
 
 
-def _by_spilling(name: str, step: Step, terms: Terms, asked: int | None) -> Iterator[PlannedStep]:
+def _by_spilling(
+    name: str, step: Step, terms: Terms, asked: int | None, fastest: Fastest
+) -> Iterator[PlannedStep]:
     """Plans in which tensors are on the host for a while, wherever memory is short.
 
     Concatenations are taken apart, so that no tensor is larger than it must be. Of what is made
@@ -334,10 +341,11 @@ def _by_spilling(name: str, step: Step, terms: Terms, asked: int | None) -> Iter
         rewritten = _rewritten(step, again, parts, 1, anew)
         stays = POLICIES["keep"].residing(rewritten)
         try:
-            placed = place_step(name, rewritten, stays, terms, spill=True)
+            placed = place_step(name, rewritten, stays, terms, spill=True, is_worth=fastest.may_be)
         except PlanInfeasibleError:
             break  # an addition to what another part made takes more than all at once
-        assert placed is not None
+        if placed is None:
+            continue
         how = How(parts, 1, tuple(sorted(again)), apart=True, anew=tuple(sorted(anew)))
         figures = predicted(name, "spill", rewritten, placed, how, terms)
         yield PlannedStep(figures, rewritten, placed)
@@ -401,14 +409,14 @@ def _planned(
     terms: Terms,
     policy: str,
     parts: int,
+    fastest: Fastest,
     made: Policy | None = None,
     *,
-    may_stream: bool = True,
-    beside: Fastest | None = None,
+    may_stream: bool = False,
 ) -> PlannedStep | None:
     """Plan a step by one policy; None where it does not fit as the policy has it.
 
-    Nor is what was tried already planned again, or what cannot be faster than others (`beside`).
+    Nor is what was tried already planned again, or what cannot be faster than others.
     """
     made = made or POLICIES[policy]
     terms = replace(terms, synchronous=made.synchronous)
@@ -417,16 +425,20 @@ def _planned(
     at = _first_that_fits(step, decisions, made, parts, terms.target.room_bytes)
     while True:
         tried = parts, decisions[at], made.residing
-        if beside is not None and tried in beside.tried:
-            return None
         rewritten, stays = _as_decided(step, decisions[at], made, parts)
-        if beside is not None and not beside.may_be(rewritten):
+        if tried in fastest.tried or not fastest.may_be(rewritten, stays):
             return None
         last = at == len(decisions) - 1
-        placed = place_step(name, rewritten, stays, terms, may_stream=may_stream and last)
+        placed = place_step(
+            name,
+            rewritten,
+            stays,
+            terms,
+            may_stream=may_stream and last,
+            is_worth=fastest.may_be,
+        )
         if placed is not None:
-            if beside is not None:
-                beside.tried.add(tried)
+            fastest.tried.add(tried)
             how = How(parts, remade=tuple(sorted(decisions[at].remade)))
             figures = predicted(name, policy, rewritten, placed, how, terms)
             return PlannedStep(figures, rewritten, placed)
@@ -467,11 +479,11 @@ def _vdnn_dyn(name: str, step: Step, terms: Terms, parts: int) -> PlannedStep:
     Without offload, then with convolutions' inputs offloaded, then with all; else what is too large
     is streamed, where vDNN gives up.
     """
-    fastest = Fastest(terms.host)
+    fastest = Fastest(terms)
     for policy in ("keep", "vdnn_conv", "vdnn_all"):
-        if fastest.take(_planned(name, step, terms, policy, parts, may_stream=False)):
+        if fastest.take(_planned(name, step, terms, policy, parts, fastest)):
             break
     else:
-        fastest.take(_planned(name, step, terms, "vdnn_all", parts))
+        fastest.take(_planned(name, step, terms, "vdnn_all", parts, fastest, may_stream=True))
     made = fastest.found()
     return made._replace(plan=replace(made.plan, policy="vdnn_dyn", taken=made.plan.policy))

@@ -1,13 +1,16 @@
 """The search for what to make again: events that take few seconds, and fit.
 
 Where most is held, the event that frees most a second is added, until all fits; then events are
-taken out that it fits without. Then one after the other is forbidden, and what it takes to fit
-without it replaces it where that is faster. Nothing here depends on a clock.
+taken out that it fits without. That is done twice, with two measures of what is worth a try. Then
+one event after the other is forbidden, and what it takes to fit without it replaces it where that
+is faster. Nothing here depends on a clock.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Collection
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,32 +18,51 @@ import numpy as np
 from ooc_cudnn.network.makings import Makings
 from ooc_cudnn.network.repeating import Again
 
-#: Of the candidates at a slot, those that are tried: at first, and when one is to be replaced.
-FIRST, LATER = 10, 6
-#: Events that may replace one; how often all are gone through; and how many states of memory may
-#: be worked out.
-MOST_INSTEAD, MOST_ROUNDS, MOST_STATES = 12, 4, 4000
+#: Of the candidates at a slot, those that are tried: by each of the two measures, and when one is
+#: to be replaced.
+FIRST, LATER = (10, 4), 4
+#: Events that may replace one; and how often all are gone through.
+MOST_INSTEAD, MOST_ROUNDS = 12, 4
+#: States of memory that may be worked out until all fits, and to take less, times tensors.
+MOST_TO_FIT, MOST_TO_IMPROVE = (2**19, 2**20), 2**18
 
 
 def search(makings: Makings) -> bool:
-    """Add events that take few seconds, until all fits; whether it does."""
-    search = _Search(makings)
-    if not search.fit(FIRST):
+    """Add events that take few seconds to those that are there, until all fits; whether it does."""
+    search, before = _Search(makings), frozenset(makings.events)
+    found = list[tuple[float, int, frozenset[Again]]]()
+    for measure, tried in enumerate(FIRST):
+        search.begin(measure, MOST_TO_FIT[measure])
+        if search.fit(tried):
+            search.trim()
+            found.append((makings.seconds, measure, frozenset(makings.events)))
+        makings.change(add=before, remove=makings.events - before)
+        if found and before:
+            break
+    if not found:
         return False
-    search.trim()
+    _, measure, events = min(found, key=lambda each: each[:2])
+    search.begin(measure, MOST_TO_IMPROVE)
+    makings.change(add=events, remove=before - events)
     search.improve()
     return True
 
 
 class _Candidate(NamedTuple):
-    seconds_a_byte: float
+    """Events, and by two measures what they take: a byte, and a byte that is too much meanwhile."""
+
+    measured: tuple[float, float]
     name: str
     events: tuple[Again, ...]
 
 
 class _Search:
     def __init__(self, makings: Makings) -> None:
-        self.of, self.states = makings, 0
+        self.of, self.measure, self.states = makings, 0, 0
+
+    def begin(self, measure: int, most: int) -> None:
+        """Look at candidates by a measure, and at so many states, times tensors."""
+        self.measure, self.states = measure, most // (len(self.of.versions) or 1)
 
     def fit(
         self,
@@ -57,7 +79,7 @@ class _Search:
             over = np.maximum(held - self.of.room, 0)
             if not over.any():
                 return True
-            if self.of.seconds >= seconds or self.states > MOST_STATES:
+            if self.of.seconds >= seconds or self.states < 0:
                 return False
             best = self._best(slots, held, over, tried, forbidden)
             if best is None:
@@ -68,7 +90,7 @@ class _Search:
         return False
 
     def _held(self) -> tuple[Any, Any]:
-        self.states += 1
+        self.states -= 1
         return self.of.held()
 
     def _best(
@@ -77,7 +99,8 @@ class _Search:
         """The events that free most a second of what is too much, beginning where most is held."""
         total, before = over.sum(), self.of.seconds
         at, least, best = int(over.argmax()), np.inf, None
-        candidates = sorted(self._candidates(slots, held, at, forbidden))
+        candidates = self._candidates(slots, held, over, at, forbidden)
+        candidates.sort(key=lambda each: (each.measured[self.measure], *each[1:]))
         made = [each for each in candidates if each.events[0].is_made]
         copied = [each for each in candidates if not each.events[0].is_made]
         for candidate in (*copied[:tried], *made[:tried]):
@@ -92,24 +115,30 @@ class _Search:
         return best
 
     def _candidates(
-        self, slots: Any, held: Any, at: int, forbidden: Collection[Again]
+        self, slots: Any, held: Any, over: Any, at: int, forbidden: Collection[Again]
     ) -> list[_Candidate]:
         """What is held in a slot and not touched there, and had again for its next reader."""
         found, slot = list[_Candidate](), int(slots[at])
+        among, too_much = slots.tolist(), [0, *accumulate((over > 0).tolist())]
         for name, versions in self.of.versions.items():
             if name not in self.of.items or not any(v.first < slot < v.last for v in versions):
                 continue
-            reader = next(each for each, _ in self.of.accesses[name] if each >= slot)
+            accesses = [each for each, _ in self.of.accesses[name]]
+            next_one = bisect_left(accesses, slot)
+            reader, nbytes = accesses[next_one], self.of.nbytes[name]
             phase = self.of.phase_of(reader)
             if reader == slot or not self.of.step.phases[phase].is_backward:
                 continue
+            before = too_much[bisect_right(among, accesses[next_one - 1])]
             for event in self.of.ways(phase, name):
-                if self.of.may_begin(event) <= slot or event in self.of.events:
+                start = self.of.may_begin(event)
+                if start <= slot or event in self.of.events:
                     continue
+                meanwhile = nbytes * (too_much[bisect_left(among, start)] - before)
                 events = self._with_parents(event, slots, held)
                 if not any(each in forbidden for each in events):
                     seconds = sum(map(self.of.seconds_of, events))
-                    found.append(_Candidate(seconds / self.of.nbytes[name], name, events))
+                    found.append(_Candidate((seconds / nbytes, seconds / meanwhile), name, events))
         return found
 
     def _with_parents(self, wanted: Again, slots: Any, held: Any) -> tuple[Again, ...]:
@@ -154,7 +183,7 @@ class _Search:
         for _ in range(MOST_ROUNDS):
             before = least
             for event in self._longest_first(best):
-                if event not in self.of.events or self.states > MOST_STATES:
+                if event not in self.of.events or self.states < 0:
                     continue
                 self.of.change(remove=[event])
                 self._prune()

@@ -31,7 +31,7 @@ def terms(limit=2**40):
 
 def test_a_step_that_computes_longer_than_the_fastest_takes_may_not_be_it(step):
     machine = terms().target.machine
-    fastest = Fastest(None, priced(machine))
+    fastest = Fastest(terms())
     made = planning.plan_step("step", step, terms(), policy="keep", micro_batches=1)
     assert fastest.may_be(made.step)
     assert fastest.take(made)
@@ -43,10 +43,10 @@ def test_a_step_that_computes_longer_than_the_fastest_takes_may_not_be_it(step):
 
 
 def test_policies_that_come_to_the_same_are_placed_once(step):
-    taken, fastest = planning._as_taken(step, "best"), Fastest(None)
-    kept = planning._planned("step", taken, terms(), "keep", 1, may_stream=False, beside=fastest)
+    taken, fastest = planning._as_taken(step, "best"), Fastest(terms())
+    kept = planning._planned("step", taken, terms(), "keep", 1, fastest)
     assert fastest.take(kept)
     for policy in ("remake", "offload", "mixed"):  # where all fits they keep all
-        assert planning._planned("step", taken, terms(), policy, 1, beside=fastest) is None
-        alone = planning._planned("step", taken, terms(), policy, 1)
+        assert planning._planned("step", taken, terms(), policy, 1, fastest) is None
+        alone = planning._planned("step", taken, terms(), policy, 1, Fastest(terms()))
         assert alone.plan.stays == kept.plan.stays

@@ -14,6 +14,7 @@ from ooc_cudnn.cli.network import drawn_inputs
 from ooc_cudnn.functions.target import Target
 from ooc_cudnn.network import planning
 from ooc_cudnn.network.bound import priced
+from ooc_cudnn.network.fastest import Fastest
 from ooc_cudnn.network.made_again import MadeAgain, coming_back, made_again
 from ooc_cudnn.network.makings import Makings
 from ooc_cudnn.network.placing import Terms, most_held
@@ -150,7 +151,8 @@ def test_its_plans_run(make, share, parts, may_leave):
         step, full = taken(net, loss)
         limit = int(share * full)
         terms = terms_for(limit, None, step, {})
-        made = planning._searched("training_step", step, terms, parts, may_leave=may_leave)
+        ways = planning._searched("step", step, terms, parts, Fastest(terms), (may_leave,))
+        made = next(ways)
         assert made.plan.again
         plan = type(made.plan).from_json(replace(made.plan, policy="best").to_json())
         other = net.training_step(loss, memory_limit=limit, plan=plan)

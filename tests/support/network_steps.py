@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 import ooc_cudnn
-from ooc_cudnn.network.fastest import PlannedStep
+from ooc_cudnn.network.fastest import Fastest, PlannedStep
 from ooc_cudnn.network.placing import place_step
 from ooc_cudnn.network.planning import _as_taken, _by_spilling, _rewritten
 from ooc_cudnn.network.policies import POLICIES
@@ -40,7 +40,7 @@ def spilling_plans(net, loss, limit):
     terms = terms_for(limit, None, step, {})
     return [
         made._replace(plan=replace(made.plan, policy="best"))
-        for made in _by_spilling("training_step", step, terms, 1)
+        for made in _by_spilling("training_step", step, terms, 1, Fastest(terms))
     ]
 
 

@@ -62,7 +62,7 @@ def plan_mo_sos(name: str, step: Step, terms: Terms, policy: str) -> PlannedStep
     PlanInfeasibleError
         If it has no solution within the limit, or none was found: with a limit for which one was.
     """
-    found = Fastest(terms.host)
+    found = Fastest(terms)
     for allowed in CANDIDATES[policy]:
         for share in SHARES:
             made = _planned(
