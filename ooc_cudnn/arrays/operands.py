@@ -170,8 +170,11 @@ def _from_dlpack(array: Any, device: Device, name: str, *, written: bool) -> Loc
     try:
         kind, _ = array.__dlpack_device__()
     except AttributeError:
+        is_dask = type(array).__module__.startswith("dask.")
+        hint = "; ooc_cudnn.dask has the functions on dask arrays" if is_dask else ""
         raise TypeError(
             f"{name} must be a NumPy or CuPy array or speak DLPack, not {type(array).__name__}"
+            f"{hint}"
         ) from None
     if kind not in (_CPU, _CUDA, 3):  # 3: pinned host memory
         raise TypeError(f"{name} lives on a device of DLPack type {kind}; CPU or CUDA is needed")

@@ -27,6 +27,7 @@ from ooc_cudnn.dask.functions import (
     softmax_backward,
     softmax_forward,
 )
+from ooc_cudnn.dask.models import infer
 from ooc_cudnn.dask.networks import forward
 from ooc_cudnn.dask.normalization import (
     batch_normalization_backward,
@@ -55,6 +56,7 @@ __all__ = [
     "convolution_backward_filter",
     "convolution_forward",
     "forward",
+    "infer",
     "plan",
     "pooling_backward",
     "pooling_forward",

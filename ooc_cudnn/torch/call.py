@@ -149,6 +149,13 @@ class ReadyModel:
             count(self.graph, found)
         return made
 
+    def lasting(self) -> dict[str, Any]:
+        """Parameters and buffers as the network takes them, by its names for them."""
+        known = self._known([None] * len(self.graph.inputs))
+        found = run_before(self.graph, self.lowered.before, known)
+        given = {**self.lowered.parameters, **self.lowered.running}
+        return {name: _as_given(found, each) for name, each in given.items()}
+
     def _known(self, tensors: Sequence[Any]) -> dict[Value, Any]:
         """Of everything that is given what the model holds, and the call has brought."""
         if not self._parts.are_the_same:

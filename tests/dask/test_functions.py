@@ -145,6 +145,7 @@ def test_batch_normalization_is_to_the_last_bit_where_chunks_hold_whole_images()
         (lambda x: ooc.convolution_forward(x, W[:, :3]), ValueError, "w must have shape"),
         (lambda x: ooc.convolution_forward(x.astype("complex128"), W), TypeError, "x: dtype"),
         (lambda x: ooc.convolution_forward(3, W), TypeError, "x must be an array, not int"),
+        (lambda x: ooc_cudnn.activation_forward(x), TypeError, "ooc_cudnn.dask has the functions"),
         (lambda x: ooc.pooling_forward(x, window=40), ValueError, "window"),
         (lambda x: ooc.convolution_forward(x, W, paddin=1), TypeError, "paddin"),
     ],
