@@ -66,6 +66,16 @@ def test_the_reference_has_every_name_of_the_door_to_pytorch():
     assert listed == set(door.__all__)
 
 
+def test_the_reference_has_every_name_for_dask():
+    pytest.importorskip("dask")
+    from ooc_cudnn import dask as door
+
+    text = page("reference/dask.md")
+    listed = set(re.findall(r"^\.\. auto\w+:: (\S+)$", text, re.M))
+    assert listed == set(door.__all__) - set(ooc_cudnn.__all__) | {"plan"}
+    assert set(door.__all__) - listed <= set(re.findall(r"`(\w+)`", text))
+
+
 def test_every_page_is_reached_from_the_front_page():
     listed = set()
     for name in ("index.md", "reference/index.md"):
