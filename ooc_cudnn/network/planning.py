@@ -290,11 +290,11 @@ def _by_rows(
     """
     counts = (1, images_of(step)) if _shares(step, terms) else (1,)
     for parts in dict.fromkeys(counts if asked is None else (asked,)):
-        if not fastest.may_be(micro_batched(step, parts)):
-            continue
         bands = 1
         while (bands := 2 * bands) <= MOST_BANDS:
             try:
+                if bands == 2 and not fastest.may_be(micro_batched(step, parts)):
+                    break
                 rewritten = _rewritten(step, frozenset(), parts, bands)
             except WholeBatchError:
                 break
