@@ -19,6 +19,14 @@ import ooc_cudnn.dask as ooc  # noqa: E402
 CALLS, AT_ONCE = 300, 50
 #: Larger problems take their time and show no more.
 MOST_ELEMENTS = 20_000
+#: Functions that sum over chunks.
+SUMS = {
+    "batch_normalization_backward", "batch_normalization_forward_training",
+    "convolution_add_activation_backward", "convolution_backward_bias",
+    "convolution_backward_filter",
+}  # fmt: skip
+#: Functions whose last bits may differ: those, and what NumPy sums over channels in pairs.
+ROUNDED = SUMS | {"softmax_forward", "softmax_backward"}
 FUNCTIONS = sorted(set(DRAWERS) & set(ooc.__all__))
 
 
@@ -26,7 +34,7 @@ def drawn_chunks(stream, shape):
     """Images and spatial axes cut anywhere, one element wide at times."""
 
     def cut(extent):
-        places = {stream.randint(0, extent) for _ in range(stream.choice((0, 1, 1, 2, 4)))}
+        places = {stream.randint(0, extent) for _ in range(stream.choice((0, 0, 1, 1, 2)))}
         cuts = sorted({0, extent, *places})
         return tuple(b - a for a, b in pairwise(cuts))
 
@@ -36,8 +44,8 @@ def drawn_chunks(stream, shape):
 def drawn(seed):
     """A call of a few elements in float64: its function, operands by name and options.
 
-    Operands are small integers, so convolutions, their gradients, sums and maxima are exact, and
-    what a chunk gets wrong shows to the last bit, whatever the order of sums.
+    Where results are sums over chunks, operands are small integers, so that sums are exact in any
+    order, and what a chunk gets wrong shows to the last bit.
     """
     for again in range(1000):
         stream = Stream(seed, f"dask {again}")
@@ -46,8 +54,14 @@ def drawn(seed):
         if sum(math.prod(tensor.shape) for tensor in problem.tensors.values()) <= MOST_ELEMENTS:
             break
     random = np.random.default_rng(seed)
+
+    def numbers(shape):
+        if problem.function in SUMS:
+            return random.integers(-3, 4, shape).astype("float64")
+        return random.standard_normal(shape)
+
     values = {
-        name: random.integers(-3, 4, tensor.shape).astype("float64")
+        name: numbers(tensor.shape)
         for name, tensor in problem.tensors.items()
         if tensor.kind != "derived"
     }
@@ -84,7 +98,7 @@ def in_float64(monkeypatch):
 
 @pytest.mark.parametrize("first", range(0, CALLS, AT_ONCE))
 def test_equal_to_one_call(first, in_float64, monkeypatch):
-    exact = 0
+    not_exact = []
     with ooc_cudnn.settings(deterministic=True), dask.config.set(scheduler="synchronous"):
         for seed in range(first, first + AT_ONCE):
             stream, problem, values = drawn(seed)
@@ -112,5 +126,5 @@ def test_equal_to_one_call(first, in_float64, monkeypatch):
                 np.testing.assert_allclose(
                     computed, one, rtol=1e-12, atol=1e-13 * size, err_msg=said
                 )
-            exact += same
-    assert exact >= 0.8 * AT_ONCE
+            not_exact += [problem.function] * (not same)
+    assert not set(not_exact) - ROUNDED, not_exact

@@ -16,6 +16,7 @@ import numpy as np
 
 from ooc_cudnn import interrupts
 from ooc_cudnn.devices.helpers import helpers
+from ooc_cudnn.devices.host.alike import product, spare_elements
 from ooc_cudnn.devices.host.chunks import Array, arithmetic_dtype
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.window import met
@@ -61,6 +62,7 @@ def workspace_bytes(operation: Convolution) -> int:
     item = arithmetic_dtype(operation.dtype).itemsize
     depth, c_y = math.prod(operation.w_shape[1:]), operation.w_shape[0]
     block = _block_sites(operation) * (depth + c_y // operation.groups)
+    block += spare_elements(c_y // operation.groups, depth, deterministic=operation.deterministic)
     return item * (math.prod(operation.w_shape) + _workers(operation) * block)
 
 
@@ -117,13 +119,13 @@ def _convolve_boxes(
     per_group, c_x = operation.w_shape[0] // groups, operation.w_shape[1]
     matrix = filters.reshape(groups, per_group, depth)
     sites = _block_sites(operation)
-    columns, product = scratch[: depth * sites], scratch[depth * sites :]
+    columns, results, spare = np.split(scratch, np.cumsum([depth, per_group]) * sites)
     for image, box in boxes:
         interrupts.hear()
         shape = tuple(stop - start for start, stop in box)
         count = math.prod(shape)
         gathered = columns[: depth * count].reshape(depth, count)
-        result = product[: per_group * count].reshape(per_group, count)
+        result = results[: per_group * count].reshape(per_group, count)
         window = tuple(slice(start, stop) for start, stop in box)
         for group in range(groups):
             seen = x[image, group * c_x : (group + 1) * c_x]
@@ -132,7 +134,7 @@ def _convolve_boxes(
                 _sum_taps(operation, seen, taps, box, result.reshape(per_group, *shape))
             else:
                 _gather(operation, seen, box, gathered.reshape(c_x, -1, *shape))
-                np.matmul(matrix[group], gathered, out=result)
+                product(matrix[group], gathered, result, spare)
             channels = slice(group * per_group, (group + 1) * per_group)
             inside: tuple[Any, ...] = (image, channels, *window)
             np.copyto(y[inside], result.reshape(per_group, *shape), casting="unsafe")

@@ -92,6 +92,7 @@ def residues(forward: Convolution) -> Iterator[Residue]:
                 tuple(axis[3] for axis in axes),
                 forward.groups,
                 forward.dtype,
+                deterministic=forward.deterministic,
             )
         yield Residue(sites, taps, convolution)
 

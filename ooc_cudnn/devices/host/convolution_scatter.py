@@ -16,6 +16,7 @@ import numpy as np
 from ooc_cudnn import interrupts
 from ooc_cudnn.devices.helpers import helpers
 from ooc_cudnn.devices.host import convolution as host_convolution
+from ooc_cudnn.devices.host.alike import product, spare_elements
 from ooc_cudnn.devices.host.chunks import Array, arithmetic_dtype
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.rows import ROW_AXIS
@@ -32,10 +33,11 @@ class Scratch(NamedTuple):
     gradient: int  #: of y, for the windows that reach a box
     columns: int
     result: int
+    spare: int
 
     @property
     def elements(self) -> int:
-        return self.gradient + self.columns + self.result
+        return self.gradient + self.columns + self.result + self.spare
 
 
 def _scratch(forward: Convolution) -> Scratch | None:
@@ -63,6 +65,7 @@ def _scratch(forward: Convolution) -> Scratch | None:
         per_group * windows,
         depth * windows,
         forward.w_shape[1] * math.prod(box),
+        spare_elements(depth, per_group, deterministic=forward.deterministic),
     )
 
 
@@ -150,8 +153,8 @@ def _scatter_boxes(
     groups, c_x = forward.groups, forward.w_shape[1]
     per_group, depth = forward.w_shape[0] // groups, math.prod(forward.w_shape[1:])
     matrix = filters.reshape(groups, per_group, depth)
-    borders = np.cumsum([scratch.gradient, scratch.columns])
-    gradient, columns, result = np.split(memory, borders)
+    borders = np.cumsum([scratch.gradient, scratch.columns, scratch.result])
+    gradient, columns, result, spare = np.split(memory, borders)
     for image, box in boxes:
         interrupts.hear()
         windows = tuple(
@@ -170,7 +173,7 @@ def _scatter_boxes(
                 of_y = slice(group * per_group, (group + 1) * per_group)
                 inside: tuple[Any, ...] = (image, of_y, *(slice(*range_) for range_ in windows))
                 np.copyto(seen.reshape(per_group, *sites), dy[inside], casting="unsafe")
-                np.matmul(matrix[group].T, seen, out=rows)
+                product(matrix[group].T, seen, rows, spare)
                 _add(forward, rows.reshape(c_x, -1, *sites), windows, box, part)
             of_x = slice(group * c_x, (group + 1) * c_x)
             place: tuple[Any, ...] = (image, of_x, *(slice(*range_) for range_ in box))

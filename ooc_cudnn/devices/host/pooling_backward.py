@@ -83,7 +83,7 @@ def _scatter_means(
                     (*lead, slice(at, at + 1))
                 ]
         else:
-            for tap in range(k):
+            for tap in reversed(range(k)):  # window by window, as above
                 sources, targets = met(first + tap, forward.stride[axis], extent, count)
                 spread[(*lead, targets)] += gradient[(*lead, sources)]
         gradient = spread
@@ -170,7 +170,7 @@ def _search_windows(operation: PoolingBackward, y: Array, dy: Array, x: Array, d
         key = channel * math.prod(forward.x_shape[2:]) + place[channel, window]
         unique, which = np.unique(key, return_inverse=True)
         sums = np.zeros(len(unique), dtype)
-        np.add.at(sums, which, gradient)
+        np.add.at(sums, which[::-1], gradient[::-1])  # tap by tap, as `_scatter_maxima`
         channel, *found = np.unravel_index(unique, (channels.stop - start, *forward.x_shape[2:]))
         inside = (at - first for at, first in zip(found, operation.origin, strict=True))
         target: tuple[Any, ...] = (image, channel + start, *inside)
