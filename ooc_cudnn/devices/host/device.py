@@ -20,6 +20,7 @@ import numpy as np
 from ooc_cudnn.devices.base import HostArray
 from ooc_cudnn.devices.host import (
     blas,
+    channel_argmax,
     convolution_backward,
     dropout,
     elementwise,
@@ -234,6 +235,7 @@ def _in_memory(
 #: What runs each operation, and what it needs as scratch.
 RUNNERS: dict[type, Runner] = {
     **convolution_backward.RUNNERS,
+    **channel_argmax.RUNNERS,
     **dropout.RUNNERS,
     **elementwise.RUNNERS,
     **fused_convolution.RUNNERS,

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ooc_cudnn.devices.kernels import (
+    channel_argmax,
     dropout,
     elementwise,
     gradient_sums,
@@ -79,6 +80,7 @@ RUNNERS: dict[type, Runner] = {
     Pointwise: _pointwise,
     Relayout: _relayout,
     Reshape: _reshape,
+    **channel_argmax.RUNNERS,
     **dropout.RUNNERS,
     **elementwise.RUNNERS,
     **gradient_sums.RUNNERS,

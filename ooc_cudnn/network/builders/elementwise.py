@@ -13,6 +13,7 @@ from ooc_cudnn.network.builders.normalizations import number
 from ooc_cudnn.network.initial import constant, random_state, zeros
 from ooc_cudnn.network.nodes.activation import Activation
 from ooc_cudnn.network.nodes.arithmetic import Add, Multiply
+from ooc_cudnn.network.nodes.channel_argmax import ChannelArgmax
 from ooc_cudnn.network.nodes.dropout import Dropout
 from ooc_cudnn.network.nodes.images import Images
 from ooc_cudnn.network.nodes.prelu import PRelu
@@ -21,6 +22,7 @@ from ooc_cudnn.network.tensors import Tensor
 from ooc_cudnn.operations import softmax
 from ooc_cudnn.operations.activation import check_mode
 from ooc_cudnn.operations.base import Shape
+from ooc_cudnn.operations.channel_argmax import ArgmaxCall
 from ooc_cudnn.operations.images import STORED
 from ooc_cudnn.tensor import ACCUMULATOR, dtype_name
 
@@ -162,6 +164,21 @@ class ElementwiseBuilders(Builders):
         if x.dtype not in STORED:
             raise TypeError(f"x must be {' or '.join(STORED)}, but {x.name} is {x.dtype}")
         return self._add(Images(name, self._result(name, x.shape, dtype), x, *vectors))
+
+    @builder
+    def argmax(self, x: Tensor, *, dtype: str = "uint8", name: str = "") -> Tensor:
+        """The number of the largest channel of each site, as torch.argmax: labels, not scores.
+
+        Parameters
+        ----------
+        x : Tensor, shape (n, c, up to 3 spatial axes)
+        dtype : str
+            Of the result, of shape (n, 1, spatial...): "uint8", "uint16", "int32" or "int64".
+        """
+        x = self._own(x)
+        ArgmaxCall(x.shape, x.dtype, dtype)  # refuses what it cannot hold
+        y = self._result(name, (x.shape[0], 1, *x.shape[2:]), dtype)
+        return self._add(ChannelArgmax(name, y, x))
 
     @builder
     def softmax(
