@@ -19,6 +19,7 @@ from ooc_cudnn.operations.base import Operation, Placed, Shape
 from ooc_cudnn.operations.batch_phases import BatchNormalizationData, ChannelMoments, ChannelSums
 from ooc_cudnn.operations.broadcast_gradient import BroadcastGradient
 from ooc_cudnn.operations.chain import Chain
+from ooc_cudnn.operations.channel_argmax import ArgmaxCall
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.flow import needed_rows
 from ooc_cudnn.operations.per_site import (
@@ -233,6 +234,12 @@ def _pooling_gradient(call: BackwardPooling, block: Block) -> BackwardPooling:
 def _of_one_shape(call: Any, block: Block) -> Splittable:
     made: Splittable = replace(call, shape=_shape(block))
     return made
+
+
+@_made.register
+def _labels(call: ArgmaxCall, block: Block) -> ArgmaxCall:
+    count, _, *sites = _shape(block)
+    return replace(call, shape=(count, call.shape[1], *sites))
 
 
 @_made.register

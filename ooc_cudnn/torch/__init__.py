@@ -9,7 +9,7 @@ planned as a whole.
 """
 
 from ooc_cudnn.torch.errors import UnsupportedModelError, UnsupportedOperationError
-from ooc_cudnn.torch.inferring import infer, output_shape
+from ooc_cudnn.torch.inferring import infer, output_shape, plan_infer
 from ooc_cudnn.torch.limit import limit, release
 from ooc_cudnn.torch.planning import plan
 from ooc_cudnn.torch.whole import with_loss
@@ -21,6 +21,7 @@ __all__ = [
     "limit",
     "output_shape",
     "plan",
+    "plan_infer",
     "release",
     "with_loss",
 ]

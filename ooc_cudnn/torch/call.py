@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,15 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ooc_cudnn import interrupts
+from ooc_cudnn.arrays.operands import Wrapped, wrap
+from ooc_cudnn.devices import get_device
+from ooc_cudnn.network.given import check_given
+from ooc_cudnn.network.in_blocks import InBlocks, Under, planned_in_blocks
 from ooc_cudnn.network.inferring import ForwardStep
 from ooc_cudnn.network.pausing import PausingStep
 from ooc_cudnn.network.plan import NetworkPlan
 from ooc_cudnn.network.terms import Limit
+from ooc_cudnn.settings import current
 from ooc_cudnn.torch import rules  # noqa: F401  # the table is filled
 from ooc_cudnn.torch.before import count, differentiable, run_after, run_before
 from ooc_cudnn.torch.capture import capture
@@ -43,6 +49,9 @@ class ReadyModel:
         Whether there is a backward.
     strict : bool
         Whether PyTorch may run nothing after the network.
+    labels : str
+        A dtype: the one result is then the number of the largest channel of each site, (n, 1,
+        spatial...), in place of the model's scores.
     """
 
     def __init__(
@@ -56,8 +65,9 @@ class ReadyModel:
         *,
         with_gradients: bool,
         strict: bool = False,
+        labels: str = "",
     ) -> None:
-        self.model = model
+        self.model, self._memory_limit = model, memory_limit
         #: Where results are to be: with the parameters, or else with the first argument.
         self.device = _device_of(model, args)
         self.graph: Graph = capture(model, forward, args, kwargs)
@@ -76,6 +86,8 @@ class ReadyModel:
         self.lowered: Lowered = lowered(
             self.graph, self.differentiable, training=training, strict=strict
         )
+        if labels:
+            self.lowered = labelled(self.lowered, labels)
         net, outputs = self.lowered.network, self.lowered.outputs
         self.pausing: PausingStep | None = None
         self.forward: ForwardStep | None = None
@@ -156,6 +168,49 @@ class ReadyModel:
         given = {**self.lowered.parameters, **self.lowered.running}
         return {name: _as_given(found, each) for name, each in given.items()}
 
+    def in_blocks(self, tensors: Sequence[Any], out: Any) -> bool:
+        """Run forward block by block, where that takes less time than as a whole.
+
+        Parameters
+        ----------
+        tensors, out
+            As of a call.
+
+        Returns
+        -------
+        bool
+            Whether it has run.
+        """
+        to, found = self.lowered, run_before(self.graph, self.lowered.before, self._known(tensors))
+        (held, *others) = to.results or (None,)
+        if not isinstance(held, Held) or not held.is_plain or others or to.after or to.drawn:
+            return False
+        if self.forward is None or self.forward.changed:
+            return False
+        arrays = {name: _as_given(found, given) for name, given in to.given.items()}
+        with at(self.device):
+            device = get_device(current().device)
+            inputs = {name: arrays[name] for name in to.inputs}
+            _, lasting = handed(arrays, to.inputs, self._handing)
+            step = to.network.forward_phases(*to.outputs)
+            for own in (to.network.parameters, to.network.running):  # constants of operations
+                lasting |= {n: own[n] for n in own if n in step.touched and n not in lasting}
+            given = {
+                name: each if isinstance(each, Wrapped) else wrap(each, device, name=name)
+                for name, each in {**inputs, **lasting}.items()
+            }
+            result = wrap(out, device, name="out", written=True)
+            held = (*given.values(), result)
+            there = (each.spec.nbytes for each in held if each.spec.placement == "device")
+            check_given(to.outputs[0], result)
+            under = Under(self._memory_limit, given, None, -sum(there))
+            plan = planned_in_blocks(step, under)
+            if plan.count == 1:
+                return False
+            blocks = InBlocks(step, plan.cuts, self._memory_limit, counts_given=True)
+            blocks.run(inputs, out, lasting, making_there(self.device, ()))
+        return True
+
     def _known(self, tensors: Sequence[Any]) -> dict[Value, Any]:
         """Of everything that is given what the model holds, and the call has brought."""
         if not self._parts.are_the_same:
@@ -226,6 +281,21 @@ class ReadyModel:
 def _as_given(found: Mapping[Value, Any], given: Given) -> Any:
     tensor = found[given.value]
     return tensor if tuple(tensor.shape) == given.shape else tensor.reshape(given.shape)
+
+
+def labelled(lowered: Lowered, dtype: str) -> Lowered:
+    """The same network with labels for the scores that are its one result.
+
+    Raises
+    ------
+    TypeError
+        If its result is no map of scores.
+    """
+    (held, *others) = lowered.results or (None,)
+    if others or lowered.after or not isinstance(held, Held) or not held.is_plain:
+        raise TypeError("labels are made of one result, a map of scores (n, classes, ...)")
+    labels = lowered.network.argmax(held.tensor, dtype=dtype)
+    return replace(lowered, outputs=(labels,), results=(Held.of(labels),))
 
 
 def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:

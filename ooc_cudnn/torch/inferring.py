@@ -2,35 +2,59 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
+from ooc_cudnn.arrays.operands import Wrapped
+from ooc_cudnn.network.in_blocks import BlockPlan, Under, planned_in_blocks
 from ooc_cudnn.network.inferring import ForwardStep
 from ooc_cudnn.network.terms import Limit
+from ooc_cudnn.tensor import TensorSpec, numpy_dtype
 from ooc_cudnn.torch.call import ReadyModel
 from ooc_cudnn.torch.capture import capture, fake_like
+from ooc_cudnn.torch.cards import empty_there
 from ooc_cudnn.torch.errors import UnsupportedModelError
+from ooc_cudnn.torch.function import tensor_of
 from ooc_cudnn.torch.graph import Value
 from ooc_cudnn.torch.limit import own_forward
+from ooc_cudnn.torch.planning import specs_of
+from perfmodel import MachineModel
+
+#: What may be made of scores before they leave the card.
+REDUCTIONS = ("argmax",)
 
 
-def infer(model: torch.nn.Module, *inputs: Any, out: Any = None, memory_limit: Limit = None) -> Any:
+def infer(
+    model: torch.nn.Module,
+    *inputs: Any,
+    out: Any = None,
+    memory_limit: Limit = None,
+    reduce: str | None = None,
+) -> Any:
     """Run a model forward, exactly, on inputs of any size, wherever they and the result lie.
 
-    No windows, no overlap: the result is that of the whole image.
+    No windows whose seams show: the result is that of the whole image. Where its maps do not fit,
+    the result is made in blocks, each with all that its sites see.
 
     Parameters
     ----------
     model : torch.nn.Module
-        In evaluation, usually: ``model.eval()``.
+        In evaluation, usually: ``model.eval()``. One whose forward begins with ``x.float() / 255``
+        takes images of uint8 (or uint16): they are widened on the card.
     *inputs : Tensor or array
         NumPy arrays, memmaps and pinned memory are read piece by piece.
     out : array, optional
         Where to write the result: any placement, of `output_shape` and the result's dtype.
     memory_limit : int, float or str, optional
         As for `limit`.
+    reduce : str, optional
+        "argmax": labels in place of scores, as ``scores.argmax(1)``; the axis of classes may be
+        kept in `out`. Scores never leave the card.
+        Labels are of `out`'s dtype: uint8, uint16, int32 or int64; uint8 where it is left out.
 
     Returns
     -------
@@ -39,7 +63,8 @@ def infer(model: torch.nn.Module, *inputs: Any, out: Any = None, memory_limit: L
     Raises
     ------
     TypeError, ValueError
-        If `out` has not the result's shape or dtype, or is given for several results.
+        If `out` has not the result's shape or dtype, or is given for several results; if there are
+        more classes than labels have numbers.
     UnsupportedModelError, PlanInfeasibleError
         As for `limit`.
 
@@ -50,24 +75,111 @@ def infer(model: torch.nn.Module, *inputs: Any, out: Any = None, memory_limit: L
     >>> result = np.empty(ooc.output_shape(model, image.shape), "float32")
     >>> with ooc_cudnn.settings(device="host", machine="host"):
     ...     ooc.infer(model, image, out=result, memory_limit="64KiB") is result
+    ...     labels = ooc.infer(model, image, memory_limit="64KiB", reduce="argmax")
     True
+    >>> labels.shape, labels.dtype, bool((labels.numpy() == result.argmax(1)).all())
+    (torch.Size([1, 62, 62]), torch.uint8, True)
+    """
+    asked = "uint8" if out is None else str(out.dtype).removeprefix("torch.")
+    with torch.no_grad(), own_forward(model) as forward:
+        fakes = fake_like(inputs, _device_of(model))
+        ready = _ready(model, forward, fakes, memory_limit, reduce, asked)
+        one = len(ready.lowered.results) == 1 and isinstance(ready.step, ForwardStep)
+        if out is not None and not one:
+            raise TypeError("out is given, but the model makes several results")
+        with_classes = out
+        if reduce and out is not None and out.ndim < len(ready.lowered.outputs[0].shape):
+            with_classes = out[:, None]
+        made = _empty(ready) if one and out is None else with_classes
+        if not one or not ready.in_blocks(inputs, made):
+            made = ready(inputs, with_classes)
+        if out is not None:
+            return out
+        made = tensor_of(made) if one else made
+        return made if reduce is None else made[:, 0]
+
+
+def plan_infer(
+    model: torch.nn.Module,
+    *shapes: Sequence[int] | torch.Tensor,
+    memory_limit: Limit = None,
+    machine: MachineModel | str | os.PathLike[str] | None = None,
+    placement: str = "disk",
+    reduce: str | None = None,
+) -> BlockPlan:
+    """Plan `infer`: in how many blocks, how long, how much memory. Nothing is computed or read.
+
+    Parameters
+    ----------
+    model, memory_limit, reduce
+        As for `infer`.
+    *shapes : tuple of int or Tensor
+        Of its arguments, in the dtype of its parameters; or a tensor, fake ones included, for
+        another dtype.
+    machine : MachineModel or str, optional
+        The machine to predict for ("h200"); the one at hand when left out.
+    placement : str
+        Where the arguments will be: "device", "pinned", "pageable" or "disk".
+
+    Returns
+    -------
+    BlockPlan
+        Its `explain` is for a person to read.
+
+    Raises
+    ------
+    TypeError
+        If the model makes several results.
+    UnsupportedModelError, PlanInfeasibleError
+        As for `limit`.
+
+    Examples
+    --------
+    >>> import torch, ooc_cudnn.torch as ooc
+    >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 32, 3), torch.nn.Conv2d(32, 2, 3)).eval()
+    >>> plan = ooc.plan_infer(model, (1, 3, 65536, 65536), memory_limit="2GiB", machine="h200")
+    >>> plan.count > 1, plan.device_bytes <= 2**31
+    (True, True)
     """
     with torch.no_grad(), own_forward(model) as forward:
-        ready = ReadyModel(
-            model,
-            forward,
-            fake_like(inputs, _device_of(model)),
-            {},
-            memory_limit,
-            frozenset(),
-            with_gradients=False,
-        )
-        if out is None:
-            return ready(inputs)
-        if len(ready.lowered.results) != 1 or not isinstance(ready.step, ForwardStep):
-            raise TypeError("out is given, but the model makes several results")
-        ready(inputs, out)
-        return out
+        fakes = fake_like(_asked(model, shapes), _device_of(model))
+        ready = _ready(model, forward, fakes, memory_limit, reduce, "uint8")
+        if len(ready.lowered.outputs) != 1 or not isinstance(ready.step, ForwardStep):
+            raise TypeError("the model makes several results: those are not planned in blocks")
+        specs = specs_of(ready, placement, machine)
+        given = {name: Wrapped(None, spec, 0) for name, spec in specs.items()}
+        step = ready.lowered.network.forward_phases(*ready.lowered.outputs)
+        return planned_in_blocks(step, Under(memory_limit, given, machine))
+
+
+def _ready(
+    model: torch.nn.Module,
+    forward: Any,
+    fakes: Sequence[torch.Tensor],
+    memory_limit: Limit,
+    reduce: str | None,
+    labels: str,
+) -> ReadyModel:
+    if reduce is not None and reduce not in REDUCTIONS:
+        raise ValueError(f"reduce must be None or {', '.join(REDUCTIONS)}, not {reduce!r}")
+    return ReadyModel(
+        model,
+        forward,
+        fakes,
+        {},
+        memory_limit,
+        frozenset(),
+        with_gradients=False,
+        labels=labels if reduce else "",
+    )
+
+
+def _empty(ready: ReadyModel) -> Any:
+    """An array for the one result: on the card if the model is."""
+    (y,) = ready.lowered.outputs
+    if ready.device.type == "cuda":
+        return empty_there(TensorSpec(y.shape, y.dtype, "device"), ready.device)
+    return np.empty(y.shape, numpy_dtype(y.dtype))
 
 
 def output_shape(
@@ -83,15 +195,26 @@ def output_shape(
     >>> ooc.output_shape(torch.nn.Conv2d(3, 8, 3), (1, 3, 65536, 65536))
     (1, 8, 65534, 65534)
     """
-    first = next(model.parameters(), None)
-    dtype = torch.get_default_dtype() if first is None else first.dtype
-    asked = [torch.empty(tuple(each), dtype=dtype, device="meta") for each in shapes]
     with torch.no_grad(), own_forward(model) as forward:
-        graph = capture(model, forward, fake_like(asked, _device_of(model)), {})
+        graph = capture(model, forward, fake_like(_asked(model, shapes), _device_of(model)), {})
     found = tuple(each.shape for each in graph.outputs if isinstance(each, Value))
     if not found:
         raise UnsupportedModelError(f"{type(model).__name__} returns no tensor")
     return found[0] if len(found) == 1 else found
+
+
+def _asked(
+    model: torch.nn.Module, shapes: Sequence[Sequence[int] | torch.Tensor]
+) -> list[torch.Tensor]:
+    """Tensors of these shapes, without memory, in the dtype of the model's parameters."""
+    first = next(model.parameters(), None)
+    dtype = torch.get_default_dtype() if first is None else first.dtype
+    return [
+        each
+        if isinstance(each, torch.Tensor)
+        else torch.empty(tuple(each), dtype=dtype, device="meta")
+        for each in shapes
+    ]
 
 
 def _device_of(model: torch.nn.Module) -> Any:

@@ -86,9 +86,16 @@ def plan(
             frozenset(),
             with_gradients=with_gradients,
         )
-    step, specs = ready.step, dict[str, TensorSpec]()
+    return ready.step.planned_for(specs_of(ready, placement, machine), machine)
+
+
+def specs_of(
+    ready: ReadyModel, placement: str, machine: MachineModel | str | os.PathLike[str] | None
+) -> dict[str, TensorSpec]:
+    """How what a network is given lies: arguments as said, all else on the card if there is one."""
+    specs = dict[str, TensorSpec]()
     for name, given in ready.lowered.given.items():
         is_argument = given.value.kind == "input"
         where = placement if is_argument else "pinned" if machine == "host" else "device"
         specs[name] = TensorSpec(given.shape, str(given.value.dtype).removeprefix("torch."), where)
-    return step.planned_for(specs, machine)
+    return specs

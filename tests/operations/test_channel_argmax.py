@@ -25,7 +25,7 @@ def test_a_network_hands_out_labels_and_no_scores(random):
     labels = net.argmax(scores)
     assert (labels.shape, labels.dtype) == ((2, 1, 32, 32), "uint8")
     given = random.standard_normal(x.shape).astype("f4")
-    with ooc_cudnn.settings(device="host", machine="host", memory_limit="64KiB"):
+    with ooc_cudnn.settings(device="host", machine="host", memory_limit="1MiB"):
         expected = net.forward(scores, x=given).argmax(1)[:, None]
         with ooc_cudnn.profile() as p:
             found = net.forward(labels, x=given)

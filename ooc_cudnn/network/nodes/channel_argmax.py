@@ -12,7 +12,7 @@ from ooc_cudnn.operations.channel_argmax import ArgmaxCall
 
 @dataclass(frozen=True)
 class ChannelArgmax(Node):
-    """y, of integers, is the number of the largest channel of x: no scores need leave the device."""
+    """y, of integers, is the number of the largest channel of x: no scores leave the device."""
 
     x: Tensor
 

@@ -1,0 +1,120 @@
+"""`infer` on whole images: labels in place of scores, from stored images, in blocks."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import ooc_cudnn
+import ooc_cudnn.torch as ooc
+from ooc_cudnn.network import in_blocks
+from tests.support.torch_checks import close
+from tests.support.torch_models import UNet
+
+
+@pytest.fixture(autouse=True)
+def on_the_host():
+    with ooc_cudnn.settings(device="host", machine="host", plan_cache=False):
+        yield
+
+
+class Stored(nn.Module):
+    """A segmentation network of stored images."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = UNet(channels=(4, 8), norm="Batch", classes=5)
+
+    def forward(self, x):
+        return self.net(x.float() / 255)
+
+
+class Two(nn.Module):
+    """Two results."""
+
+    def forward(self, x):
+        return 2 * x, 3 * x
+
+
+def stored(shape, dtype="uint8"):
+    """Patches of noise, some brighter."""
+    random = np.random.default_rng(0)
+    coarse = random.integers(0, 200, (*shape[:2], *(-(-each // 16) for each in shape[2:])))
+    fine = np.kron(coarse, np.ones((16, 16), int))[..., : shape[2], : shape[3]]
+    return (fine + random.integers(0, 50, shape)).astype(dtype)
+
+
+@pytest.fixture
+def model():
+    made = Stored()
+    x = torch.from_numpy(stored((4, 2, 64, 64)))
+    with torch.no_grad():
+        for _ in range(5):  # running statistics that do something
+            made(x)
+        scores = made.eval()(x)
+        made.net.head.bias -= scores.mean((0, 2, 3))  # every class somewhere
+    return made
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint16"])
+def test_labels_go_from_file_to_file_in_blocks(model, dtype, tmp_path, monkeypatch):
+    made = []
+    run = in_blocks.InBlocks.run
+    monkeypatch.setattr(
+        in_blocks.InBlocks, "run", lambda self, *args: (made.append(self), run(self, *args))[1]
+    )
+    monkeypatch.setattr(in_blocks, "MUCH_HALO", 1e9)  # on the host, links cost nothing
+    image = np.lib.format.open_memmap(tmp_path / "image.npy", "w+", dtype, (1, 2, 112, 144))
+    image[...] = stored(image.shape)
+    labels = np.lib.format.open_memmap(tmp_path / "labels.npy", "w+", "uint8", (1, 112, 144))
+    labels[...] = 99
+    found = ooc.infer(model, image, out=labels, memory_limit="384KiB", reduce="argmax")
+    assert found is labels
+    with torch.no_grad():
+        expected = model(torch.from_numpy(np.array(image).astype("f4"))).argmax(1)
+    assert (np.asarray(labels) != expected.numpy()).mean() < 1e-3  # ties but for rounding
+    assert len(np.unique(labels)) > 1
+    (blocks,) = made
+    assert len(list(blocks.blocks())) == 4
+    assert blocks.plan.device_bytes <= 384 * 1024
+
+
+def test_scores_in_blocks_are_pytorchs(model, monkeypatch):
+    monkeypatch.setattr(in_blocks, "MUCH_HALO", 1e9)
+    x = torch.from_numpy(stored((1, 2, 96, 112))).double() / 255
+    found = ooc.infer(model.net.double(), x, memory_limit="768KiB")
+    with torch.no_grad():
+        close(found, model.net(x), "scores")
+
+
+def test_a_large_image_is_planned_at_once(model):
+    fake = torch.empty((1, 2, 65536, 65536), dtype=torch.uint8, device="meta")
+    plan = ooc.plan_infer(model, fake, memory_limit="1GiB", machine="h200", reduce="argmax")
+    assert plan.count > 10
+    assert plan.device_bytes <= 2**30
+    side = plan.block[-1]
+    assert (-(-65536 // side)) ** 2 * plan.plan.seconds == pytest.approx(plan.seconds, rel=0.2)
+    assert plan.explain().startswith(f"{plan.count} blocks of 1 x 1 x {side} x {side}")
+
+
+def test_where_a_site_sees_the_whole_image_there_is_one_block():
+    model = nn.Sequential(nn.Conv2d(2, 8, 3, padding=1), nn.InstanceNorm2d(8), nn.Conv2d(8, 3, 1))
+    x = torch.randn(1, 2, 64, 64)
+    found = ooc.infer(model.eval(), x, memory_limit="96KiB", reduce="argmax")
+    with torch.no_grad():
+        assert (found != model(x).argmax(1)).double().mean() < 1e-3
+    plan = ooc.plan_infer(model, x.shape, memory_limit="96KiB", machine="host")
+    assert plan.count == 1
+
+
+def test_what_cannot_be_is_said(model):
+    x = stored((1, 2, 32, 32))
+    with pytest.raises(ValueError, match="reduce must be None or argmax, not 'max'"):
+        ooc.infer(model, x, reduce="max")
+    with pytest.raises(ValueError, match="shape"):
+        ooc.infer(model, x, out=np.empty((1, 32, 31), "uint8"), reduce="argmax")
+    with pytest.raises(TypeError, match="labels must be uint8"):
+        ooc.infer(model, x, out=np.empty((1, 32, 32), "float32"), reduce="argmax")
+    with pytest.raises(TypeError, match="labels are made of one result"):
+        ooc.infer(Two(), x.astype("f4"), reduce="argmax")
