@@ -18,6 +18,7 @@ import numpy as np
 from dask.base import tokenize
 from dask.highlevelgraph import HighLevelGraph
 
+from ooc_cudnn.dask.barriers import Barrier, behind, first_barrier, read_by, reduced, up_to
 from ooc_cudnn.dask.chunks import Regions, Tasks, as_dask, joined, starts
 from ooc_cudnn.dask.lazily import as_numpy, named
 from ooc_cudnn.dask.versions import check_version, version
@@ -123,8 +124,11 @@ def lazily_forward(
         Its parameters and running statistics.
     """
     (output,) = step.outputs
+    barrier = first_barrier(step, arrays)
+    if barrier is not None:
+        return _behind(step, barrier, arrays, lasting)
     tensor = step.tensors[output]
-    cuts = _cuts(tensor, next(iter(arrays.values())))
+    cuts = _cuts(tensor, _guide(tensor, arrays))
     told = client_settings()
     token = tokenize(
         repr(step.phases), output, sorted(told.items()), cuts,
@@ -146,6 +150,36 @@ def lazily_forward(
     chunks = tuple(tuple(b - a for a, b in pairwise(each)) for each in cuts)
     meta = np.empty((0,) * len(chunks), numpy_dtype(tensor.dtype))
     return da.Array(graph, name, chunks, meta=meta)
+
+
+def _behind(
+    step: Step, barrier: Barrier, arrays: Mapping[str, da.Array], lasting: Mapping[str, Any]
+) -> da.Array:
+    """What comes behind a phase that reads whole images, from its map and its results."""
+    base, phase = barrier.base, barrier.phase
+    known = dict(arrays)
+    if base not in known:
+        before = up_to(step, base)
+        known[base] = lazily_forward(before, read_by(before, arrays), read_by(before, lasting))
+    region = step.place(phase.binds["x"]).region
+    x = known[base][tuple(slice(*each) for each in region)]
+    for result, array in reduced(phase.call, x).items():
+        there = step.tensors[step.place(phase.binds[result]).base]
+        known[there.name] = array.reshape(there.shape)
+    if step.outputs[0] in known:
+        return known[step.outputs[0]]
+    left = behind(step, barrier, known)
+    return lazily_forward(left, read_by(left, known), read_by(left, lasting))
+
+
+def _guide(output: Tensor, arrays: Mapping[str, da.Array]) -> da.Array:
+    """The input whose chunks the output follows: a map, if it is one."""
+    maps = [
+        array
+        for array in arrays.values()
+        if array.ndim == len(output.shape) and any(extent > 1 for extent in array.shape[2:])
+    ]
+    return (maps or list(arrays.values()))[0]
 
 
 def _cuts(output: Tensor, guide: da.Array) -> tuple[tuple[int, ...], ...]:

@@ -93,8 +93,8 @@ def call_of_block(call: Splittable, block: Block) -> BlockCall:
 
 
 def is_made_in_blocks(call: Splittable) -> bool:
-    """Whether there are calls for its blocks."""
-    return _made.dispatch(type(call)) is not _made.dispatch(object)
+    """Whether there are calls for blocks of some sites: not where all are summed over first."""
+    return call.sweeps == 1 and _made.dispatch(type(call)) is not _made.dispatch(object)
 
 
 def may_be_cut(call: Splittable) -> bool:

@@ -65,17 +65,28 @@ def test_stored_images_are_widened_where_they_are_computed():
     np.testing.assert_array_equal(made, net.forward(y, image=stored))
 
 
-def test_what_needs_whole_images_has_them_or_is_named():
+@pytest.mark.parametrize("chunks", [(2, 2, 12, 8), (2, 2, (5, 7), 3)])
+def test_what_is_made_of_whole_images_is_reduced_over_chunks(chunks):
     net = ooc_cudnn.Network()
     x = net.input("image", (3, 2, 12, 8), "float64")
-    h = net.instance_normalization(net.convolution(x, 4, window=3, padding=1))
-    y = net.linear(net.global_average(net.activation(h)), 5)
+    h = net.activation(net.instance_normalization(net.convolution(x, 4, window=3, padding=1)))
+    h = net.group_normalization(net.convolution(h, 4, window=3, padding=1), 2)
+    squeezed = net.activation(net.linear(net.global_average(h), 4), "sigmoid")
+    h = net.activation(net.multiply(h, squeezed))
+    y = net.linear(net.global_max(h), 5)
     given = images(3, 2, 12, 8)
-    for chunks in ((2, 2, 12, 8), (1, 2, 5, 8)):
-        made = ooc.forward(net, y, image=da.from_array(given, chunks=chunks))
-        np.testing.assert_allclose(made, net.forward(y, image=given), rtol=1e-13, atol=1e-14)
-    with pytest.raises(ValueError, match=r"normalization_1 .*needs whole images"):
-        ooc.forward(net, h, image=da.from_array(given, chunks=(3, 2, 6, 8)))
+    cut = da.from_array(given, chunks=chunks)
+    for output in (h, y):
+        made = ooc.forward(net, output, image=cut)
+        np.testing.assert_allclose(made, net.forward(output, image=given), rtol=0, atol=1e-13)
+
+
+def test_what_cannot_be_reduced_is_named():
+    net = ooc_cudnn.Network()
+    x = net.input("image", (1, 2, 12, 8), "float64")
+    y = net.softmax(net.convolution(x, 1, window=3), mode="instance")
+    with pytest.raises(ValueError, match=r"softmax_1 forward needs whole images"):
+        ooc.forward(net, y, image=da.zeros((1, 2, 12, 8), chunks=(1, 2, 6, 8)))
 
 
 def test_wrong_inputs_are_refused_when_the_array_is_made():
