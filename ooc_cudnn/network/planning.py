@@ -63,8 +63,8 @@ WORTH_TIME = 0.99
 FOR_COPIES = (1.0, 0.0)
 #: Where tasks find too little room, further decisions are tried in so many steps at most.
 MOST_STEPS = 16
-#: Micro-batches that are tried: the next number is worth it while it is faster.
-MOST_MICRO_BATCHES = 256
+#: Micro-batches that are tried: the next number is worth it while it may be faster.
+MICRO_BATCHES = sorted({count << doubled for count in (2, 3) for doubled in range(8)})
 
 
 @no_garbage_collection()
@@ -376,14 +376,13 @@ def _counts(step: Step, asked: int | None, terms: Terms) -> Iterator[int]:
     yield 1
     if not _shares(step, terms):
         return
-    parts = 2
-    while parts <= min(images_of(step), MOST_MICRO_BATCHES):
-        try:
+    images = images_of(step)
+    try:
+        for parts in (count for count in MICRO_BATCHES if count <= images):
             micro_batched(step, parts)
-        except WholeBatchError:
-            return
-        yield parts
-        parts *= 2
+            yield parts
+    except WholeBatchError:
+        return
 
 
 def _shares(step: Step, terms: Terms) -> bool:
