@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import NamedTuple, Self
 
@@ -24,6 +24,12 @@ WAYS = ((1.0, 1.0), (0.99, 1.0), (0.97, 1.0), (0.97, 0.3), (0.97, 0.0), (0.92, 0
 LITTLE = 2**16
 #: Of the room, the most that is left to a phase's pieces: more would only make them larger.
 MOST_FOR_PIECES = 0.25
+
+
+#: Kinds of tensors that may come from the host: inputs, which are there; none; and all others, too.
+INPUTS: tuple[str, ...] = ("input",)
+NOTHING: tuple[str, ...] = ()
+ALL: tuple[str, ...] = (*GIVEN, "map")
 
 
 class MadeAgain(NamedTuple):
@@ -68,7 +74,7 @@ class Back(NamedTuple):
 
 
 def made_again(
-    step: Step, terms: Terms, micro_batches: int, *, may_leave: bool = False
+    step: Step, terms: Terms, micro_batches: int, *, copied: Collection[str] = INPUTS
 ) -> Iterator[MadeAgain]:
     """Yield what to make again so that a step fits, the fastest first; nothing if none was found.
 
@@ -76,8 +82,8 @@ def made_again(
     ----------
     step : Step
         As it is planned, nothing made again.
-    may_leave : bool
-        Whether maps may leave, too, and weights let go of their memory; of a batch as a whole.
+    copied : collection of str
+        Kinds of tensors that may leave and come back; of micro-batches only inputs.
     """
     machine, room = terms.target.machine, terms.target.room_bytes
     always = {base for base, spec in terms.given.items() if spec.placement == "device"}
@@ -105,7 +111,7 @@ def made_again(
             machine,
             always,
             left * working,
-            may_leave=may_leave,
+            copied=copied,
         )
         makings.change(add=before)
         if search(makings):

@@ -71,8 +71,8 @@ class Makings:
         Of a phase.
     room_bytes : float
     machine : MachineModel
-    may_leave : bool
-        Whether maps may leave, and weights let go of their memory; else only inputs come back.
+    copied : collection of str
+        Kinds of tensors that may come from the host, and leave for it where they are not there.
     always : collection of str
         Tensors that are there all the time, and no part of what is counted.
     working : sequence of float
@@ -96,10 +96,10 @@ class Makings:
         always: Collection[str] = (),
         working: Sequence[float] = (),
         *,
-        may_leave: bool,
+        copied: Collection[str],
     ) -> None:
         self.step, self.room = step, room_bytes
-        self._machine, self.may_leave = machine, may_leave
+        self._machine, self._copied = machine, copied
         self.uses = {base: used for base, used in step.uses.items() if base not in always}
         self.nbytes = {base: aligned(step.tensors[base].nbytes) for base in self.uses}
         self._working = np.array(working if len(working) else np.zeros(len(step.phases)))
@@ -149,7 +149,7 @@ class Makings:
         if (not backward and tensor.kind != "map") or self._is_changed(base):
             return None
         copy = None
-        if self.may_leave or tensor.kind == "input":
+        if tensor.kind in self._copied:
             copy = copy_of(tensor.nbytes, self._machine, leaves=tensor.kind == "map")
         made_by = makers_of(step, base) if tensor.kind == "map" else ()
         makers = [step.phases[at] for at in made_by]

@@ -21,7 +21,7 @@ from ooc_cudnn.network.first_reads import streamed_first
 from ooc_cudnn.network.fusing import fused
 from ooc_cudnn.network.fusing_backward import summed
 from ooc_cudnn.network.in_place import in_place
-from ooc_cudnn.network.made_again import coming_back, made_again
+from ooc_cudnn.network.made_again import ALL, INPUTS, NOTHING, coming_back, made_again
 from ooc_cudnn.network.micro_batches import WholeBatchError, images_of, micro_batched
 from ooc_cudnn.network.mo_sos.planning import CANDIDATES as WHOLE
 from ooc_cudnn.network.mo_sos.planning import plan_mo_sos, taken_whole
@@ -57,6 +57,8 @@ SHARES_SPILLED = (0.25, 0.75, 1.0)
 LARGE = 1 / 8
 #: A plan that takes so many times its computing is compared with those that go down the rows.
 WAITING = 1.25
+#: And one that takes so many times is, with a plan that copies nothing which could be made again.
+WAITING_A_LITTLE = 1.05
 #: A plan whose computing takes no more than so many times the fastest may gain by time to copy.
 WORTH_TIME = 0.99
 #: Of the memory that is free, what copies may have longer; addresses may want the rest.
@@ -140,7 +142,7 @@ def _in_parts(
             yield made
         elif (policy, each) == ("best", "keep"):
             taken = _rewritten(step, frozenset(), 1, 1)
-            ways = (False, True) if parts == 1 else (False,)
+            ways = (INPUTS, NOTHING, ALL) if parts == 1 else (INPUTS,)
             yield from _searched(name, taken, terms, parts, fastest, ways)
 
 
@@ -214,22 +216,31 @@ def _as_taken(step: Step, policy: str) -> Step:
     return fused(step if policy.startswith("vdnn") else compacted(step))
 
 
-def _waits(plan: NetworkPlan) -> bool:
+def _waits(plan: NetworkPlan, times: float = WAITING) -> bool:
     """Whether a plan waits for the link for much of its time."""
-    return plan.seconds > WAITING * plan.compute_seconds
+    return plan.seconds > times * plan.compute_seconds
 
 
 def _searched(
-    name: str, step: Step, terms: Terms, parts: int, fastest: Fastest, leaving: Sequence[bool]
+    name: str,
+    step: Step,
+    terms: Terms,
+    parts: int,
+    fastest: Fastest,
+    ways: Sequence[Sequence[str]],
 ) -> Iterator[PlannedStep]:
     """Plans in which maps are made again as often as a search found best: `made_again.py`.
 
-    With and without maps that leave, as is asked for; of each the first that has room.
+    Each way says which kinds of tensors may be copied (without any, where those before waited for
+    the link); of each the first that has room.
     """
     least = float("inf")
-    for may_leave in leaving:
-        for made in made_again(step, terms, parts, may_leave=may_leave):
-            if made.seconds >= least:
+    for copied in ways:
+        best = fastest.best
+        if not copied and (best is None or not _waits(best.plan, WAITING_A_LITTLE)):
+            continue
+        for made in made_again(step, terms, parts, copied=copied):
+            if copied and made.seconds >= least:
                 break
             rewritten = _repeated(step, made.again, parts)
             stays = coming_back(step, rewritten, made)
@@ -240,7 +251,7 @@ def _searched(
                 how = How(parts, again=made.again)
                 figures = predicted(name, SEARCHED, rewritten, placed, how, terms)
                 yield PlannedStep(figures, rewritten, placed)
-                least = made.seconds
+                least = min(least, made.seconds)
                 break
 
 

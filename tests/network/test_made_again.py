@@ -15,7 +15,7 @@ from ooc_cudnn.functions.target import Target
 from ooc_cudnn.network import planning
 from ooc_cudnn.network.bound import priced
 from ooc_cudnn.network.fastest import Fastest
-from ooc_cudnn.network.made_again import MadeAgain, coming_back, made_again
+from ooc_cudnn.network.made_again import ALL, INPUTS, MadeAgain, coming_back, made_again
 from ooc_cudnn.network.makings import Makings
 from ooc_cudnn.network.placing import Terms, most_held
 from ooc_cudnn.network.policies import POLICIES
@@ -51,8 +51,8 @@ def taken(net, loss):
     return step, most_held(step, POLICIES["keep"].residing(step))
 
 
-def searchable(step, room, *, may_leave):
-    return Makings(step, priced(shipped("h200")), room, shipped("h200"), may_leave=may_leave)
+def searchable(step, room, *, copied):
+    return Makings(step, priced(shipped("h200")), room, shipped("h200"), copied=copied)
 
 
 def joined_network():
@@ -78,7 +78,7 @@ def test_its_bytes_are_those_of_the_step(make, most):
     step, full = taken(*make())
     drawn = random.Random(5)
     for _ in range(20):
-        makings = searchable(step, full / 2, may_leave=False)
+        makings = searchable(step, full / 2, copied=INPUTS)
         backward = [at for at, phase in enumerate(step.phases) if phase.is_backward]
         made = [name for name, item in makings.items.items() if item.made_by]
         events = {Again(drawn.choice(backward), drawn.choice(made)) for _ in range(8)}
@@ -97,7 +97,7 @@ def test_what_leaves_is_back_for_its_readers():
     step, full = taken(*blocks(256, 28, 3, channels=16))
     drawn, left = random.Random(3), 0
     for _ in range(40):
-        makings = searchable(step, full / 2, may_leave=True)
+        makings = searchable(step, full / 2, copied=ALL)
         backward = [at for at, phase in enumerate(step.phases) if phase.is_backward]
         for _ in range(8):
             ways = makings.ways(drawn.choice(backward), drawn.choice(list(makings.items)))
@@ -133,16 +133,16 @@ def test_what_it_makes_again_fits():
 
 
 @pytest.mark.parametrize(
-    ("make", "share", "parts", "may_leave"),
+    ("make", "share", "parts", "copied"),
     [
-        (lambda: blocks(4, 12, 3), 0.62, 1, False),
-        (lambda: blocks(4, 12, 3), 0.62, 1, True),
-        (joined_network, 0.7, 1, True),
-        (joined_network, 0.6, 2, False),
+        (lambda: blocks(4, 12, 3), 0.62, 1, INPUTS),
+        (lambda: blocks(4, 12, 3), 0.62, 1, ALL),
+        (joined_network, 0.7, 1, ALL),
+        (joined_network, 0.6, 2, INPUTS),
     ],
     ids=["made", "leaves", "joined", "parts"],
 )
-def test_its_plans_run(make, share, parts, may_leave):
+def test_its_plans_run(make, share, parts, copied):
     net, loss = make()
     inputs = drawn_inputs(net)
     with ooc_cudnn.settings(device="host", machine="host"):
@@ -151,7 +151,7 @@ def test_its_plans_run(make, share, parts, may_leave):
         step, full = taken(net, loss)
         limit = int(share * full)
         terms = terms_for(limit, None, step, {})
-        ways = planning._searched("step", step, terms, parts, Fastest(terms), (may_leave,))
+        ways = planning._searched("step", step, terms, parts, Fastest(terms), (copied,))
         made = next(ways)
         assert made.plan.again
         plan = type(made.plan).from_json(replace(made.plan, policy="best").to_json())
