@@ -55,6 +55,9 @@ class Arena:
         stream: Callable[[], Hashable] = lambda: None,
     ) -> None:
         self._allocate, self._free_bytes, self._stream = allocate, free_bytes, stream
+        #: What waits until nothing works in memory that is about to be given back: not where giving
+        #: it back does so itself.
+        self._settle: Callable[[], None] | None = None
         self._block: Allocation | None = None
         self._loans: Loans[Allocation] = Loans()
         self._peak_bytes = 0
@@ -87,6 +90,30 @@ class Arena:
     def held_bytes(self) -> int:
         """All bytes held now: arrays, what lies ready for them, and the block."""
         return self._loans.held_bytes + self.block_bytes
+
+    def allocate_by(
+        self, allocate: Callable[[int], Allocation], settle: Callable[[], None]
+    ) -> None:
+        """Take memory from another allocator from here on: one pool serves it and the library.
+
+        What is kept for later goes back first. Arrays keep the memory that they have.
+
+        Parameters
+        ----------
+        allocate : callable
+            As of the arena.
+        settle : callable
+            Waits until the device is done with all memory: that allocator may hand it on at once.
+        """
+        with self.lock:
+            if self._allocate != allocate:
+                self.release()
+                self._allocate, self._settle = allocate, settle
+
+    @property
+    def shared_bytes(self) -> int:
+        """Of what is held, bytes that another allocator counts, too."""
+        return self.held_bytes if self._settle is not None else 0
 
     @property
     def is_at_work(self) -> bool:
@@ -124,11 +151,11 @@ class Arena:
             self._let_leave()
             self._loans.collect()
             if self.held_bytes > limit_bytes:
-                self._loans.drop_ready()
+                self._drop_ready()
             if self.block_bytes < nbytes or self.held_bytes > limit_bytes:
                 self.release_block()
                 if self.held_bytes + nbytes > limit_bytes:
-                    self._loans.drop_ready()
+                    self._drop_ready()
                 self._check(nbytes, limit_bytes, purpose)
                 if nbytes:
                     self._block = self._from_device(nbytes, limit_bytes, purpose)
@@ -177,14 +204,21 @@ class Arena:
         with self.lock:
             if not self._at_work:
                 self._let_leave()
+                if self._block is not None and self._settle is not None:
+                    self._settle()
                 self._block = None
+
+    def _drop_ready(self) -> None:
+        if self._loans.ready_bytes and self._settle is not None:
+            self._settle()
+        self._loans.drop_ready()
 
     def release(self) -> None:
         """Give back all that is kept for later: the block, and what lies ready for arrays."""
         with self.lock:
             self.release_block()
             self._loans.collect()
-            self._loans.drop_ready()
+            self._drop_ready()
 
     def allocate_array(self, nbytes: int, limit_bytes: int) -> Lent:
         """Return memory for an array, counted as in use until it is collected.
@@ -201,7 +235,7 @@ class Arena:
             loans.collect()
             memory = loans.take(nbytes, stream)
             if self.held_bytes + nbytes > limit_bytes:
-                loans.drop_ready()
+                self._drop_ready()
             if self.held_bytes + nbytes > limit_bytes:
                 self.release_block()
             try:
@@ -212,7 +246,7 @@ class Arena:
             if memory is None:
                 # Others use the device, too: no more lies ready than is free beside it.
                 if loans.ready_bytes and loans.ready_bytes > self._free_bytes():
-                    loans.drop_ready()
+                    self._drop_ready()
                 memory = self._from_device(nbytes, limit_bytes, "an array")
             lent = loans.lend(memory, Lent(memory), stream)
             self._peak_bytes = max(self._peak_bytes, loans.lent_bytes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import lru_cache, partial
 from typing import Any
@@ -10,17 +10,53 @@ from typing import Any
 import torch
 
 from ooc_cudnn.arrays.operands import Wrapped
+from ooc_cudnn.devices import get_device
 from ooc_cudnn.network.ready import Making
 from ooc_cudnn.network.tensors import Tensor
 from ooc_cudnn.settings import current, settings
 from ooc_cudnn.tensor import TensorSpec
 
 
+class InPyTorchsPool:
+    """Device memory from PyTorch's allocator: it counts it, and what is free serves both.
+
+    Raises
+    ------
+    MemoryError
+        If there is no more.
+    """
+
+    def __init__(self, nbytes: int, device: torch.device) -> None:
+        try:
+            self._tensor = torch.empty(nbytes, dtype=torch.uint8, device=device)
+        except torch.OutOfMemoryError as error:
+            raise MemoryError(str(error)) from error
+        if device.type == "cuda":
+            _follow_pytorch(device)
+        self.pointer, self.nbytes = self._tensor.data_ptr(), nbytes
+
+
+def _follow_pytorch(device: torch.device) -> None:
+    """Wait for what PyTorch did last in memory that it hands out, where others use it."""
+    import cupy
+
+    theirs = torch.cuda.current_stream(device)
+    if cupy.cuda.get_current_stream(device.index).ptr != theirs.cuda_stream:
+        theirs.synchronize()
+
+
+@lru_cache
+def _pool_of(index: int) -> tuple[Callable[[int], InPyTorchsPool], Callable[[], None]]:
+    device = torch.device("cuda", index)
+    return partial(InPyTorchsPool, device=device), partial(torch.cuda.synchronize, device)
+
+
 @contextmanager
 def at(device: torch.device) -> Iterator[None]:
     """Compute on the card that tensors are on, in the order of PyTorch's current stream there.
 
-    Tensors on the host are computed on by the device of the settings.
+    Tensors on the host are computed on by the device of the settings. From here on, the library's
+    memory on that card comes from PyTorch's pool.
     """
     if device.type != "cuda":
         yield
@@ -36,6 +72,7 @@ def at(device: torch.device) -> Iterator[None]:
         pointer = torch.cuda.current_stream(index).cuda_stream
         if pointer:
             stack.enter_context(cupy.cuda.ExternalStream(pointer, index))
+        get_device(f"cuda:{index}").arena.allocate_by(*_pool_of(index))
         yield
 
 

@@ -25,7 +25,7 @@ PAGES = [
     DOCS / "model-method.md",
     DOCS / "networks.md",
     DOCS / "performance-model.md",
-    DOCS / "pytorch.md",
+    *sorted(DOCS.glob("pytorch*.md")),
     DOCS / "scale.md",
     DOCS / "settings.md",
     DOCS / "troubleshooting.md",

@@ -70,6 +70,26 @@ def test_the_peak_is_what_is_used_not_what_is_kept():
     assert arena.peak_bytes == 0
 
 
+def test_another_allocator_serves_it_and_nothing_goes_back_to_it_before_it_is_done_with():
+    driver, arena = make()
+    arena.reserve(1000, 10**6, purpose="a test")
+    old = arena.allocate_array(100, 10**6)
+    other, settled = Driver(10**6), []
+    for _ in range(2):
+        arena.allocate_by(other.allocate, lambda: settled.append(other.live))
+    assert driver.live == arena.held_bytes == 100  # the kept block went back, the array stays
+    arena.reserve(500, 10**6, purpose="a test")
+    array = arena.allocate_array(50, 10**6)
+    assert (driver.live, other.live, arena.held_bytes) == (100, 550, 650)
+    assert arena.shared_bytes == 650
+    del array
+    gc.collect()
+    assert settled == []
+    arena.release()  # the block, and what lies ready
+    assert settled == [550, 50]
+    assert (other.live, arena.held_bytes, old.nbytes) == (0, 100, 100)
+
+
 def test_the_driver_has_less_than_the_limit():
     driver, arena = make(500)
     with pytest.raises(DeviceOutOfMemoryError) as caught:

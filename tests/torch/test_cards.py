@@ -1,0 +1,63 @@
+"""What the door does on a card, as far as it shows without one."""
+
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+from ooc_cudnn.devices import get_device
+from ooc_cudnn.tensor import TensorSpec
+from ooc_cudnn.torch.cards import InPyTorchsPool, empty_there
+from ooc_cudnn.torch.handing import Handing
+from ooc_cudnn.torch.parts import Parts
+
+HERE = torch.device("cpu")
+
+
+def test_memory_of_pytorch_is_its_until_it_is_let_go_of(monkeypatch):
+    memory = InPyTorchsPool(1000, HERE)
+    assert (memory.nbytes, memory.pointer) == (1000, memory._tensor.data_ptr())
+
+    def full(*_, **__):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(torch, "empty", full)
+    with pytest.raises(MemoryError, match="CUDA out of memory"):
+        InPyTorchsPool(1000, HERE)
+
+
+def test_results_lie_as_their_spec_says():
+    spec = TensorSpec((2, 3, 4, 5), "float64", "device", (60, 1, 15, 3))
+    made = empty_there(spec, HERE)
+    assert (made.shape, made.stride(), made.dtype) == (spec.shape, spec.strides, torch.float64)
+
+
+def test_a_tensor_is_looked_at_again_where_it_has_moved():
+    device, handing = get_device("host"), Handing()
+    weight = nn.Parameter(torch.randn(4, 3, 3, 3))
+    first = handing("w", weight, device)
+    again = handing("w", weight, device)
+    assert again.spec is first.spec
+    assert again.pointer == weight.data_ptr()
+    weight.data = torch.randn(4, 3, 3, 3).contiguous(memory_format=torch.channels_last)
+    moved = handing("w", weight, device)
+    assert moved.pointer == weight.data_ptr()
+    assert moved.spec.order == "channels_last"
+    assert (moved.array == weight.detach().numpy()).all()
+    gone = weakref.ref(weight)
+    del weight, first, again, moved
+    assert gone() is None  # what is known of it keeps no memory alive
+
+
+def test_parts_are_found_again_where_they_were_replaced():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
+    parts, state = Parts(model), Parts(model).state()
+    model[0].weight = nn.Parameter(torch.zeros(4, 3, 3, 3))
+    assert parts.tensor("0.weight") is model[0].weight
+    assert parts.are_the_same
+    assert parts.state() == state
+    model[0].weight.requires_grad_(False)
+    assert parts.state() != state
+    model[1] = nn.BatchNorm2d(4)
+    assert not parts.are_the_same
