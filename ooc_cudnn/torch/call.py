@@ -21,6 +21,7 @@ from ooc_cudnn.network.plan import NetworkPlan
 from ooc_cudnn.network.terms import Limit
 from ooc_cudnn.settings import current
 from ooc_cudnn.torch import rules  # noqa: F401  # the table is filled
+from ooc_cudnn.torch.autocast import without_autocast
 from ooc_cudnn.torch.before import count, differentiable, run_after, run_before
 from ooc_cudnn.torch.capture import capture
 from ooc_cudnn.torch.cards import at, making_there, results_there
@@ -102,8 +103,18 @@ class ReadyModel:
             if step is not None:  # PyTorch's tensors on the card count, too
                 step.counts_given = True
         self._parts, self._handing = Parts(model), Handing()
+        #: Running statistics that the network holds in a wider type.
+        self._held_as = {
+            name: dtype
+            for name, given in self.lowered.running.items()
+            if (dtype := self._dtype_of(name)) != given.value.dtype
+        }
         #: Copies of running statistics, which steps change: buffers change when all has succeeded.
         self._copies: dict[str, torch.Tensor] = {}
+
+    def _dtype_of(self, name: str) -> torch.dtype:
+        found: torch.dtype = getattr(torch, self.lowered.network.graph.tensors[name].dtype)
+        return found
 
     @property
     def step(self) -> PausingStep | ForwardStep:
@@ -140,6 +151,10 @@ class ReadyModel:
         tree
             What the model returns.
         """
+        with without_autocast():  # the graph has its casts
+            return self._called(tensors, out)
+
+    def _called(self, tensors: Sequence[Any], out: Any) -> Any:
         known = self._known(tensors)
         found = run_before(self.graph, self.lowered.before, known)
         outputs, changed = self._run(found, out)
@@ -164,9 +179,18 @@ class ReadyModel:
     def lasting(self) -> dict[str, Any]:
         """Parameters and buffers as the network takes them, by its names for them."""
         known = self._known([None] * len(self.graph.inputs))
-        found = run_before(self.graph, self.lowered.before, known)
+        with without_autocast():
+            found = run_before(self.graph, self.lowered.before, known)
         given = {**self.lowered.parameters, **self.lowered.running}
-        return {name: _as_given(found, each) for name, each in given.items()}
+        return self._arrays(found, given)
+
+    def _arrays(self, found: Mapping[Value, Any], wanted: Mapping[str, Given]) -> dict[str, Any]:
+        """What is given, in the shapes and dtypes in which the network takes it."""
+        arrays = {name: _as_given(found, given) for name, given in wanted.items()}
+        for name, dtype in self._held_as.items():
+            if name in arrays:
+                arrays[name] = arrays[name].to(dtype)
+        return arrays
 
     def in_blocks(self, tensors: Sequence[Any], out: Any) -> bool:
         """Run forward block by block, where that takes less time than as a whole.
@@ -181,13 +205,15 @@ class ReadyModel:
         bool
             Whether it has run.
         """
-        to, found = self.lowered, run_before(self.graph, self.lowered.before, self._known(tensors))
+        to = self.lowered
+        with without_autocast():
+            found = run_before(self.graph, to.before, self._known(tensors))
         (held, *others) = to.results or (None,)
         if not isinstance(held, Held) or not held.is_plain or others or to.after or to.drawn:
             return False
         if self.forward is None or self.forward.changed:
             return False
-        arrays = {name: _as_given(found, given) for name, given in to.given.items()}
+        arrays = self._arrays(found, to.given)
         with at(self.device):
             device = get_device(current().device)
             inputs = {name: arrays[name] for name in to.inputs}
@@ -228,12 +254,14 @@ class ReadyModel:
     ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         """Run the network; return its outputs by name, and the buffers that are to change."""
         to, net = self.lowered, self.lowered.network
-        arrays = {name: _as_given(found, given) for name, given in to.given.items()}
+        arrays = self._arrays(found, to.given)
         for name in to.drawn:
             seed = int(torch.randint(2**53, (), dtype=torch.int64))
             arrays[name] = seeded(seed, self.device)
         step = self.pausing or self.forward
-        running = {n: arrays[n] for n in (step.changed if step else ()) if n in to.running}
+        running = {
+            n: found[to.running[n].value] for n in (step.changed if step else ()) if n in to.running
+        }
         arrays |= self._copied(running)
         changing = (*to.drawn, *running)
         made: tuple[torch.Tensor, ...] = ()
@@ -260,8 +288,9 @@ class ReadyModel:
         copies = self._copies
         with torch.inference_mode(False), torch.no_grad():
             for name, buffer in running.items():
-                if name not in copies or not _alike(copies[name], buffer):
-                    copies[name] = torch.empty_like(buffer)
+                dtype = self._dtype_of(name)
+                if name not in copies or not _alike(copies[name], buffer, dtype):
+                    copies[name] = torch.empty_like(buffer, dtype=dtype)
             if running:
                 torch._foreach_copy_([copies[name] for name in running], [*running.values()])
         return {name: copies[name] for name in running}
@@ -298,8 +327,9 @@ def labelled(lowered: Lowered, dtype: str) -> Lowered:
     return replace(lowered, outputs=(labels,), results=(Held.of(labels),))
 
 
-def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return (one.shape, one.dtype, one.device) == (other.shape, other.dtype, other.device)
+def _alike(one: torch.Tensor, other: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Whether one is as the other is, but of a dtype of its own."""
+    return (one.shape, one.dtype, one.device) == (other.shape, dtype, other.device)
 
 
 def seeded(seed: int, device: torch.device) -> Any:

@@ -15,8 +15,9 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
+from ooc_cudnn.torch.autocast import AUTOCAST, Casts
 from ooc_cudnn.torch.errors import UnsupportedModelError
-from ooc_cudnn.torch.graph import Graph, Operation, Value, values_in
+from ooc_cudnn.torch.graph import Graph, Operation, Value, replaced, values_in
 from ooc_cudnn.torch.refusals import check_model, check_tensor, hooks_that_compute, users_line
 
 #: They hand on what they are given, or a view of it: who changes it in place changes both.
@@ -134,23 +135,17 @@ class _Reading:
         self.before: list[Operation] = []
         self.operations: list[Operation] = []
         self.counted: list[Operation] = []
-        self.places = {node: at for at, node in enumerate(program.graph.nodes)}
+        self.places: dict[Any, int] = {}
+        #: Of a block, the nodes that it hands out.
+        self.handed: dict[Any, Sequence[Any]] = {}
+        self.casts = Casts()
+        self._cast_already: dict[tuple[Value, torch.dtype], Value] = {}
 
     def graph(self) -> Graph:
         """Read everything."""
+        self._place(self.program.graph_module)
         self._placeholders()
-        outputs: tuple[Any, ...] = ()
-        for node in self.program.graph.nodes:
-            if node.op == "call_function":
-                self._call(node)
-            elif node.op == "output":
-                outputs = tuple(self._argument(each) for each in node.args[0])
-            elif node.op == "get_attr" and all(map(_is_grad_mode, node.users)):
-                self.now[node] = getattr(self.program.graph_module, node.target)
-            elif node.op != "placeholder":
-                raise UnsupportedModelError(
-                    f"{node.op} {node.target}: a part of the model that torch.export left as it is"
-                )
+        outputs = tuple(map(self._argument, self._read(self.program.graph_module)))
         return Graph(
             tuple(self.given),
             tuple(self.before),
@@ -160,6 +155,46 @@ class _Reading:
             self.program.call_spec.out_spec,
             self.constants,
         )
+
+    def _place(self, module: Any) -> None:
+        """Number all nodes in the order in which they run, those of blocks within it."""
+        for node in module.graph.nodes:
+            if _is_autocast(node):
+                self._place(_block_of(node, module))
+            self.places[node] = len(self.places)
+
+    def _read(self, module: Any) -> Sequence[Any]:
+        """Read the nodes of a module, or of a block; return what it hands out."""
+        outputs: Sequence[Any] = ()
+        for node in module.graph.nodes:
+            if _is_autocast(node):
+                self._under_autocast(node, _block_of(node, module))
+            elif node.op == "call_function":
+                self._call(node)
+            elif node.op == "output":
+                outputs = node.args[0]
+            elif node.op == "get_attr" and all(map(_is_block, node.users)):
+                self.now[node] = getattr(module, node.target)
+            elif node.op != "placeholder":
+                raise UnsupportedModelError(
+                    f"{node.op} {node.target}: a part of the model that torch.export left as it is"
+                )
+        return outputs
+
+    def _under_autocast(self, node: Any, block: Any) -> None:
+        """A block under `torch.autocast`: its operations are the model's, with other casts."""
+        inside = [each for each in block.graph.nodes if each.op == "placeholder"]
+        given = node.args[5:]
+        for one, outer in zip(inside, given, strict=True):
+            self.now[one] = self._argument(outer)
+            if isinstance(outer, torch.fx.Node):
+                self.base[one] = self.base.get(outer, outer)
+        with self.casts.under(*node.args[:4]):
+            outputs = self._read(block)
+        for one, outer in zip(inside, given, strict=True):  # some may have been changed in place
+            if isinstance(outer, torch.fx.Node):
+                self.now[outer] = self.now[one]
+        self.now[node], self.handed[node] = tuple(map(self._argument, outputs)), outputs
 
     def _placeholders(self) -> None:
         kinds = {"PARAMETER": "parameter", "BUFFER": "buffer", "CONSTANT_TENSOR": "constant"}
@@ -201,7 +236,8 @@ class _Reading:
         if node.target is operator.getitem:
             parts, at = self.now[node.args[0]], node.args[1]
             self.now[node] = parts[at]
-            self.base[node] = self.base.get(node.args[0], node.args[0])
+            source = self.handed[node.args[0]][at] if node.args[0] in self.handed else node.args[0]
+            self.base[node] = self.base.get(source, source)
             return
         if _is_grad_mode(node):
             self._block(node)
@@ -217,9 +253,13 @@ class _Reading:
         function: Callable[..., Any] = node.target
         if name in ALIKE and results[0] is not None:  # it reads no more than a shape
             function, args, kwargs = _filled(results[0], node, ALIKE[name], args), (), {}
+        elif not in_place:
+            function, casts = self.casts.of(node)
+            args, kwargs = replaced((args, kwargs), lambda value: self._cast(value, casts, node))
+        own_casts = function is not node.target and name not in ALIKE
         made = Operation(
             function,
-            name.removesuffix("_") if in_place else name,
+            (name.removesuffix("_") if in_place else name) + AUTOCAST * own_casts,
             args,
             kwargs,
             _bound(schema, args, kwargs) if args or kwargs else {},
@@ -227,22 +267,46 @@ class _Reading:
             _module(node),
             _where(node),
         )
-        is_of_inputs = bool(self.of_inputs.intersection(made.reads))
         if in_place and self._is_counter(node):
             self.counted.append(made)
             self.now[node] = made.args[0]
             return
-        if is_of_inputs:
-            self.of_inputs.update(value for value in results if value is not None)
-            self.operations.append(made)
-        else:
-            self.before.append(made)
+        is_of_inputs = self._enter(made)
         single = len(schema.returns) == 1 and schema.returns[0].type.kind() != "ListType"
         self.now[node] = results[0] if single else results
         if in_place:
             self._changed(node, is_of_inputs)
         elif made.name in VIEWS and node.args and isinstance(node.args[0], torch.fx.Node):
             self.base[node] = self.base.get(node.args[0], node.args[0])
+
+    def _enter(self, made: Operation) -> bool:
+        """Add an operation to those of the inputs, or to those before; return to which."""
+        is_of_inputs = bool(self.of_inputs.intersection(made.reads))
+        if is_of_inputs:
+            self.of_inputs.update(value for value in made.results if value is not None)
+            self.operations.append(made)
+        else:
+            self.before.append(made)
+        return is_of_inputs
+
+    def _cast(self, value: Value, casts: Mapping[str, torch.dtype], node: Any) -> Value:
+        """What an operation reads under autocast: a value, or it in another dtype, made once."""
+        names = [each for each in node.all_input_nodes if self.now.get(each) is value]
+        dtype = next((casts[each.name] for each in names if each.name in casts), None)
+        if dtype is None:
+            return value
+        known = (value, dtype)
+        if known not in self._cast_already:
+            made = Value(f"{value.name}_{str(dtype).removeprefix('torch.')}", value.shape, dtype)
+            function = torch.ops.aten._to_copy.default
+            told = {"self": value, "dtype": dtype}
+            operation = Operation(
+                function, "_to_copy", (value,), {"dtype": dtype}, told, (made,),
+                _module(node), _where(node),
+            )  # fmt: skip
+            self._enter(operation)
+            self._cast_already[known] = made
+        return self._cast_already[known]
 
     def _block(self, node: Any) -> None:
         """A block under `torch.no_grad`, as in spectral norm: PyTorch runs all of it before."""
@@ -296,6 +360,9 @@ class _Reading:
         for other, at in self.places.items():
             if other in (changed, node) or self.base.get(other, other) is not root:
                 continue
+            if self.now.get(other) is before:  # the same one, within a block or around it
+                self.now[other] = self.now[node]
+                continue
             if at < self.places[node] and any(
                 self.places[user] > self.places[node] for user in other.users
             ):
@@ -309,6 +376,18 @@ class _Reading:
 
 def _is_grad_mode(node: Any) -> bool:
     return node.target is torch.ops.higher_order.wrap_with_set_grad_enabled
+
+
+def _is_autocast(node: Any) -> bool:
+    return node.target is torch.ops.higher_order.wrap_with_autocast
+
+
+def _is_block(node: Any) -> bool:
+    return _is_grad_mode(node) or _is_autocast(node)
+
+
+def _block_of(node: Any, module: Any) -> Any:
+    return getattr(module, node.args[4].target)
 
 
 def _value(node: Any, seen: torch.Tensor, kind: str = "made", source: str = "") -> Value:

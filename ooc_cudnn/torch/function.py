@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch.autograd.function import once_differentiable
 
+from ooc_cudnn.arrays.tensors import to_tensor
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.network.pausing import Paused, PausingStep
 from ooc_cudnn.settings import current, settings
@@ -156,6 +157,7 @@ def tensor_of(array: Any) -> torch.Tensor:
     """A tensor on an array's memory; what it is already is handed on."""
     if isinstance(array, torch.Tensor):
         return array
-    if isinstance(array, np.ndarray):
+    if isinstance(array, np.ndarray) and array.dtype.name != "bfloat16":
         return torch.from_numpy(array)
-    return torch.from_dlpack(array)
+    made: torch.Tensor = to_tensor(array)
+    return made

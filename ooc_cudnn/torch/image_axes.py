@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
+from ooc_cudnn.torch.autocast import AUTOCAST
 from ooc_cudnn.torch.graph import Operation, Value, values_in
 
 
@@ -53,13 +54,13 @@ ALONG = frozenset({
 PER_IMAGE = frozenset({
     "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "adaptive_max_pool1d",
     "adaptive_max_pool2d", "adaptive_max_pool3d", "avg_pool1d", "avg_pool2d", "avg_pool3d",
-    "channel_shuffle", "col2im", "constant_pad_nd", "conv1d", "conv2d", "conv3d",
+    "batch_norm", "channel_shuffle", "col2im", "constant_pad_nd", "conv1d", "conv2d", "conv3d",
     "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "grid_sampler", "group_norm",
-    "im2col", "local_response_norm", "max_pool1d", "max_pool2d", "max_pool3d", "native_group_norm",
-    "pad", "pixel_shuffle", "pixel_unshuffle", "prelu", "reflection_pad1d", "reflection_pad2d",
-    "replication_pad1d", "replication_pad2d", "upsample_bicubic2d", "upsample_bilinear2d",
-    "upsample_linear1d", "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d",
-    "upsample_trilinear3d",
+    "im2col", "instance_norm", "local_response_norm", "max_pool1d", "max_pool2d", "max_pool3d",
+    "native_group_norm", "pad", "pixel_shuffle", "pixel_unshuffle", "prelu", "reflection_pad1d",
+    "reflection_pad2d", "replication_pad1d", "replication_pad2d", "upsample_bicubic2d",
+    "upsample_bilinear2d", "upsample_linear1d", "upsample_nearest1d", "upsample_nearest2d",
+    "upsample_nearest3d", "upsample_trilinear3d",
 })  # fmt: skip
 #: What moves elements and computes nothing: to repeat it costs little.
 MOVES = RESHAPES | {
@@ -124,7 +125,7 @@ class ImageAxes:
             if operation.name in ("expand", "expand_as"):
                 self._expanded(operation)
             return
-        name = operation.name
+        name = operation.name.removesuffix(AUTOCAST)
         result = next(value for value in operation.results if value is not None)
         made: Images | None
         if name in PER_ELEMENT:

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from ooc_cudnn.network.plan import NetworkPlan
 from ooc_cudnn.network.terms import Limit
-from ooc_cudnn.torch.autocast import without_autocast
+from ooc_cudnn.torch import autocast
 from ooc_cudnn.torch.call import ReadyModel
 from ooc_cudnn.torch.capture import fake_like, torch_dtype
 from ooc_cudnn.torch.errors import UnsupportedModelError
@@ -114,10 +114,6 @@ class Limited:
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Run the model."""
-        with without_autocast(self.model):
-            return self._called(args, kwargs)
-
-    def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         leaves, structure = pytree.tree_flatten((args, kwargs))
         places = [
             at for at, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor | np.ndarray)
@@ -140,6 +136,7 @@ class Limited:
             asked,
             with_gradients,
             self._parts.state(),
+            autocast.state(),
         )
         ready = self._ready.get(key)
         if ready is None:

@@ -256,8 +256,11 @@ class Lowering:
         parts = (found,) if isinstance(found, Held) else found
         for value, held in zip(operation.results, parts, strict=False):
             if value is not None and held is not None:
-                if held.shape != value.shape:
-                    raise AssertionError(f"{operation.said} made {held.shape}, not {value.shape}")
+                own, wanted = held.tensor.dtype, str(value.dtype).removeprefix("torch.")
+                if held.shape != value.shape or (held.axes and own != wanted):
+                    raise AssertionError(
+                        f"{operation.said} made {own} {held.shape}, not {wanted} {value.shape}"
+                    )
                 self._held[value] = held
 
     def _by_rule(
@@ -361,6 +364,8 @@ class Lowering:
     ) -> Value:
         """A value that PyTorch makes of another one before each call, in another dtype."""
         made = Value(f"{value.name}.{what}", value.shape, dtype)
+        if value in self.differentiable and dtype.is_floating_point:
+            self.differentiable.add(made)
         if not any(made in each.results for each in self.before):
             self.before.append(Operation(function, what, (value,), {}, {}, (made,), self._module))
         return made
@@ -400,13 +405,16 @@ class Lowering:
         self._given[given, kind] = made
         return made
 
-    def statistics(self, value: Value, name: str) -> Any:
-        """What to hand to a node that updates a buffer, or reads it: shared if another one does."""
+    def statistics(self, value: Value, name: str, dtype: str) -> Any:
+        """What to hand to a node that updates a buffer, or reads it: shared if another one does.
+
+        The network holds it in a dtype of its own.
+        """
         given = Given(value, value.shape)
         if (given, "running") in self._given:
             return self._given[given, "running"]
         self.running[name] = given
-        return torch.empty(value.shape, dtype=value.dtype, device="meta")
+        return torch.empty(value.shape, dtype=getattr(torch, dtype), device="meta")
 
     def now_lasting(self, value: Value, name: str) -> None:
         """Note the tensor that a node made of `statistics`."""

@@ -97,5 +97,6 @@ def specs_of(
     for name, given in ready.lowered.given.items():
         is_argument = given.value.kind == "input"
         where = placement if is_argument else "pinned" if machine == "host" else "device"
-        specs[name] = TensorSpec(given.shape, str(given.value.dtype).removeprefix("torch."), where)
+        held = ready.lowered.network.graph.tensors[name]
+        specs[name] = TensorSpec(given.shape, held.dtype, where)
     return specs

@@ -254,6 +254,7 @@ class PutOff:
         made = self._to.net.outside(
             tensors,
             shape,
+            str(part.result.dtype).removeprefix("torch."),
             computation,
             images=part.count,
             of_images=of_images,

@@ -12,12 +12,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import _python_dispatch
 from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import FlopCounterMode
 
 from ooc_cudnn.operations.outside import Cost
+from ooc_cudnn.torch.autocast import without_autocast
 from ooc_cudnn.torch.graph import Operation, Value, replaced
 from ooc_cudnn.torch.image_axes import MOVES, RESHAPES, ImageAxes
 
@@ -189,17 +191,29 @@ class Region(_Told):
         )
 
     def _measured(self, images: int, wanted: tuple[int, ...] | None) -> Cost:
-        part = self._part
+        part, kind = self._part, self._kind
+        with contextlib.ExitStack() as stack:
+            if kind != "meta":
+                stack.enter_context(FakeTensorMode())
+            return self._counted(part, kind, images, wanted)
+
+    @property
+    def _kind(self) -> str:
+        """Of the tensors that cost is found on: autocast looks at it."""
+        under = (getattr(each.function, "entered", ()) for each in self._part.operations)
+        return next((kind for kinds in under for kind, _ in kinds), "meta")
+
+    def _counted(self, part: Part, kind: str, images: int, wanted: tuple[int, ...] | None) -> Cost:
         tensors = []
         for value, order in zip(part.inputs, part.orders, strict=True):
             shape = part.shape(value, images)
             if order is not None:
                 back = sorted(range(len(order)), key=order.__getitem__)
                 shape = tuple(shape[axis] for axis in back)
-            tensors.append(torch.empty(shape, dtype=value.dtype, device="meta"))
+            tensors.append(torch.empty(shape, dtype=value.dtype, device=kind))
         made = part.shape(part.result, images)
         shape = tuple(made[axis] for axis in part.order)
-        dy = torch.empty(shape, dtype=part.result.dtype, device="meta")
+        dy = torch.empty(shape, dtype=part.result.dtype, device=kind)
         flops = FlopCounterMode(display=False)
         with flops, _Bytes((*tensors, dy)) as counted:
             if wanted is None:
@@ -267,14 +281,15 @@ def tensor_on(array: Any) -> torch.Tensor:
 
 @contextlib.contextmanager
 def _on(device: torch.device, stream: Any) -> Iterator[None]:
-    """In the order of a stream of the card; nothing where PyTorch computes on the host."""
+    """In the order of a stream of the card, or on the host; as the operations say, not autocast."""
     if device.type != "cuda":
-        yield
+        with without_autocast():
+            yield
         return
     pointer = 0 if stream is None else int(stream.ptr)
     index = device.index
     there = (
         torch.cuda.ExternalStream(pointer, index) if pointer else torch.cuda.default_stream(index)
     )
-    with torch.cuda.device(index), torch.cuda.stream(there):
+    with torch.cuda.device(index), torch.cuda.stream(there), without_autocast():
         yield

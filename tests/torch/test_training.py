@@ -78,28 +78,6 @@ def test_a_checkpoint_in_the_middle_goes_on_as_if_nothing_had_been(pair):
     assert begun + losses(ooc.limit(second, LIMIT), 3, x, target, lr=0.02) == whole
 
 
-def test_a_scaler_and_autocast_train_as_without_and_a_warning_says_what_is_missing(pair):
-    x, target = batch()
-    expected = losses(copy.deepcopy(pair[1]), 3, x, target, lr=0.02)
-    model = pair[0]
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
-    found = []
-    for _ in range(3):
-        optimizer.zero_grad()
-        with torch.autocast("cpu", torch.bfloat16):
-            with pytest.warns(UserWarning, match="autocast has no effect on Sequential"):
-                y = model(x)
-            assert torch.is_autocast_enabled("cpu")
-        assert y.dtype == torch.float32
-        loss = nn.functional.cross_entropy(y, target)
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        found.append(loss.item())
-    assert found == pytest.approx(expected, rel=1e-3)
-
-
 def state(model):
     return {name: each.clone() for name, each in model.state_dict().items()}
 

@@ -13,6 +13,7 @@ from ooc_cudnn.network.builders.normalizations import number
 from ooc_cudnn.network.initial import constant, random_state, zeros
 from ooc_cudnn.network.nodes.activation import Activation
 from ooc_cudnn.network.nodes.arithmetic import Add, Multiply
+from ooc_cudnn.network.nodes.cast import Cast
 from ooc_cudnn.network.nodes.channel_argmax import ChannelArgmax
 from ooc_cudnn.network.nodes.dropout import Dropout
 from ooc_cudnn.network.nodes.images import Images
@@ -179,6 +180,12 @@ class ElementwiseBuilders(Builders):
         ArgmaxCall(x.shape, x.dtype, dtype)  # refuses what it cannot hold
         y = self._result(name, (x.shape[0], 1, *x.shape[2:]), dtype)
         return self._add(ChannelArgmax(name, y, x))
+
+    @builder
+    def cast(self, x: Tensor, dtype: str, *, name: str = "") -> Tensor:
+        """The numbers of x in another floating dtype, rounded; the gradient is x's dtype again."""
+        x = self._own(x)
+        return self._add(Cast(name, self._result(name, x.shape, dtype_name(dtype)), x))
 
     @builder
     def softmax(

@@ -9,6 +9,7 @@ from ooc_cudnn.network.builders.base import Builders, builder
 from ooc_cudnn.network.nodes.outside import Outside
 from ooc_cudnn.network.tensors import Tensor
 from ooc_cudnn.operations.base import Shape
+from ooc_cudnn.tensor import dtype_name
 
 
 class OutsideBuilders(Builders):
@@ -19,6 +20,7 @@ class OutsideBuilders(Builders):
         self,
         xs: Sequence[Tensor],
         shape: Shape,
+        dtype: str,
         computation: Any,
         *,
         images: int,
@@ -31,7 +33,7 @@ class OutsideBuilders(Builders):
         ----------
         xs : sequence of Tensor
             What it reads: maps, inputs, parameters; each once.
-        shape : tuple of int
+        shape, dtype : tuple of int, str
             Of its result; the first axis is that of the images.
         computation : Computation
             The function, its gradients and its cost (`operations.outside`).
@@ -45,6 +47,5 @@ class OutsideBuilders(Builders):
         own = (shape, *(x.shape for x, each in zip(taken, of_images, strict=True) if each))
         if any(each[0] % images for each in own):
             raise ValueError(f"the first axes of {own} must be multiples of {images} images")
-        dtype = next(x.dtype for x in taken if x.is_floating)
-        y = self._result(name, tuple(shape), dtype)
+        y = self._result(name, tuple(shape), dtype_name(dtype))
         return self._add(Outside(name, y, taken, tuple(of_images), images, computation))

@@ -122,7 +122,15 @@ def converted(to: Lowering, self: Any, dtype: Any = None, **how: Any) -> Held:
         return self
     if self.tensor.dtype in STORED and wanted in DTYPES:
         return Held(to.net.image(self.tensor, dtype=wanted, name=to.name("image")), self.axes)
+    if self.tensor.is_floating and wanted in DTYPES:
+        return _cast(to, self, wanted)
     raise Unlike(f"from {self.tensor.dtype} to {wanted}")
+
+
+def _cast(to: Lowering, x: Held, dtype: str) -> Held:
+    if x.tensor.dtype == dtype:
+        return x
+    return Held(to.net.cast(x.tensor, dtype, name=to.name("cast")), x.axes)
 
 
 # Sums and products ----------------------------------------------------------------------------
@@ -188,6 +196,9 @@ def _combined(to: Lowering, what: str, one: Any, other: Any) -> Held:
     if isinstance(other, Held):
         if len(other.axes) != len(one.axes) or other.axes != one.axes:
             raise Unlike(f"of {one.shape} and {other.shape}, permuted apart")
+        wide = torch.promote_types(*(getattr(torch, e.tensor.dtype) for e in (one, other)))
+        dtype = str(wide).removeprefix("torch.")
+        one, other = _cast(to, one, dtype), _cast(to, other, dtype)
         return Held(build(one.tensor, other.tensor, name=to.name(what)), one.axes)
     assert isinstance(other, Value)
     return Held(build(one.tensor, _broadcast(to, one, other), name=to.name(what)), one.axes)

@@ -5,9 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from ooc_cudnn.network.tensors import Tensor
+from ooc_cudnn.tensor import ACCUMULATOR
 from ooc_cudnn.torch.graph import Value
 from ooc_cudnn.torch.lower import Held, Lowering, Unlike, rule
+
+#: What sums are held wider than.
+HALVES = frozenset(name for name, wide in ACCUMULATOR.items() if name != wide)
 
 
 @rule("batch_norm")
@@ -26,9 +32,13 @@ def batch_normalization(
     x, name = to.plain(input), to.name()
     lasting = {"running_mean": running_mean, "running_variance": running_var}
     if not training and to.training:
+        if x.dtype in HALVES:
+            raise Unlike("of half precision by running statistics, with gradients")
         return _by_running_statistics(to, x, (running_mean, running_var, weight, bias), eps)
     given = {
-        role: None if value is None else to.statistics(value, f"{name}.{role}")
+        role: None
+        if value is None
+        else to.statistics(value, f"{name}.{role}", ACCUMULATOR[x.dtype])
         for role, value in lasting.items()
     }
     made = to.net.batch_normalization(
@@ -36,7 +46,7 @@ def batch_normalization(
         epsilon=eps,
         exponential_average_factor=momentum,
         name=name,
-        **_vectors(to, weight, bias),
+        **_vectors(to, x, weight, bias),
         **given,
     )
     for role, value in lasting.items():
@@ -67,8 +77,21 @@ def _by_running_statistics(
     return Held.of(to.net.add(product, shift, name=to.name()))
 
 
-def _vectors(to: Lowering, weight: Any, bias: Any) -> dict[str, Any]:
-    return {"scale": to.optional(weight), "bias": to.optional(bias)}
+def _vectors(to: Lowering, x: Tensor, weight: Any, bias: Any) -> dict[str, Any]:
+    """Scale and bias, in the type that sums are held in."""
+    dtype = getattr(torch, ACCUMULATOR[x.dtype])
+    return {
+        name: None if value is None else to.parameter(_widened(to, value, dtype))
+        for name, value in (("scale", weight), ("bias", bias))
+    }
+
+
+def _widened(to: Lowering, value: Value, dtype: torch.dtype) -> Value:
+    if value.dtype == dtype:
+        return value
+    if torch.promote_types(value.dtype, dtype) != dtype:
+        raise Unlike(f"vectors of {value.dtype}")
+    return to.made_as("widened", lambda vector: vector.to(dtype), value, dtype)
 
 
 def _frozen(to: Lowering, name: str, weight: Any, bias: Any) -> None:
@@ -89,7 +112,7 @@ def group_normalization(
     cudnn_enabled: bool,
 ) -> Held:
     x, name = to.plain(input), to.name()
-    vectors = _vectors(to, weight, bias)
+    vectors = _vectors(to, x, weight, bias)
     made = to.net.group_normalization(x, num_groups, epsilon=eps, name=name, **vectors)
     _frozen(to, name, weight, bias)
     return Held.of(made)
@@ -111,7 +134,7 @@ def instance_normalization(
     if running_mean is not None:
         raise Unlike("with running statistics")
     x, name = to.plain(input, least=3), to.name()
-    made = to.net.instance_normalization(x, epsilon=eps, name=name, **_vectors(to, weight, bias))
+    made = to.net.instance_normalization(x, epsilon=eps, name=name, **_vectors(to, x, weight, bias))
     _frozen(to, name, weight, bias)
     return Held.of(made)
 
@@ -129,7 +152,7 @@ def layer_normalization(
     if not isinstance(input, Held) or len(normalized_shape) != 1 or input.axes[-1] != 1:
         raise Unlike(f"over {list(normalized_shape)}: over channels there is one")
     name = to.name()
-    vectors = _vectors(to, weight, bias)
+    vectors = _vectors(to, input.tensor, weight, bias)
     made = to.net.layer_normalization(input.tensor, epsilon=eps, name=name, **vectors)
     _frozen(to, name, weight, bias)
     return Held(made, input.axes)

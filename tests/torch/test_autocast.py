@@ -1,0 +1,146 @@
+"""Autocast, and models of half precision: types as PyTorch's, and numbers as near as its own."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import ooc_cudnn
+import ooc_cudnn.torch as ooc
+from tests.support.torch_checks import Result
+
+LIMIT = "1MiB"
+
+
+@pytest.fixture(autouse=True)
+def on_the_host():
+    with ooc_cudnn.settings(device="host", machine="host"):
+        yield
+
+
+class Mixed(nn.Module):
+    """Convolutions, a normalization, a part in single precision, sums of both, a linear layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)
+        self.second, self.last = nn.Conv2d(4, 4, 1), nn.Linear(4, 2)
+
+    def forward(self, x):
+        h = self.norm(self.first(x)).relu_()
+        with torch.autocast("cpu", enabled=False):
+            single = h.float() * 2
+        h = self.second(h) + single
+        return self.last(h.mean((2, 3)))
+
+
+class Within(nn.Module):
+    """Autocast of its own, in which maps are changed in place, and products are Einstein's."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 2, 1)
+        self.w = nn.Parameter(torch.randn(4, 4))
+
+    def forward(self, x):
+        h = self.first(x)
+        with torch.autocast("cpu", torch.bfloat16):
+            h.relu_()
+            h = torch.einsum("nchw,cd->ndhw", h, self.w)
+            y = self.last(h)
+        return y, h.float().mean((2, 3))
+
+
+def result(model, x, dtype=None):
+    """What it makes of x, under autocast to a dtype."""
+    with torch.autocast("cpu", dtype, enabled=dtype is not None):
+        return Result(model, [x])
+
+
+def as_near(found, rounded, exact, least=2**-6):
+    """Assert types as PyTorch's, and numbers no further from the exact ones than twice its own."""
+    assert found.structure == rounded.structure
+    pairs = zip(found.outputs, rounded.outputs, exact.outputs, strict=True)
+    groups = [("output", tuple(pairs))]
+    for kind in ("gradients", "buffers"):
+        groups += [
+            (f"{kind} {name}", ((getattr(found, kind)[name], each, getattr(exact, kind)[name]),))
+            for name, each in getattr(rounded, kind).items()
+            if each is not None
+        ]
+    largest = max(float(each.abs().max()) for each in exact.gradients.values())
+    for said, triples in groups:
+        for ours, pytorchs, true in triples:
+            assert ours.dtype == pytorchs.dtype, said
+            scale = max(float(true.detach().abs().max()), largest if "gradients" in said else 0.0)
+            off, own = (
+                float((each.double() - true).detach().abs().max()) for each in (ours, pytorchs)
+            )
+            assert off <= 2 * own + least * scale, f"{said}: {off:.3g}, PyTorch {own:.3g}"
+
+
+@pytest.mark.parametrize(
+    ("make", "dtype"), [(Mixed, torch.bfloat16), (Mixed, None), (Within, None)]
+)
+def test_types_and_numbers_are_those_of_autocast(make, dtype):
+    torch.manual_seed(0)
+    eager, x = make(), torch.randn(4, 3, 12, 12)
+    under = ooc.limit(copy.deepcopy(eager), LIMIT)
+    exact = result(_plain(eager), x.double())
+    rounded = result(copy.deepcopy(eager), x, dtype)
+    as_near(result(under, x, dtype), rounded, exact)
+    assert all(each.grad.dtype == torch.float32 for each in under.parameters())
+
+
+def _plain(model):
+    """The same in double precision, where autocast does nothing."""
+    return copy.deepcopy(model).double()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("training", [True, False])
+def test_models_of_half_precision_with_normalizations(dtype, training):
+    torch.manual_seed(0)
+    eager = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.GroupNorm(2, 4),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.LayerNorm(4), nn.Linear(4, 2),
+    ).to(dtype).train(training)  # fmt: skip
+    x = torch.randn(4, 3, 12, 12).to(dtype)
+    under = ooc.limit(copy.deepcopy(eager), LIMIT)
+    exact = result(_plain(eager), x.double())
+    as_near(result(under, x), result(copy.deepcopy(eager), x), exact, 2**-4)
+    if not training:
+        with torch.no_grad():
+            assert torch.allclose(under(x).float(), eager(x).float(), atol=0.02, rtol=0.02)
+
+
+def test_a_model_is_captured_with_and_without_autocast_apart():
+    model = ooc.limit(nn.Conv2d(3, 2, 1), LIMIT)
+    x = torch.randn(2, 3, 4, 4)
+    assert model(x).dtype == torch.float32
+    with torch.autocast("cpu", torch.bfloat16):
+        assert model(x).dtype == torch.bfloat16
+        assert torch.is_autocast_enabled("cpu")
+        assert ooc.infer(model, x).dtype == torch.bfloat16
+    assert model(x).dtype == torch.float32
+
+
+def test_a_scaler_scales_and_unscales_gradients():
+    torch.manual_seed(0)
+    model = ooc.limit(Mixed(), LIMIT)
+    x, target = torch.randn(4, 3, 12, 12), torch.arange(4) % 2
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+    losses = []
+    for _ in range(4):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = F.cross_entropy(model(x), target)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        losses.append(loss.item())
+    assert scaler.get_scale() == 1024.0
+    assert losses[-1] < losses[0]
