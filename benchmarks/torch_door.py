@@ -94,23 +94,23 @@ def _resnet(width: float) -> nn.Module:
 
 CASES = {
     "resnet50": Case(
-        _resnet, (768, 3, 224, 224), 1000, "16GiB", (4, 3, 64, 64), "2MiB",
+        _resnet, (768, 3, 224, 224), 1000, "16GiB", (4, 3, 64, 64), "24MiB",
         loss_inside=False, own=lambda: networks.networks.resnet50(768),
     ),
     "dynunet-256": Case(
         lambda width: torch_models.dynunet(3, width), (1, 1, 256, 256, 256), 3, "12GiB",
-        (1, 1, 32, 32, 64), "4MiB", bound=1.15,
+        (1, 1, 32, 32, 64), "24MiB", bound=1.15,
     ),
     "dynunet-512": Case(
         lambda width: torch_models.dynunet(3, width), (1, 1, 512, 512, 512), 3, "40GiB",
-        (1, 1, 32, 32, 64), "4MiB", in_core=False,
+        (1, 1, 32, 32, 64), "24MiB", in_core=False,
     ),
     "unet-8192": Case(
         lambda width: torch_models.unet(2, width), (1, 3, 8192, 8192), 2, "16GiB",
-        (1, 3, 64, 64), "1MiB", in_core=False,
+        (1, 3, 64, 64), "24MiB", in_core=False,
     ),
     "segresnet-384": Case(
-        _segresnet, (2, 4, 384, 384, 384), 3, "24GiB", (2, 4, 16, 16, 16), "2MiB",
+        _segresnet, (2, 4, 384, 384, 384), 3, "24GiB", (2, 4, 16, 16, 16), "24MiB",
     ),
 }  # fmt: skip
 OVERHEAD, INFER = "overhead", "infer"
@@ -295,7 +295,7 @@ def measure(report: common.Report, name: str, case: Case) -> None:
     classes = min(case.classes, 3) if report.quick else case.classes
     limit = report.arguments.limit or (case.small_limit if report.quick else case.limit)
     if report.quick:
-        limit = "8MiB"
+        limit = "24MiB"
     x, target = drawn(shape, classes, sites=name != "resnet50")
     theirs = own = None
     if case.in_core or report.quick:
@@ -431,7 +431,7 @@ class Widened(nn.Module):
 def infer(report: common.Report) -> None:
     """Labels of a whole image: from a file of uint8 to a file of uint8."""
     side = 128 if report.quick else report.arguments.side
-    limit = "4MiB" if report.quick else report.arguments.limit or INFER_LIMIT
+    limit = "24MiB" if report.quick else report.arguments.limit or INFER_LIMIT
     torch.manual_seed(0)
     model = Widened(torch_models.unet(3, _width(report))).eval().to(_place(report))
     if report.arguments.cuda:
