@@ -10,6 +10,7 @@ from typing import Any
 
 import dask
 from distributed import Client, LocalCluster, default_client
+from distributed.system import MEMORY_LIMIT
 
 from ooc_cudnn.dask.versions import version
 from ooc_cudnn.devices import get_device
@@ -38,14 +39,14 @@ def cluster(
     threads_per_worker: int = THREADS,
     **options: Any,
 ) -> LocalCluster:
-    """Start workers on this machine: one a card by dask-cuda, or with the host device.
+    """Start workers on this machine: one a card, or with the host device.
 
     Parameters
     ----------
     workers : int, optional
         How many; one a card, or dask's choice on the host, when left out.
     device : str
-        "auto" (cards where there are cards and dask-cuda), "cuda" or "host".
+        "auto" (cards, where there are some), "cuda" or "host".
     memory_limit : int, float or str, optional
         Device memory that the library may hold on each worker; chunks that need more run out of
         core there. The setting's default when left out.
@@ -65,10 +66,11 @@ def cluster(
     Raises
     ------
     DeviceUnavailableError
-        If cards are asked for, and there are none, or no dask-cuda.
+        If cards are asked for, and there are none.
 
     Notes
     -----
+    On cards this is dask-cuda's cluster where that is installed; it spills, and knows RMM and UCX.
     A worker that dies is replaced, and its chunks are computed again.
 
     Examples
@@ -82,16 +84,13 @@ def cluster(
         raise ValueError(f"device must be 'auto', 'cuda' or 'host', not {device!r}")
     if not options.get("processes", True):
         raise ValueError("processes=False is no cluster: workers have settings of their own")
-    on_cards = device == "cuda" or (device == "auto" and _has_cards())
-    if on_cards and importlib.util.find_spec("dask_cuda") is None:
+    cards = _cards() if device != "host" else ()
+    if device == "cuda" and not cards:
         raise DeviceUnavailableError(
-            "workers on cards are started by dask-cuda, which is not installed",
-            remedy="pip install dask-cuda, or device='host'.",
+            "workers on cards were asked for, and the driver shows none",
+            remedy="'ooc-cudnn doctor' says more; device='host' starts workers without cards.",
         )
-    told: dict[str, object] = {
-        "device": "cuda" if on_cards else "host",
-        "memory_limit": memory_limit,
-    }
+    told: dict[str, object] = {"device": "cuda" if cards else "host", "memory_limit": memory_limit}
     told |= {"machine": machine, "progress": False}
     environment = {
         f"{PREFIX}{name.upper()}": str(value) for name, value in told.items() if value is not None
@@ -99,24 +98,57 @@ def cluster(
     options = {
         "n_workers": workers,
         "threads_per_worker": threads_per_worker,
-        "env": {**environment, **options.pop("env", {})},
         **options,
+        "env": {**environment, **options.pop("env", {})},
     }
     if "host_memory" in options:
         options["memory_limit"] = options.pop("host_memory")
     with dask.config.set({"distributed.scheduler.allowed-failures": DEATHS_OF_A_TASK}):
-        if not on_cards:
+        if not cards:
             return LocalCluster(**options)
+        if importlib.util.find_spec("dask_cuda") is None:
+            return _started(CardCluster(cards, **options), workers or len(cards))
         from dask_cuda import LocalCUDACluster
 
         return LocalCUDACluster(**options)
 
 
-def _has_cards() -> bool:
-    """Whether workers can be given cards; asked without making a context on one here."""
-    if importlib.util.find_spec("dask_cuda") is None:
-        return False
-    return bool(driver_facts(ctypes.CDLL).get("gpus"))
+def _cards() -> tuple[str, ...]:
+    """The cards that workers may have, asked of the driver: no context is made on one here."""
+    found = driver_facts(ctypes.CDLL).get("gpus", ())
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    return tuple(visible[: len(found)] if visible != [""] else map(str, range(len(found))))
+
+
+class CardCluster(LocalCluster):
+    """Local workers that see one card each, where dask-cuda is not installed.
+
+    Parameters
+    ----------
+    cards : tuple of str
+        As CUDA_VISIBLE_DEVICES names them; workers take turns.
+    """
+
+    def __init__(self, cards: tuple[str, ...], **options: Any) -> None:
+        self.cards = cards
+        count = options.pop("n_workers", None) or len(cards)
+        options.setdefault("memory_limit", MEMORY_LIMIT // count)
+        super().__init__(n_workers=0, **options)
+
+    def new_worker_spec(self) -> dict[Any, Any]:
+        """What dask starts next: the same worker, on the next card."""
+        ((name, spec),) = super().new_worker_spec().items()
+        told = dict(spec["options"])
+        card = self.cards[int(name) % len(self.cards)]
+        told["env"] = {**told.get("env", {}), "CUDA_VISIBLE_DEVICES": card}
+        return {name: {**spec, "options": told}}
+
+
+def _started(local: CardCluster, count: int) -> CardCluster:
+    local.scale(count)
+    with Client(local, set_as_default=False) as client:
+        client.wait_for_workers(count)
+    return local
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from ooc_cudnn.operations.chain import Chain
 from ooc_cudnn.operations.channel_argmax import ArgmaxCall
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.flow import needed_rows
+from ooc_cudnn.operations.local_response import LocalResponseNormalization
 from ooc_cudnn.operations.per_site import (
     ActivationGradient,
     Addition,
@@ -249,6 +250,11 @@ def _addition(call: Addition, block: Block) -> Addition:
         1 if own == 1 else extent for own, extent in zip(call.b_shape, shape, strict=True)
     )
     return replace(call, shape=shape, b_shape=b_shape)
+
+
+@_made.register
+def _local_response(call: LocalResponseNormalization, block: Block) -> LocalResponseNormalization:
+    return replace(call, forward=replace(call.forward, shape=_shape(block)))
 
 
 @_made.register

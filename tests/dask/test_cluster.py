@@ -1,9 +1,9 @@
 """Two workers on this machine: the same numbers, their own settings, and workers that die."""
 
+import importlib
 import os
 import random
 import signal
-import threading
 import time
 
 import numpy as np
@@ -14,7 +14,7 @@ from tests.dask.test_networks import of_whole_numbers
 
 da = pytest.importorskip("dask.array", reason="the extra dask is not installed")
 distributed = pytest.importorskip("distributed", reason="the extra dask is not installed")
-pytest.importorskip("zarr", reason="the extra dask is not installed")
+zarr = pytest.importorskip("zarr", reason="the extra dask is not installed")
 
 import ooc_cudnn.dask as ooc  # noqa: E402
 
@@ -27,7 +27,7 @@ LIMIT = "512KiB"
 def client():
     with (
         ooc.cluster(
-            2, device="host", machine="host", memory_limit=LIMIT, dashboard_address=None,
+            2, device="host", machine="host", memory_limit=LIMIT, dashboard_address=":0",
             threads_per_worker=1,
         ) as local,
         distributed.Client(local) as connected,
@@ -65,24 +65,41 @@ def test_a_worker_that_dies_is_replaced_and_its_chunks_are_made_again(client, tm
     x = np.random.default_rng(0).integers(0, 5, image.shape).astype("float64")
     slowly = da.from_array(x, chunks=(1, 1, 16, 16)).map_blocks(_late, dtype="float64")
     made = ooc.forward(net, y, image=slowly)
-    drawn, stop, killed = random.Random(0), threading.Event(), []
-
-    def kill():
-        while len(killed) < KILLS and not stop.wait(0.5):
-            pids = [pid for pid in client.run(os.getpid).values() if pid not in killed]
-            if pids:
-                killed.append(drawn.choice(pids))
+    drawn, killed = random.Random(0), []
+    for _ in range(4 * KILLS):
+        running = client.compute(
+            ooc.to_zarr(made, tmp_path / "y.zarr", overwrite=True, compute=False)
+        )
+        while not running.done():
+            time.sleep(0.4)
+            alive = [nanny.pid for nanny in client.cluster.workers.values() if nanny.pid]
+            if len(killed) < KILLS and alive and not running.done():
+                killed.append(drawn.choice(alive))
                 os.kill(killed[-1], signal.SIGKILL)
-
-    killer = threading.Thread(target=kill)
-    killer.start()
-    try:
-        while len(killed) < KILLS:
-            written = ooc.to_zarr(made, tmp_path / "y.zarr", overwrite=True)
-    finally:
-        stop.set()
-        killer.join()
+        running.result()
+        if len(killed) >= KILLS:
+            break
+    assert len(killed) == KILLS
+    written = zarr.open_array(tmp_path / "y.zarr", mode="r")
     np.testing.assert_array_equal(written[:], net.forward(y, image=x))
+
+
+def test_workers_on_cards_have_one_each(monkeypatch):
+    workers = importlib.import_module("ooc_cudnn.dask.workers")  # the package has a function so
+    monkeypatch.setattr(workers, "driver_facts", lambda load: {"gpus": [{}, {}]})
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,3")
+    assert workers._cards() == ("5", "3")
+    with workers.CardCluster(("5", "3"), env={"A": "b"}, dashboard_address=":0") as local:
+        found = [next(iter(local.new_worker_spec().values()))["options"] for _ in range(2)]
+        local.worker_spec[0] = local.new_spec
+        found.append(next(iter(local.new_worker_spec().values()))["options"])
+        del local.worker_spec[0]
+    assert [each["env"] for each in found] == [
+        {"A": "b", "CUDA_VISIBLE_DEVICES": card} for card in ("5", "5", "3")
+    ]
+    monkeypatch.setattr(workers, "driver_facts", lambda load: {})
+    with pytest.raises(ooc_cudnn.OocError, match="the driver shows none"):
+        ooc.cluster(device="cuda")
 
 
 def _late(block):

@@ -58,6 +58,7 @@ def test_stored_images_are_widened_where_they_are_computed():
     x = net.input("image", (1, 3, 30, 10), "uint8")
     y = net.convolution(net.image(x, mean=2.0, scale=0.5), 2, window=5, stride=3, padding=(4, 0))
     of_whole_numbers(net)
+    y = net.local_response_normalization(y, 3)
     stored = images(1, 3, 30, 10, dtype="uint8")
     made = ooc.forward(net, y, image=da.from_array(stored, chunks=(1, 3, 8, 10)))
     halo = [key for key in made.dask.layers[made.name] if "halo_image" in str(key[0])]
