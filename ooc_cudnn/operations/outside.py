@@ -7,7 +7,7 @@ cuts it along the images, and adds up the gradients of what all images share.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
@@ -15,6 +15,7 @@ import numpy as np
 
 from ooc_cudnn.operations.base import Array, Shape
 from ooc_cudnn.operations.builder import Builder, Built
+from ooc_cudnn.operations.dropout import STATE
 from ooc_cudnn.operations.pointwise import Pointwise
 from ooc_cudnn.operations.rows import ROW_AXIS
 from ooc_cudnn.operations.splittable import Operand, Piece, Read, Region, Rounding, random_range
@@ -46,6 +47,21 @@ class Cost(NamedTuple):
     flops: int
 
 
+class Drawn(NamedTuple):
+    """From what random numbers are made: the same for an image however the batch is cut.
+
+    Attributes
+    ----------
+    state : array, shape (2,)
+        A seed, and which step it is.
+    first : int
+        The first image's number in the whole batch.
+    """
+
+    state: Any
+    first: int
+
+
 class Computation(Protocol):
     """A function of arrays. It is a frozen dataclass whose fields tell it from all others.
 
@@ -59,11 +75,16 @@ class Computation(Protocol):
     def cost(self, images: int, wanted: tuple[int, ...] | None) -> Cost:
         """What it takes; with `wanted` to make the gradients of these inputs."""
 
-    def forward(self, inputs: Sequence[Any], y: Any, stream: Any) -> None:
+    def forward(self, inputs: Sequence[Any], y: Any, stream: Any, drawn: Drawn | None) -> None:
         """Compute y, and write it."""
 
     def backward(
-        self, inputs: Sequence[Any], dy: Any, gradients: Mapping[int, Any], stream: Any
+        self,
+        inputs: Sequence[Any],
+        dy: Any,
+        gradients: Mapping[int, Any],
+        stream: Any,
+        drawn: Drawn | None,
     ) -> None:
         """Compute gradients of inputs by their numbers, and write them."""
 
@@ -88,9 +109,13 @@ class Taken(NamedTuple):
 class Outside:
     """y from all inputs; or gradients from all inputs and dy, and the gradients but the first.
 
+    What draws random numbers has its state behind its inputs.
+
     Parameters
     ----------
     images : int
+    first : int, optional
+        Of what draws: the number of the first image.
     wanted : tuple of int, optional
         The inputs whose gradients are made; None forward.
     output_shape : tuple of int
@@ -102,6 +127,7 @@ class Outside:
     wanted: tuple[int, ...] | None
     output_shape: Shape
     dtype: str
+    first: int | None = None
 
     @property
     def name(self) -> str:
@@ -125,14 +151,16 @@ class Outside:
 
     def run(self, inputs: Sequence[Any], output: Any, stream: Any = None) -> None:
         """Compute."""
-        if self.wanted is None:
-            self.computation.forward(inputs, output, stream)
-            return
-        first, *others = self.wanted
+        others = () if self.wanted is None else self.wanted[1:]
         count = len(inputs) - len(others)
-        *taken, dy = inputs[:count]
-        gradients = {first: output, **dict(zip(others, inputs[count:], strict=True))}
-        self.computation.backward(taken, dy, gradients, stream)
+        taken, gradients = list(inputs[:count]), dict(zip(others, inputs[count:], strict=True))
+        dy = None if self.wanted is None else taken.pop()
+        drawn = None if self.first is None else Drawn(taken.pop(), self.first)
+        if self.wanted is None:
+            self.computation.forward(taken, output, stream, drawn)
+        else:
+            gradients = {self.wanted[0]: output, **gradients}
+            self.computation.backward(taken, dy, gradients, stream, drawn)
 
 
 @dataclass(frozen=True)
@@ -145,16 +173,25 @@ class _OutsideCall(Built):
     dtype: str
     images: int
     most: int
+    draws: bool = False
 
     wanted = None
     lead = "y"
 
     @cached_property
     def _taken(self) -> dict[str, Operand]:
-        return {
+        found = {
             f"x{at}": Operand(each.shape, each.dtype, IMAGES if each.of_images else frozenset())
             for at, each in enumerate(self.inputs)
         }
+        return {**found, "state": STATE} if self.draws else found
+
+    def launch_key(self, piece: Piece) -> Hashable:
+        """Of what draws random numbers, where it lies, too: they are made of that."""
+        return super().launch_key(piece), piece.n[0] if self.draws else None
+
+    def _first(self, piece: Piece) -> int | None:
+        return piece.n[0] if self.draws else None
 
     @property
     def extents(self) -> Split:
@@ -210,14 +247,17 @@ class OutsideCall(_OutsideCall):
     def build(self, build: Builder) -> None:
         images, order = build.piece.n[1] - build.piece.n[0], build.buffers["y"].order
         shape = build.buffers["y"].shape
-        made = Outside(self.computation, images, None, shape, self.dtype)
+        first = self._first(build.piece)
+        made = Outside(self.computation, images, None, shape, self.dtype, first)
         build.make(made, tuple(self._taken), "y", order)
 
     def expected(self, piece: Piece, read: Read) -> Mapping[str, tuple[Array, Array]]:
         """By the same function in float64: it checks the cut, and the rounding."""
         inputs = [_read(self, name, piece, read) for name in self._taken]
         y = np.empty([stop - start for start, stop in self.region("y", piece)])
-        self.computation.forward(inputs, y, None)
+        images = piece.n[1] - piece.n[0]
+        first = self._first(piece)
+        Outside(self.computation, images, None, y.shape, self.dtype, first).run(inputs, y)
         return {"y": (y, _size(y, inputs))}
 
 
@@ -228,7 +268,7 @@ class OutsideGradient(_OutsideCall):
     Those of what all images share are added up over the pieces.
     """
 
-    wanted: tuple[int, ...]  # type: ignore[assignment]  # keyword: fields before it have defaults
+    wanted: tuple[int, ...] = ()  # type: ignore[assignment]
 
     lead = "dy"
 
@@ -252,7 +292,8 @@ class OutsideGradient(_OutsideCall):
         targets = {result: self._target(build, result) for result in self.results}
         images, (first, *others) = build.piece.n[1] - build.piece.n[0], targets.values()
         shape = build.buffers[first].shape
-        made = Outside(self.computation, images, self.wanted, shape, self.dtype)
+        at = self._first(build.piece)
+        made = Outside(self.computation, images, self.wanted, shape, self.dtype, at)
         build.launch(made, (*self._taken, "dy", *others), first)
         for result, target in targets.items():
             self._finish(build, result, target)
@@ -294,7 +335,11 @@ class OutsideGradient(_OutsideCall):
             at: np.empty([stop - start for start, stop in self.region(f"dx{at}", piece)])
             for at in self.wanted
         }
-        self.computation.backward(inputs, dy, found, None)
+        images, (first, *others) = piece.n[1] - piece.n[0], found.values()
+        made = Outside(
+            self.computation, images, self.wanted, first.shape, self.dtype, self._first(piece)
+        )
+        made.run((*inputs, dy, *others), first)
         whole = piece.n == (0, self.images)
         return {
             f"dx{at}": (dx, _size(dx, (*inputs, dy)))

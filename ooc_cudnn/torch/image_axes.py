@@ -45,9 +45,9 @@ PER_ELEMENT = frozenset({
 RESHAPES = frozenset({"flatten", "reshape", "reshape_as", "unflatten", "view", "_unsafe_view"})
 #: Along axes that they name, the others each for itself; the shape stays, or an axis goes or is 1.
 ALONG = frozenset({
-    "all", "amax", "amin", "any", "argmax", "argmin", "argsort", "cumprod", "cumsum", "flip", "glu",
-    "linalg_vector_norm", "log_softmax", "logcumsumexp", "logsumexp", "max", "mean", "median",
-    "min", "norm", "prod", "roll", "softmax", "_softmax", "_log_softmax", "sort", "std", "sum",
+    "all", "amax", "amin", "aminmax", "any", "argmax", "argmin", "argsort", "cumprod", "cumsum", "flip",
+    "glu", "linalg_vector_norm", "log_softmax", "logcumsumexp", "logsumexp", "max", "mean",
+    "median", "min", "norm", "prod", "roll", "softmax", "_softmax", "_log_softmax", "sort", "std", "sum",
     "topk", "var",
 })  # fmt: skip
 #: Of whole images, on the first axis.

@@ -54,7 +54,7 @@ def limit(model: M, memory_limit: Limit = None, *, strict: bool = False) -> M:
         complex); at the first call, if the model cannot be captured.
     UnsupportedOperationError
         At the first call, if an operation can be made neither by the library nor by PyTorch for it:
-        one that draws random numbers, or updates running statistics.
+        one that updates running statistics, or draws random numbers that several parts read.
 
     Examples
     --------

@@ -216,7 +216,7 @@ class Lowering:
             return
         operation = self.put_off.maker(value)
         layered = any(read in self.differentiable for read in operation.reads)
-        if layered or operation.name in LAYERS:
+        if layered or operation.name in LAYERS or operation in self.put_off.drawn:
             raise self.put_off.why(value)
         if operation not in self.after:
             self.after.append(operation)

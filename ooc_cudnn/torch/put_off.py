@@ -27,6 +27,7 @@ class Building(Protocol):
 
     graph: Graph
     net: Network
+    drawn: list[str]
 
     def name(self, of: str = "") -> str:
         """A name for a node."""
@@ -69,6 +70,8 @@ class PutOff:
             for value in operation.results
             if value is not None
         }
+        #: Of what draws random numbers for what it does.
+        self.drawn: dict[Operation, Value] = {}
         self._made: dict[tuple[Value, tuple[int, ...]], Held] = {}
 
     def __contains__(self, value: object) -> bool:
@@ -101,8 +104,8 @@ class PutOff:
     def why(self, value: Value) -> UnsupportedOperationError:
         """What to say where a value can be made neither in the network nor behind it."""
         for operation in self._behind(value):
-            if draws(operation):
-                said = "it draws random numbers, which must be the same when it is computed again"
+            if operation in self.drawn and self.drawn[operation] is not value:
+                said = "it draws random numbers, which several parts of the model read"
                 return UnsupportedOperationError(operation.said, operation.where, said)
         return self.errors[self._makers[value]]
 
@@ -139,8 +142,9 @@ class PutOff:
             if _suits(found, channels, plain=plain):
                 return found
         operations = self._behind(value)
-        if any(draws(operation) for operation in operations):
-            return None
+        drawing = [operation for operation in operations if draws(operation)]
+        if any(self.drawn.get(operation, value) is not value for operation in drawing):
+            return None  # it would be other numbers
         inputs = _read_by(operations) or [value]
         axes = self._axes(operations, inputs)
         where = Images(0)
@@ -152,6 +156,7 @@ class PutOff:
                 axes, where = None, Images(0)
         order = _order(len(value.shape), where.axis, None if plain else channels)
         if (value, order) not in self._made:
+            self.drawn.update(dict.fromkeys(drawing, value))
             part = self._part(operations, inputs, value, order, axes)
             self._made[value, order] = self._node(part)
         return self._made[value, order]
@@ -181,7 +186,7 @@ class PutOff:
         shared: dict[Value, None] = {}
         for operation in behind:
             for made in operation.results:
-                if made is None or made is value or made not in self._makers:
+                if made is None or value in operation.results or made not in self._makers:
                     continue
                 elsewhere = any(id(each) not in own for each in self._readers.get(made, ()))
                 if elsewhere or made in self._asked:
@@ -251,6 +256,8 @@ class PutOff:
             order is not None and (value in self._held or part.axes is not None)
             for value, order in zip(part.inputs, part.orders, strict=True)
         ]
+        drawing = any(draws(operation) for operation in part.operations)
+        name = self._to.name(computation.name.partition("+")[0])
         made = self._to.net.outside(
             tensors,
             shape,
@@ -258,8 +265,11 @@ class PutOff:
             computation,
             images=part.count,
             of_images=of_images,
-            name=self._to.name(computation.name.partition("+")[0]),
+            draws=drawing,
+            name=name,
         )
+        if drawing:
+            self._to.drawn.append(f"{name}.state")
         return Held(made, tuple(part.order.index(axis) for axis in range(len(shape))))
 
     def _tensor(self, value: Value) -> Tensor:

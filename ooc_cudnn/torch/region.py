@@ -18,7 +18,7 @@ from torch.utils import _python_dispatch
 from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import FlopCounterMode
 
-from ooc_cudnn.operations.outside import Cost
+from ooc_cudnn.operations.outside import Cost, Drawn
 from ooc_cudnn.torch.autocast import without_autocast
 from ooc_cudnn.torch.graph import Operation, Value, replaced
 from ooc_cudnn.torch.image_axes import MOVES, RESHAPES, ImageAxes
@@ -146,21 +146,28 @@ class Region(_Told):
         object.__setattr__(self, "_part", part)
         object.__setattr__(self, "_costs", {})
 
-    def forward(self, inputs: Sequence[Any], y: Any, stream: Any) -> None:
+    def forward(
+        self, inputs: Sequence[Any], y: Any, stream: Any, drawn: Drawn | None = None
+    ) -> None:
         """Compute the result, and write it."""
         tensors = [tensor_on(each) for each in inputs]
         target = tensor_on(y)
         with _on(target.device, stream), torch.no_grad():
-            target.copy_(self._part.run(tensors, self._images(target)))
+            target.copy_(self._run(tensors, self._images(target), drawn))
 
     def backward(
-        self, inputs: Sequence[Any], dy: Any, gradients: Mapping[int, Any], stream: Any
+        self,
+        inputs: Sequence[Any],
+        dy: Any,
+        gradients: Mapping[int, Any],
+        stream: Any,
+        drawn: Drawn | None = None,
     ) -> None:
         """Compute it again, and gradients of inputs."""
         given = tensor_on(dy)
         with _on(given.device, stream):
             tensors = [tensor_on(each) for each in inputs]
-            found = self._gradients(tensors, given, tuple(gradients))
+            found = self._gradients(tensors, given, tuple(gradients), drawn)
             for target, made in zip(gradients.values(), found, strict=True):
                 if made is None:
                     tensor_on(target).zero_()
@@ -176,16 +183,37 @@ class Region(_Told):
             self._costs[images, wanted] = self._measured(images, wanted)
         return self._costs[images, wanted]
 
+    def _run(
+        self, tensors: Sequence[torch.Tensor], images: int, drawn: Drawn | None
+    ) -> torch.Tensor:
+        """Compute images; where random numbers are drawn, each by itself, of a seed of its own."""
+        if drawn is None:
+            return self._part.run(tensors, images)
+        seed, step = (int(word) for word in tensor_on(drawn.state).tolist())
+        found = []
+        for image in range(images):
+            own = [
+                tensor if order is None else tensor.tensor_split(images)[image]
+                for tensor, order in zip(tensors, self._part.orders, strict=True)
+            ]
+            with seeded((seed, step, drawn.first + image), tensors[0].device):
+                found.append(self._part.run(own, 1))
+        return torch.cat(found)
+
     def _images(self, result: torch.Tensor) -> int:
         part = self._part
         return result.shape[0] * part.count // part.result.shape[part.order[0]]
 
     def _gradients(
-        self, tensors: Sequence[torch.Tensor], dy: torch.Tensor, wanted: Sequence[int]
+        self,
+        tensors: Sequence[torch.Tensor],
+        dy: torch.Tensor,
+        wanted: Sequence[int],
+        drawn: Drawn | None = None,
     ) -> Sequence[torch.Tensor | None]:
         leaves = [tensor.detach().requires_grad_(at in wanted) for at, tensor in enumerate(tensors)]
         with torch.enable_grad():
-            y = self._part.run(leaves, self._images(dy))
+            y = self._run(leaves, self._images(dy), drawn)
         return torch.autograd.grad(
             y, [leaves[at] for at in wanted], dy.to(y.dtype), allow_unused=True
         )
@@ -277,6 +305,16 @@ def tensor_on(array: Any) -> torch.Tensor:
         return torch.from_numpy(array.view(np.ndarray))
     found = torch.as_tensor(array, device="cuda")
     return found.view(torch.bfloat16) if array.dtype == "bfloat16" else found
+
+
+@contextlib.contextmanager
+def seeded(words: tuple[int, ...], device: torch.device) -> Iterator[None]:
+    """Let PyTorch draw from numbers of these words, and go on afterwards where it was."""
+    (seed,) = np.random.SeedSequence(words).generate_state(1, np.uint64)
+    cards = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(cards):
+        torch.manual_seed(int(seed >> np.uint64(1)))
+        yield
 
 
 @contextlib.contextmanager

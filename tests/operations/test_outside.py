@@ -28,20 +28,28 @@ class Scaling:
     def cost(self, images, wanted):
         return Cost(100 * images, 1000 * images, 0)
 
-    def forward(self, inputs, y, stream):
+    def forward(self, inputs, y, stream, drawn):
         x, w = inputs
-        y[...] = x.astype("f8") * w.astype("f8")
+        y[...] = x.astype("f8") * w.astype("f8") + _added(drawn, len(x))
 
-    def backward(self, inputs, dy, gradients, stream):
+    def backward(self, inputs, dy, gradients, stream, drawn):
         x, w = (each.astype("f8") for each in inputs)
         made = (dy.astype("f8") * w, (dy.astype("f8") * x).sum((0, 2))[:, None])
         for at, gradient in gradients.items():
-            gradient[...] = made[at]
+            gradient[...] = made[at] + (0 if at else _added(drawn, len(x)))
+
+
+def _added(drawn, rows):
+    """A number for each row of the batch, of the state and the image that it is of."""
+    if drawn is None:
+        return 0
+    images = drawn.first + np.arange(rows) // EACH
+    return (drawn.state[0] + images * drawn.state[1]).reshape(-1, 1, 1)
 
 
 def call(dtype, wanted=None, **told):
     taken = (Taken(SHAPE, dtype, True), Taken(WEIGHTS, dtype, False))
-    given = (Scaling(), taken, SHAPE, dtype, IMAGES, told.pop("most", IMAGES))
+    given = (Scaling(), taken, SHAPE, dtype, IMAGES, IMAGES, told.pop("draws", False))
     if wanted is None:
         return OutsideCall(*given, **told)
     return OutsideGradient(*given, wanted, **told)
@@ -109,3 +117,27 @@ def test_patches_are_as_the_function_has_them():
     found = gradient.expected(gradient.whole_piece(), read)
     assert set(found) == {"dx0", "dx1"}
     assert gradient.rounding().terms == EACH * 12
+
+
+def test_what_is_drawn_is_of_an_image_and_of_no_split():
+    random = np.random.default_rng(0)
+    x, w, dy = (random.integers(-4, 5, shape) * 1.0 for shape in (SHAPE, WEIGHTS, SHAPE))
+    state = np.array([7, 3])
+    added = (7 + 3 * (np.arange(IMAGES * EACH) // EACH)).reshape(-1, 1, 1)
+    for split in legal_splits(call("float64", draws=True)):
+        y, dx = np.full(SHAPE, np.nan), np.full(SHAPE, np.nan)
+        given = {"x0": x, "x1": w, "state": state}
+        Forced(call("float64", draws=True), {**given, "y": y}).run(split)
+        assert (y == x * w + added).all()
+        gradient = call("float64", (0,), draws=True)
+        Forced(gradient, {**given, "dy": dy, "dx0": dx}).run(split)
+        assert (dx == dy * w + added).all()
+    made = call("float64", draws=True)
+    arrays = {"x0": x, "x1": w, "state": state.astype("f8")}
+
+    def read(name, region):
+        return arrays[name][tuple(slice(*each) for each in region)]
+
+    piece = made.whole_piece()._replace(n=(2, 3))
+    value, _ = made.expected(piece, read)["y"]
+    assert (value == (x * w + added)[2 * EACH : 3 * EACH]).all()

@@ -161,10 +161,55 @@ def test_running_statistics_are_not_updated_outside():
         ooc.limit(model, "1MiB")(torch.randn(2, 2, 4, 4))
 
 
-def test_random_numbers_are_not_drawn_outside():
-    model = Around(lambda x, w: F.rrelu(x * w, training=True))
-    with pytest.raises(ooc.UnsupportedOperationError, match="rrelu"):
-        ooc.limit(model, "1MiB")(torch.randn(4, 2, 4, 4))
+def test_random_numbers_are_those_of_a_seed_under_any_limit():
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.2, batch_first=True)
+    eager = nn.Sequential(layer, nn.Linear(8, 4)).double()
+    x = torch.randn(6, 5, 8, dtype=torch.float64)
+    found = []
+    for limit in ("4GiB", "20KiB"):
+        model = ooc.limit(copy.deepcopy(eager), limit)
+        torch.manual_seed(3)
+        one, two = model(x), model(x)
+        one.square().sum().backward()
+        assert not torch.equal(one, two)
+        found.append((one, two, model[0].self_attn.in_proj_weight.grad))
+    for at, (large, small) in enumerate(zip(*found, strict=True)):
+        close(small, large, f"number {at} under the small limit")
+    gradient = found[0][2][0, 0].item()
+
+    def total(moved):
+        model = copy.deepcopy(eager)
+        with torch.no_grad():
+            model[0].self_attn.in_proj_weight[0, 0] += moved
+            torch.manual_seed(3)
+            return ooc.limit(model.train(), "4GiB")(x).square().sum().item()
+
+    assert gradient == pytest.approx((total(1e-5) - total(-1e-5)) / 2e-5, rel=1e-5)
+    model.eval()
+    close(model(x), eager.eval()(x), "in evaluation", tolerance=1e-12)
+
+
+def test_random_numbers_that_two_parts_would_draw_apart_are_refused():
+    class Apart(Around):
+        def forward(self, x):
+            h = self.first(x)
+            drawn = F.rrelu(h[0, 0, 0] * self.w[0, 0, 0], training=True)
+            return self.last(h * drawn) + self.last(h + drawn)
+
+    with pytest.raises(ooc.UnsupportedOperationError, match=r"(?s)rrelu.*several parts"):
+        ooc.limit(Apart(None), "1MiB")(torch.randn(4, 2, 4, 4))
+
+
+def test_results_of_one_operation_that_layers_read_apart():
+    class Both(Around):
+        def forward(self, x):
+            least, most = torch.aminmax(self.first(x), dim=1, keepdim=True)
+            one, other = torch.cat([least, most], 1), torch.cat([most, least * 2], 1)
+            return self.last(one) + self.last(other)
+
+    torch.manual_seed(0)
+    check(Both(None).double(), torch.randn(4, 2, 4, 4, dtype=torch.float64), shares=())
 
 
 def test_a_tensor_like_an_input_reads_no_more_than_its_shape():

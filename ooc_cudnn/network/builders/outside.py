@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ooc_cudnn.network.builders.base import Builders, builder
+from ooc_cudnn.network.initial import random_state
 from ooc_cudnn.network.nodes.outside import Outside
 from ooc_cudnn.network.tensors import Tensor
 from ooc_cudnn.operations.base import Shape
@@ -25,6 +26,7 @@ class OutsideBuilders(Builders):
         *,
         images: int,
         of_images: Sequence[bool],
+        draws: bool = False,
         name: str = "",
     ) -> Tensor:
         """What a function makes of some tensors, image by image.
@@ -42,10 +44,15 @@ class OutsideBuilders(Builders):
             `of_images`, are multiples of it.
         of_images : sequence of bool
             Of each of `xs` whether an image reads a part of it alone; else all of it.
+        draws : bool
+            Whether it draws random numbers: then it has a state, as `dropout` has.
         """
         taken = tuple(self.graph.check_own(x, f"xs[{at}]") for at, x in enumerate(xs))
         own = (shape, *(x.shape for x, each in zip(taken, of_images, strict=True) if each))
         if any(each[0] % images for each in own):
             raise ValueError(f"the first axes of {own} must be multiples of {images} images")
         y = self._result(name, tuple(shape), dtype_name(dtype))
-        return self._add(Outside(name, y, taken, tuple(of_images), images, computation))
+        state = None
+        if draws:
+            state = self._running_statistics(name, "state", (2,), "int64", random_state)
+        return self._add(Outside(name, y, taken, tuple(of_images), images, computation, state))

@@ -8,6 +8,7 @@ from typing import Any
 from ooc_cudnn.network.emitting import Backward, Forward
 from ooc_cudnn.network.nodes.base import Node
 from ooc_cudnn.network.tensors import Tensor
+from ooc_cudnn.operations.dropout import AdvanceCall
 from ooc_cudnn.operations.outside import OutsideCall, OutsideGradient, Taken
 
 
@@ -15,13 +16,15 @@ from ooc_cudnn.operations.outside import OutsideCall, OutsideGradient, Taken
 class Outside(Node):
     """y of some tensors, by a function of images; its gradients read these tensors and dy.
 
-    `of_images` says of each whether its first axis is that of `images`.
+    `of_images` says of each whether its first axis is that of `images`. Where it draws random
+    numbers it has a `state`, as dropout has: backward makes the same ones again.
     """
 
     xs: tuple[Tensor, ...]
     of_images: tuple[bool, ...]
     images: int
     computation: Any
+    state: Tensor | None = None
 
     @property
     def _taken(self) -> tuple[Taken, ...]:
@@ -30,11 +33,14 @@ class Outside(Node):
 
     @property
     def _reads(self) -> dict[str, Tensor]:
-        return {f"x{at}": x for at, x in enumerate(self.xs)}
+        found = {f"x{at}": x for at, x in enumerate(self.xs)}
+        return found if self.state is None else {**found, "state": self.state}
 
     def forward(self, emit: Forward) -> None:
         told = self.computation, self._taken, self.y.shape, self.y.dtype, self.images
-        call = OutsideCall(*told, self.images)
+        call = OutsideCall(*told, self.images, self.state is not None)
+        if self.state is not None:
+            emit.phase("advance", AdvanceCall(), state=self.state)
         emit.phase(f"{self.computation.name} outside", call, **self._reads, y=self.y)
 
     def backward(self, emit: Backward, dy: Tensor) -> None:
@@ -42,7 +48,7 @@ class Outside(Node):
         if not wanted:
             return
         told = self.computation, self._taken, self.y.shape, self.y.dtype, self.images
-        call = OutsideGradient(*told, self.images, wanted)
+        call = OutsideGradient(*told, self.images, self.state is not None, wanted)
         reads = {**self._reads, "dy": dy}
         makes = {f"dx{at}": self.xs[at] for at in wanted}
         emit.gradient(f"{self.computation.name} gradient outside", call, reads, **makes)
