@@ -1,0 +1,146 @@
+"""A slide through a U-Net from Zarr to Zarr, on one card and on two: `ooc_cudnn.dask`.
+
+The slide is written first, chunk by chunk, without compression; then it is labelled by one worker a
+card, once for each number of cards. Labels around chunks' corners are compared with those of one
+call on a part of the slide. On the host (`--quick`) two workers share it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import dask.array as da
+import numpy as np
+from distributed import Client, get_task_stream
+
+import ooc_cudnn.dask as ooc
+from benchmarks import common
+from examples.slide_cluster import labels_of, tissue, u_net
+
+NAME = "dask_scale"
+#: Sites around a corner of chunks: what one call is made of, and what of it is compared. The
+#: network's reach is 22 sites.
+AROUND, COMPARED = 128, 48
+#: Labels that may differ: of logits that are equal but for rounding.
+TIES = 1e-3
+
+
+def more(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--side", type=int, default=32768, help="rows and columns of the slide")
+    parser.add_argument("--chunk", type=int, default=4096, help="of a chunk")
+    parser.add_argument("--width", type=int, default=32, help="channels of the first layer")
+    parser.add_argument("--cards", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--limit", default="16GiB", help="device memory of a worker")
+
+
+def body(report: common.Report) -> None:
+    asked = report.arguments
+    side, chunk, width = asked.side, asked.chunk, asked.width
+    counts = asked.cards
+    if report.quick:
+        side, chunk, width, counts = 512, 256, 2, [2]
+    folder = Path(common.folder_of(asked)) / "dask_scale.zarr"
+    seconds: dict[int, float] = {}
+    for count in counts:
+        options = {"device": asked.device, "machine": asked.machine, "memory_limit": asked.limit}
+        if not asked.cuda:
+            options |= {"memory_limit": "256MiB"}
+        with (
+            ooc.cluster(count, **options, dashboard_address=":0") as local,
+            Client(local) as client,
+        ):
+            if not seconds:
+                _write_slide(report, folder, side, chunk)
+            slide = da.from_zarr(str(folder), component="slide")
+            net, logits = u_net(slide.shape, width)
+            made = ooc.forward(net, logits, slide=slide)
+            labels = made.map_blocks(
+                labels_of, drop_axis=1, dtype="uint8", meta=np.empty((0,) * 3, "uint8")
+            )
+            begin = time.perf_counter()
+            client.compute(_corners(labels), sync=True)
+            report.measure(f"{count}: first blocks, with their plans", time.perf_counter() - begin)
+            begin = time.perf_counter()
+            with get_task_stream(client) as stream:
+                ooc.to_zarr(labels, folder, component="labels", overwrite=True, compressors=None)
+            seconds[count] = time.perf_counter() - begin
+            _tell(report, count, seconds[count], side, stream.data, made.npartitions)
+            if asked.cuda:
+                found = ooc.workers(client)
+                plan = ooc.plan(lambda x: ooc.forward(net, logits, slide=x), slide, found, sides=())
+                report.measure(f"{count}: plan", plan.parts, spoken=plan.explain())
+                report.claim(f"{count}: predicted / measured", plan.seconds / seconds[count])
+        report.check(f"{count}: contents", _compared(folder, net, logits, chunk))
+        report.write()
+    if 1 in seconds and 2 in seconds:
+        report.claim("two cards, times one", seconds[1] / seconds[2], ">=", 1.8)
+    shutil.rmtree(folder)
+
+
+def _write_slide(report: common.Report, folder: Path, side: int, chunk: int) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    grid = da.core.normalize_chunks((1, 3, chunk, chunk), (1, 3, side, side), dtype="uint8")
+    slide = da.map_blocks(tissue, chunks=grid, dtype="uint8", meta=np.empty((0,) * 4, "uint8"))
+    begin = time.perf_counter()
+    ooc.to_zarr(slide, folder, component="slide", compressors=None)
+    report.measure("writing the slide", time.perf_counter() - begin)
+
+
+def _corners(array: da.Array) -> list[da.Array]:
+    """A block of each kind: what every worker plans, and cuDNN builds, before it is timed."""
+    last = [count - 1 for count in array.numblocks]
+    rows, columns = ({0, min(1, end), end} for end in last[1:])
+    return [array.blocks[0, row, column] for row in rows for column in columns]
+
+
+def _tell(
+    report: common.Report, count: int, seconds: float, side: int, stream: Any, blocks: int
+) -> None:
+    spans: dict[str, list[tuple[float, float]]] = {}
+    for task in stream:
+        for each in task["startstops"]:
+            if each["action"] == "compute" and "forward" in str(task["key"]):
+                spans.setdefault(task["worker"], []).append((each["start"], each["stop"]))
+    busy = sum(map(_covered, spans.values()))
+    report.measure(f"{count}: seconds", seconds)
+    report.measure(f"{count}: seconds of a block", busy / blocks)
+    report.claim(f"{count}: megapixels a second", side * side / seconds / 1e6)
+    report.claim(f"{count}: workers' time in blocks, of all", busy / count / seconds)
+
+
+def _covered(spans: list[tuple[float, float]]) -> float:
+    """Seconds in which at least one task of a worker ran."""
+    total, end = 0.0, -np.inf
+    for start, stop in sorted(spans):
+        total += max(0.0, stop - max(start, end))
+        end = max(end, stop)
+    return total
+
+
+def _compared(folder: Path, net: Any, logits: Any, chunk: int) -> dict[str, Any]:
+    """Labels around the first corners of chunks, and those of one call."""
+    slide, labels = (da.from_zarr(str(folder), component=name) for name in ("slide", "labels"))
+    small = net.resized(slide=(1, 3, 2 * AROUND, 2 * AROUND))
+    output = small.graph.tensors[logits.name]
+    wrong = sites = 0
+    for row in range(chunk, min(slide.shape[2], 3 * chunk), chunk):
+        part = slice(row - AROUND, row + AROUND)
+        made = labels_of(small.forward(output, slide=np.asarray(slide[:, :, part, part])))
+        inner = slice(AROUND - COMPARED, AROUND + COMPARED)
+        there = np.asarray(labels[:, part, part])[:, inner, inner]
+        wrong += int((there != made[:, inner, inner]).sum())
+        sites += there.size
+    return {"ok": sites > 0 and wrong <= TIES * sites, "wrong": wrong, "compared": sites}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Measure, and write the report."""
+    return common.run(NAME, body, __doc__, argv, more=more)
+
+
+if __name__ == "__main__":
+    common.main(main)
