@@ -31,6 +31,7 @@ from ooc_cudnn.torch.graph import Graph, Value
 from ooc_cudnn.torch.handing import Handing
 from ooc_cudnn.torch.lower import Given, Held, Lowered, lowered
 from ooc_cudnn.torch.parts import Parts
+from ooc_cudnn.torch.ranks import over_ranks, within_ddp
 
 
 class ReadyModel:
@@ -53,6 +54,8 @@ class ReadyModel:
     labels : str
         A dtype: the one result is then the number of the largest channel of each site, (n, 1,
         spatial...), in place of the model's scores.
+    statistics : str
+        As for `limit`.
     """
 
     def __init__(
@@ -67,8 +70,10 @@ class ReadyModel:
         with_gradients: bool,
         strict: bool = False,
         labels: str = "",
+        statistics: str = "rank",
     ) -> None:
-        self.model, self._memory_limit = model, memory_limit
+        self.model = model = within_ddp(model)
+        self._memory_limit = memory_limit
         #: Where results are to be: with the parameters, or else with the first argument.
         self.device = _device_of(model, args)
         self.graph: Graph = capture(model, forward, args, kwargs)
@@ -85,7 +90,11 @@ class ReadyModel:
             for operation in self.graph.operations
         )
         self.lowered: Lowered = lowered(
-            self.graph, self.differentiable, training=training, strict=strict
+            self.graph,
+            self.differentiable,
+            training=training,
+            strict=strict,
+            over_ranks=over_ranks(model, statistics),
         )
         if labels:
             self.lowered = labelled(self.lowered, labels)

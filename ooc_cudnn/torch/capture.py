@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 from ooc_cudnn.torch.autocast import AUTOCAST, Casts
 from ooc_cudnn.torch.errors import UnsupportedModelError
 from ooc_cudnn.torch.graph import Graph, Operation, Value, replaced, values_in
+from ooc_cudnn.torch.ranks import as_batch_normalization, within_ddp
 from ooc_cudnn.torch.refusals import check_model, check_tensor, hooks_that_compute, users_line
 
 #: They hand on what they are given, or a view of it: who changes it in place changes both.
@@ -70,11 +71,12 @@ def capture(
     UnsupportedModelError
         If torch.export refuses, with what it says of the model's line.
     """
+    model = within_ddp(model)
     check_model(model)
     plain = _Plain(model, forward)
     plain.training = model.training
     try:
-        with hooks_that_compute(model):
+        with hooks_that_compute(model), as_batch_normalization(model):
             program = torch.export.export(plain, tuple(args), dict(kwargs), strict=False)
         return _Reading(program, model).graph()
     except UnsupportedModelError:

@@ -25,5 +25,22 @@ class UnsupportedOperationError(UnsupportedModelError, NotImplementedError):
         super().__init__(f"{operation}: {why}{_at(where)}")
 
 
+class RanksError(OocError, RuntimeError):
+    """Statistics over all ranks that cannot be had: another rank has failed, or has not come.
+
+    Attributes
+    ----------
+    node : str
+        The batch normalization.
+    """
+
+    def __init__(self, node: str, world: int, why: str) -> None:
+        self.node = node
+        super().__init__(
+            f"{node}: the statistics of its batch are those of all {world} ranks, and not all of "
+            f"them came. Another rank has failed, or runs another model or other steps: {why}"
+        )
+
+
 def _at(where: str) -> str:
     return f"\n  {where}" if where else ""

@@ -17,13 +17,16 @@ from ooc_cudnn.torch.call import ReadyModel
 from ooc_cudnn.torch.capture import fake_like, torch_dtype
 from ooc_cudnn.torch.errors import UnsupportedModelError
 from ooc_cudnn.torch.parts import Parts
+from ooc_cudnn.torch.ranks import STATISTICS, within_ddp, world_size
 from ooc_cudnn.torch.refusals import check_model
 from ooc_cudnn.units import parse_limit
 
 M = TypeVar("M", bound=torch.nn.Module)
 
 
-def limit(model: M, memory_limit: Limit = None, *, strict: bool = False) -> M:
+def limit(
+    model: M, memory_limit: Limit = None, *, strict: bool = False, statistics: str = "rank"
+) -> M:
     """Let a model compute within a limit of device memory. Returns at once.
 
     It stays the same object: parameters, state_dict, hooks, train and eval are as before; its
@@ -33,12 +36,18 @@ def limit(model: M, memory_limit: Limit = None, *, strict: bool = False) -> M:
     Parameters
     ----------
     model : torch.nn.Module
+        In DistributedDataParallel or not: what is limited is the model within.
     memory_limit : int, float or str, optional
         Device memory that the library may hold: bytes, a share of the card's (0.5), or text
         ("8GiB"). The setting's when left out.
     strict : bool
         Whether an operation that the library has not is an error. Else PyTorch computes it, some
         images at a time and within the limit; `plan.explain` names each.
+    statistics : str
+        Of which images batch normalization takes mean and variance in training, where several
+        processes train together (torch.distributed): "rank", of its own, as PyTorch does; or
+        "global", of those of all. Then every rank must run the same steps. torch.nn.SyncBatchNorm
+        takes them over its process group in any case.
 
     Returns
     -------
@@ -48,13 +57,15 @@ def limit(model: M, memory_limit: Limit = None, *, strict: bool = False) -> M:
     Raises
     ------
     TypeError, ValueError
-        If it is no module, or that is no limit.
+        If it is no module, or that is no limit; or of another `statistics`.
     UnsupportedModelError
-        If a part of it is refused (FSDP, SyncBatchNorm in training, parameters that are sparse or
-        complex); at the first call, if the model cannot be captured.
+        If a part of it is refused (FSDP, parameters that are sparse or complex); at the first
+        call, if the model cannot be captured.
     UnsupportedOperationError
         At the first call, if an operation can be made neither by the library nor by PyTorch for it:
         one that updates running statistics, or draws random numbers that several parts read.
+    RanksError
+        At a call, or its backward, if statistics are over all ranks and another one has failed.
 
     Examples
     --------
@@ -70,14 +81,17 @@ def limit(model: M, memory_limit: Limit = None, *, strict: bool = False) -> M:
         raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}")
     if memory_limit is not None:
         parse_limit(memory_limit, name="memory_limit")
-    check_model(model)
-    model.forward = Limited(model, memory_limit, strict=strict)
+    if statistics not in STATISTICS:
+        raise ValueError(f"statistics must be rank or global, not {statistics!r}")
+    inner = within_ddp(model)
+    check_model(inner)
+    inner.forward = Limited(inner, memory_limit, strict=strict, statistics=statistics)
     return model
 
 
 def release(model: M) -> M:
     """Undo `limit`: the model computes as PyTorch does."""
-    own = model.__dict__.get("forward")
+    own = within_ddp(model).__dict__.get("forward")
     if isinstance(own, Limited):
         own.undo()
     return model
@@ -87,10 +101,16 @@ class Limited:
     """The forward of a model under a limit. It is copied and pickled with the model."""
 
     def __init__(
-        self, model: torch.nn.Module, memory_limit: Limit, *, strict: bool = False
+        self,
+        model: torch.nn.Module,
+        memory_limit: Limit,
+        *,
+        strict: bool = False,
+        statistics: str = "rank",
     ) -> None:
         own = model.__dict__.get("forward")
         self.model, self.memory_limit, self.strict = model, memory_limit, strict
+        self.statistics = statistics
         #: What the user had put in place of the class's forward.
         self.before: Any = own.before if isinstance(own, Limited) else own
         self._ready: dict[Hashable, ReadyModel] = {}
@@ -137,6 +157,7 @@ class Limited:
             with_gradients,
             self._parts.state(),
             autocast.state(),
+            world_size(),
         )
         ready = self._ready.get(key)
         if ready is None:
@@ -172,12 +193,14 @@ class Limited:
                 asked,
                 with_gradients=with_gradients,
                 strict=self.strict,
+                statistics=self.statistics,
             )
 
 
 @contextmanager
 def own_forward(model: torch.nn.Module) -> Iterator[Callable[..., Any]]:
     """The forward that a model has without a limit, put back for a while."""
+    model = within_ddp(model)
     under = model.__dict__.get("forward")
     if isinstance(under, Limited):
         under.undo()

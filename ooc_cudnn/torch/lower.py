@@ -15,6 +15,7 @@ import torch
 
 from ooc_cudnn.network.network import Network
 from ooc_cudnn.network.tensors import Tensor
+from ooc_cudnn.operations.over_ranks import Ranks
 from ooc_cudnn.torch.errors import UnsupportedModelError, UnsupportedOperationError
 from ooc_cudnn.torch.graph import Graph, Operation, Value, replaced
 from ooc_cudnn.torch.held import Held
@@ -47,6 +48,11 @@ LAYERS = frozenset(
 ) | {"batch_norm", "instance_norm", "group_norm", "layer_norm", "linear"}
 #: One number of all images.
 LOSSES = frozenset({"cross_entropy_loss", "binary_cross_entropy_with_logits", "mse_loss"})
+
+
+def one_rank(path: str) -> Ranks | None:
+    """A module takes statistics of the images of its own process."""
+    return None
 
 
 class Unlike(Exception):  # told apart within this room alone
@@ -109,7 +115,12 @@ class Lowered:
 
 
 def lowered(
-    graph: Graph, differentiable: frozenset[Value], *, training: bool, strict: bool = False
+    graph: Graph,
+    differentiable: frozenset[Value],
+    *,
+    training: bool,
+    strict: bool = False,
+    over_ranks: Callable[[str], Ranks | None] = one_rank,
 ) -> Lowered:
     """Lower a graph.
 
@@ -121,6 +132,8 @@ def lowered(
         Whether gradients are made, or what modules do in training alone.
     strict : bool
         Whether PyTorch may run nothing of it.
+    over_ranks : callable
+        Of a module, by its path, with whom it shares statistics of a batch.
 
     Raises
     ------
@@ -128,7 +141,8 @@ def lowered(
         On an operation that there is no rule for, with the user's line, if `strict`; or if layers
         follow it.
     """
-    return Lowering(graph, differentiable, training=training, strict=strict).lowered()
+    made = Lowering(graph, differentiable, training=training, strict=strict, over_ranks=over_ranks)
+    return made.lowered()
 
 
 class Lowering:
@@ -141,7 +155,9 @@ class Lowering:
         *,
         training: bool,
         strict: bool = False,
+        over_ranks: Callable[[str], Ranks | None] = one_rank,
     ) -> None:
+        self._over_ranks = over_ranks
         self.graph, self.differentiable, self.training = graph, set(differentiable), training
         self.strict = strict
         self.after: list[Operation] = []
@@ -270,7 +286,8 @@ class Lowering:
 
     def _put_off(self, operation: Operation, why: str) -> None:
         error = UnsupportedOperationError(operation.said, operation.where, why)
-        if self.strict:
+        shared = "batch_norm" in operation.name and operation.arguments.get("training")
+        if self.strict or (shared and self.ranks() is not None):
             raise error
         self.put_off.add(operation, error, _as_it_runs(operation))
 
@@ -327,6 +344,10 @@ class Lowering:
             count += 1
             found = f"{wanted}.{count}"
         return found
+
+    def ranks(self) -> Ranks | None:
+        """With whom the operation's module shares statistics of a batch; None if with nobody."""
+        return self._over_ranks(self._module)
 
     def plain(self, x: Any, *, least: int = 2, most: int = 5) -> Tensor:
         """The tensor of a map of images and channels, in this order.

@@ -24,8 +24,9 @@ def check_model(model: torch.nn.Module) -> None:
     Raises
     ------
     UnsupportedModelError
-        If it is sharded (FSDP), synchronises batch normalization, averages its statistics by a
-        count, or has parameters that are no plain dense tensors of real numbers.
+        If it is sharded (FSDP), has a part in DistributedDataParallel, synchronises batch
+        normalization by others than PyTorch, averages its statistics by a count, or has parameters
+        that are no plain dense tensors of real numbers.
     """
     for name, module in model.named_modules():
         kinds = {kind.__name__ for kind in type(module).__mro__}
@@ -34,10 +35,16 @@ def check_model(model: torch.nn.Module) -> None:
                 f"{_said(name, module)} is sharded by FSDP, and the library needs whole "
                 "parameters: limit the model without fully_shard"
             )
-        if "SyncBatchNorm" in kinds and module.training:
+        if "DistributedDataParallel" in kinds:
             raise UnsupportedModelError(
-                f"{_said(name, module)} takes statistics over several processes, which a plan of "
-                "one process cannot: put a BatchNorm in its place"
+                f"{_said(name, module)} would not see backward, and add up no gradients: limit the "
+                "model first, and wrap DistributedDataParallel around all of it"
+            )
+        if "SyncBatchNorm" in kinds and module.training and not _is_pytorchs(module):
+            raise UnsupportedModelError(
+                f"{_said(name, module)} takes statistics over several processes in a way of its "
+                "own: put torch.nn.SyncBatchNorm in its place, or a BatchNorm and "
+                'limit(..., statistics="global")'
             )
         if "_BatchNorm" in kinds and module.training and _counts(module):
             raise UnsupportedModelError(
@@ -67,6 +74,10 @@ def check_tensor(name: str, tensor: torch.Tensor) -> None:
             f"{name} is of {tensor.dtype}, and the library has real numbers alone; "
             "torch.view_as_real makes two of each"
         )
+
+
+def _is_pytorchs(module: torch.nn.Module) -> bool:
+    return type(module).forward is torch.nn.SyncBatchNorm.forward
 
 
 def _counts(module: Any) -> bool:

@@ -152,7 +152,7 @@ class Region(_Told):
         """Compute the result, and write it."""
         tensors = [tensor_on(each) for each in inputs]
         target = tensor_on(y)
-        with _on(target.device, stream), torch.no_grad():
+        with on_stream(target.device, stream), torch.no_grad():
             target.copy_(self._run(tensors, self._images(target), drawn))
 
     def backward(
@@ -165,7 +165,7 @@ class Region(_Told):
     ) -> None:
         """Compute it again, and gradients of inputs."""
         given = tensor_on(dy)
-        with _on(given.device, stream):
+        with on_stream(given.device, stream):
             tensors = [tensor_on(each) for each in inputs]
             found = self._gradients(tensors, given, tuple(gradients), drawn)
             for target, made in zip(gradients.values(), found, strict=True):
@@ -318,7 +318,7 @@ def seeded(words: tuple[int, ...], device: torch.device) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _on(device: torch.device, stream: Any) -> Iterator[None]:
+def on_stream(device: torch.device, stream: Any) -> Iterator[None]:
     """In the order of a stream of the card, or on the host; as the operations say, not autocast."""
     if device.type != "cuda":
         with without_autocast():

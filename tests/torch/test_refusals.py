@@ -1,5 +1,7 @@
 """What is refused: one clear error each, and the model stays as it was."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -82,15 +84,27 @@ def test_a_model_that_cannot_be_captured_names_its_line(function):
     assert all(torch.equal(each, before[name]) for name, each in model.state_dict().items())
 
 
-def test_synchronised_batch_normalization_is_refused_in_training():
-    model = nn.SyncBatchNorm.convert_sync_batchnorm(classifier())
-    with pytest.raises(ooc.UnsupportedModelError, match=r"1 \(SyncBatchNorm\) .* put a BatchNorm"):
+class SyncBatchNorm(nn.SyncBatchNorm):
+    """One of another library."""
+
+    def forward(self, x):
+        return x
+
+
+def test_another_librarys_synchronised_batch_normalization_is_refused_in_training():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), SyncBatchNorm(4))
+    with pytest.raises(ooc.UnsupportedModelError, match=r"1 \(SyncBatchNorm\) .* in a way of its"):
         ooc.limit(model, LIMIT)
     assert "forward" not in model.__dict__
+
+
+def test_synchronised_batch_normalization_of_one_process_is_as_any_other():
+    model = nn.SyncBatchNorm.convert_sync_batchnorm(classifier())
+    x = torch.randn(SHAPE)
     with torch.no_grad():
-        x = torch.randn(SHAPE)
-        expected = model.eval()(x)
-        close(ooc.limit(model, LIMIT)(x), expected, "evaluation", tolerance=1e-5)
+        expected = copy.deepcopy(model)(x)
+        close(ooc.limit(model, LIMIT)(x), expected, "training", tolerance=1e-5)
+    assert all("forward" not in part.__dict__ for part in model.children())
 
 
 def test_averages_by_a_count_are_refused():

@@ -41,6 +41,7 @@ class NormalizationBuilders(Builders):
         bias: Any = None,
         running_mean: Any = None,
         running_variance: Any = None,
+        ranks: Any = None,
         name: str = "",
     ) -> Tensor:
         """Normalise each channel: in training by the whole batch, in inference by running averages.
@@ -57,6 +58,9 @@ class NormalizationBuilders(Builders):
         running_mean, running_variance : array or Tensor, optional
             Shape (c,); zeros and ones where left out. Those of another node are shared: each node
             updates them, in order.
+        ranks : Ranks, optional
+            Processes that train together (`operations.over_ranks`): in training, statistics are
+            those of the images of all. Each must run the same steps in the same order.
         """
         x = self._own(x)
         epsilon = number(epsilon, "epsilon", 0)
@@ -75,6 +79,7 @@ class NormalizationBuilders(Builders):
                 ),
                 epsilon,
                 factor,
+                ranks,
             )
         )
 

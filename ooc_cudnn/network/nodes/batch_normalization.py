@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ooc_cudnn.network.emitting import Backward, Forward
 from ooc_cudnn.network.nodes.base import Node
@@ -17,6 +19,7 @@ from ooc_cudnn.operations.batch_phases import (
 )
 from ooc_cudnn.operations.chain import Chain
 from ooc_cudnn.operations.channel_statistics import SAVED, STATES
+from ooc_cudnn.operations.over_ranks import OverRanks
 from ooc_cudnn.operations.window import Range
 from ooc_cudnn.tensor import ACCUMULATOR
 
@@ -28,7 +31,8 @@ class BatchNormalization(Node):
     Moments of x stand between what makes x and what reads y, and the sums over dy between what
     makes dy and what reads dx: each is a phase of its own, and all else is elementwise. Running
     statistics are updated once a step, by `factor`. Moments of a concatenation are those of its
-    parts.
+    parts. With `ranks` (`operations.over_ranks`) moments and sums are those of the images of all
+    of them; gradients of scale and bias are of one's own, as those of all parameters are.
     """
 
     x: Tensor
@@ -38,10 +42,14 @@ class BatchNormalization(Node):
     running_variance: Tensor
     epsilon: float
     factor: float
+    ranks: Any = None
 
     def _saved(self, emit: Forward | Backward) -> dict[str, Tensor]:
         shape, dtype = (self.x.shape[1],), ACCUMULATOR[self.x.dtype]
         return {name: emit.saved(name, shape, dtype) for name in SAVED}
+
+    def _state(self, emit: Forward | Backward, what: str, kind: str) -> Tensor:
+        return emit.saved(what, (STATES[kind], self.x.shape[1]), "float64")
 
     def forward(self, emit: Forward) -> None:
         shape, dtype = self.x.shape, self.x.dtype
@@ -53,6 +61,10 @@ class BatchNormalization(Node):
             emit.phase("forward", chain, **binds, mean=mean, variance=variance)
             return
         moments = moments_of(emit, self.x)
+        if self.ranks is not None:
+            own, moments = moments, self._state(emit, "moments of all ranks", "moments")
+            call = OverRanks.of(self.ranks.moments(self.name, shape[1]), "moments", shape[1])
+            emit.phase("moments over ranks", call, x0=own, y=moments)
         vectors = ChannelVectors(shape[1], dtype, epsilon=self.epsilon)
         emit.phase("statistics", vectors, moments=moments, **self._saved(emit))
         averages = ChannelVectors(shape[1], dtype, running=True, factor=self.factor)
@@ -64,12 +76,19 @@ class BatchNormalization(Node):
     def backward(self, emit: Backward, dy: Tensor) -> None:
         shape, dtype = self.x.shape, self.x.dtype
         reads = {"x": self.x, "dy": dy, **self._saved(emit)}
-        sums = emit.saved("sums", (STATES["sums"], shape[1]), "float64")
+        sums = self._state(emit, "sums", "sums")
         add_up = ChannelSums(shape, dtype, emit.settings.deterministic)
         emit.phase("sums", add_up, **reads, sums=sums)
         parameters = ParameterGradients(shape[1], dtype)
         makes = {"dscale": self.scale, "dbias": self.bias}
         emit.gradient("parameter gradients", parameters, {"sums": sums}, **makes)
+        if self.ranks is not None and emit.wants(self.x):
+            own, sums = sums, self._state(emit, "sums of all ranks", "sums")
+            moments = self._state(emit, "moments of all ranks", "moments")
+            elements = math.prod(shape) // shape[1]
+            merging = self.ranks.sums(self.name, shape[1], elements)
+            call = OverRanks.of(merging, "sums", shape[1], "moments")
+            emit.phase("sums over ranks", call, x0=own, x1=moments, y=sums)
         reads |= {"scale": self.scale, "sums": sums}
         emit.gradient("data gradient", BatchNormalizationData(shape, dtype), reads, dx=self.x)
 

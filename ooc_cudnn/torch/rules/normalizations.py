@@ -45,6 +45,7 @@ def batch_normalization(
         x,
         epsilon=eps,
         exponential_average_factor=momentum,
+        ranks=to.ranks(),
         name=name,
         **_vectors(to, x, weight, bias),
         **given,
