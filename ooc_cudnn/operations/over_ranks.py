@@ -8,17 +8,20 @@ from typing import Any, Protocol
 
 from ooc_cudnn.operations.base import Array
 from ooc_cudnn.operations.channel_statistics import STATES
-from ooc_cudnn.operations.outside import Computation, OutsideCall, Taken
+from ooc_cudnn.operations.outside import OutsideCall, Taken
 from ooc_cudnn.operations.splittable import Piece, Read
 
 
 class Ranks(Protocol):
-    """Processes that train one network together, each on images of its own."""
+    """Processes that train one network together, each on images of its own.
 
-    def moments(self, node: str, channels: int) -> Computation:
+    What they make are computations (`operations.outside`) without gradients.
+    """
+
+    def moments(self, node: str, channels: int) -> Any:
         """Those of all images, (3, c), of those of one's own."""
 
-    def sums(self, node: str, channels: int, elements: int) -> Computation:
+    def sums(self, node: str, channels: int, elements: int) -> Any:
         """Those over all images, (2, c), of one's own and the moments of all.
 
         They are scaled by `elements`, those that a channel has in one's own images, over those that

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import time
 from datetime import timedelta
 
@@ -12,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import ooc_cudnn
 import ooc_cudnn.torch as ooc
+from examples import ddp_resnet50
 
 RANKS, STEPS, LIMIT = 2, 3, "48KiB"
 #: Images of each rank where it says "uneven".
@@ -89,6 +91,7 @@ def run(rank, folder):
         found = {name: both(name, rank) for name in OPTIONS}
         found["global"] = over_all(rank)
         found["synchronised"] = synchronised(rank)
+        found["example"] = example(rank, folder)
         found["late"] = late(rank)
         found["gone"] = gone(rank)
     torch.save(found, f"{folder}/rank{rank}")
@@ -125,6 +128,19 @@ def synchronised(rank):
     x, target = images(0, rank, UNEVEN[rank])
     loss_of(own(x.requires_grad_()), target, sum(UNEVEN)).backward()
     return x.grad, *found_in(own)
+
+
+#: Arguments of the example that make it small.
+SMALL = ("--blocks=1,1", "--width=4", "--batch=4", "--image=32", "--limit=2MiB", "--rate=0.1")
+
+
+def example(rank, folder):
+    """The losses that the example prints; rank 0 keeps its checkpoint."""
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        more = ("--statistics=global", "--steps=4", f"--save={folder}/checkpoint")
+        ddp_resnet50.main([*SMALL, *more])
+    return said.getvalue()
 
 
 def failed(own, rank):

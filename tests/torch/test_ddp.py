@@ -1,11 +1,14 @@
 """Two processes train together: DistributedDataParallel around a model under a limit."""
 
+import re
+
 import pytest
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import ooc_cudnn.torch as ooc
+from examples import ddp_resnet50
 from tests.support import ddp_ranks
 from tests.support.ddp_ranks import OPTIONS, RANKS, STEPS, UNEVEN, images, loss_of, model
 from tests.support.torch_checks import close
@@ -15,9 +18,14 @@ if not torch.distributed.is_available():
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory):
-    """What each of two processes found: they run once for all tests here."""
-    folder = tmp_path_factory.mktemp("ranks")
+def folder(tmp_path_factory):
+    """Where two processes write."""
+    return tmp_path_factory.mktemp("ranks")
+
+
+@pytest.fixture(scope="module")
+def ranks(folder):
+    """What each of them found: they run once for all tests here."""
     torch.multiprocessing.spawn(ddp_ranks.run, (str(folder),), nprocs=RANKS)
     return [torch.load(folder / f"rank{rank}") for rank in range(RANKS)]
 
@@ -90,6 +98,25 @@ def test_a_checkpoint_of_a_rank_loads_anywhere(ranks):
         each.load_state_dict(state)
     with torch.no_grad():
         close(wrapped(x), plain(x), "scores")
+
+
+def test_the_example_trains_on_two_ranks_and_keeps_a_checkpoint(ranks, folder):
+    printed, nothing = (rank["example"] for rank in ranks)
+    losses = [float(found) for found in re.findall(r"loss (\d+\.\d+),", printed)]
+    assert len(losses) == 4
+    assert losses[-1] < 0.95 * losses[0]
+    assert "2 ranks: " in printed
+    assert nothing == ""
+    found = torch.load(folder / "checkpoint")
+    assert ddp_resnet50.resnet((1, 1), 4).load_state_dict(found).missing_keys == []
+
+
+def test_the_example_runs_without_torchrun(capsys):
+    assert ddp_resnet50.main([*ddp_ranks.SMALL, "--steps=1"]) == 0
+    assert "1 ranks: " in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        ddp_resnet50.main(["--steps=0"])
+    assert "--steps must be at least 1, not 0" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("what", "said"), [("late", "Timed out"), ("gone", "Connection closed")])
