@@ -1,5 +1,7 @@
 """Two processes train together: DistributedDataParallel around a model under a limit."""
 
+import fcntl
+import os
 import re
 
 import pytest
@@ -19,15 +21,22 @@ if not torch.distributed.is_available():
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Where two processes write."""
-    return tmp_path_factory.mktemp("ranks")
+    """Where two processes write: one folder for all of pytest's workers."""
+    base = tmp_path_factory.getbasetemp()
+    found = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "ranks"
+    found.mkdir(exist_ok=True)
+    return found
 
 
 @pytest.fixture(scope="module")
 def ranks(folder):
     """What each of them found: they run once for all tests here."""
-    torch.multiprocessing.spawn(ddp_ranks.run, (str(folder),), nprocs=RANKS)
-    return [torch.load(folder / f"rank{rank}") for rank in range(RANKS)]
+    files = [folder / f"rank{rank}" for rank in range(RANKS)]
+    with open(folder / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not all(file.exists() for file in files):
+            torch.multiprocessing.spawn(ddp_ranks.run, (str(folder),), nprocs=RANKS)
+    return [torch.load(file) for file in files]
 
 
 def alike(found, expected):
