@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import shutil
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,7 @@ def body(report: common.Report) -> None:
             _tell(report, count, seconds[count], side, stream.data, made.npartitions)
             if asked.cuda:
                 found = ooc.workers(client)
-                plan = ooc.plan(lambda x: ooc.forward(net, logits, slide=x), slide, found, sides=())
+                plan = ooc.plan(partial(_logits, net, logits), slide, found, sides=())
                 report.measure(f"{count}: plan", plan.parts, spoken=plan.explain())
                 report.claim(f"{count}: predicted / measured", plan.seconds / seconds[count])
         report.check(f"{count}: contents", _compared(folder, net, logits, chunk))
@@ -79,6 +80,10 @@ def body(report: common.Report) -> None:
     if 1 in seconds and 2 in seconds:
         report.claim("two cards, times one", seconds[1] / seconds[2], ">=", 1.8)
     shutil.rmtree(folder)
+
+
+def _logits(net: Any, logits: Any, slide: da.Array) -> Any:
+    return ooc.forward(net, logits, slide=slide)
 
 
 def _write_slide(report: common.Report, folder: Path, side: int, chunk: int) -> None:
