@@ -127,7 +127,8 @@ class _Streams:
         copy_in, copy_out = device.copy_streams if overlap else (compute, compute)
         self.handles = {"copy_in": copy_in, "compute": compute, "copy_out": copy_out}
         follow_last_run(device, compute)
-        self.begin: int | None = self.events.record(compute) if timed else None
+        # Before anything is computed: a copy that comes late in the run waits for no more than this.
+        self.begin = self.events.record(compute) if timed or overlap else None
         self._joined: set[str] = {"compute"} if overlap else set(STREAMS)
         self._intervals: dict[tuple[int, int], tuple[float, float]] = {}
 
@@ -135,8 +136,7 @@ class _Streams:
         """Return a stream, ordered behind the caller's work when it is first used."""
         handle = self.handles[name]
         if name not in self._joined:
-            if self.begin is None:
-                self.begin = self.events.record(self.handles["compute"])
+            assert self.begin is not None  # where nothing overlaps all streams are one
             self.runtime.streamWaitEvent(handle.ptr, self.begin)
             self._joined.add(name)
         return handle

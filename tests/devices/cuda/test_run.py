@@ -31,6 +31,13 @@ def opened():
     return CudaRun(Device(), Stream(2), overlap=True, timed=False)
 
 
+def test_a_copy_waits_for_nothing_that_the_run_computes_without_being_told(log):
+    run = opened()
+    run.submit("compute", (), lambda stream: log.append("computed"), signals=False)
+    run.submit("copy_in", (), lambda stream: log.append("copied"), signals=False)
+    assert log == [("record", 2), "computed", "copied"]
+
+
 def futures(count):
     return [Future() for _ in range(count)]
 
