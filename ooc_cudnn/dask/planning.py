@@ -9,9 +9,9 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import dask.array as da
 from distributed import Client
@@ -23,7 +23,8 @@ from ooc_cudnn.dask.workers import Worker, workers
 from ooc_cudnn.functions.planning import plan_call
 from ooc_cudnn.functions.target import Target
 from ooc_cudnn.network.blocks import block_of_step
-from ooc_cudnn.operations.blocks import call_of_block
+from ooc_cudnn.operations.blocks import call_of_block, cut_shape
+from ooc_cudnn.operations.splittable import Region
 from ooc_cudnn.pricing.explain import in_columns
 from ooc_cudnn.settings import current
 from ooc_cudnn.tensor import ITEM_BYTES, ORDERS, TensorSpec
@@ -183,38 +184,40 @@ def _planned(
     make: Makes, x: da.Array, there: Sequence[Worker], *, network: float, store: float | None
 ) -> ClusterPlan:
     array = make(x)
-    tasks = array.dask.to_dict()
-    layer = array.dask.layers[array.name]
-    works = {key: each for key, each in layer.items() if isinstance(each, Work | NetworkWork)}
-    if not works:
+    stages = [stage for layer in array.dask.layers.values() if (stage := _stage(layer)) is not None]
+    if array.name not in {name for stage in stages for name in stage.names}:
         raise TypeError(
             "make must return what a function of ooc_cudnn.dask made, and nothing after it: "
             f"{array!r} is not"
         )
-    (work,) = works.values()
-    kinds: Counter[_Kind] = Counter()
-    first: dict[_Kind, Part | Wanted] = {}
-    for task in layer.values():
-        if isinstance(task, tuple) and len(task) > 2 and isinstance(task[2], Part | Wanted):
-            kind = _kind(task[2], array.shape)
-            kinds[kind] += 1
-            first.setdefault(kind, task[2])
-    priced = {kind: _price(work, first[kind], there) for kind in kinds}
-    seconds = _makespan(
-        [priced[kind].seconds for kind, count in kinds.items() for _ in range(count)], len(there)
-    )
-    gathered = sum(priced[kind].bytes_in * count for kind, count in kinds.items())
-    made = sum(priced[kind].bytes_out * count for kind, count in kinds.items())
-    halo = max(0, gathered - x.nbytes) * (len(there) - 1) / len(there)
+    computing = network_bytes = made = 0.0
+    block_bytes = blocks = 0
+    for stage in stages:
+        priced = {
+            kind: _price(stage.work, part, there) for kind, part in stage.representatives.items()
+        }
+        computing += _makespan(
+            [priced[kind].seconds for kind, count in stage.kinds.items() for _ in range(count)],
+            len(there),
+        )
+        gathered = sum(priced[kind].bytes_in * count for kind, count in stage.kinds.items())
+        halo = max(0, gathered - _read_bytes(stage.work))
+        network_bytes += halo * (len(there) - 1) / len(there)
+        made = sum(priced[kind].bytes_out * count for kind, count in stage.kinds.items())
+        block_bytes = max(
+            block_bytes, *(each.bytes_in + each.bytes_out for each in priced.values())
+        )
+        blocks += sum(stage.kinds.values())
+    tasks = len(array.dask.to_dict())
     return ClusterPlan(
         chunks=x.chunks,
-        blocks=sum(kinds.values()),
-        tasks=len(tasks),
-        computing_seconds=seconds,
-        network_seconds=halo / (network * len(there)),
+        blocks=blocks,
+        tasks=tasks,
+        computing_seconds=computing,
+        network_seconds=network_bytes / (network * len(there)),
         store_seconds=0.0 if store is None else (x.nbytes + made) / store,
-        scheduling_seconds=len(tasks) * SECONDS_PER_TASK,
-        block_bytes=max(each.bytes_in + each.bytes_out for each in priced.values()),
+        scheduling_seconds=tasks * SECONDS_PER_TASK,
+        block_bytes=block_bytes,
         workers=len(there),
     )
 
@@ -223,11 +226,56 @@ def _planned(
 _Kind = tuple[tuple[int, bool, bool], ...]
 
 
-def _kind(part: Part | Wanted, shape: tuple[int, ...]) -> _Kind:
-    region = part.wanted if isinstance(part, Part) else part.region
+class _Stage(NamedTuple):
+    """The blocks of one layer of a graph: how many of each kind, and one of each."""
+
+    work: Work | NetworkWork
+    names: frozenset[str]
+    kinds: Counter[_Kind]
+    representatives: dict[_Kind, Part | Wanted]
+
+
+def _stage(layer: Mapping[Any, Any]) -> _Stage | None:
+    """The blocks of a layer that a function of this package made; None for others."""
+    if not layer.is_materialized():  # type: ignore[attr-defined]  # dask's own
+        return None
+    works = [each for each in layer.values() if isinstance(each, Work | NetworkWork)]
+    if not works:
+        return None
+    (work,) = works
+    kinds: Counter[_Kind] = Counter()
+    representatives: dict[_Kind, Part | Wanted] = {}
+    for task in layer.values():
+        if isinstance(task, tuple) and len(task) > 2 and isinstance(task[2], Part | Wanted):
+            kind = _kind(work, task[2])
+            kinds[kind] += 1
+            representatives.setdefault(kind, task[2])
+    names = frozenset(key[0] for key in layer if isinstance(key, tuple))
+    return _Stage(work, names, kinds, representatives)
+
+
+def _kind(work: Work | NetworkWork, part: Part | Wanted) -> _Kind:
+    region: Region
+    if isinstance(part, Part) and isinstance(work, Work):
+        region = (part.block.images, part.block.channels, *part.block.sites)
+        shape = cut_shape(work.call)
+    elif isinstance(part, Wanted) and isinstance(work, NetworkWork):
+        region, shape = part.region, work.step.tensors[work.step.outputs[0]].shape
     return tuple(
         (stop - start, start == 0, stop == extent)
-        for (start, stop), extent in zip(region, shape, strict=False)
+        for (start, stop), extent in zip(region, shape, strict=True)
+    )
+
+
+def _read_bytes(work: Work | NetworkWork) -> int:
+    """Bytes of the arrays whose chunks blocks are made of."""
+    if isinstance(work, NetworkWork):
+        return sum(work.step.tensors[name].nbytes for name in work.inputs)
+    operands = work.call.operands
+    return sum(
+        math.prod(operands[name].shape) * ITEM_BYTES[operands[name].dtype]
+        for name in work.operands
+        if name in work.call.streamed
     )
 
 

@@ -31,7 +31,7 @@ def to_zarr(
     Parameters
     ----------
     array : dask array
-        Where its chunks differ in size they are joined and cut to those of the first.
+        Where its chunks differ in size they are joined and cut to those of the largest.
     store : str, path or zarr store
         A folder, or any URL that fsspec knows.
     component : str, optional
@@ -67,7 +67,7 @@ def to_zarr(
     (9, ...)
     """
     chunks = tuple(
-        min(sizes[0], extent) for sizes, extent in zip(array.chunks, array.shape, strict=True)
+        min(max(sizes), extent) for sizes, extent in zip(array.chunks, array.shape, strict=True)
     )
     array = array.rechunk(chunks)
     target, is_new = _target(

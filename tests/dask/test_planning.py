@@ -37,6 +37,20 @@ def test_a_worker_without_a_card_is_given_fewer_blocks():
     assert both.computing_seconds < host.computing_seconds / 1.5
 
 
+def test_sums_and_stretches_between_barriers_are_counted():
+    dy = da.zeros((1, 64, 4096, 4096), chunks=(1, 64, 1024, 1024), dtype="float32")
+    filters = ooc.plan(lambda x: ooc.convolution_backward_filter(x, dy, padding=1), dy, [CARD],
+                       sides=())  # fmt: skip
+    assert filters.blocks == 16
+    assert filters.computing_seconds > 0
+    vectors = np.ones(64, "float32")
+    normed = ooc.plan(
+        lambda x: ooc.batch_normalization_forward_training(x, vectors, vectors)[0], dy, [CARD],
+        sides=(),
+    )  # fmt: skip
+    assert normed.blocks == 32
+
+
 def test_chunks_are_compared_and_the_fastest_is_proposed():
     plan = ooc.plan(layer, X, [CARD], sides=(256, 2048), store=2**30)
     assert {max(each.chunks[2]) for each in (plan, *plan.others)} == {256, 1024, 2048}
