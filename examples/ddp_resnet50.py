@@ -97,7 +97,7 @@ def train(options: argparse.Namespace, device: torch.device) -> list[float]:
             print(f"step {number}: loss {losses[-1]:.4f}, {format_seconds(seconds[-1])}{first}")
     if rank == 0:
         rate = ranks * options.batch / median(seconds[1:] or seconds)
-        print(f"{ranks} ranks: {rate:.4g} images a second")
+        print(f"{ranks} rank{'s' * (ranks > 1)}: {rate:.4g} images a second")
         if options.limit != "none":
             limited: Any = model.forward
             print(f"a plan of {format_bytes(limited.plan.device_bytes)}")

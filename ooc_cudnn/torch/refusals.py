@@ -24,9 +24,10 @@ def check_model(model: torch.nn.Module) -> None:
     Raises
     ------
     UnsupportedModelError
-        If it is sharded (FSDP), has a part in DistributedDataParallel, synchronises batch
-        normalization by others than PyTorch, averages its statistics by a count, or has parameters
-        that are no plain dense tensors of real numbers.
+        If it is sharded (FSDP), is copied to several cards (DataParallel), has a part in
+        DistributedDataParallel, synchronises batch normalization by others than PyTorch, averages
+        its statistics by a count, or has parameters that are no plain dense tensors of real
+        numbers.
     """
     for name, module in model.named_modules():
         kinds = {kind.__name__ for kind in type(module).__mro__}
@@ -34,6 +35,11 @@ def check_model(model: torch.nn.Module) -> None:
             raise UnsupportedModelError(
                 f"{_said(name, module)} is sharded by FSDP, and the library needs whole "
                 "parameters: limit the model without fully_shard"
+            )
+        if "DataParallel" in kinds:
+            raise UnsupportedModelError(
+                f"{_said(name, module)} copies the model to several cards in each call: take "
+                "DistributedDataParallel around a model under a limit, in a process for each card"
             )
         if "DistributedDataParallel" in kinds:
             raise UnsupportedModelError(

@@ -113,7 +113,7 @@ def both(name, rank):
 
 
 def over_all(rank):
-    own = ooc.limit(model(), LIMIT, statistics="global")
+    own = ooc.limit(model(), (LIMIT, "1MiB")[rank], statistics="global")  # plans differ
     found = trained(DistributedDataParallel(own), rank, UNEVEN)
     with torch.no_grad():  # in training, and forward alone
         own(images(0, rank, 2)[0])

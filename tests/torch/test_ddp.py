@@ -120,9 +120,11 @@ def test_the_example_trains_on_two_ranks_and_keeps_a_checkpoint(ranks, folder):
     assert ddp_resnet50.resnet((1, 1), 4).load_state_dict(found).missing_keys == []
 
 
-def test_the_example_runs_without_torchrun(capsys):
-    assert ddp_resnet50.main([*ddp_ranks.SMALL, "--steps=1"]) == 0
-    assert "1 ranks: " in capsys.readouterr().out
+def test_the_example_runs_without_torchrun_and_without_a_limit(capsys):
+    assert ddp_resnet50.main([*ddp_ranks.SMALL, "--limit=none", "--steps=1"]) == 0
+    printed = capsys.readouterr().out
+    assert "1 rank: " in printed
+    assert "a plan" not in printed
     with pytest.raises(SystemExit):
         ddp_resnet50.main(["--steps=0"])
     assert "--steps must be at least 1, not 0" in capsys.readouterr().err
@@ -140,6 +142,11 @@ def test_a_rank_that_does_not_come_is_an_error_at_the_others(ranks, what, said):
 def test_other_statistics_are_refused():
     with pytest.raises(ValueError, match="statistics must be rank or global, not 'batch'"):
         ooc.limit(nn.Conv2d(3, 4, 3), "1MiB", statistics="batch")
+
+
+def test_data_parallel_is_refused():
+    with pytest.raises(ooc.UnsupportedModelError, match=r"\(DataParallel\) .* Distributed"):
+        ooc.limit(nn.DataParallel(nn.Conv2d(3, 4, 3)), "1MiB")
 
 
 def test_a_part_that_is_wrapped_already_is_refused(tmp_path):
