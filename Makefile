@@ -21,7 +21,7 @@ CUDA ?= $(shell { nvidia-smi && nvidia-smi --query-gpu=compute_cap --format=csv,
 TORCH       := torch==2.13.0+cpu
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
 
-.PHONY: help demo test faults gpu-test fuzz notebooks check format layout lint types docs figures kernels clean distclean
+.PHONY: help demo test faults nightly gpu-test fuzz notebooks check format layout lint types docs figures kernels clean distclean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -35,6 +35,9 @@ test: $(VENV)/ready-dev $(VENV)/ready-torch $(VENV)/ready-dask ## all tests that
 
 faults: $(VENV)/ready-dev ## Ctrl-C at every point of a repeated call, and all other faults: half an hour
 	@FAULTS=all $(BIN)/python -m pytest --timeout 7200 tests/faults $(ARGS)
+
+nightly: $(VENV)/ready-dev $(VENV)/ready-torch ## captures of 50 models of torchvision, timm and MONAI where they are installed: minutes
+	@$(BIN)/python -m pytest -m nightly -n auto $(ARGS)
 
 gpu-test: $(VENV)/ready-dev $(VENV)/ready-torch ## the tests that need a card, and only they
 	@$(BIN)/python -m pytest -m gpu $(ARGS)

@@ -37,6 +37,7 @@ from ooc_cudnn.bench.placing import available_host_bytes, release_device
 from ooc_cudnn.bench.timing import Timing, interleave
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.memory.pinned import held_bytes
+from ooc_cudnn.pipeline.execute import Executor
 
 NAME = "torch_door"
 #: Of the largest, in float64: sums in another order, through all layers.
@@ -196,7 +197,7 @@ class Memory:
     def __exit__(self, *_: object) -> None:
         arena = get_device(self.report.arguments.device).arena
         self.arena = arena.held_bytes
-        self.in_pytorch = getattr(arena, "lent_from_bytes", 0)
+        self.in_pytorch = arena.shared_bytes
         self.pytorch = torch.cuda.max_memory_allocated() if self.cuda else 0
         self.total = self.pytorch + self.arena - self.in_pytorch
 
@@ -243,6 +244,32 @@ def check_small(report: common.Report, name: str, case: Case) -> None:
     )
 
 
+def issued(step: Callable[[], Any]) -> dict[str, Any]:
+    """Of a step, seconds of each run of a program, and what issuing it took the host of these."""
+    found: dict[str, list[float]] = {"running": [], "issuing": []}
+    watched = {"run": "running", "_issue": "issuing"}
+    before = {name: getattr(Executor, name) for name in watched}
+
+    def watching(name: str) -> Callable[..., Any]:
+        def watch(*args: Any, **kwargs: Any) -> Any:
+            begin = time.perf_counter()
+            made = before[name](*args, **kwargs)
+            found[watched[name]].append(time.perf_counter() - begin)
+            return made
+
+        return watch
+
+    begin = time.perf_counter()
+    try:
+        for name in watched:
+            setattr(Executor, name, watching(name))
+        step()
+    finally:
+        for name in watched:
+            setattr(Executor, name, before[name])
+    return {"step": time.perf_counter() - begin, **found}
+
+
 def their_step(report: common.Report, name: str, case: Case, x: Any, target: Any) -> Any:
     """Seconds and loss of PyTorch in core; None where it does not fit."""
     model = made(case, report, width=_width(report))
@@ -272,6 +299,7 @@ def own_step(report: common.Report, name: str, case: Case, limit: str) -> Timing
             networks.tune(report, f"{name}: own", step, inputs)
         step(**inputs)
         seconds = networks.repeated(lambda: step(**inputs), report.synchronize)
+        report.measure(f"{name}: own, on the host", issued(lambda: step(**inputs)))
     report.measure(f"{name}: own, plan", _figures(step.plan))
     report.measure(f"{name}: own, seconds", seconds)
     return seconds
@@ -318,6 +346,7 @@ def measure(report: common.Report, name: str, case: Case) -> None:
         report.measure(f"{name}: second step", time.perf_counter() - begin)
         with Memory(report) as memory:
             seconds = networks.repeated(lambda: step(x, target), report.synchronize)
+        report.measure(f"{name}: on the host, seconds", issued(lambda: step(x, target)))
         with ooc_cudnn.profile() as recorded:
             step(x, target)
     plan = step.plan
@@ -370,7 +399,9 @@ def overhead(report: common.Report) -> None:
     x, target = drawn((batch, 3, side, side), classes, sites=False)
     x, target = x.to(place), target.to(place)
     limit = "4GiB"
-    with precision(torch, tf32=True), ooc_cudnn.settings(memory_limit=limit):
+    # by a machine that is named, nothing is timed before a plan is settled: both are in core
+    chosen = {"memory_limit": limit, "machine": report.arguments.machine}
+    with precision(torch, tf32=True), ooc_cudnn.settings(**chosen):
         networks.place_parameters(net)
         own = net.training_step(own_loss)
         model = made(case, report, width=width)
@@ -520,8 +551,9 @@ def body(report: common.Report) -> None:
                 if name in (OVERHEAD, INFER):
                     {OVERHEAD: overhead, INFER: infer}[name](report)
                 else:
-                    check_small(report, name, CASES[name])
-                    _release(report)
+                    if report.arguments.small:
+                        check_small(report, name, CASES[name])
+                        _release(report)
                     measure(report, name, CASES[name])
             except (Unavailable, MemoryError, ooc_cudnn.OocError) as error:
                 if not report.arguments.cuda:
@@ -537,6 +569,10 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--case", action="append", choices=cases, help="by default all")
     parser.add_argument("--limit", help="in place of a case's own")
     parser.add_argument("--side", type=int, default=16384, help="of the image that infer takes")
+    parser.add_argument(
+        "--small", action=argparse.BooleanOptionalAction, default=True,
+        help="compare a small relative in float64 before a case is timed: 10 s and more on a card",
+    )  # fmt: skip
     parser.add_argument(
         "--tune", action=argparse.BooleanOptionalAction, default=True,
         help="measure cuDNN's engines for the library's own step, which the door uses, too",

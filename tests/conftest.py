@@ -115,3 +115,11 @@ def no_threads_left():
     streams = {f"ooc_cudnn {stream}" for stream in ("copy_in", "compute", "copy_out")}
     left = [thread.name for thread in threading.enumerate() if thread.name in streams]
     assert not left
+
+
+def pytest_collection_modifyitems(config, items):
+    """Leave nightly tests out unless they are asked for."""
+    if "nightly" not in config.option.markexpr:
+        nightly = [item for item in items if item.get_closest_marker("nightly")]
+        config.hook.pytest_deselected(items=nightly)
+        items[:] = [item for item in items if item not in nightly]

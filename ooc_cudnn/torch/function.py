@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from contextvars import copy_context
 from typing import Any
 
 import numpy as np
@@ -90,7 +91,7 @@ class Call(torch.autograd.Function):
     def forward(ctx: Any, request: Request, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Run forward, on tensors in the order of the request's names."""
         ctx.request = request
-        ctx.settings = current()
+        ctx.settings, ctx.context = current(), copy_context()
         ctx.paused = paused = request.forward(tensors)
         ctx.versions = request.versions()
         outputs = tuple(tensor_of(each) for each in paused.outputs)
@@ -101,14 +102,19 @@ class Call(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
         """Run backward; a second time (retain_graph) after forward, which kept nothing for it."""
-        request = ctx.request
-        tensors = ctx.saved_tensors[: len(request.names)]  # raises if one was changed since
-        request.check_unchanged(ctx.versions)
-        with as_in_forward(ctx.settings), at(request.device):
-            paused = ctx.paused if ctx.paused is not None else request.forward(tensors)
-            ctx.paused = None
-            made = paused.backward([packed_there(each, request.device) for each in gradients])
-        return (None, *_apart([made.get(name) for name in request.names], tensors))
+        # autograd may be on a thread of its own, which knows no block that the caller is in
+        return ctx.context.run(_backward, ctx, gradients)
+
+
+def _backward(ctx: Any, gradients: Sequence[torch.Tensor]) -> tuple[Any, ...]:
+    request = ctx.request
+    tensors = ctx.saved_tensors[: len(request.names)]  # raises if one was changed since
+    request.check_unchanged(ctx.versions)
+    with as_in_forward(ctx.settings), at(request.device):
+        paused = ctx.paused if ctx.paused is not None else request.forward(tensors)
+        ctx.paused = None
+        made = paused.backward([packed_there(each, request.device) for each in gradients])
+    return (None, *_apart([made.get(name) for name in request.names], tensors))
 
 
 def _apart(gradients: Sequence[Any], tensors: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
@@ -146,7 +152,7 @@ def handed(
 
 @contextmanager
 def as_in_forward(before: Settings) -> Iterator[None]:
-    """The settings that were in force in forward: autograd has threads of its own."""
+    """The settings that were in force in forward, those of the process among them."""
     with ExitStack() as stack:
         if current() != before:
             stack.enter_context(settings(**{e.name: getattr(before, e.name) for e in SETTINGS}))

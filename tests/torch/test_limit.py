@@ -3,6 +3,7 @@
 import copy
 import io
 import pickle
+import threading
 
 import pytest
 import torch
@@ -179,6 +180,18 @@ def test_backward_runs_again_where_the_graph_is_retained(pair):
         close(one, other, name)
     for (name, found), other in zip(model.named_parameters(), eager.parameters(), strict=True):
         close(found.grad, other.grad, name, least=float(eager[4].weight.grad.abs().max()))
+
+
+def test_both_halves_are_recorded_on_whichever_thread_backward_runs(pair):
+    model, _ = pair
+    model(drawn()).sum().backward()  # planned
+    with ooc_cudnn.profile() as p:
+        loss = model(drawn()).sum()
+        thread = threading.Thread(target=loss.backward)  # as autograd's of a card
+        thread.start()
+        thread.join()
+    assert [call.function for call in p.calls] == ["training_step"] * 2
+    assert p.calls[1].trace.busy_seconds("compute") > 0
 
 
 def test_frozen_parameters_have_no_gradients(pair):

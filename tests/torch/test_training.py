@@ -187,9 +187,9 @@ def test_a_thousand_steps_do_not_grow():
         return sys.getallocatedblocks(), device.arena.held_bytes, held_bytes(device)
 
     with ooc_cudnn.settings(overlap=False):
-        losses(model, 20, x, target, lr=0.01)
+        losses(model, 200, x, target, lr=0.01)
         before = held()
-        losses(model, 1000, x, target, lr=0.01)
+        losses(model, 800, x, target, lr=0.01)
         after = held()
     assert after[1:] == before[1:]
-    assert after[0] - before[0] < 1000  # less than one object a step
+    assert after[0] - before[0] < 800  # less than one object a step

@@ -127,7 +127,7 @@ class _Streams:
         copy_in, copy_out = device.copy_streams if overlap else (compute, compute)
         self.handles = {"copy_in": copy_in, "compute": compute, "copy_out": copy_out}
         follow_last_run(device, compute)
-        # Before anything is computed: a copy that comes late in the run waits for no more than this.
+        # before anything is computed: a copy that comes late in the run waits for no more
         self.begin = self.events.record(compute) if timed or overlap else None
         self._joined: set[str] = {"compute"} if overlap else set(STREAMS)
         self._intervals: dict[tuple[int, int], tuple[float, float]] = {}
